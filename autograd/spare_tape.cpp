@@ -1,12 +1,13 @@
 #include <thimble/autograd/spare_tape.h>
 
 #include <utility>
+#include <vector>
 
 namespace thimble {
 namespace spare_tape_detail {
 
 struct Spare {
-  std::unique_ptr<Tape> tape;
+  std::vector<std::unique_ptr<Tape>> tapes;
   ~Spare() { is_gone() = true; }  // scopes that end later keep none
 
   static bool& is_gone() noexcept {
@@ -23,7 +24,10 @@ struct Spare {
 }  // namespace spare_tape_detail
 
 SpareTape::SpareTape() {
-  if (auto* const spare = spare_tape_detail::Spare::here()) tape_ = std::move(spare->tape);
+  if (auto* const spare = spare_tape_detail::Spare::here(); spare != nullptr && !spare->tapes.empty()) {
+    tape_ = std::move(spare->tapes.back());
+    spare->tapes.pop_back();
+  }
   if (!tape_) tape_ = std::make_unique<Tape>();
 }
 
@@ -31,11 +35,11 @@ SpareTape::~SpareTape() {
   if (tape_->is_observing()) return;
   tape_->reset();
   auto* const spare = spare_tape_detail::Spare::here();
-  if (spare != nullptr && !spare->tape) spare->tape = std::move(tape_);
+  if (spare != nullptr) spare->tapes.push_back(std::move(tape_));
 }
 
 void SpareTape::release() noexcept {
-  if (auto* const spare = spare_tape_detail::Spare::here()) spare->tape.reset();
+  if (auto* const spare = spare_tape_detail::Spare::here()) spare->tapes.clear();
 }
 
 }  // namespace thimble

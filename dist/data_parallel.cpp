@@ -57,7 +57,8 @@ DataParallel::DataParallel(Communicator& ranks, std::vector<optim::Named> parame
       updated_at_(whole_.size(), data_parallel_detail::none),
       loads_(buckets_.size()),
       moves_(std::make_unique<Moves>()),
-      has_gradient_(whole_.size(), false) {
+      has_gradient_(whole_.size(), false),
+      sums_alone_(size() == 1 ? whole_.size() : 0) {
   make_leaves();
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     const Bucket& bucket = buckets_[b];
@@ -157,7 +158,6 @@ void DataParallel::begin_step(const optim::Optimizer& optimizer, std::int64_t mi
   micro_batches_ = micro_batches;
   micro_batch_ = 0;
   std::fill(has_gradient_.begin(), has_gradient_.end(), false);
-  updates_until_.clear();
 }
 
 std::span<const optim::MicroBatch> DataParallel::all_parts(std::span<const optim::MicroBatch> own) {
@@ -178,9 +178,22 @@ void DataParallel::take_gradient(const std::shared_ptr<Leaf>& leaf) {
   const auto found = std::lower_bound(places_.begin(), places_.end(), leaf.get(), before);
   if (found == places_.end() || found->leaf != leaf.get()) return;
   if (!leaf->grad.defined() || leaf->grad.elements() == 0) return;
+  if (size() == 1) {
+    return add_alone(buckets_[found->bucket].parameters[found->at], std::exchange(leaf->grad, Tensor()));
+  }
   if (moves_->flight) moves_->flight->transit.advance();  // MPI moves bytes while it is called
   put(*found, std::exchange(leaf->grad, Tensor()));
   if (loads_[found->bucket].count == buckets_[found->bucket].parameters.size()) send(found->bucket);
+}
+
+void DataParallel::add_alone(std::size_t parameter, Tensor gradient) {
+  has_gradient_[parameter] = true;
+  Tensor& sum = sums_alone_[parameter];
+  if (sum.defined()) {
+    add_to(sum, gradient);
+  } else {
+    sum = contiguous(gradient.detach());
+  }
 }
 
 void DataParallel::put(const Place& place, Tensor gradient) {
@@ -309,7 +322,6 @@ void DataParallel::end_micro_batch() {
     }
     send(b);
   }
-  if (Transaction* const step = context().transaction) updates_until_.push_back(step->deferred().size());
   ++micro_batch_;
 }
 
@@ -317,7 +329,12 @@ void DataParallel::complete_gradients() {
   land();
   for (Transit& gather : moves_->gathers) gather.wait();
   moves_->gathers.clear();
-  for (std::size_t b = 0; b < buckets_.size(); ++b) set_gradients(b);
+  for (std::size_t i = 0; i < sums_alone_.size(); ++i) {
+    if (!has_gradient_[i]) continue;
+    const Tensor& p = updated_[updated_at_[i]].tensor;
+    data_parallel_detail::set_gradient(p, window_of(std::exchange(sums_alone_[i], Tensor()), 0, p.shape()));
+  }
+  for (std::size_t b = 0; size() > 1 && b < buckets_.size(); ++b) set_gradients(b);
   if (store_ != nullptr) store_->let_go();  // an update needs shards alone
 }
 
@@ -347,6 +364,7 @@ void DataParallel::set_gradients(std::size_t index) {
 void DataParallel::drop_gradients() noexcept {
   moves_->flight.reset();
   moves_->gathers.clear();
+  for (Tensor& sum : sums_alone_) sum = Tensor();
   for (Load& load : loads_) {
     load.all = load.mine = Tensor();
     std::fill(load.has.begin(), load.has.end(), false);

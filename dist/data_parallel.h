@@ -23,6 +23,8 @@
 // one rank. Nobody else adds: communicators move bytes. At most one bucket is on its way, so its bytes are the same in
 // every step.
 //
+// One rank alone, as in a team that shares the batch with nobody, has no buckets: it adds gradients by parameter.
+//
 // Bytes: in stages 0 and 1 the buckets are the gradients. In stages 2 and 3 they live until they have gone, and count
 // as `communication`; so does in every stage what comes from other ranks, (N - 1) / N of the largest bucket.
 
@@ -116,6 +118,7 @@ class DataParallel final : public optim::Ranks {
   const Tensor& sums_of(std::size_t bucket) const;
   void make_leaves();
   void put(const Place& place, Tensor gradient);
+  void add_alone(std::size_t parameter, Tensor gradient);
   void send(std::size_t bucket);
   void land();
   void sum(std::size_t bucket, const Tensor& incoming);
@@ -138,8 +141,8 @@ class DataParallel final : public optim::Ranks {
   std::vector<Load> loads_;
   std::unique_ptr<Moves> moves_;
   std::vector<char> has_gradient_;  // of each parameter, in any micro-batch
+  std::vector<Tensor> sums_alone_;  // of one rank: of each parameter the sum so far
   std::vector<optim::MicroBatch> parts_;
-  std::vector<std::size_t> updates_until_;  // after each micro-batch: the changes of state that wait
 };
 
 }  // namespace thimble::dist

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include <thimble/dist/pipeline/place.h>
 #include <thimble/dist/team.h>
 #include <thimble/nn/layers/module.h>
 #include <thimble/optim/accumulate.h>
@@ -69,6 +70,7 @@ struct ModelOptions {
   Head head = Head::full;                        ///< of models over tokens in the fused build
   FeedForward feed_forward = FeedForward::full;  ///< of transformers in the fused build
   dist::Team team = {};                          ///< the parts that blocks are cut into: models/transformer/cut_block.h
+  dist::StagePlace stage = {};                   ///< of a pipeline, that the model is; one stage: the whole model
 };
 
 class Model : public nn::Module {
@@ -86,6 +88,12 @@ class Model : public nn::Module {
   /// What the names of all hidden layers begin with: the rest are embeddings and the head. Empty: every matrix but the
   /// last is of a hidden layer.
   virtual std::string_view hidden_layers() const noexcept { return {}; }
+  /// Whether it is a chain of blocks, which ModelOptions::stage cuts. A stage has some of them, the first one what lies
+  /// before and the last one what lies behind. Its forward() and loss() read what the stage before gives in place of a
+  /// batch's input; both give what the next one reads, those of the last stage scores and the loss.
+  virtual bool has_stages() const noexcept { return false; }
+  /// The parameter that the first and the last stage both have; undefined: there is none.
+  virtual Tensor shared_by_stages() const { return {}; }
   /// The sizes the model was built with, none of them left open.
   const ModelOptions& options() const noexcept { return options_; }
 

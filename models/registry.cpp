@@ -92,11 +92,16 @@ const Row& row_of(std::string_view name) {
 
 Tensor Model::loss(const Batch& batch) {
   const PathScope scope(path());
+  if (!options_.stage.is_last()) return forward(batch.input);
   return cross_entropy(forward(batch.input), batch.target);
 }
 
 std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on) {
   std::unique_ptr<Model> model = registry_detail::row_of(name).make(name, options, on);
+  if (options.stage.count > 1 && !model->has_stages()) {
+    throw ValueError("model: " + std::string(name) + " in " + std::to_string(options.stage.count) +
+                     " stages: it is no chain of blocks, and 1 is allowed");
+  }
   const auto is_whole = [](int layer) { return layer < 0; };
   if (options.team.parts > 1 && std::ranges::all_of(part_layers(*model, model->trainable()), is_whole)) {
     throw ValueError("model: " + std::string(name) + " in " + std::to_string(options.team.parts) +

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <thimble/autograd/functions/elementwise.h>
@@ -14,6 +16,8 @@
 #include <thimble/core/kernels/shared/step_numbers.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/transaction.h>
+#include <thimble/optim/pipeline.h>
 #include <thimble/optim/ranks.h>
 
 namespace thimble::optim {
@@ -78,6 +82,31 @@ double total_weight(std::int64_t count, std::int64_t samples, std::span<const Mi
   return total;
 }
 
+/// The stage's passes. A result that has gone to the next stage is held here without its bytes.
+void run_passes(Pipeline& stage, FunctionRef<void(Tape&)> prepare, FunctionRef<Tensor(std::int64_t, Tape&)> forward,
+                FunctionRef<void(std::int64_t, Tape&, Tensor)> backward) {
+  struct UnderWay {
+    SpareTape tape;
+    Tensor result;
+  };
+  std::deque<UnderWay> under_way;  // by micro-batch, which come back in the order in which they went
+  for (const StagePass& pass : stage.passes()) {
+    stage.begin_pass();
+    if (pass.is_forward) {
+      UnderWay& last = under_way.emplace_back();
+      prepare(*last.tape);
+      last.result = forward(pass.micro_batch, *last.tape);
+      if (stage.is_last()) continue;
+      stage.send_result(pass.micro_batch, last.result);
+      last.result = last.result.without_bytes();
+    } else {
+      backward(pass.micro_batch, *under_way.front().tape, std::exchange(under_way.front().result, Tensor()));
+      under_way.pop_front();
+    }
+  }
+  stage.end_passes();
+}
+
 }  // namespace accumulate_detail
 
 Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRef<Tensor(std::int64_t)> loss_of,
@@ -91,49 +120,71 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
   const auto part_at = [&](std::int64_t i) {
     return parts.empty() ? MicroBatch{samples, 1} : parts[static_cast<std::size_t>(i)];
   };
-  const SpareTape spare;
-  Tape& tape = *spare;
-  if (recording.graph) tape.observe();
-  tape.follow(recording.plan, recording.tier);
-  tape.train(recording.leaves);
-  tape.time(recording.times);
   const PassScope passes(current_generator());
+  std::int64_t micro_batch = 0;  // whose backward is under way
   const auto watched = [&](const std::shared_ptr<Leaf>& leaf) {
+    if (recording.stage && recording.stage->take_gradient(micro_batch, leaf)) return;
     if (recording.watch) (*recording.watch)(leaf);
     if (on_gradient) (*on_gradient)(leaf);
     if (ranks) ranks->take_gradient(leaf);
   };
   const LeafHook both(watched);
-  const LeafHook* const told = recording.watch || ranks ? &both : on_gradient;
+  const LeafHook* const told = recording.watch || ranks || recording.stage ? &both : on_gradient;
+  const auto first_sample = [&](std::int64_t number) {
+    std::int64_t sum = 0;
+    for (std::int64_t k = 0; k < number; ++k) sum += part_at(k).samples;
+    return sum;
+  };
+  const bool makes_losses = recording.stage == nullptr || recording.stage->is_last();
   Tensor total;
   std::vector<Tensor> losses;  // of this rank among several
-  std::int64_t first_sample = 0;
-  for (std::int64_t k = 0; k < first; ++k) first_sample += part_at(k).samples;
-  for (std::int64_t i = 0; i < count; ++i) {
+  const auto prepare = [&](Tape& tape) {
+    if (recording.graph) tape.observe();
+    tape.follow(recording.plan, recording.tier);
+    tape.train(recording.leaves);
+    tape.time(recording.times);
+  };
+  const auto forward = [&](std::int64_t i, Tape& tape) {
     const std::int64_t number = i * stride + first;
-    const MicroBatch part = part_at(number);
-    current_generator().start_pass(first_sample);
-    for (std::int64_t k = number; k < std::min(number + stride, all); ++k) first_sample += part_at(k).samples;
+    current_generator().start_pass(first_sample(number));
+    if (Transaction* const step = context().transaction) step->set_micro_batch(i);
     Tensor loss;
     {
       const Recording on(tape);
       loss = loss_of(i);
-      if (all > 1) loss = loss * (part.weight / total_weight);
+      if (makes_losses && all > 1) loss = loss * (part_at(number).weight / total_weight);
     }
     if (recording.nodes) *recording.nodes = tape.node_count();
     if (recording.graph) *recording.graph = TapeGraph::of(tape);
-    tape.backward(loss, accumulate_detail::seed_of(loss, loss_scale), told);
-    if (part.weight == 0) fill(loss.detach(), 0);  // the mean over nothing is not a number
+    return loss;
+  };
+  const auto backward = [&](std::int64_t i, Tape& tape, Tensor loss) {
+    micro_batch = i;
+    if (Transaction* const step = context().transaction) step->set_micro_batch(i);
+    if (!makes_losses) {
+      tape.backward(loss, recording.stage->receive_gradient(i), told);
+    } else {
+      tape.backward(loss, accumulate_detail::seed_of(loss, loss_scale), told);
+      if (part_at(i * stride + first).weight == 0) fill(loss.detach(), 0);  // the mean over nothing is not a number
+    }
     if (ranks) {
       ranks->end_micro_batch();
-      losses.push_back(loss.detach());
-      continue;
+      if (makes_losses) losses.push_back(loss.detach());
+    } else {
+      total = total.defined() ? add(total, loss.detach()) : loss.detach();
     }
-    total = total.defined() ? add(total, loss.detach()) : loss.detach();
+  };
+  if (recording.stage == nullptr) {
+    const SpareTape tape;
+    prepare(*tape);
+    for (std::int64_t i = 0; i < count; ++i) backward(i, *tape, forward(i, *tape));
+  } else {
+    accumulate_detail::run_passes(*recording.stage, prepare, forward, backward);
   }
   if (ranks == nullptr) return total;
   ranks->complete_gradients();
-  return ranks->sum_losses(losses);
+  if (makes_losses) total = ranks->sum_losses(losses);
+  return recording.stage != nullptr ? recording.stage->share_loss(total) : total;
 }
 
 }  // namespace thimble::optim

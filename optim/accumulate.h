@@ -18,6 +18,7 @@ struct TapeGraph;  // autograd/graph.h
 namespace thimble::optim {
 
 class Ranks;
+class Pipeline;
 
 /// How recordings are made.
 struct RecordingOptions {
@@ -28,6 +29,7 @@ struct RecordingOptions {
   TapeTimes* times = nullptr;            ///< receives the times of the (last) recording's nodes
   const LeafSet* leaves = nullptr;       ///< that are trained, all others are constants (Tape::train); null: all
   Ranks* ranks = nullptr;                ///< that compute further micro-batches of the same step; null: none
+  Pipeline* stage = nullptr;             ///< of a pipeline, that the model here is; null: the model is whole
   /// Shown every leaf whose gradient is complete, in every micro-batch, before anything is done with it; null: nobody.
   const LeafHook* watch = nullptr;
 };
@@ -52,6 +54,9 @@ struct MicroBatch {
 ///
 /// With `recording.ranks` the `count` micro-batches are this rank's, numbers i N + r of all (optim/ranks.h), and so are
 /// `parts`; gradients go to the ranks, and the sum of losses is that of all.
+///
+/// With `recording.stage` micro-batches pass in its order, each on a tape of its own (optim/pipeline.h). On all stages
+/// but the last `loss_of(i)` gives what goes to the next one. The loss is that of the last stage, on all of them.
 Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRef<Tensor(std::int64_t)> loss_of,
                             const RecordingOptions& recording = {}, const LeafHook* on_gradient = nullptr,
                             std::optional<double> loss_scale = std::nullopt, std::span<const MicroBatch> parts = {});

@@ -23,7 +23,7 @@ bool trains(const Recorded& recorded, Leaf& leaf) noexcept {
   if (leaf.is_frozen) return false;
   if (leaf.tape_ref.tape != recorded.id) {
     leaf.tape_ref = {recorded.id, none};
-    leaf.is_trained = recorded.trained == nullptr || recorded.trained->has(&leaf);
+    leaf.is_trained = recorded.trained == nullptr || leaf.is_input || recorded.trained->has(&leaf);
   }
   return leaf.is_trained;
 }

@@ -16,6 +16,7 @@
 #include <thimble/bench/commands/fp8_report.h>
 #include <thimble/bench/commands/generation_output.h>
 #include <thimble/bench/commands/packing_report.h>
+#include <thimble/bench/commands/ranks.h>
 #include <thimble/bench/report/plan_page.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/core/error.h>
@@ -130,7 +131,7 @@ void print_json(const models::PlanOptions& options, const models::PlanReport& re
   if (!report.techniques.empty()) json["techniques"] = techniques_of(report);
   json["plan_ms"] = report.ms;
   if (!ranks.empty()) {
-    json.update({{"tp", report.setup.tp}, {"zero", report.setup.zero}});
+    json.update({{"tp", report.setup.tp}, {"pp", report.setup.pp}, {"zero", report.setup.zero}});
     json["ranks"] = ranks_of(ranks);
   }
   std::cout << json.dump(2) << "\n";
@@ -148,10 +149,7 @@ std::string techniques_in_words(const models::Setup& setup, const models::PlanRe
   if (setup.sizes.window > 0) words += ", a window of " + std::to_string(setup.sizes.window);
   if (setup.sizes.feed_forward == models::FeedForward::tiled) words += ", feed-forward layers in tiles";
   if (setup.fuses_optimizer) words += ", optimizer fused into backward";
-  if (setup.tp > 1) words += ", blocks in " + std::to_string(setup.tp) + " parts";
-  if (setup.ranks > 1)
-    words += ", rank " + std::to_string(setup.rank) + " of " + std::to_string(setup.ranks) + " at stage " +
-             std::to_string(setup.zero) + " of ZeRO";
+  words += ranks_in_words(setup);
   return words;
 }
 

@@ -36,8 +36,11 @@ void add_rank_flags(CLI::App& command, const std::shared_ptr<models::Setup>& set
       "Ranks that train together, each on its share of the batch; mpirun and srun say it themselves (1)");
   add("--tp", setup->tp, 1, ranks_detail::most_ranks,
       "Parts that blocks are cut into: of several ranks each has one part, and as many in a row compute the same "
-      "samples; one "
-      "rank has all (1)");
+      "samples; one rank has all (1)");
+  add("--pp", setup->pp, 1, ranks_detail::most_ranks,
+      "Stages of a pipeline that a chain of blocks is cut into, each on as many ranks (1)");
+  command.add_option("--pipeline", setup->pipeline, "Order of micro-batches in a pipeline: 1f1b, gpipe (1f1b)")
+      ->type_name("NAME");
   add("--zero", setup->zero, 0, 3,
       "What ranks share out: 0 nothing, 1 the optimizer's state, 2 gradients as well, 3 parameters as well (0)");
   command
@@ -48,6 +51,18 @@ void add_rank_flags(CLI::App& command, const std::shared_ptr<models::Setup>& set
           },
           "Gradients that go to other ranks as one; 0: each by itself (25 MiB)")
       ->type_name("SIZE");
+}
+
+std::string ranks_in_words(const models::Setup& setup) {
+  std::string words;
+  if (setup.tp > 1) words += ", blocks in " + std::to_string(setup.tp) + " parts";
+  if (setup.ranks == 1) return words;
+  if (setup.pp > 1) {
+    words += ", stage " + std::to_string(models::stage_of(setup).index) + " of " + std::to_string(setup.pp) + " (" +
+             setup.pipeline + ")";
+  }
+  return words + ", rank " + std::to_string(setup.rank) + " of " + std::to_string(setup.ranks) + " at stage " +
+         std::to_string(setup.zero) + " of ZeRO";
 }
 
 int on_ranks(models::Setup& setup, Device device, const RankBody& body) {

@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <functional>
+#include <string>
 
 #include <thimble/core/threads/parallel.h>
 #include <thimble/dist/communicator.h>
@@ -18,6 +19,9 @@ struct RankFailure {
 
 /// What a rank does, and the exit status that it comes to. `ranks` is null where there is one alone.
 using RankBody = std::function<int(dist::Communicator* ranks, RankFailure& failure)>;
+
+/// What a plan of the setup says of them: ", stage 1 of 4 (1f1b), rank 1 of 4 at stage 0 of ZeRO".
+std::string ranks_in_words(const models::Setup& setup);
 
 /// Runs `body` on the ranks of `setup`: as threads, or where a launcher started this process as its rank. Sets
 /// setup.ranks to the launcher's. Returns the status of rank 0, in a process of several of the process's rank. Throws

@@ -81,6 +81,12 @@ Tensor& Tensor::grad() const {
   return leaf_->grad;
 }
 
+Tensor Tensor::without_bytes() const {
+  Tensor result = *this;
+  result.storage_ = nullptr;
+  return result;
+}
+
 Tensor Tensor::detach() const {
   Tensor result = *this;
   result.leaf_ = nullptr;

@@ -85,6 +85,9 @@ class Tensor {
   /// is not a leaf.
   Tensor& grad() const;
 
+  /// The same place on its tape, without the bytes: for Tape::backward, where nobody else reads a result.
+  Tensor without_bytes() const;
+
   /// Same storage, on no tape and no leaf: a constant.
   Tensor detach() const;
 
@@ -119,6 +122,7 @@ struct Leaf {
   TapeRef tape_ref;                    ///< its value on the tape that saw it last
   bool is_trained = false;             ///< by that tape
   bool is_frozen = false;              ///< needs no gradient at present (Tensor::set_requires_grad)
+  bool is_input = false;               ///< trained by every tape: what the step has from elsewhere (optim/pipeline.h)
   Transaction* transaction = nullptr;  ///< the step that will put grad back if it fails (core/tensor/transaction.h)
   /// Where the modules that list this leaf as a parameter hold it (nn/layers/module.h); null where that handle has
   /// gone.

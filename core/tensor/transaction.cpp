@@ -37,7 +37,10 @@ Transaction::~Transaction() {
 
 void Transaction::drop_state() noexcept { entries_.clear(), updates_.clear(); }
 
-void Transaction::defer(StateUpdate update) { updates_.push_back(std::move(update)); }
+void Transaction::defer(StateUpdate update) {
+  update.micro_batch = micro_batch_;
+  updates_.push_back(std::move(update));
+}
 
 void Transaction::release_room() noexcept { spare() = {}; }
 

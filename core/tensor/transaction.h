@@ -23,6 +23,7 @@ struct StateUpdate {
   std::int64_t step = 0;              ///< FP8: the recorded step
   DType dtype = DType::f32;           ///< FP8: of the codes
   std::int64_t row = 0;               ///< FP8: the operand's row of the state
+  std::int64_t micro_batch = 0;       ///< of this rank, that it was found in
   void (*apply)(const StateUpdate&);  ///< changes writable_state(state[i])
 };
 
@@ -47,6 +48,8 @@ class Transaction {
   void defer_updates() noexcept { defers_ = true; }
   bool defers() const noexcept { return defers_; }
   void defer(StateUpdate update);
+  /// What is deferred from now on was found in this micro-batch.
+  void set_micro_batch(std::int64_t number) noexcept { micro_batch_ = number; }
   /// Those that wait, in the order in which they came.
   std::vector<StateUpdate>& deferred() noexcept { return updates_; }
   void commit();
@@ -75,6 +78,7 @@ class Transaction {
   std::vector<GradientBefore> gradients_;
   std::vector<StateUpdate> updates_;
   bool defers_ = false;
+  std::int64_t micro_batch_ = 0;
   Generator& generator_;
   PassScope pass_;  // a step's random calls do not count after it
   Transaction* before_;

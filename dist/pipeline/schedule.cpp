@@ -220,6 +220,54 @@ void check_schedule(const Schedule& schedule) {
   schedule_detail::run(schedule, {{0}, {0}, 0});
 }
 
+void check_hand_over(const Schedule& schedule) {
+  const auto stages = static_cast<std::size_t>(schedule.stages);
+  schedule_detail::Done begun(schedule), done(schedule);  // 0: yes
+  std::vector<std::size_t> next(stages, 0);
+  const int last = schedule.pieces() - 1;
+  // What a stage waits for before it begins an action, or before it ends one: the other stage's begin of its neighbour.
+  const auto is_taken = [&](const Action& action, int piece) {
+    if (action.pass == Pass::forward) return piece == last || begun(Pass::forward, piece + 1, action.micro_batch) == 0;
+    return piece == 0 || begun(Pass::backward, piece - 1, action.micro_batch) == 0;
+  };
+  const auto piece_of = [&](const Action& action, std::size_t stage) {
+    return action.chunk * schedule.stages + static_cast<int>(stage);
+  };
+  for (bool moves = true; moves;) {
+    moves = false;
+    for (std::size_t s = 0; s < stages; ++s) {
+      const std::vector<Action>& actions = schedule.of_stage[s];
+      while (next[s] < actions.size()) {
+        const Action& action = actions[next[s]];
+        const int piece = piece_of(action, s);
+        double& has_begun = begun(action.pass, piece, action.micro_batch);
+        if (has_begun < 0) {
+          if (next[s] > 0 && actions[next[s] - 1].pass == Pass::forward &&
+              !is_taken(actions[next[s] - 1], piece_of(actions[next[s] - 1], s))) {
+            break;
+          }
+          has_begun = 0;
+          moves = true;
+        }
+        if (schedule_detail::ready_at(schedule, done, action, static_cast<int>(s), 0) < 0) break;
+        if (action.pass == Pass::backward) {
+          std::size_t before = next[s];
+          while (before > 0 && actions[before - 1].pass == Pass::forward) --before;
+          if (before > 0 && !is_taken(actions[before - 1], piece_of(actions[before - 1], s))) break;
+        }
+        done(action.pass, piece, action.micro_batch) = 0;
+        ++next[s];
+        moves = true;
+      }
+    }
+  }
+  for (std::size_t s = 0; s < stages; ++s) {
+    if (next[s] == schedule.of_stage[s].size()) continue;
+    throw PlanError(schedule_detail::at(static_cast<int>(s), schedule.of_stage[s][next[s]]) +
+                    "waits for ever for a stage to take what it has");
+  }
+}
+
 PipelineRun simulate(const Schedule& schedule, const PipelineCosts& costs) {
   check_schedule(schedule);
   schedule_detail::check_costs(schedule, costs);

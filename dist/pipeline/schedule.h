@@ -51,6 +51,11 @@ Schedule interleaved(int stages, int micro_batches, int chunks);
 /// others send come to the end. Throws PlanError that names the stage and the action.
 void check_schedule(const Schedule& schedule);
 
+/// Proves that no stage waits for ever where stages hand over as PipelineStage does: a result is taken before the stage
+/// that made it begins its next pass, and a gradient before the next one is sent. Throws PlanError that names the stage
+/// and the action.
+void check_hand_over(const Schedule& schedule);
+
 /// Seconds of the parts of a step.
 struct PipelineCosts {
   std::vector<double> forward_s, backward_s;  ///< of each piece, for a micro-batch; one number: of all

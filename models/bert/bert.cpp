@@ -96,66 +96,80 @@ Tensor BertLayer::masked(const Tensor& x, const Tensor& mask) {
   return add_parts(x, mask);
 }
 
-Bert::Bert(const ModelOptions& sizes, const nn::TensorOptions& on)
-    : Model(sizes),
-      compute_(on.compute),
-      words_(child<nn::Embedding>("bert.embeddings.word_embeddings", sizes.vocabulary, sizes.width, on,
-                                  bert_detail::deviation)),
-      positions_(child<nn::Embedding>("bert.embeddings.position_embeddings", sizes.sequence, sizes.width, on,
-                                      bert_detail::deviation)),
-      types_(child<nn::Embedding>("bert.embeddings.token_type_embeddings", bert_detail::segments, sizes.width, on,
-                                  bert_detail::deviation)),
-      norm_(child<nn::LayerNorm>("bert.embeddings.LayerNorm", sizes.width, on, bert_detail::epsilon)),
-      dropout_(child<nn::Dropout>("bert.embeddings.dropout", sizes.dropout, sizes.build == Build::textbook)) {
-  for (std::int64_t i = 0; i < sizes.layers; ++i) {
+Bert::HeadBias::HeadBias(std::int64_t classes, const nn::TensorOptions& on)
+    : bias(add_parameter("bias", nn::init::constant({classes}, 0, on.dtype, on.device))) {}
+
+Bert::Bert(const ModelOptions& sizes, const nn::TensorOptions& on) : Model(sizes), compute_(on.compute) {
+  const dist::StagePlace& stage = sizes.stage;
+  const auto add_table = [&](const char* name, std::int64_t rows) {
+    return &child<nn::Embedding>(std::string("bert.embeddings.") + name, rows, sizes.width, on, bert_detail::deviation);
+  };
+  if (stage.is_first() || stage.is_last()) words_ = add_table("word_embeddings", sizes.vocabulary);
+  if (stage.is_first()) {
+    positions_ = add_table("position_embeddings", sizes.sequence);
+    types_ = add_table("token_type_embeddings", bert_detail::segments);
+    norm_ = &child<nn::LayerNorm>("bert.embeddings.LayerNorm", sizes.width, on, bert_detail::epsilon);
+    dropout_ = &child<nn::Dropout>("bert.embeddings.dropout", sizes.dropout, sizes.build == Build::textbook);
+  }
+  const dist::StagePlace::Units own = stage.units(sizes.layers);
+  for (std::int64_t i = own.first; i < own.end; ++i) {
     layers_.push_back(&child<BertLayer>("bert.encoder.layer." + std::to_string(i), sizes, on));
   }
+  if (!stage.is_last()) return;
   transform_ = &child<nn::Linear>("cls.predictions.transform.dense", sizes.width, sizes.width, on.outside_blocks(),
                                   bert_detail::dense_gelu(sizes));
   transform_norm_ = &child<nn::LayerNorm>("cls.predictions.transform.LayerNorm", sizes.width, on, bert_detail::epsilon);
-  const PathScope scope("cls.predictions");
-  bias_ = add_parameter("cls.predictions.bias", nn::init::constant({sizes.vocabulary}, 0, on.dtype, on.device));
+  head_ = &child<HeadBias>("cls.predictions", sizes.vocabulary, on);
 }
 
-Tensor Bert::embed(const Tensor& ids) {  // (B, T)
-  const PathScope scope("bert.embeddings");
-  const Tensor positions = slice(positions_.weight, 0, 0, ids.size(1));  // (T, C)
-  const Tensor type = slice(types_.weight, 0, 0, 1);                     // (1, C): segment 0
-  return dropout_(norm_(add(words_(ids), add(positions, type))));
-}
+Tensor Bert::shared_by_stages() const { return words_ != nullptr ? words_->weight : Tensor(); }
 
-// Ids (B, T) -> what the head reads (B, T, C).
-Tensor Bert::features(const Tensor& ids, const Tensor& mask) {
+// Ids (B, T) -> (B, T, C).
+Tensor Bert::embed(const Tensor& ids) {
   if (ids.rank() != 2 || ids.size(1) > options_.sequence) {
     throw ShapeError("bert: ids " + to_string(ids.shape()) + "; (B, T) with T <= " + std::to_string(options_.sequence) +
                      " is allowed");
   }
+  const PathScope scope("bert.embeddings");
+  const Tensor positions = slice(positions_->weight, 0, 0, ids.size(1));  // (T, C)
+  const Tensor type = slice(types_->weight, 0, 0, 1);                     // (1, C): segment 0
+  return (*dropout_)((*norm_)(add((*words_)(ids), add(positions, type))));
+}
+
+// Ids (B, T), or what the stage before gives (B, T, C) -> what the head reads, or the next stage (B, T, C).
+Tensor Bert::features(const Tensor& in, const Tensor& mask) {
   const PathScope scope(path());
-  const Tensor x = through_blocks(layers_, embed(ids), recomputes_blocks_,
-                                  [&](BertLayer& layer, const Tensor& in) { return layer.masked(in, mask); });
+  const Tensor x =
+      through_blocks(layers_, options_.stage.is_first() ? embed(in) : in, recomputes_blocks_,
+                     [&](BertLayer& layer, const Tensor& of_layer) { return layer.masked(of_layer, mask); });
+  if (!options_.stage.is_last()) return x;
   return (*transform_norm_)(
       bert_detail::gelu_if_textbook((*transform_)(x), options_.build, "cls.predictions.transform.gelu"));
 }
 
 Tensor Bert::forward(const Tensor& ids) { return forward(ids, Tensor()); }
 
-Tensor Bert::forward(const Tensor& ids, const Tensor& mask) { return logits(features(ids, mask)); }
+Tensor Bert::forward(const Tensor& ids, const Tensor& mask) {
+  const Tensor x = features(ids, mask);
+  return options_.stage.is_last() ? logits(x) : x;
+}
 
 // What the head reads (B, T, C) -> (B, T, V).
 Tensor Bert::logits(const Tensor& x) {
   const PathScope scope(path());
   const PathScope decoder("cls.predictions.decoder");
-  return linear(nn::as_operand(x, compute_), nn::as_operand(words_.weight, compute_),
-                nn::as_operand(bias_, compute_));  // (B, T, V)
+  return linear(nn::as_operand(x, compute_), nn::as_operand(words_->weight, compute_),
+                nn::as_operand(head_->bias, compute_));  // (B, T, V)
 }
 
 Tensor Bert::loss(const Batch& batch) {
+  if (!options_.stage.is_last()) return forward(batch.input, batch.mask);
   if (options_.head == Head::chunked) {
     const Tensor x = features(batch.input, batch.mask);
     const PathScope scope(path());
     const PathScope head("loss");
-    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(words_.weight, compute_),
-                              nn::as_operand(bias_, compute_), batch.target);
+    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(words_->weight, compute_),
+                              nn::as_operand(head_->bias, compute_), batch.target);
   }
   const Tensor scores = forward(batch.input, batch.mask);
   const PathScope scope(path());

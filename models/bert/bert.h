@@ -58,22 +58,32 @@ class Bert final : public Model {
   bool is_text() const noexcept override { return true; }
   std::string_view hidden_layers() const noexcept override { return "bert.encoder.layer."; }
   bool is_masked() const noexcept override { return true; }
+  bool has_stages() const noexcept override { return true; }
+  Tensor shared_by_stages() const override;
   /// From now on every layer runs under checkpoint(): it keeps its input alone. The results are the same bits.
   void recompute_blocks(bool is_on = true) noexcept { recomputes_blocks_ = is_on; }
 
  private:
+  /// What the head adds to its scores.
+  struct HeadBias final : nn::Module {
+    HeadBias(std::int64_t classes, const nn::TensorOptions& on);
+    nn::Parameter bias;  // (V)
+  };
+
   Tensor embed(const Tensor& ids);
-  Tensor features(const Tensor& ids, const Tensor& mask);
+  Tensor features(const Tensor& in, const Tensor& mask);
   Tensor logits(const Tensor& x);
 
   std::optional<DType> compute_;
-  nn::Embedding &words_, &positions_, &types_;
-  nn::LayerNorm& norm_;
-  nn::Dropout& dropout_;
+  // Of the first stage; the last one has the words, too.
+  nn::Embedding *words_ = nullptr, *positions_ = nullptr, *types_ = nullptr;
+  nn::LayerNorm* norm_ = nullptr;
+  nn::Dropout* dropout_ = nullptr;
   std::vector<BertLayer*> layers_;
+  // Of the last stage.
   nn::Linear* transform_ = nullptr;
   nn::LayerNorm* transform_norm_ = nullptr;
-  nn::Parameter bias_;  // (V)
+  HeadBias* head_ = nullptr;
   bool recomputes_blocks_ = false;
 };
 

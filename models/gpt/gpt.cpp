@@ -114,67 +114,82 @@ Tensor GptBlock::extend(const Tensor& x, nn::CachedLayer past) {
   return add_parts(x, Tensor(), &past);
 }
 
-Gpt::Gpt(const ModelOptions& sizes, const nn::TensorOptions& on)
-    : Decoder(sizes),
-      compute_(on.compute),
-      tokens_(child<nn::Embedding>("wte", sizes.vocabulary, sizes.width, on, gpt_detail::deviation)),
-      positions_(child<nn::Embedding>("wpe", sizes.sequence, sizes.width, on, gpt_detail::deviation)),
-      dropout_(child<nn::Dropout>("drop", sizes.dropout, sizes.build == Build::textbook)),
-      norm_([&]() -> nn::LayerNorm& {
-        for (std::int64_t i = 0; i < sizes.layers; ++i) {
-          blocks_.push_back(&child<GptBlock>("h." + std::to_string(i), sizes, on));
-        }
-        return child<nn::LayerNorm>("ln_f", sizes.width, on);
-      }()) {}
+Gpt::Gpt(const ModelOptions& sizes, const nn::TensorOptions& on) : Decoder(sizes), compute_(on.compute) {
+  const dist::StagePlace& stage = sizes.stage;
+  if (stage.is_first() || stage.is_last()) {
+    tokens_ = &child<nn::Embedding>("wte", sizes.vocabulary, sizes.width, on, gpt_detail::deviation);
+  }
+  if (stage.is_first()) {
+    positions_ = &child<nn::Embedding>("wpe", sizes.sequence, sizes.width, on, gpt_detail::deviation);
+    dropout_ = &child<nn::Dropout>("drop", sizes.dropout, sizes.build == Build::textbook);
+  }
+  const dist::StagePlace::Units own = stage.units(sizes.layers);
+  for (std::int64_t i = own.first; i < own.end; ++i) {
+    blocks_.push_back(&child<GptBlock>("h." + std::to_string(i), sizes, on));
+  }
+  if (stage.is_last()) norm_ = &child<nn::LayerNorm>("ln_f", sizes.width, on);
+}
 
-// Ids (B, T) -> what the head reads (B, T, C).
-Tensor Gpt::features(const Tensor& ids, const Tensor& mask) {
+Tensor Gpt::shared_by_stages() const { return tokens_ != nullptr ? tokens_->weight : Tensor(); }
+
+// Ids (B, T) -> (B, T, C).
+Tensor Gpt::embed(const Tensor& ids) {
   if (ids.rank() != 2 || ids.size(1) > options_.sequence) {
     throw ShapeError("gpt: ids " + to_string(ids.shape()) + "; (B, T) with T <= " + std::to_string(options_.sequence) +
                      " is allowed");
   }
+  const Tensor positions = slice(positions_->weight, 0, 0, ids.size(1));  // (T, C)
+  return (*dropout_)(add((*tokens_)(ids), positions));
+}
+
+// Ids (B, T), or what the stage before gives (B, T, C) -> what the head reads, or the next stage (B, T, C).
+Tensor Gpt::features(const Tensor& in, const Tensor& mask) {
   const PathScope scope(path());
-  const Tensor positions = slice(positions_.weight, 0, 0, ids.size(1));  // (T, C)
-  Tensor x = dropout_(add(tokens_(ids), positions));                     // (B, T, C)
-  return norm_(through_blocks(blocks_, std::move(x), recomputes_blocks_,
-                              [&](GptBlock& block, const Tensor& in) { return block.masked(in, mask); }));
+  Tensor x = options_.stage.is_first() ? embed(in) : in;
+  x = through_blocks(blocks_, std::move(x), recomputes_blocks_,
+                     [&](GptBlock& block, const Tensor& of_block) { return block.masked(of_block, mask); });
+  return options_.stage.is_last() ? (*norm_)(std::exchange(x, Tensor())) : x;
 }
 
 Tensor Gpt::forward(const Tensor& ids) { return forward(ids, Tensor()); }
 
-Tensor Gpt::forward(const Tensor& ids, const Tensor& mask) { return logits(features(ids, mask)); }
+Tensor Gpt::forward(const Tensor& ids, const Tensor& mask) {
+  const Tensor x = features(ids, mask);
+  return options_.stage.is_last() ? logits(x) : x;
+}
 
 // What the head reads (B, T, C) -> (B, T, V).
 Tensor Gpt::logits(const Tensor& x) {
   const PathScope scope(path());
   const PathScope head("head");
-  return linear(nn::as_operand(x, compute_), nn::as_operand(tokens_.weight, compute_));
+  return linear(nn::as_operand(x, compute_), nn::as_operand(tokens_->weight, compute_));
 }
 
 nn::KvCacheSizes Gpt::cache_sizes() const {
   return {.layers = options_.layers,
           .heads = options_.heads,
           .width = options_.width / options_.heads,
-          .dtype = whole_cache_dtype(compute_.value_or(tokens_.weight.dtype()))};
+          .dtype = whole_cache_dtype(compute_.value_or(tokens_->weight.dtype()))};
 }
 
 Tensor Gpt::extend(const Tensor& ids, nn::KvCache& cache) {
   const std::int64_t first = cache.length(), end = check_extension("gpt", ids, cache);
   const PathScope scope(path());
-  Tensor x = add(tokens_(ids), slice(positions_.weight, 0, first, end));  // (B, T, C)
+  Tensor x = add((*tokens_)(ids), slice(positions_->weight, 0, first, end));  // (B, T, C)
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     x = blocks_[i]->extend(x, {cache, static_cast<std::int64_t>(i)});
   }
   cache.advance(ids.size(1));
-  return logits(norm_(last_position(x)));
+  return logits((*norm_)(last_position(x)));
 }
 
 Tensor Gpt::loss(const Batch& batch) {
+  if (!options_.stage.is_last()) return forward(batch.input, batch.mask);
   if (options_.head == Head::chunked) {
     const Tensor x = features(batch.input, batch.mask);
     const PathScope scope(path());
     const PathScope head("loss");
-    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(tokens_.weight, compute_), Tensor(),
+    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(tokens_->weight, compute_), Tensor(),
                               batch.target);
   }
   const Tensor logits = forward(batch.input, batch.mask);

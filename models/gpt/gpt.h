@@ -51,6 +51,8 @@ class Gpt final : public Decoder {
   Tensor loss(const Batch& batch) override;
   Batch empty_batch(std::int64_t samples, Device device) const override;
   std::string_view hidden_layers() const noexcept override { return "h."; }
+  bool has_stages() const noexcept override { return true; }
+  Tensor shared_by_stages() const override;
   nn::KvCacheSizes cache_sizes() const override;
   std::int64_t most_positions() const noexcept override { return options_.sequence; }
   Tensor extend(const Tensor& ids, nn::KvCache& cache) override;
@@ -58,14 +60,15 @@ class Gpt final : public Decoder {
   void recompute_blocks(bool is_on = true) noexcept { recomputes_blocks_ = is_on; }
 
  private:
-  Tensor features(const Tensor& ids, const Tensor& mask);
+  Tensor embed(const Tensor& ids);
+  Tensor features(const Tensor& in, const Tensor& mask);
   Tensor logits(const Tensor& x);
 
   std::optional<DType> compute_;
-  nn::Embedding &tokens_, &positions_;
-  nn::Dropout& dropout_;
+  nn::Embedding *tokens_ = nullptr, *positions_ = nullptr;  // of the first stage; the last one has the tokens, too
+  nn::Dropout* dropout_ = nullptr;
   std::vector<GptBlock*> blocks_;
-  nn::LayerNorm& norm_;
+  nn::LayerNorm* norm_ = nullptr;  // of the last stage
   bool recomputes_blocks_ = false;
 };
 

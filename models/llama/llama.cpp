@@ -98,37 +98,50 @@ Tensor LlamaLayer::extend(const Tensor& x, nn::CachedLayer past) {
 }
 
 Llama::Llama(const LlamaConfig& config, const nn::TensorOptions& on)
-    : Decoder(config.sizes),
-      config_(config),
-      compute_(on.compute),
-      tokens_((require_llama_sizes("llama", config.sizes),
-               child<nn::Embedding>("model.embed_tokens", config.sizes.vocabulary, config.sizes.width, on,
-                                    llama_detail::deviation))),
-      norm_([&]() -> nn::RmsNorm& {
-        for (std::int64_t i = 0; i < config.sizes.layers; ++i) {
-          layers_.push_back(&child<LlamaLayer>("model.layers." + std::to_string(i), config, on));
-        }
-        return child<nn::RmsNorm>("model.norm", config.sizes.width, on, config.epsilon);
-      }()) {
+    : Decoder(config.sizes), config_(config), compute_(on.compute) {
+  require_llama_sizes("llama", config.sizes);
+  const dist::StagePlace& stage = config.sizes.stage;
+  if (stage.is_first() || (stage.is_last() && config.is_tied)) {
+    tokens_ = &child<nn::Embedding>("model.embed_tokens", config.sizes.vocabulary, config.sizes.width, on,
+                                    llama_detail::deviation);
+  }
+  const dist::StagePlace::Units own = stage.units(config.sizes.layers);
+  for (std::int64_t i = own.first; i < own.end; ++i) {
+    layers_.push_back(&child<LlamaLayer>("model.layers." + std::to_string(i), config, on));
+  }
+  if (!stage.is_last()) return;
+  norm_ = &child<nn::RmsNorm>("model.norm", config.sizes.width, on, config.epsilon);
   if (config.is_tied) return;
   head_ = &child<nn::Linear>("lm_head", config.sizes.width, config.sizes.vocabulary, on.outside_blocks(),
                              llama_detail::projection());
 }
 
-// Ids (B, T) -> what the head reads (B, T, h).
-Tensor Llama::features(const Tensor& ids, const Tensor& mask) {
+Tensor Llama::shared_by_stages() const { return config_.is_tied && tokens_ != nullptr ? tokens_->weight : Tensor(); }
+
+// Ids (B, T) -> (B, T, h).
+Tensor Llama::embed(const Tensor& ids) {
   if (ids.rank() != 2 || ids.size(1) > options_.sequence) {
     throw ShapeError("llama: ids " + to_string(ids.shape()) +
                      "; (B, T) with T <= " + std::to_string(options_.sequence) + " is allowed");
   }
+  return (*tokens_)(ids);
+}
+
+// Ids (B, T), or what the stage before gives (B, T, h) -> what the head reads, or the next stage (B, T, h).
+Tensor Llama::features(const Tensor& in, const Tensor& mask) {
   const PathScope scope(path());
-  return norm_(through_blocks(layers_, tokens_(ids), recomputes_blocks_,
-                              [&](LlamaLayer& layer, const Tensor& in) { return layer.masked(in, mask); }));
+  Tensor x = options_.stage.is_first() ? embed(in) : in;
+  x = through_blocks(layers_, std::move(x), recomputes_blocks_,
+                     [&](LlamaLayer& layer, const Tensor& of_layer) { return layer.masked(of_layer, mask); });
+  return options_.stage.is_last() ? (*norm_)(std::exchange(x, Tensor())) : x;
 }
 
 Tensor Llama::forward(const Tensor& ids) { return forward(ids, Tensor()); }
 
-Tensor Llama::forward(const Tensor& ids, const Tensor& mask) { return logits(features(ids, mask)); }
+Tensor Llama::forward(const Tensor& ids, const Tensor& mask) {
+  const Tensor x = features(ids, mask);
+  return options_.stage.is_last() ? logits(x) : x;
+}
 
 // What the head reads (B, T, h) -> (B, T, V).
 Tensor Llama::logits(const Tensor& x) {
@@ -141,21 +154,22 @@ nn::KvCacheSizes Llama::cache_sizes() const {
   return {.layers = options_.layers,
           .heads = options_.key_heads,
           .width = options_.width / options_.heads,
-          .dtype = whole_cache_dtype(compute_.value_or(tokens_.weight.dtype()))};
+          .dtype = whole_cache_dtype(compute_.value_or(tokens_->weight.dtype()))};
 }
 
 Tensor Llama::extend(const Tensor& ids, nn::KvCache& cache) {
   check_extension("llama", ids, cache);
   const PathScope scope(path());
-  Tensor x = tokens_(ids);  // (B, T, h)
+  Tensor x = (*tokens_)(ids);  // (B, T, h)
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     x = layers_[i]->extend(x, {cache, static_cast<std::int64_t>(i)});
   }
   cache.advance(ids.size(1));
-  return logits(norm_(last_position(x)));
+  return logits((*norm_)(last_position(x)));
 }
 
 Tensor Llama::loss(const Batch& batch) {
+  if (!options_.stage.is_last()) return forward(batch.input, batch.mask);
   if (options_.head == Head::chunked) {
     const Tensor x = features(batch.input, batch.mask);
     const PathScope scope(path());

@@ -70,6 +70,8 @@ class Llama final : public Decoder {
   Tensor loss(const Batch& batch) override;
   Batch empty_batch(std::int64_t samples, Device device) const override;
   std::string_view hidden_layers() const noexcept override { return "model.layers."; }
+  bool has_stages() const noexcept override { return true; }
+  Tensor shared_by_stages() const override;
   nn::KvCacheSizes cache_sizes() const override;
   /// As many as a cache has room for: positions are turned, not learned.
   std::int64_t most_positions() const noexcept override { return std::numeric_limits<std::int64_t>::max(); }
@@ -78,16 +80,17 @@ class Llama final : public Decoder {
   void recompute_blocks(bool is_on = true) noexcept { recomputes_blocks_ = is_on; }
 
  private:
-  Tensor features(const Tensor& ids, const Tensor& mask);
+  Tensor embed(const Tensor& ids);
+  Tensor features(const Tensor& in, const Tensor& mask);
   Tensor logits(const Tensor& x);
-  const Tensor& head_weight() const { return head_ != nullptr ? head_->weight : tokens_.weight; }
+  const Tensor& head_weight() const { return head_ != nullptr ? head_->weight : tokens_->weight; }
 
   LlamaConfig config_;
   std::optional<DType> compute_;
-  nn::Embedding& tokens_;
+  nn::Embedding* tokens_ = nullptr;  // of the first stage; tied, of the last one, too
   std::vector<LlamaLayer*> layers_;
-  nn::RmsNorm& norm_;
-  nn::Linear* head_ = nullptr;  // null: tied
+  nn::RmsNorm* norm_ = nullptr;  // of the last stage
+  nn::Linear* head_ = nullptr;   // of the last stage; null: tied
   bool recomputes_blocks_ = false;
 };
 

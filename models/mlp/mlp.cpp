@@ -21,23 +21,27 @@ ModelOptions mlp_options(ModelOptions options) {
 
 Mlp::Mlp(const ModelOptions& options, const nn::TensorOptions& on) : Model(mlp_options(options)), dtype_(on.dtype) {
   std::int64_t in = options_.image * options_.image * options_.channels;
+  const dist::StagePlace::Units own = options_.stage.units(options_.layers + 1);
   for (std::int64_t i = 0; i <= options_.layers; ++i) {
     const bool is_last = i == options_.layers;
     const std::int64_t out = is_last ? options_.classes : options_.width;
     nn::LinearOptions linear;
     if (!is_last && options_.build == Build::fused) linear.activation = kernels::Activation::relu;
-    layers_.push_back(
-        &child<nn::Linear>("fc" + std::to_string(i + 1), in, out, is_last ? on.outside_blocks() : on, linear));
+    if (own.has(i)) {
+      layers_.push_back(
+          &child<nn::Linear>("fc" + std::to_string(i + 1), in, out, is_last ? on.outside_blocks() : on, linear));
+    }
     in = out;
   }
 }
 
 Tensor Mlp::forward(const Tensor& images) {
   const PathScope scope(path());
-  Tensor x = flatten(images, 1);  // (N, H W C)
+  Tensor x = options_.stage.is_first() ? flatten(images, 1) : images;  // (N, H W C), or what the stage before gives
   for (nn::Linear* layer : layers_) {
     x = (*layer)(x);  // (N, width), in the end (N, K)
-    if (options_.build == Build::textbook && layer != layers_.back()) x = relu(x);
+    const bool is_head = options_.stage.is_last() && layer == layers_.back();
+    if (options_.build == Build::textbook && !is_head) x = relu(x);
   }
   return x;
 }

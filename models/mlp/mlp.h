@@ -23,6 +23,7 @@ class Mlp final : public Model {
   Tensor forward(const Tensor& images) override;
   Batch empty_batch(std::int64_t samples, Device device) const override;
   bool is_text() const noexcept override { return false; }
+  bool has_stages() const noexcept override { return true; }
 
  private:
   DType dtype_;

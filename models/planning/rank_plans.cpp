@@ -15,9 +15,9 @@
 namespace thimble::models {
 namespace rank_plans_detail {
 
-/// What bytes depend on: the sizes of a rank's parts, and whether it writes checkpoints.
-std::vector<std::int64_t> shares_of(int rank, const dist::DataParallel& parallel) {
-  std::vector<std::int64_t> sizes{rank == 0 ? 1 : 0};
+/// What bytes depend on: the stage, the sizes of a rank's parts, and whether it writes checkpoints.
+std::vector<std::int64_t> shares_of(const Setup& setup, const dist::DataParallel& parallel) {
+  std::vector<std::int64_t> sizes{setup.rank == 0 ? 1 : 0, stage_of(setup).index};
   for (const dist::Bucket& bucket : parallel.buckets()) {
     sizes.push_back(bucket.shard_elements(parallel.rank()));
     for (const dist::Piece& piece : bucket.pieces[static_cast<std::size_t>(parallel.rank())]) {
@@ -31,15 +31,16 @@ std::vector<std::int64_t> shares_of(int rank, const dist::DataParallel& parallel
 
 nn::Plan fit_in_budget(const ChoiceOptions& options, const Setup& setup, nn::Planner& planner) {
   if (setup.ranks == 1 || (setup.zero < 3 && setup.tp == 1)) return planner.fit(options.budget_bytes);
+  const int of_stage = setup.ranks / setup.pp, begin = setup.rank / of_stage * of_stage;  // the ranks of this stage
   Setup of_rank = setup;
-  of_rank.rank = 0;
+  of_rank.rank = begin;
   nn::Planner first(options.run_of(of_rank), options.device, options.costs, planner_options(of_rank, options.device));
   std::size_t target = options.budget_bytes, most = 0;
   // The plan on this rank; `most` is what it needs on the one that needs most.
   const auto place_on_all = [&](const nn::Plan& plan) {
     nn::Plan own;
     most = 0;
-    for (of_rank.rank = 0; of_rank.rank < of_rank.ranks; ++of_rank.rank) {
+    for (of_rank.rank = begin; of_rank.rank < begin + of_stage; ++of_rank.rank) {
       nn::Plan placed = nn::place_anew(plan, options.run_of(of_rank), options.device);
       most = std::max(most, placed.peak_bytes);
       if (of_rank.rank == setup.rank) own = std::move(placed);
@@ -53,7 +54,7 @@ nn::Plan fit_in_budget(const ChoiceOptions& options, const Setup& setup, nn::Pla
       if (most <= options.budget_bytes) return own;
       target -= std::min(target, most - options.budget_bytes);
     }
-  } catch (const nn::BudgetError& error) {  // of rank 0
+  } catch (const nn::BudgetError& error) {  // of the first of them
     place_on_all(first.fit(error.minimum_bytes()));
   }
   throw nn::BudgetError("fit: no plan needs as little as " + memory::exact_bytes(options.budget_bytes) +
@@ -77,7 +78,7 @@ std::vector<RankPlan> plan_ranks(const PlanOptions& options) {
     const ResourceScope scope(stack.top);
     of_rank.setup.rank = r;
     const TrainedParts parts(of_rank.setup, on);
-    groups[rank_plans_detail::shares_of(r, *parts.parallel)].push_back(r);
+    groups[rank_plans_detail::shares_of(of_rank.setup, *parts.parallel)].push_back(r);
   }
   std::vector<RankPlan> plans;
   for (auto& [shares, ranks] : groups) {

@@ -83,37 +83,53 @@ Tensor ResnetBlock::forward(const Tensor& x) {  // (N, H, W, I)
 }
 
 Resnet::Resnet(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on)
-    : Model(resnet_options(name, options)),
-      architecture_(resnet_architecture(name)),
-      dtype_(on.dtype),
-      conv1_(child<nn::Conv2d>("conv1", options_.channels, options_.width, has_small_stem(options_.image) ? 3 : 7,
-                               resnet_detail::stem_options(options_.image), false, on)),
-      bn1_(child<nn::BatchNorm2d>("bn1", options_.width, on)) {
-  std::int64_t channels = options_.width;
-  for (int stage = 0; stage < 4; ++stage) stages_[static_cast<std::size_t>(stage)] = &add_stage(stage, channels, on);
-  fc_ = &child<nn::Linear>("fc", channels, options_.classes, on.outside_blocks());
+    : Model(resnet_options(name, options)), architecture_(resnet_architecture(name)), dtype_(on.dtype) {
+  if (options_.stage.is_first()) {
+    conv1_ = &child<nn::Conv2d>("conv1", options_.channels, options_.width, has_small_stem(options_.image) ? 3 : 7,
+                                resnet_detail::stem_options(options_.image), false, on);
+    bn1_ = &child<nn::BatchNorm2d>("bn1", options_.width, on);
+  }
+  std::int64_t channels = options_.width, first = 0;
+  for (int stage = 0; stage < 4; ++stage) add_stage(stage, channels, first, on);
+  if (options_.stage.is_last()) fc_ = &child<nn::Linear>("fc", channels, options_.classes, on.outside_blocks());
 }
 
-// Stage 0 is "layer1"; each has twice the planes of the one before and halves the image, but for the first.
-nn::Sequential& Resnet::add_stage(int stage, std::int64_t& in, const nn::TensorOptions& on) {
+// Stage 0 is "layer1"; each has twice the planes of the one before and halves the image, but for the first. `in` and
+// `first` are the channels before it and the number of its first block, then those of the next.
+void Resnet::add_stage(int stage, std::int64_t& in, std::int64_t& first, const nn::TensorOptions& on) {
   const std::int64_t planes = options_.width << stage;
-  auto& layers = child<nn::Sequential>("layer" + std::to_string(stage + 1));
-  for (std::int64_t block = 0; block < architecture_.blocks[static_cast<std::size_t>(stage)]; ++block) {
+  const auto& counts = architecture_.blocks;
+  const dist::StagePlace::Units own = options_.stage.units(counts[0] + counts[1] + counts[2] + counts[3]);
+  const std::int64_t count = counts[static_cast<std::size_t>(stage)];
+  if (own.first < first + count && first < own.end) {
+    stages_.push_back(&child<nn::Sequential>("layer" + std::to_string(stage + 1)));
+  }
+  for (std::int64_t block = 0; block < count; ++block) {
     const std::int64_t stride = stage > 0 && block == 0 ? 2 : 1;
-    layers.add<ResnetBlock>(architecture_, in, planes, stride, options_.build, on);
+    if (own.has(first + block)) {
+      stages_.back()->add_named<ResnetBlock>(std::to_string(block), architecture_, in, planes, stride, options_.build,
+                                             on);
+    }
     in = planes * architecture_.expansion();
   }
-  return layers;
+  first += count;
 }
 
-Tensor Resnet::forward(const Tensor& images) {
-  const PathScope scope(path());
-  Tensor x = resnet_detail::norm_relu(bn1_, conv1_(images), options_.build);  // (N, H', W', width)
+// Images (N, H, W, C) -> (N, H', W', width).
+Tensor Resnet::stem(const Tensor& images) {
+  Tensor x = resnet_detail::norm_relu(*bn1_, (*conv1_)(images), options_.build);
   if (!has_small_stem(options_.image)) {
     x = max_pool2d(x, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}},
                    options_.build == Build::fused ? MaxPoolKeeps::taps : MaxPoolKeeps::input);
   }
+  return x;
+}
+
+Tensor Resnet::forward(const Tensor& in) {
+  const PathScope scope(path());
+  Tensor x = options_.stage.is_first() ? stem(in) : in;
   for (nn::Sequential* stage : stages_) x = (*stage)(std::move(x));
+  if (!options_.stage.is_last()) return x;
   x = global_avg_pool(x);  // (N, C)
   return (*fc_)(x);
 }

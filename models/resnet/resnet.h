@@ -4,6 +4,7 @@
 
 #include <array>
 #include <string_view>
+#include <vector>
 
 #include <thimble/models/images.h>
 #include <thimble/models/theory.h>
@@ -72,16 +73,18 @@ class Resnet final : public Model {
   Tensor forward(const Tensor& images) override;
   Batch empty_batch(std::int64_t samples, Device device) const override;
   bool is_text() const noexcept override { return false; }
+  bool has_stages() const noexcept override { return true; }
 
  private:
-  nn::Sequential& add_stage(int stage, std::int64_t& in, const nn::TensorOptions& on);
+  void add_stage(int stage, std::int64_t& in, std::int64_t& first, const nn::TensorOptions& on);
+  Tensor stem(const Tensor& images);
 
   const ResnetArchitecture& architecture_;
   DType dtype_;
-  nn::Conv2d& conv1_;
-  nn::BatchNorm2d& bn1_;
-  std::array<nn::Sequential*, 4> stages_{};
-  nn::Linear* fc_ = nullptr;
+  nn::Conv2d* conv1_ = nullptr;  // of a pipeline's first stage
+  nn::BatchNorm2d* bn1_ = nullptr;
+  std::vector<nn::Sequential*> stages_;
+  nn::Linear* fc_ = nullptr;  // of its last one
 };
 
 /// Its memory in closed form (models/theory.h), from the table of the architecture. What is kept is known for the

@@ -32,7 +32,8 @@ namespace prepare_detail {
 
 // Files have whole tensors, and a cache has whole blocks.
 void check_parts(const TrainOptions& options) {
-  if (options.setup.tp == 1) return;
+  const Setup& setup = options.setup;
+  if (setup.tp == 1 && setup.pp == 1) return;
   const char* const other = !options.save.empty()            ? "`save`"
                             : !options.resume.empty()        ? "`resume`"
                             : !options.save_weights.empty()  ? "`save_weights`"
@@ -40,8 +41,9 @@ void check_parts(const TrainOptions& options) {
                             : options.sample > 0             ? "`sample`"
                                                              : nullptr;
   if (other == nullptr) return;
-  throw ValueError("`tp`: " + std::to_string(options.setup.tp) + " with " + other +
-                   "; `tp` 1, or none of save, resume, save_weights, weights and sample, is allowed");
+  const std::string begin = setup.pp > 1 ? "`pp`: " + std::to_string(setup.pp) : "`tp`: " + std::to_string(setup.tp);
+  throw ValueError(begin + " with " + other + "; " + (setup.pp > 1 ? "`pp`" : "`tp`") +
+                   " 1, or none of save, resume, save_weights, weights and sample, is allowed");
 }
 
 namespace fs = std::filesystem;

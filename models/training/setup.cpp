@@ -28,7 +28,7 @@ class Run final : public nn::TrainingRun {
   void step() override {
     const std::int64_t count = parts_.options.micro_batches;
     nn::training_step(
-        *parts_.optimizer, [&](std::int64_t i) { return parts_.model->loss(micro_batch(batch_, i, count)); },
+        *parts_.optimizer, [&](std::int64_t i) { return parts_.loss(micro_batch(batch_, i, count), i); },
         parts_.options);
   }
   nn::StepOptions& options() override { return parts_.options; }
@@ -100,6 +100,7 @@ std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Commu
   if (const auto code = base_code(setup)) on.coded_weights = std::make_shared<nn::quant::CodedStore>(*code);
   ModelOptions sizes = setup.sizes;
   sizes.team = {setup.tp, team};
+  sizes.stage = stage_of(setup);
   std::unique_ptr<Model> model = make_model(setup.model, sizes, on);
   begin_fine_tuning(setup, *model, device);
   return model;
@@ -124,6 +125,19 @@ void check_ranks(const Setup& setup) {
   if (setup.tp < 1 || (setup.ranks > 1 && setup.ranks % setup.tp != 0)) {
     throw ValueError("`tp`: " + std::to_string(setup.tp) + " with `ranks` " + std::to_string(setup.ranks) +
                      "; a divisor of the ranks, or any number of parts on one rank, is allowed");
+  }
+  if (setup.pp < 1 || (setup.pp > 1 && setup.ranks % (setup.tp * setup.pp) != 0)) {
+    throw ValueError("`pp`: " + std::to_string(setup.pp) + " with `ranks` " + std::to_string(setup.ranks) +
+                     (setup.tp > 1 ? " in teams of `tp` " + std::to_string(setup.tp) : "") +
+                     "; as many stages as divide the ranks are allowed");
+  }
+  if (setup.pipeline != "1f1b" && setup.pipeline != "gpipe") {
+    throw ValueError("`pipeline`: '" + setup.pipeline + "' is not one of 1f1b, gpipe");
+  }
+  if (setup.pp > 1 && (setup.lora_rank > 0 || !setup.offload.empty())) {
+    throw ValueError("`pp`: " + std::to_string(setup.pp) + " with " +
+                     (setup.lora_rank > 0 ? "`lora_rank`; models with adapters are whole"
+                                          : "`offload`; one stage, or tensors that stay, are allowed"));
   }
   if (setup.tp > 1 && setup.lora_rank > 0) {
     throw ValueError("`tp`: " + std::to_string(setup.tp) + " with `lora_rank`; blocks with adapters are whole");

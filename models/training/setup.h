@@ -76,16 +76,27 @@ struct Setup {
   /// Tensor parallelism: how many parts blocks are cut into (dist/team.h). Of several ranks each has one part, and as
   /// many in a row are a team, which computes the same samples; one rank alone has all parts. 1: blocks are whole
   int tp = 1;
+  /// Pipeline parallelism: stages that a chain of blocks is cut into (ModelOptions::stage). As many ranks in a row as
+  /// share out the batch and its parts have one stage. 1: the model is whole
+  int pp = 1;
+  std::string pipeline = "1f1b";        ///< order of its micro-batches: 1f1b, gpipe (dist/pipeline/schedule.h)
   int zero = 0;                         ///< stage of ZeRO: what ranks with the same parts share out, 0 to 3
   std::size_t bucket_bytes = 25 << 20;  ///< of gradients that travel as one
 };
 
-/// Ranks that share the batch out, and which of them this one is: of several ranks each team counts as one.
+/// Ranks that share the batch out, and which of them this one is: of several ranks each team counts as one, in all
+/// stages. Rank (s D + d) T + t of T parts and D such ranks has part t of stage s.
 inline int data_ranks(const Setup& setup) noexcept {
-  return setup.ranks == 1 || setup.tp < 1 ? setup.ranks : std::max(1, setup.ranks / setup.tp);
+  const int alike = setup.tp * setup.pp;
+  return setup.ranks == 1 || alike < 1 ? setup.ranks : std::max(1, setup.ranks / alike);
 }
 inline int data_rank(const Setup& setup) noexcept {
-  return setup.ranks == 1 || setup.tp < 1 ? setup.rank : setup.rank / setup.tp;
+  return setup.ranks == 1 || setup.tp < 1 ? setup.rank : setup.rank / setup.tp % data_ranks(setup);
+}
+/// Its stage.
+inline dist::StagePlace stage_of(const Setup& setup) noexcept {
+  if (setup.ranks == 1 || setup.pp <= 1 || setup.ranks % setup.pp != 0) return {};
+  return {setup.rank / (setup.ranks / setup.pp), setup.pp};
 }
 
 /// The number of micro-batches is to be chosen for a budget (models/planning/choices.h). No run can be made before.

@@ -25,10 +25,20 @@ dist::Communicator* choose(const Setup& setup, dist::Communicator* dry, dist::Co
                    "; the same alone is allowed");
 }
 
-std::unique_ptr<dist::Communicator> split(const Setup& setup, dist::Communicator* ranks, bool is_team) {
-  if (ranks == nullptr || setup.tp <= 1 || setup.ranks % setup.tp != 0) return nullptr;
-  return ranks->split([tp = setup.tp, is_team](int rank) {
-    return dist::Communicator::Place{.color = is_team ? rank / tp : rank % tp, .key = rank};
+/// The ranks that differ from this one in its part, in its share of the batch, or in its stage.
+enum class Alike : std::uint8_t { team, like, stages };
+std::unique_ptr<dist::Communicator> split(const Setup& setup, dist::Communicator* ranks, Alike which) {
+  if (ranks == nullptr || setup.tp < 1 || setup.pp < 1 || setup.ranks % (setup.tp * setup.pp) != 0) return nullptr;
+  const bool has_any = which == Alike::team     ? setup.tp > 1
+                       : which == Alike::stages ? setup.pp > 1
+                                                : setup.tp > 1 || setup.pp > 1;
+  if (!has_any) return nullptr;
+  const int tp = setup.tp, of_stage = setup.ranks / setup.pp;
+  return ranks->split([=](int rank) {
+    const int color = which == Alike::team   ? rank / tp
+                      : which == Alike::like ? rank / of_stage * tp + rank % tp
+                                             : rank % of_stage;
+    return dist::Communicator::Place{.color = color, .key = rank};
   });
 }
 
@@ -38,8 +48,51 @@ std::unique_ptr<dist::DataParallel> make_parallel(const Setup& setup, dist::Comm
   const bool is_whole = !is_elementwise(optimizer_name(setup, model.is_text()));
   const dist::BucketOptions buckets{.bytes = setup.bucket_bytes, .keeps_parameters = is_whole};
   dist::DataParallelOptions options{.zero = setup.zero, .buckets = buckets};
-  if (team != nullptr) options.parts = {team, part_layers(model, model.trainable())};
-  return std::make_unique<dist::DataParallel>(*ranks, model.trainable(), std::move(options));
+  std::vector<nn::Named> own = model.trainable();
+  const dist::StagePlace& place = model.options().stage;
+  if (const Tensor shared = model.shared_by_stages(); shared.defined() && !place.is_first()) {
+    std::erase_if(own, [&](const nn::Named& p) { return p.tensor.leaf() == shared.leaf(); });  // the first stage's
+  }
+  if (team != nullptr) options.parts = {team, part_layers(model, own)};
+  return std::make_unique<dist::DataParallel>(*ranks, std::move(own), std::move(options));
+}
+
+/// What the stage before gives for one sample: by dry twins of the stages.
+Tensor stage_input(Setup setup, Device device) {
+  const int stage = stage_of(setup).index;
+  const Device on = dry(device);
+  const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
+  const ResourceScope scope(stack.top);
+  Generator generator(setup.seed);
+  const GeneratorScope numbers(generator);
+  const NoGrad off;
+  setup.ranks = setup.pp;
+  setup.tp = 1;
+  setup.zero = 0;
+  Tensor x;
+  for (setup.rank = 0; setup.rank < stage; ++setup.rank) {
+    const std::unique_ptr<Model> model = make_model(setup, on);
+    Batch batch = model->empty_batch(1, on);
+    if (x.defined()) batch.input = x;
+    x = model->loss(batch);
+  }
+  return x;
+}
+
+std::unique_ptr<dist::PipelineStage> make_stage(const Setup& setup, Device device, dist::Communicator* stages,
+                                                const Model& model) {
+  if (stages == nullptr) return nullptr;
+  dist::PipelineOptions options;
+  const auto micro_batches = static_cast<int>(setup.micro_batches);
+  options.schedule = setup.pipeline == "gpipe" ? dist::gpipe(setup.pp, micro_batches)
+                                               : dist::one_forward_one_backward(setup.pp, micro_batches);
+  if (const Tensor input = stage_input(setup, device); input.defined()) {
+    options.input = input.shape();
+    options.dtype = input.dtype();
+  }
+  options.device = device;
+  options.shared = model.shared_by_stages();
+  return std::make_unique<dist::PipelineStage>(*stages, std::move(options));
 }
 
 }  // namespace trained_parts_detail
@@ -49,16 +102,24 @@ TrainedParts::TrainedParts(const Setup& setup, Device device, dist::Communicator
       scope(generator),
       dry_ranks(trained_parts_detail::make_dry_ranks(setup, device)),
       ranks(trained_parts_detail::choose(setup, dry_ranks.get(), given)),
-      team_ranks(trained_parts_detail::split(setup, ranks, true)),
-      like_ranks(trained_parts_detail::split(setup, ranks, false)),
+      team_ranks(trained_parts_detail::split(setup, ranks, trained_parts_detail::Alike::team)),
+      like_ranks(trained_parts_detail::split(setup, ranks, trained_parts_detail::Alike::like)),
+      stage_ranks(trained_parts_detail::split(setup, ranks, trained_parts_detail::Alike::stages)),
       model(make_model(setup, device, like_ranks ? like_ranks.get() : ranks, team_ranks.get())),
       parallel(
           trained_parts_detail::make_parallel(setup, like_ranks ? like_ranks.get() : ranks, team_ranks.get(), *model)),
+      stage(trained_parts_detail::make_stage(setup, device, stage_ranks.get(), *model)),
       optimizer(parallel ? make_optimizer(setup, *model, parallel->parameters()) : make_optimizer(setup, *model)),
       scaler(make_scaler(setup)),
       options(step_options(setup, model->is_text(), device)) {
   options.scaler = scaler.get();
   options.ranks = parallel.get();
+  options.stage = stage.get();
+}
+
+Tensor TrainedParts::loss(Batch part, std::int64_t i) {
+  if (stage != nullptr && !stage->is_first()) part.input = stage->receive_input(i, part.target.size(0));
+  return model->loss(part);
 }
 
 dist::Communicator::Volume TrainedParts::volume() const {
@@ -67,6 +128,10 @@ dist::Communicator::Volume TrainedParts::volume() const {
     if (of == nullptr) continue;
     sum.bytes_sent += of->volume().bytes_sent;
     sum.messages += of->volume().messages;
+  }
+  if (stage != nullptr) {
+    sum.bytes_sent += stage->volume().bytes_sent;
+    sum.messages += stage->volume().messages;
   }
   return sum;
 }
@@ -78,6 +143,7 @@ dist::WholeState whole_state(const Setup& setup, Device device) {
   Setup alone = setup;
   alone.ranks = 1;
   alone.rank = alone.zero = 0;
+  alone.pp = 1;
   alone.offloads_optimizer = false;
   Generator generator(setup.seed);
   const GeneratorScope numbers(generator);

@@ -7,6 +7,7 @@
 #include <thimble/dist/checkpoint.h>
 #include <thimble/dist/communicator.h>
 #include <thimble/dist/data_parallel.h>
+#include <thimble/dist/pipeline/pipeline_stage.h>
 #include <thimble/models/model.h>
 #include <thimble/models/training/setup.h>
 #include <thimble/nn/step/step.h>
@@ -23,15 +24,19 @@ struct TrainedParts {
   Generator generator;
   GeneratorScope scope;
   std::unique_ptr<dist::Communicator> dry_ranks;
-  dist::Communicator* ranks;                       ///< null: this one alone
-  std::unique_ptr<dist::Communicator> team_ranks;  ///< that have the other parts; null: tp 1, or one rank
-  std::unique_ptr<dist::Communicator> like_ranks;  ///< that have the same parts; null: all
+  dist::Communicator* ranks;                        ///< null: this one alone
+  std::unique_ptr<dist::Communicator> team_ranks;   ///< that have the other parts; null: tp 1, or one rank
+  std::unique_ptr<dist::Communicator> like_ranks;   ///< that have the same parts and stage; null: all
+  std::unique_ptr<dist::Communicator> stage_ranks;  ///< that have the other stages; null: one stage
   std::unique_ptr<Model> model;
   std::unique_ptr<dist::DataParallel> parallel;  ///< null: one rank
+  std::unique_ptr<dist::PipelineStage> stage;    ///< null: one stage
   std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<optim::GradScaler> scaler;  ///< null: the loss is not scaled
   nn::StepOptions options;
 
+  /// What a step records of this rank's micro-batch `i`, `part`: its loss, or what goes to the next stage.
+  Tensor loss(Batch part, std::int64_t i);
   /// What this rank has begun to send to others, of its team and of those with the same parts. Zeros: one rank.
   dist::Communicator::Volume volume() const;
 };

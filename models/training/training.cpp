@@ -1,6 +1,7 @@
 #include <thimble/models/training/training.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include <thimble/autograd/functions/loss.h>
@@ -86,7 +87,7 @@ double Training::captured_step(std::int64_t step) {
     if (batch_.mask.defined()) nn::load_input(batch_.mask, next.mask);
   }
   const auto loss_of = [this](std::int64_t i) {
-    return parts_.model->loss(micro_batch(batch_, i, parts_.options.micro_batches));
+    return parts_.loss(micro_batch(batch_, i, parts_.options.micro_batches), i);
   };
   if (placed_ == nullptr) {
     if (!device_.is_dry) throw PlanError("training: no placed arena is there to record steps in; it needs one");
@@ -108,7 +109,7 @@ double Training::step(std::int64_t step) {
   }
   const Tensor loss = nn::training_step(
       *parts_.optimizer,
-      [&](std::int64_t i) { return parts_.model->loss(micro_batch(batch, i, parts_.options.micro_batches)); },
+      [&](std::int64_t i) { return parts_.loss(micro_batch(batch, i, parts_.options.micro_batches), i); },
       parts_.options);
   prepare_next(step);
   return nn::read_value(loss);
@@ -118,11 +119,13 @@ void Training::prepare_next(std::int64_t step) {
   if (device_.is_cuda() && !device_.is_dry && step + 1 < options_.steps) data_.prepare(step + 1, options_.setup.dtype);
 }
 
-double Training::evaluate_images(const Batch& batch, std::int64_t& correct) {
-  const Tensor scores = parts_.model->forward(batch.input);  // (N, K)
-  correct +=
-      training_detail::count_correct(nn::read_values<float>(scores), nn::read_values<std::int64_t>(batch.target));
-  return nn::read_value(cross_entropy(scores, batch.target));
+Tensor Training::evaluated(Batch part) {
+  dist::PipelineStage* const stage = parts_.stage.get();
+  if (stage != nullptr && !stage->is_first()) part.input = stage->receive(part.target.size(0));
+  const Tensor result = parts_.model->is_text() ? parts_.model->loss(part) : parts_.model->forward(part.input);
+  if (stage == nullptr || stage->is_last()) return result;
+  stage->send(result);
+  return Tensor();
 }
 
 nn::Evaluation Training::evaluate() {
@@ -146,16 +149,28 @@ nn::Evaluation Training::evaluate() {
     for (std::int64_t begin = 0; begin < all_samples; begin += most) {
       const std::int64_t end = std::min(begin + most, all_samples);
       const Batch part = slice_samples(batch, begin, end);
-      const double mean =
-          parts_.model->is_text() ? nn::read_value(parts_.model->loss(part)) : evaluate_images(part, correct);
-      loss += mean * static_cast<double>(end - begin);
       samples += end - begin;
+      Tensor result = evaluated(part);
+      if (!result.defined()) continue;
+      if (!parts_.model->is_text()) {  // scores (N, K)
+        correct +=
+            training_detail::count_correct(nn::read_values<float>(result), nn::read_values<std::int64_t>(part.target));
+        result = cross_entropy(result, part.target);
+      }
+      loss += nn::read_value(result) * static_cast<double>(end - begin);
     }
     if (arena == nullptr) continue;
     const std::uint64_t before = std::exchange(layout, arena->layout_digest());
     is_settled = i > 0 && layout == before;
   }
   parts_.model->train();
+  if (parts_.stage != nullptr) {
+    parts_.stage->end_passes();
+    std::array<double, 2> of_last{loss, static_cast<double>(correct)};
+    parts_.stage->share_numbers(of_last.data(), of_last.size());
+    loss = of_last[0];
+    correct = static_cast<std::int64_t>(of_last[1]);
+  }
   nn::Evaluation evaluation{loss / static_cast<double>(samples), std::nullopt};
   if (!parts_.model->is_text()) evaluation.accuracy = static_cast<double>(correct) / static_cast<double>(samples);
   return evaluation;

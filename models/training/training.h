@@ -128,7 +128,8 @@ class Training {
   optim::GradScaler* scaler() noexcept { return parts_.scaler.get(); }
 
  private:
-  double evaluate_images(const Batch& batch, std::int64_t& correct);
+  /// Scores of images, or the mean loss over tokens; undefined on all stages of a pipeline but the last.
+  Tensor evaluated(Batch part);
   double captured_step(std::int64_t step);
   /// The host's part of the next batch, while the device still computes: called before its loss is waited for.
   void prepare_next(std::int64_t step);

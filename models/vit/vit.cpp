@@ -115,42 +115,46 @@ Tensor VitBlock::forward(const Tensor& x) {
   return nn::residual_sum(y, feed_forward(y));
 }
 
-Vit::Vit(const ModelOptions& sizes, const nn::TensorOptions& on)
-    : Model(sizes),
-      dtype_(on.dtype),
-      class_token_(add_parameter("class_token", nn::init::constant({1, 1, sizes.width}, 0, on.dtype, on.device))),
-      patches_(child<nn::Conv2d>("conv_proj", sizes.channels, sizes.width, vit_patch,
-                                 Conv2dOptions{.stride = vit_patch}, true, on.outside_blocks())),
-      positions_(add_parameter("encoder.pos_embedding",
-                               nn::init::normal({1, vit_tokens(sizes.image), sizes.width},
-                                                vit_detail::position_deviation, on.dtype, on.device))),
-      dropout_(child<nn::Dropout>("encoder.dropout", sizes.dropout, sizes.build == Build::textbook)) {
-  const auto patch_elements = static_cast<double>(vit_patch * vit_patch * sizes.channels);
-  fill_normal(patches_.weight, 0, 1 / std::sqrt(patch_elements),
-              initial_random_site());  // as a dense layer's over a patch
-  for (std::int64_t i = 0; i < sizes.layers; ++i) {
+Vit::Vit(const ModelOptions& sizes, const nn::TensorOptions& on) : Model(sizes), dtype_(on.dtype) {
+  if (sizes.stage.is_first()) {
+    class_token_ = add_parameter("class_token", nn::init::constant({1, 1, sizes.width}, 0, on.dtype, on.device));
+    patches_ = &child<nn::Conv2d>("conv_proj", sizes.channels, sizes.width, vit_patch,
+                                  Conv2dOptions{.stride = vit_patch}, true, on.outside_blocks());
+    positions_ =
+        add_parameter("encoder.pos_embedding", nn::init::normal({1, vit_tokens(sizes.image), sizes.width},
+                                                                vit_detail::position_deviation, on.dtype, on.device));
+    dropout_ = &child<nn::Dropout>("encoder.dropout", sizes.dropout, sizes.build == Build::textbook);
+    const auto patch_elements = static_cast<double>(vit_patch * vit_patch * sizes.channels);
+    fill_normal(patches_->weight, 0, 1 / std::sqrt(patch_elements),
+                initial_random_site());  // as a dense layer's over a patch
+  }
+  const dist::StagePlace::Units own = sizes.stage.units(sizes.layers);
+  for (std::int64_t i = own.first; i < own.end; ++i) {
     blocks_.push_back(&child<VitBlock>("encoder.layers.encoder_layer_" + std::to_string(i), sizes, on));
   }
+  if (!sizes.stage.is_last()) return;
   norm_ = &child<nn::LayerNorm>("encoder.ln", sizes.width, on, vit_detail::epsilon);
   head_ = &child<nn::Linear>("heads.head", sizes.width, sizes.classes, on.outside_blocks(), vit_detail::zeros_head());
 }
 
+// Images (N, H, W, C) -> (N, T, C).
 Tensor Vit::embed(const Tensor& images) {
-  const Tensor grid = cast(patches_(images), dtype_);                        // (N, H / 16, W / 16, C)
-  const Tensor patches = reshape(grid, {grid.size(0), -1, options_.width});  // (N, T - 1, C)
-  const PathScope scope("encoder");
-  const Tensor first = expand(class_token_, {images.size(0), 1, options_.width});  // (N, 1, C)
-  return dropout_(add(concat({first, patches}, 1), positions_));                   // (N, T, C)
-}
-
-Tensor Vit::forward(const Tensor& images) {
   if (images.rank() != 4 || images.size(1) != options_.image || images.size(2) != options_.image) {
     throw ShapeError("vit: images " + to_string(images.shape()) + "; (N, " + std::to_string(options_.image) + ", " +
                      std::to_string(options_.image) + ", C) is allowed");
   }
+  const Tensor grid = cast((*patches_)(images), dtype_);                     // (N, H / 16, W / 16, C)
+  const Tensor patches = reshape(grid, {grid.size(0), -1, options_.width});  // (N, T - 1, C)
+  const PathScope scope("encoder");
+  const Tensor first = expand(class_token_, {images.size(0), 1, options_.width});  // (N, 1, C)
+  return (*dropout_)(add(concat({first, patches}, 1), positions_));                // (N, T, C)
+}
+
+Tensor Vit::forward(const Tensor& in) {
   const PathScope scope(path());
-  const Tensor x = through_blocks(blocks_, embed(images), recomputes_blocks_,
-                                  [](auto& block, const Tensor& in) { return block(in); });  // (N, T, C)
+  const Tensor x = through_blocks(blocks_, options_.stage.is_first() ? embed(in) : in, recomputes_blocks_,
+                                  [](auto& block, const Tensor& of_block) { return block(of_block); });  // (N, T, C)
+  if (!options_.stage.is_last()) return x;
   if (options_.build == Build::textbook) return (*head_)(vit_detail::class_row((*norm_)(x)));
   const Tensor rows = concat({vit_detail::class_row(x)}, 0);  // (N, C), a copy: nothing holds the other tokens
   return (*head_)((*norm_)(rows));

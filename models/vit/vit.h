@@ -77,6 +77,7 @@ class Vit final : public Model {
   Batch empty_batch(std::int64_t samples, Device device) const override;
   bool is_text() const noexcept override { return false; }
   std::string_view hidden_layers() const noexcept override { return "encoder.layers."; }
+  bool has_stages() const noexcept override { return true; }
   /// From now on every block runs under checkpoint(): it keeps its input alone. The results are the same bits.
   void recompute_blocks(bool is_on = true) noexcept { recomputes_blocks_ = is_on; }
 
@@ -84,11 +85,13 @@ class Vit final : public Model {
   Tensor embed(const Tensor& images);
 
   DType dtype_;
+  // Of the first stage.
   nn::Parameter class_token_;  // (1, 1, C)
-  nn::Conv2d& patches_;
+  nn::Conv2d* patches_ = nullptr;
   nn::Parameter positions_;  // (1, T, C)
-  nn::Dropout& dropout_;
+  nn::Dropout* dropout_ = nullptr;
   std::vector<VitBlock*> blocks_;
+  // Of the last stage.
   nn::LayerNorm* norm_ = nullptr;
   nn::Linear* head_ = nullptr;
   bool recomputes_blocks_ = false;

@@ -14,6 +14,7 @@
 #include <thimble/optim/accumulate.h>
 #include <thimble/optim/clip.h>
 #include <thimble/optim/offload_gradients.h>
+#include <thimble/optim/pipeline.h>
 #include <thimble/optim/ranks.h>
 
 namespace thimble::nn {
@@ -97,11 +98,17 @@ void check_ranks(const StepOptions& options) {
   if (options.judge != nullptr) refuse("a captured step");
 }
 
-/// The gradients that ranks have go with the step.
+void check_stage(const StepOptions& options) {
+  if (options.stage == nullptr) return;
+  if (options.ranks == nullptr) throw PlanError("training_step: a stage without ranks; those that have it are needed");
+}
+
+/// What ranks and the stage have of a step goes with it.
 class RanksStep {
  public:
-  explicit RanksStep(optim::Ranks* ranks) : ranks_(ranks) {}
+  explicit RanksStep(const StepOptions& options) : ranks_(options.ranks), stage_(options.stage) {}
   ~RanksStep() {
+    if (stage_ != nullptr) stage_->drop();
     if (ranks_ != nullptr) ranks_->drop_gradients();
   }
   RanksStep(const RanksStep&) = delete;
@@ -109,6 +116,7 @@ class RanksStep {
 
  private:
   optim::Ranks* ranks_;
+  optim::Pipeline* stage_;
 };
 
 /// Updates parameters as their gradients come.
@@ -208,13 +216,19 @@ class GradientFactor {
   double before_;
 };
 
+/// The sums of squares of all gradients, wherever they are.
+Tensor square_sums(const optim::Optimizer& optimizer, const StepOptions& options) {
+  const Tensor own = options.ranks->gradient_square_sums(optimizer);
+  return options.stage != nullptr ? options.stage->sum_squares(own) : own;
+}
+
 void clip(optim::Optimizer& optimizer, const StepOptions& options) {
   if (options.clip_norm == 0) return;
   if (options.ranks == nullptr) {
     optim::clip_grad_norm(optimizer.parameters(), options.clip_norm);
     return;
   }
-  const Tensor sums = options.ranks->gradient_square_sums(optimizer);
+  const Tensor sums = square_sums(optimizer, options);
   if (sums.defined()) optim::clip_gradients(optimizer.parameters(), sums, options.clip_norm);
 }
 
@@ -226,8 +240,7 @@ void update_scaled(optim::Optimizer& optimizer, const StepOptions& options, cons
     if (judge != nullptr) return judge->judge(loss, optim::gradient_square_sums(optimizer.parameters()));
     if (options.ranks == nullptr) return options.scaler->judge(optimizer.parameters(), options.clip_norm);
     const bool looks = options.scaler->looks(options.clip_norm);
-    return options.scaler->judge_sums(looks ? options.ranks->gradient_square_sums(optimizer) : Tensor(),
-                                      options.clip_norm);
+    return options.scaler->judge_sums(looks ? square_sums(optimizer, options) : Tensor(), options.clip_norm);
   };
   const optim::GradScaler::Verdict verdict = verdict_of();
   if (verdict.is_skipped) {
@@ -286,6 +299,7 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
   optim::RecordingOptions recording = options.recording;
   recording.leaves = options.ranks != nullptr ? &options.ranks->leaves() : &optimizer.leaves();
   recording.ranks = options.ranks;
+  recording.stage = options.stage;
   if (!(options.clip_norm >= 0)) {
     throw ValueError("training_step: clip_norm " + std::to_string(options.clip_norm) + "; allowed: > 0, or 0 for none");
   }
@@ -298,13 +312,14 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
   const bool is_fused = options.fuses_optimizer != FusedUpdate::off;
   if (options.gradient_tier) step_detail::check_offloading(optimizer, options);
   if (is_fused) step_detail::check_fusing(optimizer, options);
+  step_detail::check_stage(options);
   if (options.ranks != nullptr) {
     step_detail::check_ranks(options);
     options.ranks->begin_step(optimizer, options.micro_batches);
   }
   const ParameterUse use;
   Transaction transaction;
-  const step_detail::RanksStep ranks(options.ranks);
+  const step_detail::RanksStep ranks(options);
   if (options.ranks != nullptr) transaction.defer_updates();
   Tensor loss;
   if (options.gradient_tier) {
@@ -324,6 +339,7 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
   }
   if (options.ranks != nullptr) {
     options.ranks->share_parameters();
+    if (options.stage != nullptr) options.stage->share_parameters();
     options.ranks->share_state(transaction);
   }
   optimizer.zero_grad();

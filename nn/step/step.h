@@ -48,6 +48,8 @@ struct StepOptions {
   optim::GradScaler* scaler = nullptr;  ///< scales the loss, and lives as long as the steps; null: it is not scaled
   /// That make the step together (dist/data_parallel.h), each with its own micro-batches; null: this rank alone.
   optim::Ranks* ranks = nullptr;
+  /// Of a pipeline, that the model here is (optim/pipeline.h), with `ranks` of the same stage; null: it is whole.
+  optim::Pipeline* stage = nullptr;
   StepJudge* judge = nullptr;  ///< decides in place of a scaler that looks at gradients; null: the scaler decides
 };
 
@@ -101,6 +103,9 @@ class PartialUpdateError : public Error {
 /// With `ranks` every rank calls it with its own micro-batches, and all get the bits of one rank that has all of them
 /// (optim/ranks.h). Throws PlanError together with a fused optimizer, a gradient tier or a judge, and where gradients
 /// exist already. A rank that throws leaves the others waiting: the code that runs the ranks ends them (dist/).
+///
+/// With a `stage` every stage calls it with the same micro-batches, and all get the bits of one rank that has the whole
+/// model. Norms and losses are those of all stages.
 ///
 /// Parameters may be in a store (core/tensor/parameter_store.h), with each of these: the same bits. They are away at
 /// the begin and at the end of a step, so that steps need the same bytes. Throws what the store throws: with nothing

@@ -174,3 +174,35 @@ TEST_CASE("pipeline: bad arguments are named", "[dist][pipeline]") {
   CHECK(contains(refusal<ValueError>([&] { simulate(schedule, {{-1}, {1}, 0}); }), "0 and more"));
   CHECK(contains(refusal<ValueError>([&] { simulate(schedule, {{1}, {1}, -1}); }), "a link of"));
 }
+
+TEST_CASE("pipeline schedule: stages that hand over to each other do not wait for ever", "[pipeline]") {
+  for (int p = 1; p <= 9; ++p) {
+    for (int m = 1; m <= 20; ++m) {
+      INFO(p << " stages, " << m << " micro-batches");
+      CHECK_NOTHROW(dist::check_hand_over(dist::gpipe(p, m)));
+      CHECK_NOTHROW(dist::check_hand_over(dist::one_forward_one_backward(p, m)));
+    }
+  }
+  // Stage 1 takes F1 only after B0, and stage 0 does B0 only after F1 is taken.
+  dist::Schedule schedule{2, 1, 2, {}};
+  using dist::Pass;
+  schedule.of_stage = {{{Pass::forward, 0}, {Pass::forward, 1}, {Pass::backward, 0}, {Pass::backward, 1}},
+                       {{Pass::forward, 0}, {Pass::backward, 0}, {Pass::forward, 1}, {Pass::backward, 1}}};
+  CHECK_NOTHROW(dist::check_hand_over(schedule));
+  // Two gradients before the stage that takes them has begun with the first.
+  schedule = {2, 1, 3, {}};
+  schedule.of_stage = {{{Pass::forward, 0},
+                        {Pass::forward, 1},
+                        {Pass::forward, 2},
+                        {Pass::backward, 0},
+                        {Pass::backward, 1},
+                        {Pass::backward, 2}},
+                       {{Pass::forward, 0},
+                        {Pass::backward, 0},
+                        {Pass::forward, 1},
+                        {Pass::backward, 1},
+                        {Pass::forward, 2},
+                        {Pass::backward, 2}}};
+  CHECK_NOTHROW(dist::check_schedule(schedule));
+  CHECK_THROWS_WITH(dist::check_hand_over(schedule), Catch::Contains("waits for ever for a stage to take"));
+}

@@ -1,0 +1,217 @@
+#include <thimble/dist/pipeline/pipeline_stage.h>
+
+#include <string>
+#include <utility>
+
+#include <thimble/core/error.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/parameter_store.h>
+#include <thimble/dist/fold.h>
+#include <thimble/dist/window.h>
+
+namespace thimble::dist {
+namespace pipeline_stage_detail {
+
+/// Of each micro-batch: backwards that a stage has done before its forward begins.
+std::vector<std::int64_t> backwards_before(const std::vector<Action>& actions, int micro_batches) {
+  std::vector<std::int64_t> list(static_cast<std::size_t>(micro_batches), 0);
+  std::int64_t backwards = 0;
+  for (const Action& action : actions) {
+    if (action.pass == Pass::backward) ++backwards;
+    if (action.pass == Pass::forward) list[static_cast<std::size_t>(action.micro_batch)] = backwards;
+  }
+  return list;
+}
+
+}  // namespace pipeline_stage_detail
+
+PipelineStage::PipelineStage(Communicator& stages, PipelineOptions options)
+    : stages_(stages),
+      apart_(stages.split([](int rank) {
+        return Communicator::Place{0, rank};
+      })),
+      options_(std::move(options)) {
+  const Schedule& schedule = options_.schedule;
+  if (schedule.stages != stages.size() || schedule.chunks != 1) {
+    throw ValueError("pipeline: a schedule of " + std::to_string(schedule.stages) + " stages in " +
+                     std::to_string(schedule.chunks) + " chunks for " + std::to_string(stages.size()) +
+                     " ranks; as many stages in one chunk are allowed");
+  }
+  check_schedule(schedule);
+  check_hand_over(schedule);
+  for (const Action& action : schedule.of_stage[static_cast<std::size_t>(stages.rank())]) {
+    passes_.push_back({action.pass == Pass::forward, action.micro_batch});
+  }
+  const auto count = static_cast<std::size_t>(schedule.micro_batches);
+  taken_before_ = pipeline_stage_detail::backwards_before(schedule.of_stage.front(), schedule.micro_batches);
+  inputs_.resize(count);
+  given_.resize(count);
+  if (options_.shared.defined() && is_last()) options_.shared.leaf()->is_input = true;  // no optimizer here has it
+}
+
+Communicator::Volume PipelineStage::volume() const noexcept {
+  const Communicator::Volume a = stages_.volume(), b = apart_->volume();
+  return {a.bytes_sent + b.bytes_sent, a.messages + b.messages};
+}
+
+void PipelineStage::begin_send(Communicator& ranks, int to, Tensor tensor, Sent& sent) {
+  sent.tensor = contiguous(tensor.detach());
+  sent.transit.send(to, sent.tensor);
+  sent.transit.begin(ranks);
+}
+
+Tensor PipelineStage::receive(Communicator& ranks, int from, const Shape& shape, DType dtype, Category category) {
+  const PathScope path = ranks_path();
+  Tensor tensor = Tensor::empty(shape, dtype, options_.device, category);
+  Transit transit;
+  transit.receive(from, tensor);
+  transit.begin(ranks);
+  transit.wait();
+  return tensor;
+}
+
+Tensor PipelineStage::receive(std::int64_t samples) {
+  Shape shape = options_.input;
+  shape[0] = samples;
+  return receive(stages_, stages_.rank() - 1, shape, options_.dtype, Category::activation);
+}
+
+Tensor PipelineStage::receive_input(std::int64_t micro_batch, std::int64_t samples) {
+  Tensor x = receive(samples);
+  x.require_grad();
+  x.leaf()->is_input = true;
+  inputs_[static_cast<std::size_t>(micro_batch)] = x.leaf();
+  return x;
+}
+
+void PipelineStage::begin_pass() {
+  if (!result_) return;
+  result_->transit.wait();
+  result_.reset();
+}
+
+void PipelineStage::send(const Tensor& result) {
+  begin_pass();
+  begin_send(stages_, stages_.rank() + 1, result, result_.emplace());
+}
+
+void PipelineStage::send_result(std::int64_t micro_batch, const Tensor& result) {
+  given_[static_cast<std::size_t>(micro_batch)] = {result.shape(), result.dtype()};
+  send(result);
+}
+
+Tensor PipelineStage::receive_gradient(std::int64_t micro_batch) {
+  const auto& [shape, dtype] = given_[static_cast<std::size_t>(micro_batch)];
+  return receive(stages_, stages_.rank() + 1, shape, dtype, Category::temporary);
+}
+
+bool PipelineStage::take_gradient(std::int64_t micro_batch, const std::shared_ptr<Leaf>& leaf) {
+  if (gradient_) gradient_->transit.advance();  // MPI moves bytes while it is called
+  std::shared_ptr<Leaf>& input = inputs_[static_cast<std::size_t>(micro_batch)];
+  if (leaf == input) {
+    input.reset();
+    if (gradient_) gradient_->transit.wait();
+    begin_send(stages_, stages_.rank() - 1, std::exchange(leaf->grad, Tensor()), gradient_.emplace());
+    return true;
+  }
+  if (!options_.shared.defined() || leaf != options_.shared.leaf()) return false;
+  if (is_last()) {
+    send_shared(micro_batch, std::exchange(leaf->grad, Tensor()));
+    return true;
+  }
+  const Tensor theirs =
+      receive(*apart_, apart_->size() - 1, leaf->grad.shape(), leaf->grad.dtype(), Category::communication);
+  add_to(leaf->grad, theirs);
+  return false;
+}
+
+void PipelineStage::send_shared(std::int64_t micro_batch, Tensor gradient) {
+  // The first stage took these before it sent what this backward began with.
+  for (; first_shared_ < taken_before_[static_cast<std::size_t>(micro_batch)]; ++first_shared_) {
+    shared_.front().transit.wait();
+    shared_.pop_front();
+  }
+  gradient.storage()->set_category(Category::communication);
+  begin_send(*apart_, 0, std::move(gradient), shared_.emplace_back());
+}
+
+void PipelineStage::end_passes() {
+  begin_pass();
+  if (gradient_) gradient_->transit.wait();
+  gradient_.reset();
+  for (Sent& sent : shared_) sent.transit.wait();
+  shared_.clear();
+  first_shared_ = 0;
+}
+
+Tensor PipelineStage::share_loss(const Tensor& loss) {
+  const int last = apart_->size() - 1;
+  if (!is_last()) return receive(*apart_, last, {}, DType::f64, Category::communication);
+  const PathScope path = ranks_path();
+  const Tensor value = to_dtype(loss.detach(), DType::f64);
+  Transit transit;
+  for (int stage = 0; stage < last; ++stage) transit.send(stage, value);
+  transit.begin(*apart_);
+  transit.wait();
+  return loss;
+}
+
+void PipelineStage::share_numbers(double* numbers, std::size_t count) {
+  apart_->broadcast(numbers, count * sizeof(double), apart_->size() - 1);
+}
+
+Tensor PipelineStage::sum_squares(const Tensor& own) {
+  const int rank = apart_->rank(), last = apart_->size() - 1;
+  const PathScope path = ranks_path();
+  const Tensor sum = Tensor::empty({1}, DType::f64, options_.device, Category::workspace);
+  const auto add_own = [&](const double* terms, double* to) {
+    for (std::int64_t i = 0; i < own.elements(); ++i) *to += terms[i];
+  };
+  if (rank > 0) {
+    Transit transit;
+    transit.receive(rank - 1, sum);
+    transit.begin(*apart_);
+    transit.wait();
+  } else {
+    fill(sum, 0);
+  }
+  if (own.defined() && options_.device == cpu) {
+    launch(cpu, [&](const Addresses& at) { add_own(at.as<double>(own), at.as<double>(sum)); });
+  } else if (own.defined() && !options_.device.is_dry) {
+    std::vector<double> so_far = to_host<double>(sum);
+    add_own(to_host<double>(own).data(), so_far.data());
+    copy_into(sum, from_host(so_far, {1}, options_.device));
+  }
+  Transit on;  // to the next stage, or the sum of all to all
+  for (int stage = rank < last ? rank + 1 : 0; stage < (rank < last ? rank + 2 : last); ++stage) on.send(stage, sum);
+  on.begin(*apart_);
+  on.wait();
+  Tensor all = rank < last ? receive(*apart_, last, {1}, DType::f64, Category::workspace) : sum;
+  all.set_tape_ref({}, Origin::gradient);
+  return all;
+}
+
+void PipelineStage::share_parameters() {
+  const Tensor& shared = options_.shared;
+  if (!shared.defined() || !(is_first() || is_last())) return;
+  fetch_parameters(shared);
+  Transit transit;
+  if (is_first()) {
+    transit.send(apart_->size() - 1, shared);
+  } else {
+    transit.receive(0, shared);
+  }
+  transit.begin(*apart_);
+  transit.wait();
+  if (is_last() && shared.storage()) shared.storage()->bump_version();
+}
+
+void PipelineStage::drop() noexcept {
+  result_.reset();
+  gradient_.reset();
+  shared_.clear();
+  first_shared_ = 0;
+  for (std::shared_ptr<Leaf>& leaf : inputs_) leaf.reset();
+}
+
+}  // namespace thimble::dist

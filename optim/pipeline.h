@@ -1,0 +1,51 @@
+#pragma once
+// The stage of a pipeline that a step runs on, as the step sees it: dist/pipeline/ implements this.
+//
+// A stage has a stretch of a model's layers. Micro-batches pass it forwards and backwards in an order of its own, in
+// which several are under way at a time, each on a tape of its own; backwards they come in the order of their numbers,
+// so that gradients are summed as on one rank.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include <thimble/core/tensor/tensor.h>
+
+namespace thimble::optim {
+
+/// A micro-batch through a stage, one way.
+struct StagePass {
+  bool is_forward = true;
+  std::int64_t micro_batch = 0;
+};
+
+/// What a step asks of the stage that it runs on.
+class Pipeline {
+ public:
+  virtual ~Pipeline() = default;
+  /// In the order of the step, each micro-batch of this rank once each way.
+  virtual std::span<const StagePass> passes() const noexcept = 0;
+  /// The last one makes the losses.
+  virtual bool is_last() const noexcept = 0;
+  /// Before each of them.
+  virtual void begin_pass() = 0;
+  /// What a forward gave goes to the next stage. Not on the last one.
+  virtual void send_result(std::int64_t micro_batch, const Tensor& result) = 0;
+  /// Its gradient, from the next stage. Not on the last one.
+  virtual Tensor receive_gradient(std::int64_t micro_batch) = 0;
+  /// A leaf's gradient of a micro-batch is complete: whether it is the stage's, which sends it to another. A parameter
+  /// that another stage has, too, gets what that one gave to its gradient.
+  virtual bool take_gradient(std::int64_t micro_batch, const std::shared_ptr<Leaf>& leaf) = 0;
+  /// After the last pass: all that was sent has come.
+  virtual void end_passes() = 0;
+  /// The loss of a step, on every stage, from the last one, which alone gives it.
+  virtual Tensor share_loss(const Tensor& loss) = 0;
+  /// The sum of all stages' sums of squares, one element, added in the order of the model's parameters.
+  virtual Tensor sum_squares(const Tensor& own) = 0;
+  /// After the update: what another stage has, too, is what the one that updates it has.
+  virtual void share_parameters() = 0;
+  /// What is under way goes; also after a step that failed.
+  virtual void drop() noexcept = 0;
+};
+
+}  // namespace thimble::optim

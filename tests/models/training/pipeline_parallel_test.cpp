@@ -1,0 +1,349 @@
+// Models in stages of a pipeline: several ranks against one rank that has the whole model and all micro-batches, bit
+// for bit, and on each rank the bytes that were predicted.
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <thimble/autograd/functions.h>
+#include <thimble/core/error.h>
+#include <thimble/core/random/random.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/parameter_store.h>
+#include <thimble/dist/threads.h>
+#include <thimble/memory/stack.h>
+#include <thimble/models/planning/planning.h>
+#include <thimble/models/theory.h>
+#include <thimble/models/training/trained_parts.h>
+#include <thimble/models/training/training.h>
+#include <thimble/nn/step/profile.h>
+
+#include "support/catch.h"
+#include "support/train_ranks.h"
+
+using namespace thimble;
+
+namespace {
+
+struct Row {
+  std::string model;
+  int pp, tp = 1, dp = 1, zero = 0;
+  std::int64_t micro_batches = 4;  // of a rank
+  std::string pipeline = "1f1b", precision = {}, optimizer = {};
+  models::Build build = models::Build::fused;
+  double clip = 0.5;
+
+  std::string text() const {
+    return model + ", " + std::to_string(pp) + " stages, " + pipeline + ", " + std::to_string(tp) + " parts, " +
+           std::to_string(dp) + " shares, ZeRO " + std::to_string(zero) + ", " + std::to_string(micro_batches) +
+           " micro-batches, " + precision + " " + optimizer + (build == models::Build::textbook ? ", textbook" : "");
+  }
+};
+
+models::Setup setup_of(const Row& row) {
+  models::Setup setup;
+  setup.model = row.model;
+  models::ModelOptions& sizes = setup.sizes;
+  sizes.build = row.build;
+  if (row.model == "resnet18") {
+    sizes.image = 16, sizes.width = 8;
+  } else if (row.model == "mlp") {
+    sizes.layers = 3, sizes.width = 24;
+  } else {
+    sizes.layers = 4, sizes.width = 48, sizes.heads = 12;
+    if (row.model == "vit-b16") {
+      sizes.image = 32;
+    } else {
+      sizes.sequence = 16;
+    }
+  }
+  if (row.model == "tiny-llama") sizes.key_heads = 4;
+  if (row.model == "llama-3-8b") sizes.key_heads = 4, sizes.vocabulary = 96, sizes.hidden = 96;
+  if (row.model == "char-gpt" || row.model == "bert-base" || row.model == "vit-b16") sizes.dropout = 0.1;
+  if (row.model == "bert-base") sizes.vocabulary = 96;
+  setup.batch = row.micro_batches * row.dp * 2;
+  setup.optimizer = row.optimizer;
+  setup.ranks = row.pp * row.tp * row.dp;
+  setup.pp = row.pp;
+  setup.tp = row.tp;
+  setup.zero = row.zero;
+  setup.pipeline = row.pipeline;
+  setup.micro_batches = row.micro_batches;
+  setup.bucket_bytes = 16 << 10;
+  setup.clip_norm = row.clip;
+  if (!row.precision.empty()) set_precision(setup, row.precision);
+  return setup;
+}
+
+/// The same by one rank, which has all stages, parts and micro-batches.
+models::Setup alone(models::Setup setup) {
+  setup.micro_batches *= data_ranks(setup);
+  setup.ranks = setup.pp = 1;
+  setup.zero = 0;
+  return setup;
+}
+
+struct Result {
+  std::vector<double> losses;
+  std::map<std::string, std::vector<std::byte>> tensors;  // parameters and buffers
+};
+
+Result run(const models::Setup& setup, dist::Communicator* ranks, int steps = 3) {
+  models::TrainedParts parts(setup, cpu, ranks);
+  Generator words(5);
+  const GeneratorScope scope(words);
+  models::Batch all = parts.model->empty_batch(setup.batch, cpu);
+  const models::ModelOptions& sizes = parts.model->options();
+  const auto classes = static_cast<double>(parts.model->is_text() ? sizes.vocabulary : sizes.classes);
+  const auto draw = [&](const Tensor& like) {  // ids, classes, or numbers of images
+    const Tensor numbers = uniform(like.shape(), 0, like.dtype() == DType::i64 ? classes : 1, DType::f64);
+    return to_dtype(numbers, like.dtype());
+  };
+  Result result;
+  const std::int64_t count = data_ranks(setup) * setup.micro_batches;
+  for (int step = 0; step < steps; ++step) {
+    all.input = draw(all.input);
+    all.target = draw(all.target);
+    const GeneratorScope own(parts.generator);
+    const Tensor loss = nn::training_step(
+        *parts.optimizer,
+        [&](std::int64_t i) {
+          return parts.loss(models::micro_batch(all, parts.parallel ? parts.parallel->number(i) : i, count), i);
+        },
+        parts.options);
+    result.losses.push_back(to_host<double>(to_dtype(loss, DType::f64))[0]);
+  }
+  const ParameterUse use;
+  const auto note = [&](const nn::NamedTensor& named) {
+    fetch_parameters(named.tensor);
+    const Tensor t = contiguous(named.tensor.detach());
+    std::vector<std::byte>& bytes = result.tensors[named.name];
+    bytes.resize(t.bytes());
+    std::memcpy(bytes.data(), Pin(t).data(), bytes.size());
+  };
+  for (const nn::NamedTensor& p : parts.model->parameters()) note(p);
+  for (const nn::NamedTensor& b : parts.model->buffers()) note(b);
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("pipeline: several ranks have the bits of one with the whole model", "[pipeline_parallel]") {
+  using models::Build;
+  const Row row = GENERATE(values<Row>({
+      {"char-gpt", 2},
+      {"char-gpt", 4},
+      {"char-gpt", 3, 1, 1, 0, 5},
+      {"char-gpt", 2, 1, 1, 0, 1},
+      {"char-gpt", 4, 1, 1, 0, 6, "gpipe"},
+      {"char-gpt", 2, 1, 2, 0},
+      {"char-gpt", 2, 1, 2, 1},
+      {"char-gpt", 2, 1, 2, 2, 3},
+      {"char-gpt", 2, 1, 2, 3},
+      {"char-gpt", 4, 1, 2, 3, 4, "gpipe"},
+      {"char-gpt", 2, 2},
+      {"char-gpt", 2, 2, 2, 1},
+      {"char-gpt", 2, 2, 2, 3},
+      {"char-gpt", 4, 1, 1, 0, 4, "1f1b", "O1"},
+      {"char-gpt", 2, 2, 1, 0, 4, "1f1b", "bf16"},
+      {"char-gpt", 2, 1, 2, 1, 4, "1f1b", "O2"},
+      {"char-gpt", 2, 1, 2, 1, 4, "1f1b", "fp8"},
+      {"char-gpt", 2, 1, 2, 1, 4, "1f1b", "", "adamw8"},
+      {"char-gpt", 2, 1, 2, 1, 4, "1f1b", "", "adafactor"},
+      {"char-gpt", 2, 1, 1, 0, 4, "1f1b", "", "", Build::textbook},
+      {"char-gpt", 2, 1, 1, 0, 4, "1f1b", "", "", Build::fused, 0},
+      {"tiny-llama", 4},
+      {"tiny-llama", 2, 2, 2, 2, 2},
+      {"llama-3-8b", 2, 1, 2, 3},
+      {"llama-3-8b", 4, 2, 1, 0, 4, "1f1b", "bf16"},
+      {"bert-base", 4},
+      {"bert-base", 2, 2, 1, 0, 4, "1f1b", "O1"},
+      {"bert-base", 2, 1, 2, 3, 4, "1f1b", "bf16"},
+      {"vit-b16", 2, 2},
+      {"vit-b16", 4, 1, 2, 2, 4, "1f1b", "O1"},
+      {"mlp", 4},
+      {"resnet18", 2},
+      {"resnet18", 4, 1, 2, 1},
+      {"resnet18", 8, 1, 1, 0, 4, "1f1b", "O1"},
+      {"resnet18", 3, 1, 2, 3, 3, "gpipe", "bf16"},
+  }));
+  INFO(row.text());
+  const models::Setup setup = setup_of(row);
+  const Result one = run(alone(setup), nullptr);
+  CHECK(one.losses.front() != one.losses.back());
+  std::vector<Result> of_ranks(static_cast<std::size_t>(setup.ranks));
+  dist::run_ranks(setup.ranks, [&](dist::Communicator& ranks) {
+    models::Setup own = setup;
+    own.rank = ranks.rank();
+    of_ranks[static_cast<std::size_t>(own.rank)] = run(own, &ranks);
+  });
+  std::map<std::string, int> owners;
+  for (const Result& own : of_ranks) {
+    CHECK(own.losses == one.losses);
+    CHECK(own.tensors.size() < one.tensors.size());
+    for (const auto& [name, bytes] : own.tensors) {
+      INFO(name);
+      ++owners[name];
+      REQUIRE(one.tensors.count(name) == 1);
+      CHECK((bytes == one.tensors.at(name)));
+    }
+  }
+  CHECK(owners.size() == one.tensors.size());
+}
+
+TEST_CASE("pipeline: each rank commits what was predicted, with a budget too", "[pipeline_parallel]") {
+  const bool has_budget = GENERATE(false, true);
+  const Row row = GENERATE(values<Row>({{"char-gpt", 4},
+                                        {"char-gpt", 2, 2, 2, 1},
+                                        {"char-gpt", 2, 1, 2, 3},
+                                        {"char-gpt", 4, 1, 1, 0, 4, "gpipe"},
+                                        {"tiny-llama", 2, 1, 2, 2, 4, "1f1b", "bf16"},
+                                        {"bert-base", 4, 1, 1, 0, 6, "1f1b", "O1"},
+                                        {"vit-b16", 2, 2, 1},
+                                        {"resnet18", 4, 1, 1, 0, 4},
+                                        {"resnet18", 2, 1, 2, 1, 2, "1f1b", "bf16"}}));
+  INFO(row.text() << (has_budget ? ", budget" : ""));
+  models::TrainOptions options;
+  options.setup = setup_of(row);
+  const bool is_text = row.model != "vit-b16" && row.model != "resnet18";
+  if (is_text) options.setup.sizes.sequence = 64;
+  options.data = "synthetic";
+  options.steps = 3;
+  options.eval_batches = 1;
+  models::TrainOptions one = options;
+  one.setup = alone(options.setup);
+  const models::TrainReport expected = models::train(models::prepare_training(one));
+  if (has_budget) {
+    // Stages need different amounts: each is planned alone, and the largest least budget is one for all.
+    std::size_t least = 0;
+    for (int rank = 0; rank < options.setup.ranks; ++rank) {
+      models::TrainOptions dry = options;
+      dry.setup.rank = rank;
+      dry.budget_bytes = 1;
+      try {
+        models::prepare_training(dry);
+      } catch (const nn::BudgetError& error) {
+        least = std::max(least, error.minimum_bytes());
+      }
+    }
+    REQUIRE(least > 0);
+    options.budget_bytes = least;
+  }
+  const models::TrainReport report = testing::train(options);
+  CHECK(report.loss_last == expected.loss_last);
+  CHECK(report.loss_first != report.loss_last);
+  CHECK(report.differences() == "");
+  REQUIRE(report.evaluation);
+  CHECK(report.evaluation->loss == expected.evaluation->loss);
+  CHECK(report.evaluation->accuracy == expected.evaluation->accuracy);
+  REQUIRE(report.ranks.size() == static_cast<std::size_t>(options.setup.ranks));
+  for (const models::RankFigures& rank : report.ranks) {
+    CHECK(rank.predicted_peak_bytes == rank.measured_peak_bytes);
+    if (has_budget) CHECK(rank.measured_peak_bytes <= options.budget_bytes);
+    CHECK(rank.sent_bytes > 0);
+  }
+}
+
+namespace {
+
+/// A stage whose activations are looked at before each of its passes.
+class WatchedStage final : public optim::Pipeline {
+ public:
+  WatchedStage(optim::Pipeline& stage, const Ledger& ledger) : stage_(stage), ledger_(ledger) {}
+  std::span<const optim::StagePass> passes() const noexcept override { return stage_.passes(); }
+  bool is_last() const noexcept override { return stage_.is_last(); }
+  void begin_pass() override {
+    stage_.begin_pass();
+    most = std::max(most, ledger_.bytes_by_category()[static_cast<std::size_t>(Category::activation)]);
+  }
+  void send_result(std::int64_t i, const Tensor& result) override { stage_.send_result(i, result); }
+  Tensor receive_gradient(std::int64_t i) override { return stage_.receive_gradient(i); }
+  bool take_gradient(std::int64_t i, const std::shared_ptr<Leaf>& leaf) override {
+    return stage_.take_gradient(i, leaf);
+  }
+  void end_passes() override { stage_.end_passes(); }
+  Tensor share_loss(const Tensor& loss) override { return stage_.share_loss(loss); }
+  Tensor sum_squares(const Tensor& own) override { return stage_.sum_squares(own); }
+  void share_parameters() override { stage_.share_parameters(); }
+  void drop() noexcept override { stage_.drop(); }
+
+  std::size_t most = 0;
+
+ private:
+  optim::Pipeline& stage_;
+  const Ledger& ledger_;
+};
+
+}  // namespace
+
+// A stage r of p holds what its layers keep of min(p - r, m) micro-batches (1F1B), or of all m (GPipe). The last one
+// has one under way, and begins its backward at once: it is looked at before that.
+TEST_CASE("pipeline: activations under way are the formulas'", "[pipeline_parallel]") {
+  const std::string pipeline = GENERATE("1f1b", "gpipe");
+  const int p = GENERATE(2, 4, 8), m = GENERATE(2, 8, 16);
+  const int t = GENERATE(1, 4);
+  models::Setup setup;
+  setup.model = "gpt-22b";
+  setup.sizes.build = models::Build::textbook;
+  setup.dtype = DType::bf16;
+  setup.pipeline = pipeline;
+  setup.pp = p;
+  setup.tp = t;
+  setup.ranks = p * t;
+  setup.micro_batches = setup.batch = m;
+  const auto parts_of_one = dist::make_dry(0, t);
+  models::ModelOptions sizes = setup.sizes;
+  sizes.team = {t, t > 1 ? parts_of_one.get() : nullptr};
+  const models::Theory theory = models::make_theory("gpt-22b", sizes, DType::bf16);
+  std::size_t of_layer = 0;
+  for (const models::Term& term : theory.layers.at(0).kept) of_layer += static_cast<std::size_t>(term.bytes(1));
+  for (int r = 1; r + 1 < p; ++r) {  // stages of layers alone
+    INFO(pipeline << ", stage " << r << " of " << p << ", " << m << " micro-batches, " << t << " parts");
+    setup.rank = r * t;
+    const memory::Stack stack = memory::make_resource(dry(cpu), nn::profile_options(dry(cpu)));
+    const ResourceScope scope(stack.top);
+    models::TrainedParts parts(setup, dry(cpu));
+    WatchedStage watched(*parts.stage, *stack.ledger);
+    parts.options.stage = &watched;
+    const models::Batch batch = parts.model->empty_batch(m, dry(cpu));
+    nn::training_step(
+        *parts.optimizer, [&](std::int64_t i) { return parts.loss(models::micro_batch(batch, i, m), i); },
+        parts.options);
+    const auto layers = static_cast<std::size_t>(48 / p);
+    const auto under_way = static_cast<std::size_t>(pipeline == "gpipe" ? m : std::min(p - r, m));
+    CHECK(watched.most == under_way * layers * of_layer);
+  }
+}
+
+TEST_CASE("pipeline: what stages cannot do is refused", "[pipeline_parallel]") {
+  const auto why = [](const std::function<void(models::TrainOptions&)>& change) -> std::string {
+    models::TrainOptions options;
+    options.setup = setup_of({"char-gpt", 2});
+    options.data = "synthetic";
+    change(options);
+    try {
+      models::prepare_training(options);
+    } catch (const ValueError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  CHECK(why([](auto&) {}) == "");
+  CHECK(why([](auto& o) { o.setup.pp = 0; }).find("`pp`: 0 with `ranks` 2") == 0);
+  CHECK(why([](auto& o) { o.setup.ranks = 3, o.setup.batch = 12; }) ==
+        "`pp`: 2 with `ranks` 3; as many stages as divide the ranks are allowed");
+  CHECK(why([](auto& o) { o.setup.ranks = 1; }).find("`pp`: 2 with `ranks` 1") == 0);
+  CHECK(why([](auto& o) { o.setup.pp = o.setup.ranks = 5; }) ==
+        "pipeline: 5 stages of a chain of 4 blocks; at most as many are allowed");
+  CHECK(why([](auto& o) { o.setup.pipeline = "zigzag"; }) == "`pipeline`: 'zigzag' is not one of 1f1b, gpipe");
+  CHECK(why([](auto& o) { o.setup.lora_rank = 4; }).find("`pp`: 2 with `lora_rank`") == 0);
+  CHECK(why([](auto& o) { o.setup.offload = "/tmp"; }).find("`pp`: 2 with `offload`") == 0);
+  CHECK(why([](auto& o) { o.save = "/tmp/file"; }).find("`pp`: 2 with `save`") == 0);
+  CHECK(why([](auto& o) {
+          o.setup.model = "googlenet";
+          o.setup.sizes = {};
+        }) == "model: googlenet in 2 stages: it is no chain of blocks, and 1 is allowed");
+}
