@@ -151,6 +151,10 @@ void DataParallel::begin_step(const optim::Optimizer& optimizer, std::int64_t mi
                              : "; up to stage 2 of ZeRO, BucketOptions::keeps_parameters keeps them whole"));
     }
   }
+  begin_step(micro_batches);
+}
+
+void DataParallel::begin_step(std::int64_t micro_batches) {
   for (const optim::Named& p : whole_) {
     if (!p.tensor.grad().defined()) continue;
     throw PlanError("training_step: " + p.name + " has a gradient of before, which the other ranks do not know");

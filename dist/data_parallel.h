@@ -84,6 +84,8 @@ class DataParallel final : public optim::Ranks {
   int size() const noexcept override { return ranks_.size(); }
   const LeafSet& leaves() const noexcept override { return leaves_; }
   void begin_step(const optim::Optimizer& optimizer, std::int64_t micro_batches) override;
+  /// The same without an optimizer. Throws PlanError.
+  void begin_step(std::int64_t micro_batches);
   std::span<const optim::MicroBatch> all_parts(std::span<const optim::MicroBatch> own) override;
   void take_gradient(const std::shared_ptr<Leaf>& leaf) override;
   void end_micro_batch() override;

@@ -92,8 +92,12 @@ class Model : public nn::Module {
   /// before and the last one what lies behind. Its forward() and loss() read what the stage before gives in place of a
   /// batch's input; both give what the next one reads, those of the last stage scores and the loss.
   virtual bool has_stages() const noexcept { return false; }
-  /// The parameter that the first and the last stage both have; undefined: there is none.
-  virtual Tensor shared_by_stages() const { return {}; }
+  /// A parameter of the first stage that the last one has, too, as a tensor of its own: their gradients are summed
+  /// apart. Undefined where the stage has none, or is the whole model.
+  struct SharedByStages {
+    Tensor first, last;
+  };
+  virtual SharedByStages shared_by_stages() { return {}; }
   /// The sizes the model was built with, none of them left open.
   const ModelOptions& options() const noexcept { return options_; }
 

@@ -181,9 +181,9 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
   } else {
     accumulate_detail::run_passes(*recording.stage, prepare, forward, backward);
   }
-  if (ranks == nullptr) return total;
-  ranks->complete_gradients();
-  if (makes_losses) total = ranks->sum_losses(losses);
+  if (ranks != nullptr) ranks->complete_gradients();
+  if (recording.stage != nullptr) recording.stage->complete_gradients();
+  if (ranks != nullptr && makes_losses) total = ranks->sum_losses(losses);
   return recording.stage != nullptr ? recording.stage->share_loss(total) : total;
 }
 

@@ -23,6 +23,8 @@ struct StagePass {
 class Pipeline {
  public:
   virtual ~Pipeline() = default;
+  /// Throws PlanError where a gradient is there already.
+  virtual void begin_step() = 0;
   /// In the order of the step, each micro-batch of this rank once each way.
   virtual std::span<const StagePass> passes() const noexcept = 0;
   /// The last one makes the losses.
@@ -33,11 +35,12 @@ class Pipeline {
   virtual void send_result(std::int64_t micro_batch, const Tensor& result) = 0;
   /// Its gradient, from the next stage. Not on the last one.
   virtual Tensor receive_gradient(std::int64_t micro_batch) = 0;
-  /// A leaf's gradient of a micro-batch is complete: whether it is the stage's, which sends it to another. A parameter
-  /// that another stage has, too, gets what that one gave to its gradient.
+  /// A leaf's gradient of a micro-batch is complete: whether it goes to another stage, and not to the optimizer here.
   virtual bool take_gradient(std::int64_t micro_batch, const std::shared_ptr<Leaf>& leaf) = 0;
   /// After the last pass: all that was sent has come.
   virtual void end_passes() = 0;
+  /// When gradients here are sums over all micro-batches: those of a parameter that two stages have become one.
+  virtual void complete_gradients() = 0;
   /// The loss of a step, on every stage, from the last one, which alone gives it.
   virtual Tensor share_loss(const Tensor& loss) = 0;
   /// The sum of all stages' sums of squares, one element, added in the order of the model's parameters.

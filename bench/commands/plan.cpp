@@ -73,9 +73,9 @@ nlohmann::ordered_json ranks_of(std::span<const models::RankPlan> plans) {
                     {"peak_by_category", categories_of(plan.report)},
                     {"hole_bytes", plan.report.committed.hole_bytes},
                     {"rounding_bytes", plan.report.committed.rounding_bytes},
-                    {"minimum_feasible_bytes", plan.report.minimum_bytes},
                     {"keep_everything_bytes", plan.report.keep_everything_bytes},
                     {"feasible", plan.report.is_feasible}});
+    if (plan.report.planner) list.back()["minimum_feasible_bytes"] = plan.report.minimum_bytes;
   }
   return list;
 }

@@ -10,23 +10,9 @@
 #include <thimble/dist/window.h>
 
 namespace thimble::dist {
-namespace pipeline_stage_detail {
-
-/// Of each micro-batch: backwards that a stage has done before its forward begins.
-std::vector<std::int64_t> backwards_before(const std::vector<Action>& actions, int micro_batches) {
-  std::vector<std::int64_t> list(static_cast<std::size_t>(micro_batches), 0);
-  std::int64_t backwards = 0;
-  for (const Action& action : actions) {
-    if (action.pass == Pass::backward) ++backwards;
-    if (action.pass == Pass::forward) list[static_cast<std::size_t>(action.micro_batch)] = backwards;
-  }
-  return list;
-}
-
-}  // namespace pipeline_stage_detail
-
-PipelineStage::PipelineStage(Communicator& stages, PipelineOptions options)
+PipelineStage::PipelineStage(Communicator& stages, DataParallel& ranks, PipelineOptions options)
     : stages_(stages),
+      ranks_(ranks),
       apart_(stages.split([](int rank) {
         return Communicator::Place{0, rank};
       })),
@@ -43,10 +29,11 @@ PipelineStage::PipelineStage(Communicator& stages, PipelineOptions options)
     passes_.push_back({action.pass == Pass::forward, action.micro_batch});
   }
   const auto count = static_cast<std::size_t>(schedule.micro_batches);
-  taken_before_ = pipeline_stage_detail::backwards_before(schedule.of_stage.front(), schedule.micro_batches);
   inputs_.resize(count);
   given_.resize(count);
-  if (options_.shared.defined() && is_last()) options_.shared.leaf()->is_input = true;  // no optimizer here has it
+  if (!options_.shared.tensor.defined() || !is_last()) return;
+  options_.shared.tensor.leaf()->is_input = true;  // no optimizer here has it
+  head_ = std::make_unique<DataParallel>(ranks.communicator(), std::vector{options_.shared});
 }
 
 Communicator::Volume PipelineStage::volume() const noexcept {
@@ -114,34 +101,37 @@ bool PipelineStage::take_gradient(std::int64_t micro_batch, const std::shared_pt
     begin_send(stages_, stages_.rank() - 1, std::exchange(leaf->grad, Tensor()), gradient_.emplace());
     return true;
   }
-  if (!options_.shared.defined() || leaf != options_.shared.leaf()) return false;
-  if (is_last()) {
-    send_shared(micro_batch, std::exchange(leaf->grad, Tensor()));
-    return true;
-  }
-  const Tensor theirs =
-      receive(*apart_, apart_->size() - 1, leaf->grad.shape(), leaf->grad.dtype(), Category::communication);
-  add_to(leaf->grad, theirs);
-  return false;
+  if (!head_ || leaf != options_.shared.tensor.leaf()) return false;
+  head_->take_gradient(leaf);
+  head_->end_micro_batch();  // it has no other
+  return true;
 }
 
-void PipelineStage::send_shared(std::int64_t micro_batch, Tensor gradient) {
-  // The first stage took these before it sent what this backward began with.
-  for (; first_shared_ < taken_before_[static_cast<std::size_t>(micro_batch)]; ++first_shared_) {
-    shared_.front().transit.wait();
-    shared_.pop_front();
-  }
-  gradient.storage()->set_category(Category::communication);
-  begin_send(*apart_, 0, std::move(gradient), shared_.emplace_back());
+void PipelineStage::begin_step() {
+  if (head_) head_->begin_step(options_.schedule.micro_batches);
 }
 
 void PipelineStage::end_passes() {
   begin_pass();
   if (gradient_) gradient_->transit.wait();
   gradient_.reset();
-  for (Sent& sent : shared_) sent.transit.wait();
-  shared_.clear();
-  first_shared_ = 0;
+}
+
+void PipelineStage::complete_gradients() {
+  const Tensor& shared = options_.shared.tensor;
+  if (!shared.defined()) return;
+  if (head_) {
+    head_->complete_gradients();
+    Sent sent;
+    begin_send(*apart_, 0, std::exchange(shared.grad(), Tensor()), sent);
+    sent.transit.wait();
+    head_->drop_gradients();
+  } else if (is_first()) {
+    const Tensor theirs = receive(*apart_, apart_->size() - 1, shared.shape(), shared.dtype(), Category::communication);
+    for (const optim::Named& p : ranks_.parameters()) {
+      if (p.name == options_.shared.name) add_to(p.tensor.grad(), window_of(theirs, p.first_element, p.tensor.shape()));
+    }
+  }
 }
 
 Tensor PipelineStage::share_loss(const Tensor& loss) {
@@ -192,8 +182,8 @@ Tensor PipelineStage::sum_squares(const Tensor& own) {
 }
 
 void PipelineStage::share_parameters() {
-  const Tensor& shared = options_.shared;
-  if (!shared.defined() || !(is_first() || is_last())) return;
+  const Tensor& shared = options_.shared.tensor;
+  if (!shared.defined()) return;
   fetch_parameters(shared);
   Transit transit;
   if (is_first()) {
@@ -209,9 +199,21 @@ void PipelineStage::share_parameters() {
 void PipelineStage::drop() noexcept {
   result_.reset();
   gradient_.reset();
-  shared_.clear();
-  first_shared_ = 0;
+  if (head_) head_->drop_gradients();
   for (std::shared_ptr<Leaf>& leaf : inputs_) leaf.reset();
+}
+
+AllStages::AllStages(std::int64_t micro_batches, Tensor first, Tensor last)
+    : first_(std::move(first)), last_(std::move(last)) {
+  if (micro_batches < 1) {
+    throw ValueError("pipeline: " + std::to_string(micro_batches) + " micro-batches; 1 and more are allowed");
+  }
+  for (std::int64_t i = 0; i < micro_batches; ++i) passes_.insert(passes_.end(), {{true, i}, {false, i}});
+}
+
+void AllStages::complete_gradients() {
+  const Tensor theirs = std::exchange(last_.grad(), Tensor());
+  add_to(first_.grad(), theirs);
 }
 
 }  // namespace thimble::dist

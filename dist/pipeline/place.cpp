@@ -12,6 +12,7 @@ StagePlace::Units StagePlace::units(std::int64_t units) const {
     throw ValueError("pipeline: " + std::to_string(count) + " stages of a chain of " + std::to_string(units) +
                      " blocks; at most as many are allowed");
   }
+  if (has_all) return {0, units};
   const std::int64_t each = units / count, more = units % count;
   const auto begin_of = [&](std::int64_t stage) { return stage * each + std::min(stage, more); };
   return {begin_of(index), begin_of(index + 1)};

@@ -104,7 +104,7 @@ Bert::Bert(const ModelOptions& sizes, const nn::TensorOptions& on) : Model(sizes
   const auto add_table = [&](const char* name, std::int64_t rows) {
     return &child<nn::Embedding>(std::string("bert.embeddings.") + name, rows, sizes.width, on, bert_detail::deviation);
   };
-  if (stage.is_first() || stage.is_last()) words_ = add_table("word_embeddings", sizes.vocabulary);
+  words_ = make_tied_table(stage, [&] { return add_table("word_embeddings", sizes.vocabulary); });
   if (stage.is_first()) {
     positions_ = add_table("position_embeddings", sizes.sequence);
     types_ = add_table("token_type_embeddings", bert_detail::segments);
@@ -122,7 +122,7 @@ Bert::Bert(const ModelOptions& sizes, const nn::TensorOptions& on) : Model(sizes
   head_ = &child<HeadBias>("cls.predictions", sizes.vocabulary, on);
 }
 
-Tensor Bert::shared_by_stages() const { return words_ != nullptr ? words_->weight : Tensor(); }
+Model::SharedByStages Bert::shared_by_stages() { return tied_.shared(options_.stage, words_); }
 
 // Ids (B, T) -> (B, T, C).
 Tensor Bert::embed(const Tensor& ids) {
@@ -158,7 +158,7 @@ Tensor Bert::forward(const Tensor& ids, const Tensor& mask) {
 Tensor Bert::logits(const Tensor& x) {
   const PathScope scope(path());
   const PathScope decoder("cls.predictions.decoder");
-  return linear(nn::as_operand(x, compute_), nn::as_operand(words_->weight, compute_),
+  return linear(nn::as_operand(x, compute_), nn::as_operand(tied_.of(options_.stage, *words_), compute_),
                 nn::as_operand(head_->bias, compute_));  // (B, T, V)
 }
 
@@ -168,7 +168,7 @@ Tensor Bert::loss(const Batch& batch) {
     const Tensor x = features(batch.input, batch.mask);
     const PathScope scope(path());
     const PathScope head("loss");
-    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(words_->weight, compute_),
+    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(tied_.of(options_.stage, *words_), compute_),
                               nn::as_operand(head_->bias, compute_), batch.target);
   }
   const Tensor scores = forward(batch.input, batch.mask);

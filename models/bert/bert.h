@@ -15,6 +15,7 @@
 
 #include <thimble/models/theory.h>
 #include <thimble/models/transformer/cut_block.h>
+#include <thimble/models/transformer/transformer.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {
@@ -59,7 +60,7 @@ class Bert final : public Model {
   std::string_view hidden_layers() const noexcept override { return "bert.encoder.layer."; }
   bool is_masked() const noexcept override { return true; }
   bool has_stages() const noexcept override { return true; }
-  Tensor shared_by_stages() const override;
+  SharedByStages shared_by_stages() override;
   /// From now on every layer runs under checkpoint(): it keeps its input alone. The results are the same bits.
   void recompute_blocks(bool is_on = true) noexcept { recomputes_blocks_ = is_on; }
 
@@ -84,6 +85,7 @@ class Bert final : public Model {
   nn::Linear* transform_ = nullptr;
   nn::LayerNorm* transform_norm_ = nullptr;
   HeadBias* head_ = nullptr;
+  TiedHead tied_;
   bool recomputes_blocks_ = false;
 };
 

@@ -116,9 +116,8 @@ Tensor GptBlock::extend(const Tensor& x, nn::CachedLayer past) {
 
 Gpt::Gpt(const ModelOptions& sizes, const nn::TensorOptions& on) : Decoder(sizes), compute_(on.compute) {
   const dist::StagePlace& stage = sizes.stage;
-  if (stage.is_first() || stage.is_last()) {
-    tokens_ = &child<nn::Embedding>("wte", sizes.vocabulary, sizes.width, on, gpt_detail::deviation);
-  }
+  tokens_ = make_tied_table(
+      stage, [&] { return &child<nn::Embedding>("wte", sizes.vocabulary, sizes.width, on, gpt_detail::deviation); });
   if (stage.is_first()) {
     positions_ = &child<nn::Embedding>("wpe", sizes.sequence, sizes.width, on, gpt_detail::deviation);
     dropout_ = &child<nn::Dropout>("drop", sizes.dropout, sizes.build == Build::textbook);
@@ -130,7 +129,7 @@ Gpt::Gpt(const ModelOptions& sizes, const nn::TensorOptions& on) : Decoder(sizes
   if (stage.is_last()) norm_ = &child<nn::LayerNorm>("ln_f", sizes.width, on);
 }
 
-Tensor Gpt::shared_by_stages() const { return tokens_ != nullptr ? tokens_->weight : Tensor(); }
+Model::SharedByStages Gpt::shared_by_stages() { return head_.shared(options_.stage, tokens_); }
 
 // Ids (B, T) -> (B, T, C).
 Tensor Gpt::embed(const Tensor& ids) {
@@ -162,7 +161,7 @@ Tensor Gpt::forward(const Tensor& ids, const Tensor& mask) {
 Tensor Gpt::logits(const Tensor& x) {
   const PathScope scope(path());
   const PathScope head("head");
-  return linear(nn::as_operand(x, compute_), nn::as_operand(tokens_->weight, compute_));
+  return linear(nn::as_operand(x, compute_), nn::as_operand(head_.of(options_.stage, *tokens_), compute_));
 }
 
 nn::KvCacheSizes Gpt::cache_sizes() const {
@@ -189,8 +188,8 @@ Tensor Gpt::loss(const Batch& batch) {
     const Tensor x = features(batch.input, batch.mask);
     const PathScope scope(path());
     const PathScope head("loss");
-    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(tokens_->weight, compute_), Tensor(),
-                              batch.target);
+    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(head_.of(options_.stage, *tokens_), compute_),
+                              Tensor(), batch.target);
   }
   const Tensor logits = forward(batch.input, batch.mask);
   const PathScope scope(path());

@@ -11,6 +11,7 @@
 #include <thimble/models/theory.h>
 #include <thimble/models/transformer/cut_block.h>
 #include <thimble/models/transformer/decoder.h>
+#include <thimble/models/transformer/transformer.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {
@@ -52,7 +53,7 @@ class Gpt final : public Decoder {
   Batch empty_batch(std::int64_t samples, Device device) const override;
   std::string_view hidden_layers() const noexcept override { return "h."; }
   bool has_stages() const noexcept override { return true; }
-  Tensor shared_by_stages() const override;
+  SharedByStages shared_by_stages() override;
   nn::KvCacheSizes cache_sizes() const override;
   std::int64_t most_positions() const noexcept override { return options_.sequence; }
   Tensor extend(const Tensor& ids, nn::KvCache& cache) override;
@@ -69,6 +70,7 @@ class Gpt final : public Decoder {
   nn::Dropout* dropout_ = nullptr;
   std::vector<GptBlock*> blocks_;
   nn::LayerNorm* norm_ = nullptr;  // of the last stage
+  TiedHead head_;
   bool recomputes_blocks_ = false;
 };
 

@@ -101,9 +101,11 @@ Llama::Llama(const LlamaConfig& config, const nn::TensorOptions& on)
     : Decoder(config.sizes), config_(config), compute_(on.compute) {
   require_llama_sizes("llama", config.sizes);
   const dist::StagePlace& stage = config.sizes.stage;
-  if (stage.is_first() || (stage.is_last() && config.is_tied)) {
-    tokens_ = &child<nn::Embedding>("model.embed_tokens", config.sizes.vocabulary, config.sizes.width, on,
-                                    llama_detail::deviation);
+  if (config.is_tied || stage.is_first()) {
+    tokens_ = make_tied_table(stage, [&] {
+      return &child<nn::Embedding>("model.embed_tokens", config.sizes.vocabulary, config.sizes.width, on,
+                                   llama_detail::deviation);
+    });
   }
   const dist::StagePlace::Units own = stage.units(config.sizes.layers);
   for (std::int64_t i = own.first; i < own.end; ++i) {
@@ -116,7 +118,9 @@ Llama::Llama(const LlamaConfig& config, const nn::TensorOptions& on)
                              llama_detail::projection());
 }
 
-Tensor Llama::shared_by_stages() const { return config_.is_tied && tokens_ != nullptr ? tokens_->weight : Tensor(); }
+Model::SharedByStages Llama::shared_by_stages() {
+  return config_.is_tied ? tied_.shared(options_.stage, tokens_) : SharedByStages();
+}
 
 // Ids (B, T) -> (B, T, h).
 Tensor Llama::embed(const Tensor& ids) {

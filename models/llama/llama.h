@@ -16,6 +16,7 @@
 #include <thimble/models/theory.h>
 #include <thimble/models/transformer/cut_block.h>
 #include <thimble/models/transformer/decoder.h>
+#include <thimble/models/transformer/transformer.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {
@@ -71,7 +72,7 @@ class Llama final : public Decoder {
   Batch empty_batch(std::int64_t samples, Device device) const override;
   std::string_view hidden_layers() const noexcept override { return "model.layers."; }
   bool has_stages() const noexcept override { return true; }
-  Tensor shared_by_stages() const override;
+  SharedByStages shared_by_stages() override;
   nn::KvCacheSizes cache_sizes() const override;
   /// As many as a cache has room for: positions are turned, not learned.
   std::int64_t most_positions() const noexcept override { return std::numeric_limits<std::int64_t>::max(); }
@@ -83,7 +84,7 @@ class Llama final : public Decoder {
   Tensor embed(const Tensor& ids);
   Tensor features(const Tensor& in, const Tensor& mask);
   Tensor logits(const Tensor& x);
-  const Tensor& head_weight() const { return head_ != nullptr ? head_->weight : tokens_->weight; }
+  const Tensor& head_weight() { return head_ != nullptr ? head_->weight : tied_.of(options_.stage, *tokens_); }
 
   LlamaConfig config_;
   std::optional<DType> compute_;
@@ -91,6 +92,7 @@ class Llama final : public Decoder {
   std::vector<LlamaLayer*> layers_;
   nn::RmsNorm* norm_ = nullptr;  // of the last stage
   nn::Linear* head_ = nullptr;   // of the last stage; null: tied
+  TiedHead tied_;
   bool recomputes_blocks_ = false;
 };
 

@@ -76,10 +76,13 @@ struct PlanReport {
 /// of images or with `data`), BudgetError when not even one sample, or one token, fits.
 PlanReport make_plan(const PlanOptions& options);
 
+/// The setup's ranks in groups that need the same bytes, by their lowest rank. Throws as TrainedParts does.
+std::vector<std::vector<int>> alike_ranks(Setup setup, Device device);
+
 /// Ranks of the setup that need the same, and what that is.
 struct RankPlan {
   std::vector<int> ranks;
-  PlanReport report;
+  PlanReport report;  ///< without a budget, of all but the first: the bytes of keeping everything alone
 };
 
 /// The plan of every rank of the setup, those that have as much of everything planned once: the one that needs most

@@ -9,18 +9,19 @@
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/planning/choices.h>
+#include <thimble/models/planning/planned_run.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/training/trained_parts.h>
 
 namespace thimble::models {
 namespace rank_plans_detail {
 
-/// What bytes depend on: the stage, the sizes of a rank's parts, and whether it writes checkpoints.
-std::vector<std::int64_t> shares_of(const Setup& setup, const dist::DataParallel& parallel) {
-  std::vector<std::int64_t> sizes{setup.rank == 0 ? 1 : 0, stage_of(setup).index};
+/// What bytes depend on, of data rank `rank` of a stage: the sizes of its shares, and whether it writes checkpoints.
+std::vector<std::int64_t> shares_of(int rank, bool is_writer, const dist::DataParallel& parallel) {
+  std::vector<std::int64_t> sizes{is_writer ? 1 : 0};
   for (const dist::Bucket& bucket : parallel.buckets()) {
-    sizes.push_back(bucket.shard_elements(parallel.rank()));
-    for (const dist::Piece& piece : bucket.pieces[static_cast<std::size_t>(parallel.rank())]) {
+    sizes.push_back(bucket.shard_elements(rank));
+    for (const dist::Piece& piece : bucket.pieces[static_cast<std::size_t>(rank)]) {
       sizes.insert(sizes.end(), {static_cast<std::int64_t>(piece.parameter), piece.end - piece.begin});
     }
   }
@@ -28,6 +29,27 @@ std::vector<std::int64_t> shares_of(const Setup& setup, const dist::DataParallel
 }
 
 }  // namespace rank_plans_detail
+
+std::vector<std::vector<int>> alike_ranks(Setup setup, Device device) {
+  const Device on = dry(device);
+  const int teams = data_ranks(setup), of_stage = setup.ranks / setup.pp;
+  std::vector<std::vector<int>> groups;
+  for (int begin = 0; begin < setup.ranks; begin += of_stage) {
+    const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
+    const ResourceScope scope(stack.top);
+    setup.rank = begin;
+    const TrainedParts parts(setup, on);
+    std::map<std::vector<std::int64_t>, std::vector<int>> of_shares;
+    for (int d = 0; d < teams; ++d) {
+      for (int r = begin + d * setup.tp; r < begin + (d + 1) * setup.tp; ++r) {
+        of_shares[rank_plans_detail::shares_of(d, r == 0, *parts.parallel)].push_back(r);
+      }
+    }
+    for (auto& [shares, ranks] : of_shares) groups.push_back(std::move(ranks));
+  }
+  std::sort(groups.begin(), groups.end());
+  return groups;
+}
 
 nn::Plan fit_in_budget(const ChoiceOptions& options, const Setup& setup, nn::Planner& planner) {
   if (setup.ranks == 1 || (setup.zero < 3 && setup.tp == 1)) return planner.fit(options.budget_bytes);
@@ -70,27 +92,34 @@ std::vector<RankPlan> plan_ranks(const PlanOptions& options) {
     throw ValueError(std::string(option) + ": not with `ranks` " + std::to_string(options.setup.ranks) +
                      "; one rank is allowed");
   }
-  const Device on = dry(options.device);
-  std::map<std::vector<std::int64_t>, std::vector<int>> groups;
-  PlanOptions of_rank = options;
-  for (int r = 0; r < options.setup.ranks; ++r) {
-    const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
-    const ResourceScope scope(stack.top);
-    of_rank.setup.rank = r;
-    const TrainedParts parts(of_rank.setup, on);
-    groups[rank_plans_detail::shares_of(of_rank.setup, *parts.parallel)].push_back(r);
-  }
   std::vector<RankPlan> plans;
-  for (auto& [shares, ranks] : groups) {
-    of_rank.setup.rank = ranks.front();
-    plans.push_back({std::move(ranks), make_plan(of_rank)});
+  for (std::vector<int>& ranks : alike_ranks(options.setup, options.device)) plans.push_back({std::move(ranks), {}});
+  PlanOptions of_rank = options;
+  if (options.budget_bytes == 0 && hardware_for(options.costs, options.device).memory_bytes == 0) {
+    const PlannedRuns runs(of_rank.setup, options.device, options.data);
+    for (RankPlan& plan : plans) {  // nothing is searched for: a dry run tells
+      of_rank.setup.rank = plan.ranks.front();
+      const nn::MemoryProfile profile = nn::profile_training(dry(options.device), runs.of(of_rank.setup));
+      plan.report.plan.peak_bytes = profile.peak_bytes;
+      plan.report.plan.peak_by_category = profile.peak_by_category;
+      plan.report.committed =
+          memory::committed_parts(profile.peak_live_bytes, profile.peak_height_bytes, profile.peak_bytes);
+      plan.report.keep_everything_bytes = profile.peak_bytes;
+    }
+  } else {
+    for (RankPlan& plan : plans) {
+      of_rank.setup.rank = plan.ranks.front();
+      plan.report = make_plan(of_rank);
+    }
   }
-  const auto before = [](const RankPlan& a, const RankPlan& b) { return a.ranks.front() < b.ranks.front(); };
-  std::sort(plans.begin(), plans.end(), before);
   const auto needs_less = [](const RankPlan& a, const RankPlan& b) {
     return a.report.plan.peak_bytes < b.report.plan.peak_bytes;
   };
   const auto most = std::max_element(plans.begin(), plans.end(), needs_less);
+  if (!most->report.planner) {
+    of_rank.setup.rank = most->ranks.front();
+    most->report = make_plan(of_rank);
+  }
   std::rotate(plans.begin(), most, most + 1);
   return plans;
 }

@@ -126,10 +126,10 @@ void check_ranks(const Setup& setup) {
     throw ValueError("`tp`: " + std::to_string(setup.tp) + " with `ranks` " + std::to_string(setup.ranks) +
                      "; a divisor of the ranks, or any number of parts on one rank, is allowed");
   }
-  if (setup.pp < 1 || (setup.pp > 1 && setup.ranks % (setup.tp * setup.pp) != 0)) {
+  if (setup.pp < 1 || (setup.ranks > 1 && setup.ranks % (setup.tp * setup.pp) != 0)) {
     throw ValueError("`pp`: " + std::to_string(setup.pp) + " with `ranks` " + std::to_string(setup.ranks) +
                      (setup.tp > 1 ? " in teams of `tp` " + std::to_string(setup.tp) : "") +
-                     "; as many stages as divide the ranks are allowed");
+                     "; as many stages as divide the ranks, or any number on one rank, are allowed");
   }
   if (setup.pipeline != "1f1b" && setup.pipeline != "gpipe") {
     throw ValueError("`pipeline`: '" + setup.pipeline + "' is not one of 1f1b, gpipe");

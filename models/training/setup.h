@@ -77,7 +77,7 @@ struct Setup {
   /// many in a row are a team, which computes the same samples; one rank alone has all parts. 1: blocks are whole
   int tp = 1;
   /// Pipeline parallelism: stages that a chain of blocks is cut into (ModelOptions::stage). As many ranks in a row as
-  /// share out the batch and its parts have one stage. 1: the model is whole
+  /// share out the batch and its parts have one stage; one rank alone has all. 1: the model is whole
   int pp = 1;
   std::string pipeline = "1f1b";        ///< order of its micro-batches: 1f1b, gpipe (dist/pipeline/schedule.h)
   int zero = 0;                         ///< stage of ZeRO: what ranks with the same parts share out, 0 to 3
@@ -95,7 +95,7 @@ inline int data_rank(const Setup& setup) noexcept {
 }
 /// Its stage.
 inline dist::StagePlace stage_of(const Setup& setup) noexcept {
-  if (setup.ranks == 1 || setup.pp <= 1 || setup.ranks % setup.pp != 0) return {};
+  if (setup.pp <= 1 || setup.ranks % setup.pp != 0) return {0, std::max(1, setup.pp), true};
   return {setup.rank / (setup.ranks / setup.pp), setup.pp};
 }
 

@@ -43,15 +43,14 @@ std::unique_ptr<dist::Communicator> split(const Setup& setup, dist::Communicator
 }
 
 std::unique_ptr<dist::DataParallel> make_parallel(const Setup& setup, dist::Communicator* ranks,
-                                                  dist::Communicator* team, const Model& model) {
+                                                  dist::Communicator* team, Model& model) {
   if (ranks == nullptr) return nullptr;
   const bool is_whole = !is_elementwise(optimizer_name(setup, model.is_text()));
   const dist::BucketOptions buckets{.bytes = setup.bucket_bytes, .keeps_parameters = is_whole};
   dist::DataParallelOptions options{.zero = setup.zero, .buckets = buckets};
   std::vector<nn::Named> own = model.trainable();
-  const dist::StagePlace& place = model.options().stage;
-  if (const Tensor shared = model.shared_by_stages(); shared.defined() && !place.is_first()) {
-    std::erase_if(own, [&](const nn::Named& p) { return p.tensor.leaf() == shared.leaf(); });  // the first stage's
+  if (const Model::SharedByStages shared = model.shared_by_stages(); !shared.first.defined() && shared.last.defined()) {
+    std::erase_if(own, [&](const nn::Named& p) { return p.tensor.leaf() == shared.last.leaf(); });  // the first's
   }
   if (team != nullptr) options.parts = {team, part_layers(model, own)};
   return std::make_unique<dist::DataParallel>(*ranks, std::move(own), std::move(options));
@@ -80,7 +79,7 @@ Tensor stage_input(Setup setup, Device device) {
 }
 
 std::unique_ptr<dist::PipelineStage> make_stage(const Setup& setup, Device device, dist::Communicator* stages,
-                                                const Model& model) {
+                                                dist::DataParallel* parallel, Model& model) {
   if (stages == nullptr) return nullptr;
   dist::PipelineOptions options;
   const auto micro_batches = static_cast<int>(setup.micro_batches);
@@ -91,8 +90,19 @@ std::unique_ptr<dist::PipelineStage> make_stage(const Setup& setup, Device devic
     options.dtype = input.dtype();
   }
   options.device = device;
-  options.shared = model.shared_by_stages();
-  return std::make_unique<dist::PipelineStage>(*stages, std::move(options));
+  const Model::SharedByStages shared = model.shared_by_stages();
+  const Tensor& table = shared.first.defined() ? shared.first : shared.last;
+  for (const nn::Named& p : model.trainable()) {
+    if (table.defined() && p.tensor.leaf() == table.leaf()) options.shared = p;
+  }
+  return std::make_unique<dist::PipelineStage>(*stages, *parallel, std::move(options));
+}
+
+std::unique_ptr<dist::AllStages> make_all_stages(const Setup& setup, Model& model) {
+  if (setup.ranks > 1) return nullptr;
+  const Model::SharedByStages shared = model.shared_by_stages();
+  if (!shared.first.defined()) return nullptr;
+  return std::make_unique<dist::AllStages>(setup.micro_batches, shared.first, shared.last);
 }
 
 }  // namespace trained_parts_detail
@@ -108,13 +118,14 @@ TrainedParts::TrainedParts(const Setup& setup, Device device, dist::Communicator
       model(make_model(setup, device, like_ranks ? like_ranks.get() : ranks, team_ranks.get())),
       parallel(
           trained_parts_detail::make_parallel(setup, like_ranks ? like_ranks.get() : ranks, team_ranks.get(), *model)),
-      stage(trained_parts_detail::make_stage(setup, device, stage_ranks.get(), *model)),
+      stage(trained_parts_detail::make_stage(setup, device, stage_ranks.get(), parallel.get(), *model)),
+      all_stages(trained_parts_detail::make_all_stages(setup, *model)),
       optimizer(parallel ? make_optimizer(setup, *model, parallel->parameters()) : make_optimizer(setup, *model)),
       scaler(make_scaler(setup)),
       options(step_options(setup, model->is_text(), device)) {
   options.scaler = scaler.get();
   options.ranks = parallel.get();
-  options.stage = stage.get();
+  options.stage = all_stages ? static_cast<optim::Pipeline*>(all_stages.get()) : stage.get();
 }
 
 Tensor TrainedParts::loss(Batch part, std::int64_t i) {

@@ -30,7 +30,8 @@ struct TrainedParts {
   std::unique_ptr<dist::Communicator> stage_ranks;  ///< that have the other stages; null: one stage
   std::unique_ptr<Model> model;
   std::unique_ptr<dist::DataParallel> parallel;  ///< null: one rank
-  std::unique_ptr<dist::PipelineStage> stage;    ///< null: one stage
+  std::unique_ptr<dist::PipelineStage> stage;    ///< null: this rank has all stages
+  std::unique_ptr<dist::AllStages> all_stages;   ///< which are several, and share a parameter; null: else
   std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<optim::GradScaler> scaler;  ///< null: the loss is not scaled
   nn::StepOptions options;

@@ -98,11 +98,6 @@ void check_ranks(const StepOptions& options) {
   if (options.judge != nullptr) refuse("a captured step");
 }
 
-void check_stage(const StepOptions& options) {
-  if (options.stage == nullptr) return;
-  if (options.ranks == nullptr) throw PlanError("training_step: a stage without ranks; those that have it are needed");
-}
-
 /// What ranks and the stage have of a step goes with it.
 class RanksStep {
  public:
@@ -216,7 +211,7 @@ class GradientFactor {
   double before_;
 };
 
-/// The sums of squares of all gradients, wherever they are.
+/// The sums of squares of all ranks' gradients.
 Tensor square_sums(const optim::Optimizer& optimizer, const StepOptions& options) {
   const Tensor own = options.ranks->gradient_square_sums(optimizer);
   return options.stage != nullptr ? options.stage->sum_squares(own) : own;
@@ -312,7 +307,7 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
   const bool is_fused = options.fuses_optimizer != FusedUpdate::off;
   if (options.gradient_tier) step_detail::check_offloading(optimizer, options);
   if (is_fused) step_detail::check_fusing(optimizer, options);
-  step_detail::check_stage(options);
+  if (options.stage != nullptr) options.stage->begin_step();
   if (options.ranks != nullptr) {
     step_detail::check_ranks(options);
     options.ranks->begin_step(optimizer, options.micro_batches);
@@ -337,9 +332,9 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
       step_detail::update_all(optimizer);
     }
   }
+  if (options.ranks != nullptr) options.ranks->share_parameters();
+  if (options.stage != nullptr) options.stage->share_parameters();
   if (options.ranks != nullptr) {
-    options.ranks->share_parameters();
-    if (options.stage != nullptr) options.stage->share_parameters();
     options.ranks->share_state(transaction);
   }
   optimizer.zero_grad();

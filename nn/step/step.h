@@ -48,7 +48,7 @@ struct StepOptions {
   optim::GradScaler* scaler = nullptr;  ///< scales the loss, and lives as long as the steps; null: it is not scaled
   /// That make the step together (dist/data_parallel.h), each with its own micro-batches; null: this rank alone.
   optim::Ranks* ranks = nullptr;
-  /// Of a pipeline, that the model here is (optim/pipeline.h), with `ranks` of the same stage; null: it is whole.
+  /// Of a pipeline, that the model here is (optim/pipeline.h), with the `ranks` that have it; null: it is whole.
   optim::Pipeline* stage = nullptr;
   StepJudge* judge = nullptr;  ///< decides in place of a scaler that looks at gradients; null: the scaler decides
 };
