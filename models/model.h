@@ -98,6 +98,9 @@ class Model : public nn::Module {
     Tensor first, last;
   };
   virtual SharedByStages shared_by_stages() { return {}; }
+  /// From now on every block runs under checkpoint(): it keeps its input alone. The results are the same bits. Throws
+  /// ValueError where the model has no such blocks.
+  virtual void recompute_blocks(bool is_on = true);
   /// The sizes the model was built with, none of them left open.
   const ModelOptions& options() const noexcept { return options_; }
 

@@ -96,6 +96,10 @@ Tensor Model::loss(const Batch& batch) {
   return cross_entropy(forward(batch.input), batch.target);
 }
 
+void Model::recompute_blocks(bool is_on) {
+  if (is_on) throw ValueError("recompute_blocks: " + std::string(path_name(path())) + " has no blocks of its own");
+}
+
 std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on) {
   std::unique_ptr<Model> model = registry_detail::row_of(name).make(name, options, on);
   if (options.stage.count > 1 && !model->has_stages()) {

@@ -33,6 +33,7 @@ std::string flag_of(std::string option) {
       {"clip_norm", "clip"},
       {"finds_batch", "max-batch"},
       {"finds_sequence", "max-seq"},
+      {"recomputes_blocks", "recompute-blocks"},
       {"fuses_optimizer", "fuse-optimizer"},
       {"is_inference", "inference"},
       {"is_int8", "int8"},
@@ -264,6 +265,8 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
       ->type_name("F");
   command.add_option("--tokenizer", setup->tokenizer, "GPT family: tokenizer.json that text is read and written by")
       ->type_name("FILE");
+  command.add_flag("--recompute-blocks", setup->recomputes_blocks,
+                   "Transformers: every block keeps its input alone, and runs again in backward");
   command.add_flag("--fuse-optimizer", setup->fuses_optimizer,
                    "Update each parameter during backward and free its gradient; no clipping, no micro-batches");
   command

@@ -15,6 +15,7 @@
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/commands/fp8_report.h>
 #include <thimble/bench/commands/generation_output.h>
+#include <thimble/bench/commands/layouts.h>
 #include <thimble/bench/commands/packing_report.h>
 #include <thimble/bench/commands/ranks.h>
 #include <thimble/bench/report/plan_page.h>
@@ -236,19 +237,6 @@ void print_table(const models::PlanOptions& options, const models::PlanReport& r
               report.cost_model.c_str(), report.ms);
 }
 
-/// "0-2, 5".
-std::string in_words(const std::vector<int>& ranks) {
-  std::string text;
-  for (std::size_t i = 0; i < ranks.size();) {
-    std::size_t last = i;
-    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
-    text += (text.empty() ? "" : ", ") + std::to_string(ranks[i]) +
-            (last > i ? "-" + std::to_string(ranks[last]) : std::string());
-    i = last + 1;
-  }
-  return text;
-}
-
 /// Live bytes at the peak of every distinct rank.
 void print_ranks(std::span<const models::RankPlan> plans) {
   std::printf("ranks, by their shares\n  %-14s %16s %16s %16s %16s %16s %16s\n", "rank", "peak (committed)",
@@ -261,7 +249,7 @@ void print_ranks(std::span<const models::RankPlan> plans) {
     for (const Category c : {Category::parameter, Category::gradient, Category::optimizer, Category::communication}) {
       rest -= of(c);
     }
-    std::printf("  %-14s %16s %16s %16s %16s %16s %16s%s\n", in_words(plan.ranks).c_str(),
+    std::printf("  %-14s %16s %16s %16s %16s %16s %16s%s\n", ranks_in_words(plan.ranks).c_str(),
                 format_grouped(plan.report.plan.peak_bytes).c_str(), format_grouped(of(Category::parameter)).c_str(),
                 format_grouped(of(Category::gradient)).c_str(), format_grouped(of(Category::optimizer)).c_str(),
                 format_grouped(of(Category::communication)).c_str(), format_grouped(rest).c_str(),
@@ -371,7 +359,13 @@ void add_plan(CLI::App& program) {
   plan_detail::add_file_flags(*command, *files);
   const auto generation = std::make_shared<GenerationFlags>();
   add_generation_flags(*command, generation);
-  command->callback([command, options, is_json, files, dropout, generation] {
+  const auto layout = std::make_shared<LayoutFlags>();
+  add_layout_flags(*command, layout);
+  command->callback([command, options, is_json, files, dropout, generation, layout] {
+    if (layout->cluster.memory_bytes > 0) return plan_layout(*command, *layout, *options, *is_json);
+    for (const char* flag : {"--dp", "--per-node", "--inside", "--between"}) {
+      if (command->get_option(flag)->count() > 0) throw ValueError(std::string(flag) + ": with --memory alone");
+    }
     if (generation->is_asked) {
       return plan_generation(*command, *generation, options->setup, options->device, options->budget_bytes, *is_json);
     }

@@ -65,6 +65,18 @@ std::string ranks_in_words(const models::Setup& setup) {
          std::to_string(setup.zero) + " of ZeRO";
 }
 
+std::string ranks_in_words(const std::vector<int>& ranks) {
+  std::string text;
+  for (std::size_t i = 0; i < ranks.size();) {
+    std::size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    text += (text.empty() ? "" : ", ") + std::to_string(ranks[i]) +
+            (last > i ? "-" + std::to_string(ranks[last]) : std::string());
+    i = last + 1;
+  }
+  return text;
+}
+
 int on_ranks(models::Setup& setup, Device device, const RankBody& body) {
   RankFailure failure;
   const auto launch = dist::find_launch();

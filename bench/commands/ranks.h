@@ -4,6 +4,7 @@
 #include <exception>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include <thimble/core/threads/parallel.h>
 #include <thimble/dist/communicator.h>
@@ -22,6 +23,9 @@ using RankBody = std::function<int(dist::Communicator* ranks, RankFailure& failu
 
 /// What a plan of the setup says of them: ", stage 1 of 4 (1f1b), rank 1 of 4 at stage 0 of ZeRO".
 std::string ranks_in_words(const models::Setup& setup);
+
+/// "0-2, 5".
+std::string ranks_in_words(const std::vector<int>& ranks);
 
 /// Runs `body` on the ranks of `setup`: as threads, or where a launcher started this process as its rank. Sets
 /// setup.ranks to the launcher's. Returns the status of rank 0, in a process of several of the process's rank. Throws

@@ -61,8 +61,7 @@ class Bert final : public Model {
   bool is_masked() const noexcept override { return true; }
   bool has_stages() const noexcept override { return true; }
   SharedByStages shared_by_stages() override;
-  /// From now on every layer runs under checkpoint(): it keeps its input alone. The results are the same bits.
-  void recompute_blocks(bool is_on = true) noexcept { recomputes_blocks_ = is_on; }
+  void recompute_blocks(bool is_on = true) override { recomputes_blocks_ = is_on; }
 
  private:
   /// What the head adds to its scores.

@@ -57,8 +57,7 @@ class Gpt final : public Decoder {
   nn::KvCacheSizes cache_sizes() const override;
   std::int64_t most_positions() const noexcept override { return options_.sequence; }
   Tensor extend(const Tensor& ids, nn::KvCache& cache) override;
-  /// From now on every block runs under checkpoint(): it keeps its input alone. The results are the same bits.
-  void recompute_blocks(bool is_on = true) noexcept { recomputes_blocks_ = is_on; }
+  void recompute_blocks(bool is_on = true) override { recomputes_blocks_ = is_on; }
 
  private:
   Tensor embed(const Tensor& ids);

@@ -77,8 +77,7 @@ class Llama final : public Decoder {
   /// As many as a cache has room for: positions are turned, not learned.
   std::int64_t most_positions() const noexcept override { return std::numeric_limits<std::int64_t>::max(); }
   Tensor extend(const Tensor& ids, nn::KvCache& cache) override;
-  /// From now on every layer runs under checkpoint(): it keeps its input alone. The results are the same bits.
-  void recompute_blocks(bool is_on = true) noexcept { recomputes_blocks_ = is_on; }
+  void recompute_blocks(bool is_on = true) override { recomputes_blocks_ = is_on; }
 
  private:
   Tensor embed(const Tensor& ids);

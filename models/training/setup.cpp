@@ -102,6 +102,7 @@ std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Commu
   sizes.team = {setup.tp, team};
   sizes.stage = stage_of(setup);
   std::unique_ptr<Model> model = make_model(setup.model, sizes, on);
+  if (setup.recomputes_blocks) model->recompute_blocks();
   begin_fine_tuning(setup, *model, device);
   return model;
 }

@@ -138,30 +138,36 @@ nn::Evaluation Training::evaluate() {
   const std::int64_t most = options_.setup.batch / (data_ranks(options_.setup) * parts_.options.micro_batches);
   std::int64_t samples = 0, correct = 0;
   const Arena* const arena = device_.is_dry ? Arena::find(*current_resource(device_)) : nullptr;
-  std::uint64_t layout = 0;
+  std::uint64_t layout = 0, of_parts = 0;
   bool is_settled = false;
+  // All but the last have as many samples: once one leaves the arena as it was before, the next needs no more.
+  const auto leaves_as_before = [&](std::uint64_t& known, bool is_first) {
+    const std::uint64_t before = std::exchange(known, arena->layout_digest());
+    return !is_first && known == before;
+  };
   for (std::int64_t i = 0; i < count; ++i) {
-    // All but the last have as many samples: once one leaves the arena as it was before, the next needs no more.
     if (is_settled && i + 1 < count) continue;
     const ParameterUse use;
     const Batch batch = data_.validation_batch(i, device_, options_.setup.dtype);
     const std::int64_t all_samples = batch.target.size(0);
+    bool is_part_settled = false;
     for (std::int64_t begin = 0; begin < all_samples; begin += most) {
       const std::int64_t end = std::min(begin + most, all_samples);
+      if (is_part_settled && end < all_samples) continue;
       const Batch part = slice_samples(batch, begin, end);
       samples += end - begin;
-      Tensor result = evaluated(part);
-      if (!result.defined()) continue;
-      if (!parts_.model->is_text()) {  // scores (N, K)
-        correct +=
-            training_detail::count_correct(nn::read_values<float>(result), nn::read_values<std::int64_t>(part.target));
-        result = cross_entropy(result, part.target);
+      if (Tensor result = evaluated(part); result.defined()) {
+        if (!parts_.model->is_text()) {  // scores (N, K)
+          correct += training_detail::count_correct(nn::read_values<float>(result),
+                                                    nn::read_values<std::int64_t>(part.target));
+          result = cross_entropy(result, part.target);
+        }
+        loss += nn::read_value(result) * static_cast<double>(end - begin);
       }
-      loss += nn::read_value(result) * static_cast<double>(end - begin);
+      if (arena != nullptr) is_part_settled = leaves_as_before(of_parts, begin == 0);
     }
     if (arena == nullptr) continue;
-    const std::uint64_t before = std::exchange(layout, arena->layout_digest());
-    is_settled = i > 0 && layout == before;
+    is_settled = leaves_as_before(layout, i == 0);
   }
   parts_.model->train();
   if (parts_.stage != nullptr) {

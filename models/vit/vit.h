@@ -78,8 +78,7 @@ class Vit final : public Model {
   bool is_text() const noexcept override { return false; }
   std::string_view hidden_layers() const noexcept override { return "encoder.layers."; }
   bool has_stages() const noexcept override { return true; }
-  /// From now on every block runs under checkpoint(): it keeps its input alone. The results are the same bits.
-  void recompute_blocks(bool is_on = true) noexcept { recomputes_blocks_ = is_on; }
+  void recompute_blocks(bool is_on = true) override { recomputes_blocks_ = is_on; }
 
  private:
   Tensor embed(const Tensor& images);

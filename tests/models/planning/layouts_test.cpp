@@ -1,0 +1,156 @@
+// Layouts over ranks: the best one is proven, nothing faster fits, and it runs in what was told.
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/models/planning/layouts.h>
+#include <thimble/models/training/training.h>
+
+#include "support/catch.h"
+#include "support/train_ranks.h"
+
+using namespace thimble;
+using models::Layout;
+
+namespace {
+
+struct Case {
+  std::string model;
+  int ranks;
+  std::int64_t batch;
+  double share;  // of what one rank needs alone, that each has
+  std::string precision = {};
+};
+
+models::PlanOptions options_of(const Case& c) {
+  models::PlanOptions options;
+  options.setup.model = c.model;
+  models::ModelOptions& sizes = options.setup.sizes;
+  if (c.model == "resnet18") {
+    sizes.image = 32;
+  } else {
+    sizes.layers = 4, sizes.width = 96, sizes.heads = 4, sizes.sequence = 64;
+  }
+  if (c.model == "tiny-llama") sizes.key_heads = 2;
+  if (c.model == "bert-base" || c.model == "llama-3-8b") sizes.vocabulary = 512;
+  if (c.model == "llama-3-8b") sizes.key_heads = 4, sizes.hidden = 256;
+  options.setup.batch = c.batch;
+  if (!c.precision.empty()) set_precision(options.setup, c.precision);
+  return options;
+}
+
+models::Cluster cluster_of(const Case& c, const models::PlanOptions& options) {
+  models::Cluster cluster;
+  cluster.ranks = c.ranks;
+  cluster.per_node = 4;
+  const std::size_t alone = nn::profile_training(dry(cpu), models::zero_batch_run(options.setup)).peak_bytes;
+  cluster.memory_bytes = static_cast<std::size_t>(static_cast<double>(alone) * c.share);
+  return cluster;
+}
+
+}  // namespace
+
+TEST_CASE("layouts: the best one fits on every rank, and no faster one does", "[layouts]") {
+  const Case c = GENERATE(values<Case>({{"char-gpt", 4, 16, 0.5},
+                                        {"char-gpt", 8, 16, 0.2},
+                                        {"bert-base", 4, 8, 0.6, "bf16"},
+                                        {"tiny-llama", 4, 16, 0.35},
+                                        {"llama-3-8b", 8, 16, 0.3},
+                                        {"resnet18", 4, 16, 0.7}}));
+  INFO(c.model << " on " << c.ranks << " ranks with " << c.share << " of what one needs");
+  const models::PlanOptions options = options_of(c);
+  const models::Cluster cluster = cluster_of(c, options);
+  const models::LayoutReport report = find_layout(options, cluster);
+  INFO(to_string(report.best.layout));
+  REQUIRE(report.best.fits);
+  CHECK(report.best.peak_bytes <= cluster.memory_bytes);
+  CHECK(report.examined > 20);
+  std::vector<int> ranks;
+  for (const models::RankPlan& plan : report.ranks) {
+    CHECK(plan.report.plan.peak_bytes <= cluster.memory_bytes);
+    ranks.insert(ranks.end(), plan.ranks.begin(), plan.ranks.end());
+  }
+  std::sort(ranks.begin(), ranks.end());
+  REQUIRE(ranks.size() == static_cast<std::size_t>(c.ranks));
+  for (int r = 0; r < c.ranks; ++r) CHECK(ranks[static_cast<std::size_t>(r)] == r);
+  // Brute force: every layout that would be faster is run dry.
+  models::LayoutTimes times(options.setup, cluster, nn::hardware("cpu"), cpu);
+  for (const Layout& layout : layouts_of(options.setup, cluster, {})) {
+    const models::LayoutTime time = times.of(layout);
+    if (time.step_s() >= report.best.time.step_s()) continue;
+    INFO(to_string(layout));
+    CHECK(!judge(options, cluster, layout, time).fits);
+  }
+}
+
+TEST_CASE("layouts: what a person would try is never faster and fits", "[layouts]") {
+  const Case c = GENERATE(values<Case>({{"char-gpt", 8, 16, 0.25}, {"llama-3-8b", 8, 16, 0.35, "bf16"}}));
+  const models::PlanOptions options = options_of(c);
+  const models::Cluster cluster = cluster_of(c, options);
+  const models::LayoutReport report = find_layout(options, cluster);
+  models::LayoutTimes times(options.setup, cluster, nn::hardware("cpu"), cpu);
+  std::size_t fitting = 0;
+  for (const Layout& layout : std::vector<Layout>{{8, 1, 1, 0, 2},
+                                                  {8, 1, 1, 1, 1},
+                                                  {8, 1, 1, 3, 1},
+                                                  {8, 1, 1, 3, 2, true},
+                                                  {4, 2, 1, 1, 2},
+                                                  {2, 4, 1, 1, 4},
+                                                  {2, 4, 1, 0, 8, true},
+                                                  {2, 1, 4, 1, 8},
+                                                  {4, 1, 2, 2, 4},
+                                                  {2, 2, 2, 1, 8},
+                                                  {2, 2, 2, 3, 4, true},
+                                                  {1, 4, 2, 0, 16},
+                                                  {1, 2, 4, 0, 16, true}}) {
+    INFO(to_string(layout) << " beside " << to_string(report.best.layout));
+    const models::JudgedLayout judged = judge(options, cluster, layout, times.of(layout));
+    if (!judged.fits) continue;
+    ++fitting;
+    CHECK(judged.time.step_s() >= report.best.time.step_s());
+  }
+  CHECK(fitting > 0);
+}
+
+TEST_CASE("layouts: the best one trains in the bytes that were told", "[layouts]") {
+  const Case c = GENERATE(values<Case>({{"char-gpt", 4, 16, 0.4}, {"tiny-llama", 8, 16, 0.25}}));
+  const models::PlanOptions options = options_of(c);
+  const models::Cluster cluster = cluster_of(c, options);
+  models::FixedLayout fixed;
+  if (c.ranks == 8) fixed.pp = 2, fixed.tp = 2;
+  const models::LayoutReport report = find_layout(options, cluster, fixed);
+  INFO(to_string(report.best.layout));
+  models::TrainOptions training;
+  training.setup = models::setup_of(options.setup, report.best.layout);
+  training.data = "synthetic";
+  training.steps = 3;
+  const models::TrainReport trained = testing::train(training);
+  CHECK(trained.differences() == "");
+  for (const models::RankFigures& rank : trained.ranks) CHECK(rank.measured_peak_bytes <= cluster.memory_bytes);
+}
+
+TEST_CASE("layouts: what is given is kept, and what cannot be is said", "[layouts]") {
+  const Case c{"char-gpt", 8, 16, 1};
+  const models::PlanOptions options = options_of(c);
+  models::Cluster cluster = cluster_of(c, options);
+  models::FixedLayout fixed;
+  fixed.tp = 2, fixed.pp = 2, fixed.zero = 1, fixed.micro_batches = 4, fixed.recomputes_blocks = true;
+  const Layout best = find_layout(options, cluster, fixed).best.layout;
+  CHECK((best.tp == 2 && best.pp == 2 && best.dp == 2 && best.zero == 1));
+  CHECK((best.micro_batches == 4 && best.recomputes_blocks));
+  fixed.tp = 3;
+  CHECK_THROWS_WITH(find_layout(options, cluster, fixed), Catch::Contains("layouts: none of 8 ranks goes with"));
+  cluster.memory_bytes = 1000;
+  try {
+    find_layout(options, cluster);
+    FAIL("nothing trains in 1,000 bytes");
+  } catch (const nn::BudgetError& error) {
+    CHECK(error.minimum_bytes() > cluster.memory_bytes);
+    CHECK(std::string(error.what()).find("fits in 1000 B a rank") != std::string::npos);
+  }
+  cluster.memory_bytes = 0;
+  CHECK_THROWS_AS(find_layout(options, cluster), ValueError);
+  CHECK_THROWS_WITH(dist::link("tin cans"), Catch::Contains("nvlink-4"));
+}
