@@ -125,11 +125,14 @@ JudgedLayout judge(const PlanOptions& options, const Cluster& cluster, const Lay
     judged.fits = judged.peak_bytes <= cluster.memory_bytes;
     return profile;
   };
-  if (!is_proof) {  // those that most often need most
-    run(0);
-    if (!judged.fits) return judged;
-    if (setup.ranks > 1) run(setup.ranks - 1);
-    if (!judged.fits) return judged;
+  if (!is_proof) {
+    const int of_stage =
+        setup.ranks / setup.pp;  // the first stage, the next one, which holds most of the others, the last
+    for (const int rank : {0, setup.pp > 2 ? of_stage : 0, setup.ranks - of_stage}) {
+      if (rank > 0 || judged.peak_bytes == 0) run(rank);
+      if (!judged.fits) break;
+    }
+    return judged;
   }
   for (std::vector<int>& alike : alike_ranks(setup, options.device)) {
     const nn::MemoryProfile profile = run(alike.front());

@@ -62,13 +62,13 @@ struct JudgedLayout {
   Layout layout;
   LayoutTime time;
   std::size_t peak_bytes = 0;  ///< of the rank that needs most of those that were run; 0: none was
-  bool fits = false;           ///< every distinct rank was run, and fits
+  bool fits = false;           ///< as judge() found
 };
 
 struct LayoutReport {
   JudgedLayout best;
   std::vector<RankPlan> ranks;           ///< of the best one: every distinct rank, by its lowest number
-  std::vector<JudgedLayout> neighbours;  ///< one thing changed, each judged in full
+  std::vector<JudgedLayout> neighbours;  ///< one thing changed
   std::size_t examined = 0;              ///< layouts whose time was counted
   std::size_t run = 0;                   ///< of those, whose ranks were run dry
   double search_s = 0;                   ///< seconds that all of it took, but for
@@ -99,9 +99,9 @@ class LayoutTimes {
   std::unique_ptr<Known> known_;
 };
 
-/// The layout with every distinct rank run dry up to the first that does not fit: two steps, of no more micro-batches
-/// than can be under way and a few. With `ranks`, which gets them, it is a proof: the program of a training run, its
-/// evaluation and all micro-batches included.
+/// The layout run dry, up to a rank that does not fit: one of the first stage, the second and the last, which need most,
+/// for two steps of no more micro-batches than can be under way and a few. With `ranks`, which gets them, it is a proof:
+/// every distinct rank, and the program of a training run, its evaluation and all micro-batches included.
 JudgedLayout judge(const PlanOptions& options, const Cluster& cluster, const Layout& layout, const LayoutTime& time,
                    std::vector<RankPlan>* ranks = nullptr);
 

@@ -50,6 +50,13 @@ models::Cluster cluster_of(const Case& c, const models::PlanOptions& options) {
   return cluster;
 }
 
+/// On every rank.
+bool fits(const models::PlanOptions& options, const models::Cluster& cluster, const Layout& layout,
+          const models::LayoutTime& time) {
+  std::vector<models::RankPlan> ranks;
+  return judge(options, cluster, layout, time, &ranks).fits;
+}
+
 }  // namespace
 
 TEST_CASE("layouts: the best one fits on every rank, and no faster one does", "[layouts]") {
@@ -81,7 +88,7 @@ TEST_CASE("layouts: the best one fits on every rank, and no faster one does", "[
     const models::LayoutTime time = times.of(layout);
     if (time.step_s() >= report.best.time.step_s()) continue;
     INFO(to_string(layout));
-    CHECK(!judge(options, cluster, layout, time).fits);
+    CHECK(!fits(options, cluster, layout, time));
   }
 }
 
@@ -106,10 +113,10 @@ TEST_CASE("layouts: what a person would try is never faster and fits", "[layouts
                                                   {1, 4, 2, 0, 16},
                                                   {1, 2, 4, 0, 16, true}}) {
     INFO(to_string(layout) << " beside " << to_string(report.best.layout));
-    const models::JudgedLayout judged = judge(options, cluster, layout, times.of(layout));
-    if (!judged.fits) continue;
+    const models::LayoutTime time = times.of(layout);
+    if (!fits(options, cluster, layout, time)) continue;
     ++fitting;
-    CHECK(judged.time.step_s() >= report.best.time.step_s());
+    CHECK(time.step_s() >= report.best.time.step_s());
   }
   CHECK(fitting > 0);
 }
