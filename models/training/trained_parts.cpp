@@ -32,13 +32,16 @@ std::unique_ptr<dist::Communicator> split(const Setup& setup, dist::Communicator
   });
 }
 
-std::unique_ptr<dist::DataParallel> make_parallel(const Setup& setup, dist::Communicator* ranks,
-                                                  dist::Communicator* team, const Model& model) {
+std::unique_ptr<dist::DataParallel> make_parallel(const Setup& setup, dist::Communicator* ranks, dist::TeamParts team,
+                                                  const Model& model) {
   if (ranks == nullptr) return nullptr;
   const bool is_whole = !is_elementwise(optimizer_name(setup, model.is_text()));
   const dist::BucketOptions buckets{.bytes = setup.bucket_bytes, .keeps_parameters = is_whole};
   dist::DataParallelOptions options{.zero = setup.zero, .buckets = buckets};
-  if (team != nullptr) options.parts = {team, part_layers(model, model.trainable())};
+  if (team.ranks != nullptr) {
+    team.layers = part_layers(model, model.trainable());
+    options.parts = std::move(team);
+  }
   return std::make_unique<dist::DataParallel>(*ranks, model.trainable(), std::move(options));
 }
 
@@ -52,8 +55,8 @@ TrainedParts::TrainedParts(const Setup& setup, Device device, dist::Communicator
       team_ranks(trained_parts_detail::split(setup, ranks, true)),
       like_ranks(trained_parts_detail::split(setup, ranks, false)),
       model(make_model(setup, device, like_ranks ? like_ranks.get() : ranks, team_ranks.get())),
-      parallel(
-          trained_parts_detail::make_parallel(setup, like_ranks ? like_ranks.get() : ranks, team_ranks.get(), *model)),
+      parallel(trained_parts_detail::make_parallel(setup, like_ranks ? like_ranks.get() : ranks,
+                                                   {.ranks = team_ranks.get(), .all = ranks}, *model)),
       optimizer(parallel ? make_optimizer(setup, *model, parallel->parameters()) : make_optimizer(setup, *model)),
       scaler(make_scaler(setup)),
       options(step_options(setup, model->is_text(), device)) {
@@ -77,6 +80,7 @@ dist::WholeState whole_state(const Setup& setup, Device device) {
   const ResourceScope scope(stack.top);
   Setup alone = setup;
   alone.ranks = 1;
+  alone.tp = 1;
   alone.rank = alone.zero = 0;
   alone.offloads_optimizer = false;
   Generator generator(setup.seed);
