@@ -1,35 +1,39 @@
 #include <thimble/dist/checkpoint.h>
 
 #include <algorithm>
-#include <array>
 #include <exception>
-#include <utility>
+#include <map>
+#include <span>
+#include <string_view>
 
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/dist/shard_store.h>
 #include <thimble/dist/transit.h>
 #include <thimble/dist/window.h>
+#include <thimble/nn/files/cut_tensors.h>
 
 namespace thimble::dist {
 namespace checkpoint_detail {
 
 using Append = FunctionRef<void(const nn::NamedTensor&)>;
 
-/// Shape and dtype alone.
-Tensor outline(const Tensor& t) {
-  return Tensor::empty({0}, t.dtype(), cpu).window(t.shape(), contiguous_strides(t.shape()), 0);
+Communicator& all_ranks(DataParallel& parallel) {
+  Communicator* const all = parallel.options().parts.all;
+  return all != nullptr ? *all : parallel.communicator();
 }
 
-/// What a rank has of a parameter.
+/// Some of a parameter, or of a part of it, and who has it.
 struct Owned {
-  int rank;
+  int rank;  ///< among those with the same parts
   Range range;
 };
 
-/// Who has what of parameter `index`, in the order of its elements.
-std::vector<Owned> owners(const DataParallel& parallel, std::size_t index) {
+/// Who has what of parameter `index`, in the order of its elements; where all have all, the first of them.
+std::vector<Owned> owners(const DataParallel& parallel, std::size_t index, bool is_shared_out) {
+  if (!is_shared_out) return {{0, {0, parallel.whole()[index].tensor.elements()}}};
   std::vector<Owned> list;
   for (const Bucket& bucket : parallel.buckets()) {
     for (int r = 0; r < parallel.size(); ++r) {
@@ -50,76 +54,98 @@ Range state_range(const Range& range, std::int64_t parameter, std::int64_t state
   return {count(range.begin), count(range.end)};
 }
 
-/// Rank 0 gets the tensors of another rank and appends them; it has room for these alone.
-void receive(DataParallel& parallel, int from, const std::vector<nn::NamedTensor>& outlines, std::int64_t elements,
-             const Range& range, Device device, Append append) {
-  const PathScope path = ranks_path();
-  std::vector<nn::NamedTensor> parts;
-  Transit transit;
-  for (const nn::NamedTensor& whole : outlines) {
-    const std::int64_t n = state_range(range, elements, whole.tensor.elements()).size();
-    parts.push_back({whole.name, Tensor::empty({n}, whole.tensor.dtype(), device, Category::communication)});
-    transit.receive(from, parts.back().tensor);
+/// All that ranks tell each other, parameter by parameter. Rank 0 puts it together; the others do as much.
+class Gathering {
+ public:
+  Gathering(const nn::Module& module, DataParallel& parallel, Append append)
+      : cuts_(module), parallel_(parallel), all_(all_ranks(parallel)), assembly_(append) {
+    const Communicator* const team = parallel.options().parts.ranks;
+    if (team != nullptr) team_size_ = team->size();
   }
-  transit.begin(parallel.communicator());
-  transit.wait();
-  for (const nn::NamedTensor& part : parts) append(part);
-}
 
-void send(DataParallel& parallel, std::span<const optim::Named> tensors) {
-  Transit transit;
-  for (const optim::Named& t : tensors) transit.send(0, t.tensor);
-  transit.begin(parallel.communicator());
-  transit.wait();
-}
-
-/// Parameters in shards: `model.<name>`.
-void gather_parameters(DataParallel& parallel, Append append) {
-  const ShardStore* const store = parallel.store();
-  if (store == nullptr) return;
-  for (std::size_t i = 0; i < parallel.whole().size(); ++i) {
-    const optim::Named& p = parallel.whole()[i];
-    const Tensor& shard = store->shard(*p.tensor.storage());
-    const nn::NamedTensor named{"model." + p.name, outline(p.tensor)};
-    for (const Owned& owned : owners(parallel, i)) {
-      if (parallel.rank() > 0) {
-        if (owned.rank == parallel.rank()) send(parallel, std::vector{optim::Named{p.name, shard}});
-      } else if (owned.rank == 0) {
-        append({named.name, shard});
-      } else {
-        receive(parallel, owned.rank, {named}, p.tensor.elements(), owned.range, p.tensor.device(), append);
-      }
+  /// Parameters that are in shards or in parts, under names that begin with `prefix`. `list` has their layouts.
+  void parameters(const std::vector<nn::NamedTensor>& list, const std::string& prefix) {
+    const ShardStore* const store = parallel_.store();
+    std::map<std::string_view, nn::FileLayout> layouts;
+    for (const nn::NamedTensor& p : list) layouts[p.name] = p.layout;
+    for (std::size_t i = 0; i < parallel_.whole().size(); ++i) {
+      const optim::Named& p = parallel_.whole()[i];
+      const nn::FileTensor in_file = cuts_.of_parameter({p.name, p.tensor, layouts.at(p.name)}, prefix);
+      if (store == nullptr && !in_file.part) continue;
+      const Tensor own = store != nullptr ? store->shard(*p.tensor.storage()) : p.tensor;
+      const nn::NamedTensor whole{in_file.whole.name, nn::outline(in_file.whole.tensor.shape(), p.tensor.dtype()),
+                                  in_file.whole.layout};
+      bring(i, store != nullptr, {&whole, 1}, {&own, 1});
     }
   }
-}
 
-/// Parameter by parameter, rank by rank, each in the order of its own.
-void gather_state(DataParallel& parallel, const optim::Optimizer& optimizer, const WholeState& whole, Append append) {
-  if (parallel.rank() > 0) {
-    if (parallel.options().zero > 0) {
-      optimizer.each_state([&](std::span<const optim::Named> state) { send(parallel, state); });
-    }
-    return;
+  /// The state of all parameters, in the order of this rank's.
+  void state(const optim::Optimizer& optimizer, const WholeState& whole) {
+    std::size_t next = 0, own_index = 0;
+    const auto bring_next = [&](std::span<const Tensor> own) {
+      const nn::CutParameter* const cut = cuts_.find(parallel_.whole()[next].name);
+      bring(next, parallel_.options().zero > 0, whole.at(cut != nullptr ? cut->whole : parallel_.whole()[next].name),
+            own);
+      ++next;
+    };
+    optimizer.each_state([&](std::span<const optim::Named> state) {
+      const std::string& name = optimizer.parameters()[own_index++].name;
+      while (parallel_.whole()[next].name != name) bring_next({});
+      std::vector<Tensor> own;
+      for (const optim::Named& s : state) own.push_back(s.tensor);
+      bring_next(own);
+    });
+    while (next < parallel_.whole().size()) bring_next({});
   }
-  std::size_t next = 0;  // parameter
-  const auto gather_to_own = [&](const std::span<const optim::Named>* own) {
-    for (bool has_own = false; next < whole.size() && !has_own; ++next) {
-      const Tensor& parameter = parallel.whole()[next].tensor;
-      for (const Owned& owned : owners(parallel, next)) {
-        const bool is_own = parallel.options().zero == 0 || owned.rank == 0;
-        if (is_own && has_own) continue;  // in stage 0 every rank has all
-        if (!is_own) {
-          receive(parallel, owned.rank, whole[next], parameter.elements(), owned.range, parameter.device(), append);
-          continue;
+
+ private:
+  /// Tensors that go with a parameter: from those who have something of them to rank 0. `own`: what this rank has.
+  void bring(std::size_t index, bool is_shared_out, std::span<const nn::NamedTensor> wholes,
+             std::span<const Tensor> own) {
+    const Tensor& parameter = parallel_.whole()[index].tensor;
+    const nn::CutParameter* const cut = cuts_.find(parallel_.whole()[index].name);
+    const std::vector<Owned> list = owners(parallel_, index, is_shared_out);
+    for (int p = 0; p < (cut != nullptr ? team_size_ : 1); ++p) {
+      for (const Owned& owned : list) {
+        const int from = owned.rank * team_size_ + p;
+        if (all_.rank() > 0 && from != all_.rank()) continue;
+        std::vector<nn::FileTensor> parts;
+        for (std::size_t k = 0; k < wholes.size(); ++k) {
+          nn::FileTensor& t = parts.emplace_back(nn::FileTensor{wholes[k], from == all_.rank() ? own[k] : Tensor()});
+          if (cut != nullptr) t.part = cut->part, t.part->part = p;
+          if (wholes[k].layout != nn::FileLayout::same) t.part = nn::init::PartOf{wholes[k].tensor.shape()};
+          const std::int64_t elements = wholes[k].tensor.elements() / (cut != nullptr ? team_size_ : 1);
+          const Range range = state_range(owned.range, parameter.elements(), elements);
+          t.first = range.begin;
+          if (from == all_.rank()) continue;
+          const PathScope path = ranks_path();
+          t.here = Tensor::empty({range.size()}, wholes[k].tensor.dtype(), parameter.device(), Category::communication);
         }
-        has_own = true;
-        for (const optim::Named& s : *own) append({"optimizer." + s.name, s.tensor});
+        move(from, parts);
       }
     }
-  };
-  optimizer.each_state([&](std::span<const optim::Named> own) { gather_to_own(&own); });
-  gather_to_own(nullptr);
-}
+  }
+
+  /// What `from` has goes to rank 0, which has room for it alone.
+  void move(int from, const std::vector<nn::FileTensor>& parts) {
+    if (from > 0) {
+      Transit transit;
+      for (const nn::FileTensor& t : parts) {
+        all_.rank() == 0 ? transit.receive(from, t.here) : transit.send(0, t.here);
+      }
+      transit.begin(all_);
+      transit.wait();
+    }
+    if (all_.rank() > 0) return;
+    for (const nn::FileTensor& t : parts) assembly_.put(t);
+  }
+
+  nn::CutParameters cuts_;
+  DataParallel& parallel_;
+  Communicator& all_;
+  nn::Assembly assembly_;
+  int team_size_ = 1;
+};
 
 /// An error that all ranks throw: how long its text is, and whether it is a NotFiniteError.
 struct Verdict {
@@ -142,16 +168,17 @@ void agree(DataParallel& parallel, const std::exception_ptr& error) {
     }
     verdict.text_bytes = text.size();
   }
-  parallel.communicator().broadcast(&verdict, sizeof(verdict), 0);
+  Communicator& all = all_ranks(parallel);
+  all.broadcast(&verdict, sizeof(verdict), 0);
   text.resize(verdict.text_bytes);
-  if (!text.empty()) parallel.communicator().broadcast(text.data(), text.size(), 0);
-  if (text.empty() || parallel.rank() == 0) return;
+  if (!text.empty()) all.broadcast(text.data(), text.size(), 0);
+  if (text.empty() || all.rank() == 0) return;
   if (verdict.is_not_finite != 0) throw nn::NotFiniteError(text);
   throw Error(text);
 }
 
-/// All that ranks tell each other. Nothing but `append` may fail where ranks are to go on.
-void gather(DataParallel& parallel, const optim::Optimizer& optimizer, const WholeState& whole, Append append) {
+/// `tell` is what ranks tell each other. Nothing but `append` may fail where ranks are to go on.
+void gather(const nn::Module& module, DataParallel& parallel, Append append, FunctionRef<void(Gathering&)> tell) {
   std::exception_ptr error;
   const auto careful = [&](const nn::NamedTensor& part) {
     if (error) return;
@@ -162,80 +189,145 @@ void gather(DataParallel& parallel, const optim::Optimizer& optimizer, const Who
     }
   };
   try {
-    gather_parameters(parallel, careful);
-    gather_state(parallel, optimizer, whole, careful);
+    Gathering gathering(module, parallel, careful);
+    tell(gathering);
   } catch (const RankError&) {
     throw;
   } catch (const Error& failure) {
-    throw RankError(parallel.rank(), std::string("save_checkpoint: ") + failure.what());
+    throw RankError(all_ranks(parallel).rank(), std::string("files: ") + failure.what());
   }
   if (error) std::rethrow_exception(error);
+}
+
+constexpr auto append_nothing = [](const nn::NamedTensor&) {};
+
+/// One file of all ranks. `write` begins it, on rank 0, and calls its argument for what comes from the others; these,
+/// and rank 0 where it did not come so far, tell all the same.
+void write_together(const nn::Module& module, DataParallel& parallel, FunctionRef<void(Gathering&)> tell,
+                    FunctionRef<void(FunctionRef<void(Append)> each)> write) {
+  std::exception_ptr error;
+  bool is_gathered = false;
+  if (all_ranks(parallel).rank() == 0) {
+    try {
+      write([&](Append append) {
+        is_gathered = true;
+        gather(module, parallel, append, tell);
+      });
+    } catch (const RankError&) {
+      throw;
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  if (!is_gathered) gather(module, parallel, append_nothing, tell);
+  agree(parallel, error);
+  if (error) std::rethrow_exception(error);
+}
+
+/// Those of a checkpoint, in memory's layout.
+std::vector<nn::NamedTensor> saved_parameters(const nn::Module& module) {
+  std::vector<nn::NamedTensor> list = nn::checkpoint_parameters(module);
+  for (nn::NamedTensor& p : list) p.layout = nn::FileLayout::same;
+  return list;
+}
+
+/// State lies in that of the wholes where it has an element for each of its parameter's.
+void check_state(const nn::Module& module, const WholeState& whole) {
+  for (const auto& [name, cut] : nn::CutParameters(module)) {
+    for (const nn::NamedTensor& s : whole.at(cut.whole)) {
+      if (s.tensor.elements() == cut.part.whole.elements()) continue;
+      throw ShapeError("save_checkpoint: state " + quote(s.name) + " has " + std::to_string(s.tensor.elements()) +
+                       " elements for a parameter in parts with " + std::to_string(cut.part.whole.elements()) +
+                       "; one for each is allowed");
+    }
+  }
+}
+
+/// What rank 0 has of a module's tensors, and what comes together.
+void sort_tensors(const std::vector<nn::NamedTensor>& parameters, const nn::Module& module, DataParallel& parallel,
+                  const std::string& prefix, std::vector<nn::NamedTensor>& here, std::vector<nn::NamedTensor>& others) {
+  const nn::CutParameters cuts(module);
+  for (const nn::NamedTensor& p : parameters) {
+    const nn::FileTensor t = cuts.of_parameter(p, prefix);
+    if (!t.part && parallel.store() == nullptr) {
+      here.push_back(t.whole);
+    } else {
+      others.push_back({t.whole.name, nn::outline(t.whole.tensor.shape(), t.whole.tensor.dtype()), t.whole.layout});
+    }
+  }
+  for (const nn::NamedTensor& b : module.buffers()) here.push_back({prefix + b.name, b.tensor});
 }
 
 }  // namespace checkpoint_detail
 
 WholeState whole_state(const optim::Optimizer& of_all) {
   WholeState list;
+  std::size_t index = 0;
   of_all.each_state([&](std::span<const optim::Named> state) {
-    std::vector<nn::NamedTensor>& of_one = list.emplace_back();
-    for (const optim::Named& s : state) of_one.push_back({"optimizer." + s.name, checkpoint_detail::outline(s.tensor)});
+    std::vector<nn::NamedTensor>& of_one = list[of_all.parameters()[index++].name];
+    for (const optim::Named& s : state) {
+      of_one.push_back({"optimizer." + s.name, nn::outline(s.tensor.shape(), s.tensor.dtype())});
+    }
   });
   return list;
 }
 
-void visit_save(DataParallel& parallel, const optim::Optimizer& optimizer, const WholeState& whole) {
-  checkpoint_detail::gather(parallel, optimizer, whole, [](const nn::NamedTensor&) {});
+void visit_save(const nn::Module& module, DataParallel& parallel, const optim::Optimizer& optimizer,
+                const WholeState& whole) {
+  using namespace checkpoint_detail;
+  check_state(module, whole);
+  gather(module, parallel, append_nothing, [&](Gathering& all) {
+    all.parameters(saved_parameters(module), "model.");
+    all.state(optimizer, whole);
+  });
+}
+
+void visit_save_weights(const nn::Module& module, DataParallel& parallel) {
+  using namespace checkpoint_detail;
+  gather(module, parallel, append_nothing, [&](Gathering& all) { all.parameters(module.parameters(), ""); });
 }
 
 void save_checkpoint(const std::string& path, const nn::Module& module, DataParallel& parallel,
                      const optim::Optimizer& optimizer, const WholeState& whole, const Generator& generator,
                      const nn::Metadata& metadata, const optim::GradScaler* scaler) {
   using namespace checkpoint_detail;
-  if (parallel.rank() > 0) {
-    visit_save(parallel, optimizer, whole);
-    return agree(parallel, nullptr);
-  }
-  std::exception_ptr error;
-  bool is_gathered = false;
-  try {
-    std::vector<nn::NamedTensor> here, outlines;
-    for (const nn::NamedTensor& p : nn::checkpoint_parameters(module)) {
-      if (parallel.store() == nullptr) {
-        here.push_back({"model." + p.name, p.tensor});
-      } else {
-        outlines.push_back({"model." + p.name, outline(p.tensor)});
-      }
-    }
-    for (const nn::NamedTensor& b : module.buffers()) here.push_back({"model." + b.name, b.tensor});
-    for (const auto& of_one : whole) outlines.insert(outlines.end(), of_one.begin(), of_one.end());
+  check_state(module, whole);
+  const auto tell = [&](Gathering& all) {
+    all.parameters(saved_parameters(module), "model.");
+    all.state(optimizer, whole);
+  };
+  write_together(module, parallel, tell, [&](FunctionRef<void(Append)> each) {
+    std::vector<nn::NamedTensor> here, others;
+    sort_tensors(saved_parameters(module), module, parallel, "model.", here, others);
+    for (const auto& [name, of_one] : whole) others.insert(others.end(), of_one.begin(), of_one.end());
     nn::write_tensor_file(
-        path, here, outlines,
-        nn::format_checkpoint_info(nn::checkpoint_info(module, optimizer, generator, metadata, scaler)),
-        [&](Append append) {
-          is_gathered = true;
-          gather(parallel, optimizer, whole, append);
-        },
+        path, here, others,
+        nn::format_checkpoint_info(nn::checkpoint_info(module, optimizer, generator, metadata, scaler)), each,
         nn::Numbers::finite);
-  } catch (const RankError&) {
-    throw;
-  } catch (...) {
-    error = std::current_exception();
-  }
-  if (!is_gathered) visit_save(parallel, optimizer, whole);
-  agree(parallel, error);
-  if (error) std::rethrow_exception(error);
+  });
 }
 
-void refuse_checkpoint(DataParallel& parallel, const optim::Optimizer& optimizer, const WholeState& whole,
-                       const std::string& why) {
-  visit_save(parallel, optimizer, whole);
+void save_weights(const std::string& path, const nn::Module& module, DataParallel& parallel,
+                  const nn::Metadata& metadata) {
+  using namespace checkpoint_detail;
+  const auto tell = [&](Gathering& all) { all.parameters(module.parameters(), ""); };
+  write_together(module, parallel, tell, [&](FunctionRef<void(Append)> each) {
+    std::vector<nn::NamedTensor> here, others;
+    sort_tensors(module.parameters(), module, parallel, "", here, others);
+    nn::write_tensor_file(path, here, others, metadata, each);
+  });
+}
+
+void refuse_checkpoint(const nn::Module& module, DataParallel& parallel, const optim::Optimizer& optimizer,
+                       const WholeState& whole, const std::string& why) {
+  visit_save(module, parallel, optimizer, whole);
   checkpoint_detail::agree(parallel, std::make_exception_ptr(Error(why)));
 }
 
 nn::Metadata load_checkpoint(const std::string& path, nn::Module& module, optim::Optimizer& optimizer,
                              const WholeState& whole, Generator& generator, optim::GradScaler* scaler) {
   std::vector<nn::NamedTensor> outlines;
-  for (const auto& of_one : whole) outlines.insert(outlines.end(), of_one.begin(), of_one.end());
+  for (const auto& [name, of_one] : whole) outlines.insert(outlines.end(), of_one.begin(), of_one.end());
   return nn::load_checkpoint(path, module, optimizer, generator, scaler, outlines);
 }
 

@@ -47,6 +47,7 @@ class ShardStore;
 struct TeamParts {
   Communicator* ranks = nullptr;  ///< null: parameters are whole
   std::vector<int> layers = {};
+  Communicator* all = nullptr;  ///< of all teams: the rank with part p of team t is number t * ranks->size() + p
 };
 
 struct DataParallelOptions {

@@ -99,8 +99,8 @@ class LayoutTimes {
   std::unique_ptr<Known> known_;
 };
 
-/// The layout run dry, up to a rank that does not fit: one of the first stage, the second and the last, which need most,
-/// for two steps of no more micro-batches than can be under way and a few. With `ranks`, which gets them, it is a proof:
+/// The layout run dry up to a rank that does not fit: one of the first stage, the second and the last, which need most,
+/// two steps of no more micro-batches than can be under way and a few. With `ranks`, which gets them, it is a proof:
 /// every distinct rank, and the program of a training run, its evaluation and all micro-batches included.
 JudgedLayout judge(const PlanOptions& options, const Cluster& cluster, const Layout& layout, const LayoutTime& time,
                    std::vector<RankPlan>* ranks = nullptr);

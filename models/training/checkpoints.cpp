@@ -3,7 +3,6 @@
 #include <vector>
 
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/parameter_store.h>
 #include <thimble/dist/checkpoint.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/datasets/token_text.h>
@@ -127,14 +126,14 @@ void save_weights(Training& training, const PreparedTraining& prepared) {
   if (const std::string& folder = prepared.options.save_adapters; !folder.empty() && prepared.options.setup.rank == 0) {
     nn::save_adapters(training.model(), folder, adapter_files(prepared.options.setup, training.model()));
   }
-  if (prepared.options.save_weights.empty()) return;
-  if (training.parallel() != nullptr && training.parallel()->rank() > 0) {  // rank 0 writes what all bring here
-    const ParameterUse use;
-    for (const nn::NamedTensor& p : training.model().parameters()) fetch_parameters(p.tensor);
-    return;
+  const std::string& path = prepared.options.save_weights;
+  if (path.empty()) return;
+  const nn::Metadata metadata = metadata_of(prepared.options, *prepared.data, training);
+  if (training.parallel() == nullptr) {
+    nn::save_weights(training.model(), path, metadata);
+  } else {
+    dist::save_weights(path, training.model(), *training.parallel(), metadata);
   }
-  nn::save_weights(training.model(), prepared.options.save_weights,
-                   metadata_of(prepared.options, *prepared.data, training));
 }
 
 }  // namespace thimble::models

@@ -30,20 +30,30 @@
 namespace thimble::models {
 namespace prepare_detail {
 
-// Files have whole tensors, and a cache has whole blocks.
-void check_parts(const TrainOptions& options) {
+// A cache has whole blocks. Files have whole tensors, which state lies in where it has a number for each element, and
+// all of them.
+void check_parts(const TrainOptions& options, bool is_text) {
   const Setup& setup = options.setup;
   if (setup.tp == 1 && setup.pp == 1) return;
-  const char* const other = !options.save.empty()            ? "`save`"
-                            : !options.resume.empty()        ? "`resume`"
-                            : !options.save_weights.empty()  ? "`save_weights`"
-                            : !options.setup.weights.empty() ? "`weights`"
-                            : options.sample > 0             ? "`sample`"
-                                                             : nullptr;
-  if (other == nullptr) return;
-  const std::string begin = setup.pp > 1 ? "`pp`: " + std::to_string(setup.pp) : "`tp`: " + std::to_string(setup.tp);
-  throw ValueError(begin + " with " + other + "; " + (setup.pp > 1 ? "`pp`" : "`tp`") +
-                   " 1, or none of save, resume, save_weights, weights and sample, is allowed");
+  const std::string begin =
+      (setup.pp > 1 ? "`pp`: " + std::to_string(setup.pp) : "`tp`: " + std::to_string(setup.tp)) + " with ";
+  const std::string whole = setup.pp > 1 ? "`pp` 1" : "`tp` 1";
+  if (options.sample > 0) throw ValueError(begin + "`sample`; " + whole + ", or `sample` 0, is allowed");
+  if (setup.pp > 1) {
+    const char* const file = !options.save.empty()            ? "`save`"
+                             : !options.resume.empty()        ? "`resume`"
+                             : !options.save_weights.empty()  ? "`save_weights`"
+                             : !options.setup.weights.empty() ? "`weights`"
+                                                              : nullptr;
+    if (file != nullptr) throw ValueError(begin + file + ": no rank has the whole model; " + whole + " is allowed");
+  }
+  if (options.save.empty() && options.resume.empty()) return;
+  const std::string optimizer = optimizer_name(setup, is_text);
+  const DType state = optimizer_state(setup, is_text);
+  if (is_elementwise(optimizer) && state == DType::f32) return;
+  throw ValueError(begin + (options.save.empty() ? "`resume`" : "`save`") + ": the state of " + optimizer +
+                   (state == DType::f32 ? "" : " in " + std::string(to_string(state))) +
+                   " is not cut as parameters are; sgd, momentum, adam and adamw, with `state` f32, are allowed");
 }
 
 namespace fs = std::filesystem;
@@ -221,7 +231,7 @@ void open_training(TrainOptions& options, PreparedTraining& prepared) {
   }
   prepared.data->fit(options.setup.sizes);
   check_techniques(options.setup, prepared.is_text);
-  check_parts(options);
+  check_parts(options, prepared.is_text);
   check_fine_tuning(options);
   TrainOptions checked = options;
   if (options.setup.micro_batches == auto_micro_batches) {
@@ -246,7 +256,7 @@ void open_training(TrainOptions& options, PreparedTraining& prepared) {
   // Of several ranks the parameters' bytes may be away, but not their shapes; the state of all is beside it.
   std::uint64_t others_bytes = 0;
   if (training.parallel() != nullptr) {
-    for (const auto& of_one : training.whole_state()) {
+    for (const auto& [name, of_one] : training.whole_state()) {
       for (const nn::NamedTensor& s : of_one) others_bytes += s.tensor.bytes();
     }
   }

@@ -11,6 +11,8 @@ namespace recipe_detail {
 
 constexpr const char* data_key = "data";
 constexpr const char* data_name_key = "recipe.data_name";
+constexpr const char* parts_key = "tp";
+constexpr const char* one_part = "1";
 constexpr const char *heads_key = "heads", *window_key = "window";
 
 std::string name_of_data(const TrainOptions& options) {
@@ -47,6 +49,7 @@ std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& da
   if (model.options().heads > 0) {
     const bool is_tiled = model.options().feed_forward == FeedForward::tiled;
     list.push_back({"feed_forward", "`feed_forward`", is_tiled ? "tiled" : "full"});
+    list.push_back({recipe_detail::parts_key, "`tp`", std::to_string(setup.tp)});
   }
   list.push_back({"micro_batches", "`micro_batches`", std::to_string(data_ranks(setup) * setup.micro_batches)});
   list.push_back({recipe_detail::data_key, "`data`", data.digest()});
@@ -54,7 +57,10 @@ std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& da
 }
 
 void put_recipe(nn::Metadata& metadata, const TrainOptions& options, const Dataset& data, const Training& training) {
-  for (const RecipePart& part : recipe_of(options, data, training)) metadata[recipe_detail::in_file(part)] = part.value;
+  for (const RecipePart& part : recipe_of(options, data, training)) {
+    if (part.key == recipe_detail::parts_key && part.value == recipe_detail::one_part) continue;
+    metadata[recipe_detail::in_file(part)] = part.value;
+  }
   metadata[recipe_detail::data_name_key] = recipe_detail::name_of_data(options);
   const std::int64_t heads = training.model().options().heads;
   if (heads > 0) metadata[recipe_detail::heads_key] = std::to_string(heads);
@@ -78,7 +84,8 @@ std::string recipe_change(const nn::Metadata& before, const TrainOptions& option
   if (!at(before, heads_key).empty()) require_same(window_key, window.empty() ? "0" : window, sizes.window);
   std::string text;
   for (const RecipePart& part : recipe_of(options, data, training)) {
-    const std::string old = at(before, in_file(part));
+    std::string old = at(before, in_file(part));
+    if (part.key == parts_key && old.empty()) old = one_part;
     if (old.empty() || old == part.value) continue;
     const bool is_data = part.key == data_key;
     text += text.empty() ? "" : ", ";

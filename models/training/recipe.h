@@ -15,8 +15,8 @@ struct RecipePart {
   std::string key, option, value;
 };
 
-/// Batch, micro-batches, head, dropout, learning rate and its schedule (its steps where they shape it), weight decay,
-/// beta2, clipping and the data's digest, with defaults filled in.
+/// Batch, micro-batches, head, dropout, parts of blocks, learning rate and its schedule (its steps where they shape
+/// it), weight decay, beta2, clipping and the data's digest, with defaults filled in.
 std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& data, const Training& training);
 
 /// Adds the recipe, and the number of heads, which no tensor's shape tells.

@@ -42,8 +42,8 @@ std::unique_ptr<dist::Communicator> split(const Setup& setup, dist::Communicator
   });
 }
 
-std::unique_ptr<dist::DataParallel> make_parallel(const Setup& setup, dist::Communicator* ranks,
-                                                  dist::Communicator* team, Model& model) {
+std::unique_ptr<dist::DataParallel> make_parallel(const Setup& setup, dist::Communicator* ranks, dist::TeamParts team,
+                                                  Model& model) {
   if (ranks == nullptr) return nullptr;
   const bool is_whole = !is_elementwise(optimizer_name(setup, model.is_text()));
   const dist::BucketOptions buckets{.bytes = setup.bucket_bytes, .keeps_parameters = is_whole};
@@ -52,7 +52,10 @@ std::unique_ptr<dist::DataParallel> make_parallel(const Setup& setup, dist::Comm
   if (const Model::SharedByStages shared = model.shared_by_stages(); !shared.first.defined() && shared.last.defined()) {
     std::erase_if(own, [&](const nn::Named& p) { return p.tensor.leaf() == shared.last.leaf(); });  // the first's
   }
-  if (team != nullptr) options.parts = {team, part_layers(model, own)};
+  if (team.ranks != nullptr) {
+    team.layers = part_layers(model, own);
+    options.parts = std::move(team);
+  }
   return std::make_unique<dist::DataParallel>(*ranks, std::move(own), std::move(options));
 }
 
@@ -116,8 +119,8 @@ TrainedParts::TrainedParts(const Setup& setup, Device device, dist::Communicator
       like_ranks(trained_parts_detail::split(setup, ranks, trained_parts_detail::Alike::like)),
       stage_ranks(trained_parts_detail::split(setup, ranks, trained_parts_detail::Alike::stages)),
       model(make_model(setup, device, like_ranks ? like_ranks.get() : ranks, team_ranks.get())),
-      parallel(
-          trained_parts_detail::make_parallel(setup, like_ranks ? like_ranks.get() : ranks, team_ranks.get(), *model)),
+      parallel(trained_parts_detail::make_parallel(setup, like_ranks ? like_ranks.get() : ranks,
+                                                   {.ranks = team_ranks.get(), .all = ranks}, *model)),
       stage(trained_parts_detail::make_stage(setup, device, stage_ranks.get(), parallel.get(), *model)),
       all_stages(trained_parts_detail::make_all_stages(setup, *model)),
       optimizer(parallel ? make_optimizer(setup, *model, parallel->parameters()) : make_optimizer(setup, *model)),
@@ -153,6 +156,7 @@ dist::WholeState whole_state(const Setup& setup, Device device) {
   const ResourceScope scope(stack.top);
   Setup alone = setup;
   alone.ranks = 1;
+  alone.tp = 1;
   alone.rank = alone.zero = 0;
   alone.pp = 1;
   alone.offloads_optimizer = false;

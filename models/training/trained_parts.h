@@ -42,7 +42,7 @@ struct TrainedParts {
   dist::Communicator::Volume volume() const;
 };
 
-/// The state that one rank's optimizer of the setup has, whatever `setup` shares out: by a dry twin.
+/// The state that one rank's optimizer of the setup has, whatever `setup` shares out or cuts: by a dry twin.
 dist::WholeState whole_state(const Setup& setup, Device device);
 
 }  // namespace thimble::models

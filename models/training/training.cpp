@@ -10,6 +10,7 @@
 #include <thimble/core/tensor/view.h>
 #include <thimble/models/generation/generate.h>
 #include <thimble/nn/files/checkpoint.h>
+#include <thimble/nn/files/weights.h>
 #include <thimble/nn/step/read.h>
 #include <thimble/optim/schedule.h>
 
@@ -183,8 +184,13 @@ nn::Evaluation Training::evaluate() {
 }
 
 void Training::visit_save() {
-  if (parts_.parallel != nullptr) return dist::visit_save(*parts_.parallel, *parts_.optimizer, whole_state());
-  nn::visit_state(*parts_.model, *parts_.optimizer);
+  if (parts_.parallel == nullptr) return nn::visit_save(*parts_.model, *parts_.optimizer);
+  dist::visit_save(*parts_.model, *parts_.parallel, *parts_.optimizer, whole_state());
+}
+
+void Training::visit_save_weights() {
+  if (parts_.parallel == nullptr) return nn::visit_save_weights(*parts_.model);
+  dist::visit_save_weights(*parts_.model, *parts_.parallel);
 }
 
 void Training::visit_load() { nn::visit_state(*parts_.model, *parts_.optimizer); }
@@ -228,14 +234,14 @@ class DataRun final : public nn::TrainingRun {
       step();
     }
     evaluate_and_save();
-    if (!comes_between(options.eval_every)) return sample();
+    if (!comes_between(options.eval_every)) return end();
     for (std::uint64_t before = layout(), after = 0; step_ < options.steps; before = after) {
       step();
       evaluate_and_save();
       after = layout();
       if (after == before) break;  // from here on everything repeats
     }
-    sample();
+    end();
   }
   nn::StepOptions& options() override { return training_.step_options(); }
   bool begins_placed_steps() const override { return prepared_.options.captures_steps; }
@@ -250,7 +256,8 @@ class DataRun final : public nn::TrainingRun {
   bool comes_between(std::int64_t every) const {
     return every > 0 && (prepared_.first_step / every + 1) * every < prepared_.options.steps;
   }
-  void sample() {
+  void end() {
+    if (!prepared_.options.save_weights.empty()) training_.visit_save_weights();
     if (prepared_.options.sample > 0) training_.sample();
   }
   void evaluate_and_save() {

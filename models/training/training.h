@@ -112,9 +112,11 @@ class Training {
   optim::Optimizer& optimizer() noexcept { return *parts_.optimizer; }
   Generator& generator() noexcept { return parts_.generator; }
   nn::StepOptions& step_options() noexcept { return parts_.options; }
-  /// On a dry device: the memory effects of saving and loading a checkpoint, where tensors that are away come and go.
+  /// On a dry device: the memory effects of saving and loading a checkpoint, and of saving weights, where tensors that
+  /// are away come and go, and parts come together.
   void visit_save();
   void visit_load();
+  void visit_save_weights();
   /// The ranks; null: this is the only one.
   dist::DataParallel* parallel() noexcept { return parts_.parallel.get(); }
   dist::Communicator::Volume volume() const { return parts_.volume(); }

@@ -36,6 +36,7 @@ CutLinear CutBlock::cut(const std::string& name, std::int64_t in, std::int64_t o
     const PathScope own(path());
     const PathScope below(name);
     part.weight = drawn_at ? *drawn_at : initial_random_site();
+    if (drawn_at) part.joint = '_';
     if (options.has_bias && options.deviation < 0 && options.bound < 0) part.bias = initial_random_site();
   }
   const bool has_bias = options.has_bias;

@@ -32,7 +32,8 @@ class CutBlock : public nn::Layer {
   CutBlock(const ModelOptions& sizes, const nn::TensorOptions& on);
 
   /// (in) -> (out / parts) each; where several tensors lie side by side in the output, `stretches` of one size, a part
-  /// has a part of each. The whole's weight is drawn at `drawn_at`; none: where a module of that name draws its own.
+  /// has a part of each. The whole's weight is drawn at `drawn_at` and named NAME_weight; none: where a module of
+  /// that name draws its own, NAME.weight.
   CutLinear cut_outputs(const std::string& name, std::int64_t in, std::int64_t out, const nn::TensorOptions& on,
                         const nn::LinearOptions& options, std::int64_t stretches = 1,
                         std::optional<RandomSite> drawn_at = {});

@@ -6,6 +6,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/tensor/parameter_store.h>
+#include <thimble/nn/files/cut_tensors.h>
 #include <thimble/nn/files/state_numbers.h>
 #include <thimble/nn/lora/lora.h>
 #include <thimble/nn/precision/fp8.h>
@@ -13,14 +14,14 @@
 namespace thimble::nn {
 namespace checkpoint_detail {
 
-std::vector<NamedTensor> model_tensors(const Module& module) {
-  std::vector<NamedTensor> list;
-  for (const NamedTensor& p : checkpoint_parameters(module)) list.push_back({"model." + p.name, p.tensor});
-  for (const NamedTensor& b : module.buffers()) list.push_back({"model." + b.name, b.tensor});
+std::vector<FileTensor> model_tensors(const Module& module, const CutParameters& cuts) {
+  std::vector<FileTensor> list;
+  for (const NamedTensor& p : checkpoint_parameters(module)) {
+    list.push_back(cuts.of_parameter({p.name, p.tensor}, "model."));
+  }
+  for (const NamedTensor& b : module.buffers()) list.push_back({{"model." + b.name, b.tensor}, b.tensor});
   return list;
 }
-
-NamedTensor of_state(const Named& s) { return {"optimizer." + s.name, s.tensor}; }
 
 /// The part of a tensor of the file that is this tensor.
 SafetensorsEntry part_of(const SafetensorsEntry& whole, const Named& part) {
@@ -34,10 +35,24 @@ SafetensorsEntry part_of(const SafetensorsEntry& whole, const Named& part) {
 }
 
 /// Shapes and dtypes of the state, here or away.
-std::vector<NamedTensor> state_outline(const optim::Optimizer& optimizer) {
-  std::vector<NamedTensor> list;
-  for (const Named& s : optimizer.state_outline()) list.push_back(of_state(s));
-  return list;
+std::vector<NamedTensor> state_outline(const optim::Optimizer& optimizer, const CutParameters& cuts) {
+  std::vector<FileTensor> list;
+  for (const Named& s : optimizer.state_outline()) list.push_back(cuts.of_state(s));
+  return wholes_of(list);
+}
+
+/// What is not whole here comes together, parameter by parameter.
+void assemble(const std::vector<FileTensor>& model, const optim::Optimizer& optimizer, const CutParameters& cuts,
+              FunctionRef<void(const NamedTensor&)> append) {
+  Assembly assembly(append);
+  for (const FileTensor& t : model) {
+    if (!t.part) continue;
+    fetch_parameters(t.here);
+    assembly.put(t);
+  }
+  optimizer.each_state([&](std::span<const Named> state) {
+    for (const Named& s : state) assembly.put(cuts.of_state(s));
+  });
 }
 
 void check(const SafetensorsReader& file, const CheckpointInfo& info, const std::vector<NamedTensor>& targets,
@@ -97,6 +112,16 @@ void visit_state(const Module& module, const optim::Optimizer& optimizer) {
   optimizer.each_state([](std::span<const Named>) {});
 }
 
+void visit_save(const Module& module, const optim::Optimizer& optimizer) {
+  const ParameterUse use;
+  const CutParameters cuts(module);
+  const std::vector<FileTensor> model = checkpoint_detail::model_tensors(module, cuts);
+  for (const FileTensor& t : model) {
+    if (!t.part) fetch_parameters(t.here);
+  }
+  checkpoint_detail::assemble(model, optimizer, cuts, [](const NamedTensor&) {});
+}
+
 CheckpointInfo checkpoint_info(const Module& module, const optim::Optimizer& optimizer, const Generator& generator,
                                const Metadata& metadata, const optim::GradScaler* scaler) {
   CheckpointInfo info{optimizer.name(), optimizer.step_count(), optimizer.rate(),        generator.seed(),
@@ -108,13 +133,14 @@ CheckpointInfo checkpoint_info(const Module& module, const optim::Optimizer& opt
 void save_checkpoint(const std::string& path, const Module& module, const optim::Optimizer& optimizer,
                      const Generator& generator, const Metadata& metadata, const optim::GradScaler* scaler) {
   const ParameterUse use;
+  const CutParameters cuts(module);
+  const std::vector<FileTensor> model = checkpoint_detail::model_tensors(module, cuts);
+  std::vector<NamedTensor> here, outlines = checkpoint_detail::state_outline(optimizer, cuts);
+  for (const NamedTensor& t : wholes_of(model)) (t.tensor.storage() ? here : outlines).push_back(t);
   write_tensor_file(
-      path, checkpoint_detail::model_tensors(module), checkpoint_detail::state_outline(optimizer),
-      format_checkpoint_info(checkpoint_info(module, optimizer, generator, metadata, scaler)),
+      path, here, outlines, format_checkpoint_info(checkpoint_info(module, optimizer, generator, metadata, scaler)),
       [&](FunctionRef<void(const NamedTensor&)> append) {
-        optimizer.each_state([&](std::span<const Named> state) {
-          for (const Named& s : state) append(checkpoint_detail::of_state(s));
-        });
+        checkpoint_detail::assemble(model, optimizer, cuts, append);
       },
       Numbers::finite);
 }
@@ -124,25 +150,23 @@ Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimiz
   const ParameterUse use;
   const SafetensorsReader file(path);
   CheckpointInfo info = parse_checkpoint_info(file.header(), path);
-  const std::vector<NamedTensor> model = checkpoint_detail::model_tensors(module);
-  std::vector<NamedTensor> targets = whole_state.empty() ? checkpoint_detail::state_outline(optimizer) : whole_state;
-  targets.insert(targets.begin(), model.begin(), model.end());
+  const CutParameters cuts(module);
+  const std::vector<FileTensor> model = checkpoint_detail::model_tensors(module, cuts);
+  std::vector<NamedTensor> targets = wholes_of(model);
+  std::vector<NamedTensor> state = checkpoint_detail::state_outline(optimizer, cuts);
+  if (!whole_state.empty()) state = whole_state;
+  targets.insert(targets.end(), state.begin(), state.end());
   FileStaging staging;
   checkpoint_detail::check(file, info, targets, optimizer, staging);
   checkpoint_detail::check_fp8(path, info, module);
   checkpoint_detail::check_scaler(path, info, scaler);
-  const auto read = [&](const NamedTensor& target) {
-    read_file_tensor(file, file.entry(target.name), target, staging);
-  };
-  for (const NamedTensor& target : model) read(target);
-  optimizer.each_state([&](std::span<const Named> state) {
-    for (const Named& s : state) {
-      const NamedTensor target = checkpoint_detail::of_state(s);
-      if (!s.is_part()) {
-        read(target);
-      } else {
-        read_file_tensor(file, checkpoint_detail::part_of(file.entry(target.name), s), target, staging);
-      }
+  for (const FileTensor& t : model) read_file_tensor(file, file.entry(t.whole.name), t, staging);
+  optimizer.each_state([&](std::span<const Named> own) {
+    for (const Named& s : own) {
+      const FileTensor t = cuts.of_state(s);
+      const SafetensorsEntry& entry = file.entry(t.whole.name);
+      const bool is_shard = s.is_part() && !t.part;
+      read_file_tensor(file, is_shard ? checkpoint_detail::part_of(entry, s) : entry, t, staging);
     }
   });
   if (scaler != nullptr) scaler->set_state(*info.scaler);

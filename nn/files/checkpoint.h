@@ -20,9 +20,10 @@ std::vector<NamedTensor> checkpoint_parameters(const Module& module);
 /// beginning with "thimble."). Tensors are in memory's layout and dtype: what other programs read is written by
 /// save_weights. The file appears whole or not at all: a crash leaves the old one. What holds a NaN or an infinity is
 /// not written: training cannot go on from it, and the old file is better. Parameters and state that are away come here
-/// as one after the other is written (core/tensor/parameter_store.h, Optimizer::each_state), and nothing else needs
-/// memory but a stated staging (nn/files/staging.h). Throws DeviceError (dry), ValueError, NotFiniteError, FileError,
-/// OutOfMemory (room for those).
+/// as one after the other is written (core/tensor/parameter_store.h, Optimizer::each_state). Parameters in parts are
+/// wholes in the file (nn/files/cut_tensors.h), for which there is room as they come together. Nothing else needs
+/// memory but a stated staging (nn/files/staging.h). Throws DeviceError (dry), ValueError, ShapeError (state of a part
+/// that lies in no whole), NotFiniteError, FileError, OutOfMemory (room for those).
 void save_checkpoint(const std::string& path, const Module& module, const optim::Optimizer& optimizer,
                      const Generator& generator, const Metadata& metadata = {},
                      const optim::GradScaler* scaler = nullptr);
@@ -42,8 +43,9 @@ CheckpointInfo checkpoint_info(const Module& module, const optim::Optimizer& opt
 Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer, Generator& generator,
                          optim::GradScaler* scaler = nullptr, const std::vector<NamedTensor>& whole_state = {});
 
-/// What these do to memory, without a file: parameters and state that are away come and go. For dry runs. Throws
-/// FileError, OutOfMemory.
+/// What load_checkpoint and save_checkpoint do to memory, without a file: parameters and state that are away come and
+/// go, and parts of a parameter come together. For dry runs. Throw FileError, OutOfMemory.
 void visit_state(const Module& module, const optim::Optimizer& optimizer);
+void visit_save(const Module& module, const optim::Optimizer& optimizer);
 
 }  // namespace thimble::nn

@@ -14,6 +14,7 @@
 #include <thimble/core/files/crc32c.h>
 #include <thimble/core/files/file.h>
 #include <thimble/core/tensor/parameter_store.h>
+#include <thimble/nn/files/cut_tensors.h>
 #include <thimble/nn/files/state_numbers.h>
 #include <thimble/nn/files/weight_files.h>
 
@@ -28,6 +29,22 @@ std::vector<NamedTensor> all_tensors(const Module& module) {
   return list;
 }
 
+std::vector<FileTensor> file_tensors(const Module& module) {
+  const CutParameters cuts(module);
+  std::vector<FileTensor> list;
+  for (const NamedTensor& t : all_tensors(module)) list.push_back(cuts.of_parameter(t));
+  return list;
+}
+
+/// Tensors one after the other; parts come together.
+void assemble(const std::vector<FileTensor>& tensors, FunctionRef<void(const NamedTensor&)> append) {
+  Assembly assembly(append);
+  for (const FileTensor& t : tensors) {
+    fetch_parameters(t.here);
+    assembly.put(t);
+  }
+}
+
 // Whether the last dotted parts of `name` are `suffix`.
 bool has_suffix(std::string_view name, std::string_view suffix) {
   if (name == suffix) return true;
@@ -36,21 +53,23 @@ bool has_suffix(std::string_view name, std::string_view suffix) {
 
 // Which tensor of the files goes into which of the model.
 struct Match {
-  std::vector<std::pair<StoredWeight, NamedTensor>> pairs;
+  std::vector<std::pair<StoredWeight, FileTensor>> pairs;
   std::vector<std::string> missing, unused;
 };
 
-Match match(const std::vector<NamedTensor>& targets, const WeightFiles& files, const LoadOptions& options) {
+Match match(const std::vector<FileTensor>& targets, const WeightFiles& files, const LoadOptions& options) {
   Match result;
   std::set<const SafetensorsEntry*> used;
-  for (const NamedTensor& target : targets) {
-    StoredWeight weight = files.find(options.prefix + target.name);
-    if (!weight.entry && options.prefix.empty()) weight = files.find(std::string(prefix) + target.name);
+  std::set<std::string> missing;
+  for (const FileTensor& target : targets) {
+    const std::string& name = target.whole.name;
+    StoredWeight weight = files.find(options.prefix + name);
+    if (!weight.entry && options.prefix.empty()) weight = files.find(std::string(prefix) + name);
     if (weight.entry) {
       used.insert(weight.entry);
       result.pairs.emplace_back(weight, target);
-    } else {
-      result.missing.push_back(target.name);
+    } else if (missing.insert(name).second) {
+      result.missing.push_back(name);
     }
   }
   for (const StoredWeight& weight : files.weights()) {
@@ -98,12 +117,22 @@ void require_all(const Match& match, const std::string& path) {
 
 void save_weights(const Module& module, const std::string& path, const Metadata& metadata) {
   const ParameterUse use;
-  write_tensor_file(path, weights_detail::all_tensors(module), metadata);
+  const std::vector<FileTensor> tensors = weights_detail::file_tensors(module);
+  write_tensor_file(path, {}, wholes_of(tensors), metadata,
+                    [&](FunctionRef<void(const NamedTensor&)> append) { weights_detail::assemble(tensors, append); });
+}
+
+void visit_save_weights(const Module& module) {
+  const ParameterUse use;
+  weights_detail::assemble(weights_detail::file_tensors(module), [](const NamedTensor&) {});
 }
 
 void save_weight_folder(const Module& module, const std::string& folder, std::uint64_t most_bytes,
                         const Metadata& metadata) {
   if (most_bytes == 0) throw ValueError("save_weight_folder: shards of at most 0 bytes; 1 and more are allowed");
+  if (!CutParameters(module).empty()) {
+    throw ValueError("save_weight_folder: of a model in parts; whole layers are allowed, and save_weights() of parts");
+  }
   const std::filesystem::path into(folder);
   std::error_code error;
   std::filesystem::create_directories(into, error);
@@ -128,15 +157,15 @@ void save_weight_folder(const Module& module, const std::string& folder, std::ui
 LoadedWeights load_weights(Module& module, const std::string& path, const LoadOptions& options) {
   const ParameterUse use;
   const WeightFiles files(path);
-  weights_detail::Match match = weights_detail::match(weights_detail::all_tensors(module), files, options);
+  weights_detail::Match match = weights_detail::match(weights_detail::file_tensors(module), files, options);
   if (options.is_strict) weights_detail::require_all(match, path);
   for (const auto& [weight, target] : match.pairs) {
-    check_file_tensor("load_weights: " + path, *weight.entry, target, Conversion::floating);
+    check_file_tensor("load_weights: " + path, *weight.entry, target.whole, Conversion::floating);
   }
   for (const auto& [weight, target] : match.pairs) weight.file->verify(*weight.entry);
   FileStaging staging;
   for (const auto& [weight, target] : match.pairs) {
-    check_state_numbers("load_weights: " + path, *weight.file, *weight.entry, target, staging);
+    check_state_numbers("load_weights: " + path, *weight.file, *weight.entry, target.whole, staging);
   }
   for (const auto& [weight, target] : match.pairs) read_file_tensor(*weight.file, *weight.entry, target, staging);
   return {files.metadata(), std::move(match.missing), std::move(match.unused)};

@@ -9,13 +9,14 @@
 namespace thimble::nn {
 
 /// Writes the parameters and buffers of a module under their dotted names, convolutions as (O, I, KH, KW), dtypes as
-/// they are. The file appears whole or not at all. Throws as write_tensor_file.
+/// they are; parameters in parts are wholes there, which need room (nn/files/cut_tensors.h). The file appears whole or
+/// not at all. Throws as write_tensor_file; OutOfMemory.
 void save_weights(const Module& module, const std::string& path, const Metadata& metadata = {});
 
 /// The same in a folder, which is made where it is not there: `model.safetensors` where `most_bytes` hold all tensors,
 /// else shards of at most so many bytes (more where one tensor alone has more) and, at last, their index
 /// (nn/files/weight_files.h). Throws as save_weights, and FileError where shards would stand beside a
-/// `model.safetensors`, which readers take first; ValueError for 0 bytes.
+/// `model.safetensors`, which readers take first; ValueError for 0 bytes and for parameters in parts.
 void save_weight_folder(const Module& module, const std::string& folder, std::uint64_t most_bytes,
                         const Metadata& metadata = {});
 
@@ -42,8 +43,11 @@ struct LoadedWeights {
 /// the first value changes. Throws FileError (unreadable, not safetensors), ValueError (names that do not match, all of
 /// them listed up to eight; state of FP8 with a number that it cannot have, see state_numbers.h), ShapeError,
 /// DTypeError (naming the tensor and both sides). A disk that fails while values are read leaves some of them loaded.
-/// On a dry device the file is only checked.
+/// On a dry device the file is only checked. Parameters that are parts get theirs of the file's wholes.
 LoadedWeights load_weights(Module& module, const std::string& path, const LoadOptions& options = {});
+
+/// What save_weights() does to memory, without a file. For dry runs. Throws as ParameterStore::fetch; OutOfMemory.
+void visit_save_weights(const Module& module);
 
 /// What load_weights() does to memory, without a file: parameters that are away come here one after the other, and
 /// count as written. For dry runs. Throws as ParameterStore::fetch does.

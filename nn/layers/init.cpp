@@ -34,12 +34,15 @@ Shape PartOf::shape() const {
   return own;
 }
 
-void PartOf::for_each_run(FunctionRef<void(std::int64_t, std::int64_t, std::int64_t)> f) const {
-  std::int64_t outer = 1, inner = 1;
-  for (int a = 0; a < axis; ++a) outer *= whole[a];
+std::int64_t PartOf::run() const {
+  std::int64_t inner = 1;
   for (int a = axis + 1; a < whole.rank(); ++a) inner *= whole[a];
-  const std::int64_t stretch = whole[axis] / stretches * inner, run = stretch / parts;
-  for (std::int64_t i = 0; i < outer * stretches; ++i) f(i * stretch + part * run, i * run, run);
+  return whole[axis] / stretches * inner / parts;
+}
+
+void PartOf::for_each_run(FunctionRef<void(std::int64_t, std::int64_t, std::int64_t)> f) const {
+  const std::int64_t count = shape().elements(), each = run();
+  for (std::int64_t own = 0; own < count; own += each) f(in_whole(own), own, each);
 }
 
 namespace detail {

@@ -25,6 +25,10 @@ struct PartOf {
   std::int64_t parts = 1, part = 0, stretches = 1;
 
   Shape shape() const;
+  /// Elements of a run of neighbours.
+  std::int64_t run() const;
+  /// Where an element of the part lies in the whole, which, seen as (runs, parts, run()), has the part at [:, part, :].
+  std::int64_t in_whole(std::int64_t own) const { return (own / run() * parts + part) * run() + own % run(); }
   /// f(element of the whole, element of the part, count) for each run of neighbours, in row-major order.
   void for_each_run(FunctionRef<void(std::int64_t, std::int64_t, std::int64_t)> f) const;
 };

@@ -73,6 +73,13 @@ Linear::Linear(std::int64_t in, std::int64_t out, const TensorOptions& on, const
   }
 }
 
+init::PartOf Linear::place_of(const Tensor& parameter) const {
+  const int axis = parameter.rank() == 2 && options_.weight_is_in_out ? 1 : 0;  // of the outputs
+  init::PartOf place = linear_detail::part_of(parameter.shape(), axis, part());
+  place.whole[place.axis] *= place.parts;
+  return place;
+}
+
 void Linear::quantize_weight() {
   if (has_quantized_weight()) throw ValueError("linear: the weight is quantized already");
   if (adapter_) throw ValueError("linear: the weight has an adapter; one without is allowed");

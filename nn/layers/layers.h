@@ -8,6 +8,10 @@
 
 namespace thimble::nn {
 
+namespace init {
+struct PartOf;
+}
+
 /// t as an operand of a product that computes in `compute`: cast, recorded, so that its gradient comes back in t's own
 /// dtype; t itself without a dtype to compute in, or when it is undefined.
 Tensor as_operand(const Tensor& t, std::optional<DType> compute);
@@ -19,6 +23,7 @@ struct LinearPart {
   std::int64_t parts = 1, part = 0;
   std::int64_t stretches = 1;  ///< of outputs, each cut by itself
   RandomSite weight, bias;     ///< where the whole's values are drawn
+  char joint = '.';            ///< in names of the whole's parameters, between its own name and "weight" or "bias"
 };
 
 struct LinearOptions {
@@ -80,6 +85,9 @@ class Linear final : public Layer {
   bool is_merged() const noexcept { return is_merged_; }
   /// Whether it is a part of a layer that is cut.
   bool is_part() const noexcept { return options_.part.has_value(); }
+  /// Of a part: which one it is, and where in the whole's weight or bias its own, `parameter`, lies.
+  const LinearPart& part() const { return options_.part.value(); }
+  init::PartOf place_of(const Tensor& parameter) const;
   Parameter lora_a, lora_b;
 
  protected:

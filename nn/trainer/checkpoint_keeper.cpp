@@ -20,6 +20,7 @@
 #include <thimble/core/files/temporary_file.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/nn/files/checkpoint.h>
+#include <thimble/nn/files/cut_tensors.h>
 
 namespace thimble::nn {
 namespace checkpoint_keeper_detail {
@@ -103,6 +104,14 @@ std::uint64_t file_bytes(std::initializer_list<std::vector<NamedTensor>> lists) 
   return bytes;
 }
 
+/// Wholes, where the module has parts.
+std::vector<NamedTensor> in_file(const Module& module, const std::vector<NamedTensor>& parameters) {
+  const CutParameters cuts(module);
+  std::vector<FileTensor> list;
+  for (const NamedTensor& p : parameters) list.push_back(cuts.of_parameter(p));
+  return wholes_of(list);
+}
+
 }  // namespace checkpoint_keeper_detail
 
 void try_to_write(const char* what, const std::string& path) {
@@ -130,11 +139,13 @@ std::int64_t free_bytes_at(const std::string& path) {
 }
 
 std::uint64_t weights_file_bytes(const Module& module) {
-  return checkpoint_keeper_detail::file_bytes({module.parameters(), module.buffers()});
+  return checkpoint_keeper_detail::file_bytes(
+      {checkpoint_keeper_detail::in_file(module, module.parameters()), module.buffers()});
 }
 
 std::uint64_t checkpoint_bytes(const Module& module, const optim::Optimizer& optimizer) {
-  return checkpoint_keeper_detail::file_bytes({checkpoint_parameters(module), module.buffers()}) +
+  return checkpoint_keeper_detail::file_bytes(
+             {checkpoint_keeper_detail::in_file(module, checkpoint_parameters(module)), module.buffers()}) +
          optimizer.state_bytes();
 }
 

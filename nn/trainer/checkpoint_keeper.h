@@ -27,7 +27,7 @@ void require_space(const char* what, const std::string& path, std::uint64_t need
 std::int64_t free_bytes_at(const std::string& path);
 
 /// Bytes of a file with the module's parameters and buffers, at most; of a checkpoint with the optimizer's state, too.
-/// Tensors may be dry or away.
+/// Tensors may be dry or away; of parameters in parts the wholes count, the state only as it is here.
 std::uint64_t weights_file_bytes(const Module& module);
 std::uint64_t checkpoint_bytes(const Module& module, const optim::Optimizer& optimizer);
 

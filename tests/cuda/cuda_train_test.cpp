@@ -70,6 +70,27 @@ TEST_CASE("cuda train: losses near the CPU's, predicted bytes, a checkpoint that
   }
 }
 
+TEST_CASE("cuda train: blocks in parts write and read files of whole layers", "[cuda]") {
+  if (!has_cuda()) return;
+  const TemporaryFolder folder;
+  models::TrainOptions whole = tiny("char-gpt", cuda());
+  whole.setup.tp = 2;
+  models::TrainOptions first = whole, second = whole;
+  first.steps = 2;
+  first.save = folder / "half", first.save_weights = folder / "weights";
+  whole.save = folder / "whole", second.save = folder / "rest";
+  second.resume = first.save;
+  const Run half = run(first);
+  CHECK(half.report.predicted_peak_bytes == half.report.measured_peak_bytes);
+  run(whole);
+  const Run rest = run(second);
+  CHECK(rest.report.predicted_peak_bytes == rest.report.measured_peak_bytes);
+  CHECK((files_test::read_text_file(whole.save) == files_test::read_text_file(second.save)));
+  models::TrainOptions here = tiny("char-gpt", cpu);
+  here.resume = first.save;
+  CHECK(run(here).losses.size() == 2);
+}
+
 TEST_CASE("cuda train: a budget is kept, with the same losses", "[cuda][slow]") {
   if (!has_cuda()) return;
   models::TrainOptions options = tiny("char-gpt", cuda());

@@ -285,7 +285,7 @@ TEST_CASE("tensor parallel: what is not done in parts is refused", "[tensor_para
         }).find("`ranks`: 4 in teams of `tp` 2 do not divide") == 0);
   CHECK(why([](auto& o) { o.setup.tp = 0; }).find("`tp`: 0") == 0);
   CHECK(why([](auto& o) { o.setup.lora_rank = 4; }).find("`tp`: 2 with `lora_rank`") == 0);
-  CHECK(why([](auto& o) { o.save = "/tmp/file"; }).find("`tp`: 2 with `save`") == 0);
+  CHECK(why([](auto& o) { o.sample = 4; }).find("`tp`: 2 with `sample`") == 0);
   CHECK(why([](auto& o) { o.setup.sizes.feed_forward = models::FeedForward::tiled; }).find("blocks in 2 parts: not") ==
         0);
   CHECK(why([](auto& o) { set_precision(o.setup, "fp8"); }).find("blocks in 2 parts: not with products in FP8") == 0);

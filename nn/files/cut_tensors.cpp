@@ -1,0 +1,162 @@
+#include <thimble/nn/files/cut_tensors.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
+#include <thimble/core/launch/launch.h>
+#include <thimble/core/numbers/convert.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/nn/layers/layers.h>
+
+namespace thimble::nn {
+namespace cut_tensors_detail {
+
+/// "attn.c_attn.1.weight" of part 1 is "attn.c_attn.weight" of the whole.
+std::string whole_name(const std::string& own, const LinearPart& part) {
+  const std::size_t dot = std::min(own.rfind('.'), own.size());
+  const std::string ending = "." + std::to_string(part.part);
+  const std::string module = own.substr(0, dot);
+  if (dot == own.size() || !module.ends_with(ending)) {
+    throw ValueError("files: " + quote(own) + " is of part " + std::to_string(part.part) +
+                     " of a layer; a module named by that number is allowed");
+  }
+  return module.substr(0, module.size() - ending.size()) + part.joint + own.substr(dot + 1);
+}
+
+/// `count` elements of a dense tensor from `at` on.
+Tensor stretch(const Tensor& dense, std::int64_t at, const Shape& shape, const Shape& strides) {
+  return dense.detach().window(shape, strides, dense.offset() + at);
+}
+
+/// Copies elements of a part from `first` on, which `piece` has, to where they lie in the whole: a run that is begun,
+/// whole runs at once, a run that is not ended.
+void scatter(const Tensor& whole, const init::PartOf& part, std::int64_t first, const Tensor& piece) {
+  const std::int64_t run = part.run(), apart = run * part.parts, count = piece.elements();
+  for (std::int64_t done = 0; done < count;) {
+    const std::int64_t r = (first + done) / run, begin = (first + done) % run, left = count - done;
+    const bool has_runs = begin == 0 && left >= run;
+    const std::int64_t rows = has_runs ? left / run : 1, each = has_runs ? run : std::min(run - begin, left);
+    const Shape shape{rows, each};
+    copy_into(stretch(whole, part.in_whole(r * run + begin), shape, {apart, 1}),
+              stretch(piece, done, shape, {each, 1}));
+    done += rows * each;
+  }
+}
+
+void read_here(const SafetensorsReader& file, const SafetensorsEntry& entry, const Tensor& to, const FileTensor& target,
+               FileStaging& staging) {
+  const DType from = loadable_dtype(entry);
+  const auto size = static_cast<std::int64_t>(size_of(from)), own_size = static_cast<std::int64_t>(size_of(to.dtype()));
+  const init::PartOf& part = *target.part;
+  const std::int64_t run = part.run(), count = to.elements();
+  const std::int64_t most = static_cast<std::int64_t>(file_piece_bytes) / size;
+  const std::int64_t end = part.in_whole(target.first + count - 1) + 1;
+  const std::span<std::byte> piece = staging.of_file();
+  const WritePin pin(to);
+  auto* const out = static_cast<std::byte*>(pin.data());
+  std::int64_t begin = 0, stop = 0;  // elements of the whole that the piece has
+  for (std::int64_t done = 0; done < count;) {
+    const std::int64_t own = target.first + done, at = part.in_whole(own);
+    if (at >= stop) {
+      begin = at, stop = std::min(at + most, end);
+      file.read_part(entry, static_cast<std::uint64_t>(begin * size),
+                     piece.first(static_cast<std::size_t>((stop - begin) * size)));
+    }
+    const std::int64_t some = std::min({run - own % run, count - done, stop - at});
+    convert(piece.data() + (at - begin) * size, from, out + done * own_size, to.dtype(), some);
+    done += some;
+  }
+}
+
+}  // namespace cut_tensors_detail
+
+Tensor outline(const Shape& shape, DType dtype) {
+  return Tensor::empty({0}, dtype, cpu).window(shape, contiguous_strides(shape), 0);
+}
+
+CutParameters::CutParameters(const Module& module) {
+  std::map<const Leaf*, const Linear*> parts;
+  module.for_each_module([&](const Module& below) {
+    const auto* const linear = dynamic_cast<const Linear*>(&below);
+    if (linear == nullptr || !linear->is_part()) return;
+    for (const NamedTensor& p : linear->parameters()) parts[p.tensor.leaf().get()] = linear;
+  });
+  if (parts.empty()) return;
+  for (const NamedTensor& p : module.parameters()) {
+    const auto found = parts.find(p.tensor.leaf().get());
+    if (found == parts.end()) continue;
+    const Linear& linear = *found->second;
+    by_name_[p.name] = {cut_tensors_detail::whole_name(p.name, linear.part()), linear.place_of(p.tensor)};
+  }
+}
+
+const CutParameter* CutParameters::find(std::string_view name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : &found->second;
+}
+
+FileTensor CutParameters::of_parameter(const NamedTensor& parameter, const std::string& prefix) const {
+  const CutParameter* const cut = find(parameter.name);
+  if (cut == nullptr) return {{prefix + parameter.name, parameter.tensor, parameter.layout}, parameter.tensor};
+  return {{prefix + cut->whole, outline(cut->part.whole, parameter.tensor.dtype())}, parameter.tensor, cut->part};
+}
+
+FileTensor CutParameters::of_state(const Named& state) const {
+  const std::size_t dot = std::min(state.name.rfind('.'), state.name.size());
+  const CutParameter* const cut = find(std::string_view(state.name).substr(0, dot));
+  if (cut == nullptr) return {{"optimizer." + state.name, state.tensor}, state.tensor, {}, state.first_element};
+  if (state.whole_elements() != cut->part.shape().elements()) {
+    throw ShapeError("files: state " + quote(state.name) + " has " + std::to_string(state.whole_elements()) +
+                     " elements for a part of a parameter with " + std::to_string(cut->part.shape().elements()) +
+                     "; one for each is allowed");
+  }
+  return {{"optimizer." + cut->whole + state.name.substr(dot), outline(cut->part.whole, state.tensor.dtype())},
+          state.tensor,
+          cut->part,
+          state.first_element};
+}
+
+std::vector<NamedTensor> wholes_of(const std::vector<FileTensor>& tensors) {
+  std::vector<NamedTensor> list;
+  std::set<std::string_view> names;
+  for (const FileTensor& t : tensors) {
+    if (!t.part || names.insert(t.whole.name).second) list.push_back(t.whole);
+  }
+  return list;
+}
+
+void Assembly::put(const FileTensor& t) {
+  if (!t.part) return append_({t.whole.name, t.here, t.whole.layout});
+  const Tensor& like = t.whole.tensor;
+  Open& open = open_[t.whole.name];
+  if (!open.tensor.defined()) {
+    const PathScope path(join_path(0, "files"));
+    open.tensor = Tensor::empty(like.shape(), like.dtype(), t.here.device(), Category::communication);
+    open.missing = like.elements();
+  }
+  cut_tensors_detail::scatter(open.tensor, *t.part, t.first, t.here);
+  open.missing -= t.here.elements();
+  if (open.missing > 0) return;
+  const Tensor whole = std::move(open.tensor);
+  open_.erase(t.whole.name);
+  append_({t.whole.name, whole, t.whole.layout});
+}
+
+void read_file_tensor(const SafetensorsReader& file, const SafetensorsEntry& entry, const FileTensor& target,
+                      FileStaging& staging) {
+  const Tensor& t = target.here;
+  if (!target.part)
+    return read_file_tensor(file, entry, NamedTensor{target.whole.name, t, target.whole.layout}, staging);
+  if (t.elements() == 0 || t.device().is_dry) return;
+  if (t.device().is_cpu() && t.is_contiguous()) {
+    return cut_tensors_detail::read_here(file, entry, t, target, staging);
+  }
+  const Tensor read = Tensor::empty(t.shape(), t.dtype(), cpu);
+  cut_tensors_detail::read_here(file, entry, read, target, staging);
+  copy_into(t, to_device(read, t.device()));
+}
+
+}  // namespace thimble::nn

@@ -1,0 +1,92 @@
+#pragma once
+// Tensors of a module that are parts of ones that files have as wholes (models/transformer/cut_block.h): so a file of a
+// model in parts is that of the whole model, and is read in any number of parts.
+//
+//   module, part 1 of 2                   file
+//   h.0.attn.c_attn.1.weight  (C, 3C/2)   h.0.attn.c_attn.weight  (C, 3C)
+//   ... .1.weight.first_moment            ... .weight.first_moment
+//
+// State of an optimizer lies in that of the whole as its parameter does, where it has an element for each of the
+// parameter's.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <thimble/core/threads/parallel.h>
+#include <thimble/nn/files/tensor_io.h>
+#include <thimble/nn/layers/init.h>
+#include <thimble/nn/layers/module.h>
+
+namespace thimble::nn {
+
+/// A parameter that is a part of one that files have as a whole.
+struct CutParameter {
+  std::string whole;  ///< the whole's name
+  init::PartOf part;
+};
+
+/// A tensor of a file, and what of it is here.
+struct FileTensor {
+  NamedTensor whole;  ///< as the file has it; of a part a name, a shape and a dtype, without bytes
+  Tensor here;
+  std::optional<init::PartOf> part = {};  ///< none: `here` is all of it, or elements of all of it
+  std::int64_t first = 0;                 ///< element of the part that `here` begins with
+};
+
+/// The parameters of a module that are parts.
+class CutParameters {
+ public:
+  CutParameters() = default;
+  /// Throws ValueError for a part whose module is not named by its number.
+  explicit CutParameters(const Module& module);
+
+  bool empty() const noexcept { return by_name_.empty(); }
+  auto begin() const noexcept { return by_name_.begin(); }  ///< of pairs of a name in the module and a CutParameter
+  auto end() const noexcept { return by_name_.end(); }
+  /// That of a parameter, by its name in the module; null: it is whole.
+  const CutParameter* find(std::string_view name) const;
+  /// What a parameter is in a file, where its name begins with `prefix`.
+  FileTensor of_parameter(const NamedTensor& parameter, const std::string& prefix = {}) const;
+  /// What a state tensor is in a checkpoint: `optimizer.<parameter>.<kind>`. Of a part of a parameter it has an element
+  /// for each of the part's. Throws ShapeError where it has not: it lies in no whole.
+  FileTensor of_state(const Named& state) const;
+
+ private:
+  std::map<std::string, CutParameter, std::less<>> by_name_;
+};
+
+/// Shape and dtype alone: a tensor of this shape without bytes.
+Tensor outline(const Shape& shape, DType dtype);
+
+/// The tensors of a file that these are, or are parts of, each once.
+std::vector<NamedTensor> wholes_of(const std::vector<FileTensor>& tensors);
+
+/// Puts parts together. A whole tensor has room from its first part on until its last has come; so order is free, and
+/// where parts of a tensor come one after the other, one whole is here. That room counts as `communication`, on a dry
+/// device as well.
+class Assembly {
+ public:
+  /// `append` gets each whole tensor, once it is one, and must live as long. What is whole goes there straight.
+  explicit Assembly(FunctionRef<void(const NamedTensor&)> append) : append_(append) {}
+  /// `t.here` is dense. Throws OutOfMemory, and what `append` throws.
+  void put(const FileTensor& t);
+
+ private:
+  struct Open {
+    Tensor tensor;
+    std::int64_t missing;  // elements
+  };
+  FunctionRef<void(const NamedTensor&)> append_;
+  std::map<std::string, Open> open_;
+};
+
+/// read_file_tensor() of what is here of `entry`. A part comes out of the whole, which has passed check_file_tensor(),
+/// through the staging, by those pieces of the file that have something of it.
+void read_file_tensor(const SafetensorsReader& file, const SafetensorsEntry& entry, const FileTensor& target,
+                      FileStaging& staging);
+
+}  // namespace thimble::nn
