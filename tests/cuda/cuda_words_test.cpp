@@ -15,6 +15,7 @@
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
+#include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
 
 #include "support/catch.h"
@@ -164,6 +165,15 @@ TEST_CASE("cuda_words: sums, pools and updates have the CPU's bits wherever they
           if (moments == DType::u8) continue;
           for (const optim::Named& state : optimizer.state()) all.push_back(to_host<double>(state.tensor));
         }
+      }
+      for (const Shape& shape : {Shape{4100}, Shape{40, 264}, Shape{9, 30}}) {
+        Tensor p = make(shape, 1);
+        p.grad() = make(shape, 2).detach();
+        optim::Adafactor optimizer({{"p", p}}, {.rate = 0.05, .beta1 = 0.5});
+        optimizer.step();
+        optimizer.step();
+        all.push_back(to_host<double>(p));
+        for (const optim::Named& state : optimizer.state()) all.push_back(to_host<double>(state.tensor));
       }
       return all;
     };
