@@ -70,7 +70,7 @@ struct QueryGradient {
   static constexpr int threads = team_threads;
   static constexpr int tile_queries = 64;
   static constexpr int tile_keys = row_bytes<T, W> <= 256 ? 64 : row_bytes<T, W> <= 384 ? 32 : 16;
-  static constexpr int keys_at_once = row_bytes<T, W> <= 256 ? 32 : 16;
+  static constexpr int keys_at_once = row_bytes<T, W> <= (sizeof(T) == 2 ? 256 : 128) ? 32 : 16;
   static constexpr bool holds_queries = row_bytes<T, W> <= 384;  ///< q and dout in registers; else in shared memory
   using Tile = SharedTile<T, W>;
   static constexpr int stage_rows = 2 * tile_keys;
@@ -102,8 +102,9 @@ struct QueryGradient {
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
     const Warp warp(team);
-    const std::int64_t t0 = (query_tiles - 1 - job % query_tiles) * tile_queries;
-    const std::int64_t h = job / query_tiles % p.heads, b = job / query_tiles / p.heads;
+    // In 32 bits, for registers are few; so many queries nobody has.
+    const int t0 = static_cast<int>(query_tiles - 1 - job % query_tiles) * tile_queries;
+    const int h = static_cast<int>(job / query_tiles % p.heads), b = static_cast<int>(job / query_tiles / p.heads);
     const Stages<T, W> stages{{shared_address(team.template shared<float>())}, stage_rows};
     Own own;
     own.queries = Tile{stages.first.at(holds_queries ? stage_rows : 2 * stage_rows, 0)};
@@ -112,7 +113,7 @@ struct QueryGradient {
     AsyncLoads loads;
     load_rows<tile_queries>(team, loads, q, q.at(b, h), t0, p.queries, p.width, own.queries);
     load_rows<tile_queries>(team, loads, dout, dout.at(b, h), t0, p.queries, p.width, own.douts);
-    const std::int64_t begin = seen_begin(p, t0) / tile_keys * tile_keys, end = seen_end(p, t0 + tile_queries - 1);
+    const int begin = seen_begin(p, t0) / tile_keys * tile_keys, end = seen_end(p, t0 + tile_queries - 1);
     load_keys(team, loads, b, h, begin, stages.get(0));
     read_rows(warp, own, b, h, t0 + own.row);
     loads.wait();
@@ -127,7 +128,7 @@ struct QueryGradient {
     clear(own.dq);
     const bool has_queries = t0 + own.row < p.queries;
     int stage = 0;
-    for (std::int64_t s0 = begin; s0 < end; s0 += tile_keys, stage ^= 1) {
+    for (int s0 = begin; s0 < end; s0 += tile_keys, stage ^= 1) {
       loads.wait();
       team.sync();  // the tile is there, and nobody reads the other stage
       if (s0 + tile_keys < end) load_keys(team, loads, b, h, s0 + tile_keys, stages.get(stage ^ 1));
@@ -144,7 +145,7 @@ struct QueryGradient {
     dq.store(warp, b, h, t0 + own.row, p.queries, 0, p.width, factor, own.dq);
   }
 
-  THIMBLE_DEVICE void read_rows(const Warp& warp, Own& own, std::int64_t b, std::int64_t h, std::int64_t t0) const {
+  THIMBLE_DEVICE void read_rows(const Warp& warp, Own& own, int b, int h, int t0) const {
     for (int half = 0; half < 2; ++half) {
       const std::int64_t t = t0 + lane_map::sums(warp.lane, 2 * half).row;
       const std::int64_t row = (b * p.heads + h) * p.queries + t;
@@ -154,15 +155,14 @@ struct QueryGradient {
   }
 
   template <class Team>
-  THIMBLE_DEVICE void load_keys(const Team& team, AsyncLoads& loads, std::int64_t b, std::int64_t h, std::int64_t s0,
-                                const Tile& stage) const {
+  THIMBLE_DEVICE void load_keys(const Team& team, AsyncLoads& loads, int b, int h, int s0, const Tile& stage) const {
     load_rows<tile_keys>(team, loads, k, k.at(b, h / p.group), s0, p.keys, p.width, stage);
     load_rows<tile_keys>(team, loads, v, v.at(b, h / p.group), s0, p.keys, p.width, Tile{stage.at(tile_keys, 0)});
   }
 
   // dq += dS k for the keys from row j of the stage on, the first of which is s0.
-  THIMBLE_DEVICE void take_keys(const Warp& warp, Own& own, const Tile& stage, int j, std::int64_t b, std::int64_t h,
-                                std::int64_t t0, std::int64_t s0) const {
+  THIMBLE_DEVICE void take_keys(const Warp& warp, Own& own, const Tile& stage, int j, int b, int h, int t0,
+                                int s0) const {
     constexpr int n_end = keys_at_once / 8;
     Sums scores[n_end], gradient[n_end];
     clear(scores);

@@ -25,10 +25,26 @@ class RowReader {
         granules_(reinterpret_cast<const Granule*>(reinterpret_cast<const std::byte*>(row) - askew_)),
         end_(askew_ + length * static_cast<std::int64_t>(sizeof(S))) {}
 
-  /// What lies behind the row's end is any number.
-  THIMBLE_DEVICE Words<S, count> word(std::int64_t w) const {
+  /// Word w as it is computed with. What lies behind the row's end is any number.
+  THIMBLE_DEVICE void read(std::int64_t w, Wide<S> (&values)[count]) const {
+    const Granule held = word(w);
+    if constexpr (sizeof(S) == 2) {
+      THIMBLE_UNROLL
+      for (int i = 0; i < 4; ++i) widen_pair<S>(held.word[i], values[2 * i], values[2 * i + 1]);
+    } else {
+      const auto elements = bit_cast<Words<S, count>>(held);
+      THIMBLE_UNROLL
+      for (int e = 0; e < count; ++e) values[e] = widened(elements.values[e]);
+    }
+  }
+
+ private:
+  struct alignas(16) Granule {
+    std::uint32_t word[4];
+  };
+  THIMBLE_DEVICE Granule word(std::int64_t w) const {
     const Granule low = granules_[w];
-    if (askew_ == 0) return bit_cast<Words<S, count>>(low);
+    if (askew_ == 0) return low;
     const Granule high = 16 * (w + 1) < end_ ? granules_[w + 1] : Granule{};
     std::uint32_t all[8] = {low.word[0],  low.word[1],  low.word[2],  low.word[3],
                             high.word[0], high.word[1], high.word[2], high.word[3]};
@@ -40,19 +56,8 @@ class RowReader {
       const std::uint64_t pair = static_cast<std::uint64_t>(all[i + 1]) << 32 | all[i];
       both.word[i] = static_cast<std::uint32_t>(pair >> (8 * (askew_ & 3)));
     }
-    return bit_cast<Words<S, count>>(both);
+    return both;
   }
-  /// The same as they are computed with.
-  THIMBLE_DEVICE void read(std::int64_t w, Wide<S> (&values)[count]) const {
-    const Words<S, count> held = word(w);
-    THIMBLE_UNROLL
-    for (int e = 0; e < count; ++e) values[e] = widened(held.values[e]);
-  }
-
- private:
-  struct alignas(16) Granule {
-    std::uint32_t word[4];
-  };
   template <int places>
   THIMBLE_DEVICE static void move_down(std::uint32_t (&all)[8], bool moves) {
     THIMBLE_UNROLL
@@ -117,6 +122,25 @@ THIMBLE_DEVICE inline void for_each_word(const Threads& threads, std::int64_t le
   if (rest > 0 && threads.rank() == whole % Threads::size) f(whole, rest);
 }
 
+/// The same with one copy of f for all words: n is a number that the compiler does not know.
+template <int count, class Threads, class F>
+THIMBLE_DEVICE inline void for_each_part(const Threads& threads, std::int64_t length, const F& f) {
+  std::int64_t w = threads.rank();
+  THIMBLE_ROLLED
+  for (std::int64_t rest = length - w * count; rest > 0; rest -= Threads::size * count, w += Threads::size) {
+    f(w, rest < count ? static_cast<int>(rest) : count);
+  }
+}
+
+/// Values from place `there` on become `filler`.
+template <class T, int count>
+THIMBLE_DEVICE inline void fill_behind(std::int64_t there, T filler, T (&values)[count]) {
+  if (there >= count) return;
+  const int n = there < 0 ? 0 : static_cast<int>(there);
+  THIMBLE_UNROLL
+  for (int e = 0; e < count; ++e) values[e] = e < n ? values[e] : filler;
+}
+
 /// Rows of operands, elements side by side. The results of f(begin, values), values[0], take the place of elements
 /// begin .. of `to`, in words that begin at granules where all operands lie alike. A null operand is not read.
 template <int operands, class S, class Threads, class F>
@@ -128,7 +152,7 @@ THIMBLE_DEVICE inline void map_row(const Threads& threads, const S* const (&from
   for (int k = 0; k < operands; ++k) are_alike = are_alike && (!from[k] || askew(from[k]) == askew(to));
   if (!are_alike) {
     const RowWriter<S> writer(to);
-    return for_each_word<count>(threads, length, [&](std::int64_t w, auto n) {
+    return for_each_part<count>(threads, length, [&](std::int64_t w, int n) {
       Wide<S> values[operands][count];
       THIMBLE_UNROLL
       for (int k = 0; k < operands; ++k) {
@@ -167,14 +191,17 @@ template <int operands, class S, class Threads, class F>
 THIMBLE_DEVICE inline void map_strided_row(const Threads& threads, const S* const (&from)[operands], S* to,
                                            const std::int64_t (&steps)[operands + 1], std::int64_t length, const F& f) {
   constexpr int count = word_elements<S>;
-  for_each_word<count>(threads, length, [&](std::int64_t w, auto n) {
+  for_each_part<count>(threads, length, [&](std::int64_t w, int n) {
     Wide<S> values[operands][count];
     for (int k = 0; k < operands; ++k) {
       if (from[k]) StridedReader<S>(from[k], length, steps[k]).read(w, values[k]);
     }
     f(w * count, values);
     const Words<S, count> words = narrowed<S>(values[0]);
-    for (int e = 0; e < n; ++e) to[(w * count + e) * steps[operands]] = words.values[e];
+    THIMBLE_UNROLL
+    for (int e = 0; e < count; ++e) {
+      if (e < n) to[(w * count + e) * steps[operands]] = words.values[e];
+    }
   });
 }
 

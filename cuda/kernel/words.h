@@ -65,24 +65,46 @@ THIMBLE_DEVICE inline Wide<S> widened(S value) {
   return convert_value<Wide<S>>(value);
 }
 
+/// Two neighbours that lie in a word, as they are computed with.
+template <class S>
+THIMBLE_DEVICE inline void widen_pair(std::uint32_t pair, float& low, float& high) {
+  low = widened(S::from_bits(static_cast<std::uint16_t>(pair)));
+  high = widened(S::from_bits(static_cast<std::uint16_t>(pair >> 16)));
+}
+
+/// What packed() made of two values, with the NaN of convert_value where they are NaN: it keeps their sign.
+template <class S>
+THIMBLE_DEVICE inline std::uint32_t with_signed_nan(std::uint32_t pair, float low, float high) {
+  constexpr std::uint32_t nan = S::Format::nan_code;
+  if (low != low) pair = (pair & 0xFFFF0000u) | (bit_cast<std::uint32_t>(low) >> 16 & 0x8000u) | nan;
+  if (high != high) pair = (pair & 0xFFFFu) | (bit_cast<std::uint32_t>(high) & 0x80000000u) | nan << 16;
+  return pair;
+}
+
 /// Values as elements of S: convert_value of each.
 template <class S, int count>
 THIMBLE_DEVICE inline Words<S, count> narrowed(const Wide<S> (&values)[count]) {
-  Words<S, count> words;
   if constexpr (sizeof(S) == 2 && count % 2 == 0) {
+    Words<std::uint32_t, count / 2> pairs;
     bool has_nan = false;
     THIMBLE_UNROLL
-    for (int e = 0; e < count; e += 2) {
-      const std::uint32_t pair = packed<S>(values[e], values[e + 1]);
-      words.values[e] = S::from_bits(static_cast<std::uint16_t>(pair));
-      words.values[e + 1] = S::from_bits(static_cast<std::uint16_t>(pair >> 16));
-      has_nan = has_nan || values[e] != values[e] || values[e + 1] != values[e + 1];
+    for (int i = 0; i < count / 2; ++i) {
+      pairs.values[i] = packed<S>(values[2 * i], values[2 * i + 1]);
+      has_nan = has_nan || values[2 * i] != values[2 * i] || values[2 * i + 1] != values[2 * i + 1];
     }
-    if (!has_nan) return words;
+    if (has_nan) {
+      THIMBLE_UNROLL
+      for (int i = 0; i < count / 2; ++i) {
+        pairs.values[i] = with_signed_nan<S>(pairs.values[i], values[2 * i], values[2 * i + 1]);
+      }
+    }
+    return bit_cast<Words<S, count>>(pairs);
+  } else {
+    Words<S, count> words;
+    THIMBLE_UNROLL
+    for (int e = 0; e < count; ++e) words.values[e] = convert_value<S>(values[e]);
+    return words;
   }
-  THIMBLE_UNROLL
-  for (int e = 0; e < count; ++e) words.values[e] = convert_value<S>(values[e]);  // NaN keeps its sign
-  return words;
 }
 
 /// Whether all operands (null: none) begin at multiples of 16 bytes.

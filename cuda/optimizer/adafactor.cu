@@ -1,6 +1,7 @@
-// Adafactor on CUDA devices: a launch for each phase of many parameters. Sums have the CPU's order, so the bits are its
-// own: the eight lanes of a tile are chains of additions that run side by side, tile by tile and row by row, and are
-// then added in order.
+// Adafactor on CUDA devices: a launch for each phase of many parameters, eight neighbours of a row a thread at a time.
+// Sums have the CPU's order, so the bits are its own: the eight lanes of a tile are chains of additions that a thread
+// makes side by side, tile by tile and row by row, and are then added in order. Where a parameter's rows do not begin
+// at words of 16 bytes, the eight are read one by one.
 
 #include <cmath>
 
@@ -20,9 +21,8 @@ using namespace cuda_kernels;
 constexpr std::int64_t tile = AdafactorArgs::tile, shares = AdafactorArgs::shares, stretch = AdafactorArgs::stretch;
 constexpr int lanes = AdafactorArgs::lanes;
 constexpr int team_threads = 256;
-constexpr std::int64_t most_chains = 1024;               // whose sums a team has at a time
-constexpr std::int64_t most_rows = most_chains / lanes;  // that they belong to
-constexpr std::size_t shared_bytes = (most_chains + most_rows) * sizeof(double);
+constexpr std::int64_t most_tiles = 256;  // whose sums a team has at a time, of as many rows at most
+constexpr std::size_t shared_bytes = (most_tiles * lanes + most_tiles) * sizeof(double);
 constexpr std::int64_t column_tile = 32;         // columns of a team
 constexpr std::int64_t elements_of_team = 4096;  // where each is by itself
 
@@ -57,6 +57,7 @@ struct Problem {
   float *row_moment, *column_moment, *first;
   const AdafactorRule& rule;
   Totals& totals;
+  bool has_words;  // eight neighbours from a multiple of 8 of a row on are words of 16 bytes, of all arrays
 
   THIMBLE_DEVICE Problem(const List& list, int index, std::int64_t team)
       : n(list.table.entries[index].n),
@@ -70,17 +71,52 @@ struct Problem {
         column_moment(list.table.entries[index].column_moment),
         first(list.table.entries[index].momentum),
         rule(list.step.get().rule),
-        totals(all_totals[index]) {}
+        totals(all_totals[index]),
+        has_words((rows == 1 || columns % 8 == 0) && is_word(p.place, p.dtype) && is_word(g, gradient_dtype) &&
+                  is_word(p.extra, DType::f32) && is_word(column_moment, DType::f32) && is_word(first, DType::f32)) {}
   THIMBLE_DEVICE Problem(const List& list, std::int64_t team) : Problem(list, list.table.index_of(team), team) {}
 
-  THIMBLE_DEVICE float parameter(std::int64_t i) const { return p.get<float>(i); }
-  THIMBLE_DEVICE float gradient(std::int64_t i) const { return load<float>(g, gradient_dtype, i) * rule.factor; }
-  /// The update before it is clipped.
-  THIMBLE_DEVICE float update(std::int64_t row, std::int64_t column) const {
+  THIMBLE_DEVICE static bool is_word(const void* data, DType dtype) {
+    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 &&
+           (dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16);
+  }
+  THIMBLE_DEVICE std::int64_t row_of(std::int64_t i) const {
+    if (((i | columns) >> 32) != 0) return i / columns;  // 64-bit divisions are slow
+    return static_cast<std::uint32_t>(i) / static_cast<std::uint32_t>(columns);
+  }
+
+  /// Of eight neighbours from `column` of a row on, `count` of which are there; the others are any numbers.
+  THIMBLE_DEVICE void parameters(std::int64_t row, std::int64_t column, int count, Eights& values) const {
     const std::int64_t i = row * columns + column;
+    has_words ? p.get_eights(i, n, values) : p.get_singly(i, count, values);
+  }
+  THIMBLE_DEVICE void gradients(std::int64_t row, std::int64_t column, int count, Eights& values) const {
+    const std::int64_t i = row * columns + column;
+    read(g, gradient_dtype, i, n, count, values);
+    THIMBLE_UNROLL
+    for (int e = 0; e < 8; ++e) values[e] *= rule.factor;
+  }
+  /// The update before it is clipped.
+  THIMBLE_DEVICE void updates(std::int64_t row, std::int64_t column, int count, Eights& values) const {
+    gradients(row, column, count, values);
     const float of_row = row_moment ? row_moment[row] / totals.row_mean : 1.0f;
-    const float v = of_row * column_moment[row_moment ? column : i];
-    return gradient(i) / std::sqrt(v);
+    const std::int64_t at = row_moment ? column : row * columns + column;
+    Eights moments;
+    read(column_moment, DType::f32, at, row_moment ? columns : n, count, moments);
+    THIMBLE_UNROLL
+    for (int e = 0; e < 8; ++e) values[e] = values[e] / std::sqrt(of_row * moments[e]);
+  }
+  THIMBLE_DEVICE void read(const void* data, DType dtype, std::int64_t at, std::int64_t end, int count,
+                           Eights& values) const {
+    has_words ? read_eights(data, dtype, at, end, values) : read_singly(data, dtype, at, count, values);
+  }
+  /// The first `count` of eight numbers of the second moments, where they are not factored.
+  THIMBLE_DEVICE void write_moments(std::int64_t at, int count, const Eights& values) const {
+    if (has_words) return put_eights(column_moment, at, n, narrowed<float>(values));
+    THIMBLE_UNROLL
+    for (int e = 0; e < 8; ++e) {
+      if (e < count) column_moment[at + e] = values[e];
+    }
   }
   THIMBLE_DEVICE std::int64_t share() const { return (rows + shares - 1) / shares; }
   /// The elements of a team, where it has a stretch of them.
@@ -88,29 +124,41 @@ struct Problem {
   THIMBLE_DEVICE std::int64_t end() const { return begin() + elements_of_team < n ? begin() + elements_of_team : n; }
 };
 
-// done(row, sum) for each of the rows [begin, end), on the thread that has its sum: square(row, column) in the order of
-// tiles and lanes. All rows of a batch are done before the next one is begun; batch_done(rows of it, their sums).
-template <class Team, class Square, class Done>
-THIMBLE_DEVICE void sum_rows(Team& team, std::int64_t begin, std::int64_t end, std::int64_t columns,
-                             const Square& square, const Done& batch_done) {
-  const std::int64_t chains = (columns + tile - 1) / tile * lanes;
-  const std::int64_t batch = chains < most_chains ? most_chains / chains : 1;
-  const Shared<double> sums = team.template shared<double>(), row_sums = sums + most_chains;
+THIMBLE_DEVICE inline int at_most_eight(std::int64_t count) { return count < 8 ? static_cast<int>(count) : 8; }
+
+// The sums over rows [begin, end) of the squares, with `more` added to each, of what read(row, column, count, Eights&)
+// gives, in the order of tiles and lanes. All rows of a batch are done before the next one is begun;
+// batch_done(first row, rows of it, their sums).
+template <class Team, class Read, class Done>
+THIMBLE_DEVICE void sum_rows(Team& team, std::int64_t begin, std::int64_t end, std::int64_t columns, double more,
+                             const Read& read, const Done& batch_done) {
+  const std::int64_t tiles = (columns + tile - 1) / tile;
+  const std::int64_t batch = tiles < most_tiles ? most_tiles / tiles : 1;
+  const Shared<double> sums = team.template shared<double>(), row_sums = sums + most_tiles * lanes;
   for (std::int64_t row = begin; row < end; row += batch) {
     const std::int64_t n = end - row < batch ? end - row : batch;
     for (std::int64_t r = team.rank(); r < n; r += Team::size) row_sums[r] = 0;
-    for (std::int64_t from = 0; from < chains; from += most_chains) {
-      const std::int64_t count = chains - from < most_chains ? chains - from : most_chains;
-      for (std::int64_t i = team.rank(); i < n * count; i += Team::size) {
-        const std::int64_t chain = from + i % count, first = chain / lanes * tile;
+    for (std::int64_t from = 0; from < tiles; from += most_tiles) {
+      const int count = static_cast<int>(tiles - from < most_tiles ? tiles - from : most_tiles);
+      for (int i = team.rank(); i < static_cast<int>(n) * count; i += Team::size) {
+        const std::int64_t first = (from + i % count) * tile;
         const std::int64_t stop = first + tile < columns ? first + tile : columns;
-        double sum = 0;
-        for (std::int64_t c = first + chain % lanes; c < stop; c += lanes) sum += square(row + i / count, c);
-        sums[i] = sum;
+        double chains[lanes] = {};
+        for (std::int64_t c = first; c < stop; c += lanes) {
+          const int there = at_most_eight(stop - c);
+          Eights x;
+          read(row + i / count, c, there, x);
+          THIMBLE_UNROLL
+          for (int e = 0; e < lanes; ++e) {
+            if (e < there) chains[e] += AdafactorRule::square(x[e], more);
+          }
+        }
+        THIMBLE_UNROLL
+        for (int e = 0; e < lanes; ++e) sums[i * lanes + e] = chains[e];
       }
       team.sync();
       for (std::int64_t r = team.rank(); r < n; r += Team::size) {
-        for (std::int64_t i = 0; i < count; ++i) row_sums[r] += sums[r * count + i];
+        for (std::int64_t i = 0; i < count * lanes; ++i) row_sums[r] += sums[r * count * lanes + i];
       }
       team.sync();
     }
@@ -119,47 +167,35 @@ THIMBLE_DEVICE void sum_rows(Team& team, std::int64_t begin, std::int64_t end, s
   }
 }
 
-// The sum over the rows of each share.
-template <class Square>
+// The sum over the rows of each share: of parameters, or of updates before they are clipped.
+template <bool of_updates>
 struct ShareSums {
   static constexpr int threads = team_threads;
   List list;
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t number) const {
     const Problem problem(list, number);
-    const Square square{};
     const std::int64_t share = problem.unit;
     const std::int64_t begin = share * problem.share();
     const std::int64_t end = begin + problem.share() < problem.rows ? begin + problem.share() : problem.rows;
     double total = 0;  // the first thread's
     sum_rows(
-        team, begin, end, problem.columns,
-        [&](std::int64_t row, std::int64_t column) { return square(problem, row, column); },
+        team, begin, end, problem.columns, 0.0,
+        [&](std::int64_t row, std::int64_t column, int count, Eights& x) {
+          of_updates ? problem.updates(row, column, count, x) : problem.parameters(row, column, count, x);
+        },
         [&](std::int64_t, std::int64_t n, const Shared<double>& sums) {
           for (std::int64_t r = 0; team.rank() == 0 && r < n; ++r) total += sums[r];
         });
-    if (team.rank() == 0) Square::sums(problem.totals)[share] = total;
-  }
-};
-
-struct ParameterSquare {
-  THIMBLE_DEVICE static double* sums(Totals& totals) { return totals.parameter_sums; }
-  THIMBLE_DEVICE double operator()(const Problem& problem, std::int64_t row, std::int64_t column) const {
-    return AdafactorRule::square(problem.parameter(row * problem.columns + column), 0);
-  }
-};
-
-struct UpdateSquare {
-  THIMBLE_DEVICE static double* sums(Totals& totals) { return totals.update_sums; }
-  THIMBLE_DEVICE double operator()(const Problem& problem, std::int64_t row, std::int64_t column) const {
-    return AdafactorRule::square(problem.update(row, column), 0);
+    Totals& totals = problem.totals;
+    if (team.rank() == 0) (of_updates ? totals.update_sums : totals.parameter_sums)[share] = total;
   }
 };
 
 // The second moments of a batch of rows.
 struct RowMoments {
   static constexpr int threads = team_threads;
-  static constexpr std::int64_t batch = 8;  // many teams, each with work for its threads
+  static constexpr std::int64_t batch = 32;  // many teams, each with work for its threads
   List list;
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t number) const {
@@ -167,10 +203,8 @@ struct RowMoments {
     const AdafactorRule rule = problem.rule;
     const std::int64_t begin = problem.unit * batch, end = begin + batch < problem.rows ? begin + batch : problem.rows;
     sum_rows(
-        team, begin, end, problem.columns,
-        [&](std::int64_t row, std::int64_t column) {
-          return AdafactorRule::square(problem.gradient(row * problem.columns + column), rule.epsilon1);
-        },
+        team, begin, end, problem.columns, rule.epsilon1,
+        [&](std::int64_t row, std::int64_t column, int count, Eights& x) { problem.gradients(row, column, count, x); },
         [&](std::int64_t row, std::int64_t n, const Shared<double>& sums) {
           for (std::int64_t r = team.rank(); r < n; r += Team::size) {
             float& moment = problem.row_moment[row + r];
@@ -180,34 +214,39 @@ struct RowMoments {
   }
 };
 
-// Those of 32 columns: `groups` stretches of rows side by side, which are added in order.
+// Those of 32 columns, eight a thread: `groups` stretches of rows side by side, which are added in order.
 struct ColumnMoments {
   static constexpr int threads = team_threads;
-  static constexpr std::size_t bytes = team_threads * sizeof(double);
+  static constexpr int width = static_cast<int>(column_tile) / lanes, groups = threads / width;
+  static constexpr std::size_t bytes = groups * column_tile * sizeof(double);
   List list;
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t number) const {
-    constexpr int width = static_cast<int>(column_tile), groups = Team::size / width;
     const Problem problem(list, number);
     const AdafactorRule rule = problem.rule;
-    const int lane = team.rank() % width, group = team.rank() / width;
-    const std::int64_t first = problem.unit * column_tile;
-    const bool is_there = first + lane < problem.columns;
-    const Shared<double> sums = team.template shared<double>();  // (groups, width)
-    double total = 0;                                            // of the first group's threads
+    const int rank = team.rank(), group = rank / width;
+    const std::int64_t first = problem.unit * column_tile, column = first + rank % width * lanes;
+    const int there = column < problem.columns ? at_most_eight(problem.columns - column) : 0;
+    const Shared<double> sums = team.template shared<double>();  // (groups, column_tile)
+    double total = 0;                                            // of a column, on the first threads
     for (std::int64_t begin = 0; begin < problem.rows; begin += groups * stretch) {
-      const std::int64_t row = begin + group * stretch, row_end = row + stretch;
-      double sum = 0;
-      for (std::int64_t r = row; r < row_end && r < problem.rows && is_there; ++r) {
-        sum += AdafactorRule::square(problem.gradient(r * problem.columns + first + lane), rule.epsilon1);
+      const std::int64_t row = begin + group * stretch;
+      const std::int64_t row_end = row + stretch < problem.rows ? row + stretch : problem.rows;
+      double chains[lanes] = {};
+      for (std::int64_t r = row; r < row_end && there > 0; ++r) {
+        Eights x;
+        problem.gradients(r, column, there, x);
+        THIMBLE_UNROLL
+        for (int e = 0; e < lanes; ++e) chains[e] += AdafactorRule::square(x[e], rule.epsilon1);
       }
-      sums[team.rank()] = sum;
+      THIMBLE_UNROLL
+      for (int e = 0; e < lanes; ++e) sums[lanes * rank + e] = chains[e];
       team.sync();
-      for (int g = 0; group == 0 && g < groups; ++g) total += sums[g * width + lane];
+      for (int g = 0; rank < column_tile && g < groups; ++g) total += sums[g * column_tile + rank];
       team.sync();
     }
-    if (group != 0 || !is_there) return;
-    float& moment = problem.column_moment[first + lane];
+    if (rank >= column_tile || first + rank >= problem.columns) return;
+    float& moment = problem.column_moment[first + rank];
     moment = rule.moment(moment, total / static_cast<double>(problem.rows));
   }
 };
@@ -244,9 +283,14 @@ struct ElementMoments {
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t number) const {
     const Problem problem(list, number);
     const AdafactorRule rule = problem.rule;
-    for (std::int64_t i = problem.begin() + team.rank(); i < problem.end(); i += Team::size) {
-      float& moment = problem.column_moment[i];
-      moment = rule.moment(moment, AdafactorRule::square(problem.gradient(i), rule.epsilon1));
+    for (std::int64_t i = problem.begin() + 8 * team.rank(); i < problem.end(); i += 8 * Team::size) {
+      const int there = at_most_eight(problem.n - i);
+      Eights x, moments;
+      problem.gradients(0, i, there, x);
+      problem.read(problem.column_moment, DType::f32, i, problem.n, there, moments);
+      THIMBLE_UNROLL
+      for (int e = 0; e < 8; ++e) moments[e] = rule.moment(moments[e], AdafactorRule::square(x[e], rule.epsilon1));
+      problem.write_moments(i, there, moments);
     }
   }
 };
@@ -276,12 +320,32 @@ struct Update {
     const Problem problem(list, number);
     const AdafactorRule rule = problem.rule;
     const float clipping = problem.totals.clipping, step_length = problem.totals.step_length;
-    for (std::int64_t i = problem.begin() + team.rank(); i < problem.end(); i += Team::size) {
-      const std::int64_t row = i / problem.columns;
-      const float u = problem.update(row, i - row * problem.columns);
-      float direction = u * clipping;
-      if (problem.first) problem.first[i] = direction = rule.momentum(problem.first[i], u, clipping);
-      problem.p.set<float>(i, rule.updated(problem.parameter(i), step_length, direction));
+    const auto direction = [&](float u, float& momentum) {
+      if (!problem.first) return u * clipping;
+      momentum = rule.momentum(momentum, u, clipping);
+      return momentum;
+    };
+    if (!problem.has_words) {  // eight neighbours may be of two rows
+      for (std::int64_t i = problem.begin() + team.rank(); i < problem.end(); i += Team::size) {
+        const std::int64_t row = problem.row_of(i);
+        Eights u;
+        problem.updates(row, i - row * problem.columns, 1, u);
+        float momentum = problem.first ? problem.first[i] : 0;
+        problem.p.set<float>(i, rule.updated(problem.p.get<float>(i), step_length, direction(u[0], momentum)));
+        if (problem.first) problem.first[i] = momentum;
+      }
+      return;
+    }
+    for (std::int64_t i = problem.begin() + 8 * team.rank(); i < problem.end(); i += 8 * Team::size) {
+      const std::int64_t row = problem.row_of(i);
+      Eights u, p, momentum{};
+      problem.updates(row, i - row * problem.columns, 8, u);
+      problem.p.get_eights(i, problem.n, p);
+      if (problem.first) read_eights(problem.first, DType::f32, i, problem.n, momentum);
+      THIMBLE_UNROLL
+      for (int e = 0; e < 8; ++e) p[e] = rule.updated(p[e], step_length, direction(u[e], momentum[e]));
+      if (problem.first) write_eights(problem.first, DType::f32, i, problem.n, momentum);
+      problem.p.set_eights(i, problem.n, p);
     }
   }
 };
@@ -316,7 +380,7 @@ void run_phases(const AdafactorArgs& args, const FactoredTable& table) {
   const auto of_factored = [](auto&& teams_of) {
     return [teams_of](const FactoredEntry& e) { return e.row_moment ? teams_of(e) : 0; };
   };
-  if (args.scales_by_parameter) run_phase<ShareSums<ParameterSquare>>(list, shared_bytes, of_shares);
+  if (args.scales_by_parameter) run_phase<ShareSums<false>>(list, shared_bytes, of_shares);
   run_phase<RowMoments>(list, shared_bytes, of_factored([](const FactoredEntry& e) {
                           return in_parts(e.n / e.columns, RowMoments::batch);
                         }));
@@ -326,7 +390,7 @@ void run_phases(const AdafactorArgs& args, const FactoredTable& table) {
                      of_factored([](const FactoredEntry&) { return std::int64_t{1}; }));
   run_phase<ElementMoments>(
       list, 0, [](const FactoredEntry& e) { return e.row_moment ? std::int64_t{0} : in_parts(e.n, elements_of_team); });
-  run_phase<ShareSums<UpdateSquare>>(list, shared_bytes, of_shares);
+  run_phase<ShareSums<true>>(list, shared_bytes, of_shares);
   for_each_item(table.count, FindLength{list});
   run_phase<Update>(list, 0, [](const FactoredEntry& e) { return in_parts(e.n, elements_of_team); });
 }

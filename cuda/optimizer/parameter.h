@@ -32,6 +32,17 @@ THIMBLE_DEVICE inline void read_eights(const void* data, DType dtype, std::int64
     for (int e = 0; e < 8; ++e) values[e] = widened(words.values[e]);
   }
 }
+/// The first `count` of eight neighbours, wherever they begin, element by element; 0 for the others.
+THIMBLE_DEVICE inline void read_singly(const void* data, DType dtype, std::int64_t at, int count, Eights& values) {
+  THIMBLE_UNROLL
+  for (int e = 0; e < 8; ++e) values[e] = 0;
+  visit_met<float>(dtype, [&]<class S>() {
+    THIMBLE_UNROLL
+    for (int e = 0; e < 8; ++e) {
+      if (e < count) values[e] = convert_value<float>(static_cast<const S*>(data)[at + e]);
+    }
+  });
+}
 template <class S>
 THIMBLE_DEVICE inline void put_eights(S* to, std::int64_t at, std::int64_t n, const Words<S, 8>& words) {
   if (at + 8 <= n) return put_words(to, at, words);
@@ -102,13 +113,11 @@ struct Parameter {
     return load<T>(place, dtype, i);
   }
   THIMBLE_DEVICE void get_eights(std::int64_t i, std::int64_t n, Eights& values) const {
-    if (form == kernels::NarrowForm::master) return read_eights(extra, DType::f32, i, n, values);
-    read_eights(place, dtype, i, n, values);
-    if (form != kernels::NarrowForm::compensated) return;
-    Eights more;
-    read_eights(extra, dtype, i, n, more);
-    THIMBLE_UNROLL
-    for (int e = 0; e < 8; ++e) values[e] += more[e];
+    get_with(values, [&](const void* data, DType of_data, Eights& to) { read_eights(data, of_data, i, n, to); });
+  }
+  /// As read_singly().
+  THIMBLE_DEVICE void get_singly(std::int64_t i, int count, Eights& values) const {
+    get_with(values, [&](const void* data, DType of_data, Eights& to) { read_singly(data, of_data, i, count, to); });
   }
   THIMBLE_DEVICE void set_eights(std::int64_t i, std::int64_t n, const Eights& values) const {
     Eights stored;
@@ -146,6 +155,18 @@ struct Parameter {
         store<float>(extra, dtype, i, value - load<float>(place, dtype, i));
       }
     }
+  }
+
+ private:
+  template <class Read>
+  THIMBLE_DEVICE void get_with(Eights& values, const Read& read) const {
+    if (form == kernels::NarrowForm::master) return read(extra, DType::f32, values);
+    read(place, dtype, values);
+    if (form != kernels::NarrowForm::compensated) return;
+    Eights more;
+    read(extra, dtype, more);
+    THIMBLE_UNROLL
+    for (int e = 0; e < 8; ++e) values[e] += more[e];
   }
 };
 

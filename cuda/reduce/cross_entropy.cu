@@ -44,15 +44,19 @@ struct Forward {
     std::int64_t base[1];
     rows.locate(row, base);
     const S* const from = scores + base[0];
-    ExponentialSum<T> own;
+    ExponentialSum<S> own;
     T plain = 0;
     const auto add = [&](const auto& reader) {
-      for_each_word<count>(team, targets.classes, [&](std::int64_t w, auto n) {
+      for_each_part<count>(team, targets.classes, [&](std::int64_t w, int n) {
         T values[count];
         reader.read(w, values);
-        if (are_logits) own.add(values, n);
-        THIMBLE_UNROLL
-        for (int e = 0; e < count && smoothing > 0; ++e) plain += e < n ? values[e] : T(0);
+        if (smoothing > 0) {
+          THIMBLE_UNROLL
+          for (int e = 0; e < count; ++e) plain += e < n ? values[e] : T(0);
+        }
+        if (!are_logits) return;
+        fill_behind(n, -static_cast<T>(INFINITY), values);
+        own.add(values);
       });
     };
     if (are_logits || smoothing > 0) {
@@ -136,20 +140,21 @@ struct Backward {
     T g = reduction == LossReduction::none ? dy[row] : dy[0];
     if (reduction == LossReduction::mean) g = static_cast<T>(static_cast<double>(g) / rows_that_count);
     const auto result = [&](std::int64_t begin, T(&values)[1][count]) {
-      const std::int64_t ahead = target - begin;
-      const int place = ahead >= 0 && ahead < count ? static_cast<int>(ahead) : -1;
+      if (!counts) return fill_behind(0, T(0), values[0]);
       if (scores) {
         THIMBLE_UNROLL
-        for (int e = 0; e < count; ++e) values[0][e] = quick_exp(values[0][e] - level) - everywhere;
+        for (int e = 0; e < count; ++e) values[0][e] = exp_of<S>(values[0][e] - level) - everywhere;
       } else {
         THIMBLE_UNROLL
         for (int e = 0; e < count; ++e) values[0][e] = -everywhere;
       }
-      THIMBLE_UNROLL
-      for (int e = 0; e < count; ++e) {
-        const T x = e == place ? values[0][e] - at_target : values[0][e];
-        values[0][e] = counts ? x * g : T(0);
+      if (target >= begin && target < begin + count) {
+        const int place = static_cast<int>(target - begin);
+        THIMBLE_UNROLL
+        for (int e = 0; e < count; ++e) values[0][e] = e == place ? values[0][e] - at_target : values[0][e];
       }
+      THIMBLE_UNROLL
+      for (int e = 0; e < count; ++e) values[0][e] *= g;
     };
     const S* const from = scores ? scores + base[0] : nullptr;
     if constexpr (is_dense) {

@@ -8,32 +8,37 @@
 
 namespace thimble::cuda_kernels {
 
-/// The largest of some numbers, and the sum of e^(x - largest) over them, which NaN and +infinity make NaN.
+/// What e^x is taken relative to. Where there is nothing but -infinity, all terms are 0.
 template <class T>
+THIMBLE_DEVICE inline T shift_of(T largest) {
+  return largest == -static_cast<T>(INFINITY) ? T(0) : largest;
+}
+
+/// The largest of some numbers that came in S, and the sum of e^(x - largest) over them, which NaN and +infinity make
+/// NaN.
+template <class S>
 struct ExponentialSum {
+  using T = Wide<S>;
   T largest = -static_cast<T>(INFINITY);
   T sum = 0;
 
   /// The sum with e^(x - top) instead, for a top that is no smaller.
-  THIMBLE_DEVICE T relative_to(T top) const { return sum * quick_exp(largest - number(top)); }
+  THIMBLE_DEVICE T relative_to(T top) const { return sum * exp_of<S>(largest - shift_of(top)); }
 
-  /// The first n of the values.
+  /// -infinity adds nothing.
   template <int count>
-  THIMBLE_DEVICE void add(const T (&values)[count], int n) {
+  THIMBLE_DEVICE void add(const T (&values)[count]) {
     T top = largest;
     THIMBLE_UNROLL
-    for (int e = 0; e < count; ++e) top = e < n ? std::fmax(top, values[e]) : top;
-    sum = relative_to(top);
-    largest = top;
-    THIMBLE_UNROLL
-    for (int e = 0; e < count; ++e) {
-      if (e < n) sum += quick_exp(values[e] - number(top));
+    for (int e = 0; e < count; ++e) top = std::fmax(top, values[e]);
+    if (top > largest) {
+      sum = relative_to(top);
+      largest = top;
     }
+    const T shift = shift_of(top);
+    THIMBLE_UNROLL
+    for (int e = 0; e < count; ++e) sum += exp_of<S>(values[e] - shift);
   }
-
- private:
-  // Where there is nothing but -infinity, all terms are 0.
-  THIMBLE_DEVICE static T number(T top) { return top == -static_cast<T>(INFINITY) ? T(0) : top; }
 };
 
 }  // namespace thimble::cuda_kernels

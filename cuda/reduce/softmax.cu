@@ -1,5 +1,6 @@
-// Softmax on CUDA devices: a warp or a team for each row, which is read in words, once for the largest and the sum,
-// once for the result. A thread sums its elements in the compute type, relative to its largest so far; all of them in
+// Softmax on CUDA devices: a warp or a team for each row, which is read in words. Forward holds a row of up to 64
+// elements a thread in registers: read once, the largest, the sum, the result. A longer one is read twice, once for the
+// largest and the sum, relative to the largest so far. A thread sums its elements in the compute type; all of them in
 // f64.
 
 #include <cmath>
@@ -18,16 +19,12 @@ THIMBLE_DEVICE inline std::int64_t visible(std::int64_t length, std::int64_t cau
   return causal_queries == 0 ? length : length - causal_queries + row % causal_queries + 1;
 }
 
-// Zeros from element `seen` on.
-template <class T, int count>
-THIMBLE_DEVICE inline void mask_behind(std::int64_t seen, T (&values)[count]) {
-  if (seen >= count) return;
-  THIMBLE_UNROLL
-  for (int e = 0; e < count; ++e) values[e] = e < seen ? values[e] : T(0);
-}
+// Words of a row that a thread holds; of 8 bits none.
+template <class S>
+inline constexpr int held_words = sizeof(S) == 1 ? 0 : 8;
 
 template <class S, bool is_dense>
-struct Forward {
+struct ForwardRows {
   using T = Wide<S>;
   static constexpr int count = word_elements<S>;
   Walk<2> rows;
@@ -38,29 +35,99 @@ struct Forward {
   T scale;
   bool is_log;
 
-  template <class Threads>
-  THIMBLE_DEVICE void operator()(Threads& threads, std::int64_t row) const {
+  template <bool is_held, class Threads>
+  THIMBLE_DEVICE void run(Threads& threads, std::int64_t row) const {
     std::int64_t base[2];
     rows.locate(row, base);
     const S* const from = x + base[0];
+    S* const to = y + base[1];
     const std::int64_t seen = visible(length, causal_queries, row);
-    ExponentialSum<T> own;
-    const auto add = [&](const auto& reader) {
-      for_each_word<count>(threads, seen, [&](std::int64_t w, auto n) {
-        T values[count];
-        reader.read(w, values);
-        THIMBLE_UNROLL
-        for (int e = 0; e < count; ++e) values[e] *= scale;
-        own.add(values, n);
-      });
-    };
     if constexpr (is_dense) {
-      add(RowReader<S>(from, seen));
+      run_with<is_held>(threads, RowReader<S>(from, seen), from, to, seen);
     } else {
-      add(StridedReader<S>(from, seen, steps[0]));
+      run_with<is_held>(threads, StridedReader<S>(from, seen, steps[0]), from, to, seen);
     }
-    const T largest = threads.max(own.largest);
-    const double total = threads.sum(static_cast<double>(own.relative_to(largest)));
+  }
+
+  template <bool is_held, class Threads, class Reader>
+  THIMBLE_DEVICE void run_with(Threads& threads, const Reader& reader, const S* from, S* to, std::int64_t seen) const {
+    if constexpr (is_held) {
+      run_held(threads, reader, from, to, static_cast<int>(seen), static_cast<int>(length));
+    } else {
+      ExponentialSum<S> own;
+      for_each_part<count>(threads, seen, [&](std::int64_t w, int n) {
+        T values[count];
+        read(reader, w, n, values);
+        own.add(values);
+      });
+      const T largest = threads.max(own.largest);
+      write_again(threads, from, to, seen, largest, threads.sum(static_cast<double>(own.relative_to(largest))));
+    }
+  }
+
+  // Word w with n elements that are seen; the others are -infinity.
+  template <class Reader>
+  THIMBLE_DEVICE void read(const Reader& reader, std::int64_t w, std::int64_t n, T (&values)[count]) const {
+    reader.read(w, values);
+    THIMBLE_UNROLL
+    for (int e = 0; e < count; ++e) values[e] *= scale;
+    fill_behind(n, -static_cast<T>(INFINITY), values);
+  }
+
+  template <class Threads, class Reader>
+  THIMBLE_DEVICE void run_held(Threads& threads, const Reader& reader, const S* from, S* to, int seen, int end) const {
+    constexpr int most = held_words<S>;
+    T held[most][count];
+    T own_largest = -static_cast<T>(INFINITY), own = 0;
+    const int rank = threads.rank();
+    THIMBLE_UNROLL
+    for (int k = 0; k < most; ++k) {
+      const int w = rank + k * Threads::size;
+      if (w * count >= seen) continue;
+      read(reader, w, seen - w * count, held[k]);
+      THIMBLE_UNROLL
+      for (int e = 0; e < count; ++e) own_largest = std::fmax(own_largest, held[k][e]);
+    }
+    const T largest = threads.max(own_largest), shift = shift_of(largest);
+    THIMBLE_UNROLL
+    for (int k = 0; k < most; ++k) {
+      if ((rank + k * Threads::size) * count >= seen) continue;
+      THIMBLE_UNROLL
+      for (int e = 0; e < count; ++e) {
+        const T difference = held[k][e] - shift, power = exp_of<S>(difference);
+        own += power;
+        held[k][e] = is_log ? difference : power;
+      }
+    }
+    const double total = threads.sum(static_cast<double>(own));
+    if constexpr (is_dense) {
+      if (reinterpret_cast<std::uintptr_t>(to) % 16 != 0) return write_again(threads, from, to, seen, largest, total);
+    }
+    const T inverse = T(1) / static_cast<T>(total), log_total = is_log ? static_cast<T>(std::log(total)) : T(0);
+    THIMBLE_UNROLL
+    for (int k = 0; k < most; ++k) {
+      const int begin = (rank + k * Threads::size) * count;
+      if (begin >= end) continue;
+      THIMBLE_UNROLL
+      for (int e = 0; e < count; ++e) held[k][e] = is_log ? held[k][e] - log_total : held[k][e] * inverse;
+      fill_behind(seen - begin, T(0), held[k]);
+      write(to, begin, end, held[k]);
+    }
+  }
+
+  THIMBLE_DEVICE void write(S* to, int begin, int end, const T (&values)[count]) const {
+    const Words<S, count> words = narrowed<S>(values);
+    if (is_dense && begin + count <= end) return put_words(to, begin, words);
+    THIMBLE_UNROLL
+    for (int e = 0; e < count; ++e) {
+      if (begin + e < end) to[(begin + e) * (is_dense ? 1 : steps[1])] = words.values[e];
+    }
+  }
+
+  // The result of a row that is read once more.
+  template <class Threads>
+  THIMBLE_DEVICE void write_again(const Threads& threads, const S* from, S* to, std::int64_t seen, T largest,
+                                  double total) const {
     const T inverse = T(1) / static_cast<T>(total), log_total = is_log ? static_cast<T>(std::log(total)) : T(0);
     const auto result = [&](std::int64_t begin, T(&values)[1][count]) {
       THIMBLE_UNROLL
@@ -70,15 +137,33 @@ struct Forward {
         for (int e = 0; e < count; ++e) values[0][e] -= log_total;
       } else {
         THIMBLE_UNROLL
-        for (int e = 0; e < count; ++e) values[0][e] = quick_exp(values[0][e]) * inverse;
+        for (int e = 0; e < count; ++e) values[0][e] = exp_of<S>(values[0][e]) * inverse;
       }
-      mask_behind(seen - begin, values[0]);
+      fill_behind(seen - begin, T(0), values[0]);
     };
     if constexpr (is_dense) {
-      map_row<1>(threads, {from}, y + base[1], length, result);
+      map_row<1>(threads, {from}, to, length, result);
     } else {
-      map_strided_row<1>(threads, {from}, y + base[1], steps, length, result);
+      map_strided_row<1>(threads, {from}, to, steps, length, result);
     }
+  }
+};
+
+// Of rows that threads hold, and of longer ones.
+template <class S, bool is_dense>
+struct Forward {
+  ForwardRows<S, is_dense> rows;
+  template <class Threads>
+  THIMBLE_DEVICE void operator()(Threads& threads, std::int64_t row) const {
+    rows.template run<true>(threads, row);
+  }
+};
+template <class S, bool is_dense>
+struct LongForward {
+  ForwardRows<S, is_dense> rows;
+  template <class Threads>
+  THIMBLE_DEVICE void operator()(Threads& threads, std::int64_t row) const {
+    rows.template run<false>(threads, row);
   }
 };
 
@@ -103,14 +188,19 @@ struct Backward {
     const S *const of_y = y + base[0], *const of_dy = dy + base[1];
     T own = 0;
     const auto add = [&](const auto& y_reader, const auto& dy_reader) {
-      for_each_word<count>(threads, seen, [&](std::int64_t w, auto n) {
+      for_each_part<count>(threads, seen, [&](std::int64_t w, int n) {
         T g[count], p[count];
         dy_reader.read(w, g);
-        if (!is_log) y_reader.read(w, p);
-        THIMBLE_UNROLL
-        for (int e = 0; e < count; ++e) {
-          if (e < n) own = is_log ? own + g[e] : multiply_add(g[e], p[e], own);
+        fill_behind(n, T(0), g);
+        if (is_log) {
+          THIMBLE_UNROLL
+          for (int e = 0; e < count; ++e) own += g[e];
+          return;
         }
+        y_reader.read(w, p);
+        fill_behind(n, T(0), p);
+        THIMBLE_UNROLL
+        for (int e = 0; e < count; ++e) own = multiply_add(g[e], p[e], own);
       });
     };
     if constexpr (is_dense) {
@@ -122,12 +212,12 @@ struct Backward {
     const auto result = [&](std::int64_t begin, T(&values)[2][count]) {
       if (is_log) {
         THIMBLE_UNROLL
-        for (int e = 0; e < count; ++e) values[0][e] = scale * (values[1][e] - quick_exp(values[0][e]) * sum);
+        for (int e = 0; e < count; ++e) values[0][e] = scale * (values[1][e] - exp_of<S>(values[0][e]) * sum);
       } else {
         THIMBLE_UNROLL
         for (int e = 0; e < count; ++e) values[0][e] = scale * (values[0][e] * (values[1][e] - sum));
       }
-      mask_behind(seen - begin, values[0]);
+      fill_behind(seen - begin, T(0), values[0]);
     };
     if constexpr (is_dense) {
       map_row<2>(threads, {of_y, of_dy}, dx + base[2], length, result);
@@ -139,15 +229,23 @@ struct Backward {
 
 void forward(const SoftmaxArgs& args) {
   with_rows(args.x.dtype, args.x.step == 1 && args.y.step == 1, [&]<class S, bool is_dense>() {
-    for_each_row_in_words<S>(args.outer.elements(), args.length,
-                             Forward<S, is_dense>{Walk<2>(args.outer, {&args.x.strides, &args.y.strides}),
-                                                  args.length,
-                                                  args.causal_queries,
-                                                  static_cast<const S*>(args.x.data),
-                                                  static_cast<S*>(args.y.data),
-                                                  {args.x.step, args.y.step},
-                                                  static_cast<Wide<S>>(args.scale),
-                                                  args.is_log});
+    const ForwardRows<S, is_dense> rows{Walk<2>(args.outer, {&args.x.strides, &args.y.strides}),
+                                        args.length,
+                                        args.causal_queries,
+                                        static_cast<const S*>(args.x.data),
+                                        static_cast<S*>(args.y.data),
+                                        {args.x.step, args.y.step},
+                                        static_cast<Wide<S>>(args.scale),
+                                        args.is_log};
+    const std::int64_t n = args.outer.elements();
+    using Long = LongForward<S, is_dense>;
+    if constexpr (sizeof(S) == 1) {
+      for_each_row_in_words<S>(n, args.length, Long{rows});
+    } else if (args.length <= TeamRows<Long>::threads * held_words<S> * word_elements<S>) {
+      for_each_row_in_words<S>(n, args.length, Forward<S, is_dense>{rows});
+    } else {
+      for_each_team(n, TeamRows<Long>{Long{rows}});
+    }
   });
 }
 

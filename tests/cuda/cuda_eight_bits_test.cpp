@@ -214,17 +214,21 @@ TEST_CASE("cuda: optimizers with 8-bit and factored state have the CPU's bits", 
 
 TEST_CASE("cuda: Adafactor's sums have the CPU's order for every shape", "[cuda][optim8]") {
   if (!has_cuda()) return;
-  // One tile of columns and many, rows of more lanes than a team sums at once, more and fewer rows than shares.
-  for (const Shape& shape : {Shape{2, 3}, Shape{200, 7}, Shape{3, 33'000}, Shape{65, 300}, Shape{33'000}}) {
-    INFO(to_string(shape));
-    const auto run = [&](Device device) {
-      const std::vector<optim::Named> list{parameter("p", shape, DType::f32, device)};
-      optim::Adafactor optimizer(list, {.rate = 0.05, .beta1 = 0.5});
-      list[0].tensor.grad() = to_device(sample(shape), device);
-      optimizer.step();
-      return all_bits(list, optimizer);
-    };
-    CHECK(run(cuda()) == run(cpu));
+  // One tile of columns and many, rows of more tiles than a team sums at once, more and fewer rows than shares, more
+  // than a team sums of a column at once; rows of whole words and others.
+  for (const Shape& shape : {Shape{2, 3}, Shape{200, 7}, Shape{3, 66'008}, Shape{2, 66'001}, Shape{65, 300},
+                             Shape{70, 264}, Shape{4200, 40}, Shape{17'000, 8}, Shape{33'003}}) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      INFO(to_string(shape) << " in " << to_string(dtype));
+      const auto run = [&](Device device) {
+        const std::vector<optim::Named> list{parameter("p", shape, dtype, device)};
+        optim::Adafactor optimizer(list, {.rate = 0.05, .beta1 = 0.5});
+        list[0].tensor.grad() = to_device(sample(shape, dtype), device);
+        optimizer.step();
+        return all_bits(list, optimizer);
+      };
+      CHECK(run(cuda()) == run(cpu));
+    }
   }
 }
 

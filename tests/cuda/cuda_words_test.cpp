@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include <thimble/autograd/functions.h>
@@ -15,6 +16,7 @@
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
+#include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
 
 #include "support/catch.h"
@@ -113,7 +115,7 @@ using namespace cuda_words_test;
 TEST_CASE("cuda_words: rows have the same bits wherever they begin", "[cuda]") {
   if (!has_cuda()) return;
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64}) {
-    for (const std::int64_t length : {5, 33, 40, 1300, 2600}) {  // the longest of f32 have a team for each row
+    for (const std::int64_t length : {5, 33, 40, 1300, 2600, 17'003}) {  // long ones have a team for each row
       INFO(to_string(dtype) << ", rows of " << length);
       const auto run = [&](std::int64_t askew) {
         const auto make = [&](const Shape& shape, std::uint32_t n) { return operand(shape, dtype, cuda(), askew, n); };
@@ -129,6 +131,35 @@ TEST_CASE("cuda_words: rows have the same bits wherever they begin", "[cuda]") {
       };
       const Values aligned = run(0);
       for (const std::int64_t askew : {1, 2, 3, 4, 5, 7}) CHECK(same(run(askew), aligned));
+    }
+  }
+}
+
+TEST_CASE("cuda_words: rows of any length have the CPU's values, and the same bits with their elements apart",
+          "[cuda]") {
+  if (!has_cuda()) return;
+  for (const auto& [dtype, unit] :
+       {std::pair{DType::f32, 0x1p-24}, {DType::bf16, 0x1p-9}, {DType::f16, 0x1p-12}, {DType::f64, 0x1p-48}}) {
+    for (const std::int64_t length : {1, 300, 2600, 17'003}) {  // of a warp, of a team in registers, beyond
+      for (const bool is_log : {false, true}) {
+        INFO(to_string(dtype) << ", rows of " << length << (is_log ? ", log" : ""));
+        const auto run = [&](const Tensor& x, int axis) { return is_log ? log_softmax(x, axis) : softmax(x, axis); };
+        const auto of = [&](Device device) {
+          const auto rows = [&](const auto& x) { return run(x[0], -1); };
+          return with_gradients({operand({3, length}, dtype, device, 0, 1)}, rows);
+        };
+        const Values here = of(cpu), there = of(cuda());
+        // Of gradients what cancels is as large as the sum of dy over the length.
+        for (std::size_t k = 0; k < here.size(); ++k) {
+          const double floor = (k == 0 ? 1.0 : 100.0) / static_cast<double>(length);
+          for (std::size_t i = 0; i < here[k].size(); ++i) {
+            REQUIRE(std::fabs(there[k][i] - here[k][i]) <= 128 * unit * (std::fabs(here[k][i]) + floor));
+          }
+        }
+        const Tensor x = operand({3, length}, dtype, cuda(), 0, 1);
+        const Tensor apart = run(contiguous(view::transpose(x.detach(), 0, 1)), 0);
+        CHECK(same({to_host<double>(contiguous(view::transpose(apart, 0, 1)))}, {there[0]}));
+      }
     }
   }
 }
@@ -164,6 +195,15 @@ TEST_CASE("cuda_words: sums, pools and updates have the CPU's bits wherever they
           if (moments == DType::u8) continue;
           for (const optim::Named& state : optimizer.state()) all.push_back(to_host<double>(state.tensor));
         }
+      }
+      for (const Shape& shape : {Shape{4100}, Shape{40, 264}, Shape{9, 30}}) {
+        Tensor p = make(shape, 1);
+        p.grad() = make(shape, 2).detach();
+        optim::Adafactor optimizer({{"p", p}}, {.rate = 0.05, .beta1 = 0.5});
+        optimizer.step();
+        optimizer.step();
+        all.push_back(to_host<double>(p));
+        for (const optim::Named& state : optimizer.state()) all.push_back(to_host<double>(state.tensor));
       }
       return all;
     };

@@ -92,7 +92,7 @@ Bytes embedding_of() {
 
 Bytes adafactor_of() {
   std::vector<optim::Named> list;
-  for (const Shape& shape : {Shape{8400, 8}, Shape{700, 70}, Shape{5000}}) {
+  for (const Shape& shape : {Shape{17'000, 8}, Shape{700, 70}, Shape{5000}}) {
     Tensor p = noise(shape, static_cast<std::uint32_t>(list.size()));
     p.require_grad();
     p.grad() = noise(shape, 50 + static_cast<std::uint32_t>(list.size()));

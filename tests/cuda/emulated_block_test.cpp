@@ -205,6 +205,22 @@ TEST_CASE("emulated: sums of a team are taken lane by lane pairwise, then warp b
   });
 }
 
+TEST_CASE("emulated: NaN of 16 bits keeps its sign, whatever an instruction makes of it", "[cuda][emulated]") {
+  const auto check = []<class S>(S) {
+    const float nan = std::numeric_limits<float>::quiet_NaN(), one = 1.0f;
+    const std::uint32_t same = S::Format::nan_code, other = same | 0x8000u;
+    CHECK(with_signed_nan<S>(0x7FFF7FFFu, nan, -nan) == (same | other << 16));
+    CHECK(with_signed_nan<S>(0x7FFF7FFFu, -nan, nan) == (other | same << 16));
+    CHECK(with_signed_nan<S>(0x12347FFFu, -nan, one) == (0x12340000u | other));
+    CHECK(with_signed_nan<S>(0x7FFF1234u, one, -nan) == (0x1234u | other << 16));
+    const float values[8] = {one, -nan, nan, -0.0f, 1e30f, -1e-30f, 0.3f, -nan};
+    const Words<S, 8> words = narrowed<S>(values);
+    for (int e = 0; e < 8; ++e) CHECK(words.values[e].bits == convert_value<S>(values[e]).bits);
+  };
+  check(bf16());
+  check(f16());
+}
+
 TEST_CASE("emulated: passes of an access are the words that lie in one bank", "[cuda][emulated]") {
   struct Row {
     BankCount count;
