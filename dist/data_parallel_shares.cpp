@@ -143,11 +143,6 @@ Tensor DataParallel::own_square_sums(const optim::Optimizer& optimizer) {
 void DataParallel::share_state(Transaction& transaction) {
   std::vector<StateUpdate>& updates = transaction.deferred();
   if (updates.empty()) return;
-  // Forwards and backwards of several micro-batches may have come in turns.
-  const auto before = [](const StateUpdate& a, const StateUpdate& b) { return a.micro_batch < b.micro_batch; };
-  if (!std::is_sorted(updates.begin(), updates.end(), before)) {
-    std::stable_sort(updates.begin(), updates.end(), before);
-  }
   const PathScope path = ranks_path();
   std::int64_t elements = 0;
   for (const StateUpdate& u : updates) elements += u.found.defined() ? u.found.elements() : 0;
@@ -164,7 +159,7 @@ void DataParallel::share_state(Transaction& transaction) {
   }
   std::size_t first = 0;
   std::int64_t first_at = 0;
-  while (first < updates.size()) {
+  while (first < updates.size()) {  // what one forward or backward has found, of all ranks
     std::size_t end = first;
     while (end < updates.size() && updates[end].micro_batch == updates[first].micro_batch) ++end;
     std::int64_t at = first_at;
