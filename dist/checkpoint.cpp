@@ -25,15 +25,9 @@ Communicator& all_ranks(DataParallel& parallel) {
   return all != nullptr ? *all : parallel.communicator();
 }
 
-/// Some of a parameter, or of a part of it, and who has it.
-struct Owned {
-  int rank;  ///< among those with the same parts
-  Range range;
-};
-
-/// Who has what of parameter `index`, in the order of its elements; where all have all, the first of them.
-std::vector<Owned> owners(const DataParallel& parallel, std::size_t index, bool is_shared_out) {
-  if (!is_shared_out) return {{0, {0, parallel.whole()[index].tensor.elements()}}};
+/// Who has what of parameter `index` as it is shared out, in the order of its elements.
+std::vector<StageOutline::Owned> owners(const DataParallel& parallel, std::size_t index) {
+  using Owned = StageOutline::Owned;
   std::vector<Owned> list;
   for (const Bucket& bucket : parallel.buckets()) {
     for (int r = 0; r < parallel.size(); ++r) {
@@ -54,72 +48,104 @@ Range state_range(const Range& range, std::int64_t parameter, std::int64_t state
   return {count(range.begin), count(range.end)};
 }
 
-/// All that ranks tell each other, parameter by parameter. Rank 0 puts it together; the others do as much.
+/// All that ranks tell each other, stage by stage and parameter by parameter. Rank 0 puts it together; the others do as
+/// much.
 class Gathering {
  public:
-  Gathering(const nn::Module& module, DataParallel& parallel, Append append)
-      : cuts_(module), parallel_(parallel), all_(all_ranks(parallel)), assembly_(append) {
-    const Communicator* const team = parallel.options().parts.ranks;
-    if (team != nullptr) team_size_ = team->size();
+  Gathering(const nn::Module& module, DataParallel& parallel, std::span<const StageOutline> later, Append append)
+      : module_(module),
+        parallel_(parallel),
+        all_(all_ranks(parallel)),
+        own_(stage_outline(module, parallel)),
+        later_(later),
+        assembly_(append) {}
+
+  /// Parameters that rank 0 lacks, or has parts of, under names that begin with `prefix`. `list` has the layouts of this
+  /// stage's: those of files where `has_layouts`.
+  void parameters(const std::string& prefix, bool has_layouts) {
+    const ShardStore* const store = parallel_.store();
+    of_each_stage([&](const StageOutline& stage) {
+      for (std::size_t i = 0; i < stage.parameters.size(); ++i) {
+        const StageOutline::Parameter& p = stage.parameters[i];
+        if (!stage.is_stored && p.part == std::nullopt && stage.first_rank == 0) continue;
+        nn::NamedTensor whole = p.whole;
+        whole.name = prefix + whole.name;
+        if (!has_layouts) whole.layout = nn::FileLayout::same;
+        Tensor own;
+        if (&stage == &own_) own = parallel_.whole()[i].tensor;
+        if (&stage == &own_ && store != nullptr) own = store->shard(*own.storage());
+        bring(stage, p, stage.is_stored, {&whole, 1}, {&own, 1});
+      }
+    });
   }
 
-  /// Parameters that are in shards or in parts, under names that begin with `prefix`. `list` has their layouts.
-  void parameters(const std::vector<nn::NamedTensor>& list, const std::string& prefix) {
-    const ShardStore* const store = parallel_.store();
-    std::map<std::string_view, nn::FileLayout> layouts;
-    for (const nn::NamedTensor& p : list) layouts[p.name] = p.layout;
-    for (std::size_t i = 0; i < parallel_.whole().size(); ++i) {
-      const optim::Named& p = parallel_.whole()[i];
-      const nn::FileTensor in_file = cuts_.of_parameter({p.name, p.tensor, layouts.at(p.name)}, prefix);
-      if (store == nullptr && !in_file.part) continue;
-      const Tensor own = store != nullptr ? store->shard(*p.tensor.storage()) : p.tensor;
-      const nn::NamedTensor whole{in_file.whole.name, nn::outline(in_file.whole.tensor.shape(), p.tensor.dtype()),
-                                  in_file.whole.layout};
-      bring(i, store != nullptr, {&whole, 1}, {&own, 1});
-    }
+  /// Buffers that rank 0 lacks.
+  void buffers(const std::string& prefix) {
+    of_each_stage([&](const StageOutline& stage) {
+      if (stage.first_rank == 0) return;
+      const std::vector<nn::NamedTensor> own = &stage == &own_ ? module_.buffers() : std::vector<nn::NamedTensor>();
+      for (std::size_t i = 0; i < stage.buffers.size(); ++i) {
+        if (all_.rank() != 0 && all_.rank() != stage.first_rank) continue;
+        nn::FileTensor t{stage.buffers[i], own.empty() ? Tensor() : own[i].tensor};
+        t.whole.name = prefix + t.whole.name;
+        if (own.empty()) t.here = room(t.whole.tensor.shape(), t.whole.tensor.dtype());
+        move(stage.first_rank, {t});
+      }
+    });
   }
 
   /// The state of all parameters, in the order of this rank's.
   void state(const optim::Optimizer& optimizer, const WholeState& whole) {
-    std::size_t next = 0, own_index = 0;
-    const auto bring_next = [&](std::span<const Tensor> own) {
-      const nn::CutParameter* const cut = cuts_.find(parallel_.whole()[next].name);
-      bring(next, parallel_.options().zero > 0, whole.at(cut != nullptr ? cut->whole : parallel_.whole()[next].name),
-            own);
-      ++next;
-    };
-    optimizer.each_state([&](std::span<const optim::Named> state) {
-      const std::string& name = optimizer.parameters()[own_index++].name;
-      while (parallel_.whole()[next].name != name) bring_next({});
-      std::vector<Tensor> own;
-      for (const optim::Named& s : state) own.push_back(s.tensor);
-      bring_next(own);
+    of_each_stage([&](const StageOutline& stage) {
+      std::size_t next = 0, own_index = 0;
+      const auto bring_next = [&](std::span<const Tensor> own) {
+        const StageOutline::Parameter& p = stage.parameters[next++];
+        bring(stage, p, stage.zero > 0, whole.at(p.whole.name), own);
+      };
+      if (&stage == &own_) {
+        optimizer.each_state([&](std::span<const optim::Named> state) {
+          const std::string& name = optimizer.parameters()[own_index++].name;
+          while (parallel_.whole()[next].name != name) bring_next({});
+          std::vector<Tensor> own;
+          for (const optim::Named& s : state) own.push_back(s.tensor);
+          bring_next(own);
+        });
+      }
+      while (next < stage.parameters.size()) bring_next({});
     });
-    while (next < parallel_.whole().size()) bring_next({});
   }
 
  private:
+  /// This rank's stage; on rank 0 the later ones, too.
+  void of_each_stage(FunctionRef<void(const StageOutline&)> f) {
+    f(own_);
+    if (all_.rank() > 0) return;
+    for (const StageOutline& stage : later_) f(stage);
+  }
+
+  Tensor room(const Shape& shape, DType dtype) const {
+    const PathScope path = ranks_path();
+    return Tensor::empty(shape, dtype, parallel_.whole().front().tensor.device(), Category::communication);
+  }
+
   /// Tensors that go with a parameter: from those who have something of them to rank 0. `own`: what this rank has.
-  void bring(std::size_t index, bool is_shared_out, std::span<const nn::NamedTensor> wholes,
-             std::span<const Tensor> own) {
-    const Tensor& parameter = parallel_.whole()[index].tensor;
-    const nn::CutParameter* const cut = cuts_.find(parallel_.whole()[index].name);
-    const std::vector<Owned> list = owners(parallel_, index, is_shared_out);
-    for (int p = 0; p < (cut != nullptr ? team_size_ : 1); ++p) {
-      for (const Owned& owned : list) {
-        const int from = owned.rank * team_size_ + p;
+  void bring(const StageOutline& stage, const StageOutline::Parameter& parameter, bool is_shared_out,
+             std::span<const nn::NamedTensor> wholes, std::span<const Tensor> own) {
+    const std::vector<StageOutline::Owned> all{{0, {0, parameter.elements}}};
+    const int parts_count = parameter.part ? stage.team : 1;
+    for (int p = 0; p < parts_count; ++p) {
+      for (const StageOutline::Owned& owned : is_shared_out ? parameter.shards : all) {
+        const int from = stage.first_rank + owned.rank * stage.team + p;
         if (all_.rank() > 0 && from != all_.rank()) continue;
         std::vector<nn::FileTensor> parts;
         for (std::size_t k = 0; k < wholes.size(); ++k) {
           nn::FileTensor& t = parts.emplace_back(nn::FileTensor{wholes[k], from == all_.rank() ? own[k] : Tensor()});
-          if (cut != nullptr) t.part = cut->part, t.part->part = p;
+          if (parameter.part) t.part = parameter.part, t.part->part = p;
           if (wholes[k].layout != nn::FileLayout::same) t.part = nn::init::PartOf{wholes[k].tensor.shape()};
-          const std::int64_t elements = wholes[k].tensor.elements() / (cut != nullptr ? team_size_ : 1);
-          const Range range = state_range(owned.range, parameter.elements(), elements);
+          const std::int64_t elements = wholes[k].tensor.elements() / parts_count;
+          const Range range = state_range(owned.range, parameter.elements, elements);
           t.first = range.begin;
-          if (from == all_.rank()) continue;
-          const PathScope path = ranks_path();
-          t.here = Tensor::empty({range.size()}, wholes[k].tensor.dtype(), parameter.device(), Category::communication);
+          if (from != all_.rank()) t.here = room({range.size()}, wholes[k].tensor.dtype());
         }
         move(from, parts);
       }
@@ -140,11 +166,12 @@ class Gathering {
     for (const nn::FileTensor& t : parts) assembly_.put(t);
   }
 
-  nn::CutParameters cuts_;
+  const nn::Module& module_;
   DataParallel& parallel_;
   Communicator& all_;
+  StageOutline own_;
+  std::span<const StageOutline> later_;
   nn::Assembly assembly_;
-  int team_size_ = 1;
 };
 
 /// An error that all ranks throw: how long its text is, and whether it is a NotFiniteError.
@@ -178,7 +205,8 @@ void agree(DataParallel& parallel, const std::exception_ptr& error) {
 }
 
 /// `tell` is what ranks tell each other. Nothing but `append` may fail where ranks are to go on.
-void gather(const nn::Module& module, DataParallel& parallel, Append append, FunctionRef<void(Gathering&)> tell) {
+void gather(const nn::Module& module, DataParallel& parallel, std::span<const StageOutline> later, Append append,
+            FunctionRef<void(Gathering&)> tell) {
   std::exception_ptr error;
   const auto careful = [&](const nn::NamedTensor& part) {
     if (error) return;
@@ -189,7 +217,7 @@ void gather(const nn::Module& module, DataParallel& parallel, Append append, Fun
     }
   };
   try {
-    Gathering gathering(module, parallel, careful);
+    Gathering gathering(module, parallel, later, careful);
     tell(gathering);
   } catch (const RankError&) {
     throw;
@@ -203,15 +231,15 @@ constexpr auto append_nothing = [](const nn::NamedTensor&) {};
 
 /// One file of all ranks. `write` begins it, on rank 0, and calls its argument for what comes from the others; these,
 /// and rank 0 where it did not come so far, tell all the same.
-void write_together(const nn::Module& module, DataParallel& parallel, FunctionRef<void(Gathering&)> tell,
-                    FunctionRef<void(FunctionRef<void(Append)> each)> write) {
+void write_together(const nn::Module& module, DataParallel& parallel, std::span<const StageOutline> later,
+                    FunctionRef<void(Gathering&)> tell, FunctionRef<void(FunctionRef<void(Append)> each)> write) {
   std::exception_ptr error;
   bool is_gathered = false;
   if (all_ranks(parallel).rank() == 0) {
     try {
       write([&](Append append) {
         is_gathered = true;
-        gather(module, parallel, append, tell);
+        gather(module, parallel, later, append, tell);
       });
     } catch (const RankError&) {
       throw;
@@ -219,7 +247,7 @@ void write_together(const nn::Module& module, DataParallel& parallel, FunctionRe
       error = std::current_exception();
     }
   }
-  if (!is_gathered) gather(module, parallel, append_nothing, tell);
+  if (!is_gathered) gather(module, parallel, later, append_nothing, tell);
   agree(parallel, error);
   if (error) std::rethrow_exception(error);
 }
@@ -245,7 +273,8 @@ void check_state(const nn::Module& module, const WholeState& whole) {
 
 /// What rank 0 has of a module's tensors, and what comes together.
 void sort_tensors(const std::vector<nn::NamedTensor>& parameters, const nn::Module& module, DataParallel& parallel,
-                  const std::string& prefix, std::vector<nn::NamedTensor>& here, std::vector<nn::NamedTensor>& others) {
+                  std::span<const StageOutline> later, const std::string& prefix, bool has_layouts,
+                  std::vector<nn::NamedTensor>& here, std::vector<nn::NamedTensor>& others) {
   const nn::CutParameters cuts(module);
   for (const nn::NamedTensor& p : parameters) {
     const nn::FileTensor t = cuts.of_parameter(p, prefix);
@@ -256,9 +285,39 @@ void sort_tensors(const std::vector<nn::NamedTensor>& parameters, const nn::Modu
     }
   }
   for (const nn::NamedTensor& b : module.buffers()) here.push_back({prefix + b.name, b.tensor});
+  for (const StageOutline& stage : later) {
+    for (const StageOutline::Parameter& p : stage.parameters) {
+      others.push_back({prefix + p.whole.name, p.whole.tensor, has_layouts ? p.whole.layout : nn::FileLayout::same});
+    }
+    for (const nn::NamedTensor& b : stage.buffers) others.push_back({prefix + b.name, b.tensor});
+  }
 }
 
 }  // namespace checkpoint_detail
+
+StageOutline stage_outline(const nn::Module& module, const DataParallel& parallel) {
+  StageOutline stage;
+  const TeamParts& parts = parallel.options().parts;
+  stage.team = parts.ranks != nullptr ? parts.ranks->size() : 1;
+  const int place = parallel.rank() * stage.team + (parts.ranks != nullptr ? parts.ranks->rank() : 0);
+  stage.first_rank = parts.all != nullptr ? parts.all->rank() - place : 0;
+  stage.zero = parallel.options().zero;
+  stage.is_stored = parallel.store() != nullptr;
+  const nn::CutParameters cuts(module);
+  std::map<std::string_view, nn::FileLayout> layouts;
+  const std::vector<nn::NamedTensor> list = module.parameters();
+  for (const nn::NamedTensor& p : list) layouts[p.name] = p.layout;
+  for (std::size_t i = 0; i < parallel.whole().size(); ++i) {
+    const optim::Named& p = parallel.whole()[i];
+    const nn::FileTensor t = cuts.of_parameter({p.name, p.tensor, layouts.at(p.name)});
+    const nn::NamedTensor whole{t.whole.name, nn::outline(t.whole.tensor.shape(), p.tensor.dtype()), t.whole.layout};
+    stage.parameters.push_back({whole, t.part, p.tensor.elements(), checkpoint_detail::owners(parallel, i)});
+  }
+  for (const nn::NamedTensor& b : module.buffers()) {
+    stage.buffers.push_back({b.name, nn::outline(b.tensor.shape(), b.tensor.dtype())});
+  }
+  return stage;
+}
 
 WholeState whole_state(const optim::Optimizer& of_all) {
   WholeState list;
@@ -273,32 +332,38 @@ WholeState whole_state(const optim::Optimizer& of_all) {
 }
 
 void visit_save(const nn::Module& module, DataParallel& parallel, const optim::Optimizer& optimizer,
-                const WholeState& whole) {
+                const WholeState& whole, std::span<const StageOutline> later) {
   using namespace checkpoint_detail;
   check_state(module, whole);
-  gather(module, parallel, append_nothing, [&](Gathering& all) {
-    all.parameters(saved_parameters(module), "model.");
+  gather(module, parallel, later, append_nothing, [&](Gathering& all) {
+    all.parameters("model.", false);
+    all.buffers("model.");
     all.state(optimizer, whole);
   });
 }
 
-void visit_save_weights(const nn::Module& module, DataParallel& parallel) {
+void visit_save_weights(const nn::Module& module, DataParallel& parallel, std::span<const StageOutline> later) {
   using namespace checkpoint_detail;
-  gather(module, parallel, append_nothing, [&](Gathering& all) { all.parameters(module.parameters(), ""); });
+  gather(module, parallel, later, append_nothing, [&](Gathering& all) {
+    all.parameters("", true);
+    all.buffers("");
+  });
 }
 
 void save_checkpoint(const std::string& path, const nn::Module& module, DataParallel& parallel,
                      const optim::Optimizer& optimizer, const WholeState& whole, const Generator& generator,
-                     const nn::Metadata& metadata, const optim::GradScaler* scaler) {
+                     const nn::Metadata& metadata, const optim::GradScaler* scaler,
+                     std::span<const StageOutline> later) {
   using namespace checkpoint_detail;
   check_state(module, whole);
   const auto tell = [&](Gathering& all) {
-    all.parameters(saved_parameters(module), "model.");
+    all.parameters("model.", false);
+    all.buffers("model.");
     all.state(optimizer, whole);
   };
-  write_together(module, parallel, tell, [&](FunctionRef<void(Append)> each) {
+  write_together(module, parallel, later, tell, [&](FunctionRef<void(Append)> each) {
     std::vector<nn::NamedTensor> here, others;
-    sort_tensors(saved_parameters(module), module, parallel, "model.", here, others);
+    sort_tensors(saved_parameters(module), module, parallel, later, "model.", false, here, others);
     for (const auto& [name, of_one] : whole) others.insert(others.end(), of_one.begin(), of_one.end());
     nn::write_tensor_file(
         path, here, others,
@@ -308,25 +373,29 @@ void save_checkpoint(const std::string& path, const nn::Module& module, DataPara
 }
 
 void save_weights(const std::string& path, const nn::Module& module, DataParallel& parallel,
-                  const nn::Metadata& metadata) {
+                  const nn::Metadata& metadata, std::span<const StageOutline> later) {
   using namespace checkpoint_detail;
-  const auto tell = [&](Gathering& all) { all.parameters(module.parameters(), ""); };
-  write_together(module, parallel, tell, [&](FunctionRef<void(Append)> each) {
+  const auto tell = [&](Gathering& all) {
+    all.parameters("", true);
+    all.buffers("");
+  };
+  write_together(module, parallel, later, tell, [&](FunctionRef<void(Append)> each) {
     std::vector<nn::NamedTensor> here, others;
-    sort_tensors(module.parameters(), module, parallel, "", here, others);
+    sort_tensors(module.parameters(), module, parallel, later, "", true, here, others);
     nn::write_tensor_file(path, here, others, metadata, each);
   });
 }
 
 void refuse_checkpoint(const nn::Module& module, DataParallel& parallel, const optim::Optimizer& optimizer,
-                       const WholeState& whole, const std::string& why) {
-  visit_save(module, parallel, optimizer, whole);
+                       const WholeState& whole, const std::string& why, std::span<const StageOutline> later) {
+  visit_save(module, parallel, optimizer, whole, later);
   checkpoint_detail::agree(parallel, std::make_exception_ptr(Error(why)));
 }
 
 nn::Metadata load_checkpoint(const std::string& path, nn::Module& module, optim::Optimizer& optimizer,
-                             const WholeState& whole, Generator& generator, optim::GradScaler* scaler) {
-  std::vector<nn::NamedTensor> outlines;
+                             const WholeState& whole, Generator& generator, optim::GradScaler* scaler,
+                             std::span<const nn::NamedTensor> others) {
+  std::vector<nn::NamedTensor> outlines(others.begin(), others.end());
   for (const auto& [name, of_one] : whole) outlines.insert(outlines.end(), of_one.begin(), of_one.end());
   return nn::load_checkpoint(path, module, optimizer, generator, scaler, outlines);
 }

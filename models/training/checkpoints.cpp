@@ -107,7 +107,7 @@ void restore(Training& training, const std::string& path) {
     nn::load_checkpoint(path, training.model(), training.optimizer(), training.generator(), training.scaler());
   } else {
     dist::load_checkpoint(path, training.model(), training.optimizer(), training.whole_state(), training.generator(),
-                          training.scaler());
+                          training.scaler(), training.tensors_of_others());
   }
 }
 
@@ -118,7 +118,7 @@ void save_checkpoint(Training& training, const PreparedTraining& prepared, const
                         training.scaler());
   } else {
     dist::save_checkpoint(path, training.model(), *training.parallel(), training.optimizer(), training.whole_state(),
-                          training.generator(), metadata, training.scaler());
+                          training.generator(), metadata, training.scaler(), training.later_stages());
   }
 }
 
@@ -132,7 +132,7 @@ void save_weights(Training& training, const PreparedTraining& prepared) {
   if (training.parallel() == nullptr) {
     nn::save_weights(training.model(), path, metadata);
   } else {
-    dist::save_weights(path, training.model(), *training.parallel(), metadata);
+    dist::save_weights(path, training.model(), *training.parallel(), metadata, training.later_stages());
   }
 }
 

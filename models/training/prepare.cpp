@@ -30,23 +30,19 @@
 namespace thimble::models {
 namespace prepare_detail {
 
-// A cache has whole blocks. Files have whole tensors, which state lies in where it has a number for each element, and
-// all of them.
+// A cache has whole blocks. Files have whole tensors, which state lies in where it has a number for each element.
 void check_parts(const TrainOptions& options, bool is_text) {
   const Setup& setup = options.setup;
-  if (setup.tp == 1 && setup.pp == 1) return;
+  const bool has_stages = setup.ranks > 1 && setup.pp > 1;
+  if (setup.tp == 1 && !has_stages) return;
   const std::string begin =
-      (setup.pp > 1 ? "`pp`: " + std::to_string(setup.pp) : "`tp`: " + std::to_string(setup.tp)) + " with ";
-  const std::string whole = setup.pp > 1 ? "`pp` 1" : "`tp` 1";
+      (has_stages ? "`pp`: " + std::to_string(setup.pp) : "`tp`: " + std::to_string(setup.tp)) + " with ";
+  const std::string whole = has_stages ? "`pp` 1" : "`tp` 1";
   if (options.sample > 0) throw ValueError(begin + "`sample`; " + whole + ", or `sample` 0, is allowed");
-  if (setup.pp > 1) {
-    const char* const file = !options.save.empty()            ? "`save`"
-                             : !options.resume.empty()        ? "`resume`"
-                             : !options.save_weights.empty()  ? "`save_weights`"
-                             : !options.setup.weights.empty() ? "`weights`"
-                                                              : nullptr;
-    if (file != nullptr) throw ValueError(begin + file + ": no rank has the whole model; " + whole + " is allowed");
+  if (has_stages && !setup.weights.empty()) {
+    throw ValueError(begin + "`weights`: no rank has the whole model; `resume` and `pp` 1 are allowed");
   }
+  if (setup.tp == 1) return;
   if (options.save.empty() && options.resume.empty()) return;
   const std::string optimizer = optimizer_name(setup, is_text);
   const DType state = optimizer_state(setup, is_text);

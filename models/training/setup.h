@@ -68,7 +68,8 @@ struct Setup {
   DType lossy = DType::bf16;                   ///< which: bf16, f16, f8e4m3, f8e5m2, i8
   std::vector<nn::PackRule> lossy_rules = {};  ///< of operators by name, which come before that
   bool packs_rest = true;                      ///< false: what no rule names is not packed
-  bool recomputes_blocks = false;  ///< transformers: each block keeps its input alone; a plan for a budget decides itself
+  bool recomputes_blocks =
+      false;                     ///< transformers: each block keeps its input alone; a plan for a budget decides itself
   bool fuses_optimizer = false;  ///< parameters are updated during backward (nn/step/step.h); not with clipping
   /// Gradient accumulation; divides the batch, of several ranks each one's share. `auto_micro_batches`: to be chosen
   std::int64_t micro_batches = 1;

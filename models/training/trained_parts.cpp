@@ -1,11 +1,13 @@
 #include <thimble/models/training/trained_parts.h>
 
+#include <set>
 #include <string>
 #include <utility>
 
 #include <thimble/core/error.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/transformer/cut_block.h>
+#include <thimble/nn/files/cut_tensors.h>
 #include <thimble/nn/step/profile.h>
 
 namespace thimble::models {
@@ -52,10 +54,8 @@ std::unique_ptr<dist::DataParallel> make_parallel(const Setup& setup, dist::Comm
   if (const Model::SharedByStages shared = model.shared_by_stages(); !shared.first.defined() && shared.last.defined()) {
     std::erase_if(own, [&](const nn::Named& p) { return p.tensor.leaf() == shared.last.leaf(); });  // the first's
   }
-  if (team.ranks != nullptr) {
-    team.layers = part_layers(model, own);
-    options.parts = std::move(team);
-  }
+  if (team.ranks != nullptr) team.layers = part_layers(model, own);
+  options.parts = std::move(team);
   return std::make_unique<dist::DataParallel>(*ranks, std::move(own), std::move(options));
 }
 
@@ -148,6 +148,44 @@ dist::Communicator::Volume TrainedParts::volume() const {
     sum.messages += stage->volume().messages;
   }
   return sum;
+}
+
+std::vector<dist::StageOutline> later_stages(Setup setup, Device device) {
+  std::vector<dist::StageOutline> list;
+  if (setup.ranks == 1) return list;
+  const Device on = dry(device);
+  const int of_stage = setup.ranks / setup.pp;
+  for (setup.rank = of_stage; setup.rank < setup.ranks; setup.rank += of_stage) {
+    const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
+    const ResourceScope scope(stack.top);
+    const TrainedParts parts(setup, on);
+    list.push_back(dist::stage_outline(*parts.model, *parts.parallel));
+  }
+  return list;
+}
+
+std::vector<nn::NamedTensor> tensors_of_others(Setup setup, Device device, const Model& own) {
+  std::vector<nn::NamedTensor> list;
+  if (own.options().stage.has_all) return list;
+  const Device on = dry(device);
+  const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
+  const ResourceScope scope(stack.top);
+  Generator generator(setup.seed);
+  const GeneratorScope numbers(generator);
+  setup.ranks = setup.tp = setup.pp = 1;
+  setup.rank = setup.zero = 0;
+  const std::unique_ptr<Model> model = make_model(setup, on);
+  std::set<std::string> here;
+  const nn::CutParameters cuts(own);
+  for (const nn::NamedTensor& p : own.parameters()) here.insert(cuts.of_parameter(p).whole.name);
+  for (const nn::NamedTensor& b : own.buffers()) here.insert(b.name);
+  for (const auto& tensors : {model->parameters(), model->buffers()}) {
+    for (const nn::NamedTensor& t : tensors) {
+      if (here.count(t.name) > 0) continue;
+      list.push_back({"model." + t.name, nn::outline(t.tensor.shape(), t.tensor.dtype())});
+    }
+  }
+  return list;
 }
 
 dist::WholeState whole_state(const Setup& setup, Device device) {

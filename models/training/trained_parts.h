@@ -42,6 +42,10 @@ struct TrainedParts {
   dist::Communicator::Volume volume() const;
 };
 
+/// What the stages behind the first one have, by dry twins; nothing of one stage.
+std::vector<dist::StageOutline> later_stages(Setup setup, Device device);
+/// What a checkpoint of the setup has of a model besides `own`, its stage; nothing of one stage.
+std::vector<nn::NamedTensor> tensors_of_others(Setup setup, Device device, const Model& own);
 /// The state that one rank's optimizer of the setup has, whatever `setup` shares out or cuts: by a dry twin.
 dist::WholeState whole_state(const Setup& setup, Device device);
 

@@ -27,6 +27,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -122,6 +123,12 @@ class Training {
   dist::Communicator::Volume volume() const { return parts_.volume(); }
   /// The optimizer's state of all ranks.
   const dist::WholeState& whole_state();
+  /// What a checkpoint has of the model besides this rank's stage.
+  std::vector<nn::NamedTensor> tensors_of_others() const {
+    return models::tensors_of_others(options_.setup, device_, *parts_.model);
+  }
+  /// On rank 0 of a pipeline: what the later stages have; else nothing.
+  std::span<const dist::StageOutline> later_stages();
   /// The captured step; null where steps are not captured, and before the first.
   const nn::CapturedStep* recorded() const noexcept { return recorded_.get(); }
   /// Bytes that the run's tiers occupy.
@@ -144,6 +151,7 @@ class Training {
   PlacedArena* placed_;  // behind the resource; null: none
   Batch batch_;          // of captured steps
   dist::WholeState whole_state_;
+  std::vector<dist::StageOutline> later_stages_;
   std::unique_ptr<nn::CapturedStep> recorded_;
 };
 

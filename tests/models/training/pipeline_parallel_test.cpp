@@ -22,6 +22,7 @@
 #include <thimble/nn/step/profile.h>
 
 #include "support/catch.h"
+#include "support/files.h"
 #include "support/train_ranks.h"
 
 using namespace thimble;
@@ -343,9 +344,47 @@ TEST_CASE("pipeline: what stages cannot do is refused", "[pipeline_parallel]") {
   CHECK(why([](auto& o) { o.setup.pipeline = "zigzag"; }) == "`pipeline`: 'zigzag' is not one of 1f1b, gpipe");
   CHECK(why([](auto& o) { o.setup.lora_rank = 4; }).find("`pp`: 2 with `lora_rank`") == 0);
   CHECK(why([](auto& o) { o.setup.offload = "/tmp"; }).find("`pp`: 2 with `offload`") == 0);
-  CHECK(why([](auto& o) { o.save = "/tmp/file"; }).find("`pp`: 2 with `save`") == 0);
+  CHECK(why([](auto& o) { o.setup.weights = "/tmp/file"; }).find("`pp`: 2 with `weights`") == 0);
+  CHECK(why([](auto& o) { o.sample = 4; }).find("`pp`: 2 with `sample`") == 0);
   CHECK(why([](auto& o) {
           o.setup.model = "googlenet";
           o.setup.sizes = {};
         }) == "model: googlenet in 2 stages: it is no chain of blocks, and 1 is allowed");
+}
+
+// tests/models/training/parts_files_test.cpp does the same for parts alone.
+TEST_CASE("pipeline: files are those of one rank, and go on in any layout", "[pipeline_parallel]") {
+  const auto [first, then] =
+      GENERATE(values<std::pair<Row, Row>>({{{"char-gpt", 2}, {"char-gpt", 4, 1, 1, 0, 4, "gpipe"}},
+                                            {{"char-gpt", 2, 1, 2, 3, 2}, {"char-gpt", 2, 1, 1, 0, 4}},
+                                            {{"char-gpt", 2, 2, 2, 2, 2}, {"char-gpt", 4, 2, 1, 0, 4}},
+                                            {{"llama-3-8b", 4, 1, 2, 1, 2}, {"llama-3-8b", 1, 1, 4, 3, 1}},
+                                            {{"bert-base", 2, 1, 2, 3, 2}, {"bert-base", 4}},
+                                            {{"resnet18", 2, 1, 2, 1, 2}, {"resnet18", 4}}}));
+  INFO(first.text() << "; then " << then.text());
+  const files_test::TemporaryFolder folder;
+  const auto contents = [&](const std::string& name) { return files_test::read_text_file(folder / name); };
+  const auto run_to = [&](const models::Setup& setup, std::int64_t steps, const std::string& from,
+                          const std::string& name) {
+    models::TrainOptions options;
+    options.setup = setup;
+    options.data = "synthetic";
+    options.eval_batches = 1;
+    options.steps = steps;
+    if (!from.empty()) options.resume = folder / from;
+    options.save = folder / name;
+    options.save_weights = folder / (name + ".weights");
+    const models::TrainReport report = testing::train(options);
+    CHECK(report.differences() == "");
+  };
+  const models::Setup a = setup_of(first), b = setup_of(then);
+  run_to(alone(a), 4, "", "one");
+  run_to(a, 4, "", "several");
+  CHECK((contents("several") == contents("one")));
+  CHECK((contents("several.weights") == contents("one.weights")));
+  run_to(a, 2, "", "half");
+  run_to(b, 4, "half", "whole");
+  CHECK((contents("whole") == contents("one")));
+  run_to(alone(a), 4, "half", "alone");
+  CHECK((contents("alone") == contents("one")));
 }
