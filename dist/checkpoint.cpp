@@ -60,8 +60,8 @@ class Gathering {
         later_(later),
         assembly_(append) {}
 
-  /// Parameters that rank 0 lacks, or has parts of, under names that begin with `prefix`. `list` has the layouts of this
-  /// stage's: those of files where `has_layouts`.
+  /// Parameters that rank 0 lacks, or has parts of, under names that begin with `prefix`, in the layouts of files where
+  /// `has_layouts`, else in memory's.
   void parameters(const std::string& prefix, bool has_layouts) {
     const ShardStore* const store = parallel_.store();
     of_each_stage([&](const StageOutline& stage) {
