@@ -221,8 +221,8 @@ void load_adapters(Module& module, const std::string& folder, const AdapterFiles
   FileStaging staging;
   for (const NamedLinear& l : layers) {
     const Halves& halves = in_file.at(l.name);
-    read_file_tensor(file, *halves.a, {halves.a->name, l.layer->lora_a}, staging);
-    read_file_tensor(file, *halves.b, {halves.b->name, l.layer->lora_b}, staging);
+    read_file_tensor(file, *halves.a, NamedTensor{halves.a->name, l.layer->lora_a}, staging);
+    read_file_tensor(file, *halves.b, NamedTensor{halves.b->name, l.layer->lora_b}, staging);
   }
 }
 
