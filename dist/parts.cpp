@@ -59,6 +59,19 @@ Tensor sum_parts(const Team& team, std::span<const Tensor> terms) {
   return apply_list(SumParts{team.ranks}, terms);
 }
 
+std::vector<Tensor> of_parts(const Team& team, Tensor x, FunctionRef<Tensor(std::size_t, Tensor)> term_of) {
+  // Where all parts are here, their gradients are added up before those of x's other readers, as a team's are.
+  if (team.ranks == nullptr) x = enter_part(team, x);
+  const auto count = static_cast<std::size_t>(team.count());
+  std::vector<Tensor> terms;
+  for (std::size_t p = 0; p < count; ++p) {
+    Tensor own = enter_part(team, x);
+    if (p + 1 == count) x = Tensor();
+    terms.push_back(term_of(p, std::move(own)));
+  }
+  return terms;
+}
+
 Tensor of_all_parts(Communicator& ranks, const Tensor& own, std::span<const int> layers) {
   const std::int64_t n = own.elements();
   const int size = ranks.size();

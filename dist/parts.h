@@ -13,8 +13,10 @@
 // part of the work that is made again adds up again, so all ranks of a team make the same parts again.
 
 #include <span>
+#include <vector>
 
 #include <thimble/core/ops/op.h>
+#include <thimble/core/threads/parallel.h>
 #include <thimble/dist/communicator.h>
 #include <thimble/dist/team.h>
 
@@ -46,6 +48,10 @@ Tensor enter_part(const Team& team, const Tensor& x);
 /// The sum of all parts' terms, of which this rank has `terms`; of one part its term. Throws ValueError where they are
 /// not as many as its parts, or more than Needs::max_operands; what SumParts throws; RankError.
 Tensor sum_parts(const Team& team, std::span<const Tensor> terms);
+
+/// What this rank's parts make of x, each by term_of(p, x), where p counts from 0. term_of takes x over, so that x goes
+/// as soon as it is read. Throws RankError.
+std::vector<Tensor> of_parts(const Team& team, Tensor x, FunctionRef<Tensor(std::size_t p, Tensor x)> term_of);
 
 /// One number for each parameter, of this rank's, with those of the other ranks' parts, in the order of one rank that
 /// has all parts:

@@ -35,8 +35,8 @@ void add_rank_flags(CLI::App& command, const std::shared_ptr<models::Setup>& set
   add("--ranks", setup->ranks, 1, ranks_detail::most_ranks,
       "Ranks that train together, each on its share of the batch; mpirun and srun say it themselves (1)");
   add("--tp", setup->tp, 1, ranks_detail::most_ranks,
-      "Parts that blocks are cut into: of several ranks each has one part, and as many in a row compute the same "
-      "samples; one rank has all (1)");
+      "Parts that blocks and the vocabulary are cut into: of several ranks each has one part, and as many in a row "
+      "compute the same samples; one rank has all (1)");
   add("--pp", setup->pp, 1, ranks_detail::most_ranks,
       "Stages of a pipeline that a chain of blocks is cut into, each on as many ranks (1)");
   command.add_option("--pipeline", setup->pipeline, "Order of micro-batches in a pipeline: 1f1b, gpipe (1f1b)")

@@ -96,15 +96,17 @@ Tensor BertLayer::masked(const Tensor& x, const Tensor& mask) {
   return add_parts(x, mask);
 }
 
-Bert::HeadBias::HeadBias(std::int64_t classes, const nn::TensorOptions& on)
-    : bias(add_parameter("bias", nn::init::constant({classes}, 0, on.dtype, on.device))) {}
+Bert::HeadBias::HeadBias(std::int64_t classes, bool is_part, const nn::TensorOptions& on)
+    : bias(add_parameter("bias", nn::init::constant({classes}, 0, on.dtype, on.device))), is_part_(is_part) {}
 
-Bert::Bert(const ModelOptions& sizes, const nn::TensorOptions& on) : Model(sizes), compute_(on.compute) {
+Bert::Bert(const ModelOptions& sizes, const nn::TensorOptions& on) : TokenModel(sizes, on.compute) {
   const dist::StagePlace& stage = sizes.stage;
   const auto add_table = [&](const char* name, std::int64_t rows) {
     return &child<nn::Embedding>(std::string("bert.embeddings.") + name, rows, sizes.width, on, bert_detail::deviation);
   };
-  if (stage.is_first() || stage.is_last()) words_ = add_table("word_embeddings", sizes.vocabulary);
+  if (stage.is_first() || stage.is_last()) {
+    words_ = cut_table("bert.embeddings.word_embeddings", on, bert_detail::deviation);
+  }
   if (stage.is_first()) {
     positions_ = add_table("position_embeddings", sizes.sequence);
     types_ = add_table("token_type_embeddings", bert_detail::segments);
@@ -119,10 +121,14 @@ Bert::Bert(const ModelOptions& sizes, const nn::TensorOptions& on) : Model(sizes
   transform_ = &child<nn::Linear>("cls.predictions.transform.dense", sizes.width, sizes.width, on.outside_blocks(),
                                   bert_detail::dense_gelu(sizes));
   transform_norm_ = &child<nn::LayerNorm>("cls.predictions.transform.LayerNorm", sizes.width, on, bert_detail::epsilon);
-  head_ = &child<HeadBias>("cls.predictions", sizes.vocabulary, on);
+  const dist::Team& team = sizes.team;
+  for (int p = 0; p < team.count(); ++p) {
+    const std::string part = is_cut() ? "." + std::to_string(team.first() + p) : "";
+    head_.push_back(&child<HeadBias>("cls.predictions" + part, team.size(sizes.vocabulary, p), is_cut(), on));
+  }
 }
 
-Tensor Bert::shared_by_stages() const { return words_ != nullptr ? words_->weight : Tensor(); }
+Tensor Bert::shared_by_stages() const { return shared_part(words_); }
 
 // Ids (B, T) -> (B, T, C).
 Tensor Bert::embed(const Tensor& ids) {
@@ -133,7 +139,7 @@ Tensor Bert::embed(const Tensor& ids) {
   const PathScope scope("bert.embeddings");
   const Tensor positions = slice(positions_->weight, 0, 0, ids.size(1));  // (T, C)
   const Tensor type = slice(types_->weight, 0, 0, 1);                     // (1, C): segment 0
-  return (*dropout_)((*norm_)(add((*words_)(ids), add(positions, type))));
+  return (*dropout_)((*norm_)(add(look_up(words_, ids), add(positions, type))));
 }
 
 // Ids (B, T), or what the stage before gives (B, T, C) -> what the head reads, or the next stage (B, T, C).
@@ -150,16 +156,18 @@ Tensor Bert::features(const Tensor& in, const Tensor& mask) {
 Tensor Bert::forward(const Tensor& ids) { return forward(ids, Tensor()); }
 
 Tensor Bert::forward(const Tensor& ids, const Tensor& mask) {
-  const Tensor x = features(ids, mask);
-  return options_.stage.is_last() ? logits(x) : x;
+  if (!options_.stage.is_last()) return features(ids, mask);
+  require_whole_vocabulary("bert");
+  return logits(features(ids, mask));
 }
 
-// What the head reads (B, T, C) -> (B, T, V).
+// What the head reads (B, T, C) -> (B, T, V of this rank's parts).
 Tensor Bert::logits(const Tensor& x) {
   const PathScope scope(path());
   const PathScope decoder("cls.predictions.decoder");
-  return linear(nn::as_operand(x, compute_), nn::as_operand(words_->weight, compute_),
-                nn::as_operand(head_->bias, compute_));  // (B, T, V)
+  std::vector<Tensor> biases;
+  for (const HeadBias* part : head_) biases.push_back(part->bias);
+  return score(x, weights_of(words_), biases);
 }
 
 Tensor Bert::loss(const Batch& batch) {
@@ -168,13 +176,13 @@ Tensor Bert::loss(const Batch& batch) {
     const Tensor x = features(batch.input, batch.mask);
     const PathScope scope(path());
     const PathScope head("loss");
-    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(words_->weight, compute_),
-                              nn::as_operand(head_->bias, compute_), batch.target);
+    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(words_[0]->weight, compute_),
+                              nn::as_operand(head_[0]->bias, compute_), batch.target);
   }
-  const Tensor scores = forward(batch.input, batch.mask);
+  const Tensor scores = logits(features(batch.input, batch.mask));
   const PathScope scope(path());
   const PathScope head("loss");
-  return token_loss(scores, batch.target, options_.build);
+  return loss_of(scores, batch.target);
 }
 
 Batch Bert::empty_batch(std::int64_t samples, Device device) const {

@@ -8,14 +8,15 @@ Theory bert_theory(std::string_view name, const ModelOptions& options, const nn:
   const std::int64_t s = sizes.sequence, h = sizes.width, sh = s * h;
   Theory theory(precision);
   if (sizes.head == Head::chunked) theory.unknown = "BERT keeps with a chunked head";
-  for (const std::int64_t rows : {sizes.vocabulary, s, std::int64_t{2}}) theory.weight({rows, h});
+  add_token_rows(theory, sizes, h);
+  for (const std::int64_t rows : {s, std::int64_t{2}}) theory.weight({rows, h});
   theory.norm(h);
   TransformerLayers layers = token_layers("bert.bert.encoder.layer.", sizes, NormPlace::post);
   layers.readers = 3;  // query, key and value
   add_layers(theory, layers);
   theory.linear(h, h);
   theory.norm(h);
-  theory.weight({sizes.vocabulary});
+  add_token_rows(theory, sizes);
   if (!theory.unknown.empty()) return theory;
   TermList kept(precision);
   kept.ids("ids", s);
@@ -34,7 +35,7 @@ Theory bert_theory(std::string_view name, const ModelOptions& options, const nn:
   kept.statistics("head norm statistics", 2 * s);
   kept.values("head input", sh);
   add_token_loss(kept, sizes);
-  kept.casts("weight casts", h * h + sizes.vocabulary * h);
+  kept.casts("weight casts", h * h + sizes.team.own(sizes.vocabulary) * h);
   theory.outside = kept.terms;
   return theory;
 }

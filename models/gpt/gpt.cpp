@@ -114,11 +114,9 @@ Tensor GptBlock::extend(const Tensor& x, nn::CachedLayer past) {
   return add_parts(x, Tensor(), &past);
 }
 
-Gpt::Gpt(const ModelOptions& sizes, const nn::TensorOptions& on) : Decoder(sizes), compute_(on.compute) {
+Gpt::Gpt(const ModelOptions& sizes, const nn::TensorOptions& on) : Decoder(sizes, on.compute) {
   const dist::StagePlace& stage = sizes.stage;
-  if (stage.is_first() || stage.is_last()) {
-    tokens_ = &child<nn::Embedding>("wte", sizes.vocabulary, sizes.width, on, gpt_detail::deviation);
-  }
+  if (stage.is_first() || stage.is_last()) tokens_ = cut_table("wte", on, gpt_detail::deviation);
   if (stage.is_first()) {
     positions_ = &child<nn::Embedding>("wpe", sizes.sequence, sizes.width, on, gpt_detail::deviation);
     dropout_ = &child<nn::Dropout>("drop", sizes.dropout, sizes.build == Build::textbook);
@@ -130,7 +128,7 @@ Gpt::Gpt(const ModelOptions& sizes, const nn::TensorOptions& on) : Decoder(sizes
   if (stage.is_last()) norm_ = &child<nn::LayerNorm>("ln_f", sizes.width, on);
 }
 
-Tensor Gpt::shared_by_stages() const { return tokens_ != nullptr ? tokens_->weight : Tensor(); }
+Tensor Gpt::shared_by_stages() const { return shared_part(tokens_); }
 
 // Ids (B, T) -> (B, T, C).
 Tensor Gpt::embed(const Tensor& ids) {
@@ -139,7 +137,7 @@ Tensor Gpt::embed(const Tensor& ids) {
                      " is allowed");
   }
   const Tensor positions = slice(positions_->weight, 0, 0, ids.size(1));  // (T, C)
-  return (*dropout_)(add((*tokens_)(ids), positions));
+  return (*dropout_)(add(look_up(tokens_, ids), positions));
 }
 
 // Ids (B, T), or what the stage before gives (B, T, C) -> what the head reads, or the next stage (B, T, C).
@@ -154,28 +152,29 @@ Tensor Gpt::features(const Tensor& in, const Tensor& mask) {
 Tensor Gpt::forward(const Tensor& ids) { return forward(ids, Tensor()); }
 
 Tensor Gpt::forward(const Tensor& ids, const Tensor& mask) {
-  const Tensor x = features(ids, mask);
-  return options_.stage.is_last() ? logits(x) : x;
+  if (!options_.stage.is_last()) return features(ids, mask);
+  require_whole_vocabulary("gpt");
+  return logits(features(ids, mask));
 }
 
-// What the head reads (B, T, C) -> (B, T, V).
+// What the head reads (B, T, C) -> (B, T, V of this rank's parts).
 Tensor Gpt::logits(const Tensor& x) {
   const PathScope scope(path());
   const PathScope head("head");
-  return linear(nn::as_operand(x, compute_), nn::as_operand(tokens_->weight, compute_));
+  return score(x, weights_of(tokens_));
 }
 
 nn::KvCacheSizes Gpt::cache_sizes() const {
   return {.layers = options_.layers,
           .heads = options_.heads,
           .width = options_.width / options_.heads,
-          .dtype = whole_cache_dtype(compute_.value_or(tokens_->weight.dtype()))};
+          .dtype = whole_cache_dtype(compute_.value_or(tokens_[0]->weight.dtype()))};
 }
 
 Tensor Gpt::extend(const Tensor& ids, nn::KvCache& cache) {
   const std::int64_t first = cache.length(), end = check_extension("gpt", ids, cache);
   const PathScope scope(path());
-  Tensor x = add((*tokens_)(ids), slice(positions_->weight, 0, first, end));  // (B, T, C)
+  Tensor x = add(look_up(tokens_, ids), slice(positions_->weight, 0, first, end));  // (B, T, C)
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     x = blocks_[i]->extend(x, {cache, static_cast<std::int64_t>(i)});
   }
@@ -189,13 +188,13 @@ Tensor Gpt::loss(const Batch& batch) {
     const Tensor x = features(batch.input, batch.mask);
     const PathScope scope(path());
     const PathScope head("loss");
-    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(tokens_->weight, compute_), Tensor(),
+    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(tokens_[0]->weight, compute_), Tensor(),
                               batch.target);
   }
-  const Tensor logits = forward(batch.input, batch.mask);
+  const Tensor scores = logits(features(batch.input, batch.mask));
   const PathScope scope(path());
   const PathScope head("loss");
-  return token_loss(logits, batch.target, options_.build);
+  return loss_of(scores, batch.target);
 }
 
 Batch Gpt::empty_batch(std::int64_t samples, Device device) const {

@@ -8,7 +8,7 @@ Theory gpt_theory(std::string_view name, const ModelOptions& options, const nn::
   const std::int64_t s = sizes.sequence, h = sizes.width, sh = s * h;
   Theory theory(precision);
   if (sizes.head == Head::chunked) theory.unknown = "GPT keeps with a chunked head";
-  theory.weight({sizes.vocabulary, h});
+  add_token_rows(theory, sizes, h);
   theory.weight({s, h});
   add_layers(theory, token_layers("gpt.h.", sizes, NormPlace::pre));
   theory.norm(h);
@@ -20,7 +20,7 @@ Theory gpt_theory(std::string_view name, const ModelOptions& options, const nn::
   kept.statistics("final norm statistics", 2 * s);
   kept.values("head input", sh);
   add_token_loss(kept, sizes);
-  kept.casts("token table cast", sizes.vocabulary * h);
+  kept.casts("token table cast", sizes.team.own(sizes.vocabulary) * h);
   theory.outside = kept.terms;
   return theory;
 }

@@ -98,12 +98,11 @@ Tensor LlamaLayer::extend(const Tensor& x, nn::CachedLayer past) {
 }
 
 Llama::Llama(const LlamaConfig& config, const nn::TensorOptions& on)
-    : Decoder(config.sizes), config_(config), compute_(on.compute) {
+    : Decoder(config.sizes, on.compute), config_(config) {
   require_llama_sizes("llama", config.sizes);
   const dist::StagePlace& stage = config.sizes.stage;
   if (stage.is_first() || (stage.is_last() && config.is_tied)) {
-    tokens_ = &child<nn::Embedding>("model.embed_tokens", config.sizes.vocabulary, config.sizes.width, on,
-                                    llama_detail::deviation);
+    tokens_ = cut_table("model.embed_tokens", on, llama_detail::deviation);
   }
   const dist::StagePlace::Units own = stage.units(config.sizes.layers);
   for (std::int64_t i = own.first; i < own.end; ++i) {
@@ -112,11 +111,10 @@ Llama::Llama(const LlamaConfig& config, const nn::TensorOptions& on)
   if (!stage.is_last()) return;
   norm_ = &child<nn::RmsNorm>("model.norm", config.sizes.width, on, config.epsilon);
   if (config.is_tied) return;
-  head_ = &child<nn::Linear>("lm_head", config.sizes.width, config.sizes.vocabulary, on.outside_blocks(),
-                             llama_detail::projection());
+  head_ = cut_head("lm_head", on, llama_detail::projection());
 }
 
-Tensor Llama::shared_by_stages() const { return config_.is_tied && tokens_ != nullptr ? tokens_->weight : Tensor(); }
+Tensor Llama::shared_by_stages() const { return config_.is_tied ? shared_part(tokens_) : Tensor(); }
 
 // Ids (B, T) -> (B, T, h).
 Tensor Llama::embed(const Tensor& ids) {
@@ -124,7 +122,7 @@ Tensor Llama::embed(const Tensor& ids) {
     throw ShapeError("llama: ids " + to_string(ids.shape()) +
                      "; (B, T) with T <= " + std::to_string(options_.sequence) + " is allowed");
   }
-  return (*tokens_)(ids);
+  return look_up(tokens_, ids);
 }
 
 // Ids (B, T), or what the stage before gives (B, T, h) -> what the head reads, or the next stage (B, T, h).
@@ -139,28 +137,29 @@ Tensor Llama::features(const Tensor& in, const Tensor& mask) {
 Tensor Llama::forward(const Tensor& ids) { return forward(ids, Tensor()); }
 
 Tensor Llama::forward(const Tensor& ids, const Tensor& mask) {
-  const Tensor x = features(ids, mask);
-  return options_.stage.is_last() ? logits(x) : x;
+  if (!options_.stage.is_last()) return features(ids, mask);
+  require_whole_vocabulary("llama");
+  return logits(features(ids, mask));
 }
 
-// What the head reads (B, T, h) -> (B, T, V).
+// What the head reads (B, T, h) -> (B, T, V of this rank's parts).
 Tensor Llama::logits(const Tensor& x) {
   const PathScope scope(path());
   const PathScope head("head");
-  return linear(nn::as_operand(x, compute_), nn::as_operand(head_weight(), compute_));
+  return score(x, head_weights());
 }
 
 nn::KvCacheSizes Llama::cache_sizes() const {
   return {.layers = options_.layers,
           .heads = options_.key_heads,
           .width = options_.width / options_.heads,
-          .dtype = whole_cache_dtype(compute_.value_or(tokens_->weight.dtype()))};
+          .dtype = whole_cache_dtype(compute_.value_or(tokens_[0]->weight.dtype()))};
 }
 
 Tensor Llama::extend(const Tensor& ids, nn::KvCache& cache) {
   check_extension("llama", ids, cache);
   const PathScope scope(path());
-  Tensor x = (*tokens_)(ids);  // (B, T, h)
+  Tensor x = look_up(tokens_, ids);  // (B, T, h)
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     x = layers_[i]->extend(x, {cache, static_cast<std::int64_t>(i)});
   }
@@ -174,13 +173,13 @@ Tensor Llama::loss(const Batch& batch) {
     const Tensor x = features(batch.input, batch.mask);
     const PathScope scope(path());
     const PathScope head("loss");
-    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(head_weight(), compute_), Tensor(),
+    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(head_weights()[0], compute_), Tensor(),
                               batch.target);
   }
-  const Tensor logits = forward(batch.input, batch.mask);
+  const Tensor scores = logits(features(batch.input, batch.mask));
   const PathScope scope(path());
   const PathScope head("loss");
-  return token_loss(logits, batch.target, options_.build);
+  return loss_of(scores, batch.target);
 }
 
 Batch Llama::empty_batch(std::int64_t samples, Device device) const {

@@ -82,7 +82,7 @@ Theory llama_theory(std::string_view name, const ModelOptions& options, const nn
   const llama_theory_detail::Widths n(sizes);
   Theory theory(precision);
   if (sizes.head == Head::chunked) theory.unknown = "Llama keeps with a chunked head";
-  theory.weight({sizes.vocabulary, n.h}, config.is_tied ? 1 : 2);
+  for (int k = 0; k < (config.is_tied ? 1 : 2); ++k) add_token_rows(theory, sizes, n.h);
   const std::int64_t t = sizes.team.parts, of_parts = sizes.layers * sizes.team.count();
   theory.weight({n.h / t, n.h}, of_parts);  // query
   theory.weight({n.h, n.h / t}, of_parts);
@@ -103,7 +103,7 @@ Theory llama_theory(std::string_view name, const ModelOptions& options, const nn
   kept.statistics("final norm statistics", n.s);
   kept.values("head input", n.s * n.h);
   add_token_loss(kept, sizes);
-  kept.casts("head cast", sizes.vocabulary * n.h);
+  kept.casts("head cast", sizes.team.own(sizes.vocabulary) * n.h);
   theory.outside = kept.terms;
   return theory;
 }

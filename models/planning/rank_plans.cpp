@@ -16,8 +16,10 @@ namespace thimble::models {
 namespace rank_plans_detail {
 
 /// What bytes depend on: the stage, the sizes of a rank's parts, and whether it writes checkpoints.
-std::vector<std::int64_t> shares_of(const Setup& setup, const dist::DataParallel& parallel) {
-  std::vector<std::int64_t> sizes{setup.rank == 0 ? 1 : 0, stage_of(setup).index};
+std::vector<std::int64_t> shares_of(const Setup& setup, const TrainedParts& parts) {
+  const dist::DataParallel& parallel = *parts.parallel;
+  const ModelOptions& options = parts.model->options();
+  std::vector<std::int64_t> sizes{setup.rank == 0 ? 1 : 0, stage_of(setup).index, options.team.own(options.vocabulary)};
   for (const dist::Bucket& bucket : parallel.buckets()) {
     sizes.push_back(bucket.shard_elements(parallel.rank()));
     for (const dist::Piece& piece : bucket.pieces[static_cast<std::size_t>(parallel.rank())]) {
@@ -78,7 +80,7 @@ std::vector<RankPlan> plan_ranks(const PlanOptions& options) {
     const ResourceScope scope(stack.top);
     of_rank.setup.rank = r;
     const TrainedParts parts(of_rank.setup, on);
-    groups[rank_plans_detail::shares_of(of_rank.setup, *parts.parallel)].push_back(r);
+    groups[rank_plans_detail::shares_of(of_rank.setup, parts)].push_back(r);
   }
   std::vector<RankPlan> plans;
   for (auto& [shares, ranks] : groups) {

@@ -197,6 +197,10 @@ void check_techniques(const Setup& setup, bool is_text) {
                      ", because whether a step is skipped is known when all gradients are there; a static "
                      "`loss_scale`, or none, is allowed");
   }
+  if (setup.sizes.head == Head::chunked && setup.tp > 1) {
+    throw ValueError("`head`: chunked with `tp` " + std::to_string(setup.tp) +
+                     ", whose heads have a part of the vocabulary each; full is allowed");
+  }
   if (setup.sizes.head == Head::chunked && !may_chunk_head(setup)) {
     throw ValueError("`head`: chunked is not for " +
                      (setup.precision.empty() ? loss_scale_option(setup) : "`precision` " + setup.precision) +

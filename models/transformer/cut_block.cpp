@@ -81,15 +81,7 @@ std::vector<nn::Dropout*> CutBlock::cut_dropout(const std::string& name, double 
 Tensor CutBlock::sum_of_parts(Tensor x, const Tensor& bias, FunctionRef<Tensor(std::size_t, Tensor)> term_of) {
   if (!is_cut()) return term_of(0, std::move(x));
   x = nn::as_operand(x, compute_);  // once for all parts
-  // Where all parts are here, their gradients are added up before those of x's other readers, as a team's are.
-  if (team_.ranks == nullptr) x = dist::enter_part(team_, x);
-  const auto count = static_cast<std::size_t>(team_.count());
-  std::vector<Tensor> terms;
-  for (std::size_t p = 0; p < count; ++p) {
-    Tensor own = dist::enter_part(team_, x);
-    if (p + 1 == count) x = Tensor();
-    terms.push_back(term_of(p, std::move(own)));
-  }
+  std::vector<Tensor> terms = dist::of_parts(team_, std::exchange(x, Tensor()), term_of);
   const Tensor sum = dist::sum_parts(team_, terms);
   terms.clear();
   return bias.defined() ? add(sum, nn::as_operand(bias, compute_)) : sum;
@@ -103,9 +95,8 @@ std::vector<int> part_layers(const Model& model, const std::vector<nn::Named>& p
   std::map<const Leaf*, int> layers;
   int count = 0;
   model.for_each_module([&](const nn::Module& module) {
-    const auto* const linear = dynamic_cast<const nn::Linear*>(&module);
-    if (linear == nullptr || !linear->is_part()) return;
-    for (const nn::NamedTensor& p : linear->parameters()) layers[p.tensor.leaf().get()] = count;
+    if (!module.is_part()) return;
+    for (const nn::NamedTensor& p : module.parameters()) layers[p.tensor.leaf().get()] = count;
     ++count;
   });
   std::vector<int> list;

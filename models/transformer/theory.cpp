@@ -92,9 +92,16 @@ void add_layers(Theory& theory, const TransformerLayers& layers) {
   }
 }
 
+void add_token_rows(Theory& theory, const ModelOptions& sizes, std::int64_t width) {
+  for (int p = 0; p < sizes.team.count(); ++p) {
+    const std::int64_t rows = sizes.team.size(sizes.vocabulary, p);
+    theory.weight(width > 0 ? Shape{rows, width} : Shape{rows});
+  }
+}
+
 void add_token_loss(TermList& kept, const ModelOptions& sizes) {
   const bool is_textbook = sizes.build == Build::textbook;
-  kept.values(is_textbook ? "log-probabilities" : "logits", sizes.sequence * sizes.vocabulary);
+  kept.values(is_textbook ? "log-probabilities" : "logits", sizes.sequence * sizes.team.own(sizes.vocabulary));
   if (!is_textbook) kept.statistics("logsumexp", sizes.sequence);
   kept.ids("targets", sizes.sequence);
 }

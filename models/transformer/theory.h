@@ -73,7 +73,11 @@ std::int64_t delayed_fp8_state_bytes(const nn::Fp8Recipe& recipe);
 /// scaling.
 void add_layers(Theory& theory, const TransformerLayers& layers);
 
-/// What the loss over all tokens keeps: textbook "log-probabilities", fused "logits" and "logsumexp"; "targets".
+/// Parameters of one row for each token, (V, width), or (V) without a width: of each part that is here its rows.
+void add_token_rows(Theory& theory, const ModelOptions& sizes, std::int64_t width = 0);
+
+/// What the loss over all tokens keeps, of the parts of the vocabulary that are here: textbook "log-probabilities",
+/// fused "logits" and "logsumexp"; "targets".
 void add_token_loss(TermList& kept, const ModelOptions& sizes);
 
 }  // namespace thimble::models

@@ -30,7 +30,8 @@ Tensor kaiming_fan_out(const Shape& shape, std::int64_t fan_out, DType dtype, De
 
 Shape PartOf::shape() const {
   Shape own = whole;
-  own[axis] /= parts;
+  const std::int64_t stretch = whole[axis] / stretches;
+  own[axis] = stretches * (part_begin(stretch, parts, part + 1) - part_begin(stretch, parts, part));
   return own;
 }
 
@@ -38,8 +39,9 @@ void PartOf::for_each_run(FunctionRef<void(std::int64_t, std::int64_t, std::int6
   std::int64_t outer = 1, inner = 1;
   for (int a = 0; a < axis; ++a) outer *= whole[a];
   for (int a = axis + 1; a < whole.rank(); ++a) inner *= whole[a];
-  const std::int64_t stretch = whole[axis] / stretches * inner, run = stretch / parts;
-  for (std::int64_t i = 0; i < outer * stretches; ++i) f(i * stretch + part * run, i * run, run);
+  const std::int64_t stretch = whole[axis] / stretches, begin = part_begin(stretch, parts, part) * inner;
+  const std::int64_t run = part_begin(stretch, parts, part + 1) * inner - begin;
+  for (std::int64_t i = 0; i < outer * stretches; ++i) f(i * stretch * inner + begin, i * run, run);
 }
 
 namespace detail {

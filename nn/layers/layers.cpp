@@ -2,12 +2,13 @@
 
 #include <cmath>
 
+#include <thimble/autograd/apply.h>
 #include <thimble/autograd/functions/dropout.h>
-#include <thimble/autograd/functions/indexing.h>
 #include <thimble/autograd/functions/norm.h>
 #include <thimble/autograd/functions/q8.h>
 #include <thimble/autograd/functions/view.h>
 #include <thimble/core/error.h>
+#include <thimble/core/ops/layout/gather.h>
 #include <thimble/core/ops/matmul/product.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/parameter_store.h>
@@ -23,17 +24,17 @@ Tensor as_operand(const Tensor& t, std::optional<DType> compute) {
 
 namespace linear_detail {
 
-std::int64_t own_inputs(std::int64_t in, const LinearOptions& options) {
-  return options.part && options.part->by_inputs ? in / options.part->parts : in;
-}
-std::int64_t own_outputs(std::int64_t out, const LinearOptions& options) {
-  return options.part && !options.part->by_inputs ? out / options.part->parts : out;
-}
-
 // What a part has of a parameter of the whole layer, whose outputs lie along `axis`.
 init::PartOf part_of(const Shape& whole, int axis, const LinearPart& part) {
   if (!part.by_inputs) return {whole, axis, part.parts, part.part, part.stretches};
   return {whole, 1 - axis, part.parts, part.part};
+}
+
+std::int64_t own_inputs(std::int64_t in, const LinearOptions& options) {
+  return options.part && options.part->by_inputs ? part_of({1, in}, 0, *options.part).shape()[1] : in;
+}
+std::int64_t own_outputs(std::int64_t out, const LinearOptions& options) {
+  return options.part && !options.part->by_inputs ? part_of({out}, 0, *options.part).shape()[0] : out;
 }
 
 }  // namespace linear_detail
@@ -262,11 +263,20 @@ GroupNorm::GroupNorm(std::int64_t groups, std::int64_t channels, const TensorOpt
 
 Tensor GroupNorm::forward(const Tensor& x) { return group_norm(x, groups_, weight, bias, epsilon_); }
 
-Embedding::Embedding(std::int64_t count, std::int64_t width, const TensorOptions& on, double deviation) {
-  weight = add_parameter("weight", init::normal({count, width}, deviation, on.dtype, on.device));
+Embedding::Embedding(std::int64_t count, std::int64_t width, const TensorOptions& on, double deviation,
+                     const std::optional<TablePart>& part) {
+  const Shape whole{count, width};
+  if (!part) {
+    weight = add_parameter("weight", init::normal(whole, deviation, on.dtype, on.device));
+    return;
+  }
+  first_ = init::part_begin(count, part->parts, part->part);
+  all_ = count;
+  weight = add_parameter(
+      "weight", init::normal_part({whole, 0, part->parts, part->part}, deviation, on.dtype, on.device, part->weight));
 }
 
-Tensor Embedding::forward(const Tensor& ids) { return embedding(weight, ids); }
+Tensor Embedding::forward(const Tensor& ids) { return apply(ops::Embedding{first_, all_}, weight, ids); }
 
 Dropout::Dropout(double p, bool is_textbook) : p_(p), is_textbook_(is_textbook) {
   if (!(p >= 0 && p < 1)) throw ValueError("dropout: probability " + std::to_string(p) + " is not in [0, 1)");

@@ -44,7 +44,7 @@ struct AdapterOptions {
 /// (..., I) -> (..., O). In FP8 where the options have a recipe and 16 divides I and O (nn/precision/fp8.h).
 class Linear final : public Layer {
  public:
-  /// Of a part, `in` and `out` are the whole's, and the part divides what it cuts.
+  /// Of a part, `in` and `out` are the whole's.
   Linear(std::int64_t in, std::int64_t out, const TensorOptions& on = {}, const LinearOptions& options = {});
   Parameter weight, bias;
 
@@ -78,8 +78,7 @@ class Linear final : public Layer {
   /// Throws what merge_adapter() would throw.
   void check_merge() const;
   bool is_merged() const noexcept { return is_merged_; }
-  /// Whether it is a part of a layer that is cut.
-  bool is_part() const noexcept { return options_.part.has_value(); }
+  bool is_part() const noexcept override { return options_.part.has_value(); }
   Parameter lora_a, lora_b;
 
  protected:
@@ -175,14 +174,26 @@ class GroupNorm final : public Layer {
   double epsilon_;
 };
 
-/// Ids (...) -> rows (..., C) of a table (V, C).
+/// A table as a part of one that is cut by rows. It begins with the values that the whole would have there.
+struct TablePart {
+  std::int64_t parts = 1, part = 0;
+  RandomSite weight;  ///< where the whole's values are drawn
+};
+
+/// Ids (...) -> rows (..., C) of a table (V, C). A part of a table gives zeros where another part has the row.
 class Embedding final : public Layer {
  public:
-  Embedding(std::int64_t count, std::int64_t width, const TensorOptions& on = {}, double deviation = 1);
+  /// Of a part, `count` is the whole's.
+  Embedding(std::int64_t count, std::int64_t width, const TensorOptions& on = {}, double deviation = 1,
+            const std::optional<TablePart>& part = {});
   Parameter weight;
+  bool is_part() const noexcept override { return all_ > 0; }
 
  protected:
   Tensor forward(const Tensor& ids) override;
+
+ private:
+  std::int64_t first_ = 0, all_ = 0;  // of a part: its first row, rows of the whole
 };
 
 /// Inverted dropout (Srivastava et al. 2014) while training; keeps nothing, or a one-byte mask in the textbook form.

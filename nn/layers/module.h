@@ -141,6 +141,8 @@ class Module {
 
   /// What a recipe for FP8 made of this module's own products; nothing for those that have none.
   virtual Fp8Status fp8_status() const { return {}; }
+  /// Whether its own parameters are a part of those of a layer that is cut (models/transformer/cut_block.h).
+  virtual bool is_part() const noexcept { return false; }
 
   /// The path the module runs and allocates under: where it was made, or what child(name, module) has made of it.
   PathId path() const noexcept { return path_; }

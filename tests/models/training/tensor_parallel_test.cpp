@@ -53,12 +53,13 @@ models::Setup setup_of(const Row& row) {
   } else {
     sizes.sequence = 16;
   }
-  if (row.model == "tiny-llama") {
+  if (row.model == "tiny-llama" || row.model == "llama-3-8b") {
     sizes.key_heads = 4;
   } else {
     sizes.dropout = 0.1;
   }
-  if (row.model == "bert-base") sizes.vocabulary = 96;
+  if (row.model == "llama-3-8b") sizes.vocabulary = 96, sizes.hidden = 96;  // its head is not the table
+  if (row.model == "bert-base") sizes.vocabulary = 97;
   setup.batch = 8;
   setup.optimizer = row.optimizer;
   setup.ranks = row.tp * row.dp;
@@ -144,6 +145,9 @@ TEST_CASE("tensor parallel: several ranks have the bits of one with all parts", 
                                         {"tiny-llama", 4, 1, 0, 1, "bf16"},
                                         {"tiny-llama", 2, 2, 3, 1, "O1"},
                                         {"tiny-llama", 2, 1, 0, 1, "", "", Build::textbook},
+                                        {"llama-3-8b", 4, 1},
+                                        {"llama-3-8b", 2, 2, 3, 2, "bf16", "adamw8"},
+                                        {"llama-3-8b", 2, 1, 0, 1, "", "adafactor"},
                                         {"bert-base", 2, 1},
                                         {"bert-base", 4, 1, 0, 1, "O1"},
                                         {"bert-base", 2, 2, 3, 2, "bf16"},
@@ -181,11 +185,11 @@ TEST_CASE("tensor parallel: several ranks have the bits of one with all parts", 
 }
 
 TEST_CASE("tensor parallel: a model in parts is the whole model, within rounding", "[tensor_parallel]") {
-  const std::string model = GENERATE("char-gpt", "tiny-llama", "bert-base", "vit-b16");
+  const std::string model = GENERATE("char-gpt", "tiny-llama", "llama-3-8b", "bert-base", "vit-b16");
   const int tp = GENERATE(2, 4);
   models::Setup setup = setup_of({model, tp, 1});
   setup.ranks = 1;
-  setup.sizes.dropout = model == "tiny-llama" ? -1 : 0;  // which parts draw for themselves
+  if (setup.sizes.dropout > 0) setup.sizes.dropout = 0;  // which parts draw for themselves
   setup.dtype = DType::f64;
   models::Setup whole = setup;
   whole.tp = 1;
@@ -206,6 +210,7 @@ TEST_CASE("tensor parallel: each rank commits what was predicted, with a budget 
                                         {"char-gpt", 4, 2, 1},
                                         {"char-gpt", 2, 2, 3},
                                         {"tiny-llama", 2, 2, 2},
+                                        {"llama-3-8b", 4, 1},
                                         {"bert-base", 4, 1, 0, 1, "O1"},
                                         {"vit-b16", 2, 2, 1}}));
   INFO(row.text() << (has_budget ? ", budget" : ""));
@@ -248,6 +253,24 @@ TEST_CASE("tensor parallel: each rank commits what was predicted, with a budget 
   }
 }
 
+TEST_CASE("tensor parallel: logits of a vocabulary in parts are never side by side", "[tensor_parallel]") {
+  const std::string name = GENERATE("char-gpt", "tiny-llama", "bert-base");
+  models::ModelOptions sizes = setup_of({name, 2, 1}).sizes;
+  sizes.team.parts = 2;
+  const auto model = models::make_model(name, sizes);
+  CHECK_THROWS_WITH(model->forward(zeros({1, 4}, DType::i64)),
+                    Catch::Contains("scores of a vocabulary in 2 parts, which are never side by side"));
+  sizes.stage.count = 2;
+  CHECK_THROWS_WITH(models::make_model(name, sizes)->shared_by_stages(),
+                    Catch::Contains("2 parts on one rank, and 2 stages"));
+  sizes.stage.count = 1;
+  sizes.vocabulary = 1;
+  CHECK_THROWS_WITH(models::make_model(name, sizes), Catch::Contains("1 tokens; at most as many parts are allowed"));
+  sizes.vocabulary = 96;
+  sizes.head = models::Head::chunked;
+  CHECK_THROWS_WITH(models::make_model(name, sizes), Catch::Contains("not with a chunked head"));
+}
+
 TEST_CASE("tensor parallel: a cache is for whole blocks", "[tensor_parallel]") {
   const std::string name = GENERATE("char-gpt", "tiny-llama");
   models::ModelOptions sizes = setup_of({name, 2, 1}).sizes;
@@ -286,6 +309,8 @@ TEST_CASE("tensor parallel: what is not done in parts is refused", "[tensor_para
   CHECK(why([](auto& o) { o.setup.tp = 0; }).find("`tp`: 0") == 0);
   CHECK(why([](auto& o) { o.setup.lora_rank = 4; }).find("`tp`: 2 with `lora_rank`") == 0);
   CHECK(why([](auto& o) { o.save = "/tmp/file"; }).find("`tp`: 2 with `save`") == 0);
+  CHECK(why([](auto& o) { o.setup.sizes.head = models::Head::chunked; }) ==
+        "`head`: chunked with `tp` 2, whose heads have a part of the vocabulary each; full is allowed");
   CHECK(why([](auto& o) { o.setup.sizes.feed_forward = models::FeedForward::tiled; }).find("blocks in 2 parts: not") ==
         0);
   CHECK(why([](auto& o) { set_precision(o.setup, "fp8"); }).find("blocks in 2 parts: not with products in FP8") == 0);
