@@ -17,6 +17,7 @@ class Communicator;
 struct Team {
   int parts = 1;
   Communicator* ranks = nullptr;  ///< of as many ranks, which have one part each; null: this rank has all
+  bool cuts_sequence = false;     ///< what lies between the layers in parts is in parts, too: dist/sequence.h
 
   int first() const noexcept;
   int count() const noexcept { return ranks != nullptr ? 1 : parts; }

@@ -92,6 +92,8 @@ class Model : public nn::Module {
   /// before and the last one what lies behind. Its forward() and loss() read what the stage before gives in place of a
   /// batch's input; both give what the next one reads, those of the last stage scores and the loss.
   virtual bool has_stages() const noexcept { return false; }
+  /// Whether what lies between its layers in parts can be in parts, too (dist::Team::cuts_sequence).
+  virtual bool can_cut_sequence() const noexcept { return false; }
   /// The parameter that the first and the last stage both have; undefined: there is none.
   virtual Tensor shared_by_stages() const { return {}; }
   /// The sizes the model was built with, none of them left open.

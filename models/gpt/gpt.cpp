@@ -8,6 +8,7 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/view.h>
+#include <thimble/models/transformer/sequence_parts.h>
 #include <thimble/models/transformer/transformer.h>
 
 namespace thimble::models {
@@ -73,13 +74,14 @@ Tensor GptBlock::attend(const Tensor& x, const Tensor& mask, const nn::CachedLay
   options.window = sizes_.window;
   options.mask = mask;
   options.dropout = is_training() ? sizes_.dropout : 0;
-  return attention_dropout_(sum_of_parts(norm1_(x), attention_out_.bias, [&](std::size_t p, Tensor in) {
-    const Tensor qkv = (*qkv_.parts[p])(std::exchange(in, Tensor()));  // (B, T, 3C / parts)
-    const PathScope scope(part_name("attn", p));
-    const Tensor y =
-        sizes_.build == Build::fused ? attention(qkv, heads, options) : attention_textbook(qkv, heads, options);
-    return (*attention_out_.parts[p])(y);
-  }));
+  return drop_tokens(team_, attention_dropout_,
+                     sum_of_parts(norm_tokens(team_, norm1_, x), attention_out_.bias, [&](std::size_t p, Tensor in) {
+                       const Tensor qkv = (*qkv_.parts[p])(std::exchange(in, Tensor()));  // (B, T, 3C / parts)
+                       const PathScope scope(part_name("attn", p));
+                       const Tensor y = sizes_.build == Build::fused ? attention(qkv, heads, options)
+                                                                     : attention_textbook(qkv, heads, options);
+                       return (*attention_out_.parts[p])(y);
+                     }));
 }
 
 Tensor GptBlock::feed_forward(const Tensor& x) {
@@ -87,14 +89,15 @@ Tensor GptBlock::feed_forward(const Tensor& x) {
     const FeedForwardParts parts{*up_.parts[0], nullptr, *down_.parts[0], gpt_detail::fused_gelu(sizes_), compute_};
     return mlp_dropout_(tiled_feed_forward(norm2_(x), parts));
   }
-  return mlp_dropout_(sum_of_parts(norm2_(x), down_.bias, [&](std::size_t p, Tensor in) {
-    Tensor y = (*up_.parts[p])(std::exchange(in, Tensor()));  // (B, T, 4C / parts)
-    if (sizes_.build == Build::textbook) {
-      const PathScope scope(part_name("mlp.gelu", p));
-      y = gelu(y);
-    }
-    return (*down_.parts[p])(y);
-  }));
+  return drop_tokens(team_, mlp_dropout_,
+                     sum_of_parts(norm_tokens(team_, norm2_, x), down_.bias, [&](std::size_t p, Tensor in) {
+                       Tensor y = (*up_.parts[p])(std::exchange(in, Tensor()));  // (B, T, 4C / parts)
+                       if (sizes_.build == Build::textbook) {
+                         const PathScope scope(part_name("mlp.gelu", p));
+                         y = gelu(y);
+                       }
+                       return (*down_.parts[p])(y);
+                     }));
 }
 
 Tensor GptBlock::add_parts(const Tensor& x, const Tensor& mask, const nn::CachedLayer* past) {
@@ -137,7 +140,7 @@ Tensor Gpt::embed(const Tensor& ids) {
                      " is allowed");
   }
   const Tensor positions = slice(positions_->weight, 0, 0, ids.size(1));  // (T, C)
-  return (*dropout_)(add(look_up(tokens_, ids), positions));
+  return drop_tokens(options_.team, *dropout_, add_positions(options_.team, look_up(tokens_, ids), positions));
 }
 
 // Ids (B, T), or what the stage before gives (B, T, C) -> what the head reads, or the next stage (B, T, C).
@@ -146,7 +149,7 @@ Tensor Gpt::features(const Tensor& in, const Tensor& mask) {
   Tensor x = options_.stage.is_first() ? embed(in) : in;
   x = through_blocks(blocks_, std::move(x), recomputes_blocks_,
                      [&](GptBlock& block, const Tensor& of_block) { return block.masked(of_block, mask); });
-  return options_.stage.is_last() ? (*norm_)(std::exchange(x, Tensor())) : x;
+  return options_.stage.is_last() ? norm_tokens(options_.team, *norm_, std::exchange(x, Tensor())) : x;
 }
 
 Tensor Gpt::forward(const Tensor& ids) { return forward(ids, Tensor()); }

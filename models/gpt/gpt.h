@@ -52,6 +52,7 @@ class Gpt final : public Decoder {
   Batch empty_batch(std::int64_t samples, Device device) const override;
   std::string_view hidden_layers() const noexcept override { return "h."; }
   bool has_stages() const noexcept override { return true; }
+  bool can_cut_sequence() const noexcept override { return true; }
   Tensor shared_by_stages() const override;
   nn::KvCacheSizes cache_sizes() const override;
   std::int64_t most_positions() const noexcept override { return options_.sequence; }

@@ -7,6 +7,7 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
+#include <thimble/models/transformer/sequence_parts.h>
 #include <thimble/models/transformer/transformer.h>
 
 namespace thimble::models {
@@ -62,7 +63,7 @@ Tensor LlamaLayer::attend(const Tensor& in, const Tensor& mask, const nn::Cached
     return (*attention_out_.parts[p])(reshape(y, {x.size(0), x.size(1), sizes.width / team_.parts}));
   };
   // The operand is cast once for the three of them.
-  return sum_of_parts(nn::as_operand(norm1_(in), compute_), attention_out_.bias, of_part);
+  return sum_of_parts(nn::as_operand(norm_tokens(team_, norm1_, in), compute_), attention_out_.bias, of_part);
 }
 
 Tensor LlamaLayer::feed_forward(const Tensor& in) {
@@ -70,14 +71,15 @@ Tensor LlamaLayer::feed_forward(const Tensor& in) {
     return tiled_feed_forward(norm2_(in),
                               {*up_.parts[0], gate_.parts[0], *down_.parts[0], kernels::Activation::none, compute_});
   }
-  return sum_of_parts(nn::as_operand(norm2_(in), compute_), down_.bias, [&](std::size_t p, const Tensor& x) {
-    const Tensor gate = (*gate_.parts[p])(x), up = (*up_.parts[p])(x);  // (B, T, f / parts)
-    const auto gated = [&] {
-      const PathScope scope(part_name("mlp", p));
-      return config_.sizes.build == Build::fused ? swiglu(gate, up) : mul(silu(gate), up);
-    };
-    return (*down_.parts[p])(gated());
-  });
+  return sum_of_parts(nn::as_operand(norm_tokens(team_, norm2_, in), compute_), down_.bias,
+                      [&](std::size_t p, const Tensor& x) {
+                        const Tensor gate = (*gate_.parts[p])(x), up = (*up_.parts[p])(x);  // (B, T, f / parts)
+                        const auto gated = [&] {
+                          const PathScope scope(part_name("mlp", p));
+                          return config_.sizes.build == Build::fused ? swiglu(gate, up) : mul(silu(gate), up);
+                        };
+                        return (*down_.parts[p])(gated());
+                      });
 }
 
 Tensor LlamaLayer::add_parts(const Tensor& x, const Tensor& mask, const nn::CachedLayer* past) {
@@ -131,7 +133,7 @@ Tensor Llama::features(const Tensor& in, const Tensor& mask) {
   Tensor x = options_.stage.is_first() ? embed(in) : in;
   x = through_blocks(layers_, std::move(x), recomputes_blocks_,
                      [&](LlamaLayer& layer, const Tensor& of_layer) { return layer.masked(of_layer, mask); });
-  return options_.stage.is_last() ? (*norm_)(std::exchange(x, Tensor())) : x;
+  return options_.stage.is_last() ? norm_tokens(options_.team, *norm_, std::exchange(x, Tensor())) : x;
 }
 
 Tensor Llama::forward(const Tensor& ids) { return forward(ids, Tensor()); }

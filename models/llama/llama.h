@@ -71,6 +71,7 @@ class Llama final : public Decoder {
   Batch empty_batch(std::int64_t samples, Device device) const override;
   std::string_view hidden_layers() const noexcept override { return "model.layers."; }
   bool has_stages() const noexcept override { return true; }
+  bool can_cut_sequence() const noexcept override { return true; }
   Tensor shared_by_stages() const override;
   nn::KvCacheSizes cache_sizes() const override;
   /// As many as a cache has room for: positions are turned, not learned.

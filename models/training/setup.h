@@ -77,6 +77,9 @@ struct Setup {
   /// one part, and as many in a row are a team, which computes the same samples; one rank alone has all parts. 1: all
   /// is whole
   int tp = 1;
+  /// Sequence parallelism: with `tp`, norms, dropout and sums between layers in parts have a part of the sequence each
+  /// (dist/sequence.h)
+  bool sequence_parallel = false;
   /// Pipeline parallelism: stages that a chain of blocks is cut into (ModelOptions::stage). As many ranks in a row as
   /// share out the batch and its parts have one stage. 1: the model is whole
   int pp = 1;

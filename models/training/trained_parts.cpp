@@ -68,6 +68,7 @@ Tensor stage_input(Setup setup, Device device) {
   const NoGrad off;
   setup.ranks = setup.pp;
   setup.tp = 1;
+  setup.sequence_parallel = false;
   setup.zero = 0;
   Tensor x;
   for (setup.rank = 0; setup.rank < stage; ++setup.rank) {
@@ -88,6 +89,7 @@ std::unique_ptr<dist::PipelineStage> make_stage(const Setup& setup, Device devic
                                                : dist::one_forward_one_backward(setup.pp, micro_batches);
   if (const Tensor input = stage_input(setup, device); input.defined()) {
     options.input = input.shape();
+    if (setup.sequence_parallel) options.input[1] /= setup.tp;
     options.dtype = input.dtype();
   }
   options.device = device;

@@ -4,10 +4,12 @@
 #include <map>
 #include <utility>
 
+#include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
 #include <thimble/core/random/random.h>
 #include <thimble/dist/parts.h>
+#include <thimble/models/transformer/sequence_parts.h>
 #include <thimble/nn/layers/init.h>
 
 namespace thimble::models {
@@ -81,10 +83,14 @@ std::vector<nn::Dropout*> CutBlock::cut_dropout(const std::string& name, double 
 Tensor CutBlock::sum_of_parts(Tensor x, const Tensor& bias, FunctionRef<Tensor(std::size_t, Tensor)> term_of) {
   if (!is_cut()) return term_of(0, std::move(x));
   x = nn::as_operand(x, compute_);  // once for all parts
-  std::vector<Tensor> terms = dist::of_parts(team_, std::exchange(x, Tensor()), term_of);
-  const Tensor sum = dist::sum_parts(team_, terms);
-  terms.clear();
-  return bias.defined() ? add(sum, nn::as_operand(bias, compute_)) : sum;
+  Tensor sum;
+  {
+    std::optional<SegmentScope> segment;
+    if (team_.cuts_sequence) segment.emplace(keep_all_but_gathered);
+    const std::vector<Tensor> terms = dist::of_parts(team_, std::exchange(x, Tensor()), term_of);
+    sum = dist::sum_parts(team_, terms);
+  }
+  return bias.defined() ? add_to_tokens(team_, sum, nn::as_operand(bias, compute_)) : sum;
 }
 
 std::string CutBlock::part_name(const char* name, std::size_t p) const {

@@ -12,7 +12,7 @@
 //
 // In t parts (models/transformer/cut_block.h) a rank has its own part of all but the norms, the inputs of the layer's
 // two halves and the masks on their results: with dropout, at e = 2, sbh (10 + 24 / t + 5 a s / (h t)), as in their
-// section 4.2.
+// section 4.2.1; where the sequence is in parts, too (dist/sequence.h), sbh (34 / t + 5 a s / (h t)), as in 4.2.2.
 //
 // A layer's input is the result of what comes before it, so here each layer owns its result.
 
@@ -43,6 +43,9 @@ struct TransformerLayers {
 /// Layers of a model over tokens of these sizes, which leave nothing open (models/transformer/transformer.h): dropout
 /// is on probabilities and on results alike.
 TransformerLayers token_layers(const char* path, const ModelOptions& sizes, NormPlace norms);
+
+/// What of `all`, numbers between layers in parts, this rank has: its tokens', where the team cuts the sequence.
+std::int64_t own_stream(const dist::Team& team, std::int64_t all);
 
 /// Whether the linear layers of a transformer's blocks run in FP8: 16 divides the width.
 bool has_fp8_layers(const nn::Precision& precision, std::int64_t width);

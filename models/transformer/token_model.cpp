@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <thimble/autograd/apply.h>
+#include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
 #include <thimble/core/random/random.h>
@@ -10,6 +11,7 @@
 #include <thimble/core/tensor/view.h>
 #include <thimble/dist/class_parts.h>
 #include <thimble/dist/parts.h>
+#include <thimble/models/transformer/sequence_parts.h>
 #include <thimble/models/transformer/transformer.h>
 
 namespace thimble::models {
@@ -85,6 +87,8 @@ Tensor TokenModel::score(const Tensor& x, const std::vector<Tensor>& weights, co
   };
   const Tensor operand = nn::as_operand(x, compute_);
   if (!is_cut()) return of_part(0, operand);
+  std::optional<SegmentScope> segment;
+  if (options_.team.cuts_sequence) segment.emplace(keep_all_but_gathered);
   std::vector<Tensor> parts = dist::of_parts(options_.team, operand, of_part);
   return parts.size() == 1 ? parts[0] : concat(parts, -1);
 }

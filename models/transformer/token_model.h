@@ -35,9 +35,10 @@ class TokenModel : public Model {
   /// on this rank.
   Tensor shared_part(const std::vector<nn::Embedding*>& table) const;
 
-  /// Ids (B, T) -> (B, T, C).
+  /// Ids (B, T) -> (B, T, C), or in parts of the sequence (models/transformer/sequence_parts.h). Throws ShapeError where
+  /// these do not divide T.
   Tensor look_up(const std::vector<nn::Embedding*>& table, const Tensor& ids);
-  /// x (B, T, C), weights (V of a part, C) and biases (V of a part), or none, of this rank's parts -> logits (B, T, V
+  /// x as look_up() gives it, weights (V of a part, C) and biases (V of a part), or none, of this rank's parts -> logits (B, T, V
   /// of this rank's parts).
   Tensor score(const Tensor& x, const std::vector<Tensor>& weights, const std::vector<Tensor>& biases = {});
   /// Mean cross-entropy of what score() gives and class numbers (B, T); those of -100 do not count.

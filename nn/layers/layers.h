@@ -139,6 +139,7 @@ class LayerNorm final : public Layer {
  public:
   explicit LayerNorm(std::int64_t width, const TensorOptions& on = {}, double epsilon = 1e-5);
   Parameter weight, bias;
+  double epsilon() const noexcept { return epsilon_; }
 
  protected:
   Tensor forward(const Tensor& x) override;
@@ -152,6 +153,7 @@ class RmsNorm final : public Layer {
  public:
   explicit RmsNorm(std::int64_t width, const TensorOptions& on = {}, double epsilon = 1e-6);
   Parameter weight;
+  double epsilon() const noexcept { return epsilon_; }
 
  protected:
   Tensor forward(const Tensor& x) override;
@@ -201,6 +203,8 @@ class Dropout final : public Layer {
  public:
   /// Throws ValueError unless 0 <= p < 1.
   explicit Dropout(double p, bool is_textbook = false);
+  double probability() const noexcept { return p_; }
+  bool is_textbook() const noexcept { return is_textbook_; }
 
  protected:
   Tensor forward(const Tensor& x) override;

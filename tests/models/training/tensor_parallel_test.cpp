@@ -35,11 +35,12 @@ struct Row {
   std::string precision = {}, optimizer = {};
   models::Build build = models::Build::fused;
   double clip = 0.5;
+  bool cuts_sequence = false;
 
   std::string text() const {
-    return model + " in " + std::to_string(tp) + " parts, " + std::to_string(dp) + " teams, stage " +
-           std::to_string(zero) + ", " + std::to_string(micro_batches) + " micro-batches, " + precision + " " +
-           optimizer + (build == models::Build::textbook ? ", textbook" : "");
+    return model + " in " + std::to_string(tp) + " parts, " + (cuts_sequence ? "sequence as well, " : "") +
+           std::to_string(dp) + " teams, stage " + std::to_string(zero) + ", " + std::to_string(micro_batches) +
+           " micro-batches, " + precision + " " + optimizer + (build == models::Build::textbook ? ", textbook" : "");
   }
 };
 
@@ -64,6 +65,7 @@ models::Setup setup_of(const Row& row) {
   setup.optimizer = row.optimizer;
   setup.ranks = row.tp * row.dp;
   setup.tp = row.tp;
+  setup.sequence_parallel = row.cuts_sequence;
   setup.zero = row.zero;
   setup.micro_batches = row.micro_batches;
   setup.bucket_bytes = 16 << 10;
@@ -155,7 +157,15 @@ TEST_CASE("tensor parallel: several ranks have the bits of one with all parts", 
                                         {"vit-b16", 2, 1},
                                         {"vit-b16", 4, 2, 2, 1, "O1"},
                                         {"vit-b16", 2, 2, 3, 1, "bf16"},
-                                        {"vit-b16", 2, 1, 0, 1, "", "", Build::textbook}}));
+                                        {"vit-b16", 2, 1, 0, 1, "", "", Build::textbook},
+                                        {"char-gpt", 2, 1, 0, 1, "", "", Build::fused, 0.5, true},
+                                        {"char-gpt", 4, 1, 0, 2, "O1", "", Build::fused, 0.5, true},
+                                        {"char-gpt", 2, 2, 3, 2, "bf16", "adamw8", Build::fused, 0.5, true},
+                                        {"char-gpt", 2, 2, 1, 1, "O2", "", Build::fused, 0, true},
+                                        {"char-gpt", 4, 1, 0, 1, "", "adafactor", Build::textbook, 0.5, true},
+                                        {"tiny-llama", 4, 1, 0, 1, "", "", Build::fused, 0.5, true},
+                                        {"tiny-llama", 2, 2, 2, 2, "O1", "", Build::textbook, 0.5, true},
+                                        {"llama-3-8b", 2, 2, 3, 1, "bf16", "", Build::fused, 0.5, true}}));
   INFO(row.text());
   const models::Setup setup = setup_of(row);
   const Result one = run(alone(setup), nullptr);
@@ -202,6 +212,20 @@ TEST_CASE("tensor parallel: a model in parts is the whole model, within rounding
   CHECK(elements == of_whole);
 }
 
+TEST_CASE("tensor parallel: the sequence in parts changes sums over tokens alone", "[tensor_parallel]") {
+  using models::Build;
+  const Row row = GENERATE(values<Row>({{"char-gpt", 4, 1, 0, 2},
+                                        {"char-gpt", 2, 1, 0, 1, "O1", "", Build::textbook},
+                                        {"tiny-llama", 4, 1, 0, 1, "bf16"}}));
+  INFO(row.text());
+  models::Setup setup = alone(setup_of(row));
+  const Result whole = run(setup, nullptr);
+  setup.sequence_parallel = true;
+  const Result cut = run(setup, nullptr);
+  CHECK(cut.losses[0] == whole.losses[0]);
+  CHECK(cut.losses.back() == Approx(whole.losses.back()).epsilon(row.precision == "bf16" ? 1e-2 : 1e-3));
+}
+
 TEST_CASE("tensor parallel: each rank commits what was predicted, with a budget too", "[tensor_parallel]") {
   const bool has_budget = GENERATE(false, true);
   const Row row = GENERATE(values<Row>({{"char-gpt", 2, 1},
@@ -212,7 +236,10 @@ TEST_CASE("tensor parallel: each rank commits what was predicted, with a budget 
                                         {"tiny-llama", 2, 2, 2},
                                         {"llama-3-8b", 4, 1},
                                         {"bert-base", 4, 1, 0, 1, "O1"},
-                                        {"vit-b16", 2, 2, 1}}));
+                                        {"vit-b16", 2, 2, 1},
+                                        {"char-gpt", 4, 1, 0, 2, "bf16", "", models::Build::fused, 0.5, true},
+                                        {"char-gpt", 2, 2, 3, 1, "", "", models::Build::textbook, 0.5, true},
+                                        {"tiny-llama", 2, 2, 1, 1, "", "", models::Build::fused, 0.5, true}}));
   INFO(row.text() << (has_budget ? ", budget" : ""));
   models::TrainOptions options;
   options.setup = setup_of(row);
@@ -309,6 +336,17 @@ TEST_CASE("tensor parallel: what is not done in parts is refused", "[tensor_para
   CHECK(why([](auto& o) { o.setup.tp = 0; }).find("`tp`: 0") == 0);
   CHECK(why([](auto& o) { o.setup.lora_rank = 4; }).find("`tp`: 2 with `lora_rank`") == 0);
   CHECK(why([](auto& o) { o.save = "/tmp/file"; }).find("`tp`: 2 with `save`") == 0);
+  CHECK(why([](auto& o) { o.setup.tp = 1, o.setup.sequence_parallel = true; }) ==
+        "`sequence_parallel`: with `tp` 1; 2 and more parts are allowed");
+  CHECK(why([](auto& o) {
+          o.setup.sequence_parallel = true, o.setup.sizes.sequence = 17;
+        }).find("sum_to_sequence: terms f32 (8, 17, 48)") == 0);
+  for (const char* name : {"bert-base", "vit-b16"}) {
+    CHECK(why([&](auto& o) {
+            o.setup = setup_of({name, 2, 1});
+            o.setup.ranks = 1, o.setup.sequence_parallel = true;
+          }).find("with a sequence in parts: it is not done; GPT and Llama are allowed") != std::string::npos);
+  }
   CHECK(why([](auto& o) { o.setup.sizes.head = models::Head::chunked; }) ==
         "`head`: chunked with `tp` 2, whose heads have a part of the vocabulary each; full is allowed");
   CHECK(why([](auto& o) { o.setup.sizes.feed_forward = models::FeedForward::tiled; }).find("blocks in 2 parts: not") ==
