@@ -23,6 +23,10 @@ TokenModel::TokenModel(const ModelOptions& options, std::optional<DType> compute
   if (options.vocabulary < team.parts) {
     throw ValueError(start + std::to_string(options.vocabulary) + " tokens; at most as many parts are allowed");
   }
+  if (team.cuts_sequence && options.sequence % team.parts != 0) {
+    throw ValueError("a sequence in " + std::to_string(team.parts) + " parts: " + std::to_string(options.sequence) +
+                     " tokens; a divisor is allowed");
+  }
   if (options.head == Head::chunked) throw ValueError(start + "not with a chunked head; a full one is allowed");
 }
 

@@ -22,7 +22,8 @@ class TokenModel : public Model {
   bool is_text() const noexcept override { return true; }
 
  protected:
-  /// Throws ValueError for more parts than tokens, and for a chunked head in parts.
+  /// Throws ValueError for more parts than tokens, a sequence in parts that do not divide it, and a chunked head in
+  /// parts.
   TokenModel(const ModelOptions& options, std::optional<DType> compute);
 
   /// The parts of a table of all tokens that this rank has.
@@ -35,11 +36,11 @@ class TokenModel : public Model {
   /// on this rank.
   Tensor shared_part(const std::vector<nn::Embedding*>& table) const;
 
-  /// Ids (B, T) -> (B, T, C), or in parts of the sequence (models/transformer/sequence_parts.h). Throws ShapeError where
-  /// these do not divide T.
+  /// Ids (B, T) -> (B, T, C), or in parts of the sequence (models/transformer/sequence_parts.h). Throws ShapeError
+  /// where these do not divide T.
   Tensor look_up(const std::vector<nn::Embedding*>& table, const Tensor& ids);
-  /// x as look_up() gives it, weights (V of a part, C) and biases (V of a part), or none, of this rank's parts -> logits (B, T, V
-  /// of this rank's parts).
+  /// x as look_up() gives it, weights (V of a part, C) and biases (V of a part), or none, of this rank's parts ->
+  /// logits (B, T, V of this rank's parts).
   Tensor score(const Tensor& x, const std::vector<Tensor>& weights, const std::vector<Tensor>& biases = {});
   /// Mean cross-entropy of what score() gives and class numbers (B, T); those of -100 do not count.
   Tensor loss_of(const Tensor& logits, const Tensor& targets);

@@ -69,8 +69,9 @@ TEST_CASE("sequence: gradients of all parts on one rank", "[sequence]") {
     const auto terms = dist::of_parts(team, in[0], [&](std::size_t p, const Tensor& x) { return mul(x, in[p + 1]); });
     return dist::sum_parts(team, terms);
   };
-  const GradcheckResult result = gradcheck(
-      function, {drawn(1, {6, 4, 2}, DType::f64), drawn(2, {3, 8, 2}, DType::f64), drawn(3, {3, 8, 2}, DType::f64)});
+  const std::vector<Tensor> inputs{drawn(1, {6, 4, 2}, DType::f64), drawn(2, {3, 8, 2}, DType::f64),
+                                   drawn(3, {3, 8, 2}, DType::f64)};
+  const GradcheckResult result = gradcheck(function, inputs);
   INFO(result.report);
   CHECK(result.passed);
 }

@@ -106,8 +106,8 @@ TEST_CASE("models theory: blocks in parts, on one rank and on each of a team", "
 }
 
 TEST_CASE("models theory: a layer in parts keeps what the literature counts", "[models][theory]") {
-  // Korthikanti et al. 2022, section 4.2: sbh (10 + 24 / t + 5 a s / (h t)) bytes at 2 bytes a number; with the sequence
-  // in parts sbh (34 / t + 5 a s / (h t)).
+  // Korthikanti et al. 2022, section 4.2: sbh (10 + 24 / t + 5 a s / (h t)) bytes at 2 bytes a number; with the
+  // sequence in parts sbh (34 / t + 5 a s / (h t)).
   const bool cuts_sequence = GENERATE(false, true);
   for (const char* name : {"gpt-22b", "gpt-175b", "gpt-530b", "gpt-1t"}) {
     for (const int t : {1, 2, 4, 8}) {

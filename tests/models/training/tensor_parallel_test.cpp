@@ -340,7 +340,7 @@ TEST_CASE("tensor parallel: what is not done in parts is refused", "[tensor_para
         "`sequence_parallel`: with `tp` 1; 2 and more parts are allowed");
   CHECK(why([](auto& o) {
           o.setup.sequence_parallel = true, o.setup.sizes.sequence = 17;
-        }).find("sum_to_sequence: terms f32 (8, 17, 48)") == 0);
+        }).find("a sequence in 2 parts: 17 tokens; a divisor is allowed") == 0);
   for (const char* name : {"bert-base", "vit-b16"}) {
     CHECK(why([&](auto& o) {
             o.setup = setup_of({name, 2, 1});
