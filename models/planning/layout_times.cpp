@@ -4,7 +4,6 @@
 #include <cmath>
 #include <map>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -138,17 +137,14 @@ const Pieces& LayoutTimes::Known::pieces(int tp, std::int64_t samples) {
   Setup s = plain(tp, 1, samples);
   s.sizes.layers = 1;
   Pieces& pieces = found->second;
-  bool is_behind = false;
+  // Nodes and parameters both come in the order of the chain.
+  bool nodes_are_behind = false, parameters_are_behind = false;
   record(s, [&](const std::string& name, bool is_node) -> Piece& {
+    bool& is_behind = is_node ? nodes_are_behind : parameters_are_behind;
     if (name.find(hidden) != std::string::npos) {
       is_behind = true;
       return pieces.block;
     }
-    if (!is_node)
-      return name.find("emb") != std::string::npos || name.find("wte") == 0 || name.find("wpe") == 0 ||
-                     name.find("class_token") == 0 || name.find("conv_proj") == 0
-                 ? pieces.before
-                 : pieces.behind;
     return is_behind ? pieces.behind : pieces.before;
   });
   return pieces;

@@ -136,13 +136,10 @@ JudgedLayout judge(const PlanOptions& options, const Cluster& cluster, const Lay
   }
   for (std::vector<int>& alike : alike_ranks(setup, options.device)) {
     const nn::MemoryProfile profile = run(alike.front());
-    if (is_proof) {
-      RankPlan& plan = ranks->emplace_back();
-      plan.ranks = std::move(alike);
-      plan.report.plan.peak_bytes = profile.peak_bytes;
-      plan.report.plan.peak_by_category = profile.peak_by_category;
-      plan.report.is_feasible = profile.peak_bytes <= cluster.memory_bytes;
-    }
+    RankPlan& plan = ranks->emplace_back();
+    plan.ranks = std::move(alike);
+    plan.report.plan.peak_bytes = profile.peak_bytes;
+    plan.report.plan.peak_by_category = profile.peak_by_category;
     if (!judged.fits) break;
   }
   return judged;
