@@ -2,7 +2,6 @@
 // for bit, and on each rank the bytes that were predicted.
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <map>
 #include <string>
@@ -23,6 +22,7 @@
 
 #include "support/catch.h"
 #include "support/files.h"
+#include "support/rank_steps.h"
 #include "support/train_ranks.h"
 
 using namespace thimble;
@@ -87,49 +87,6 @@ models::Setup alone(models::Setup setup) {
   return setup;
 }
 
-struct Result {
-  std::vector<double> losses;
-  std::map<std::string, std::vector<std::byte>> tensors;  // parameters and buffers
-};
-
-Result run(const models::Setup& setup, dist::Communicator* ranks, int steps = 3) {
-  models::TrainedParts parts(setup, cpu, ranks);
-  Generator words(5);
-  const GeneratorScope scope(words);
-  models::Batch all = parts.model->empty_batch(setup.batch, cpu);
-  const models::ModelOptions& sizes = parts.model->options();
-  const auto classes = static_cast<double>(parts.model->is_text() ? sizes.vocabulary : sizes.classes);
-  const auto draw = [&](const Tensor& like) {  // ids, classes, or numbers of images
-    const Tensor numbers = uniform(like.shape(), 0, like.dtype() == DType::i64 ? classes : 1, DType::f64);
-    return to_dtype(numbers, like.dtype());
-  };
-  Result result;
-  const std::int64_t count = data_ranks(setup) * setup.micro_batches;
-  for (int step = 0; step < steps; ++step) {
-    all.input = draw(all.input);
-    all.target = draw(all.target);
-    const GeneratorScope own(parts.generator);
-    const Tensor loss = nn::training_step(
-        *parts.optimizer,
-        [&](std::int64_t i) {
-          return parts.loss(models::micro_batch(all, parts.parallel ? parts.parallel->number(i) : i, count), i);
-        },
-        parts.options);
-    result.losses.push_back(to_host<double>(to_dtype(loss, DType::f64))[0]);
-  }
-  const ParameterUse use;
-  const auto note = [&](const nn::NamedTensor& named) {
-    fetch_parameters(named.tensor);
-    const Tensor t = contiguous(named.tensor.detach());
-    std::vector<std::byte>& bytes = result.tensors[named.name];
-    bytes.resize(t.bytes());
-    std::memcpy(bytes.data(), Pin(t).data(), bytes.size());
-  };
-  for (const nn::NamedTensor& p : parts.model->parameters()) note(p);
-  for (const nn::NamedTensor& b : parts.model->buffers()) note(b);
-  return result;
-}
-
 }  // namespace
 
 TEST_CASE("pipeline: several ranks have the bits of one with the whole model", "[pipeline_parallel]") {
@@ -173,26 +130,9 @@ TEST_CASE("pipeline: several ranks have the bits of one with the whole model", "
   }));
   INFO(row.text());
   const models::Setup setup = setup_of(row);
-  const Result one = run(alone(setup), nullptr);
+  const testing::StepsResult one = testing::run_steps(alone(setup), nullptr);
   CHECK(one.losses.front() != one.losses.back());
-  std::vector<Result> of_ranks(static_cast<std::size_t>(setup.ranks));
-  dist::run_ranks(setup.ranks, [&](dist::Communicator& ranks) {
-    models::Setup own = setup;
-    own.rank = ranks.rank();
-    of_ranks[static_cast<std::size_t>(own.rank)] = run(own, &ranks);
-  });
-  std::map<std::string, int> owners;
-  for (const Result& own : of_ranks) {
-    CHECK(own.losses == one.losses);
-    CHECK(own.tensors.size() < one.tensors.size());
-    for (const auto& [name, bytes] : own.tensors) {
-      INFO(name);
-      ++owners[name];
-      REQUIRE(one.tensors.count(name) == 1);
-      CHECK((bytes == one.tensors.at(name)));
-    }
-  }
-  CHECK(owners.size() == one.tensors.size());
+  testing::check_ranks_have(setup, one);
 }
 
 TEST_CASE("pipeline: each rank commits what was predicted, with a budget too", "[pipeline_parallel]") {

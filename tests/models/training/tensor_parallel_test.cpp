@@ -3,9 +3,7 @@
 // model, within rounding.
 
 #include <cmath>
-#include <cstring>
 #include <map>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -22,6 +20,7 @@
 #include <thimble/nn/step/profile.h>
 
 #include "support/catch.h"
+#include "support/rank_steps.h"
 #include "support/train_ranks.h"
 
 using namespace thimble;
@@ -79,47 +78,6 @@ models::Setup alone(models::Setup setup) {
   return setup;
 }
 
-struct Result {
-  std::vector<double> losses;
-  std::map<std::string, std::vector<std::byte>> parameters;
-};
-
-Result run(const models::Setup& setup, dist::Communicator* ranks, int steps = 3) {
-  models::TrainedParts parts(setup, cpu, ranks);
-  Generator words(5);
-  const GeneratorScope scope(words);
-  models::Batch all = parts.model->empty_batch(setup.batch, cpu);
-  const models::ModelOptions& sizes = parts.model->options();
-  const auto classes = static_cast<double>(parts.model->is_text() ? sizes.vocabulary : sizes.classes);
-  const auto draw = [&](const Tensor& like) {  // ids, classes, or numbers of images
-    const Tensor numbers = uniform(like.shape(), 0, like.dtype() == DType::i64 ? classes : 1, DType::f64);
-    return to_dtype(numbers, like.dtype());
-  };
-  Result result;
-  const std::int64_t count = data_ranks(setup) * setup.micro_batches;
-  for (int step = 0; step < steps; ++step) {
-    all.input = draw(all.input);
-    all.target = draw(all.target);
-    const GeneratorScope own(parts.generator);
-    const Tensor loss = nn::training_step(
-        *parts.optimizer,
-        [&](std::int64_t i) {
-          return parts.model->loss(models::micro_batch(all, parts.parallel ? parts.parallel->number(i) : i, count));
-        },
-        parts.options);
-    result.losses.push_back(to_host<double>(to_dtype(loss, DType::f64))[0]);
-  }
-  const ParameterUse use;
-  for (const nn::NamedTensor& p : parts.model->parameters()) {
-    fetch_parameters(p.tensor);
-    const Tensor t = contiguous(p.tensor.detach());
-    std::vector<std::byte>& bytes = result.parameters[p.name];
-    bytes.resize(t.bytes());
-    std::memcpy(bytes.data(), Pin(t).data(), bytes.size());
-  }
-  return result;
-}
-
 }  // namespace
 
 TEST_CASE("tensor parallel: several ranks have the bits of one with all parts", "[tensor_parallel]") {
@@ -154,26 +112,9 @@ TEST_CASE("tensor parallel: several ranks have the bits of one with all parts", 
                                         {"vit-b16", 2, 1, 0, 1, "", "", Build::textbook}}));
   INFO(row.text());
   const models::Setup setup = setup_of(row);
-  const Result one = run(alone(setup), nullptr);
+  const testing::StepsResult one = testing::run_steps(alone(setup), nullptr);
   CHECK(one.losses.front() != one.losses.back());
-  std::vector<Result> of_ranks(static_cast<std::size_t>(setup.ranks));
-  dist::run_ranks(setup.ranks, [&](dist::Communicator& ranks) {
-    models::Setup own = setup;
-    own.rank = ranks.rank();
-    of_ranks[static_cast<std::size_t>(own.rank)] = run(own, &ranks);
-  });
-  std::map<std::string, int> owners;
-  for (const Result& own : of_ranks) {
-    CHECK(own.losses == one.losses);
-    CHECK(own.parameters.size() < one.parameters.size());
-    for (const auto& [name, bytes] : own.parameters) {
-      INFO(name);
-      ++owners[name];
-      REQUIRE(one.parameters.count(name) == 1);
-      CHECK((bytes == one.parameters.at(name)));
-    }
-  }
-  REQUIRE(owners.size() == one.parameters.size());
+  const std::map<std::string, int> owners = testing::check_ranks_have(setup, one);
   for (const auto& [name, count] : owners) {  // a part is on one rank of each team, the rest on all
     INFO(name);
     CHECK((count == row.dp || count == setup.ranks));
@@ -190,11 +131,11 @@ TEST_CASE("tensor parallel: a model in parts is the whole model, within rounding
   models::Setup whole = setup;
   whole.tp = 1;
   INFO(model << " in " << tp << " parts");
-  const Result a = run(setup, nullptr), b = run(whole, nullptr);
+  const testing::StepsResult a = testing::run_steps(setup, nullptr), b = testing::run_steps(whole, nullptr);
   for (std::size_t i = 0; i < a.losses.size(); ++i) CHECK(std::abs(a.losses[i] - b.losses[i]) < 1e-10);
   std::size_t elements = 0, of_whole = 0;
-  for (const auto& p : a.parameters) elements += p.second.size();
-  for (const auto& p : b.parameters) of_whole += p.second.size();
+  for (const auto& p : a.tensors) elements += p.second.size();
+  for (const auto& p : b.tensors) of_whole += p.second.size();
   CHECK(elements == of_whole);
 }
 
