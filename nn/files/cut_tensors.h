@@ -51,8 +51,9 @@ class CutParameters {
   const CutParameter* find(std::string_view name) const;
   /// What a parameter is in a file, where its name begins with `prefix`.
   FileTensor of_parameter(const NamedTensor& parameter, const std::string& prefix = {}) const;
-  /// What a state tensor is in a checkpoint: `optimizer.<parameter>.<kind>`. Of a part of a parameter it has an element
-  /// for each of the part's. Throws ShapeError where it has not: it lies in no whole.
+  /// What a state tensor, "optimizer", its parameter and its kind with dots between them, is in a checkpoint. Of a part
+  /// of a parameter it has an element for each element of the part. Throws ShapeError where it has not: it lies in no
+  /// whole.
   FileTensor of_state(const Named& state) const;
 
  private:
