@@ -16,19 +16,19 @@ void add_to(const Tensor& sum, const Tensor& term) {
   if (sum.storage()) sum.storage()->bump_version();
 }
 
-Tensor fold(Communicator& ranks, Tensor mine, bool last_first) {
+namespace fold_detail {
+
+/// Rank r's share of a dense tensor.
+Tensor share_of(const Tensor& dense, int ranks, int r) {
+  const std::int64_t n = dense.elements();
+  const auto begin_of = [&](int k) { return n / ranks * k + n % ranks * k / ranks; };
+  return window_of(dense, begin_of(r), {begin_of(r + 1) - begin_of(r)});
+}
+
+/// Adds to `here`, which has this rank's share of `own`, those of the others.
+void add_shares(Communicator& ranks, const Tensor& own, const Tensor& here, bool last_first) {
   const int size = ranks.size(), rank = ranks.rank();
-  const Tensor own = contiguous(std::exchange(mine, Tensor()).detach());
-  const std::int64_t n = own.elements();
-  const auto begin_of = [&](int r) { return n / size * r + n % size * r / size; };
-  const auto share_of = [&](const Tensor& of, int r) {
-    return window_of(of, begin_of(r), {begin_of(r + 1) - begin_of(r)});
-  };
-  const std::int64_t share = begin_of(rank + 1) - begin_of(rank);
-  const Tensor sum = reused_or_new(own);
-  const Tensor here = share_of(sum, rank);  // where this rank's share is added up
-  if (sum.storage() != own.storage()) copy_into(here, share_of(own, rank));
-  const PathScope path = ranks_path();
+  const std::int64_t share = here.elements();
   Tensor incoming;  // (size - 1, share): the other ranks' in their order
   if (share > 0) incoming = Tensor::empty({size - 1, share}, own.dtype(), own.device(), Category::communication);
   const auto term_of = [&](int r) {
@@ -37,32 +37,52 @@ Tensor fold(Communicator& ranks, Tensor mine, bool last_first) {
   Transit transit;
   for (int r = 0; r < size; ++r) {
     if (r == rank) continue;
-    transit.send(r, share_of(own, r));
+    transit.send(r, share_of(own, size, r));
     if (share > 0) transit.receive(r, term_of(r));
   }
   transit.begin(ranks);
   transit.wait();
-  if (share > 0) {
-    Tensor before;  // the sum of the terms before
-    for (int k = 0; k < size; ++k) {
-      const int r = last_first ? size - 1 - k : k;
-      const Tensor term = term_of(r);
-      if (!before.defined()) {
-        before = term;
-      } else if (r == rank) {  // a sum of two has the same bits either way round
-        add_to(term, before);
-        before = term;
-      } else {
-        add_to(before, term);
-      }
+  if (share == 0) return;
+  Tensor before;  // the sum of the terms before
+  for (int k = 0; k < size; ++k) {
+    const int r = last_first ? size - 1 - k : k;
+    const Tensor term = term_of(r);
+    if (!before.defined()) {
+      before = term;
+    } else if (r == rank) {  // a sum of two has the same bits either way round
+      add_to(term, before);
+      before = term;
+    } else {
+      add_to(before, term);
     }
   }
-  incoming = Tensor();
+}
+
+}  // namespace fold_detail
+
+Tensor fold_share(Communicator& ranks, const Tensor& mine, const Shape& shape, bool last_first) {
+  const Tensor own = mine.detach();
+  const Tensor here = Tensor::empty(shape, own.dtype(), own.device());
+  const Tensor flat = window_of(here, 0, {here.elements()});
+  copy_into(flat, fold_detail::share_of(own, ranks.size(), ranks.rank()));
+  const PathScope path = ranks_path();
+  fold_detail::add_shares(ranks, own, flat, last_first);
+  return here;
+}
+
+Tensor fold(Communicator& ranks, Tensor mine, bool last_first) {
+  const int size = ranks.size(), rank = ranks.rank();
+  const Tensor own = contiguous(std::exchange(mine, Tensor()).detach());
+  const Tensor sum = reused_or_new(own);
+  const Tensor here = fold_detail::share_of(sum, size, rank);  // where this rank's share is added up
+  if (sum.storage() != own.storage()) copy_into(here, fold_detail::share_of(own, size, rank));
+  const PathScope path = ranks_path();
+  fold_detail::add_shares(ranks, own, here, last_first);
   Transit gather;
   for (int r = 0; r < size; ++r) {
     if (r == rank) continue;
     gather.send(r, here);
-    gather.receive(r, share_of(sum, r));
+    gather.receive(r, fold_detail::share_of(sum, size, r));
   }
   gather.begin(ranks);
   gather.wait();

@@ -17,6 +17,10 @@ namespace thimble::dist {
 /// sum += term, by the operator that adds micro-batches on one rank.
 void add_to(const Tensor& sum, const Tensor& term);
 
+/// A rank's share alone: of the ranks' dense tensors, alike, of which each rank has an equal stretch of the elements,
+/// this rank's stretch of the sum, in a tensor of `shape`. Half of what fold() sends. Throws RankError.
+Tensor fold_share(Communicator& ranks, const Tensor& mine, const Shape& shape, bool last_first = false);
+
 /// The ranks' tensors, alike, added in the order of ranks, or with the last one first. What comes from other ranks is
 /// booked as `communication`. `mine` is written where nobody else holds it. Throws RankError.
 Tensor fold(Communicator& ranks, Tensor mine, bool last_first = false);

@@ -10,6 +10,7 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/dist/fold.h>
+#include <thimble/dist/sequence.h>
 #include <thimble/dist/transit.h>
 #include <thimble/dist/window.h>
 
@@ -23,7 +24,7 @@ Gradients EnterPart::backward(Saved, Tensor dy, Needs) const {
   return {ranks != nullptr ? fold(*ranks, std::move(dy), true) : dy};
 }
 
-Tensor SumParts::forward(std::span<const Tensor> terms, Needs, Saved&) const {
+void check_terms(std::span<const Tensor> terms) {
   for (const Tensor& term : terms) {
     if (term.shape() != terms[0].shape())
       throw ShapeError("sum_parts: terms " + describe(terms[0]) + " and " + describe(term) +
@@ -31,7 +32,15 @@ Tensor SumParts::forward(std::span<const Tensor> terms, Needs, Saved&) const {
     if (term.dtype() != terms[0].dtype())
       throw DTypeError("sum_parts: terms " + describe(terms[0]) + " and " + describe(term) + "; one dtype is allowed");
   }
+}
+
+Tensor SumParts::forward(std::span<const Tensor> terms, Needs, Saved&) const {
+  check_terms(terms);
   if (ranks != nullptr) return fold(*ranks, terms[0]);
+  return sum_here(terms);
+}
+
+Tensor sum_here(std::span<const Tensor> terms) {
   const Tensor sum = Tensor::empty(terms[0].shape(), terms[0].dtype(), terms[0].device());
   if (terms.size() == 1) {
     copy_into(sum, terms[0]);
@@ -56,7 +65,22 @@ Tensor sum_parts(const Team& team, std::span<const Tensor> terms) {
                      " parts; as many as there are, at most " + std::to_string(Needs::max_operands) + ", are allowed");
   }
   if (team.parts == 1) return terms[0];
-  return apply_list(SumParts{team.ranks}, terms);
+  return team.cuts_sequence ? apply_list(SumToSequence{team}, terms) : apply_list(SumParts{team.ranks}, terms);
+}
+
+std::vector<Tensor> of_parts(const Team& team, Tensor x, FunctionRef<Tensor(std::size_t, Tensor)> term_of) {
+  if (team.cuts_sequence) x = apply(GatherSequence{team}, std::exchange(x, Tensor()));
+  // Where all parts are here, their gradients are added up before those of x's other readers, as a team's are.
+  if (team.ranks == nullptr) x = enter_part(team, x);
+  const auto count = static_cast<std::size_t>(team.count());
+  std::vector<Tensor> terms;
+  for (std::size_t p = 0; p < count; ++p) {
+    // What a team gathered it adds up where it cuts it again.
+    Tensor own = team.cuts_sequence && team.ranks != nullptr ? x : enter_part(team, x);
+    if (p + 1 == count) x = Tensor();
+    terms.push_back(term_of(p, std::move(own)));
+  }
+  return terms;
 }
 
 Tensor of_all_parts(Communicator& ranks, const Tensor& own, std::span<const int> layers) {

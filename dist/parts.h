@@ -13,8 +13,10 @@
 // part of the work that is made again adds up again, so all ranks of a team make the same parts again.
 
 #include <span>
+#include <vector>
 
 #include <thimble/core/ops/op.h>
+#include <thimble/core/threads/parallel.h>
 #include <thimble/dist/communicator.h>
 #include <thimble/dist/team.h>
 
@@ -41,11 +43,22 @@ struct SumParts {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
+/// Throws ShapeError, DTypeError, unless the terms are alike.
+void check_terms(std::span<const Tensor> terms);
+/// The sum of terms that are here, in their order.
+Tensor sum_here(std::span<const Tensor> terms);
+
 /// x, as one of the parts reads it: each of them enters for itself. x itself where there is one part. Throws RankError.
 Tensor enter_part(const Team& team, const Tensor& x);
-/// The sum of all parts' terms, of which this rank has `terms`; of one part its term. Throws ValueError where they are
+/// The sum of all parts' terms, of which this rank has `terms`; of one part its term. Where the team cuts the sequence
+/// (dist/sequence.h), terms are (B, T, C) and the sum is in parts. Throws ValueError where they are
 /// not as many as its parts, or more than Needs::max_operands; what SumParts throws; RankError.
 Tensor sum_parts(const Team& team, std::span<const Tensor> terms);
+
+/// What this rank's parts make of x, each by term_of(p, x), where p counts from 0. term_of takes x over, so that x goes
+/// as soon as it is read. Where the team cuts the sequence, x is in parts and term_of gets all of it, (B, T, C). Throws
+/// RankError.
+std::vector<Tensor> of_parts(const Team& team, Tensor x, FunctionRef<Tensor(std::size_t p, Tensor x)> term_of);
 
 /// One number for each parameter, of this rank's, with those of the other ranks' parts, in the order of one rank that
 /// has all parts:

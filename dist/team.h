@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include <thimble/nn/layers/init.h>
+
 namespace thimble::dist {
 
 class Communicator;
@@ -15,11 +17,18 @@ class Communicator;
 struct Team {
   int parts = 1;
   Communicator* ranks = nullptr;  ///< of as many ranks, which have one part each; null: this rank has all
+  bool cuts_sequence = false;     ///< what lies between the layers in parts is in parts, too: dist/sequence.h
 
   int first() const noexcept;
   int count() const noexcept { return ranks != nullptr ? 1 : parts; }
-  /// What of `all` is in this rank's parts.
-  std::int64_t own(std::int64_t all) const noexcept { return all / parts * count(); }
+  /// Where this rank's part p, which counts from 0, begins in a row of `all`; p == count(): where the last one ends.
+  /// Parts differ by one at most.
+  std::int64_t begin(std::int64_t all, int p = 0) const noexcept {
+    return nn::init::part_begin(all, parts, first() + p);
+  }
+  /// What of `all` is in part p; in all of this rank's parts.
+  std::int64_t size(std::int64_t all, int p) const noexcept { return begin(all, p + 1) - begin(all, p); }
+  std::int64_t own(std::int64_t all) const noexcept { return begin(all, count()) - begin(all); }
 };
 
 }  // namespace thimble::dist

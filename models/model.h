@@ -92,15 +92,17 @@ class Model : public nn::Module {
   /// before and the last one what lies behind. Its forward() and loss() read what the stage before gives in place of a
   /// batch's input; both give what the next one reads, those of the last stage scores and the loss.
   virtual bool has_stages() const noexcept { return false; }
-  /// A parameter of the first stage that the last one has, too, as a tensor of its own: their gradients are summed
-  /// apart. Undefined where the stage has none, or is the whole model.
+  /// Parameters of the first stage that the last one has, too, as tensors of its own: their gradients are summed apart.
+  /// Empty where the stage has none, or is the whole model.
   struct SharedByStages {
-    Tensor first, last;
+    std::vector<Tensor> first, last;
   };
   virtual SharedByStages shared_by_stages() { return {}; }
   /// From now on every block runs under checkpoint(): it keeps its input alone. The results are the same bits. Throws
   /// ValueError where the model has no such blocks.
   virtual void recompute_blocks(bool is_on = true);
+  /// Whether what lies between its layers in parts can be in parts, too (dist::Team::cuts_sequence).
+  virtual bool can_cut_sequence() const noexcept { return false; }
   /// The sizes the model was built with, none of them left open.
   const ModelOptions& options() const noexcept { return options_; }
 

@@ -106,6 +106,10 @@ std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& opt
     throw ValueError("model: " + std::string(name) + " in " + std::to_string(options.stage.count) +
                      " stages: it is no chain of blocks, and 1 is allowed");
   }
+  if (options.team.cuts_sequence && !model->can_cut_sequence()) {
+    throw ValueError("model: " + std::string(name) +
+                     " with a sequence in parts: it is not done; GPT, Llama and BERT are allowed");
+  }
   const auto is_whole = [](int layer) { return layer < 0; };
   if (options.team.parts > 1 && std::ranges::all_of(part_layers(*model, model->trainable()), is_whole)) {
     throw ValueError("model: " + std::string(name) + " in " + std::to_string(options.team.parts) +

@@ -35,8 +35,10 @@ void add_rank_flags(CLI::App& command, const std::shared_ptr<models::Setup>& set
   add("--ranks", setup->ranks, 1, ranks_detail::most_ranks,
       "Ranks that train together, each on its share of the batch; mpirun and srun say it themselves (1)");
   add("--tp", setup->tp, 1, ranks_detail::most_ranks,
-      "Parts that blocks are cut into: of several ranks each has one part, and as many in a row compute the same "
-      "samples; one rank has all (1)");
+      "Parts that blocks and the vocabulary are cut into: of several ranks each has one part, and as many in a row "
+      "compute the same samples; one rank has all (1)");
+  command.add_flag("--sequence-parallel", setup->sequence_parallel,
+                   "With --tp, norms, dropout and sums between layers in parts have a part of the sequence each");
   add("--pp", setup->pp, 1, ranks_detail::most_ranks,
       "Stages of a pipeline that a chain of blocks is cut into, each on as many ranks (1)");
   command.add_option("--pipeline", setup->pipeline, "Order of micro-batches in a pipeline: 1f1b, gpipe (1f1b)")
@@ -56,6 +58,7 @@ void add_rank_flags(CLI::App& command, const std::shared_ptr<models::Setup>& set
 std::string ranks_in_words(const models::Setup& setup) {
   std::string words;
   if (setup.tp > 1) words += ", blocks in " + std::to_string(setup.tp) + " parts";
+  if (setup.sequence_parallel) words += ", the sequence as well";
   if (setup.ranks == 1) return words;
   if (setup.pp > 1) {
     words += ", stage " + std::to_string(models::stage_of(setup).index) + " of " + std::to_string(setup.pp) + " (" +

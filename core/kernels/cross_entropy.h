@@ -14,6 +14,7 @@ struct ClassTargets {
   DType dtype = DType::i64;
   std::int64_t rows = 0, classes = 0;
   std::int64_t ignore_index = -100;
+  std::int64_t first = 0;  ///< the class of a row's first score, where rows are a part of the classes
 };
 
 /// loss[r] = l - (1 - s) x[r, t] - s / C sum_c x[r, c], with t the row's target, s the label smoothing, C the classes,
@@ -46,7 +47,7 @@ struct LossTotalArgs {
 
 /// d scores[r, c] = g[r] (e^(x[r, c] - l[r]) - s / C - (1 - s) [c = t]), the exponential only for logits; g = dy /
 /// (rows that count) for mean, dy for sum, dy[r] for none. 0 in ignored rows. The result may lie where the scores lie,
-/// in the same layout.
+/// in the same layout. Without log_sums l is 0. Scores may be a part of the classes: none has another part's target.
 struct CrossEntropyBackwardArgs {
   Shape outer;
   RowOperand scores;  ///< not read unless they are logits
@@ -60,6 +61,36 @@ struct CrossEntropyBackwardArgs {
   RowResult dx;
 };
 
+/// What the loss needs of a part of the classes, in f64, of row r with scores x and target t:
+///   out[0][r] = max_c x[r, c]    out[1][r] = sum_c e^(x[r, c] - out[0][r])    out[2][r] = x[r, t]; 0: another part's
+struct ClassPartArgs {
+  Shape outer;
+  RowOperand scores;      ///< of the part
+  ClassTargets targets;   ///< `classes` are the part's
+  double* out = nullptr;  ///< (3, rows)
+};
+
+/// Parts put together, in their order, with m, s, x of each as above and M the largest m:
+///   log_sums[r] = M + log sum_p s[p, r] e^(m[p, r] - M)
+///   losses[r] = log_sums[r] - sum_p x[p, r], in f64; 0 in ignored rows, NaN where the target is no class
+struct ClassPartsArgs {
+  ClassTargets targets;  ///< `classes` are all
+  std::int64_t parts = 1;
+  DType dtype = DType::f32;    ///< of log_sums and losses
+  const double* in = nullptr;  ///< (parts, 3, rows)
+  void* log_sums = nullptr;
+  void* losses = nullptr;
+};
+
+/// out[r, c] = x[r, c] - log_sums[r], of a part of the classes or of all.
+struct LogProbabilityArgs {
+  Shape outer;
+  RowOperand scores;
+  std::int64_t rows = 0, classes = 0;
+  const void* log_sums = nullptr;  ///< in the type computed in
+  RowResult out;                   ///< of the scores' dtype
+};
+
 struct CrossEntropyKernels {
   /// The first row whose target is neither a class nor ignored; -1: there is none. Null where asking would stall the
   /// device.
@@ -67,6 +98,9 @@ struct CrossEntropyKernels {
   void (*forward)(const CrossEntropyArgs&) = nullptr;
   void (*backward)(const CrossEntropyBackwardArgs&) = nullptr;
   void (*total)(const LossTotalArgs&) = nullptr;
+  void (*class_part)(const ClassPartArgs&) = nullptr;
+  void (*class_parts)(const ClassPartsArgs&) = nullptr;
+  void (*log_probabilities)(const LogProbabilityArgs&) = nullptr;
 };
 
 extern const CrossEntropyKernels cross_entropy_cpu;

@@ -16,9 +16,11 @@ struct BadIndex {
   std::int64_t value = 0;
 };
 
-/// out[p] = table[ids[p]] for rows of `columns` elements.
+/// out[p] = table[ids[p]] for rows of `columns` elements. Of a table that is a part of one of `all` rows, from `first`
+/// on: out[p] = table[ids[p] - first], and 0 where another part has the row.
 struct EmbeddingArgs {
   std::int64_t rows = 0, columns = 0, positions = 0;
+  std::int64_t first = 0, all = 0;
   DType dtype = DType::f32;  ///< of table and out
   const void* table = nullptr;
   const void* ids = nullptr;
@@ -27,9 +29,11 @@ struct EmbeddingArgs {
 };
 
 /// dtable[r] = sum of dy[p] over the positions p with ids[p] == r, ascending: blocks of `embedding_block` rows in the
-/// compute type, blocks in f64; rows that no id names are zero. All ids are in range.
+/// compute type, blocks in f64; rows that no id names are zero. All ids are in range. Row r of a part is named by id
+/// first + r.
 struct EmbeddingGradArgs {
   std::int64_t rows = 0, columns = 0, positions = 0;
+  std::int64_t first = 0;
   DType dtype = DType::f32;  ///< of dy and dtable
   const void* dy = nullptr;
   const void* ids = nullptr;

@@ -28,10 +28,11 @@ struct RandomFillArgs {
 };
 
 /// out[s, i] = is_kept(s, i) ? in[s, i] x scale : 0 for `samples` rows of `sample_elements` dense elements. Element i
-/// of row s is dropped when its random word, word i % 4 of block (i / 4, site.first_sample + s), is below `threshold`.
-/// `out` may be `in`.
+/// of row s is dropped when its random word, word i % 4 of block (first_block + i / 4, site.first_sample + s), is below
+/// `threshold`. `out` may be `in`.
 struct DropoutArgs {
   std::int64_t samples = 0, sample_elements = 0;
+  std::int64_t first_block = 0;
   RandomSite site;
   std::uint32_t threshold = 0;
   double scale = 1;

@@ -39,24 +39,26 @@ void with_word(std::size_t bytes, F&& f) {
 
 template <class Word>
 struct Embed {
-  std::int64_t rows, columns;
+  std::int64_t rows, columns, first, all;
   const Word* table;
   const void* ids;
   DType ids_dtype;
   Word nothing;
   Word* out;
   THIMBLE_DEVICE void operator()(std::int64_t i) const {
-    const std::int64_t row = load_index(ids, ids_dtype, i / columns);
-    out[i] = row < 0 || row >= rows ? nothing : table[row * columns + i % columns];
+    const std::int64_t id = load_index(ids, ids_dtype, i / columns), row = id - first;
+    const bool is_here = row >= 0 && row < rows;
+    out[i] = id < 0 || id >= all ? nothing : is_here ? table[row * columns + i % columns] : Word{0};
   }
 };
 
 BadIndex embedding(const EmbeddingArgs& args) {
   with_word(size_of(args.dtype), [&](auto word) {
     using Word = decltype(word);
-    for_each_item(args.positions * args.columns,
-                  Embed<Word>{args.rows, args.columns, static_cast<const Word*>(args.table), args.ids, args.ids_dtype,
-                              static_cast<Word>(bits_of_nothing(args.dtype)), static_cast<Word*>(args.out)});
+    for_each_item(
+        args.positions * args.columns,
+        Embed<Word>{args.rows, args.columns, args.first, args.all, static_cast<const Word*>(args.table), args.ids,
+                    args.ids_dtype, static_cast<Word>(bits_of_nothing(args.dtype)), static_cast<Word*>(args.out)});
   });
   return {};
 }
@@ -68,12 +70,12 @@ struct ZeroStarts {
 };
 
 struct CountIds {
-  std::int64_t rows;
+  std::int64_t rows, first;
   const void* ids;
   DType ids_dtype;
   std::int64_t* starts;
   THIMBLE_DEVICE void operator()(std::int64_t p) const {
-    const std::int64_t row = load_index(ids, ids_dtype, p);
+    const std::int64_t row = load_index(ids, ids_dtype, p) - first;
     if (row >= 0 && row < rows) atomic_add(starts + row, std::int64_t{1});
   }
 };
@@ -103,13 +105,13 @@ struct SumCounts {
 
 // Every position takes one of its row's places, in any order; starts[r] ends as the row's first place.
 struct TakePlaces {
-  std::int64_t rows;
+  std::int64_t rows, first;
   const void* ids;
   DType ids_dtype;
   std::int64_t* starts;
   std::int64_t* sorted;
   THIMBLE_DEVICE void operator()(std::int64_t p) const {
-    const std::int64_t row = load_index(ids, ids_dtype, p);
+    const std::int64_t row = load_index(ids, ids_dtype, p) - first;
     if (row >= 0 && row < rows) sorted[atomic_fetch_add(starts + row, std::int64_t{-1}) - 1] = p;
   }
 };
@@ -153,7 +155,7 @@ struct SortPlaces {
 struct FindPlaces {
   static constexpr int threads = 256;
   static constexpr std::int64_t together = 16;  // positions of a thread, side by side
-  std::int64_t positions;
+  std::int64_t positions, first;
   const void* ids;
   DType ids_dtype;
   const std::int64_t* starts;
@@ -168,7 +170,7 @@ struct FindPlaces {
       const std::int64_t begin = team.rank() * together < left ? team.rank() * together : left;
       const std::int64_t end = begin + together < left ? begin + together : left;
       std::int64_t own = 0, before = 0, all = 0;
-      for (std::int64_t p = begin; p < end; ++p) own += load_index(ids, ids_dtype, round + p) == row;
+      for (std::int64_t p = begin; p < end; ++p) own += load_index(ids, ids_dtype, round + p) == first + row;
       counts[team.rank()] = own;
       team.sync();
       for (int t = 0; t < Team::size; ++t) {
@@ -176,7 +178,7 @@ struct FindPlaces {
         all += counts[t];
       }
       for (std::int64_t p = begin, at = to + before; p < end; ++p) {
-        if (load_index(ids, ids_dtype, round + p) == row) sorted[at++] = round + p;
+        if (load_index(ids, ids_dtype, round + p) == first + row) sorted[at++] = round + p;
       }
       to += all;
       team.sync();
@@ -244,13 +246,13 @@ void embedding_backward(const EmbeddingGradArgs& args) {
   std::int64_t* const starts = args.order;
   std::int64_t* const sorted = args.order + args.rows + 1;
   for_each_item(args.rows + 1, ZeroStarts{starts});
-  for_each_item(args.positions, CountIds{args.rows, args.ids, args.ids_dtype, starts});
+  for_each_item(args.positions, CountIds{args.rows, args.first, args.ids, args.ids_dtype, starts});
   for_each_team(1, SumCounts{args.rows, starts}, SumCounts::threads * sizeof(std::int64_t));
-  for_each_item(args.positions, TakePlaces{args.rows, args.ids, args.ids_dtype, starts, sorted});
+  for_each_item(args.positions, TakePlaces{args.rows, args.first, args.ids, args.ids_dtype, starts, sorted});
   for_each_item(args.rows, SortPlaces{starts, sorted});
   const bool may_be_long = args.positions > most_places;
   if (may_be_long) {
-    for_each_team(args.rows, FindPlaces{args.positions, args.ids, args.ids_dtype, starts, sorted},
+    for_each_team(args.rows, FindPlaces{args.positions, args.first, args.ids, args.ids_dtype, starts, sorted},
                   FindPlaces::threads * sizeof(std::int64_t));
   }
   with_compute_type(args.dtype, [&]<class T>() {

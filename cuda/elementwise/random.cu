@@ -117,7 +117,7 @@ void fill(const RandomFillArgs& args) {
 // Four elements of one sample.
 template <class T>
 struct Drop {
-  std::int64_t sample_elements, sample_blocks;
+  std::int64_t sample_elements, sample_blocks, first_block;
   StepArgument<RandomSite> site_argument;
   std::uint32_t threshold;
   T scale;
@@ -129,7 +129,7 @@ struct Drop {
   THIMBLE_DEVICE void operator()(std::int64_t number) const {
     const std::int64_t sample = number / sample_blocks, in_sample = number % sample_blocks;
     const RandomSite& site = site_argument.get();
-    const PhiloxBlock block = random_block(site, static_cast<std::uint32_t>(in_sample),
+    const PhiloxBlock block = random_block(site, static_cast<std::uint32_t>(first_block + in_sample),
                                            static_cast<std::uint32_t>(site.first_sample + sample));
     for (int i = 0; i < 4; ++i) {
       if (4 * in_sample + i >= sample_elements) return;
@@ -144,7 +144,7 @@ struct Drop {
 // The same where the four lie together in words.
 template <class S>
 struct DropWords {
-  std::int64_t sample_blocks;
+  std::int64_t sample_blocks, first_block;
   StepArgument<RandomSite> site_argument;
   std::uint32_t threshold;
   float scale;
@@ -155,7 +155,7 @@ struct DropWords {
   THIMBLE_DEVICE void operator()(std::int64_t number) const {
     const std::int64_t sample = number / sample_blocks, in_sample = number % sample_blocks;
     const RandomSite& site = site_argument.get();
-    const PhiloxBlock block = random_block(site, static_cast<std::uint32_t>(in_sample),
+    const PhiloxBlock block = random_block(site, static_cast<std::uint32_t>(first_block + in_sample),
                                            static_cast<std::uint32_t>(site.first_sample + sample));
     Words<S, 4> words = words_at<4>(in, 4 * number);
     Words<std::uint8_t, 4> kept;
@@ -172,9 +172,9 @@ struct DropWords {
 template <class S>
 void drop_words(const DropoutArgs& args) {
   const std::int64_t blocks = args.sample_elements / 4;
-  for_each_item(args.samples * blocks,
-                DropWords<S>{blocks, step_argument(args.site), args.threshold, static_cast<float>(args.scale),
-                             static_cast<const S*>(args.in), static_cast<S*>(args.out), args.mask});
+  for_each_item(args.samples * blocks, DropWords<S>{blocks, args.first_block, step_argument(args.site), args.threshold,
+                                                    static_cast<float>(args.scale), static_cast<const S*>(args.in),
+                                                    static_cast<S*>(args.out), args.mask});
 }
 
 void dropout(const DropoutArgs& args) {
@@ -185,8 +185,9 @@ void dropout(const DropoutArgs& args) {
   }
   const std::int64_t blocks = (args.sample_elements + 3) / 4;
   with_compute_type(args.dtype, [&]<class T>() {
-    for_each_item(args.samples * blocks, Drop<T>{args.sample_elements, blocks, step_argument(args.site), args.threshold,
-                                                 static_cast<T>(args.scale), args.in, args.out, args.dtype, args.mask});
+    for_each_item(args.samples * blocks,
+                  Drop<T>{args.sample_elements, blocks, args.first_block, step_argument(args.site), args.threshold,
+                          static_cast<T>(args.scale), args.in, args.out, args.dtype, args.mask});
   });
 }
 

@@ -19,9 +19,9 @@ THIMBLE_DEVICE_GLOBAL double rows_that_count;
 struct Targets {
   const void* data;
   DType dtype;
-  std::int64_t rows, classes, ignore_index;
+  std::int64_t rows, classes, ignore_index, first;
   explicit Targets(const ClassTargets& t)
-      : data(t.data), dtype(t.dtype), rows(t.rows), classes(t.classes), ignore_index(t.ignore_index) {}
+      : data(t.data), dtype(t.dtype), rows(t.rows), classes(t.classes), ignore_index(t.ignore_index), first(t.first) {}
   THIMBLE_DEVICE std::int64_t at(std::int64_t row) const { return load_index(data, dtype, row); }
   THIMBLE_DEVICE bool is_class(std::int64_t target) const { return target >= 0 && target < classes; }
 };
@@ -132,9 +132,9 @@ struct Backward {
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t row) const {
     std::int64_t base[2];
     rows.locate(row, base);
-    const std::int64_t target = targets.at(row);
-    const bool counts = target != targets.ignore_index;
-    const T level = scores ? log_sums[row] : T(0);
+    const std::int64_t number = targets.at(row), target = number - targets.first;
+    const bool counts = number != targets.ignore_index;
+    const T level = scores && log_sums ? log_sums[row] : T(0);
     const T everywhere = static_cast<T>(smoothing / static_cast<double>(targets.classes));
     const T at_target = static_cast<T>(1 - smoothing);
     T g = reduction == LossReduction::none ? dy[row] : dy[0];
@@ -219,7 +219,129 @@ void backward(const CrossEntropyBackwardArgs& args) {
   });
 }
 
-constexpr CrossEntropyKernels table{nullptr, forward, backward, total};
+template <class S, bool is_dense>
+struct Part {
+  using T = Wide<S>;
+  static constexpr int threads = 256, count = word_elements<S>;
+  Walk<1> rows;
+  const S* scores;
+  std::int64_t step;
+  Targets targets;
+  double* out;
+
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t row) const {
+    std::int64_t base[1];
+    rows.locate(row, base);
+    const S* const from = scores + base[0];
+    ExponentialSum<S> own;
+    const auto add = [&](const auto& reader) {
+      for_each_part<count>(team, targets.classes, [&](std::int64_t w, int n) {
+        T values[count];
+        reader.read(w, values);
+        fill_behind(n, -static_cast<T>(INFINITY), values);
+        own.add(values);
+      });
+    };
+    if constexpr (is_dense) {
+      add(RowReader<S>(from, targets.classes));
+    } else {
+      add(StridedReader<S>(from, targets.classes, step));
+    }
+    const T largest = team.max(own.largest);
+    const double total = team.sum(static_cast<double>(own.relative_to(largest)));
+    if (team.rank() != 0) return;
+    const std::int64_t number = targets.at(row), target = number - targets.first;
+    const bool is_here = number != targets.ignore_index && targets.is_class(target);
+    out[row] = static_cast<double>(largest);
+    out[targets.rows + row] = total;
+    out[2 * targets.rows + row] = is_here ? static_cast<double>(widened(from[target * step])) : 0.0;
+  }
+};
+
+void class_part(const ClassPartArgs& args) {
+  with_rows(args.scores.dtype, args.scores.step == 1, [&]<class S, bool is_dense>() {
+    for_each_team(args.targets.rows, Part<S, is_dense>{Walk<1>(args.outer, {&args.scores.strides}),
+                                                       static_cast<const S*>(args.scores.data), args.scores.step,
+                                                       Targets(args.targets), args.out});
+  });
+}
+
+template <class T>
+struct Parts {
+  Targets targets;
+  std::int64_t parts;
+  const double* in;
+  T* log_sums;
+  T* losses;
+
+  THIMBLE_DEVICE double of(std::int64_t part, std::int64_t which, std::int64_t row) const {
+    return in[(3 * part + which) * targets.rows + row];
+  }
+  THIMBLE_DEVICE void operator()(std::int64_t row) const {
+    double largest = of(0, 0, row), total = 0, score = 0;
+    for (std::int64_t p = 1; p < parts; ++p) largest = larger_of(largest, of(p, 0, row));
+    for (std::int64_t p = 0; p < parts; ++p) {
+      total += of(p, 1, row) * std::exp(of(p, 0, row) - largest);
+      score += of(p, 2, row);
+    }
+    const double level = largest + std::log(total);
+    const std::int64_t target = targets.at(row);
+    const bool counts = target != targets.ignore_index;
+    log_sums[row] = static_cast<T>(level);
+    losses[row] = !counts ? T(0) : targets.is_class(target) ? static_cast<T>(level - score) : static_cast<T>(NAN);
+  }
+};
+
+void class_parts(const ClassPartsArgs& args) {
+  with_compute_type(args.dtype, [&]<class T>() {
+    for_each_item(args.targets.rows, Parts<T>{Targets(args.targets), args.parts, args.in,
+                                              static_cast<T*>(args.log_sums), static_cast<T*>(args.losses)});
+  });
+}
+
+template <class S, bool is_dense>
+struct LogProbabilities {
+  using T = Wide<S>;
+  static constexpr int threads = 256, count = word_elements<S>;
+  Walk<2> rows;
+  std::int64_t classes;
+  const S* scores;
+  const T* log_sums;
+  S* out;
+  std::int64_t steps[2];
+
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t row) const {
+    std::int64_t base[2];
+    rows.locate(row, base);
+    const T level = log_sums[row];
+    const auto result = [&](std::int64_t, T(&values)[1][count]) {
+      THIMBLE_UNROLL
+      for (int e = 0; e < count; ++e) values[0][e] -= level;
+    };
+    if constexpr (is_dense) {
+      map_row<1>(team, {scores + base[0]}, out + base[1], classes, result);
+    } else {
+      map_strided_row<1>(team, {scores + base[0]}, out + base[1], steps, classes, result);
+    }
+  }
+};
+
+void log_probabilities(const LogProbabilityArgs& args) {
+  with_rows(args.scores.dtype, args.scores.step == 1 && args.out.step == 1, [&]<class S, bool is_dense>() {
+    using T = Wide<S>;
+    for_each_team(args.rows,
+                  LogProbabilities<S, is_dense>{Walk<2>(args.outer, {&args.scores.strides, &args.out.strides}),
+                                                args.classes,
+                                                static_cast<const S*>(args.scores.data),
+                                                static_cast<const T*>(args.log_sums),
+                                                static_cast<S*>(args.out.data),
+                                                {args.scores.step, args.out.step}});
+  });
+}
+
+constexpr CrossEntropyKernels table{nullptr, forward, backward, total, class_part, class_parts, log_probabilities};
 
 }  // namespace cross_entropy_cuda_detail
 

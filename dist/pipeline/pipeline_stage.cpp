@@ -203,7 +203,7 @@ void PipelineStage::drop() noexcept {
   for (std::shared_ptr<Leaf>& leaf : inputs_) leaf.reset();
 }
 
-AllStages::AllStages(std::int64_t micro_batches, Tensor first, Tensor last)
+AllStages::AllStages(std::int64_t micro_batches, std::vector<Tensor> first, std::vector<Tensor> last)
     : first_(std::move(first)), last_(std::move(last)) {
   if (micro_batches < 1) {
     throw ValueError("pipeline: " + std::to_string(micro_batches) + " micro-batches; 1 and more are allowed");
@@ -212,8 +212,14 @@ AllStages::AllStages(std::int64_t micro_batches, Tensor first, Tensor last)
 }
 
 void AllStages::complete_gradients() {
-  const Tensor theirs = std::exchange(last_.grad(), Tensor());
-  add_to(first_.grad(), theirs);
+  for (std::size_t i = 0; i < first_.size(); ++i) {
+    const Tensor theirs = std::exchange(last_[i].grad(), Tensor());
+    add_to(first_[i].grad(), theirs);
+  }
+}
+
+void AllStages::drop() noexcept {
+  for (Tensor& last : last_) last.grad() = Tensor();
 }
 
 }  // namespace thimble::dist

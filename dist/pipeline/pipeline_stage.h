@@ -88,11 +88,11 @@ class PipelineStage final : public optim::Pipeline {
   std::unique_ptr<DataParallel> head_;  // of the last stage: sums the gradients of `shared`; null: there is none
 };
 
-/// One rank that has all stages of a pipeline, and of a shared parameter a leaf for each of its two uses.
+/// One rank that has all stages of a pipeline, and of each shared parameter a leaf for each of its two uses.
 class AllStages final : public optim::Pipeline {
  public:
-  /// `last` is `first` under another leaf. Throws ValueError below 1 micro-batch.
-  AllStages(std::int64_t micro_batches, Tensor first, Tensor last);
+  /// `last` are `first` under other leaves. Throws ValueError below 1 micro-batch.
+  AllStages(std::int64_t micro_batches, std::vector<Tensor> first, std::vector<Tensor> last);
 
   void begin_step() override {}
   std::span<const optim::StagePass> passes() const noexcept override { return passes_; }
@@ -106,11 +106,11 @@ class AllStages final : public optim::Pipeline {
   Tensor share_loss(const Tensor& loss) override { return loss; }
   Tensor sum_squares(const Tensor& own) override { return own; }
   void share_parameters() override {}
-  void drop() noexcept override { last_.grad() = Tensor(); }
+  void drop() noexcept override;
 
  private:
   std::vector<optim::StagePass> passes_;
-  Tensor first_, last_;
+  std::vector<Tensor> first_, last_;
 };
 
 }  // namespace thimble::dist

@@ -7,6 +7,7 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
+#include <thimble/models/transformer/sequence_parts.h>
 #include <thimble/models/transformer/transformer.h>
 #include <thimble/nn/layers/init.h>
 
@@ -66,7 +67,8 @@ Tensor BertLayer::attend(const Tensor& in, const Tensor& mask) {  // (B, T, C)
     return (*attention_out_.parts[p])(reshape(y, {x.size(0), x.size(1), sizes_.width / team_.parts}));
   };
   // The operand is cast once for the three of them.
-  return attention_dropout_(sum_of_parts(nn::as_operand(in, compute_), attention_out_.bias, of_part));
+  return drop_tokens(team_, attention_dropout_,
+                     sum_of_parts(nn::as_operand(in, compute_), attention_out_.bias, of_part));
 }
 
 Tensor BertLayer::feed_forward(const Tensor& x) {
@@ -74,19 +76,19 @@ Tensor BertLayer::feed_forward(const Tensor& x) {
     return mlp_dropout_(
         tiled_feed_forward(x, {*up_.parts[0], nullptr, *down_.parts[0], kernels::Activation::gelu_erf, compute_}));
   }
-  return mlp_dropout_(sum_of_parts(x, down_.bias, [&](std::size_t p, Tensor in) {
-    Tensor y = (*up_.parts[p])(std::exchange(in, Tensor()));  // (B, T, 4C / parts)
-    if (sizes_.build == Build::textbook) {
-      const PathScope scope(part_name("intermediate.gelu", p));
-      y = gelu(y, GeluForm::erf);
-    }
-    return (*down_.parts[p])(y);
-  }));
+  return drop_tokens(team_, mlp_dropout_, sum_of_parts(x, down_.bias, [&](std::size_t p, Tensor in) {
+                       Tensor y = (*up_.parts[p])(std::exchange(in, Tensor()));  // (B, T, 4C / parts)
+                       if (sizes_.build == Build::textbook) {
+                         const PathScope scope(part_name("intermediate.gelu", p));
+                         y = gelu(y, GeluForm::erf);
+                       }
+                       return (*down_.parts[p])(y);
+                     }));
 }
 
 Tensor BertLayer::add_parts(const Tensor& x, const Tensor& mask) {
-  const Tensor y = norm1_(nn::residual_sum(x, attend(x, mask)));
-  return norm2_(nn::residual_sum(y, feed_forward(y)));
+  const Tensor y = norm_tokens(team_, norm1_, nn::residual_sum(x, attend(x, mask)));
+  return norm_tokens(team_, norm2_, nn::residual_sum(y, feed_forward(y)));
 }
 
 Tensor BertLayer::forward(const Tensor& x) { return add_parts(x, Tensor()); }
@@ -96,15 +98,20 @@ Tensor BertLayer::masked(const Tensor& x, const Tensor& mask) {
   return add_parts(x, mask);
 }
 
-Bert::HeadBias::HeadBias(std::int64_t classes, const nn::TensorOptions& on)
-    : bias(add_parameter("bias", nn::init::constant({classes}, 0, on.dtype, on.device))) {}
+Bert::HeadBias::HeadBias(const nn::init::PartOf& of_part, const nn::TensorOptions& on)
+    : part(of_part), bias(add_parameter("bias", nn::init::constant(part.shape(), 0, on.dtype, on.device))) {}
 
-Bert::Bert(const ModelOptions& sizes, const nn::TensorOptions& on) : Model(sizes), compute_(on.compute) {
+std::optional<nn::PlaceInWhole> Bert::HeadBias::place_in_whole(const Tensor&) const {
+  if (part.parts == 1) return {};
+  return nn::PlaceInWhole{part};
+}
+
+Bert::Bert(const ModelOptions& sizes, const nn::TensorOptions& on) : TokenModel(sizes, on.compute) {
   const dist::StagePlace& stage = sizes.stage;
   const auto add_table = [&](const char* name, std::int64_t rows) {
     return &child<nn::Embedding>(std::string("bert.embeddings.") + name, rows, sizes.width, on, bert_detail::deviation);
   };
-  words_ = make_tied_table(stage, [&] { return add_table("word_embeddings", sizes.vocabulary); });
+  words_ = cut_table("bert.embeddings.word_embeddings", on, bert_detail::deviation);
   if (stage.is_first()) {
     positions_ = add_table("position_embeddings", sizes.sequence);
     types_ = add_table("token_type_embeddings", bert_detail::segments);
@@ -119,10 +126,15 @@ Bert::Bert(const ModelOptions& sizes, const nn::TensorOptions& on) : Model(sizes
   transform_ = &child<nn::Linear>("cls.predictions.transform.dense", sizes.width, sizes.width, on.outside_blocks(),
                                   bert_detail::dense_gelu(sizes));
   transform_norm_ = &child<nn::LayerNorm>("cls.predictions.transform.LayerNorm", sizes.width, on, bert_detail::epsilon);
-  head_ = &child<HeadBias>("cls.predictions", sizes.vocabulary, on);
+  const dist::Team& team = sizes.team;
+  for (int p = 0; p < team.count(); ++p) {
+    const std::string part = is_cut() ? "." + std::to_string(team.first() + p) : "";
+    const nn::init::PartOf classes{{sizes.vocabulary}, 0, team.parts, team.first() + p};
+    head_.push_back(&child<HeadBias>("cls.predictions" + part, classes, on));
+  }
 }
 
-Model::SharedByStages Bert::shared_by_stages() { return tied_.shared(options_.stage, words_); }
+Model::SharedByStages Bert::shared_by_stages() { return shared_parts(words_); }
 
 // Ids (B, T) -> (B, T, C).
 Tensor Bert::embed(const Tensor& ids) {
@@ -133,7 +145,8 @@ Tensor Bert::embed(const Tensor& ids) {
   const PathScope scope("bert.embeddings");
   const Tensor positions = slice(positions_->weight, 0, 0, ids.size(1));  // (T, C)
   const Tensor type = slice(types_->weight, 0, 0, 1);                     // (1, C): segment 0
-  return (*dropout_)((*norm_)(add((*words_)(ids), add(positions, type))));
+  const Tensor sum = add_positions(options_.team, look_up(words_, ids), add(positions, type));
+  return drop_tokens(options_.team, *dropout_, norm_tokens(options_.team, *norm_, sum));
 }
 
 // Ids (B, T), or what the stage before gives (B, T, C) -> what the head reads, or the next stage (B, T, C).
@@ -143,23 +156,26 @@ Tensor Bert::features(const Tensor& in, const Tensor& mask) {
       through_blocks(layers_, options_.stage.is_first() ? embed(in) : in, recomputes_blocks_,
                      [&](BertLayer& layer, const Tensor& of_layer) { return layer.masked(of_layer, mask); });
   if (!options_.stage.is_last()) return x;
-  return (*transform_norm_)(
-      bert_detail::gelu_if_textbook((*transform_)(x), options_.build, "cls.predictions.transform.gelu"));
+  const Tensor y = bert_detail::gelu_if_textbook(linear_tokens(options_.team, *transform_, x), options_.build,
+                                                 "cls.predictions.transform.gelu");
+  return norm_tokens(options_.team, *transform_norm_, y);
 }
 
 Tensor Bert::forward(const Tensor& ids) { return forward(ids, Tensor()); }
 
 Tensor Bert::forward(const Tensor& ids, const Tensor& mask) {
-  const Tensor x = features(ids, mask);
-  return options_.stage.is_last() ? logits(x) : x;
+  if (!options_.stage.is_last()) return features(ids, mask);
+  require_whole_vocabulary("bert");
+  return logits(features(ids, mask));
 }
 
-// What the head reads (B, T, C) -> (B, T, V).
+// What the head reads (B, T, C) -> (B, T, V of this rank's parts).
 Tensor Bert::logits(const Tensor& x) {
   const PathScope scope(path());
   const PathScope decoder("cls.predictions.decoder");
-  return linear(nn::as_operand(x, compute_), nn::as_operand(tied_.of(options_.stage, *words_), compute_),
-                nn::as_operand(head_->bias, compute_));  // (B, T, V)
+  std::vector<Tensor> biases;
+  for (const HeadBias* part : head_) biases.push_back(part->bias);
+  return score(x, tied_weights(words_), biases);
 }
 
 Tensor Bert::loss(const Batch& batch) {
@@ -168,13 +184,13 @@ Tensor Bert::loss(const Batch& batch) {
     const Tensor x = features(batch.input, batch.mask);
     const PathScope scope(path());
     const PathScope head("loss");
-    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(tied_.of(options_.stage, *words_), compute_),
-                              nn::as_operand(head_->bias, compute_), batch.target);
+    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(tied_weights(words_)[0], compute_),
+                              nn::as_operand(head_[0]->bias, compute_), batch.target);
   }
-  const Tensor scores = forward(batch.input, batch.mask);
+  const Tensor scores = logits(features(batch.input, batch.mask));
   const PathScope scope(path());
   const PathScope head("loss");
-  return token_loss(scores, batch.target, options_.build);
+  return loss_of(scores, batch.target);
 }
 
 Batch Bert::empty_batch(std::int64_t samples, Device device) const {

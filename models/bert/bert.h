@@ -15,7 +15,7 @@
 
 #include <thimble/models/theory.h>
 #include <thimble/models/transformer/cut_block.h>
-#include <thimble/models/transformer/transformer.h>
+#include <thimble/models/transformer/token_model.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {
@@ -46,45 +46,46 @@ class BertLayer final : public CutBlock {
 
 /// Batches have hidden tokens in the input and their true ones in the target, -100 at all other positions
 /// (nn/data/masking.h makes them). The loss is the mean over hidden tokens.
-class Bert final : public Model {
+class Bert final : public TokenModel {
  public:
   Bert(const ModelOptions& sizes, const nn::TensorOptions& on);
 
-  /// Ids (B, T) i64, T at most options().sequence -> logits (B, T, V). Throws ShapeError.
+  /// Ids (B, T) i64, T at most options().sequence -> logits (B, T, V). Throws ShapeError, ValueError in parts.
   Tensor forward(const Tensor& ids) override;
   /// The same where `mask` says what each token sees (AttentionOptions::mask): (B, 1, 1, T) boolean, false for padding.
   Tensor forward(const Tensor& ids, const Tensor& mask);
   Tensor loss(const Batch& batch) override;
   Batch empty_batch(std::int64_t samples, Device device) const override;
-  bool is_text() const noexcept override { return true; }
   std::string_view hidden_layers() const noexcept override { return "bert.encoder.layer."; }
   bool is_masked() const noexcept override { return true; }
   bool has_stages() const noexcept override { return true; }
+  bool can_cut_sequence() const noexcept override { return true; }
   SharedByStages shared_by_stages() override;
   void recompute_blocks(bool is_on = true) override { recomputes_blocks_ = is_on; }
 
  private:
   /// What the head adds to its scores.
   struct HeadBias final : nn::Module {
-    HeadBias(std::int64_t classes, const nn::TensorOptions& on);
-    nn::Parameter bias;  // (V)
+    HeadBias(const nn::init::PartOf& part, const nn::TensorOptions& on);
+    std::optional<nn::PlaceInWhole> place_in_whole(const Tensor&) const override;
+    nn::init::PartOf part;
+    nn::Parameter bias;  // (V of a part)
   };
 
   Tensor embed(const Tensor& ids);
   Tensor features(const Tensor& in, const Tensor& mask);
   Tensor logits(const Tensor& x);
 
-  std::optional<DType> compute_;
-  // Of the first stage; the last one has the words, too.
-  nn::Embedding *words_ = nullptr, *positions_ = nullptr, *types_ = nullptr;
+  // Of the first stage; the last one has the words, too: this rank's parts.
+  std::vector<nn::Embedding*> words_;
+  nn::Embedding *positions_ = nullptr, *types_ = nullptr;
   nn::LayerNorm* norm_ = nullptr;
   nn::Dropout* dropout_ = nullptr;
   std::vector<BertLayer*> layers_;
   // Of the last stage.
   nn::Linear* transform_ = nullptr;
   nn::LayerNorm* transform_norm_ = nullptr;
-  HeadBias* head_ = nullptr;
-  TiedHead tied_;
+  std::vector<HeadBias*> head_;  // of this rank's parts
   bool recomputes_blocks_ = false;
 };
 

@@ -8,33 +8,35 @@ Theory bert_theory(std::string_view name, const ModelOptions& options, const nn:
   const std::int64_t s = sizes.sequence, h = sizes.width, sh = s * h;
   Theory theory(precision);
   if (sizes.head == Head::chunked) theory.unknown = "BERT keeps with a chunked head";
-  for (const std::int64_t rows : {sizes.vocabulary, s, std::int64_t{2}}) theory.weight({rows, h});
+  add_token_rows(theory, sizes, h);
+  for (const std::int64_t rows : {s, std::int64_t{2}}) theory.weight({rows, h});
   theory.norm(h);
   TransformerLayers layers = token_layers("bert.bert.encoder.layer.", sizes, NormPlace::post);
   layers.readers = 3;  // query, key and value
   add_layers(theory, layers);
   theory.linear(h, h);
   theory.norm(h);
-  theory.weight({sizes.vocabulary});
+  add_token_rows(theory, sizes);
   if (!theory.unknown.empty()) return theory;
   TermList kept(precision);
+  const auto stream = [&](std::int64_t all) { return own_stream(sizes.team, all); };
   kept.ids("ids", s);
-  kept.values("embedding sum", sh, precision.parameters);
-  kept.statistics("embedding norm statistics", 2 * s);
-  if (sizes.build == Build::textbook && sizes.dropout > 0) kept.mask("embedding mask", sh);
+  kept.values("embedding sum", stream(sh), precision.parameters);
+  kept.statistics("embedding norm statistics", stream(2 * s));
+  if (sizes.build == Build::textbook && sizes.dropout > 0) kept.mask("embedding mask", stream(sh));
   if (has_fp8_layers(precision, h)) {
     // A layer keeps its input as codes, also that from the embedding; the head keeps the last layer's result whole.
     theory.layers.back().kept.push_back({"encoder output", Category::activation, precision.parameters, sh, 0});
   } else {
     // So it does where products cast, but there the head has a copy of its own.
-    kept.values(precision.compute ? "encoder output" : "embedding output", sh);
+    kept.values(precision.compute ? "encoder output" : "embedding output", stream(sh));
   }
-  kept.values("gelu input", sh);
-  kept.values("gelu output", sh);
-  kept.statistics("head norm statistics", 2 * s);
-  kept.values("head input", sh);
+  kept.values("gelu input", stream(sh));
+  kept.values("gelu output", stream(sh));
+  kept.statistics("head norm statistics", stream(2 * s));
+  kept.values("head input", stream(sh));
   add_token_loss(kept, sizes);
-  kept.casts("weight casts", h * h + sizes.vocabulary * h);
+  kept.casts("weight casts", h * h + sizes.team.own(sizes.vocabulary) * h);
   theory.outside = kept.terms;
   return theory;
 }

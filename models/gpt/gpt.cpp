@@ -8,6 +8,7 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/view.h>
+#include <thimble/models/transformer/sequence_parts.h>
 #include <thimble/models/transformer/transformer.h>
 
 namespace thimble::models {
@@ -73,13 +74,14 @@ Tensor GptBlock::attend(const Tensor& x, const Tensor& mask, const nn::CachedLay
   options.window = sizes_.window;
   options.mask = mask;
   options.dropout = is_training() ? sizes_.dropout : 0;
-  return attention_dropout_(sum_of_parts(norm1_(x), attention_out_.bias, [&](std::size_t p, Tensor in) {
-    const Tensor qkv = (*qkv_.parts[p])(std::exchange(in, Tensor()));  // (B, T, 3C / parts)
-    const PathScope scope(part_name("attn", p));
-    const Tensor y =
-        sizes_.build == Build::fused ? attention(qkv, heads, options) : attention_textbook(qkv, heads, options);
-    return (*attention_out_.parts[p])(y);
-  }));
+  return drop_tokens(team_, attention_dropout_,
+                     sum_of_parts(norm_tokens(team_, norm1_, x), attention_out_.bias, [&](std::size_t p, Tensor in) {
+                       const Tensor qkv = (*qkv_.parts[p])(std::exchange(in, Tensor()));  // (B, T, 3C / parts)
+                       const PathScope scope(part_name("attn", p));
+                       const Tensor y = sizes_.build == Build::fused ? attention(qkv, heads, options)
+                                                                     : attention_textbook(qkv, heads, options);
+                       return (*attention_out_.parts[p])(y);
+                     }));
 }
 
 Tensor GptBlock::feed_forward(const Tensor& x) {
@@ -87,14 +89,15 @@ Tensor GptBlock::feed_forward(const Tensor& x) {
     const FeedForwardParts parts{*up_.parts[0], nullptr, *down_.parts[0], gpt_detail::fused_gelu(sizes_), compute_};
     return mlp_dropout_(tiled_feed_forward(norm2_(x), parts));
   }
-  return mlp_dropout_(sum_of_parts(norm2_(x), down_.bias, [&](std::size_t p, Tensor in) {
-    Tensor y = (*up_.parts[p])(std::exchange(in, Tensor()));  // (B, T, 4C / parts)
-    if (sizes_.build == Build::textbook) {
-      const PathScope scope(part_name("mlp.gelu", p));
-      y = gelu(y);
-    }
-    return (*down_.parts[p])(y);
-  }));
+  return drop_tokens(team_, mlp_dropout_,
+                     sum_of_parts(norm_tokens(team_, norm2_, x), down_.bias, [&](std::size_t p, Tensor in) {
+                       Tensor y = (*up_.parts[p])(std::exchange(in, Tensor()));  // (B, T, 4C / parts)
+                       if (sizes_.build == Build::textbook) {
+                         const PathScope scope(part_name("mlp.gelu", p));
+                         y = gelu(y);
+                       }
+                       return (*down_.parts[p])(y);
+                     }));
 }
 
 Tensor GptBlock::add_parts(const Tensor& x, const Tensor& mask, const nn::CachedLayer* past) {
@@ -114,10 +117,9 @@ Tensor GptBlock::extend(const Tensor& x, nn::CachedLayer past) {
   return add_parts(x, Tensor(), &past);
 }
 
-Gpt::Gpt(const ModelOptions& sizes, const nn::TensorOptions& on) : Decoder(sizes), compute_(on.compute) {
+Gpt::Gpt(const ModelOptions& sizes, const nn::TensorOptions& on) : Decoder(sizes, on.compute) {
   const dist::StagePlace& stage = sizes.stage;
-  tokens_ = make_tied_table(
-      stage, [&] { return &child<nn::Embedding>("wte", sizes.vocabulary, sizes.width, on, gpt_detail::deviation); });
+  tokens_ = cut_table("wte", on, gpt_detail::deviation);
   if (stage.is_first()) {
     positions_ = &child<nn::Embedding>("wpe", sizes.sequence, sizes.width, on, gpt_detail::deviation);
     dropout_ = &child<nn::Dropout>("drop", sizes.dropout, sizes.build == Build::textbook);
@@ -129,7 +131,7 @@ Gpt::Gpt(const ModelOptions& sizes, const nn::TensorOptions& on) : Decoder(sizes
   if (stage.is_last()) norm_ = &child<nn::LayerNorm>("ln_f", sizes.width, on);
 }
 
-Model::SharedByStages Gpt::shared_by_stages() { return head_.shared(options_.stage, tokens_); }
+Model::SharedByStages Gpt::shared_by_stages() { return shared_parts(tokens_); }
 
 // Ids (B, T) -> (B, T, C).
 Tensor Gpt::embed(const Tensor& ids) {
@@ -138,7 +140,7 @@ Tensor Gpt::embed(const Tensor& ids) {
                      " is allowed");
   }
   const Tensor positions = slice(positions_->weight, 0, 0, ids.size(1));  // (T, C)
-  return (*dropout_)(add((*tokens_)(ids), positions));
+  return drop_tokens(options_.team, *dropout_, add_positions(options_.team, look_up(tokens_, ids), positions));
 }
 
 // Ids (B, T), or what the stage before gives (B, T, C) -> what the head reads, or the next stage (B, T, C).
@@ -147,34 +149,35 @@ Tensor Gpt::features(const Tensor& in, const Tensor& mask) {
   Tensor x = options_.stage.is_first() ? embed(in) : in;
   x = through_blocks(blocks_, std::move(x), recomputes_blocks_,
                      [&](GptBlock& block, const Tensor& of_block) { return block.masked(of_block, mask); });
-  return options_.stage.is_last() ? (*norm_)(std::exchange(x, Tensor())) : x;
+  return options_.stage.is_last() ? norm_tokens(options_.team, *norm_, std::exchange(x, Tensor())) : x;
 }
 
 Tensor Gpt::forward(const Tensor& ids) { return forward(ids, Tensor()); }
 
 Tensor Gpt::forward(const Tensor& ids, const Tensor& mask) {
-  const Tensor x = features(ids, mask);
-  return options_.stage.is_last() ? logits(x) : x;
+  if (!options_.stage.is_last()) return features(ids, mask);
+  require_whole_vocabulary("gpt");
+  return logits(features(ids, mask));
 }
 
-// What the head reads (B, T, C) -> (B, T, V).
+// What the head reads (B, T, C) -> (B, T, V of this rank's parts).
 Tensor Gpt::logits(const Tensor& x) {
   const PathScope scope(path());
   const PathScope head("head");
-  return linear(nn::as_operand(x, compute_), nn::as_operand(head_.of(options_.stage, *tokens_), compute_));
+  return score(x, tied_weights(tokens_));
 }
 
 nn::KvCacheSizes Gpt::cache_sizes() const {
   return {.layers = options_.layers,
           .heads = options_.heads,
           .width = options_.width / options_.heads,
-          .dtype = whole_cache_dtype(compute_.value_or(tokens_->weight.dtype()))};
+          .dtype = whole_cache_dtype(compute_.value_or(tokens_[0]->weight.dtype()))};
 }
 
 Tensor Gpt::extend(const Tensor& ids, nn::KvCache& cache) {
   const std::int64_t first = cache.length(), end = check_extension("gpt", ids, cache);
   const PathScope scope(path());
-  Tensor x = add((*tokens_)(ids), slice(positions_->weight, 0, first, end));  // (B, T, C)
+  Tensor x = add(look_up(tokens_, ids), slice(positions_->weight, 0, first, end));  // (B, T, C)
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     x = blocks_[i]->extend(x, {cache, static_cast<std::int64_t>(i)});
   }
@@ -188,13 +191,13 @@ Tensor Gpt::loss(const Batch& batch) {
     const Tensor x = features(batch.input, batch.mask);
     const PathScope scope(path());
     const PathScope head("loss");
-    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(head_.of(options_.stage, *tokens_), compute_),
-                              Tensor(), batch.target);
+    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(tied_weights(tokens_)[0], compute_), Tensor(),
+                              batch.target);
   }
-  const Tensor logits = forward(batch.input, batch.mask);
+  const Tensor scores = logits(features(batch.input, batch.mask));
   const PathScope scope(path());
   const PathScope head("loss");
-  return token_loss(logits, batch.target, options_.build);
+  return loss_of(scores, batch.target);
 }
 
 Batch Gpt::empty_batch(std::int64_t samples, Device device) const {

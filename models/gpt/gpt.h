@@ -45,7 +45,7 @@ class Gpt final : public Decoder {
  public:
   Gpt(const ModelOptions& sizes, const nn::TensorOptions& on);
 
-  /// Ids (B, T) i64, T at most options().sequence -> logits (B, T, V). Throws ShapeError.
+  /// Ids (B, T) i64, T at most options().sequence -> logits (B, T, V). Throws ShapeError, ValueError in parts.
   Tensor forward(const Tensor& ids) override;
   /// The same where `mask` says what each token sees besides (AttentionOptions::mask). Positions count through.
   Tensor forward(const Tensor& ids, const Tensor& mask);
@@ -53,6 +53,7 @@ class Gpt final : public Decoder {
   Batch empty_batch(std::int64_t samples, Device device) const override;
   std::string_view hidden_layers() const noexcept override { return "h."; }
   bool has_stages() const noexcept override { return true; }
+  bool can_cut_sequence() const noexcept override { return true; }
   SharedByStages shared_by_stages() override;
   nn::KvCacheSizes cache_sizes() const override;
   std::int64_t most_positions() const noexcept override { return options_.sequence; }
@@ -64,12 +65,11 @@ class Gpt final : public Decoder {
   Tensor features(const Tensor& in, const Tensor& mask);
   Tensor logits(const Tensor& x);
 
-  std::optional<DType> compute_;
-  nn::Embedding *tokens_ = nullptr, *positions_ = nullptr;  // of the first stage; the last one has the tokens, too
+  std::vector<nn::Embedding*> tokens_;  // of the first and the last stage: this rank's parts
+  nn::Embedding* positions_ = nullptr;  // of the first stage
   nn::Dropout* dropout_ = nullptr;
   std::vector<GptBlock*> blocks_;
   nn::LayerNorm* norm_ = nullptr;  // of the last stage
-  TiedHead head_;
   bool recomputes_blocks_ = false;
 };
 
@@ -84,12 +84,12 @@ ModelOptions gpt_options(std::string_view name, const ModelOptions& options = {}
 std::unique_ptr<Model> make_gpt(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on);
 
 /// Its memory in closed form (models/theory.h) for (N, options.sequence) ids, in both builds and under every policy.
-/// Parameters: V h + s h + L (12 h^2 + 13 h) + 2 h; the head is the token table. Layers are a transformer's with their
-/// norms before attention and mlp (models/transformer/theory.h). Outside: "ids" and "targets" (input), "embedding
-/// output", "final norm statistics", "head input"; textbook: with dropout "embedding mask", and "log-probabilities";
-/// fused: "logits" and "logsumexp". Where products compute in a dtype of their own, "embedding output" is of the
-/// parameters' dtype, and "token table cast" are V h numbers. What is kept with a chunked head is unknown. Throws
-/// ValueError as gpt_options does.
+/// Parameters: V h + s h + L (12 h^2 + 13 h) + 2 h; the head is the token table. Of V a rank has its parts', in
+/// parameters and logits. Layers are a transformer's with their norms before attention and mlp
+/// (models/transformer/theory.h). Outside: "ids" and "targets" (input), "embedding output", "final norm statistics",
+/// "head input"; textbook: with dropout "embedding mask", and "log-probabilities"; fused: "logits" and "logsumexp".
+/// Where products compute in a dtype of their own, "embedding output" is of the parameters' dtype, and "token table
+/// cast" are V h numbers. What is kept with a chunked head is unknown. Throws ValueError as gpt_options does.
 Theory gpt_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision);
 
 }  // namespace thimble::models

@@ -7,6 +7,7 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
+#include <thimble/models/transformer/sequence_parts.h>
 #include <thimble/models/transformer/transformer.h>
 
 namespace thimble::models {
@@ -62,7 +63,7 @@ Tensor LlamaLayer::attend(const Tensor& in, const Tensor& mask, const nn::Cached
     return (*attention_out_.parts[p])(reshape(y, {x.size(0), x.size(1), sizes.width / team_.parts}));
   };
   // The operand is cast once for the three of them.
-  return sum_of_parts(nn::as_operand(norm1_(in), compute_), attention_out_.bias, of_part);
+  return sum_of_parts(nn::as_operand(norm_tokens(team_, norm1_, in), compute_), attention_out_.bias, of_part);
 }
 
 Tensor LlamaLayer::feed_forward(const Tensor& in) {
@@ -70,14 +71,15 @@ Tensor LlamaLayer::feed_forward(const Tensor& in) {
     return tiled_feed_forward(norm2_(in),
                               {*up_.parts[0], gate_.parts[0], *down_.parts[0], kernels::Activation::none, compute_});
   }
-  return sum_of_parts(nn::as_operand(norm2_(in), compute_), down_.bias, [&](std::size_t p, const Tensor& x) {
-    const Tensor gate = (*gate_.parts[p])(x), up = (*up_.parts[p])(x);  // (B, T, f / parts)
-    const auto gated = [&] {
-      const PathScope scope(part_name("mlp", p));
-      return config_.sizes.build == Build::fused ? swiglu(gate, up) : mul(silu(gate), up);
-    };
-    return (*down_.parts[p])(gated());
-  });
+  return sum_of_parts(nn::as_operand(norm_tokens(team_, norm2_, in), compute_), down_.bias,
+                      [&](std::size_t p, const Tensor& x) {
+                        const Tensor gate = (*gate_.parts[p])(x), up = (*up_.parts[p])(x);  // (B, T, f / parts)
+                        const auto gated = [&] {
+                          const PathScope scope(part_name("mlp", p));
+                          return config_.sizes.build == Build::fused ? swiglu(gate, up) : mul(silu(gate), up);
+                        };
+                        return (*down_.parts[p])(gated());
+                      });
 }
 
 Tensor LlamaLayer::add_parts(const Tensor& x, const Tensor& mask, const nn::CachedLayer* past) {
@@ -98,14 +100,11 @@ Tensor LlamaLayer::extend(const Tensor& x, nn::CachedLayer past) {
 }
 
 Llama::Llama(const LlamaConfig& config, const nn::TensorOptions& on)
-    : Decoder(config.sizes), config_(config), compute_(on.compute) {
+    : Decoder(config.sizes, on.compute), config_(config) {
   require_llama_sizes("llama", config.sizes);
   const dist::StagePlace& stage = config.sizes.stage;
   if (config.is_tied || stage.is_first()) {
-    tokens_ = make_tied_table(stage, [&] {
-      return &child<nn::Embedding>("model.embed_tokens", config.sizes.vocabulary, config.sizes.width, on,
-                                   llama_detail::deviation);
-    });
+    tokens_ = cut_table("model.embed_tokens", on, llama_detail::deviation);
   }
   const dist::StagePlace::Units own = stage.units(config.sizes.layers);
   for (std::int64_t i = own.first; i < own.end; ++i) {
@@ -114,13 +113,10 @@ Llama::Llama(const LlamaConfig& config, const nn::TensorOptions& on)
   if (!stage.is_last()) return;
   norm_ = &child<nn::RmsNorm>("model.norm", config.sizes.width, on, config.epsilon);
   if (config.is_tied) return;
-  head_ = &child<nn::Linear>("lm_head", config.sizes.width, config.sizes.vocabulary, on.outside_blocks(),
-                             llama_detail::projection());
+  head_ = cut_head("lm_head", on, llama_detail::projection());
 }
 
-Model::SharedByStages Llama::shared_by_stages() {
-  return config_.is_tied ? tied_.shared(options_.stage, tokens_) : SharedByStages();
-}
+Model::SharedByStages Llama::shared_by_stages() { return config_.is_tied ? shared_parts(tokens_) : SharedByStages(); }
 
 // Ids (B, T) -> (B, T, h).
 Tensor Llama::embed(const Tensor& ids) {
@@ -128,7 +124,7 @@ Tensor Llama::embed(const Tensor& ids) {
     throw ShapeError("llama: ids " + to_string(ids.shape()) +
                      "; (B, T) with T <= " + std::to_string(options_.sequence) + " is allowed");
   }
-  return (*tokens_)(ids);
+  return look_up(tokens_, ids);
 }
 
 // Ids (B, T), or what the stage before gives (B, T, h) -> what the head reads, or the next stage (B, T, h).
@@ -137,34 +133,35 @@ Tensor Llama::features(const Tensor& in, const Tensor& mask) {
   Tensor x = options_.stage.is_first() ? embed(in) : in;
   x = through_blocks(layers_, std::move(x), recomputes_blocks_,
                      [&](LlamaLayer& layer, const Tensor& of_layer) { return layer.masked(of_layer, mask); });
-  return options_.stage.is_last() ? (*norm_)(std::exchange(x, Tensor())) : x;
+  return options_.stage.is_last() ? norm_tokens(options_.team, *norm_, std::exchange(x, Tensor())) : x;
 }
 
 Tensor Llama::forward(const Tensor& ids) { return forward(ids, Tensor()); }
 
 Tensor Llama::forward(const Tensor& ids, const Tensor& mask) {
-  const Tensor x = features(ids, mask);
-  return options_.stage.is_last() ? logits(x) : x;
+  if (!options_.stage.is_last()) return features(ids, mask);
+  require_whole_vocabulary("llama");
+  return logits(features(ids, mask));
 }
 
-// What the head reads (B, T, h) -> (B, T, V).
+// What the head reads (B, T, h) -> (B, T, V of this rank's parts).
 Tensor Llama::logits(const Tensor& x) {
   const PathScope scope(path());
   const PathScope head("head");
-  return linear(nn::as_operand(x, compute_), nn::as_operand(head_weight(), compute_));
+  return score(x, head_weights());
 }
 
 nn::KvCacheSizes Llama::cache_sizes() const {
   return {.layers = options_.layers,
           .heads = options_.key_heads,
           .width = options_.width / options_.heads,
-          .dtype = whole_cache_dtype(compute_.value_or(tokens_->weight.dtype()))};
+          .dtype = whole_cache_dtype(compute_.value_or(tokens_[0]->weight.dtype()))};
 }
 
 Tensor Llama::extend(const Tensor& ids, nn::KvCache& cache) {
   check_extension("llama", ids, cache);
   const PathScope scope(path());
-  Tensor x = (*tokens_)(ids);  // (B, T, h)
+  Tensor x = look_up(tokens_, ids);  // (B, T, h)
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     x = layers_[i]->extend(x, {cache, static_cast<std::int64_t>(i)});
   }
@@ -178,13 +175,13 @@ Tensor Llama::loss(const Batch& batch) {
     const Tensor x = features(batch.input, batch.mask);
     const PathScope scope(path());
     const PathScope head("loss");
-    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(head_weight(), compute_), Tensor(),
+    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(head_weights()[0], compute_), Tensor(),
                               batch.target);
   }
-  const Tensor logits = forward(batch.input, batch.mask);
+  const Tensor scores = logits(features(batch.input, batch.mask));
   const PathScope scope(path());
   const PathScope head("loss");
-  return token_loss(logits, batch.target, options_.build);
+  return loss_of(scores, batch.target);
 }
 
 Batch Llama::empty_batch(std::int64_t samples, Device device) const {

@@ -63,7 +63,7 @@ class Llama final : public Decoder {
   Llama(const LlamaConfig& config, const nn::TensorOptions& on);
 
   const LlamaConfig& config() const noexcept { return config_; }
-  /// Ids (B, T) i64, T at most options().sequence -> logits (B, T, V). Throws ShapeError.
+  /// Ids (B, T) i64, T at most options().sequence -> logits (B, T, V). Throws ShapeError, ValueError in parts.
   Tensor forward(const Tensor& ids) override;
   /// The same where `mask` says what each token sees besides (AttentionOptions::mask). Of documents side by side each
   /// has what it has alone, for positions are turned: only their distances count.
@@ -72,6 +72,7 @@ class Llama final : public Decoder {
   Batch empty_batch(std::int64_t samples, Device device) const override;
   std::string_view hidden_layers() const noexcept override { return "model.layers."; }
   bool has_stages() const noexcept override { return true; }
+  bool can_cut_sequence() const noexcept override { return true; }
   SharedByStages shared_by_stages() override;
   nn::KvCacheSizes cache_sizes() const override;
   /// As many as a cache has room for: positions are turned, not learned.
@@ -83,15 +84,13 @@ class Llama final : public Decoder {
   Tensor embed(const Tensor& ids);
   Tensor features(const Tensor& in, const Tensor& mask);
   Tensor logits(const Tensor& x);
-  const Tensor& head_weight() { return head_ != nullptr ? head_->weight : tied_.of(options_.stage, *tokens_); }
+  std::vector<Tensor> head_weights() { return head_.empty() ? tied_weights(tokens_) : weights_of(head_); }
 
   LlamaConfig config_;
-  std::optional<DType> compute_;
-  nn::Embedding* tokens_ = nullptr;  // of the first stage; tied, of the last one, too
+  std::vector<nn::Embedding*> tokens_;  // of the first stage; tied, of the last one, too: this rank's parts
   std::vector<LlamaLayer*> layers_;
-  nn::RmsNorm* norm_ = nullptr;  // of the last stage
-  nn::Linear* head_ = nullptr;   // of the last stage; null: tied
-  TiedHead tied_;
+  nn::RmsNorm* norm_ = nullptr;    // of the last stage
+  std::vector<nn::Linear*> head_;  // of the last stage: this rank's parts; none: tied
   bool recomputes_blocks_ = false;
 };
 

@@ -41,23 +41,24 @@ std::vector<Term> layer_kept(const ModelOptions& sizes, const nn::Precision& pre
   const Widths n(sizes);
   const std::int64_t sh = n.s * n.h, sf = n.s * n.f;
   const auto own = [&](std::int64_t all) { return sizes.team.own(all); };
+  const std::int64_t tokens = own_stream(sizes.team, n.s);  // of what lies between layers in parts
   TermList kept(precision);
-  kept.statistics("norm statistics", 2 * n.s);
-  Readers(n.h, {n.h, n.keys, n.keys}).add(kept, "norm 1 output", n.s, precision, false);
+  kept.statistics("norm statistics", 2 * tokens);
+  Readers(n.h, {n.h, n.keys, n.keys}).add(kept, "norm 1 output", tokens, precision, false);
   kept.values("queries", own(sh));
   kept.values("keys, values", own(2 * n.s * (is_textbook ? n.h : n.keys)));
   if (is_textbook) kept.values("probabilities", own(n.a * n.s * n.s));
   if (!is_textbook) kept.values("attention output", own(sh));
   Readers(own(n.h), {n.h}).add(kept, "attention output", n.s, precision, !is_textbook);
   if (!is_textbook) kept.statistics("attention logsumexp", own(n.a * n.s));
-  kept.values("residual", sh, precision.parameters);
-  Readers(n.h, {n.f, n.f}).add(kept, "norm 2 output", n.s, precision, false);
+  kept.values("residual", tokens * n.h, precision.parameters);
+  Readers(n.h, {n.f, n.f}).add(kept, "norm 2 output", tokens, precision, false);
   if (sizes.feed_forward == FeedForward::full) {
     kept.values("gate, up", own(2 * sf));
     if (is_textbook) kept.values("silu of the gate", own(sf));
     Readers(own(n.f), {n.h}).add(kept, "gated", n.s, precision, false);
   }
-  kept.values("layer output", sh, precision.parameters);
+  kept.values("layer output", tokens * n.h, precision.parameters);
   kept.casts("weight casts", own(2 * n.h * n.h + 2 * n.keys * n.h + 3 * n.f * n.h));
   return kept.terms;
 }
@@ -82,7 +83,7 @@ Theory llama_theory(std::string_view name, const ModelOptions& options, const nn
   const llama_theory_detail::Widths n(sizes);
   Theory theory(precision);
   if (sizes.head == Head::chunked) theory.unknown = "Llama keeps with a chunked head";
-  theory.weight({sizes.vocabulary, n.h}, config.is_tied ? 1 : 2);
+  for (int k = 0; k < (config.is_tied ? 1 : 2); ++k) add_token_rows(theory, sizes, n.h);
   const std::int64_t t = sizes.team.parts, of_parts = sizes.layers * sizes.team.count();
   theory.weight({n.h / t, n.h}, of_parts);  // query
   theory.weight({n.h, n.h / t}, of_parts);
@@ -99,11 +100,11 @@ Theory llama_theory(std::string_view name, const ModelOptions& options, const nn
   }
   TermList kept(precision);
   kept.ids("ids", n.s);
-  kept.values("embedding output", n.s * n.h, precision.parameters);
-  kept.statistics("final norm statistics", n.s);
-  kept.values("head input", n.s * n.h);
+  kept.values("embedding output", own_stream(sizes.team, n.s * n.h), precision.parameters);
+  kept.statistics("final norm statistics", own_stream(sizes.team, n.s));
+  kept.values("head input", own_stream(sizes.team, n.s * n.h));
   add_token_loss(kept, sizes);
-  kept.casts("head cast", sizes.vocabulary * n.h);
+  kept.casts("head cast", sizes.team.own(sizes.vocabulary) * n.h);
   theory.outside = kept.terms;
   return theory;
 }

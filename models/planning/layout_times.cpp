@@ -11,6 +11,7 @@
 #include <thimble/core/tensor/context.h>
 #include <thimble/dist/parts.h>
 #include <thimble/dist/pipeline/schedule.h>
+#include <thimble/dist/sequence.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/planning/layouts.h>
 #include <thimble/models/training/trained_parts.h>
@@ -21,17 +22,19 @@ namespace layout_times_detail {
 /// A stretch of the model for one micro-batch.
 struct Piece {
   double forward_s = 0, backward_s = 0;
-  double forward_sums = 0, backward_sums = 0;  // bytes that a team adds up
-  int forward_folds = 0, backward_folds = 0;   // in so many sums
+  // Bytes of which a team's ranks send each other all but their own share, and in how many turns. A sum takes two: the
+  // shares' terms, and the sums.
+  double forward_sent = 0, backward_sent = 0;
+  int forward_turns = 0, backward_turns = 0;
   double kept_bytes = 0;                       // for backward
   double given_bytes = 0;                      // to what follows
   double parameter_bytes = 0, state_bytes = 0;
 
   void add(const Piece& other, double times = 1) {
     forward_s += times * other.forward_s, backward_s += times * other.backward_s;
-    forward_sums += times * other.forward_sums, backward_sums += times * other.backward_sums;
-    forward_folds += static_cast<int>(times) * other.forward_folds;
-    backward_folds += static_cast<int>(times) * other.backward_folds;
+    forward_sent += times * other.forward_sent, backward_sent += times * other.backward_sent;
+    forward_turns += static_cast<int>(times) * other.forward_turns;
+    backward_turns += static_cast<int>(times) * other.backward_turns;
     kept_bytes += times * other.kept_bytes;
     given_bytes = other.given_bytes;
     parameter_bytes += times * other.parameter_bytes, state_bytes += times * other.state_bytes;
@@ -55,8 +58,14 @@ void add_node(const TapeGraph& graph, std::size_t n, const nn::NodeTimes& times,
   piece.forward_s += times.forward;
   piece.backward_s += times.backward;
   const double result = bytes_of(graph, node.output);
-  if (node.as<dist::SumParts>() != nullptr) piece.forward_sums += result, ++piece.forward_folds;
-  if (node.as<dist::EnterPart>() != nullptr) piece.backward_sums += result, ++piece.backward_folds;
+  const auto send = [&](int forward, int backward, double bytes) {
+    piece.forward_sent += forward * bytes, piece.forward_turns += forward;
+    piece.backward_sent += backward * bytes, piece.backward_turns += backward;
+  };
+  if (node.as<dist::SumParts>() != nullptr) send(2, 0, result);
+  if (node.as<dist::EnterPart>() != nullptr) send(0, 2, result);
+  if (node.as<dist::GatherSequence>() != nullptr) send(1, 2, result);  // backward gathers again, and adds up
+  if (const auto* const cut = node.as<dist::SumToSequence>(); cut != nullptr) send(1, 1, cut->team.parts * result);
   piece.given_bytes = result;
   for (const std::uint32_t value : node.saved) {
     if (value == TapeGraph::none || graph.values[value].is_leaf) continue;
@@ -72,10 +81,9 @@ const dist::Link& link_over(const Cluster& cluster, int span) {
   return span <= cluster.per_node ? cluster.inside : cluster.between;
 }
 
-/// Of a sum over `parts` ranks: each sends its share out, and gathers the sums.
-double fold_seconds(const dist::Link& link, int parts, double bytes, int folds) {
+double seconds_sent(const dist::Link& link, int parts, double bytes, int turns) {
   if (parts == 1) return 0;
-  return 2.0 * (parts - 1) / parts * bytes / link.bytes_per_s + 2.0 * folds * link.message_s;
+  return (parts - 1.0) / parts * bytes / link.bytes_per_s + turns * link.message_s;
 }
 
 }  // namespace layout_times_detail
@@ -98,6 +106,7 @@ struct LayoutTimes::Known {
     s.tp = tp, s.pp = pp, s.ranks = tp * pp, s.rank = 0;
     s.zero = 0, s.micro_batches = 1, s.batch = samples;
     s.recomputes_blocks = false;
+    s.sequence_parallel = setup.sequence_parallel && tp > 1;
     return s;
   }
   template <class PieceOf>
@@ -201,9 +210,9 @@ LayoutTime LayoutTimes::of(const Layout& layout) {
   const auto micro_batches = static_cast<double>(layout.micro_batches);
   for (std::size_t s = 0; s < pieces.size(); ++s) {
     const Piece& piece = pieces[s];
-    const double forward_sums = fold_seconds(team, layout.tp, piece.forward_sums, piece.forward_folds);
+    const double forward_sums = seconds_sent(team, layout.tp, piece.forward_sent, piece.forward_turns);
     const double sums = (layout.recomputes_blocks ? 2 : 1) * forward_sums +
-                        fold_seconds(team, layout.tp, piece.backward_sums, piece.backward_folds);
+                        seconds_sent(team, layout.tp, piece.backward_sent, piece.backward_turns);
     costs.forward_s.push_back(piece.forward_s + forward_sums);
     double again = 0;
     if (layout.recomputes_blocks) {

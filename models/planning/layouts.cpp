@@ -65,6 +65,7 @@ Setup setup_of(const Setup& setup, const Layout& layout, int rank) {
   own.ranks = layout.dp * layout.tp * layout.pp;
   own.rank = rank;
   own.tp = layout.tp, own.pp = layout.pp, own.zero = layout.zero;
+  own.sequence_parallel = setup.sequence_parallel && layout.tp > 1;
   own.micro_batches = layout.micro_batches;
   own.recomputes_blocks = layout.recomputes_blocks;
   own.bucket_bytes = layout.bucket_bytes;

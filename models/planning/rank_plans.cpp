@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include <thimble/core/error.h>
@@ -12,6 +13,7 @@
 #include <thimble/models/planning/planned_run.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/training/trained_parts.h>
+#include <thimble/nn/layers/init.h>
 
 namespace thimble::models {
 namespace rank_plans_detail {
@@ -35,17 +37,28 @@ std::vector<std::vector<int>> alike_ranks(Setup setup, Device device) {
   const int teams = data_ranks(setup), of_stage = setup.ranks / setup.pp;
   std::vector<std::vector<int>> groups;
   for (int begin = 0; begin < setup.ranks; begin += of_stage) {
-    const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
-    const ResourceScope scope(stack.top);
-    setup.rank = begin;
-    const TrainedParts parts(setup, on);
-    std::map<std::vector<std::int64_t>, std::vector<int>> of_shares;
-    for (int d = 0; d < teams; ++d) {
-      for (int r = begin + d * setup.tp; r < begin + (d + 1) * setup.tp; ++r) {
-        of_shares[rank_plans_detail::shares_of(d, r == 0, *parts.parallel)].push_back(r);
+    std::vector<int> members(static_cast<std::size_t>(setup.tp));  // of a team, whose ranks are not in a group yet
+    std::iota(members.begin(), members.end(), 0);
+    while (!members.empty()) {  // those with as many tokens of the vocabulary at once
+      const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
+      const ResourceScope scope(stack.top);
+      setup.rank = begin + members.front();
+      const TrainedParts parts(setup, on);
+      const auto tokens = [&, all = parts.model->options().vocabulary](int member) {
+        return nn::init::part_begin(all, setup.tp, member + 1) - nn::init::part_begin(all, setup.tp, member);
+      };
+      const auto alike = std::stable_partition(
+          members.begin(), members.end(), [&, own = tokens(members.front())](int m) { return tokens(m) != own; });
+      std::map<std::vector<std::int64_t>, std::vector<int>> of_shares;
+      for (int d = 0; d < teams; ++d) {
+        for (auto m = alike; m != members.end(); ++m) {
+          const int r = begin + d * setup.tp + *m;
+          of_shares[rank_plans_detail::shares_of(d, r == 0, *parts.parallel)].push_back(r);
+        }
       }
+      for (auto& [shares, ranks] : of_shares) groups.push_back(std::move(ranks));
+      members.erase(alike, members.end());
     }
-    for (auto& [shares, ranks] : of_shares) groups.push_back(std::move(ranks));
   }
   std::sort(groups.begin(), groups.end());
   return groups;

@@ -99,7 +99,7 @@ std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Commu
   nn::TensorOptions on = tensor_options(setup, device);
   if (const auto code = base_code(setup)) on.coded_weights = std::make_shared<nn::quant::CodedStore>(*code);
   ModelOptions sizes = setup.sizes;
-  sizes.team = {setup.tp, team};
+  sizes.team = {setup.tp, team, setup.sequence_parallel};
   sizes.stage = stage_of(setup);
   std::unique_ptr<Model> model = make_model(setup.model, sizes, on);
   if (setup.recomputes_blocks) model->recompute_blocks();
@@ -139,6 +139,9 @@ void check_ranks(const Setup& setup) {
     throw ValueError("`pp`: " + std::to_string(setup.pp) + " with " +
                      (setup.lora_rank > 0 ? "`lora_rank`; models with adapters are whole"
                                           : "`offload`; one stage, or tensors that stay, are allowed"));
+  }
+  if (setup.sequence_parallel && setup.tp == 1) {
+    throw ValueError("`sequence_parallel`: with `tp` 1; 2 and more parts are allowed");
   }
   if (setup.tp > 1 && setup.lora_rank > 0) {
     throw ValueError("`tp`: " + std::to_string(setup.tp) + " with `lora_rank`; blocks with adapters are whole");
@@ -197,6 +200,10 @@ void check_techniques(const Setup& setup, bool is_text) {
     throw ValueError("`fuses_optimizer`: not with " + loss_scale_option(setup) +
                      ", because whether a step is skipped is known when all gradients are there; a static "
                      "`loss_scale`, or none, is allowed");
+  }
+  if (setup.sizes.head == Head::chunked && setup.tp > 1) {
+    throw ValueError("`head`: chunked with `tp` " + std::to_string(setup.tp) +
+                     ", whose heads have a part of the vocabulary each; full is allowed");
   }
   if (setup.sizes.head == Head::chunked && !may_chunk_head(setup)) {
     throw ValueError("`head`: chunked is not for " +

@@ -75,9 +75,13 @@ struct Setup {
   std::int64_t micro_batches = 1;
   int ranks = 1;  ///< that train together, each on its share of the batch (dist/data_parallel.h)
   int rank = 0;   ///< of these
-  /// Tensor parallelism: how many parts blocks are cut into (dist/team.h). Of several ranks each has one part, and as
-  /// many in a row are a team, which computes the same samples; one rank alone has all parts. 1: blocks are whole
+  /// Tensor parallelism: how many parts blocks and the vocabulary are cut into (dist/team.h). Of several ranks each has
+  /// one part, and as many in a row are a team, which computes the same samples; one rank alone has all parts. 1: all
+  /// is whole
   int tp = 1;
+  /// Sequence parallelism: with `tp`, norms, dropout and sums between layers in parts have a part of the sequence each
+  /// (dist/sequence.h)
+  bool sequence_parallel = false;
   /// Pipeline parallelism: stages that a chain of blocks is cut into (ModelOptions::stage). As many ranks in a row as
   /// share out the batch and its parts have one stage; one rank alone has all. 1: the model is whole
   int pp = 1;
@@ -115,8 +119,8 @@ nn::TensorOptions tensor_options(const Setup& setup, Device device);
 /// has no FP8. Throws what make_model throws, with fp8_strict a ValueError at the first layer that falls back.
 std::optional<nn::Fp8Layers> fp8_layers(const Setup& setup, Device device);
 
-/// Whether the setup may have a chunked head: not with products in f16 under a policy or with a loss scale, whose
-/// gradients are made before the scale could keep them from vanishing.
+/// Whether the setup may have a chunked head: not in parts, and not with products in f16 under a policy or with a loss
+/// scale, whose gradients are made before the scale could keep them from vanishing.
 bool may_chunk_head(const Setup& setup);
 
 /// How the loss is scaled; none: it is not scaled. Throws ValueError for an interval without a dynamic scale.

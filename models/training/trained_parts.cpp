@@ -51,8 +51,10 @@ std::unique_ptr<dist::DataParallel> make_parallel(const Setup& setup, dist::Comm
   const dist::BucketOptions buckets{.bytes = setup.bucket_bytes, .keeps_parameters = is_whole};
   dist::DataParallelOptions options{.zero = setup.zero, .buckets = buckets};
   std::vector<nn::Named> own = model.trainable();
-  if (const Model::SharedByStages shared = model.shared_by_stages(); !shared.first.defined() && shared.last.defined()) {
-    std::erase_if(own, [&](const nn::Named& p) { return p.tensor.leaf() == shared.last.leaf(); });  // the first's
+  if (const Model::SharedByStages shared = model.shared_by_stages(); shared.first.empty()) {
+    for (const Tensor& last : shared.last) {  // the first stage's
+      std::erase_if(own, [&](const nn::Named& p) { return p.tensor.leaf() == last.leaf(); });
+    }
   }
   if (team.ranks != nullptr) team.layers = part_layers(model, own);
   options.parts = std::move(team);
@@ -70,6 +72,7 @@ Tensor stage_input(Setup setup, Device device) {
   const NoGrad off;
   setup.ranks = setup.pp;
   setup.tp = 1;
+  setup.sequence_parallel = false;
   setup.zero = 0;
   Tensor x;
   for (setup.rank = 0; setup.rank < stage; ++setup.rank) {
@@ -90,22 +93,23 @@ std::unique_ptr<dist::PipelineStage> make_stage(const Setup& setup, Device devic
                                                : dist::one_forward_one_backward(setup.pp, micro_batches);
   if (const Tensor input = stage_input(setup, device); input.defined()) {
     options.input = input.shape();
+    if (setup.sequence_parallel) options.input[1] /= setup.tp;
     options.dtype = input.dtype();
   }
   options.device = device;
   const Model::SharedByStages shared = model.shared_by_stages();
-  const Tensor& table = shared.first.defined() ? shared.first : shared.last;
-  for (const nn::Named& p : model.trainable()) {
-    if (table.defined() && p.tensor.leaf() == table.leaf()) options.shared = p;
+  const std::vector<Tensor>& tables = shared.first.empty() ? shared.last : shared.first;
+  for (const nn::Named& p : model.trainable()) {  // a rank of several has one part of it
+    if (!tables.empty() && p.tensor.leaf() == tables[0].leaf()) options.shared = p;
   }
   return std::make_unique<dist::PipelineStage>(*stages, *parallel, std::move(options));
 }
 
 std::unique_ptr<dist::AllStages> make_all_stages(const Setup& setup, Model& model) {
   if (setup.ranks > 1) return nullptr;
-  const Model::SharedByStages shared = model.shared_by_stages();
-  if (!shared.first.defined()) return nullptr;
-  return std::make_unique<dist::AllStages>(setup.micro_batches, shared.first, shared.last);
+  Model::SharedByStages shared = model.shared_by_stages();
+  if (shared.first.empty()) return nullptr;
+  return std::make_unique<dist::AllStages>(setup.micro_batches, std::move(shared.first), std::move(shared.last));
 }
 
 }  // namespace trained_parts_detail

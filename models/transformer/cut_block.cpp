@@ -4,10 +4,12 @@
 #include <map>
 #include <utility>
 
+#include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
 #include <thimble/core/random/random.h>
 #include <thimble/dist/parts.h>
+#include <thimble/models/transformer/sequence_parts.h>
 #include <thimble/nn/layers/init.h>
 
 namespace thimble::models {
@@ -82,18 +84,14 @@ std::vector<nn::Dropout*> CutBlock::cut_dropout(const std::string& name, double 
 Tensor CutBlock::sum_of_parts(Tensor x, const Tensor& bias, FunctionRef<Tensor(std::size_t, Tensor)> term_of) {
   if (!is_cut()) return term_of(0, std::move(x));
   x = nn::as_operand(x, compute_);  // once for all parts
-  // Where all parts are here, their gradients are added up before those of x's other readers, as a team's are.
-  if (team_.ranks == nullptr) x = dist::enter_part(team_, x);
-  const auto count = static_cast<std::size_t>(team_.count());
-  std::vector<Tensor> terms;
-  for (std::size_t p = 0; p < count; ++p) {
-    Tensor own = dist::enter_part(team_, x);
-    if (p + 1 == count) x = Tensor();
-    terms.push_back(term_of(p, std::move(own)));
+  Tensor sum;
+  {
+    std::optional<SegmentScope> segment;
+    if (team_.cuts_sequence) segment.emplace(keep_all_but_gathered);
+    const std::vector<Tensor> terms = dist::of_parts(team_, std::exchange(x, Tensor()), term_of);
+    sum = dist::sum_parts(team_, terms);
   }
-  const Tensor sum = dist::sum_parts(team_, terms);
-  terms.clear();
-  return bias.defined() ? add(sum, nn::as_operand(bias, compute_)) : sum;
+  return bias.defined() ? add_to_tokens(team_, sum, nn::as_operand(bias, compute_)) : sum;
 }
 
 std::string CutBlock::part_name(const char* name, std::size_t p) const {
@@ -104,10 +102,13 @@ std::vector<int> part_layers(const Model& model, const std::vector<nn::Named>& p
   std::map<const Leaf*, int> layers;
   int count = 0;
   model.for_each_module([&](const nn::Module& module) {
-    const auto* const linear = dynamic_cast<const nn::Linear*>(&module);
-    if (linear == nullptr || !linear->is_part()) return;
-    for (const nn::NamedTensor& p : linear->parameters()) layers[p.tensor.leaf().get()] = count;
-    ++count;
+    bool is_part = false;
+    for (const nn::NamedTensor& p : module.parameters()) {
+      if (!module.place_in_whole(p.tensor)) continue;
+      layers[p.tensor.leaf().get()] = count;
+      is_part = true;
+    }
+    if (is_part) ++count;
   });
   std::vector<int> list;
   for (const nn::Named& p : parameters) {

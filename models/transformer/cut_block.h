@@ -59,7 +59,7 @@ class CutBlock : public nn::Layer {
                 nn::LinearOptions options, nn::LinearPart part, std::optional<RandomSite> drawn_at);
 };
 
-/// Of each of these parameters of a model the number of the linear layer that it is a part of; -1: it is whole.
+/// Of each of these parameters of a model the number of the layer that it is a part of; -1: it is whole.
 std::vector<int> part_layers(const Model& model, const std::vector<nn::Named>& parameters);
 
 }  // namespace thimble::models

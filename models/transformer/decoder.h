@@ -3,15 +3,13 @@
 
 #include <cstdint>
 
-#include <thimble/models/model.h>
+#include <thimble/models/transformer/token_model.h>
 #include <thimble/nn/generate/kv_cache.h>
 
 namespace thimble::models {
 
-class Decoder : public Model {
+class Decoder : public TokenModel {
  public:
-  bool is_text() const noexcept override { return true; }
-
   /// What a cache of the model has, and the dtype in which it changes no bit; batch and context are the caller's.
   virtual nn::KvCacheSizes cache_sizes() const = 0;
   /// How many positions a sequence may have.
@@ -24,7 +22,7 @@ class Decoder : public Model {
   virtual Tensor extend(const Tensor& ids, nn::KvCache& cache) = 0;
 
  protected:
-  using Model::Model;
+  using TokenModel::TokenModel;
   /// The position behind the last one. Throws ShapeError, ValueError, as extend().
   std::int64_t check_extension(const char* name, const Tensor& ids, const nn::KvCache& cache) const;
 };

@@ -26,31 +26,34 @@ std::vector<Term> layer_kept(const TransformerLayers& layers, const nn::Precisio
   const DType whole = precision.parameters, product = precision.compute.value_or(whole);
   const DType operand = is_fp8 ? precision.fp8->format().forward : product;  // what products read
   const auto own = [&](std::int64_t all) { return layers.team.own(all); };
+  const auto stream = [&](std::int64_t all) { return own_stream(layers.team, all); };
   TermList kept(precision);
-  kept.statistics("norm statistics", 2 * 2 * s);  // two norms, mean and rstd
-  if (is_pre) kept.values("norm 1 output", sh, operand);
+  kept.statistics("norm statistics", stream(2 * 2 * s));  // two norms, mean and rstd
+  if (is_pre) kept.values("norm 1 output", stream(sh), operand);
   kept.values("qkv", own(3 * sh));
   if (is_textbook) kept.values("probabilities", own(as * s));
   if (is_textbook && layers.drops_probabilities) kept.mask("probability mask", own(as * s));
   if (is_textbook && layers.drops_probabilities) kept.values("dropped probabilities", own(as * s));
   kept.values("attention output", own(sh), is_textbook ? operand : product);
   if (!is_textbook) kept.statistics("attention logsumexp", own(as));
-  if (is_textbook && layers.drops_results) kept.mask("attention mask", sh);
-  kept.values(is_pre ? "residual" : "norm 1 input", sh, whole);
-  kept.values(is_pre ? "norm 2 output" : "norm 1 output", sh, operand);
+  if (is_textbook && layers.drops_results) kept.mask("attention mask", stream(sh));
+  kept.values(is_pre ? "residual" : "norm 1 input", stream(sh), whole);
+  kept.values(is_pre ? "norm 2 output" : "norm 1 output", stream(sh), operand);
   const bool is_tiled = layers.feed_forward == FeedForward::tiled;
   if (!is_tiled) kept.values("gelu input", own(4 * sh));
   if (is_textbook && layers.drops_gelu) kept.mask("gelu mask", own(4 * sh));
   if (!is_tiled) kept.values("gelu output", own(4 * sh), operand);
-  if (is_textbook && layers.drops_results) kept.mask("mlp mask", sh);
-  if (!is_pre) kept.values("norm 2 input", sh, whole);
-  kept.values("layer output", sh, is_pre ? whole : operand);
+  if (is_textbook && layers.drops_results) kept.mask("mlp mask", stream(sh));
+  if (!is_pre) kept.values("norm 2 input", stream(sh), whole);
+  kept.values("layer output", stream(sh), is_pre ? whole : operand);
   if (is_fp8) add_fp8_codes(kept, layers, *precision.fp8);
   kept.casts("weight casts", own(12 * h * h) + (is_tiled ? 4 * h : 0));
   return kept.terms;
 }
 
 }  // namespace transformer_theory_detail
+
+std::int64_t own_stream(const dist::Team& team, std::int64_t all) { return team.cuts_sequence ? team.own(all) : all; }
 
 TransformerLayers token_layers(const char* path, const ModelOptions& sizes, NormPlace norms) {
   TransformerLayers layers;
@@ -92,9 +95,16 @@ void add_layers(Theory& theory, const TransformerLayers& layers) {
   }
 }
 
+void add_token_rows(Theory& theory, const ModelOptions& sizes, std::int64_t width) {
+  for (int p = 0; p < sizes.team.count(); ++p) {
+    const std::int64_t rows = sizes.team.size(sizes.vocabulary, p);
+    theory.weight(width > 0 ? Shape{rows, width} : Shape{rows});
+  }
+}
+
 void add_token_loss(TermList& kept, const ModelOptions& sizes) {
   const bool is_textbook = sizes.build == Build::textbook;
-  kept.values(is_textbook ? "log-probabilities" : "logits", sizes.sequence * sizes.vocabulary);
+  kept.values(is_textbook ? "log-probabilities" : "logits", sizes.sequence * sizes.team.own(sizes.vocabulary));
   if (!is_textbook) kept.statistics("logsumexp", sizes.sequence);
   kept.ids("targets", sizes.sequence);
 }

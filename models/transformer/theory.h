@@ -12,7 +12,7 @@
 //
 // In t parts (models/transformer/cut_block.h) a rank has its own part of all but the norms, the inputs of the layer's
 // two halves and the masks on their results: with dropout, at e = 2, sbh (10 + 24 / t + 5 a s / (h t)), as in their
-// section 4.2.
+// section 4.2.1; where the sequence is in parts, too (dist/sequence.h), sbh (34 / t + 5 a s / (h t)), as in 4.2.2.
 //
 // A layer's input is the result of what comes before it, so here each layer owns its result.
 
@@ -44,6 +44,9 @@ struct TransformerLayers {
 /// is on probabilities and on results alike.
 TransformerLayers token_layers(const char* path, const ModelOptions& sizes, NormPlace norms);
 
+/// What of `all`, numbers between layers in parts, this rank has: its tokens', where the team cuts the sequence.
+std::int64_t own_stream(const dist::Team& team, std::int64_t all);
+
 /// Whether the linear layers of a transformer's blocks run in FP8: 16 divides the width.
 bool has_fp8_layers(const nn::Precision& precision, std::int64_t width);
 
@@ -73,7 +76,11 @@ std::int64_t delayed_fp8_state_bytes(const nn::Fp8Recipe& recipe);
 /// scaling.
 void add_layers(Theory& theory, const TransformerLayers& layers);
 
-/// What the loss over all tokens keeps: textbook "log-probabilities", fused "logits" and "logsumexp"; "targets".
+/// Parameters of one row for each token, (V, width), or (V) without a width: of each part that is here its rows.
+void add_token_rows(Theory& theory, const ModelOptions& sizes, std::int64_t width = 0);
+
+/// What the loss over all tokens keeps, of the parts of the vocabulary that are here: textbook "log-probabilities",
+/// fused "logits" and "logsumexp"; "targets".
 void add_token_loss(TermList& kept, const ModelOptions& sizes);
 
 }  // namespace thimble::models

@@ -108,24 +108,6 @@ Tensor tiled_feed_forward(const Tensor& x, const FeedForwardParts& parts) {
   return apply(op, in, up, up_bias, gate, operand(parts.down.weight), operand(parts.down.bias));
 }
 
-const Tensor& TiedHead::of(const dist::StagePlace& stage, const nn::Embedding& table) {
-  if (!stage.has_all || stage.count == 1) return table.weight;
-  if (!alias_.defined() || alias_.storage() != table.weight.storage()) {
-    alias_ = table.weight.detach();
-    alias_.require_grad();
-    alias_.leaf()->is_input = true;  // no optimizer has it
-  }
-  return alias_;
-}
-
-Model::SharedByStages TiedHead::shared(const dist::StagePlace& stage, const nn::Embedding* table) {
-  if (stage.count == 1 || table == nullptr) return {};
-  Model::SharedByStages shared;
-  if (stage.is_first()) shared.first = table->weight;
-  if (stage.is_last()) shared.last = of(stage, *table);
-  return shared;
-}
-
 Batch empty_token_batch(const ModelOptions& options, std::int64_t samples, Device device) {
   if (samples < 1) throw ValueError("empty_batch: " + std::to_string(samples) + " samples; at least 1");
   const Shape shape{samples, options.sequence};

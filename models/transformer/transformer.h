@@ -8,7 +8,6 @@
 #include <vector>
 
 #include <thimble/autograd/checkpoint.h>
-#include <thimble/core/tensor/parameter_store.h>
 #include <thimble/models/model.h>
 #include <thimble/nn/layers/layers.h>
 
@@ -55,28 +54,6 @@ Tensor tiled_feed_forward(const Tensor& x, const FeedForwardParts& parts);
 
 /// Ids and targets (samples, sequence), zeros, booked as input.
 Batch empty_token_batch(const ModelOptions& options, std::int64_t samples, Device device);
-
-/// The table (V, C) that ends on the head as well, where embedding and head are summed apart: on the first and the last
-/// stage of a pipeline (dist/pipeline/place.h).
-class TiedHead {
- public:
-  /// What the head computes with: the table itself, or where one rank has all stages its bytes under a leaf of their
-  /// own.
-  const Tensor& of(const dist::StagePlace& stage, const nn::Embedding& table);
-  Model::SharedByStages shared(const dist::StagePlace& stage, const nn::Embedding* table);
-
- private:
-  Tensor alias_;
-};
-
-/// An embedding whose table is a head, too: on the last stage of several it is the first one's, and stays here where
-/// parameters are shared out.
-template <class Make>
-nn::Embedding* make_tied_table(const dist::StagePlace& stage, const Make& make) {
-  if (!stage.is_first() && !stage.is_last()) return nullptr;
-  const ParameterStoreScope where(stage.is_first() ? context().parameter_store : nullptr);
-  return make();
-}
 
 /// x through all blocks by run(block, x), each under checkpoint() when `is_recomputed`: it then keeps its input alone.
 template <class Block, class Run>

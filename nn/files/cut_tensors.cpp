@@ -9,21 +9,20 @@
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/numbers/convert.h>
 #include <thimble/core/tensor/copy.h>
-#include <thimble/nn/layers/layers.h>
 
 namespace thimble::nn {
 namespace cut_tensors_detail {
 
 /// "attn.c_attn.1.weight" of part 1 is "attn.c_attn.weight" of the whole.
-std::string whole_name(const std::string& own, const LinearPart& part) {
+std::string whole_name(const std::string& own, const PlaceInWhole& place) {
   const std::size_t dot = std::min(own.rfind('.'), own.size());
-  const std::string ending = "." + std::to_string(part.part);
+  const std::string ending = "." + std::to_string(place.part.part);
   const std::string module = own.substr(0, dot);
   if (dot == own.size() || !module.ends_with(ending)) {
-    throw ValueError("files: " + quote(own) + " is of part " + std::to_string(part.part) +
+    throw ValueError("files: " + quote(own) + " is of part " + std::to_string(place.part.part) +
                      " of a layer; a module named by that number is allowed");
   }
-  return module.substr(0, module.size() - ending.size()) + part.joint + own.substr(dot + 1);
+  return module.substr(0, module.size() - ending.size()) + place.joint + own.substr(dot + 1);
 }
 
 /// `count` elements of a dense tensor from `at` on.
@@ -34,7 +33,7 @@ Tensor stretch(const Tensor& dense, std::int64_t at, const Shape& shape, const S
 /// Copies elements of a part from `first` on, which `piece` has, to where they lie in the whole: a run that is begun,
 /// whole runs at once, a run that is not ended.
 void scatter(const Tensor& whole, const init::PartOf& part, std::int64_t first, const Tensor& piece) {
-  const std::int64_t run = part.run(), apart = run * part.parts, count = piece.elements();
+  const std::int64_t run = part.run(), apart = part.apart(), count = piece.elements();
   for (std::int64_t done = 0; done < count;) {
     const std::int64_t r = (first + done) / run, begin = (first + done) % run, left = count - done;
     const bool has_runs = begin == 0 && left >= run;
@@ -78,18 +77,18 @@ Tensor outline(const Shape& shape, DType dtype) {
 }
 
 CutParameters::CutParameters(const Module& module) {
-  std::map<const Leaf*, const Linear*> parts;
+  std::map<const Leaf*, PlaceInWhole> places;
   module.for_each_module([&](const Module& below) {
-    const auto* const linear = dynamic_cast<const Linear*>(&below);
-    if (linear == nullptr || !linear->is_part()) return;
-    for (const NamedTensor& p : linear->parameters()) parts[p.tensor.leaf().get()] = linear;
+    for (const NamedTensor& p : below.parameters()) {
+      const std::optional<PlaceInWhole> place = below.place_in_whole(p.tensor);
+      if (place) places[p.tensor.leaf().get()] = *place;
+    }
   });
-  if (parts.empty()) return;
+  if (places.empty()) return;
   for (const NamedTensor& p : module.parameters()) {
-    const auto found = parts.find(p.tensor.leaf().get());
-    if (found == parts.end()) continue;
-    const Linear& linear = *found->second;
-    by_name_[p.name] = {cut_tensors_detail::whole_name(p.name, linear.part()), linear.place_of(p.tensor)};
+    const auto found = places.find(p.tensor.leaf().get());
+    if (found == places.end()) continue;
+    by_name_[p.name] = {cut_tensors_detail::whole_name(p.name, found->second), found->second.part};
   }
 }
 

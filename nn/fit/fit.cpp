@@ -52,7 +52,13 @@ Plan place_anew(const Plan& plan, const MakeRun& make, Device device) {
     return run;
   };
   PlanKey key;
-  record_step(on, make, [&](TrainingRun& run, const TapeGraph& recording) { key = plan_key(on, recording, run); });
+  record_step(on, make, [&](TrainingRun& run, const TapeGraph& recording) {
+    key = plan_key(on, recording, run);
+    if (!placed.tape) return;
+    const auto tape = std::make_shared<TapePlan>(*placed.tape);
+    tape->sizes = recording.sizes();
+    placed.tape = tape;
+  });
   placed.key = std::make_shared<const PlanKey>(std::move(key));
   const MemoryProfile dynamic = profile_training(on, follow, 2, true);
   std::vector<StepPlacement> placement = plan_steps(dynamic, placement_options(on, micro_batches));

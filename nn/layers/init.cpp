@@ -30,14 +30,25 @@ Tensor kaiming_fan_out(const Shape& shape, std::int64_t fan_out, DType dtype, De
 
 Shape PartOf::shape() const {
   Shape own = whole;
-  own[axis] /= parts;
+  const std::int64_t stretch = whole[axis] / stretches;
+  own[axis] = stretches * (part_begin(stretch, parts, part + 1) - part_begin(stretch, parts, part));
   return own;
 }
 
+std::int64_t PartOf::apart() const {
+  std::int64_t elements = whole[axis] / stretches;
+  for (int a = axis + 1; a < whole.rank(); ++a) elements *= whole[a];
+  return elements;
+}
+
 std::int64_t PartOf::run() const {
-  std::int64_t inner = 1;
-  for (int a = axis + 1; a < whole.rank(); ++a) inner *= whole[a];
-  return whole[axis] / stretches * inner / parts;
+  const std::int64_t stretch = whole[axis] / stretches;
+  return apart() / stretch * (part_begin(stretch, parts, part + 1) - part_begin(stretch, parts, part));
+}
+
+std::int64_t PartOf::in_whole(std::int64_t own) const {
+  const std::int64_t stretch = whole[axis] / stretches, each = run();
+  return own / each * apart() + apart() / stretch * part_begin(stretch, parts, part) + own % each;
 }
 
 void PartOf::for_each_run(FunctionRef<void(std::int64_t, std::int64_t, std::int64_t)> f) const {

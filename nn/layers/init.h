@@ -17,6 +17,11 @@ Tensor uniform(const Shape& shape, double bound, DType dtype, Device device);
 /// He et al. 2015, equation 10, over the fan out: normal with deviation sqrt(2 / fan_out). For ResNets.
 Tensor kaiming_fan_out(const Shape& shape, std::int64_t fan_out, DType dtype, Device device);
 
+/// Where part number `part` of `parts` begins in a row of `all`: parts differ by one at most.
+constexpr std::int64_t part_begin(std::int64_t all, std::int64_t parts, std::int64_t part) noexcept {
+  return all * part / parts;
+}
+
 /// Part number `part` of `parts` along an axis of a tensor of shape `whole`. Where several tensors lie side by side in
 /// it, `stretches` of one size, it has such a part of each.
 struct PartOf {
@@ -25,10 +30,11 @@ struct PartOf {
   std::int64_t parts = 1, part = 0, stretches = 1;
 
   Shape shape() const;
-  /// Elements of a run of neighbours.
+  /// Elements of a run of neighbours, and of the whole from one run to the next.
   std::int64_t run() const;
-  /// Where an element of the part lies in the whole, which, seen as (runs, parts, run()), has the part at [:, part, :].
-  std::int64_t in_whole(std::int64_t own) const { return (own / run() * parts + part) * run() + own % run(); }
+  std::int64_t apart() const;
+  /// Where an element of the part lies in the whole.
+  std::int64_t in_whole(std::int64_t own) const;
   /// f(element of the whole, element of the part, count) for each run of neighbours, in row-major order.
   void for_each_run(FunctionRef<void(std::int64_t, std::int64_t, std::int64_t)> f) const;
 };

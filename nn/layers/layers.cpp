@@ -2,12 +2,13 @@
 
 #include <cmath>
 
+#include <thimble/autograd/apply.h>
 #include <thimble/autograd/functions/dropout.h>
-#include <thimble/autograd/functions/indexing.h>
 #include <thimble/autograd/functions/norm.h>
 #include <thimble/autograd/functions/q8.h>
 #include <thimble/autograd/functions/view.h>
 #include <thimble/core/error.h>
+#include <thimble/core/ops/layout/gather.h>
 #include <thimble/core/ops/matmul/product.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/parameter_store.h>
@@ -23,17 +24,17 @@ Tensor as_operand(const Tensor& t, std::optional<DType> compute) {
 
 namespace linear_detail {
 
-std::int64_t own_inputs(std::int64_t in, const LinearOptions& options) {
-  return options.part && options.part->by_inputs ? in / options.part->parts : in;
-}
-std::int64_t own_outputs(std::int64_t out, const LinearOptions& options) {
-  return options.part && !options.part->by_inputs ? out / options.part->parts : out;
-}
-
 // What a part has of a parameter of the whole layer, whose outputs lie along `axis`.
 init::PartOf part_of(const Shape& whole, int axis, const LinearPart& part) {
   if (!part.by_inputs) return {whole, axis, part.parts, part.part, part.stretches};
   return {whole, 1 - axis, part.parts, part.part};
+}
+
+std::int64_t own_inputs(std::int64_t in, const LinearOptions& options) {
+  return options.part && options.part->by_inputs ? part_of({1, in}, 0, *options.part).shape()[1] : in;
+}
+std::int64_t own_outputs(std::int64_t out, const LinearOptions& options) {
+  return options.part && !options.part->by_inputs ? part_of({out}, 0, *options.part).shape()[0] : out;
 }
 
 }  // namespace linear_detail
@@ -56,6 +57,7 @@ Linear::Linear(std::int64_t in, std::int64_t out, const TensorOptions& on, const
                      : init::uniform_part(part, bound, on.dtype, on.device, site);
   };
   const LinearPart part = options.part.value_or(LinearPart{});
+  cut_size_ = part.by_inputs ? in : out;
   {
     const ParameterStoreScope store(is_coded_ ? on.coded_weights : context().parameter_store);
     weight = add_parameter(
@@ -73,10 +75,11 @@ Linear::Linear(std::int64_t in, std::int64_t out, const TensorOptions& on, const
   }
 }
 
-init::PartOf Linear::place_of(const Tensor& parameter) const {
+std::optional<PlaceInWhole> Linear::place_in_whole(const Tensor& parameter) const {
+  if (!options_.part) return {};
   const int axis = parameter.rank() == 2 && options_.weight_is_in_out ? 1 : 0;  // of the outputs
-  init::PartOf place = linear_detail::part_of(parameter.shape(), axis, part());
-  place.whole[place.axis] *= place.parts;
+  PlaceInWhole place{linear_detail::part_of(parameter.shape(), axis, *options_.part), options_.part->joint};
+  place.part.whole[place.part.axis] = cut_size_;
   return place;
 }
 
@@ -269,11 +272,26 @@ GroupNorm::GroupNorm(std::int64_t groups, std::int64_t channels, const TensorOpt
 
 Tensor GroupNorm::forward(const Tensor& x) { return group_norm(x, groups_, weight, bias, epsilon_); }
 
-Embedding::Embedding(std::int64_t count, std::int64_t width, const TensorOptions& on, double deviation) {
-  weight = add_parameter("weight", init::normal({count, width}, deviation, on.dtype, on.device));
+Embedding::Embedding(std::int64_t count, std::int64_t width, const TensorOptions& on, double deviation,
+                     const std::optional<TablePart>& part)
+    : part_(part) {
+  const Shape whole{count, width};
+  if (!part) {
+    weight = add_parameter("weight", init::normal(whole, deviation, on.dtype, on.device));
+    return;
+  }
+  first_ = init::part_begin(count, part->parts, part->part);
+  all_ = count;
+  weight = add_parameter(
+      "weight", init::normal_part({whole, 0, part->parts, part->part}, deviation, on.dtype, on.device, part->weight));
 }
 
-Tensor Embedding::forward(const Tensor& ids) { return embedding(weight, ids); }
+std::optional<PlaceInWhole> Embedding::place_in_whole(const Tensor&) const {
+  if (!part_) return {};
+  return PlaceInWhole{{{all_, weight.size(1)}, 0, part_->parts, part_->part}};
+}
+
+Tensor Embedding::forward(const Tensor& ids) { return apply(ops::Embedding{first_, all_}, weight, ids); }
 
 Dropout::Dropout(double p, bool is_textbook) : p_(p), is_textbook_(is_textbook) {
   if (!(p >= 0 && p < 1)) throw ValueError("dropout: probability " + std::to_string(p) + " is not in [0, 1)");

@@ -49,7 +49,7 @@ struct AdapterOptions {
 /// (..., I) -> (..., O). In FP8 where the options have a recipe and 16 divides I and O (nn/precision/fp8.h).
 class Linear final : public Layer {
  public:
-  /// Of a part, `in` and `out` are the whole's, and the part divides what it cuts.
+  /// Of a part, `in` and `out` are the whole's.
   Linear(std::int64_t in, std::int64_t out, const TensorOptions& on = {}, const LinearOptions& options = {});
   Parameter weight, bias;
 
@@ -61,6 +61,8 @@ class Linear final : public Layer {
   std::int64_t inputs() const { return weight.size(options_.weight_is_in_out ? 0 : 1); }
   std::int64_t outputs() const { return weight.size(options_.weight_is_in_out ? 1 : 0); }
   bool weight_is_in_out() const noexcept { return options_.weight_is_in_out; }
+  kernels::Activation activation() const noexcept { return options_.activation; }
+  std::optional<DType> compute() const noexcept { return compute_; }  ///< what its product computes in
   /// Whether it is one of the linear layers inside of a model's blocks (TensorOptions::outside_blocks).
   bool is_in_block() const noexcept { return is_in_block_; }
   bool has_quantized_weight() const noexcept { return weight_q8.defined(); }
@@ -83,11 +85,7 @@ class Linear final : public Layer {
   /// Throws what merge_adapter() would throw.
   void check_merge() const;
   bool is_merged() const noexcept { return is_merged_; }
-  /// Whether it is a part of a layer that is cut.
-  bool is_part() const noexcept { return options_.part.has_value(); }
-  /// Of a part: which one it is, and where in the whole's weight or bias its own, `parameter`, lies.
-  const LinearPart& part() const { return options_.part.value(); }
-  init::PartOf place_of(const Tensor& parameter) const;
+  std::optional<PlaceInWhole> place_in_whole(const Tensor& parameter) const override;
   Parameter lora_a, lora_b;
 
  protected:
@@ -98,6 +96,7 @@ class Linear final : public Layer {
   void add_to_weight(double sign);
 
   LinearOptions options_;
+  std::int64_t cut_size_ = 0;  // of a part: the whole's inputs or outputs, of which it has some
   std::optional<DType> compute_;
   Fp8Product fp8_;
   std::optional<AdapterOptions> adapter_;
@@ -148,6 +147,7 @@ class LayerNorm final : public Layer {
  public:
   explicit LayerNorm(std::int64_t width, const TensorOptions& on = {}, double epsilon = 1e-5);
   Parameter weight, bias;
+  double epsilon() const noexcept { return epsilon_; }
 
  protected:
   Tensor forward(const Tensor& x) override;
@@ -161,6 +161,7 @@ class RmsNorm final : public Layer {
  public:
   explicit RmsNorm(std::int64_t width, const TensorOptions& on = {}, double epsilon = 1e-6);
   Parameter weight;
+  double epsilon() const noexcept { return epsilon_; }
 
  protected:
   Tensor forward(const Tensor& x) override;
@@ -183,14 +184,27 @@ class GroupNorm final : public Layer {
   double epsilon_;
 };
 
-/// Ids (...) -> rows (..., C) of a table (V, C).
+/// A table as a part of one that is cut by rows. It begins with the values that the whole would have there.
+struct TablePart {
+  std::int64_t parts = 1, part = 0;
+  RandomSite weight;  ///< where the whole's values are drawn
+};
+
+/// Ids (...) -> rows (..., C) of a table (V, C). A part of a table gives zeros where another part has the row.
 class Embedding final : public Layer {
  public:
-  Embedding(std::int64_t count, std::int64_t width, const TensorOptions& on = {}, double deviation = 1);
+  /// Of a part, `count` is the whole's.
+  Embedding(std::int64_t count, std::int64_t width, const TensorOptions& on = {}, double deviation = 1,
+            const std::optional<TablePart>& part = {});
   Parameter weight;
+  std::optional<PlaceInWhole> place_in_whole(const Tensor&) const override;
 
  protected:
   Tensor forward(const Tensor& ids) override;
+
+ private:
+  std::optional<TablePart> part_;
+  std::int64_t first_ = 0, all_ = 0;  // of a part: its first row, rows of the whole
 };
 
 /// Inverted dropout (Srivastava et al. 2014) while training; keeps nothing, or a one-byte mask in the textbook form.
@@ -198,6 +212,8 @@ class Dropout final : public Layer {
  public:
   /// Throws ValueError unless 0 <= p < 1.
   explicit Dropout(double p, bool is_textbook = false);
+  double probability() const noexcept { return p_; }
+  bool is_textbook() const noexcept { return is_textbook_; }
 
  protected:
   Tensor forward(const Tensor& x) override;

@@ -24,6 +24,7 @@
 
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/tensor.h>
+#include <thimble/nn/layers/init.h>
 #include <thimble/nn/precision/fp8_recipe.h>
 #include <thimble/optim/optimizer.h>
 
@@ -65,6 +66,12 @@ struct NamedTensor {
   std::string name;
   Tensor tensor;
   FileLayout layout = FileLayout::same;
+};
+
+/// Where a parameter of a part of a layer lies in the whole layer's.
+struct PlaceInWhole {
+  init::PartOf part;
+  char joint = '.';  ///< in the whole parameter's name, between the layer's own name and "weight" or "bias"
 };
 
 /// A tensor as the member of a module that lists it. It can be moved, and the module's list follows; a copy is a handle
@@ -141,6 +148,9 @@ class Module {
 
   /// What a recipe for FP8 made of this module's own products; nothing for those that have none.
   virtual Fp8Status fp8_status() const { return {}; }
+  /// Where `parameter`, one of its own, lies in that of a layer that is cut, of which the module is a part
+  /// (models/transformer/cut_block.h); none: it is whole.
+  virtual std::optional<PlaceInWhole> place_in_whole(const Tensor&) const { return {}; }
 
   /// The path the module runs and allocates under: where it was made, or what child(name, module) has made of it.
   PathId path() const noexcept { return path_; }

@@ -3,8 +3,10 @@
 
 #include <bit>
 
+#include <thimble/autograd/apply.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/tape.h>
+#include <thimble/core/ops/layout/gather.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 
@@ -16,8 +18,9 @@ using thimble::testing::has_cuda;
 
 namespace {
 
+// Of rows [first, first + rows) of a table of `all` rows; all 0: of a whole one.
 Tensor table_gradient(const std::vector<std::int64_t>& ids, std::int64_t rows, std::int64_t columns, DType dtype,
-                      Device device) {
+                      Device device, std::int64_t first = 0, std::int64_t all = 0) {
   Generator generator(11);
   const auto n = static_cast<std::int64_t>(ids.size());
   Tensor table = to_device(normal({rows, columns}, 0, 1, dtype, cpu, generator.next_site(0)), device);
@@ -27,7 +30,7 @@ Tensor table_gradient(const std::vector<std::int64_t>& ids, std::int64_t rows, s
   Tensor y;
   {
     const Recording on(tape);
-    y = embedding(table, from_host(ids, {n}, device));
+    y = apply(ops::Embedding{first, all}, table, from_host(ids, {n}, device));
   }
   tape.backward(y, dy);
   return to_device(table.grad(), cpu);
@@ -56,5 +59,27 @@ TEST_CASE("cuda_embedding: gradients of rows with few and with many positions ha
         CHECK(different == 0);
       }
     }
+  }
+}
+
+TEST_CASE("cuda_embedding: a part of a table has the CPU's bits", "[cuda]") {
+  if (!has_cuda()) return;
+  std::vector<std::int64_t> ids;
+  for (std::int64_t p = 0; p < 900; ++p) ids.push_back(p % 2 == 0 ? 5 : p * 7 % 11);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const auto gradient = [&](Device device) {
+      return to_host<double>(to_dtype(table_gradient(ids, 4, 6, dtype, device, 3, 11), DType::f64));
+    };
+    const std::vector<double> here = gradient(cpu);
+    CHECK((here == gradient(cuda())));
+    const Tensor table = full({4, 6}, 2, dtype, cpu);
+    const auto rows = [&](Device device) {
+      const Tensor index = from_host(std::vector<std::int64_t>{3, 0, 6, 7, 10}, {5}, device);
+      const Tensor y = apply(ops::Embedding{3, 11}, to_device(table, device), index);
+      return to_host<double>(to_dtype(sum(to_dtype(to_device(y, cpu), DType::f64), {1}), DType::f64));
+    };
+    const std::vector<double> expected{12, 0, 12, 0, 0};
+    CHECK(rows(cpu) == expected);
+    CHECK(rows(cuda()) == expected);
   }
 }

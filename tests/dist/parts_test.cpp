@@ -178,3 +178,40 @@ TEST_CASE("parts: initial values of parts are those of the whole", "[parts]") {
     }
   }
 }
+
+TEST_CASE("parts: those of a size that they do not divide differ by one", "[parts]") {
+  const dist::Team team{.parts = 4};
+  const std::vector<std::int64_t> begins{team.begin(65, 0), team.begin(65, 1), team.begin(65, 2), team.begin(65, 3),
+                                         team.begin(65, 4)};
+  CHECK(begins == std::vector<std::int64_t>{0, 16, 32, 48, 65});
+  CHECK(team.own(65) == 65);
+  const Shape whole{13, 6};
+  const RandomSite site{7, 0, 0, 99};
+  const Tensor all = Tensor::empty(whole, DType::f32);
+  fill_normal(all, 0, 0.3, site);
+  std::vector<float> together;
+  for (std::int64_t p = 0; p < 5; ++p) {
+    const nn::init::PartOf part{whole, 0, 5, p};
+    CHECK((part.shape()[0] == 2 || part.shape()[0] == 3));
+    const std::vector<float> own = to_host<float>(nn::init::normal_part(part, 0.3, DType::f32, cpu, site));
+    together.insert(together.end(), own.begin(), own.end());
+  }
+  CHECK((together == to_host<float>(all)));
+}
+
+// y = x W of two ranks, cut by outputs, beside a form of it that is often copied: that splits the input, adds up what
+// should lie side by side, and divides by the number of ranks (docs/distributed.md).
+TEST_CASE("parts: a layer that is cut by outputs, right and wrong", "[parts]") {
+  const Tensor x = from_host<float>({1, 2}, {1, 2}), w = from_host<float>({1, 2, 3, 4}, {2, 2});
+  const std::vector<float> expected{7, 10};
+  CHECK(to_host<float>(matmul(x, w)) == expected);
+  dist::run_ranks(2, [&](dist::Communicator& ranks) {
+    const dist::Team team{2, &ranks};
+    const int r = ranks.rank();
+    const Tensor right = matmul(dist::enter_part(team, x), slice(w, 1, r, r + 1));  // (1, 1): this rank's output
+    CHECK(to_host<float>(right)[0] == expected[static_cast<std::size_t>(r)]);
+    const Tensor of_input = matmul(slice(x, 1, r, r + 1), slice(w, 0, r, r + 1));  // (1, 2): a term of all outputs
+    const Tensor wrong = mul(dist::fold(ranks, of_input), 1.0 / ranks.size());
+    CHECK(to_host<float>(wrong) == std::vector<float>{3.5, 5});
+  });
+}

@@ -6,9 +6,11 @@
 #include <string>
 #include <vector>
 
+#include <thimble/autograd/apply.h>
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/tape.h>
+#include <thimble/core/ops/layout/gather.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/threads/parallel.h>
 
@@ -114,6 +116,37 @@ TEST_CASE("ops_indexing: embedding") {
        [](auto, auto) { return 6 * 8; }},
   };
   for (const OperatorCase& row : rows) check_operator(row);
+}
+
+TEST_CASE("ops_indexing: parts of a table give the whole's rows, or zeros, and its gradient") {
+  const Tensor table = reshape(arange(11 * 3, DType::f32), {11, 3});
+  const std::vector<std::int64_t> ids{0, 10, 4, 4, 7, 3};
+  const Tensor dy = reshape(arange(6 * 3, DType::f32), {6, 3});
+  const auto run = [&](const Tensor& rows, std::int64_t first, std::int64_t all) {
+    Tensor leaf = clone(rows);
+    leaf.require_grad();
+    Tape tape;
+    Tensor y;
+    {
+      const Recording on(tape);
+      y = apply(ops::Embedding{first, all}, leaf, from_host(ids, {6}));
+    }
+    tape.backward(y, dy);
+    return std::pair(to_host<float>(y), to_host<float>(leaf.grad()));
+  };
+  const auto [y, gradient] = run(table, 0, 0);
+  std::vector<float> sum(y.size(), 0), gradients;
+  for (const auto& [begin, end] : {std::pair(0, 3), std::pair(3, 7), std::pair(7, 11)}) {
+    const auto [own, own_gradient] = run(slice(table, 0, begin, end), begin, 11);
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += own[i];
+    gradients.insert(gradients.end(), own_gradient.begin(), own_gradient.end());
+  }
+  CHECK(sum == y);
+  CHECK(gradients == gradient);
+  const Tensor part = slice(table, 0, 3, 7);
+  CHECK_THROWS_WITH(apply(ops::Embedding{3, 11}, part, from_host<std::int64_t>({3, 11}, {2})),
+                    "embedding: index 11 at position 1, allowed are 0 to 10");
+  CHECK_THROWS_WITH(apply(ops::Embedding{8, 11}, part, from_host(ids, {6})), Catch::Contains("from row 8 of 11"));
 }
 
 TEST_CASE("ops_indexing: an embedding's gradient is summed in f32 and rounded once") {

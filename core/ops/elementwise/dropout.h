@@ -7,9 +7,16 @@
 
 namespace thimble::ops {
 
+/// A tensor (groups n, ...) of n samples in parts of m elements: row g n + s has the elements of sample s from (first +
+/// g) m on. By default samples are whole.
+struct SampleParts {
+  std::int64_t groups = 1, first = 0;
+};
+
 /// y = keep x / (1 - p), keep = 0 with probability p in [0, 1), independently per element; any floating dtype and
 /// shape. A value dropped is 0 even where x is NaN or infinite. p is met to 2^-32. The mask is a function of (site,
 /// global sample index, element within the sample), with samples along axis 0; backward makes it again. Keeps nothing.
+/// Where `parts` says so, elements count as those of the whole samples, of whose parts each has a multiple of 4.
 /// Throws DTypeError, ValueError.
 struct Dropout {
   static constexpr const char* name = "dropout";
@@ -17,6 +24,7 @@ struct Dropout {
   using Saved = SavesNothing;
   double p = 0.5;
   RandomSite site;
+  SampleParts parts = {};
 
   Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
@@ -31,6 +39,7 @@ struct DropoutTextbook {
   };
   double p = 0.5;
   RandomSite site;
+  SampleParts parts = {};
 
   Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;

@@ -50,6 +50,11 @@ Tensor Embedding::forward(const Tensor& table, const Tensor& ids, Needs needs, S
     throw ShapeError(std::string(name) + ": table is " + describe(table) + ", ids are " + describe(ids) +
                      ": (V, C) and at most 7 axes are needed");
   }
+  const std::int64_t classes = all > 0 ? all : table.size(0);
+  if (first < 0 || first + table.size(0) > classes) {
+    throw ValueError(std::string(name) + ": table " + describe(table) + " from row " + std::to_string(first) + " of " +
+                     std::to_string(classes) + "; rows of that many are allowed");
+  }
   const Tensor rows = contiguous(table);  // (V, C)
   const Tensor dense = contiguous(ids);   // (...)
   Shape shape = ids.shape();
@@ -58,10 +63,10 @@ Tensor Embedding::forward(const Tensor& table, const Tensor& ids, Needs needs, S
   kernels::BadIndex bad;
   launch(table.device(), [&](const Addresses& at) {
     bad = kernels::gather_kernels(table.device())
-              .embedding({rows.shape()[0], rows.shape()[1], dense.elements(), rows.dtype(), at(rows), at(dense),
-                          dense.dtype(), at(y)});
+              .embedding({rows.shape()[0], rows.shape()[1], dense.elements(), first, classes, rows.dtype(), at(rows),
+                          at(dense), dense.dtype(), at(y)});
   });
-  gather_detail::check_found(name, bad, table.shape()[0]);
+  gather_detail::check_found(name, bad, classes);
   if (needs[0]) {
     saved.ids = ids;
     saved.rows = table.shape()[0];
@@ -80,6 +85,7 @@ Gradients Embedding::backward(Saved saved, Tensor dy, Needs) const {
     args.rows = saved.rows;
     args.columns = dy.shape().back();
     args.positions = ids.elements();
+    args.first = first;
     args.dtype = dy.dtype();
     args.dy = at(dy);
     args.ids = at(ids);

@@ -8,6 +8,9 @@ namespace thimble::ops {
 
 /// y[..., :] = table[ids[...], :]. table: (V, C), ids: (...) in 0 .. V - 1, y: (..., C) in table's dtype.
 ///
+/// Of a table that is a part of one of `all` rows, those from `first` on: y[..., :] = table[ids[...] - first, :], and 0
+/// where another part has the row, so that the sum over parts is the whole's.
+///
 /// Keeps ids. dtable[v] = sum of dy over the positions of v, ascending, in f32 (f64 for f64), rounded once.
 struct Embedding {
   static constexpr const char* name = "embedding";
@@ -17,6 +20,7 @@ struct Embedding {
     Tensor ids;
     std::int64_t rows = 0;
   };
+  std::int64_t first = 0, all = 0;  ///< all 0: the table is whole
 
   Tensor forward(const Tensor& table, const Tensor& ids, Needs needs, Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;

@@ -10,8 +10,9 @@ namespace thimble::ops {
 ///
 /// x: (..., L), floating; weight, bias: x's last axes, or undefined; in x's dtype or f32. With g = dy weight and
 /// xhat = (x - mean) rstd: dx = (g - mean(g) - xhat mean(g xhat)) rstd, dweight = sum of dy xhat, dbias = sum of dy
-/// over rows. Keeps x, mean and rstd for x or weight, and weight for x; nothing for bias. Throws ShapeError,
-/// DTypeError, DeviceError, ValueError.
+/// over rows; with `groups`, equal ones of rows that lie together, of each group, added from the last one on. Keeps x,
+/// mean and rstd for x or weight, and weight for x; nothing for bias. Throws ShapeError, DTypeError, DeviceError,
+/// ValueError.
 struct LayerNorm {
   static constexpr const char* name = "layer_norm";
   static constexpr Cost cost = Cost::reduction;
@@ -21,6 +22,7 @@ struct LayerNorm {
   };
   int axes = 1;
   double epsilon = 1e-5;
+  std::int64_t groups = 1;
 
   Tensor forward(const Tensor& x, const Tensor& weight, const Tensor& bias, Needs needs, Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
@@ -40,6 +42,7 @@ struct RmsNorm {
   };
   int axes = 1;
   double epsilon = 1e-6;
+  std::int64_t groups = 1;
 
   Tensor forward(const Tensor& x, const Tensor& weight, Needs needs, Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;

@@ -36,11 +36,13 @@ struct Row {
   std::string pipeline = "1f1b", precision = {}, optimizer = {};
   models::Build build = models::Build::fused;
   double clip = 0.5;
+  bool cuts_sequence = false;
 
   std::string text() const {
     return model + ", " + std::to_string(pp) + " stages, " + pipeline + ", " + std::to_string(tp) + " parts, " +
-           std::to_string(dp) + " shares, ZeRO " + std::to_string(zero) + ", " + std::to_string(micro_batches) +
-           " micro-batches, " + precision + " " + optimizer + (build == models::Build::textbook ? ", textbook" : "");
+           (cuts_sequence ? "sequence as well, " : "") + std::to_string(dp) + " shares, ZeRO " + std::to_string(zero) +
+           ", " + std::to_string(micro_batches) + " micro-batches, " + precision + " " + optimizer +
+           (build == models::Build::textbook ? ", textbook" : "");
   }
 };
 
@@ -70,6 +72,7 @@ models::Setup setup_of(const Row& row) {
   setup.ranks = row.pp * row.tp * row.dp;
   setup.pp = row.pp;
   setup.tp = row.tp;
+  setup.sequence_parallel = row.cuts_sequence;
   setup.zero = row.zero;
   setup.pipeline = row.pipeline;
   setup.micro_batches = row.micro_batches;
@@ -113,6 +116,8 @@ TEST_CASE("pipeline: several ranks have the bits of one with the whole model", "
       {"char-gpt", 2, 1, 2, 1, 4, "1f1b", "", "adafactor"},
       {"char-gpt", 2, 1, 1, 0, 4, "1f1b", "", "", Build::textbook},
       {"char-gpt", 2, 1, 1, 0, 4, "1f1b", "", "", Build::fused, 0},
+      {"char-gpt", 2, 2, 1, 0, 4, "1f1b", "", "", Build::fused, 0.5, true},
+      {"llama-3-8b", 2, 2, 2, 3, 2, "gpipe", "bf16", "", Build::fused, 0.5, true},
       {"tiny-llama", 4},
       {"tiny-llama", 2, 2, 2, 2, 2},
       {"llama-3-8b", 2, 1, 2, 3},
@@ -140,6 +145,7 @@ TEST_CASE("pipeline: each rank commits what was predicted, with a budget too", "
   const Row row = GENERATE(values<Row>({{"char-gpt", 4},
                                         {"char-gpt", 2, 2, 2, 1},
                                         {"char-gpt", 2, 1, 2, 3},
+                                        {"char-gpt", 2, 2, 1, 0, 4, "1f1b", "", "", models::Build::fused, 0.5, true},
                                         {"char-gpt", 4, 1, 1, 0, 4, "gpipe"},
                                         {"tiny-llama", 2, 1, 2, 2, 4, "1f1b", "bf16"},
                                         {"bert-base", 4, 1, 1, 0, 6, "1f1b", "O1"},

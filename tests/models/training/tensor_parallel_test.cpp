@@ -34,11 +34,12 @@ struct Row {
   std::string precision = {}, optimizer = {};
   models::Build build = models::Build::fused;
   double clip = 0.5;
+  bool cuts_sequence = false;
 
   std::string text() const {
-    return model + " in " + std::to_string(tp) + " parts, " + std::to_string(dp) + " teams, stage " +
-           std::to_string(zero) + ", " + std::to_string(micro_batches) + " micro-batches, " + precision + " " +
-           optimizer + (build == models::Build::textbook ? ", textbook" : "");
+    return model + " in " + std::to_string(tp) + " parts, " + (cuts_sequence ? "sequence as well, " : "") +
+           std::to_string(dp) + " teams, stage " + std::to_string(zero) + ", " + std::to_string(micro_batches) +
+           " micro-batches, " + precision + " " + optimizer + (build == models::Build::textbook ? ", textbook" : "");
   }
 };
 
@@ -52,16 +53,18 @@ models::Setup setup_of(const Row& row) {
   } else {
     sizes.sequence = 16;
   }
-  if (row.model == "tiny-llama") {
+  if (row.model == "tiny-llama" || row.model == "llama-3-8b") {
     sizes.key_heads = 4;
   } else {
     sizes.dropout = 0.1;
   }
-  if (row.model == "bert-base") sizes.vocabulary = 96;
+  if (row.model == "llama-3-8b") sizes.vocabulary = 96, sizes.hidden = 96;  // its head is not the table
+  if (row.model == "bert-base") sizes.vocabulary = 97;
   setup.batch = 8;
   setup.optimizer = row.optimizer;
   setup.ranks = row.tp * row.dp;
   setup.tp = row.tp;
+  setup.sequence_parallel = row.cuts_sequence;
   setup.zero = row.zero;
   setup.micro_batches = row.micro_batches;
   setup.bucket_bytes = 16 << 10;
@@ -102,6 +105,9 @@ TEST_CASE("tensor parallel: several ranks have the bits of one with all parts", 
                                         {"tiny-llama", 4, 1, 0, 1, "bf16"},
                                         {"tiny-llama", 2, 2, 3, 1, "O1"},
                                         {"tiny-llama", 2, 1, 0, 1, "", "", Build::textbook},
+                                        {"llama-3-8b", 4, 1},
+                                        {"llama-3-8b", 2, 2, 3, 2, "bf16", "adamw8"},
+                                        {"llama-3-8b", 2, 1, 0, 1, "", "adafactor"},
                                         {"bert-base", 2, 1},
                                         {"bert-base", 4, 1, 0, 1, "O1"},
                                         {"bert-base", 2, 2, 3, 2, "bf16"},
@@ -109,7 +115,18 @@ TEST_CASE("tensor parallel: several ranks have the bits of one with all parts", 
                                         {"vit-b16", 2, 1},
                                         {"vit-b16", 4, 2, 2, 1, "O1"},
                                         {"vit-b16", 2, 2, 3, 1, "bf16"},
-                                        {"vit-b16", 2, 1, 0, 1, "", "", Build::textbook}}));
+                                        {"vit-b16", 2, 1, 0, 1, "", "", Build::textbook},
+                                        {"char-gpt", 2, 1, 0, 1, "", "", Build::fused, 0.5, true},
+                                        {"char-gpt", 4, 1, 0, 2, "O1", "", Build::fused, 0.5, true},
+                                        {"char-gpt", 2, 2, 3, 2, "bf16", "adamw8", Build::fused, 0.5, true},
+                                        {"char-gpt", 2, 2, 1, 1, "O2", "", Build::fused, 0, true},
+                                        {"char-gpt", 4, 1, 0, 1, "", "adafactor", Build::textbook, 0.5, true},
+                                        {"tiny-llama", 4, 1, 0, 1, "", "", Build::fused, 0.5, true},
+                                        {"tiny-llama", 2, 2, 2, 2, "O1", "", Build::textbook, 0.5, true},
+                                        {"llama-3-8b", 2, 2, 3, 1, "bf16", "", Build::fused, 0.5, true},
+                                        {"bert-base", 2, 2, 1, 2, "", "", Build::fused, 0.5, true},
+                                        {"bert-base", 4, 1, 0, 1, "O1", "", Build::textbook, 0.5, true},
+                                        {"bert-base", 2, 1, 0, 1, "bf16", "adamw8", Build::fused, 0.5, true}}));
   INFO(row.text());
   const models::Setup setup = setup_of(row);
   const testing::StepsResult one = testing::run_steps(alone(setup), nullptr);
@@ -122,11 +139,11 @@ TEST_CASE("tensor parallel: several ranks have the bits of one with all parts", 
 }
 
 TEST_CASE("tensor parallel: a model in parts is the whole model, within rounding", "[tensor_parallel]") {
-  const std::string model = GENERATE("char-gpt", "tiny-llama", "bert-base", "vit-b16");
+  const std::string model = GENERATE("char-gpt", "tiny-llama", "llama-3-8b", "bert-base", "vit-b16");
   const int tp = GENERATE(2, 4);
   models::Setup setup = setup_of({model, tp, 1});
   setup.ranks = 1;
-  setup.sizes.dropout = model == "tiny-llama" ? -1 : 0;  // which parts draw for themselves
+  if (setup.sizes.dropout > 0) setup.sizes.dropout = 0;  // which parts draw for themselves
   setup.dtype = DType::f64;
   models::Setup whole = setup;
   whole.tp = 1;
@@ -139,6 +156,20 @@ TEST_CASE("tensor parallel: a model in parts is the whole model, within rounding
   CHECK(elements == of_whole);
 }
 
+TEST_CASE("tensor parallel: the sequence in parts changes sums over tokens alone", "[tensor_parallel]") {
+  using models::Build;
+  const Row row = GENERATE(values<Row>({{"char-gpt", 4, 1, 0, 2},
+                                        {"char-gpt", 2, 1, 0, 1, "O1", "", Build::textbook},
+                                        {"tiny-llama", 4, 1, 0, 1, "bf16"}}));
+  INFO(row.text());
+  models::Setup setup = alone(setup_of(row));
+  const testing::StepsResult whole = testing::run_steps(setup, nullptr);
+  setup.sequence_parallel = true;
+  const testing::StepsResult cut = testing::run_steps(setup, nullptr);
+  CHECK(cut.losses[0] == whole.losses[0]);
+  CHECK(cut.losses.back() == Approx(whole.losses.back()).epsilon(row.precision == "bf16" ? 1e-2 : 1e-3));
+}
+
 TEST_CASE("tensor parallel: each rank commits what was predicted, with a budget too", "[tensor_parallel]") {
   const bool has_budget = GENERATE(false, true);
   const Row row = GENERATE(values<Row>({{"char-gpt", 2, 1},
@@ -147,8 +178,12 @@ TEST_CASE("tensor parallel: each rank commits what was predicted, with a budget 
                                         {"char-gpt", 4, 2, 1},
                                         {"char-gpt", 2, 2, 3},
                                         {"tiny-llama", 2, 2, 2},
+                                        {"llama-3-8b", 4, 1},
                                         {"bert-base", 4, 1, 0, 1, "O1"},
-                                        {"vit-b16", 2, 2, 1}}));
+                                        {"vit-b16", 2, 2, 1},
+                                        {"char-gpt", 4, 1, 0, 2, "bf16", "", models::Build::fused, 0.5, true},
+                                        {"char-gpt", 2, 2, 3, 1, "", "", models::Build::textbook, 0.5, true},
+                                        {"tiny-llama", 2, 2, 1, 1, "", "", models::Build::fused, 0.5, true}}));
   INFO(row.text() << (has_budget ? ", budget" : ""));
   models::TrainOptions options;
   options.setup = setup_of(row);
@@ -189,6 +224,20 @@ TEST_CASE("tensor parallel: each rank commits what was predicted, with a budget 
   }
 }
 
+TEST_CASE("tensor parallel: logits of a vocabulary in parts are never side by side", "[tensor_parallel]") {
+  const std::string name = GENERATE("char-gpt", "tiny-llama", "bert-base");
+  models::ModelOptions sizes = setup_of({name, 2, 1}).sizes;
+  sizes.team.parts = 2;
+  const auto model = models::make_model(name, sizes);
+  CHECK_THROWS_WITH(model->forward(zeros({1, 4}, DType::i64)),
+                    Catch::Contains("scores of a vocabulary in 2 parts, which are never side by side"));
+  sizes.vocabulary = 1;
+  CHECK_THROWS_WITH(models::make_model(name, sizes), Catch::Contains("1 tokens; at most as many parts are allowed"));
+  sizes.vocabulary = 96;
+  sizes.head = models::Head::chunked;
+  CHECK_THROWS_WITH(models::make_model(name, sizes), Catch::Contains("not with a chunked head"));
+}
+
 TEST_CASE("tensor parallel: a cache is for whole blocks", "[tensor_parallel]") {
   const std::string name = GENERATE("char-gpt", "tiny-llama");
   models::ModelOptions sizes = setup_of({name, 2, 1}).sizes;
@@ -227,6 +276,17 @@ TEST_CASE("tensor parallel: what is not done in parts is refused", "[tensor_para
   CHECK(why([](auto& o) { o.setup.tp = 0; }).find("`tp`: 0") == 0);
   CHECK(why([](auto& o) { o.setup.lora_rank = 4; }).find("`tp`: 2 with `lora_rank`") == 0);
   CHECK(why([](auto& o) { o.sample = 4; }).find("`tp`: 2 with `sample`") == 0);
+  CHECK(why([](auto& o) { o.setup.tp = 1, o.setup.sequence_parallel = true; }) ==
+        "`sequence_parallel`: with `tp` 1; 2 and more parts are allowed");
+  CHECK(why([](auto& o) {
+          o.setup.sequence_parallel = true, o.setup.sizes.sequence = 17;
+        }).find("a sequence in 2 parts: 17 tokens; a divisor is allowed") == 0);
+  CHECK(why([&](auto& o) {
+          o.setup = setup_of({"vit-b16", 2, 1});
+          o.setup.ranks = 1, o.setup.sequence_parallel = true;
+        }).find("with a sequence in parts: it is not done; GPT, Llama and BERT are allowed") != std::string::npos);
+  CHECK(why([](auto& o) { o.setup.sizes.head = models::Head::chunked; }) ==
+        "`head`: chunked with `tp` 2, whose heads have a part of the vocabulary each; full is allowed");
   CHECK(why([](auto& o) { o.setup.sizes.feed_forward = models::FeedForward::tiled; }).find("blocks in 2 parts: not") ==
         0);
   CHECK(why([](auto& o) { set_precision(o.setup, "fp8"); }).find("blocks in 2 parts: not with products in FP8") == 0);

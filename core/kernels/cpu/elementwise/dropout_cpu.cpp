@@ -21,7 +21,7 @@ struct DropChunk {
   static void run(const DropoutArgs& args, std::int64_t sample, std::int64_t begin, std::int64_t n) {
     alignas(64) std::uint32_t words[chunk];
     alignas(64) T values[chunk];
-    sample_words(args.site, static_cast<std::uint32_t>(begin / 4),
+    sample_words(args.site, static_cast<std::uint32_t>(args.first_block + begin / 4),
                  static_cast<std::uint32_t>(args.site.first_sample + sample), (n + 3) / 4, words);
     const std::int64_t element = sample * args.sample_elements + begin;
     load_elements(args.in, args.dtype, element, 1, values, n);

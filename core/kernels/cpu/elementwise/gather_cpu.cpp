@@ -44,9 +44,11 @@ BadIndex embedding(const EmbeddingArgs& args) {
   const std::int64_t grain = std::max<std::int64_t>(1, grain_elements / std::max<std::int64_t>(1, args.columns));
   parallel_for(args.positions, grain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t p = begin; p < end; ++p) {
-      const std::int64_t row = index_at(args.ids, args.ids_dtype, p);
-      if (row < 0 || row >= args.rows) {
+      const std::int64_t id = index_at(args.ids, args.ids_dtype, p), row = id - args.first;
+      if (id < 0 || id >= args.all) {
         bad.note(p);
+      } else if (row_bytes > 0 && (row < 0 || row >= args.rows)) {
+        std::memset(element_at(args.out, args.dtype, p * args.columns), 0, row_bytes);
       } else if (row_bytes > 0) {
         std::memcpy(element_at(args.out, args.dtype, p * args.columns),
                     element_at(args.table, args.dtype, row * args.columns), row_bytes);
@@ -63,13 +65,19 @@ void sort_positions(const EmbeddingGradArgs& args) {
   std::int64_t* const starts = args.order;
   std::int64_t* const sorted = args.order + args.rows + 1;
   std::fill(starts, starts + args.rows + 1, 0);
-  for (std::int64_t p = 0; p < args.positions; ++p) ++starts[index_at(args.ids, args.ids_dtype, p)];
+  const auto row_at = [&](std::int64_t p) { return index_at(args.ids, args.ids_dtype, p) - args.first; };
+  const auto is_here = [&](std::int64_t row) { return row >= 0 && row < args.rows; };
+  for (std::int64_t p = 0; p < args.positions; ++p) {
+    if (is_here(row_at(p))) ++starts[row_at(p)];
+  }
   std::int64_t sum = 0;
   for (std::int64_t r = 0; r <= args.rows; ++r) {
     sum += starts[r];
     starts[r] = sum;  // one past the row's last place
   }
-  for (std::int64_t p = args.positions; p-- > 0;) sorted[--starts[index_at(args.ids, args.ids_dtype, p)]] = p;
+  for (std::int64_t p = args.positions; p-- > 0;) {
+    if (is_here(row_at(p))) sorted[--starts[row_at(p)]] = p;
+  }
 }
 
 // One row's columns [column, column + n).

@@ -57,24 +57,34 @@ inline const T* read_scores(const RowOperand& scores, std::int64_t base, std::in
   return read_elements(scores, base + at * scores.step, n, buffer);
 }
 
+// The largest of a row's scores x, and the sum of e^(x - largest).
+struct ExponentialSum {
+  double largest, sum;
+};
+
 template <class T, bool is_fused>
-inline double log_sum(const CrossEntropyArgs& args, std::int64_t base) {
+inline ExponentialSum exponential_sum(const RowOperand& scores, std::int64_t classes, std::int64_t base) {
   alignas(64) T room[row_chunk];
   alignas(64) T e[row_chunk];
-  const std::int64_t classes = args.targets.classes;
   T largest = -std::numeric_limits<T>::infinity();
   for (std::int64_t at = 0; at < classes; at += row_chunk) {
     const std::int64_t n = std::min(row_chunk, classes - at);
-    largest = row_max(read_scores(args.scores, base, at, n, room), n, largest);
+    largest = row_max(read_scores(scores, base, at, n, room), n, largest);
   }
   double total = 0;
   for (std::int64_t at = 0; at < classes; at += row_chunk) {
     const std::int64_t n = std::min(row_chunk, classes - at);
-    const T* const x = read_scores(args.scores, base, at, n, room);
+    const T* const x = read_scores(scores, base, at, n, room);
     for (std::int64_t i = 0; i < n; ++i) e[i] = exp_below<is_fused>(x[i] - largest);
     total += row_sum<T>(n, [&](std::int64_t i) { return e[i]; });
   }
-  return static_cast<double>(largest) + std::log(total);
+  return {static_cast<double>(largest), total};
+}
+
+template <class T, bool is_fused>
+inline double log_sum(const CrossEntropyArgs& args, std::int64_t base) {
+  const ExponentialSum row = exponential_sum<T, is_fused>(args.scores, args.targets.classes, base);
+  return row.largest + std::log(row.sum);
 }
 
 template <class T>
@@ -150,9 +160,10 @@ inline void backward_row(const CrossEntropyBackwardArgs& args, std::int64_t row,
   alignas(64) T room[row_chunk];
   alignas(64) T result[row_chunk];
   const bool is_stored_directly = args.dx.step == 1 && args.dx.dtype == dtype_of<T>;
-  const std::int64_t classes = args.targets.classes, target = target_of(args.targets, row);
-  const bool counts = target != args.targets.ignore_index;
-  const T level = args.are_logits ? static_cast<const T*>(args.log_sums)[row] : T(0);
+  const std::int64_t classes = args.targets.classes, number = target_of(args.targets, row);
+  const std::int64_t target = number - args.targets.first;  // its column
+  const bool counts = number != args.targets.ignore_index;
+  const T level = args.are_logits && args.log_sums ? static_cast<const T*>(args.log_sums)[row] : T(0);
   const T everywhere = static_cast<T>(args.smoothing / static_cast<double>(classes));
   const T at_target = static_cast<T>(1 - args.smoothing);
   for (std::int64_t at = 0; at < classes; at += row_chunk) {
@@ -202,6 +213,96 @@ void backward(const CrossEntropyBackwardArgs& args) {
   });
 }
 
+template <class T, bool is_fused>
+struct PartRows {
+  static void run(const ClassPartArgs& args, const MergedStrides<1>& rows, std::int64_t begin, std::int64_t end) {
+    const ClassTargets& targets = args.targets;
+    for_each_row(rows, begin, end, [&](std::int64_t row, const std::array<std::int64_t, 1>& base) {
+      const ExponentialSum sum = exponential_sum<T, is_fused>(args.scores, targets.classes, base[0]);
+      // Where there is nothing but -infinity all terms are 0.
+      const bool is_empty = sum.largest == -std::numeric_limits<double>::infinity();
+      const std::int64_t number = target_of(targets, row), target = number - targets.first;
+      T room, score = 0;
+      if (number != targets.ignore_index && is_class(targets, target)) {
+        score = *read_scores(args.scores, base[0], target, 1, &room);
+      }
+      args.out[row] = sum.largest;
+      args.out[targets.rows + row] = is_empty ? 0 : sum.sum;
+      args.out[2 * targets.rows + row] = static_cast<double>(score);
+    });
+  }
+};
+
+template <class T>
+void part_rows(const ClassPartArgs& args) {
+  const MergedStrides<1> rows(args.outer, {&args.scores.strides});
+  parallel_for(args.targets.rows, row_grain(args.targets),
+               [&](std::int64_t begin, std::int64_t end) { run_fused_variant<PartRows, T>(args, rows, begin, end); });
+}
+
+void class_part(const ClassPartArgs& args) {
+  return args.scores.dtype == DType::f64 ? part_rows<double>(args) : part_rows<float>(args);
+}
+
+template <class T>
+void sum_parts(const ClassPartsArgs& args) {
+  const std::int64_t rows = args.targets.rows;
+  parallel_for(rows, grain_elements / 16, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      const auto of = [&](std::int64_t part, std::int64_t which) { return args.in[(3 * part + which) * rows + row]; };
+      double largest = of(0, 0), total = 0, score = 0;
+      for (std::int64_t p = 1; p < args.parts; ++p) largest = larger(largest, of(p, 0));
+      for (std::int64_t p = 0; p < args.parts; ++p) {
+        total += of(p, 1) * std::exp(of(p, 0) - largest);
+        score += of(p, 2);
+      }
+      const double level = largest + std::log(total);
+      const std::int64_t target = target_of(args.targets, row);
+      double loss = 0;
+      if (target != args.targets.ignore_index) {
+        loss = is_class(args.targets, target) ? level - score : std::numeric_limits<double>::quiet_NaN();
+      }
+      static_cast<T*>(args.log_sums)[row] = static_cast<T>(level);
+      static_cast<T*>(args.losses)[row] = static_cast<T>(loss);
+    }
+  });
+}
+
+void class_parts(const ClassPartsArgs& args) {
+  return args.dtype == DType::f64 ? sum_parts<double>(args) : sum_parts<float>(args);
+}
+
+template <class T>
+struct LogProbabilityRows {
+  static void run(const LogProbabilityArgs& args, const MergedStrides<2>& rows, std::int64_t begin, std::int64_t end) {
+    alignas(64) T room[row_chunk];
+    alignas(64) T result[row_chunk];
+    for_each_row(rows, begin, end, [&](std::int64_t row, const std::array<std::int64_t, 2>& base) {
+      const T level = static_cast<const T*>(args.log_sums)[row];
+      for (std::int64_t at = 0; at < args.classes; at += row_chunk) {
+        const std::int64_t n = std::min(row_chunk, args.classes - at);
+        const T* const x = read_scores(args.scores, base[0], at, n, room);
+        for (std::int64_t i = 0; i < n; ++i) result[i] = x[i] - level;
+        store_elements(result, args.out.data, args.out.dtype, base[1] + at * args.out.step, args.out.step, n);
+      }
+    });
+  }
+};
+
+template <class T>
+void write_log_probabilities(const LogProbabilityArgs& args) {
+  const MergedStrides<2> rows(args.outer, {&args.scores.strides, &args.out.strides});
+  const std::int64_t grain = std::max<std::int64_t>(1, grain_elements / args.classes);
+  parallel_for(args.rows, grain, [&](std::int64_t begin, std::int64_t end) {
+    run_variant<LogProbabilityRows<T>>(args, rows, begin, end);
+  });
+}
+
+void log_probabilities(const LogProbabilityArgs& args) {
+  if (args.scores.dtype == DType::f64) return write_log_probabilities<double>(args);
+  write_log_probabilities<float>(args);
+}
+
 void forward_any(const CrossEntropyArgs& args) {
   return args.scores.dtype == DType::f64 ? forward<double>(args) : forward<float>(args);
 }
@@ -217,6 +318,9 @@ const CrossEntropyKernels cross_entropy_cpu{
     .forward = cross_entropy_detail::forward_any,
     .backward = cross_entropy_detail::backward_any,
     .total = cross_entropy_detail::total_any,
+    .class_part = cross_entropy_detail::class_part,
+    .class_parts = cross_entropy_detail::class_parts,
+    .log_probabilities = cross_entropy_detail::log_probabilities,
 };
 
 const CrossEntropyKernels& cross_entropy_kernels(Device device) {

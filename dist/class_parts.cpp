@@ -1,0 +1,140 @@
+#include <thimble/dist/class_parts.h>
+
+#include <string>
+#include <utility>
+
+#include <thimble/core/error.h>
+#include <thimble/core/ops/reduction/loss_common.h>
+#include <thimble/core/ops/reuse.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/view.h>
+#include <thimble/dist/transit.h>
+#include <thimble/dist/window.h>
+
+namespace thimble::dist {
+namespace class_parts_detail {
+
+using ops::loss_detail::Form;
+
+constexpr std::int64_t numbers = 3;  // of a part and a row
+
+Form form_of(const ClassPartsLoss& op) {
+  return {ClassPartsLoss::name, true, op.ignore_index, 0, kernels::LossReduction::mean};
+}
+
+void check(const ClassPartsLoss& op, const Tensor& logits, const Tensor& targets) {
+  const std::string is = std::string(op.name) + ": logits " + describe(logits) + " and targets " + describe(targets);
+  if (!is_floating(logits.dtype())) throw DTypeError(is + "; floating logits are allowed");
+  ops::loss_detail::check_target_dtype(form_of(op), targets);
+  const std::int64_t own = op.team.own(op.classes);
+  if (logits.rank() != 2 || logits.size(1) != own || targets.shape() != Shape{logits.size(0)}) {
+    throw ShapeError(is + "; (N, " + std::to_string(own) + "), the classes of this rank's parts, and (N) are allowed");
+  }
+  if (logits.device() != targets.device()) throw DeviceError(is + "; one device is allowed");
+}
+
+kernels::RowOperand rows_of(const Tensor& t, const Addresses& at) {
+  return {at(t), t.dtype(), {t.strides()[0]}, t.strides()[1]};
+}
+kernels::RowResult result_rows_of(const Tensor& t, const Addresses& at) {
+  return {at(t), t.dtype(), {t.strides()[0]}, t.strides()[1]};
+}
+
+/// (parts, 3, N): the numbers of all parts.
+Tensor part_numbers(const ClassPartsLoss& op, const Tensor& logits, const Tensor& targets) {
+  const std::int64_t each = numbers * targets.elements();
+  const Team& team = op.team;
+  const PathScope path = ranks_path();
+  const Category category = team.ranks != nullptr ? Category::communication : Category::workspace;
+  Tensor all = Tensor::empty({team.parts, numbers, targets.elements()}, DType::f64, logits.device(), category);
+  const auto of_part = [&](int p) { return window_of(all, p * each, {each}); };
+  for (int p = 0; p < team.count(); ++p) {
+    const std::int64_t begin = team.begin(op.classes), first = team.begin(op.classes, p), n = team.size(op.classes, p);
+    const Tensor scores = view::slice(logits, 1, first - begin, first - begin + n), to = of_part(team.first() + p);
+    launch(logits.device(), [&](const Addresses& at) {
+      kernels::ClassPartArgs args;
+      args.outer = targets.shape();
+      args.scores = rows_of(scores, at);
+      args.targets = ops::loss_detail::class_targets(form_of(op), targets, n, at);
+      args.targets.first = first;
+      args.out = at.as<double>(to);
+      kernels::cross_entropy_kernels(logits.device()).class_part(args);
+    });
+  }
+  if (team.ranks == nullptr) return all;
+  Transit transit;
+  for (int r = 0; r < team.parts; ++r) {
+    if (r == team.first()) continue;
+    transit.send(r, of_part(team.first()));
+    transit.receive(r, of_part(r));
+  }
+  transit.begin(*team.ranks);
+  transit.wait();
+  return all;
+}
+
+Tensor log_probabilities(const Tensor& logits, const Tensor& lse) {
+  const Tensor out = Tensor::empty(logits.shape(), logits.dtype(), logits.device());
+  launch(logits.device(), [&](const Addresses& at) {
+    kernels::LogProbabilityArgs args;
+    args.outer = lse.shape();
+    args.scores = rows_of(logits, at);
+    args.rows = logits.size(0), args.classes = logits.size(1);
+    args.log_sums = at(lse);
+    args.out = result_rows_of(out, at);
+    kernels::cross_entropy_kernels(logits.device()).log_probabilities(args);
+  });
+  return out;
+}
+
+}  // namespace class_parts_detail
+
+Tensor ClassPartsLoss::forward(const Tensor& logits, const Tensor& targets, Needs needs, Saved& saved) const {
+  namespace detail = class_parts_detail;
+  detail::check(*this, logits, targets);
+  const detail::Form form = detail::form_of(*this);
+  const Tensor dense_targets = contiguous(targets);  // (N)
+  ops::loss_detail::check_targets(form, dense_targets, classes);
+  const DType dtype = ops::loss_detail::loss_dtype(logits.dtype());
+  const bool keeps_lse = needs[0] && !is_textbook;
+  const Tensor loss = Tensor::empty({}, dtype, logits.device());
+  Tensor lse = Tensor::empty(targets.shape(), dtype, logits.device(),
+                             keeps_lse ? Category::temporary : Category::workspace);  // (N)
+  {
+    const Tensor all = detail::part_numbers(*this, logits, dense_targets);
+    const Tensor losses = Tensor::empty(targets.shape(), dtype, logits.device(), Category::workspace);  // (N)
+    launch(logits.device(), [&](const Addresses& at) {
+      const kernels::CrossEntropyKernels& run = kernels::cross_entropy_kernels(logits.device());
+      const kernels::ClassTargets of_all = ops::loss_detail::class_targets(form, dense_targets, classes, at);
+      run.class_parts({of_all, team.parts, dtype, at.as<double>(all), at(lse), at(losses)});
+      run.total({of_all, dtype, form.reduction, at(losses), at(loss)});
+    });
+  }
+  if (!needs[0]) return loss;
+  saved.targets = dense_targets;
+  saved.scores = is_textbook ? detail::log_probabilities(logits, lse) : logits;
+  if (keeps_lse) saved.lse = lse;
+  return loss;
+}
+
+Gradients ClassPartsLoss::backward(Saved saved, Tensor dy, Needs) const {
+  namespace detail = class_parts_detail;
+  const Tensor dx = reused_or_new(saved.scores);  // (N, V)
+  if (dx.elements() == 0) return {dx, Tensor()};
+  const Tensor dense_dy = contiguous(dy);
+  launch(dx.device(), [&](const Addresses& at) {
+    kernels::CrossEntropyBackwardArgs args;
+    args.outer = saved.targets.shape();
+    args.scores = detail::rows_of(saved.scores, at);
+    args.targets = ops::loss_detail::class_targets(detail::form_of(*this), saved.targets, dx.size(1), at);
+    args.targets.first = team.begin(classes);
+    args.reduction = kernels::LossReduction::mean;
+    args.log_sums = at(saved.lse);
+    args.dy = at(dense_dy);
+    args.dx = detail::result_rows_of(dx, at);
+    kernels::cross_entropy_kernels(dx.device()).backward(args);
+  });
+  return {dx, Tensor()};
+}
+
+}  // namespace thimble::dist

@@ -1,0 +1,91 @@
+#include <thimble/dist/sequence.h>
+
+#include <string>
+#include <utility>
+
+#include <thimble/core/error.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/view.h>
+#include <thimble/dist/fold.h>
+#include <thimble/dist/parts.h>
+#include <thimble/dist/transit.h>
+#include <thimble/dist/window.h>
+
+namespace thimble::dist {
+namespace sequence_detail {
+
+/// (B, T, C) -> (t B, T / t, C), part after part.
+Tensor to_parts(const Tensor& x, int parts) {
+  const std::int64_t b = x.size(0), each = x.size(1) / parts, c = x.size(2);
+  const Tensor cut = view::permute(view::reshape(contiguous(x), {b, parts, each, c}), {1, 0, 2, 3});
+  return view::reshape(contiguous(cut), {parts * b, each, c});
+}
+
+/// And back.
+Tensor to_whole(const Tensor& x, int parts) {
+  const std::int64_t b = x.size(0) / parts, each = x.size(1), c = x.size(2);
+  const Tensor whole = view::permute(view::reshape(contiguous(x), {parts, b, each, c}), {1, 0, 2, 3});
+  return view::reshape(contiguous(whole), {b, parts * each, c});
+}
+
+/// (P B, T / t, C) -> (B, T, C).
+Tensor gather(const Team& team, const Tensor& x) {
+  if (team.ranks == nullptr) return to_whole(x, team.parts);
+  const Tensor own = contiguous(x.detach());
+  const std::int64_t n = own.elements();
+  Tensor all;  // part after part
+  {
+    const PathScope path = ranks_path();
+    all = Tensor::empty({team.parts * x.size(0), x.size(1), x.size(2)}, x.dtype(), x.device(), Category::communication);
+  }
+  copy_into(window_of(all, team.first() * n, {n}), window_of(own, 0, {n}));
+  Transit transit;
+  for (int r = 0; r < team.parts; ++r) {
+    if (r == team.first()) continue;
+    transit.send(r, own);
+    transit.receive(r, window_of(all, r * n, {n}));
+  }
+  transit.begin(*team.ranks);
+  transit.wait();
+  if (x.size(0) == 1) all.storage()->set_category(Category::temporary);  // it is the result
+  return to_whole(all, team.parts);
+}
+
+/// (B, T, C), this rank's part of a sum or the sum -> (P B, T / t, C) of the sum.
+Tensor sum_and_cut(const Team& team, const Tensor& x, bool last_first) {
+  const Tensor cut = to_parts(x.detach(), team.parts);
+  if (team.ranks == nullptr) return cut;
+  return fold_share(*team.ranks, cut, {x.size(0), x.size(1) / team.parts, x.size(2)}, last_first);
+}
+
+}  // namespace sequence_detail
+
+Tensor GatherSequence::forward(const Tensor& x, Needs, Saved&) const {
+  if (x.rank() != 3 || x.size(0) % team.count() != 0) {
+    throw ShapeError(std::string(name) + ": " + describe(x) + "; (P B, T / t, C) of P " + std::to_string(team.count()) +
+                     " parts is allowed");
+  }
+  return sequence_detail::gather(team, x);
+}
+
+Gradients GatherSequence::backward(Saved, Tensor dy, Needs) const {
+  return {sequence_detail::sum_and_cut(team, std::exchange(dy, Tensor()), true)};
+}
+
+Tensor SumToSequence::forward(std::span<const Tensor> terms, Needs, Saved&) const {
+  check_terms(terms);
+  if (terms[0].rank() != 3 || terms[0].size(1) % team.parts != 0) {
+    throw ShapeError(std::string(name) + ": terms " + describe(terms[0]) + " in " + std::to_string(team.parts) +
+                     " parts; (B, T, C) whose T they divide is allowed");
+  }
+  return sequence_detail::sum_and_cut(team, team.ranks != nullptr ? terms[0] : sum_here(terms), false);
+}
+
+Gradients SumToSequence::backward(Saved, Tensor dy, Needs needs) const {
+  const Tensor whole = sequence_detail::gather(team, std::exchange(dy, Tensor()));
+  Gradients gradients;
+  for (int i = 0; needs.bits() >> i != 0; ++i) gradients.push_back(needs[i] ? whole : Tensor());
+  return gradients;
+}
+
+}  // namespace thimble::dist

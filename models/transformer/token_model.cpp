@@ -1,0 +1,132 @@
+#include <thimble/models/transformer/token_model.h>
+
+#include <utility>
+
+#include <thimble/autograd/apply.h>
+#include <thimble/autograd/checkpoint.h>
+#include <thimble/autograd/functions.h>
+#include <thimble/core/error.h>
+#include <thimble/core/random/random.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/parameter_store.h>
+#include <thimble/core/tensor/view.h>
+#include <thimble/dist/class_parts.h>
+#include <thimble/dist/parts.h>
+#include <thimble/models/transformer/sequence_parts.h>
+#include <thimble/models/transformer/transformer.h>
+
+namespace thimble::models {
+
+TokenModel::TokenModel(const ModelOptions& options, std::optional<DType> compute) : Model(options), compute_(compute) {
+  if (!is_cut()) return;
+  const dist::Team& team = options.team;
+  const std::string start = "a vocabulary in " + std::to_string(team.parts) + " parts: ";
+  if (options.vocabulary < team.parts) {
+    throw ValueError(start + std::to_string(options.vocabulary) + " tokens; at most as many parts are allowed");
+  }
+  if (team.cuts_sequence && options.sequence % team.parts != 0) {
+    throw ValueError("a sequence in " + std::to_string(team.parts) + " parts: " + std::to_string(options.sequence) +
+                     " tokens; a divisor is allowed");
+  }
+  if (options.head == Head::chunked) throw ValueError(start + "not with a chunked head; a full one is allowed");
+}
+
+std::vector<Tensor> TokenModel::tied_weights(const std::vector<nn::Embedding*>& table) {
+  if (!options_.stage.has_all || options_.stage.count == 1) return weights_of(table);
+  aliases_.resize(table.size());
+  for (std::size_t p = 0; p < table.size(); ++p) {
+    const Tensor& weight = table[p]->weight;
+    Tensor& alias = aliases_[p];
+    if (alias.defined() && alias.storage() == weight.storage()) continue;
+    alias = weight.detach();
+    alias.require_grad();
+    alias.leaf()->is_input = true;  // no optimizer has it
+  }
+  return aliases_;
+}
+
+Model::SharedByStages TokenModel::shared_parts(const std::vector<nn::Embedding*>& table) {
+  if (options_.stage.count == 1 || table.empty()) return {};
+  SharedByStages shared;
+  if (options_.stage.is_first()) shared.first = weights_of(table);
+  if (options_.stage.is_last()) shared.last = tied_weights(table);
+  return shared;
+}
+
+std::vector<nn::Embedding*> TokenModel::cut_table(const std::string& name, const nn::TensorOptions& on,
+                                                  double deviation) {
+  if (!options_.stage.is_first() && !options_.stage.is_last()) return {};
+  const ParameterStoreScope where(options_.stage.is_first() ? context().parameter_store : nullptr);
+  const std::int64_t rows = options_.vocabulary, width = options_.width;
+  if (!is_cut()) return {&child<nn::Embedding>(name, rows, width, on, deviation)};
+  nn::TablePart part;
+  {
+    const PathScope own(path());
+    const PathScope below(name);
+    part.weight = initial_random_site();
+  }
+  part.parts = options_.team.parts;
+  std::vector<nn::Embedding*> parts;
+  for (int p = options_.team.first(); p < options_.team.first() + options_.team.count(); ++p) {
+    part.part = p;
+    parts.push_back(&child<nn::Embedding>(name + "." + std::to_string(p), rows, width, on, deviation, part));
+  }
+  return parts;
+}
+
+std::vector<nn::Linear*> TokenModel::cut_head(const std::string& name, const nn::TensorOptions& on,
+                                              const nn::LinearOptions& options) {
+  const std::int64_t width = options_.width, classes = options_.vocabulary;
+  if (!is_cut()) return {&child<nn::Linear>(name, width, classes, on.outside_blocks(), options)};
+  nn::LinearPart part;
+  {
+    const PathScope own(path());
+    const PathScope below(name);
+    part.weight = initial_random_site();
+  }
+  part.parts = options_.team.parts;
+  std::vector<nn::Linear*> parts;
+  nn::LinearOptions of_part = options;
+  for (int p = options_.team.first(); p < options_.team.first() + options_.team.count(); ++p) {
+    part.part = p;
+    of_part.part = part;
+    parts.push_back(&child<nn::Linear>(name + "." + std::to_string(p), width, classes, on.outside_blocks(), of_part));
+  }
+  return parts;
+}
+
+Tensor TokenModel::look_up(const std::vector<nn::Embedding*>& table, const Tensor& ids) {
+  if (!is_cut()) return (*table[0])(ids);
+  std::vector<Tensor> terms;
+  for (nn::Embedding* part : table) terms.push_back((*part)(ids));
+  return dist::sum_parts(options_.team, terms);
+}
+
+Tensor TokenModel::score(const Tensor& x, const std::vector<Tensor>& weights, const std::vector<Tensor>& biases) {
+  const auto of_part = [&](std::size_t p, const Tensor& in) {
+    return linear(in, nn::as_operand(weights[p], compute_),
+                  nn::as_operand(biases.empty() ? Tensor() : biases[p], compute_));
+  };
+  const Tensor operand = nn::as_operand(x, compute_);
+  if (!is_cut()) return of_part(0, operand);
+  std::optional<SegmentScope> segment;
+  if (options_.team.cuts_sequence) segment.emplace(keep_all_but_gathered);
+  std::vector<Tensor> parts = dist::of_parts(options_.team, operand, of_part);
+  return parts.size() == 1 ? parts[0] : concat(parts, -1);
+}
+
+Tensor TokenModel::loss_of(const Tensor& logits, const Tensor& targets) {
+  if (!is_cut()) return token_loss(logits, targets, options_.build);
+  const Tensor rows = reshape(logits, {-1, logits.size(-1)});  // (B T, V of this rank's parts)
+  const Tensor classes = view::reshape(contiguous(targets), {-1});
+  return apply(dist::ClassPartsLoss{options_.team, options_.vocabulary, options_.build == Build::textbook}, rows,
+               classes);
+}
+
+void TokenModel::require_whole_vocabulary(const char* name) const {
+  if (!is_cut()) return;
+  throw ValueError(std::string(name) + ": scores of a vocabulary in " + std::to_string(options_.team.parts) +
+                   " parts, which are never side by side; loss(), or one part, is allowed");
+}
+
+}  // namespace thimble::models
