@@ -43,10 +43,14 @@ struct TapeGraph {
     Needs needs;
     double multiply_adds = 0;  ///< of its forward, where the operator says (core/ops/op.h); 0: memory traffic only
 
-    /// The operator, null when it is another one than Op.
+    template <class Op>
+    bool is() const {
+      return type == &op_type<Op>();
+    }
+    /// The operator, null when it is another one than Op. As long as `record` is there.
     template <class Op>
     const Op* as() const {
-      return type == &op_type<Op>() ? &static_cast<const Record<Op>*>(record)->op : nullptr;
+      return is<Op>() ? &static_cast<const Record<Op>*>(record)->op : nullptr;
     }
   };
   std::vector<Node> nodes;

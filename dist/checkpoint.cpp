@@ -25,18 +25,34 @@ Communicator& all_ranks(DataParallel& parallel) {
   return all != nullptr ? *all : parallel.communicator();
 }
 
-/// Who has what of parameter `index` as it is shared out, in the order of its elements.
-std::vector<StageOutline::Owned> owners(const DataParallel& parallel, std::size_t index) {
+/// Who has what of each parameter as it is shared out by a rank of a team, in the order of its elements.
+std::vector<std::vector<StageOutline::Owned>> owners(const DataParallel& parallel, const StageOutline& stage,
+                                                     int part) {
   using Owned = StageOutline::Owned;
-  std::vector<Owned> list;
-  for (const Bucket& bucket : parallel.buckets()) {
+  std::vector<optim::Named> parameters;
+  for (const StageOutline::Parameter& p : stage.parameters) {
+    const Tensor& whole = p.whole.tensor;
+    parameters.push_back({p.whole.name, nn::outline({p.elements(part)}, whole.dtype())});
+  }
+  const BucketOptions& options = parallel.options().buckets;
+  const auto range_of = [&](std::size_t i, int rank) {
+    const std::size_t number = parallel.whole()[i].tensor.storage()->index_in_store();
+    return shard_range(parameters[i].tensor.elements(), parallel.size(), rank, number);
+  };
+  const std::vector<Bucket> buckets = stage.is_stored ? make_buckets(parameters, parallel.size(), options, range_of)
+                                                      : make_buckets(parameters, parallel.size(), options);
+  std::vector<std::vector<Owned>> list(parameters.size());
+  for (const Bucket& bucket : buckets) {
     for (int r = 0; r < parallel.size(); ++r) {
       for (const Piece& piece : bucket.pieces[static_cast<std::size_t>(r)]) {
-        if (piece.parameter == index) list.push_back({r, {piece.begin, piece.end}});
+        list[piece.parameter].push_back({r, {piece.begin, piece.end}});
       }
     }
   }
-  std::sort(list.begin(), list.end(), [](const Owned& a, const Owned& b) { return a.range.begin < b.range.begin; });
+  for (std::vector<Owned>& of_one : list) {
+    std::sort(of_one.begin(), of_one.end(),
+              [](const Owned& a, const Owned& b) { return a.range.begin < b.range.begin; });
+  }
   return list;
 }
 
@@ -131,10 +147,11 @@ class Gathering {
   /// Tensors that go with a parameter: from those who have something of them to rank 0. `own`: what this rank has.
   void bring(const StageOutline& stage, const StageOutline::Parameter& parameter, bool is_shared_out,
              std::span<const nn::NamedTensor> wholes, std::span<const Tensor> own) {
-    const std::vector<StageOutline::Owned> all{{0, {0, parameter.elements}}};
     const int parts_count = parameter.part ? stage.team : 1;
     for (int p = 0; p < parts_count; ++p) {
-      for (const StageOutline::Owned& owned : is_shared_out ? parameter.shards : all) {
+      const std::int64_t of_part = parameter.elements(p);
+      const std::vector<StageOutline::Owned> all{{0, {0, of_part}}};
+      for (const StageOutline::Owned& owned : is_shared_out ? parameter.shards[static_cast<std::size_t>(p)] : all) {
         const int from = stage.first_rank + owned.rank * stage.team + p;
         if (all_.rank() > 0 && from != all_.rank()) continue;
         std::vector<nn::FileTensor> parts;
@@ -142,8 +159,9 @@ class Gathering {
           nn::FileTensor& t = parts.emplace_back(nn::FileTensor{wholes[k], from == all_.rank() ? own[k] : Tensor()});
           if (parameter.part) t.part = parameter.part, t.part->part = p;
           if (wholes[k].layout != nn::FileLayout::same) t.part = nn::init::PartOf{wholes[k].tensor.shape()};
-          const std::int64_t elements = wholes[k].tensor.elements() / parts_count;
-          const Range range = state_range(owned.range, parameter.elements, elements);
+          // In parts, state has an element for each of its parameter's.
+          const std::int64_t elements = parameter.part ? of_part : wholes[k].tensor.elements();
+          const Range range = state_range(owned.range, of_part, elements);
           t.first = range.begin;
           if (from != all_.rank()) t.here = room({range.size()}, wholes[k].tensor.dtype());
         }
@@ -295,6 +313,13 @@ void sort_tensors(const std::vector<nn::NamedTensor>& parameters, const nn::Modu
 
 }  // namespace checkpoint_detail
 
+std::int64_t StageOutline::Parameter::elements(int of_part) const {
+  if (!part) return whole.tensor.elements();
+  nn::init::PartOf own = *part;
+  own.part = of_part;
+  return own.shape().elements();
+}
+
 StageOutline stage_outline(const nn::Module& module, const DataParallel& parallel) {
   StageOutline stage;
   const TeamParts& parts = parallel.options().parts;
@@ -311,7 +336,14 @@ StageOutline stage_outline(const nn::Module& module, const DataParallel& paralle
     const optim::Named& p = parallel.whole()[i];
     const nn::FileTensor t = cuts.of_parameter({p.name, p.tensor, layouts.at(p.name)});
     const nn::NamedTensor whole{t.whole.name, nn::outline(t.whole.tensor.shape(), p.tensor.dtype()), t.whole.layout};
-    stage.parameters.push_back({whole, t.part, p.tensor.elements(), checkpoint_detail::owners(parallel, i)});
+    stage.parameters.push_back({whole, t.part, {}});
+  }
+  for (int member = 0; member < stage.team; ++member) {
+    std::vector<std::vector<StageOutline::Owned>> owners = checkpoint_detail::owners(parallel, stage, member);
+    for (std::size_t i = 0; i < owners.size(); ++i) {
+      StageOutline::Parameter& p = stage.parameters[i];
+      if (p.part || member == 0) p.shards.push_back(std::move(owners[i]));
+    }
   }
   for (const nn::NamedTensor& b : module.buffers()) {
     stage.buffers.push_back({b.name, nn::outline(b.tensor.shape(), b.tensor.dtype())});

@@ -36,8 +36,10 @@ struct StageOutline {
   struct Parameter {
     nn::NamedTensor whole;                 ///< as files have it; without bytes
     std::optional<nn::init::PartOf> part;  ///< of a rank; none: it is whole
-    std::int64_t elements = 0;             ///< that a team's rank has of it before it is shared out
-    std::vector<Owned> shards;             ///< as ZeRO shares them out, in the order of elements
+    /// Of each part as ZeRO shares it out, in the order of elements; of a whole one by the first of each team.
+    std::vector<std::vector<Owned>> shards;
+
+    std::int64_t elements(int of_part) const;  ///< before they are shared out
   };
   std::vector<Parameter> parameters;
   std::vector<nn::NamedTensor> buffers;  ///< without bytes

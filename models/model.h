@@ -98,6 +98,8 @@ class Model : public nn::Module {
     std::vector<Tensor> first, last;
   };
   virtual SharedByStages shared_by_stages() { return {}; }
+  /// Whether the first and the last stage share parameters, so that one stage and several are two arithmetics.
+  virtual bool is_tied() const noexcept { return false; }
   /// From now on every block runs under checkpoint(): it keeps its input alone. The results are the same bits. Throws
   /// ValueError where the model has no such blocks.
   virtual void recompute_blocks(bool is_on = true);

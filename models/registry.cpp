@@ -119,7 +119,9 @@ std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& opt
 }
 
 Theory make_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision) {
-  return registry_detail::row_of(name).theory(name, options, precision);
+  const Theory theory = registry_detail::row_of(name).theory(name, options, precision);
+  if (options.team.cuts_sequence) make_model(name, options, {dry(cpu)});  // throws where it cannot be
+  return theory;
 }
 
 std::vector<ModelInfo> model_list() {

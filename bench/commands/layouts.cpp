@@ -26,6 +26,7 @@ nlohmann::ordered_json json_of(const models::JudgedLayout& judged) {
   const models::Layout& l = judged.layout;
   return {{"dp", l.dp},
           {"tp", l.tp},
+          {"sequence_parallel", l.cuts_sequence},
           {"pp", l.pp},
           {"zero", l.zero},
           {"micro_batches", l.micro_batches},
@@ -94,7 +95,7 @@ void print_table(const models::PlanOptions& options, const models::Cluster& clus
               format_bytes(cluster.memory_bytes).c_str());
   std::printf("time of a step, by the cost model '%s'\n", costs.c_str());
   print_time("operators, of a stage on average", time.pipeline_s - time.idle_s - time.parts_s, time.step_s());
-  print_time("sums over teams", time.parts_s, time.step_s());
+  print_time("what teams exchange", time.parts_s, time.step_s());
   print_time("idle stages", time.idle_s, time.step_s());
   print_time("traffic that is not hidden", time.shares_s, time.step_s());
   print_time("update", time.update_s, time.step_s());
@@ -149,12 +150,14 @@ void plan_layout(const CLI::App& command, const LayoutFlags& flags, const models
   if (is_given("--pp")) fixed.pp = options.setup.pp;
   if (is_given("--zero")) fixed.zero = options.setup.zero;
   if (is_given("--micro-batches")) fixed.micro_batches = options.setup.micro_batches;
+  if (is_given("--sequence-parallel")) fixed.cuts_sequence = true;
   if (is_given("--recompute-blocks")) fixed.recomputes_blocks = options.setup.recomputes_blocks;
   models::Cluster cluster = flags.cluster;
   cluster.ranks = options.setup.ranks;
   models::PlanOptions own = options;
   own.setup.ranks = own.setup.tp = own.setup.pp = 1;
   own.setup.zero = 0;
+  own.setup.sequence_parallel = false;
   own.setup.micro_batches = 1;
   const models::LayoutReport found = models::find_layout(own, cluster, fixed);
   const std::string costs = nn::CostModel(models::hardware_for(options.costs, options.device)).source;

@@ -68,6 +68,13 @@ std::string ranks_in_words(const models::Setup& setup) {
          std::to_string(setup.zero) + " of ZeRO";
 }
 
+nlohmann::ordered_json layout_json(const models::Setup& setup) {
+  return {{"tp", setup.tp},
+          {"sequence_parallel", setup.sequence_parallel},
+          {"pp", setup.pp},
+          {"zero", setup.zero}};
+}
+
 std::string ranks_in_words(const std::vector<int>& ranks) {
   std::string text;
   for (std::size_t i = 0; i < ranks.size();) {

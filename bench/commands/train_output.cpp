@@ -147,7 +147,7 @@ void print_train_json(const models::TrainOptions& options, const TrainExtra& ext
   if (r.evaluation && r.evaluation->accuracy) json["validation_accuracy"] = *r.evaluation->accuracy;
   if (options.sample > 0) json["sample"] = r.sample;
   if (!r.ranks.empty()) {
-    json.update({{"tp", options.setup.tp}, {"pp", options.setup.pp}, {"zero", options.setup.zero}});
+    json.update(layout_json(options.setup));
     json["ranks"] = train_output_detail::ranks_of(r);
   }
   std::cout << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";

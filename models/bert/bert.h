@@ -61,6 +61,7 @@ class Bert final : public TokenModel {
   bool has_stages() const noexcept override { return true; }
   bool can_cut_sequence() const noexcept override { return true; }
   SharedByStages shared_by_stages() override;
+  bool is_tied() const noexcept override { return true; }
   void recompute_blocks(bool is_on = true) override { recomputes_blocks_ = is_on; }
 
  private:

@@ -36,7 +36,8 @@ Theory bert_theory(std::string_view name, const ModelOptions& options, const nn:
   kept.statistics("head norm statistics", stream(2 * s));
   kept.values("head input", stream(sh));
   add_token_loss(kept, sizes);
-  kept.casts("weight casts", h * h + sizes.team.own(sizes.vocabulary) * h);
+  const std::int64_t transforms = sizes.team.cuts_sequence ? sizes.team.count() : 1;  // each part has its cast
+  kept.casts("weight casts", transforms * h * h + sizes.team.own(sizes.vocabulary) * h);
   theory.outside = kept.terms;
   return theory;
 }

@@ -55,6 +55,7 @@ class Gpt final : public Decoder {
   bool has_stages() const noexcept override { return true; }
   bool can_cut_sequence() const noexcept override { return true; }
   SharedByStages shared_by_stages() override;
+  bool is_tied() const noexcept override { return true; }
   nn::KvCacheSizes cache_sizes() const override;
   std::int64_t most_positions() const noexcept override { return options_.sequence; }
   Tensor extend(const Tensor& ids, nn::KvCache& cache) override;

@@ -116,7 +116,7 @@ Llama::Llama(const LlamaConfig& config, const nn::TensorOptions& on)
   head_ = cut_head("lm_head", on, llama_detail::projection());
 }
 
-Model::SharedByStages Llama::shared_by_stages() { return config_.is_tied ? shared_parts(tokens_) : SharedByStages(); }
+Model::SharedByStages Llama::shared_by_stages() { return is_tied() ? shared_parts(tokens_) : SharedByStages(); }
 
 // Ids (B, T) -> (B, T, h).
 Tensor Llama::embed(const Tensor& ids) {

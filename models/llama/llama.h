@@ -74,6 +74,7 @@ class Llama final : public Decoder {
   bool has_stages() const noexcept override { return true; }
   bool can_cut_sequence() const noexcept override { return true; }
   SharedByStages shared_by_stages() override;
+  bool is_tied() const noexcept override { return config_.is_tied; }
   nn::KvCacheSizes cache_sizes() const override;
   /// As many as a cache has room for: positions are turned, not learned.
   std::int64_t most_positions() const noexcept override { return std::numeric_limits<std::int64_t>::max(); }

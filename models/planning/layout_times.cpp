@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -26,8 +27,8 @@ struct Piece {
   // shares' terms, and the sums.
   double forward_sent = 0, backward_sent = 0;
   int forward_turns = 0, backward_turns = 0;
-  double kept_bytes = 0;                       // for backward
-  double given_bytes = 0;                      // to what follows
+  double kept_bytes = 0;   // for backward
+  double given_bytes = 0;  // to what follows
   double parameter_bytes = 0, state_bytes = 0;
 
   void add(const Piece& other, double times = 1) {
@@ -51,8 +52,8 @@ double bytes_of(const TapeGraph& graph, std::uint32_t value) {
   return static_cast<double>(v.shape.elements()) * static_cast<double>(size_of(v.dtype));
 }
 
-/// Adds node `n` to its piece. `seen` are storages that are counted already.
-void add_node(const TapeGraph& graph, std::size_t n, const nn::NodeTimes& times, std::vector<char>& seen,
+/// Adds node `n`, of work in `parts` parts, to its piece. `seen` are storages that are counted already.
+void add_node(const TapeGraph& graph, std::size_t n, const nn::NodeTimes& times, int parts, std::vector<char>& seen,
               Piece& piece) {
   const TapeGraph::Node& node = graph.nodes[n];
   piece.forward_s += times.forward;
@@ -62,10 +63,10 @@ void add_node(const TapeGraph& graph, std::size_t n, const nn::NodeTimes& times,
     piece.forward_sent += forward * bytes, piece.forward_turns += forward;
     piece.backward_sent += backward * bytes, piece.backward_turns += backward;
   };
-  if (node.as<dist::SumParts>() != nullptr) send(2, 0, result);
-  if (node.as<dist::EnterPart>() != nullptr) send(0, 2, result);
-  if (node.as<dist::GatherSequence>() != nullptr) send(1, 2, result);  // backward gathers again, and adds up
-  if (const auto* const cut = node.as<dist::SumToSequence>(); cut != nullptr) send(1, 1, cut->team.parts * result);
+  if (node.is<dist::SumParts>()) send(2, 0, result);
+  if (node.is<dist::EnterPart>()) send(0, 2, result);
+  if (node.is<dist::GatherSequence>()) send(1, 2, result);  // backward gathers again, and adds up
+  if (node.is<dist::SumToSequence>()) send(1, 1, parts * result);
   piece.given_bytes = result;
   for (const std::uint32_t value : node.saved) {
     if (value == TapeGraph::none || graph.values[value].is_leaf) continue;
@@ -98,20 +99,21 @@ struct LayoutTimes::Known {
   Device device;
   std::string hidden;  // what the names of blocks begin with; empty: blocks differ
   std::int64_t layers = 0;
-  std::map<std::pair<int, std::int64_t>, Pieces> by_parts;               // parts, samples
+  double shared_bytes = 0;                                               // that the first and the last stage have
+  std::map<std::tuple<int, bool, std::int64_t>, Pieces> by_parts;        // parts, of the sequence as well, samples
   std::map<std::pair<int, std::int64_t>, std::vector<Piece>> by_stages;  // where blocks differ: stages, samples
 
-  Setup plain(int tp, int pp, std::int64_t samples) const {
+  Setup plain(int tp, bool cuts_sequence, int pp, std::int64_t samples) const {
     Setup s = setup;
     s.tp = tp, s.pp = pp, s.ranks = tp * pp, s.rank = 0;
     s.zero = 0, s.micro_batches = 1, s.batch = samples;
     s.recomputes_blocks = false;
-    s.sequence_parallel = setup.sequence_parallel && tp > 1;
+    s.sequence_parallel = cuts_sequence;
     return s;
   }
   template <class PieceOf>
   void record(const Setup& s, const PieceOf& piece_of) const;
-  const Pieces& pieces(int tp, std::int64_t samples);
+  const Pieces& pieces(int tp, bool cuts_sequence, std::int64_t samples);
   const std::vector<Piece>& stages(int pp, std::int64_t samples);
   std::vector<Piece> of(const Layout& layout);
   std::int64_t samples(const Layout& layout) const { return setup.batch / (layout.dp * layout.micro_batches); }
@@ -124,7 +126,7 @@ void LayoutTimes::Known::record(const Setup& s, const PieceOf& piece_of) const {
   const std::vector<nn::NodeTimes> times = nn::node_times(graph, costs);
   std::vector<char> seen(graph.storages.size(), 0);
   for (std::size_t n = 0; n < graph.nodes.size(); ++n) {
-    layout_times_detail::add_node(graph, n, times[n], seen,
+    layout_times_detail::add_node(graph, n, times[n], s.tp, seen,
                                   piece_of(std::string(path_name(graph.nodes[n].path)), true));
   }
   const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
@@ -140,10 +142,10 @@ void LayoutTimes::Known::record(const Setup& s, const PieceOf& piece_of) const {
   }
 }
 
-const Pieces& LayoutTimes::Known::pieces(int tp, std::int64_t samples) {
-  const auto [found, is_new] = by_parts.try_emplace({tp, samples});
+const Pieces& LayoutTimes::Known::pieces(int tp, bool cuts_sequence, std::int64_t samples) {
+  const auto [found, is_new] = by_parts.try_emplace({tp, cuts_sequence, samples});
   if (!is_new) return found->second;
-  Setup s = plain(tp, 1, samples);
+  Setup s = plain(tp, cuts_sequence, 1, samples);
   s.sizes.layers = 1;
   Pieces& pieces = found->second;
   // Nodes and parameters both come in the order of the chain.
@@ -163,7 +165,7 @@ const std::vector<Piece>& LayoutTimes::Known::stages(int pp, std::int64_t sample
   const auto [found, is_new] = by_stages.try_emplace({pp, samples});
   if (!is_new) return found->second;
   for (int stage = 0; stage < pp; ++stage) {
-    Setup s = plain(1, pp, samples);
+    Setup s = plain(1, false, pp, samples);
     s.rank = stage;
     Piece& piece = found->second.emplace_back();
     record(s, [&](const std::string&, bool) -> Piece& { return piece; });
@@ -174,7 +176,7 @@ const std::vector<Piece>& LayoutTimes::Known::stages(int pp, std::int64_t sample
 /// A piece for each stage.
 std::vector<Piece> LayoutTimes::Known::of(const Layout& layout) {
   if (hidden.empty()) return stages(layout.pp, samples(layout));
-  const Pieces& all = pieces(layout.tp, samples(layout));
+  const Pieces& all = pieces(layout.tp, layout.cuts_sequence, samples(layout));
   std::vector<Piece> list;
   for (int stage = 0; stage < layout.pp; ++stage) {
     const dist::StagePlace place{stage, layout.pp};
@@ -183,16 +185,24 @@ std::vector<Piece> LayoutTimes::Known::of(const Layout& layout) {
     if (place.is_first()) piece.add(all.before);
     piece.add(all.block, static_cast<double>(units.end - units.first));
     if (place.is_last()) piece.add(all.behind);
+    if (place.is_last() && layout.pp > 1) piece.parameter_bytes += shared_bytes / layout.tp;  // without state
     list.push_back(piece);
   }
   return list;
 }
 
 LayoutTimes::LayoutTimes(const Setup& setup, const Cluster& cluster, nn::CostModel costs, Device device)
-    : known_(std::make_unique<Known>(Known{setup, cluster, std::move(costs), device, {}, 0, {}, {}})) {
+    : known_(std::make_unique<Known>(Known{setup, cluster, std::move(costs), device, {}, 0, 0, {}, {}})) {
   const std::unique_ptr<Model> model = make_model(setup.model, setup.sizes, tensor_options(setup, dry(device)));
   known_->hidden = model->hidden_layers();
   known_->layers = model->options().layers;
+  if (!model->is_tied()) return;
+  ModelOptions sizes = setup.sizes;
+  sizes.stage = {0, 2};
+  const auto first = make_model(setup.model, sizes, tensor_options(setup, dry(device)));
+  for (const Tensor& shared : first->shared_by_stages().first) {
+    known_->shared_bytes += static_cast<double>(shared.bytes());
+  }
 }
 
 LayoutTimes::~LayoutTimes() = default;
@@ -216,7 +226,7 @@ LayoutTime LayoutTimes::of(const Layout& layout) {
     costs.forward_s.push_back(piece.forward_s + forward_sums);
     double again = 0;
     if (layout.recomputes_blocks) {
-      const Pieces& all = known_->pieces(layout.tp, known_->samples(layout));
+      const Pieces& all = known_->pieces(layout.tp, layout.cuts_sequence, known_->samples(layout));
       const dist::StagePlace::Units units = dist::StagePlace{static_cast<int>(s), layout.pp}.units(known_->layers);
       again = all.block.forward_s * static_cast<double>(units.end - units.first);
     }
@@ -248,6 +258,9 @@ LayoutTime LayoutTimes::of(const Layout& layout) {
     if (layout.zero == 3) {  // parameters come for each forward and backward, ahead of the layer that computes
       time.shares_s += micro_batches * std::max(0.0, 2 * gathered - slowest) - gathered;
     }
+  }
+  if (layout.pp > 1) {  // a tied table's gradient to the first stage, its values back
+    time.shares_s += 2 * (known_->shared_bytes / layout.tp / next.bytes_per_s + next.message_s);
   }
   const double own = layout.zero > 0 ? d : 1;
   time.update_s = (3 * largest + 2 * state) / own / known_->costs.hardware.bytes_per_s;

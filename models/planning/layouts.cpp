@@ -23,7 +23,11 @@ bool is_possible(const Setup& setup, const Model& model, const Layout& layout) {
   const ModelOptions& sizes = model.options();
   if (layout.tp > 1 && (model.hidden_layers().empty() || sizes.heads % layout.tp != 0 ||
                         (sizes.key_heads > 0 && sizes.key_heads % layout.tp != 0) ||
-                        (sizes.hidden > 0 && sizes.hidden % layout.tp != 0))) {
+                        (sizes.hidden > 0 && sizes.hidden % layout.tp != 0) || sizes.head == Head::chunked ||
+                        (model.is_text() && sizes.vocabulary < layout.tp))) {
+    return false;
+  }
+  if (layout.cuts_sequence && (layout.tp == 1 || !model.can_cut_sequence() || sizes.sequence % layout.tp != 0)) {
     return false;
   }
   if (layout.recomputes_blocks && model.hidden_layers().empty()) return false;
@@ -51,9 +55,9 @@ int most_stages(const Setup& setup, const Model& model, int ranks) {
 }  // namespace layouts_detail
 
 std::string to_string(const Layout& layout) {
-  std::string text = "dp " + std::to_string(layout.dp) + ", tp " + std::to_string(layout.tp) + ", pp " +
-                     std::to_string(layout.pp) + ", ZeRO " + std::to_string(layout.zero) + ", " +
-                     std::to_string(layout.micro_batches) +
+  std::string text = "dp " + std::to_string(layout.dp) + ", tp " + std::to_string(layout.tp) +
+                     (layout.cuts_sequence ? ", sequence as well, pp " : ", pp ") + std::to_string(layout.pp) +
+                     ", ZeRO " + std::to_string(layout.zero) + ", " + std::to_string(layout.micro_batches) +
                      (layout.micro_batches == 1 ? " micro-batch" : " micro-batches");
   if (layout.recomputes_blocks) text += ", blocks again";
   if (layout.dp > 1) text += ", buckets of " + std::to_string(layout.bucket_bytes >> 20) + " MiB";
@@ -65,7 +69,7 @@ Setup setup_of(const Setup& setup, const Layout& layout, int rank) {
   own.ranks = layout.dp * layout.tp * layout.pp;
   own.rank = rank;
   own.tp = layout.tp, own.pp = layout.pp, own.zero = layout.zero;
-  own.sequence_parallel = setup.sequence_parallel && layout.tp > 1;
+  own.sequence_parallel = layout.cuts_sequence;
   own.micro_batches = layout.micro_batches;
   own.recomputes_blocks = layout.recomputes_blocks;
   own.bucket_bytes = layout.bucket_bytes;
@@ -80,7 +84,7 @@ std::vector<Layout> layouts_of(const Setup& setup, const Cluster& cluster, const
   const auto add = [&](const Layout& layout) {
     if (goes_with(fixed.zero, layout.zero) && goes_with(fixed.micro_batches, layout.micro_batches) &&
         goes_with(fixed.recomputes_blocks, layout.recomputes_blocks) &&
-        layouts_detail::is_possible(setup, *model, layout)) {
+        goes_with(fixed.cuts_sequence, layout.cuts_sequence) && layouts_detail::is_possible(setup, *model, layout)) {
       list.push_back(layout);
     }
   };
@@ -97,7 +101,10 @@ std::vector<Layout> layouts_of(const Setup& setup, const Cluster& cluster, const
         for (int zero = 0; zero <= (dp > 1 ? 3 : 0); ++zero) {
           for (const bool again : {false, true}) {
             for (const std::size_t bucket : {std::size_t{25} << 20, std::size_t{100} << 20}) {
-              if (dp > 1 || bucket == std::size_t{25} << 20) add({dp, tp, pp, zero, share / samples, again, bucket});
+              for (const bool cuts : {false, true}) {
+                if (dp == 1 && bucket != std::size_t{25} << 20) continue;
+                add({dp, tp, pp, zero, share / samples, again, bucket, cuts});
+              }
             }
           }
         }
@@ -203,6 +210,7 @@ LayoutReport find_layout(const PlanOptions& options, const Cluster& cluster, con
     const bool has_shape = l.dp == best.dp && l.tp == best.tp && l.pp == best.pp;
     int changes = (has_shape ? 0 : 1) + (l.zero != best.zero ? 1 : 0) +
                   (l.recomputes_blocks != best.recomputes_blocks ? 1 : 0) +
+                  (l.cuts_sequence != best.cuts_sequence && (has_shape || (l.tp > 1 && best.tp > 1)) ? 1 : 0) +
                   (l.bucket_bytes != best.bucket_bytes && best.dp > 1 ? 1 : 0);
     const std::int64_t samples = options.setup.batch / (l.dp * l.micro_batches);
     const std::int64_t own = options.setup.batch / (best.dp * best.micro_batches);

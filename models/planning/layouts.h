@@ -1,6 +1,6 @@
 #pragma once
-// How a model is best laid out over ranks: data, tensor and pipeline parallelism, ZeRO's stage, micro-batches,
-// recomputation and buckets, so that every rank fits its memory and a step takes least.
+// How a model is best laid out over ranks: data, tensor, sequence and pipeline parallelism, ZeRO's stage,
+// micro-batches, recomputation and buckets, so that every rank fits its memory and a step takes least.
 //
 // - Times are a model: rooflines of operators (nn/fit/cost.h), links (dist/links.h), the schedule of the pipeline as it
 //   is simulated. Bytes are exact: dry runs of every distinct rank.
@@ -35,25 +35,26 @@ struct Layout {
   std::int64_t micro_batches = 1;  ///< of each rank
   bool recomputes_blocks = false;
   std::size_t bucket_bytes = 25 << 20;
+  bool cuts_sequence = false;  ///< sequence parallelism, with more than one part
   friend bool operator==(const Layout&, const Layout&) = default;
 };
 
-/// "dp 2, tp 4, pp 1, ZeRO 1, 8 micro-batches, blocks again, buckets of 25 MiB".
+/// "dp 2, tp 4, sequence as well, pp 1, ZeRO 1, 8 micro-batches, blocks again, buckets of 25 MiB".
 std::string to_string(const Layout& layout);
 
 /// What is given, and not to be chosen.
 struct FixedLayout {
   std::optional<int> dp, tp, pp, zero;
   std::optional<std::int64_t> micro_batches;
-  std::optional<bool> recomputes_blocks;
+  std::optional<bool> recomputes_blocks, cuts_sequence;
 };
 
 /// Seconds of a step, by the model.
 struct LayoutTime {
   double pipeline_s = 0;  ///< forwards and backwards of all micro-batches, idle stages among it
   double idle_s = 0;      ///< of that: of a stage, on average
-  double parts_s = 0;     ///< of that: sums over teams, of the slowest stage
-  double shares_s = 0;    ///< traffic between ranks that share the batch, as far as it is not hidden
+  double parts_s = 0;     ///< of that: what teams exchange, of the slowest stage
+  double shares_s = 0;  ///< traffic between ranks that share the batch, as far as it is not hidden, and of a tied table
   double update_s = 0;
   double step_s() const noexcept { return pipeline_s + shares_s + update_s; }
 };

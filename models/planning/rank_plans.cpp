@@ -47,8 +47,8 @@ std::vector<std::vector<int>> alike_ranks(Setup setup, Device device) {
       const auto tokens = [&, all = parts.model->options().vocabulary](int member) {
         return nn::init::part_begin(all, setup.tp, member + 1) - nn::init::part_begin(all, setup.tp, member);
       };
-      const auto alike = std::stable_partition(
-          members.begin(), members.end(), [&, own = tokens(members.front())](int m) { return tokens(m) != own; });
+      const auto alike = std::stable_partition(members.begin(), members.end(),
+                                               [&, own = tokens(members.front())](int m) { return tokens(m) != own; });
       std::map<std::vector<std::int64_t>, std::vector<int>> of_shares;
       for (int d = 0; d < teams; ++d) {
         for (auto m = alike; m != members.end(); ++m) {

@@ -11,8 +11,6 @@ namespace recipe_detail {
 
 constexpr const char* data_key = "data";
 constexpr const char* data_name_key = "recipe.data_name";
-constexpr const char* parts_key = "tp";
-constexpr const char* one_part = "1";
 constexpr const char *heads_key = "heads", *window_key = "window";
 
 std::string name_of_data(const TrainOptions& options) {
@@ -49,8 +47,10 @@ std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& da
   if (model.options().heads > 0) {
     const bool is_tiled = model.options().feed_forward == FeedForward::tiled;
     list.push_back({"feed_forward", "`feed_forward`", is_tiled ? "tiled" : "full"});
-    list.push_back({recipe_detail::parts_key, "`tp`", std::to_string(setup.tp)});
+    list.push_back({"tp", "`tp`", std::to_string(setup.tp), "1"});
+    list.push_back({"sequence_parallel", "`sequence_parallel`", setup.sequence_parallel ? "on" : "off", "off"});
   }
+  if (model.is_tied()) list.push_back({"stages", "`pp`", model.options().stage.count > 1 ? "several" : "1", "1"});
   list.push_back({"micro_batches", "`micro_batches`", std::to_string(data_ranks(setup) * setup.micro_batches)});
   list.push_back({recipe_detail::data_key, "`data`", data.digest()});
   return list;
@@ -58,7 +58,7 @@ std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& da
 
 void put_recipe(nn::Metadata& metadata, const TrainOptions& options, const Dataset& data, const Training& training) {
   for (const RecipePart& part : recipe_of(options, data, training)) {
-    if (part.key == recipe_detail::parts_key && part.value == recipe_detail::one_part) continue;
+    if (part.value == part.unwritten) continue;
     metadata[recipe_detail::in_file(part)] = part.value;
   }
   metadata[recipe_detail::data_name_key] = recipe_detail::name_of_data(options);
@@ -85,7 +85,7 @@ std::string recipe_change(const nn::Metadata& before, const TrainOptions& option
   std::string text;
   for (const RecipePart& part : recipe_of(options, data, training)) {
     std::string old = at(before, in_file(part));
-    if (part.key == parts_key && old.empty()) old = one_part;
+    if (old.empty()) old = part.unwritten;
     if (old.empty() || old == part.value) continue;
     const bool is_data = part.key == data_key;
     text += text.empty() ? "" : ", ";

@@ -13,9 +13,12 @@ namespace thimble::models {
 /// One number or name of a recipe: `recipe.<key>` in a checkpoint, and the option that sets it.
 struct RecipePart {
   std::string key, option, value;
+  std::string unwritten =
+      {};  ///< the value that is meant where a checkpoint does not name the part; empty: there is none
 };
 
-/// Batch, micro-batches, head, dropout, parts of blocks, learning rate and its schedule (its steps where they shape
+/// Batch, micro-batches, head, dropout, parts of blocks and of the sequence, one stage or several where that is another
+/// arithmetic (Model::is_tied), learning rate and its schedule (its steps where they shape
 /// it), weight decay, beta2, clipping and the data's digest, with defaults filled in.
 std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& data, const Training& training);
 

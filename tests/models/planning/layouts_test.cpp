@@ -22,6 +22,7 @@ struct Case {
   std::int64_t batch;
   double share;  // of what one rank needs alone, that each has
   std::string precision = {};
+  bool cuts_sequence = false;  // given; else chosen
 };
 
 models::PlanOptions options_of(const Case& c) {
@@ -50,6 +51,12 @@ models::Cluster cluster_of(const Case& c, const models::PlanOptions& options) {
   return cluster;
 }
 
+models::FixedLayout fixed_of(const Case& c) {
+  models::FixedLayout fixed;
+  if (c.cuts_sequence) fixed.cuts_sequence = true;
+  return fixed;
+}
+
 /// On every rank.
 bool fits(const models::PlanOptions& options, const models::Cluster& cluster, const Layout& layout,
           const models::LayoutTime& time) {
@@ -65,13 +72,16 @@ TEST_CASE("layouts: the best one fits on every rank, and no faster one does", "[
                                         {"bert-base", 4, 8, 0.6, "bf16"},
                                         {"tiny-llama", 4, 16, 0.35},
                                         {"llama-3-8b", 8, 16, 0.3},
+                                        {"char-gpt", 8, 16, 0.15, "bf16", true},
                                         {"resnet18", 4, 16, 0.7}}));
   INFO(c.model << " on " << c.ranks << " ranks with " << c.share << " of what one needs");
   const models::PlanOptions options = options_of(c);
   const models::Cluster cluster = cluster_of(c, options);
-  const models::LayoutReport report = find_layout(options, cluster);
+  const models::FixedLayout fixed = fixed_of(c);
+  const models::LayoutReport report = find_layout(options, cluster, fixed);
   INFO(to_string(report.best.layout));
   REQUIRE(report.best.fits);
+  if (c.cuts_sequence) CHECK((report.best.layout.cuts_sequence && report.best.layout.tp > 1));
   CHECK(report.best.peak_bytes <= cluster.memory_bytes);
   CHECK(report.examined > 20);
   std::vector<int> ranks;
@@ -84,7 +94,7 @@ TEST_CASE("layouts: the best one fits on every rank, and no faster one does", "[
   for (int r = 0; r < c.ranks; ++r) CHECK(ranks[static_cast<std::size_t>(r)] == r);
   // Brute force: every layout that would be faster is run dry.
   models::LayoutTimes times(options.setup, cluster, nn::hardware("cpu"), cpu);
-  for (const Layout& layout : layouts_of(options.setup, cluster, {})) {
+  for (const Layout& layout : layouts_of(options.setup, cluster, fixed)) {
     const models::LayoutTime time = times.of(layout);
     if (time.step_s() >= report.best.time.step_s()) continue;
     INFO(to_string(layout));
@@ -111,7 +121,10 @@ TEST_CASE("layouts: what a person would try is never faster and fits", "[layouts
                                                   {2, 2, 2, 1, 8},
                                                   {2, 2, 2, 3, 4, true},
                                                   {1, 4, 2, 0, 16},
-                                                  {1, 2, 4, 0, 16, true}}) {
+                                                  {1, 2, 4, 0, 16, true},
+                                                  {2, 4, 1, 1, 4, false, 25 << 20, true},
+                                                  {2, 2, 2, 1, 8, false, 25 << 20, true},
+                                                  {1, 4, 2, 0, 16, true, 25 << 20, true}}) {
     INFO(to_string(layout) << " beside " << to_string(report.best.layout));
     const models::LayoutTime time = times.of(layout);
     if (!fits(options, cluster, layout, time)) continue;
@@ -122,10 +135,11 @@ TEST_CASE("layouts: what a person would try is never faster and fits", "[layouts
 }
 
 TEST_CASE("layouts: the best one trains in the bytes that were told", "[layouts]") {
-  const Case c = GENERATE(values<Case>({{"char-gpt", 4, 16, 0.4}, {"tiny-llama", 8, 16, 0.25}}));
+  const Case c = GENERATE(
+      values<Case>({{"char-gpt", 4, 16, 0.4}, {"tiny-llama", 8, 16, 0.25}, {"bert-base", 8, 16, 0.25, "", true}}));
   const models::PlanOptions options = options_of(c);
   const models::Cluster cluster = cluster_of(c, options);
-  models::FixedLayout fixed;
+  models::FixedLayout fixed = fixed_of(c);
   if (c.ranks == 8) fixed.pp = 2, fixed.tp = 2;
   const models::LayoutReport report = find_layout(options, cluster, fixed);
   INFO(to_string(report.best.layout));

@@ -75,8 +75,8 @@ class ByHand {
  private:
   /// "h.0.attn.c_attn.1.weight" -> part 1 of "h.0.attn.c_attn.weight"; a part < 0: it is whole.
   static std::pair<std::string, int> place_of(const std::string& own) {
-    for (const char* const layer :
-         {"c_attn", "c_fc", "c_proj", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}) {
+    for (const char* const layer : {"c_attn", "c_fc", "c_proj", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj",
+                                    "up_proj", "down_proj", "wte", "embed_tokens", "lm_head"}) {
       const std::size_t at = own.find(layer);
       if (at == std::string::npos) continue;
       const std::size_t dot = at + std::strlen(layer), end = own.find('.', dot + 1);
@@ -93,7 +93,7 @@ class ByHand {
     const std::int64_t rows = shape.size() == 2 ? shape[0] : 1, columns = shape.back();
     const std::int64_t of_part = columns / parts_, row = own / of_part, column = own % of_part;
     if (is("c_fc") || is("o_proj") || is("down_proj")) return row * columns + part * of_part + column;
-    if (!is("c_attn")) return part * (rows / parts_ * columns) + own;  // whole rows
+    if (!is("c_attn")) return part * rows / parts_ * columns + own;  // whole rows
     const std::int64_t third = of_part / 3;                            // queries, keys, values side by side
     return row * columns + column / third * (columns / 3) + part * third + column % third;
   }

@@ -155,4 +155,10 @@ TEST_CASE("parts in runs: another number of parts is said, and allowed", "[parts
   options.steps = 3;
   options.resume = folder / "one";
   CHECK(models::prepare_training(options).recipe_change == "`tp` 1 -> 4");
+  options.setup.sequence_parallel = true;
+  CHECK(models::prepare_training(options).recipe_change == "`tp` 1 -> 4, `sequence_parallel` off -> on");
+  // One rank that has all stages sums a tied table as several stages do.
+  options.setup.tp = 1, options.setup.sequence_parallel = false;
+  options.setup.pp = 2;
+  CHECK(models::prepare_training(options).recipe_change == "`pp` 1 -> several");
 }

@@ -118,6 +118,7 @@ TEST_CASE("pipeline: several ranks have the bits of one with the whole model", "
       {"char-gpt", 2, 1, 1, 0, 4, "1f1b", "", "", Build::fused, 0},
       {"char-gpt", 2, 2, 1, 0, 4, "1f1b", "", "", Build::fused, 0.5, true},
       {"llama-3-8b", 2, 2, 2, 3, 2, "gpipe", "bf16", "", Build::fused, 0.5, true},
+      {"bert-base", 2, 2, 1, 1, 4, "1f1b", "", "", Build::fused, 0.5, true},
       {"tiny-llama", 4},
       {"tiny-llama", 2, 2, 2, 2, 2},
       {"llama-3-8b", 2, 1, 2, 3},
