@@ -132,8 +132,8 @@ struct Backward {
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t row) const {
     std::int64_t base[2];
     rows.locate(row, base);
-    const std::int64_t number = targets.at(row), target = number - targets.first;
-    const bool counts = number != targets.ignore_index;
+    const std::int64_t target = targets.at(row);
+    const bool counts = target != targets.ignore_index;
     const T level = scores && log_sums ? log_sums[row] : T(0);
     const T everywhere = static_cast<T>(smoothing / static_cast<double>(targets.classes));
     const T at_target = static_cast<T>(1 - smoothing);
@@ -148,8 +148,9 @@ struct Backward {
         THIMBLE_UNROLL
         for (int e = 0; e < count; ++e) values[0][e] = -everywhere;
       }
-      if (target >= begin && target < begin + count) {
-        const int place = static_cast<int>(target - begin);
+      const std::int64_t from_here = target - targets.first - begin;
+      if (from_here >= 0 && from_here < count) {
+        const int place = static_cast<int>(from_here);
         THIMBLE_UNROLL
         for (int e = 0; e < count; ++e) values[0][e] = e == place ? values[0][e] - at_target : values[0][e];
       }
