@@ -18,6 +18,9 @@ struct Team {
   int parts = 1;
   Communicator* ranks = nullptr;  ///< of as many ranks, which have one part each; null: this rank has all
   bool cuts_sequence = false;     ///< what lies between the layers in parts is in parts, too: dist/sequence.h
+  bool has_whole_layers = false;  ///< the sequence alone is cut, and in attention heads: dist/heads.h
+
+  bool cuts_layers() const noexcept { return parts > 1 && !has_whole_layers; }
 
   int first() const noexcept;
   int count() const noexcept { return ranks != nullptr ? 1 : parts; }

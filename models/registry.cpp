@@ -111,7 +111,7 @@ std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& opt
                      " with a sequence in parts: it is not done; GPT, Llama and BERT are allowed");
   }
   const auto is_whole = [](int layer) { return layer < 0; };
-  if (options.team.parts > 1 && std::ranges::all_of(part_layers(*model, model->trainable()), is_whole)) {
+  if (options.team.cuts_layers() && std::ranges::all_of(part_layers(*model, model->trainable()), is_whole)) {
     throw ValueError("model: " + std::string(name) + " in " + std::to_string(options.team.parts) +
                      " parts: its layers are whole, and 1 is allowed");
   }
@@ -119,8 +119,14 @@ std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& opt
 }
 
 Theory make_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision) {
-  const Theory theory = registry_detail::row_of(name).theory(name, options, precision);
   if (options.team.cuts_sequence) make_model(name, options, {dry(cpu)});  // throws where it cannot be
+  ModelOptions sizes = options;
+  if (options.team.has_whole_layers) sizes.team = {};
+  Theory theory = registry_detail::row_of(name).theory(name, sizes, precision);
+  if (options.team.has_whole_layers) {
+    theory.unknown = "tokens in parts, in attention heads, keep";
+    theory.layers.clear(), theory.outside.clear();
+  }
   return theory;
 }
 

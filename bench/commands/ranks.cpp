@@ -39,6 +39,8 @@ void add_rank_flags(CLI::App& command, const std::shared_ptr<models::Setup>& set
       "compute the same samples; one rank has all (1)");
   command.add_flag("--sequence-parallel", setup->sequence_parallel,
                    "With --tp, norms, dropout and sums between layers in parts have a part of the sequence each");
+  add("--cp", setup->cp, 1, ranks_detail::most_ranks,
+      "Parts that the sequence alone is cut into, in attention the heads; ranks as with --tp, with whole layers (1)");
   add("--pp", setup->pp, 1, ranks_detail::most_ranks,
       "Stages of a pipeline that a chain of blocks is cut into, each on as many ranks (1)");
   command.add_option("--pipeline", setup->pipeline, "Order of micro-batches in a pipeline: 1f1b, gpipe (1f1b)")
@@ -59,6 +61,7 @@ std::string ranks_in_words(const models::Setup& setup) {
   std::string words;
   if (setup.tp > 1) words += ", blocks in " + std::to_string(setup.tp) + " parts";
   if (setup.sequence_parallel) words += ", the sequence as well";
+  if (setup.cp > 1) words += ", the sequence in " + std::to_string(setup.cp) + " parts, in attention heads";
   if (setup.ranks == 1) return words;
   if (setup.pp > 1) {
     words += ", stage " + std::to_string(models::stage_of(setup).index) + " of " + std::to_string(setup.pp) + " (" +
@@ -71,6 +74,7 @@ std::string ranks_in_words(const models::Setup& setup) {
 nlohmann::ordered_json layout_json(const models::Setup& setup) {
   return {{"tp", setup.tp},
           {"sequence_parallel", setup.sequence_parallel},
+          {"cp", setup.cp},
           {"pp", setup.pp},
           {"zero", setup.zero}};
 }

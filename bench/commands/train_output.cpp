@@ -57,6 +57,7 @@ void print_ranks(const models::TrainOptions& options, const models::TrainReport&
   if (r.ranks.empty()) return;
   std::printf("  ranks            %zu, ZeRO stage %d", r.ranks.size(), options.setup.zero);
   if (options.setup.tp > 1) std::printf(", blocks in %d parts", options.setup.tp);
+  if (options.setup.cp > 1) std::printf(", the sequence in %d parts", options.setup.cp);
   if (options.setup.pp > 1) std::printf(", %d stages, %s", options.setup.pp, options.setup.pipeline.c_str());
   std::printf("\n");
   std::printf("    rank     predicted peak      measured peak              state           sent   process peak\n");

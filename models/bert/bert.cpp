@@ -57,7 +57,19 @@ Tensor BertLayer::attend(const Tensor& in, const Tensor& mask) {  // (B, T, C)
   options.window = sizes_.window;
   options.mask = mask;
   options.dropout = is_training() ? sizes_.dropout : 0;
+  const auto of_heads = [&](std::size_t p, std::span<const Tensor> qkv) {
+    const auto heads = [&](const Tensor& y) {
+      return reshape(y, {y.size(0), y.size(1), sizes_.heads / team_.parts, sizes_.width / sizes_.heads});
+    };
+    const PathScope scope(part_name("attention.self", p));
+    const Tensor y = attention(heads(qkv[0]), heads(qkv[1]), heads(qkv[2]), options);
+    return reshape(y, {y.size(0), y.size(1), sizes_.width / team_.parts});
+  };
   const auto of_part = [&](std::size_t p, const Tensor& x) {
+    if (team_.has_whole_layers) {
+      const Tensor qkv[] = {product(*query_.parts[p], x), product(*key_.parts[p], x), product(*value_.parts[p], x)};
+      return product(*attention_out_.parts[p], attend_by_heads(team_, qkv, 1, of_heads));
+    }
     const Shape heads{x.size(0), x.size(1), sizes_.heads / team_.parts, sizes_.width / sizes_.heads};
     const Tensor q = reshape((*query_.parts[p])(x), heads), k = reshape((*key_.parts[p])(x), heads),
                  v = reshape((*value_.parts[p])(x), heads);
@@ -77,12 +89,12 @@ Tensor BertLayer::feed_forward(const Tensor& x) {
         tiled_feed_forward(x, {*up_.parts[0], nullptr, *down_.parts[0], kernels::Activation::gelu_erf, compute_}));
   }
   return drop_tokens(team_, mlp_dropout_, sum_of_parts(x, down_.bias, [&](std::size_t p, Tensor in) {
-                       Tensor y = (*up_.parts[p])(std::exchange(in, Tensor()));  // (B, T, 4C / parts)
+                       Tensor y = product(*up_.parts[p], std::exchange(in, Tensor()));  // (B, T, 4C / parts)
                        if (sizes_.build == Build::textbook) {
                          const PathScope scope(part_name("intermediate.gelu", p));
                          y = gelu(y, GeluForm::erf);
                        }
-                       return (*down_.parts[p])(y);
+                       return product(*down_.parts[p], y);
                      }));
 }
 
@@ -127,9 +139,9 @@ Bert::Bert(const ModelOptions& sizes, const nn::TensorOptions& on) : TokenModel(
                                   bert_detail::dense_gelu(sizes));
   transform_norm_ = &child<nn::LayerNorm>("cls.predictions.transform.LayerNorm", sizes.width, on, bert_detail::epsilon);
   const dist::Team& team = sizes.team;
-  for (int p = 0; p < team.count(); ++p) {
+  for (int p = 0; p < (is_cut() ? team.count() : 1); ++p) {
     const std::string part = is_cut() ? "." + std::to_string(team.first() + p) : "";
-    const nn::init::PartOf classes{{sizes.vocabulary}, 0, team.parts, team.first() + p};
+    const nn::init::PartOf classes{{sizes.vocabulary}, 0, is_cut() ? team.parts : 1, is_cut() ? team.first() + p : 0};
     head_.push_back(&child<HeadBias>("cls.predictions" + part, classes, on));
   }
 }

@@ -74,13 +74,17 @@ Tensor GptBlock::attend(const Tensor& x, const Tensor& mask, const nn::CachedLay
   options.window = sizes_.window;
   options.mask = mask;
   options.dropout = is_training() ? sizes_.dropout : 0;
+  const auto attend_part = [&](std::size_t p, std::span<const Tensor> qkv) {
+    const PathScope scope(part_name("attn", p));
+    return sizes_.build == Build::fused ? attention(qkv[0], heads, options)
+                                        : attention_textbook(qkv[0], heads, options);
+  };
   return drop_tokens(team_, attention_dropout_,
                      sum_of_parts(norm_tokens(team_, norm1_, x), attention_out_.bias, [&](std::size_t p, Tensor in) {
-                       const Tensor qkv = (*qkv_.parts[p])(std::exchange(in, Tensor()));  // (B, T, 3C / parts)
-                       const PathScope scope(part_name("attn", p));
-                       const Tensor y = sizes_.build == Build::fused ? attention(qkv, heads, options)
-                                                                     : attention_textbook(qkv, heads, options);
-                       return (*attention_out_.parts[p])(y);
+                       const Tensor qkv = product(*qkv_.parts[p], std::exchange(in, Tensor()));  // (B, T, 3C / parts)
+                       const Tensor y = team_.has_whole_layers ? attend_by_heads(team_, {&qkv, 1}, 3, attend_part)
+                                                               : attend_part(p, {&qkv, 1});
+                       return product(*attention_out_.parts[p], y);
                      }));
 }
 
@@ -91,12 +95,12 @@ Tensor GptBlock::feed_forward(const Tensor& x) {
   }
   return drop_tokens(team_, mlp_dropout_,
                      sum_of_parts(norm_tokens(team_, norm2_, x), down_.bias, [&](std::size_t p, Tensor in) {
-                       Tensor y = (*up_.parts[p])(std::exchange(in, Tensor()));  // (B, T, 4C / parts)
+                       Tensor y = product(*up_.parts[p], std::exchange(in, Tensor()));  // (B, T, 4C / parts)
                        if (sizes_.build == Build::textbook) {
                          const PathScope scope(part_name("mlp.gelu", p));
                          y = gelu(y);
                        }
-                       return (*down_.parts[p])(y);
+                       return product(*down_.parts[p], y);
                      }));
 }
 

@@ -49,10 +49,20 @@ Tensor LlamaLayer::attend(const Tensor& in, const Tensor& mask, const nn::Cached
   AttentionOptions options;
   options.window = sizes.window;
   options.mask = mask;
+  const auto heads = [&](const Tensor& y, std::int64_t count) {  // (B, T, count / parts, D), a view
+    return reshape(y, {y.size(0), y.size(1), count / team_.parts, sizes.width / sizes.heads});
+  };
+  const auto of_heads = [&](std::size_t p, std::span<const Tensor> qkv) {
+    const Tensor q = rotary(heads(qkv[0], sizes.heads), turns), k = rotary(heads(qkv[1], sizes.key_heads), turns);
+    const PathScope scope(part_name("self_attn", p));
+    const Tensor y = attention(q, k, heads(qkv[2], sizes.key_heads), options);
+    return reshape(y, {y.size(0), y.size(1), sizes.width / team_.parts});
+  };
   const auto of_part = [&](std::size_t p, const Tensor& x) {
-    const auto heads = [&](const Tensor& y, std::int64_t count) {  // (B, T, count / parts, D), a view
-      return reshape(y, {x.size(0), x.size(1), count / team_.parts, sizes.width / sizes.heads});
-    };
+    if (team_.has_whole_layers) {
+      const Tensor qkv[] = {product(*query_.parts[p], x), product(*key_.parts[p], x), product(*value_.parts[p], x)};
+      return product(*attention_out_.parts[p], attend_by_heads(team_, qkv, 1, of_heads));
+    }
     const Tensor q = rotary(heads((*query_.parts[p])(x), sizes.heads), turns);
     const Tensor k = rotary(heads((*key_.parts[p])(x), sizes.key_heads), turns);
     const Tensor v = heads((*value_.parts[p])(x), sizes.key_heads);
@@ -73,12 +83,13 @@ Tensor LlamaLayer::feed_forward(const Tensor& in) {
   }
   return sum_of_parts(nn::as_operand(norm_tokens(team_, norm2_, in), compute_), down_.bias,
                       [&](std::size_t p, const Tensor& x) {
-                        const Tensor gate = (*gate_.parts[p])(x), up = (*up_.parts[p])(x);  // (B, T, f / parts)
+                        const Tensor gate = product(*gate_.parts[p], x);  // (B, T, f / parts)
+                        const Tensor up = product(*up_.parts[p], x);
                         const auto gated = [&] {
                           const PathScope scope(part_name("mlp", p));
                           return config_.sizes.build == Build::fused ? swiglu(gate, up) : mul(silu(gate), up);
                         };
-                        return (*down_.parts[p])(gated());
+                        return product(*down_.parts[p], gated());
                       });
 }
 

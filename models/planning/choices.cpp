@@ -57,7 +57,7 @@ Variant with_tiles(Variant v) {
 
 /// Whether the setup's transformer may run its feed-forward layers in tiles.
 bool may_tile(const Setup& setup) {
-  if (setup.sizes.feed_forward == FeedForward::tiled || setup.sizes.build == Build::textbook || setup.tp > 1)
+  if (setup.sizes.feed_forward == FeedForward::tiled || setup.sizes.build == Build::textbook || team_size(setup) > 1)
     return false;
   const ModelOptions sizes = make_model(setup.model, setup.sizes, {dry(cpu)})->options();
   const bool is_over_images = sizes.image > 0;

@@ -37,7 +37,8 @@ std::vector<std::vector<int>> alike_ranks(Setup setup, Device device) {
   const int teams = data_ranks(setup), of_stage = setup.ranks / setup.pp;
   std::vector<std::vector<int>> groups;
   for (int begin = 0; begin < setup.ranks; begin += of_stage) {
-    std::vector<int> members(static_cast<std::size_t>(setup.tp));  // of a team, whose ranks are not in a group yet
+    std::vector<int> members(
+        static_cast<std::size_t>(team_size(setup)));  // of a team, whose ranks are not in a group yet
     std::iota(members.begin(), members.end(), 0);
     while (!members.empty()) {  // those with as many tokens of the vocabulary at once
       const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
@@ -52,7 +53,7 @@ std::vector<std::vector<int>> alike_ranks(Setup setup, Device device) {
       std::map<std::vector<std::int64_t>, std::vector<int>> of_shares;
       for (int d = 0; d < teams; ++d) {
         for (auto m = alike; m != members.end(); ++m) {
-          const int r = begin + d * setup.tp + *m;
+          const int r = begin + d * team_size(setup) + *m;
           of_shares[rank_plans_detail::shares_of(d, r == 0, *parts.parallel)].push_back(r);
         }
       }
@@ -65,7 +66,7 @@ std::vector<std::vector<int>> alike_ranks(Setup setup, Device device) {
 }
 
 nn::Plan fit_in_budget(const ChoiceOptions& options, const Setup& setup, nn::Planner& planner) {
-  if (setup.ranks == 1 || (setup.zero < 3 && setup.tp == 1)) return planner.fit(options.budget_bytes);
+  if (setup.ranks == 1 || (setup.zero < 3 && team_size(setup) == 1)) return planner.fit(options.budget_bytes);
   const int of_stage = setup.ranks / setup.pp, begin = setup.rank / of_stage * of_stage;  // the ranks of this stage
   Setup of_rank = setup;
   of_rank.rank = begin;

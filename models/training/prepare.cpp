@@ -34,10 +34,12 @@ namespace prepare_detail {
 void check_parts(const TrainOptions& options, bool is_text) {
   const Setup& setup = options.setup;
   const bool has_stages = setup.ranks > 1 && setup.pp > 1;
-  if (setup.tp == 1 && !has_stages) return;
-  const std::string begin =
-      (has_stages ? "`pp`: " + std::to_string(setup.pp) : "`tp`: " + std::to_string(setup.tp)) + " with ";
-  const std::string whole = has_stages ? "`pp` 1" : "`tp` 1";
+  if (team_size(setup) == 1 && !has_stages) return;
+  const std::string begin = (has_stages     ? "`pp`: " + std::to_string(setup.pp)
+                             : setup.cp > 1 ? "`cp`: " + std::to_string(setup.cp)
+                                            : "`tp`: " + std::to_string(setup.tp)) +
+                            " with ";
+  const std::string whole = has_stages ? "`pp` 1" : setup.cp > 1 ? "`cp` 1" : "`tp` 1";
   if (options.sample > 0) throw ValueError(begin + "`sample`; " + whole + ", or `sample` 0, is allowed");
   if (has_stages && !setup.weights.empty()) {
     throw ValueError(begin + "`weights`: no rank has the whole model; `resume` and `pp` 1 are allowed");

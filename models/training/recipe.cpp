@@ -48,6 +48,7 @@ std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& da
     const bool is_tiled = model.options().feed_forward == FeedForward::tiled;
     list.push_back({"feed_forward", "`feed_forward`", is_tiled ? "tiled" : "full"});
     list.push_back({"tp", "`tp`", std::to_string(setup.tp), "1"});
+    list.push_back({"cp", "`cp`", std::to_string(setup.cp), "1"});
     list.push_back({"sequence_parallel", "`sequence_parallel`", setup.sequence_parallel ? "on" : "off", "off"});
   }
   if (model.is_tied()) list.push_back({"stages", "`pp`", model.options().stage.count > 1 ? "several" : "1", "1"});

@@ -99,7 +99,7 @@ std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Commu
   nn::TensorOptions on = tensor_options(setup, device);
   if (const auto code = base_code(setup)) on.coded_weights = std::make_shared<nn::quant::CodedStore>(*code);
   ModelOptions sizes = setup.sizes;
-  sizes.team = {setup.tp, team, setup.sequence_parallel};
+  sizes.team = {team_size(setup), team, setup.sequence_parallel || setup.cp > 1, setup.cp > 1};
   sizes.stage = stage_of(setup);
   std::unique_ptr<Model> model = make_model(setup.model, sizes, on);
   if (setup.recomputes_blocks) model->recompute_blocks();
@@ -114,6 +114,15 @@ double clip_norm(const Setup& setup, bool is_text) {
 
 namespace setup_detail {
 
+/// "`tp`: 2".
+std::string team_option(const Setup& setup) {
+  return setup.cp > 1 ? "`cp`: " + std::to_string(setup.cp) : "`tp`: " + std::to_string(setup.tp);
+}
+std::string in_teams(const Setup& setup) {
+  if (team_size(setup) == 1) return "";
+  return std::string(" in teams of ") + (setup.cp > 1 ? "`cp` " : "`tp` ") + std::to_string(team_size(setup));
+}
+
 void check_ranks(const Setup& setup) {
   const std::string begin = "`ranks`: " + std::to_string(setup.ranks);
   if (setup.ranks < 1 || setup.rank < 0 || setup.rank >= setup.ranks) {
@@ -127,10 +136,17 @@ void check_ranks(const Setup& setup) {
     throw ValueError("`tp`: " + std::to_string(setup.tp) + " with `ranks` " + std::to_string(setup.ranks) +
                      "; a divisor of the ranks, or any number of parts on one rank, is allowed");
   }
-  if (setup.pp < 1 || (setup.ranks > 1 && setup.ranks % (setup.tp * setup.pp) != 0)) {
+  if (setup.cp < 1 || (setup.ranks > 1 && setup.ranks % setup.cp != 0)) {
+    throw ValueError("`cp`: " + std::to_string(setup.cp) + " with `ranks` " + std::to_string(setup.ranks) +
+                     "; a divisor of the ranks, or any number of parts on one rank, is allowed");
+  }
+  if (setup.cp > 1 && setup.tp > 1) {
+    throw ValueError("`cp`: " + std::to_string(setup.cp) + " with `tp` " + std::to_string(setup.tp) +
+                     ": sequences of whole layers alone are cut by heads; one of the two is allowed");
+  }
+  if (setup.pp < 1 || (setup.ranks > 1 && setup.ranks % (team_size(setup) * setup.pp) != 0)) {
     throw ValueError("`pp`: " + std::to_string(setup.pp) + " with `ranks` " + std::to_string(setup.ranks) +
-                     (setup.tp > 1 ? " in teams of `tp` " + std::to_string(setup.tp) : "") +
-                     "; as many stages as divide the ranks, or any number on one rank, are allowed");
+                     in_teams(setup) + "; as many stages as divide the ranks, or any number on one rank, are allowed");
   }
   if (setup.pipeline != "1f1b" && setup.pipeline != "gpipe") {
     throw ValueError("`pipeline`: '" + setup.pipeline + "' is not one of 1f1b, gpipe");
@@ -143,8 +159,8 @@ void check_ranks(const Setup& setup) {
   if (setup.sequence_parallel && setup.tp == 1) {
     throw ValueError("`sequence_parallel`: with `tp` 1; 2 and more parts are allowed");
   }
-  if (setup.tp > 1 && setup.lora_rank > 0) {
-    throw ValueError("`tp`: " + std::to_string(setup.tp) + " with `lora_rank`; blocks with adapters are whole");
+  if (team_size(setup) > 1 && setup.lora_rank > 0) {
+    throw ValueError(team_option(setup) + " with `lora_rank`; blocks with adapters are whole");
   }
   if (setup.ranks == 1) return;
   if (setup.micro_batches == auto_micro_batches) {
@@ -154,7 +170,7 @@ void check_ranks(const Setup& setup) {
   const std::int64_t parts = data_ranks(setup) * setup.micro_batches;
   if (setup.batch % parts != 0) {
     throw ValueError(
-        begin + (setup.tp > 1 ? " in teams of `tp` " + std::to_string(setup.tp) : "") +
+        begin + in_teams(setup) +
         (setup.micro_batches > 1 ? " with `micro_batches` " + std::to_string(setup.micro_batches) + " each" : "") +
         " do not divide `batch` " + std::to_string(setup.batch) + "; a multiple of " + std::to_string(parts) +
         " is allowed");
@@ -201,9 +217,9 @@ void check_techniques(const Setup& setup, bool is_text) {
                      ", because whether a step is skipped is known when all gradients are there; a static "
                      "`loss_scale`, or none, is allowed");
   }
-  if (setup.sizes.head == Head::chunked && setup.tp > 1) {
-    throw ValueError("`head`: chunked with `tp` " + std::to_string(setup.tp) +
-                     ", whose heads have a part of the vocabulary each; full is allowed");
+  if (setup.sizes.head == Head::chunked && team_size(setup) > 1) {
+    throw ValueError("`head`: chunked with " + setup_detail::team_option(setup) + ", whose heads have a part of the " +
+                     (setup.tp > 1 ? "vocabulary" : "tokens") + " each; full is allowed");
   }
   if (setup.sizes.head == Head::chunked && !may_chunk_head(setup)) {
     throw ValueError("`head`: chunked is not for " +

@@ -82,6 +82,9 @@ struct Setup {
   /// Sequence parallelism: with `tp`, norms, dropout and sums between layers in parts have a part of the sequence each
   /// (dist/sequence.h)
   bool sequence_parallel = false;
+  /// Context parallelism by heads (Ulysses): parts of the sequence, whose ranks have all layers as wholes and in
+  /// attention some heads (dist/heads.h). Teams are as with `tp`, and one of the two is 1
+  int cp = 1;
   /// Pipeline parallelism: stages that a chain of blocks is cut into (ModelOptions::stage). As many ranks in a row as
   /// share out the batch and its parts have one stage; one rank alone has all. 1: the model is whole
   int pp = 1;
@@ -90,14 +93,17 @@ struct Setup {
   std::size_t bucket_bytes = 25 << 20;  ///< of gradients that travel as one
 };
 
+/// Ranks that compute the same samples.
+inline int team_size(const Setup& setup) noexcept { return setup.tp * setup.cp; }
 /// Ranks that share the batch out, and which of them this one is: of several ranks each team counts as one, in all
 /// stages. Rank (s D + d) T + t of T parts and D such ranks has part t of stage s.
 inline int data_ranks(const Setup& setup) noexcept {
-  const int alike = setup.tp * setup.pp;
+  const int alike = team_size(setup) * setup.pp;
   return setup.ranks == 1 || alike < 1 ? setup.ranks : std::max(1, setup.ranks / alike);
 }
 inline int data_rank(const Setup& setup) noexcept {
-  return setup.ranks == 1 || setup.tp < 1 ? setup.rank : setup.rank / setup.tp % data_ranks(setup);
+  const int team = team_size(setup);
+  return setup.ranks == 1 || team < 1 ? setup.rank : setup.rank / team % data_ranks(setup);
 }
 /// Its stage.
 inline dist::StagePlace stage_of(const Setup& setup) noexcept {

@@ -91,7 +91,7 @@ std::optional<nn::Fp8Layers> fp8_layers(const Setup& setup, Device device) {
 }
 
 bool may_chunk_head(const Setup& setup) {
-  if (setup.tp > 1) return false;
+  if (team_size(setup) > 1) return false;
   const nn::TensorOptions on = tensor_options(setup, cpu);
   return (setup.precision.empty() && !loss_scaling(setup)) || on.compute.value_or(on.dtype) != DType::f16;
 }

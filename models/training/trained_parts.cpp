@@ -30,15 +30,16 @@ dist::Communicator* choose(const Setup& setup, dist::Communicator* dry, dist::Co
 /// The ranks that differ from this one in its part, in its share of the batch, or in its stage.
 enum class Alike : std::uint8_t { team, like, stages };
 std::unique_ptr<dist::Communicator> split(const Setup& setup, dist::Communicator* ranks, Alike which) {
-  if (ranks == nullptr || setup.tp < 1 || setup.pp < 1 || setup.ranks % (setup.tp * setup.pp) != 0) return nullptr;
-  const bool has_any = which == Alike::team     ? setup.tp > 1
+  if (ranks == nullptr || team_size(setup) < 1 || setup.pp < 1 || setup.ranks % (team_size(setup) * setup.pp) != 0)
+    return nullptr;
+  const bool has_any = which == Alike::team     ? team_size(setup) > 1
                        : which == Alike::stages ? setup.pp > 1
-                                                : setup.tp > 1 || setup.pp > 1;
+                                                : team_size(setup) > 1 || setup.pp > 1;
   if (!has_any) return nullptr;
-  const int tp = setup.tp, of_stage = setup.ranks / setup.pp;
+  const int team = team_size(setup), of_stage = setup.ranks / setup.pp;
   return ranks->split([=](int rank) {
-    const int color = which == Alike::team   ? rank / tp
-                      : which == Alike::like ? rank / of_stage * tp + rank % tp
+    const int color = which == Alike::team   ? rank / team
+                      : which == Alike::like ? rank / of_stage * team + rank % team
                                              : rank % of_stage;
     return dist::Communicator::Place{.color = color, .key = rank};
   });
@@ -71,7 +72,7 @@ Tensor stage_input(Setup setup, Device device) {
   const GeneratorScope numbers(generator);
   const NoGrad off;
   setup.ranks = setup.pp;
-  setup.tp = 1;
+  setup.tp = setup.cp = 1;
   setup.sequence_parallel = false;
   setup.zero = 0;
   Tensor x;
@@ -93,7 +94,7 @@ std::unique_ptr<dist::PipelineStage> make_stage(const Setup& setup, Device devic
                                                : dist::one_forward_one_backward(setup.pp, micro_batches);
   if (const Tensor input = stage_input(setup, device); input.defined()) {
     options.input = input.shape();
-    if (setup.sequence_parallel) options.input[1] /= setup.tp;
+    if (setup.sequence_parallel || setup.cp > 1) options.input[1] /= team_size(setup);
     options.dtype = input.dtype();
   }
   options.device = device;
@@ -176,7 +177,7 @@ std::vector<nn::NamedTensor> tensors_of_others(Setup setup, Device device, const
   const ResourceScope scope(stack.top);
   Generator generator(setup.seed);
   const GeneratorScope numbers(generator);
-  setup.ranks = setup.tp = setup.pp = 1;
+  setup.ranks = setup.tp = setup.cp = setup.pp = 1;
   setup.rank = setup.zero = 0;
   const std::unique_ptr<Model> model = make_model(setup, on);
   std::set<std::string> here;
@@ -198,7 +199,7 @@ dist::WholeState whole_state(const Setup& setup, Device device) {
   const ResourceScope scope(stack.top);
   Setup alone = setup;
   alone.ranks = 1;
-  alone.tp = 1;
+  alone.tp = alone.cp = 1;
   alone.rank = alone.zero = 0;
   alone.pp = 1;
   alone.offloads_optimizer = false;

@@ -15,15 +15,15 @@
 namespace thimble::models {
 
 CutBlock::CutBlock(const ModelOptions& sizes, const nn::TensorOptions& on) : team_(sizes.team), compute_(on.compute) {
-  if (!is_cut()) return;
-  const std::string start = "blocks in " + std::to_string(team_.parts) + " parts: ";
+  if (team_.parts == 1) return;
+  const std::string start = (is_cut() ? "blocks in " : "tokens in ") + std::to_string(team_.parts) + " parts: ";
   const auto divides = [&](std::int64_t count, const char* what) {
     if (count % team_.parts == 0) return;
     throw ValueError(start + std::to_string(count) + " " + what + "; a divisor is allowed");
   };
   divides(sizes.heads, "heads");
   divides(sizes.key_heads, "heads of keys and values");
-  divides(sizes.hidden, "columns inside of the feed-forward layer");
+  if (is_cut()) divides(sizes.hidden, "columns inside of the feed-forward layer");
   if (sizes.feed_forward == FeedForward::tiled) {
     throw ValueError(start + "not with feed-forward layers in tiles; full ones are allowed");
   }
@@ -94,8 +94,12 @@ Tensor CutBlock::sum_of_parts(Tensor x, const Tensor& bias, FunctionRef<Tensor(s
   return bias.defined() ? add_to_tokens(team_, sum, nn::as_operand(bias, compute_)) : sum;
 }
 
+Tensor CutBlock::product(nn::Linear& layer, Tensor x) const {
+  return team_.has_whole_layers ? linear_tokens(team_, layer, x) : layer(std::exchange(x, Tensor()));
+}
+
 std::string CutBlock::part_name(const char* name, std::size_t p) const {
-  return is_cut() ? std::string(name) + "." + std::to_string(team_.first() + static_cast<int>(p)) : name;
+  return team_.parts > 1 ? std::string(name) + "." + std::to_string(team_.first() + static_cast<int>(p)) : name;
 }
 
 std::vector<int> part_layers(const Model& model, const std::vector<nn::Named>& parameters) {

@@ -26,8 +26,8 @@ struct CutLinear {
 
 class CutBlock : public nn::Layer {
  protected:
-  /// The block is cut as `sizes.team` says. Throws ValueError unless its parts divide heads, heads of keys and the
-  /// width inside of the feed-forward layer, and for what is not done in parts: feed-forward layers in tiles, products
+  /// The block is cut as `sizes.team` says. Throws ValueError unless its parts divide heads, heads of keys and, where
+  /// layers are cut, the width inside of the feed-forward layer, and for what is not done in parts: feed-forward layers in tiles, products
   /// in FP8, coded weights.
   CutBlock(const ModelOptions& sizes, const nn::TensorOptions& on);
 
@@ -47,7 +47,9 @@ class CutBlock : public nn::Layer {
   /// The sum over all parts of term_of(p, x), where p counts this rank's, and a bias, which may be undefined. term_of
   /// takes x over, so that x goes as soon as it is read.
   Tensor sum_of_parts(Tensor x, const Tensor& bias, FunctionRef<Tensor(std::size_t p, Tensor x)> term_of);
-  bool is_cut() const noexcept { return team_.parts > 1; }
+  /// layer(x), where layers are whole and the sequence is cut token by token (models/transformer/sequence_parts.h).
+  Tensor product(nn::Linear& layer, Tensor x) const;
+  bool is_cut() const noexcept { return team_.cuts_layers(); }
   /// What a part draws random numbers and allocates under.
   std::string part_name(const char* name, std::size_t p) const;
 

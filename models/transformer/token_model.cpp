@@ -12,16 +12,17 @@
 #include <thimble/core/tensor/view.h>
 #include <thimble/dist/class_parts.h>
 #include <thimble/dist/parts.h>
+#include <thimble/dist/token_parts.h>
 #include <thimble/models/transformer/sequence_parts.h>
 #include <thimble/models/transformer/transformer.h>
 
 namespace thimble::models {
 
 TokenModel::TokenModel(const ModelOptions& options, std::optional<DType> compute) : Model(options), compute_(compute) {
-  if (!is_cut()) return;
   const dist::Team& team = options.team;
-  const std::string start = "a vocabulary in " + std::to_string(team.parts) + " parts: ";
-  if (options.vocabulary < team.parts) {
+  if (team.parts == 1) return;
+  const std::string start = (is_cut() ? "a vocabulary in " : "tokens in ") + std::to_string(team.parts) + " parts: ";
+  if (is_cut() && options.vocabulary < team.parts) {
     throw ValueError(start + std::to_string(options.vocabulary) + " tokens; at most as many parts are allowed");
   }
   if (team.cuts_sequence && options.sequence % team.parts != 0) {
@@ -29,6 +30,9 @@ TokenModel::TokenModel(const ModelOptions& options, std::optional<DType> compute
                      " tokens; a divisor is allowed");
   }
   if (options.head == Head::chunked) throw ValueError(start + "not with a chunked head; a full one is allowed");
+  if (!is_cut() && options.build == Build::textbook) {
+    throw ValueError(start + "not in the textbook build; the fused one is allowed");
+  }
 }
 
 std::vector<Tensor> TokenModel::tied_weights(const std::vector<nn::Embedding*>& table) {
@@ -96,13 +100,16 @@ std::vector<nn::Linear*> TokenModel::cut_head(const std::string& name, const nn:
 }
 
 Tensor TokenModel::look_up(const std::vector<nn::Embedding*>& table, const Tensor& ids) {
-  if (!is_cut()) return (*table[0])(ids);
+  if (!is_cut()) return look_up_tokens(options_.team, *table[0], ids);
   std::vector<Tensor> terms;
   for (nn::Embedding* part : table) terms.push_back((*part)(ids));
   return dist::sum_parts(options_.team, terms);
 }
 
 Tensor TokenModel::score(const Tensor& x, const std::vector<Tensor>& weights, const std::vector<Tensor>& biases) {
+  if (options_.team.has_whole_layers) {
+    return linear_tokens(options_.team, x, weights[0], biases.empty() ? Tensor() : biases[0], compute_);
+  }
   const auto of_part = [&](std::size_t p, const Tensor& in) {
     return linear(in, nn::as_operand(weights[p], compute_),
                   nn::as_operand(biases.empty() ? Tensor() : biases[p], compute_));
@@ -116,16 +123,18 @@ Tensor TokenModel::score(const Tensor& x, const std::vector<Tensor>& weights, co
 }
 
 Tensor TokenModel::loss_of(const Tensor& logits, const Tensor& targets) {
-  if (!is_cut()) return token_loss(logits, targets, options_.build);
-  const Tensor rows = reshape(logits, {-1, logits.size(-1)});  // (B T, V of this rank's parts)
+  if (options_.team.parts == 1) return token_loss(logits, targets, options_.build);
+  const Tensor rows = reshape(logits, {-1, logits.size(-1)});  // (B T, V), of which this rank has its parts
+  if (options_.team.has_whole_layers) return apply(dist::TokenPartsLoss{options_.team}, rows, targets);
   const Tensor classes = view::reshape(contiguous(targets), {-1});
   return apply(dist::ClassPartsLoss{options_.team, options_.vocabulary, options_.build == Build::textbook}, rows,
                classes);
 }
 
 void TokenModel::require_whole_vocabulary(const char* name) const {
-  if (!is_cut()) return;
-  throw ValueError(std::string(name) + ": scores of a vocabulary in " + std::to_string(options_.team.parts) +
+  if (options_.team.parts == 1) return;
+  throw ValueError(std::string(name) + ": scores of a " + (is_cut() ? "vocabulary" : "sequence") + " in " +
+                   std::to_string(options_.team.parts) +
                    " parts, which are never side by side; loss(), or one part, is allowed");
 }
 

@@ -26,8 +26,8 @@ class TokenModel : public Model {
   /// parts.
   TokenModel(const ModelOptions& options, std::optional<DType> compute);
 
-  /// The parts of a table of all tokens that this rank has, on the first stage and the last one; none in between. On the
-  /// last one of several it is the first one's, and stays here where parameters are shared out.
+  /// The parts of a table of all tokens that this rank has, on the first stage and the last one; none in between. On
+  /// the last one of several it is the first one's, and stays here where parameters are shared out.
   std::vector<nn::Embedding*> cut_table(const std::string& name, const nn::TensorOptions& on, double deviation);
   /// The parts of a head that is not the table.
   std::vector<nn::Linear*> cut_head(const std::string& name, const nn::TensorOptions& on,
@@ -55,7 +55,7 @@ class TokenModel : public Model {
     for (const Part* part : parts) list.push_back(part->weight);
     return list;
   }
-  bool is_cut() const noexcept { return options_.team.parts > 1; }
+  bool is_cut() const noexcept { return options_.team.cuts_layers(); }
 
   std::optional<DType> compute_;
 

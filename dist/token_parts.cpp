@@ -1,0 +1,119 @@
+#include <thimble/dist/token_parts.h>
+
+#include <string>
+
+#include <thimble/core/error.h>
+#include <thimble/core/ops/reduction/loss_common.h>
+#include <thimble/core/ops/reuse.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/view.h>
+#include <thimble/dist/transit.h>
+#include <thimble/dist/window.h>
+
+namespace thimble::dist {
+namespace token_parts_detail {
+
+using ops::loss_detail::Form;
+
+Form form_of(const TokenPartsLoss& op) {
+  return {TokenPartsLoss::name, true, op.ignore_index, 0, kernels::LossReduction::mean};
+}
+
+void check(const TokenPartsLoss& op, const Tensor& logits, const Tensor& targets) {
+  const std::string is = std::string(op.name) + ": logits " + describe(logits) + " and targets " + describe(targets);
+  if (!is_floating(logits.dtype())) throw DTypeError(is + "; floating logits are allowed");
+  ops::loss_detail::check_target_dtype(form_of(op), targets);
+  if (targets.rank() != 2 || targets.size(1) % op.team.parts != 0 || logits.rank() != 2 ||
+      logits.size(0) != targets.elements() / op.team.parts * op.team.count()) {
+    throw ShapeError(is + "; (N, V) of " + std::to_string(op.team.count()) + " in " + std::to_string(op.team.parts) +
+                     " parts of (B, T) is allowed");
+  }
+  if (logits.device() != targets.device()) throw DeviceError(is + "; one device is allowed");
+}
+
+/// (B, T) -> all tokens, part after part.
+Tensor by_part(const Tensor& targets, std::int64_t parts) {
+  const std::int64_t b = targets.size(0), each = targets.size(1) / parts;
+  const Tensor cut = view::permute(view::reshape(contiguous(targets), {b, parts, each}), {1, 0, 2});
+  return view::reshape(contiguous(cut), {b * parts * each});
+}
+
+kernels::RowOperand rows_of(const Tensor& t, const Addresses& at) {
+  return {at(t), t.dtype(), {t.strides()[0]}, t.strides()[1]};
+}
+
+/// The parts' losses, of which this rank has made its own.
+void share(const Team& team, const Tensor& losses) {
+  if (team.ranks == nullptr) return;
+  const std::int64_t n = losses.elements() / team.parts;
+  Transit transit;
+  for (int r = 0; r < team.parts; ++r) {
+    if (r == team.first()) continue;
+    transit.send(r, window_of(losses, team.first() * n, {n}));
+    transit.receive(r, window_of(losses, r * n, {n}));
+  }
+  transit.begin(*team.ranks);
+  transit.wait();
+}
+
+}  // namespace token_parts_detail
+
+Tensor TokenPartsLoss::forward(const Tensor& logits, const Tensor& targets, Needs needs, Saved& saved) const {
+  namespace detail = token_parts_detail;
+  detail::check(*this, logits, targets);
+  const detail::Form form = detail::form_of(*this);
+  const std::int64_t rows = logits.size(0), first = targets.elements() / team.parts * team.first();
+  const Tensor all_targets = detail::by_part(targets, team.parts);  // (B T)
+  ops::loss_detail::check_targets(form, all_targets, logits.size(1));
+  const Tensor own_targets = view::slice(all_targets, 0, first, first + rows);
+  const DType dtype = ops::loss_detail::loss_dtype(logits.dtype());
+  const Tensor loss = Tensor::empty({}, dtype, logits.device());
+  const Tensor lse =
+      Tensor::empty({rows}, dtype, logits.device(), needs[0] ? Category::temporary : Category::workspace);
+  {
+    const PathScope path = ranks_path();
+    const Category category = team.ranks != nullptr ? Category::communication : Category::workspace;
+    const Tensor losses = Tensor::empty(all_targets.shape(), dtype, logits.device(), category);
+    launch(logits.device(), [&](const Addresses& at) {
+      kernels::CrossEntropyArgs args;
+      args.outer = {rows};
+      args.scores = detail::rows_of(logits, at);
+      args.targets = ops::loss_detail::class_targets(form, own_targets, logits.size(1), at);
+      args.reduction = kernels::LossReduction::none;
+      args.log_sums = at(lse);
+      args.losses = at(view::slice(losses, 0, first, first + rows));
+      kernels::cross_entropy_kernels(logits.device()).forward(args);
+    });
+    detail::share(team, losses);
+    launch(logits.device(), [&](const Addresses& at) {
+      const kernels::ClassTargets of_all = ops::loss_detail::class_targets(form, all_targets, logits.size(1), at);
+      kernels::cross_entropy_kernels(logits.device()).total({of_all, dtype, form.reduction, at(losses), at(loss)});
+    });
+  }
+  if (needs[0]) saved.logits = logits, saved.targets = all_targets, saved.lse = lse;
+  return loss;
+}
+
+Gradients TokenPartsLoss::backward(Saved saved, Tensor dy, Needs) const {
+  namespace detail = token_parts_detail;
+  const std::int64_t rows = saved.logits.size(0), first = saved.targets.elements() / team.parts * team.first();
+  const Tensor own_targets = view::slice(saved.targets, 0, first, first + rows);
+  const Tensor dx = reused_or_new(saved.logits);  // (N, V)
+  if (dx.elements() == 0) return {dx, Tensor()};
+  const Tensor dense_dy = contiguous(dy);
+  launch(dx.device(), [&](const Addresses& at) {
+    kernels::CrossEntropyBackwardArgs args;
+    args.outer = {rows};
+    args.scores = detail::rows_of(saved.logits, at);
+    args.targets = ops::loss_detail::class_targets(detail::form_of(*this), own_targets, dx.size(1), at);
+    args.batch = ops::loss_detail::class_targets(detail::form_of(*this), saved.targets, dx.size(1), at);
+    args.reduction = kernels::LossReduction::mean;
+    args.log_sums = at(saved.lse);
+    args.dy = at(dense_dy);
+    args.dx = {at(dx), dx.dtype(), {dx.strides()[0]}, dx.strides()[1]};
+    kernels::cross_entropy_kernels(dx.device()).backward(args);
+  });
+  return {dx, Tensor()};
+}
+
+}  // namespace thimble::dist

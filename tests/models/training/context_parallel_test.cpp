@@ -1,0 +1,221 @@
+// Training over the sequence in parts, whose ranks have whole layers: several ranks against one that has all parts, bit
+// for bit, and what each commits against what was predicted.
+
+#include <string>
+#include <vector>
+
+#include <thimble/autograd/tape.h>
+#include <thimble/core/error.h>
+#include <thimble/core/random/random.h>
+#include <thimble/memory/stack.h>
+#include <thimble/models/planning/planning.h>
+#include <thimble/models/theory.h>
+#include <thimble/models/training/training.h>
+
+#include "support/catch.h"
+#include "support/rank_steps.h"
+#include "support/train_ranks.h"
+
+using namespace thimble;
+
+namespace {
+
+struct Row {
+  std::string model;
+  int cp, dp, pp = 1, zero = 0;
+  std::int64_t micro_batches = 1;  // of a rank
+  std::string precision = {}, optimizer = {};
+  double dropout = 0.1;
+
+  std::string text() const {
+    return model + ", " + std::to_string(cp) + " parts, " + std::to_string(dp) + " shares, " + std::to_string(pp) +
+           " stages, ZeRO " + std::to_string(zero) + ", " + std::to_string(micro_batches) + " micro-batches, " +
+           precision + " " + optimizer;
+  }
+};
+
+models::Setup setup_of(const Row& row) {
+  models::Setup setup;
+  setup.model = row.model;
+  models::ModelOptions& sizes = setup.sizes;
+  sizes.layers = 2, sizes.width = 48, sizes.heads = 12, sizes.sequence = 16;
+  const bool is_llama = row.model == "tiny-llama" || row.model == "llama-3-8b";
+  if (is_llama) sizes.key_heads = 4;
+  if (!is_llama) sizes.dropout = row.dropout;
+  if (row.model == "llama-3-8b") sizes.vocabulary = 96, sizes.hidden = 96;  // its head is not the table
+  if (row.model == "bert-base") sizes.vocabulary = 97;
+  setup.batch = 8;
+  setup.optimizer = row.optimizer;
+  setup.ranks = row.cp * row.dp * row.pp;
+  setup.cp = row.cp, setup.pp = row.pp, setup.zero = row.zero;
+  setup.micro_batches = row.micro_batches;
+  setup.bucket_bytes = 16 << 10;
+  setup.clip_norm = 0.5;
+  if (!row.precision.empty()) set_precision(setup, row.precision);
+  return setup;
+}
+
+/// The same by one rank, which has all parts and all micro-batches.
+models::Setup alone(models::Setup setup) {
+  setup.micro_batches *= data_ranks(setup);
+  setup.ranks = 1;
+  setup.zero = 0;
+  return setup;
+}
+
+}  // namespace
+
+TEST_CASE("context parallel: several ranks have the bits of one", "[context_parallel]") {
+  const Row row = GENERATE(values<Row>({{"char-gpt", 2, 1},
+                                        {"char-gpt", 4, 1, 1, 0, 2},
+                                        {"char-gpt", 2, 2, 1, 1},
+                                        {"char-gpt", 2, 2, 1, 3, 2, "bf16", "adamw8"},
+                                        {"char-gpt", 4, 2, 1, 2, 1, "O1"},
+                                        {"char-gpt", 2, 1, 1, 0, 1, "O2", "adafactor"},
+                                        {"char-gpt", 2, 1, 2, 0, 4},
+                                        {"tiny-llama", 4, 1},
+                                        {"tiny-llama", 2, 2, 2, 3, 2, "bf16"},
+                                        {"llama-3-8b", 2, 2, 1, 1, 1, "O1"},
+                                        {"bert-base", 2, 2, 1, 2},
+                                        {"bert-base", 4, 1, 1, 0, 2, "O1"}}));
+  INFO(row.text());
+  const models::Setup setup = setup_of(row);
+  const testing::StepsResult one = testing::run_steps(alone(setup), nullptr);
+  CHECK(one.losses.front() != one.losses.back());
+  testing::StepsResult all = one;
+  if (row.pp > 1) {
+    testing::check_ranks_have(setup, one);
+    return;
+  }
+  dist::run_ranks(setup.ranks, [&](dist::Communicator& ranks) {
+    models::Setup own = setup;
+    own.rank = ranks.rank();
+    const testing::StepsResult result = testing::run_steps(own, &ranks);
+    CHECK(result.losses == one.losses);
+    CHECK((result.tensors == one.tensors));
+  });
+}
+
+TEST_CASE("context parallel: a sequence in parts is the whole one, within rounding", "[context_parallel]") {
+  const std::string model = GENERATE("char-gpt", "tiny-llama", "llama-3-8b", "bert-base");
+  const int cp = GENERATE(2, 4);
+  models::Setup setup = setup_of({model, cp, 1});
+  setup.ranks = 1;
+  if (setup.sizes.dropout > 0) setup.sizes.dropout = 0;  // which heads draw part by part
+  setup.dtype = DType::f64;
+  models::Setup whole = setup;
+  whole.cp = 1;
+  INFO(model << " in " << cp << " parts");
+  const testing::StepsResult a = testing::run_steps(setup, nullptr), b = testing::run_steps(whole, nullptr);
+  for (std::size_t i = 0; i < a.losses.size(); ++i) CHECK(std::abs(a.losses[i] - b.losses[i]) < 1e-10);
+  for (const auto& [name, bytes] : a.tensors) {
+    INFO(name);
+    REQUIRE(b.tensors.count(name) == 1);
+    CHECK(bytes.size() == b.tensors.at(name).size());
+  }
+}
+
+TEST_CASE("context parallel: each rank commits what was predicted, with a budget too", "[context_parallel]") {
+  const bool has_budget = GENERATE(false, true);
+  const Row row = GENERATE(values<Row>({{"char-gpt", 2, 1},
+                                        {"char-gpt", 2, 2, 1, 3, 2},
+                                        {"char-gpt", 4, 1, 1, 0, 1, "bf16"},
+                                        {"char-gpt", 2, 1, 2, 0, 4},
+                                        {"tiny-llama", 2, 2, 1, 2},
+                                        {"llama-3-8b", 4, 1, 1, 0, 1, "O1"},
+                                        {"bert-base", 2, 2, 1, 1}}));
+  INFO(row.text() << (has_budget ? ", budget" : ""));
+  models::TrainOptions options;
+  options.setup = setup_of(row);
+  options.data = "synthetic";
+  options.steps = 3;
+  options.eval_batches = 1;
+  models::TrainOptions single = options;
+  single.setup = alone(options.setup);
+  const models::TrainReport expected = testing::train(single);
+  CHECK(expected.differences() == "");
+  if (has_budget) {
+    models::TrainOptions dry = options;
+    dry.budget_bytes = 1;
+    try {
+      models::prepare_training(dry);
+      FAIL("nothing trains in a byte");
+    } catch (const nn::BudgetError& error) {
+      options.budget_bytes = error.minimum_bytes();
+    }
+  }
+  const models::TrainReport report = testing::train(options);
+  CHECK(report.loss_last == expected.loss_last);
+  CHECK(report.differences() == "");
+  REQUIRE(report.evaluation);
+  CHECK(report.evaluation->loss == expected.evaluation->loss);
+  for (const models::RankFigures& rank : report.ranks) {
+    CHECK(rank.predicted_peak_bytes == rank.measured_peak_bytes);
+    if (has_budget) CHECK(rank.measured_peak_bytes <= options.budget_bytes);
+  }
+}
+
+TEST_CASE("context parallel: a layer keeps its part of what a whole one does, and attention's result once more",
+          "[context_parallel]") {
+  const std::string name = GENERATE("char-gpt", "tiny-llama", "bert-base");
+  const int parts = GENERATE(2, 4);
+  const bool is_team = GENERATE(false, true);
+  INFO(name << ", " << parts << " parts, " << (is_team ? "team" : "one rank"));
+  const auto ranks = dist::make_dry(parts - 1, parts);
+  constexpr std::int64_t b = 3;
+  models::ModelOptions sizes = setup_of({name, parts, 1}).sizes;
+  const auto kept = [&](std::int64_t layers, const dist::Team& team) {
+    sizes.layers = layers, sizes.team = team;
+    const memory::Stack stack = memory::make_resource(dry(cpu));
+    const ResourceScope scope(stack.top);
+    Generator generator(1);
+    const GeneratorScope random(generator);
+    const auto model = models::make_model(name, sizes, {dry(cpu)});
+    const models::Batch batch = model->empty_batch(b, dry(cpu));
+    Tape tape;
+    generator.start_pass();
+    const Recording on_tape(tape);
+    model->loss(batch);
+    return static_cast<std::int64_t>(stack.ledger->bytes(Category::activation));
+  };
+  const dist::Team team{parts, is_team ? ranks.get() : nullptr, true, true};
+  const std::int64_t here = team.count(), layer = kept(3, {}) - kept(2, {});
+  CHECK(kept(3, team) - kept(2, team) == (layer + 4 * sizes.sequence * b * sizes.width) / parts * here);
+}
+
+TEST_CASE("context parallel: what is not done is refused", "[context_parallel]") {
+  const auto why = [](const std::function<void(models::Setup&)>& change) -> std::string {
+    models::TrainOptions options;
+    options.setup = setup_of({"char-gpt", 2, 1});
+    options.setup.ranks = 1;
+    options.data = "synthetic";
+    change(options.setup);
+    try {
+      models::prepare_training(options);
+    } catch (const ValueError& error) {
+      return error.what();
+    }
+    return {};
+  };
+  CHECK(why([](auto&) {}).empty());
+  CHECK(why([](auto& s) { s.tp = 2; }).find("`cp`: 2 with `tp` 2: sequences of whole layers alone") == 0);
+  CHECK(why([](auto& s) { s.ranks = 3; }).find("`cp`: 2 with `ranks` 3; a divisor of the ranks") == 0);
+  CHECK(why([](auto& s) { s.cp = 0; }).find("`cp`: 0 with `ranks` 1") == 0);
+  CHECK(why([](auto& s) { s.lora_rank = 4; }).find("`cp`: 2 with `lora_rank`") == 0);
+  CHECK(why([](auto& s) { s.sizes.sequence = 17; }).find("a sequence in 2 parts: 17 tokens; a divisor") == 0);
+  CHECK(why([](auto& s) { s.cp = 8; }).find("tokens in 8 parts: 12 heads; a divisor is allowed") == 0);
+  CHECK(why([](auto& s) { s.sizes.build = models::Build::textbook; }).find("tokens in 2 parts: not in the textbook") ==
+        0);
+  CHECK(why([](auto& s) { s.sizes.head = models::Head::chunked; }) ==
+        "`head`: chunked with `cp`: 2, whose heads have a part of the tokens each; full is allowed");
+  CHECK(why([](auto& s) { set_precision(s, "fp8"); }).find("tokens in 2 parts: not with products in FP8") == 0);
+  CHECK(why([](auto& s) {
+          s.model = "vit-b16";
+          s.sizes = {};
+        }).find("with a sequence in parts: it is not done") != std::string::npos);
+  models::ModelOptions sizes = setup_of({"char-gpt", 2, 1}).sizes;
+  sizes.team = {2, nullptr, true, true};
+  const models::Theory theory = models::make_theory("char-gpt", sizes, DType::f32);
+  CHECK(theory.state(0).parameter_elements == models::make_model("char-gpt", sizes)->parameter_count());
+  CHECK_THROWS_WITH(theory.held_bytes(0, 1), Catch::Contains("tokens in parts, in attention heads, keep"));
+}
