@@ -98,6 +98,9 @@ class Model : public nn::Module {
     std::vector<Tensor> first, last;
   };
   virtual SharedByStages shared_by_stages() { return {}; }
+  /// The stretches of the chain that it is made of, in order: a stage in chunks has several (models/pieces.h), every
+  /// other model is one.
+  virtual std::vector<Model*> pieces() { return {this}; }
   /// From now on every block runs under checkpoint(): it keeps its input alone. The results are the same bits. Throws
   /// ValueError where the model has no such blocks.
   virtual void recompute_blocks(bool is_on = true);

@@ -132,7 +132,10 @@ void print_json(const models::PlanOptions& options, const models::PlanReport& re
   if (!report.techniques.empty()) json["techniques"] = techniques_of(report);
   json["plan_ms"] = report.ms;
   if (!ranks.empty()) {
-    json.update({{"tp", report.setup.tp}, {"pp", report.setup.pp}, {"zero", report.setup.zero}});
+    json.update({{"tp", report.setup.tp},
+                 {"pp", report.setup.pp},
+                 {"chunks", report.setup.chunks},
+                 {"zero", report.setup.zero}});
     json["ranks"] = ranks_of(ranks);
   }
   std::cout << json.dump(2) << "\n";

@@ -58,6 +58,7 @@ void print_ranks(const models::TrainOptions& options, const models::TrainReport&
   std::printf("  ranks            %zu, ZeRO stage %d", r.ranks.size(), options.setup.zero);
   if (options.setup.tp > 1) std::printf(", blocks in %d parts", options.setup.tp);
   if (options.setup.pp > 1) std::printf(", %d stages, %s", options.setup.pp, options.setup.pipeline.c_str());
+  if (options.setup.chunks > 1) std::printf(", %d chunks", options.setup.chunks);
   std::printf("\n");
   std::printf("    rank     predicted peak      measured peak              state           sent   process peak\n");
   for (std::size_t i = 0; i < r.ranks.size(); ++i) {
@@ -147,7 +148,10 @@ void print_train_json(const models::TrainOptions& options, const TrainExtra& ext
   if (r.evaluation && r.evaluation->accuracy) json["validation_accuracy"] = *r.evaluation->accuracy;
   if (options.sample > 0) json["sample"] = r.sample;
   if (!r.ranks.empty()) {
-    json.update({{"tp", options.setup.tp}, {"pp", options.setup.pp}, {"zero", options.setup.zero}});
+    json.update({{"tp", options.setup.tp},
+                 {"pp", options.setup.pp},
+                 {"chunks", options.setup.chunks},
+                 {"zero", options.setup.zero}});
     json["ranks"] = train_output_detail::ranks_of(r);
   }
   std::cout << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
