@@ -139,11 +139,7 @@ void check_chunks(const Setup& setup) {
   }
   if (!is_interleaved) return;
   if (setup.chunks < 2) throw ValueError(begin + " with `pipeline` interleaved; 2 and more are allowed");
-  if (setup.ranks == 1) return;
-  if (setup.pp == 1) {
-    throw ValueError(begin + " with `pp` 1 and `ranks` " + std::to_string(setup.ranks) +
-                     "; several stages, or one rank, are allowed");
-  }
+  if (setup.pp == 1) throw ValueError(begin + " with `pp` 1; 2 stages and more are allowed");
   if (setup.micro_batches % least_micro_batches(setup) != 0) {
     throw ValueError("`micro_batches`: " + std::to_string(setup.micro_batches) +
                      " with `pipeline` interleaved and `pp` " + std::to_string(setup.pp) +
