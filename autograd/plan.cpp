@@ -123,7 +123,7 @@ std::shared_ptr<const TapePlan> part_of(const TapePlan& plan, std::uint32_t firs
 }  // namespace plan_detail
 
 std::vector<std::shared_ptr<const TapePlan>> split(const TapePlan& plan, std::size_t count) {
-  if (plan.ends.size() != count || plan.ends.back() != plan.fates.size()) {
+  if (plan.ends.size() != count) {
     throw PlanError("plan: it is for " + std::to_string(std::max<std::size_t>(plan.ends.size(), 1)) +
                     " recordings in a row, and followed by " + std::to_string(count));
   }

@@ -200,7 +200,8 @@ double plain_step_seconds(const ChoiceOptions& options, const Setup& setup, cons
   plain.sizes.feed_forward = FeedForward::full;
   plain.fuses_optimizer = false;
   plain.micro_batches = least_micro_batches(setup);
-  return nn::step_seconds(nn::node_times(nn::record_step(options.device, options.run_of(plain)), options.costs));
+  const TapeGraph of_micro_batch = nn::record_step(options.device, options.run_of(plain));
+  return static_cast<double>(plain.micro_batches) * nn::step_seconds(nn::node_times(of_micro_batch, options.costs));
 }
 
 std::vector<TechniquePrice> price_techniques(const ChoiceOptions& given, const Setup& setup) {

@@ -145,7 +145,9 @@ class WatchedStage final : public optim::Pipeline {
   std::span<const optim::StagePass> passes() const noexcept override { return stage_.passes(); }
   void begin_pass(const optim::StagePass& pass) override {
     stage_.begin_pass(pass);
-    most = std::max(most, ledger_.bytes_by_category()[static_cast<std::size_t>(Category::activation)]);
+    const auto bytes = ledger_.bytes_by_category();
+    most = std::max(most, bytes[static_cast<std::size_t>(Category::activation)]);
+    most_between = std::max(most_between, bytes[static_cast<std::size_t>(Category::temporary)]);
   }
   void send_result(const Tensor& result) override { stage_.send_result(result); }
   Tensor receive_gradient() override { return stage_.receive_gradient(); }
@@ -156,7 +158,8 @@ class WatchedStage final : public optim::Pipeline {
   void share_parameters() override { stage_.share_parameters(); }
   void drop() noexcept override { stage_.drop(); }
 
-  std::size_t most = 0;
+  std::size_t most = 0;          // of activations
+  std::size_t most_between = 0;  // of temporaries
 
  private:
   optim::Pipeline& stage_;
@@ -207,6 +210,13 @@ TEST_CASE("pipeline: activations under way are the formulas'", "[pipeline_parall
                           : pipeline == "1f1b" ? std::min(p - r, m)
                                                : std::min(2 * (p - r - 1) + (v - 1) * p + 1, v * m);
     CHECK(watched.most == static_cast<std::size_t>(under_way) * layers * of_layer);
+    // Results and gradients that go to other stages stay open for `open` passes, of which one is under way.
+    const int open = dist::check_hand_over(v > 1                 ? dist::interleaved(p, m, v)
+                                           : pipeline == "gpipe" ? dist::gpipe(p, m)
+                                                                 : dist::one_forward_one_backward(p, m));
+    const models::ModelOptions& own = parts.model->options();
+    const auto of_result = static_cast<std::size_t>(own.sequence * own.width) * size_of(DType::bf16);
+    CHECK(watched.most_between <= static_cast<std::size_t>(2 * open - 1) * of_result);
   }
 }
 
