@@ -222,8 +222,7 @@ std::string who_waits(const Schedule& schedule, int open) {
 void check_order(const Schedule& schedule) {
   const auto stages = static_cast<std::size_t>(schedule.stages);
   const int last = schedule.pieces() - 1;
-  std::vector<std::vector<Action>> sent(stages * stages),
-      taken(stages * stages);  // by the two stages; as they are taken
+  std::vector<std::vector<Action>> sent(stages * stages), taken(stages * stages);  // as they are taken
   for (std::size_t s = 0; s < stages; ++s) {
     const std::size_t before = (s + stages - 1) % stages, after = (s + 1) % stages;
     for (const Action& action : schedule.of_stage[s]) {
