@@ -1,6 +1,7 @@
 #include <thimble/autograd/graph.h>
 
 #include <unordered_map>
+#include <utility>
 
 #include <thimble/autograd/engine/observer.h>
 #include <thimble/autograd/engine/recorded.h>
@@ -79,6 +80,32 @@ TapeGraph TapeGraph::of(const Tape& tape) {
 
 Tensor TapeGraph::tensor(const Tape& tape, std::uint32_t value) {
   return graph_detail::observer_of(*tape.recorded_).tensors().at(value);
+}
+
+TapeGraph join(std::vector<TapeGraph> graphs) {
+  if (graphs.size() == 1) return std::move(graphs.front());
+  TapeGraph all;
+  const auto moved = [](std::uint32_t index, std::size_t by) {
+    return index == TapeGraph::none ? index : index + static_cast<std::uint32_t>(by);
+  };
+  for (TapeGraph& graph : graphs) {
+    const std::size_t nodes = all.nodes.size(), values = all.values.size(), storages = all.storages.size();
+    for (TapeGraph::Value& value : graph.values) {
+      value.storage = moved(value.storage, storages);
+      value.program_until = moved(value.program_until, nodes);
+      if (value.producer >= 0) value.producer += static_cast<std::int32_t>(nodes);
+      all.values.push_back(value);
+    }
+    for (TapeGraph::Node& node : graph.nodes) {
+      for (std::uint32_t& value : node.inputs) value = moved(value, values);
+      for (std::uint32_t& value : node.saved) value = moved(value, values);
+      node.output = moved(node.output, values);
+      all.nodes.push_back(std::move(node));
+    }
+    all.storages.insert(all.storages.end(), graph.storages.begin(), graph.storages.end());
+    all.ends.push_back(static_cast<std::uint32_t>(all.nodes.size()));
+  }
+  return all;
 }
 
 }  // namespace thimble

@@ -56,6 +56,7 @@ struct TapeGraph {
   std::vector<Node> nodes;
   std::vector<Value> values;
   std::vector<Storage> storages;
+  std::vector<std::uint32_t> ends = {};  ///< of several recordings in a row the node that ends each; empty: it is one
 
   /// Bytes of the storage of a value; 0 for none.
   std::size_t bytes_of(std::uint32_t value) const;
@@ -67,5 +68,8 @@ struct TapeGraph {
   /// The tensor that is a value of an observed tape. Throws AutogradError when it was not observed.
   static Tensor tensor(const Tape& tape, std::uint32_t value);
 };
+
+/// Recordings in a row as one, which share nothing; one alone as it is.
+TapeGraph join(std::vector<TapeGraph> graphs);
 
 }  // namespace thimble

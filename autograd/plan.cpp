@@ -89,4 +89,51 @@ bool TapePlan::offloads() const noexcept {
                      [](const Spill& spill) { return spill.form == Spill::Form::offload; });
 }
 
+namespace plan_detail {
+
+/// Nodes [first, end) of a plan as a plan of their own.
+std::shared_ptr<const TapePlan> part_of(const TapePlan& plan, std::uint32_t first, std::uint32_t end) {
+  auto part = std::make_shared<TapePlan>();
+  const auto cut = [&](const auto& of_nodes, auto& to) {
+    if (!of_nodes.empty()) to.assign(of_nodes.begin() + first, of_nodes.begin() + end);
+  };
+  cut(plan.fates, part->fates);
+  cut(plan.types, part->types);
+  cut(plan.sizes, part->sizes);
+  std::vector<std::int32_t> places(plan.segments.size(), TapePlan::none);  // of segments, among those of the part
+  for (std::size_t s = 0; s < plan.segments.size(); ++s) {
+    const TapePlan::Segment& segment = plan.segments[s];
+    const std::uint32_t begin = std::max(segment.first, first), stop = std::min(segment.end, end);
+    if (begin >= stop) continue;
+    places[s] = static_cast<std::int32_t>(part->segments.size());
+    const std::int32_t parent =
+        segment.parent == TapePlan::none ? TapePlan::none : places[static_cast<std::size_t>(segment.parent)];
+    part->segments.push_back({begin - first, stop - first, parent});
+  }
+  for (TapePlan::Spill spill : plan.spills) {
+    if (spill.node < first || spill.node >= end) continue;
+    for (std::uint32_t* const node : {&spill.node, &spill.away_after, &spill.gone_after, &spill.back_before}) {
+      *node = std::min(*node, end - 1) - first;
+    }
+    part->spills.push_back(spill);
+  }
+  return part;
+}
+
+}  // namespace plan_detail
+
+std::vector<std::shared_ptr<const TapePlan>> split(const TapePlan& plan, std::size_t count) {
+  if (plan.ends.size() != count) {
+    throw PlanError("plan: it is for " + std::to_string(std::max<std::size_t>(plan.ends.size(), 1)) +
+                    " recordings in a row, and followed by " + std::to_string(count));
+  }
+  std::vector<std::shared_ptr<const TapePlan>> parts;
+  std::uint32_t first = 0;
+  for (const std::uint32_t end : plan.ends) {
+    parts.push_back(plan_detail::part_of(plan, first, end));
+    first = end;
+  }
+  return parts;
+}
+
 }  // namespace thimble

@@ -17,7 +17,9 @@
 //   spill      a tensor that waits for backward elsewhere, in a tier, or in fewer digits
 //   ordinal    a node's place on the tape, counted from 0; the same in every recording of the same program
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include <thimble/core/tensor/dtype.h>
@@ -101,6 +103,9 @@ struct TapePlan {
   std::vector<const OpType*> types;  ///< the operators it was made for
   std::vector<Spill> spills = {};    ///< in any order
   std::vector<Size> sizes = {};      ///< of all nodes, which recordings are held against; empty: they are not
+  /// Of a plan for several recordings in a row, such as those of a pipeline stage's chunks, the node that ends each;
+  /// empty: it is for one. Segments and spills may cross them, until split() ends them there.
+  std::vector<std::uint32_t> ends = {};
 
   /// Innermost segment of each node. Throws PlanError when the plan contradicts itself: a segment that is empty, leaves
   /// the one around it or overlaps its neighbour, or lists that differ in length.
@@ -112,5 +117,8 @@ struct TapePlan {
   /// Whether it needs a tier.
   bool offloads() const noexcept;
 };
+
+/// A plan for `count` recordings in a row as a plan for each. Throws PlanError where it is for another number.
+std::vector<std::shared_ptr<const TapePlan>> split(const TapePlan& plan, std::size_t count);
 
 }  // namespace thimble

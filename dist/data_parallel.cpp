@@ -59,6 +59,9 @@ DataParallel::DataParallel(Communicator& ranks, std::vector<optim::Named> parame
       moves_(std::make_unique<Moves>()),
       has_gradient_(whole_.size(), false),
       sums_alone_(size() == 1 ? whole_.size() : 0) {
+  int chunks = 1;
+  for (const int chunk : options_.buckets.chunks) chunks = std::max(chunks, chunk + 1);
+  micro_batch_.resize(static_cast<std::size_t>(chunks));
   make_leaves();
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     const Bucket& bucket = buckets_[b];
@@ -160,7 +163,7 @@ void DataParallel::begin_step(std::int64_t micro_batches) {
     throw PlanError("training_step: " + p.name + " has a gradient of before, which the other ranks do not know");
   }
   micro_batches_ = micro_batches;
-  micro_batch_ = 0;
+  std::fill(micro_batch_.begin(), micro_batch_.end(), 0);
   std::fill(has_gradient_.begin(), has_gradient_.end(), false);
 }
 
@@ -240,7 +243,7 @@ void DataParallel::send(std::size_t index) {
   const PathScope path = ranks_path();
   moves_->flight.emplace();
   moves_->flight->bucket = index;
-  moves_->flight->is_last = micro_batch_ + 1 == micro_batches_;
+  moves_->flight->is_last = micro_batch_[static_cast<std::size_t>(bucket.chunk)] + 1 == micro_batches_;
   const std::int64_t n = bucket.shard_elements(rank());
   if (n > 0 && size() > 1) {
     moves_->flight->incoming = Tensor::empty({size() - 1, n}, bucket.dtype, bucket.device, Category::communication);
@@ -312,7 +315,7 @@ void DataParallel::gather(std::size_t index) {
   transit.begin(ranks_);
 }
 
-void DataParallel::end_micro_batch() {
+void DataParallel::end_micro_batch(std::size_t chunk) {
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     Load& load = loads_[b];
     const bool is_sent = moves_->flight && moves_->flight->bucket == b;
@@ -326,7 +329,7 @@ void DataParallel::end_micro_batch() {
     }
     send(b);
   }
-  ++micro_batch_;
+  ++micro_batch_[chunk];
 }
 
 void DataParallel::complete_gradients() {

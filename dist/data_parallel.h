@@ -89,10 +89,12 @@ class DataParallel final : public optim::Ranks {
   void begin_step(std::int64_t micro_batches);
   std::span<const optim::MicroBatch> all_parts(std::span<const optim::MicroBatch> own) override;
   void take_gradient(const std::shared_ptr<Leaf>& leaf) override;
-  void end_micro_batch() override;
+  void end_micro_batch(std::size_t chunk) override;
   void complete_gradients() override;
   Tensor sum_losses(std::span<const Tensor> own) override;
   Tensor gradient_square_sums(const optim::Optimizer& optimizer) override;
+  /// Of those sums, the number that chunks 0 to `chunk` have together.
+  std::int64_t square_sums_to(int chunk) const;
   void share_state(Transaction& transaction) override;
   void share_parameters() override;
   void drop_gradients() noexcept override;
@@ -140,7 +142,8 @@ class DataParallel final : public optim::Ranks {
   LeafSet leaves_;
   std::vector<Place> places_;  // sorted by leaf
 
-  std::int64_t micro_batches_ = 1, micro_batch_ = 0;
+  std::int64_t micro_batches_ = 1;
+  std::vector<std::int64_t> micro_batch_;  // of each chunk, the one that is under way
   std::vector<Load> loads_;
   std::unique_ptr<Moves> moves_;
   std::vector<char> has_gradient_;  // of each parameter, in any micro-batch

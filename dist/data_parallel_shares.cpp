@@ -63,6 +63,17 @@ Tensor DataParallel::gradient_square_sums(const optim::Optimizer& optimizer) {
   return of_all_parts(*options_.parts.ranks, own, layers);
 }
 
+std::int64_t DataParallel::square_sums_to(int chunk) const {
+  const std::vector<int>& chunks = options_.buckets.chunks;
+  std::int64_t count = 0;
+  for (std::size_t i = 0; i < whole_.size(); ++i) {
+    if (!has_gradient_[i] || (!chunks.empty() && chunks[i] > chunk)) continue;
+    const bool is_cut = options_.parts.ranks != nullptr && options_.parts.layers[i] >= 0;
+    count += is_cut ? options_.parts.ranks->size() : 1;
+  }
+  return count;
+}
+
 /// Of the parameters that this rank computes with.
 Tensor DataParallel::own_square_sums(const optim::Optimizer& optimizer) {
   if (is_gathered()) return optim::gradient_square_sums(optimizer.parameters());

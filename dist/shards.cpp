@@ -59,7 +59,10 @@ std::vector<Bucket> fill_buckets(const std::vector<optim::Named>& parameters, in
   std::vector<std::size_t> open;  // of each dtype and device, the one that is being filled
   for (std::size_t i = parameters.size(); i-- > 0;) {
     const Tensor& p = parameters[i].tensor;
-    const auto fits = [&](std::size_t b) { return buckets[b].dtype == p.dtype() && buckets[b].device == p.device(); };
+    const int chunk = options.chunks.empty() ? 0 : options.chunks[i];
+    const auto fits = [&](std::size_t b) {
+      return buckets[b].dtype == p.dtype() && buckets[b].device == p.device() && buckets[b].chunk == chunk;
+    };
     auto found = std::find_if(open.begin(), open.end(), fits);
     const auto bytes = [&](std::size_t b) {
       return static_cast<std::size_t>(buckets[b].elements) * size_of(p.dtype());
@@ -67,7 +70,7 @@ std::vector<Bucket> fill_buckets(const std::vector<optim::Named>& parameters, in
     if (found != open.end() && bytes(*found) + p.bytes() > options.bytes) found = open.erase(found), found = open.end();
     if (found == open.end()) {
       Bucket bucket;
-      bucket.dtype = p.dtype(), bucket.device = p.device();
+      bucket.dtype = p.dtype(), bucket.device = p.device(), bucket.chunk = chunk;
       buckets.push_back(std::move(bucket));
       found = open.insert(open.end(), buckets.size() - 1);
     }

@@ -30,13 +30,14 @@ struct Piece {
   std::int64_t at = 0;
 };
 
-/// Parameters of one dtype on one device.
+/// Parameters of one dtype on one device, of one chunk.
 struct Bucket {
   std::vector<std::size_t> parameters;  ///< in the order in which they lie here
   std::vector<std::int64_t> offsets;    ///< of each, in elements; none where shards are of each parameter
   std::int64_t elements = 0;
   DType dtype = DType::f32;
   Device device;
+  int chunk = 0;                           ///< of a pipeline's stage, whose parameters they are
   std::vector<std::int64_t> bounds;        ///< of shards, in elements: rank r has [bounds[r], bounds[r + 1])
   std::vector<std::vector<Piece>> pieces;  ///< of the parameters, by rank
 
@@ -58,6 +59,8 @@ Range shard_range(std::int64_t elements, int ranks, int rank, std::size_t number
 struct BucketOptions {
   std::size_t bytes = 25 << 20;   ///< that a bucket has at most, unless one parameter has more; 0: each by itself
   bool keeps_parameters = false;  ///< no parameter is cut
+  /// Of each parameter the chunk of a pipeline's stage that has it: buckets have those of one; empty: there is one.
+  std::vector<int> chunks = {};
 };
 
 /// Elements that a rank has of a parameter, by its index.

@@ -100,6 +100,9 @@ class Model : public nn::Module {
   virtual SharedByStages shared_by_stages() { return {}; }
   /// Whether the first and the last stage share parameters, so that one stage and several are two arithmetics.
   virtual bool is_tied() const noexcept { return false; }
+  /// The stretches of the chain that it is made of, in order: a stage in chunks has several (models/pieces.h), every
+  /// other model is one.
+  virtual std::vector<Model*> pieces() { return {this}; }
   /// From now on every block runs under checkpoint(): it keeps its input alone. The results are the same bits. Throws
   /// ValueError where the model has no such blocks.
   virtual void recompute_blocks(bool is_on = true);

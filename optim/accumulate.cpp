@@ -82,26 +82,34 @@ double total_weight(std::int64_t count, std::int64_t samples, std::span<const Mi
   return total;
 }
 
-/// The stage's passes. A result that has gone to the next stage is held here without its bytes.
-void run_passes(Pipeline& stage, FunctionRef<void(Tape&)> prepare, FunctionRef<Tensor(std::int64_t, Tape&)> forward,
-                FunctionRef<void(std::int64_t, Tape&, Tensor)> backward) {
+std::size_t chunks_of(const Pipeline& stage) {
+  std::size_t count = 1;
+  for (const StagePass& pass : stage.passes()) count = std::max(count, pass.chunk + 1);
+  return count;
+}
+
+/// The stage's passes. A result that has gone to the next chunk is held here without its bytes.
+void run_passes(Pipeline& stage, FunctionRef<void(Tape&, std::size_t chunk)> prepare,
+                FunctionRef<Tensor(const StagePass&, Tape&)> forward,
+                FunctionRef<void(const StagePass&, Tape&, Tensor)> backward) {
   struct UnderWay {
     SpareTape tape;
     Tensor result;
   };
-  std::deque<UnderWay> under_way;  // by micro-batch, which come back in the order in which they went
+  std::vector<std::deque<UnderWay>> under_way(chunks_of(stage));  // of each chunk, which come back as they went
   for (const StagePass& pass : stage.passes()) {
-    stage.begin_pass();
+    stage.begin_pass(pass);
+    std::deque<UnderWay>& of_chunk = under_way[pass.chunk];
     if (pass.is_forward) {
-      UnderWay& last = under_way.emplace_back();
-      prepare(*last.tape);
-      last.result = forward(pass.micro_batch, *last.tape);
-      if (stage.is_last()) continue;
-      stage.send_result(pass.micro_batch, last.result);
+      UnderWay& last = of_chunk.emplace_back();
+      prepare(*last.tape, pass.chunk);
+      last.result = forward(pass, *last.tape);
+      if (pass.makes_loss) continue;
+      stage.send_result(last.result);
       last.result = last.result.without_bytes();
     } else {
-      backward(pass.micro_batch, *under_way.front().tape, std::exchange(under_way.front().result, Tensor()));
-      under_way.pop_front();
+      backward(pass, *of_chunk.front().tape, std::exchange(of_chunk.front().result, Tensor()));
+      of_chunk.pop_front();
     }
   }
   stage.end_passes();
@@ -121,9 +129,8 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
     return parts.empty() ? MicroBatch{samples, 1} : parts[static_cast<std::size_t>(i)];
   };
   const PassScope passes(current_generator());
-  std::int64_t micro_batch = 0;  // whose backward is under way
   const auto watched = [&](const std::shared_ptr<Leaf>& leaf) {
-    if (recording.stage && recording.stage->take_gradient(micro_batch, leaf)) return;
+    if (recording.stage && recording.stage->take_gradient(leaf)) return;
     if (recording.watch) (*recording.watch)(leaf);
     if (on_gradient) (*on_gradient)(leaf);
     if (ranks) ranks->take_gradient(leaf);
@@ -135,55 +142,60 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
     for (std::int64_t k = 0; k < number; ++k) sum += part_at(k).samples;
     return sum;
   };
-  const bool makes_losses = recording.stage == nullptr || recording.stage->is_last();
   Tensor total;
   std::vector<Tensor> losses;  // of this rank among several
-  const auto prepare = [&](Tape& tape) {
+  // Of a stage's chunks each records for itself, and has its own part of plan and graph.
+  const std::size_t chunks = recording.stage != nullptr ? accumulate_detail::chunks_of(*recording.stage) : 1;
+  std::vector<std::shared_ptr<const TapePlan>> plans;
+  if (recording.plan && chunks > 1) plans = split(*recording.plan, chunks);
+  std::vector<TapeGraph> graphs(recording.graph ? chunks : 0);
+  const auto prepare = [&](Tape& tape, std::size_t chunk) {
     if (recording.graph) tape.observe();
-    tape.follow(recording.plan, recording.tier);
+    tape.follow(plans.empty() ? recording.plan : plans[chunk], recording.tier);
     tape.train(recording.leaves);
     tape.time(recording.times);
   };
-  const auto forward = [&](std::int64_t i, Tape& tape) {
-    const std::int64_t number = i * stride + first;
+  const auto forward = [&](const StagePass& pass, Tape& tape) {
+    const std::int64_t number = pass.micro_batch * stride + first;
     current_generator().start_pass(first_sample(number));
-    if (Transaction* const step = context().transaction) step->set_micro_batch(i);
+    if (Transaction* const step = context().transaction) step->set_micro_batch(pass.micro_batch);
     Tensor loss;
     {
       const Recording on(tape);
-      loss = loss_of(i);
-      if (makes_losses && all > 1) loss = loss * (part_at(number).weight / total_weight);
+      loss = loss_of(pass.micro_batch);
+      if (pass.makes_loss && all > 1) loss = loss * (part_at(number).weight / total_weight);
     }
     if (recording.nodes) *recording.nodes = tape.node_count();
-    if (recording.graph) *recording.graph = TapeGraph::of(tape);
+    if (recording.graph) graphs[pass.chunk] = TapeGraph::of(tape);
     return loss;
   };
-  const auto backward = [&](std::int64_t i, Tape& tape, Tensor loss) {
-    micro_batch = i;
-    if (Transaction* const step = context().transaction) step->set_micro_batch(i);
-    if (!makes_losses) {
-      tape.backward(loss, recording.stage->receive_gradient(i), told);
+  const auto backward = [&](const StagePass& pass, Tape& tape, Tensor loss) {
+    const std::int64_t number = pass.micro_batch * stride + first;
+    if (Transaction* const step = context().transaction) step->set_micro_batch(pass.micro_batch);
+    if (!pass.makes_loss) {
+      tape.backward(loss, recording.stage->receive_gradient(), told);
     } else {
       tape.backward(loss, accumulate_detail::seed_of(loss, loss_scale), told);
-      if (part_at(i * stride + first).weight == 0) fill(loss.detach(), 0);  // the mean over nothing is not a number
+      if (part_at(number).weight == 0) fill(loss.detach(), 0);  // the mean over nothing is not a number
     }
     if (ranks) {
-      ranks->end_micro_batch();
-      if (makes_losses) losses.push_back(loss.detach());
+      ranks->end_micro_batch(pass.chunk);
+      if (pass.makes_loss) losses.push_back(loss.detach());
     } else {
       total = total.defined() ? add(total, loss.detach()) : loss.detach();
     }
   };
   if (recording.stage == nullptr) {
     const SpareTape tape;
-    prepare(*tape);
-    for (std::int64_t i = 0; i < count; ++i) backward(i, *tape, forward(i, *tape));
+    prepare(*tape, 0);
+    for (std::int64_t i = 0; i < count; ++i) backward({false, i}, *tape, forward({true, i}, *tape));
   } else {
     accumulate_detail::run_passes(*recording.stage, prepare, forward, backward);
   }
+  if (recording.graph) *recording.graph = join(std::move(graphs));
   if (ranks != nullptr) ranks->complete_gradients();
   if (recording.stage != nullptr) recording.stage->complete_gradients();
-  if (ranks != nullptr && makes_losses) total = ranks->sum_losses(losses);
+  if (!losses.empty()) total = ranks->sum_losses(losses);
   return recording.stage != nullptr ? recording.stage->share_loss(total) : total;
 }
 

@@ -22,14 +22,15 @@ class Pipeline;
 
 /// How recordings are made.
 struct RecordingOptions {
-  std::shared_ptr<const TapePlan> plan;  ///< followed by every recording; null: none
+  std::shared_ptr<const TapePlan> plan;  ///< followed by every recording, of several in a row each its own; null: none
   std::shared_ptr<Tier> tier = nullptr;  ///< where what the plan offloads goes
-  TapeGraph* graph = nullptr;            ///< receives the (last) recording, on a dry device (Tape::observe)
-  std::size_t* nodes = nullptr;          ///< receives the number of nodes of the (last) recording
-  TapeTimes* times = nullptr;            ///< receives the times of the (last) recording's nodes
-  const LeafSet* leaves = nullptr;       ///< that are trained, all others are constants (Tape::train); null: all
-  Ranks* ranks = nullptr;                ///< that compute further micro-batches of the same step; null: none
-  Pipeline* stage = nullptr;             ///< of a pipeline, that the model here is; null: the model is whole
+  /// Receives the (last) recording, on a dry device (Tape::observe): of a stage's chunks one after the other.
+  TapeGraph* graph = nullptr;
+  std::size_t* nodes = nullptr;     ///< receives the number of nodes of the (last) recording
+  TapeTimes* times = nullptr;       ///< receives the times of the (last) recording's nodes
+  const LeafSet* leaves = nullptr;  ///< that are trained, all others are constants (Tape::train); null: all
+  Ranks* ranks = nullptr;           ///< that compute further micro-batches of the same step; null: none
+  Pipeline* stage = nullptr;        ///< of a pipeline, that the model here is; null: the model is whole
   /// Shown every leaf whose gradient is complete, in every micro-batch, before anything is done with it; null: nobody.
   const LeafHook* watch = nullptr;
 };

@@ -1,9 +1,9 @@
 #pragma once
 // The stage of a pipeline that a step runs on, as the step sees it: dist/pipeline/ implements this.
 //
-// A stage has a stretch of a model's layers. Micro-batches pass it forwards and backwards in an order of its own, in
-// which several are under way at a time, each on a tape of its own; backwards they come in the order of their numbers,
-// so that gradients are summed as on one rank.
+// A stage has a stretch of a model's layers, or several, its chunks. Micro-batches pass each forwards and backwards in
+// an order of the stage's own, in which several are under way at a time, each on a tape of its own; backwards they come
+// through a chunk in the order of their numbers, so that gradients are summed as on one rank.
 
 #include <cstdint>
 #include <memory>
@@ -13,10 +13,12 @@
 
 namespace thimble::optim {
 
-/// A micro-batch through a stage, one way.
+/// A micro-batch through a chunk of a stage, one way.
 struct StagePass {
   bool is_forward = true;
   std::int64_t micro_batch = 0;
+  std::size_t chunk = 0;
+  bool makes_loss = true;  ///< the chunk is the model's last one; else its result goes to another stage
 };
 
 /// What a step asks of the stage that it runs on.
@@ -25,18 +27,17 @@ class Pipeline {
   virtual ~Pipeline() = default;
   /// Throws PlanError where a gradient is there already.
   virtual void begin_step() = 0;
-  /// In the order of the step, each micro-batch of this rank once each way.
+  /// In the order of the step, each micro-batch of this rank once each way through each chunk.
   virtual std::span<const StagePass> passes() const noexcept = 0;
-  /// The last one makes the losses.
-  virtual bool is_last() const noexcept = 0;
-  /// Before each of them.
-  virtual void begin_pass() = 0;
-  /// What a forward gave goes to the next stage. Not on the last one.
-  virtual void send_result(std::int64_t micro_batch, const Tensor& result) = 0;
-  /// Its gradient, from the next stage. Not on the last one.
-  virtual Tensor receive_gradient(std::int64_t micro_batch) = 0;
-  /// A leaf's gradient of a micro-batch is complete: whether it goes to another stage, and not to the optimizer here.
-  virtual bool take_gradient(std::int64_t micro_batch, const std::shared_ptr<Leaf>& leaf) = 0;
+  /// Before each of them, which is then under way.
+  virtual void begin_pass(const StagePass& pass) = 0;
+  /// What the forward under way gave goes to the next chunk. Not of the model's last one.
+  virtual void send_result(const Tensor& result) = 0;
+  /// The gradient of what the backward under way begins with, from the next chunk. Not of the model's last one.
+  virtual Tensor receive_gradient() = 0;
+  /// A leaf's gradient of the backward under way is complete: whether it goes to another stage, and not to the
+  /// optimizer here.
+  virtual bool take_gradient(const std::shared_ptr<Leaf>& leaf) = 0;
   /// After the last pass: all that was sent has come.
   virtual void end_passes() = 0;
   /// When gradients here are sums over all micro-batches: those of a parameter that two stages have become one.

@@ -34,8 +34,9 @@ class Ranks {
   virtual std::span<const MicroBatch> all_parts(std::span<const MicroBatch> own) = 0;
   /// A leaf's gradient of one micro-batch is complete: it goes to the ranks that sum it.
   virtual void take_gradient(const std::shared_ptr<Leaf>& leaf) = 0;
-  /// Backward of this rank's next micro-batch is over.
-  virtual void end_micro_batch() = 0;
+  /// Backward of this rank's next micro-batch is over: through a chunk of a pipeline's stage (optim/pipeline.h), or
+  /// through the whole model, which is chunk 0.
+  virtual void end_micro_batch(std::size_t chunk) = 0;
   /// After the last one: the optimizer's parameters have their gradients.
   virtual void complete_gradients() = 0;
   /// The sum over all ranks' micro-batches; `own` are this rank's, one element each.

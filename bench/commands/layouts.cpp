@@ -155,7 +155,7 @@ void plan_layout(const CLI::App& command, const LayoutFlags& flags, const models
   models::Cluster cluster = flags.cluster;
   cluster.ranks = options.setup.ranks;
   models::PlanOptions own = options;
-  own.setup.ranks = own.setup.tp = own.setup.cp = own.setup.pp = 1;
+  own.setup.ranks = own.setup.tp = own.setup.pp = 1;
   own.setup.zero = 0;
   own.setup.sequence_parallel = false;
   own.setup.micro_batches = 1;

@@ -43,8 +43,12 @@ void add_rank_flags(CLI::App& command, const std::shared_ptr<models::Setup>& set
       "Parts that the sequence alone is cut into, in attention the heads; ranks as with --tp, with whole layers (1)");
   add("--pp", setup->pp, 1, ranks_detail::most_ranks,
       "Stages of a pipeline that a chain of blocks is cut into, each on as many ranks (1)");
-  command.add_option("--pipeline", setup->pipeline, "Order of micro-batches in a pipeline: 1f1b, gpipe (1f1b)")
+  command
+      .add_option("--pipeline", setup->pipeline,
+                  "Order of micro-batches in a pipeline: 1f1b, gpipe, or interleaved, with --chunks (1f1b)")
       ->type_name("NAME");
+  add("--chunks", setup->chunks, 1, ranks_detail::most_ranks,
+      "Stretches of the chain that each stage has in the interleaved pipeline, 2 and more (1)");
   add("--zero", setup->zero, 0, 3,
       "What ranks share out: 0 nothing, 1 the optimizer's state, 2 gradients as well, 3 parameters as well (0)");
   command
@@ -64,19 +68,17 @@ std::string ranks_in_words(const models::Setup& setup) {
   if (setup.cp > 1) words += ", the sequence in " + std::to_string(setup.cp) + " parts, in attention heads";
   if (setup.ranks == 1) return words;
   if (setup.pp > 1) {
-    words += ", stage " + std::to_string(models::stage_of(setup).index) + " of " + std::to_string(setup.pp) + " (" +
-             setup.pipeline + ")";
+    words += ", stage " + std::to_string(models::stage_number(setup)) + " of " + std::to_string(setup.pp) + " (" +
+             setup.pipeline + (setup.chunks > 1 ? ", " + std::to_string(setup.chunks) + " chunks" : "") + ")";
   }
   return words + ", rank " + std::to_string(setup.rank) + " of " + std::to_string(setup.ranks) + " at stage " +
          std::to_string(setup.zero) + " of ZeRO";
 }
 
 nlohmann::ordered_json layout_json(const models::Setup& setup) {
-  return {{"tp", setup.tp},
-          {"sequence_parallel", setup.sequence_parallel},
-          {"cp", setup.cp},
-          {"pp", setup.pp},
-          {"zero", setup.zero}};
+  return {{"tp", setup.tp},         {"sequence_parallel", setup.sequence_parallel},
+          {"cp", setup.cp},         {"pp", setup.pp},
+          {"chunks", setup.chunks}, {"zero", setup.zero}};
 }
 
 std::string ranks_in_words(const std::vector<int>& ranks) {

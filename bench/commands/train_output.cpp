@@ -59,6 +59,7 @@ void print_ranks(const models::TrainOptions& options, const models::TrainReport&
   if (options.setup.tp > 1) std::printf(", blocks in %d parts", options.setup.tp);
   if (options.setup.cp > 1) std::printf(", the sequence in %d parts", options.setup.cp);
   if (options.setup.pp > 1) std::printf(", %d stages, %s", options.setup.pp, options.setup.pipeline.c_str());
+  if (options.setup.chunks > 1) std::printf(", %d chunks", options.setup.chunks);
   std::printf("\n");
   std::printf("    rank     predicted peak      measured peak              state           sent   process peak\n");
   for (std::size_t i = 0; i < r.ranks.size(); ++i) {

@@ -21,7 +21,7 @@ class WatchedRanks : public optim::Ranks {
     return inner_.all_parts(own);
   }
   void take_gradient(const std::shared_ptr<Leaf>& leaf) override { inner_.take_gradient(leaf); }
-  void end_micro_batch() override { inner_.end_micro_batch(); }
+  void end_micro_batch(std::size_t chunk) override { inner_.end_micro_batch(chunk); }
   void complete_gradients() override { inner_.complete_gradients(); }
   Tensor sum_losses(std::span<const Tensor> own) override { return inner_.sum_losses(own); }
   Tensor gradient_square_sums(const optim::Optimizer& o) override { return inner_.gradient_square_sums(o); }

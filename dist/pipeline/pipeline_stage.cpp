@@ -18,20 +18,22 @@ PipelineStage::PipelineStage(Communicator& stages, DataParallel& ranks, Pipeline
       })),
       options_(std::move(options)) {
   const Schedule& schedule = options_.schedule;
-  if (schedule.stages != stages.size() || schedule.chunks != 1) {
+  const auto chunks = static_cast<std::size_t>(schedule.chunks),
+             count = static_cast<std::size_t>(schedule.micro_batches);
+  if (schedule.stages != stages.size() || options_.inputs.size() != chunks) {
     throw ValueError("pipeline: a schedule of " + std::to_string(schedule.stages) + " stages in " +
-                     std::to_string(schedule.chunks) + " chunks for " + std::to_string(stages.size()) +
-                     " ranks; as many stages in one chunk are allowed");
+                     std::to_string(schedule.chunks) + " chunks for " + std::to_string(stages.size()) + " ranks and " +
+                     std::to_string(options_.inputs.size()) + " inputs; as many of each are allowed");
   }
   check_schedule(schedule);
-  check_hand_over(schedule);
+  open_ = check_hand_over(schedule);
   for (const Action& action : schedule.of_stage[static_cast<std::size_t>(stages.rank())]) {
-    passes_.push_back({action.pass == Pass::forward, action.micro_batch});
+    const auto chunk = static_cast<std::size_t>(action.chunk);
+    passes_.push_back({action.pass == Pass::forward, action.micro_batch, chunk, is_last(chunk)});
   }
-  const auto count = static_cast<std::size_t>(schedule.micro_batches);
-  inputs_.resize(count);
-  given_.resize(count);
-  if (!options_.shared.tensor.defined() || !is_last()) return;
+  inputs_.resize(chunks * count);
+  given_.resize(chunks * count);
+  if (!options_.shared.tensor.defined() || !has_last()) return;
   options_.shared.tensor.leaf()->is_input = true;  // no optimizer here has it
   head_ = std::make_unique<DataParallel>(ranks.communicator(), std::vector{options_.shared});
 }
@@ -41,10 +43,20 @@ Communicator::Volume PipelineStage::volume() const noexcept {
   return {a.bytes_sent + b.bytes_sent, a.messages + b.messages};
 }
 
-void PipelineStage::begin_send(Communicator& ranks, int to, Tensor tensor, Sent& sent) {
+std::size_t PipelineStage::place() const noexcept {
+  return pass_.chunk * static_cast<std::size_t>(options_.schedule.micro_batches) +
+         static_cast<std::size_t>(pass_.micro_batch);
+}
+
+void PipelineStage::begin_send(Communicator& ranks, int to, const Tensor& tensor, Sent& sent) {
   sent.tensor = contiguous(tensor.detach());
   sent.transit.send(to, sent.tensor);
   sent.transit.begin(ranks);
+}
+
+void PipelineStage::end_first(std::deque<Sent>& sent) {
+  sent.front().transit.wait();
+  sent.pop_front();
 }
 
 Tensor PipelineStage::receive(Communicator& ranks, int from, const Shape& shape, DType dtype, Category category) {
@@ -57,64 +69,67 @@ Tensor PipelineStage::receive(Communicator& ranks, int from, const Shape& shape,
   return tensor;
 }
 
-Tensor PipelineStage::receive(std::int64_t samples) {
-  Shape shape = options_.input;
+Tensor PipelineStage::receive(std::size_t chunk, std::int64_t samples) {
+  Shape shape = options_.inputs[chunk].shape;
   shape[0] = samples;
-  return receive(stages_, stages_.rank() - 1, shape, options_.dtype, Category::activation);
+  return receive(stages_, stage_before(), shape, options_.inputs[chunk].dtype, Category::activation);
 }
 
-Tensor PipelineStage::receive_input(std::int64_t micro_batch, std::int64_t samples) {
-  Tensor x = receive(samples);
+Tensor PipelineStage::receive_input(std::int64_t samples) {
+  Tensor x = receive(pass_.chunk, samples);
   x.require_grad();
   x.leaf()->is_input = true;
-  inputs_[static_cast<std::size_t>(micro_batch)] = x.leaf();
+  inputs_[place()] = x.leaf();
   return x;
 }
 
-void PipelineStage::begin_pass() {
-  if (!result_) return;
-  result_->transit.wait();
-  result_.reset();
+void PipelineStage::begin_pass(const optim::StagePass& pass) {
+  pass_ = pass;
+  ++number_;
+  while (!results_.empty() && results_.front().ends_at <= number_) end_first(results_);
 }
 
 void PipelineStage::send(const Tensor& result) {
-  begin_pass();
-  begin_send(stages_, stages_.rank() + 1, result, result_.emplace());
+  while (!results_.empty()) end_first(results_);
+  begin_send(stages_, stage_after(), result, results_.emplace_back());
 }
 
-void PipelineStage::send_result(std::int64_t micro_batch, const Tensor& result) {
-  given_[static_cast<std::size_t>(micro_batch)] = {result.shape(), result.dtype()};
-  send(result);
+void PipelineStage::send_result(const Tensor& result) {
+  given_[place()] = {result.shape(), result.dtype()};
+  begin_send(stages_, stage_after(), result, results_.emplace_back());
+  results_.back().ends_at = number_ + open_;
 }
 
-Tensor PipelineStage::receive_gradient(std::int64_t micro_batch) {
-  const auto& [shape, dtype] = given_[static_cast<std::size_t>(micro_batch)];
-  return receive(stages_, stages_.rank() + 1, shape, dtype, Category::temporary);
+Tensor PipelineStage::receive_gradient() {
+  const auto& [shape, dtype] = given_[place()];
+  return receive(stages_, stage_after(), shape, dtype, Category::temporary);
 }
 
-bool PipelineStage::take_gradient(std::int64_t micro_batch, const std::shared_ptr<Leaf>& leaf) {
-  if (gradient_) gradient_->transit.advance();  // MPI moves bytes while it is called
-  std::shared_ptr<Leaf>& input = inputs_[static_cast<std::size_t>(micro_batch)];
+bool PipelineStage::take_gradient(const std::shared_ptr<Leaf>& leaf) {
+  for (std::deque<Sent>* const sent : {&results_, &gradients_}) {
+    for (Sent& one : *sent) one.transit.advance();  // MPI moves bytes while it is called
+  }
+  std::shared_ptr<Leaf>& input = inputs_[place()];
   if (leaf == input) {
     input.reset();
-    if (gradient_) gradient_->transit.wait();
-    begin_send(stages_, stages_.rank() - 1, std::exchange(leaf->grad, Tensor()), gradient_.emplace());
+    while (gradients_.size() >= static_cast<std::size_t>(open_)) end_first(gradients_);
+    begin_send(stages_, stage_before(), std::exchange(leaf->grad, Tensor()), gradients_.emplace_back());
     return true;
   }
   if (!head_ || leaf != options_.shared.tensor.leaf()) return false;
   head_->take_gradient(leaf);
-  head_->end_micro_batch();  // it has no other
+  head_->end_micro_batch(0);  // it has no other
   return true;
 }
 
 void PipelineStage::begin_step() {
+  number_ = 0;
   if (head_) head_->begin_step(options_.schedule.micro_batches);
 }
 
 void PipelineStage::end_passes() {
-  begin_pass();
-  if (gradient_) gradient_->transit.wait();
-  gradient_.reset();
+  while (!results_.empty()) end_first(results_);
+  while (!gradients_.empty()) end_first(gradients_);
 }
 
 void PipelineStage::complete_gradients() {
@@ -126,7 +141,7 @@ void PipelineStage::complete_gradients() {
     begin_send(*apart_, 0, std::exchange(shared.grad(), Tensor()), sent);
     sent.transit.wait();
     head_->drop_gradients();
-  } else if (is_first()) {
+  } else if (stages_.rank() == 0) {
     const Tensor theirs = receive(*apart_, apart_->size() - 1, shared.shape(), shared.dtype(), Category::communication);
     for (const optim::Named& p : ranks_.parameters()) {
       if (p.name == options_.shared.name) add_to(p.tensor.grad(), window_of(theirs, p.first_element, p.tensor.shape()));
@@ -136,7 +151,7 @@ void PipelineStage::complete_gradients() {
 
 Tensor PipelineStage::share_loss(const Tensor& loss) {
   const int last = apart_->size() - 1;
-  if (!is_last()) return receive(*apart_, last, {}, DType::f64, Category::communication);
+  if (!has_last()) return receive(*apart_, last, {}, DType::f64, Category::communication);
   const PathScope path = ranks_path();
   const Tensor value = to_dtype(loss.detach(), DType::f64);
   Transit transit;
@@ -150,33 +165,44 @@ void PipelineStage::share_numbers(double* numbers, std::size_t count) {
   apart_->broadcast(numbers, count * sizeof(double), apart_->size() - 1);
 }
 
-Tensor PipelineStage::sum_squares(const Tensor& own) {
-  const int rank = apart_->rank(), last = apart_->size() - 1;
-  const PathScope path = ranks_path();
-  const Tensor sum = Tensor::empty({1}, DType::f64, options_.device, Category::workspace);
+/// `sum` + a chunk's own, one after the other.
+void PipelineStage::add_squares(const Tensor& own, std::size_t chunk, const Tensor& sum) const {
+  const auto number = static_cast<int>(chunk);
+  const std::int64_t first = number > 0 ? ranks_.square_sums_to(number - 1) : 0, end = ranks_.square_sums_to(number);
   const auto add_own = [&](const double* terms, double* to) {
-    for (std::int64_t i = 0; i < own.elements(); ++i) *to += terms[i];
+    for (std::int64_t i = first; i < end; ++i) *to += terms[i];
   };
-  if (rank > 0) {
-    Transit transit;
-    transit.receive(rank - 1, sum);
-    transit.begin(*apart_);
-    transit.wait();
-  } else {
-    fill(sum, 0);
-  }
-  if (own.defined() && options_.device == cpu) {
+  if (!own.defined()) return;
+  if (options_.device == cpu) {
     launch(cpu, [&](const Addresses& at) { add_own(at.as<double>(own), at.as<double>(sum)); });
-  } else if (own.defined() && !options_.device.is_dry) {
+  } else if (!options_.device.is_dry) {
     std::vector<double> so_far = to_host<double>(sum);
     add_own(to_host<double>(own).data(), so_far.data());
     copy_into(sum, from_host(so_far, {1}, options_.device));
   }
-  Transit on;  // to the next stage, or the sum of all to all
-  for (int stage = rank < last ? rank + 1 : 0; stage < (rank < last ? rank + 2 : last); ++stage) on.send(stage, sum);
-  on.begin(*apart_);
-  on.wait();
-  Tensor all = rank < last ? receive(*apart_, last, {1}, DType::f64, Category::workspace) : sum;
+}
+
+Tensor PipelineStage::sum_squares(const Tensor& own) {
+  const int last = apart_->size() - 1;
+  const PathScope path = ranks_path();
+  const Tensor sum = Tensor::empty({1}, DType::f64, options_.device, Category::workspace);
+  for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {  // round the ring, in the order of the model
+    if (is_first(chunk)) {
+      fill(sum, 0);
+    } else {
+      Transit before;
+      before.receive(stage_before(), sum);
+      before.begin(*apart_);
+      before.wait();
+    }
+    add_squares(own, chunk, sum);
+    Transit on;  // to the next stage, or the sum of all to all
+    if (!is_last(chunk)) on.send(stage_after(), sum);
+    for (int stage = 0; is_last(chunk) && stage < last; ++stage) on.send(stage, sum);
+    on.begin(*apart_);
+    on.wait();
+  }
+  Tensor all = has_last() ? sum : receive(*apart_, last, {1}, DType::f64, Category::workspace);
   all.set_tape_ref({}, Origin::gradient);
   return all;
 }
@@ -186,19 +212,19 @@ void PipelineStage::share_parameters() {
   if (!shared.defined()) return;
   fetch_parameters(shared);
   Transit transit;
-  if (is_first()) {
+  if (stages_.rank() == 0) {
     transit.send(apart_->size() - 1, shared);
   } else {
     transit.receive(0, shared);
   }
   transit.begin(*apart_);
   transit.wait();
-  if (is_last() && shared.storage()) shared.storage()->bump_version();
+  if (has_last() && shared.storage()) shared.storage()->bump_version();
 }
 
 void PipelineStage::drop() noexcept {
-  result_.reset();
-  gradient_.reset();
+  results_.clear();
+  gradients_.clear();
   if (head_) head_->drop_gradients();
   for (std::shared_ptr<Leaf>& leaf : inputs_) leaf.reset();
 }

@@ -35,6 +35,10 @@ std::string at(int stage, const Action& action) {
   return "pipeline schedule: stage " + std::to_string(stage) + ", " + to_string(action) + ": ";
 }
 
+int piece_of(const Schedule& schedule, const Action& action, std::size_t stage) {
+  return action.chunk * schedule.stages + static_cast<int>(stage);
+}
+
 // When each (piece, micro-batch) was passed forwards and backwards; negative: not yet.
 class Done {
  public:
@@ -104,7 +108,7 @@ void check_costs(const Schedule& schedule, const PipelineCosts& costs) {
 
 // When what an action reads is there; negative: not yet. What another stage made takes the link's time.
 double ready_at(const Schedule& schedule, Done& done, const Action& action, int stage, double link_s) {
-  const int piece = action.chunk * schedule.stages + stage, last = schedule.pieces() - 1;
+  const int piece = piece_of(schedule, action, static_cast<std::size_t>(stage)), last = schedule.pieces() - 1;
   const bool is_forward = action.pass == Pass::forward;
   if (is_forward && piece == 0) return 0;
   if (!is_forward && piece == last) return done(Pass::forward, piece, action.micro_batch);
@@ -130,7 +134,7 @@ PipelineRun run(const Schedule& schedule, const PipelineCosts& costs) {
         const Action& action = schedule.of_stage[s][next[s]];
         const double ready = ready_at(schedule, done, action, stage, costs.link_s);
         if (ready < 0) break;
-        const int piece = action.chunk * schedule.stages + stage;
+        const int piece = piece_of(schedule, action, s);
         const double takes = of_piece(action.pass == Pass::forward ? costs.forward_s : costs.backward_s, piece);
         const double begin = std::max(ready, free_at[s]);
         free_at[s] = begin + takes;
@@ -154,6 +158,89 @@ PipelineRun run(const Schedule& schedule, const PipelineCosts& costs) {
   const double all = result.step_s * static_cast<double>(stages);
   result.bubble = busy > 0 ? (all - busy) / busy : 0;
   return result;
+}
+
+// Of a stage's actions before number `end`, the n-th last one whose gradient goes to another stage; null: there are
+// fewer.
+const Action* gradient_before(const Schedule& schedule, std::size_t stage, std::size_t end, int n) {
+  const std::vector<Action>& actions = schedule.of_stage[stage];
+  while (end-- > 0) {
+    const bool is_sent = actions[end].pass == Pass::backward && piece_of(schedule, actions[end], stage) > 0;
+    if (is_sent && --n == 0) return &actions[end];
+  }
+  return nullptr;
+}
+
+// The stage that waits for ever, and its action, where `open` passes and gradients may begin before what a stage sends
+// is taken; empty: none does.
+std::string who_waits(const Schedule& schedule, int open) {
+  const auto stages = static_cast<std::size_t>(schedule.stages);
+  Done begun(schedule), done(schedule);  // 0: yes
+  std::vector<std::size_t> next(stages, 0);
+  const int last = schedule.pieces() - 1;
+  // What a stage waits for before it begins an action, or before it ends one: the other stage's begin of its neighbour.
+  const auto is_taken = [&](const Action& action, std::size_t stage) {
+    const int piece = piece_of(schedule, action, stage);
+    if (action.pass == Pass::forward) return piece == last || begun(Pass::forward, piece + 1, action.micro_batch) == 0;
+    return piece == 0 || begun(Pass::backward, piece - 1, action.micro_batch) == 0;
+  };
+  for (bool moves = true; moves;) {
+    moves = false;
+    for (std::size_t s = 0; s < stages; ++s) {
+      const std::vector<Action>& actions = schedule.of_stage[s];
+      while (next[s] < actions.size()) {
+        const Action& action = actions[next[s]];
+        const int piece = piece_of(schedule, action, s);
+        double& has_begun = begun(action.pass, piece, action.micro_batch);
+        if (has_begun < 0) {
+          const auto before = static_cast<std::ptrdiff_t>(next[s]) - open;
+          if (before >= 0) {
+            const Action& made = actions[static_cast<std::size_t>(before)];
+            if (made.pass == Pass::forward && !is_taken(made, s)) break;
+          }
+          has_begun = 0;
+          moves = true;
+        }
+        if (ready_at(schedule, done, action, static_cast<int>(s), 0) < 0) break;
+        if (action.pass == Pass::backward && piece > 0) {
+          const Action* const sent = gradient_before(schedule, s, next[s], open);
+          if (sent != nullptr && !is_taken(*sent, s)) break;
+        }
+        done(action.pass, piece, action.micro_batch) = 0;
+        ++next[s];
+        moves = true;
+      }
+    }
+  }
+  for (std::size_t s = 0; s < stages; ++s) {
+    if (next[s] < schedule.of_stage[s].size()) return at(static_cast<int>(s), schedule.of_stage[s][next[s]]);
+  }
+  return "";
+}
+
+// Between two stages what is sent n-th is taken n-th.
+void check_order(const Schedule& schedule) {
+  const auto stages = static_cast<std::size_t>(schedule.stages);
+  const int last = schedule.pieces() - 1;
+  std::vector<std::vector<Action>> sent(stages * stages), taken(stages * stages);  // as they are taken
+  for (std::size_t s = 0; s < stages; ++s) {
+    const std::size_t before = (s + stages - 1) % stages, after = (s + 1) % stages;
+    for (const Action& action : schedule.of_stage[s]) {
+      const bool is_forward = action.pass == Pass::forward;
+      const int piece = piece_of(schedule, action, s), to = is_forward ? piece + 1 : piece - 1;
+      if (piece != (is_forward ? 0 : last)) taken[(is_forward ? before : after) * stages + s].push_back(action);
+      if (to < 0 || to > last) continue;
+      sent[s * stages + (is_forward ? after : before)].push_back(
+          {action.pass, action.micro_batch, to / schedule.stages});
+    }
+  }
+  for (std::size_t i = 0; i < sent.size(); ++i) {
+    for (std::size_t k = 0; k < taken[i].size(); ++k) {
+      if (k < sent[i].size() && sent[i][k] == taken[i][k]) continue;
+      throw PlanError(at(static_cast<int>(i % stages), taken[i][k]) + "stage " + std::to_string(i / stages) +
+                      " sends " + (k < sent[i].size() ? "what is for " + to_string(sent[i][k]) : "nothing more"));
+    }
+  }
 }
 
 }  // namespace schedule_detail
@@ -220,52 +307,16 @@ void check_schedule(const Schedule& schedule) {
   schedule_detail::run(schedule, {{0}, {0}, 0});
 }
 
-void check_hand_over(const Schedule& schedule) {
-  const auto stages = static_cast<std::size_t>(schedule.stages);
-  schedule_detail::Done begun(schedule), done(schedule);  // 0: yes
-  std::vector<std::size_t> next(stages, 0);
-  const int last = schedule.pieces() - 1;
-  // What a stage waits for before it begins an action, or before it ends one: the other stage's begin of its neighbour.
-  const auto is_taken = [&](const Action& action, int piece) {
-    if (action.pass == Pass::forward) return piece == last || begun(Pass::forward, piece + 1, action.micro_batch) == 0;
-    return piece == 0 || begun(Pass::backward, piece - 1, action.micro_batch) == 0;
-  };
-  const auto piece_of = [&](const Action& action, std::size_t stage) {
-    return action.chunk * schedule.stages + static_cast<int>(stage);
-  };
-  for (bool moves = true; moves;) {
-    moves = false;
-    for (std::size_t s = 0; s < stages; ++s) {
-      const std::vector<Action>& actions = schedule.of_stage[s];
-      while (next[s] < actions.size()) {
-        const Action& action = actions[next[s]];
-        const int piece = piece_of(action, s);
-        double& has_begun = begun(action.pass, piece, action.micro_batch);
-        if (has_begun < 0) {
-          if (next[s] > 0 && actions[next[s] - 1].pass == Pass::forward &&
-              !is_taken(actions[next[s] - 1], piece_of(actions[next[s] - 1], s))) {
-            break;
-          }
-          has_begun = 0;
-          moves = true;
-        }
-        if (schedule_detail::ready_at(schedule, done, action, static_cast<int>(s), 0) < 0) break;
-        if (action.pass == Pass::backward) {
-          std::size_t before = next[s];
-          while (before > 0 && actions[before - 1].pass == Pass::forward) --before;
-          if (before > 0 && !is_taken(actions[before - 1], piece_of(actions[before - 1], s))) break;
-        }
-        done(action.pass, piece, action.micro_batch) = 0;
-        ++next[s];
-        moves = true;
-      }
-    }
+int check_hand_over(const Schedule& schedule) {
+  schedule_detail::check_order(schedule);
+  const int passes = 2 * schedule.chunks * schedule.micro_batches;
+  std::string why;
+  for (int open = 1; open <= passes; ++open) {
+    const std::string waits = schedule_detail::who_waits(schedule, open);
+    if (waits.empty()) return open;
+    if (why.empty()) why = waits;
   }
-  for (std::size_t s = 0; s < stages; ++s) {
-    if (next[s] == schedule.of_stage[s].size()) continue;
-    throw PlanError(schedule_detail::at(static_cast<int>(s), schedule.of_stage[s][next[s]]) +
-                    "waits for ever for a stage to take what it has");
-  }
+  throw PlanError(why + "waits for ever for a stage to take what it has");
 }
 
 PipelineRun simulate(const Schedule& schedule, const PipelineCosts& costs) {

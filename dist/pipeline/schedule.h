@@ -51,10 +51,12 @@ Schedule interleaved(int stages, int micro_batches, int chunks);
 /// others send come to the end. Throws PlanError that names the stage and the action.
 void check_schedule(const Schedule& schedule);
 
-/// Proves that no stage waits for ever where stages hand over as PipelineStage does: a result is taken before the stage
-/// that made it begins its next pass, and a gradient before the next one is sent. Throws PlanError that names the stage
-/// and the action.
-void check_hand_over(const Schedule& schedule);
+/// Proves that no stage waits for ever where stages hand over as PipelineStage does, each send ending when what it has
+/// is taken: a result is taken before the stage that made it begins its n-th next pass, and a gradient before the n-th
+/// next one goes; and that between two stages all is taken in the order in which it is sent. Returns the least n: 1 of
+/// GPipe and 1F1B, of interleaved 1F1B 2 for as many micro-batches as stages, and 3 for more. Throws PlanError that
+/// names the stage and the action.
+int check_hand_over(const Schedule& schedule);
 
 /// Seconds of the parts of a step.
 struct PipelineCosts {

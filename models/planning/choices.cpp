@@ -96,7 +96,10 @@ std::vector<Variant> variants_of(const Setup& setup) {
   const bool can_tile = may_tile(setup);
   if (can_tile) list.push_back(with_tiles(plain));
   for (std::int64_t count = 2; count <= most_priced && is_one; count *= 2) {
-    if (count <= setup.micro_batches || setup.batch % (data_ranks(setup) * count) != 0) continue;
+    if (count <= setup.micro_batches || count % least_micro_batches(setup) != 0 ||
+        setup.batch % (data_ranks(setup) * count) != 0) {
+      continue;
+    }
     list.push_back(with_parts(plain, count, normalises_batches));
     most = count;
   }
@@ -196,8 +199,9 @@ double plain_step_seconds(const ChoiceOptions& options, const Setup& setup, cons
   plain.sizes.head = Head::full;
   plain.sizes.feed_forward = FeedForward::full;
   plain.fuses_optimizer = false;
-  plain.micro_batches = 1;
-  return nn::step_seconds(nn::node_times(nn::record_step(options.device, options.run_of(plain)), options.costs));
+  plain.micro_batches = least_micro_batches(setup);
+  const TapeGraph of_micro_batch = nn::record_step(options.device, options.run_of(plain));
+  return static_cast<double>(plain.micro_batches) * nn::step_seconds(nn::node_times(of_micro_batch, options.costs));
 }
 
 std::vector<TechniquePrice> price_techniques(const ChoiceOptions& given, const Setup& setup) {

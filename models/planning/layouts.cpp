@@ -160,6 +160,12 @@ LayoutReport find_layout(const PlanOptions& options, const Cluster& cluster, con
   };
   const auto start = now();
   if (cluster.memory_bytes == 0) throw ValueError("layouts: no memory; the bytes of a rank are needed");
+  if (options.setup.cp != 1) {
+    throw ValueError("layouts: `cp` " + std::to_string(options.setup.cp) + "; 1 alone is tried, and allowed");
+  }
+  if (options.setup.pipeline != "1f1b") {
+    throw ValueError("layouts: `pipeline` " + options.setup.pipeline + "; 1f1b alone is tried, and allowed");
+  }
   if (cluster.ranks < 1 || cluster.per_node < 1) {
     throw ValueError("layouts: " + std::to_string(cluster.ranks) + " ranks in nodes of " +
                      std::to_string(cluster.per_node) + "; 1 and more are allowed");

@@ -4,6 +4,7 @@
 //
 // - Times are a model: rooflines of operators (nn/fit/cost.h), links (dist/links.h), the schedule of the pipeline as it
 //   is simulated. Bytes are exact: dry runs of every distinct rank.
+// - Pipelines have the 1F1B schedule; the others of dist/pipeline/schedule.h are not tried.
 // - Layouts are looked at by their time. The first one that fits is the fastest of all that were counted, because each
 //   faster one was seen not to fit.
 //
@@ -107,8 +108,8 @@ JudgedLayout judge(const PlanOptions& options, const Cluster& cluster, const Lay
                    std::vector<RankPlan>* ranks = nullptr);
 
 /// The fastest layout that fits. `options.setup` has model, sizes, precision, optimizer and the batch of all ranks.
-/// Throws ValueError for a cluster of no memory and where nothing goes with what is given, BudgetError where no layout
-/// fits: with the fewest bytes that were seen to be needed.
+/// Throws ValueError for a cluster of no memory, a `pipeline` other than 1f1b, `cp`, and where nothing goes with what is
+/// given, BudgetError where no layout fits: with the fewest bytes that were seen to be needed.
 LayoutReport find_layout(const PlanOptions& options, const Cluster& cluster, const FixedLayout& fixed = {});
 
 }  // namespace thimble::models

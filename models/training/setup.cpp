@@ -13,6 +13,7 @@
 #include <thimble/memory/offload/tier_store.h>
 #include <thimble/memory/policies/placed.h>
 #include <thimble/memory/units.h>
+#include <thimble/models/pieces.h>
 #include <thimble/models/training/adapting.h>
 #include <thimble/models/training/trained_parts.h>
 #include <thimble/nn/quant/coded_store.h>
@@ -28,8 +29,7 @@ class Run final : public nn::TrainingRun {
   void step() override {
     const std::int64_t count = parts_.options.micro_batches;
     nn::training_step(
-        *parts_.optimizer, [&](std::int64_t i) { return parts_.loss(micro_batch(batch_, i, count), i); },
-        parts_.options);
+        *parts_.optimizer, [&](std::int64_t i) { return parts_.loss(micro_batch(batch_, i, count)); }, parts_.options);
   }
   nn::StepOptions& options() override { return parts_.options; }
   std::int64_t parameters() const override { return parts_.model->parameter_count(); }
@@ -88,6 +88,14 @@ std::shared_ptr<Tier> make_tier(const Setup& setup, Device device, const char* o
   return memory::make_tier(device, options);
 }
 
+std::unique_ptr<Model> make_stage(const Setup& setup, const dist::StagePlace& place, const nn::TensorOptions& on,
+                                  dist::Communicator* team) {
+  ModelOptions sizes = setup.sizes;
+  sizes.team = {team_size(setup), team, setup.sequence_parallel || setup.cp > 1, setup.cp > 1};
+  sizes.stage = place;
+  return make_model(setup.model, sizes, on);
+}
+
 std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Communicator* ranks,
                                   dist::Communicator* team) {
   std::shared_ptr<ParameterStore> store;
@@ -98,10 +106,16 @@ std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Commu
   const ParameterStoreScope scope(store);
   nn::TensorOptions on = tensor_options(setup, device);
   if (const auto code = base_code(setup)) on.coded_weights = std::make_shared<nn::quant::CodedStore>(*code);
-  ModelOptions sizes = setup.sizes;
-  sizes.team = {team_size(setup), team, setup.sequence_parallel || setup.cp > 1, setup.cp > 1};
-  sizes.stage = stage_of(setup);
-  std::unique_ptr<Model> model = make_model(setup.model, sizes, on);
+  std::unique_ptr<Model> model = make_stage(setup, stage_of(setup), on, team);
+  if (setup.chunks > 1 && !model->options().stage.has_all) {
+    std::vector<std::unique_ptr<Model>> pieces;
+    pieces.push_back(std::move(model));
+    for (int chunk = 1; chunk < setup.chunks; ++chunk) {
+      pieces.push_back(make_stage(setup, stage_of(setup, chunk), on, team));
+    }
+    const PathScope path(pieces.front()->path());
+    model = std::make_unique<Pieces>(std::move(pieces));
+  }
   if (setup.recomputes_blocks) model->recompute_blocks();
   begin_fine_tuning(setup, *model, device);
   return model;
@@ -121,6 +135,25 @@ std::string team_option(const Setup& setup) {
 std::string in_teams(const Setup& setup) {
   if (team_size(setup) == 1) return "";
   return std::string(" in teams of ") + (setup.cp > 1 ? "`cp` " : "`tp` ") + std::to_string(team_size(setup));
+}
+
+void check_chunks(const Setup& setup) {
+  const bool is_interleaved = setup.pipeline == "interleaved";
+  if (setup.pipeline != "1f1b" && setup.pipeline != "gpipe" && !is_interleaved) {
+    throw ValueError("`pipeline`: '" + setup.pipeline + "' is not one of 1f1b, gpipe, interleaved");
+  }
+  const std::string begin = "`chunks`: " + std::to_string(setup.chunks);
+  if (!is_interleaved && setup.chunks != 1) {
+    throw ValueError(begin + " with `pipeline` " + setup.pipeline + "; 1, or `pipeline` interleaved, is allowed");
+  }
+  if (!is_interleaved) return;
+  if (setup.chunks < 2) throw ValueError(begin + " with `pipeline` interleaved; 2 and more are allowed");
+  if (setup.pp == 1) throw ValueError(begin + " with `pp` 1; 2 stages and more are allowed");
+  if (setup.micro_batches % least_micro_batches(setup) != 0) {
+    throw ValueError("`micro_batches`: " + std::to_string(setup.micro_batches) +
+                     " with `pipeline` interleaved and `pp` " + std::to_string(setup.pp) +
+                     "; a multiple of the stages is allowed");
+  }
 }
 
 void check_ranks(const Setup& setup) {
@@ -148,9 +181,7 @@ void check_ranks(const Setup& setup) {
     throw ValueError("`pp`: " + std::to_string(setup.pp) + " with `ranks` " + std::to_string(setup.ranks) +
                      in_teams(setup) + "; as many stages as divide the ranks, or any number on one rank, are allowed");
   }
-  if (setup.pipeline != "1f1b" && setup.pipeline != "gpipe") {
-    throw ValueError("`pipeline`: '" + setup.pipeline + "' is not one of 1f1b, gpipe");
-  }
+  check_chunks(setup);
   if (setup.pp > 1 && (setup.lora_rank > 0 || !setup.offload.empty())) {
     throw ValueError("`pp`: " + std::to_string(setup.pp) + " with " +
                      (setup.lora_rank > 0 ? "`lora_rank`; models with adapters are whole"

@@ -88,7 +88,11 @@ struct Setup {
   /// Pipeline parallelism: stages that a chain of blocks is cut into (ModelOptions::stage). As many ranks in a row as
   /// share out the batch and its parts have one stage; one rank alone has all. 1: the model is whole
   int pp = 1;
-  std::string pipeline = "1f1b";        ///< order of its micro-batches: 1f1b, gpipe (dist/pipeline/schedule.h)
+  /// Order of its micro-batches: 1f1b, gpipe, interleaved (dist/pipeline/schedule.h)
+  std::string pipeline = "1f1b";
+  /// Stretches of the chain that each stage has, with `pipeline` interleaved: of stage r those with the numbers
+  /// c `pp` + r (models/pieces.h). One rank alone has them all
+  int chunks = 1;
   int zero = 0;                         ///< stage of ZeRO: what ranks with the same parts share out, 0 to 3
   std::size_t bucket_bytes = 25 << 20;  ///< of gradients that travel as one
 };
@@ -105,10 +109,19 @@ inline int data_rank(const Setup& setup) noexcept {
   const int team = team_size(setup);
   return setup.ranks == 1 || team < 1 ? setup.rank : setup.rank / team % data_ranks(setup);
 }
-/// Its stage.
-inline dist::StagePlace stage_of(const Setup& setup) noexcept {
-  if (setup.pp <= 1 || setup.ranks % setup.pp != 0) return {0, std::max(1, setup.pp), true};
-  return {setup.rank / (setup.ranks / setup.pp), setup.pp};
+/// Its stage, and the place in the chain of that stage's chunk, where each is a stage of its own.
+inline int stage_number(const Setup& setup) noexcept {
+  return setup.pp <= 1 || setup.ranks % setup.pp != 0 ? 0 : setup.rank / (setup.ranks / setup.pp);
+}
+inline dist::StagePlace stage_of(const Setup& setup, int chunk = 0) noexcept {
+  const int pieces = std::max(1, setup.pp) * std::max(1, setup.chunks);
+  if (setup.pp <= 1 || setup.ranks % setup.pp != 0) return {0, pieces, true};
+  return {chunk * setup.pp + stage_number(setup), pieces};
+}
+
+/// What the micro-batches of a rank are a multiple of: in the interleaved pipeline of several ranks its stages.
+inline std::int64_t least_micro_batches(const Setup& setup) noexcept {
+  return setup.chunks > 1 && setup.ranks > 1 ? std::max(1, setup.pp) : 1;
 }
 
 /// The number of micro-batches is to be chosen for a budget (models/planning/choices.h). No run can be made before.
@@ -153,11 +166,12 @@ struct RecipeText {
 /// Loss scale and FP8, as a checkpoint keeps them.
 std::vector<RecipeText> recipe_texts(const Setup& setup);
 
-/// Throws ValueError for techniques that cannot be combined: fuses_optimizer with a clip_norm > 0 or with
-/// micro-batches or a dynamic loss scale, offloads_gradients with micro-batches, a scaled loss or without a folder,
-/// ranks and micro-batches that do not divide the batch, several ranks with either of the first two or with parameters
-/// that are away, stages that ZeRO does not have, a chunked head on a model that is not over tokens or with products
-/// in f16 (its gradients are made before a scale could keep them from vanishing).
+/// Throws ValueError for techniques that cannot be combined: fuses_optimizer with a clip_norm > 0 or with micro-batches
+/// or a dynamic loss scale, offloads_gradients with micro-batches, a scaled loss or without a folder, ranks and
+/// micro-batches that do not divide the batch, chunks without the interleaved schedule or that schedule without them,
+/// with micro-batches that stages do not divide, or on ranks that are one stage, several ranks with either of the first
+/// two or with parameters that are away, stages that ZeRO does not have, a chunked head on a model that is not over
+/// tokens or with products in f16 (its gradients are made before a scale could keep them from vanishing).
 void check_techniques(const Setup& setup, bool is_text);
 
 /// The least batch >= `batch` that the setup's ranks and micro-batches divide.
@@ -190,11 +204,14 @@ struct OptimizerNumbers {
 };
 OptimizerNumbers optimizer_numbers(const Setup& setup, const Model& model);
 
-/// The model that is trained, whose parameters are in a store where the setup says so: away, or in stage 3 of ZeRO
-/// shared out over `ranks`, which have the same parts. These and `team`, the ranks that have the
-/// other parts, must live as long. Throws what
-/// make_model throws, ValueError where parameters are to be offloaded and there is no place for that, or not on its
-/// device; FileError as a tier does.
+/// The stage `place` of the setup's model; its parameters are in the store in force.
+std::unique_ptr<Model> make_stage(const Setup& setup, const dist::StagePlace& place, const nn::TensorOptions& on,
+                                  dist::Communicator* team = nullptr);
+
+/// The model that is trained, of a stage in chunks its Pieces, whose parameters are in a store where the setup says so:
+/// away, or in stage 3 of ZeRO shared out over `ranks`, which have the same parts. These and `team`, the ranks that
+/// have the other parts, must live as long. Throws what make_model throws, ValueError where parameters are to be
+/// offloaded and there is no place for that, or not on its device; FileError as a tier does.
 std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Communicator* ranks = nullptr,
                                   dist::Communicator* team = nullptr);
 

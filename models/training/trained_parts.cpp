@@ -1,5 +1,6 @@
 #include <thimble/models/training/trained_parts.h>
 
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -45,58 +46,78 @@ std::unique_ptr<dist::Communicator> split(const Setup& setup, dist::Communicator
   });
 }
 
+/// Of each parameter the piece that has it; empty: there is one.
+std::vector<int> chunks_of(const std::vector<nn::Named>& parameters, const std::vector<Model*>& pieces) {
+  std::vector<int> list;
+  if (pieces.size() == 1) return list;
+  std::map<const Leaf*, int> chunks;
+  for (std::size_t c = 0; c < pieces.size(); ++c) {
+    for (const nn::NamedTensor& p : pieces[c]->parameters()) chunks[p.tensor.leaf().get()] = static_cast<int>(c);
+  }
+  for (const nn::Named& p : parameters) list.push_back(chunks.at(p.tensor.leaf().get()));
+  return list;
+}
+
 std::unique_ptr<dist::DataParallel> make_parallel(const Setup& setup, dist::Communicator* ranks, dist::TeamParts team,
                                                   Model& model) {
   if (ranks == nullptr) return nullptr;
   const bool is_whole = !is_elementwise(optimizer_name(setup, model.is_text()));
-  const dist::BucketOptions buckets{.bytes = setup.bucket_bytes, .keeps_parameters = is_whole};
-  dist::DataParallelOptions options{.zero = setup.zero, .buckets = buckets};
+  dist::DataParallelOptions options{.zero = setup.zero,
+                                    .buckets = {.bytes = setup.bucket_bytes, .keeps_parameters = is_whole}};
   std::vector<nn::Named> own = model.trainable();
   if (const Model::SharedByStages shared = model.shared_by_stages(); shared.first.empty()) {
     for (const Tensor& last : shared.last) {  // the first stage's
       std::erase_if(own, [&](const nn::Named& p) { return p.tensor.leaf() == last.leaf(); });
     }
   }
+  options.buckets.chunks = chunks_of(own, model.pieces());
   if (team.ranks != nullptr) team.layers = part_layers(model, own);
   options.parts = std::move(team);
   return std::make_unique<dist::DataParallel>(*ranks, std::move(own), std::move(options));
 }
 
-/// What the stage before gives for one sample: by dry twins of the stages.
-Tensor stage_input(Setup setup, Device device) {
-  const int stage = stage_of(setup).index;
+/// What the stage before gives each chunk for one sample, by dry twins of the pieces; the chain's first: nothing.
+std::vector<dist::PipelineOptions::Input> stage_inputs(const Setup& setup, Device device) {
   const Device on = dry(device);
   const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
   const ResourceScope scope(stack.top);
   Generator generator(setup.seed);
   const GeneratorScope numbers(generator);
   const NoGrad off;
-  setup.ranks = setup.pp;
-  setup.tp = setup.cp = 1;
-  setup.sequence_parallel = false;
-  setup.zero = 0;
+  Setup whole = setup;
+  whole.tp = whole.cp = 1;
+  whole.sequence_parallel = false;
+  const dist::StagePlace last = stage_of(setup, setup.chunks - 1);
+  std::vector<dist::PipelineOptions::Input> inputs;
   Tensor x;
-  for (setup.rank = 0; setup.rank < stage; ++setup.rank) {
-    const std::unique_ptr<Model> model = make_model(setup, on);
+  for (int piece = 0; piece <= last.index; ++piece) {
+    if (piece % setup.pp == stage_number(setup)) {
+      dist::PipelineOptions::Input& input = inputs.emplace_back();
+      if (x.defined()) input = {x.shape(), x.dtype()};
+      if (x.defined() && (setup.sequence_parallel || setup.cp > 1)) input.shape[1] /= team_size(setup);
+    }
+    if (piece == last.index) break;
+    const std::unique_ptr<Model> model = make_stage(whole, {piece, last.count}, tensor_options(setup, on));
     Batch batch = model->empty_batch(1, on);
     if (x.defined()) batch.input = x;
     x = model->loss(batch);
   }
-  return x;
+  return inputs;
 }
 
-std::unique_ptr<dist::PipelineStage> make_stage(const Setup& setup, Device device, dist::Communicator* stages,
-                                                dist::DataParallel* parallel, Model& model) {
+dist::Schedule schedule_of(const Setup& setup) {
+  const auto micro_batches = static_cast<int>(setup.micro_batches);
+  if (setup.pipeline == "gpipe") return dist::gpipe(setup.pp, micro_batches);
+  if (setup.chunks > 1) return dist::interleaved(setup.pp, micro_batches, setup.chunks);
+  return dist::one_forward_one_backward(setup.pp, micro_batches);
+}
+
+std::unique_ptr<dist::PipelineStage> make_pipeline(const Setup& setup, Device device, dist::Communicator* stages,
+                                                   dist::DataParallel* parallel, Model& model) {
   if (stages == nullptr) return nullptr;
   dist::PipelineOptions options;
-  const auto micro_batches = static_cast<int>(setup.micro_batches);
-  options.schedule = setup.pipeline == "gpipe" ? dist::gpipe(setup.pp, micro_batches)
-                                               : dist::one_forward_one_backward(setup.pp, micro_batches);
-  if (const Tensor input = stage_input(setup, device); input.defined()) {
-    options.input = input.shape();
-    if (setup.sequence_parallel || setup.cp > 1) options.input[1] /= team_size(setup);
-    options.dtype = input.dtype();
-  }
+  options.schedule = schedule_of(setup);
+  options.inputs = stage_inputs(setup, device);
   options.device = device;
   const Model::SharedByStages shared = model.shared_by_stages();
   const std::vector<Tensor>& tables = shared.first.empty() ? shared.last : shared.first;
@@ -124,9 +145,10 @@ TrainedParts::TrainedParts(const Setup& setup, Device device, dist::Communicator
       like_ranks(trained_parts_detail::split(setup, ranks, trained_parts_detail::Alike::like)),
       stage_ranks(trained_parts_detail::split(setup, ranks, trained_parts_detail::Alike::stages)),
       model(make_model(setup, device, like_ranks ? like_ranks.get() : ranks, team_ranks.get())),
+      pieces(model->pieces()),
       parallel(trained_parts_detail::make_parallel(setup, like_ranks ? like_ranks.get() : ranks,
                                                    {.ranks = team_ranks.get(), .all = ranks}, *model)),
-      stage(trained_parts_detail::make_stage(setup, device, stage_ranks.get(), parallel.get(), *model)),
+      stage(trained_parts_detail::make_pipeline(setup, device, stage_ranks.get(), parallel.get(), *model)),
       all_stages(trained_parts_detail::make_all_stages(setup, *model)),
       optimizer(parallel ? make_optimizer(setup, *model, parallel->parameters()) : make_optimizer(setup, *model)),
       scaler(make_scaler(setup)),
@@ -136,9 +158,10 @@ TrainedParts::TrainedParts(const Setup& setup, Device device, dist::Communicator
   options.stage = all_stages ? static_cast<optim::Pipeline*>(all_stages.get()) : stage.get();
 }
 
-Tensor TrainedParts::loss(Batch part, std::int64_t i) {
-  if (stage != nullptr && !stage->is_first()) part.input = stage->receive_input(i, part.target.size(0));
-  return model->loss(part);
+Tensor TrainedParts::loss(Batch part) {
+  if (stage == nullptr) return model->loss(part);
+  if (!stage->is_first(stage->chunk())) part.input = stage->receive_input(part.target.size(0));
+  return pieces[stage->chunk()]->loss(part);
 }
 
 dist::Communicator::Volume TrainedParts::volume() const {
@@ -177,7 +200,7 @@ std::vector<nn::NamedTensor> tensors_of_others(Setup setup, Device device, const
   const ResourceScope scope(stack.top);
   Generator generator(setup.seed);
   const GeneratorScope numbers(generator);
-  setup.ranks = setup.tp = setup.cp = setup.pp = 1;
+  setup.ranks = setup.tp = setup.cp = setup.pp = setup.chunks = 1;
   setup.rank = setup.zero = 0;
   const std::unique_ptr<Model> model = make_model(setup, on);
   std::set<std::string> here;
@@ -201,7 +224,7 @@ dist::WholeState whole_state(const Setup& setup, Device device) {
   alone.ranks = 1;
   alone.tp = alone.cp = 1;
   alone.rank = alone.zero = 0;
-  alone.pp = 1;
+  alone.pp = alone.chunks = 1;
   alone.offloads_optimizer = false;
   Generator generator(setup.seed);
   const GeneratorScope numbers(generator);

@@ -2,6 +2,7 @@
 // A setup's model and all that trains it on one rank: what runs are made of, for real and on a dry device.
 
 #include <memory>
+#include <vector>
 
 #include <thimble/core/random/random.h>
 #include <thimble/dist/checkpoint.h>
@@ -29,6 +30,7 @@ struct TrainedParts {
   std::unique_ptr<dist::Communicator> like_ranks;   ///< that have the same parts and stage; null: all
   std::unique_ptr<dist::Communicator> stage_ranks;  ///< that have the other stages; null: one stage
   std::unique_ptr<Model> model;
+  std::vector<Model*> pieces;                    ///< of it (Model::pieces)
   std::unique_ptr<dist::DataParallel> parallel;  ///< null: one rank
   std::unique_ptr<dist::PipelineStage> stage;    ///< null: this rank has all stages
   std::unique_ptr<dist::AllStages> all_stages;   ///< which are several, and share a parameter; null: else
@@ -36,8 +38,8 @@ struct TrainedParts {
   std::unique_ptr<optim::GradScaler> scaler;  ///< null: the loss is not scaled
   nn::StepOptions options;
 
-  /// What a step records of this rank's micro-batch `i`, `part`: its loss, or what goes to the next stage.
-  Tensor loss(Batch part, std::int64_t i);
+  /// What the pass under way records of this rank's micro-batch `part`: its loss, or what goes to the next stage.
+  Tensor loss(Batch part);
   /// What this rank has begun to send to others, of its team and of those with the same parts. Zeros: one rank.
   dist::Communicator::Volume volume() const;
 };

@@ -88,7 +88,7 @@ double Training::captured_step(std::int64_t step) {
     if (batch_.mask.defined()) nn::load_input(batch_.mask, next.mask);
   }
   const auto loss_of = [this](std::int64_t i) {
-    return parts_.loss(micro_batch(batch_, i, parts_.options.micro_batches), i);
+    return parts_.loss(micro_batch(batch_, i, parts_.options.micro_batches));
   };
   if (placed_ == nullptr) {
     if (!device_.is_dry) throw PlanError("training: no placed arena is there to record steps in; it needs one");
@@ -110,8 +110,7 @@ double Training::step(std::int64_t step) {
   }
   const Tensor loss = nn::training_step(
       *parts_.optimizer,
-      [&](std::int64_t i) { return parts_.loss(micro_batch(batch, i, parts_.options.micro_batches), i); },
-      parts_.options);
+      [&](std::int64_t i) { return parts_.loss(micro_batch(batch, i, parts_.options.micro_batches)); }, parts_.options);
   prepare_next(step);
   return nn::read_value(loss);
 }
@@ -122,10 +121,14 @@ void Training::prepare_next(std::int64_t step) {
 
 Tensor Training::evaluated(Batch part) {
   dist::PipelineStage* const stage = parts_.stage.get();
-  if (stage != nullptr && !stage->is_first()) part.input = stage->receive(part.target.size(0));
-  const Tensor result = parts_.model->is_text() ? parts_.model->loss(part) : parts_.model->forward(part.input);
-  if (stage == nullptr || stage->is_last()) return result;
-  stage->send(result);
+  const auto through = [&](Model& piece) { return piece.is_text() ? piece.loss(part) : piece.forward(part.input); };
+  if (stage == nullptr) return through(*parts_.model);
+  for (std::size_t chunk = 0; chunk < parts_.pieces.size(); ++chunk) {  // one after the other, as those of other ranks
+    if (!stage->is_first(chunk)) part.input = stage->receive(chunk, part.target.size(0));
+    const Tensor result = through(*parts_.pieces[chunk]);
+    if (stage->is_last(chunk)) return result;
+    stage->send(result);
+  }
   return Tensor();
 }
 

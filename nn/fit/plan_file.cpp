@@ -218,6 +218,7 @@ std::shared_ptr<const TapePlan> with_operators(const std::shared_ptr<const TapeP
   auto whole = std::make_shared<TapePlan>(*tape);
   for (const TapeGraph::Node& node : graph.nodes) whole->types.push_back(node.type);
   whole->sizes = graph.sizes();
+  whole->ends = graph.ends;
   whole->validate();
   return whole;
 }

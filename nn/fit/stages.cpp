@@ -61,6 +61,11 @@ std::vector<std::uint32_t> boundaries(const TapeGraph& graph, const std::vector<
   for (std::uint32_t n = 1; n < count; ++n) {
     crossing += begins[n] - ends[n];
     costly += graph.nodes[n - 1].type->cost == Cost::matmul;
+    if (std::find(graph.ends.begin(), graph.ends.end(), n) != graph.ends.end()) {
+      cuts.push_back(n);
+      costly = 0;
+      continue;
+    }
     if (crossing != 1) continue;
     const std::uint32_t made = graph.nodes[n - 1].output;
     const std::uint32_t storage = graph.values[made].storage;
@@ -281,6 +286,7 @@ StagedGraph make_stages(const TapeGraph& graph, const std::vector<NodeTimes>& ti
   StagedGraph staged;
   for (const TapeGraph::Node& node : graph.nodes) staged.types.push_back(node.type);
   staged.sizes = graph.sizes();
+  staged.ends = graph.ends;
   staged.stages.resize(count);
   staged.chain.stages.resize(count);
   OptionCache cache;
@@ -335,6 +341,7 @@ TapePlan make_tape_plan(const StagedGraph& staged, const remat::ScheduleTree& pl
   TapePlan tape;
   tape.types = staged.types;
   tape.sizes = staged.sizes;
+  tape.ends = staged.ends;
   tape.fates.assign(staged.types.size(), Fate::drop);
   // The items of a dropped one follow it; `end` is the place in the list where a segment's items end.
   struct Open {

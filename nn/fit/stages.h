@@ -23,13 +23,14 @@ struct StagedGraph {
   };
   std::vector<const OpType*> types;   ///< of all nodes
   std::vector<TapePlan::Size> sizes;  ///< the same
+  std::vector<std::uint32_t> ends;    ///< of several recordings in a row
   std::vector<Stage> stages;
   remat::Chain chain;
 };
 
 /// The places where a chain can be cut, 0 and the number of nodes among them: where one tensor crosses that more than
 /// one operator reads (a residual stream), or, in stretches of many products without such a place, where one tensor
-/// crosses.
+/// crosses; and where one of several recordings ends.
 std::vector<std::uint32_t> cut_points(const TapeGraph& graph);
 
 /// How many ways a chain's stages may have.

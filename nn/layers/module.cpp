@@ -35,6 +35,11 @@ void list_member(Leaf& leaf, const std::shared_ptr<Tensor* const>& member) {
   if (std::find(leaf.members.begin(), leaf.members.end(), member) == leaf.members.end()) leaf.members.push_back(member);
 }
 
+/// What names of a child's members begin with.
+std::string below(const std::string& prefix, const std::string& child) {
+  return child.empty() ? prefix : prefix + child + ".";
+}
+
 }  // namespace module_detail
 
 Member::Member(Tensor value) : Tensor(std::move(value)), place_(std::make_shared<Tensor*>(this)) {}
@@ -65,7 +70,7 @@ void Module::collect(const std::string& prefix, std::vector<NamedTensor>& list) 
     const auto is_it = [&](const NamedTensor& other) { return other.tensor.leaf() == t.leaf(); };
     if (std::none_of(list.begin(), list.end(), is_it)) list.push_back({prefix + own.name, t, own.layout});
   }
-  for (const Child& c : children_) c.module->collect(prefix + c.name + ".", list);
+  for (const Child& c : children_) c.module->collect(module_detail::below(prefix, c.name), list);
 }
 
 void Module::collect_buffers(const std::string& prefix, std::vector<NamedTensor>& list) const {
@@ -73,7 +78,7 @@ void Module::collect_buffers(const std::string& prefix, std::vector<NamedTensor>
     const Tensor& t = *own.member != nullptr ? **own.member : own.kept;
     if (t.defined()) list.push_back({prefix + own.name, t, own.layout});
   }
-  for (const Child& c : children_) c.module->collect_buffers(prefix + c.name + ".", list);
+  for (const Child& c : children_) c.module->collect_buffers(module_detail::below(prefix, c.name), list);
 }
 
 std::vector<NamedTensor> Module::parameters() const {
@@ -172,6 +177,11 @@ void Module::child(const std::string& name, Module& module) {
   const PathScope own(path_);
   const PathScope below(name);
   module.move_to(context().path);
+}
+
+void Module::child(std::unique_ptr<Module> module) {
+  Module& made = *module;
+  children_.push_back({"", &made, std::move(module)});
 }
 
 void Module::move_to(PathId path) {

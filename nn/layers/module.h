@@ -179,6 +179,9 @@ class Module {
   /// runs under this module's path; its bytes stay booked where it was made. It may go before this module does. Throws
   /// ValueError for one that is a child already, or for this module.
   void child(const std::string& name, Module& module);
+  /// Takes over a module whose members are listed under their own names, as if they were this module's. It keeps its
+  /// path.
+  void child(std::unique_ptr<Module> module);
 
  private:
   struct Entry {
@@ -188,7 +191,7 @@ class Module {
     FileLayout layout;
   };
   struct Child {
-    std::string name;
+    std::string name;  // empty: its members are listed as this module's
     Module* module;
     std::unique_ptr<Module> owned;  // null: owned elsewhere
   };

@@ -271,6 +271,29 @@ TEST_CASE("segment: errors", "[segment]") {
   CHECK_THROWS_AS(TapeGraph::of(Tape()), AutogradError);
 }
 
+TEST_CASE("segment: a plan for several recordings in a row is split where each ends", "[segment]") {
+  constexpr Fate keep = Fate::keep, drop = Fate::drop;
+  TapePlan plan;
+  plan.fates = {keep, drop, drop, drop, keep};
+  plan.types.assign(5, nullptr);
+  plan.segments = {{1, 4, TapePlan::none}, {1, 2, 0}, {2, 4, 0}};
+  plan.spills = {{.node = 1, .away_after = 3, .gone_after = 4, .back_before = 2}};
+  plan.ends = {3, 5};
+  const auto parts = split(plan, 2);
+  REQUIRE(parts.size() == 2);
+  CHECK(parts[0]->fates == std::vector<Fate>{keep, drop, drop});
+  CHECK(parts[0]->segments == std::vector<TapePlan::Segment>{{1, 3, TapePlan::none}, {1, 2, 0}, {2, 3, 0}});
+  CHECK(parts[0]->spills ==
+        std::vector<TapePlan::Spill>{{.node = 1, .away_after = 2, .gone_after = 2, .back_before = 2}});
+  CHECK(parts[1]->fates == std::vector<Fate>{drop, keep});
+  CHECK(parts[1]->segments == std::vector<TapePlan::Segment>{{0, 1, TapePlan::none}, {0, 1, 0}});
+  CHECK(parts[1]->spills.empty());
+  for (const auto& part : parts) CHECK_NOTHROW(part->innermost());
+  CHECK_THROWS_WITH(split(plan, 3), "plan: it is for 2 recordings in a row, and followed by 3");
+  plan.ends.clear();
+  CHECK_THROWS_WITH(split(plan, 2), "plan: it is for 1 recordings in a row, and followed by 2");
+}
+
 TEST_CASE("segment: once backward is past a segment, what it read is gone, dead branches and all", "[segment]") {
   for (const bool has_dead_branch : {false, true}) {
     for (const bool is_nested : {false, true}) {

@@ -179,8 +179,16 @@ TEST_CASE("pipeline schedule: stages that hand over to each other do not wait fo
   for (int p = 1; p <= 9; ++p) {
     for (int m = 1; m <= 20; ++m) {
       INFO(p << " stages, " << m << " micro-batches");
-      CHECK_NOTHROW(dist::check_hand_over(dist::gpipe(p, m)));
-      CHECK_NOTHROW(dist::check_hand_over(dist::one_forward_one_backward(p, m)));
+      CHECK(dist::check_hand_over(dist::gpipe(p, m)) == 1);
+      CHECK(dist::check_hand_over(dist::one_forward_one_backward(p, m)) == 1);
+    }
+  }
+  for (int p = 2; p <= 8; ++p) {
+    for (int m = p; m <= 4 * p; m += p) {
+      for (int v = 2; v <= 4; ++v) {
+        INFO(p << " stages in " << v << " chunks, " << m << " micro-batches");
+        CHECK(dist::check_hand_over(dist::interleaved(p, m, v)) == (m == p ? 2 : 3));
+      }
     }
   }
   // Stage 1 takes F1 only after B0, and stage 0 does B0 only after F1 is taken.
@@ -188,8 +196,8 @@ TEST_CASE("pipeline schedule: stages that hand over to each other do not wait fo
   using dist::Pass;
   schedule.of_stage = {{{Pass::forward, 0}, {Pass::forward, 1}, {Pass::backward, 0}, {Pass::backward, 1}},
                        {{Pass::forward, 0}, {Pass::backward, 0}, {Pass::forward, 1}, {Pass::backward, 1}}};
-  CHECK_NOTHROW(dist::check_hand_over(schedule));
-  // Two gradients before the stage that takes them has begun with the first.
+  CHECK(dist::check_hand_over(schedule) == 1);
+  // Two gradients before the stage that takes them has begun with the first: the second must not wait for that.
   schedule = {2, 1, 3, {}};
   schedule.of_stage = {{{Pass::forward, 0},
                         {Pass::forward, 1},
@@ -204,5 +212,15 @@ TEST_CASE("pipeline schedule: stages that hand over to each other do not wait fo
                         {Pass::forward, 2},
                         {Pass::backward, 2}}};
   CHECK_NOTHROW(dist::check_schedule(schedule));
+  CHECK(dist::check_hand_over(schedule) == 2);
+  // Messages between two stages keep their order: F1 would read what F0 has given.
+  schedule.of_stage[1] = {{Pass::forward, 1},  {Pass::forward, 0}, {Pass::backward, 0},
+                          {Pass::backward, 1}, {Pass::forward, 2}, {Pass::backward, 2}};
+  CHECK_NOTHROW(dist::check_schedule(schedule));
+  CHECK_THROWS_WITH(dist::check_hand_over(schedule), Catch::Contains("stage 1, F1: stage 0 sends what is for F0"));
+  // Stage 0 wants B0 before it sends F1, and stage 1 F1 before it sends B0.
+  schedule = {2, 1, 2, {}};
+  schedule.of_stage = {{{Pass::forward, 0}, {Pass::backward, 0}, {Pass::forward, 1}, {Pass::backward, 1}},
+                       {{Pass::forward, 0}, {Pass::forward, 1}, {Pass::backward, 0}, {Pass::backward, 1}}};
   CHECK_THROWS_WITH(dist::check_hand_over(schedule), Catch::Contains("waits for ever for a stage to take"));
 }

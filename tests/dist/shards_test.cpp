@@ -77,6 +77,11 @@ TEST_CASE("shards: buckets are filled from the last parameter on", "[dist]") {
   CHECK(buckets[0].bounds == std::vector<std::int64_t>{0, 5 + 6 * dist::shard_grain, 50'005});
   CHECK(buckets[1].parameters == std::vector<std::size_t>{0});
   CHECK(dist::make_buckets(list, 2, {.bytes = 0}).size() == 4);
+  // Those of two chunks do not travel together.
+  const std::vector<dist::Bucket> of_chunks = dist::make_buckets(list, 2, {.bytes = 1 << 20, .chunks = {0, 1, 0, 1}});
+  REQUIRE(of_chunks.size() == 2);
+  CHECK((of_chunks[0].chunk == 1 && of_chunks[0].parameters == std::vector<std::size_t>{3, 1}));
+  CHECK((of_chunks[1].chunk == 0 && of_chunks[1].parameters == std::vector<std::size_t>{2, 0}));
   CHECK_THROWS_AS(dist::make_buckets(list, 0), ValueError);
 }
 

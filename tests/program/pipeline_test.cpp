@@ -36,3 +36,27 @@ TEST_CASE("program pipeline: what is wrong is said, and nothing is written", "[p
   CHECK(run(folder, "pipeline --stages 4 --micro-batches 6 --chunks 1")->status == 0);
   CHECK(run(folder, "pipeline --stages 0")->status == 2);
 }
+
+TEST_CASE("program pipeline: stages in chunks plan and train with the numbers of one rank", "[program]") {
+  const files_test::TemporaryFolder folder;
+  const std::string net =
+      " char-gpt --layers 4 --width 32 --heads 4 --seq 16 --batch 8 --pp 2 --pipeline interleaved "
+      "--chunks 2 --json ";
+  const std::optional<Output> plan = run(folder, "plan" + net + "--micro-batches 4 --ranks 2");
+  if (!plan) return thimble_test::skip("THIMBLE_PROGRAM names no program");
+  REQUIRE(plan->status == 0);
+  const nlohmann::json planned = nlohmann::json::parse(plan->out);
+  CHECK((planned["pp"] == 2 && planned["chunks"] == 2 && planned["ranks"].size() == 2));
+  const std::string steps = "--data synthetic --steps 3 ";
+  const std::optional<Output> one = run(folder, "train" + net + steps + "--micro-batches 4");
+  const std::optional<Output> two = run(folder, "train" + net + steps + "--micro-batches 4 --ranks 2");
+  REQUIRE((one->status == 0 && two->status == 0));
+  const nlohmann::json alone = nlohmann::json::parse(one->out), several = nlohmann::json::parse(two->out);
+  CHECK(several["loss_last"] == alone["loss_last"]);
+  CHECK(several["validation_loss"] == alone["validation_loss"]);
+  for (const nlohmann::json& rank : several["ranks"]) {
+    CHECK(rank["predicted_peak_bytes"] == rank["measured_peak_bytes"]);
+  }
+  const std::optional<Output> wrong = run(folder, "plan" + net + "--micro-batches 3 --batch 6 --ranks 2");
+  CHECK(wrong->status == 2);
+}

@@ -44,7 +44,7 @@ inline StepsResult run_steps(const models::Setup& setup, dist::Communicator* ran
     const Tensor loss = nn::training_step(
         *parts.optimizer,
         [&](std::int64_t i) {
-          return parts.loss(models::micro_batch(all, parts.parallel ? parts.parallel->number(i) : i, count), i);
+          return parts.loss(models::micro_batch(all, parts.parallel ? parts.parallel->number(i) : i, count));
         },
         parts.options);
     result.losses.push_back(to_host<double>(to_dtype(loss, DType::f64))[0]);

@@ -163,6 +163,13 @@ TEST_CASE("layouts: what is given is kept, and what cannot be is said", "[layout
   CHECK((best.micro_batches == 4 && best.recomputes_blocks));
   fixed.tp = 3;
   CHECK_THROWS_WITH(find_layout(options, cluster, fixed), Catch::Contains("layouts: none of 8 ranks goes with"));
+  models::PlanOptions interleaved = options;
+  models::PlanOptions by_heads = options;
+  by_heads.setup.cp = 2;
+  CHECK_THROWS_WITH(find_layout(by_heads, cluster), "layouts: `cp` 2; 1 alone is tried, and allowed");
+  interleaved.setup.pipeline = "interleaved";
+  CHECK_THROWS_WITH(find_layout(interleaved, cluster),
+                    "layouts: `pipeline` interleaved; 1f1b alone is tried, and allowed");
   cluster.memory_bytes = 1000;
   try {
     find_layout(options, cluster);

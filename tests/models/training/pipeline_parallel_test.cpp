@@ -22,75 +22,15 @@
 
 #include "support/catch.h"
 #include "support/files.h"
+#include "support/pipeline_rows.h"
 #include "support/rank_steps.h"
 #include "support/train_ranks.h"
 
 using namespace thimble;
 
-namespace {
-
-struct Row {
-  std::string model;
-  int pp, tp = 1, dp = 1, zero = 0;
-  std::int64_t micro_batches = 4;  // of a rank
-  std::string pipeline = "1f1b", precision = {}, optimizer = {};
-  models::Build build = models::Build::fused;
-  double clip = 0.5;
-  bool cuts_sequence = false;
-
-  std::string text() const {
-    return model + ", " + std::to_string(pp) + " stages, " + pipeline + ", " + std::to_string(tp) + " parts, " +
-           (cuts_sequence ? "sequence as well, " : "") + std::to_string(dp) + " shares, ZeRO " + std::to_string(zero) +
-           ", " + std::to_string(micro_batches) + " micro-batches, " + precision + " " + optimizer +
-           (build == models::Build::textbook ? ", textbook" : "");
-  }
-};
-
-models::Setup setup_of(const Row& row) {
-  models::Setup setup;
-  setup.model = row.model;
-  models::ModelOptions& sizes = setup.sizes;
-  sizes.build = row.build;
-  if (row.model == "resnet18") {
-    sizes.image = 16, sizes.width = 8;
-  } else if (row.model == "mlp") {
-    sizes.layers = 3, sizes.width = 24;
-  } else {
-    sizes.layers = 4, sizes.width = 48, sizes.heads = 12;
-    if (row.model == "vit-b16") {
-      sizes.image = 32;
-    } else {
-      sizes.sequence = 16;
-    }
-  }
-  if (row.model == "tiny-llama") sizes.key_heads = 4;
-  if (row.model == "llama-3-8b") sizes.key_heads = 4, sizes.vocabulary = 96, sizes.hidden = 96;
-  if (row.model == "char-gpt" || row.model == "bert-base" || row.model == "vit-b16") sizes.dropout = 0.1;
-  if (row.model == "bert-base") sizes.vocabulary = 96;
-  setup.batch = row.micro_batches * row.dp * 2;
-  setup.optimizer = row.optimizer;
-  setup.ranks = row.pp * row.tp * row.dp;
-  setup.pp = row.pp;
-  setup.tp = row.tp;
-  setup.sequence_parallel = row.cuts_sequence;
-  setup.zero = row.zero;
-  setup.pipeline = row.pipeline;
-  setup.micro_batches = row.micro_batches;
-  setup.bucket_bytes = 16 << 10;
-  setup.clip_norm = row.clip;
-  if (!row.precision.empty()) set_precision(setup, row.precision);
-  return setup;
-}
-
-/// The same by one rank, which has all stages, parts and micro-batches.
-models::Setup alone(models::Setup setup) {
-  setup.micro_batches *= data_ranks(setup);
-  setup.ranks = 1;
-  setup.zero = 0;
-  return setup;
-}
-
-}  // namespace
+using testing::alone;
+using testing::setup_of;
+using Row = testing::PipelineRow;
 
 TEST_CASE("pipeline: several ranks have the bits of one with the whole model", "[pipeline_parallel]") {
   using models::Build;
@@ -204,23 +144,23 @@ class WatchedStage final : public optim::Pipeline {
   void begin_step() override { stage_.begin_step(); }
   void complete_gradients() override { stage_.complete_gradients(); }
   std::span<const optim::StagePass> passes() const noexcept override { return stage_.passes(); }
-  bool is_last() const noexcept override { return stage_.is_last(); }
-  void begin_pass() override {
-    stage_.begin_pass();
-    most = std::max(most, ledger_.bytes_by_category()[static_cast<std::size_t>(Category::activation)]);
+  void begin_pass(const optim::StagePass& pass) override {
+    stage_.begin_pass(pass);
+    const auto bytes = ledger_.bytes_by_category();
+    most = std::max(most, bytes[static_cast<std::size_t>(Category::activation)]);
+    most_between = std::max(most_between, bytes[static_cast<std::size_t>(Category::temporary)]);
   }
-  void send_result(std::int64_t i, const Tensor& result) override { stage_.send_result(i, result); }
-  Tensor receive_gradient(std::int64_t i) override { return stage_.receive_gradient(i); }
-  bool take_gradient(std::int64_t i, const std::shared_ptr<Leaf>& leaf) override {
-    return stage_.take_gradient(i, leaf);
-  }
+  void send_result(const Tensor& result) override { stage_.send_result(result); }
+  Tensor receive_gradient() override { return stage_.receive_gradient(); }
+  bool take_gradient(const std::shared_ptr<Leaf>& leaf) override { return stage_.take_gradient(leaf); }
   void end_passes() override { stage_.end_passes(); }
   Tensor share_loss(const Tensor& loss) override { return stage_.share_loss(loss); }
   Tensor sum_squares(const Tensor& own) override { return stage_.sum_squares(own); }
   void share_parameters() override { stage_.share_parameters(); }
   void drop() noexcept override { stage_.drop(); }
 
-  std::size_t most = 0;
+  std::size_t most = 0;          // of activations
+  std::size_t most_between = 0;  // of temporaries
 
  private:
   optim::Pipeline& stage_;
@@ -229,17 +169,21 @@ class WatchedStage final : public optim::Pipeline {
 
 }  // namespace
 
-// A stage r of p holds what its layers keep of min(p - r, m) micro-batches (1F1B), or of all m (GPipe). The last one
-// has one under way, and begins its backward at once: it is looked at before that.
+// A stage r of p holds what its layers keep of min(p - r, m) micro-batches (1F1B), or of all m (GPipe); interleaved
+// what those of a chunk keep of 2 (p - r - 1) + (v - 1) p + 1, at most v m. The last one has one under way, and begins
+// its backward at once: it is looked at before that.
 TEST_CASE("pipeline: activations under way are the formulas'", "[pipeline_parallel]") {
-  const std::string pipeline = GENERATE("1f1b", "gpipe");
+  const auto [pipeline, v] = GENERATE(
+      values<std::pair<std::string, int>>({{"1f1b", 1}, {"gpipe", 1}, {"interleaved", 2}, {"interleaved", 3}}));
   const int p = GENERATE(2, 4, 8), m = GENERATE(2, 8, 16);
   const int t = GENERATE(1, 4);
+  if (v > 1 && m % p != 0) return;
   models::Setup setup;
   setup.model = "gpt-22b";
   setup.sizes.build = models::Build::textbook;
   setup.dtype = DType::bf16;
   setup.pipeline = pipeline;
+  setup.chunks = v;
   setup.pp = p;
   setup.tp = t;
   setup.ranks = p * t;
@@ -251,7 +195,8 @@ TEST_CASE("pipeline: activations under way are the formulas'", "[pipeline_parall
   std::size_t of_layer = 0;
   for (const models::Term& term : theory.layers.at(0).kept) of_layer += static_cast<std::size_t>(term.bytes(1));
   for (int r = 1; r + 1 < p; ++r) {  // stages of layers alone
-    INFO(pipeline << ", stage " << r << " of " << p << ", " << m << " micro-batches, " << t << " parts");
+    INFO(pipeline << ", " << v << " chunks, stage " << r << " of " << p << ", " << m << " micro-batches, " << t
+                  << " parts");
     setup.rank = r * t;
     const memory::Stack stack = memory::make_resource(dry(cpu), nn::profile_options(dry(cpu)));
     const ResourceScope scope(stack.top);
@@ -260,11 +205,19 @@ TEST_CASE("pipeline: activations under way are the formulas'", "[pipeline_parall
     parts.options.stage = &watched;
     const models::Batch batch = parts.model->empty_batch(m, dry(cpu));
     nn::training_step(
-        *parts.optimizer, [&](std::int64_t i) { return parts.loss(models::micro_batch(batch, i, m), i); },
-        parts.options);
-    const auto layers = static_cast<std::size_t>(48 / p);
-    const auto under_way = static_cast<std::size_t>(pipeline == "gpipe" ? m : std::min(p - r, m));
-    CHECK(watched.most == under_way * layers * of_layer);
+        *parts.optimizer, [&](std::int64_t i) { return parts.loss(models::micro_batch(batch, i, m)); }, parts.options);
+    const auto layers = static_cast<std::size_t>(48 / (p * v));
+    const int under_way = pipeline == "gpipe"  ? m
+                          : pipeline == "1f1b" ? std::min(p - r, m)
+                                               : std::min(2 * (p - r - 1) + (v - 1) * p + 1, v * m);
+    CHECK(watched.most == static_cast<std::size_t>(under_way) * layers * of_layer);
+    // Results and gradients that go to other stages stay open for `open` passes, of which one is under way.
+    const int open = dist::check_hand_over(v > 1                 ? dist::interleaved(p, m, v)
+                                           : pipeline == "gpipe" ? dist::gpipe(p, m)
+                                                                 : dist::one_forward_one_backward(p, m));
+    const models::ModelOptions& own = parts.model->options();
+    const auto of_result = static_cast<std::size_t>(own.sequence * own.width) * size_of(DType::bf16);
+    CHECK(watched.most_between <= static_cast<std::size_t>(2 * open - 1) * of_result);
   }
 }
 
@@ -288,7 +241,8 @@ TEST_CASE("pipeline: what stages cannot do is refused", "[pipeline_parallel]") {
   CHECK(why([](auto& o) { o.setup.ranks = 1; }) == "");
   CHECK(why([](auto& o) { o.setup.pp = o.setup.ranks = 5; }) ==
         "pipeline: 5 stages of a chain of 4 blocks; at most as many are allowed");
-  CHECK(why([](auto& o) { o.setup.pipeline = "zigzag"; }) == "`pipeline`: 'zigzag' is not one of 1f1b, gpipe");
+  CHECK(why([](auto& o) { o.setup.pipeline = "zigzag"; }) ==
+        "`pipeline`: 'zigzag' is not one of 1f1b, gpipe, interleaved");
   CHECK(why([](auto& o) { o.setup.lora_rank = 4; }).find("`pp`: 2 with `lora_rank`") == 0);
   CHECK(why([](auto& o) { o.setup.offload = "/tmp"; }).find("`pp`: 2 with `offload`") == 0);
   CHECK(why([](auto& o) { o.setup.weights = "/tmp/file"; }).find("`pp`: 2 with `weights`") == 0);

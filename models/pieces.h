@@ -1,0 +1,43 @@
+#pragma once
+// A stage of a pipeline that has several stretches of a chain, its chunks (Narayanan et al. 2021, arXiv:2104.04473).
+//
+//   pieces of the chain   0 1 2 3 4 5      two ranks, three chunks
+//   rank 0                0   2   4        Pieces of rank 0: pieces 0, 2 and 4
+//   rank 1                  1   3   5
+//
+// Each piece is a stage as any other one (ModelOptions::stage), and runs by itself. All together are one module, with
+// the names that parameters and buffers have in the whole model, in its order: so optimizers, ranks and files see what
+// they see of one stage.
+
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include <thimble/models/model.h>
+
+namespace thimble::models {
+
+class Pieces final : public Model {
+ public:
+  /// `pieces`, at least one, are of one model, in the order of its chain. The options are those of the first.
+  explicit Pieces(std::vector<std::unique_ptr<Model>> pieces);
+
+  /// Throw PlanError: what lies between the pieces is on other ranks, so each runs by itself.
+  Tensor forward(const Tensor& input) override;
+  Tensor loss(const Batch& batch) override;
+  Batch empty_batch(std::int64_t samples, Device device) const override;
+  bool is_text() const noexcept override;
+  bool is_masked() const noexcept override;
+  std::string_view hidden_layers() const noexcept override;
+  bool has_stages() const noexcept override { return true; }
+  SharedByStages shared_by_stages() override;
+  bool is_tied() const noexcept override;
+  std::vector<Model*> pieces() override { return pieces_; }
+  void recompute_blocks(bool is_on = true) override;
+  bool can_cut_sequence() const noexcept override;
+
+ private:
+  std::vector<Model*> pieces_;
+};
+
+}  // namespace thimble::models

@@ -1,0 +1,266 @@
+// Stages in several chunks, with the interleaved schedule: ranks against one rank that has the whole model and all
+// micro-batches, bit for bit, and on each rank the bytes that were predicted; files, and what is refused.
+// tests/models/training/pipeline_parallel_test.cpp holds what such stages keep against the formula.
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/models/pieces.h>
+#include <thimble/models/planning/planning.h>
+#include <thimble/models/training/trained_parts.h>
+#include <thimble/models/training/training.h>
+
+#include "support/catch.h"
+#include "support/files.h"
+#include "support/pipeline_rows.h"
+#include "support/rank_steps.h"
+#include "support/train_ranks.h"
+
+using namespace thimble;
+using testing::alone;
+using testing::PipelineRow;
+using testing::setup_of;
+
+namespace {
+
+/// A row in `chunks` of a model of `layers`.
+PipelineRow in_chunks(PipelineRow row, int chunks = 2, std::int64_t layers = 4) {
+  row.pipeline = "interleaved";
+  row.chunks = chunks;
+  row.layers = layers;
+  return row;
+}
+
+PipelineRow trained_by(PipelineRow row, const std::string& precision, const std::string& optimizer = {}) {
+  row.precision = precision;
+  row.optimizer = optimizer;
+  return row;
+}
+
+PipelineRow clipped(PipelineRow row, double norm) {
+  row.clip = norm;
+  return row;
+}
+
+PipelineRow with_cut_sequence(PipelineRow row) {
+  row.cuts_sequence = true;
+  return row;
+}
+
+}  // namespace
+
+TEST_CASE("interleaved: several ranks have the bits of one with the whole model", "[interleaved]") {
+  const PipelineRow row = GENERATE(values<PipelineRow>({
+      in_chunks({"char-gpt", 2}),
+      in_chunks({"char-gpt", 2, 1, 1, 0, 2}),
+      in_chunks({"char-gpt", 4, 1, 1, 0, 4}, 2, 8),
+      in_chunks({"char-gpt", 4, 1, 1, 0, 8}, 2, 9),
+      in_chunks({"char-gpt", 2, 1, 1, 0, 6}, 3, 7),
+      in_chunks({"char-gpt", 3, 1, 1, 0, 6}, 2, 6),
+      in_chunks({"char-gpt", 2, 2}),
+      in_chunks({"char-gpt", 2, 1, 2, 0}),
+      in_chunks({"char-gpt", 2, 1, 2, 1}),
+      in_chunks({"char-gpt", 2, 1, 2, 2}),
+      in_chunks({"char-gpt", 2, 1, 2, 3}),
+      in_chunks({"char-gpt", 4, 1, 2, 3}, 2, 8),
+      in_chunks({"char-gpt", 2, 2, 2, 1}),
+      with_cut_sequence(in_chunks({"char-gpt", 2, 2, 2, 3})),
+      trained_by(in_chunks({"char-gpt", 4}, 2, 8), "O1"),
+      trained_by(in_chunks({"char-gpt", 2, 2}), "bf16"),
+      trained_by(in_chunks({"char-gpt", 2, 1, 2, 1}), "O2"),
+      trained_by(in_chunks({"char-gpt", 2, 1, 2, 1}), "fp8"),
+      trained_by(in_chunks({"char-gpt", 2, 1, 2, 1}), "", "adamw8"),
+      trained_by(in_chunks({"char-gpt", 2, 1, 2, 2}), "", "adafactor"),
+      clipped(in_chunks({"char-gpt", 2}), 0),
+      in_chunks({"tiny-llama", 4}, 2, 8),
+      in_chunks({"tiny-llama", 2, 2, 2, 2, 2}),
+      trained_by(in_chunks({"llama-3-8b", 2, 1, 2, 3}), "bf16"),
+      in_chunks({"bert-base", 4}, 2, 8),
+      trained_by(in_chunks({"bert-base", 2, 1, 2, 3}), "bf16"),
+      in_chunks({"vit-b16", 2, 2}),
+      in_chunks({"mlp", 2}),
+      in_chunks({"resnet18", 2}),
+      in_chunks({"resnet18", 2}, 4),
+      trained_by(in_chunks({"resnet18", 4, 1, 2, 1}), "bf16"),
+  }));
+  INFO(row.text());
+  const models::Setup setup = setup_of(row);
+  const testing::StepsResult one = testing::run_steps(alone(setup), nullptr);
+  CHECK(one.losses.front() != one.losses.back());
+  testing::check_ranks_have(setup, one);
+}
+
+TEST_CASE("interleaved: each rank commits what was predicted, with a budget too", "[interleaved]") {
+  const bool has_budget = GENERATE(false, true);
+  const PipelineRow row = GENERATE(values<PipelineRow>(
+      {in_chunks({"char-gpt", 2}), in_chunks({"char-gpt", 4}, 2, 8), in_chunks({"char-gpt", 2, 2, 2, 1}),
+       in_chunks({"char-gpt", 2, 1, 2, 3}, 2, 6), trained_by(in_chunks({"tiny-llama", 2, 1, 2, 2}), "bf16"),
+       trained_by(in_chunks({"bert-base", 2, 1, 1, 0, 6}), "O1"), in_chunks({"vit-b16", 2, 2}),
+       in_chunks({"resnet18", 2, 1, 2, 1}, 3)}));
+  INFO(row.text() << (has_budget ? ", budget" : ""));
+  models::TrainOptions options;
+  options.setup = setup_of(row);
+  const bool is_text = row.model != "vit-b16" && row.model != "resnet18";
+  if (is_text) options.setup.sizes.sequence = 64;
+  options.data = "synthetic";
+  options.steps = 3;
+  options.eval_batches = 1;
+  models::TrainOptions one = options;
+  one.setup = alone(options.setup);
+  const models::TrainReport expected = models::train(models::prepare_training(one));
+  std::size_t most = 0;
+  if (has_budget) {
+    // The largest of the ranks' least budgets is one for all; it is less than what the same ranks take without.
+    std::size_t least = 0;
+    for (int rank = 0; rank < options.setup.ranks; ++rank) {
+      models::TrainOptions dry = options;
+      dry.setup.rank = rank;
+      most = std::max(most, models::prepare_training(dry).plan.peak_bytes);
+      dry.budget_bytes = 1;
+      try {
+        models::prepare_training(dry);
+      } catch (const nn::BudgetError& error) {
+        least = std::max(least, error.minimum_bytes());
+      }
+    }
+    REQUIRE(least > 0);
+    options.budget_bytes = least;
+  }
+  const models::TrainReport report = testing::train(options);
+  CHECK(report.loss_last == expected.loss_last);
+  CHECK(report.loss_first != report.loss_last);
+  CHECK(report.differences() == "");
+  REQUIRE(report.evaluation);
+  CHECK(report.evaluation->loss == expected.evaluation->loss);
+  CHECK(report.evaluation->accuracy == expected.evaluation->accuracy);
+  REQUIRE(report.ranks.size() == static_cast<std::size_t>(options.setup.ranks));
+  for (const models::RankFigures& rank : report.ranks) {
+    CHECK(rank.predicted_peak_bytes == rank.measured_peak_bytes);
+    if (has_budget) CHECK(rank.measured_peak_bytes <= options.budget_bytes);
+    CHECK(rank.sent_bytes > 0);
+  }
+  if (has_budget) CHECK(options.budget_bytes <= most);
+}
+
+TEST_CASE("interleaved: a budget has its blocks run again, each chunk by its own part of the plan", "[interleaved]") {
+  models::TrainOptions options;
+  options.setup = setup_of(in_chunks({"char-gpt", 2, 1, 1, 0, 2}));
+  options.setup.sizes.sequence = 256;
+  options.data = "synthetic";
+  for (int rank = 0; rank < 2; ++rank) {
+    options.setup.rank = rank;
+    options.budget_bytes = 0;
+    const std::size_t free = models::prepare_training(options).plan.peak_bytes;
+    options.budget_bytes = 1;
+    std::size_t least = 0;
+    try {
+      models::prepare_training(options);
+    } catch (const nn::BudgetError& error) {
+      least = error.minimum_bytes();
+    }
+    INFO("rank " << rank << ": " << free << " bytes without a budget, " << least << " at least");
+    CHECK(least < free * 3 / 4);
+    options.budget_bytes = least;
+    const models::PreparedTraining prepared = models::prepare_training(options);
+    REQUIRE(prepared.plan.tape);
+    const TapePlan& tape = *prepared.plan.tape;
+    REQUIRE(tape.ends.size() == 2);
+    CHECK(tape.ends.back() == tape.fates.size());
+    const auto parts = split(tape, 2);
+    for (const auto& part : parts) CHECK_FALSE(part->segments.empty());
+    CHECK(parts[0]->fates.size() == tape.ends[0]);
+    CHECK_THROWS_WITH(split(tape, 3), "plan: it is for 2 recordings in a row, and followed by 3");
+  }
+}
+
+TEST_CASE("interleaved: a stage's pieces are listed as one model, and run by themselves", "[interleaved]") {
+  models::Setup setup = setup_of(in_chunks({"char-gpt", 2}));
+  setup.rank = 1;
+  models::TrainedParts parts(setup, dry(cpu));
+  std::vector<std::string> names;
+  for (const nn::NamedTensor& p : parts.model->parameters()) names.push_back(p.name);
+  const auto begins_with = [&](const std::string& start) {
+    return std::find_if(names.begin(), names.end(), [&](const std::string& n) { return n.starts_with(start); }) -
+           names.begin();
+  };
+  const auto count = static_cast<std::ptrdiff_t>(names.size());
+  CHECK(begins_with("h.0.") == count);  // of rank 0
+  CHECK(begins_with("h.1.") == 0);
+  CHECK(begins_with("h.2.") == count);
+  CHECK(begins_with("h.1.") < begins_with("wte."));
+  CHECK(begins_with("wte.") < begins_with("h.3."));
+  CHECK(begins_with("h.3.") < begins_with("ln_f."));
+  CHECK(begins_with("ln_f.") < count);
+  CHECK(parts.pieces.size() == 2);
+  const models::Batch batch = parts.model->empty_batch(1, dry(cpu));
+  CHECK_THROWS_AS(parts.model->loss(batch), PlanError);
+  CHECK_THROWS_WITH(parts.model->forward(batch.input), Catch::Contains("a stage in 2 chunks"));
+}
+
+TEST_CASE("interleaved: what cannot be is refused", "[interleaved]") {
+  const auto why = [](const std::function<void(models::TrainOptions&)>& change) -> std::string {
+    models::TrainOptions options;
+    options.setup = setup_of(in_chunks({"char-gpt", 2}));
+    options.data = "synthetic";
+    change(options);
+    try {
+      models::prepare_training(options);
+    } catch (const ValueError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  CHECK(why([](auto&) {}) == "");
+  CHECK(why([](auto& o) { o.setup.pipeline = "1f1b"; }) ==
+        "`chunks`: 2 with `pipeline` 1f1b; 1, or `pipeline` interleaved, is allowed");
+  CHECK(why([](auto& o) { o.setup.chunks = 1; }) == "`chunks`: 1 with `pipeline` interleaved; 2 and more are allowed");
+  CHECK(why([](auto& o) { o.setup.chunks = 0; }) == "`chunks`: 0 with `pipeline` interleaved; 2 and more are allowed");
+  CHECK(why([](auto& o) { o.setup.micro_batches = 3, o.setup.batch = 6; }) ==
+        "`micro_batches`: 3 with `pipeline` interleaved and `pp` 2; a multiple of the stages is allowed");
+  CHECK(why([](auto& o) { o.setup.chunks = 3; }) ==
+        "pipeline: 6 stages of a chain of 4 blocks; at most as many are allowed");
+  CHECK(why([](auto& o) { o.setup.pp = 1; }) == "`chunks`: 2 with `pp` 1; 2 stages and more are allowed");
+  CHECK(why([](auto& o) { o.setup.ranks = 1; }) == "");
+  CHECK(why([](auto& o) { o.setup.ranks = 1, o.setup.chunks = 3; }) ==
+        "pipeline: 6 stages of a chain of 4 blocks; at most as many are allowed");
+}
+
+TEST_CASE("interleaved: files are those of one rank, and go on in any layout", "[interleaved]") {
+  const auto [first, then] = GENERATE(values<std::pair<PipelineRow, PipelineRow>>(
+      {{in_chunks({"char-gpt", 2}), {"char-gpt", 4, 1, 1, 0, 4, "gpipe"}},
+       {{"char-gpt", 2, 1, 2, 1, 2}, in_chunks({"char-gpt", 2, 1, 1, 0, 4})},
+       {in_chunks({"vit-b16", 2, 2, 2, 3, 2}), in_chunks({"vit-b16", 2, 2, 1, 0, 4})},
+       {in_chunks({"llama-3-8b", 2, 1, 2, 3, 2}), {"llama-3-8b", 1, 1, 4, 2, 1}},
+       {in_chunks({"bert-base", 2, 1, 2, 2, 2}), {"bert-base", 4}},
+       {in_chunks({"resnet18", 2, 1, 2, 1, 2}, 4), in_chunks({"resnet18", 4})}}));
+  INFO(first.text() << "; then " << then.text());
+  const files_test::TemporaryFolder folder;
+  const auto contents = [&](const std::string& name) { return files_test::read_text_file(folder / name); };
+  const auto run_to = [&](const models::Setup& setup, std::int64_t steps, const std::string& from,
+                          const std::string& name) {
+    models::TrainOptions options;
+    options.setup = setup;
+    options.data = "synthetic";
+    options.eval_batches = 1;
+    options.steps = steps;
+    if (!from.empty()) options.resume = folder / from;
+    options.save = folder / name;
+    options.save_weights = folder / (name + ".weights");
+    const models::TrainReport report = testing::train(options);
+    CHECK(report.differences() == "");
+  };
+  const models::Setup a = setup_of(first), b = setup_of(then);
+  run_to(alone(a), 4, "", "one");
+  run_to(a, 4, "", "several");
+  CHECK((contents("several") == contents("one")));
+  CHECK((contents("several.weights") == contents("one.weights")));
+  run_to(a, 2, "", "half");
+  run_to(b, 4, "half", "whole");
+  CHECK((contents("whole") == contents("one")));
+  run_to(alone(a), 4, "half", "alone");
+  CHECK((contents("alone") == contents("one")));
+}

@@ -1,0 +1,76 @@
+#pragma once
+// Setups of models in stages of a pipeline, to be compared with one rank that has the whole model.
+
+#include <cstdint>
+#include <string>
+
+#include <thimble/models/training/setup.h>
+
+namespace thimble::testing {
+
+struct PipelineRow {
+  std::string model;
+  int pp, tp = 1, dp = 1, zero = 0;
+  std::int64_t micro_batches = 4;  // of a rank
+  std::string pipeline = "1f1b", precision = {}, optimizer = {};
+  models::Build build = models::Build::fused;
+  double clip = 0.5;
+  bool cuts_sequence = false;
+  int chunks = 1;  // with "interleaved"
+  std::int64_t layers = 4;
+
+  std::string text() const {
+    return model + ", " + std::to_string(pp) + " stages, " + pipeline +
+           (chunks > 1 ? " in " + std::to_string(chunks) + " chunks, " : ", ") + std::to_string(tp) + " parts, " +
+           (cuts_sequence ? "sequence as well, " : "") + std::to_string(dp) + " shares, ZeRO " + std::to_string(zero) +
+           ", " + std::to_string(micro_batches) + " micro-batches, " + precision + " " + optimizer +
+           (build == models::Build::textbook ? ", textbook" : "");
+  }
+};
+
+inline models::Setup setup_of(const PipelineRow& row) {
+  models::Setup setup;
+  setup.model = row.model;
+  models::ModelOptions& sizes = setup.sizes;
+  sizes.build = row.build;
+  if (row.model == "resnet18") {
+    sizes.image = 16, sizes.width = 8;
+  } else if (row.model == "mlp") {
+    sizes.layers = row.layers - 1, sizes.width = 24;  // and the head
+  } else {
+    sizes.layers = row.layers, sizes.width = 48, sizes.heads = 12;
+    if (row.model == "vit-b16") {
+      sizes.image = 32;
+    } else {
+      sizes.sequence = 16;
+    }
+  }
+  if (row.model == "tiny-llama") sizes.key_heads = 4;
+  if (row.model == "llama-3-8b") sizes.key_heads = 4, sizes.vocabulary = 96, sizes.hidden = 96;
+  if (row.model == "char-gpt" || row.model == "bert-base" || row.model == "vit-b16") sizes.dropout = 0.1;
+  if (row.model == "bert-base") sizes.vocabulary = 96;
+  setup.batch = row.micro_batches * row.dp * 2;
+  setup.optimizer = row.optimizer;
+  setup.ranks = row.pp * row.tp * row.dp;
+  setup.pp = row.pp;
+  setup.tp = row.tp;
+  setup.sequence_parallel = row.cuts_sequence;
+  setup.zero = row.zero;
+  setup.pipeline = row.pipeline;
+  setup.chunks = row.chunks;
+  setup.micro_batches = row.micro_batches;
+  setup.bucket_bytes = 16 << 10;
+  setup.clip_norm = row.clip;
+  if (!row.precision.empty()) set_precision(setup, row.precision);
+  return setup;
+}
+
+/// The same by one rank, which has all stages, parts and micro-batches.
+inline models::Setup alone(models::Setup setup) {
+  setup.micro_batches *= data_ranks(setup);
+  setup.ranks = 1;
+  setup.zero = 0;
+  return setup;
+}
+
+}  // namespace thimble::testing
