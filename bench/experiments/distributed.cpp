@@ -1,7 +1,6 @@
 // Experiments on several ranks: the bits of one and the bytes that were told, on ranks that are threads; and ZeRO's
 // table of models that no machine here could hold, from dry ranks.
 
-#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <utility>
@@ -9,15 +8,14 @@
 #include <unistd.h>
 
 #include <thimble/bench/experiments/experiments.h>
+#include <thimble/bench/experiments/rank_runs.h>
 #include <thimble/bench/experiments/runs.h>
 #include <thimble/bench/experiments/watched_ranks.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/file_stream.h>
-#include <thimble/dist/threads.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/training/trained_parts.h>
-#include <thimble/nn/fit/fit.h>
 #include <thimble/nn/step/profile.h>
 
 namespace thimble::bench {
@@ -69,48 +67,6 @@ models::TrainOptions training(const std::string& model, const Arithmetic& arithm
   if (*arithmetic.optimizer != 0) options.setup.optimizer = is_text ? "adamw8" : "momentum8";
   options.eval_batches = 1;
   return options;
-}
-
-models::TrainReport run_on_ranks(const models::TrainOptions& options) {
-  models::TrainReport report;
-  dist::run_ranks(options.setup.ranks, [&](dist::Communicator& ranks) {
-    models::TrainOptions own = options;
-    own.ranks = &ranks;
-    own.setup.rank = ranks.rank();
-    models::TrainReport of_rank = train(prepare_training(own));
-    if (ranks.rank() == 0) report = std::move(of_rank);
-  });
-  return report;
-}
-
-/// Bytes that every rank's plan fits: the largest of what the ranks need at least.
-std::size_t least_budget(models::TrainOptions options) {
-  std::size_t least = 0;
-  options.budget_bytes = 1;
-  for (options.setup.rank = 0; options.setup.rank < options.setup.ranks; ++options.setup.rank) {
-    try {
-      prepare_training(options);
-    } catch (const nn::BudgetError& error) {
-      least = std::max(least, error.minimum_bytes());
-    }
-  }
-  return least;
-}
-
-/// Sums over the ranks; each rank's own bytes are compared as well.
-void add_ranks(report::Row& row, const models::TrainReport& result, std::int64_t steps) {
-  row.predicted_bytes = row.measured_bytes = 0;
-  double sent = 0;
-  for (std::size_t r = 0; r < result.ranks.size(); ++r) {
-    const auto predicted = static_cast<std::int64_t>(result.ranks[r].predicted_peak_bytes);
-    const auto measured = static_cast<std::int64_t>(result.ranks[r].measured_peak_bytes);
-    *row.predicted_bytes += predicted;
-    *row.measured_bytes += measured;
-    row.compared.push_back({"rank " + std::to_string(r), predicted, measured});
-    sent += static_cast<double>(result.ranks[r].sent_bytes);
-  }
-  row.no_process = "its ranks are threads of one process";
-  row.numbers = {{"sent", sent / static_cast<double>(steps)}, {"loss_last", result.loss_last}};
 }
 
 std::vector<std::byte> contents(const std::string& path) { return read_whole_file(path, std::uint64_t{1} << 30); }

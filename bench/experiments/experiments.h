@@ -79,6 +79,8 @@ report::Experiment training_experiment(const ExperimentOptions& options);
 report::Experiment distributed_experiment(const ExperimentOptions& options);
 /// Blocks in parts over teams of ranks: each rank's bytes as they were told, losses those of one rank with all parts.
 report::Experiment distributed_parts_experiment(const ExperimentOptions& options);
+/// One model over shares, parts, stages and ZeRO's stages: each rank's bytes as they were told, losses of one rank.
+report::Experiment distributed_layouts_experiment(const ExperimentOptions& options);
 /// Model state of GPTs up to 10^12 parameters on up to 1024 ranks in every stage of ZeRO, dry.
 report::Experiment distributed_zero_experiment(const ExperimentOptions& options);
 

@@ -185,9 +185,9 @@ Tensor Bert::forward(const Tensor& ids, const Tensor& mask) {
 Tensor Bert::logits(const Tensor& x) {
   const PathScope scope(path());
   const PathScope decoder("cls.predictions.decoder");
-  std::vector<Tensor> biases;
-  for (const HeadBias* part : head_) biases.push_back(part->bias);
-  return score(x, tied_weights(words_), biases);
+  return score(
+      x, [&](std::size_t p) { return tied_weight(words_, p); },
+      [&](std::size_t p) -> Tensor { return head_[p]->bias; });
 }
 
 Tensor Bert::loss(const Batch& batch) {
@@ -196,7 +196,7 @@ Tensor Bert::loss(const Batch& batch) {
     const Tensor x = features(batch.input, batch.mask);
     const PathScope scope(path());
     const PathScope head("loss");
-    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(tied_weights(words_)[0], compute_),
+    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(tied_weight(words_, 0), compute_),
                               nn::as_operand(head_[0]->bias, compute_), batch.target);
   }
   const Tensor scores = logits(features(batch.input, batch.mask));

@@ -168,7 +168,7 @@ Tensor Gpt::forward(const Tensor& ids, const Tensor& mask) {
 Tensor Gpt::logits(const Tensor& x) {
   const PathScope scope(path());
   const PathScope head("head");
-  return score(x, tied_weights(tokens_));
+  return score(x, [&](std::size_t p) { return tied_weight(tokens_, p); });
 }
 
 nn::KvCacheSizes Gpt::cache_sizes() const {
@@ -195,7 +195,7 @@ Tensor Gpt::loss(const Batch& batch) {
     const Tensor x = features(batch.input, batch.mask);
     const PathScope scope(path());
     const PathScope head("loss");
-    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(tied_weights(tokens_)[0], compute_), Tensor(),
+    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(tied_weight(tokens_, 0), compute_), Tensor(),
                               batch.target);
   }
   const Tensor scores = logits(features(batch.input, batch.mask));

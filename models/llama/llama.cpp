@@ -159,7 +159,7 @@ Tensor Llama::forward(const Tensor& ids, const Tensor& mask) {
 Tensor Llama::logits(const Tensor& x) {
   const PathScope scope(path());
   const PathScope head("head");
-  return score(x, head_weights());
+  return score(x, [&](std::size_t p) { return head_weight(p); });
 }
 
 nn::KvCacheSizes Llama::cache_sizes() const {
@@ -186,7 +186,7 @@ Tensor Llama::loss(const Batch& batch) {
     const Tensor x = features(batch.input, batch.mask);
     const PathScope scope(path());
     const PathScope head("loss");
-    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(head_weights()[0], compute_), Tensor(),
+    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(head_weight(0), compute_), Tensor(),
                               batch.target);
   }
   const Tensor scores = logits(features(batch.input, batch.mask));

@@ -85,7 +85,7 @@ class Llama final : public Decoder {
   Tensor embed(const Tensor& ids);
   Tensor features(const Tensor& in, const Tensor& mask);
   Tensor logits(const Tensor& x);
-  std::vector<Tensor> head_weights() { return head_.empty() ? tied_weights(tokens_) : weights_of(head_); }
+  Tensor head_weight(std::size_t p) { return head_.empty() ? tied_weight(tokens_, p) : head_[p]->weight; }
 
   LlamaConfig config_;
   std::vector<nn::Embedding*> tokens_;  // of the first stage; tied, of the last one, too: this rank's parts

@@ -35,25 +35,25 @@ TokenModel::TokenModel(const ModelOptions& options, std::optional<DType> compute
   }
 }
 
-std::vector<Tensor> TokenModel::tied_weights(const std::vector<nn::Embedding*>& table) {
-  if (!options_.stage.has_all || options_.stage.count == 1) return weights_of(table);
+Tensor TokenModel::tied_weight(const std::vector<nn::Embedding*>& table, std::size_t p) {
+  const Tensor& weight = table[p]->weight;
+  if (!options_.stage.has_all || options_.stage.count == 1) return weight;
   aliases_.resize(table.size());
-  for (std::size_t p = 0; p < table.size(); ++p) {
-    const Tensor& weight = table[p]->weight;
-    Tensor& alias = aliases_[p];
-    if (alias.defined() && alias.storage() == weight.storage()) continue;
-    alias = weight.detach();
-    alias.require_grad();
-    alias.leaf()->is_input = true;  // no optimizer has it
-  }
-  return aliases_;
+  Tensor& alias = aliases_[p];
+  if (alias.defined() && alias.storage() == weight.storage()) return alias;
+  alias = weight.detach();
+  alias.require_grad();
+  alias.leaf()->is_input = true;  // no optimizer has it
+  return alias;
 }
 
 Model::SharedByStages TokenModel::shared_parts(const std::vector<nn::Embedding*>& table) {
-  if (options_.stage.count == 1 || table.empty()) return {};
   SharedByStages shared;
-  if (options_.stage.is_first()) shared.first = weights_of(table);
-  if (options_.stage.is_last()) shared.last = tied_weights(table);
+  if (options_.stage.count == 1) return shared;
+  for (std::size_t p = 0; p < table.size(); ++p) {
+    if (options_.stage.is_first()) shared.first.push_back(table[p]->weight);
+    if (options_.stage.is_last()) shared.last.push_back(tied_weight(table, p));
+  }
   return shared;
 }
 
@@ -106,13 +106,11 @@ Tensor TokenModel::look_up(const std::vector<nn::Embedding*>& table, const Tenso
   return dist::sum_parts(options_.team, terms);
 }
 
-Tensor TokenModel::score(const Tensor& x, const std::vector<Tensor>& weights, const std::vector<Tensor>& biases) {
-  if (options_.team.has_whole_layers) {
-    return linear_tokens(options_.team, x, weights[0], biases.empty() ? Tensor() : biases[0], compute_);
-  }
+Tensor TokenModel::score(const Tensor& x, FunctionRef<Tensor(std::size_t)> weight_of,
+                         FunctionRef<Tensor(std::size_t)> bias_of) {
+  if (options_.team.has_whole_layers) return linear_tokens(options_.team, x, weight_of(0), bias_of(0), compute_);
   const auto of_part = [&](std::size_t p, const Tensor& in) {
-    return linear(in, nn::as_operand(weights[p], compute_),
-                  nn::as_operand(biases.empty() ? Tensor() : biases[p], compute_));
+    return linear(in, nn::as_operand(weight_of(p), compute_), nn::as_operand(bias_of(p), compute_));
   };
   const Tensor operand = nn::as_operand(x, compute_);
   if (!is_cut()) return of_part(0, operand);

@@ -8,10 +8,12 @@
 // "wte.1"; parts differ by one token at most. A table in one part is an nn::Embedding as any other, a head an
 // nn::Linear.
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include <thimble/core/threads/parallel.h>
 #include <thimble/models/model.h>
 #include <thimble/nn/layers/layers.h>
 
@@ -33,28 +35,24 @@ class TokenModel : public Model {
   std::vector<nn::Linear*> cut_head(const std::string& name, const nn::TensorOptions& on,
                                     const nn::LinearOptions& options);
 
-  /// The weights of a head that is the table: its own, or where one rank has all stages of several their bytes under
-  /// leaves of their own, because the two uses are summed apart there (dist/pipeline/pipeline_stage.h).
-  std::vector<Tensor> tied_weights(const std::vector<nn::Embedding*>& table);
+  /// The weight of part p of a head that is the table: the table's own, or where one rank has all stages of several its
+  /// bytes under a leaf of their own, because the two uses are summed apart there (dist/pipeline/pipeline_stage.h).
+  Tensor tied_weight(const std::vector<nn::Embedding*>& table, std::size_t p);
   SharedByStages shared_parts(const std::vector<nn::Embedding*>& table);
 
   /// Ids (B, T) -> (B, T, C), or in parts of the sequence (models/transformer/sequence_parts.h). Throws ShapeError
   /// where these do not divide T.
   Tensor look_up(const std::vector<nn::Embedding*>& table, const Tensor& ids);
-  /// x as look_up() gives it, weights (V of a part, C) and biases (V of a part), or none, of this rank's parts ->
-  /// logits (B, T, V of this rank's parts).
-  Tensor score(const Tensor& x, const std::vector<Tensor>& weights, const std::vector<Tensor>& biases = {});
+  static constexpr auto no_bias = [](std::size_t) { return Tensor(); };
+  /// x as look_up() gives it, and of part p of this rank's parts a weight (V of the part, C) and a bias (V of the part),
+  /// which may be undefined -> logits (B, T, V of this rank's parts).
+  Tensor score(const Tensor& x, FunctionRef<Tensor(std::size_t p)> weight_of,
+               FunctionRef<Tensor(std::size_t p)> bias_of = no_bias);
   /// Mean cross-entropy of what score() gives and class numbers (B, T); those of -100 do not count.
   Tensor loss_of(const Tensor& logits, const Tensor& targets);
   /// Throws ValueError, naming the model, where the vocabulary is in parts.
   void require_whole_vocabulary(const char* name) const;
 
-  template <class Part>
-  static std::vector<Tensor> weights_of(const std::vector<Part*>& parts) {
-    std::vector<Tensor> list;
-    for (const Part* part : parts) list.push_back(part->weight);
-    return list;
-  }
   bool is_cut() const noexcept { return options_.team.cuts_layers(); }
 
   std::optional<DType> compute_;
