@@ -57,6 +57,7 @@ struct Delta {
 /// f.template operator()<Sight>(): what is to be known of which keys are seen.
 template <class F>
 void with_sight(const kernels::AttentionProblem& problem, F&& f) {
+  if (problem.has_mask) return f.template operator()<ByMask>();
   if (problem.has_documents) return f.template operator()<ByDocuments>();
   f.template operator()<BySizes>();
 }

@@ -18,7 +18,7 @@ namespace thimble::cuda_kernels::attention_mma_detail {
 template <class T, int W, class Sight>
 struct Forward {
   static constexpr int threads = team_threads;
-  static constexpr int blocks = W <= 64 ? 2 : 1;  ///< of 16 queries, for each warp
+  static constexpr int blocks = W <= 64 && !Sight::has_mask ? 2 : 1;  ///< of 16 queries, for each warp
   static constexpr int tile_queries = 64 * blocks;
   static constexpr int tile_keys = W <= 128 && sizeof(T) == 2 ? 64 : 32;
   static constexpr bool holds_queries = W <= 128;  ///< in registers; else in shared memory
@@ -32,6 +32,7 @@ struct Forward {
   float* lse;
   float scale;  ///< with log2(e)
   std::int64_t query_tiles;
+  MaskScale mask_scale;
 
   /// Two stages. Queries that go to registers come through the second one, before it is used, and through the rows
   /// behind it.
@@ -126,6 +127,7 @@ struct Forward {
     }
     THIMBLE_UNROLL
     for (int r = 0; r < blocks; ++r) {
+      if constexpr (Sight::has_mask) add_mask<false>(warp, p, mask_scale, scores[r], b, h, t0 + 16 * r, s0);
       hide(warp, scores[r], {queries}, own_row + 16 * r, t0 + 16 * r, s0);
       soften(own[r], scores[r]);
       if (p.has_dropout) drop(warp, scores[r], b, h, t0 + 16 * r, s0);
@@ -145,12 +147,15 @@ struct Forward {
   }
 
   // What scores are multiplied by as powers of two are made of them; a scale that turns their order comes before.
-  THIMBLE_DEVICE float late_scale() const { return scale > 0 ? scale : 1.0f; }
+  THIMBLE_DEVICE float late_scale() const {
+    if constexpr (Sight::has_mask) return mask_scale.late;
+    return scale > 0 ? scale : 1.0f;
+  }
 
   // Makes the scores of keys that are not seen -infinity; of the queries from t0 on, the team's from row `own_row` on.
   THIMBLE_DEVICE void hide(const Warp& warp, Sums (&scores)[tile_keys / 8], const Seen& seen, int own_row,
                            std::int64_t t0, std::int64_t s0) const {
-    if (!(scale > 0)) {
+    if (!Sight::has_mask && !(scale > 0)) {
       THIMBLE_UNROLL
       for (int n = 0; n < tile_keys / 8; ++n) {
         THIMBLE_UNROLL
@@ -190,11 +195,14 @@ struct Forward {
       const float base = top == -INFINITY ? 0.0f : top;
       const float correction = power_of_two(own.largest[half] - base);
       float sum = own.total[half] * correction;
+      // A huge mask's largest sum is off by more than a power of two can be large: then all sums are rounded as it is.
+      const bool is_huge = Sight::has_mask && std::fabs(base) > 0x1p24f;
       THIMBLE_UNROLL
       for (int n = 0; n < tile_keys / 8; ++n) {
         THIMBLE_UNROLL
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
-          const float power = power_of_two(std::fma(scores[n].value[e], late_scale(), -base));
+          if (is_huge) scores[n].value[e] *= late_scale();
+          const float power = power_of_two(std::fma(scores[n].value[e], is_huge ? 1.0f : late_scale(), -base));
           scores[n].value[e] = power;
           sum += power;
         }
@@ -227,10 +235,12 @@ struct Forward {
     float factor[2];
     for (int half = 0; half < 2; ++half) {
       const float total = combine_rows(own.total[half], [](float x, float y) { return x + y; });
-      factor[half] = (p.has_dropout ? static_cast<float>(p.keep_scale) : 1.0f) / total;
+      const bool hides_all = Sight::has_mask && total == 0;  // scores that are -infinity of themselves give NaN
+      factor[half] = hides_all ? 0.0f : (p.has_dropout ? static_cast<float>(p.keep_scale) : 1.0f) / total;
       const Place at = lane_map::sums(warp.lane, 2 * half);
       if (lse && at.column == 0 && t0 + at.row < p.queries) {
-        lse[(b * p.heads + h) * p.queries + t0 + at.row] = own.largest[half] * ln_2 + std::log(total);
+        const float sum = own.largest[half] * ln_2 + std::log(total);
+        lse[(b * p.heads + h) * p.queries + t0 + at.row] = hides_all ? 0.0f : sum;
       }
     }
     if (out.to.data) out.store(warp, b, h, t0, p.queries, 0, p.width, factor, own.out);
@@ -242,14 +252,16 @@ void launch_forward(const kernels::AttentionArgs& args) {
   with_tile(args.dtype, args.width, [&]<class T, int W>() {
     using Body = Forward<T, W, Sight>;
     const std::int64_t tiles = (args.queries + Body::tile_queries - 1) / Body::tile_queries;
+    const auto scale = static_cast<float>(args.scale * 1.4426950408889634);
     const Body body{Problem(args),
                     Rows<T>(args.q),
                     Rows<T>(args.k),
                     Rows<T>(args.v),
                     ResultRows<T>(args.out),
                     static_cast<float*>(args.lse),
-                    static_cast<float>(args.scale * 1.4426950408889634),
-                    tiles};
+                    scale,
+                    tiles,
+                    MaskScale(scale)};
     for_each_team(args.batch * args.heads * tiles, body, Body::shared_bytes());
   });
 }

@@ -22,9 +22,10 @@ struct KeyGradients {
   static constexpr int threads = team_threads;
   static constexpr int tile_keys = 64;
   static constexpr int tile_queries = row_bytes<T, W> <= 128 ? 64 : row_bytes<T, W> <= 256 ? 32 : 16;
-  static constexpr int queries_at_once = W <= 128 && sizeof(T) == 2 ? 32 : 16;
-  static constexpr int columns = W <= 128 ? W : W / 2;  ///< of a walk
-  static constexpr bool holds_keys = W <= 64;           ///< k and v in registers; else in shared memory
+  static constexpr int queries_at_once =
+      W <= 128 && sizeof(T) == 2 && !Sight::has_mask ? 32 : 16;  ///< no order depends on it
+  static constexpr int columns = W <= 128 ? W : W / 2;           ///< of a walk
+  static constexpr bool holds_keys = W <= 64;                    ///< k and v in registers; else in shared memory
   using Tile = SharedTile<T, W>;
   using Seeing = Ranges<Sight, QueriesOfKey, T, W>;
   static constexpr int stage_rows = 2 * tile_queries;  ///< q, then dout
@@ -35,6 +36,7 @@ struct KeyGradients {
   const float *lse, *delta;
   float exponent_scale;  ///< with log2(e)
   std::int64_t key_tiles;
+  MaskScale mask_scale;
 
   /// Two stages. What goes to registers comes through the second one, before it is used, and through the rows behind
   /// it.
@@ -150,6 +152,7 @@ struct KeyGradients {
         multiply<T>(gradient[n], gradient[n + 1], value, load_right(warp, stage, tile_queries + j + 8 * n, 16 * c));
       }
     }
+    if constexpr (Sight::has_mask) add_mask<true>(warp, p, mask_scale, scores, b, h, t0, s0);
     THIMBLE_UNROLL
     for (int n = 0; n < n_end; ++n) {
       std::uint32_t words[4] = {};
@@ -161,7 +164,7 @@ struct KeyGradients {
         const float row_delta = load_shared(stage.at(tile_queries + query, W));
         THIMBLE_UNROLL
         for (int e = side; e < 4; e += 2) {
-          const float power = power_of_two(std::fma(scores[n].value[e], exponent_scale, -log_sum));
+          const float power = power_of_two(exponent_of<Sight>(scores[n].value[e], exponent_scale, mask_scale, log_sum));
           float kept_power = power, g = gradient[n].value[e];
           if (p.has_dropout) {
             const bool is_dropped = words[e] < p.threshold;
@@ -225,6 +228,7 @@ void launch_key_gradients(const GradCall& call) {
   with_tile(args.dtype, args.width, [&]<class T, int W>() {
     using Body = KeyGradients<T, W, Sight>;
     const std::int64_t tiles = (args.keys + Body::tile_keys - 1) / Body::tile_keys;
+    const auto scale = static_cast<float>(args.scale * 1.4426950408889634);
     const Body body{call.problem,
                     Rows<T>(args.q),
                     Rows<T>(args.k),
@@ -234,8 +238,9 @@ void launch_key_gradients(const GradCall& call) {
                     ResultRows<T>(args.dv),
                     static_cast<const float*>(args.lse),
                     call.delta,
-                    static_cast<float>(args.scale * 1.4426950408889634),
-                    tiles};
+                    scale,
+                    tiles,
+                    MaskScale(scale)};
     for_each_team(args.batch * (args.heads / args.group) * tiles, body, Body::shared_bytes());
   });
 }

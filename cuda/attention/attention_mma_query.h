@@ -22,7 +22,8 @@ struct QueryGradient {
   static constexpr int threads = team_threads;
   static constexpr int tile_queries = 64;
   static constexpr int tile_keys = row_bytes<T, W> <= 256 ? 64 : row_bytes<T, W> <= 384 ? 32 : 16;
-  static constexpr int keys_at_once = row_bytes<T, W> <= (sizeof(T) == 2 ? 256 : 128) ? 32 : 16;
+  static constexpr int keys_at_once =
+      row_bytes<T, W> <= (sizeof(T) == 2 ? 256 : 128) && !Sight::has_mask ? 32 : 16;  ///< no order depends on it
   static constexpr bool holds_queries = row_bytes<T, W> <= 384;  ///< q and dout in registers; else in shared memory
   using Tile = SharedTile<T, W>;
   using Seen = Ranges<Sight, KeysOfQuery, T, W>;
@@ -34,6 +35,7 @@ struct QueryGradient {
   const float *lse, *delta;
   float exponent_scale;  ///< with log2(e)
   std::int64_t query_tiles;
+  MaskScale mask_scale;
 
   /// Two stages. What goes to registers comes through the second one, before it is used, and through the rows behind
   /// it.
@@ -139,13 +141,14 @@ struct QueryGradient {
         multiply<T>(gradient[n], gradient[n + 1], dout_left, load_right(warp, stage, tile_keys + j + 8 * n, 16 * c));
       }
     }
+    if constexpr (Sight::has_mask) add_mask<false>(warp, p, mask_scale, scores, b, h, t0, s0);
     THIMBLE_UNROLL
     for (int n = 0; n < n_end; ++n) {
       std::uint32_t words[4] = {};
       if (p.has_dropout) draw_words<false>(warp, p, site_of(p), b, h, t0, s0 + 8 * n, words);
       THIMBLE_UNROLL
       for (int e = 0; e < 4; ++e) {
-        const float exponent = std::fma(scores[n].value[e], exponent_scale, -own.log_sum[e / 2]);
+        const float exponent = exponent_of<Sight>(scores[n].value[e], exponent_scale, mask_scale, own.log_sum[e / 2]);
         float& g = gradient[n].value[e];
         if (p.has_dropout) g = words[e] < p.threshold ? 0.0f : g * static_cast<float>(p.keep_scale);
         g = power_of_two(exponent) * (g - own.delta[e / 2]);
@@ -185,6 +188,7 @@ void launch_query_gradient(const GradCall& call) {
   with_tile(args.dtype, args.width, [&]<class T, int W>() {
     using Body = QueryGradient<T, W, Sight>;
     const std::int64_t tiles = (args.queries + Body::tile_queries - 1) / Body::tile_queries;
+    const auto scale = static_cast<float>(args.scale * 1.4426950408889634);
     const Body body{call.problem,
                     Rows<T>(args.q),
                     Rows<T>(args.k),
@@ -193,8 +197,9 @@ void launch_query_gradient(const GradCall& call) {
                     ResultRows<T>(args.dq),
                     static_cast<const float*>(args.lse),
                     call.delta,
-                    static_cast<float>(args.scale * 1.4426950408889634),
-                    tiles};
+                    scale,
+                    tiles,
+                    MaskScale(scale)};
     for_each_team(args.batch * args.heads * tiles, body, Body::shared_bytes());
   });
 }

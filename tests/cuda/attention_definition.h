@@ -146,7 +146,7 @@ inline Reference reference(const Sizes& n, DType dtype, double scale, const Valu
         double largest = -INFINITY, total = 0;
         for (const std::int64_t s : seen) {
           score[index(s)] = scale * dot(q, row, k, key_at(b, s, h)) + added[of_row + index(s)];
-          off[index(s)] = both * scale * magnitude(q, row, k, key_at(b, s, h));
+          off[index(s)] = both * std::abs(scale) * magnitude(q, row, k, key_at(b, s, h));
           largest = std::max(largest, score[index(s)]);
         }
         for (const std::int64_t s : seen) total += std::exp(score[index(s)] - largest);
@@ -168,7 +168,7 @@ inline Reference reference(const Sizes& n, DType dtype, double scale, const Valu
           const double r = std::max(std::exp(off[index(s)]) / less - 1, 1 - std::exp(-off[index(s)]) / more);
           const double chance_off = chance * kept * ((1 + r) * factor - 1);
           const double change_most = std::abs(change) + kept * both * magnitude(dy, row, v, key);
-          const double gradient_off = scale * chance * (1 + r) * factor * change_most - std::abs(gradient);
+          const double gradient_off = std::abs(scale) * chance * (1 + r) * factor * change_most - std::abs(gradient);
           for (std::size_t d = 0; d < index(n.width); ++d) {
             all.out.add(row + d, chance * kept * v[key + d], chance_off * std::abs(v[key + d]));
             all.dv.add(key + d, chance * kept * dy[row + d], chance_off * std::abs(dy[row + d]));
@@ -222,9 +222,10 @@ inline Run run(const Sizes& n, DType dtype, double scale, const std::function<Te
   return r;
 }
 
-inline void check(const Sizes& n, DType dtype) {
-  INFO(describe(n, dtype));
-  const double scale = 1.5 / std::sqrt(static_cast<double>(n.width));
+/// Values within their bounds; the scale: `times` / sqrt(D).
+inline void check(const Sizes& n, DType dtype, double times = 1.5) {
+  INFO(describe(n, dtype) << ", scale times " << times);
+  const double scale = times / std::sqrt(static_cast<double>(n.width));
   const auto stack = memory::make_resource(cuda(), {.arena = {.poison = true}});
   const ResourceScope scope(stack.top);
   Run r = run(n, dtype, scale, [](const Tensor& x) { return x; });

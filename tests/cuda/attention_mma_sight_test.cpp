@@ -1,9 +1,11 @@
-// Attention on tensor cores of documents that lie side by side: the definition's values, the bits of calls without
-// them, and what is not read. On a GPU where there is one; in a build without CUDA on the device that tests/emulated
-// makes of the host.
+// Attention on tensor cores of documents side by side and with masks: the definition's values, the bits of calls
+// without them, what is not read, queries that see nothing. On a GPU where there is one; in a build without CUDA on the
+// device that tests/emulated makes of the host.
 
 #include <cmath>
 
+#include <thimble/core/kernels/attention.h>
+#include <thimble/core/launch/launch.h>
 #include <thimble/core/launch/tf32.h>
 #include <thimble/core/ops/attention.h>
 #include <thimble/core/random/random.h>
@@ -27,6 +29,22 @@ Tensor documents(const std::vector<std::int32_t>& lengths, std::int64_t samples 
     numbers.insert(numbers.end(), static_cast<std::size_t>(lengths[i]), 2 * static_cast<std::int32_t>(i) - 7);
   }
   return from_host(numbers, {samples, static_cast<std::int64_t>(numbers.size()) / samples});
+}
+
+/// Booleans of a shape, true but where its place divided by `period` leaves 1.
+Tensor booleans(const Shape& shape, std::int64_t period) {
+  std::vector<std::uint8_t> sees;
+  for (std::int64_t i = 0; i < shape.elements(); ++i) sees.push_back(i % period != 1);
+  return to_dtype(from_host(sees, shape), DType::boolean);
+}
+
+/// Numbers of -2 .. 1, and -infinity where a place divided by `period` leaves 1.
+Tensor numbers(const Shape& shape, DType dtype, std::int64_t period) {
+  std::vector<float> values;
+  for (std::int64_t i = 0; i < shape.elements(); ++i) {
+    values.push_back(i % period == 1 ? -INFINITY : static_cast<float>(i * 37 % 31) / 10.0f - 2.0f);
+  }
+  return to_dtype(from_host(values, shape), dtype);
 }
 
 const auto as_it_is = [](const Tensor& x) { return x; };
@@ -124,4 +142,141 @@ TEST_CASE("attention on tensor cores, documents: tiles that nobody sees are not 
     }
     CHECK(std::isnan(to_host<double>(view::slice(holed.out, 1, 200, 201))[0]));
   }
+}
+
+TEST_CASE("attention on tensor cores, masks: the definition's values", "[attention][cuda]") {
+  if (!has_cuda()) return;
+  const Tf32Scope allowed(true);
+  const Tensor padding = booleans({2, 1, 1, 90}, 4), pairs = booleans({70, 90}, 5);
+  const Tensor turned = view::permute(numbers({90, 70}, DType::f32, 11), {1, 0});
+  Tensor rows = booleans({2, 1, 70, 1}, 3);  // whole queries that see nothing
+  const Sizes cases[] = {
+      {2, 70, 90, 2, 32, true, 0, 1, 0, padding, "padding"},
+      {2, 70, 90, 2, 64, false, 0.2, 2, 0, padding, "padding"},
+      {2, 70, 90, 1, 128, false, 0, 1, 0, padding, "padding"},
+      {1, 70, 90, 2, 64, true, 0.1, 1, 20, pairs, "pairs"},
+      {1, 70, 90, 1, 80, false, 0, 1, 0, pairs, "pairs"},
+      {2, 70, 90, 2, 64, true, 0, 2, 0, rows, "rows"},
+      {2, 70, 90, 1, 144, false, 0.1, 1, 0, rows, "rows"},
+      {2, 33, 47, 2, 64, false, 0, 1, 0, booleans({2, 2, 33, 47}, 2), "all four axes"},
+      {1, 70, 90, 2, 64, true, 0, 1, 0, numbers({2, 70, 90}, DType::f32, 7), "of each head"},
+      {1, 70, 90, 2, 96, false, 0.1, 2, 0, numbers({2, 1, 90}, DType::bf16, 7), "of each head in bf16"},
+      {2, 70, 90, 1, 128, true, 0.1, 1, 30, numbers({2, 1, 70, 90}, DType::f16, 7), "of each sample in f16"},
+      {1, 70, 90, 1, 256, true, 0, 1, 0, numbers({70, 90}, DType::f64, 7), "in f64"},
+      {1, 70, 90, 1, 32, false, 0, 1, 0, turned, "turned"},
+      {1, 97, 30, 1, 64, false, 0.3, 1, 0, numbers({1, 30}, DType::f32, 8), "more queries than keys"},
+      {1, 1, 1, 1, 16, true, 0, 1, 0, numbers({1, 1}, DType::f32, 8), "one"},
+  };
+  for (const DType dtype : dtypes) {
+    for (const Sizes& n : cases) {
+      if (!has_kernels(dtype, n.width)) continue;
+      check(n, dtype);
+      if (n.width == 64) {
+        for (const double scale : {-0.7, 0.0, 1e-9}) check(n, dtype, scale);
+      }
+    }
+  }
+}
+
+TEST_CASE("attention on tensor cores, masks: those that hide nothing leave every bit", "[attention][cuda]") {
+  if (!has_cuda()) return;
+  const Tf32Scope allowed(true);
+  for (const auto& [dtype, width] :
+       {std::pair(DType::bf16, 64), std::pair(DType::bf16, 96), std::pair(DType::bf16, 144), std::pair(DType::f32, 64),
+        std::pair(DType::f32, 112)}) {
+    INFO(to_string(dtype) << " " << width);
+    Sizes n{2, 100, 130, 2, width, true, 0.1, 2, 50};
+    Run none = run(n, dtype, 0.2, as_it_is);
+    for (const DType of_mask : {DType::boolean, DType::f32, DType::bf16, DType::f16, DType::f64}) {
+      n.mask = full({100, 130}, of_mask == DType::boolean ? 1 : 0, of_mask);
+      Run open = run(n, dtype, 0.2, as_it_is);
+      check_same(open, none);
+    }
+  }
+}
+
+TEST_CASE("attention on tensor cores, masks: a query that sees nothing, and huge numbers", "[attention][cuda]") {
+  if (!has_cuda()) return;
+  const Tf32Scope allowed(true);
+  const DType dtype = GENERATE(DType::bf16, DType::f32);
+  const std::int64_t hidden = 37;
+  Sizes n{1, 70, 70, 2, 64, false};
+  n.mask = full({70, 70}, 1, DType::boolean);
+  fill(view::slice(n.mask, 0, hidden, hidden + 1), 0);
+  fill(view::slice(n.mask, 1, 20, 60), 0);
+  Run r = run(n, dtype, 0.3, as_it_is);
+  for (const Tensor& x : {r.out, r.gradients[0]}) {
+    CHECK(to_host<double>(view::slice(x, 1, hidden, hidden + 1)) == Values(2 * 64, 0.0));
+  }
+  CHECK(to_host<double>(view::slice(r.lse, 2, hidden, hidden + 1)) == Values(2, 0.0));
+  for (const int i : {1, 2}) CHECK(to_host<double>(view::slice(r.gradients[i], 1, 20, 60)) == Values(40 * 2 * 64, 0.0));
+  // The lowest of all floats hides keys beside others; where it has all of a query's they are alike.
+  const std::vector<float> values = to_host<float>(to_dtype(n.mask, DType::f32));
+  std::vector<float> low;
+  for (const float value : values) low.push_back(value == 1 ? 0 : std::numeric_limits<float>::lowest());
+  n.mask = from_host(low, {70, 70});
+  Run lowest = run(n, dtype, 0.3, as_it_is);
+  for (const auto& [begin, end] : {std::pair<std::int64_t, std::int64_t>{0, hidden}, {hidden + 1, 70}}) {
+    const auto part = [&](const Tensor& x) { return view::slice(x, 1, begin, end); };
+    CHECK(same_bits(part(lowest.out), part(r.out)));
+    CHECK(same_bits(part(lowest.gradients[0]), part(r.gradients[0])));
+  }
+  const Values out = to_host<double>(lowest.out), v = to_host<double>(r.v);
+  for (std::size_t d = 0; d < 128; ++d) {
+    double mean = 0;
+    for (std::size_t s = 0; s < 70; ++s) mean += v[s * 128 + d] / 70;
+    REQUIRE(std::abs(out[index(hidden) * 128 + d] - mean) < 0.01);
+  }
+  for (int i = 0; i < 3; ++i) {
+    for (const double value : to_host<double>(lowest.gradients[i])) REQUIRE(std::isfinite(value));
+  }
+}
+
+TEST_CASE("attention on tensor cores: documents and a mask together", "[attention][cuda]") {
+  if (!has_cuda()) return;
+  const Tf32Scope allowed(true);
+  const DType dtype = GENERATE(DType::bf16, DType::f32);
+  const std::int64_t length = 150, width = 64;
+  const Tensor of_documents = to_device(documents({40, 1, 70, 39}), cuda());
+  const Tensor mask = numbers({length, length}, DType::f32, 9);
+  // The same in one: -infinity between documents.
+  std::vector<float> values = to_host<float>(mask);
+  const std::vector<double> numbers_of = to_host<double>(to_dtype(of_documents, DType::f64));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (numbers_of[i / 150] != numbers_of[i % 150]) values[i] = -INFINITY;
+  }
+  const Sizes n{1, length, length, 1, width, true, 0.1, 1, 0, from_host(values, {length, length})};
+  Run one = run(n, dtype, 0.3, as_it_is);
+  const Tensor on_device = to_device(mask, cuda()), out = zeros(one.out.shape(), dtype, cuda());
+  const Tensor lse = zeros(one.lse.shape(), DType::f32, cuda()), dq = clone(out), dk = clone(out), dv = clone(out);
+  const Tensor space = zeros({1 << 18}, DType::u8, cuda());
+  launch(cuda(), [&](const Addresses& at) {
+    const auto operand = [&](const Tensor& x) {
+      return kernels::AttentionOperand{at(x), length * width, width, width};
+    };
+    const auto result = [&](const Tensor& x) { return kernels::AttentionResult{at(x), length * width, width, width}; };
+    kernels::AttentionGradArgs args;
+    args.dtype = dtype, args.allows_tf32 = true, args.batch = args.heads = 1, args.queries = args.keys = length;
+    args.width = width, args.is_causal = true, args.scale = 0.3;
+    args.has_dropout = true, args.threshold = static_cast<std::uint32_t>(0.1 * 0x1p32), args.keep_scale = 1 / 0.9;
+    args.site = site;
+    args.has_documents = args.has_mask = true;
+    args.documents = static_cast<const std::int32_t*>(at(of_documents)), args.documents_batch = length;
+    args.mask = {at(on_device), DType::f32, 0, 0, length, 1};
+    args.q = operand(one.q), args.k = operand(one.k), args.v = operand(one.v);
+    kernels::AttentionArgs forward;
+    static_cast<kernels::AttentionProblem&>(forward) = args;
+    forward.out = result(out), forward.lse = at(lse);
+    const kernels::AttentionKernels& kernels = kernels::attention_kernels(cuda());
+    kernels.forward(forward, nullptr, 1);
+    REQUIRE(kernels.backward_bytes(args, 1) <= 1 << 18);
+    args.out = operand(out), args.dout = operand(one.dy), args.lse = at(lse);
+    args.dq = result(dq), args.dk = result(dk), args.dv = result(dv);
+    kernels.backward(args, at(space), 1);
+  });
+  CHECK(same_bits(out, one.out));
+  CHECK(same_bits(lse, one.lse));
+  CHECK(same_bits(dq, one.gradients[0]));
+  CHECK(same_bits(dk, one.gradients[1]));
+  CHECK(same_bits(dv, one.gradients[2]));
 }

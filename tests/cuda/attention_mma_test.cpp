@@ -182,7 +182,7 @@ TEST_CASE("attention on tensor cores: which kernel it is", "[attention][cuda]") 
               (is_fitting ? (4 * rows + 63) / 64 * 64 : 0) +
                   elements * size_of(dtype) * (is_half && !is_fitting ? 2 : 1));
         kernels::AttentionProblem with = p;
-        with.has_documents = true;
+        with.has_documents = with.has_mask = true;
         CHECK(kernels::is_tensor_core_attention(with) == kernels::is_tensor_core_attention(p));
         CHECK(kernels::cuda_attention_backward_bytes(with, 1) == kernels::cuda_attention_backward_bytes(p, 1));
       }

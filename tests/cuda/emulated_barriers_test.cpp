@@ -188,6 +188,10 @@ std::vector<Work> works() {
       {"attention, queries' heads that share keys",
        [] { return attention_of(DType::bf16, 70, 70, 32, true, false, 2); }},
       {"attention, documents", [] { return attention_of(DType::bf16, 150, 150, 32, true, false, 1, documents()); }},
+      {"attention, a mask",
+       [] {
+         return attention_of(DType::bf16, 70, 70, 32, true, false, 2, noise({70, 70}, 5));
+       }},
       {"rotary positions",
        [] {
          return bytes_of({rotary(noise({2, 5, 3, 16}, 1))});
