@@ -65,7 +65,7 @@ def attention(figures, forward, length, rows, width):
     kernels, clocks = (("Forward", 2),) if forward else (("QueryGradient", 3), ("KeyGradients", 4)), 0
     beside = []
     for which, products in kernels:
-        _, one = find(figures, f"attention_mma::{which}<bf16, 64>")
+        _, one = find(figures, f"attention_mma::{which}<bf16, 64, attention_mma::BySizes>")
         tensor = 4096 / (MMA * TENSOR / PROCESSORS / 4 / CLOCK)
         clocks += products * used / 4096 * max(tensor, one.instructions / one.tensor)
         beside.append(f"{one.instructions / one.tensor:.1f} instructions for one of {tensor:.1f} clocks")

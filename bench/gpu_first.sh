@@ -158,7 +158,7 @@ stage_fit() {
   step fit-all "${flags[@]}"
   for budget in "${budgets[@]}"; do step "fit-$budget" "${flags[@]}" --budget "$budget"; done
 }
-small_checks='[#attention_mma_test],[#tensor_core_test],[#cuda_norm_test],[#cuda_embedding_test],[#cuda_fp8_test]'
+small_checks='[#attention_mma_test],[#attention_mma_sight_test],[#tensor_core_test],[#cuda_norm_test],[#cuda_embedding_test],[#cuda_fp8_test]'
 stage_racecheck() { sanitizer racecheck --filenames-as-tags "$small_checks~[.]"; }
 stage_memcheck() { sanitizer memcheck --filenames-as-tags "$small_checks~[.]"; }
 stage_graphs() { cases "[remap]~[.],[graph]~[.]"; }

@@ -17,6 +17,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <thimble/autograd/functions.h>
@@ -111,6 +112,22 @@ void run(Device device, std::int64_t scale) {
     report("attention_grad", dtype, seconds_of(device, [&] { causal.backward(saved, dy, Needs(7)); }), 5 * product,
            "Gop/s");
     saved = {};
+    // Packed text: four documents in each sequence, so that a quarter of the pairs is seen; and all pairs by a mask.
+    std::vector<std::int32_t> numbers;
+    for (std::int64_t i = 0; i < batch * length; ++i) {
+      numbers.push_back(static_cast<std::int32_t>(i % length * 4 / length));
+    }
+    const std::pair<std::string, Tensor> masks[] = {{"documents", from_host(numbers, {batch, length}, device)},
+                                                    {"padding", full({batch, 1, 1, length}, 1, DType::boolean, device)},
+                                                    {"bias", full({heads, length, length}, 0, dtype, device)}};
+    for (const auto& [name, mask] : masks) {
+      const double seen = name == "documents" ? product / 4 : product;
+      const auto masked = [&] { causal.forward(q, k, v, mask, Needs(7), saved); };
+      report(("attention_" + name).c_str(), dtype, seconds_of(device, masked), 2 * seen, "Gop/s");
+      report(("attention_" + name + "_grad").c_str(), dtype,
+             seconds_of(device, [&] { causal.backward(saved, dy, Needs(7)); }), 5 * seen, "Gop/s");
+      saved = {};
+    }
     if (dtype == DType::f32 && device.is_cuda()) {
       const Tf32Scope fast(true);
       report("attention_tf32", dtype, seconds_of(device, forward), 2 * product, "Gop/s");

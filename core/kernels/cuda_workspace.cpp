@@ -26,7 +26,6 @@ std::size_t conv_bytes(const ConvShape& s, DType dtype, DType out_dtype) {
 }
 
 bool has_tensor_core_kernels(const AttentionProblem& p) {
-  if (p.has_mask || p.has_documents) return false;
   return p.width % 16 == 0 && p.width >= 16 && p.width <= widest_tensor_core_attention(p.dtype);
 }
 

@@ -50,9 +50,9 @@ std::size_t cuda_conv_weight_grad_bytes(const ConvWeightGradArgs& args, int thre
 constexpr std::int64_t widest_tensor_core_attention(DType dtype) noexcept {
   return dtype == DType::f16 || dtype == DType::bf16 ? 256 : dtype == DType::f32 ? 128 : 0;
 }
-/// Whether attention runs on tensor cores, which know no masks and documents: f16 and bf16, and f32 where TF32 is
+/// Whether attention runs on tensor cores: f16 and bf16, and f32 where TF32 is
 /// allowed, in widths of 16, 32, ... up to the widest. All else has a kernel that computes in f32, or f64 for f64.
-/// Layouts, lengths and windows do not decide.
+/// Layouts, lengths, windows, documents and masks do not decide.
 bool is_tensor_core_attention(const AttentionProblem& problem) noexcept;
 /// What its backward begins its workspace with: sum_d out dout of each query, in f32.
 std::size_t tensor_core_attention_delta_bytes(const AttentionProblem& problem) noexcept;

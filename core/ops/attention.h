@@ -27,7 +27,7 @@ namespace thimble::ops {
 ///
 /// Probabilities are dropped with probability p in [0, 1) and the others divided by 1 - p: sample, element and mask are
 /// those that Dropout with this site has on the (B, H, T, T) probabilities. Any floating dtype; arithmetic in f32, f64
-/// for f64. (On CUDA devices f16 and bf16 without a mask go to tensor cores in widths D of 16, 32, ..., 256: P and dS
+/// for f64. (On CUDA devices f16 and bf16 go to tensor cores in widths D of 16, 32, ..., 256: P and dS
 /// are rounded to that type before their products. So does f32 up to 128 where TF32 is allowed, core/launch/tf32.h:
 /// every factor of a product is rounded to TF32.)
 ///

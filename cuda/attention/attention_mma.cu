@@ -1,249 +1,97 @@
-// Attention on tensor cores, forward, in f16, bf16 and TF32 (Dao 2023, arXiv:2307.08691, algorithm 1). A team takes 128
-// queries of one head, 64 where they are wide, and walks over the keys in tiles; the next tile is on its way while one
-// is computed with.
-//
-// Policy
-// - Scores, their running largest and sum, and the result are in f32; probabilities are rounded to the operands' type,
-//   or TF32, for the product with v, as largest <= 1 ones that are divided by their sum at the end.
-// - Exponentials are powers of two: the scale takes log2(e).
+// Attention on tensor cores: the calls of all parts, and delta.
 
-#include <algorithm>
-#include <cmath>
-
+#include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/cuda/attention/attention_mma.h>
 
 namespace thimble::cuda_kernels {
 namespace attention_mma_detail {
 
-template <class T, int W>
-struct Forward {
+/// delta[row] of four rows (b, h, t) per warp: eight lanes have every eighth chunk of a row, then sum pairwise.
+template <class T>
+struct Delta {
   static constexpr int threads = team_threads;
-  static constexpr int blocks = W <= 64 ? 2 : 1;  ///< of 16 queries, for each warp
-  static constexpr int tile_queries = 64 * blocks;
-  static constexpr int tile_keys = W <= 128 && sizeof(T) == 2 ? 64 : 32;
-  static constexpr bool holds_queries = W <= 128;  ///< in registers; else in shared memory
-  using Tile = SharedTile<T, W>;
-  static constexpr int stage_rows = 2 * tile_keys;  ///< keys, then values
-
+  static constexpr int rows_of_team = 16;
+  static constexpr int n = chunk_elements<T>;
   Problem p;
-  Rows<T> q, k, v;
-  ResultRows<T> out;
-  float* lse;
-  float scale;  ///< with log2(e)
-  std::int64_t query_tiles;
-
-  /// Two stages. Queries that go to registers come through the second one, before it is used, and through the rows
-  /// behind it.
-  static constexpr std::size_t shared_bytes() {
-    constexpr int rows = stage_rows + (holds_queries ? std::max(stage_rows, tile_queries) : stage_rows + tile_queries);
-    return static_cast<std::size_t>(rows) * Tile::row_bytes;
-  }
-
-  /// What a warp has of 16 queries.
-  struct Block {
-    Left<T> q[holds_queries ? W / 16 : 1];
-    Sums out[W / 8];
-    float largest[2], total[2];  ///< of two rows; `total` of the lane's own columns
-  };
+  Rows<T> out, dout;
+  float* delta;
+  std::int64_t rows;
 
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
     const Warp warp(team);
-    const std::int64_t t0 = (query_tiles - 1 - job % query_tiles) * tile_queries;  // those that see most come first
-    const std::int64_t h = job / query_tiles % p.heads, b = job / query_tiles / p.heads;
-    const SharedAddress memory = shared_address(team.template shared<float>());
-    const Stages<T, W> stages{{memory}, stage_rows};
-    const Tile queries{Tile{memory}.at(holds_queries ? stage_rows : 2 * stage_rows, 0)};
-    const int own_row = 16 * blocks * warp.rank;
-    const std::int64_t begin = seen_begin(p, t0) / tile_keys * tile_keys, end = seen_end(p, t0 + tile_queries - 1);
-    AsyncLoads loads;
-    load_rows<tile_queries>(team, loads, q, q.at(b, h), t0, p.queries, p.width, queries);
-    load_keys(team, loads, b, h, begin, stages.get(0));
-    loads.wait();
-    team.sync();
-    Block own[blocks];
-    THIMBLE_UNROLL
-    for (int r = 0; r < blocks; ++r) {
-      if constexpr (holds_queries) {
-        THIMBLE_UNROLL
-        for (int c = 0; c < W / 16; ++c) own[r].q[c] = load_left(warp, queries, own_row + 16 * r, 16 * c);
-      }
-      clear(own[r].out);
-      for (int half = 0; half < 2; ++half) own[r].largest[half] = -INFINITY, own[r].total[half] = 0;
-    }
-    const bool has_queries = t0 + own_row < p.queries;
-    int stage = 0;
-    for (std::int64_t s0 = begin; s0 < end; s0 += tile_keys, stage ^= 1) {
-      loads.wait();
-      team.sync();  // the tile is there, and nobody reads the other stage
-      if (s0 + tile_keys < end) load_keys(team, loads, b, h, s0 + tile_keys, stages.get(stage ^ 1));
-      const bool sees_some =
-          s0 < seen_end(p, t0 + own_row + 16 * blocks - 1) && s0 + tile_keys > seen_begin(p, t0 + own_row);
-      if (has_queries && sees_some) {
-        take_tile(warp, own, queries, own_row, stages.get(stage), b, h, t0 + own_row, s0);
-      }
-    }
-    if (!has_queries) return;
-    THIMBLE_UNROLL
-    for (int r = 0; r < blocks; ++r) finish(warp, own[r], b, h, t0 + own_row + 16 * r);
+    const std::int64_t row = job * rows_of_team + 4 * warp.rank + warp.lane / 8;
+    float sum = row < rows ? sum_chunks(row, warp.lane % 8) : 0.0f;
+    for (int mask = 1; mask <= 4; mask *= 2) sum += exchange(sum, mask);
+    if (warp.lane % 8 == 0 && row < rows) delta[row] = sum;
   }
 
-  template <class Team>
-  THIMBLE_DEVICE void load_keys(const Team& team, AsyncLoads& loads, std::int64_t b, std::int64_t h, std::int64_t s0,
-                                const Tile& stage) const {
-    load_rows<tile_keys>(team, loads, k, k.at(b, h / p.group), s0, p.keys, p.width, stage);
-    load_rows<tile_keys>(team, loads, v, v.at(b, h / p.group), s0, p.keys, p.width, Tile{stage.at(tile_keys, 0)});
+  THIMBLE_DEVICE float sum_chunks(std::int64_t row, int chunk) const {
+    const std::int64_t t = row % p.queries, h = row / p.queries % p.heads, b = row / p.queries / p.heads;
+    const Bits<T>* const x = out.at(b, h) + t * out.row;
+    const Bits<T>* const y = dout.at(b, h) + t * dout.row;
+    float sum = 0;
+    for (int d = n * chunk; d < p.width; d += 8 * n) {
+      Bits<T> left[n], right[n];
+      read_chunk(out, x + d, left);
+      read_chunk(dout, y + d, right);
+      for (int e = 0; e < n; ++e) {
+        sum += static_cast<float>(bit_cast<T>(left[e])) * static_cast<float>(bit_cast<T>(right[e]));
+      }
+    }
+    return sum;
   }
-
-  THIMBLE_DEVICE void take_tile(const Warp& warp, Block (&own)[blocks], const Tile& queries, int own_row,
-                                const Tile& stage, std::int64_t b, std::int64_t h, std::int64_t t0,
-                                std::int64_t s0) const {
-    Sums scores[blocks][tile_keys / 8];
-    THIMBLE_UNROLL
-    for (int r = 0; r < blocks; ++r) clear(scores[r]);
-    THIMBLE_UNROLL
-    for (int c = 0; c < W / 16; ++c) {
-      Left<T> left[blocks];
-      THIMBLE_UNROLL
-      for (int r = 0; r < blocks; ++r) {
-        if constexpr (holds_queries) {
-          left[r] = own[r].q[c];
-        } else {
-          left[r] = load_left(warp, queries, own_row + 16 * r, 16 * c);
-        }
-      }
-      THIMBLE_UNROLL
-      for (int n = 0; n < tile_keys / 8; n += 2) {
-        const auto right = load_right(warp, stage, 8 * n, 16 * c);
-        THIMBLE_UNROLL
-        for (int r = 0; r < blocks; ++r) multiply<T>(scores[r][n], scores[r][n + 1], left[r], right);
-      }
+  THIMBLE_DEVICE static void read_chunk(const Rows<T>& x, const Bits<T>* from, Bits<T> (&to)[n]) {
+    if (x.has_chunks) {
+      struct alignas(16) Chunk {
+        Bits<T> bits[n];
+      };
+      const Chunk chunk = *reinterpret_cast<const Chunk*>(from);
+      for (int e = 0; e < n; ++e) to[e] = chunk.bits[e];
+    } else {
+      for (int e = 0; e < n; ++e) to[e] = from[e];
     }
-    THIMBLE_UNROLL
-    for (int r = 0; r < blocks; ++r) {
-      hide(warp, scores[r], t0 + 16 * r, s0);
-      soften(own[r], scores[r]);
-      if (p.has_dropout) drop(warp, scores[r], b, h, t0 + 16 * r, s0);
-    }
-    THIMBLE_UNROLL
-    for (int n = 0; n < tile_keys / 8; n += 2) {
-      Left<T, Order::paired> left[blocks];
-      THIMBLE_UNROLL
-      for (int r = 0; r < blocks; ++r) left[r] = rounded<T>(scores[r][n], scores[r][n + 1]);
-      THIMBLE_UNROLL
-      for (int d = 0; d < W / 8; d += 2) {
-        const auto right = load_right_transposed(warp, stage, tile_keys + 8 * n, 8 * d);
-        THIMBLE_UNROLL
-        for (int r = 0; r < blocks; ++r) multiply<T>(own[r].out[d], own[r].out[d + 1], left[r], right);
-      }
-    }
-  }
-
-  // What scores are multiplied by as powers of two are made of them; a scale that turns their order comes before.
-  THIMBLE_DEVICE float late_scale() const { return scale > 0 ? scale : 1.0f; }
-
-  // Makes the scores of keys that are not seen -infinity.
-  THIMBLE_DEVICE void hide(const Warp& warp, Sums (&scores)[tile_keys / 8], std::int64_t t0, std::int64_t s0) const {
-    if (!(scale > 0)) {
-      THIMBLE_UNROLL
-      for (int n = 0; n < tile_keys / 8; ++n) {
-        THIMBLE_UNROLL
-        for (float& score : scores[n].value) score *= scale;
-      }
-    }
-    // The first query sees least behind its own key, the last one before it.
-    if (seen_keys(p, t0, s0, tile_keys) == tile_keys && unseen_keys(p, t0 + 15, s0, tile_keys) == 0) return;
-    THIMBLE_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const Place at = lane_map::sums(warp.lane, 2 * half);
-      const int seen = seen_keys(p, t0 + at.row, s0, tile_keys), unseen = unseen_keys(p, t0 + at.row, s0, tile_keys);
-      THIMBLE_UNROLL
-      for (int n = 0; n < tile_keys / 8; ++n) {
-        float* const pair = scores[n].value + 2 * half;
-        if (8 * n + at.column >= seen || 8 * n + at.column < unseen) pair[0] = -INFINITY;
-        if (8 * n + at.column + 1 >= seen || 8 * n + at.column + 1 < unseen) pair[1] = -INFINITY;
-      }
-    }
-  }
-
-  // Scores become 2^(score scale - largest so far); what was summed before is corrected for a new largest.
-  THIMBLE_DEVICE void soften(Block& own, Sums (&scores)[tile_keys / 8]) const {
-    THIMBLE_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      float most = -INFINITY;
-      THIMBLE_UNROLL
-      for (int n = 0; n < tile_keys / 8; ++n) {
-        most = std::fmax(most, std::fmax(scores[n].value[2 * half], scores[n].value[2 * half + 1]));
-      }
-      float top = std::fmax(own.largest[half], most * late_scale());
-      top = combine_rows(top, [](float a, float b) { return std::fmax(a, b); });
-      const float base = top == -INFINITY ? 0.0f : top;
-      const float correction = power_of_two(own.largest[half] - base);
-      float sum = own.total[half] * correction;
-      THIMBLE_UNROLL
-      for (int n = 0; n < tile_keys / 8; ++n) {
-        THIMBLE_UNROLL
-        for (int e = 2 * half; e < 2 * half + 2; ++e) {
-          const float power = power_of_two(std::fma(scores[n].value[e], late_scale(), -base));
-          scores[n].value[e] = power;
-          sum += power;
-        }
-      }
-      own.largest[half] = top;
-      own.total[half] = sum;
-      THIMBLE_UNROLL
-      for (int d = 0; d < W / 8; ++d) {
-        own.out[d].value[2 * half] *= correction;
-        own.out[d].value[2 * half + 1] *= correction;
-      }
-    }
-  }
-
-  THIMBLE_DEVICE void drop(const Warp& warp, Sums (&scores)[tile_keys / 8], std::int64_t b, std::int64_t h,
-                           std::int64_t t0, std::int64_t s0) const {
-    const RandomSite site = site_of(p);
-    THIMBLE_UNROLL
-    for (int n = 0; n < tile_keys / 8; ++n) {
-      std::uint32_t words[4] = {};
-      draw_words<false>(warp, p, site, b, h, t0, s0 + 8 * n, words);
-      for (int e = 0; e < 4; ++e) {
-        if (words[e] < p.threshold) scores[n].value[e] = 0;
-      }
-    }
-  }
-
-  THIMBLE_DEVICE void finish(const Warp& warp, const Block& own, std::int64_t b, std::int64_t h,
-                             std::int64_t t0) const {
-    float factor[2];
-    for (int half = 0; half < 2; ++half) {
-      const float total = combine_rows(own.total[half], [](float x, float y) { return x + y; });
-      factor[half] = (p.has_dropout ? static_cast<float>(p.keep_scale) : 1.0f) / total;
-      const Place at = lane_map::sums(warp.lane, 2 * half);
-      if (lse && at.column == 0 && t0 + at.row < p.queries) {
-        lse[(b * p.heads + h) * p.queries + t0 + at.row] = own.largest[half] * ln_2 + std::log(total);
-      }
-    }
-    if (out.to.data) out.store(warp, b, h, t0, p.queries, 0, p.width, factor, own.out);
   }
 };
+
+/// f.template operator()<Sight>(): what is to be known of which keys are seen.
+template <class F>
+void with_sight(const kernels::AttentionProblem& problem, F&& f) {
+  if (problem.has_mask) return f.template operator()<ByMask>();
+  if (problem.has_documents) return f.template operator()<ByDocuments>();
+  f.template operator()<BySizes>();
+}
 
 }  // namespace attention_mma_detail
 
 void attention_mma_forward(const kernels::AttentionArgs& args) {
   using namespace attention_mma_detail;
-  with_tile(args.dtype, args.width, [&]<class T, int W>() {
-    using Body = Forward<T, W>;
-    const std::int64_t tiles = (args.queries + Body::tile_queries - 1) / Body::tile_queries;
-    const Body body{Problem(args),
-                    Rows<T>(args.q),
-                    Rows<T>(args.k),
-                    Rows<T>(args.v),
-                    ResultRows<T>(args.out),
-                    static_cast<float*>(args.lse),
-                    static_cast<float>(args.scale * 1.4426950408889634),
-                    tiles};
-    for_each_team(args.batch * args.heads * tiles, body, Body::shared_bytes());
+  with_sight(args, [&]<class Sight>() { launch_forward<Sight>(args); });
+}
+
+void attention_mma_backward(const kernels::AttentionGradArgs& args, void* workspace) {
+  using namespace attention_mma_detail;
+  const std::int64_t rows = args.batch * args.heads * args.queries;
+  GradCall call{args, Problem(args), static_cast<float*>(workspace)};
+  with_element(args.dtype, [&]<class T>() {
+    const Delta<T> body{call.problem, Rows<T>(args.out), Rows<T>(args.dout), call.delta, rows};
+    for_each_team((rows + Delta<T>::rows_of_team - 1) / Delta<T>::rows_of_team, body);
   });
+  void* const held = static_cast<std::byte*>(workspace) + kernels::tensor_core_attention_delta_bytes(args);
+  const bool is_in_place = args.dq.data == args.q.data;
+  if (args.dq.data) {
+    if (is_in_place) {
+      const std::int64_t matrix = args.queries * args.width;
+      call.args.dq = {held, args.heads * matrix, args.width, matrix};
+    }
+    with_sight(args, [&]<class Sight>() { launch_query_gradient<Sight>(call); });
+  }
+  if (args.dk.data || args.dv.data) {
+    with_sight(args, [&]<class Sight>() { launch_key_gradients<Sight>(call); });
+  }
+  if (args.dq.data && is_in_place)
+    for_each_item(rows * args.width,
+                  attention_cuda_detail::PlaceQueryGradient<float>{call.problem, held, args.dtype, args.dq});
 }
 
 }  // namespace thimble::cuda_kernels

@@ -16,6 +16,7 @@
 #include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/core/kernels/shared/random_bits.h>
 #include <thimble/cuda/attention/attention.h>
+#include <thimble/cuda/attention/attention_mma_sight.h>
 #include <thimble/cuda/kernel/tensor_core.h>
 
 namespace thimble::cuda_kernels {
@@ -24,18 +25,23 @@ namespace thimble::cuda_kernels {
 void attention_mma_forward(const kernels::AttentionArgs& args);
 void attention_mma_backward(const kernels::AttentionGradArgs& args, void* workspace);
 
-/// The parts of backward. delta (B, H, T) = sum_d out dout; query writes dq, key dk and dv.
-struct AttentionMmaGrad {
-  kernels::AttentionGradArgs args;
-  attention_cuda_detail::Problem problem;
-  float* delta;
-};
-void attention_mma_query_gradient(const AttentionMmaGrad& call);
-void attention_mma_key_gradients(const AttentionMmaGrad& call);
-
 namespace attention_mma_detail {
 
-using attention_cuda_detail::Problem;
+/// What the parts of backward share. delta (B, H, T) = sum_d out dout.
+struct GradCall {
+  kernels::AttentionGradArgs args;
+  Problem problem;
+  float* delta;
+};
+
+/// The parts, for each Sight in files of their own (attention_mma_*_*.cu): query writes dq, key dk and dv.
+template <class Sight>
+void launch_forward(const kernels::AttentionArgs& args);
+template <class Sight>
+void launch_query_gradient(const GradCall& call);
+template <class Sight>
+void launch_key_gradients(const GradCall& call);
+
 using kernels::AttentionOperand;
 using kernels::AttentionResult;
 /// Of an f16 or bf16, or of an f32.
@@ -134,29 +140,6 @@ THIMBLE_DEVICE inline void load_rows(const Team& team, AsyncLoads& loads, const 
     store_shared(tile.at(row, column), words);
     source += Map::rows_at_once * x.row;
   }
-}
-
-/// The keys that query t sees begin here, and end before the other one: kernels::seen_range without documents. In 32
-/// bits, for registers are few; so many keys nobody has.
-THIMBLE_DEVICE inline int seen_begin(const Problem& p, std::int64_t t) {
-  const int first = static_cast<int>(p.first_key);
-  const int begin = static_cast<int>(t + 1) + static_cast<int>(p.keys - p.queries - p.window);
-  return p.window > 0 && begin > first ? begin : first;
-}
-THIMBLE_DEVICE inline int seen_end(const Problem& p, std::int64_t t) {
-  const int keys = static_cast<int>(p.keys);
-  const int end = static_cast<int>(t) + static_cast<int>(p.keys - p.queries + (p.is_causal ? 1 : p.window));
-  return (p.is_causal || p.window > 0) && end < keys ? end : keys;
-}
-
-/// How many of the keys from s0 on query t sees or are before those, and how many are before them; at most `most`.
-THIMBLE_DEVICE inline int seen_keys(const Problem& p, std::int64_t t, std::int64_t s0, int most) {
-  const int seen = seen_end(p, t) - static_cast<int>(s0);
-  return seen < 0 ? 0 : seen < most ? seen : most;
-}
-THIMBLE_DEVICE inline int unseen_keys(const Problem& p, std::int64_t t, std::int64_t s0, int most) {
-  const int unseen = seen_begin(p, t) - static_cast<int>(s0);
-  return unseen < 0 ? 0 : unseen < most ? unseen : most;
 }
 
 /// The site of dropout's mask, as a value; field by field, so that it stays in registers.

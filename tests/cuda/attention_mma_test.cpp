@@ -1,216 +1,24 @@
 // Attention on tensor cores (f16, bf16, and f32 in TF32) against its definition in double. On a GPU where there is one;
 // in a build without CUDA on the device that tests/emulated makes of the host.
-//
-// Tolerances are bounds, element by element. A rounding to n significant bits moves a value by at most u = 2^-n of it
-// (f16 and TF32 have 11, bf16 8), in TF32 each operand in memory too: w = (1 + u)^2 - 1 for a product of two, and w = 0
-// for the products of f16 and bf16, which are exact. With them
-// - a score is off by at most e_s = w scale sum_d |q_d k_d|, so a probability P_s is multiplied by exp(d_s) / sum_r P_r
-//   exp(d_r) with |d_s| <= e_s: off by at most r_s = max(exp(e_s) / sum_r P_r exp(-e_r) - 1,
-//   1 - exp(-e_s) / sum_r P_r exp(e_r)) of itself, and lse by the logarithm of one of those sums;
-// - dP = dout . v is off by at most w sum_d |dout_d v_d|, and dS = P (dP - delta) by that and by r (delta is in f32);
-// - a term P v, P dout, dS k or dS q is off by what its first factor is, and by its rounding: u, and in TF32 another u;
-// - results are rounded to f16 or bf16, and are f32 else. All that is in f32 is far below: `rest`.
 
-#include <algorithm>
 #include <cmath>
 
 #include <thimble/autograd/functions.h>
-#include <thimble/core/error.h>
 #include <thimble/core/kernels/attention.h>
 #include <thimble/core/kernels/cuda_workspace.h>
-#include <thimble/core/kernels/shared/random_bits.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/launch/tf32.h>
 #include <thimble/core/ops/attention.h>
-#include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
-#include <thimble/memory/stack.h>
 
+#include "cuda/attention_definition.h"
 #include "support/catch.h"
 #include "support/operator_table.h"
 
 using namespace thimble;
+using namespace thimble_test::attention_definition;
 using thimble::testing::has_cuda;
-
-namespace {
-
-using Values = std::vector<double>;
-
-constexpr RandomSite site{11, 3, 5, 0x5eed5eedu};
-
-struct Sizes {
-  std::int64_t batch, queries, keys, heads, width;
-  bool is_causal;
-  double p = 0;
-  std::int64_t group = 1;
-  std::int64_t window = 0;
-};
-
-std::string describe(const Sizes& n, DType dtype) {
-  return std::string(to_string(dtype)) + " B " + std::to_string(n.batch) + " T " + std::to_string(n.queries) + " S " +
-         std::to_string(n.keys) + " H " + std::to_string(n.heads) + " by " + std::to_string(n.group) + " D " +
-         std::to_string(n.width) + (n.is_causal ? " causal" : "") + " p " + std::to_string(n.p) + " window " +
-         std::to_string(n.window);
-}
-
-/// Values, and how far off they may be.
-struct Bounded {
-  Values value, allowed;
-  explicit Bounded(std::size_t count = 0) : value(count), allowed(count) {}
-  void add(std::size_t i, double term, double off) { value[i] += term, allowed[i] += off; }
-};
-
-struct Reference {
-  Bounded out, dq, dk, dv, lse;
-};
-
-struct Units {
-  double factor;  ///< the rounding of P and dS
-  double memory;  ///< of an operand in memory
-  double result;
-  explicit Units(DType dtype)
-      : factor(dtype == DType::bf16 ? 0x1p-8 : 0x1p-11),
-        memory(dtype == DType::f32 ? 0x1p-11 : 0),
-        result(dtype == DType::f32 ? 0 : factor) {}
-};
-
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
-
-/// The definition. `given` is the result that backward reads.
-Reference reference(const Sizes& n, DType dtype, double scale, const Values& q, const Values& k, const Values& v,
-                    const Values& dy, const Values& given) {
-  Reference all{Bounded(q.size()), Bounded(q.size()), Bounded(k.size()), Bounded(v.size()), Bounded()};
-  const Units unit(dtype);
-  const double both = (1 + unit.memory) * (1 + unit.memory) - 1;
-  const double factor = (1 + unit.factor) * (1 + unit.memory);
-  const auto at = [&](std::int64_t length, std::int64_t b, std::int64_t t, std::int64_t h) {
-    return index(((b * length + t) * n.heads + h) * n.width);
-  };
-  const auto key_at = [&](std::int64_t b, std::int64_t s, std::int64_t h) {
-    return index(((b * n.keys + s) * (n.heads / n.group) + h / n.group) * n.width);
-  };
-  const auto dot = [&](const Values& x, std::size_t i, const Values& y, std::size_t j) {
-    double sum = 0;
-    for (std::size_t d = 0; d < index(n.width); ++d) sum += x[i + d] * y[j + d];
-    return sum;
-  };
-  const auto magnitude = [&](const Values& x, std::size_t i, const Values& y, std::size_t j) {
-    double sum = 0;
-    for (std::size_t d = 0; d < index(n.width); ++d) sum += std::abs(x[i + d] * y[j + d]);
-    return sum;
-  };
-  Values score(index(n.keys)), off(index(n.keys));
-  for (std::int64_t b = 0; b < n.batch; ++b) {
-    for (std::int64_t h = 0; h < n.heads; ++h) {
-      for (std::int64_t t = 0; t < n.queries; ++t) {
-        const std::size_t row = at(n.queries, b, t, h);
-        const std::int64_t own = t + n.keys - n.queries, window = n.window > 0 ? n.window : n.keys + n.queries;
-        const std::int64_t first = std::max<std::int64_t>(0, own - window + 1);
-        const std::int64_t seen = std::min({n.is_causal ? own + 1 : n.keys, own + window, n.keys});
-        double largest = -INFINITY, total = 0;
-        for (std::int64_t s = first; s < seen; ++s) {
-          score[index(s)] = scale * dot(q, row, k, key_at(b, s, h));
-          off[index(s)] = both * scale * magnitude(q, row, k, key_at(b, s, h));
-          largest = std::max(largest, score[index(s)]);
-        }
-        for (std::int64_t s = first; s < seen; ++s) total += std::exp(score[index(s)] - largest);
-        double less = 0, more = 0;
-        for (std::int64_t s = first; s < seen; ++s) {
-          const double chance = std::exp(score[index(s)] - largest) / total;
-          less += chance * std::exp(-off[index(s)]), more += chance * std::exp(off[index(s)]);
-        }
-        all.lse.value.push_back(largest + std::log(total));
-        all.lse.allowed.push_back(std::max(std::log(more), -std::log(less)));
-        const double delta = dot(given, row, dy, row);
-        for (std::int64_t s = first; s < seen; ++s) {
-          const std::size_t key = key_at(b, s, h);
-          const std::int64_t i = (h * n.queries + t) * n.keys + s;
-          const PhiloxBlock block = kernels::random_block(site, static_cast<std::uint32_t>(i / 4),
-                                                          static_cast<std::uint32_t>(site.first_sample + b));
-          const double kept = n.p == 0 ? 1 : block.word[i % 4] < n.p * 0x1p32 ? 0 : 1 / (1 - n.p);
-          const double chance = std::exp(score[index(s)] - largest) / total;
-          const double change = kept * dot(dy, row, v, key) - delta, gradient = scale * chance * change;
-          const double r = std::max(std::exp(off[index(s)]) / less - 1, 1 - std::exp(-off[index(s)]) / more);
-          const double chance_off = chance * kept * ((1 + r) * factor - 1);
-          const double change_most = std::abs(change) + kept * both * magnitude(dy, row, v, key);
-          const double gradient_off = scale * chance * (1 + r) * factor * change_most - std::abs(gradient);
-          for (std::size_t d = 0; d < index(n.width); ++d) {
-            all.out.add(row + d, chance * kept * v[key + d], chance_off * std::abs(v[key + d]));
-            all.dv.add(key + d, chance * kept * dy[row + d], chance_off * std::abs(dy[row + d]));
-            all.dq.add(row + d, gradient * k[key + d], gradient_off * std::abs(k[key + d]));
-            all.dk.add(key + d, gradient * q[row + d], gradient_off * std::abs(q[row + d]));
-          }
-        }
-      }
-    }
-  }
-  return all;
-}
-
-/// The largest error in units of what is allowed: 1 is the bound.
-double worst(const Bounded& expected, const Tensor& got, DType dtype) {
-  const double unit = Units(dtype).result, rest = 3e-6;
-  const Values values = to_host<double>(got);
-  REQUIRE(values.size() == expected.value.size());
-  double worst = 0;
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const double allowed = (expected.allowed[i] + unit * std::abs(expected.value[i])) * 1.01 + rest;
-    const double error = std::abs(values[i] - expected.value[i]) / allowed;
-    if (!(error <= worst)) worst = std::isnan(error) ? INFINITY : error;
-  }
-  return worst;
-}
-
-bool same_bits(const Tensor& a, const Tensor& b) {
-  return to_host<double>(a) == to_host<double>(b);  // no NaN here
-}
-
-Tensor noise(const Shape& shape, DType dtype, unsigned number) {
-  return to_device(to_dtype(normal(shape, 0, 1, DType::f32, cpu, {7, 0, 0, number}), dtype), cuda());
-}
-
-struct Run {
-  Tensor q, k, v, dy, out, lse;
-  Gradients gradients;
-};
-
-// `view`: how each operand is laid out.
-Run run(const Sizes& n, DType dtype, double scale, const std::function<Tensor(const Tensor&)>& view) {
-  const Shape queries{n.batch, n.queries, n.heads, n.width}, keys{n.batch, n.keys, n.heads / n.group, n.width};
-  Run r{noise(queries, dtype, 1), noise(keys, dtype, 2), noise(keys, dtype, 3), noise(queries, dtype, 4), {}, {}, {}};
-  const ops::ScaledDotProductAttention op{n.is_causal, scale, n.p, site, n.window};
-  ops::ScaledDotProductAttention::Saved saved;
-  r.out = op.forward(view(r.q), view(r.k), view(r.v), {}, Needs(7), saved);
-  r.lse = saved.lse;
-  r.gradients = op.backward(std::move(saved), view(r.dy), Needs(7));
-  return r;
-}
-
-void check(const Sizes& n, DType dtype) {
-  INFO(describe(n, dtype));
-  const double scale = 1.5 / std::sqrt(static_cast<double>(n.width));
-  const auto stack = memory::make_resource(cuda(), {.arena = {.poison = true}});
-  const ResourceScope scope(stack.top);
-  Run r = run(n, dtype, scale, [](const Tensor& x) { return x; });
-  const Reference expected = reference(n, dtype, scale, to_host<double>(r.q), to_host<double>(r.k),
-                                       to_host<double>(r.v), to_host<double>(r.dy), to_host<double>(r.out));
-  CHECK(worst(expected.out, r.out, dtype) <= 1);
-  CHECK(worst(expected.dq, r.gradients[0], dtype) <= 1);
-  CHECK(worst(expected.dk, r.gradients[1], dtype) <= 1);
-  CHECK(worst(expected.dv, r.gradients[2], dtype) <= 1);
-  const Values lse = to_host<double>(r.lse);
-  for (std::size_t i = 0; i < lse.size(); ++i) {
-    const double value = expected.lse.value[i], rest = 1e-5 * (1 + std::abs(value));
-    REQUIRE(std::abs(lse[i] - value) <= expected.lse.allowed[i] + rest);
-  }
-}
-
-bool has_kernels(DType dtype, std::int64_t width) { return width <= kernels::widest_tensor_core_attention(dtype); }
-
-constexpr DType dtypes[] = {DType::bf16, DType::f16, DType::f32};
-
-}  // namespace
 
 TEST_CASE("attention on tensor cores: the definition's values, for every width of a tile", "[attention][cuda]") {
   if (!has_cuda()) return;
@@ -373,6 +181,10 @@ TEST_CASE("attention on tensor cores: which kernel it is", "[attention][cuda]") 
         CHECK(kernels::cuda_attention_backward_bytes(p, 1) ==
               (is_fitting ? (4 * rows + 63) / 64 * 64 : 0) +
                   elements * size_of(dtype) * (is_half && !is_fitting ? 2 : 1));
+        kernels::AttentionProblem with = p;
+        with.has_documents = with.has_mask = true;
+        CHECK(kernels::is_tensor_core_attention(with) == kernels::is_tensor_core_attention(p));
+        CHECK(kernels::cuda_attention_backward_bytes(with, 1) == kernels::cuda_attention_backward_bytes(p, 1));
       }
     }
   }

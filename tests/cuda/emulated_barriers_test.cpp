@@ -71,16 +71,24 @@ Bytes with_gradients(std::vector<Tensor> leaves, const std::function<Tensor(cons
 }
 
 Bytes attention_of(DType dtype, std::int64_t queries, std::int64_t keys, std::int64_t width, bool is_causal,
-                   bool allows_tf32 = false, std::int64_t heads = 1) {
+                   bool allows_tf32 = false, std::int64_t heads = 1, const Tensor& mask = {}) {
   const Tf32Scope tf32(allows_tf32);
   const Shape of_queries{1, queries, heads, width}, of_keys{1, keys, 1, width};
   const ops::ScaledDotProductAttention op{is_causal, 0.2, 0.1, {11, 3, 5, 0x5eed5eedu}};
   ops::ScaledDotProductAttention::Saved saved;
-  const Tensor out =
-      op.forward(noise(of_queries, 1, dtype), noise(of_keys, 2, dtype), noise(of_keys, 3, dtype), {}, Needs(7), saved);
+  const Tensor out = op.forward(noise(of_queries, 1, dtype), noise(of_keys, 2, dtype), noise(of_keys, 3, dtype), mask,
+                                Needs(7), saved);
   const Tensor lse = saved.lse;
   Gradients gradients = op.backward(std::move(saved), noise(of_queries, 4, dtype), Needs(7));
   return bytes_of({out, lse, gradients[0], gradients[1], gradients[2]});
+}
+
+/// Of 1, 63 and 86 tokens.
+Tensor documents() {
+  std::vector<std::int32_t> numbers(150, 5);
+  std::fill(numbers.begin(), numbers.begin() + 64, 3);
+  numbers[0] = 1;
+  return from_host(numbers, {1, 150}, cuda());
 }
 
 Bytes embedding_of() {
@@ -179,6 +187,11 @@ std::vector<Work> works() {
       {"attention, TF32", [] { return attention_of(DType::f32, 80, 80, 32, true, true); }},
       {"attention, queries' heads that share keys",
        [] { return attention_of(DType::bf16, 70, 70, 32, true, false, 2); }},
+      {"attention, documents", [] { return attention_of(DType::bf16, 150, 150, 32, true, false, 1, documents()); }},
+      {"attention, a mask",
+       [] {
+         return attention_of(DType::bf16, 70, 70, 32, true, false, 2, noise({70, 70}, 5));
+       }},
       {"rotary positions",
        [] {
          return bytes_of({rotary(noise({2, 5, 3, 16}, 1))});

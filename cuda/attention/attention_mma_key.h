@@ -1,3 +1,4 @@
+#pragma once
 // Attention on tensor cores, backward, the keys' side: the gradients of k and v. A team takes 64 keys of one head and
 // walks over the queries that see them, of each head that shares them in turn. Scores are made turned, keys by queries,
 // so that the probabilities come out in the shares of the left operand of both products: dv = (P M)^T dout, dk = scale
@@ -14,18 +15,19 @@
 
 #include <thimble/cuda/attention/attention_mma.h>
 
-namespace thimble::cuda_kernels {
-namespace attention_mma_detail {
+namespace thimble::cuda_kernels::attention_mma_detail {
 
-template <class T, int W>
+template <class T, int W, class Sight>
 struct KeyGradients {
   static constexpr int threads = team_threads;
   static constexpr int tile_keys = 64;
   static constexpr int tile_queries = row_bytes<T, W> <= 128 ? 64 : row_bytes<T, W> <= 256 ? 32 : 16;
-  static constexpr int queries_at_once = W <= 128 && sizeof(T) == 2 ? 32 : 16;
-  static constexpr int columns = W <= 128 ? W : W / 2;  ///< of a walk
-  static constexpr bool holds_keys = W <= 64;           ///< k and v in registers; else in shared memory
+  static constexpr int queries_at_once =
+      W <= 128 && sizeof(T) == 2 && !Sight::has_mask ? 32 : 16;  ///< no order depends on it
+  static constexpr int columns = W <= 128 ? W : W / 2;           ///< of a walk
+  static constexpr bool holds_keys = W <= 64;                    ///< k and v in registers; else in shared memory
   using Tile = SharedTile<T, W>;
+  using Seeing = Ranges<Sight, QueriesOfKey, T, W>;
   static constexpr int stage_rows = 2 * tile_queries;  ///< q, then dout
 
   Problem p;
@@ -34,6 +36,7 @@ struct KeyGradients {
   const float *lse, *delta;
   float exponent_scale;  ///< with log2(e)
   std::int64_t key_tiles;
+  MaskScale mask_scale;
 
   /// Two stages. What goes to registers comes through the second one, before it is used, and through the rows behind
   /// it.
@@ -65,6 +68,8 @@ struct KeyGradients {
     AsyncLoads loads;
     load_rows<tile_keys>(team, loads, k, k.at(b, key_head), s0, p.keys, p.width, own.keys);
     load_rows<tile_keys>(team, loads, v, v.at(b, key_head), s0, p.keys, p.width, own.values);
+    const Seeing seeing{own.keys};
+    seeing.search(team, p, b, s0, tile_keys);
     if constexpr (holds_keys) {
       loads.wait();
       team.sync();
@@ -74,7 +79,8 @@ struct KeyGradients {
         own.v[c] = load_left(warp, own.values, own.row, 16 * c);
       }
     }
-    const std::int64_t first = first_query(s0) / tile_queries * tile_queries, end = end_query(s0 + tile_keys - 1);
+    const std::int64_t first = seeing.begin(p, s0, 0) / tile_queries * tile_queries;
+    const std::int64_t end = seeing.end(p, s0 + tile_keys - 1, tile_keys - 1);
     const bool has_keys = s0 + own.row < p.keys;
     for (int column = 0; column < W; column += columns) {
       if (column >= p.width) break;
@@ -93,6 +99,7 @@ struct KeyGradients {
   THIMBLE_DEVICE void walk(Team& team, AsyncLoads& loads, const Warp& warp, Own& own, const Stages<T, W>& stages,
                            int column, std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t end,
                            std::int64_t s0, bool has_keys) const {
+    const Seeing seeing{own.keys};
     load_queries(team, loads, b, h, first, stages.get(0));
     int stage = 0;
     for (std::int64_t t0 = first; t0 < end; t0 += tile_queries, stage ^= 1) {
@@ -102,21 +109,12 @@ struct KeyGradients {
       if (!has_keys) continue;
       THIMBLE_ROLLED
       for (int j = 0; j < tile_queries; j += queries_at_once) {
-        if (t0 + j + queries_at_once > first_query(s0 + own.row) && t0 + j < end_query(s0 + own.row + 15)) {
+        if (t0 + j + queries_at_once > seeing.begin(p, s0 + own.row, own.row) &&
+            t0 + j < seeing.end(p, s0 + own.row + 15, own.row + 15)) {
           take_queries(warp, own, stages.get(stage), j, column, b, h, t0 + j, s0 + own.row);
         }
       }
     }
-  }
-
-  /// The queries that see key s begin here, and end before the other one.
-  THIMBLE_DEVICE int first_query(std::int64_t s) const {
-    const int t = static_cast<int>(s) - static_cast<int>(p.keys - p.queries + (p.is_causal ? 0 : p.window - 1));
-    return (p.is_causal || p.window > 0) && t > 0 ? t : 0;
-  }
-  THIMBLE_DEVICE int end_query(std::int64_t s) const {
-    const int t = static_cast<int>(s) + static_cast<int>(p.window - (p.keys - p.queries));
-    return p.window > 0 && t < static_cast<int>(p.queries) ? t : static_cast<int>(p.queries);
   }
 
   template <class Team>
@@ -154,6 +152,7 @@ struct KeyGradients {
         multiply<T>(gradient[n], gradient[n + 1], value, load_right(warp, stage, tile_queries + j + 8 * n, 16 * c));
       }
     }
+    if constexpr (Sight::has_mask) add_mask<true>(warp, p, mask_scale, scores, b, h, t0, s0);
     THIMBLE_UNROLL
     for (int n = 0; n < n_end; ++n) {
       std::uint32_t words[4] = {};
@@ -165,7 +164,7 @@ struct KeyGradients {
         const float row_delta = load_shared(stage.at(tile_queries + query, W));
         THIMBLE_UNROLL
         for (int e = side; e < 4; e += 2) {
-          const float power = power_of_two(std::fma(scores[n].value[e], exponent_scale, -log_sum));
+          const float power = power_of_two(exponent_of<Sight>(scores[n].value[e], exponent_scale, mask_scale, log_sum));
           float kept_power = power, g = gradient[n].value[e];
           if (p.has_dropout) {
             const bool is_dropped = words[e] < p.threshold;
@@ -177,7 +176,10 @@ struct KeyGradients {
         }
       }
     }
-    if (first_query(s0 + 15) > t0 || end_query(s0) < t0 + queries_at_once) hide(warp, scores, gradient, t0, s0);
+    const Seeing seeing{own.keys};
+    if (seeing.begin(p, s0 + 15, own.row + 15) > t0 || seeing.end(p, s0, own.row) < t0 + queries_at_once) {
+      hide(warp, scores, gradient, seeing, own.row, t0, s0);
+    }
     THIMBLE_UNROLL
     for (int n = 0; n < n_end; n += 2) {
       const auto probability = rounded<T>(scores[n], scores[n + 1]);
@@ -191,15 +193,15 @@ struct KeyGradients {
     }
   }
 
-  // Nothing comes from queries that do not see a key.
+  // Nothing comes from queries that do not see a key; of the keys from s0 on, the team's from row `own_row` on.
   template <int N>
-  THIMBLE_DEVICE void hide(const Warp& warp, Sums (&scores)[N], Sums (&gradient)[N], std::int64_t t0,
-                           std::int64_t s0) const {
+  THIMBLE_DEVICE void hide(const Warp& warp, Sums (&scores)[N], Sums (&gradient)[N], const Seeing& seeing, int own_row,
+                           std::int64_t t0, std::int64_t s0) const {
     THIMBLE_UNROLL
     for (int half = 0; half < 2; ++half) {
       const Place at = lane_map::sums(warp.lane, 2 * half);
-      const int hidden = first_query(s0 + at.row) - static_cast<int>(t0);
-      const int last = end_query(s0 + at.row) - static_cast<int>(t0);
+      const int hidden = seeing.begin(p, s0 + at.row, own_row + at.row) - static_cast<int>(t0);
+      const int last = seeing.end(p, s0 + at.row, own_row + at.row) - static_cast<int>(t0);
       THIMBLE_UNROLL
       for (int n = 0; n < N; ++n) {
         THIMBLE_UNROLL
@@ -220,14 +222,13 @@ struct KeyGradients {
   }
 };
 
-}  // namespace attention_mma_detail
-
-void attention_mma_key_gradients(const AttentionMmaGrad& call) {
-  using namespace attention_mma_detail;
+template <class Sight>
+void launch_key_gradients(const GradCall& call) {
   const kernels::AttentionGradArgs& args = call.args;
   with_tile(args.dtype, args.width, [&]<class T, int W>() {
-    using Body = KeyGradients<T, W>;
+    using Body = KeyGradients<T, W, Sight>;
     const std::int64_t tiles = (args.keys + Body::tile_keys - 1) / Body::tile_keys;
+    const auto scale = static_cast<float>(args.scale * 1.4426950408889634);
     const Body body{call.problem,
                     Rows<T>(args.q),
                     Rows<T>(args.k),
@@ -237,10 +238,11 @@ void attention_mma_key_gradients(const AttentionMmaGrad& call) {
                     ResultRows<T>(args.dv),
                     static_cast<const float*>(args.lse),
                     call.delta,
-                    static_cast<float>(args.scale * 1.4426950408889634),
-                    tiles};
+                    scale,
+                    tiles,
+                    MaskScale(scale)};
     for_each_team(args.batch * (args.heads / args.group) * tiles, body, Body::shared_bytes());
   });
 }
 
-}  // namespace thimble::cuda_kernels
+}  // namespace thimble::cuda_kernels::attention_mma_detail

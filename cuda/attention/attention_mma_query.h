@@ -1,4 +1,5 @@
-// Attention on tensor cores, backward, the queries' side: delta, the gradient of q, and the call of all parts.
+#pragma once
+// Attention on tensor cores, backward, the queries' side: the gradient of q.
 //
 // Policy
 // - Scores are made twice, here with a team for 64 queries that walks over the keys, and in attention_mma_key.cu with a
@@ -14,65 +15,18 @@
 #include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/cuda/attention/attention_mma.h>
 
-namespace thimble::cuda_kernels {
-namespace attention_mma_detail {
+namespace thimble::cuda_kernels::attention_mma_detail {
 
-/// delta[row] of four rows (b, h, t) per warp: eight lanes have every eighth chunk of a row, then sum pairwise.
-template <class T>
-struct Delta {
-  static constexpr int threads = team_threads;
-  static constexpr int rows_of_team = 16;
-  static constexpr int n = chunk_elements<T>;
-  Problem p;
-  Rows<T> out, dout;
-  float* delta;
-  std::int64_t rows;
-
-  template <class Team>
-  THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
-    const Warp warp(team);
-    const std::int64_t row = job * rows_of_team + 4 * warp.rank + warp.lane / 8;
-    float sum = row < rows ? sum_chunks(row, warp.lane % 8) : 0.0f;
-    for (int mask = 1; mask <= 4; mask *= 2) sum += exchange(sum, mask);
-    if (warp.lane % 8 == 0 && row < rows) delta[row] = sum;
-  }
-
-  THIMBLE_DEVICE float sum_chunks(std::int64_t row, int chunk) const {
-    const std::int64_t t = row % p.queries, h = row / p.queries % p.heads, b = row / p.queries / p.heads;
-    const Bits<T>* const x = out.at(b, h) + t * out.row;
-    const Bits<T>* const y = dout.at(b, h) + t * dout.row;
-    float sum = 0;
-    for (int d = n * chunk; d < p.width; d += 8 * n) {
-      Bits<T> left[n], right[n];
-      read_chunk(out, x + d, left);
-      read_chunk(dout, y + d, right);
-      for (int e = 0; e < n; ++e) {
-        sum += static_cast<float>(bit_cast<T>(left[e])) * static_cast<float>(bit_cast<T>(right[e]));
-      }
-    }
-    return sum;
-  }
-  THIMBLE_DEVICE static void read_chunk(const Rows<T>& x, const Bits<T>* from, Bits<T> (&to)[n]) {
-    if (x.has_chunks) {
-      struct alignas(16) Chunk {
-        Bits<T> bits[n];
-      };
-      const Chunk chunk = *reinterpret_cast<const Chunk*>(from);
-      for (int e = 0; e < n; ++e) to[e] = chunk.bits[e];
-    } else {
-      for (int e = 0; e < n; ++e) to[e] = from[e];
-    }
-  }
-};
-
-template <class T, int W>
+template <class T, int W, class Sight>
 struct QueryGradient {
   static constexpr int threads = team_threads;
   static constexpr int tile_queries = 64;
   static constexpr int tile_keys = row_bytes<T, W> <= 256 ? 64 : row_bytes<T, W> <= 384 ? 32 : 16;
-  static constexpr int keys_at_once = row_bytes<T, W> <= (sizeof(T) == 2 ? 256 : 128) ? 32 : 16;
+  static constexpr int keys_at_once =
+      row_bytes<T, W> <= (sizeof(T) == 2 ? 256 : 128) && !Sight::has_mask ? 32 : 16;  ///< no order depends on it
   static constexpr bool holds_queries = row_bytes<T, W> <= 384;  ///< q and dout in registers; else in shared memory
   using Tile = SharedTile<T, W>;
+  using Seen = Ranges<Sight, KeysOfQuery, T, W>;
   static constexpr int stage_rows = 2 * tile_keys;
 
   Problem p;
@@ -81,6 +35,7 @@ struct QueryGradient {
   const float *lse, *delta;
   float exponent_scale;  ///< with log2(e)
   std::int64_t query_tiles;
+  MaskScale mask_scale;
 
   /// Two stages. What goes to registers comes through the second one, before it is used, and through the rows behind
   /// it.
@@ -113,7 +68,10 @@ struct QueryGradient {
     AsyncLoads loads;
     load_rows<tile_queries>(team, loads, q, q.at(b, h), t0, p.queries, p.width, own.queries);
     load_rows<tile_queries>(team, loads, dout, dout.at(b, h), t0, p.queries, p.width, own.douts);
-    const int begin = seen_begin(p, t0) / tile_keys * tile_keys, end = seen_end(p, t0 + tile_queries - 1);
+    const Seen seen{own.queries};
+    seen.search(team, p, b, t0, tile_queries);
+    const int begin = seen.begin(p, t0, 0) / tile_keys * tile_keys;
+    const int end = seen.end(p, t0 + tile_queries - 1, tile_queries - 1);
     load_keys(team, loads, b, h, begin, stages.get(0));
     read_rows(warp, own, b, h, t0 + own.row);
     loads.wait();
@@ -135,7 +93,8 @@ struct QueryGradient {
       if (!has_queries) continue;
       THIMBLE_ROLLED
       for (int j = 0; j < tile_keys; j += keys_at_once) {
-        if (s0 + j < seen_end(p, t0 + own.row + 15) && s0 + j + keys_at_once > seen_begin(p, t0 + own.row)) {
+        if (s0 + j < seen.end(p, t0 + own.row + 15, own.row + 15) &&
+            s0 + j + keys_at_once > seen.begin(p, t0 + own.row, own.row)) {
           take_keys(warp, own, stages.get(stage), j, b, h, t0 + own.row, s0 + j);
         }
       }
@@ -182,25 +141,28 @@ struct QueryGradient {
         multiply<T>(gradient[n], gradient[n + 1], dout_left, load_right(warp, stage, tile_keys + j + 8 * n, 16 * c));
       }
     }
+    if constexpr (Sight::has_mask) add_mask<false>(warp, p, mask_scale, scores, b, h, t0, s0);
     THIMBLE_UNROLL
     for (int n = 0; n < n_end; ++n) {
       std::uint32_t words[4] = {};
       if (p.has_dropout) draw_words<false>(warp, p, site_of(p), b, h, t0, s0 + 8 * n, words);
       THIMBLE_UNROLL
       for (int e = 0; e < 4; ++e) {
-        const float exponent = std::fma(scores[n].value[e], exponent_scale, -own.log_sum[e / 2]);
+        const float exponent = exponent_of<Sight>(scores[n].value[e], exponent_scale, mask_scale, own.log_sum[e / 2]);
         float& g = gradient[n].value[e];
         if (p.has_dropout) g = words[e] < p.threshold ? 0.0f : g * static_cast<float>(p.keep_scale);
         g = power_of_two(exponent) * (g - own.delta[e / 2]);
       }
     }
     // The first query sees least behind its own key, the last one before it.
-    if (seen_keys(p, t0, s0, keys_at_once) < keys_at_once || unseen_keys(p, t0 + 15, s0, keys_at_once) > 0) {
+    const Seen all{own.queries};
+    if (all.before_end(p, t0, own.row, s0, keys_at_once) < keys_at_once ||
+        all.before(p, t0 + 15, own.row + 15, s0, keys_at_once) > 0) {
       THIMBLE_UNROLL
       for (int half = 0; half < 2; ++half) {
         const Place at = lane_map::sums(warp.lane, 2 * half);
-        const int seen = seen_keys(p, t0 + at.row, s0, keys_at_once);
-        const int unseen = unseen_keys(p, t0 + at.row, s0, keys_at_once);
+        const int seen = all.before_end(p, t0 + at.row, own.row + at.row, s0, keys_at_once);
+        const int unseen = all.before(p, t0 + at.row, own.row + at.row, s0, keys_at_once);
         THIMBLE_UNROLL
         for (int n = 0; n < n_end; ++n) {
           float* const pair = gradient[n].value + 2 * half;
@@ -220,14 +182,13 @@ struct QueryGradient {
   }
 };
 
-}  // namespace attention_mma_detail
-
-void attention_mma_query_gradient(const AttentionMmaGrad& call) {
-  using namespace attention_mma_detail;
+template <class Sight>
+void launch_query_gradient(const GradCall& call) {
   const kernels::AttentionGradArgs& args = call.args;
   with_tile(args.dtype, args.width, [&]<class T, int W>() {
-    using Body = QueryGradient<T, W>;
+    using Body = QueryGradient<T, W, Sight>;
     const std::int64_t tiles = (args.queries + Body::tile_queries - 1) / Body::tile_queries;
+    const auto scale = static_cast<float>(args.scale * 1.4426950408889634);
     const Body body{call.problem,
                     Rows<T>(args.q),
                     Rows<T>(args.k),
@@ -236,33 +197,11 @@ void attention_mma_query_gradient(const AttentionMmaGrad& call) {
                     ResultRows<T>(args.dq),
                     static_cast<const float*>(args.lse),
                     call.delta,
-                    static_cast<float>(args.scale * 1.4426950408889634),
-                    tiles};
+                    scale,
+                    tiles,
+                    MaskScale(scale)};
     for_each_team(args.batch * args.heads * tiles, body, Body::shared_bytes());
   });
 }
 
-void attention_mma_backward(const kernels::AttentionGradArgs& args, void* workspace) {
-  using namespace attention_mma_detail;
-  const std::int64_t rows = args.batch * args.heads * args.queries;
-  AttentionMmaGrad call{args, Problem(args), static_cast<float*>(workspace)};
-  with_element(args.dtype, [&]<class T>() {
-    const Delta<T> body{call.problem, Rows<T>(args.out), Rows<T>(args.dout), call.delta, rows};
-    for_each_team((rows + Delta<T>::rows_of_team - 1) / Delta<T>::rows_of_team, body);
-  });
-  void* const held = static_cast<std::byte*>(workspace) + kernels::tensor_core_attention_delta_bytes(args);
-  const bool is_in_place = args.dq.data == args.q.data;
-  if (args.dq.data) {
-    if (is_in_place) {
-      const std::int64_t matrix = args.queries * args.width;
-      call.args.dq = {held, args.heads * matrix, args.width, matrix};
-    }
-    attention_mma_query_gradient(call);
-  }
-  if (args.dk.data || args.dv.data) attention_mma_key_gradients(call);
-  if (args.dq.data && is_in_place)
-    for_each_item(rows * args.width,
-                  attention_cuda_detail::PlaceQueryGradient<float>{call.problem, held, args.dtype, args.dq});
-}
-
-}  // namespace thimble::cuda_kernels
+}  // namespace thimble::cuda_kernels::attention_mma_detail

@@ -1,0 +1,9 @@
+// Attention on tensor cores, forward, with a mask that is brought along.
+
+#include <thimble/cuda/attention/attention_mma_forward.h>
+
+namespace thimble::cuda_kernels::attention_mma_detail {
+
+template void launch_forward<ByMask>(const kernels::AttentionArgs&);
+
+}  // namespace thimble::cuda_kernels::attention_mma_detail
