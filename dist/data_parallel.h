@@ -53,7 +53,7 @@ struct TeamParts {
 struct DataParallelOptions {
   int zero = 0;                ///< stage: 0, 1, 2, 3
   BucketOptions buckets = {};  ///< bytes as PyTorch's (Li et al. 2020, arXiv:2006.15704, section 3.2.3)
-  TeamParts parts = {};        ///< where blocks are cut into parts: dist/parts.h
+  TeamParts parts = {};        ///< where blocks are cut into parts: dist/parts/parts.h
 };
 
 /// The parameters of a model on the ranks of a communicator. Every rank has made the model with the same values: what

@@ -8,7 +8,7 @@
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/dist/data_parallel.h>
-#include <thimble/dist/parts.h>
+#include <thimble/dist/parts/parts.h>
 #include <thimble/dist/transit.h>
 #include <thimble/dist/window.h>
 #include <thimble/optim/clip.h>

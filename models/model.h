@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include <thimble/dist/parts/team.h>
 #include <thimble/dist/pipeline/place.h>
-#include <thimble/dist/team.h>
 #include <thimble/nn/layers/module.h>
 #include <thimble/optim/accumulate.h>
 

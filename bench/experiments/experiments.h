@@ -81,6 +81,8 @@ report::Experiment distributed_experiment(const ExperimentOptions& options);
 report::Experiment distributed_parts_experiment(const ExperimentOptions& options);
 /// One model over shares, parts, stages and ZeRO's stages: each rank's bytes as they were told, losses of one rank.
 report::Experiment distributed_layouts_experiment(const ExperimentOptions& options);
+/// What Llamas keep for backward over teams and sequences, by the closed form and dry, beside 34 s b h L / t.
+report::Experiment activation_curves_experiment(const ExperimentOptions& options);
 /// Model state of GPTs up to 10^12 parameters on up to 1024 ranks in every stage of ZeRO, dry.
 report::Experiment distributed_zero_experiment(const ExperimentOptions& options);
 

@@ -31,6 +31,7 @@ const std::vector<NamedExperiment>& all_experiments() {
                                                  {"distributed", distributed_experiment},
                                                  {"distributed-parts", distributed_parts_experiment},
                                                  {"distributed-layouts", distributed_layouts_experiment},
+                                                 {"distributed-activations", activation_curves_experiment},
                                                  {"distributed-zero", distributed_zero_experiment},
                                                  {"eight-bits", eight_bits_experiment},
                                                  {"precision", precision_experiment},

@@ -5,7 +5,7 @@
 
 namespace thimble::dist {
 
-/// Stage `index` of `count`. One stage alone is the whole chain. As with parts of blocks (dist/team.h), in how many
+/// Stage `index` of `count`. One stage alone is the whole chain. As with parts of blocks (dist/parts/team.h), in how many
 /// stages a chain is cut is an attribute of the arithmetic: one rank may have all of them, and adds up as they do.
 struct StagePlace {
   int index = 0, count = 1;

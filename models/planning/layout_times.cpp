@@ -10,9 +10,9 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/dist/parts.h>
+#include <thimble/dist/parts/parts.h>
+#include <thimble/dist/parts/sequence.h>
 #include <thimble/dist/pipeline/schedule.h>
-#include <thimble/dist/sequence.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/planning/layouts.h>
 #include <thimble/models/training/trained_parts.h>
@@ -43,7 +43,7 @@ struct Piece {
 };
 
 /// What comes before the blocks, one of them, and what comes behind.
-struct Pieces {
+struct ChainPieces {
   Piece before, block, behind;
 };
 
@@ -89,8 +89,8 @@ double seconds_sent(const dist::Link& link, int parts, double bytes, int turns) 
 
 }  // namespace layout_times_detail
 
+using layout_times_detail::ChainPieces;
 using layout_times_detail::Piece;
-using layout_times_detail::Pieces;
 
 struct LayoutTimes::Known {
   Setup setup;
@@ -100,7 +100,7 @@ struct LayoutTimes::Known {
   std::string hidden;  // what the names of blocks begin with; empty: blocks differ
   std::int64_t layers = 0;
   double shared_bytes = 0;                                               // that the first and the last stage have
-  std::map<std::tuple<int, bool, std::int64_t>, Pieces> by_parts;        // parts, of the sequence as well, samples
+  std::map<std::tuple<int, bool, std::int64_t>, ChainPieces> by_parts;   // parts, of the sequence as well, samples
   std::map<std::pair<int, std::int64_t>, std::vector<Piece>> by_stages;  // where blocks differ: stages, samples
 
   Setup plain(int tp, bool cuts_sequence, int pp, std::int64_t samples) const {
@@ -113,7 +113,7 @@ struct LayoutTimes::Known {
   }
   template <class PieceOf>
   void record(const Setup& s, const PieceOf& piece_of) const;
-  const Pieces& pieces(int tp, bool cuts_sequence, std::int64_t samples);
+  const ChainPieces& pieces(int tp, bool cuts_sequence, std::int64_t samples);
   const std::vector<Piece>& stages(int pp, std::int64_t samples);
   std::vector<Piece> of(const Layout& layout);
   std::int64_t samples(const Layout& layout) const { return setup.batch / (layout.dp * layout.micro_batches); }
@@ -142,12 +142,12 @@ void LayoutTimes::Known::record(const Setup& s, const PieceOf& piece_of) const {
   }
 }
 
-const Pieces& LayoutTimes::Known::pieces(int tp, bool cuts_sequence, std::int64_t samples) {
+const ChainPieces& LayoutTimes::Known::pieces(int tp, bool cuts_sequence, std::int64_t samples) {
   const auto [found, is_new] = by_parts.try_emplace({tp, cuts_sequence, samples});
   if (!is_new) return found->second;
   Setup s = plain(tp, cuts_sequence, 1, samples);
   s.sizes.layers = 1;
-  Pieces& pieces = found->second;
+  ChainPieces& pieces = found->second;
   // Nodes and parameters both come in the order of the chain.
   bool nodes_are_behind = false, parameters_are_behind = false;
   record(s, [&](const std::string& name, bool is_node) -> Piece& {
@@ -176,7 +176,7 @@ const std::vector<Piece>& LayoutTimes::Known::stages(int pp, std::int64_t sample
 /// A piece for each stage.
 std::vector<Piece> LayoutTimes::Known::of(const Layout& layout) {
   if (hidden.empty()) return stages(layout.pp, samples(layout));
-  const Pieces& all = pieces(layout.tp, layout.cuts_sequence, samples(layout));
+  const ChainPieces& all = pieces(layout.tp, layout.cuts_sequence, samples(layout));
   std::vector<Piece> list;
   for (int stage = 0; stage < layout.pp; ++stage) {
     const dist::StagePlace place{stage, layout.pp};
@@ -226,7 +226,7 @@ LayoutTime LayoutTimes::of(const Layout& layout) {
     costs.forward_s.push_back(piece.forward_s + forward_sums);
     double again = 0;
     if (layout.recomputes_blocks) {
-      const Pieces& all = known_->pieces(layout.tp, layout.cuts_sequence, known_->samples(layout));
+      const ChainPieces& all = known_->pieces(layout.tp, layout.cuts_sequence, known_->samples(layout));
       const dist::StagePlace::Units units = dist::StagePlace{static_cast<int>(s), layout.pp}.units(known_->layers);
       again = all.block.forward_s * static_cast<double>(units.end - units.first);
     }

@@ -128,14 +128,11 @@ double clip_norm(const Setup& setup, bool is_text) {
 
 namespace setup_detail {
 
-/// "`tp`: 2".
-std::string team_option(const Setup& setup) {
-  return setup.cp > 1 ? "`cp`: " + std::to_string(setup.cp) : "`tp`: " + std::to_string(setup.tp);
+/// "`tp` 2".
+std::string team_in_words(const Setup& setup) {
+  return (setup.cp > 1 ? "`cp` " : "`tp` ") + std::to_string(team_size(setup));
 }
-std::string in_teams(const Setup& setup) {
-  if (team_size(setup) == 1) return "";
-  return std::string(" in teams of ") + (setup.cp > 1 ? "`cp` " : "`tp` ") + std::to_string(team_size(setup));
-}
+std::string in_teams(const Setup& setup) { return team_size(setup) > 1 ? " in teams of " + team_in_words(setup) : ""; }
 
 void check_chunks(const Setup& setup) {
   const bool is_interleaved = setup.pipeline == "interleaved";
@@ -191,7 +188,8 @@ void check_ranks(const Setup& setup) {
     throw ValueError("`sequence_parallel`: with `tp` 1; 2 and more parts are allowed");
   }
   if (team_size(setup) > 1 && setup.lora_rank > 0) {
-    throw ValueError(team_option(setup) + " with `lora_rank`; blocks with adapters are whole");
+    throw ValueError((setup.cp > 1 ? "`cp`: " : "`tp`: ") + std::to_string(team_size(setup)) +
+                     " with `lora_rank`; blocks with adapters are whole");
   }
   if (setup.ranks == 1) return;
   if (setup.micro_batches == auto_micro_batches) {
@@ -249,8 +247,9 @@ void check_techniques(const Setup& setup, bool is_text) {
                      "`loss_scale`, or none, is allowed");
   }
   if (setup.sizes.head == Head::chunked && team_size(setup) > 1) {
-    throw ValueError("`head`: chunked with " + setup_detail::team_option(setup) + ", whose heads have a part of the " +
-                     (setup.tp > 1 ? "vocabulary" : "tokens") + " each; full is allowed");
+    throw ValueError("`head`: chunked with " + setup_detail::team_in_words(setup) +
+                     ", whose heads have a part of the " + (setup.tp > 1 ? "vocabulary" : "tokens") +
+                     " each; full is allowed");
   }
   if (setup.sizes.head == Head::chunked && !may_chunk_head(setup)) {
     throw ValueError("`head`: chunked is not for " +

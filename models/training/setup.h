@@ -75,15 +75,15 @@ struct Setup {
   std::int64_t micro_batches = 1;
   int ranks = 1;  ///< that train together, each on its share of the batch (dist/data_parallel.h)
   int rank = 0;   ///< of these
-  /// Tensor parallelism: how many parts blocks and the vocabulary are cut into (dist/team.h). Of several ranks each has
+  /// Tensor parallelism: how many parts blocks and the vocabulary are cut into (dist/parts/team.h). Of several ranks each has
   /// one part, and as many in a row are a team, which computes the same samples; one rank alone has all parts. 1: all
   /// is whole
   int tp = 1;
   /// Sequence parallelism: with `tp`, norms, dropout and sums between layers in parts have a part of the sequence each
-  /// (dist/sequence.h)
+  /// (dist/parts/sequence.h)
   bool sequence_parallel = false;
   /// Context parallelism by heads (Ulysses): parts of the sequence, whose ranks have all layers as wholes and in
-  /// attention some heads (dist/heads.h). Teams are as with `tp`, and one of the two is 1
+  /// attention some heads (dist/parts/heads.h). Teams are as with `tp`, and one of the two is 1
   int cp = 1;
   /// Pipeline parallelism: stages that a chain of blocks is cut into (ModelOptions::stage). As many ranks in a row as
   /// share out the batch and its parts have one stage; one rank alone has all. 1: the model is whole

@@ -8,7 +8,7 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
 #include <thimble/core/random/random.h>
-#include <thimble/dist/parts.h>
+#include <thimble/dist/parts/parts.h>
 #include <thimble/models/transformer/sequence_parts.h>
 #include <thimble/nn/layers/init.h>
 

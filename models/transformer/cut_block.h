@@ -27,8 +27,8 @@ struct CutLinear {
 class CutBlock : public nn::Layer {
  protected:
   /// The block is cut as `sizes.team` says. Throws ValueError unless its parts divide heads, heads of keys and, where
-  /// layers are cut, the width inside of the feed-forward layer, and for what is not done in parts: feed-forward layers in tiles, products
-  /// in FP8, coded weights.
+  /// layers are cut, the width inside of the feed-forward layer, and for what is not done in parts: feed-forward layers
+  /// in tiles, products in FP8, coded weights.
   CutBlock(const ModelOptions& sizes, const nn::TensorOptions& on);
 
   /// (in) -> (out / parts) each; where several tensors lie side by side in the output, `stretches` of one size, a part

@@ -11,9 +11,9 @@
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
-#include <thimble/dist/heads.h>
-#include <thimble/dist/parts.h>
-#include <thimble/dist/sequence.h>
+#include <thimble/dist/parts/heads.h>
+#include <thimble/dist/parts/parts.h>
+#include <thimble/dist/parts/sequence.h>
 
 namespace thimble::models {
 

@@ -1,6 +1,6 @@
 #pragma once
-// What transformers do token by token where the sequence is cut: between their layers in parts (dist/sequence.h), or in
-// layers that are whole (dist/heads.h). x is (P B, T / t, C) there, of P of t parts, and the gradients of parameters,
+// What transformers do token by token where the sequence is cut: between their layers in parts (dist/parts/sequence.h), or in
+// layers that are whole (dist/parts/heads.h). x is (P B, T / t, C) there, of P of t parts, and the gradients of parameters,
 // sums over tokens, are made part by part. Without a cut these are the plain functions.
 
 #include <optional>
@@ -9,7 +9,7 @@
 #include <thimble/autograd/plan.h>
 #include <thimble/core/tensor/tensor.h>
 #include <thimble/core/threads/parallel.h>
-#include <thimble/dist/team.h>
+#include <thimble/dist/parts/team.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {

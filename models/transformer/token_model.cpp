@@ -10,9 +10,9 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/view.h>
-#include <thimble/dist/class_parts.h>
-#include <thimble/dist/parts.h>
-#include <thimble/dist/token_parts.h>
+#include <thimble/dist/parts/class_parts.h>
+#include <thimble/dist/parts/parts.h>
+#include <thimble/dist/parts/token_parts.h>
 #include <thimble/models/transformer/sequence_parts.h>
 #include <thimble/models/transformer/transformer.h>
 

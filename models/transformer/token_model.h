@@ -4,7 +4,7 @@
 //
 //   ids ---- rows of part p, or 0 ---- sum_parts ---- blocks ---- enter_part ---- logits of part p ---- ClassPartsLoss
 //
-// Logits of several ranks are never side by side (dist/class_parts.h). Part p of a table is a module of its own,
+// Logits of several ranks are never side by side (dist/parts/class_parts.h). Part p of a table is a module of its own,
 // "wte.1"; parts differ by one token at most. A table in one part is an nn::Embedding as any other, a head an
 // nn::Linear.
 
@@ -44,8 +44,8 @@ class TokenModel : public Model {
   /// where these do not divide T.
   Tensor look_up(const std::vector<nn::Embedding*>& table, const Tensor& ids);
   static constexpr auto no_bias = [](std::size_t) { return Tensor(); };
-  /// x as look_up() gives it, and of part p of this rank's parts a weight (V of the part, C) and a bias (V of the part),
-  /// which may be undefined -> logits (B, T, V of this rank's parts).
+  /// x as look_up() gives it, and of part p of this rank's parts a weight (V of the part, C) and a bias (V of the
+  /// part), which may be undefined -> logits (B, T, V of this rank's parts).
   Tensor score(const Tensor& x, FunctionRef<Tensor(std::size_t p)> weight_of,
                FunctionRef<Tensor(std::size_t p)> bias_of = no_bias);
   /// Mean cross-entropy of what score() gives and class numbers (B, T); those of -100 do not count.

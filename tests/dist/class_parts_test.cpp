@@ -1,6 +1,6 @@
 // Cross entropy over classes in parts against the plain definition, and a team of ranks against one rank, bit for bit.
 
-#include <thimble/dist/class_parts.h>
+#include <thimble/dist/parts/class_parts.h>
 
 #include <cmath>
 #include <limits>

@@ -1,7 +1,7 @@
 // The operators of context parallelism by heads against plain loops, a team of ranks against one rank, bit for bit, and
 // what they make of tokens in parts against the whole sequence.
 
-#include <thimble/dist/heads.h>
+#include <thimble/dist/parts/heads.h>
 
 #include <string>
 #include <vector>
@@ -14,8 +14,8 @@
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
+#include <thimble/dist/parts/token_parts.h>
 #include <thimble/dist/threads.h>
-#include <thimble/dist/token_parts.h>
 #include <thimble/models/transformer/sequence_parts.h>
 
 #include "support/catch.h"

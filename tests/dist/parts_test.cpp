@@ -12,7 +12,7 @@
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/dist/fold.h>
-#include <thimble/dist/parts.h>
+#include <thimble/dist/parts/parts.h>
 #include <thimble/dist/threads.h>
 #include <thimble/nn/layers/init.h>
 

@@ -1,7 +1,7 @@
 // The operators of sequence parallelism against plain loops, a team of ranks against one rank, bit for bit, and what
 // norms and dropout make of tokens in parts against the whole sequence.
 
-#include <thimble/dist/sequence.h>
+#include <thimble/dist/parts/sequence.h>
 
 #include <string>
 #include <vector>
@@ -16,7 +16,7 @@
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
-#include <thimble/dist/parts.h>
+#include <thimble/dist/parts/parts.h>
 #include <thimble/dist/threads.h>
 
 #include "support/catch.h"

@@ -207,7 +207,7 @@ TEST_CASE("context parallel: what is not done is refused", "[context_parallel]")
   CHECK(why([](auto& s) { s.sizes.build = models::Build::textbook; }).find("tokens in 2 parts: not in the textbook") ==
         0);
   CHECK(why([](auto& s) { s.sizes.head = models::Head::chunked; }) ==
-        "`head`: chunked with `cp`: 2, whose heads have a part of the tokens each; full is allowed");
+        "`head`: chunked with `cp` 2, whose heads have a part of the tokens each; full is allowed");
   CHECK(why([](auto& s) { set_precision(s, "fp8"); }).find("tokens in 2 parts: not with products in FP8") == 0);
   CHECK(why([](auto& s) {
           s.model = "vit-b16";

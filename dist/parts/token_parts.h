@@ -1,12 +1,12 @@
 #pragma once
-// Cross entropy of tokens in parts (dist/heads.h): each rank has the scores of its own tokens, of all classes.
+// Cross entropy of tokens in parts (dist/parts/heads.h): each rank has the scores of its own tokens, of all classes.
 //
 //   part p    losses of its tokens          one number a token, which ranks exchange
 //   all       their mean, part after part
 //   backward  of a part's own scores        nothing is exchanged
 
 #include <thimble/core/ops/op.h>
-#include <thimble/dist/team.h>
+#include <thimble/dist/parts/team.h>
 
 namespace thimble::dist {
 

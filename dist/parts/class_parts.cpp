@@ -1,4 +1,4 @@
-#include <thimble/dist/class_parts.h>
+#include <thimble/dist/parts/class_parts.h>
 
 #include <string>
 #include <utility>

@@ -1,4 +1,4 @@
-#include <thimble/dist/heads.h>
+#include <thimble/dist/parts/heads.h>
 
 #include <string>
 #include <utility>

@@ -6,7 +6,7 @@
 //   backward  dx = g (e^(x - lse) - [c = t]) of a part's own columns        nothing is exchanged
 
 #include <thimble/core/ops/op.h>
-#include <thimble/dist/team.h>
+#include <thimble/dist/parts/team.h>
 
 namespace thimble::dist {
 

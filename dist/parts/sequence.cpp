@@ -1,4 +1,4 @@
-#include <thimble/dist/sequence.h>
+#include <thimble/dist/parts/sequence.h>
 
 #include <string>
 #include <utility>
@@ -7,7 +7,7 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/dist/fold.h>
-#include <thimble/dist/parts.h>
+#include <thimble/dist/parts/parts.h>
 #include <thimble/dist/transit.h>
 #include <thimble/dist/window.h>
 

@@ -3,7 +3,7 @@
 //
 // In how many parts the work is cut is an attribute of the arithmetic: what parts give is added up in their order,
 // whoever has them. One rank alone computes all parts one after the other; of a team of ranks each has one part, with
-// the bits of that one rank. dist/parts.h has the operators.
+// the bits of that one rank. dist/parts/parts.h has the operators.
 
 #include <cstdint>
 
@@ -17,8 +17,8 @@ class Communicator;
 struct Team {
   int parts = 1;
   Communicator* ranks = nullptr;  ///< of as many ranks, which have one part each; null: this rank has all
-  bool cuts_sequence = false;     ///< what lies between the layers in parts is in parts, too: dist/sequence.h
-  bool has_whole_layers = false;  ///< the sequence alone is cut, and in attention heads: dist/heads.h
+  bool cuts_sequence = false;     ///< what lies between the layers in parts is in parts, too: dist/parts/sequence.h
+  bool has_whole_layers = false;  ///< the sequence alone is cut, and in attention heads: dist/parts/heads.h
 
   bool cuts_layers() const noexcept { return parts > 1 && !has_whole_layers; }
 

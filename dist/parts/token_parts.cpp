@@ -1,4 +1,4 @@
-#include <thimble/dist/token_parts.h>
+#include <thimble/dist/parts/token_parts.h>
 
 #include <string>
 

@@ -1,5 +1,5 @@
 #pragma once
-// How the parts of a layer's work (dist/team.h) meet.
+// How the parts of a layer's work (dist/parts/team.h) meet.
 //
 //        x ------ enter_part ---- W1[:, part p] ---- act ---- W2[part p, :] ----+
 //                                                                               sum_parts ---- y
@@ -18,7 +18,7 @@
 #include <thimble/core/ops/op.h>
 #include <thimble/core/threads/parallel.h>
 #include <thimble/dist/communicator.h>
-#include <thimble/dist/team.h>
+#include <thimble/dist/parts/team.h>
 
 namespace thimble::dist {
 
@@ -51,7 +51,7 @@ Tensor sum_here(std::span<const Tensor> terms);
 /// x, as one of the parts reads it: each of them enters for itself. x itself where there is one part. Throws RankError.
 Tensor enter_part(const Team& team, const Tensor& x);
 /// The sum of all parts' terms, of which this rank has `terms`; of one part its term. Where the team cuts the sequence
-/// (dist/sequence.h), terms are (B, T, C) and the sum is in parts. Throws ValueError where they are
+/// (dist/parts/sequence.h), terms are (B, T, C) and the sum is in parts. Throws ValueError where they are
 /// not as many as its parts, or more than Needs::max_operands; what SumParts throws; RankError.
 Tensor sum_parts(const Team& team, std::span<const Tensor> terms);
 

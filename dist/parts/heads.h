@@ -10,7 +10,7 @@
 // each rank sends (t - 1) / t.
 
 #include <thimble/core/ops/op.h>
-#include <thimble/dist/team.h>
+#include <thimble/dist/parts/team.h>
 
 namespace thimble::dist {
 
