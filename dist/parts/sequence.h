@@ -1,6 +1,7 @@
 #pragma once
 // Sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2): what lies between the layers in
-// parts (dist/parts/parts.h), norms, dropout and sums with the residual, has T / t tokens of each sample on each of t ranks.
+// parts (dist/parts/parts.h), norms, dropout and sums with the residual, has T / t tokens of each sample on each of t
+// ranks.
 //
 //     (B, T / t, C) -- GatherSequence -- W1[:, part p] -- act -- W2[part p, :] -- SumToSequence -- (B, T / t, C)
 //

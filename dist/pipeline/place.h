@@ -5,8 +5,8 @@
 
 namespace thimble::dist {
 
-/// Stage `index` of `count`. One stage alone is the whole chain. As with parts of blocks (dist/parts/team.h), in how many
-/// stages a chain is cut is an attribute of the arithmetic: one rank may have all of them, and adds up as they do.
+/// Stage `index` of `count`. One stage alone is the whole chain. As with parts of blocks (dist/parts/team.h), in how
+/// many stages a chain is cut is an attribute of the arithmetic: one rank may have all of them, and adds up as they do.
 struct StagePlace {
   int index = 0, count = 1;
   bool has_all = false;  ///< this rank has all stages

@@ -75,9 +75,9 @@ struct Setup {
   std::int64_t micro_batches = 1;
   int ranks = 1;  ///< that train together, each on its share of the batch (dist/data_parallel.h)
   int rank = 0;   ///< of these
-  /// Tensor parallelism: how many parts blocks and the vocabulary are cut into (dist/parts/team.h). Of several ranks each has
-  /// one part, and as many in a row are a team, which computes the same samples; one rank alone has all parts. 1: all
-  /// is whole
+  /// Tensor parallelism: how many parts blocks and the vocabulary are cut into (dist/parts/team.h). Of several ranks
+  /// each has one part, and as many in a row are a team, which computes the same samples; one rank alone has all parts.
+  /// 1: all is whole
   int tp = 1;
   /// Sequence parallelism: with `tp`, norms, dropout and sums between layers in parts have a part of the sequence each
   /// (dist/parts/sequence.h)

@@ -1,7 +1,7 @@
 #pragma once
-// What transformers do token by token where the sequence is cut: between their layers in parts (dist/parts/sequence.h), or in
-// layers that are whole (dist/parts/heads.h). x is (P B, T / t, C) there, of P of t parts, and the gradients of parameters,
-// sums over tokens, are made part by part. Without a cut these are the plain functions.
+// What transformers do token by token where the sequence is cut: between their layers in parts (dist/parts/sequence.h),
+// or in layers that are whole (dist/parts/heads.h). x is (P B, T / t, C) there, of P of t parts, and the gradients of
+// parameters, sums over tokens, are made part by part. Without a cut these are the plain functions.
 
 #include <optional>
 #include <span>

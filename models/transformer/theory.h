@@ -12,7 +12,8 @@
 //
 // In t parts (models/transformer/cut_block.h) a rank has its own part of all but the norms, the inputs of the layer's
 // two halves and the masks on their results: with dropout, at e = 2, sbh (10 + 24 / t + 5 a s / (h t)), as in their
-// section 4.2.1; where the sequence is in parts, too (dist/parts/sequence.h), sbh (34 / t + 5 a s / (h t)), as in 4.2.2.
+// section 4.2.1; where the sequence is in parts, too (dist/parts/sequence.h), sbh (34 / t + 5 a s / (h t)), as in
+// their section 4.2.2.
 //
 // A layer's input is the result of what comes before it, so here each layer owns its result.
 
