@@ -94,7 +94,7 @@ class ByHand {
     const std::int64_t of_part = columns / parts_, row = own / of_part, column = own % of_part;
     if (is("c_fc") || is("o_proj") || is("down_proj")) return row * columns + part * of_part + column;
     if (!is("c_attn")) return part * rows / parts_ * columns + own;  // whole rows
-    const std::int64_t third = of_part / 3;                            // queries, keys, values side by side
+    const std::int64_t third = of_part / 3;                          // queries, keys, values side by side
     return row * columns + column / third * (columns / 3) + part * third + column % third;
   }
 
