@@ -28,20 +28,17 @@ struct Cut {
 };
 
 std::vector<Cut> cuts(bool is_quick) {
+  if (is_quick) return {{2, 2, 1, 1, true}, {4, 1}, {1, 4}, {1, 1, 2}, {1, 2, 1, 2}};
   std::vector<Cut> list;
   for (const int pp : {1, 2, 4}) {
     for (const int tp : {1, 2, 4}) {
-      if (is_quick && tp * pp > 4) continue;
       list.push_back({tp, pp});
       if (tp > 1) list.push_back({tp, pp, 1, 1, true});
     }
     if (pp == 4) continue;
-    for (const int cp : {2, 4}) {
-      if (!is_quick || cp * pp <= 4) list.push_back({1, pp, cp});
-    }
+    for (const int cp : {2, 4}) list.push_back({1, pp, cp});
   }
-  list.push_back({1, 2, 1, 2});
-  if (!is_quick) list.push_back({2, 2, 1, 2});
+  for (const int tp : {1, 2}) list.push_back({tp, 2, 1, 2});
   return list;
 }
 
@@ -85,7 +82,7 @@ report::Experiment distributed_layouts_experiment(const ExperimentOptions& optio
       if (ranks == 1) continue;
       for (int zero = 0; zero <= (shares == 1 ? 0 : 3); zero += options.is_quick ? 3 : 1) {
         for (const bool has_budget : {false, true}) {
-          if (has_budget && options.is_quick && ranks > 4) continue;
+          if (has_budget && options.is_quick && shares > 1) continue;
           models::TrainOptions several = one;
           several.setup.ranks = ranks;
           several.setup.zero = zero;
