@@ -1,5 +1,7 @@
 #include <thimble/dist/transit.h>
 
+#include <thimble/dist/window.h>
+
 namespace thimble::dist {
 namespace transit_detail {
 
@@ -29,6 +31,18 @@ void Transit::wait() {
   transfer_.wait();
   read_.clear(), written_.clear();
   sends_.clear(), receives_.clear();
+}
+
+void gather_stretches(Communicator& ranks, const Tensor& all) {
+  const std::int64_t n = all.elements() / ranks.size();
+  Transit transit;
+  for (int r = 0; r < ranks.size(); ++r) {
+    if (r == ranks.rank()) continue;
+    transit.send(r, window_of(all, ranks.rank() * n, {n}));
+    transit.receive(r, window_of(all, r * n, {n}));
+  }
+  transit.begin(ranks);
+  transit.wait();
 }
 
 }  // namespace thimble::dist

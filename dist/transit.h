@@ -32,4 +32,8 @@ class Transit {
   Transfer transfer_;  // ends before the pins go
 };
 
+/// A dense tensor of as many equal stretches as there are ranks, of which each has made its own: now each has all.
+/// Throws RankError.
+void gather_stretches(Communicator& ranks, const Tensor& all);
+
 }  // namespace thimble::dist

@@ -33,13 +33,6 @@ void check(const ClassPartsLoss& op, const Tensor& logits, const Tensor& targets
   if (logits.device() != targets.device()) throw DeviceError(is + "; one device is allowed");
 }
 
-kernels::RowOperand rows_of(const Tensor& t, const Addresses& at) {
-  return {at(t), t.dtype(), {t.strides()[0]}, t.strides()[1]};
-}
-kernels::RowResult result_rows_of(const Tensor& t, const Addresses& at) {
-  return {at(t), t.dtype(), {t.strides()[0]}, t.strides()[1]};
-}
-
 /// (parts, 3, N): the numbers of all parts.
 Tensor part_numbers(const ClassPartsLoss& op, const Tensor& logits, const Tensor& targets) {
   const std::int64_t each = numbers * targets.elements();
@@ -47,29 +40,21 @@ Tensor part_numbers(const ClassPartsLoss& op, const Tensor& logits, const Tensor
   const PathScope path = ranks_path();
   const Category category = team.ranks != nullptr ? Category::communication : Category::workspace;
   Tensor all = Tensor::empty({team.parts, numbers, targets.elements()}, DType::f64, logits.device(), category);
-  const auto of_part = [&](int p) { return window_of(all, p * each, {each}); };
   for (int p = 0; p < team.count(); ++p) {
     const std::int64_t begin = team.begin(op.classes), first = team.begin(op.classes, p), n = team.size(op.classes, p);
-    const Tensor scores = view::slice(logits, 1, first - begin, first - begin + n), to = of_part(team.first() + p);
+    const Tensor scores = view::slice(logits, 1, first - begin, first - begin + n),
+                 to = window_of(all, (team.first() + p) * each, {each});
     launch(logits.device(), [&](const Addresses& at) {
       kernels::ClassPartArgs args;
       args.outer = targets.shape();
-      args.scores = rows_of(scores, at);
+      args.scores = ops::loss_detail::rows_of(scores, at);
       args.targets = ops::loss_detail::class_targets(form_of(op), targets, n, at);
       args.targets.first = first;
       args.out = at.as<double>(to);
       kernels::cross_entropy_kernels(logits.device()).class_part(args);
     });
   }
-  if (team.ranks == nullptr) return all;
-  Transit transit;
-  for (int r = 0; r < team.parts; ++r) {
-    if (r == team.first()) continue;
-    transit.send(r, of_part(team.first()));
-    transit.receive(r, of_part(r));
-  }
-  transit.begin(*team.ranks);
-  transit.wait();
+  if (team.ranks != nullptr) gather_stretches(*team.ranks, all);
   return all;
 }
 
@@ -78,10 +63,10 @@ Tensor log_probabilities(const Tensor& logits, const Tensor& lse) {
   launch(logits.device(), [&](const Addresses& at) {
     kernels::LogProbabilityArgs args;
     args.outer = lse.shape();
-    args.scores = rows_of(logits, at);
+    args.scores = ops::loss_detail::rows_of(logits, at);
     args.rows = logits.size(0), args.classes = logits.size(1);
     args.log_sums = at(lse);
-    args.out = result_rows_of(out, at);
+    args.out = ops::loss_detail::result_rows_of(out, at);
     kernels::cross_entropy_kernels(logits.device()).log_probabilities(args);
   });
   return out;
@@ -125,13 +110,13 @@ Gradients ClassPartsLoss::backward(Saved saved, Tensor dy, Needs) const {
   launch(dx.device(), [&](const Addresses& at) {
     kernels::CrossEntropyBackwardArgs args;
     args.outer = saved.targets.shape();
-    args.scores = detail::rows_of(saved.scores, at);
+    args.scores = ops::loss_detail::rows_of(saved.scores, at);
     args.targets = ops::loss_detail::class_targets(detail::form_of(*this), saved.targets, dx.size(1), at);
     args.targets.first = team.begin(classes);
     args.reduction = kernels::LossReduction::mean;
     args.log_sums = at(saved.lse);
     args.dy = at(dense_dy);
-    args.dx = detail::result_rows_of(dx, at);
+    args.dx = ops::loss_detail::result_rows_of(dx, at);
     kernels::cross_entropy_kernels(dx.device()).backward(args);
   });
   return {dx, Tensor()};

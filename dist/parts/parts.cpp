@@ -89,14 +89,7 @@ Tensor of_all_parts(Communicator& ranks, const Tensor& own, std::span<const int>
   const PathScope path = ranks_path();
   const Tensor rows = Tensor::empty({size, n}, own.dtype(), own.device(), Category::communication);
   copy_into(window_of(rows, ranks.rank() * n, {n}), own);
-  Transit transit;
-  for (int r = 0; r < size; ++r) {
-    if (r == ranks.rank()) continue;
-    transit.send(r, window_of(rows, ranks.rank() * n, {n}));
-    transit.receive(r, window_of(rows, r * n, {n}));
-  }
-  transit.begin(ranks);
-  transit.wait();
+  gather_stretches(ranks, rows);
   std::int64_t count = 0;
   for (const int layer : layers) count += layer < 0 ? 1 : size;
   Tensor all = Tensor::empty({count}, own.dtype(), own.device(), Category::workspace);

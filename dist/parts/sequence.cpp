@@ -39,14 +39,7 @@ Tensor gather(const Team& team, const Tensor& x) {
     all = Tensor::empty({team.parts * x.size(0), x.size(1), x.size(2)}, x.dtype(), x.device(), Category::communication);
   }
   copy_into(window_of(all, team.first() * n, {n}), window_of(own, 0, {n}));
-  Transit transit;
-  for (int r = 0; r < team.parts; ++r) {
-    if (r == team.first()) continue;
-    transit.send(r, own);
-    transit.receive(r, window_of(all, r * n, {n}));
-  }
-  transit.begin(*team.ranks);
-  transit.wait();
+  gather_stretches(*team.ranks, all);
   if (x.size(0) == 1) all.storage()->set_category(Category::temporary);  // it is the result
   return to_whole(all, team.parts);
 }

@@ -8,7 +8,6 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/dist/transit.h>
-#include <thimble/dist/window.h>
 
 namespace thimble::dist {
 namespace token_parts_detail {
@@ -38,24 +37,6 @@ Tensor by_part(const Tensor& targets, std::int64_t parts) {
   return view::reshape(contiguous(cut), {b * parts * each});
 }
 
-kernels::RowOperand rows_of(const Tensor& t, const Addresses& at) {
-  return {at(t), t.dtype(), {t.strides()[0]}, t.strides()[1]};
-}
-
-/// The parts' losses, of which this rank has made its own.
-void share(const Team& team, const Tensor& losses) {
-  if (team.ranks == nullptr) return;
-  const std::int64_t n = losses.elements() / team.parts;
-  Transit transit;
-  for (int r = 0; r < team.parts; ++r) {
-    if (r == team.first()) continue;
-    transit.send(r, window_of(losses, team.first() * n, {n}));
-    transit.receive(r, window_of(losses, r * n, {n}));
-  }
-  transit.begin(*team.ranks);
-  transit.wait();
-}
-
 }  // namespace token_parts_detail
 
 Tensor TokenPartsLoss::forward(const Tensor& logits, const Tensor& targets, Needs needs, Saved& saved) const {
@@ -77,14 +58,14 @@ Tensor TokenPartsLoss::forward(const Tensor& logits, const Tensor& targets, Need
     launch(logits.device(), [&](const Addresses& at) {
       kernels::CrossEntropyArgs args;
       args.outer = {rows};
-      args.scores = detail::rows_of(logits, at);
+      args.scores = ops::loss_detail::rows_of(logits, at);
       args.targets = ops::loss_detail::class_targets(form, own_targets, logits.size(1), at);
       args.reduction = kernels::LossReduction::none;
       args.log_sums = at(lse);
       args.losses = at(view::slice(losses, 0, first, first + rows));
       kernels::cross_entropy_kernels(logits.device()).forward(args);
     });
-    detail::share(team, losses);
+    if (team.ranks != nullptr) gather_stretches(*team.ranks, losses);
     launch(logits.device(), [&](const Addresses& at) {
       const kernels::ClassTargets of_all = ops::loss_detail::class_targets(form, all_targets, logits.size(1), at);
       kernels::cross_entropy_kernels(logits.device()).total({of_all, dtype, form.reduction, at(losses), at(loss)});
@@ -104,13 +85,13 @@ Gradients TokenPartsLoss::backward(Saved saved, Tensor dy, Needs) const {
   launch(dx.device(), [&](const Addresses& at) {
     kernels::CrossEntropyBackwardArgs args;
     args.outer = {rows};
-    args.scores = detail::rows_of(saved.logits, at);
+    args.scores = ops::loss_detail::rows_of(saved.logits, at);
     args.targets = ops::loss_detail::class_targets(detail::form_of(*this), own_targets, dx.size(1), at);
     args.batch = ops::loss_detail::class_targets(detail::form_of(*this), saved.targets, dx.size(1), at);
     args.reduction = kernels::LossReduction::mean;
     args.log_sums = at(saved.lse);
     args.dy = at(dense_dy);
-    args.dx = {at(dx), dx.dtype(), {dx.strides()[0]}, dx.strides()[1]};
+    args.dx = ops::loss_detail::result_rows_of(dx, at);
     kernels::cross_entropy_kernels(dx.device()).backward(args);
   });
   return {dx, Tensor()};

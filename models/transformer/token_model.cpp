@@ -57,6 +57,12 @@ Model::SharedByStages TokenModel::shared_parts(const std::vector<nn::Embedding*>
   return shared;
 }
 
+RandomSite TokenModel::site_of_whole(const std::string& name) const {
+  const PathScope own(path());
+  const PathScope below(name);
+  return initial_random_site();
+}
+
 std::vector<nn::Embedding*> TokenModel::cut_table(const std::string& name, const nn::TensorOptions& on,
                                                   double deviation) {
   if (!options_.stage.is_first() && !options_.stage.is_last()) return {};
@@ -64,11 +70,7 @@ std::vector<nn::Embedding*> TokenModel::cut_table(const std::string& name, const
   const std::int64_t rows = options_.vocabulary, width = options_.width;
   if (!is_cut()) return {&child<nn::Embedding>(name, rows, width, on, deviation)};
   nn::TablePart part;
-  {
-    const PathScope own(path());
-    const PathScope below(name);
-    part.weight = initial_random_site();
-  }
+  part.weight = site_of_whole(name);
   part.parts = options_.team.parts;
   std::vector<nn::Embedding*> parts;
   for (int p = options_.team.first(); p < options_.team.first() + options_.team.count(); ++p) {
@@ -83,11 +85,7 @@ std::vector<nn::Linear*> TokenModel::cut_head(const std::string& name, const nn:
   const std::int64_t width = options_.width, classes = options_.vocabulary;
   if (!is_cut()) return {&child<nn::Linear>(name, width, classes, on.outside_blocks(), options)};
   nn::LinearPart part;
-  {
-    const PathScope own(path());
-    const PathScope below(name);
-    part.weight = initial_random_site();
-  }
+  part.weight = site_of_whole(name);
   part.parts = options_.team.parts;
   std::vector<nn::Linear*> parts;
   nn::LinearOptions of_part = options;

@@ -58,6 +58,7 @@ class TokenModel : public Model {
   std::optional<DType> compute_;
 
  private:
+  RandomSite site_of_whole(const std::string& name) const;  // where its weight is drawn
   std::vector<Tensor> aliases_;
 };
 

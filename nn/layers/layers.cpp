@@ -280,7 +280,6 @@ Embedding::Embedding(std::int64_t count, std::int64_t width, const TensorOptions
     weight = add_parameter("weight", init::normal(whole, deviation, on.dtype, on.device));
     return;
   }
-  first_ = init::part_begin(count, part->parts, part->part);
   all_ = count;
   weight = add_parameter(
       "weight", init::normal_part({whole, 0, part->parts, part->part}, deviation, on.dtype, on.device, part->weight));
@@ -291,7 +290,10 @@ std::optional<PlaceInWhole> Embedding::place_in_whole(const Tensor&) const {
   return PlaceInWhole{{{all_, weight.size(1)}, 0, part_->parts, part_->part}};
 }
 
-Tensor Embedding::forward(const Tensor& ids) { return apply(ops::Embedding{first_, all_}, weight, ids); }
+Tensor Embedding::forward(const Tensor& ids) {
+  const std::int64_t first = part_ ? init::part_begin(all_, part_->parts, part_->part) : 0;
+  return apply(ops::Embedding{first, all_}, weight, ids);
+}
 
 Dropout::Dropout(double p, bool is_textbook) : p_(p), is_textbook_(is_textbook) {
   if (!(p >= 0 && p < 1)) throw ValueError("dropout: probability " + std::to_string(p) + " is not in [0, 1)");

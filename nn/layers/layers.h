@@ -204,7 +204,7 @@ class Embedding final : public Layer {
 
  private:
   std::optional<TablePart> part_;
-  std::int64_t first_ = 0, all_ = 0;  // of a part: its first row, rows of the whole
+  std::int64_t all_ = 0;  // of a part: rows of the whole
 };
 
 /// Inverted dropout (Srivastava et al. 2014) while training; keeps nothing, or a one-byte mask in the textbook form.

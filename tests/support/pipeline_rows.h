@@ -4,7 +4,12 @@
 #include <cstdint>
 #include <string>
 
-#include <thimble/models/training/setup.h>
+#include <thimble/models/training/training.h>
+
+#include "support/catch.h"
+#include "support/files.h"
+#include "support/rank_steps.h"
+#include "support/train_ranks.h"
 
 namespace thimble::testing {
 
@@ -65,12 +70,33 @@ inline models::Setup setup_of(const PipelineRow& row) {
   return setup;
 }
 
-/// The same by one rank, which has all stages, parts and micro-batches.
-inline models::Setup alone(models::Setup setup) {
-  setup.micro_batches *= data_ranks(setup);
-  setup.ranks = 1;
-  setup.zero = 0;
-  return setup;
+/// Checkpoints and weight files of `first` are those of one rank, and runs that stop in it go on as `then`.
+inline void check_files(const PipelineRow& first, const PipelineRow& then) {
+  const files_test::TemporaryFolder folder;
+  const auto contents = [&](const std::string& name) { return files_test::read_text_file(folder / name); };
+  const auto run_to = [&](const models::Setup& setup, std::int64_t steps, const std::string& from,
+                          const std::string& name) {
+    models::TrainOptions options;
+    options.setup = setup;
+    options.data = "synthetic";
+    options.eval_batches = 1;
+    options.steps = steps;
+    if (!from.empty()) options.resume = folder / from;
+    options.save = folder / name;
+    options.save_weights = folder / (name + ".weights");
+    const models::TrainReport report = train(options);
+    CHECK(report.differences() == "");
+  };
+  const models::Setup a = setup_of(first), b = setup_of(then);
+  run_to(alone(a), 4, "", "one");
+  run_to(a, 4, "", "several");
+  CHECK((contents("several") == contents("one")));
+  CHECK((contents("several.weights") == contents("one.weights")));
+  run_to(a, 2, "", "half");
+  run_to(b, 4, "half", "whole");
+  CHECK((contents("whole") == contents("one")));
+  run_to(alone(a), 4, "half", "alone");
+  CHECK((contents("alone") == contents("one")));
 }
 
 }  // namespace thimble::testing

@@ -62,6 +62,14 @@ inline StepsResult run_steps(const models::Setup& setup, dist::Communicator* ran
   return result;
 }
 
+/// The same by one rank, which has all stages, parts and micro-batches.
+inline models::Setup alone(models::Setup setup) {
+  setup.micro_batches *= data_ranks(setup);
+  setup.ranks = 1;
+  setup.zero = 0;
+  return setup;
+}
+
 /// Runs the setup on threads and checks that each has losses and tensors of `one`, and all together have all of them.
 /// How many ranks have each tensor.
 inline std::map<std::string, int> check_ranks_have(const models::Setup& setup, const StepsResult& one) {

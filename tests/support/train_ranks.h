@@ -1,8 +1,10 @@
 #pragma once
 // A named training on as many threads as its setup has ranks.
 
+#include <string>
 #include <utility>
 
+#include <thimble/core/error.h>
 #include <thimble/dist/threads.h>
 #include <thimble/models/training/training.h>
 
@@ -20,6 +22,16 @@ inline models::TrainReport train(const models::TrainOptions& options) {
     if (own.setup.rank == 0) report = std::move(of_rank);
   });
   return report;
+}
+
+/// The ValueError that training is refused with; empty: it is not.
+inline std::string refusal_of(const models::TrainOptions& options) {
+  try {
+    models::prepare_training(options);
+  } catch (const ValueError& error) {
+    return error.what();
+  }
+  return "";
 }
 
 }  // namespace thimble::testing

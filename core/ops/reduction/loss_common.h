@@ -33,4 +33,12 @@ void check_targets(const Form& form, const Tensor& targets, std::int64_t classes
 /// Dense `targets`, as kernels take them.
 kernels::ClassTargets class_targets(const Form& form, const Tensor& targets, std::int64_t classes, const Addresses& at);
 
+/// The rows of a matrix (N, C), as kernels take them.
+inline kernels::RowOperand rows_of(const Tensor& matrix, const Addresses& at) {
+  return {at(matrix), matrix.dtype(), {matrix.strides()[0]}, matrix.strides()[1]};
+}
+inline kernels::RowResult result_rows_of(const Tensor& matrix, const Addresses& at) {
+  return {at(matrix), matrix.dtype(), {matrix.strides()[0]}, matrix.strides()[1]};
+}
+
 }  // namespace thimble::ops::loss_detail

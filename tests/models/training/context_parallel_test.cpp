@@ -17,6 +17,7 @@
 #include "support/train_ranks.h"
 
 using namespace thimble;
+using testing::alone;
 
 namespace {
 
@@ -55,14 +56,6 @@ models::Setup setup_of(const Row& row) {
   return setup;
 }
 
-/// The same by one rank, which has all parts and all micro-batches.
-models::Setup alone(models::Setup setup) {
-  setup.micro_batches *= data_ranks(setup);
-  setup.ranks = 1;
-  setup.zero = 0;
-  return setup;
-}
-
 }  // namespace
 
 TEST_CASE("context parallel: several ranks have the bits of one", "[context_parallel]") {
@@ -82,7 +75,6 @@ TEST_CASE("context parallel: several ranks have the bits of one", "[context_para
   const models::Setup setup = setup_of(row);
   const testing::StepsResult one = testing::run_steps(alone(setup), nullptr);
   CHECK(one.losses.front() != one.losses.back());
-  testing::StepsResult all = one;
   if (row.pp > 1) {
     testing::check_ranks_have(setup, one);
     return;
@@ -190,12 +182,7 @@ TEST_CASE("context parallel: what is not done is refused", "[context_parallel]")
     options.setup.ranks = 1;
     options.data = "synthetic";
     change(options.setup);
-    try {
-      models::prepare_training(options);
-    } catch (const ValueError& error) {
-      return error.what();
-    }
-    return {};
+    return testing::refusal_of(options);
   };
   CHECK(why([](auto&) {}).empty());
   CHECK(why([](auto& s) { s.tp = 2; }).find("`cp`: 2 with `tp` 2: sequences of whole layers alone") == 0);

@@ -15,7 +15,6 @@
 #include <thimble/models/training/training.h>
 
 #include "support/catch.h"
-#include "support/files.h"
 #include "support/pipeline_rows.h"
 #include "support/rank_steps.h"
 #include "support/train_ranks.h"
@@ -207,12 +206,7 @@ TEST_CASE("interleaved: what cannot be is refused", "[interleaved]") {
     options.setup = setup_of(in_chunks({"char-gpt", 2}));
     options.data = "synthetic";
     change(options);
-    try {
-      models::prepare_training(options);
-    } catch (const ValueError& error) {
-      return error.what();
-    }
-    return "";
+    return testing::refusal_of(options);
   };
   CHECK(why([](auto&) {}) == "");
   CHECK(why([](auto& o) { o.setup.pipeline = "1f1b"; }) ==
@@ -238,29 +232,5 @@ TEST_CASE("interleaved: files are those of one rank, and go on in any layout", "
        {in_chunks({"bert-base", 2, 1, 2, 2, 2}), {"bert-base", 4}},
        {in_chunks({"resnet18", 2, 1, 2, 1, 2}, 4), in_chunks({"resnet18", 4})}}));
   INFO(first.text() << "; then " << then.text());
-  const files_test::TemporaryFolder folder;
-  const auto contents = [&](const std::string& name) { return files_test::read_text_file(folder / name); };
-  const auto run_to = [&](const models::Setup& setup, std::int64_t steps, const std::string& from,
-                          const std::string& name) {
-    models::TrainOptions options;
-    options.setup = setup;
-    options.data = "synthetic";
-    options.eval_batches = 1;
-    options.steps = steps;
-    if (!from.empty()) options.resume = folder / from;
-    options.save = folder / name;
-    options.save_weights = folder / (name + ".weights");
-    const models::TrainReport report = testing::train(options);
-    CHECK(report.differences() == "");
-  };
-  const models::Setup a = setup_of(first), b = setup_of(then);
-  run_to(alone(a), 4, "", "one");
-  run_to(a, 4, "", "several");
-  CHECK((contents("several") == contents("one")));
-  CHECK((contents("several.weights") == contents("one.weights")));
-  run_to(a, 2, "", "half");
-  run_to(b, 4, "half", "whole");
-  CHECK((contents("whole") == contents("one")));
-  run_to(alone(a), 4, "half", "alone");
-  CHECK((contents("alone") == contents("one")));
+  testing::check_files(first, then);
 }

@@ -24,6 +24,7 @@
 #include "support/train_ranks.h"
 
 using namespace thimble;
+using testing::alone;
 
 namespace {
 
@@ -70,14 +71,6 @@ models::Setup setup_of(const Row& row) {
   setup.bucket_bytes = 16 << 10;
   setup.clip_norm = row.clip;
   if (!row.precision.empty()) set_precision(setup, row.precision);
-  return setup;
-}
-
-/// The same by one rank, which has all parts and all micro-batches.
-models::Setup alone(models::Setup setup) {
-  setup.micro_batches *= data_ranks(setup);
-  setup.ranks = 1;
-  setup.zero = 0;
   return setup;
 }
 
@@ -259,12 +252,7 @@ TEST_CASE("tensor parallel: what is not done in parts is refused", "[tensor_para
     options.setup.ranks = 1;
     options.data = "synthetic";
     change(options);
-    try {
-      models::prepare_training(options);
-    } catch (const ValueError& error) {
-      return error.what();
-    }
-    return "";
+    return testing::refusal_of(options);
   };
   CHECK(why([](auto&) {}) == "");
   CHECK(why([](auto& o) { o.setup.tp = 5; }) == "blocks in 5 parts: 12 heads; a divisor is allowed");
