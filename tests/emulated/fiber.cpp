@@ -4,6 +4,10 @@
 #include <cstdlib>
 #include <cstring>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace thimble::emulated {
 namespace {
 
@@ -35,6 +39,26 @@ void Fiber::leave() { swapcontext(&own_, &host_); }
 
 #else
 
+namespace {
+
+// AddressSanitizer wants to know on whose stack the program is. It understands swapcontext(), too, but forgets all it
+// knows of a stack each time.
+#if defined(__SANITIZE_ADDRESS__)
+void new_stack(void* stack) { __asan_unpoison_memory_region(stack, stack_bytes); }
+void begin_switch(void** frames, const void* to, std::size_t bytes) {
+  __sanitizer_start_switch_fiber(frames, to, bytes);
+}
+void end_switch(void* frames, const void** from, std::size_t* bytes) {
+  __sanitizer_finish_switch_fiber(frames, from, bytes);
+}
+#else
+void new_stack(void*) {}
+void begin_switch(void**, const void*, std::size_t) {}
+void end_switch(void*, const void**, std::size_t*) {}
+#endif
+
+}  // namespace
+
 // What a called function keeps goes to the one stack and comes from the other. swapcontext() would call the kernel for
 // the mask of signals, each time.
 extern "C" void thimble_switch_stacks(void** from, void* to);
@@ -63,21 +87,30 @@ thimble_switch_stacks:
 
 void Fiber::start(void (*entry)(void*), void* argument) {
   entry_ = entry, argument_ = argument;
-  void (*const first)() = [] {
-    starting->entry_(starting->argument_);
-    std::abort();
-  };
+  new_stack(stack_.get());
+  void (*const first)() = [] { starting->run(); };
   auto top = reinterpret_cast<std::uintptr_t>(stack_.get() + stack_bytes) & ~std::uintptr_t{15};
   auto* const frame = reinterpret_cast<void**>(top) - 8;  // six registers, where to go, and a caller that is none
   std::memset(frame, 0, 8 * sizeof(void*));
   frame[6] = reinterpret_cast<void*>(first);
   own_ = frame;
 }
+void Fiber::run() {
+  end_switch(own_frames_, &host_stack_, &host_stack_bytes_);
+  entry_(argument_);
+  std::abort();
+}
 void Fiber::resume() {
   starting = this;
+  begin_switch(&host_frames_, stack_.get(), stack_bytes);
   thimble_switch_stacks(&host_, own_);
+  end_switch(host_frames_, nullptr, nullptr);
 }
-void Fiber::leave() { thimble_switch_stacks(&own_, host_); }
+void Fiber::leave() {
+  begin_switch(&own_frames_, host_stack_, host_stack_bytes_);
+  thimble_switch_stacks(&own_, host_);
+  end_switch(own_frames_, &host_stack_, &host_stack_bytes_);
+}
 
 #endif
 

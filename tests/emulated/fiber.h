@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <memory>
 
-#if !defined(__x86_64__) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if !defined(__x86_64__) || defined(__SANITIZE_THREAD__)
 #define THIMBLE_FIBERS_OF_THE_SYSTEM
 #include <ucontext.h>
 #endif
@@ -23,7 +23,13 @@ class Fiber {
 #if defined(THIMBLE_FIBERS_OF_THE_SYSTEM)
   ucontext_t own_, host_;
 #else
+  void run();
+
   void *own_ = nullptr, *host_ = nullptr;
+  // What AddressSanitizer notes down of either stack.
+  void *own_frames_ = nullptr, *host_frames_ = nullptr;
+  const void* host_stack_ = nullptr;
+  std::size_t host_stack_bytes_ = 0;
 #endif
   void (*entry_)(void*) = nullptr;
   void* argument_ = nullptr;
