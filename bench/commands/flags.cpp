@@ -310,8 +310,9 @@ void add_spill_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
       ->type_name("FOLDER|host");
   command.add_flag("--offload-optimizer", setup->offloads_optimizer,
                    "The optimizer's state waits there as well, between updates");
-  command.add_flag("--offload-parameters", setup->offloads_parameters,
-                   "Parameters wait there between uses: each layer's are read before it and the next ahead");
+  command.add_flag(
+      "--offload-parameters", setup->offloads_parameters,
+      "Parameters wait there between uses: each layer's are read before it and the next ones ahead (--read-ahead)");
   command.add_flag("--offload-gradients", setup->offloads_gradients,
                    "Gradients wait there, from backward to the update of their parameter");
   // A flag: it takes a value after "=" alone, so that a model's name after it stays one.

@@ -32,6 +32,7 @@ nlohmann::ordered_json json_of(const models::JudgedLayout& judged) {
           {"micro_batches", l.micro_batches},
           {"recompute_blocks", l.recomputes_blocks},
           {"bucket_bytes", l.bucket_bytes},
+          {"read_ahead", l.read_ahead},
           {"step_seconds", judged.time.step_s()},
           {"pipeline_seconds", judged.time.pipeline_s},
           {"idle_seconds", judged.time.idle_s},
@@ -107,7 +108,7 @@ void print_table(const models::PlanOptions& options, const models::Cluster& clus
   }
   std::printf("neighbours\n");
   for (const models::JudgedLayout& other : found.neighbours) {
-    std::printf("  %-70s %s\n", to_string(other.layout).c_str(),
+    std::printf("  %-78s %s\n", to_string(other.layout).c_str(),
                 why_not(other, found.best, cluster.memory_bytes).c_str());
   }
   std::printf("%zu layouts counted and %zu run dry in %.1f s, every distinct rank of the best one in %.1f s\n",
@@ -152,13 +153,15 @@ void plan_layout(const CLI::App& command, const LayoutFlags& flags, const models
   if (is_given("--micro-batches")) fixed.micro_batches = options.setup.micro_batches;
   if (is_given("--sequence-parallel")) fixed.cuts_sequence = true;
   if (is_given("--recompute-blocks")) fixed.recomputes_blocks = options.setup.recomputes_blocks;
+  if (is_given("--bucket")) fixed.bucket_bytes = options.setup.bucket_bytes;
+  if (is_given("--read-ahead")) fixed.read_ahead = options.setup.read_ahead;
   models::Cluster cluster = flags.cluster;
   cluster.ranks = options.setup.ranks;
   models::PlanOptions own = options;
   own.setup.ranks = own.setup.tp = own.setup.pp = 1;
   own.setup.zero = 0;
   own.setup.sequence_parallel = false;
-  own.setup.micro_batches = 1;
+  own.setup.micro_batches = own.setup.read_ahead = 1;
   const models::LayoutReport found = models::find_layout(own, cluster, fixed);
   const std::string costs = nn::CostModel(models::hardware_for(options.costs, options.device)).source;
   is_json ? layouts_detail::print_json(own, cluster, costs, found)

@@ -255,8 +255,9 @@ LayoutTime LayoutTimes::of(const Layout& layout) {
     const double gathered = others * largest / alike.bytes_per_s;
     time.shares_s = micro_batches * std::max(0.0, sent - backward) +
                     others * std::min(bucket, largest) / alike.bytes_per_s + gathered;
-    if (layout.zero == 3) {  // parameters come for each forward and backward, ahead of the layer that computes
-      time.shares_s += micro_batches * std::max(0.0, 2 * gathered - slowest) - gathered;
+    if (layout.zero == 3) {  // parameters come for each forward and backward, ahead of the layer that computes or not
+      const double hidden = layout.read_ahead > 0 ? slowest : 0;
+      time.shares_s += micro_batches * std::max(0.0, 2 * gathered - hidden) - gathered;
     }
   }
   if (layout.pp > 1) {  // a tied table's gradient to the first stage, its values back

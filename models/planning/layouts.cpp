@@ -60,6 +60,7 @@ std::string to_string(const Layout& layout) {
                      ", ZeRO " + std::to_string(layout.zero) + ", " + std::to_string(layout.micro_batches) +
                      (layout.micro_batches == 1 ? " micro-batch" : " micro-batches");
   if (layout.recomputes_blocks) text += ", blocks again";
+  if (layout.read_ahead != 1) text += ", " + std::to_string(layout.read_ahead) + " read ahead";
   if (layout.dp > 1) text += ", buckets of " + std::to_string(layout.bucket_bytes >> 20) + " MiB";
   return text;
 }
@@ -73,6 +74,7 @@ Setup setup_of(const Setup& setup, const Layout& layout, int rank) {
   own.micro_batches = layout.micro_batches;
   own.recomputes_blocks = layout.recomputes_blocks;
   own.bucket_bytes = layout.bucket_bytes;
+  own.read_ahead = layout.read_ahead;
   return own;
 }
 
@@ -80,6 +82,13 @@ std::vector<Layout> layouts_of(const Setup& setup, const Cluster& cluster, const
   using layouts_detail::goes_with;
   const auto model = make_model(setup.model, setup.sizes, tensor_options(setup, dry(cpu)));
   const int n = cluster.ranks, stages = layouts_detail::most_stages(setup, *model, n);
+  const auto choices = [](const auto& given, auto some) {
+    if (given) some = {*given};
+    return some;
+  };
+  const auto buckets =
+      choices(fixed.bucket_bytes, std::vector<std::size_t>{std::size_t{25} << 20, std::size_t{100} << 20});
+  const auto depths = choices(fixed.read_ahead, std::vector<int>{1, 0});
   std::vector<Layout> list;
   const auto add = [&](const Layout& layout) {
     if (goes_with(fixed.zero, layout.zero) && goes_with(fixed.micro_batches, layout.micro_batches) &&
@@ -100,10 +109,12 @@ std::vector<Layout> layouts_of(const Setup& setup, const Cluster& cluster, const
         if (share % samples != 0) continue;
         for (int zero = 0; zero <= (dp > 1 ? 3 : 0); ++zero) {
           for (const bool again : {false, true}) {
-            for (const std::size_t bucket : {std::size_t{25} << 20, std::size_t{100} << 20}) {
+            for (const std::size_t bucket : buckets) {
               for (const bool cuts : {false, true}) {
-                if (dp == 1 && bucket != std::size_t{25} << 20) continue;
-                add({dp, tp, pp, zero, share / samples, again, bucket, cuts});
+                if (dp == 1 && bucket != buckets.front()) continue;
+                for (const int ahead : zero == 3 ? depths : std::vector<int>{1}) {
+                  add({dp, tp, pp, zero, share / samples, again, bucket, cuts, ahead});
+                }
               }
             }
           }
@@ -166,6 +177,9 @@ LayoutReport find_layout(const PlanOptions& options, const Cluster& cluster, con
   if (options.setup.pipeline != "1f1b") {
     throw ValueError("layouts: `pipeline` " + options.setup.pipeline + "; 1f1b alone is tried, and allowed");
   }
+  if (fixed.bucket_bytes == std::size_t{0}) {
+    throw ValueError("layouts: `bucket_bytes` 0, buckets whose number is not counted; 1 and more are allowed");
+  }
   if (cluster.ranks < 1 || cluster.per_node < 1) {
     throw ValueError("layouts: " + std::to_string(cluster.ranks) + " ranks in nodes of " +
                      std::to_string(cluster.per_node) + "; 1 and more are allowed");
@@ -217,7 +231,8 @@ LayoutReport find_layout(const PlanOptions& options, const Cluster& cluster, con
     int changes = (has_shape ? 0 : 1) + (l.zero != best.zero ? 1 : 0) +
                   (l.recomputes_blocks != best.recomputes_blocks ? 1 : 0) +
                   (l.cuts_sequence != best.cuts_sequence && (has_shape || (l.tp > 1 && best.tp > 1)) ? 1 : 0) +
-                  (l.bucket_bytes != best.bucket_bytes && best.dp > 1 ? 1 : 0);
+                  (l.bucket_bytes != best.bucket_bytes && best.dp > 1 ? 1 : 0) +
+                  (l.zero == 3 && l.read_ahead != (best.zero == 3 ? best.read_ahead : 1) ? 1 : 0);
     const std::int64_t samples = options.setup.batch / (l.dp * l.micro_batches);
     const std::int64_t own = options.setup.batch / (best.dp * best.micro_batches);
     changes += samples != own ? 1 : 0;

@@ -1,6 +1,6 @@
 #pragma once
 // How a model is best laid out over ranks: data, tensor, sequence and pipeline parallelism, ZeRO's stage,
-// micro-batches, recomputation and buckets, so that every rank fits its memory and a step takes least.
+// micro-batches, recomputation, buckets and what is read ahead, so that every rank fits its memory and a step takes least.
 //
 // - Times are a model: rooflines of operators (nn/fit/cost.h), links (dist/links.h), the schedule of the pipeline as it
 //   is simulated. Bytes are exact: dry runs of every distinct rank.
@@ -37,10 +37,11 @@ struct Layout {
   bool recomputes_blocks = false;
   std::size_t bucket_bytes = 25 << 20;
   bool cuts_sequence = false;  ///< sequence parallelism, with more than one part
+  int read_ahead = 1;          ///< units of parameters that come before they are used, in ZeRO's stage 3
   friend bool operator==(const Layout&, const Layout&) = default;
 };
 
-/// "dp 2, tp 4, sequence as well, pp 1, ZeRO 1, 8 micro-batches, blocks again, buckets of 25 MiB".
+/// "dp 2, tp 4, sequence as well, pp 1, ZeRO 3, 8 micro-batches, blocks again, 0 read ahead, buckets of 25 MiB".
 std::string to_string(const Layout& layout);
 
 /// What is given, and not to be chosen.
@@ -48,6 +49,8 @@ struct FixedLayout {
   std::optional<int> dp, tp, pp, zero;
   std::optional<std::int64_t> micro_batches;
   std::optional<bool> recomputes_blocks, cuts_sequence;
+  std::optional<std::size_t> bucket_bytes;
+  std::optional<int> read_ahead;
 };
 
 /// Seconds of a step, by the model.
@@ -81,7 +84,8 @@ struct LayoutReport {
 Setup setup_of(const Setup& setup, const Layout& layout, int rank = 0);
 
 /// All layouts of the setup on the cluster that go with what is given: parts that divide heads and lie within a node,
-/// stages up to the number of blocks, powers of two of samples in a micro-batch, buckets of 25 and 100 MiB.
+/// stages up to the number of blocks, powers of two of samples in a micro-batch, buckets of 25 and 100 MiB, in stage
+/// 3 of ZeRO nothing or one unit read ahead.
 std::vector<Layout> layouts_of(const Setup& setup, const Cluster& cluster, const FixedLayout& fixed);
 
 /// What layouts of a setup take and need by the model, from recordings of a block and of what lies around the blocks;
@@ -108,8 +112,8 @@ JudgedLayout judge(const PlanOptions& options, const Cluster& cluster, const Lay
                    std::vector<RankPlan>* ranks = nullptr);
 
 /// The fastest layout that fits. `options.setup` has model, sizes, precision, optimizer and the batch of all ranks.
-/// Throws ValueError for a cluster of no memory, a `pipeline` other than 1f1b, `cp`, and where nothing goes with what
-/// is given, BudgetError where no layout fits: with the fewest bytes that were seen to be needed.
+/// Throws ValueError for a cluster of no memory, a `pipeline` other than 1f1b, `cp`, `bucket_bytes` 0, and where nothing
+/// goes with what is given, BudgetError where no layout fits: with the fewest bytes that were seen to be needed.
 LayoutReport find_layout(const PlanOptions& options, const Cluster& cluster, const FixedLayout& fixed = {});
 
 }  // namespace thimble::models

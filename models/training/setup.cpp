@@ -98,10 +98,11 @@ std::unique_ptr<Model> make_stage(const Setup& setup, const dist::StagePlace& pl
 
 std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Communicator* ranks,
                                   dist::Communicator* team) {
+  const memory::UnitOptions away{.read_ahead = setup.read_ahead};
   std::shared_ptr<ParameterStore> store;
-  if (ranks != nullptr && setup.zero == 3) store = std::make_shared<dist::ShardStore>(*ranks);
+  if (ranks != nullptr && setup.zero == 3) store = std::make_shared<dist::ShardStore>(*ranks, away);
   if (setup.offloads_parameters) {
-    store = std::make_shared<memory::TierStore>(make_tier(setup, device, "`offloads_parameters`"));
+    store = std::make_shared<memory::TierStore>(make_tier(setup, device, "`offloads_parameters`"), away);
   }
   const ParameterStoreScope scope(store);
   nn::TensorOptions on = tensor_options(setup, device);
@@ -224,6 +225,13 @@ void check_techniques(const Setup& setup, bool is_text) {
   if (setup.fuses_optimizer && setup.micro_batches != 1) {
     throw ValueError("`fuses_optimizer`: not with `micro_batches` " + parts +
                      ", because gradients are complete after the last one; `micro_batches` 1 is allowed");
+  }
+  if (setup.read_ahead < 0) {
+    throw ValueError("`read_ahead`: " + std::to_string(setup.read_ahead) + "; 0 and more are allowed");
+  }
+  if (setup.read_ahead != 1 && !setup.offloads_parameters && setup.zero != 3) {
+    throw ValueError("`read_ahead`: " + std::to_string(setup.read_ahead) +
+                     ", and no parameters are away; with `offloads_parameters` or `zero` 3 it is allowed");
   }
   if (setup.offloads_gradients) {
     setup_detail::require_place(setup, "`offloads_gradients`");

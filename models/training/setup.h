@@ -62,7 +62,7 @@ struct Setup {
   /// Where plans may put saved tensors: a folder on a disk, on a GPU "host", for its pinned memory; empty: they do not.
   std::string offload;
   bool offloads_optimizer = false;             ///< its state waits there between updates
-  bool offloads_parameters = false;            ///< they wait there between uses, a unit read ahead
+  bool offloads_parameters = false;            ///< they wait there between uses
   bool offloads_gradients = false;             ///< they wait there for the update of their parameter
   bool allows_lossy = false;                   ///< plans may pack saved tensors to fewer digits
   DType lossy = DType::bf16;                   ///< which: bf16, f16, f8e4m3, f8e5m2, i8
@@ -95,6 +95,9 @@ struct Setup {
   int chunks = 1;
   int zero = 0;                         ///< stage of ZeRO: what ranks with the same parts share out, 0 to 3
   std::size_t bucket_bytes = 25 << 20;  ///< of gradients that travel as one
+  /// Units that come before they are used (memory/offload/unit_store.h), of parameters that are away: with
+  /// `offloads_parameters`, and in stage 3 of `zero`
+  int read_ahead = 1;
 };
 
 /// Ranks that compute the same samples.

@@ -67,13 +67,13 @@ bool fits(const models::PlanOptions& options, const models::Cluster& cluster, co
 }  // namespace
 
 TEST_CASE("layouts: the best one fits on every rank, and no faster one does", "[layouts]") {
-  const Case c = GENERATE(values<Case>({{"char-gpt", 4, 16, 0.5},
-                                        {"char-gpt", 8, 16, 0.2},
-                                        {"bert-base", 4, 8, 0.6, "bf16"},
-                                        {"tiny-llama", 4, 16, 0.35},
-                                        {"llama-3-8b", 8, 16, 0.3},
-                                        {"char-gpt", 8, 16, 0.15, "bf16", true},
-                                        {"resnet18", 4, 16, 0.7}}));
+  const Case c = GENERATE(testing::rows<Case>({{"char-gpt", 4, 16, 0.5},
+                                               {"char-gpt", 8, 16, 0.2},
+                                               {"bert-base", 4, 8, 0.6, "bf16"},
+                                               {"tiny-llama", 4, 16, 0.35},
+                                               {"llama-3-8b", 8, 16, 0.3},
+                                               {"char-gpt", 8, 16, 0.15, "bf16", true},
+                                               {"resnet18", 4, 16, 0.7}}));
   INFO(c.model << " on " << c.ranks << " ranks with " << c.share << " of what one needs");
   const models::PlanOptions options = options_of(c);
   const models::Cluster cluster = cluster_of(c, options);
@@ -103,7 +103,7 @@ TEST_CASE("layouts: the best one fits on every rank, and no faster one does", "[
 }
 
 TEST_CASE("layouts: what a person would try is never faster and fits", "[layouts]") {
-  const Case c = GENERATE(values<Case>({{"char-gpt", 8, 16, 0.25}, {"llama-3-8b", 8, 16, 0.35, "bf16"}}));
+  const Case c = GENERATE(testing::rows<Case>({{"char-gpt", 8, 16, 0.25}, {"llama-3-8b", 8, 16, 0.35, "bf16"}}));
   const models::PlanOptions options = options_of(c);
   const models::Cluster cluster = cluster_of(c, options);
   const models::LayoutReport report = find_layout(options, cluster);
@@ -113,6 +113,7 @@ TEST_CASE("layouts: what a person would try is never faster and fits", "[layouts
                                                   {8, 1, 1, 1, 1},
                                                   {8, 1, 1, 3, 1},
                                                   {8, 1, 1, 3, 2, true},
+                                                  {8, 1, 1, 3, 1, true, 25 << 20, false, 0},
                                                   {4, 2, 1, 1, 2},
                                                   {2, 4, 1, 1, 4},
                                                   {2, 4, 1, 0, 8, true},
@@ -135,8 +136,8 @@ TEST_CASE("layouts: what a person would try is never faster and fits", "[layouts
 }
 
 TEST_CASE("layouts: the best one trains in the bytes that were told", "[layouts]") {
-  const Case c = GENERATE(
-      values<Case>({{"char-gpt", 4, 16, 0.4}, {"tiny-llama", 8, 16, 0.25}, {"bert-base", 8, 16, 0.25, "", true}}));
+  const Case c = GENERATE(testing::rows<Case>(
+      {{"char-gpt", 4, 16, 0.4}, {"tiny-llama", 8, 16, 0.25}, {"bert-base", 8, 16, 0.25, "", true}}));
   const models::PlanOptions options = options_of(c);
   const models::Cluster cluster = cluster_of(c, options);
   models::FixedLayout fixed = fixed_of(c);
@@ -152,6 +153,37 @@ TEST_CASE("layouts: the best one trains in the bytes that were told", "[layouts]
   for (const models::RankFigures& rank : trained.ranks) CHECK(rank.measured_peak_bytes <= cluster.memory_bytes);
 }
 
+TEST_CASE("layouts: a rank reads parameters ahead where it has room for them", "[layouts]") {
+  models::PlanOptions options = options_of({"char-gpt", 4, 4, 1});
+  models::ModelOptions& sizes = options.setup.sizes;
+  sizes.layers = 3, sizes.width = 512, sizes.sequence = 16;  // parameters of several of the arena's granules
+  models::FixedLayout fixed;
+  fixed.dp = 4, fixed.zero = 3, fixed.micro_batches = 1, fixed.recomputes_blocks = true, fixed.bucket_bytes = 1 << 20;
+  models::Cluster cluster;
+  cluster.ranks = 4;
+  cluster.memory_bytes = std::size_t{1} << 40;
+  const models::JudgedLayout ahead = find_layout(options, cluster, fixed).best;
+  CHECK(ahead.layout.read_ahead == 1);
+  fixed.read_ahead = 0;
+  const models::JudgedLayout alone = find_layout(options, cluster, fixed).best;
+  CHECK(alone.peak_bytes < ahead.peak_bytes);
+  CHECK(alone.time.step_s() > ahead.time.step_s());
+  fixed.read_ahead.reset();
+  cluster.memory_bytes = ahead.peak_bytes;
+  CHECK(find_layout(options, cluster, fixed).best.layout.read_ahead == 1);
+  cluster.memory_bytes = ahead.peak_bytes - 1;
+  const models::LayoutReport tight = find_layout(options, cluster, fixed);
+  CHECK(tight.best.layout.read_ahead == 0);
+  CHECK(tight.best.peak_bytes == alone.peak_bytes);
+  models::TrainOptions training;
+  training.setup = models::setup_of(options.setup, tight.best.layout);
+  training.data = "synthetic";
+  training.steps = 2;
+  const models::TrainReport trained = testing::train(training);
+  CHECK(trained.differences() == "");
+  for (const models::RankFigures& rank : trained.ranks) CHECK(rank.measured_peak_bytes <= cluster.memory_bytes);
+}
+
 TEST_CASE("layouts: what is given is kept, and what cannot be is said", "[layouts]") {
   const Case c{"char-gpt", 8, 16, 1};
   const models::PlanOptions options = options_of(c);
@@ -161,6 +193,12 @@ TEST_CASE("layouts: what is given is kept, and what cannot be is said", "[layout
   const Layout best = find_layout(options, cluster, fixed).best.layout;
   CHECK((best.tp == 2 && best.pp == 2 && best.dp == 2 && best.zero == 1));
   CHECK((best.micro_batches == 4 && best.recomputes_blocks));
+  models::FixedLayout traffic;
+  traffic.zero = 3, traffic.bucket_bytes = 1 << 20, traffic.read_ahead = 2;
+  const Layout moved = find_layout(options, cluster, traffic).best.layout;
+  CHECK((moved.zero == 3 && moved.bucket_bytes == 1 << 20 && moved.read_ahead == 2));
+  traffic.bucket_bytes = 0;
+  CHECK_THROWS_WITH(find_layout(options, cluster, traffic), Catch::StartsWith("layouts: `bucket_bytes` 0"));
   fixed.tp = 3;
   CHECK_THROWS_WITH(find_layout(options, cluster, fixed), Catch::Contains("layouts: none of 8 ranks goes with"));
   models::PlanOptions interleaved = options;

@@ -66,6 +66,7 @@ void check_bits(const std::string& name, const models::TrainOptions& options) {
   INFO(name);
   const files_test::TemporaryFolder folder;
   models::TrainOptions here = options, gone = away(options);
+  here.setup.read_ahead = 1;
   here.save = folder / "here", gone.save = folder / "away";
   const Run plain = train_as_predicted(here), other = train_as_predicted(gone);
   CHECK(other.losses == plain.losses);
@@ -142,6 +143,11 @@ TEST_CASE("parameters away: the bits of the run that keeps them", "[store]") {
     parts.setup.micro_batches = 2;
     parts.setup.clip_norm = 0.1;
     check_bits(std::string(model) + ", micro-batches, clipped", parts);
+    for (const int units : {0, 2}) {
+      models::TrainOptions ahead = options;
+      ahead.setup.read_ahead = units;
+      check_bits(std::string(model) + ", units read ahead: " + std::to_string(units), ahead);
+    }
     models::TrainOptions masters = options;
     models::set_precision(masters.setup, "O2");
     check_bits(std::string(model) + ", masters", masters);
@@ -217,6 +223,11 @@ TEST_CASE("parameters away: what it does not go with is refused", "[store]") {
   options.setup.offloads_parameters = true;
   CHECK(
       files_test::contains(trained_test::refusal(options), "`offloads_parameters`: no folder; with `offload` FOLDER"));
+  models::TrainOptions here = options_of("mlp");
+  here.setup.read_ahead = 2;
+  CHECK(files_test::contains(trained_test::refusal(here), "`read_ahead`: 2, and no parameters are away; with "));
+  here.setup.read_ahead = -1;
+  CHECK(files_test::contains(trained_test::refusal(here), "`read_ahead`: -1; 0 and more are allowed"));
   models::PlanOptions plan;
   plan.setup = options.setup;
   plan.is_inference = true;

@@ -26,11 +26,12 @@ struct Row {
   std::string precision = {}, optimizer = {};
   std::size_t bucket_bytes = 32 << 10;  // several buckets
   bool has_budget = false;
+  int read_ahead = 1;
 
   std::string text() const {
     return model + " on " + std::to_string(ranks) + " ranks, stage " + std::to_string(zero) + ", " +
            std::to_string(micro_batches) + " micro-batches, " + precision + " " + optimizer +
-           (has_budget ? ", budget" : "");
+           (has_budget ? ", budget" : "") + ", " + std::to_string(read_ahead) + " units read ahead";
   }
 };
 
@@ -50,6 +51,7 @@ models::TrainOptions options_of(const Row& row) {
   options.setup.zero = row.zero;
   options.setup.micro_batches = row.micro_batches;
   options.setup.bucket_bytes = row.bucket_bytes;
+  options.setup.read_ahead = row.read_ahead;
   if (!row.precision.empty()) set_precision(options.setup, row.precision);
   options.data = "synthetic";
   options.steps = 5;
@@ -62,6 +64,7 @@ models::TrainOptions alone(models::TrainOptions options) {
   options.setup.micro_batches *= options.setup.ranks;
   options.setup.ranks = 1;
   options.setup.zero = 0;
+  options.setup.read_ahead = 1;
   options.budget_bytes = 0;
   return options;
 }
@@ -105,28 +108,31 @@ void check_row(const Row& row, const TemporaryFolder& folder) {
 
 TEST_CASE("ranks: a named model's run on several has the file, the losses and the bytes told of one", "[ranks]") {
   const TemporaryFolder folder;
-  const Row row = GENERATE(values<Row>({{"char-gpt", 2, 0},
-                                        {"char-gpt", 4, 1},
-                                        {"char-gpt", 3, 2, 2},
-                                        {"char-gpt", 4, 3},
-                                        {"char-gpt", 2, 3, 2, "O2"},
-                                        {"char-gpt", 2, 2, 1, "bf16", "adamw8"},
-                                        {"char-gpt", 2, 1, 1, "fp8"},
-                                        {"char-gpt", 2, 2, 1, "", "adafactor"},
-                                        {"char-gpt", 2, 2, 1, "", "muon"},
-                                        {"char-gpt", 2, 1, 1, "", "galore"},
-                                        {"char-gpt", 2, 2, 1, "", "apollo-mini"},
-                                        {"resnet18", 2, 2, 1, "", "adam-mini"},
-                                        {"char-gpt", 2, 2, 3, "", "", 0, true},
-                                        {"char-gpt", 3, 3, 1, "", "", 32 << 10, true},
-                                        {"bert-base", 2, 3, 2, "", "", 32 << 10, true},
-                                        {"resnet18", 4, 3, 1, "", "", 32 << 10, true},
-                                        {"bert-base", 3, 0},
-                                        {"bert-base", 2, 3, 1, "bf16"},
-                                        {"bert-base", 4, 2, 3, "", "adamw8"},
-                                        {"resnet18", 2, 1},
-                                        {"resnet18", 2, 3, 1, "O1"},
-                                        {"resnet18", 3, 2, 1, "", "momentum8"}}));
+  const Row row = GENERATE(testing::rows<Row>({{"char-gpt", 2, 0},
+                                               {"char-gpt", 4, 1},
+                                               {"char-gpt", 3, 2, 2},
+                                               {"char-gpt", 4, 3},
+                                               {"char-gpt", 2, 3, 1, "", "", 32 << 10, false, 0},
+                                               {"char-gpt", 2, 3, 2, "bf16", "", 32 << 10, true, 0},
+                                               {"char-gpt", 3, 3, 1, "", "", 32 << 10, false, 2},
+                                               {"char-gpt", 2, 3, 2, "O2"},
+                                               {"char-gpt", 2, 2, 1, "bf16", "adamw8"},
+                                               {"char-gpt", 2, 1, 1, "fp8"},
+                                               {"char-gpt", 2, 2, 1, "", "adafactor"},
+                                               {"char-gpt", 2, 2, 1, "", "muon"},
+                                               {"char-gpt", 2, 1, 1, "", "galore"},
+                                               {"char-gpt", 2, 2, 1, "", "apollo-mini"},
+                                               {"resnet18", 2, 2, 1, "", "adam-mini"},
+                                               {"char-gpt", 2, 2, 3, "", "", 0, true},
+                                               {"char-gpt", 3, 3, 1, "", "", 32 << 10, true},
+                                               {"bert-base", 2, 3, 2, "", "", 32 << 10, true},
+                                               {"resnet18", 4, 3, 1, "", "", 32 << 10, true},
+                                               {"bert-base", 3, 0},
+                                               {"bert-base", 2, 3, 1, "bf16"},
+                                               {"bert-base", 4, 2, 3, "", "adamw8"},
+                                               {"resnet18", 2, 1},
+                                               {"resnet18", 2, 3, 1, "O1"},
+                                               {"resnet18", 3, 2, 1, "", "momentum8"}}));
   check_row(row, folder);
 }
 
