@@ -64,7 +64,11 @@ if(THIMBLE_EMULATED_CUDA AND NOT thimble_cuda AND thimble_library_type STREQUAL 
     file(CONFIGURE OUTPUT ${wrapper} CONTENT "#include \"${source}\"\n")
     list(APPEND thimble_emulated_sources ${wrapper})
   endforeach()
-  set_source_files_properties(${thimble_emulated_sources} PROPERTIES COMPILE_OPTIONS -O1)
+  set(thimble_emulated_options -O1)
+  if(THIMBLE_SANITIZE)
+    list(APPEND thimble_emulated_options -fsanitize=${THIMBLE_SANITIZE}) # unlike the tests
+  endif()
+  set_source_files_properties(${thimble_emulated_sources} PROPERTIES COMPILE_OPTIONS "${thimble_emulated_options}")
   list(APPEND thimble_emulated_sources tests/emulated/backing.cpp tests/emulated/device.cpp tests/emulated/driver.cpp)
   # cuda/runtime/backing.cpp is compiled over a driver made of the host, whose headers stand in for CUDA's.
   set_source_files_properties(tests/emulated/driver.cpp PROPERTIES
@@ -203,6 +207,7 @@ if(NOT THIMBLE_SANITIZE)
       COMMAND sh ${consumer_dir}/single_header/run.sh ${form} ${compiler} ${PROJECT_BINARY_DIR}/single_header
               ${eigen_dir} ${consumer_build}/${name} ${arg_FLAGS}
       CONFIGURATIONS ${arg_CONFIGURATIONS})
+    set_tests_properties(consumer.${name} PROPERTIES COST 90) # minutes of one compiler: they begin early
   endfunction()
   thimble_add_single_header_test(one_file one_file ${CMAKE_CXX_COMPILER})
   thimble_add_single_header_test(two_files two_files ${THIMBLE_SECOND_CXX} FLAGS -DTHIMBLE_WITH_FILES)

@@ -7,3 +7,25 @@ using Catch::Approx;
 #else
 #include <catch2/catch.hpp>
 #endif
+
+#include <initializer_list>
+#include <vector>
+
+#include "support/sanitizer.h"
+
+namespace thimble::testing {
+
+/// Rows of a table, for GENERATE; under a sanitizer one of three, because all of them call the same.
+template <class T>
+Catch::Generators::GeneratorWrapper<T> rows(std::initializer_list<T> all) {
+#ifdef THIMBLE_TEST_HAS_SANITIZER
+  constexpr std::size_t step = 3;
+#else
+  constexpr std::size_t step = 1;
+#endif
+  std::vector<T> some;
+  for (std::size_t i = 0; i < all.size(); i += step) some.push_back(all.begin()[i]);
+  return Catch::Generators::from_range(some);
+}
+
+}  // namespace thimble::testing
