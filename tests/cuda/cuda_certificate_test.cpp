@@ -48,7 +48,7 @@ TEST_CASE("cuda certificate: transformer", "[cuda][certificate]") {
   check_techniques(transformer({.samples = 2}));
 }
 
-TEST_CASE("cuda certificate: transformer, products of the library", "[cuda][certificate]") {
+TEST_CASE("cuda certificate: transformer, products of the library", "[cuda][certificate][slow]") {
   if (!has_cuda()) return;
   const emulated::LibraryScope library;
   check_techniques(transformer({.samples = 2}));

@@ -9,3 +9,13 @@
 #define THIMBLE_TEST_HAS_SANITIZER
 #endif
 #endif
+
+namespace thimble::testing {
+
+#ifdef THIMBLE_TEST_HAS_SANITIZER
+inline constexpr bool has_sanitizer = true;
+#else
+inline constexpr bool has_sanitizer = false;
+#endif
+
+}  // namespace thimble::testing

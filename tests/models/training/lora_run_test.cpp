@@ -70,7 +70,7 @@ std::string weights_of(const models::TrainOptions& like, const std::string& path
 
 }  // namespace lora_run_test
 
-TEST_CASE("lora runs: predicted and measured are one number, and a budget changes no bit", "[lora]") {
+TEST_CASE("lora runs: predicted and measured are one number, and a budget changes no bit", "[lora][slow]") {
   using namespace lora_run_test;
   const files_test::TemporaryFolder folder;
   for (const char* const model : {"char-gpt", "tiny-llama"}) {

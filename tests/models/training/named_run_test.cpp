@@ -75,7 +75,8 @@ TEST_CASE("named run: what the header shows is what runs here", "[training]") {
   CHECK(shown == code_of_test());
 }
 
-TEST_CASE("named run: bytes are told before the first step, and a run goes on from its checkpoint", "[training]") {
+TEST_CASE("named run: bytes are told before the first step, and a run goes on from its checkpoint",
+          "[training][slow]") {
   const TemporaryFolder folder;
   const Trained trained = train_by_name(folder.path());
   CHECK(trained.told_bytes <= std::size_t{64} << 20);

@@ -75,7 +75,7 @@ TEST_CASE("optimizers: of matrices train as predicted, in a budget and resumed",
   }
 }
 
-TEST_CASE("optimizers: of matrices train images and narrow parameters as predicted", "[program]") {
+TEST_CASE("optimizers: of matrices train images and narrow parameters as predicted", "[program][slow]") {
   for (const std::string name : names) {
     INFO(name);
     train_as_predicted(options_of(name, "resnet18"));

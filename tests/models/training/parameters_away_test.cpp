@@ -93,7 +93,8 @@ std::vector<Offer> offers_of(const std::string& message) {
 
 }  // namespace
 
-TEST_CASE("parameters away: what a refusal offers trains within its budget, with the bits of the free run", "[store]") {
+TEST_CASE("parameters away: what a refusal offers trains within its budget, with the bits of the free run",
+          "[store][slow]") {
   const std::string disk = offload_test::disk_folder();
   if (disk.empty()) return;
   models::TrainOptions options = options_of("char-gpt");
@@ -154,7 +155,7 @@ TEST_CASE("parameters away: the bits of the run that keeps them", "[store]") {
   }
 }
 
-TEST_CASE("parameters away: with the other techniques, in a budget's plan", "[store]") {
+TEST_CASE("parameters away: with the other techniques, in a budget's plan", "[store][slow]") {
   const std::string disk = offload_test::disk_folder();
   if (disk.empty()) return;
   for (const char* const model : {"char-gpt", "resnet18"}) {
