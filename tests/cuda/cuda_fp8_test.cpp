@@ -24,6 +24,7 @@
 #include "support/catch.h"
 #include "support/fp8_twin.h"
 #include "support/operator_table.h"
+#include "support/sanitizer.h"
 
 using namespace thimble;
 using namespace thimble::fp8_test;

@@ -21,6 +21,7 @@
 
 #include "support/catch.h"
 #include "support/operator_table.h"
+#include "support/sanitizer.h"
 
 using namespace thimble;
 
@@ -205,8 +206,8 @@ void check_equal(const Case& c, int count, int zero, int steps) {
 }  // namespace
 
 TEST_CASE("data parallel: the bits of one rank", "[dist]") {
-  const int zero = GENERATE(thimble::testing::rows({0, 1, 2, 3}));
-  const int ranks = GENERATE(thimble::testing::rows({1, 2, 3, 4}));
+  const int zero = GENERATE(thimble::testing::table_rows({0, 1, 2, 3}));
+  const int ranks = GENERATE(thimble::testing::table_rows({1, 2, 3, 4}));
   for (const Case& c : {Case{"char-gpt", "", "adamw"}, Case{"resnet18", "", "momentum"}, Case{"bert-base", "", "adamw"},
                         Case{"char-gpt", "", "adamw", 2}}) {
     check_equal(c, ranks, zero, 3);
@@ -214,7 +215,7 @@ TEST_CASE("data parallel: the bits of one rank", "[dist]") {
 }
 
 TEST_CASE("data parallel: the bits of one rank in every precision", "[dist]") {
-  const int zero = GENERATE(thimble::testing::rows({0, 1, 2, 3}));
+  const int zero = GENERATE(thimble::testing::table_rows({0, 1, 2, 3}));
   for (const char* precision : {"bf16", "O1", "O2", "bf16-stochastic", "bf16-kahan", "fp8", "fp8-current"}) {
     check_equal({"char-gpt", precision, "adamw"}, 3, zero, 4);
   }
@@ -235,7 +236,7 @@ TEST_CASE("data parallel: buckets of any size give the same", "[dist]") {
 
 TEST_CASE("data parallel: ranks that share a GPU have the bits of one", "[dist][cuda]") {
   if (!thimble::testing::has_cuda()) return;
-  const int zero = GENERATE(thimble::testing::rows({0, 1, 2, 3}));
+  const int zero = GENERATE(thimble::testing::table_rows({0, 1, 2, 3}));
   Case c{"char-gpt", "", "adamw", 1, 0.01};  // every step is clipped
   c.device = cuda();
   check_equal(c, 2, zero, 3);

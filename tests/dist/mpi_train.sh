@@ -1,7 +1,8 @@
 #!/bin/sh
 # The program under a launcher of MPI, on text: four processes, each in a budget of its own, end with the file of one
-# process; so does a run of which a rank was killed with signal 9, gone on from its last checkpoint by another number of
-# ranks. The other ranks end within 10 s, with a status that is not 0.
+# process; so do eight, in parts, stages and shares of the batch; so does a run of which a rank was killed with signal 9,
+# gone on from its last checkpoint by another number of ranks. The other ranks end within 10 s, with a status that is
+# not 0.
 #
 #   mpi_train.sh MPIRUN THIMBLE TEXT WORK_DIR [KILLS]
 #
@@ -36,6 +37,14 @@ processes=$(sed -n 's/.*"process_peak_bytes": \([0-9]*\).*/\1/p' "$work/out" | t
 [ "$(echo "$peaks" | wc -w)" -eq 4 ] || fail "no peaks of four ranks"
 for peak in $peaks; do [ "$peak" -gt 0 ] && [ "$peak" -le 4194304 ] || fail "a rank committed $peak bytes"; done
 echo "four processes in $budget each: the file of one; arenas $peaks, processes $processes"
+
+# ---- Eight in a layout
+
+train "$thimble" train char-gpt --tp 2 --sequence-parallel --micro-batches 4 --save "$work/parts"
+train timeout 240 "$mpirun" -n 8 "$thimble" train char-gpt --tp 2 --sequence-parallel --pp 2 --zero 1 --micro-batches 2 \
+  --save "$work/eight"
+cmp "$work/parts" "$work/eight" || fail "eight processes, in 2 parts, 2 stages and 2 shares of the batch, have another file"
+echo "eight processes in 2 parts, 2 stages and 2 shares of the batch: the file of one"
 
 # ---- A rank that is killed
 

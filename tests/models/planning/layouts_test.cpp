@@ -9,6 +9,7 @@
 #include <thimble/models/training/training.h>
 
 #include "support/catch.h"
+#include "support/sanitizer.h"
 #include "support/train_ranks.h"
 
 using namespace thimble;
@@ -67,13 +68,13 @@ bool fits(const models::PlanOptions& options, const models::Cluster& cluster, co
 }  // namespace
 
 TEST_CASE("layouts: the best one fits on every rank, and no faster one does", "[layouts]") {
-  const Case c = GENERATE(testing::rows<Case>({{"char-gpt", 4, 16, 0.5},
-                                               {"char-gpt", 8, 16, 0.2},
-                                               {"bert-base", 4, 8, 0.6, "bf16"},
-                                               {"tiny-llama", 4, 16, 0.35},
-                                               {"llama-3-8b", 8, 16, 0.3},
-                                               {"char-gpt", 8, 16, 0.15, "bf16", true},
-                                               {"resnet18", 4, 16, 0.7}}));
+  const Case c = GENERATE(testing::table_rows<Case>({{"char-gpt", 4, 16, 0.5},
+                                                     {"char-gpt", 8, 16, 0.2},
+                                                     {"bert-base", 4, 8, 0.6, "bf16"},
+                                                     {"tiny-llama", 4, 16, 0.35},
+                                                     {"llama-3-8b", 8, 16, 0.3},
+                                                     {"char-gpt", 8, 16, 0.15, "bf16", true},
+                                                     {"resnet18", 4, 16, 0.7}}));
   INFO(c.model << " on " << c.ranks << " ranks with " << c.share << " of what one needs");
   const models::PlanOptions options = options_of(c);
   const models::Cluster cluster = cluster_of(c, options);
@@ -103,7 +104,7 @@ TEST_CASE("layouts: the best one fits on every rank, and no faster one does", "[
 }
 
 TEST_CASE("layouts: what a person would try is never faster and fits", "[layouts]") {
-  const Case c = GENERATE(testing::rows<Case>({{"char-gpt", 8, 16, 0.25}, {"llama-3-8b", 8, 16, 0.35, "bf16"}}));
+  const Case c = GENERATE(testing::table_rows<Case>({{"char-gpt", 8, 16, 0.25}, {"llama-3-8b", 8, 16, 0.35, "bf16"}}));
   const models::PlanOptions options = options_of(c);
   const models::Cluster cluster = cluster_of(c, options);
   const models::LayoutReport report = find_layout(options, cluster);
@@ -136,7 +137,7 @@ TEST_CASE("layouts: what a person would try is never faster and fits", "[layouts
 }
 
 TEST_CASE("layouts: the best one trains in the bytes that were told", "[layouts]") {
-  const Case c = GENERATE(testing::rows<Case>(
+  const Case c = GENERATE(testing::table_rows<Case>(
       {{"char-gpt", 4, 16, 0.4}, {"tiny-llama", 8, 16, 0.25}, {"bert-base", 8, 16, 0.25, "", true}}));
   const models::PlanOptions options = options_of(c);
   const models::Cluster cluster = cluster_of(c, options);

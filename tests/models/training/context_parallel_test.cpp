@@ -14,6 +14,7 @@
 
 #include "support/catch.h"
 #include "support/rank_steps.h"
+#include "support/sanitizer.h"
 #include "support/train_ranks.h"
 
 using namespace thimble;
@@ -59,18 +60,18 @@ models::Setup setup_of(const Row& row) {
 }  // namespace
 
 TEST_CASE("context parallel: several ranks have the bits of one", "[context_parallel]") {
-  const Row row = GENERATE(testing::rows<Row>({{"char-gpt", 2, 1},
-                                               {"char-gpt", 4, 1, 1, 0, 2},
-                                               {"char-gpt", 2, 2, 1, 1},
-                                               {"char-gpt", 2, 2, 1, 3, 2, "bf16", "adamw8"},
-                                               {"char-gpt", 4, 2, 1, 2, 1, "O1"},
-                                               {"char-gpt", 2, 1, 1, 0, 1, "O2", "adafactor"},
-                                               {"char-gpt", 2, 1, 2, 0, 4},
-                                               {"tiny-llama", 4, 1},
-                                               {"tiny-llama", 2, 2, 2, 3, 2, "bf16"},
-                                               {"llama-3-8b", 2, 2, 1, 1, 1, "O1"},
-                                               {"bert-base", 2, 2, 1, 2},
-                                               {"bert-base", 4, 1, 1, 0, 2, "O1"}}));
+  const Row row = GENERATE(testing::table_rows<Row>({{"char-gpt", 2, 1},
+                                                     {"char-gpt", 4, 1, 1, 0, 2},
+                                                     {"char-gpt", 2, 2, 1, 1},
+                                                     {"char-gpt", 2, 2, 1, 3, 2, "bf16", "adamw8"},
+                                                     {"char-gpt", 4, 2, 1, 2, 1, "O1"},
+                                                     {"char-gpt", 2, 1, 1, 0, 1, "O2", "adafactor"},
+                                                     {"char-gpt", 2, 1, 2, 0, 4},
+                                                     {"tiny-llama", 4, 1},
+                                                     {"tiny-llama", 2, 2, 2, 3, 2, "bf16"},
+                                                     {"llama-3-8b", 2, 2, 1, 1, 1, "O1"},
+                                                     {"bert-base", 2, 2, 1, 2},
+                                                     {"bert-base", 4, 1, 1, 0, 2, "O1"}}));
   INFO(row.text());
   const models::Setup setup = setup_of(row);
   const testing::StepsResult one = testing::run_steps(alone(setup), nullptr);
@@ -109,13 +110,13 @@ TEST_CASE("context parallel: a sequence in parts is the whole one, within roundi
 
 TEST_CASE("context parallel: each rank commits what was predicted, with a budget too", "[context_parallel]") {
   const bool has_budget = GENERATE(false, true);
-  const Row row = GENERATE(testing::rows<Row>({{"char-gpt", 2, 1},
-                                               {"char-gpt", 2, 2, 1, 3, 2},
-                                               {"char-gpt", 4, 1, 1, 0, 1, "bf16"},
-                                               {"char-gpt", 2, 1, 2, 0, 4},
-                                               {"tiny-llama", 2, 2, 1, 2},
-                                               {"llama-3-8b", 4, 1, 1, 0, 1, "O1"},
-                                               {"bert-base", 2, 2, 1, 1}}));
+  const Row row = GENERATE(testing::table_rows<Row>({{"char-gpt", 2, 1},
+                                                     {"char-gpt", 2, 2, 1, 3, 2},
+                                                     {"char-gpt", 4, 1, 1, 0, 1, "bf16"},
+                                                     {"char-gpt", 2, 1, 2, 0, 4},
+                                                     {"tiny-llama", 2, 2, 1, 2},
+                                                     {"llama-3-8b", 4, 1, 1, 0, 1, "O1"},
+                                                     {"bert-base", 2, 2, 1, 1}}));
   INFO(row.text() << (has_budget ? ", budget" : ""));
   models::TrainOptions options;
   options.setup = setup_of(row);

@@ -17,6 +17,7 @@
 #include "support/catch.h"
 #include "support/pipeline_rows.h"
 #include "support/rank_steps.h"
+#include "support/sanitizer.h"
 #include "support/train_ranks.h"
 
 using namespace thimble;
@@ -53,7 +54,7 @@ PipelineRow with_cut_sequence(PipelineRow row) {
 }  // namespace
 
 TEST_CASE("interleaved: several ranks have the bits of one with the whole model", "[interleaved]") {
-  const PipelineRow row = GENERATE(testing::rows<PipelineRow>({
+  const PipelineRow row = GENERATE(testing::table_rows<PipelineRow>({
       in_chunks({"char-gpt", 2}),
       in_chunks({"char-gpt", 2, 1, 1, 0, 2}),
       in_chunks({"char-gpt", 4, 1, 1, 0, 4}, 2, 8),
@@ -95,7 +96,7 @@ TEST_CASE("interleaved: several ranks have the bits of one with the whole model"
 
 TEST_CASE("interleaved: each rank commits what was predicted, with a budget too", "[interleaved]") {
   const bool has_budget = GENERATE(false, true);
-  const PipelineRow row = GENERATE(testing::rows<PipelineRow>(
+  const PipelineRow row = GENERATE(testing::table_rows<PipelineRow>(
       {in_chunks({"char-gpt", 2}), in_chunks({"char-gpt", 4}, 2, 8), in_chunks({"char-gpt", 2, 2, 2, 1}),
        in_chunks({"char-gpt", 2, 1, 2, 3}, 2, 6), trained_by(in_chunks({"tiny-llama", 2, 1, 2, 2}), "bf16"),
        trained_by(in_chunks({"bert-base", 2, 1, 1, 0, 6}), "O1"), in_chunks({"vit-b16", 2, 2}),
@@ -224,7 +225,7 @@ TEST_CASE("interleaved: what cannot be is refused", "[interleaved]") {
 }
 
 TEST_CASE("interleaved: files are those of one rank, and go on in any layout", "[interleaved]") {
-  const auto [first, then] = GENERATE(testing::rows<std::pair<PipelineRow, PipelineRow>>(
+  const auto [first, then] = GENERATE(testing::table_rows<std::pair<PipelineRow, PipelineRow>>(
       {{in_chunks({"char-gpt", 2}), {"char-gpt", 4, 1, 1, 0, 4, "gpipe"}},
        {{"char-gpt", 2, 1, 2, 1, 2}, in_chunks({"char-gpt", 2, 1, 1, 0, 4})},
        {in_chunks({"vit-b16", 2, 2, 2, 3, 2}), in_chunks({"vit-b16", 2, 2, 1, 0, 4})},

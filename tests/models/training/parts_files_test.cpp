@@ -20,6 +20,7 @@
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/part_layouts.h"
+#include "support/sanitizer.h"
 #include "support/tensor_bytes.h"
 #include "support/tensor_files.h"
 
@@ -163,7 +164,7 @@ TEST_CASE("parts in files: a checkpoint has what ranks have, put together by han
 
 TEST_CASE("parts in files: any layout reads a file and writes it again, byte by byte", "[parts_files]") {
   const TemporaryFolder folder;
-  const auto [model, precision] = GENERATE(testing::rows<std::pair<std::string, std::string>>(
+  const auto [model, precision] = GENERATE(testing::table_rows<std::pair<std::string, std::string>>(
       {{"char-gpt", ""}, {"char-gpt", "O2"}, {"tiny-llama", "bf16"}, {"bert-base", ""}, {"vit-b16", "O1"}}));
   const Layout from = GENERATE(Layout{2, 1}, Layout{2, 4, 2}, Layout{1, 1});
   INFO(model + " " + precision + ", from " + from.text());

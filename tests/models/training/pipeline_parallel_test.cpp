@@ -23,6 +23,7 @@
 #include "support/catch.h"
 #include "support/pipeline_rows.h"
 #include "support/rank_steps.h"
+#include "support/sanitizer.h"
 #include "support/train_ranks.h"
 
 using namespace thimble;
@@ -33,7 +34,7 @@ using Row = testing::PipelineRow;
 
 TEST_CASE("pipeline: several ranks have the bits of one with the whole model", "[pipeline_parallel]") {
   using models::Build;
-  const Row row = GENERATE(testing::rows<Row>({
+  const Row row = GENERATE(testing::table_rows<Row>({
       {"char-gpt", 2},
       {"char-gpt", 4},
       {"char-gpt", 3, 1, 1, 0, 5},
@@ -83,16 +84,16 @@ TEST_CASE("pipeline: several ranks have the bits of one with the whole model", "
 TEST_CASE("pipeline: each rank commits what was predicted, with a budget too", "[pipeline_parallel]") {
   const bool has_budget = GENERATE(false, true);
   const Row row =
-      GENERATE(testing::rows<Row>({{"char-gpt", 4},
-                                   {"char-gpt", 2, 2, 2, 1},
-                                   {"char-gpt", 2, 1, 2, 3},
-                                   {"char-gpt", 2, 2, 1, 0, 4, "1f1b", "", "", models::Build::fused, 0.5, true},
-                                   {"char-gpt", 4, 1, 1, 0, 4, "gpipe"},
-                                   {"tiny-llama", 2, 1, 2, 2, 4, "1f1b", "bf16"},
-                                   {"bert-base", 4, 1, 1, 0, 6, "1f1b", "O1"},
-                                   {"vit-b16", 2, 2, 1},
-                                   {"resnet18", 4, 1, 1, 0, 4},
-                                   {"resnet18", 2, 1, 2, 1, 2, "1f1b", "bf16"}}));
+      GENERATE(testing::table_rows<Row>({{"char-gpt", 4},
+                                         {"char-gpt", 2, 2, 2, 1},
+                                         {"char-gpt", 2, 1, 2, 3},
+                                         {"char-gpt", 2, 2, 1, 0, 4, "1f1b", "", "", models::Build::fused, 0.5, true},
+                                         {"char-gpt", 4, 1, 1, 0, 4, "gpipe"},
+                                         {"tiny-llama", 2, 1, 2, 2, 4, "1f1b", "bf16"},
+                                         {"bert-base", 4, 1, 1, 0, 6, "1f1b", "O1"},
+                                         {"vit-b16", 2, 2, 1},
+                                         {"resnet18", 4, 1, 1, 0, 4},
+                                         {"resnet18", 2, 1, 2, 1, 2, "1f1b", "bf16"}}));
   INFO(row.text() << (has_budget ? ", budget" : ""));
   models::TrainOptions options;
   options.setup = setup_of(row);
@@ -251,12 +252,12 @@ TEST_CASE("pipeline: what stages cannot do is refused", "[pipeline_parallel]") {
 // tests/models/training/parts_files_test.cpp does the same for parts alone.
 TEST_CASE("pipeline: files are those of one rank, and go on in any layout", "[pipeline_parallel]") {
   const auto [first, then] =
-      GENERATE(testing::rows<std::pair<Row, Row>>({{{"char-gpt", 2}, {"char-gpt", 4, 1, 1, 0, 4, "gpipe"}},
-                                                   {{"char-gpt", 2, 1, 2, 3, 2}, {"char-gpt", 2, 1, 1, 0, 4}},
-                                                   {{"char-gpt", 2, 2, 2, 2, 2}, {"char-gpt", 4, 2, 1, 0, 4}},
-                                                   {{"llama-3-8b", 4, 1, 2, 1, 2}, {"llama-3-8b", 1, 1, 4, 3, 1}},
-                                                   {{"bert-base", 2, 1, 2, 3, 2}, {"bert-base", 4}},
-                                                   {{"resnet18", 2, 1, 2, 1, 2}, {"resnet18", 4}}}));
+      GENERATE(testing::table_rows<std::pair<Row, Row>>({{{"char-gpt", 2}, {"char-gpt", 4, 1, 1, 0, 4, "gpipe"}},
+                                                         {{"char-gpt", 2, 1, 2, 3, 2}, {"char-gpt", 2, 1, 1, 0, 4}},
+                                                         {{"char-gpt", 2, 2, 2, 2, 2}, {"char-gpt", 4, 2, 1, 0, 4}},
+                                                         {{"llama-3-8b", 4, 1, 2, 1, 2}, {"llama-3-8b", 1, 1, 4, 3, 1}},
+                                                         {{"bert-base", 2, 1, 2, 3, 2}, {"bert-base", 4}},
+                                                         {{"resnet18", 2, 1, 2, 1, 2}, {"resnet18", 4}}}));
   INFO(first.text() << "; then " << then.text());
   testing::check_files(first, then);
 }

@@ -11,6 +11,7 @@
 
 #include "support/catch.h"
 #include "support/files.h"
+#include "support/sanitizer.h"
 #include "support/train_ranks.h"
 
 using namespace thimble;
@@ -108,31 +109,31 @@ void check_row(const Row& row, const TemporaryFolder& folder) {
 
 TEST_CASE("ranks: a named model's run on several has the file, the losses and the bytes told of one", "[ranks]") {
   const TemporaryFolder folder;
-  const Row row = GENERATE(testing::rows<Row>({{"char-gpt", 2, 0},
-                                               {"char-gpt", 4, 1},
-                                               {"char-gpt", 3, 2, 2},
-                                               {"char-gpt", 4, 3},
-                                               {"char-gpt", 2, 3, 1, "", "", 32 << 10, false, 0},
-                                               {"char-gpt", 2, 3, 2, "bf16", "", 32 << 10, true, 0},
-                                               {"char-gpt", 3, 3, 1, "", "", 32 << 10, false, 2},
-                                               {"char-gpt", 2, 3, 2, "O2"},
-                                               {"char-gpt", 2, 2, 1, "bf16", "adamw8"},
-                                               {"char-gpt", 2, 1, 1, "fp8"},
-                                               {"char-gpt", 2, 2, 1, "", "adafactor"},
-                                               {"char-gpt", 2, 2, 1, "", "muon"},
-                                               {"char-gpt", 2, 1, 1, "", "galore"},
-                                               {"char-gpt", 2, 2, 1, "", "apollo-mini"},
-                                               {"resnet18", 2, 2, 1, "", "adam-mini"},
-                                               {"char-gpt", 2, 2, 3, "", "", 0, true},
-                                               {"char-gpt", 3, 3, 1, "", "", 32 << 10, true},
-                                               {"bert-base", 2, 3, 2, "", "", 32 << 10, true},
-                                               {"resnet18", 4, 3, 1, "", "", 32 << 10, true},
-                                               {"bert-base", 3, 0},
-                                               {"bert-base", 2, 3, 1, "bf16"},
-                                               {"bert-base", 4, 2, 3, "", "adamw8"},
-                                               {"resnet18", 2, 1},
-                                               {"resnet18", 2, 3, 1, "O1"},
-                                               {"resnet18", 3, 2, 1, "", "momentum8"}}));
+  const Row row = GENERATE(testing::table_rows<Row>({{"char-gpt", 2, 0},
+                                                     {"char-gpt", 4, 1},
+                                                     {"char-gpt", 3, 2, 2},
+                                                     {"char-gpt", 4, 3},
+                                                     {"char-gpt", 2, 3, 1, "", "", 32 << 10, false, 0},
+                                                     {"char-gpt", 2, 3, 2, "bf16", "", 32 << 10, true, 0},
+                                                     {"char-gpt", 3, 3, 1, "", "", 32 << 10, false, 2},
+                                                     {"char-gpt", 2, 3, 2, "O2"},
+                                                     {"char-gpt", 2, 2, 1, "bf16", "adamw8"},
+                                                     {"char-gpt", 2, 1, 1, "fp8"},
+                                                     {"char-gpt", 2, 2, 1, "", "adafactor"},
+                                                     {"char-gpt", 2, 2, 1, "", "muon"},
+                                                     {"char-gpt", 2, 1, 1, "", "galore"},
+                                                     {"char-gpt", 2, 2, 1, "", "apollo-mini"},
+                                                     {"resnet18", 2, 2, 1, "", "adam-mini"},
+                                                     {"char-gpt", 2, 2, 3, "", "", 0, true},
+                                                     {"char-gpt", 3, 3, 1, "", "", 32 << 10, true},
+                                                     {"bert-base", 2, 3, 2, "", "", 32 << 10, true},
+                                                     {"resnet18", 4, 3, 1, "", "", 32 << 10, true},
+                                                     {"bert-base", 3, 0},
+                                                     {"bert-base", 2, 3, 1, "bf16"},
+                                                     {"bert-base", 4, 2, 3, "", "adamw8"},
+                                                     {"resnet18", 2, 1},
+                                                     {"resnet18", 2, 3, 1, "O1"},
+                                                     {"resnet18", 3, 2, 1, "", "momentum8"}}));
   check_row(row, folder);
 }
 

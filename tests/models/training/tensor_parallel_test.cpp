@@ -21,6 +21,7 @@
 
 #include "support/catch.h"
 #include "support/rank_steps.h"
+#include "support/sanitizer.h"
 #include "support/train_ranks.h"
 
 using namespace thimble;
@@ -78,48 +79,49 @@ models::Setup setup_of(const Row& row) {
 
 TEST_CASE("tensor parallel: several ranks have the bits of one with all parts", "[tensor_parallel]") {
   using models::Build;
-  const Row row = GENERATE(testing::rows<Row>({{"char-gpt", 2, 1},
-                                               {"char-gpt", 4, 1},
-                                               {"char-gpt", 2, 2, 0},
-                                               {"char-gpt", 2, 2, 1, 2},
-                                               {"char-gpt", 2, 2, 2},
-                                               {"char-gpt", 2, 2, 3},
-                                               {"char-gpt", 4, 2, 3, 2},
-                                               {"char-gpt", 3, 1, 0, 2},
-                                               {"char-gpt", 2, 1, 0, 1, "", "", Build::textbook},
-                                               {"char-gpt", 4, 1, 0, 1, "O1"},
-                                               {"char-gpt", 2, 2, 2, 1, "O2"},
-                                               {"char-gpt", 4, 2, 1, 1, "bf16"},
-                                               {"char-gpt", 2, 2, 1, 1, "", "adamw8"},
-                                               {"char-gpt", 2, 1, 0, 1, "", "adafactor"},
-                                               {"char-gpt", 2, 2, 2, 1, "", "adafactor"},
-                                               {"char-gpt", 2, 2, 1, 1, "", "", Build::fused, 0},
-                                               {"tiny-llama", 2, 1},
-                                               {"tiny-llama", 4, 1, 0, 1, "bf16"},
-                                               {"tiny-llama", 2, 2, 3, 1, "O1"},
-                                               {"tiny-llama", 2, 1, 0, 1, "", "", Build::textbook},
-                                               {"llama-3-8b", 4, 1},
-                                               {"llama-3-8b", 2, 2, 3, 2, "bf16", "adamw8"},
-                                               {"llama-3-8b", 2, 1, 0, 1, "", "adafactor"},
-                                               {"bert-base", 2, 1},
-                                               {"bert-base", 4, 1, 0, 1, "O1"},
-                                               {"bert-base", 2, 2, 3, 2, "bf16"},
-                                               {"bert-base", 2, 1, 0, 1, "", "", Build::textbook},
-                                               {"vit-b16", 2, 1},
-                                               {"vit-b16", 4, 2, 2, 1, "O1"},
-                                               {"vit-b16", 2, 2, 3, 1, "bf16"},
-                                               {"vit-b16", 2, 1, 0, 1, "", "", Build::textbook},
-                                               {"char-gpt", 2, 1, 0, 1, "", "", Build::fused, 0.5, true},
-                                               {"char-gpt", 4, 1, 0, 2, "O1", "", Build::fused, 0.5, true},
-                                               {"char-gpt", 2, 2, 3, 2, "bf16", "adamw8", Build::fused, 0.5, true},
-                                               {"char-gpt", 2, 2, 1, 1, "O2", "", Build::fused, 0, true},
-                                               {"char-gpt", 4, 1, 0, 1, "", "adafactor", Build::textbook, 0.5, true},
-                                               {"tiny-llama", 4, 1, 0, 1, "", "", Build::fused, 0.5, true},
-                                               {"tiny-llama", 2, 2, 2, 2, "O1", "", Build::textbook, 0.5, true},
-                                               {"llama-3-8b", 2, 2, 3, 1, "bf16", "", Build::fused, 0.5, true},
-                                               {"bert-base", 2, 2, 1, 2, "", "", Build::fused, 0.5, true},
-                                               {"bert-base", 4, 1, 0, 1, "O1", "", Build::textbook, 0.5, true},
-                                               {"bert-base", 2, 1, 0, 1, "bf16", "adamw8", Build::fused, 0.5, true}}));
+  const Row row =
+      GENERATE(testing::table_rows<Row>({{"char-gpt", 2, 1},
+                                         {"char-gpt", 4, 1},
+                                         {"char-gpt", 2, 2, 0},
+                                         {"char-gpt", 2, 2, 1, 2},
+                                         {"char-gpt", 2, 2, 2},
+                                         {"char-gpt", 2, 2, 3},
+                                         {"char-gpt", 4, 2, 3, 2},
+                                         {"char-gpt", 3, 1, 0, 2},
+                                         {"char-gpt", 2, 1, 0, 1, "", "", Build::textbook},
+                                         {"char-gpt", 4, 1, 0, 1, "O1"},
+                                         {"char-gpt", 2, 2, 2, 1, "O2"},
+                                         {"char-gpt", 4, 2, 1, 1, "bf16"},
+                                         {"char-gpt", 2, 2, 1, 1, "", "adamw8"},
+                                         {"char-gpt", 2, 1, 0, 1, "", "adafactor"},
+                                         {"char-gpt", 2, 2, 2, 1, "", "adafactor"},
+                                         {"char-gpt", 2, 2, 1, 1, "", "", Build::fused, 0},
+                                         {"tiny-llama", 2, 1},
+                                         {"tiny-llama", 4, 1, 0, 1, "bf16"},
+                                         {"tiny-llama", 2, 2, 3, 1, "O1"},
+                                         {"tiny-llama", 2, 1, 0, 1, "", "", Build::textbook},
+                                         {"llama-3-8b", 4, 1},
+                                         {"llama-3-8b", 2, 2, 3, 2, "bf16", "adamw8"},
+                                         {"llama-3-8b", 2, 1, 0, 1, "", "adafactor"},
+                                         {"bert-base", 2, 1},
+                                         {"bert-base", 4, 1, 0, 1, "O1"},
+                                         {"bert-base", 2, 2, 3, 2, "bf16"},
+                                         {"bert-base", 2, 1, 0, 1, "", "", Build::textbook},
+                                         {"vit-b16", 2, 1},
+                                         {"vit-b16", 4, 2, 2, 1, "O1"},
+                                         {"vit-b16", 2, 2, 3, 1, "bf16"},
+                                         {"vit-b16", 2, 1, 0, 1, "", "", Build::textbook},
+                                         {"char-gpt", 2, 1, 0, 1, "", "", Build::fused, 0.5, true},
+                                         {"char-gpt", 4, 1, 0, 2, "O1", "", Build::fused, 0.5, true},
+                                         {"char-gpt", 2, 2, 3, 2, "bf16", "adamw8", Build::fused, 0.5, true},
+                                         {"char-gpt", 2, 2, 1, 1, "O2", "", Build::fused, 0, true},
+                                         {"char-gpt", 4, 1, 0, 1, "", "adafactor", Build::textbook, 0.5, true},
+                                         {"tiny-llama", 4, 1, 0, 1, "", "", Build::fused, 0.5, true},
+                                         {"tiny-llama", 2, 2, 2, 2, "O1", "", Build::textbook, 0.5, true},
+                                         {"llama-3-8b", 2, 2, 3, 1, "bf16", "", Build::fused, 0.5, true},
+                                         {"bert-base", 2, 2, 1, 2, "", "", Build::fused, 0.5, true},
+                                         {"bert-base", 4, 1, 0, 1, "O1", "", Build::textbook, 0.5, true},
+                                         {"bert-base", 2, 1, 0, 1, "bf16", "adamw8", Build::fused, 0.5, true}}));
   INFO(row.text());
   const models::Setup setup = setup_of(row);
   const testing::StepsResult one = testing::run_steps(alone(setup), nullptr);
@@ -151,9 +153,9 @@ TEST_CASE("tensor parallel: a model in parts is the whole model, within rounding
 
 TEST_CASE("tensor parallel: the sequence in parts changes sums over tokens alone", "[tensor_parallel]") {
   using models::Build;
-  const Row row = GENERATE(testing::rows<Row>({{"char-gpt", 4, 1, 0, 2},
-                                               {"char-gpt", 2, 1, 0, 1, "O1", "", Build::textbook},
-                                               {"tiny-llama", 4, 1, 0, 1, "bf16"}}));
+  const Row row = GENERATE(testing::table_rows<Row>({{"char-gpt", 4, 1, 0, 2},
+                                                     {"char-gpt", 2, 1, 0, 1, "O1", "", Build::textbook},
+                                                     {"tiny-llama", 4, 1, 0, 1, "bf16"}}));
   INFO(row.text());
   models::Setup setup = alone(setup_of(row));
   const testing::StepsResult whole = testing::run_steps(setup, nullptr);
@@ -165,18 +167,19 @@ TEST_CASE("tensor parallel: the sequence in parts changes sums over tokens alone
 
 TEST_CASE("tensor parallel: each rank commits what was predicted, with a budget too", "[tensor_parallel]") {
   const bool has_budget = GENERATE(false, true);
-  const Row row = GENERATE(testing::rows<Row>({{"char-gpt", 2, 1},
-                                               {"char-gpt", 2, 2, 1, 2},
-                                               {"char-gpt", 4, 1, 0, 1, "bf16"},
-                                               {"char-gpt", 4, 2, 1},
-                                               {"char-gpt", 2, 2, 3},
-                                               {"tiny-llama", 2, 2, 2},
-                                               {"llama-3-8b", 4, 1},
-                                               {"bert-base", 4, 1, 0, 1, "O1"},
-                                               {"vit-b16", 2, 2, 1},
-                                               {"char-gpt", 4, 1, 0, 2, "bf16", "", models::Build::fused, 0.5, true},
-                                               {"char-gpt", 2, 2, 3, 1, "", "", models::Build::textbook, 0.5, true},
-                                               {"tiny-llama", 2, 2, 1, 1, "", "", models::Build::fused, 0.5, true}}));
+  const Row row =
+      GENERATE(testing::table_rows<Row>({{"char-gpt", 2, 1},
+                                         {"char-gpt", 2, 2, 1, 2},
+                                         {"char-gpt", 4, 1, 0, 1, "bf16"},
+                                         {"char-gpt", 4, 2, 1},
+                                         {"char-gpt", 2, 2, 3},
+                                         {"tiny-llama", 2, 2, 2},
+                                         {"llama-3-8b", 4, 1},
+                                         {"bert-base", 4, 1, 0, 1, "O1"},
+                                         {"vit-b16", 2, 2, 1},
+                                         {"char-gpt", 4, 1, 0, 2, "bf16", "", models::Build::fused, 0.5, true},
+                                         {"char-gpt", 2, 2, 3, 1, "", "", models::Build::textbook, 0.5, true},
+                                         {"tiny-llama", 2, 2, 1, 1, "", "", models::Build::fused, 0.5, true}}));
   INFO(row.text() << (has_budget ? ", budget" : ""));
   models::TrainOptions options;
   options.setup = setup_of(row);
