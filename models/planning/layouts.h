@@ -1,6 +1,7 @@
 #pragma once
 // How a model is best laid out over ranks: data, tensor, sequence and pipeline parallelism, ZeRO's stage,
-// micro-batches, recomputation, buckets and what is read ahead, so that every rank fits its memory and a step takes least.
+// micro-batches, recomputation, buckets and what is read ahead, so that every rank fits its memory and a step takes
+// least.
 //
 // - Times are a model: rooflines of operators (nn/fit/cost.h), links (dist/links.h), the schedule of the pipeline as it
 //   is simulated. Bytes are exact: dry runs of every distinct rank.
@@ -112,8 +113,8 @@ JudgedLayout judge(const PlanOptions& options, const Cluster& cluster, const Lay
                    std::vector<RankPlan>* ranks = nullptr);
 
 /// The fastest layout that fits. `options.setup` has model, sizes, precision, optimizer and the batch of all ranks.
-/// Throws ValueError for a cluster of no memory, a `pipeline` other than 1f1b, `cp`, `bucket_bytes` 0, and where nothing
-/// goes with what is given, BudgetError where no layout fits: with the fewest bytes that were seen to be needed.
+/// Throws ValueError for a cluster of no memory, a `pipeline` other than 1f1b, `cp`, `bucket_bytes` 0, and where
+/// nothing goes with what is given, BudgetError where no layout fits: with the fewest bytes that were seen to be needed.
 LayoutReport find_layout(const PlanOptions& options, const Cluster& cluster, const FixedLayout& fixed = {});
 
 }  // namespace thimble::models
