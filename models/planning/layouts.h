@@ -114,7 +114,8 @@ JudgedLayout judge(const PlanOptions& options, const Cluster& cluster, const Lay
 
 /// The fastest layout that fits. `options.setup` has model, sizes, precision, optimizer and the batch of all ranks.
 /// Throws ValueError for a cluster of no memory, a `pipeline` other than 1f1b, `cp`, `bucket_bytes` 0, and where
-/// nothing goes with what is given, BudgetError where no layout fits: with the fewest bytes that were seen to be needed.
+/// nothing goes with what is given; BudgetError where no layout fits: with the fewest bytes that were seen to be
+/// needed.
 LayoutReport find_layout(const PlanOptions& options, const Cluster& cluster, const FixedLayout& fixed = {});
 
 }  // namespace thimble::models
