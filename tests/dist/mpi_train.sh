@@ -40,7 +40,7 @@ echo "four processes in $budget each: the file of one; arenas $peaks, processes 
 
 # ---- Eight in a layout
 
-train "$thimble" train char-gpt --tp 2 --sequence-parallel --micro-batches 4 --save "$work/parts"
+train "$thimble" train char-gpt --tp 2 --sequence-parallel --pp 2 --micro-batches 4 --save "$work/parts"
 train timeout 240 "$mpirun" -n 8 "$thimble" train char-gpt --tp 2 --sequence-parallel --pp 2 --zero 1 --micro-batches 2 \
   --save "$work/eight"
 cmp "$work/parts" "$work/eight" || fail "eight processes, in 2 parts, 2 stages and 2 shares of the batch, have another file"
