@@ -65,6 +65,17 @@ bool fits(const models::PlanOptions& options, const models::Cluster& cluster, co
   return judge(options, cluster, layout, time, &ranks).fits;
 }
 
+/// In the bytes that were told, on every rank.
+void check_trains(const models::PlanOptions& options, const models::Cluster& cluster, const Layout& layout) {
+  models::TrainOptions training;
+  training.setup = models::setup_of(options.setup, layout);
+  training.data = "synthetic";
+  training.steps = 3;
+  const models::TrainReport trained = testing::train(training);
+  CHECK(trained.differences() == "");
+  for (const models::RankFigures& rank : trained.ranks) CHECK(rank.measured_peak_bytes <= cluster.memory_bytes);
+}
+
 }  // namespace
 
 TEST_CASE("layouts: the best one fits on every rank, and no faster one does", "[layouts]") {
@@ -145,13 +156,7 @@ TEST_CASE("layouts: the best one trains in the bytes that were told", "[layouts]
   if (c.ranks == 8) fixed.pp = 2, fixed.tp = 2;
   const models::LayoutReport report = find_layout(options, cluster, fixed);
   INFO(to_string(report.best.layout));
-  models::TrainOptions training;
-  training.setup = models::setup_of(options.setup, report.best.layout);
-  training.data = "synthetic";
-  training.steps = 3;
-  const models::TrainReport trained = testing::train(training);
-  CHECK(trained.differences() == "");
-  for (const models::RankFigures& rank : trained.ranks) CHECK(rank.measured_peak_bytes <= cluster.memory_bytes);
+  check_trains(options, cluster, report.best.layout);
 }
 
 TEST_CASE("layouts: a rank reads parameters ahead where it has room for them", "[layouts]") {
@@ -176,13 +181,7 @@ TEST_CASE("layouts: a rank reads parameters ahead where it has room for them", "
   const models::LayoutReport tight = find_layout(options, cluster, fixed);
   CHECK(tight.best.layout.read_ahead == 0);
   CHECK(tight.best.peak_bytes == alone.peak_bytes);
-  models::TrainOptions training;
-  training.setup = models::setup_of(options.setup, tight.best.layout);
-  training.data = "synthetic";
-  training.steps = 2;
-  const models::TrainReport trained = testing::train(training);
-  CHECK(trained.differences() == "");
-  for (const models::RankFigures& rank : trained.ranks) CHECK(rank.measured_peak_bytes <= cluster.memory_bytes);
+  check_trains(options, cluster, tight.best.layout);
 }
 
 TEST_CASE("layouts: what is given is kept, and what cannot be is said", "[layouts]") {
