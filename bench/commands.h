@@ -76,10 +76,11 @@ void add_precision_flags(CLI::App& command, const std::shared_ptr<models::Setup>
 /// --weights --lora --lora-alpha --lora-targets --lora-dropout --base.
 void add_lora_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
 
-/// --offload, --offload-optimizer, --offload-gradients and --allow-lossy: what plans may do, for both.
+/// --offload, --offload-optimizer, --offload-parameters, --read-ahead, --offload-gradients and --allow-lossy: what plans
+/// may do, for both.
 void add_spill_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
 
-/// --ranks --zero --bucket --read-ahead: ranks that train together, for `train` and `plan`.
+/// --ranks --zero --bucket: ranks that train together, for `train` and `plan`.
 void add_rank_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
 
 /// --isa --units --threads: what CPU kernels run on, for `train`, `plan`, `reproduce`, `devices` and benchmarks. Set

@@ -313,6 +313,15 @@ void add_spill_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
   command.add_flag(
       "--offload-parameters", setup->offloads_parameters,
       "Parameters wait there between uses: each layer's are read before it and the next ones ahead (--read-ahead)");
+  command
+      .add_option_function<std::string>(
+          "--read-ahead",
+          [setup](const std::string& text) {
+            setup->read_ahead = static_cast<int>(parse_integer("--read-ahead", text, 0, 65536));
+          },
+          "Layers whose parameters come before they are used, with --offload-parameters and where ranks share them out "
+          "(1)")
+      ->type_name("N");
   command.add_flag("--offload-gradients", setup->offloads_gradients,
                    "Gradients wait there, from backward to the update of their parameter");
   // A flag: it takes a value after "=" alone, so that a model's name after it stays one.

@@ -59,8 +59,6 @@ void add_rank_flags(CLI::App& command, const std::shared_ptr<models::Setup>& set
           },
           "Gradients that go to other ranks as one; 0: each by itself (25 MiB)")
       ->type_name("SIZE");
-  add("--read-ahead", setup->read_ahead, 0, ranks_detail::most_ranks,
-      "Layers whose parameters come before they are used, with --zero 3 and with --offload-parameters (1)");
 }
 
 std::string ranks_in_words(const models::Setup& setup) {
