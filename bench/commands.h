@@ -76,8 +76,8 @@ void add_precision_flags(CLI::App& command, const std::shared_ptr<models::Setup>
 /// --weights --lora --lora-alpha --lora-targets --lora-dropout --base.
 void add_lora_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
 
-/// --offload, --offload-optimizer, --offload-parameters, --read-ahead, --offload-gradients and --allow-lossy: what plans
-/// may do, for both.
+/// --offload, --offload-optimizer, --offload-parameters, --read-ahead, --offload-gradients and --allow-lossy: what
+/// plans may do.
 void add_spill_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
 
 /// --ranks --zero --bucket: ranks that train together, for `train` and `plan`.
