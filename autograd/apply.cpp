@@ -28,6 +28,11 @@ Origin origin_of_constant(const OpType& type, std::span<const Tensor> inputs, bo
   return origin;
 }
 
+void throw_operands(const OpType& type, std::size_t given, int taken) {
+  throw_with_path(ValueError(std::string(type.name) + ": " + std::to_string(given) + " operands, and it takes " +
+                             std::to_string(taken)));
+}
+
 void rethrow_with_path() {
   try {
     throw;

@@ -24,6 +24,9 @@ namespace apply_detail {
 /// The origin of a result that leads to no leaf that is trained here.
 Origin origin_of_constant(const OpType& type, std::span<const Tensor> inputs, bool is_recording) noexcept;
 
+/// Throws the ValueError of a list of operands that is not as long as the operator's.
+[[noreturn]] void throw_operands(const OpType& type, std::size_t given, int taken);
+
 /// Throws the ShapeError, DTypeError, DeviceError or ValueError that is being handled again, with the module path.
 [[noreturn]] void rethrow_with_path();
 
@@ -65,11 +68,17 @@ void Tape::record(const Op& op, typename Op::Saved& saved, std::span<const Tenso
   push_node(type, at, inputs, kept, output, needs, origin);
 }
 
-/// Runs a structured operator on a list of operands. Throws what Tape::needs() throws, and what the operator throws;
-/// its ShapeError, DTypeError, DeviceError and ValueError end in the module path: "..., in gpt.h.3.mlp".
+/// Runs a structured operator on a list of operands, undefined tensors for absent ones. Throws ValueError when there
+/// are not as many as its forward takes, what Tape::needs() throws, and what the operator throws; its ShapeError,
+/// DTypeError, DeviceError and ValueError end in the module path: "..., in gpt.h.3.mlp".
 template <Structured Op>
 Tensor apply_list(const Op& op, std::span<const Tensor> inputs) {
   const OpType& type = op_type<Op>();
+  constexpr int operands = node_detail::arity_of<Op>();
+  if constexpr (operands >= 0) {
+    if (inputs.size() != static_cast<std::size_t>(operands))
+      apply_detail::throw_operands(type, inputs.size(), operands);
+  }
   Context& here = context();
   Tape* const tape = here.tape;
   const Needs needs = tape ? tape->needs(type, inputs) : Needs();

@@ -2,6 +2,7 @@
 // asks for, and refuses to use what was overwritten.
 
 #include <cmath>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -264,4 +265,17 @@ TEST_CASE("contract tape: nothing is kept or computed for operands that lead to 
     const std::size_t two = allocations_of_backward(other);
     CHECK(one + 8 * 8 * sizeof(float) <= two);
   }
+}
+
+TEST_CASE("contract tape: a list has as many operands as its operator takes", "[contract]") {
+  std::vector<std::uint32_t> forward, backward;
+  const std::vector<Tensor> list(4, ones({2}));
+  const std::span<const Tensor> operands(list);
+  for (const std::size_t given : {0, 2, 4}) {
+    const auto run = [&] { apply_list(Spy{&forward, &backward}, operands.first(given)); };
+    CHECK_THROWS_AS(run(), ValueError);
+    CHECK_THROWS_WITH(run(), "spy: " + std::to_string(given) + " operands, and it takes 3");
+  }
+  CHECK(forward.empty());
+  CHECK(item(sum(apply_list(Spy{&forward, &backward}, operands.first(3)))) == 6);
 }
