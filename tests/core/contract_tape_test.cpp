@@ -269,7 +269,7 @@ TEST_CASE("contract tape: nothing is kept or computed for operands that lead to 
 
 TEST_CASE("contract tape: a list has as many operands as its operator takes", "[contract]") {
   std::vector<std::uint32_t> forward, backward;
-  const std::vector<Tensor> list(4, ones({2}));
+  const std::vector<Tensor> list(4, full({2}, 1));
   const std::span<const Tensor> operands(list);
   for (const std::size_t given : {0, 2, 4}) {
     const auto run = [&] { apply_list(Spy{&forward, &backward}, operands.first(given)); };
