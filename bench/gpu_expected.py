@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a GPU should take for operators and for a step of GPT-2, on paper, of the figures of the kernels' machine code:
+"""What a GPU should take for operators and for steps of GPT-2 and ResNet-50, on paper, of the figures of the kernels' machine code:
 
   tools/kernels.py BUILD/CMakeFiles/thimble_cuda.dir --figures FIGURES
   bench/gpu_expected.py FIGURES [--tsv FILE]        the tables of docs/gpu-expected.md; --tsv: what bench/gpu_table.py compares with
@@ -30,6 +30,8 @@ ANSWER = 0.8e-6  # seconds from a load to its value when memory is busy
 LAUNCH = 2e-6  # seconds between two kernels of a stream
 PRODUCT = 0.75  # of the tensor cores' rate: a library's product whose rows are aligned
 UNALIGNED = 0.45  # whose rows begin at 2 bytes, so that the tensor memory accelerator cannot read them
+CONVOLUTION = 0.45  # of the tensor cores' rate: cuDNN's, of 64 channels and more
+STEM = 0.1  # the same of three channels
 PLAIN_PRODUCT = 0.85  # of f32's rate: a product in f32
 MMA = 0.62  # of the tensor cores' rate: mma.sync, on Hopper
 OVERLAP = 0.45  # of the bound of attention, whose warps wait for each other and for softmax; of short rows, width 64
@@ -43,10 +45,10 @@ def find(figures, name):
     return name, figures[name]
 
 
-def kernel(figures, name, must):
-    """Part of a kernel that must move `must` bytes."""
+def kernel(figures, name, must, trip=None):
+    """Part of a kernel that must move `must` bytes, and in a trip `trip` of them: what else it reads comes from a cache."""
     name, one = find(figures, name)
-    slots = max(one.instructions, 2 * one.half, 8 * one.eighth) / max(1, one.moved)
+    slots = max(one.instructions, 2 * one.half, 8 * one.eighth) / (trip or max(1, one.moved))
     resident = min(2048, 65536 // (-(-one.registers // 8) * 8) // 256 * 256)
     under_way = PROCESSORS * resident * max(one.loaded, one.moved - one.loaded)
     bounds = {"memory": must / (COPY * BANDWIDTH), "issue": must * slots / ISSUED, "waiting": must / under_way * ANSWER}
@@ -94,6 +96,24 @@ def row_kernels(figures, dtype, kind, rows, width):
     return kernel(figures, name, tensors * rows * width * size(dtype))
 
 
+def batch_norm(figures, type_, map_, tail):
+    """Forward and backward of batch norm and what follows it, over `map_` bytes: x is read for the statistics and again for the
+    result; backward reads x and dy twice. With a residual that is read, and its gradient written."""
+    more = map_ if tail == "add_relu" else 0
+    # The two that take eights read coefficients for each of their numbers.
+    eight = 8 * {"float": 4, "bf16": 2}[type_]
+    part = lambda name, bytes_, trip=None: kernel(figures, f"channel_norm::{name}<{type_}>", bytes_, trip)
+    return ([part("StretchMomentsOfWords", map_), part("NormalizeEights", 2 * map_ + more, 3 * eight + 1)],
+            [part("StretchSumsOfWords", 2 * map_), part("InputGradientsEights", 3 * map_ + more, 4 * eight + 1)])
+
+
+def convolution(passes, operations, bytes_, share):
+    """Of `passes` that each do as many operations and move as many bytes."""
+    seconds = {"tensor cores": operations / (share * TENSOR), "memory": bytes_ / (COPY * BANDWIDTH)}
+    bound = max(seconds, key=seconds.get)
+    return Part("cuDNN", passes * (seconds[bound] + LAUNCH), bound, f"{share:.2f} of the rate")
+
+
 def operators(figures):
     """{(operator, dtype): parts} of bench/benchmarks/gpu_benchmark.cpp's lines."""
     found, rows, width = {}, 16384, 1024
@@ -107,6 +127,9 @@ def operators(figures):
         found["softmax", dtype] = [row_kernels(figures, dtype, "softmax", rows, width)]
         found["sum_rows", dtype] = [row_kernels(figures, dtype, "sum", rows, width)]
         found["layer_norm", dtype] = [row_kernels(figures, dtype, "norm", rows, width)]
+        forward, backward = batch_norm(figures, type_, 32 * 56 * 56 * 256 * size(dtype), "relu")
+        found["batch_norm_relu", dtype] = forward
+        found["batch_norm_relu_pass", dtype] = forward + backward
         found["dropout", dtype] = [kernel(figures, f"random::DropWords<{type_}>", 2 * n)]
     found["attention", "bf16"] = [attention(figures, True, 1024, 16 * 12 * 1024, 64)]
     found["attention_grad", "bf16"] = [attention(figures, False, 1024, 16 * 12 * 1024, 64)]
@@ -154,6 +177,42 @@ def gpt2(figures):
     ]
 
 
+def resnet50(figures):
+    """[(what, parts, times)] of a step of ResNet-50: batch 256, 224 x 224, bf16 with f32 masters, all kept."""
+    batch, convs, norms, joins = 256, [], [], []
+    def conv(before, side, inputs, outputs, field, tail):
+        convs.append((2.0 * batch * side**2 * inputs * outputs * field**2, 2 * batch * (before**2 * inputs + side**2 * outputs)))
+        norms.append((2 * batch * side**2 * outputs, tail))
+    conv(224, 112, 3, 64, 7, "relu")
+    inputs, side = 64, 56
+    for stage, (blocks, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512))):
+        for block in range(blocks):
+            before, side = side, side // 2 if block == 0 and stage > 0 else side
+            conv(before, before, inputs, width, 1, "relu")
+            conv(before, side, width, width, 3, "relu")
+            conv(side, side, width, 4 * width, 1, "add_relu")
+            if block == 0:
+                conv(before, side, inputs, 4 * width, 1, "none")
+            joins.append(2 * batch * before**2 * inputs)
+            inputs = 4 * width
+    pairs = [batch_norm(figures, "bf16", *norm) for norm in norms]
+    pool = lambda name, bytes_: kernel(figures, f"pool::{name}OfWords<bf16>", bytes_)
+    large, small = 2 * batch * 112**2 * 64, 2 * batch * 56**2 * 64
+    both = ("forward and both gradients", "forward and the gradient of its filters")
+    return [
+        (f"convolutions, {both[0]}", [convolution(3, *one, CONVOLUTION) for one in convs[1:]], 1),
+        (f"the first one, {both[1]}", [convolution(2, *convs[0], STEM)], 1),
+        ("batch norms, statistics", [forward[0] for forward, _ in pairs], 1),
+        ("batch norms, relu, residual sums", [forward[1] for forward, _ in pairs], 1),
+        ("batch norms, sums of gradients", [backward[0] for _, backward in pairs], 1),
+        ("batch norms, gradients of x and of residuals", [backward[1] for _, backward in pairs], 1),
+        ("sums of gradients where blocks begin", [kernel(figures, "elementwise::Dense<ops::Add, -1, bf16>", 3 * n) for n in joins], 1),
+        ("max pooling", [pool("Max", large + small * 1.5)], 1),
+        ("its gradient", [pool("MaxGradient", large + small * 1.5)], 1),
+        ("SGD with momentum", [kernel(figures, "optimizer::UpdatesOfEights<SgdRule<float, 1>>", 20 * 25.6e6)], 1),
+    ]
+
+
 def total(parts):
     return sum(part.seconds for part in parts)
 
@@ -166,22 +225,25 @@ def main():
         for line in file:
             name, *numbers = line.rstrip("\n").split("\t")
             figures[name] = Figures(*map(int, numbers))
-    listed, step = operators(figures), gpt2(figures)
+    listed, steps = operators(figures), {"GPT-2": gpt2(figures), "ResNet-50": resnet50(figures)}
     print("| operator | ms | bound by | kernel | instructions of a trip, bytes |\n|---|--:|---|---|---|")
     for (name, dtype), parts in listed.items():
         for part in parts:
             print(f"| {name} {dtype} | {1e3 * part.seconds:.4f} | {part.bound} | `{part.name}` | {part.why} |")
-    print("\n| a step of GPT-2 | times | ms | bound by | kernel |\n|---|--:|--:|---|---|")
-    everything = 0
-    for what, parts, times in step:
-        everything += times * total(parts)
-        print(f"| {what} | {times} | {1e3 * times * total(parts):.2f} | {parts[0].bound} | `{parts[0].name}` |")
-    print(f"| **all** | | **{1e3 * everything:.1f}** | | |")
+    sums = {}
+    for model, step in steps.items():
+        print(f"\n| a step of {model} | times | ms | bound by | kernel |\n|---|--:|--:|---|---|")
+        sums[model] = 1e3 * sum(times * total(parts) for _, parts, times in step)
+        for what, parts, times in step:
+            bounds = ", ".join(dict.fromkeys(part.bound for part in parts))
+            print(f"| {what} | {times * len(parts)} | {1e3 * times * total(parts):.2f} | {bounds} | `{parts[0].name}` |")
+        print(f"| **all** | | **{sums[model]:.1f}** | | |")
     if len(sys.argv) == 4:
         with open(sys.argv[3], "w") as file:
             for (name, dtype), parts in listed.items():
                 file.write(f"{name} {dtype} {1e3 * total(parts):.5f}\n")
-            file.write(f"gpt2 step {1e3 * everything:.3f}\n")
+            for name, model in (("gpt2", "GPT-2"), ("resnet50", "ResNet-50")):
+                file.write(f"{name} step {sums[model]:.3f}\n")
 
 
 if __name__ == "__main__":

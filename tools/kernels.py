@@ -11,7 +11,7 @@ with tabs. Exit status 1, with names, when a figure is over its budget, a kernel
 could be read.
 
 A trip. Kernels that move data do it in trips: a pass of a loop, or all of a thread's way through the kernel. The trip that counts is the one that moves most bytes of global memory:
-of those that load words of 16 bytes, else of the loops, else the whole kernel. It counts by the longest of the ways that move
+of those that load words of 16 bytes, or loops of 8, else of the loops, else the whole kernel. It counts by the longest of the ways that move
 them by words, or, where there are no words, by 2 bytes, and that calls no function, as divisions do for rare values. With
 tensor cores it is the loop that uses them, by its shortest way: masks and dropout do not count. A GPU issues 128 instructions a clock on each multiprocessor, so instructions over bytes bound the share of its bandwidth.
 """
@@ -226,13 +226,15 @@ def figures_of(code, resource):
     trips, tails = [], 0
     for head, inside in regions.items():
         counted = inside - set().union(*(other for key, other in loops.items() if key != head and other <= inside))
-        # Where nothing is loaded by words, elements of 2 bytes are met one by one, perhaps behind a choice of dtypes.
+        # Where nothing is loaded by 16 bytes, elements of 2 are met one by one, perhaps behind a choice of dtypes, of which one
+        # has 8.
         narrow = 0 if loads(counted, (16,)) else loads(counted, (2,))
+        words = (2,) if narrow else (16,) if head is None else (8, 16)
         tails += narrow > 0
 
         def cost(block):
             sizes = [bytes_of(i, LOADS + STORES) for i in blocks[block]] if block in counted else []
-            return sum(s for s in sizes if s == (2 if narrow else 16)), sum(sizes), calls(block), len(blocks[block])
+            return sum(s for s in sizes if s in words), sum(sizes), calls(block), len(blocks[block])
 
         def tensor_cost(block):
             return sum(is_tensor(i) for i in blocks[block] if block in counted), calls(block), -len(blocks[block])
@@ -240,7 +242,7 @@ def figures_of(code, resource):
         computes = any(is_tensor(i) for b in counted for i in blocks[b])
         way = way_of(blocks, goes_on, closing, order, inside, counted, head or 0, tensor_cost if computes else cost)
         is_loop = head is not None and moved(way, LOADS) > 0
-        by_words = any(bytes_of(one, LOADS) == 16 for one, is_counted in way if is_counted)
+        by_words = not narrow and any(bytes_of(one, LOADS) in words for one, is_counted in way if is_counted)
         trips.append(((computes, by_words, by_words or is_loop, moved(way), -len(way)), narrow, way))
     _, narrow, trip = max(trips, key=lambda one: one[0])
     kinds = collections.Counter(one.code.split(".")[0] for one, _ in trip)

@@ -255,6 +255,36 @@ THIMBLE_HD inline double sigmoid(double x) noexcept {
   return (x < 0 ? e : 1.0) / (1.0 + e);
 }
 
+/// A number whose type has these functions itself, for kernels of a device.
+template <class T>
+concept OwnFunctions = requires(T x) {
+  x.sigmoid();
+};
+template <OwnFunctions T>
+THIMBLE_HD inline T exp(T x) noexcept {
+  return x.exp();
+}
+template <OwnFunctions T>
+THIMBLE_HD inline T log(T x) noexcept {
+  return x.log();
+}
+template <OwnFunctions T>
+THIMBLE_HD inline T tanh(T x) noexcept {
+  return x.tanh();
+}
+template <OwnFunctions T>
+THIMBLE_HD inline T erf(T x) noexcept {
+  return x.erf();
+}
+template <OwnFunctions T>
+THIMBLE_HD inline Normal<T> normal(T x) noexcept {
+  return x.normal();
+}
+template <OwnFunctions T>
+THIMBLE_HD inline T sigmoid(T x) noexcept {
+  return x.sigmoid();
+}
+
 }  // namespace thimble::math
 
 #undef THIMBLE_STD_MATH

@@ -135,7 +135,7 @@ struct Outputs {
     const std::int64_t o = group * s.group_filters + filter, at = pixel * s.filters + o;
     if (bias) value += load_any<T>(bias, dtype, o);
     if (pre_activation) store_any<T>(pre_activation, dtype, at, value);
-    store_any<T>(y, dtype, at, activate(activation, value));
+    store_any<T>(y, dtype, at, activate(activation, value, dtype));
   }
 };
 

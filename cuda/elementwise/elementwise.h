@@ -9,6 +9,7 @@
 #include <thimble/core/ops/elementwise/elementwise_functors.h>
 #include <thimble/core/ops/elementwise/functor.h>
 #include <thimble/cuda/kernel/element.h>
+#include <thimble/cuda/kernel/quick.h>
 #include <thimble/cuda/kernel/words.h>
 
 namespace thimble::elementwise_cuda_detail {
@@ -46,9 +47,22 @@ THIMBLE_DEVICE inline T evaluate(const Op& op, const T* x) {
   }
 }
 
+template <class Op, class... Ops>
+constexpr bool is_any(ops::TypeList<Ops...>) {
+  return (std::is_same_v<Op, Ops> || ...);
+}
+/// The functors that call functions or divide, and are computed in Quick where the result has 16 bits.
+using QuickOps =
+    ops::TypeList<ops::Exp, ops::Log, ops::Tanh, ops::Sigmoid, ops::GeluTanh, ops::GeluErf, ops::Silu, ops::Erf,
+                  ops::SwiGlu, ops::LogSumExpGradient, ops::Reciprocal, ops::Div, ops::DivScalar>;
+/// What Op computes results of type S in.
+template <class Op, class S>
+using Number = std::conditional_t<sizeof(S) == 2 && is_any<Op>(QuickOps{}), Quick, float>;
+
 /// Any strides and dtypes, an element at a time.
 template <class Op, int W, class T>
 struct General {
+  using Stored = std::conditional_t<std::is_same_v<T, Quick>, float, T>;
   static constexpr int inputs = Direction<Op, W>::inputs;
   Op op;
   Walk<inputs> walk;
@@ -61,8 +75,8 @@ struct General {
     std::int64_t at[inputs];
     walk.locate(i, at);
     T x[inputs];
-    for (int n = 0; n < inputs; ++n) x[n] = load<T>(in[n], dtypes[n], at[n]);
-    store(out, out_dtype, i, evaluate<Op, W, T>(op, x));
+    for (int n = 0; n < inputs; ++n) x[n] = T(load<Stored>(in[n], dtypes[n], at[n]));
+    store(out, out_dtype, i, static_cast<Stored>(evaluate<Op, W, T>(op, x)));
   }
 };
 
@@ -93,9 +107,9 @@ struct Dense {
     float results[count];
     THIMBLE_UNROLL
     for (int e = 0; e < count; ++e) {
-      float x[inputs];
-      for (int k = 0; k < inputs; ++k) x[k] = widened(vectors[k].values[e]);
-      results[e] = evaluate<Op, W, float>(op, x);
+      Number<Op, S> x[inputs];
+      for (int k = 0; k < inputs; ++k) x[k] = Number<Op, S>(widened(vectors[k].values[e]));
+      results[e] = static_cast<float>(evaluate<Op, W, Number<Op, S>>(op, x));
     }
     const Words<S, count> result = narrowed<S>(results);
     if (is_whole) {
@@ -158,6 +172,7 @@ void run(const void* functor, const ElementwiseArgs& args) {
           run_dense<Op, W, f16>(op, args, walk)) {
         return;
       }
+      if (is_quick(args.out_dtype)) return run_general<Op, W, Number<Op, bf16>>(op, args, walk);
       return run_general<Op, W, float>(op, args, walk);
     case ComputeType::f64:
       return run_general<Op, W, double>(op, args, walk);

@@ -157,14 +157,16 @@ struct DropWords {
     const RandomSite& site = site_argument.get();
     const PhiloxBlock block = random_block(site, static_cast<std::uint32_t>(first_block + in_sample),
                                            static_cast<std::uint32_t>(site.first_sample + sample));
-    Words<S, 4> words = words_at<4>(in, 4 * number);
+    const auto words = words_at<4>(in, 4 * number);
+    float results[4];
     Words<std::uint8_t, 4> kept;
+    THIMBLE_UNROLL
     for (int i = 0; i < 4; ++i) {
       const bool is_dropped = block.word[i] < threshold;
-      words.values[i] = convert_value<S>(is_dropped ? 0.0f : convert_value<float>(words.values[i]) * scale);
+      results[i] = is_dropped ? 0.0f : widened(words.values[i]) * scale;
       kept.values[i] = is_dropped ? 0 : 1;
     }
-    put_words(out, 4 * number, words);
+    put_words(out, 4 * number, narrowed<S>(results));
     if (mask) put_words(mask, 4 * number, kept);
   }
 };

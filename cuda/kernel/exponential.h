@@ -9,7 +9,7 @@
 namespace thimble::cuda_kernels {
 
 /// 2^x within 2 units in the last place; 0 where it would be subnormal.
-THIMBLE_DEVICE inline float power_of_two(float x) {
+THIMBLE_HD inline float power_of_two(float x) {
 #if defined(__CUDA_ARCH__)
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

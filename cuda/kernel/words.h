@@ -107,6 +107,12 @@ THIMBLE_DEVICE inline Words<S, count> narrowed(const Wide<S> (&values)[count]) {
   }
 }
 
+/// Whether convert_value<S>(value) > 0: half of the least positive number rounds to 0.
+template <class S>
+THIMBLE_DEVICE inline bool is_positive_as(float value) {
+  return value > (std::is_same_v<S, f16> ? 0x1p-25f : std::is_same_v<S, bf16> ? 0x1p-134f : 0.0f);
+}
+
 /// Whether all operands (null: none) begin at multiples of 16 bytes.
 inline bool are_aligned(std::initializer_list<const void*> operands) {
   std::uintptr_t addresses = 0;

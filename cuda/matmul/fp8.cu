@@ -7,6 +7,7 @@
 //   scales  of blocks as products read them, both operands' at once
 
 #include <algorithm>
+#include <cmath>
 
 #include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/core/kernels/fp8.h>
@@ -26,13 +27,6 @@ using namespace cuda_kernels;
 constexpr std::int64_t most_parts = 1024;
 constexpr std::int64_t part_values = 1 << 14;                     // at least, where a tensor is cut in parts
 THIMBLE_DEVICE_GLOBAL std::uint32_t part_magnitudes[most_parts];  // written and read in the order of one stream
-
-/// What 16 bytes hold, read at once.
-template <class S>
-struct alignas(16) Pack {
-  static constexpr int count = 16 / static_cast<int>(sizeof(S));
-  S values[count];
-};
 
 bool is_aligned(const void* address, std::uintptr_t bytes) {
   return reinterpret_cast<std::uintptr_t>(address) % bytes == 0;
@@ -56,24 +50,24 @@ template <class S>
 struct PartMagnitude {
   static constexpr int threads = 256;
   const S* values;
-  std::int64_t count, part;  // part: a multiple of Pack's count
+  std::int64_t count, part;  // part: a multiple of a word's elements
   const float* known;
   bool records, aligned;
 
   THIMBLE_DEVICE static std::uint32_t magnitude(S value) {
-    return bit_cast<std::uint32_t>(convert_value<float>(value)) & 0x7FFFFFFFu;
+    return bit_cast<std::uint32_t>(widened(value)) & 0x7FFFFFFFu;
   }
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t number) const {
     if (known && *known != 0 && !records) return;
-    constexpr int wide = Pack<S>::count;
+    constexpr int wide = word_elements<S>;
     const std::int64_t first = number * part, end = first + part < count ? first + part : count;
     std::uint32_t own = 0;
     std::int64_t begin = first;
     if (aligned) {
       begin = first + (end - first) / wide * wide;
       for (std::int64_t i = first + team.rank() * wide; i < begin; i += Team::size * wide) {
-        const Pack<S> pack = *reinterpret_cast<const Pack<S>*>(values + i);
+        const auto pack = words_at<wide>(values, i);
         for (int v = 0; v < wide; ++v) own = larger_of(own, magnitude(pack.values[v]));
       }
     }
@@ -126,7 +120,7 @@ void scale(const Fp8ScaleArgs& a) {
   const std::int64_t part = (std::max(part_values, least) + 7) / 8 * 8, parts = (a.count + part - 1) / part;
   with_source(a.dtype, [&]<class S>() {
     for_each_team(parts, PartMagnitude<S>{static_cast<const S*>(a.values), a.count, part, a.known, a.history != nullptr,
-                                          is_aligned(a.values, sizeof(Pack<S>))});
+                                          is_aligned(a.values, 16)});
   });
   const auto step =
       a.history ? step_argument(a, [](const Fp8ScaleArgs& then) { return then.step; }) : StepArgument<std::int64_t>{};
@@ -138,28 +132,78 @@ THIMBLE_DEVICE inline bool is_infinite(float value) {
   return (bit_cast<std::uint32_t>(value) & 0x7FFFFFFFu) == quant::infinity_bits;
 }
 
-// fp8_code of eight values. GPUs with FP8 units have an instruction, which differs in infinite values alone: it gives
-// the largest finite code for them.
 template <class Code>
-THIMBLE_DEVICE inline void make_codes(const float (&values)[8], float inverse, std::uint8_t (&codes)[8]) {
+inline constexpr bool is_e4m3 = std::is_same_v<Code, quant::Float8Code<f8e4m3>>;
+
+// The codes of two numbers, `low` in the lower half, by the instruction of GPUs with FP8 units. It gives the largest
+// finite code for infinite ones.
+template <class Code>
+THIMBLE_DEVICE inline std::uint16_t two_codes(float low, float high) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-  bool has_infinity = false;
+  std::uint16_t pair;
+  if constexpr (is_e4m3<Code>) {
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  }
+  return pair;
+#else
+  const auto code = [](float x) { return fp8_code<Code>(is_infinite(x) ? std::copysign(Code::largest, x) : x, 1); };
+  return static_cast<std::uint16_t>(code(low) | code(high) << 8);
+#endif
+}
+
+// The values of two codes as two f16, likewise.
+template <class Code>
+THIMBLE_DEVICE inline std::uint32_t two_values(std::uint16_t pair) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  std::uint32_t values;
+  if constexpr (is_e4m3<Code>) {
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(values) : "h"(pair));
+  } else {
+    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(values) : "h"(pair));
+  }
+  return values;
+#else
+  return packed<f16>(Code{}.decode(static_cast<std::uint8_t>(pair)),
+                     Code{}.decode(static_cast<std::uint8_t>(pair >> 8)));
+#endif
+}
+
+// fp8_code of eight values.
+template <class Code>
+THIMBLE_DEVICE inline Words<std::uint8_t, 8> make_codes(const float (&values)[8], float inverse) {
+  Words<std::uint16_t, 4> pairs;
+  float largest = 0;
   THIMBLE_UNROLL
   for (int v = 0; v < 8; v += 2) {
-    const float low = values[v] * inverse, high = values[v + 1] * inverse;
-    std::uint16_t pair;
-    if constexpr (std::is_same_v<Code, quant::Float8Code<f8e4m3>>) {
-      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-    } else {
-      asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-    }
-    codes[v] = static_cast<std::uint8_t>(pair), codes[v + 1] = static_cast<std::uint8_t>(pair >> 8);
-    has_infinity = has_infinity || is_infinite(values[v]) || is_infinite(values[v + 1]);
+    pairs.values[v / 2] = two_codes<Code>(values[v] * inverse, values[v + 1] * inverse);
+    largest = std::fmax(largest, std::fmax(std::fabs(values[v]), std::fabs(values[v + 1])));
   }
-  if (!has_infinity) return;
-#endif
+  auto codes = bit_cast<Words<std::uint8_t, 8>>(pairs);
+  if (!is_infinite(largest)) return codes;
   THIMBLE_UNROLL
-  for (int v = 0; v < 8; ++v) codes[v] = fp8_code<Code>(values[v], inverse);
+  for (int v = 0; v < 8; ++v) {
+    const std::uint32_t sign = bit_cast<std::uint32_t>(values[v]) >> 31 << 7;
+    const std::uint32_t code = inverse > 0 ? fp8_infinity_code<Code>() | sign : 0x7Fu;
+    if (is_infinite(values[v])) codes.values[v] = static_cast<std::uint8_t>(code);
+  }
+  return codes;
+}
+
+// fp8_value_bits of eight codes; NaN may be another one.
+template <class Code>
+THIMBLE_DEVICE inline Words<std::uint16_t, 8> values_of_codes(const Words<std::uint8_t, 8>& codes, float factor) {
+  const auto pairs = bit_cast<Words<std::uint16_t, 4>>(codes);
+  Words<std::uint16_t, 8> bits;
+  THIMBLE_UNROLL
+  for (int v = 0; v < 8; v += 2) {
+    float low, high;
+    widen_pair<f16>(two_values<Code>(pairs.values[v / 2]), low, high);
+    bits.values[v] = static_cast<std::uint16_t>(bit_cast<std::uint32_t>(low * factor) >> 16);
+    bits.values[v + 1] = static_cast<std::uint16_t>(bit_cast<std::uint32_t>(high * factor) >> 16);
+  }
+  return bits;
 }
 
 template <class Code, class S>
@@ -171,31 +215,17 @@ struct Cast {
   std::uint8_t* codes;     // may be null
   std::uint16_t* decoded;  // may be null, and where the values are
   bool aligned;
-  struct alignas(8) Codes {
-    std::uint8_t values[wide];
-  };
-  struct alignas(16) Decoded {
-    std::uint16_t values[wide];
-  };
-  struct alignas(16) Values {
-    S values[wide];
-  };
   THIMBLE_DEVICE void operator()(std::int64_t i) const {
     const float inverse = 1.0f / *scale;
     const std::int64_t begin = i * wide;
     if (aligned && begin + wide <= count) {
-      const Values from = *reinterpret_cast<const Values*>(values + begin);
-      Codes made;
+      const auto from = words_at<wide>(values, begin);
       float wider[wide];
       THIMBLE_UNROLL
       for (int v = 0; v < wide; ++v) wider[v] = widened(from.values[v]);
-      make_codes<Code>(wider, inverse, made.values);
-      if (codes) *reinterpret_cast<Codes*>(codes + begin) = made;
-      if (!decoded) return;
-      Decoded bits;
-      THIMBLE_UNROLL
-      for (int v = 0; v < wide; ++v) bits.values[v] = fp8_value_bits<Code>(made.values[v]);
-      *reinterpret_cast<Decoded*>(decoded + begin) = bits;
+      const Words<std::uint8_t, wide> made = make_codes<Code>(wider, inverse);
+      if (codes) put_words(codes, begin, made);
+      if (decoded) put_words(decoded, begin, values_of_codes<Code>(made, 1));
       return;
     }
     for (std::int64_t at = begin; at < count && at < begin + wide; ++at) {
@@ -216,62 +246,107 @@ void cast(const Fp8CastArgs& a) {
   });
 }
 
-// Where the codes that are turned come from.
+// Where the codes that are turned come from, eight at a time.
 template <class Code, class S>
 struct MadeCodes {
+  using Value = S;
   const S* values;
   const float* scale;
   THIMBLE_DEVICE float prepare() const { return 1.0f / *scale; }
-  THIMBLE_DEVICE std::uint8_t at(std::int64_t i, float inverse) const {
-    return fp8_code<Code>(convert_value<float>(values[i]), inverse);
+  THIMBLE_DEVICE static Words<std::uint8_t, 8> code(const Words<S, 8>& from, float inverse) {
+    float wider[8];
+    THIMBLE_UNROLL
+    for (int v = 0; v < 8; ++v) wider[v] = widened(from.values[v]);
+    return make_codes<Code>(wider, inverse);
   }
 };
 struct GivenCodes {
-  const std::uint8_t* codes;
+  using Value = std::uint8_t;
+  const std::uint8_t* values;
   THIMBLE_DEVICE float prepare() const { return 0.0f; }
-  THIMBLE_DEVICE std::uint8_t at(std::int64_t i, float) const { return codes[i]; }
+  THIMBLE_DEVICE static Words<std::uint8_t, 8> code(const Words<std::uint8_t, 8>& given, float) { return given; }
 };
 
+// A thread takes four rows of eight columns, and each of their columns becomes a word of shared memory.
 template <class Source>
 struct Turn {
-  static constexpr int threads = 256, tile = 64, pitch = tile + 4;  // threads of a warp meet 32 banks
-  static constexpr std::size_t shared_bytes = tile * pitch;
+  static constexpr int threads = 128, tile = 64, wide = 8, quads = tile / 4, across = tile / wide;
+  static constexpr int pitch = quads + 1;  // words of a column: those that a warp writes lie in 32 banks
+  static constexpr std::size_t shared_bytes = tile * pitch * sizeof(std::uint32_t);
   Source source;
   std::int64_t rows, columns, row_stride;
   std::uint8_t* codes;  // may be null
   std::uint8_t* turned;
   std::int64_t turned_stride;
+  bool aligned;  // eights of a row, as they are read and written
 
   std::int64_t teams() const { return ((columns + tile - 1) / tile) * ((turned_stride + tile - 1) / tile); }
 
+  using Code = Words<std::uint8_t, wide>;
+  // Eight columns from c on of rows r .. r + 3; what is not there is 0.
+  template <bool is_whole>
+  THIMBLE_DEVICE void make(std::int64_t r, std::int64_t c, float prepared, Code (&made)[4]) const {
+    Words<typename Source::Value, wide> from[4] = {};
+    THIMBLE_UNROLL
+    for (int q = 0; q < 4; ++q) {
+      if (r + q >= rows) continue;
+      const auto* const row = source.values + (r + q) * row_stride + c;
+      if constexpr (is_whole) {
+        from[q] = words_at<wide>(row, 0);
+      } else {
+        THIMBLE_UNROLL
+        for (int v = 0; v < wide; ++v) {
+          if (c + v < columns) from[q].values[v] = row[v];
+        }
+      }
+    }
+    THIMBLE_UNROLL
+    for (int q = 0; q < 4; ++q) {
+      made[q] = source.code(from[q], prepared);
+      if (!codes || r + q >= rows) continue;
+      std::uint8_t* const row = codes + (r + q) * columns + c;
+      if constexpr (is_whole) {
+        put_words(row, 0, made[q]);
+      } else {
+        THIMBLE_UNROLL
+        for (int v = 0; v < wide; ++v) {
+          if (c + v < columns) row[v] = made[q].values[v];
+        }
+      }
+    }
+  }
+
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
-    const std::int64_t across = (columns + tile - 1) / tile;
-    const std::int64_t r0 = job / across * tile, c0 = job % across * tile;
-    const auto held = team.template shared<std::uint8_t>();  // (tile columns, pitch)
+    const std::int64_t tiles = (columns + tile - 1) / tile, r0 = job / tiles * tile, c0 = job % tiles * tile;
+    const auto held = team.template shared<std::uint32_t>();  // (tile columns, pitch)
     const float prepared = source.prepare();
-    for (int e = team.rank(); e < tile * tile; e += Team::size) {
-      const std::int64_t r = r0 + e / tile, c = c0 + e % tile;
-      std::uint8_t code = 0;
-      if (r < rows && c < columns) {
-        code = source.at(r * row_stride + c, prepared);
-        if (codes) codes[r * columns + c] = code;
+    for (int e = team.rank(); e < quads * across; e += Team::size) {
+      // A warp has four eights of eight quads.
+      const int eight = e % 4 + e / 32 % 2 * 4, quad = e / 4 % 8 + e / 64 * 8;
+      const std::int64_t r = r0 + quad * 4, c = c0 + eight * wide;
+      Code made[4];
+      aligned&& c + wide <= columns ? make<true>(r, c, prepared, made) : make<false>(r, c, prepared, made);
+      THIMBLE_UNROLL
+      for (int v = 0; v < wide; ++v) {
+        const Words<std::uint8_t, 4> column{made[0].values[v], made[1].values[v], made[2].values[v], made[3].values[v]};
+        held[(eight * wide + v) * pitch + quad] = bit_cast<std::uint32_t>(column);
       }
-      held[e % tile * pitch + e / tile] = code;
     }
     team.sync();
-    for (int e = team.rank(); e < tile * tile / 4; e += Team::size) {
-      const std::int64_t c = c0 + e / (tile / 4), r = r0 + e % (tile / 4) * 4;
+    for (int e = team.rank(); e < tile * quads; e += Team::size) {
+      const std::int64_t c = c0 + e / quads, r = r0 + e % quads * 4;
       if (c >= columns || r >= turned_stride) continue;
-      *reinterpret_cast<std::uint32_t*>(turned + c * turned_stride + r) =
-          load_as<std::uint32_t>(held + (e / (tile / 4) * pitch + e % (tile / 4) * 4));
+      *reinterpret_cast<std::uint32_t*>(turned + c * turned_stride + r) = held[e / quads * pitch + e % quads];
     }
   }
 };
 
 template <class Source>
 void turn_from(const Fp8TurnArgs& a, const Source& source) {
-  const Turn<Source> body{source, a.rows, a.columns, a.row_stride, a.codes, a.turned, a.turned_stride};
+  const bool aligned = is_aligned(a.values, alignof(Words<typename Source::Value, 8>)) && a.row_stride % 8 == 0 &&
+                       (!a.codes || (is_aligned(a.codes, 8) && a.columns % 8 == 0));
+  const Turn<Source> body{source, a.rows, a.columns, a.row_stride, a.codes, a.turned, a.turned_stride, aligned};
   for_each_team(body.teams(), body, body.shared_bytes);
 }
 
@@ -290,12 +365,6 @@ struct Decode {
   static constexpr int wide = 8;
   Fp8DecodeArgs a;
   bool aligned;
-  struct alignas(8) Codes {
-    std::uint8_t values[wide];
-  };
-  struct alignas(16) Decoded {
-    std::uint16_t values[wide];
-  };
   THIMBLE_DEVICE float factor(std::int64_t row, std::int64_t column) const {
     if (!a.scales) return 1.0f;
     return quant::load_scale(a.scales, DType::u8, row / a.block_rows * a.blocks_across + column / a.block_columns);
@@ -306,11 +375,7 @@ struct Decode {
     auto* const to = reinterpret_cast<std::uint16_t*>(a.decoded) + r * a.columns + c;
     if (aligned && c + wide <= a.columns) {  // one block holds all eight
       const float f = factor(a.row + r, a.column + c);
-      const Codes from = *reinterpret_cast<const Codes*>(codes);
-      Decoded bits;
-      for (int v = 0; v < wide; ++v) bits.values[v] = fp8_value_bits<Code>(from.values[v], f);
-      *reinterpret_cast<Decoded*>(to) = bits;
-      return;
+      return put_words(to, 0, values_of_codes<Code>(words_at<wide>(codes, 0), f));
     }
     for (int v = 0; v < wide && c + v < a.columns; ++v) {
       to[v] = fp8_value_bits<Code>(codes[v], factor(a.row + r, a.column + c + v));

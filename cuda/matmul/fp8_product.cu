@@ -51,7 +51,7 @@ struct Finish {
     const std::int64_t at = i * row_stride + j;
     if (bias) value += load_any<float>(bias, dtype, j);
     if (pre_activation) store_any<float>(pre_activation, dtype, at, value);
-    store_any<float>(c, dtype, at, activate(activation, value));
+    store_any<float>(c, dtype, at, activate(activation, value, dtype));
   }
 };
 
@@ -87,6 +87,10 @@ bool by_library(const Fp8GemmArgs& args, const Finish& all, void* workspace) {
   if (!gpu::booked(&kernels::LibraryUse::cublaslt, args, gpu::library_fp8_gemm(plain, workspace, bytes))) return false;
   Finish rest = all;
   if (plain.bias) rest.bias = nullptr;
+  if (!rest.bias && args.activation != Activation::none && args.c_row_stride == args.n &&
+      activate_words(args.activation, plain.c, args.c, args.c_dtype, args.m * args.n)) {
+    return true;
+  }
   if (rest.bias || args.pre_activation || args.activation != Activation::none) {
     for_each_item(args.m * args.n, FinishStored{rest, plain.c, args.n});
   }

@@ -8,6 +8,53 @@
 #include <thimble/cuda/reduce/ordered_sum.h>
 #include <thimble/cuda/runtime/library_use.h>
 
+namespace thimble::cuda_kernels {
+namespace matmul_cuda_detail {
+
+// Neighbours in 16 bytes.
+template <class S>
+struct ActivateWords {
+  static constexpr int count = word_elements<S>;
+  const S* stored;
+  S* c;
+  kernels::Activation activation;
+  using Number = std::conditional_t<sizeof(S) == 2, Quick, float>;
+  template <class Op>
+  THIMBLE_DEVICE static void apply(const Op& op, float (&values)[count]) {
+    THIMBLE_UNROLL
+    for (int e = 0; e < count; ++e) values[e] = static_cast<float>(op.fwd(Number(values[e])));
+  }
+  THIMBLE_DEVICE void operator()(std::int64_t i) const {
+    const Words<S, count> words = words_at<count>(stored, i * count);
+    float values[count];
+    THIMBLE_UNROLL
+    for (int e = 0; e < count; ++e) values[e] = widened(words.values[e]);
+    if (activation == kernels::Activation::relu) {
+      apply(ops::Relu{}, values);
+    } else if (activation == kernels::Activation::gelu_tanh) {
+      apply(ops::GeluTanh{}, values);
+    } else {
+      apply(ops::GeluErf{}, values);
+    }
+    put_words(c, i * count, narrowed<S>(values));
+  }
+};
+}  // namespace matmul_cuda_detail
+
+bool activate_words(kernels::Activation activation, const void* stored, void* c, DType dtype, std::int64_t elements) {
+  bool is_done = false;
+  if (!are_aligned({stored, c})) return false;
+  with_word_dtype(dtype, [&]<class S>() {
+    if (elements % word_elements<S> != 0) return;
+    for_each_item(elements / word_elements<S>,
+                  matmul_cuda_detail::ActivateWords<S>{static_cast<const S*>(stored), static_cast<S*>(c), activation});
+    is_done = true;
+  });
+  return is_done;
+}
+
+}  // namespace thimble::cuda_kernels
+
 namespace thimble::kernels {
 namespace matmul_cuda_detail {
 
@@ -71,7 +118,7 @@ struct Result {
     T value = multiply_alpha(sum);
     if (bias) value = add(value, load_any<T>(bias, dtype, batch.offset(3, matrix) + j));
     if (pre_activation) store_any<T>(pre_activation, dtype, at, value);
-    value = activate(activation, value);
+    value = activate(activation, value, dtype);
     if (accumulate) value = add(value, load_any<T>(c, dtype, at));
     store_any<T>(c, dtype, at, value);
   }
@@ -113,35 +160,7 @@ struct Activate {
   Activation activation;
   THIMBLE_DEVICE void operator()(std::int64_t e) const {
     const std::int64_t i = e / n % m, at = batch.offset(2, e / n / m) + i * row_stride + e % n;
-    store_any<float>(c, dtype, at, activate(activation, load_any<float>(stored, dtype, at)));
-  }
-};
-
-// The same of neighbours in 16 bytes.
-template <class S>
-struct ActivateWords {
-  static constexpr int count = word_elements<S>;
-  const S* stored;
-  S* c;
-  Activation activation;
-  template <class Op>
-  THIMBLE_DEVICE static void apply(const Op& op, float (&values)[count]) {
-    THIMBLE_UNROLL
-    for (int e = 0; e < count; ++e) values[e] = op.fwd(values[e]);
-  }
-  THIMBLE_DEVICE void operator()(std::int64_t i) const {
-    const Words<S, count> words = words_at<count>(stored, i * count);
-    float values[count];
-    THIMBLE_UNROLL
-    for (int e = 0; e < count; ++e) values[e] = widened(words.values[e]);
-    if (activation == Activation::relu) {
-      apply(ops::Relu{}, values);
-    } else if (activation == Activation::gelu_tanh) {
-      apply(ops::GeluTanh{}, values);
-    } else {
-      apply(ops::GeluErf{}, values);
-    }
-    put_words(c, i * count, narrowed<S>(values));
+    store_any<float>(c, dtype, at, activate(activation, load_any<float>(stored, dtype, at), dtype));
   }
 };
 
@@ -149,16 +168,7 @@ void apply_activation(const GemmArgs& args, const void* stored) {
   const Batch batch(args);
   const std::int64_t elements = batch.matrices() * args.m * args.n;
   const bool is_dense = batch.matrices() == 1 && (args.m == 1 || args.c_row_stride == args.n);
-  bool is_done = false;
-  if (is_dense && are_aligned({stored, args.c})) {
-    with_word_dtype(args.c_dtype, [&]<class S>() {
-      if (elements % word_elements<S> != 0) return;
-      for_each_item(elements / word_elements<S>,
-                    ActivateWords<S>{static_cast<const S*>(stored), static_cast<S*>(args.c), args.activation});
-      is_done = true;
-    });
-  }
-  if (is_done) return;
+  if (is_dense && activate_words(args.activation, stored, args.c, args.c_dtype, elements)) return;
   for_each_item(elements,
                 Activate{batch, args.m, args.n, args.c_row_stride, stored, args.c, args.c_dtype, args.activation});
 }

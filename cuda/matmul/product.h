@@ -8,6 +8,7 @@
 #include <thimble/core/kernels/shared/activation.h>
 #include <thimble/core/ops/elementwise/unary.h>
 #include <thimble/cuda/kernel/element.h>
+#include <thimble/cuda/kernel/quick.h>
 
 namespace thimble::cuda_kernels {
 
@@ -20,6 +21,19 @@ THIMBLE_DEVICE inline T activate(kernels::Activation activation, T x) {
   }
   return x;
 }
+
+/// The same of what will be stored as `dtype`.
+template <class T>
+THIMBLE_DEVICE inline T activate(kernels::Activation activation, T x, DType dtype) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (is_quick(dtype)) return static_cast<float>(activate(activation, Quick(x)));
+  }
+  return activate(activation, x);
+}
+
+/// c = activate(activation, stored) of dense elements of one dtype, 16 bytes at a time; the two may be one. False:
+/// dtype, count or addresses are not for words.
+bool activate_words(kernels::Activation activation, const void* stored, void* c, DType dtype, std::int64_t elements);
 
 /// For every matrix of a batch: c.store(matrix, i, j, sum over p of a.at(matrix, i, p) b.at(matrix, p, j)). The order
 /// is that of GemmArgs: chains of 256 in ascending p, added in ascending order; a pure function of k.

@@ -93,6 +93,42 @@ struct StretchSumsOfWords {
   const std::uint8_t* mask;
   double* partial;
 
+  using Word = Words<float, columns_together>;
+  // Rows from element `first` on.
+  template <NormTail end>
+  THIMBLE_DEVICE void add_rows(std::int64_t rows, std::int64_t first, std::int64_t coefficient, Word& sum,
+                               Word& product) const {
+    Word centre{}, scale{}, offset{};
+    if (x) centre = words_at<columns_together>(all.more(0), coefficient);
+    if constexpr (end == NormTail::relu) {
+      scale = words_at<columns_together>(all.more(1), coefficient);
+      offset = words_at<columns_together>(all.more(2), coefficient);
+    }
+    const auto take = [&](std::int64_t row, const ColumnWord<S>& dy_word, const ColumnWord<S>& x_word) {
+      unsigned bits = 0xFu;
+      if constexpr (end == NormTail::add_relu) {
+        const std::int64_t at = first + row * grid.channels;
+        bits = static_cast<unsigned>(mask[at / 8]) >> (at % 8);
+      }
+      THIMBLE_UNROLL
+      for (int e = 0; e < columns_together; ++e) {
+        const float d = widened(x_word.values[e]) - centre.values[e];
+        bool passes = (bits >> e) & 1u;
+        if constexpr (end == NormTail::relu) passes = is_positive_as<S>(d * scale.values[e] + offset.values[e]);
+        const float g = passes ? widened(dy_word.values[e]) : 0.0f;
+        sum.values[e] += g;
+        product.values[e] += g * d;
+      }
+    };
+    if (x) {
+      for_each_row<2>({dy + first, x + first}, rows, grid.channels,
+                      [&](std::int64_t row, const ColumnWord<S>(&both)[2]) { take(row, both[0], both[1]); });
+    } else {
+      for_each_row<1>({dy + first}, rows, grid.channels,
+                      [&](std::int64_t row, const ColumnWord<S>(&one)[1]) { take(row, one[0], {}); });
+    }
+  }
+
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
     constexpr int columns = StretchGrid::word_columns;
@@ -105,37 +141,10 @@ struct StretchSumsOfWords {
       const std::int64_t rows = left < channel_norm_block ? left : channel_norm_block;
       const std::int64_t channel = place.channel + column, coefficient = place.instance * grid.channels + channel;
       const std::int64_t first = (place.instance * grid.rows + begin) * grid.channels + channel;
-      Words<float, columns_together> sum{}, product{}, centre{}, scale{}, offset{};
-      if (x) centre = words_at<columns_together>(all.more(0), coefficient);
-      if (tail == NormTail::relu) {
-        scale = words_at<columns_together>(all.more(1), coefficient);
-        offset = words_at<columns_together>(all.more(2), coefficient);
-      }
-      const auto take = [&](std::int64_t row, const ColumnWord<S>& dy_word, const ColumnWord<S>& x_word) {
-        unsigned bits = 0xFu;
-        if (tail == NormTail::add_relu) {
-          const std::int64_t at = first + row * grid.channels;
-          bits = static_cast<unsigned>(mask[at / 8]) >> (at % 8);
-        }
-        THIMBLE_UNROLL
-        for (int e = 0; e < columns_together; ++e) {
-          const float d = widened(x_word.values[e]) - centre.values[e];
-          bool passes = (bits >> e) & 1u;
-          if (tail == NormTail::relu) {
-            passes = widened(convert_value<S>(d * scale.values[e] + offset.values[e])) > 0;
-          }
-          const float g = passes ? widened(dy_word.values[e]) : 0.0f;
-          sum.values[e] += g;
-          product.values[e] += g * d;
-        }
-      };
-      if (x) {
-        for_each_row<2>({dy + first, x + first}, rows, grid.channels,
-                        [&](std::int64_t row, const ColumnWord<S>(&both)[2]) { take(row, both[0], both[1]); });
-      } else {
-        for_each_row<1>({dy + first}, rows, grid.channels,
-                        [&](std::int64_t row, const ColumnWord<S>(&one)[1]) { take(row, one[0], {}); });
-      }
+      Word sum{}, product{};
+      if (tail == NormTail::none) add_rows<NormTail::none>(rows, first, coefficient, sum, product);
+      if (tail == NormTail::relu) add_rows<NormTail::relu>(rows, first, coefficient, sum, product);
+      if (tail == NormTail::add_relu) add_rows<NormTail::add_relu>(rows, first, coefficient, sum, product);
       THIMBLE_UNROLL
       for (int e = 0; e < columns_together; ++e) {
         shared[lane * columns + column + e] =
@@ -276,10 +285,9 @@ struct InputGradientsEights {
     }
     unsigned passing = bits;
     if (tail == NormTail::relu) {
-      const Eight<S> n = narrowed<S>(result);
       passing = 0;
       THIMBLE_UNROLL
-      for (int e = 0; e < 8; ++e) passing |= (widened(n.values[e]) > 0 ? 1u : 0u) << e;
+      for (int e = 0; e < 8; ++e) passing |= (is_positive_as<S>(result[e]) ? 1u : 0u) << e;
     }
     THIMBLE_UNROLL
     for (int e = 0; e < 8; ++e) {

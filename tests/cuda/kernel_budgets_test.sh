@@ -58,10 +58,27 @@ STG.E desc[UR4][R2.64], R5
 @!P2 BRA 0x10
 EXIT
 E2
+  # A loop of 9 instructions that loads 32 bytes by 8, behind what loads 16 once.
+  code teams Eights <<'E2'
+S2R R0, SR_TID.X
+LDG.E.128 R8, desc[UR4][R2.64]
+LDG.E.64 R4, desc[UR4][R2.64]
+FADD R8, R8, R4
+LDG.E.64 R4, desc[UR4][R2.64]
+FADD R8, R8, R4
+LDG.E.64 R4, desc[UR4][R2.64]
+FADD R8, R8, R4
+LDG.E.64 R4, desc[UR4][R2.64]
+FADD R8, R8, R4
+@!P1 BRA 0x20
+STG.E desc[UR4][R2.64], R8
+EXIT
+E2
 } >"$out/sass"
 {
   printf ' Function %s:\n  REG:20 STACK:8 SHARED:1024 LOCAL:0\n' "$(name items Wide)"
   printf ' Function %s:\n  REG:33 STACK:0 SHARED:1280 LOCAL:0\n' "$(name teams Narrow)"
+  printf ' Function %s:\n  REG:16 STACK:0 SHARED:1024 LOCAL:0\n' "$(name teams Eights)"
 } >"$out/resources"
 cat >"$out/cuobjdump" <<E2
 #!/usr/bin/env bash
@@ -79,9 +96,10 @@ gate() {
 }
 says() { grep -qF -- "$1" "$out/said" || { echo "not said: $1" && cat "$out/said" && failed=1; }; }
 
-gate 0 <<<$'# a comment\nfake::Wide  20  8  1024  0  0  0.3\nfake::{Narrow,Other}  33  0  1280  1  0  2.5  exception: why'
+gate 0 <<<$'# a comment\nfake::Wide  20  8  1024  0  0  0.3\nfake::{Narrow,Other}  33  0  1280  1  0  2.5  exception: why\nfake::Eights  16  0  1024  0  0  0.3'
 # registers stack shared narrow tails instructions moved loaded half eighth tensor
-for figures in $'fake::Wide\t20\t8\t1024\t0\t0\t9\t32\t16\t1\t1\t0' $'fake::Narrow\t33\t0\t1280\t1\t0\t5\t2\t2\t0\t0\t0'; do
+for figures in $'fake::Wide\t20\t8\t1024\t0\t0\t9\t32\t16\t1\t1\t0' $'fake::Narrow\t33\t0\t1280\t1\t0\t5\t2\t2\t0\t0\t0' \
+  $'fake::Eights\t16\t0\t1024\t0\t0\t9\t32\t32\t0\t0\t0'; do
   grep -qxF "$figures" "$out/figures" || { echo "not in the figures: $figures" && cat "$out/figures" && failed=1; }
 done
 gate 1 <<<$'fake::Wide  19  8  1024  0  0  0.3\nfake::*  33  0  1280  1  0  2.5'
@@ -90,7 +108,7 @@ gate 1 <<<$'fake::Wide  20  0  1024  0  0  0.3\nfake::*  33  0  1280  0  0  2.4'
 says 'fake::Wide: stack 8, 0 allowed'
 says 'fake::Narrow: narrow 1, 0 allowed'
 says 'fake::Narrow: per_byte 2.5, 2.4 allowed'
-gate 1 <<<$'fake::Wide  20  8  1024  0  0  0.3\nother::*  33  0  1280  1  0  2.5'
+gate 1 <<<$'fake::{Wide,Eights}  20  8  1024  0  0  0.3\nother::*  33  0  1280  1  0  2.5'
 says 'fake::Narrow: no row of the budgets is for it'
 says 'other::*: no kernel has this name'
 gate 1 <<<'fake::*  20  8'
