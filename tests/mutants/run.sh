@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
 # Changes the code in one place after another and looks whether the tests notice.
 #
-#   tests/mutants/run.sh [-j JOBS] [-r] [PATTERN]
+#   tests/mutants/run.sh [-j JOBS] [-r] [-n] [PATTERN]
 #
 # A mutant is a patch of this folder whose first line names the files of tests that must find it ("# tests: optim clip":
 # tests/optim/optim_test.cpp and tests/optim/clip_test.cpp). PATTERN is a regular expression over names of patches (default: all).
 # "# objects: core/a.cpp" below it: what is compiled for it where a header is changed. With -r mutants that an earlier
-# run has told of are not run again. Works on a copy in build-mutants/, one build for all; a mutant costs its one object
+# run has told of are not run again; with -n none is run: it looks whether each applies, for `ctest -R mutants`. Works on a copy in build-mutants/, one build for all; a mutant costs its one object
 # file, a link with the tests that it names, and these. With ccache the first build is quick.
 #
 # Prints a line per mutant (found, SURVIVED, DOES NOT BUILD, DOES NOT APPLY) and "N passed, M failed" at the end; those
 # of known.txt change nothing that a test could see, and are told as such (README.md says why). Status 0: none failed.
 set -uo pipefail
-jobs=$(nproc) resumes=
-while getopts "j:r" option; do
+jobs=$(nproc) resumes='' only_looks=''
+while getopts "j:rn" option; do
   case $option in
     j) jobs=$OPTARG ;;
     r) resumes=1 ;;
+    n) only_looks=1 ;;
     *) sed -n '2,4p' "$0" >&2 && exit 2 ;;
   esac
 done
@@ -25,21 +26,31 @@ pattern=${1:-.}
 cd "$(dirname "$0")/../.." || exit
 root=$PWD tree=$PWD/build-mutants
 build=$tree/build results=$tree/results.tsv log=$tree/log.txt
-mkdir -p "$tree"
-[ -n "$resumes" ] || : >"$results"
-touch "$results"
-
 chosen=()
 for patch in tests/mutants/*.patch; do
   name=$(basename "$patch" .patch)
   [[ $name =~ $pattern ]] || continue
-  if [ -n "$resumes" ] && grep -q "^$name	" "$results"; then continue; fi
+  if [ -n "$resumes" ] && grep -qs "^$name	" "$results"; then continue; fi
   chosen+=("$name")
 done
 [ ${#chosen[@]} -gt 0 ] || { echo "no mutant matches '$pattern'" >&2 && exit 2; }
+applies() { patch -d "$1" -p1 --force --silent "${@:3}" <"$root/tests/mutants/$2.patch"; } # FOLDER NAME FLAG...
+if [ -n "$only_looks" ]; then
+  command -v patch >/dev/null || exit 77
+  failed=0
+  for name in "${chosen[@]}"; do
+    applies "$root" "$name" --dry-run >/dev/null 2>&1 || { echo "$name DOES NOT APPLY" && failed=$((failed + 1)); }
+  done
+  echo "${#chosen[@]} mutants, $failed do not apply"
+  exit $((failed > 0))
+fi
 tests_of() { sed -n '1s/^# tests: //p' "$root/tests/mutants/$1.patch"; }
 objects_of() { sed -n 's/^# objects: //p' "$root/tests/mutants/$1.patch"; }
 changed_by() { sed -n 's/^+++ b\///p' "$root/tests/mutants/$1.patch"; }
+
+mkdir -p "$tree"
+[ -n "$resumes" ] || : >"$results"
+touch "$results"
 
 # ---- The tree as it is, in a copy: what differs is copied anew, so that little is built again.
 while IFS= read -r -d '' file; do
@@ -119,7 +130,7 @@ try() { # NAME: prints what became of it
   for file in $(changed_by "$1"); do
     mkdir -p "$folder/$(dirname "$file")" && cp "$tree/$file" "$folder/$file"
   done
-  if ! patch -d "$folder" -p1 --force --silent <"$root/tests/mutants/$1.patch" >"$folder/log" 2>&1; then
+  if ! applies "$folder" "$1" >"$folder/log" 2>&1; then
     outcome="DOES NOT APPLY"
   elif ! link_one "$folder" "$1" >"$folder/log" 2>&1; then
     outcome="DOES NOT BUILD"
