@@ -11,8 +11,8 @@
 
 #include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/core/kernels/fp8.h>
-#include <thimble/core/kernels/shared/fp8_code.h>
 #include <thimble/cuda/kernel/element.h>
+#include <thimble/cuda/kernel/float8_words.h>
 #include <thimble/cuda/kernel/launches_together.h>
 #include <thimble/cuda/kernel/words.h>
 #include <thimble/cuda/matmul/fp8_product.h>
@@ -128,59 +128,16 @@ void scale(const Fp8ScaleArgs& a) {
       1, MakeScale{parts, a.code_dtype, a.margin, a.known, a.scale, a.history, a.length, a.next_scale, a.steps, step});
 }
 
-THIMBLE_DEVICE inline bool is_infinite(float value) {
-  return (bit_cast<std::uint32_t>(value) & 0x7FFFFFFFu) == quant::infinity_bits;
-}
-
-template <class Code>
-inline constexpr bool is_e4m3 = std::is_same_v<Code, quant::Float8Code<f8e4m3>>;
-
-// The codes of two numbers, `low` in the lower half, by the instruction of GPUs with FP8 units. It gives the largest
-// finite code for infinite ones.
-template <class Code>
-THIMBLE_DEVICE inline std::uint16_t two_codes(float low, float high) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-  std::uint16_t pair;
-  if constexpr (is_e4m3<Code>) {
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-  }
-  return pair;
-#else
-  const auto code = [](float x) { return fp8_code<Code>(is_infinite(x) ? std::copysign(Code::largest, x) : x, 1); };
-  return static_cast<std::uint16_t>(code(low) | code(high) << 8);
-#endif
-}
-
-// The values of two codes as two f16, likewise.
-template <class Code>
-THIMBLE_DEVICE inline std::uint32_t two_values(std::uint16_t pair) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-  std::uint32_t values;
-  if constexpr (is_e4m3<Code>) {
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(values) : "h"(pair));
-  } else {
-    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(values) : "h"(pair));
-  }
-  return values;
-#else
-  return packed<f16>(Code{}.decode(static_cast<std::uint8_t>(pair)),
-                     Code{}.decode(static_cast<std::uint8_t>(pair >> 8)));
-#endif
-}
-
 // fp8_code of eight values.
 template <class Code>
 THIMBLE_DEVICE inline Words<std::uint8_t, 8> make_codes(const float (&values)[8], float inverse) {
-  Words<std::uint16_t, 4> pairs;
-  float largest = 0;
+  float scaled[8], largest = 0;
   THIMBLE_UNROLL
-  for (int v = 0; v < 8; v += 2) {
-    pairs.values[v / 2] = two_codes<Code>(values[v] * inverse, values[v + 1] * inverse);
-    largest = std::fmax(largest, std::fmax(std::fabs(values[v]), std::fabs(values[v + 1])));
+  for (int v = 0; v < 8; ++v) {
+    scaled[v] = values[v] * inverse;
+    largest = std::fmax(largest, std::fabs(values[v]));
   }
-  auto codes = bit_cast<Words<std::uint8_t, 8>>(pairs);
+  auto codes = encode_eight(Code{}, scaled);
   if (!is_infinite(largest)) return codes;
   THIMBLE_UNROLL
   for (int v = 0; v < 8; ++v) {
@@ -194,14 +151,12 @@ THIMBLE_DEVICE inline Words<std::uint8_t, 8> make_codes(const float (&values)[8]
 // fp8_value_bits of eight codes; NaN may be another one.
 template <class Code>
 THIMBLE_DEVICE inline Words<std::uint16_t, 8> values_of_codes(const Words<std::uint8_t, 8>& codes, float factor) {
-  const auto pairs = bit_cast<Words<std::uint16_t, 4>>(codes);
+  float values[8];
+  decode_eight(Code{}, codes, values);
   Words<std::uint16_t, 8> bits;
   THIMBLE_UNROLL
-  for (int v = 0; v < 8; v += 2) {
-    float low, high;
-    widen_pair<f16>(two_values<Code>(pairs.values[v / 2]), low, high);
-    bits.values[v] = static_cast<std::uint16_t>(bit_cast<std::uint32_t>(low * factor) >> 16);
-    bits.values[v + 1] = static_cast<std::uint16_t>(bit_cast<std::uint32_t>(high * factor) >> 16);
+  for (int v = 0; v < 8; ++v) {
+    bits.values[v] = static_cast<std::uint16_t>(bit_cast<std::uint32_t>(values[v] * factor) >> 16);
   }
   return bits;
 }

@@ -1,6 +1,7 @@
 // Quantization on CUDA devices. A block's magnitude is a maximum of integers, so its codes are those of the CPU, bit by
 // bit, however the work is cut:
 //
+//   eights           8 to 256 neighbours: a thread holds eight of them, read once, and the lanes beside it the others
 //   small blocks     a warp for each, larger ones a team: the values are read twice, the second time from the cache
 //   columns          a team for 32 neighbouring ones, so that a row of them is read at once
 //   few large ones   (a scale for the tensor) parts of all blocks side by side, then their maxima, then the codes
@@ -9,6 +10,7 @@
 
 #include <thimble/core/kernels/quantize.h>
 #include <thimble/cuda/kernel/element.h>
+#include <thimble/cuda/kernel/float8_words.h>
 #include <thimble/cuda/kernel/launches_together.h>
 #include <thimble/cuda/runtime/dynamic_code.h>
 
@@ -77,6 +79,76 @@ struct Place {
     if (rows == 1) return first + i;
     const std::int64_t row = quotient(i, columns);
     return first + row * m.columns + (i - row * columns);
+  }
+};
+
+// Blocks of neighbours, 2^log_lanes eights each, up to a warp's.
+struct Eights {
+  std::int64_t count;
+  int log_lanes;
+  /// f.template operator()<S>(eights) where blocks lie one after the other, and begin at words, elements of S. False:
+  /// they do not.
+  template <class F>
+  static bool with(const QuantizeArgs& a, F&& f) {
+    int log_lanes = 0;
+    while (log_lanes < 5 && std::int64_t{8} << log_lanes < a.block_columns) ++log_lanes;
+    if (a.block_rows != 1 || a.block_columns != std::int64_t{8} << log_lanes || a.columns % a.block_columns != 0 ||
+        !are_aligned({a.values}) || reinterpret_cast<std::uintptr_t>(a.codes) % 8 != 0) {
+      return false;
+    }
+    return with_word_dtype(a.dtype, [&]<class S>() {
+      f.template operator()<S>(Eights{a.rows * a.columns / 8, log_lanes});
+    });
+  }
+};
+
+template <class Code, class S>
+struct QuantizeEights {
+  static constexpr int threads = 256;
+  Eights eights;
+  const S* values;
+  typename Code::Bits* codes;
+  void* scales;
+  DType scale_dtype;
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t number) const {
+    const std::int64_t i = number * Team::size + team.rank();
+    Words<S, 8> from{};
+    if (i < eights.count) from = words_at<8>(values, 8 * i);
+    float x[8];
+    std::uint32_t most = 0;
+    THIMBLE_UNROLL
+    for (int v = 0; v < 8; ++v) {
+      x[v] = widened(from.values[v]);
+      most = larger_of(most, magnitude_bits(x[v]));
+    }
+    for (int k = 0; k < eights.log_lanes; ++k) most = larger_of(most, exchange(most, 1 << k));
+    if (i >= eights.count) return;
+    const quant::BlockScale s = quant::block_scale(most, Code::largest, scale_dtype);
+    const std::int64_t block = i >> eights.log_lanes;
+    if (block << eights.log_lanes == i) quant::store_scale(s.scale, scales, scale_dtype, block);
+    THIMBLE_UNROLL
+    for (int v = 0; v < 8; ++v) x[v] *= s.inverse;
+    Words<typename Code::Bits, 8> made{};
+    if (s.is_finite) made = encode_eight(MakeCode<Code>::make(), x);
+    put_words(codes, 8 * i, made);
+  }
+};
+
+template <class Code, class S>
+struct DecodeEights {
+  Eights eights;
+  const typename Code::Bits* codes;
+  const void* scales;
+  DType scale_dtype;
+  S* values;
+  THIMBLE_DEVICE void operator()(std::int64_t i) const {
+    const float scale = quant::load_scale(scales, scale_dtype, i >> eights.log_lanes);
+    float x[8];
+    decode_eight(MakeCode<Code>::make(), words_at<8>(codes, 8 * i), x);
+    THIMBLE_UNROLL
+    for (int v = 0; v < 8; ++v) x[v] *= scale;
+    put_words(values, 8 * i, narrowed<S>(x));
   }
 };
 
@@ -200,6 +272,13 @@ void with_code(const QuantizeArgs& a, F&& f) {
 
 template <class Code>
 void quantize_as(const QuantizeArgs& a) {
+  const bool is_done = Eights::with(a, [&]<class S>(const Eights& eights) {
+    using Body = QuantizeEights<Code, S>;
+    for_each_team((eights.count + Body::threads - 1) / Body::threads,
+                  Body{eights, static_cast<const S*>(a.values), static_cast<typename Code::Bits*>(a.codes), a.scales,
+                       a.scale_dtype});
+  });
+  if (is_done) return;
   const Matrix m(a);
   const std::int64_t blocks = m.blocks(), values = a.block_rows * a.block_columns;
   if (blocks <= most_cut && values > part_values) {
@@ -224,7 +303,13 @@ void quantize(const QuantizeArgs& a) {
 }
 
 void dequantize(const QuantizeArgs& a) {
-  with_code(a, [&]<class Code>() { for_each_item(a.rows * a.columns, Decode<Code>{Matrix(a)}); });
+  with_code(a, [&]<class Code>() {
+    const bool is_done = Eights::with(a, [&]<class S>(const Eights& eights) {
+      for_each_item(eights.count, DecodeEights<Code, S>{eights, static_cast<const typename Code::Bits*>(a.codes),
+                                                        a.scales, a.scale_dtype, static_cast<S*>(a.values)});
+    });
+    if (!is_done) for_each_item(a.rows * a.columns, Decode<Code>{Matrix(a)});
+  });
 }
 
 constexpr QuantizeKernels table{quantize, dequantize};

@@ -110,6 +110,10 @@ TEST_CASE("cuda: codes and scales have the CPU's bits", "[cuda][quantize]") {
                                  {{3, 411}, ScaleBlocks::flat(32)},
                                  {{3, 411}, ScaleBlocks::flat(256)},
                                  {{3, 411}, ScaleBlocks::flat(1000)},
+                                 {{6, 72}, ScaleBlocks::flat(8)},  // whole blocks of eights, in registers
+                                 {{5, 448}, ScaleBlocks::flat(64)},
+                                 {{5, 768}, ScaleBlocks::flat(256)},
+                                 {{7, 384}, ScaleBlocks::per_row_block(128)},
                                  {{0, 4}, ScaleBlocks::flat(8)}};
   for (const Row& row : rows) {
     for (const DType scale : {DType::f32, DType::f16, DType::u8}) {
@@ -128,7 +132,7 @@ TEST_CASE("cuda: codes of every floating dtype, and of what is not finite", "[cu
   for (const DType dtype : {DType::f64, DType::f16, DType::bf16, DType::f8e4m3}) {
     INFO(to_string(dtype));
     for (const Quantization& how : all_codes(ScaleBlocks::flat(64), DType::f32)) {
-      check_quantization(sample({3, 100}, dtype), how);
+      for (const Shape& shape : {Shape{3, 100}, Shape{3, 128}}) check_quantization(sample(shape, dtype), how);
     }
   }
   std::vector<float> values = to_host<float>(sample({40, 16}));
