@@ -281,7 +281,8 @@ struct Turn {
       const int eight = e % 4 + e / 32 % 2 * 4, quad = e / 4 % 8 + e / 64 * 8;
       const std::int64_t r = r0 + quad * 4, c = c0 + eight * wide;
       Code made[4];
-      aligned&& c + wide <= columns ? make<true>(r, c, prepared, made) : make<false>(r, c, prepared, made);
+      const bool is_whole = aligned && c + wide <= columns;
+      is_whole ? make<true>(r, c, prepared, made) : make<false>(r, c, prepared, made);
       THIMBLE_UNROLL
       for (int v = 0; v < wide; ++v) {
         const Words<std::uint8_t, 4> column{made[0].values[v], made[1].values[v], made[2].values[v], made[3].values[v]};
