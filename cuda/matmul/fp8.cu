@@ -323,10 +323,11 @@ struct Decode {
   bool aligned;
   THIMBLE_DEVICE float factor(std::int64_t row, std::int64_t column) const {
     if (!a.scales) return 1.0f;
-    return quant::load_scale(a.scales, DType::u8, row / a.block_rows * a.blocks_across + column / a.block_columns);
+    const std::int64_t down = quotient(row, a.block_rows), right = quotient(column, a.block_columns);
+    return quant::load_scale(a.scales, DType::u8, down * a.blocks_across + right);
   }
   THIMBLE_DEVICE void operator()(std::int64_t i) const {
-    const std::int64_t across = (a.columns + wide - 1) / wide, r = i / across, c = i % across * wide;
+    const std::int64_t across = (a.columns + wide - 1) / wide, r = quotient(i, across), c = (i - r * across) * wide;
     const std::uint8_t* const codes = a.codes + (a.row + r) * a.row_stride + a.column + c;
     auto* const to = reinterpret_cast<std::uint16_t*>(a.decoded) + r * a.columns + c;
     if (aligned && c + wide <= a.columns) {  // one block holds all eight

@@ -29,11 +29,6 @@ THIMBLE_DEVICE_GLOBAL quant::BlockScale cut_scales[most_cut];
 
 THIMBLE_DEVICE inline std::uint32_t magnitude_bits(float x) { return bit_cast<std::uint32_t>(x) & 0x7FFFFFFFu; }
 
-THIMBLE_DEVICE inline std::int64_t quotient(std::int64_t a, std::int64_t b) {
-  if (((a | b) >> 32) == 0) return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
-  return a / b;  // 64-bit divisions are slow
-}
-
 // The matrix, its blocks, and where codes and scales are.
 struct Matrix {
   std::int64_t rows, columns, block_rows, block_columns, across;
