@@ -103,8 +103,8 @@ if(thimble_test_sources)
   thimble_add_program(thimble_tests tests/support/machine.cpp tests/support/operator_table.cpp tests/certificate/certificate.cpp
                       tests/certificate/certificate_nets.cpp tests/support/heap_watch.cpp tests/dist/rank_cases.cpp ${thimble_emulated_sources} ${thimble_test_sources})
   target_compile_options(thimble_tests PRIVATE $<$<CONFIG:Release>:-O1>) # half of a build's time; what is tested is compiled elsewhere
-  if(THIMBLE_SANITIZE) # checks of the tests themselves, and an optimizer over checks, take as long to compile as all else
-    target_compile_options(thimble_tests PRIVATE -fno-sanitize=undefined -O0)
+  if(THIMBLE_SANITIZE) # checks of undefined behavior in the tests themselves take as long to compile as all else
+    target_compile_options(thimble_tests PRIVATE -fno-sanitize=undefined)
   endif()
   target_link_libraries(thimble_tests PRIVATE thimble_test_main thimble_bench nlohmann_json::nlohmann_json ZLIB::ZLIB)
   if(THIMBLE_UNITY) # a test reads it for a second
