@@ -113,6 +113,9 @@ THIMBLE_DEVICE inline bool is_positive_as(float value) {
   return value > (std::is_same_v<S, f16> ? 0x1p-25f : std::is_same_v<S, bf16> ? 0x1p-134f : 0.0f);
 }
 
+inline bool is_aligned(const void* address, std::uintptr_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(address) % bytes == 0;
+}
 /// Whether all operands (null: none) begin at multiples of 16 bytes.
 inline bool are_aligned(std::initializer_list<const void*> operands) {
   std::uintptr_t addresses = 0;

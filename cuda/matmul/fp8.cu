@@ -28,10 +28,6 @@ constexpr std::int64_t most_parts = 1024;
 constexpr std::int64_t part_values = 1 << 14;                     // at least, where a tensor is cut in parts
 THIMBLE_DEVICE_GLOBAL std::uint32_t part_magnitudes[most_parts];  // written and read in the order of one stream
 
-bool is_aligned(const void* address, std::uintptr_t bytes) {
-  return reinterpret_cast<std::uintptr_t>(address) % bytes == 0;
-}
-
 // f.template operator()<S>() for the dtypes that become FP8.
 template <class F>
 void with_source(DType dtype, F&& f) {
@@ -129,11 +125,12 @@ void scale(const Fp8ScaleArgs& a) {
 }
 
 // fp8_code of eight values.
-template <class Code>
-THIMBLE_DEVICE inline Words<std::uint8_t, 8> make_codes(const float (&values)[8], float inverse) {
-  float scaled[8], largest = 0;
+template <class Code, class S>
+THIMBLE_DEVICE inline Words<std::uint8_t, 8> make_codes(const Words<S, 8>& from, float inverse) {
+  float values[8], scaled[8], largest = 0;
   THIMBLE_UNROLL
   for (int v = 0; v < 8; ++v) {
+    values[v] = widened(from.values[v]);
     scaled[v] = values[v] * inverse;
     largest = std::fmax(largest, std::fabs(values[v]));
   }
@@ -174,11 +171,7 @@ struct Cast {
     const float inverse = 1.0f / *scale;
     const std::int64_t begin = i * wide;
     if (aligned && begin + wide <= count) {
-      const auto from = words_at<wide>(values, begin);
-      float wider[wide];
-      THIMBLE_UNROLL
-      for (int v = 0; v < wide; ++v) wider[v] = widened(from.values[v]);
-      const Words<std::uint8_t, wide> made = make_codes<Code>(wider, inverse);
+      const Words<std::uint8_t, wide> made = make_codes<Code>(words_at<wide>(values, begin), inverse);
       if (codes) put_words(codes, begin, made);
       if (decoded) put_words(decoded, begin, values_of_codes<Code>(made, 1));
       return;
@@ -209,10 +202,7 @@ struct MadeCodes {
   const float* scale;
   THIMBLE_DEVICE float prepare() const { return 1.0f / *scale; }
   THIMBLE_DEVICE static Words<std::uint8_t, 8> code(const Words<S, 8>& from, float inverse) {
-    float wider[8];
-    THIMBLE_UNROLL
-    for (int v = 0; v < 8; ++v) wider[v] = widened(from.values[v]);
-    return make_codes<Code>(wider, inverse);
+    return make_codes<Code>(from, inverse);
   }
 };
 struct GivenCodes {

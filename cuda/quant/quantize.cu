@@ -88,7 +88,7 @@ struct Eights {
     int log_lanes = 0;
     while (log_lanes < 5 && std::int64_t{8} << log_lanes < a.block_columns) ++log_lanes;
     if (a.block_rows != 1 || a.block_columns != std::int64_t{8} << log_lanes || a.columns % a.block_columns != 0 ||
-        !are_aligned({a.values}) || reinterpret_cast<std::uintptr_t>(a.codes) % 8 != 0) {
+        !is_aligned(a.values, 16) || !is_aligned(a.codes, 8)) {
       return false;
     }
     return with_word_dtype(a.dtype, [&]<class S>() {
