@@ -6,8 +6,9 @@
 # A mutant is a patch of this folder whose first line names the files of tests that must find it ("# tests: optim clip":
 # tests/optim/optim_test.cpp and tests/optim/clip_test.cpp). PATTERN is a regular expression over names of patches (default: all).
 # "# objects: core/a.cpp" below it: what is compiled for it where a header is changed. With -r mutants that an earlier
-# run has told of are not run again; with -n none is run: it looks whether each applies, for `ctest -R mutants`. Works on a copy in build-mutants/, one build for all; a mutant costs its one object
-# file, a link with the tests that it names, and these. With ccache the first build is quick.
+# run has told of are not run again; with -n none is run, and each must apply (`ctest -R house.mutants`). Works on a copy
+# in build-mutants/, one build for all; a mutant costs its one object file, a link with the tests that it names, and
+# these. With ccache the first build is quick.
 #
 # Prints a line per mutant (found, SURVIVED, DOES NOT BUILD, DOES NOT APPLY) and "N passed, M failed" at the end; those
 # of known.txt change nothing that a test could see, and are told as such (README.md says why). Status 0: none failed.
