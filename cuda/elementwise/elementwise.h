@@ -57,7 +57,7 @@ using QuickOps =
                   ops::SwiGlu, ops::LogSumExpGradient, ops::Reciprocal, ops::Div, ops::DivScalar>;
 /// What Op computes results of type S in.
 template <class Op, class S>
-using Number = std::conditional_t<sizeof(S) == 2 && is_any<Op>(QuickOps{}), Quick, float>;
+using Number = std::conditional_t<is_any<Op>(QuickOps{}), QuickNumber<S>, float>;
 
 /// Any strides and dtypes, an element at a time.
 template <class Op, int W, class T>

@@ -1,5 +1,5 @@
 #pragma once
-// Powers by the device's instruction, for results that are not the CPU's bit by bit.
+// Powers, logarithms and reciprocals by the device's instructions, for results that are not the CPU's bit by bit.
 
 #include <cmath>
 
@@ -8,16 +8,29 @@
 
 namespace thimble::cuda_kernels {
 
-/// 2^x within 2 units in the last place; 0 where it would be subnormal.
-THIMBLE_HD inline float power_of_two(float x) {
+// float name(float x): by the device's instruction, on the host by its definition.
 #if defined(__CUDA_ARCH__)
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
+#define THIMBLE_BY_INSTRUCTION(name, instruction, definition) \
+  THIMBLE_HD inline float name(float x) {                     \
+    float y;                                                  \
+    asm(instruction " %0, %1;" : "=f"(y) : "f"(x));           \
+    return y;                                                 \
+  }
 #else
-  return std::exp2(x);
+#define THIMBLE_BY_INSTRUCTION(name, instruction, definition) \
+  THIMBLE_HD inline float name(float x) { return definition; }
 #endif
-}
+
+/// 2^x within 2 units in the last place; 0 where it would be subnormal.
+THIMBLE_BY_INSTRUCTION(power_of_two, "ex2.approx.ftz.f32", std::exp2(x))
+/// The same, subnormal numbers too.
+THIMBLE_BY_INSTRUCTION(power_of_two_in_full, "ex2.approx.f32", std::exp2(x))
+/// The logarithm of base 2 within 2^-22 between 1/2 and 2, and of its own size elsewhere.
+THIMBLE_BY_INSTRUCTION(logarithm_of_two, "lg2.approx.f32", std::log2(x))
+/// 1 / x within a unit in the last place; 0 where it would be subnormal.
+THIMBLE_BY_INSTRUCTION(reciprocal, "rcp.approx.ftz.f32", 1.0f / x)
+
+#undef THIMBLE_BY_INSTRUCTION
 
 /// e^x for x up to 88 within 3 units in the last place; 0 below -87.3, NaN for NaN.
 THIMBLE_DEVICE inline float quick_exp(float x) {

@@ -3,60 +3,13 @@
 // bit by bit, would take a kernel longer than its memory.
 
 #include <cmath>
+#include <type_traits>
 
 #include <thimble/core/numbers/math.h>
 #include <thimble/core/tensor/dtype.h>
 #include <thimble/cuda/kernel/exponential.h>
 
 namespace thimble::cuda_kernels {
-
-namespace quick_detail {
-
-/// 1 / x within a unit in the last place; 0 where it would be subnormal.
-THIMBLE_HD inline float reciprocal(float x) {
-#if defined(__CUDA_ARCH__)
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#else
-  return 1.0f / x;
-#endif
-}
-
-/// x / y within 2 units in the last place.
-THIMBLE_HD inline float quotient(float x, float y) {
-#if defined(__CUDA_ARCH__)
-  float z;
-  asm("div.full.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
-  return z;
-#else
-  return x / y;
-#endif
-}
-
-/// 2^x within 2 units in the last place, subnormal ones too.
-THIMBLE_HD inline float power_of_two_in_full(float x) {
-#if defined(__CUDA_ARCH__)
-  float y;
-  asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#else
-  return std::exp2(x);
-#endif
-}
-
-/// The logarithm of base 2 within 2^-22 between 1/2 and 2, and of its own size elsewhere.
-THIMBLE_HD inline float log_of_two(float x) {
-#if defined(__CUDA_ARCH__)
-  float y;
-  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#else
-  return std::log2(x);
-#endif
-}
-
-}  // namespace quick_detail
 
 /// A float. Its functions are within 2^-14 of what they should be, relatively: in 16 bits a result is the exact one
 /// rounded, or, where that lies near the middle of two, its neighbour. Sums, differences and products are float's.
@@ -71,27 +24,36 @@ class Quick {
   THIMBLE_HD friend Quick operator+(Quick a, Quick b) { return Quick(a.value_ + b.value_); }
   THIMBLE_HD friend Quick operator-(Quick a, Quick b) { return Quick(a.value_ - b.value_); }
   THIMBLE_HD friend Quick operator*(Quick a, Quick b) { return Quick(a.value_ * b.value_); }
-  THIMBLE_HD friend Quick operator/(Quick a, Quick b) { return Quick(quick_detail::quotient(a.value_, b.value_)); }
+  /// Within 2 units in the last place.
+  THIMBLE_HD friend Quick operator/(Quick a, Quick b) {
+#if defined(__CUDA_ARCH__)
+    float quotient;
+    asm("div.full.f32 %0, %1, %2;" : "=f"(quotient) : "f"(a.value_), "f"(b.value_));
+    return Quick(quotient);
+#else
+    return Quick(a.value_ / b.value_);
+#endif
+  }
   THIMBLE_HD friend Quick operator-(Quick a) { return Quick(-a.value_); }
   THIMBLE_HD friend bool operator<(Quick a, Quick b) { return a.value_ < b.value_; }
   THIMBLE_HD friend bool operator==(Quick a, Quick b) { return a.value_ == b.value_; }
 
-  THIMBLE_HD Quick exp() const { return Quick(quick_detail::power_of_two_in_full(value_ * log2_e)); }
+  THIMBLE_HD Quick exp() const { return Quick(power_of_two_in_full(value_ * log2_e)); }
 
   THIMBLE_HD Quick log() const {
     // Near 1 by its series, log(1 + f) = f - f^2 / 2 + f^3 / 3 - f^4 / 4: the instruction's error is absolute there.
     const float f = value_ - 1;
     const float near = f + f * f * fma(f, fma(f, -0.25f, 1.0f / 3), -0.5f);
-    return Quick(std::fabs(f) < 0x1p-4f ? near : quick_detail::log_of_two(value_) * 0x1.62e430p-1f);
+    return Quick(std::fabs(f) < 0x1p-4f ? near : logarithm_of_two(value_) * 0x1.62e430p-1f);
   }
 
-  THIMBLE_HD Quick sigmoid() const { return Quick(quick_detail::reciprocal(1 + power_of_two(value_ * -log2_e))); }
+  THIMBLE_HD Quick sigmoid() const { return Quick(reciprocal(1 + power_of_two(value_ * -log2_e))); }
 
   THIMBLE_HD Quick tanh() const {
     // x - x^3 / 3 + 2 x^5 / 15, and 1 - 2 / (e^2x + 1), whose error is absolute.
     const float square = value_ * value_, x = value_;
     const float near = fma(x * square, fma(square, 2.0f / 15, -1.0f / 3), x);
-    const float far = fma(quick_detail::reciprocal(1 + power_of_two(x * (2 * log2_e))), -2, 1);
+    const float far = fma(reciprocal(1 + power_of_two(x * (2 * log2_e))), -2, 1);
     return Quick(std::fabs(x) < 0.25f ? near : far);
   }
 
@@ -105,7 +67,7 @@ class Quick {
 
   THIMBLE_HD math::Normal<Quick> normal() const {
     // cdf(-a) = bell t q(t), t = 1 / (1 + 0.376 a), 2^-15.1 of the result.
-    const float a = std::fabs(value_), t = quick_detail::reciprocal(fma(a, 0.376f, 1));
+    const float a = std::fabs(value_), t = reciprocal(fma(a, 0.376f, 1));
     const float bell = power_of_two(a * a * (-0.5f * log2_e));
     float q = fma(t, -0x1.7538c4p-4f, 0x1.983582p-3f);
     q = fma(q, t, 0x1.5929e8p-4f);
@@ -122,7 +84,10 @@ class Quick {
   float value_;
 };
 
-/// Whether results of the dtype are computed in Quick.
+/// What functions of results of type S are computed in.
+template <class S>
+using QuickNumber = std::conditional_t<sizeof(S) == 2, Quick, float>;
+/// Whether that is Quick.
 THIMBLE_HD constexpr bool is_quick(DType dtype) noexcept { return dtype == DType::f16 || dtype == DType::bf16; }
 
 }  // namespace thimble::cuda_kernels

@@ -18,11 +18,10 @@ struct ActivateWords {
   const S* stored;
   S* c;
   kernels::Activation activation;
-  using Number = std::conditional_t<sizeof(S) == 2, Quick, float>;
   template <class Op>
   THIMBLE_DEVICE static void apply(const Op& op, float (&values)[count]) {
     THIMBLE_UNROLL
-    for (int e = 0; e < count; ++e) values[e] = static_cast<float>(op.fwd(Number(values[e])));
+    for (int e = 0; e < count; ++e) values[e] = static_cast<float>(op.fwd(QuickNumber<S>(values[e])));
   }
   THIMBLE_DEVICE void operator()(std::int64_t i) const {
     const Words<S, count> words = words_at<count>(stored, i * count);
