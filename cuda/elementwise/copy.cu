@@ -2,6 +2,7 @@
 
 #include <thimble/core/kernels/copy.h>
 #include <thimble/cuda/kernel/element.h>
+#include <thimble/cuda/kernel/words.h>
 
 namespace thimble::kernels {
 namespace copy_cuda_detail {
@@ -120,10 +121,6 @@ struct Fill {
   }
 };
 
-bool is_aligned(const void* a, const void* b) {
-  return ((reinterpret_cast<std::uintptr_t>(a) | reinterpret_cast<std::uintptr_t>(b)) & 15) == 0;
-}
-
 // Calls f with an unsigned word of `bytes` bytes.
 template <class F>
 void with_word(std::size_t bytes, F&& f) {
@@ -135,7 +132,7 @@ void with_word(std::size_t bytes, F&& f) {
 
 void move(const CopyArgs& args, const Walk<2>& walk, std::int64_t n, bool is_dense) {
   const std::int64_t size = static_cast<std::int64_t>(size_of(args.to_dtype));
-  if (is_dense && n * size % 16 == 0 && is_aligned(args.from, args.to)) {
+  if (is_dense && n * size % 16 == 0 && are_aligned({args.from, args.to})) {
     for_each_item(n * size / 16, MoveDense{static_cast<const Bytes16*>(args.from), static_cast<Bytes16*>(args.to)});
     return;
   }
@@ -158,7 +155,7 @@ void copy(const CopyArgs& args) {
   const std::int64_t n = args.shape.elements();
   const bool is_dense = walk.rank == 1 && walk.strides[0][0] == 1 && walk.strides[1][0] == 1;
   if (args.from_dtype == args.to_dtype) return move(args, walk, n, is_dense);
-  if (is_dense && is_aligned(args.from, args.to) &&
+  if (is_dense && are_aligned({args.from, args.to}) &&
       (convert_dense<float, bf16>(args, n) || convert_dense<bf16, float>(args, n) ||
        convert_dense<float, f16>(args, n) || convert_dense<f16, float>(args, n))) {
     return;

@@ -14,8 +14,8 @@
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
-#include <thimble/dist/threads.h>
 
+#include "dist/by_rank.h"
 #include "support/catch.h"
 #include "support/operator_table.h"
 
@@ -113,18 +113,27 @@ TEST_CASE("class parts: a team of ranks has the bits of one rank", "[class_parts
   const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f64);
   const std::vector<double> scores = scores_of(rows, 5);
   const Result one = run({.parts = parts}, scores, targets_of(rows), dtype, is_textbook);
-  dist::run_ranks(parts, [&](dist::Communicator& ranks) {
+  struct OfRank {
+    Result own;
+    std::int64_t begin = 0, classes = 0;
+    std::uint64_t sent = 0;
+  };
+  const auto all = testing::by_rank(parts, [&](dist::Communicator& ranks) {
     const dist::Team team{parts, &ranks};
-    const Result own = run(team, scores, targets_of(rows), dtype, is_textbook);
+    Result own = run(team, scores, targets_of(rows), dtype, is_textbook);
+    return OfRank{std::move(own), team.begin(classes), team.own(classes), ranks.volume().bytes_sent};
+  });
+  for (const OfRank& of_rank : all) {
+    const Result& own = of_rank.own;
     CHECK(own.loss == one.loss);
-    const auto begin = static_cast<std::size_t>(team.begin(classes)), n = static_cast<std::size_t>(team.own(classes));
+    const auto begin = static_cast<std::size_t>(of_rank.begin), n = static_cast<std::size_t>(of_rank.classes);
     REQUIRE(own.gradient.size() == rows * n);
     for (std::size_t i = 0; i < own.gradient.size(); ++i) {
       REQUIRE(own.gradient[i] == one.gradient[i / n * classes + begin + i % n]);
     }
     // Three f64 for each row, to each of the others.
-    CHECK(ranks.volume().bytes_sent == static_cast<std::uint64_t>(parts - 1) * 3 * 8 * rows);
-  });
+    CHECK(of_rank.sent == static_cast<std::uint64_t>(parts - 1) * 3 * 8 * rows);
+  }
 }
 
 TEST_CASE("class parts: scores far apart, and none at all in a part", "[class_parts][cuda]") {

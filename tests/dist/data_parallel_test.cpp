@@ -4,7 +4,6 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -15,10 +14,10 @@
 #include <thimble/core/tensor/view.h>
 #include <thimble/dist/data_parallel.h>
 #include <thimble/dist/shard_store.h>
-#include <thimble/dist/threads.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/training/setup.h>
 
+#include "dist/by_rank.h"
 #include "support/catch.h"
 #include "support/operator_table.h"
 #include "support/sanitizer.h"
@@ -174,14 +173,8 @@ void check_equal(const Case& c, int count, int zero, int steps) {
   INFO(c.model << ", " << c.precision << ", " << c.optimizer << ", " << c.micro_batches << " micro-batches, " << count
                << " ranks, ZeRO-" << zero);
   const Result one = train(c, count, nullptr, 0, steps);
-  std::mutex lock;
-  std::vector<Result> results(static_cast<std::size_t>(count));
-  const auto body = [&](dist::Communicator& ranks) {
-    Result result = train(c, count, &ranks, zero, steps);
-    const std::lock_guard hold(lock);
-    results[static_cast<std::size_t>(ranks.rank())] = std::move(result);
-  };
-  dist::run_ranks(count, body, c.device);
+  const auto body = [&](dist::Communicator& ranks) { return train(c, count, &ranks, zero, steps); };
+  const std::vector<Result> results = testing::by_rank(count, body, c.device);
   std::map<std::string, std::size_t> bytes_of_state;
   for (const Result& r : results) {
     CHECK(r.losses == one.losses);

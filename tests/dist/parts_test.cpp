@@ -13,9 +13,9 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/dist/fold.h>
 #include <thimble/dist/parts/parts.h>
-#include <thimble/dist/threads.h>
 #include <thimble/nn/layers/init.h>
 
+#include "dist/by_rank.h"
 #include "support/catch.h"
 
 using namespace thimble;
@@ -41,17 +41,22 @@ TEST_CASE("parts: a fold adds in the order of ranks, or from the last one on", "
     const std::vector<float> of = numbers_of(last_first ? ranks - 1 - k : k, n);
     for (std::size_t i = 0; i < expected.size(); ++i) expected[i] = k == 0 ? of[i] : expected[i] + of[i];
   }
-  std::vector<std::vector<float>> sums(static_cast<std::size_t>(ranks));
-  dist::run_ranks(ranks, [&](dist::Communicator& team) {
+  struct Found {
+    std::vector<float> mine, sum;
+    std::uint64_t sent = 0;
+  };
+  const auto all = testing::by_rank(ranks, [&](dist::Communicator& team) {
     const Tensor mine = from_host(numbers_of(team.rank(), n), {n});
     const Tensor sum = dist::fold(team, mine, last_first);
-    CHECK((to_host<float>(mine) == numbers_of(team.rank(), n)));  // held here, so not written
-    sums[static_cast<std::size_t>(team.rank())] = to_host<float>(sum);
-    const auto begin_of = [&](int r) { return n * r / ranks; };  // of a rank's share
-    const std::int64_t own = begin_of(team.rank() + 1) - begin_of(team.rank());
-    CHECK(static_cast<std::int64_t>(team.volume().bytes_sent) == 4 * ((n - own) + (ranks - 1) * own));
+    return Found{to_host<float>(mine), to_host<float>(sum), team.volume().bytes_sent};
   });
-  for (const std::vector<float>& sum : sums) CHECK((sum == expected));
+  for (int r = 0; r < ranks; ++r) {
+    const Found& found = all[static_cast<std::size_t>(r)];
+    CHECK((found.sum == expected));
+    CHECK((found.mine == numbers_of(r, n)));                       // held there, so not written
+    const std::int64_t own = n * (r + 1) / ranks - n * r / ranks;  // a rank's share
+    CHECK(static_cast<std::int64_t>(found.sent) == 4 * ((n - own) + (ranks - 1) * own));
+  }
 }
 
 TEST_CASE("parts: sums in another order have other bits", "[parts]") {  // or the test above would show nothing
@@ -115,11 +120,10 @@ TEST_CASE("parts: a team of ranks has the values and gradients of one rank", "[p
     REQUIRE(one.y[i] == y);
     REQUIRE(one.dx[i] == Approx(dx).epsilon(1e-5));
   }
-  dist::run_ranks(parts, [&](dist::Communicator& ranks) {
-    const Result own = run({parts, &ranks});
+  for (const Result& own : testing::by_rank(parts, [&](auto& ranks) { return run({parts, &ranks}); })) {
     CHECK((own.y == one.y));
     CHECK((own.dx == one.dx));
-  });
+  }
 }
 
 TEST_CASE("parts: terms that are not alike, or not as many as parts, are refused", "[parts]") {
@@ -137,11 +141,12 @@ TEST_CASE("parts: one number for each parameter, with those of other ranks", "[p
     return layers[i] < 0 ? static_cast<double>(i) : static_cast<double>(i) + 10.0 * (rank + 1);
   };
   const std::vector<double> expected{0, 11, 12, 21, 22, 31, 32, 13, 23, 33, 4, 5, 16, 26, 36};
-  dist::run_ranks(3, [&](dist::Communicator& ranks) {
+  const auto all = testing::by_rank(3, [&](dist::Communicator& ranks) {
     std::vector<double> own;
     for (std::size_t i = 0; i < layers.size(); ++i) own.push_back(number(ranks.rank(), i));
-    CHECK((to_host<double>(dist::of_all_parts(ranks, from_host(own, {7}), layers)) == expected));
+    return to_host<double>(dist::of_all_parts(ranks, from_host(own, {7}), layers));
   });
+  for (const std::vector<double>& numbers : all) CHECK((numbers == expected));
 }
 
 TEST_CASE("parts: initial values of parts are those of the whole", "[parts]") {
@@ -205,13 +210,19 @@ TEST_CASE("parts: a layer that is cut by outputs, right and wrong", "[parts]") {
   const Tensor x = from_host<float>({1, 2}, {1, 2}), w = from_host<float>({1, 2, 3, 4}, {2, 2});
   const std::vector<float> expected{7, 10};
   CHECK(to_host<float>(matmul(x, w)) == expected);
-  dist::run_ranks(2, [&](dist::Communicator& ranks) {
+  struct Found {
+    std::vector<float> right, wrong;
+  };
+  const auto all = testing::by_rank(2, [&](dist::Communicator& ranks) {
     const dist::Team team{2, &ranks};
     const int r = ranks.rank();
     const Tensor right = matmul(dist::enter_part(team, x), slice(w, 1, r, r + 1));  // (1, 1): this rank's output
-    CHECK(to_host<float>(right)[0] == expected[static_cast<std::size_t>(r)]);
-    const Tensor of_input = matmul(slice(x, 1, r, r + 1), slice(w, 0, r, r + 1));  // (1, 2): a term of all outputs
+    const Tensor of_input = matmul(slice(x, 1, r, r + 1), slice(w, 0, r, r + 1));   // (1, 2): a term of all outputs
     const Tensor wrong = mul(dist::fold(ranks, of_input), 1.0 / ranks.size());
-    CHECK(to_host<float>(wrong) == std::vector<float>{3.5, 5});
+    return Found{to_host<float>(right), to_host<float>(wrong)};
   });
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    CHECK(all[r].right == std::vector<float>{expected[r]});
+    CHECK(all[r].wrong == std::vector<float>{3.5, 5});
+  }
 }

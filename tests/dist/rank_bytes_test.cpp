@@ -1,6 +1,5 @@
 // What a rank needs: said by a dry run of that rank alone, measured among all ranks, and in closed form.
 
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,12 +10,12 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/dist/data_parallel.h>
 #include <thimble/dist/shard_store.h>
-#include <thimble/dist/threads.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/layers/layers.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/adam.h>
 
+#include "dist/by_rank.h"
 #include "support/catch.h"
 
 using namespace thimble;
@@ -92,13 +91,7 @@ TEST_CASE("rank bytes: a dry rank alone says what each of N ranks measures", "[d
         Case{DType::bf16, 3, 2, 0, 25 << 20}, Case{DType::bf16, 1, 2, 0, 25 << 20}}) {
     for (int count = 1; count <= 8; ++count) {
       INFO("ZeRO-" << c.zero << ", " << c.micro_batches << " micro-batches, " << count << " ranks");
-      std::mutex lock;
-      std::vector<Bytes> measured(static_cast<std::size_t>(count));
-      dist::run_ranks(count, [&](dist::Communicator& ranks) {
-        const Bytes bytes = train(c, ranks, cpu);
-        const std::lock_guard hold(lock);
-        measured[static_cast<std::size_t>(ranks.rank())] = bytes;
-      });
+      const auto measured = testing::by_rank(count, [&](auto& ranks) { return train(c, ranks, cpu); });
       std::int64_t shards = 0;
       for (int r = 0; r < count; ++r) {
         INFO("rank " << r);

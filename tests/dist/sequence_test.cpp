@@ -17,8 +17,8 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/dist/parts/parts.h>
-#include <thimble/dist/threads.h>
 
+#include "dist/by_rank.h"
 #include "support/catch.h"
 #include "support/operator_table.h"
 
@@ -100,16 +100,23 @@ TEST_CASE("sequence: a team of ranks has the values and gradients of one rank", 
     return Result{to_host<float>(sum), to_host<float>(own.grad())};
   };
   const Result one = run({parts, nullptr, true});
-  dist::run_ranks(parts, [&](dist::Communicator& ranks) {
-    const Result own = run({parts, &ranks, true});
-    const std::size_t n = own.y.size(), begin = n * static_cast<std::size_t>(ranks.rank());
-    for (std::size_t i = 0; i < n; ++i) {
-      REQUIRE(own.y[i] == one.y[begin + i]);
-      REQUIRE(own.dx[i] == one.dx[begin + i]);
-    }
-    // Two of each operator: a rank's tokens to each of the others.
-    CHECK(ranks.volume().bytes_sent == 4 * static_cast<std::uint64_t>(parts - 1) * 4 * n);
+  struct OfRank {
+    Result own;
+    std::uint64_t sent = 0;
+  };
+  const auto all = testing::by_rank(parts, [&](dist::Communicator& ranks) {
+    Result own = run({parts, &ranks, true});
+    return OfRank{std::move(own), ranks.volume().bytes_sent};
   });
+  std::vector<float> y, dx;
+  for (const auto& [own, sent] : all) {
+    y.insert(y.end(), own.y.begin(), own.y.end());
+    dx.insert(dx.end(), own.dx.begin(), own.dx.end());
+    // Two of each operator: a rank's tokens to each of the others.
+    CHECK(sent == 4 * static_cast<std::uint64_t>(parts - 1) * 4 * own.y.size());
+  }
+  CHECK((y == one.y));
+  CHECK((dx == one.dx));
 }
 
 TEST_CASE("sequence: gradients of a norm's parameters are those of parts, from the last one on", "[sequence][cuda]") {

@@ -1,9 +1,11 @@
-// What the tests' program runs on: THIMBLE_ISA and THIMBLE_UNITS are obeyed, and the choice is printed.
+// What the tests' program runs on: THIMBLE_ISA and THIMBLE_UNITS are obeyed, and the choice is printed. It ends where
+// an assertion stands in another thread than the main one.
 
 #define CATCH_CONFIG_EXTERNAL_INTERFACES
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <thread>
 
 #include <thimble/core/kernels/cpu/base/units.h>
 
@@ -30,6 +32,16 @@ class Machine : public ListenerBase {
     std::printf("On %s\n", thimble::kernels::describe_compute().c_str());
     std::fflush(stdout);
   }
+  /// Catch counts assertions without a lock: what other threads find, they leave to the main thread to check.
+  void assertionStarting(const Catch::AssertionInfo& info) override {
+    if (std::this_thread::get_id() == main_) return;
+    std::fprintf(stderr, "%s:%zu: %s outside of the main thread\n", info.lineInfo.file, info.lineInfo.line,
+                 std::string(info.macroName).c_str());
+    std::abort();
+  }
+
+ private:
+  const std::thread::id main_ = std::this_thread::get_id();
 };
 
 CATCH_REGISTER_LISTENER(Machine)

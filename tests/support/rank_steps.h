@@ -11,10 +11,10 @@
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/parameter_store.h>
-#include <thimble/dist/threads.h>
 #include <thimble/models/training/trained_parts.h>
 #include <thimble/nn/step/step.h>
 
+#include "dist/by_rank.h"
 #include "support/catch.h"
 
 namespace thimble::testing {
@@ -70,17 +70,20 @@ inline models::Setup alone(models::Setup setup) {
   return setup;
 }
 
+/// The same on threads, in the order of ranks.
+inline std::vector<StepsResult> run_ranks_steps(const models::Setup& setup) {
+  return by_rank(setup.ranks, [&](dist::Communicator& ranks) {
+    models::Setup own = setup;
+    own.rank = ranks.rank();
+    return run_steps(own, &ranks);
+  });
+}
+
 /// Runs the setup on threads and checks that each has losses and tensors of `one`, and all together have all of them.
 /// How many ranks have each tensor.
 inline std::map<std::string, int> check_ranks_have(const models::Setup& setup, const StepsResult& one) {
-  std::vector<StepsResult> of_ranks(static_cast<std::size_t>(setup.ranks));
-  dist::run_ranks(setup.ranks, [&](dist::Communicator& ranks) {
-    models::Setup own = setup;
-    own.rank = ranks.rank();
-    of_ranks[static_cast<std::size_t>(own.rank)] = run_steps(own, &ranks);
-  });
   std::map<std::string, int> owners;
-  for (const StepsResult& own : of_ranks) {
+  for (const StepsResult& own : run_ranks_steps(setup)) {
     CHECK(own.losses == one.losses);
     CHECK(own.tensors.size() < one.tensors.size());
     for (const auto& [name, bytes] : own.tensors) {

@@ -80,13 +80,10 @@ TEST_CASE("context parallel: several ranks have the bits of one", "[context_para
     testing::check_ranks_have(setup, one);
     return;
   }
-  dist::run_ranks(setup.ranks, [&](dist::Communicator& ranks) {
-    models::Setup own = setup;
-    own.rank = ranks.rank();
-    const testing::StepsResult result = testing::run_steps(own, &ranks);
-    CHECK(result.losses == one.losses);
-    CHECK((result.tensors == one.tensors));
-  });
+  for (const testing::StepsResult& own : testing::run_ranks_steps(setup)) {
+    CHECK(own.losses == one.losses);
+    CHECK((own.tensors == one.tensors));
+  }
 }
 
 TEST_CASE("context parallel: a sequence in parts is the whole one, within rounding", "[context_parallel]") {

@@ -9,6 +9,7 @@
 #include <thimble/models/training/training.h>
 #include <thimble/nn/files/safetensors.h>
 
+#include "dist/by_rank.h"
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/sanitizer.h"
@@ -221,8 +222,7 @@ TEST_CASE("ranks: who asks one rank to stop stops all after the same step", "[ra
   const TemporaryFolder folder;
   models::TrainOptions options = options_of({"char-gpt", 3, 2});
   options.save = folder / "stopped";
-  std::vector<models::TrainReport> reports(3);
-  dist::run_ranks(3, [&](dist::Communicator& ranks) {
+  const auto reports = testing::by_rank(3, [&](dist::Communicator& ranks) {
     models::TrainOptions own = options;
     own.ranks = &ranks;
     own.setup.rank = ranks.rank();
@@ -230,7 +230,7 @@ TEST_CASE("ranks: who asks one rank to stop stops all after the same step", "[ra
     if (ranks.rank() == 1) {
       control.wish = [steps = 0]() mutable { return ++steps == 2 ? nn::Wish::stop : nn::Wish::go_on; };
     }
-    reports[static_cast<std::size_t>(ranks.rank())] = models::train(models::prepare_training(own), {}, {}, control);
+    return models::train(models::prepare_training(own), {}, {}, control);
   });
   for (const models::TrainReport& report : reports) {
     CHECK(report.end == nn::TrainEnd::stopped);

@@ -1,0 +1,23 @@
+#pragma once
+// What each rank of a team finds, for the main thread to check: Catch counts assertions without a lock.
+
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <thimble/dist/threads.h>
+
+namespace thimble::testing {
+
+/// What `body` returns on each of so many threads, in the order of ranks.
+template <class Body>
+auto by_rank(int ranks, const Body& body, Device device = cpu) {
+  using Found = std::invoke_result_t<const Body&, dist::Communicator&>;
+  static_assert(!std::is_same_v<Found, bool>, "threads cannot write to the bits of a std::vector<bool>");
+  std::vector<Found> found(static_cast<std::size_t>(ranks));
+  const auto keep = [&](dist::Communicator& c) { found[static_cast<std::size_t>(c.rank())] = body(c); };
+  dist::run_ranks(ranks, keep, device);
+  return found;
+}
+
+}  // namespace thimble::testing
