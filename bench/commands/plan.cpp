@@ -1,5 +1,6 @@
 // thimble plan: what a run needs, told by dry runs, and how it fits a budget.
 
+#include <algorithm>
 #include <cstdio>
 #include <iostream>
 #include <limits>
@@ -155,13 +156,19 @@ std::string techniques_in_words(const models::Setup& setup, const models::PlanRe
 }
 
 void print_techniques(const models::PlanReport& report) {
-  std::printf("what one more technique would allow (time over a step that keeps everything, without any of them)\n");
-  std::printf("  %-34s %18s  %10s  %10s  %10s\n", "with", "smallest bytes", "", "at time", "in budget");
+  std::vector<std::string> names;
+  int width = 34;
   for (const models::TechniquePrice& price : report.techniques) {
+    names.push_back(price.options.empty() ? "(as it is)" : with_flags(price.options));
+    width = std::max(width, static_cast<int>(names.back().size()));
+  }
+  std::printf("what one more technique would allow (time over a step that keeps everything, without any of them)\n");
+  std::printf("  %-*s %18s  %10s  %10s  %10s\n", width, "with", "smallest bytes", "", "at time", "in budget");
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const models::TechniquePrice& price = report.techniques[i];
     const std::string in_budget =
         price.time_overhead_in_budget ? report::format_percent(*price.time_overhead_in_budget) : "-";
-    std::printf("  %-34s %18s  %10s  %10s  %10s%s%s\n",
-                price.options.empty() ? "(as it is)" : with_flags(price.options).c_str(),
+    std::printf("  %-*s %18s  %10s  %10s  %10s%s%s\n", width, names[i].c_str(),
                 format_grouped(price.minimum_bytes).c_str(), format_bytes(price.minimum_bytes).c_str(),
                 report::format_percent(price.time_overhead).c_str(), in_budget.c_str(), price.note.empty() ? "" : "  ",
                 price.note.c_str());
