@@ -233,7 +233,6 @@ std::vector<TechniquePrice> price_techniques(const ChoiceOptions& given, const S
 std::string to_line(const std::vector<TechniquePrice>& prices) {
   std::string line;
   for (std::size_t i = 1; i < prices.size(); ++i) {
-    if (prices[i].minimum_bytes >= prices[0].minimum_bytes) continue;
     line += (line.empty() ? "" : ", ") + std::string("with ") + prices[i].options + " " +
             memory::exact_bytes(prices[i].minimum_bytes) + " at " + choices_detail::percent(prices[i].time_overhead);
   }

@@ -54,7 +54,7 @@ struct TechniquePrice {
 /// others were measured. Takes about as long as planning each of them. Throws what the runs throw.
 std::vector<TechniquePrice> price_techniques(const ChoiceOptions& options, const Setup& setup);
 
-/// Those that need less than the first entry, as one line: "with `fuses_optimizer` 123 MiB (...) at 4 %, with ...".
+/// The list as one line, without the first entry: "with `fuses_optimizer` 123 bytes at 4 % more time; ...".
 std::string to_line(const std::vector<TechniquePrice>& prices);
 
 /// A number of micro-batches.

@@ -91,7 +91,6 @@ std::vector<SpillPrice> price_spilling(const nn::MakeRun& make, const Setup& set
 nn::BudgetError with_prices(const nn::BudgetError& error, const std::vector<SpillPrice>& prices) {
   std::string message = error.what();
   for (const SpillPrice& price : prices) {
-    if (price.minimum_bytes >= error.minimum_bytes()) continue;
     message += "; with " + price.options + " " + memory::exact_bytes(price.minimum_bytes) + " at " +
                std::to_string(std::lround(100 * price.time_overhead)) + " % more time";
   }

@@ -37,8 +37,7 @@ struct SpillPrice {
 std::vector<SpillPrice> price_spilling(const nn::MakeRun& make, const Setup& setup, const nn::CostModel& costs,
                                        Device device, bool is_recorded = false);
 
-/// `error` with those of the prices in its message that need less than its smallest plan: "...; with `offload` FOLDER
-/// 123 MiB (...) at 4 % more time".
+/// `error` with the prices in its message: "...; with `offload` FOLDER 123 MiB (...) at 4 % more time".
 nn::BudgetError with_prices(const nn::BudgetError& error, const std::vector<SpillPrice>& prices);
 
 }  // namespace thimble::models
