@@ -100,7 +100,7 @@ if(THIMBLE_SANITIZE AND NOT THIMBLE_PROGRAM)
   endforeach()
 endif()
 if(thimble_test_sources)
-  thimble_add_program(thimble_tests tests/support/machine.cpp tests/support/operator_table.cpp tests/certificate/certificate.cpp
+  thimble_add_program(thimble_tests tests/support/listener.cpp tests/support/operator_table.cpp tests/certificate/certificate.cpp
                       tests/certificate/certificate_nets.cpp tests/support/heap_watch.cpp tests/dist/rank_cases.cpp ${thimble_emulated_sources} ${thimble_test_sources})
   target_compile_options(thimble_tests PRIVATE $<$<CONFIG:Release>:-O1>) # half of a build's time; what is tested is compiled elsewhere
   if(THIMBLE_SANITIZE) # checks of undefined behavior in the tests themselves take as long to compile as all else
@@ -109,7 +109,7 @@ if(thimble_test_sources)
   target_link_libraries(thimble_tests PRIVATE thimble_test_main thimble_bench nlohmann_json::nlohmann_json ZLIB::ZLIB)
   if(THIMBLE_UNITY) # a test reads it for a second
     target_precompile_headers(thimble_tests PRIVATE <support/catch.h>)
-    set_source_files_properties(tests/support/machine.cpp ${thimble_emulated_sources} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+    set_source_files_properties(tests/support/listener.cpp ${thimble_emulated_sources} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
   endif()
   thimble_add_catch_tests(thimble_tests test ${thimble_test_sources})
 endif()

@@ -115,24 +115,24 @@ TEST_CASE("class parts: a team of ranks has the bits of one rank", "[class_parts
   const Result one = run({.parts = parts}, scores, targets_of(rows), dtype, is_textbook);
   struct OfRank {
     Result own;
-    std::int64_t begin = 0, classes = 0;
     std::uint64_t sent = 0;
   };
   const auto all = testing::by_rank(parts, [&](dist::Communicator& ranks) {
-    const dist::Team team{parts, &ranks};
-    Result own = run(team, scores, targets_of(rows), dtype, is_textbook);
-    return OfRank{std::move(own), team.begin(classes), team.own(classes), ranks.volume().bytes_sent};
+    Result own = run({parts, &ranks}, scores, targets_of(rows), dtype, is_textbook);
+    return OfRank{std::move(own), ranks.volume().bytes_sent};
   });
-  for (const OfRank& of_rank : all) {
-    const Result& own = of_rank.own;
+  for (int r = 0; r < parts; ++r) {
+    const auto& [own, sent] = all[static_cast<std::size_t>(r)];
     CHECK(own.loss == one.loss);
-    const auto begin = static_cast<std::size_t>(of_rank.begin), n = static_cast<std::size_t>(of_rank.classes);
+    const dist::Team team{.parts = parts};
+    const auto begin = static_cast<std::size_t>(team.begin(classes, r)),
+               n = static_cast<std::size_t>(team.size(classes, r));
     REQUIRE(own.gradient.size() == rows * n);
     for (std::size_t i = 0; i < own.gradient.size(); ++i) {
       REQUIRE(own.gradient[i] == one.gradient[i / n * classes + begin + i % n]);
     }
     // Three f64 for each row, to each of the others.
-    CHECK(of_rank.sent == static_cast<std::uint64_t>(parts - 1) * 3 * 8 * rows);
+    CHECK(sent == static_cast<std::uint64_t>(parts - 1) * 3 * 8 * rows);
   }
 }
 

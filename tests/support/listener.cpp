@@ -1,10 +1,11 @@
-// What the tests' program runs on: THIMBLE_ISA and THIMBLE_UNITS are obeyed, and the choice is printed. It ends where
-// an assertion stands in another thread than the main one.
+// What the tests' program does besides: THIMBLE_ISA and THIMBLE_UNITS are obeyed, what it runs on is printed, and an
+// assertion in another thread than the main one ends it.
 
 #define CATCH_CONFIG_EXTERNAL_INTERFACES
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <string>
 #include <thread>
 
 #include <thimble/core/kernels/cpu/base/units.h>
@@ -19,7 +20,7 @@ using ListenerBase = Catch::EventListenerBase;
 using ListenerBase = Catch::TestEventListenerBase;
 #endif
 
-class Machine : public ListenerBase {
+class Listener : public ListenerBase {
  public:
   using ListenerBase::ListenerBase;
   void testRunStarting(const Catch::TestRunInfo&) override {
@@ -44,6 +45,6 @@ class Machine : public ListenerBase {
   const std::thread::id main_ = std::this_thread::get_id();
 };
 
-CATCH_REGISTER_LISTENER(Machine)
+CATCH_REGISTER_LISTENER(Listener)
 
 }  // namespace
