@@ -8,6 +8,7 @@
 
 #include <thimble/bench/commands/fp8_report.h>
 #include <thimble/bench/commands/packing_report.h>
+#include <thimble/bench/commands/ranks.h>
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/printable.h>
 #include <thimble/memory/units.h>

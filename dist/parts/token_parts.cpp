@@ -8,6 +8,7 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/dist/transit.h>
+#include <thimble/dist/window.h>
 
 namespace thimble::dist {
 namespace token_parts_detail {
