@@ -166,7 +166,6 @@ target_compile_definitions(thimble_house_tests PRIVATE THIMBLE_HOUSE_CXX="${CMAK
                                                        THIMBLE_HOUSE_DIR="${PROJECT_BINARY_DIR}")
 set_target_properties(thimble_house_tests PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 thimble_add_test(house.mutants COMMAND bash ${PROJECT_SOURCE_DIR}/tests/mutants/run.sh -n)
-set_tests_properties(house.mutants PROPERTIES SKIP_RETURN_CODE 77)
 thimble_add_catch_tests(thimble_house_tests house folders_test.cpp layering_test.cpp text_test.cpp weight_test.cpp)
 
 # The book (docs/book): its code, its commands' output, its pictures, its words; and the answers to its exercises.

@@ -3,16 +3,14 @@
 #
 #   tests/mutants/run.sh [-j JOBS] [-r] [-n] [PATTERN]
 #
-# A mutant is a patch of this folder whose first line names the files of tests that must find it ("# tests: optim clip":
-# tests/optim/optim_test.cpp and tests/optim/clip_test.cpp). PATTERN is a regular expression over names of patches (default: all).
-# "# objects: core/a.cpp" below it: what is compiled for it where a header is changed. With -r mutants that an earlier
-# run has told of are not run again; with -n none is run, and each must apply (`ctest -R house.mutants`). Works on a copy
-# in build-mutants/, one build for all; a mutant costs its one object file, a link with the tests that it names, and
-# these. With ccache the first build is quick.
+# mutants.txt has a row per mutant (README.md). PATTERN is a regular expression over names (default: all). With -r, mutants that an earlier run reported are not run
+# again; with -n none is run: each row must have text that its file has once, and tests that exist (`ctest -R
+# house.mutants`). Works on a copy in build-mutants/, one build for all; a mutant costs one object file, a link with its
+# tests, and these. With ccache the first build is quick.
 #
-# Prints a line per mutant (found, SURVIVED, DOES NOT BUILD, DOES NOT APPLY) and "N passed, M failed" at the end; those
-# of known.txt change nothing that a test could see, and are told as such (README.md says why). Status 0: none failed.
+# Prints a line per mutant (found, SURVIVED, DOES NOT BUILD) and "N passed, M failed" at the end. Status 0: none failed.
 set -uo pipefail
+export LC_ALL=C # bytes
 jobs=$(nproc) resumes='' only_looks=''
 while getopts "j:rn" option; do
   case $option in
@@ -25,29 +23,64 @@ done
 shift $((OPTIND - 1))
 pattern=${1:-.}
 cd "$(dirname "$0")/../.." || exit
-root=$PWD tree=$PWD/build-mutants
+tree=$PWD/build-mutants
 build=$tree/build results=$tree/results.tsv log=$tree/log.txt
+
+# ---- The table.
+declare -A tests_of file_of objects_of survives old new
+names=() name=''
+while IFS= read -r line; do
+  case $line in
+    '' | '#'*) ;;
+    '== '*) name=${line#== } && names+=("$name") ;;
+    'tests: '*) tests_of[$name]=${line#tests: } ;;
+    'file: '*) file_of[$name]=${line#file: } ;;
+    'objects: '*) objects_of[$name]=${line#objects: } ;;
+    'survives: '*) survives[$name]=${line#survives: } ;;
+    -*) old[$name]+=${line#-}$'\n' ;;
+    +*) new[$name]+=${line#+}$'\n' ;;
+    *) echo "mutants.txt: $name: '$line' is no line of a row" >&2 && exit 2 ;;
+  esac
+done <tests/mutants/mutants.txt
+
+# Prints a row's file with the new text for the old, or why that cannot be. The last line's end is no part of the old text,
+# so that it may end inside a line; without new text the line goes as a whole.
+mutated() { # NAME
+  local text before after from=${old[$1]:-} to=${new[$1]:-}
+  [ -n "$from" ] && [ -n "${tests_of[$1]:-}" ] || { echo "lacks tests or old text" && return 1; }
+  [ -f "${file_of[$1]:-}" ] || { echo "its file ${file_of[$1]:-} is gone" && return 1; }
+  text=$(<"${file_of[$1]}")$'\n'
+  [ -z "$to" ] || from=${from%$'\n'} to=${to%$'\n'}
+  [[ $text == *"$from"* ]] || { echo "its text is gone from ${file_of[$1]}" && return 1; }
+  before=${text%%"$from"*}
+  after=${text:${#before}+${#from}}
+  [[ $after != *"$from"* ]] || { echo "its text is in ${file_of[$1]} more than once" && return 1; }
+  printf '%s' "$before$to$after"
+}
+
 chosen=()
-for patch in tests/mutants/*.patch; do
-  name=$(basename "$patch" .patch)
+for name in "${names[@]}"; do
   [[ $name =~ $pattern ]] || continue
   if [ -n "$resumes" ] && grep -qs "^$name	" "$results"; then continue; fi
   chosen+=("$name")
 done
 [ ${#chosen[@]} -gt 0 ] || { echo "no mutant matches '$pattern'" >&2 && exit 2; }
-applies() { patch -d "$1" -p1 --force --silent "${@:3}" <"$root/tests/mutants/$2.patch"; } # FOLDER NAME FLAG...
+twice=$(printf '%s\n' "${names[@]}" | sort | uniq -d)
+[ -z "$twice" ] || { echo "mutants.txt: rows of one name: $twice" >&2 && exit 1; }
 if [ -n "$only_looks" ]; then
-  command -v patch >/dev/null || exit 77
-  failed=0
+  failed=0 all_tests=" $(find tests -name '*_test.cpp' -printf '%f ') "
   for name in "${chosen[@]}"; do
-    applies "$root" "$name" --dry-run >/dev/null 2>&1 || { echo "$name DOES NOT APPLY" && failed=$((failed + 1)); }
+    why=''
+    for file in ${tests_of[$name]:-}; do
+      [[ $all_tests == *" ${file}_test.cpp "* ]] || why="names a test that is gone: $file"
+    done
+    [ -z "${objects_of[$name]:-}" ] || [ -f "${objects_of[$name]}" ] || why="${objects_of[$name]} is gone"
+    [ -n "$why" ] || text=$(mutated "$name") || why=$text
+    [ -z "$why" ] || { echo "$name: $why" && failed=$((failed + 1)); }
   done
   echo "${#chosen[@]} mutants, $failed do not apply"
   exit $((failed > 0))
 fi
-tests_of() { sed -n '1s/^# tests: //p' "$root/tests/mutants/$1.patch"; }
-objects_of() { sed -n 's/^# objects: //p' "$root/tests/mutants/$1.patch"; }
-changed_by() { sed -n 's/^+++ b\///p' "$root/tests/mutants/$1.patch"; }
 
 mkdir -p "$tree"
 [ -n "$resumes" ] || : >"$results"
@@ -62,9 +95,9 @@ while IFS= read -r file; do # what the tree no longer has
   [ -f "$file" ] || rm -f "$tree/$file"
 done < <(cd "$tree" && find . \( -path ./build -o -path ./work \) -prune -o -path './*/*' -type f -print)
 
-files=$(for name in "${chosen[@]}"; do tests_of "$name"; done | tr ' ' '\n' | sort -u | paste -sd'|')
+files=$(for name in "${chosen[@]}"; do echo "${tests_of[$name]}"; done | tr ' ' '\n' | sort -u | paste -sd'|')
 emulated=OFF
-for name in "${chosen[@]}"; do changed_by "$name" | grep -q '^cuda/' && emulated=ON; done
+for name in "${chosen[@]}"; do [[ ${file_of[$name]} != cuda/* ]] || emulated=ON; done
 linker=()
 command -v mold >/dev/null && linker=(-DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=mold) # a link per mutant
 cmake -S "$tree" -B "$build" -G Ninja "${linker[@]}" -DTHIMBLE_CUDA=OFF -DTHIMBLE_WERROR=ON -DTHIMBLE_EXAMPLES=OFF \
@@ -103,14 +136,10 @@ compile_one() { # FOLDER SOURCE OBJECT
   (cd "$build" && bash -c "$command -o $object -O1 -Wno-error -c $source")
 }
 link_one() { # FOLDER NAME
-  local folder=$1 name=$2 words=() objects=() word source replaced=" "
-  local sources tests
-  sources=$(objects_of "$name") tests=" $(tests_of "$name") "
-  for source in ${sources:-$(changed_by "$name")}; do
-    objects+=("$folder/object${#objects[@]}.o")
-    compile_one "$folder" "$source" "${objects[-1]}" || return 1
-    [[ $source == cuda/* ]] && replaced+="$(basename "$source" .cu).cpp.o "
-  done
+  local folder=$1 name=$2 words=() word source tests replaced=" "
+  source=${objects_of[$name]:-${file_of[$name]}} tests=" ${tests_of[$name]} "
+  compile_one "$folder" "$source" "$folder/object.o" || return 1
+  [[ $source == cuda/* ]] && replaced+="$(basename "$source" .cu).cpp.o "
   for word in $(tail -n 1 <<<"$commands"); do
     case $word in
       */emulated/*.o) [[ $replaced == *" ${word##*/} "* ]] || words+=("$word") ;;
@@ -118,7 +147,7 @@ link_one() { # FOLDER NAME
         source=${word##*/}
         [[ $tests == *" ${source%_test.cpp.o} "* ]] && words+=("$word")
         ;;
-      bin/thimble_tests) words+=("$folder/mutant" "${objects[@]}") ;;
+      bin/thimble_tests) words+=("$folder/mutant" "$folder/object.o") ;;
       *) words+=("$word") ;;
     esac
   done
@@ -126,20 +155,19 @@ link_one() { # FOLDER NAME
 }
 
 try() { # NAME: prints what became of it
-  local folder=$tree/work/$1 outcome started=$SECONDS file
+  local folder=$tree/work/$1 outcome started=$SECONDS text
   mkdir -p "$folder/include" && ln -sfn .. "$folder/include/thimble"
-  for file in $(changed_by "$1"); do
-    mkdir -p "$folder/$(dirname "$file")" && cp "$tree/$file" "$folder/$file"
-  done
-  if ! applies "$folder" "$1" >"$folder/log" 2>&1; then
+  if ! text=$(cd "$tree" && mutated "$1"); then
     outcome="DOES NOT APPLY"
+  elif ! { mkdir -p "$folder/$(dirname "${file_of[$1]}")" && echo "$text" >"$folder/${file_of[$1]}"; }; then
+    outcome="DISK FULL"
   elif ! link_one "$folder" "$1" >"$folder/log" 2>&1; then
     outcome="DOES NOT BUILD"
     cp "$folder/log" "$tree/$1.log"
   else
     # shellcheck disable=SC2046
-    run_tests "$folder/mutant" "$folder/log" $(tests_of "$1") && outcome=SURVIVED || outcome=found
-    if [ $outcome = SURVIVED ] && grep -q "^$1$" "$root/tests/mutants/known.txt"; then outcome="survived, as known"; fi
+    run_tests "$folder/mutant" "$folder/log" ${tests_of[$1]} && outcome=SURVIVED || outcome=found
+    if [ $outcome = SURVIVED ] && [ -n "${survives[$1]:-}" ]; then outcome="survived, as known"; fi
   fi
   printf '%s\t%s\n' "$1" "$outcome" >>"$results"
   printf '%-48s %-20s %4d s\n' "$1" "$outcome" $((SECONDS - started))
