@@ -12,18 +12,18 @@ void require_image_options(std::string_view name, const ModelOptions& options, s
     throw ValueError(std::string(name) + ": " + option + " " + value + ": models over images have no such option");
   };
   if (options.vocabulary > 0) refuse("vocabulary", std::to_string(options.vocabulary));
-  if (options.sequence > 0) refuse("sequence", std::to_string(options.sequence));
-  if (options.heads > 0) refuse("heads", std::to_string(options.heads));
-  if (options.key_heads > 0) refuse("heads of keys", std::to_string(options.key_heads));
-  if (options.hidden > 0) refuse("width of a gated layer", std::to_string(options.hidden));
-  if (options.window > 0) refuse("window", std::to_string(options.window));
-  if (options.dropout > 0) refuse("dropout", std::to_string(options.dropout));
-  if (options.feed_forward == FeedForward::tiled) refuse("feed_forward", "tiled");
+  if (options.sequence > 0) refuse("`sequence`", std::to_string(options.sequence));
+  if (options.heads > 0) refuse("`heads`", std::to_string(options.heads));
+  if (options.key_heads > 0) refuse("`key_heads`", std::to_string(options.key_heads));
+  if (options.hidden > 0) refuse("`hidden`", std::to_string(options.hidden));
+  if (options.window > 0) refuse("`window`", std::to_string(options.window));
+  if (options.dropout > 0) refuse("`dropout`", std::to_string(options.dropout));
+  if (options.feed_forward == FeedForward::tiled) refuse("`feed_forward`", "tiled");
   if (!options.shares_kernels) {
-    throw ValueError(std::string(name) + ": its convolutions share no kernels, so there is nothing to turn off");
+    throw ValueError(std::string(name) + ": `shares_kernels` off: its convolutions share no kernels, so there is nothing to turn off");
   }
   if (options.image > 0 && options.image < smallest) {
-    throw ValueError(std::string(name) + ": image " + std::to_string(options.image) + ": at least " +
+    throw ValueError(std::string(name) + ": `image` " + std::to_string(options.image) + ": at least " +
                      std::to_string(smallest) + " pixels are needed");
   }
 }

@@ -35,8 +35,10 @@ std::string flag_of(std::string option) {
       {"finds_sequence", "max-seq"},
       {"recomputes_blocks", "recompute-blocks"},
       {"fuses_optimizer", "fuse-optimizer"},
+      {"hidden", "mlp"},
       {"is_inference", "inference"},
       {"is_int8", "int8"},
+      {"key_heads", "kv-heads"},
       {"lora_rank", "lora"},
       {"measures", "measure"},
       {"min_rate", "min-lr"},
@@ -47,7 +49,8 @@ std::string flag_of(std::string option) {
       {"process_budget_bytes", "process-budget"},
       {"rate", "lr"},
       {"captures_steps", "graph"},
-      {"sequence", "seq"}};
+      {"sequence", "seq"},
+      {"shares_kernels", "share"}};
   for (const auto& [name, flag] : of_other_name) {
     if (option == name) return "--" + std::string(flag);
   }

@@ -50,16 +50,16 @@ ModelOptions token_options(std::string_view kind, std::span<const TokenSizes> fa
   };
   if (!options.shares_kernels) {
     throw ValueError(std::string(name) +
-                     ": it has no convolutions that share kernels, so there is nothing to turn off");
+                     ": `shares_kernels` off: it has no convolutions that share kernels, so there is nothing to turn off");
   }
   if (options.head == Head::chunked && options.build == Build::textbook) {
     throw ValueError(std::string(name) + ": the textbook build has the full head alone");
   }
-  refuse("image", options.image);
+  refuse("`image`", options.image);
   refuse("channels", options.channels);
   refuse("classes", options.classes);
-  if (own->key_heads == 0) refuse("heads of keys", options.key_heads);
-  if (own->hidden == 0) refuse("width of a gated layer", options.hidden);
+  if (own->key_heads == 0) refuse("`key_heads`", options.key_heads);
+  if (own->hidden == 0) refuse("`hidden`", options.hidden);
   const auto fill_in = [](std::int64_t& size, std::int64_t value) { size = size > 0 ? size : value; };
   const auto in_proportion = [](std::int64_t size, std::int64_t to, std::int64_t of) {
     return to > 0 ? std::max<std::int64_t>(1, size * to / of) : size;

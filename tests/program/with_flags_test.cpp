@@ -36,7 +36,8 @@ TEST_CASE("with_flags: every option that the library's texts name is a flag of t
   std::set<std::string> unknown;
   std::size_t named = 0;
   const std::regex text("\"(?:[^\"\\\\]|\\\\.)*\""), option("`[a-z0-9_]+`");
-  for (const char* const folder : {"models/training", "models/planning", "models/datasets"}) {
+  for (const char* const folder :
+       {"models", "models/transformer", "models/training", "models/planning", "models/datasets"}) {
     for (const auto& file : std::filesystem::directory_iterator(folder)) {
       if (file.path().extension() != ".cpp") continue;
       const std::string source = files_test::read_text_file(file.path().string());
