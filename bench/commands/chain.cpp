@@ -82,14 +82,20 @@ double more(remat::Time time, remat::Time least) {
   return least == 0 ? 0 : static_cast<double>(time) / static_cast<double>(least) - 1;
 }
 
+// "record 3": every stage has one option.
+std::string name_of(const remat::Operation& operation) {
+  std::string name = remat::to_string(operation);
+  if (operation.kind == remat::Operation::Kind::record) name.resize(name.find(" (option"), ' ');
+  return name;
+}
+
 // What a schedule does, operation by operation, and what is held after each.
 std::string operations_text(const remat::Chain& chain, const remat::Schedule& schedule) {
   remat::Simulator simulator(chain);
   std::string text = "  operation            held\n";
   for (const remat::Operation& operation : schedule) {
     simulator.apply(operation);
-    std::string name = remat::to_string(operation), held = format_grouped(simulator.held_bytes());
-    if (operation.kind == remat::Operation::Kind::record) name.resize(name.find(" (option"), ' ');
+    std::string name = name_of(operation), held = format_grouped(simulator.held_bytes());
     name.resize(std::max<std::size_t>(name.size(), 14), ' ');
     held.insert(0, held.size() < 12 ? 12 - held.size() : 0, ' ');
     text += "  " + name + held + "\n";
@@ -112,18 +118,24 @@ std::string staircase_picture(const remat::Frontier& frontier) {
   return report::svg_plot(plot);
 }
 
-void print_json(const remat::Frontier& frontier) {
+/// With the schedule for --budget, where there is one.
+void print_json(const remat::Frontier& frontier, remat::Bytes budget, const remat::Schedule& schedule) {
   nlohmann::ordered_json points = nlohmann::ordered_json::array();
   for (const remat::Frontier::Point& point : frontier.points()) {
     points.push_back({{"bytes", point.budget_bytes},
                       {"time", point.time},
                       {"schedule", remat::to_string(frontier.plan(point.budget_bytes))}});
   }
-  std::cout << nlohmann::ordered_json{{"stages", frontier.chain().size()},
-                                      {"exact", frontier.is_exact()},
-                                      {"schedules", std::move(points)}}
-                   .dump(2)
-            << "\n";
+  nlohmann::ordered_json json{
+      {"stages", frontier.chain().size()}, {"exact", frontier.is_exact()}, {"schedules", std::move(points)}};
+  if (budget > 0) {
+    const remat::ScheduleCost cost = remat::simulate(frontier.chain(), schedule);
+    json["budget_bytes"] = budget;
+    json["time"] = cost.time;
+    json["peak_bytes"] = cost.peak_bytes;
+    for (const remat::Operation& operation : schedule) json["operations"].push_back(name_of(operation));
+  }
+  std::cout << json.dump(2) << "\n";
 }
 
 void print_table(const remat::Frontier& frontier) {
@@ -161,7 +173,7 @@ void run(const Flags& flags) {
   }
   if (!flags.picture.empty()) write_file_atomically(flags.picture, picture);
   if (!flags.staircase.empty()) write_file_atomically(flags.staircase, staircase_picture(frontier));
-  if (flags.is_json) return print_json(frontier);
+  if (flags.is_json) return print_json(frontier, budget, schedule);
   print_table(frontier);
   if (budget > 0) {
     const remat::ScheduleCost cost = remat::simulate(chain, schedule);

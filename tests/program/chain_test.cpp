@@ -45,6 +45,13 @@ TEST_CASE("program chain: the best schedules of five stages", "[program]") {
 
   const Output planned = *run(folder, std::string("chain --budget 30 ") + stages);
   CHECK(planned.out.find("within 30 bytes: time 45, peak 28\n") != std::string::npos);
+  const auto best = nlohmann::json::parse(run(folder, std::string("chain --json --budget 30 ") + stages)->out);
+  CHECK(best["budget_bytes"] == 30);
+  CHECK(best["time"] == 45);
+  CHECK(best["peak_bytes"] == 28);
+  for (const auto& operation : best["operations"]) {
+    CHECK(planned.out.find("  " + operation.get<std::string>() + " ") != std::string::npos);
+  }
 
   // The input's gradient counts: backward holds the input, the inside, d_1 and d_0, 10 + 1 + 1 + 10.
   const Output narrow = *run(folder, "chain 1:1:1:1 --input 10 --json");
