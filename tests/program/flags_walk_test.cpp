@@ -1,0 +1,278 @@
+// Every flag of every command is given, and shown to reach its effect: tests/program/flags.txt has the rows, the parsers
+// themselves the flags. The verdicts are written beside the build, to flags_and_keys.txt.
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <thimble/bench/commands.h>
+
+#include "support/catch.h"
+#include "support/files.h"
+#include "support/offload_data.h"
+#include "support/program.h"
+#include "support/skip.h"
+#include "support/walk.h"
+
+namespace {
+
+using files_test::contains;
+using walk_test::Words;
+
+struct Row {
+  std::string command, flag, given, with, verdict;
+  int line = 0;
+};
+
+std::string stripped(std::string text) {
+  text.erase(0, std::min(text.size(), text.find_first_not_of(' ')));
+  while (!text.empty() && text.back() == ' ') text.pop_back();
+  return text;
+}
+
+// Parts between `at`, with " | " between cells, whose text may have a | in it.
+std::vector<std::string> split(const std::string& text, char at) {
+  std::vector<std::string> parts{""};
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const bool ends = text[i] == at && (at != '|' || (i > 0 && text[i - 1] == ' ' && text[i + 1] == ' '));
+    if (ends) parts.emplace_back();
+    if (!ends) parts.back() += text[i];
+  }
+  for (std::string& part : parts) part = stripped(part);
+  return parts;
+}
+
+// Arguments as groups: what stands before the first flag, then each flag with its values.
+std::vector<std::string> groups_of(const std::string& arguments) {
+  std::vector<std::string> groups{""};
+  for (const std::string& word : walk_test::words_of(arguments)) {
+    if (word.starts_with("--")) groups.emplace_back();
+    groups.back() += (groups.back().empty() ? "" : " ") + word;
+  }
+  return groups;
+}
+
+std::string flag_of(const std::string& group) { return group.substr(0, group.find_first_of(" =")); }
+
+// `base` with what `given` has in place of its own: names before the flags, and flags.
+std::string merged(const std::string& base, const std::string& given) {
+  const std::vector<std::string> groups = groups_of(base), own = groups_of(given);
+  std::string line = " " + (own[0].empty() ? groups[0] : own[0]);
+  for (std::size_t i = 1; i < groups.size(); ++i) {
+    const auto is_same = [&](const std::string& other) { return flag_of(other) == flag_of(groups[i]); };
+    if (std::none_of(own.begin() + 1, own.end(), is_same)) line += " " + groups[i];
+  }
+  for (std::size_t i = 1; i < own.size(); ++i) line += " " + own[i];
+  return line;
+}
+
+std::set<std::string> flags_of(const CLI::App& command, const std::string& prefix) {
+  std::set<std::string> flags;
+  for (const CLI::Option* const option : command.get_options()) {
+    std::string name = option->get_name(option->get_positional());
+    name = name.substr(0, name.find('{'));
+    if (name != "--help" && name != "-h,--help") flags.insert(prefix + command.get_name() + " " + name);
+  }
+  for (const CLI::App* const inner : command.get_subcommands({}))
+    flags.merge(flags_of(*inner, command.get_name() + " "));
+  return flags;
+}
+
+std::set<std::string> all_flags() {
+  std::set<std::string> flags;
+  for (const thimble::bench::Command& one : thimble::bench::commands) {
+    CLI::App program("", "thimble");
+    one.add(program);
+    for (const CLI::App* const command : program.get_subcommands({})) flags.merge(flags_of(*command, ""));
+  }
+  return flags;
+}
+
+// The table: rows, what every command is run with, and lines that make files on the way.
+struct Table {
+  std::map<std::string, std::string> bases;  // "@name": arguments; "train": arguments of every row of it
+  std::vector<Row> rows;                     // a row without a flag is run for its files
+};
+
+Table read_table(const std::string& path) {
+  Table table;
+  std::istringstream in(files_test::read_text_file(path));
+  std::string text;
+  for (int line = 1; std::getline(in, text); ++line) {
+    if (stripped(text).empty() || text.starts_with("#")) continue;
+    if (const auto is = text.find(" = "); text.starts_with("@") && is != std::string::npos) {
+      table.bases[stripped(text.substr(0, is))] = stripped(text.substr(is + 3));
+      continue;
+    }
+    if (text.starts_with("!")) {
+      table.rows.push_back({"", "", "", stripped(text.substr(1)), "", line});
+      continue;
+    }
+    const std::vector<std::string> cells = split(text, '|');
+    INFO("flags.txt:" << line << ": " << text);
+    REQUIRE(cells.size() == 4);
+    const std::string flag = cells[1].substr(0, cells[1].find_first_of(" ="));
+    for (const std::string& command : split(cells[0], ',')) {
+      table.rows.push_back({command, flag, cells[1], cells[2], cells[3], line});
+    }
+  }
+  return table;
+}
+
+class Walk {
+ public:
+  explicit Walk(Table table) : table_(std::move(table)), program_(std::getenv("THIMBLE_PROGRAM")) {
+    const auto put = [&](const char* name, const std::string& text) {
+      files_test::write_text_file(folder_ / name, text);
+    };
+    put("text.txt", files_test::read_text_file((files_test::tests_folder() / "program" / "flags.txt").string()));
+    put("numbers.txt", "72 101 108 108 111 32 72 101");
+    put("ends.txt", "72 0 256 299 101");
+    put("special.txt", "to be<|endoftext|>or not");
+    put("accents.txt", "e\u0301 e\u0301 e\u0301 e\u0301 cafe\u0301 cafe\u0301 cafe\u0301 \n");
+    put("stages.txt", "4:8:2:4\n4:16:3:4\n4:8:2:4\n");
+    put("other.txt", "4:8:5:4\n4:16:3:4\n4:8:2:4\n");
+    put("other.csv", "id,lower,upper,size\n1,0,2,10\n2,1,3,20\n");
+  }
+
+  std::string command_line(const Row& row, const std::string& given) const {
+    std::string with = row.with;
+    for (const auto& [name, arguments] : table_.bases) {
+      if (!name.starts_with("@@") && (with == name || with.starts_with(name + " "))) {
+        with = merged(arguments, with.substr(name.size()));
+        break;
+      }
+    }
+    const auto base = table_.bases.find("@@" + row.command);
+    const std::string all = merged(base == table_.bases.end() ? "" : base->second, with);
+    std::string line = row.command + merged(all, given);
+    for (std::size_t at; (at = line.find("DISK")) != std::string::npos;)
+      line.replace(at, 4, offload_test::disk_folder());
+    return line;
+  }
+
+  program_test::Output run(const std::string& arguments) {
+    const std::string line =
+        "cd '" + folder_.path() + "' && '" + program_ + "' " + arguments + " > out~ 2> error~ < /dev/null";
+    const int status = std::system(line.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, files_test::read_text_file(folder_ / "out~"),
+            files_test::read_text_file(folder_ / "error~")};
+  }
+
+  // Of the run without the flag, once for each command line.
+  const program_test::Output& plain(const std::string& arguments) {
+    const auto found = plain_.find(arguments);
+    return found != plain_.end() ? found->second : plain_.emplace(arguments, run(arguments)).first->second;
+  }
+
+  // Empty: the row holds.
+  std::string fault(const Row& row) {
+    if (row.verdict == "refused cuda" && has_gpu()) return "";
+    if (contains(row.with, "DISK") && offload_test::disk_folder().empty()) return "";
+    if (row.flag.empty()) {
+      const program_test::Output made = run(row.with);
+      return made.status == 0 ? "" : "status " + std::to_string(made.status) + ": " + made.error;
+    }
+    std::string before, after = row.given;
+    if (const auto arrow = row.given.find(" -> "); arrow != std::string::npos) {
+      const std::string name = row.flag.starts_with("--") ? row.flag + " " : "";
+      before = row.given.substr(0, arrow);
+      if (name.empty()) before = before.substr(before.find(' ') + 1);
+      after = name + row.given.substr(arrow + 4);
+    } else if (!row.flag.starts_with("--")) {
+      after = row.given.substr(std::min(row.given.size(), row.given.find(' ') + 1));
+    }
+    const std::string with_flag = command_line(row, after);
+    const Words verdict = walk_test::words_of(row.verdict);
+    if (verdict.at(0) == "writes") std::filesystem::remove_all(folder_ / verdict.at(1));
+    const program_test::Output given = run(with_flag);
+    const std::string told = "\n  " + with_flag + "\n  status " + std::to_string(given.status) + ": " + given.error;
+    if (verdict[0] == "refused") {
+      if (given.status != 2 && given.status != 3) return "not refused" + told;
+      return contains(given.error, verdict.size() > 1 ? verdict[1] : row.flag) ? "" : "refused without its name" + told;
+    }
+    if (verdict[0] == "writes") {
+      const std::filesystem::path path(folder_ / verdict.at(1));
+      if (given.status != 0) return "failed" + told;
+      const bool is_there = std::filesystem::is_directory(path) ? !std::filesystem::is_empty(path)
+                                                                : std::filesystem::exists(path) && file_size(path) > 0;
+      return is_there ? "" : verdict[1] + " is not written" + told;
+    }
+    const bool is_about_status = verdict[0] == "status";
+    if (is_about_status) return given.status == std::stoi(verdict.at(1)) ? "" : "another status" + told;
+    const std::string without = before.empty() ? command_without(row) : command_line(row, before);
+    const program_test::Output& was = plain(without);
+    if (was.status != 0) return "fails without the flag:\n  " + without + "\n  " + was.error;
+    if (given.status != 0) return "failed" + told;
+    if (verdict[0] == "prints") return was.out != given.out ? "" : "prints the same" + told;
+    const auto differences = walk_test::differences(was.out, given.out);
+    if (verdict[0] == "same") return differences.empty() ? "" : "changes " + *differences.begin() + told;
+    if (verdict[0] != "changes") return "no such verdict: " + verdict[0];
+    if (verdict.size() == 1) return differences.empty() ? "changes nothing" + told : "";
+    for (const std::string& key : Words(verdict.begin() + 1, verdict.end())) {
+      const auto has = [&](const std::string& path) { return contains(path + "/", "/" + key + "/"); };
+      if (std::none_of(differences.begin(), differences.end(), has)) {
+        std::string list;
+        for (const std::string& path : differences) list += " " + path;
+        return "does not change " + key + ", but" + list + told;
+      }
+    }
+    return "";
+  }
+
+  bool has_gpu() { return nlohmann::json::parse(plain("devices --json").out).at("cuda").at("found").get<bool>(); }
+
+  const std::vector<Row>& rows() const { return table_.rows; }
+
+ private:
+  // The command line of a row that has no value before, and none of its flag.
+  std::string command_without(const Row& row) const {
+    const std::string marked = command_line(row, row.flag.starts_with("--") ? row.flag : "");
+    std::string line;
+    for (const std::string& group : groups_of(marked)) {
+      if (flag_of(group) != row.flag) line += (line.empty() ? "" : " ") + group;
+    }
+    return line;
+  }
+
+  Table table_;
+  std::string program_;
+  files_test::TemporaryFolder folder_;
+  std::map<std::string, program_test::Output> plain_;
+};
+
+}  // namespace
+
+TEST_CASE("flags walk: every flag of every command reaches its effect, or is refused by name", "[program]") {
+  if (std::getenv("THIMBLE_PROGRAM") == nullptr) return thimble_test::skip("THIMBLE_PROGRAM does not name the program");
+  Walk walk(read_table((files_test::tests_folder() / "program" / "flags.txt").string()));
+  std::set<std::string> left = all_flags();
+  const std::set<std::string> known = left;
+  std::string list;
+  for (const Row& row : walk.rows()) {
+    INFO("flags.txt:" << row.line << ": " << row.command << " " << row.given << " | " << row.with << " | "
+                      << row.verdict);
+    if (!row.flag.empty()) CHECK(known.contains(row.command + " " + row.flag));
+    left.erase(row.command + " " + row.flag);
+    const std::string fault = walk.fault(row);
+    CHECK(fault == "");
+    if (!row.flag.empty()) {
+      list += row.command + " " + row.given + (row.with.empty() ? "" : "  [" + row.with + "]") + ": " +
+              (fault.empty() ? row.verdict : "FAILED: " + fault) + "\n";
+    }
+  }
+  std::string missing;
+  for (const std::string& flag : left) missing += "\n  " + flag;
+  INFO("flags without a row in tests/program/flags.txt:" << missing);
+  CHECK(left.empty());
+  walk_test::write_list("flags", list);
+}
