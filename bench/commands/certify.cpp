@@ -10,6 +10,7 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
+#include <thimble/bench/commands/reports.h>
 #include <thimble/models/training/certifying.h>
 
 namespace thimble::bench {
@@ -17,7 +18,9 @@ namespace certify_command_detail {
 
 constexpr std::int64_t default_steps = 2, most_certified_steps = 1'000'000;
 
-void print_json(const models::PreparedTraining& prepared, const nn::Certificate& certificate) {
+}  // namespace certify_command_detail
+
+void print_certify_json(const models::PreparedTraining& prepared, const nn::Certificate& certificate) {
   nlohmann::ordered_json json{{"model", prepared.options.setup.model},
                               {"batch", prepared.options.setup.batch},
                               {"steps", certificate.steps},
@@ -47,7 +50,7 @@ void print_json(const models::PreparedTraining& prepared, const nn::Certificate&
   std::cout << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
 }
 
-}  // namespace certify_command_detail
+namespace certify_command_detail {}  // namespace certify_command_detail
 
 void add_certify(CLI::App& program) {
   CLI::App* const command =
@@ -66,7 +69,7 @@ void add_certify(CLI::App& program) {
     const models::PreparedTraining prepared = prepare_training(*options);
     const nn::Certificate certificate = certify_training(prepared);
     if (*is_json) {
-      certify_command_detail::print_json(prepared, certificate);
+      print_certify_json(prepared, certificate);
     } else {
       std::printf("%s, batch %lld: %s", prepared.options.setup.model.c_str(),
                   static_cast<long long>(prepared.options.setup.batch), certificate.text().c_str());

@@ -12,6 +12,7 @@
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/commands/generation_output.h>
+#include <thimble/bench/commands/reports.h>
 #include <thimble/core/error.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/units.h>
@@ -21,7 +22,9 @@ namespace generate_detail {
 
 constexpr std::int64_t most_tokens = std::int64_t{1} << 24;
 
-void print_json(const models::PreparedGeneration& prepared, const models::GenerateReport& r) {
+}  // namespace generate_detail
+
+void print_generate_json(const models::PreparedGeneration& prepared, const models::GenerateReport& r) {
   const models::GenerationPlan& plan = prepared.plan;
   nlohmann::ordered_json by_category;
   for (std::size_t i = 0; i < category_count; ++i) {
@@ -48,6 +51,8 @@ void print_json(const models::PreparedGeneration& prepared, const models::Genera
   std::cout << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
 }
 
+namespace generate_detail {
+
 void print_figures(const models::PreparedGeneration& prepared, const models::GenerateReport& r) {
   const models::GenerationPlan& plan = prepared.plan;
   std::fprintf(stderr, "%s tokens, %.1f a second; the prompt's %lld in %.3f s\n",
@@ -70,7 +75,7 @@ void run(const models::GenerateOptions& options, bool is_json) {
     std::fflush(stdout);
   });
   if (is_json) {
-    print_json(prepared, report);
+    print_generate_json(prepared, report);
   } else {
     for (std::size_t b = 0; !streams && b < report.texts.size(); ++b) {
       std::printf("--- %zu ---\n%s", b, options.prompt.c_str());

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include <thimble/bench/commands/flags.h>
+#include <thimble/bench/commands/reports.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
 #include <thimble/memory/units.h>
@@ -42,7 +43,9 @@ void check_flags(const CLI::App& command) {
   }
 }
 
-void print_json(const models::GenerationPlan& plan, Device device, std::size_t budget) {
+}  // namespace generation_output_detail
+
+void print_generation_json(const models::GenerationPlan& plan, Device device, std::size_t budget) {
   const models::GenerationShape& shape = plan.shape;
   nlohmann::ordered_json by_category;
   for (std::size_t i = 0; i < category_count; ++i) {
@@ -68,6 +71,8 @@ void print_json(const models::GenerationPlan& plan, Device device, std::size_t b
   }
   std::cout << json.dump(2) << "\n";
 }
+
+namespace generation_output_detail {
 
 void print_bytes(const std::string& name, std::size_t bytes) {
   std::printf("  %-24s %18s  %14s\n", name.c_str(), format_grouped(bytes).c_str(), format_bytes(bytes).c_str());
@@ -121,7 +126,7 @@ void plan_generation(const CLI::App& command, const GenerationFlags& flags, cons
   shape.setup = setup;
   if (command.get_option("--batch")->count() == 0) shape.setup.batch = 1;
   const models::GenerationPlan plan = models::plan_generation(shape, device);
-  is_json ? print_json(plan, device, budget_bytes) : print_table(plan, budget_bytes);
+  is_json ? print_generation_json(plan, device, budget_bytes) : print_table(plan, budget_bytes);
   if (budget_bytes > 0 && plan.peak_bytes > budget_bytes) {
     throw models::refuse_generation(plan, device, budget_bytes);
   }

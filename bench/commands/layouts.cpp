@@ -9,6 +9,7 @@
 
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/commands/ranks.h>
+#include <thimble/bench/commands/reports.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/planning/costs.h>
@@ -43,8 +44,11 @@ nlohmann::ordered_json json_of(const models::JudgedLayout& judged) {
           {"fits", judged.fits}};
 }
 
-void print_json(const models::PlanOptions& options, const models::Cluster& cluster, const std::string& costs,
-                const models::LayoutReport& report) {
+}  // namespace layouts_detail
+
+void print_layouts_json(const models::PlanOptions& options, const models::Cluster& cluster, const std::string& costs,
+                        const models::LayoutReport& report) {
+  using namespace layouts_detail;
   nlohmann::ordered_json json{{"model", options.setup.model},
                               {"batch", options.setup.batch},
                               {"ranks", cluster.ranks},
@@ -64,6 +68,8 @@ void print_json(const models::PlanOptions& options, const models::Cluster& clust
   for (const models::JudgedLayout& other : report.neighbours) json["neighbours"].push_back(json_of(other));
   std::cout << json.dump(2) << "\n";
 }
+
+namespace layouts_detail {
 
 /// "12.3 ms".
 std::string seconds_text(double seconds) {
@@ -164,8 +170,7 @@ void plan_layout(const CLI::App& command, const LayoutFlags& flags, const models
   own.setup.micro_batches = own.setup.read_ahead = 1;
   const models::LayoutReport found = models::find_layout(own, cluster, fixed);
   const std::string costs = nn::CostModel(models::hardware_for(options.costs, options.device)).source;
-  is_json ? layouts_detail::print_json(own, cluster, costs, found)
-          : layouts_detail::print_table(own, cluster, costs, found);
+  is_json ? print_layouts_json(own, cluster, costs, found) : layouts_detail::print_table(own, cluster, costs, found);
 }
 
 }  // namespace thimble::bench

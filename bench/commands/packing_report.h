@@ -12,8 +12,8 @@ namespace thimble::bench {
 /// As JSON: [{"operator", "dtype", "tensors", "bytes", "packed_bytes"}], of a recording: a step or a micro-batch.
 std::string to_json_text(const std::vector<nn::PackedResults>& packed);
 
-/// As JSON: {"loss", "relative_error", "cosine", "parameters": [{"name", "norm", "relative_error", "cosine"}]}; an
-/// error of a gradient that is zero without packing is null.
+/// As JSON: {"loss", "loss_packed", "relative_error", "cosine", "parameters": [{"name", "norm", "relative_error",
+/// "cosine"}]}; an error of a gradient that is zero without packing is null.
 std::string to_json_text(const nn::GradientReport& report);
 
 /// As a table, one line for each parameter and one for all.

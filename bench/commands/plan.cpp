@@ -19,6 +19,7 @@
 #include <thimble/bench/commands/layouts.h>
 #include <thimble/bench/commands/packing_report.h>
 #include <thimble/bench/commands/ranks.h>
+#include <thimble/bench/commands/reports.h>
 #include <thimble/bench/report/plan_page.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/core/error.h>
@@ -82,8 +83,11 @@ nlohmann::ordered_json ranks_of(std::span<const models::RankPlan> plans) {
   return list;
 }
 
-void print_json(const models::PlanOptions& options, const models::PlanReport& report,
-                std::span<const models::RankPlan> ranks) {
+}  // namespace plan_detail
+
+void print_plan_json(const models::PlanOptions& options, const models::PlanReport& report,
+                     std::span<const models::RankPlan> ranks) {
+  using namespace plan_detail;
   const nlohmann::ordered_json by_category = categories_of(report);
   nlohmann::ordered_json json{{"parameters", report.parameters},
                               {"device", to_string(dry(options.device))},
@@ -138,6 +142,8 @@ void print_json(const models::PlanOptions& options, const models::PlanReport& re
   }
   std::cout << json.dump(2) << "\n";
 }
+
+namespace plan_detail {
 
 void print_line(const std::string& name, std::size_t bytes) {
   std::printf("  %-24s %18s  %14s\n", name.c_str(), format_grouped(bytes).c_str(), format_bytes(bytes).c_str());
@@ -410,7 +416,7 @@ void add_plan(CLI::App& program) {
     const models::PlanReport& report = ranks.empty() ? alone : ranks.front().report;
     if (files->wants_pictures()) files->write(see_plan(*options, report));
     if (!files->plan.empty() && report.is_feasible) nn::write_plan(files->plan, report.plan);
-    *is_json ? plan_detail::print_json(*options, report, ranks) : plan_detail::print_table(*options, report);
+    *is_json ? print_plan_json(*options, report, ranks) : plan_detail::print_table(*options, report);
     if (!*is_json && !ranks.empty()) plan_detail::print_ranks(ranks);
     if (!report.is_feasible) throw report.why_infeasible;
   });

@@ -11,6 +11,7 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
+#include <thimble/bench/commands/reports.h>
 #include <thimble/core/error.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/training/quantizing.h>
@@ -31,7 +32,10 @@ nlohmann::ordered_json layers_of(const models::QuantizeReport& r) {
   return list;
 }
 
-void print_json(const models::QuantizeOptions& options, const models::QuantizeReport& r) {
+}  // namespace quantize_detail
+
+void print_quantize_json(const models::QuantizeOptions& options, const models::QuantizeReport& r) {
+  using namespace quantize_detail;
   nlohmann::ordered_json json{{"model", options.setup.model},
                               {"device", to_string(options.device)},
                               {"scheme", r.scheme},
@@ -59,6 +63,8 @@ void print_json(const models::QuantizeOptions& options, const models::QuantizeRe
   json["layers"] = layers_of(r);
   std::cout << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
 }
+
+namespace quantize_detail {
 
 double ratio(std::size_t a, std::size_t b) { return b > 0 ? static_cast<double>(a) / static_cast<double>(b) : 0; }
 
@@ -151,7 +157,7 @@ void add_quantize(CLI::App& program) {
     if (*is_symmetric) options->calibration.activations = Activations::symmetric;
     if (*is_per_tensor) options->calibration.weights = WeightScales::per_tensor;
     const models::QuantizeReport report = quantize(*options);
-    *is_json ? quantize_detail::print_json(*options, report) : quantize_detail::print_table(*options, report);
+    *is_json ? print_quantize_json(*options, report) : quantize_detail::print_table(*options, report);
   });
 }
 

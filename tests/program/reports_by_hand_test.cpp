@@ -1,0 +1,317 @@
+// The reports of plan, generate, certify and quantize, printed from ones made by hand in which all numbers differ: each
+// key has its own number.
+
+#include <string>
+#include <vector>
+
+#include <thimble/bench/commands/reports.h>
+#include <thimble/models/generation/generating.h>
+#include <thimble/models/planning/layouts.h>
+#include <thimble/models/training/quantizing.h>
+#include <thimble/models/training/training.h>
+#include <thimble/nn/certify/certify.h>
+
+#include "support/catch.h"
+#include "support/reports_by_hand.h"
+
+using namespace reports_test;
+
+TEST_CASE("reports by hand: plan", "[program]") {
+  Numbers n;
+  models::PlanOptions options;
+  options.setup.fuses_optimizer = true;
+  options.setup.sizes.window = n.next();
+  options.setup.precision = "O2", options.setup.dtype = DType::f16;
+  models::PlanReport r;
+  r.parameters = n.next(), r.batch = n.next(), r.sequence = n.next(), r.micro_batches = n.next();
+  r.clip_norm = n.real();
+  r.plan.peak_bytes = n.bytes(), r.plan.lower_bound_bytes = n.bytes(), r.plan.tier_bytes = n.bytes();
+  r.plan.peak_by_category = n.categories();
+  r.plan.step_s = n.real(), r.plan.time_overhead = n.real();
+  r.plan.offloaded_bytes = n.bytes(), r.plan.packed_bytes = n.bytes();
+  r.plan.packed = {{"gelu", DType::i8, n.bytes(), n.bytes(), n.bytes()}};
+  r.committed = {n.bytes(), n.bytes(), n.bytes()};
+  r.packing = {n.bytes(), n.bytes(), {DType::i8, DType::bf16}};
+  r.budget_bytes = n.bytes(), r.process_budget_bytes = n.bytes();
+  r.outside = n.outside();
+  r.minimum_bytes = n.bytes(), r.keep_everything_bytes = n.bytes();
+  r.cost_model = "by hand";
+  r.segments = {{static_cast<std::uint32_t>(n.next()), static_cast<std::uint32_t>(n.next()), static_cast<int>(n.next()),
+                 "h.0", n.bytes(), n.bytes()}};
+  r.plain_step_s = n.real();
+  r.techniques = {{"`head` chunked", n.bytes(), n.real(), n.real(), "a note"}};
+  r.ms = n.real();
+  r.setup.tp = static_cast<int>(n.next()), r.setup.cp = static_cast<int>(n.next());
+  r.setup.pp = static_cast<int>(n.next()), r.setup.chunks = static_cast<int>(n.next());
+  r.setup.zero = static_cast<int>(n.next());
+  const std::vector<models::RankPlan> ranks{rank_plan(n, {0, 2}), rank_plan(n, {1})};
+  json expected{{"parameters", r.parameters},
+                {"device", "dry(cpu)"},
+                {"batch", r.batch},
+                {"sequence", r.sequence},
+                {"micro_batches", r.micro_batches},
+                {"fuses_optimizer", true},
+                {"chunked_head", false},
+                {"window", options.setup.sizes.window},
+                {"tiled_feed_forward", false},
+                {"clip_norm", r.clip_norm},
+                {"peak_bytes", r.plan.peak_bytes},
+                {"peak_by_category", by_category(r.plan.peak_by_category)},
+                {"hole_bytes", r.committed.hole_bytes},
+                {"rounding_bytes", r.committed.rounding_bytes},
+                {"lower_bound_bytes", r.plan.lower_bound_bytes},
+                {"precision", "O2"},
+                {"loss_scale", 65536},
+                {"loss_scale_is_dynamic", true},
+                {"budget_bytes", r.budget_bytes},
+                {"feasible", true},
+                {"process_budget_bytes", r.process_budget_bytes},
+                {"outside_bytes", r.outside.total()},
+                {"outside", outside_of(r.outside)},
+                {"process_bytes", r.plan.peak_bytes + r.outside.total()},
+                {"minimum_feasible_bytes", r.minimum_bytes},
+                {"keep_everything_bytes", r.keep_everything_bytes},
+                {"offloaded_bytes", r.plan.offloaded_bytes},
+                {"packed_bytes", r.packing.bytes},
+                {"packed_to_bytes", r.packing.packed_bytes},
+                {"packed_dtypes", {"i8", "bf16"}},
+                {"packed", {packed_of(r.plan.packed[0])}},
+                {"tier_bytes", r.plan.tier_bytes},
+                {"time_overhead", r.plan.time_overhead},
+                {"step_seconds", r.plan.step_s},
+                {"cost_model", "by hand"},
+                {"segments",
+                 {{{"first_node", r.segments[0].first},
+                   {"end_node", r.segments[0].end},
+                   {"depth", r.segments[0].depth},
+                   {"path", "h.0"},
+                   {"kept_bytes", r.segments[0].kept_bytes},
+                   {"nodes_dropped", r.segments[0].dropped}}}},
+                {"techniques",
+                 {{{"flags", "--head chunked"},
+                   {"minimum_feasible_bytes", r.techniques[0].minimum_bytes},
+                   {"time_overhead", r.techniques[0].time_overhead},
+                   {"time_overhead_in_budget", *r.techniques[0].time_overhead_in_budget},
+                   {"note", "a note"}}}},
+                {"plan_ms", r.ms},
+                {"tp", r.setup.tp},
+                {"sequence_parallel", false},
+                {"cp", r.setup.cp},
+                {"pp", r.setup.pp},
+                {"chunks", r.setup.chunks},
+                {"zero", r.setup.zero}};
+  for (const models::RankPlan& plan : ranks) {
+    expected["ranks"].push_back({{"ranks", plan.ranks},
+                                 {"peak_bytes", plan.report.plan.peak_bytes},
+                                 {"peak_by_category", by_category(plan.report.plan.peak_by_category)},
+                                 {"hole_bytes", plan.report.committed.hole_bytes},
+                                 {"rounding_bytes", plan.report.committed.rounding_bytes},
+                                 {"keep_everything_bytes", plan.report.keep_everything_bytes},
+                                 {"feasible", true}});
+  }
+  check_same(printed([&] { bench::print_plan_json(options, r, ranks); }), expected);
+}
+
+TEST_CASE("reports by hand: layouts", "[program]") {
+  Numbers n;
+  models::PlanOptions options;
+  options.setup.model = "gpt2";
+  options.setup.batch = n.next();
+  models::Cluster cluster;
+  cluster.ranks = static_cast<int>(n.next()), cluster.per_node = static_cast<int>(n.next());
+  cluster.memory_bytes = n.bytes();
+  const auto judged = [&](bool fits) {
+    models::JudgedLayout j;
+    j.layout = {static_cast<int>(n.next()),
+                static_cast<int>(n.next()),
+                static_cast<int>(n.next()),
+                static_cast<int>(n.next()),
+                n.next(),
+                fits,
+                n.bytes(),
+                !fits,
+                static_cast<int>(n.next())};
+    j.time = {n.real(), n.real(), n.real(), n.real(), n.real()};
+    j.peak_bytes = n.bytes();
+    j.fits = fits;
+    return j;
+  };
+  const auto of = [](const models::JudgedLayout& j) {
+    const models::Layout& l = j.layout;
+    return json{{"dp", l.dp},
+                {"tp", l.tp},
+                {"sequence_parallel", l.cuts_sequence},
+                {"pp", l.pp},
+                {"zero", l.zero},
+                {"micro_batches", l.micro_batches},
+                {"recompute_blocks", l.recomputes_blocks},
+                {"bucket_bytes", l.bucket_bytes},
+                {"read_ahead", l.read_ahead},
+                {"step_seconds", j.time.pipeline_s + j.time.shares_s + j.time.update_s},
+                {"pipeline_seconds", j.time.pipeline_s},
+                {"idle_seconds", j.time.idle_s},
+                {"parts_seconds", j.time.parts_s},
+                {"shares_seconds", j.time.shares_s},
+                {"update_seconds", j.time.update_s},
+                {"peak_bytes", j.peak_bytes},
+                {"fits", j.fits}};
+  };
+  models::LayoutReport r;
+  r.best = judged(true);
+  r.ranks = {rank_plan(n, {0, 3}), rank_plan(n, {1, 2})};
+  r.neighbours = {judged(false), judged(true)};
+  r.examined = n.bytes(), r.run = n.bytes();
+  r.search_s = n.real(), r.proof_s = n.real();
+  check_same(printed([&] { bench::print_layouts_json(options, cluster, "by hand", r); }),
+             {{"model", "gpt2"},
+              {"batch", options.setup.batch},
+              {"ranks", cluster.ranks},
+              {"per_node", cluster.per_node},
+              {"inside", "nvlink-4"},
+              {"between", "infiniband-400"},
+              {"memory_bytes", cluster.memory_bytes},
+              {"cost_model", "by hand"},
+              {"examined", r.examined},
+              {"run_dry", r.run},
+              {"search_seconds", r.search_s},
+              {"proof_seconds", r.proof_s},
+              {"best", of(r.best)},
+              {"ranks_bytes",
+               {{{"ranks", {0, 3}}, {"peak_bytes", r.ranks[0].report.plan.peak_bytes}},
+                {{"ranks", {1, 2}}, {"peak_bytes", r.ranks[1].report.plan.peak_bytes}}}},
+              {"neighbours", {of(r.neighbours[0]), of(r.neighbours[1])}}});
+}
+
+TEST_CASE("reports by hand: generation, planned and done", "[program]") {
+  Numbers n;
+  models::PreparedGeneration prepared;
+  models::GenerationPlan& plan = prepared.plan;
+  plan.shape.setup.model = "char-gpt";
+  plan.shape.setup.batch = n.next();
+  plan.shape.context = n.next(), plan.shape.prompt_tokens = n.next(), plan.shape.tokens = n.next();
+  plan.parameters = n.next();
+  plan.cache = {3, 5, 7, 11, 13, DType::bf16};
+  plan.peak_bytes = n.bytes();
+  plan.peak_by_category = n.categories();
+  plan.committed = {n.bytes(), n.bytes(), n.bytes()};
+  json expected{{"model", "char-gpt"},
+                {"device", "dry(cpu)"},
+                {"parameters", plan.parameters},
+                {"batch", plan.shape.setup.batch},
+                {"context", plan.shape.context},
+                {"prompt_tokens", plan.shape.prompt_tokens},
+                {"tokens", plan.shape.tokens},
+                {"cache", "bf16"},
+                {"cache_bytes_per_token", 2 * 3 * 7 * 11 * 2},  // keys and values, layers, heads, width, bytes
+                {"peak_by_category", by_category(plan.peak_by_category)}};
+  json planned = expected;
+  planned.update(json{{"cache_bytes", 5 * 13 * 2 * 3 * 7 * 11 * 2},
+                      {"peak_bytes", plan.peak_bytes},
+                      {"hole_bytes", plan.committed.hole_bytes},
+                      {"rounding_bytes", plan.committed.rounding_bytes},
+                      {"budget_bytes", plan.peak_bytes - 1},
+                      {"feasible", false}});
+  check_same(printed([&] { bench::print_generation_json(plan, cpu, plan.peak_bytes - 1); }), planned);
+
+  prepared.options.prompt = "to be";
+  models::GenerateReport r;
+  r.parameters = n.next();
+  r.texts = {"one", "two"};
+  r.predicted_peak_bytes = n.bytes(), r.measured_peak_bytes = n.bytes();
+  r.cache_bytes = n.bytes();
+  r.prompt_seconds = n.real(), r.seconds = n.real(), r.tokens_per_second = n.real();
+  expected.update(json{{"device", "cpu"},
+                       {"parameters", r.parameters},
+                       {"cache_bytes", r.cache_bytes},
+                       {"predicted_peak_bytes", r.predicted_peak_bytes},
+                       {"measured_peak_bytes", r.measured_peak_bytes},
+                       {"prompt_seconds", r.prompt_seconds},
+                       {"tokens_per_second", r.tokens_per_second},
+                       {"prompt", "to be"},
+                       {"texts", {"one", "two"}}});
+  check_same(printed([&] { bench::print_generate_json(prepared, r); }), expected);
+}
+
+TEST_CASE("reports by hand: certify and quantize", "[program]") {
+  Numbers n;
+  models::PreparedTraining prepared;
+  prepared.options.setup.model = "mlp";
+  prepared.options.setup.batch = n.next();
+  prepared.options.budget_bytes = n.bytes();
+  prepared.plan.time_overhead = n.real();
+  nn::Certificate c;
+  c.steps = n.next();
+  std::size_t tensors = 0;
+  for (std::size_t& each : c.tensors) tensors += each = n.bytes();
+  c.bytes = n.bytes();
+  c.predicted_peak_bytes = n.bytes();
+  c.plain.peak_bytes = n.bytes(), c.planned.peak_bytes = n.bytes();
+  c.plain.ms = n.real(), c.planned.ms = n.real();
+  c.plain.placed.deviations = n.bytes(), c.planned.placed.deviations = n.bytes();
+  c.differences = {{n.next(), nn::Compared::statistics, "bn.mean", true}, {n.next(), nn::Compared::loss, "", false}};
+  check_same(printed([&] { bench::print_certify_json(prepared, c); }),
+             {{"model", "mlp"},
+              {"batch", prepared.options.setup.batch},
+              {"steps", c.steps},
+              {"holds", false},
+              {"compared_bytes", c.bytes},
+              {"compared",
+               {{"loss", c.tensors[0]},
+                {"gradient", c.tensors[1]},
+                {"parameter", c.tensors[2]},
+                {"optimizer state", c.tensors[3]},
+                {"statistics", c.tensors[4]},
+                {"generator", c.tensors[5]}}},
+              {"compared_tensors", tensors},
+              {"different_tensors", 2},
+              {"first_difference",
+               {{"step", c.differences[0].step}, {"what", "statistics"}, {"name", "bn.mean"}, {"is_missing", true}}},
+              {"budget_bytes", prepared.options.budget_bytes},
+              {"plain_peak_bytes", c.plain.peak_bytes},
+              {"planned_peak_bytes", c.planned.peak_bytes},
+              {"predicted_peak_bytes", c.predicted_peak_bytes},
+              {"time_overhead", prepared.plan.time_overhead},
+              {"plain_ms", c.plain.ms},
+              {"planned_ms", c.planned.ms},
+              {"deviations", c.planned.placed.deviations}});
+
+  models::QuantizeOptions options;
+  options.setup.model = "mlp";
+  options.save = "file";
+  options.calibration.calibrator = nn::quant::Calibrator::entropy;
+  options.calibration.activations = nn::quant::Activations::symmetric;
+  options.calibration.weights = nn::quant::WeightScales::per_tensor;
+  models::QuantizeReport q;
+  q.scheme = "int8";
+  q.parameters = n.next();
+  q.f32_file_bytes = n.bytes(), q.int8_file_bytes = n.bytes();
+  q.f32_weight_bytes = n.bytes(), q.int8_weight_bytes = n.bytes();
+  q.loss_f32 = n.real(), q.loss_int8 = n.real();
+  q.accuracy_f32 = n.real(), q.accuracy_int8 = n.real();
+  q.predicted_peak_bytes = n.bytes(), q.measured_peak_bytes = n.bytes();
+  q.ms_f32 = n.real(), q.ms_int8 = n.real();
+  q.layers = {{"fc1", n.real(), n.real()}};
+  check_same(
+      printed([&] { bench::print_quantize_json(options, q); }),
+      {{"model", "mlp"},
+       {"device", "cpu"},
+       {"scheme", "int8"},
+       {"parameters", q.parameters},
+       {"calibrator", "entropy"},
+       {"activations", nn::quant::to_string(nn::quant::Activations::symmetric)},
+       {"weights", nn::quant::to_string(nn::quant::WeightScales::per_tensor)},
+       {"f32_file_bytes", q.f32_file_bytes},
+       {"int8_file_bytes", q.int8_file_bytes},
+       {"f32_weight_bytes", q.f32_weight_bytes},
+       {"int8_weight_bytes", q.int8_weight_bytes},
+       {"loss_f32", q.loss_f32},
+       {"loss_int8", q.loss_int8},
+       {"accuracy_f32", *q.accuracy_f32},
+       {"accuracy_int8", *q.accuracy_int8},
+       {"ms_f32", q.ms_f32},
+       {"ms_int8", q.ms_int8},
+       {"predicted_peak_bytes", q.predicted_peak_bytes},
+       {"measured_peak_bytes", q.measured_peak_bytes},
+       {"layers",
+        {{{"name", "fc1"}, {"cosine", q.layers[0].cosine}, {"signal_to_noise_db", q.layers[0].signal_to_noise_db}}}}});
+}

@@ -1,0 +1,120 @@
+#pragma once
+// Reports made by hand, to see what a command prints of them.
+
+#include <cstdint>
+#include <cstdio>
+#include <iostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <unistd.h>
+#include <nlohmann/json.hpp>
+
+#include <thimble/models/planning/planning.h>
+
+#include "catch.h"
+#include "files.h"
+
+namespace reports_test {
+
+using namespace thimble;
+using nlohmann::json;
+
+/// Numbers that no two fields share. All have six digits, so that none is a part of another one.
+class Numbers {
+ public:
+  std::int64_t next() { return last_ += 1009; }
+  std::size_t bytes() { return static_cast<std::size_t>(next()); }
+  double real() { return static_cast<double>(next()) + 0.25; }
+  CategoryBytes categories() {
+    CategoryBytes all{};
+    for (std::size_t& each : all) each = bytes();
+    return all;
+  }
+  memory::OutsideBytes outside() { return {bytes(), bytes(), bytes(), bytes(), bytes(), bytes()}; }
+
+ private:
+  std::int64_t last_ = 100'000;
+};
+
+/// Standard output goes to a file as long as this lives.
+class Redirected {
+ public:
+  Redirected() : kept_((std::fflush(stdout), dup(STDOUT_FILENO))), file_(std::fopen((folder_ / "out").c_str(), "w")) {
+    dup2(fileno(file_), STDOUT_FILENO);
+  }
+  Redirected(const Redirected&) = delete;
+  Redirected& operator=(const Redirected&) = delete;
+  ~Redirected() {
+    flush();
+    dup2(kept_, STDOUT_FILENO);
+    close(kept_);
+    std::fclose(file_);
+  }
+  std::string text() const {
+    flush();
+    return files_test::read_text_file(folder_ / "out");
+  }
+
+ private:
+  static void flush() {
+    std::cout.flush();
+    std::fflush(stdout);
+  }
+  files_test::TemporaryFolder folder_;
+  int kept_;
+  FILE* file_;
+};
+
+/// What `print` writes to standard output.
+template <class F>
+std::string printed(F&& print) {
+  const Redirected out;
+  print();
+  return out.text();
+}
+
+inline json by_category(const CategoryBytes& bytes) {
+  return {{"parameter", bytes[0]}, {"gradient", bytes[1]},  {"optimizer", bytes[2]}, {"activation", bytes[3]},
+          {"temporary", bytes[4]}, {"workspace", bytes[5]}, {"input", bytes[6]},     {"communication", bytes[7]}};
+}
+
+inline json outside_of(const memory::OutsideBytes& o) {
+  return {{"code_bytes", o.code},   {"heap_bytes", o.heap},       {"threads_bytes", o.threads},
+          {"nodes_bytes", o.nodes}, {"staging_bytes", o.staging}, {"data_bytes", o.data}};
+}
+
+/// Both documents have the same values under the same keys; the first other one is named.
+inline void check_same(const std::string& text, const json& expected) {
+  const json told = json::parse(text).flatten(), flat = expected.flatten();
+  for (const auto& [path, value] : flat.items()) {
+    INFO(path);
+    CHECK(told.contains(path));
+    if (told.contains(path)) CHECK(told[path] == value);
+  }
+  for (const auto& [path, value] : told.items()) {
+    INFO(path << ": " << value << " is not in the report made by hand");
+    CHECK(flat.contains(path));
+  }
+}
+
+inline models::RankPlan rank_plan(Numbers& n, std::vector<int> ranks) {
+  models::RankPlan plan;
+  plan.ranks = std::move(ranks);
+  plan.report.plan.peak_bytes = n.bytes();
+  plan.report.plan.peak_by_category = n.categories();
+  plan.report.committed = {n.bytes(), n.bytes(), n.bytes()};
+  plan.report.keep_everything_bytes = n.bytes();
+  return plan;
+}
+
+inline json packed_of(const nn::PackedResults& p) {
+  return {{"operator", p.name},
+          {"dtype", "i8"},
+          {"tensors", p.tensors},
+          {"bytes", p.bytes},
+          {"packed_bytes", p.packed_bytes}};
+}
+
+}  // namespace reports_test
