@@ -101,8 +101,7 @@ Numbers rates_of(const TrainOptions& options, double rate) {
       const double angle = std::numbers::pi * (at - warmup) / (steps - warmup);
       rates.push_back(options.min_rate + (rate - options.min_rate) * (1 + std::cos(angle)) / 2);
     } else if (options.schedule == "step") {
-      const double factor = at < steps / 3 ? 1 : at < 2 * steps / 3 ? 0.1 : 0.01;
-      rates.push_back(std::max(options.min_rate, rate * factor));
+      rates.push_back(std::max(options.min_rate, rate * std::pow(0.1, std::floor(at / std::ceil(steps / 3)))));
     } else {
       rates.push_back(rate);
     }
@@ -304,19 +303,20 @@ TEST_CASE("training by hand: a perceptron's losses and rates, step by step", "[t
   options.setup.rate = 0.05;
   SECTION("constant, momentum") {}
   SECTION("step, momentum, weight decay, a floor") {
-    options.schedule = "step";
-    options.min_rate = 0.001;
+    options.schedule = "step", options.min_rate = 0.001;
     options.setup.weight_decay = 0.02;
   }
   SECTION("cosine after a warm-up, without momentum, in micro-batches") {
-    options.schedule = "cosine";
-    options.warmup = 4;
-    options.min_rate = 0.01;
-    options.setup.optimizer = "sgd";
-    options.setup.rate = 0.3;
+    options.schedule = "cosine", options.warmup = 4, options.min_rate = 0.01;
+    options.setup.optimizer = "sgd", options.setup.rate = 0.3;
     options.setup.micro_batches = 3;
   }
   SECTION("constant after a warm-up") { options.warmup = 5; }
+  SECTION("steps that nothing divides, an odd batch in as many micro-batches") {
+    options.schedule = GENERATE("step", "cosine"), options.steps = 8, options.warmup = 1;
+    options.setup.batch = options.setup.micro_batches = 5;
+    options.min_rate = 0.0007, options.setup.weight_decay = 0.02;
+  }
   const Numbers rates = rates_of(options, options.setup.rate);
   check_same(told_by_program(options), perceptron_by_hand(options, pictures, rates), rates, 1e-4);
 }
