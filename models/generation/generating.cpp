@@ -252,6 +252,12 @@ PreparedGeneration prepare_generation(const GenerateOptions& options) {
   const WeightFacts facts = read_weight_facts(o.checkpoint.empty() ? o.weights : o.checkpoint, !o.checkpoint.empty());
   fill_in(o.shape, facts);
   prepared.text = text_of(o, facts);
+  const auto& characters = prepared.text.characters();
+  if (const std::int64_t tokens = o.shape.setup.sizes.vocabulary;
+      characters && tokens > 0 && characters->size() != tokens) {
+    throw ValueError(facts.path + ": `characters` names " + std::to_string(characters->size()) +
+                     ", expected as many as the model has tokens, " + std::to_string(tokens));
+  }
   prepared.prompt = prepared.text.encode(o.prompt);
   if (prepared.prompt.empty()) throw ValueError("`prompt`: it has no tokens; at least one is needed");
   o.shape.prompt_tokens = static_cast<std::int64_t>(prepared.prompt.size());

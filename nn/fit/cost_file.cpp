@@ -1,5 +1,6 @@
 #include <thimble/nn/fit/cost_file.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -21,11 +22,18 @@ constexpr std::string_view format = "thimble cost model 1";
 
 CostModel read(const std::string& path, const nlohmann::json& json) {
   const auto refuse = [&](const std::string& why) { throw FileError(path, 0, why); };
+  const auto know = [&](const nlohmann::json& object, std::initializer_list<std::string_view> keys) {
+    for (const auto& [key, value] : object.items()) {
+      if (std::find(keys.begin(), keys.end(), key) == keys.end()) refuse("unknown key '" + key + "'");
+    }
+  };
   if (!json.is_object() || json.value("format", "") != format) refuse("is not a cost model");
+  know(json, {"format", "hardware", "source", "nodes"});
   CostModel costs(hardware(json.at("hardware").get<std::string>()));
   costs.source = json.at("source").get<std::string>();
   for (const nlohmann::json& node : json.at("nodes")) {
     costs.operators.push_back(node.at("operator").get<std::string>());
+    know(node, {"operator", "forward", "remake", "backward"});
     NodeFactors f;
     for (const auto& [name, member] : {std::pair{"forward", &NodeFactors::forward},
                                        {"remake", &NodeFactors::recompute},
