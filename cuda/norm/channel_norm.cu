@@ -188,13 +188,30 @@ struct GroupStatistics {
   void* running_mean;
   void* running_var;
   DType running_dtype;
+  DType dtype;
+  const void* x;
+
+  // The moments of a channel whose sums have left f32, again in f64.
+  THIMBLE_DEVICE Moments again(std::int64_t instance, std::int64_t channel) const {
+    const std::int64_t first = instance * grid.rows * grid.channels + channel;
+    const double count = static_cast<double>(grid.rows);
+    double sum = 0, squares = 0;
+    for (std::int64_t r = 0; r < grid.rows; ++r) sum += load_wide(x, dtype, first + r * grid.channels);
+    for (std::int64_t r = 0; r < grid.rows; ++r) {
+      const double d = load_wide(x, dtype, first + r * grid.channels) - sum / count;
+      squares += d * d;
+    }
+    return {count, sum / count, squares};
+  }
 
   THIMBLE_DEVICE void operator()(std::int64_t at) const {
     const std::int64_t instance = at / groups, group = at % groups, size = grid.channels / groups;
     Moments all;
     for (std::int64_t channel = group * size; channel < (group + 1) * size; ++channel) {
       const double* const means = moments + instance * grid.stretches * 2 * grid.channels + channel;
-      all.merge({static_cast<double>(grid.rows), means[0], means[grid.channels]});
+      const double squares = means[grid.channels];
+      const bool is_wide = std::is_same_v<T, float> && kernels::leaves_f32(squares, epsilon);
+      all.merge(is_wide ? again(instance, channel) : Moments{static_cast<double>(grid.rows), means[0], squares});
     }
     mean[at] = static_cast<T>(all.mean);
     rstd[at] = static_cast<T>(1 / std::sqrt(all.variance() + epsilon));
@@ -296,7 +313,8 @@ void forward(const ChannelNormArgs& args) {
     for_each_item(
         args.instances * args.groups,
         GroupStatistics<T>{grid, args.groups, args.moments, args.epsilon, args.momentum, static_cast<T*>(args.mean),
-                           static_cast<T*>(args.rstd), args.running_mean, args.running_var, args.running_dtype});
+                           static_cast<T*>(args.rstd), args.running_mean, args.running_var, args.running_dtype,
+                           args.dtype, args.x});
   }
   const Coefficients<T> all = fill_coefficients<T>(args);
   const bool is_done =

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include <thimble/core/kernels/shared/moments.h>
 #include <thimble/cuda/kernel/element.h>
 #include <thimble/cuda/kernel/rows.h>
 #include <thimble/cuda/norm/norm.h>
@@ -72,16 +73,19 @@ struct Forward {
         second = multiply_add(d, d, second);
       }
     });
-    const double squares = threads.sum(static_cast<double>(second));
-    double variance = squares * inverse_length;
-    T row_mean = 0;
-    if (is_centred) {
+    double variance = threads.sum(static_cast<double>(second)) * inverse_length;
+    T row_mean = 0, row_rstd = 0;
+    constexpr bool may_leave = std::is_same_v<S, float> || std::is_same_v<S, bf16>;  // others have few exponents
+    if (may_leave && kernels::leaves_f32(variance, epsilon)) {
+      row_mean = static_cast<T>(is_centred ? wide_mean(threads, from, 0.0, false) : 0);
+      row_rstd = static_cast<T>(1 / std::sqrt(wide_mean(threads, from, static_cast<double>(row_mean), true) + epsilon));
+    } else if (is_centred) {
       const double off = threads.sum(static_cast<double>(first)) * inverse_length;
       variance -= off * off;
       if (variance < 0) variance = 0;
       row_mean = static_cast<T>(static_cast<double>(shift) + off);
     }
-    const T row_rstd = T(1) / std::sqrt(static_cast<T>(variance + epsilon));
+    if (row_rstd == T(0)) row_rstd = T(1) / std::sqrt(static_cast<T>(variance + epsilon));
     const RowWriter<S> to(y + row * length);
     for_each_word<count>(threads, length, [&](std::int64_t w, auto n) {
       T values[count], factors[count], offsets[count];
@@ -98,6 +102,21 @@ struct Forward {
     if (threads.rank() != 0) return;
     if (mean) mean[row] = row_mean;
     if (rstd) rstd[row] = row_rstd;
+  }
+
+  // The mean of x - centre, or of its square, in f64.
+  template <class Threads>
+  THIMBLE_DEVICE double wide_mean(Threads& threads, const RowReader<S>& from, double centre, bool is_squared) const {
+    double own = 0;
+    for_each_word<count>(threads, length, [&](std::int64_t w, auto n) {
+      T values[count];
+      from.read(w, values);
+      for (int e = 0; e < count; ++e) {
+        const double d = e < n ? static_cast<double>(values[e]) - centre : 0;
+        own += is_squared ? d * d : d;
+      }
+    });
+    return threads.sum(own) * inverse_length;
   }
 };
 

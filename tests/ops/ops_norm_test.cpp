@@ -1,6 +1,9 @@
 // Layer, RMS and group norm: rows of the operator table; what holds for all normalisations.
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
+#include <vector>
 
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/tape.h>
@@ -166,6 +169,94 @@ TEST_CASE("ops_norm: instruction sets give the same bits") {
       kernels::set_isa(isa);
       const std::vector<Tensor> other = run(dtype);
       for (std::size_t i = 0; i < generic.size(); ++i) CHECK(is_same(generic[i], other[i]));
+    }
+  }
+}
+
+// Values whose squares f32 does not hold, up to the largest f32, and values whose squares it holds with few digits:
+// against the same in f64, whose kernels the operator table holds against a reference.
+TEST_CASE("ops_norm: squares beyond the range of f32") {
+  struct Case {
+    const char* name;
+    Shape shape;
+    std::function<Tensor(const Tensor& x, const Tensor& weight, const Tensor& bias, double epsilon)> call;
+    bool has_gradient_on_cuda = true;  // of the part of dx that goes through the statistics
+  };
+  const Case cases[] = {
+      {"layer_norm", {3, 10}, [](auto& x, auto& w, auto& b, double e) { return layer_norm(x, w, b, e); }},
+      {"long rows", {2, 5000}, [](auto& x, auto& w, auto& b, double e) { return layer_norm(x, w, b, e); }},
+      {"without weight", {70, 33}, [](auto& x, auto&, auto&, double e) { return layer_norm(x, {}, {}, e); }},
+      {"rms_norm", {3, 40}, [](auto& x, auto& w, auto&, double e) { return rms_norm(x, w, e); }},
+      {"group_norm", {2, 70, 8}, [](auto& x, auto& w, auto& b, double e) { return group_norm(x, 2, w, b, e); }, false},
+      {"batch_norm",
+       {150, 16},
+       [](auto& x, auto& w, auto& b, double e) {
+         return batch_norm(x, w, b, {}, {}, {true, 0.1, e});
+       },
+       false},
+      {"batch_norm of 5 channels",
+       {2100, 5},
+       [](auto& x, auto& w, auto& b, double e) {
+         return batch_norm_relu(x, w, b, {}, {}, {true, 0.1, e});
+       },
+       false},
+      {"batch_norm_add_relu",
+       {9, 3},
+       [](auto& x, auto& w, auto& b, double e) {
+         const Tensor residual = to_device(spread(x.shape(), x.dtype(), -1, 1, 0.7), x.device());
+         return batch_norm_add_relu(x, residual, w, b, {}, {}, {true, 0.1, e});
+       },
+       false},
+  };
+  const kernel_test::Settings settings;
+  for (const Case& row : cases) {
+    for (const float scale : {1e-36f, 1e-30f, 1e-20f, 1.0f, 1e18f, 1e19f, 3e22f, 1e30f, 1e38f, 3.4e38f}) {
+      const double epsilon = scale < 1 ? 0 : 1e-5;
+      const std::int64_t channels = row.shape.back();
+      // Each channel or row has both signs, and a mean.
+      std::vector<double> values = to_host<double>(spread(row.shape, DType::f64, -0.5, 1, 0.1));
+      if (scale == 3.4e38f) values[0] = -1, values[static_cast<std::size_t>(channels)] = 1;
+      std::vector<float> narrow;
+      for (const double v : values) narrow.push_back(static_cast<float>(v) * scale);
+      const auto run = [&](DType dtype, Device device) {
+        const std::vector<double> wide(narrow.begin(), narrow.end());
+        Tensor x = to_device(to_dtype(from_host(wide, row.shape), dtype), device);
+        Tensor weight = to_device(to_dtype(spread({channels}, DType::f64, 0.5, 1.5, 0.2), dtype), device);
+        Tensor bias = to_device(to_dtype(spread({channels}, DType::f64, -1, 1, 0.3), dtype), device);
+        for (Tensor* t : {&x, &weight, &bias}) t->require_grad();
+        Tape tape;
+        Tensor y;
+        {
+          const Recording on(tape);
+          y = row.call(x, weight, bias, epsilon);
+        }
+        tape.backward(y, to_device(to_dtype(spread(row.shape, DType::f64, -1, 1, 0.5), dtype), device));
+        std::vector<Tensor> results{y, x.grad()};
+        for (Tensor* t : {&weight, &bias}) {
+          if (t->grad().defined()) results.push_back(t->grad());
+        }
+        for (Tensor& t : results) t = to_device(t, cpu);
+        return results;
+      };
+      const std::vector<Tensor> right = run(DType::f64, cpu);
+      const auto check = [&](const std::vector<Tensor>& got, bool has_gradient) {
+        for (std::size_t i = 0; i < right.size(); ++i) {
+          if (i == 1 && !has_gradient) continue;
+          const std::vector<double> a = to_host<double>(got[i]), b = to_host<double>(right[i]);
+          double largest = 0, off = 0;
+          for (std::size_t k = 0; k < b.size(); ++k) {
+            largest = std::max(largest, std::abs(b[k]));
+            off = std::max(off, std::isfinite(a[k]) ? std::abs(a[k] - b[k]) : 1e300);
+          }
+          INFO(row.name << ", values of " << scale << ", result " << i);
+          CHECK(off <= 2e-5 * largest + 4e-45);
+        }
+      };
+      for (const kernels::Isa isa : kernel_test::supported()) {
+        kernels::set_isa(isa);
+        check(run(DType::f32, cpu), true);
+      }
+      if (has_cuda() && scale < 1e38f) check(run(DType::f32, cuda(0)), row.has_gradient_on_cuda || scale == 1);
     }
   }
 }

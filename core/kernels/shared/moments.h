@@ -24,6 +24,22 @@ struct Moments {
   THIMBLE_HD double variance() const { return m2 < 0 ? 0 : m2 / count; }
 };
 
+/// Whether a sum of squares in f32 has left its range: it overflowed, or it is so small that squares have lost digits
+/// and epsilon does not hide it. The caller takes the sum again in f64, where no square of an f32 overflows.
+THIMBLE_HD inline bool leaves_f32(double squares, double epsilon) {
+  return !(squares <= 0x1p+200) || (squares < 0x1p-110 && epsilon < 0x1p-110);
+}
+
+/// Below this rstd x - mean may overflow in f32; below it and above its reciprocal rstd^2 may be no normal number.
+inline constexpr float far_rstd = 0x1p-60f;
+
+/// (x - mean) scale where x - mean may overflow, as it may with a small scale. The powers of two change no other bit.
+template <class T>
+THIMBLE_HD inline T far_scaled(T x, T mean, T scale) {
+  const bool is_small = scale < T(1) && scale > T(-1);
+  return is_small ? (x * T(0.25) - mean * T(0.25)) * (scale * T(4)) : (x - mean) * scale;
+}
+
 /// The moments of n elements, given the sums of d and d^2, where d is an element minus `shift`.
 THIMBLE_HD inline Moments shifted_moments(double n, double shift, double sum, double sum_of_squares) {
   return {n, shift + sum / n, sum_of_squares - sum * sum / n};

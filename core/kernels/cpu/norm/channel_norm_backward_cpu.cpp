@@ -16,7 +16,15 @@ bool needs_sums(const ChannelNormGradArgs& args) {
   return args.dweight || args.dbias || (args.dx && !args.has_fixed_statistics);
 }
 
-// What dx needs besides the forward's coefficients: dx = scale dy - (constant + (x - centre) slope).
+// rstd of the channel of a coefficient, counted over (instances, channels).
+template <class T>
+inline T rstd_of(const ChannelNormGradArgs& args, std::int64_t coefficient) {
+  const std::int64_t instance = coefficient / args.channels, channel = coefficient % args.channels;
+  return static_cast<const T*>(args.rstd)[instance * args.groups + channel / (args.channels / args.groups)];
+}
+
+// What dx needs besides the forward's coefficients: dx = scale dy - (constant + (x - centre) slope); of a far channel
+// dx = scale dy - (constant + xhat slope), because f32 may not hold rstd^2, which is in the slope of x - centre.
 template <class T>
 struct GradientCoefficients {
   ChannelCoefficients<T> forward;
@@ -27,12 +35,12 @@ struct GradientCoefficients {
 
 // The gradient before the tail for n <= channel_chunk neighbouring channels of a row: dy itself, or `buffer`.
 template <class T>
-inline const T* before_tail(const ChannelNormGradArgs& args, const ChannelCoefficients<T>& all,
+inline const T* before_tail(const ChannelNormGradArgs& args, const ChannelCoefficients<T>& all, bool is_far,
                             std::int64_t coefficient, std::int64_t element, const T* x, const T* dy, std::int64_t n,
                             T* buffer) {
   if (args.tail == NormTail::none) return dy;
   if (args.tail == NormTail::relu) {
-    normalize_run(all, coefficient, x, buffer, n);
+    normalize_run(all, is_far, coefficient, x, buffer, n);
     const T zero = round_for_relu(buffer, args.dtype, n);
     for (std::int64_t i = 0; i < n; ++i) buffer[i] = buffer[i] > zero ? dy[i] : T(0);
   } else {
@@ -41,10 +49,10 @@ inline const T* before_tail(const ChannelNormGradArgs& args, const ChannelCoeffi
   return buffer;
 }
 
-// Sums of dy and of dy (x - centre) over the rows of one tile.
+// Sums of dy and of dy (x - centre) over the rows of one tile; of a far channel the latter are of dy xhat.
 template <class T>
 struct TileSums {
-  static void run(const ChannelNormGradArgs& args, const TileJob& job, double* sums, double* products) {
+  static void run(const ChannelNormGradArgs& args, bool is_far, const TileJob& job, double* sums, double* products) {
     TileBuffer<T> x_buffer, dy_buffer;
     alignas(64) T masked[channel_tile], sum[channel_tile], product[channel_tile];
     const ChannelCoefficients<T> all(args.coefficients, args.instances * args.channels);
@@ -63,9 +71,15 @@ struct TileSums {
       std::fill(product, product + job.count, T(0));
       for (std::int64_t r = 0; r < rows; ++r) {
         const T* const x_row = x.data + r * x.stride;
-        const T* const g = before_tail(args, all, coefficient, (row + r) * args.channels + job.channel, x_row,
+        const T* const g = before_tail(args, all, is_far, coefficient, (row + r) * args.channels + job.channel, x_row,
                                        dy.data + r * dy.stride, job.count, masked);
-        if (args.x) {
+        if (args.x && is_far) {
+          for (std::int64_t i = 0; i < job.count; ++i) {
+            const T rstd = rstd_of<T>(args, coefficient + i);
+            sum[i] += g[i];
+            product[i] += g[i] * (is_far_channel(rstd) ? far_scaled(x_row[i], centre[i], rstd) : x_row[i] - centre[i]);
+          }
+        } else if (args.x) {
           for (std::int64_t i = 0; i < job.count; ++i) {
             sum[i] += g[i];
             product[i] += g[i] * (x_row[i] - centre[i]);
@@ -85,7 +99,7 @@ struct TileSums {
 // Adds up the stretches of each channel in the first one's place; the products become sums of dy xhat.
 template <class T>
 void merge_stretches(const ChannelNormGradArgs& args) {
-  const std::int64_t stretches = stretch_count(args.rows), size = args.channels / args.groups;
+  const std::int64_t stretches = stretch_count(args.rows);
   parallel_for(args.instances * args.channels, 256, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t at = begin; at < end; ++at) {
       const std::int64_t instance = at / args.channels, channel = at % args.channels;
@@ -95,8 +109,8 @@ void merge_stretches(const ChannelNormGradArgs& args) {
         *sum += sums[s * 2 * args.channels];
         *product += sums[(s * 2 + 1) * args.channels];
       }
-      if (args.rstd)
-        *product *= static_cast<double>(static_cast<const T*>(args.rstd)[instance * args.groups + channel / size]);
+      const T rstd = args.rstd ? rstd_of<T>(args, at) : T(1);
+      if (!is_far_channel(rstd)) *product *= static_cast<double>(rstd);
     }
   });
 }
@@ -117,11 +131,11 @@ void fill_gradient_coefficients(const ChannelNormGradArgs& args) {
       product += w * sums[args.channels + channel];
     }
     const double rstd = static_cast<double>(static_cast<const T*>(args.rstd)[at]);
+    const double of_slope = is_far_channel(static_cast<T>(rstd)) ? rstd : rstd * rstd;
     const double elements = static_cast<double>(args.rows * size);
     const std::int64_t coefficient = instance * args.channels + first;
     std::fill(all.constant + coefficient, all.constant + coefficient + size, static_cast<T>(rstd * (sum / elements)));
-    std::fill(all.slope + coefficient, all.slope + coefficient + size,
-              static_cast<T>(rstd * rstd * (product / elements)));
+    std::fill(all.slope + coefficient, all.slope + coefficient + size, static_cast<T>(of_slope * (product / elements)));
   }
 }
 
@@ -140,7 +154,7 @@ void store_parameter_gradient(const ChannelNormGradArgs& args, std::int64_t offs
 // dresidual and dx of elements [begin, end) in memory order; begin is a multiple of the chunk.
 template <class T>
 struct InputGradients {
-  static void run(const ChannelNormGradArgs& args, std::int64_t begin, std::int64_t end) {
+  static void run(const ChannelNormGradArgs& args, bool is_far, std::int64_t begin, std::int64_t end) {
     alignas(64) T x_buffer[channel_chunk], dy_buffer[channel_chunk], masked[channel_chunk], result[channel_chunk];
     const GradientCoefficients<T> all(args.coefficients, args.instances * args.channels);
     const bool reads_x = args.tail == NormTail::relu || (args.dx && !args.has_fixed_statistics);
@@ -150,19 +164,33 @@ struct InputGradients {
       const auto for_each_run = [&](auto&& body) { for_each_channel_run(args.rows, args.channels, at, n, body); };
       if (args.tail == NormTail::relu) {
         for_each_run([&](std::int64_t i, std::int64_t coefficient, std::int64_t run) {
-          before_tail(args, all.forward, coefficient, at + i, x + i, dy + i, run, masked + i);
+          before_tail(args, all.forward, is_far, coefficient, at + i, x + i, dy + i, run, masked + i);
         });
       } else if (args.tail == NormTail::add_relu) {
-        before_tail(args, all.forward, 0, at, x, dy, n, masked);
+        before_tail(args, all.forward, is_far, 0, at, x, dy, n, masked);
       }
       const T* const g = args.tail == NormTail::none ? dy : masked;
       if (args.dresidual) store_elements(g, args.dresidual, args.dtype, at, n);
       if (!args.dx) return;
       for_each_run([&](std::int64_t i, std::int64_t coefficient, std::int64_t run) {
-        gradient_run(all, coefficient, args.has_fixed_statistics, x + i, g + i, result + i, run);
+        if (is_far && !args.has_fixed_statistics) {
+          far_gradient_run(args, all, coefficient, x + i, g + i, result + i, run);
+        } else {
+          gradient_run(all, coefficient, args.has_fixed_statistics, x + i, g + i, result + i, run);
+        }
       });
       store_elements(result, args.dx, args.dtype, at, n);  // dx may lie where x or dy does
     });
+  }
+
+  static void far_gradient_run(const ChannelNormGradArgs& args, const GradientCoefficients<T>& all, std::int64_t at,
+                               const T* x, const T* g, T* dx, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      const std::int64_t c = at + i;
+      const T rstd = rstd_of<T>(args, c), centre = all.forward.centre[c];
+      const T d = is_far_channel(rstd) ? far_scaled(x[i], centre, rstd) : x[i] - centre;
+      dx[i] = all.forward.scale[c] * g[i] - (all.constant[c] + d * all.slope[c]);
+    }
   }
 
   static void gradient_run(const GradientCoefficients<T>& all, std::int64_t at, bool has_fixed_statistics,
@@ -179,15 +207,14 @@ struct InputGradients {
 
 template <class T>
 void backward(const ChannelNormGradArgs& args) {
-  if (needs_coefficients(args)) {
-    fill_coefficients<T>(args.instances, args.channels, args.groups, args.mean, args.rstd, args.weight, args.bias,
-                         args.coefficients);
-  }
+  const bool is_far =
+      needs_coefficients(args) && fill_coefficients<T>(args.instances, args.channels, args.groups, args.mean, args.rstd,
+                                                       args.weight, args.bias, args.coefficients);
   if (needs_sums(args)) {
     const std::int64_t stretches = stretch_count(args.rows);
     for_each_tile(args.instances, args.rows, args.channels, [&](const TileJob& job) {
       double* const sums = args.partial + (job.instance * stretches + job.stretch) * 2 * args.channels + job.channel;
-      run_variant<TileSums<T>>(args, job, sums, sums + args.channels);
+      run_variant<TileSums<T>>(args, is_far, job, sums, sums + args.channels);
     });
     merge_stretches<T>(args);
     if (args.dweight) store_parameter_gradient(args, args.channels, args.dweight);
@@ -196,7 +223,7 @@ void backward(const ChannelNormGradArgs& args) {
   }
   if (!args.dx && !args.dresidual) return;
   parallel_for(args.instances * args.rows * args.channels, channel_grain,
-               [&](std::int64_t begin, std::int64_t end) { run_variant<InputGradients<T>>(args, begin, end); });
+               [&](std::int64_t begin, std::int64_t end) { run_variant<InputGradients<T>>(args, is_far, begin, end); });
 }
 
 }  // namespace channel_norm_detail

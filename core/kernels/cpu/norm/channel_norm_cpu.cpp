@@ -11,6 +11,20 @@
 namespace thimble::kernels {
 namespace channel_norm_detail {
 
+// Moments of n elements of one channel, `stride` apart, in f64.
+template <class T>
+Moments wide_moments(const T* x, std::int64_t stride, std::int64_t n) {
+  double sum = 0, first = 0, second = 0;
+  for (std::int64_t r = 0; r < n; ++r) sum += static_cast<double>(x[r * stride]);
+  const double count = static_cast<double>(n), shift = sum / count;
+  for (std::int64_t r = 0; r < n; ++r) {
+    const double d = static_cast<double>(x[r * stride]) - shift;
+    first += d;
+    second += d * d;
+  }
+  return shifted_moments(count, shift, first, second);
+}
+
 // Moments of one tile of channels over the rows [begin, end) of one instance: `means` and `m2s` receive them.
 template <class T>
 struct TileMoments {
@@ -39,8 +53,10 @@ struct TileMoments {
       }
       for (std::int64_t i = 0; i < count; ++i) {
         Moments moments{seen, seen > 0 ? means[i] : 0, seen > 0 ? m2s[i] : 0};
-        moments.merge(shifted_moments(static_cast<double>(rows), static_cast<double>(shifts[i]),
-                                      static_cast<double>(first[i]), static_cast<double>(second[i])));
+        const Moments block = shifted_moments(static_cast<double>(rows), static_cast<double>(shifts[i]),
+                                              static_cast<double>(first[i]), static_cast<double>(second[i]));
+        const bool is_wide = std::is_same_v<T, float> && leaves_f32(block.m2, args.epsilon);
+        moments.merge(is_wide ? wide_moments(x.data + i, x.stride, rows) : block);
         means[i] = moments.mean;
         m2s[i] = moments.m2;
       }
@@ -114,7 +130,7 @@ inline void apply_tail(const ChannelNormArgs& args, std::int64_t element, std::i
 // Elements [begin, end) in memory order; begin is a multiple of the chunk.
 template <class T>
 struct Normalize {
-  static void run(const ChannelNormArgs& args, std::int64_t begin, std::int64_t end) {
+  static void run(const ChannelNormArgs& args, bool is_far, std::int64_t begin, std::int64_t end) {
     alignas(64) T in[channel_chunk], out[channel_chunk];
     const ChannelCoefficients<T> all(args.coefficients, args.instances * args.channels);
     const bool is_stored_directly = args.dtype == dtype_of<T>;
@@ -123,7 +139,7 @@ struct Normalize {
       T* const y = is_stored_directly ? static_cast<T*>(args.y) + at : out;
       for_each_channel_run(args.rows, args.channels, at, n,
                            [&](std::int64_t i, std::int64_t coefficient, std::int64_t run) {
-                             normalize_run(all, coefficient, x + i, y + i, run);
+                             normalize_run(all, is_far, coefficient, x + i, y + i, run);
                            });
       apply_tail(args, at, n, y);
       if (!is_stored_directly) store_elements(y, args.y, args.dtype, at, n);
@@ -137,10 +153,10 @@ void forward(const ChannelNormArgs& args) {
     stretch_moments<T>(args);
     group_statistics<T>(args);
   }
-  fill_coefficients<T>(args.instances, args.channels, args.groups, args.mean, args.rstd, args.weight, args.bias,
-                       args.coefficients);
+  const bool is_far = fill_coefficients<T>(args.instances, args.channels, args.groups, args.mean, args.rstd,
+                                           args.weight, args.bias, args.coefficients);
   parallel_for(args.instances * args.rows * args.channels, channel_grain,
-               [&](std::int64_t begin, std::int64_t end) { run_variant<Normalize<T>>(args, begin, end); });
+               [&](std::int64_t begin, std::int64_t end) { run_variant<Normalize<T>>(args, is_far, begin, end); });
 }
 
 template <class T>

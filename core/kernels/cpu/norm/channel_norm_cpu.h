@@ -105,6 +105,11 @@ inline void for_each_channel_run(std::int64_t rows, std::int64_t channels, std::
   }
 }
 
+template <class T>
+inline bool is_far_channel(T rstd) {
+  return std::is_same_v<T, float> && (rstd < T(far_rstd) || rstd > 1 / T(far_rstd));
+}
+
 // n = (x - centre) scale + offset, three arrays one after the other.
 template <class T>
 struct ChannelCoefficients {
@@ -113,26 +118,33 @@ struct ChannelCoefficients {
       : centre(static_cast<T*>(data)), scale(centre + count), offset(scale + count) {}
 };
 
-// `mean` and `rstd` are (instances, groups); scale = rstd weight.
+// `mean` and `rstd` are (instances, groups); scale = rstd weight. Returns whether an rstd is far from 1 (far_rstd).
 template <class T>
-void fill_coefficients(std::int64_t instances, std::int64_t channels, std::int64_t groups, const void* mean,
+bool fill_coefficients(std::int64_t instances, std::int64_t channels, std::int64_t groups, const void* mean,
                        const void* rstd, const void* weight, const void* bias, void* to) {
   const ChannelCoefficients<T> all(to, instances * channels);
   const std::int64_t size = channels / groups;
+  bool is_far = false;
   for (std::int64_t instance = 0; instance < instances; ++instance) {
     for (std::int64_t channel = 0; channel < channels; ++channel) {
       const std::int64_t at = instance * channels + channel, group = instance * groups + channel / size;
+      is_far |= is_far_channel(static_cast<const T*>(rstd)[group]);
       all.centre[at] = static_cast<const T*>(mean)[group];
       all.scale[at] = static_cast<const T*>(rstd)[group] * (weight ? static_cast<const T*>(weight)[channel] : T(1));
       all.offset[at] = bias ? static_cast<const T*>(bias)[channel] : T(0);
     }
   }
+  return is_far;
 }
 
 template <class T>
-inline void normalize_run(const ChannelCoefficients<T>& all, std::int64_t at, const T* __restrict x, T* __restrict y,
-                          std::int64_t n) {
+inline void normalize_run(const ChannelCoefficients<T>& all, bool is_far, std::int64_t at, const T* __restrict x,
+                          T* __restrict y, std::int64_t n) {
   const T* __restrict centre = all.centre + at, * __restrict scale = all.scale + at, * __restrict offset = all.offset + at;
+  if (is_far) {
+    for (std::int64_t i = 0; i < n; ++i) y[i] = far_scaled(x[i], centre[i], scale[i]) + offset[i];
+    return;
+  }
   for (std::int64_t i = 0; i < n; ++i) y[i] = (x[i] - centre[i]) * scale[i] + offset[i];
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include <thimble/core/kernels/cpu/base/compute.h>
 #include <thimble/core/kernels/cpu/base/variants.h>
@@ -99,6 +100,7 @@ struct RowStatistics {
 
 template <class T>
 inline RowStatistics<T> row_statistics(const RowNormArgs& args, std::int64_t row, T* buffer) {
+  const double length = static_cast<double>(args.length);
   Moments moments;
   double squares = 0;
   for (std::int64_t at = 0; at < args.length; at += room) {
@@ -113,8 +115,28 @@ inline RowStatistics<T> row_statistics(const RowNormArgs& args, std::int64_t row
       }
     }
   }
-  const double variance = args.is_centred ? moments.variance() : squares / static_cast<double>(args.length);
+  if (std::is_same_v<T, float> && leaves_f32(args.is_centred ? moments.m2 : squares, args.epsilon)) {
+    moments = {}, squares = 0;
+    double wide[block];
+    for (std::int64_t at = 0; at < args.length; at += block) {
+      const std::int64_t n = std::min(block, args.length - at);
+      load_elements(args.x, args.dtype, row * args.length + at, 1, wide, n);
+      if (args.is_centred) {
+        moments.merge(block_moments(wide, n));
+      } else {
+        squares += block_dot(wide, wide, n);
+      }
+    }
+  }
+  const double variance = args.is_centred ? moments.variance() : squares / length;
   return {static_cast<T>(moments.mean), static_cast<T>(1 / std::sqrt(variance + args.epsilon))};
+}
+
+// (x - mean) rstd of n elements of a row whose deviations may overflow.
+template <class T>
+inline const T* far_row(RowStatistics<T> row, const T* x, T* xhat, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) xhat[i] = far_scaled(x[i], row.mean, row.rstd);
+  return xhat;
 }
 
 // y = (x - mean) rstd weight + bias over n elements.
@@ -148,7 +170,9 @@ struct Forward {
         const bool is_in_buffer = args.length <= room && !is_stored_directly;
         const T* const x = is_in_buffer ? in : read_elements(args.x, args.dtype, element, n, in);
         T* const y = is_stored_directly ? static_cast<T*>(args.y) + element : out;
-        normalize(statistics, x, weight ? weight + at : nullptr, bias ? bias + at : nullptr, y, n);
+        const bool is_far = std::is_same_v<T, float> && statistics.rstd < T(far_rstd);
+        normalize(is_far ? RowStatistics<T>{0, 1} : statistics, is_far ? far_row(statistics, x, in, n) : x,
+                  weight ? weight + at : nullptr, bias ? bias + at : nullptr, y, n);
         if (!is_stored_directly) store_elements(y, args.y, args.dtype, element, n);
       }
       if (args.mean) static_cast<T*>(args.mean)[row] = statistics.mean;
@@ -168,6 +192,10 @@ struct Piece {
     load_elements(args.dy, args.dtype, element, 1, g, n);
     if (!args.x) return;
     const T* const x = read_elements(args.x, args.dtype, element, n, xhat);
+    if (std::is_same_v<T, float> && row.rstd < T(far_rstd)) {
+      far_row(row, x, xhat, n);
+      return;
+    }
     for (std::int64_t i = 0; i < n; ++i) xhat[i] = (x[i] - row.mean) * row.rstd;
   }
   void apply_weight(const void* weight, std::int64_t at, std::int64_t n) {
