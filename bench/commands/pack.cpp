@@ -1,5 +1,6 @@
 // thimble pack: offsets for the lifetimes in a CSV file.
 
+#include <algorithm>
 #include <cstdio>
 #include <iostream>
 
@@ -58,10 +59,17 @@ void run(const Flags& flags) {
   options.seconds = flags.seconds;
   options.node_limit = 0;  // the seconds are what was asked for
   options.unit = static_cast<std::size_t>(flags.alignment);
-  const memory::Placement placement = memory::place(file.buffers, options);
-  memory::check_placement(file.buffers, placement.offsets, placement.height);
+  const bool has_gaps = std::any_of(file.gaps.begin(), file.gaps.end(), [](const auto& all) { return !all.empty(); });
+  const memory::Placement placement =
+      has_gaps ? memory::place_with_gaps(file.buffers, file.gaps, options) : memory::place(file.buffers, options);
+  if (has_gaps) {
+    memory::check_placement_with_gaps(file.buffers, file.gaps, placement.offsets, placement.height);
+  } else {
+    memory::check_placement(file.buffers, placement.offsets, placement.height);
+  }
   if (!flags.output.empty()) {
-    write_file_atomically(flags.output, memory::write_placement(file.buffers, placement.offsets));
+    file.offsets = placement.offsets;
+    write_file_atomically(flags.output, memory::write_placement(file));
   }
   const std::size_t count = file.buffers.size();
   flags.is_json ? print_json(count, placement, flags) : print_line(count, placement, flags);
@@ -73,7 +81,10 @@ void run(const Flags& flags) {
 void add_pack(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("pack", "Place buffers with known lifetimes: offsets for a CSV");
   const auto flags = std::make_shared<pack_detail::Flags>();
-  command->add_option("IN", flags->input, "CSV with the columns id,lower,upper,size")->required();
+  command
+      ->add_option("IN", flags->input,
+                   "CSV with the columns id,lower,upper,size and, where they are wanted, alignment,gaps")
+      ->required();
   command
       ->add_option_function<std::string>(
           "--capacity",

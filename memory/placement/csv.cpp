@@ -2,29 +2,46 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
+#include <bit>
 #include <charconv>
-#include <cstdio>
-#include <memory>
 #include <optional>
 #include <system_error>
 #include <unordered_map>
+#include <utility>
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
+#include <thimble/core/files/file_stream.h>
 
 namespace thimble::memory {
 namespace csv_detail {
 
-constexpr std::array<std::string_view, 5> columns = {"id", "lower", "upper", "size", "offset"};
+enum Column : std::size_t { id, lower, upper, size, alignment, gaps, offset };
+constexpr std::array<std::string_view, 7> columns = {"id", "lower", "upper", "size", "alignment", "gaps", "offset"};
 constexpr std::size_t required_columns = 4;
+// Names that older files have.
+constexpr std::pair<std::string_view, Column> older_columns[] = {
+    {"buffer", id}, {"buffer_id", id}, {"begin", lower}, {"start", lower}, {"end", upper}};
+constexpr std::string_view known = "id, lower, upper, size, alignment, gaps, offset";
 constexpr std::uint64_t largest = std::uint64_t{1} << 62;
+constexpr std::uint64_t most_bytes = std::uint64_t{1} << 30;
+
+std::vector<std::string_view> split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  for (std::size_t at = 0;;) {
+    const std::size_t end = text.find(separator, at);
+    parts.push_back(text.substr(at, end - at));
+    if (end == std::string_view::npos) return parts;
+    at = end + 1;
+  }
+}
 
 class Reader {
  public:
   Reader(std::string_view text, const std::string& path) : text_(text), path_(path) {}
 
   PlacementFile read() {
+    if (text_.starts_with("\xEF\xBB\xBF")) next_ = 3;  // what spreadsheets put before UTF-8
     if (!next_line()) fail("no header; a placement begins with id,lower,upper,size");
     read_header();
     PlacementFile file;
@@ -51,22 +68,42 @@ class Reader {
     return true;
   }
 
-  std::vector<std::string_view> fields() const {
-    std::vector<std::string_view> result;
-    for (std::size_t at = 0;;) {
-      const std::size_t comma = line_.find(',', at);
-      result.push_back(line_.substr(at, comma - at));
-      if (comma == std::string_view::npos) return result;
-      at = comma + 1;
+  std::vector<std::string> fields() const {
+    std::vector<std::string> result(1);
+    for (std::size_t at = 0; at < line_.size(); ++at) {
+      if (line_[at] == ',') {
+        result.emplace_back();
+      } else if (line_[at] == '"' && result.back().empty()) {
+        const std::size_t end = read_quoted(at, result.back());
+        if (end + 1 < line_.size() && line_[end + 1] != ',') fail("text behind the quotes of a field");
+        at = end;
+      } else {
+        result.back() += line_[at];
+      }
     }
+    return result;
+  }
+
+  // The text between the quote at `at` and the one that ends it, whose place is returned.
+  std::size_t read_quoted(std::size_t at, std::string& text) const {
+    while (++at < line_.size()) {
+      if (line_[at] == '"' && (at + 1 == line_.size() || line_[at + 1] != '"')) return at;
+      if (line_[at] == '"') ++at;
+      text += line_[at];
+    }
+    fail("a quoted field does not end in its line");
   }
 
   void read_header() {
-    for (const std::string_view name : fields()) {
+    for (const std::string& name : fields()) {
       const auto found = std::find(columns.begin(), columns.end(), name);
-      if (found == columns.end()) fail("unknown column " + quote(name) + "; allowed: id, lower, upper, size, offset");
-      const auto column = static_cast<std::size_t>(found - columns.begin());
+      auto column = static_cast<std::size_t>(found - columns.begin());
+      for (const auto& [older, meant] : older_columns) {
+        if (name == older) column = meant;
+      }
+      if (column == columns.size()) fail("unknown column " + quote(name) + "; allowed: " + std::string(known));
       if (place_[column]) fail("column " + quote(name) + " is there twice");
+      if (name == "end") after_end_ = 1;
       place_[column] = width_++;
     }
     for (std::size_t column = 0; column < required_columns; ++column) {
@@ -74,39 +111,77 @@ class Reader {
     }
   }
 
-  std::uint64_t value(const std::vector<std::string_view>& line, std::size_t column) const {
-    const std::string_view text = line[*place_[column]];
-    const auto what = [&] { return std::string(columns[column]) + " " + quote(text); };
+  // `is_last`: one after it is meant where the column is named `end`.
+  std::uint64_t number(std::string_view text, std::string_view name, bool is_last = false) const {
+    const auto what = [&] { return std::string(name) + " " + quote(text); };
     std::uint64_t result = 0;
     const char* const end = text.data() + text.size();
     const auto [stop, error] = std::from_chars(text.data(), end, result);
     if (error == std::errc::result_out_of_range || (error == std::errc{} && stop == end && result >= largest)) {
-      fail(what() + " is too large; allowed are values below 2^62");
+      fail(what() + " is too large; expected a value below 2^62");
     }
     if (text.starts_with('-')) fail(what() + " is negative");
     if (error != std::errc{} || stop != end) fail(what() + " is not a whole number");
-    return result;
+    return result + (is_last ? after_end_ : 0);
+  }
+
+  std::uint64_t value(const std::vector<std::string>& line, Column column) const {
+    return number(line[*place_[column]], columns[column], column == upper);
+  }
+
+  // "3-5 8-9@0:4"
+  std::vector<Gap> read_gaps(std::string_view text, const Buffer& buffer) const {
+    std::vector<Gap> found;
+    for (const std::string_view part : split(text, ' ')) {
+      if (part.empty()) continue;
+      const auto at = split(part, '@'), times = split(at[0], '-');
+      const auto window = at.size() == 2 ? split(at[1], ':') : std::vector<std::string_view>{"0", "0"};
+      if (at.size() > 2 || times.size() != 2 || window.size() != 2) {
+        fail("gap " + quote(part) + " is not of the form lower-upper or lower-upper@from:to");
+      }
+      const Gap gap{number(times[0], "gap's lower"), number(times[1], "gap's upper", true),
+                    number(window[0], "gap's from"), number(window[1], "gap's to")};
+      const auto check = [&](bool holds, const std::string& why) {
+        if (!holds) fail("gap " + quote(part) + " " + why);
+      };
+      check(gap.lower < gap.upper, "is empty");
+      check(gap.lower >= buffer.lower && gap.upper <= buffer.upper, "is not within the lifetime");
+      check(gap.to <= buffer.bytes && (at.size() == 1 || gap.from < gap.to), "holds bytes that are not in the buffer");
+      found.push_back(gap);
+    }
+    std::sort(found.begin(), found.end(), [](const Gap& a, const Gap& b) { return a.lower < b.lower; });
+    for (std::size_t i = 1; i < found.size(); ++i) {
+      if (found[i].lower < found[i - 1].upper) fail("gaps overlap at " + std::to_string(found[i].lower));
+    }
+    return found;
   }
 
   void read_line(PlacementFile& file) {
-    const std::vector<std::string_view> line = fields();
+    const std::vector<std::string> line = fields();
     if (line.size() != width_) {
       fail(std::to_string(line.size()) + " fields where the header has " + std::to_string(width_));
     }
+    const std::string& name = line[*place_[id]];
     Buffer buffer;
-    buffer.id = value(line, 0);
-    buffer.lower = value(line, 1);
-    buffer.upper = value(line, 2);
-    buffer.bytes = value(line, 3);
+    buffer.id = file.buffers.size();
+    buffer.lower = value(line, lower);
+    buffer.upper = value(line, upper);
+    buffer.bytes = value(line, size);
+    if (place_[alignment]) buffer.alignment = value(line, alignment);
     if (buffer.lower >= buffer.upper) {
       fail("lower " + std::to_string(buffer.lower) + " is not below upper " + std::to_string(buffer.upper));
     }
-    if (buffer.bytes == 0) fail("size is 0; allowed are 1 and more");
-    const auto [same, is_new] = line_of_.emplace(buffer.id, number_);
-    if (!is_new) fail("id " + std::to_string(buffer.id) + " is in line " + std::to_string(same->second) + " already");
+    if (buffer.bytes == 0) fail("size is 0; expected 1 or more");
+    if (!std::has_single_bit(buffer.alignment)) {
+      fail("alignment " + std::to_string(buffer.alignment) + " is not a power of two");
+    }
+    const auto [same, is_new] = line_of_.emplace(name, number_);
+    if (!is_new) fail("id " + quote(name) + " is in line " + std::to_string(same->second) + " already");
     sum_ += buffer.bytes;  // of at most 2^62 each: no overflow before it is told
-    if (sum_ >= largest) fail("all sizes up to here together are too large; allowed is a sum below 2^62");
-    if (place_[required_columns]) file.offsets.push_back(value(line, required_columns));
+    if (sum_ >= largest) fail("all sizes up to here together are too large; expected a sum below 2^62");
+    if (place_[gaps]) file.gaps.push_back(read_gaps(line[*place_[gaps]], buffer));
+    if (place_[offset]) file.offsets.push_back(value(line, offset));
+    file.ids.push_back(name);
     file.buffers.push_back(buffer);
   }
 
@@ -117,9 +192,26 @@ class Reader {
   std::size_t number_ = 0;            // of the line, from 1
   std::array<std::optional<std::size_t>, columns.size()> place_;
   std::size_t width_ = 0;
+  std::uint64_t after_end_ = 0;
   std::uint64_t sum_ = 0;
-  std::unordered_map<std::uint64_t, std::size_t> line_of_;
+  std::unordered_map<std::string, std::size_t> line_of_;
 };
+
+std::string field(const std::string& text) {
+  if (text.find_first_of(",\"") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (const char c : text) quoted += c == '"' ? "\"\"" : std::string(1, c);
+  return quoted + "\"";
+}
+
+std::string gap_text(const std::vector<Gap>& all) {
+  std::string text;
+  for (const Gap& gap : all) {
+    text += (text.empty() ? "" : " ") + std::to_string(gap.lower) + "-" + std::to_string(gap.upper);
+    if (gap.from < gap.to) text += "@" + std::to_string(gap.from) + ":" + std::to_string(gap.to);
+  }
+  return text;
+}
 
 }  // namespace csv_detail
 
@@ -128,34 +220,41 @@ PlacementFile parse_placement(std::string_view text, const std::string& path) {
 }
 
 PlacementFile read_placement(const std::string& path) {
-  const auto fail = [&](std::uint64_t offset) {
-    throw FileError(path, offset, std::error_code(errno, std::generic_category()).message());
-  };
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), &std::fclose);
-  if (file == nullptr) fail(0);
-  std::string text;
-  std::array<char, 1 << 16> part;
-  for (std::size_t count = 0; (count = std::fread(part.data(), 1, part.size(), file.get())) > 0;) {
-    text.append(part.data(), count);
-  }
-  if (std::ferror(file.get()) != 0) fail(text.size());
-  return parse_placement(text, path);
+  const std::vector<std::byte> bytes = read_whole_file(path, csv_detail::most_bytes);
+  return parse_placement({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path);
 }
 
-std::string write_placement(std::span<const Buffer> buffers, std::span<const std::size_t> offsets) {
-  if (!offsets.empty() && offsets.size() != buffers.size()) {
-    throw ValueError("write_placement: " + std::to_string(offsets.size()) + " offsets for " +
-                     std::to_string(buffers.size()) + " buffers");
-  }
-  std::string text = offsets.empty() ? "id,lower,upper,size\n" : "id,lower,upper,size,offset\n";
-  for (std::size_t i = 0; i < buffers.size(); ++i) {
-    const Buffer& buffer = buffers[i];
-    text += std::to_string(buffer.id) + "," + std::to_string(buffer.lower) + "," + std::to_string(buffer.upper) + "," +
-            std::to_string(buffer.bytes);
-    if (!offsets.empty()) text += "," + std::to_string(offsets[i]);
+std::string write_placement(const PlacementFile& file) {
+  const auto check = [&](std::size_t count, const char* of) {
+    if (count == file.buffers.size()) return;
+    throw ValueError("write_placement: " + std::to_string(count) + " " + of + " for " +
+                     std::to_string(file.buffers.size()) + " buffers");
+  };
+  check(file.ids.size(), "ids");
+  if (!file.offsets.empty()) check(file.offsets.size(), "offsets");
+  if (!file.gaps.empty()) check(file.gaps.size(), "lists of gaps");
+  const bool has_alignment =
+      std::any_of(file.buffers.begin(), file.buffers.end(), [](const Buffer& buffer) { return buffer.alignment != 1; });
+  const bool has_gaps = std::any_of(file.gaps.begin(), file.gaps.end(), [](const auto& all) { return !all.empty(); });
+  std::string text = "id,lower,upper,size";
+  text += std::string(has_alignment ? ",alignment" : "") + (has_gaps ? ",gaps" : "");
+  text += file.offsets.empty() ? "\n" : ",offset\n";
+  for (std::size_t i = 0; i < file.buffers.size(); ++i) {
+    const Buffer& buffer = file.buffers[i];
+    text += csv_detail::field(file.ids[i]) + "," + std::to_string(buffer.lower) + "," + std::to_string(buffer.upper) +
+            "," + std::to_string(buffer.bytes);
+    if (has_alignment) text += "," + std::to_string(buffer.alignment);
+    if (has_gaps) text += "," + csv_detail::gap_text(file.gaps[i]);
+    if (!file.offsets.empty()) text += "," + std::to_string(file.offsets[i]);
     text += "\n";
   }
   return text;
+}
+
+std::string write_placement(std::span<const Buffer> buffers, std::span<const std::size_t> offsets) {
+  PlacementFile file{{buffers.begin(), buffers.end()}, {}, {}, {offsets.begin(), offsets.end()}};
+  for (const Buffer& buffer : buffers) file.ids.push_back(std::to_string(buffer.id));
+  return write_placement(file);
 }
 
 }  // namespace thimble::memory
