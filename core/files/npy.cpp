@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 #include <string_view>
+#include <type_traits>
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
@@ -26,15 +27,18 @@ constexpr std::size_t longest_prefix = 12;  // magic, version, u32 length
 struct Descr {
   std::string_view text;
   DType dtype;
+  bool is_unsigned = false;  ///< half of the dtype's bytes
 };
-constexpr std::array<Descr, 8> descrs{{{"<f8", DType::f64},
-                                       {"<f4", DType::f32},
-                                       {"<f2", DType::f16},
-                                       {"<i8", DType::i64},
-                                       {"<i4", DType::i32},
-                                       {"|i1", DType::i8},
-                                       {"|u1", DType::u8},
-                                       {"|b1", DType::boolean}}};
+constexpr std::array<Descr, 10> descrs{{{"<f8", DType::f64},
+                                        {"<f4", DType::f32},
+                                        {"<f2", DType::f16},
+                                        {"<i8", DType::i64},
+                                        {"<i4", DType::i32},
+                                        {"|i1", DType::i8},
+                                        {"|u1", DType::u8},
+                                        {"|b1", DType::boolean},
+                                        {"<u2", DType::i32, true},
+                                        {"<u4", DType::i64, true}}};
 
 std::string allowed_descrs() {
   std::string text;
@@ -67,12 +71,19 @@ class DictReader {
     if (!has_descr_) fail(0, "the header has no 'descr'");
     if (!has_order_) fail(0, "the header has no 'fortran_order'");
     if (!has_shape_) fail(0, "the header has no 'shape'");
+    if (is_fortran_at_ != 0 && header_.shape.size() > 1) {
+      fail(is_fortran_at_, "fortran_order is True (column-major); save it with numpy.ascontiguousarray");
+    }
     return header_;
   }
 
  private:
   [[noreturn]] void fail(std::size_t at, const std::string& why) const { throw FileError(path_, offset_ + at, why); }
 
+ public:
+  bool is_unsigned() const noexcept { return is_unsigned_; }
+
+ private:
   void read_value(std::string_view key, std::size_t at) {
     bool* seen = key == "descr"           ? &has_descr_
                  : key == "fortran_order" ? &has_order_
@@ -91,18 +102,27 @@ class DictReader {
     const std::size_t at = at_;
     if (at_ < text_.size() && text_[at_] == '[') fail(at, "structured element types are not supported");
     const std::string_view text = quoted_text();
-    const auto* found = std::find_if(descrs.begin(), descrs.end(), [&](const Descr& d) { return d.text == text; });
+    const bool has_order = !text.empty() && std::string_view("<>=").find(text[0]) != std::string_view::npos;
+    const auto is_meant = [&](const Descr& d) {  // a single byte has no order
+      return d.text == text || (has_order && d.text[0] == '|' && d.text.substr(1) == text.substr(1));
+    };
+    const auto* found = std::find_if(descrs.begin(), descrs.end(), is_meant);
     if (found == descrs.end()) {
-      const char* kind = !text.empty() && text[0] == '>' ? "big-endian " : "";
-      fail(at, kind + ("element type " + quote(text)) + " is not supported; allowed: " + allowed_descrs());
+      const bool is_big = !text.empty() && text[0] == '>';
+      fail(at, (is_big ? "big-endian " : "") + ("element type " + quote(text)) + " is not supported; allowed: " +
+                   allowed_descrs() + (is_big ? "; save it with astype('<" + std::string(text.substr(1)) + "')" : ""));
     }
     header_.dtype = found->dtype;
+    is_unsigned_ = found->is_unsigned;
   }
 
   void read_order() {
     skip_spaces();
-    if (text_.substr(at_).starts_with("True"))
-      fail(at_, "fortran_order is True (column-major); save it with numpy.ascontiguousarray");
+    if (text_.substr(at_).starts_with("True")) {
+      is_fortran_at_ = at_;
+      at_ += 4;
+      return;
+    }
     if (!text_.substr(at_).starts_with("False")) fail(at_, "fortran_order is neither True nor False");
     at_ += 5;
   }
@@ -132,6 +152,7 @@ class DictReader {
       value = 10 * value + digit;
     }
     if (at_ == at) fail(at, "expected a size");
+    if (at_ < text_.size() && text_[at_] == 'L') ++at_;  // Python 2's long
     return value;
   }
 
@@ -165,7 +186,8 @@ class DictReader {
   const std::string& path_;
   std::size_t at_ = 0;
   NpyHeader header_;
-  bool has_descr_ = false, has_order_ = false, has_shape_ = false;
+  bool has_descr_ = false, has_order_ = false, has_shape_ = false, is_unsigned_ = false;
+  std::size_t is_fortran_at_ = 0;  // where it says so; 0: it does not
 };
 
 // Where the dict begins and ends in the file.
@@ -205,6 +227,21 @@ void require_bools(std::span<const std::byte> data, std::uint64_t offset, const 
   if (bad < data.size()) throw FileError(path, offset + bad, "a bool is neither 0 nor 1");
 }
 
+// Elements of half the size, in the upper half of `out`, become those of the whole size.
+template <class Narrow, class T>
+void widen(std::span<std::byte> out) {
+  const std::size_t count = out.size() / sizeof(T);
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto value = load_le<Narrow>(out.data() + out.size() / 2 + sizeof(Narrow) * i);
+    store_le(static_cast<std::make_unsigned_t<T>>(value), out.data() + sizeof(T) * i);
+  }
+}
+
+void widen(const NpyHeader& header, std::span<std::byte> out) {
+  if (!header.is_unsigned()) return;
+  header.dtype == DType::i32 ? widen<std::uint16_t, std::int32_t>(out) : widen<std::uint32_t, std::int64_t>(out);
+}
+
 std::uint64_t require_bytes(DType dtype, std::span<const std::int64_t> shape) {
   if (shape.size() > max_rank)
     throw ShapeError("npy: " + std::to_string(shape.size()) + " sizes; allowed: at most " + std::to_string(max_rank));
@@ -221,16 +258,18 @@ NpyHeader parse_npy_header(std::span<const std::byte> start, std::uint64_t file_
   if (extent.end > start.size()) throw FileError(path, start.size(), "the header is not within the bytes given");
   const std::string_view text(reinterpret_cast<const char*>(start.data()) + extent.begin,
                               static_cast<std::size_t>(extent.end) - extent.begin);
-  NpyHeader header = npy_detail::DictReader(text, extent.begin, path).read();
+  npy_detail::DictReader reader(text, extent.begin, path);
+  NpyHeader header = reader.read();
   header.data_offset = extent.end;
   const std::optional<std::uint64_t> bytes = checked_bytes(header.shape, size_of(header.dtype));
   if (!bytes) throw FileError(path, extent.begin, "the shape has more than 2^63 - 1 bytes");
   header.data_bytes = *bytes;
-  const std::uint64_t available = file_bytes - header.data_offset;
-  if (available != *bytes)
-    throw FileError(path, header.data_offset + std::min(available, *bytes),
-                    std::string(available < *bytes ? "the file is cut short" : "bytes after the elements") +
-                        ": the shape needs " + std::to_string(*bytes) + " bytes of elements, the file has " +
+  header.file_bytes = reader.is_unsigned() ? *bytes / 2 : *bytes;
+  const std::uint64_t available = file_bytes - header.data_offset, wanted = header.file_bytes;
+  if (available != wanted)
+    throw FileError(path, header.data_offset + std::min(available, wanted),
+                    std::string(available < wanted ? "the file is cut short" : "bytes after the elements") +
+                        ": the shape needs " + std::to_string(wanted) + " bytes of elements, the file has " +
                         std::to_string(available));
   return header;
 }
@@ -239,7 +278,10 @@ NpyArray parse_npy(std::span<const std::byte> file, const std::string& path) {
   const NpyHeader header = parse_npy_header(file, file.size(), path);
   const auto data = file.subspan(static_cast<std::size_t>(header.data_offset));
   if (header.dtype == DType::boolean) npy_detail::require_bools(data, header.data_offset, path);
-  return {header.dtype, header.shape, std::vector<std::byte>(data.begin(), data.end())};
+  NpyArray array{header.dtype, header.shape, std::vector<std::byte>(static_cast<std::size_t>(header.data_bytes))};
+  std::copy(data.begin(), data.end(), array.data.end() - static_cast<std::ptrdiff_t>(data.size()));
+  npy_detail::widen(header, array.data);
+  return array;
 }
 
 NpyHeader read_npy_header(const std::string& path) {
@@ -254,7 +296,8 @@ void read_npy_data(const std::string& path, const NpyHeader& header, std::span<s
   if (out.size() != header.data_bytes)
     throw ShapeError("read_npy_data: room for " + std::to_string(out.size()) + " bytes, the array has " +
                      std::to_string(header.data_bytes));
-  InputFile(path).read(header.data_offset, out);
+  InputFile(path).read(header.data_offset, out.last(static_cast<std::size_t>(header.file_bytes)));
+  npy_detail::widen(header, out);
   if (header.dtype == DType::boolean) npy_detail::require_bools(out, header.data_offset, path);
 }
 

@@ -2,8 +2,10 @@
 // NumPy's .npy files, format versions 1.0, 2.0 and 3.0 (numpy.lib.format): the magic "\x93NUMPY", two version bytes,
 // the header's length (u16 in 1.0, u32 after), a Python dict ending in a newline, then the elements, row-major.
 //
-// Element types: '<f8' '<f4' '<f2' '<i8' '<i4' '|i1' '|u1' '|b1', that is f64 f32 f16 i64 i32 i8 u8 bool. The format
-// has no name for bf16 and fp8; convert those to f32 first.
+// Element types: '<f8' '<f4' '<f2' '<i8' '<i4' '|i1' '|u1' '|b1', that is f64 f32 f16 i64 i32 i8 u8 bool; those of one
+// byte also with '<', '>' or '=' for '|', as cnpy writes them. '<u2' is read as i32 and '<u4' as i64, which hold their
+// values. Sizes may end in L, as Python 2 wrote them. The format has no name for bf16 and fp8; convert those to f32
+// first.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +22,10 @@ struct NpyHeader {
   DType dtype = DType::f32;
   std::vector<std::int64_t> shape;  ///< at most max_rank sizes; empty for a scalar
   std::uint64_t data_offset = 0;    ///< where the elements begin in the file
-  std::uint64_t data_bytes = 0;     ///< their number of bytes; the file ends after them
+  std::uint64_t data_bytes = 0;     ///< of the elements in `dtype`
+  std::uint64_t file_bytes = 0;  ///< of the elements in the file, which ends after them: half where they are unsigned
+  /// '<u2' and '<u4': i32 and i64 in memory.
+  bool is_unsigned() const noexcept { return file_bytes != data_bytes; }
 };
 
 /// A whole array in memory, elements as in the file: row-major, little-endian.
@@ -33,8 +38,8 @@ struct NpyArray {
 /// Reads the header from the first bytes of a file of `file_bytes` bytes (`start` may be the whole file). Throws
 /// FileError naming `path`, the byte and the reason: not a .npy file, a header cut short or longer than 65,536 bytes, a
 /// dict with missing, doubled or unknown keys, an element type not listed above, big-endian or column-major
-/// (fortran_order) data, a negative, overflowing or too long shape, a file with fewer or more bytes than the shape
-/// needs.
+/// (fortran_order) data of more than one axis, a negative, overflowing or too long shape, a file with fewer or more
+/// bytes than the shape needs.
 NpyHeader parse_npy_header(std::span<const std::byte> start, std::uint64_t file_bytes, const std::string& path);
 
 /// Reads an array from the bytes of a whole file. Throws as parse_npy_header, and FileError for a bool that is neither

@@ -60,6 +60,11 @@ TEST_CASE("npy: corrupt files are refused with a reason", "[files][npy]") {
       {"key is no string", npy_file("{1: 2}\n", 0), "expected a quoted string"},
       {"string does not end", npy_file("{'descr: 1}\n", 0), "a quoted string does not end"},
       {"big-endian", descr("'>f4'"), "big-endian element type '>f4' is not supported; allowed: '<f8', '<f4'"},
+      {"big-endian, what to do", descr("'>f4'"), "save it with astype('<f4')"},
+      {"order of two bytes", descr("'|u2'"), "element type '|u2' is not supported"},
+      {"L without digits", shape("(L,)"), "expected a size"},
+      {"LL", shape("(6LL,)"), "expected ',' between two sizes"},
+      {"u2 cut short", npy_file(dict("'<u2'", "False", "(3,)"), 5), "needs 6 bytes of elements, the file has 5"},
       {"complex", descr("'<c8'"), "element type '<c8' is not supported"},
       {"objects", descr("'|O'"), "element type '|O' is not supported"},
       {"text", descr("'<U8'"), "element type '<U8' is not supported"},
@@ -103,6 +108,15 @@ TEST_CASE("npy: headers of other writers are read", "[files][npy]") {
       {npy_file(dict("\"|i1\"", "False", "(6,)"), 6), DType::i8, {6}},
       {npy_file("{\"shape\":(),\"fortran_order\":False,\"descr\":\"<i8\"}   \n", 8), DType::i64, {}},
       {npy_file(dict("'<f8'", "False", "(0, 7)"), 0), DType::f64, {0, 7}},
+      {npy_file(dict("'<u1'", "False", "(2, 3)"), 6), DType::u8, {2, 3}},  // cnpy
+      {npy_file(dict("'<i1'", "False", "(6,)"), 6), DType::i8, {6}},
+      {npy_file(dict("'>b1'", "False", "(6,)"), 6), DType::boolean, {6}},
+      {npy_file(dict("'=u1'", "False", "(6,)"), 6), DType::u8, {6}},
+      {npy_file(dict("'<f4'", "False", "(2L, 3L)"), 24), DType::f32, {2, 3}},  // Python 2
+      {npy_file(dict("'<f4'", "False", "(6L,)"), 24), DType::f32, {6}},
+      {npy_file(dict("'<f4'", "True", "(6,)"), 24), DType::f32, {6}},  // one axis has one order
+      {npy_file(dict("'<u2'", "False", "(3,)"), 6), DType::i32, {3}},
+      {npy_file(dict("'<u4'", "False", "(3,)"), 12), DType::i64, {3}},
       {npy_file(dict("'|b1'", "False", "( 1 , 1 , 1 , 1 , 1 , 1 , 1 , 1 )"), 1), DType::boolean,
        std::vector<std::int64_t>(8, 1)},
   };
@@ -111,6 +125,21 @@ TEST_CASE("npy: headers of other writers are read", "[files][npy]") {
     CHECK(array.dtype == row.dtype);
     CHECK(array.shape == row.shape);
     CHECK(array.data.size() == *checked_bytes(row.shape, size_of(row.dtype)));
+  }
+}
+
+TEST_CASE("npy: unsigned elements keep their values", "[files][npy]") {
+  const TemporaryFolder folder;
+  std::string narrow, wide;
+  const std::vector<std::uint64_t> values{0, 1, 32768, 65535, 300, 7, 40000};
+  for (const std::uint64_t v : values) narrow += little(v, 2), wide += little(v * 65537, 4);
+  write_text_file(folder / "2.npy", npy_file(dict("'<u2'", "False", "(7,)"), 0) + narrow);
+  write_text_file(folder / "4.npy", npy_file(dict("'<u4'", "False", "(7,)"), 0) + wide);
+  const NpyArray two = read_npy(folder / "2.npy"), four = read_npy(folder / "4.npy");
+  CHECK(parse(read_text_file(folder / "2.npy")).data == two.data);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    CHECK(load_le<std::uint32_t>(two.data.data() + 4 * i) == values[i]);
+    CHECK(load_le<std::uint64_t>(four.data.data() + 8 * i) == values[i] * 65537);
   }
 }
 
