@@ -16,6 +16,7 @@
 #include <thimble/core/files/file.h>
 #include <thimble/core/files/file_stream.h>
 #include <thimble/memory/units.h>
+#include <thimble/nn/data/store_open.h>
 #include <thimble/nn/data/tokens.h>
 #include <thimble/nn/tokens/tokenizer_file.h>
 #include <thimble/nn/tokens/train_bpe.h>
@@ -95,8 +96,11 @@ std::vector<std::uint32_t> parse_numbers(std::string_view text) {
 void decode(const Flags& flags) {
   const data::Tokenizer tokenizer = data::read_tokenizer(flags.tokenizer);
   std::vector<std::uint32_t> tokens;
-  if (flags.data.ends_with(".bin")) {
-    for (const std::uint16_t token : data::read_tokens(flags.data)) tokens.push_back(token);
+  if (flags.data.ends_with(".bin") || flags.data.ends_with(".npy")) {
+    const data::TokenStore store = data::open_tokens(flags.data);
+    std::vector<std::int64_t> all(static_cast<std::size_t>(store.size()));
+    store.read(0, all);
+    tokens.assign(all.begin(), all.end());
   } else {
     tokens = parse_numbers(read_text(flags.data));
   }
@@ -146,8 +150,8 @@ void add_tokenizer(CLI::App& program) {
                            "Special tokens in the text are no tokens: for text that others wrote");
   encode_command->callback([flags] { encode(*flags); });
 
-  CLI::App* const decode_command =
-      add(*commands, "decode", "The text of tokens", *flags, "A file of tokens (.bin), or a text of their numbers");
+  CLI::App* const decode_command = add(*commands, "decode", "The text of tokens", *flags,
+                                       "A file of tokens (.bin, .npy), or a text of their numbers");
   decode_command->add_option("--out", flags->out, "Write it there (print it)")->type_name("FILE");
   decode_command->add_flag("--skip-special", flags->skips_special, "Leave special tokens out");
   decode_command->callback([flags] { decode(*flags); });

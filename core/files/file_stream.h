@@ -33,6 +33,9 @@ class InputFile {
   int descriptor_ = -1;
 };
 
+/// The names in a folder, sorted. Throws FileError when it cannot be read.
+std::vector<std::string> names_in(const std::string& folder);
+
 /// The whole of a file. Throws FileError when it cannot be read or has more than `most_bytes`.
 std::vector<std::byte> read_whole_file(const std::string& path, std::uint64_t most_bytes);
 

@@ -64,9 +64,11 @@ class Dataset {
 };
 
 /// Opens what `path` names for a model: for text a text file (its characters are the tokens), a file of tokens as
-/// llm.c writes it (`.bin`), or a folder with one `*train*.bin` and one `*val*.bin`; for images a folder with IDX files
-/// under MNIST's names (plain or .gz; the test set alone is split 80/20), an IDX file of images beside its labels, a
-/// folder with CIFAR-10's batches, or one such batch. "synthetic" makes data of the model's sizes. Texts and single
+/// llm.c writes it (`.bin`) or as NumPy writes a line of 16 or 32 bits (`.npy`), or a folder with one `*train*` and one
+/// `*val*` of them; for images a folder with IDX files under MNIST's or EMNIST's names (plain or .gz; the test set
+/// alone is split 80/20), an IDX file of images beside its labels, a folder with the batches of CIFAR-10 or CIFAR-100,
+/// or one such batch. The model's classes are those of the data: 10 or, where labels go further, one more than the
+/// largest; CIFAR-100's are the fine labels. "synthetic" makes data of the model's sizes. Texts and single
 /// token files are split 90/10, single image files 80/20. Images are normalised by their measured mean and deviation.
 /// Models that learn hidden tokens get windows with 15 % of them hidden (nn/data/masking.h); characters then have one
 /// token more, [MASK]. `name` is the model's, whose sizes are those it would have.

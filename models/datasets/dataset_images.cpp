@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <initializer_list>
 #include <optional>
+#include <set>
+#include <string_view>
 #include <system_error>
 
 #include <thimble/core/error.h>
+#include <thimble/core/files/file_stream.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/units.h>
@@ -186,35 +190,66 @@ std::optional<std::string> find_idx(const fs::path& folder, const std::string& n
   return std::nullopt;
 }
 
-// The images and labels of a part of MNIST ("train", "t10k"), where both are there.
-std::optional<data::ImageStore> open_part(const fs::path& folder, const std::string& part) {
-  const auto images = find_idx(folder, part + "-images-idx3-ubyte");
-  const auto labels = find_idx(folder, part + "-labels-idx1-ubyte");
-  if (!images || !labels) return std::nullopt;
-  return data::open_idx(*images, *labels);
+// The images and labels of a part, where both are there: MNIST's "train" and "t10k", EMNIST's "emnist-letters-train"
+// and "emnist-letters-test". Throws ValueError where a folder has several sets.
+std::optional<data::ImageStore> open_part(const fs::path& folder, std::initializer_list<std::string_view> parts) {
+  constexpr std::string_view images_name = "-images-idx3-ubyte";
+  std::set<std::string> found;  // what the names begin with
+  for (const std::string& name : names_in(folder.string())) {
+    const std::size_t at = name.find(images_name);
+    if (at == std::string::npos) continue;
+    const std::string start = name.substr(0, at);
+    const bool is_part = std::any_of(parts.begin(), parts.end(), [&](std::string_view part) {
+      return start == part || start.ends_with("-" + std::string(part));
+    });
+    if (is_part && find_idx(folder, start + std::string(images_name)) && find_idx(folder, start + "-labels-idx1-ubyte"))
+      found.insert(start);
+  }
+  if (found.empty()) return std::nullopt;
+  if (found.size() > 1) {
+    throw ValueError("`data`: '" + folder.string() + "' has several sets of images: " + *found.begin() + " and " +
+                     *found.rbegin() + "; expected the files of one");
+  }
+  const std::string& start = *found.begin();
+  return data::open_idx(*find_idx(folder, start + std::string(images_name)),
+                        *find_idx(folder, start + "-labels-idx1-ubyte"));
+}
+
+// Which CIFAR a batch is of: by its size and, where that is one of both, by its name.
+const data::CifarForm& cifar_of(const fs::path& path) {
+  std::error_code error;
+  const std::uintmax_t bytes = fs::file_size(path, error);
+  if (error || bytes % data::cifar100.record() != 0) return data::cifar10;
+  const std::string name = path.filename().string();
+  const bool is_named = name == "train.bin" || name == "test.bin";
+  return is_named || bytes % data::cifar10.record() != 0 ? data::cifar100 : data::cifar10;
 }
 
 Split read_folder(const std::string& folder) {
-  std::optional<data::ImageStore> train = open_part(folder, "train"), test = open_part(folder, "t10k");
+  std::optional<data::ImageStore> train = open_part(folder, {"train"}), test = open_part(folder, {"t10k", "test"});
   if (train && test) return join(std::move(*train), *test, folder);
   if (train) return split_80_20(std::move(*train));
   if (test) return split_80_20(std::move(*test));
 
   std::vector<std::string> batches;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with("data_batch") && name.ends_with(".bin")) batches.push_back(entry.path().string());
+  for (const std::string& name : names_in(folder)) {
+    if (name.starts_with("data_batch") && name.ends_with(".bin")) batches.push_back((fs::path(folder) / name).string());
   }
-  std::sort(batches.begin(), batches.end());
   const std::string test_batch = (fs::path(folder) / "test_batch.bin").string();
   if (!batches.empty() && fs::is_regular_file(test_batch, error)) {
     return join(data::open_cifar10(batches), data::open_cifar10(std::span(&test_batch, 1)), folder);
   }
   if (!batches.empty()) return split_80_20(data::open_cifar10(batches));
+  const std::string parts[] = {(fs::path(folder) / "train.bin").string(), (fs::path(folder) / "test.bin").string()};
+  if (fs::is_regular_file(parts[0], error)) {
+    data::ImageStore all = data::open_cifar(data::cifar100, std::span(parts, 1));
+    if (!fs::is_regular_file(parts[1], error)) return split_80_20(std::move(all));
+    return join(std::move(all), data::open_cifar(data::cifar100, std::span(parts + 1, 1)), folder);
+  }
   throw ValueError("`data`: '" + folder +
-                   "' has neither {train,t10k}-images-idx3-ubyte[.gz] with its labels-idx1-ubyte[.gz] nor "
-                   "data_batch_*.bin of CIFAR-10");
+                   "' has neither *{train,t10k,test}-images-idx3-ubyte[.gz] with its labels-idx1-ubyte[.gz] nor "
+                   "data_batch_*.bin of CIFAR-10 nor train.bin of CIFAR-100");
 }
 
 Split read_file(const std::string& path) {
@@ -224,7 +259,7 @@ Split read_file(const std::string& path) {
     const std::string labels = name.substr(0, at) + "labels-idx1" + name.substr(at + std::string("images-idx3").size());
     return split_80_20(data::open_idx(path, (fs::path(path).parent_path() / labels).string()));
   }
-  return split_80_20(data::open_cifar10(std::span(&path, 1)));
+  return split_80_20(data::open_cifar(cifar_of(path), std::span(&path, 1)));
 }
 
 Split make_synthetic(const ModelOptions& sizes, std::uint64_t seed) {

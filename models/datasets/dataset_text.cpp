@@ -7,6 +7,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/crc32c.h>
+#include <thimble/core/files/file_stream.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/units.h>
@@ -196,19 +197,22 @@ std::unique_ptr<Dataset> from_tokenizer(std::string_view text, std::shared_ptr<c
                      TokenText(std::move(tokenizer)), false);
 }
 
-// The one `*part*.bin` of a folder.
+bool is_token_file(const std::filesystem::path& path) {
+  return path.extension() == ".bin" || path.extension() == ".npy";
+}
+
+// The one `*part*` of a folder's files of tokens.
 std::string token_file(const std::string& folder, const std::string& part) {
   std::vector<std::string> found;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    if (entry.path().extension() == ".bin" && name.find(part) != std::string::npos) {
-      found.push_back(entry.path().string());
+  for (const std::string& name : names_in(folder)) {
+    if (is_token_file(name) && name.find(part) != std::string::npos) {
+      found.push_back((std::filesystem::path(folder) / name).string());
     }
   }
   if (found.size() != 1) {
     throw ValueError("`data`: '" + folder + "' has " + std::to_string(found.size()) + " files named *" + part +
-                     "*.bin; a text file, a token file (.bin), or a folder with one *train*.bin and one *val*.bin "
-                     "is allowed");
+                     "*.bin or .npy; expected a text file, a token file (.bin, .npy), or a folder with one *train* and "
+                     "one *val* of these");
   }
   return found[0];
 }
@@ -232,7 +236,7 @@ std::unique_ptr<Dataset> open_text(const std::string& path, std::string_view mod
                                           data::open_tokens(detail::token_file(path, "val")), TokenText(tokenizer),
                                           is_masked);
   }
-  if (std::filesystem::path(path).extension() == ".bin") {
+  if (detail::is_token_file(path)) {
     return detail::split_90_10(data::open_tokens(path), TokenText(tokenizer), is_masked);
   }
   if (tokenizer) {
@@ -242,7 +246,7 @@ std::unique_ptr<Dataset> open_text(const std::string& path, std::string_view mod
   if (model != "char-gpt" && model != "tiny-llama" && !is_masked) {
     throw ValueError(
         "`data`: '" + path + "': " + std::string(model) +
-        " trains on token files (.bin) or synthetic text; text files are for char-gpt, tiny-llama and bert, "
+        " trains on token files (.bin, .npy) or synthetic text; text files are for char-gpt, tiny-llama and bert, "
         "or with a `tokenizer`");
   }
   return detail::from_text_file(path, is_masked);

@@ -8,6 +8,10 @@
 
 namespace thimble::data {
 
+bool is_gzip(std::span<const std::byte> file) noexcept {
+  return file.size() >= 2 && file[0] == std::byte{0x1f} && file[1] == std::byte{0x8b};
+}
+
 struct GzipReader::State {
   z_stream stream{};
   std::size_t handed = 0;  // bytes of the file given to zlib
@@ -37,8 +41,9 @@ struct GzipReader::State {
       stream.avail_out = static_cast<uInt>(room);
       const int code = inflate(&stream, Z_NO_FLUSH);
       done += room - stream.avail_out;
-      if (code == Z_STREAM_END) {
-        has_ended = true;
+      if (code == Z_STREAM_END) {  // of a member; pigz and bgzip write several
+        has_ended = !is_gzip(file.subspan(at()));
+        if (!has_ended) inflateReset(&stream);
       } else if (code == Z_BUF_ERROR) {
         throw FileError(path, handed, "the gzip data are cut short");
       } else if (code != Z_OK) {
@@ -50,10 +55,6 @@ struct GzipReader::State {
     return done;
   }
 };
-
-bool is_gzip(std::span<const std::byte> file) noexcept {
-  return file.size() >= 2 && file[0] == std::byte{0x1f} && file[1] == std::byte{0x8b};
-}
 
 GzipReader::GzipReader(std::span<const std::byte> file, const std::string& path)
     : file_(file), path_(path), state_(std::make_unique<State>()) {

@@ -1,5 +1,5 @@
 #pragma once
-// Reading a gzip file (RFC 1952) without trusting it.
+// Reading a gzip file (RFC 1952), of one member or several, without trusting it.
 
 #include <cstddef>
 #include <memory>

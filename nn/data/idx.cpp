@@ -99,13 +99,17 @@ IdxHeader parse_idx_header(std::span<const std::byte> start, std::uint64_t file_
 
 Images pair_idx(IdxArray images, const IdxArray& labels, std::int64_t classes, const std::string& images_path,
                 const std::string& labels_path) {
-  require_between("idx: classes", classes, 1, 256);
+  require_between("idx: classes", classes, 0, 256);
   if (images.shape.size() != 3) throw FileError(images_path, 0, "the file has labels; images are needed");
   if (labels.shape.size() != 1) throw FileError(labels_path, 0, "the file has images; labels are needed");
   if (images.shape[0] != labels.shape[0])
     throw FileError(labels_path, 4,
                     std::to_string(labels.shape[0]) + " labels for the " + std::to_string(images.shape[0]) +
                         " images of " + images_path);
+  if (classes == 0) {
+    const auto largest = std::max_element(labels.values.begin(), labels.values.end());
+    classes = std::max<std::int64_t>(10, largest == labels.values.end() ? 0 : *largest + 1);
+  }
   for (std::size_t i = 0; i < labels.values.size(); ++i)
     if (labels.values[i] >= classes)
       throw FileError(labels_path, 8 + i,

@@ -33,11 +33,12 @@ IdxHeader parse_idx_header(std::span<const std::byte> start, std::uint64_t file_
 IdxArray parse_idx(std::span<const std::byte> file, const std::string& path);
 
 /// Pairs images (N, H, W) with labels (N): one channel. Throws FileError, naming the file, when one is not what its
-/// name says, the counts differ, or a label is not below `classes`; ValueError unless 1 <= classes <= 256.
+/// name says, the counts differ, or a label is not below `classes`; ValueError unless 0 <= classes <= 256. With 0 there
+/// are as many as the labels need, at least 10: 27 for EMNIST's letters, whose labels are 1 to 26.
 Images pair_idx(IdxArray images, const IdxArray& labels, std::int64_t classes, const std::string& images_path,
                 const std::string& labels_path);
 
 /// Reads two files, each plain or gzip. Throws as parse_idx and pair_idx.
-Images read_idx(const std::string& images_path, const std::string& labels_path, std::int64_t classes = 10);
+Images read_idx(const std::string& images_path, const std::string& labels_path, std::int64_t classes = 0);
 
 }  // namespace thimble::data

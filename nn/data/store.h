@@ -44,6 +44,8 @@ class ByteStore {
   std::uint64_t offset_ = 0, bytes_ = 0;
 };
 
+struct CifarForm;
+
 /// Labelled images, eight bits per value. Labels are in memory, two bytes each.
 class ImageStore {
  public:
@@ -73,7 +75,7 @@ class ImageStore {
 
  private:
   friend ImageStore open_idx(const std::string&, const std::string&, std::int64_t);
-  friend ImageStore open_cifar10(std::span<const std::string>);
+  friend ImageStore open_cifar(const CifarForm&, std::span<const std::string>);
   /// Images that lie one after the other: records of so many bytes, pixels from `pixels` on, channel by channel if
   /// `is_planar`.
   struct Part {

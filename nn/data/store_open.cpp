@@ -5,6 +5,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
+#include <thimble/core/files/npy.h>
 #include <thimble/nn/data/cifar.h>
 #include <thimble/nn/data/gzip.h>
 #include <thimble/nn/data/idx.h>
@@ -43,41 +44,43 @@ ImageStore open_idx(const std::string& images_path, const std::string& labels_pa
   return store;
 }
 
-ImageStore open_cifar10(std::span<const std::string> paths) {
-  constexpr std::uint64_t record = 1 + 3 * 32 * 32;
+ImageStore open_cifar(const CifarForm& form, std::span<const std::string> paths) {
+  const std::uint64_t record = form.record();
   ImageStore all;
   for (const std::string& path : paths) {
     const auto file = std::make_shared<const InputFile>(path);
     ImageStore store;
-    if (file->bytes() == 0 || file->bytes() % record != 0) {
-      throw FileError(path, file->bytes() - file->bytes() % record,
-                      std::to_string(file->bytes()) + " bytes; a CIFAR-10 batch has one or more records of " +
-                          std::to_string(record));
-    }
+    form.check_size(path, file->bytes());
     const auto count = static_cast<std::int64_t>(file->bytes() / record);
     store.count = count;
     store.height = store.width = 32;
     store.channels = 3;
-    store.classes = 10;
+    store.classes = form.classes;
     store.labels_.reserve(static_cast<std::size_t>(count));
     for (std::int64_t n = 0; n < count; ++n) {
-      const std::uint64_t at = static_cast<std::uint64_t>(n) * record;
+      const std::uint64_t at = static_cast<std::uint64_t>(n) * record + form.labels - 1;
       std::array<std::byte, 1> label{};
       file->read(at, label);
-      const auto value = std::to_integer<std::uint16_t>(label[0]);
-      if (value >= store.classes) {
-        throw FileError(path, at, "label " + std::to_string(value) + "; allowed: 0 to 9");
-      }
-      store.labels_.push_back(value);
+      store.labels_.push_back(form.check_label(path, at, label[0]));
     }
-    store.parts_.push_back({ByteStore(file, 0, file->bytes()), 0, count, record, 1, true});
+    store.parts_.push_back({ByteStore(file, 0, file->bytes()), 0, count, record, form.labels, true});
     all.append(store);
   }
   return all;
 }
 
+ImageStore open_cifar10(std::span<const std::string> paths) { return open_cifar(cifar10, paths); }
+
 TokenStore open_tokens(const std::string& path) {
   const auto file = std::make_shared<const InputFile>(path);
+  if (path.ends_with(".npy")) {
+    const NpyHeader header = read_npy_header(path);
+    const bool is_narrow = header.is_unsigned() && header.dtype == DType::i32;
+    if (header.shape.size() != 1 || (!header.is_unsigned() && header.dtype != DType::i32)) {
+      throw FileError(path, 0, "the array is not a line of tokens; allowed: one axis of '<u2', '<u4' or '<i4'");
+    }
+    return TokenStore(ByteStore(file, header.data_offset, header.file_bytes), is_narrow ? 2 : 4);
+  }
   const std::uint64_t count = token_count(*file);
   return TokenStore(ByteStore(file, tokens_header_bytes, 2 * count), 2);
 }

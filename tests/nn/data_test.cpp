@@ -96,7 +96,9 @@ TEST_CASE("data: corrupt IDX files are refused with a reason", "[files][data]") 
           {"gzip, one more value", gzip(good + "x"), "more decompressed data than the header says"},
           {"gzip bomb", bomb, "more decompressed data than the header says"},
           {"gzip, trailing byte", gzip(good) + "x", "1 bytes after the end of the gzip data"},
-          {"gzip, twice", gzip(good) + gzip(good), "bytes after the end of the gzip data"},
+          {"gzip, twice", gzip(good) + gzip(good), "more decompressed data than the header says"},
+          {"gzip, half a member", gzip(good) + gzip("").substr(0, 9), "the gzip data are cut short"},
+          {"gzip, wrong checksum of the first", wrong_checksum + gzip(""), "corrupt gzip data: incorrect data check"},
           {"gzip, wrong checksum", wrong_checksum, "corrupt gzip data: incorrect data check"},
           {"gzip, wrong length", wrong_length, "corrupt gzip data: incorrect length check"},
           {"gzip, other method", wrong_method, "corrupt gzip data: unknown compression method"},
@@ -115,7 +117,10 @@ TEST_CASE("data: images and labels must belong together", "[files][data]") {
   CHECK(contains(file_error([&] { pair_idx(two, two, 10, "i", "l"); }), "i: at byte 0: the file has labels"));
   CHECK(contains(file_error([&] { pair_idx(images, images, 10, "i", "l"); }), "l: at byte 0: the file has images"));
   CHECK(pair_idx(images, two, 11, "i", "l").labels == std::vector<std::uint16_t>{1, 10});
-  CHECK_THROWS_AS(pair_idx(images, two, 0, "i", "l"), ValueError);
+  CHECK(pair_idx(images, two, 0, "i", "l").classes == 11);
+  CHECK(pair_idx(images, parse_idx(bytes_of(idx_labels(2, "\1\3")), "l"), 0, "i", "l").classes == 10);
+  CHECK(pair_idx(images, parse_idx(bytes_of(idx_labels(2, "\1\377")), "l"), 0, "i", "l").classes == 256);
+  CHECK_THROWS_AS(pair_idx(images, two, -1, "i", "l"), ValueError);
   CHECK_THROWS_AS(pair_idx(images, two, 257, "i", "l"), ValueError);
 }
 
@@ -132,6 +137,40 @@ TEST_CASE("data: gzip is read in pieces", "[files][data]") {
   }
   reader.finish();
   CHECK(got == text);
+}
+
+TEST_CASE("data: gzip files of several members", "[files][data]") {
+  const std::string whole = idx_images(2, 2, 3, "abcdefABCDEF"), path = "t";
+  for (std::size_t cut = 0; cut <= whole.size(); ++cut) {  // as pigz, and with the empty member that bgzip ends with
+    const std::string file = gzip(whole.substr(0, cut)) + gzip(whole.substr(cut)) + gzip("");
+    CHECK(parse_idx(bytes_of(file), "t").shape == std::vector<std::int64_t>{2, 2, 3});
+  }
+  std::string bytes, file;
+  for (const char c : whole) file += gzip(std::string(1, c)), bytes += c;
+  GzipReader reader(bytes_of(file), path);
+  std::vector<std::byte> got(bytes.size());
+  reader.read(std::span(got).first(3));
+  reader.read(std::span(got).subspan(3));
+  reader.finish();
+  CHECK(text_of(got) == bytes);
+}
+
+TEST_CASE("data: CIFAR-100 has a coarse label before the class", "[files][data]") {
+  std::string record(3074, '\0');
+  record[0] = 19, record[1] = 99;
+  for (std::size_t i = 0; i < 3072; ++i) record[2 + i] = static_cast<char>(i % 251);
+  Images images;
+  append_cifar(cifar100, bytes_of(record + record), "t", images);
+  CHECK(images.count == 2);
+  CHECK(images.classes == 100);
+  CHECK(images.labels == std::vector<std::uint16_t>{99, 99});
+  CHECK(images.pixels[3072 + 3 * 5 + 2] == (2048 + 5) % 251);
+  std::string label100 = record;
+  label100[1] = 100;
+  check_refused(
+      {{"cut short", record.substr(0, 3073), "3073 bytes; a CIFAR-100 batch has one or more records of 3074"},
+       {"label 100", label100, "at byte 1: label 100; allowed: 0 to 99"}},
+      [&](std::span<const std::byte> file, const std::string& p) { append_cifar(cifar100, file, p, images); });
 }
 
 TEST_CASE("data: CIFAR-10 planes become channels", "[files][data]") {
