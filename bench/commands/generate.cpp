@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <iostream>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,21 @@ namespace generate_detail {
 
 constexpr std::int64_t most_tokens = std::int64_t{1} << 24;
 
+std::vector<std::size_t> written_of(const models::GenerateReport& r) {
+  std::vector<std::size_t> counts;
+  for (const std::vector<std::int64_t>& tokens : r.tokens) counts.push_back(tokens.size());
+  return counts;
+}
+
+/// Why each sequence ended: by a token that ends a text, or because it has all tokens.
+std::vector<std::string> ended_of(const models::GenerateReport& r) {
+  std::vector<std::string> reasons;
+  for (const std::optional<std::int64_t>& by : r.ended_by) {
+    reasons.push_back(by ? "end token " + std::to_string(*by) : "length");
+  }
+  return reasons;
+}
+
 }  // namespace generate_detail
 
 void print_generate_json(const models::PreparedGeneration& prepared, const models::GenerateReport& r) {
@@ -37,6 +53,9 @@ void print_generate_json(const models::PreparedGeneration& prepared, const model
                               {"context", plan.shape.context},
                               {"prompt_tokens", plan.shape.prompt_tokens},
                               {"tokens", plan.shape.tokens},
+                              {"end_tokens", prepared.end_tokens},
+                              {"written", generate_detail::written_of(r)},
+                              {"ended", generate_detail::ended_of(r)},
                               {"cache", to_string(plan.cache.dtype)},
                               {"cache_bytes_per_token", plan.cache.bytes_per_token()},
                               {"cache_bytes", r.cache_bytes},
@@ -55,9 +74,16 @@ namespace generate_detail {
 
 void print_figures(const models::PreparedGeneration& prepared, const models::GenerateReport& r) {
   const models::GenerationPlan& plan = prepared.plan;
-  std::fprintf(stderr, "%s tokens, %.1f a second; the prompt's %lld in %.3f s\n",
-               format_grouped(plan.shape.setup.batch * plan.shape.tokens).c_str(), r.tokens_per_second,
-               static_cast<long long>(plan.shape.prompt_tokens), r.prompt_seconds);
+  std::int64_t written = 0;
+  for (const std::size_t count : written_of(r)) written += static_cast<std::int64_t>(count);
+  std::fprintf(stderr, "%s tokens, %.1f a second; the prompt's %lld in %.3f s\n", format_grouped(written).c_str(),
+               r.tokens_per_second, static_cast<long long>(plan.shape.prompt_tokens), r.prompt_seconds);
+  for (std::size_t b = 0; b < r.ended_by.size(); ++b) {
+    if (!r.ended_by[b]) continue;
+    std::fprintf(stderr, "%sended by token %lld after %zu; --ignore-end writes on\n",
+                 r.ended_by.size() > 1 ? ("sequence " + std::to_string(b) + " ").c_str() : "",
+                 static_cast<long long>(*r.ended_by[b]), r.tokens[b].size());
+  }
   std::fprintf(stderr, "arena: predicted %s bytes, measured %s; the cache %s (%s, %s for each token)\n",
                format_grouped(r.predicted_peak_bytes).c_str(), format_grouped(r.measured_peak_bytes).c_str(),
                format_grouped(r.cache_bytes).c_str(), std::string(to_string(plan.cache.dtype)).c_str(),
@@ -87,6 +113,7 @@ void run(const models::GenerateOptions& options, bool is_json) {
     print_figures(prepared, report);
   }
   if (report.measured_peak_bytes == report.predicted_peak_bytes) return;
+  if (report.is_shorter && report.measured_peak_bytes < report.predicted_peak_bytes) return;
   std::fflush(stdout);
   std::fprintf(stderr, "thimble: the arena's peak measured %s, predicted %s\n",
                memory::exact_bytes(report.measured_peak_bytes).c_str(),
@@ -116,7 +143,9 @@ void add_generate(CLI::App& program) {
   command->add_option("--tokenizer", options->tokenizer, "tokenizer.json (the characters that the file names)")
       ->type_name("FILE");
   command->add_option("--prompt", options->prompt, "The text to go on from")->type_name("TEXT")->required();
-  add_integer(*command, "--tokens", options->shape.tokens, 1, generate_detail::most_tokens, "Tokens to write (100)");
+  add_integer(*command, "--tokens", options->shape.tokens, 1, generate_detail::most_tokens,
+              "Tokens to write at most: a token that ends a text ends a sequence before (100)");
+  command->add_flag("--ignore-end", options->ignores_end, "Write all --tokens, past a token that ends a text");
   add_cache_flags(*command, std::shared_ptr<models::GenerationShape>(options, &options->shape));
   add_integer(*command, "--batch", setup.batch, 1, std::int64_t{1} << 20, "Sequences, each by its own draws (1)");
   add_integer(*command, "--heads", setup.sizes.heads, 1, std::int64_t{1} << 24,

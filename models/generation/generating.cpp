@@ -11,6 +11,7 @@
 #include <thimble/memory/process/host_limits.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/stack.h>
+#include <thimble/models/generation/end_tokens.h>
 #include <thimble/models/generation/weight_facts.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/quant/weight_only.h>
@@ -242,7 +243,7 @@ nn::BudgetError refuse_generation(const GenerationPlan& plan, Device device, std
 
 PreparedGeneration prepare_generation(const GenerateOptions& options) {
   using namespace generating_detail;
-  PreparedGeneration prepared{options, {}, {}, {}};
+  PreparedGeneration prepared{options, {}, {}, {}, {}};
   GenerateOptions& o = prepared.options;
   o.sampling.check();
   if (o.weights.empty() == o.checkpoint.empty()) {
@@ -258,6 +259,7 @@ PreparedGeneration prepare_generation(const GenerateOptions& options) {
     throw ValueError(facts.path + ": `characters` names " + std::to_string(characters->size()) +
                      ", expected as many as the model has tokens, " + std::to_string(tokens));
   }
+  if (!o.ignores_end) prepared.end_tokens = find_end_tokens(o.weights, prepared.text);
   prepared.prompt = prepared.text.encode(o.prompt);
   if (prepared.prompt.empty()) throw ValueError("`prompt`: it has no tokens; at least one is needed");
   o.shape.prompt_tokens = static_cast<std::int64_t>(prepared.prompt.size());
@@ -299,27 +301,38 @@ GenerateReport generate(const PreparedGeneration& prepared, const TokenObserver&
     load(prepared, writer.model());
     report.cache_bytes = stack.ledger->bytes_by_category()[static_cast<std::size_t>(Category::activation)];
     const auto batch = static_cast<std::size_t>(o.shape.setup.batch);
-    report.tokens.resize(batch);
+    report.tokens.resize(batch), report.ended_by.resize(batch);
     const auto add = [&](const std::vector<std::int64_t>& tokens) {
-      std::vector<std::string> pieces;
+      std::vector<std::string> pieces(batch);
       for (std::size_t b = 0; b < batch; ++b) {
+        if (report.ended_by[b]) continue;
+        if (std::binary_search(prepared.end_tokens.begin(), prepared.end_tokens.end(), tokens[b])) {
+          report.ended_by[b] = tokens[b];
+          continue;
+        }
         report.tokens[b].push_back(tokens[b]);
-        pieces.push_back(prepared.text.decode({tokens[b]}));
+        pieces[b] = prepared.text.decode({tokens[b]});
       }
       if (observer) observer(pieces);
+    };
+    const auto have_all_ended = [&] {
+      return std::all_of(report.ended_by.begin(), report.ended_by.end(), [](const auto& by) { return by.has_value(); });
     };
     auto start = std::chrono::steady_clock::now();
     std::vector<std::int64_t> tokens = writer.begin(prepared.prompt);
     report.prompt_seconds = seconds_since(start);
     add(tokens);
     start = std::chrono::steady_clock::now();
-    for (std::int64_t i = 1; i < o.shape.tokens; ++i) {
+    std::int64_t steps = 1;
+    for (; steps < o.shape.tokens && !have_all_ended(); ++steps) {
       tokens = writer.go_on(tokens);
       add(tokens);
     }
     report.seconds = seconds_since(start);
-    const auto count = static_cast<double>(batch) * static_cast<double>(o.shape.tokens - 1);
-    if (count > 0) report.tokens_per_second = count / report.seconds;
+    report.is_shorter = steps < o.shape.tokens;
+    std::size_t written = 0;  // without the first tokens
+    for (const auto& each : report.tokens) written += each.empty() ? 0 : each.size() - 1;
+    if (written > 0) report.tokens_per_second = static_cast<double>(written) / report.seconds;
   }
   for (const std::vector<std::int64_t>& tokens : report.tokens) report.texts.push_back(prepared.text.decode(tokens));
   report.measured = memory::committed_at_peak(stack);

@@ -70,6 +70,7 @@ struct GenerateOptions {
   std::string tokenizer;   ///< a tokenizer.json; empty: the characters that the file names
   std::string prompt;
   nn::SamplingOptions sampling;
+  bool ignores_end = false;      ///< write all tokens, past one that ends a text
   std::size_t budget_bytes = 0;  ///< that the arena may commit; 0: as much as it takes
 };
 
@@ -77,6 +78,8 @@ struct PreparedGeneration {
   GenerateOptions options;  ///< nothing left open
   TokenText text;
   std::vector<std::int64_t> prompt;
+  std::vector<std::int64_t>
+      end_tokens;  ///< that end a sequence (models/generation/end_tokens.h); none with ignores_end
   GenerationPlan plan;
 };
 
@@ -87,8 +90,10 @@ PreparedGeneration prepare_generation(const GenerateOptions& options);
 
 struct GenerateReport {
   std::int64_t parameters = 0;
-  std::vector<std::string> texts;                                 ///< that were written, without the prompt
-  std::vector<std::vector<std::int64_t>> tokens;                  ///< of each
+  std::vector<std::string> texts;                     ///< that were written, without the prompt
+  std::vector<std::vector<std::int64_t>> tokens;      ///< of each, without the one that ended it
+  std::vector<std::optional<std::int64_t>> ended_by;  ///< of each; none: it has all tokens
+  bool is_shorter = false;  ///< all ended before the last step, so less than the predicted bytes may be committed
   std::size_t predicted_peak_bytes = 0, measured_peak_bytes = 0;  ///< committed by the arena
   memory::CommittedParts measured;                                ///< what the latter consists of
   std::size_t cache_bytes = 0;                                    ///< live in the ledger for the cache
@@ -97,7 +102,7 @@ struct GenerateReport {
   double tokens_per_second = 0;  ///< of all sequences, without the first tokens; 0: there was one alone
 };
 
-/// Called with the tokens of a step, one for each sequence, as text.
+/// Called with the tokens of a step, one for each sequence, as text; empty for a sequence that has ended.
 using TokenObserver = std::function<void(const std::vector<std::string>& pieces)>;
 
 /// Writes in an arena of its own, which refuses to grow beyond the budget. Throws what nn::load_weights throws,

@@ -1,8 +1,12 @@
 // What a generation needs and writes: the dry run against the real one as integers, files of training runs, budgets.
 
 #include <algorithm>
+#include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include <nlohmann/json.hpp>
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/file.h>
@@ -238,6 +242,77 @@ TEST_CASE("generating: a folder with a config.json", "[models][generating]") {
   const auto logits =
       to_host<float>(view::slice(model.forward(from_host(prepared.prompt, {1, count})).detach(), 1, count - 1, count));
   CHECK(report.tokens[0][0] == std::max_element(logits.begin(), logits.end()) - logits.begin());
+
+  // A token that ends a text is the first of generation_config.json, config.json and the tokenizer that names some.
+  const std::vector<std::int64_t>& all = report.tokens[0];
+  REQUIRE(all.size() == 20);
+  CHECK(!report.ended_by[0]);
+  const std::int64_t end = all[7];
+  const std::vector<std::int64_t> before(all.begin(), std::find(all.begin(), all.end(), end));
+  const std::string config_text = files_test::read_text_file(path + "/config.json");
+  nlohmann::json config_json = nlohmann::json::parse(config_text);
+  struct Row {
+    const char* generation;  // the value there; null: no file
+    nlohmann::json in_config;
+    std::vector<std::int64_t> end_tokens;
+  };
+  const std::string number = std::to_string(end), list = "[50256, " + number + "]";
+  const Row rows[] = {{list.c_str(), 3, {end, 50256}}, {number.c_str(), {}, {end}}, {"null", {end}, {end}},
+                      {nullptr, end, {end}},           {nullptr, {}, {}},           {"[]", {}, {}}};
+  for (const Row& row : rows) {
+    const std::string generation = path + "/generation_config.json";
+    std::filesystem::remove(generation);
+    if (row.generation) {
+      files_test::write_text_file(generation, "{\"eos_token_id\": " + std::string(row.generation) + "}");
+    }
+    config_json["eos_token_id"] = row.in_config;
+    files_test::write_text_file(path + "/config.json", config_json.dump());
+    for (const bool ignores_end : {false, true}) {
+      o.ignores_end = ignores_end;
+      const models::PreparedGeneration ending = models::prepare_generation(o);
+      CHECK(ending.end_tokens == (ignores_end ? std::vector<std::int64_t>() : row.end_tokens));
+      std::string pieces;
+      const models::GenerateReport ended =
+          models::generate(ending, [&](const std::vector<std::string>& p) { pieces += p[0]; });
+      const bool ends = !ending.end_tokens.empty();
+      CHECK(ended.tokens[0] == (ends ? before : all));
+      CHECK(ended.ended_by[0] == (ends ? std::optional(end) : std::nullopt));
+      CHECK(ended.is_shorter == ends);
+      CHECK(ended.texts[0] == ending.text.decode(ended.tokens[0]));
+      CHECK(pieces == ended.texts[0]);
+      CHECK(ended.measured_peak_bytes <= ending.plan.peak_bytes);
+    }
+  }
+  o.ignores_end = false;
+  for (const char* const bad : {"\"two\"", "-1", "[1, 2.5]", "1e999"}) {
+    files_test::write_text_file(path + "/generation_config.json", "{\"eos_token_id\": " + std::string(bad) + "}");
+    const std::string why = refusal([&] { models::prepare_generation(o); });
+    INFO(bad << ": " << why);
+    CHECK(has(why, "generation_config.json"));
+    CHECK(!has(why, "json.exception"));
+  }
+  std::filesystem::remove(path + "/generation_config.json");
+  files_test::write_text_file(path + "/config.json", config_text);
+
+  // Several sequences end one by one; the tokens of the others do not depend on it.
+  data::write_tokenizer(tokenizer,
+                        data::train_bpe(text, {262, data::WordPattern::llama3, false, 1, {"<|endoftext|>"}}));
+  o.shape.setup.batch = 4, o.sampling.temperature = 5;
+  const models::PreparedGeneration several = models::prepare_generation(o);
+  CHECK(several.end_tokens == std::vector<std::int64_t>{data::read_tokenizer(tokenizer).id_of("<|endoftext|>")});
+  models::PreparedGeneration plain = several;
+  plain.end_tokens.clear();
+  const models::GenerateReport free = models::generate(plain);
+  models::PreparedGeneration cut = plain;
+  cut.end_tokens = {free.tokens[1][4], free.tokens[3][9]};
+  std::sort(cut.end_tokens.begin(), cut.end_tokens.end());
+  const models::GenerateReport some = models::generate(cut);
+  for (std::size_t b = 0; b < 4; ++b) {
+    const auto stop =
+        std::find_first_of(free.tokens[b].begin(), free.tokens[b].end(), cut.end_tokens.begin(), cut.end_tokens.end());
+    CHECK(some.tokens[b] == std::vector<std::int64_t>(free.tokens[b].begin(), stop));
+    CHECK(some.ended_by[b].has_value() == (stop != free.tokens[b].end()));
+  }
 }
 
 TEST_CASE("generating: weights in Q8_0 blocks", "[models][generating]") {
