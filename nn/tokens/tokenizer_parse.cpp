@@ -28,7 +28,7 @@ class Value {
 
   [[noreturn]] void fail(const std::string& why) const {
     throw FileError(path_, 0,
-                    "tokenizer: " + (key_.empty() ? std::string("the file") : "key `" + key_ + "`") + ": " + why);
+                    "tokenizer: " + (key_.empty() ? std::string("the file") : "key " + quote(key_)) + ": " + why);
   }
   /// Neither this value nor anything like it is known.
   [[noreturn]] void refuse(const std::string& allowed) const {
@@ -83,7 +83,7 @@ class Value {
   }
   /// `type` of an object.
   const std::string& type() const {
-    if (!json_.is_object()) refuse("an object with a `type`");
+    if (!json_.is_object()) refuse("an object with a 'type'");
     return part("type").text();
   }
 
@@ -114,6 +114,8 @@ Json parse_json(std::string_view text, const std::string& path) {
     return Json::parse(text.begin(), text.end(), watch);
   } catch (const Json::parse_error& error) {
     throw FileError(path, error.byte, "tokenizer: the file is not JSON");
+  } catch (const Json::out_of_range&) {
+    throw FileError(path, 0, "tokenizer: the file has a number beyond those of 64 bits");
   }
 }
 
@@ -151,7 +153,7 @@ void read_merges(const Value& merges, TokenizerParts& parts) {
     }
     const std::string result = std::string(left) + std::string(right);
     for (const std::string_view token : {left, right, std::string_view(result)}) {
-      if (!ids.contains(token)) merges.part(i).fail("token " + quote(token) + " is not in `model.vocab`");
+      if (!ids.contains(token)) merges.part(i).fail("token " + quote(token) + " is not in 'model.vocab'");
     }
     parts.merges.push_back({ids.at(left), ids.at(right), ids.at(result)});
   }
@@ -198,7 +200,7 @@ bool read_byte_level(const Value& step) {
 }
 
 void read_pre_tokenizer(const Value& step, TokenizerParts& parts) {
-  constexpr const char* allowed = "ByteLevel, or a Sequence of a Split and ByteLevel with `use_regex` false";
+  constexpr const char* allowed = "ByteLevel, or a Sequence of a Split and ByteLevel with 'use_regex' false";
   if (step.is_null()) step.refuse(allowed);
   if (step.type() == "ByteLevel") {
     step.part("add_prefix_space").want_flag(false, true);
@@ -250,7 +252,7 @@ void read_template(const Value& step, TokenizerParts& parts) {
     token.object({"id", "type_id"});
     const std::string& name = token.part("id").text();
     if (!names.json().is_object()) names.refuse("an object of special tokens");
-    if (!names.json().contains(name)) names.fail("no token " + quote(name) + ", which `single` has");
+    if (!names.json().contains(name)) names.fail("no token " + quote(name) + ", which 'single' has");
     const Value ids = names.part(name).object({"id", "ids", "tokens"}).part("ids");
     ids.array();
     for (std::size_t k = 0; k < ids.size(); ++k) {
@@ -292,8 +294,11 @@ Tokenizer parse_tokenizer(std::span<const std::byte> file, const std::string& pa
   whole.object({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
                 "decoder", "model"});
   if (const Value version = whole.part("version"); !version.is_null() && version.text() != "1.0") version.refuse("1.0");
-  whole.part("truncation").want_null();
-  whole.part("padding").want_null();
+  // How training cut and filled its texts; encoding one text for a model does neither.
+  for (const char* name : {"truncation", "padding"}) {
+    const Value part = whole.part(name);
+    if (!part.is_null()) part.refuse("null, which the file may be given: it then encodes whole texts");
+  }
   TokenizerParts parts;
   if (const Value step = whole.part("normalizer"); !step.is_null()) {
     if (step.type() != "NFC") step.refuse("null, NFC");
