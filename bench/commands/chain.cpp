@@ -1,8 +1,12 @@
 // thimble chain: the best schedules of a chain of stages that somebody writes down.
 
+#include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <iostream>
+#include <mutex>
 #include <sstream>
+#include <thread>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -151,9 +155,48 @@ void print_table(const remat::Frontier& frontier) {
   }
 }
 
+// Says on standard error every few seconds that a long chain is still being solved: n stages without two alike have
+// n^3 / 6 splits.
+class Progress {
+ public:
+  explicit Progress(std::size_t stages) : stages_(stages), thread_([this] { run(); }) {}
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  ~Progress() {
+    {
+      const std::lock_guard lock(mutex_);
+      is_over_ = true;
+    }
+    over_.notify_one();
+    thread_.join();
+  }
+
+ private:
+  void run() {
+    constexpr int seconds = 3;
+    std::unique_lock lock(mutex_);
+    for (int passed = seconds; !over_.wait_for(lock, std::chrono::seconds(seconds), [this] { return is_over_; });
+         passed += seconds) {
+      std::fprintf(stderr, "chain: solving %zu stages, %d s%s\n", stages_, passed,
+                   passed == seconds ? "; fewer stages, or more that are alike, take less" : "");
+    }
+  }
+
+  std::size_t stages_;
+  std::mutex mutex_;
+  std::condition_variable over_;
+  bool is_over_ = false;
+  std::thread thread_;  // after what it reads
+};
+
+remat::Frontier solve(const remat::Chain& chain) {
+  const Progress progress(chain.size());
+  return remat::Frontier(chain);
+}
+
 void run(const Flags& flags) {
   const remat::Chain chain = chain_of(flags);
-  const remat::Frontier frontier(chain);
+  const remat::Frontier frontier = solve(chain);
   const auto budget = static_cast<remat::Bytes>(flags.budget);
   if (budget > 0 && budget < frontier.minimum_budget()) {
     const auto least = static_cast<std::size_t>(frontier.minimum_budget());
