@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <iterator>
 #include <new>
 #include <string>
@@ -22,6 +23,7 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
+#include <thimble/core/error.h>
 #include <thimble/core/files/printable.h>
 #include <thimble/core/kernels/cpu/base/units.h>
 #include <thimble/memory/process/outside.h>
@@ -83,8 +85,24 @@ void add_commands(CLI::App& program, std::string_view first_word) {
   }
 }
 
+/// The parser would take the next word for the value of `--flag=`, and an option of an empty text for one not given.
+void refuse_empty_values(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    if (word == "--") return;
+    if (!word.starts_with("--")) continue;
+    const std::size_t equals = word.find('=');
+    const bool is_empty =
+        equals == std::string_view::npos ? i + 1 < argc && *argv[i + 1] == '\0' : equals + 1 == word.size();
+    if (is_empty) {
+      throw thimble::ValueError(std::string(word.substr(0, equals)) + ": expected a value, got an empty text");
+    }
+  }
+}
+
 int run(int argc, char** argv) {
   thimble::kernels::set_from_environment();
+  refuse_empty_values(argc, argv);
   CLI::App program("Trains models in a known number of bytes.", "thimble");
   program.footer(
       "exit status: 0 done; 2 bad input; 3 memory (no plan keeps the budget, a limit has no room, out of memory); 4 a "
@@ -122,6 +140,8 @@ int run_safely(int argc, char** argv) {
     return run(argc, argv);
   } catch (const std::bad_alloc&) {
     return fail("the process is out of memory outside of its arena", memory_status);
+  } catch (const std::filesystem::filesystem_error& error) {
+    return fail(error.path1().string() + ": " + error.code().message());
   } catch (const std::exception& error) {
     return fail(error.what(), thimble::bench::status_of(std::current_exception()));
   }

@@ -1,4 +1,4 @@
-// thimble inspect: what is in a safetensors file; a checkpoint is one, with metadata.
+// thimble inspect: what is in a safetensors file, and whether its checksums hold; a checkpoint is one, with metadata.
 
 #include <cstdio>
 #include <iostream>
@@ -10,6 +10,7 @@
 #include <thimble/core/files/bytes.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/files/safetensors.h>
+#include <thimble/nn/files/safetensors_sums.h>
 
 namespace thimble::bench {
 namespace inspect_detail {
@@ -27,7 +28,11 @@ void print_json(const SafetensorsReader& file, std::uint64_t bytes) {
         {{"name", entry.name}, {"dtype", to_string(entry.dtype)}, {"shape", entry.shape}, {"bytes", entry.bytes()}});
   }
   const nlohmann::ordered_json json{
-      {"path", file.path()}, {"bytes", bytes}, {"metadata", file.header().metadata}, {"tensors", tensors}};
+      {"path", file.path()},
+      {"bytes", bytes},
+      {"checksums", has_sums(file.header()) ? nlohmann::ordered_json("hold") : nlohmann::ordered_json()},
+      {"metadata", file.header().metadata},
+      {"tensors", tensors}};
   // A name or a path may hold bytes that are not UTF-8.
   std::cout << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
 }
@@ -40,14 +45,15 @@ void print_table(const SafetensorsReader& file, std::uint64_t bytes) {
   for (const auto& [key, value] : file.header().metadata) {
     std::printf("%s = %s\n", quote(key, 200).c_str(), quote(value, 200).c_str());
   }
-  std::printf("%zu tensors, %s bytes (%s)\n", file.header().tensors.size(), format_grouped(bytes).c_str(),
-              format_bytes(bytes).c_str());
+  std::printf("%zu tensors, %s bytes (%s); %s\n", file.header().tensors.size(), format_grouped(bytes).c_str(),
+              format_bytes(bytes).c_str(), has_sums(file.header()) ? "checksums hold" : "no checksums");
 }
 
 }  // namespace inspect_detail
 
 void add_inspect(CLI::App& program) {
-  CLI::App* const command = program.add_subcommand("inspect", "Show what is in a safetensors or checkpoint file");
+  CLI::App* const command =
+      program.add_subcommand("inspect", "Show what is in a safetensors or checkpoint file, and verify its checksums");
   const auto path = std::make_shared<std::string>();
   const auto is_json = std::make_shared<bool>(false);
   command->add_option("FILE", *path, "A safetensors or checkpoint file")->required();
@@ -55,7 +61,10 @@ void add_inspect(CLI::App& program) {
   command->callback([path, is_json] {
     const SafetensorsReader file(*path);
     std::uint64_t bytes = 0;  // of all tensors
-    for (const SafetensorsEntry& entry : file.header().tensors) bytes += entry.bytes();
+    for (const SafetensorsEntry& entry : file.header().tensors) {
+      bytes += entry.bytes();
+      file.verify(entry);
+    }
     *is_json ? inspect_detail::print_json(file, bytes) : inspect_detail::print_table(file, bytes);
   });
 }

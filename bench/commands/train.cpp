@@ -159,17 +159,6 @@ void add_run_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions
   command.add_option("--log", o.log, "Folder for TensorBoard's event files");
 }
 
-/// A name that was given must be one: an empty one would be taken for none.
-void require_names(CLI::App& command) {
-  for (const char* const flag : {"--data", "--tokenizer", "--save", "--save-weights", "--save-adapters", "--resume",
-                                 "--log", "--weights", "--adapters"}) {
-    const CLI::Option* const option = command.get_option(flag);
-    if (option->count() > 0 && option->results().front().empty()) {
-      throw ValueError(std::string(flag) + ": '' is no name; that of a file or folder is allowed");
-    }
-  }
-}
-
 /// What is not as asked, or not as before, is said before the first step.
 void say_before(const models::PreparedTraining& prepared) {
   if (const std::string warning = precision_warning(prepared.options.setup); !warning.empty()) {
@@ -333,7 +322,6 @@ void add_train(CLI::App& program) {
     if (*wants_gradients && !setup.allows_lossy) {
       throw ValueError("--gradient-report: nothing is packed; with --budget and --allow-lossy it is allowed");
     }
-    train_detail::require_names(*command);
     if (options->warmup < 0) options->warmup = options->steps / 10;
     const train_detail::Printed printed{*is_json, *is_live, *wants_gradients, *trace};
     const int status = on_ranks(options->setup, options->device, [&](dist::Communicator* ranks, RankFailure& failure) {

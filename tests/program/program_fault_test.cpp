@@ -55,7 +55,7 @@ TEST_CASE("reliability: exit statuses of faults", "[reliability][program]") {
   for (const char* flag : {"--save", "--save-weights", "--resume", "--log"}) {
     const auto empty = status(command + "--steps 2 " + flag + " ''");
     CHECK(empty->status == 2);
-    CHECK(contains(empty->error, std::string(flag) + ": '' is no name"));
+    CHECK(contains(empty->error, std::string(flag) + ": expected a value, got an empty text"));
   }
   CHECK(status(command + "--steps 2 --lr 0.001 " + save)->status == 0);
   const auto changed = status(command + "--steps 3 --lr 0.002 --resume '" + (folder / "x") + "'");

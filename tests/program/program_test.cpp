@@ -12,8 +12,6 @@
 #include <thimble/bench/commands/flags.h>
 #include <thimble/core/error.h>
 #include <thimble/models/training/training.h>
-#include <thimble/nn/data/synthetic.h>
-#include <thimble/nn/data/tokens.h>
 #include <thimble/nn/files/safetensors.h>
 
 #include "support/catch.h"
@@ -230,52 +228,6 @@ TEST_CASE("program: numbers in flags") {
   }
 }
 
-TEST_CASE("program: data of every kind") {
-  const TemporaryFolder folder;
-  TrainOptions options = tiny("char-gpt");
-  options.steps = 1;
-  const std::string text = data::synthetic_text(5000, 3);
-  files_test::write_text_file(folder / "text.txt", text);
-  options.data = folder / "text.txt";
-  CHECK(run(options).report.evaluation->loss > 0);
-
-  std::vector<std::uint16_t> tokens;
-  for (std::size_t i = 0; i < 2000; ++i) tokens.push_back(static_cast<std::uint16_t>(i * 7 % 60));
-  data::write_tokens(folder / "x_train_0.bin", tokens);
-  options.data = folder / "x_train_0.bin";
-  CHECK(run(options).report.evaluation->loss > 0);
-  options.data = folder.path();  // no *val*.bin yet
-  CHECK(contains(refusal(options), "val"));
-  data::write_tokens(folder / "x_val_0.bin", tokens);
-  CHECK(run(options).report.evaluation->loss > 0);
-  tokens[5] = 65;  // one more than the model's own vocabulary takes
-  data::write_tokens(folder / "x_val_0.bin", tokens);
-  CHECK(contains(refusal(options), "65"));
-  CHECK(contains(refusal(options), "vocabulary"));
-
-  TrainOptions images = tiny("mlp");
-  images.steps = 1;
-  images.setup.sizes.image = 0;
-  const auto idx = [](std::vector<unsigned> sizes, std::size_t values) {
-    std::string file{'\0', '\0', '\x08', static_cast<char>(sizes.size())};
-    for (const unsigned n : sizes)
-      for (const int shift : {24, 16, 8, 0}) file += static_cast<char>(n >> shift & 255);
-    for (std::size_t i = 0; i < values; ++i) file += static_cast<char>(i * 31 % 10);
-    return file;
-  };
-  files_test::write_text_file(folder / "t10k-images-idx3-ubyte", idx({20, 9, 9}, 20 * 81));
-  files_test::write_text_file(folder / "t10k-labels-idx1-ubyte", idx({20}, 20));
-  for (const std::string& path : {folder.path(), folder / "t10k-images-idx3-ubyte"}) {
-    images.data = path;
-    const Run r = run(images);
-    CHECK(r.report.parameters == 81 * 8 + 8 + 8 * 8 + 8 + 8 * 10 + 10);
-    CHECK(r.report.evaluation->accuracy.has_value());
-  }
-  images.setup.sizes.image = 12;
-  CHECK(contains(refusal(images), "12"));
-  CHECK(contains(refusal(images), "9"));
-}
-
 TEST_CASE("program: what is wrong is told before anything is written") {
   const TemporaryFolder folder;
   struct Case {
@@ -341,6 +293,11 @@ TEST_CASE("program: exit status and the one line of an error") {
       {"train char-gpt --data /no/such/file " + save, "/no/such/file"},
       {"inspect /no/such/file", "/no/such/file"},
       {"plan resnet18 --image 2", "image 2"},
+      {"tokenizer train --data x --vocab= --out q.json", "--vocab: expected a value, got an empty text"},
+      {run + "--save= --steps 2", "--save: expected a value, got an empty text"},
+      {run + save + "--tokenizer ''", "--tokenizer: expected a value, got an empty text"},
+      {"generate char-gpt --prompt= --weights x", "--prompt: expected a value, got an empty text"},
+      {"plan mlp --allow-lossy= --budget 1GiB", "--allow-lossy: expected a value, got an empty text"},
   };
   for (const auto& [arguments, message] : refused) {
     const auto result = program_test::run(folder, arguments);
@@ -385,6 +342,21 @@ TEST_CASE("program: JSON of train, inspect, devices and models") {
   CHECK(inspect["metadata"]["model"] == "char-gpt");
   CHECK(inspect["tensors"][0].contains("shape"));
   CHECK(contains(program_test::run(folder, "inspect '" + file + "'")->out, "model.wte.weight"));
+  CHECK(contains(program_test::run(folder, "inspect '" + file + "'")->out, "checksums hold"));
+  CHECK(inspect["checksums"] == "hold");
+  // A bit of any tensor that changed is told by the tensor's name.
+  const SafetensorsHeader header = SafetensorsReader(file).header();
+  const std::string whole = files_test::read_text_file(file);
+  for (const SafetensorsEntry& entry : header.tensors) {
+    if (entry.bytes() == 0) continue;
+    std::string broken = whole;
+    broken[header.data_offset + entry.begin + entry.bytes() / 2] ^= 16;
+    files_test::write_text_file(folder / "broken", broken);
+    const auto told = program_test::run(folder, "inspect '" + (folder / "broken") + "'");
+    CHECK(told->status == 2);
+    CHECK(told->out.empty());
+    CHECK(contains(told->error, "'" + entry.name + "'"));
+  }
 
   const auto models = nlohmann::json::parse(program_test::run(folder, "models --json")->out);
   bool has_resnet50 = false;
