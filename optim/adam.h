@@ -18,6 +18,12 @@ struct AdamOptions {
   MomentFormat moments = {};                    ///< how the two are stored (optim/moments.h)
 };
 
+/// Arithmetic is in f32, where a square above 3.4e38 is infinite: one gradient above 1.8e19 (with `gradient_factor`)
+/// makes the second moment of its element infinite for good. From then on that element only decays, every other one
+/// goes on, and the next checkpoint is refused with NotFiniteError naming the moment. Moments in u8 share a scale, so
+/// the 256 elements of its block become NaN in the next step. Clipping (optim/clip.h) takes squares in f64 and prevents
+/// it.
+///
 /// State, in bytes per parameter element: moments in f32 8, in bf16 4, in u8 2 + 8 / 256, and what `narrow` takes.
 class Adam final : public Optimizer {
  public:
