@@ -21,6 +21,9 @@ struct AdafactorOptions {
   NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/narrow.h)
 };
 
+/// A mean of squares above 3.4e38 is infinite for good, and the row and the column that have it stop, as an element
+/// does in Adam (optim/adam.h).
+///
 /// State: of a parameter seen as a matrix (elements / last axis, last axis) with more than one row and column, 4 bytes
 /// for each row and column; of any other 4 per element. And what `narrow` takes. A parameter's rms is that of the
 /// numbers that are updated: the master copy's, say.

@@ -104,7 +104,11 @@ struct Problem {
     Eights moments;
     read(column_moment, DType::f32, at, row_moment ? columns : n, count, moments);
     THIMBLE_UNROLL
-    for (int e = 0; e < 8; ++e) values[e] = values[e] / std::sqrt(of_row * moments[e]);
+    for (int e = 0; e < 8; ++e) {
+      const float product = of_row * moments[e];
+      values[e] = values[e] / (product < AdafactorRule::small_product ? std::sqrt(of_row) * std::sqrt(moments[e])
+                                                                      : std::sqrt(product));
+    }
   }
   THIMBLE_DEVICE void read(const void* data, DType dtype, std::int64_t at, std::int64_t end, int count,
                            Eights& values) const {

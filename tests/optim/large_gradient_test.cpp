@@ -29,11 +29,12 @@ TEST_CASE("optim: a gradient whose square overflows stops what shares its second
     Make make;
     Shape shape;
     std::function<bool(std::int64_t)> stops;  // of an element, where number 5 has the gradient
+    std::function<bool(std::int64_t)> is_lost = [](std::int64_t) { return false; };  // NaN from the next step on
   };
   const Row rows[] = {
       {"adam", adam(DType::f32), {600}, [](std::int64_t i) { return i == 5; }},
       {"adam in bf16", adam(DType::bf16), {600}, [](std::int64_t i) { return i == 5; }},
-      {"adam in u8", adam(DType::u8), {600}, [](std::int64_t i) { return i < 256; }},
+      {"adam in u8", adam(DType::u8), {600}, [](std::int64_t i) { return i == 5; }, [](auto i) { return i < 256; }},
       {"adafactor", adafactor, {4, 150}, [](std::int64_t i) { return i < 150 || i % 150 == 5; }},
   };
   for (const Row& row : rows) {
@@ -41,9 +42,9 @@ TEST_CASE("optim: a gradient whose square overflows stops what shares its second
       Tensor p = full(row.shape, 0.5);
       p.require_grad();
       const std::unique_ptr<optim::Optimizer> optimizer = row.make({{"p", p}});
-      for (const float large : {1e20f, 1.0f, 1.0f}) {
+      for (int step = 0; step < 3; ++step) {
         std::vector<float> gradient(600, 1.0f);
-        gradient[5] = large;
+        if (step == 0) gradient[5] = 1e20f;
         p.grad() = from_host(gradient, row.shape);
         if (clips) optim::clip_grad_norm({{"p", p}}, 1.0);
         const std::vector<float> before = to_host<float>(p);
@@ -53,11 +54,12 @@ TEST_CASE("optim: a gradient whose square overflows stops what shares its second
           const auto at = static_cast<std::size_t>(i);
           INFO(row.name << (clips ? ", clipped" : "") << ": element " << i << ", gradient " << gradient[at] << ": "
                         << before[at] << " -> " << after[at]);
-          CHECK(std::isfinite(after[at]));
-          if (!clips) CHECK((after[at] == before[at]) == row.stops(i));
-          if (clips && i == 5) CHECK(after[at] < before[at]);
+          const bool is_lost = !clips && step > 0 && row.is_lost(i);
+          CHECK(std::isfinite(after[at]) != is_lost);
+          if (!clips && !is_lost) CHECK((after[at] == before[at]) == row.stops(i));
         }
       }
+      if (clips) CHECK(to_host<float>(p)[5] < 0.5f);  // it goes on
     }
   }
 }

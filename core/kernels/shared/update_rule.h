@@ -90,6 +90,9 @@ inline double adafactor_rate(const AdafactorArgs& a) {
 
 /// AdafactorArgs' formula, as far as it is of single elements. Sums of squares are of f32 values in f64.
 struct AdafactorRule {
+  /// A product of row and column below this has few digits, or none; the product of their roots has all.
+  static constexpr float small_product = 0x1p-100f;
+
   double beta2, rest, epsilon1, epsilon2, clip, base_rate;
   float beta1, shrink, factor;
   bool scales_by_parameter;

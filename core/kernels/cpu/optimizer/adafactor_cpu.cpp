@@ -46,8 +46,15 @@ struct Precondition {
   THIMBLE_ALWAYS_INLINE static void run(const float* x, float row, const float* columns, float* __restrict y,
                                         std::int64_t n) {
     alignas(64) float v[tile];
-    for (std::int64_t i = 0; i < n; ++i) v[i] = row * columns[i];
+    bool is_small = false;
+    for (std::int64_t i = 0; i < n; ++i) {
+      v[i] = row * columns[i];
+      is_small |= v[i] < AdafactorRule::small_product;
+    }
     square_roots(v, v, n);
+    for (std::int64_t i = 0; is_small && i < n; ++i) {
+      if (row * columns[i] < AdafactorRule::small_product) v[i] = std::sqrt(row) * std::sqrt(columns[i]);
+    }
     for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] / v[i];
   }
 };
