@@ -18,7 +18,6 @@
 #include <map>
 #include <mutex>
 #include <new>
-#include <system_error>
 #include <tuple>
 
 #include <pthread.h>
@@ -251,7 +250,7 @@ void run_rank(World& world, int rank, const std::function<void(Communicator&)>& 
 /// The thread of a rank.
 class RankThread {
  public:
-  /// Throws std::system_error.
+  /// Throws OutOfMemory where the system starts no further thread.
   RankThread(World& world, int rank, const std::function<void(Communicator&)>& body)
       : work_(std::make_unique<Work>(Work{world, rank, body})) {
     pthread_attr_t attributes;
@@ -259,7 +258,7 @@ class RankThread {
     pthread_attr_setstacksize(&attributes, stack_bytes);
     const int error = pthread_create(&thread_, &attributes, run, work_.get());
     pthread_attr_destroy(&attributes);
-    if (error != 0) throw std::system_error(error, std::generic_category(), "run_ranks: a thread");
+    if (error != 0) throw OutOfMemory(std::string("run_ranks: the system starts no further thread: ") + std::strerror(error), {});
   }
   void join() { pthread_join(thread_, nullptr); }
 

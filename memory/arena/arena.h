@@ -96,7 +96,7 @@ class Arena final : public LockedResource {
     friend bool operator==(const Statistics&, const Statistics&) = default;
   };
 
-  /// Reserves the range. Throws DeviceError when not even one granule of addresses can be had.
+  /// Reserves the range. Throws OutOfMemory when not even one granule of addresses can be had.
   Arena(std::unique_ptr<Backing> backing, Options options);
   explicit Arena(std::unique_ptr<Backing> backing) : Arena(std::move(backing), Options{}) {}
   ~Arena() override;

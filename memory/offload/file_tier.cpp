@@ -9,10 +9,13 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
+#include <thimble/core/error.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/numbers/integers.h>
 #include <thimble/core/tensor/context.h>
@@ -91,6 +94,12 @@ class FileTier::State {
     file_.emplace(file_tier_detail::chosen_folder(options.folder));
     try {
       for (int w = 0; w < options.workers; ++w) workers_.emplace_back([this, w] { work(w); });
+    } catch (const std::system_error&) {
+      const std::size_t begun = workers_.size();
+      join();
+      throw OutOfMemory("file tier: the system starts no further thread, " + std::to_string(begun) + " of " +
+                            std::to_string(options.workers) + " are there",
+                        {});
     } catch (...) {
       join();
       throw;

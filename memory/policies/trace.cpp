@@ -63,7 +63,7 @@ void Trace::restart() {
 
 std::vector<Trace::Event> Trace::events() const {
   const std::lock_guard guard(*lock());
-  if (!is_complete_) throw Error("trace: the host had no memory to record every event");
+  if (!is_complete_) throw OutOfMemory("trace: the host had no memory to record every event", {});
   return events_;
 }
 

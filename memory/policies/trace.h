@@ -52,7 +52,7 @@ class Trace final : public Decorator {
   /// Forgets all events and begins with the blocks that live now, oldest first, numbered from 0.
   void restart();
 
-  /// A copy of the events so far. Throws Error when the host had no memory for one of them.
+  /// A copy of the events so far. Throws OutOfMemory when the host had no memory for one of them.
   std::vector<Event> events() const;
 
   /// Number of events so far: where in events() the next one will be.

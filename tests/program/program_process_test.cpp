@@ -1,6 +1,7 @@
 // `thimble` and the process around its arena: what is stated, what is refused, and with which status.
 
 #include <cstddef>
+#include <cstdlib>
 #include <string>
 
 #include <nlohmann/json.hpp>
@@ -8,6 +9,7 @@
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/program.h"
+#include "support/sanitizer.h"
 
 using files_test::contains;
 using files_test::TemporaryFolder;
@@ -92,3 +94,32 @@ TEST_CASE("program: a limit of the kernel without room is refused before the fir
     CHECK(contains(error, part));
   }
 }
+
+#if !defined(THIMBLE_TEST_HAS_SANITIZER)  // whose shadow takes more addresses than any limit here
+TEST_CASE("program: what the system refuses to give has status 3, wherever it is asked for", "[program][process]") {
+  const TemporaryFolder folder;
+  const auto plain = program_test::run(folder, train);
+  if (!plain) return;
+  const char* const program = std::getenv("THIMBLE_PROGRAM");
+  const std::string commands[] = {
+      train, train + "--budget 6MiB ", "plan resnet18 --width 8 --image 32 --batch 8 --budget 3MiB",
+      train + "--ranks 2 "};
+  int refused = 0;
+  for (const std::string& command : commands) {
+    for (const char* const limit : {"-v 22000", "-v 26000", "-v 34000", "-v 60000", "-d 6000", "-d 9000", "-d 14000"}) {
+      const std::string line = std::string("ulimit ") + limit + "; exec '" + program + "' " + command + " 2> '" +
+                               (folder / "refused.txt") + "' > /dev/null";
+      const int status = std::system(line.c_str());
+      REQUIRE(WIFEXITED(status));
+      const std::string error = files_test::read_text_file(folder / "refused.txt");
+      INFO("ulimit " << limit << ": " << command << "\n" << error);
+      CHECK((WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 3));
+      if (WEXITSTATUS(status) == 0) continue;
+      ++refused;
+      CHECK(error.starts_with("thimble: "));
+      CHECK_FALSE(contains(error, "std::"));
+    }
+  }
+  CHECK(refused > 4);
+}
+#endif
