@@ -5,7 +5,9 @@
 
 #include <thimble/autograd/node.h>
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/cpu/base/isa.h>
 #include <thimble/core/launch/tf32.h>
+#include <thimble/core/threads/parallel.h>
 
 namespace thimble::nn {
 namespace cost_detail {
@@ -27,8 +29,7 @@ const std::array<Hardware, 8>& table() {
                       narrow * giga, bytes_per_s * giga, 5e-6,   bus,        capability};
     };
     return std::array<Hardware, 8>{{
-        {"cpu", "2 threads of an AVX-512 server core, f32, as measured with this library", 0, 130 * giga, 0, 0,
-         30 * giga, 4e-6},
+        {"cpu", "2 threads of an AVX-512 server core, f32", 0, 130 * giga, 0, 0, 30 * giga, 4e-6},
         gpu("rtx-3060-12gb", "NVIDIA GeForce RTX 3060, 12 GiB", 12 * gib, 5100, 5100, 7700, 330, pcie4, 86),
         gpu("rtx-3090-24gb", "NVIDIA GeForce RTX 3090, 24 GiB", 24 * gib, 14000, 14000, 21000, 840, pcie4, 86),
         gpu("rtx-4090-24gb", "NVIDIA GeForce RTX 4090, 24 GiB", 24 * gib, 33000, 33000, 50000, 900, pcie4, 89),
@@ -73,12 +74,20 @@ const Hardware& hardware(std::string_view name) {
   throw ValueError("hardware: '" + std::string(name) + "' is not one of " + names);
 }
 
+CostModel::CostModel(const Hardware& machine)
+    : hardware(machine), source(machine.name + ": built-in rates of " + machine.description) {
+  if (machine.name != hardware_list().front().name) return;
+  const int threads = thread_count();
+  source += "; this process has " + std::to_string(threads) + (threads == 1 ? " thread of " : " threads of ") +
+            std::string(kernels::to_string(kernels::isa()));
+}
+
 Hardware hardware_of_gpu(std::string_view driver_name) {
   for (const Hardware& h : hardware_list()) {
     if (driver_name.starts_with(h.description.substr(0, h.description.find(',')))) return h;
   }
   Hardware other = hardware("h100-80gb");
-  other.description = "unknown GPU '" + std::string(driver_name) + "', costed as H100";
+  other.description += ", for the unknown GPU '" + std::string(driver_name) + "'";
   return other;
 }
 

@@ -54,10 +54,11 @@ struct NodeFactors {
 /// Where the times of a plan come from.
 struct CostModel {
   // NOLINTNEXTLINE(google-explicit-constructor): hardware is a model of costs
-  CostModel(const Hardware& machine) : hardware(machine), source(machine.name + ": " + machine.description) {}
+  CostModel(const Hardware& machine);
 
   Hardware hardware;
-  std::string source;                  ///< for people
+  /// For people: "cpu: built-in rates of 2 threads of an AVX-512 server core, f32; this process has 1 thread of avx2".
+  std::string source;
   std::vector<std::string> operators;  ///< of the program that was measured, node by node; empty: none was
   std::vector<NodeFactors> factors;    ///< as many
 };

@@ -69,7 +69,7 @@ CostModel measure_costs(const MakeRun& make, Device device, const Hardware& mach
     costs.operators.emplace_back(graph.nodes[n].type->name);
     costs.factors.push_back(f);
   }
-  costs.source += "; each operator as measured";
+  costs.source = machine.name + ": each operator as measured";
   return costs;
 }
 

@@ -225,6 +225,7 @@ TEST_CASE("cuda offload: where tensors can wait depends on their device", "[offl
   plan.setup.sizes.layers = 1, plan.setup.sizes.vocabulary = 40;
   plan.device = cuda();
   plan.budget_bytes = 1;
+  plan.prices_techniques = true;
   const models::PlanReport refused = models::make_plan(plan);
   std::vector<std::string> proposed;
   for (const models::TechniquePrice& price : refused.techniques) proposed.push_back(price.options);
@@ -243,7 +244,7 @@ TEST_CASE("cuda offload: a faster bus makes offloading cheaper, a GPU is planned
   CHECK(nn::hardware_of_gpu("NVIDIA GeForce RTX 4090").name == "rtx-4090-24gb");
   CHECK(nn::hardware_of_gpu("a GPU of its own").name == "h100-80gb");
   CHECK(nn::CostModel(nn::hardware_of_gpu("a GPU of its own")).source ==
-        "h100-80gb: unknown GPU 'a GPU of its own', costed as H100");
+        "h100-80gb: built-in rates of NVIDIA H100, 80 GiB, for the unknown GPU 'a GPU of its own'");
   CHECK(models::hardware_for({}, cuda()).name == "h100-80gb");
   CHECK(models::hardware_for({}, cpu).name == "cpu");
   CHECK(models::hardware_for({"cpu", false, ""}, cuda()).name == "cpu");

@@ -3,13 +3,16 @@
 #include <filesystem>
 #include <fstream>
 
+#include <thimble/autograd/node.h>
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/cpu/base/isa.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/models/planning/costs.h>
 #include <thimble/nn/fit/fit.h>
 
 #include "support/catch.h"
 #include "support/files.h"
+#include "support/model_runs.h"
 
 namespace {
 
@@ -53,6 +56,33 @@ TEST_CASE("fit cost: factors scale the roofline node by node", "[fit]") {
   costs.operators.pop_back();
   costs.factors.pop_back();
   CHECK_THROWS_AS(nn::node_times(graph, costs), ValueError);
+}
+
+TEST_CASE("fit cost: a result that is made of what is saved takes one pass over operands and result", "[fit]") {
+  const TapeGraph graph = graph_of(small_gpt(4));
+  const nn::Hardware& machine = nn::hardware("cpu");
+  const std::vector<nn::NodeTimes> times = nn::node_times(graph, machine);
+  int shorter = 0;
+  for (std::size_t n = 0; n < graph.nodes.size(); ++n) {
+    const TapeGraph::Node& node = graph.nodes[n];
+    if (!node.type->has_output_from_saved) {
+      if (node.type->cost != Cost::view) CHECK(times[n].recompute == times[n].forward);
+      continue;
+    }
+    std::size_t bytes = graph.bytes_of(node.output);
+    for (const std::uint32_t value : node.inputs) bytes += value == TapeGraph::none ? 0 : graph.bytes_of(value);
+    CHECK(times[n].recompute == Approx(static_cast<double>(bytes) / machine.bytes_per_s + machine.call_s));
+    shorter += times[n].forward > times[n].recompute ? 1 : 0;  // statistics, arithmetic
+  }
+  CHECK(shorter > 0);
+}
+
+TEST_CASE("fit cost: built-in rates are named so, with the threads of this process", "[fit]") {
+  const testing::Threads one(1);
+  const std::string source = nn::CostModel(nn::hardware("cpu")).source;
+  CHECK(files_test::contains(source, "built-in rates of 2 threads of an AVX-512 server core"));
+  CHECK(files_test::contains(source, "this process has 1 thread of " + std::string(to_string(kernels::isa()))));
+  CHECK(nn::CostModel(nn::hardware("a100-40gb")).source == "a100-40gb: built-in rates of NVIDIA A100, 40 GiB");
 }
 
 TEST_CASE("fit cost: what is measured is written, read, and gives the same plans for a larger batch", "[fit]") {

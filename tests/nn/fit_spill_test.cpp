@@ -12,6 +12,8 @@
 #include <thimble/memory/offload/file_tier.h>
 #include <thimble/models/training/setup.h>
 #include <thimble/nn/fit/fit.h>
+#include <thimble/nn/fit/spillable.h>
+#include <thimble/nn/fit/stages.h>
 
 #include "support/catch.h"
 #include "support/offload_data.h"
@@ -136,6 +138,48 @@ TEST_CASE("fit: offloading needs what it says, and changes no bit", "[fit][spill
       before = plan.time_overhead;
     }
   }
+}
+
+TEST_CASE("fit: transfers that nothing hides are charged, both ways", "[fit][spill]") {
+  const TapeGraph graph = nn::record_step(cpu, models::zero_batch_run(spill_setup("char-gpt")));
+  nn::Hardware machine = nn::hardware("cpu");
+  machine.tier_bytes_per_s = 1e6;  // so slow that computing hides nearly nothing
+  const std::vector<nn::NodeTimes> times = nn::node_times(graph, machine);
+  nn::SpillPolicy policy;
+  policy.offloads = true;
+  const nn::SpillVariants variants(graph, times, machine, policy);
+  const std::vector<nn::Spillable> uses = nn::spillables(graph);
+  const double computing = nn::step_seconds(times);  // of the whole step: more than any stage can hide
+  const std::vector<std::uint32_t> cuts = nn::cut_points(graph);
+  int tried = 0;
+  for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
+    nn::SpillVariants::Stage stage{cuts[i], cuts[i + 1], {}};
+    for (std::uint32_t s = 0; s < uses.size(); ++s) {
+      if (uses[s].node != TapeGraph::none && uses[s].node >= stage.first && uses[s].node < stage.end) {
+        stage.kept.push_back(s);
+      }
+    }
+    const remat::Option option;
+    for (const nn::SpillVariant& variant : variants.of(option, stage)) {
+      double seconds = 0;  // of one way
+      for (const TapePlan::Spill& spill : variant.spills) {
+        for (const nn::Spillable& use : uses) {
+          if (use.node == spill.node && use.which == spill.which) {
+            seconds += static_cast<double>(use.bytes) / machine.tier_bytes_per_s;
+          }
+        }
+      }
+      ++tried;
+      const double writing = 1e-9 * static_cast<double>(variant.option.forward_time - option.forward_time);
+      const double reading = 1e-9 * static_cast<double>(variant.option.recompute_time - option.recompute_time);
+      CHECK(writing <= seconds + 1e-6);
+      CHECK(writing >= seconds - computing);
+      CHECK(reading <= seconds + 1e-6);
+      CHECK(reading >= seconds - computing);
+      CHECK(reading > 0);
+    }
+  }
+  CHECK(tried > 0);
 }
 
 TEST_CASE("fit: a budget that only offloading keeps", "[fit][spill]") {
