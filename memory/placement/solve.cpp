@@ -23,6 +23,15 @@ std::string describe(const Buffer& buffer) {
          std::to_string(buffer.upper) + "), " + std::to_string(buffer.bytes) + " bytes)";
 }
 
+void check_buffer(const Buffer& buffer) {
+  if (buffer.lower >= buffer.upper) throw ValueError("placement: " + describe(buffer) + " has an empty lifetime");
+  if (buffer.bytes == 0) throw ValueError("placement: " + describe(buffer) + " has 0 bytes; expected at least 1");
+  if (!std::has_single_bit(buffer.alignment)) {
+    throw ValueError("placement: " + describe(buffer) + " has alignment " + std::to_string(buffer.alignment) +
+                     "; expected a power of two");
+  }
+}
+
 void check_arguments(std::span<const Buffer> buffers, const PlacementOptions& options) {
   constexpr std::size_t most_bytes = std::size_t{1} << 62;
   if (!std::has_single_bit(options.unit)) {
@@ -33,13 +42,8 @@ void check_arguments(std::span<const Buffer> buffers, const PlacementOptions& op
   }
   std::size_t sum = 0;
   for (const Buffer& buffer : buffers) {
-    if (buffer.lower >= buffer.upper) throw ValueError("placement: " + describe(buffer) + " has an empty lifetime");
-    if (buffer.bytes == 0) throw ValueError("placement: " + describe(buffer) + " has 0 bytes, allowed are 1 and more");
+    check_buffer(buffer);
     const std::size_t alignment = std::max(buffer.alignment, options.unit);
-    if (!std::has_single_bit(buffer.alignment)) {
-      throw ValueError("placement: " + describe(buffer) + " has alignment " + std::to_string(buffer.alignment) +
-                       ", allowed are powers of two");
-    }
     // With its alignment: no offset of any order of placing exceeds the sum.
     const bool is_small = buffer.bytes < most_bytes / 4 && alignment < most_bytes / 4;
     if (is_small) sum += buffer.bytes + 2 * alignment;
@@ -182,6 +186,7 @@ void check_placement(std::span<const Buffer> buffers, std::span<const std::size_
   }
   const auto at = [&](std::size_t i) { return describe(buffers[i]) + " at " + std::to_string(offsets[i]); };
   for (std::size_t i = 0; i < buffers.size(); ++i) {
+    solve_detail::check_buffer(buffers[i]);
     if (offsets[i] % buffers[i].alignment != 0) {
       throw PlanError("placement: " + at(i) + " is not aligned to " + std::to_string(buffers[i].alignment));
     }

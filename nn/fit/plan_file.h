@@ -1,25 +1,25 @@
 #pragma once
 // Plans as files: made once, looked at, and followed by runs that plan nothing. A file holds all of a plan: its key
-// (nn/fit/plan_key.h), the fates of all nodes, where every block lies, and its figures.
+// (nn/fit/plan_key.h), the fates of all nodes, where every block lies, its figures, and a checksum (nn/fit/plan_json.h).
 
 #include <string>
 #include <string_view>
 
 #include <thimble/nn/fit/fit.h>
+#include <thimble/nn/fit/plan_json.h>
 
 namespace thimble::nn {
-
-/// A plan as JSON. Throws ValueError for one without a key.
-std::string plan_to_json(const Plan& plan);
 
 /// Writes plan_to_json; the file appears whole or not at all. Throws ValueError, FileError.
 void write_plan(const std::string& path, const Plan& plan);
 
 /// Reads a plan for this run. The run's step is recorded on the dry twin of `device` and held against the plan's key;
-/// nothing is searched. Then two steps and what comes after them are run dry under the plan: the peak and the tiers'
-/// bytes that it has afterwards are those of this run. `make_tier` is needed where it offloads.
-/// Throws PlanError for a plan of another key, naming the first thing that differs, for one that the dry run departs
-/// from, and for one that offloads without a tier; FileError for a file that holds no plan; what the run throws.
+/// nothing is searched. Then two steps and what comes after them are run dry under the plan: the peak, its parts, the
+/// load and the tiers' bytes that it has afterwards are those of this run, and what it offloads and packs must be what
+/// its figures name. Times are the file's. `make_tier` is needed where it offloads.
+/// Throws PlanError for a plan of another key, naming the first thing that differs, for one that contradicts itself,
+/// that the dry run departs from, or that offloads without a tier; FileError for a file that holds no plan, has another
+/// checksum or none (as before "thimble plan 2"); what the run throws.
 Plan read_plan(const std::string& path, const MakeRun& make, Device device, const MakeTier& make_tier = nullptr);
 
 /// The same of a text that plan_to_json made; errors name its `source`.
