@@ -44,7 +44,7 @@ bool read_all(int file, std::string& text) {
 
 }  // namespace child_process_detail
 
-std::optional<std::string> in_child_process(FunctionRef<std::string()> work) {
+std::optional<std::string> in_child_process(FunctionRef<std::string()> work, int* signal) {
   using namespace child_process_detail;
   std::array<int, 2> ends{};
   if (::pipe(ends.data()) != 0) return std::nullopt;
@@ -61,6 +61,7 @@ std::optional<std::string> in_child_process(FunctionRef<std::string()> work) {
   pid_t ended = -1;
   while (child > 0 && (ended = ::waitpid(child, &status, 0)) < 0 && errno == EINTR) {
   }
+  if (signal != nullptr) *signal = ended == child && WIFSIGNALED(status) ? WTERMSIG(status) : 0;
   is_whole = is_whole && ended == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
   return is_whole ? std::optional(std::move(result)) : std::nullopt;
 }

@@ -3,6 +3,7 @@
 #include <thimble/memory/process/child_process.h>
 
 #include <csignal>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/threads/parallel.h>
+#include <thimble/memory/process/heap_bound.h>
 #include <thimble/memory/process/process.h>
 
 #include "support/catch.h"
@@ -38,6 +40,28 @@ TEST_CASE("child process: none where it throws or is killed", "[child_process]")
     return "not reached";
   }));
   CHECK_FALSE(memory::in_child_process([]() -> std::string { ::_exit(0x1); }));
+  int signal = 1;
+  CHECK(memory::in_child_process([] { return std::string("done"); }, &signal));
+  CHECK(signal == 0);
+  memory::in_child_process(
+      []() -> std::string {
+        ::raise(SIGKILL);
+        return "not reached";
+      },
+      &signal);
+  CHECK(signal == SIGKILL);
+}
+
+TEST_CASE("heap room: what the smallest limit leaves beside half of the code", "[child_process]") {
+  constexpr std::size_t MiB = std::size_t{1} << 20;
+  const std::vector<memory::HostLimit> limits = {{"large", 5000 * MiB}, {"small", 4000 * MiB}};
+  const std::size_t room = memory::heap_room(false, limits), beside = memory::heap_room(true, limits);
+  CHECK(room < 4000 * MiB);
+  CHECK(room >= 4000 * MiB - process::file_mapped_bytes() - 2 * MiB);
+  CHECK(beside < room);
+  CHECK(room - beside <= process::anonymous_rss_bytes() + MiB);
+  CHECK(memory::heap_room(false, {{"tiny", 1}}) == 0);
+  CHECK(memory::heap_room(true, {}) == ~std::size_t{0});
 }
 
 TEST_CASE("child process: kernels run there on several threads", "[child_process]") {
@@ -58,6 +82,30 @@ TEST_CASE("child process: kernels run there on several threads", "[child_process
 }
 
 #if !defined(THIMBLE_TEST_HAS_SANITIZER)
+TEST_CASE("heap bound: more is refused while it lasts, not before and not after", "[child_process]") {
+  constexpr std::size_t MiB = std::size_t{1} << 20;
+  const auto grow = [] {
+    try {
+      return std::vector<char>(64 * MiB).size() == 64 * MiB;
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+  };
+  const auto text = memory::in_child_process([&]() -> std::string {
+    std::string said = grow() ? "1" : "0";
+    {
+      const memory::HeapBound bound(process::data_bytes() + 8 * MiB);
+      said += grow() ? "1" : "0";
+      const memory::HeapBound inner(bound.bytes() + 512 * MiB);  // no way out of the outer one
+      said += inner.bytes() == bound.bytes() && !grow() ? "0" : "1";
+      said += std::vector<char>(2 * MiB).empty() ? "0" : "1";
+    }
+    return said + (grow() ? "1" : "0");
+  });
+  REQUIRE(text);
+  CHECK(*text == "10011");
+}
+
 TEST_CASE("child process: what it takes from the heap goes with it", "[child_process]") {
   constexpr std::size_t MiB = std::size_t{1} << 20;
   const std::size_t before = process::data_bytes();

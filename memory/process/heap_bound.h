@@ -1,0 +1,32 @@
+#pragma once
+// Planning in bounded memory: what asks for more than the limits of the host allow gets std::bad_alloc, where the
+// kernel would end the process.
+
+#include <cstddef>
+#include <vector>
+
+#include <thimble/memory/process/host_limits.h>
+
+namespace thimble::memory {
+
+/// Private writable bytes that work which computes nothing may hold in a process of its own beside this one (true), or
+/// in this one (false), by the smallest of the limits. Code counts by half: the kernel drops the rest and reads it again.
+std::size_t heap_room(bool is_beside, const std::vector<HostLimit>& limits = host_limits());
+
+/// For a scope this process may have at most so many private writable bytes (RLIMIT_DATA), or fewer where it may have
+/// fewer already. A setting of the process, not of a thread.
+class HeapBound {
+ public:
+  explicit HeapBound(std::size_t bytes) noexcept;
+  ~HeapBound();
+  HeapBound(const HeapBound&) = delete;
+  HeapBound& operator=(const HeapBound&) = delete;
+
+  /// The bound that holds.
+  std::size_t bytes() const noexcept { return bytes_; }
+
+ private:
+  std::size_t bytes_, before_;
+};
+
+}  // namespace thimble::memory
