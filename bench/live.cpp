@@ -7,8 +7,10 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <thimble/bench/commands/flags.h>
 #include <thimble/bench/report/palette.h>
 #include <thimble/bench/report/text.h>
+#include <thimble/core/files/printable.h>
 #include <thimble/memory/units.h>
 
 namespace thimble::bench {
@@ -96,6 +98,19 @@ std::string live_picture(const LiveBytes& bytes, int columns) {
   std::string sums = "committed " + format_bytes(bytes.committed_bytes) + "  peak " + format_bytes(bytes.peak_bytes);
   if (bytes.budget_bytes > 0) sums += "  budget " + format_bytes(bytes.budget_bytes);
   return bar(bytes, whole, columns) + "\n" + legend + "\n" + clipped(sums, columns) + "\n";
+}
+
+PlanningLine::PlanningLine() : is_terminal_(isatty(STDERR_FILENO) != 0), begin_(std::chrono::steady_clock::now()) {}
+
+// Not only after show(): a child process that plans shows lines, too.
+PlanningLine::~PlanningLine() {
+  if (is_terminal_) std::fprintf(stderr, "\r\033[K");
+}
+
+void PlanningLine::show(const std::string& text) const {
+  if (!is_terminal_ || std::chrono::steady_clock::now() - begin_ < std::chrono::seconds(1)) return;
+  std::fprintf(stderr, "\r\033[Kplanning: %s", printable(with_flags(text)).c_str());
+  std::fflush(stderr);
 }
 
 LiveView::LiveView(std::FILE* terminal, const memory::Stack& stack, std::size_t budget_bytes)

@@ -2,6 +2,7 @@
 // A picture of memory in a terminal while a program runs: bytes by category now, what the arena has committed, the peak
 // and the budget, drawn again a few times a second with ANSI codes (ECMA-48).
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdio>
@@ -29,6 +30,22 @@ inline constexpr int live_lines = 3;
 /// column stands for an equal part of the budget (without one, of the peak), what is committed and free in it dotted,
 /// the peak a stroke; the categories with their bytes; committed, peak and budget. Colours are 24-bit.
 std::string live_picture(const LiveBytes& bytes, int columns);
+
+/// A line on standard error, where that is a terminal, that tells what planning does once it takes longer than a second.
+/// Gone at the end of its scope.
+class PlanningLine {
+ public:
+  PlanningLine();
+  ~PlanningLine();
+  PlanningLine(const PlanningLine&) = delete;
+  PlanningLine& operator=(const PlanningLine&) = delete;
+
+  void show(const std::string& text) const;
+
+ private:
+  bool is_terminal_;
+  std::chrono::steady_clock::time_point begin_;
+};
 
 /// Draws pictures on a terminal from a thread of its own until it is destroyed. What the program prints on the same
 /// terminal goes through `print`, so that it stands above the picture.

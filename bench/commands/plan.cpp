@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <iostream>
 #include <limits>
+#include <new>
 #include <span>
 #include <string>
 #include <utility>
@@ -20,12 +21,16 @@
 #include <thimble/bench/commands/packing_report.h>
 #include <thimble/bench/commands/ranks.h>
 #include <thimble/bench/commands/reports.h>
+#include <thimble/bench/live.h>
 #include <thimble/bench/report/plan_page.h>
 #include <thimble/bench/report/text.h>
+#include <thimble/bench/technique_report.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/file.h>
 #include <thimble/core/files/printable.h>
 #include <thimble/core/launch/compute_capability.h>
+#include <thimble/memory/bytes.h>
+#include <thimble/memory/process/heap_bound.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/training/adapting.h>
@@ -43,19 +48,6 @@ nlohmann::ordered_json segments_of(const models::PlanReport& report) {
                     {"path", segment.path},
                     {"kept_bytes", segment.kept_bytes},
                     {"nodes_dropped", segment.dropped}});
-  }
-  return list;
-}
-
-nlohmann::ordered_json techniques_of(const models::PlanReport& report) {
-  nlohmann::ordered_json list = nlohmann::ordered_json::array();
-  for (const models::TechniquePrice& price : report.techniques) {
-    nlohmann::ordered_json entry{{"flags", with_flags(price.options)},
-                                 {"minimum_feasible_bytes", price.minimum_bytes},
-                                 {"time_overhead", price.time_overhead}};
-    if (price.time_overhead_in_budget) entry["time_overhead_in_budget"] = *price.time_overhead_in_budget;
-    if (!price.note.empty()) entry["note"] = price.note;
-    list.push_back(std::move(entry));
   }
   return list;
 }
@@ -134,7 +126,13 @@ void print_plan_json(const models::PlanOptions& options, const models::PlanRepor
   json["step_seconds"] = report.plan.step_s;
   json["cost_model"] = report.cost_model;
   json["segments"] = segments_of(report);
-  if (!report.techniques.empty()) json["techniques"] = techniques_of(report);
+  if (!report.techniques.empty()) {
+    json["techniques"] = nlohmann::ordered_json::parse(techniques_json_text(report));
+  }
+  if (!report.is_feasible && !options.is_inference) {
+    json["techniques_known"] = report.known_techniques;
+    json["techniques_untried"] = report.untried_techniques;
+  }
   json["plan_ms"] = report.ms;
   if (!ranks.empty()) {
     json.update(layout_json(report.setup));
@@ -159,26 +157,6 @@ std::string techniques_in_words(const models::Setup& setup, const models::PlanRe
   if (setup.fuses_optimizer) words += ", optimizer fused into backward";
   words += ranks_in_words(setup);
   return words;
-}
-
-void print_techniques(const models::PlanReport& report) {
-  std::vector<std::string> names;
-  int width = 34;
-  for (const models::TechniquePrice& price : report.techniques) {
-    names.push_back(price.options.empty() ? "(as it is)" : with_flags(price.options));
-    width = std::max(width, static_cast<int>(names.back().size()));
-  }
-  std::printf("what one more technique would allow (time over a step that keeps everything, without any of them)\n");
-  std::printf("  %-*s %18s  %10s  %10s  %10s\n", width, "with", "smallest bytes", "", "at time", "in budget");
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    const models::TechniquePrice& price = report.techniques[i];
-    const std::string in_budget =
-        price.time_overhead_in_budget ? report::format_percent(*price.time_overhead_in_budget) : "-";
-    std::printf("  %-*s %18s  %10s  %10s  %10s%s%s\n", width, names[i].c_str(),
-                format_grouped(price.minimum_bytes).c_str(), format_bytes(price.minimum_bytes).c_str(),
-                report::format_percent(price.time_overhead).c_str(), in_budget.c_str(), price.note.empty() ? "" : "  ",
-                price.note.c_str());
-  }
 }
 
 void print_table(const models::PlanOptions& options, const models::PlanReport& report) {
@@ -244,7 +222,7 @@ void print_table(const models::PlanOptions& options, const models::PlanReport& r
   if (report.plan.tier_bytes > 0) {
     print_line(options.device.is_cuda() ? "pinned on the host" : "in files", report.plan.tier_bytes);
   }
-  if (!report.techniques.empty()) print_techniques(report);
+  if (!report.techniques.empty()) print_techniques(report, options.prices_techniques);
   const std::string overhead = report::format_percent(report.plan.time_overhead);
   std::printf("time: %s over keeping everything, by the cost model '%s'\nplanned in %.1f ms\n", overhead.c_str(),
               report.cost_model.c_str(), report.ms);
@@ -322,6 +300,12 @@ void add_file_flags(CLI::App& command, Files& files) {
   command.add_option("--snapshot", files.snapshot, "Write the step for pytorch.org/memory_viz")->type_name("FILE");
 }
 
+[[noreturn]] void refuse_planning(std::size_t bytes) {
+  throw OutOfMemory("planning: it needs more than the " + memory::exact_bytes(bytes) +
+                        " that a limit of the machine leaves beside code",
+                    {.requested_bytes = bytes + 1, .capacity_bytes = bytes});
+}
+
 std::string hardware_names() {
   std::string names;
   for (const nn::Hardware& h : nn::hardware_list()) names += (names.empty() ? "" : ", ") + h.name;
@@ -350,7 +334,8 @@ void add_plan(CLI::App& program) {
   command->add_flag("--max-batch", options->finds_batch, "Find the largest batch for the budget");
   command->add_flag("--max-seq", options->finds_sequence, "Text models: find the longest sequence for the budget");
   command->add_flag("--techniques", options->prices_techniques,
-                    "List what each further technique would allow and cost; always where no plan fits the budget");
+                    "List what each further technique would allow and cost; without it, where no plan fits the budget, "
+                    "those that do");
   command->add_flag("--inference", options->is_inference, "A forward without a tape instead of a training step");
   command->add_flag("--int8", options->is_int8,
                     "With --inference: of the model in 8 bits, as 'thimble quantize' makes it");
@@ -403,16 +388,26 @@ void add_plan(CLI::App& program) {
     const AssumedCapability units(name.empty() ? 0 : nn::hardware(name).capability);
     models::PlanReport alone;
     std::vector<models::RankPlan> ranks;
-    if (options->setup.ranks > 1) {
-      if (!files->plan.empty()) {
-        throw ValueError("--save: a file has the plan of one rank, and there are " +
-                         std::to_string(options->setup.ranks) + "; one is allowed");
+    const PlanningLine planning;
+    options->progress = [&planning](const std::string& text) { planning.show(text); };
+    const memory::HeapBound bound(memory::heap_room(false));
+    try {
+      if (options->setup.ranks > 1) {
+        if (!files->plan.empty()) {
+          throw ValueError("--save: a file has the plan of one rank, and there are " +
+                           std::to_string(options->setup.ranks) + "; one is allowed");
+        }
+        ranks = plan_ranks(*options);
+        options->setup.rank = ranks.front().ranks.front();
+      } else {
+        alone = make_plan(*options);
       }
-      ranks = plan_ranks(*options);
-      options->setup.rank = ranks.front().ranks.front();
-    } else {
-      alone = make_plan(*options);
+    } catch (const std::bad_alloc&) {
+      plan_detail::refuse_planning(bound.bytes());
+    } catch (const OutOfMemory&) {
+      plan_detail::refuse_planning(bound.bytes());
     }
+    options->progress = nullptr;
     const models::PlanReport& report = ranks.empty() ? alone : ranks.front().report;
     if (files->wants_pictures()) files->write(see_plan(*options, report));
     if (!files->plan.empty() && report.is_feasible) nn::write_plan(files->plan, report.plan);

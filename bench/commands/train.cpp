@@ -208,7 +208,12 @@ int run_rank(models::TrainOptions options, const Printed& printed, dist::Communi
   options.plans_in_child = options.device == cpu && ranks == nullptr;
   const bool prints = options.setup.rank == 0;
   std::optional<models::PreparedTraining> made;
-  if (!all_succeed(ranks, failure, [&] { made = prepare_training(options); })) return 0;
+  {
+    const PlanningLine planning;
+    if (prints) options.progress = [&planning](const std::string& text) { planning.show(text); };
+    if (!all_succeed(ranks, failure, [&] { made = prepare_training(options); })) return 0;
+    made->options.progress = nullptr;
+  }
   const models::PreparedTraining& prepared = *made;
   if (prints) say_before(prepared);
   TrainExtra extra{prepared.plan.packed, {}, {}, {}};

@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <new>
 #include <utility>
 
 #include <thimble/core/error.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/offload/device_tier.h>
+#include <thimble/memory/policies/trace.h>
+#include <thimble/memory/process/process.h>
+#include <thimble/models/planning/spilling.h>
 
 namespace thimble::models {
 namespace choices_detail {
@@ -147,41 +151,104 @@ std::vector<Away> away_of(const ChoiceOptions& options, const Setup& setup, cons
   return list;
 }
 
-/// The smallest plan with these away. A plan's time has no such transfers: here they are added, each as if nothing ran
-/// beside it. Forward, backward and update read each parameter, and the update writes it; gradients and state are
-/// written and read once.
-TechniquePrice price_away(const ChoiceOptions& options, const Setup& setup, const Away& what, const StateBytes& bytes,
-                          double plain_s) {
+/// A technique, or several, switched on in a setup's run.
+struct Lever {
+  std::string options;
+  Setup setup;
+  nn::PlannerOptions plans;
+  std::string note;
+  double transfer_s = 0;  ///< of what no plan's time has
+};
+
+Lever lever_of(const ChoiceOptions& options, const Variant& variant) {
+  return {variant.options, variant.setup, planner_options(variant.setup, options.device), variant.note};
+}
+
+const char* place_of(Device device) { return device.is_cuda() ? "host" : "FOLDER"; }
+
+void offload_tensors(nn::PlannerOptions& plans) {
+  plans.spilling.offloads = true;
+  plans.make_tier = [](Device on) { return memory::make_tier(on); };  // dry: it has no folder
+}
+
+/// With these away. A plan's time has no such transfers: here they are added, each as if nothing ran beside it.
+/// Forward, backward and update read each parameter, and the update writes it; gradients and state are written and read
+/// once.
+Lever away_lever(const ChoiceOptions& options, const Setup& setup, const Away& what, const StateBytes& bytes) {
   constexpr double of_parameters = 4, of_others = 2;
-  const char* const place = options.device.is_cuda() ? "host" : "FOLDER";
-  Setup away = setup;
-  nn::PlannerOptions plans = planner_options(setup, options.device);
-  std::string names;
-  if (away.offload.empty()) {
-    names = std::string("`offload` ") + place;
-    away.offload = place;  // on dry devices it is not looked for
-    plans.spilling.offloads = true;
-    plans.make_tier = [](Device on) { return memory::make_tier(on); };
+  Lever lever{{}, setup, planner_options(setup, options.device), {}};
+  if (setup.offload.empty()) {
+    lever.setup.offload = place_of(options.device);  // on dry devices it is not looked for
+    lever.options = "`offload` " + lever.setup.offload;
+    offload_tensors(lever.plans);
   }
   double moved = 0;
   const auto send = [&](bool is_sent, const char* option, bool& flag, double transfers) {
     if (!is_sent) return;
-    names += (names.empty() ? "`" : " `") + std::string(option) + "`";
+    lever.options += (lever.options.empty() ? "`" : " `") + std::string(option) + "`";
     flag = true;
     moved += transfers;
   };
-  send(what.parameters, "offloads_parameters", away.offloads_parameters, of_parameters * bytes.parameters);
-  send(what.gradients, "offloads_gradients", away.offloads_gradients, of_others * bytes.gradients);
-  send(what.optimizer, "offloads_optimizer", away.offloads_optimizer, of_others * bytes.optimizer);
-  nn::Planner planner(options.run_of(away), options.device, options.costs, plans);
-  const double transfer_s = moved / options.costs.hardware.tier_bytes_per_s;
-  const nn::Plan& least = planner.smallest();
-  TechniquePrice price{names, least.peak_bytes, (least.step_s + transfer_s) / plain_s - 1, {}, {}};
-  if (least.peak_bytes <= options.budget_bytes) {
-    price.time_overhead_in_budget = (planner.fit(options.budget_bytes).step_s + transfer_s) / plain_s - 1;
+  send(what.parameters, "offloads_parameters", lever.setup.offloads_parameters, of_parameters * bytes.parameters);
+  send(what.gradients, "offloads_gradients", lever.setup.offloads_gradients, of_others * bytes.gradients);
+  send(what.optimizer, "offloads_optimizer", lever.setup.offloads_optimizer, of_others * bytes.optimizer);
+  lever.transfer_s = moved / options.costs.hardware.tier_bytes_per_s;
+  if (what.parameters) lever.note = "parameters are read as they are needed";
+  return lever;
+}
+
+/// Tensors that the plan offloads or packs, as far as the setup leaves that off. A captured step's stay on the device.
+std::vector<Lever> spilling_levers(const ChoiceOptions& options, const Setup& setup, const TapeGraph& graph) {
+  std::vector<Lever> list;
+  if (setup.offload.empty() && !options.captures_steps) {
+    list.push_back({std::string("`offload` ") + place_of(options.device), setup, {}, {}});
+    offload_tensors(list.back().plans);
   }
-  price.note = what.parameters ? "parameters are read as they are needed" : "";
+  const std::vector<DType> narrower = narrower_dtypes(graph);
+  if (setup.allows_lossy || narrower.empty()) return list;
+  const bool is_usual = narrower.front() == setup.lossy;
+  const std::string dtype = is_usual ? "" : "=" + std::string(to_string(narrower.back()));
+  list.push_back({"`allows_lossy`" + dtype, setup, planner_options(setup, options.device), "gradients are rounded"});
+  list.back().plans.spilling.packs = true;
+  list.back().plans.spilling.packed = is_usual ? setup.lossy : narrower.back();
+  return list;
+}
+
+nn::Planner planner_of(const ChoiceOptions& options, const Lever& lever) {
+  return {options.run_of(lever.setup), options.device, options.costs, lever.plans};
+}
+
+TechniquePrice price_of(const ChoiceOptions& options, const Lever& lever, nn::Planner& planner, double plain_s) {
+  const nn::Plan& least = planner.smallest();
+  TechniquePrice price{
+      lever.options, least.peak_bytes, (least.step_s + lever.transfer_s) / plain_s - 1, {}, lever.note};
+  if (least.peak_bytes <= options.budget_bytes) {
+    price.time_overhead_in_budget = (planner.fit(options.budget_bytes).step_s + lever.transfer_s) / plain_s - 1;
+  }
   return price;
+}
+
+/// Seconds of the setup's step without techniques that keeps everything, by a recording.
+double recorded_step_seconds(const ChoiceOptions& options, const Setup& setup, const TapeGraph* graph = nullptr) {
+  Setup plain = setup;
+  plain.sizes.head = Head::full;
+  plain.sizes.feed_forward = FeedForward::full;
+  plain.fuses_optimizer = false;
+  plain.micro_batches = least_micro_batches(setup);
+  const bool is_plain = graph != nullptr && !has_techniques(setup);
+  const TapeGraph recorded = is_plain ? TapeGraph() : nn::record_step(options.device, options.run_of(plain));
+  const std::vector<nn::NodeTimes> times = nn::node_times(is_plain ? *graph : recorded, options.costs);
+  return static_cast<double>(plain.micro_batches) * nn::step_seconds(times);
+}
+
+/// Whether a refusal has time for work that takes about so long.
+bool has_time(const ChoiceOptions& options, double ms) {
+  return options.refusal_ms == 0 || process::processor_ms() - options.begin_ms + ms <= options.refusal_ms;
+}
+
+/// Whether a lever may have a plan within the budget; false: it has none.
+bool may_fit(const ChoiceOptions& options, const Lever& lever) {
+  return state_bound(options.run_of(lever.setup), options.device) <= options.budget_bytes;
 }
 
 std::string percent(double part) { return std::to_string(std::llround(100 * part)) + " %"; }
@@ -195,13 +262,7 @@ bool has_techniques(const Setup& setup) noexcept {
 
 double plain_step_seconds(const ChoiceOptions& options, const Setup& setup, const nn::Planner& planner) {
   if (!has_techniques(setup) || !options.costs.operators.empty()) return planner.keep_everything().step_s;
-  Setup plain = setup;
-  plain.sizes.head = Head::full;
-  plain.sizes.feed_forward = FeedForward::full;
-  plain.fuses_optimizer = false;
-  plain.micro_batches = least_micro_batches(setup);
-  const TapeGraph of_micro_batch = nn::record_step(options.device, options.run_of(plain));
-  return static_cast<double>(plain.micro_batches) * nn::step_seconds(nn::node_times(of_micro_batch, options.costs));
+  return choices_detail::recorded_step_seconds(options, setup);
 }
 
 std::vector<TechniquePrice> price_techniques(const ChoiceOptions& given, const Setup& setup) {
@@ -210,33 +271,106 @@ std::vector<TechniquePrice> price_techniques(const ChoiceOptions& given, const S
   options.costs = nn::CostModel(given.costs.hardware);
   double plain_s = 0;
   std::vector<TechniquePrice> prices;
-  for (const Variant& variant : variants_of(setup)) {
-    const std::shared_ptr<nn::Planner> planner = planner_of(options, variant.setup);
-    if (prices.empty()) plain_s = plain_step_seconds(options, setup, *planner);
-    const nn::Plan& least = planner->smallest();
-    TechniquePrice price{variant.options, least.peak_bytes, least.step_s / plain_s - 1, {}, variant.note};
-    if (least.peak_bytes <= options.budget_bytes) {
-      price.time_overhead_in_budget = planner->fit(options.budget_bytes).step_s / plain_s - 1;
-    }
-    prices.push_back(std::move(price));
-  }
+  const auto add = [&](const Lever& lever) {
+    if (options.progress) options.progress("planned with " + (lever.options.empty() ? "nothing more" : lever.options));
+    nn::Planner planner = planner_of(options, lever);
+    if (prices.empty()) plain_s = plain_step_seconds(options, setup, planner);
+    prices.push_back(price_of(options, lever, planner, plain_s));
+  };
+  for (const Variant& variant : variants_of(setup)) add(lever_of(options, variant));
   const bool has_fit = std::any_of(prices.begin(), prices.end(),
                                    [&](const TechniquePrice& p) { return p.minimum_bytes <= options.budget_bytes; });
   if (!options.prices_away && (options.budget_bytes == 0 || has_fit)) return prices;
   const StateBytes bytes(setup);
-  for (const Away& away : away_of(options, setup, bytes)) {
-    prices.push_back(price_away(options, setup, away, bytes, plain_s));
-  }
+  for (const Away& away : away_of(options, setup, bytes)) add(away_lever(options, setup, away, bytes));
   return prices;
 }
 
-std::string to_line(const std::vector<TechniquePrice>& prices) {
-  std::string line;
-  for (std::size_t i = 1; i < prices.size(); ++i) {
-    line += (line.empty() ? "" : ", ") + std::string("with ") + prices[i].options + " " +
-            memory::exact_bytes(prices[i].minimum_bytes) + " at " + choices_detail::percent(prices[i].time_overhead);
+std::size_t state_bound(const nn::MakeRun& make, Device device) {
+  const nn::MemoryProfile profile = nn::profile_training(dry(device), make, 1, true);
+  std::size_t most = 0;
+  for (const CategoryBytes& live : timeline(profile.events)) {
+    std::size_t bytes = 0;
+    for (const Category c : {Category::parameter, Category::gradient, Category::optimizer}) {
+      bytes += live[static_cast<std::size_t>(c)];
+    }
+    most = std::max(most, bytes);
   }
-  return line;
+  return most;
+}
+
+TechniqueOffers offer_techniques(const ChoiceOptions& given, const Setup& setup) {
+  using namespace choices_detail;
+  ChoiceOptions options = given;
+  options.costs = nn::CostModel(given.costs.hardware);
+  TechniqueOffers offers;
+  // A lever is planned in about the time that the setup itself took.
+  double lever_ms = process::processor_ms() - options.begin_ms, bound_ms = 0;
+  const auto timed = [](double& most, auto&& work) {
+    const double begin = process::processor_ms();
+    const auto result = work();
+    most = std::max(most, process::processor_ms() - begin);
+    return result;
+  };
+  try {
+    const TapeGraph graph = nn::record_step(options.device, options.run_of(setup));
+    const double plain_s = recorded_step_seconds(options, setup, &graph);
+    std::vector<Lever> levers;
+    for (const Variant& variant : variants_of(setup)) levers.push_back(lever_of(options, variant));
+    levers.erase(levers.begin());  // the setup as it is
+    for (Lever& lever : spilling_levers(options, setup, graph)) levers.push_back(std::move(lever));
+    const StateBytes bytes(setup);
+    for (const Away& away : away_of(options, setup, bytes)) levers.push_back(away_lever(options, setup, away, bytes));
+    offers.known = offers.untried = levers.size();
+    std::size_t number = 0;
+    for (const Lever& lever : levers) {
+      if (options.progress) {
+        options.progress("technique " + std::to_string(++number) + " of " + std::to_string(offers.known) + ": " +
+                         lever.options);
+      }
+      if (!has_time(options, bound_ms)) break;
+      if (timed(bound_ms, [&] { return may_fit(options, lever); })) {
+        if (!has_time(options, lever_ms)) continue;  // a later one may be dropped by its bound
+        timed(lever_ms, [&] {
+          nn::Planner planner = planner_of(options, lever);
+          if (planner.least_load() > options.budget_bytes) return false;
+          const TechniquePrice price = price_of(options, lever, planner, plain_s);
+          if (price.time_overhead_in_budget) offers.fitting.push_back(price);
+          return true;
+        });
+      }
+      --offers.untried;
+    }
+  } catch (const std::bad_alloc&) {  // the rest stays untried
+  } catch (const OutOfMemory&) {
+  }
+  std::stable_sort(offers.fitting.begin(), offers.fitting.end(), [](const TechniquePrice& a, const TechniquePrice& b) {
+    return *a.time_overhead_in_budget < *b.time_overhead_in_budget;
+  });
+  return offers;
+}
+
+std::string to_text(const TechniqueOffers& offers) {
+  std::string text;
+  for (const TechniquePrice& price : offers.fitting) {
+    text += (text.empty() ? "it fits with " : ", or with ") + price.options + ", which needs " +
+            memory::exact_bytes(price.minimum_bytes) + ", at " +
+            choices_detail::percent(*price.time_overhead_in_budget) + " more time";
+  }
+  const std::size_t tried = offers.known - offers.untried;
+  const std::string of = std::to_string(offers.known) + (offers.known == 1 ? " technique" : " techniques");
+  if (text.empty() && tried > 0 && offers.untried == 0) return "none of " + of + " fits";
+  if (text.empty() && tried > 0) text = "none of the " + std::to_string(tried) + " techniques fits that were tried";
+  if (offers.untried > 0) {
+    text += (text.empty() ? "" : "; ") + std::to_string(offers.untried) + " of " + of +
+            " were not tried, for want of time or memory: a plan with `prices_techniques` tries them all";
+  }
+  return text;
+}
+
+nn::BudgetError with_offers(const nn::BudgetError& error, const TechniqueOffers& offers) {
+  const std::string text = to_text(offers);
+  return {error.what() + (text.empty() ? "" : "; " + text), error.budget_bytes(), error.minimum_bytes()};
 }
 
 MicroBatchChoice choose_micro_batches(const ChoiceOptions& options, const Setup& given) {

@@ -27,6 +27,10 @@ struct ChoiceOptions {
   std::size_t budget_bytes = 0;  ///< 0: none
   bool captures_steps = false;   ///< so that parameters cannot be away
   bool prices_away = false;      ///< what waits in a tier is priced even where something fits
+  /// Processor time at which planning began (process::processor_ms), and how much of it the whole of a refusal may take:
+  /// what would go beyond is not tried. 0: as much as it takes.
+  double begin_ms = 0, refusal_ms = 0;
+  std::function<void(const std::string& text)> progress = {};  ///< told what is tried next; may be empty
 };
 
 /// Whether a technique of this list is switched on: micro-batches, the chunked head, feed-forward layers in tiles, the
@@ -54,8 +58,28 @@ struct TechniquePrice {
 /// others were measured. Takes about as long as planning each of them. Throws what the runs throw.
 std::vector<TechniquePrice> price_techniques(const ChoiceOptions& options, const Setup& setup);
 
-/// The list as one line, without the first entry: "with `fuses_optimizer` 123 bytes at 4 % more time; ...".
-std::string to_line(const std::vector<TechniquePrice>& prices);
+/// What would make a refused budget enough.
+struct TechniqueOffers {
+  std::vector<TechniquePrice> fitting;  ///< with a plan within the budget, the cheapest there first
+  std::size_t known = 0;                ///< techniques, and several together, that could be switched on
+  std::size_t untried = 0;              ///< of these, for want of time or of memory to plan in
+};
+
+/// Tries what price_techniques lists, and tensors offloaded or packed by the plan. One whose parameters, gradients and
+/// optimizer state do not fit, or whose smallest plans hold too much at one time, is dropped without being placed.
+/// Throws what the runs throw.
+TechniqueOffers offer_techniques(const ChoiceOptions& options, const Setup& setup);
+
+/// Bytes of parameters, gradients and optimizer state at their most in one step, which no plan of the run needs less
+/// than.
+std::size_t state_bound(const nn::MakeRun& make, Device device);
+
+/// "within the budget with `head` chunked, which needs 2.23 GiB (2,390,753,280 bytes), at 9.8 % more time; none of 14
+/// techniques fits".
+std::string to_text(const TechniqueOffers& offers);
+
+/// `error` with that in its message.
+nn::BudgetError with_offers(const nn::BudgetError& error, const TechniqueOffers& offers);
 
 /// A number of micro-batches.
 struct MicroBatchChoice {

@@ -10,6 +10,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/launch/tf32.h>
 #include <thimble/core/tensor/context.h>
+#include <thimble/memory/process/process.h>
 #include <thimble/models/planning/planned_run.h>
 #include <thimble/models/planning/spilling.h>
 #include <thimble/models/training/adapting.h>
@@ -118,6 +119,10 @@ void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn
   const RunOfSetup run_of = [&runs](const Setup& other) { return runs.of(other); };
   ChoiceOptions choices{run_of, options.device, costs, report.budget_bytes};
   choices.prices_away = options.prices_techniques;
+  choices.begin_ms = process::processor_ms();
+  choices.refusal_ms = options.refusal_ms;
+  choices.progress = options.progress;
+  if (choices.progress) choices.progress("the smallest plan");
   if (setup.micro_batches == auto_micro_batches) {
     const MicroBatchChoice choice = choose_micro_batches(choices, setup);
     setup.micro_batches = choice.count;
@@ -141,7 +146,7 @@ void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn
     try {
       report.plan = fit_in_budget(choices, setup, planner);
     } catch (const nn::BudgetError& error) {
-      report.why_infeasible = with_prices(error, price_spilling(report.run, setup, costs, options.device));
+      report.why_infeasible = error;
       report.is_feasible = false;
       report.plan = planner.smallest();
     }
@@ -150,7 +155,16 @@ void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn
   report.packing = packed_bytes_of(report.plan);
   report.committed = parts_of(report, options.device);
   report.segments = segments_of(report.plan, planner.graph());
-  if (options.prices_techniques || !report.is_feasible) report.techniques = price_techniques(choices, setup);
+  if (options.prices_techniques) report.techniques = price_techniques(choices, setup);
+  if (report.is_feasible) return;
+  if (options.prices_techniques) choices.refusal_ms = 0;  // who asks for all of them has the time
+  const TechniqueOffers offers = offer_techniques(choices, setup);
+  report.why_infeasible = with_offers(report.why_infeasible, offers);
+  report.known_techniques = offers.known;
+  report.untried_techniques = offers.untried;
+  if (options.prices_techniques) return;
+  report.techniques.push_back({"", report.minimum_bytes, report.plan.time_overhead, {}, {}});
+  report.techniques.insert(report.techniques.end(), offers.fitting.begin(), offers.fitting.end());
 }
 
 memory::OutsideBytes outside_of(const PlanOptions& options, const memory::ProcessBase& base, std::size_t nodes,

@@ -31,7 +31,9 @@ struct PlanOptions {
   bool is_inference = false;       ///< a forward without a tape
   bool is_int8 = false;            ///< with is_inference: of the net in 8-bit codes (models/training/quantizing.h)
   bool allows_tf32 = false;        ///< f32 products of a GPU take the time of TF32 (core/launch/tf32.h)
-  bool prices_techniques = false;  ///< even where the budget is feasible; where it is not, they are priced anyway
+  bool prices_techniques = false;  ///< all of them, even where the budget is feasible
+  double refusal_ms = default_refusal_ms;  ///< where it is not, and they are not: as ChoiceOptions has it
+  std::function<void(const std::string& text)> progress = {};  ///< told what is planned next; may be empty
 };
 
 /// A segment of the plan.
@@ -64,7 +66,10 @@ struct PlanReport {
   std::string cost_model;
   std::vector<PlannedSegment> segments;
   double plain_step_s = 0;                 ///< of the step that the plan's time_overhead is counted from
-  std::vector<TechniquePrice> techniques;  ///< where asked for, or the budget is infeasible
+  std::vector<TechniquePrice> techniques;  ///< where asked for; where no plan keeps the budget the setup as it is, and
+                                           ///< those that do
+  std::size_t known_techniques = 0;        ///< of a budget that no plan keeps: that could be switched on
+  std::size_t untried_techniques = 0;      ///< of these, left out for want of time or memory
   double ms = 0;                           ///< of planning, without measuring
   std::shared_ptr<nn::Planner> planner;    ///< that found the plan; null with `is_inference`
 };

@@ -1,7 +1,10 @@
 // Before the first step: what is asked for is checked, the data are opened, and the run is planned.
 
+#include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <new>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -16,6 +19,8 @@
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/process/child_process.h>
+#include <thimble/memory/process/heap_bound.h>
+#include <thimble/memory/process/process.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/planning/capture.h>
 #include <thimble/models/planning/choices.h>
@@ -110,7 +115,7 @@ void plan_from_file(PreparedTraining& prepared) {
   prepared.plan = std::move(plan);
 }
 
-/// Chooses what the setup leaves open and finds the plan. Throws BudgetError with the prices of further techniques.
+/// Chooses what the setup leaves open and finds the plan. Throws BudgetError with the techniques that would fit.
 void plan_in_budget(PreparedTraining& prepared) {
   Setup& setup = prepared.options.setup;
   const std::size_t budget = prepared.options.budget_bytes;
@@ -123,7 +128,11 @@ void plan_in_budget(PreparedTraining& prepared) {
   };
   const nn::CostModel costs = plan_costs(setup, prepared.options.costs, budget, prepared.options.device);
   prepared.cost_model = costs.source;
-  const ChoiceOptions choices{run_of, prepared.options.device, costs, budget, prepared.options.captures_steps};
+  ChoiceOptions choices{run_of, prepared.options.device, costs, budget, prepared.options.captures_steps};
+  choices.begin_ms = process::processor_ms();
+  choices.refusal_ms = prepared.options.refusal_ms;
+  choices.progress = prepared.options.progress;
+  if (choices.progress) choices.progress("the smallest plan");
   Setup chosen = setup;
   std::shared_ptr<nn::Planner> planner;
   if (setup.micro_batches == auto_micro_batches) {
@@ -142,10 +151,8 @@ void plan_in_budget(PreparedTraining& prepared) {
     plan =
         prepared.options.captures_steps ? fit_captured(*planner, prepared) : fit_in_budget(choices, chosen, *planner);
   } catch (const nn::BudgetError& error) {
-    const std::string others = to_line(price_techniques(choices, chosen));
-    const nn::BudgetError all(error.what() + (others.empty() ? "" : "; " + others), budget, error.minimum_bytes());
-    throw with_prices(
-        all, price_spilling(run_of(chosen), chosen, costs, prepared.options.device, prepared.options.captures_steps));
+    planner.reset();  // the others need its bytes
+    throw with_offers(error, offer_techniques(choices, chosen));
   }
   plan.time_overhead = plan.step_s / plain_step_seconds(choices, chosen, *planner) - 1;
   prepared.packing = packed_bytes_of(plan);
@@ -153,25 +160,59 @@ void plan_in_budget(PreparedTraining& prepared) {
   setup = chosen;
 }
 
+/// Planning found no room.
+[[noreturn]] void refuse_planning(const TrainOptions& options, std::size_t room, const std::string& why) {
+  const std::size_t budget = options.process_budget_bytes;
+  throw OutOfMemory("planning: " + why + " of " + memory::exact_bytes(room) +
+                        (budget > 0 ? ", which `process_budget_bytes` " + memory::exact_bytes(budget) +
+                                          " or a limit of the machine leaves beside code"
+                                    : ", which a limit of the machine leaves") +
+                        "; a plan that was made elsewhere (`plan --save`) is followed in less (`plan`)",
+                    {.requested_bytes = room + 1, .capacity_bytes = room});
+}
+
 /// The same in a child process, whose planners leave nothing on this one's heap: what they hold while they search would
-/// count as outside of the arena for as long as this process lives. False where there is no plan; planning here then
-/// says why.
+/// count as outside of the arena for as long as this process lives. Meanwhile the child holds no more than the process
+/// may and its limits allow. False where planning here says why there is no plan. Throws BudgetError, OutOfMemory.
 bool plan_in_child(PreparedTraining& prepared) {
-  const std::optional<std::string> made = memory::in_child_process([&prepared] {
-    plan_in_budget(prepared);
-    return std::to_string(prepared.options.setup.micro_batches) + " " + std::to_string(prepared.nodes) + " " +
-           prepared.cost_model + "\n" + nn::plan_to_json(prepared.plan);
-  });
+  std::size_t room = memory::heap_room(true);
+  if (const std::size_t budget = prepared.options.process_budget_bytes; budget > 0) {
+    room = std::min(room, budget - std::min(budget, process::file_mapped_bytes()));
+  }
+  int signal = 0;
+  const std::optional<std::string> made = memory::in_child_process(
+      [&prepared, room]() -> std::string {
+        const memory::HeapBound bound(room);
+        try {
+          plan_in_budget(prepared);
+          return "plan " + std::to_string(prepared.options.setup.micro_batches) + " " + std::to_string(prepared.nodes) +
+                 " " + prepared.cost_model + "\n" + nn::plan_to_json(prepared.plan);
+        } catch (const nn::BudgetError& error) {
+          return "budget " + std::to_string(error.budget_bytes()) + " " + std::to_string(error.minimum_bytes()) + " " +
+                 error.what();
+        } catch (const std::bad_alloc&) {
+          return "memory";
+        } catch (const OutOfMemory&) {
+          return "memory";
+        }
+      },
+      &signal);
+  if (signal == SIGKILL) refuse_planning(prepared.options, room, "the system ended it within its bound");
   if (!made) return false;
+  if (*made == "memory") refuse_planning(prepared.options, room, "it needs more than its bound");
+  char* rest = nullptr;
+  const bool is_plan = made->starts_with("plan ");
+  const auto first = std::strtoull(made->c_str() + made->find(' '), &rest, 10);
+  const auto second = std::strtoull(rest, &rest, 10);
+  const auto text = static_cast<std::size_t>(rest + 1 - made->c_str());
+  if (!is_plan) throw nn::BudgetError(made->substr(text), first, second);
   const std::size_t end = made->find("\n{");
   Setup& setup = prepared.options.setup;
-  char* rest = nullptr;
-  setup.micro_batches = std::strtoll(made->c_str(), &rest, 10);
-  prepared.nodes = std::strtoull(rest, &rest, 10);
-  const auto name = static_cast<std::size_t>(rest + 1 - made->c_str());
-  prepared.cost_model = made->substr(name, end - name);
+  setup.micro_batches = static_cast<std::int64_t>(first);
+  prepared.nodes = second;
+  prepared.cost_model = made->substr(text, end - text);
   prepared.plan =
-      nn::plan_from_json(std::string_view(*made).substr(end), "of a child process", training_program(prepared),
+      nn::plan_from_json(std::string_view(*made).substr(end + 1), "of a child process", training_program(prepared),
                          prepared.options.device, planner_options(setup, prepared.options.device).make_tier);
   prepared.packing = packed_bytes_of(prepared.plan);
   return true;

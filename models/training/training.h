@@ -72,6 +72,9 @@ struct TrainOptions {
   std::string plan;                      ///< a file that nn::write_plan wrote: followed, and nothing is planned
   bool is_strict = false;                ///< a step that leaves its plan is an error
   bool plans_in_child = false;           ///< on the cpu plans are searched in a child process (child_process.h)
+  /// Processor time that a refusal for want of memory may take (ChoiceOptions::refusal_ms), and what it is doing.
+  double refusal_ms = default_refusal_ms;
+  std::function<void(const std::string& text)> progress = {};
   bool captures_steps = false;           ///< on a CUDA device steps are captured and replayed (nn/step/captured_step.h)
   /// Where the setup is of several ranks: those, all of which call prepare_training and train with the same options but
   /// for `setup.rank`. They must live as long as the run.

@@ -36,6 +36,7 @@ const Plan& Planner::fit(std::size_t budget_bytes) {
 
 std::vector<Plan> Planner::plans() { return search_->plans(); }
 const Plan& Planner::smallest() { return search_->smallest(); }
+std::size_t Planner::least_load() { return search_->least_load(); }
 const Plan& Planner::keep_everything() const noexcept { return search_->keep_everything(); }
 std::int64_t Planner::parameters() const noexcept { return search_->parameters(); }
 const TapeGraph& Planner::graph() const noexcept { return search_->graph(); }

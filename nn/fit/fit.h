@@ -113,6 +113,8 @@ class Planner {
   /// The smallest budget for which fit() has a plan, and that plan: the smallest among the points at the frontier's
   /// lower end.
   const Plan& smallest();
+  /// A bound of smallest()'s peak from below, without placing anything: no budget under it has a plan.
+  std::size_t least_load();
   /// The step without a plan, in an arena without placement: what overheads are counted from.
   const Plan& keep_everything() const noexcept;
 

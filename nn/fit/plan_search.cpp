@@ -9,6 +9,7 @@
 #include <thimble/memory/arena/backing.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/remat/frontier.h>
+#include <thimble/nn/fit/plan_json.h>
 
 namespace thimble::nn {
 namespace plan_search_detail {
@@ -184,41 +185,27 @@ Plan PlanSearch::plan_of(std::shared_ptr<const TapePlan> tape) const {
   plan.tape = std::move(tape);
   if (!plan.tape) return plan;
   if (plan.tape->offloads()) plan.make_tier = options_.make_tier;
-  for (const TapePlan::Spill& spill : plan.tape->spills) {
-    const TapeGraph::Node& node = graph_.nodes[spill.node];
-    std::uint32_t value = node.output;
-    for (std::size_t k = 0; k < node.saved.size(); ++k) {
-      if (node.places[k] == spill.which) value = node.saved[k];
-    }
-    const bool is_offloaded = spill.form == TapePlan::Spill::Form::offload;
-    (is_offloaded ? plan.offloaded_bytes : plan.packed_bytes) += graph_.bytes_of(value);
-    if (!is_offloaded) add_packed(plan.packed, graph_, spill, value);
-  }
+  count_spills(plan, graph_);
   return plan;
 }
 
 PlanSearch::Candidate PlanSearch::run_dry(std::shared_ptr<const TapePlan> tape) const {
   Candidate candidate;
   candidate.plan = plan_of(std::move(tape));
-  MemoryProfile profile = profile_training(device_, run_with(candidate.plan), 2, true);
+  // With the two steps that a placement is made of, though few candidates are placed: these are run once more, because
+  // the events of all of them would take more than everything else that a search holds.
+  const MemoryProfile profile = profile_training(device_, run_with(candidate.plan), 2, true);
   candidate.plan.peak_bytes = profile.peak_bytes;
   candidate.plan.lower_bound_bytes = profile.lower_bound_bytes;
   candidate.plan.peak_by_category = profile.peak_by_category;
   candidate.plan.tier_bytes = profile.tier_bytes;
-  candidate.events = std::move(profile.events);
-  candidate.step_ends = std::move(profile.step_ends);
-  candidate.setup_end = profile.setup_end;
   return candidate;
 }
 
 const Plan& PlanSearch::place(Candidate& candidate) {
   if (candidate.is_placed) return candidate.plan;
-  const memory::PlacementOptions options = placement_options(device_, passes_);
-  MemoryProfile dynamic;
-  dynamic.events = std::move(candidate.events);
-  dynamic.step_ends = std::move(candidate.step_ends);
-  dynamic.setup_end = candidate.setup_end;
-  std::vector<StepPlacement> placement = plan_steps(dynamic, options);
+  std::vector<StepPlacement> placement =
+      plan_steps(device_, run_with(candidate.plan), placement_options(device_, passes_));
   const MemoryProfile placed = profile_training(device_, run_with(candidate.plan), 2, false, placement);
   if (placed.peak_bytes <= candidate.plan.peak_bytes) {
     candidate.plan.peak_bytes = placed.peak_bytes;
@@ -297,6 +284,13 @@ std::size_t PlanSearch::smallest_point() {
     if (peak < least) least = peak, smallest_ = point;
   }
   return smallest_;
+}
+
+/// What the points that smallest() looks at commit at least.
+std::size_t PlanSearch::least_load() {
+  std::size_t least = simpler_ ? simpler_->least_load() : none;
+  for (const std::size_t point : low_) least = std::min(least, committed(run(point).plan.lower_bound_bytes));
+  return least;
 }
 
 const Plan& PlanSearch::smallest() {

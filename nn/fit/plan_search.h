@@ -31,6 +31,7 @@ class PlanSearch {
   const Plan* find(std::size_t budget_bytes);
   std::vector<Plan> plans();
   const Plan& smallest();
+  std::size_t least_load();
   const Plan& keep_everything() const noexcept { return keep_everything_; }
   std::int64_t parameters() const noexcept { return parameters_; }
   const TapeGraph& graph() const noexcept { return graph_; }
@@ -38,10 +39,7 @@ class PlanSearch {
  private:
   static constexpr std::size_t none = ~std::size_t{0};
   struct Candidate {
-    Plan plan;                           // its peak is that of a dynamic arena until it is placed
-    std::vector<Trace::Event> events;    // of a run without placement, until it is placed
-    std::vector<std::size_t> step_ends;  // in them
-    std::size_t setup_end = 0;
+    Plan plan;  // its peak is that of a dynamic arena until it is placed
     bool is_placed = false;
   };
   MakeRun run_with(const Plan& plan) const;

@@ -292,11 +292,10 @@ TEST_CASE("cuda: plans are made for a GPU's memory, wherever there is none", "[c
   const nn::MakeRun make = models::zero_batch_run(options.setup);
   const auto plans = nn::plan_steps(cuda(), make);
   CHECK(plan.plan.peak_bytes == nn::profile_training(dry(cuda()), make, 2, false, plans).peak_bytes);
-  options.budget_bytes =
-      1 << 20;  // less than a granule: what it would take is said, and what each technique would save
+  options.budget_bytes = 1 << 20;  // less than a granule: the smallest plan is named, and that no technique fits
   const models::PlanReport refused = models::make_plan(options);
   CHECK_FALSE(refused.is_feasible);
-  CHECK(std::string(refused.why_infeasible.what()).find("`offload`") != std::string::npos);
+  CHECK(std::string(refused.why_infeasible.what()).find("techniques fits") != std::string::npos);
   options.is_inference = true;
   options.budget_bytes = 0;
   CHECK(models::make_plan(options).plan.peak_bytes ==
