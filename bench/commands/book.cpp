@@ -2,14 +2,15 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 
 #include <CLI/CLI.hpp>
 
 #include <thimble/bench/book/figures.h>
 #include <thimble/bench/commands.h>
+#include <thimble/bench/commands/flags.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/file.h>
+#include <thimble/core/files/outputs.h>
 
 namespace thimble::bench {
 namespace book_detail {
@@ -17,6 +18,9 @@ namespace book_detail {
 struct Flags {
   std::string folder, index;
   std::vector<std::string> names;
+  bool overwrites = false;
+
+  std::string picture(const BookFigure& figure) const { return folder + "/" + std::string(figure.name) + ".svg"; }
 };
 
 // A cell of a table in Markdown.
@@ -59,6 +63,7 @@ std::string command_index() {
 }
 
 void run(const Flags& flags) {
+  check_outputs({{"--index", flags.index, &file_kinds::index}}, {}, flags.overwrites);
   if (!flags.index.empty()) return write_file_atomically(flags.index, command_index());
   std::vector<const BookFigure*> chosen;
   for (const BookFigure& figure : book_figures()) {
@@ -72,10 +77,15 @@ void run(const Flags& flags) {
       throw ValueError("book: there is no figure '" + name + "'; allowed: " + all);
     }
   }
-  if (!flags.folder.empty()) std::filesystem::create_directories(flags.folder);
+  if (!flags.folder.empty()) {
+    make_output_folder("--figures", flags.folder);
+    std::vector<Output> outputs;
+    for (const BookFigure* const f : chosen) outputs.push_back({"--figures", flags.picture(*f), &file_kinds::picture});
+    check_outputs(outputs, {}, flags.overwrites);
+  }
   for (const BookFigure* const figure : chosen) {
     const std::string svg = flags.folder.empty() ? "" : figure->draw();
-    if (!svg.empty()) write_file_atomically(flags.folder + "/" + std::string(figure->name) + ".svg", svg);
+    if (!svg.empty()) write_file_atomically(flags.picture(*figure), svg);
     std::printf("%-18s %s\n", std::string(figure->name).c_str(), std::string(figure->caption).c_str());
   }
 }
@@ -89,6 +99,7 @@ void add_book(CLI::App& program) {
   command->add_option("NAMES", flags->names, "Figures (all)");
   command->add_option("--figures", flags->folder, "Draw them into this folder, as SVG");
   command->add_option("--index", flags->index, "Write the index of commands and flags to this file, and nothing else");
+  add_overwrite_flag(*command, flags->overwrites);
   command->callback([flags] { book_detail::run(*flags); });
 }
 

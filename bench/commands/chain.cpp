@@ -19,6 +19,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/files/file.h>
 #include <thimble/core/files/file_stream.h>
+#include <thimble/core/files/outputs.h>
 #include <thimble/memory/remat/frontier.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/fit/fit.h>
@@ -32,7 +33,7 @@ struct Flags {
   std::vector<std::string> stages;
   std::string file, picture, staircase;
   std::size_t input = 0, budget = 0;
-  bool is_json = false;
+  bool is_json = false, overwrites = false;
 };
 
 // OUTPUT:KEPT:FORWARD:BACKWARD.
@@ -195,6 +196,9 @@ remat::Frontier solve(const remat::Chain& chain) {
 }
 
 void run(const Flags& flags) {
+  check_outputs(
+      {{"--svg", flags.picture, &file_kinds::picture}, {"--staircase", flags.staircase, &file_kinds::picture}},
+      {{"--file", flags.file}}, flags.overwrites);
   const remat::Chain chain = chain_of(flags);
   const remat::Frontier frontier = solve(chain);
   const auto budget = static_cast<remat::Bytes>(flags.budget);
@@ -240,6 +244,7 @@ void add_chain(CLI::App& program) {
   command->add_option("--svg", flags->picture, "Draw the schedule of the budget, or of the least bytes");
   command->add_option("--staircase", flags->staircase, "Draw time against bytes");
   command->add_flag("--json", flags->is_json, "Print JSON");
+  add_overwrite_flag(*command, flags->overwrites);
   command->callback([flags] { chain_detail::run(*flags); });
 }
 

@@ -42,6 +42,7 @@ std::string flag_of(std::string option) {
       {"lora_rank", "lora"},
       {"measures", "measure"},
       {"min_rate", "min-lr"},
+      {"overwrites", "overwrite"},
       {"offloads_gradients", "offload-gradients"},
       {"offloads_optimizer", "offload-optimizer"},
       {"offloads_parameters", "offload-parameters"},
@@ -168,6 +169,11 @@ std::string with_flags(std::string_view text) {
     at = end + 1;
   }
   return said;
+}
+
+void add_overwrite_flag(CLI::App& command, bool& target) {
+  command.add_flag("--overwrite", target,
+                   "Outputs may replace files of other kinds than they are; not what is read, nor each other");
 }
 
 CLI::Option* add_size(CLI::App& command, const std::string& flag, std::size_t& target, const std::string& help) {

@@ -30,6 +30,9 @@ double parse_number(std::string_view flag, const std::string& text, double low, 
 /// The device in `text`: cpu, cuda or cuda:N. Throws ValueError that names `flag`.
 Device parse_device_flag(std::string_view flag, const std::string& text);
 
+/// Adds --overwrite: outputs may replace files of other kinds (core/files/outputs.h).
+void add_overwrite_flag(CLI::App& command, bool& target);
+
 /// Adds a flag that takes a SIZE (memory/units.h), at least 1 byte; `target` outlives the parser.
 CLI::Option* add_size(CLI::App& command, const std::string& flag, std::size_t& target, const std::string& help);
 

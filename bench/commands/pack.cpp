@@ -11,6 +11,7 @@
 #include <thimble/bench/commands/flags.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/file.h>
+#include <thimble/core/files/outputs.h>
 #include <thimble/memory/placement/csv.h>
 #include <thimble/memory/units.h>
 
@@ -24,7 +25,7 @@ struct Flags {
   std::size_t capacity = 0;
   double seconds = 10;
   std::int64_t alignment = 1;
-  bool is_json = false;
+  bool is_json = false, overwrites = false;
 };
 
 void print_json(std::size_t buffers, const memory::Placement& placement, const Flags& flags) {
@@ -53,6 +54,7 @@ void print_line(std::size_t buffers, const memory::Placement& placement, const F
 }
 
 void run(const Flags& flags) {
+  check_outputs({{"--out", flags.output, &file_kinds::lifetimes}}, {{"IN", flags.input}}, flags.overwrites);
   memory::PlacementFile file = memory::read_placement(flags.input);
   memory::PlacementOptions options;
   options.capacity_bytes = flags.capacity;
@@ -105,6 +107,7 @@ void add_pack(CLI::App& program) {
       ->type_name("N");
   command->add_option("--out", flags->output, "Write the CSV with a column offset");
   command->add_flag("--json", flags->is_json, "Print JSON");
+  add_overwrite_flag(*command, flags->overwrites);
   command->callback([flags] { pack_detail::run(*flags); });
 }
 

@@ -11,6 +11,7 @@
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/core/files/file.h>
+#include <thimble/core/files/outputs.h>
 #include <thimble/dist/pipeline/schedule.h>
 
 namespace thimble::bench {
@@ -20,7 +21,7 @@ struct Flags {
   std::int64_t stages = 4, micro_batches = 8, chunks = 2;
   double forward_s = 1, backward_s = 2, link_s = 0;
   std::string picture;
-  bool is_json = false;
+  bool is_json = false, overwrites = false;
 };
 
 std::vector<report::ShownPipeline> runs_of(const Flags& flags) {
@@ -77,6 +78,7 @@ void print_table(const Flags& flags, const std::vector<report::ShownPipeline>& r
 }
 
 void run(const Flags& flags) {
+  check_outputs({{"--svg", flags.picture, &file_kinds::picture}}, {}, flags.overwrites);
   const std::vector<report::ShownPipeline> runs = runs_of(flags);
   if (!flags.picture.empty()) {
     write_file_atomically(flags.picture, report::svg_pipelines("Stages and time", "What each stage does when.", runs));
@@ -99,6 +101,7 @@ void add_pipeline(CLI::App& program) {
   add_number(*command, "--link", flags->link_s, 0, 1e9, "Time from one stage to the next (0)");
   command->add_option("--svg", flags->picture, "Draw the schedules");
   command->add_flag("--json", flags->is_json, "Print JSON");
+  add_overwrite_flag(*command, flags->overwrites);
   command->callback([flags] { pipeline_detail::run(*flags); });
 }
 

@@ -27,6 +27,7 @@
 #include <thimble/bench/technique_report.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/file.h>
+#include <thimble/core/files/outputs.h>
 #include <thimble/core/files/printable.h>
 #include <thimble/core/launch/compute_capability.h>
 #include <thimble/memory/bytes.h>
@@ -252,30 +253,22 @@ void print_ranks(std::span<const models::RankPlan> plans) {
 struct Files {
   std::string html, trace, csv, snapshot, plan;
 
-  std::vector<std::pair<const char*, const std::string*>> asked() const {
-    std::vector<std::pair<const char*, const std::string*>> list;
-    for (const auto& [flag, path] : {std::pair{"--html", &html},
-                                     {"--trace", &trace},
-                                     {"--csv", &csv},
-                                     {"--snapshot", &snapshot},
-                                     {"--save", &plan}}) {
-      if (!path->empty()) list.emplace_back(flag, path);
-    }
-    return list;
-  }
+  bool overwrites = false;
 
-  /// Throws ValueError or FileError before anything is planned or written.
-  void check() const {
-    const auto list = asked();
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      for (std::size_t k = 0; k < i; ++k) {
-        if (*list[i].second == *list[k].second) {
-          throw ValueError(std::string(list[i].first) + ": '" + *list[i].second + "' is what " + list[k].first +
-                           " writes; another name is allowed");
-        }
-      }
-      AtomicFile(*list[i].second);  // can it be written? Nothing is, without a commit
-    }
+  /// Throws ValueError before anything is planned or written.
+  void check(const models::PlanOptions& options) const {
+    const models::CostOptions& costs = options.costs;
+    check_outputs({{"--html", html, &file_kinds::page},
+                   {"--trace", trace, &file_kinds::trace},
+                   {"--csv", csv, &file_kinds::lifetimes},
+                   {"--snapshot", snapshot, &file_kinds::snapshot},
+                   {"--save", plan, &file_kinds::plan},
+                   {"--times", costs.measures ? costs.times : "", &file_kinds::costs}},
+                  {{"--data", options.data},
+                   {"--weights", options.setup.weights},
+                   {"--tokenizer", options.setup.tokenizer},
+                   {"--times", costs.measures ? "" : costs.times}},
+                  overwrites);
   }
 
   bool wants_pictures() const { return !(html + trace + csv + snapshot).empty(); }
@@ -298,6 +291,7 @@ void add_file_flags(CLI::App& command, Files& files) {
       ->type_name("FILE");
   command.add_option("--csv", files.csv, "Write the step's lifetimes, for 'thimble pack'")->type_name("FILE");
   command.add_option("--snapshot", files.snapshot, "Write the step for pytorch.org/memory_viz")->type_name("FILE");
+  add_overwrite_flag(command, files.overwrites);
 }
 
 [[noreturn]] void refuse_planning(std::size_t bytes) {
@@ -370,7 +364,7 @@ void add_plan(CLI::App& program) {
     for (const char* flag : {"--context", "--cache", "--prompt-tokens"}) {
       if (command->get_option(flag)->count() > 0) throw ValueError(std::string(flag) + ": with --generate alone");
     }
-    files->check();
+    files->check(*options);
     if (options->is_inference && !files->plan.empty()) {
       throw ValueError("--save: --inference makes no plan that a run could follow; without it it is allowed");
     }

@@ -135,6 +135,7 @@ void add_quantize(CLI::App& program) {
           "Where it is calibrated and compared: cpu or cuda (cpu)")
       ->type_name("DEVICE");
   command->add_option("--save", o.save, "File to write");
+  add_overwrite_flag(*command, o.overwrites);
   const auto is_json = std::make_shared<bool>(false);
   command->add_flag("--json", *is_json, "Print JSON");
   // A calibrated net is one over images.

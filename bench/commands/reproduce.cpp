@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 
@@ -11,6 +12,7 @@
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/report/writers.h>
+#include <thimble/core/files/outputs.h>
 #include <thimble/core/kernels/cpu/base/units.h>
 #include <thimble/core/threads/parallel.h>
 #include <thimble/memory/summary.h>
@@ -37,7 +39,27 @@ std::string now() {
   return text;
 }
 
-void run(const std::vector<std::string>& names, bool is_quick, const std::string& device, const std::string& folder) {
+/// Before anything runs. Pictures have names that experiments give them: of these, those that are there.
+void check_folder(const std::vector<NamedExperiment>& chosen, const std::string& folder, bool overwrites) {
+  namespace fs = std::filesystem;
+  make_output_folder("--out", folder);
+  const auto in_folder = [&](const std::string& name) { return (fs::path(folder) / name).string(); };
+  std::vector<Output> outputs{{"--out", in_folder("report.html"), &file_kinds::page},
+                              {"--out", in_folder("results.json"), &file_kinds::results}};
+  for (const NamedExperiment& e : chosen) {
+    outputs.push_back({"--out", in_folder(e.name + ".csv"), &file_kinds::table});
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+      const std::string name = entry.path().filename().string();
+      if (name.starts_with(e.name + "-") && name.ends_with(".svg")) {
+        check_kind({"--out", entry.path().string(), &file_kinds::picture}, overwrites);
+      }
+    }
+  }
+  check_outputs(outputs, {}, overwrites);
+}
+
+void run(const std::vector<std::string>& names, bool is_quick, const std::string& device, const std::string& folder,
+         bool overwrites) {
   const std::vector<NamedExperiment> chosen = select_experiments(names);
   ExperimentOptions options;
   options.device = parse_device_flag("--device", device);
@@ -48,6 +70,7 @@ void run(const std::vector<std::string>& names, bool is_quick, const std::string
     std::fprintf(stderr, "[%5.1f s] %s\n", elapsed.count(), what.c_str());
   };
   static_cast<void>(default_resource(options.device));  // a device that is not there is told before anything runs
+  check_folder(chosen, folder, overwrites);
   report::Report report;
   report.environment = {THIMBLE_VERSION, to_string(options.device), cpu_name(), thread_count(), now(), {}};
   report.environment.details = {{"compute", kernels::describe_compute()}, {"sizes", is_quick ? "quick" : "full"}};
@@ -78,7 +101,7 @@ void add_reproduce(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("reproduce", "Run the memory-scaling experiments, write a report");
   struct Flags {
     std::vector<std::string> names;
-    bool is_quick = false;
+    bool is_quick = false, overwrites = false;
     std::string device = "cpu", folder = "report";
   };
   const auto flags = std::make_shared<Flags>();
@@ -87,8 +110,11 @@ void add_reproduce(CLI::App& program) {
   command->add_flag("--quick", flags->is_quick, "Small sizes");
   command->add_option("--device", flags->device, "cpu or cuda")->capture_default_str();
   command->add_option("--out", flags->folder, "Folder of the report")->capture_default_str();
+  add_overwrite_flag(*command, flags->overwrites);
   add_compute_flags(*command);
-  command->callback([flags] { reproduce_detail::run(flags->names, flags->is_quick, flags->device, flags->folder); });
+  command->callback([flags] {
+    reproduce_detail::run(flags->names, flags->is_quick, flags->device, flags->folder, flags->overwrites);
+  });
 }
 
 }  // namespace thimble::bench

@@ -15,6 +15,7 @@
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/file.h>
 #include <thimble/core/files/file_stream.h>
+#include <thimble/core/files/outputs.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/data/store_open.h>
 #include <thimble/nn/data/tokens.h>
@@ -30,7 +31,7 @@ struct Flags {
   std::string tokenizer, data, out, pattern = "gpt2";
   std::int64_t vocabulary = 0, least_count = 1;
   std::vector<std::string> special;
-  bool is_nfc = false, adds_ends = false, takes_special_as_text = false, skips_special = false;
+  bool is_nfc = false, adds_ends = false, takes_special_as_text = false, skips_special = false, overwrites = false;
 };
 
 std::string read_text(const std::string& path) {
@@ -38,7 +39,14 @@ std::string read_text(const std::string& path) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
+/// Before any work.
+void check_out(const Flags& flags, const FileKind& kind) {
+  check_outputs({{"--out", flags.out, &kind}}, {{"--data", flags.data}, {"--tokenizer", flags.tokenizer}},
+                flags.overwrites);
+}
+
 void train(const Flags& flags) {
+  check_out(flags, file_kinds::tokenizer);
   const auto pattern = data::find_word_pattern(flags.pattern);
   if (!pattern) {
     std::string known;
@@ -59,6 +67,7 @@ void train(const Flags& flags) {
 }
 
 void encode(const Flags& flags) {
+  check_out(flags, file_kinds::tokens);
   const data::Tokenizer tokenizer = data::read_tokenizer(flags.tokenizer);
   const std::vector<std::uint32_t> tokens = tokenizer.encode(
       read_text(flags.data), {.adds_ends = flags.adds_ends, .takes_special_as_text = flags.takes_special_as_text});
@@ -94,6 +103,7 @@ std::vector<std::uint32_t> parse_numbers(std::string_view text) {
 }
 
 void decode(const Flags& flags) {
+  check_out(flags, file_kinds::text);
   const data::Tokenizer tokenizer = data::read_tokenizer(flags.tokenizer);
   std::vector<std::uint32_t> tokens;
   if (flags.data.ends_with(".bin") || flags.data.ends_with(".npy")) {
@@ -118,6 +128,7 @@ CLI::App* add(CLI::App& commands, const std::string& name, const std::string& he
         ->required();
   }
   command->add_option("--data", flags.data, data_help)->type_name("FILE")->required();
+  add_overwrite_flag(*command, flags.overwrites);
   return command;
 }
 

@@ -23,6 +23,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/file.h>
+#include <thimble/core/files/outputs.h>
 #include <thimble/core/files/printable.h>
 #include <thimble/dist/mpi.h>
 #include <thimble/memory/policies/committed.h>
@@ -157,6 +158,7 @@ void add_run_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions
                      "With --lora or --adapters: PEFT's folder of the adapters to write at the end");
   command.add_option("--resume", o.resume, "Checkpoint to go on from");
   command.add_option("--log", o.log, "Folder for TensorBoard's event files");
+  add_overwrite_flag(command, o.overwrites);
 }
 
 /// What is not as asked, or not as before, is said before the first step.
@@ -201,6 +203,21 @@ bool write_trace(const std::vector<RankTransfers>& transfers, const std::string&
   }
 }
 
+/// The other outputs are checked where training is opened.
+void check_trace(const std::string& path, const models::TrainOptions& options) {
+  check_outputs({{"--trace", path, &file_kinds::trace}},
+                {{"--data", options.data},
+                 {"--save", options.save},
+                 {"--save-weights", options.save_weights},
+                 {"--resume", options.resume},
+                 {"--weights", options.setup.weights},
+                 {"--adapters", options.setup.adapters},
+                 {"--tokenizer", options.setup.tokenizer},
+                 {"--plan", options.plan},
+                 {"--times", options.costs.times}},
+                options.overwrites);
+}
+
 /// The run on one rank, of which rank 0 alone prints. Returns the exit status.
 int run_rank(models::TrainOptions options, const Printed& printed, dist::Communicator* ranks, RankFailure& failure) {
   options.ranks = ranks;
@@ -211,7 +228,12 @@ int run_rank(models::TrainOptions options, const Printed& printed, dist::Communi
   {
     const PlanningLine planning;
     if (prints) options.progress = [&planning](const std::string& text) { planning.show(text); };
-    if (!all_succeed(ranks, failure, [&] { made = prepare_training(options); })) return 0;
+    const bool is_writer = prints && !printed.trace.empty();
+    const auto prepare = [&] {
+      if (is_writer) check_trace(printed.trace, options);
+      made = prepare_training(options);
+    };
+    if (!all_succeed(ranks, failure, prepare)) return 0;
     made->options.progress = nullptr;
   }
   const models::PreparedTraining& prepared = *made;

@@ -13,6 +13,7 @@
 
 #include <thimble/autograd/spare_tape.h>
 #include <thimble/core/error.h>
+#include <thimble/core/files/outputs.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/launch/tf32.h>
 #include <thimble/core/tensor/recycled.h>
@@ -31,6 +32,7 @@
 #include <thimble/models/training/training.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/fit/plan_file.h>
+#include <thimble/nn/lora/adapter_files.h>
 
 namespace thimble::models {
 namespace prepare_detail {
@@ -89,6 +91,32 @@ void check_folder(const char* option, const std::string& path) {
   fs::path existing = fs::absolute(path);
   while (!fs::exists(existing, error) && existing.has_relative_path()) existing = existing.parent_path();
   require_writable(option, path, existing);
+}
+
+/// All that is written.
+void check_files(const TrainOptions& options) {
+  check_file("`save`", options.save);
+  check_file("`save_weights`", options.save_weights);
+  check_folder("`log`", options.log);
+  check_folder("`save_adapters`", options.save_adapters);
+  std::vector<Output> outputs{{"`save`", options.save, &file_kinds::checkpoint},
+                              {"`save_weights`", options.save_weights, &file_kinds::weights}};
+  if (const std::string& folder = options.save_adapters; fs::is_directory(folder)) {
+    outputs.push_back({"`save_adapters`", nn::adapter_config_path(folder), &file_kinds::adapters});
+    outputs.push_back({"`save_adapters`", nn::adapter_tensors_path(folder), &file_kinds::weights});
+  }
+  std::vector<Input> inputs{{"`data`", options.data},
+                            {"`resume`", options.resume, "`save`"},
+                            {"`weights`", options.setup.weights},
+                            {"`adapters`", options.setup.adapters},
+                            {"`tokenizer`", options.setup.tokenizer},
+                            {"`plan`", options.plan}};
+  if (options.costs.measures) {
+    outputs.push_back({"`times`", options.costs.times, &file_kinds::costs});
+  } else {
+    inputs.push_back({"`times`", options.costs.times});
+  }
+  check_outputs(outputs, inputs, options.overwrites);
 }
 
 /// Follows the plan of a file.
@@ -254,15 +282,7 @@ void open_training(TrainOptions& options, PreparedTraining& prepared) {
     options.costs.gpu = gpus.at(options.device.index).name;
   }
   const bool has_files = options.setup.rank == 0;  // of several ranks that one alone writes
-  if (has_files) {
-    check_file("`save`", options.save);
-    check_file("`save_weights`", options.save_weights);
-    check_folder("`log`", options.log);
-    check_folder("`save_adapters`", options.save_adapters);
-  }
-  if (!options.save.empty() && options.save == options.save_weights) {
-    throw ValueError("`save_weights`: '" + options.save + "' is what `save` writes; another name is allowed");
-  }
+  if (has_files) check_files(options);
   {
     const auto chosen = make_model(options.setup.model, options.setup.sizes, tensor_options(options.setup, on));
     prepared.data =
@@ -299,10 +319,10 @@ void open_training(TrainOptions& options, PreparedTraining& prepared) {
       for (const nn::NamedTensor& s : of_one) others_bytes += s.tensor.bytes();
     }
   }
-  nn::check_keeping("`save`", {options.save, options.keep}, options.steps, options.save_every,
+  nn::check_keeping("`save`", {.path = options.save, .keep = options.keep, .overwrites = options.overwrites},
+                    options.steps, options.save_every,
                     others_bytes + nn::checkpoint_bytes(training.model(), training.optimizer()));
   if (!options.save_weights.empty()) {
-    nn::try_to_write("`save_weights`", options.save_weights);
     nn::require_space("`save_weights`", options.save_weights, nn::weights_file_bytes(training.model()),
                       nn::free_bytes_at(options.save_weights));
   }

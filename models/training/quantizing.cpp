@@ -7,7 +7,7 @@
 
 #include <thimble/autograd/functions/loss.h>
 #include <thimble/core/error.h>
-#include <thimble/core/files/file.h>
+#include <thimble/core/files/outputs.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
@@ -193,7 +193,8 @@ QuantizeReport quantize(const QuantizeOptions& options) {
   QuantizeOptions o = options;
   if (o.setup.dtype != DType::f32)
     throw ValueError("`dtype`: " + std::string(to_string(o.setup.dtype)) + "; f32 is allowed");
-  if (!o.save.empty()) AtomicFile(o.save);  // can it be written? Nothing is, without a commit
+  check_outputs({{"`save`", o.save, &file_kinds::weights}},
+                {{"`weights`", o.weights}, {"`data`", o.data}, {"`tokenizer`", o.setup.tokenizer}}, o.overwrites);
   const auto named = make_model(o.setup.model, o.setup.sizes, {dry(cpu), DType::f32});
   const auto data = open_dataset(o.data, *named, o.setup.model, o.setup.seed, o.setup.tokenizer);
   data->fit(o.setup.sizes);

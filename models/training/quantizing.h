@@ -23,6 +23,7 @@ struct QuantizeOptions {
   std::int64_t calibration_batches = 4;  ///< of the part to train on
   std::int64_t eval_batches = 0;         ///< of the validation part; 0: all
   std::string save;                      ///< file to write; empty: none
+  bool overwrites = false;               ///< it may replace a file of another kind
 };
 
 struct QuantizeReport {

@@ -65,6 +65,7 @@ struct TrainOptions {
   std::string save_weights;           ///< the parameters alone, at the end, in the model's public layout
   std::string save_adapters;          ///< a folder of PEFT's for the adapters, at the end (nn/lora/adapter_files.h)
   std::string log;                    ///< a folder for TensorBoard
+  bool overwrites = false;            ///< files of other kinds that these names have may be replaced
   std::size_t budget_bytes = 0;       ///< that the run's arena may commit; 0: as much as it takes
   std::size_t process_budget_bytes = 0;  ///< that the whole process may hold, its arena among it; 0: no such bound
   CostOptions costs;                     ///< of the plan for the budget

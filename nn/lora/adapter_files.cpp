@@ -23,13 +23,6 @@ using Json = nlohmann::ordered_json;
 constexpr std::string_view of_peft = "base_model.model.", suffix_a = ".lora_A.weight", suffix_b = ".lora_B.weight";
 constexpr std::uint64_t most_config_bytes = 1 << 24;
 
-std::string config_path(const std::string& folder) {
-  return (std::filesystem::path(folder) / "adapter_config.json").string();
-}
-std::string tensors_path(const std::string& folder) {
-  return (std::filesystem::path(folder) / "adapter_model.safetensors").string();
-}
-
 bool is_same(const AdapterOptions& a, const AdapterOptions& b) { return a.rank == b.rank && a.alpha == b.alpha; }
 
 Json text_or_null(const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); }
@@ -149,6 +142,13 @@ void check_shape(const std::string& operation, const SafetensorsEntry& entry, co
 
 }  // namespace adapter_files_detail
 
+std::string adapter_config_path(const std::string& folder) {
+  return (std::filesystem::path(folder) / "adapter_config.json").string();
+}
+std::string adapter_tensors_path(const std::string& folder) {
+  return (std::filesystem::path(folder) / "adapter_model.safetensors").string();
+}
+
 void save_adapters(Module& module, const std::string& folder, const AdapterFiles& files) {
   using namespace adapter_files_detail;
   const std::vector<NamedLinear> layers = adapted_layers(module);
@@ -181,14 +181,14 @@ void save_adapters(Module& module, const std::string& folder, const AdapterFiles
   std::filesystem::create_directories(folder, error);
   if (error) throw FileError(folder, 0, "cannot be made: " + error.message());
   const ParameterUse use;
-  write_tensor_file(tensors_path(folder), tensors, {{"format", "pt"}}, Numbers::finite);
-  write_file_atomically(config_path(folder), config.dump(2) + "\n");
+  write_tensor_file(adapter_tensors_path(folder), tensors, {{"format", "pt"}}, Numbers::finite);
+  write_file_atomically(adapter_config_path(folder), config.dump(2) + "\n");
 }
 
 AdapterFolder read_adapter_folder(const std::string& folder, const AdapterFiles& files) {
   using namespace adapter_files_detail;
-  AdapterFolder found{options_of(read_json(config_path(folder)), config_path(folder)), {}};
-  const SafetensorsReader file(tensors_path(folder));
+  AdapterFolder found{options_of(read_json(adapter_config_path(folder)), adapter_config_path(folder)), {}};
+  const SafetensorsReader file(adapter_tensors_path(folder));
   for (const auto& [name, halves] : layers_of(file, files.prefix)) found.layers.push_back(name);
   if (found.layers.empty()) throw ValueError(file.path() + ": there is no adapter");
   return found;
@@ -196,8 +196,8 @@ AdapterFolder read_adapter_folder(const std::string& folder, const AdapterFiles&
 
 void load_adapters(Module& module, const std::string& folder, const AdapterFiles& files) {
   using namespace adapter_files_detail;
-  const AdapterOptions options = options_of(read_json(config_path(folder)), config_path(folder));
-  const SafetensorsReader file(tensors_path(folder));
+  const AdapterOptions options = options_of(read_json(adapter_config_path(folder)), adapter_config_path(folder));
+  const SafetensorsReader file(adapter_tensors_path(folder));
   const std::map<std::string, Halves> in_file = layers_of(file, files.prefix);
   const std::vector<NamedLinear> layers = meant(module, in_file, options, file.path());
   const std::string operation = "load_adapters: " + file.path();

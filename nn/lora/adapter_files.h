@@ -17,6 +17,10 @@ struct AdapterFiles {
   std::string task = "CAUSAL_LM";  ///< task_type; empty: null
 };
 
+/// The two files of a folder.
+std::string adapter_config_path(const std::string& folder);
+std::string adapter_tensors_path(const std::string& folder);
+
 /// Writes the adapters of a module into `folder`, which is made where it is not there. Each file appears whole or not
 /// at all. Throws ValueError where there are none, or layers whose options differ, or of which some have (I, O) weights
 /// and others (O, I) (PEFT has one key for all); NotFiniteError, DeviceError (dry), FileError.

@@ -17,6 +17,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/file.h>
+#include <thimble/core/files/outputs.h>
 #include <thimble/core/files/temporary_file.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/nn/files/checkpoint.h>
@@ -152,10 +153,16 @@ std::uint64_t checkpoint_bytes(const Module& module, const optim::Optimizer& opt
 void check_keeping(const char* what, const KeepOptions& options, std::int64_t steps, std::int64_t save_every,
                    std::uint64_t checkpoint_bytes) {
   if (options.path.empty()) return;
+  const auto check = [&](const std::string& path) {
+    check_kind({what, path, &file_kinds::checkpoint}, options.overwrites, "give another name, or remove it");
+  };
+  const std::vector<std::filesystem::path> all_older = checkpoint_keeper_detail::older_of(options.path);
+  check(options.path);
+  if (options.keep > 1) std::for_each(all_older.begin(), all_older.end(), check);  // they may be removed
   try_to_write(what, options.path);
   // The new one is written beside those that are kept.
   const std::int64_t saves = save_every > 0 ? steps / save_every + 1 : 1;
-  const auto older = static_cast<std::int64_t>(checkpoint_keeper_detail::older_of(options.path).size());
+  const auto older = static_cast<std::int64_t>(all_older.size());
   const std::int64_t there = older + (std::filesystem::exists(options.path) ? 1 : 0);
   const std::int64_t more = std::max<std::int64_t>(1, std::min(saves, options.keep + 1 - there));
   require_space(what, options.path, static_cast<std::uint64_t>(more) * checkpoint_bytes, free_bytes_at(options.path));

@@ -36,10 +36,11 @@ struct KeepOptions {
   std::int64_t keep = 1;           ///< files that stay
   std::string resumed = {};        ///< the checkpoint that the run goes on from; empty: none
   std::int64_t resumed_steps = 0;  ///< that it has done
+  bool overwrites = false;         ///< a file at `path` that is no checkpoint may be replaced
 };
 
 /// try_to_write and require_space for a run of `steps` steps that saves after every `save_every` (0: at the end alone):
-/// a checkpoint of `checkpoint_bytes` beside those that are kept.
+/// a checkpoint of `checkpoint_bytes` beside those that are kept; ValueError where a file of another kind is there.
 void check_keeping(const char* what, const KeepOptions& options, std::int64_t steps, std::int64_t save_every,
                    std::uint64_t checkpoint_bytes);
 

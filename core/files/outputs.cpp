@@ -1,0 +1,201 @@
+#include <thimble/core/files/outputs.h>
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <span>
+#include <system_error>
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
+#include <thimble/core/files/file.h>
+#include <thimble/core/files/file_stream.h>
+
+namespace thimble {
+namespace outputs_detail {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t head_bytes = 256 << 10;
+constexpr std::size_t longest_name = 200;
+
+bool has(std::string_view head, std::string_view text) { return head.find(text) != std::string_view::npos; }
+
+/// The header's length in eight bytes, then JSON.
+bool is_safetensors(std::string_view head, std::uint64_t bytes) {
+  if (head.size() < 10 || head[8] != '{') return false;
+  const auto length = load_le<std::uint64_t>(reinterpret_cast<const std::byte*>(head.data()));
+  return length <= bytes - 8;
+}
+
+bool is_checkpoint(std::string_view head, std::uint64_t bytes) {
+  return is_safetensors(head, bytes) && has(head, "\"thimble.step_count\"");
+}
+/// Those of others have no sums.
+bool is_weights(std::string_view head, std::uint64_t bytes) {
+  return is_safetensors(head, bytes) && has(head, "\"thimble.crc32c\"") && !is_checkpoint(head, bytes);
+}
+
+/// A JSON object with this text in it.
+template <const char* Text>
+bool is_json(std::string_view head, std::uint64_t) {
+  const std::size_t first = head.find_first_not_of(" \t\r\n");
+  return first != std::string_view::npos && head[first] == '{' && has(head, Text);
+}
+
+constexpr char plan_text[] = "\"thimble plan ", costs_text[] = "\"thimble cost model ",
+               adapters_text[] = "\"peft_type\"", tokenizer_text[] = "\"added_tokens\"",
+               trace_text[] = "\"traceEvents\"", results_text[] = "\"environment\"";
+
+bool is_tokens(std::string_view head, std::uint64_t) {
+  constexpr std::uint32_t magic = 20240520;
+  return head.size() >= 4 && load_le<std::uint32_t>(reinterpret_cast<const std::byte*>(head.data())) == magic;
+}
+
+/// Names of columns in the first line.
+template <const char* Text>
+bool is_csv(std::string_view head, std::uint64_t) {
+  return has(head.substr(0, head.find('\n')), Text);
+}
+constexpr char lifetimes_text[] = "id,lower,upper,size", table_text[] = "theory_bytes,predicted_bytes,measured_bytes";
+
+bool is_snapshot(std::string_view head, std::uint64_t) { return head.starts_with("\x80\x02}"); }
+bool is_page(std::string_view head, std::uint64_t) {
+  return head.starts_with("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n<title>") &&
+         has(head, "</title>\n<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n<style>\n");
+}
+bool is_picture(std::string_view head, std::uint64_t) {
+  return head.starts_with(
+             "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=") &&
+         has(head, " role=\"img\" font-family=");
+}
+bool is_index(std::string_view head, std::uint64_t) { return head.starts_with("# Commands and flags"); }
+bool is_never(std::string_view, std::uint64_t) { return false; }
+
+/// Which file a name is: where it is there by its number in the file system, else by the name that it will have.
+struct Identity {
+  bool exists = false;
+  dev_t device = 0;
+  ino_t number = 0;
+  std::string name;
+
+  explicit Identity(const std::string& path) {
+    struct stat facts {};
+    if (::stat(path.c_str(), &facts) == 0) {
+      exists = true, device = facts.st_dev, number = facts.st_ino;
+      return;
+    }
+    std::error_code error;
+    const fs::path full = fs::weakly_canonical(path, error);
+    name = error ? path : full.string();
+  }
+  bool operator==(const Identity& other) const {
+    if (exists != other.exists) return false;
+    return exists ? device == other.device && number == other.number : name == other.name;
+  }
+};
+
+bool is_regular(const std::string& path) {
+  std::error_code error;
+  return fs::is_regular_file(path, error);
+}
+
+bool is_kind(const std::string& path, const FileKind& kind) {
+  const InputFile file(path);
+  if (file.bytes() == 0) return true;
+  std::string head(static_cast<std::size_t>(std::min(file.bytes(), head_bytes)), '\0');
+  file.read(0, std::as_writable_bytes(std::span(head)));
+  return kind.is(head, file.bytes());
+}
+
+/// Files by whose names folders of models and adapters are read.
+bool is_read_by_name(const std::string& name) {
+  return name.ends_with(".json") ||
+         (name.ends_with(".safetensors") && (name.starts_with("model") || name.starts_with("adapter_model")));
+}
+
+/// Whether `output`, which is there, is one of the files that are read in a folder: by its name, or because it is of no
+/// kind that is written under that option.
+bool is_read_in(const std::string& folder, const Output& output) {
+  std::error_code error;
+  const Identity own(output.path);
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+    if (!entry.is_regular_file(error) || !(Identity(entry.path().string()) == own)) continue;
+    return is_read_by_name(entry.path().filename().string()) || !is_kind(output.path, *output.kind);
+  }
+  return false;
+}
+
+}  // namespace outputs_detail
+
+namespace file_kinds {
+const FileKind checkpoint{"a checkpoint", outputs_detail::is_checkpoint},
+    weights{"a safetensors file of weights", outputs_detail::is_weights},
+    plan{"a plan", outputs_detail::is_json<outputs_detail::plan_text>},
+    costs{"a file of times", outputs_detail::is_json<outputs_detail::costs_text>},
+    adapters{"a configuration of adapters", outputs_detail::is_json<outputs_detail::adapters_text>},
+    tokenizer{"a tokenizer.json", outputs_detail::is_json<outputs_detail::tokenizer_text>},
+    tokens{"a file of tokens", outputs_detail::is_tokens},
+    lifetimes{"a CSV of lifetimes", outputs_detail::is_csv<outputs_detail::lifetimes_text>},
+    trace{"a trace", outputs_detail::is_json<outputs_detail::trace_text>},
+    snapshot{"a memory snapshot", outputs_detail::is_snapshot}, page{"a page of this program", outputs_detail::is_page},
+    picture{"an SVG picture", outputs_detail::is_picture},
+    results{"results of this program", outputs_detail::is_json<outputs_detail::results_text>},
+    table{"a CSV of results", outputs_detail::is_csv<outputs_detail::table_text>},
+    index{"an index of commands", outputs_detail::is_index}, text{"a text", outputs_detail::is_never};
+}  // namespace file_kinds
+
+void check_kind(const Output& output, bool overwrites, std::string_view fix) {
+  using namespace outputs_detail;
+  if (overwrites || output.path.empty() || !is_regular(output.path) || is_kind(output.path, *output.kind)) return;
+  const bool is_marked = output.kind != &file_kinds::text;
+  throw ValueError(output.option + ": expected a new file" +
+                   (is_marked ? " or " + std::string(output.kind->name) : "") + ", got " +
+                   quote(output.path, longest_name) +
+                   (is_marked ? ", a file of another kind" : ", a file that is there") + "; " + std::string(fix));
+}
+
+void make_output_folder(const std::string& option, const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) {
+    throw ValueError(option + ": cannot make the folder " + quote(folder, outputs_detail::longest_name) + ": " +
+                     error.message());
+  }
+}
+
+void check_outputs(const std::vector<Output>& outputs, const std::vector<Input>& inputs, bool overwrites) {
+  using namespace outputs_detail;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const Output& output = outputs[i];
+    if (output.path.empty()) continue;
+    const Identity own(output.path);
+    const auto refuse = [&output](const std::string& expected, const std::string& got) {
+      throw ValueError(output.option + ": expected " + expected + ", got " + quote(output.path, longest_name) +
+                       ", which " + got + "; give another name");
+    };
+    for (const Input& input : inputs) {
+      if (input.path.empty() || input.replaced_by == output.option) continue;
+      if (own == Identity(input.path)) refuse("a file that is not read", input.option + " reads");
+      std::error_code error;
+      if (!own.exists || !fs::is_directory(input.path, error)) continue;
+      if (is_regular(output.path) && is_read_in(input.path, output)) {
+        refuse("a file that is not read", "is in the folder that " + input.option + " reads");
+      }
+    }
+    for (std::size_t k = 0; k < i; ++k) {
+      const Output& other = outputs[k];
+      if (!other.path.empty() && own == Identity(other.path)) refuse("one output in a file", other.option + " writes");
+    }
+    check_kind(output, overwrites);
+    try {
+      AtomicFile(output.path).write("x");  // can it be written? Nothing is, without a commit
+    } catch (const FileError& error) {
+      throw ValueError(output.option + ": " + error.what());
+    }
+  }
+}
+
+}  // namespace thimble

@@ -1,0 +1,173 @@
+// Outputs that are refused before any work, and those that are not; whichever: what is there stays as it is.
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/core/files/file.h>
+#include <thimble/core/files/outputs.h>
+#include <thimble/memory/placement/csv.h>
+#include <thimble/nn/data/tokens.h>
+#include <thimble/nn/files/checkpoint.h>
+#include <thimble/nn/files/weights.h>
+#include <thimble/nn/layers/layers.h>
+#include <thimble/nn/lora/adapter_files.h>
+#include <thimble/nn/tokens/tokenizer_file.h>
+#include <thimble/nn/tokens/train_bpe.h>
+#include <thimble/optim/sgd.h>
+
+#include "support/catch.h"
+#include "support/files.h"
+
+using namespace thimble;
+using files_test::read_text_file;
+using files_test::TemporaryFolder;
+
+namespace {
+
+/// Why the outputs are refused; empty: they are not.
+std::string refusal(const std::vector<Output>& outputs, const std::vector<Input>& inputs, bool overwrites = false) {
+  try {
+    check_outputs(outputs, inputs, overwrites);
+  } catch (const ValueError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+struct Net final : nn::Module {
+  Net() : a(child<nn::Linear>("a", 4, 4)) {}
+  nn::Linear& a;
+};
+
+}  // namespace
+
+TEST_CASE("outputs: no input, no other output", "[file]") {
+  const TemporaryFolder folder;
+  namespace fs = std::filesystem;
+  const std::string in = folder / "in", out = folder / "out", table = "id,lower,upper,size\n";
+  write_file_atomically(in, table);
+  write_file_atomically(out, table);
+  fs::create_directory(folder / "sub");
+  write_file_atomically(folder / "sub/model-1.safetensors", table);
+  write_file_atomically(folder / "sub/page", table);
+  write_file_atomically(folder / "sub/data", "data");
+  fs::create_symlink(in, folder / "link");
+  REQUIRE(::link(in.c_str(), (folder / "hard").c_str()) == 0);
+  fs::create_directory_symlink(folder / "sub", folder / "other_sub");
+  const std::string is_read = "--out: expected a file that is not read, got ",
+                    twice = "--b: expected one output in a file, got ";
+  struct Row {
+    std::string output, second, input, text;
+  };
+  const std::vector<Row> rows{
+      {out, "", in, ""},
+      {folder / "new", folder / "new2", in, ""},
+      {"", "", in, ""},
+      {out, "", "", ""},
+      {in, "", in, is_read},
+      {folder / "link", "", in, is_read},
+      {folder / "hard", "", in, is_read},
+      {in, "", folder / "link", is_read},
+      {folder / "sub/../in", "", in, is_read},
+      {folder / "sub/model-1.safetensors", "", folder / "sub", is_read},
+      {folder / "other_sub/model-1.safetensors", "", folder / "sub", is_read},
+      {folder / "sub/data", "", folder / "sub", is_read},  // with overwrites as well
+      {folder / "sub/page", "", folder / "sub", ""},       // ours, of an earlier run
+      {folder / "sub/new", "", folder / "sub", ""},
+      {out, out, in, twice},
+      {folder / "new", folder / "new", in, twice},
+      {folder / "new", folder / "sub/../new", in, twice},
+      {folder / "sub/new", folder / "other_sub/new", in, twice},
+      {out, folder / "hard", "", ""},
+      {in, folder / "hard", "", twice},
+  };
+  for (const Row& row : rows) {
+    INFO(row.output << ", " << row.second << ", " << row.input);
+    for (const bool overwrites : {false, true}) {
+      const std::string text =
+          refusal({{"--out", row.output, &file_kinds::lifetimes}, {"--b", row.second, &file_kinds::lifetimes}},
+                  {{"IN", row.input}}, overwrites);
+      CHECK(text.starts_with(row.text));
+      CHECK(text.empty() == row.text.empty());
+    }
+  }
+  CHECK(refusal({{"--save", in, &file_kinds::lifetimes}}, {{"--resume", in, "--save"}}).empty());  // it goes on there
+  CHECK(read_text_file(in) == table);
+  CHECK(read_text_file(folder / "sub/data") == "data");
+  CHECK_FALSE(fs::exists(folder / "new"));
+}
+
+TEST_CASE("outputs: a file that is there is replaced by one of its kind alone", "[file]") {
+  const TemporaryFolder folder;
+  Net net;
+  optim::Sgd sgd(net.trainable(), {});
+  Generator generator(1);
+  nn::save_checkpoint(folder / "checkpoint", net, sgd, generator, {{"characters", std::string(5000, 'a')}});
+  nn::save_weights(net, folder / "weights");
+  nn::add_lora(net, {});
+  nn::save_adapters(net, folder.path());
+  data::write_tokens(folder / "tokens", std::vector<std::uint16_t>{1, 2});
+  data::write_tokenizer(folder / "tokenizer", data::train_bpe("aab aab", {260, data::WordPattern::gpt2, false, 1, {}}));
+  write_file_atomically(folder / "lifetimes", memory::write_placement(std::vector<memory::Buffer>{{0, 0, 1, 8}},
+                                                                      std::vector<std::size_t>{0}));
+  // As other programs write them.
+  write_file_atomically(folder / "note", "hello\n");
+  write_file_atomically(folder / "json", "{\"a\": 1}\n");
+  write_file_atomically(folder / "html", "<!DOCTYPE html>\n<html><head><title>Mine</title></head></html>\n");
+  write_file_atomically(folder / "svg",
+                        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\"></svg>");
+  write_file_atomically(folder / "csv", "a,b\n1,2\n");
+  write_file_atomically(folder / "foreign", files_test::little(2, 8) + "{}");  // safetensors without a sum
+  write_file_atomically(folder / "empty", "");
+  const std::vector<std::pair<const FileKind*, std::string>> kinds{{&file_kinds::checkpoint, "checkpoint"},
+                                                                   {&file_kinds::weights, "weights"},
+                                                                   {&file_kinds::weights, "adapter_model.safetensors"},
+                                                                   {&file_kinds::adapters, "adapter_config.json"},
+                                                                   {&file_kinds::tokens, "tokens"},
+                                                                   {&file_kinds::tokenizer, "tokenizer"},
+                                                                   {&file_kinds::lifetimes, "lifetimes"},
+                                                                   {&file_kinds::plan, ""},
+                                                                   {&file_kinds::costs, ""},
+                                                                   {&file_kinds::trace, ""},
+                                                                   {&file_kinds::snapshot, ""},
+                                                                   {&file_kinds::page, ""},
+                                                                   {&file_kinds::picture, ""},
+                                                                   {&file_kinds::results, ""},
+                                                                   {&file_kinds::table, ""},
+                                                                   {&file_kinds::index, ""},
+                                                                   {&file_kinds::text, ""}};
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+    const std::string path = entry.path().string(), name = entry.path().filename().string(),
+                      before = read_text_file(path);
+    for (const auto& [kind, own] : kinds) {
+      INFO(name << " as " << kind->name);
+      const bool is_kind = name == "empty" || name == own ||
+                           (kind == &file_kinds::weights && name == "adapter_model.safetensors") ||
+                           (own == "adapter_model.safetensors" && name == "weights");
+      const std::string text = refusal({{"--out", path, kind}}, {});
+      CHECK(text.empty() == is_kind);
+      if (!is_kind) CHECK(text.starts_with("--out: expected a new file"));
+      CHECK(refusal({{"--out", path, kind}}, {}, true).empty());
+    }
+    CHECK(read_text_file(path) == before);
+  }
+}
+
+TEST_CASE("outputs: one that cannot be written is refused before any work", "[file]") {
+  const TemporaryFolder folder;
+  write_file_atomically(folder / "file", "x");
+  for (const std::string& path :
+       {folder / "none/x", folder / "file/x", folder.path(), std::string("/proc/x"), std::string("/dev/zero")}) {
+    INFO(path);
+    CHECK(refusal({{"--out", path, &file_kinds::page}}, {}).starts_with("--out: "));
+  }
+  make_output_folder("--out", folder / "a/b");
+  CHECK(std::filesystem::is_directory(folder / "a/b"));
+  CHECK_THROWS_AS(make_output_folder("--out", folder / "file/b"), ValueError);
+  CHECK_THROWS_AS(make_output_folder("--out", folder / "file"), ValueError);
+}
