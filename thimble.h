@@ -68,6 +68,7 @@
 #include <thimble/nn/quant/weight_only.h>
 
 // Many ranks: communicators, ranks as threads, as processes, on GPUs.
+#include <thimble/dist/alike.h>
 #include <thimble/dist/communicator.h>
 #include <thimble/dist/data_parallel.h>
 #include <thimble/dist/mpi.h>

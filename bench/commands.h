@@ -4,6 +4,7 @@
 
 #include <exception>
 #include <memory>
+#include <string>
 #include <string_view>
 
 namespace CLI {
@@ -28,6 +29,12 @@ inline constexpr int output_lost_status = 6;    ///< done, but standard output o
 /// The status of a command that ended by this error: memory_status where it is about memory, or was thrown for one that
 /// is; else bad_input_status.
 int status_of(const std::exception_ptr& error);
+
+/// What a std::bad_alloc says.
+inline constexpr const char* out_of_memory = "the process is out of memory outside of its arena";
+
+/// Writes an error to standard error, on one line, in the program's words.
+void print_error(const std::string& what);
 
 void add_train(CLI::App& program);
 void add_certify(CLI::App& program);

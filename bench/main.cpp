@@ -22,9 +22,7 @@
 #include <CLI/CLI.hpp>
 
 #include <thimble/bench/commands.h>
-#include <thimble/bench/commands/flags.h>
 #include <thimble/core/error.h>
-#include <thimble/core/files/printable.h>
 #include <thimble/core/kernels/cpu/base/units.h>
 #include <thimble/memory/process/outside.h>
 #include <thimble/version.h>
@@ -34,29 +32,8 @@ namespace {
 using thimble::bench::bad_input_status;
 using thimble::bench::memory_status;
 
-// `text` on one line: what an out-of-memory table or a parser puts on several is joined by "; ".
-std::string one_line(const std::string& text) {
-  std::string line;
-  bool is_break = false;
-  for (const char c : text) {
-    if (c == '\n' || c == '\r') {
-      is_break = true;
-      continue;
-    }
-    if (is_break && c == ' ') continue;
-    if (is_break && !line.empty()) line += "; ";
-    is_break = false;
-    line += c;
-  }
-  return line;
-}
-
-using thimble::printable;
-
 int fail(const std::string& what, int status = bad_input_status) {
-  std::fflush(stdout);
-  std::fprintf(stderr, "thimble: %s\n",
-               printable(one_line(thimble::bench::with_flags(what))).c_str());  // names may hold what a terminal obeys
+  thimble::bench::print_error(what);
   return status;
 }
 
@@ -139,7 +116,7 @@ int run_safely(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const std::bad_alloc&) {
-    return fail("the process is out of memory outside of its arena", memory_status);
+    return fail(thimble::bench::out_of_memory, memory_status);
   } catch (const std::filesystem::filesystem_error& error) {
     return fail(error.path1().string() + ": " + error.code().message());
   } catch (const std::exception& error) {

@@ -16,6 +16,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <thimble/core/error.h>
@@ -26,6 +27,7 @@ namespace thimble::dist {
 struct Exchange;
 class Communicator;
 class Transport;
+struct Trait;
 
 /// `bytes` bytes from `data` to a rank of the communicator; itself is allowed.
 struct Send {
@@ -147,6 +149,7 @@ class Communicator {
  private:
   friend class Transfer;
   friend std::unique_ptr<Communicator> make_dry(int rank, int size);
+  friend void require_alike(Communicator& ranks, std::string_view operation, std::span<const Trait> traits);
   friend std::unique_ptr<Communicator> make_nccl(Communicator& over, Device device);
   Communicator(std::shared_ptr<Transport> transport, int tag, int rank, std::vector<int> members, int all_ranks);
 

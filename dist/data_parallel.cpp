@@ -7,12 +7,16 @@
 #include <utility>
 
 #include <thimble/core/error.h>
+#include <thimble/core/files/crc32c.h>
+#include <thimble/core/launch/launch.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
+#include <thimble/dist/alike.h>
 #include <thimble/dist/fold.h>
 #include <thimble/dist/shard_store.h>
 #include <thimble/dist/transit.h>
 #include <thimble/dist/window.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::dist {
 namespace data_parallel_detail {
@@ -154,7 +158,31 @@ void DataParallel::begin_step(const optim::Optimizer& optimizer, std::int64_t mi
                              : "; up to stage 2 of ZeRO, BucketOptions::keeps_parameters keeps them whole"));
     }
   }
+  if (!is_compared_) require_alike(optimizer, micro_batches);
+  is_compared_ = true;
   begin_step(micro_batches);
+}
+
+void DataParallel::require_alike(const optim::Optimizer& optimizer, std::int64_t micro_batches) {
+  if (ranks_.is_dry() || size() == 1) return;
+  std::vector<Trait> traits = process_traits();
+  std::uint32_t outlines = 0, values = 0;
+  for (const optim::Named& p : whole_) {
+    outlines = crc32c(p.name + " " + describe(p.tensor), outlines);
+    // What is in a store would have to come here; a GPU's values would have to be copied.
+    if (p.tensor.device() != cpu || p.tensor.storage()->store() != nullptr) continue;
+    const Pin pin(p.tensor);
+    values = crc32c(std::span(static_cast<const std::byte*>(pin.data()), p.tensor.bytes()), values);
+  }
+  const auto sum = [](std::uint32_t crc) { return "crc32c " + std::to_string(crc); };
+  traits.push_back({"stage of ZeRO", std::to_string(options_.zero)});
+  traits.push_back({"bytes of buckets", std::to_string(options_.buckets.bytes)});
+  traits.push_back({"micro-batches", std::to_string(micro_batches)});
+  traits.push_back({"optimizer", std::string(optimizer.name()) + ", rate " + format_real(optimizer.rate()) + ", " +
+                                     std::to_string(optimizer.step_count()) + " updates done"});
+  traits.push_back({"parameters", std::to_string(whole_.size()) + ", " + sum(outlines)});
+  traits.push_back({"values of parameters", sum(values), "draw or load the same on all ranks"});
+  dist::require_alike(ranks_, "data parallel", traits);
 }
 
 void DataParallel::begin_step(std::int64_t micro_batches) {

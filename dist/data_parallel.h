@@ -56,8 +56,11 @@ struct DataParallelOptions {
   TeamParts parts = {};        ///< where blocks are cut into parts: dist/parts/parts.h
 };
 
-/// The parameters of a model on the ranks of a communicator. Every rank has made the model with the same values: what
-/// differs is not looked for. Not thread-safe; of the thread whose rank it is.
+/// The parameters of a model on the ranks of a communicator. Every rank has made the model with the same values and
+/// steps alike. The first step compares version, instruction set, stage, buckets, names, shapes and dtypes, the values of
+/// parameters that are here on the cpu, the optimizer with its rate and updates, and the number of micro-batches; what
+/// else makes the function, as seed, data and clipping, is the caller's to give to require_alike (dist/alike.h). Not
+/// thread-safe; of the thread whose rank it is.
 class DataParallel final : public optim::Ranks {
  public:
   /// The communicator must live as long. Throws ValueError: a stage that there is not, a parameter that is listed twice
@@ -84,6 +87,7 @@ class DataParallel final : public optim::Ranks {
   int rank() const noexcept override { return ranks_.rank(); }
   int size() const noexcept override { return ranks_.size(); }
   const LeafSet& leaves() const noexcept override { return leaves_; }
+  /// Throws ValueError on all ranks where they differ, in the first step; PlanError.
   void begin_step(const optim::Optimizer& optimizer, std::int64_t micro_batches) override;
   /// The same without an optimizer. Throws PlanError.
   void begin_step(std::int64_t micro_batches);
@@ -122,6 +126,7 @@ class DataParallel final : public optim::Ranks {
   Tensor shard_of(const Tensor& all, const Bucket& bucket, int rank) const;
   const Tensor& sums_of(std::size_t bucket) const;
   void make_leaves();
+  void require_alike(const optim::Optimizer& optimizer, std::int64_t micro_batches);
   void put(const Place& place, Tensor gradient);
   void add_alone(std::size_t parameter, Tensor gradient);
   void send(std::size_t bucket);
@@ -142,6 +147,7 @@ class DataParallel final : public optim::Ranks {
   LeafSet leaves_;
   std::vector<Place> places_;  // sorted by leaf
 
+  bool is_compared_ = false;  // with the other ranks
   std::int64_t micro_batches_ = 1;
   std::vector<std::int64_t> micro_batch_;  // of each chunk, the one that is under way
   std::vector<Load> loads_;

@@ -1,7 +1,9 @@
 #include <thimble/bench/commands/ranks.h>
 
 #include <algorithm>
+#include <exception>
 #include <limits>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -117,12 +119,11 @@ int on_ranks(models::Setup& setup, Device device, const RankBody& body) {
         device);
     status = statuses.front();
     for (const RankFailure& f : failures) {
-      if (f.error) failure = f;
+      if (f.status != 0) failure = f;
     }
   } else {
     return body(nullptr, failure);
   }
-  if (failure.error) std::rethrow_exception(failure.error);
   return failure.status != 0 ? failure.status : status;
 }
 
@@ -131,20 +132,24 @@ bool all_succeed(dist::Communicator* ranks, RankFailure& failure, FunctionRef<vo
     f();
     return true;
   }
+  std::string why;
+  int own = 0;
   try {
     f();
   } catch (const RankError&) {
     throw;
-  } catch (...) {
-    failure.error = std::current_exception();
-    failure.status = status_of(failure.error);
+  } catch (const std::bad_alloc&) {
+    why = out_of_memory, own = memory_status;
+  } catch (const std::exception& error) {
+    why = error.what(), own = status_of(std::current_exception());
   }
   std::vector<int> statuses(static_cast<std::size_t>(ranks->size()));
-  ranks->all_gather(&failure.status, sizeof(int), statuses.data());
+  ranks->all_gather(&own, sizeof(int), statuses.data());
   const auto first = std::find_if(statuses.begin(), statuses.end(), [](int status) { return status != 0; });
   if (first == statuses.end()) return true;
   failure.status = *first;
-  if (first - statuses.begin() != ranks->rank()) failure.error = nullptr;
+  if (first - statuses.begin() == ranks->rank()) print_error(why);
+  ranks->barrier();  // a launcher ends all processes when the first one ends
   return false;
 }
 

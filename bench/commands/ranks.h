@@ -1,7 +1,6 @@
 #pragma once
 // Commands on several ranks: threads of this process, or the processes that a launcher of MPI started.
 
-#include <exception>
 #include <functional>
 #include <string>
 #include <vector>
@@ -14,10 +13,9 @@
 
 namespace thimble::bench {
 
-/// What went wrong before ranks began to work together.
+/// Whether something went wrong before ranks began to work together. The lowest rank that failed has printed it.
 struct RankFailure {
-  std::exception_ptr error;  ///< on the lowest rank that failed
-  int status = 0;            ///< on all
+  int status = 0;  ///< of that one, on all
 };
 
 /// What a rank does, and the exit status that it comes to. `ranks` is null where there is one alone.
@@ -34,10 +32,11 @@ std::string ranks_in_words(const std::vector<int>& ranks);
 
 /// Runs `body` on the ranks of `setup`: as threads, or where a launcher started this process as its rank. Sets
 /// setup.ranks to the launcher's. Returns the status of rank 0, in a process of several of the process's rank. Throws
-/// the failure, ValueError where --ranks is not what the launcher started, what dist::run_ranks and run_launched throw.
+/// ValueError where --ranks is not what the launcher started, what dist::run_ranks and run_launched throw.
 int on_ranks(models::Setup& setup, Device device, const RankBody& body);
 
-/// Runs `f` on every rank. Where it throws on one, no rank goes on: false on all of them, and `failure` says why.
+/// Runs `f` on every rank. Where it throws on one, no rank goes on: false on all of them, with `failure`. Without ranks
+/// it throws what `f` throws.
 bool all_succeed(dist::Communicator* ranks, RankFailure& failure, FunctionRef<void()> f);
 
 }  // namespace thimble::bench

@@ -1,12 +1,42 @@
+#include <cstdio>
 #include <exception>
 #include <new>
+#include <string>
 #include <system_error>
 
 #include <thimble/bench/commands.h>
+#include <thimble/bench/commands/flags.h>
 #include <thimble/core/error.h>
+#include <thimble/core/files/printable.h>
 #include <thimble/nn/fit/fit.h>
 
 namespace thimble::bench {
+namespace status_detail {
+
+// `text` on one line: what an out-of-memory table or a parser puts on several is joined by "; ".
+std::string one_line(const std::string& text) {
+  std::string line;
+  bool is_break = false;
+  for (const char c : text) {
+    if (c == '\n' || c == '\r') {
+      is_break = true;
+      continue;
+    }
+    if (is_break && c == ' ') continue;
+    if (is_break && !line.empty()) line += "; ";
+    is_break = false;
+    line += c;
+  }
+  return line;
+}
+
+}  // namespace status_detail
+
+void print_error(const std::string& what) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "thimble: %s\n",
+               printable(status_detail::one_line(with_flags(what))).c_str());  // names may hold what a terminal obeys
+}
 
 int status_of(const std::exception_ptr& error) {
   try {

@@ -218,6 +218,12 @@ void check_trace(const std::string& path, const models::TrainOptions& options) {
                 options.overwrites);
 }
 
+/// Before anything is planned; --trace is one more thing that ranks do together.
+void require_alike(models::PreparedTraining& prepared, bool is_traced) {
+  if (prepared.options.setup.ranks > 1) prepared.traits.push_back({"--trace", is_traced ? "given" : "not given"});
+  models::require_alike(prepared);
+}
+
 /// The run on one rank, of which rank 0 alone prints. Returns the exit status.
 int run_rank(models::TrainOptions options, const Printed& printed, dist::Communicator* ranks, RankFailure& failure) {
   options.ranks = ranks;
@@ -229,11 +235,13 @@ int run_rank(models::TrainOptions options, const Printed& printed, dist::Communi
     const PlanningLine planning;
     if (prints) options.progress = [&planning](const std::string& text) { planning.show(text); };
     const bool is_writer = prints && !printed.trace.empty();
-    const auto prepare = [&] {
+    const auto open = [&] {
       if (is_writer) check_trace(printed.trace, options);
-      made = prepare_training(options);
+      made = open_training(options);
     };
-    if (!all_succeed(ranks, failure, prepare)) return 0;
+    if (!all_succeed(ranks, failure, open)) return 0;
+    if (!all_succeed(ranks, failure, [&] { require_alike(*made, !printed.trace.empty()); })) return 0;
+    if (!all_succeed(ranks, failure, [&] { plan_training(*made); })) return 0;
     made->options.progress = nullptr;
   }
   const models::PreparedTraining& prepared = *made;

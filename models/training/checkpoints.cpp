@@ -15,13 +15,22 @@
 namespace thimble::models {
 namespace checkpoints_detail {
 
-/// What a run shares with the one that it goes on from. A file has `value` under `key` where it is not the usual one.
-struct Trait {
-  std::string key, option, value, usual;
-};
+/// O0 and O3 are a single dtype for everything, which is `dtype` as well. Tensors tell which.
+bool is_same(const RunTrait& trait, const std::string& other) {
+  const auto plain = [](const std::string& name) { return name == "O0" || name == "O3" ? std::string() : name; };
+  if (trait.key != "precision") return trait.value == other;
+  return plain(trait.value) == plain(other);
+}
 
-std::vector<Trait> traits_of(const TrainOptions& options) {
-  std::vector<Trait> list{{"precision", "`precision`", options.setup.precision, ""}};
+std::string in_words(const RunTrait& trait, const std::string& value) {
+  if (value.empty()) return "without " + trait.option;
+  return "with " + trait.option + (trait.key == "tf32" ? "" : " " + value);
+}
+
+}  // namespace checkpoints_detail
+
+std::vector<RunTrait> run_traits(const TrainOptions& options) {
+  std::vector<RunTrait> list{{"precision", "`precision`", options.setup.precision, ""}};
   for (const RecipeText& text : recipe_texts(options.setup)) {
     list.push_back({text.key, text.option, text.value, text.usual});
   }
@@ -41,23 +50,9 @@ std::vector<Trait> traits_of(const TrainOptions& options) {
   return list;
 }
 
-/// O0 and O3 are a single dtype for everything, which is `dtype` as well. Tensors tell which.
-bool is_same(const Trait& trait, const std::string& other) {
-  const auto plain = [](const std::string& name) { return name == "O0" || name == "O3" ? std::string() : name; };
-  if (trait.key != "precision") return trait.value == other;
-  return plain(trait.value) == plain(other);
-}
-
-std::string in_words(const Trait& trait, const std::string& value) {
-  if (value.empty()) return "without " + trait.option;
-  return "with " + trait.option + (trait.key == "tf32" ? "" : " " + value);
-}
-
-}  // namespace checkpoints_detail
-
 nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data, const Training& training) {
   nn::Metadata metadata{{"model", options.setup.model}};
-  for (const auto& trait : checkpoints_detail::traits_of(options)) {
+  for (const auto& trait : run_traits(options)) {
     if (trait.value != trait.usual) metadata[trait.key] = trait.value;
   }
   if (const std::string symbols = data.symbols(); !symbols.empty()) metadata["characters"] = to_hexadecimal(symbols);
@@ -80,7 +75,7 @@ std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Trai
                        "', and that alone is allowed");
     }
   }
-  for (const auto& trait : checkpoints_detail::traits_of(options)) {
+  for (const auto& trait : run_traits(options)) {
     const std::string before = held(trait.key, trait.usual);
     if (checkpoints_detail::is_same(trait, before)) continue;
     throw ValueError(start + "was trained " + checkpoints_detail::in_words(trait, before) +

@@ -3,11 +3,18 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <thimble/models/training/training.h>
 #include <thimble/nn/files/tensor_io.h>
 
 namespace thimble::models {
+
+/// What a run shares with the one that it goes on from. A file has `value` under `key` where it is not the usual one.
+struct RunTrait {
+  std::string key, option, value, usual;
+};
+std::vector<RunTrait> run_traits(const TrainOptions& options);
 
 /// The model, what of its recipe is not as the policy has it (loss_scale, fp8_history, ...), the characters of a text,
 /// and the recipe (models/training/recipe.h): what a file of the run says of it.

@@ -27,6 +27,7 @@
 #include <thimble/models/planning/choices.h>
 #include <thimble/models/planning/spilling.h>
 #include <thimble/models/training/adapting.h>
+#include <thimble/models/training/alike_ranks.h>
 #include <thimble/models/training/checkpoints.h>
 #include <thimble/models/training/process_bytes.h>
 #include <thimble/models/training/training.h>
@@ -270,7 +271,7 @@ void check_fine_tuning(TrainOptions& options) {
 
 /// Checks what the options name, completes them, and opens the data. The dry tensors that this takes are gone at its
 /// end, with the books that counted them.
-void open_training(TrainOptions& options, PreparedTraining& prepared) {
+void open_data(TrainOptions& options, PreparedTraining& prepared) {
   const Device on = dry(options.device);
   const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
   const ResourceScope scope(stack.top);
@@ -311,6 +312,7 @@ void open_training(TrainOptions& options, PreparedTraining& prepared) {
   if (!options.resume.empty()) {
     prepared.first_step = check_resume(options, *prepared.data, training, &prepared.recipe_change);
   }
+  if (options.setup.ranks > 1) prepared.traits = rank_traits(options, *prepared.data, training);
   if (!has_files) return;
   // Of several ranks the parameters' bytes may be away, but not their shapes; the state of all is beside it.
   std::uint64_t others_bytes = 0;
@@ -330,8 +332,7 @@ void open_training(TrainOptions& options, PreparedTraining& prepared) {
 
 }  // namespace prepare_detail
 
-PreparedTraining prepare_training(TrainOptions options) {
-  namespace detail = prepare_detail;
+PreparedTraining open_training(TrainOptions options) {
   if (options.steps < 1) throw ValueError("`steps`: " + std::to_string(options.steps) + "; at least 1 is allowed");
   rate_at(options, 1, 0);
   if (options.allows_tf32 && !options.device.is_cuda()) {
@@ -339,10 +340,27 @@ PreparedTraining prepare_training(TrainOptions options) {
                      " are computed in the dtype of their operands; `device` cuda is allowed");
   }
   check_capture(options);
-  const Tf32Scope products(options.allows_tf32);  // plans count with its rate
   PreparedTraining prepared;
-  detail::open_training(options, prepared);
+  prepare_detail::open_data(options, prepared);
   prepared.options = std::move(options);
+  return prepared;
+}
+
+void require_alike(const PreparedTraining& prepared) {
+  if (prepared.options.setup.ranks == 1 || prepared.options.ranks == nullptr) return;
+  dist::require_alike(*prepared.options.ranks, "train", prepared.traits);
+}
+
+PreparedTraining prepare_training(TrainOptions options) {
+  PreparedTraining prepared = open_training(std::move(options));
+  require_alike(prepared);
+  plan_training(prepared);
+  return prepared;
+}
+
+void plan_training(PreparedTraining& prepared) {
+  namespace detail = prepare_detail;
+  const Tf32Scope products(prepared.options.allows_tf32);  // plans count with its rate
   const auto plan = [&prepared] {
     if (!prepared.options.plan.empty()) {
       detail::plan_from_file(prepared);
@@ -383,7 +401,6 @@ PreparedTraining prepare_training(TrainOptions options) {
     prepared.is_steady = profile.is_steady;
     detail::release_rooms();
   }
-  return prepared;
 }
 
 }  // namespace thimble::models

@@ -33,6 +33,7 @@
 #include <vector>
 
 #include <thimble/core/tensor/context.h>
+#include <thimble/dist/alike.h>
 #include <thimble/memory/process/outside.h>
 #include <thimble/memory/stack.h>
 #include <thimble/memory/summary.h>
@@ -171,13 +172,20 @@ struct PreparedTraining {
   std::size_t nodes = 0;        ///< of a step's recording, of a micro-batch where there are several
   bool is_steady = true;        ///< the dry run's last two steps left the arena as it was: further ones need no more
   std::string cost_model = {};  ///< that the plan's times come from; empty: nothing was planned
+  std::vector<dist::Trait> traits = {};  ///< of several ranks: what all have alike (models/training/alike_ranks.h)
 };
 
 /// Checks everything that can be checked before the first byte is trained on or written: names, sizes, data, the
 /// checkpoint to go on from, and the folders to write to; and plans the run. The plan's time_overhead is over a step
 /// with no technique switched on that keeps everything (plain_step_seconds). Throws Error, BudgetError among them,
-/// whose message names what further techniques would allow; nothing is written.
+/// whose message names what further techniques would allow; nothing is written. Ranks that were started differently
+/// (dist/alike.h) are a ValueError on all of them. It is these three in a row.
 PreparedTraining prepare_training(TrainOptions options);
+/// All but the plan: ranks do not wait for each other.
+PreparedTraining open_training(TrainOptions options);
+/// On several ranks that have all opened it. Throws ValueError, the same on all; nothing on one rank.
+void require_alike(const PreparedTraining& prepared);
+void plan_training(PreparedTraining& prepared);
 
 /// The run as a planner sees it: two steps, an evaluation, a further step where evaluations come in between, and a
 /// sample. A real run repeats these. `prepared` must outlive it.

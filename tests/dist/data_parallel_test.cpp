@@ -16,6 +16,8 @@
 #include <thimble/dist/shard_store.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/training/setup.h>
+#include <thimble/optim/adam.h>
+#include <thimble/optim/sgd.h>
 
 #include "dist/by_rank.h"
 #include "support/catch.h"
@@ -233,4 +235,68 @@ TEST_CASE("data parallel: ranks that share a GPU have the bits of one", "[dist][
   Case c{"char-gpt", "", "adamw", 1, 0.01};  // every step is clipped
   c.device = cuda();
   check_equal(c, 2, zero, 3);
+}
+
+namespace {
+
+/// A parameter of two numbers on each rank, as one row has them.
+struct OnRank {
+  std::string name = "w";
+  std::vector<float> values = {1, 2};
+  double rate = 0.1;
+  bool is_adam = false;
+  std::int64_t micro_batches = 1;
+  int zero = 1;
+  std::size_t bucket_bytes = 1 << 20;
+  std::int64_t updates = 0;
+};
+
+/// The error of the first step.
+std::string first_step(dist::Communicator& ranks, const OnRank& own) {
+  try {
+    Tensor w = from_host(own.values, {2});
+    w.require_grad();
+    dist::DataParallel parallel(ranks, {{own.name, w}}, {.zero = own.zero, .buckets = {.bytes = own.bucket_bytes}});
+    std::unique_ptr<optim::Optimizer> optimizer;
+    if (own.is_adam) optimizer = std::make_unique<optim::Adam>(parallel.parameters(), optim::AdamOptions{own.rate});
+    if (!own.is_adam) optimizer = std::make_unique<optim::Sgd>(parallel.parameters(), optim::SgdOptions{own.rate});
+    optimizer->set_step_count(own.updates);
+    parallel.begin_step(*optimizer, own.micro_batches);
+  } catch (const ValueError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("data parallel: ranks that differ are refused by name before their first step", "[dist]") {
+  struct Row {
+    OnRank other;
+    std::string text;
+  };
+  const std::vector<Row> rows{
+      {{}, ""},
+      {{.name = "v"}, "parameters 1, crc32c "},
+      {{.values = {1, 3}}, "values of parameters crc32c "},
+      {{.rate = 0.25}, "optimizer sgd, rate 0.1, 0 updates done and sgd, rate 0.25, 0 updates done"},
+      {{.is_adam = true}, "optimizer sgd, rate 0.1, 0 updates done and adamw, rate 0.1, 0 updates done"},
+      {{.micro_batches = 2}, "micro-batches 1 and 2"},
+      {{.zero = 0}, "stage of ZeRO 1 and 0"},
+      {{.bucket_bytes = 64}, "bytes of buckets 1048576 and 64"},
+      {{.updates = 7}, "0 updates done and sgd, rate 0.1, 7 updates done"},
+  };
+  for (const Row& row : rows) {
+    INFO(row.text);
+    const auto body = [&](dist::Communicator& c) { return first_step(c, c.rank() == 1 ? row.other : OnRank{}); };
+    const std::vector<std::string> texts = testing::by_rank(3, body);
+    CHECK(texts[0] == texts[1]);
+    CHECK(texts[0] == texts[2]);
+    if (row.text.empty()) {
+      CHECK(texts[0] == "");
+      continue;
+    }
+    CHECK(texts[0].starts_with("data parallel: expected the same on all ranks, got on ranks 0 and 1 "));
+    CHECK(texts[0].find(row.text) != std::string::npos);
+  }
 }

@@ -2,7 +2,7 @@
 # The program under a launcher of MPI, on text: four processes, each in a budget of its own, end with the file of one
 # process; so do eight, in parts, stages and shares of the batch; so does a run of which a rank was killed with signal 9,
 # gone on from its last checkpoint by another number of ranks. The other ranks end within 10 s, with a status that is
-# not 0.
+# not 0. Processes that were started differently are refused by name before a step.
 #
 #   mpi_train.sh MPIRUN THIMBLE TEXT WORK_DIR [KILLS]
 #
@@ -46,9 +46,75 @@ train timeout 240 "$mpirun" -n 8 "$thimble" train char-gpt --tp 2 --sequence-par
 cmp "$work/parts" "$work/eight" || fail "eight processes, in 2 parts, 2 stages and 2 shares of the batch, have another file"
 echo "eight processes in 2 parts, 2 stages and 2 shares of the batch: the file of one"
 
+# ---- Ranks that were started differently
+
+# differ TEXT FLAGS FLAGS [MORE]: two processes with these flags each, and MORE of both. TEXT is in what they print
+# before a step; empty: they train, and write the file of ranks that are alike.
+differ() {
+  said=$1 flags0=$2 flags1=$3 more=${4:-}
+  rm -f "$work/differ"
+  status=0 begin=$(milliseconds)
+  # shellcheck disable=SC2086
+  set -- train char-gpt --width 32 --heads 2 --seq 32 --threads 1 --eval-batches 1 --save "$work/differ" $more
+  # shellcheck disable=SC2086
+  timeout 120 "$mpirun" -n 1 "$thimble" "$@" $flags0 : -n 1 "$thimble" "$@" $flags1 >"$work/out" 2>"$work/err" || status=$?
+  took=$(($(milliseconds) - begin))
+  if [ -z "$said" ]; then
+    [ $status -eq 0 ] || fail "'$flags0' and '$flags1': status $status"
+    cmp "$work/alike" "$work/differ" || fail "'$flags0' and '$flags1' have another file"
+    return 0
+  fi
+  [ $status -eq 2 ] || fail "'$flags0' and '$flags1': status $status"
+  [ "$(grep -c '^thimble: train: expected the same on all ranks, got on ranks 0 and 1 ' "$work/err")" -eq 1 ] ||
+    fail "'$flags0' and '$flags1': not one line"
+  grep -qF -- "$said" "$work/err" || fail "'$flags0' and '$flags1': not \"$said\""
+  if grep -q '^step ' "$work/err"; then fail "'$flags0' and '$flags1': a step"; fi
+  [ ! -e "$work/differ" ] || fail "'$flags0' and '$flags1': a file"
+}
+milliseconds() { echo $(($(date +%s%N) / 1000000)); }
+data="--data $text" sizes="--layers 2 --batch 4 --steps 3"
+all="$data $sizes"
+# shellcheck disable=SC2086
+timeout 120 "$mpirun" -n 2 "$thimble" train char-gpt --width 32 --heads 2 --seq 32 --threads 1 \
+  --eval-batches 1 --save "$work/alike" $all >"$work/out" 2>"$work/err" || fail "two that are alike"
+[ "$text" = synthetic ] || cp "$text" "$work/copy"
+best=$("$thimble" devices 2>/dev/null | sed -n 's/.*\(avx512\|avx2\).*/\1/p' | head -n 1)
+if [ -n "$best" ]; then differ "--isa $best and generic" "--isa $best" "--isa generic" "$all"; fi
+differ "--seed 1 and 2" "--seed 1" "--seed 2" "$all"
+differ "--clip 0 and 1" "--clip 0" "--clip 1" "$all"
+differ "--optimizer adamw and sgd" "--optimizer adamw" "--optimizer sgd" "$all"
+differ "--lr 0.001 and 0.002" "--lr 0.001" "--lr 0.002" "$all"
+differ "--schedule cosine and constant" "" "--schedule constant" "$all"
+differ "--warmup 0 and 1" "" "--warmup 1" "$all"
+differ "--weight-decay 0.1 and 0" "" "--weight-decay 0" "$all"
+differ "--beta2 0.99 and 0.9" "" "--beta2 0.9" "$all"
+differ "--dropout 0 and 0.1" "--dropout 0" "--dropout 0.1" "$all"
+differ "--micro-batches of a rank 1 and 2" "" "--micro-batches 2" "$all"
+differ "--batch 4 and 8" "--batch 4" "--batch 8" "$data --layers 2 --steps 3"
+differ "--steps 3 and 4" "--steps 3" "--steps 4" "$data --layers 2 --batch 4"
+differ "--zero 0 and 1" "" "--zero 1" "$all"
+differ "--bucket 26214400 and 0" "" "--bucket 0" "$all"
+differ "--eval-every 0 and 1" "" "--eval-every 1" "$all"
+differ "--save-every 0 and 1" "" "--save-every 1" "$all"
+differ "--precision none and O1" "" "--precision O1" "$all"
+differ "--state f32 and bf16" "" "--state bf16" "$all"
+differ "--layers 2 and 3" "--layers 2" "--layers 3" "$data --batch 4 --steps 3"
+differ "--head full and chunked" "" "--head chunked" "$all"
+differ "--tp 1 and 2" "" "--tp 2" "$all"
+differ "--trace not given and given" "" "--trace $work/trace" "$all"
+differ "--budget none and 1073741824" "" "--budget 1GiB" "$all --zero 3"
+differ "" "--budget 1GiB" "--recompute-blocks" "$all"
+differ "" "--json" "" "$all"
+if [ "$text" != synthetic ]; then
+  differ "" "--data $text" "--data $work/copy" "$sizes"
+  tac "$text" >"$work/reversed"
+  differ "--data " "--data $text" "--data $work/reversed" "$sizes"
+  differ "--save-weights " "" "--save-weights $work/other" "$all"
+fi
+echo "processes that differ: refused by name on one line, with status 2"
+
 # ---- A rank that is killed
 
-milliseconds() { echo $(($(date +%s%N) / 1000000)); }
 begin=$(milliseconds)
 train timeout 120 "$mpirun" -n 4 "$thimble" train char-gpt --zero 2 --save-every 1 --save "$work/whole"
 took=$(($(milliseconds) - begin))

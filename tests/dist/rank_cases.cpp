@@ -6,11 +6,14 @@
 #include <cstring>
 #include <thread>
 
+#include <thimble/dist/alike.h>
+
 namespace thimble_test {
 
 using thimble::dist::Communicator;
 using thimble::dist::Receive;
 using thimble::dist::Send;
+using thimble::dist::Trait;
 using thimble::dist::Transfer;
 using Bytes = std::vector<unsigned char>;
 
@@ -244,13 +247,56 @@ RankFault unequal(std::size_t sent, std::size_t received) {
           }};
 }
 
+/// The text of the ValueError that require_alike throws here; empty: none.
+std::string difference(Communicator& c, const std::vector<Trait>& traits) {
+  try {
+    require_alike(c, "test", traits);
+  } catch (const thimble::ValueError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void alike(Communicator& c) {
+  const int last = c.size() - 1;
+  const std::string number = std::to_string(last);
+  struct Row {
+    std::vector<Trait> first, of_last;
+    std::string text;  // of the difference, without the ranks; empty: there is none
+  };
+  const std::vector<Row> rows{
+      {{}, {}, ""},
+      {{{"a", "1"}, {"b", "x"}}, {{"a", "1"}, {"b", "x"}}, ""},
+      {{{"a", "1"}, {"b", "x"}}, {{"a", "2"}, {"b", "x"}}, "a 1 and 2; give all ranks the same"},
+      {{{"a", "1"}, {"b", "x", "do so"}},
+       {{"a", "1"}, {"b", "longer than x", "do so"}},
+       "b x and longer than x; do so"},
+      {{{"a", "1"}, {"b", ""}}, {{"a", "2"}, {"b", "y"}}, "a 1 and 2, b none and y; give all ranks the same"},
+      {{{"a", "1"}}, {}, "a 1 and none; give all ranks the same"},  // as of another version
+      {{}, {{"a", "1"}}, "a none and 1; give all ranks the same"},
+      {{{"a", "12"}, {"b", "3"}}, {{"a", "1"}, {"b", "23"}}, "a 12 and 1, b 3 and 23; give all ranks the same"},
+  };
+  for (const Row& row : rows) {
+    const std::vector<Trait>& own = c.rank() == last && last > 0 ? row.of_last : row.first;
+    std::string text;
+    with_volume(c, 0, 0, [&] { text = difference(c, own); });
+    const std::string expected =
+        row.text.empty() || last == 0
+            ? ""
+            : "test: expected the same on all ranks, got on ranks 0 and " + number + " " + row.text;
+    require(text == expected, "'" + text + "', not '" + expected + "'");
+  }
+  c.barrier();  // ranks that differ can go on
+}
+
 }  // namespace
 
 const std::vector<RankCase>& rank_cases() {
-  static const std::vector<RankCase> cases = {
-      {"all_gather", all_gather}, {"all_to_all", all_to_all}, {"broadcast", broadcast},
-      {"barrier", barrier},       {"in flight", in_flight},   {"scopes", scopes},
-      {"splits", splits},         {"bad ranks", bad_ranks},   {"large", large}};
+  static const std::vector<RankCase> cases = {{"all_gather", all_gather}, {"all_to_all", all_to_all},
+                                              {"broadcast", broadcast},   {"barrier", barrier},
+                                              {"in flight", in_flight},   {"scopes", scopes},
+                                              {"splits", splits},         {"bad ranks", bad_ranks},
+                                              {"large", large},           {"alike", alike}};
   return cases;
 }
 

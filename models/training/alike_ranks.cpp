@@ -1,0 +1,134 @@
+#include <thimble/models/training/alike_ranks.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include <thimble/core/files/crc32c.h>
+#include <thimble/core/files/file_stream.h>
+#include <thimble/memory/units.h>
+#include <thimble/models/training/checkpoints.h>
+#include <thimble/models/training/recipe.h>
+#include <thimble/nn/files/safetensors.h>
+#include <thimble/nn/files/weights.h>
+#include <thimble/nn/lora/adapter_files.h>
+
+namespace thimble::models {
+namespace alike_ranks_detail {
+
+constexpr std::uint64_t most_bytes = std::uint64_t{1} << 30;  // of a file that is read whole
+
+std::string sum_of_file(const std::string& path) {
+  return path.empty() ? "" : sum_text(crc32c(read_whole_file(path, most_bytes)));
+}
+
+/// A checkpoint by its settings and the sums of its tensors.
+std::string sum_of_checkpoint(const std::string& path) {
+  if (path.empty()) return "";
+  const SafetensorsReader file(path);
+  std::uint32_t sum = 0;
+  for (const auto& [key, value] : file.header().metadata) sum = crc32c(value, crc32c(key, sum));
+  for (const SafetensorsEntry& entry : file.header().tensors) {
+    sum = crc32c(entry.name + " " + std::to_string(entry.crc32c.value_or(0)), sum);
+  }
+  return sum_text(sum);
+}
+
+std::string sum_of_adapters(const std::string& folder) {
+  if (folder.empty()) return "";
+  return sum_of_file(nn::adapter_config_path(folder)) + ", " + nn::weights_sum(nn::adapter_tensors_path(folder));
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : ",") + word;
+  return text;
+}
+
+std::string lossy_text(const Setup& setup) {
+  if (!setup.allows_lossy) return "off";
+  std::string text = setup.packs_rest ? std::string(to_string(setup.lossy)) : "";
+  for (const nn::PackRule& rule : setup.lossy_rules) {
+    text += (text.empty() ? "" : ",") + (rule.dtype ? std::string(to_string(*rule.dtype)) : "none") + ":" + rule.name;
+  }
+  return text;
+}
+
+/// Whether the ranks' plans, or the bits, depend on what each is given to plan with.
+bool plans_alike(const Setup& setup) {
+  return setup.zero == 3 || team_size(setup) > 1 || setup.pp > 1 || setup.allows_lossy ||
+         setup.micro_batches == auto_micro_batches;
+}
+
+}  // namespace alike_ranks_detail
+
+std::vector<dist::Trait> rank_traits(const TrainOptions& options, const Dataset& data, const Training& training) {
+  using namespace alike_ranks_detail;
+  const Setup& setup = options.setup;
+  const ModelOptions& sizes = training.model().options();
+  std::vector<dist::Trait> list = dist::process_traits();
+  const auto add = [&list](const std::string& name, const std::string& value) { list.push_back({name, value}); };
+  const auto add_number = [&](const std::string& name, std::int64_t value) { add(name, std::to_string(value)); };
+  const auto add_switch = [&](const std::string& name, bool is_on) { add(name, is_on ? "on" : "off"); };
+  add("model", setup.model);
+  add("`device`", options.device.is_cuda() ? "cuda, " + options.costs.gpu : "cpu");
+  add_number("`image`", sizes.image);
+  add_number("channels of the data", sizes.channels);
+  add_number("classes of the data", sizes.classes);
+  add_number("vocabulary", sizes.vocabulary);
+  add_number("`sequence`", sizes.sequence);
+  add_number("`layers`", sizes.layers);
+  add_number("`heads`", sizes.heads);
+  add_number("`kv_heads`", sizes.key_heads);
+  add_number("`width`", sizes.width);
+  add_number("`mlp`", sizes.hidden);
+  add_number("`window`", sizes.window);
+  add_switch("`share`", sizes.shares_kernels);
+  add("`tokenizer`", data.tokenizer());
+  add("`seed`", std::to_string(setup.seed));
+  add("sum of `weights`", setup.weights_sum);
+  add("sum of `adapters`", sum_of_adapters(setup.adapters));
+  add("sum of `resume`", sum_of_checkpoint(options.resume));
+  add("`dtype`", std::string(to_string(setup.dtype)));
+  add("`optimizer`", optimizer_name(setup, training.model().is_text()));
+  add_number("`optimizer_rank`", setup.optimizer_rank);
+  add("`state`", std::string(to_string(setup.state)));
+  add("`full_state`", joined(setup.full_state));
+  add_switch("`fuses_optimizer`", setup.fuses_optimizer);
+  add("`allows_lossy`", lossy_text(setup));
+  add("`micro_batches` of a rank",
+      setup.micro_batches == auto_micro_batches ? "auto" : std::to_string(setup.micro_batches));
+  add_number("`tp`", setup.tp);
+  add_number("`cp`", setup.cp);
+  add_number("`pp`", setup.pp);
+  add("`pipeline`", setup.pipeline);
+  add_number("`chunks`", setup.chunks);
+  add_number("`zero`", setup.zero);
+  add_number("`bucket_bytes`", static_cast<std::int64_t>(setup.bucket_bytes));
+  add_number("`steps`", options.steps);
+  add_number("`eval_every`", options.eval_every);
+  add_number("`eval_batches`", options.eval_batches);
+  add_number("`sample`", options.sample);
+  add("`save`", options.save);
+  add_number("`save_every`", options.save_every);
+  add_number("`keep`", options.keep);
+  add("`save_weights`", options.save_weights);
+  add("`save_adapters`", options.save_adapters);
+  // The same name in the recipe is the same number.
+  const auto add_new = [&](const std::string& name, const std::string& value) {
+    const auto is_named = [&](const dist::Trait& t) { return t.name == name; };
+    if (std::none_of(list.begin(), list.end(), is_named)) add(name, value);
+  };
+  for (const RunTrait& trait : run_traits(options)) add_new(trait.option, trait.value);
+  for (const RecipePart& part : recipe_of(options, data, training)) add_new(part.option, part.value);
+  if (!plans_alike(setup)) return list;
+  add("`budget_bytes`", options.budget_bytes == 0 ? "" : std::to_string(options.budget_bytes));
+  add("sum of `plan`", sum_of_file(options.plan));
+  add("sum of `times`", sum_of_file(options.costs.times));
+  add_switch("`offload`", !setup.offload.empty());
+  add_switch("`recomputes_blocks`", setup.recomputes_blocks);
+  add_number("`read_ahead`", setup.read_ahead);
+  return list;
+}
+
+}  // namespace thimble::models
