@@ -163,7 +163,7 @@ report::Experiment known_schedules_experiment(const ExperimentOptions& options) 
       "<i>n</i> = 100 blocks relu(<i>x W</i>). Forwards: sqrt(<i>n</i>) at most 2<i>n</i> (Chen et al. 2016, section "
       "4.1), halves of halves <i>n</i> + A(<i>n</i>), A(<i>n</i>) = <i>h</i> + A(<i>h</i>) + A(<i>n</i> - <i>h</i>) "
       "(section 4.3), binomial with <i>c</i> slots <i>n</i> + <i>rn</i> - C(<i>c</i> + <i>r</i>, <i>r</i> - 1) "
-      "(Griewank &amp; Walther 2000). Bytes: the peak that the simulator of schedules gives the chain.";
+      "(Griewank & Walther 2000). Bytes: the peak that the simulator of schedules gives the chain.";
   using report::Unit;
   experiment.columns = {{"forwards_theory", "forwards, theory", Unit::plain, 0},
                         {"forwards", "forwards, run", Unit::plain, 0},

@@ -162,8 +162,7 @@ std::string overview(const Report& report) {
 template <class Picture>
 std::string figure(const std::string& kind, const Picture& picture) {
   const Figure drawn = page_figure(picture);
-  return figure_card(kind, escape_markup(picture.title), scrollable(drawn.svg), drawn.hover_json,
-                     escape_markup(picture.caption));
+  return figure_card(kind, escape_markup(picture.title), drawn.svg, drawn.hover_json, escape_markup(picture.caption));
 }
 
 std::string findings(const Experiment& experiment) {

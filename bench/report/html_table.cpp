@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include <thimble/bench/report/page.h>
 #include <thimble/bench/report/text.h>
@@ -103,6 +107,64 @@ bool is_number(const Experiment& experiment, const std::string& key) {
   });
 }
 
+/// Of the line, or of it or the one below, as there is room.
+enum class Place : std::uint8_t { row, either };
+struct TableColumn {
+  std::string name;  // markup
+  Place place;
+  std::function<std::string(const Row&)> cell;
+  bool is_right_aligned;
+};
+
+// The lines of markup without its tags: <br> and <small> begin one.
+std::vector<std::string> lines_of(const std::string& markup) {
+  std::vector<std::string> lines(1);
+  for (std::size_t at = 0; at < markup.size();) {
+    if (markup[at] != '<') {
+      lines.back() += markup[at++];
+      continue;
+    }
+    const std::string_view rest = std::string_view(markup).substr(at);
+    if (rest.starts_with("<br>") || rest.starts_with("<small>")) lines.emplace_back();
+    at = markup.find('>', at) + 1;
+  }
+  return lines;
+}
+
+double width_of(const TableColumn& column, const std::vector<Row>& rows) {
+  double width = 0;
+  const auto widen = [&](const std::string& markup, bool is_bold) {
+    for (const std::string& line : lines_of(markup)) width = std::max(width, text_width(line, 14, is_bold));
+  };
+  widen(column.name, true);
+  for (const Row& row : rows) widen(column.cell(row), false);
+  return width + 20;  // padding
+}
+
+// The columns that come into a second line of each row, so that the table is as wide as a page of paper: from the last
+// on.
+std::vector<TableColumn> take_what_is_too_wide(std::vector<TableColumn>& columns, const std::vector<Row>& rows) {
+  constexpr double widest = 860;  // px at 14 px, which on paper are 8 pt
+  double width = 0;
+  for (const TableColumn& column : columns) width += width_of(column, rows);
+  std::vector<TableColumn> below;
+  while (width > widest && columns.back().place == Place::either) {
+    width -= width_of(columns.back(), rows);
+    below.insert(below.begin(), std::move(columns.back()));
+    columns.pop_back();
+  }
+  return below;
+}
+
+std::string more_row(const Row& row, const std::vector<TableColumn>& below, std::size_t columns) {
+  if (below.empty()) return "";
+  std::string html = "<tr class=\"more\"><td colspan=\"" + std::to_string(columns) + "\">";
+  for (const TableColumn& column : below) {
+    html += "<span>" + column.name + " <b>" + lines_of(column.cell(row)).front() + "</b></span> ";
+  }
+  return html + "</td></tr>\n";
+}
+
 }  // namespace html_table_detail
 
 std::string signed_bytes(std::int64_t difference) {
@@ -131,41 +193,48 @@ std::string html_table(const Experiment& experiment) {
   const bool has_process = has_any(experiment, &Row::process_peak_bytes);
   const bool says_why = std::any_of(experiment.rows.begin(), experiment.rows.end(),
                                     [](const Row& row) { return !process_absence(row).empty(); });
-  std::size_t columns = 0;
-  const auto heading = [&columns](const std::string& text, bool is_right_aligned = true) {
-    ++columns;
-    return std::string("<th scope=\"col\"") + (is_right_aligned ? " class=\"n\">" : ">") + text + "</th>";
+  std::vector<TableColumn> columns;
+  const auto add = [&](const std::string& name, Place place, std::function<std::string(const Row&)> cell,
+                       bool is_right_aligned = true) {
+    columns.push_back({name, place, std::move(cell), is_right_aligned});
   };
+  for (const std::string& key : keys) {
+    const bool is_right_aligned = is_number(experiment, key);
+    const auto cell = [key, is_right_aligned](const Row& row) {
+      return setting_cell(find_setting(row, key), is_right_aligned);
+    };
+    add(escape_markup(key), Place::row, cell, is_right_aligned);
+  }
+  if (has_theory) add("theory", Place::row, [](const Row& row) { return byte_cell(row.theory_bytes); });
+  if (has_predicted) add("predicted", Place::row, [](const Row& row) { return byte_cell(row.predicted_bytes); });
+  if (has_measured) add("measured", Place::row, [](const Row& row) { return byte_cell(row.measured_bytes); });
+  if (counts.compared > 0) add("measured<br>\xE2\x88\x92 predicted", Place::row, match_cell);
+  if (counts.with_theory > 0) add("predicted<br>\xE2\x88\x92 theory", Place::row, remainder_cell);
+  for (const Column& column : experiment.columns) {
+    add(escape_markup(column.title), Place::either, [&column](const Row& row) {
+      const auto value = find_number(row, column.name);
+      return number_cell(value ? escape_markup(format_quantity(*value, column.unit, column.decimals)) : dash);
+    });
+  }
+  if (has_process || says_why) {
+    add("process", Place::either, [](const Row& row) {
+      const std::string why = process_absence(row);
+      return why.empty() ? byte_cell(row.process_peak_bytes) : number_cell(dash + (" " + escape_markup(why)));
+    });
+  }
+  if (has_process) add("promised", Place::either, [](const Row& row) { return byte_cell(row.process_promise_bytes); });
+  const std::vector<TableColumn> below = take_what_is_too_wide(columns, experiment.rows);
 
   std::string html = constants + "<div class=\"scroll\"><table class=\"rows\"><thead><tr>";
-  for (const std::string& key : keys) html += heading(escape_markup(key), is_number(experiment, key));
-  if (has_theory) html += heading("theory");
-  if (has_predicted) html += heading("predicted");
-  if (has_measured) html += heading("measured");
-  if (counts.compared > 0) html += heading("measured<br>\xE2\x88\x92 predicted");
-  if (counts.with_theory > 0) html += heading("predicted<br>\xE2\x88\x92 theory");
-  if (has_process || says_why) html += heading("process");
-  if (has_process) html += heading("promised");
-  for (const Column& column : experiment.columns) html += heading(escape_markup(column.title));
+  for (const TableColumn& column : columns) {
+    html +=
+        std::string("<th scope=\"col\"") + (column.is_right_aligned ? " class=\"n\">" : ">") + column.name + "</th>";
+  }
   html += "</tr></thead><tbody>\n";
   for (const Row& row : experiment.rows) {
     html += "<tr>";
-    for (const std::string& key : keys) html += setting_cell(find_setting(row, key), is_number(experiment, key));
-    if (has_theory) html += byte_cell(row.theory_bytes);
-    if (has_predicted) html += byte_cell(row.predicted_bytes);
-    if (has_measured) html += byte_cell(row.measured_bytes);
-    if (counts.compared > 0) html += match_cell(row);
-    if (counts.with_theory > 0) html += remainder_cell(row);
-    if (has_process || says_why) {
-      const std::string why = process_absence(row);
-      html += why.empty() ? byte_cell(row.process_peak_bytes) : number_cell(dash + (" " + escape_markup(why)));
-    }
-    if (has_process) html += byte_cell(row.process_promise_bytes);
-    for (const Column& column : experiment.columns) {
-      const auto value = find_number(row, column.name);
-      html += number_cell(value ? escape_markup(format_quantity(*value, column.unit, column.decimals)) : dash);
-    }
-    html += "</tr>\n" + terms_row(row, columns);
+    for (const TableColumn& column : columns) html += column.cell(row);
+    html += "</tr>\n" + more_row(row, below, columns.size()) + terms_row(row, columns.size());
   }
   return html + "</tbody></table></div>\n";
 }

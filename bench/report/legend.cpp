@@ -121,7 +121,9 @@ double legend_height(const std::vector<LegendEntry>& entries) {
   return height;
 }
 
-void draw_legend(Svg& svg, double x, double y, const std::vector<LegendEntry>& entries) {
+namespace legend_detail {
+
+void draw_entries(Svg& svg, double x, double y, const std::vector<LegendEntry>& entries) {
   for (const LegendEntry& entry : entries) {
     legend_detail::draw_sample(svg, x, y + 8, entry);
     const double text_x = x + legend_detail::sample_width;
@@ -134,6 +136,16 @@ void draw_legend(Svg& svg, double x, double y, const std::vector<LegendEntry>& e
       svg.text(text_x, baseline - 1, entry.detail, {.fill = paints::muted, .size = small_text - 1});
     y += legend_detail::entry_height(entry);
   }
+}
+
+}  // namespace legend_detail
+
+void draw_legend(Svg& svg, double x, double y, const std::vector<LegendEntry>& entries) {
+  if (svg.medium() == Medium::file || entries.empty()) return legend_detail::draw_entries(svg, x, y, entries);
+  const double width = legend_width(entries), height = legend_height(entries);
+  Svg legend(Medium::page, width, height, "legend", "what colours and lines are");
+  legend_detail::draw_entries(legend, 0, 0, entries);
+  svg.set_aside(x - 4, legend.finish_legend());
 }
 
 void draw_y_axis(Svg& svg, const Frame& frame, const AxisTicks& ticks, const std::string& title) {

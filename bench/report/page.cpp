@@ -15,8 +15,6 @@ std::string begin_page(const std::string& title, const std::string& body_class) 
 
 std::string end_page() { return std::string("<script>\n").append(web_script()).append("</script>\n</body></html>\n"); }
 
-std::string scrollable(const std::string& svg) { return "<div class=\"scroll\">\n" + svg + "</div>"; }
-
 std::string figure_card(const std::string& kind, const std::string& title, const std::string& content,
                         const std::string& hover_json, const std::string& caption, const std::string& attributes) {
   std::string data = hover_json;

@@ -19,9 +19,6 @@ std::string begin_page(const std::string& title, const std::string& body_class =
 /// The script, and the end of the document.
 std::string end_page();
 
-/// A picture in its place on a page: narrow windows scroll it.
-std::string scrollable(const std::string& svg);
-
 /// A card with pictures and what the script shows of them. `title`, `content`, which holds the pictures, and `caption`
 /// are markup, `attributes` those of the figure.
 std::string figure_card(const std::string& kind, const std::string& title, const std::string& content,

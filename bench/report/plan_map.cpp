@@ -101,14 +101,15 @@ Layout make_layout(const bench::PlanView& view, const StepTrace& step) {
   return layout;
 }
 
-std::string draw(const Layout& layout, const std::vector<Level>& levels, const std::string& title) {
+std::string draw(const Layout& layout, const std::vector<Level>& levels, const std::string& title,
+                 const std::vector<Category>& named) {
   Svg svg(Medium::page, figure_width, layout.frame.bottom + 56, title, "addresses of blocks over the events of a step");
   draw_y_axis(svg, layout.frame, layout.y, "addresses, from the arena's base");
   svg.begin_window(layout.frame.left, layout.frame.top, layout.frame.right, layout.frame.bottom, layout.x.high);
   svg.end();
   draw_levels(svg, layout.frame, layout.y, levels);
   draw_x_axis(svg, layout.frame, layout.x, "allocation events", false);
-  draw_legend(svg, layout.frame.right + 28, layout.frame.top - 4, legend_of(layout.categories, levels, layout.y.high));
+  draw_legend(svg, layout.frame.right + 28, layout.frame.top - 4, legend_of(named, levels, layout.y.high));
   return svg.finish();
 }
 
@@ -184,12 +185,17 @@ Timeline step_timeline(const bench::PlanView& view, const bench::StepTrace& step
 Figure step_map(const bench::PlanView& view, const bench::StepTrace& step) {
   using namespace plan_map_detail;
   const Layout layout = make_layout(view, step);
-  const auto picture = [&](const bench::StepLayout& placed, const std::string& title) {
-    return "<h4>" + title + "</h4><div class=\"scroll\">\n" + draw(layout, levels_of(view, step, placed), title) +
-           "</div>";
+  // The second picture has the colours of the first.
+  const auto picture = [&](const bench::StepLayout& placed, const std::string& title, const std::string& remark,
+                           const std::vector<Category>& named) {
+    return "<h4>" + title + remark + "</h4>" + draw(layout, levels_of(view, step, placed), title, named);
   };
-  return {picture(step.dynamic, "placed on demand by the dynamic arena") +
-              picture(step.placed, "placed offline, with all lifetimes known"),
+  const bool is_above = view.report.budget_bytes > 0 && step.dynamic.committed_bytes > view.report.budget_bytes &&
+                        step.placed.committed_bytes <= view.report.budget_bytes;
+  return {picture(step.dynamic, "placed on demand by the dynamic arena",
+                  is_above ? ": above the budget, for comparison; the run trains with the placement below" : "",
+                  layout.categories) +
+              picture(step.placed, "placed offline, with all lifetimes known", "", {}),
           hover(step, layout)};
 }
 

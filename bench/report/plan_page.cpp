@@ -82,7 +82,7 @@ std::string timeline_figure(const bench::PlanView& view, const bench::StepTrace&
         format_grouped(*view.theory_bytes) + " bytes when backward begins.";
   }
   const Figure drawn = page_figure(step_timeline(view, step));
-  return figure_card("timeline", "One steady step, event by event: " + escape_markup(step.name), scrollable(drawn.svg),
+  return figure_card("timeline", "One steady step, event by event: " + escape_markup(step.name), drawn.svg,
                      drawn.hover_json, caption + keys + "event by event.");
 }
 
@@ -108,21 +108,21 @@ std::string map_figures(const bench::PlanView& view) {
                            caption + keys + "block by block.", " id=\"" + id + "\"" + (is_planned ? "" : " hidden"));
   }
   if (view.steps.size() == 1) return figures;
-  return "<p class=\"choice\" role=\"group\" aria-label=\"step of the maps\">" + buttons + "</p>\n" + figures;
+  return "<p class=\"choice\" role=\"group\" aria-label=\"step of the maps\">Step of the map below " + buttons +
+         "</p>\n" + figures;
 }
 
 std::string plan_figures(const bench::PlanView& view) {
   const Figure schedule = schedule_figure(view);
   const Plot plot = plans_plot(view);
   const Figure plans = page_figure(plot);
-  return figure_card("schedule", "The schedule: what is kept of every operator", scrollable(schedule.svg),
-                     schedule.hover_json,
+  return figure_card("schedule", "The schedule: what is kept of every operator", schedule.svg, schedule.hover_json,
                      "The " + format_grouped(view.report.planner->graph().nodes.size()) +
                          " recorded operators in order of execution. Bars are the bytes that each makes for backward; "
                          "their solid part is kept. The bars below are the segments that backward runs again, nested "
                          "ones further down: " +
                          format_grouped(view.report.segments.size()) + " in all.") +
-         figure_card("plot", plot.title, scrollable(plans.svg), plans.hover_json, plot.caption);
+         figure_card("plot", plot.title, plans.svg, plans.hover_json, plot.caption);
 }
 
 // ---- Exact figures ----

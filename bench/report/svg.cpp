@@ -156,6 +156,18 @@ void Svg::end() {
   open_.pop_back();
 }
 
+void Svg::set_aside(double width, std::string element) {
+  width_ = width;
+  aside_ = std::move(element);
+}
+
+std::string Svg::finish_legend() const {
+  const std::string width = coordinate(width_), height = coordinate(height_);
+  return "<svg class=\"legend\" width=\"" + width + "\" height=\"" + height + "\" viewBox=\"0 0 " + width + " " +
+         height + "\" role=\"img\" aria-label=\"" + escape_markup(title_) + "\" font-family=\"" +
+         std::string(svg_detail::fonts) + "\">\n" + body_ + "</svg>\n";
+}
+
 std::string Svg::finish() const {
   using svg_detail::attribute;
   const std::string size = coordinate(width_) + " " + coordinate(height_);
@@ -166,7 +178,9 @@ std::string Svg::finish() const {
     document += attribute("width", coordinate(width_)) + attribute("height", coordinate(height_));
   document += " role=\"img\"" + attribute("font-family", std::string(svg_detail::fonts));
   if (medium_ == Medium::page) {
-    return document + attribute("aria-label", escape_markup(title_ + ". " + description_)) + ">\n" + body_ + "</svg>\n";
+    return "<div class=\"drawing\"><div class=\"scroll\">\n" + document +
+           attribute("aria-label", escape_markup(title_ + ". " + description_)) + ">\n" + body_ + "</svg>\n</div>" +
+           aside_ + "</div>\n";
   }
   document += "><title>" + escape_markup(title_) + "</title><desc>" + escape_markup(description_) + "</desc>\n";
   document += "<style>@media screen and (prefers-color-scheme:dark){";

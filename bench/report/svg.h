@@ -68,8 +68,13 @@ class Svg {
   void begin_window(double left, double top, double right, double bottom, double units);
   void end();
 
-  /// The whole document (a file) or the <svg> element (a page).
+  /// In a page: the picture ends `width` px from its left, and this element is beside it, below where that is narrow.
+  void set_aside(double width, std::string element);
+
+  /// The whole document (a file) or the elements of a page.
   std::string finish() const;
+  /// The element of a legend in a page, which keeps its size.
+  std::string finish_legend() const;
 
  private:
   std::string attributes(const Look& look);
@@ -78,7 +83,7 @@ class Svg {
 
   Medium medium_;
   double width_, height_;
-  std::string title_, description_, body_;
+  std::string title_, description_, body_, aside_;
   std::vector<std::string_view> open_;
   std::set<std::pair<std::string_view, std::string_view>> used_;  // name and dark colour of every paint
 };

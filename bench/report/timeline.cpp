@@ -133,10 +133,13 @@ void draw_peak(Svg& svg, const Layout& layout, const Timeline& timeline) {
   const double room = (layout.is_label_right ? layout.frame.right - x : x - layout.frame.left) - 12;
   const double label_x = x + (layout.is_label_right ? 9 : -9);
   const std::string_view anchor = layout.is_label_right ? "start" : "end";
-  svg.text(label_x, layout.frame.top + 14, "peak " + format_bytes(bytes),
-           {.size = 13.5, .anchor = anchor, .is_bold = true, .has_halo = true});
-  svg.text(label_x, layout.frame.top + 31, fit_text(where, small_text, room),
-           {.size = small_text, .anchor = anchor, .has_halo = true});
+  const std::string what = "peak " + format_bytes(bytes), at = fit_text(where, small_text, room);
+  // No line of the grid runs through the words.
+  const double width = std::max(text_width(what, 13.5, true), text_width(at, small_text)) + 8;
+  svg.rectangle(layout.is_label_right ? label_x - 4 : label_x + 4 - width, layout.frame.top + 1, width, 37,
+                {.fill = paints::surface});
+  svg.text(label_x, layout.frame.top + 14, what, {.size = 13.5, .anchor = anchor, .is_bold = true, .has_halo = true});
+  svg.text(label_x, layout.frame.top + 33, at, {.size = small_text, .anchor = anchor, .has_halo = true});
   svg.end();
 }
 

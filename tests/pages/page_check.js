@@ -128,6 +128,28 @@
     }
   };
 
+  // ---- How it is laid out ----
+  const is_shown = part => part.getBoundingClientRect().width > 0;
+  const lay_out = () => {
+    const is_narrow = innerWidth < 500;
+    for (const table of document.querySelectorAll('table')) {
+      if (!is_shown(table) || (is_narrow && table.closest('.scroll'))) continue;  // those one may scroll
+      const room = table.parentElement.getBoundingClientRect(), box = table.getBoundingClientRect();
+      check(box.right <= room.right + 1, 'a table is ' + Math.round(box.right - room.right) + ' px wider than its place: ' + table.textContent.slice(0, 60));
+    }
+    for (const row of document.querySelectorAll('.rows tr.more')) check(is_shown(row), 'a line below a row is not shown');
+    for (const part of document.querySelectorAll('svg.legend, .scroll>svg')) {
+      const box = part.getBoundingClientRect();
+      if (box.width === 0) continue;
+      check(box.left >= 0 && box.right <= innerWidth + 1, (part.matches('.legend') ? 'a legend' : 'a drawing') + ' is from ' + Math.round(box.left) + ' to ' + Math.round(box.right) + ' px of ' + innerWidth);
+      const scale = box.width / part.viewBox.baseVal.width;
+      const sizes = [...part.querySelectorAll('text')].map(text => scale * parseFloat(getComputedStyle(text).fontSize));
+      check(sizes.every(size => size >= 7.5), 'words of ' + Math.min(...sizes).toFixed(1) + ' px in ' + (part.matches('.legend') ? 'a legend' : 'a drawing'));
+    }
+    check(document.querySelector('svg.legend'), 'no picture has a legend');
+    check(!/&(amp|lt|gt|quot|#)/.test(document.body.innerText), 'the page has words that are escaped twice');
+  };
+
   // ---- What only one of the pages has ----
   const plan_page = async () => {
     const figures = () => [...document.querySelectorAll('figure[data-kind=map]')].filter(figure => !figure.hidden);
@@ -163,8 +185,11 @@
       const is_plan = document.body.classList.contains('plan');
       const pictures = document.querySelectorAll('figure[data-kind] .scroll>svg').length;
       check(pictures > 0, 'the page has no pictures');
-      await use_pictures();
-      await (is_plan ? plan_page() : report_page());
+      lay_out();
+      if (innerWidth >= 1000) {
+        await use_pictures();
+        await (is_plan ? plan_page() : report_page());
+      }
       check(!/undefined|NaN/.test(document.body.innerText), 'the page says undefined or NaN');
       check(document.documentElement.scrollWidth <= innerWidth, 'the page is wider than the window');
       lines.push((is_plan ? 'plan' : 'report') + ', ' + pictures + ' pictures');

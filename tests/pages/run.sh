@@ -33,18 +33,20 @@ open_page() { # URL OPTION...: no network, a profile of its own
     --virtual-time-budget=60000 --enable-logging=stderr "$@" "$url"
 }
 
-# check PAGE: prints what is wrong with it; fails where something is.
+# check PAGE [WIDTH]: prints what is wrong with it; fails where something is.
 check() {
+  page=$1 width=${2:-1280} url="file://$1.checked.html"
+  [ "$width" -ge 500 ] || url="file://$here/narrow.html?$url"
   awk -v script="$here/page_check.js" '
     { print }
     !done && /<head>/ { print "<script>"; while ((getline line < script) > 0) print line; print "</script>"; done = 1 }
-  ' "$1" >"$1.checked.html"
-  open_page "file://$1.checked.html" --dump-dom >"$1.dom" 2>"$1.log"
-  sed -n '/<pre id="page-check">/,/<\/pre>/p' "$1.dom" | sed 's/.*<pre id="page-check">//; s/<\/pre>.*//' >"$1.result"
+  ' "$page" >"$page.checked.html"
+  open_page "$url" --allow-file-access-from-files --dump-dom "--window-size=$width,1000" >"$page.dom" 2>"$page.log"
+  sed -n '/<pre id="page-check">/,/<\/pre>/p' "$page.dom" | sed 's/.*<pre id="page-check">//; s/<\/pre>.*//' >"$page.result"
   # What the console says comes from the browser itself, so it also holds where the script above never ran.
-  grep -E 'CONSOLE.*(Uncaught|Error|Refused|Failed)' "$1.log" | sed 's/.*CONSOLE[^]]*\]/FAILED: console:/' >>"$1.result"
-  cat "$1.result"
-  grep -q '^[1-9][0-9]* passed, 0 failed$' "$1.result" && ! grep -q '^FAILED' "$1.result"
+  grep -E 'CONSOLE.*(Uncaught|Error|Refused|Failed)' "$page.log" | sed 's/.*CONSOLE[^]]*\]/FAILED: console:/' >>"$page.result"
+  cat "$page.result"
+  grep -q '^[1-9][0-9]* passed, 0 failed$' "$page.result" && ! grep -q '^FAILED' "$page.result"
 }
 
 status=0
@@ -62,12 +64,17 @@ holds() { # NAME: the page holds
   echo "-- $1"
   check "$folder/$1.html" || { status=1; echo "FAILED: $1.html"; }
 }
-finds() { # NAME EDIT: the page holds no longer when its source is changed so
+# A sheet of A4 within its margins is 688 px wide; its styles are those of print.
+narrow=400 paper=688
+on_paper() { # NAME: the page with the styles of print
+  sed 's/@media print/@media all/' "$folder/$1.html" >"$folder/$1-paper.html"
+}
+finds() { # NAME EDIT [WIDTH]: the page holds no longer when its source is changed so
   sed "$2" "$folder/$1.html" >"$folder/mutant.html"
   if cmp -s "$folder/$1.html" "$folder/mutant.html"; then
     echo "FAILED: the change '$2' changes nothing of $1.html"
     status=1
-  elif check "$folder/mutant.html" >"$folder/mutant.said"; then
+  elif check "$folder/mutant.html" ${3:-} >"$folder/mutant.said"; then
     echo "FAILED: not found in $1.html: $2"
     status=1
   else
@@ -109,8 +116,14 @@ make "$folder/planned.html" plan $gpt --budget 8MiB --html "$folder/planned.html
 make "$folder/kept.html" plan $gpt --html "$folder/kept.html"
 make "$folder/forward.html" plan $gpt --inference --html "$folder/forward.html"
 make "$folder/infeasible.html" plan $gpt --budget 1 --html "$folder/infeasible.html"
-make "$folder/report.html" reproduce gpt-layer step-peak --quick --out "$folder"
+make "$folder/report.html" reproduce gpt-layer known-schedules step-peak --quick --out "$folder"
 for name in planned kept forward infeasible report; do holds $name; done
+for name in planned report; do
+  on_paper $name
+  echo "-- $name, 400 wide and on paper"
+  check "$folder/$name.html" $narrow || { status=1; echo "FAILED: $name.html, 400 wide"; }
+  check "$folder/$name-paper.html" $paper || { status=1; echo "FAILED: $name.html on paper"; }
+done
 
 for name in planned kept infeasible report; do
   if [ "$3" = --write ]; then
@@ -144,6 +157,12 @@ finds report "s/'keydown', e => this\.key(e)/'keydown', e => 0/"
 finds report "s/tip\.hidden = false;//"
 finds report 's/this\.axis\.replaceChildren/[].concat/'              # the axis stays when one looks closer
 finds report "s/'scroll', follow/'scroll', () => 0/"                  # the navigation stands still
+
+finds report 's/<tr class="more"/<tr class="more" hidden/'              # a column that no line has
+finds report 's/<b>/\&amp;amp;<b>/'                                     # escaped twice
+finds planned 's/\.legend{margin-top:12px}/.legend{margin-left:300px}/' $narrow   # colours without names
+finds planned 's/ figure \.scroll>svg text{font-size:20px}//' $narrow  # words that nobody can read
+finds report-paper 's/td{padding:8px 10px/td{padding:8px 20px/; s/ th,td{padding-left:6px;padding-right:6px}//' $paper  # a table wider than the sheet
 
 if [ "$3" = --pictures ]; then
   for name in planned kept forward infeasible report; do
