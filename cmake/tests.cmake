@@ -17,8 +17,14 @@ if(NOT thimble_data)
   get_filename_component(thimble_data ${PROJECT_SOURCE_DIR}/../shared/data ABSOLUTE)
 endif()
 
-# add_test with what all of ours share.
+# add_test with what all of ours share. An empty word would be lost on the way to ctest, and shift those after it.
 function(thimble_add_test name)
+  math(EXPR last "${ARGC} - 1")
+  foreach(i RANGE 1 ${last})
+    if("${ARGV${i}}" STREQUAL "")
+      message(FATAL_ERROR "thimble_add_test(${name}): argument ${i} is empty, expected a word")
+    endif()
+  endforeach()
   add_test(NAME ${name} ${ARGN})
   set_tests_properties(${name} PROPERTIES TIMEOUT 900)
   if(EXISTS ${thimble_data})
@@ -119,10 +125,12 @@ thimble_add_program(thimble_mpi_ranks tests/dist/mpi_ranks.cpp tests/dist/rank_c
 target_include_directories(thimble_mpi_ranks PRIVATE tests)
 foreach(name IN ITEMS openmpi mpich)
   string(TOUPPER ${name} upper)
-  set(mpirun "")
+  set(mpirun none) # the scripts skip then
   if(name IN_LIST thimble_mpi)
     add_dependencies(thimble_mpi_ranks thimble_${name})
-    set(mpirun ${THIMBLE_${upper}_MPIRUN})
+    if(THIMBLE_${upper}_MPIRUN)
+      set(mpirun ${THIMBLE_${upper}_MPIRUN})
+    endif()
   endif()
   thimble_add_test(ranks.${name} COMMAND sh ${PROJECT_SOURCE_DIR}/tests/dist/mpi.sh "${mpirun}" $<TARGET_FILE:thimble_mpi_ranks>
                                          ${PROJECT_BINARY_DIR}/ranks_${name})

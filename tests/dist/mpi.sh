@@ -5,7 +5,7 @@
 #   mpi.sh MPIRUN MPI_RANKS WORK_DIR
 set -eu
 mpirun=$1 ranks=$2 work=$3
-if [ -z "$mpirun" ]; then
+if [ "$mpirun" = none ]; then
   echo "SKIPPED: this MPI was not found"
   exit 77
 fi

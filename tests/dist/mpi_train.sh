@@ -9,7 +9,7 @@
 # TEXT is a file of text, or `synthetic`. KILLS (4): moments are spread evenly over a run, and ranks take turns.
 set -eu
 mpirun=$1 thimble=$2 text=$3 work=$4 kills=${5:-4}
-if [ -z "$mpirun" ]; then
+if [ "$mpirun" = none ]; then
   echo "SKIPPED: this MPI was not found"
   exit 77
 fi
