@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/crc32c.h>
 #include <thimble/nn/files/finite_bytes.h>
+#include <thimble/nn/files/json_events.h>
 #include <thimble/nn/files/safetensors_sums.h>
 
 namespace thimble {
@@ -42,12 +42,9 @@ constexpr std::array<Row, 15> rows{{{"BOOL", 1, DType::boolean},
 constexpr const Row& row(SafetensorsDType dtype) { return rows[static_cast<std::size_t>(dtype)]; }
 
 // Text as a JSON string. Throws ValueError when it is not UTF-8.
-std::string json_string(const std::string& text) {
-  try {
-    return nlohmann::json(text).dump();
-  } catch (const nlohmann::json::exception&) {
-    throw ValueError("safetensors: " + quote(text) + " is not UTF-8 text");
-  }
+std::string utf8_json(const std::string& text) {
+  if (std::optional<std::string> json = json_string(text)) return *std::move(json);
+  throw ValueError("safetensors: " + quote(text) + " is not UTF-8 text");
 }
 
 void require_header_bytes(std::uint64_t bytes) {
@@ -150,14 +147,13 @@ std::string format_safetensors_header(const SafetensorsHeader& header) {
     text += "\"__metadata__\":{";
     bool is_first = true;
     for (const auto& [key, value] : metadata) {
-      text +=
-          (is_first ? "" : ",") + safetensors_detail::json_string(key) + ":" + safetensors_detail::json_string(value);
+      text += (is_first ? "" : ",") + safetensors_detail::utf8_json(key) + ":" + safetensors_detail::utf8_json(value);
       is_first = false;
     }
     text += "}";
   }
   for (const SafetensorsEntry& entry : header.tensors) {
-    text += (text.size() == 1 ? "" : ",") + safetensors_detail::json_string(entry.name) + ":{\"dtype\":\"" +
+    text += (text.size() == 1 ? "" : ",") + safetensors_detail::utf8_json(entry.name) + ":{\"dtype\":\"" +
             std::string(to_string(entry.dtype)) + "\",\"shape\":" + safetensors_detail::json_array(entry.shape) +
             ",\"data_offsets\":" + safetensors_detail::json_array(std::array{entry.begin, entry.end}) + "}";
   }

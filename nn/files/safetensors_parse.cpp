@@ -4,47 +4,17 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <iterator>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
+#include <thimble/nn/files/json_events.h>
 #include <thimble/nn/files/safetensors.h>
 #include <thimble/nn/files/safetensors_sums.h>
 
 namespace thimble {
 
 namespace safetensors_parse_detail {
-
-// Reads characters and counts them, so that an error can tell the byte.
-class CountingIterator {
- public:
-  using iterator_category = std::input_iterator_tag;
-  using value_type = char;
-  using difference_type = std::ptrdiff_t;
-  using pointer = const char*;
-  using reference = const char&;
-
-  CountingIterator(const char* at, std::uint64_t* count) : at_(at), count_(count) {}
-  reference operator*() const { return *at_; }
-  CountingIterator& operator++() {
-    ++at_;
-    ++*count_;
-    return *this;
-  }
-  CountingIterator operator++(int) {
-    CountingIterator old = *this;
-    ++*this;
-    return old;
-  }
-  friend bool operator==(const CountingIterator& a, const CountingIterator& b) { return a.at_ == b.at_; }
-  friend bool operator!=(const CountingIterator& a, const CountingIterator& b) { return a.at_ != b.at_; }
-
- private:
-  const char* at_;
-  std::uint64_t* count_;
-};
 
 SafetensorsDType parse_name(const std::string& name, bool& is_known) {
   for (int i = 0; i <= static_cast<int>(SafetensorsDType::u64); ++i)
@@ -62,46 +32,33 @@ std::string allowed_names() {
 
 // Receives the parser's events. The header has a fixed form, so the place in it is all the state there is:
 // { "__metadata__": {"k": "v"}, "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]} }
-class HeaderEvents {
+class HeaderEvents final : public JsonEvents {
  public:
-  using number_integer_t = nlohmann::json::number_integer_t;
-  using number_unsigned_t = nlohmann::json::number_unsigned_t;
-  using number_float_t = nlohmann::json::number_float_t;
-  using string_t = nlohmann::json::string_t;
-  using binary_t = nlohmann::json::binary_t;
-
   HeaderEvents(const std::string& path, const std::uint64_t& count) : path_(path), count_(count) {}
 
   SafetensorsHeader take() && { return std::move(header_); }
 
-  bool null() { return unexpected("null"); }
-  bool boolean(bool) { return unexpected("a boolean"); }
-  bool number_integer(number_integer_t) { return unexpected("a negative number"); }
-  bool number_float(number_float_t, const string_t& text) {
-    return unexpected("the number " + quote(text) + ", which is no integer below 2^64,");
-  }
-  bool binary(binary_t&) { return unexpected("binary data"); }
+  void other(const std::string& found) override { unexpected(found); }
 
-  bool number_unsigned(number_unsigned_t value) {
+  void unsigned_number(std::uint64_t value) override {
     if (place_ == Place::shape) return add_size(value);
     if (place_ == Place::offsets) return add_offset(value);
-    return unexpected("a number");
+    unexpected("a number");
   }
 
-  bool string(string_t& value) {
+  void string(std::string& value) override {
     if (place_ == Place::metadata) {
       header_.metadata[key_] = std::move(value);
-      return true;
+      return;
     }
-    if (place_ != Place::entry || key_ != "dtype") return unexpected("a string");
+    if (place_ != Place::entry || key_ != "dtype") unexpected("a string");
     bool is_known = true;
     entry_.dtype = parse_name(value, is_known);
     if (!is_known)
       fail("tensor " + quote(entry_.name) + " has the unknown dtype " + quote(value) + "; known: " + allowed_names());
-    return true;
   }
 
-  bool start_object(std::size_t) {
+  void begin_object() override {
     if (place_ == Place::outside) {
       place_ = Place::top;
     } else if (place_ == Place::top && key_ == "__metadata__") {
@@ -113,12 +70,11 @@ class HeaderEvents {
       has_ = {};
       offsets_ = 0;
     } else {
-      return unexpected("an object");
+      unexpected("an object");
     }
-    return true;
   }
 
-  bool key(string_t& name) {
+  void key(std::string& name) override {
     if (place_ == Place::top) {
       if (name == "__metadata__") {
         if (has_metadata_) fail("key '__metadata__' is there twice");
@@ -136,35 +92,30 @@ class HeaderEvents {
       has = true;
     }
     key_ = std::move(name);
-    return true;
   }
 
-  bool end_object() {
+  void end_object() override {
     if (place_ == Place::entry) {
       for (std::size_t i = 0; i < fields.size(); ++i)
         if (!has_[i]) fail("tensor " + quote(entry_.name) + " has no " + std::string(fields[i]));
       header_.tensors.push_back(std::move(entry_));
     }
     place_ = place_ == Place::top ? Place::outside : Place::top;
-    return true;
   }
 
-  bool start_array(std::size_t) {
-    if (place_ != Place::entry || key_ == "dtype") return unexpected("an array");
+  void begin_array() override {
+    if (place_ != Place::entry || key_ == "dtype") unexpected("an array");
     place_ = key_ == "shape" ? Place::shape : Place::offsets;
-    return true;
   }
 
-  bool end_array() {
+  void end_array() override {
     if (place_ == Place::offsets && offsets_ != 2)
       fail("data_offsets of tensor " + quote(entry_.name) + " are not two numbers");
     place_ = Place::entry;
-    return true;
   }
 
-  template <class Exception>
-  bool parse_error(std::size_t, const std::string& last_token, const Exception&) {
-    fail("the header is not valid JSON near " + quote(last_token));
+  [[noreturn]] void invalid(const std::string& token) override {
+    fail("the header is not valid JSON near " + quote(token));
   }
 
  private:
@@ -174,7 +125,7 @@ class HeaderEvents {
   [[noreturn]] void fail(const std::string& why) const { throw FileError(path_, 8 + count_, why); }
 
   // Which value was expected where another kind stands.
-  [[noreturn]] bool unexpected(const std::string& found) const {
+  [[noreturn]] void unexpected(const std::string& found) const {
     switch (place_) {
       case Place::outside:
         fail("the header is not an object: found " + found);
@@ -187,20 +138,18 @@ class HeaderEvents {
     }
   }
 
-  bool add_size(number_unsigned_t value) {
-    if (value > static_cast<number_unsigned_t>(std::numeric_limits<std::int64_t>::max()))
+  void add_size(std::uint64_t value) {
+    if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
       fail("the shape of tensor " + quote(entry_.name) + " has a size above 2^63 - 1");
     if (entry_.shape.size() == safetensors_rank_limit)
       fail("the shape of tensor " + quote(entry_.name) + " has more than " + std::to_string(safetensors_rank_limit) +
            " sizes");
     entry_.shape.push_back(static_cast<std::int64_t>(value));
-    return true;
   }
 
-  bool add_offset(number_unsigned_t value) {
+  void add_offset(std::uint64_t value) {
     if (offsets_ == 2) fail("data_offsets of tensor " + quote(entry_.name) + " are not two numbers");
     (offsets_++ == 0 ? entry_.begin : entry_.end) = value;
-    return true;
   }
 
   const std::string& path_;
@@ -267,15 +216,13 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> start, std::uint6
   const auto* text = reinterpret_cast<const char*>(start.data()) + 8;
   const std::size_t length = static_cast<std::size_t>(data_offset) - 8;
   if (length == 0 || text[0] != '{') throw FileError(path, 8, "the header does not begin with '{'");
-  // The parser takes a NUL byte for the end of its input and would not see what comes after.
   if (const void* nul = std::memchr(text, 0, length))
     throw FileError(path, 8 + static_cast<std::uint64_t>(static_cast<const char*>(nul) - text),
                     "the header has a NUL byte");
 
   std::uint64_t count = 0;
   safetensors_parse_detail::HeaderEvents events(path, count);
-  const safetensors_parse_detail::CountingIterator first(text, &count), last(text + length, &count);
-  if (!nlohmann::json::sax_parse(first, last, &events)) throw FileError(path, 8, "the header is not valid JSON");
+  read_json({text, length}, count, events);
   SafetensorsHeader header = std::move(events).take();
   header.data_offset = data_offset;
   std::sort(header.tensors.begin(), header.tensors.end(), [](const SafetensorsEntry& a, const SafetensorsEntry& b) {

@@ -1,0 +1,40 @@
+#pragma once
+// JSON as events, for headers of binary files: no document is built, so a key that is there twice is seen, and a hostile
+// file asks for no depth. Documents with freer forms are read with nlohmann-json.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace thimble {
+
+/// Receives the values of a text in order. To refuse one it throws; an array or an object that is refused where it
+/// begins is not entered, so the receiver bounds the depth.
+class JsonEvents {
+ public:
+  virtual void begin_object() = 0;
+  virtual void key(std::string& name) = 0;  ///< may be moved from, as may string()'s value
+  virtual void end_object() = 0;
+  virtual void begin_array() = 0;
+  virtual void end_array() = 0;
+  virtual void string(std::string& value) = 0;
+  virtual void unsigned_number(std::uint64_t value) = 0;
+  /// Any other value, described: "null", "a boolean", "a negative number", "the number '1.5', which is ...".
+  virtual void other(const std::string& found) = 0;
+  /// The text is not JSON from `token` on, the characters of an unfinished or wrong word. Throws
+  /// an error of the format; where it returns, read_json throws a ValueError.
+  virtual void invalid(const std::string& token) = 0;
+
+ protected:
+  ~JsonEvents() = default;
+};
+
+/// Reads `text`, one JSON value (RFC 8259) and nothing after it. While an event is received, `count` is the number of
+/// bytes that were read: to the end of the value, and one more after a number.
+void read_json(std::string_view text, std::uint64_t& count, JsonEvents& events);
+
+/// `text` as a JSON string, quotes included; nullopt when it is not UTF-8.
+std::optional<std::string> json_string(std::string_view text);
+
+}  // namespace thimble
