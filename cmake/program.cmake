@@ -29,7 +29,7 @@ if(thimble_bench_sources)
   # is built as kernels are.
   target_compile_options(thimble_bench PRIVATE $<$<CONFIG:Release>:-Os>)
   set_source_files_properties(bench/timing/ceiling.cpp PROPERTIES COMPILE_OPTIONS -O3)
-  set_target_properties(thimble_bench PROPERTIES UNITY_BUILD ${THIMBLE_UNITY} UNITY_BUILD_BATCH_SIZE 8)
+  set_target_properties(thimble_bench PROPERTIES UNITY_BUILD ${THIMBLE_UNITY} UNITY_BUILD_BATCH_SIZE 16)
   target_link_libraries(thimble_bench PUBLIC thimble::thimble CLI11::CLI11 nlohmann_json::nlohmann_json ZLIB::ZLIB)
 else()
   add_library(thimble_bench INTERFACE)
@@ -39,6 +39,7 @@ if(THIMBLE_PROGRAM)
   if(EXISTS ${PROJECT_SOURCE_DIR}/bench/main.cpp)
     thimble_add_program(thimble_program bench/main.cpp)
     target_link_libraries(thimble_program PRIVATE thimble_bench)
+    target_compile_options(thimble_program PRIVATE $<$<CONFIG:Release>:-Os>) # flags
     set_target_properties(thimble_program PROPERTIES OUTPUT_NAME thimble)
     if(CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang" AND CMAKE_SYSTEM_NAME STREQUAL "Linux" AND NOT THIMBLE_SANITIZE)
       # A process holds all of a shared library and of a static one what it calls.

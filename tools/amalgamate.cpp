@@ -5,10 +5,13 @@
 // LIST names headers and sources, one per line, relative to INCLUDE_DIR/thimble, lower layers first. Rules:
 //   - `#pragma once` and `#include <thimble/...>` are dropped: every file stands once, after all that it includes.
 //   - Other includes move to the top of their part, once each. An include inside `#if` stays where it is.
-//   - Bodies stand under THIMBLE_IMPLEMENTATION. What needs JSON or zlib, header or body, stands under
-//     THIMBLE_WITH_FILES: a .cpp that includes them, the header of the same name, and whatever includes that header.
+//   - Outside of all conditions are the headers that thimble.h leads to. Inner headers and bodies are under
+//     THIMBLE_IMPLEMENTATION, bodies in parts that can be compiled apart (THIMBLE_PART). Plans and runs of named
+//     models, and what needs JSON or zlib, are under THIMBLE_WITH_FILES: a .cpp that includes those, the header of the
+//     same name, and whatever includes that header.
 //   - A .cpp that leaves a macro defined is refused: the macro would reach the bodies after it.
 
+#include <algorithm>
 #include <cctype>
 #include <cstddef>
 #include <exception>
@@ -35,6 +38,8 @@ struct File {
   std::set<std::string> defined;      // macros still defined at the end
   std::string body;                   // without pragma once and hoisted includes
   bool needs_files = false;
+  bool is_public = false;  // thimble.h leads to it
+  bool is_models = false;  // models/models.h leads to it, thimble.h does not
 
   bool is_header() const { return name.ends_with(".h"); }
   std::string stem() const { return name.substr(0, name.rfind('.')); }
@@ -184,6 +189,8 @@ class Library {
       if (!name.empty()) add(name);
     }
     mark_files();
+    for (const std::string& name : read_file(root, "thimble.h").includes) mark_public(name, &File::is_public);
+    mark_public("models/models.h", &File::is_models);
   }
 
   /// Headers in include order, then sources in the order of the list.
@@ -221,6 +228,12 @@ class Library {
     }
   }
 
+  void mark_public(const std::string& name, bool File::*mark) {
+    File& file = files_.at(name);
+    if (file.is_public || std::exchange(file.*mark, true)) return;
+    for (const std::string& include : file.includes) mark_public(include, mark);
+  }
+
   fs::path root_;
   std::map<std::string, File> files_;
   std::vector<std::string> order_;
@@ -229,61 +242,97 @@ class Library {
 
 // ---- Writing
 
-/// The parts of the output, in order: headers and bodies, without files and with.
+constexpr std::size_t parts = 8;  // of the bodies
+
+/// The sections of the output, in order.
 class Writer {
  public:
   explicit Writer(const Library& library) : library_(library) {}
 
-  /// The library's headers or bodies, the includes they need from outside first. Includes that an unconditional part
-  /// has written are not repeated.
-  std::string part(bool headers, bool files) {
+  /// The headers that `wanted` picks, the includes they need from outside first, under `condition` and a guard.
+  template <class Wanted>
+  void headers(const std::string& guard, const std::string& condition, const Wanted& wanted) {
+    std::string bodies;
     std::set<std::string> others;
-    std::string text, bodies;
-    for (const std::string& name : library_.order()) {
-      const File& file = library_.at(name);
-      if (file.is_header() != headers || file.needs_files != files) continue;
-      others.insert(file.others.begin(), file.others.end());
-      bodies += "\n// ---- thimble/" + name + "\n\n" + file.body;
-    }
-    for (const std::string& other : others) {
-      if (!written_.contains(other)) text += "#include <" + other + ">\n";
-    }
-    if (!files) written_.merge(others);
-    return text + bodies;
+    for (const std::string& name : library_.order())
+      if (const File& file = library_.at(name); file.is_header() && wanted(file)) bodies += take(file, others);
+    section(guard, condition, others, bodies);
   }
 
+  /// The bodies that need files, or those that do not: each part under the number that compiles it apart.
+  void sources(const std::string& guard, const std::string& condition, bool files) {
+    std::vector<const File*> all;
+    for (const std::string& name : library_.order())
+      if (const File& file = library_.at(name); !file.is_header() && file.needs_files == files) all.push_back(&file);
+    std::vector<std::string> bodies(parts);
+    std::set<std::string> others;
+    std::stable_sort(all.begin(), all.end(), [](const File* a, const File* b) { return cost(*a) > cost(*b); });
+    std::vector<std::size_t> costs(parts, 0);
+    for (const File* file : all) {
+      const auto part = static_cast<std::size_t>(std::min_element(costs.begin(), costs.end()) - costs.begin());
+      costs[part] += cost(*file);
+      bodies[part] += take(*file, others);
+    }
+    std::string text;
+    for (std::size_t i = 0; i < parts; ++i)
+      text += "\n#if !defined(THIMBLE_PART) || THIMBLE_PART == " + std::to_string(i + 1) + "\n" + bodies[i] +
+              "\n#endif  // THIMBLE_PART\n";
+    section(guard, condition, others, text);
+  }
+
+  const std::string& text() const { return text_; }
+
  private:
+  /// About how long its body compiles: kernels are loops in many dtypes and instruction sets.
+  static std::size_t cost(const File& file) {
+    return file.body.size() * (file.name.find("/kernels/cpu/") == std::string::npos ? 1 : 3);
+  }
+
+  static std::string take(const File& file, std::set<std::string>& others) {
+    others.insert(file.others.begin(), file.others.end());
+    return "\n// ---- thimble/" + file.name + "\n\n" + file.body;
+  }
+
+  void section(const std::string& guard, const std::string& condition, const std::set<std::string>& others,
+               const std::string& bodies) {
+    text_ += "\n#if " + condition + (condition.empty() ? "" : " && ") + "!defined(" + guard + ")\n#define " + guard;
+    text_ += "\n\n";
+    for (const std::string& other : others) text_ += "#include <" + other + ">\n";
+    text_ += bodies + "\n#endif  // " + guard + "\n";
+  }
+
   const Library& library_;
-  std::set<std::string> written_;
+  std::string text_;
 };
 
 std::string single_header(const Library& library, const std::string& version) {
   Writer writer(library);
-  std::string text = "// Thimble " + version;
-  text += R"(: deep learning inside a number of bytes, in one file. Generated from its sources.
+  const std::string files = "defined(THIMBLE_WITH_FILES)", bodies = "defined(THIMBLE_IMPLEMENTATION)";
+  writer.headers("THIMBLE_HPP", "", [](const File& file) { return file.is_public && !file.needs_files; });
+  writer.headers("THIMBLE_MODELS_HPP", "(" + files + " || " + bodies + ")",
+                 [](const File& file) { return file.is_models && !file.needs_files; });
+  writer.headers("THIMBLE_FILES_HPP", files,
+                 [](const File& file) { return (file.is_public || file.is_models) && file.needs_files; });
+  writer.headers("THIMBLE_INNER_HPP", bodies,
+                 [](const File& file) { return !file.is_public && !file.is_models && !file.needs_files; });
+  writer.sources("THIMBLE_BODIES_HPP", bodies, false);
+  writer.headers("THIMBLE_INNER_FILES_HPP", bodies + " && " + files,
+                 [](const File& file) { return !file.is_public && !file.is_models && file.needs_files; });
+  writer.sources("THIMBLE_FILES_BODIES_HPP", bodies + " && " + files, true);
+  return "// Thimble " + version +
+         R"text(: deep learning inside a number of bytes, in one file. Generated from its sources.
 // SPDX-License-Identifier: Apache-2.0. Licensed under the Apache License, Version 2.0; distributed on an "AS IS" basis,
 // without warranties or conditions of any kind.
 //
 // Include it wherever it is used; in exactly one .cpp file, first
 //   #define THIMBLE_IMPLEMENTATION
-// Needs C++20 and, in that one file, Eigen 3.4 on the include path. Compile with -ffp-contract=off: results are the
-// same bits under every plan only then. The files that need nlohmann-json and zlib join
-// where THIMBLE_WITH_FILES is defined, in every file that includes this one.
-
-#ifndef THIMBLE_HPP
-#define THIMBLE_HPP
-
-)";
-  text += writer.part(true, false) + "\n#endif  // THIMBLE_HPP\n";
-  text += "\n#if defined(THIMBLE_WITH_FILES) && !defined(THIMBLE_FILES_HPP)\n#define THIMBLE_FILES_HPP\n\n";
-  text += writer.part(true, true) + "\n#endif  // THIMBLE_WITH_FILES\n";
-  text += "\n#if defined(THIMBLE_IMPLEMENTATION) && !defined(THIMBLE_IMPLEMENTATION_HPP)\n";
-  text += "#define THIMBLE_IMPLEMENTATION_HPP\n\n";
-  text += "#ifndef EIGEN_DONT_PARALLELIZE\n#define EIGEN_DONT_PARALLELIZE\n#endif\n\n";
-  text += writer.part(false, false) + "\n#endif  // THIMBLE_IMPLEMENTATION\n";
-  text += "\n#if defined(THIMBLE_IMPLEMENTATION) && defined(THIMBLE_WITH_FILES) && !defined(THIMBLE_FILES_BODY_HPP)\n";
-  text += "#define THIMBLE_FILES_BODY_HPP\n\n";
-  return text + writer.part(false, true) + "\n#endif  // THIMBLE_WITH_FILES\n";
+// Needs a C++20 compiler and nothing else. Compile with -O2 -ffp-contract=off: results are the same bits under every
+// plan only then. That one file takes a compiler minutes, so compile it in eight parts, on all cores, once:
+//   seq 8 | xargs -P 8 -I @ g++ -std=c++20 -O2 -ffp-contract=off -DTHIMBLE_PART=@ -c implementation.cpp -o part@.o
+//   g++ -std=c++20 -O2 -ffp-contract=off main.cpp part?.o -pthread -o main
+// Weights, adapters, tokenizers, data sets in gzip files, plans and runs of named models join where
+// THIMBLE_WITH_FILES is defined, in every file that includes this one; they need nlohmann-json and zlib (-lz).
+)text" + writer.text();
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #pragma once
-// JSON as events, for headers of binary files: no document is built, so a key that is there twice is seen, and a hostile
-// file asks for no depth. Documents with freer forms are read with nlohmann-json.
+// JSON as events, for headers of binary files: no document is built, so a key that is there twice is seen, and a
+// hostile file asks for no depth. Documents with freer forms are read with nlohmann-json.
 
 #include <cstdint>
 #include <optional>

@@ -1,13 +1,15 @@
 #!/bin/sh
-# Compiles a program against the single header alone, links and runs it.
+# Compiles a program with only the single header, links and runs it.
 #
-#   run.sh one_file|two_files CXX HEADER_DIR EIGEN_DIR WORK_DIR [FLAG...]
+#   run.sh one_file|parts CXX HEADER_DIR WORK_DIR FLAG...
 #
-# With -DTHIMBLE_WITH_FILES among the flags, nlohmann-json and zlib must be there too; without, neither may be touched.
+# With -DTHIMBLE_WITH_FILES among the flags, nlohmann-json and zlib must be there too; without, neither may be touched,
+# nor any other library.
 set -eu
-form=$1 cxx=$2 header_dir=$3 eigen_dir=$4 work_dir=$5
-shift 5
-here=$(dirname "$0")
+form=$1 cxx=$2 header_dir=$3 work_dir=$4
+shift 4
+here=$(cd "$(dirname "$0")" && pwd)
+rm -rf "$work_dir"
 mkdir -p "$work_dir"
 
 case " $* " in
@@ -15,28 +17,23 @@ case " $* " in
 *) libraries= ;;
 esac
 
-compile() { # compile NAME: NAME.cpp -> NAME.o, with what it includes in NAME.d
-  name=$1
-  shift
-  "$cxx" -std=c++20 -O0 -Wall -Wextra -Werror -ffp-contract=off -I "$header_dir" -isystem "$eigen_dir" "$@" \
-    -MD -c "$here/$name.cpp" -o "$work_dir/$name.o"
-  if [ -z "$libraries" ] && grep -E 'nlohmann|zlib\.h' "$work_dir/$name.d"; then
-    echo "$name.cpp needs more than Eigen" >&2
-    exit 1
-  fi
-}
-
+flags="-std=c++20 -Wall -Wextra -Werror -ffp-contract=off -I $header_dir $*"
+compile="$cxx $flags -MD -c $here"
+cd "$work_dir"
 case $form in
-one_file) objects="one_file" ;;
-two_files) objects="implementation use" ;;
+one_file) $compile/one_file.cpp -o one_file.o ;;
+parts) # as the header's first lines say
+  seq 8 | xargs -P "$(nproc)" -I @ $compile/implementation.cpp -DTHIMBLE_PART=@ -o part@.o
+  $compile/use.cpp -o use.o
+  ;;
 *)
-  echo "form $form: allowed are one_file and two_files" >&2
+  echo "run.sh: expected one_file or parts, got $form" >&2
   exit 2
   ;;
 esac
-set -- "$@" # the flags, for every file
-for object in $objects; do compile "$object" "$@"; done
-cd "$work_dir"
-# shellcheck disable=SC2046,SC2086  # lists of words
-"$cxx" $(printf '%s.o ' $objects) "$@" $libraries -pthread -o "$form"
+if [ -z "$libraries" ] && grep -E 'nlohmann|zlib\.h|Eigen/' ./*.d; then
+  echo "the header needs more than a compiler" >&2
+  exit 1
+fi
+$cxx $flags ./*.o $libraries -pthread -o "$form"
 "./$form"
