@@ -6,6 +6,7 @@
 cd "$(dirname "$0")"
 . tools/build.sh
 
+say "Takes $((2 + 8 / cores)) to $((4 + 14 / cores)) minutes on $cores cores: packages, the program, a first result, all experiments"
 need_packages $program_packages
 if [ -e build/CMakeCache.txt ]; then
   configure build -DTHIMBLE_PROGRAM=ON
@@ -14,7 +15,13 @@ else
 fi
 compile build thimble_program
 
-[ $# -gt 0 ] || set -- all --quick
+if [ $# -eq 0 ]; then
+  set -- train char-gpt --data synthetic --seq 64 --steps 10 --budget 200MiB
+  say "First result: thimble $*"
+  build/bin/thimble "$@"
+  say "Now all experiments, $SECONDS s so far"
+  set -- all --quick
+fi
 out=
 previous=
 for argument in "$@"; do

@@ -95,6 +95,8 @@ if(NOT thimble_emulates)
 endif()
 if(THIMBLE_SANITIZE AND NOT THIMBLE_PROGRAM)
   # These train for minutes under a sanitizer, in ways that other tests train in, too.
+  # Training of whole models is made of what the tests of its parts do; a sanitizer finds nothing else in it.
+  list(FILTER thimble_test_sources EXCLUDE REGEX "/tests/(certificate|prototypes|models/(training|planning|generation))/")
   list(FILTER thimble_test_sources EXCLUDE REGEX
        "/(budget|choices|plan_and_run|program_offload|program_precision|quant_accuracy|quantizing)_test")
   # And these call what is not built here (cmake/program.cmake).

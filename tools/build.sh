@@ -9,8 +9,9 @@ cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 
 # A compiler cache is used where there is one. Paths in it are relative to this tree, so that clones share it.
 if command -v ccache >/dev/null; then
-  export CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER-ccache}
-  export CMAKE_CUDA_COMPILER_LAUNCHER=${CMAKE_CUDA_COMPILER_LAUNCHER-ccache} CCACHE_BASEDIR=${CCACHE_BASEDIR-$PWD} CCACHE_NOHASHDIR=1
+  ccache=$(command -v ccache)
+  export CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER-$ccache}
+  export CMAKE_CUDA_COMPILER_LAUNCHER=${CMAKE_CUDA_COMPILER_LAUNCHER-$ccache} CCACHE_BASEDIR=${CCACHE_BASEDIR-$PWD} CCACHE_NOHASHDIR=1
   export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS-pch_defines,time_macros}
 fi
 
@@ -62,7 +63,7 @@ configure() {
     if command -v ninja >/dev/null; then first+=(-G Ninja); fi
   fi
   log=$(mktemp)
-  if ! cmake -B "$dir" "${first[@]}" "$@" >"$log" 2>&1; then
+  if ! cmake -B "$dir" "${first[@]}" "-DCMAKE_IGNORE_PATH=${THIMBLE_IGNORED_PATH-}" "$@" >"$log" 2>&1; then
     cat "$log" >&2
     rm -f "$log"
     exit 1
@@ -70,21 +71,31 @@ configure() {
   rm -f "$log"
 }
 
-# compile DIR TARGET...: builds with all cores. Of the build tool's steps one in ten is shown, and all that is not a step.
+# compile DIR TARGET...: builds with all cores. Of the build tool's steps one in ten is shown, with the seconds that are
+# left at this pace, and all that is not a step. With warnings=errors it fails where the compiler warned of something, as
+# -Werror would: the options are those of every build, so that all of them share a compiler cache.
 compile() {
-  local dir=$1 line steps tenth=0
+  local dir=$1 line steps tenth=0 begin=$SECONDS warned=
   local step='^\[ *([0-9]+)(/([0-9]+)|%)\]' # ninja counts "[3/120]", make "[ 2%]"
   shift
+  rm -f "$dir/warned"
   say "Compiling in $dir/ on $cores cores"
   cmake --build "$dir" -j "$cores" --target "$@" 2>&1 | while IFS= read -r line; do
     if [[ $line =~ $step ]]; then
       steps=${BASH_REMATCH[3]:-100}
       if [ $((10 * BASH_REMATCH[1] / steps)) -gt "$tenth" ]; then
         tenth=$((10 * BASH_REMATCH[1] / steps))
-        say "  ${BASH_REMATCH[1]} of $steps, ${SECONDS} s"
+        say "  ${BASH_REMATCH[1]} of $steps, ${SECONDS} s, about $(((SECONDS - begin) * (steps - BASH_REMATCH[1]) / BASH_REMATCH[1])) s left"
       fi
     elif [[ $line != "ninja: Entering"* && $line != "ninja: no work"* ]]; then
       say "$line"
+      [[ $line != *" warning: "* ]] || warned=yes
     fi
+    [ "${warnings-}$warned" != errorsyes ] || touch "$dir/warned"
   done
+  if [ -e "$dir/warned" ]; then
+    cmake --build "$dir" --target clean >/dev/null # or the next build would not compile, and not warn
+    say "Warnings are errors here: see above" >&2
+    return 1
+  fi
 }

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# What a change is checked by before each commit, in less than a minute: its format, the house rules, scripts, and that
+# clang accepts each changed source without a warning.
+#
+#   tools/check.sh [BASE]      changed is what differs from BASE (main), committed or not
+cd "$(dirname "$0")/.."
+. tools/build.sh
+
+base=$(git merge-base "${1:-main}" HEAD)
+mapfile -t changed < <({ git diff --name-only --diff-filter=d "$base" && git ls-files -o --exclude-standard; } | sort -u)
+status=0
+# check NAME COMMAND...: a check that fails does not keep the others from being made.
+check() {
+  local name=$1 log
+  shift
+  log=$(mktemp)
+  if "$@" >"$log" 2>&1; then
+    say "$name: fine ($SECONDS s)"
+  else
+    cat "$log"
+    say "$name: FAILED ($SECONDS s)"
+    status=1
+  fi
+  rm -f "$log"
+}
+# of PATTERN...: the changed files with one of these endings.
+of() { printf '%s\n' "${changed[@]}" | grep -E "$1" || true; }
+
+configure build-check -DTHIMBLE_UNITY=OFF -DTHIMBLE_CUDA=OFF -DTHIMBLE_WERROR=ON -DTHIMBLE_MPI=OFF
+mapfile -t code < <(of '\.(h|cpp|cuh|cu)$')
+mapfile -t scripts < <(of '\.sh$|^\.ci/run$')
+mapfile -t sources < <(of '\.cpp$')
+mapfile -t headers < <(of '^(autograd|core|dist|memory|models|nn|optim)/.*\.h$')
+
+if [ ${#code[@]} -gt 0 ]; then check "format" clang-format-14 --dry-run -Werror "${code[@]}"; fi
+if [ ${#scripts[@]} -gt 0 ]; then check "scripts" shellcheck -x -S warning "${scripts[@]}"; fi
+clang=(clang++ -std=c++20 -Wall -Wextra -Wpedantic -Wconversion -Wno-sign-conversion -Wno-pragma-once-outside-header
+  -Werror -fsyntax-only -I build-check/include -I tests '-DTHIMBLE_MODULES_FROM_BIN="."')
+syntax() { printf '%s\0' "$@" | xargs -0 -P "$cores" -n 4 "${clang[@]}" -x c++; }
+# Not without CUDA, an MPI, or what a source of the tests is told by CMake.
+mapfile -t sources < <(printf '%s\n' "${sources[@]}" |
+  grep -vE '^$|^(cuda/|dist/nccl\.cpp|dist/module/|tests/(emulated|house|consumer|cuda)/)' || true)
+if [ ${#sources[@]} -gt 0 ]; then check "clang, changed sources" syntax "${sources[@]}"; fi
+if [ ${#headers[@]} -gt 0 ]; then check "clang, changed headers" syntax "${headers[@]}"; fi
+compile build-check thimble_house_tests >/dev/null
+check "house" build-check/bin/thimble_house_tests
+exit $status
