@@ -41,7 +41,7 @@ float half(int bits) {
 // Rounds a tensor to E4M3 under one scale and gives the largest error relative to the tensor's largest number.
 float error_under(float scale, const std::vector<float>& x, float amax) {
   float worst = 0;
-  for (const float v : x) worst = std::max(worst, std::abs(decode(encode(v * scale)) / scale - v));
+  for (const float v : x) worst = std::max(worst, std::abs(decode(encode(v / scale)) * scale - v));
   return worst / amax;
 }
 
@@ -69,9 +69,9 @@ int main() {
   std::vector<float> gradients;  // small numbers, as gradients are: without a scale most of them vanish
   for (int i = 0; i < 1000; ++i) gradients.push_back(1e-4f * std::sin(static_cast<float>(i)));
   const float amax = *std::max_element(gradients.begin(), gradients.end());
-  const float plain = error_under(1, gradients, amax), scaled = error_under(largest / amax, gradients, amax);
-  std::printf("error without a scale %.1f %%, with scale 448 / amax = %.4g: %.1f %%\n",
-              100 * static_cast<double>(plain), static_cast<double>(largest / amax), 100 * static_cast<double>(scaled));
+  const float plain = error_under(1, gradients, amax), scaled = error_under(amax / largest, gradients, amax);
+  std::printf("error without a scale %.1f %%, with scale amax / 448 = %.4g: %.1f %%\n",
+              100 * static_cast<double>(plain), static_cast<double>(amax / largest), 100 * static_cast<double>(scaled));
   is_right &= plain > 0.9f && scaled <= 16.0f / 448.0f;  // half of the widest step
   return is_right ? 0 : 1;
 }

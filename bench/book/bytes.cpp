@@ -77,7 +77,7 @@ std::string draw_step_bars() {
   report::Bars bars;
   bars.name = "models";
   bars.title = "Live bytes at the peak of a step, by category";
-  bars.caption = "Four models at batches that a laptop trains; a dry run each.";
+  bars.caption = "Five steps of three models at batches that a laptop trains; a dry run each.";
   const auto add = [&](const char* label, const char* model, std::int64_t batch, std::int64_t image) {
     models::Setup setup;
     setup.model = model, setup.batch = batch, setup.sizes.image = image;
@@ -107,7 +107,7 @@ std::string draw_accumulation() {
 std::string draw_parameter_bytes() {
   report::SharedSums sums;
   sums.title = "Bytes for each parameter, with Adam";
-  sums.description = "Parameter, gradient, two moments and what a policy keeps besides, for six policies.";
+  sums.description = "Parameter, gradient, two moments and what a policy keeps besides, for five policies.";
   sums.unit = report::Unit::plain;
   const auto row = [](const models::ParameterBytes& bytes, std::int64_t moments) {
     return std::vector<SumPart>{{"parameter", bytes.parameter, report::paint_of(Category::parameter)},

@@ -9,7 +9,7 @@ std::span<const BookFigure> book_figures() {
       BookFigure{"01-bar", "what 220,200,960 bytes are made of", draw_committed_bar},
       BookFigure{"02-graph", "what a small net keeps between forward and backward", draw_kept_graph},
       BookFigure{"03-layer", "what one layer of a GPT keeps, term by term", draw_layer_terms},
-      BookFigure{"03-models", "a step of four models, by category", draw_step_bars},
+      BookFigure{"03-models", "five steps of three models, by category", draw_step_bars},
       BookFigure{"04-timeline", "live bytes of one step, event by event", draw_step_timeline},
       BookFigure{"05-schedules", "four schedules of twelve equal stages", draw_known_schedules},
       BookFigure{"06-schedules", "the least and the fastest schedule of five unequal stages", draw_rotor_schedules},
