@@ -204,11 +204,11 @@ TEST_CASE("parts: those of a size that they do not divide differ by one", "[part
   CHECK((together == to_host<float>(all)));
 }
 
-// y = x W of two ranks, cut by outputs, beside a form of it that is often copied: that splits the input, adds up what
-// should lie side by side, and divides by the number of ranks (docs/distributed.md).
+// y = x W of two ranks, cut by outputs, beside an often-copied form: that one splits the samples of x as well, adds up
+// results that should be side by side, and divides by the number of ranks (docs/distributed.md).
 TEST_CASE("parts: a layer that is cut by outputs, right and wrong", "[parts]") {
-  const Tensor x = from_host<float>({1, 2}, {1, 2}), w = from_host<float>({1, 2, 3, 4}, {2, 2});
-  const std::vector<float> expected{7, 10};
+  const Tensor x = from_host<float>({1, 2, 5, 6}, {2, 2}), w = from_host<float>({1, 2, 3, 4}, {2, 2});
+  const std::vector<float> expected{7, 10, 23, 34};
   CHECK(to_host<float>(matmul(x, w)) == expected);
   struct Found {
     std::vector<float> right, wrong;
@@ -216,13 +216,13 @@ TEST_CASE("parts: a layer that is cut by outputs, right and wrong", "[parts]") {
   const auto all = testing::by_rank(2, [&](dist::Communicator& ranks) {
     const dist::Team team{2, &ranks};
     const int r = ranks.rank();
-    const Tensor right = matmul(dist::enter_part(team, x), slice(w, 1, r, r + 1));  // (1, 1): this rank's output
-    const Tensor of_input = matmul(slice(x, 1, r, r + 1), slice(w, 0, r, r + 1));   // (1, 2): a term of all outputs
-    const Tensor wrong = mul(dist::fold(ranks, of_input), 1.0 / ranks.size());
+    const Tensor right = matmul(dist::enter_part(team, x), slice(w, 1, r, r + 1));  // (2, 1): this rank's outputs
+    const Tensor of_sample = matmul(slice(x, 0, r, r + 1), slice(w, 1, r, r + 1));  // (1, 1): an output of one sample
+    const Tensor wrong = mul(dist::fold(ranks, of_sample), 1.0 / ranks.size());
     return Found{to_host<float>(right), to_host<float>(wrong)};
   });
   for (std::size_t r = 0; r < all.size(); ++r) {
-    CHECK(all[r].right == std::vector<float>{expected[r]});
-    CHECK(all[r].wrong == std::vector<float>{3.5, 5});
+    CHECK(all[r].right == std::vector<float>{expected[r], expected[r + 2]});
+    CHECK(all[r].wrong == std::vector<float>{20.5});
   }
 }
