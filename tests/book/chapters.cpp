@@ -85,6 +85,87 @@ bool matches(const std::vector<std::string>& shown, const std::vector<std::strin
   return at == output.size();
 }
 
+namespace {
+
+/// `shown` as a pattern: numbers and runs of spaces are any of their kind, "…" is anything.
+std::regex pattern_of(const std::string& shown) {
+  static const std::regex number("^[0-9][0-9,.]*"), special("[.^$|()\\[\\]{}*+?\\\\]");
+  const std::string any = "\u2026";
+  std::string pattern;
+  for (std::size_t at = 0; at < shown.size();) {
+    const std::string rest = shown.substr(at);
+    std::smatch match;
+    if (std::regex_search(rest, match, number)) {
+      pattern += "[0-9][0-9,.]*";
+      at += static_cast<std::size_t>(match.length());
+    } else if (rest.starts_with(any)) {
+      pattern += ".*";
+      at += any.size();
+    } else if (rest[0] == ' ') {
+      pattern += " +";
+      at += std::min(rest.find_first_not_of(' '), rest.size());
+    } else {
+      pattern += std::regex_replace(rest.substr(0, 1), special, "\\$&");
+      ++at;
+    }
+  }
+  return std::regex(pattern);
+}
+
+/// A shown line with the numbers of `line`, which has its pattern; "…" stays.
+std::string with_numbers(const std::string& shown, const std::string& line) {
+  const std::string any = "\u2026";
+  std::string text;
+  std::size_t from = 0, at = 0;
+  for (std::size_t end = shown.find(any);; end = shown.find(any, from)) {
+    const bool is_last = end == std::string::npos;
+    const std::string piece = shown.substr(from, is_last ? end : end - from);
+    std::smatch match;
+    const std::string rest = line.substr(at);
+    if (!piece.empty() && std::regex_search(rest, match, pattern_of(piece))) {
+      text += match.str();
+      at += static_cast<std::size_t>(match.position() + match.length());
+    }
+    if (is_last) return text;
+    text += any;
+    from = end + any.size();
+  }
+}
+
+/// Of the lines from `at` on that have the pattern of `shown`, the one that begins most like it: rows of a table
+/// differ in their names. All lines have been passed where none has the pattern.
+std::size_t most_alike(const std::string& shown, const std::vector<std::string>& output, std::size_t at) {
+  const std::regex pattern = pattern_of(shown);
+  std::size_t best = output.size(), best_alike = 0;
+  for (; at < output.size(); ++at) {
+    if (!std::regex_match(output[at], pattern)) continue;
+    const auto end = std::ranges::mismatch(shown, output[at]).in1;
+    const auto alike = static_cast<std::size_t>(end - shown.begin());
+    if (best == output.size() || alike > best_alike) best = at, best_alike = alike;
+  }
+  return best;
+}
+
+}  // namespace
+
+std::vector<std::string> renewed(const std::vector<std::string>& shown, const std::vector<std::string>& output) {
+  if (matches(shown, output)) return shown;
+  std::vector<std::string> lines;
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < shown.size(); ++i) {
+    if (shown[i] == "...") {
+      lines.push_back(shown[i]);
+      if (i + 1 == shown.size()) return lines;
+      at = most_alike(shown[i + 1], output, at);
+    } else if (at >= output.size() || !std::regex_match(output[at], pattern_of(shown[i]))) {
+      return output;
+    } else {
+      lines.push_back(with_numbers(shown[i], output[at++]));
+    }
+  }
+  return at == output.size() ? lines : output;
+}
+
 std::string prose_of(const std::string& text, bool keeps_bold) {
   std::string prose;
   bool is_code = false, is_formula = false;
@@ -156,27 +237,39 @@ std::string sample_text() {
 }  // namespace
 
 std::vector<Script> scripts(const std::string& text) {
-  const std::string instead = "<!-- instead: ", not_run = "<!-- not run: ", end = " -->";
+  const std::string shown = "<!-- run: ", instead = "<!-- instead: ", not_run = "<!-- not run: ", end = " -->";
   const std::vector<std::string> lines = lines_of(text);
   std::vector<Script> list;
   Script next;
+  bool is_shown = false;
   for (std::size_t i = 0; i < lines.size(); ++i) {
     const auto between = [&](const std::string& mark) {
       return lines[i].substr(mark.size(), lines[i].rfind(end) - mark.size());
     };
     if (lines[i] == "<!-- run each -->") {
       next.is_run_each = true;
+    } else if (lines[i].starts_with(shown)) {
+      is_shown = true;
     } else if (lines[i].starts_with(instead)) {
       next.instead.push_back(between(instead));
     } else if (lines[i].starts_with(not_run)) {
       next.why_not = between(not_run);
     } else {
-      if (lines[i] == "```sh") {
+      if (lines[i].starts_with("```")) {
+        const bool is_script = lines[i] == "```sh", is_output = lines[i] == "```";
         next.line = i + 2;
-        for (++i; i < lines.size() && lines[i] != "```"; ++i) next.commands.push_back(lines[i]);
-        list.push_back(next);
+        for (++i; i < lines.size() && lines[i] != "```"; ++i) {
+          std::string command = lines[i];
+          for (; is_script && command.ends_with("\\") && i + 1 < lines.size(); command += lines[++i])
+            command.pop_back();
+          if (is_script) next.commands.push_back(command);
+          if (is_output && command.starts_with("$ ")) next.commands.push_back(command.substr(2));
+          next.is_unmarked_output |= is_output && command.starts_with("thimble ");
+        }
+        if (!is_shown && (!next.commands.empty() || next.is_unmarked_output)) list.push_back(next);
       }
       next = {};
+      is_shown = false;
     }
   }
   return list;

@@ -32,20 +32,26 @@ std::vector<Shown> shown_commands(const std::string& text);
 /// Whether the output is what is shown: in a line, "…" stands for any characters; a line "..." for any lines.
 bool matches(const std::vector<std::string>& shown, const std::vector<std::string>& output);
 
+/// What to show of a new output in place of `shown`: its lines with the output's numbers, what is left out left out;
+/// all of the output where it has other lines.
+std::vector<std::string> renewed(const std::vector<std::string>& shown, const std::vector<std::string>& output);
+
 /// The prose of a chapter: without blocks of code, formulas, comments, pictures and the marks of Markdown. `keeps_bold`
 /// leaves "**".
 std::string prose_of(const std::string& text, bool keeps_bold = false);
 
 std::size_t word_count(const std::string& prose);
 
-/// A block of commands, ```sh, and the lines right above it, which say how a test runs it:
+/// A block of commands, ```sh, or of lines "$ COMMAND" with what they print, but no shown one; and the lines right
+/// above it, which say how a test runs it:
 ///   <!-- run each -->          every line as it stands, one after the other in one folder
-///   <!-- instead: COMMAND -->  one for each line of the block: a smaller one, of what takes minutes or another machine
-///   <!-- not run: WHY -->      nothing; tests/book/commands_test.cpp lists those that may
+///   <!-- instead: COMMAND -->  one for each command of the block: a smaller one, of a long one or another machine's
+///   <!-- not run: WHY -->      nothing; tests/book/page_check.h lists the reasons
 struct Script {
   std::size_t line = 0;  ///< of the block's first command, from 1
   std::vector<std::string> commands, instead;
   bool is_run_each = false;
+  bool is_unmarked_output = false;  ///< a block without a language that has a line "thimble ..."
   std::string why_not;
 };
 std::vector<Script> scripts(const std::string& text);
