@@ -9,6 +9,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
+#include <thimble/nn/files/json_file.h>
 
 namespace thimble::nn {
 namespace weight_files_detail {
@@ -21,14 +22,15 @@ constexpr std::uint64_t most_index_bytes = 100'000'000;  // as a header of safet
 
 // Which file each tensor is in.
 std::map<std::string, std::string> read_index(const std::string& path) {
-  const std::vector<std::byte> bytes = read_whole_file(path, most_index_bytes);
+  const nlohmann::ordered_json json = read_json_object(path, most_index_bytes);
+  const JsonKeys keys(json, path);
+  if (!keys.has("weight_map") || !keys.value("weight_map").is_object()) {
+    refuse(path, "weight_map: expected an object of tensors and files");
+  }
   std::map<std::string, std::string> shard_of;
-  try {
-    const auto json = nlohmann::json::parse(reinterpret_cast<const char*>(bytes.data()),
-                                            reinterpret_cast<const char*>(bytes.data()) + bytes.size());
-    shard_of = json.at("weight_map").get<std::map<std::string, std::string>>();
-  } catch (const nlohmann::json::exception& error) {
-    refuse(path, error.what());
+  for (const auto& [tensor, file] : keys.value("weight_map").items()) {
+    if (!file.is_string()) refuse(path, "weight_map: " + quote(tensor) + ": expected a file, got " + json_text(file));
+    shard_of.emplace(tensor, file.get<std::string>());
   }
   if (shard_of.empty()) refuse(path, "weight_map has no tensors");
   return shard_of;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <string_view>
 #include <system_error>
@@ -11,8 +12,8 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/file.h>
-#include <thimble/core/files/file_stream.h>
 #include <thimble/core/tensor/parameter_store.h>
+#include <thimble/nn/files/json_file.h>
 #include <thimble/nn/files/tensor_io.h>
 
 namespace thimble::nn {
@@ -21,52 +22,43 @@ namespace adapter_files_detail {
 using Json = nlohmann::ordered_json;
 
 constexpr std::string_view of_peft = "base_model.model.", suffix_a = ".lora_A.weight", suffix_b = ".lora_B.weight";
-constexpr std::uint64_t most_config_bytes = 1 << 24;
 
 bool is_same(const AdapterOptions& a, const AdapterOptions& b) { return a.rank == b.rank && a.alpha == b.alpha; }
 
 Json text_or_null(const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); }
 
-Json read_json(const std::string& path) {
-  const std::vector<std::byte> bytes = read_whole_file(path, most_config_bytes);
-  const auto* const text = reinterpret_cast<const char*>(bytes.data());
-  Json json;
-  try {
-    json = Json::parse(text, text + bytes.size());
-  } catch (const nlohmann::json::exception& error) {
-    throw FileError(path, 0, std::string("is not JSON: ") + error.what());
-  }
-  if (!json.is_object()) throw FileError(path, 0, "is not a JSON object");
-  return json;
-}
+/// Keys of PEFT's that change nothing of what is computed: the layers are those that the tensors name, and their sizes
+/// tell how weights lie.
+constexpr std::string_view without_effect[] = {
+    "auto_mapping",   "base_model_name_or_path", "exclude_modules", "fan_in_fan_out", "inference_mode",
+    "layers_pattern", "layers_to_transform",     "megatron_core",   "peft_version",   "qalora_group_size",
+    "revision",       "runtime_config",          "target_modules",  "task_type"};
 
-/// What a configuration says; throws for what it asks for and is not here.
-AdapterOptions options_of(const Json& json, const std::string& path) {
-  const auto refuse = [&](const char* key, const char* allowed) {
-    throw ValueError(path + ": " + key + " is " + (json.contains(key) ? json.at(key).dump() : "missing") +
-                     "; allowed is " + allowed);
-  };
-  const auto has = [&](const char* key) {
-    if (!json.contains(key)) return false;
-    const Json& value = json.at(key);
-    return !(value.is_null() || value == false || value.empty());  // empty: of lists and objects
-  };
-  if (!json.contains("peft_type") || json.at("peft_type") != "LORA") refuse("peft_type", "\"LORA\"");
-  if (json.contains("bias") && json.at("bias") != "none") refuse("bias", "\"none\"");
-  for (const char* const key :
-       {"use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "layer_replication", "lora_bias",
-        "use_qalora", "trainable_token_indices", "target_parameters"}) {
-    if (has(key)) refuse(key, "false, null or empty");
+/// How adapters began. Others than these have changed the base as well (pissa, olora, corda, loftq), or their ranks.
+constexpr std::string_view beginnings[] = {"gaussian", "orthogonal"};
+
+/// What a configuration asks for; throws for what is not here.
+AdapterOptions read_options(const std::string& path) {
+  const Json json = read_json_object(path);
+  const JsonKeys keys(json, path);
+  if (keys.text("peft_type", "") != "LORA") keys.refuse("peft_type", "\"LORA\"");
+  if (keys.text("bias", "none") != "none") keys.refuse("bias", "\"none\"");
+  if (keys.has("init_lora_weights") && !keys.value("init_lora_weights").is_boolean()) {
+    const Json& begins = keys.value("init_lora_weights");
+    const bool is_plain = std::any_of(std::begin(beginnings), std::end(beginnings),
+                                      [&](std::string_view name) { return begins == std::string(name); });
+    if (!is_plain) {
+      keys.refuse("init_lora_weights", "true, false, \"gaussian\" or \"orthogonal\", which leave the base as it is");
+    }
   }
   constexpr std::int64_t most_rank = 1 << 20;
-  if (!json.contains("r") || !json.at("r").is_number_integer() || json.at("r") < 1 || json.at("r") > most_rank) {
-    refuse("r", "an integer from 1 to 2^20");
-  }
-  if (!json.contains("lora_alpha") || !json.at("lora_alpha").is_number()) refuse("lora_alpha", "a number");
-  AdapterOptions options{json.at("r").get<std::int64_t>(), json.at("lora_alpha").get<double>()};
-  if (!json.contains("lora_dropout")) return options;
-  if (!json.at("lora_dropout").is_number()) refuse("lora_dropout", "a number from 0 to below 1");
-  options.dropout = json.at("lora_dropout").get<double>();
+  const std::int64_t rank = keys.size("r", 0);
+  if (rank < 1 || rank > most_rank) keys.refuse("r", "an integer from 1 to 2^20");
+  constexpr double most_alpha = 1e9;
+  AdapterOptions options{rank, keys.number("lora_alpha", -most_alpha, most_alpha)};
+  options.dropout = keys.number("lora_dropout", 0, 0, 1);
+  if (options.dropout >= 1) keys.refuse("lora_dropout", "a number from 0 to below 1");
+  keys.refuse_unknown(without_effect);
   return options;
 }
 
@@ -187,7 +179,7 @@ void save_adapters(Module& module, const std::string& folder, const AdapterFiles
 
 AdapterFolder read_adapter_folder(const std::string& folder, const AdapterFiles& files) {
   using namespace adapter_files_detail;
-  AdapterFolder found{options_of(read_json(adapter_config_path(folder)), adapter_config_path(folder)), {}};
+  AdapterFolder found{read_options(adapter_config_path(folder)), {}};
   const SafetensorsReader file(adapter_tensors_path(folder));
   for (const auto& [name, halves] : layers_of(file, files.prefix)) found.layers.push_back(name);
   if (found.layers.empty()) throw ValueError(file.path() + ": there is no adapter");
@@ -196,7 +188,7 @@ AdapterFolder read_adapter_folder(const std::string& folder, const AdapterFiles&
 
 void load_adapters(Module& module, const std::string& folder, const AdapterFiles& files) {
   using namespace adapter_files_detail;
-  const AdapterOptions options = options_of(read_json(adapter_config_path(folder)), adapter_config_path(folder));
+  const AdapterOptions options = read_options(adapter_config_path(folder));
   const SafetensorsReader file(adapter_tensors_path(folder));
   const std::map<std::string, Halves> in_file = layers_of(file, files.prefix);
   const std::vector<NamedLinear> layers = meant(module, in_file, options, file.path());

@@ -28,8 +28,9 @@ void save_adapters(Module& module, const std::string& folder, const AdapterFiles
 
 /// Reads such a folder. A module without adapters is frozen and gets those of the folder (add_lora); one that has some
 /// must have the same layers and options but for dropout. Everything is checked before anything changes; f16 and bf16
-/// are converted. Throws FileError (no such folder, no JSON, not safetensors), ValueError naming a key that asks for
-/// what is not here (another kind of adapter, rsLoRA, DoRA, biases, ranks by layer, saved modules), a layer that the
+/// are converted. The layers are those of the tensors. Throws FileError (no such folder, no JSON, not safetensors),
+/// ValueError naming a key that asks for something else (another kind of adapter, rsLoRA, DoRA, biases, ranks by layer,
+/// saved modules, a beginning that changes the base, as PiSSA's) or that is not known and has a value, a layer that the
 /// module lacks, or a half of an adapter; ShapeError, DTypeError.
 void load_adapters(Module& module, const std::string& folder, const AdapterFiles& files = {});
 

@@ -376,10 +376,38 @@ TEST_CASE("lora: PEFT's folders", "[lora]") {
     CHECK_THROWS_WITH(nn::load_adapters(*plain, path, {.prefix = "transformer."}), Catch::Contains(text));
     CHECK_FALSE(nn::has_lora(*plain));
   };
-  refuses("\"LORA\"", "\"LOHA\"", "peft_type is \"LOHA\"");
-  refuses("\"bias\": \"none\"", "\"bias\": \"all\"", "bias is \"all\"");
-  refuses("\"r\": 3", "\"r\": 0", "r is 0");
+  refuses("\"LORA\"", "\"LOHA\"", "peft_type: expected \"LORA\", got \"LOHA\"");
+  refuses("\"bias\": \"none\"", "\"bias\": \"all\"", "bias: expected \"none\", got \"all\"");
+  refuses("\"r\": 3", "\"r\": 0", "r: expected an integer from 1 to 2^40, got 0");
+  refuses("\"r\": 3", "\"r\": 2097152", "r: expected an integer from 1 to 2^20, got 2097152");
   refuses("\"r\": 3", "\"r\": 2", "(3, 6) in the file, the module needs (2, 6)");
-  refuses("\"inference_mode\": true", "\"use_dora\": true", "use_dora is true");
+  refuses("\"lora_dropout\": 0.0", "\"lora_dropout\": 1.0",
+          "lora_dropout: expected a number from 0 to below 1, got 1.0");
+  for (const char* const beginning : {"pissa", "pissa_niter_4", "olora", "eva", "corda", "loftq", "lora_ga"}) {
+    const std::string value = "\"" + std::string(beginning) + "\"";
+    refuses("\"init_lora_weights\": true", "\"init_lora_weights\": " + value, ", got " + value);
+  }
+  for (const char* const asked :
+       {"\"use_dora\": true", "\"use_rslora\": true", "\"lora_bias\": true", "\"rank_pattern\": {\"up_proj\": 2}",
+        "\"alpha_pattern\": {\"up_proj\": 2}", "\"modules_to_save\": [\"head\"]", "\"trainable_token_indices\": [1]",
+        "\"target_parameters\": [\"x\"]", "\"layer_replication\": [[0, 1]]", "\"alora_invocation_tokens\": [5]",
+        "\"eva_config\": {\"rho\": 2}", "\"loftq_config\": {\"loftq_bits\": 4}", "\"use_qalora\": true",
+        "\"of_tomorrow\": 0"}) {
+    const std::string line = asked;
+    refuses("\"inference_mode\": true", line,
+            "'" + line.substr(1, line.find("\":") - 1) + "': expected a key that is known");
+  }
+  // What changes nothing.
+  for (const char* const line :
+       {"\"use_dora\": false", "\"rank_pattern\": {}", "\"modules_to_save\": null", "\"layers_to_transform\": [0, 1]",
+        "\"runtime_config\": {\"ephemeral_gpu_offload\": true}", "\"revision\": \"main\""}) {
+    INFO(line);
+    std::string changed = config;
+    changed.replace(changed.find("\"inference_mode\": true"), 22, line);
+    std::ofstream(path + "/adapter_config.json", std::ios::binary) << changed;
+    const auto plain = twin();
+    nn::load_adapters(*plain, path, {.prefix = "transformer."});
+    CHECK(to_host<float>(plain->forward(x)) == to_host<float>(net.forward(x)));
+  }
   refuses("{", "[", "is not JSON");
 }

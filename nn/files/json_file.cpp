@@ -1,0 +1,160 @@
+#include <thimble/nn/files/json_file.h>
+
+#include <algorithm>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
+#include <thimble/core/files/file_stream.h>
+#include <thimble/memory/units.h>
+#include <thimble/nn/files/counting_iterator.h>
+
+namespace thimble::nn {
+namespace json_file_detail {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::int64_t max_size = std::int64_t{1} << 40;
+
+bool is_empty(const Json& value) {
+  if (value.is_string()) return value.get_ref<const std::string&>().empty();
+  return value.is_null() || value == false || (value.is_structured() && value.empty());
+}
+
+}  // namespace json_file_detail
+
+nlohmann::ordered_json parse_json(const std::string& path, std::string_view text, const std::string& begin,
+                                  int max_depth) {
+  using json_file_detail::Json;
+  const auto refuse = [&](std::uint64_t byte, const std::string& why) { throw FileError(path, byte, begin + why); };
+  if (const std::size_t nul = text.find('\0'); nul != text.npos) refuse(nul, "expected JSON, got a NUL byte");
+  std::uint64_t byte = 0;
+  std::vector<std::set<std::string>> keys;  // of the objects that are open
+  const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
+    if (depth > max_depth) refuse(byte, "more than " + std::to_string(max_depth) + " values within each other");
+    if (event == Json::parse_event_t::object_start) keys.emplace_back();
+    if (event == Json::parse_event_t::object_end) keys.pop_back();
+    if (event == Json::parse_event_t::key && !keys.back().insert(parsed.get_ref<const std::string&>()).second) {
+      refuse(byte, "key " + quote(parsed.get_ref<const std::string&>()) + " is there twice");
+    }
+    return true;
+  };
+  try {
+    return Json::parse(CountingIterator(text.data(), &byte), CountingIterator(text.data() + text.size(), &byte), watch);
+  } catch (const Json::parse_error& error) {
+    refuse(error.byte > 0 ? error.byte - 1 : 0, "the file is not JSON");
+  } catch (const Json::out_of_range&) {
+    refuse(byte, "a number beyond the range of f64");
+  }
+  return {};
+}
+
+nlohmann::ordered_json read_json_object(const std::string& path, std::uint64_t max_bytes) {
+  const std::vector<std::byte> bytes = read_whole_file(path, max_bytes);
+  auto json = parse_json(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  if (!json.is_object()) throw FileError(path, 0, "expected a JSON object, got " + json_text(json));
+  return json;
+}
+
+std::string json_text(const nlohmann::ordered_json& value) {
+  constexpr std::size_t longest = 80;
+  const std::string text = value.dump(-1, ' ', true, nlohmann::ordered_json::error_handler_t::replace);
+  return text.size() <= longest ? text : text.substr(0, longest) + "...";
+}
+
+const nlohmann::ordered_json* JsonKeys::find(const std::string& key) const {
+  known_.insert(key);
+  const auto found = json_.find(key);
+  return found == json_.end() ? nullptr : &*found;
+}
+
+bool JsonKeys::has(const std::string& key) const {
+  const auto* const value = find(key);
+  return value != nullptr && !value->is_null();
+}
+
+bool JsonKeys::is_null(const std::string& key) const {
+  const auto* const value = find(key);
+  return value != nullptr && value->is_null();
+}
+
+void JsonKeys::refuse(const std::string& key, const std::string& expected) const {
+  const auto* const value = find(key);
+  throw ValueError(path_ + ": " + key + ": expected " + expected + ", got " +
+                   (value == nullptr ? "no such key" : json_text(*value)));
+}
+
+std::optional<std::int64_t> JsonKeys::size_if_there(const std::string& key) const {
+  if (!has(key)) return std::nullopt;
+  return size(key, 0);
+}
+
+std::int64_t JsonKeys::size(const std::string& key, std::int64_t otherwise) const {
+  if (!has(key)) return otherwise;
+  const auto& value = *find(key);
+  // A number above 2^63 is an unsigned one, and would wrap.
+  if (value.is_number_integer() && value >= 1 && value <= json_file_detail::max_size) return value.get<std::int64_t>();
+  refuse(key, "an integer from 1 to 2^40");
+}
+
+double JsonKeys::number(const std::string& key, double low, double high) const {
+  if (has(key) && find(key)->is_number()) {
+    const double value = find(key)->get<double>();
+    if (value >= low && value <= high) return value;
+  }
+  refuse(key, "a number from " + format_real(low) + " to " + format_real(high));
+}
+
+double JsonKeys::number(const std::string& key, double otherwise, double low, double high) const {
+  return has(key) ? number(key, low, high) : otherwise;
+}
+
+bool JsonKeys::flag(const std::string& key, bool otherwise) const {
+  if (!has(key)) return otherwise;
+  if (!find(key)->is_boolean()) refuse(key, "true or false");
+  return find(key)->get<bool>();
+}
+
+std::string JsonKeys::text(const std::string& key, const std::string& otherwise) const {
+  if (!has(key)) return otherwise;
+  if (!find(key)->is_string()) refuse(key, "a text");
+  return find(key)->get<std::string>();
+}
+
+std::size_t JsonKeys::choice(const std::string& key, std::span<const std::string_view> names,
+                             std::size_t otherwise) const {
+  if (!has(key)) return otherwise;
+  std::string expected;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (*find(key) == names[i]) return i;
+    expected += (i == 0 ? "\"" : i + 1 == names.size() ? " or \"" : ", \"") + std::string(names[i]) + "\"";
+  }
+  refuse(key, expected);
+}
+
+JsonKeys JsonKeys::object(const std::string& key) const {
+  if (!has(key) || !find(key)->is_object()) refuse(key, "an object");
+  return {*find(key), path_ + ": " + key};
+}
+
+const nlohmann::ordered_json& JsonKeys::value(const std::string& key) const {
+  if (const auto* const value = find(key)) return *value;
+  refuse(key, "a value");
+}
+
+void JsonKeys::require_flag(const std::string& key, bool value) const {
+  if (flag(key, value) != value) refuse(key, value ? "true" : "false");
+}
+
+void JsonKeys::refuse_unknown(std::span<const std::string_view> without_effect) const {
+  for (const auto& [key, value] : json_.items()) {
+    if (known_.contains(key) || json_file_detail::is_empty(value)) continue;
+    if (std::find(without_effect.begin(), without_effect.end(), key) != without_effect.end()) continue;
+    throw ValueError(path_ + ": " + quote(key) +
+                     ": expected a key that is known here, or null or false as its value, got " + json_text(value));
+  }
+}
+
+}  // namespace thimble::nn
