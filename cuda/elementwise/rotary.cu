@@ -25,8 +25,8 @@ struct Turn {
     const double position = static_cast<double>(args.first_position + row % args.length);
     for (std::int64_t i = team.rank(); i < pairs; i += Team::size) {
       const double angle = position * args.frequencies[i];
-      cosines[i] = static_cast<T>(std::cos(angle));
-      sines[i] = static_cast<T>(std::sin(angle));
+      cosines[i] = static_cast<T>(args.scale * std::cos(angle));
+      sines[i] = static_cast<T>(args.scale * std::sin(angle));
     }
     team.sync();
     for (std::int64_t e = team.rank(); e < args.heads * pairs; e += Team::size) {

@@ -35,10 +35,60 @@ void check(const Rotary& op, const Tensor& x) {
                      std::to_string(x.size(1)) + " tokens; 0 to 2^31 are allowed");
   }
   if (!op.scaling) return;
-  require_positive("factor", op.scaling->factor);
-  require_positive("low", op.scaling->low);
-  require_positive("original length", static_cast<double>(op.scaling->original_length));
-  require_positive("high - low", op.scaling->high - op.scaling->low);
+  const RotaryScaling& s = *op.scaling;
+  require_positive("factor", s.factor);
+  if (s.kind != RotaryKind::linear) require_positive("original length", static_cast<double>(s.original_length));
+  if (s.kind != RotaryKind::llama3 && s.kind != RotaryKind::yarn) return;
+  require_positive("low", s.low);
+  require_positive("high - low", s.high - s.low);
+  if (s.kind != RotaryKind::yarn) return;
+  require_positive("attention factor", s.attention_factor);
+  require_positive("yarn: log theta", std::abs(std::log(op.theta)));
+}
+
+/// theta, for a dynamic scaling with this many positions of heads of `width` numbers.
+double stretched_theta(const Rotary& op, std::int64_t positions, std::int64_t width) {
+  if (!op.scaling || op.scaling->kind != RotaryKind::dynamic || positions <= op.scaling->original_length) {
+    return op.theta;
+  }
+  const RotaryScaling& s = *op.scaling;
+  const double more =
+      s.factor * static_cast<double>(positions) / static_cast<double>(s.original_length) - (s.factor - 1);
+  if (width == 2) return op.theta;  // its one frequency is 1
+  return op.theta * std::pow(more, static_cast<double>(width) / static_cast<double>(width - 2));
+}
+
+/// How much of pair i's frequency yarn divides.
+double yarn_ramp(const Rotary& op, std::int64_t i, std::int64_t width) {
+  const RotaryScaling& s = *op.scaling;
+  const auto pair_that_turns = [&](double times) {
+    const double length = static_cast<double>(s.original_length);
+    return static_cast<double>(width) * std::log(length / (times * 2 * std::numbers::pi)) / (2 * std::log(op.theta));
+  };
+  double first = pair_that_turns(s.high), last = pair_that_turns(s.low);
+  if (s.rounds_pairs) first = std::floor(first), last = std::ceil(last);
+  first = std::max(first, 0.0), last = std::min(last, static_cast<double>(width - 1));
+  if (first == last) last += 0.001;
+  return std::clamp((static_cast<double>(i) - first) / (last - first), 0.0, 1.0);
+}
+
+double scaled_frequency(const Rotary& op, double frequency, std::int64_t i, std::int64_t width) {
+  const RotaryScaling& s = *op.scaling;
+  switch (s.kind) {
+    case RotaryKind::linear:
+      return frequency / s.factor;
+    case RotaryKind::dynamic:
+      return frequency;
+    case RotaryKind::yarn: {
+      const double divided = yarn_ramp(op, i, width);
+      return divided * frequency / s.factor + (1 - divided) * frequency;
+    }
+    case RotaryKind::llama3:
+      break;
+  }
+  const double turns = static_cast<double>(s.original_length) * frequency / (2 * std::numbers::pi);
+  const double kept = std::clamp((turns - s.low) / (s.high - s.low), 0.0, 1.0);
+  return kept * frequency + (1 - kept) * frequency / s.factor;
 }
 
 // y = x turned by `direction` times its angles.
@@ -47,17 +97,13 @@ void turn(const Rotary& op, const Tensor& x, const Tensor& y, double direction) 
   args.dtype = x.dtype();
   args.batch = x.size(0), args.length = x.size(1), args.heads = x.size(2), args.width = x.size(3);
   args.first_position = op.first_position;
+  const double theta = stretched_theta(op, op.first_position + args.length, args.width);
   for (std::int64_t i = 0; i < args.width / 2; ++i) {
     const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(args.width);
-    double frequency = std::pow(op.theta, exponent);
-    if (op.scaling) {
-      const RotaryScaling& s = *op.scaling;
-      const double turns = static_cast<double>(s.original_length) * frequency / (2 * std::numbers::pi);
-      const double kept = std::clamp((turns - s.low) / (s.high - s.low), 0.0, 1.0);
-      frequency = kept * frequency + (1 - kept) * frequency / s.factor;
-    }
-    args.frequencies[i] = direction * frequency;
+    const double frequency = std::pow(theta, exponent);
+    args.frequencies[i] = direction * (op.scaling ? scaled_frequency(op, frequency, i, args.width) : frequency);
   }
+  if (op.scaling && op.scaling->kind == RotaryKind::yarn) args.scale = op.scaling->attention_factor;
   launch(x.device(), [&](const Addresses& at) {
     args.x = at(x), args.y = at(y);
     kernels::rotary_kernels(x.device()).turn(args);

@@ -8,13 +8,23 @@
 
 namespace thimble {
 
-/// Llama 3.1's stretching of low frequencies, for sequences longer than those that were trained on (`original_length`).
-/// A frequency f turns once in 2 pi / f positions; t = (original_length f / (2 pi) - low) / (high - low), held in
-/// [0, 1], says how much of it stays: f becomes t f + (1 - t) f / factor. (Grattafiori et al. 2024, arXiv:2407.21783,
-/// section 3.4.3; `rope_type` "llama3" of transformers.)
+/// Stretching for sequences longer than those that were trained on (`original_length` L), by its `rope_type` in
+/// transformers. Of a frequency f, which turns once in 2 pi / f positions, with s = factor:
+///
+///   linear    f / s
+///   dynamic   for T > L positions theta becomes theta (s T / L - s + 1)^(D / (D - 2)), where T counts from position 0
+///   llama3    t f + (1 - t) f / s with t = (L f / (2 pi) - low) / (high - low), held in [0, 1] (Grattafiori et al. 2024,
+///             arXiv:2407.21783, section 3.4.3)
+///   yarn      r f / s + (1 - r) f, r = (i - first) / (last - first) of pair i, held in [0, 1], where first and last are
+///             the pairs that turn `high` and `low` times in L positions; sines and cosines are multiplied by
+///             `attention_factor` (Peng et al. 2023, arXiv:2309.00071, section 3.2)
+enum class RotaryKind : std::uint8_t { llama3, linear, dynamic, yarn };
 struct RotaryScaling {
-  double factor = 8, low = 1, high = 4;
-  std::int64_t original_length = 8192;
+  double factor = 8, low = 1, high = 4;  ///< low and high: of llama3 and yarn
+  std::int64_t original_length = 8192;   ///< of all but linear
+  RotaryKind kind = RotaryKind::llama3;
+  double attention_factor = 1;  ///< of yarn
+  bool rounds_pairs = true;     ///< of yarn: `first` down and `last` up to whole pairs
   friend bool operator==(const RotaryScaling&, const RotaryScaling&) = default;
 };
 
@@ -29,7 +39,7 @@ namespace ops {
 /// x (B, T, H, D) -> the same, D even and at most 512; floating. Angles, sines and cosines are in f64 and are rounded
 /// once, to f32 (f64 for f64), the arithmetic's type. Backward turns dy by -a, in dy's place where nobody else holds
 /// it, and keeps nothing. Throws ShapeError, DTypeError, ValueError (a theta or a scaling that is not finite and above
-/// 0, low >= high, a position below 0 or above 2^31).
+/// 0, low >= high, a position below 0 or above 2^31; with yarn a theta of 1).
 struct Rotary {
   static constexpr const char* name = "rotary";
   static constexpr Cost cost = Cost::elementwise;

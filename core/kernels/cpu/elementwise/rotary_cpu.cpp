@@ -33,8 +33,8 @@ void turn_positions(const RotaryArgs& args, std::int64_t begin, std::int64_t end
   for (std::int64_t t = begin; t < end; ++t) {
     for (std::int64_t i = 0; i < pairs; ++i) {
       const double angle = static_cast<double>(args.first_position + t) * args.frequencies[i];
-      cosines[i] = static_cast<T>(std::cos(angle));
-      sines[i] = static_cast<T>(std::sin(angle));
+      cosines[i] = static_cast<T>(args.scale * std::cos(angle));
+      sines[i] = static_cast<T>(args.scale * std::sin(angle));
     }
     for (std::int64_t row = 0; row < args.batch * args.heads; ++row) {
       const std::int64_t b = row / args.heads, h = row % args.heads;
