@@ -14,7 +14,9 @@
 #include <thimble/core/files/crc32c.h>
 #include <thimble/core/files/file.h>
 #include <thimble/core/tensor/parameter_store.h>
+#include <thimble/core/tensor/view.h>
 #include <thimble/nn/files/cut_tensors.h>
+#include <thimble/nn/files/public_names.h>
 #include <thimble/nn/files/state_numbers.h>
 #include <thimble/nn/files/weight_files.h>
 
@@ -54,27 +56,75 @@ bool has_suffix(std::string_view name, std::string_view suffix) {
 // Which tensor of the files goes into which of the model.
 struct Match {
   std::vector<std::pair<StoredWeight, FileTensor>> pairs;
+  std::vector<std::pair<StoredWeight, StoredWeight>> copies;  // of tensors that are read under another name
   std::vector<std::string> missing, unused;
 };
 
-Match match(const std::vector<FileTensor>& targets, const WeightFiles& files, const LoadOptions& options) {
+/// The files' names of a tensor of the module, its own first.
+std::vector<std::vector<std::string>> names_of(const std::string& name, const PublicNames* names,
+                                               const LoadOptions& options) {
+  std::vector<std::vector<std::string>> all{{options.prefix + name}};
+  if (!options.prefix.empty()) return all;
+  all.push_back({std::string(prefix) + name});
+  if (names == nullptr) return all;
+  for (auto& other : names->names_in_files(name)) all.push_back(std::move(other));
+  return all;
+}
+
+/// Tensors of the file that lie one behind the other in a tensor of the module; empty: one of them is not there.
+std::vector<StoredWeight> find_all(const WeightFiles& files, const std::vector<std::string>& names) {
+  std::vector<StoredWeight> found;
+  for (const std::string& name : names) {
+    found.push_back(files.find(name));
+    if (found.back().entry == nullptr) return {};
+  }
+  return found;
+}
+
+/// The rows of a target that each of `count` tensors of a file has.
+std::vector<FileTensor> rows_of(const FileTensor& target, std::size_t count) {
+  if (count == 1) return {target};
+  const NamedTensor& whole = target.whole;
+  const std::int64_t rows = whole.tensor.size(0) / static_cast<std::int64_t>(count);
+  std::vector<FileTensor> list;
+  for (std::int64_t first = 0; list.size() < count; first += rows) {
+    const Tensor part = view::slice(whole.tensor, 0, first, first + rows);
+    list.push_back({{whole.name, part, whole.layout}, part});
+  }
+  return list;
+}
+
+Match match(const std::vector<FileTensor>& targets, const WeightFiles& files, const PublicNames* names,
+            const LoadOptions& options) {
   Match result;
   std::set<const SafetensorsEntry*> used;
   std::set<std::string> missing;
   for (const FileTensor& target : targets) {
     const std::string& name = target.whole.name;
-    StoredWeight weight = files.find(options.prefix + name);
-    if (!weight.entry && options.prefix.empty()) weight = files.find(std::string(prefix) + name);
-    if (weight.entry) {
-      used.insert(weight.entry);
-      result.pairs.emplace_back(weight, target);
-    } else if (missing.insert(name).second) {
-      result.missing.push_back(name);
+    std::vector<StoredWeight> taken;
+    for (const std::vector<std::string>& others : names_of(name, names, options)) {
+      if (others.size() > 1 && target.part) continue;  // parts are cut out of one tensor
+      const std::vector<StoredWeight> found = find_all(files, others);
+      if (!taken.empty() && found.size() != taken.size()) continue;
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        const bool is_new = used.insert(found[i].entry).second;
+        if (is_new && !taken.empty()) result.copies.emplace_back(taken[i], found[i]);
+      }
+      if (!found.empty() && taken.empty()) taken = found;
     }
+    if (taken.empty()) {
+      if (missing.insert(name).second) result.missing.push_back(name);
+      continue;
+    }
+    const std::vector<FileTensor> parts = rows_of(target, taken.size());
+    for (std::size_t i = 0; i < taken.size(); ++i) result.pairs.emplace_back(taken[i], parts[i]);
+  }
+  std::vector<std::string> suffixes = options.skipped_suffixes;
+  if (names != nullptr && options.prefix.empty()) {
+    for (std::string& suffix : names->passed_over()) suffixes.push_back(std::move(suffix));
   }
   for (const StoredWeight& weight : files.weights()) {
     const std::string& name = weight.entry->name;
-    const auto& suffixes = options.skipped_suffixes;
     if (!name.starts_with(options.prefix)) continue;
     const bool is_skipped = std::any_of(suffixes.begin(), suffixes.end(),
                                         [&](const std::string& suffix) { return has_suffix(name, suffix); });
@@ -104,6 +154,24 @@ std::string text(const std::vector<std::string>& names) {
   std::string list;
   for (std::size_t i = 0; i < std::min(names.size(), most); ++i) list += (i > 0 ? ", " : "") + quote(names[i]);
   return names.size() <= most ? list : list + " and " + std::to_string(names.size() - most) + " more";
+}
+
+/// Throws ValueError where a tensor that is there under two names has two values.
+void require_copies(const Match& match, const std::string& path, FileStaging& staging) {
+  for (const auto& [first, second] : match.copies) {
+    const SafetensorsEntry &a = *first.entry, &b = *second.entry;
+    bool is_same = a.dtype == b.dtype && a.shape == b.shape;
+    for (std::uint64_t at = 0; is_same && at < a.bytes(); at += file_piece_bytes) {
+      const auto count = static_cast<std::size_t>(std::min<std::uint64_t>(file_piece_bytes, a.bytes() - at));
+      const auto of_a = staging.of_file(count).first(count), of_b = staging.of_tensor(count).first(count);
+      first.file->read_part(a, at, of_a);
+      second.file->read_part(b, at, of_b);
+      is_same = std::equal(of_a.begin(), of_a.end(), of_b.begin());
+    }
+    if (is_same) continue;
+    throw ValueError("load_weights: " + path + ": " + quote(b.name) + ": expected a copy of " + quote(a.name) +
+                     ", of which the model has one, got other values");
+  }
 }
 
 void require_all(const Match& match, const std::string& path) {
@@ -157,13 +225,15 @@ void save_weight_folder(const Module& module, const std::string& folder, std::ui
 LoadedWeights load_weights(Module& module, const std::string& path, const LoadOptions& options) {
   const ParameterUse use;
   const WeightFiles files(path);
-  weights_detail::Match match = weights_detail::match(weights_detail::file_tensors(module), files, options);
+  const auto* const names = dynamic_cast<const PublicNames*>(&module);
+  weights_detail::Match match = weights_detail::match(weights_detail::file_tensors(module), files, names, options);
   if (options.is_strict) weights_detail::require_all(match, path);
   for (const auto& [weight, target] : match.pairs) {
     check_file_tensor("load_weights: " + path, *weight.entry, target.whole, Conversion::floating);
   }
   for (const auto& [weight, target] : match.pairs) weight.file->verify(*weight.entry);
   FileStaging staging;
+  weights_detail::require_copies(match, path, staging);
   for (const auto& [weight, target] : match.pairs) {
     check_state_numbers("load_weights: " + path, *weight.file, *weight.entry, target.whole, staging);
   }

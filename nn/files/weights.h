@@ -38,7 +38,8 @@ struct LoadedWeights {
 };
 
 /// Reads what save_weights, save_weight_folder or another program wrote: `path` is a file, an index or a folder
-/// (nn/files/weight_files.h). Names may begin with `transformer.`; floating types are converted;
+/// (nn/files/weight_files.h). Names may begin with `transformer.`, or be those of public files (PublicNames); a tensor
+/// that is there under two names must have one value. Floating types are converted;
 /// a file of ours that is loaded and saved again (with its metadata) has the same bytes. Everything is checked before
 /// the first value changes. Throws FileError (unreadable, not safetensors), ValueError (names that do not match, all of
 /// them listed up to eight; state of FP8 with a number that it cannot have, see state_numbers.h), ShapeError,
