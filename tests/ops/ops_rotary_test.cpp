@@ -1,6 +1,7 @@
 // Rows of the operator table: rotary positions against their definition with complex numbers; then what they are for,
 // scaled frequencies, and bad input.
 
+#include <algorithm>
 #include <cmath>
 #include <complex>
 #include <limits>
@@ -32,6 +33,33 @@ double scaled(double frequency, const RotaryScaling& s) {
   return (1 - smooth) * frequency / s.factor + smooth * frequency;
 }
 
+// Frequency i of a head of `width` numbers over `positions`, as transformers makes it (`_compute_..._parameters`), and
+// what sines and cosines are multiplied by.
+double frequency_of(std::int64_t i, std::int64_t width, std::int64_t positions, const RotaryOptions& o) {
+  const double d = static_cast<double>(width), exponent = 2 * static_cast<double>(i) / d;
+  if (!o.scaling) return 1 / std::pow(o.theta, exponent);
+  const RotaryScaling& s = *o.scaling;
+  const double length = static_cast<double>(s.original_length);
+  if (s.kind == RotaryKind::linear) return 1 / std::pow(o.theta, exponent) / s.factor;
+  if (s.kind == RotaryKind::llama3) return scaled(1 / std::pow(o.theta, exponent), s);
+  if (s.kind == RotaryKind::dynamic) {
+    const double seq = std::max(static_cast<double>(positions), length);
+    if (width == 2) return 1;
+    return 1 / std::pow(o.theta * std::pow((s.factor * seq / length) - (s.factor - 1), d / (d - 2)), exponent);
+  }
+  const auto correction = [&](double turns) {
+    return d * std::log(length / (turns * 2 * std::numbers::pi)) / (2 * std::log(o.theta));
+  };
+  double low = correction(s.high), high = correction(s.low);
+  if (s.rounds_pairs) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0), high = std::min(high, d - 1);
+  const double ramp =
+      std::clamp((static_cast<double>(i) - low) / ((low == high ? high + 0.001 : high) - low), 0.0, 1.0);
+  const double extrapolated = 1 / std::pow(o.theta, exponent),
+               interpolated = 1 / (s.factor * std::pow(o.theta, exponent));
+  return interpolated * ramp + extrapolated * (1 - ramp);
+}
+
 // Pair i as the complex number x_i + j x_(i + D/2), times e^(j angle).
 Values reference(const HostArray& x, const RotaryOptions& o) {
   const std::int64_t length = x.shape[1], heads = x.shape[2], width = x.shape[3], pairs = width / 2;
@@ -39,10 +67,10 @@ Values reference(const HostArray& x, const RotaryOptions& o) {
   for (std::int64_t row = 0; row < x.shape[0] * length * heads; ++row) {
     const double position = static_cast<double>(o.first_position + row / heads % length);
     for (std::int64_t i = 0; i < pairs; ++i) {
-      double frequency = 1 / std::pow(o.theta, 2 * static_cast<double>(i) / static_cast<double>(width));
-      if (o.scaling) frequency = scaled(frequency, *o.scaling);
+      const double frequency = frequency_of(i, width, o.first_position + length, o);
       const std::complex<double> turned =
-          std::complex<double>(x[row * width + i], x[row * width + pairs + i]) * std::polar(1.0, position * frequency);
+          std::complex<double>(x[row * width + i], x[row * width + pairs + i]) *
+          std::polar(o.scaling ? o.scaling->attention_factor : 1.0, position * frequency);
       y[static_cast<std::size_t>(row * width + i)] = turned.real();
       y[static_cast<std::size_t>(row * width + pairs + i)] = turned.imag();
     }
@@ -54,7 +82,14 @@ Values reference(const HostArray& x, const RotaryOptions& o) {
 
 TEST_CASE("ops: rotary positions", "[ops][quick]") {
   const RotaryOptions cases[] = {
-      {}, {.theta = 500000, .first_position = 1000}, {.theta = 100, .scaling = RotaryScaling{8, 1, 4, 32}}};
+      {},
+      {.theta = 500000, .first_position = 1000},
+      {.theta = 100, .scaling = RotaryScaling{8, 1, 4, 32}},
+      {.theta = 100, .scaling = RotaryScaling{3, 1, 4, 32, RotaryKind::linear}},
+      {.theta = 100, .scaling = RotaryScaling{3, 1, 4, 2, RotaryKind::dynamic}},
+      {.theta = 100, .first_position = 1, .scaling = RotaryScaling{3, 1, 4, 32, RotaryKind::dynamic}},
+      {.theta = 50, .scaling = RotaryScaling{3, 1, 4, 64, RotaryKind::yarn, 1.3, false}},
+      {.theta = 50, .first_position = 2, .scaling = RotaryScaling{7, 1, 32, 512, RotaryKind::yarn, 1.1}}};
   for (const RotaryOptions& o : cases) {
     for (const Shape& shape : {Shape{2, 5, 3, 8}, Shape{1, 3, 2, 2}, Shape{1, 2, 1, 512}}) {
       check_operator({"rotary " + to_string(shape),
@@ -116,7 +151,15 @@ TEST_CASE("ops: rotary positions refuse what they cannot turn", "[ops][quick]") 
   for (const double theta : {0.0, -1.0, nan}) CHECK_THROWS_AS(rotary(x, {.theta = theta}), ValueError);
   CHECK_THROWS_AS(rotary(x, {.first_position = -1}), ValueError);
   CHECK_THROWS_AS(rotary(x, {.first_position = std::int64_t{1} << 31}), ValueError);
-  const RotaryScaling bad[] = {{0, 1, 4, 8}, {8, 4, 4, 8}, {8, 1, 4, 0}, {8, nan, 4, 8}, {8, 0, 4, 8}};
+  const RotaryScaling bad[] = {{0, 1, 4, 8},
+                               {8, 4, 4, 8},
+                               {8, 1, 4, 0},
+                               {8, nan, 4, 8},
+                               {8, 0, 4, 8},
+                               {0, 1, 4, 8, RotaryKind::linear},
+                               {8, 1, 4, 0, RotaryKind::dynamic},
+                               {8, 1, 4, 8, RotaryKind::yarn, 0},
+                               {8, 4, 4, 8, RotaryKind::yarn}};
   for (const RotaryScaling& s : bad) CHECK_THROWS_AS(rotary(x, {.scaling = s}), ValueError);
   CHECK(rotary(Tensor::empty({0, 2, 1, 4})).shape() == Shape{0, 2, 1, 4});
   CHECK(rotary(Tensor::empty({2, 0, 1, 4})).shape() == Shape{2, 0, 1, 4});
