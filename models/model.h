@@ -10,6 +10,7 @@
 
 #include <thimble/dist/parts/team.h>
 #include <thimble/dist/pipeline/place.h>
+#include <thimble/models/function.h>
 #include <thimble/nn/layers/module.h>
 #include <thimble/optim/accumulate.h>
 
@@ -65,7 +66,8 @@ struct ModelOptions {
   std::int64_t hidden = 0;     ///< width inside of a gated feed-forward layer
   std::int64_t window = 0;     ///< models over tokens: each sees those less than this away alone; 0: all
   double dropout = -1;
-  bool shares_kernels = true;  ///< sharedconv: false builds its plain twin, whose kernels are not shared
+  ModelFunction function = {};  ///< of transformers: values that are not the named model's
+  bool shares_kernels = true;   ///< sharedconv: false builds its plain twin, whose kernels are not shared
   Build build = Build::fused;
   Head head = Head::full;                        ///< of models over tokens in the fused build
   FeedForward feed_forward = FeedForward::full;  ///< of transformers in the fused build
@@ -126,6 +128,14 @@ struct ModelInfo {
 /// (the message lists all), sizes that do not fit (heads that do not divide the width, an image that is too small).
 std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& options = {},
                                   const nn::TensorOptions& on = {});
+
+/// What a model is one of: "gpt", "llama", "bert", "vit", "resnet", "mlp", "googlenet", "sharedconv". Throws ValueError
+/// for an unknown name.
+std::string_view model_family(std::string_view name);
+
+/// The model with nothing left open: of a name of the token families or ViT its sizes and its function, else `options`.
+/// Builds nothing. Throws as make_model does.
+ModelOptions complete_options(std::string_view name, const ModelOptions& options = {});
 
 /// All models with their own sizes; parameters are counted on a dry device.
 std::vector<ModelInfo> model_list();

@@ -12,3 +12,4 @@
 #include <thimble/models/training/packing_gradients.h>
 #include <thimble/models/training/quantizing.h>
 #include <thimble/models/training/training.h>
+#include <thimble/models/weights/follow_weights.h>

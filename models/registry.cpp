@@ -102,6 +102,7 @@ void Model::recompute_blocks(bool is_on) {
 
 std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on) {
   std::unique_ptr<Model> model = registry_detail::row_of(name).make(name, options, on);
+  if (options.function != ModelFunction{}) complete_options(name, options);  // throws where the family has none
   if (options.stage.count > 1 && !model->has_stages()) {
     throw ValueError("model: " + std::string(name) + " in " + std::to_string(options.stage.count) +
                      " stages: it is no chain of blocks, and 1 is allowed");
@@ -128,6 +129,29 @@ Theory make_theory(std::string_view name, const ModelOptions& options, const nn:
     theory.layers.clear(), theory.outside.clear();
   }
   return theory;
+}
+
+std::string_view model_family(std::string_view name) {
+  using namespace registry_detail;
+  const Row& row = row_of(name);
+  if (row.make == make_gpt) return "gpt";
+  if (row.make == make_llama) return "llama";
+  if (row.make == make_bert) return "bert";
+  if (row.make == make_vit) return "vit";
+  if (row.make == resnet) return "resnet";
+  if (row.make == mlp) return "mlp";
+  if (row.make == googlenet) return "googlenet";
+  return "sharedconv";
+}
+
+ModelOptions complete_options(std::string_view name, const ModelOptions& options) {
+  const std::string_view family = model_family(name);
+  if (family == "gpt") return gpt_options(name, options);
+  if (family == "llama") return llama_config(name, options).sizes;
+  if (family == "bert") return bert_options(name, options);
+  if (family == "vit") return vit_options(name, options);
+  require_function(name, options.function, {});
+  return options;
 }
 
 std::vector<ModelInfo> model_list() {

@@ -94,9 +94,11 @@ void print_figures(const models::PreparedGeneration& prepared, const models::Gen
 void run(const models::GenerateOptions& options, bool is_json) {
   const models::PreparedGeneration prepared = models::prepare_generation(options);
   const bool streams = !is_json && options.shape.setup.batch == 1;
-  if (streams) std::fputs(options.prompt.c_str(), stdout);
+  bool has_begun = false;  // the prompt comes with the first token: once the weights have been read
   const models::GenerateReport report = generate(prepared, [&](const std::vector<std::string>& pieces) {
     if (!streams) return;
+    if (!has_begun) std::fputs(options.prompt.c_str(), stdout);
+    has_begun = true;
     std::fwrite(pieces[0].data(), 1, pieces[0].size(), stdout);
     std::fflush(stdout);
   });

@@ -35,6 +35,7 @@
 #include <thimble/memory/units.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/training/adapting.h>
+#include <thimble/models/weights/follow_weights.h>
 #include <thimble/nn/fit/plan_file.h>
 
 namespace thimble::bench {
@@ -89,7 +90,7 @@ void print_plan_json(const models::PlanOptions& options, const models::PlanRepor
                               {"micro_batches", report.micro_batches},
                               {"fuses_optimizer", options.setup.fuses_optimizer},
                               {"chunked_head", options.setup.sizes.head == models::Head::chunked},
-                              {"window", options.setup.sizes.window},
+                              {"window", report.setup.sizes.window},
                               {"tiled_feed_forward", options.setup.sizes.feed_forward == models::FeedForward::tiled},
                               {"clip_norm", report.clip_norm},
                               {"peak_bytes", report.plan.peak_bytes},
@@ -354,6 +355,10 @@ void add_plan(CLI::App& program) {
   const auto layout = std::make_shared<LayoutFlags>();
   add_layout_flags(*command, layout);
   command->callback([command, options, is_json, files, dropout, generation, layout] {
+    models::Setup& setup = options->setup;
+    if (!setup.weights.empty() && !generation->is_asked) {
+      follow_weights(setup.model, setup.sizes, models::read_weight_facts(setup.weights), models::WeightUse::training);
+    }
     if (layout->cluster.memory_bytes > 0) return plan_layout(*command, *layout, *options, *is_json);
     for (const char* flag : {"--dp", "--per-node", "--inside", "--between"}) {
       if (command->get_option(flag)->count() > 0) throw ValueError(std::string(flag) + ": with --memory alone");

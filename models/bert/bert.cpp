@@ -15,6 +15,7 @@ namespace thimble::models {
 namespace bert_detail {
 
 constexpr double deviation = 0.02, epsilon = 1e-12;
+constexpr GeluForm gelu_form = GeluForm::erf;
 constexpr std::int64_t segments = 2;
 
 nn::LinearOptions dense(kernels::Activation activation = kernels::Activation::none) {
@@ -24,15 +25,18 @@ nn::LinearOptions dense(kernels::Activation activation = kernels::Activation::no
   return options;
 }
 
+double epsilon_of(const ModelOptions& sizes) { return sizes.function.epsilon.value_or(epsilon); }
+GeluForm form_of(const ModelOptions& sizes) { return sizes.function.gelu.value_or(gelu_form); }
+
 nn::LinearOptions dense_gelu(const ModelOptions& sizes) {
-  return dense(sizes.build == Build::fused ? kernels::Activation::gelu_erf : kernels::Activation::none);
+  return dense(sizes.build == Build::fused ? gelu_activation(form_of(sizes)) : kernels::Activation::none);
 }
 
 // The activation under `name`, where it is an operator of its own.
-Tensor gelu_if_textbook(const Tensor& x, Build build, std::string_view name) {
-  if (build == Build::fused) return x;
+Tensor gelu_if_textbook(const Tensor& x, const ModelOptions& sizes, std::string_view name) {
+  if (sizes.build == Build::fused) return x;
   const PathScope scope(name);
-  return gelu(x, GeluForm::erf);
+  return gelu(x, form_of(sizes));
 }
 
 }  // namespace bert_detail
@@ -45,11 +49,11 @@ BertLayer::BertLayer(const ModelOptions& sizes, const nn::TensorOptions& on)
       value_(cut_outputs("attention.self.value", sizes.width, sizes.width, on, bert_detail::dense())),
       attention_out_(cut_inputs("attention.output.dense", sizes.width, sizes.width, on, bert_detail::dense())),
       attention_dropout_(child<nn::Dropout>("attention.output.dropout", sizes.dropout, sizes.build == Build::textbook)),
-      norm1_(child<nn::LayerNorm>("attention.output.LayerNorm", sizes.width, on, bert_detail::epsilon)),
+      norm1_(child<nn::LayerNorm>("attention.output.LayerNorm", sizes.width, on, bert_detail::epsilon_of(sizes))),
       up_(cut_outputs("intermediate.dense", sizes.width, 4 * sizes.width, on, bert_detail::dense_gelu(sizes))),
       down_(cut_inputs("output.dense", 4 * sizes.width, sizes.width, on, bert_detail::dense())),
       mlp_dropout_(child<nn::Dropout>("output.dropout", sizes.dropout, sizes.build == Build::textbook)),
-      norm2_(child<nn::LayerNorm>("output.LayerNorm", sizes.width, on, bert_detail::epsilon)) {}
+      norm2_(child<nn::LayerNorm>("output.LayerNorm", sizes.width, on, bert_detail::epsilon_of(sizes))) {}
 
 Tensor BertLayer::attend(const Tensor& in, const Tensor& mask) {  // (B, T, C)
   AttentionOptions options;
@@ -85,14 +89,14 @@ Tensor BertLayer::attend(const Tensor& in, const Tensor& mask) {  // (B, T, C)
 
 Tensor BertLayer::feed_forward(const Tensor& x) {
   if (sizes_.feed_forward == FeedForward::tiled) {
-    return mlp_dropout_(
-        tiled_feed_forward(x, {*up_.parts[0], nullptr, *down_.parts[0], kernels::Activation::gelu_erf, compute_}));
+    return mlp_dropout_(tiled_feed_forward(
+        x, {*up_.parts[0], nullptr, *down_.parts[0], gelu_activation(bert_detail::form_of(sizes_)), compute_}));
   }
   return drop_tokens(team_, mlp_dropout_, sum_of_parts(x, down_.bias, [&](std::size_t p, Tensor in) {
                        Tensor y = product(*up_.parts[p], std::exchange(in, Tensor()));  // (B, T, 4C / parts)
                        if (sizes_.build == Build::textbook) {
                          const PathScope scope(part_name("intermediate.gelu", p));
-                         y = gelu(y, GeluForm::erf);
+                         y = gelu(y, bert_detail::form_of(sizes_));
                        }
                        return product(*down_.parts[p], y);
                      }));
@@ -127,7 +131,7 @@ Bert::Bert(const ModelOptions& sizes, const nn::TensorOptions& on) : TokenModel(
   if (stage.is_first()) {
     positions_ = add_table("position_embeddings", sizes.sequence);
     types_ = add_table("token_type_embeddings", bert_detail::segments);
-    norm_ = &child<nn::LayerNorm>("bert.embeddings.LayerNorm", sizes.width, on, bert_detail::epsilon);
+    norm_ = &child<nn::LayerNorm>("bert.embeddings.LayerNorm", sizes.width, on, bert_detail::epsilon_of(sizes));
     dropout_ = &child<nn::Dropout>("bert.embeddings.dropout", sizes.dropout, sizes.build == Build::textbook);
   }
   const dist::StagePlace::Units own = stage.units(sizes.layers);
@@ -137,7 +141,8 @@ Bert::Bert(const ModelOptions& sizes, const nn::TensorOptions& on) : TokenModel(
   if (!stage.is_last()) return;
   transform_ = &child<nn::Linear>("cls.predictions.transform.dense", sizes.width, sizes.width, on.outside_blocks(),
                                   bert_detail::dense_gelu(sizes));
-  transform_norm_ = &child<nn::LayerNorm>("cls.predictions.transform.LayerNorm", sizes.width, on, bert_detail::epsilon);
+  transform_norm_ =
+      &child<nn::LayerNorm>("cls.predictions.transform.LayerNorm", sizes.width, on, bert_detail::epsilon_of(sizes));
   const dist::Team& team = sizes.team;
   for (int p = 0; p < (is_cut() ? team.count() : 1); ++p) {
     const std::string part = is_cut() ? "." + std::to_string(team.first() + p) : "";
@@ -168,7 +173,7 @@ Tensor Bert::features(const Tensor& in, const Tensor& mask) {
       through_blocks(layers_, options_.stage.is_first() ? embed(in) : in, recomputes_blocks_,
                      [&](BertLayer& layer, const Tensor& of_layer) { return layer.masked(of_layer, mask); });
   if (!options_.stage.is_last()) return x;
-  const Tensor y = bert_detail::gelu_if_textbook(linear_tokens(options_.team, *transform_, x), options_.build,
+  const Tensor y = bert_detail::gelu_if_textbook(linear_tokens(options_.team, *transform_, x), options_,
                                                  "cls.predictions.transform.gelu");
   return norm_tokens(options_.team, *transform_norm_, y);
 }
@@ -205,6 +210,28 @@ Tensor Bert::loss(const Batch& batch) {
   return loss_of(scores, batch.target);
 }
 
+std::vector<std::vector<std::string>> Bert::names_in_files(const std::string& name) const {
+  std::vector<std::string> names{name};
+  const std::size_t last = name.rfind('.') + 1;
+  if (name.substr(0, last).ends_with("LayerNorm.")) {
+    names.push_back(name.substr(0, last) + (name.substr(last) == "weight" ? "gamma" : "beta"));
+  }
+  if (name == "bert.embeddings.word_embeddings.weight") names.emplace_back("cls.predictions.decoder.weight");
+  if (name == "cls.predictions.bias") names.emplace_back("cls.predictions.decoder.bias");
+  std::vector<std::vector<std::string>> lists;
+  constexpr std::string_view prefix = "bert.";
+  for (const std::string& each : names) {
+    if (each != name) lists.push_back({each});
+    if (each.starts_with(prefix)) lists.push_back({each.substr(prefix.size())});
+  }
+  return lists;
+}
+
+std::vector<std::string> Bert::passed_over() const {
+  return {"pooler.dense.weight", "pooler.dense.bias", "seq_relationship.weight", "seq_relationship.bias",
+          "embeddings.position_ids"};
+}
+
 Batch Bert::empty_batch(std::int64_t samples, Device device) const {
   return empty_token_batch(options_, samples, device);
 }
@@ -217,7 +244,10 @@ constexpr std::array<TokenSizes, 2> family{
 }  // namespace bert_detail
 
 ModelOptions bert_options(std::string_view name, const ModelOptions& options) {
-  return token_options("bert", bert_detail::family, name, options);
+  ModelOptions sizes = token_options("bert", bert_detail::family, name, options);
+  sizes.function =
+      complete_function(name, options.function, {.epsilon = bert_detail::epsilon, .gelu = bert_detail::gelu_form});
+  return sizes;
 }
 
 std::unique_ptr<Model> make_bert(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on) {

@@ -2,20 +2,22 @@
 // BERT (Devlin et al. 2018, arXiv:1810.04805): a post-norm encoder that sees the whole sequence, with the head that
 // predicts hidden tokens, tied to the table of words. Parameter names and layouts are those of its public files:
 // `bert.embeddings.word_embeddings.weight` (V, C), `bert.encoder.layer.0.attention.self.query.weight` (C, C) [out, in],
-// ..., `cls.predictions.transform.dense.weight`, `cls.predictions.bias`. What those files hold besides for other tasks
-// (`bert.pooler`, `cls.seq_relationship`) and the tied copy (`cls.predictions.decoder`) is not built.
+// ..., `cls.predictions.transform.dense.weight`, `cls.predictions.bias`. Older files name norms gamma and beta. What
+// files hold besides for other tasks (`bert.pooler`, `cls.seq_relationship`) is not built.
 //
 // Samples of several lengths are padded: a mask says which tokens count, and those of padding change nothing of the
 // others. All tokens are of segment 0.
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include <thimble/models/theory.h>
 #include <thimble/models/transformer/cut_block.h>
 #include <thimble/models/transformer/token_model.h>
+#include <thimble/nn/files/public_names.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {
@@ -46,7 +48,7 @@ class BertLayer final : public CutBlock {
 
 /// Batches have hidden tokens in the input and their true ones in the target, -100 at all other positions
 /// (nn/data/masking.h makes them). The loss is the mean over hidden tokens.
-class Bert final : public TokenModel {
+class Bert final : public TokenModel, public nn::PublicNames {
  public:
   Bert(const ModelOptions& sizes, const nn::TensorOptions& on);
 
@@ -63,6 +65,10 @@ class Bert final : public TokenModel {
   SharedByStages shared_by_stages() override;
   bool is_tied() const noexcept override { return true; }
   void recompute_blocks(bool is_on = true) override { recomputes_blocks_ = is_on; }
+  /// Norms as gamma and beta, as TensorFlow's had them; the head's table and bias as those of its decoder; names without
+  /// `bert.`. Pooler and sentence head are passed over.
+  std::vector<std::vector<std::string>> names_in_files(const std::string& name) const override;
+  std::vector<std::string> passed_over() const override;
 
  private:
   /// What the head adds to its scores.

@@ -6,13 +6,14 @@
 #include <utility>
 
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/memory/process/host_limits.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/generation/end_tokens.h>
-#include <thimble/models/generation/weight_facts.h>
+#include <thimble/models/weights/follow_weights.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/quant/weight_only.h>
 #include <thimble/nn/tokens/tokenizer_file.h>
@@ -126,9 +127,17 @@ void load(const PreparedGeneration& prepared, Decoder& model) {
   const GenerateOptions& o = prepared.options;
   nn::LoadOptions load;
   if (!o.checkpoint.empty()) load.prefix = checkpoint_prefix;
-  load.skipped_suffixes.emplace_back("rotary_emb.inv_freq");  // of older files
-  if (o.shape.llama && o.shape.llama->is_tied) load.skipped_suffixes.emplace_back("lm_head.weight");
   nn::load_weights(model, o.checkpoint.empty() ? o.weights : o.checkpoint, load);
+}
+
+/// Sizes and function of the shape are those of the file.
+void follow_model(GenerationShape& shape, const WeightFacts& facts) {
+  Setup& setup = shape.setup;
+  if (const std::string name = facts.text("model"); !name.empty() && name != setup.model) {
+    throw ValueError(facts.path + ": it is of the model " + quote(name) + ", not of " + quote(setup.model));
+  }
+  follow_weights(setup.model, setup.sizes, facts, WeightUse::writing);
+  shape.has_q8_weights = facts.text("format") == "thimble-q8_0-1";
 }
 
 TokenText text_of(const GenerateOptions& options, const WeightFacts& facts) {
@@ -156,10 +165,6 @@ std::unique_ptr<Decoder> make_decoder(const GenerationShape& shape, Device devic
   if (on.fp8) {
     throw ValueError("`precision`: " + shape.setup.precision +
                      "; its scales are those of training, and policies without FP8 are allowed");
-  }
-  if (shape.llama) {
-    const PathScope scope("llama");
-    return std::make_unique<Llama>(*shape.llama, on);
   }
   std::unique_ptr<Model> model = make_model(shape.setup.model, shape.setup.sizes, on);
   require_decoder(*model, shape.setup.model.c_str());
@@ -251,7 +256,7 @@ PreparedGeneration prepare_generation(const GenerateOptions& options) {
                      " is given; one is allowed");
   }
   const WeightFacts facts = read_weight_facts(o.checkpoint.empty() ? o.weights : o.checkpoint, !o.checkpoint.empty());
-  fill_in(o.shape, facts);
+  follow_model(o.shape, facts);
   prepared.text = text_of(o, facts);
   const auto& characters = prepared.text.characters();
   if (const std::int64_t tokens = o.shape.setup.sizes.vocabulary;

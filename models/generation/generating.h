@@ -20,7 +20,6 @@
 #include <thimble/memory/policies/committed.h>
 #include <thimble/models/datasets/token_text.h>
 #include <thimble/models/generation/generate.h>
-#include <thimble/models/llama/llama.h>
 #include <thimble/models/training/setup.h>
 #include <thimble/nn/step/profile.h>
 
@@ -28,13 +27,12 @@ namespace thimble::models {
 
 /// What decides about the bytes of a generation.
 struct GenerationShape {
-  Setup setup;                       ///< model, sizes, dtype and policy; `batch`: sequences
-  std::optional<LlamaConfig> llama;  ///< of a folder with a config.json: in place of the setup's name and sizes
-  bool has_q8_weights = false;       ///< linear layers' weights are Q8_0 blocks (nn/quant/weight_only.h)
-  std::int64_t context = 0;          ///< positions of the cache; 0: the model's sequence
-  std::optional<DType> cache;        ///< its dtype; none: that of the model's products
-  std::int64_t prompt_tokens = 0;    ///< that are read at once; 0: all of the context but one
-  std::int64_t tokens = 0;           ///< that are written; 0: as many as the context has room for
+  Setup setup;                     ///< model, sizes, dtype and policy; `batch`: sequences
+  bool has_q8_weights = false;     ///< linear layers' weights are Q8_0 blocks (nn/quant/weight_only.h)
+  std::int64_t context = 0;        ///< positions of the cache; 0: the model's sequence
+  std::optional<DType> cache;      ///< its dtype; none: that of the model's products
+  std::int64_t prompt_tokens = 0;  ///< that are read at once; 0: all of the context but one
+  std::int64_t tokens = 0;         ///< that are written; 0: as many as the context has room for
 };
 
 struct GenerationPlan {

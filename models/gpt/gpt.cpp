@@ -30,8 +30,14 @@ double residual_deviation(const ModelOptions& sizes) {
   return deviation / std::sqrt(2.0 * static_cast<double>(sizes.layers));
 }
 
+constexpr double epsilon = 1e-5;
+constexpr GeluForm gelu_form = GeluForm::tanh;
+
+double epsilon_of(const ModelOptions& sizes) { return sizes.function.epsilon.value_or(epsilon); }
+GeluForm form_of(const ModelOptions& sizes) { return sizes.function.gelu.value_or(gelu_form); }
+
 kernels::Activation fused_gelu(const ModelOptions& sizes) {
-  return sizes.build == Build::fused ? kernels::Activation::gelu_tanh : kernels::Activation::none;
+  return sizes.build == Build::fused ? gelu_activation(form_of(sizes)) : kernels::Activation::none;
 }
 
 // (B, T, 3C) -> (B, T, C).
@@ -50,12 +56,12 @@ Tensor attend_cached(const Tensor& qkv, std::int64_t heads, const nn::CachedLaye
 GptBlock::GptBlock(const ModelOptions& sizes, const nn::TensorOptions& on)
     : CutBlock(sizes, on),
       sizes_(sizes),
-      norm1_(child<nn::LayerNorm>("ln_1", sizes.width, on)),
+      norm1_(child<nn::LayerNorm>("ln_1", sizes.width, on, gpt_detail::epsilon_of(sizes))),
       qkv_(cut_outputs("attn.c_attn", sizes.width, 3 * sizes.width, on, gpt_detail::projection(gpt_detail::deviation),
                        3)),
       attention_out_(cut_inputs("attn.c_proj", sizes.width, sizes.width, on,
                                 gpt_detail::projection(gpt_detail::residual_deviation(sizes)))),
-      norm2_(child<nn::LayerNorm>("ln_2", sizes.width, on)),
+      norm2_(child<nn::LayerNorm>("ln_2", sizes.width, on, gpt_detail::epsilon_of(sizes))),
       up_(cut_outputs("mlp.c_fc", sizes.width, 4 * sizes.width, on,
                       gpt_detail::projection(gpt_detail::deviation, gpt_detail::fused_gelu(sizes)))),
       down_(cut_inputs("mlp.c_proj", 4 * sizes.width, sizes.width, on,
@@ -98,7 +104,7 @@ Tensor GptBlock::feed_forward(const Tensor& x) {
                        Tensor y = product(*up_.parts[p], std::exchange(in, Tensor()));  // (B, T, 4C / parts)
                        if (sizes_.build == Build::textbook) {
                          const PathScope scope(part_name("mlp.gelu", p));
-                         y = gelu(y);
+                         y = gelu(y, gpt_detail::form_of(sizes_));
                        }
                        return product(*down_.parts[p], y);
                      }));
@@ -132,7 +138,7 @@ Gpt::Gpt(const ModelOptions& sizes, const nn::TensorOptions& on) : Decoder(sizes
   for (std::int64_t i = own.first; i < own.end; ++i) {
     blocks_.push_back(&child<GptBlock>("h." + std::to_string(i), sizes, on));
   }
-  if (stage.is_last()) norm_ = &child<nn::LayerNorm>("ln_f", sizes.width, on);
+  if (stage.is_last()) norm_ = &child<nn::LayerNorm>("ln_f", sizes.width, on, gpt_detail::epsilon_of(sizes));
 }
 
 Model::SharedByStages Gpt::shared_by_stages() { return shared_parts(tokens_); }
@@ -204,6 +210,11 @@ Tensor Gpt::loss(const Batch& batch) {
   return loss_of(scores, batch.target);
 }
 
+std::vector<std::vector<std::string>> Gpt::names_in_files(const std::string& name) const {
+  if (name != "wte.weight") return {};
+  return {{"lm_head.weight"}};
+}
+
 Batch Gpt::empty_batch(std::int64_t samples, Device device) const {
   return empty_token_batch(options_, samples, device);
 }
@@ -223,7 +234,10 @@ constexpr std::array<TokenSizes, 9> family{{{"gpt2", 12, 12, 768, 1024, 50257, 0
 }  // namespace gpt_detail
 
 ModelOptions gpt_options(std::string_view name, const ModelOptions& options) {
-  return token_options("gpt", gpt_detail::family, name, options);
+  ModelOptions sizes = token_options("gpt", gpt_detail::family, name, options);
+  sizes.function =
+      complete_function(name, options.function, {.epsilon = gpt_detail::epsilon, .gelu = gpt_detail::gelu_form});
+  return sizes;
 }
 
 std::unique_ptr<Model> make_gpt(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on) {

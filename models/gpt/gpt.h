@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include <thimble/models/transformer/cut_block.h>
 #include <thimble/models/transformer/decoder.h>
 #include <thimble/models/transformer/transformer.h>
+#include <thimble/nn/files/public_names.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {
@@ -41,7 +43,7 @@ class GptBlock final : public CutBlock {
   nn::Dropout &attention_dropout_, &mlp_dropout_;
 };
 
-class Gpt final : public Decoder {
+class Gpt final : public Decoder, public nn::PublicNames {
  public:
   Gpt(const ModelOptions& sizes, const nn::TensorOptions& on);
 
@@ -60,6 +62,8 @@ class Gpt final : public Decoder {
   std::int64_t most_positions() const noexcept override { return options_.sequence; }
   Tensor extend(const Tensor& ids, nn::KvCache& cache) override;
   void recompute_blocks(bool is_on = true) override { recomputes_blocks_ = is_on; }
+  /// The table may be there as the head, or as both.
+  std::vector<std::vector<std::string>> names_in_files(const std::string& name) const override;
 
  private:
   Tensor embed(const Tensor& ids);

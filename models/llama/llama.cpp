@@ -113,6 +113,11 @@ Tensor LlamaLayer::extend(const Tensor& x, nn::CachedLayer past) {
 Llama::Llama(const LlamaConfig& config, const nn::TensorOptions& on)
     : Decoder(config.sizes, on.compute), config_(config) {
   require_llama_sizes("llama", config.sizes);
+  options_.function = {.epsilon = config.epsilon,
+                       .rotary = RotaryPositions{config.theta, config.scaling},
+                       .is_tied = config.is_tied,
+                       .has_bias = config.has_bias,
+                       .positions = config.positions};
   const dist::StagePlace& stage = config.sizes.stage;
   if (config.is_tied || stage.is_first()) {
     tokens_ = cut_table("model.embed_tokens", on, llama_detail::deviation);
@@ -195,6 +200,11 @@ Tensor Llama::loss(const Batch& batch) {
   return loss_of(scores, batch.target);
 }
 
+std::vector<std::vector<std::string>> Llama::names_in_files(const std::string& name) const {
+  if (!config_.is_tied || name != "model.embed_tokens.weight") return {};
+  return {{"lm_head.weight"}};
+}
+
 Batch Llama::empty_batch(std::int64_t samples, Device device) const {
   return empty_token_batch(options_, samples, device);
 }
@@ -250,6 +260,17 @@ void require_llama_sizes(std::string_view name, const ModelOptions& sizes) {
   }
 }
 
+LlamaConfig llama_config(const ModelOptions& complete) {
+  const ModelFunction& function = complete.function;
+  LlamaConfig config;
+  config.sizes = complete;
+  config.theta = function.rotary->theta, config.scaling = function.rotary->scaling;
+  config.epsilon = *function.epsilon;
+  config.is_tied = *function.is_tied, config.has_bias = *function.has_bias;
+  config.positions = *function.positions;
+  return config;
+}
+
 LlamaConfig llama_config(std::string_view name, const ModelOptions& options) {
   LlamaConfig config;
   config.sizes = token_options("llama", llama_detail::family, name, options);
@@ -258,11 +279,15 @@ LlamaConfig llama_config(std::string_view name, const ModelOptions& options) {
                                 [&](const TokenSizes& row) { return row.name == name; });
   const llama_detail::Traits& traits =
       llama_detail::traits[static_cast<std::size_t>(own - llama_detail::family.begin())];
-  config.theta = traits.theta, config.epsilon = traits.epsilon;
-  if (traits.stretch > 0) config.scaling = RotaryScaling{.factor = traits.stretch};
-  config.is_tied = traits.is_tied, config.has_bias = traits.has_bias;
-  config.positions = traits.positions;
-  return config;
+  RotaryPositions rotary{traits.theta};
+  if (traits.stretch > 0) rotary.scaling = RotaryScaling{.factor = traits.stretch};
+  config.sizes.function = complete_function(name, options.function,
+                                            {.epsilon = traits.epsilon,
+                                             .rotary = rotary,
+                                             .is_tied = traits.is_tied,
+                                             .has_bias = traits.has_bias,
+                                             .positions = traits.positions});
+  return llama_config(config.sizes);
 }
 
 std::unique_ptr<Model> make_llama(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on) {

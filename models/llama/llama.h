@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include <thimble/models/transformer/cut_block.h>
 #include <thimble/models/transformer/decoder.h>
 #include <thimble/models/transformer/transformer.h>
+#include <thimble/nn/files/public_names.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {
@@ -57,7 +59,7 @@ class LlamaLayer final : public CutBlock {
   CutLinear gate_, up_, down_;
 };
 
-class Llama final : public Decoder {
+class Llama final : public Decoder, public nn::PublicNames {
  public:
   /// Throws ValueError as llama_config does.
   Llama(const LlamaConfig& config, const nn::TensorOptions& on);
@@ -76,10 +78,17 @@ class Llama final : public Decoder {
   SharedByStages shared_by_stages() override;
   bool is_tied() const noexcept override { return config_.is_tied; }
   nn::KvCacheSizes cache_sizes() const override;
-  /// As many as a cache has room for: positions are turned, not learned.
-  std::int64_t most_positions() const noexcept override { return std::numeric_limits<std::int64_t>::max(); }
+  /// As many as a cache has room for: positions are turned, not learned. With a dynamic scaling those that it leaves as
+  /// they are: beyond, each further token turns those before it by other angles.
+  std::int64_t most_positions() const noexcept override {
+    const bool is_dynamic = config_.scaling && config_.scaling->kind == RotaryKind::dynamic;
+    return is_dynamic ? config_.scaling->original_length : std::numeric_limits<std::int64_t>::max();
+  }
   Tensor extend(const Tensor& ids, nn::KvCache& cache) override;
   void recompute_blocks(bool is_on = true) override { recomputes_blocks_ = is_on; }
+  /// A tied table may be there as the head, or as both.
+  std::vector<std::vector<std::string>> names_in_files(const std::string& name) const override;
+  std::vector<std::string> passed_over() const override { return {"rotary_emb.inv_freq"}; }  // of older files
 
  private:
   Tensor embed(const Tensor& ids);
@@ -100,6 +109,8 @@ class Llama final : public Decoder {
 /// ValueError as token_options does (models/transformer/transformer.h), for a head of odd width or of more than 512
 /// numbers, and for dropout.
 LlamaConfig llama_config(std::string_view name, const ModelOptions& options = {});
+/// That of options which leave nothing open, their function included (a model's options()).
+LlamaConfig llama_config(const ModelOptions& complete);
 /// Throws ValueError, naming `name`, for sizes that do not fit, as llama_config does.
 void require_llama_sizes(std::string_view name, const ModelOptions& sizes);
 

@@ -3,6 +3,7 @@
 #include <thimble/models/images.h>
 #include <thimble/models/training/training.h>
 #include <thimble/models/transformer/transformer.h>
+#include <thimble/models/weights/follow_weights.h>
 
 namespace thimble::models {
 namespace planned_run_detail {
@@ -44,6 +45,9 @@ class Outline final : public Dataset {
 }  // namespace planned_run_detail
 
 PlannedRuns::PlannedRuns(Setup& setup, Device device, const std::string& data) : device_(device) {
+  if (!setup.weights.empty()) {
+    follow_weights(setup.model, setup.sizes, read_weight_facts(setup.weights), WeightUse::training);
+  }
   if (data.empty() && !setup.tokenizer.empty()) {
     throw ValueError("`tokenizer`: '" + setup.tokenizer + "' has no text to read; with `data` it is allowed");
   }

@@ -14,7 +14,8 @@ namespace thimble::models {
 class PlannedRuns {
  public:
   /// `data` is a path as TrainOptions has it: sizes that follow from it (vocabulary; image, channels, classes) are
-  /// filled in to `setup`. Empty: the model's own sizes. Throws what open_dataset and make_model throw.
+  /// filled in to `setup`, after those of its weights (follow_weights). Empty: the model's own sizes. Throws what
+  /// follow_weights, open_dataset and make_model throw.
   PlannedRuns(Setup& setup, Device device, const std::string& data);
 
   /// Runs of a setup with these data: two steps, of which each makes its batch and reads its loss, and an evaluation in

@@ -107,10 +107,10 @@ std::vector<RankPlan> plan_ranks(const PlanOptions& options) {
                      "; one rank is allowed");
   }
   std::vector<RankPlan> plans;
-  for (std::vector<int>& ranks : alike_ranks(options.setup, options.device)) plans.push_back({std::move(ranks), {}});
   PlanOptions of_rank = options;
+  const PlannedRuns runs(of_rank.setup, options.device, options.data);
+  for (std::vector<int>& ranks : alike_ranks(of_rank.setup, options.device)) plans.push_back({std::move(ranks), {}});
   if (options.budget_bytes == 0 && hardware_for(options.costs, options.device).memory_bytes == 0) {
-    const PlannedRuns runs(of_rank.setup, options.device, options.data);
     for (RankPlan& plan : plans) {  // nothing is searched for: a dry run tells
       of_rank.setup.rank = plan.ranks.front();
       const nn::MemoryProfile profile = nn::profile_training(dry(options.device), runs.of(of_rank.setup));

@@ -12,13 +12,6 @@
 namespace thimble::models {
 namespace adapting_detail {
 
-nn::LoadOptions load_options() {
-  nn::LoadOptions options;
-  for (const char* const suffix : {"rotary_emb.inv_freq", "lm_head.weight"})
-    options.skipped_suffixes.emplace_back(suffix);
-  return options;
-}
-
 nn::LoraOptions lora_options(const Setup& setup) {
   nn::LoraOptions options;
   options.rank = setup.lora_rank;
@@ -116,7 +109,7 @@ void check_adapting(const Setup& setup) {
 void check_weights(const Setup& setup) {
   if (setup.weights.empty() && setup.adapters.empty()) return;
   const auto model = make_model(setup.model, setup.sizes, tensor_options(setup, dry(cpu)));
-  if (!setup.weights.empty()) nn::load_weights(*model, setup.weights, adapting_detail::load_options());
+  if (!setup.weights.empty()) nn::load_weights(*model, setup.weights);
   if (setup.adapters.empty()) return;
   nn::add_lora(*model, adapting_detail::lora_options(setup));
   nn::load_adapters(*model, setup.adapters, adapter_files(setup, *model));
@@ -127,7 +120,7 @@ void begin_fine_tuning(const Setup& setup, Model& model, Device device) {
     if (device.is_dry) {
       nn::visit_weights(model);
     } else {
-      nn::load_weights(model, setup.weights, adapting_detail::load_options());
+      nn::load_weights(model, setup.weights);
     }
   }
   if (setup.lora_rank > 0) nn::add_lora(model, adapting_detail::lora_options(setup));

@@ -23,6 +23,7 @@
 #include <thimble/memory/process/heap_bound.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/stack.h>
+#include <thimble/models/datasets/token_text.h>
 #include <thimble/models/planning/capture.h>
 #include <thimble/models/planning/choices.h>
 #include <thimble/models/planning/spilling.h>
@@ -31,6 +32,7 @@
 #include <thimble/models/training/checkpoints.h>
 #include <thimble/models/training/process_bytes.h>
 #include <thimble/models/training/training.h>
+#include <thimble/models/weights/follow_weights.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/fit/plan_file.h>
 #include <thimble/nn/lora/adapter_files.h>
@@ -269,6 +271,28 @@ void check_fine_tuning(TrainOptions& options) {
   options.setup.weights_sum = nn::weights_sum(options.setup.weights);
 }
 
+/// Sizes and function that the options leave open are those of the files that the run begins with.
+void follow_files(TrainOptions& options) {
+  Setup& setup = options.setup;
+  if (!setup.weights.empty()) {
+    follow_weights(setup.model, setup.sizes, read_weight_facts(setup.weights), WeightUse::training);
+  }
+  if (!options.resume.empty()) follow_checkpoint(setup.model, setup.sizes, read_weight_facts(options.resume, true));
+}
+
+/// Throws ValueError where the numbers of tokens mean other texts to the data than to the weights.
+void check_tokens(const Setup& setup, const Dataset& data) {
+  if (setup.weights.empty()) return;
+  const WeightFacts facts = read_weight_facts(setup.weights);
+  const std::string characters = data.symbols().empty() ? "" : to_hexadecimal(data.symbols());
+  for (const auto& [key, own] : {std::pair{"characters", characters}, std::pair{"tokenizer", data.tokenizer()}}) {
+    const std::string held = facts.text(key);
+    if (held.empty() || own.empty() || held == own) continue;
+    throw ValueError("`weights`: expected the " + std::string(key) + " of the data, " + own + ", got those of " +
+                     setup.weights + ", " + held);
+  }
+}
+
 /// Checks what the options name, completes them, and opens the data. The dry tensors that this takes are gone at its
 /// end, with the books that counted them.
 void open_data(TrainOptions& options, PreparedTraining& prepared) {
@@ -276,6 +300,7 @@ void open_data(TrainOptions& options, PreparedTraining& prepared) {
   const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
   const ResourceScope scope(stack.top);
   prepared.is_text = make_model(options.setup.model, {}, {on})->is_text();
+  follow_files(options);
   optimizer_name(options.setup, prepared.is_text);
   memory::make_resource(options.device);  // is the device there?
   if (options.device.is_cuda() && options.costs.hardware.empty()) {
@@ -290,6 +315,7 @@ void open_data(TrainOptions& options, PreparedTraining& prepared) {
         open_dataset(options.data, *chosen, options.setup.model, options.setup.seed, options.setup.tokenizer);
   }
   prepared.data->fit(options.setup.sizes);
+  check_tokens(options.setup, *prepared.data);
   check_techniques(options.setup, prepared.is_text);
   check_parts(options, prepared.is_text);
   check_fine_tuning(options);

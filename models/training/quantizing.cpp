@@ -1,4 +1,5 @@
 #include <thimble/models/training/quantizing.h>
+#include <thimble/models/weights/follow_weights.h>
 
 #include <algorithm>
 #include <chrono>
@@ -152,7 +153,8 @@ void quantize_images(const QuantizeOptions& options, Model& model, const Dataset
   if (!options.save.empty()) quantized.save(options.save, {{"model", options.setup.model}});
 }
 
-void quantize_text(const QuantizeOptions& options, Model& model, const Dataset& data, QuantizeReport& report) {
+void quantize_text(const QuantizeOptions& options, const WeightFacts& facts, Model& model, const Dataset& data,
+                   QuantizeReport& report) {
   report.scheme = "q8_0";
   const Tensor first = data.batch(0, options.device, DType::f32).input;
   const auto whole = [](const Tensor&) { return Tensor(); };
@@ -166,8 +168,13 @@ void quantize_text(const QuantizeOptions& options, Model& model, const Dataset& 
   report.int8_weight_bytes = bytes_of(model);
   std::tie(report.ms_f32, report.ms_int8) = alternate(
       options.device, [&] { plain->forward(first); }, [&] { model.forward(first); });
-  if (!options.save.empty())
-    nn::save_weights(model, options.save, {{"model", options.setup.model}, {"format", "thimble-q8_0-1"}});
+  if (options.save.empty()) return;
+  nn::Metadata metadata = function_metadata(options.setup.model, model.options());
+  metadata.insert({{"model", options.setup.model}, {"format", "thimble-q8_0-1"}});
+  for (const char* const key : {"characters", "tokenizer"}) {
+    if (const std::string text = facts.text(key); !text.empty()) metadata[key] = text;
+  }
+  nn::save_weights(model, options.save, metadata);
 }
 
 }  // namespace quantizing_detail
@@ -195,6 +202,8 @@ QuantizeReport quantize(const QuantizeOptions& options) {
     throw ValueError("`dtype`: " + std::string(to_string(o.setup.dtype)) + "; f32 is allowed");
   check_outputs({{"`save`", o.save, &file_kinds::weights}},
                 {{"`weights`", o.weights}, {"`data`", o.data}, {"`tokenizer`", o.setup.tokenizer}}, o.overwrites);
+  const WeightFacts facts = read_weight_facts(o.weights);
+  follow_weights(o.setup.model, o.setup.sizes, facts, WeightUse::writing);
   const auto named = make_model(o.setup.model, o.setup.sizes, {dry(cpu), DType::f32});
   const auto data = open_dataset(o.data, *named, o.setup.model, o.setup.seed, o.setup.tokenizer);
   data->fit(o.setup.sizes);
@@ -204,9 +213,10 @@ QuantizeReport quantize(const QuantizeOptions& options) {
   model->eval();
   QuantizeReport report;
   report.parameters = model->parameter_count();
-  report.f32_file_bytes = std::filesystem::file_size(o.weights);
+  report.f32_file_bytes =
+      std::filesystem::is_regular_file(o.weights) ? std::filesystem::file_size(o.weights) : facts.bytes;
   report.f32_weight_bytes = bytes_of(*model);
-  model->is_text() ? quantize_text(o, *model, *data, report) : quantize_images(o, *model, *data, report);
+  model->is_text() ? quantize_text(o, facts, *model, *data, report) : quantize_images(o, *model, *data, report);
   if (!o.save.empty()) report.int8_file_bytes = std::filesystem::file_size(o.save);
   return report;
 }

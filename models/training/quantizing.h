@@ -17,7 +17,7 @@ namespace thimble::models {
 struct QuantizeOptions {
   Setup setup;          ///< model, sizes, batch, seed
   Device device = cpu;  ///< where the nets run
-  std::string weights;  ///< safetensors file of the trained model
+  std::string weights;  ///< safetensors of the trained model, in a file or a folder, whose sizes and function it has
   std::string data;     ///< see open_dataset
   nn::quant::CalibrationOptions calibration;
   std::int64_t calibration_batches = 4;  ///< of the part to train on

@@ -5,6 +5,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/files/printable.h>
 #include <thimble/memory/units.h>
+#include <thimble/models/weights/follow_weights.h>
 
 namespace thimble::models {
 namespace recipe_detail {
@@ -63,10 +64,7 @@ void put_recipe(nn::Metadata& metadata, const TrainOptions& options, const Datas
     metadata[recipe_detail::in_file(part)] = part.value;
   }
   metadata[recipe_detail::data_name_key] = recipe_detail::name_of_data(options);
-  const std::int64_t heads = training.model().options().heads;
-  if (heads > 0) metadata[recipe_detail::heads_key] = std::to_string(heads);
-  const std::int64_t window = training.model().options().window;
-  if (window > 0) metadata[recipe_detail::window_key] = std::to_string(window);
+  metadata.merge(function_metadata(options.setup.model, training.model().options()));
 }
 
 std::string recipe_change(const nn::Metadata& before, const TrainOptions& options, const Dataset& data,
@@ -82,7 +80,17 @@ std::string recipe_change(const nn::Metadata& before, const TrainOptions& option
   const ModelOptions& sizes = training.model().options();
   require_same(heads_key, at(before, heads_key), sizes.heads);
   const std::string window = at(before, window_key);
-  if (!at(before, heads_key).empty()) require_same(window_key, window.empty() ? "0" : window, sizes.window);
+  if (!at(before, heads_key).empty()) {
+    require_same(window_key, window.empty() ? "0" : window, sizes.window);
+    const ModelFunction usual = complete_options(options.setup.model).function;
+    const nn::Metadata was = function_texts(read_function(before, usual, options.resume), sizes.function);
+    const nn::Metadata is = function_texts(sizes.function, read_function(before, usual, options.resume));
+    if (!was.empty()) {
+      const std::string& key = was.begin()->first;
+      throw ValueError(start + "was trained with " + key + " " + at(was, key) +
+                       "; expected the same function of the same parameters, got " + at(is, key));
+    }
+  }
   std::string text;
   for (const RecipePart& part : recipe_of(options, data, training)) {
     std::string old = at(before, in_file(part));

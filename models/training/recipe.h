@@ -22,12 +22,13 @@ struct RecipePart {
 /// it), weight decay, beta2, clipping and the data's digest, with defaults filled in.
 std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& data, const Training& training);
 
-/// Adds the recipe, and the number of heads, which no tensor's shape tells.
+/// Adds the recipe, and what of the model no tensor's shape tells: the number of heads, a window, and its function
+/// where it is not the named model's (function_metadata).
 void put_recipe(nn::Metadata& metadata, const TrainOptions& options, const Dataset& data, const Training& training);
 
 /// What a run changes of a checkpoint's recipe: "`rate` 0.003 -> 0.01, other data: a.txt, ... -> b.txt, ..."; empty:
 /// nothing. Parts that the checkpoint does not name (files of older versions) are passed over. Throws ValueError,
-/// beginning with `start`, for another number of heads: the tensors fit, and the function is another.
+/// beginning with `start`, for another number of heads, window, or function of the same parameters.
 std::string recipe_change(const nn::Metadata& before, const TrainOptions& options, const Dataset& data,
                           const Training& training, const std::string& start);
 

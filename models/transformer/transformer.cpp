@@ -1,6 +1,7 @@
 #include <thimble/models/transformer/transformer.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include <thimble/autograd/apply.h>
@@ -11,6 +12,7 @@
 #include <thimble/core/ops/matmul/tiled_feed_forward.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::models {
 
@@ -74,6 +76,19 @@ ModelOptions token_options(std::string_view kind, std::span<const TokenSizes> fa
   if (options.dropout < 0) options.dropout = own->dropout;
   require_transformer_sizes(name, options);
   return options;
+}
+
+ModelFunction complete_function(std::string_view name, const ModelFunction& function, const ModelFunction& own) {
+  require_function(name, function, own);
+  const auto require_positive = [&](const char* value_name, double value) {
+    if (std::isfinite(value) && value > 0) return;
+    throw ValueError(std::string(name) + ": `function." + value_name + "`: expected a finite number above 0, got " +
+                     format_real(value));
+  };
+  ModelFunction all = with_function(own, function);
+  if (all.epsilon) require_positive("epsilon", *all.epsilon);
+  if (all.rotary) require_positive("rotary.theta", all.rotary->theta);
+  return all;
 }
 
 Tensor token_loss(const Tensor& logits, const Tensor& targets, Build build) {

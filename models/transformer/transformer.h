@@ -32,6 +32,15 @@ ModelOptions token_options(std::string_view kind, std::span<const TokenSizes> fa
 /// is in [0, 1), and for a window or feed-forward layers in tiles in the textbook build.
 void require_transformer_sizes(std::string_view name, const ModelOptions& sizes);
 
+/// `own`, a family's function, with what `function` replaces. Throws ValueError, naming `name`, as require_function
+/// does, and for a value that is not finite and above 0.
+ModelFunction complete_function(std::string_view name, const ModelFunction& function, const ModelFunction& own);
+
+/// The epilogue of a product that is this form of gelu.
+constexpr kernels::Activation gelu_activation(GeluForm form) noexcept {
+  return form == GeluForm::erf ? kernels::Activation::gelu_erf : kernels::Activation::gelu_tanh;
+}
+
 /// Mean cross-entropy of logits (B, T, V) and class numbers (B, T); positions with target -100 do not count. The
 /// textbook's form keeps log-probabilities, the fused one the logits.
 Tensor token_loss(const Tensor& logits, const Tensor& targets, Build build);

@@ -29,8 +29,12 @@ nn::LinearOptions dense(std::int64_t in, std::int64_t out, kernels::Activation a
   return options;
 }
 
-kernels::Activation fused_gelu(Build build) {
-  return build == Build::fused ? kernels::Activation::gelu_erf : kernels::Activation::none;
+constexpr GeluForm gelu_form = GeluForm::erf;
+
+double epsilon_of(const ModelOptions& sizes) { return sizes.function.epsilon.value_or(epsilon); }
+
+kernels::Activation fused_gelu(Build build, GeluForm form) {
+  return build == Build::fused ? gelu_activation(form) : kernels::Activation::none;
 }
 
 // (N, T, C) -> (N, C), the class token's; a view.
@@ -85,12 +89,13 @@ VitBlock::VitBlock(const ModelOptions& sizes, const nn::TensorOptions& on)
     : CutBlock(sizes, on),
       build_(sizes.build),
       feed_forward_(sizes.feed_forward),
-      norm1_(child<nn::LayerNorm>("ln_1", sizes.width, on, vit_detail::epsilon)),
+      gelu_(sizes.function.gelu.value_or(vit_detail::gelu_form)),
+      norm1_(child<nn::LayerNorm>("ln_1", sizes.width, on, vit_detail::epsilon_of(sizes))),
       attention_(child<VitAttention>("self_attention", sizes, on)),
       attention_dropout_(child<nn::Dropout>("dropout", sizes.dropout, sizes.build == Build::textbook)),
-      norm2_(child<nn::LayerNorm>("ln_2", sizes.width, on, vit_detail::epsilon)),
+      norm2_(child<nn::LayerNorm>("ln_2", sizes.width, on, vit_detail::epsilon_of(sizes))),
       up_(cut_outputs("mlp.0", sizes.width, 4 * sizes.width, on,
-                      vit_detail::dense(sizes.width, 4 * sizes.width, vit_detail::fused_gelu(sizes.build)))),
+                      vit_detail::dense(sizes.width, 4 * sizes.width, vit_detail::fused_gelu(sizes.build, gelu_)))),
       gelu_dropouts_(cut_dropout("mlp.2", sizes.dropout, sizes.build == Build::textbook)),
       down_(cut_inputs("mlp.3", 4 * sizes.width, sizes.width, on, vit_detail::dense(4 * sizes.width, sizes.width))),
       mlp_dropout_(child<nn::Dropout>("mlp.4", sizes.dropout, sizes.build == Build::textbook)) {}
@@ -98,13 +103,13 @@ VitBlock::VitBlock(const ModelOptions& sizes, const nn::TensorOptions& on)
 Tensor VitBlock::feed_forward(const Tensor& x) {
   if (feed_forward_ == FeedForward::tiled) {
     return mlp_dropout_(tiled_feed_forward(
-        norm2_(x), {*up_.parts[0], nullptr, *down_.parts[0], vit_detail::fused_gelu(build_), compute_}));
+        norm2_(x), {*up_.parts[0], nullptr, *down_.parts[0], vit_detail::fused_gelu(build_, gelu_), compute_}));
   }
   return mlp_dropout_(sum_of_parts(norm2_(x), down_.bias, [&](std::size_t p, Tensor in) {
     Tensor y = (*up_.parts[p])(std::exchange(in, Tensor()));  // (N, T, 4C / parts)
     if (build_ == Build::textbook) {
       const PathScope scope(part_name("mlp.1", p));
-      y = gelu(y, GeluForm::erf);
+      y = gelu(y, gelu_);
     }
     return (*down_.parts[p])((*gelu_dropouts_[p])(y));
   }));
@@ -133,7 +138,7 @@ Vit::Vit(const ModelOptions& sizes, const nn::TensorOptions& on) : Model(sizes),
     blocks_.push_back(&child<VitBlock>("encoder.layers.encoder_layer_" + std::to_string(i), sizes, on));
   }
   if (!sizes.stage.is_last()) return;
-  norm_ = &child<nn::LayerNorm>("encoder.ln", sizes.width, on, vit_detail::epsilon);
+  norm_ = &child<nn::LayerNorm>("encoder.ln", sizes.width, on, vit_detail::epsilon_of(sizes));
   head_ = &child<nn::Linear>("heads.head", sizes.width, sizes.classes, on.outside_blocks(), vit_detail::zeros_head());
 }
 
@@ -158,6 +163,41 @@ Tensor Vit::forward(const Tensor& in) {
   if (options_.build == Build::textbook) return (*head_)(vit_detail::class_row((*norm_)(x)));
   const Tensor rows = concat({vit_detail::class_row(x)}, 0);  // (N, C), a copy: nothing holds the other tokens
   return (*head_)((*norm_)(rows));
+}
+
+std::vector<std::vector<std::string>> Vit::names_in_files(const std::string& name) const {
+  constexpr std::pair<std::string_view, std::string_view> outside[] = {
+      {"class_token", "vit.embeddings.cls_token"},
+      {"encoder.pos_embedding", "vit.embeddings.position_embeddings"},
+      {"conv_proj.", "vit.embeddings.patch_embeddings.projection."},
+      {"encoder.ln.", "vit.layernorm."},
+      {"heads.head.", "classifier."}};
+  for (const auto& [own, other] : outside) {
+    if (name.starts_with(own)) return {{std::string(other) + name.substr(own.size())}};
+  }
+  constexpr std::string_view layers = "encoder.layers.encoder_layer_";
+  if (!name.starts_with(layers)) return {};
+  const std::size_t dot = name.find('.', layers.size());
+  const std::string layer = "vit.encoder.layer." + name.substr(layers.size(), dot - layers.size()) + ".";
+  const std::string_view rest = std::string_view(name).substr(dot + 1);
+  constexpr std::string_view in_projection = "self_attention.in_proj_";
+  if (rest.starts_with(in_projection)) {
+    std::vector<std::string> three;
+    for (const char* const each : {"query.", "key.", "value."}) {
+      three.push_back(layer + "attention.attention." + each + std::string(rest.substr(in_projection.size())));
+    }
+    return {three};
+  }
+  constexpr std::pair<std::string_view, std::string_view> inside[] = {
+      {"ln_1.", "layernorm_before."},
+      {"self_attention.out_proj.", "attention.output.dense."},
+      {"ln_2.", "layernorm_after."},
+      {"mlp.0.", "intermediate.dense."},
+      {"mlp.3.", "output.dense."}};
+  for (const auto& [own, other] : inside) {
+    if (rest.starts_with(own)) return {{layer + std::string(other) + std::string(rest.substr(own.size()))}};
+  }
+  return {};
 }
 
 Batch Vit::empty_batch(std::int64_t samples, Device device) const {
@@ -195,6 +235,8 @@ ModelOptions vit_options(std::string_view name, const ModelOptions& options) {
   fill_in(sizes.width, own->width);
   sizes.vocabulary = sizes.sequence = 0;  // it has none
   if (sizes.dropout < 0) sizes.dropout = 0;
+  sizes.function =
+      complete_function(name, options.function, {.epsilon = vit_detail::epsilon, .gelu = vit_detail::gelu_form});
   require_transformer_sizes(name, sizes);
   if (sizes.feed_forward == FeedForward::tiled && sizes.dropout > 0) {
     throw ValueError(std::string(name) + ": feed-forward layers in tiles have no dropout inside, and `dropout` is " +

@@ -6,11 +6,13 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include <thimble/models/theory.h>
 #include <thimble/models/transformer/cut_block.h>
+#include <thimble/nn/files/public_names.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {
@@ -54,6 +56,7 @@ class VitBlock final : public CutBlock {
 
   Build build_;
   FeedForward feed_forward_;
+  GeluForm gelu_;
   nn::LayerNorm& norm1_;
   VitAttention& attention_;
   nn::Dropout& attention_dropout_;
@@ -68,7 +71,7 @@ class VitBlock final : public CutBlock {
 ///
 /// textbook: gelu and the attention's steps are separate operators, and the last norm runs over all tokens. fused: the
 /// last norm sees the class token alone, so the others' results are not kept.
-class Vit final : public Model {
+class Vit final : public Model, public nn::PublicNames {
  public:
   Vit(const ModelOptions& sizes, const nn::TensorOptions& on);
 
@@ -79,6 +82,9 @@ class Vit final : public Model {
   std::string_view hidden_layers() const noexcept override { return "encoder.layers."; }
   bool has_stages() const noexcept override { return true; }
   void recompute_blocks(bool is_on = true) override { recomputes_blocks_ = is_on; }
+  /// Those of transformers' ViTForImageClassification, with queries, keys and values apart.
+  std::vector<std::vector<std::string>> names_in_files(const std::string& name) const override;
+  std::vector<std::string> passed_over() const override { return {"pooler.dense.weight", "pooler.dense.bias"}; }
 
  private:
   Tensor embed(const Tensor& images);

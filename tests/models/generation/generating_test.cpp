@@ -232,8 +232,7 @@ TEST_CASE("generating: a folder with a config.json", "[models][generating]") {
   GenerateOptions o = options_for("tiny-llama", path);
   o.tokenizer = tokenizer, o.prompt = "the quick ", o.sampling.temperature = 0;
   const models::PreparedGeneration prepared = models::prepare_generation(o);
-  REQUIRE(prepared.plan.shape.llama);
-  CHECK(prepared.plan.shape.llama->theta == 5000);
+  CHECK(prepared.plan.shape.setup.sizes.function.rotary == models::RotaryPositions{5000});
   const models::GenerateReport report = models::generate(prepared);
   CHECK(report.measured_peak_bytes == prepared.plan.peak_bytes);
   // The most likely token after the prompt is that of the model that was saved.
