@@ -46,18 +46,21 @@ struct Precondition {
   THIMBLE_ALWAYS_INLINE static void run(const float* x, float row, const float* columns, float* __restrict y,
                                         std::int64_t n) {
     alignas(64) float v[tile];
-    bool is_small = false;
-    for (std::int64_t i = 0; i < n; ++i) {
-      v[i] = row * columns[i];
-      is_small |= v[i] < AdafactorRule::small_product;
-    }
+    for (std::int64_t i = 0; i < n; ++i) v[i] = row * columns[i];
     square_roots(v, v, n);
-    for (std::int64_t i = 0; is_small && i < n; ++i) {
-      if (row * columns[i] < AdafactorRule::small_product) v[i] = std::sqrt(row) * std::sqrt(columns[i]);
-    }
     for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] / v[i];
   }
 };
+
+// The same by the product of the roots, where the product has few digits or none.
+void precondition_small(const float* x, float row, const float* columns, float* y, std::int64_t n) {
+  constexpr float small = AdafactorRule::small_product;
+  bool is_small = false;
+  for (std::int64_t i = 0; i < n; ++i) is_small |= row * columns[i] < small;
+  for (std::int64_t i = 0; is_small && i < n; ++i) {
+    if (row * columns[i] < small) y[i] = x[i] / (std::sqrt(row) * std::sqrt(columns[i]));
+  }
+}
 
 struct Update {
   THIMBLE_ALWAYS_INLINE static void run(const AdafactorRule& rule, const float* u, float* __restrict m,
@@ -159,9 +162,10 @@ class Step {
       const std::int64_t n = std::min(tile, a_.columns - c), at = row * a_.columns + c;
       const float* const g = load_gradient(at, gradient, n);
       const bool is_factored = a_.row_moment != nullptr;
-      run_variant<Precondition>(g, is_factored ? a_.row_moment[row] / row_mean : 1.0f,
-                                static_cast<const float*>(a_.column_moment + (is_factored ? c : at)),
-                                static_cast<float*>(u), n);
+      const float of_row = is_factored ? a_.row_moment[row] / row_mean : 1.0f;
+      const float* const columns = a_.column_moment + (is_factored ? c : at);
+      run_variant<Precondition>(g, of_row, columns, static_cast<float*>(u), n);
+      if (is_factored) precondition_small(g, of_row, columns, u, n);
       f(static_cast<const float*>(u), at, n);
     }
   }
