@@ -16,11 +16,11 @@ struct SquaredDifference {
   }
   template <class T>
   THIMBLE_HD T bwd_lhs(Lhs<T> a, Rhs<T> b, T dy) const {
-    return T(2) * (a - b) * dy;
+    return (a - b) * (T(2) * dy);
   }
   template <class T>
   THIMBLE_HD T bwd_rhs(Lhs<T> a, Rhs<T> b, T dy) const {
-    return T(2) * (b - a) * dy;
+    return (b - a) * (T(2) * dy);
   }
 };
 
