@@ -9,24 +9,19 @@
 #include <nlohmann/json.hpp>
 
 #include <thimble/core/error.h>
-#include <thimble/core/files/bytes.h>
-#include <thimble/core/files/file_stream.h>
+#include <thimble/nn/files/json_file.h>
 #include <thimble/nn/tokens/tokenizer.h>
 
 namespace thimble::models {
 namespace end_tokens_detail {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
-constexpr std::uint64_t most_bytes = 1 << 20;
 constexpr std::array<std::string_view, 3> special_tokens = {"<|endoftext|>", "<|end_of_text|>", "<|eot_id|>"};
 
 // `eos_token_id` of a file, which may be null, a number or a list of them.
 std::vector<std::int64_t> read(const std::string& path) {
-  const std::vector<std::byte> bytes = read_whole_file(path, most_bytes);
-  const auto* const text = reinterpret_cast<const char*>(bytes.data());
-  const Json json = Json::parse(text, text + bytes.size(), nullptr, false);
-  if (!json.is_object()) throw FileError(path, 0, "the file is not a JSON object");
+  const Json json = nn::read_json_object(path);
   const auto found = json.find("eos_token_id");
   if (found == json.end() || found->is_null()) return {};
   const Json list = found->is_array() ? *found : Json::array({*found});
@@ -34,8 +29,7 @@ std::vector<std::int64_t> read(const std::string& path) {
   for (const Json& token : list) {
     if (!token.is_number_unsigned() || token.get<std::uint64_t>() > 0xFFFFFFFF) {
       throw FileError(path, 0,
-                      "key 'eos_token_id': expected a token or a list of tokens, got " +
-                          quote(found->dump(-1, ' ', true, Json::error_handler_t::replace)));
+                      "key 'eos_token_id': expected a token or a list of tokens, got " + nn::json_text(*found));
     }
     tokens.push_back(token.get<std::int64_t>());
   }

@@ -7,8 +7,11 @@
 
 #include <thimble/core/error.h>
 #include <thimble/models/generation/end_tokens.h>
+#include <thimble/models/weights/config.h>
 #include <thimble/nn/files/safetensors.h>
+#include <thimble/nn/files/weight_files.h>
 #include <thimble/nn/fit/cost_file.h>
+#include <thimble/nn/lora/adapter_files.h>
 #include <thimble/nn/tokens/tokenizer_file.h>
 
 #include "support/catch.h"
@@ -27,6 +30,9 @@ TEST_CASE("json texts: readers speak in words of their own", "[files]") {
       {"tokenizer.json", [](const std::string& path) { data::read_tokenizer(path); }},
       {"costs.json", [](const std::string& path) { nn::read_cost_model(path); }},
       {"generation_config.json", [&](const std::string&) { models::find_end_tokens(here, {}); }},
+      {"config.json", [](const std::string& path) { models::read_model_config(path, "llama"); }},
+      {"model.safetensors.index.json", [](const std::string& path) { nn::WeightFiles files(path); }},
+      {"adapter_config.json", [&](const std::string&) { nn::read_adapter_folder(here); }},
   };
   const std::string digits(100'000, '7');
   const std::vector<std::string> texts = {"",
