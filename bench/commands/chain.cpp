@@ -239,7 +239,11 @@ void add_chain(CLI::App& program) {
   command->add_option("STAGES", flags->stages,
                       "OUTPUT:KEPT:FORWARD:BACKWARD of each: bytes of its output, bytes kept inside, two times");
   command->add_option("--file", flags->file, "The stages from a file, one a line; # begins a comment");
-  add_size(*command, "--input", flags->input, "Bytes of the chain's input (0)");
+  command
+      ->add_option_function<std::string>(
+          "--input", [flags](const std::string& text) { flags->input = static_cast<std::size_t>(parse_size(text)); },
+          "Bytes of the chain's input (0)")
+      ->type_name("SIZE");
   add_size(*command, "--budget", flags->budget, "Show the operations of the best schedule within so many bytes");
   command->add_option("--svg", flags->picture, "Draw the schedule of the budget, or of the least bytes");
   command->add_option("--staircase", flags->staircase, "Draw time against bytes");

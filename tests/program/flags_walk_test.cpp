@@ -75,26 +75,44 @@ std::string merged(const std::string& base, const std::string& given) {
   return line;
 }
 
-std::set<std::string> flags_of(const CLI::App& command, const std::string& prefix) {
-  std::set<std::string> flags;
+// By "command flag", the help of each.
+using Flags = std::map<std::string, std::string>;
+
+Flags flags_of(const CLI::App& command, const std::string& prefix) {
+  Flags flags;
   for (const CLI::Option* const option : command.get_options()) {
     std::string name = option->get_name(option->get_positional());
     name = name.substr(0, name.find('{'));
-    if (name != "--help" && name != "-h,--help") flags.insert(prefix + command.get_name() + " " + name);
+    if (name != "--help" && name != "-h,--help") {
+      flags[prefix + command.get_name() + " " + name] = option->get_description();
+    }
   }
-  for (const CLI::App* const inner : command.get_subcommands({}))
+  for (const CLI::App* const inner : command.get_subcommands({})) {
     flags.merge(flags_of(*inner, command.get_name() + " "));
+  }
   return flags;
 }
 
-std::set<std::string> all_flags() {
-  std::set<std::string> flags;
+Flags all_flags() {
+  Flags flags;
   for (const thimble::bench::Command& one : thimble::bench::commands) {
     CLI::App program("", "thimble");
     one.add(program);
     for (const CLI::App* const command : program.get_subcommands({})) flags.merge(flags_of(*command, ""));
   }
   return flags;
+}
+
+// The value of a flag that is not given, where its help ends with one: "Tokens to write (100)". Empty: it is in words.
+std::string default_of(const std::string& help) {
+  const std::size_t open = help.rfind('(');
+  if (open == std::string::npos || !help.ends_with(")")) return "";
+  std::string value = help.substr(open + 1, help.size() - open - 2);
+  if (value.ends_with(" MiB")) value.erase(value.size() - 4, 1);
+  return value.find_first_of(" ;:,") == std::string::npos && !value.starts_with("--") && value != "chosen" &&
+                 value != "all"
+             ? value
+             : "";
 }
 
 // The table: rows, what every command is run with, and lines that make files on the way.
@@ -229,6 +247,19 @@ class Walk {
     return "";
   }
 
+  // A flag with the value that its help tells as its default, beside none.
+  std::string default_fault(const Row& row, const std::string& value) {
+    if (contains(row.with, "DISK") && offload_test::disk_folder().empty()) return "";
+    const std::string with_flag = command_line(row, row.flag + " " + value);
+    const program_test::Output was = run(command_without(row)), given = run(with_flag);
+    if (was.status != given.status) return "not the default, says the status: " + with_flag + "\n  " + given.error;
+    if (was.status == 0) {
+      const auto differences = walk_test::differences(was.out, given.out);
+      return differences.empty() ? "" : "not the default, says " + *differences.begin() + ": " + with_flag;
+    }
+    return was.error == given.error ? "" : "not the default: " + with_flag + "\n  " + given.error;
+  }
+
   bool has_gpu() { return nlohmann::json::parse(plain("devices --json").out).at("cuda").at("found").get<bool>(); }
 
   const std::vector<Row>& rows() const { return table_.rows; }
@@ -255,23 +286,28 @@ class Walk {
 TEST_CASE("flags walk: every flag of every command reaches its effect, or is refused by name", "[program]") {
   if (std::getenv("THIMBLE_PROGRAM") == nullptr) return thimble_test::skip("THIMBLE_PROGRAM does not name the program");
   Walk walk(read_table((files_test::tests_folder() / "program" / "flags.txt").string()));
-  std::set<std::string> left = all_flags();
-  const std::set<std::string> known = left;
+  Flags left = all_flags();
+  const Flags known = left;
   std::string list;
   for (const Row& row : walk.rows()) {
     INFO("flags.txt:" << row.line << ": " << row.command << " " << row.given << " | " << row.with << " | "
                       << row.verdict);
     if (!row.flag.empty()) CHECK(known.contains(row.command + " " + row.flag));
-    left.erase(row.command + " " + row.flag);
     const std::string fault = walk.fault(row);
     CHECK(fault == "");
+    const auto first = left.find(row.command + " " + row.flag);
+    if (first != left.end()) {
+      const std::string value = default_of(first->second);
+      if (!value.empty() && !row.given.starts_with(row.flag + "=")) CHECK(walk.default_fault(row, value) == "");
+      left.erase(first);
+    }
     if (!row.flag.empty()) {
       list += row.command + " " + row.given + (row.with.empty() ? "" : "  [" + row.with + "]") + ": " +
               (fault.empty() ? row.verdict : "FAILED: " + fault) + "\n";
     }
   }
   std::string missing;
-  for (const std::string& flag : left) missing += "\n  " + flag;
+  for (const auto& [flag, help] : left) missing += "\n  " + flag;
   INFO("flags without a row in tests/program/flags.txt:" << missing);
   CHECK(left.empty());
   walk_test::write_list("flags", list);

@@ -63,7 +63,10 @@ ordered_json other_value(const ordered_json& value) {
   return 1;  // null, and what is empty
 }
 
-std::string text_of(const ordered_json& value) { return value.is_string() ? value.get<std::string>() : ""; }
+std::string text_of(const ordered_json& value) {
+  if (value.is_number_integer()) return value.dump();
+  return value.is_string() ? value.get<std::string>() : "";
+}
 
 /// Leaves of a document: of a list the first two, of an object with many keys (a vocabulary) the first two as well.
 void list_leaves(const ordered_json& value, const std::string& path, const std::string& name,
