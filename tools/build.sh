@@ -89,10 +89,10 @@ compile() {
       fi
     elif [[ $line != "ninja: Entering"* && $line != "ninja: no work"* ]]; then
       say "$line"
-      [[ $line != *" warning: "* ]] || warned=yes
+      [[ $line != *" warning: "* || $line == *"ld: warning: "* ]] || warned=yes
     fi
     [ "${warnings-}$warned" != errorsyes ] || touch "$dir/warned"
-  done
+  done || return 1
   if [ -e "$dir/warned" ]; then
     cmake --build "$dir" --target clean >/dev/null # or the next build would not compile, and not warn
     say "Warnings are errors here: see above" >&2
