@@ -72,6 +72,9 @@ struct Plan {
   std::shared_ptr<const PlanKey> key = nullptr;  ///< of the run it belongs to; null: not known
 };
 
+/// Counts what a plan's tape offloads and packs per recording of `graph`, whose operators are the tape's.
+void count_spills(Plan& plan, const TapeGraph& graph);
+
 /// This plan for a step whose blocks have other sizes, such as another rank's: it keeps, recomputes and spills the same
 /// tensors, places the blocks again, and takes all figures except times from `make`'s run. Throws what the run throws.
 Plan place_anew(const Plan& plan, const MakeRun& make, Device device);

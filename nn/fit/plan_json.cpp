@@ -396,20 +396,4 @@ Plan parse_plan(std::string_view json, const std::string& source) {
   return reader.plan(parsed);
 }
 
-void count_spills(Plan& plan, const TapeGraph& graph) {
-  plan.offloaded_bytes = plan.packed_bytes = 0;
-  plan.packed.clear();
-  if (!plan.tape) return;
-  for (const TapePlan::Spill& spill : plan.tape->spills) {
-    const TapeGraph::Node& node = graph.nodes[spill.node];
-    std::uint32_t value = node.output;
-    for (std::size_t k = 0; k < node.saved.size(); ++k) {
-      if (node.places[k] == spill.which) value = node.saved[k];
-    }
-    const bool is_offloaded = spill.form == TapePlan::Spill::Form::offload;
-    (is_offloaded ? plan.offloaded_bytes : plan.packed_bytes) += graph.bytes_of(value);
-    if (!is_offloaded) add_packed(plan.packed, graph, spill, value);
-  }
-}
-
 }  // namespace thimble::nn

@@ -8,7 +8,6 @@
 #include <string>
 #include <string_view>
 
-#include <thimble/autograd/graph.h>
 #include <thimble/nn/fit/fit.h>
 
 namespace thimble::nn {
@@ -23,8 +22,5 @@ void put_plan_sum(std::string& json);
 /// indices, lifetimes of blocks, offsets, keys that no plan has. The tape has no operators yet. Throws FileError, naming
 /// `source`, and PlanError for blocks that overlap.
 Plan parse_plan(std::string_view json, const std::string& source);
-
-/// Counts what a plan's tape offloads and packs per recording of `graph`, whose operators are the tape's.
-void count_spills(Plan& plan, const TapeGraph& graph);
 
 }  // namespace thimble::nn

@@ -9,7 +9,6 @@
 #include <thimble/memory/arena/backing.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/remat/frontier.h>
-#include <thimble/nn/fit/plan_json.h>
 
 namespace thimble::nn {
 namespace plan_search_detail {
