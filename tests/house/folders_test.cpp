@@ -1,4 +1,4 @@
-// The tree shows the architecture: folders are small, the map in docs/architecture.md names each, and the picture there
+// The tree shows the architecture: the map in docs/architecture.md names each, and the picture there
 // is what the includes say. `thimble_house_tests '[.draw]'` draws it anew.
 
 #include <algorithm>
@@ -13,7 +13,6 @@
 
 namespace {
 
-constexpr std::size_t most_files = 35;
 constexpr const char* picture_path = "docs/folders.svg";
 
 std::string folder_of(const std::string& path) {
@@ -135,20 +134,6 @@ const house::Source* find(const std::vector<house::Source>& files, const std::st
 }
 
 }  // namespace
-
-TEST_CASE("folders: none has more files than a reader takes in", "[house]") {
-  std::map<std::string, std::size_t> folders;
-  for (const house::Source& file : house::all_files()) {
-    if (house::is_code(file.path)) ++folders[folder_of(file.path)];
-  }
-  std::vector<std::string> problems;
-  for (const auto& [folder, count] : folders) {
-    if (count > most_files) problems.push_back(folder + "/ has " + std::to_string(count) + " files of code");
-  }
-  INFO(house::lines(problems));
-  CHECK(problems.empty());
-  CHECK(folders.size() > 60);
-}
 
 TEST_CASE("folders: the map in docs/architecture.md names each, and no other", "[house]") {
   const std::vector<house::Source> files = house::all_files();

@@ -15,10 +15,6 @@
 
 namespace {
 
-constexpr std::ptrdiff_t max_lines = 420;
-
-std::ptrdiff_t line_count(const std::string& text) { return std::count(text.begin(), text.end(), '\n'); }
-
 /// Absolute paths below these folders exist on one machine, not on the reader's.
 std::string machine_path(const std::string& text) {
   for (const std::string folder : {"home", "root", "work", "mnt", "srv", "Users"}) {
@@ -103,18 +99,6 @@ bool is_text(const std::string& text) { return text.find('\0') == std::string::n
 
 }  // namespace
 
-TEST_CASE("text: no file of code is longer than one idea", "[house]") {
-  std::vector<std::string> problems;
-  for (const house::Source& file : house::all_files()) {
-    if (house::is_code(file.path) && line_count(file.text) > max_lines) {
-      problems.push_back(file.path + ": " + std::to_string(line_count(file.text)) + " lines, at most " +
-                         std::to_string(max_lines));
-    }
-  }
-  INFO(house::lines(problems));
-  CHECK(problems.empty());
-}
-
 TEST_CASE("text: comments end with the line", "[house]") {
   std::vector<std::string> problems;
   for (const house::Source& file : house::all_files()) {
@@ -169,7 +153,6 @@ TEST_CASE("text: the checks find what they are for", "[house]") {
   add_public_types({"b.h", "namespace thimble::remat {\n" + twice}, files_of);
   add_public_types({"c.h", "namespace thimble::ops {\n" + twice + "namespace {\n" + twice}, files_of);
   CHECK(files_of == std::map<std::string, std::set<std::string>>{{"Plan", {"a.h", "b.h"}}});
-  CHECK(line_count(std::string(421, '\n')) > max_lines);
   const auto wrong = [](const std::string& code) {
     return copied_code({"a.md", "<!-- code of a.cpp -->\n```cpp\n" + code + "```\n"},
                        {{"a.cpp", "{\n  x();\n  y();\n}\n"}});
