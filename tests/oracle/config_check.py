@@ -20,6 +20,9 @@ except ImportError as error:
     print(f"not run: {error}")
     sys.exit(77)
 
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
 V, T = 24, 11
 
 LLAMA = dict(model_type="llama", vocab_size=V, hidden_size=24, intermediate_size=40, num_hidden_layers=2,

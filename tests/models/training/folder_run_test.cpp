@@ -1,0 +1,207 @@
+// Runs that begin with files: sizes and function are the file's, wherever it is read again. A run that goes on from its
+// checkpoint, weights that it wrote, what it writes as text, its plan and its 8-bit form are all of one model.
+
+#include <algorithm>
+#include <functional>
+#include <string>
+
+#include <thimble/core/error.h>
+#include <thimble/models/generation/generating.h>
+#include <thimble/models/llama/llama_files.h>
+#include <thimble/models/planning/planning.h>
+#include <thimble/models/training/quantizing.h>
+#include <thimble/models/training/training.h>
+#include <thimble/models/weights/follow_weights.h>
+#include <thimble/nn/files/weights.h>
+
+#include "support/catch.h"
+#include "support/files.h"
+#include "support/model_runs.h"
+
+using namespace thimble;
+using namespace thimble::models;
+using namespace thimble::testing;
+using files_test::contains;
+using files_test::TemporaryFolder;
+
+namespace {
+
+constexpr const char* characters = "abcdefghij .\n";
+
+/// A text over all of `characters`.
+std::string text_of(const std::string& from, std::size_t length) {
+  std::string text;
+  for (std::size_t i = 0; i < length; ++i) text += from[(i * i + 3 * i + i / 7) % from.size()];
+  return from + text;
+}
+
+ModelOptions sizes() {
+  return {.vocabulary = 13, .sequence = 12, .layers = 2, .heads = 4, .width = 32, .key_heads = 2, .hidden = 64};
+}
+
+/// A folder of a Llama that no name has.
+LlamaConfig unusual() {
+  LlamaConfig config = llama_config("tiny-llama", sizes());
+  config.epsilon = 0.3, config.theta = 50, config.is_tied = false, config.sizes.window = 5, config.positions = 40;
+  config.scaling = RotaryScaling{3, 1, 4, 40, RotaryKind::linear};
+  return config;
+}
+
+TrainOptions options_for(const std::string& data, std::int64_t steps) {
+  TrainOptions o;
+  o.setup.model = "tiny-llama", o.setup.batch = 4, o.setup.sizes.sequence = 12;
+  o.data = data, o.steps = steps, o.eval_batches = 2;
+  return o;
+}
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+}  // namespace
+
+TEST_CASE("folder run: training, its checkpoint and its weights keep the folder's model", "[models][config]") {
+  const Threads alone;
+  const TemporaryFolder folder;
+  const std::string data = folder / "data.txt", path = folder / "model";
+  files_test::write_text_file(data, text_of(characters, 2000));
+  const LlamaConfig config = unusual();
+  save_llama(Llama(config, {}), path);
+
+  TrainOptions whole = options_for(data, 4);
+  whole.setup.weights = path, whole.save_weights = folder / "own.safetensors";
+  const TrainReport of_whole = train(prepare_training(whole));
+  const PreparedTraining prepared = prepare_training(whole);
+  const ModelOptions& found = prepared.options.setup.sizes;
+  CHECK((found.heads == 4 && found.key_heads == 2 && found.hidden == 64 && found.width == 32 && found.window == 5));
+  CHECK(found.function.epsilon == 0.3);
+  CHECK(found.function.rotary == RotaryPositions{50, config.scaling});
+  CHECK(found.function.is_tied == false);
+
+  TrainOptions half = whole;
+  half.steps = 2, half.save = folder / "half.ckpt", half.save_weights.clear();
+  train(prepare_training(half));
+  // Nothing but the name is said of the model.
+  TrainOptions rest = options_for(data, 4);
+  rest.setup.sizes = {};
+  rest.setup.sizes.sequence = 12, rest.resume = half.save;
+  const TrainReport of_rest = train(prepare_training(rest));
+  CHECK(of_rest.loss_last == of_whole.loss_last);
+  CHECK(of_rest.evaluation->loss == of_whole.evaluation->loss);
+  // Another function of the same parameters is refused with both values.
+  TrainOptions other = rest;
+  other.setup.sizes.function = config.sizes.function;
+  other.setup.sizes.function.rotary = RotaryPositions{50, config.scaling};
+  other.setup.sizes.function.is_tied = false;
+  other.setup.sizes.function.epsilon = 0.25;
+  CHECK(
+      contains(error_of([&] { prepare_training(other); }), "was trained with epsilon 0.3; expected the same function"));
+  other = rest;
+  other.setup.sizes.heads = 2;
+  CHECK(contains(error_of([&] { prepare_training(other); }), "`heads`"));
+
+  // What writes: from the checkpoint, and from our own file, is the same function.
+  for (const bool from_checkpoint : {false, true}) {
+    GenerateOptions o;
+    o.shape.setup.model = "tiny-llama", o.shape.setup.batch = 1, o.shape.tokens = 3, o.prompt = "abc";
+    (from_checkpoint ? o.checkpoint : o.weights) = from_checkpoint ? half.save : whole.save_weights;
+    const ModelOptions written = prepare_generation(o).plan.shape.setup.sizes;
+    CHECK((written.function.epsilon == 0.3 && written.function.rotary == found.function.rotary && written.window == 5));
+    CHECK((written.function.is_tied == false && written.heads == 4 && written.key_heads == 2));
+    o.shape.setup.sizes.heads = 8;
+    CHECK(contains(error_of([&] { prepare_generation(o); }), "`heads`: expected 4, as "));
+  }
+  // A run at rate 0 from our own file measures the loss that the run ended with.
+  TrainOptions again = options_for(data, 1);
+  again.setup.weights = whole.save_weights, again.setup.rate = 0, again.setup.weight_decay = 0;
+  CHECK(train(prepare_training(again)).evaluation->loss == of_whole.evaluation->loss);
+
+  // The plan is that of the folder's model, and 8 bits are those of its weights.
+  PlanOptions plan;
+  plan.setup = whole.setup, plan.data = data;
+  const PlanReport report = make_plan(plan);
+  CHECK((report.setup.sizes.window == 5 && report.setup.sizes.function == found.function));
+  CHECK(report.plan.peak_bytes == prepared.plan.peak_bytes);
+  LlamaConfig tied = config;
+  tied.is_tied = true;
+  save_llama(Llama(tied, {}), folder / "tied");
+  TrainOptions of_tied = options_for(data, 1);
+  of_tied.setup.weights = folder / "tied", of_tied.setup.rate = 0, of_tied.setup.weight_decay = 0;
+  of_tied.eval_batches = 0;
+  QuantizeOptions quantized;
+  quantized.setup = options_for(data, 1).setup;
+  quantized.weights = of_tied.setup.weights, quantized.data = data, quantized.save = folder / "q8";
+  CHECK(quantize(quantized).loss_f32 == Approx(train(prepare_training(of_tied)).evaluation->loss).epsilon(1e-5));
+  GenerateOptions o;
+  o.shape.setup.model = "tiny-llama", o.shape.setup.batch = 1, o.shape.tokens = 3, o.prompt = "abc";
+  o.weights = quantized.save;
+  const ModelOptions written = prepare_generation(o).plan.shape.setup.sizes;
+  CHECK((written.heads == 4 && written.window == 5 && written.function.epsilon == 0.3));
+}
+
+TEST_CASE("folder run: weights of other characters are refused", "[models][config]") {
+  const Threads alone;
+  const TemporaryFolder folder;
+  const std::string data = folder / "data.txt", other = folder / "other.txt";
+  files_test::write_text_file(data, text_of(characters, 2000));
+  files_test::write_text_file(other, text_of("abcdefghiJ .\n", 2000));
+  TrainOptions o = options_for(data, 1);
+  o.setup.model = "char-gpt";
+  o.setup.sizes = {.sequence = 12, .layers = 1, .heads = 4, .width = 16};
+  o.save_weights = folder / "w.safetensors";
+  train(prepare_training(o));
+  TrainOptions next = options_for(other, 1);
+  next.setup.model = "char-gpt", next.setup.weights = o.save_weights;
+  CHECK(contains(error_of([&] { prepare_training(next); }), "`weights`: expected the characters of the data, "));
+  next.data = data;
+  CHECK(prepare_training(next).options.setup.sizes.heads == 4);  // char-gpt's own are 6
+  next.setup.sizes.heads = 2;
+  CHECK(contains(error_of([&] { prepare_training(next); }), "`heads`: expected 4, as "));
+}
+
+TEST_CASE("folder run: BERT's older names and its heads for other tasks", "[models][config][quick]") {
+  const TemporaryFolder folder;
+  const ModelOptions options{.vocabulary = 33, .sequence = 16, .layers = 2, .heads = 2, .width = 32, .dropout = 0};
+  const auto first = make_seeded<Model>("bert-base", options), second = make_seeded<Model>("bert-base", options, {}, 2);
+  std::vector<nn::NamedTensor> tensors;
+  for (nn::NamedTensor t : first->parameters()) {
+    if (contains(t.name, "LayerNorm")) thimble::fill(t.tensor, t.name.ends_with("weight") ? 1.5 : 0.25);
+    if (contains(t.name, "LayerNorm") && t.name.ends_with("weight")) t.name.replace(t.name.size() - 6, 6, "gamma");
+    if (contains(t.name, "LayerNorm") && t.name.ends_with("bias")) t.name.replace(t.name.size() - 4, 4, "beta");
+    tensors.push_back(t);
+  }
+  const Tensor table = first->parameters().front().tensor;
+  for (const char* const name : {"bert.pooler.dense.weight", "bert.pooler.dense.bias", "cls.seq_relationship.weight",
+                                 "cls.seq_relationship.bias", "bert.embeddings.position_ids"}) {
+    tensors.push_back({name, full({2}, 1)});
+  }
+  const std::string file = folder / "f";
+  for (const bool is_strict : {true, false}) {
+    nn::write_tensor_file(file, tensors, {});
+    const nn::LoadedWeights loaded = nn::load_weights(*second, file, {.is_strict = is_strict});
+    CHECK((loaded.missing.empty() && loaded.unused.empty()));
+    const auto a = first->parameters(), b = second->parameters();
+    for (std::size_t i = 0; i < a.size(); ++i) CHECK(to_host<float>(a[i].tensor) == to_host<float>(b[i].tensor));
+  }
+  // The decoder is the table, and is compared with it.
+  tensors.push_back({"cls.predictions.decoder.weight", table});
+  nn::write_tensor_file(file, tensors, {});
+  nn::load_weights(*second, file);
+  tensors.back().tensor = full(table.shape(), 3);
+  nn::write_tensor_file(file, tensors, {});
+  CHECK(contains(error_of([&] { nn::load_weights(*second, file); }),
+                 "'cls.predictions.decoder.weight': expected a copy"));
+  // It may be there alone; what is unknown is named.
+  std::erase_if(tensors, [](const nn::NamedTensor& t) { return t.name == "bert.embeddings.word_embeddings.weight"; });
+  nn::write_tensor_file(file, tensors, {});
+  nn::load_weights(*second, file);
+  CHECK(to_host<float>(second->parameters().front().tensor)[5] == 3);
+  tensors.push_back({"cls.of_tomorrow", full({2}, 1)});
+  nn::write_tensor_file(file, tensors, {});
+  CHECK(contains(error_of([&] { nn::load_weights(*second, file); }), "the model lacks 'cls.of_tomorrow'"));
+}
