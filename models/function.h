@@ -40,8 +40,8 @@ void require_function(std::string_view name, const ModelFunction& function, cons
 /// What of `function` is not as `own` has it, as files name it: "epsilon", "activation", "rope_theta", "rope_scaling",
 /// "tied", "bias", "positions".
 nn::Metadata function_texts(const ModelFunction& function, const ModelFunction& own);
-/// The values that a file's metadata name, over those of `own`. Throws ValueError, naming `path` and the key, for a text
-/// that function_texts does not write.
+/// The values that a file's metadata name, over those of `own`. Throws ValueError, naming `path` and the key, for a
+/// text that function_texts does not write.
 ModelFunction read_function(const nn::Metadata& metadata, const ModelFunction& own, const std::string& path);
 
 }  // namespace thimble::models

@@ -13,8 +13,8 @@ namespace thimble::kernels {
 inline constexpr std::int64_t rotary_pairs = 256;
 
 /// x and y (batch, length, heads, width), dense; y may be x. Pair i of a head, its numbers i and i + width / 2, is
-/// turned by (first_position + t) frequencies[i] and multiplied by scale: the angle, scale times its sine and its cosine
-/// in f64, the rest in the compute type.
+/// turned by (first_position + t) frequencies[i] and multiplied by scale: the angle, scale times its sine and its
+/// cosine in f64, the rest in the compute type.
 struct RotaryArgs {
   DType dtype = DType::f32;
   std::int64_t batch = 0, length = 0, heads = 0, width = 0;

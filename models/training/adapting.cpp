@@ -2,11 +2,13 @@
 
 #include <cmath>
 #include <filesystem>
+#include <utility>
 
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/memory/units.h>
+#include <thimble/models/datasets/token_text.h>
 #include <thimble/nn/files/weights.h>
 
 namespace thimble::models {
@@ -113,6 +115,16 @@ void check_weights(const Setup& setup) {
   if (setup.adapters.empty()) return;
   nn::add_lora(*model, adapting_detail::lora_options(setup));
   nn::load_adapters(*model, setup.adapters, adapter_files(setup, *model));
+}
+
+void check_tokens(const WeightFacts& facts, const Dataset& data) {
+  const std::string characters = data.symbols().empty() ? "" : to_hexadecimal(data.symbols());
+  for (const auto& [key, own] : {std::pair{"characters", characters}, std::pair{"tokenizer", data.tokenizer()}}) {
+    const std::string held = facts.text(key);
+    if (held.empty() || own.empty() || held == own) continue;
+    throw ValueError("`weights`: expected the " + std::string(key) + " of the data, " + own + ", got those of " +
+                     facts.path + ", " + held);
+  }
 }
 
 void begin_fine_tuning(const Setup& setup, Model& model, Device device) {

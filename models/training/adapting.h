@@ -6,7 +6,9 @@
 #include <string>
 
 #include <thimble/core/ops/quant/weight_code.h>
+#include <thimble/models/datasets/dataset.h>
 #include <thimble/models/training/setup.h>
+#include <thimble/models/weights/weight_facts.h>
 #include <thimble/nn/lora/adapter_files.h>
 
 namespace thimble::models {
@@ -29,6 +31,10 @@ void check_adapting(const Setup& setup);
 /// Whether `setup.weights` and `setup.adapters` can be read into the setup's model: names, shapes and dtypes, on a dry
 /// device. Throws as nn::load_weights and nn::load_adapters do; does nothing where neither is named.
 void check_weights(const Setup& setup);
+
+/// Throws ValueError where the numbers of tokens mean other texts to the data than to the weights: of other characters,
+/// or of another tokenizer.
+void check_tokens(const WeightFacts& facts, const Dataset& data);
 
 /// Reads `setup.weights` into a model without adapters, then gives it those of the setup, with the values of
 /// `setup.adapters`. On a dry device nothing is read, and memory goes the same ways. Throws as nn::load_weights,

@@ -23,7 +23,6 @@
 #include <thimble/memory/process/heap_bound.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/stack.h>
-#include <thimble/models/datasets/token_text.h>
 #include <thimble/models/planning/capture.h>
 #include <thimble/models/planning/choices.h>
 #include <thimble/models/planning/spilling.h>
@@ -280,19 +279,6 @@ void follow_files(TrainOptions& options) {
   if (!options.resume.empty()) follow_checkpoint(setup.model, setup.sizes, read_weight_facts(options.resume, true));
 }
 
-/// Throws ValueError where the numbers of tokens mean other texts to the data than to the weights.
-void check_tokens(const Setup& setup, const Dataset& data) {
-  if (setup.weights.empty()) return;
-  const WeightFacts facts = read_weight_facts(setup.weights);
-  const std::string characters = data.symbols().empty() ? "" : to_hexadecimal(data.symbols());
-  for (const auto& [key, own] : {std::pair{"characters", characters}, std::pair{"tokenizer", data.tokenizer()}}) {
-    const std::string held = facts.text(key);
-    if (held.empty() || own.empty() || held == own) continue;
-    throw ValueError("`weights`: expected the " + std::string(key) + " of the data, " + own + ", got those of " +
-                     setup.weights + ", " + held);
-  }
-}
-
 /// Checks what the options name, completes them, and opens the data. The dry tensors that this takes are gone at its
 /// end, with the books that counted them.
 void open_data(TrainOptions& options, PreparedTraining& prepared) {
@@ -315,7 +301,7 @@ void open_data(TrainOptions& options, PreparedTraining& prepared) {
         open_dataset(options.data, *chosen, options.setup.model, options.setup.seed, options.setup.tokenizer);
   }
   prepared.data->fit(options.setup.sizes);
-  check_tokens(options.setup, *prepared.data);
+  if (!options.setup.weights.empty()) check_tokens(read_weight_facts(options.setup.weights), *prepared.data);
   check_techniques(options.setup, prepared.is_text);
   check_parts(options, prepared.is_text);
   check_fine_tuning(options);

@@ -1,3 +1,5 @@
+#include <thimble/models/datasets/token_text.h>
+#include <thimble/models/training/adapting.h>
 #include <thimble/models/training/quantizing.h>
 #include <thimble/models/weights/follow_weights.h>
 
@@ -153,8 +155,7 @@ void quantize_images(const QuantizeOptions& options, Model& model, const Dataset
   if (!options.save.empty()) quantized.save(options.save, {{"model", options.setup.model}});
 }
 
-void quantize_text(const QuantizeOptions& options, const WeightFacts& facts, Model& model, const Dataset& data,
-                   QuantizeReport& report) {
+void quantize_text(const QuantizeOptions& options, Model& model, const Dataset& data, QuantizeReport& report) {
   report.scheme = "q8_0";
   const Tensor first = data.batch(0, options.device, DType::f32).input;
   const auto whole = [](const Tensor&) { return Tensor(); };
@@ -171,9 +172,8 @@ void quantize_text(const QuantizeOptions& options, const WeightFacts& facts, Mod
   if (options.save.empty()) return;
   nn::Metadata metadata = function_metadata(options.setup.model, model.options());
   metadata.insert({{"model", options.setup.model}, {"format", "thimble-q8_0-1"}});
-  for (const char* const key : {"characters", "tokenizer"}) {
-    if (const std::string text = facts.text(key); !text.empty()) metadata[key] = text;
-  }
+  if (const std::string symbols = data.symbols(); !symbols.empty()) metadata["characters"] = to_hexadecimal(symbols);
+  if (const std::string tokenizer = data.tokenizer(); !tokenizer.empty()) metadata["tokenizer"] = tokenizer;
   nn::save_weights(model, options.save, metadata);
 }
 
@@ -207,6 +207,7 @@ QuantizeReport quantize(const QuantizeOptions& options) {
   const auto named = make_model(o.setup.model, o.setup.sizes, {dry(cpu), DType::f32});
   const auto data = open_dataset(o.data, *named, o.setup.model, o.setup.seed, o.setup.tokenizer);
   data->fit(o.setup.sizes);
+  check_tokens(facts, *data);
   data->open(o.setup.sizes, o.setup.batch, o.setup.seed);
   const auto model = make_model(o.setup.model, o.setup.sizes, {o.device});
   nn::load_weights(*model, o.weights);
@@ -216,7 +217,7 @@ QuantizeReport quantize(const QuantizeOptions& options) {
   report.f32_file_bytes =
       std::filesystem::is_regular_file(o.weights) ? std::filesystem::file_size(o.weights) : facts.bytes;
   report.f32_weight_bytes = bytes_of(*model);
-  model->is_text() ? quantize_text(o, facts, *model, *data, report) : quantize_images(o, *model, *data, report);
+  model->is_text() ? quantize_text(o, *model, *data, report) : quantize_images(o, *model, *data, report);
   if (!o.save.empty()) report.int8_file_bytes = std::filesystem::file_size(o.save);
   return report;
 }

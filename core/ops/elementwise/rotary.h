@@ -13,10 +13,10 @@ namespace thimble {
 ///
 ///   linear    f / s
 ///   dynamic   for T > L positions theta becomes theta (s T / L - s + 1)^(D / (D - 2)), where T counts from position 0
-///   llama3    t f + (1 - t) f / s with t = (L f / (2 pi) - low) / (high - low), held in [0, 1] (Grattafiori et al. 2024,
-///             arXiv:2407.21783, section 3.4.3)
-///   yarn      r f / s + (1 - r) f, r = (i - first) / (last - first) of pair i, held in [0, 1], where first and last are
-///             the pairs that turn `high` and `low` times in L positions; sines and cosines are multiplied by
+///   llama3    t f + (1 - t) f / s with t = (L f / (2 pi) - low) / (high - low), held in [0, 1] (Grattafiori et al.
+///             2024, arXiv:2407.21783, section 3.4.3)
+///   yarn      r f / s + (1 - r) f, r = (i - first) / (last - first) of pair i, held in [0, 1], where first and last
+///             are the pairs that turn `high` and `low` times in L positions; sines and cosines are multiplied by
 ///             `attention_factor` (Peng et al. 2023, arXiv:2309.00071, section 3.2)
 enum class RotaryKind : std::uint8_t { llama3, linear, dynamic, yarn };
 struct RotaryScaling {
