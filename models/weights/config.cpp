@@ -4,8 +4,6 @@
 #include <optional>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include <thimble/core/error.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/weights/config_positions.h>
@@ -193,13 +191,11 @@ ModelConfig read_bert(const JsonKeys& keys) {
 
 /// A number, or one for each of two axes.
 std::int64_t side(const JsonKeys& keys, const char* key, std::int64_t otherwise) {
-  if (!keys.has(key) || !keys.value(key).is_array()) return keys.size(key, otherwise);
-  const auto& sides = keys.value(key);
-  if (sides.size() != 2 || sides[0] != sides[1] || !sides[0].is_number_integer() || sides[0] < 1 ||
-      sides[0] > (1 << 20)) {
-    keys.refuse(key, "a size, or the same one twice");
-  }
-  return sides[0].get<std::int64_t>();
+  if (!keys.has(key)) return otherwise;
+  const std::vector<std::int64_t> sides = keys.sizes(key);
+  const bool is_square = sides.size() == 1 || (sides.size() == 2 && sides[0] == sides[1]);
+  if (!is_square) keys.refuse(key, "a size, or the same one twice");
+  return sides[0];
 }
 
 ModelConfig read_vit(const JsonKeys& keys) {
@@ -214,10 +210,8 @@ ModelConfig read_vit(const JsonKeys& keys) {
   require_heads(keys, "num_attention_heads", sizes);
   require_inner(keys, "intermediate_size", 3072, sizes.width);
   if (keys.has("id2label")) {
-    if (!keys.value("id2label").is_object() || keys.value("id2label").empty()) {
-      keys.refuse("id2label", "an object of classes and their names");
-    }
-    sizes.classes = static_cast<std::int64_t>(keys.value("id2label").size());
+    sizes.classes = static_cast<std::int64_t>(keys.text_map("id2label").size());
+    if (sizes.classes == 0) keys.refuse("id2label", "an object of classes and their names");
   }
   const std::int64_t labels = keys.size("num_labels", sizes.classes > 0 ? sizes.classes : 2);
   if (sizes.classes > 0 && labels != sizes.classes) {
@@ -242,8 +236,7 @@ std::int64_t read_window(const JsonKeys& keys, std::string_view type, std::int64
     window = keys.is_null("sliding_window") ? 0 : keys.size("sliding_window", usual);
   } else if (type == "qwen2" && keys.flag("use_sliding_window", false)) {
     window = keys.is_null("sliding_window") ? 0 : keys.size("sliding_window", usual);
-    const bool is_zero = keys.has("max_window_layers") && keys.value("max_window_layers") == 0;
-    const std::int64_t first = is_zero ? 0 : keys.size("max_window_layers", 28);
+    const std::int64_t first = keys.size("max_window_layers", 28, 0);
     if (first >= layers) {
       if (!keys.has("layer_types")) window = 0;
     } else if (first > 0 && !keys.has("layer_types")) {
@@ -251,12 +244,13 @@ std::int64_t read_window(const JsonKeys& keys, std::string_view type, std::int64
     }
   }
   if (!keys.has("layer_types")) return window;
-  const auto& kinds = keys.value("layer_types");
-  if (!kinds.is_array() || kinds.size() != static_cast<std::size_t>(layers)) {
+  const std::vector<std::string> kinds = keys.texts("layer_types");
+  if (kinds.size() != static_cast<std::size_t>(layers)) {
     keys.refuse("layer_types", "a kind for each of " + std::to_string(layers) + " layers");
   }
   std::size_t slide = 0, full = 0;
-  for (const auto& kind : kinds) slide += kind == "sliding_attention" ? 1 : 0, full += kind == "full_attention" ? 1 : 0;
+  for (const std::string& kind : kinds)
+    slide += kind == "sliding_attention" ? 1 : 0, full += kind == "full_attention" ? 1 : 0;
   // Qwen's decide; the other types do not read them, so they may say only what is computed anyway.
   if (type == "qwen2" && full == kinds.size()) return 0;
   if (slide == kinds.size() && window > 0) return window;
@@ -337,8 +331,7 @@ std::span<const std::string_view> config_keys_without_effect(std::string_view fa
 
 ModelConfig read_model_config(const std::string& path, std::string_view family) {
   using namespace config_detail;
-  const nlohmann::ordered_json json = nn::read_json_object(path);
-  const JsonKeys keys(json, path);
+  const JsonKeys keys(path);
   for (const Reader& reader : readers) {
     if (reader.family != family) continue;
     const std::string type = keys.text("model_type", "");

@@ -5,8 +5,6 @@
 #include <string>
 #include <string_view>
 
-#include <nlohmann/json.hpp>
-
 #include <thimble/memory/units.h>
 
 namespace thimble::models {

@@ -23,12 +23,15 @@ bool is_empty(const Json& value) {
   return value.is_null() || value == false || (value.is_structured() && value.empty());
 }
 
-}  // namespace json_file_detail
+std::string text_of(const Json& value) {
+  constexpr std::size_t longest = 80;
+  const std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+  return text.size() <= longest ? text : text.substr(0, longest) + "...";
+}
 
-nlohmann::ordered_json parse_json(const std::string& path, std::string_view text, const std::string& begin,
-                                  int max_depth) {
-  using json_file_detail::Json;
-  const auto refuse = [&](std::uint64_t byte, const std::string& why) { throw FileError(path, byte, begin + why); };
+Json parse(const std::string& path, std::string_view text) {
+  constexpr int max_depth = 32;
+  const auto refuse = [&](std::uint64_t byte, const std::string& why) { throw FileError(path, byte, why); };
   if (const std::size_t nul = text.find('\0'); nul != text.npos) refuse(nul, "expected JSON, got a NUL byte");
   std::uint64_t byte = 0;
   std::vector<std::set<std::string>> keys;  // of the objects that are open
@@ -51,39 +54,45 @@ nlohmann::ordered_json parse_json(const std::string& path, std::string_view text
   return {};
 }
 
-nlohmann::ordered_json read_json_object(const std::string& path, std::uint64_t max_bytes) {
+const Json* as_json(const void* value) { return static_cast<const Json*>(value); }
+
+}  // namespace json_file_detail
+
+JsonKeys::JsonKeys(const std::string& path, std::uint64_t max_bytes) : path_(path) {
+  using namespace json_file_detail;
   const std::vector<std::byte> bytes = read_whole_file(path, max_bytes);
-  auto json = parse_json(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-  if (!json.is_object()) throw FileError(path, 0, "expected a JSON object, got " + json_text(json));
-  return json;
+  const auto json =
+      std::make_shared<const Json>(parse(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
+  if (!json->is_object()) throw FileError(path, 0, "expected a JSON object, got " + text_of(*json));
+  object_ = json;
 }
 
-std::string json_text(const nlohmann::ordered_json& value) {
-  constexpr std::size_t longest = 80;
-  const std::string text = value.dump(-1, ' ', true, nlohmann::ordered_json::error_handler_t::replace);
-  return text.size() <= longest ? text : text.substr(0, longest) + "...";
-}
-
-const nlohmann::ordered_json* JsonKeys::find(const std::string& key) const {
+const void* JsonKeys::find(const std::string& key) const {
   known_.insert(key);
-  const auto found = json_.find(key);
-  return found == json_.end() ? nullptr : &*found;
+  const json_file_detail::Json& object = *json_file_detail::as_json(object_.get());
+  const auto found = object.find(key);
+  return found == object.end() ? nullptr : &*found;
 }
 
 bool JsonKeys::has(const std::string& key) const {
-  const auto* const value = find(key);
+  const auto* const value = json_file_detail::as_json(find(key));
   return value != nullptr && !value->is_null();
 }
 
 bool JsonKeys::is_null(const std::string& key) const {
-  const auto* const value = find(key);
+  const auto* const value = json_file_detail::as_json(find(key));
   return value != nullptr && value->is_null();
 }
 
+bool JsonKeys::is_flag(const std::string& key) const {
+  const auto* const value = json_file_detail::as_json(find(key));
+  return value != nullptr && value->is_boolean();
+}
+
 void JsonKeys::refuse(const std::string& key, const std::string& expected) const {
-  const auto* const value = find(key);
+  const auto* const value = json_file_detail::as_json(find(key));
   throw ValueError(path_ + ": " + key + ": expected " + expected + ", got " +
-                   (value == nullptr ? "no such key" : json_text(*value)));
+                   (value == nullptr ? "no such key" : json_file_detail::text_of(*value)));
 }
 
 std::optional<std::int64_t> JsonKeys::size_if_there(const std::string& key) const {
@@ -91,17 +100,51 @@ std::optional<std::int64_t> JsonKeys::size_if_there(const std::string& key) cons
   return size(key, 0);
 }
 
-std::int64_t JsonKeys::size(const std::string& key, std::int64_t otherwise) const {
+std::int64_t JsonKeys::size(const std::string& key, std::int64_t otherwise, std::int64_t least) const {
   if (!has(key)) return otherwise;
-  const auto& value = *find(key);
+  const auto& value = *json_file_detail::as_json(find(key));
   // A number above 2^63 is an unsigned one, and would wrap.
-  if (value.is_number_integer() && value >= 1 && value <= json_file_detail::max_size) return value.get<std::int64_t>();
-  refuse(key, "an integer from 1 to 2^40");
+  if (value.is_number_integer() && value >= least && value <= json_file_detail::max_size) {
+    return value.get<std::int64_t>();
+  }
+  refuse(key, "an integer from " + std::to_string(least) + " to 2^40");
+}
+
+std::vector<std::int64_t> JsonKeys::sizes(const std::string& key) const {
+  if (!has(key) || !json_file_detail::as_json(find(key))->is_array()) return {size(key, 0)};
+  std::vector<std::int64_t> list;
+  for (const auto& value : *json_file_detail::as_json(find(key))) {
+    if (!value.is_number_integer() || value < 1 || value > json_file_detail::max_size) {
+      refuse(key, "integers from 1 to 2^40");
+    }
+    list.push_back(value.get<std::int64_t>());
+  }
+  return list;
+}
+
+std::vector<std::string> JsonKeys::texts(const std::string& key) const {
+  if (!has(key) || !json_file_detail::as_json(find(key))->is_array()) refuse(key, "an array of texts");
+  std::vector<std::string> list;
+  for (const auto& value : *json_file_detail::as_json(find(key))) {
+    if (!value.is_string()) refuse(key, "an array of texts");
+    list.push_back(value.get<std::string>());
+  }
+  return list;
+}
+
+std::map<std::string, std::string> JsonKeys::text_map(const std::string& key) const {
+  if (!has(key) || !json_file_detail::as_json(find(key))->is_object()) refuse(key, "an object of texts");
+  std::map<std::string, std::string> map;
+  for (const auto& [name, value] : json_file_detail::as_json(find(key))->items()) {
+    if (!value.is_string()) refuse(key, "texts, of " + quote(name) + " as well");
+    map.emplace(name, value.get<std::string>());
+  }
+  return map;
 }
 
 double JsonKeys::number(const std::string& key, double low, double high) const {
-  if (has(key) && find(key)->is_number()) {
-    const double value = find(key)->get<double>();
+  if (has(key) && json_file_detail::as_json(find(key))->is_number()) {
+    const double value = json_file_detail::as_json(find(key))->get<double>();
     if (value >= low && value <= high) return value;
   }
   refuse(key, "a number from " + format_real(low) + " to " + format_real(high));
@@ -113,14 +156,14 @@ double JsonKeys::number(const std::string& key, double otherwise, double low, do
 
 bool JsonKeys::flag(const std::string& key, bool otherwise) const {
   if (!has(key)) return otherwise;
-  if (!find(key)->is_boolean()) refuse(key, "true or false");
-  return find(key)->get<bool>();
+  if (!is_flag(key)) refuse(key, "true or false");
+  return json_file_detail::as_json(find(key))->get<bool>();
 }
 
 std::string JsonKeys::text(const std::string& key, const std::string& otherwise) const {
   if (!has(key)) return otherwise;
-  if (!find(key)->is_string()) refuse(key, "a text");
-  return find(key)->get<std::string>();
+  if (!json_file_detail::as_json(find(key))->is_string()) refuse(key, "a text");
+  return json_file_detail::as_json(find(key))->get<std::string>();
 }
 
 std::size_t JsonKeys::choice(const std::string& key, std::span<const std::string_view> names,
@@ -128,20 +171,15 @@ std::size_t JsonKeys::choice(const std::string& key, std::span<const std::string
   if (!has(key)) return otherwise;
   std::string expected;
   for (std::size_t i = 0; i < names.size(); ++i) {
-    if (*find(key) == names[i]) return i;
+    if (*json_file_detail::as_json(find(key)) == names[i]) return i;
     expected += (i == 0 ? "\"" : i + 1 == names.size() ? " or \"" : ", \"") + std::string(names[i]) + "\"";
   }
   refuse(key, expected);
 }
 
 JsonKeys JsonKeys::object(const std::string& key) const {
-  if (!has(key) || !find(key)->is_object()) refuse(key, "an object");
-  return {*find(key), path_ + ": " + key};
-}
-
-const nlohmann::ordered_json& JsonKeys::value(const std::string& key) const {
-  if (const auto* const value = find(key)) return *value;
-  refuse(key, "a value");
+  if (!has(key) || !json_file_detail::as_json(find(key))->is_object()) refuse(key, "an object");
+  return {std::shared_ptr<const void>(object_, find(key)), path_ + ": " + key};
 }
 
 void JsonKeys::require_flag(const std::string& key, bool value) const {
@@ -149,11 +187,12 @@ void JsonKeys::require_flag(const std::string& key, bool value) const {
 }
 
 void JsonKeys::refuse_unknown(std::span<const std::string_view> without_effect) const {
-  for (const auto& [key, value] : json_.items()) {
+  for (const auto& [key, value] : json_file_detail::as_json(object_.get())->items()) {
     if (known_.contains(key) || json_file_detail::is_empty(value)) continue;
     if (std::find(without_effect.begin(), without_effect.end(), key) != without_effect.end()) continue;
     throw ValueError(path_ + ": " + quote(key) +
-                     ": expected a key that is known here, or null or false as its value, got " + json_text(value));
+                     ": expected a key that is known here, or null or false as its value, got " +
+                     json_file_detail::text_of(value));
   }
 }
 

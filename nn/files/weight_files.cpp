@@ -22,15 +22,11 @@ constexpr std::uint64_t most_index_bytes = 100'000'000;  // as a header of safet
 
 // Which file each tensor is in.
 std::map<std::string, std::string> read_index(const std::string& path) {
-  const nlohmann::ordered_json json = read_json_object(path, most_index_bytes);
-  const JsonKeys keys(json, path);
-  if (!keys.has("weight_map") || !keys.value("weight_map").is_object()) {
-    refuse(path, "weight_map: expected an object of tensors and files");
-  }
   std::map<std::string, std::string> shard_of;
-  for (const auto& [tensor, file] : keys.value("weight_map").items()) {
-    if (!file.is_string()) refuse(path, "weight_map: " + quote(tensor) + ": expected a file, got " + json_text(file));
-    shard_of.emplace(tensor, file.get<std::string>());
+  try {
+    shard_of = JsonKeys(path, most_index_bytes).text_map("weight_map");
+  } catch (const ValueError& error) {
+    refuse(path, error.what());
   }
   if (shard_of.empty()) refuse(path, "weight_map has no tensors");
   return shard_of;

@@ -39,15 +39,12 @@ constexpr std::string_view beginnings[] = {"gaussian", "orthogonal"};
 
 /// What a configuration asks for; throws for what is not here.
 AdapterOptions read_options(const std::string& path) {
-  const Json json = read_json_object(path);
-  const JsonKeys keys(json, path);
+  const JsonKeys keys(path);
   if (keys.text("peft_type", "") != "LORA") keys.refuse("peft_type", "\"LORA\"");
   if (keys.text("bias", "none") != "none") keys.refuse("bias", "\"none\"");
-  if (keys.has("init_lora_weights") && !keys.value("init_lora_weights").is_boolean()) {
-    const Json& begins = keys.value("init_lora_weights");
-    const bool is_plain = std::any_of(std::begin(beginnings), std::end(beginnings),
-                                      [&](std::string_view name) { return begins == std::string(name); });
-    if (!is_plain) {
+  if (keys.has("init_lora_weights") && !keys.is_flag("init_lora_weights")) {
+    const std::string begins = keys.text("init_lora_weights", "");
+    if (std::find(std::begin(beginnings), std::end(beginnings), begins) == std::end(beginnings)) {
       keys.refuse("init_lora_weights", "true, false, \"gaussian\" or \"orthogonal\", which leave the base as it is");
     }
   }
