@@ -374,6 +374,7 @@ void plan_training(PreparedTraining& prepared) {
   namespace detail = prepare_detail;
   const Tf32Scope products(prepared.options.allows_tf32);  // plans count with its rate
   const auto plan = [&prepared] {
+    prepared.plan = {};  // of an earlier try for the process: the program that is planned would follow it
     if (!prepared.options.plan.empty()) {
       detail::plan_from_file(prepared);
     } else if (!prepared.options.plans_in_child || !detail::plan_in_child(prepared)) {
