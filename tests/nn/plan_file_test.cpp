@@ -247,6 +247,10 @@ TEST_CASE("plan file: files that hold no plan", "[plan]") {
       {[](Json& j) { j["figures"]["time_overhead"] = -2; }, "time_overhead"},
       {[](Json& j) { j["figures"]["packed_bytes"] = 64; }, "contradicts itself"},
       {[](Json& j) { j["figures"]["offloaded_bytes"] = 64; }, "contradicts itself"},
+      {[](Json& j) {
+         j["figures"]["packed"] = {{"gelu", "bf16", 1, 64, 32}};
+       },
+       "contradicts itself"},
       {[](Json& j) { j["placement"].push_back(j["placement"][0]); }, "more than two steps"},
       {[](Json& j) { j["placement"][0]["height"] = 1; }, "a height of 1"},
       {[](Json& j) { j["placement"][1]["offsets"].push_back(0); }, "step 1, offsets"},
