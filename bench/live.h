@@ -31,8 +31,8 @@ inline constexpr int live_lines = 3;
 /// the peak a stroke; the categories with their bytes; committed, peak and budget. Colours are 24-bit.
 std::string live_picture(const LiveBytes& bytes, int columns);
 
-/// A line on standard error, where that is a terminal, that tells what planning does once it takes longer than a second.
-/// Gone at the end of its scope.
+/// A line on standard error, where that is a terminal: what planning is doing, once it takes longer than a second. Gone
+/// at the end of its scope.
 class PlanningLine {
  public:
   PlanningLine();

@@ -71,8 +71,8 @@ Placement place(std::span<const Buffer> buffers, const PlacementOptions& options
 
 /// Proves a placement: every offset is a multiple of its buffer's alignment, no two buffers that live at the same time
 /// overlap (by their bytes as asked for), and no buffer ends above `height_bytes`. Throws PlanError naming the buffers,
-/// ValueError when there are not as many offsets as buffers, and for a buffer that place() refuses: an empty lifetime, 0
-/// bytes, an alignment that is no power of two.
+/// ValueError when there are not as many offsets as buffers, and for a buffer that place() refuses (an empty lifetime,
+/// 0 bytes, an alignment that is no power of two).
 void check_placement(std::span<const Buffer> buffers, std::span<const std::size_t> offsets, std::size_t height_bytes);
 
 }  // namespace thimble::memory

@@ -10,7 +10,8 @@
 namespace thimble::memory {
 
 /// Private writable bytes that work which computes nothing may hold in a process of its own beside this one (true), or
-/// in this one (false), by the smallest of the limits. Code counts by half: the kernel drops the rest and reads it again.
+/// in this one (false), by the smallest of the limits. Code counts by half: the kernel drops the rest and reads it
+/// again.
 std::size_t heap_room(bool is_beside, const std::vector<HostLimit>& limits = host_limits());
 
 /// For a scope this process may have at most so many private writable bytes (RLIMIT_DATA), or fewer where it may have

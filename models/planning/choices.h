@@ -27,8 +27,8 @@ struct ChoiceOptions {
   std::size_t budget_bytes = 0;  ///< 0: none
   bool captures_steps = false;   ///< so that parameters cannot be away
   bool prices_away = false;      ///< what waits in a tier is priced even where something fits
-  /// Processor time at which planning began (process::processor_ms), and how much of it the whole of a refusal may take:
-  /// what would go beyond is not tried. 0: as much as it takes.
+  /// Processor time at which planning began (process::processor_ms), and how much of it the whole of a refusal may
+  /// take: what would go beyond is not tried. 0: as much as it takes.
   double begin_ms = 0, refusal_ms = 0;
   std::function<void(const std::string& text)> progress = {};  ///< told what is tried next; may be empty
 };

@@ -1,6 +1,7 @@
 #pragma once
 // Plans as files: made once, looked at, and followed by runs that plan nothing. A file holds all of a plan: its key
-// (nn/fit/plan_key.h), the fates of all nodes, where every block lies, its figures, and a checksum (nn/fit/plan_json.h).
+// (nn/fit/plan_key.h), the fates of all nodes, where every block lies, its figures, and a checksum
+// (nn/fit/plan_json.h).
 
 #include <string>
 #include <string_view>

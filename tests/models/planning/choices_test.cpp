@@ -1,12 +1,10 @@
 // Techniques as choices of `plan` and `train`: alone and together they need what was predicted and change no bit that
 // they promise to leave; what does not go together is refused; their prices are what plans with them need.
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
 #include <thimble/core/error.h>
-#include <thimble/memory/bytes.h>
 #include <thimble/models/planning/choices.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/training/training.h>
@@ -231,99 +229,6 @@ TEST_CASE("choices: the price of a technique is what a plan with it needs", "[ch
       CHECK(planned.minimum_bytes == price.minimum_bytes);
     }
     CHECK(files_test::contains(refused.why_infeasible.what(), "techniques fits"));
-  }
-}
-
-TEST_CASE("choices: a refusal names the smallest plan, then what fits, the cheapest first", "[choices]") {
-  for (const char* model : {"char-gpt", "resnet18"}) {
-    INFO(model);
-    models::PlanOptions options;
-    options.setup = choices_options(model).setup;
-    options.setup.batch = 32;  // some granules of the arena
-    if (options.setup.model == "char-gpt") options.setup.sizes.sequence = 128;
-    const std::size_t least = models::make_plan(options).minimum_bytes;
-    for (const std::size_t budget : {least - 1, least / 2, std::size_t{1}}) {
-      models::ChoiceOptions choices;
-      choices.budget_bytes = budget;
-      choices.prices_away = true;
-      std::vector<models::TechniquePrice> expected = models::price_techniques(choices, options.setup);
-      const std::size_t known = expected.size() - 1 + 2;  // offloaded and packed tensors are no rows of the table
-      std::erase_if(expected, [](const auto& price) { return !price.time_overhead_in_budget; });
-      const models::TechniqueOffers offers = models::offer_techniques(choices, options.setup);
-      INFO(models::to_text(offers));
-      CHECK(offers.known == known);
-      CHECK(offers.untried == 0);
-      double before = -1;
-      std::size_t of_table = 0;
-      for (const models::TechniquePrice& price : offers.fitting) {
-        CHECK(price.minimum_bytes <= budget);
-        REQUIRE(price.time_overhead_in_budget);
-        CHECK(*price.time_overhead_in_budget >= before);
-        before = *price.time_overhead_in_budget;
-        if (price.options == "`offload` FOLDER" || price.options == "`allows_lossy`") continue;
-        ++of_table;
-        const auto found = std::find_if(expected.begin(), expected.end(),
-                                        [&](const auto& other) { return other.options == price.options; });
-        REQUIRE(found != expected.end());
-        CHECK(found->minimum_bytes == price.minimum_bytes);
-        CHECK(*found->time_overhead_in_budget == Approx(before).epsilon(1e-4));
-      }
-      CHECK(of_table == expected.size());
-      options.budget_bytes = budget;
-      options.refusal_ms = 0;
-      const models::PlanReport refused = models::make_plan(options);
-      REQUIRE_FALSE(refused.is_feasible);
-      const std::string text = refused.why_infeasible.what();
-      CHECK(files_test::contains(text, "the smallest needs " + memory::exact_bytes(least)));
-      CHECK(files_test::contains(text, models::to_text(offers)));
-      CHECK(refused.techniques.size() == 1 + offers.fitting.size());
-      CHECK(refused.known_techniques == known);
-      if (budget == 1) {
-        CHECK(offers.fitting.empty());
-        CHECK(models::to_text(offers) == "none of " + std::to_string(known) + " techniques fits");
-      }
-    }
-  }
-}
-
-TEST_CASE("choices: a refusal that has no time left says what it did not try", "[choices]") {
-  models::ChoiceOptions choices;
-  choices.budget_bytes = 1;
-  choices.refusal_ms = 1e-3;  // since the process began
-  const models::Setup setup = choices_options("char-gpt").setup;
-  const models::TechniqueOffers none = models::offer_techniques(choices, setup);
-  CHECK(none.known == 15);
-  CHECK(none.untried == none.known);
-  CHECK(files_test::contains(models::to_text(none), "15 of 15 techniques were not tried"));
-  CHECK(models::to_text({{{"`head` chunked", 2048, 0.5, 0.25, ""}}, 15, 3}) ==
-        "it fits with `head` chunked, which needs 2.00 KiB (2048 B), at 25 % more time; 3 of 15 techniques were not "
-        "tried, for want of time or memory: a plan with `prices_techniques` tries them all");
-  CHECK(models::to_text({{}, 1, 0}) == "none of 1 technique fits");
-  CHECK(models::to_text({{}, 0, 0}).empty());
-}
-
-TEST_CASE("choices: no plan needs less than parameters, gradients and optimizer state at their most", "[choices]") {
-  void (*const rows[])(models::Setup&) = {
-      [](models::Setup&) {},
-      [](models::Setup& s) { s.fuses_optimizer = true, s.clip_norm = 0; },
-      [](models::Setup& s) { s.micro_batches = 4; },
-      [](models::Setup& s) { s.precision = "O2", s.dtype = DType::f16; },
-      [](models::Setup& s) { s.optimizer = "sgd"; },
-      [](models::Setup& s) { s.model = "resnet18", s.sizes = {}, s.sizes.width = 8, s.sizes.image = 32; },
-      [](models::Setup& s) { s.lora_rank = 2; },
-  };
-  for (const auto& change : rows) {
-    models::Setup setup = choices_options("char-gpt").setup;
-    change(setup);
-    INFO("row " << (&change - rows) << ", " << setup.model);
-    nn::Planner planner(models::zero_batch_run(setup), cpu, nn::hardware("cpu"));
-    const std::size_t bound = models::state_bound(models::zero_batch_run(setup), cpu);
-    CHECK(bound > 0);
-    CHECK(bound <= planner.smallest().lower_bound_bytes);
-    CHECK(planner.least_load() <= planner.smallest().peak_bytes);
-    std::size_t least = planner.smallest().peak_bytes;
-    for (const nn::Plan& plan : planner.plans()) least = std::min(least, plan.peak_bytes);
-    CHECK(planner.least_load() <= least);
   }
 }
 
