@@ -7,6 +7,7 @@
 
 #include <thimble/core/launch/launch_depth.h>
 #include <thimble/core/tensor/parameter_store.h>
+#include <thimble/core/tensor/transaction.h>
 
 namespace thimble {
 namespace launch_detail {
@@ -72,7 +73,7 @@ Pin::~Pin() {
   if (tensor_.storage()) tensor_.storage()->unpin();
 }
 
-WritePin::WritePin(const Tensor& tensor) : Pin(tensor) {
+WritePin::WritePin(const Tensor& tensor) : Pin((keep_state(tensor), tensor)) {
   if (tensor_.storage()) tensor_.storage()->begin_write();
 }
 

@@ -9,6 +9,7 @@
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/parameter_store.h>
+#include <thimble/core/tensor/transaction.h>
 
 namespace thimble {
 namespace random_detail {
@@ -40,6 +41,7 @@ std::int64_t first_element(const char* operation, const Tensor& t, const RandomS
 void run(const char* operation, const Tensor& t, kernels::RandomFillArgs args) {
   check_random_site(operation, args.site);
   if (t.elements() == 0) return;
+  keep_state(t);
   const Tensor dense = t.is_contiguous() ? t : Tensor::empty_like(t);
   fetch_parameters(t);
   launch(t.device(), [&](const Addresses& at) {

@@ -8,6 +8,7 @@
 #include <thimble/core/kernels/copy.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/tensor/parameter_store.h>
+#include <thimble/core/tensor/transaction.h>
 #include <thimble/core/tensor/unrecorded.h>
 #include <thimble/core/tensor/view.h>
 
@@ -39,6 +40,7 @@ Tensor copy(const Tensor& t, DType dtype, Category category) {
 
 void copy_into(const Tensor& to, const Tensor& from) {
   check_unrecorded("copy_into", from, "the value itself");
+  keep_state(to);
   copy_detail::run(to, from);
 }
 
@@ -86,6 +88,7 @@ void check_scalar(const char* operation, const Tensor& t, double value) {
 void fill(const Tensor& t, double value) {
   check_scalar("fill", t, value);
   if (t.elements() == 0) return;
+  keep_state(t);
   fetch_parameters(t);
   launch(t.device(), [&](const Addresses& at) {
     kernels::copy_kernels(t.device()).fill({t.shape(), value, at(t), t.dtype(), t.strides()});
@@ -128,7 +131,10 @@ Tensor from_host(std::span<const T> values, const Shape& shape, Device device, C
 
 template <class T>
 std::vector<T> to_host(const Tensor& t) {
-  if (t.device().is_dry) throw DeviceError("to_host: " + describe(t) + " has no values: a dry device runs no kernels");
+  if (t.device().is_dry)
+    throw DeviceError("to_host: " + describe(t) +
+                      " has no values: a dry device runs no kernels; a program that is also planned reads them by "
+                      "nn::read_value or nn::read_values (nn/step/read.h)");
   std::vector<T> values(static_cast<std::size_t>(t.elements()));
   const Tensor dense = contiguous(to_dtype(t.detach(), dtype_of<T>));
   fetch_parameters(dense);

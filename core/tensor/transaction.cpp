@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/parameter_store.h>
 
 namespace thimble {
 
@@ -21,6 +22,7 @@ Transaction::Transaction() : generator_(current_generator()), pass_(generator_),
 
 Transaction::~Transaction() {
   context().transaction = before_;
+  put_back();
   // What a step has drawn does not count after it.
   if (before_ != nullptr || generator_.is_in_pass()) generator_.start_pass();
   for (GradientBefore& before : gradients_) {
@@ -35,7 +37,33 @@ Transaction::~Transaction() {
   if (gradients_.capacity() > spare().gradients.capacity()) gradients_.swap(spare().gradients);
 }
 
-void Transaction::drop_state() noexcept { entries_.clear(), updates_.clear(); }
+void Transaction::drop_state() noexcept { entries_.clear(), updates_.clear(), put_back(); }
+
+void Transaction::keep(const Tensor& target) {
+  if (!is_keeping_) return;
+  for (const Entry& entry : kept_) {
+    const Tensor& known = entry.target;
+    if (known.storage() == target.storage() && known.offset() == target.offset() && known.shape() == target.shape() &&
+        known.strides() == target.strides()) {
+      return;
+    }
+  }
+  const Tensor state = target.detach();
+  kept_.push_back({state, clone(state)});
+}
+
+/// Last first: where two targets overlap, the first copy has what the step began with.
+void Transaction::put_back() noexcept {
+  is_keeping_ = false;
+  for (auto entry = kept_.rbegin(); entry != kept_.rend(); ++entry) {
+    try {
+      const ParameterUse use;  // where it is a parameter that has gone away since
+      copy_into(entry->target, entry->pending);
+    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): another failure is on its way
+    }
+  }
+  kept_.clear();
+}
 
 void Transaction::defer(StateUpdate update) {
   update.micro_batch = micro_batch_;
@@ -63,6 +91,8 @@ void Transaction::stage_gradient(const std::shared_ptr<Leaf>& leaf) {
 }
 
 void Transaction::commit() {
+  is_keeping_ = false;
+  kept_.clear();
   for (Entry& entry : entries_) copy_into(entry.target, entry.pending);
   entries_.clear();
   for (const GradientBefore& before : gradients_) before.leaf->transaction = before.transaction;
@@ -73,6 +103,13 @@ void Transaction::commit() {
 Transaction* deferring_transaction() noexcept {
   Transaction* const step = context().transaction;
   return step != nullptr && step->defers() ? step : nullptr;
+}
+
+void keep_state(const Tensor& target) {
+  Transaction* const step = context().transaction;
+  const Storage* const storage = target.storage().get();
+  if (step == nullptr || storage == nullptr || storage->category() != Category::parameter) return;
+  if (storage->store() == nullptr) step->keep(target);  // a store writes its parameters as it fetches them
 }
 
 Tensor writable_state(const Tensor& target) {

@@ -1,7 +1,7 @@
 #pragma once
 // A step is a transaction: what a forward changes besides its result (batch-norm statistics, the generator's step) is
-// staged, and committed when the whole step has succeeded; the gradients it adds to are set aside. A step that throws
-// leaves no trace.
+// staged, and committed when the whole step has succeeded; the gradients it adds to are set aside; buffers that a loss
+// writes in place are kept. A step that throws leaves no trace.
 
 #include <array>
 #include <cstdint>
@@ -42,7 +42,13 @@ class Transaction {
   /// Called before `leaf`'s gradient is written: from then on it is this step's own. A gradient that was there before
   /// is copied once (its bytes count twice until the step ends); where there was none this costs nothing.
   void stage_gradient(const std::shared_ptr<Leaf>& leaf);
-  /// Drops staged and deferred changes of state tensors; leaves gradients and the generator alone.
+  /// Called before state is written in place (keep_state): a copy of it, which counts until the step ends, puts it back
+  /// unless the step is committed. Takes the target's bytes at its first write.
+  void keep(const Tensor& target);
+  /// From now on nothing is kept: what follows are the step's own updates.
+  void end_keeping() noexcept { is_keeping_ = false; }
+  /// Drops staged and deferred changes of state tensors, and puts back those that were written in place; leaves
+  /// gradients and the generator alone.
   void drop_state() noexcept;
   /// From now on changes of state wait (defer()) until the caller applies them.
   void defer_updates() noexcept { defers_ = true; }
@@ -73,10 +79,13 @@ class Transaction {
     std::vector<StateUpdate> updates;
   };
   static Tables& spare() noexcept;
+  void put_back() noexcept;
 
   std::vector<Entry> entries_;
   std::vector<GradientBefore> gradients_;
   std::vector<StateUpdate> updates_;
+  std::vector<Entry> kept_;  // targets that were written in place, and what they were
+  bool is_keeping_ = true;
   bool defers_ = false;
   std::int64_t micro_batch_ = 0;
   Generator& generator_;
@@ -86,6 +95,11 @@ class Transaction {
 
 /// Where an operator writes a change of `target`: its staged copy inside of a transaction, else `target` itself.
 Tensor writable_state(const Tensor& target);
+
+/// Called by everything that writes a tensor in place (copy_into, fill, fill_normal, WritePin), before it does: inside
+/// of a transaction a module's buffer or parameter is kept (Transaction::keep), so that a step that fails puts it back;
+/// not one in a parameter store.
+void keep_state(const Tensor& target);
 
 /// The transaction where changes of state are to wait, as StateUpdate; null: they are made at once.
 Transaction* deferring_transaction() noexcept;

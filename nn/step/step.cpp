@@ -325,6 +325,7 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
   } else {
     loss = optim::accumulate_gradients(options.micro_batches, options.micro_samples, loss_of, recording, nullptr,
                                        step_detail::loss_scale(options), options.parts);
+    transaction.end_keeping();
     if (options.scaler != nullptr) {
       step_detail::update_scaled(optimizer, options, loss, transaction);
     } else {

@@ -37,7 +37,9 @@ class StepJudge {
 struct StepOptions {
   double clip_norm = 0;            ///< > 0: gradients are clipped by their global norm; 0: they are not
   std::int64_t micro_batches = 1;  ///< gradient accumulation
-  std::int64_t micro_samples = 0;  ///< samples per micro-batch; needed when there are several that are alike
+  /// Samples per micro-batch; needed when there are several, all of which have as many. The step sees no samples: a
+  /// loop by hand whose micro-batches differ gives `parts`. nn::Trainer counts them itself.
+  std::int64_t micro_samples = 0;
   /// One for each micro-batch, where they differ in samples or in what counts of them: set for the step that comes. No
   /// bytes depend on it.
   std::vector<optim::MicroBatch> parts = {};
@@ -76,10 +78,13 @@ class PartialUpdateError : public Error {
 /// depends on none of them throws AutogradError.
 /// What the forward changes besides (batch-norm statistics, the generator's step) is committed at the end: a step that
 /// throws leaves parameters, gradients, optimizer, statistics and generator as they were, bit by bit, and can be tried
-/// again. Gradients that exist at its begin take part, as in any backward. Returns the mean loss, one element, not
-/// read. Throws ValueError for options out of range, or a scaler and an optimizer that takes no gradient factor,
-/// PlanError where a placed arena stands behind the parameters' resource and none of its steps has begun
-/// (memory/policies/placed.h), AutogradError as Optimizer::check_members does, and what `loss_of` throws.
+/// again. So are buffers and parameters of modules that `loss_of` writes in place (copy_into, fill, WritePin; their
+/// bytes count twice until the step ends); tensors that no module lists are the caller's. Gradients that exist at its
+/// begin take part, as in any backward. Returns the mean loss, one element, not read. Throws ValueError for options out
+/// of range, or a scaler and an optimizer that takes no gradient factor, PlanError where a placed arena stands behind
+/// the parameters' resource and none of its steps has begun (memory/policies/placed.h), AutogradError as
+/// Optimizer::check_members does, what optim::accumulate_gradients throws for a loss that is none, and what `loss_of`
+/// throws.
 ///
 /// With a `scaler` gradients are those of the scaled loss, and the optimizer divides them as it reads them; clipping
 /// takes part in that factor and does not write to them. Under a dynamic scale a step whose gradients are not all
