@@ -7,6 +7,7 @@
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/evaluation.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/tensor.h>
 #include <thimble/core/tensor/text.h>

@@ -24,6 +24,9 @@ Tensor repeat_heads(const Tensor& x, std::int64_t times) {
   return dense(reshape(repeated, {batch, length, heads * times, width}));  // one head alone would be a view
 }
 
+// In evaluation nothing is dropped; a probability out of range is left for the operator to refuse.
+double dropped(double p) { return p > 0 && p < 1 && is_evaluating() ? 0 : p; }
+
 }  // namespace attention_functions_detail
 
 Tensor rotary(const Tensor& x, const RotaryOptions& o) {
@@ -31,12 +34,13 @@ Tensor rotary(const Tensor& x, const RotaryOptions& o) {
 }
 
 Tensor attention(const Tensor& qkv, std::int64_t heads, const AttentionOptions& o) {
-  return apply(ops::Attention{heads, o.causal, o.scale, o.dropout, next_random_site(), o.window}, qkv, o.mask);
+  const double p = attention_functions_detail::dropped(o.dropout);
+  return apply(ops::Attention{heads, o.causal, o.scale, p, next_random_site(), o.window}, qkv, o.mask);
 }
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o) {
-  return apply(ops::ScaledDotProductAttention{o.causal, o.scale, o.dropout, next_random_site(), o.window}, q, k, v,
-               o.mask);
+  const double p = attention_functions_detail::dropped(o.dropout);
+  return apply(ops::ScaledDotProductAttention{o.causal, o.scale, p, next_random_site(), o.window}, q, k, v, o.mask);
 }
 
 Tensor attention_textbook(const Tensor& qkv, std::int64_t heads, const AttentionOptions& o) {

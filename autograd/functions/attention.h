@@ -16,7 +16,7 @@ namespace thimble {
 
 struct AttentionOptions {
   bool causal = true;                ///< query t sees the keys s <= t alone
-  double dropout = 0;                ///< probability in [0, 1) of dropping a softmax output
+  double dropout = 0;                ///< probability in [0, 1) of dropping a softmax output; none are in evaluation
   std::optional<double> scale = {};  ///< factor of the scores; 1 / sqrt(C / H) unless given
   std::int64_t window = 0;           ///< query t sees the keys with |t - s| < window alone; 0: no window
   /// Which keys a query sees besides: boolean or floating that broadcasts to (B, H, T, S), or numbers of documents, i32

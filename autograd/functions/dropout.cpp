@@ -6,15 +6,22 @@
 
 namespace thimble {
 
-// p = 0 skips the operator, but takes its site: the numbers of later calls do not depend on it.
+namespace dropout_functions_detail {
+
+// A probability out of range is for the operator to refuse, in evaluation too.
+bool drops(double p) { return p != 0 && !(is_evaluating() && p > 0 && p < 1); }
+
+}  // namespace dropout_functions_detail
+
+// Where nothing is dropped the operator is skipped, but its site is taken: later calls' numbers do not depend on it.
 Tensor dropout(const Tensor& x, double p) {
   const RandomSite site = next_random_site();
-  return p == 0 ? x : apply(ops::Dropout{p, site}, x);
+  return dropout_functions_detail::drops(p) ? apply(ops::Dropout{p, site}, x) : x;
 }
 
 Tensor dropout_textbook(const Tensor& x, double p) {
   const RandomSite site = next_random_site();
-  return p == 0 ? x : apply(ops::DropoutTextbook{p, site}, x);
+  return dropout_functions_detail::drops(p) ? apply(ops::DropoutTextbook{p, site}, x) : x;
 }
 
 }  // namespace thimble

@@ -1,7 +1,8 @@
 #pragma once
 // Dropout. The mask is drawn from the generator in force (core/tensor/context.h) at the next site of the current module
-// path.
+// path. In evaluation (core/tensor/evaluation.h) both functions give x itself; the site is taken all the same.
 
+#include <thimble/core/tensor/evaluation.h>
 #include <thimble/core/tensor/tensor.h>
 
 namespace thimble {

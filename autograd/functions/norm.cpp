@@ -4,6 +4,7 @@
 #include <thimble/core/ops/norm/batch_norm.h>
 #include <thimble/core/ops/norm/group_norm.h>
 #include <thimble/core/ops/norm/layer_norm.h>
+#include <thimble/core/tensor/evaluation.h>
 
 namespace thimble {
 namespace norm_functions_detail {
@@ -11,7 +12,8 @@ namespace norm_functions_detail {
 template <ops::NormTail tail>
 Tensor batch_norm_with(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
                        const Tensor& running_mean, const Tensor& running_var, const BatchNormOptions& options) {
-  if (options.training) {
+  // Without running statistics those of the batch are all there is, in evaluation too.
+  if (options.training && !(is_evaluating() && running_mean.defined() && running_var.defined())) {
     return apply(ops::BatchNorm<tail>{running_mean.detach(), running_var.detach(), options.momentum, options.epsilon},
                  x, residual, weight, bias);
   }

@@ -17,7 +17,9 @@ Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight = {
                   double epsilon = 1e-5);
 
 struct BatchNormOptions {
-  bool training = true;  ///< statistics of the batch, and the running ones are updated; else the running ones are used
+  /// Statistics of the batch, and the running ones are updated; else, and in evaluation (core/tensor/evaluation.h), the
+  /// running ones are used where there are some.
+  bool training = true;
   double momentum = 0.1;
   double epsilon = 1e-5;
 };

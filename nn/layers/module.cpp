@@ -195,6 +195,7 @@ void Module::move_to(PathId path) {
 
 Tensor Sequential::operator()(Tensor&& x) {
   const PathScope scope(path());
+  const EvaluationScope mode(!is_training());
   Tensor y = std::move(x);
   for (Layer* layer : layers_) y = (*layer)(y);
   return y;

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/evaluation.h>
 #include <thimble/core/tensor/tensor.h>
 #include <thimble/nn/layers/init.h>
 #include <thimble/nn/precision/fp8_recipe.h>
@@ -212,9 +213,10 @@ class Module {
 /// A module from one tensor to one tensor.
 class Layer : public Module {
  public:
-  /// Runs forward under the module's path.
+  /// Runs forward under the module's path and in its mode (core/tensor/evaluation.h).
   Tensor operator()(const Tensor& x) {
     const PathScope scope(path());
+    const EvaluationScope mode(!is_training());
     return forward(x);
   }
 
