@@ -82,6 +82,16 @@ double total_weight(std::int64_t count, std::int64_t samples, std::span<const Mi
   return total;
 }
 
+/// Of a loss. That it depends on a leaf that is trained is for the tape to see.
+void check_loss(const Tensor& loss) {
+  const auto expected = [](const std::string& got) {
+    return "accumulate_gradients: expected a loss of one floating element, got " + got;
+  };
+  if (!loss.defined()) throw ValueError(expected("an undefined tensor; return what a loss function gives"));
+  if (loss.elements() != 1) throw ShapeError(expected(describe(loss) + "; mean() or sum() of it is one"));
+  if (!is_floating(loss.dtype())) throw DTypeError(expected(describe(loss) + "; losses of floating tensors are"));
+}
+
 std::size_t chunks_of(const Pipeline& stage) {
   std::size_t count = 1;
   for (const StagePass& pass : stage.passes()) count = std::max(count, pass.chunk + 1);
@@ -163,6 +173,7 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
     {
       const Recording on(tape);
       loss = loss_of(pass.micro_batch);
+      if (pass.makes_loss) accumulate_detail::check_loss(loss);
       if (pass.makes_loss && all > 1) loss = loss * (part_at(number).weight / total_weight);
     }
     if (recording.nodes) *recording.nodes = tape.node_count();

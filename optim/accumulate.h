@@ -49,9 +49,11 @@ struct MicroBatch {
 /// others and adds 0 to the loss: its gradients must be finite, as those of a cross entropy without targets are.
 /// Random operators draw what the whole batch would have drawn. Returns the mean of the losses (one element). Throws
 /// ValueError when count < 1, for several micro-batches with samples < 1, and for parts that are not `count`, have no
-/// sample or a weight out of range, or weigh nothing together. `on_gradient` is handed to every backward
-/// (Tape::backward). Gradients are those of the loss times `loss_scale`, which backward starts from; the losses
-/// returned are not scaled. Throws DTypeError for a scale other than 1 and a loss narrower than f32.
+/// sample or a weight out of range, or weigh nothing together; ValueError, ShapeError, DTypeError or AutogradError for
+/// a loss that is undefined, has not one element, is not floating or depends on no leaf that is trained. `on_gradient`
+/// is handed to every backward (Tape::backward). Gradients are those of the loss times `loss_scale`, which backward
+/// starts from; the losses returned are not scaled. Throws DTypeError for a scale other than 1 and a loss narrower than
+/// f32.
 ///
 /// With `recording.ranks` the `count` micro-batches are this rank's, numbers i N + r of all (optim/ranks.h), and so are
 /// `parts`; gradients go to the ranks, and the sum of losses is that of all.

@@ -58,6 +58,18 @@ void Adafactor::update(std::span<const std::size_t> indices) {
   });
 }
 
+std::vector<Setting> Adafactor::settings() const {
+  return {{"has_relative_step", options_.has_relative_step ? 1.0 : 0.0},
+          {"scales_by_parameter", options_.scales_by_parameter ? 1.0 : 0.0},
+          {"beta1", options_.beta1},
+          {"decay", options_.decay},
+          {"epsilon1", options_.epsilon1},
+          {"epsilon2", options_.epsilon2},
+          {"clip", options_.clip},
+          {"weight_decay", options_.weight_decay},
+          {"smallest_decayed_rank", static_cast<double>(options_.smallest_decayed_rank)}};
+}
+
 kernels::AdafactorArgs Adafactor::arguments(std::size_t index, const Addresses& at) const {
   const Tensor& parameter = parameters()[index].tensor;
   const factored_detail::Matrix matrix = factored_detail::matrix_of(parameter);

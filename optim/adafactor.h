@@ -34,6 +34,7 @@ class Adafactor final : public Optimizer {
   /// beta1; `.master` or `.compensation`.
   Adafactor(std::vector<Named> parameters, AdafactorOptions options);
   const char* name() const noexcept override { return "adafactor"; }
+  std::vector<Setting> settings() const override;
   bool is_elementwise() const noexcept override { return false; }
   bool takes_gradient_factor() const noexcept override { return true; }
 

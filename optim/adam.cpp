@@ -22,6 +22,14 @@ const char* Adam::name() const noexcept {
   return options_.is_decoupled ? "adamw" : "adam";
 }
 
+std::vector<Setting> Adam::settings() const {
+  return {{"beta1", options_.beta1},
+          {"beta2", options_.beta2},
+          {"epsilon", options_.epsilon},
+          {"weight_decay", options_.weight_decay},
+          {"smallest_decayed_rank", static_cast<double>(options_.smallest_decayed_rank)}};
+}
+
 kernels::AdamArgs Adam::arguments(std::size_t index, const Addresses& at) const {
   const bool is_decayed = parameters()[index].tensor.rank() >= options_.smallest_decayed_rank;
   kernels::AdamArgs args;

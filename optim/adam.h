@@ -32,6 +32,7 @@ class Adam final : public Optimizer {
   Adam(std::vector<Named> parameters, AdamOptions options);
   /// "adam", or "adamw" with decoupled decay; "adam_bf16", "adam8" and so on with moments in bf16 and u8.
   const char* name() const noexcept override;
+  std::vector<Setting> settings() const override;
   bool takes_gradient_factor() const noexcept override { return true; }
 
  private:

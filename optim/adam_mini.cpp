@@ -49,6 +49,14 @@ AdamMini::AdamMini(std::vector<Named> parameters, AdamMiniOptions options)
   });
 }
 
+std::vector<Setting> AdamMini::settings() const {
+  return {{"beta1", options_.beta1},
+          {"beta2", options_.beta2},
+          {"epsilon", options_.epsilon},
+          {"weight_decay", options_.weight_decay},
+          {"smallest_decayed_rank", static_cast<double>(options_.smallest_decayed_rank)}};
+}
+
 void AdamMini::update(std::span<const std::size_t> indices) {
   for (const std::size_t i : indices) {
     const Tensor& p = parameters()[i].tensor;

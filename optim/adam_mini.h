@@ -28,6 +28,7 @@ class AdamMini final : public Optimizer {
   /// `<parameter>.first_moment`, `.second_moment` (one number per block).
   AdamMini(std::vector<Named> parameters, AdamMiniOptions options);
   const char* name() const noexcept override { return "adam-mini"; }
+  std::vector<Setting> settings() const override;
   bool is_elementwise() const noexcept override { return false; }
   bool takes_gradient_factor() const noexcept override { return true; }
   bool is_capturable() const noexcept override { return false; }

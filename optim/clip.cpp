@@ -62,6 +62,7 @@ Tensor gradient_square_sums(const std::vector<Named>& parameters) {
 
 Tensor clip_grad_norm(const std::vector<Named>& parameters, double max_norm) {
   if (!(max_norm > 0)) throw ValueError("clip_grad_norm: norm " + std::to_string(max_norm) + " is not positive");
+  check_distinct("clip_grad_norm", parameters);
   const Tensor sums = gradient_square_sums(parameters);
   if (sums.defined()) clip_gradients(parameters, sums, max_norm);
   return sums;

@@ -9,7 +9,7 @@ namespace thimble::optim {
 
 /// Scales all gradients by min(1, max_norm / (norm + 1e-6)), norm being that of all of them as one vector. Returns the
 /// sums of squares per gradient (f64, on the device): reading them is the caller's choice, the scaling does not wait.
-/// Throws ValueError when max_norm is not positive.
+/// Throws ValueError when max_norm is not positive, or a parameter is listed twice.
 Tensor clip_grad_norm(const std::vector<Named>& parameters, double max_norm);
 
 /// The scaling alone, by the sums of squares of all gradients, also those of other ranks.

@@ -32,6 +32,7 @@ GradScaler::GradScaler(const Options& options) : options_(options), state_{optio
 GradScaler::Verdict GradScaler::judge(const std::vector<Named>& parameters, double clip_norm) const {
   grad_scaler_detail::check(clip_norm >= 0, "clip_norm (allowed: > 0, or 0 for none)", clip_norm);
   if (!looks(clip_norm)) return {false, 1 / state_.scale};
+  check_distinct("grad_scaler", parameters);
   return judge_sums(gradient_square_sums(parameters), clip_norm);
 }
 

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <utility>
 
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
 #include <thimble/core/tensor/parameter_store.h>
 
 namespace thimble::optim {
@@ -24,6 +26,20 @@ Optimizer::Optimizer(std::vector<Named> parameters, double rate, std::shared_ptr
     leaves.push_back(p.tensor.leaf().get());
   }
   leaves_ = LeafSet(std::move(leaves));
+  check_distinct("optimizer", parameters_);
+}
+
+void check_distinct(const char* operation, const std::vector<Named>& parameters) {
+  thread_local std::vector<std::pair<const Leaf*, const Named*>> room;  // a steady step does not ask the heap
+  room.clear();
+  for (const Named& p : parameters) room.emplace_back(p.tensor.leaf().get(), &p);
+  std::sort(room.begin(), room.end());
+  const auto twice = std::adjacent_find(
+      room.begin(), room.end(), [](const auto& a, const auto& b) { return a.first != nullptr && a.first == b.first; });
+  if (twice == room.end()) return;
+  const auto &first = *twice->second, &second = *std::next(twice)->second;
+  throw ValueError(std::string(operation) + ": " + quote(first.name) + " and " + quote(second.name) +
+                   " are one parameter; expected each once, as nn::Module::parameters() lists tied ones");
 }
 
 void check_members(const std::vector<Named>& parameters) {

@@ -39,6 +39,15 @@ struct Named {
 
 /// Throws AutogradError where a module no longer holds one of these tensors.
 void check_members(const std::vector<Named>& parameters);
+/// Throws ValueError, naming both, where two of these are one leaf: what is done to each would be done to it twice.
+void check_distinct(const char* operation, const std::vector<Named>& parameters);
+
+/// An option of an optimizer that changes its updates.
+struct Setting {
+  std::string name;
+  double value = 0;
+  friend bool operator==(const Setting&, const Setting&) = default;
+};
 
 /// State is made in the constructor, all of it, so that a plan knows it before the first step and a step needs no
 /// memory, unless the state is away.
@@ -46,7 +55,7 @@ class Optimizer {
  public:
   /// `tier`: where the state waits between updates; null: it stays. `narrow`: how parameters narrower than f32 are
   /// updated. `moments`: how add_moment stores them. Throws AutogradError when a parameter is not a leaf, ValueError
-  /// for a rate out of range.
+  /// for a rate out of range and for a leaf that is listed twice.
   Optimizer(std::vector<Named> parameters, double rate, std::shared_ptr<Tier> tier = nullptr,
             NarrowUpdate narrow = NarrowUpdate::rounded, MomentFormat moments = {});
   virtual ~Optimizer() = default;
@@ -114,6 +123,9 @@ class Optimizer {
   /// Names of the parameters whose moments are in full though the format is a narrower one.
   std::vector<std::string> kept_full() const;
   virtual const char* name() const noexcept = 0;
+  /// The options that change updates, without the rate and what name() tells: a checkpoint of nn::Trainer has them, and
+  /// a run that goes on with others is refused. None where an optimizer of one's own does not say.
+  virtual std::vector<Setting> settings() const { return {}; }
 
  protected:
   /// Updates these parameters, which are on one device with their gradients and state, in as few launches as the

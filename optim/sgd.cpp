@@ -33,6 +33,12 @@ const char* Sgd::name() const noexcept {
   return options_.moments.dtype == DType::bf16 ? "momentum_bf16" : "sgd";
 }
 
+std::vector<Setting> Sgd::settings() const {
+  return {{"momentum", options_.momentum},
+          {"weight_decay", options_.weight_decay},
+          {"nesterov", options_.nesterov ? 1.0 : 0.0}};
+}
+
 kernels::SgdArgs Sgd::arguments(std::size_t index, const Addresses& at) const {
   kernels::SgdArgs args;
   set_arguments(args, index, options_.weight_decay, at, "momentum", "");

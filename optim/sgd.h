@@ -25,6 +25,7 @@ class Sgd final : public Optimizer {
   Sgd(std::vector<Named> parameters, SgdOptions options);
   /// "sgd"; "momentum_bf16" and "momentum8" with momentum in bf16 and u8.
   const char* name() const noexcept override;
+  std::vector<Setting> settings() const override;
   bool takes_gradient_factor() const noexcept override { return true; }
 
  private:

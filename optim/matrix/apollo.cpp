@@ -21,6 +21,12 @@ ApolloMini::ApolloMini(std::vector<Named> parameters, ApolloOptions options)
   make_all_state();
 }
 
+std::vector<Setting> ApolloMini::settings() const {
+  std::vector<Setting> all = MatrixOptimizer::settings();
+  all.insert(all.end(), {{"scale", scale_}, {"period", static_cast<double>(period_)}, {"growth", growth_}});
+  return all;
+}
+
 void ApolloMini::add_matrix_state(std::size_t index, std::int64_t rows, std::int64_t columns) {
   const std::int64_t longer = std::max(rows, columns);
   add_zeros(index, "first_moment", {longer});

@@ -23,6 +23,7 @@ class ApolloMini final : public MatrixOptimizer {
   /// `.norm`.
   ApolloMini(std::vector<Named> parameters, ApolloOptions options);
   const char* name() const noexcept override { return "apollo-mini"; }
+  std::vector<Setting> settings() const override;
   bool is_capturable() const noexcept override { return false; }
 
   /// The P of parameter `index` in update `step`: its elements are those of (seed of the generator in force, period,

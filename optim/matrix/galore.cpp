@@ -43,6 +43,13 @@ Galore::Galore(std::vector<Named> parameters, GaloreOptions options)
   make_all_state();
 }
 
+std::vector<Setting> Galore::settings() const {
+  std::vector<Setting> all = MatrixOptimizer::settings();
+  all.insert(all.end(),
+             {{"rank", static_cast<double>(rank_)}, {"period", static_cast<double>(period_)}, {"scale", scale_}});
+  return all;
+}
+
 void Galore::add_matrix_state(std::size_t index, std::int64_t rows, std::int64_t columns) {
   const std::int64_t shorter = std::min(rows, columns), rank = std::min(rank_, shorter);
   const Shape seen = rows <= columns ? Shape{rank, columns} : Shape{rows, rank};

@@ -22,6 +22,7 @@ class Galore final : public MatrixOptimizer {
   /// `.projection`.
   Galore(std::vector<Named> parameters, GaloreOptions options);
   const char* name() const noexcept override { return "galore"; }
+  std::vector<Setting> settings() const override;
   bool is_capturable() const noexcept override { return false; }
 
  private:

@@ -62,6 +62,14 @@ void MatrixOptimizer::add_zeros(std::size_t index, std::string_view kind, const 
   add_state(index, kind, zeros(shape, DType::f32, p.device(), Category::optimizer));
 }
 
+std::vector<Setting> MatrixOptimizer::settings() const {
+  return {{"beta1", options_.beta1},
+          {"beta2", options_.beta2},
+          {"epsilon", options_.epsilon},
+          {"weight_decay", options_.weight_decay},
+          {"smallest_decayed_rank", static_cast<double>(options_.smallest_decayed_rank)}};
+}
+
 double MatrixOptimizer::decay_of(std::size_t index) const {
   return parameters()[index].tensor.rank() >= options_.smallest_decayed_rank ? options_.weight_decay : 0;
 }

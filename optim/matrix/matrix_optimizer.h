@@ -27,6 +27,8 @@ class MatrixOptimizer : public Optimizer {
  public:
   bool is_elementwise() const noexcept override { return false; }
   bool takes_gradient_factor() const noexcept override { return true; }
+  /// Those of MatrixOptions; classes below add their own.
+  std::vector<Setting> settings() const override;
 
  protected:
   /// Throws ValueError for options out of range and a name that no parameter has, DTypeError for f64 parameters.

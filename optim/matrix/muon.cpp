@@ -18,6 +18,14 @@ Muon::Muon(std::vector<Named> parameters, MuonOptions options)
   make_all_state();
 }
 
+std::vector<Setting> Muon::settings() const {
+  std::vector<Setting> all = MatrixOptimizer::settings();
+  all.insert(
+      all.end(),
+      {{"momentum", momentum_}, {"nesterov", nesterov_ ? 1.0 : 0.0}, {"iterations", static_cast<double>(iterations_)}});
+  return all;
+}
+
 void Muon::add_matrix_state(std::size_t index, std::int64_t rows, std::int64_t columns) {
   add_zeros(index, "momentum", {rows, columns});
 }

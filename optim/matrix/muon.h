@@ -21,6 +21,7 @@ class Muon final : public MatrixOptimizer {
   /// Throws ValueError and DTypeError as MatrixOptimizer does.
   Muon(std::vector<Named> parameters, MuonOptions options);
   const char* name() const noexcept override { return "muon"; }
+  std::vector<Setting> settings() const override;
 
  private:
   void add_matrix_state(std::size_t index, std::int64_t rows, std::int64_t columns) override;

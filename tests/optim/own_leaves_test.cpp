@@ -15,8 +15,11 @@
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
+#include <thimble/nn/layers/layers.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/adam.h>
+#include <thimble/optim/clip.h>
+#include <thimble/optim/grad_scaler.h>
 #include <thimble/optim/sgd.h>
 
 #include "support/catch.h"
@@ -248,4 +251,29 @@ TEST_CASE("own leaves: a loss that depends on none of them, and a parameter that
   tape.backward(record());
   CHECK_FALSE(unused.grad().defined());
   check_close(other.grad(), {3});
+}
+
+TEST_CASE("optimizer: a parameter that is listed twice is refused by name", "[optim]") {
+  struct Tied final : nn::Module {
+    nn::Linear& a = child<nn::Linear>("a", 4, 4);
+    nn::Linear& b = child<nn::Linear>("b", 4, 4);
+  } net;
+  std::vector<optim::Named> twice = net.trainable();
+  twice.push_back({"again", net.b.weight});
+  const auto refusal = [](const std::function<void()>& f) -> std::string {
+    try {
+      f();
+    } catch (const ValueError& error) {
+      return error.what();
+    }
+    return "taken";
+  };
+  const std::string text = ": 'b.weight' and 'again' are one parameter; expected each once";
+  CHECK(contains(refusal([&] { optim::Sgd(twice, {}); }), "optimizer" + text));
+  CHECK(contains(refusal([&] { optim::Adam(twice, {}); }), "optimizer" + text));
+  CHECK(contains(refusal([&] { optim::clip_grad_norm(twice, 1); }), "clip_grad_norm" + text));
+  CHECK(contains(refusal([&] { optim::GradScaler().judge(twice); }), "grad_scaler" + text));
+  net.b.weight = net.a.weight;  // tied: the module lists it once
+  CHECK(net.trainable().size() == 3);
+  CHECK_NOTHROW(optim::Sgd(net.trainable(), {}));
 }
