@@ -145,9 +145,10 @@ void DataParallel::begin_step(const optim::Optimizer& optimizer, std::int64_t mi
     is_same = theirs[i].tensor.leaf() == updated_[i].tensor.leaf();
   }
   if (!is_same) {
-    throw ValueError(std::string("data parallel: ") + optimizer.name() + " has " + std::to_string(theirs.size()) +
-                     " parameters that are not those of DataParallel::parameters(), which are " +
-                     std::to_string(updated_.size()));
+    throw ValueError(std::string("data parallel: expected ") + optimizer.name() +
+                     " to be made of DataParallel::parameters(), " + std::to_string(updated_.size()) +
+                     " tensors, got one of " + std::to_string(theirs.size()) +
+                     " other tensors; make it of those, after DataParallel and in the same run");
   }
   optim::check_members(whole_);
   for (const optim::Named& p : updated_) {

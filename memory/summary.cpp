@@ -73,6 +73,10 @@ std::string summary(Device device) {
   const Stack& stack = default_stack(device);
   const Arena::Statistics statistics = stack.arena->statistics();
   std::string text = stack.ledger->summary() + committed_table(stack) + to_string(statistics);
+  if (stack.ledger->max_allocated() == 0) {
+    text += "  nothing was taken from the default resource of " + to_string(device) +
+            ": a run in an arena of its stack (memory::Stack, nn::Trainer::memory) has its bytes there\n";
+  }
   if (!device.is_cuda()) return text;
   const Ledger& pinned = *pinned_ledger(device);
   text += "  offloaded to the host's pinned memory: " + exact_bytes(pinned.bytes()) + ", at the peak " +

@@ -1,5 +1,6 @@
 #include <thimble/nn/log/training_log.h>
 
+#include <cmath>
 #include <utility>
 
 #include <thimble/core/error.h>
@@ -32,7 +33,7 @@ void TrainingLog::end_step(const StepCurves& curves) {
 
 void TrainingLog::write(const StepCurves& curves) {
   const auto put = [&](const std::string& tag, double value) { writer_->scalar(tag, value, curves.step); };
-  put("loss", curves.loss);
+  if (!std::isnan(curves.loss)) put("loss", curves.loss);  // a batch that was skipped has none
   if (curves.items_per_s > 0) put("rate", curves.items_per_s);
   put("learning_rate", curves.rate);
   if (!is_replay_) bytes_ = ledger_->peak_by_category();
