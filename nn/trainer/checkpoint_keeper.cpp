@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <filesystem>
 #include <initializer_list>
 #include <optional>
@@ -61,9 +62,8 @@ std::vector<fs::path> older_of(const std::string& path) {
 // Steps that the checkpoint at `path` has done; nothing where there is none.
 std::optional<std::int64_t> steps_of_file(const std::string& path) {
   try {
-    const CheckpointInfo info = parse_checkpoint_info(SafetensorsReader(path).header(), path);
-    return info.step_count + (info.scaler ? info.scaler->skipped_steps : 0);
-  } catch (const FileError&) {
+    return steps_done(parse_checkpoint_info(SafetensorsReader(path).header(), path));
+  } catch (const Error&) {
     return std::nullopt;  // no file, or no checkpoint: it is replaced, as ever
   }
 }
@@ -115,13 +115,35 @@ std::vector<NamedTensor> in_file(const Module& module, const std::vector<NamedTe
 
 }  // namespace checkpoint_keeper_detail
 
+std::int64_t steps_done(const CheckpointInfo& info) {
+  const auto passed = info.metadata.find(skipped_batches_key);
+  std::int64_t skipped = 0;
+  if (passed != info.metadata.end()) {
+    const std::string& text = passed->second;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), skipped);
+    if (error != std::errc() || end != text.data() + text.size() || skipped < 0) {
+      throw ValueError(std::string("checkpoint: ") + skipped_batches_key + ": expected a count, got " + quote(text));
+    }
+  }
+  return info.step_count + (info.scaler ? info.scaler->skipped_steps : 0) + skipped;
+}
+
 void try_to_write(const char* what, const std::string& path) {
   if (path.empty()) return;
   try {
     AtomicFile file(path);
     file.write("x");
   } catch (const FileError& error) {
-    throw ValueError(std::string(what) + ": " + error.what());
+    const std::string folder = folder_of(path);
+    std::error_code status;
+    if (!std::filesystem::is_directory(folder, status)) {
+      throw ValueError(std::string(what) + ": " + quote(path, 200) + ": expected a folder " + quote(folder, 200) +
+                       ", got none; make it first");
+    }
+    std::string why = error.what();
+    const std::string nowhere = ": at byte 0";  // it could not be created
+    if (const std::size_t at = why.find(nowhere); at != std::string::npos) why.erase(at, nowhere.size());
+    throw ValueError(std::string(what) + ": " + why);
   }
 }
 

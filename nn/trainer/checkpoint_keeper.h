@@ -11,6 +11,7 @@
 #include <string>
 
 #include <thimble/core/threads/parallel.h>
+#include <thimble/nn/files/checkpoint_info.h>
 #include <thimble/nn/layers/module.h>
 #include <thimble/optim/optimizer.h>
 
@@ -30,6 +31,11 @@ std::int64_t free_bytes_at(const std::string& path);
 /// Tensors may be dry or away; of parameters in parts the wholes count, the state only as it is here.
 std::uint64_t weights_file_bytes(const Module& module);
 std::uint64_t checkpoint_bytes(const Module& module, const optim::Optimizer& optimizer);
+
+/// Steps that a checkpoint has done: updates, and those that were skipped.
+std::int64_t steps_done(const CheckpointInfo& info);
+/// Metadata of a checkpoint: steps that passed over a batch (nn/trainer/trainer.h).
+inline constexpr const char* skipped_batches_key = "trainer.skipped_batches";
 
 struct KeepOptions {
   std::string path;                ///< empty: there are no checkpoints

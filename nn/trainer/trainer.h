@@ -20,15 +20,23 @@
 //   change outside of these. On a dry device a batch has its sizes and no values; a value is read by nn::read_value
 //   (nn/step/read.h).
 // - Model, batch, loss and evaluation draw random numbers of the trainer's seed; the batch of a step may draw, too.
+// - A step that throws can be tried again, and is then the step that did not fail, to the bit: its batch and its loss
+//   draw the same numbers, and buffers that the loss has written in place are put back. Of several parts those before
+//   the one that failed stay updated; the next step() goes on with that one. Other state is the program's: an averaged
+//   copy of the weights, say, belongs in buffers of the model, and is written by the observer.
 // - A batch of other shapes is another step. The shapes of a batch are looked up before it is made, on the dry twin of
 //   the device; each gets a plan of its own when it is first seen, the example steps before the first step, and the
-//   plans are kept. All plans, and the evaluation, share the one budget.
+//   plans are kept. All plans, and the evaluation, share the one budget. So does a step with other frozen parameters.
+// - Integers and the like in a batch may change the step, too: a batch of known shapes with other ones is recorded, and
+//   planned only where its step asks for something else.
+// - Several micro-batches weigh by their samples, as they are in the whole batch.
 // - A program may have several parts, each an optimizer and its loss, which are updated in turn in every step (two nets
 //   against each other). A part's gradients are freed with its update.
 // - The real model is made at the first step, or when it is asked for.
 //
 // Terms
-//   key     tells shapes apart: the shapes of all tensors in the batch, or what the program returns
+//   key     tells shapes apart: the shapes of all tensors in the batch (nn/trainer/batch_outline.h), or what the
+//           program returns
 //   part    an optimizer and the loss that it follows
 
 #include <cstdint>
@@ -39,10 +47,10 @@
 #include <utility>
 #include <vector>
 
-#include <thimble/core/ops/op.h>
 #include <thimble/nn/certify/certify.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/step/read.h>
+#include <thimble/nn/trainer/batch_outline.h>
 #include <thimble/nn/trainer/trainer_core.h>
 
 namespace thimble::nn {
@@ -54,8 +62,8 @@ struct TrainedPart {
   std::function<Tensor(Model&, const Batch&)> loss;  ///< mean over the samples, one element
 };
 
-/// A user's program. `Model` is a Module, or has `std::vector<nn::Module*> modules()`; `Batch` is a Tensor, or a struct
-/// of at most 8 members, of which the tensors (and vectors of tensors) make the key.
+/// A user's program. `Model` is a Module, or has `std::vector<nn::Module*> modules()`; `Batch` is a Tensor, or what
+/// holds tensors that nn/trainer/batch_outline.h can see, or anything for which there is a `key`.
 template <class Model, class Batch>
 struct TrainedProgram {
   std::function<std::unique_ptr<Model>(Device)> model;
@@ -64,31 +72,14 @@ struct TrainedProgram {
   std::function<Batch(std::int64_t step, Device)> batch;
   std::function<double(Model&, Device)> evaluate = nullptr;  ///< in evaluation mode, without a tape
   std::vector<TrainedPart<Model, Batch>> parts = {};         ///< in place of `optimizer` and `loss`
-  /// Part `index` of `count` equal ones of a batch; needed with micro-batches.
+  /// Part `index` of `count` of a batch; needed with micro-batches. They may differ in samples: each weighs as it has
+  /// them. Together they are the batch.
   std::function<Batch(const Batch&, std::int64_t index, std::int64_t count)> micro_batch = nullptr;
   std::function<std::string(const Batch&)> key =
       nullptr;  ///< of a batch on a dry device; null: the shapes of its tensors
 };
 
 namespace trainer_detail {
-
-template <class T>
-inline constexpr bool is_vector = false;
-template <class T, class A>
-inline constexpr bool is_vector<std::vector<T, A>> = true;
-
-/// Adds the dtypes and shapes of all tensors in a batch.
-template <class T>
-void add_key(std::string& key, const T& member) {
-  if constexpr (std::is_same_v<T, Tensor>) {
-    key += (key.empty() ? "" : ", ") +
-           (member.defined() ? std::string(to_string(member.dtype())) + " " + to_string(member.shape()) : "none");
-  } else if constexpr (is_vector<T>) {
-    for (const auto& one : member) add_key(key, one);
-  } else if constexpr (std::is_class_v<T> && std::is_aggregate_v<T>) {
-    std::apply([&](const auto&... members) { (add_key(key, members), ...); }, tie_members(member));
-  }
-}
 
 template <class Model>
 std::vector<Module*> modules_of(Model& model) {
@@ -143,12 +134,20 @@ class TypedProgram final : public ErasedProgram {
   std::unique_ptr<ErasedRun> make(Device device) const override {
     return std::make_unique<TypedRun<Model, Batch>>(program_, device);
   }
-  std::string key(std::int64_t step, Device device) const override {
+  BatchOutline outline(std::int64_t step, Device device, std::int64_t micro_batches) const override {
     const Batch batch = program_.batch(step, device);
-    if (program_.key) return program_.key(batch);
-    std::string key;
-    add_key(key, batch);
-    return key;
+    BatchOutline whole;
+    look_at(whole, batch);
+    if (!program_.key) whole.require_seen();
+    if (micro_batches > 1 && !whole.first_axes.empty()) {
+      std::vector<BatchOutline> cut(static_cast<std::size_t>(micro_batches));
+      for (std::int64_t i = 0; i < micro_batches; ++i) {
+        look_at(cut[static_cast<std::size_t>(i)], program_.micro_batch(batch, i, micro_batches));
+      }
+      whole.samples = samples_of(whole, cut);
+    }
+    if (program_.key) whole.shapes = program_.key(batch), whole.values.clear();
+    return whole;
   }
   std::vector<std::string> part_names() const override {
     std::vector<std::string> names;
@@ -178,16 +177,26 @@ class Trainer {
   const TrainerPlan& plan() const noexcept { return core_.plan(); }
 
   /// One step, and an evaluation where one is due; no file is written. Throws BudgetError, with nothing changed, for
-  /// shapes that no plan of fits; PlanError for a step that leaves its plan where options.is_strict, and where threads
-  /// or instruction set are others than when it was planned; what the program throws.
+  /// a batch that no plan fits, which skip() passes over; PlanError for a step that leaves its plan where
+  /// options.is_strict, and where threads or instruction set are others than when it was planned; OutOfMemory for a
+  /// step that left its plan, and says where; ValueError for a parameter that was unfrozen and that no optimizer has;
+  /// NotFiniteError where a loss is no number and the loss scaler did not skip the step, after its update; what the
+  /// program throws.
   Progress step() { return core_.step(); }
-  /// The steps that are left of options.steps, with evaluations, checkpoints and curves; the observer is told after
-  /// each, and `control` asked. nn/trainer/training_loop.h says what happens to files on failures,
-  /// and on a loss that is no number. Throws what step() throws; FileError where the last checkpoint cannot be written.
+  /// Passes over the next batch: nothing is trained, the step counts, and a checkpoint goes on after it.
+  void skip() { core_.skip(); }
+  /// Batches that were passed over, by skip() or options.skips_unfitting.
+  std::int64_t skipped_batches() { return core_.skipped_batches(); }
+  /// The steps that are left of options.steps, with evaluations, checkpoints and curves; `control` is asked after each,
+  /// and the observer told, before the step's checkpoint. nn/trainer/training_loop.h says what happens to files on
+  /// failures, and on a loss that is no number. Throws what step() throws; FileError where the last checkpoint cannot
+  /// be written.
   LoopReport run(const TrainObserver& observer = nullptr, const TrainControl& control = {}) {
     return core_.run(observer, control);
   }
-  /// Evaluates in the trainer's arena, between steps. Throws ValueError for a program without an evaluation.
+  /// Evaluates in the trainer's arena, between steps: all modules are in evaluation mode, and so is dropout(), the
+  /// function (core/tensor/evaluation.h); modules then have the modes that they had. Throws ValueError for a program
+  /// without an evaluation.
   double evaluate() { return core_.evaluate(); }
 
   Model& model() { return static_cast<trainer_detail::TypedRun<Model, Batch>&>(core_.live()).model(); }
@@ -199,6 +208,8 @@ class Trainer {
 
   /// Bytes that the trainer's arena has committed; 0 before the first step.
   std::size_t peak_bytes() const { return core_.peak_bytes(); }
+  /// The arena's bytes by category and by path, now and at the peak, and what it committed for them.
+  std::string memory() const { return core_.memory(); }
   /// Whether steps kept their plans; nothing where none are placed.
   PlacedArena::Statistics placed() const { return core_.placed(); }
 

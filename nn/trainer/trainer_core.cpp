@@ -2,13 +2,19 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
+#include <limits>
 #include <utility>
 
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/bytes.h>
+#include <thimble/memory/policies/committed.h>
+#include <thimble/memory/summary.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/trainer/trainer_run.h>
 
@@ -47,98 +53,88 @@ namespace trainer_detail {
 TrainerCore::TrainerCore(std::unique_ptr<ErasedProgram> program, TrainerOptions options)
     : program_(std::move(program)), options_(std::move(options)), costs_(trainer_core_detail::costs_of(options_)) {
   check();
+  check_parts();
   check_files();
   machine_ = machine_text(options_.device);
   plan_.budget_bytes = options_.budget_bytes;
-  for (const std::int64_t step : options_.example_steps) {
-    Generator scratch(options_.seed);
-    const GeneratorScope scope(scratch);
-    require_planned(step, program_->key(step, dry(options_.device)));
-  }
+  for (const std::int64_t step : options_.example_steps) require_planned(step, key_of(step));
 }
 
 TrainerCore::~TrainerCore() = default;
 
-void TrainerCore::check() const {
-  const auto refuse = [](const std::string& why) { throw ValueError("trainer: " + why); };
-  const StepOptions& step = options_.step;
-  if (options_.steps < 0) refuse(std::to_string(options_.steps) + " steps; at least 0");
-  if (options_.evaluate_every < 0) refuse("an evaluation every " + std::to_string(options_.evaluate_every) + " steps");
-  if (options_.device.is_dry) refuse("it trains on a real device; its plans are made on the dry twin");
-  if (step.scaler != nullptr || step.judge != nullptr || step.gradient_tier || step.recording.plan ||
-      step.recording.graph || step.recording.times || step.recording.watch) {
-    refuse(
-        "options.step has a scaler, a tier or a recording; clip_norm, micro-batches and fuses_optimizer are allowed");
-  }
-  if (step.micro_batches > 1 && !program_->cuts_batches())
-    refuse("several micro-batches, and no micro_batch to cut them");
-  if (options_.loss_scale && program_->part_names().size() > 1)
-    refuse("a loss scale with several parts; one is allowed");
-  if (options_.evaluate_every > 0 && !program_->evaluates()) refuse("evaluate_every without evaluate");
-}
-
-/// What is written and read is tried before anything is planned.
-void TrainerCore::check_files() {
-  const auto refuse = [](const std::string& why) { throw ValueError("trainer: " + why); };
-  if (options_.save_every < 0) refuse("a checkpoint every " + std::to_string(options_.save_every) + " steps");
-  if (options_.keep < 1) refuse("keep = " + std::to_string(options_.keep) + "; at least 1 checkpoint stays");
-  if (options_.save.empty() && options_.save_every > 0) refuse("save_every without save");
-  if (options_.save.empty() && options_.resume.empty()) return;
-  const Device on = dry(options_.device);
-  const memory::Stack stack = memory::make_resource(on);
-  const ResourceScope scope(stack.top);
-  TrainerRun run(*program_, options_, on, {});
-  const std::size_t parts = program_->part_names().size(), modules = run.program().modules().size();
-  if (parts > 1 || modules > 1) {
-    refuse("save and resume of a program with " + std::to_string(parts) + " parts and " + std::to_string(modules) +
-           " modules; one of each is allowed");
-  }
-  if (!options_.resume.empty()) {
-    run.load(options_.resume);
-    const CheckpointInfo info = parse_checkpoint_info(SafetensorsReader(options_.resume).header(), options_.resume);
-    if (info.seed != options_.seed) {
-      refuse("resume: '" + options_.resume + "' was trained with seed " + std::to_string(info.seed) +
-             "; the same is allowed, not " + std::to_string(options_.seed));
-    }
-    first_step_ = info.step_count + (info.scaler ? info.scaler->skipped_steps : 0);
-    if (first_step_ >= options_.steps) {
-      refuse("resume: '" + options_.resume + "' has done " + std::to_string(first_step_) +
-             " steps; steps = " + std::to_string(options_.steps) + " must be more (it counts from the start)");
-    }
-  }
-  check_keeping("trainer: save", {options_.save, options_.keep}, options_.steps, options_.save_every,
-                checkpoint_bytes(*run.program().modules().front(), run.program().optimizer(0)));
+StepKey TrainerCore::key_of(std::int64_t step) const {
+  Generator scratch(options_.seed);
+  const GeneratorScope scope(scratch);
+  BatchOutline outline = program_->outline(step, dry(options_.device), options_.step.micro_batches);
+  return {std::move(outline.shapes), std::move(outline.values), is_frozen_};
 }
 
 /// Whole steps with these batches; as planned, or without plans.
-MakeRun TrainerCore::whole_steps(std::vector<std::int64_t> steps, bool is_planned) const {
+MakeRun TrainerCore::whole_steps(std::vector<StepKind> steps, bool is_planned) const {
   return [this, steps = std::move(steps), is_planned](Device device) {
     return std::make_unique<TrainerRun>(*program_, options_, device,
                                         RunRequest{steps, std::nullopt, is_planned ? &shapes_ : nullptr});
   };
 }
 
-MakeRun TrainerCore::part_steps(std::int64_t step, std::size_t part) const {
+MakeRun TrainerCore::part_steps(const StepKind& step, std::size_t part) const {
   return [this, step, part](Device device) {
     return std::make_unique<TrainerRun>(*program_, options_, device, RunRequest{{step}, part, nullptr});
   };
 }
 
-void TrainerCore::require_planned(std::int64_t step, const std::string& key) {
-  const auto is_this = [&](const std::unique_ptr<ShapePlan>& shape) { return shape->key == key; };
-  if (std::none_of(shapes_.begin(), shapes_.end(), is_this)) add_shape(step, key);
+void TrainerCore::require_planned(std::int64_t step, const StepKey& key) {
+  for (const auto& shape : shapes_) {
+    if (shape->is_of(key)) return;
+  }
+  for (const auto& shape : shapes_) {
+    if (shape->shapes != key.shapes || shape->is_frozen != key.is_frozen || !is_same_step(step, *shape)) continue;
+    shape->values.push_back(key.values);
+    return;
+  }
+  add_shape(step, key);
+}
+
+/// Whether the step of another batch with the same shapes runs the same operators and asks for the same blocks.
+bool TrainerCore::is_same_step(std::int64_t step, const ShapePlan& shape) const {
+  const Device on = dry(options_.device);
+  const auto blocks = [&](std::int64_t of) {
+    const MemoryProfile profile = profile_training(on, whole_steps({{of, shape.is_frozen}}, false), 1, true);
+    const auto begin = profile.events.begin();
+    return std::vector<Trace::Event>(begin + static_cast<std::ptrdiff_t>(profile.setup_end),
+                                     begin + static_cast<std::ptrdiff_t>(profile.step_ends.front()));
+  };
+  if (blocks(step) != blocks(shape.example.step)) return false;
+  for (std::size_t part = 0; part < shape.parts.size(); ++part) {
+    const auto operators = [&](std::int64_t of) {
+      std::vector<const OpType*> types;
+      for (const TapeGraph::Node& node : record_step(on, part_steps({of, shape.is_frozen}, part)).nodes) {
+        types.push_back(node.type);
+      }
+      return types;
+    };
+    if (operators(step) != operators(shape.example.step)) return false;
+  }
+  return true;
 }
 
 /// Plans for a new key. Where no plan fits, everything stays as it was.
-void TrainerCore::add_shape(std::int64_t step, std::string key) {
+void TrainerCore::add_shape(std::int64_t step, const StepKey& key) {
   auto shape = std::make_unique<ShapePlan>();
-  shape->key = std::move(key);
-  shape->example_step = step;
+  shape->shapes = key.shapes;
+  shape->values = {key.values};
+  shape->is_frozen = key.is_frozen;
+  shape->example = {step, key.is_frozen};
+  shape->key = key.shapes + (key.values.empty() ? "" : "; " + key.values);
+  if (key.is_frozen != is_frozen_) {
+    const auto frozen = std::count(key.is_frozen.begin(), key.is_frozen.end(), true);
+    shape->key += "; " + std::to_string(frozen) + " of " + std::to_string(key.is_frozen.size()) + " parameters frozen";
+  }
   const std::size_t parts = program_->part_names().size();
   shape->parts.resize(parts);
   for (std::size_t part = 0; part < parts && options_.budget_bytes > 0; ++part) {
     shape->planners.push_back(
-        std::make_unique<Planner>(part_steps(step, part), options_.device, costs_, options_.planner));
+        std::make_unique<Planner>(part_steps(shape->example, part), options_.device, costs_, options_.planner));
   }
   struct Before {
     std::vector<Plan> parts;
@@ -188,10 +184,10 @@ void TrainerCore::fit_smallest() {
 /// Places the steps of all keys, and runs them dry in that placement: twice each, and what comes after them.
 MemoryProfile TrainerCore::place_all() {
   const Device on = dry(options_.device);
-  std::vector<std::int64_t> all_steps;
+  std::vector<StepKind> all_steps;
   std::size_t plans = 0;
   for (const auto& shape : shapes_) {
-    const std::vector<std::int64_t> steps(2, shape->example_step);
+    const std::vector<StepKind> steps(2, shape->example);
     all_steps.insert(all_steps.end(), steps.begin(), steps.end());
     if (options_.budget_bytes == 0) continue;
     const MemoryProfile traced = profile_training(on, whole_steps(steps, true), 2, true);
@@ -232,14 +228,7 @@ void TrainerCore::fit_all() {
     plan_.peak_bytes = least;
     return;
   }
-  std::size_t kept = 0;
-  for (const auto& shape : shapes_) {
-    for (const auto& planner : shape->planners) kept = std::max(kept, planner->keep_everything().peak_bytes);
-  }
-  throw BudgetError("trainer: no plans of steps with " + shapes_.back()->key + " need as little as " +
-                        memory::exact_bytes(budget) + "; the smallest need " + memory::exact_bytes(least) +
-                        ", keeping everything " + memory::exact_bytes(kept),
-                    budget, least);
+  refuse_budget(least);
 }
 
 void TrainerCore::describe() {
@@ -247,7 +236,7 @@ void TrainerCore::describe() {
   plan_.keep_everything_bytes = options_.budget_bytes == 0 ? plan_.peak_bytes : 0;
   const std::vector<std::string> names = program_->part_names();
   for (const auto& shape : shapes_) {
-    TrainerPlan::Shapes of{shape->key, shape->example_step, {}};
+    TrainerPlan::Shapes of{shape->key, shape->example.step, {}};
     for (std::size_t part = 0; part < names.size(); ++part) {
       of.parts.push_back({names[part], shape->parts[part].description, shape->parts[part].time_overhead});
     }
@@ -267,7 +256,7 @@ void TrainerCore::start() {
   if (stack.placed && options_.is_strict) stack.placed->set_strict(true);
   const ResourceScope scope(stack.top);
   auto run = std::make_unique<TrainerRun>(*program_, options_, options_.device, RunRequest{{}, std::nullopt, &shapes_},
-                                          first_step_);
+                                          first_step_, first_skipped_);
   if (!options_.resume.empty()) run->load(options_.resume);
   run_ = std::move(run);
   stack_ = std::move(stack);
@@ -289,19 +278,44 @@ void TrainerCore::train_step(Progress& progress) {
   }
   TrainerRun& run = started();
   const ResourceScope scope(stack_.top);
-  require_planned(run.steps(), run.next_key());
+  progress.step = run.steps() + 1;
+  progress.rate = run.program().optimizer(0).rate();
+  try {
+    require_planned(run.steps(), run.next_key());
+  } catch (const BudgetError&) {
+    if (!options_.skips_unfitting) throw;
+    run.skip();
+    progress.is_skipped = true;
+    progress.loss = std::numeric_limits<double>::quiet_NaN();
+    progress.losses.assign(run.losses().size(), progress.loss);
+    return;
+  }
   run.step();
-  progress.step = run.steps();
   progress.losses = run.losses();
   progress.loss = progress.losses.front();
   progress.rate = run.program().optimizer(0).rate();
 }
 
+void TrainerCore::skip() { started().skip(); }
+
+std::int64_t TrainerCore::skipped_batches() { return started().skipped_batches(); }
+
+std::int64_t TrainerCore::skipped_steps() {
+  const optim::GradScaler* const scaler = started().scaler();
+  return started().skipped_batches() + (scaler != nullptr ? scaler->state().skipped_steps : 0);
+}
+
 Progress TrainerCore::step() {
   Progress progress;
+  const std::int64_t skipped = skipped_steps();
   const auto begin = std::chrono::steady_clock::now();
   train_step(progress);
   progress.ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+  for (const double loss : progress.losses) {
+    if (std::isfinite(loss) || skipped_steps() != skipped) continue;
+    throw NotFiniteError("trainer: step " + std::to_string(progress.step) + ": expected a finite loss, got " +
+                         std::to_string(loss) + "; its update is made, so go on from a checkpoint before it");
+  }
   const std::int64_t every = options_.evaluate_every;
   const bool is_due = every > 0 ? progress.step % every == 0 : progress.step == options_.steps;
   if (is_due && program_->evaluates()) progress.evaluation = Evaluation{evaluate(), std::nullopt};
@@ -323,10 +337,7 @@ class LoopedTrainer final : public LoopedRun {
   }
   void write_checkpoint(const std::string& path) override { core_.save(path); }
   std::int64_t steps_done() override { return core_.started().steps(); }
-  std::int64_t skipped_steps() override {
-    const optim::GradScaler* const scaler = core_.started().scaler();
-    return scaler != nullptr ? scaler->state().skipped_steps : 0;
-  }
+  std::int64_t skipped_steps() override { return core_.skipped_steps(); }
 
  private:
   TrainerCore& core_;
@@ -368,11 +379,7 @@ double TrainerCore::evaluate() {
 }
 
 Certificate TrainerCore::certify(std::int64_t steps) {
-  Generator scratch(options_.seed);
-  const GeneratorScope scope(scratch);
-  for (std::int64_t step = 0; step < steps; ++step) {
-    require_planned(step, program_->key(step, dry(options_.device)));
-  }
+  for (std::int64_t step = 0; step < steps; ++step) require_planned(step, key_of(step));
   Certificate certificate =
       nn::certify(whole_steps({}, false), whole_steps({}, true), options_.device, placements(), {.steps = steps});
   certificate.predicted_peak_bytes = plan_.peak_bytes;
@@ -381,6 +388,11 @@ Certificate TrainerCore::certify(std::int64_t steps) {
 
 std::size_t TrainerCore::peak_bytes() const {
   return stack_.arena ? stack_.arena->statistics().peak_committed_bytes : 0;
+}
+
+std::string TrainerCore::memory() const {
+  if (!stack_.arena) return "nothing is taken before the first step\n";
+  return stack_.ledger->summary() + memory::committed_table(stack_) + memory::to_string(stack_.arena->statistics());
 }
 
 PlacedArena::Statistics TrainerCore::placed() const {

@@ -11,6 +11,7 @@
 #include <thimble/memory/stack.h>
 #include <thimble/nn/certify/certify.h>
 #include <thimble/nn/fit/fit.h>
+#include <thimble/nn/trainer/batch_outline.h>
 #include <thimble/nn/trainer/training_loop.h>
 
 namespace thimble::nn {
@@ -22,19 +23,25 @@ struct TrainerOptions {
   std::int64_t steps = 100;                       ///< of run()
   std::int64_t evaluate_every = 0;                ///< steps between evaluations; 0: after the last of them alone
   std::vector<std::int64_t> example_steps = {0};  ///< whose shapes are planned before the first step
-  /// Clipping, micro-batches (with micro_samples) and the fused optimizer. The rest of it is the trainer's.
+  /// Clipping, micro-batches and the fused optimizer. The trainer counts the samples of micro-batches; `micro_samples`
+  /// and `parts`, where given, must agree (the largest has micro_samples), but for the weights in `parts`. The rest of
+  /// it is the trainer's.
   StepOptions step = {};
   std::optional<optim::GradScalerOptions> loss_scale = {};  ///< of a program with one part; none: it is not scaled
   std::function<double(std::int64_t step)> rate = nullptr;  ///< of all optimizers; null: as they are
-  std::string hardware = {};    ///< whose times plans are made with (nn/fit/cost.h); empty: the device's kind
-  PlannerOptions planner = {};  ///< what plans may do that costs transfers or exactness
-  bool is_strict = false;       ///< a step that leaves its plan is a PlanError
+  std::string hardware = {};     ///< whose times plans are made with (nn/fit/cost.h); empty: the device's kind
+  PlannerOptions planner = {};   ///< what plans may do that costs transfers or exactness
+  bool is_strict = false;        ///< a step that leaves its plan is a PlanError
+  bool skips_unfitting = false;  ///< a batch that no plan fits is passed over and counted; false: BudgetError
   // Of run(); of a program with one part and one module. Saving and loading take memory for state that is away alone.
   std::string save = {};        ///< a checkpoint (nn/files/checkpoint.h), at the end and every `save_every` steps
   std::int64_t save_every = 0;  ///< 0: at the end alone
   std::int64_t keep = 1;        ///< checkpoints that stay: the newest, and older ones as `<save>.step-K`
   std::string resume = {};      ///< a checkpoint to go on from: to the bit, as if the run had never ended
-  std::string log = {};         ///< a folder for TensorBoard
+  /// Of `resume`: options here (the optimizer's, rate, clipping, micro-batches, loss scale) win over the file's. false:
+  /// others than the file's are refused by name. Files from before they were written have the rate alone.
+  bool changes_options = false;
+  std::string log = {};  ///< a folder for TensorBoard
 };
 
 /// The bytes and time that a trainer will need.
@@ -73,22 +80,16 @@ class ErasedProgram {
  public:
   virtual ~ErasedProgram() = default;
   virtual std::unique_ptr<ErasedRun> make(Device device) const = 0;
-  virtual std::string key(std::int64_t step, Device device) const = 0;
+  /// Of the batch of a step, and, of several, of its micro-batches.
+  virtual BatchOutline outline(std::int64_t step, Device device, std::int64_t micro_batches) const = 0;
   virtual std::vector<std::string> part_names() const = 0;
   virtual bool evaluates() const = 0;
   virtual bool cuts_batches() const = 0;
 };
 
-/// The plan of the steps of one key.
-struct ShapePlan {
-  std::string key;
-  std::int64_t example_step = 0;
-  std::vector<std::unique_ptr<Planner>> planners;  // of each part; none without a budget
-  std::vector<Plan> parts;                         // of which the tape's plan counts
-  std::vector<StepPlacement> placement;            // of the first and of a steady step, all parts together
-  std::size_t first_plan = 0;                      // of those that all keys have together
-};
-
+struct StepKind;
+struct StepKey;
+struct ShapePlan;
 class TrainerRun;
 
 class TrainerCore {
@@ -100,6 +101,10 @@ class TrainerCore {
 
   const TrainerPlan& plan() const noexcept { return plan_; }
   Progress step();
+  void skip();
+  std::int64_t skipped_batches();
+  /// These, and steps that the loss scaler skipped.
+  std::int64_t skipped_steps();
   LoopReport run(const TrainObserver& observer, const TrainControl& control);
   double evaluate();
   /// One step, without its evaluation.
@@ -109,26 +114,34 @@ class TrainerCore {
   ErasedRun& live();
   Certificate certify(std::int64_t steps);
   std::size_t peak_bytes() const;
+  std::string memory() const;
   PlacedArena::Statistics placed() const;
 
  private:
   void check() const;
   void check_files();
+  void check_parts();
   void start();
-  void require_planned(std::int64_t step, const std::string& key);
-  void add_shape(std::int64_t step, std::string key);
+  StepKey key_of(std::int64_t step) const;
+  void require_planned(std::int64_t step, const StepKey& key);
+  bool is_same_step(std::int64_t step, const ShapePlan& shape) const;
+  void add_shape(std::int64_t step, const StepKey& key);
   void fit_all();
   bool fit_parts(std::size_t target_bytes);
   void fit_smallest();
   MemoryProfile place_all();
-  MakeRun whole_steps(std::vector<std::int64_t> steps, bool is_planned) const;
-  MakeRun part_steps(std::int64_t step, std::size_t part) const;
+  MakeRun whole_steps(std::vector<StepKind> steps, bool is_planned) const;
+  MakeRun part_steps(const StepKind& step, std::size_t part) const;
+  [[noreturn]] void refuse_budget(std::size_t least);
+  std::string what_would_fit(const ShapePlan& shape) const;
   std::vector<StepPlacement> placements() const;
   void describe();
 
   std::unique_ptr<const ErasedProgram> program_;
   TrainerOptions options_;
-  std::int64_t first_step_ = 0;  // done in the checkpoint that the run goes on from
+  std::int64_t first_step_ = 0;     // done in the checkpoint that the run goes on from
+  std::int64_t first_skipped_ = 0;  // of these, passed over
+  std::vector<bool> is_frozen_;     // as the program makes the optimizers' parameters
   CostModel costs_;
   std::string machine_;                             // that the plans are made for
   std::vector<std::unique_ptr<ShapePlan>> shapes_;  // they stay where they are: runs look at them

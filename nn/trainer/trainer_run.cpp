@@ -1,11 +1,15 @@
 #include <thimble/nn/trainer/trainer_run.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <utility>
 
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
 #include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/evaluation.h>
 #include <thimble/core/tensor/parameter_store.h>
+#include <thimble/memory/bytes.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/step/read.h>
 
@@ -27,26 +31,59 @@ class HeldBatch {
   ErasedRun& run_;
 };
 
-/// Modules in evaluation mode, for a scope.
+/// Modules, and functions, in evaluation mode for a scope; then each module has the mode that it had.
 class Evaluating {
  public:
-  explicit Evaluating(std::vector<Module*> modules) : modules_(std::move(modules)) {
-    for (Module* const module : modules_) module->eval();
+  explicit Evaluating(const std::vector<Module*>& modules) {
+    for (Module* const module : modules) {
+      module->for_each_module([&](Module& m) { modes_.emplace_back(&m, m.is_training()); });
+      module->eval();
+    }
   }
   ~Evaluating() {
-    for (Module* const module : modules_) module->train();
+    for (const auto& [module, is_training] : modes_) module->train(is_training);  // those below it follow
   }
   Evaluating(const Evaluating&) = delete;
   Evaluating& operator=(const Evaluating&) = delete;
 
  private:
-  std::vector<Module*> modules_;
+  EvaluationScope functions_;
+  std::vector<std::pair<Module*, bool>> modes_;
 };
+
+/// As many digits as tell two numbers apart.
+std::string text_of(double number) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.17g", number);
+  return text;
+}
 
 }  // namespace trainer_run_detail
 
+std::map<std::string, std::string> settings_of(const TrainerOptions& options, const std::string& part,
+                                               const optim::Optimizer& optimizer) {
+  using trainer_run_detail::text_of;
+  std::map<std::string, std::string> settings{
+      {"trainer.part", part},
+      {"trainer.clip_norm", text_of(options.step.clip_norm)},
+      {"trainer.micro_batches", std::to_string(options.step.micro_batches)},
+      {"trainer.rate", options.rate ? "a function of the step" : "the optimizer's"},
+  };
+  for (const optim::Setting& s : optimizer.settings()) settings["trainer.optimizer." + s.name] = text_of(s.value);
+  if (options.loss_scale) {
+    const optim::GradScalerOptions& scale = *options.loss_scale;
+    settings["trainer.loss_scale.is_dynamic"] = text_of(scale.is_dynamic ? 1 : 0);
+    settings["trainer.loss_scale.growth"] = text_of(scale.growth);
+    settings["trainer.loss_scale.interval"] = std::to_string(scale.interval);
+    settings["trainer.loss_scale.backoff"] = text_of(scale.backoff);
+    settings["trainer.loss_scale.most"] = text_of(scale.most);
+    settings["trainer.loss_scale.least"] = text_of(scale.least);
+  }
+  return settings;
+}
+
 TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& options, Device device, RunRequest request,
-                       std::int64_t first_step)
+                       std::int64_t first_step, std::int64_t first_skipped)
     : program_(program),
       trainer_options_(options),
       device_(device),
@@ -55,8 +92,8 @@ TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& optio
       part_count_(program.part_names().size()),
       options_(options.step),
       placed_(PlacedArena::find(*current_resource(device))),
-      first_step_(first_step),
-      steps_(first_step) {
+      steps_(first_step),
+      skipped_(first_skipped) {
   const GeneratorScope scope(generator_);
   run_ = program_.make(device_);
   if (options.loss_scale) scaler_ = std::make_unique<optim::GradScaler>(*options.loss_scale);
@@ -67,31 +104,95 @@ TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& optio
   }
   losses_.assign(request_.only_part ? 1 : part_count_, 0);
   if (device_.is_dry && !options.resume.empty()) visit_state();  // as it is loaded
+  for (const Module* const module : run_->modules()) {
+    for (const NamedTensor& p : module->parameters()) {
+      const auto has = [&](std::size_t part) { return run_->optimizer(part).leaves().has(p.tensor.leaf().get()); };
+      bool is_trained = p.tensor.requires_grad();
+      for (std::size_t part = 0; part < part_count_; ++part) is_trained = is_trained || has(part);
+      if (!is_trained) constants_.push_back({p.name, p.tensor});
+    }
+  }
 }
 
-std::int64_t TrainerRun::batch_step() const {
-  if (request_.batch_steps.empty()) return steps_;
-  return request_.batch_steps[static_cast<std::size_t>(steps_) % request_.batch_steps.size()];
+std::vector<bool> TrainerRun::is_frozen() {
+  std::vector<bool> all;
+  for (std::size_t part = 0; part < part_count_; ++part) {
+    for (const optim::Named& p : run_->optimizer(part).parameters()) all.push_back(!p.tensor.requires_grad());
+  }
+  return all;
 }
 
-const std::string& TrainerRun::next_key() {
-  if (key_) return *key_;
+void TrainerRun::freeze_as(const std::vector<bool>& is_frozen) {
+  std::size_t i = 0;
+  for (std::size_t part = 0; part < part_count_ && !is_frozen.empty(); ++part) {
+    for (const optim::Named& p : run_->optimizer(part).parameters()) {
+      if (const bool is_now = is_frozen[i++]; p.tensor.requires_grad() == is_now) p.tensor.set_requires_grad(!is_now);
+    }
+  }
+}
+
+/// What is unfrozen is to be trained.
+void TrainerRun::check_unfrozen() const {
+  for (const optim::Named& p : constants_) {
+    if (!p.tensor.requires_grad()) continue;
+    throw ValueError("trainer: " + quote(p.name) +
+                     " was unfrozen, and no optimizer has it, so it would stay as it is; make the optimizer of all "
+                     "parameters that are ever trained, and freeze some of them afterwards");
+  }
+}
+
+const StepKind& TrainerRun::next_kind() {
+  if (!request_.steps.empty()) return request_.steps[static_cast<std::size_t>(steps_) % request_.steps.size()];
+  kind_.step = steps_;
+  return kind_;
+}
+
+const BatchOutline& TrainerRun::next_outline() {
+  if (outline_) return *outline_;
   // What the dry batch draws is not drawn from the run's generator, and its bytes are none of a dry run's.
   Generator scratch(trainer_options_.seed);
   const GeneratorScope scope(scratch);
   const ResourceScope elsewhere(default_resource(dry(device_)));
-  key_ = program_.key(batch_step(), dry(device_));
-  return *key_;
+  outline_ = program_.outline(next_kind().step, dry(device_), options_.micro_batches);
+  return *outline_;
+}
+
+StepKey TrainerRun::next_key() {
+  const std::vector<bool>& asked = next_kind().is_frozen;
+  return {next_outline().shapes, next_outline().values, asked.empty() ? is_frozen() : asked};
 }
 
 /// Null where no plans are followed.
 const ShapePlan* TrainerRun::next_shape() {
   if (request_.shapes == nullptr) return nullptr;
-  const std::string& key = next_key();
+  const StepKey key = next_key();
   for (const std::unique_ptr<ShapePlan>& shape : *request_.shapes) {
-    if (shape->key == key) return shape.get();
+    if (shape->is_of(key)) return shape.get();
   }
-  throw PlanError("trainer: no plan of batches with " + key);
+  throw PlanError("trainer: no plan of batches with " + key.shapes);
+}
+
+/// One for each of several micro-batches: it weighs as it has samples, unless the options say otherwise.
+std::vector<optim::MicroBatch> TrainerRun::micro_batches() {
+  if (options_.micro_batches == 1) return options_.parts;
+  const std::vector<std::int64_t>& samples = next_outline().samples;
+  if (samples.empty()) return options_.parts;  // of a batch that only its key describes
+  const auto refuse = [](const std::string& what, std::int64_t got, std::int64_t expected) {
+    throw ValueError("trainer: options.step." + what + ": expected " + std::to_string(expected) +
+                     " samples, as micro_batch cuts them, got " + std::to_string(got));
+  };
+  const std::int64_t largest = *std::max_element(samples.begin(), samples.end());
+  if (options_.micro_samples != 0 && options_.micro_samples != largest) {
+    refuse("micro_samples", options_.micro_samples, largest);
+  }
+  for (std::size_t i = 0; i < std::min(samples.size(), options_.parts.size()); ++i) {
+    const std::int64_t given = options_.parts[i].samples;
+    if (given != samples[i]) refuse("parts[" + std::to_string(i) + "]", given, samples[i]);
+  }
+  if (!options_.parts.empty()) return options_.parts;
+  std::vector<optim::MicroBatch> parts;
+  for (const std::int64_t n : samples) parts.push_back({n, static_cast<double>(n)});
+  return parts;
 }
 
 void TrainerRun::make_tier(const ShapePlan& shape) {
@@ -110,38 +211,100 @@ void TrainerRun::update_part(std::size_t part, const ShapePlan* shape) {
     options.recording.plan = shape->parts[part].tape;
     if (options.recording.plan && options.recording.plan->offloads()) options.recording.tier = tier_;
   }
+  options.parts = micro_batches();
   optim::Optimizer& optimizer = run_->optimizer(part);
-  if (trainer_options_.rate) optimizer.set_rate(trainer_options_.rate(steps_));
-  const Tensor loss = training_step(
-      optimizer, [&](std::int64_t i) { return run_->loss(part, i, options.micro_batches); }, options);
-  losses_[request_.only_part ? 0 : part] = read_value(loss);
+  const double rate_before = optimizer.rate();
+  if (trainer_options_.rate) optimizer.set_rate(trainer_options_.rate(next_kind().step));
+  try {
+    const Tensor loss = training_step(
+        optimizer, [&](std::int64_t i) { return run_->loss(part, i, options.micro_batches); }, options);
+    losses_[request_.only_part ? 0 : part] = read_value(loss);
+  } catch (...) {
+    optimizer.set_rate(rate_before);
+    throw;
+  }
   if (part_count_ > 1) free_gradients();  // this part's loss may have led to another's parameters
+}
+
+/// The parts that are left of the step, each with the numbers that it would have drawn had none of them failed.
+void TrainerRun::run_parts(const ShapePlan* shape) {
+  if (next_part_ > 0) {
+    part_begin_ = std::exchange(generator_, *step_begin_);
+  } else {
+    step_begin_ = generator_;
+  }
+  const trainer_run_detail::HeldBatch batch(*run_, next_kind().step);
+  if (next_part_ > 0) generator_ = *part_begin_;
+  if (request_.only_part) return update_part(*request_.only_part, shape);
+  for (; next_part_ < part_count_; ++next_part_) {
+    part_begin_ = generator_;
+    update_part(next_part_, shape);
+  }
+}
+
+/// A step that asks for other blocks than planned may find no room: why, not the state of the arena, is the news.
+void TrainerRun::explain(const OutOfMemory& error) const {
+  const PlacedArena::Statistics placed = placed_->statistics();
+  const OutOfMemory::Facts& facts = error.facts();
+  const auto& first = placed.first_deviation;
+  const bool is_first = first && first->step + 1 == placed.steps;
+  throw OutOfMemory("trainer: step " + std::to_string(steps_ + 1) + " left its plan (" +
+                        (is_first ? to_string(*first) : "at event " + std::to_string(placed.last_deviation)) +
+                        ") and then ran out of memory: " + memory::exact_bytes(facts.requested_bytes) + " asked for, " +
+                        memory::exact_bytes(facts.in_use_bytes) + " in use of " +
+                        memory::exact_bytes(facts.capacity_bytes) +
+                        "; a step must ask for the same bytes whenever its batch has the same key",
+                    facts);
 }
 
 void TrainerRun::step() {
   const GeneratorScope scope(generator_);
+  freeze_as(next_kind().is_frozen);
+  check_unfrozen();
   const ShapePlan* const shape = next_shape();
+  const std::uint64_t deviations = placed_ != nullptr ? placed_->statistics().deviations : 0;
+  // The rest of a step that failed in a later part is not what was planned.
+  const bool is_rest = next_part_ > 0;
+  if (placed_ != nullptr && is_rest) placed_->set_strict(false);
   std::optional<PlacedArena::Step> replay;
-  if (shape != nullptr) make_tier(*shape);
-  if (placed_ != nullptr && shape == nullptr) {
-    replay.emplace(*placed_);
-  } else if (placed_ != nullptr) {
-    const std::size_t last = shape->placement.size() - 1;
-    const auto step = static_cast<std::size_t>(steps_ - first_step_);
-    replay.emplace(*placed_, shape->first_plan + std::min(step, last));
-  }
-  {
-    const trainer_run_detail::HeldBatch batch(*run_, batch_step());
-    if (request_.only_part) {
-      update_part(*request_.only_part, shape);
-    } else {
-      for (std::size_t part = 0; part < part_count_; ++part) update_part(part, shape);
+  try {
+    if (shape != nullptr) make_tier(*shape);
+    if (placed_ != nullptr && shape == nullptr) {
+      replay.emplace(*placed_);
+    } else if (placed_ != nullptr) {
+      const std::size_t last = shape->placement.size() - 1;
+      replay.emplace(*placed_, shape->first_plan + std::min(static_cast<std::size_t>(taken_), last));
+    }
+    run_parts(shape);
+  } catch (...) {
+    if (step_begin_) generator_ = next_part_ == 0 ? *step_begin_ : *part_begin_;
+    replay.reset();
+    if (placed_ != nullptr && is_rest) placed_->set_strict(trainer_options_.is_strict);
+    if (placed_ == nullptr || placed_->statistics().deviations == deviations) throw;
+    try {
+      throw;
+    } catch (const OutOfMemory& error) {
+      explain(error);
     }
   }
-  ++steps_;
-  key_.reset();
+  end_step();
+  ++taken_;
+  rate_step_ = steps_ - 1;
   replay.reset();
-  if (placed_ != nullptr) placed_->require_kept();
+  if (placed_ != nullptr && !is_rest) return placed_->require_kept();
+  if (placed_ != nullptr) placed_->set_strict(trainer_options_.is_strict);
+}
+
+void TrainerRun::end_step() {
+  ++steps_;
+  next_part_ = 0;
+  step_begin_.reset(), part_begin_.reset(), outline_.reset();
+}
+
+void TrainerRun::skip() {
+  generator_.set_step(generator_.step() + part_count_ - next_part_);
+  ++skipped_;
+  end_step();
 }
 
 double TrainerRun::evaluate() {
@@ -177,11 +340,16 @@ void TrainerRun::visit_state() {
 
 void TrainerRun::save(const std::string& path) {
   if (placed_ != nullptr && run_->optimizer(0).updates_one_by_one()) placed_->release_region();
-  save_checkpoint(path, *run_->modules().front(), run_->optimizer(0), generator_, {}, scaler_.get());
+  Metadata metadata = settings_of(trainer_options_, program_.part_names().front(), run_->optimizer(0));
+  metadata[skipped_batches_key] = std::to_string(skipped_);
+  if (rate_step_ >= 0) metadata[rate_step_key] = std::to_string(rate_step_);
+  save_checkpoint(path, *run_->modules().front(), run_->optimizer(0), generator_, metadata, scaler_.get());
 }
 
 void TrainerRun::load(const std::string& path) {
+  const double rate = run_->optimizer(0).rate();
   load_checkpoint(path, *run_->modules().front(), run_->optimizer(0), generator_, scaler_.get());
+  if (trainer_options_.changes_options) run_->optimizer(0).set_rate(rate);
 }
 
 std::int64_t TrainerRun::parameters() const {

@@ -1,7 +1,9 @@
 #pragma once
 // The steps of a trainer's program on one device: planned or not, real or dry.
 
+#include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,20 +13,56 @@
 
 namespace thimble::nn::trainer_detail {
 
+/// What steps look like to a plan, by one of them.
+struct StepKind {
+  std::int64_t step = 0;
+  std::vector<bool> is_frozen = {};  ///< each parameter of the optimizers, in order; empty: as the program makes them
+};
+
+/// By which the plan of a step is found.
+struct StepKey {
+  std::string shapes, values;  // of BatchOutline
+  std::vector<bool> is_frozen;
+};
+
+/// The plan of the steps of one key.
+struct ShapePlan {
+  std::string shapes;               // of BatchOutline
+  std::vector<std::string> values;  // of BatchOutline, whose steps are the same
+  std::vector<bool> is_frozen;      // of StepKind, never empty
+  StepKind example;                 // one of them
+  std::string key;                  // all of these, to read
+  bool is_of(const StepKey& other) const {
+    return shapes == other.shapes && is_frozen == other.is_frozen &&
+           std::find(values.begin(), values.end(), other.values) != values.end();
+  }
+  std::vector<std::unique_ptr<Planner>> planners;  // of each part; none without a budget
+  std::vector<Plan> parts;                         // of which the tape's plan counts
+  std::vector<StepPlacement> placement;            // of the first and of a steady step, all parts together
+  std::size_t first_plan = 0;                      // of those that all keys have together
+};
+
 /// The part of its program that a run executes.
 struct RunRequest {
-  /// The batches' steps, over and over; empty: those that the run is at.
-  std::vector<std::int64_t> batch_steps = {};
+  /// Steps to make, over and over; empty: those that the run is at, with the parameters frozen that are.
+  std::vector<StepKind> steps = {};
   std::optional<std::size_t> only_part = std::nullopt;  ///< none: all, one after the other
   /// Plans to follow; null: none, or, of one part alone, that of options().
   const std::vector<std::unique_ptr<ShapePlan>>* shapes = nullptr;
 };
 
+/// Options that change what a run computes, as a checkpoint's metadata have them: "trainer.clip_norm", ...
+std::map<std::string, std::string> settings_of(const TrainerOptions& options, const std::string& part,
+                                               const optim::Optimizer& optimizer);
+/// Metadata of a checkpoint: the step whose rate the optimizer has.
+inline constexpr const char* rate_step_key = "trainer.rate_step";
+
 class TrainerRun final : public TrainingRun {
  public:
-  /// `first_step`: steps that are done, in the checkpoint that the run goes on from.
+  /// `first_step`: steps that are done in the checkpoint that the run goes on from; `first_skipped`: of these, those
+  /// that passed over their batch.
   TrainerRun(const ErasedProgram& program, const TrainerOptions& options, Device device, RunRequest request,
-             std::int64_t first_step = 0);
+             std::int64_t first_step = 0, std::int64_t first_skipped = 0);
 
   void step() override;
   StepOptions& options() override { return options_; }
@@ -34,8 +72,13 @@ class TrainerRun final : public TrainingRun {
   RunView view() override;
   std::size_t tier_bytes() const override;
 
-  /// The key of the next step's batch.
-  const std::string& next_key();
+  /// A step that throws can be tried again: it then is the step that did not.
+  StepKey next_key();
+  /// Passes over the next batch.
+  void skip();
+  std::int64_t skipped_batches() const noexcept { return skipped_; }
+  /// Each parameter of the optimizers, in order.
+  std::vector<bool> is_frozen();
   /// Without a tape, in evaluation mode, with the region given back.
   double evaluate();
   ErasedRun& program() noexcept { return *run_; }
@@ -49,8 +92,15 @@ class TrainerRun final : public TrainingRun {
   void load(const std::string& path);
 
  private:
-  std::int64_t batch_step() const;
+  const StepKind& next_kind();
+  const BatchOutline& next_outline();
   const ShapePlan* next_shape();
+  void freeze_as(const std::vector<bool>& is_frozen);
+  void check_unfrozen() const;
+  std::vector<optim::MicroBatch> micro_batches();
+  void run_parts(const ShapePlan* shape);
+  void end_step();
+  [[noreturn]] void explain(const OutOfMemory& error) const;
   void make_tier(const ShapePlan& shape);
   void update_part(std::size_t part, const ShapePlan* shape);
   void free_gradients();
@@ -65,12 +115,19 @@ class TrainerRun final : public TrainingRun {
   std::unique_ptr<ErasedRun> run_;
   std::unique_ptr<optim::GradScaler> scaler_;
   StepOptions options_;
-  std::shared_ptr<Tier> tier_;  // of what plans offload; null: none does
-  PlacedArena* placed_;         // behind the resource; null: none
-  std::int64_t first_step_;
-  std::int64_t steps_;          // done
-  std::vector<double> losses_;  // of the last step
-  std::optional<std::string> key_;
+  std::shared_ptr<Tier> tier_;           // of what plans offload; null: none does
+  PlacedArena* placed_;                  // behind the resource; null: none
+  std::int64_t steps_;                   // done
+  std::int64_t skipped_;                 // of these, passed over
+  std::int64_t taken_ = 0;               // by this run
+  std::int64_t rate_step_ = -1;          // whose rate the optimizers have; -1: the rate they were made with, or loaded
+  std::vector<double> losses_;           // of the last step
+  StepKind kind_;                        // of the next step, where the request names none
+  std::optional<BatchOutline> outline_;  // of the next step's batch
+  std::vector<optim::Named> constants_;  // frozen when the run was made, and of no optimizer
+  // Of a step that failed in its part `next_part_`: the generator when the step began, and when that part did.
+  std::size_t next_part_ = 0;
+  std::optional<Generator> step_begin_, part_begin_;
 };
 
 }  // namespace thimble::nn::trainer_detail

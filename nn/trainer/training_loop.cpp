@@ -1,5 +1,6 @@
 #include <thimble/nn/trainer/training_loop.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -52,9 +53,14 @@ void TrainingLoop::run(const TrainObserver& observer) {
     const std::int64_t done = step + 1, skipped = run_.skipped_steps();
     Progress progress = rescued([&] { return one_step(step); });
     report_.steps = done;
-    const bool is_finite = std::isfinite(progress.loss);
+    const auto is_number = [](double loss) { return std::isfinite(loss); };
+    const bool is_finite =
+        is_number(progress.loss) && std::all_of(progress.losses.begin(), progress.losses.end(), is_number);
     // A step that the loss scaler skipped, because its gradients were too large, changed no parameter.
-    if (!is_finite && run_.skipped_steps() == skipped) return diverge(done, is_text("the loss", progress.loss));
+    if (!is_finite && run_.skipped_steps() == skipped) {
+      const auto found = std::find_if_not(progress.losses.begin(), progress.losses.end(), is_number);
+      return diverge(done, is_text("the loss", found != progress.losses.end() ? *found : progress.loss));
+    }
     if (is_finite) keeper_.confirm();  // of the state that was saved last
     const Wish wish = control_.wish ? control_.wish() : Wish::go_on;
     const bool is_last = done == options_.steps || wish == Wish::stop;
@@ -69,6 +75,8 @@ void TrainingLoop::run(const TrainObserver& observer) {
         return diverge(done, is_text("the validation loss", progress.evaluation->loss));
       }
     }
+    log_step(progress);
+    if (observer) observer(progress);
     if (is_last || wish == Wish::save || is_due(options_.save_every)) {
       try {
         save(is_last);
@@ -76,8 +84,6 @@ void TrainingLoop::run(const TrainObserver& observer) {
         return diverge(done, error.what());
       }
     }
-    log_step(progress);
-    if (observer) observer(progress);
     if (wish == Wish::save) say("after step " + std::to_string(done) + ": " + keeper_.text());
     if (wish == Wish::stop) return stop(done);
   }
@@ -115,7 +121,7 @@ Progress TrainingLoop::one_step(std::int64_t step) {
     later_ms_ += progress.ms;
   }
   const auto later = static_cast<double>(step - options_.first_step);
-  report_.loss_last = progress.loss;
+  if (!progress.is_skipped) report_.loss_last = progress.loss;
   report_.ms_per_step = later > 0 ? later_ms_ / later : first_ms_;
   report_.items_per_s = options_.items_per_step / report_.ms_per_step * 1000;
 

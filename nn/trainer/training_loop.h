@@ -4,6 +4,8 @@
 // - A checkpoint holds only a state whose loss is a number: where the next step finds that it is none, the file is
 //   taken back. A step whose loss is not a number, and that the loss scaler did not skip, ends the run at once; so
 //   does such an evaluation, and a state that holds a NaN.
+// - After a step come its evaluation, its curves, the observer, and its checkpoint: what an observer keeps in buffers
+//   of the model (an average of the weights) is in the checkpoint of the same step.
 // - A failure between two checkpoints (memory, data) ends the run after a checkpoint of the last whole step.
 // - Where a checkpoint on the way cannot be written, the run says so and goes on. Where the last one cannot, the run
 //   throws, after it has written everything else.
@@ -31,9 +33,10 @@ struct Evaluation {
 /// After a step.
 struct Progress {
   std::int64_t step = 0;       ///< steps done
-  double loss = 0;             ///< of the first part, before its update
+  double loss = 0;             ///< of the first part, before its update; NaN of a batch that was skipped
   std::vector<double> losses;  ///< of all parts
   double rate = 0;
+  bool is_skipped = false;                ///< the batch was passed over, as no plan fits it: nothing was trained
   std::optional<Evaluation> evaluation;   ///< when there was one
   std::size_t bytes = 0, peak_bytes = 0;  ///< committed by the arena now, and at most
   double ms = 0;
@@ -93,9 +96,9 @@ class LoopedRun {
   virtual void write_checkpoint(const std::string& path) = 0;
   /// Called instead where no file can be written: tells the other ranks, which wait for their part in it, why.
   virtual void refuse_checkpoint([[maybe_unused]] const std::string& why) {}
-  /// Steps that have used a batch: updates, and those that the loss scaler skipped.
+  /// Steps that have used a batch: updates, and those that were skipped.
   virtual std::int64_t steps_done() = 0;
-  /// Of these, skipped ones.
+  /// Of these, skipped ones: by the loss scaler, or as no plan fits the batch.
   virtual std::int64_t skipped_steps() = 0;
   /// Whether the next step replays a recorded one, which asks the arena for nothing.
   virtual bool is_replay() const { return false; }

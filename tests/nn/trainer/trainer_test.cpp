@@ -1,6 +1,7 @@
 // An own model in a budget: the trainer against loops written by hand, in bits and in bytes.
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -10,7 +11,7 @@
 #include <thimble/memory/stack.h>
 #include <thimble/nn/step/step.h>
 
-#include "own_program.h"
+#include "nn/own_program.h"
 #include "support/catch.h"
 #include "support/model_runs.h"
 #include "support/tensor_bytes.h"
@@ -123,6 +124,7 @@ TEST_CASE("trainer: without a budget everything is kept, and the bytes are told 
   CHECK(trainer.plan().peak_bytes > 0);
   const Trained trained = by_trainer(trainer);
   CHECK(trained.losses == by_hand({}, 3).losses);
+  CHECK(trainer.memory().find("block0.up") != std::string::npos);
   CHECK(trainer.peak_bytes() == trainer.plan().peak_bytes);
 }
 
@@ -169,6 +171,14 @@ TEST_CASE("trainer: batches of several lengths have a plan each, in one budget",
     CHECK_THROWS_AS(trainer.step(), nn::BudgetError);
     CHECK((state_of({&trainer.model()}) == before));
     CHECK(trainer.plan().shapes.size() == 1);
+    trainer.skip();
+    for (std::int64_t step = 3; step <= 7; ++step) {
+      const nn::Progress progress = trainer.step();
+      CHECK(progress.step == step);
+      CHECK(std::isfinite(progress.loss));
+    }
+    CHECK(trainer.peak_bytes() <= options.budget_bytes);
+    check_kept(trainer.placed(), 6);
   }
 }
 
@@ -302,11 +312,70 @@ TEST_CASE("trainer: what is refused", "[trainer]") {
   CHECK_THROWS_AS(trainer.step(), PlanError);  // planned for one thread
 }
 
+TEST_CASE("trainer: refusals of a budget say who needs more, and what would fit", "[trainer]") {
+  const testing::Threads alone;
+  Program own = program();
+  own.evaluate = nullptr;
+  const auto refusal = [&](std::size_t budget) -> std::string {
+    try {
+      nn::Trainer<Net, Batch>(own, {.budget_bytes = budget});
+    } catch (const nn::BudgetError& error) {
+      return error.what();
+    }
+    return "taken";
+  };
+  CHECK(refusal(1).find("with TrainedProgram::micro_batch") != std::string::npos);
+  own.micro_batch = [](const Batch& batch, std::int64_t i, std::int64_t n) {
+    const std::int64_t size = batch.x.size(0), from = size * i / n, to = size * (i + 1) / n;
+    return Batch{slice(batch.x, 0, from, to), slice(batch.y, 0, from, to)};
+  };
+  const std::string text = refusal(std::size_t{4} << 20);
+  CHECK(text.find("; options.step.micro_batches = ") != std::string::npos);
+  own.evaluate = [](Net& net, Device device) {
+    return nn::read_value(mean(net(zeros({20'000, 96}, DType::f32, device))));
+  };
+  CHECK(refusal(std::size_t{16} << 20).find("trainer: the evaluation needs ") == 0);
+}
+
+TEST_CASE("trainer: a step that leaves its plan and finds no room says where it left", "[trainer]") {
+  const testing::Threads alone;
+  Program own = program();
+  own.evaluate = nullptr;
+  bool is_odd = false;  // a program that is no function of its arguments
+  own.loss = [&](Net& net, const Batch& batch) {
+    const Tensor x = is_odd && !batch.x.device().is_dry ? concat({batch.x, batch.x, batch.x, batch.x}, 0) : batch.x;
+    return mean(square(net(x)));
+  };
+  nn::TrainerOptions options;
+  options.budget_bytes = nn::Trainer<Net, Batch>(own, options).plan().peak_bytes;
+  nn::Trainer<Net, Batch> trainer(own, options);
+  trainer.step();
+  is_odd = true;
+  try {
+    trainer.step();
+    FAIL("four batches found room");
+  } catch (const OutOfMemory& error) {
+    const std::string text = error.what();
+    CHECK(text.find("trainer: step 2 left its plan (step 1, event ") == 0);
+    CHECK(text.find("then ran out of memory") != std::string::npos);
+    CHECK(error.facts().capacity_bytes == options.budget_bytes);
+  } catch (const PlanError&) {  // where the tape has a plan, it tells first
+  }
+  is_odd = false;
+  CHECK_NOTHROW(trainer.step());
+}
+
 TEST_CASE("read: values in a program that is also run dry", "[trainer]") {
   const Tensor t = from_host<float>({1.5f, -2}, {2});
   CHECK(nn::read_values<double>(t) == std::vector<double>{1.5, -2});
   CHECK(nn::read_value(from_host<float>({0.25f}, {})) == 0.25);
   CHECK_THROWS_AS(nn::read_value(t), ShapeError);
+  try {
+    item(zeros({}, DType::f32, dry(cpu)));
+    FAIL("a dry tensor has a value");
+  } catch (const DeviceError& error) {
+    CHECK(std::string(error.what()).find("nn::read_value") != std::string::npos);
+  }
   CHECK_THROWS_AS(nn::read_value(zeros({2}, DType::f32, dry(cpu))), ShapeError);
   CHECK(nn::read_values<float>(zeros({3}, DType::f32, dry(cpu))) == std::vector<float>(3));
   // The same events on both devices.

@@ -10,7 +10,7 @@
 #include <thimble/memory/offload/device_tier.h>
 #include <thimble/memory/offload/tier_store.h>
 
-#include "own_program.h"
+#include "nn/own_program.h"
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/model_runs.h"
@@ -220,7 +220,10 @@ TEST_CASE("trainer: files that cannot be, and checkpoints of another run, are re
   CHECK(with([](auto& o) { o.steps = 2; }).find("has done 2 steps; steps = 2 must be more") != std::string::npos);
   CHECK(with([](auto& o) { o.keep = 0; }).find("keep = 0") != std::string::npos);
   CHECK(with([](auto& o) { o.save_every = 1; }).find("save_every without save") != std::string::npos);
-  CHECK(with([](auto& o) { o.save = "/proc/x"; }).find("trainer: save: ") == 0);
+  CHECK(with([](auto& o) { o.save = "/proc/x"; }).find("trainer: save: /proc/x: cannot create") == 0);
+  CHECK(with([&](auto& o) {
+          o.save = folder / "no/x";
+        }).find("no/x': expected a folder '" + folder / "no" + "', got none; make it first") != std::string::npos);
   CHECK(with([](auto& o) { o.loss_scale = optim::GradScalerOptions{}; }).find("was not scaled") != std::string::npos);
   nn::TrainerOptions other = trainer_files_options(4);
   other.resume = options.save;

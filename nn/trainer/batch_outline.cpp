@@ -1,0 +1,76 @@
+#include <thimble/nn/trainer/batch_outline.h>
+
+#include <cxxabi.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <numeric>
+
+#include <thimble/core/error.h>
+
+namespace thimble::nn::trainer_detail {
+namespace batch_outline_detail {
+
+std::string list(const std::vector<std::int64_t>& numbers) {
+  std::string text;
+  for (const std::int64_t n : numbers) text += (text.empty() ? "" : ", ") + std::to_string(n);
+  return text;
+}
+
+}  // namespace batch_outline_detail
+
+void BatchOutline::add(const Tensor& tensor) {
+  shapes += first_axes.empty() ? "" : ", ";
+  shapes += tensor.defined() ? std::string(to_string(tensor.dtype())) + " " + to_string(tensor.shape()) : "none";
+  first_axes.push_back(tensor.defined() && tensor.rank() > 0 ? tensor.size(0) : -1);
+}
+
+void BatchOutline::add_value(std::string_view text) {
+  if (!values.empty()) values += ", ";
+  values += text;
+}
+
+void BatchOutline::hide(const std::type_info& type) {
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> name(abi::__cxa_demangle(type.name(), nullptr, nullptr, &status),
+                                                    std::free);
+  hidden = name ? name.get() : type.name();
+}
+
+void BatchOutline::require_seen() const {
+  const char* const fix =
+      "; give the program a `key` that differs where the shapes of batches do, or the type a function tensors(const "
+      "T&), or make it an aggregate of tensors (nn/trainer/batch_outline.h)";
+  if (!hidden.empty()) throw ValueError("trainer: the tensors in a batch's '" + hidden + "' cannot be seen" + fix);
+  if (first_axes.empty())
+    throw ValueError(std::string("trainer: expected a batch with tensors, got one of none") + fix);
+}
+
+std::vector<std::int64_t> samples_of(const BatchOutline& whole, const std::vector<BatchOutline>& micro_batches) {
+  const auto refuse = [](const std::string& why) { throw ValueError("trainer: micro_batch " + why); };
+  std::vector<std::int64_t> first_counts;
+  for (std::size_t t = 0; t < whole.first_axes.size(); ++t) {
+    std::vector<std::int64_t> counts;
+    for (const BatchOutline& micro_batch : micro_batches) {
+      if (micro_batch.first_axes.size() != whole.first_axes.size()) {
+        refuse("gives " + std::to_string(micro_batch.first_axes.size()) + " tensors, the batch has " +
+               std::to_string(whole.first_axes.size()) + "; expected the same members, with some of the samples");
+      }
+      counts.push_back(micro_batch.first_axes[t]);
+    }
+    if (t == 0) first_counts = counts;
+    if (whole.first_axes[t] < 1) continue;
+    if (std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) != whole.first_axes[t]) continue;
+    if (std::all_of(counts.begin(), counts.end(), [](std::int64_t n) { return n > 0; })) return counts;
+    refuse("cuts " + std::to_string(whole.first_axes[t]) + " samples into " + batch_outline_detail::list(counts) +
+           "; expected at least one sample in each, so at most as many micro-batches as samples");
+  }
+  refuse("must cut the samples of a batch, its tensors' first axis, into parts that are the whole together; got " +
+         batch_outline_detail::list(first_counts) + " of " +
+         (whole.first_axes.empty() ? "none" : std::to_string(whole.first_axes.front())) +
+         "; cut from size * index / count to size * (index + 1) / count where the count does not divide");
+  return {};
+}
+
+}  // namespace thimble::nn::trainer_detail

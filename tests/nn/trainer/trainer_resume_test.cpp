@@ -1,0 +1,321 @@
+// A trainer's run in two stretches: options that differ from the file's, skipped steps, averages that an observer
+// keeps, and the order of what comes after a step.
+
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/nn/files/checkpoint.h>
+#include <thimble/nn/files/safetensors.h>
+#include <thimble/optim/adafactor.h>
+#include <thimble/optim/adam_mini.h>
+#include <thimble/optim/matrix/apollo.h>
+#include <thimble/optim/matrix/galore.h>
+#include <thimble/optim/matrix/muon.h>
+
+#include "nn/own_program.h"
+#include "support/catch.h"
+#include "support/files.h"
+#include "support/model_runs.h"
+#include "support/tensor_bytes.h"
+
+using namespace thimble;
+using files_test::TemporaryFolder;
+
+namespace {
+
+/// (N, 8) -> (N, 1), and an average of its weight.
+struct Averaged final : nn::Module {
+  explicit Averaged(Device device)
+      : linear(child<nn::Linear>("linear", 8, 1, nn::TensorOptions{device})),
+        average(add_buffer("average", zeros({1, 8}, DType::f32, device))) {}
+  void follow() { copy_into(average, average * 0.9 + linear.weight.detach() * 0.1); }
+  nn::Linear& linear;
+  nn::Buffer average;
+};
+
+using Made = std::function<std::unique_ptr<optim::Optimizer>(std::vector<optim::Named>)>;
+using Own = nn::TrainedProgram<Averaged, Tensor>;
+using Run = nn::Trainer<Averaged, Tensor>;
+
+template <class O, class Options>
+Made made(Options options) {
+  return [options](std::vector<optim::Named> p) { return std::make_unique<O>(std::move(p), options); };
+}
+
+Own averaged(const Made& optimizer = made<optim::Adam>(optim::AdamOptions{})) {
+  Own own;
+  own.model = [](Device device) { return std::make_unique<Averaged>(device); };
+  own.optimizer = [optimizer](Averaged& net) { return optimizer(net.trainable()); };
+  own.loss = [](Averaged& net, const Tensor& x) { return mean(square(net.linear(x) + -1.0)); };
+  own.batch = [](std::int64_t step, Device device) {
+    return randn({8, 8}, DType::f32, device) * (1.0 + static_cast<double>(step));
+  };
+  own.micro_batch = [](const Tensor& x, std::int64_t i, std::int64_t n) {
+    return slice(x, 0, x.size(0) * i / n, x.size(0) * (i + 1) / n);
+  };
+  return own;
+}
+
+std::string refusal(const Own& own, const nn::TrainerOptions& options) {
+  try {
+    Run refused(own, options);
+  } catch (const ValueError& error) {
+    return error.what();
+  }
+  return "taken";
+}
+
+}  // namespace
+
+TEST_CASE("trainer: a checkpoint is gone on from with the options that it was trained with", "[trainer]") {
+  const testing::Threads alone;
+  const TemporaryFolder folder;
+  const nn::TrainerOptions base{.seed = 5, .steps = 2};
+  using Change = std::function<void(Own&, nn::TrainerOptions&)>;
+  const auto with = [](const Made& optimizer) -> Change {
+    return [optimizer](Own& own, auto&) {
+      own.optimizer = [optimizer](Averaged& net) { return optimizer(net.trainable()); };
+    };
+  };
+  struct Row {
+    Change before, after;
+    std::string difference;
+  };
+  const Change as_it_was = [](Own&, auto&) {};
+  using optim::Adam, optim::Sgd, optim::Adafactor, optim::AdamMini, optim::Muon, optim::ApolloMini, optim::Galore;
+  const auto adam = [&](const std::function<void(optim::AdamOptions&)>& change) {
+    optim::AdamOptions options;
+    change(options);
+    return with(made<Adam>(options));
+  };
+  const Change half = [](Own&, auto& o) { o.rate = [](std::int64_t step) { return step < 9 ? 0.5 : 0.25; }; };
+  const Change other = [](Own&, auto& o) { o.rate = [](std::int64_t step) { return 0.5 - 0.125 * double(step); }; };
+  const Change scaled = [](Own&, auto& o) { o.loss_scale = optim::GradScalerOptions{.scale = 4}; };
+  const std::vector<Row> rows = {
+      {as_it_was, adam([](auto& o) { o.beta1 = 0.8; }), "optimizer.beta1 is 0.90000000000000002 in the file, 0.8"},
+      {as_it_was, adam([](auto& o) { o.beta2 = 0.5; }), "optimizer.beta2 is"},
+      {as_it_was, adam([](auto& o) { o.epsilon = 0.5; }), "optimizer.epsilon is"},
+      {adam([](auto& o) { o.weight_decay = 0.5; }), as_it_was, "optimizer.weight_decay is 0.5 in the file, 0 here"},
+      {as_it_was, adam([](auto& o) { o.smallest_decayed_rank = 2; }), "optimizer.smallest_decayed_rank is"},
+      {as_it_was, adam([](auto& o) { o.rate = 0.05; }), "the optimizer's rate is 0.001 in the file, 0.05 here"},
+      {with(made<Sgd>(optim::SgdOptions{.momentum = 0.5})), with(made<Sgd>(optim::SgdOptions{.momentum = 0.25})),
+       "optimizer.momentum is 0.5 in the file, 0.25 here"},
+      {with(made<Sgd>(optim::SgdOptions{.momentum = 0.5})),
+       with(made<Sgd>(optim::SgdOptions{.momentum = 0.5, .nesterov = true})), "optimizer.nesterov is 0"},
+      {with(made<Sgd>(optim::SgdOptions{})), with(made<Sgd>(optim::SgdOptions{.weight_decay = 0.5})),
+       "weight_decay is"},
+      {with(made<Adafactor>(optim::AdafactorOptions{})), with(made<Adafactor>(optim::AdafactorOptions{.clip = 2})),
+       "optimizer.clip is 1"},
+      {with(made<AdamMini>(optim::AdamMiniOptions{})), with(made<AdamMini>(optim::AdamMiniOptions{.beta2 = 0.5})),
+       "optimizer.beta2 is"},
+      {with(made<Muon>(optim::MuonOptions{})), with(made<Muon>(optim::MuonOptions{.iterations = 3})),
+       "optimizer.iterations is 5"},
+      {with(made<ApolloMini>(optim::ApolloOptions{})),
+       with(made<ApolloMini>(optim::ApolloOptions{.matrix = {.beta1 = 0.5}})), "optimizer.beta1 is"},
+      {with(made<Galore>(optim::GaloreOptions{})), with(made<Galore>(optim::GaloreOptions{.scale = 0.5})),
+       "optimizer.scale is 0.25"},
+      {as_it_was, [](Own&, auto& o) { o.step.clip_norm = 0.5; }, "clip_norm is 0 in the file, 0.5 here"},
+      {[](Own&, auto& o) { o.step.micro_batches = 2; }, as_it_was, "micro_batches is 2 in the file, 1 here"},
+      {as_it_was, half, "rate is the optimizer's in the file, a function of the step here"},
+      {half, other, "the rate of step 1 is 0.5 in the file, 0.375 here"},
+      {half, as_it_was, "the optimizer's rate is 0.5 in the file, 0.001 here"},
+      {scaled, [](Own&, auto& o) { o.loss_scale = optim::GradScalerOptions{.scale = 4, .interval = 7}; },
+       "loss_scale.interval is 2000 in the file, 7 here"},
+      {as_it_was,
+       [](Own& own, auto&) {
+         own.parts = {{"net", own.optimizer, own.loss}};
+       },
+       "part is none in the file, net here"},
+  };
+  for (const Row& row : rows) {
+    INFO(row.difference);
+    nn::TrainerOptions options = base;
+    options.save = folder / "x";
+    Own own = averaged();
+    row.before(own, options);
+    Run(own, options).run();
+    options.resume = options.save, options.save.clear(), options.steps = 4;
+    CHECK(refusal(own, options) == "taken");
+    nn::TrainerOptions changed = base;
+    changed.resume = options.resume, changed.steps = 4;
+    Own changed_own = averaged();
+    row.after(changed_own, changed);
+    const std::string text = refusal(changed_own, changed);
+    CHECK(text.find(row.difference) != std::string::npos);
+    CHECK(text.find("changes_options = true") != std::string::npos);
+    changed.changes_options = true;
+    Run run(changed_own, changed);
+    run.step();
+    const double rate = changed.rate ? changed.rate(2) : Run(changed_own, base).optimizer().rate();
+    CHECK(run.optimizer().rate() == rate);
+  }
+  // A file without these entries, as save_checkpoint writes it, is gone on from; of it the rate is known.
+  Run plain(averaged(), base);
+  plain.run();
+  Generator generator(base.seed);
+  generator.set_step(2);
+  nn::save_checkpoint(folder / "old", plain.model(), plain.optimizer(), generator);
+  nn::TrainerOptions options = base;
+  options.resume = folder / "old", options.steps = 4;
+  Own own = averaged();
+  adam([](auto& o) { o.beta1 = 0.8; })(own, options);
+  CHECK(refusal(own, options) == "taken");
+  adam([](auto& o) { o.rate = 0.05; })(own, options);
+  CHECK(refusal(own, options).find("the optimizer's rate is 0.001 in the file") != std::string::npos);
+}
+
+TEST_CASE("trainer: an average that the observer keeps is in the checkpoint of its step", "[trainer]") {
+  const testing::Threads alone;
+  const TemporaryFolder folder;
+  const auto train = [&](nn::TrainerOptions options) {
+    options.seed = 5;
+    Run run(averaged(), options);
+    run.run([&](const nn::Progress&) { run.model().follow(); });
+    return testing::bytes_of(run.model().average);
+  };
+  const auto whole = train({.steps = 7});
+  for (const std::int64_t save_every : {0, 1, 2}) {
+    nn::TrainerOptions options{.steps = 4, .save = folder / "x", .save_every = save_every};
+    train(options);
+    options.resume = options.save, options.steps = 7;
+    CHECK(train(options) == whole);
+  }
+  // The same where a step fails, after steps that were not saved.
+  int real_steps = 0;
+  Own bad = averaged();
+  bad.loss = [&](Averaged& net, const Tensor& x) {
+    if (!x.device().is_dry && ++real_steps == 6) throw ValueError("no such batch");
+    return averaged().loss(net, x);
+  };
+  nn::TrainerOptions options{.seed = 5, .steps = 7, .save = folder / "y", .save_every = 4};
+  Run run(bad, options);
+  CHECK_THROWS_AS(run.run([&](const nn::Progress&) { run.model().follow(); }), ValueError);
+  options.resume = options.save;
+  CHECK(train(options) == whole);
+}
+
+TEST_CASE("trainer: a run goes on after steps that the loss scaler skipped", "[trainer]") {
+  const testing::Threads alone;
+  const TemporaryFolder folder;
+  // The gradients of an f16 net overflow at 2^24 and at some smaller scales; the scale falls until they do not.
+  Own own = averaged();
+  own.model = [](Device device) { return std::make_unique<Averaged>(device); };
+  own.loss = [](Averaged& net, const Tensor& x) {
+    const Tensor narrow = cast(net.linear(x), DType::f16);
+    return mean(square(cast(narrow, DType::f32) + -1.0));
+  };
+  nn::TrainerOptions options{.seed = 5, .steps = 17};
+  options.loss_scale = optim::GradScalerOptions{.scale = 0x1p24, .interval = 3};
+  const auto train = [&](const nn::TrainerOptions& with) {
+    Run run(own, with);
+    std::vector<std::pair<std::int64_t, double>> steps;
+    run.run([&](const nn::Progress& p) { steps.emplace_back(p.step, p.loss); });
+    return std::pair(steps, testing::bytes_of(run.model().linear.weight));
+  };
+  const auto [expected, weight] = train(options);
+  REQUIRE(expected.size() == 17);
+  for (const std::int64_t first : {1, 3, 8, 13}) {
+    INFO("resumed after " << first);
+    nn::TrainerOptions begin = options;
+    begin.save = folder / "x", begin.steps = first;
+    train(begin);
+    const nn::CheckpointInfo info = nn::parse_checkpoint_info(SafetensorsReader(begin.save).header(), begin.save);
+    REQUIRE(info.scaler.has_value());
+    CHECK(info.scaler->skipped_steps > 0);
+    CHECK(info.step_count + info.scaler->skipped_steps == first);
+    nn::TrainerOptions rest = options;
+    rest.resume = begin.save;
+    const auto [steps, end] = train(rest);
+    CHECK(steps == std::vector(expected.begin() + static_cast<std::ptrdiff_t>(first), expected.end()));
+    CHECK(end == weight);
+  }
+}
+
+TEST_CASE("trainer: evaluations come where they are due, and at the end", "[trainer]") {
+  const testing::Threads alone;
+  Own own = averaged();
+  own.evaluate = [](Averaged& net, Device device) {
+    return nn::read_value(mean(net.linear(full({1, 8}, 1, DType::f32, device))));
+  };
+  struct Row {
+    std::int64_t steps, every;
+    std::vector<std::int64_t> at;
+  };
+  const Row rows[] = {{5, 2, {2, 4, 5}}, {5, 0, {5}}, {6, 3, {3, 6}}, {7, 10, {7}}, {1, 1, {1}}};
+  for (const Row& row : rows) {
+    INFO(row.steps << " steps, every " << row.every);
+    const auto train = [&](std::int64_t every, std::vector<std::int64_t>& at) {
+      Run run(own, {.seed = 5, .steps = row.steps, .evaluate_every = every});
+      return run.run([&](const nn::Progress& p) {
+        if (p.evaluation) at.push_back(p.step);
+      });
+    };
+    std::vector<std::int64_t> at, at_end;
+    const nn::LoopReport report = train(row.every, at), once = train(0, at_end);
+    CHECK(at == row.at);
+    REQUIRE(report.evaluation.has_value());
+    CHECK(report.evaluation->loss == once.evaluation->loss);
+  }
+}
+
+TEST_CASE("trainer: an evaluation drops nothing, and modules then have the modes that they had", "[trainer]") {
+  const testing::Threads alone;
+  Own own = averaged();
+  const auto mean_square = [](const Tensor& x) { return nn::read_value(mean(square(x))); };
+  own.evaluate = [&](Averaged& net, Device device) {
+    const Tensor ones = full({16, 32}, 1, DType::f32, device), qkv = full({2, 8, 24}, 1, DType::f32, device);
+    CHECK_FALSE(net.linear.is_training());
+    double worst =
+        std::abs(mean_square(dropout(ones, 0.5)) - 1) + std::abs(mean_square(dropout_textbook(ones, 0.5)) - 1);
+    worst += std::abs(mean_square(attention(qkv, 2, {.dropout = 0.5})) - 1);
+    worst += std::abs(mean_square(attention_textbook(qkv, 2, {.dropout = 0.5})) - 1);
+    const Tensor q = full({2, 8, 2, 4}, 1, DType::f32, device);
+    worst += std::abs(mean_square(attention(q, q, q, {.dropout = 0.5})) - 1);
+    const Tensor zero = zeros({32}, DType::f32, device), one = full({32}, 1, DType::f32, device);
+    worst += std::abs(mean_square(batch_norm(ones, one, zero, zero, one)) - 1);  // by the running ones
+    CHECK(mean_square(zero) == 0);                                               // which stay
+    if (device.is_dry) return 0.0;
+    const EvaluationScope training(false);
+    CHECK(mean_square(dropout(ones, 0.5)) > 1.5);
+    return worst;
+  };
+  Run run(own, {.seed = 5});
+  run.model().linear.eval();
+  CHECK(run.evaluate() < 1e-4);
+  CHECK(run.model().is_training());
+  CHECK_FALSE(run.model().linear.is_training());
+  CHECK_FALSE(is_evaluating());
+}
+
+namespace {
+
+/// dropout(), the function, in a layer.
+struct Dropping final : nn::Layer {
+  Tensor forward(const Tensor& x) override { return dropout(x, 0.5); }
+};
+
+}  // namespace
+
+TEST_CASE("dropout: the function follows the mode of the layer that calls it", "[dropout]") {
+  Dropping layer;
+  const Tensor ones = full({16, 32}, 1);
+  const auto drops = [&] { return item(max(layer(ones))) == 2; };
+  CHECK(drops());
+  layer.eval();
+  CHECK_FALSE(drops());
+  {
+    const EvaluationScope evaluating;
+    layer.train();
+    CHECK(drops());
+    CHECK(item(max(dropout(ones, 0.5))) == 1);
+    CHECK_THROWS_AS(dropout(ones, 1), ValueError);
+    CHECK_THROWS_AS(dropout(ones, -0.5), ValueError);
+  }
+  CHECK(item(max(dropout(ones, 0.5))) == 2);
+}
