@@ -57,10 +57,10 @@ struct DataParallelOptions {
 };
 
 /// The parameters of a model on the ranks of a communicator. Every rank has made the model with the same values and
-/// steps alike. The first step compares version, instruction set, stage, buckets, names, shapes and dtypes, the values of
-/// parameters that are here on the cpu, the optimizer with its rate and updates, and the number of micro-batches; what
-/// else makes the function, as seed, data and clipping, is the caller's to give to require_alike (dist/alike.h). Not
-/// thread-safe; of the thread whose rank it is.
+/// steps alike. The first step compares version, instruction set, stage, buckets, names, shapes and dtypes, values that
+/// are here on the cpu, the optimizer with its rate and updates, and the number of micro-batches; what else makes the
+/// function, as seed, data and clipping, is the caller's to give to require_alike (dist/alike.h). Not thread-safe; of
+/// the thread whose rank it is.
 class DataParallel final : public optim::Ranks {
  public:
   /// The communicator must live as long. Throws ValueError: a stage that there is not, a parameter that is listed twice
