@@ -43,7 +43,8 @@ std::vector<std::string> problems_of(const std::string& path, const std::string&
       problems.push_back(path + ": includes " + include + ": " + why);
     };
     if (const std::string name = guest(include); !name.empty()) {
-      if (house::is_header(path)) report(name + " in a header of the library");
+      // The names of its types are light, and weight_test.cpp keeps them out of thimble.h.
+      if (house::is_header(path) && include != "nlohmann/json_fwd.hpp") report(name + " in a header of the library");
       if (!is_welcome(name, path)) report(name + " in " + layer + "/");
     }
     if (include.find("..") != std::string::npos || text.find("#include \"" + include) != std::string::npos) {
@@ -121,6 +122,8 @@ TEST_CASE("layering: the check finds what it is for", "[house]") {
       {"memory/a.h", "#include <thimble/core/tensor/tensor.h>\n#include <thimble/memory/b.h>\n#include <vector>\n", 0},
       {"core/a.cpp", "#include <Eigen/Core>\n#include <thimble/version.h>\n", 0},
       {"nn/a.cpp", "#include <nlohmann/json.hpp>\n#include <zlib.h>\n", 0},
+      {"nn/a.h", "#include <nlohmann/json_fwd.hpp>\n", 0},
+      {"nn/a.h", "#include <nlohmann/json.hpp>\n", 1},
       {"bench/a.cpp", "#include <thimble/nn/layers/module.h>\n#include <CLI/CLI.hpp>\n", 0},
       {"core/a.cpp", "// #include <thimble/nn/a.h>\n/*\n#include <thimble/nn/a.h>\n*/\n", 0},
       {"core/a.h", "#include <thimble/memory/arena/arena.h>\n", 1},
