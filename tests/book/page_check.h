@@ -10,8 +10,15 @@
 namespace book {
 
 /// Why a block of commands has no command that a test can run in its place; `<!-- not run: WHY -->` begins with one.
-inline constexpr std::array reasons = {"a GPU",      "MPI",        "PyTorch", "a benchmark",
-                                       "a download", "a terminal", "a form",  "a test runs within it"};
+inline constexpr std::array reasons = {"a GPU",
+                                       "MPI",
+                                       "PyTorch",
+                                       "a benchmark",
+                                       "a download",
+                                       "a terminal",
+                                       "a form",
+                                       "a test runs within it",
+                                       "minutes of a compiler"};
 
 inline std::string joined(const std::vector<std::string>& lines) {
   std::string text;
