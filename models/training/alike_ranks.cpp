@@ -119,6 +119,9 @@ std::vector<dist::Trait> rank_traits(const TrainOptions& options, const Dataset&
     const auto is_named = [&](const dist::Trait& t) { return t.name == name; };
     if (std::none_of(list.begin(), list.end(), is_named)) add(name, value);
   };
+  for (const auto& [key, value] : function_texts(sizes.function, complete_options(setup.model).function)) {
+    add(key + " of the model", value);  // where it is not the named model's
+  }
   for (const RunTrait& trait : run_traits(options)) add_new(trait.option, trait.value);
   for (const RecipePart& part : recipe_of(options, data, training)) add_new(part.option, part.value);
   if (!plans_alike(setup)) return list;

@@ -81,6 +81,7 @@ TEST_CASE("ranks that were started differently are refused by name on all of the
       {"`heads` 2 and 4", [](auto& o) { o.setup.sizes.heads = 4; }},
       {"`width` 32 and 64", [](auto& o) { o.setup.sizes.width = 64; }},
       {"`window` 0 and 4", [](auto& o) { o.setup.sizes.window = 4; }},
+      {"epsilon of the model none and 0.5", [](auto& o) { o.setup.sizes.function.epsilon = 0.5; }},
       {"`head` full and chunked", [](auto& o) { o.setup.sizes.head = models::Head::chunked; }},
       {"`feed_forward` full and tiled", [](auto& o) { o.setup.sizes.feed_forward = models::FeedForward::tiled; }},
       {"`dropout` 0 and 0.1", [](auto& o) { o.setup.sizes.dropout = 0.1; }},
