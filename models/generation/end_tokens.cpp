@@ -6,8 +6,6 @@
 #include <string_view>
 #include <system_error>
 
-#include <nlohmann/json.hpp>
-
 #include <thimble/core/error.h>
 #include <thimble/nn/files/json_file.h>
 #include <thimble/nn/tokens/tokenizer.h>
@@ -15,25 +13,12 @@
 namespace thimble::models {
 namespace end_tokens_detail {
 
-using Json = nlohmann::ordered_json;
-
 constexpr std::array<std::string_view, 3> special_tokens = {"<|endoftext|>", "<|end_of_text|>", "<|eot_id|>"};
 
-// `eos_token_id` of a file, which may be null, a number or a list of them.
+// `eos_token_id` of a file: null, a token or a list of tokens.
 std::vector<std::int64_t> read(const std::string& path) {
-  const Json json = nn::read_json_object(path);
-  const auto found = json.find("eos_token_id");
-  if (found == json.end() || found->is_null()) return {};
-  const Json list = found->is_array() ? *found : Json::array({*found});
-  std::vector<std::int64_t> tokens;
-  for (const Json& token : list) {
-    if (!token.is_number_unsigned() || token.get<std::uint64_t>() > 0xFFFFFFFF) {
-      throw FileError(path, 0,
-                      "key 'eos_token_id': expected a token or a list of tokens, got " + nn::json_text(*found));
-    }
-    tokens.push_back(token.get<std::int64_t>());
-  }
-  return tokens;
+  const nn::JsonKeys keys(path);
+  return keys.has("eos_token_id") ? keys.sizes("eos_token_id", 0) : std::vector<std::int64_t>();
 }
 
 }  // namespace end_tokens_detail

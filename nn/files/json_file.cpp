@@ -110,12 +110,12 @@ std::int64_t JsonKeys::size(const std::string& key, std::int64_t otherwise, std:
   refuse(key, "an integer from " + std::to_string(least) + " to 2^40");
 }
 
-std::vector<std::int64_t> JsonKeys::sizes(const std::string& key) const {
-  if (!has(key) || !json_file_detail::as_json(find(key))->is_array()) return {size(key, 0)};
+std::vector<std::int64_t> JsonKeys::sizes(const std::string& key, std::int64_t least) const {
+  if (!has(key) || !json_file_detail::as_json(find(key))->is_array()) return {size(key, 0, least)};
   std::vector<std::int64_t> list;
   for (const auto& value : *json_file_detail::as_json(find(key))) {
-    if (!value.is_number_integer() || value < 1 || value > json_file_detail::max_size) {
-      refuse(key, "integers from 1 to 2^40");
+    if (!value.is_number_integer() || value < least || value > json_file_detail::max_size) {
+      refuse(key, "integers from " + std::to_string(least) + " to 2^40");
     }
     list.push_back(value.get<std::int64_t>());
   }

@@ -43,8 +43,8 @@ class JsonKeys {
   JsonKeys object(const std::string& key) const;
   /// Whether the value is true or false.
   bool is_flag(const std::string& key) const;
-  /// A size, or an array of sizes.
-  std::vector<std::int64_t> sizes(const std::string& key) const;
+  /// An integer from `least` to 2^40, or an array of them.
+  std::vector<std::int64_t> sizes(const std::string& key, std::int64_t least = 1) const;
   /// An array of texts.
   std::vector<std::string> texts(const std::string& key) const;
   /// An object whose values are texts.
