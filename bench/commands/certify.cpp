@@ -10,7 +10,7 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
-#include <thimble/bench/commands/reports.h>
+#include <thimble/bench/commands/train_output.h>
 #include <thimble/models/training/certifying.h>
 
 namespace thimble::bench {

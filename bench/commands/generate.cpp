@@ -13,7 +13,7 @@
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/commands/generation_output.h>
-#include <thimble/bench/commands/reports.h>
+#include <thimble/bench/commands/train_output.h>
 #include <thimble/core/error.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/units.h>

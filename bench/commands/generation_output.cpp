@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include <thimble/bench/commands/flags.h>
-#include <thimble/bench/commands/reports.h>
+#include <thimble/bench/commands/train_output.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
 #include <thimble/memory/units.h>

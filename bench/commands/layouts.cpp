@@ -9,7 +9,7 @@
 
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/commands/ranks.h>
-#include <thimble/bench/commands/reports.h>
+#include <thimble/bench/commands/train_output.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/planning/costs.h>

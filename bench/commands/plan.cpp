@@ -20,7 +20,7 @@
 #include <thimble/bench/commands/layouts.h>
 #include <thimble/bench/commands/packing_report.h>
 #include <thimble/bench/commands/ranks.h>
-#include <thimble/bench/commands/reports.h>
+#include <thimble/bench/commands/train_output.h>
 #include <thimble/bench/live.h>
 #include <thimble/bench/report/plan_page.h>
 #include <thimble/bench/report/text.h>

@@ -1,8 +1,9 @@
 #pragma once
-// What `thimble train` prints when a run is over.
+// What commands print from the reports of what they did: `thimble train` JSON or a table, the others their JSON.
 
 #include <cstddef>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,23 @@
 #include <thimble/models/training/training.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/precision/gradient_report.h>
+
+namespace thimble::nn {
+struct Certificate;
+}
+
+namespace thimble::models {
+struct Cluster;
+struct GenerateReport;
+struct GenerationPlan;
+struct LayoutReport;
+struct PlanOptions;
+struct PlanReport;
+struct PreparedGeneration;
+struct QuantizeOptions;
+struct QuantizeReport;
+struct RankPlan;
+}  // namespace thimble::models
 
 namespace thimble::bench {
 
@@ -24,5 +42,17 @@ struct TrainExtra {
 
 void print_train_json(const models::TrainOptions& options, const TrainExtra& extra, const models::TrainReport& report);
 void print_train_table(const models::TrainOptions& options, const TrainExtra& extra, const models::TrainReport& report);
+
+/// All print to standard output. `ranks`: of several ranks, each distinct one, the report's among them.
+void print_plan_json(const models::PlanOptions& options, const models::PlanReport& report,
+                     std::span<const models::RankPlan> ranks);
+/// `costs`: the cost model's name.
+void print_layouts_json(const models::PlanOptions& options, const models::Cluster& cluster, const std::string& costs,
+                        const models::LayoutReport& report);
+/// `budget` in bytes; 0: none.
+void print_generation_json(const models::GenerationPlan& plan, Device device, std::size_t budget);
+void print_generate_json(const models::PreparedGeneration& prepared, const models::GenerateReport& r);
+void print_certify_json(const models::PreparedTraining& prepared, const nn::Certificate& certificate);
+void print_quantize_json(const models::QuantizeOptions& options, const models::QuantizeReport& r);
 
 }  // namespace thimble::bench

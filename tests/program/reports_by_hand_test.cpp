@@ -4,15 +4,15 @@
 #include <string>
 #include <vector>
 
-#include <thimble/bench/commands/reports.h>
+#include <thimble/bench/commands/train_output.h>
 #include <thimble/models/generation/generating.h>
 #include <thimble/models/planning/layouts.h>
 #include <thimble/models/training/quantizing.h>
 #include <thimble/models/training/training.h>
 #include <thimble/nn/certify/certify.h>
 
+#include "program/reports_by_hand.h"
 #include "support/catch.h"
-#include "support/reports_by_hand.h"
 
 using namespace reports_test;
 

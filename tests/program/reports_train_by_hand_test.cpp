@@ -6,8 +6,8 @@
 #include <thimble/bench/commands/train_output.h>
 #include <thimble/memory/units.h>
 
+#include "program/reports_by_hand.h"
 #include "support/catch.h"
-#include "support/reports_by_hand.h"
 
 using namespace reports_test;
 using files_test::contains;

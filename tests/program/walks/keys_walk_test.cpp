@@ -1,5 +1,5 @@
-// Every key of every file that the program reads is changed: the result is another one, or the file is refused or the key
-// told by name, or tests/program/keys.txt says why it has no effect. The keys are those of files that the program writes.
+// Every key of every file that the program reads is changed: the result is another one, the file is refused or the key
+// is told by name, or keys.txt says why it has no effect. The keys are those of files that the program writes.
 
 #include <algorithm>
 #include <cstdlib>
@@ -16,11 +16,11 @@
 #include <thimble/models/llama/llama_files.h>
 #include <thimble/nn/files/safetensors.h>
 
+#include "program/walks/walk.h"
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/program.h"
 #include "support/skip.h"
-#include "support/walk.h"
 
 namespace {
 
@@ -173,7 +173,8 @@ struct Format {
 /// "format | key | reason": what may have no effect.
 std::map<std::string, std::string> read_reasons() {
   std::map<std::string, std::string> reasons;
-  std::istringstream in(files_test::read_text_file((files_test::tests_folder() / "program" / "keys.txt").string()));
+  std::istringstream in(
+      files_test::read_text_file((files_test::tests_folder() / "program" / "walks" / "keys.txt").string()));
   for (std::string line; std::getline(in, line);) {
     const std::size_t cut = line.rfind(" | ");
     if (!line.starts_with("#") && cut != std::string::npos) reasons[line.substr(0, cut)] = line.substr(cut + 3);
@@ -181,11 +182,12 @@ std::map<std::string, std::string> read_reasons() {
   return reasons;
 }
 
-/// Whether the message names the key, as the file or as a flag spells it, or the file, which then is no such file.
+/// Whether the message names the key, as the file or as a flag spells it, or the file or its folder.
 bool names(const std::string& message, const std::string& key, const std::string& file) {
   std::string last = key.substr(key.find_last_of("/.") + 1), flag = last;
   std::replace(flag.begin(), flag.end(), '_', '-');
-  return contains(message, last) || contains(message, flag) || contains(message, file);
+  const std::string folder = file.substr(0, file.find('/'));
+  return contains(message, last) || contains(message, flag) || contains(message, folder);
 }
 
 /// The program's own lines of standard error, without those of progress.
@@ -205,7 +207,7 @@ TEST_CASE("keys walk: every key of every file is read, refused by name, or known
   const Files files;
   files_test::write_text_file(
       files.path("text.txt"),
-      files_test::read_text_file((files_test::tests_folder() / "program" / "flags.txt").string()));
+      files_test::read_text_file((files_test::tests_folder() / "program" / "walks" / "flags.txt").string()));
   const std::string net = "char-gpt --batch 4 --layers 2 --heads 2 --width 16 --seq 16 ";
   const std::string planned =
       "char-gpt --batch 8 --layers 4 --heads 2 --width 64 --seq 64 --budget 9MiB --data synthetic ";
@@ -305,7 +307,7 @@ TEST_CASE("keys walk: every key of every file is read, refused by name, or known
           const std::string& known = row.first;
           return known.back() == '*' ? key.starts_with(known.substr(0, known.size() - 1)) : key == known;
         });
-        if (reason == reasons.end()) FAIL_CHECK("has no effect, and tests/program/keys.txt has no reason");
+        if (reason == reasons.end()) FAIL_CHECK("has no effect, and tests/program/walks/keys.txt has no reason");
         verdict = "no effect: " + (reason == reasons.end() ? "UNKNOWN" : reason->second);
       }
       list += key + ": " + verdict + "\n";

@@ -13,8 +13,8 @@
 
 #include <thimble/models/planning/planning.h>
 
-#include "catch.h"
-#include "files.h"
+#include "support/catch.h"
+#include "support/files.h"
 
 namespace reports_test {
 

@@ -1,5 +1,5 @@
-// Every flag of every command is given, and shown to reach its effect: tests/program/flags.txt has the rows, the parsers
-// themselves the flags. The verdicts are written beside the build, to flags_and_keys.txt.
+// Every flag of every command is given, and shown to reach its effect. The rows are in flags.txt, the flags come from
+// the parsers. The verdicts are written beside the build, to flags_and_keys.txt.
 
 #include <algorithm>
 #include <cstdlib>
@@ -16,12 +16,12 @@
 
 #include <thimble/bench/commands.h>
 
+#include "program/walks/walk.h"
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/offload_data.h"
 #include "support/program.h"
 #include "support/skip.h"
-#include "support/walk.h"
 
 namespace {
 
@@ -152,7 +152,8 @@ class Walk {
     const auto put = [&](const char* name, const std::string& text) {
       files_test::write_text_file(folder_ / name, text);
     };
-    put("text.txt", files_test::read_text_file((files_test::tests_folder() / "program" / "flags.txt").string()));
+    put("text.txt",
+        files_test::read_text_file((files_test::tests_folder() / "program" / "walks" / "flags.txt").string()));
     put("numbers.txt", "72 101 108 108 111 32 72 101");
     put("ends.txt", "72 0 256 299 101");
     put("special.txt", "to be<|endoftext|>or not");
@@ -212,6 +213,11 @@ class Walk {
     const std::string with_flag = command_line(row, after);
     const Words verdict = walk_test::words_of(row.verdict);
     if (verdict.at(0) == "writes") std::filesystem::remove_all(folder_ / verdict.at(1));
+    if (verdict[0] == "allows") {
+      put_foreign();
+      const program_test::Output refused = run(command_without(row));
+      if (refused.status != 2 || !contains(refused.error, row.flag)) return "without it: " + refused.error;
+    }
     const program_test::Output given = run(with_flag);
     const std::string told = "\n  " + with_flag + "\n  status " + std::to_string(given.status) + ": " + given.error;
     if (verdict[0] == "refused") {
@@ -225,6 +231,7 @@ class Walk {
                                                                 : std::filesystem::exists(path) && file_size(path) > 0;
       return is_there ? "" : verdict[1] + " is not written" + told;
     }
+    if (verdict[0] == "allows") return given.status == 0 ? "" : "failed" + told;
     const bool is_about_status = verdict[0] == "status";
     if (is_about_status) return given.status == std::stoi(verdict.at(1)) ? "" : "another status" + told;
     const std::string without = before.empty() ? command_without(row) : command_line(row, before);
@@ -260,6 +267,14 @@ class Walk {
     return was.error == given.error ? "" : "not the default: " + with_flag + "\n  " + given.error;
   }
 
+  // What no command of the program has written.
+  void put_foreign() const {
+    const std::string content("\x7f\0foreign", 9);
+    files_test::write_text_file(folder_ / "foreign.bin", content);
+    std::filesystem::create_directories(folder_ / "foreign");
+    files_test::write_text_file(folder_ / "foreign/report.html", content);
+  }
+
   bool has_gpu() { return nlohmann::json::parse(plain("devices --json").out).at("cuda").at("found").get<bool>(); }
 
   const std::vector<Row>& rows() const { return table_.rows; }
@@ -285,7 +300,7 @@ class Walk {
 
 TEST_CASE("flags walk: every flag of every command reaches its effect, or is refused by name", "[program]") {
   if (std::getenv("THIMBLE_PROGRAM") == nullptr) return thimble_test::skip("THIMBLE_PROGRAM does not name the program");
-  Walk walk(read_table((files_test::tests_folder() / "program" / "flags.txt").string()));
+  Walk walk(read_table((files_test::tests_folder() / "program" / "walks" / "flags.txt").string()));
   Flags left = all_flags();
   const Flags known = left;
   std::string list;
@@ -308,7 +323,7 @@ TEST_CASE("flags walk: every flag of every command reaches its effect, or is ref
   }
   std::string missing;
   for (const auto& [flag, help] : left) missing += "\n  " + flag;
-  INFO("flags without a row in tests/program/flags.txt:" << missing);
+  INFO("flags without a row in tests/program/walks/flags.txt:" << missing);
   CHECK(left.empty());
   walk_test::write_list("flags", list);
 }

@@ -1,5 +1,5 @@
 #pragma once
-// What the walks over flags (tests/program/flags_walk_test.cpp) and keys (keys_walk_test.cpp) share: how two results of
+// What the walks over flags (flags_walk_test.cpp) and keys (keys_walk_test.cpp) share: how two results of
 // the program are compared, and the list of verdicts beside the build.
 
 #include <cstdlib>
@@ -11,7 +11,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "files.h"
+#include "support/files.h"
 
 namespace walk_test {
 
@@ -55,7 +55,7 @@ inline bool is_volatile(const std::string& key) {
   return keys.contains(key);
 }
 
-/// Paths of the values in which two outputs differ, as "/peak_by_category/input"; "/text" for outputs that are not JSON.
+/// Paths of the values in which two outputs differ, as "/peak_by_category/input"; "/text" where they are not JSON.
 inline std::set<std::string> differences(const std::string& a, const std::string& b) {
   const auto parsed = [](const std::string& text) { return nlohmann::json::parse(text, nullptr, false); };
   const nlohmann::json one = parsed(a), other = parsed(b);
