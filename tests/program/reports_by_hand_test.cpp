@@ -20,9 +20,9 @@ TEST_CASE("reports by hand: plan", "[program]") {
   Numbers n;
   models::PlanOptions options;
   options.setup.fuses_optimizer = true;
-  options.setup.sizes.window = n.next();
   options.setup.precision = "O2", options.setup.dtype = DType::f16;
   models::PlanReport r;
+  r.setup.sizes.window = n.next();
   r.parameters = n.next(), r.batch = n.next(), r.sequence = n.next(), r.micro_batches = n.next();
   r.clip_norm = n.real();
   r.plan.peak_bytes = n.bytes(), r.plan.lower_bound_bytes = n.bytes(), r.plan.tier_bytes = n.bytes();
@@ -52,7 +52,7 @@ TEST_CASE("reports by hand: plan", "[program]") {
                 {"micro_batches", r.micro_batches},
                 {"fuses_optimizer", true},
                 {"chunked_head", false},
-                {"window", options.setup.sizes.window},
+                {"window", r.setup.sizes.window},
                 {"tiled_feed_forward", false},
                 {"clip_norm", r.clip_norm},
                 {"peak_bytes", r.plan.peak_bytes},
@@ -217,6 +217,9 @@ TEST_CASE("reports by hand: generation, planned and done", "[program]") {
   models::GenerateReport r;
   r.parameters = n.next();
   r.texts = {"one", "two"};
+  prepared.end_tokens = {17, 19};
+  r.tokens = {{1, 2, 3}, {4, 5}};
+  r.ended_by = {std::nullopt, 19};
   r.predicted_peak_bytes = n.bytes(), r.measured_peak_bytes = n.bytes();
   r.cache_bytes = n.bytes();
   r.prompt_seconds = n.real(), r.seconds = n.real(), r.tokens_per_second = n.real();
@@ -227,6 +230,9 @@ TEST_CASE("reports by hand: generation, planned and done", "[program]") {
                        {"measured_peak_bytes", r.measured_peak_bytes},
                        {"prompt_seconds", r.prompt_seconds},
                        {"tokens_per_second", r.tokens_per_second},
+                       {"end_tokens", {17, 19}},
+                       {"written", {3, 2}},
+                       {"ended", {"length", "end token 19"}},
                        {"prompt", "to be"},
                        {"texts", {"one", "two"}}});
   check_same(printed([&] { bench::print_generate_json(prepared, r); }), expected);
