@@ -104,11 +104,15 @@ PlanningLine::PlanningLine() : is_terminal_(isatty(STDERR_FILENO) != 0), begin_(
 
 // Not only after show(): a child process that plans shows lines, too.
 PlanningLine::~PlanningLine() {
-  if (is_terminal_) std::fprintf(stderr, "\r\033[K");
+  if (is_shown()) std::fprintf(stderr, "\r\033[K");
+}
+
+bool PlanningLine::is_shown() const {
+  return is_terminal_ && std::chrono::steady_clock::now() - begin_ >= std::chrono::seconds(1);
 }
 
 void PlanningLine::show(const std::string& text) const {
-  if (!is_terminal_ || std::chrono::steady_clock::now() - begin_ < std::chrono::seconds(1)) return;
+  if (!is_shown()) return;
   std::fprintf(stderr, "\r\033[Kplanning: %s", printable(with_flags(text)).c_str());
   std::fflush(stderr);
 }

@@ -43,6 +43,8 @@ class PlanningLine {
   void show(const std::string& text) const;
 
  private:
+  bool is_shown() const;
+
   bool is_terminal_;
   std::chrono::steady_clock::time_point begin_;
 };

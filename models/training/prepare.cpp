@@ -137,6 +137,7 @@ void open_data(TrainOptions& options, PreparedTraining& prepared) {
   const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
   const ResourceScope scope(stack.top);
   prepared.is_text = make_model(options.setup.model, {}, {on})->is_text();
+  check_parts(options, prepared.is_text);
   follow_files(options);
   optimizer_name(options.setup, prepared.is_text);
   memory::make_resource(options.device);  // is the device there?
@@ -154,7 +155,6 @@ void open_data(TrainOptions& options, PreparedTraining& prepared) {
   prepared.data->fit(options.setup.sizes);
   if (!options.setup.weights.empty()) check_tokens(read_weight_facts(options.setup.weights), *prepared.data);
   check_techniques(options.setup, prepared.is_text);
-  check_parts(options, prepared.is_text);
   check_fine_tuning(options);
   TrainOptions checked = options;
   if (options.setup.micro_batches == auto_micro_batches) {

@@ -22,7 +22,7 @@ using Size = std::int64_t ModelOptions::*;
 struct ShapeOfSize {
   std::string_view family;
   Size size;
-  int axis;
+  int axis;  // in a file of weights; a checkpoint's filters have their channels last
   std::vector<std::string_view> names;
 };
 const std::vector<ShapeOfSize>& shapes_of_sizes() {
@@ -89,6 +89,11 @@ const Shape* shape_of(const WeightFacts& facts, const ShapeOfSize& row) {
   return nullptr;
 }
 
+std::int64_t size_in(const Shape& shape, const ShapeOfSize& row, const WeightFacts& facts) {
+  const bool is_filter = shape.rank() == 4;
+  return shape[is_filter && facts.is_checkpoint ? shape.rank() - 1 : row.axis];
+}
+
 /// Layers are numbered from 0 on.
 std::int64_t count_layers(const WeightFacts& facts, std::string_view family) {
   std::int64_t most = 0;
@@ -143,7 +148,7 @@ void require_shapes(const ModelConfig& config, const WeightFacts& facts, std::st
   for (const ShapeOfSize& row : shapes_of_sizes()) {
     if (row.family != family) continue;
     const Shape* const shape = shape_of(facts, row);
-    if (shape != nullptr) require(row.size, (*shape)[row.axis]);
+    if (shape != nullptr) require(row.size, size_in(*shape, row, facts));
     if (shape != nullptr || config.sizes.*row.size == 0) continue;
     throw ValueError(facts.path + ": expected a tensor " + quote(row.names.front()) + ", got none");
   }
@@ -167,7 +172,7 @@ void follow_shapes(std::string_view name, ModelOptions& sizes, const WeightFacts
   const std::string_view family = model_family(name);
   for (const ShapeOfSize& row : shapes_of_sizes()) {
     if (row.family != family) continue;
-    if (const Shape* const shape = shape_of(facts, row)) set_open(sizes.*row.size, (*shape)[row.axis]);
+    if (const Shape* const shape = shape_of(facts, row)) set_open(sizes.*row.size, size_in(*shape, row, facts));
   }
   set_open(sizes.layers, count_layers(facts, family));
   if (family == "llama") set_open(sizes.key_heads, key_heads(facts, sizes, complete_options(name).heads));

@@ -359,7 +359,7 @@ TEST_CASE("seeing: the program writes all or nothing", "[seeing]") {
   const std::string here = "'" + folder.path() + "'", there = "'" + (folder / "none/x") + "'";
   for (const Case& c : {Case{"--html " + there, folder / "none/x"}, Case{"--html " + here, folder.path()},
                         Case{"--html '" + (folder / "a") + "' --csv " + there, folder / "none/x"},
-                        Case{"--html '" + (folder / "a") + "' --csv '" + (folder / "a") + "'", "is what --html writes"},
+                        Case{"--html '" + (folder / "a") + "' --csv '" + (folder / "a") + "'", "which --html writes"},
                         Case{"--snapshot", "--snapshot"}}) {
     CAPTURE(c.arguments);
     const auto bad = program_test::run(folder, model + c.arguments);

@@ -90,7 +90,7 @@ TEST_CASE("models: what feed-forward layers in tiles refuse", "[models][feed_for
   of_images.feed_forward = FeedForward::tiled;
   for (const char* name : {"resnet18", "mlp", "googlenet", "sharedconv"}) {
     INFO(name);
-    CHECK(message([&] { make_model(name, of_images); }).find("feed_forward tiled") != std::string::npos);
+    CHECK(message([&] { make_model(name, of_images); }).find("`feed_forward` tiled") != std::string::npos);
   }
   const auto adapted = make_seeded("tiny-llama", small("tiny-llama"));
   nn::add_lora(*adapted, {{.rank = 2}, {}});

@@ -54,6 +54,8 @@ class Screen {
     } else if (what == 'J') {
       lines_.resize(row_ + 1);
       lines_.back().resize(std::min(lines_.back().size(), column_));
+    } else if (what == 'K') {
+      lines_[row_].resize(std::min(lines_[row_].size(), column_));
     } else if (what != 'm') {
       has_unknown_ = true;
     }

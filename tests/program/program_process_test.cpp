@@ -101,9 +101,8 @@ TEST_CASE("program: what the system refuses to give has status 3, wherever it is
   const auto plain = program_test::run(folder, train);
   if (!plain) return;
   const char* const program = std::getenv("THIMBLE_PROGRAM");
-  const std::string commands[] = {
-      train, train + "--budget 6MiB ", "plan resnet18 --width 8 --image 32 --batch 8 --budget 3MiB",
-      train + "--ranks 2 "};
+  const std::string commands[] = {train, train + "--budget 6MiB ",
+                                  "plan resnet18 --width 8 --image 32 --batch 8 --budget 3MiB", train + "--ranks 2 "};
   int refused = 0;
   for (const std::string& command : commands) {
     for (const char* const limit : {"-v 22000", "-v 26000", "-v 34000", "-v 60000", "-d 6000", "-d 9000", "-d 14000"}) {

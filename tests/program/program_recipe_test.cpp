@@ -50,12 +50,12 @@ void check_resumes(models::TrainOptions options, std::int64_t middle) {
   REQUIRE(whole.report.scaler.has_value());
   CHECK(whole.report.scaler->skipped_steps > 0);
   CHECK(whole.report.scaler->skipped_steps < middle);
-  // The schedule depends on the steps in all, so the part is cut off by throwing after it was saved.
+  // The schedule depends on the steps in all, so the part is cut off by throwing in the step after it was saved.
   options.save = folder / "part", options.save_every = middle;
   const models::PreparedTraining prepared = models::prepare_training(options);
   CHECK_THROWS_WITH(models::train(prepared,
                                   [&](const nn::Progress& p) {
-                                    if (p.step == middle) throw ValueError("cut off");
+                                    if (p.step == middle + 1) throw ValueError("cut off");
                                   }),
                     "cut off");
   options.resume = options.save;

@@ -99,8 +99,8 @@ std::string joined(const AxisTicks& ticks) {
   return text;
 }
 
-// No two texts of a picture touch, and none leaves it.
-void check_layout(const std::string& svg) {
+// No two texts of a drawing touch, and none leaves it.
+void check_drawing(const std::string& svg) {
   const std::vector<markup::TextBox> boxes = markup::text_boxes(svg);
   const auto [width, height] = markup::view_box(svg);
   for (std::size_t i = 0; i < boxes.size(); ++i) {
@@ -117,6 +117,15 @@ void check_layout(const std::string& svg) {
       CHECK(is_apart);
     }
   }
+}
+
+// A picture of a page has its legends in drawings beside the first.
+void check_layout(const std::string& picture) {
+  std::size_t drawings = 0;
+  for (std::size_t at = picture.find("<svg"); at != std::string::npos; at = picture.find("<svg", at + 1), ++drawings) {
+    check_drawing(picture.substr(at, picture.find("</svg>", at) + 6 - at));
+  }
+  CHECK(drawings > 0);
 }
 
 CategoryBytes only_activations(double bytes) {

@@ -48,6 +48,7 @@ inline bool is_volatile(const std::string& key) {
                                           "ms_int8",
                                           "rss_peak_bytes",
                                           "arena_rss_bytes",
+                                          "heap_bytes",
                                           "proof_seconds",
                                           "search_seconds",
                                           "process_peak_bytes",
