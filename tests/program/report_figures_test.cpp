@@ -284,7 +284,7 @@ TEST_CASE("report: a file brings its colours, a page gives them", "[report]") {
   }
   CHECK(file.find("prefers-color-scheme:dark") != std::string::npos);
   CHECK(file.rfind("<?xml", 0) == 0);
-  CHECK(on_page.rfind("<svg", 0) == 0);
+  CHECK(on_page.find("<?xml") == std::string::npos);
   CHECK(palette_css().find("--activation:#349077") != std::string::npos);
   CHECK(file == svg_stacked_area(timeline));  // the same data gives the same bytes
 }

@@ -49,6 +49,7 @@ inline bool is_volatile(const std::string& key) {
                                           "rss_peak_bytes",
                                           "arena_rss_bytes",
                                           "heap_bytes",
+                                          "outside_bytes",
                                           "proof_seconds",
                                           "search_seconds",
                                           "process_peak_bytes",
