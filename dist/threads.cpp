@@ -258,7 +258,8 @@ class RankThread {
     pthread_attr_setstacksize(&attributes, stack_bytes);
     const int error = pthread_create(&thread_, &attributes, run, work_.get());
     pthread_attr_destroy(&attributes);
-    if (error != 0) throw OutOfMemory(std::string("run_ranks: the system starts no further thread: ") + std::strerror(error), {});
+    if (error != 0)
+      throw OutOfMemory(std::string("run_ranks: the system starts no further thread: ") + std::strerror(error), {});
   }
   void join() { pthread_join(thread_, nullptr); }
 

@@ -20,7 +20,8 @@ void require_image_options(std::string_view name, const ModelOptions& options, s
   if (options.dropout > 0) refuse("`dropout`", std::to_string(options.dropout));
   if (options.feed_forward == FeedForward::tiled) refuse("`feed_forward`", "tiled");
   if (!options.shares_kernels) {
-    throw ValueError(std::string(name) + ": `shares_kernels` off: its convolutions share no kernels, so there is nothing to turn off");
+    throw ValueError(std::string(name) +
+                     ": `shares_kernels` off: its convolutions share no kernels, so there is nothing to turn off");
   }
   if (options.image > 0 && options.image < smallest) {
     throw ValueError(std::string(name) + ": `image` " + std::to_string(options.image) + ": at least " +

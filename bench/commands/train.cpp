@@ -335,7 +335,7 @@ void add_train(CLI::App& program) {
   const auto wants_gradients = std::make_shared<bool>(false);
   command->add_flag("--gradient-report", *wants_gradients,
                     "With --allow-lossy: how far packing turns the gradients of the first batch, by parameter");
-  command->callback([command, options, is_json, is_live, trace, wants_gradients] {
+  command->callback([options, is_json, is_live, trace, wants_gradients] {
     if (*is_live && isatty(STDERR_FILENO) == 0) {
       throw ValueError(
           "--live: standard error is no terminal; a terminal alone is allowed, because the picture is "

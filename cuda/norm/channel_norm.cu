@@ -310,11 +310,10 @@ void forward(const ChannelNormArgs& args) {
     }
     for_each_team(args.instances * ((args.channels + 31) / 32), MergeStretches{grid, args.moments},
                   MergeStretches::threads * sizeof(double));
-    for_each_item(
-        args.instances * args.groups,
-        GroupStatistics<T>{grid, args.groups, args.moments, args.epsilon, args.momentum, static_cast<T*>(args.mean),
-                           static_cast<T*>(args.rstd), args.running_mean, args.running_var, args.running_dtype,
-                           args.dtype, args.x});
+    for_each_item(args.instances * args.groups,
+                  GroupStatistics<T>{grid, args.groups, args.moments, args.epsilon, args.momentum,
+                                     static_cast<T*>(args.mean), static_cast<T*>(args.rstd), args.running_mean,
+                                     args.running_var, args.running_dtype, args.dtype, args.x});
   }
   const Coefficients<T> all = fill_coefficients<T>(args);
   const bool is_done =

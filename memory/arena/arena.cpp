@@ -61,9 +61,10 @@ void Arena::reserve(const Options& options) {
     reserved_bytes_ = bytes;
     return;
   }
-  throw OutOfMemory("out of memory on " + to_string(device()) + ": the system refuses to reserve addresses, asked for " +
-                        memory::exact_bytes(wanted) + " down to one granule of " +
-                        memory::exact_bytes(pages_.granule) + "; a higher RLIMIT_AS (ulimit -v) would give them",
+  throw OutOfMemory("out of memory on " + to_string(device()) +
+                        ": the system refuses to reserve addresses, asked for " + memory::exact_bytes(wanted) +
+                        " down to one granule of " + memory::exact_bytes(pages_.granule) +
+                        "; a higher RLIMIT_AS (ulimit -v) would give them",
                     {.requested_bytes = pages_.granule});
 }
 

@@ -77,7 +77,7 @@ struct TrainOptions {
   /// Processor time that a refusal for want of memory may take (ChoiceOptions::refusal_ms), and what it is doing.
   double refusal_ms = default_refusal_ms;
   std::function<void(const std::string& text)> progress = {};
-  bool captures_steps = false;           ///< on a CUDA device steps are captured and replayed (nn/step/captured_step.h)
+  bool captures_steps = false;  ///< on a CUDA device steps are captured and replayed (nn/step/captured_step.h)
   /// Where the setup is of several ranks: those, all of which call prepare_training and train with the same options but
   /// for `setup.rank`. They must live as long as the run.
   dist::Communicator* ranks = nullptr;

@@ -51,8 +51,9 @@ ModelOptions token_options(std::string_view kind, std::span<const TokenSizes> fa
                      ": models over text have no such option");
   };
   if (!options.shares_kernels) {
-    throw ValueError(std::string(name) +
-                     ": `shares_kernels` off: it has no convolutions that share kernels, so there is nothing to turn off");
+    throw ValueError(
+        std::string(name) +
+        ": `shares_kernels` off: it has no convolutions that share kernels, so there is nothing to turn off");
   }
   if (options.head == Head::chunked && options.build == Build::textbook) {
     throw ValueError(std::string(name) + ": the textbook build has the full head alone");
