@@ -66,7 +66,7 @@ class Bert final : public TokenModel, public nn::PublicNames {
   bool is_tied() const noexcept override { return true; }
   void recompute_blocks(bool is_on = true) override { recomputes_blocks_ = is_on; }
   /// Norms as gamma and beta, as TensorFlow's had them; the head's table and bias as those of its decoder; names
-  /// without `bert.`. Pooler and sentence head are passed over.
+  /// without the prefix `bert`. Pooler and sentence head are passed over.
   std::vector<std::vector<std::string>> names_in_files(const std::string& name) const override;
   std::vector<std::string> passed_over() const override;
 
