@@ -293,7 +293,7 @@ TEST_CASE("config: what is missing is as transformers has it", "[models][config]
   CHECK((m.key_heads == 8 && m.hidden == 14336 && m.sequence == 131072 && m.window == 4096));
   CHECK((q.vocabulary == 151936 && q.key_heads == 32 && q.hidden == 22016 && q.sequence == 32768 && q.window == 0));
   CHECK((q.function.has_bias == true && l.function.has_bias == false && l.function.is_tied == false));
-  CHECK(l.function.rotary == RotaryPositions{10000});
+  CHECK((l.function.rotary->theta == 10000 && !l.function.rotary->scaling));
   const ModelOptions g = read({{"model_type", "gpt2"}}, "gpt").sizes, b = read({{"model_type", "bert"}}, "bert").sizes;
   CHECK((g.vocabulary == 50257 && g.width == 768 && g.layers == 12 && g.heads == 12 && g.sequence == 1024));
   CHECK((g.function.epsilon == 1e-5 && g.function.gelu == GeluForm::tanh && g.dropout == 0.1));
