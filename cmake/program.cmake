@@ -7,7 +7,7 @@ list(FILTER thimble_benchmark_sources INCLUDE REGEX "_benchmark\\.cpp$")
 list(FILTER thimble_bench_sources EXCLUDE REGEX "/bench/(parity|peers)/|/bench/main\\.cpp$|_benchmark\\.cpp$")
 
 # A sanitizer's build is about the library: what draws pages and parses flags stays out, and so do its tests.
-set(thimble_program_parts "commands|experiments|report|live")
+set(thimble_program_parts "book|commands|experiments|report|live|technique_report")
 if(THIMBLE_SANITIZE AND NOT THIMBLE_PROGRAM)
   list(FILTER thimble_bench_sources EXCLUDE REGEX "/bench/(${thimble_program_parts})[/.]")
 else()
