@@ -22,7 +22,10 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/crc32c.h>
+#include <thimble/models/training/training.h>
 #include <thimble/nn/log/tensorboard.h>
+
+#include "support/trained.h"
 
 namespace {
 
@@ -248,6 +251,36 @@ TEST_CASE("tensorboard: a file reads back as written", "[tensorboard]") {
     CHECK(events[i + 1].wall_time >= events[i].wall_time);
   }
   CHECK(events[1].wall_time > 1.6e9);  // seconds since 1970
+}
+
+TEST_CASE("tensorboard: the curves of a run are those that its observer is told", "[tensorboard]") {
+  const TempFolder folder;
+  thimble::models::TrainOptions o;
+  o.setup.model = "char-gpt", o.setup.batch = 2;
+  o.setup.sizes.layers = 1, o.setup.sizes.heads = 2, o.setup.sizes.width = 16, o.setup.sizes.sequence = 8;
+  o.data = "synthetic", o.steps = 5, o.eval_every = 2, o.eval_batches = 1, o.schedule = "cosine";
+  o.log = (folder.path / "run").string();
+  std::vector<thimble::nn::Progress> told;
+  trained_test::run(o, [&](const thimble::nn::Progress& p) { told.push_back(p); });
+  std::vector<Event> events;
+  for (const auto& file : fs::directory_iterator(o.log)) events = read_events(file_bytes(file.path().string()));
+  const auto curve = [&](const std::string& tag) {
+    std::vector<std::pair<std::int64_t, float>> points;
+    for (const Event& event : events) {
+      if (event.tag == tag) points.emplace_back(event.step, event.value.value());
+    }
+    return points;
+  };
+  std::vector<std::pair<std::int64_t, float>> losses, rates, validation;
+  for (const thimble::nn::Progress& p : told) {
+    losses.emplace_back(p.step, static_cast<float>(p.loss));
+    rates.emplace_back(p.step, static_cast<float>(p.rate));
+    if (p.evaluation) validation.emplace_back(p.step, static_cast<float>(p.evaluation->loss));
+  }
+  CHECK(curve("loss") == losses);
+  CHECK(curve("learning_rate") == rates);
+  CHECK(curve("validation_loss") == validation);
+  CHECK(validation.size() == 3);  // after 2, 4 and 5 steps
 }
 
 TEST_CASE("tensorboard: names, buffering and refusals", "[tensorboard]") {

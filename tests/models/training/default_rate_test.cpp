@@ -65,4 +65,10 @@ TEST_CASE("default rates: of every optimizer", "[program]") {
   CHECK(rate("googlenet", "") == 0.1);
   CHECK(rate("mlp", "adamw") == 1e-3);
   CHECK(rate("mlp", "adafactor") == 0.03);
+  for (const auto& [width, expected] : {std::pair{128, 3e-3}, {512, 1.0606602e-3}, {768, 7.8254e-4}}) {
+    models::Setup setup;
+    setup.model = "char-gpt", setup.optimizer = "adamw", setup.sizes.width = width, setup.sizes.heads = 4;
+    const auto model = models::make_model(setup.model, setup.sizes, {dry(cpu)});
+    CHECK(models::optimizer_numbers(setup, *model).rate == Approx(expected).epsilon(1e-4));
+  }
 }

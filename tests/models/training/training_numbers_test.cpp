@@ -56,6 +56,27 @@ struct OptimizerRow {
 
 }  // namespace
 
+TEST_CASE("training numbers: items a second and the time that is left, of the milliseconds of the steps",
+          "[training]") {
+  TrainOptions o;
+  o.setup.model = "char-gpt", o.setup.batch = 3;
+  o.setup.sizes.layers = 1, o.setup.sizes.heads = 2, o.setup.sizes.width = 16, o.setup.sizes.sequence = 8;
+  o.data = "synthetic", o.steps = 5, o.eval_batches = 1;
+  constexpr double tokens = 3 * 8;
+  double later_ms = 0, mean = 0;  // of all steps but the first, which also warms up
+  int later = 0;
+  const models::TrainReport report = trained_test::run(o, [&](const nn::Progress& p) {
+                                       if (p.step > 1) later_ms += p.ms, ++later;
+                                       mean = later > 0 ? later_ms / later : p.ms;
+                                       CHECK(p.items_per_s == Approx(tokens / p.ms * 1000));
+                                       const auto steps_left = static_cast<double>(o.steps - p.step);
+                                       CHECK(p.seconds_left == Approx(steps_left * mean / 1000));
+                                     }).report;
+  CHECK(later == 4);
+  CHECK(report.ms_per_step == Approx(mean));
+  CHECK(report.items_per_s == Approx(tokens / mean * 1000));
+}
+
 TEST_CASE("training numbers: the rate of every step of schedules of 1 to 9 steps", "[training]") {
   for (const char* const schedule : {"constant", "cosine", "step"}) {
     for (std::int64_t steps = 1; steps <= 9; ++steps) {
