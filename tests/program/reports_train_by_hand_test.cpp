@@ -1,5 +1,7 @@
 // The report of a training run, printed from one made by hand in which all numbers differ.
 
+#include <array>
+#include <cstdio>
 #include <string>
 #include <utility>
 
@@ -185,6 +187,11 @@ TEST_CASE("reports by hand: train", "[program]") {
 
   const std::string table = printed([&] { print_train_table(t.options, t.extra, r); });
   const auto grouped = [](auto value) { return format_grouped(value); };
+  const auto one_digit = [](double value) {
+    std::array<char, 32> text{};
+    std::snprintf(text.data(), text.size(), "%.1f", value);
+    return std::string(text.data());
+  };
   const std::pair<const char*, std::string> lines[] = {
       {"char-gpt: ", grouped(r.parameters) + " parameters, steps " + std::to_string(r.first_step + 1) + " to " +
                          std::to_string(r.steps)},
@@ -193,7 +200,7 @@ TEST_CASE("reports by hand: train", "[program]") {
       {"captured step ", std::to_string(r.captured_launches) + " launches"},
       {"micro-batches ", std::to_string(s.micro_batches)},
       {"predicted peak ", grouped(r.predicted_peak_bytes)},
-      {"budget ", format_bytes(t.options.budget_bytes)},
+      {"budget ", format_bytes(t.options.budget_bytes) + ", at " + one_digit(100 * r.time_overhead) + " % more time"},
       {"offloaded ", format_bytes(r.offloaded_bytes)},
       {"packed ", format_bytes(r.packing.bytes) + " to " + format_bytes(r.packing.packed_bytes)},
       {"pinned on host ", grouped(r.predicted_tier_bytes) + " predicted, " + grouped(r.measured_tier_bytes)},
