@@ -6,7 +6,7 @@
 cd "$(dirname "$0")"
 . tools/build.sh
 
-say "Takes $((2 + 8 / cores)) to $((4 + 14 / cores)) minutes on $cores cores: packages, the program, a first result, all experiments"
+say "Takes $((1 + 6 / cores)) to $((4 + 14 / cores)) minutes on $cores cores: packages, the program, a first result, all experiments"
 need_packages $program_packages
 if [ -e build/CMakeCache.txt ]; then
   configure build -DTHIMBLE_PROGRAM=ON
