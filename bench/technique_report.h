@@ -10,7 +10,7 @@ namespace thimble::bench {
 /// A JSON list of the report's techniques.
 std::string techniques_json_text(const models::PlanReport& report);
 
-/// A table on standard output; unless it `has_all`, with how many of those that are known do not fit.
+/// Prints a table on standard output; unless it `has_all`, with the number of known techniques that do not fit.
 void print_techniques(const models::PlanReport& report, bool has_all);
 
 }  // namespace thimble::bench

@@ -187,7 +187,7 @@ class Progress {
   std::mutex mutex_;
   std::condition_variable over_;
   bool is_over_ = false;
-  std::thread thread_;  // after what it reads
+  std::thread thread_;  // declared last: it reads the members above
 };
 
 remat::Frontier solve(const remat::Chain& chain) {

@@ -1,4 +1,4 @@
-// thimble inspect: what is in a safetensors file, and whether its checksums hold; a checkpoint is one, with metadata.
+// thimble inspect: lists a safetensors file or checkpoint and verifies its checksums.
 
 #include <cstdio>
 #include <iostream>

@@ -39,7 +39,7 @@ std::string now() {
   return text;
 }
 
-/// Before anything runs. Pictures have names that experiments give them: of these, those that are there.
+/// Checks the report folder before anything runs. Experiments name their pictures, so existing ones are checked.
 void check_folder(const std::vector<NamedExperiment>& chosen, const std::string& folder, bool overwrites) {
   namespace fs = std::filesystem;
   make_output_folder("--out", folder);

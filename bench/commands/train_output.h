@@ -1,5 +1,5 @@
 #pragma once
-// What commands print from the reports of what they did: `thimble train` JSON or a table, the others their JSON.
+// Prints the reports of commands: JSON or a table for `thimble train`, JSON for the others.
 
 #include <cstddef>
 #include <optional>

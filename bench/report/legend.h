@@ -52,7 +52,7 @@ double legend_width(const std::vector<LegendEntry>& entries);
 /// Height in px of the entries.
 double legend_height(const std::vector<LegendEntry>& entries);
 
-/// At (x, y), right of what is drawn; in a page beside the picture, which then ends left of x.
+/// Draws at (x, y), right of the drawing. In a page the legend is a picture beside it, and the drawing ends left of x.
 void draw_legend(Svg& svg, double x, double y, const std::vector<LegendEntry>& entries);
 
 /// A line across a picture at a number of bytes, which the legend names.

@@ -1,6 +1,6 @@
 #pragma once
-// What a command or a run is going to write, checked before any work: no output replaces what the run reads, another of
-// its outputs, or a file that somebody else made, and each can be written.
+// Checks the outputs of a command or a run before any work: each can be written, and none replaces a file that the run
+// reads, another of its outputs, or a file of another kind.
 
 #include <cstdint>
 #include <string>
@@ -18,7 +18,7 @@ struct FileKind {
 namespace file_kinds {
 extern const FileKind checkpoint, weights, plan, costs, adapters, tokenizer, tokens, lifetimes, trace, snapshot, page,
     picture, results, table, index;
-/// A text has no mark: what is there is never taken for ours.
+/// Texts have no mark to tell ours by, so an existing file is never replaced.
 extern const FileKind text;
 }  // namespace file_kinds
 
@@ -39,7 +39,7 @@ struct Input {
 /// - is another of the outputs;
 /// - is there and not of its kind, unless `overwrites`. An empty file is of every kind;
 /// - cannot be written, as AtomicFile finds by trying.
-/// Nothing is written, and what is there stays as it is.
+/// Writes nothing and leaves existing files unchanged.
 void check_outputs(const std::vector<Output>& outputs, const std::vector<Input>& inputs, bool overwrites);
 
 /// Makes a folder, with those above it, that files are to be written to. Throws ValueError where it cannot be made.

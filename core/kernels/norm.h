@@ -11,8 +11,8 @@
 // Statistics are computed in fixed blocks: each by the corrected two-pass method in the compute type (d = x - shift,
 // where shift is the block's rounded mean; mean = shift + sum d / n; M2 = sum d^2 - (sum d)^2 / n), blocks are merged
 // in f64 in order (Chan, Golub, LeVeque: Algorithms for computing the sample variance, The American Statistician 37,
-// 1983). Squares of f32 beyond its range, above 1e19 or so, and where epsilon is about 0 those that lose digits, are
-// summed again in f64. On CUDA devices deviations must stay below 3.4e38, and where they exceed 1e19 batch and group
+// 1983). Sums of squares that leave f32 (values above about 1e19, or tiny ones where epsilon is nearly 0) are taken
+// again in f64. On CUDA devices deviations must stay below 3.4e38, and where they exceed 1e19 batch and group
 // norm leave what goes through the statistics out of dx. Sums over rows in backward use the same blocks: the compute
 // type within a block, f64 across blocks.
 

@@ -1,4 +1,4 @@
-// Outputs that are refused before any work, and those that are not; whichever: what is there stays as it is.
+// Outputs that are refused before any work, and those that are taken. Existing files stay unchanged either way.
 
 #include <sys/stat.h>
 #include <unistd.h>
