@@ -136,8 +136,9 @@ bool take_include(File& file, const std::string& what, int depth, std::size_t li
     file.includes.push_back(path.substr(8));
     return true;
   }
-  if (path == "zlib.h" || path.starts_with("nlohmann/")) file.needs_files = true;
-  if (file.is_header() && path != "nlohmann/json_fwd.hpp" && (file.needs_files || path.starts_with("Eigen/"))) {
+  const bool needs_files = path == "zlib.h" || path.starts_with("nlohmann/");
+  if (needs_files) file.needs_files = true;
+  if (file.is_header() && path != "nlohmann/json_fwd.hpp" && needs_files) {
     fail(file.name, line, "a header includes " + what);
   }
   if (depth > 0) return false;

@@ -15,6 +15,5 @@ for folder in "$@"; do
   git ls-files "$folder/*.cpp" | grep -vE '^dist/(nccl\.cpp|module/)|^bench/(main\.cpp|parity/|peers/|benchmarks/)' |
     sed "s|.*|#include \"$PWD/&\"|" >"$build/tidy/$folder.cpp"
 done
-eigen=$(sed -n 's/^Eigen3_DIR:PATH=//p' "$build/CMakeCache.txt")
 printf '%s\n' "$@" | xargs -P "$cores" -I {} "$tidy" --quiet "$build/tidy/{}.cpp" -- -std=c++20 -I "$build/include" \
-  -isystem "${eigen%/share/*}/include/eigen3" -DTHIMBLE_MODULES_FROM_BIN='"."'
+  -DTHIMBLE_MODULES_FROM_BIN='"."'

@@ -14,7 +14,6 @@ using house::LayerTable;
 
 /// The library that an include belongs to, when it is one that only some layers may use.
 std::string guest(const std::string& include) {
-  if (include.starts_with("Eigen/") || include.starts_with("unsupported/Eigen/")) return "Eigen";
   if (include.starts_with("nlohmann/")) return "nlohmann-json";
   if (include == "zlib.h") return "zlib";
   if (include == "mpi.h") return "MPI";
@@ -27,7 +26,6 @@ std::string guest(const std::string& include) {
 /// Guests and the layers whose .cpp files may use them; no header of the library may.
 bool is_welcome(const std::string& name, const std::string& path) {
   const std::string layer = house::layer_of(path);
-  if (name == "Eigen") return layer == "core";
   if (name == "NCCL") return path == "dist/nccl.cpp";
   if (name == "MPI") return path.starts_with("dist/module/");
   if (name == "nlohmann-json" || name == "zlib") return layer == "nn" || layer == "models";
@@ -120,7 +118,7 @@ TEST_CASE("layering: the check finds what it is for", "[house]") {
   };
   const Row rows[] = {
       {"memory/a.h", "#include <thimble/core/tensor/tensor.h>\n#include <thimble/memory/b.h>\n#include <vector>\n", 0},
-      {"core/a.cpp", "#include <Eigen/Core>\n#include <thimble/version.h>\n", 0},
+      {"core/a.cpp", "#include <thimble/version.h>\n", 0},
       {"nn/a.cpp", "#include <nlohmann/json.hpp>\n#include <zlib.h>\n", 0},
       {"nn/a.h", "#include <nlohmann/json_fwd.hpp>\n", 0},
       {"nn/a.h", "#include <nlohmann/json.hpp>\n", 1},
@@ -131,12 +129,10 @@ TEST_CASE("layering: the check finds what it is for", "[house]") {
       {"memory/a.cpp", "/* one line */\n#include <thimble/nn/a.h>\n", 1},
       {"core/a.cpp", "#include <thimble/thimble.h>\n", 1},
       {"core/a.cpp", "#include \"b.h\"\n", 1},
-      {"core/a.h", "#include <Eigen/Core>\n", 1},
-      {"nn/a.cpp", "#include <Eigen/Core>\n", 1},
       {"nn/a.h", "#include <zlib.h>\n", 1},
       {"core/a.cpp", "#include <nlohmann/json.hpp>\n", 1},
       {"nn/a.cpp", "#include <CLI/CLI.hpp>\n", 1},
-      {"memory/a.h", "#include <Eigen/Core>\n", 2},
+      {"memory/a.h", "#include <nlohmann/json.hpp>\n", 2},
       {"nn/a.cpp", "#include <mpi.h>\n", 1},
   };
   for (const Row& row : rows) {
