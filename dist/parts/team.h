@@ -7,11 +7,14 @@
 
 #include <cstdint>
 
-#include <thimble/nn/layers/init.h>
-
 namespace thimble::dist {
 
 class Communicator;
+
+/// Where part number `part` of `parts` begins in a row of `all`: parts differ by one at most.
+constexpr std::int64_t part_begin(std::int64_t all, std::int64_t parts, std::int64_t part) noexcept {
+  return all * part / parts;
+}
 
 /// The parts of a layer's work, and which of them this rank has.
 struct Team {
@@ -26,9 +29,7 @@ struct Team {
   int count() const noexcept { return ranks != nullptr ? 1 : parts; }
   /// Where this rank's part p, which counts from 0, begins in a row of `all`; p == count(): where the last one ends.
   /// Parts differ by one at most.
-  std::int64_t begin(std::int64_t all, int p = 0) const noexcept {
-    return nn::init::part_begin(all, parts, first() + p);
-  }
+  std::int64_t begin(std::int64_t all, int p = 0) const noexcept { return part_begin(all, parts, first() + p); }
   /// What of `all` is in part p; in all of this rank's parts.
   std::int64_t size(std::int64_t all, int p) const noexcept { return begin(all, p + 1) - begin(all, p); }
   std::int64_t own(std::int64_t all) const noexcept { return begin(all, count()) - begin(all); }

@@ -7,13 +7,13 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/context.h>
+#include <thimble/dist/parts/team.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/planning/choices.h>
 #include <thimble/models/planning/planned_run.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/training/trained_parts.h>
-#include <thimble/nn/layers/init.h>
 
 namespace thimble::models {
 namespace rank_plans_detail {
@@ -46,7 +46,7 @@ std::vector<std::vector<int>> alike_ranks(Setup setup, Device device) {
       setup.rank = begin + members.front();
       const TrainedParts parts(setup, on);
       const auto tokens = [&, all = parts.model->options().vocabulary](int member) {
-        return nn::init::part_begin(all, setup.tp, member + 1) - nn::init::part_begin(all, setup.tp, member);
+        return dist::part_begin(all, setup.tp, member + 1) - dist::part_begin(all, setup.tp, member);
       };
       const auto alike = std::stable_partition(members.begin(), members.end(),
                                                [&, own = tokens(members.front())](int m) { return tokens(m) != own; });

@@ -3,12 +3,12 @@
 #include <vector>
 
 #include <thimble/core/error.h>
-#include <thimble/dist/checkpoint.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/datasets/token_text.h>
 #include <thimble/models/training/adapting.h>
 #include <thimble/models/training/recipe.h>
 #include <thimble/nn/files/checkpoint.h>
+#include <thimble/nn/files/rank_files.h>
 #include <thimble/nn/files/safetensors.h>
 #include <thimble/nn/files/weights.h>
 
@@ -101,8 +101,8 @@ void restore(Training& training, const std::string& path) {
   if (training.parallel() == nullptr) {
     nn::load_checkpoint(path, training.model(), training.optimizer(), training.generator(), training.scaler());
   } else {
-    dist::load_checkpoint(path, training.model(), training.optimizer(), training.whole_state(), training.generator(),
-                          training.scaler(), training.tensors_of_others());
+    nn::load_checkpoint(path, training.model(), training.optimizer(), training.whole_state(), training.generator(),
+                        training.scaler(), training.tensors_of_others());
   }
 }
 
@@ -112,8 +112,8 @@ void save_checkpoint(Training& training, const PreparedTraining& prepared, const
     nn::save_checkpoint(path, training.model(), training.optimizer(), training.generator(), metadata,
                         training.scaler());
   } else {
-    dist::save_checkpoint(path, training.model(), *training.parallel(), training.optimizer(), training.whole_state(),
-                          training.generator(), metadata, training.scaler(), training.later_stages());
+    nn::save_checkpoint(path, training.model(), *training.parallel(), training.optimizer(), training.whole_state(),
+                        training.generator(), metadata, training.scaler(), training.later_stages());
   }
 }
 
@@ -127,7 +127,7 @@ void save_weights(Training& training, const PreparedTraining& prepared) {
   if (training.parallel() == nullptr) {
     nn::save_weights(training.model(), path, metadata);
   } else {
-    dist::save_weights(path, training.model(), *training.parallel(), metadata, training.later_stages());
+    nn::save_weights(path, training.model(), *training.parallel(), metadata, training.later_stages());
   }
 }
 

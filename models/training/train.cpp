@@ -98,8 +98,8 @@ class TrainedModel final : public nn::LoopedRun {
   }
   void refuse_checkpoint(const std::string& why) override {
     if (training_.parallel() == nullptr) return;
-    dist::refuse_checkpoint(training_.model(), *training_.parallel(), training_.optimizer(), training_.whole_state(),
-                            why, training_.later_stages());
+    nn::refuse_checkpoint(training_.model(), *training_.parallel(), training_.optimizer(), training_.whole_state(), why,
+                          training_.later_stages());
   }
   std::int64_t steps_done() override { return training_.optimizer().step_count() + skipped_steps(); }
   std::int64_t skipped_steps() override { return training_.scaler() ? training_.scaler()->state().skipped_steps : 0; }

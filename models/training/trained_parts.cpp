@@ -178,8 +178,8 @@ dist::Communicator::Volume TrainedParts::volume() const {
   return sum;
 }
 
-std::vector<dist::StageOutline> later_stages(Setup setup, Device device) {
-  std::vector<dist::StageOutline> list;
+std::vector<nn::StageOutline> later_stages(Setup setup, Device device) {
+  std::vector<nn::StageOutline> list;
   if (setup.ranks == 1) return list;
   const Device on = dry(device);
   const int of_stage = setup.ranks / setup.pp;
@@ -187,7 +187,7 @@ std::vector<dist::StageOutline> later_stages(Setup setup, Device device) {
     const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
     const ResourceScope scope(stack.top);
     const TrainedParts parts(setup, on);
-    list.push_back(dist::stage_outline(*parts.model, *parts.parallel));
+    list.push_back(nn::stage_outline(*parts.model, *parts.parallel));
   }
   return list;
 }
@@ -216,7 +216,7 @@ std::vector<nn::NamedTensor> tensors_of_others(Setup setup, Device device, const
   return list;
 }
 
-dist::WholeState whole_state(const Setup& setup, Device device) {
+nn::WholeState whole_state(const Setup& setup, Device device) {
   const Device on = dry(device);
   const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
   const ResourceScope scope(stack.top);
@@ -229,7 +229,7 @@ dist::WholeState whole_state(const Setup& setup, Device device) {
   Generator generator(setup.seed);
   const GeneratorScope numbers(generator);
   const std::unique_ptr<Model> model = make_model(alone, on);
-  return dist::whole_state(*make_optimizer(alone, *model));
+  return nn::whole_state(*make_optimizer(alone, *model));
 }
 
 }  // namespace thimble::models

@@ -5,12 +5,12 @@
 #include <vector>
 
 #include <thimble/core/random/random.h>
-#include <thimble/dist/checkpoint.h>
 #include <thimble/dist/communicator.h>
 #include <thimble/dist/data_parallel.h>
 #include <thimble/dist/pipeline/pipeline_stage.h>
 #include <thimble/models/model.h>
 #include <thimble/models/training/setup.h>
+#include <thimble/nn/files/rank_files.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/grad_scaler.h>
 
@@ -45,10 +45,10 @@ struct TrainedParts {
 };
 
 /// What the stages behind the first one have, by dry twins; nothing of one stage.
-std::vector<dist::StageOutline> later_stages(Setup setup, Device device);
+std::vector<nn::StageOutline> later_stages(Setup setup, Device device);
 /// What a checkpoint of the setup has of a model besides `own`, its stage; nothing of one stage.
 std::vector<nn::NamedTensor> tensors_of_others(Setup setup, Device device, const Model& own);
 /// The state that one rank's optimizer of the setup has, whatever `setup` shares out or cuts: by a dry twin.
-dist::WholeState whole_state(const Setup& setup, Device device);
+nn::WholeState whole_state(const Setup& setup, Device device);
 
 }  // namespace thimble::models

@@ -188,22 +188,22 @@ nn::Evaluation Training::evaluate() {
 
 void Training::visit_save() {
   if (parts_.parallel == nullptr) return nn::visit_save(*parts_.model, *parts_.optimizer);
-  dist::visit_save(*parts_.model, *parts_.parallel, *parts_.optimizer, whole_state(), later_stages());
+  nn::visit_save(*parts_.model, *parts_.parallel, *parts_.optimizer, whole_state(), later_stages());
 }
 
 void Training::visit_save_weights() {
   if (parts_.parallel == nullptr) return nn::visit_save_weights(*parts_.model);
-  dist::visit_save_weights(*parts_.model, *parts_.parallel, later_stages());
+  nn::visit_save_weights(*parts_.model, *parts_.parallel, later_stages());
 }
 
 void Training::visit_load() { nn::visit_state(*parts_.model, *parts_.optimizer); }
 
-const dist::WholeState& Training::whole_state() {
+const nn::WholeState& Training::whole_state() {
   if (whole_state_.empty()) whole_state_ = models::whole_state(options_.setup, device_);
   return whole_state_;
 }
 
-std::span<const dist::StageOutline> Training::later_stages() {
+std::span<const nn::StageOutline> Training::later_stages() {
   const Setup& setup = options_.setup;
   if (later_stages_.empty() && setup.rank == 0 && setup.pp > 1) {
     later_stages_ = models::later_stages(setup, device_);

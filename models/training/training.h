@@ -127,13 +127,13 @@ class Training {
   dist::DataParallel* parallel() noexcept { return parts_.parallel.get(); }
   dist::Communicator::Volume volume() const { return parts_.volume(); }
   /// The optimizer's state of all ranks.
-  const dist::WholeState& whole_state();
+  const nn::WholeState& whole_state();
   /// What a checkpoint has of the model besides this rank's stage.
   std::vector<nn::NamedTensor> tensors_of_others() const {
     return models::tensors_of_others(options_.setup, device_, *parts_.model);
   }
   /// On rank 0 of a pipeline: what the later stages have; else nothing.
-  std::span<const dist::StageOutline> later_stages();
+  std::span<const nn::StageOutline> later_stages();
   /// The captured step; null where steps are not captured, and before the first.
   const nn::CapturedStep* recorded() const noexcept { return recorded_.get(); }
   /// Bytes that the run's tiers occupy.
@@ -155,8 +155,8 @@ class Training {
   double rate_;          // that the schedule starts from
   PlacedArena* placed_;  // behind the resource; null: none
   Batch batch_;          // of captured steps
-  dist::WholeState whole_state_;
-  std::vector<dist::StageOutline> later_stages_;
+  nn::WholeState whole_state_;
+  std::vector<nn::StageOutline> later_stages_;
   std::unique_ptr<nn::CapturedStep> recorded_;
 };
 

@@ -5,6 +5,7 @@
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
+#include <thimble/dist/parts/team.h>
 
 namespace thimble::nn::init {
 
@@ -31,7 +32,7 @@ Tensor kaiming_fan_out(const Shape& shape, std::int64_t fan_out, DType dtype, De
 Shape PartOf::shape() const {
   Shape own = whole;
   const std::int64_t stretch = whole[axis] / stretches;
-  own[axis] = stretches * (part_begin(stretch, parts, part + 1) - part_begin(stretch, parts, part));
+  own[axis] = stretches * (dist::part_begin(stretch, parts, part + 1) - dist::part_begin(stretch, parts, part));
   return own;
 }
 
@@ -43,12 +44,12 @@ std::int64_t PartOf::apart() const {
 
 std::int64_t PartOf::run() const {
   const std::int64_t stretch = whole[axis] / stretches;
-  return apart() / stretch * (part_begin(stretch, parts, part + 1) - part_begin(stretch, parts, part));
+  return apart() / stretch * (dist::part_begin(stretch, parts, part + 1) - dist::part_begin(stretch, parts, part));
 }
 
 std::int64_t PartOf::in_whole(std::int64_t own) const {
   const std::int64_t stretch = whole[axis] / stretches, each = run();
-  return own / each * apart() + apart() / stretch * part_begin(stretch, parts, part) + own % each;
+  return own / each * apart() + apart() / stretch * dist::part_begin(stretch, parts, part) + own % each;
 }
 
 void PartOf::for_each_run(FunctionRef<void(std::int64_t, std::int64_t, std::int64_t)> f) const {

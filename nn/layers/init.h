@@ -17,11 +17,6 @@ Tensor uniform(const Shape& shape, double bound, DType dtype, Device device);
 /// He et al. 2015, equation 10, over the fan out: normal with deviation sqrt(2 / fan_out). For ResNets.
 Tensor kaiming_fan_out(const Shape& shape, std::int64_t fan_out, DType dtype, Device device);
 
-/// Where part number `part` of `parts` begins in a row of `all`: parts differ by one at most.
-constexpr std::int64_t part_begin(std::int64_t all, std::int64_t parts, std::int64_t part) noexcept {
-  return all * part / parts;
-}
-
 /// Part number `part` of `parts` along an axis of a tensor of shape `whole`. Where several tensors lie side by side in
 /// it, `stretches` of one size, it has such a part of each.
 struct PartOf {

@@ -14,6 +14,7 @@
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/core/tensor/view.h>
+#include <thimble/dist/parts/team.h>
 #include <thimble/nn/layers/init.h>
 
 namespace thimble::nn {
@@ -293,7 +294,7 @@ std::optional<PlaceInWhole> Embedding::place_in_whole(const Tensor&) const {
 }
 
 Tensor Embedding::forward(const Tensor& ids) {
-  const std::int64_t first = part_ ? init::part_begin(all_, part_->parts, part_->part) : 0;
+  const std::int64_t first = part_ ? dist::part_begin(all_, part_->parts, part_->part) : 0;
   return apply(ops::Embedding{first, all_}, weight, ids);
 }
 

@@ -84,8 +84,8 @@ inline void train(models::TrainedParts& parts, const models::Setup& setup, int s
 inline void save(models::TrainedParts& parts, const models::Setup& setup, const std::string& path,
                  const nn::Metadata& metadata = {}) {
   if (parts.parallel) {
-    dist::save_checkpoint(path, *parts.model, *parts.parallel, *parts.optimizer, models::whole_state(setup, cpu),
-                          parts.generator, metadata);
+    nn::save_checkpoint(path, *parts.model, *parts.parallel, *parts.optimizer, models::whole_state(setup, cpu),
+                        parts.generator, metadata);
   } else {
     nn::save_checkpoint(path, *parts.model, *parts.optimizer, parts.generator, metadata);
   }
@@ -93,7 +93,7 @@ inline void save(models::TrainedParts& parts, const models::Setup& setup, const 
 
 inline nn::Metadata load(models::TrainedParts& parts, const models::Setup& setup, const std::string& path) {
   if (!parts.parallel) return nn::load_checkpoint(path, *parts.model, *parts.optimizer, parts.generator);
-  return dist::load_checkpoint(path, *parts.model, *parts.optimizer, models::whole_state(setup, cpu), parts.generator);
+  return nn::load_checkpoint(path, *parts.model, *parts.optimizer, models::whole_state(setup, cpu), parts.generator);
 }
 
 /// A run of the program in it.

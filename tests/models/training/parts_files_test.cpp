@@ -212,7 +212,7 @@ TEST_CASE("parts in files: the room in which parts come together is known, and d
     const ResourceScope scope(stack.top);
     models::TrainedParts parts(setup, dry(cpu));
     if (parts.parallel) {
-      dist::visit_save(*parts.model, *parts.parallel, *parts.optimizer, models::whole_state(setup, cpu));
+      nn::visit_save(*parts.model, *parts.parallel, *parts.optimizer, models::whole_state(setup, cpu));
     } else {
       nn::visit_save(*parts.model, *parts.optimizer);
     }
@@ -235,7 +235,7 @@ TEST_CASE("parts in files: a checkpoint that cannot be written is said on all ra
     train(parts, setup, 1);
     for (const bool is_weights : {false, true}) {
       const std::string error = why([&] {
-        is_weights ? dist::save_weights(folder / "none/file", *parts.model, *parts.parallel)
+        is_weights ? nn::save_weights(folder / "none/file", *parts.model, *parts.parallel)
                    : save(parts, setup, folder / "none/file");
       });
       const std::lock_guard lock(mutex);

@@ -117,7 +117,7 @@ TEST_CASE("parts in runs: weights of any layout begin a run of any other", "[par
     setup.sizes.vocabulary = sizes.vocabulary;
     on_ranks(setup, [&](models::TrainedParts& parts, const models::Setup&) {
       if (parts.parallel) {
-        dist::save_weights(folder / "again", *parts.model, *parts.parallel);
+        nn::save_weights(folder / "again", *parts.model, *parts.parallel);
       } else {
         nn::save_weights(*parts.model, folder / "again");
       }

@@ -1,4 +1,4 @@
-#include <thimble/dist/checkpoint.h>
+#include <thimble/nn/files/rank_files.h>
 
 #include <exception>
 #include <span>
@@ -12,18 +12,18 @@
 #include <thimble/dist/window.h>
 #include <thimble/nn/files/cut_tensors.h>
 
-namespace thimble::dist {
-namespace checkpoint_detail {
+namespace thimble::nn {
+namespace rank_files_detail {
 
-using Append = FunctionRef<void(const nn::NamedTensor&)>;
+using Append = FunctionRef<void(const NamedTensor&)>;
 
-Communicator& all_ranks(DataParallel& parallel) {
-  Communicator* const all = parallel.options().parts.all;
+dist::Communicator& all_ranks(dist::DataParallel& parallel) {
+  dist::Communicator* const all = parallel.options().parts.all;
   return all != nullptr ? *all : parallel.communicator();
 }
 
 /// The elements of a state tensor of `state` elements that go with a range of its parameter.
-Range state_range(const Range& range, std::int64_t parameter, std::int64_t state) {
+dist::Range state_range(const dist::Range& range, std::int64_t parameter, std::int64_t state) {
   if (range.size() == parameter) return {0, state};
   const std::int64_t each = state == parameter ? 1 : kernels::state_block;
   const auto count = [&](std::int64_t elements) { return (elements + each - 1) / each; };
@@ -34,7 +34,7 @@ Range state_range(const Range& range, std::int64_t parameter, std::int64_t state
 /// much.
 class Gathering {
  public:
-  Gathering(const nn::Module& module, DataParallel& parallel, std::span<const StageOutline> later, Append append)
+  Gathering(const Module& module, dist::DataParallel& parallel, std::span<const StageOutline> later, Append append)
       : module_(module),
         parallel_(parallel),
         all_(all_ranks(parallel)),
@@ -45,14 +45,14 @@ class Gathering {
   /// Parameters that rank 0 lacks, or has parts of, under names that begin with `prefix`, in the layouts of files where
   /// `has_layouts`, else in memory's.
   void parameters(const std::string& prefix, bool has_layouts) {
-    const ShardStore* const store = parallel_.store();
+    const dist::ShardStore* const store = parallel_.store();
     of_each_stage([&](const StageOutline& stage) {
       for (std::size_t i = 0; i < stage.parameters.size(); ++i) {
         const StageOutline::Parameter& p = stage.parameters[i];
         if (!stage.is_stored && p.part == std::nullopt && stage.first_rank == 0) continue;
-        nn::NamedTensor whole = p.whole;
+        NamedTensor whole = p.whole;
         whole.name = prefix + whole.name;
-        if (!has_layouts) whole.layout = nn::FileLayout::same;
+        if (!has_layouts) whole.layout = FileLayout::same;
         Tensor own;
         if (&stage == &own_) own = parallel_.whole()[i].tensor;
         if (&stage == &own_ && store != nullptr) own = store->shard(*own.storage());
@@ -65,10 +65,10 @@ class Gathering {
   void buffers(const std::string& prefix) {
     of_each_stage([&](const StageOutline& stage) {
       if (stage.first_rank == 0) return;
-      const std::vector<nn::NamedTensor> own = &stage == &own_ ? module_.buffers() : std::vector<nn::NamedTensor>();
+      const std::vector<NamedTensor> own = &stage == &own_ ? module_.buffers() : std::vector<NamedTensor>();
       for (std::size_t i = 0; i < stage.buffers.size(); ++i) {
         if (all_.rank() != 0 && all_.rank() != stage.first_rank) continue;
-        nn::FileTensor t{stage.buffers[i], own.empty() ? Tensor() : own[i].tensor};
+        FileTensor t{stage.buffers[i], own.empty() ? Tensor() : own[i].tensor};
         t.whole.name = prefix + t.whole.name;
         if (own.empty()) t.here = room(t.whole.tensor.shape(), t.whole.tensor.dtype());
         move(stage.first_rank, {t});
@@ -106,13 +106,13 @@ class Gathering {
   }
 
   Tensor room(const Shape& shape, DType dtype) const {
-    const PathScope path = ranks_path();
+    const PathScope path = dist::ranks_path();
     return Tensor::empty(shape, dtype, parallel_.whole().front().tensor.device(), Category::communication);
   }
 
   /// Tensors that go with a parameter: from those who have something of them to rank 0. `own`: what this rank has.
   void bring(const StageOutline& stage, const StageOutline::Parameter& parameter, bool is_shared_out,
-             std::span<const nn::NamedTensor> wholes, std::span<const Tensor> own) {
+             std::span<const NamedTensor> wholes, std::span<const Tensor> own) {
     const int parts_count = parameter.part ? stage.team : 1;
     for (int p = 0; p < parts_count; ++p) {
       const std::int64_t of_part = parameter.elements(p);
@@ -120,14 +120,14 @@ class Gathering {
       for (const StageOutline::Owned& owned : is_shared_out ? parameter.shards[static_cast<std::size_t>(p)] : all) {
         const int from = stage.first_rank + owned.rank * stage.team + p;
         if (all_.rank() > 0 && from != all_.rank()) continue;
-        std::vector<nn::FileTensor> parts;
+        std::vector<FileTensor> parts;
         for (std::size_t k = 0; k < wholes.size(); ++k) {
-          nn::FileTensor& t = parts.emplace_back(nn::FileTensor{wholes[k], from == all_.rank() ? own[k] : Tensor()});
+          FileTensor& t = parts.emplace_back(FileTensor{wholes[k], from == all_.rank() ? own[k] : Tensor()});
           if (parameter.part) t.part = parameter.part, t.part->part = p;
-          if (wholes[k].layout != nn::FileLayout::same) t.part = nn::init::PartOf{wholes[k].tensor.shape()};
+          if (wholes[k].layout != FileLayout::same) t.part = init::PartOf{wholes[k].tensor.shape()};
           // In parts, state has an element for each of its parameter's.
           const std::int64_t elements = parameter.part ? of_part : wholes[k].tensor.elements();
-          const Range range = state_range(owned.range, of_part, elements);
+          const dist::Range range = state_range(owned.range, of_part, elements);
           t.first = range.begin;
           if (from != all_.rank()) t.here = room({range.size()}, wholes[k].tensor.dtype());
         }
@@ -137,25 +137,25 @@ class Gathering {
   }
 
   /// What `from` has goes to rank 0, which has room for it alone.
-  void move(int from, const std::vector<nn::FileTensor>& parts) {
+  void move(int from, const std::vector<FileTensor>& parts) {
     if (from > 0) {
-      Transit transit;
-      for (const nn::FileTensor& t : parts) {
+      dist::Transit transit;
+      for (const FileTensor& t : parts) {
         all_.rank() == 0 ? transit.receive(from, t.here) : transit.send(0, t.here);
       }
       transit.begin(all_);
       transit.wait();
     }
     if (all_.rank() > 0) return;
-    for (const nn::FileTensor& t : parts) assembly_.put(t);
+    for (const FileTensor& t : parts) assembly_.put(t);
   }
 
-  const nn::Module& module_;
-  DataParallel& parallel_;
-  Communicator& all_;
+  const Module& module_;
+  dist::DataParallel& parallel_;
+  dist::Communicator& all_;
   StageOutline own_;
   std::span<const StageOutline> later_;
-  nn::Assembly assembly_;
+  Assembly assembly_;
 };
 
 /// An error that all ranks throw: how long its text is, and whether it is a NotFiniteError.
@@ -165,13 +165,13 @@ struct Verdict {
 };
 
 /// Rank 0 says how it went; the others throw what went wrong.
-void agree(DataParallel& parallel, const std::exception_ptr& error) {
+void agree(dist::DataParallel& parallel, const std::exception_ptr& error) {
   Verdict verdict;
   std::string text;
   if (error) {
     try {
       std::rethrow_exception(error);
-    } catch (const nn::NotFiniteError& e) {
+    } catch (const NotFiniteError& e) {
       text = e.what();
       verdict.is_not_finite = 1;
     } catch (const std::exception& e) {
@@ -179,20 +179,20 @@ void agree(DataParallel& parallel, const std::exception_ptr& error) {
     }
     verdict.text_bytes = text.size();
   }
-  Communicator& all = all_ranks(parallel);
+  dist::Communicator& all = all_ranks(parallel);
   all.broadcast(&verdict, sizeof(verdict), 0);
   text.resize(verdict.text_bytes);
   if (!text.empty()) all.broadcast(text.data(), text.size(), 0);
   if (text.empty() || all.rank() == 0) return;
-  if (verdict.is_not_finite != 0) throw nn::NotFiniteError(text);
+  if (verdict.is_not_finite != 0) throw NotFiniteError(text);
   throw Error(text);
 }
 
 /// `tell` is what ranks tell each other. Nothing but `append` may fail where ranks are to go on.
-void gather(const nn::Module& module, DataParallel& parallel, std::span<const StageOutline> later, Append append,
+void gather(const Module& module, dist::DataParallel& parallel, std::span<const StageOutline> later, Append append,
             FunctionRef<void(Gathering&)> tell) {
   std::exception_ptr error;
-  const auto careful = [&](const nn::NamedTensor& part) {
+  const auto careful = [&](const NamedTensor& part) {
     if (error) return;
     try {
       append(part);
@@ -211,11 +211,11 @@ void gather(const nn::Module& module, DataParallel& parallel, std::span<const St
   if (error) std::rethrow_exception(error);
 }
 
-constexpr auto append_nothing = [](const nn::NamedTensor&) {};
+constexpr auto append_nothing = [](const NamedTensor&) {};
 
 /// One file of all ranks. `write` begins it, on rank 0, and calls its argument for what comes from the others; these,
 /// and rank 0 where it did not come so far, tell all the same.
-void write_together(const nn::Module& module, DataParallel& parallel, std::span<const StageOutline> later,
+void write_together(const Module& module, dist::DataParallel& parallel, std::span<const StageOutline> later,
                     FunctionRef<void(Gathering&)> tell, FunctionRef<void(FunctionRef<void(Append)> each)> write) {
   std::exception_ptr error;
   bool is_gathered = false;
@@ -237,16 +237,16 @@ void write_together(const nn::Module& module, DataParallel& parallel, std::span<
 }
 
 /// Those of a checkpoint, in memory's layout.
-std::vector<nn::NamedTensor> saved_parameters(const nn::Module& module) {
-  std::vector<nn::NamedTensor> list = nn::checkpoint_parameters(module);
-  for (nn::NamedTensor& p : list) p.layout = nn::FileLayout::same;
+std::vector<NamedTensor> saved_parameters(const Module& module) {
+  std::vector<NamedTensor> list = checkpoint_parameters(module);
+  for (NamedTensor& p : list) p.layout = FileLayout::same;
   return list;
 }
 
 /// State lies in that of the wholes where it has an element for each of its parameter's.
-void check_state(const nn::Module& module, const WholeState& whole) {
-  for (const auto& [name, cut] : nn::CutParameters(module)) {
-    for (const nn::NamedTensor& s : whole.at(cut.whole)) {
+void check_state(const Module& module, const WholeState& whole) {
+  for (const auto& [name, cut] : CutParameters(module)) {
+    for (const NamedTensor& s : whole.at(cut.whole)) {
       if (s.tensor.elements() == cut.part.whole.elements()) continue;
       throw ShapeError("save_checkpoint: state " + quote(s.name) + " has " + std::to_string(s.tensor.elements()) +
                        " elements for a parameter in parts with " + std::to_string(cut.part.whole.elements()) +
@@ -256,44 +256,44 @@ void check_state(const nn::Module& module, const WholeState& whole) {
 }
 
 /// What rank 0 has of a module's tensors, and what comes together.
-void sort_tensors(const std::vector<nn::NamedTensor>& parameters, const nn::Module& module, DataParallel& parallel,
+void sort_tensors(const std::vector<NamedTensor>& parameters, const Module& module, dist::DataParallel& parallel,
                   std::span<const StageOutline> later, const std::string& prefix, bool has_layouts,
-                  std::vector<nn::NamedTensor>& here, std::vector<nn::NamedTensor>& others) {
-  const nn::CutParameters cuts(module);
-  for (const nn::NamedTensor& p : parameters) {
-    const nn::FileTensor t = cuts.of_parameter(p, prefix);
+                  std::vector<NamedTensor>& here, std::vector<NamedTensor>& others) {
+  const CutParameters cuts(module);
+  for (const NamedTensor& p : parameters) {
+    const FileTensor t = cuts.of_parameter(p, prefix);
     if (!t.part && parallel.store() == nullptr) {
       here.push_back(t.whole);
     } else {
-      others.push_back({t.whole.name, nn::outline(t.whole.tensor.shape(), t.whole.tensor.dtype()), t.whole.layout});
+      others.push_back({t.whole.name, outline(t.whole.tensor.shape(), t.whole.tensor.dtype()), t.whole.layout});
     }
   }
-  for (const nn::NamedTensor& b : module.buffers()) here.push_back({prefix + b.name, b.tensor});
+  for (const NamedTensor& b : module.buffers()) here.push_back({prefix + b.name, b.tensor});
   for (const StageOutline& stage : later) {
     for (const StageOutline::Parameter& p : stage.parameters) {
-      others.push_back({prefix + p.whole.name, p.whole.tensor, has_layouts ? p.whole.layout : nn::FileLayout::same});
+      others.push_back({prefix + p.whole.name, p.whole.tensor, has_layouts ? p.whole.layout : FileLayout::same});
     }
-    for (const nn::NamedTensor& b : stage.buffers) others.push_back({prefix + b.name, b.tensor});
+    for (const NamedTensor& b : stage.buffers) others.push_back({prefix + b.name, b.tensor});
   }
 }
 
-}  // namespace checkpoint_detail
+}  // namespace rank_files_detail
 
 WholeState whole_state(const optim::Optimizer& of_all) {
   WholeState list;
   std::size_t index = 0;
   of_all.each_state([&](std::span<const optim::Named> state) {
-    std::vector<nn::NamedTensor>& of_one = list[of_all.parameters()[index++].name];
+    std::vector<NamedTensor>& of_one = list[of_all.parameters()[index++].name];
     for (const optim::Named& s : state) {
-      of_one.push_back({"optimizer." + s.name, nn::outline(s.tensor.shape(), s.tensor.dtype())});
+      of_one.push_back({"optimizer." + s.name, outline(s.tensor.shape(), s.tensor.dtype())});
     }
   });
   return list;
 }
 
-void visit_save(const nn::Module& module, DataParallel& parallel, const optim::Optimizer& optimizer,
+void visit_save(const Module& module, dist::DataParallel& parallel, const optim::Optimizer& optimizer,
                 const WholeState& whole, std::span<const StageOutline> later) {
-  using namespace checkpoint_detail;
+  using namespace rank_files_detail;
   check_state(module, whole);
   gather(module, parallel, later, append_nothing, [&](Gathering& all) {
     all.parameters("model.", false);
@@ -302,19 +302,18 @@ void visit_save(const nn::Module& module, DataParallel& parallel, const optim::O
   });
 }
 
-void visit_save_weights(const nn::Module& module, DataParallel& parallel, std::span<const StageOutline> later) {
-  using namespace checkpoint_detail;
+void visit_save_weights(const Module& module, dist::DataParallel& parallel, std::span<const StageOutline> later) {
+  using namespace rank_files_detail;
   gather(module, parallel, later, append_nothing, [&](Gathering& all) {
     all.parameters("", true);
     all.buffers("");
   });
 }
 
-void save_checkpoint(const std::string& path, const nn::Module& module, DataParallel& parallel,
+void save_checkpoint(const std::string& path, const Module& module, dist::DataParallel& parallel,
                      const optim::Optimizer& optimizer, const WholeState& whole, const Generator& generator,
-                     const nn::Metadata& metadata, const optim::GradScaler* scaler,
-                     std::span<const StageOutline> later) {
-  using namespace checkpoint_detail;
+                     const Metadata& metadata, const optim::GradScaler* scaler, std::span<const StageOutline> later) {
+  using namespace rank_files_detail;
   check_state(module, whole);
   const auto tell = [&](Gathering& all) {
     all.parameters("model.", false);
@@ -322,42 +321,40 @@ void save_checkpoint(const std::string& path, const nn::Module& module, DataPara
     all.state(optimizer, whole);
   };
   write_together(module, parallel, later, tell, [&](FunctionRef<void(Append)> each) {
-    std::vector<nn::NamedTensor> here, others;
+    std::vector<NamedTensor> here, others;
     sort_tensors(saved_parameters(module), module, parallel, later, "model.", false, here, others);
     for (const auto& [name, of_one] : whole) others.insert(others.end(), of_one.begin(), of_one.end());
-    nn::write_tensor_file(
-        path, here, others,
-        nn::format_checkpoint_info(nn::checkpoint_info(module, optimizer, generator, metadata, scaler)), each,
-        nn::Numbers::finite);
+    write_tensor_file(path, here, others,
+                      format_checkpoint_info(checkpoint_info(module, optimizer, generator, metadata, scaler)), each,
+                      Numbers::finite);
   });
 }
 
-void save_weights(const std::string& path, const nn::Module& module, DataParallel& parallel,
-                  const nn::Metadata& metadata, std::span<const StageOutline> later) {
-  using namespace checkpoint_detail;
+void save_weights(const std::string& path, const Module& module, dist::DataParallel& parallel, const Metadata& metadata,
+                  std::span<const StageOutline> later) {
+  using namespace rank_files_detail;
   const auto tell = [&](Gathering& all) {
     all.parameters("", true);
     all.buffers("");
   };
   write_together(module, parallel, later, tell, [&](FunctionRef<void(Append)> each) {
-    std::vector<nn::NamedTensor> here, others;
+    std::vector<NamedTensor> here, others;
     sort_tensors(module.parameters(), module, parallel, later, "", true, here, others);
-    nn::write_tensor_file(path, here, others, metadata, each);
+    write_tensor_file(path, here, others, metadata, each);
   });
 }
 
-void refuse_checkpoint(const nn::Module& module, DataParallel& parallel, const optim::Optimizer& optimizer,
+void refuse_checkpoint(const Module& module, dist::DataParallel& parallel, const optim::Optimizer& optimizer,
                        const WholeState& whole, const std::string& why, std::span<const StageOutline> later) {
   visit_save(module, parallel, optimizer, whole, later);
-  checkpoint_detail::agree(parallel, std::make_exception_ptr(Error(why)));
+  rank_files_detail::agree(parallel, std::make_exception_ptr(Error(why)));
 }
 
-nn::Metadata load_checkpoint(const std::string& path, nn::Module& module, optim::Optimizer& optimizer,
-                             const WholeState& whole, Generator& generator, optim::GradScaler* scaler,
-                             std::span<const nn::NamedTensor> others) {
-  std::vector<nn::NamedTensor> outlines(others.begin(), others.end());
+Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer, const WholeState& whole,
+                         Generator& generator, optim::GradScaler* scaler, std::span<const NamedTensor> others) {
+  std::vector<NamedTensor> outlines(others.begin(), others.end());
   for (const auto& [name, of_one] : whole) outlines.insert(outlines.end(), of_one.begin(), of_one.end());
-  return nn::load_checkpoint(path, module, optimizer, generator, scaler, outlines);
+  return load_checkpoint(path, module, optimizer, generator, scaler, outlines);
 }
 
-}  // namespace thimble::dist
+}  // namespace thimble::nn

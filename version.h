@@ -1,0 +1,1 @@
+/tmp/fresh/baseinc/thimble/version.h
