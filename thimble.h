@@ -1,6 +1,6 @@
 #pragma once
-// Thimble's public face: what programs call, in reading order. A header that is not named here is inner: other headers
-// include it, it may change with any version, and a program that needs it includes it by its own path.
+// Thimble's public face: the headers for programs, in reading order. Headers not named here are inner: other headers
+// include them, they may change with any version, and a program that needs one includes it by its path.
 
 // Tensors: values that share storage, on a device; copies, random values, text.
 #include <thimble/core/error.h>
@@ -15,7 +15,7 @@
 #include <thimble/core/threads/parallel.h>
 #include <thimble/version.h>
 
-// Memory: arenas and their ledgers, budgets, what a process takes beside them, tensors on a disk or on the host.
+// Memory: arenas and their ledgers, budgets, a process's other bytes, tensors on a disk or on the host.
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/offload/device_tier.h>
 #include <thimble/memory/offload/tier_store.h>
@@ -25,14 +25,14 @@
 #include <thimble/memory/summary.h>
 #include <thimble/memory/units.h>
 
-// Differentiable functions, gradients, checkpoint segments, operators of one's own.
+// Differentiable functions, gradients, checkpoint segments, user operators.
 #include <thimble/autograd/apply.h>
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/gradcheck.h>
 #include <thimble/core/numbers/math.h>
 
-// Optimizers and what goes with them.
+// Optimizers and their companions.
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
 #include <thimble/optim/adam_mini.h>
@@ -44,7 +44,7 @@
 #include <thimble/optim/schedule.h>
 #include <thimble/optim/sgd.h>
 
-// Modules, the training step, and a trainer that holds an own model to a number of bytes.
+// Modules, the training step, and a trainer that keeps a user's model within a number of bytes.
 #include <thimble/nn/layers/layers.h>
 #include <thimble/nn/precision/precision.h>
 #include <thimble/nn/step/read.h>
@@ -59,7 +59,7 @@
 #include <thimble/nn/tokens/tokenizer_file.h>
 #include <thimble/nn/tokens/train_bpe.h>
 
-// Adapters over frozen weights, which may be kept in fewer bits.
+// Adapters over frozen weights, optionally in fewer bits.
 #include <thimble/nn/lora/adapter_files.h>
 #include <thimble/nn/lora/lora.h>
 #include <thimble/nn/quant/coded_store.h>
@@ -76,6 +76,6 @@
 #include <thimble/dist/nccl.h>
 #include <thimble/dist/threads.h>
 
-// The models that come with it, by name. Plans and training runs of these are in models/models.h: programs that train
-// models of their own need none of it.
+// The library's models, by name. models/models.h has plans and training runs of these; programs that train their own
+// models need none of it.
 #include <thimble/models/model.h>

@@ -167,8 +167,8 @@ endforeach()
 
 # About the sources themselves: these need nothing of the library, so they also run while it does not build.
 add_executable(thimble_house_tests tests/house/sources.cpp tests/house/folders_test.cpp
-                                   tests/house/layering_test.cpp tests/house/text_test.cpp
-                                   tests/house/weight_test.cpp)
+                                   tests/house/layering_test.cpp tests/house/prose_test.cpp
+                                   tests/house/text_test.cpp tests/house/weight_test.cpp)
 thimble_own_target(thimble_house_tests)
 target_link_libraries(thimble_house_tests PRIVATE thimble_test_main)
 target_compile_definitions(thimble_house_tests PRIVATE THIMBLE_HOUSE_CXX="${CMAKE_CXX_COMPILER}"
@@ -176,7 +176,8 @@ target_compile_definitions(thimble_house_tests PRIVATE THIMBLE_HOUSE_CXX="${CMAK
                                                        THIMBLE_HOUSE_DIR="${PROJECT_BINARY_DIR}")
 set_target_properties(thimble_house_tests PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 thimble_add_test(house.mutants COMMAND bash ${PROJECT_SOURCE_DIR}/tests/mutants/run.sh -n)
-thimble_add_catch_tests(thimble_house_tests house folders_test.cpp layering_test.cpp text_test.cpp weight_test.cpp)
+thimble_add_catch_tests(thimble_house_tests house folders_test.cpp layering_test.cpp prose_test.cpp text_test.cpp
+                       weight_test.cpp)
 
 # The book (docs/book): its code, its commands' output, its pictures, its words; and the answers to its exercises.
 if(TARGET thimble_program AND THIMBLE_EXAMPLES AND NOT THIMBLE_SANITIZE)

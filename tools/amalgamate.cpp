@@ -7,8 +7,8 @@
 //   - Other includes move to the top of their part, once each. An include inside `#if` stays where it is.
 //   - Outside of all conditions are the headers that thimble.h leads to. Inner headers and bodies are under
 //     THIMBLE_IMPLEMENTATION, bodies in parts that can be compiled apart (THIMBLE_PART). Plans and runs of named
-//     models, and what needs JSON or zlib, are under THIMBLE_WITH_FILES: a .cpp that includes those, the header of the
-//     same name, and whatever includes that header.
+//     models, and users of JSON or zlib, are under THIMBLE_WITH_FILES: a .cpp that includes these headers, the header
+//     of the same name, and whatever includes that header.
 //   - A .cpp that leaves a macro defined is refused: the macro would reach the bodies after it.
 
 #include <algorithm>
@@ -210,7 +210,7 @@ class Library {
     order_.push_back(name);
   }
 
-  /// Spreads needs_files from sources to their headers and to whatever includes those, until nothing changes.
+  /// Spreads needs_files from sources to their headers and to whatever includes these, until nothing changes.
   void mark_files() {
     for (bool changed = true; std::exchange(changed, false);) {
       auto mark = [&](File& file) { changed |= !std::exchange(file.needs_files, true); };
@@ -260,7 +260,7 @@ class Writer {
     section(guard, condition, others, bodies);
   }
 
-  /// The bodies that need files, or those that do not: each part under the number that compiles it apart.
+  /// The bodies that need files, or the others: each part under the number that compiles it apart.
   void sources(const std::string& guard, const std::string& condition, bool files) {
     std::vector<const File*> all;
     for (const std::string& name : library_.order())
