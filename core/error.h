@@ -1,5 +1,5 @@
 #pragma once
-// Typed errors. Every message names the operation, the value it was given and what is allowed.
+// Typed errors. Every message names the operation, the value it got and the values it expects.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,13 +26,13 @@ class DTypeError : public Error {
   using Error::Error;
 };
 
-/// A device is not there, two operands live on different devices, or data is read on a dry device.
+/// A device does not exist, two operands live on different devices, or data is read on a dry device.
 class DeviceError : public Error {
  public:
   using Error::Error;
 };
 
-/// An argument (a rate, a probability, a name, a flag) is outside of its allowed range.
+/// An argument (a rate, a probability, a name, a flag) is outside its range.
 class ValueError : public Error {
  public:
   using Error::Error;
@@ -68,29 +68,29 @@ class FileError : public Error {
 class RankError : public Error {
  public:
   RankError(int rank, const std::string& text) : Error(text), rank_(rank) {}
-  /// The rank at fault, by its number among all ranks.
+  /// The failed rank's number among all ranks.
   int rank() const noexcept { return rank_; }
 
  private:
   int rank_;
 };
 
-/// A launch or a pin names a parameter whose bytes are elsewhere and were not asked for: its module path, its size and
-/// how to ask (core/tensor/parameter_store.h).
+/// A launch or a pin names a parameter whose bytes are away and were not fetched: its module path, its size and how to
+/// fetch it (core/tensor/parameter_store.h).
 class AwayError : public Error {
  public:
   using Error::Error;
 };
 
-/// A request for memory failed. State is intact and the request can be tried again.
+/// A request for memory failed. State is intact; the request can be repeated.
 class OutOfMemory : public Error {
  public:
   struct Facts {
     std::size_t requested_bytes = 0;     ///< of the request
     std::size_t in_use_bytes = 0;        ///< live bytes at that moment
     std::size_t peak_bytes = 0;          ///< largest live bytes so far
-    std::size_t capacity_bytes = 0;      ///< limit of the resource; 0: unbounded
-    std::size_t largest_free_bytes = 0;  ///< the largest block that could have been served
+    std::size_t capacity_bytes = 0;      ///< limit of the resource; 0 when unbounded
+    std::size_t largest_free_bytes = 0;  ///< the largest block it could have served
   };
 
   OutOfMemory(const std::string& message, Facts facts) : Error(message), facts_(facts) {}

@@ -11,7 +11,7 @@
 namespace thimble {
 namespace settings_detail {
 
-/// The first number of OMP_NUM_THREADS; 0 where there is none.
+/// The first number of OMP_NUM_THREADS; 0 when unset.
 int asked_threads() noexcept {
   const char* const text = std::getenv("OMP_NUM_THREADS");
   int count = 0;

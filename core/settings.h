@@ -1,12 +1,12 @@
 #pragma once
-// Settings of the whole process. Each changes bits or workspaces, so a plan's key names it
-// (kernels::describe_compute). The rest of ambient state is a thread's (core/tensor/context.h).
+// Process-wide settings. Each changes bits or workspaces, so a plan's key names it (kernels::describe_compute). All
+// other ambient state is per thread (core/tensor/context.h).
 
 #include <atomic>
 
 namespace thimble {
 
-/// The functions named here write them and check the values; every launch reads them.
+/// Written and checked by the functions named here; read by every launch.
 struct Settings {
   std::atomic<int> threads;  ///< of kernels: set_thread_count (core/threads/parallel.h)
   std::atomic<int> isa;      ///< a kernels::Isa: kernels::set_isa (core/kernels/cpu/base/isa.h)
@@ -15,7 +15,8 @@ struct Settings {
   std::atomic<int> bf16_unit, int8_unit;
 };
 
-/// The process's. At first OMP_NUM_THREADS or all processors, the best instruction set, units by what was measured.
+/// The process's settings. Defaults: OMP_NUM_THREADS or all processors, the best instruction set, units by measured
+/// rates.
 Settings& settings() noexcept;
 
 }  // namespace thimble

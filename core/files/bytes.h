@@ -1,5 +1,5 @@
 #pragma once
-// Reading bytes that others wrote: integers of a stated byte order, checked sizes, names that are safe to print.
+// Reads untrusted bytes: integers of a stated byte order, checked sizes, names that are safe to print.
 
 #include <cstddef>
 #include <cstdint>
@@ -38,7 +38,7 @@ constexpr void store_le(T value, std::byte* bytes) noexcept {
 }
 
 /// Bytes of a dense array. nullopt when a size is negative or when the product of the element size and all sizes
-/// exceeds 2^63 - 1, counting a size of zero as one: what passes also has strides that fit.
+/// exceeds 2^63 - 1, counting a size of zero as one, so that strides fit too.
 std::optional<std::uint64_t> checked_bytes(std::span<const std::int64_t> shape, std::size_t element_bytes) noexcept;
 
 /// Index of the first byte that is neither 0 nor 1, the only values a C++ bool may hold; bytes.size() when all are.

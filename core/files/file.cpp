@@ -48,7 +48,7 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path) {
   if (temporary.descriptor < 0) fail("cannot create " + temporary.path, temporary.error);
   descriptor_ = temporary.descriptor;
   temporary_ = std::move(temporary.path);
-  // Best effort: an owner other than ours may forbid it, and the content matters more than the bits.
+  // Best effort: a foreign owner may forbid it, and the content matters more than the bits.
   if (exists) static_cast<void>(::fchmod(descriptor_, mode));
 }
 
@@ -76,7 +76,7 @@ void AtomicFile::write(std::string_view text) { write(std::as_bytes(std::span(te
 void AtomicFile::commit() {
   if (descriptor_ < 0) throw FileError(path_, size_, "cannot commit twice");
   if (::fsync(descriptor_) != 0) fail("cannot fsync", errno);
-  // While it is open it is locked, and nobody takes it for stale. What closing could report, fsync has reported.
+  // Rename before closing: the lock keeps others from removing it as stale. fsync has already reported I/O errors.
   if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail("cannot rename " + temporary_, errno);
   temporary_.clear();
   ::close(descriptor_);
@@ -85,7 +85,7 @@ void AtomicFile::commit() {
   if (folder < 0) fail("cannot open its folder for fsync", errno);
   const int error = ::fsync(folder) == 0 ? 0 : errno;
   ::close(folder);
-  // EINVAL: this file system keeps no state for folders that an fsync could make durable.
+  // EINVAL: this file system has no folder state to make durable.
   if (error != 0 && error != EINVAL) fail("cannot fsync its folder", error);
 }
 

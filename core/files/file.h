@@ -9,19 +9,18 @@
 
 namespace thimble {
 
-/// A file under construction. Bytes go to a temporary file in the target's folder; `commit` makes them durable and puts
-/// them in the target's place in one step (write, fsync, rename, fsync of the folder), so that a reader, a crash or a
-/// full disk sees the old file or the new one and never a part. Without `commit` the destructor removes the temporary
-/// file and the target stays as it was.
+/// A file under construction. Bytes go to a temporary file in the target's folder; `commit` makes them durable and
+/// replaces the target in one step (write, fsync, rename, fsync of the folder): a reader, a crash or a full disk sees
+/// the old file or the new one, never a mixture. Without `commit` the destructor removes the temporary file and the
+/// target stays unchanged.
 ///
-/// The temporary file has a random name and is locked while it is written (core/files/temporary_file.h); those of the
-/// same target that an ended process left behind are removed.
+/// The temporary file has a random name and is locked while it is written (core/files/temporary_file.h); the
+/// constructor removes temporary files of the same target that dead processes left behind.
 ///
-/// A target that exists keeps its permission bits. A target that is a symbolic link is followed: what it points to is
-/// replaced. Not thread-safe.
+/// An existing target keeps its permission bits. A symbolic link is followed: its target is replaced. Not thread-safe.
 class AtomicFile {
  public:
-  /// Opens the temporary file. Throws FileError when the folder is not there or cannot be written, or when `path`
+  /// Opens the temporary file. Throws FileError when the folder does not exist or cannot be written, or when `path`
   /// exists and is not a regular file (a folder, a device, a pipe).
   explicit AtomicFile(const std::string& path);
   ~AtomicFile();
@@ -31,7 +30,7 @@ class AtomicFile {
   /// The path as given.
   const std::string& path() const noexcept { return path_; }
 
-  /// Appends. Throws FileError with the offset at which writing stopped; the file can then only be given up.
+  /// Appends. Throws FileError with the offset at which writing stopped; the file can no longer be committed.
   void write(std::span<const std::byte> bytes) { write(size_, bytes); }
   void write(std::string_view text);
   /// Writes at `offset`; gaps between written ranges read as zeros. Throws FileError.
@@ -40,14 +39,14 @@ class AtomicFile {
   /// End of the furthest write.
   std::uint64_t size() const noexcept { return size_; }
 
-  /// Replaces the target. Throws FileError; the target is then the old file, unless the message names the folder's
-  /// fsync, after which the new file is in place but may not survive a power failure. Nothing can be written after.
+  /// Replaces the target; no writes after it. Throws FileError and leaves the old file, unless the message names the
+  /// folder's fsync: then the new file is in place but may not survive a power failure.
   void commit();
 
  private:
   [[noreturn]] void fail(const std::string& what, int error) const;
 
-  std::string path_;       // as the caller named it, for messages
+  std::string path_;       // as given, for messages
   std::string target_;     // with symbolic links resolved
   std::string temporary_;  // empty once it is renamed or removed
   int descriptor_ = -1;

@@ -76,7 +76,7 @@ std::vector<std::byte> read_whole_file(const std::string& path, std::uint64_t mo
   if (file.bytes() > most_bytes)
     throw FileError(
         path, most_bytes,
-        "the file has " + std::to_string(file.bytes()) + " bytes; allowed here: at most " + std::to_string(most_bytes));
+        "the file has " + std::to_string(file.bytes()) + " bytes; expected at most " + std::to_string(most_bytes));
   std::vector<std::byte> bytes(static_cast<std::size_t>(file.bytes()));
   file.read(0, bytes);
   return bytes;

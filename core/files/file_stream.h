@@ -1,5 +1,5 @@
 #pragma once
-// Reading files in pieces, at any offset. Writing is in core/files/file.h.
+// Reads files at any offset. Writing is in core/files/file.h.
 
 #include <cstddef>
 #include <cstdint>

@@ -89,7 +89,7 @@ class DictReader {
                  : key == "fortran_order" ? &has_order_
                  : key == "shape"         ? &has_shape_
                                           : nullptr;
-    if (seen == nullptr) fail(at, "unknown key " + quote(key) + "; allowed: 'descr', 'fortran_order', 'shape'");
+    if (seen == nullptr) fail(at, "unknown key " + quote(key) + "; expected 'descr', 'fortran_order', 'shape'");
     if (*seen) fail(at, "key " + quote(key) + " is there twice");
     *seen = true;
     if (seen == &has_descr_) read_descr();
@@ -103,13 +103,13 @@ class DictReader {
     if (at_ < text_.size() && text_[at_] == '[') fail(at, "structured element types are not supported");
     const std::string_view text = quoted_text();
     const bool has_order = !text.empty() && std::string_view("<>=").find(text[0]) != std::string_view::npos;
-    const auto is_meant = [&](const Descr& d) {  // a single byte has no order
+    const auto is_meant = [&](const Descr& d) {  // one byte has no order
       return d.text == text || (has_order && d.text[0] == '|' && d.text.substr(1) == text.substr(1));
     };
     const auto* found = std::find_if(descrs.begin(), descrs.end(), is_meant);
     if (found == descrs.end()) {
       const bool is_big = !text.empty() && text[0] == '>';
-      fail(at, (is_big ? "big-endian " : "") + ("element type " + quote(text)) + " is not supported; allowed: " +
+      fail(at, (is_big ? "big-endian " : "") + ("element type " + quote(text)) + " is not supported; expected " +
                    allowed_descrs() + (is_big ? "; save it with astype('<" + std::string(text.substr(1)) + "')" : ""));
     }
     header_.dtype = found->dtype;
@@ -187,7 +187,7 @@ class DictReader {
   std::size_t at_ = 0;
   NpyHeader header_;
   bool has_descr_ = false, has_order_ = false, has_shape_ = false, is_unsigned_ = false;
-  std::size_t is_fortran_at_ = 0;  // where it says so; 0: it does not
+  std::size_t is_fortran_at_ = 0;  // where the dict has it; 0 when absent
 };
 
 // Where the dict begins and ends in the file.
@@ -204,7 +204,7 @@ Extent dict_extent(std::span<const std::byte> start, std::uint64_t file_bytes, c
   if (major < 1 || major > 3 || minor != 0)
     throw FileError(path, 6,
                     "format version " + std::to_string(major) + "." + std::to_string(minor) +
-                        " is not supported; allowed: 1.0, 2.0, 3.0");
+                        " is not supported; expected 1.0, 2.0, 3.0");
   Extent extent;
   extent.begin = major == 1 ? 10 : longest_prefix;
   if (start.size() < extent.begin) throw FileError(path, start.size(), "the file ends inside the header's length");
@@ -213,7 +213,7 @@ Extent dict_extent(std::span<const std::byte> start, std::uint64_t file_bytes, c
   if (length > header_limit)
     throw FileError(
         path, 8,
-        "the header has " + std::to_string(length) + " bytes; allowed: at most " + std::to_string(header_limit));
+        "the header has " + std::to_string(length) + " bytes; expected at most " + std::to_string(header_limit));
   if (length > file_bytes - extent.begin)
     throw FileError(
         path, 8,
@@ -227,7 +227,7 @@ void require_bools(std::span<const std::byte> data, std::uint64_t offset, const 
   if (bad < data.size()) throw FileError(path, offset + bad, "a bool is neither 0 nor 1");
 }
 
-// Elements of half the size, in the upper half of `out`, become those of the whole size.
+// Widens elements of half the size, stored in the upper half of `out`, in place.
 template <class Narrow, class T>
 void widen(std::span<std::byte> out) {
   const std::size_t count = out.size() / sizeof(T);
@@ -244,7 +244,7 @@ void widen(const NpyHeader& header, std::span<std::byte> out) {
 
 std::uint64_t require_bytes(DType dtype, std::span<const std::int64_t> shape) {
   if (shape.size() > max_rank)
-    throw ShapeError("npy: " + std::to_string(shape.size()) + " sizes; allowed: at most " + std::to_string(max_rank));
+    throw ShapeError("npy: " + std::to_string(shape.size()) + " sizes; expected at most " + std::to_string(max_rank));
   const std::optional<std::uint64_t> bytes = checked_bytes(shape, size_of(dtype));
   if (!bytes) throw ShapeError("npy: the shape has a negative size or more than 2^63 - 1 bytes");
   return *bytes;
@@ -313,7 +313,7 @@ std::string npy_header(DType dtype, std::span<const std::int64_t> shape) {
                                    [&](const npy_detail::Descr& d) { return d.dtype == dtype; });
   if (descr == npy_detail::descrs.end())
     throw DTypeError("npy: the format has no name for " + std::string(to_string(dtype)) +
-                     "; allowed: f64, f32, f16, i64, i32, i8, u8, bool");
+                     "; expected f64, f32, f16, i64, i32, i8, u8, bool");
   npy_detail::require_bytes(dtype, shape);
   std::string sizes;
   for (const std::int64_t size : shape) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);

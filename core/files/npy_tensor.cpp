@@ -23,7 +23,7 @@ void save_npy(const std::string& path, const Tensor& t) {
     throw DTypeError("save_npy: " + describe(t) +
                      " is quantized; the file cannot hold its scales: dequantize it first");
   }
-  npy_header(t.dtype(), std::span(t.shape().begin(), t.shape().end()));  // what cannot be written costs no copy
+  npy_header(t.dtype(), std::span(t.shape().begin(), t.shape().end()));  // throws before copying
   if (t.device().is_dry) throw DeviceError("save_npy: " + describe(t) + " has no values: a dry device runs no kernels");
   const Tensor dense = contiguous(to_device(t.detach(), cpu));
   const Pin pin(dense);

@@ -33,7 +33,7 @@ bool is_safetensors(std::string_view head, std::uint64_t bytes) {
 bool is_checkpoint(std::string_view head, std::uint64_t bytes) {
   return is_safetensors(head, bytes) && has(head, "\"thimble.step_count\"");
 }
-/// Those of others have no sums.
+/// safetensors files of other programs have no sums.
 bool is_weights(std::string_view head, std::uint64_t bytes) {
   return is_safetensors(head, bytes) && has(head, "\"thimble.crc32c\"") && !is_checkpoint(head, bytes);
 }
@@ -74,7 +74,7 @@ bool is_picture(std::string_view head, std::uint64_t) {
 bool is_index(std::string_view head, std::uint64_t) { return head.starts_with("# Commands and flags"); }
 bool is_never(std::string_view, std::uint64_t) { return false; }
 
-/// Which file a name is: where it is there by its number in the file system, else by the name that it will have.
+/// Identifies a file: by its number in the file system if it exists, else by its future name.
 struct Identity {
   bool exists = false;
   dev_t device = 0;
@@ -110,14 +110,13 @@ bool is_kind(const std::string& path, const FileKind& kind) {
   return kind.is(head, file.bytes());
 }
 
-/// Files by whose names folders of models and adapters are read.
+/// File names that folders of models and adapters are read by.
 bool is_read_by_name(const std::string& name) {
   return name.ends_with(".json") ||
          (name.ends_with(".safetensors") && (name.starts_with("model") || name.starts_with("adapter_model")));
 }
 
-/// Whether `output`, which is there, is one of the files that are read in a folder: by its name, or because it is of no
-/// kind that is written under that option.
+/// Whether the existing file `output` would be read in a folder: by its name, or because no option writes its kind.
 bool is_read_in(const std::string& folder, const Output& output) {
   std::error_code error;
   const Identity own(output.path);
@@ -191,7 +190,7 @@ void check_outputs(const std::vector<Output>& outputs, const std::vector<Input>&
     }
     check_kind(output, overwrites);
     try {
-      AtomicFile(output.path).write("x");  // can it be written? Nothing is, without a commit
+      AtomicFile(output.path).write("x");  // tests that it can be written; without a commit nothing changes
     } catch (const FileError& error) {
       throw ValueError(output.option + ": " + error.what());
     }

@@ -1,6 +1,6 @@
 #pragma once
-// Checks the outputs of a command or a run before any work: each can be written, and none replaces a file that the run
-// reads, another of its outputs, or a file of another kind.
+// Checks the outputs of a command or a run before any work: each can be written, and none replaces an input of the run,
+// another of its outputs, or a file of another kind.
 
 #include <cstdint>
 #include <string>
@@ -9,43 +9,41 @@
 
 namespace thimble {
 
-/// Kinds of files that are written here, told by their first bytes.
+/// The kinds of files that the project writes, told by their first bytes.
 struct FileKind {
-  std::string_view name;  ///< as errors have it: "a checkpoint"
-  /// Whether a file of so many bytes that begins with `head`, its first 256 KiB at most, is one.
+  std::string_view name;  ///< as in errors: "a checkpoint"
+  /// Whether a file of `bytes` bytes that begins with `head` (at most its first 256 KiB) is of this kind.
   bool (*is)(std::string_view head, std::uint64_t bytes);
 };
 namespace file_kinds {
 extern const FileKind checkpoint, weights, plan, costs, adapters, tokenizer, tokens, lifetimes, trace, snapshot, page,
     picture, results, table, index;
-/// Texts have no mark to tell ours by, so an existing file is never replaced.
+/// Texts have no mark, so an existing file is never replaced.
 extern const FileKind text;
 }  // namespace file_kinds
 
-/// A file to be written, and the option that names it: "--html", "`save`". Empty: it is not asked for.
+/// A file to write, and its option: "--html", "`save`". An empty path disables it.
 struct Output {
   std::string option, path;
   const FileKind* kind;
 };
-/// A file or folder that is read. Empty: there is none.
+/// A file or folder to read. An empty path disables it.
 struct Input {
   std::string option, path;
-  std::string replaced_by = {};  ///< the option of the output that may be the same file
+  std::string replaced_by = {};  ///< the option of the output that may replace it
 };
 
 /// Throws ValueError where an output
-/// - is one of the inputs, or lies in a folder among them and is one of the files that are read there: under any name,
-///   by links as well;
+/// - is one of the inputs, or lies in an input folder and is one of the files read there, under any name or link;
 /// - is another of the outputs;
-/// - is there and not of its kind, unless `overwrites`. An empty file is of every kind;
-/// - cannot be written, as AtomicFile finds by trying.
-/// Writes nothing and leaves existing files unchanged.
+/// - exists and is of another kind, unless `overwrites`. An empty file is of every kind;
+/// - cannot be written, as AtomicFile finds by trying. Writes nothing and leaves existing files unchanged.
 void check_outputs(const std::vector<Output>& outputs, const std::vector<Input>& inputs, bool overwrites);
 
-/// Makes a folder, with those above it, that files are to be written to. Throws ValueError where it cannot be made.
+/// Makes a folder for outputs, with its parents. Throws ValueError on failure.
 void make_output_folder(const std::string& option, const std::string& folder);
 
-/// Of these the check of its kind, of one file. `fix` ends the message.
+/// Only the check of a file's kind. `fix` ends the message.
 void check_kind(const Output& output, bool overwrites, std::string_view fix = "give another name, or `overwrites`");
 
 }  // namespace thimble

@@ -7,11 +7,11 @@
 
 namespace thimble {
 
-/// Bytes of the UTF-8 character that `text`, which is not empty, begins with; 0: it begins with none (RFC 3629).
+/// Bytes of the UTF-8 character at the start of the non-empty `text`; 0 when it is invalid (RFC 3629).
 std::size_t utf8_length(std::string_view text);
 
-/// `text` as a terminal may have it: UTF-8 as it is, but control characters (escape sequences begin with one) and bytes
-/// that are no UTF-8 as \xNN, those in `kept` excepted. quote() (core/files/bytes.h) is for names inside of a message.
+/// `text` made safe for a terminal: control characters (which begin escape sequences) and invalid UTF-8 become \xNN,
+/// except the characters in `kept`. For names inside a message, use quote() (core/files/bytes.h).
 std::string printable(std::string_view text, std::string_view kept = {});
 
 }  // namespace thimble

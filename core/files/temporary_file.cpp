@@ -15,7 +15,7 @@ namespace temporary_file_detail {
 
 constexpr std::string_view ending = ".tmp";
 constexpr std::size_t digit_count = 16;
-constexpr std::size_t longest_name = 200;  // with the suffix it stays below the 255 bytes that a name may have
+constexpr std::size_t longest_name = 200;  // leaves room for the suffix within the 255 bytes of a name
 
 std::string stem_of(const std::string& target) {
   return target.substr(target.find_last_of('/') + 1).substr(0, longest_name) + ".";
@@ -39,7 +39,7 @@ bool is_temporary(std::string_view name, std::string_view stem) {
          digits.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
-// Whether `descriptor` is the file of that name still.
+// Whether the name still refers to `descriptor`'s file.
 bool is_there(int folder, const char* name, int descriptor) {
   struct stat held {
   }, named{};
@@ -47,7 +47,7 @@ bool is_there(int folder, const char* name, int descriptor) {
          held.st_dev == named.st_dev && held.st_ino == named.st_ino;
 }
 
-// Locks a file just made. False when somebody who looks for stale ones was first, or has removed it.
+// Locks a new file. False when a search for stale files locked or removed it first.
 bool hold(const std::string& path, int descriptor) {
   if (::flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
   return is_there(AT_FDCWD, path.c_str(), descriptor);
@@ -108,7 +108,7 @@ int remove_stale_temporary_files(const std::string& target) noexcept {
     ::closedir(folder);
     return count;
   } catch (const std::bad_alloc&) {
-    return 0;  // they wait for the next one who looks
+    return 0;  // left for the next search
   }
 }
 

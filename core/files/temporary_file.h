@@ -1,9 +1,9 @@
 #pragma once
-// Temporary files beside the file that they are to replace: `<name>.<16 hexadecimal digits>.tmp`, the digits random.
+// Temporary files beside their target: `<name>.<16 random hexadecimal digits>.tmp`.
 //
-// - Whoever writes one holds a lock on it (flock) for as long as it is open, and the system drops that lock when the
-//   process ends, however it ends. One that can be locked is therefore stale, whatever process ids say.
-// - Where a file system has no such locks nothing is taken for stale.
+// - The writer holds a lock (flock) while the file is open, and the system drops the lock when the process ends,
+//   however it ends. A file that can be locked is therefore stale; process ids play no part.
+// - On file systems without such locks no file counts as stale.
 
 #include <cstdint>
 #include <functional>
@@ -13,21 +13,21 @@ namespace thimble {
 
 struct TemporaryFile {
   std::string path;
-  int descriptor = -1;  ///< open for writing, locked; -1: none
+  int descriptor = -1;  ///< open for writing, locked; -1 on failure
   int error = 0;        ///< then errno
 };
 
-/// Makes a new file beside `target`, whose name is cut where the suffix would make it too long. A name that is taken
-/// is passed over for another. `random` gives the digits; none: the system's random numbers.
+/// Makes a new file beside `target`, whose name is cut to leave room for the suffix. Skips names in use. `random` gives
+/// the digits and defaults to the system's random numbers.
 TemporaryFile make_temporary_file(const std::string& target, const std::function<std::uint64_t()>& random = {});
 
-/// A name of that kind: random, so that nothing has it yet.
+/// A random name of that kind, so that no file has it yet.
 std::string free_temporary_name(const std::string& target);
 
-/// Removes the temporary files of `target` that no process holds. Returns how many; what cannot be removed is left.
+/// Removes the temporary files of `target` that no process holds. Returns how many; leaves files that it cannot remove.
 int remove_stale_temporary_files(const std::string& target) noexcept;
 
-/// The folder that a path's last part is in: "." where it names none.
+/// The folder of a path: "." where it names none.
 std::string folder_of(const std::string& path);
 
 }  // namespace thimble

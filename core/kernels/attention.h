@@ -1,6 +1,6 @@
 #pragma once
-// The attention kernel family: scaled dot-product attention in tiles, so that the (T, S) matrix of probabilities is
-// never in memory.
+// The attention kernel family: scaled dot-product attention in tiles; the (T, S) matrix of probabilities is never in
+// memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,33 +12,33 @@
 
 namespace thimble::kernels {
 
-/// One of q, k, v and their like: element d of head h of row t of sample b lies b batch + t row + h head + d elements
+/// One of q, k, v and their like: element d of head h of row t of sample b is b batch + t row + h head + d elements
 /// behind `data`.
 struct AttentionOperand {
   const void* data = nullptr;
   std::int64_t batch = 0, row = 0, head = 0;
 };
 struct AttentionResult {
-  void* data = nullptr;  ///< null: not wanted
+  void* data = nullptr;  ///< may be null
   std::int64_t batch = 0, row = 0, head = 0;
 };
 
-/// A factor for each row of keys or values: that of row t of head h of sample b lies b batch + t row + h head elements
-/// behind `data`.
+/// A factor for each row of keys or values: the factor of row t of head h of sample b is b batch + t row + h head
+/// elements behind `data`.
 struct AttentionScales {
-  const float* data = nullptr;  ///< null: all are 1
+  const float* data = nullptr;  ///< defaults to 1 for all
   std::int64_t batch = 0, row = 0, head = 0;
 };
 
-/// A mask that is brought along: that of (b, h, t, s) lies b batch + h head + t query + s key elements behind `data`.
-/// Boolean: the query sees the key. Floating: is added to the score.
+/// A given mask: its element (b, h, t, s) is b batch + h head + t query + s key elements behind `data`. Boolean: the
+/// query sees the key. Floating: added to the score.
 struct AttentionMask {
   const void* data = nullptr;
   DType dtype = DType::boolean;
-  std::int64_t batch = 0, head = 0, query = 0, key = 0;  ///< 0: the same for all
+  std::int64_t batch = 0, head = 0, query = 0, key = 0;  ///< 0 broadcasts
 };
 
-/// What forward and backward share. Probability (h, t, s) of sample b is dropped when its random word, word i % 4 of
+/// Shared by forward and backward. Probability (h, t, s) of sample b is dropped when its random word, word i % 4 of
 /// block (i / 4, site.first_sample + b) with i = (h queries + t) keys + s, is below `threshold`: the mask that dropout
 /// draws for a (B, H, T, S) tensor.
 struct AttentionProblem {
@@ -47,11 +47,11 @@ struct AttentionProblem {
   /// Heads of q that share one of k and v: head h reads theirs h / group. Divides `heads`. Gradients of k and v add up
   /// over a group's heads, ascending.
   std::int64_t group = 1;
-  bool is_causal = false;   ///< query t sees the keys s <= t + (keys - queries) alone; keys >= queries
-  std::int64_t window = 0;  ///< 0: none; else query t, whose own key is t + (keys - queries), sees those less far away
-  std::int64_t first_key = 0;  ///< those before it are not seen
-  /// Numbers of documents, (keys) that never descend for each sample, `documents_batch` elements apart: a query sees
-  /// the keys of its own key's document.
+  bool is_causal = false;   ///< query t sees only the keys s <= t + (keys - queries); keys >= queries
+  std::int64_t window = 0;  ///< query t sees the keys less than this far from key t + (keys - queries); 0 disables it
+  std::int64_t first_key = 0;  ///< earlier keys are not seen
+  /// Document numbers (keys), ascending with repeats for each sample, `documents_batch` elements apart: a query sees
+  /// the keys of its document.
   bool has_documents = false;
   const std::int32_t* documents = nullptr;
   std::int64_t documents_batch = 0;
@@ -65,19 +65,19 @@ struct AttentionProblem {
   bool allows_tf32 =
       false;  ///< f32 may be rounded to TF32 before products (core/launch/tf32.h); CPU kernels never do it
   AttentionOperand q, k, v;
-  /// The dtype of k and v where that is not `dtype`: floating or i8, rows times k_scale and v_scale. CPU forward alone.
+  /// The dtype of k and v if it differs from `dtype`: floating or i8, rows times k_scale and v_scale. Only CPU forward.
   std::optional<DType> kept = {};
   AttentionScales k_scale, v_scale;
 };
 
-/// out = dropout(softmax(scale q k^T + mask)) v over the keys that are seen (attention_range.h, and the mask);
-/// lse[b, h, t] = log sum_s exp(scale q k^T + mask), a dense array. A query whose mask hides all keys: 0 in both.
+/// out = dropout(softmax(scale q k^T + mask)) v over the visible keys (attention_range.h, and the mask); lse[b, h, t] =
+/// log sum_s exp(scale q k^T + mask), a dense array. A query whose mask hides all keys: 0 in both.
 struct AttentionArgs : AttentionProblem {
   AttentionResult out;
-  void* lse = nullptr;  ///< null: not wanted
+  void* lse = nullptr;  ///< may be null
 };
 
-/// The gradients of q, k and v. dq, dk and dv may lie where q, k and v lie, each over its own with the same strides.
+/// The gradients of q, k and v. dq, dk and dv may alias q, k and v respectively, with the same strides.
 struct AttentionGradArgs : AttentionProblem {
   AttentionOperand out, dout;
   const void* lse = nullptr;
@@ -85,7 +85,7 @@ struct AttentionGradArgs : AttentionProblem {
 };
 
 /// Workspace sizes are pure functions of sizes, dtype, the thread count and the instruction set; linear in the number
-/// of keys. Pointers are not looked at. A workspace is aligned to 64 bytes.
+/// of keys. They ignore pointers. A workspace is aligned to 64 bytes.
 struct AttentionKernels {
   std::size_t (*forward_bytes)(const AttentionProblem&, int threads) noexcept = nullptr;
   std::size_t (*backward_bytes)(const AttentionProblem&, int threads) noexcept = nullptr;
@@ -96,7 +96,7 @@ struct AttentionKernels {
 extern const AttentionKernels attention_cpu;
 extern const AttentionKernels* const attention_cuda;  ///< null in a build without CUDA
 
-/// The sizes of attention_cuda's workspaces without its kernels: there in every build, because a dry run needs them.
+/// The sizes of attention_cuda's workspaces without its kernels, in every build, because a dry run needs them.
 extern const AttentionKernels attention_cuda_sizes;
 
 /// Throws DeviceError when this build has no kernels for the device. A dry device has the sizes of the real one; its
@@ -104,7 +104,7 @@ extern const AttentionKernels attention_cuda_sizes;
 const AttentionKernels& attention_kernels(Device device);
 
 /// The oracles of attention_cpu: the definition in double, one rounding at each store. out, and dq, dk and dv, must not
-/// overlap what is read; lse, out and the instruction set do not enter the gradients. They allocate rows as they go.
+/// overlap inputs; lse, out and the instruction set do not affect the gradients. They allocate rows as they go.
 void attention_reference(const AttentionArgs& args);
 void attention_grad_reference(const AttentionGradArgs& args);
 

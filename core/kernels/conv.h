@@ -10,13 +10,13 @@
 
 namespace thimble::kernels {
 
-/// Sizes of a convolution of x (N, H, W, C) with weight (O, KH, KW, C / groups) to y (N, OH, OW, O), all dense.
-/// Output channel o belongs to group o / (O / groups) and sees the C / groups input channels of that group:
+/// Sizes of a convolution of x (N, H, W, C) with weight (O, KH, KW, C / groups) to y (N, OH, OW, O), all dense. Output
+/// channel o belongs to group o / (O / groups) and sees the C / groups input channels of that group:
 ///
 ///     y[n, oh, ow, o] = sum over kh, kw, c of weight[o, kh, kw, c] x[n, ih, iw, group * C / groups + c]
 ///     ih = oh * stride_h + kh * dilation_h - pad_top,   iw = ow * stride_w + kw * dilation_w - pad_left
 ///
-/// where x is zero outside of the image. `groups` divides C and O.
+/// where x is zero outside the image. `groups` divides C and O.
 struct ConvShape {
   std::int64_t images = 0;    ///< N
   std::int64_t height = 0;    ///< H
@@ -40,27 +40,27 @@ struct ConvShape {
   std::int64_t out_width() const noexcept;
 };
 
-/// Arguments that the four computations share. The two operands are of floating dtype `dtype`, what is computed (and
-/// bias, pre_activation) of floating `out_dtype`; arithmetic is in f32 (f64 for f64), one rounding at the store.
+/// Arguments of all four computations. The two operands are of floating dtype `dtype`, the result (and bias,
+/// pre_activation) of floating `out_dtype`; arithmetic is in f32 (f64 for f64), one rounding at the store.
 ///
 /// Order of accumulation, as in GemmArgs: the reduction is cut into blocks of 256, each one chain in ascending order,
 /// blocks added in ascending order. The reduction runs over (kh, kw, c) in the forward pass, over the taps that reach
 /// the pixel, last first, and o in the input's gradient, over (n, oh, ow) in the weight's and the bias's. Where a
 /// stride meets few channels (stride_h * stride_w * C / groups <= 16, no dilation), the input's gradient runs over all
 /// taps that reach one of the stride_h x stride_w pixels of a cell. Products with padding, and with taps that miss, are
-/// exact zeros among them. It never depends on threads, addresses or tiles, nor, forward and in the input's gradient,
-/// on the number of images.
+/// exact zeros among them. The order never depends on threads, addresses or tiles, nor, forward and in the input's
+/// gradient, on the number of images.
 ///
-/// In f32 arithmetic 3x3 convolutions of stride 1 with channels and filters in vectors of 16, on maps that are not too
-/// small (conv_winograd.h says which), are computed by Winograd's F(2x2, 3x3): sixteen such sums over c (o in the
-/// input's gradient) of transformed values for each tile of 2x2 results, in the weight's gradient over the tiles in
-/// chains of 48. All the above holds of them but that padding leaves no trace: results that see zeros alone may be off
-/// zero by a rounding of what their tile sees, and a value that is not finite spoils the whole tile.
+/// In f32 arithmetic 3x3 convolutions of stride 1 with channels and filters in vectors of 16, on maps of a minimum size
+/// (conv_winograd.h), are computed by Winograd's F(2x2, 3x3): sixteen such sums over c (o in the input's gradient) of
+/// transformed values for each tile of 2x2 results, in the weight's gradient over the tiles in chains of 48. All of the
+/// above holds, except that padding is not exact: results that see only zeros may be off zero by a rounding of their
+/// tile's values, and a non-finite value spoils the whole tile.
 ///
-/// Operands of bf16 are multiplied on the processor's bf16 dot products where those were measured to be faster, but in
-/// the input's gradient of a stride over few channels (conv_bf16.h, which has the order of accumulation then).
+/// bf16 operands use the processor's bf16 dot products where these measured faster, except the input's gradient of a
+/// stride over few channels (conv_bf16.h, which defines the order of accumulation then).
 
-/// y = act(x * weight + bias), and pre_activation = x * weight + bias when asked for.
+/// y = act(x * weight + bias), and pre_activation = x * weight + bias when not null.
 struct ConvForwardArgs {
   ConvShape shape;
   const void* x = nullptr;
@@ -105,18 +105,18 @@ struct ColumnSumArgs {
   DType dtype = DType::f32;
   DType out_dtype = DType::f32;
   bool accumulate = false;
-  void* partial = nullptr;  ///< on CUDA devices column_sum_partial_elements(...) of the type computed in; the CPU: none
+  void* partial = nullptr;  ///< on CUDA devices column_sum_partial_elements(...) of the compute type; null on the CPU
 };
 
-/// Rows whose sum is made at once; such sums are added in ascending order.
+/// Rows summed at once; these sums are added in ascending order.
 inline constexpr std::int64_t column_sum_block = 256;
-/// What blocks of rows sum up to, all columns of each.
+/// The sums of blocks of rows, all columns of each.
 constexpr std::int64_t column_sum_partial_elements(std::int64_t rows, std::int64_t columns) noexcept {
   return (rows + column_sum_block - 1) / column_sum_block * columns;
 }
 
-/// Bytes of workspace: a pure function of shape, dtypes, thread count and isa(); pointers are not looked at. At most
-/// 2 MiB and 64 KiB per thread, in the weight's gradient 3 MiB more for all of them.
+/// Bytes of workspace: a pure function of shape, dtypes, thread count and isa(), not of pointers. At most 2 MiB and 64
+/// KiB per thread, in the weight's gradient 3 MiB more for all of them.
 std::size_t conv_workspace_bytes(const ConvForwardArgs& args, int threads = thread_count()) noexcept;
 std::size_t conv_workspace_bytes(const ConvInputGradArgs& args, int threads = thread_count()) noexcept;
 std::size_t conv_workspace_bytes(const ConvWeightGradArgs& args, int threads = thread_count()) noexcept;

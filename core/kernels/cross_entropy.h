@@ -1,6 +1,6 @@
 #pragma once
-// The cross-entropy kernel family: losses of rows of class scores against class numbers. No log-probabilities are ever
-// written down.
+// The cross-entropy kernel family: losses of rows of class scores against class numbers, without storing
+// log-probabilities.
 
 #include <thimble/core/kernels/cpu/base/rows.h>
 
@@ -14,16 +14,16 @@ struct ClassTargets {
   DType dtype = DType::i64;
   std::int64_t rows = 0, classes = 0;
   std::int64_t ignore_index = -100;
-  std::int64_t first = 0;  ///< the class of a row's first score, where rows are a part of the classes
+  std::int64_t first = 0;  ///< the class of a row's first score, where rows are a shard of the classes
 };
 
 /// loss[r] = l - (1 - s) x[r, t] - s / C sum_c x[r, c], with t the row's target, s the label smoothing, C the classes,
 /// and
 ///   scores are logits:             l = log sum_c e^x[r, c]
 ///   scores are log-probabilities:  l = 0
-/// On the CPU exponentials are those of exp_below.h, as in softmax. An ignored row's loss is 0. mean: out[0] = (sum of
-/// losses) / (rows that count), NaN when none does; sum: out[0] = sum of losses; none: out[r] = loss[r]. A row whose
-/// target is no class gets the loss NaN, and the kernel reads nothing outside of the row.
+/// On the CPU exponentials are exp_below.h's, as in softmax. An ignored row's loss is 0. mean: out[0] = (sum of losses)
+/// / (rows that count), NaN when none does; sum: out[0] = sum of losses; none: out[r] = loss[r]. A row whose target is
+/// no class gets the loss NaN, and the kernel reads nothing outside the row.
 struct CrossEntropyArgs {
   Shape outer;  ///< every axis but the classes
   RowOperand scores;
@@ -31,68 +31,70 @@ struct CrossEntropyArgs {
   ClassTargets targets;
   double smoothing = 0;
   LossReduction reduction = LossReduction::mean;
-  void* log_sums = nullptr;  ///< l of every row, in the type computed in; not written when null
-  void* losses = nullptr;    ///< of every row, in the type computed in: workspace, or the result for `none`
-  void* out = nullptr;       ///< one element of the type computed in; not used for `none`
+  void* log_sums = nullptr;  ///< l of every row, in the compute type; may be null
+  void* losses = nullptr;    ///< of every row, in the compute type: workspace, or the result for `none`
+  void* out = nullptr;       ///< one element of the compute type; not used for `none`
 };
 
-/// Only its last step: computes out from the losses of all rows, which were computed before.
+/// Only the last step: computes out from the losses of all rows, which are inputs.
 struct LossTotalArgs {
   ClassTargets targets;
-  DType dtype = DType::f32;                       ///< of losses and out: the type computed in
+  DType dtype = DType::f32;                       ///< of losses and out: the compute type
   LossReduction reduction = LossReduction::mean;  ///< mean or sum
   const void* losses = nullptr;
   void* out = nullptr;
 };
 
 /// d scores[r, c] = g[r] (e^(x[r, c] - l[r]) - s / C - (1 - s) [c = t]), the exponential only for logits; g = dy /
-/// (rows that count) for mean, dy for sum, dy[r] for none. 0 in ignored rows. The result may lie where the scores lie,
-/// in the same layout. Without log_sums l is 0. Scores may be a part of the classes: none has another part's target.
+/// (rows that count) for mean, dy for sum, dy[r] for none. 0 in ignored rows. The result may alias the scores, in the
+/// same layout. Without log_sums l is 0. Scores may be a shard of the classes: a target outside the shard subtracts
+/// nothing.
 struct CrossEntropyBackwardArgs {
   Shape outer;
-  RowOperand scores;  ///< not read unless they are logits
+  RowOperand scores;  ///< read only for logits
   bool are_logits = true;
   ClassTargets targets;
-  ClassTargets batch;  ///< all rows that the mean is over, where `targets` are some of them; no data: `targets`
+  ClassTargets batch;  ///< all rows of the mean, where `targets` are some of them; defaults to `targets`
   double smoothing = 0;
   LossReduction reduction = LossReduction::mean;
   const void* log_sums = nullptr;
-  const void* dy = nullptr;  ///< dense, in the type computed in
+  const void* dy = nullptr;  ///< dense, in the compute type
   RowResult dx;
 };
 
-/// What the loss needs of a part of the classes, in f64, of row r with scores x and target t:
-///   out[0][r] = max_c x[r, c]    out[1][r] = sum_c e^(x[r, c] - out[0][r])    out[2][r] = x[r, t]; 0: another part's
+/// The terms of the loss from a shard of the classes, in f64, of row r with scores x and target t:
+///   out[0][r] = max_c x[r, c]    out[1][r] = sum_c e^(x[r, c] - out[0][r])    out[2][r] = x[r, t], or 0 in other
+///   shards
 struct ClassPartArgs {
   Shape outer;
-  RowOperand scores;      ///< of the part
-  ClassTargets targets;   ///< `classes` are the part's
+  RowOperand scores;      ///< of the shard
+  ClassTargets targets;   ///< `classes` are the shard's
   double* out = nullptr;  ///< (3, rows)
 };
 
-/// Parts put together, in their order, with m, s, x of each as above and M the largest m:
+/// Merges the shards' terms, in order, with m, s, x of each as above and M the largest m:
 ///   log_sums[r] = M + log sum_p s[p, r] e^(m[p, r] - M)
 ///   losses[r] = log_sums[r] - sum_p x[p, r], in f64; 0 in ignored rows, NaN where the target is no class
 struct ClassPartsArgs {
   ClassTargets targets;  ///< `classes` are all
   std::int64_t parts = 1;
   DType dtype = DType::f32;    ///< of log_sums and losses
-  const double* in = nullptr;  ///< (parts, 3, rows)
+  const double* in = nullptr;  ///< (shards, 3, rows)
   void* log_sums = nullptr;
   void* losses = nullptr;
 };
 
-/// out[r, c] = x[r, c] - log_sums[r], of a part of the classes or of all.
+/// out[r, c] = x[r, c] - log_sums[r], for a shard of the classes or all.
 struct LogProbabilityArgs {
   Shape outer;
   RowOperand scores;
   std::int64_t rows = 0, classes = 0;
-  const void* log_sums = nullptr;  ///< in the type computed in
+  const void* log_sums = nullptr;  ///< in the compute type
   RowResult out;                   ///< of the scores' dtype
 };
 
 struct CrossEntropyKernels {
-  /// The first row whose target is neither a class nor ignored; -1: there is none. Null where asking would stall the
+  /// The first row whose target is neither a class nor ignored; -1 without one. Null where the check would stall the
   /// device.
   std::int64_t (*find_bad_target)(const ClassTargets&) = nullptr;
   void (*forward)(const CrossEntropyArgs&) = nullptr;

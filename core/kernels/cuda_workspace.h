@@ -1,7 +1,7 @@
 #pragma once
-// What the CUDA kernels of matmul, convolution and attention may use as workspace. Pure functions of sizes and dtypes,
-// known in every build: a dry run on a machine without a GPU counts the same bytes as the run on one. A library's
-// algorithm that would need more is not taken, whatever the device, its free memory or its speed.
+// Workspaces of the CUDA kernels of matmul, convolution and attention. Pure functions of sizes and dtypes, known in
+// every build: a dry run on a machine without a GPU counts the same bytes as the run on one. A library's algorithm that
+// would need more is never used, whatever the device, its free memory or its speed.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,54 +12,52 @@
 
 namespace thimble::kernels {
 
-/// Most of a matmul's workspace: what NVIDIA recommends for Hopper.
+/// Limit of a matmul's workspace: NVIDIA's recommendation for Hopper.
 inline constexpr std::size_t max_gemm_workspace_bytes = std::size_t{32} << 20;
-/// Most of a convolution's.
+/// Limit of a convolution's.
 inline constexpr std::size_t max_conv_workspace_bytes = std::size_t{64} << 20;
 
 /// True where cuBLASLt can compute the product: f32, f16 or bf16 operands, a result of their dtype or f32, at most one
-/// batch dimension, rows or columns side by side in every matrix, no activation of what is added to. A function of the
-/// arguments without pointers. (Activations are not the library's: whether their input is kept must not change bits.)
+/// batch dimension, contiguous rows or columns in every matrix, no activation with accumulation. Depends on the
+/// arguments except pointers. (Activations are not the library's: bits must not depend on whether their input is kept.)
 bool is_library_gemm(const GemmArgs& args) noexcept;
 
-/// 16 bytes for every element of c (room for a few partial sums), at most max_gemm_workspace_bytes; 0 where the
-/// library has no part in it.
+/// 16 bytes for every element of c (room for a few partial sums), at most max_gemm_workspace_bytes; 0 where the library
+/// is not used.
 std::size_t cuda_gemm_workspace_bytes(const GemmArgs& args, int threads) noexcept;
 
 /// True where cuBLASLt can multiply the codes on a device with FP8 units (sm_89 on): sizes that are multiples of 16
 /// along the sum and along the rows of c, operands and c aligned to 16 bytes from row to row, not E5M2 on both sides.
-/// Its layout TN is what the arguments have. With scales of blocks also rows of a in multiples of 8; these it
-/// multiplies on compute capability 9.0 alone (fp8_blocks_on_units in core/ops/matmul/fp8_product.h). A function of the
-/// arguments without pointers.
+/// The arguments have its layout TN. With block scales also rows of a in multiples of 8, and only compute capability
+/// 9.0 (fp8_blocks_on_units in core/ops/matmul/fp8_product.h). Depends on the arguments except pointers.
 bool is_library_fp8_gemm(const Fp8GemmArgs& args) noexcept;
 
 /// As for cuda_gemm_workspace_bytes.
 std::size_t cuda_fp8_gemm_workspace_bytes(const Fp8GemmArgs& args) noexcept;
 
-/// True where cuDNN can compute the convolution: nothing empty, equal padding on both sides and a dtype that it knows.
+/// True where cuDNN can compute the convolution: nothing empty, equal padding on both sides and a supported dtype.
 bool is_library_conv(const ConvShape& shape, DType dtype, DType out_dtype) noexcept;
 
-/// 4 bytes for every element of input, weight and output, at most max_conv_workspace_bytes; 0 where the library has no
-/// part in it.
+/// 4 bytes for every element of input, weight and output, at most max_conv_workspace_bytes; 0 where the library is not
+/// used.
 std::size_t cuda_conv_forward_bytes(const ConvForwardArgs& args, int threads) noexcept;
 std::size_t cuda_conv_input_grad_bytes(const ConvInputGradArgs& args, int threads) noexcept;
 std::size_t cuda_conv_weight_grad_bytes(const ConvWeightGradArgs& args, int threads) noexcept;
 
-/// The widest heads whose attention has kernels on tensor cores; 0: the dtype has none. Of f32 the tiles of wider heads
-/// would need more shared memory than all devices have.
+/// The widest heads whose attention has kernels on tensor cores; 0 where the dtype has none. In f32 the tiles of wider
+/// heads would need more shared memory than all devices have.
 constexpr std::int64_t widest_tensor_core_attention(DType dtype) noexcept {
   return dtype == DType::f16 || dtype == DType::bf16 ? 256 : dtype == DType::f32 ? 128 : 0;
 }
-/// Whether attention runs on tensor cores: f16 and bf16, and f32 where TF32 is
-/// allowed, in widths of 16, 32, ... up to the widest. All else has a kernel that computes in f32, or f64 for f64.
-/// Layouts, lengths, windows, documents and masks do not decide.
+/// Whether attention runs on tensor cores: f16 and bf16, and f32 where TF32 is allowed, in widths of 16, 32, ... up to
+/// the widest. Everything else runs on a kernel that computes in f32, or f64 for f64. Layouts, lengths, windows,
+/// documents and masks do not matter.
 bool is_tensor_core_attention(const AttentionProblem& problem) noexcept;
-/// What its backward begins its workspace with: sum_d out dout of each query, in f32.
+/// The first region of its backward's workspace: sum_d out dout of each query, in f32.
 std::size_t tensor_core_attention_delta_bytes(const AttentionProblem& problem) noexcept;
 
-/// Forward: none. Backward: q's gradient, because it may lie where q does, in the type computed in; on tensor cores in
-/// the operands' type, behind those sums. f32 has room for the sums whether TF32 is allowed or not, so that a plan
-/// holds for both.
+/// Forward: 0. Backward: q's gradient, because it may alias q, in the compute type; on tensor cores in the operands'
+/// type, behind the sums. f32 has room for the sums whether TF32 is allowed or not, so that a plan holds for both.
 std::size_t cuda_attention_forward_bytes(const AttentionProblem& problem, int threads) noexcept;
 std::size_t cuda_attention_backward_bytes(const AttentionProblem& problem, int threads) noexcept;
 

@@ -16,8 +16,8 @@ struct GpuFacts {
   int capability_major = 0, capability_minor = 0;
   int multiprocessors = 0;
   std::size_t memory_bytes = 0;  ///< of the device
-  std::size_t free_bytes = 0;    ///< now
-  int driver_version = 0;        ///< newest CUDA version that the driver serves: 1000 major + 10 minor
+  std::size_t free_bytes = 0;    ///< at present
+  int driver_version = 0;        ///< newest CUDA version that the driver supports: 1000 major + 10 minor
   int runtime_version = 0;       ///< CUDA version of this build
 };
 
@@ -25,62 +25,63 @@ struct GpuFacts {
 struct DeviceMemory {
   std::size_t total_bytes = 0;
   std::size_t free_bytes = 0;
-  std::size_t context_bytes = 0;  ///< in use when this process had its context and streams there and nothing else
-  std::size_t handle_bytes = 0;   ///< by which the bytes in use rose when handles of libraries were made
+  std::size_t context_bytes = 0;  ///< in use when this process had only its context and streams there
+  std::size_t handle_bytes = 0;   ///< increase of the bytes in use by the libraries' handles
 
   std::size_t used_bytes() const noexcept { return total_bytes - free_bytes; }
 };
 
-/// What kernels asked of a library where the rules (core/kernels/cuda_workspace.h) leave an operation to it.
+/// Library calls where the rules (core/kernels/cuda_workspace.h) leave an operation to a library.
 struct LibraryCounts {
-  std::uint64_t calls = 0;     ///< that it made
-  std::uint64_t refusals = 0;  ///< calls that own kernels computed instead, because the library has no algorithm
-                               ///< within the declared workspace, or this build is without it
-  std::string first_refused;   ///< the operation with its sizes and dtype; empty: none was
+  std::uint64_t calls = 0;     ///< of the library
+  std::uint64_t refusals = 0;  ///< calls that the project's kernels computed instead, because the library has no
+                               ///< algorithm within the declared workspace, or this build lacks it
+  std::string first_refused;   ///< the operation with its sizes and dtype; empty without one
 };
 
-/// Of this process, on all devices; a replay of a captured step calls none.
+/// Of this process, on all devices; a replay of a captured step adds none.
 struct LibraryUse {
   LibraryCounts cublaslt, cudnn;
 };
 
-/// Copies are made on the device of the launch that they are called in (core/launch/launch.h), in the order of its
-/// kernels. All throw DeviceError with the CUDA call that failed.
+/// Copies run on the device of the calling launch (core/launch/launch.h), in the order of its kernels. All throw
+/// DeviceError with the CUDA call that failed.
 struct DeviceRuntime {
-  /// Copies host bytes to the device. They may change when it returns; the copy itself may still be under way.
+  /// Copies host bytes to the device. The caller may change them when it returns; the copy itself may still be under
+  /// way.
   void (*upload)(void* to, const void* from, std::size_t bytes) = nullptr;
-  /// Copies device bytes to the host, and waits for all kernels before it and for the copy.
+  /// Copies device bytes to the host, and waits for all earlier kernels and for the copy.
   void (*download)(void* to, const void* from, std::size_t bytes) = nullptr;
-  /// Waits until the device has done all that it was given.
+  /// Waits until the device has finished all work.
   void (*synchronize)(Device device) = nullptr;
   /// How often the host has waited for a device, in this process.
   std::uint64_t (*synchronization_count)() = nullptr;
   /// Pinned host memory, for transfers beside the kernels. Throws OutOfMemory.
   void* (*allocate_pinned)(std::size_t bytes) = nullptr;
   void (*free_pinned)(void* memory) noexcept = nullptr;
-  /// Begins a copy between pinned and device memory, behind the kernels that were launched before and beside those that
-  /// are launched after. The result goes to end_transfer, once.
+  /// Begins a copy between pinned and device memory, behind earlier kernels and beside later ones. The result goes to
+  /// end_transfer, once.
   void* (*begin_transfer)(Device device, void* to, const void* from, std::size_t bytes) = nullptr;
-  /// Kernels that are launched after this call come after the transfer. The host does not wait.
+  /// Makes later kernels wait for the transfer. The host does not wait.
   void (*end_transfer)(Device device, void* transfer) = nullptr;
-  /// All GPUs that can be used. Throws DeviceError where there is no driver.
+  /// All usable GPUs. Throws DeviceError without a driver.
   std::vector<GpuFacts> (*devices)() = nullptr;
   /// Captures this thread's launches on a device instead of running them, up to end_capture, which gives a handle (or
-  /// with `is_wanted` false drops what was captured, and does not throw). Meanwhile uploads, downloads and
-  /// synchronizations throw DeviceError.
+  /// with `is_wanted` false drops the capture, and does not throw). Meanwhile uploads, downloads and synchronizations
+  /// throw DeviceError.
   void (*begin_capture)(Device device) = nullptr;
   void* (*end_capture)(Device device, bool is_wanted) = nullptr;
   /// Launches a captured graph, behind earlier launches.
   void (*replay)(Device device, void* capture) = nullptr;
-  /// How many kernels and copies it has.
+  /// The number of kernels and copies in it.
   std::size_t (*captured_launches)(void* capture) = nullptr;
   /// Waits for its replays and frees it.
   void (*forget)(Device device, void* capture) noexcept = nullptr;
-  /// Asks the device; makes the process's context there where it has none. It does not wait for kernels.
+  /// Queries the device; makes the process's context there if it has none. Does not wait for kernels.
   DeviceMemory (*memory)(Device device) = nullptr;
-  /// How many kernels of the library's own the host has launched, in this process; a replay launches none.
+  /// The number of the project's kernels that the host has launched, in this process; a replay launches none.
   std::uint64_t (*launch_count)() = nullptr;
-  /// Compute capability of GPU `index`, 10 major + minor; 0 where there is no such GPU. It makes no context.
+  /// Compute capability of GPU `index`, 10 major + minor; 0 without such a GPU. Makes no context.
   int (*capability)(int index) = nullptr;
   /// Counts of the libraries' calls and refusals so far.
   LibraryUse (*library_use)() = nullptr;

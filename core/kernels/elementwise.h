@@ -1,6 +1,6 @@
 #pragma once
-// The elementwise kernel family. A functor is evaluated over short contiguous chunks in the compute type; strides,
-// broadcasting, dtype conversion and threads are handled once for all functors by elementwise_loop.cpp.
+// The elementwise kernel family. A functor is evaluated over short contiguous chunks in the compute type;
+// elementwise_loop.cpp handles strides, broadcasting, dtype conversion and threads once for all functors.
 
 #include <array>
 #include <cstdint>
@@ -33,7 +33,7 @@ struct ElementwiseArgs {
 /// input.
 using ElementwiseChunk = void (*)(const void* functor, const void* const* in, void* out, std::int64_t n);
 
-/// A functor in each compute type; f32 in one variant per instruction set. Null where the type has no meaning.
+/// A functor in each compute type; f32 in one variant per instruction set. Null for unsupported types.
 struct ElementwiseFunction {
   ElementwiseChunk f32_generic = nullptr;
   ElementwiseChunk f32_avx2 = nullptr;
@@ -51,7 +51,7 @@ struct ElementwiseEntry {
 /// Runs a functor on the CPU.
 void elementwise_cpu(const ElementwiseFunction& function, const void* functor, const ElementwiseArgs& args);
 
-/// Runs built-in functor `index` (its place in BuiltinElementwise) on a CUDA device: forward (-1) or the gradient of an
+/// Runs built-in functor `index` (its index in BuiltinElementwise) on a CUDA device: forward (-1) or the gradient of an
 /// operand. Null in a build without CUDA.
 using ElementwiseCuda = void (*)(int index, int operand, const void* functor, const ElementwiseArgs& args);
 extern const ElementwiseCuda elementwise_cuda;

@@ -1,7 +1,7 @@
 #pragma once
-// The FP8 kernel family: scales, codes and their values (core/ops/quant/fp8.h), and on devices that have such units,
-// products of codes. A magnitude is a maximum of integers and elements are independent: scales and codes have the same
-// bits on every device, with any number of threads.
+// The FP8 kernel family: scales, codes and their values (core/ops/quant/fp8.h), and on devices with FP8 units, products
+// of codes. A magnitude is a maximum of integers and elements are independent: scales and codes have the same bits on
+// every device, with any number of threads.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,9 +19,9 @@ struct Fp8ScaleArgs {
   DType dtype = DType::bf16;  ///< floating
   DType code_dtype = DType::f8e4m3;
   int margin = 0;
-  const float* known = nullptr;  ///< taken unless it is null or holds 0
+  const float* known = nullptr;  ///< used unless it is null or holds 0
   float* scale = nullptr;        ///< written
-  float* history = nullptr;      ///< `length` of them; null: nothing is recorded
+  float* history = nullptr;      ///< `length` of them; null to record nothing
   std::int64_t length = 0;
   float* next_scale = nullptr;
   std::int64_t* steps = nullptr;  ///< recorded so far, 1 + number of the last
@@ -39,31 +39,31 @@ struct Fp8CastArgs {
   bf16* decoded = nullptr;
 };
 
-/// A window of codes to dense bf16, multiplied with the scales of its blocks where there are some.
+/// A window of codes to dense bf16, times the scales of its blocks if any.
 struct Fp8DecodeArgs {
-  const std::uint8_t* codes = nullptr;  ///< all of them, `row_stride` a row
+  const std::uint8_t* codes = nullptr;  ///< of the whole matrix, `row_stride` a row
   DType code_dtype = DType::f8e4m3;
   std::int64_t row_stride = 0;
   std::int64_t row = 0, column = 0, rows = 0, columns = 0;  ///< the window
-  const std::uint8_t* scales = nullptr;                     ///< UE8M0, row by row of blocks; null: none
+  const std::uint8_t* scales = nullptr;                     ///< UE8M0, row by row of blocks; may be null
   std::int64_t block_rows = 1, block_columns = 1, blocks_across = 1;
   bf16* decoded = nullptr;
 };
 
-/// A matrix (rows, columns) turned: turned[c, r] is the code of values[r, c], and 0 from `rows` on up to turned_stride,
-/// a multiple of 16.
+/// A matrix (rows, columns) transposed: turned[c, r] is the code of values[r, c], and 0 from `rows` on up to
+/// turned_stride, a multiple of 16.
 struct Fp8TurnArgs {
   const void* values = nullptr;
-  DType dtype = DType::bf16;  ///< floating; code_dtype: values are codes already
+  DType dtype = DType::bf16;  ///< floating; code_dtype if values are codes already
   std::int64_t rows = 0, columns = 0, row_stride = 0;
   DType code_dtype = DType::f8e4m3;
   const float* scale = nullptr;   ///< null where values are codes
-  std::uint8_t* codes = nullptr;  ///< dense (rows, columns), as fp8_cast makes them; null: not asked for
+  std::uint8_t* codes = nullptr;  ///< dense (rows, columns), as from fp8_cast; may be null
   std::uint8_t* turned = nullptr;
   std::int64_t turned_stride = 0;
 };
 
-/// Scales of blocks (UE8M0) as a product of codes reads them: to[o * to_stride + i] = scales[o * outer_stride + i *
+/// Block scales (UE8M0) in the layout of a product of codes: to[o * to_stride + i] = scales[o * outer_stride + i *
 /// inner_stride] as f32, and 0 for i from `inner` on.
 struct Fp8ScaleGrid {
   const std::uint8_t* scales = nullptr;
@@ -76,15 +76,15 @@ struct Fp8ScalesArgs {
   Fp8ScaleGrid a, b;
 };
 
-/// Values that share a scale of a block, along each side.
+/// Values per block scale, along each side.
 inline constexpr std::int64_t fp8_block_side = 128;
-/// cuBLASLt's orders of scales of blocks: those of 1 x 128 lie side by side for the rows of the operand, a row of them
-/// for each 128 of the sum; those of 128 x 128 along the sum, rows of them rounded up to a multiple of 4.
+/// cuBLASLt's layouts of block scales: 1 x 128 scales are contiguous over the rows of the operand, one row of scales
+/// for each 128 of the sum; 128 x 128 scales are contiguous along the sum, with rows rounded up to a multiple of 4.
 constexpr std::int64_t fp8_sum_blocks(std::int64_t k) noexcept { return (k + fp8_block_side - 1) / fp8_block_side; }
 constexpr std::int64_t fp8_square_stride(std::int64_t k) noexcept { return (fp8_sum_blocks(k) + 3) / 4 * 4; }
 
 /// c[i, j] = act(v[i, j]), v[i, j] = a_scale b_scale sum over p of a[i, p] b[j, p] + bias[j]; pre_activation[i, j] =
-/// v[i, j] where it is asked for. Both operands are read along the sum, in rows.
+/// v[i, j] if not null. Both operands are read along the sum, in rows.
 struct Fp8GemmArgs {
   std::int64_t m = 0, n = 0, k = 0;
   const std::uint8_t* a = nullptr;  ///< (m, k)
@@ -113,13 +113,13 @@ struct Fp8Kernels {
   void (*place_scales)(const Fp8ScalesArgs&) = nullptr;
   std::size_t (*gemm_workspace_bytes)(const Fp8GemmArgs&) noexcept = nullptr;
   void (*gemm)(const Fp8GemmArgs&, void* workspace) = nullptr;
-  /// Whether the library that this build is made with knows scales of blocks.
+  /// Whether this build's library supports block scales.
   bool (*library_has_blocks)() noexcept = nullptr;
 };
 
 extern const Fp8Kernels fp8_cpu;
 extern const Fp8Kernels* const fp8_cuda;  ///< null in a build without CUDA
-extern const Fp8Kernels fp8_cuda_sizes;   ///< of fp8_cuda's workspaces, without its kernels: there in every build
+extern const Fp8Kernels fp8_cuda_sizes;   ///< fp8_cuda's workspace sizes without its kernels, in every build
 
 /// Throws DeviceError when this build has no kernels for the device. A dry device has the sizes of the real one; its
 /// kernels are not called.

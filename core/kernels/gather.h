@@ -1,5 +1,5 @@
 #pragma once
-// The gather kernel family: reading elements and rows that an index names, and adding gradients back in a fixed order.
+// The gather kernel family: reading indexed elements and rows, and adding gradients back in a fixed order.
 
 #include <cstdint>
 
@@ -9,15 +9,15 @@
 
 namespace thimble::kernels {
 
-/// The first index, in row-major order, that is out of range; position -1: none is. Elements that such an index
-/// names are not read.
+/// The first index, in row-major order, that is out of range; position -1 without one. Elements at bad indices are not
+/// read.
 struct BadIndex {
   std::int64_t position = -1;
   std::int64_t value = 0;
 };
 
-/// out[p] = table[ids[p]] for rows of `columns` elements. Of a table that is a part of one of `all` rows, from `first`
-/// on: out[p] = table[ids[p] - first], and 0 where another part has the row.
+/// out[p] = table[ids[p]] for rows of `columns` elements. For a shard of a table of `all` rows, from row `first` on:
+/// out[p] = table[ids[p] - first], and 0 where another shard has the row.
 struct EmbeddingArgs {
   std::int64_t rows = 0, columns = 0, positions = 0;
   std::int64_t first = 0, all = 0;
@@ -29,8 +29,7 @@ struct EmbeddingArgs {
 };
 
 /// dtable[r] = sum of dy[p] over the positions p with ids[p] == r, ascending: blocks of `embedding_block` rows in the
-/// compute type, blocks in f64; rows that no id names are zero. All ids are in range. Row r of a part is named by id
-/// first + r.
+/// compute type, blocks in f64; rows without an id are zero. All ids are in range. Row r of a shard has id first + r.
 struct EmbeddingGradArgs {
   std::int64_t rows = 0, columns = 0, positions = 0;
   std::int64_t first = 0;

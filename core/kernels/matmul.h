@@ -23,7 +23,7 @@ struct MatmulKernels {
 extern const MatmulKernels matmul_cpu;
 extern const MatmulKernels* const matmul_cuda;  ///< null in a build without CUDA
 
-/// The sizes of matmul_cuda's workspaces without its kernels: there in every build, because a dry run needs them.
+/// The sizes of matmul_cuda's workspaces without its kernels, in every build, because a dry run needs them.
 extern const MatmulKernels matmul_cuda_sizes;
 
 /// Throws DeviceError when this build has no kernels for the device. A dry device has the sizes of the real one; its

@@ -1,20 +1,19 @@
 #pragma once
 // The normalisation kernel family, two shapes of one idea:
 //
-//   rows       x is (rows, length), statistics over each row                     layer norm, RMS norm
-//   channels   x is (instances, rows, channels), statistics over the rows and    batch norm: 1 instance, a group per
-//   channel
+//   rows       x is (rows, length), statistics over each row                    layer norm, RMS norm
+//   channels   x is (instances, rows, channels), statistics over the rows and    batch norm: 1 instance, C groups
 //              over the channels of each group, for every instance               group norm: 1 instance per image
 //
-// "Compute type" is f64 for f64 and f32 for every other dtype of x; statistics, weight and bias are handed over in it.
+// "Compute type" is f64 for f64 and f32 for every other dtype of x; statistics, weight and bias are passed in it.
 //
 // Statistics are computed in fixed blocks: each by the corrected two-pass method in the compute type (d = x - shift,
 // where shift is the block's rounded mean; mean = shift + sum d / n; M2 = sum d^2 - (sum d)^2 / n), blocks are merged
 // in f64 in order (Chan, Golub, LeVeque: Algorithms for computing the sample variance, The American Statistician 37,
-// 1983). Sums of squares that leave f32 (values above about 1e19, or tiny ones where epsilon is nearly 0) are taken
-// again in f64. On CUDA devices deviations must stay below 3.4e38, and where they exceed 1e19 batch and group
-// norm leave what goes through the statistics out of dx. Sums over rows in backward use the same blocks: the compute
-// type within a block, f64 across blocks.
+// 1983). Sums of squares that leave f32 (values above about 1e19, or tiny ones where epsilon is nearly 0) are
+// recomputed in f64. On CUDA devices deviations must stay below 3.4e38, and where they exceed 1e19 batch and group norm
+// drop the statistics' terms from dx. Sums over rows in backward use the same blocks: the compute type within a block,
+// f64 across blocks.
 
 #include <cstdint>
 
@@ -23,9 +22,9 @@
 
 namespace thimble::kernels {
 
-/// Rows that one block of a sum over rows takes in (row_norm).
+/// Rows of one block of a sum over rows (row_norm).
 inline constexpr std::int64_t row_norm_block = 128;
-/// Rows of one block, and of one stretch (the unit of parallel work), of a channel's sums.
+/// Rows of one block, and of one range (the unit of parallel work), of a channel's sums.
 inline constexpr std::int64_t channel_norm_block = 64;
 inline constexpr std::int64_t channel_norm_stretch = 2048;
 
@@ -36,11 +35,11 @@ struct RowNormArgs {
   bool is_centred = true;
   double epsilon = 0;
   const void* x = nullptr;
-  const void* weight = nullptr;  ///< (length), compute type; null: 1
-  const void* bias = nullptr;    ///< (length), compute type; null: 0
+  const void* weight = nullptr;  ///< (length), compute type; defaults to 1
+  const void* bias = nullptr;    ///< (length), compute type; defaults to 0
   void* y = nullptr;
-  void* mean = nullptr;  ///< (rows), compute type; null: not kept
-  void* rstd = nullptr;  ///< (rows), compute type; null: not kept
+  void* mean = nullptr;  ///< (rows), compute type; may be null
+  void* rstd = nullptr;  ///< (rows), compute type; may be null
 };
 
 /// The gradients of RowNormArgs. `dx` may be `dy`.
@@ -50,14 +49,14 @@ struct RowNormGradArgs {
   bool is_centred = true;
   const void* x = nullptr;  ///< read for dx and dweight
   const void* dy = nullptr;
-  const void* weight = nullptr;  ///< (length), compute type; null: 1
+  const void* weight = nullptr;  ///< (length), compute type; defaults to 1
   const void* mean = nullptr;    ///< (rows), compute type; null without centring; read with x
   const void* rstd = nullptr;    ///< (rows), compute type; read with x
-  void* dx = nullptr;            ///< null: not asked for
+  void* dx = nullptr;            ///< may be null
   DType parameter_dtype = DType::f32;
-  void* dweight = nullptr;  ///< (length); null: not asked for
-  void* dbias = nullptr;    ///< (length); null: not asked for
-  void* partial = nullptr;  ///< row_norm_partial_elements(...) of the compute type, when dweight or dbias is asked for
+  void* dweight = nullptr;  ///< (length); may be null
+  void* dbias = nullptr;    ///< (length); may be null
+  void* partial = nullptr;  ///< row_norm_partial_elements(...) of the compute type, when dweight or dbias is set
 };
 
 /// Workspace of the weight's and the bias's gradients: one row of sums for each block.
@@ -67,8 +66,8 @@ constexpr std::int64_t row_norm_partial_elements(std::int64_t rows, std::int64_t
   return blocks * length * ((wants_weight ? 1 : 0) + (wants_bias ? 1 : 0));
 }
 
-/// What follows the normalisation in the same kernel: y = n, y = max(n, 0), y = max(n + residual, 0), where n is the
-/// normalised value rounded to x's dtype, and so is n + residual: the bits are those of separate operators.
+/// The operation fused behind the normalisation: y = n, y = max(n, 0), y = max(n + residual, 0), where n is the
+/// normalised value rounded to x's dtype, and so is n + residual: the bits equal separate operators.
 enum class NormTail : std::uint8_t { none, relu, add_relu };
 
 /// y = tail((x - mean) rstd weight + bias).
@@ -80,15 +79,15 @@ struct ChannelNormArgs {
   double epsilon = 0;
   const void* x = nullptr;
   const void* residual = nullptr;  ///< add_relu only
-  const void* weight = nullptr;    ///< (channels), compute type; null: 1
-  const void* bias = nullptr;      ///< (channels), compute type; null: 0
+  const void* weight = nullptr;    ///< (channels), compute type; defaults to 1
+  const void* bias = nullptr;      ///< (channels), compute type; defaults to 0
   void* y = nullptr;
-  std::uint8_t* mask = nullptr;  ///< bit i % 8 of byte i / 8: y[i] > 0; null: not kept
-  /// (instances, groups), compute type: written, unless has_statistics, then read.
+  std::uint8_t* mask = nullptr;  ///< bit i % 8 of byte i / 8: y[i] > 0; may be null
+  /// (instances, groups), compute type: read if has_statistics, else written.
   void* mean = nullptr;
   void* rstd = nullptr;
   bool has_statistics = false;
-  /// running = (1 - momentum) running + momentum new, the variance with the unbiased estimate; null: none.
+  /// running = (1 - momentum) running + momentum new, the variance with the unbiased estimate; may be null.
   void* running_mean = nullptr;
   void* running_var = nullptr;
   DType running_dtype = DType::f32;
@@ -102,24 +101,24 @@ struct ChannelNormGradArgs {
   DType dtype = DType::f32;  ///< of x, dy, dx and dresidual
   std::int64_t instances = 0, rows = 0, channels = 0, groups = 0;
   NormTail tail = NormTail::none;
-  bool has_fixed_statistics = false;  ///< they do not depend on x
+  bool has_fixed_statistics = false;  ///< independent of x
   const void* x = nullptr;            ///< read for a relu tail, for dweight, and for dx unless has_fixed_statistics
   const void* dy = nullptr;
-  const void* weight = nullptr;        ///< (channels), compute type; null: 1
-  const void* bias = nullptr;          ///< (channels), compute type; null: 0; read for a relu tail
+  const void* weight = nullptr;        ///< (channels), compute type; defaults to 1
+  const void* bias = nullptr;          ///< (channels), compute type; defaults to 0; read for a relu tail
   const void* mean = nullptr;          ///< (instances, groups), compute type; read for a relu tail, dweight and dx
   const void* rstd = nullptr;          ///< as mean
   const std::uint8_t* mask = nullptr;  ///< add_relu only
-  void* dx = nullptr;                  ///< null: not asked for
-  void* dresidual = nullptr;           ///< null: not asked for
+  void* dx = nullptr;                  ///< may be null
+  void* dresidual = nullptr;           ///< may be null
   DType parameter_dtype = DType::f32;
-  void* dweight = nullptr;       ///< (channels); null: not asked for
-  void* dbias = nullptr;         ///< (channels); null: not asked for
+  void* dweight = nullptr;       ///< (channels); may be null
+  void* dbias = nullptr;         ///< (channels); may be null
   double* partial = nullptr;     ///< workspace, channel_norm_partial_elements(...)
   void* coefficients = nullptr;  ///< workspace, 5 x instances x channels of the compute type
 };
 
-/// Doubles of workspace: two sums for each channel of each stretch.
+/// Doubles of workspace: two sums for each channel of each range.
 constexpr std::int64_t channel_norm_partial_elements(std::int64_t instances, std::int64_t rows,
                                                      std::int64_t channels) noexcept {
   const std::int64_t stretches = rows == 0 ? 1 : (rows + channel_norm_stretch - 1) / channel_norm_stretch;

@@ -1,6 +1,6 @@
 #pragma once
 // The optimizer kernel family: one pass over a parameter, its gradient and its state. Arithmetic in f32 (f64 for f64
-// parameters); parameters and gradients are of any floating dtype, and narrow parameters are stored as NarrowArgs says.
+// parameters); parameters and gradients are of any floating dtype, and narrow parameters are stored as in NarrowArgs.
 
 #include <cstdint>
 #include <span>
@@ -11,15 +11,15 @@
 
 namespace thimble::kernels {
 
-/// How a parameter narrower than f32 is stored. At most one of the three is set; with none the updated value is
-/// rounded to nearest. Not looked at for f32 and f64 parameters.
+/// How a parameter narrower than f32 is stored. At most one of the three is set; with none the updated value is rounded
+/// to nearest. Ignored for f32 and f64 parameters.
 struct NarrowArgs {
-  float* master = nullptr;         ///< is updated; the parameter becomes its rounded value
+  float* master = nullptr;         ///< updated; the parameter becomes its rounded value
   bool is_stochastic = false;      ///< bf16: see round_stochastically (core/kernels/shared/optimizer_narrow.h)
   RandomSite site;                 ///< of the random bits: step is the update's number
-  std::int64_t first_element = 0;  ///< that they are drawn for, where this is a part of a parameter: a multiple of 8
-  void* compensation = nullptr;    ///< in the parameter's dtype, what rounding has taken: parameter + compensation is
-                                   ///< updated, and what rounding takes of the sum goes there
+  std::int64_t first_element = 0;  ///< index of the first element in the whole parameter: a multiple of 8
+  void* compensation = nullptr;    ///< in the parameter's dtype, the rounding error: parameter + compensation is
+                                   ///< updated, and the sum's rounding error is stored here
 };
 
 /// The arguments of every update. Rules without a count of updates ignore `step`.
@@ -29,25 +29,25 @@ struct UpdateArgs {
   const void* gradient = nullptr;
   DType gradient_dtype = DType::f32;
   double rate = 0, weight_decay = 0;
-  double gradient_factor = 1;  ///< the gradient is multiplied by it as it is read
+  double gradient_factor = 1;  ///< multiplies the gradient
   std::int64_t step = 1;       ///< of this update, from 1
   NarrowArgs narrow = {};
 };
 
-/// Values that share a scale in a moment of 8 bits, the first ones of a parameter first; the last block may be shorter.
+/// Values per scale of an 8-bit moment, in the parameter's order; the last block may be shorter.
 inline constexpr std::int64_t state_block = 256;
 
-/// One number for each element of a parameter, which updates read and write: the first moment has a sign, the second
-/// is a mean of squares. In u8 both are dynamic codes (core/numbers/quant_code.h), signed and unsigned, with the
-/// largest magnitude of each block. A second moment above zero is then never rounded to code 0, which would let the
-/// next update divide by epsilon alone, and a block with a moment that is not finite becomes NaN as a whole.
+/// One number for each element of a parameter, which updates read and write: the first moment has a sign, the second is
+/// a mean of squares. In u8 both are dynamic codes (core/numbers/quant_code.h), signed and unsigned, with the largest
+/// magnitude of each block. A second moment above zero is then never rounded to code 0, which would let the next update
+/// divide by only epsilon, and a non-finite moment makes its whole block NaN.
 struct MomentArgs {
-  void* values = nullptr;   ///< null: none
+  void* values = nullptr;   ///< may be null
   float* scales = nullptr;  ///< of u8: one per block
 };
 
-/// An elementwise update. A pass over a run of elements reads their moments, updates, and stores the
-/// moments again, so that narrow ones never exist in more digits as a whole.
+/// An elementwise update. A pass over a run of elements reads their moments, updates, and stores the moments again, so
+/// that narrow moments never exist in more digits as a whole.
 struct ElementArgs : UpdateArgs {
   std::int64_t n = 0;
   MomentArgs first, second;
@@ -87,14 +87,14 @@ struct ElementUpdates {
   }
 };
 
-/// Adafactor (Shazeer & Stern 2018, arXiv:1804.04235, algorithms 4 and 5) of a parameter seen as (rows, columns).
-/// g is the gradient times gradient_factor.
+/// Adafactor (Shazeer & Stern 2018, arXiv:1804.04235, algorithms 4 and 5) of a parameter seen as (rows, columns). g is
+/// the gradient times gradient_factor.
 ///   s = g^2 + epsilon1;  b = 1 - step^-decay
 ///   factored: R = b R + (1 - b) mean of s over a row;  C = b C + (1 - b) mean over a column;  V = R C / mean(R)
 ///   else:     V = b V + (1 - b) s
-///   u = g / sqrt(V);  u /= max(1, rms(u) / clip);  a = rate max(epsilon2, rms(p)) or rate;  m = beta1 m + (1 - beta1)
-///   u p = (1 - rate weight_decay) p - a (u, or m where there is one)
-/// p is what `narrow` says: the master copy, or parameter and compensation together.
+///   u = g / sqrt(V);  u /= max(1, rms(u) / clip);  a = rate max(epsilon2, rms(p)) or rate
+///   m = beta1 m + (1 - beta1) u;  p = (1 - rate weight_decay) p - a (u, or m where there is one)
+/// `narrow` defines p: the master copy, or the sum of parameter and compensation.
 struct AdafactorNumbers {
   double beta1 = 0, decay = 0.8, epsilon1 = 1e-30, epsilon2 = 1e-3, clip = 1;
   bool scales_by_parameter = true;
@@ -102,22 +102,22 @@ struct AdafactorNumbers {
   bool operator==(const AdafactorNumbers&) const = default;
 };
 
-/// Arithmetic in f32. Sums are taken in f64 in an order that depends on rows and columns alone, the same on all
-/// devices: a row in tiles of 256, each in 8 lanes; all rows in 64 ranges; a column in stretches of 64 rows.
+/// Arithmetic in f32. Sums are in f64 in an order that depends only on rows and columns, the same on all devices: a row
+/// in tiles of 256, each in 8 lanes; all rows in 64 ranges; a column in ranges of 64 rows.
 struct AdafactorArgs : UpdateArgs, AdafactorNumbers {
   static constexpr std::int64_t tile = 256, shares = 64, stretch = 64;
   static constexpr int lanes = 8;
   std::int64_t rows = 0, columns = 0;
-  float* row_moment = nullptr;     ///< R, null: not factored
+  float* row_moment = nullptr;     ///< R; null unless factored
   float* column_moment = nullptr;  ///< C, or V, of rows x columns, where row_moment is null
-  float* momentum = nullptr;       ///< null: none
+  float* momentum = nullptr;       ///< may be null
 };
 
-/// Elements whose squares are summed separately. The sum of a tensor adds those of its stretches one after the other,
-/// so a rank that holds some of the stretches has their part of the sum.
+/// Elements with a separate sum of squares. The sum of a tensor adds its ranges' sums one after the other, so a rank
+/// that holds some of the ranges has their term of the sum.
 inline constexpr std::int64_t square_stretch = 4096;
 
-/// *sum = sum of squares, in f64, in an order that depends on n alone.
+/// *sum = sum of squares, in f64, in an order that depends only on n.
 struct SquareSumArgs {
   std::int64_t n = 0;
   const void* gradient = nullptr;
@@ -125,7 +125,7 @@ struct SquareSumArgs {
   double* sum = nullptr;
 };
 
-/// What all gradients are multiplied by: min(1, max_norm / (norm + 1e-6)) with norm = sqrt(sum of sums[0 .. count)).
+/// The factor of all gradients: min(1, max_norm / (norm + 1e-6)) with norm = sqrt(sum of sums[0 .. count)).
 struct ClipNorm {
   const double* sums = nullptr;
   std::int64_t count = 0;
@@ -137,11 +137,11 @@ struct ClipArgs {
   DType dtype = DType::f32;
 };
 
-/// How many tensors a launch on a GPU takes at most.
+/// Limit of tensors in one launch on a GPU.
 inline constexpr std::size_t most_listed = 56;
 
 struct OptimizerKernels {
-  /// Updates of many parameters, with the bits of one after the other. On a GPU those that are alike in dtypes and
+  /// Updates of many parameters, with the bits of one after the other. On a GPU parameters with equal dtypes and
   /// numbers share a launch.
   void (*update_elements)(const ElementUpdates&) = nullptr;
   /// Likewise, with one launch for each phase of all that are alike, matrices and vectors together.

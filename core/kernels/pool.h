@@ -9,8 +9,8 @@
 
 namespace thimble::kernels {
 
-/// Which elements each output looks at: output (oh, ow) sees the inputs (oh stride - padding + k dilation) that exist,
-/// for k = 0 .. kernel - 1 along each axis. Index 0 is H, index 1 is W.
+/// The inputs of each output: output (oh, ow) sees the inputs (oh stride - padding + k dilation) that exist, for k = 0
+/// .. kernel - 1 along each axis. Index 0 is H, index 1 is W.
 struct PoolWindows {
   std::int64_t images = 0, channels = 0;
   std::array<std::int64_t, 2> in{}, out{};
@@ -19,8 +19,8 @@ struct PoolWindows {
   std::int64_t taps() const noexcept { return kernel[0] * kernel[1]; }
 };
 
-/// What a place in the window is stored as: u8 up to 255 of them, else i32. The largest value is `no tap`: the window
-/// has no element.
+/// The dtype of an index in the window: u8 up to 255 of them, else i32. The largest value is `no tap`: the window has
+/// no element.
 constexpr DType pool_tap_dtype(std::int64_t taps) noexcept { return taps <= 255 ? DType::u8 : DType::i32; }
 
 /// y = the largest element of each window, the first in row-major order among equals; NaN is larger than all, the last
@@ -29,8 +29,8 @@ struct MaxPoolArgs {
   PoolWindows windows;
   DType dtype = DType::f32;  ///< of x and y
   const void* x = nullptr;
-  void* y = nullptr;     ///< null: not asked for
-  void* taps = nullptr;  ///< where in the window that element is, in pool_tap_dtype; null: not asked for
+  void* y = nullptr;     ///< may be null
+  void* taps = nullptr;  ///< that element's index in the window, in pool_tap_dtype; may be null
 };
 
 /// dx[i] = sum of dy over the windows whose largest element i is, in row-major order of the windows.
@@ -42,8 +42,8 @@ struct MaxPoolGradArgs {
   void* dx = nullptr;
 };
 
-/// y = sum of each window in row-major order / divisor: all places of the window that are inside of the padded image
-/// when counts_padding, else those inside of the image (PyTorch's rules).
+/// y = sum of each window in row-major order / divisor: all positions of the window inside the padded image when
+/// counts_padding, else inside the image (PyTorch's rules).
 struct AveragePoolArgs {
   PoolWindows windows;
   DType dtype = DType::f32;

@@ -1,10 +1,10 @@
 #pragma once
 // Q8_0: 32 numbers as one scale d (f16, little-endian) and 32 codes (i8), 34 bytes. d = amax / 127, and code = x times
-// 1 / d rounded half to even, both with d in f32; the number that a code stands for is code times the stored d.
+// 1 / d rounded half to even, both with d in f32; the value of a code is code times the stored d.
 //
-// Codes and scales are those of core/ops/quant/quantize.h with i8, flat(32) and scales in f16 (a test holds them
-// together). There they are two tensors; here a block is one run of bytes, as ggml's files have it, and what a dot
-// product reads lies together.
+// Codes and scales equal core/ops/quant/quantize.h with i8, flat(32) and scales in f16 (a test compares them). There
+// they are two tensors; here a block is one run of bytes, as in ggml's files, and a dot product's operands are
+// contiguous.
 
 #include <cstdint>
 

@@ -1,7 +1,7 @@
 #pragma once
 // The kernels of a net of 8-bit codes beside convolutions: codes from numbers and back, pools, means and sums. A code q
-// stands for (q - zero) scale. Every number is computed in f32, each operation rounded by itself, and becomes a code by
-// rounding half to even and clamping to low .. high; all instruction sets and numbers of threads give the same bits.
+// represents (q - zero) scale. Every number is computed in f32, each operation rounded separately, and becomes a code
+// by rounding half to even and clamping to low .. high; all instruction sets and numbers of threads give the same bits.
 
 #include <cstdint>
 
@@ -10,7 +10,7 @@
 
 namespace thimble::kernels {
 
-/// How codes stand for numbers. 0 <= low <= zero <= high <= 255.
+/// The numbers of codes. 0 <= low <= zero <= high <= 255.
 struct CodeScale {
   float scale = 1;
   int zero = 0, low = 0, high = 255;
@@ -35,7 +35,7 @@ void add_codes(const std::uint8_t* a, const CodeScale& of_a, const std::uint8_t*
 /// y = max(x, zero).
 void relu_codes(const std::uint8_t* x, std::int64_t count, int zero, std::uint8_t* y) noexcept;
 
-/// What a device offers: the functions above, in its memory.
+/// A device's kernels: the functions above, in its memory.
 struct QuantCodeKernels {
   /// *not_finite becomes 1 where a number is not finite, else 0.
   void (*quantize)(const float* x, std::int64_t count, const CodeScale& to, std::uint8_t* y,
@@ -59,8 +59,8 @@ extern const QuantCodeKernels* const quant_codes_cuda;  ///< null in a build wit
 const QuantCodeKernels& quant_code_kernels(Device device);
 
 /// Weight (filters, elements), f32 or f64, to codes within +-127 and a scale for each filter: amax / 127, of the filter
-/// or (with `is_per_tensor`) of all. Where `least` is given, a scale is at least least[filter]. A filter of zeros has
-/// scale 1 unless least says otherwise. False when a number is not finite.
+/// or (with `is_per_tensor`) of all. If `least` is given, a scale is at least least[filter]. A filter of zeros has
+/// scale 1 unless `least` sets it. False when a number is not finite.
 bool quantize_weight_codes(const void* weight, DType dtype, std::int64_t filters, std::int64_t elements,
                            bool is_per_tensor, const float* least, std::int8_t* codes, float* scales) noexcept;
 

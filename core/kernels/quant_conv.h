@@ -26,13 +26,13 @@ namespace thimble::kernels {
 ///     y = clamp(v, low - zero, high - zero), rounded half to even, + zero                   (u8)
 ///     y = v                                                                                (f32)
 ///
-/// where x is `x_zero` outside of the image, and bias holds what takes the zero point off: - x_zero sum of weight.
-/// Every product and sum of v is rounded to f32. A relu is a clamp with low = zero.
+/// where x is `x_zero` outside the image, and bias contains the zero point's correction: - x_zero sum of weight. Every
+/// product and sum of v is rounded to f32. A relu is a clamp with low = zero.
 struct QuantConvArgs {
   ConvShape shape;  ///< groups 1
   const std::uint8_t* x = nullptr;
   int x_zero = 0;
-  const void* packed = nullptr;        ///< what pack_quant_weight() made; aligned to 64
+  const void* packed = nullptr;        ///< from pack_quant_weight(); aligned to 64
   const std::int32_t* bias = nullptr;  ///< quant_padded_filters() of them, as of scale
   const float* scale = nullptr;
   const std::uint8_t* residual = nullptr;  ///< null, or laid out as y, dense
@@ -47,25 +47,25 @@ struct QuantConvArgs {
 inline constexpr std::int64_t quant_max_runs = 64;
 std::int64_t quant_runs(const ConvShape& shape) noexcept;
 
-/// Filters that bias and scale hold, the last ones for nothing: a multiple of 16.
+/// Elements of bias and scale, the last ones padding: a multiple of 16.
 std::int64_t quant_padded_filters(const ConvShape& shape) noexcept;
 
 /// Bytes of packed weights, a function of filters, channels and kernel. The format is the same for all units.
 std::size_t quant_packed_bytes(const ConvShape& shape) noexcept;
 /// Packs weight (O, KH, KW, C), dense. `packed`: quant_packed_bytes() bytes.
 void pack_quant_weight(const ConvShape& shape, const std::int8_t* weight, void* packed) noexcept;
-/// The way back.
+/// The inverse of pack_quant_weight().
 void unpack_quant_weight(const ConvShape& shape, const void* packed, std::int8_t* weight) noexcept;
 
 /// Bytes of workspace: a pure function of shape and threads, at most 64 KiB per thread, or the lines that one line of
-/// the result needs where those are more.
+/// the result needs where these are more.
 std::size_t quant_conv_workspace_bytes(const ConvShape& shape, int threads) noexcept;
 
 /// Computes `args` with a workspace of that many bytes, aligned to 64. All units and any number of threads give the
 /// same bits. Allocates nothing and throws nothing; sums stay below 2^31 for K <= 65793.
 void quant_conv(const QuantConvArgs& args, void* workspace, int threads, DotUnit unit) noexcept;
 
-/// What a device offers. Weights are packed and unpacked in the host's memory, whatever the device.
+/// A device's kernels. Weights are packed and unpacked in host memory, whatever the device.
 struct QuantConvKernels {
   std::size_t (*packed_bytes)(const ConvShape& shape) noexcept = nullptr;
   void (*pack)(const ConvShape& shape, const std::int8_t* weight, void* packed) noexcept = nullptr;

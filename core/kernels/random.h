@@ -1,6 +1,6 @@
 #pragma once
 // The random kernel family: fills and dropout masks. Every number is a function of (site, position) by Philox
-// (core/random/philox.h): neither threads nor tiles matter.
+// (core/random/philox.h), independent of threads and tiles.
 
 #include <cstdint>
 
@@ -39,7 +39,7 @@ struct DropoutArgs {
   const void* in = nullptr;
   void* out = nullptr;
   DType dtype = DType::f32;
-  std::uint8_t* mask = nullptr;  ///< 1 where kept; not written when null
+  std::uint8_t* mask = nullptr;  ///< 1 where kept; may be null
 };
 
 /// out[i] = mask[i] ? in[i] x scale : 0. `out` may be `in`.

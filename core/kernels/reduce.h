@@ -1,7 +1,7 @@
 #pragma once
-// The reduction kernel family. The order in which elements of one reduction are combined depends on its length alone:
-// blocks of `reduce_block` elements one after the other in the compute type, block results in f64 within stretches of
-// `reduce_stretch`, stretch results one after the other. Layout, rows and threads do not matter.
+// The reduction kernel family. The order in which elements of one reduction are combined depends only on its length:
+// blocks of `reduce_block` elements one after the other in the compute type, block results in f64 within ranges of
+// `reduce_stretch`, range results one after the other. Layout, rows and threads do not matter.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace thimble::kernels {
 inline constexpr std::int64_t reduce_block = 128;
 inline constexpr std::int64_t reduce_stretch = 1 << 16;
 
-/// What is summed, x being the input and c the other operand.
+/// The summand, with x the input and c the other operand.
 enum class ReduceMap : std::uint8_t {
   value,               ///< x
   squared_difference,  ///< (x - c)^2
@@ -29,9 +29,9 @@ struct ReduceOperand {
 };
 
 /// out[k] = (sum over r of map(in[k, r], other[k, r])) / divisor; for exp_difference out[k] = other[k] + log(sum), and
-/// `other` must be dense over k, constant over r, and of the type computed in. k runs over `kept`, r over `reduced`,
-/// both in row-major order. The output is dense and may be `other`. Integers are summed in i64 and take the map `value`
-/// and the divisor 1 only.
+/// `other` must be dense over k, constant over r, and of the compute type. k runs over `kept`, r over `reduced`, both
+/// in row-major order. The output is dense and may be `other`. Integers are summed in i64 and take the map `value` and
+/// the divisor 1 only.
 struct ReduceArgs {
   Shape kept, reduced;
   ReduceOperand in;
@@ -43,7 +43,7 @@ struct ReduceArgs {
   double* partial = nullptr;  ///< reduce_partial_elements(...) doubles; unused when that is 0
 };
 
-/// The extreme of each reduction: out[k] = max (or min) over r of in[k, r] and its place r, counted in row-major order
+/// The extreme of each reduction: out[k] = max (or min) over r of in[k, r] and its index r, counted in row-major order
 /// of `reduced`. The first NaN wins over everything, the first of equal values over later ones. Either output may be
 /// null; both are dense. `reduced` is not empty.
 struct ExtremeArgs {
@@ -57,7 +57,7 @@ struct ExtremeArgs {
   double* partial = nullptr;  ///< 2 reduce_partial_elements(...) doubles; unused when that is 0
 };
 
-/// out[k, places[k]] = dy[k]; other elements of out are not touched. `out` and dy share a dtype; places are dense.
+/// out[k, places[k]] = dy[k]; other elements of out stay unchanged. `out` and dy share a dtype; places are dense.
 struct PlaceArgs {
   Shape kept, reduced;
   const void* dy = nullptr;
@@ -69,7 +69,7 @@ struct PlaceArgs {
   Shape out_kept_strides, out_reduced_strides;
 };
 
-/// Doubles needed between the two stages of a long reduction; 0 when one stage does.
+/// Doubles needed between the two stages of a long reduction; 0 when one stage suffices.
 std::int64_t reduce_partial_elements(std::int64_t kept, std::int64_t reduced) noexcept;
 
 struct ReduceKernels {

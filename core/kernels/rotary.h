@@ -1,5 +1,5 @@
 #pragma once
-// The rotary kernel family: pairs of numbers turned by angles that grow with the position
+// The rotary kernel family: pairs of numbers rotated by angles that grow with the position
 // (core/ops/elementwise/rotary.h).
 
 #include <cstdint>
@@ -9,11 +9,11 @@
 
 namespace thimble::kernels {
 
-/// Pairs of one head at most.
+/// Limit of pairs in one head.
 inline constexpr std::int64_t rotary_pairs = 256;
 
 /// x and y (batch, length, heads, width), dense; y may be x. Pair i of a head, its numbers i and i + width / 2, is
-/// turned by (first_position + t) frequencies[i] and multiplied by scale: the angle, scale times its sine and its
+/// rotated by (first_position + t) frequencies[i] and multiplied by scale: the angle, scale times its sine and its
 /// cosine in f64, the rest in the compute type.
 struct RotaryArgs {
   DType dtype = DType::f32;

@@ -9,8 +9,8 @@ namespace thimble::kernels {
 ///   softmax      y = exp(z - max z) / sum exp(z - max z)
 ///   log-softmax  y = z - max z - log sum exp(z - max z)
 /// `causal_queries` > 0: the last axis of `outer` counts queries t < causal_queries, and elements s > t + (length -
-/// causal_queries) are masked: they do not take part and get y = 0 (softmax only). On the CPU exponentials are those of
-/// exp_below.h: below e^-87 they are zero, and an instruction set with a fused multiply-add rounds them otherwise than
+/// causal_queries) are masked: they take no part and get y = 0 (softmax only). On the CPU exponentials are
+/// exp_below.h's: below e^-87 they are zero, and instruction sets with a fused multiply-add round them differently from
 /// the generic one.
 struct SoftmaxArgs {
   Shape outer;  ///< every axis but the row's
@@ -22,8 +22,8 @@ struct SoftmaxArgs {
   std::int64_t causal_queries = 0;
 };
 
-/// softmax: dx = scale y (dy - sum dy y); log-softmax: dx = scale (dy - exp(y) sum dy). dx may lie where y or dy lies,
-/// in the same layout. Masked elements get 0.
+/// softmax: dx = scale y (dy - sum dy y); log-softmax: dx = scale (dy - exp(y) sum dy). dx may alias y or dy, in the
+/// same layout. Masked elements get 0.
 struct SoftmaxBackwardArgs {
   Shape outer;
   std::int64_t length = 0;

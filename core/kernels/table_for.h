@@ -1,5 +1,5 @@
 #pragma once
-// Which table of a kernel family serves a device.
+// The table of a kernel family for a device.
 
 #include <string>
 
@@ -8,7 +8,7 @@
 
 namespace thimble::kernels {
 
-/// The CPU's table, or CUDA's, which is null in a build without. Throws DeviceError, which names the family, when this
+/// The CPU's table, or CUDA's, which is null in a build without it. Throws DeviceError, naming the family, when this
 /// build has no kernels for the device.
 template <class Table>
 const Table& table_for(Device device, const char* family, const Table& cpu, const Table* cuda) {
@@ -17,7 +17,7 @@ const Table& table_for(Device device, const char* family, const Table& cpu, cons
   return *cuda;
 }
 
-/// The same for a family whose kernels take workspaces: a dry CUDA device has `sizes`, which every build has.
+/// The same for a family whose kernels take workspaces: a dry CUDA device uses `sizes`, which every build has.
 template <class Table>
 const Table& table_for(Device device, const char* family, const Table& cpu, const Table* cuda, const Table& sizes) {
   if (!device.is_cpu() && device.is_dry) return sizes;

@@ -1,12 +1,11 @@
 #pragma once
-// What a CUDA device can compute, where a rule of memory depends on it: which products have units for them decides
-// which copies a layer makes.
+// The compute capability of CUDA devices, where memory depends on it: a layer makes other copies for products that the
+// device has units for.
 //
 // Policy
 // - A real device is asked, once.
 // - A dry device has the capability of the GPU of its number, so that a machine measures what it predicted.
-// - Without such a GPU it has that of an H100, for which plans are made, or what a scope says: `thimble plan
-// --hardware`.
+// - Without such a GPU it has the capability of an H100, or of the scope's choice: `thimble plan --hardware`.
 
 #include <string>
 
@@ -14,13 +13,13 @@
 
 namespace thimble {
 
-/// 10 major + minor: 80 of an A100, 90 of an H100. 0 of a CPU.
+/// 10 major + minor: 80 on A100, 90 on H100, 0 on a CPU.
 int compute_capability(Device device);
 
 /// "9.0"
 std::string capability_text(int capability);
 
-/// Gives this thread's dry devices a capability, for a scope; 0: the capability that they have without one.
+/// Sets the capability of this thread's dry devices for a scope; 0 restores the default.
 class AssumedCapability {
  public:
   explicit AssumedCapability(int capability) noexcept;

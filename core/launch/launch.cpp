@@ -33,9 +33,8 @@ Guard::~Guard() {
 }
 
 void refuse_away(const Tensor& t) {
-  throw AwayError(
-      "launch: " + describe(t) + " in '" + std::string(path_name(t.storage()->path())) +
-      "' is away, in a parameter store; allowed are operators that are applied, or fetch_parameters() before");
+  throw AwayError("launch: " + describe(t) + " in '" + std::string(path_name(t.storage()->path())) +
+                  "' is away, in a parameter store; apply an operator, or call fetch_parameters() before");
 }
 
 }  // namespace launch_detail
@@ -65,7 +64,7 @@ Pin::Pin(const Tensor& tensor) : tensor_(tensor), addresses_(AccessMaker::make()
     throw DeviceError("pin: " + describe(tensor) + " has no data: a dry device runs no kernels");
   }
   fetch_parameters(tensor);
-  const launch_detail::Guard guard(tensor.device());  // while it is counted, no block moves
+  const launch_detail::Guard guard(tensor.device());  // while it counts, no block moves
   if (tensor_.storage()) tensor_.storage()->pin(AccessMaker::make());
 }
 

@@ -1,11 +1,11 @@
 #pragma once
-// Launching is the single place where storages become addresses. On a dry device it does nothing else. An operator
-// first allocates all it needs, then launches; inside a launch nothing may allocate or free.
+// Launching is the only place where storages become addresses. On a dry device it does nothing. An operator first
+// allocates, then launches; inside a launch nothing may allocate or free.
 //
-// Who moves blocks (memory/arena/arena.h) excludes launches, and launches exclude it: one atomic word counts the
-// launches of all threads and has a bit for "blocks are being moved". A launch adds one and, finding the bit, takes it
-// back and waits; a mover sets the bit and waits until the count is 0. Neither can wait for ever, because a launch
-// takes no lock of an arena.
+// Launches and block moves (memory/arena/arena.h) exclude each other: one atomic word counts the launches of all
+// threads and has a bit for "blocks are being moved". A launch adds one and, finding the bit, takes it back and waits;
+// a mover sets the bit and waits until the count is 0. Neither waits forever, because a launch takes no lock of an
+// arena.
 
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/tensor.h>
@@ -20,12 +20,12 @@ namespace launch_detail {
 [[noreturn]] void refuse_away(const Tensor& t);
 }  // namespace launch_detail
 
-/// Resolves tensors to addresses; made by `launch` and by Pin, valid while they last. Writers say so
-/// (Storage::bump_version).
+/// Resolves tensors to addresses; made by `launch` and by Pin, valid while they last. Writers call
+/// Storage::bump_version.
 class Addresses {
  public:
   /// First element of the tensor; null when it is undefined or has no elements. Throws AwayError for a parameter that
-  /// is not here.
+  /// is away.
   void* operator()(const Tensor& t) const {
     if (!t.storage()) return nullptr;
     std::byte* const first = t.storage()->address(access_);
@@ -45,17 +45,17 @@ class Addresses {
   friend class Pin;
 };
 
-/// True inside a launch of this thread. Arenas refuse to allocate then, and a test's malloc interposer watches it.
+/// True inside a launch of this thread. Arenas refuse to allocate then; the tests' malloc interposer checks it.
 bool is_launching() noexcept;
 
-/// The device of this thread's launch: where its kernels go. The cpu outside of one.
+/// The device that this thread's launch runs kernels on; the cpu outside a launch.
 Device launching_device() noexcept;
 
-/// True while any thread of the process is inside a launch: what a kernel's worker threads see, too.
+/// True while any thread of the process is inside a launch; kernels' worker threads see it too.
 bool is_any_thread_launching() noexcept;
 
 namespace launch_detail {
-/// Counts this thread as launching. A launch inside of a launch is counted once.
+/// Counts this thread as launching; nested launches count once.
 struct Guard {
   explicit Guard(Device device) noexcept;
   ~Guard();
@@ -67,8 +67,8 @@ struct Guard {
 };
 }  // namespace launch_detail
 
-/// While one lives no launch runs, and none begins: blocks may be moved. Waits for the launches of other threads to
-/// end. Must not be made inside of a launch. On a dry device nothing is launched, so there it does nothing.
+/// While one lives no launch runs or begins: blocks may be moved. Waits for the launches of other threads to end. Must
+/// not be made inside a launch. Does nothing on a dry device, which launches nothing.
 class NoLaunches {
  public:
   explicit NoLaunches(Device device) noexcept;
@@ -88,10 +88,10 @@ void launch(Device device, F&& body) {
   body(Addresses(AccessMaker::make()));
 }
 
-/// A user's right to a raw pointer, for reading: the block does not move while the Pin lives, compaction slides the
-/// others around it. On a CUDA device it is an address of that device, for transfers and kernels; the host cannot read
-/// through it. A parameter that is away comes here, and stays while the Pin lives. Throws DeviceError on a dry device,
-/// and as ParameterStore::fetch does.
+/// A raw pointer for reading: the block does not move while the Pin lives; compaction slides the others around it. On a
+/// CUDA device it is an address of that device, for transfers and kernels; the host cannot read through it. Fetches a
+/// parameter that is away and keeps it while the Pin lives. Throws DeviceError on a dry device, and as
+/// ParameterStore::fetch does.
 class Pin {
  public:
   explicit Pin(const Tensor& tensor);
@@ -117,8 +117,7 @@ class Pin {
   Addresses addresses_;
 };
 
-/// The same for writing. Counts as an in-place write of the tensor from its begin to its end: a tape takes nothing that
-/// it has seen of these bytes until then for unchanged.
+/// The same for writing: an in-place write of the tensor. While it lives, the tape treats these bytes as modified.
 class WritePin final : public Pin {
  public:
   explicit WritePin(const Tensor& tensor);

@@ -1,6 +1,6 @@
 #pragma once
-// Nesting depth of this thread's launches, for code that asks at every allocation; other code asks is_launching()
-// (core/launch/launch.h). constinit: no access goes through an initialisation check.
+// Nesting depth of this thread's launches, for code that reads it at every allocation; other code calls is_launching()
+// (core/launch/launch.h). constinit avoids an initialisation check at each access.
 
 namespace thimble::launch_detail {
 

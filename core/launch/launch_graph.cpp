@@ -45,7 +45,7 @@ void LaunchGraph::end_part() {
 }
 
 void LaunchGraph::Cut::operator()() const {
-  if (graph_ == nullptr) throw Error("launch_graph: a cut where nothing is captured; allowed in the work of its graph");
+  if (graph_ == nullptr) throw Error("launch_graph: a cut outside a capture; call it in the work of its graph");
   graph_->end_part();
   kernels::device_runtime(graph_->device_).begin_capture(graph_->device_);
 }

@@ -2,15 +2,15 @@
 // Launches captured once and replayed by one call: a CUDA graph.
 //
 //   LaunchGraph forward(cuda(), {input, output}, [&] { copy_into(output, model(input)); });
-//   forward.replay();      // the same kernels, with the same arguments, on what is in `input` now
+//   forward.replay();      // the same kernels and arguments, on the present values of `input`
 //
 // Policy
-// - What is captured are addresses and arguments. So everything that the work uses and that outlives it is named, and
-//   pinned for as long as the graph lives; what the work allocates for itself must not be given to others meanwhile:
-//   run it in a resource of its own (memory/stack.h), best with a plan, whose region is one block.
-// - Arguments that change from step to step are captured as they were: the step of Adam and of random numbers, rates,
-//   scales. A whole training step is replayed by nn::CapturedStep (nn/step/captured_step.h), where they are in memory.
-// - While it is captured nothing runs, nothing is read back (item, to_host) and nothing is uploaded: that throws.
+// - A capture records addresses and arguments. So the caller names everything that the work uses and that outlives it;
+//   the graph pins it. Memory that the work allocates must not be given to others meanwhile: run the work in a separate
+//   resource (memory/stack.h), best with a plan, whose region is one block.
+// - Arguments that change from step to step are captured with their values: the step of Adam and of random numbers,
+//   rates, scales. nn::CapturedStep (nn/step/captured_step.h) replays a whole training step by keeping them in memory.
+// - During capture nothing runs; reading back (item, to_host) and uploading throw.
 // - A library makes its handle for a device at its first use, which cannot be captured: do the work once before.
 
 #include <cstddef>
@@ -25,18 +25,17 @@ namespace thimble {
 
 class LaunchGraph {
  public:
-  /// Called in the work that is captured: what follows is another part, which can be replayed for itself. It may find
-  /// out in between whether to.
+  /// Called in the captured work: starts a new part, which can be replayed separately, and conditionally.
   class Cut {
    public:
     void operator()() const;
 
    private:
     friend class LaunchGraph;
-    LaunchGraph* graph_ = nullptr;  // while it is captured
+    LaunchGraph* graph_ = nullptr;  // during capture
   };
 
-  /// Records `work` on the compute stream of a CUDA device, in one part, or in several where it calls `cut`. Throws
+  /// Captures `work` on the compute stream of a CUDA device, in one part, or more where it calls `cut`. Throws
   /// DeviceError (no such device, or a call that cannot be captured, named), and what the work throws; nothing is
   /// captured then.
   LaunchGraph(Device device, const std::vector<Tensor>& uses, FunctionRef<void()> work, Cut* cut = nullptr);
@@ -46,10 +45,10 @@ class LaunchGraph {
 
   /// Puts the graph in the compute stream, behind earlier launches. Throws DeviceError.
   void replay();
-  /// The same with one part. Throws ValueError for one that is not there, DeviceError.
+  /// The same with one part. Throws ValueError for an unknown part, DeviceError.
   void replay(std::size_t part);
   std::size_t parts() const noexcept { return captures_.size(); }
-  /// How many kernels and copies it has.
+  /// Number of kernels and copies.
   std::size_t launches() const noexcept { return launches_; }
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-// Bit arithmetic shared by the number formats and the elementary functions. It serves one aim: loops without branches.
+// Bit arithmetic shared by the number formats and the elementary functions, so that loops have no branches.
 
 #include <cstdint>
 
@@ -7,15 +7,14 @@
 
 namespace thimble {
 
-/// std::bit_cast that device code can call too.
+/// std::bit_cast for host and device code.
 template <class To, class From>
 THIMBLE_HD constexpr To bit_cast(From from) noexcept {
   return __builtin_bit_cast(To, from);
 }
 
-/// `x` where a < b, else `y`, for a, b < 2^(bits - 1), as bit arithmetic. A conditional would let the compiler move the
-/// floating operations behind x or y into a branch, from where it may not take them back into a vector loop (they could
-/// trap).
+/// `x` where a < b, else `y`, for a, b < 2^(bits - 1), as bit arithmetic. With a conditional the compiler may move the
+/// floating operations behind x or y into a branch and then cannot vectorize the loop (they could trap).
 template <class U>
 THIMBLE_HD constexpr U select_if_less(U a, U b, U x, U y) noexcept {
   const U mask = U{0} - ((a - b) >> (8 * sizeof(U) - 1));

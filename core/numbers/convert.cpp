@@ -7,7 +7,7 @@
 namespace thimble {
 namespace convert_detail {
 
-/// How an element lies in memory: a bool is read as a byte, so that any nonzero byte is true.
+/// The stored form of an element: a bool is read as a byte, so that any nonzero byte is true.
 template <class T>
 using Stored = std::conditional_t<std::is_same_v<T, bool>, std::uint8_t, T>;
 

@@ -8,9 +8,9 @@
 //                  NaN becomes 0
 //   bool           x != 0 (NaN is true)                       x != 0
 //
-// `Fp8Overflow::saturate` changes one rule: what is too large for an FP8 destination, infinities included, becomes its
-// largest finite value. Other destinations ignore it. NaN keeps its sign but not its payload when it is narrowed to a
-// 16- or 8-bit format.
+// `Fp8Overflow::saturate` changes one rule: values too large for an FP8 destination, infinities included, become its
+// largest finite value. Other destinations ignore it. Narrowing a NaN to 16 or 8 bits keeps its sign but not its
+// payload.
 
 #include <cstdint>
 #include <limits>
@@ -25,14 +25,14 @@ namespace thimble {
 template <class T>
 inline constexpr bool is_narrow_float = !std::is_arithmetic_v<T>;
 
-// As variables, because device code may read a constant but not call std::numeric_limits.
+// Variables, because device code may read a constant but not call std::numeric_limits.
 template <class T>
 inline constexpr T integer_min = std::numeric_limits<T>::min();
 template <class T>
 inline constexpr T integer_max = std::numeric_limits<T>::max();
 
-/// The bits of an f64 NaN as f32, and of an f32 one as f64, as processors convert them: quiet, with the sign and what
-/// there is room for of the payload. A GPU's f32 units know one NaN alone.
+/// The bits of an f64 NaN as f32, and of an f32 NaN as f64, as processors convert them: quiet, with the sign and as
+/// much of the payload as fits. A GPU's f32 units know only one NaN.
 THIMBLE_HD constexpr std::uint32_t narrowed_nan(std::uint64_t bits) noexcept {
   return static_cast<std::uint32_t>(bits >> 63 << 31 | 0x7FC00000u | (bits >> 29 & 0x3FFFFFu));
 }
@@ -59,7 +59,7 @@ THIMBLE_HD constexpr To convert_value(From value, Fp8Overflow overflow = Fp8Over
     constexpr To lowest = integer_min<To>;
     constexpr To largest = integer_max<To>;
     constexpr From lower = static_cast<From>(lowest);               // 0 or -2^k: exact
-    constexpr From upper = 2 * static_cast<From>(largest / 2 + 1);  // 2^k: exact, the first value too large
+    constexpr From upper = 2 * static_cast<From>(largest / 2 + 1);  // 2^k: exact, the first value out of range
     if (value != value) return To{0};
     if (value <= lower) return lowest;
     if (value >= upper) return largest;
@@ -81,9 +81,9 @@ THIMBLE_HD constexpr To convert_value(From value, Fp8Overflow overflow = Fp8Over
 void convert(const void* src, DType from, void* dst, DType to, std::int64_t n,
              Fp8Overflow overflow = Fp8Overflow::nonfinite);
 
-/// Reads the n elements src[0], src[stride], src[2 stride], ... (stride in elements; 0 and negative ones are allowed)
-/// as the type that arithmetic is done in. `dst` is contiguous and must not overlap `src`. Exact where `from` computes
-/// in that type (compute_type); otherwise by the table above.
+/// Reads the n elements src[0], src[stride], src[2 stride], ... (stride in elements, may be 0 or negative) as the
+/// compute type. `dst` is contiguous and must not overlap `src`. Exact where `from` computes in that type
+/// (compute_type); otherwise by the table above.
 void load_f32(const void* src, DType from, std::int64_t stride, float* dst, std::int64_t n);
 void load_f64(const void* src, DType from, std::int64_t stride, double* dst, std::int64_t n);
 void load_i64(const void* src, DType from, std::int64_t stride, std::int64_t* dst, std::int64_t n);

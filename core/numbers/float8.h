@@ -1,7 +1,6 @@
 #pragma once
-// The two 8-bit formats of "FP8 Formats for Deep Learning" (Micikevicius et al., 2022). Storage types: arithmetic is
-// done in float. See core/numbers/minifloat.h for the conversions; `saturate` gives the form that clamps to the largest
-// finite value.
+// The two 8-bit formats of "FP8 Formats for Deep Learning" (Micikevicius et al., 2022). Storage types: arithmetic is in
+// float. See core/numbers/minifloat.h for the conversions; `saturate` clamps to the largest finite value.
 
 #include <thimble/core/numbers/minifloat.h>
 

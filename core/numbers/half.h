@@ -1,5 +1,5 @@
 #pragma once
-// The two 16-bit formats. Storage types: arithmetic is done in float. See core/numbers/minifloat.h for the conversions.
+// The two 16-bit formats. Storage types: arithmetic is in float. See core/numbers/minifloat.h for the conversions.
 
 #include <thimble/core/numbers/minifloat.h>
 

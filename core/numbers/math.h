@@ -2,13 +2,12 @@
 // Elementary functions for kernels. The float forms are branch-free (only +, -, *, / and bit arithmetic, no call), so a
 // loop over them vectorizes, and they give the same bits in every instruction set as long as the compiler does not
 // contract a * b + c (-ffp-contract=off; for CUDA -fmad=false). Errors are in units in the last place of the exact
-// result, against the double functions: every float was tried where the function bends (for exp and sigmoid
-// 2^-8 <= |x| <= 104, log 1/16 .. 16, tanh and erf 2^-6 up to saturation), every 101st elsewhere. Subnormals are
-// neither flushed nor treated less well; NaN gives the operand's NaN, made quiet. The double forms are those of the
-// standard library.
+// result, against the double functions: tested for every float where the function bends (for exp and sigmoid 2^-8 <=
+// |x| <= 104, log 1/16 .. 16, tanh and erf 2^-6 up to saturation), every 101st elsewhere. Subnormals are kept, with the
+// same errors; NaN gives the operand's NaN, made quiet. The double forms are the standard library's.
 //
 // Methods are the classical ones (W. J. Cody, W. Waite, "Software Manual for the Elementary Functions", 1980): exact
-// argument reduction in two parts, then a minimax polynomial; each comment names the interval and the polynomial's own
+// argument reduction in two parts, then a minimax polynomial; each comment names the interval and the polynomial's
 // relative error.
 
 #include <cstdint>
@@ -16,8 +15,8 @@
 #include <thimble/core/config.h>
 #include <thimble/core/numbers/bits.h>
 
-// The standard library's function of a double. Where the compiler has it built in, thimble.h does without <cmath> and
-// its special functions, which take longer to read than all of Thimble's functions.
+// The standard library's function of a double. As a compiler builtin where there is one: thimble.h then does without
+// <cmath>, whose special functions take longer to parse than all of Thimble's functions.
 #if defined(__GNUC__) && !defined(__CUDACC__)
 #define THIMBLE_STD_MATH(function) __builtin_##function
 #else
@@ -46,7 +45,7 @@ THIMBLE_HD inline float unless_nan(float x, std::uint32_t result) noexcept {
   return from_bits(select_if_less(infinity_bits, magnitude_of(x), bits_of(x) | quiet_bit, result));
 }
 
-/// min(|x|, limit) with the sign of x, for a limit > 0; NaN gives the limit. The min is one of bits.
+/// min(|x|, limit) with the sign of x, for a limit > 0; NaN gives the limit. Compares bits.
 THIMBLE_HD inline float clamp_magnitude(float x, float limit) noexcept {
   const std::uint32_t magnitude = magnitude_of(x), most = bits_of(limit);
   return from_bits((magnitude < most ? magnitude : most) | (bits_of(x) & sign_bit));
@@ -74,11 +73,11 @@ THIMBLE_HD inline Exponential exp_parts(float x) noexcept {
   return {(r * r * q + r) + 1.0f, static_cast<std::int32_t>(bits_of(shifted) - bits_of(shifter))};
 }
 
-/// e^x without care for NaN (any number comes out).
+/// e^x for any x but NaN (which gives any number).
 THIMBLE_HD inline float exp_of_number(float x) noexcept {
-  // Beyond 104 the result is infinity or zero anyway; |exponent| <= 150 from here on.
+  // Beyond 104 the result is infinity or zero; |exponent| <= 150 from here on.
   const Exponential e = exp_parts(clamp_magnitude(x, 104.0f));
-  // 2^exponent in two factors, each a normal number: the second product alone may overflow or round to a subnormal.
+  // 2^exponent in two factors, each a normal number: only the second product may overflow or round to a subnormal.
   const std::int32_t half = e.exponent >> 1;
   const float first = from_bits(static_cast<std::uint32_t>(half + 127) << 23);
   const float second = from_bits(static_cast<std::uint32_t>(e.exponent - half + 127) << 23);
@@ -91,17 +90,17 @@ THIMBLE_HD inline float exp_of_moderate(float x) noexcept {
   return e.value * from_bits(static_cast<std::uint32_t>(e.exponent + 127) << 23);
 }
 
-/// e^-a of a >= 0, given by its bits: those of exp_of_number(-a) in fewer steps. 2^exponent in two factors, of which
-/// the second is the same for all.
+/// e^-a of a >= 0, given by its bits: the bits of exp_of_number(-a) in fewer steps. 2^exponent in two factors, the
+/// second constant.
 THIMBLE_HD inline float exp_of_negative(std::uint32_t a) noexcept {
   constexpr std::uint32_t most = 0x42D00000u;  // 104
   const Exponential e = exp_parts(-from_bits(a < most ? a : most));
   return e.value * from_bits(static_cast<std::uint32_t>(e.exponent + 127 + 64) << 23) * 0x1p-64f;
 }
 
-/// sigmoid(x), bit by bit, for processors whose divisions are slow, but not their fused multiply-adds: `reciprocal` is
-/// 1 / (1 + e^-|x|) within 2 units in the last place. One step of Newton makes it exact to half a unit, except below 2,
-/// and the quotient's remainder rounds that as a division does: tests/cuda/cuda_words_test.cpp.
+/// sigmoid(x), bit by bit, for processors with slow divisions and fast fused multiply-adds: `reciprocal` is 1 / (1 +
+/// e^-|x|) within 2 units in the last place. One step of Newton makes it exact to half a unit, except below 2, and the
+/// quotient's remainder rounds it as a division does: tests/cuda/cuda_words_test.cpp.
 THIMBLE_HD inline float sigmoid_by(float x, float reciprocal) noexcept {
   const float e = exp_of_negative(magnitude_of(x)), d = 1.0f + e;
   float r = __builtin_fmaf(reciprocal, __builtin_fmaf(-d, reciprocal, 1.0f), reciprocal);
@@ -208,9 +207,9 @@ struct Normal {
   T bell;  ///< e^(-x^2/2)
 };
 
-/// Relative errors grow with x^2, which is rounded before it is an exponent. Largest found (every 37th float):
-/// cdf 5.7e-7 for |x| < 4, 1.2e-6 below 8, 4.1e-6 below 13; bell 3.1e-7, 1.0e-6, 3.9e-6. From |x| = 13.2 on bell stays
-/// at e^-87. NaN gives NaN in cdf.
+/// Relative errors grow with x^2, which is rounded before it becomes an exponent. Largest found (every 37th float): cdf
+/// 5.7e-7 for |x| < 4, 1.2e-6 below 8, 4.1e-6 below 13; bell 3.1e-7, 1.0e-6, 3.9e-6. From |x| = 13.2 on bell stays at
+/// e^-87. NaN gives NaN in cdf.
 THIMBLE_HD inline Normal<float> normal(float x) noexcept {
   using namespace detail;
   const float a = from_bits(magnitude_of(x));
@@ -235,7 +234,7 @@ THIMBLE_HD inline Normal<double> normal(double x) noexcept {
   return {0.5 * THIMBLE_STD_MATH(erfc)(x * -0.7071067811865476), THIMBLE_STD_MATH(exp)(-0.5 * x * x)};
 }
 
-/// 1 / (1 + e^-x). Error < 3 ulp (largest found: 2.41), also where the result is small: e^x / (1 + e^x) for x < 0.
+/// 1 / (1 + e^-x). Error < 3 ulp (largest found: 2.41), also for small results: e^x / (1 + e^x) for x < 0.
 THIMBLE_HD inline float sigmoid(float x) noexcept {
   using namespace detail;
 #if defined(__CUDA_ARCH__)
@@ -255,7 +254,7 @@ THIMBLE_HD inline double sigmoid(double x) noexcept {
   return (x < 0 ? e : 1.0) / (1.0 + e);
 }
 
-/// A number whose type has these functions itself, for kernels of a device.
+/// A number type that has these functions itself, for device kernels.
 template <class T>
 concept OwnFunctions = requires(T x) {
   x.sigmoid();

@@ -1,5 +1,5 @@
 #pragma once
-// The codec that all narrow floating formats share: one rounding from float, double or integer, exact decoding.
+// The codec of all narrow floating formats: one rounding from float, double or integer, exact decoding.
 // core/numbers/half.h and core/numbers/float8.h name the four formats.
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace thimble {
 
-/// What a value too large for an FP8 format, infinity included, becomes. (The 16-bit formats always overflow to
-/// infinity: that is how a gradient scaler notices.)
+/// The result of values too large for an FP8 format, infinity included. (The 16-bit formats always overflow to
+/// infinity, which a gradient scaler detects.)
 enum class Fp8Overflow : std::uint8_t {
   nonfinite,  ///< infinity where the format has one, NaN where not (E4M3)
   saturate,   ///< the largest finite value, sign kept; NaN stays NaN
@@ -35,9 +35,9 @@ struct Layout<double> {
   static constexpr int bias = 1023;
 };
 
-/// A sign-magnitude format of 1 + exponent_bits + mantissa_bits bits with gradual underflow and IEEE bias.
-/// `max_code` is the largest finite magnitude; the code after it is what overflow without saturation gives (infinity,
-/// or NaN in a format without infinity). `nan_code` is the one NaN that encoding produces (the sign is kept).
+/// A sign-magnitude format of 1 + exponent_bits + mantissa_bits bits with gradual underflow and IEEE bias. `max_code`
+/// is the largest finite magnitude; the next code is the result of overflow without saturation (infinity, or NaN in a
+/// format without infinity). `nan_code` is the one NaN that encoding produces (the sign is kept).
 template <class BitsType, int exponent_bits_, int mantissa_bits_, unsigned max_code_, unsigned nan_code_>
 struct Format {
   using Bits = BitsType;
@@ -48,9 +48,9 @@ struct Format {
   static constexpr unsigned nan_code = nan_code_;
   static constexpr bool has_infinity = nan_code_ != max_code_ + 1;
 
-  /// Nearest code, ties to even, in one rounding; the sign survives, also on zero and NaN. Free of branches, so that
-  /// loops over it vectorize. Subnormal operands meet floating arithmetic only where they vanish in the sum, and no
-  /// result of it is subnormal, so processor modes that flush subnormals do not matter.
+  /// Nearest code, ties to even, in one rounding; the sign survives, also on zero and NaN. Branch-free, so that loops
+  /// over it vectorize. Subnormal operands meet floating arithmetic only where they vanish in the sum, and no result is
+  /// subnormal, so processor modes that flush subnormals do not matter.
   template <class Source>
   THIMBLE_HD static constexpr Bits encode(Source value, Fp8Overflow overflow) noexcept {
     using L = Layout<Source>;
@@ -84,7 +84,7 @@ struct Format {
     return static_cast<Bits>(code | sign);
   }
 
-  /// The exact value. A NaN decodes to a quiet NaN that keeps sign and payload (of bf16 the very bits, moved up).
+  /// The exact value. A NaN decodes to a quiet NaN that keeps sign and payload (for bf16 the same bits, moved up).
   THIMBLE_HD static constexpr float decode(Bits bits) noexcept {
     using L = Layout<float>;
     constexpr int shift = L::mantissa_bits - mantissa_bits;
@@ -115,8 +115,8 @@ struct Format {
   }
 };
 
-/// An integer as a double rounded to odd: what is cut off stays visible in the last bit, so rounding the double to a
-/// format of at most 51 bits gives the nearest value to the integer itself.
+/// An integer as a double rounded to odd: the last bit records the bits cut off, so rounding the double to a format of
+/// at most 51 bits gives the nearest value to the integer itself.
 template <class Integer>
 THIMBLE_HD constexpr double to_odd_double(Integer value) noexcept {
   if constexpr (sizeof(Integer) < 8) {
@@ -135,9 +135,9 @@ THIMBLE_HD constexpr double to_odd_double(Integer value) noexcept {
   }
 }
 
-/// The common base of the four types: storage and conversions, no arithmetic (which is done in float). Conversions from
-/// float, double and integers round once, to nearest even, and overflow to infinity (E4M3: NaN). NaN becomes the
-/// format's one quiet NaN with the sign of the operand. Default construction leaves `bits` unset; `T{}` is zero.
+/// The base of the four types: storage and conversions, no arithmetic (which is in float). Conversions from float,
+/// double and integers round once, to nearest even, and overflow to infinity (E4M3: NaN). NaN becomes the format's one
+/// quiet NaN with the operand's sign. Default construction leaves `bits` unset; `T{}` is zero.
 template <class Derived, class FormatType>
 struct Value {
   using Format = FormatType;
@@ -161,7 +161,7 @@ struct Value {
     result.bits = bits;
     return result;
   }
-  /// As the constructors, but what is too large, infinities included, becomes the largest finite value. FP8 only.
+  /// Like the constructors, but too large values, infinities included, become the largest finite value. Only FP8.
   THIMBLE_HD static constexpr Derived saturate(float value) noexcept requires(sizeof(Bits) == 1) {
     return from_bits(Format::encode(value, Fp8Overflow::saturate));
   }

@@ -1,12 +1,12 @@
 #pragma once
-// What one number becomes once the scale of its block is known, and back: the codes of core/ops/quant/quantize.h,
-// shared by all devices. Free of branches, so that loops over them vectorize; the same bits in every instruction set.
+// Codes of numbers once the scale of their block is known: the codes of core/ops/quant/quantize.h, shared by all
+// devices. Branch-free, so that loops over them vectorize; the same bits in every instruction set.
 //
 //   code                values                                                  largest
 //   Int8Code            -127 .. 127, nearest, ties to even; symmetric, no -128  127
-//   Float8Code<F>       those of f8e4m3, f8e5m2, nearest even, saturating       448, 57344
+//   Float8Code<F>       as f8e4m3, f8e5m2, nearest even, saturating             448, 57344
 //   DynamicCode<true>   256 in [-0.993, 1], see DynamicTable                    1
-//   DynamicCode<false>  256 in [0, 1]; what is negative becomes 0               1
+//   DynamicCode<false>  256 in [0, 1]; negative values become 0                 1
 
 #include <array>
 #include <cstdint>
@@ -16,24 +16,24 @@
 namespace thimble::quant {
 
 /// Dynamic codes (Dettmers et al. 2022, arXiv:2110.02861, sections 1.3 and 2.2; the tree data type is Dettmers 2016):
-/// the leading zero bits of a code name a decade, the first one bit ends them, the bits after it cut that decade,
-/// [0.1, 1) 10^-e, in equal parts, of which the code means the middle. A signed code has a sign bit and so 2^(6 - e)
-/// parts in decade e = 0 .. 6; an unsigned one gives that bit to the parts: 2^(7 - e). Besides there are 0 and 1 (and
-/// no -1). Codes are numbered in ascending order of their values, so a signed 0 is code 127, an unsigned one code 0.
+/// the leading zero bits of a code name a decade, the first one bit ends them, the bits after it cut that decade, [0.1,
+/// 1) 10^-e, in equal intervals; the code means the middle of one. A signed code has a sign bit and so 2^(6 - e)
+/// intervals in decade e = 0 .. 6; an unsigned one has 2^(7 - e). 0 and 1 are codes too (and not -1). Codes are
+/// numbered in ascending order of their values, so a signed 0 is code 127, an unsigned 0 code 0.
 struct DynamicTable {
   static constexpr int mantissa_bits = 7;  // of a bucket: no bucket has two borders in it (tested)
   static constexpr std::uint32_t shift = 23 - mantissa_bits;
-  static constexpr std::uint32_t first_bucket = (127u - 23u) << mantissa_bits;  // that of 2^-23, below all borders
+  static constexpr std::uint32_t first_bucket = (127u - 23u) << mantissa_bits;  // of 2^-23, below all borders
   static constexpr std::uint32_t one_bits = 127u << 23;
   static constexpr int buckets = static_cast<int>((one_bits >> shift) - first_bucket) + 1;
 
   std::array<float, 256> values;              ///< of a code
-  int magnitudes;                             ///< different ones: 129 signed, 256 unsigned
-  std::array<float, 256> borders;             ///< between a magnitude and the next; from it on it is the next
+  int magnitudes;                             ///< distinct ones: 129 signed, 256 unsigned
+  std::array<float, 256> borders;             ///< between a magnitude and the next; the border belongs to the next
   std::array<std::uint32_t, buckets> places;  ///< of the magnitude at the lower end of a range of floats
 };
 
-/// The table of the signed codes, or the unsigned ones.
+/// The table of the signed or the unsigned codes.
 const DynamicTable& dynamic_table(bool is_signed) noexcept;
 
 struct Int8Code {
@@ -63,13 +63,13 @@ struct DynamicCode {
   static constexpr float largest = 1.0f;
   const DynamicTable* table;
 
-  /// Nearest value; from the middle between two on the one of larger magnitude. NaN gives any code.
+  /// Nearest value; of two equally near the one of larger magnitude. NaN gives any code.
   THIMBLE_HD Bits encode(float x) const noexcept {
     const std::uint32_t bits = bit_cast<std::uint32_t>(x);
     return with_sign(bits, magnitude_of(bits, bucket_of(bits)));
   }
 
-  // The steps of encode(): loops take them one after the other.
+  // The steps of encode(), which loops apply in turn.
   THIMBLE_HD static std::uint32_t clamped(std::uint32_t bits) noexcept {
     const std::uint32_t magnitude = bits & 0x7FFFFFFFu;
     return magnitude < DynamicTable::one_bits ? magnitude : DynamicTable::one_bits;
@@ -94,18 +94,18 @@ struct DynamicCode {
   THIMBLE_HD float decode(Bits code) const noexcept { return table->values[code]; }
 };
 
-/// The scale of a block, as it is stored, and what its values are multiplied with to become codes.
+/// The stored scale of a block, and the factor that turns its values into codes.
 struct BlockScale {
   float scale;
   float inverse;
-  bool is_finite;  ///< no value of the block was NaN or infinite; else the scale is NaN, and the codes are 0
+  bool is_finite;  ///< whether no value was NaN or infinite; else the scale is NaN, and the codes are 0
 };
 
 inline constexpr std::uint32_t infinity_bits = 0x7F800000u;
 inline constexpr float largest_f32 = 0x1.FFFFFEp127f;
 inline constexpr float smallest_scale = 0x1p-126f;  // the inverse of a smaller one could overflow
 
-/// `amax_bits`: of the largest magnitude. Zero gives scale 0, and inverse 0.
+/// `amax_bits`: bits of the largest magnitude. Zero gives scale 0, and inverse 0.
 THIMBLE_HD inline BlockScale block_scale(std::uint32_t amax_bits, float largest, DType scale_dtype) noexcept {
   if (amax_bits >= infinity_bits) return {bit_cast<float>(0x7FC00000u), 0.0f, false};
   if (amax_bits == 0) return {0.0f, 0.0f, true};
@@ -122,7 +122,7 @@ THIMBLE_HD inline BlockScale block_scale(std::uint32_t amax_bits, float largest,
 }
 
 /// Stores a scale as element `i` of an array of `dtype`: f32, f16, or u8, the exponent of a power of two (UE8M0: 255 is
-/// NaN; 0 is 2^-127, the stand-in for 0, harmless as the codes of such a block are 0).
+/// NaN; 0 is 2^-127, used for scale 0 and harmless because all codes of such a block are 0).
 THIMBLE_HD inline void store_scale(float scale, void* scales, DType dtype, std::int64_t i) noexcept {
   if (dtype == DType::f32) {
     static_cast<float*>(scales)[i] = scale;

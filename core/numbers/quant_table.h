@@ -1,6 +1,5 @@
 #pragma once
-// The table of dynamic codes (core/numbers/quant_code.h) as a constant expression, for each device that keeps a copy of
-// it.
+// The table of dynamic codes (core/numbers/quant_code.h) as a constant expression; each device keeps a copy.
 
 #include <cstddef>
 #include <limits>

@@ -28,10 +28,10 @@ struct Form {
   double p;
   RandomSite site;
   std::int64_t window = 0;
-  std::int64_t first_key = 0;  // keys before it are not seen
+  std::int64_t first_key = 0;  // earlier keys are not seen
 };
 
-// q (B, T, H, D), k and v (B, S, H / group, D); factors of the rows of k and v (B, S, H / group), or none.
+// q (B, T, H, D), k and v (B, S, H / group, D); factors of the rows of k and v (B, S, H / group), or undefined.
 struct Operands {
   Tensor q, k, v;
   Tensor mask = {};
@@ -80,7 +80,7 @@ AttentionProblem problem(const Form& form, const Operands& in) {
   return p;
 }
 
-// The kernels read the last axis side by side.
+// The kernels read the last axis contiguously.
 Tensor with_dense_rows(const Tensor& x) { return x.size(3) <= 1 || x.strides()[3] == 1 ? x : contiguous(x); }
 
 Tensor with_dense_documents(const Tensor& mask) { return has_documents(mask) ? contiguous(mask) : mask; }
@@ -106,7 +106,7 @@ void set_operands(const Addresses& at, const Operands& in, AttentionProblem& p) 
   } else if (in.mask.defined()) {
     p.mask = {at(in.mask), in.mask.dtype()};
     std::int64_t* const strides[] = {&p.mask.batch, &p.mask.head, &p.mask.query, &p.mask.key};
-    const int first = 4 - in.mask.rank();  // axes that it lacks are the same for all
+    const int first = 4 - in.mask.rank();  // missing axes broadcast
     for (int axis = 0; axis < in.mask.rank(); ++axis) {
       *strides[first + axis] = in.mask.size(axis) == 1 ? 0 : in.mask.strides()[axis];
     }
@@ -119,7 +119,7 @@ Tensor workspace(std::size_t bytes, Device device) {
   return Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::u8, device, Category::workspace);
 }
 
-// Writes out (B, T, H, D) and, where it is asked for, lse.
+// Writes out (B, T, H, D) and, if defined, lse.
 void forward(const Form& form, const Operands& operands, const Tensor& out, bool keeps_lse, Tensor& lse) {
   const Operands in{with_dense_rows(operands.q),
                     with_dense_rows(operands.k),
@@ -189,7 +189,7 @@ void check_floating(const char* name, const Tensor& x) {
 void check_packed(const Attention& op, const Tensor& qkv) {
   check_floating(Attention::name, qkv);
   if (op.heads < 1) {
-    throw ValueError(std::string(Attention::name) + ": " + std::to_string(op.heads) + " heads, allowed are 1 and more");
+    throw ValueError(std::string(Attention::name) + ": " + std::to_string(op.heads) + " heads, expected at least 1");
   }
   if (qkv.rank() != 3 || qkv.shape()[2] == 0 || qkv.shape()[2] % (3 * op.heads) != 0) {
     throw ShapeError(std::string(Attention::name) + ": " + describe(qkv) + " is not (B, T, 3 C) with C divisible by " +
@@ -222,7 +222,7 @@ void check_separate(const ScaledDotProductAttention& op, const Tensor& q, const 
   check_shapes(op.name, op.is_causal, q, k, v);
 }
 
-// Documents descend nowhere: looked at where the numbers are at hand.
+// Throws when documents descend; checks only where the numbers can be read without stalling.
 void check_documents(const std::string& name, const Tensor& documents) {
   if (documents.device() != cpu) return;
   const Tensor dense = contiguous(documents);
@@ -233,15 +233,15 @@ void check_documents(const std::string& name, const Tensor& documents) {
     if (i % keys == 0 || numbers[i] >= numbers[i - 1]) continue;
     throw ValueError(name + ": documents descend from " + std::to_string(numbers[i - 1]) + " to " +
                      std::to_string(numbers[i]) + " at key " + std::to_string(i % keys) + " of sample " +
-                     std::to_string(i / keys) + "; numbers that never descend are allowed");
+                     std::to_string(i / keys) + "; expected ascending numbers");
   }
 }
 
-// (B, H, T, S) is what the mask is for.
+// The mask applies to scores (B, H, T, S).
 void check_mask(const std::string& name, const Shape& all, std::int64_t window, const Tensor& mask, Device device,
                 bool needs_gradient) {
   if (window < 0) {
-    throw ValueError(name + ": a window of " + std::to_string(window) + " keys; 1 and more are allowed, 0 is none");
+    throw ValueError(name + ": a window of " + std::to_string(window) + " keys; expected at least 1, or 0 for none");
   }
   if ((window > 0 || has_documents(mask)) && all[3] < all[2]) {
     throw ShapeError(name + ": windows and documents need at least as many keys as queries, got scores " +
@@ -260,7 +260,7 @@ void check_mask(const std::string& name, const Shape& all, std::int64_t window, 
   }
   const bool is_narrow = is_floating(mask.dtype()) && size_of(mask.dtype()) == 1;
   if (mask.dtype() != DType::boolean && (!is_floating(mask.dtype()) || is_narrow)) {
-    throw DTypeError(words + "; boolean, f64, f32, f16, bf16 and, for documents, i32 are allowed");
+    throw DTypeError(words + "; expected boolean, f64, f32, f16, bf16 or, for documents, i32");
   }
   const int first = 4 - mask.rank();
   bool fits = first >= 0;
@@ -270,14 +270,14 @@ void check_mask(const std::string& name, const Shape& all, std::int64_t window, 
   if (!fits) throw ShapeError(words + " does not broadcast to scores " + to_string(all));
 }
 
-// What a cache holds, beside what check_separate says of shapes.
+// Checks of a cache beyond the shapes in check_separate.
 void check_cached(const char* name, const Tensor& q, const CachedRows& rows) {
   const DType dtype = rows.values.dtype();
   const auto begin = [&] { return std::string(name) + ": rows " + describe(rows.values) + ", q " + describe(q); };
   if (dtype != q.dtype() && q.device().is_cuda()) {
-    throw DeviceError(begin() + "; on a GPU rows of q's dtype are allowed");
+    throw DeviceError(begin() + "; expected q's dtype on a GPU");
   }
-  if (!is_floating(dtype) && dtype != DType::i8) throw DTypeError(begin() + "; floating dtypes and i8 are allowed");
+  if (!is_floating(dtype) && dtype != DType::i8) throw DTypeError(begin() + "; expected a floating dtype or i8");
   if (!rows.scales.defined()) return;
   const Shape& shape = rows.values.shape();
   if (rows.scales.dtype() != DType::f32 || rows.scales.shape() != Shape{shape[0], shape[1], shape[2]}) {
@@ -286,7 +286,7 @@ void check_cached(const char* name, const Tensor& q, const CachedRows& rows) {
   if (dtype == q.dtype()) throw DTypeError(begin() + ": rows of q's dtype have no scales");
 }
 
-// (B, 1, G group, D) as (B, group, G, D): the queries that share keys, as if they were of as many positions.
+// (B, 1, G group, D) as (B, group, G, D): queries that share keys, as if at `group` positions.
 Tensor as_group(const Tensor& x, std::int64_t heads) {
   return view::transpose(view::reshape(x, {x.size(0), heads, x.size(2) / heads, x.size(3)}), 1, 2);
 }
@@ -349,8 +349,8 @@ Gradients ScaledDotProductAttention::backward(Saved saved, Tensor dy, Needs need
 
 namespace attention_detail {
 
-// Of two products of (T, D) by (D, S): half of the keys are behind a causal mask, those outside of the window are not
-// computed with. What a mask hides is not known before it is there.
+// Two products of (T, D) by (D, S): a causal mask halves the keys, keys outside the window are skipped. A mask's values
+// are unknown here.
 double multiply_adds(const Tensor& output, std::int64_t keys, bool is_causal, std::int64_t window) {
   const double all = static_cast<double>(output.elements()) * static_cast<double>(keys) * (is_causal ? 1 : 2);
   if (window == 0 || window >= keys) return all;
@@ -377,7 +377,7 @@ bool is_grouped(const Tensor& q, const CachedRows& keys) {
 
 constexpr const char* cached_name = "cached_attention";
 
-// The queries of a group are at one position: their window is a first key.
+// The queries of a group are at one position: their window becomes a first key.
 Form cached_form(const Tensor& q, const CachedRows& keys, std::int64_t window) {
   Form form{cached_name, q.size(1) > 1, {}, 0, {}};
   if (q.size(1) > 1) {

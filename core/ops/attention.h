@@ -14,31 +14,31 @@ namespace thimble::ops {
 ///
 /// `scale` is 1 / sqrt(D) unless given. Query t sees
 ///   with `is_causal`   the keys s <= t
-///   with `window` W    the keys with |t - s| < W (Beltagy et al. 2020, arXiv:2004.05150, section 3.1); 0: no window
+///   with `window` W    the keys with |t - s| < W (Beltagy et al. 2020, arXiv:2004.05150, section 3.1); 0 disables it
 ///   by a mask          in one of three forms:
 ///     boolean    of a shape that broadcasts to (B, H, T, S), S = T here: true, the query sees the key. Keys that are
 ///                padding are (B, 1, 1, S)
 ///     floating   likewise; it is added to scale q k^T, so -infinity hides. Not f8
-///     i32        (B, S), numbers that never descend along a row: documents packed side by side, and a query sees the
-///                keys of its own key's document
-/// and only what all of them let it see. A query whose keys the mask hides all has the result 0, and gradients of 0.
-/// Keys that nobody of a tile sees by windows or documents are not computed with; nor, on the CPU, those that a boolean
-/// mask hides which is the same for all queries. The mask has no gradient.
+///     i32        (B, S), ascending along a row, repeats included: documents packed side by side; a query sees the keys
+///                of its document
+/// and only keys that all of them show. A query that sees no key has the result 0, and gradients of 0. Keys that
+/// windows or documents hide from a whole tile are skipped; so are, on the CPU, keys hidden by a boolean mask that is
+/// equal for all queries. The mask has no gradient.
 ///
 /// Probabilities are dropped with probability p in [0, 1) and the others divided by 1 - p: sample, element and mask are
-/// those that Dropout with this site has on the (B, H, T, T) probabilities. Any floating dtype; arithmetic in f32, f64
-/// for f64. (On CUDA devices f16 and bf16 go to tensor cores in widths D of 16, 32, ..., 256: P and dS
-/// are rounded to that type before their products. So does f32 up to 128 where TF32 is allowed, core/launch/tf32.h:
-/// every factor of a product is rounded to TF32.)
+/// as of Dropout with this site on the (B, H, T, T) probabilities. Any floating dtype; arithmetic in f32, f64 for f64.
+/// (On CUDA devices f16 and bf16 use tensor cores in widths D of 16, 32, ..., 256: P and dS are rounded to that type
+/// before their products. So does f32 up to 128 where TF32 is allowed, core/launch/tf32.h: every factor of a product is
+/// rounded to TF32.)
 ///
-/// Backward: with P the probabilities, M the mask over 1 - p, dP = (dout v^T) M and delta_t = sum_d dout_td out_td:
-/// dv = (P M)^T dout, dS = P (dP - delta), dq = scale dS k, dk = scale dS^T q. dqkv is one tensor; it takes qkv's place
-/// where nobody else holds it.
+/// Backward: with P the probabilities, M the mask over 1 - p, dP = (dout v^T) M and delta_t = sum_d dout_td out_td: dv
+/// = (P M)^T dout, dS = P (dP - delta), dq = scale dS k, dk = scale dS^T q. dqkv is one tensor; it reuses qkv's buffer
+/// when qkv has no other holder.
 ///
-/// Keeps qkv, out and lse = log sum_s exp(scale q k^T), (B, H, T) in f32 (f64 for f64): with e bytes for an element,
-/// (3 B T C + B T C) e + 4 B H T bytes and the mask, in place of the 2 e B H T^2 + B H T^2 of probabilities and mask.
+/// Keeps qkv, out and lse = log sum_s exp(scale q k^T), (B, H, T) in f32 (f64 for f64): with e bytes for an element, (3
+/// B T C + B T C) e + 4 B H T bytes and the mask, in place of the 2 e B H T^2 + B H T^2 of probabilities and mask.
 /// Workspace per thread: forward a few tiles; backward 2 T D numbers more, with D rounded up to a multiple of the
-/// microkernel's columns. Values of keys that are not seen must be finite.
+/// microkernel's columns. Values of hidden keys must be finite.
 ///
 /// Throws ShapeError, DTypeError, DeviceError; ValueError also for a mask that requires a gradient, and on the CPU for
 /// documents that descend.
@@ -55,18 +55,18 @@ struct Attention {
   RandomSite site = {};
   std::int64_t window = 0;
 
-  /// `mask` undefined: none.
+  /// An undefined `mask` hides nothing.
   Tensor forward(const Tensor& qkv, const Tensor& mask, Needs needs, Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
   double multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const;
 };
 
-/// The same of three tensors, which may be views: q (B, T, H, D), k and v (B, S, G, D), S >= 1 -> (B, T, H, D). G
-/// divides H, and head h reads keys and values h / (H / G), where they lie: grouped queries (Ainslie et al. 2023,
+/// The same with three tensors, which may be views: q (B, T, H, D), k and v (B, S, G, D), S >= 1 -> (B, T, H, D). G
+/// divides H, and head h reads keys and values h / (H / G) in place: grouped queries (Ainslie et al. 2023,
 /// arXiv:2305.13245, section 2.2). dk and dv add up over the heads of a group in ascending order, in the compute type.
-/// Query t is at the place of key t + (S - T): with `is_causal` it sees the keys up to that one, with a window those
-/// less than W from it, with documents those of its document. All three need S >= T. Keeps q, k, v, the mask, out and
-/// lse. Throws as Attention.
+/// Query t is at the position of key t + (S - T): with `is_causal` it sees the keys up to that one, with a window the
+/// keys less than W from it, with documents the keys of its document. All three need S >= T. Keeps q, k, v, the mask,
+/// out and lse. Throws as Attention.
 struct ScaledDotProductAttention {
   static constexpr const char* name = "scaled_dot_product_attention";
   static constexpr Cost cost = Cost::matmul;
@@ -79,7 +79,7 @@ struct ScaledDotProductAttention {
   RandomSite site = {};
   std::int64_t window = 0;
 
-  /// `mask` undefined: none.
+  /// An undefined `mask` hides nothing.
   Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, Needs needs,
                  Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;

@@ -1,11 +1,11 @@
 #pragma once
-// What an operator is. One operator = one struct, forward and backward side by side.
+// The form of an operator. One operator = one struct, forward and backward side by side.
 //
 // A *structured* operator:
 //
 //   struct MyOp {
 //     static constexpr const char* name = "my_op";
-//     static constexpr Cost cost = Cost::matmul;      // what recomputing it costs (core/ops/op.h)
+//     static constexpr Cost cost = Cost::matmul;      // of recomputing it (core/ops/op.h)
 //     double epsilon = 1e-5;                           // attributes
 //     struct Saved { Tensor x, mean; };                // all that backward can read; undefined = not kept
 //     // forward: (N, C) x (C) -> (N, C)
@@ -16,16 +16,17 @@
 // An *elementwise* operator is a functor (core/ops/elementwise/elementwise.h). Both are called through `apply`
 // (autograd/apply.h), which records them on the tape when one is active.
 //
-// Rules for forward: allocate everything, then launch. Fill only those tensors of `saved` that backward needs for the
-// operands named by `needs` (needs.any() is false outside of a tape: keep nothing, allocate nothing for backward). A
+// Rules for forward: allocate everything, then launch. Fill only the tensors of `saved` that backward needs for the
+// operands named by `needs` (needs.any() is false outside a tape: keep nothing, allocate nothing for backward). A
 // tensor that is an operand or the result is kept by reference; any other one is an extra, counted as kept bytes.
 // Members that are not tensors (shapes, attributes) are free. The result's bits must not depend on `needs`.
 //
 // Two members are optional, for planning:
 //
-//   // The result again, bit for bit, from what is saved and the operands: where that is less work than forward.
+//   // Recomputes the result, bit for bit, from the saved tensors and the operands, where that is less work than
+//   forward.
 //   Tensor output_from_saved(Saved saved, std::span<const Tensor> inputs) const;
-//   // Multiply-adds of forward; without it an operator counts as memory traffic alone.
+//   // Multiply-adds of forward; without it an operator counts only as memory traffic.
 //   double multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const;
 
 #include <array>
@@ -41,7 +42,7 @@
 
 namespace thimble {
 
-/// How an operator's time grows: recomputation policies decide by it.
+/// How an operator's time grows; recomputation policies compare it.
 enum class Cost : std::uint8_t {
   view,         ///< no bytes move
   elementwise,  ///< one pass over memory
@@ -94,7 +95,7 @@ class Gradients {
 struct SavesNothing {};
 
 namespace op_detail {
-// Converts to any type: how the members of an aggregate are counted.
+// Converts to any type: counts the members of an aggregate.
 struct Anything {
   template <class T>
   operator T() const;  // NOLINT(google-explicit-constructor)

@@ -1,12 +1,12 @@
 #pragma once
-// Writing a result where an operand lies: the one rule of the operators, the elementwise functors and the tape.
+// Writing a result in an operand's buffer: the one rule of the operators, the elementwise functors and the tape.
 
 #include <thimble/core/tensor/tensor.h>
 
 namespace thimble {
 
-/// True when backward may write a result of the same shape and dtype in t's buffer, or keep t as a result of its own:
-/// nobody else holds it, t is dense, and it is all of its storage (a part would keep the rest alive).
+/// True when backward may write a result of the same shape and dtype in t's buffer, or keep t as a result itself: t has
+/// no other holder, is dense, and is all of its storage (a window would keep the rest alive).
 inline bool is_reusable(const Tensor& t) {
   return t.is_unshared() && t.is_contiguous() && t.storage()->bytes() == t.bytes();
 }

@@ -1,18 +1,16 @@
 #pragma once
-// The state of random numbers: a seed and a step, no stream. Every random number is a function of
-// (seed, step, site, global sample index, element), so a recompute, a micro-batch or another thread count draws the
-// same.
+// The state of random numbers: a seed and a step, no stream. Every random number is a function of (seed, step, site,
+// global sample index, element), so a recompute, a micro-batch or another thread count draws the same.
 //
-// Which site a call has
-// - Calls are counted under each module path, and a site is a hash of path and count.
-// - In a pass (from start_pass to end_pass: a training step, a micro-batch of it) they are counted from zero again, so
-//   that a repeated step draws the same.
-// - Outside of passes they have a count and a domain of their own: noise that is drawn between steps is never the
-//   noise of a step, however often a step is tried. That count goes back to zero with each step that is made, so that a
-//   run that is resumed after it draws the same. What is drawn between a step and the checkpoint taken after it is
-//   drawn again when that is resumed.
+// The site of a call
+// - Calls are counted under each module path; a site is a hash of path and count.
+// - A pass (from start_pass to end_pass: a training step or one of its micro-batches) counts from zero, so that a
+//   repeated step draws the same.
+// - Calls outside passes have a separate count and domain: noise drawn between steps never equals a step's noise,
+//   however often a step is retried. Each step resets that count, so that a resumed run draws the same. Numbers drawn
+//   between a step and the checkpoint after it are drawn again when the run resumes.
 // - Initial values (nn/layers/init.h) have a third count. At step 0, where models are made, they have the domain of
-//   passes: a module that draws under the very path of its parameters meets their words again in the first step.
+//   passes: a module that draws under its parameters' path repeats their random words in the first step.
 
 #include <cstdint>
 #include <vector>
@@ -21,7 +19,7 @@
 
 namespace thimble {
 
-/// What a random operator keeps in its descriptor, instead of a mask: everything its numbers depend on.
+/// The descriptor that a random operator keeps instead of a mask: everything its numbers depend on.
 struct RandomSite {
   std::uint64_t seed = 0;
   std::uint64_t step = 0;
@@ -36,21 +34,20 @@ class Generator {
   std::uint64_t seed() const noexcept { return seed_; }
   std::uint64_t step() const noexcept { return step_; }
 
-  /// Starts a pass over the model: the calls under every path are counted from zero again. `first_sample` is the global
-  /// index of the first sample of the (micro-)batch, so that a micro-batch draws what the whole batch would have drawn.
+  /// Starts a pass over the model: calls under every path count from zero. `first_sample` is the global index of the
+  /// first sample of the (micro-)batch, so that micro-batches draw the same numbers as the whole batch.
   void start_pass(std::int64_t first_sample = 0);
   void end_pass() noexcept;
   bool is_in_pass() const noexcept { return is_in_pass_; }
-  /// Goes to a step (a resume sets it; Transaction::commit advances it); no pass is under way there, and every count is
-  /// zero.
+  /// Goes to a step (a resume sets it; Transaction::commit advances it): ends the pass and zeroes every count.
   void set_step(std::uint64_t step);
 
-  /// Random calls of the pass so far (the last one), by path; paths that are not there had none.
+  /// Random calls of the present or last pass, by path; missing paths had none.
   const std::vector<std::uint32_t>& calls() const noexcept { return in_pass_; }
 
   /// The next random call under `path`.
   RandomSite next_site(PathId path);
-  /// The next one that draws initial values; in a pass, and after step 0, one like any other.
+  /// The next site for initial values; within a pass and after step 0 the same as next_site.
   RandomSite next_initial_site(PathId path);
 
  private:
@@ -64,7 +61,7 @@ class Generator {
   Calls in_pass_, outside_, initial_;
 };
 
-/// Passes start inside of its scope; at its end the last one ends, unless the scope lies in a pass itself.
+/// Passes start inside its scope; its end ends the last pass, unless the scope lies in a pass itself.
 class PassScope {
  public:
   explicit PassScope(Generator& generator) : generator_(generator), was_in_pass_(generator.is_in_pass()) {}

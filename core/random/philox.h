@@ -1,6 +1,6 @@
 #pragma once
-// Counter-based random numbers: a pure function of (counter, key), so that any element of a random tensor can be made
-// again, in any order, on any thread, without stored state.
+// Counter-based random numbers: a pure function of (counter, key), so that any element of a random tensor can be
+// recomputed, in any order, on any thread, without stored state.
 
 #include <cmath>
 #include <cstdint>
@@ -82,7 +82,7 @@ THIMBLE_HD inline NormalPair normal_pair(std::uint32_t radius_word, std::uint32_
   c = c * z + -0x1.3bd3ccp-2f;
   const std::uint32_t sine = bit_cast<std::uint32_t>(t * s);
   const std::uint32_t cosine = bit_cast<std::uint32_t>(1.0f + z * c);
-  // Turning by quarters: odd ones swap the two; the signs are those of cos and sin in each quadrant.
+  // Rotation by quarters: odd ones swap the two; the signs of cos and sin follow the quadrant.
   const std::uint32_t swap = (sine ^ cosine) & (0u - (quarter & 1u));
   const std::uint32_t cosine_sign = ((quarter + 1u) & 2u) << 30;
   const std::uint32_t sine_sign = (quarter & 2u) << 30;

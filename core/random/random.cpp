@@ -25,7 +25,7 @@ void check_floating(const char* operation, DType dtype) {
                    " given, " + what);
 }
 
-// The number of t's first element in the whole batch, of which t holds the samples from the site's first one on.
+// Index in the whole batch of t's first element; t holds the samples from site.first_sample on.
 std::int64_t first_element(const char* operation, const Tensor& t, const RandomSite& site) {
   if (t.rank() == 0 || site.first_sample == 0) return 0;
   const std::int64_t sample_elements = t.elements() / t.shape()[0];
@@ -136,7 +136,7 @@ void check_random_site(const char* operation, const RandomSite& site) {
   }
   if (site.first_sample < 0) {
     throw ValueError(std::string(operation) + ": first sample " + std::to_string(site.first_sample) +
-                     "; at least 0 is allowed");
+                     "; expected at least 0");
   }
 }
 

@@ -1,21 +1,20 @@
 #pragma once
-// Tensors of random numbers. Element i (in row-major order) is a function of the site and i alone, so any number of
-// threads draws the same; the next call under the same path draws from the next site. In a step of several parts the
-// first axis counts samples, as dropout's does: a part that begins at sample s draws the elements that the whole batch
-// has from its row s on, so that the parts draw together what the whole batch would have drawn. A tensor without axes
-// has no samples, and every part draws the same; so does a call whose site has first_sample = 0. Numbers are made in
-// f32 (24 random bits for `rand`, 32 for the others), for f64 tensors in f64 (53 bits), and rounded to the tensor's
-// dtype.
+// Tensors of random numbers. Element i (in row-major order) is a function of only the site and i, so any number of
+// threads draws the same; the next call under the same path draws from the next site. As for dropout, the first axis
+// counts samples: a micro-batch that begins at sample s draws the whole batch's elements from row s on, so that
+// micro-batches together draw what the whole batch would. A tensor without axes has no samples, and every micro-batch
+// draws the same; so does a call whose site has first_sample = 0. Numbers are made in f32 (24 random bits for `rand`,
+// 32 for the others), for f64 tensors in f64 (53 bits), and rounded to the tensor's dtype.
 //
 // All throw ShapeError, OutOfMemory and DeviceError as Tensor::empty does, DTypeError when the dtype is not floating
-// (bernoulli takes any), and ValueError for parameters outside of what is stated or a step of 2^32 and more.
+// (bernoulli takes any), and ValueError for parameters out of range or a step of 2^32 and more.
 
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/tensor.h>
 
 namespace thimble {
 
-/// The next random call of the generator in force under the current module path.
+/// The next random call of the current generator under the current module path.
 RandomSite next_random_site();
 /// The same for initial values (core/random/generator.h).
 RandomSite initial_random_site();
@@ -40,7 +39,7 @@ Tensor truncated_normal(const Shape& shape, double mean, double deviation, doubl
 Tensor bernoulli(const Shape& shape, double probability, DType dtype = DType::f32, Device device = cpu,
                  const RandomSite& site = next_random_site());
 
-/// The same into an existing tensor of any layout, so that a parameter is set where it lies. Counts as a write.
+/// The same into an existing tensor of any layout, in place. Counts as a write.
 void fill_uniform(const Tensor& t, double low, double high, const RandomSite& site = next_random_site());
 void fill_normal(const Tensor& t, double mean, double deviation, const RandomSite& site = next_random_site());
 void fill_truncated_normal(const Tensor& t, double mean, double deviation, double low, double high,

@@ -10,13 +10,13 @@
 namespace thimble {
 namespace context_detail {
 
-// Paths live for the whole program: there are as many as there are modules. They lie in pieces of their own, because
-// small blocks that never go would keep the heap from shrinking, wherever they stand among others that do.
+// Paths live for the whole program, one per module. They use separate chunks of memory: small blocks that are never
+// freed would keep the heap from shrinking, wherever they lie.
 struct PathTable {
   std::mutex mutex;
   std::pmr::monotonic_buffer_resource pieces{std::size_t{4} << 10};
   std::pmr::deque<std::pmr::string> names{1, &pieces};
-  // Keys view into `leaf_names`, so that a lookup on every forward needs no allocation.
+  // Keys view into `leaf_names`: lookups on every forward allocate nothing.
   std::pmr::deque<std::pmr::string> leaf_names{&pieces};
   std::pmr::map<std::pair<PathId, std::string_view>, PathId> children{&pieces};
 };

@@ -1,5 +1,5 @@
 #pragma once
-// Ambient state that decides about results or bytes: the Context of a thread, which scopes change and put back, and the
+// Ambient state that affects results or bytes: the Context of a thread, which scopes change and restore, and the
 // Settings of the process (core/settings.h). There is no other.
 
 #include <cstdint>
@@ -22,25 +22,25 @@ class StepBlock;
 
 struct Context {
   Tape* tape = nullptr;                ///< records when set (autograd/tape.h)
-  PathId path = 0;                     ///< module path that allocations and nodes are labelled with
-  std::shared_ptr<Resource> resource;  ///< used for tensors on its device; null: default_resource
-  Generator* generator = nullptr;      ///< null: a thread-local default with seed 0
-  Transaction* transaction = nullptr;  ///< where side effects of a step are staged (core/tensor/transaction.h)
-  bool is_recomputing = false;         ///< a segment is run again: operators must have no side effects
+  PathId path = 0;                     ///< module path that labels allocations and nodes
+  std::shared_ptr<Resource> resource;  ///< for tensors on its device; defaults to default_resource
+  Generator* generator = nullptr;      ///< defaults to a thread-local generator with seed 0
+  Transaction* transaction = nullptr;  ///< stages the side effects of a step (core/tensor/transaction.h)
+  bool is_recomputing = false;         ///< during recomputation: operators must have no side effects
   bool allows_tf32 = false;            ///< f32 products of a CUDA device may be in TF32 (core/launch/tf32.h)
-  int assumed_capability = 0;          ///< of dry CUDA devices (core/launch/compute_capability.h); 0: none is assumed
-  std::shared_ptr<ParameterStore> parameter_store;  ///< takes parameters that are made (core/tensor/parameter_store.h)
-  ParameterUse* parameter_use = nullptr;            ///< the step or evaluation that is under way
-  kernels::StepBlock* step_block = nullptr;  ///< of the step that is recorded (core/kernels/shared/step_numbers.h)
+  int assumed_capability = 0;          ///< of dry CUDA devices (core/launch/compute_capability.h); 0 assumes none
+  std::shared_ptr<ParameterStore> parameter_store;  ///< receives new parameters (core/tensor/parameter_store.h)
+  ParameterUse* parameter_use = nullptr;            ///< the step or evaluation in progress
+  kernels::StepBlock* step_block = nullptr;         ///< of the step being captured (core/kernels/shared/step_numbers.h)
 };
 
 /// This thread's context.
 Context& context() noexcept;
 
-/// The resource that a new tensor on `device` is taken from.
+/// The resource for new tensors on `device`.
 std::shared_ptr<Resource> current_resource(Device device);
 
-/// The generator in force.
+/// The current generator.
 Generator& current_generator() noexcept;
 
 /// Interns `parent`.`name` ("gpt" + "h" -> "gpt.h"); the same pair always gives the same id. Thread-safe.
@@ -61,7 +61,7 @@ class PathScope {
   PathId before_;
 };
 
-/// Takes tensors of the resource's device from `resource` for a scope.
+/// Sets the resource for tensors of its device for a scope.
 class ResourceScope {
  public:
   explicit ResourceScope(std::shared_ptr<Resource> resource);
@@ -73,7 +73,7 @@ class ResourceScope {
   std::shared_ptr<Resource> before_;
 };
 
-/// Draws random numbers from `generator` for a scope.
+/// Sets the generator for a scope.
 class GeneratorScope {
  public:
   explicit GeneratorScope(Generator& generator) : before_(context().generator) { context().generator = &generator; }

@@ -82,7 +82,7 @@ Tensor to_device(const Tensor& t, Device device, Category category) {
 void check_scalar(const char* operation, const Tensor& t, double value) {
   if (is_floating(t.dtype()) || (std::trunc(value) == value && std::abs(value) < 0x1p63)) return;
   throw DTypeError(std::string(operation) + ": " + std::to_string(value) + " is no integer, and the tensor is " +
-                   describe(t) + "; to_dtype(x, DType::f32) first, or an integer is allowed");
+                   describe(t) + "; use to_dtype(x, DType::f32) first, or an integer");
 }
 
 void fill(const Tensor& t, double value) {

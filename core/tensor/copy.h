@@ -1,6 +1,6 @@
 #pragma once
-// Copies that no tape sees, between layouts, dtypes and devices, and to and from the host's memory. The first throw
-// AutogradError where they would cut a gradient (core/tensor/unrecorded.h).
+// Copies outside the tape, between layouts, dtypes and devices, and to and from host memory. The first group throws
+// AutogradError where it would cut a gradient (core/tensor/unrecorded.h).
 
 #include <span>
 #include <vector>
@@ -20,14 +20,14 @@ Tensor clone(const Tensor& t, Category category = Category::temporary);
 Tensor contiguous(const Tensor& t);
 /// A dense copy in another dtype; t itself when it has that dtype.
 Tensor to_dtype(const Tensor& t, DType dtype);
-/// A dense copy on another device; t itself when it is there. Between two CUDA devices the bytes go through the host's
-/// memory. A dry device has no data: copying to it copies nothing, copying *from* it throws DeviceError.
+/// A dense copy on another device; t itself when it is there. Copies between two CUDA devices pass through host memory.
+/// A dry device has no data: copying to it copies nothing, copying *from* it throws DeviceError.
 Tensor to_device(const Tensor& t, Device device, Category category = Category::temporary);
-/// Sets every element, converted to t's dtype. Counts as a write. Throws DTypeError as check_scalar does; so do those
-/// that are made of it.
+/// Sets every element, converted to t's dtype. Counts as a write. Throws DTypeError as check_scalar does; functions
+/// built on it do too.
 void fill(const Tensor& t, double value);
-/// Throws DTypeError where t's dtype is not floating and `value` no integer in 64 bits: computed in integers, it would
-/// lose what makes it another number.
+/// Throws DTypeError when t's dtype is not floating and `value` is not a 64-bit integer: integer arithmetic would lose
+/// its fraction.
 void check_scalar(const char* operation, const Tensor& t, double value);
 
 Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = cpu,
@@ -37,8 +37,8 @@ Tensor full(const Shape& shape, double value, DType dtype = DType::f32, Device d
 /// 0, 1, ..., n - 1.
 Tensor arange(std::int64_t n, DType dtype = DType::i64, Device device = cpu);
 
-/// A tensor made of values from the host, in row-major order; T is the C++ type of the dtype. On a dry device the
-/// values are not read. Throws ShapeError when the count does not fit the shape.
+/// A tensor of host values, in row-major order; T is the C++ type of the dtype. On a dry device the values are not
+/// read. Throws ShapeError when the count does not fit the shape.
 template <class T>
 Tensor from_host(std::span<const T> values, const Shape& shape, Device device = cpu,
                  Category category = Category::temporary);

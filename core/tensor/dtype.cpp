@@ -13,7 +13,7 @@ DType parse_dtype(std::string_view text) {
     if (i > 0) allowed += ", ";
     allowed += to_string(dtype);
   }
-  throw ValueError("parse_dtype: unknown dtype '" + std::string(text) + "', allowed are " + allowed);
+  throw ValueError("parse_dtype: unknown dtype '" + std::string(text) + "', expected " + allowed);
 }
 
 }  // namespace thimble

@@ -1,7 +1,7 @@
 #pragma once
-// Whether functions that differ between training and evaluation (dropout, the dropout of attention, batch norm) train
-// or evaluate. Layers open a scope by their own mode (nn/layers/module.h), nn::Trainer opens one around its evaluation,
-// and a loop by hand one around its own:
+// Whether functions that differ between training and evaluation (dropout, attention's dropout, batch norm) train or
+// evaluate. Layers open a scope by their mode (nn/layers/module.h), nn::Trainer opens one around its evaluation, a
+// hand-written loop opens one itself:
 //
 //   const EvaluationScope evaluating;
 //   const NoGrad off;
@@ -12,7 +12,7 @@ namespace thimble {
 /// On this thread; false outside of scopes.
 bool is_evaluating() noexcept;
 
-/// Functions evaluate for a scope, or, where `is_evaluating` is false, train.
+/// Evaluates for a scope, or trains where `is_evaluating` is false.
 class EvaluationScope {
  public:
   explicit EvaluationScope(bool is_evaluating = true) noexcept;

@@ -1,10 +1,10 @@
 #pragma once
-// An allocator for single objects of one size that come and go all the time: handles, not tensor data.
+// An allocator for single objects of one size that are made and freed all the time: handles, not tensor data.
 //
 // Policy
-// - What is given back waits, up to `most` pieces for each thread, for the next object that this thread makes; the heap
-//   is asked only beyond that. A thread's pieces go back to the heap when it ends, and by release_recycled().
-// - With AddressSanitizer nothing waits, so that a late use is found.
+// - Each thread keeps up to `most` freed objects for its next ones and asks the heap only beyond that. They return to
+//   the heap when the thread ends, or by release_recycled().
+// - With AddressSanitizer nothing is kept, so that use after free is found.
 
 #include <cstddef>
 #include <new>
@@ -13,7 +13,7 @@
 namespace thimble {
 namespace recycled_detail {
 
-/// Free pieces of one size (the first one's) that wait in this thread.
+/// Freed objects of one size (the first one's) in this thread.
 class Bin {
  public:
   static constexpr std::size_t most = 1 << 14;
@@ -25,7 +25,7 @@ class Bin {
     --here().count_;
     return piece;
   }
-  /// False where there is no room for it.
+  /// False when it is full.
   static bool put(void* at, std::size_t bytes) noexcept {
     if (is_gone() || here().count_ == most) return false;
     if (here().first_ == nullptr) here().piece_bytes_ = bytes;
@@ -78,7 +78,7 @@ inline constexpr bool recycles = true;
 
 }  // namespace recycled_detail
 
-/// Gives what waits in this thread back to the heap.
+/// Returns this thread's freed objects to the heap.
 inline void release_recycled() noexcept { recycled_detail::Bin::release(); }
 
 /// For std::allocate_shared.

@@ -1,6 +1,6 @@
 #pragma once
-// The one interface through which bytes are had. Policies (ledger, limit, trace) are decorators that own their
-// upstream by shared_ptr; the arena at the bottom owns the address range.
+// The one interface for memory. Policies (ledger, limit, trace) are decorators that own their upstream by shared_ptr;
+// the arena at the bottom owns the address range.
 
 #include <atomic>
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace thimble {
 
-/// What a block is for. Every block has exactly one category at any time.
+/// The purpose of a block. Every block has exactly one category at any time.
 enum class Category : std::uint8_t {
   parameter,
   gradient,
@@ -21,7 +21,7 @@ enum class Category : std::uint8_t {
   temporary,
   workspace,
   input,
-  communication  ///< on its way between ranks: buckets, what comes from others
+  communication  ///< in transit between ranks: buckets, received data
 };
 inline constexpr std::size_t category_count = 8;
 /// "parameter", "gradient", ...
@@ -33,7 +33,7 @@ using PathId = std::uint32_t;
 /// An execution queue of a device; the null stream on a CPU.
 using Stream = void*;
 
-/// What is asked of a resource. `bytes` > 0; `alignment` is a power of two.
+/// One request for memory. `bytes` > 0; `alignment` is a power of two.
 struct Request {
   std::size_t bytes = 0;
   std::size_t alignment = 64;
@@ -42,9 +42,9 @@ struct Request {
   Stream stream = nullptr;
 };
 
-/// One allocation. The resource that made it owns it and may move it while no launch runs and nobody pins it: `address`
-/// is looked up when a kernel is launched, never kept. On a dry device `address` is a number, never dereferenced. The
-/// handle itself never moves.
+/// One allocation. Its resource owns it and may move it while no launch runs and it is not pinned: `address` is looked
+/// up at each launch, never kept. On a dry device `address` is a number, never dereferenced. The handle itself never
+/// moves.
 struct Block {
   std::byte* address = nullptr;
   std::size_t bytes = 0;  ///< as requested
@@ -66,8 +66,8 @@ class Resource {
   virtual Device device() const noexcept = 0;
 };
 
-/// The resource that tensors on `device` use unless the Context names another. Made at first use; throws DeviceError
-/// when the device is not there. Defined by memory/default_resource.cpp.
+/// The default resource for tensors on `device`. Made at first use; throws DeviceError when the device does not exist.
+/// Defined by memory/default_resource.cpp.
 std::shared_ptr<Resource> default_resource(Device device);
 
 }  // namespace thimble

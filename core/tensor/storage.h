@@ -1,6 +1,6 @@
 #pragma once
-// One block of one resource. It can move: its address is looked up when a kernel is launched, never kept. One in a
-// parameter store (core/tensor/parameter_store.h) is without a block while it is away.
+// One block of one resource. It can move: its address is looked up at each launch, never kept. A storage in a parameter
+// store (core/tensor/parameter_store.h) has no block while it is away.
 
 #include <cstdint>
 #include <memory>
@@ -35,8 +35,7 @@ class Storage {
     return held_ > 0 && base_category_ == Category::temporary ? Category::activation : base_category_;
   }
 
-  /// What the block is for when backward does not need it. While it is held for backward, a temporary counts as an
-  /// activation.
+  /// The block's purpose when backward does not need it. While held for backward, a temporary counts as an activation.
   void set_category(Category category) noexcept;
 
   /// Counted: the tape holds every storage that backward will read.
@@ -44,8 +43,8 @@ class Storage {
   bool is_held_for_backward() const noexcept { return held_ > 0; }
   void release_from_backward() noexcept;
 
-  /// Counts in-place writes: the tape compares it to find tensors that were overwritten. While somebody may write at
-  /// any time, no two calls agree.
+  /// Counts in-place writes, so that the tape finds overwritten tensors. While a WritePin lives, every call returns a
+  /// new version.
   std::uint32_t version() const noexcept { return writers_ > 0 ? ++version_ : version_; }
   void bump_version() noexcept { ++version_; }
   void begin_write() noexcept { ++version_, ++writers_; }
@@ -53,25 +52,25 @@ class Storage {
   /// Restores the version of fetched bytes, so version checks still pass.
   void take_version(std::uint32_t version) noexcept { version_ = version; }
 
-  /// Null while it is away.
+  /// Null while away.
   std::byte* address(Access) const noexcept { return block_ != nullptr ? block_->address : nullptr; }
 
-  /// Counted: a pinned block is not moved. pin() is called from inside of a launch, so that no compaction is under way;
-  /// unpin() from anywhere.
+  /// Counted: a pinned block is not moved. pin() is called inside a launch, so that no compaction runs; unpin() from
+  /// anywhere.
   void pin(Access) noexcept { block_->pins.fetch_add(1, std::memory_order_relaxed); }
   void unpin() noexcept { block_->pins.fetch_sub(1, std::memory_order_release); }
   bool is_pinned() const noexcept { return block_ != nullptr && block_->pins.load(std::memory_order_relaxed) > 0; }
 
-  /// False while it is away.
+  /// False while away.
   bool is_here() const noexcept { return block_ != nullptr; }
-  /// The store that has its bytes between uses, and what it calls this storage there; null: they are always here.
+  /// The store that has its bytes between uses, and this storage's index there; null when the bytes are always here.
   const std::shared_ptr<ParameterStore>& store() const noexcept { return store_; }
   std::uint32_t index_in_store() const noexcept { return index_in_store_; }
 
-  /// For the store: takes the storage in; null: lets it out, while it is here.
+  /// For the store: enters the storage, or removes it (null) while it is here.
   void set_store(std::shared_ptr<ParameterStore> store, std::uint32_t index) noexcept;
-  /// For the store: gives the block back, which nobody has pinned; takes one again, whose bytes are not set. Neither
-  /// changes the version. take_block() throws OutOfMemory.
+  /// For the store: gives back the unpinned block; takes one again, whose bytes are not set. Neither changes the
+  /// version. take_block() throws OutOfMemory.
   void give_block_back() noexcept;
   void take_block();
 
@@ -79,7 +78,7 @@ class Storage {
   void relabel() noexcept;
 
   std::shared_ptr<Resource> resource_;
-  Block* block_ = nullptr;  // null: it is away
+  Block* block_ = nullptr;  // null while away
   std::size_t bytes_;
   std::shared_ptr<ParameterStore> store_;
   std::uint32_t index_in_store_ = 0;

@@ -1,6 +1,6 @@
 #pragma once
 // A tensor is a value handle: a storage, a shape, strides (in elements), an offset and a dtype. Copies alias; `clone()`
-// (core/tensor/copy.h) copies. This header knows no operators: those are functions (autograd/functions.h).
+// (core/tensor/copy.h) copies. Operators are functions (autograd/functions.h).
 
 #include <cstdint>
 #include <memory>
@@ -17,18 +17,18 @@ namespace thimble {
 struct Leaf;
 class Transaction;
 
-/// A tensor's value on its tape. Opaque outside of autograd/; tape 0: on none.
+/// A tensor's value on its tape. Opaque outside autograd/; tape 0 means on no tape.
 struct TapeRef {
   std::uint32_t tape = 0;
   std::uint32_t value = 0;
 };
 
-/// How a tensor that is no leaf depends on leaves that need a gradient. detach() makes it a constant.
+/// How a tensor that is not a leaf depends on leaves that need a gradient. detach() makes it a constant.
 enum class Origin : std::uint8_t {
   constant,    ///< it does not
-  recorded,    ///< through what a tape has recorded
-  unrecorded,  ///< through something that was computed where nothing was recorded: for a tape it is a constant
-  gradient     ///< it is a gradient, or made of one: to be used as a constant it must be detached
+  recorded,    ///< through recorded operations
+  unrecorded,  ///< through an unrecorded operation; a tape treats it as a constant
+  gradient     ///< it is a gradient or computed from one; detach it to use it as a constant
 };
 
 class Tensor {
@@ -64,20 +64,21 @@ class Tensor {
   /// Null when there are no elements.
   const std::shared_ptr<Storage>& storage() const noexcept { return storage_; }
 
-  /// Another window on the same storage; bounds are the caller's business (core/tensor/view.h has the checked ones).
-  /// Carries neither tape nor leaf. Throws AutogradError where that would cut a gradient (core/tensor/unrecorded.h).
+  /// Another window on the same storage; the caller checks bounds (core/tensor/view.h has checked ones). Carries
+  /// neither tape nor leaf. Throws AutogradError where that would cut a gradient (core/tensor/unrecorded.h).
   Tensor window(const Shape& shape, const Shape& strides, std::int64_t offset) const;
 
-  /// Scales for quantized dtypes: real value = stored value x scale, broadcast over the trailing axes. Undefined: 1.
+  /// Scales for quantized dtypes: real value = stored value x scale, broadcast over the trailing axes. Undefined means
+  /// 1.
   const std::shared_ptr<const Tensor>& scale() const noexcept { return scale_; }
   void set_scale(Tensor scale);
 
-  /// Makes this tensor (and the copies made of it from now on) a leaf: backward accumulates its gradient. Throws
-  /// DTypeError when it is not floating.
+  /// Makes this tensor (and its later copies) a leaf: backward accumulates its gradient. Throws DTypeError when it is
+  /// not floating.
   Tensor& require_grad();
-  /// Freezes a leaf (false) or thaws it, for all of its handles. While it is frozen it is a constant everywhere:
-  /// nothing is kept, computed or accumulated for it, and the gradient that it had is dropped, so that no optimizer
-  /// updates it. Throws AutogradError when this is not a leaf.
+  /// Freezes a leaf (false) or thaws it, for all of its handles. A frozen leaf is a constant everywhere: nothing is
+  /// kept, computed or accumulated for it, and its gradient is dropped, so that no optimizer updates it. Throws
+  /// AutogradError when this is not a leaf.
   void set_requires_grad(bool requires_grad) const;
   /// A leaf that is not frozen.
   bool requires_grad() const noexcept;
@@ -85,7 +86,7 @@ class Tensor {
   /// is not a leaf.
   Tensor& grad() const;
 
-  /// The same place on its tape, without the bytes: for Tape::backward, where nobody else reads a result.
+  /// The same value on its tape, without the bytes: for Tape::backward, when the result has no other reader.
   Tensor without_bytes() const;
 
   /// Same storage, on no tape and no leaf: a constant.
@@ -94,7 +95,7 @@ class Tensor {
   const std::shared_ptr<Leaf>& leaf() const noexcept { return leaf_; }
   TapeRef tape_ref() const noexcept { return tape_ref_; }
   Origin origin() const noexcept { return origin_; }
-  /// Of a tensor that is made of this one, and not recorded.
+  /// The origin of an unrecorded result of this tensor.
   Origin origin_unrecorded() const noexcept;
   void set_tape_ref(TapeRef ref, Origin origin) noexcept {
     tape_ref_ = ref;
@@ -116,16 +117,16 @@ class Tensor {
   Origin origin_ = Origin::constant;
 };
 
-/// What every handle of a leaf shares.
+/// The state shared by every handle of a leaf.
 struct Leaf {
   Tensor grad;
   TapeRef tape_ref;                    ///< its value on the tape that saw it last
   bool is_trained = false;             ///< by that tape
   bool is_frozen = false;              ///< needs no gradient at present (Tensor::set_requires_grad)
-  bool is_input = false;               ///< trained by every tape: what the step has from elsewhere (optim/pipeline.h)
-  Transaction* transaction = nullptr;  ///< the step that will put grad back if it fails (core/tensor/transaction.h)
-  /// Where the modules that list this leaf as a parameter hold it (nn/layers/module.h); null where that handle has
-  /// gone.
+  bool is_input = false;               ///< trained by every tape: the step's input from another stage
+                                       ///< (optim/pipeline.h)
+  Transaction* transaction = nullptr;  ///< the step that restores grad if it fails (core/tensor/transaction.h)
+  /// The members of modules that hold this leaf as a parameter (nn/layers/module.h); null where the handle is gone.
   std::vector<std::shared_ptr<Tensor* const>> members = {};
 };
 

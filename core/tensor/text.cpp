@@ -19,11 +19,11 @@
 namespace thimble {
 namespace text_detail {
 
-constexpr std::int64_t longest_whole = 1000;  // elements that are printed without leaving any out
+constexpr std::int64_t longest_whole = 1000;  // more elements than this are abridged
 constexpr int precision = 8;                  // digits after the point
 constexpr std::size_t line_width = 75;
 
-// A finite number's fewest significant digits that give it back in its dtype, and the exponent of the first of them.
+// The fewest significant digits that identify a finite number in its dtype, and the exponent of the first.
 struct Digits {
   bool is_negative = false;
   std::string digits = "0";
@@ -69,7 +69,7 @@ Digits limited(double value, DType dtype, bool is_exponent_form) {
   const int behind = static_cast<int>(d.digits.size()) - 1 - (is_exponent_form ? 0 : d.exponent);
   if (behind <= precision) return d;
   if (is_exponent_form) return parse_scientific(scientific(value, precision));
-  return parse_scientific(scientific(value, precision + d.exponent));  // smaller ones than 1e-4 have the other form
+  return parse_scientific(scientific(value, precision + d.exponent));  // below 1e-4 the other form is used
 }
 
 struct Parts {
@@ -160,7 +160,7 @@ std::vector<std::string> integer_words(const Tensor& t) {
   return words;
 }
 
-// The elements that are shown: all, or `edge` at either end of every axis.
+// The shown elements: all, or `edge` at either end of every axis.
 Tensor shown(const Tensor& t, std::int64_t edge) {
   Tensor result = t.detach();
   for (int axis = 0; axis < t.rank(); ++axis) {
@@ -176,7 +176,7 @@ Tensor shown(const Tensor& t, std::int64_t edge) {
   return result;
 }
 
-// Lays words out as nested lists. `shape` is what is shown, `cut[axis]` whether the axis has dots in its middle.
+// Lays words out as nested lists. `shape` is the shown shape, `cut[axis]` whether the axis has dots in its middle.
 struct Layout {
   std::vector<std::string> words;
   Shape shape;
@@ -223,7 +223,7 @@ struct Layout {
 
 std::string to_text(const Tensor& t, int edge) {
   if (!t.defined()) return describe(t);
-  if (edge < 1) throw ValueError("to_text: edge " + std::to_string(edge) + "; allowed: 1 and more");
+  if (edge < 1) throw ValueError("to_text: edge " + std::to_string(edge) + "; expected at least 1");
   if (t.device().is_dry) throw DeviceError("to_text: " + describe(t) + " has no values: a dry device runs no kernels");
   if (t.elements() == 0) return "[]";
   const bool is_cut = t.elements() > text_detail::longest_whole;

@@ -23,7 +23,7 @@ Transaction::Transaction() : generator_(current_generator()), pass_(generator_),
 Transaction::~Transaction() {
   context().transaction = before_;
   put_back();
-  // What a step has drawn does not count after it.
+  // Calls drawn in a step do not count after it.
   if (before_ != nullptr || generator_.is_in_pass()) generator_.start_pass();
   for (GradientBefore& before : gradients_) {
     before.leaf->transaction = before.transaction;
@@ -52,12 +52,12 @@ void Transaction::keep(const Tensor& target) {
   kept_.push_back({state, clone(state)});
 }
 
-/// Last first: where two targets overlap, the first copy has what the step began with.
+/// Last first: where targets overlap, the first copy holds the step's initial values.
 void Transaction::put_back() noexcept {
   is_keeping_ = false;
   for (auto entry = kept_.rbegin(); entry != kept_.rend(); ++entry) {
     try {
-      const ParameterUse use;  // where it is a parameter that has gone away since
+      const ParameterUse use;  // where a parameter has been evicted since
       copy_into(entry->target, entry->pending);
     } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): another failure is on its way
     }

@@ -1,7 +1,7 @@
 #pragma once
-// A step is a transaction: what a forward changes besides its result (batch-norm statistics, the generator's step) is
-// staged, and committed when the whole step has succeeded; the gradients it adds to are set aside; buffers that a loss
-// writes in place are kept. A step that throws leaves no trace.
+// A step is a transaction: a forward's side effects (batch-norm statistics, the generator's step) are staged and
+// committed when the whole step has succeeded; the gradients it adds to are set aside; buffers that a loss writes in
+// place are kept. A step that throws leaves no trace.
 
 #include <array>
 #include <cstdint>
@@ -14,22 +14,22 @@
 
 namespace thimble {
 
-/// A change of state by what one forward has found, such as batch statistics: apart from the state, so that ranks can
-/// tell each other what they found, and each makes all changes in the order of one rank (optim/ranks.h).
+/// A change of state found by one forward, such as batch statistics: separate from the state, so that ranks can
+/// exchange their findings and each applies all changes in the order of one rank (optim/ranks.h).
 struct StateUpdate {
-  Tensor found;                       ///< f64, dense; undefined where nothing was
-  std::array<Tensor, 3> state;        ///< that changes
+  Tensor found;                       ///< f64, dense; undefined when not used
+  std::array<Tensor, 3> state;        ///< to be changed
   double number = 0;                  ///< batch norm: the momentum; FP8: the margin
   std::int64_t step = 0;              ///< FP8: the recorded step
   DType dtype = DType::f32;           ///< FP8: of the codes
   std::int64_t row = 0;               ///< FP8: the operand's row of the state
-  std::int64_t micro_batch = 0;       ///< of this rank, that it was found in
+  std::int64_t micro_batch = 0;       ///< of this rank
   void (*apply)(const StateUpdate&);  ///< changes writable_state(state[i])
 };
 
-/// While one is alive on this thread, `staged(target)` gives a private copy of a state tensor, and backward leaves the
-/// gradients of before untouched; `commit()` writes the copies back, keeps the new gradients and advances the generator
-/// by one step. Destruction without commit drops the copies and puts the gradients of before back.
+/// While one is alive on this thread, `staged(target)` gives a private copy of a state tensor, and backward leaves
+/// earlier gradients untouched; `commit()` writes the copies back, keeps the new gradients and advances the generator
+/// by one step. Destruction without commit drops the copies and restores the earlier gradients.
 class Transaction {
  public:
   Transaction();
@@ -37,29 +37,29 @@ class Transaction {
   Transaction(const Transaction&) = delete;
   Transaction& operator=(const Transaction&) = delete;
 
-  /// The pending value of `target`, equal to it at first; further changes in the same step see the earlier ones.
+  /// The pending value of `target`, initially equal to it; later changes in the same step see earlier ones.
   Tensor staged(const Tensor& target);
-  /// Called before `leaf`'s gradient is written: from then on it is this step's own. A gradient that was there before
-  /// is copied once (its bytes count twice until the step ends); where there was none this costs nothing.
+  /// Called before `leaf`'s gradient is written: from then on it belongs to this step. An earlier gradient is copied
+  /// once (its bytes count twice until the step ends); without one this costs nothing.
   void stage_gradient(const std::shared_ptr<Leaf>& leaf);
-  /// Called before state is written in place (keep_state): a copy of it, which counts until the step ends, puts it back
-  /// unless the step is committed. Takes the target's bytes at its first write.
+  /// Called before state is written in place (keep_state): keeps a copy, which counts until the step ends and is
+  /// restored unless the step commits. Copies at the target's first write.
   void keep(const Tensor& target);
-  /// From now on nothing is kept: what follows are the step's own updates.
+  /// Stops keeping: the writes after it are the step's updates.
   void end_keeping() noexcept { is_keeping_ = false; }
-  /// Drops staged and deferred changes of state tensors, and puts back those that were written in place; leaves
-  /// gradients and the generator alone.
+  /// Drops staged and deferred changes of state tensors and restores the ones written in place; leaves gradients and
+  /// the generator unchanged.
   void drop_state() noexcept;
-  /// From now on changes of state wait (defer()) until the caller applies them.
+  /// From now on state changes wait (defer()) until the caller applies them.
   void defer_updates() noexcept { defers_ = true; }
   bool defers() const noexcept { return defers_; }
   void defer(StateUpdate update);
-  /// What is deferred from now on was found in this micro-batch.
+  /// The micro-batch of changes deferred from now on.
   void set_micro_batch(std::int64_t number) noexcept { micro_batch_ = number; }
-  /// Those that wait, in the order in which they came.
+  /// The deferred changes, in order of arrival.
   std::vector<StateUpdate>& deferred() noexcept { return updates_; }
   void commit();
-  /// Frees the room for the next transaction that this thread's last one has left.
+  /// Frees this thread's room for the next transaction.
   static void release_room() noexcept;
   std::size_t staged_count() const noexcept { return entries_.size(); }
 
@@ -69,10 +69,10 @@ class Transaction {
   };
   struct GradientBefore {
     std::shared_ptr<Leaf> leaf;
-    Tensor grad;               // as it was; undefined when there was none
+    Tensor grad;               // earlier value; undefined when there was none
     Transaction* transaction;  // that had staged it before
   };
-  /// Empty, with the room that this thread's last transaction has left: a steady step does not ask the heap.
+  /// Empty tables that reuse the room of this thread's last transaction: a steady step does not allocate.
   struct Tables {
     std::vector<Entry> entries;
     std::vector<GradientBefore> gradients;
@@ -84,7 +84,7 @@ class Transaction {
   std::vector<Entry> entries_;
   std::vector<GradientBefore> gradients_;
   std::vector<StateUpdate> updates_;
-  std::vector<Entry> kept_;  // targets that were written in place, and what they were
+  std::vector<Entry> kept_;  // targets written in place, and their earlier values
   bool is_keeping_ = true;
   bool defers_ = false;
   std::int64_t micro_batch_ = 0;
@@ -93,15 +93,15 @@ class Transaction {
   Transaction* before_;
 };
 
-/// Where an operator writes a change of `target`: its staged copy inside of a transaction, else `target` itself.
+/// Where an operator writes a change of `target`: its staged copy inside a transaction, else `target` itself.
 Tensor writable_state(const Tensor& target);
 
-/// Called by everything that writes a tensor in place (copy_into, fill, fill_normal, WritePin), before it does: inside
-/// of a transaction a module's buffer or parameter is kept (Transaction::keep), so that a step that fails puts it back;
-/// not one in a parameter store.
+/// Called before every in-place write of a tensor (copy_into, fill, fill_normal, WritePin): inside a transaction it
+/// keeps a module's buffer or parameter (Transaction::keep), so that a failed step restores it; not one in a parameter
+/// store.
 void keep_state(const Tensor& target);
 
-/// The transaction where changes of state are to wait, as StateUpdate; null: they are made at once.
+/// The transaction that defers state changes (StateUpdate); null when they apply at once.
 Transaction* deferring_transaction() noexcept;
 
 }  // namespace thimble

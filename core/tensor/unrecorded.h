@@ -1,14 +1,13 @@
 #pragma once
-// Unrecorded functions must not be called, while a tape records, on what needs a gradient: the gradient would end
-// there without a word.
+// While a tape records, unrecorded functions refuse tensors that need a gradient: the gradient would end there
+// silently.
 
 #include <thimble/core/tensor/tensor.h>
 
 namespace thimble {
 
 /// Throws AutogradError while a tape records, when `t` needs a gradient: a leaf that is not frozen, or a recorded value
-/// that depends on one. `instead` names what is recorded. Operators' own bodies, and backward, run where nothing is
-/// recorded.
+/// that depends on one. `instead` names the recorded function. Operators' bodies and backward run unrecorded.
 void check_unrecorded(const char* function, const Tensor& t, const char* instead);
 
 }  // namespace thimble

@@ -9,12 +9,12 @@
 namespace thimble::view {
 namespace view_detail {
 
-// Strides of t's elements under `shape`, where they exist. Both shapes are cut into the smallest groups of neighbouring
+// Strides of t's elements under `shape`, where they exist. Splits both shapes into the smallest groups of neighbouring
 // axes with equal products; a group of old axes must be laid out without gaps, and the new axes divide it.
 std::optional<Shape> reshaped_strides(const Tensor& t, const Shape& shape) {
   Shape strides = contiguous_strides(shape);
   if (t.elements() == 0 || t.is_contiguous()) return strides;
-  Shape sizes, steps;  // t's axes without those of size 1
+  Shape sizes, steps;  // t's axes of other sizes than 1
   for (int axis = 0; axis < t.rank(); ++axis) {
     if (t.shape()[axis] == 1) continue;
     sizes.push_back(t.shape()[axis]);

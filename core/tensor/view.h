@@ -1,7 +1,6 @@
 #pragma once
-// Other windows on the same storage. These are the layout rules only: no tape sees them, and they throw AutogradError
-// where they would cut a gradient (core/tensor/unrecorded.h). Programs use the differentiable functions of the same
-// names.
+// Other windows on the same storage. Only the layout rules: no tape sees them, and they throw AutogradError where they
+// would cut a gradient (core/tensor/unrecorded.h). Programs use the differentiable functions of the same names.
 
 #include <span>
 #include <vector>

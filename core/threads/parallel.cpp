@@ -1,14 +1,15 @@
-// The team: workers that are made when a call first needs them, and stay. A call publishes its body, computes part 0
-// itself and then whatever part no worker has begun, so that it never waits for a thread that the machine does not run.
+// The workers: made when a call first needs them, kept for the life of the process. A call publishes its body, computes
+// part 0 itself and then every part that no worker has begun, so that it never waits for a thread that the machine does
+// not run.
 //
-//   ticket   number of the call and its count of parts, in one word: what a worker has to know of a call
-//   claim    of a part: the last call whose part was taken; whoever raises it to the call's number computes the part
-//   bell     changes with every call; workers sleep on it. Those that had no part in the last call sleep on the
+//   ticket   number of the call and its count of parts, in one word: all that a worker needs to know of a call
+//   claim    of a part: the last call whose part was taken; the thread that raises it to the call's number computes it
+//   bell     changes with every call; workers sleep on it. Workers without a part in the last call sleep on the
 //            reserve's bell, which changes when a call has more parts than the one before
 //   pending  parts of the call that are not computed yet; the caller sleeps on it
 //
-// Who waits spins for a moment and then sleeps (a futex): calls follow one another within microseconds in a training
-// step, and a machine that others use is not kept busy by those who wait.
+// A waiting thread spins for a moment and then sleeps (a futex): calls follow one another within microseconds in a
+// training step, and sleeping threads leave a shared machine free.
 
 #include <thimble/core/threads/parallel.h>
 
@@ -32,7 +33,7 @@
 namespace thimble {
 namespace parallel_detail {
 
-constexpr int most_threads = 1024;                   // of a team; parts beyond them are computed by the caller
+constexpr int most_threads = 1024;                   // of all workers; the caller computes the parts beyond them
 constexpr std::chrono::microseconds spin_time{100};  // see docs/lab/performance.md, "Threads that wait"
 
 using Body = FunctionRef<void(int)>;
@@ -43,9 +44,9 @@ struct alignas(64) Claim {
 
 /// One for the process, never destroyed: workers outlive main().
 struct Team {
-  std::atomic<bool> is_taken{false};              // by the thread whose call it is
-  int workers = 0;                                // written by that thread alone
-  const int processors = available_processors();  // read here, before there are workers: it asks the heap
+  std::atomic<bool> is_taken{false};              // by the calling thread
+  int workers = 0;                                // written only by that thread
+  const int processors = available_processors();  // read here, before there are workers, because it allocates
   const Body* body = nullptr;
   alignas(64) std::atomic<std::uint64_t> ticket{0};
   alignas(64) std::atomic<int> bell{0};
@@ -82,13 +83,13 @@ void wait_while(const std::atomic<int>& word, int value, bool spins) noexcept {
   word.wait(value, std::memory_order_acquire);
 }
 
-/// Takes a part of a call; false where somebody has.
+/// Takes a part of a call; false when another thread has it.
 bool claim(Team& t, int part, std::uint64_t call) noexcept {
   std::uint64_t last = t.claims[part].call.load(std::memory_order_relaxed);
   return last < call && t.claims[part].call.compare_exchange_strong(last, call, std::memory_order_acq_rel);
 }
 
-/// Computes a part that was claimed. Its call cannot end before, so the body is there.
+/// Computes a claimed part. Its call cannot end before, so the body is valid.
 void compute(Team& t, int part) noexcept {
   (*t.body)(part);
   if (t.pending.fetch_sub(1, std::memory_order_acq_rel) == 1) t.pending.notify_one();
@@ -111,7 +112,7 @@ void* work(void* argument) noexcept {
   }
 }
 
-/// The child of a fork has none of the workers.
+/// The child of a fork has no workers.
 void forget_workers() noexcept {
   Team& t = team();
   t.workers = 0;
@@ -119,7 +120,7 @@ void forget_workers() noexcept {
   t.is_taken.store(false);
 }
 
-/// Makes workers up to `count`, or as many as the system gives. They leave signals to the program's own threads.
+/// Makes workers up to `count`, or as many as the system gives. They block signals, which the program's threads handle.
 void hire(Team& t, int count) noexcept {
   static const bool is_registered = pthread_atfork(nullptr, nullptr, forget_workers) == 0;
   static_cast<void>(is_registered);
@@ -168,7 +169,7 @@ int thread_count() noexcept { return settings().threads.load(std::memory_order_r
 
 void set_thread_count(int threads) {
   if (threads < 1) {
-    throw ValueError("set_thread_count: " + std::to_string(threads) + " threads, allowed are 1 and more");
+    throw ValueError("set_thread_count: " + std::to_string(threads) + " threads, expected at least 1");
   }
   settings().threads.store(threads, std::memory_order_relaxed);
 }
@@ -196,7 +197,7 @@ void parallel_threads(int threads, FunctionRef<void(int)> body) {
   using namespace parallel_detail;
   int done = 0;
   Team& t = team();
-  // A thread that finds the team at work for another one computes alone: the processors are in use.
+  // When another thread's call has the workers, this thread computes by itself: the processors are in use.
   if (threads > 1 && !is_inside && !t.is_taken.exchange(true, std::memory_order_acquire)) {
     done = std::min(threads, most_threads);
     run_team(t, done, body);

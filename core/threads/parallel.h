@@ -1,6 +1,5 @@
 #pragma once
-// Threads: the library's own (core/threads/parallel.cpp). Results do not depend on how many: borders of blocks do not,
-// either.
+// The library's threads (core/threads/parallel.cpp). Results and block borders do not depend on their number.
 
 #include <cstdint>
 #include <memory>
@@ -13,7 +12,7 @@ namespace thimble {
 /// (core/threads/cpu_quota.h), unless set. Workspaces depend on it: kernels::describe_compute() names it.
 int thread_count() noexcept;
 
-/// Sets the number of threads (>= 1; more than there are cores is allowed). Throws ValueError.
+/// Sets the number of threads (>= 1; may exceed the cores). Throws ValueError.
 void set_thread_count(int threads);
 
 /// A non-owning reference to a callable, so that parallel_for needs no allocation.
@@ -36,11 +35,11 @@ class FunctionRef<R(Args...)> {
 };
 
 /// Calls body(begin, end) for the ranges [0, grain), [grain, 2 grain), ... of [0, count), each exactly once, on up to
-/// thread_count() threads. Ranges given to a call are always whole grains: which thread runs one is not specified. The
-/// body must not throw and must not allocate. Nested calls run in the caller's thread.
+/// thread_count() threads. Ranges given to a call are whole grains; the thread that runs one is unspecified. The body
+/// must not throw and must not allocate. Nested calls run in the caller's thread.
 void parallel_for(std::int64_t count, std::int64_t grain, FunctionRef<void(std::int64_t, std::int64_t)> body);
 
-/// Calls body(t) once for each t = 0 .. threads - 1, not always at a time; for kernels with a workspace per thread.
+/// Calls body(t) once for each t = 0 .. threads - 1, not always concurrently; for kernels with a workspace per thread.
 void parallel_threads(int threads, FunctionRef<void(int)> body);
 
 }  // namespace thimble

@@ -1,5 +1,5 @@
 #pragma once
-// The stack of each of the team's workers (core/threads/parallel.cpp), which counts among a process's bytes
+// The stack of each worker (core/threads/parallel.cpp), which counts among a process's bytes
 // (memory/process/outside.h).
 
 #include <cstddef>

@@ -58,5 +58,5 @@ TEST_CASE("file_stream: reading names what is missing", "[files]") {
   CHECK(contains(file_error([&] { InputFile(folder / "none"); }), "cannot open"));
   CHECK(contains(file_error([&] { InputFile(folder.path()); }), "is not a regular file"));
   CHECK(text_of(read_whole_file(path, 5)) == "01234");
-  CHECK(contains(file_error([&] { read_whole_file(path, 4); }), "5 bytes; allowed here: at most 4"));
+  CHECK(contains(file_error([&] { read_whole_file(path, 4); }), "5 bytes; expected at most 4"));
 }

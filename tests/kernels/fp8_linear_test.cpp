@@ -362,7 +362,7 @@ TEST_CASE("fp8_linear: what is refused", "[fp8]") {
   CHECK_THROWS_AS(fp8_decode_into(zeros({4, 32}, DType::bf16), codes, 1, 0), ShapeError);
   CHECK_THROWS_AS(fp8_decode_into(zeros({4, 32}, DType::f32), codes, 0, 0), ShapeError);
   CHECK_THROWS_AS(make_fp8_state(0, cpu), ValueError);
-  CHECK(text([&] { make_fp8_state(1025, cpu); }) == "fp8: a history of 1025 steps; allowed are 1 to 1024");
+  CHECK(text([&] { make_fp8_state(1025, cpu); }) == "fp8: a history of 1025 steps; expected 1 to 1024");
   const Device gpu = dry(cuda());
   CHECK(text([&] {
           fp8_linear(zeros({4, 32}, DType::bf16, gpu), zeros({16, 32}, DType::bf16, gpu), {}, current);

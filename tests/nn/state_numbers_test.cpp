@@ -141,11 +141,11 @@ TEST_CASE("fp8 state: tensors that are no state are refused", "[fp8]") {
   const std::string begin = "fp8_linear: the state's ";
   for (const Shape& shape : {Shape{1, 2}, Shape{3}, Shape{16, 3}, Shape{3, 0}, Shape{3, 1025}}) {
     CHECK(with([&](Fp8State& s) { s.amax = zeros(shape); }) ==
-          "ShapeError " + begin + "amax is " + describe(zeros(shape)) + "; dense (3, 1 to 1024) is needed");
+          "ShapeError " + begin + "amax is " + describe(zeros(shape)) + "; expected dense (3, 1 to 1024)");
   }
   CHECK(with([](Fp8State& s) { s.amax = zeros({3, 16}, DType::f64); }).starts_with("DTypeError " + begin + "amax is "));
   CHECK(with([](Fp8State& s) { s.steps = zeros({3}, DType::i64); }).starts_with("ShapeError " + begin + "steps is "));
-  CHECK(with([](Fp8State& s) { s.steps = zeros({3, 2}, DType::i32); }).ends_with("; i64 is needed"));
+  CHECK(with([](Fp8State& s) { s.steps = zeros({3, 2}, DType::i32); }).ends_with("; expected i64"));
   CHECK(with([](Fp8State& s) { s.steps = Tensor(); }).starts_with("ShapeError " + begin + "steps is "));
   CHECK(with([](Fp8State& s) {
           s.steps = zeros({3, 2}, DType::i64, dry(cpu));

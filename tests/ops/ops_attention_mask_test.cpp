@@ -291,7 +291,7 @@ TEST_CASE("ops: attention's bad masks are named") {
   CHECK(contains(refusal<ShapeError>(with(randn({4, 5}))), "does not broadcast to scores (2, 2, 4, 6)"));
   CHECK(contains(refusal<ShapeError>(with(randn({1, 2, 2, 4, 6}))), "does not broadcast"));
   CHECK(contains(refusal<DTypeError>(with(full({4, 6}, 1, DType::i64))),
-                 "boolean, f64, f32, f16, bf16 and, for documents, i32"));
+                 "boolean, f64, f32, f16, bf16 or, for documents, i32"));
   CHECK(contains(refusal<DTypeError>(with(to_dtype(randn({4, 6}), DType::f8e4m3))), "boolean"));
   CHECK(contains(refusal<ShapeError>(with(full({2, 4}, 1, DType::i32))), "are (2, 6)"));
   CHECK(contains(refusal<ValueError>(with(documents_of({0, 0, 1, 1, 2, 2, 3, 3, 3, 2, 4, 4}, 2))),

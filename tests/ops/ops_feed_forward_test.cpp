@@ -309,7 +309,7 @@ TEST_CASE("ops: feed-forward layer in tiles and its operands", "[feed_forward]")
     FAIL("tiles of -1 rows were taken");
   } catch (const ValueError& error) {
     CHECK(std::string(error.what()) ==
-          "tiled_feed_forward: chunks of -1 rows; allowed: at least 1, or 0 for as many as suit");
+          "tiled_feed_forward: chunks of -1 rows; expected at least 1, or 0 for automatic");
   }
   const Values empty = pass(operands_of({0, 4}, 5, false, 1, DType::f32),
                             [&](const auto& all) { return call(TiledFeedForward{}, all, false); });

@@ -27,8 +27,8 @@ TEST_CASE("ops: integers take no numbers that are none") {
   CHECK_THROWS_AS(masked_fill(ids, less(ids, ids), 0.5), DTypeError);
   CHECK_THROWS_WITH(
       ids * 0.5,
-      "mul: 0.500000 is no integer, and the tensor is i64 (4) on cpu; to_dtype(x, DType::f32) first, or an "
-      "integer is allowed");
+      "mul: 0.500000 is no integer, and the tensor is i64 (4) on cpu; use to_dtype(x, DType::f32) first, or "
+      "an integer");
   using Ids = std::vector<std::int64_t>;
   CHECK(to_host<std::int64_t>(ids + 1) == Ids{1, 2, 3, 4});
   CHECK(to_host<std::int64_t>(5.0 - ids * -2) == Ids{5, 7, 9, 11});

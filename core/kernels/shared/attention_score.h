@@ -1,6 +1,6 @@
 #pragma once
-// What happens to tiles of scores between attention's products. Each step is a struct for run_panel: compiled for every
-// instruction set with its width of panels as a constant, so that the loops over queries become vectors.
+// Operations on tiles of scores between attention's products. Each step is a struct for run_panel: compiled for every
+// instruction set with its panel width as a constant, so that the loops over queries become vectors.
 
 #include <cstdint>
 #include <limits>
@@ -13,13 +13,13 @@
 namespace thimble::kernels::attention_detail {
 
 /// Queries of a panel: two vectors of them. More would read the keys less often, but with a causal mask compute more
-/// scores that nobody sees.
+/// hidden scores.
 template <class T>
 constexpr std::int64_t panel_queries(Isa isa) noexcept {
   return 2 * tile_lanes<T>(isa);
 }
 
-/// Step<T, panel, is_fused>::run(args...) for the instruction set in force.
+/// Step<T, panel, is_fused>::run(args...) for the current instruction set.
 template <template <class, int, bool> class Step, class T, class... Args>
 void run_panel(const Args&... args) {
 #if defined(__x86_64__)
@@ -30,7 +30,7 @@ void run_panel(const Args&... args) {
   Step<T, panel_queries<T>(Isa::generic), false>::run(args...);
 }
 
-/// Which probabilities of a block dropout keeps: bit j % 32 of [j / 32 panel + w] is key j's for query w.
+/// The probabilities of a block that dropout keeps: bit j % 32 of [j / 32 panel + w] is key j's for query w.
 using KeptBits = std::uint32_t;
 
 /// The decisions on 64 keys of one query, from their random words.
@@ -64,8 +64,8 @@ struct HideUnseen {
   }
 };
 
-/// scores (rows, panel) = exp(scores - running maximum), with maximum, sum and the weight of what came before (`old`)
-/// brought up to date. A query that has met nothing but -infinity keeps 0 as the maximum it subtracts.
+/// scores (rows, panel) = exp(scores - running maximum); updates maximum, sum and the factor of the earlier blocks
+/// (`old`). A query with only -infinity so far subtracts a maximum of 0.
 template <class T, int panel, bool is_fused>
 struct OnlineSoftmax {
   static void run(std::int64_t rows, T* __restrict scores, T* __restrict largest, T* __restrict sum,
@@ -118,8 +118,8 @@ struct DropScores {
   }
 };
 
-/// With P the probabilities and dP the gradients of the dropped ones: scores become the dropped P, gradients those of
-/// the scores, P (dP factor - delta).
+/// With P the probabilities and dP the gradients of the dropped ones: scores become the dropped P, gradients the
+/// scores' gradients, P (dP factor - delta).
 template <class T, int panel, bool is_fused>
 struct ScoreGradients {
   static void run(std::int64_t rows, const T* __restrict lse, const T* __restrict delta, T* __restrict scores,
@@ -163,8 +163,8 @@ struct ScaleColumns {
   }
 };
 
-/// What a finished panel divides by, and the logarithms: lse = largest + log(sum), inverse = 1 / sum; `of_none` in both
-/// where a query has met nothing but -infinity.
+/// A finished panel's divisors and logarithms: lse = largest + log(sum), inverse = 1 / sum; `of_none` in both where a
+/// query has only -infinity.
 template <class T, int panel, bool is_fused>
 struct FinishSums {
   static void run(T of_none, const T* __restrict largest, const T* __restrict sum, T* __restrict inverse,

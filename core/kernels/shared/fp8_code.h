@@ -15,8 +15,8 @@ THIMBLE_HD constexpr std::uint32_t fp8_infinity_code() noexcept {
   return Code::largest == 448.0f ? 0x7Fu : 0x7Cu;
 }
 
-/// The code of value x inverse. Free of branches; what is not finite is told from the value, not from the product,
-/// which may be infinite where the value is not.
+/// The code of value x inverse. Branch-free; a non-finite value is detected on the value, not on the product, which may
+/// overflow for a finite value.
 template <class Code>
 THIMBLE_HD inline std::uint8_t fp8_code(float value, float inverse) noexcept {
   const float x = value * inverse;
@@ -25,11 +25,11 @@ THIMBLE_HD inline std::uint8_t fp8_code(float value, float inverse) noexcept {
   const std::uint32_t scaled = bit_cast<std::uint32_t>(x) & 0x7FFFFFFFu;
   std::uint32_t code = Code{}.encode(x);
   code = magnitude == quant::infinity_bits ? (fp8_infinity_code<Code>() | (bits >> 31 << 7)) : code;
-  code = scaled > quant::infinity_bits ? 0x7Fu : code;  // one NaN, whatever made it
+  code = scaled > quant::infinity_bits ? 0x7Fu : code;  // one NaN, whatever its origin
   return static_cast<std::uint8_t>(code);
 }
 
-/// What a code stands for times a factor, as the bits of a bf16; exact there, so its upper half is all of it.
+/// A code's value times a factor, as the bits of a bf16; exact there, so its upper half is all of it.
 template <class Code>
 THIMBLE_HD inline std::uint16_t fp8_value_bits(std::uint8_t code, float factor) noexcept {
   return static_cast<std::uint16_t>(bit_cast<std::uint32_t>(Code{}.decode(code) * factor) >> 16);
@@ -62,14 +62,14 @@ THIMBLE_HD inline bool fp8_is_finite(float amax) noexcept {
   return (bit_cast<std::uint32_t>(amax) & 0x7FFFFFFFu) < quant::infinity_bits;
 }
 
-/// Where the ring has an amax of a step.
+/// The entry of a step's amax in the ring.
 struct Fp8Place {
-  bool is_new;  ///< this step has written nothing yet
+  bool is_new;  ///< this step's first record
   std::int64_t index;
 };
 
-/// The place of generator step `step` in a ring of `length`, counted in `steps` (Fp8ScaleArgs) where it is new. Counts
-/// are unsigned here: whatever they are, the place is inside of the ring.
+/// The entry of generator step `step` in a ring of `length`, counted in `steps` (Fp8ScaleArgs) when it is new. Counts
+/// are unsigned here: whatever they are, the index is inside the ring.
 THIMBLE_HD inline Fp8Place fp8_place(std::int64_t* steps, std::int64_t step, std::int64_t length) noexcept {
   const std::uint64_t number = static_cast<std::uint64_t>(step) + 1;
   auto recorded = static_cast<std::uint64_t>(steps[0]);

@@ -1,5 +1,5 @@
 #pragma once
-// Means and variances out of blocks, shared by CPU and CUDA (norm.h says how blocks are made).
+// Means and variances from blocks, shared by CPU and CUDA (norm.h defines the blocks).
 
 #include <thimble/core/config.h>
 
@@ -9,11 +9,11 @@ namespace thimble::kernels {
 struct Moments {
   double count = 0, mean = 0, m2 = 0;
 
-  /// Takes in other elements.
+  /// Adds other elements.
   THIMBLE_HD void merge(const Moments& other) {
     if (other.count != 0) merge(other, other.count / (count + other.count));
   }
-  /// The same, given their share of all elements.
+  /// The same, given their fraction of all elements.
   THIMBLE_HD void merge(const Moments& other, double share) {
     const double delta = other.mean - mean;
     mean += delta * share;
@@ -25,12 +25,12 @@ struct Moments {
 };
 
 /// Whether a sum of squares in f32 has left its range: it overflowed, or it is so small that squares have lost digits
-/// and epsilon does not hide it. The caller takes the sum again in f64, where no square of an f32 overflows.
+/// and epsilon does not hide it. The caller recomputes it in f64, where no square of an f32 overflows.
 THIMBLE_HD inline bool leaves_f32(double squares, double epsilon) {
   return !(squares <= 0x1p+200) || (squares < 0x1p-110 && epsilon < 0x1p-110);
 }
 
-/// Below this rstd x - mean may overflow in f32; below it and above its reciprocal rstd^2 may be no normal number.
+/// Below this rstd x - mean may overflow in f32; below it and above its reciprocal rstd^2 may not be a normal number.
 inline constexpr float far_rstd = 0x1p-60f;
 
 /// (x - mean) scale where x - mean may overflow, as it may with a small scale. The powers of two change no other bit.

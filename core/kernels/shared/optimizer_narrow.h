@@ -1,5 +1,5 @@
 #pragma once
-// How a parameter narrower than f32 is stored (NarrowArgs, core/kernels/optimizer.h), as far as all devices share it.
+// Storage of a parameter narrower than f32 (NarrowArgs, core/kernels/optimizer.h), as far as all devices share it.
 // Every optimizer's kernel reads and stores parameters by one class: parameter_run.h on the CPU,
 // cuda/optimizer/parameter.h.
 
@@ -11,7 +11,7 @@
 
 namespace thimble::kernels {
 
-/// Which of NarrowArgs' ways it is. With f32 and f64 parameters it is `rounded`: they are stored as they are.
+/// The form that NarrowArgs select. `rounded` for f32 and f64 parameters, which need no rounding.
 enum class NarrowForm : std::uint8_t { rounded, master, compensated, stochastic };
 
 inline NarrowForm form_of(const NarrowArgs& how) noexcept {
@@ -20,9 +20,9 @@ inline NarrowForm form_of(const NarrowArgs& how) noexcept {
   return how.compensation != nullptr ? NarrowForm::compensated : NarrowForm::rounded;
 }
 
-/// `value` in bf16, up or down so that the mean over `random` (16 bits, uniform) is `value`: the bits below bf16's last
-/// one carry into it when random is added to them. Infinite and NaN stay what they are; beyond bf16's largest number it
-/// may give infinity, as rounding to nearest does.
+/// `value` in bf16, up or down so that the mean over `random` (16 bits, uniform) is `value`: adding random carries from
+/// the bits below bf16's last one. Infinity and NaN stay unchanged; beyond bf16's largest number it may give infinity,
+/// as rounding to nearest does.
 THIMBLE_HD inline bf16 round_stochastically(float value, std::uint32_t random) noexcept {
   const auto bits = bit_cast<std::uint32_t>(value);
   if ((bits & 0x7F800000u) == 0x7F800000u) return bf16(value);

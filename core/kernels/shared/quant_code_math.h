@@ -1,5 +1,5 @@
 #pragma once
-// What one number of a net of 8-bit codes becomes (quant_codes.h, quant_conv.h), shared by all devices.
+// Numbers to codes in a net of 8-bit codes (quant_codes.h, quant_conv.h), shared by all devices.
 
 #include <cstdint>
 
@@ -8,7 +8,7 @@
 
 namespace thimble::kernels::quant_detail {
 
-/// The code of v: adding 1.5 2^23 leaves no place for a fraction, so the sum is rounded, half to even.
+/// The code of v: adding 1.5 2^23 leaves no bits for a fraction, so the sum is rounded, half to even.
 THIMBLE_HD inline std::uint8_t quant_code(float v, int zero, int low, int high) noexcept {
   constexpr float shift = 12582912.0F;
   const auto least = static_cast<float>(low - zero), most = static_cast<float>(high - zero);
@@ -20,7 +20,7 @@ THIMBLE_HD inline std::uint8_t quant_code(float v, const CodeScale& to) noexcept
   return quant_code(v, to.zero, to.low, to.high);
 }
 
-/// The code of a number; one that is no number becomes 0's, and an error outside.
+/// The code of a number; NaN becomes 0's code, and an error outside.
 THIMBLE_HD inline std::uint8_t code_of(float x, const CodeScale& to) noexcept {
   const float v = x / to.scale;
   return quant_code(v == v ? v : 0.0F, to);

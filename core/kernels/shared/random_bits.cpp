@@ -1,4 +1,4 @@
-// Random words in bulk. Philox lives on products of 32-bit words with 64-bit results, for which compilers choose slow
+// Random words in bulk. Philox needs products of 32-bit words with 64-bit results, for which compilers choose slow
 // 64-bit multiplications; the vector variants name the right instruction. All give the same words.
 
 #include <thimble/core/kernels/shared/random_bits.h>
@@ -21,9 +21,9 @@ void words_generic(const RandomSite& site, std::uint32_t first_block, std::uint3
 }
 
 #if defined(__x86_64__)
-// A word of eight (four) blocks in the low halves of 64-bit lanes. The high halves hold what is left of products: the
-// multiplication does not look at them. The steps are those of philox4x32 (core/random/philox.h). (Masked forms with
-// all lanes set, because the plain ones make g++ 12 warn about its own header.)
+// A word of eight (four) blocks in the low halves of 64-bit lanes. The high halves hold the rest of products, which the
+// multiplication ignores. The steps are philox4x32's (core/random/philox.h). (Masked forms with all lanes set, because
+// the plain ones make g++ 12 warn about its header.)
 THIMBLE_TARGET_AVX512 void eight_blocks(const RandomSite& site, std::uint32_t first_block, std::uint32_t sample,
                                         std::uint32_t* words) {
   const __m512i lane = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);

@@ -10,7 +10,7 @@ namespace thimble::kernels {
 
 /// The random words of a call at position (index0, index1): key = seed, counter = (index0, index1, site, step). A call
 /// that draws per sample counts blocks of four elements within the sample in index0 and samples of the whole batch in
-/// index1; a call that draws by element number alone counts blocks in (low, high) words.
+/// index1; a call that draws only by element number counts blocks in (low, high) words.
 THIMBLE_HD constexpr PhiloxBlock random_block(const RandomSite& site, std::uint32_t index0,
                                               std::uint32_t index1) noexcept {
   return philox4x32({{index0, index1, site.site, static_cast<std::uint32_t>(site.step)}},

@@ -1,5 +1,5 @@
 #pragma once
-// What the readable reference kernels share: widening of a stored value, and activations from the standard library.
+// Shared by the readable reference kernels: widening of a stored value, and activations from the standard library.
 
 #include <cmath>
 #include <cstdint>
@@ -21,7 +21,7 @@ T reference_value(const void* base, std::int64_t at) noexcept {
   }
 }
 
-/// act(x); integers know none and relu.
+/// act(x); integers support none and relu.
 template <class T>
 T reference_activation(Activation activation, T x) noexcept {
   if (activation == Activation::relu) return x < T{0} ? T{0} : x;

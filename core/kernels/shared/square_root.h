@@ -1,6 +1,6 @@
 #pragma once
-// Square roots in a loop, correctly rounded in every instruction set. By hand: std::sqrt may set errno, which keeps a
-// loop over it from being vectorized.
+// Square roots in a loop, correctly rounded in every instruction set. Hand-written: std::sqrt may set errno, which
+// prevents vectorization.
 
 #include <cmath>
 #include <cstdint>
@@ -34,7 +34,7 @@ THIMBLE_TARGET_AVX2 inline void avx2(const float* x, float* y, std::int64_t n) {
 }
 
 THIMBLE_TARGET_AVX512 inline void avx512(const float* x, float* y, std::int64_t n) {
-  constexpr __mmask16 all = 0xFFFF;  // gcc 12 warns of what the form without a mask does
+  constexpr __mmask16 all = 0xFFFF;  // gcc 12 warns about the form without a mask
   std::int64_t i = 0;
   for (; i + 16 <= n; i += 16) _mm512_storeu_ps(y + i, _mm512_maskz_sqrt_ps(all, _mm512_loadu_ps(x + i)));
   plain(x + i, y + i, n - i);

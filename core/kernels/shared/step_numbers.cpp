@@ -28,7 +28,7 @@ const void* StepBlock::add(std::size_t bytes, Fill fill) {
   bytes_ += (bytes + alignment - 1) / alignment * alignment;
   if (bytes_ > capacity_) {
     throw PlanError("captured step: more than " + std::to_string(capacity_) + " bytes change from step to step, in " +
-                    std::to_string(slots_.size() + 1) + " launches or more; allowed is a step with fewer");
+                    std::to_string(slots_.size() + 1) + " launches or more; expected a step with fewer");
   }
   slots_.push_back({offset, std::move(fill)});
   return place_ + offset;

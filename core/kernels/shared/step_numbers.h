@@ -1,7 +1,7 @@
 #pragma once
-// What changes from step to step in a recorded training step (core/launch/launch_graph.h). A recording repeats its
-// kernels with the arguments that they had; those that depend on the step stand in a block of device memory instead,
-// where the kernels read them, and the block is written before each replay.
+// Numbers that change from step to step in a captured training step (core/launch/launch_graph.h). A capture repeats its
+// kernels with their arguments; the arguments that depend on the step are in a block of device memory, which the
+// kernels read and each replay updates first.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,14 +15,14 @@ namespace thimble::kernels {
 
 struct StepNumbers {
   double rate = 0;                ///< of the optimizer
-  double gradient_factor = 1;     ///< that it multiplies gradients by
-  double loss_scale = 1;          ///< that backward starts from
+  double gradient_factor = 1;     ///< multiplies gradients
+  double loss_scale = 1;          ///< the initial dy of backward
   std::int64_t update = 1;        ///< its count of updates, this one included
   std::uint64_t random_step = 0;  ///< of the generator
 };
 
-/// A kernel's arguments in another step. Those of random numbers, and the step that an amax is recorded for, change
-/// where they are of the step that was recorded.
+/// Moves a kernel's arguments to another step. A random site's step and a recorded amax's change only where
+/// they are the captured step.
 void go_to(UpdateArgs& args, const StepNumbers& recorded, const StepNumbers& now) noexcept;
 void go_to(RandomSite& site, const StepNumbers& recorded, const StepNumbers& now) noexcept;
 void go_to(Fp8ScaleArgs& args, const StepNumbers& recorded, const StepNumbers& now) noexcept;
@@ -34,17 +34,17 @@ class StepBlock {
   /// Writes a slot's bytes for a step.
   using Fill = std::function<void(const StepNumbers& recorded, const StepNumbers& now, std::byte* to)>;
 
-  /// Of a step that is recorded with these numbers: `bytes` of device memory from `place` on, aligned to `alignment`.
+  /// For a step captured with these numbers: `bytes` of device memory from `place` on, aligned to `alignment`.
   StepBlock(std::byte* place, std::size_t bytes, const StepNumbers& recorded)
       : place_(place), capacity_(bytes), recorded_(recorded) {}
 
-  /// Where a launch finds its slot on the device. Throws PlanError when the block is full.
+  /// The device address of a launch's slot. Throws PlanError when the block is full.
   const void* add(std::size_t bytes, Fill fill);
 
   /// Of all slots so far.
   std::size_t bytes() const noexcept { return bytes_; }
   std::size_t slots() const noexcept { return slots_.size(); }
-  /// What the block is to hold for a step: to[0 .. bytes()).
+  /// The block's contents for a step: to[0 .. bytes()).
   void write(const StepNumbers& now, std::byte* to) const;
 
  private:
@@ -59,7 +59,7 @@ class StepBlock {
   std::vector<Slot> slots_;
 };
 
-/// That of the step which this thread records; null: launches take their arguments as they are.
+/// The block of the step that this thread captures; null when launches use their arguments.
 StepBlock* current_step_block() noexcept;
 
 /// Makes a block the current one for a scope.

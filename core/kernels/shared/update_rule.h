@@ -1,11 +1,12 @@
 #pragma once
 // An optimizer's update of one element, shared by the kernels of all devices: the same operations in the same order, so
-// the same bits. What all elements of an update share is made on the host, once.
+// the same bits. Values that all elements of an update share are computed on the host, once.
 //
-// The rule of an ElementUpdate says how many moments it has, and
+// The rule of an ElementUpdate defines its number of moments, and
 // - with none: the new p is updated(p, g);
 // - with one: updated(p, g, m), m becoming the new moment;
 // - with two: advance(p, g, m, v) makes the new moments, and the new p is updated(p, m, sqrt(v)).
+//
 // with_rule finds it. Dtypes of parameters and moments are the kernels' concern.
 
 #include <algorithm>
@@ -77,18 +78,18 @@ void with_rule(const AdamArgs& a, F&& f) {
   f(AdamRule<T>(a));
 }
 
-/// The code of an 8-bit second moment: one above zero is never rounded to code 0 (MomentArgs).
+/// The code of an 8-bit second moment: a value above zero is never rounded to code 0 (MomentArgs).
 THIMBLE_HD inline std::uint8_t not_lost(std::uint8_t code, float second_moment) {
   const std::uint32_t least = second_moment > 0.0f ? 1u : 0u;
   return static_cast<std::uint8_t>(code > least ? code : least);
 }
 
-/// The rate of an Adafactor step: that of the schedule, or the relative one (algorithm 5).
+/// The rate of an Adafactor step: the schedule's, or the relative one (algorithm 5).
 inline double adafactor_rate(const AdafactorArgs& a) {
   return a.has_relative_step ? std::min(1e-2, 1 / std::sqrt(static_cast<double>(a.step))) : a.rate;
 }
 
-/// AdafactorArgs' formula, as far as it is of single elements. Sums of squares are of f32 values in f64.
+/// AdafactorArgs' formula for single elements. Sums of squares are of f32 values in f64.
 struct AdafactorRule {
   /// A product of row and column below this has few digits, or none; the product of their roots has all.
   static constexpr float small_product = 0x1p-100f;
@@ -109,11 +110,11 @@ struct AdafactorRule {
         factor(static_cast<float>(a.gradient_factor)),
         scales_by_parameter(a.scales_by_parameter) {}
 
-  /// A moment, `mean` being that of the squares that it is about.
+  /// The new moment, `mean` being the mean of its squares.
   THIMBLE_HD float moment(float before, double mean) const { return static_cast<float>(beta2 * before + rest * mean); }
-  /// A square, with what is added to it.
+  /// A square plus epsilon.
   THIMBLE_HD static double square(float x, double more) { return static_cast<double>(x) * x + more; }
-  /// What updates are multiplied by, `size` being their mean square.
+  /// The factor of updates, `size` being their mean square.
   THIMBLE_HD float clipping(double size) const {
     const double ratio = std::sqrt(size) / clip;
     return static_cast<float>(1 / (ratio > 1 ? ratio : 1.0));

@@ -31,7 +31,7 @@ kernels::ConvShape sizes(const Conv2d& op, const Shape& x, const Shape& weight) 
   return s;
 }
 
-// What operands whose channels do not match look like in the other usual layout.
+// Operands whose channels do not match, as they look in the other common layout.
 std::string other_layout(const Conv2d& op, const Shape& x, const Shape& weight) {
   const bool has_nchw_image = x[1] == weight[3] * op.groups, has_oihw_weight = x[3] == weight[1] * op.groups;
   if (has_nchw_image) return "; the image looks like (N, C, H, W): permute(x, {0, 2, 3, 1})";
@@ -43,7 +43,7 @@ std::string other_layout(const Conv2d& op, const Shape& x, const Shape& weight) 
 void check(const Conv2d& op, const Tensor& x, const Tensor& weight, const Tensor& bias) {
   const auto sides = [&] { return "input " + to_string(x.shape()) + ", weight " + to_string(weight.shape()); };
   if (x.rank() != 4 || weight.rank() != 4) {
-    throw ShapeError("conv2d: " + sides() + "; (N, H, W, C) and (O, KH, KW, C / groups) are needed");
+    throw ShapeError("conv2d: " + sides() + "; expected (N, H, W, C) and (O, KH, KW, C / groups)");
   }
   if (op.stride_h < 1 || op.stride_w < 1 || op.dilation_h < 1 || op.dilation_w < 1 || op.pad_h < 0 || op.pad_w < 0 ||
       op.groups < 1) {
@@ -61,7 +61,7 @@ void check(const Conv2d& op, const Tensor& x, const Tensor& weight, const Tensor
   }
   if (x.dtype() != weight.dtype() || !is_floating(x.dtype()) || (bias.defined() && bias.dtype() != x.dtype())) {
     throw DTypeError("conv2d: input " + describe(x) + ", weight " + describe(weight) + ", bias " + describe(bias) +
-                     "; one floating dtype is needed");
+                     "; expected one floating dtype");
   }
   if (x.device() != weight.device()) {
     throw DeviceError("conv2d: operands on different devices, " + describe(x) + " and " + describe(weight));

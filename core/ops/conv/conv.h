@@ -5,9 +5,9 @@
 
 namespace thimble::ops {
 
-/// x (N, H, W, C), weight (O, KH, KW, C / groups), bias (O) or undefined -> y (N, OH, OW, O), with
-/// OH = (H + 2 pad_h - dilation_h (KH - 1) - 1) / stride_h + 1. The formula stands at kernels::ConvShape. Keeps x for
-/// the weight's gradient and the weight for x's. No im2col: panels are packed straight from the image.
+/// x (N, H, W, C), weight (O, KH, KW, C / groups), bias (O) or undefined -> y (N, OH, OW, O), with OH = (H + 2 pad_h -
+/// dilation_h (KH - 1) - 1) / stride_h + 1. kernels::ConvShape has the formula. Keeps x for the weight's gradient and
+/// the weight for x's. No im2col: panels are packed straight from the image.
 struct Conv2d {
   static constexpr const char* name = "conv2d";
   static constexpr Cost cost = Cost::matmul;

@@ -17,13 +17,13 @@ namespace pool_detail {
 
 void check_input(const char* operation, const Tensor& x) {
   if (!x.defined() || !is_floating(x.dtype())) {
-    throw DTypeError(std::string(operation) + ": x is " + describe(x) + ", a floating dtype is needed");
+    throw DTypeError(std::string(operation) + ": x is " + describe(x) + ", expected a floating dtype");
   }
 }
 
 std::string text_of(const std::array<std::int64_t, 2>& pair) { return to_string(Shape{pair[0], pair[1]}); }
 
-// The message's beginning: what was asked for.
+// The message's beginning: operation and window.
 std::string describe_window(const char* operation, const PoolWindow& window, const Shape& shape) {
   return std::string(operation) + ": kernel " + text_of(window.kernel) + ", stride " + text_of(window.stride) +
          ", padding " + text_of(window.padding) + ", dilation " + text_of(window.dilation) + " on " + to_string(shape);
@@ -58,7 +58,7 @@ std::int64_t output_size(const PoolWindow& window, std::size_t axis, std::int64_
 // Throws where `window` does not fit images of `shape`.
 kernels::PoolWindows windows_of(const char* operation, const PoolWindow& window, const Shape& shape) {
   const std::string asked = describe_window(operation, window, shape);
-  if (shape.rank() != 4) throw ShapeError(asked + ": (N, H, W, C) is needed");
+  if (shape.rank() != 4) throw ShapeError(asked + ": expected (N, H, W, C)");
   kernels::PoolWindows all;
   all.images = shape[0];
   all.channels = shape[3];
@@ -117,7 +117,7 @@ Gradients MaxPool2d::backward(Saved saved, Tensor dy, Needs) const {
     const Tensor x = contiguous(std::exchange(saved.x, Tensor()));
     saved.taps = Tensor::empty(dy.shape(), kernels::pool_tap_dtype(windows.taps()), dy.device(), Category::workspace);
     pool_detail::run_max(windows, x, Tensor(), saved.taps);
-  }  // x is not needed any more
+  }  // frees x
   const Tensor dx = Tensor::empty_like(dy, saved.shape);
   launch(dy.device(), [&](const Addresses& at) {
     kernels::pool_kernels(dy.device()).max_backward({windows, dy.dtype(), at(saved.taps), at(dy), at(dx)});
@@ -156,7 +156,7 @@ Tensor GlobalAvgPool::forward(const Tensor& operand, Needs, Saved& saved) const 
   const std::int64_t rows = pool_detail::middle_elements(shape);
   if (shape.rank() < 3 || rows == 0) {
     throw ShapeError(std::string(name) + ": x is " + describe(operand) +
-                     ", (N, ..., C) with elements between is needed");
+                     ", expected (N, ..., C) with elements between");
   }
   saved.shape = shape;
   const Tensor x = contiguous(operand);                              // (N, ..., C)

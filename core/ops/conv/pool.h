@@ -8,16 +8,16 @@
 namespace thimble {
 
 /// Windows over (H, W). Output size = (in + 2 padding - dilation (kernel - 1) - 1) / stride + 1, rounded down, or up
-/// with ceil_mode, where the last window must begin inside of the image or its leading padding (PyTorch's rules).
+/// with ceil_mode, where the last window must begin inside the image or its leading padding (PyTorch's rules).
 struct PoolWindow {
   std::array<std::int64_t, 2> kernel{2, 2};
-  std::array<std::int64_t, 2> stride{0, 0};   ///< 0: that of the kernel
+  std::array<std::int64_t, 2> stride{0, 0};   ///< 0: the kernel's size
   std::array<std::int64_t, 2> padding{0, 0};  ///< on both sides; at most half of the (dilated) kernel
   std::array<std::int64_t, 2> dilation{1, 1};
   bool ceil_mode = false;
 };
 
-/// What max pooling keeps to find the gradient's place again. The gradients have the same bits.
+/// The tensor that max pooling keeps to route the gradient. The gradients have the same bits.
 enum class MaxPoolKeeps : std::uint8_t {
   input,  ///< x by reference: free where x is kept anyway; backward needs a workspace of one byte per output
   taps    ///< one byte per output (four for kernels of more than 255 elements)
@@ -28,7 +28,7 @@ enum class MaxPoolKeeps : std::uint8_t {
 namespace thimble::ops {
 
 /// y = the largest element of each window; padding is -inf. NaN counts as larger than all. The gradient goes to the
-/// first of equal elements in row-major order of the window; of a window without elements (possible with dilation) y is
+/// first of equal elements in row-major order of the window. A window without elements (possible with dilation) gives
 /// -inf.
 struct MaxPool2d {
   static constexpr const char* name = "max_pool2d";

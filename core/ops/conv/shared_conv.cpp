@@ -34,11 +34,11 @@ void check(const SharedConv2d& op, const Tensor& x, const Tensor& basis, const T
   const std::string sides =
       "input " + describe(x) + ", basis " + describe(basis) + ", coefficients " + describe(coefficients);
   if (x.rank() != 4 || basis.rank() != 4 || coefficients.rank() != 2 || basis.size(0) != coefficients.size(1)) {
-    throw ShapeError(operation + ": " + sides + "; (N, H, W, C), (r, O, KH, KW) and (C / groups, r) are needed");
+    throw ShapeError(operation + ": " + sides + "; expected (N, H, W, C), (r, O, KH, KW) and (C / groups, r)");
   }
-  if (basis.size(0) == 0) throw ShapeError(operation + ": " + sides + "; a basis of at least one kernel is needed");
+  if (basis.size(0) == 0) throw ShapeError(operation + ": " + sides + "; expected a basis of at least one kernel");
   if (!is_floating(x.dtype()) || basis.dtype() != x.dtype() || coefficients.dtype() != x.dtype()) {
-    throw DTypeError(operation + ": " + sides + "; one floating dtype is needed");
+    throw DTypeError(operation + ": " + sides + "; expected one floating dtype");
   }
   if (basis.device() != x.device() || coefficients.device() != x.device()) {
     throw DeviceError(operation + ": operands on different devices, " + sides);

@@ -1,6 +1,6 @@
 #pragma once
-// Elementwise operators of two and three operands, with broadcasting. The signatures of bwd_lhs and bwd_rhs say what
-// each gradient keeps; an operand that needs no gradient costs nothing.
+// Elementwise operators of two and three operands, with broadcasting. The signatures of bwd_lhs and bwd_rhs name the
+// tensors that each gradient keeps; an operand that needs no gradient costs nothing.
 
 #include <thimble/core/numbers/math.h>
 #include <thimble/core/ops/elementwise/functor.h>
@@ -61,7 +61,7 @@ struct Mul {
   }
 };
 
-/// y = a / b. The gradient of a keeps b, that of b keeps b and y.
+/// y = a / b. The gradient of a keeps b, the gradient of b keeps b and y.
 struct Div {
   static constexpr const char* name = "div";
   template <class T>
@@ -78,8 +78,8 @@ struct Div {
   }
 };
 
-/// y = silu(a) b = a sigmoid(a) b: the gate of a gated feed-forward layer, a, and what it lets through, b. Keeps both,
-/// and neither the sigmoid nor silu(a). (Shazeer 2020, arXiv:2002.05202, equation 5, without its products.)
+/// y = silu(a) b = a sigmoid(a) b: a gates b in a gated feed-forward layer. Keeps both, and neither the sigmoid nor
+/// silu(a). (Shazeer 2020, arXiv:2002.05202, equation 5, without its products.)
 struct SwiGlu {
   static constexpr const char* name = "swiglu";
   template <class T>
@@ -99,7 +99,7 @@ struct SwiGlu {
   }
 };
 
-/// y = min(a, b); where they are equal each gets half of the gradient. Keeps both.
+/// y = min(a, b); equal operands get half of the gradient each. Keeps both.
 struct Minimum {
   static constexpr const char* name = "minimum";
   static constexpr bool integral = true;
@@ -117,7 +117,7 @@ struct Minimum {
   }
 };
 
-/// y = max(a, b); where they are equal each gets half of the gradient. Keeps both.
+/// y = max(a, b); equal operands get half of the gradient each. Keeps both.
 struct Maximum {
   static constexpr const char* name = "maximum";
   static constexpr bool integral = true;

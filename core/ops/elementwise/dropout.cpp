@@ -15,7 +15,7 @@ namespace dropout_detail {
 
 double scale_of(double p) { return 1 / (1 - p); }
 
-// Throws for what the operator does not take.
+// Throws for unsupported arguments.
 void check(const char* name, const Tensor& x, double p, const RandomSite& site, const SampleParts& parts) {
   if (!is_floating(x.dtype())) throw DTypeError(std::string(name) + ": " + describe(x) + " is not floating");
   if (!(p >= 0 && p < 1)) {
@@ -28,7 +28,7 @@ void check(const char* name, const Tensor& x, double p, const RandomSite& site, 
                       (samples > 0 && x.elements() / samples % 4 != 0))) {
     throw ValueError(std::string(name) + ": " + describe(x) + " in " + std::to_string(parts.groups) +
                      " groups from part " + std::to_string(parts.first) +
-                     " on; groups that divide the first axis, of samples whose parts 4 divides, are allowed");
+                     " on; expected groups that divide the first axis, and parts that 4 divides");
   }
   constexpr std::int64_t words = std::int64_t{1} << 32;
   if (site.first_sample < 0 || site.first_sample > words - samples ||

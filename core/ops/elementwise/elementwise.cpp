@@ -7,7 +7,7 @@
 namespace thimble::elementwise_detail {
 namespace {
 
-// Strides of `t` over the broadcast shape: 0 along axes that are repeated.
+// Strides of `t` over the broadcast shape: 0 along repeated axes.
 Shape broadcast_strides(const Tensor& t, const Shape& shape) {
   Shape strides = shape;
   const int lead = shape.rank() - t.rank();
@@ -89,7 +89,7 @@ void run(const char* name, const kernels::ElementwiseFunction& function, int ind
     }
     args.out = at(out);
     args.out_dtype = out.dtype();
-    // A condition may be bool: the compute type is that of the first operand, in backward that of dy, which comes last.
+    // A condition may be bool: the compute type comes from the first operand, in backward from dy, which is last.
     const int typed = operand < 0 ? 0 : args.inputs - 1;
     args.compute = compute_type(args.in[static_cast<std::size_t>(typed)].dtype);
     if (out.device().is_cuda()) {

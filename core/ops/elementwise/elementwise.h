@@ -17,12 +17,12 @@ namespace elementwise_detail {
 Shape common_shape(const char* name, std::initializer_list<const Tensor*> operands);
 void check_dtype(const char* name, DType dtype, bool allows_integers);
 
-/// One kernel run: out = f(in...) over `shape`; `functor` is copied by the kernel. `index` is the functor's place among
-/// the built-in ones or -1, `operand` -1 for forward. Throws DeviceError when the device has no kernel for it.
+/// One kernel run: out = f(in...) over `shape`; the kernel copies `functor`. `index` is the functor's index among the
+/// built-in ones or -1, `operand` -1 for forward. Throws DeviceError when the device has no kernel for it.
 void run(const char* name, const kernels::ElementwiseFunction& function, int index, int operand, const void* functor,
          const Shape& shape, std::initializer_list<const Tensor*> in, const Tensor& out);
 
-/// The same for a built-in functor's forward, into an existing tensor, which may be one of the operands.
+/// The same for a built-in functor's forward, into an existing tensor, which may be an operand.
 template <class F>
 void run(const char* name, const F& f, std::initializer_list<const Tensor*> in, const Tensor& out) {
   constexpr int index = ops::builtin_index<F>;
@@ -41,15 +41,16 @@ struct Elementwise {
 
   F f;
 
-  /// Tensors named by the signatures of the gradient functions in use, and the operands' shapes (free).
+  /// Tensors that the used gradient functions name, and the operands' shapes (free).
   struct Saved {
     Tensor lhs, rhs, third, out;
     Shape lhs_shape, rhs_shape;
   };
 
-  // What the gradients named by `needs` keep: bits 0..2 operands, bit 3 output.
+  // The tensors that the gradients named by `needs` keep: bits 0..2 operands, bit 3 output.
   static constexpr unsigned keeps(Needs needs) {
-    constexpr int of_operand[] = {functor::keeps<F, 0>, functor::keeps<F, 1>, functor::keeps<F, 2>};  // -1: no gradient
+    constexpr int of_operand[] = {functor::keeps<F, 0>, functor::keeps<F, 1>, functor::keeps<F, 2>};  // -1 without a
+                                                                                                      // gradient
     unsigned bits = 0;
     for (int i = 0; i < 3; ++i) {
       if (needs[i] && of_operand[i] > 0) bits |= static_cast<unsigned>(of_operand[i]);
@@ -108,7 +109,7 @@ struct Elementwise {
     return out;
   }
 
-  // dy's buffer is written in place when it may be reused and no later operand needs it.
+  // Writes dy's buffer in place when it is reusable and no later operand needs it.
   template <int W>
   Tensor gradient(Saved& saved, Tensor& dy, Needs needs, bool dy_is_needed_later) const {
     if constexpr (functor::keeps<F, W> < 0) {

@@ -1,5 +1,5 @@
 #pragma once
-// All built-in elementwise functors, for who expands their list or names one of them.
+// All built-in elementwise functors, for code that expands their list or names one of them.
 
 #include <thimble/core/ops/elementwise/binary.h>
 #include <thimble/core/ops/elementwise/elementwise_list.h>

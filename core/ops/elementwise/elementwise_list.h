@@ -1,6 +1,6 @@
 #pragma once
-// The list of all built-in elementwise operators: each kernel family (CPU, CUDA) expands it into its own table. It only
-// names them; elementwise_functors.h defines them.
+// The list of all built-in elementwise operators: each kernel family (CPU, CUDA) expands it into a table. It only names
+// them; elementwise_functors.h defines them.
 
 #include <type_traits>
 
@@ -31,7 +31,7 @@ constexpr int index_in(TypeList<Ops...>) {
 }
 }  // namespace list_detail
 
-/// Place of Op in the list; -1 for an operator of the user's own.
+/// Index of Op in the list; -1 for a user's operator.
 template <class Op>
 inline constexpr int builtin_index = list_detail::index_in<Op>(BuiltinElementwise{});
 

@@ -1,12 +1,12 @@
 #pragma once
-// Quantization as a net that will be quantized meets it while it is trained.
+// Quantization as a future int8 net meets it during training.
 
 #include <thimble/core/ops/elementwise/functor.h>
 
 namespace thimble::ops {
 
-/// y = (q - zero) s with the code q = clamp(round(x / s) + zero, low, high), rounded half to even: x as it comes out of
-/// an 8-bit code. Operands (x, s); s > 0 broadcasts, one scale for a tensor or one for each channel.
+/// y = (q - zero) s with the code q = clamp(round(x / s) + zero, low, high), rounded half to even: x after a round trip
+/// through 8 bits. Operands (x, s); s > 0 broadcasts, one scale for a tensor or one for each channel.
 ///
 /// The gradient passes x straight through where the code was not clipped, and is 0 elsewhere; s takes none (Jacob et
 /// al. 2017, arXiv:1712.05877, section 3; Bengio et al. 2013, arXiv:1308.3432). Keeps x and s.
@@ -27,8 +27,8 @@ struct FakeQuantize {
   }
 
  private:
-  /// x to the nearest whole number; what is out of reach of all codes stays so, and NaN stays NaN. Adding 1.5 times the
-  /// power of two from which on floats have no fraction rounds.
+  /// x to the nearest whole number; values beyond all codes stay so, and NaN stays NaN. Adding 1.5 times the power of
+  /// two from which on floats have no fraction rounds.
   template <class T>
   THIMBLE_HD T rounded(T x) const {
     constexpr T shift = sizeof(T) == 4 ? T(12582912) : T(6755399441055744);

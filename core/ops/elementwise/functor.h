@@ -7,12 +7,12 @@
 //     template <class T> THIMBLE_HD T bwd(Out<T> y, T dy) const { return dy * (T(1) - y * y); }
 //   };
 //
-// What backward keeps is its signature: `bwd(In x, T dy)` keeps the input, `bwd(Out y, T dy)` the output, `bwd(T dy)`
-// nothing. Binary functors have `fwd(T a, T b)`, `bwd_lhs` and `bwd_rhs`, which may ask for Lhs, Rhs and Out, in that
-// order, before dy; ternary ones add `bwd_third` and Third. A missing bwd means: no gradient for that operand. Where
-// the gradient is dy itself, `static constexpr bool passes_lhs = true` (or passes_rhs) saves the copy. `T` is float,
-// double or (with `static constexpr bool integral = true`) std::int64_t. Data members are attributes; they must be
-// trivially copyable.
+// The signature of bwd declares the tensors it keeps: `bwd(In x, T dy)` keeps the input, `bwd(Out y, T dy)` the output,
+// `bwd(T dy)` nothing. Binary functors have `fwd(T a, T b)`, `bwd_lhs` and `bwd_rhs`, which may take Lhs, Rhs and Out,
+// in that order, before dy; ternary ones add `bwd_third` and Third. A missing bwd means: no gradient for that operand.
+// Where the gradient is dy itself, `static constexpr bool passes_lhs = true` (or passes_rhs) saves the copy. `T` is
+// float, double or (with `static constexpr bool integral = true`) std::int64_t. Data members are attributes; they must
+// be trivially copyable.
 
 #include <tuple>
 #include <type_traits>
@@ -22,7 +22,7 @@
 
 namespace thimble {
 
-/// An operand's (or the output's) value as a gradient function asks for it. Converts to T.
+/// An operand (or the output) in the signature of a gradient function. Converts to T.
 template <int I, class T>
 struct Argument {
   T value;
@@ -121,7 +121,8 @@ template <class Op, int W>
 inline constexpr bool passes = (W == 0 && requires { requires Op::passes_lhs; }) ||
                                (W == 1 && requires { requires Op::passes_rhs; });
 
-/// What the gradient with respect to operand W keeps (bits 0..2: operands, bit 3: output); -1: there is no gradient.
+/// The tensors that the gradient with respect to operand W keeps (bits 0..2: operands, bit 3: output); -1 without a
+/// gradient.
 template <class Op, int W>
 inline constexpr int keeps = W < operands<Op> ? find_keeps<Op, W>() : -1;
 

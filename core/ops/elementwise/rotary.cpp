@@ -17,7 +17,7 @@ namespace rotary_detail {
 void require_positive(const char* what, double value) {
   if (std::isfinite(value) && value > 0) return;
   throw ValueError(std::string(Rotary::name) + ": " + what + " " + std::to_string(value) +
-                   "; a finite number above 0 is allowed");
+                   "; expected a finite number above 0");
 }
 
 void check(const Rotary& op, const Tensor& x) {
@@ -32,7 +32,7 @@ void check(const Rotary& op, const Tensor& x) {
   constexpr std::int64_t last = std::int64_t{1} << 31;
   if (op.first_position < 0 || op.first_position > last - x.size(1)) {
     throw ValueError(name + ": positions from " + std::to_string(op.first_position) + " for " +
-                     std::to_string(x.size(1)) + " tokens; 0 to 2^31 are allowed");
+                     std::to_string(x.size(1)) + " tokens; expected 0 to 2^31");
   }
   if (!op.scaling) return;
   const RotaryScaling& s = *op.scaling;
@@ -46,7 +46,7 @@ void check(const Rotary& op, const Tensor& x) {
   require_positive("yarn: log theta", std::abs(std::log(op.theta)));
 }
 
-/// theta, for a dynamic scaling with this many positions of heads of `width` numbers.
+/// theta of dynamic scaling for so many positions of heads of `width` numbers.
 double stretched_theta(const Rotary& op, std::int64_t positions, std::int64_t width) {
   if (!op.scaling || op.scaling->kind != RotaryKind::dynamic || positions <= op.scaling->original_length) {
     return op.theta;
@@ -58,7 +58,7 @@ double stretched_theta(const Rotary& op, std::int64_t positions, std::int64_t wi
   return op.theta * std::pow(more, static_cast<double>(width) / static_cast<double>(width - 2));
 }
 
-/// How much of pair i's frequency yarn divides.
+/// The share of pair i's frequency that yarn divides.
 double yarn_ramp(const Rotary& op, std::int64_t i, std::int64_t width) {
   const RotaryScaling& s = *op.scaling;
   const auto pair_that_turns = [&](double times) {
@@ -91,7 +91,7 @@ double scaled_frequency(const Rotary& op, double frequency, std::int64_t i, std:
   return kept * frequency + (1 - kept) * frequency / s.factor;
 }
 
-// y = x turned by `direction` times its angles.
+// y = x rotated by `direction` times its angles.
 void turn(const Rotary& op, const Tensor& x, const Tensor& y, double direction) {
   kernels::RotaryArgs args;
   args.dtype = x.dtype();

@@ -8,8 +8,8 @@
 
 namespace thimble {
 
-/// Stretching for sequences longer than those that were trained on (`original_length` L), by its `rope_type` in
-/// transformers. Of a frequency f, which turns once in 2 pi / f positions, with s = factor:
+/// Scaling for sequences longer than the training's (`original_length` L), by its `rope_type` in transformers. With a
+/// frequency f, a full turn in 2 pi / f positions, and s = factor:
 ///
 ///   linear    f / s
 ///   dynamic   for T > L positions theta becomes theta (s T / L - s + 1)^(D / (D - 2)), where T counts from position 0
@@ -32,14 +32,14 @@ namespace ops {
 
 /// Rotary position embedding (Su et al. 2021, arXiv:2104.09864, equation 34), in the layout of Llama's public files:
 /// number i of the first half of a head and number i of its second half are one pair. With f_i = theta^(-2 i / D),
-/// scaled where `scaling` says so, and the angle a = (first_position + t) f_i,
+/// scaled by `scaling`, and the angle a = (first_position + t) f_i,
 ///
 ///   y_i = x_i cos a - x_(i + D/2) sin a,   y_(i + D/2) = x_(i + D/2) cos a + x_i sin a.
 ///
 /// x (B, T, H, D) -> the same, D even and at most 512; floating. Angles, sines and cosines are in f64 and are rounded
-/// once, to f32 (f64 for f64), the arithmetic's type. Backward turns dy by -a, in dy's place where nobody else holds
-/// it, and keeps nothing. Throws ShapeError, DTypeError, ValueError (a theta or a scaling that is not finite and above
-/// 0, low >= high, a position below 0 or above 2^31; with yarn a theta of 1).
+/// once, to f32 (f64 for f64), the compute type. Backward turns dy by -a, in dy's buffer when dy has no other holder,
+/// and keeps nothing. Throws ShapeError, DTypeError, ValueError (a theta or a scaling that is not finite and above 0,
+/// low >= high, a position below 0 or above 2^31; with yarn a theta of 1).
 struct Rotary {
   static constexpr const char* name = "rotary";
   static constexpr Cost cost = Cost::elementwise;

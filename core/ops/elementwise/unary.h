@@ -1,5 +1,5 @@
 #pragma once
-// Elementwise operators of one operand. The signature of `bwd` says what backward keeps
+// Elementwise operators of one operand. The signature of `bwd` names the tensors that backward keeps
 // (core/ops/elementwise/functor.h).
 
 #include <cmath>
@@ -188,9 +188,9 @@ struct LeakyRelu {
   }
 };
 
-/// Tanh form of the Gaussian error linear unit: y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Keeps x.
-/// Hendrycks & Gimpel 2016, section 2. As x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)), which is the same: one
-/// exponential, and no difference of near numbers for x < 0.
+/// Tanh form of the Gaussian error linear unit: y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Keeps x. Hendrycks &
+/// Gimpel 2016, section 2. Computed as the equal x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)): one exponential, and no
+/// cancellation for x < 0.
 struct GeluTanh {
   static constexpr const char* name = "gelu_tanh";
   static constexpr double scale = 2 * 0.7978845608028654;  // 2 sqrt(2/pi)
@@ -220,7 +220,7 @@ struct GeluErf {
   THIMBLE_HD T bwd(In<T> in, T dy) const {
     const T x = in;
     const math::Normal<T> normal = math::normal(x);
-    // The bell of an f32 ends at e^-87 and that of an f64 at 0: from x^2 = 1490 on x phi(x) is 0.
+    // The bell of an f32 ends at e^-87, of an f64 at 0: from x^2 = 1490 on x phi(x) is 0.
     const T near = x * x < T(1490) ? x : T(0);
     return dy * (normal.cdf + near * T(inverse_sqrt_2pi) * normal.bell);
   }

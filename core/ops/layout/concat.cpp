@@ -61,12 +61,12 @@ Tensor Pad::forward(const Tensor& x, Needs, Saved&) const {
     const std::int64_t before = low[static_cast<std::size_t>(i)], after = high[static_cast<std::size_t>(i)];
     if (before < 0 || after < 0 || (i >= x.rank() && (before > 0 || after > 0))) {
       throw ValueError(std::string(name) + ": " + std::to_string(before) + " before and " + std::to_string(after) +
-                       " after axis " + std::to_string(i) + " of " + describe(x) + ", allowed are 0 and more");
+                       " after axis " + std::to_string(i) + " of " + describe(x) + ", expected at least 0");
     }
     if (i < x.rank()) shape[i] += before + after;
   }
   const Tensor y = Tensor::empty_like(x, shape);
-  Tensor inner = y;  // shrinks to where x goes; what each axis cuts off is padding
+  Tensor inner = y;  // shrinks to x's region; the rest of each axis is padding
   for (int i = 0; i < x.rank(); ++i) {
     const std::int64_t begin = low[static_cast<std::size_t>(i)], end = begin + x.shape()[i];
     fill(view::slice(inner, i, 0, begin), value);

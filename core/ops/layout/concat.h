@@ -1,6 +1,5 @@
 #pragma once
-// Putting tensors together, and around. Both keep nothing but sizes; their gradients are windows on dy, which move no
-// bytes.
+// Concatenation and padding. Both keep nothing but sizes; their gradients are windows on dy, which move no bytes.
 
 #include <array>
 #include <span>
@@ -12,8 +11,8 @@ namespace thimble::ops {
 /// The operands one after the other along `axis`: same rank, dtype and device, same sizes of the other axes. At most 32
 /// may be recorded (Needs::max_operands); the function concat() takes any number.
 ///
-/// The gradients share dy's storage, which lives until the last of them is used: that never takes more than
-/// copies would, because those need dy and themselves at once.
+/// The gradients share dy's storage, which lives until the last of them is used: never more than copies would take,
+/// because copies need dy and themselves at once.
 struct Concat {
   static constexpr const char* name = "concat";
   static constexpr Cost cost = Cost::elementwise;

@@ -16,14 +16,14 @@ void check_index(const char* operation, const char* of, const Tensor& x, const T
     return std::string(operation) + ": " + of + " is " + describe(x) + ", the index is " + describe(index);
   };
   if (!x.defined() || !index.defined()) throw ValueError(is());
-  if (index.dtype() != DType::i32 && index.dtype() != DType::i64) throw DTypeError(is() + ": i32 or i64 is needed");
+  if (index.dtype() != DType::i32 && index.dtype() != DType::i64) throw DTypeError(is() + ": expected i32 or i64");
   if (x.device() != index.device()) throw DeviceError(is());
 }
 
 void check_found(const char* operation, const kernels::BadIndex& bad, std::int64_t size) {
   if (bad.position < 0) return;
   throw ValueError(std::string(operation) + ": index " + std::to_string(bad.value) + " at position " +
-                   std::to_string(bad.position) + ", allowed are 0 to " + std::to_string(size - 1));
+                   std::to_string(bad.position) + ", expected 0 to " + std::to_string(size - 1));
 }
 
 // The lines of x (of `shape`, with `strides`) and of a dense tensor of shape `out` along `axis`.
@@ -48,12 +48,12 @@ Tensor Embedding::forward(const Tensor& table, const Tensor& ids, Needs needs, S
   gather_detail::check_index(name, "table", table, ids);
   if (table.rank() != 2 || ids.rank() >= max_rank) {
     throw ShapeError(std::string(name) + ": table is " + describe(table) + ", ids are " + describe(ids) +
-                     ": (V, C) and at most 7 axes are needed");
+                     ": expected (V, C) and at most 7 axes");
   }
   const std::int64_t classes = all > 0 ? all : table.size(0);
   if (first < 0 || first + table.size(0) > classes) {
     throw ValueError(std::string(name) + ": table " + describe(table) + " from row " + std::to_string(first) + " of " +
-                     std::to_string(classes) + "; rows of that many are allowed");
+                     std::to_string(classes) + "; expected rows of all classes");
   }
   const Tensor rows = contiguous(table);  // (V, C)
   const Tensor dense = contiguous(ids);   // (...)

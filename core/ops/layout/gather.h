@@ -1,6 +1,6 @@
 #pragma once
-// Gathers elements by index. Indices are i32 or i64; one that is out of range throws ValueError, after the kernel,
-// with the first bad position and its value (never on a dry device, which has no values).
+// Gathers elements by index. Indices are i32 or i64; an index out of range throws ValueError, after the kernel, with
+// the first bad position and its value (never on a dry device, which has no values).
 
 #include <thimble/core/ops/op.h>
 
@@ -8,8 +8,8 @@ namespace thimble::ops {
 
 /// y[..., :] = table[ids[...], :]. table: (V, C), ids: (...) in 0 .. V - 1, y: (..., C) in table's dtype.
 ///
-/// Of a table that is a part of one of `all` rows, those from `first` on: y[..., :] = table[ids[...] - first, :], and 0
-/// where another part has the row, so that the sum over parts is the whole's.
+/// For a shard of a table of `all` rows, from row `first` on: y[..., :] = table[ids[...] - first, :], and 0 where
+/// another shard has the row, so that the sum over shards is the whole table's result.
 ///
 /// Keeps ids. dtable[v] = sum of dy over the positions of v, ascending, in f32 (f64 for f64), rounded once.
 struct Embedding {
@@ -20,14 +20,14 @@ struct Embedding {
     Tensor ids;
     std::int64_t rows = 0;
   };
-  std::int64_t first = 0, all = 0;  ///< all 0: the table is whole
+  std::int64_t first = 0, all = 0;  ///< both 0 for a whole table
 
   Tensor forward(const Tensor& table, const Tensor& ids, Needs needs, Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
 /// y[i, j, k] = x[i, index[i, j, k], k] for axis 1 of three: y has the shape of index, whose other axes are at most
-/// those of x. Any dtype of x (gradients: floating).
+/// x's. Any dtype of x (gradients: floating).
 ///
 /// Keeps index. dx = sum of dy over the places that read an element, ascending along the axis, in f32 (f64 for f64),
 /// rounded once.

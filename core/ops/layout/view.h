@@ -1,6 +1,6 @@
 #pragma once
-// Views as operators: forward moves no bytes (a copy is made only where the layout forces one), backward undoes the
-// view. All keep nothing but shapes.
+// Views as operators: forward moves no bytes (it copies only where the layout forces one), backward undoes the view.
+// All keep nothing but shapes.
 
 #include <array>
 

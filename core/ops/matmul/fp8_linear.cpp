@@ -15,7 +15,7 @@
 namespace thimble::ops {
 namespace fp8_linear_detail {
 
-/// Of decoded x: what a processor's caches hold some of, and on a GPU what keeps all of it at work.
+/// Bytes of decoded x: part of a processor's caches; on a GPU enough work to fill it.
 std::int64_t window_bytes(Device device) { return std::int64_t{4} << (device.is_cuda() ? 23 : 20); }
 constexpr std::int64_t fewest_rows = 64;
 constexpr std::int64_t turned_bytes = std::int64_t{32} << 20;  // of x's codes, for FP8 units
@@ -47,10 +47,10 @@ void check(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tens
   }
   if (weight.dtype() != x.dtype() || (bias.defined() && bias.dtype() != x.dtype())) {
     throw DTypeError("fp8_linear: input " + describe(x) + ", weight " + describe(weight) + ", bias " + describe(bias) +
-                     "; one dtype is allowed");
+                     "; expected one dtype");
   }
   if (scales.defined() && (scales.dtype() != DType::f32 || scales.shape() != Shape{3} || !scales.is_contiguous())) {
-    throw DTypeError("fp8_linear: scales " + describe(scales) + "; f32 (3) is needed");
+    throw DTypeError("fp8_linear: scales " + describe(scales) + "; expected f32 (3)");
   }
   if (x.device() != weight.device()) {
     throw DeviceError("fp8_linear: input " + describe(x) + ", weight " + describe(weight));
@@ -127,8 +127,8 @@ bool reads_codes(Device device, const Fp8Use& use, Fp8Role a, std::int64_t rows,
   return fp8_blocks_on_units(device, {rows, to, from, use.dtype(a), use.dtype(Fp8Role::weight), dtype});
 }
 
-// dW = dy^T x is a sum over rows, and scales of blocks are those of one row each: units would need others, so bf16
-// values are multiplied, which codes with such scales are.
+// dW = dy^T x sums over rows, and each row has its block scales: FP8 units cannot apply them, so this multiplies bf16
+// values, which represent such codes exactly.
 bool weight_grad_reads_codes(Device device, const Fp8Use& use) { return device.is_cuda() && !is_block(use); }
 
 // The same three products of codes. A weight (out, in) is read as it lies forward and turned backward; (in, out) the

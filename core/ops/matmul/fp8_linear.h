@@ -1,5 +1,5 @@
 #pragma once
-// A linear layer whose operands are FP8.
+// A linear layer with FP8 operands.
 
 #include <cstdint>
 
@@ -14,20 +14,20 @@ namespace thimble::ops {
 /// `weight_is_in_out`; bias (O), or undefined; both in x's dtype. `scales` are the committed ones of delayed scaling,
 /// f32 (3), or undefined.
 ///
-/// Gradients: dx = s dy8 W8^T, dW = s x8^T dy8, dbias = the sum of dy as it came. dy is rounded once for both, W a
+/// Gradients: dx = s dy8 W8^T, dW = s x8^T dy8, dbias = the sum of dy unrounded. dy is rounded once for both, W a
 /// second time, with the scale of forward.
 ///
-/// Every FP8 value is exact in bf16, so products are those of bf16 operands with sums in f32
-/// (core/kernels/cpu/matmul/gemm.h); the scales are multiplied in when a sum is complete. On a CUDA device the codes
-/// themselves are multiplied (core/ops/matmul/fp8_product.h) where they have a scale for the tensor; in blocks those of
-/// y and dx are where the device has units for such scales (fp8_blocks_on_units), those of dW, a sum over rows that
-/// each have their own, are not.
+/// Every FP8 value is exact in bf16, so products have bf16 operands with sums in f32 (core/kernels/cpu/matmul/gemm.h);
+/// the scales multiply the complete sums. A CUDA device multiplies codes with per-tensor scales directly
+/// (core/ops/matmul/fp8_product.h); with block scales it multiplies the codes for y and dx where it has units for such
+/// scales (fp8_blocks_on_units), and never for dW, a sum over rows with different scales.
 ///
-/// Keeps x's codes, 1 byte a value, with their scale (4 bytes, or in blocks a byte for 128), the weight, and for the
-/// activation what Linear keeps. Decoded operands are workspace: W whole, of x at most about 4 MiB at a time (64 rows
-/// or 128 columns at least; 32 MiB on a CUDA device); dy is rounded where it lies. Where codes are multiplied, those of
-/// W and dy are workspace, 1 byte a value, turned where the sum is over their other side, dy's both ways; of x's at
-/// most about 32 MiB are turned at a time. In blocks dy's codes live beside it until dx is computed.
+/// Keeps x's codes, 1 byte a value, with their scale (4 bytes, or a byte per block of 128), the weight, and for the
+/// activation the tensors that Linear keeps. Decoded operands are workspace: W whole, of x at most about 4 MiB at a
+/// time (64 rows or 128 columns at least; 32 MiB on a CUDA device); dy is rounded in place. Products of codes use
+/// workspace for the codes of W and dy, 1 byte a value, transposed where the sum is over their other side, dy both
+/// ways; of x at most about 32 MiB of codes are transposed at a time. With block scales dy's codes live beside dy until
+/// dx is computed.
 ///
 /// Throws ShapeError, DTypeError, DeviceError.
 struct Fp8Linear {

@@ -33,7 +33,7 @@ void check(const Fp8MatmulCall& call) {
       (call.bias.defined() && (call.bias.shape() != Shape{c.size(1)} || !call.bias.is_contiguous())) ||
       (call.pre_activation.defined() &&
        (call.pre_activation.shape() != c.shape() || call.pre_activation.strides() != c.strides()))) {
-    throw ShapeError(what() + "; (M, K), (N, K) and (M, N) with dense rows are needed");
+    throw ShapeError(what() + "; expected (M, K), (N, K) and (M, N) with dense rows");
   }
   const DType dtype = c.dtype();
   if (!is_fp8(a) || !is_fp8(b) || (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16) ||
@@ -41,16 +41,16 @@ void check(const Fp8MatmulCall& call) {
       (call.pre_activation.defined() && call.pre_activation.dtype() != dtype) ||
       (call.a.scale.dtype() != DType::f32 && !in_blocks(call.a)) || call.b.scale.dtype() != call.a.scale.dtype()) {
     throw DTypeError(what() +
-                     "; f8e4m3 or f8e5m2 with scales in f32, or of blocks in u8, to f32, f16 or bf16 are allowed");
+                     "; expected f8e4m3 or f8e5m2 with scales in f32, or of blocks in u8, to f32, f16 or bf16");
   }
   const std::int64_t across = blocks(std::min(a.size(1), b.size(1)));
   if (in_blocks(call.a) &&
       (call.a.scale.shape() != Shape{c.size(0), across} || call.b.scale.shape() != Shape{blocks(c.size(1)), across})) {
     throw ShapeError(what() + ", scales " + describe(call.a.scale) + " and " + describe(call.b.scale) +
-                     "; those of blocks of 1 x 128 and 128 x 128 are needed");
+                     "; expected blocks of 1 x 128 and 128 x 128");
   }
   if (!a.device().is_cuda() || b.device() != a.device() || c.device() != a.device()) {
-    throw DeviceError(what() + "; one CUDA device is needed");
+    throw DeviceError(what() + "; expected one CUDA device");
   }
 }
 
@@ -63,7 +63,7 @@ bool has_blocks(Device device) {
   return device.is_cuda() && library_has_blocks() && compute_capability(device) == capability_with_blocks;
 }
 
-// Where scales of blocks lie, and where they are to lie, but for the addresses.
+// Layouts of the block scales, source and destination, without addresses.
 kernels::Fp8ScalesArgs grids_of(const Fp8MatmulCall& call, const kernels::Fp8GemmArgs& args) {
   const Tensor &a = call.a.scale, &b = call.b.scale;
   const std::int64_t across = blocks(args.k);
@@ -112,7 +112,7 @@ void fp8_matmul_into(const Fp8MatmulCall& call) {
   args.c_dtype = call.c.dtype();
   args.activation = call.activation;
   args.in_blocks = detail::in_blocks(call.a);
-  args.bias = call.bias.defined() ? &args : nullptr;  // that they are there counts, not where
+  args.bias = call.bias.defined() ? &args : nullptr;  // only whether they are defined matters
   args.pre_activation = call.pre_activation.defined() ? &args : nullptr;
   const auto bytes = static_cast<std::int64_t>(kernels.gemm_workspace_bytes(args));
   Tensor workspace;
@@ -152,10 +152,10 @@ void fp8_turn_into(const Tensor& to, const Tensor& codes, std::int64_t begin, st
                      " turned into " + describe(to));
   }
   if (!is_fp8(codes) || to.dtype() != codes.dtype()) {
-    throw DTypeError("fp8: " + describe(codes) + " turned into " + describe(to) + "; f8e4m3, f8e5m2 are allowed");
+    throw DTypeError("fp8: " + describe(codes) + " turned into " + describe(to) + "; expected f8e4m3 or f8e5m2");
   }
   if (!codes.device().is_cuda() || to.device() != codes.device()) {
-    throw DeviceError("fp8: " + describe(codes) + " turned into " + describe(to) + "; one CUDA device is needed");
+    throw DeviceError("fp8: " + describe(codes) + " turned into " + describe(to) + "; expected one CUDA device");
   }
   if (to.elements() == 0) return;
   launch(to.device(), [&](const Addresses& at) {

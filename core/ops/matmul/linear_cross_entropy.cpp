@@ -26,7 +26,7 @@ void check(const Form& form, const Tensor& x, const Tensor& weight, const Tensor
   const std::string name = form.name;
   if (!is_floating(x.dtype()) || weight.dtype() != x.dtype() || (bias.defined() && bias.dtype() != x.dtype())) {
     throw DTypeError(name + ": x " + describe(x) + ", weight " + describe(weight) +
-                     (bias.defined() ? ", bias " + describe(bias) : "") + "; one floating dtype is allowed");
+                     (bias.defined() ? ", bias " + describe(bias) : "") + "; expected one floating dtype");
   }
   loss_detail::check_target_dtype(form, targets);
   if (x.rank() != 2 || weight.rank() != 2 || x.size(1) != weight.size(1) || weight.size(0) < 1 ||
@@ -42,7 +42,7 @@ void check(const Form& form, const Tensor& x, const Tensor& weight, const Tensor
   }
   loss_detail::check_label_smoothing(form);
   if (form.reduction == kernels::LossReduction::none) {
-    throw ValueError(name + ": reduction none; mean and sum are allowed, because backward has one dy");
+    throw ValueError(name + ": reduction none; expected mean or sum, because backward has one dy");
   }
 }
 
@@ -52,7 +52,7 @@ struct Pass {
   const Tensor &x, &weight, &bias, &targets;  // (N, C), (V, C), (V) or undefined, (N) dense
   Tensor losses;                              // (N)
   Tensor lse;                                 // (N); undefined where no gradient is needed
-  Tensor one;                                 // (): what the gradients start from
+  Tensor one;                                 // (): the gradients' initial dy
 
   void make_logits(const Tensor& rows, const Tensor& logits) const {
     MatmulCall call{form.name, rows, view::transpose(weight), logits, bias, {}};
@@ -75,7 +75,7 @@ struct Pass {
     });
   }
 
-  // The gradient of the loss where the logits lie.
+  // Replaces logits by the gradient of the loss.
   void differentiate(const Tensor& logits, std::int64_t begin, std::int64_t end) const {
     const Tensor part = view::slice(targets, 0, begin, end), level = view::slice(lse, 0, begin, end);
     launch(x.device(), [&](const Addresses& at) {

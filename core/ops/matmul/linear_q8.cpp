@@ -13,21 +13,21 @@
 namespace thimble::ops {
 namespace linear_q8_detail {
 
-/// Outputs that a tile has a multiple of: a library takes a bias that begins at 16 bytes.
+/// The outputs of a tile are a multiple of this: a library takes a bias that begins at 16 bytes.
 constexpr std::int64_t aligned = 4;
 
-/// Of f32 rows: what stays in a processor's cache, and on a GPU what its launches are worth.
+/// Of f32 rows: fits a processor's cache; on a GPU outweighs its launches.
 std::int64_t tile_bytes(Device device) { return std::int64_t{1} << (device.is_cuda() ? 25 : 20); }
 
 void check(const Tensor& x, const Tensor& blocks, const Tensor& bias) {
   if (x.dtype() != DType::f32 || blocks.dtype() != DType::u8 || (bias.defined() && bias.dtype() != DType::f32)) {
     throw DTypeError("linear_q8: input " + describe(x) + ", blocks " + describe(blocks) + ", bias " + describe(bias) +
-                     "; f32, u8 and f32 are needed");
+                     "; expected f32, u8 and f32");
   }
   if (x.rank() < 1 || blocks.rank() != 2 || blocks.size(1) % kernels::q8_block_bytes != 0 ||
       x.size(-1) != blocks.size(1) / kernels::q8_block_bytes * kernels::q8_block) {
     throw ShapeError("linear_q8: input " + to_string(x.shape()) + " does not fit blocks " + to_string(blocks.shape()) +
-                     ", (out, 34 in / 32) is needed");
+                     ", expected (out, 34 in / 32)");
   }
   if (bias.defined() && bias.shape() != Shape{blocks.size(0)}) {
     throw ShapeError("linear_q8: bias " + to_string(bias.shape()) + " for " + std::to_string(blocks.size(0)) +
@@ -35,7 +35,7 @@ void check(const Tensor& x, const Tensor& blocks, const Tensor& bias) {
   }
   if (x.device() != blocks.device() || (bias.defined() && bias.device() != x.device())) {
     throw DeviceError("linear_q8: input " + describe(x) + ", blocks " + describe(blocks) + ", bias " + describe(bias) +
-                      "; one device is needed");
+                      "; expected one device");
   }
 }
 

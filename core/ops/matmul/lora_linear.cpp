@@ -23,11 +23,11 @@ void check(const LoraLinear& op, const Tensor& x, const Tensor& weight, const Te
     throw ShapeError("lora_linear: input " + to_string(x.shape()) + ", weight " + to_string(weight.shape()) +
                      (op.weight_is_in_out ? " (in, out)" : " (out, in)") + ", bias " + to_string(bias.shape()) +
                      (z.defined() ? ", adapter's input " + to_string(z.shape()) : "") + ", A " + to_string(a.shape()) +
-                     ", B " + to_string(b.shape()) + "; (..., in), (out), (r, in) and (out, r) are needed");
+                     ", B " + to_string(b.shape()) + "; expected (..., in), (out), (r, in) and (out, r)");
   }
   for (const Tensor* t : {&weight, &bias, &z, &a, &b}) {
     if (t->defined() && t->dtype() != x.dtype()) {
-      throw DTypeError("lora_linear: input " + describe(x) + " and " + describe(*t) + "; one dtype is allowed");
+      throw DTypeError("lora_linear: input " + describe(x) + " and " + describe(*t) + "; expected one dtype");
     }
   }
 }
@@ -39,7 +39,7 @@ Tensor as_rows(const Tensor& x) {
   return view::reshape(view::can_reshape(x, shape) ? x : contiguous(x), shape);
 }
 
-/// scale a b; `into`: added to it.
+/// scale a b, added to `into` if defined.
 Tensor product(const Tensor& a, const Tensor& b, double scale = 1, const Tensor& into = {}) {
   MatmulCall call{LoraLinear::name, a, b, into, {}, {}};
   if (!into.defined()) call.c = Tensor::empty({a.size(0), b.size(1)}, a.dtype(), a.device());

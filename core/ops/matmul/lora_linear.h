@@ -6,9 +6,9 @@
 namespace thimble::ops {
 
 /// y = x W + bias + scale (z A^T) B^T (Hu et al. 2021, arXiv:2106.09685, section 4.1): x (..., I) -> (..., O); W (O,
-/// I), or (I, O) with `weight_is_in_out`; bias (O) or undefined; A (r, I), B (O, r); z, as x, is what the adapter reads
-/// where that is another tensor (x behind dropout), else undefined. The adapter's product is added where the layer's
-/// lies: no other tensor of that size is made, forward or backward.
+/// I), or (I, O) with `weight_is_in_out`; bias (O) or undefined; A (r, I), B (O, r); z, shaped as x, is the adapter's
+/// input where that is another tensor (x behind dropout), else undefined. The adapter's product is added to the layer's
+/// buffer: no other tensor of that size exists, forward or backward.
 ///
 /// Keeps u = z A^T (..., r), an extra, for B's gradient; z for A's and x for W's; W and A for x's; B for all but W's
 /// and bias's. With du = scale dy B: dA = du^T z, dB = scale dy^T u, dx = dy W^T + du A (du A goes to z where there is

@@ -27,7 +27,7 @@ struct Matmul {
 
 /// y = act(x W + bias): x (..., I) -> (..., O). The weight is (O, I), or (I, O) with `weight_is_in_out`; bias (O) or
 /// undefined. Keeps x for the weight's gradient, the weight for x's, and for the activation: its output (relu) or its
-/// input (gelu), which only then is written at all, and from which one pass recomputes y.
+/// input (gelu; written only then), from which one pass recomputes y.
 struct Linear {
   static constexpr const char* name = "linear";
   static constexpr Cost cost = Cost::matmul;

@@ -39,7 +39,7 @@ kernels::GemmArgs arguments(const MatmulCall& call) {
     if (c.shape()[axis] == 1) continue;
     const kernels::GemmBatchDim dim{c.shape()[axis], batch_stride(a, c.shape(), axis), batch_stride(b, c.shape(), axis),
                                     c.strides()[axis], 0};
-    // Neighbouring axes that all operands walk with one stride are one axis.
+    // Merges neighbouring axes that all operands walk with one stride.
     if (args.batch_rank > 0) {
       auto& last = args.batch[static_cast<std::size_t>(args.batch_rank - 1)];
       if (last.a == dim.a * dim.size && last.b == dim.b * dim.size && last.c == dim.c * dim.size) {
@@ -54,7 +54,7 @@ kernels::GemmArgs arguments(const MatmulCall& call) {
 
 void check(const MatmulCall& call) {
   const Tensor &a = call.a, &b = call.b, &c = call.c;
-  const auto operation = [&] { return std::string(call.operation); };  // made for errors alone
+  const auto operation = [&] { return std::string(call.operation); };  // built only for errors
   if (a.dtype() != b.dtype()) {
     throw DTypeError(operation() + ": dtypes differ, lhs " + describe(a) + ", rhs " + describe(b));
   }
@@ -65,7 +65,7 @@ void check(const MatmulCall& call) {
     throw DeviceError(operation() + ": operands on different devices, " + describe(a) + " and " + describe(b));
   }
   if (a.device().is_cuda() && (call.a_scale.defined() || call.b_scale.defined())) {
-    throw DeviceError(operation() + ": operands with scales on " + to_string(a.device()) + "; the CPU is allowed");
+    throw DeviceError(operation() + ": scaled operands on " + to_string(a.device()) + "; expected the CPU");
   }
 }
 
@@ -74,7 +74,7 @@ void check(const MatmulCall& call) {
 std::int64_t matmul_workspace_bytes(const MatmulCall& call) {
   if (call.c.elements() == 0) return 0;
   kernels::GemmArgs args = matmul_detail::arguments(call);
-  args.bias = call.bias.defined() ? &args : nullptr;  // that they are there counts, not where
+  args.bias = call.bias.defined() ? &args : nullptr;  // only whether they are defined matters
   args.pre_activation = call.pre_activation.defined() ? &args : nullptr;
   return static_cast<std::int64_t>(kernels::matmul_kernels(call.c.device()).gemm_workspace_bytes(args, thread_count()));
 }
@@ -105,7 +105,7 @@ void matmul_into(const MatmulCall& call) {
     const Tensor workspace = Tensor::empty({bytes}, DType::u8, device, Category::workspace);
     run(&workspace);
   } else {
-    run(nullptr);  // small products need none, and would feel the making of a tensor
+    run(nullptr);  // small products need none, and making a tensor would slow them
   }
   call.c.storage()->bump_version();
 }

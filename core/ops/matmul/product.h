@@ -1,5 +1,5 @@
 #pragma once
-// Matrix products on tensors, which the tape does not see: what operators are made of.
+// Matrix products on tensors, unrecorded: the building blocks of operators.
 
 #include <thimble/core/kernels/shared/activation.h>
 #include <thimble/core/tensor/tensor.h>
@@ -8,7 +8,7 @@ namespace thimble {
 
 /// One product c = act(alpha a b + bias): a (..., M, K), b (..., K, N), c (..., M, N), any strides; leading axes of a
 /// and b are expanded to c's. bias (N) and pre_activation (as c) may be undefined. `accumulate` adds to c. The scales
-/// of a and b, f32 (1), are factors of alpha that are read when the product runs; on the CPU alone.
+/// of a and b, f32 (1), are factors of alpha that are read when the product runs; only on the CPU.
 struct MatmulCall {
   const char* operation;  ///< for errors
   Tensor a, b, c;
@@ -17,10 +17,10 @@ struct MatmulCall {
   bool accumulate = false;
   kernels::Activation activation = kernels::Activation::none;
   Tensor a_scale = {}, b_scale = {};
-  Tensor workspace = {};  ///< u8, at least matmul_workspace_bytes(); undefined: the product takes one
+  Tensor workspace = {};  ///< u8, at least matmul_workspace_bytes(); undefined: the product allocates it
 };
 
-/// What a product needs besides its operands, on this thread's number of threads.
+/// Bytes that a product needs besides its operands, on this thread's number of threads.
 std::int64_t matmul_workspace_bytes(const MatmulCall& call);
 
 /// Takes the workspace, then launches. Throws ShapeError, DTypeError (floating and integer mixed), DeviceError.

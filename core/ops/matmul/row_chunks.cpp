@@ -27,7 +27,7 @@ std::int64_t chunk_rows_on(const char* operation, Device device, std::int64_t as
                            std::int64_t numbers, std::size_t element_bytes) {
   if (asked < 0) {
     throw ValueError(std::string(operation) + ": chunks of " + std::to_string(asked) +
-                     " rows; allowed: at least 1, or 0 for as many as suit");
+                     " rows; expected at least 1, or 0 for automatic");
   }
   if (asked > 0) return std::min(asked, std::max<std::int64_t>(rows, 1));
   const std::int64_t suiting = chunk_rows_of(rows, numbers, element_bytes);

@@ -18,7 +18,7 @@ namespace tiled_feed_forward_detail {
 
 using kernels::Activation;
 
-// Inner results of a tile that are alive together in backward, by which tiles are measured.
+// Inner results of a tile that are alive together in backward; they determine the tile's size.
 constexpr std::int64_t inner_plain = 3, inner_gated = 4;
 
 void check(const TiledFeedForward& op, const Tensor& x, const Tensor& up, const Tensor& up_bias, const Tensor& gate,
@@ -31,12 +31,12 @@ void check(const TiledFeedForward& op, const Tensor& x, const Tensor& up, const 
     if (all[i]->defined()) operands += std::string(", ") + names[i] + " " + describe(*all[i]);
   }
   if (gate.defined() && (up_bias.defined() || down_bias.defined() || op.activation != Activation::none)) {
-    throw ValueError(name + ": a gate beside biases or an activation; one without is allowed");
+    throw ValueError(name + ": a gate with biases or an activation; expected a gate without them");
   }
   for (const Tensor* t : all) {
     if (!t->defined()) continue;
     if (!is_floating(x.dtype()) || t->dtype() != x.dtype()) {
-      throw DTypeError(name + ": " + operands + "; one floating dtype is allowed");
+      throw DTypeError(name + ": " + operands + "; expected one floating dtype");
     }
     if (t->device() != x.device()) {
       throw DeviceError(name + ": operands on different devices, x " + describe(x) + " and " + describe(*t));
@@ -63,7 +63,7 @@ Tensor as_rows(const Tensor& x) {
   return view::reshape(view::can_reshape(x, shape) ? x : contiguous(x), shape);
 }
 
-/// What an elementwise F keeps for its gradients: operands or its result.
+/// The tensors that an elementwise F keeps for its gradients: operands or its result.
 struct Kept {
   Tensor lhs = {}, rhs = {}, out = {};
 };
@@ -78,7 +78,7 @@ void differentiate(int operand, const Kept& kept, const Tensor& dy, const Tensor
                           dy.shape(), {&kept.lhs, &kept.rhs, &none, &kept.out, &dy}, to);
 }
 
-/// Through the activation of a plain layer, where dy lies.
+/// Applies the gradient of a plain layer's activation to dy in place.
 void differentiate(Activation activation, const Kept& kept, const Tensor& dy) {
   switch (activation) {
     case Activation::relu:
@@ -134,8 +134,8 @@ struct Tiles {
     for (std::int64_t begin = 0; begin < rows; begin += step) f(begin, std::min(rows, begin + step));
   }
 
-  /// What `down` reads of a tile, into `result`: plain, of which `before` gets what the activation reads, where it is
-  /// defined; or gated, from the gate in `before` and the other in `other`, which may be `result`.
+  /// The input of `down` for a tile, into `result`: plain, where `before`, if defined, gets the activation's input; or
+  /// gated, from the gate in `before` and the other in `other`, which may be `result`.
   void make_inner(const Tensor& x, const Tensor& before, const Tensor& other, const Tensor& result) const {
     if (!is_gated()) {
       MatmulCall call{op.name, x, in_out(up), result, up_bias, before};
@@ -155,7 +155,7 @@ struct Tiles {
     multiply(call);
   }
 
-  /// dy -> the gradient of what `weight` read, into `out`.
+  /// dy -> the gradient of `weight`'s input, into `out`.
   void go_back(const Tensor& dy, const Tensor& weight, const Tensor& out) const {
     multiply({op.name, dy, view::transpose(in_out(weight)), out, {}, {}});
   }
@@ -219,7 +219,7 @@ Gradients TiledFeedForward::backward(Saved saved, Tensor dy, Needs needs) const 
       if (needs[4]) tiles.add_weight(inner, dy_part, *ddown, is_first);
       if (!goes_in) return;
       tiles.go_back(dy_part, saved.down, din);
-      if (is_gated) {  // the gate's gradient where the inner result lay, the other's where their product's lies
+      if (is_gated) {  // the gate's gradient in the inner result's buffer, the other's in their product's
         const detail::Kept kept{part(before), part(other)};
         detail::differentiate<SwiGlu>(0, kept, din, inner);
         detail::differentiate<SwiGlu>(1, {kept.lhs}, din, din);

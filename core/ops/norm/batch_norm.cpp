@@ -39,7 +39,7 @@ void check_operands(const char* operation, NormTail tail, const Tensor& x, const
     return std::string(operation) + ": running_mean is " + describe(running_mean) + ", running_var is " +
            describe(running_var);
   };
-  if (running_mean.defined() != running_var.defined()) throw ValueError(running() + ": both or none are needed");
+  if (running_mean.defined() != running_var.defined()) throw ValueError(running() + ": expected both or none");
   if (!running_mean.defined()) return;
   if (running_mean.dtype() != running_var.dtype()) throw DTypeError(running());
   if (!running_mean.is_contiguous() || !running_var.is_contiguous())
@@ -52,7 +52,7 @@ void check_training(const char* operation, const Tensor& x, double momentum) {
                      ": batch statistics need at least two values for each channel");
   }
   if (!(momentum >= 0 && momentum <= 1)) {
-    throw ValueError(std::string(operation) + ": momentum " + std::to_string(momentum) + ", allowed are 0 to 1");
+    throw ValueError(std::string(operation) + ": momentum " + std::to_string(momentum) + ", expected 0 to 1");
   }
 }
 
@@ -120,7 +120,7 @@ Tensor BatchNormEval<tail>::forward(const Tensor& x, const Tensor& residual, con
                                     const Tensor& running_mean, const Tensor& running_var, Needs needs,
                                     Saved& saved) const {
   batch_norm_detail::check_operands(name, tail, x, residual, weight, bias, running_mean, running_var, epsilon);
-  if (!running_mean.defined()) throw ValueError(std::string(name) + ": running_mean and running_var are needed");
+  if (!running_mean.defined()) throw ValueError(std::string(name) + ": expected running_mean and running_var");
   saved.parameter_dtype = norm_detail::common_dtype(name, weight, bias, x.dtype());
   norm_detail::ChannelNorm call{batch_norm_detail::layout_of(x.shape()),
                                 tail,

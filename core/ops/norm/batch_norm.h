@@ -1,13 +1,13 @@
 #pragma once
-// Batch normalisation of (..., C) over all axes but the last, alone and with what usually follows it in one pass:
+// Batch normalisation of (..., C) over all axes but the last, plain or fused with the usual next operators in one pass:
 //
 //   BatchNorm<none>       y = n          where n = (x - mean) rstd weight + bias, rstd = 1 / sqrt(variance + epsilon)
 //   BatchNorm<relu>       y = max(n, 0)
 //   BatchNorm<add_relu>   y = max(n + residual, 0)
 //
 // Ioffe, Szegedy 2015 (arXiv:1502.03167), algorithm 1. Values and gradients of the fused forms have the bits of the
-// separate operators. Operands are (x, residual, weight, bias); residual belongs to add_relu alone; weight and bias are
-// (C), in x's dtype or f32, or undefined. Throw ShapeError, DTypeError, DeviceError, ValueError.
+// separate operators. Operands are (x, residual, weight, bias); only add_relu has a residual; weight and bias are (C),
+// in x's dtype or f32, or undefined. Throw ShapeError, DTypeError, DeviceError, ValueError.
 
 #include <thimble/core/kernels/norm.h>
 #include <thimble/core/ops/op.h>
@@ -16,13 +16,13 @@ namespace thimble::ops {
 
 using kernels::NormTail;
 
-/// With the statistics of the batch (biased variance). Unless this is a recompute, the running statistics, where they
-/// are defined, take in the new ones: running = (1 - momentum) running + momentum new, with the unbiased variance; they
-/// are attributes, not operands, because the result does not depend on them.
+/// With the statistics of the batch (biased variance). Unless this is a recompute, defined running statistics are
+/// updated: running = (1 - momentum) running + momentum new, with the unbiased variance; they are attributes, not
+/// operands, because the result does not depend on them.
 ///
-/// Keeps x, mean and rstd (C each, f32; f64 for f64) and weight for x's gradient. A relu tail is found again from x, so
-/// it needs those and bias for any gradient, and not y; add_relu keeps one bit for each element. From these y is made
-/// again in one pass.
+/// Keeps x, mean and rstd (C each, f32; f64 for f64) and weight for x's gradient. A relu tail is recomputed from x, so
+/// any gradient needs x, the statistics, weight and bias, and not y; add_relu keeps one bit for each element. One pass
+/// recomputes y from these.
 template <NormTail tail>
 struct BatchNorm {
   static constexpr const char* name = tail == NormTail::none   ? "batch_norm"

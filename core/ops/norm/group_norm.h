@@ -4,9 +4,8 @@
 
 namespace thimble::ops {
 
-/// y = (x - mean) rstd weight + bias, where mean and rstd = 1 / sqrt(variance + epsilon) (biased variance) are those of
-/// each sample and each of `groups` groups of neighbouring channels. Wu, He 2018 (arXiv:1803.08494), equations 1 to 3
-/// and 7.
+/// y = (x - mean) rstd weight + bias, with mean and rstd = 1 / sqrt(variance + epsilon) (biased variance) per sample
+/// and per group of neighbouring channels, `groups` of them. Wu, He 2018 (arXiv:1803.08494), equations 1 to 3 and 7.
 ///
 /// x: (N, ..., C), floating; groups divides C; weight, bias: (C), in x's dtype or f32, or undefined. Keeps x, mean and
 /// rstd (N groups each, f32; f64 for f64) for x or weight, and weight for x; nothing for bias. Throws ShapeError,

@@ -33,12 +33,12 @@ void check_operands(const char* operation, const Tensor& x, const Tensor& weight
   norm_detail::check_input(operation, x, 1, epsilon);
   if (axes < 1 || axes > x.rank()) {
     throw ValueError(std::string(operation) + ": the last " + std::to_string(axes) + " axes of " + describe(x) +
-                     ", allowed are 1 to " + std::to_string(x.rank()));
+                     ", expected 1 to " + std::to_string(x.rank()));
   }
   const RowLayout layout(x.shape(), axes);
   if (groups < 1 || layout.rows % groups != 0) {
     throw ValueError(std::string(operation) + ": " + std::to_string(groups) + " groups of " +
-                     std::to_string(layout.rows) + " rows; a divisor is allowed");
+                     std::to_string(layout.rows) + " rows; expected a divisor");
   }
   norm_detail::check_parameter(operation, "weight", weight, x, layout.parameter_shape);
   norm_detail::check_parameter(operation, "bias", bias, x, layout.parameter_shape);
@@ -48,7 +48,7 @@ struct Statistics {
   Tensor mean, rstd;  // (rows)
 };
 
-// y; without centring there is no mean. Statistics are made only where they are kept.
+// y; without centring there is no mean. Computes statistics only where they are kept.
 Tensor forward_rows(const Tensor& operand, const Tensor& weight, const Tensor& bias, int axes, double epsilon,
                     bool is_centred, bool keeps_statistics, Statistics& kept) {
   const RowLayout layout(operand.shape(), axes);
@@ -68,7 +68,7 @@ Tensor forward_rows(const Tensor& operand, const Tensor& weight, const Tensor& b
   return y;
 }
 
-// Gradients of x, weight and bias; dx takes dy's place where nobody else holds it.
+// Gradients of x, weight and bias; dx reuses dy's buffer when dy has no other holder.
 Gradients backward_rows(Tensor x, const Statistics& kept, const Tensor& weight, Tensor dy, int axes, bool is_centred,
                         std::int64_t groups, DType parameter_dtype, Needs needs) {
   const RowLayout layout(dy.shape(), axes);
@@ -85,7 +85,7 @@ Gradients backward_rows(Tensor x, const Statistics& kept, const Tensor& weight, 
   const Tensor partial =
       Tensor::empty({kernels::row_norm_partial_elements(rows, layout.length, wants_weight, wants_bias)}, statistics,
                     dy.device(), Category::workspace);
-  Tensor weight_term, bias_term;  // of a group, where there are several
+  Tensor weight_term, bias_term;  // of a group, if there are several
   if (groups > 1 && wants_weight) weight_term = Tensor::empty_like(dweight);
   if (groups > 1 && wants_bias) bias_term = Tensor::empty_like(dbias);
   for (std::int64_t g = groups; g-- > 0;) {

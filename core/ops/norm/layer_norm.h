@@ -1,16 +1,16 @@
 #pragma once
-// Normalisation over the last axes. mean and rstd are kept in f32 (f64 for f64), one of each per row.
+// Normalisation over the last axes. mean and rstd are kept in f32 (f64 for f64), one per row.
 
 #include <thimble/core/ops/op.h>
 
 namespace thimble::ops {
 
-/// y = (x - mean) rstd weight + bias, where mean and rstd = 1 / sqrt(variance + epsilon) (biased variance) are those of
-/// the last `axes` axes. Ba, Kiros, Hinton 2016 (arXiv:1607.06450), equation 4.
+/// y = (x - mean) rstd weight + bias, with mean and rstd = 1 / sqrt(variance + epsilon) (biased variance) over the last
+/// `axes` axes. Ba, Kiros, Hinton 2016 (arXiv:1607.06450), equation 4.
 ///
-/// x: (..., L), floating; weight, bias: x's last axes, or undefined; in x's dtype or f32. With g = dy weight and
-/// xhat = (x - mean) rstd: dx = (g - mean(g) - xhat mean(g xhat)) rstd, dweight = sum of dy xhat, dbias = sum of dy
-/// over rows; with `groups`, equal ones of rows that lie together, of each group, added from the last one on. Keeps x,
+/// x: (..., L), floating; weight, bias: x's last axes, or undefined; in x's dtype or f32. With g = dy weight and xhat =
+/// (x - mean) rstd: dx = (g - mean(g) - xhat mean(g xhat)) rstd, dweight = sum of dy xhat, dbias = sum of dy over rows;
+/// `groups` splits the rows into equal contiguous groups, sums each, and adds the groups from the last one on. Keeps x,
 /// mean and rstd for x or weight, and weight for x; nothing for bias. Throws ShapeError, DTypeError, DeviceError,
 /// ValueError.
 struct LayerNorm {
@@ -31,8 +31,7 @@ struct LayerNorm {
 /// y = x rstd weight, where rstd = 1 / sqrt(mean(x^2) + epsilon) over the last `axes` axes. Zhang, Sennrich 2019
 /// (arXiv:1910.07467), equation 4.
 ///
-/// Shapes, dtypes and errors are those of LayerNorm. dx = (g - xhat mean(g xhat)) rstd. Keeps x and rstd, and weight
-/// for x.
+/// Shapes, dtypes and errors as LayerNorm. dx = (g - xhat mean(g xhat)) rstd. Keeps x and rstd, and weight for x.
 struct RmsNorm {
   static constexpr const char* name = "rms_norm";
   static constexpr Cost cost = Cost::reduction;

@@ -17,14 +17,14 @@ namespace thimble::norm_detail {
 
 void check_input(const char* operation, const Tensor& x, int rank, double epsilon) {
   if (!x.defined() || !is_floating(x.dtype())) {
-    throw DTypeError(std::string(operation) + ": x is " + describe(x) + ", a floating dtype is needed");
+    throw DTypeError(std::string(operation) + ": x is " + describe(x) + ", expected a floating dtype");
   }
   if (x.rank() < rank || x.shape().back() == 0) {
     throw ShapeError(std::string(operation) + ": x is " + describe(x) + ", at least " + std::to_string(rank) +
                      " axes and one channel are needed");
   }
   if (!(epsilon >= 0)) {
-    throw ValueError(std::string(operation) + ": epsilon " + std::to_string(epsilon) + ", allowed are 0 and more");
+    throw ValueError(std::string(operation) + ": epsilon " + std::to_string(epsilon) + ", expected at least 0");
   }
 }
 
@@ -36,7 +36,7 @@ void check_parameter(const char* operation, const char* what, const Tensor& para
   };
   if (parameter.shape() != shape) throw ShapeError(is() + ": " + what + " must have shape " + to_string(shape));
   if (parameter.dtype() != x.dtype() && parameter.dtype() != statistics_dtype(x.dtype())) {
-    throw DTypeError(is() + ": allowed are x's dtype and, where that is narrower, f32");
+    throw DTypeError(is() + ": expected x's dtype, or f32 for a narrower one");
   }
   if (parameter.device() != x.device()) throw DeviceError(is());
 }
@@ -55,7 +55,7 @@ Tensor as_statistics(const Tensor& parameter, DType x_dtype) {
 
 namespace {
 
-// The statistics in force: (instances, groups) each.
+// The statistics to use: (instances, groups) each.
 struct ChannelStatistics {
   Tensor mean, rstd;
 };
@@ -86,7 +86,7 @@ Tensor partial_sums(const ChannelLayout& layout, Device device) {
                    device);
 }
 
-/// The batch's mean and variance, which change the running ones later.
+/// The batch's mean and variance, which update the running ones later.
 StateUpdate statistics_update(const ChannelNorm& call) {
   StateUpdate update;
   update.found =

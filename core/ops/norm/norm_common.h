@@ -1,13 +1,13 @@
 #pragma once
-// What the normalisation operators share: checks of operands, and the calls of the channel kernels
-// (core/kernels/norm.h) that batch norm and group norm are made of.
+// Shared by the normalisation operators: checks of operands, and the calls of the channel kernels (core/kernels/norm.h)
+// behind batch norm and group norm.
 
 #include <thimble/core/kernels/norm.h>
 #include <thimble/core/tensor/tensor.h>
 
 namespace thimble::norm_detail {
 
-/// f64 for f64, else f32: what statistics are kept in.
+/// The dtype of statistics: f64 for f64, else f32.
 constexpr DType statistics_dtype(DType dtype) noexcept { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
 /// Throws DTypeError unless x is floating, ShapeError unless its rank is at least `rank`, ValueError when epsilon < 0.
@@ -21,7 +21,7 @@ DType common_dtype(const char* operation, const Tensor& weight, const Tensor& bi
 /// Dense and in the dtype of statistics; undefined stays undefined.
 Tensor as_statistics(const Tensor& parameter, DType x_dtype);
 
-/// How x is seen: (instances, rows, channels), statistics over the rows and over the channels of each group.
+/// x as (instances, rows, channels), statistics over the rows and over the channels of each group.
 struct ChannelLayout {
   std::int64_t instances = 0, rows = 0, channels = 0, groups = 0;
 };
@@ -31,21 +31,21 @@ struct ChannelNorm {
   ChannelLayout layout;
   kernels::NormTail tail = kernels::NormTail::none;
   double epsilon = 0, momentum = 0;
-  bool uses_running = false;  ///< statistics are the running ones; else those are updated, where they are defined
+  bool uses_running = false;  ///< whether to use the running statistics; else they are updated, where defined
   Tensor x, residual, weight, bias, running_mean, running_var;
 };
 
-/// What forward can leave for backward; asked for by flags.
+/// Tensors that forward can leave for backward, on request.
 struct ChannelNormKept {
   Tensor mean, rstd;  ///< (instances, groups), the statistics' dtype
   Tensor mask;        ///< u8, one bit for each element of y: y > 0
 };
 
-/// y; `kept` receives the statistics and the mask where asked for. Running statistics are not updated in a recompute.
-/// Statistics that `kept` already has are used as they are.
+/// y; `kept` receives the requested statistics and mask. Running statistics are not updated in a recompute. Statistics
+/// already in `kept` are used.
 Tensor channel_norm_forward(const ChannelNorm& call, bool keeps_statistics, bool keeps_mask, ChannelNormKept& kept);
 
-/// Which gradients are asked for.
+/// The requested gradients.
 struct ChannelNormWants {
   bool x = false, residual = false, weight = false, bias = false;
 };
@@ -55,7 +55,7 @@ struct ChannelNormGradients {
 
 /// The gradients. Of `call` it needs: x and statistics (`kept`, or the running ones) for x, weight, or a relu tail (x
 /// is not needed for x's gradient under fixed statistics); weight for x or a relu tail; bias for a relu tail; the mask
-/// for an add_relu tail. dx and dresidual are written in place of dy and x where nobody else holds those.
+/// for an add_relu tail. dx and dresidual are written in place of dy and x when these have no other holder.
 ChannelNormGradients channel_norm_backward(ChannelNorm call, ChannelNormKept kept, Tensor dy, ChannelNormWants wants,
                                            DType parameter_dtype);
 

@@ -20,13 +20,13 @@ namespace fp8_tensor_detail {
 
 void check(const Tensor& matrix, const Fp8Use& use, Fp8Role role) {
   const auto begin = [&] { return "fp8: " + describe(matrix); };
-  if (matrix.rank() != 2 || !matrix.is_contiguous()) throw ShapeError(begin() + "; a dense matrix is needed");
+  if (matrix.rank() != 2 || !matrix.is_contiguous()) throw ShapeError(begin() + "; expected a dense matrix");
   const DType dtype = matrix.dtype();
   if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16) {
-    throw DTypeError(begin() + " to " + std::string(to_string(use.dtype(role))) + "; allowed are f32, f16, bf16");
+    throw DTypeError(begin() + " to " + std::string(to_string(use.dtype(role))) + "; expected f32, f16, bf16");
   }
   if (use.dtype(role) != DType::f8e4m3 && use.dtype(role) != DType::f8e5m2) {
-    throw DTypeError(begin() + " to " + std::string(to_string(use.dtype(role))) + "; allowed are f8e4m3, f8e5m2");
+    throw DTypeError(begin() + " to " + std::string(to_string(use.dtype(role))) + "; expected f8e4m3, f8e5m2");
   }
 }
 
@@ -34,7 +34,7 @@ void check(const Tensor& matrix, const Fp8Use& use, Fp8Role role) {
 std::int64_t rows_of_block(Fp8Role role) { return role == Fp8Role::weight ? fp8_block : 1; }
 std::int64_t blocks(std::int64_t size, std::int64_t block) { return (size + block - 1) / block; }
 
-/// What an operand's amax, in f64, changes of the state later: row `row`.
+/// The later state change of an operand's amax, in f64: row `row`.
 StateUpdate amax_update(const Fp8Use& use, Fp8Role role) {
   StateUpdate update;
   update.state = {use.state.amax, use.state.scale, use.state.steps};
@@ -74,14 +74,14 @@ Tensor scale_of_tensor(const Tensor& matrix, Fp8Role role, const Fp8Use& use, co
   Transaction* const later = records ? deferring_transaction() : nullptr;
   Fp8State state;
   if (known.defined() && (known.dtype() != DType::f32 || known.shape() != Shape{3} || !known.is_contiguous())) {
-    throw DTypeError("fp8: known scales are " + describe(known) + "; f32 (3) is needed");
+    throw DTypeError("fp8: known scales are " + describe(known) + "; expected f32 (3)");
   }
   if (known.defined() && known.device() != device) {
-    throw DeviceError("fp8: known scales are " + describe(known) + "; " + to_string(device) + " is needed");
+    throw DeviceError("fp8: known scales are " + describe(known) + "; expected " + to_string(device));
   }
   if (records) {
     check_fp8_state("fp8", use.state, device);
-    // A record of one step on its own, where it changes the state later: not finite stays what is not recorded.
+    // A temporary record of this step when the state changes later: non-finite values stay unrecorded.
     state = later != nullptr ? Fp8State{full({3, 1}, std::numeric_limits<double>::infinity(), DType::f32, device),
                                         zeros({3}, DType::f32, device), zeros({3, 2}, DType::i64, device)}
                              : Fp8State{writable_state(use.state.amax), writable_state(use.state.scale),
@@ -157,7 +157,7 @@ Fp8Operand encode_blocks(const Tensor& matrix, Fp8Role role, DType dtype, Catego
 
 Fp8Sides sides_of_blocks(const Tensor& matrix, Fp8Role role, DType dtype, bool plain, bool turned) {
   if (turned && role != Fp8Role::weight) {
-    throw ValueError("fp8: " + describe(matrix) + " turned in blocks; blocks of weights alone are square");
+    throw ValueError("fp8: " + describe(matrix) + " transposed in blocks; only blocks of weights are square");
   }
   Fp8Operand codes = encode_blocks(matrix, role, dtype, Category::workspace);
   Fp8Sides sides;
@@ -171,7 +171,7 @@ Fp8Sides sides_of_blocks(const Tensor& matrix, Fp8Role role, DType dtype, bool p
   return sides;
 }
 
-// The matrix itself where it may be overwritten, else a new tensor.
+// The matrix itself where it is reusable, else a new tensor.
 Tensor place_of_decoded(const Tensor& matrix) {
   if (matrix.dtype() == DType::bf16 && is_reusable(matrix)) return matrix;
   return Tensor::empty(matrix.shape(), DType::bf16, matrix.device(), Category::workspace);
@@ -181,7 +181,7 @@ Tensor place_of_decoded(const Tensor& matrix) {
 
 Fp8State make_fp8_state(std::int64_t history, Device device) {
   if (history < 1 || history > fp8_history_max) {
-    throw ValueError("fp8: a history of " + std::to_string(history) + " steps; allowed are 1 to " +
+    throw ValueError("fp8: a history of " + std::to_string(history) + " steps; expected 1 to " +
                      std::to_string(fp8_history_max));
   }
   return {zeros({3, history}, DType::f32, device), zeros({3}, DType::f32, device), zeros({3, 2}, DType::i64, device)};
@@ -190,9 +190,9 @@ Fp8State make_fp8_state(std::int64_t history, Device device) {
 void check_fp8_state(const char* operation, const Fp8State& state, Device device) {
   const auto check = [&](const Tensor& t, const char* what, DType dtype, bool fits, const char* shape) {
     const auto begin = [&] { return std::string(operation) + ": the state's " + what + " is " + describe(t); };
-    if (!t.defined() || !fits || !t.is_contiguous()) throw ShapeError(begin() + "; dense " + shape + " is needed");
-    if (t.dtype() != dtype) throw DTypeError(begin() + "; " + std::string(to_string(dtype)) + " is needed");
-    if (t.device() != device) throw DeviceError(begin() + "; " + to_string(device) + " is needed");
+    if (!t.defined() || !fits || !t.is_contiguous()) throw ShapeError(begin() + "; expected dense " + shape);
+    if (t.dtype() != dtype) throw DTypeError(begin() + "; expected " + std::string(to_string(dtype)));
+    if (t.device() != device) throw DeviceError(begin() + "; expected " + to_string(device));
   };
   const Tensor &amax = state.amax, &scale = state.scale, &steps = state.steps;
   const bool is_ring =
@@ -245,7 +245,7 @@ Fp8Sides fp8_encode_sides(const Tensor& matrix, Fp8Role role, const Fp8Use& use,
   detail::check(matrix, use, role);
   const Device device = matrix.device();
   if (!device.is_cuda()) {
-    throw DeviceError("fp8: codes of " + describe(matrix) + " for FP8 units; a CUDA device is needed");
+    throw DeviceError("fp8: codes of " + describe(matrix) + " for FP8 units; expected a CUDA device");
   }
   const std::int64_t rows = matrix.size(0), columns = matrix.size(1);
   const DType dtype = use.dtype(role);
@@ -281,7 +281,7 @@ void fp8_decode_into(const Tensor& to, const Fp8Operand& codes, std::int64_t row
                     row + to.size(0) <= all.size(0) && column + to.size(1) <= all.size(1);
   if (!fits) {
     throw ShapeError("fp8: codes " + describe(all) + " from (" + std::to_string(row) + ", " + std::to_string(column) +
-                     ") into " + describe(to) + "; a dense bf16 window of them is needed");
+                     ") into " + describe(to) + "; expected a dense bf16 window");
   }
   if (to.elements() == 0) return;
   launch(to.device(), [&](const Addresses& at) {

@@ -24,7 +24,7 @@ std::size_t packed_bytes(std::int64_t elements, DType dtype) {
 Tensor pack(const Tensor& t, DType dtype) {
   if (!can_pack(t.dtype(), dtype)) {
     throw DTypeError("pack: " + describe(t) + " to " + std::string(to_string(dtype)) +
-                     "; allowed is a narrower one of f32, f16, bf16, f8e4m3, f8e5m2, i8");
+                     "; expected a narrower one of f32, f16, bf16, f8e4m3, f8e5m2, i8");
   }
   return pack_detail::is_scaled(dtype) ? quantize(t, packing(dtype)) : to_dtype(t, dtype);
 }

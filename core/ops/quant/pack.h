@@ -1,5 +1,5 @@
 #pragma once
-// Fewer digits for bytes that only wait: a dense tensor rounded to a narrower dtype, and back.
+// Fewer bits for bytes that wait: a dense tensor rounded to a narrower dtype, and back.
 //
 //   dtype           bytes per value   error of a value that is normal in it
 //   bf16            2                 at most 2^-8 of the value (8 significant bits)
@@ -8,7 +8,7 @@
 //   i8              1.0625            at most amax / 254
 //
 // The last three have a scale in f32 for every 64 values (core/ops/quant/quantize.h, ScaleBlocks::flat(64)); amax is
-// the largest magnitude of the 64, whose NaN and infinities make all of them NaN.
+// the largest magnitude of the 64; a NaN or infinity makes all 64 NaN.
 
 #include <thimble/core/ops/quant/quantize.h>
 #include <thimble/core/tensor/tensor.h>
@@ -24,11 +24,11 @@ constexpr Quantization packing(DType dtype) noexcept { return {dtype, ScaleBlock
 /// Bytes of a packed tensor, scales included.
 std::size_t packed_bytes(std::int64_t elements, DType dtype);
 
-/// `t` rounded to `dtype`, dense, with scales where it has them. Throws DTypeError where can_pack() says no,
-/// OutOfMemory, DeviceError where this build has no kernels.
+/// `t` rounded to `dtype`, dense, with scales where it has them. Throws DTypeError unless can_pack(), OutOfMemory,
+/// DeviceError where this build has no kernels.
 Tensor pack(const Tensor& t, DType dtype);
 
-/// A dense tensor of `dtype` with the values of one that pack() made.
+/// A dense tensor of `dtype` with the values of pack()'s result.
 Tensor unpack(const Tensor& packed, DType dtype);
 
 }  // namespace thimble

@@ -12,7 +12,7 @@
 namespace thimble {
 namespace blocks_detail {
 
-// The matrix that a tensor is seen as, and its blocks in values.
+// A tensor as a matrix, and its blocks in values.
 struct Layout {
   std::int64_t rows, columns, block_rows, block_columns;
 };
@@ -27,7 +27,7 @@ std::string name(const Quantization& how) {
 Layout layout_of(const Shape& shape, const ScaleBlocks& blocks) {
   if (blocks.rows < 0 || blocks.columns < 0) {
     throw ValueError("quantize: blocks of " + std::to_string(blocks.rows) + " x " + std::to_string(blocks.columns) +
-                     "; allowed are sizes >= 1, or 0 for all");
+                     "; expected sizes >= 1, or 0 for all");
   }
   const std::int64_t elements = shape.elements();
   const bool is_row = blocks.is_flat || shape.rank() == 0;
@@ -44,8 +44,7 @@ void check_description(const Quantization& how) {
       how.dtype == DType::i8 || how.dtype == DType::u8 || how.dtype == DType::f8e4m3 || how.dtype == DType::f8e5m2;
   const bool has_scale = how.scale == DType::f32 || how.scale == DType::f16 || how.scale == DType::u8;
   if (has_code && has_scale) return;
-  throw DTypeError("quantize: " + name(how) +
-                   "; allowed are codes in i8, u8, f8e4m3, f8e5m2 with scales in f32, f16, u8");
+  throw DTypeError("quantize: " + name(how) + "; expected codes in i8, u8, f8e4m3, f8e5m2 with scales in f32, f16, u8");
 }
 
 void check_codes(const char* operation, const Tensor& codes, const Quantization& how) {
@@ -65,7 +64,7 @@ void check_codes(const char* operation, const Tensor& codes, const Quantization&
 void check_values(const char* operation, const Tensor& t) {
   const auto begin = [&] { return std::string(operation) + ": " + describe(t); };
   if (!t.defined()) throw ShapeError(begin());
-  if (!is_floating(t.dtype())) throw DTypeError(begin() + "; allowed are floating dtypes");
+  if (!is_floating(t.dtype())) throw DTypeError(begin() + "; expected a floating dtype");
   if (t.scale()) throw DTypeError(begin() + " has scales already");
 }
 
@@ -105,7 +104,7 @@ ScaleBlocks ScaleBlocks::per_channel(const Shape& shape, int axis) {
   if (at == shape.rank() - 1) return {0, 1, false};
   if (at != 0) {
     throw ShapeError("per_channel: axis " + std::to_string(axis) + " of " + to_string(shape) +
-                     "; allowed are the first and the last");
+                     "; expected the first or the last axis");
   }
   std::int64_t rows = 1;
   for (int i = 1; i < shape.rank() - 1; ++i) rows *= shape[i];
@@ -157,7 +156,7 @@ Tensor zeros_quantized(const Shape& shape, const Quantization& how, Device devic
 Tensor dequantize(const Tensor& codes, const Quantization& how, DType dtype, Category category) {
   blocks_detail::check_codes("dequantize", codes, how);
   if (!is_floating(dtype)) {
-    throw DTypeError("dequantize: to " + std::string(to_string(dtype)) + "; allowed are floating dtypes");
+    throw DTypeError("dequantize: to " + std::string(to_string(dtype)) + "; expected a floating dtype");
   }
   Tensor t = Tensor::empty(codes.shape(), dtype, codes.device(), category);
   dequantize_into(t, codes, how);
@@ -169,7 +168,7 @@ void dequantize_into(const Tensor& t, const Tensor& codes, const Quantization& h
   blocks_detail::check_codes("dequantize", codes, how);
   if (codes.shape() != t.shape() || codes.device() != t.device() || !t.is_contiguous()) {
     throw ShapeError("dequantize: " + describe(codes) + " into " + describe(t) +
-                     "; allowed is a dense tensor of the same shape and device");
+                     "; expected a dense tensor of the same shape and device");
   }
   if (t.elements() > 0) {
     launch(t.device(), [&](const Addresses& at) {

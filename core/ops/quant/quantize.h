@@ -3,13 +3,12 @@
 // files.
 //
 // Blocks
-// - A tensor is seen as a matrix (elements / last axis, last axis), or, flat, as one row of all its elements. Scalars
-//   are (1, 1).
+// - A tensor is a matrix (elements / last axis, last axis), or, flat, one row of all its elements. Scalars are (1, 1).
 // - The matrix is cut in blocks of `rows` x `columns`, 0 meaning all; the last ones down and across may be smaller. A
 //   block shares one scale.
-// - The scales are a dense tensor of shape (blocks down, blocks across), always of rank 2: {(R + rows - 1) / rows,
-//   (C + columns - 1) / columns} for a matrix (R, C). It is Tensor::scale() of the codes' tensor, which has the shape
-//   of the original and one of the narrow dtypes.
+// - The scales are a dense tensor of shape (blocks down, blocks across), always of rank 2: {(R + rows - 1) / rows, (C +
+//   columns - 1) / columns} for a matrix (R, C). It is Tensor::scale() of the codes' tensor, which has the shape of the
+//   original and one of the narrow dtypes.
 //
 //   one scale for                      ScaleBlocks
 //   the tensor                         per_tensor()            {0, 0, true}
@@ -21,21 +20,22 @@
 // Values
 // - scale = amax / largest, amax being the block's largest magnitude and `largest` the dtype's: i8 127 (symmetric),
 //   f8e4m3 448, f8e5m2 57344, u8 1 (dynamic codes, core/numbers/quant_code.h). It is at least 2^-126, and 0 for a block
-//   of zeros, which come back as zeros.
-// - code = nearest to value x (1 / scale), saturating; value = code x scale, both in f32, rounded to the dtype asked.
-// - scales in f16 are those of f32 rounded; codes are still made with the inverse of the f32 scale. With i8 and
-//   flat(32) this is Q8_0 of ggml: 34 bytes for 32 values. Scales beyond 65504 are that; below 2^-25 they are 0, and so
-//   is what comes back.
+//   of zeros, which decodes to zeros.
+// - code = nearest to value x (1 / scale), saturating; value = code x scale, both in f32, rounded to the requested
+//   dtype.
+// - scales in f16 are rounded from f32; codes are still made with the inverse of the f32 scale. With i8 and flat(32)
+//   this is Q8_0 of ggml: 34 bytes for 32 values. Scales beyond 65504 become 65504; below 2^-25 they are 0, and so are
+//   the decoded values.
 // - scales in u8 are powers of two, amax / largest rounded up (UE8M0 of the OCP microscaling formats, 1.0, 5.4), but at
 //   most the one for which largest x scale is finite: 2^121 for i8, 2^119 f8e4m3, 2^112 f8e5m2, 2^127 (exponent 254)
 //   for dynamic codes. Values beyond saturate: at 127 x 2^121, 1.75 x 2^127 and 2^127, so that all of them stay finite.
-// - A block with a NaN or an infinity gets scale NaN: all of it comes back as NaN, so that nothing that overflowed is
-//   taken for a number. f64 values beyond f32 are infinite, and so is what code x scale rounds to beyond it.
+// - A block with a NaN or an infinity gets scale NaN and decodes to NaN, so that an overflow is never mistaken for a
+//   number. f64 values beyond f32 are infinite, and so is code x scale where it rounds beyond f32.
 //
-// The error of a value that is finite, with f32 scales: for i8 at most half a scale, so amax / 254, or 2^-127 where
-// amax is below 127 x 2^-126 (what is no larger than 2^-127 becomes 0), and 2^-14 of that for f32's own rounding; with
-// f16 scales 2^-11 of the value and 2^-18 more, with u8 ones up to twice as much, saturation aside. For f8e4m3 2^-4 of
-// the value (2^-3 f8e5m2) where it is normal in it.
+// The error of a finite value, with f32 scales: for i8 at most half a scale, so amax / 254, or 2^-127 where amax is
+// below 127 x 2^-126 (values up to 2^-127 become 0), and 2^-14 of that for f32's rounding; with f16 scales 2^-11 of the
+// value and 2^-18 more, with u8 ones up to twice as much, saturation aside. For f8e4m3 2^-4 of the value (2^-3 f8e5m2)
+// where it is normal in it.
 
 #include <cstddef>
 #include <cstdint>
@@ -64,7 +64,7 @@ struct Quantization {
   DType dtype = DType::i8;  ///< i8, f8e4m3, f8e5m2; u8: dynamic codes
   ScaleBlocks blocks = {};
   DType scale = DType::f32;  ///< f32, f16; u8: powers of two
-  bool is_signed = true;     ///< of dynamic codes; without sign what is negative becomes 0
+  bool is_signed = true;     ///< of dynamic codes; unsigned codes turn negative values into 0
 
   friend bool operator==(const Quantization&, const Quantization&) = default;
 };
@@ -76,18 +76,18 @@ Shape scale_shape(const Shape& shape, const ScaleBlocks& blocks);
 std::size_t quantized_bytes(const Shape& shape, const Quantization& how);
 
 /// Codes of `t` with their scales. Throws DTypeError when `t` is not floating or has scales itself, or for a dtype that
-/// Quantization does not allow; ValueError as scale_shape; OutOfMemory; DeviceError where this build has no kernels.
+/// Quantization does not support; ValueError as scale_shape; OutOfMemory; DeviceError where this build has no kernels.
 Tensor quantize(const Tensor& t, const Quantization& how, Category category = Category::temporary);
 
-/// Codes and scales into a tensor that quantize() or zeros_quantized() made, dense, of t's shape. Counts as a write of
+/// Codes and scales into a dense tensor of t's shape that quantize() or zeros_quantized() made. Counts as a write of
 /// both. Throws as quantize does, and ShapeError, DTypeError where `codes` is not such a tensor.
 void quantize_into(const Tensor& codes, const Tensor& t, const Quantization& how);
 
-/// Codes and scales of zeros, like quantize() of a tensor of zeros, which is not needed.
+/// Codes and scales of zeros, as quantize() of a tensor of zeros, without that tensor.
 Tensor zeros_quantized(const Shape& shape, const Quantization& how, Device device = cpu,
                        Category category = Category::temporary);
 
-/// A dense tensor of a floating dtype with the values. `how` is that of quantize(). Throws DTypeError, ShapeError where
+/// A dense tensor of a floating dtype with the values. `how` is quantize()'s. Throws DTypeError, ShapeError where
 /// `codes` was not made so.
 Tensor dequantize(const Tensor& codes, const Quantization& how, DType dtype = DType::f32,
                   Category category = Category::temporary);

@@ -14,7 +14,7 @@ namespace weight_code_detail {
 
 constexpr std::int64_t magnitudes_in_block = 256;
 
-/// Where the parts of a coded weight begin.
+/// Offsets of the regions of a coded weight.
 struct Layout {
   std::int64_t scales, magnitudes, codes, end;
 };
@@ -32,7 +32,7 @@ Layout layout_of(WeightCode code, std::int64_t n) {
 void check(WeightCode code, DType dtype, std::int64_t n, const Tensor& coded) {
   const std::string begin = "weight code: " + std::to_string(n) + " numbers of " + std::string(to_string(dtype)) +
                             " in " + std::string(to_string(code));
-  if (!is_floating(dtype)) throw DTypeError(begin + "; a floating dtype is allowed");
+  if (!is_floating(dtype)) throw DTypeError(begin + "; expected a floating dtype");
   if (coded.dtype() == DType::u8 && coded.is_contiguous() &&
       coded.shape() == Shape{static_cast<std::int64_t>(coded_bytes(code, n))}) {
     return;

@@ -1,19 +1,18 @@
 #pragma once
-// Weights that are kept in fewer bits and decoded before use: of frozen layers (nn/quant/coded_store.h).
+// Weights of frozen layers, stored in fewer bits and decoded before use (nn/quant/coded_store.h).
 //
 //   code   numbers share a scale                                      bits a number
 //   int8   32: i8, scale in f16, Q8_0 (core/ops/quant/quantize.h)      8.5
 //   nf4    64: NF4 (core/numbers/nf4.h), magnitude in 8 bits           4.127
 //
 // NF4's magnitudes are quantized a second time (Dettmers et al. 2023, arXiv:2305.14314, section 3, "double
-// quantization"): their mean over the weight, in f32, is taken off; what is left becomes signed dynamic codes in u8
-// (core/numbers/quant_code.h), 256 sharing an f32 scale. So n numbers take ceil(n / 2) + ceil(n / 64)
-// + 4 ceil(n / 16384) + 4 bytes. Values become codes with the magnitude as it was, and come back with the one that its
-// code stands for, as in bitsandbytes.
+// quantization"): their mean over the weight, in f32, is subtracted; the rest becomes signed dynamic codes in u8
+// (core/numbers/quant_code.h), 256 sharing an f32 scale. So n numbers take ceil(n / 2) + ceil(n / 64) + 4 ceil(n /
+// 16384) + 4 bytes. Encoding uses the exact magnitude, decoding the magnitude's code, as in bitsandbytes.
 //
 // A coded weight is one dense u8 tensor: f32 offset, f32 scales, codes of the magnitudes, codes; for int8 scales,
-// codes. Blocks lie along the weight's memory, wherever its rows end. A block of zeros comes back as zeros; a NaN or an
-// infinity makes NaN of its block in int8, and of the whole weight in NF4.
+// codes. Blocks follow the weight's memory, across row ends. A block of zeros decodes to zeros; a NaN or an infinity
+// makes NaN of its block in int8, and of the whole weight in NF4.
 
 #include <cstddef>
 #include <cstdint>
@@ -31,11 +30,11 @@ std::string_view to_string(WeightCode code) noexcept;
 /// Bytes of `elements` numbers.
 std::size_t coded_bytes(WeightCode code, std::int64_t elements);
 
-/// `elements` numbers of a floating dtype, dense at `values`, which is pinned and null on a dry device, into `coded`:
-/// u8, (coded_bytes). Takes 4 ceil(elements / 64) bytes of workspace for NF4. Throws OutOfMemory, DTypeError,
-/// ShapeError for another tensor, DeviceError where this build has no kernels.
+/// Encodes `elements` numbers of a floating dtype, dense at `values` (pinned; null on a dry device), into `coded`: u8,
+/// (coded_bytes). Takes 4 ceil(elements / 64) bytes of workspace for NF4. Throws OutOfMemory, DTypeError, ShapeError
+/// for another tensor, DeviceError where this build has no kernels.
 void encode_weight(WeightCode code, const void* values, DType dtype, std::int64_t elements, const Tensor& coded);
-/// And back, rounded to the dtype.
+/// Decodes, rounded to the dtype.
 void decode_weight(WeightCode code, const Tensor& coded, void* values, DType dtype, std::int64_t elements);
 
 /// The same with tensors; `weight` must be dense.

@@ -50,7 +50,7 @@ kernels::ClassTargets class_targets(const Form& form, const Tensor& targets, std
   return {at(targets), targets.dtype(), targets.elements(), classes, form.ignore_index};
 }
 
-// Kernels cannot throw, so they are asked.
+// Checks here because kernels cannot throw.
 void check_targets(const Form& form, const Tensor& targets, std::int64_t classes) {
   std::int64_t bad = -1, value = 0;
   launch(targets.device(), [&](const Addresses& at) {

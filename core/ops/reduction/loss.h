@@ -12,11 +12,11 @@ using LossReduction = kernels::LossReduction;
 /// Cross entropy of logits (..., C) and class numbers (...) in i32 or i64, fused: with t a row's target, s the label
 /// smoothing,
 ///   loss = log sum_c e^x_c - (1 - s) x_t - s / C sum_c x_c
-/// (Szegedy et al. 2015, arXiv:1512.00567, section 7, for the smoothing). Rows whose target is ignore_index count
-/// nothing. Result: mean over the rows that count (NaN when none does), sum, or one loss per row (...). dx_c = g
-/// (e^(x_c - lse) - s / C - (1 - s) [c = t]), written where the logits lie when nobody else holds them. Keeps the
-/// logits and the targets by reference, and lse = log sum e^x per row, in f32 (f64 for f64). Throws ShapeError,
-/// DTypeError, DeviceError, ValueError (smoothing outside of [0, 1]; on a CPU: a target that is no class).
+/// (Szegedy et al. 2015, arXiv:1512.00567, section 7, for the smoothing). Rows whose target is ignore_index do not
+/// count. Result: mean over the rows that count (NaN when none does), sum, or one loss per row (...). dx_c = g (e^(x_c
+/// - lse) - s / C - (1 - s) [c = t]), written in the logits' buffer when they have no other holder. Keeps the logits
+/// and the targets by reference, and lse = log sum e^x per row, in f32 (f64 for f64). Throws ShapeError, DTypeError,
+/// DeviceError, ValueError (smoothing outside [0, 1]; on a CPU: a target that is no class).
 struct CrossEntropy {
   static constexpr const char* name = "cross_entropy";
   static constexpr Cost cost = Cost::reduction;
@@ -49,7 +49,7 @@ struct Nll {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
-/// Mean (or sum) of (x - target)^2 over all elements of two tensors of one shape and dtype; of nothing NaN (or 0).
+/// Mean (or sum) of (x - target)^2 over all elements of two tensors of one shape and dtype; NaN (or 0) for no elements.
 /// Keeps both by reference. Throws ShapeError, DTypeError, DeviceError.
 struct MseLoss {
   static constexpr const char* name = "mse_loss";

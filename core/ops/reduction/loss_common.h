@@ -1,5 +1,5 @@
 #pragma once
-// What the operators over class numbers share.
+// Shared by the operators over class numbers.
 
 #include <cstdint>
 
@@ -18,7 +18,7 @@ struct Form {
   kernels::LossReduction reduction;
 };
 
-/// Of a loss over scores of `dtype`, and of statistics: f64 for f64, else f32.
+/// The dtype of a loss over scores of `dtype`, and of statistics: f64 for f64, else f32.
 inline DType loss_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
 /// Throws DTypeError unless they are i32 or i64.
@@ -27,7 +27,8 @@ void check_target_dtype(const Form& form, const Tensor& targets);
 /// Throws ValueError unless it is in [0, 1].
 void check_label_smoothing(const Form& form);
 
-/// Throws ValueError for the first target that is neither a class nor ignored, where asking does not stall the device.
+/// Throws ValueError for the first target that is neither a class nor ignored, where the check does not stall the
+/// device.
 void check_targets(const Form& form, const Tensor& targets, std::int64_t classes);
 
 /// Dense `targets`, as kernels take them.

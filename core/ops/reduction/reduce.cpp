@@ -16,7 +16,7 @@ kernels::ReduceOperand operand(const Tensor& t, AxisMask axes, const Addresses& 
   return {at(t), t.dtype(), strides.kept, strides.reduced};
 }
 
-// Room between the stages of a long reduction, `doubles` per output and stretch; undefined where one stage does.
+// Room between the stages of a long reduction, `doubles` per output and range; undefined when one stage suffices.
 Tensor partial_room(const Tensor& t, const AxisSplit& sizes, std::int64_t doubles) {
   const std::int64_t count = kernels::reduce_partial_elements(sizes.kept.elements(), sizes.reduced.elements());
   return count > 0 ? Tensor::empty({doubles * count}, DType::f64, t.device(), Category::workspace) : Tensor();

@@ -1,6 +1,5 @@
 #pragma once
-// Reductions that operators build on; the tape does not see them. The differentiable ones are in
-// autograd/functions/reduction.h.
+// Unrecorded reductions that operators build on. The differentiable ones are in autograd/functions/reduction.h.
 
 #include <array>
 #include <initializer_list>
@@ -41,14 +40,13 @@ AxisMask axis_mask(const char* operation, std::span<const int> axes, int rank);
 /// Shape without the masked axes, or with size 1 there.
 Shape reduced_shape(const Shape& shape, AxisMask axes, bool keep_axes);
 
-/// Sizes (or strides) of the axes outside of a mask and inside of it.
+/// Sizes (or strides) of the axes outside and inside a mask.
 struct AxisSplit {
   Shape kept, reduced;
 };
 AxisSplit split_axes(const Shape& sizes, AxisMask axes);
 
-/// Sum over the masked axes, in the fixed order of kernels/reduce.h. Result dtype: that of t (i64 for integers and
-/// bool).
+/// Sum over the masked axes, in the fixed order of kernels/reduce.h. Result dtype: t's (i64 for integers and bool).
 Tensor reduce_sum(const Tensor& t, AxisMask axes, bool keep_axes);
 
 /// out = (sum of map(t, other)) / divisor over the masked axes; `out` is dense and has an element for every kept one,
@@ -57,9 +55,9 @@ Tensor reduce_sum(const Tensor& t, AxisMask axes, bool keep_axes);
 void reduce_into(const Tensor& out, const Tensor& t, AxisMask axes, kernels::ReduceMap map = kernels::ReduceMap::value,
                  const Tensor& other = {}, double divisor = 1);
 
-/// The largest (or smallest) element of each reduction into `values`, its place in row-major order of the masked axes
+/// The largest (or smallest) element of each reduction into `values`, its index in row-major order of the masked axes
 /// into `places` (an integer dtype); both dense, either may be undefined. NaN wins; of equal values the first. Throws
-/// ShapeError when there is nothing to choose from.
+/// ShapeError for empty reductions.
 void extreme_into(const char* operation, const Tensor& values, const Tensor& places, const Tensor& t, AxisMask axes,
                   bool is_max);
 

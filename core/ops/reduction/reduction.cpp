@@ -19,10 +19,10 @@ void check_floating(const char* name, const Tensor& x) {
   if (!is_floating(x.dtype())) throw DTypeError(std::string(name) + ": " + describe(x) + " is not floating");
 }
 
-// What statistics are held in.
+// The dtype of statistics.
 DType statistic_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
-// A reduction's result with its axes of size 1 in place, so that it broadcasts to what was reduced.
+// A reduction's result with its axes of size 1 restored, so that it broadcasts to the operand.
 Tensor with_axes(const Tensor& t, const Shape& from, AxisMask axes) {
   const Shape shape = reduced_shape(from, axes, true);
   return view::reshape(view::can_reshape(t, shape) ? t : contiguous(t), shape);
@@ -39,7 +39,7 @@ DType place_dtype(std::int64_t elements) {
   return elements <= std::numeric_limits<std::int32_t>::max() ? DType::i32 : DType::i64;
 }
 
-// dy at the kept places among zeros.
+// dy at the kept indices, zeros elsewhere.
 Tensor place(const Tensor& places, const Shape& from, AxisMask axes, const Tensor& dy) {
   const Tensor dx = zeros(from, dy.dtype(), dy.device());
   if (dx.elements() == 0) return dx;

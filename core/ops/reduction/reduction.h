@@ -1,15 +1,15 @@
 #pragma once
 // Reductions over any set of axes, with or without size-1 axes left in their place. `axes` is a mask
-// (core/ops/reduction/reduce.h). The order of accumulation is that of core/kernels/reduce.h: a function of the
-// reduction's length alone.
+// (core/ops/reduction/reduce.h). core/kernels/reduce.h fixes the order of accumulation: a function of only the
+// reduction's length.
 
 #include <thimble/core/ops/op.h>
 #include <thimble/core/ops/reduction/reduce.h>
 
 namespace thimble::ops {
 
-/// y = sum x; of nothing 0. Any dtype; integers and bool give i64. dx = dy, repeated by strides without a copy. Keeps
-/// nothing.
+/// y = sum x; 0 for no elements. Any dtype; integers and bool give i64. dx = dy, repeated by strides without a copy.
+/// Keeps nothing.
 struct Sum {
   static constexpr const char* name = "sum";
   static constexpr Cost cost = Cost::reduction;
@@ -23,8 +23,8 @@ struct Sum {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
-/// y = (sum x) / n, rounded once; of nothing NaN. dx = dy / n, repeated by strides. Keeps nothing. Throws DTypeError
-/// unless x is floating.
+/// y = (sum x) / n, rounded once; NaN for no elements. dx = dy / n, repeated by strides. Keeps nothing. Throws
+/// DTypeError unless x is floating.
 struct Mean {
   static constexpr const char* name = "mean";
   static constexpr Cost cost = Cost::reduction;
@@ -54,9 +54,9 @@ struct Variance {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
-/// y = the largest (or smallest) element; NaN where there is one. Any dtype. The gradient goes to the first of equal
-/// elements. Keeps its place among the reduced elements, in the smallest of u8, i32, i64 that holds it, and not x.
-/// Throws ShapeError when there is nothing to choose from.
+/// y = the largest (or smallest) element; NaN if any. Any dtype. The gradient goes to the first of equal elements.
+/// Keeps its index among the reduced elements, in the smallest of u8, i32, i64 that holds it, and not x. Throws
+/// ShapeError for empty reductions.
 template <bool is_max>
 struct Extreme {
   static constexpr const char* name = is_max ? "max" : "min";
@@ -74,8 +74,8 @@ struct Extreme {
 using Max = Extreme<true>;
 using Min = Extreme<false>;
 
-/// y = the place (i64) of the first largest (or smallest) element, or of the first NaN, counted in row-major order of
-/// the reduced axes. No gradient. Throws ShapeError when there is nothing to choose from.
+/// y = the index (i64) of the first largest (or smallest) element, or of the first NaN, counted in row-major order of
+/// the reduced axes. No gradient. Throws ShapeError for empty reductions.
 template <bool is_max>
 struct ArgExtreme {
   static constexpr const char* name = is_max ? "argmax" : "argmin";
@@ -91,9 +91,9 @@ struct ArgExtreme {
 using ArgMax = ArgExtreme<true>;
 using ArgMin = ArgExtreme<false>;
 
-/// y = max x + log sum e^(x - max x); of nothing -infinity. dx = e^(x - y) dy. Keeps x, and y: by reference in f32 and
-/// f64, as an extra in f32 for narrower types, because e^(x - y) takes y's absolute error. Throws DTypeError unless x
-/// is floating.
+/// y = max x + log sum e^(x - max x); -infinity for no elements. dx = e^(x - y) dy. Keeps x, and y: by reference in f32
+/// and f64, as an extra in f32 for narrower types, because e^(x - y) takes y's absolute error. Throws DTypeError unless
+/// x is floating.
 struct LogSumExp {
   static constexpr const char* name = "logsumexp";
   static constexpr Cost cost = Cost::reduction;

@@ -1,6 +1,6 @@
 #pragma once
 // Elementwise functors that structured operators use for their gradients (reductions and losses). They have no gradient
-// functions unless they are operators of their own.
+// functions unless they are operators themselves.
 
 #include <thimble/core/numbers/math.h>
 #include <thimble/core/ops/elementwise/functor.h>

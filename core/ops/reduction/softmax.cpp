@@ -54,7 +54,7 @@ Tensor forward(const Form& form, const Tensor& x) {
   return y;
 }
 
-// Writes where dy or y lies, whichever is free.
+// Writes in the buffer of dy or y, whichever is free.
 Tensor backward(const Form& form, const Tensor& y, const Tensor& dy) {
   const int axis = normalize_axis(form.name, form.axis, y.rank());
   const Tensor dx = is_reusable(dy) ? dy : reused_or_new(y);  // as x

@@ -6,10 +6,10 @@
 namespace thimble::ops {
 
 /// y_s = exp(z_s - max z) / sum_u exp(z_u - max z), z = scale x, along `axis`; any floating dtype and shape. Backward:
-/// dx = scale y (dy - sum_s dy_s y_s). Keeps y. A row of -inf alone gives NaN.
+/// dx = scale y (dy - sum_s dy_s y_s). Keeps y. A row of only -inf gives NaN.
 ///
-/// With `is_causal`, x is a block of attention scores (..., T, S), axis is the last one, and query t attends to the
-/// keys s <= t + (S - T) alone: later ones get y = 0 and no gradient. Needs S >= T, so that every query has a key.
+/// With `is_causal`, x is a block of attention scores (..., T, S), axis is the last one, and query t attends only to
+/// the keys s <= t + (S - T): later ones get y = 0 and no gradient. Needs S >= T, so that every query has a key.
 /// (Vaswani et al. 2017, section 3.2.1, with scale = 1 / sqrt(d).)
 ///
 /// Throws ShapeError (axis, rank, S < T), DTypeError.

@@ -1,5 +1,5 @@
-// Attention on the CPU, backward: Dao et al. 2022 (arXiv:2205.14135), algorithm 4. The probabilities are recomputed
-// from the scores and the kept logarithms of their sums. One thread does a head of keys of a sample, for all heads of
+// Attention on the CPU, backward: Dao et al. 2022 (arXiv:2205.14135), algorithm 4. Recomputes the probabilities from
+// the scores and the kept logarithms of their sums. One thread does a head of keys of a sample, for all heads of
 // queries that share it: panels of queries outside, blocks of keys inside, all ascending, so that dq sums over blocks
 // of keys and dk and dv over heads and panels of queries, in an order that depends on nothing else.
 
@@ -53,7 +53,7 @@ Rows<T> load_rows(const AttentionProblem& p, const BackwardTiles<T>& tiles, cons
   return {rows, tiles.padded};
 }
 
-// Everything that a panel of queries brings along.
+// All inputs of a panel of queries.
 template <class T>
 void load_panel(const AttentionGradArgs& args, const BackwardTiles<T>& tiles, std::int64_t b, std::int64_t h,
                 std::int64_t first_query, std::int64_t queries) {
@@ -71,7 +71,7 @@ void load_panel(const AttentionGradArgs& args, const BackwardTiles<T>& tiles, st
   }
 }
 
-// scores (keys, panel) of a block become the dropped probabilities, dscores the gradients of the scores.
+// Turns scores (keys, panel) of a block into the dropped probabilities, dscores into the gradients of the scores.
 template <class T>
 void differentiate_block(const AttentionGradArgs& args, const BackwardTiles<T>& tiles, const PanelKeys& keys,
                          std::int64_t b, std::int64_t h, std::int64_t first_query, std::int64_t key,
@@ -110,13 +110,13 @@ void backward_panel(const AttentionGradArgs& args, const BackwardTiles<T>& tiles
                  padded, true});
   }
   if (is_first) std::fill_n(tiles.dq, width * panel, T(0));
-  // q's rows are done with.
+  // q's rows are free now.
   if (args.dq.data) {
     store_transposed(args, args.dq, b, h, first_query, queries, static_cast<T>(args.scale), tiles.dq, tiles.q_rows);
   }
 }
 
-// Gradients of all keys or values of one of their heads, which they are scaled for.
+// Gradients of all keys or values of one of their heads, times `scale`.
 template <class T>
 void store_keys(const AttentionGradArgs& args, const AttentionResult& to, std::int64_t b, std::int64_t h,
                 std::int64_t padded, T factor, T* rows) {

@@ -1,6 +1,6 @@
 // Attention on the CPU, forward: Dao et al. 2022 (arXiv:2205.14135), algorithm 1, with one pass over the keys per panel
-// of queries (Dao 2023, arXiv:2307.08691, section 3.1). A query's result depends on its own keys, in blocks counted
-// from key 0: a key it must not see adds an exact zero.
+// of queries (Dao 2023, arXiv:2307.08691, section 3.1). A query's result depends only on its keys, in blocks counted
+// from key 0: a hidden key adds an exact zero.
 
 #include <thimble/core/kernels/cpu/attention/attention_cpu.h>
 #include <thimble/core/kernels/table_for.h>
@@ -14,7 +14,7 @@ namespace attention_detail {
 template <class T>
 struct ForwardTiles {
   std::int64_t panel;
-  T *q, *out;              // (D, panel): scale q^T; the result's transpose before it is divided by the sums
+  T *q, *out;              // (D, panel): scale q^T; the result's transpose before the division by the sums
   T* scores;               // (key_block, panel)
   T* rows;                 // (key_block, D), only where rows are converted: of q, k, v and out in turn
   T *largest, *sum, *old;  // (panel): running maximum and sum; exp(maximum before the block - maximum)
@@ -32,7 +32,7 @@ struct ForwardTiles {
   }
 };
 
-// Rows of keys or values, as read_rows, in the dtype that they are kept in and times their factors.
+// Rows of keys or values, as read_rows, in their stored dtype and times their factors.
 template <class T>
 Rows<T> read_kept(const AttentionProblem& args, const AttentionOperand& x, const AttentionScales& scales,
                   std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count, T* buffer) {
@@ -51,7 +51,7 @@ template <class T>
 void finish_panel(const AttentionArgs& args, const ForwardTiles<T>& tiles, std::int64_t b, std::int64_t h,
                   std::int64_t first_query, std::int64_t queries) {
   T* const inverse = tiles.old;
-  // Only a mask may hide all keys: scores that are -infinity of themselves give NaN.
+  // Only a mask may hide all keys: scores that are themselves -infinity give NaN.
   const T of_none = args.has_mask ? T(0) : std::numeric_limits<T>::quiet_NaN();
   run_panel<FinishSums, T>(of_none, tiles.largest, tiles.sum, inverse, tiles.scores);
   run_panel<ScaleColumns, T>(args.width, inverse, tiles.out);
@@ -63,7 +63,7 @@ template <class T>
 void forward_panel(const AttentionArgs& args, const ForwardTiles<T>& tiles, std::int64_t b, std::int64_t h,
                    std::int64_t first_query) {
   const std::int64_t queries = std::min(tiles.panel, args.queries - first_query);
-  // Few queries, as a decoder's one, need a half of the panel; the other one is zeros that nobody reads.
+  // Few queries, as in a decoder's step, need half of the panel; the other half is unused zeros.
   const std::int64_t columns = queries > tiles.panel / 2 ? tiles.panel : tiles.panel / 2;
   if (columns < tiles.panel) {
     std::fill_n(tiles.scores, key_block * tiles.panel, T(0));
@@ -102,7 +102,7 @@ std::size_t forward_bytes_of(const AttentionProblem& p) {
   return carver.bytes();
 }
 
-// A thread is worth its workspace from one and a half panels on.
+// A thread pays for its workspace from one and a half panels on.
 template <class T>
 int forward_threads_of(const AttentionProblem& p, int threads) {
   const std::int64_t heads = p.batch * p.heads;
@@ -126,7 +126,8 @@ void forward_of(const AttentionArgs& args, void* workspace, int threads) {
   parallel_threads(threads, [&](int thread) {
     Carver carver(static_cast<std::byte*>(workspace) + static_cast<std::size_t>(thread) * bytes);
     const ForwardTiles<T> tiles(carver, args);
-    // From the last panel of a head to the first: with a causal mask the longest first, so that none is waited for.
+    // From the last panel of a head to the first: with a causal mask the longest come first, so that no thread waits
+    // for them.
     for (std::int64_t job = jobs.take(); job >= 0; job = jobs.take()) {
       const std::int64_t head = job / panels, panel = panels - 1 - job % panels;
       forward_panel(args, tiles, head / args.heads, head % args.heads, panel * tiles.panel);

@@ -1,9 +1,9 @@
 #pragma once
-// What the CPU's attention passes share.
+// Shared by the CPU's attention passes.
 //
-// Scores are held transposed, (keys, queries): a block of up to 64 keys by a panel of queries two vectors wide. Every
-// tile is then what a product wants as it stands: k and v are read where they lie, a block of scores is the right
-// operand of the next product, and the softmax runs along rows, with the queries side by side in vector lanes.
+// Scores are stored transposed, (keys, queries): a block of up to 64 keys by a panel of queries two vectors wide. Every
+// tile then feeds a product directly: k and v are read in place, a block of scores is the right operand of the next
+// product, and the softmax runs along rows, with the queries side by side in vector lanes.
 
 #include <algorithm>
 #include <atomic>
@@ -21,11 +21,10 @@
 
 namespace thimble::kernels::attention_detail {
 
-/// Keys of a block. Blocks are counted from key 0, and are part of the definition of every result: changing the number
-/// changes bits.
+/// Keys of a block. Blocks are counted from key 0, and define every result: changing the number changes bits.
 inline constexpr std::int64_t key_block = 64;
 
-/// Hands out pieces of a workspace, each aligned to 64 bytes; without a workspace it counts their bytes.
+/// Divides a workspace into regions, each aligned to 64 bytes; without a workspace it counts their bytes.
 class Carver {
  public:
   explicit Carver(void* base) noexcept : base_(static_cast<std::byte*>(base)) {}
@@ -49,15 +48,15 @@ std::int64_t panels_of(const AttentionProblem& p) {
   return (p.queries + panel - 1) / panel;
 }
 
-/// A block of rows in the type of the arithmetic.
+/// A block of rows in the compute type.
 template <class T>
 struct Rows {
   const T* data;
   std::int64_t stride;
 };
 
-/// Rows [first, first + count) of one head: where they lie when they are of type T already, else converted into
-/// `buffer`, side by side.
+/// Rows [first, first + count) of one head: in place when they are of type T, else converted into `buffer`, side by
+/// side.
 template <class T>
 Rows<T> read_rows(const AttentionProblem& p, const AttentionOperand& x, std::int64_t b, std::int64_t h,
                   std::int64_t first, std::int64_t count, T* buffer) {
@@ -67,8 +66,7 @@ Rows<T> read_rows(const AttentionProblem& p, const AttentionOperand& x, std::int
   return {buffer, p.width};
 }
 
-/// Writes the rows of a panel, factor x the transpose of `tile` (D, panel). `buffer` (queries, D) is used where they
-/// are converted.
+/// Writes the rows of a panel, factor x the transpose of `tile` (D, panel). Conversions use `buffer` (queries, D).
 template <class T>
 void store_transposed(const AttentionProblem& p, const AttentionResult& x, std::int64_t b, std::int64_t h,
                       std::int64_t first, std::int64_t queries, T factor, const T* tile, T* buffer) {
@@ -81,7 +79,7 @@ void store_transposed(const AttentionProblem& p, const AttentionResult& x, std::
   store_rows(buffer, p.width, x.data, p.dtype, at, x.row, queries, p.width);
 }
 
-/// tile (D, panel) = factor x the transpose of rows (queries, D); zeros in the columns of queries that are not there.
+/// tile (D, panel) = factor x the transpose of rows (queries, D); zeros in the columns of missing queries.
 template <class T>
 void pack_transposed(const Rows<T>& rows, std::int64_t queries, std::int64_t width, T factor, T* tile) {
   const std::int64_t panel = panel_queries<T>(isa());
@@ -89,13 +87,13 @@ void pack_transposed(const Rows<T>& rows, std::int64_t queries, std::int64_t wid
   run_panel<Transpose, T>(queries, width, factor, rows.data, rows.stride, tile, panel);
 }
 
-/// What the queries of a panel see.
+/// The keys that a panel's queries see.
 struct PanelKeys {
   static constexpr std::int64_t most_queries = 32;
-  KeyRange seen[most_queries];  // of those that are there
+  KeyRange seen[most_queries];  // of the existing queries
   std::int64_t queries;
-  std::int64_t first_block, last;         // keys of blocks from first_block to last are seen by some
-  std::int64_t begin_of_all, end_of_all;  // keys in between are seen by all
+  std::int64_t first_block, last;         // some query sees keys of blocks from first_block to last
+  std::int64_t begin_of_all, end_of_all;  // all queries see the keys in between
 };
 
 inline PanelKeys panel_keys(const AttentionProblem& p, std::int64_t b, std::int64_t first_query, std::int64_t queries) {
@@ -112,7 +110,7 @@ inline PanelKeys panel_keys(const AttentionProblem& p, std::int64_t b, std::int6
   return keys;
 }
 
-/// Whether no query sees a key of a block, by a mask that is the same for all queries.
+/// Whether a mask that is equal for all queries hides the whole block.
 inline bool is_hidden(const AttentionProblem& p, std::int64_t b, std::int64_t h, std::int64_t first_key,
                       std::int64_t rows) {
   if (!p.has_mask || p.mask.dtype != DType::boolean || p.mask.query != 0) return false;
@@ -123,7 +121,7 @@ inline bool is_hidden(const AttentionProblem& p, std::int64_t b, std::int64_t h,
   return true;
 }
 
-/// Applies the mask that was brought along to the scores of a block.
+/// Applies the given mask to the scores of a block.
 template <class T>
 void apply_mask(const AttentionProblem& p, std::int64_t b, std::int64_t h, std::int64_t first_query,
                 std::int64_t queries, std::int64_t first_key, std::int64_t rows, T* scores) {
@@ -187,14 +185,14 @@ inline std::int64_t row_index(const AttentionProblem& p, std::int64_t b, std::in
   return (b * p.heads + h) * p.queries + t;
 }
 
-/// How many threads `jobs` are worth: none for less than about 10 us of work.
+/// How many threads `jobs` deserve: one for less than about 10 us of work.
 inline int useful_threads(const AttentionProblem& p, std::int64_t jobs, int threads) {
   constexpr std::int64_t smallest_work = 1 << 18;  // products of a score
   const std::int64_t work = jobs == 0 ? 0 : p.batch * p.heads * p.queries * p.keys * p.width / smallest_work;
   return static_cast<int>(std::clamp<std::int64_t>(std::min(jobs, work), 1, threads));
 }
 
-/// Hands jobs 0 .. count - 1 to threads as these come for them: what a job computes does not depend on who does it.
+/// Hands jobs 0 .. count - 1 to threads on demand: a job's result does not depend on the thread.
 class Jobs {
  public:
   explicit Jobs(std::int64_t count) noexcept : count_(count) {}

@@ -33,7 +33,7 @@ struct CopyRows {
   }
 };
 
-/// a's and b's elements in turn: of their first halves, or of their second ones.
+/// a's and b's elements in turn: of their first or of their second halves.
 template <bool is_second, class Vector, int... k>
 THIMBLE_ALWAYS_INLINE void interleave(const Vector& a, const Vector& b, Vector& out, std::integer_sequence<int, k...>) {
   constexpr int count = sizeof...(k), first = is_second ? count / 2 : 0;

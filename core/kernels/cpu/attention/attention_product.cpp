@@ -74,7 +74,7 @@ void multiply_blocks(const Product<T>& x) noexcept {
   std::int64_t vectors = 0;
   for (std::int64_t column = 0; column < x.columns; column += vectors * lanes) {
     const std::int64_t left = ceil_div(x.columns - column, lanes);
-    // Four vectors are two and two: one alone would wait for its loads.
+    // Four vectors are two and two: a single one would wait for its loads.
     vectors = left == 4 ? 2 : std::min<std::int64_t>(left, Full::vectors);
     for (std::int64_t row = 0; row < x.rows; row += Full::rows) {
       const std::int64_t rows = std::min<std::int64_t>(Full::rows, x.rows - row);

@@ -7,13 +7,13 @@
 
 namespace thimble::kernels::attention_detail {
 
-/// out (rows, columns) = a (rows, depth) b (depth, columns) [+ what out holds, its columns first scaled]. Element (r,
-/// p) of a lies r a_row + p a_depth elements behind a, so that a may be a matrix where it lies, or its transpose. Rows
-/// of b and out are padded to whole vectors (tile_lanes) and aligned to them; every vector that has one of the
-/// `columns` is computed and stored.
+/// out (rows, columns) = a (rows, depth) b (depth, columns) [+ out, its columns first scaled]. Element (r, p) of a is r
+/// a_row + p a_depth elements behind a, so that a may be a matrix in place, or its transpose. Rows of b and out are
+/// padded to whole vectors (tile_lanes) and aligned to them; every vector that has one of the `columns` is computed and
+/// stored.
 ///
 /// A sum over the depth is one chain in ascending p (fused multiply-adds on AVX2 and AVX-512, so these two agree
-/// bitwise), added to what was there: its bits depend on the operands of the element alone.
+/// bitwise), added to the previous value: its bits depend only on the operands of the element.
 template <class T>
 struct Product {
   std::int64_t rows, columns, depth;
@@ -24,7 +24,7 @@ struct Product {
   T* out;
   std::int64_t out_row;
   bool is_sum = false;              ///< out is added to
-  const T* column_scale = nullptr;  ///< null: 1; a row of factors for what out holds
+  const T* column_scale = nullptr;  ///< a row of factors for out's previous values; defaults to 1
 };
 
 /// Elements of a vector register.

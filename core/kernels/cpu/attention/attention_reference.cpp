@@ -21,7 +21,7 @@ Row read_row(const AttentionProblem& p, const AttentionOperand& x, std::int64_t 
   return row;
 }
 
-// Row t of keys or values, in the dtype that they are kept in and times its factor.
+// Row t of keys or values, in their stored dtype and times its factor.
 Row read_kept_row(const AttentionProblem& p, const AttentionOperand& x, const AttentionScales& scales, std::int64_t b,
                   std::int64_t h, std::int64_t t) {
   AttentionProblem kept = p;
@@ -44,7 +44,7 @@ double dot(const Row& a, const Row& b) {
   return sum;
 }
 
-// 0, 1, or 1 / (1 - p): what dropout multiplies probability (h, t, s) of sample b by.
+// 0, 1, or 1 / (1 - p): dropout's factor of probability (h, t, s) of sample b.
 double dropout_factor(const AttentionProblem& p, std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t s) {
   if (!p.has_dropout) return 1;
   const std::int64_t i = (h * p.queries + t) * p.keys + s;
@@ -53,7 +53,7 @@ double dropout_factor(const AttentionProblem& p, std::int64_t b, std::int64_t h,
   return block.word[i % 4] < p.threshold ? 0 : p.keep_scale;
 }
 
-// What the mask adds to a score.
+// The mask's addend to a score.
 double mask_value(const AttentionProblem& p, std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t s) {
   if (!p.has_mask) return 0;
   const std::int64_t at = b * p.mask.batch + h * p.mask.head + t * p.mask.query + s * p.mask.key;
@@ -71,7 +71,7 @@ bool is_seen(const AttentionProblem& p, std::int64_t b, std::int64_t t, std::int
   return !documents || documents[s] == documents[own];
 }
 
-// softmax(scale q k^T + mask) of a query over the keys, 0 of those that it does not see, and the logarithm of the sum.
+// softmax(scale q k^T + mask) of a query over the keys, 0 for hidden keys, and the logarithm of the sum.
 struct Probabilities {
   Row of_key;
   double lse;
@@ -93,7 +93,7 @@ Probabilities probabilities(const AttentionProblem& p, const Row& q, std::int64_
   return result;
 }
 
-// The gradients of one head; dk and dv (S, D) are added to.
+// Adds the gradients of one head to dk and dv (S, D).
 void differentiate_head(const AttentionGradArgs& p, std::int64_t b, std::int64_t h, Row& dk, Row& dv) {
   const auto width = static_cast<std::size_t>(p.width);
   for (std::int64_t t = 0; t < p.queries; ++t) {

@@ -1,5 +1,5 @@
 #pragma once
-// Between stored elements and short buffers of the type that a kernel computes in: float, double or std::int64_t.
+// Between stored elements and short buffers of the compute type: float, double or std::int64_t.
 
 #include <cstddef>
 #include <cstdint>
@@ -31,7 +31,7 @@ void load_elements(const void* data, DType dtype, std::int64_t element, std::int
   }
 }
 
-/// The n elements from `element` on: where they lie when they are of type T already, else converted into `buffer`.
+/// The n elements from `element` on: in place when they are of type T, else converted into `buffer`.
 template <class T>
 const T* read_elements(const void* data, DType dtype, std::int64_t element, std::int64_t n, T* buffer) {
   if (dtype == dtype_of<T>) return static_cast<const T*>(data) + element;
@@ -63,7 +63,7 @@ template <class T>
 void load_rows(const void* data, DType dtype, std::int64_t element, std::int64_t row_stride, std::int64_t rows,
                std::int64_t n, T* to, std::int64_t to_stride) {
   if constexpr (std::is_same_v<T, float>) {
-    if (is_narrow(dtype)) {  // which loop it is, is asked once: rows may be short
+    if (is_narrow(dtype)) {  // the loop is chosen once: rows may be short
       const NarrowFloatLoops::Load load = narrow_float_loops(isa()).load(dtype);
       for (std::int64_t r = 0; r < rows; ++r) {
         load(element_at(data, dtype, element + r * row_stride), to + r * to_stride, n);

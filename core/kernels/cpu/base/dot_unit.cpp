@@ -14,7 +14,7 @@ namespace thimble::kernels {
 namespace dot_unit_detail {
 
 #if defined(__x86_64__)
-/// Bits of CPUID leaf 7: the compilers' own test does not know them all. Linux hands out tile registers on request.
+/// Bits of CPUID leaf 7: the compilers' test does not know them all. Linux grants tile registers on request.
 bool has_amx_bf16() noexcept {
 #if defined(__linux__)
   static const bool is_there = [] {

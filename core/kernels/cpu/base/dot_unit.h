@@ -1,5 +1,5 @@
 #pragma once
-// The processor's dot-product instructions: which kinds there are, and which this machine has.
+// The processor's dot-product instructions: their kinds, and the ones that this machine has.
 
 #include <cstdint>
 #include <optional>
@@ -9,10 +9,10 @@
 
 namespace thimble::kernels {
 
-/// What computes dot products of 8-bit codes (quant_conv.h) and of bf16 (gemm_bf16.h). All give the same int8 results;
-/// bf16 results are bitwise repeatable per unit.
+/// Units for dot products of 8-bit codes (quant_conv.h) and of bf16 (gemm_bf16.h). All give the same int8 results; bf16
+/// results are bitwise repeatable per unit.
 enum class DotUnit : std::uint8_t {
-  generic,  ///< plain C++; for bf16 a model of vdpbf16ps with its bits, the twin that tests run where there is none
+  generic,  ///< plain C++; for bf16 a bit-exact model of vdpbf16ps, which tests run where the instruction is missing
   avx2,     ///< 16-bit multiply-adds; int8 only
   avx512,   ///< vpdpbusd (AVX-512 VNNI), vdpbf16ps (AVX-512 BF16)
   amx,      ///< tile registers (AMX-BF16); bf16 only
@@ -23,13 +23,13 @@ inline constexpr DotUnit dot_units[] = {DotUnit::generic, DotUnit::avx2, DotUnit
 std::string_view to_string(DotUnit unit) noexcept;
 
 /// True when this library has products of `dtype` (i8 or bf16) on `unit`, and this machine (for AMX, the operating
-/// system too) offers it.
+/// system too) supports it.
 bool is_supported(DotUnit unit, DType dtype) noexcept;
 
-/// The best unit within isa() for products of `dtype`: a function of what the processor reports, so fixed for a
-/// machine. AMX comes before AVX-512 BF16 not only as the wider one: processors that have both run vdpbf16ps at half
-/// the rate of f32 multiply-adds (measured: 85 of 176 GFLOP/s on one thread). None for bf16 with neither: its model is
-/// never chosen. units.h says which one is used.
+/// The best unit within isa() for products of `dtype`: a function of the processor's features, so fixed for a machine.
+/// AMX comes before AVX-512 BF16 not only because it is wider: processors that have both run vdpbf16ps at half the rate
+/// of f32 multiply-adds (measured: 85 of 176 GFLOP/s on one thread). nullopt for bf16 with neither: its model is never
+/// chosen. units.h chooses the unit in use.
 std::optional<DotUnit> best_dot_unit(DType dtype) noexcept;
 
 }  // namespace thimble::kernels

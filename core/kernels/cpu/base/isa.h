@@ -1,11 +1,11 @@
 #pragma once
-// Which instruction set the CPU kernels use.
+// The instruction set of the CPU kernels.
 
 #include <cstdint>
 #include <string_view>
 
 /// Function attributes of the variants for an instruction set, and for bodies that are compiled once per variant: an
-/// inlined body takes on the instruction set of the function around it.
+/// inlined body takes the instruction set of the function around it.
 #if defined(__x86_64__)
 #define THIMBLE_TARGET_AVX2 __attribute__((target("avx2,fma")))
 #define THIMBLE_TARGET_AVX512 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
@@ -14,9 +14,9 @@
 
 namespace thimble::kernels {
 
-/// Instruction sets that kernels have variants for, each including those before it.
+/// Instruction sets that kernels have variants for, each including the previous ones.
 enum class Isa : std::uint8_t {
-  generic,  ///< what the compiler targets by default; multiply and add round separately
+  generic,  ///< the compiler's default target; multiply and add round separately
   avx2,     ///< AVX2 and FMA
   avx512,   ///< AVX-512 F, BW, DQ and VL
 };

@@ -1,6 +1,6 @@
 #pragma once
-// Between rows of float and of the two 16-bit formats by the instructions of AVX2 and F16C: the bits of the codec.
-// Functions of f16 may be called only where this_processor().has_f16c.
+// Between rows of float and of the two 16-bit formats by instructions of AVX2 and F16C: the bits of the codec.
+// Functions of f16 need this_processor().has_f16c.
 
 #include <cstdint>
 #include <cstring>
@@ -11,8 +11,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/// Compilers use F16C's instructions only where they are named: with this attribute, functions that name none run
-/// wherever AVX2 does.
+/// Compilers use F16C's instructions only where named: with this attribute, functions that name none run wherever AVX2
+/// does.
 #define THIMBLE_TARGET_F16C __attribute__((target("avx2,fma,f16c")))
 
 namespace thimble::kernels {
@@ -44,7 +44,7 @@ THIMBLE_TARGET_F16C inline __m128i codes_8(__m256 values, bf16) {
   return _mm_packus_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1));
 }
 
-/// to[i] = To(from[i]) by the codec, for rows with a NaN: theirs are the codec's canonical ones.
+/// to[i] = To(from[i]) by the codec, for rows with a NaN: the codec's canonical NaN.
 template <class To>
 __attribute__((noinline)) void store_by_codec(const float* from, To* to, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) to[i] = To(from[i]);

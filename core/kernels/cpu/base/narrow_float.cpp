@@ -11,8 +11,8 @@
 namespace thimble::kernels {
 namespace narrow_float_detail {
 
-// The codec in core/numbers/minifloat.h is free of branches, so these loops vectorize in whatever instruction set the
-// function around them is compiled for. Intrinsics pay for the 16-bit formats alone.
+// The codec in core/numbers/minifloat.h is branch-free, so these loops vectorize for the instruction set of the
+// function around them. Intrinsics pay only for the 16-bit formats.
 
 template <class T>
 THIMBLE_ALWAYS_INLINE void load_loop(const void* src, float* __restrict dst, std::int64_t n) {
@@ -58,7 +58,7 @@ THIMBLE_TARGET_F16C void load_16_bits(const void* src, float* dst, std::int64_t 
   std::int64_t i = 0;
   for (; i + 8 <= n; i += 8) _mm256_storeu_ps(dst + i, load_8(from + i));
   if (i == n) return;
-  if (n >= 8) return _mm256_storeu_ps(dst + n - 8, load_8(from + n - 8));  // what is left, and some once more
+  if (n >= 8) return _mm256_storeu_ps(dst + n - 8, load_8(from + n - 8));  // the rest, some elements twice
   load_loop<T>(from, dst, n);
 }
 
@@ -82,10 +82,10 @@ THIMBLE_TARGET_AVX512 void store_avx512(const float* src, void* dst, std::int64_
   store_loop<T>(src, dst, n, overflow);
 }
 
-// The masked forms with all lanes on compile to the plain instructions, without g++ 12's false warning about them.
+// The masked forms with all lanes set compile to the plain instructions, without g++ 12's false warning about them.
 constexpr __mmask16 all_lanes = 0xFFFF;
 
-/// Calls body(i, lanes) for every sixteen of n elements, with the lanes that count: short rows and what is left of long
+/// Calls body(i, lanes) for every sixteen of n elements, with the lanes that count: short rows and the ends of long
 /// ones are as fast as whole vectors.
 template <class Body>
 THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE void by_sixteen(std::int64_t n, Body&& body) {

@@ -11,8 +11,8 @@
 
 namespace thimble::kernels {
 
-/// The code of bf16(value), in a form that vectorizes better than the codec of all formats: an upper half whose lower
-/// one has been rounded into it. No carry reaches the sign, because NaN is what lies above infinity.
+/// The code of bf16(value), in a form that vectorizes better than the general codec: the upper half after rounding the
+/// lower half into it. No carry reaches the sign, because NaNs lie above infinity.
 THIMBLE_ALWAYS_INLINE std::uint16_t bf16_code(float value) noexcept {
   const auto bits = bit_cast<std::uint32_t>(value);
   const std::uint32_t rounded = bits + 0x7FFFu + ((bits >> 16) & 1);
@@ -20,7 +20,7 @@ THIMBLE_ALWAYS_INLINE std::uint16_t bf16_code(float value) noexcept {
   return static_cast<std::uint16_t>(((bits & 0x7FFFFFFFu) > 0x7F800000u ? nan : rounded) >> 16);
 }
 
-/// f16, bf16, f8e4m3, f8e5m2: what the loops below convert.
+/// f16, bf16, f8e4m3, f8e5m2: the dtypes of the loops below.
 constexpr bool is_narrow(DType dtype) noexcept { return dtype >= DType::f16 && dtype <= DType::f8e5m2; }
 
 /// The loops compiled for one instruction set.
@@ -35,7 +35,7 @@ struct NarrowFloatLoops {
   Store store(DType dtype) const noexcept { return stores[static_cast<int>(dtype) - static_cast<int>(DType::f16)]; }
 };
 
-/// The table for a supported instruction set. That of Isa::generic holds the plain loops, the oracle of the others.
+/// The table for a supported instruction set. Isa::generic's has the plain loops, the oracle of the others.
 const NarrowFloatLoops& narrow_float_loops(Isa isa) noexcept;
 
 }  // namespace thimble::kernels

@@ -1,7 +1,7 @@
 #pragma once
 // Loops over one row in a buffer, for kernels that reduce and transform rows. The order of every sum is fixed: element
-// i goes to lane i % row_lanes in the type of the row; lanes l and l + half are added, twice, in that type, and what is
-// left in order in double. More lanes than compilers unroll, so that the loops over them become vectors.
+// i goes to lane i % row_lanes in the type of the row; lanes l and l + half are added, twice, in that type, and the
+// rest in order in double. There are more lanes than compilers unroll, so that the loops over them become vectors.
 
 #include <cstdint>
 
@@ -12,11 +12,11 @@
 
 namespace thimble::kernels {
 
-/// Elements of a row that are held at a time; sums of longer rows add their chunks in order.
+/// Elements of a row in the buffer at a time; sums of longer rows add their chunks in order.
 inline constexpr std::int64_t row_chunk = 2048;
 inline constexpr std::int64_t row_lanes = 32;
 
-/// An operand seen as rows: element j of a row lies `step` j elements behind the row's first, whose place follows from
+/// An operand seen as rows: element j of a row is `step` j elements behind the row's first, whose offset follows from
 /// `strides` over the shape of the other axes.
 struct RowOperand {
   const void* data = nullptr;
@@ -31,8 +31,8 @@ struct RowResult {
   std::int64_t step = 1;
 };
 
-/// read_elements() of n elements of a row from `element` on: where they lie when they lie side by side in type T, else
-/// in `buffer`.
+/// read_elements() of n elements of a row from `element` on: in place when they are contiguous and of type T, else in
+/// `buffer`.
 template <class T>
 const T* read_elements(const RowOperand& row, std::int64_t element, std::int64_t n, T* buffer) {
   if (row.step == 1) return read_elements(row.data, row.dtype, element, n, buffer);
@@ -40,7 +40,7 @@ const T* read_elements(const RowOperand& row, std::int64_t element, std::int64_t
   return buffer;
 }
 
-/// The larger one; NaN is larger than all. Without branches, so that loops over it become vectors.
+/// The larger one; NaN is larger than all. Branch-free, so that loops over it become vectors.
 template <class T>
 inline T larger(T a, T b) {
   return ((b > a) | (b != b)) ? b : a;

@@ -21,7 +21,7 @@ constexpr std::string_view intel = "GenuineIntel", amd = "AuthenticAMD";
 constexpr unsigned p6 = 6, zen4 = 0x19, zen5 = 0x1A;
 constexpr bool on_unit = true, converted = false, measured = true, guess = false;
 
-// Step times are of one training step on two threads. Later rows are not looked at where an earlier one fits.
+// Step times are of one training step on two threads. The first matching row counts.
 constexpr Row rows[] = {
     {intel,
      p6,

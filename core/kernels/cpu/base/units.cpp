@@ -22,7 +22,7 @@ std::string units_of(DType dtype) {
   return list;
 }
 
-/// The best unit within isa() that is no plain code and no part of the instruction set itself.
+/// The best unit within isa(), excluding plain code and units that are part of the instruction set.
 std::optional<DotUnit> real_unit(DType dtype) noexcept {
   const std::optional<DotUnit> unit = best_dot_unit(dtype);
   return unit && *unit >= DotUnit::avx512 ? unit : std::nullopt;
@@ -44,7 +44,7 @@ UnitChoice unit_choice(DType dtype) noexcept {
 
 void set_unit_choice(DType dtype, UnitChoice choice) {
   if (dtype != DType::bf16 && dtype != DType::i8) {
-    throw ValueError("set_unit_choice: " + std::string(to_string(dtype)) + " has no units; allowed are bf16, i8");
+    throw ValueError("set_unit_choice: " + std::string(to_string(dtype)) + " has no units; expected bf16 or i8");
   }
   if (!choice.is_automatic && choice.unit && !is_supported(*choice.unit, dtype)) {
     throw ValueError("set_unit_choice: this machine has no " + std::string(to_string(dtype)) + " products on unit " +

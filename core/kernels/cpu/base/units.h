@@ -1,6 +1,6 @@
 #pragma once
-// Which of the machine's dot units (dot_unit.h) products run on. Together with isa() and thread_count() these are all
-// settings that change the bits or the workspaces of CPU kernels.
+// The dot units (dot_unit.h) that products run on. Only this setting, isa() and thread_count() change the bits or the
+// workspaces of CPU kernels.
 
 #include <optional>
 #include <string>
@@ -15,12 +15,12 @@ namespace thimble::kernels {
 
 inline constexpr Isa isas[isa_count] = {Isa::generic, Isa::avx2, Isa::avx512};
 
-/// How products of a dtype find their unit.
+/// The choice of unit for products of a dtype.
 struct UnitChoice {
-  /// int8: the best unit within isa(); bf16: that one for operations where it is faster than f32 (unit_rate()).
+  /// int8: the best unit within isa(); bf16: the same for operations where it is faster than f32 (unit_rate()).
   bool is_automatic = true;
-  /// Where it is not automatic, this unit for all operations; none: bf16 is converted to f32, int8 runs on AVX2 or
-  /// plain code, whichever isa() has.
+  /// Otherwise this unit for all operations; nullopt converts bf16 to f32 and runs int8 on AVX2 or plain code,
+  /// whichever isa() has.
   std::optional<DotUnit> unit = std::nullopt;
 
   static constexpr UnitChoice none() noexcept { return {false, std::nullopt}; }
@@ -28,39 +28,39 @@ struct UnitChoice {
   bool operator==(const UnitChoice&) const = default;
 };
 
-/// The choice in force for bf16 or i8.
+/// The current choice for bf16 or i8.
 UnitChoice unit_choice(DType dtype) noexcept;
 
-/// How products of `dtype` (bf16 or i8) find their unit from now on. Throws ValueError when this machine has not got
-/// the unit for it, and says which it has.
+/// Sets the choice for products of `dtype` (bf16 or i8). Throws ValueError, with the machine's units, when it lacks the
+/// unit.
 void set_unit_choice(DType dtype, UnitChoice choice);
 
-/// What bf16 products of an operation run on; none: operands are converted to f32. Results are bitwise repeatable per
+/// The unit for bf16 products of an operation; nullopt converts operands to f32. Results are bitwise repeatable per
 /// unit, and workspaces depend on it.
 std::optional<DotUnit> bf16_unit(Product product) noexcept;
 
-/// What int8 products run on. All units give the same bits.
+/// The unit for int8 products. All units give the same bits.
 DotUnit int8_unit() noexcept;
 
-/// Sets the instruction set by name: generic, avx2, avx512; and which units are used: auto, none, or a list of bf16 and
-/// int8, which then run on the machine's best unit within isa(), whatever its rate. `where` ("--isa") names the source
-/// in errors. Throws ValueError for other texts and for what this machine lacks, with a list of what it has.
+/// Sets the instruction set by name: generic, avx2, avx512; and the units: auto, none, or a list of bf16 and int8,
+/// which then run on the machine's best unit within isa(), whatever its rate. `where` ("--isa") names the source in
+/// errors. Throws ValueError for other texts and for missing features, with a list of the machine's.
 void set_isa(std::string_view where, std::string_view text);
 void set_units(std::string_view where, std::string_view text);
 
-/// Does so with the environment variables THIMBLE_ISA and THIMBLE_UNITS, where they are set and not empty. The library
-/// does not read them by itself: the program and the tests call this first. Throws ValueError.
+/// Reads the environment variables THIMBLE_ISA and THIMBLE_UNITS, where they are set and not empty. The library does
+/// not read them by itself: the program and the tests call this first. Throws ValueError.
 void set_from_environment();
 
-/// What set_units() takes on this machine, as in "auto, none, int8".
+/// The values that set_units() accepts on this machine, as in "auto, none, int8".
 std::string available_units();
 
 /// bf16 products in one phrase, as in "bf16 converted", "bf16 on amx", "bf16 on avx512 (gemm, conv forward), else
 /// converted".
 std::string describe_bf16();
 
-/// All that bits and workspaces of CPU kernels depend on, in one line, as in
-/// "avx2, bf16 converted, int8 on avx2, 2 threads".
+/// Everything that bits and workspaces of CPU kernels depend on, in one line, as in "avx2, bf16 converted, int8 on
+/// avx2, 2 threads".
 std::string describe_compute();
 
 }  // namespace thimble::kernels

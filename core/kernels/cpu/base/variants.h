@@ -1,6 +1,6 @@
 #pragma once
-// One source, one variant per instruction set: a kernel's inner part is a struct with a static `run`, and the variant
-// for the CPU in use is chosen when it is called. With contraction off all variants give the same bits.
+// One source, one variant per instruction set: a kernel's inner loop is a struct with a static `run`; the call chooses
+// the variant for the CPU in use. With contraction off all variants give the same bits.
 
 #include <thimble/core/kernels/cpu/base/isa.h>
 
@@ -21,7 +21,7 @@ THIMBLE_TARGET_AVX512 __attribute__((flatten)) void run_avx512(const Args&... ar
 
 }  // namespace variants_detail
 
-/// Inner::run(args...), compiled for the instruction set in force. Everything that it calls inline is compiled with it.
+/// Inner::run(args...), compiled for the current instruction set, together with everything that it calls inline.
 template <class Inner, class... Args>
 void run_variant(const Args&... args) {
 #if defined(__x86_64__)

@@ -14,13 +14,13 @@ namespace conv_bf16_detail {
 using gemm_detail::Bf16Operands;
 using gemm_detail::Bf16Place;
 
-/// A matrix with a row for every pixel of a map: the elements that the pixel's window sees of some channels of an
-/// image, (kh, kw, c), zeros outside of it.
+/// A matrix with a row for every pixel of a map: the elements of some channels that the pixel's window sees, (kh, kw,
+/// c), zeros outside the image.
 struct Patches {
-  const std::uint16_t* image = nullptr;  // its first channel that counts
+  const std::uint16_t* image = nullptr;  // its first used channel
   std::int64_t height = 0, width = 0;    // of an image
   std::int64_t pixel = 0;                // channels of the image: from pixel to pixel
-  std::int64_t channels = 0;             // that count
+  std::int64_t channels = 0;             // used
   std::int64_t kernel_h = 1, kernel_w = 1, stride_h = 1, stride_w = 1, dilation_h = 1, dilation_w = 1;
   std::int64_t top = 0, left = 0;  // of the window of pixel (0, 0)
   std::int64_t map_height = 0, map_width = 0;
@@ -32,8 +32,7 @@ struct Patches {
            map_height == height && map_width == width;
   }
 
-  /// Elements [p, p + count) of a row. What lies side by side in the image, the taps of a line where all channels
-  /// count, is copied at once.
+  /// Elements [p, p + count) of a row. Copies contiguous runs at once: the taps of a line, where all channels are used.
   void copy(std::int64_t row, std::int64_t p, std::int64_t count, std::uint16_t* out) const noexcept {
     const std::int64_t taps = dilation_w == 1 && channels == pixel ? kernel_w : 1;  // of a run
     const std::int64_t run = taps * channels, runs_of_line = kernel_w / taps;
@@ -79,7 +78,8 @@ struct Phases {
   std::int64_t pixels(const ConvShape& s) const noexcept { return s.images * h.axis.grid * w.axis.grid; }
 };
 
-/// The windows of dy that a phase's pixels see: with stride 1 those of another convolution, whose taps come in reverse.
+/// The windows of dy that a phase's pixels see: with stride 1 the windows of another convolution, whose taps come in
+/// reverse.
 Patches turned_patches(const ConvShape& s, const void* dy, const Phases& phases) noexcept {
   const WindowAxis &h = phases.h.axis, &w = phases.w.axis;
   Patches p;
@@ -195,7 +195,7 @@ gemm_detail::Output<float> output_of(const Args& args, void* c, std::int64_t row
   return output;
 }
 
-/// All groups, whose results lie `step` elements apart.
+/// All groups; their results are `step` elements apart.
 template <class Operands, class Args, class... Part>
 void multiply(const Args& args, const gemm_detail::Output<float>& output, const Bf16Place& place, std::int64_t step,
               void* workspace, int threads, DotUnit unit, const Part&... part) noexcept {
@@ -206,7 +206,7 @@ void multiply(const Args& args, const gemm_detail::Output<float>& output, const 
   }
 }
 
-/// Calls body(y, x, phases) for every phase that has pixels which a tap reaches.
+/// Calls body(y, x, phases) for every phase with pixels that a tap reaches.
 template <class Body>
 void for_phases(const ConvShape& s, Body&& body) noexcept {
   for (std::int64_t y = 0; y < s.stride_h; ++y) {

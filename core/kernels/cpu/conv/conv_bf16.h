@@ -1,6 +1,6 @@
 #pragma once
-// Convolutions of bf16 on the processor's bf16 dot products (units.h says where those are used), with the same
-// results' dtypes and epilogue as any other: a product of patches, which are copied a band at a time.
+// Convolutions of bf16 on the processor's bf16 dot products (units.h chooses them), with the same results' dtypes and
+// epilogue as any other: a product of patches, copied a band at a time.
 
 #include <cstddef>
 
@@ -10,7 +10,7 @@
 namespace thimble::kernels::conv_detail {
 
 /// Whether a unit computes it: operands are bf16. The input's gradient of a stride over few channels is converted to
-/// f32 instead (folds_phases()): a phase alone would not fill a panel's columns.
+/// f32 instead (folds_phases()): a single phase would not fill a panel's columns.
 bool is_for_bf16_unit(const ConvForwardArgs& args) noexcept;
 bool is_for_bf16_unit(const ConvInputGradArgs& args) noexcept;
 bool is_for_bf16_unit(const ConvWeightGradArgs& args) noexcept;
@@ -18,8 +18,8 @@ bool is_for_bf16_unit(const ConvWeightGradArgs& args) noexcept;
 /// As conv_workspace_bytes(), and the computations; Winograd's form is not used.
 ///
 /// Order of accumulation: the reductions of conv.h, the input's gradient over the taps that reach a pixel's phase
-/// (conv_phases.h; those that miss the map are zeros), the last one first, cut into blocks of 1024; a block's sum is
-/// the unit's (gemm_bf16_kernel.h), blocks are added in ascending order in f32.
+/// (conv_phases.h; taps that miss the map are zeros), the last one first, cut into blocks of 1024; a block's sum is the
+/// unit's (gemm_bf16_kernel.h), blocks are added in ascending order in f32.
 std::size_t bf16_workspace_bytes(const ConvForwardArgs& args, int threads) noexcept;
 std::size_t bf16_workspace_bytes(const ConvInputGradArgs& args, int threads) noexcept;
 std::size_t bf16_workspace_bytes(const ConvWeightGradArgs& args, int threads) noexcept;

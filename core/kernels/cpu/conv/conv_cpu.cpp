@@ -75,7 +75,7 @@ inline constexpr std::int64_t max_columns_together = 8 * columns_at_once;
 /// sums[j] += element j of `count` in each of the rows, which lie `stride` elements apart.
 template <class T, class From>
 struct AddRows {
-  static constexpr std::int64_t rows_ahead = 8;  // whose lines are asked for: from row to row is a jump
+  static constexpr std::int64_t rows_ahead = 8;  // whose lines are prefetched: from row to row is a jump
 
   static void run(const From* rows, std::int64_t stride, std::int64_t row_count, std::int64_t count,
                   T* __restrict sums) noexcept {
@@ -90,7 +90,7 @@ struct AddRows {
   }
 };
 
-/// The same of elements of any dtype that computes in T, the first of them element `first` of `data`.
+/// The same for elements of any dtype that computes in T, from element `first` of `data` on.
 template <class T>
 void add_rows(const void* data, DType dtype, std::int64_t first, std::int64_t stride, std::int64_t row_count,
               std::int64_t count, T* sums) noexcept {
@@ -147,7 +147,7 @@ std::int64_t ConvShape::out_width() const noexcept {
 
 namespace conv_cpu_detail {
 
-/// Calls f<T>() with the type that arithmetic is done in.
+/// Calls f<T>() with the compute type.
 template <class F>
 void with_compute_type(DType dtype, F&& f) noexcept {
   if (compute_type(dtype) == ComputeType::f64) {
@@ -157,7 +157,7 @@ void with_compute_type(DType dtype, F&& f) noexcept {
   }
 }
 
-/// What computes it, where that is a bf16 unit.
+/// The bf16 unit that computes it, if any.
 template <class Args>
 std::optional<DotUnit> unit_of(const Args& args) noexcept {
   constexpr bool is_forward = std::is_same_v<Args, ConvForwardArgs>;

@@ -52,7 +52,7 @@ struct Block {
   }
 };
 
-/// What a microtile's rows show of a block: runs [begin, end); the others lie outside of the image in every row.
+/// The runs [begin, end) of a block that a microtile's rows see; the others lie outside the image in every row.
 template <class T>
 struct Panel {
   const T* rows[max_runs * max_tile_rows];
@@ -119,7 +119,7 @@ class Worker {
       const int rows = static_cast<int>(std::min<std::int64_t>(kernels_.rows, rows_ - i));
       const std::int64_t row = row_ + i;
       find(block, row, rows, a);
-      // Nothing but padding: a sum that is neither begun nor finished here stays as it is.
+      // Nothing but padding: a sum that is neither begun nor finished here stays unchanged.
       if (a.begin == a.end && !is_first && !is_last) continue;
       std::int64_t skipped = 0;
       for (std::int64_t run = 0; run < a.begin; ++run) skipped += block.runs[run];
@@ -144,7 +144,7 @@ class Worker {
 
   std::int64_t columns_stride(std::int64_t width) const noexcept { return (columns_ + width - 1) / width * width; }
 
-  /// Points to the rows of a microtile, run by run; what is converted lies in converted_.
+  /// Points to the rows of a microtile, run by run; converted rows are in converted_.
   void find(const Block& block, std::int64_t row, int rows, Panel<T>& a) noexcept {
     alignas(64) static constexpr T zeros[block_depth] = {};
     const Window& window = left_.window;
@@ -178,7 +178,7 @@ class Worker {
     a.begin = std::min(a.begin, a.end);
   }
 
-  /// The image's elements [first, first + count), where they lie or in `converted`.
+  /// The image's elements [first, first + count), in place or in `converted`.
   const T* read(std::int64_t first, std::int64_t count, T* converted) const noexcept {
     const Window& window = left_.window;
     if constexpr (std::is_same_v<T, float>) {
@@ -204,7 +204,7 @@ class Worker {
   const RightOperand<T>& right_;
   const gemm_detail::Output<T>& output_;
   gemm_detail::Finish<T> finish_;
-  NarrowFloatLoops::Load load_;  ///< null: read in place
+  NarrowFloatLoops::Load load_;  ///< null to read in place
   bool is_plain_;
   T* right_panels_;
   T* scratch_;

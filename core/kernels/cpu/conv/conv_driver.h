@@ -2,8 +2,8 @@
 // The loops of a convolution whose pixels have many channels: a matmul that leaves padding out.
 //
 // Rows of the left operand are pixels in the order (line, pixel of the line, image). The rows of a microtile are then
-// mostly one pixel of several images, which see the same taps: where these lie outside of the image, their part of a
-// block is not multiplied. Such products are exact zeros, so results are those of the matmul with padding.
+// mostly one pixel of several images, which see the same taps: taps outside the image are not multiplied. Such products
+// are exact zeros, so results equal the matmul with padding.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace thimble::kernels::conv_detail {
 
-/// A window read where it lies, or, of a narrow dtype, converted for a microtile at a time; rows in the order above.
+/// A window read in place, or, for a narrow dtype, converted a microtile at a time; rows in the order above.
 struct PixelWindow {
   Window window;
   std::int64_t images = 0;
@@ -29,7 +29,7 @@ struct PixelWindow {
   static constexpr std::int64_t min_channels = 64;
 };
 
-/// Where row (line i, pixel j, image) of C lies when the pixels of an image have these strides in elements.
+/// The offset of row (line i, pixel j, image) of C when the pixels of an image have these strides in elements.
 gemm_detail::RowMap pixel_rows(const PixelWindow& left, std::int64_t pixel, std::int64_t line,
                                std::int64_t image) noexcept;
 
@@ -37,7 +37,7 @@ gemm_detail::RowMap pixel_rows(const PixelWindow& left, std::int64_t pixel, std:
 std::size_t pixels_workspace_bytes(const gemm_detail::Problem& problem, const gemm_detail::Tiling& tiling,
                                    const gemm_detail::MicroShape& micro) noexcept;
 
-/// C = left right for every group, as gemm_detail::run computes it; output.rows is that of pixel_rows.
+/// C = left right for every group, as gemm_detail::run computes it; output.rows is pixel_rows().
 template <class T>
 void run_pixels(const gemm_detail::Problem& problem, const gemm_detail::Tiling& tiling,
                 const gemm_detail::Microkernels<T>& kernels, const PixelWindow& left, const RightOperand<T>& right,

@@ -1,5 +1,5 @@
 #pragma once
-// What the three convolutions as matmuls have in common: sizes of a group, costs, and the call itself.
+// Shared by the three convolutions as matmuls: sizes of a group, costs, and the call itself.
 
 #include <algorithm>
 #include <cstddef>
@@ -25,7 +25,7 @@ using gemm_detail::Problem;
 using gemm_detail::RightMatrix;
 using gemm_detail::Tiling;
 
-// Cycles to bring an element to a microkernel or home, as in matmul_cpu.cpp.
+// Cycles to load an element into a microkernel or store it, as in matmul_cpu.cpp.
 inline constexpr double in_place_cycles = 0.25;
 inline constexpr double copy_cycles = 0.6;
 inline constexpr double copy_left_cycles = 0.9;
@@ -41,7 +41,7 @@ class Executor {
   explicit Executor(int threads) noexcept : threads_(threads) {}
   Executor(int threads, void* workspace) noexcept : threads_(threads), workspace_(workspace), is_running_(true) {}
 
-  /// `finish`: what stores a finished microtile; null for the matmul's own.
+  /// `finish` stores a finished microtile; defaults to the matmul's.
   void operator()(const Problem& problem, const LeftOperand<T>& left, const RightOperand<T>& right,
                   const Output<T>& output, Finish<T> finish = nullptr) noexcept {
     if (problem.m == 0 || problem.n == 0) return;
@@ -56,7 +56,7 @@ class Executor {
     const std::int64_t left_elements = left.scratch_elements(std::min(tiling.left_rows, problem.m), kernels.rows);
     bytes_ = std::max(bytes_, gemm_detail::workspace_bytes(problem, tiling, micro, left_elements));
   }
-  /// The same with pixels as rows, without what they see of the padding. The output's rows are those of pixel_rows.
+  /// The same with pixels as rows, leaving padding out. The output's rows are pixel_rows().
   void operator()(const Problem& problem, const PixelWindow& left, const RightOperand<T>& right,
                   const Output<T>& output) noexcept {
     if (problem.m == 0 || problem.n == 0) return;
@@ -118,7 +118,7 @@ inline Window input_window(const ConvShape& s, const void* x, DType dtype) noexc
 
 inline std::int64_t out_pixels(const ConvShape& s) noexcept { return s.images * s.out_height() * s.out_width(); }
 
-/// Cycles on top when an element of `dtype` is brought to T.
+/// Extra cycles to convert an element of `dtype` to T.
 template <class T>
 double conversion_cycles(DType dtype) noexcept {
   return dtype == dtype_of<T> ? 0 : convert_cycles;
@@ -139,7 +139,7 @@ inline void add_groups(Problem& problem, const ConvShape& s, std::int64_t left, 
   problem.batch[0] = {s.groups, left, right, out, bias};
 }
 
-/// With a window as left operand, in place where that can be.
+/// With a window as left operand, in place if possible.
 template <class T>
 void multiply_window(Problem& problem, const Window& window, const RightOperand<T>& right, const Output<T>& output,
                      Executor<T>& execute, Finish<T> finish = nullptr) noexcept {
@@ -153,7 +153,7 @@ void multiply_window(Problem& problem, const Window& window, const RightOperand<
   }
 }
 
-// The three computations; Executor says whether they run.
+// The three computations; Executor decides whether they run.
 template <class T>
 void multiply(const ConvForwardArgs& args, Executor<T>& execute) noexcept;
 template <class T>

@@ -9,7 +9,7 @@ namespace thimble::kernels::conv_detail {
 namespace input_grad_detail {
 
 /// (input pixels of the phase, taps and filters) x (taps and filters, channels). Every input pixel belongs to one
-/// phase, so nothing is added to twice and no product with a hole of the stride is computed.
+/// phase, so each is written once and no product with a hole of the stride is computed.
 template <class T>
 void multiply_phase(const ConvInputGradArgs& args, std::int64_t y, std::int64_t x, Executor<T>& execute) noexcept {
   const ConvShape& s = args.shape;
@@ -59,8 +59,8 @@ void multiply_phase(const ConvInputGradArgs& args, std::int64_t y, std::int64_t 
 }
 
 /// All phases as the columns (phase_h, phase_w, channel) of one matmul, whose rows are cells of stride_h x stride_w
-/// input pixels. For a few channels, which a phase alone would not fill a vector with. Phases see different taps: a
-/// cell's window covers those of all, and weights are zero where a phase has none.
+/// input pixels. For few channels, where a single phase would not fill a vector. Phases see different taps: a cell's
+/// window covers them all, and weights are zero where a phase has none.
 struct Fold {
   explicit Fold(const ConvShape& s) noexcept
       : h(cover(s.stride_h, [&](std::int64_t y) { return phase_h(s, y); })),
@@ -108,7 +108,7 @@ class RightFoldedTaps final : public RightOperand<T> {
   }
 
  private:
-  /// The tap (kh * KW + kw) of the kernel that a phase sees at a tap of the window; -1: none.
+  /// The tap (kh * KW + kw) of the kernel that a phase sees at a tap of the window; -1 without one.
   std::int64_t weight_of(std::int64_t phase, std::int64_t tap) const noexcept {
     const ConvShape& s = args_.shape;
     const std::int64_t h = kernel_tap(phase_h(s, phase / s.stride_w), fold_.h, tap / fold_.w.taps);
@@ -130,7 +130,7 @@ struct FoldedOutput : Output<T> {
   ConvShape shape;
 };
 
-/// Finishes a microtile of cells. At the lower and right border a cell may reach over the image.
+/// Finishes a microtile of cells. At the lower and right border a cell may extend beyond the image.
 template <class T>
 void finish_fold(const Output<T>& output, const OutputTile& tile, T* accumulators, int stride) {
   const ConvShape& s = static_cast<const FoldedOutput<T>&>(output).shape;

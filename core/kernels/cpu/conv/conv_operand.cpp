@@ -74,7 +74,7 @@ void WindowReader<T>::read_line(std::int64_t line, std::int64_t left, std::int64
                                 T* out) const noexcept {
   const std::int64_t channels = window_.channels;
   if (window_.has_contiguous_lines()) {
-    // [begin, end): the columns that lie inside of the image.
+    // [begin, end): the columns inside the image.
     const std::int64_t begin = std::clamp(-left * channels, first, first + count);
     const std::int64_t end = std::clamp((window_.w.size - left) * channels, begin, first + count);
     std::fill(out, out + (begin - first), T{0});
@@ -205,7 +205,7 @@ void LeftWindowInPlace<T>::convert(const typename WindowReader<T>::Place* places
   }
 }
 
-/// Where a piece of a row lies.
+/// The address of a run of a row.
 template <class T>
 const T* LeftWindowInPlace<T>::find(const typename WindowReader<T>::Place& place, std::int64_t offset,
                                     const Piece& piece, T* scratch) const noexcept {
@@ -253,7 +253,7 @@ void RightWindow<T>::pack_panel(std::int64_t offset, std::int64_t column, std::i
     const std::int64_t tap = (column + c) / window_.channels, channel = (column + c) % window_.channels;
     length = std::min(window_.channels - channel, columns - c);
     const std::int64_t down = h.origin + tap / w.taps * h.tap_step, right = w.origin + tap % w.taps * w.tap_step;
-    // Pixels [first, last) of a line see the tap inside of the image.
+    // Pixels [first, last) of a line see the tap inside the image.
     const std::int64_t first = std::clamp<std::int64_t>(right >= 0 ? 0 : (w.step - 1 - right) / w.step, 0, w.grid);
     const std::int64_t last =
         std::clamp<std::int64_t>(right >= w.size ? 0 : (w.size - 1 - right) / w.step + 1, first, w.grid);
@@ -338,7 +338,7 @@ void LeftTurnedWindow<T>::panel(const LeftBlock<T>& block, std::int64_t index, i
   auto place = reader.place(block.k);
   const auto height = static_cast<std::uint64_t>(window_.h.size), width = static_cast<std::uint64_t>(window_.w.size);
   for (std::int64_t run = 0; run < block.run_count; ++run) {
-    // The first tap may lie outside of the image, so that only sums of offsets make an address.
+    // The first tap may lie outside the image, so only sums of offsets make an address.
     const std::int64_t y = place.i * window_.h.step + window_.h.origin;
     const std::int64_t x = place.j * window_.w.step + window_.w.origin;
     const std::int64_t first = block.offset + window_.line(place.image, y) + x * window_.all_channels;

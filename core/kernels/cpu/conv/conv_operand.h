@@ -19,13 +19,13 @@ struct WindowAxis {
   std::int64_t grid = 0;      ///< pixels of the grid
   std::int64_t size = 0;      ///< pixels of the image
   std::int64_t step = 1;      ///< image pixels from one grid pixel to the next
-  std::int64_t origin = 0;    ///< where the first tap of the first grid pixel lies
+  std::int64_t origin = 0;    ///< position of the first tap of the first grid pixel
   std::int64_t tap_step = 1;  ///< image pixels from one tap to the next
   std::int64_t taps = 1;
 };
 
-/// A matrix with a row for every pixel (image, i, j) of a grid and a column for every (tap_h, tap_w, channel): what a
-/// dense NHWC image shows there, zero outside of it.
+/// A matrix with a row for every pixel (image, i, j) of a grid and a column for every (tap_h, tap_w, channel): the
+/// values of a dense NHWC image there, zero outside it.
 struct Window {
   const void* image = nullptr;
   DType dtype = DType::f32;
@@ -44,14 +44,14 @@ struct Window {
   }
 };
 
-/// Reads pieces of a window's rows.
+/// Reads runs of a window's rows.
 template <class T>
 class WindowReader {
  public:
   explicit WindowReader(const Window& window) noexcept
       : window_(window), load_(is_narrow(window.dtype) ? narrow_float_loops(isa()).load(window.dtype) : nullptr) {}
 
-  /// A place (image, i, j) that moves on row by row.
+  /// A position (image, i, j) that advances row by row.
   struct Place {
     std::int64_t image;
     std::int64_t i;
@@ -79,7 +79,7 @@ class WindowReader {
   void read_line(std::int64_t line, std::int64_t left, std::int64_t first, std::int64_t count, T* out) const noexcept;
 
   Window window_;
-  NarrowFloatLoops::Load load_;  ///< null: not from a narrow dtype. Asked for once, because pieces may be short
+  NarrowFloatLoops::Load load_;  ///< null unless the dtype is narrow; looked up once, because runs may be short
 };
 
 /// The window as left operand: pixels x (tap, channel).
@@ -95,14 +95,14 @@ class LeftWindow final : public LeftOperand<T> {
   WindowReader<T> reader_;
 };
 
-/// The window as left operand without a copy: the rows of a microtile are read where they lie, through pointers to the
-/// pieces of memory that their taps are (as in Dukhan 2019, "The Indirect Convolution Algorithm"); taps in the padding
-/// point to zeros, and what lies across the left or right border is put together in scratch. Of a narrow dtype scratch
-/// holds all rows, which share what a line's neighbours see.
+/// The window as left operand without a copy: the rows of a microtile are read in place, through pointers to the runs
+/// of memory of their taps (as in Dukhan 2019, "The Indirect Convolution Algorithm"); taps in the padding point to
+/// zeros, and runs across the left or right border are assembled in scratch. For a narrow dtype scratch holds all rows;
+/// neighbours in a line share their overlap.
 template <class T>
 class LeftWindowInPlace final : public LeftOperand<T> {
  public:
-  /// Images of dtype T whose pieces are not too short, and of dtypes that are converted to it, whose lines are one run.
+  /// Images of dtype T whose runs are not too short, and of dtypes converted to it, whose lines are one run.
   static bool can_read(const Window& window) noexcept {
     const bool is_converted = std::is_same_v<T, float> && is_narrow(window.dtype) && window.has_contiguous_lines();
     return (window.dtype == dtype_of<T> || is_converted) && piece_of(window) >= min_piece;
@@ -128,7 +128,7 @@ class LeftWindowInPlace final : public LeftOperand<T> {
   };
   const T* find(const typename WindowReader<T>::Place& place, std::int64_t offset, const Piece& piece,
                 T* scratch) const noexcept;
-  /// A run of all rows, converted: of neighbours at once, where that is no more than one by one.
+  /// A run of all rows, converted: of neighbours at once, where that is no more work than one by one.
   void convert(const typename WindowReader<T>::Place* places, int rows, std::int64_t offset, const Piece& piece,
                bool are_neighbours, T* scratch, const T** out) const noexcept;
 
@@ -145,7 +145,7 @@ class RightWindow final : public RightOperand<T> {
             const gemm_detail::Panels<T>& panels) const noexcept override;
 
  private:
-  static constexpr std::int64_t min_channels = 8;  // that are worth a loop over the pixels of a line
+  static constexpr std::int64_t min_channels = 8;  // enough to pay for a loop over the pixels of a line
   void pack_panel(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k, std::int64_t depth,
                   T* out, int width) const noexcept;
 
@@ -153,8 +153,8 @@ class RightWindow final : public RightOperand<T> {
   WindowReader<T> reader_;
 };
 
-/// The window turned, summed over pixels: (tap, channel) x pixels, as left operand without a copy. A tap's pixels of
-/// one line are a run of memory; those where some tap falls outside are runs of one pixel, and point to zeros there.
+/// The window transposed, summed over pixels: (tap, channel) x pixels, as left operand without a copy. A tap's pixels
+/// of one line are a run of memory; pixels with some tap outside are runs of one pixel, and point to zeros there.
 template <class T>
 class LeftTurnedWindow final : public LeftOperand<T> {
  public:
@@ -170,7 +170,7 @@ class LeftTurnedWindow final : public LeftOperand<T> {
 
  private:
   static constexpr std::int64_t zero_elements = 1024;
-  /// Pixels [inner_begin, inner_end) of a line see all their taps inside of the image.
+  /// Pixels [inner_begin, inner_end) of a line see all their taps inside the image.
   static std::int64_t inner_begin(const Window& window) noexcept;
   static std::int64_t inner_end(const Window& window) noexcept;
   std::int64_t run_from(std::int64_t j) const noexcept {
@@ -182,8 +182,8 @@ class LeftTurnedWindow final : public LeftOperand<T> {
   std::int64_t inner_end_;
 };
 
-/// Some taps of a weight (O, KH, KW, C) as right operand: rows (tap_h, tap_w, o), columns c. Tap (a, b) is
-/// (first_h - a * step_h, first_w - b * step_w): the last first, as an input pixel meets them in ascending order.
+/// Some taps of a weight (O, KH, KW, C) as right operand: rows (tap_h, tap_w, o), columns c. Tap (a, b) is (first_h - a
+/// * step_h, first_w - b * step_w): the last first, as an input pixel meets them in ascending order.
 struct TurnedTaps {
   const void* weight = nullptr;
   DType dtype = DType::f32;

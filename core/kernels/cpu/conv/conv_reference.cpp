@@ -17,7 +17,7 @@ void write(void* base, DType dtype, std::int64_t at, double value, bool accumula
   store_elements(&value, base, dtype, at, 1);
 }
 
-/// Where things lie.
+/// Offsets of elements.
 struct Index {
   const ConvShape& s;
   std::int64_t channels = s.channels / s.groups;  // of a group

@@ -8,7 +8,7 @@ namespace thimble::kernels::conv_detail {
 namespace weight_grad_detail {
 
 /// (filters, pixels) x (pixels, channels) of one tap on every pixel, or its transpose: the same products in the same
-/// order. The left side is copied, so that is the smaller one; the right one may be read where it lies.
+/// order. The left side is copied, so the smaller one is left; the right one may be read in place.
 template <class T>
 void multiply_pointwise(const ConvWeightGradArgs& args, Executor<T>& execute) noexcept {
   const ConvShape& s = args.shape;
@@ -63,7 +63,7 @@ void multiply_straight(const ConvWeightGradArgs& args, Executor<T>& execute) noe
 }
 
 /// The transpose, (taps and channels, pixels) x (pixels, filters): the same products in the same order, but the
-/// window's overlapping taps are read where they lie instead of being packed one by one.
+/// window's overlapping taps are read in place instead of being packed one by one.
 template <class T>
 void multiply_turned(const ConvWeightGradArgs& args, Executor<T>& execute) noexcept {
   const ConvShape& s = args.shape;

@@ -22,13 +22,12 @@ inline constexpr std::int64_t tile_step = 24;             // a multiple of every
 inline constexpr std::int64_t line = gemm_detail::line_elements<float>;
 inline constexpr int max_width = 48;  // of a panel
 
-/// How a correlation is cut, and one thread's sections of the workspace. Nothing of it touches results.
+/// How a correlation is cut, and one thread's sections of the workspace. Does not affect results.
 struct Cut {
   Cut(const Correlation& correlation, const Microkernels<float>& kernels) noexcept {
     depth = correlation.weights.rows();
     columns = correlation.weights.columns();
-    // Whole vectors of sixteen, as wide as a microtile where it is that wide; two vectors and two rather than three and
-    // one.
+    // Whole vectors of sixteen, up to the width of a microtile; two vectors and two rather than three and one.
     width = static_cast<int>(std::max<std::int64_t>(kernels.columns(), winograd::vector_channels));
     if (kernels.vectors == 3 && columns % width != 0 && columns % width < 2 * kernels.lanes) width = 2 * kernels.lanes;
     panels = (columns + width - 1) / width;
@@ -168,7 +167,7 @@ class Worker {
   float* weights_;
   float* patches_;
   float* sums_;
-  std::int64_t transformed_ = -1;  // the first panel of those whose weights are there
+  std::int64_t transformed_ = -1;  // the first panel with weights present
 };
 
 }  // namespace conv_winograd_detail
@@ -181,7 +180,7 @@ bool winograd_pays(const ConvShape& s) noexcept {
     return n >= 2 * vector_channels && n <= most_channels && n % vector_channels == 0;
   };
   if (!is_fit || !are_vectors(s.channels) || !are_vectors(s.filters)) return false;
-  // Small maps leave much of their tiles empty, and the weights' transform wants to be used by many tiles.
+  // Small maps leave much of their tiles empty, and the weights' transform pays only over many tiles.
   constexpr std::int64_t least = 8, most_weights_per_tile = 4096;
   const std::int64_t height = s.out_height(), width = s.out_width();
   if (std::min({height, width, s.height, s.width}) < least) return false;

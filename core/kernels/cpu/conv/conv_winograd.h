@@ -30,7 +30,7 @@ struct Correlation {
 
 std::size_t winograd_workspace_bytes(const Correlation& correlation, int threads) noexcept;
 
-/// output.rows is that of a matrix with a row for every pixel.
+/// output.rows is a matrix with a row for every pixel.
 void run_winograd(const Correlation& correlation, const gemm_detail::Output<float>& output, void* workspace,
                   int threads) noexcept;
 

@@ -25,7 +25,7 @@ inline constexpr std::int64_t most_segments = 8;     // that the tiles are cut i
 inline constexpr std::int64_t enough_items = 8;      // of work
 
 /// How the gradient is cut: items of some filters and channels, and segments of the tiles where there are few items.
-/// The segments' sums are added in ascending order. A function of the shape alone: segments are part of the result.
+/// The segments' sums are added in ascending order. A function of only the shape: segments are part of the result.
 struct Cut {
   explicit Cut(const ConvShape& s) noexcept
       : tiles(winograd::tiles_over(s.out_height(), s.out_width(), s.images)),
@@ -52,7 +52,7 @@ struct Cut {
     return ((n + chunks - 1) / chunks + line - 1) / line * line;
   }
   std::int64_t chunks() const noexcept { return filter_chunks * channel_chunks; }
-  /// Floats of one thread, and what the threads share: a gradient for every segment.
+  /// Floats of one thread, and the threads' shared region: a gradient for every segment.
   std::int64_t elements() const noexcept {
     return components * (x.component + dy.component + sums.component) + filters * taps * channels;
   }
@@ -66,7 +66,7 @@ struct Cut {
   winograd::Layout x, dy, sums;
 };
 
-/// dweight[first, first + count) = values, or is added to.
+/// dweight[first, first + count) = values, or += values.
 void finish(const ConvWeightGradArgs& args, float* values, std::int64_t first, std::int64_t count) noexcept {
   constexpr std::int64_t most = 256;
   float there[most];
@@ -157,7 +157,7 @@ class Worker {
   const ConvWeightGradArgs& args_;
   const Cut& cut_;
   const Microkernels<float>& kernels_;
-  float* shared_;  // null: one segment
+  float* shared_;  // null with one segment
   float* x_;
   float* dy_;
   float* sums_;

@@ -16,7 +16,7 @@ namespace pool_detail {
 constexpr std::int64_t tile = 256;
 constexpr std::int64_t grain_elements = 1 << 14;
 
-// read_elements of one tensor, again and again: which loop converts it is asked once, for runs that may be short.
+// read_elements of one tensor, repeatedly: chooses the converting loop once, because runs may be short.
 template <class T>
 class ElementReader {
  public:
@@ -36,7 +36,7 @@ class ElementReader {
  private:
   const void* data_;
   DType dtype_;
-  NarrowFloatLoops::Load load_ = nullptr;  // null: nothing is converted, or by other loops
+  NarrowFloatLoops::Load load_ = nullptr;  // null without conversion, or with other loops
 };
 
 // Calls body(tap, pixel) for the elements of window (oh, ow) in row-major order; pixels are counted over (N, H, W).
@@ -52,7 +52,7 @@ inline void for_each_tap(const PoolWindows& w, std::int64_t image, std::int64_t 
   }
 }
 
-// The output along one axis that sees input i at place k of its window, or -1.
+// The output along one axis that sees input i at index k of its window, or -1.
 inline std::int64_t window_of(const PoolWindows& w, std::size_t axis, std::int64_t i, std::int64_t k) {
   const std::int64_t first = i + w.padding[axis] - k * w.dilation[axis];
   if (first < 0 || first % w.stride[axis] != 0 || first / w.stride[axis] >= w.out[axis]) return -1;
@@ -60,7 +60,7 @@ inline std::int64_t window_of(const PoolWindows& w, std::size_t axis, std::int64
 }
 
 // Calls body(tap, oh, ow) for the windows that see element (ih, iw), in their row-major order: an earlier window sees
-// it at a later place.
+// it at a later index.
 template <class F>
 inline void for_each_window(const PoolWindows& w, std::int64_t ih, std::int64_t iw, F&& body) {
   for (std::int64_t kh = w.kernel[0]; kh-- > 0;) {
@@ -108,7 +108,7 @@ struct MaxRows {
                         });
   }
 
-  // NaN is larger than everything; -inf is an element like any other, so the first one is taken where nothing is.
+  // NaN is larger than everything; -inf is an element like any other, so an empty maximum takes the first.
   static void take_larger(const T* __restrict x, std::int32_t tap, std::int64_t n, T* __restrict best,
                           std::int32_t* __restrict where) {
     if (!where) {
@@ -150,7 +150,7 @@ struct MaxGradientRows {
   }
 };
 
-// What the sum of window (oh, ow) is divided by.
+// The divisor of window (oh, ow)'s sum.
 template <class T>
 inline T divisor(const AveragePoolArgs& args, std::int64_t oh, std::int64_t ow) {
   const std::array<std::int64_t, 2> index{oh, ow};

@@ -9,7 +9,7 @@
 namespace thimble::kernels::winograd {
 namespace transform_detail {
 
-/// Sixteen floats, in as many registers as they take.
+/// Sixteen floats, in as many registers as necessary.
 typedef float Lanes __attribute__((vector_size(64), may_alias, aligned(4)));
 
 inline constexpr std::int64_t lanes = vector_channels;
@@ -20,7 +20,7 @@ THIMBLE_ALWAYS_INLINE Lanes& lanes_at(float* p) { return *reinterpret_cast<Lanes
 
 alignas(64) inline constexpr float zeros[most_channels] = {};
 
-/// What one call of an inner part does: one tile, `count` channels. Pixels may be `zeros`.
+/// The work of one call of an inner loop: one tile, `count` channels. Pixels may be `zeros`.
 struct PatchTile {
   const float* pixels[16];
   float* out;
@@ -121,7 +121,7 @@ struct WeightInner {
   }
 };
 
-/// Up to 64 channels of some filters, taps in reverse if asked for.
+/// Up to 64 channels of some filters, optionally with taps in reverse.
 void transform_taps(const Weights& weights, std::int64_t filter, std::int64_t filters, std::int64_t channel,
                     std::int64_t channels, bool is_reversed, float* out, std::int64_t component,
                     std::int64_t out_filter) noexcept {
@@ -132,7 +132,7 @@ void transform_taps(const Weights& weights, std::int64_t filter, std::int64_t fi
                                         is_reversed ? -stride : stride, channels, out, component, out_filter});
     return;
   }
-  constexpr std::int64_t most = 64, ahead = 2;  // filters ahead, whose lines are asked for
+  constexpr std::int64_t most = 64, ahead = 2;  // filters ahead, whose lines are prefetched
   alignas(64) float taps[9 * most];
   const NarrowFloatLoops::Load load = narrow_float_loops(isa()).load(weights.dtype);
   for (std::int64_t f = 0; f < filters; ++f) {
@@ -236,11 +236,11 @@ struct TilesInner {
 
  private:
   static constexpr std::int64_t converted_channels = 64;
-  static constexpr std::int64_t pixels_ahead = 2 * tile_size;  // whose lines are asked for: tiles are jumps
+  static constexpr std::int64_t pixels_ahead = 2 * tile_size;  // whose lines are prefetched: tiles are jumps
   static constexpr std::int64_t line_elements = 32;            // of 16 bits
 
   static THIMBLE_ALWAYS_INLINE void run_channels(const Job& job, std::int64_t done, std::int64_t count, bool is_float) {
-    // Pixel x of a line is converted into column x % size, where the tile to the right finds those that it shares.
+    // Pixel x of a line is converted into column x % size, where the tile to the right finds the shared ones.
     alignas(64) float converted[size][size][converted_channels];
     const Image& image = job.image;
     const Part& part = job.part;
@@ -282,7 +282,7 @@ struct TilesInner {
   }
 };
 
-/// Sixteen filters at a time, turned so that they lie side by side.
+/// Sixteen filters at a time, transposed so that they lie side by side.
 void transform_straight(const Weights& weights, std::int64_t column, std::int64_t width, float* out,
                         std::int64_t component_stride) noexcept {
   constexpr std::int64_t square = lanes * lanes;

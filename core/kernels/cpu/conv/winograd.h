@@ -6,7 +6,7 @@
 //   y = A^T [(G w G^T) o (B^T x B)] A,   dw = G^T [(A dy A^T) o (B^T x B)] G
 //
 // with o element by element, summed over channels (y) or over tiles (dw). Each of the 16 elements, a component, is a
-// matmul of its own over channels or tiles. B and A hold 0 and +-1, G also +-1/2: transforms add and halve.
+// separate matmul over channels or tiles. B and A hold 0 and +-1, G also +-1/2: transforms add and halve.
 
 #include <cstdint>
 
@@ -18,11 +18,11 @@ inline constexpr std::int64_t components = 16;
 inline constexpr std::int64_t tile_size = 2;   ///< outputs of a tile, along one axis
 inline constexpr std::int64_t patch_size = 4;  ///< inputs of a tile, along one axis
 inline constexpr std::int64_t kernel_size = 3;
-/// Channels come in whole vectors of so many, whatever the instruction set.
+/// Channels come in whole vectors of this length, for every instruction set.
 inline constexpr std::int64_t vector_channels = 16;
 inline constexpr std::int64_t most_channels = 512;
 
-/// Where transformed values lie: element `channel` of component c of tile t is c * component + t * tile + channel.
+/// Layout of transformed values: element `channel` of component c of tile t is c * component + t * tile + channel.
 struct Layout {
   std::int64_t tile = 0;
   std::int64_t component = 0;
@@ -60,11 +60,11 @@ struct Part {
 };
 
 /// out = B^T x B of every patch. Patch (i, j) of an image begins at its pixel (2 i + top, 2 j + left); it is zero
-/// outside of the image.
+/// outside the image.
 void transform_patches(const Image& x, std::int64_t top, std::int64_t left, const Tiles& tiles, const Part& part,
                        float* out, const Layout& layout) noexcept;
 
-/// out = A dy A^T of every tile of 2x2 pixels; zero outside of the image.
+/// out = A dy A^T of every tile of 2x2 pixels; zero outside the image.
 void transform_outputs(const Image& dy, const Tiles& tiles, const Part& part, float* out,
                        const Layout& layout) noexcept;
 
@@ -85,7 +85,7 @@ struct Weights {
 void transform_weights(const Weights& weights, std::int64_t column, std::int64_t width, float* out,
                        std::int64_t component_stride) noexcept;
 
-/// Where the four pixels of a tile go, line by line; null: to no place.
+/// Destinations of a tile's four pixels, line by line; null discards the pixel.
 struct TileOut {
   float* pixels[4];
 };
@@ -95,8 +95,8 @@ struct TileOut {
 void inverse_tiles(const float* m, const Layout& layout, std::int64_t tiles, std::int64_t columns,
                    const TileOut* out) noexcept;
 
-/// G^T m G, `columns` (whole vectors) at a time: tap (kh, kw) goes to out + (3 kh + kw) * tap_stride, or is added to
-/// what is there.
+/// G^T m G, `columns` (whole vectors) at a time: tap (kh, kw) goes to out + (3 kh + kw) * tap_stride, or is added
+/// there.
 void inverse_taps(const float* m, std::int64_t component_stride, std::int64_t columns, float* out,
                   std::int64_t tap_stride) noexcept;
 

@@ -44,7 +44,7 @@ void move_elements(const std::byte* from, std::int64_t from_stride, std::byte* t
   }
 }
 
-// One run with conversion: through dense chunks where elements do not lie side by side.
+// One run with conversion: through dense chunks where elements are not contiguous.
 void convert_elements(const std::byte* from, DType from_dtype, std::int64_t from_stride, std::byte* to, DType to_dtype,
                       std::int64_t to_stride, std::int64_t n) {
   alignas(64) std::byte source[chunk_elements * 8], target[chunk_elements * 8];

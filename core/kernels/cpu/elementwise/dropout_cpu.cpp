@@ -1,4 +1,4 @@
-// Dropout on the CPU: the mask is made of counters, so forward and backward draw the same one.
+// Dropout on the CPU: the mask comes from counters, so forward and backward draw the same one.
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 #pragma once
-// Elementwise operators where nothing is to be broadcast, gathered or converted: most calls.
+// Elementwise operators without broadcasting, gathering or conversion: most calls.
 
 #include <array>
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace thimble::kernels {
 
-/// `elements` elements of every operand and of the result, each side by side in memory, in `dtype` (f32, f64 or i64).
-/// The bits are those of elementwise_cpu.
+/// `elements` contiguous elements of every operand and of the result, in `dtype` (f32, f64 or i64). Same bits as
+/// elementwise_cpu.
 struct DenseElementwise {
   std::array<const void*, max_elementwise_inputs> in;
   int inputs = 0;

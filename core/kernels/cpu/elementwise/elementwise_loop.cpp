@@ -1,5 +1,5 @@
-// Strides, broadcasting, dtype conversion and threads of all elementwise operators: every operand is brought into a
-// short contiguous buffer of the compute type (or used where it lies, when it is one already), then the functor's chunk
+// Strides, broadcasting, dtype conversion and threads of all elementwise operators: every operand is loaded into a
+// short contiguous buffer of the compute type (or used in place, when it is one already), then the functor's chunk
 // runs.
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace elementwise_detail {
 constexpr std::int64_t chunk_elements = 512;
 constexpr std::int64_t grain_elements = 32 * chunk_elements;
 
-// An operand and how it is walked.
+// An operand and its walk.
 struct Walk {
   const std::byte* data;
   DType dtype;
@@ -42,7 +42,7 @@ void load_run(const Walk& walk, std::int64_t element, std::int64_t stride, T* to
   }
 }
 
-// Brings elements [begin, begin + n), counted in row-major order of the common shape, into `buffer`.
+// Loads elements [begin, begin + n), counted in row-major order of the common shape, into `buffer`.
 template <class T>
 void gather(const Walk& walk, std::int64_t begin, std::int64_t n, T* buffer) {
   const std::int64_t stride = walk.strides.stride(0, walk.strides.rank - 1);

@@ -22,7 +22,7 @@ std::int64_t index_at(const void* data, DType dtype, std::int64_t element) {
   return static_cast<const std::int64_t*>(data)[element];
 }
 
-// The smallest bad position that any thread has met.
+// The smallest bad position of all threads.
 class FirstBad {
  public:
   void note(std::int64_t position) noexcept {
@@ -59,8 +59,8 @@ BadIndex embedding(const EmbeddingArgs& args) {
   return {bad.position(), index_at(args.ids, args.ids_dtype, bad.position())};
 }
 
-// Sorts positions by their id (counting sort, so ascending for each id): those of row r are
-// order[rows + 1 + starts[r]], ..., where starts is the front of `order`.
+// Sorts positions by their id (counting sort, so ascending for each id): row r's are order[rows + 1 + starts[r]], ...,
+// where starts is the front of `order`.
 void sort_positions(const EmbeddingGradArgs& args) {
   std::int64_t* const starts = args.order;
   std::int64_t* const sorted = args.order + args.rows + 1;
@@ -116,13 +116,14 @@ void embedding_backward(const EmbeddingGradArgs& args) {
   });
 }
 
-// n elements of out (and index) that are visited together, the given steps apart, and where their lines of x begin.
+// n elements of out (and index) that are visited together, the given steps apart, and the beginnings of their lines of
+// x.
 struct Run {
   std::int64_t x, out, x_step, out_step, n;
 };
 
-// Calls body(run) for all elements of the lines, in parallel over lines; those of one line in ascending order. Runs go
-// across the lines where these lie side by side, else along them.
+// Calls body(run) for all elements of the lines, in parallel over lines; a line's elements in ascending order. Runs go
+// across the lines where these are contiguous, else along them.
 template <class F>
 void for_each_run(const GatherArgs& args, F&& body) {
   if (args.out_length == 0) return;

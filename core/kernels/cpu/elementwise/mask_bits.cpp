@@ -52,7 +52,7 @@ THIMBLE_TARGET_AVX512 void pack_avx512(const float* values, std::int64_t n, floa
   pack_plain(values + i, n - i, zero, mask + i / 8);
 }
 
-// The next two: `first` is a multiple of 8.
+// The next two require `first` to be a multiple of 8.
 THIMBLE_TARGET_AVX2 void keep_avx2(const std::uint8_t* mask, std::int64_t first, const float* from, float* to,
                                    std::int64_t n) {
   const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);

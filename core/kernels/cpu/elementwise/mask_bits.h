@@ -1,5 +1,5 @@
 #pragma once
-// One bit for each element, made and read by vectors: bit i % 8 of byte i / 8.
+// One bit for each element, written and read by vectors: bit i % 8 of byte i / 8.
 
 #include <cstdint>
 

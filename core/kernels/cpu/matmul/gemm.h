@@ -13,8 +13,8 @@ namespace thimble::kernels {
 
 inline constexpr int max_gemm_batch_rank = 6;
 
-/// One dimension of a batch of matmuls: its size, and from one matrix to the next how many elements of a, b, c and the
-/// bias lie between (any sign; 0 broadcasts, which c must not).
+/// One dimension of a batch of matmuls: its size, and the strides in elements between matrices of a, b, c and the bias
+/// (any sign; 0 broadcasts, which c must not).
 struct GemmBatchDim {
   std::int64_t size;
   std::int64_t a;
@@ -25,19 +25,19 @@ struct GemmBatchDim {
 
 /// For every matrix of the batch, and with v[i, j] = alpha * sum over p of a[i, p] b[p, j] + bias[j]:
 ///
-///     pre_activation[i, j] = v[i, j]                       (when asked for)
+///     pre_activation[i, j] = v[i, j]                       (when not null)
 ///     c[i, j] = act(v[i, j]) + (accumulate ? c[i, j] : 0)
 ///
-/// Element (i, j) of a matrix lies i * row_stride + j * column_stride elements behind its pointer, so transposed,
-/// strided and broadcast views need no copy. c must not overlap a, b or itself.
+/// Element (i, j) of a matrix is i * row_stride + j * column_stride elements behind its pointer, so transposed, strided
+/// and broadcast views need no copy. c must not overlap a, b or itself.
 ///
 /// a and b are of `dtype`, c, bias and pre_activation of `c_dtype`. Arithmetic is in compute_type(dtype): f32, f64, or
-/// i64 that wraps around, and up to the one conversion at the store. A floating dtype takes a floating c_dtype, an
-/// integer one an integer c_dtype, no gelu, and alpha is rounded to an integer.
+/// i64 that wraps around, up to the one conversion at the store. A floating dtype takes a floating c_dtype, an integer
+/// one an integer c_dtype, no gelu, and alpha is rounded to an integer.
 ///
 /// Order of accumulation: k is cut into blocks of 256 from 0; a block's sum is one chain in ascending p (fused
-/// multiply-adds on AVX2 and AVX-512, so these two agree bitwise); blocks are added in ascending order. It depends on k
-/// alone: never on m, n, strides, batch, tile, thread count or address, so a row computed alone has the same bits.
+/// multiply-adds on AVX2 and AVX-512, so these two agree bitwise); blocks are added in ascending order. It depends only
+/// on k: never on m, n, strides, batch, tile, thread count or address, so a row computed separately has the same bits.
 struct GemmArgs {
   int batch_rank = 0;
   std::array<GemmBatchDim, max_gemm_batch_rank> batch;  ///< the first batch_rank; the others are not set

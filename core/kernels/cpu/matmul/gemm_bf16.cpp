@@ -1,5 +1,5 @@
 // C is cut into tiles of 1024 x 256, each the sum over blocks of k: a block of the right operand is packed, then every
-// 32 rows of the left one meet it. Sums are kept in scratch until the last block, and finished as in any gemm.
+// 32 rows of the left one meet it. Sums stay in scratch until the last block, and are finished as in any gemm.
 
 #include <thimble/core/kernels/cpu/matmul/gemm_bf16.h>
 
@@ -32,14 +32,14 @@ std::int64_t packed_bytes(std::int64_t depth, std::int64_t columns) noexcept {
   return ceil_div(columns, dot_columns) * ceil_div(depth, step_elements) * step_block_bytes;
 }
 
-/// The pieces of workspace, in bytes from its begin: every one a multiple of 64.
+/// The regions of workspace, in bytes from its begin: every one a multiple of 64.
 struct Space {
   std::int64_t columns, depth;  // of a tile and of a block, filled up
-  std::int64_t sums;            // of a whole tile where there are several blocks of k, else 0
+  std::int64_t sums;            // of a whole tile if k has several blocks, else 0
   std::int64_t packed;
   std::int64_t right;  // rows of B that are copied before they are packed, or 0
   std::int64_t left;   // for each thread, rows of A that are copied, or 0
-  std::int64_t rows;   // for each thread, sums of a panel's rows where the tile has none
+  std::int64_t rows;   // for each thread, sums of a panel's rows when the tile has none
   std::int64_t total(int threads) const noexcept { return sums + packed + right + threads * (left + rows); }
 };
 
@@ -200,8 +200,8 @@ void multiply(const Bf16Operands& x, const Output<float>& output, const Bf16Plac
   }
 }
 
-/// One thread's columns of a streamed product. Of B a step at a time is packed, panel by panel of a tile, and goes on
-/// with the sums that the steps before them left: what is packed stays near, and B is read as its rows lie.
+/// One thread's columns of a streamed product. Packs a step of B at a time, panel by panel of a tile, and continues the
+/// sums of the steps before: packed data stays near, and B's rows are read in order.
 class Streamed {
  public:
   static constexpr std::int64_t run = step_elements;
@@ -259,7 +259,7 @@ class Streamed {
     }
     tile.is_sum = is_sum;
     tile.out_stride = stream_columns;
-    // A panel is computed after the next one has been packed: what was stored is then there to be loaded.
+    // Computes a panel after packing the next one: the stores have then arrived.
     const auto pack = [&](std::int64_t first) {
       pack_bf16_panel(x_.b + p * x_.b_row_stride + column + first, x_.b_row_stride, 1, depth,
                       std::min<std::int64_t>(dot_columns, columns - first), place_of(first));
@@ -275,7 +275,7 @@ class Streamed {
 
   std::uint8_t* place_of(std::int64_t first) const noexcept { return packed_ + first / dot_columns % 2 * packed_run; }
 
-  /// Asks for the rows of the next run.
+  /// Prefetches the rows of the next run.
   void ask(std::int64_t column, std::int64_t columns, std::int64_t p) const noexcept {
     for (std::int64_t r = p; r < std::min(x_.k, p + run); ++r) {
       const std::uint16_t* const row = x_.b + r * x_.b_row_stride + column;
@@ -306,9 +306,9 @@ void multiply_streamed(const Bf16Operands& x, const Output<float>& output, const
   });
 }
 
-/// Whether C^T = B^T A^T is computed in place of C: few rows, and columns of B that lie side by side, as those of a
-/// decoder's weights. They are then read once, where they lie, and C^T's many rows are threads' work. An element has
-/// the same products in the same order, and the units' sums do not tell which factor is whose.
+/// Whether C^T = B^T A^T is computed in place of C: few rows, and contiguous columns of B, as in a decoder's weights.
+/// These are then read once, in place, and threads divide C^T's many rows. An element has the same products in the same
+/// order, and the units' sums treat both factors alike.
 bool is_turned(const GemmArgs& args) noexcept { return args.m <= block_columns && args.b_row_stride == 1; }
 
 /// The operands of one matrix of a gemm's batch: views.

@@ -28,7 +28,7 @@ THIMBLE_TARGET_AMX void begin(int rows) {
     config.row_bytes[i] = static_cast<std::uint16_t>(step_bytes);
     config.rows[i] = static_cast<std::uint8_t>(tile_rows[i]);
   }
-  __asm__ volatile("" : : "r"(&config) : "memory");  // GCC's intrinsic says that it reads 8 bytes
+  __asm__ volatile("" : : "r"(&config) : "memory");  // GCC's intrinsic declares a read of only 8 bytes
   _tile_loadconfig(&config);
 }
 THIMBLE_TARGET_AMX void end() { _tile_release(); }

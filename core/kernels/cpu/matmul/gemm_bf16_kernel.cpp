@@ -21,8 +21,8 @@ inline const std::uint8_t* row_of(const DotTile& tile, std::int64_t s, int r) no
   return s < tile.whole_steps ? tile.a + r * tile.a_stride + s * step_bytes : tile.a_tail + r * step_bytes;
 }
 
-/// A float whose subnormal values count as zero, as dot products of bf16 take and give them. (A result that only
-/// rounding lifts to the smallest normal number is zero on a unit and stays here.)
+/// A float whose subnormal values count as zero, as in dot products of bf16. (A result that only rounding lifts to the
+/// smallest normal number is zero on a unit and stays here.)
 inline float flushed(float x) noexcept { return std::fabs(x) < 0x1p-126F ? std::copysign(0.0F, x) : x; }
 
 /// The scalar twin of vdpbf16ps: the odd element of a pair first, each product fused with its addition.

@@ -35,7 +35,7 @@ THIMBLE_ALWAYS_INLINE void interleave(const Pairs& a, const Pairs& b, Pairs& out
   out = __builtin_shufflevector(a, b, (first + k / 2 + (k % 2) * side)...);
 }
 
-/// Turns a square of pairs around: each perfect shuffle moves one bit of a pair's row number into its column number.
+/// Transposes a square of pairs: each perfect shuffle moves one bit of a pair's row number into its column number.
 THIMBLE_ALWAYS_INLINE void turn(Pairs (&x)[side]) noexcept {
   constexpr std::make_integer_sequence<int, side> numbers;
   Pairs y[side];
@@ -66,7 +66,7 @@ struct CopyRows {
   }
 
  private:
-  /// 16 rows that are side by side, 32 elements of each.
+  /// 16 contiguous rows, 32 elements of each.
   static THIMBLE_ALWAYS_INLINE void copy_square(const std::uint16_t* from, std::int64_t column_stride,
                                                 std::int64_t filled, std::uint16_t* out) noexcept {
     Pairs x[side];
@@ -125,7 +125,7 @@ struct PackPanel {
     }
   }
 
-  /// 16 columns, 32 elements of each side by side.
+  /// 16 columns, 32 contiguous elements of each.
   static THIMBLE_ALWAYS_INLINE void pack_square(const std::uint16_t* from, std::int64_t column_stride,
                                                 std::uint8_t* out) noexcept {
     Pairs x[side];

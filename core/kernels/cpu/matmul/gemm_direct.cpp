@@ -13,18 +13,18 @@
 namespace thimble::kernels::gemm_detail {
 namespace direct_detail {
 
-// Every row of C reads the right operand again: above as many, a packed copy is nearer.
+// Every row of C reads the right operand again: with more rows a packed copy is faster.
 inline constexpr std::int64_t most_rows = 512;
 inline constexpr std::int64_t most_right_bytes = 4 * 1024 * 1024;
-// A block of 64 columns that takes more ways of the second-level cache would be pushed out of it by what lies beside
-// it: rows a large power of two apart fall into few sets.
+// A block of 64 columns that takes more ways of the second-level cache would be evicted by its neighbours: rows a large
+// power of two apart fall into few sets.
 inline constexpr std::int64_t most_ways = 4;
 inline constexpr std::int64_t cache_way_bytes = 128 * 1024;
 inline constexpr std::int64_t lanes = 16;
 inline constexpr std::int64_t max_vectors = 4;  // in a row of a microtile
 inline constexpr std::int64_t panel_columns = max_vectors * lanes;
-// Columns of C whose sums are brought one block of k further before the next ones are looked at, so that a block of the
-// left operand is read once for all of them; one panel, when the whole left operand stays in the second-level cache.
+// Columns of C whose sums advance by one block of k before the next columns, so that a block of the left operand is
+// read once for all of them; one panel, when the whole left operand stays in the second-level cache.
 inline constexpr std::int64_t tile_panels = 8;
 inline constexpr std::int64_t near_left_bytes = 512 * 1024;
 
@@ -51,23 +51,23 @@ struct Strip {
   std::int64_t rows;
   std::int64_t depth;
   __mmask16 last;  ///< lanes of the last vector
-  bool adds;       ///< to what is in c
-  bool scales;     ///< the sum by alpha, because it is whole
+  bool adds;       ///< to the values in c
+  bool scales;     ///< the complete sum by alpha
   float alpha;
 };
 
 /// Four vectors of columns take six rows, fewer take eight: 24 of the 32 registers accumulate.
 constexpr int full_rows(int vectors) noexcept { return vectors == 4 ? 6 : 8; }
 
-/// Keeps what the compiler knows of a pointer from it: it would keep the addresses of many rows in registers, which
-/// there are too few of, or make variants of a loop for special strides.
+/// Hides a pointer's origin from the compiler: it would keep the addresses of many rows in registers, which are too
+/// few, or make variants of a loop for special strides.
 template <class Pointer>
 THIMBLE_ALWAYS_INLINE void hide(Pointer& pointer) noexcept {
   __asm__("" : "+r"(pointer));
 }
 
-/// The vectors of a row of a microtile. Of the last one only the lanes of a mask are read and written, unless
-/// `is_whole`: a masked load takes a turn of the multiply-adds' unit.
+/// The vectors of a row of a microtile. Only the lanes of a mask are read and written of the last one, unless
+/// `is_whole`: a masked load occupies the unit of the multiply-adds.
 template <int vectors, bool is_whole>
 struct Row {
   __mmask16 last;
@@ -187,7 +187,7 @@ constexpr std::int64_t panel_vectors(std::int64_t rest) noexcept {
   return rest == max_vectors + 1 ? max_vectors - 1 : std::min(rest, max_vectors);
 }
 
-/// A part of C: of one matrix of the batch, and where in it.
+/// A region of C: in one matrix of the batch.
 struct Part {
   const float* a;
   const float* b;
@@ -195,7 +195,7 @@ struct Part {
   std::int64_t row, rows, column, columns;
 };
 
-/// One tile of a part: columns [column, column + columns), all rows, all of k.
+/// One tile of a region: columns [column, column + columns), all rows, all of k.
 void compute_tile(const GemmArgs& args, const Part& part, std::int64_t column, std::int64_t columns) noexcept {
   Strip strip{};
   strip.a_row = args.a_row_stride;
@@ -237,7 +237,7 @@ void compute_part(const GemmArgs& args, const Part& part) noexcept {
   }
 }
 
-/// How C is cut for threads: rows and columns of what one computes of a matrix at a time. Touches no results.
+/// How C is cut for threads: rows and columns that one computes of a matrix at a time. Does not affect results.
 struct Jobs {
   std::int64_t rows, columns;
   int threads = 1;
@@ -250,7 +250,7 @@ Jobs jobs_of(const GemmArgs& args, std::int64_t batch, int threads) noexcept {
   if (threads == 1 || cycles * static_cast<double>(batch) < worthwhile_cycles) return jobs;
   jobs.threads = threads;
   if (batch % threads == 0 || batch >= 8 * threads) return jobs;
-  // Columns, where everyone has about as many whole panels or there are few rows; else rows.
+  // Columns, where all threads have about as many whole panels or there are few rows; else rows.
   const std::int64_t thread_vectors = max_vectors * threads;
   if (vectors % thread_vectors == 0 || vectors >= 8 * thread_vectors || args.m < 8 * threads) {
     jobs.columns = ceil_div(vectors, thread_vectors) * panel_columns;
@@ -316,7 +316,7 @@ void direct_gemm([[maybe_unused]] const GemmArgs& args, [[maybe_unused]] int thr
     }
     return;
   }
-  // Every thread computes the same parts each time, so that what it has written is still in its cache.
+  // Every thread computes the same regions each time, so that its output is still in its cache.
   const std::int64_t row_jobs = ceil_div(args.m, jobs.rows), column_jobs = ceil_div(args.n, jobs.columns);
   const std::int64_t count = batch * row_jobs * column_jobs;
   const std::int64_t used = std::min<std::int64_t>(jobs.threads, count);

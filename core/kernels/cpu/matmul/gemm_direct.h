@@ -1,18 +1,18 @@
 #pragma once
-// Products of plain f32 matrices with few rows, on AVX-512: both operands are read, and C is written, where they lie.
+// Products of plain f32 matrices with few rows, on AVX-512: reads both operands and writes C in place.
 //
-// Nothing is packed, there is no workspace, and a whole column of microtiles is one call, so that what lies between two
-// microtiles is a dozen cycles. The driver (gemm_driver.h) takes all other products. Bits are the same on both ways: an
-// element is defined in gemm_microkernel.h.
+// Nothing is packed, there is no workspace, and a whole column of microtiles is one call: a dozen cycles lie between
+// two microtiles. The driver (gemm_driver.h) takes all other products. Both ways give the same bits: gemm_microkernel.h
+// defines an element.
 
 #include <thimble/core/kernels/cpu/base/isa.h>
 #include <thimble/core/kernels/cpu/matmul/gemm.h>
 
 namespace thimble::kernels::gemm_detail {
 
-/// Whether direct_gemm computes `args`, whose C has elements, with this instruction set: f32 throughout, rows of a, b
-/// and c that lie together, up to 512 rows of C, a right operand that stays in the second-level cache, and no epilogue
-/// but alpha, which is not looked at. Of pointers it looks only at whether bias and pre_activation are null.
+/// Whether direct_gemm computes `args`, whose C has elements, with this instruction set: f32 throughout, contiguous
+/// rows of a, b and c, up to 512 rows of C, a right operand that stays in the second-level cache, and no epilogue but
+/// alpha, which is ignored. Of pointers only whether bias and pre_activation are null counts.
 bool is_direct(const GemmArgs& args, Isa isa) noexcept;
 
 /// Computes `args` on up to `threads` threads.

@@ -60,14 +60,14 @@ Offsets batch_offsets(const Problem& problem, std::int64_t index) noexcept {
   return offsets;
 }
 
-/// A tile's place: in the batch, and counted in tiles in C.
+/// A tile's position: in the batch, and counted in tiles in C.
 struct Tile {
   std::int64_t batch;
   std::int64_t row;
   std::int64_t column;
 };
 
-/// What one thread does: tile after tile, remembering which right blocks are still packed.
+/// One thread's work: tile after tile, remembering which right blocks are still packed.
 template <class T>
 class Worker {
  public:
@@ -112,7 +112,7 @@ class Worker {
   }
 
  private:
-  /// A part of k, and where the right operand's is packed.
+  /// A block of k, and the address of its packed right operand.
   struct Block {
     std::int64_t k;
     std::int64_t depth;
@@ -121,7 +121,7 @@ class Worker {
     bool is_last;
   };
 
-  /// Where a block of the right operand is packed: in its own place when all are kept.
+  /// The destination of a packed block of the right operand: a separate one for each when all are kept.
   Panels<T> panels_of(std::int64_t block, std::int64_t depth) const noexcept {
     const int width = tiling_.width;
     const std::int64_t count = (columns_ + width - 1) / width;
@@ -140,7 +140,7 @@ class Worker {
     return static_cast<int>(std::min<std::int64_t>(width, rest));
   }
 
-  /// Packs what is not read in place: everything, or the microtile that ends within a vector.
+  /// Packs the columns that are not read in place: all, or the microtile that ends within a vector.
   void pack_right(const Block& block) const noexcept {
     const std::int64_t k = block.k, depth = block.depth;
     if (!tiling_.reads_right) return right_.pack(offsets_.right, column_, columns_, k, depth, block.panels);
@@ -150,7 +150,7 @@ class Worker {
     right_.pack(offsets_.right, column_ + first, columns_ - first, k, depth, block.panels);
   }
 
-  /// Cache lines that are asked for while microtiles are computed, as many of them at a time as one has groups of k.
+  /// Cache lines to prefetch while microtiles are computed, for each as many as it has groups of k.
   class Asking {
    public:
     Asking() = default;
@@ -169,7 +169,7 @@ class Worker {
     std::int64_t step_ = 0;  // in columns of lines
   };
 
-  /// The part of the left operand that comes after rows [i, i + count) of the tile.
+  /// The left operand's lines after rows [i, i + count) of the tile.
   Lines left_after(const Block& block, std::int64_t i, std::int64_t count) const noexcept {
     const std::int64_t next = i + count;
     if (next < rows_) {
@@ -180,7 +180,7 @@ class Worker {
     return left_.lines(offsets_.left, row_, std::min(count, rows_), k, std::min(block_depth, problem_.k - k));
   }
 
-  /// Rows of C below a panel, where the next panel's results or sums so far go.
+  /// Rows of C below a panel: the next panel's results or partial sums.
   Lines out_after(const Block& block, std::int64_t i) const noexcept {
     const std::int64_t next = i + kernels_.rows;
     if (next >= rows_ || !(block.is_last ? output_.has_rows() : tiling_.sums_in_out)) return {};
@@ -216,7 +216,7 @@ class Worker {
         columns = microtile_columns(columns_ - j);
         const bool has_whole_vectors = kernels_.is_whole_vectors(columns);
         const bool is_in_place = tiling_.reads_right && has_whole_vectors;
-        // Whole vectors of a plain C are written by the microkernel itself.
+        // The microkernel itself writes whole vectors of a plain C.
         const bool is_direct = block.is_last && is_plain_ && has_whole_vectors;
         const bool sums_in_out = tiling_.sums_in_out && has_whole_vectors;
         T* const direct = is_direct || sums_in_out ? direct_out(row_ + i, column_ + j) : nullptr;

@@ -4,10 +4,10 @@
 //   tile      rows x columns of C that one thread computes at a time; its partial sums stay in scratch or in C
 //   block     block_depth columns of the left operand and rows of the right one
 //   panel     the columns of one microtile in a packed block of the right operand
-//   microtile what one call of a microkernel computes, in registers
+//   microtile the result of one call of a microkernel, in registers
 //
-// Invariants: no tile shares anything with another, so threads need no barriers; an element of C is one chain of sums
-// per 256 of k (block_depth), so tile sizes do not touch results.
+// Invariants: tiles share nothing, so threads need no barriers; an element of C is one chain of sums per 256 of k
+// (block_depth), so tile sizes do not affect results.
 //
 // Example: C (1000, 500) with k 600 in f32 on AVX2, microtiles of 6 x 16. With tiles of 120 x 240, C is 9 x 3 tiles,
 // the last ones smaller. A thread takes one: for k in [0, 256), [256, 512) and [512, 600) it packs the right operand's
@@ -34,15 +34,16 @@ struct BatchDim {
   std::int64_t bias;
 };
 
-/// Sizes, and what it costs to bring an element to a microkernel and home (cycles, about).
+/// Sizes, and the costs of loading an element into a microkernel and storing it (cycles, about).
 struct Problem {
   std::int64_t m = 0;
   std::int64_t n = 0;
   std::int64_t k = 0;
   int batch_rank = 0;
-  std::array<BatchDim, max_batch_rank> batch;  ///< the first batch_rank; the others are not set: small products count
+  std::array<BatchDim, max_batch_rank> batch;  ///< only the first batch_rank are set: small products feel the cost
   bool copies_left = false;                    ///< the left operand is not read in place
-  bool sums_in_out = false;                    ///< out's rows can hold sums over a part of k: rows of T, overwritten
+  bool sums_in_out = false;                    ///< out's rows can hold sums over some blocks of k: rows of T,
+                                               ///< overwritten
   bool has_right_rows = false;                 ///< the right operand's rows can be read in place, in whole cache lines
   double left_cost = 0;
   double right_cost = 0;
@@ -57,11 +58,11 @@ struct Tiling {
   std::int64_t columns = 0;    ///< of a tile; a multiple of the microtile's
   std::int64_t left_rows = 0;  ///< of the left operand that are opened at a time
   int width = 0;               ///< columns of a panel
-  bool reads_right = false;    ///< whole vectors of the right operand are read where they lie
-  bool sums_in_out = false;    ///< sums over a part of k stay where the result goes, instead of in scratch
+  bool reads_right = false;    ///< whole vectors of the right operand are read in place
+  bool sums_in_out = false;    ///< partial sums over k stay in the result's place, instead of in scratch
   bool keeps_right = false;    ///< all blocks of the tile's columns stay packed for the next tiles of the thread
   int threads = 1;
-  double cost = 0;  ///< estimated cycles; 0 where there was nothing to choose from
+  double cost = 0;  ///< estimated cycles; 0 without a choice
 
   std::int64_t tile_rows(std::int64_t m) const noexcept { return (m + rows - 1) / rows; }
   std::int64_t tile_columns(std::int64_t n) const noexcept { return (n + columns - 1) / columns; }

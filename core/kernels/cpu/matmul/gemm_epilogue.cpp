@@ -36,7 +36,7 @@ THIMBLE_ALWAYS_INLINE T plus(T a, T b) noexcept {
   }
 }
 
-/// Rows of float stored as bf16, as the compiler vectorizes them.
+/// Rows of float stored as bf16, in the compiler's vectorization.
 struct Bf16Rows {
   static constexpr bool stores_f16 = false;
   static THIMBLE_ALWAYS_INLINE void store(const float* __restrict from, bf16* __restrict to, int count) noexcept {
@@ -144,7 +144,7 @@ class Finisher {
   THIMBLE_ALWAYS_INLINE int columns() const noexcept { return width != 0 ? width : tile_.columns; }
   THIMBLE_ALWAYS_INLINE T* row(int r) const noexcept { return values_ + r * stride_; }
 
-  /// Row by row, where rows of `To` lie.
+  /// Row by row, for contiguous rows of `To`.
   template <class To>
   THIMBLE_ALWAYS_INLINE void run_rows() noexcept {
     To* const c = static_cast<To*>(output_.c);
@@ -234,7 +234,7 @@ class Finisher {
   alignas(64) T bias_[max_columns];
 };
 
-/// A C whose rows lie side by side is finished column by column, so that stores are contiguous. `full` is the number of
+/// Finishes a C with contiguous columns column by column, so that stores are contiguous. `full` is the number of
 /// columns of a whole microtile, or 0: g++ 12 unrolls AVX2's 16 columns into single elements where it knows their
 /// number.
 template <class T, int full, class Narrow>

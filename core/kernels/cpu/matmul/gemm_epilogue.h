@@ -1,5 +1,5 @@
 #pragma once
-// What happens to a finished block of C: scale, bias, activation, sum with what is there, conversion, store.
+// The epilogue of a finished block of C: scale, bias, activation, sum with the previous values, conversion, store.
 
 #include <cstdint>
 
@@ -9,7 +9,7 @@
 
 namespace thimble::kernels::gemm_detail {
 
-/// Where row r of C begins. Rows are the pixels (image, line, pixel) of an image; a matrix is one endless line.
+/// Offsets of the rows of C. Rows are the pixels (image, line, pixel) of an image; a matrix is one endless line.
 struct RowMap {
   std::int64_t width = INT64_MAX;  ///< pixels of a line
   std::int64_t height = 1;         ///< lines of an image
@@ -18,8 +18,8 @@ struct RowMap {
   std::int64_t image = 0;
 };
 
-/// C and what is done to it. With v = alpha * accumulator + bias (in T): pre_activation = v, v = act(v),
-/// C = accumulate ? v + C : v.
+/// C and its epilogue. With v = alpha * accumulator + bias (in T): pre_activation = v, v = act(v), C = accumulate ? v +
+/// C : v.
 template <class T>
 struct Output {
   void* c = nullptr;
@@ -33,18 +33,18 @@ struct Output {
   RowMap rows;
   std::int64_t column_stride = 1;
 
-  /// C is the accumulators as they are, converted to its dtype.
+  /// C is the plain accumulators, converted to its dtype.
   bool is_bare() const noexcept {
     return alpha == T{1} && bias == nullptr && activation == Activation::none && pre_activation == nullptr &&
            !accumulate;
   }
-  /// C is rows one after the other, of elements side by side.
+  /// C is contiguous rows of contiguous elements.
   bool has_rows() const noexcept { return column_stride == 1 && rows.width == INT64_MAX; }
-  /// C is the accumulators as they are, in rows of T.
+  /// C is the plain accumulators, in rows of T.
   bool is_plain() const noexcept { return dtype == dtype_of<T> && has_rows() && is_bare(); }
 };
 
-/// The part of C that one microtile computes, and where the batch's C and bias begin (elements).
+/// The region of C that one microtile computes, and the begin of the batch's C and bias (elements).
 struct OutputTile {
   std::int64_t c_offset = 0;
   std::int64_t bias_offset = 0;

@@ -19,7 +19,8 @@ inline constexpr std::int64_t least_elements = std::int64_t{1} << 16;       // o
 inline constexpr std::int64_t worthwhile_elements = std::int64_t{1} << 17;  // that pay for another thread
 inline constexpr std::int64_t tile_columns = 1024;                          // whose sums are kept at a time
 inline constexpr std::int64_t rows_at_once = 4;                             // of b
-inline constexpr std::int64_t quad = 4;                                     // elements of k that are turned at a time
+inline constexpr std::int64_t quad = 4;                                     // elements of k that are transposed at a
+                                                                            // time
 inline constexpr std::int64_t most_lanes = 16;
 inline constexpr std::int64_t converted = std::max(rows_at_once * tile_columns, most_lanes* block_depth);
 
@@ -85,14 +86,14 @@ struct AddRows {
   }
 };
 
-/// sums (rows, lanes) = products of a block of k: a's rows with `lanes` columns of b, each side by side.
+/// sums (rows, lanes) = products of a block of k: a's rows with `lanes` columns of b, each contiguous.
 struct ColumnsOfB {
   const float* b;  // b_column apart
   std::int64_t b_column, depth;
   const float* a;  // (rows, depth), a_row apart
   std::int64_t a_row;
   float* sums;         // tile_columns apart
-  const float* ahead;  // what will be needed next, b_column apart; null: nothing is known
+  const float* ahead;  // the next columns, b_column apart; null if unknown
 };
 
 typedef float Quad __attribute__((vector_size(16)));
@@ -158,7 +159,7 @@ struct DotColumns {
 
   static THIMBLE_ALWAYS_INLINE Quad quad_at(const T* p) { return *reinterpret_cast<const QuadInMemory*>(p); }
 
-  /// Quads from columns first, first + 4, first + 8, ... of b, side by side.
+  /// Contiguous quads from columns first, first + 4, first + 8, ... of b.
   static THIMBLE_ALWAYS_INLINE void gather(const T* b, std::int64_t b_column, Vector& out) {
     if constexpr (quads == 1) {
       out = quad_at(b);
@@ -196,8 +197,8 @@ void run_rows(std::int64_t rows, const Args& args) noexcept {
   });
 }
 
-/// The pieces of workspace, in floats: a's rows, then for each thread sums of a block of k, sums of all so far, and
-/// what is converted.
+/// The regions of workspace, in floats: a's rows, then for each thread sums of a block of k, sums of all so far, and
+/// converted elements.
 struct Pieces {
   std::int64_t left, of_thread;
 };
@@ -210,7 +211,7 @@ int threads_of(const GemmArgs& args, int threads) noexcept {
   return static_cast<int>(std::clamp<std::int64_t>(most, 1, threads));
 }
 
-/// One thread's part of C.
+/// One thread's share of C.
 class Worker {
  public:
   Worker(const GemmArgs& args, const float* left, float* space) noexcept

@@ -1,12 +1,13 @@
 #pragma once
-// Products of few rows by a right operand that comes from behind the caches, as every one of a decoder's step is: what
-// counts is how fast the right operand is read, and it is read once, where it lies and in the order in which it lies.
+// Products of few rows by a right operand from beyond the caches, as in a decoder's step: the bound is the reading of
+// the right operand, so it is read once, in place and in memory order.
 //
-//   rows of b side by side (a weight (I, O))     four rows at a time are added to the sums of 1024 columns
-//   columns of b side by side (a weight (O, I))  a vector of columns at a time, turned in registers, four of k at once
+//   contiguous rows of b (a weight (I, O))     four rows at a time are added to the sums of 1024 columns
+//   contiguous columns of b (a weight (O, I))  a vector of columns at a time, transposed in registers, four of k at
+//   once
 //
-// Narrow operands are converted to f32 on the way, a block at a time. Bits are those of every other way: an element is
-// defined in gemm_microkernel.h.
+// Narrow operands are converted to f32 on the way, a block at a time. Bits equal every other way: gemm_microkernel.h
+// defines an element.
 
 #include <cstddef>
 
@@ -15,10 +16,10 @@
 namespace thimble::kernels::gemm_detail {
 
 /// Whether few_rows_gemm computes `args`, whose C has elements: up to 4 rows of one matrix, computed in f32, and a
-/// right operand of 2^16 elements and more, whose rows or columns lie side by side. Looks at no pointer.
+/// right operand of 2^16 elements and more, with contiguous rows or columns. Ignores pointers.
 bool has_few_rows(const GemmArgs& args) noexcept;
 
-/// Of sizes and threads alone: at most 1 MiB, and 48 KiB for each thread.
+/// Depends only on sizes and threads: at most 1 MiB, and 48 KiB for each thread.
 std::size_t few_rows_bytes(const GemmArgs& args, int threads) noexcept;
 
 /// Computes `args` on up to `threads` threads.

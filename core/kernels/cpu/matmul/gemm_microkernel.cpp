@@ -8,7 +8,7 @@
 namespace thimble::kernels::gemm_detail {
 namespace microkernel_detail {
 
-/// Walks over the lines of Ahead, one per group; without any it stays where `b` is, which is in the cache.
+/// Walks over the lines of Ahead, one per group; without any it stays at `b`, which is in the cache.
 struct Prefetcher {
   THIMBLE_ALWAYS_INLINE Prefetcher(const Ahead& ahead, const void* b) noexcept
       : line(ahead.first != nullptr ? ahead.first : static_cast<const std::byte*>(b)),
@@ -38,7 +38,7 @@ template <class T, Isa target, int rows, int vectors>
 struct Tile {
   using V = Simd<T, target>;
   using Vector = typename V::Vector;
-  /// Asks for lines ahead where a multiply-add is one instruction; elsewhere products need the registers.
+  /// Prefetches where a multiply-add is one instruction; elsewhere products need the registers.
   static constexpr bool asks_ahead = FullBlock<T, target>::is_fused;
 
   /// sum += a's column p times b's row.
@@ -78,7 +78,7 @@ struct Tile {
       std::int64_t p = 0, left = tile.runs[run];
       if constexpr (asks_ahead) {
         for (std::int64_t groups = left / group_depth; groups > 0;) {
-          // Pointers move on by themselves: with an index more, GCC would run out of registers in the inner loop.
+          // Pointers advance by themselves: with one more index, GCC would run out of registers in the inner loop.
           const std::int64_t some = ahead.groups_to_turn(groups);
           const std::byte* line = ahead.line;
           const std::int64_t stride = ahead.stride;
@@ -113,7 +113,7 @@ struct Tile {
         if (total != nullptr) value = V::at(total + v * V::lanes) + value;
         V::at(out + v * V::lanes) = value;
       }
-      // Hidden, so that the rows' addresses are not kept in registers all along.
+      // Hidden, so that the compiler does not keep the rows' addresses in registers.
       out += out_stride;
       total += total_stride;
       __asm__("" : "+r"(out), "+r"(total));

@@ -20,18 +20,18 @@ inline constexpr int max_tile_vectors = 3;
 /// Elements of k that a kernel takes at a time, where a run has as many.
 inline constexpr std::int64_t group_depth = 4;
 
-/// Cache lines that a later call will need: the kernel asks for one per group of k while it computes. One per element
-/// would be more than the machine can wait for at a time, and hold up the kernel's own loads. They lie in columns of
-/// `rows` lines, `stride` bytes apart; after a column comes the next line of each row.
+/// Cache lines that a later call will need: the kernel prefetches one per group of k while it computes. One per element
+/// would exceed the machine's outstanding loads and hold up the kernel's. They lie in columns of `rows` lines, `stride`
+/// bytes apart; after a column comes the next line of each row.
 struct Ahead {
-  const std::byte* first = nullptr;  ///< null: none
+  const std::byte* first = nullptr;  ///< may be null
   std::int64_t stride = 0;
   std::int64_t rows = 1;
 };
 
 /// out (rows, columns) = [total +] a (rows, depth) b (depth, columns). The depth is cut into runs: in run i, element
-/// (r, p) of a is a[i * max_tile_rows + r][p * depth_stride], so that rows may lie anywhere. Row p of b begins
-/// p * b_stride elements behind b, rows of total begin total_stride elements apart; whole vectors of them are read.
+/// (r, p) of a is a[i * max_tile_rows + r][p * depth_stride], so that rows may be anywhere. Row p of b begins p *
+/// b_stride elements behind b, rows of total begin total_stride elements apart; whole vectors of them are read.
 template <class T>
 struct Microtile {
   const T* const* a;
@@ -43,7 +43,7 @@ struct Microtile {
   std::int64_t total_stride;
   T* out;                     ///< may be `total`
   std::int64_t out_stride;    ///< from one row of out to the next
-  std::int64_t b_stride = 0;  ///< 0: b is packed, `columns()` elements per p
+  std::int64_t b_stride = 0;  ///< 0 for a packed b, `columns()` elements per p
   Ahead ahead{};
 };
 

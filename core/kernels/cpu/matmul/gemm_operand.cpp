@@ -71,7 +71,7 @@ void RightMatrix<T>::pack(std::int64_t offset, std::int64_t column, std::int64_t
   }
 }
 
-/// Columns of op(B) lie together: they are turned in pieces, converted first when the dtype is another.
+/// Columns of op(B) are contiguous: transposes them in blocks, converting another dtype first.
 template <class T>
 void RightMatrix<T>::pack_columns(std::int64_t first, std::int64_t columns, std::int64_t depth,
                                   const Panels<T>& panels) const noexcept {

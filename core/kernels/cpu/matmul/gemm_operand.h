@@ -1,6 +1,6 @@
 #pragma once
-// The operands of a matmul as its driver sees them: a left one that is read row by row, a right one that is packed.
-// Plain matrices are here; convolution has its own, which read from images.
+// The operands of a matmul as its driver sees them: the left one is read row by row, the right one packed. Plain
+// matrices are here; convolution has others, which read from images.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,15 +11,15 @@
 
 namespace thimble::kernels::gemm_detail {
 
-/// The most runs (see Microtile) in a block: pieces of 16 elements and more, and their ends.
+/// The most runs (see Microtile) in a block: runs of 16 elements and more, and their ends.
 inline constexpr std::int64_t max_runs = block_depth / 16 + 2;
 
-/// Where the pointers to the rows of a microtile's panel go, run after run.
+/// Receives the pointers to the rows of a microtile's panel, run after run.
 template <class T>
 using RowPointers = const T * [max_runs * max_tile_rows];
 
-/// A block of the left operand that has been opened. In the plain form, element (r, p) of panel i, the i-th group of a
-/// microtile's rows, is base[i * panel_stride + r * row_stride + p * depth_stride].
+/// An opened block of the left operand. In the plain form, element (r, p) of panel i, the i-th group of a microtile's
+/// rows, is base[i * panel_stride + r * row_stride + p * depth_stride].
 template <class T>
 struct LeftBlock {
   const T* base = nullptr;
@@ -27,15 +27,16 @@ struct LeftBlock {
   std::int64_t row_stride = 0;
   std::int64_t depth_stride = 1;
   std::int64_t run_count = 1;
-  std::int64_t runs[max_runs];  ///< the depth of each; the first run_count are set, because small products count
-  // What was opened, for operands that find their rows one panel at a time.
+  std::int64_t runs[max_runs];  ///< the depth of each; only the first run_count are set, because small products feel
+                                ///< the cost
+  // The arguments of open(), for operands that find their rows one panel at a time.
   std::int64_t offset = 0;
   std::int64_t row = 0;
   std::int64_t k = 0;
   T* scratch = nullptr;
 };
 
-/// Where a part of an operand lies, in cache lines: `columns` columns of them.
+/// Cache lines of a region of an operand: `columns` columns of them.
 struct Lines {
   Ahead ahead;
   std::int64_t columns = 0;
@@ -45,7 +46,7 @@ struct Lines {
 template <class T>
 class LeftOperand {
  public:
-  /// Elements of scratch that a block of `rows` rows and up to block_depth columns needs; 0: read where it lies.
+  /// Elements of scratch that a block of `rows` rows and up to block_depth columns needs; 0 to read in place.
   virtual std::int64_t scratch_elements(std::int64_t rows, int panel_rows) const noexcept = 0;
 
   /// Rows [row, row + rows) x columns [k, k + depth) of the matrix that begins `offset` elements into the operand, in
@@ -53,7 +54,8 @@ class LeftOperand {
   virtual LeftBlock<T> open(std::int64_t offset, std::int64_t row, std::int64_t rows, std::int64_t k,
                             std::int64_t depth, int panel_rows, T* scratch) const noexcept = 0;
 
-  /// What open() or the microkernels will read of a block, to be asked for early; none where that is not plain to say.
+  /// The lines that open() or the microkernels will read of a block, to prefetch; empty where that is not simple to
+  /// tell.
   virtual Lines lines([[maybe_unused]] std::int64_t offset, [[maybe_unused]] std::int64_t row,
                       [[maybe_unused]] std::int64_t rows, [[maybe_unused]] std::int64_t k,
                       [[maybe_unused]] std::int64_t depth) const noexcept {
@@ -83,7 +85,7 @@ LeftBlock<T> plain_block(const T* base, std::int64_t panel_stride, std::int64_t 
   return block;
 }
 
-/// Rows of a matrix that lie in memory as they are: element (p, j) is first[p * stride + j]. Null: they do not.
+/// Rows of a matrix in place: element (p, j) is first[p * stride + j]. Null if they cannot be.
 template <class T>
 struct RowsInPlace {
   const T* first = nullptr;
@@ -95,7 +97,7 @@ template <class T>
 class RightOperand {
  public:
   /// The rows from (k, column) of the matrix that begins `offset` elements into the operand, where a microkernel can
-  /// read them as they lie.
+  /// read them in place.
   virtual RowsInPlace<T> rows([[maybe_unused]] std::int64_t offset, [[maybe_unused]] std::int64_t column,
                               [[maybe_unused]] std::int64_t k) const noexcept {
     return {};
@@ -110,8 +112,8 @@ class RightOperand {
   ~RightOperand() = default;
 };
 
-/// From one row of a block to the next where it is copied row by row: an odd number of cache lines, so that the rows of
-/// a panel lie in different sets of the cache.
+/// The stride of rows of a block that is copied row by row: an odd number of cache lines, so that the rows of a panel
+/// lie in different sets of the cache.
 template <class T>
 inline constexpr std::int64_t scratch_row_stride = (block_depth / line_elements<T> | 1) * line_elements<T>;
 

@@ -112,7 +112,7 @@ struct ConvertAvx2 {
   }
 };
 
-/// 16 bits by AVX-512's instructions: what is left of a row under a mask.
+/// 16 bits by AVX-512's instructions: the end of a row under a mask.
 struct ConvertAvx512 {
   template <int width, class From>
   THIMBLE_TARGET_AVX512 static void run(const From* row, float* to) noexcept {
@@ -132,7 +132,7 @@ struct ConvertAvx512 {
   static THIMBLE_ALWAYS_INLINE __mmask16 lanes(std::int64_t count) noexcept {
     return static_cast<__mmask16>((1U << std::clamp<std::int64_t>(count, 0, 16)) - 1U);
   }
-  // The masked forms with all lanes on compile to the plain instructions, without g++ 12's false warning about them.
+  // The masked forms with all lanes set compile to the plain instructions, without g++ 12's false warning about them.
   THIMBLE_TARGET_AVX512 static __m512 convert(__m256i codes, f16) noexcept {
     return _mm512_maskz_cvtph_ps(0xFFFF, codes);
   }
@@ -145,7 +145,8 @@ struct ConvertAvx512 {
 /// Whole panels are copied with constant sizes, which become a few vector moves each, and are converted on the way.
 template <class T, class From, class Move = Convert<T, From>>
 struct CopyToPanels {
-  static constexpr std::int64_t rows_ahead = 4;  // whose lines are asked for: rows are too short for the machine to see
+  static constexpr std::int64_t rows_ahead = 4;  // whose lines are prefetched: rows are too short for the machine's
+                                                 // prefetcher
 
   template <int width>
   static THIMBLE_ALWAYS_INLINE void copy(const From* rows, std::int64_t row_stride, std::int64_t row_count,

@@ -1,9 +1,8 @@
 #pragma once
-// How rows and columns of a matrix are brought into the order in which a microkernel reads them.
+// Packs rows and columns of a matrix in the order that a microkernel reads.
 //
 // A packed block consists of panels: `width` neighbouring columns (of the left operand: rows), stored element by
-// element of k, so that a microkernel walks through memory in order. From one panel to the next lie panel_stride
-// elements.
+// element of k, so that a microkernel walks through memory in order. Panels are panel_stride elements apart.
 
 #include <cstdint>
 
@@ -17,8 +16,8 @@ template <class T>
 inline constexpr std::int64_t line_elements = 64 / static_cast<std::int64_t>(sizeof(T));
 
 /// The panel stride for blocks of `depth`, in lines of `line` elements. A line more than the panel, because panels a
-/// multiple of 4 KiB apart would compete for the same few lines of the first-level cache while they are written side by
-/// side.
+/// multiple of 4 KiB apart would compete for the same few lines of the first-level cache while they are written
+/// together.
 constexpr std::int64_t panel_stride(std::int64_t depth, std::int64_t width, std::int64_t line) noexcept {
   return ((depth * width + line - 1) / line + 1) * line;
 }
@@ -35,7 +34,7 @@ using Transpose = void (*)(const From* in, std::int64_t in_stride, int rows, int
 template <class T, class From = T>
 Transpose<T, From> transpose(Isa isa) noexcept;
 
-/// Where a block goes: into panels of `width` columns, the last of which is filled up with zeros.
+/// The destination of a block: panels of `width` columns, the last one padded with zeros.
 template <class T>
 struct Panels {
   T* data = nullptr;
@@ -48,7 +47,7 @@ template <class T>
 void copy_to_panels(const T* rows, std::int64_t row_stride, std::int64_t row_count, std::int64_t p,
                     std::int64_t columns, const Panels<T>& panels) noexcept;
 
-/// The same of elements of any dtype that computes in T, row p + i from element first + i * row_stride of `data`.
+/// The same for elements of any dtype that computes in T, row p + i from element first + i * row_stride of `data`.
 template <class T>
 void copy_to_panels(const void* data, DType dtype, std::int64_t first, std::int64_t row_stride, std::int64_t row_count,
                     std::int64_t p, std::int64_t columns, const Panels<T>& panels) noexcept;

@@ -1,4 +1,4 @@
-// The oracle of matmul_cpu.cpp: what GemmArgs says, read literally.
+// The oracle of matmul_cpu.cpp: the definition of GemmArgs, literally.
 
 #include <thimble/core/kernels/cpu/matmul/gemm.h>
 
@@ -10,7 +10,7 @@
 namespace thimble::kernels {
 namespace gemm_reference_detail {
 
-/// Integers sum unsigned, that is wrapping around.
+/// Integers sum unsigned, wrapping around.
 template <class T>
 using Sum = typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>, std::type_identity<T>>::type;
 

@@ -1,4 +1,4 @@
-// How a matmul is cut into tiles: a small model of what packing, computing and idle threads cost.
+// How a matmul is cut into tiles: a small model of the costs of packing, computing and idle threads.
 
 #include <algorithm>
 #include <array>
@@ -9,7 +9,7 @@
 namespace thimble::kernels::gemm_detail {
 namespace tiling_detail {
 
-// Bounds on what a thread keeps, 2 MiB in all: packed blocks should stay in its second-level cache.
+// Bounds on a thread's memory, 2 MiB in all: packed blocks should stay in its second-level cache.
 inline constexpr std::int64_t right_block_bytes = 400 * 1024;
 inline constexpr std::int64_t right_kept_bytes = 1024 * 1024;
 inline constexpr std::int64_t scratch_bytes = 512 * 1024;
@@ -18,7 +18,7 @@ inline constexpr std::int64_t scratch_bytes = 512 * 1024;
 // half of the first-level cache, which the right operand's panels pass through too.
 inline constexpr std::int64_t copied_rows = 24;
 
-// Up to this m, reading the right operand's rows where they lie beats packing them: measured on 16 shapes.
+// Up to this m, reading the right operand's rows in place beats packing them: measured on 16 shapes.
 inline constexpr std::int64_t most_rows_in_place = 512;
 
 inline constexpr double thread_start_cycles = 4000;      // to wake threads and to wait for them
@@ -26,9 +26,9 @@ inline constexpr double microtile_overhead_cycles = 60;  // call, and partial su
 inline constexpr double worthwhile_cycles = 12000;       // below this a second thread does not pay
 inline constexpr double block_overhead_cycles = 300;     // calls that prepare a block
 inline constexpr double near_cycles = 0.01;  // to stream an element of kept blocks from the second-level cache
-inline constexpr double far_cycles = 0.1;    // or from behind it
+inline constexpr double far_cycles = 0.1;    // or from beyond it
 inline constexpr double near_bytes = 768 * 1024;
-// Rows read where they lie, from behind the second-level cache: per row of tiles after the first, and per row of C.
+// Rows read in place, from beyond the second-level cache: per row of tiles after the first, and per row of C.
 inline constexpr double far_rows_cycles = 0.5;
 inline constexpr double far_rows_use_cycles = 0.004;
 inline constexpr double near_rows_bytes = 1280 * 1024;
@@ -63,18 +63,18 @@ bool broadcasts_right(const Problem& problem) noexcept {
   return false;
 }
 
-/// Rows of the right operand are read where they lie while they are used too seldom to pay for a copy.
+/// Reads rows of the right operand in place while they are used too seldom to pay for a copy.
 bool may_read_right(const Problem& problem) noexcept {
   return problem.has_right_rows && problem.m <= most_rows_in_place;
 }
 
-/// Columns of a panel. Four vectors of columns are two panels of two rather than one of three and one of one, which
-/// has too few chains of sums to keep the machine busy.
+/// Columns of a panel. Four vectors of columns are two panels of two rather than one of three and one of one, which has
+/// too few chains of sums to keep the machine busy.
 int panel_width(const Problem& problem, const MicroShape& micro) noexcept {
   return micro.vectors == 3 && ceil_div(problem.n, micro.lanes) == 4 ? 2 * micro.lanes : micro.columns();
 }
 
-/// Fills in what follows from the tile's sizes; false when a bound is broken.
+/// Completes a tiling from the tile's sizes; false when a bound is broken.
 bool complete(const Problem& problem, const MicroShape& micro, Tiling& tiling) noexcept {
   const std::int64_t bytes = micro.element_bytes;
   if (tiling.columns * std::min(problem.k, block_depth) * bytes > right_block_bytes && tiling.columns > tiling.width) {
@@ -128,7 +128,8 @@ double cost_of(const Problem& problem, const MicroShape& micro, const Tiling& ti
   return std::max(work / threads, tile * rounds) + (tiling.threads > 1 ? thread_start_cycles : 0);
 }
 
-/// One tile that needs no packing, for products so small that ranking tilings would be felt; else rows == 0.
+/// One tile that needs no packing, for products so small that ranking tilings would take noticeable time; else rows ==
+/// 0.
 Tiling whole_in_place(const Problem& problem, const MicroShape& micro, int threads) noexcept {
   constexpr std::int64_t most_rows = 256, most_columns = 256;
   Tiling tiling;
@@ -159,7 +160,7 @@ bool is_same(const Problem& a, const Problem& b) noexcept {
                     [](const BatchDim& x, const BatchDim& y) { return is_same(x, y); });
 }
 
-/// A problem whose tilings were ranked for so many threads (0: none yet), and the best of them.
+/// The problem ranked last for so many threads (0 at first), and its best tiling.
 struct Ranked {
   Problem problem{};
   MicroShape micro{};
@@ -208,14 +209,14 @@ Tiling choose_tiling(const Problem& problem, const MicroShape& micro, int thread
     if (best.rows == 0 || tiling.cost < best.cost) best = tiling;
     return true;
   };
-  // Products so small that ranking tilings would be felt: one tile, where it breaks no bound.
+  // Products so small that ranking tilings would take noticeable time: one tile, where it breaks no bound.
   if (threads == 1 && row_panels <= 48 && column_panels <= 16) {
     for (const bool reads_right : {true, false}) {
       if (!reads_right || may_read_right(problem)) consider(row_panels, column_panels, reads_right);
     }
     if (best.rows != 0) return best;
   }
-  // A network asks for few different ones, again and again, and planning asks for nothing else: ranking took a third of
+  // A network has few different problems, again and again, and planning asks for nothing else: ranking took a third of
   // its time.
   Ranked& last = ranked[place_of(problem)];
   if (last.threads == threads && is_same(last.problem, problem) && is_same(last.micro, micro)) return last.best;

@@ -1,5 +1,5 @@
-// The CPU's products: what of an operand is packed and how a product is cut is decided here; gemm_driver.h carries it
-// out. And the table of the matmul and convolution families.
+// The CPU's products: decides the packing of operands and the cutting of a product, which gemm_driver.h executes. And
+// the table of the matmul and convolution families.
 
 #include <thimble/core/kernels/cpu/matmul/gemm.h>
 
@@ -18,8 +18,8 @@ namespace matmul_cpu_detail {
 
 using namespace gemm_detail;
 
-// What it costs to bring an element to a microkernel or home, in cycles. Measured on 1024 x 1024 matrices in a
-// third-level cache; they rank tilings, no more.
+// Cycles to load an element into a microkernel or store it. Measured on 1024 x 1024 matrices in a third-level cache;
+// they only rank tilings.
 inline constexpr double in_place_cycles = 0.25;
 inline constexpr double copy_left_rows_cycles = 0.4;
 inline constexpr double copy_left_columns_cycles = 0.9;
@@ -72,7 +72,7 @@ void describe(const GemmArgs& args, const Sides& sides, Problem& problem) noexce
   problem.left_cost = is_gathered(left)                            ? gather_cycles
                       : conversion == 0 && left.column_stride == 1 ? in_place_cycles
                                                                    : copy_left_cycles + conversion;
-  // A stride of 0 is one row that stands for all: it is packed like what lies elsewhere.
+  // A stride of 0 is one row for all: it is packed like any row that is not in place.
   problem.has_right_rows =
       conversion == 0 && right.column_stride == 1 && right.row_stride != 0 && right.row_stride % line_elements<T> == 0;
   problem.sums_in_out = args.c_dtype == dtype_of<T> && sides.column_stride == 1 && !args.accumulate;
@@ -83,7 +83,7 @@ void describe(const GemmArgs& args, const Sides& sides, Problem& problem) noexce
                                                  : gather_cycles;
 }
 
-/// All that gemm and gemm_workspace_bytes decide.
+/// All decisions of gemm and gemm_workspace_bytes.
 template <class T>
 struct Decision {
   Sides sides;
@@ -97,7 +97,7 @@ void decide(const GemmArgs& args, const MicroShape& micro, int threads, Decision
   describe<T>(args, decision.sides, decision.problem);
   decision.tiling = choose_tiling(decision.problem, micro, threads);
   if (decision.tiling.cost == 0) return;
-  // Turning pays when it reads the left operand in place, stores rows, or pads less.
+  // Transposing pays when it reads the left operand in place, stores rows, or pads less.
   const bool may_pay = decision.problem.left_cost > in_place_cycles ||
                        decision.problem.output_cost > store_row_cycles || args.m % micro.rows != 0 ||
                        args.n % micro.columns() != 0;
@@ -117,8 +117,8 @@ bool is_empty(const GemmArgs& args) noexcept {
   return false;
 }
 
-/// The small products that are read where they lie, in whole vectors (tiling_detail::whole_in_place): most calls on
-/// small tensors, and not worth deciding twice.
+/// The small products that are read in place, in whole vectors (tiling_detail::whole_in_place): most calls on small
+/// tensors, and not worth deciding twice.
 template <class T>
 bool is_small_in_place(const GemmArgs& args, const MicroShape& micro, int threads) noexcept {
   constexpr std::int64_t most = 256;

@@ -23,8 +23,9 @@ inline T rstd_of(const ChannelNormGradArgs& args, std::int64_t coefficient) {
   return static_cast<const T*>(args.rstd)[instance * args.groups + channel / (args.channels / args.groups)];
 }
 
-// What dx needs besides the forward's coefficients: dx = scale dy - (constant + (x - centre) slope); of a far channel
-// dx = scale dy - (constant + xhat slope), because f32 may not hold rstd^2, which is in the slope of x - centre.
+// The inputs of dx besides the forward's coefficients: dx = scale dy - (constant + (x - centre) slope); of a far
+// channel dx = scale dy - (constant + xhat slope), because f32 may not hold rstd^2, which is in the slope of x -
+// centre.
 template <class T>
 struct GradientCoefficients {
   ChannelCoefficients<T> forward;
@@ -96,7 +97,7 @@ struct TileSums {
   }
 };
 
-// Adds up the stretches of each channel in the first one's place; the products become sums of dy xhat.
+// Adds up the ranges of each channel in the first one's place; the products become sums of dy xhat.
 template <class T>
 void merge_stretches(const ChannelNormGradArgs& args) {
   const std::int64_t stretches = stretch_count(args.rows);
@@ -115,7 +116,7 @@ void merge_stretches(const ChannelNormGradArgs& args) {
   });
 }
 
-// The part of dx that goes through the statistics: with g = dy weight, dx = (g - mean(g) - xhat mean(g xhat)) rstd.
+// The term of dx that goes through the statistics: with g = dy weight, dx = (g - mean(g) - xhat mean(g xhat)) rstd.
 template <class T>
 void fill_gradient_coefficients(const ChannelNormGradArgs& args) {
   const GradientCoefficients<T> all(args.coefficients, args.instances * args.channels);
@@ -179,7 +180,7 @@ struct InputGradients {
           gradient_run(all, coefficient, args.has_fixed_statistics, x + i, g + i, result + i, run);
         }
       });
-      store_elements(result, args.dx, args.dtype, at, n);  // dx may lie where x or dy does
+      store_elements(result, args.dx, args.dtype, at, n);  // dx may alias x or dy
     });
   }
 

@@ -1,4 +1,4 @@
-// Batch norm and group norm on the CPU: statistics of channels, and what is done with them in forward (norm.h).
+// Batch norm and group norm on the CPU: statistics of channels, and their use in forward (norm.h).
 
 #include <algorithm>
 #include <cmath>
@@ -65,7 +65,7 @@ struct TileMoments {
   }
 };
 
-// First stage: the moments of every stretch of rows, for every instance and channel.
+// First stage: the moments of every range of rows, for every instance and channel.
 template <class T>
 void stretch_moments(const ChannelNormArgs& args) {
   for_each_tile(args.instances, args.rows, args.channels, [&](const TileJob& job) {
@@ -75,7 +75,7 @@ void stretch_moments(const ChannelNormArgs& args) {
   });
 }
 
-// A running statistic takes in a new value.
+// Updates a running statistic with a new value.
 void update_running(void* running, DType dtype, std::int64_t channel, double momentum, double value) {
   double before = 0;
   load_elements(running, dtype, channel, 1, &before, 1);
@@ -83,7 +83,7 @@ void update_running(void* running, DType dtype, std::int64_t channel, double mom
   store_elements(&after, running, dtype, channel, 1);
 }
 
-// Second stage: merges stretches, then the channels of each group; mean, rstd and the running statistics.
+// Second stage: merges ranges, then the channels of each group; mean, rstd and the running statistics.
 template <class T>
 void group_statistics(const ChannelNormArgs& args) {
   const std::int64_t stretches = stretch_count(args.rows), size = args.channels / args.groups;

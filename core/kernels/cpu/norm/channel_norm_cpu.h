@@ -28,13 +28,13 @@ inline std::int64_t stretch_rows(std::int64_t rows, std::int64_t stretch) {
   return std::min(channel_norm_stretch, rows - stretch * channel_norm_stretch);
 }
 
-// Rows [begin, end) of one stretch of an instance, channels [channel, channel + count).
+// Rows [begin, end) of one range of an instance, channels [channel, channel + count).
 struct TileJob {
   std::int64_t instance, stretch, stretches, begin, end, channel, count;
 };
 
-// Channels of a tile: fewer than there is room for only where all threads would not get a job otherwise, because short
-// pieces of rows are slow to read. Sums of a channel do not depend on it.
+// Channels of a tile: fewer than fit only where some threads would get no job otherwise, because short runs of rows are
+// slow to read. Sums of a channel do not depend on it.
 inline std::int64_t tile_channels(std::int64_t instances, std::int64_t rows, std::int64_t channels) {
   constexpr std::int64_t least = 32;
   const std::int64_t threads = thread_count(), jobs = threads > 1 ? 2 * threads : 1;
@@ -43,7 +43,7 @@ inline std::int64_t tile_channels(std::int64_t instances, std::int64_t rows, std
   return tile;
 }
 
-// Calls body(TileJob) for all tiles, in parallel: a thread takes the next one when it is done with the one before.
+// Calls body(TileJob) for all tiles, in parallel: a thread takes the next one when it has finished one.
 template <class F>
 void for_each_tile(std::int64_t instances, std::int64_t rows, std::int64_t channels, F&& body) {
   const std::int64_t stretches = stretch_count(rows), width = tile_channels(instances, rows, channels);
@@ -64,7 +64,7 @@ void for_each_tile(std::int64_t instances, std::int64_t rows, std::int64_t chann
   });
 }
 
-// Room for one block of a tile; f64 is used where it lies.
+// Room for one block of a tile; f64 is used in place.
 template <class T>
 struct TileBuffer {
   alignas(64) T data[std::is_same_v<T, float> ? channel_norm_block * channel_tile : 1];
@@ -92,8 +92,8 @@ inline Tile<T> load_tile(const void* x, DType dtype, std::int64_t channels, std:
   return {buffer.data, count};
 }
 
-// Calls body(i, coefficient, n) for runs of neighbouring channels in the n elements from `element` on: elements
-// element + i ... belong to coefficients coefficient ..., which are counted over (instances, channels).
+// Calls body(i, coefficient, n) for runs of neighbouring channels in the n elements from `element` on: elements element
+// + i ... belong to coefficients coefficient ..., which are counted over (instances, channels).
 template <class F>
 inline void for_each_channel_run(std::int64_t rows, std::int64_t channels, std::int64_t element, std::int64_t n,
                                  F&& body) {
@@ -148,8 +148,8 @@ inline void normalize_run(const ChannelCoefficients<T>& all, bool is_far, std::i
   for (std::int64_t i = 0; i < n; ++i) y[i] = (x[i] - centre[i]) * scale[i] + offset[i];
 }
 
-// Calls body(element, n) for the chunks of [begin, end), the last piece of them first: it is what the pass over the
-// same elements before has left in the caches.
+// Calls body(element, n) for the chunks of [begin, end), the last ones first: the previous pass over these elements
+// left them in the caches.
 template <class F>
 inline void for_each_chunk_from_end(std::int64_t begin, std::int64_t end, F&& body) {
   constexpr std::int64_t piece = 64 * channel_chunk;  // long enough for prefetching
@@ -160,7 +160,7 @@ inline void for_each_chunk_from_end(std::int64_t begin, std::int64_t end, F&& bo
   }
 }
 
-// Rounds n <= channel_chunk values to what the dtype can hold.
+// Rounds n <= channel_chunk values to the dtype.
 template <class T>
 inline void round_elements(T* values, DType dtype, std::int64_t n) {
   if (dtype == dtype_of<T>) return;
@@ -169,9 +169,9 @@ inline void round_elements(T* values, DType dtype, std::int64_t n) {
   load_elements(narrow, dtype, 0, 1, values, n);
 }
 
-// The largest value that becomes zero when it is rounded to the dtype (half of the smallest subnormal; ties go to
-// even). Relu compares with it where values are rounded only when they are stored. 8-bit values are rounded before
-// instead, because E4M3 makes NaN of large ones.
+// The largest value that rounds to zero in the dtype (half of the smallest subnormal; ties go to even). Relu compares
+// with it where values are rounded only at the store. 8-bit values are rounded before instead, because E4M3 makes NaN
+// of large ones.
 template <class T>
 inline T round_for_relu(T* values, DType dtype, std::int64_t n) {
   if (dtype == DType::f16) return static_cast<T>(0x1p-25);

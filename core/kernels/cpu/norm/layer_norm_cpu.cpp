@@ -13,14 +13,14 @@
 namespace thimble::kernels {
 namespace layer_norm_detail {
 
-// Elements of a row that are brought into the compute type at once; a row up to here is converted once per pass.
+// Elements of a row that are converted at once; a row up to this length is converted once per pass.
 constexpr std::int64_t room = 4096;
 // Elements of one block of a row's sums.
 constexpr std::int64_t block = 1024;
 constexpr std::int64_t grain_elements = 1 << 14;
 
 // Sums run in independent chains, one for each element of four 64-byte vectors. The four are added in the compute type,
-// the elements of what is left pairwise in f64.
+// the rest pairwise in f64.
 template <class T>
 struct Chains {
   typedef T Vector __attribute__((vector_size(64)));
@@ -181,13 +181,13 @@ struct Forward {
   }
 };
 
-// One piece of a row in backward: xhat = (x - mean) rstd and g = dy weight.
+// One run of a row in backward: xhat = (x - mean) rstd and g = dy weight.
 template <class T>
 struct Piece {
   alignas(64) T xhat[room];
   alignas(64) T g[room];
 
-  // Before the weight is applied g is dy. The bias's gradient alone needs no x.
+  // Before the weight is applied g is dy. Only the bias's gradient needs no x.
   void load(const RowNormGradArgs& args, RowStatistics<T> row, std::int64_t element, std::int64_t n) {
     load_elements(args.dy, args.dtype, element, 1, g, n);
     if (!args.x) return;

@@ -1,5 +1,5 @@
 #pragma once
-// What the CPU files of the normalisation family share.
+// Shared by the CPU files of the normalisation family.
 
 #include <cstdint>
 

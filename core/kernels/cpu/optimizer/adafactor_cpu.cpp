@@ -1,5 +1,5 @@
 // Adafactor on the CPU, in four passes over the gradient: rows, columns, the size of the update, the update. Sums over
-// rows and over the whole are those of rows in `shares` equal ranges, whatever the number of threads.
+// rows and over the whole add `shares` equal ranges of rows, for any number of threads.
 
 #include <algorithm>
 #include <array>
@@ -16,9 +16,9 @@
 namespace thimble::kernels {
 namespace adafactor_detail {
 
-constexpr std::int64_t tile = AdafactorArgs::tile;        // values that are worked on at once
-constexpr std::int64_t shares = AdafactorArgs::shares;    // ranges of rows that are summed apart
-constexpr std::int64_t stretch = AdafactorArgs::stretch;  // rows of a column that are summed apart
+constexpr std::int64_t tile = AdafactorArgs::tile;        // values processed at once
+constexpr std::int64_t shares = AdafactorArgs::shares;    // ranges of rows with separate sums
+constexpr std::int64_t stretch = AdafactorArgs::stretch;  // rows of a column with a separate sum
 constexpr int lanes = AdafactorArgs::lanes;
 static_assert(tile <= run_elements);
 
@@ -41,7 +41,7 @@ struct AddSquares {
   }
 };
 
-// y = x / sqrt(row moment * columns), the row's being divided by the mean of all.
+// y = x / sqrt(row moment * columns), with the row moment divided by the mean of all.
 struct Precondition {
   THIMBLE_ALWAYS_INLINE static void run(const float* x, float row, const float* columns, float* __restrict y,
                                         std::int64_t n) {
@@ -74,7 +74,7 @@ struct Update {
   }
 };
 
-// A part of a row in f32.
+// A run of a row in f32.
 const float* load(const void* data, DType dtype, std::int64_t at, float* buffer, std::int64_t n) {
   const auto* const from = static_cast<const std::byte*>(data) + at * static_cast<std::int64_t>(size_of(dtype));
   if (dtype == DType::f32) return reinterpret_cast<const float*>(from);
@@ -115,7 +115,7 @@ class Step {
     });
   }
 
-  // The sum over all rows, f(row) being that of a row.
+  // The sum of f(row) over all rows.
   template <class F>
   double sum_rows(F&& f) const {
     std::array<double, shares> sums{};
@@ -154,7 +154,7 @@ class Step {
     return sum;
   }
 
-  // f(u, at, n) with the unclipped update of a row, part by part; `at`: its first value in the parameter.
+  // f(u, at, n) with the unclipped update of a row, run by run; `at`: its first value in the parameter.
   template <class F>
   void for_parts(std::int64_t row, float row_mean, F&& f) const {
     alignas(64) float gradient[tile], u[tile];
@@ -170,7 +170,7 @@ class Step {
     }
   }
 
-  // The second moments; returns the mean of those of rows.
+  // The second moments; returns the mean of the rows' moments.
   float update_moments() const {
     if (a_.row_moment == nullptr) {
       rows([&](std::int64_t row) {

@@ -1,5 +1,5 @@
 #pragma once
-// One entry of the CPU's table of optimizer.h, in a file of its own.
+// CPU Adafactor kernels.
 
 #include <thimble/core/kernels/optimizer.h>
 

@@ -1,6 +1,6 @@
 #pragma once
-// A moment that an update on the CPU goes through, a run of elements at a time: one in 8 bits is decoded where the run
-// is made and encoded again where it is stored. A block's magnitude is a maximum, so no variant changes bits.
+// A moment during an update on the CPU, a run of elements at a time: an 8-bit moment is decoded when the run is made
+// and encoded again when it is stored. A block's magnitude is a maximum, so no variant changes bits.
 
 #include <algorithm>
 #include <cstdint>
@@ -78,7 +78,7 @@ class MomentRun : public ElementRun<T> {
     }
   }
 
-  std::uint8_t* codes_ = nullptr;  // null: no codes
+  std::uint8_t* codes_ = nullptr;  // null without codes
   float* scales_ = nullptr;
 };
 

@@ -1,5 +1,5 @@
-// Optimizer updates on the CPU: every element is independent, and so is every block of 8-bit moments, so threads do
-// not change bits.
+// Optimizer updates on the CPU: every element is independent, and so is every block of 8-bit moments, so threads do not
+// change bits.
 
 #include <algorithm>
 #include <cmath>
@@ -31,7 +31,7 @@ void for_chunks(std::int64_t n, F&& f) {
   });
 }
 
-// Elements in the type that they are updated in; moments that the rule lacks are null.
+// Elements in the type of their update; moments that the rule lacks are null.
 template <class Rule, class T>
 struct Update {
   static void run(const Rule& rule, T* __restrict p, const T* __restrict g, T* __restrict first, T* __restrict second,
@@ -112,9 +112,9 @@ double squares_of(const SquareSumArgs& a, std::int64_t begin, std::int64_t end) 
   return a.dtype == DType::f64 ? squares_in<double>(a, begin, end) : squares_in<float>(a, begin, end);
 }
 
-// Stretches are summed side by side and added one after the other: the order depends on n alone.
+// Ranges are summed separately and added one after the other: the order depends only on n.
 void square_sum(const SquareSumArgs& a) {
-  constexpr std::int64_t most = 1024;  // stretches at a time
+  constexpr std::int64_t most = 1024;  // ranges at a time
   double total = 0;
   for (std::int64_t first = 0; first < a.n; first += most * square_stretch) {
     const std::int64_t end = std::min(a.n, first + most * square_stretch);
@@ -129,7 +129,7 @@ void square_sum(const SquareSumArgs& a) {
   *a.sum = total;
 }
 
-// Those of one stretch and less are summed side by side.
+// Tensors of one range or less are summed in parallel.
 void square_sums(std::span<const SquareSumArgs> list) {
   const auto is_short = [](const SquareSumArgs& a) { return a.n <= square_stretch; };
   for (auto at = list.begin(); at != list.end();) {

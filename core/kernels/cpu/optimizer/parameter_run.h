@@ -1,5 +1,5 @@
 #pragma once
-// Tensors that an update on the CPU goes through, a run of elements at a time, in the type that it computes in.
+// Tensors during an update on the CPU, a run of elements at a time, in the compute type.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace thimble::kernels {
 /// Elements of a run, at most.
 inline constexpr std::int64_t run_elements = 512;
 
-/// Elements [at, at + n) of a gradient or a tensor of state: where they lie, or a buffer that is filled from there.
+/// Elements [at, at + n) of a gradient or a tensor of state: in place, or loaded into a buffer.
 template <class T>
 class ElementRun {
  public:
@@ -32,7 +32,7 @@ class ElementRun {
     }
   }
 
-  T* values() { return values_; }  ///< null where there is no tensor
+  T* values() { return values_; }  ///< null without a tensor
   void store() {
     if (values_ != buffer_) return;
     if constexpr (std::is_same_v<T, float>) {
@@ -50,8 +50,8 @@ class ElementRun {
   alignas(64) T buffer_[run_elements];
 };
 
-/// Elements [at, at + n) of a parameter that is updated in f32: read from where they lie, with their compensation, or
-/// from their master copy; store() does what NarrowArgs says.
+/// Elements [at, at + n) of a parameter that is updated in f32: read in place, with their compensation, or from their
+/// master copy; store() follows NarrowArgs.
 class NarrowRun {
  public:
   NarrowRun(void* parameter, DType dtype, const NarrowArgs& how, std::int64_t at, std::int64_t n)
@@ -113,7 +113,7 @@ class NarrowRun {
   std::byte* place_;
 };
 
-/// The same of parameters that are updated in f64, which nothing is narrower than.
+/// The same for parameters that are updated in f64, the widest type.
 class WideRun {
  public:
   WideRun(void* parameter, DType dtype, const NarrowArgs&, std::int64_t at, std::int64_t n)
@@ -125,7 +125,7 @@ class WideRun {
   ElementRun<double> run_;
 };
 
-/// A parameter, in the type that its update computes in.
+/// A parameter in the compute type of its update.
 template <class T>
 using ParameterRun = std::conditional_t<std::is_same_v<T, float>, NarrowRun, WideRun>;
 

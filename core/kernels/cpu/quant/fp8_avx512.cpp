@@ -10,7 +10,8 @@
 namespace thimble::kernels {
 namespace fp8_avx512_detail {
 
-// The masked forms compile to the plain instructions where all lanes are on, without g++ 12's false warning about them.
+// The masked forms compile to the plain instructions where all lanes are set, without g++ 12's false warning about
+// them.
 constexpr __mmask16 all_lanes = 0xFFFF;
 
 __mmask16 lanes(std::int64_t n) noexcept { return n < 16 ? static_cast<__mmask16>((1u << n) - 1) : all_lanes; }
@@ -30,16 +31,16 @@ THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE __m512i constant(std::uint32_t bits)
   return _mm512_set1_epi32(static_cast<int>(bits));
 }
 
-/// `code` with the sign of `bits` in the place of an FP8 sign.
+/// `code` with the sign of `bits` in the position of an FP8 sign.
 THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE __m512i with_sign(__m512i code, __m512i bits) {
   constexpr int a_or_b_and_c = 0xF8;
   return _mm512_ternarylogic_epi32(code, _mm512_maskz_srli_epi32(all_lanes, bits, 24), constant(0x80), a_or_b_and_c);
 }
 
-/// Saturating codes of numbers whose magnitudes are clamped first. A power of two of which the last place is that of
-/// the code is added (of the format's smallest normal where a value is below it), which rounds both normal and
-/// subnormal codes to nearest even; what the sum has more than that power is the significand, and a carry out of it
-/// runs into the exponent. A subnormal float vanishes in the sum, flushed or not. NaN gives any code.
+/// Saturating codes of numbers whose magnitudes are clamped first. Adding a power of two whose last place is the code's
+/// (of the format's smallest normal for smaller values) rounds both normal and subnormal codes to nearest even; the sum
+/// minus that power is the significand, and a carry out of it runs into the exponent. A subnormal float vanishes in the
+/// sum, flushed or not. NaN gives any code.
 template <class F>
 THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE __m512i code_of(__m512i magnitude, __m512i bits) {
   using R = Rounding<F>;
@@ -160,7 +161,7 @@ THIMBLE_TARGET_AVX512 void decode_scaled(const std::uint8_t* codes, float factor
   for (std::int64_t i = 0; i < n; i += 32) {
     const __mmask32 on = lanes_of_32(n - i);
     const __m512i values = look_up(_mm256_maskz_loadu_epi8(on, codes + i));
-    // as floats: those at odd places where they lie, those at even ones moved up
+    // as floats: odd positions in place, even positions moved up
     const __m512i odd = _mm512_and_si512(values, upper_half), even = _mm512_maskz_slli_epi32(all_lanes, values, 16);
     const __m512i of_odd = _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(odd), scale));
     const __m512i of_even = _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(even), scale));

@@ -1,7 +1,7 @@
 #pragma once
-// Loops between f32 and FP8 codes in AVX-512, several times as fast as those that the compiler makes of the codec
-// (core/numbers/minifloat.h), which is their oracle: the same bits (but for the sign of a NaN that a product makes),
-// whatever the processor does with subnormals. To be called where isa() is Isa::avx512; `code` is f8e4m3 or f8e5m2.
+// Loops between f32 and FP8 codes in AVX-512, several times as fast as the compiler's version of the codec
+// (core/numbers/minifloat.h), which is their oracle: the same bits (except the sign of a NaN that a product makes),
+// whatever the processor does with subnormals. Call only where isa() is Isa::avx512; `code` is f8e4m3 or f8e5m2.
 
 #include <cstdint>
 

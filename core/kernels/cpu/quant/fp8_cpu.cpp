@@ -23,7 +23,7 @@ void with_code(DType dtype, F&& f) {
   dtype == DType::f8e4m3 ? f(quant::Float8Code<f8e4m3>{}) : f(quant::Float8Code<f8e5m2>{});
 }
 
-// Loops over n <= tile values, f32 and codes. Those of AVX-512 are written out, and have the same bits.
+// Loops over n <= tile values, f32 and codes. AVX-512 has hand-written ones with the same bits.
 template <class Code>
 struct EncodeLoop {
   THIMBLE_ALWAYS_INLINE static void run(const float* values, float inverse, std::uint8_t* __restrict codes,

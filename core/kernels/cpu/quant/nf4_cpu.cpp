@@ -1,4 +1,4 @@
-// NF4 on the CPU. A block is worked on by one thread, and its magnitude is a maximum, so threads change no bits.
+// NF4 on the CPU. One thread processes a block, and its magnitude is a maximum, so threads change no bits.
 
 #include <algorithm>
 
@@ -36,7 +36,7 @@ struct Decode {
   }
 };
 
-/// body(block, its first element, its number of them).
+/// body(block, its first element, its number of elements).
 template <class Body>
 void each_block(const Nf4Args& a, const Body& body) {
   parallel_for(blocks_of(a), grain, [&](std::int64_t begin, std::int64_t end) {

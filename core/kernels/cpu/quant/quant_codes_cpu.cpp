@@ -63,7 +63,7 @@ struct Floor {
 struct PoolLine {
   static void run(const std::uint8_t* x, const PoolWindows& w, std::int64_t image, std::int64_t row,
                   std::uint8_t* y) noexcept {
-    std::fill_n(y, w.out[1] * w.channels, std::uint8_t{0});  // the smallest code stands for padding
+    std::fill_n(y, w.out[1] * w.channels, std::uint8_t{0});  // the smallest code represents padding
     for (std::int64_t kh = 0; kh < w.kernel[0]; ++kh) {
       const std::int64_t ih = row * w.stride[0] + kh * w.dilation[0] - w.padding[0];
       if (ih < 0 || ih >= w.in[0]) continue;

@@ -66,9 +66,9 @@ void for_each_weight(const ConvShape& s, F&& f) noexcept {
   }
 }
 
-/// How outputs are cut into bands, and what a band's input looks like.
+/// How outputs are cut into bands, and the layout of a band's input.
 struct Bands {
-  bool is_direct;      ///< lines are read where they lie
+  bool is_direct;      ///< lines are read in place
   std::int64_t line;   ///< bytes from one input line to the next
   std::int64_t image;  ///< bytes from one image to the next
   std::int64_t out_h, out_w;
@@ -91,7 +91,7 @@ struct Bands {
       lines = out_h;
       while (lines > 1 && input_lines(s, lines) * line > band_bytes) --lines;
     }
-    // A single image is shared, too.
+    // Threads share a single image, too.
     if (images == 1 && s.images < threads) {
       lines = std::min(lines, std::max<std::int64_t>(1, quotient_up(out_h * s.images, threads)));
     }

@@ -30,7 +30,7 @@ void finish(const QuantConvArgs& args, const QuantTile& tile, int row, const std
   }
 }
 
-/// Sums of lanes to sums of filters: in a narrow block two lanes belong to each.
+/// Sums of lanes to sums of filters: in a narrow block each has two lanes.
 template <bool is_narrow>
 void finish_lanes(const QuantConvArgs& args, const QuantTile& tile, int row, std::int32_t* sums) noexcept {
   if constexpr (is_narrow) {
@@ -97,17 +97,17 @@ THIMBLE_TARGET_AVX2 void tile_avx2(const QuantConvArgs& args, const QuantTile& t
   }
 }
 
-/// Masks of everything: GCC 12 takes the plain forms of these instructions for reads of what was never written.
+/// All-ones masks: GCC 12 takes the plain forms of these instructions for reads of uninitialized values.
 inline constexpr __mmask16 all = 0xFFFF;
 inline constexpr __mmask8 all_pairs = 0xFF;
 
-/// What the epilogue of a tile reads again and again.
+/// Constants of a tile's epilogue.
 struct Constants {
   __m512 least, most, residual_scale;
   __m512i zero, residual_zero;
 };
 
-/// y of up to 16 filters of a pixel, those in `mask`.
+/// y of up to 16 filters of a pixel, selected by `mask`.
 THIMBLE_TARGET_QUANT inline void store_vnni(const QuantConvArgs& args, const QuantTile& tile, const Constants& c,
                                             __m512i sum, __m512i bias, __m512 scale, std::int64_t at, __mmask16 mask) {
   __m512 v = _mm512_mul_ps(_mm512_maskz_cvtepi32_ps(all, _mm512_add_epi32(sum, bias)), scale);

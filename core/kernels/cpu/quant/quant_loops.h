@@ -19,7 +19,7 @@ THIMBLE_ALWAYS_INLINE void encode_loop(const Code& code, const float* values, In
   for (std::int64_t i = 0; i < n; ++i) codes[i] = code.encode(values[i] * inverse(i));
 }
 
-/// The same for dynamic codes, in three: only the look-ups in the middle are not vectors.
+/// The same for dynamic codes, in three steps: only the look-ups in the middle are not vectors.
 template <bool is_signed, class Inverse>
 THIMBLE_ALWAYS_INLINE void encode_loop(const quant::DynamicCode<is_signed>& code, const float* values,
                                        Inverse&& inverse, std::uint8_t* __restrict codes, std::int64_t n) {

@@ -21,13 +21,13 @@ namespace quantize_detail {
 
 using quant::BlockScale;
 
-constexpr std::int64_t tile = quant_tile;  // columns that are worked on at once
+constexpr std::int64_t tile = quant_tile;  // columns processed at once
 constexpr std::int64_t grain = 16 * tile;  // values of a thread
 
 // Scales of a tile's columns, one per column.
 struct Columns {
   alignas(64) float factor[tile];
-  bool is_bad[tile];  // has a block that is not finite; set and read where any_bad alone
+  bool is_bad[tile];  // has a non-finite block; set and read only where any_bad
   bool any_bad = false;
 };
 
@@ -57,7 +57,7 @@ struct Encode {
   }
 };
 
-// Those of FP8 in AVX-512 are written out, and have the same bits.
+// AVX-512 has hand-written FP8 loops with the same bits.
 template <class Code>
 void encode(DType dtype, const Code& code, const float* values, const float* inverse, std::uint8_t* codes,
             std::int64_t n) {
@@ -93,7 +93,7 @@ void with_code(const QuantizeArgs& a, F&& f) {
   }
 }
 
-// Values of a part of a row, where they lie or converted.
+// Values of a run of a row, in place or converted.
 class RowPart {
  public:
   explicit RowPart(const QuantizeArgs& a) : a_(a), size_(static_cast<std::int64_t>(size_of(a.dtype))) {}
@@ -108,7 +108,7 @@ class RowPart {
  private:
   const QuantizeArgs& a_;
   std::int64_t size_;
-  const std::byte* held_ = nullptr;  // of which the buffer holds the values; a part has one width
+  const std::byte* held_ = nullptr;  // identifies the values in the buffer; a region has one width
   alignas(64) float buffer_[tile];
 };
 
@@ -117,7 +117,7 @@ struct Part {
   std::int64_t row, row_end, column, column_end;
 };
 
-// Codes of a part whose scales are known.
+// Codes of a region whose scales are known.
 template <class Code>
 void encode_part(const QuantizeArgs& a, const Code& code, const Part& p, const Columns& columns, RowPart& part) {
   const std::int64_t n = p.column_end - p.column;
@@ -158,7 +158,7 @@ void quantize_tile(const QuantizeArgs& a, const Code& code, std::int64_t block_r
   encode_part(a, code, p, columns, part);
 }
 
-// f(part) for all parts of a block of up to `tile` columns, by several threads or one.
+// f(region) for all regions of a block of up to `tile` columns, by several threads or one.
 template <class F>
 void for_parts(const Part& block, bool is_parallel, F&& f) {
   const std::int64_t across = ceil_div(block.column_end - block.column, tile);

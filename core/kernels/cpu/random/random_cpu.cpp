@@ -76,7 +76,7 @@ inline void draw_chunk(const RandomFillArgs& args, const std::uint32_t* words, T
   }
 }
 
-// Chunks [first, last) of the site's numbers: those of them that the output has.
+// Chunks [first, last) of the site's numbers, limited to the output's.
 template <class T>
 struct FillChunks {
   static void run(const RandomFillArgs& args, std::int64_t first, std::int64_t last) {
@@ -90,7 +90,7 @@ struct FillChunks {
       const std::int64_t begin = c * chunk, n = std::min(chunk, end_number - begin);
       const std::int64_t skipped = std::max<std::int64_t>(0, first_number - begin);
       const auto block = static_cast<std::uint64_t>(begin * words_per_element / 4);
-      // A chunk's blocks are neighbours whose numbers differ in the low word alone.
+      // A chunk's blocks are neighbours whose numbers differ only in the low word.
       sample_words(args.site, static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
                    (n * words_per_element + 3) / 4, words);
       draw_chunk(args, words, values, n);

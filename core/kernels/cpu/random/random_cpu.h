@@ -1,5 +1,5 @@
 #pragma once
-// The members of random_cpu that have files of their own.
+// The members of random_cpu that are in separate files.
 
 #include <thimble/core/kernels/random.h>
 

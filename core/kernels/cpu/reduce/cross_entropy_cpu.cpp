@@ -39,7 +39,7 @@ std::int64_t count_rows(const ClassTargets& targets) {
   return count;
 }
 
-// body(row, base) for rows [begin, end); `base` is where each operand's row starts.
+// body(row, base) for rows [begin, end); `base` is the start of the row in each operand.
 template <int N, class F>
 inline void for_each_row(const MergedStrides<N>& rows, std::int64_t begin, std::int64_t end, F&& body) {
   std::int64_t row = begin;
@@ -153,7 +153,7 @@ void forward(const CrossEntropyArgs& args) {
   total_any({args.targets, dtype_of<T>, args.reduction, args.losses, args.out});
 }
 
-// One row's gradient; `g` is the gradient of its loss, 0 classes are left out for an ignored row.
+// One row's gradient; `g` is the gradient of its loss, 0 classes for an ignored row.
 template <class T, bool is_fused>
 inline void backward_row(const CrossEntropyBackwardArgs& args, std::int64_t row, std::int64_t from, std::int64_t to,
                          T g) {
@@ -175,7 +175,7 @@ inline void backward_row(const CrossEntropyBackwardArgs& args, std::int64_t row,
       const bool has_target = target >= at && target < at + n;
       if (args.are_logits) {
         const T* const x = read_scores(args.scores, from, at, n, room);
-        const T score = has_target ? x[target - at] : T(0);  // dx may lie where x lies
+        const T score = has_target ? x[target - at] : T(0);  // dx may alias x
         for (std::int64_t i = 0; i < n; ++i) dx[i] = (exp_below<is_fused>(x[i] - level) - everywhere) * g;
         if (has_target) dx[target - at] = ((exp_below<is_fused>(score - level) - everywhere) - at_target) * g;
       } else {
@@ -219,7 +219,7 @@ struct PartRows {
     const ClassTargets& targets = args.targets;
     for_each_row(rows, begin, end, [&](std::int64_t row, const std::array<std::int64_t, 1>& base) {
       const ExponentialSum sum = exponential_sum<T, is_fused>(args.scores, targets.classes, base[0]);
-      // Where there is nothing but -infinity all terms are 0.
+      // With only -infinity all terms are 0.
       const bool is_empty = sum.largest == -std::numeric_limits<double>::infinity();
       const std::int64_t number = target_of(targets, row), target = number - targets.first;
       T room, score = 0;

@@ -1,4 +1,4 @@
-// Largest and smallest elements, and their places, on the CPU.
+// Largest and smallest elements, and their indices, on the CPU.
 
 #include <algorithm>
 #include <array>
@@ -16,13 +16,13 @@ namespace extreme_detail {
 
 constexpr std::int64_t room = 1024;
 
-// True where b takes the place of a. Without branches, so that loops over it become vectors.
+// True where b replaces a. Branch-free, so that loops over it become vectors.
 template <class T, bool is_max>
 inline bool beats(T b, T a) {
   return (is_max ? b > a : b < a) | ((b != b) & (a == a));
 }
 
-// The winner among x[0 .. n) and `best`, without its place.
+// The winner among x[0 .. n) and `best`, without its index.
 template <class T, bool is_max>
 inline T winner(const T* x, std::int64_t n, T best) {
   alignas(64) T lanes[row_lanes];
@@ -39,7 +39,7 @@ inline T winner(const T* x, std::int64_t n, T best) {
   return lanes[0];
 }
 
-// The first place in x[0 .. n) where `top`, which is one of them, lies.
+// The first index in x[0 .. n) of `top`, which is one of them.
 template <class T>
 inline std::int64_t place_of(const T* x, std::int64_t n, T top) {
   const auto is_top = [&](T value) { return (value == top) | ((value != value) & (top != top)); };
@@ -109,7 +109,7 @@ inline void finish(const ExtremeArgs& args, std::int64_t output, const Best<T>& 
   if (args.places) store_elements(best.place, args.places, args.places_dtype, output, 1, n);
 }
 
-// What is kept of a stretch until the stages meet: 8 bytes of value (T is one of float, double, i64) and 8 of place.
+// The result of a range until the stages meet: 8 bytes of value (T is one of float, double, i64) and 8 of index.
 template <class T>
 struct Partial {
   alignas(8) T value;

@@ -1,4 +1,4 @@
-// Sums over any axes on the CPU, in the fixed order that reduce.h states.
+// Sums over any axes on the CPU, in the fixed order of reduce.h.
 
 #include <algorithm>
 #include <array>
@@ -17,11 +17,11 @@ namespace reduce_detail {
 
 constexpr std::int64_t interleaved_blocks = 8;
 
-// i64 sums must stay exact, so totals have a type of their own.
+// i64 sums must stay exact, so totals have a separate type.
 template <class T>
 using Total = std::conditional_t<std::is_same_v<T, std::int64_t>, std::int64_t, double>;
 
-// A row's largest value, as exp_difference takes it off: without one that is finite nothing can be taken off.
+// A row's largest value, which exp_difference subtracts; 0 when no value is finite.
 template <class T>
 inline T finite_or_zero(T c) {
   return c - c == T(0) ? c : T(0);
@@ -83,7 +83,7 @@ inline void sum_one(const ReduceArgs& args, const MergedStrides<2>& reduced, con
   }
 }
 
-// Neighbouring outputs whose elements lie side by side.
+// Neighbouring outputs with contiguous elements.
 template <class T, ReduceMap Map>
 inline void sum_tile(const ReduceArgs& args, const ReduceJobs<2>& jobs, const MergedStrides<2>& reduced,
                      const ReduceJob<2>& job, Total<T>* totals) {
@@ -145,7 +145,7 @@ struct SumJob {
 
 template <class T, ReduceMap Map>
 void sum(const ReduceArgs& args) {
-  // Where there is no other operand, the input's strides stand in, so that axes merge as far as they can.
+  // Without another operand the input's strides take its place, so that axes merge as far as they can.
   const ReduceOperand& other = Map == ReduceMap::value ? args.in : args.other;
   const ReduceJobs<2> jobs(args.kept, args.reduced, {&args.in.kept_strides, &other.kept_strides});
   const MergedStrides<2> reduced(args.reduced, {&args.in.reduced_strides, &other.reduced_strides});

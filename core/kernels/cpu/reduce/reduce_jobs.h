@@ -1,6 +1,6 @@
 #pragma once
 // How the CPU's reductions are cut into jobs. A job is one output, or a tile of neighbouring outputs when their
-// elements lie side by side, times one stretch of the reduction.
+// elements are contiguous, times one range of the reduction.
 
 #include <algorithm>
 #include <array>
@@ -12,11 +12,11 @@
 
 namespace thimble::kernels {
 
-/// Outputs that are reduced side by side when the kept axis is the contiguous one.
+/// Outputs that are reduced together when the kept axis is the contiguous one.
 inline constexpr std::int64_t reduce_tile = 64;
 
-/// One job: outputs [output, output + count), elements [begin, end) of their reductions; `base` is where operand n's
-/// elements of the first output start.
+/// One job: outputs [output, output + count), elements [begin, end) of their reductions; `base` is the start of operand
+/// n's elements of the first output.
 template <int N>
 struct ReduceJob {
   std::int64_t output = 0, count = 1;

@@ -20,7 +20,7 @@ constexpr std::int64_t grain_elements = 1 << 14;
 
 std::int64_t row_grain(std::int64_t length) { return std::max<std::int64_t>(1, grain_elements / length); }
 
-// How many elements of a row are not masked.
+// The number of unmasked elements of a row.
 template <class Args>
 inline std::int64_t visible(const Args& args, std::int64_t row) {
   if (args.causal_queries == 0) return args.length;
