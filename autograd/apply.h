@@ -1,5 +1,5 @@
 #pragma once
-// apply: runs an operator and records it when a tape is active. The library's own functions and a user's operators go
+// apply: runs an operator and records it when a tape is active. The library's functions and a user's operators go
 // through it alike.
 
 #include <array>
@@ -21,16 +21,16 @@ concept Structured = requires {
 
 namespace apply_detail {
 
-/// The origin of a result that leads to no leaf that is trained here.
+/// The origin of a result that leads to no trained leaf.
 Origin origin_of_constant(const OpType& type, std::span<const Tensor> inputs, bool is_recording) noexcept;
 
-/// Throws the ValueError of a list of operands that is not as long as the operator's.
+/// Throws the ValueError for a list of operands of the wrong length.
 [[noreturn]] void throw_operands(const OpType& type, std::size_t given, int taken);
 
-/// Throws the ShapeError, DTypeError, DeviceError or ValueError that is being handled again, with the module path.
+/// Rethrows the ShapeError, DTypeError, DeviceError or ValueError being handled, with the module path.
 [[noreturn]] void rethrow_with_path();
 
-/// NoGrad, for who has the context at hand.
+/// Like NoGrad, for a caller that already holds the context.
 class Suspended {
  public:
   explicit Suspended(Context& here) : here_(here), tape_(std::exchange(here.tape, nullptr)) {}
@@ -43,7 +43,7 @@ class Suspended {
   Tape* tape_;
 };
 
-/// Forward, where nothing is recorded: what an operator calls is its own business.
+/// Forward without recording: the operator's inner calls are not recorded.
 template <class Op>
 Tensor run(const Op& op, std::span<const Tensor> inputs, Needs needs, typename Op::Saved& saved, Context& here) {
   const Suspended inside(here);
@@ -68,8 +68,8 @@ void Tape::record(const Op& op, typename Op::Saved& saved, std::span<const Tenso
   push_node(type, at, inputs, kept, output, needs, origin);
 }
 
-/// Runs a structured operator on a list of operands, undefined tensors for absent ones. Throws ValueError when there
-/// are not as many as its forward takes, what Tape::needs() throws, and what the operator throws; its ShapeError,
+/// Runs a structured operator on a list of operands, undefined tensors for absent ones. Throws ValueError when their
+/// number differs from its forward's, and as Tape::needs() and the operator throw; the operator's ShapeError,
 /// DTypeError, DeviceError and ValueError end in the module path: "..., in gpt.h.3.mlp".
 template <Structured Op>
 Tensor apply_list(const Op& op, std::span<const Tensor> inputs) {
@@ -96,8 +96,8 @@ Tensor apply_list(const Op& op, std::span<const Tensor> inputs) {
   return output;
 }
 
-/// Runs a structured operator: `apply(LayerNorm{.epsilon = 1e-5}, x, weight, bias)`. An undefined tensor stands for an
-/// operand that is absent, and so do the last ones that are left out.
+/// Runs a structured operator: `apply(LayerNorm{.epsilon = 1e-5}, x, weight, bias)`. An undefined tensor is an absent
+/// operand; trailing absent operands may be left out.
 template <Structured Op, class... In>
 Tensor apply(const Op& op, const In&... inputs) {
   constexpr int operands = node_detail::arity_of<Op>(), given = static_cast<int>(sizeof...(In));

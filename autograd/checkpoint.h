@@ -1,7 +1,7 @@
 #pragma once
-// Activation checkpointing (Chen et al. 2016, arXiv:1604.06174): a block keeps its inputs, and of its inside what a
-// policy names; backward recomputes the rest. Loss, gradients and side effects are bitwise those of the plain run.
-// Segments nest (see autograd/plan.h).
+// Activation checkpointing (Chen et al. 2016, arXiv:1604.06174): a block keeps its inputs and the inner tensors that a
+// policy names; backward recomputes the rest. Loss, gradients and side effects equal the plain run bitwise. Segments
+// nest (see autograd/plan.h).
 
 #include <thimble/autograd/tape.h>
 
@@ -23,14 +23,14 @@ class SegmentScope {
   Tape* tape_;
 };
 
-/// block(inputs...), keeping only the inputs (and parameters) for backward. Outside of a recording it is a plain call.
+/// block(inputs...), keeping only the inputs (and parameters) for backward. Outside a recording it is a plain call.
 template <class F, class... In>
 auto checkpoint(F&& block, const In&... inputs) {
   const SegmentScope segment;
   return block(inputs...);
 }
 
-/// The same, keeping also what `policy` names: `checkpoint_with(keep_costly, block, x)`.
+/// The same, also keeping the tensors that `policy` names: `checkpoint_with(keep_costly, block, x)`.
 template <class F, class... In>
 auto checkpoint_with(Policy policy, F&& block, const In&... inputs) {
   const SegmentScope segment(policy);

@@ -1,5 +1,5 @@
 #pragma once
-// Which leaves a recording trains.
+// The leaves that a recording trains.
 
 #include <vector>
 
@@ -7,7 +7,7 @@ namespace thimble {
 
 struct Leaf;
 
-/// Leaves by address. Who makes one sees to it that they live as long.
+/// Leaves by address. The owner keeps them alive as long.
 class LeafSet {
  public:
   LeafSet() = default;

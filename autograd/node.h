@@ -1,5 +1,5 @@
 #pragma once
-// How the tape sees an operator: its descriptor and its `struct Saved`, with the type erased.
+// The tape's view of an operator: its descriptor and its `struct Saved`, with the type erased.
 
 #include <array>
 #include <cstddef>
@@ -24,8 +24,8 @@ auto attributes_of(std::tuple<Members...>) -> decltype(std::tuple_cat(std::declv
 
 }  // namespace node_detail
 
-/// What the tape keeps per node: the operator and those members of its `struct Saved` that are not tensors. The
-/// tensors are held by value id (autograd/tape.h).
+/// The tape's record of a node: the operator and the members of its `struct Saved` that are not tensors. The tensors
+/// are held by value id (autograd/tape.h).
 template <class Op>
 struct Record {
   using Attributes = decltype(node_detail::attributes_of(tie_members(std::declval<typename Op::Saved&>())));
@@ -44,10 +44,10 @@ struct OpType {
   Gradients (*backward)(void* record, std::span<Tensor> kept, Tensor dy, Needs needs);
   /// Runs forward again; `kept` receives the tensors of Saved.
   Tensor (*recompute)(void* record, std::span<const Tensor> inputs, std::span<Tensor> kept, Needs needs);
-  /// Computes the result alone again. `kept` are the tensors of Saved, or empty where they are not at hand.
+  /// Recomputes only the result. `kept` are the tensors of Saved, or empty where they are not available.
   Tensor (*output_from_saved)(void* record, std::span<const Tensor> inputs, std::span<const Tensor> kept);
-  bool has_output_from_saved;  ///< it knows a shorter way than forward
-  /// Of forward; 0 where the operator does not say.
+  bool has_output_from_saved;  ///< whether it has a shorter way than forward
+  /// Of forward; 0 where the operator does not define it.
   double (*multiply_adds)(const void* record, std::span<const Tensor> inputs, const Tensor& output);
   void (*destroy)(void* record) noexcept;
 };
@@ -115,7 +115,7 @@ void assign_if_same(T& to, const U& from) {
 }
 
 /// Takes a struct Saved apart: tensors into `tensors`, which are undefined before, the rest into `attributes`. Most
-/// members are undefined, and moving a tensor costs more than looking.
+/// members are undefined, and moving a tensor costs more than testing it.
 template <class Saved, class Attributes>
 void take_apart(Saved& saved, std::span<Tensor> tensors, Attributes& attributes) {
   [[maybe_unused]] std::size_t i = 0, j = 0;
@@ -128,7 +128,7 @@ void take_apart(Saved& saved, std::span<Tensor> tensors, Attributes& attributes)
       [&](auto& member) { visit_attributes(attributes, j++, [&](auto& to) { assign_if_same(to, member); }); });
 }
 
-/// Puts it together again; the tensors are moved from.
+/// Puts it together again, moving the tensors.
 template <class Saved, class Attributes>
 Saved put_together(std::span<Tensor> tensors, Attributes& attributes) {
   Saved saved{};
@@ -143,14 +143,14 @@ Saved put_together(std::span<Tensor> tensors, Attributes& attributes) {
   return saved;
 }
 
-// Whether an operator knows a shorter way to its result than forward.
+// Whether an operator has a shorter way to its result than forward.
 template <class Op>
 inline constexpr bool has_output_from_saved = requires(const Op& op, typename Op::Saved saved,
                                                        std::span<const Tensor> inputs) {
   op.output_from_saved(std::move(saved), inputs);
 };
 
-// The result again: from what is saved, where there is a shorter way and the saved tensors are at hand.
+// Recomputes the result from the saved tensors, if there is a shorter way and they are available.
 template <class Op>
 Tensor output_from_saved(Record<Op>& r, std::span<const Tensor> inputs, std::span<const Tensor> kept) {
   using Saved = typename Op::Saved;

@@ -24,7 +24,7 @@ std::vector<std::int32_t> TapePlan::innermost() const {
     const std::string name = "plan: segment " + std::to_string(s) + " of nodes " + std::to_string(segment.first) +
                              " to " + std::to_string(segment.end);
     if (segment.first >= segment.end || segment.end > of.size()) {
-      throw PlanError(name + ", allowed are ranges within 0 to " + std::to_string(of.size()));
+      throw PlanError(name + ", expected ranges within 0 to " + std::to_string(of.size()));
     }
     if (segment.parent < none || segment.parent >= static_cast<std::int32_t>(s)) {
       throw PlanError(name + ": segment " + std::to_string(segment.parent) + " around it does not come before it");
@@ -39,7 +39,7 @@ std::vector<std::int32_t> TapePlan::innermost() const {
 
 namespace plan_detail {
 
-// What is wrong with a spill; empty: nothing.
+// The error of a spill; empty if valid.
 std::string fault(const TapePlan::Spill& spill, const std::vector<const OpType*>& types) {
   using Form = TapePlan::Spill::Form;
   const auto number = [](auto n) { return std::to_string(n); };
@@ -50,7 +50,7 @@ std::string fault(const TapePlan::Spill& spill, const std::vector<const OpType*>
   }
   if (spill.away_after < spill.node || spill.gone_after < spill.away_after || spill.gone_after >= types.size()) {
     return "goes after node " + number(spill.away_after) + " and is gone after " + number(spill.gone_after) +
-           "; allowed is an order within " + number(spill.node) + " to " + number(types.size() - 1);
+           "; expected an order within " + number(spill.node) + " to " + number(types.size() - 1);
   }
   if (spill.form == Form::offload) {
     const bool is_in_range = spill.back_before >= spill.node && spill.back_before < types.size();
@@ -58,7 +58,7 @@ std::string fault(const TapePlan::Spill& spill, const std::vector<const OpType*>
   }
   if (spill.which != TapePlan::Spill::result) return "is packed; only results can be";
   if (!can_pack(DType::f32, spill.dtype)) {
-    return "is packed to " + std::string(to_string(spill.dtype)) + "; allowed are f16, bf16, f8e4m3, f8e5m2, i8";
+    return "is packed to " + std::string(to_string(spill.dtype)) + "; expected f16, bf16, f8e4m3, f8e5m2 or i8";
   }
   return spill.gone_after == spill.away_after ? "" : "is packed and gone at different nodes";
 }
@@ -91,7 +91,7 @@ bool TapePlan::offloads() const noexcept {
 
 namespace plan_detail {
 
-/// Nodes [first, end) of a plan as a plan of their own.
+/// Nodes [first, end) of a plan as a separate plan.
 std::shared_ptr<const TapePlan> part_of(const TapePlan& plan, std::uint32_t first, std::uint32_t end) {
   auto part = std::make_shared<TapePlan>();
   const auto cut = [&](const auto& of_nodes, auto& to) {
@@ -100,7 +100,7 @@ std::shared_ptr<const TapePlan> part_of(const TapePlan& plan, std::uint32_t firs
   cut(plan.fates, part->fates);
   cut(plan.types, part->types);
   cut(plan.sizes, part->sizes);
-  std::vector<std::int32_t> places(plan.segments.size(), TapePlan::none);  // of segments, among those of the part
+  std::vector<std::int32_t> places(plan.segments.size(), TapePlan::none);  // of segments, within the new plan
   for (std::size_t s = 0; s < plan.segments.size(); ++s) {
     const TapePlan::Segment& segment = plan.segments[s];
     const std::uint32_t begin = std::max(segment.first, first), stop = std::min(segment.end, end);

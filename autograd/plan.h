@@ -1,21 +1,21 @@
 #pragma once
-// What becomes of the nodes of a segment: plans and policies.
+// The fate of a segment's nodes: plans and policies.
 //
 // Policy
-// - A segment is *closed* from the moment it is recorded until backward reaches it; then it is recomputed, from what
-//   was kept, and is *open*. Segments nest: recomputing one closes those inside of it again, so a node at depth d runs
-//   up to d + 1 times.
-// - The fate of a node counts while its innermost segment is closed and all around it are open. Under a closed segment
-//   further out nothing inside is kept, except what recomputing that one needs.
-// - A spill takes what the tape holds while it records, inside or outside of segments, and backward gets it back before
-//   it reads it. What recomputing a segment keeps is not spilled a second time.
+// - A segment is *closed* from its recording until backward reaches it; then it is recomputed from the kept tensors,
+//   and is *open*. Segments nest: recomputing one closes its inner ones again, so a node at depth d runs up to d + 1
+//   times.
+// - The fate of a node counts while its innermost segment is closed and all around it are open. Under a closed outer
+//   segment nothing inside is kept, except the inputs of recomputing that one.
+// - A spill takes tensors that the tape holds while it records, inside or outside segments, and backward gets them back
+//   before it reads them. Tensors kept for recomputing a segment are not spilled a second time.
 // - Spills act at ordinals that the plan names, so that allocations do not depend on a disk's speed.
 //
 // Terms
-//   fate       whether a node's result, and what its operator saves, are kept
+//   fate       whether a node's result, and its saved tensors, are kept
 //   source     a value that recomputing a closed segment reads: made before it, or kept inside
 //   spill      a tensor that waits for backward elsewhere, in a tier, or in fewer digits
-//   ordinal    a node's place on the tape, counted from 0; the same in every recording of the same program
+//   ordinal    a node's index on the tape, counted from 0; the same in every recording of the same program
 
 #include <cstddef>
 #include <cstdint>
@@ -29,11 +29,11 @@ namespace thimble {
 
 struct OpType;
 
-/// What a closed segment keeps of a node; the two can be combined.
+/// The tensors of a node that a closed segment keeps; the two can be combined.
 enum class Fate : std::uint8_t {
-  drop = 0,         ///< nothing: the node is recomputed when its result or what it saves is needed
+  drop = 0,         ///< nothing: the node is recomputed when its result or a saved tensor is needed
   keep_output = 1,  ///< its result, for the backward of nodes in the segment and for recomputing others
-  keep_saved = 2,   ///< what its operator saves; those of its operands that are dropped are recomputed
+  keep_saved = 2,   ///< the operator's saved tensors; dropped operands among them are recomputed
   keep = 3
 };
 constexpr bool keeps_output(Fate fate) noexcept { return (static_cast<unsigned>(fate) & 1u) != 0; }
@@ -44,10 +44,10 @@ using Policy = Fate (*)(const OpType& type);
 
 /// Keeps nothing.
 Fate drop_all(const OpType& type);
-/// Keeps what matmuls, convolutions and attention make; everything that is cheap to recompute is dropped.
+/// Keeps the results of matmuls, convolutions and attention; drops everything that is cheap to recompute.
 Fate keep_costly(const OpType& type);
 
-/// Tells operands of other sizes apart: a digest of their shapes and dtypes, in order.
+/// Distinguishes operands of other sizes: a digest of their shapes and dtypes, in order.
 class SizeDigest {
  public:
   void add(const Shape& shape, DType dtype) noexcept {
@@ -65,7 +65,7 @@ class SizeDigest {
   std::uint64_t value_ = 0x243F6A8885A308D3ull;
 };
 
-/// The fates of all nodes of a tape, by ordinal. It replaces the segments that the program itself names.
+/// The fates of all nodes of a tape, by ordinal. It replaces the program's segments.
 struct TapePlan {
   static constexpr std::int32_t none = -1;
   struct Segment {
@@ -73,25 +73,24 @@ struct TapePlan {
     std::int32_t parent = none;        ///< index of the segment around it, which comes before it in the list
     friend bool operator==(const Segment&, const Segment&) = default;
   };
-  /// The bytes of a tensor that nobody reads for a while: written to a tier, or packed. They are those of its whole
-  /// storage, with all windows on it. Bytes that something else holds, too (the program, a leaf, a scaled tensor), or
-  /// that nothing keeps, stay as they are.
+  /// The bytes of a tensor without readers for a while: written to a tier, or packed. Takes its whole storage, with all
+  /// windows on it. Bytes with another holder (the program, a leaf, a scaled tensor), or that nothing keeps, stay.
   struct Spill {
     static constexpr std::int32_t result = -1;
     enum class Form : std::uint8_t {
       offload,  ///< exact
-      pack      ///< rounded to `dtype`: results alone, where they are floating and wider
+      pack      ///< rounded to `dtype`: only results that are floating and wider
     };
     std::uint32_t node = 0;       ///< that makes it
-    std::int32_t which = result;  ///< or the place of a tensor in the operator's Saved
+    std::int32_t which = result;  ///< or the index of a tensor in the operator's Saved
     Form form = Form::offload;
     DType dtype = DType::bf16;      ///< of a packed one: f16, bf16, f8e4m3, f8e5m2 or i8 (core/ops/quant/pack.h)
-    std::uint32_t away_after = 0;   ///< node after which it is packed, or begins to be written
+    std::uint32_t away_after = 0;   ///< node after which it is packed, or its write begins
     std::uint32_t gone_after = 0;   ///< node after which it must be written and its bytes are free; packed: away_after
-    std::uint32_t back_before = 0;  ///< node before whose backward it begins to be read; without effect on a packed one
+    std::uint32_t back_before = 0;  ///< node before whose backward its read begins; no effect on a packed one
     friend bool operator==(const Spill&, const Spill&) = default;
   };
-  /// What a node computes with and makes.
+  /// Sizes of a node's operands and result.
   struct Size {
     std::uint64_t operands = 0;  ///< a SizeDigest
     Shape result;
@@ -99,12 +98,12 @@ struct TapePlan {
     friend bool operator==(const Size&, const Size&) = default;
   };
   std::vector<Segment> segments;     ///< in order of `first`, outer ones before inner ones
-  std::vector<Fate> fates;           ///< one per node; those of nodes in no segment have no effect
+  std::vector<Fate> fates;           ///< one per node; no effect for nodes outside segments
   std::vector<const OpType*> types;  ///< the operators it was made for
   std::vector<Spill> spills = {};    ///< in any order
-  std::vector<Size> sizes = {};      ///< of all nodes, which recordings are held against; empty: they are not
-  /// Of a plan for several recordings in a row, such as those of a pipeline stage's chunks, the node that ends each;
-  /// empty: it is for one. Segments and spills may cross them, until split() ends them there.
+  std::vector<Size> sizes = {};      ///< of all nodes, compared with recordings; empty to skip the check
+  /// In a plan for consecutive recordings, such as a pipeline stage's chunks, the node that ends each; empty
+  /// for a single recording. Segments and spills may cross them; split() ends them there.
   std::vector<std::uint32_t> ends = {};
 
   /// Innermost segment of each node. Throws PlanError when the plan contradicts itself: a segment that is empty, leaves
@@ -118,7 +117,8 @@ struct TapePlan {
   bool offloads() const noexcept;
 };
 
-/// A plan for `count` recordings in a row as a plan for each. Throws PlanError where it is for another number.
+/// Splits a plan for `count` consecutive recordings into a plan for each. Throws PlanError where it is for another
+/// number.
 std::vector<std::shared_ptr<const TapePlan>> split(const TapePlan& plan, std::size_t count);
 
 }  // namespace thimble

@@ -1,5 +1,5 @@
 #pragma once
-// A tape for a scope, with the room that one of this thread has left behind: a steady step grows no tables.
+// A tape for a scope that reuses the room of an earlier one of this thread: a steady step grows no tables.
 
 #include <memory>
 
@@ -9,7 +9,7 @@ namespace thimble {
 
 /// An empty tape that follows no plan. At the end it is cleared, and waits, with its tables' room (host memory that the
 /// ledger does not count, about 250 bytes per node), for the next SpareTape of this thread, or for the thread's end. As
-/// many wait as there were at a time. A tape that observed is not used again.
+/// many wait as were alive together. An observed tape is not reused.
 class SpareTape {
  public:
   SpareTape();
@@ -17,7 +17,7 @@ class SpareTape {
   SpareTape(const SpareTape&) = delete;
   SpareTape& operator=(const SpareTape&) = delete;
 
-  /// Frees the tapes that wait in this thread.
+  /// Frees this thread's waiting tapes.
   static void release() noexcept;
 
   Tape& operator*() const noexcept { return *tape_; }

@@ -67,7 +67,7 @@ void Tape::push_node(const OpType& type, void* record, std::span<const Tensor> i
                      Tensor& output, Needs needs, Origin origin) {
   tape_detail::Recorded& to = *recorded_;
   try {
-    tape_detail::check_operands(to, type, inputs, needs);  // which the operator may have written itself
+    tape_detail::check_operands(to, type, inputs, needs);  // the operator may have written it itself
     segments_->require_planned_size(type, inputs, output);
   } catch (...) {
     type.destroy(record);  // no node has it yet
@@ -75,7 +75,7 @@ void Tape::push_node(const OpType& type, void* record, std::span<const Tensor> i
   }
   const auto index = static_cast<std::uint32_t>(to.nodes.size());
   if (to.times) {
-    to.times->forward.resize(index);  // those of an earlier recording go
+    to.times->forward.resize(index);  // an earlier recording's times go
     to.times->recompute.assign(index + 1, 0);
     to.times->backward.assign(index + 1, 0);
     to.times->forward.push_back(tape_detail::now() - started_);
@@ -109,7 +109,7 @@ void Tape::backward(const Tensor& loss, Tensor seed, const LeafHook* on_gradient
   if (seed.defined() && seed.shape() != loss.shape()) {
     throw ShapeError("backward: seed " + describe(seed) + " for loss " + describe(loss));
   }
-  if (loss.leaf()) {  // its own gradient
+  if (loss.leaf()) {  // the loss is a leaf: its gradient is the seed
     if (!seed.defined()) seed = full(loss.shape(), 1, loss.dtype(), loss.device());
     tape_detail::accumulate_leaf(loss.leaf(), std::move(seed));
     if (on_gradient) (*on_gradient)(loss.leaf());

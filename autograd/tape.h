@@ -1,5 +1,5 @@
 #pragma once
-// The tape: records what runs, in order, and computes gradients of it.
+// The tape: records operations in order, and computes their gradients.
 //
 //   Tape tape;
 //   Tensor loss;
@@ -9,19 +9,19 @@
 //   }
 //   tape.backward(loss);
 //
-// Behind it are four parts, each with its invariants and an example at the top of its header in autograd/engine/:
+// It has four parts, each with its invariants and an example at the top of its header in autograd/engine/:
 //
-//   Recorded   recorded.h   the nodes, the values between them, and the tensors that are held for backward
-//   Backward   backward.h   walks the nodes from the end; gradients flow, and what is consumed is freed
-//   Recompute  recompute.h  runs dropped nodes again for backward (Segments, segments.h, says which are dropped)
+//   Recorded   recorded.h   the nodes, the values between them, and the tensors held for backward
+//   Backward   backward.h   walks the nodes from the end; gradients flow, and consumed tensors are freed
+//   Recompute  recompute.h  runs dropped nodes again for backward (Segments, segments.h, decides which are dropped)
 //   Spills     spills.h     moves held tensors to a tier, or packs them, until backward reads them
 //
 // Policy
 // - The tape notes the version of a storage (core/tensor/storage.h) for each value, when it is made or first seen. A
-//   write to a value that needs a gradient, through whatever view or alias, makes its next recorded use throw, and
-//   backward where the value was kept.
-// - A value that needs no gradient may be written: to the tape it is another one from then on. A segment
-//   that would have to be recomputed from the old value throws; it never reads the new one.
+//   write to a value that needs a gradient, through any view or alias, makes its next recorded use throw, and backward
+//   where the value was kept.
+// - A value that needs no gradient may be written: the tape treats it as a new value from then on. A segment that would
+//   have to be recomputed from the old value throws; it never reads the new one.
 
 #include <cstdint>
 #include <memory>
@@ -57,7 +57,7 @@ struct KeptTensor {
 
 /// Seconds that the nodes of a recording took, by ordinal.
 struct TapeTimes {
-  std::vector<double> forward, recompute, backward;  ///< recompute: all of its runs after the first
+  std::vector<double> forward, recompute, backward;  ///< recompute: all runs after the first
 };
 
 /// Called with a leaf whose gradient is complete.
@@ -71,16 +71,16 @@ class Tape {
   Tape& operator=(const Tape&) = delete;
 
   /// Gradients of `loss` with respect to every leaf it depends on, added to the leaves' grad(). `seed` is the gradient
-  /// of the loss itself, 1 when undefined, and then the loss must have one element. Frees saved tensors and gradients
-  /// as it goes; afterwards the tape is empty. Throws AutogradError (the loss depends on no leaf that is trained, was
-  /// computed outside of a recording, on another tape or in a recording that is over, or is made of a gradient; it or a
-  /// saved tensor was overwritten), ShapeError (seed).
+  /// of the loss itself and defaults to 1 for a loss of one element. Frees saved tensors and gradients as it goes;
+  /// afterwards the tape is empty. Throws AutogradError (the loss depends on no trained leaf, was computed outside a
+  /// recording, on another tape or in an ended recording, or depends on a gradient; it or a saved tensor was
+  /// overwritten), ShapeError (seed).
   ///
   /// `on_gradient` is called once for every leaf on the tape: when the first of the nodes that have it as an operand
-  /// has run backward, or was passed over, and no segment will run one of them again. From then on nothing on the tape
-  /// reads the leaf or adds to its gradient (undefined where no node gave one). (Another tensor that shares
-  /// its bytes may still be kept: Storage::is_held_for_backward.) The hook may take the gradient away and write the
-  /// leaf; what it throws ends the backward.
+  /// has run backward, or was skipped, and no segment will run one of them again. From then on nothing on the tape
+  /// reads the leaf or adds to its gradient (undefined if no node gave one). (Another tensor that shares its bytes may
+  /// still be kept: Storage::is_held_for_backward.) The hook may move the gradient away and write the leaf; an
+  /// exception from it ends the backward.
   void backward(const Tensor& loss, Tensor seed = {}, const LeafHook* on_gradient = nullptr);
 
   /// Drops everything recorded; capacity is kept for the next step.
@@ -89,50 +89,49 @@ class Tape {
   void reset() noexcept;
 
   std::size_t node_count() const noexcept;
-  /// What a node keeps at this moment; a tensor dropped by a segment is not listed. One that is spilled (TapePlan) is,
-  /// with the bytes that it has here: 0 when it is offloaded.
+  /// The tensors that a node keeps at this moment, without the ones dropped by a segment. Spilled tensors (TapePlan)
+  /// are included, with their bytes here: 0 when offloaded.
   std::vector<KeptTensor> kept(std::size_t node) const;
-  /// Bytes of all distinct storages that the tape holds for backward, by their category; packed tensors with what they
-  /// take, offloaded ones with what they take while they are read.
+  /// Bytes of all distinct storages that the tape holds for backward, by their category; packed tensors with their
+  /// packed bytes, offloaded ones with their bytes during a read.
   std::size_t kept_bytes(Category category = Category::activation) const;
 
-  /// Gives every node of the recordings from now on the fate that `plan` has for it, in place of the segments that the
-  /// program names; null: the program's segments again. A recording that departs from the plan throws PlanError. The
-  /// tape must be empty (AutogradError). `tier` takes what the plan offloads; without one such a plan throws PlanError.
-  /// Recording and backward then throw what memory::offload() and its fellows throw, FileError among it.
+  /// Makes recordings from now on use the fates of `plan` in place of the program's segments; null restores the
+  /// program's segments. A recording that departs from the plan throws PlanError. The tape must be empty
+  /// (AutogradError). `tier` takes the plan's offloaded tensors; without one such a plan throws PlanError. Recording
+  /// and backward then throw as memory::offload() and its fellows, FileError among it.
   void follow(std::shared_ptr<const TapePlan> plan, std::shared_ptr<Tier> tier = nullptr);
 
-  /// From now on these leaves are trained and all others are constants, for which nothing is computed or kept; null:
-  /// all leaves are trained. A frozen leaf never is. The set must live as long; the tape must be empty
-  /// (AutogradError).
+  /// Trains only these leaves from now on; all others are constants, for which nothing is computed or kept. Null trains
+  /// all leaves. A frozen leaf is never trained. The set must live as long; the tape must be empty (AutogradError).
   void train(const LeafSet* leaves);
 
-  /// From now on every tensor that the tape sees is held until it is cleared, and no segment is closed: for graph(), on
-  /// a dry device. The tape must be empty (AutogradError).
+  /// From now on holds every tensor that the tape sees until it is cleared, and closes no segment: for graph(), on a
+  /// dry device. The tape must be empty (AutogradError).
   void observe();
   bool is_observing() const noexcept;
 
-  /// Notes the times of the nodes recorded from now on in `times`; null: no longer.
+  /// Records the times of later nodes in `times`; null stops it.
   void time(TapeTimes* times) noexcept;
 
   // The rest is for apply() and checkpoint().
 
-  /// Which operands need a gradient on this tape. Throws AutogradError when one of them was written since the tape has
-  /// seen it, or was recorded elsewhere, or when another one is a gradient: second derivatives are not computed.
+  /// The operands that need a gradient on this tape. Throws AutogradError when one of them was written since the tape
+  /// has seen it, or was recorded elsewhere, or when another one is a gradient: second derivatives are not computed.
   Needs needs(const OpType& type, std::span<const Tensor> inputs);
 
-  /// Whether the next node is to fill its `struct Saved`: not where a closed segment drops it. Throws PlanError when
-  /// the plan has another operator at its place.
+  /// Whether the next node fills its `struct Saved`: not where a closed segment drops it. Throws PlanError when the
+  /// plan has another operator there.
   bool next_keeps_saved(const OpType& type);
   /// Whether nodes that lead to no parameter are recorded too: to recompute from, or where time() or observe() is on.
   bool records_all() const noexcept;
 
-  /// Adds a node; gives `output` its place on the tape. `saved` is consumed. Defined in autograd/apply.h.
+  /// Adds a node and sets `output`'s TapeRef. Consumes `saved`. Defined in autograd/apply.h.
   template <class Op>
   void record(const Op& op, typename Op::Saved& saved, std::span<const Tensor> inputs, Tensor& output, Needs needs,
               Origin origin);
 
-  /// Nodes recorded from here on belong to one segment, closed when it ends. Without effect while a plan is followed.
+  /// Starts a segment for the next nodes, closed when it ends. No effect while a plan is followed.
   void begin_segment(Policy policy);
   void end_segment() noexcept;
 

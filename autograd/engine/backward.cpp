@@ -31,7 +31,7 @@ void Backward::run(const Tensor& loss, Tensor seed, const LeafHook* on_gradient)
   recorded_.leaves_by_first_use.clear();
   const auto has_gradient = [](const std::shared_ptr<Leaf>& leaf) { return leaf->grad.defined(); };
   if (on_gradient || std::any_of(recorded_.leaves.begin(), recorded_.leaves.end(), has_gradient)) find_leaf_uses();
-  std::vector<std::uint32_t>& due = recorded_.leaves_by_first_use;  // those that are waiting, the next at the back
+  std::vector<std::uint32_t>& due = recorded_.leaves_by_first_use;  // the waiting leaves, the next at the back
   Spills* const spills = recorded_.spills.get();
   const auto count = static_cast<std::uint32_t>(recorded_.nodes.size());
   if (spills) spills->before(count);
@@ -144,7 +144,7 @@ void accumulate_leaf(const std::shared_ptr<Leaf>& leaf, Tensor gradient) {
   }
   const Tensor& sum = leaf->grad;
   elementwise_detail::run("add", ops::Add(), {&sum, &gradient}, sum);
-  leaf->grad.set_tape_ref({}, Origin::gradient);  // also where it was given
+  leaf->grad.set_tape_ref({}, Origin::gradient);  // also for one that the program set
   if (sum.storage()) sum.storage()->bump_version();
 }
 

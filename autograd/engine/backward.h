@@ -1,22 +1,22 @@
 #pragma once
-// Backward: walks the nodes once, from the end. Gradients flow from results to operands, and what a node consumed is
-// freed at once.
+// Backward: walks the nodes once, from the end. Gradients flow from results to operands, and a node's inputs are freed
+// as it consumes them.
 //
 // Invariants
-// - When the walk is at node n, the gradient of every value that node n or one before it made is the sum of what the
-//   nodes behind n gave. So it is complete when its maker's turn comes, and is used up there.
-// - A node's operator holds the last references to what it saved and to its gradient: it may write results in their
-//   place.
+// - When the walk is at node n, the gradient of every value made by node n or an earlier one is the sum of the later
+//   nodes' contributions. So it is complete when its maker's turn comes, and is used up there.
+// - A node's operator holds the last references to its saved tensors and its gradient: it may write results in their
+//   buffers.
 // - A leaf's hook runs when the first node that has the leaf as an operand is done.
-// - A leaf that already has a gradient (another micro-batch's) first sums what its uses give, then adds that sum. So
-//   micro-batches add up as ranks do, each of which has its own sum (optim/ranks.h).
+// - A leaf that already has a gradient (another micro-batch's) first sums the contributions of its uses, then adds that
+//   sum. So micro-batches add up as ranks do, each with its own sum (optim/ranks.h).
 //
 // Example: y = mul(a, b), z = exp(y), with leaves a and b (recorded.h)
 //
-//   node 1  exp   gradient of z, reads z; gives that of y, and frees z
+//   node 1  exp   gradient of z, reads z; gives y's gradient, and frees z
 //   node 0  mul   gradient of y, reads a and b; adds to the gradients of the leaves a and b, whose hooks then run
 //
-// A node of a segment asks Recompute first for what its backward reads.
+// A node of a segment first asks Recompute for the tensors that its backward reads.
 
 #include <cstdint>
 #include <memory>
@@ -29,8 +29,7 @@ class Backward {
  public:
   Backward(Recorded& recorded, Recompute& recompute) : recorded_(recorded), recompute_(recompute) {}
 
-  /// Tape::backward for a loss that is recorded, with arguments that were checked. The caller clears the tape, also
-  /// when this throws.
+  /// Tape::backward for a recorded loss, with checked arguments. The caller clears the tape, also when this throws.
   void run(const Tensor& loss, Tensor seed, const LeafHook* on_gradient);
 
  private:
@@ -45,7 +44,7 @@ class Backward {
   Recompute& recompute_;
 };
 
-/// Adds to a leaf's gradient; without effect where the leaf was frozen since it was recorded.
+/// Adds to a leaf's gradient; no effect if the leaf was frozen since it was recorded.
 void accumulate_leaf(const std::shared_ptr<Leaf>& leaf, Tensor gradient);
 
 }  // namespace thimble::tape_detail

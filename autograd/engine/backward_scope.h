@@ -5,7 +5,7 @@
 
 namespace thimble::tape_detail {
 
-/// No recording, and a path and a flag that are put back.
+/// Suspends recording, and restores path and flag at its end.
 class BackwardScope {
  public:
   explicit BackwardScope(bool is_recomputing) : before_(context()) {

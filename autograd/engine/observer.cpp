@@ -18,7 +18,7 @@ void Observer::add_value(const Tensor& t) {
   until_.push_back(none);
 }
 
-// Those values that the program may have held, and whose bytes nobody but tape and observer hold now.
+// The values that the program may have held, and whose bytes only tape and observer hold now.
 std::vector<std::uint32_t> Observer::left_by_program() const {
   std::unordered_map<const Storage*, long> holds;
   for (const std::uint32_t v : in_program_) holds[tensors_[v].storage().get()] += recorded_.is_held(v) ? 2 : 1;

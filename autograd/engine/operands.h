@@ -9,18 +9,18 @@
 
 namespace thimble::tape_detail {
 
-/// Which operands need a gradient. Throws what Tape::needs throws.
+/// The operands that need a gradient. Throws as Tape::needs does.
 Needs needs_of(const Recorded& recorded, const OpType& type, std::span<const Tensor> inputs);
 
-/// Throws AutogradError for an operand that is refused; to be called again after the operator ran, which may have
-/// written its operands itself.
+/// Throws AutogradError for a refused operand; called again after the operator ran, because it may have written its
+/// operands itself.
 void check_operands(const Recorded& recorded, const OpType& type, std::span<const Tensor> inputs, Needs needs);
 
-/// Throws AutogradError when `loss` leads to no leaf that is trained on this recording.
+/// Throws AutogradError when `loss` leads to no leaf that this recording trains.
 void check_loss(const Recorded& recorded, const Tensor& loss);
 
 /// The value of an operand: known, a leaf seen for the first time, a constant, or none. A constant that was written
-/// since is another value; one that is new is noted only where `notes_constants`.
+/// since is another value; a new constant is noted only where `notes_constants`.
 std::uint32_t value_of_operand(Recorded& recorded, const Tensor& t, bool notes_constants);
 
 }  // namespace thimble::tape_detail

@@ -27,13 +27,13 @@ void Recompute::provide(std::uint32_t node) {
   run_due(index, opened);
 }
 
-// Opens a segment and all around it.
+// Opens a segment and all segments around it.
 void Recompute::open_segment(std::int32_t index) {
   if (segments_.at(index).is_open) return;
   const std::int32_t parent = segments_.at(index).parent;
   if (parent != none_segment) {
     open_segment(parent);
-    // What the closed segment needs of the one around it, and what it keeps.
+    // The values that the closed segment needs from its parent, and the ones it keeps.
     const Segment& s = segments_.at(index);
     Open& around = open_[segments_.depth(parent)];
     for (const Source& source : s.needed) {
@@ -81,7 +81,7 @@ void Recompute::hold_for_rereads(std::uint32_t value, const Tensor& t) {
   recorded_.hold(value, t);
 }
 
-// Who waits for which value. What is there already is held at once.
+// Which readers wait for which value. Values already present are held at once.
 void Recompute::find_waits(std::int32_t index, Open& open) {
   open.waits.clear();
   const auto add = [&](const Wait& wait) {
@@ -108,7 +108,7 @@ void Recompute::find_waits(std::int32_t index, Open& open) {
   });
 }
 
-// Gives a value to the one who waits for it, unless backward is past that one.
+// Gives a value to its waiting reader, unless backward is past it.
 void Recompute::give(const Wait& wait, const Tensor& t) {
   if (wait.segment != none_segment) {
     Segment& s = segments_.at(wait.segment);
@@ -121,7 +121,7 @@ void Recompute::give(const Wait& wait, const Tensor& t) {
   }
 }
 
-// Has the node that makes a value run, if the value is not there.
+// Schedules the node that makes a value, if the value is not present.
 void Recompute::ask(std::uint32_t value, std::uint32_t reader, Open& open) {
   if (value == none || recorded_.is_held(value)) return;
   const std::int32_t producer = recorded_.values[value].producer;
@@ -139,7 +139,7 @@ void Recompute::ask_node(std::uint32_t node, Open& open) {
   open.due.push_back(node);
 }
 
-// Runs the nodes that were asked for, and first those that they need.
+// Runs the scheduled nodes, after the nodes that they need.
 void Recompute::run_due(std::int32_t index, Open& open) {
   if (open.due.empty()) return;
   for (std::size_t next = 0; next < open.due.size(); ++next) {
@@ -161,7 +161,7 @@ void Recompute::run(std::uint32_t index, std::int32_t around, Open& open) {
     recorded_.require_unwritten(node, value);
     inputs[i] = recorded_.read(value);
   }
-  fetch_parameters(inputs);  // what run_output reads of parameters is among them
+  fetch_parameters(inputs);  // includes the parameters that run_output reads
   drop_rereads(index);
   context().path = node.path;
   const double started = recorded_.times ? now() : 0;
@@ -184,7 +184,7 @@ void Recompute::run(std::uint32_t index, std::int32_t around, Open& open) {
   for (; wait != open.waits.end() && wait->value == node.output; ++wait) give(*wait, output);
 }
 
-// A node's result alone: from what it saved, where all of that is held and there is a shorter way than forward.
+// Only a node's result: from its saved tensors, if all are held and there is a shorter way than forward.
 Tensor Recompute::run_output(const Node& node, std::span<const Tensor> inputs) {
   std::array<Tensor, max_saved_tensors> saved;
   const std::span<const SavedEdge> edges = recorded_.saved_of(node);
@@ -199,7 +199,7 @@ Tensor Recompute::run_output(const Node& node, std::span<const Tensor> inputs) {
   return node.type->output_from_saved(node.record, inputs, std::span(saved).first(is_held ? edges.size() : 0));
 }
 
-// A node will not read its operands again any more.
+// A node no longer rereads its operands.
 void Recompute::drop_rereads(std::uint32_t node) noexcept {
   for (const std::uint32_t value : recorded_.inputs_of(recorded_.nodes[node])) {
     if (value == none || --recorded_.values[value].rereads > 0) continue;

@@ -1,14 +1,14 @@
 #pragma once
-// Recomputation in backward: runs dropped nodes again, from what their segment kept (segments.h).
+// Recomputation in backward: runs dropped nodes again, from the tensors that their segment kept (segments.h).
 //
 // Invariants
-// - A segment is *opened* when backward reaches its last node: a search tells which of its nodes are recomputed, and
-//   how. Those around it are opened first; those inside of it stay closed until backward reaches them.
-// - A node runs right before the first backward that needs what it makes, with those before it that it needs, in the
-//   order of the recording, and at most once each time its segment is opened.
-// - A recomputed tensor goes to those who wait for it (a node's Saved, or the sources of a segment inside) and to the
-//   nodes that are still to read it again; after the last of them it is free.
-// - Bits are those of the first run. An operator's record holds all that its random numbers depend on (RandomSite:
+// - A segment is *opened* when backward reaches its last node: a search decides which of its nodes are recomputed, and
+//   how. Segments around it are opened first; inner ones stay closed until backward reaches them.
+// - A node runs right before the first backward that needs its result, after the nodes that it needs, in the order of
+//   the recording, and at most once each time its segment is opened.
+// - A recomputed tensor goes to its waiting readers (a node's Saved, or the sources of an inner segment) and to the
+//   nodes that will reread it; after the last of them it is free.
+// - Bits equal the first run. An operator's record holds everything that its random numbers depend on (RandomSite:
 //   seed, step, site, first sample), so a dropout draws the same mask, and no count advances. Context::is_recomputing
 //   keeps operators from updating statistics twice.
 //
@@ -16,7 +16,7 @@
 //
 //   provide(2)   opens the segment and recomputes all three: 2 is due, it needs 1, and 1 needs 0. Each fills its Saved;
 //                the segment's sources x and w go to node 0
-//   provide(1)   nothing is due: node 1 has what it saves
+//   provide(1)   nothing is due: node 1 has its saved tensors
 //   provide(0)   the same
 
 #include <cstdint>
@@ -30,24 +30,24 @@ class Recompute {
  public:
   Recompute(Recorded& recorded, Segments& segments) : recorded_(recorded), segments_(segments) {}
 
-  /// Makes all that the backward of this node reads; called when backward reaches it. Throws what the operators throw,
+  /// Makes all tensors that this node's backward reads; called when backward reaches it. Throws as the operators throw,
   /// and AutogradError where a tensor was overwritten since.
   void provide(std::uint32_t node);
-  /// Backward is done with the node: nobody asks any more for what it makes.
+  /// Backward is done with the node: its result has no more readers.
   void pass(std::uint32_t node) noexcept;
-  /// The closed segments around the node keep a leaf no longer: no node further on reads it.
+  /// The closed segments around the node release a leaf: no later node reads it.
   void release_leaf(std::uint32_t leaf, std::uint32_t node) noexcept;
 
  private:
   struct Wait {
     std::uint32_t value, reader;
-    std::uint32_t edge;    // in Recorded::saved; none: for a segment
+    std::uint32_t edge;    // in Recorded::saved; none for a segment
     std::int32_t segment;  // that the value is a source of
   };
-  // An open segment: which of its nodes are still to be recomputed.
+  // An open segment: the nodes still to be recomputed.
   struct Open : Needed {
     std::vector<Wait> waits;         // in order of the value's producer
-    std::vector<std::uint32_t> due;  // nodes to be run at once
+    std::vector<std::uint32_t> due;  // nodes to run now
     std::vector<bool> is_asked;      // per node: whether it was ever due
 
     Mode& mode(std::uint32_t node) { return modes[node - first]; }

@@ -30,7 +30,7 @@ void Recorded::clear() noexcept {
     release(v);
   }
   if (spills) spills->clear();
-  slots_.clear();  // gradients that were on their way
+  slots_.clear();  // gradients in flight
   for (Node& node : nodes) node.type->destroy(node.record);
   nodes.clear();
   values.clear();
@@ -46,7 +46,7 @@ void Recorded::clear() noexcept {
 void Recorded::renew_id() noexcept {
   const std::uint32_t before = std::exchange(id, next_tape_id());
   if (id == before + 1) return;
-  earlier_id_ = before;  // other tapes had those in between
+  earlier_id_ = before;  // other tapes had the ids in between
   oldest_id_ = id;
 }
 

@@ -1,12 +1,12 @@
 #pragma once
-// What a tape has recorded: nodes in order of execution, the values between them, and the tensors held for backward.
+// A tape's recording: nodes in order of execution, the values between them, and the tensors held for backward.
 //
 // Invariants
 // - A value is a tensor that some node reads, makes or saves. Two nodes that save one tensor save one value.
 // - Node n reads inputs[first_input ..) and saves saved[first_saved ..), as many as its operator has.
-// - A value is held as long as its count of holds is positive, one for each node or segment that will read it in
-//   backward. Then it has a slot, which is empty only while the bytes are spilled.
-// - Everything lies in flat tables that keep their room from recording to recording.
+// - A value is held while its count of holds is positive, one for each node or segment that will read it in backward.
+//   Then it has a slot, which is empty only while the bytes are spilled.
+// - Everything is in flat tables that keep their room from recording to recording.
 //
 // Example: a and b are leaves; y = mul(a, b); z = exp(y)
 //
@@ -35,13 +35,13 @@ inline constexpr std::int32_t none_segment = -1;
 
 struct Value {
   std::int32_t slot = -1;       // held tensor
-  std::int32_t spill = -1;      // that has its bytes; the slot is empty then
+  std::int32_t spill = -1;      // index of its spill; the slot is empty then
   std::int32_t grad_slot = -1;  // gradient so far
   std::int32_t leaf = -1;       // in leaves
-  std::int32_t producer = -1;   // node; -1: came from outside
+  std::int32_t producer = -1;   // node; -1 for outside values
   std::uint32_t holds = 0;      // nodes and segments that will read it in backward
   std::uint32_t mark = 0;       // of the last search that met it
-  std::uint32_t rereads = 0;    // nodes to be recomputed that will read it; together they are one of the holds
+  std::uint32_t rereads = 0;    // nodes that will reread it; together they are one of the holds
   std::uint32_t version = 0;    // of its storage when it was made, first seen or recomputed
   std::int64_t elements = 0;
   bool is_held_for_rereads = false;
@@ -49,7 +49,7 @@ struct Value {
 
 struct SavedEdge {
   std::uint32_t value = none;
-  bool is_held = false;  // false: dropped by a closed segment
+  bool is_held = false;  // false when a closed segment dropped it
 };
 
 struct Node {
@@ -65,7 +65,7 @@ struct Node {
   bool is_dropped = false;  // ran without filling its Saved
 };
 
-/// Where a leaf is an operand.
+/// The uses of a leaf as an operand.
 struct LeafUse {
   std::uint32_t value = none;
   std::uint32_t first_node = none;
@@ -80,7 +80,7 @@ class Recorded {
   Recorded(const Recorded&) = delete;
   Recorded& operator=(const Recorded&) = delete;
 
-  /// Forgets all nodes and values, and drops what is held. Tensors of this recording are on no tape from then on.
+  /// Forgets all nodes and values, and drops held tensors. Tensors of this recording are on no tape from then on.
   void clear() noexcept;
 
   /// Room for an operator's record, for as long as its node lives.
@@ -97,16 +97,16 @@ class Recorded {
   Tensor& held(std::uint32_t value) { return slots_[static_cast<std::size_t>(values[value].slot)]; }
   /// The same, brought back where it is spilled.
   const Tensor& read(std::uint32_t value);
-  /// What a held value is, and the storage that it has here: null when it is in a tier.
+  /// A held value and its storage here; null when it is in a tier.
   KeptTensor kept_tensor(std::uint32_t value) const;
   /// Throws AutogradError where the value's bytes, which `reader` is about to read, have changed since they were noted.
   void require_unwritten(const Node& reader, std::uint32_t value) const;
 
-  /// The values that a node reads; none: an operand that is absent, or a constant that nothing will read again.
+  /// The values that a node reads; none for an absent operand, or a constant that will not be read again.
   std::span<const std::uint32_t> inputs_of(const Node& node) const {
     return std::span(inputs).subspan(node.first_input, node.inputs);
   }
-  /// What a node saves, in the order of its operator's Saved.
+  /// The values that a node saves, in the order of its operator's Saved.
   std::span<SavedEdge> saved_of(const Node& node) {
     return std::span(saved).subspan(node.first_saved, static_cast<std::size_t>(node.type->saved_tensors));
   }
@@ -132,13 +132,13 @@ class Recorded {
   std::vector<std::uint32_t> inputs;  // of all nodes
   std::vector<SavedEdge> saved;       // of all nodes
   std::vector<std::shared_ptr<Leaf>> leaves;
-  std::vector<LeafUse> leaf_uses;                  // of each leaf, while backward runs; empty: nobody asks
+  std::vector<LeafUse> leaf_uses;                  // of each leaf, during backward; empty when unused
   std::vector<std::uint32_t> leaves_by_first_use;  // the same
   std::uint32_t id = 0;                            // of the recording, in the TapeRef of its tensors
-  const LeafSet* trained = nullptr;                // null: all leaves
-  TapeTimes* times = nullptr;                      // null: not asked for
-  std::unique_ptr<Spills> spills;                  // null: the plan has none
-  std::unique_ptr<Observer> observer;              // null: not asked for
+  const LeafSet* trained = nullptr;                // null trains all leaves
+  TapeTimes* times = nullptr;                      // may be null
+  std::unique_ptr<Spills> spills;                  // null when the plan has none
+  std::unique_ptr<Observer> observer;              // null unless observed
 
  private:
   void renew_id() noexcept;
@@ -148,7 +148,7 @@ class Recorded {
   std::vector<Tensor> slots_;
   std::vector<std::int32_t> free_slots_;
   std::uint32_t mark_ = 0;
-  std::uint32_t oldest_id_ = 0, earlier_id_ = 0;     // recordings of before had those from oldest_id_ on, and this one
+  std::uint32_t oldest_id_ = 0, earlier_id_ = 0;     // earlier recordings had the ids from oldest_id_ on, and this one
   std::vector<std::unique_ptr<std::byte[]>> pages_;  // of records
   std::size_t page_ = 0, page_used_ = 0;
 };

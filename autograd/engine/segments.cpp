@@ -16,7 +16,7 @@ bool is_same_window(const Tensor& a, const Tensor& b) noexcept {
 void Segments::follow(std::shared_ptr<const TapePlan> plan) {
   planned_ = plan ? plan->innermost() : std::vector<std::int32_t>();
   plan_ = std::move(plan);
-  if (plan_) segments_.reserve(plan_->segments.size());  // clear() asks for no memory
+  if (plan_) segments_.reserve(plan_->segments.size());  // clear() must not allocate
   clear();
 }
 
@@ -42,7 +42,7 @@ void Segments::end() noexcept {
   try {
     settle(ended);
   } catch (const std::exception&) {
-    // It holds more than it needs. Backward settles it, and says what is wrong.
+    // It holds more than it needs. Backward settles it, and reports the error.
   }
 }
 
@@ -148,7 +148,8 @@ void Segments::keep(const Node& node, std::int32_t closed, std::span<const Tenso
   }
 }
 
-// Whether a value is there while the segment is closed and all around it are open: it came from before it, or is kept.
+// Whether a value is available while the segment is closed and all around it are open: it came before the segment, or
+// is kept.
 bool Segments::is_kept_for(std::uint32_t value, std::int32_t closed) const {
   const std::int32_t producer = recorded_.values[value].producer;
   if (producer < static_cast<std::int32_t>(at(closed).first_node)) return true;
@@ -156,7 +157,7 @@ bool Segments::is_kept_for(std::uint32_t value, std::int32_t closed) const {
   return node.output == value && node.segment == closed && keeps_output(node.fate);
 }
 
-// Holds those operands of a new node that running the segment again may read.
+// Holds the operands of a new node that running the segment again may read.
 void Segments::hold_sources(std::uint32_t node, std::int32_t closed, std::span<const Tensor> inputs) {
   Segment& s = at(closed);
   if (s.sources.empty()) recorded_.unmark_all();
@@ -201,7 +202,7 @@ void Segments::search(std::int32_t index, std::uint32_t end, bool is_ahead, Need
   const auto require = [&](std::uint32_t value, std::uint32_t reader) {
     if (value == none || recorded_.is_marked(value)) return;
     const std::int32_t producer = recorded_.values[value].producer;
-    if (producer >= static_cast<std::int32_t>(end)) return;  // backward is past all that read it
+    if (producer >= static_cast<std::int32_t>(end)) return;  // backward is past all its readers
     recorded_.mark(value);
     const bool is_there = is_ahead ? is_kept_for(value, index) : recorded_.is_held(value);
     if (is_there) {
@@ -225,9 +226,9 @@ void Segments::search(std::int32_t index, std::uint32_t end, bool is_ahead, Need
     if (child == none_segment) {
       const bool will_keep = is_ahead && node.is_dropped && keeps_saved(node.fate);
       if (!node.needs.any()) {
-        // nothing of its own
+        // it saves nothing
       } else if (will_keep) {
-        // What it will have saved is not known yet: any of its operands, or its result.
+        // Its future saved tensors are unknown here: any of its operands, or its result.
         require_operands(node, n);
         if (!keeps_output(node.fate)) require(node.output, n);
       } else if (node.is_dropped) {

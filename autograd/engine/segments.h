@@ -1,20 +1,19 @@
 #pragma once
-// Segments: which nodes of a recording are dropped, and what must be kept so that they can be recomputed.
+// Segments: which nodes of a recording are dropped, and which tensors must be kept to recompute them.
 //
 // A segment is a range of nodes, named by the program (autograd/checkpoint.h) or by a plan (autograd/plan.h, which
-// says what closed, open, fate and source mean). All of this happens while the tape records; recompute.h goes on in
-// backward.
+// defines closed, open, fate and source). All of this happens while the tape records; recompute.h goes on in backward.
 //
 // Invariants
-// - Segments nest. Nodes are recorded under the outermost one around them, the *closed* one: what it does not keep is
-//   not held, and operators that it drops do not fill their Saved.
-// - While a segment is recorded it holds every source that a node may read again. When it ends it is *settled*: a
-//   search finds which of them recomputing it reads, and releases the others.
+// - Segments nest. Nodes are recorded under the outermost one around them, the *closed* one: it holds only the tensors
+//   it keeps, and its dropped operators do not fill their Saved.
+// - While a segment is recorded it holds every source that a node may reread. When it ends it is *settled*: a search
+//   finds the sources that recomputing it reads, and releases the others.
 // - Segments are numbered in order of their first node; a parent comes before its children.
 //
 // Example: checkpoint([](x) { return exp(relu(mul(x, w))); }, x) drops nodes 0 (mul), 1 (relu) and 2 (exp). From node 0
 // on the segment holds x and w, its sources, until backward reaches node 2; no result is held. With a policy that keeps
-// mul (Fate::keep), node 0 holds x and w for its own backward, and mul's result becomes the segment's only source:
+// mul (Fate::keep), node 0 holds x and w for its backward, and mul's result becomes the segment's only source:
 // recomputation starts at relu.
 
 #include <cstdint>
@@ -36,20 +35,20 @@ struct Segment {
   std::uint32_t first_node, end_node;
   std::int32_t parent;
   Policy policy;
-  bool is_open = false;  // its nodes are being recomputed
+  bool is_open = false;  // during its recomputation
   bool is_settled = false;
   std::vector<Source> sources = {};  // held
-  std::vector<Source> needed = {};   // all that recomputing it reads, while those around it are open
+  std::vector<Source> needed = {};   // all values that recomputing it reads, while the segments around it are open
 };
 
-/// How a node is recomputed: not at all, for its result alone, or for all that it saves too.
+/// How a node is recomputed: not at all, only its result, or also its saved tensors.
 enum class Mode : std::uint8_t { skip, output, full };
 
-/// What recomputing a segment takes.
+/// The requirements of recomputing a segment.
 struct Needed {
   std::uint32_t first = 0;              // node of the segment; the lists begin there
   std::vector<Mode> modes;              // per node
-  std::vector<std::uint8_t> is_output;  // per node: something reads its result
+  std::vector<std::uint8_t> is_output;  // per node: whether its result is read
   std::vector<Source> sources;
 };
 
@@ -57,7 +56,7 @@ class Segments {
  public:
   explicit Segments(Recorded& recorded) : recorded_(recorded) {}
 
-  /// Has recordings from now on follow a valid plan; null: the program's own segments.
+  /// Makes recordings from now on follow a valid plan; null restores the program's segments.
   void follow(std::shared_ptr<const TapePlan> plan);
   /// Ready for the next recording.
   void clear() noexcept;
@@ -65,7 +64,7 @@ class Segments {
   void begin(Policy policy);
   void end() noexcept;
 
-  /// Whether the program is in a segment that it has not ended.
+  /// Whether the program is inside a segment.
   bool is_recording() const noexcept { return innermost_ != none_segment; }
   /// Whether nodes that lead to no parameter may be needed to recompute others.
   bool may_recompute() const noexcept { return plan_ || innermost_ != none_segment; }
@@ -73,10 +72,10 @@ class Segments {
   bool keeps_next(const OpType& type) const;
   /// Sets segment, fate and is_dropped of the next node.
   void place(Node& node) const;
-  /// Holds what a node that was just recorded saved, and the sources that it reads, as its segment says.
+  /// Holds the saved tensors of the node just recorded, and the sources that it reads, as its segment requires.
   void add(std::uint32_t node, std::span<const Tensor> inputs, std::span<Tensor> kept, const Tensor& output);
 
-  // A recording that departs from the plan ends with a PlanError; none of these throws where there is no plan.
+  // A recording that departs from the plan ends with a PlanError; without a plan none of these throws.
   void require_planned(const OpType& next) const;
   void require_planned_size(const OpType& next, std::span<const Tensor> inputs, const Tensor& output) const;
   void require_planned_end() const;
@@ -85,19 +84,19 @@ class Segments {
 
   Segment& at(std::int32_t index) { return segments_[static_cast<std::size_t>(index)]; }
   const Segment& at(std::int32_t index) const { return segments_[static_cast<std::size_t>(index)]; }
-  /// The segment directly inside of `around` that is `inner` or around it; none when `inner` is `around` itself.
+  /// The child of `around` that is `inner` or contains it; none when `inner` is `around` itself.
   std::int32_t child_towards(std::int32_t around, std::int32_t inner) const;
   /// Segments around it.
   std::uint32_t depth(std::int32_t index) const;
-  /// Holds what a node's operator saved: operands and the result by reference, anything else as a value of its own. Of
-  /// a node in the segment `closed` only what that one keeps.
+  /// Holds a node's saved tensors: operands and the result by reference, anything else as a new value. For a node in
+  /// the segment `closed`, only the ones that segment keeps.
   void keep(const Node& node, std::int32_t closed, std::span<const Tensor> inputs, std::span<Tensor> kept,
             const Tensor& output);
-  /// An ended segment and those inside of it: finds what recomputing each needs, and releases the rest.
+  /// Settles an ended segment and its inner ones: finds the values that recomputing each needs, and releases the rest.
   void settle(std::int32_t top);
-  /// Which nodes of a segment before `end` run when it is recomputed, with those inside of it closed anew, and what
-  /// they read; these values are marked. `is_ahead` asks for the time when the segment is closed and all around it are
-  /// open; otherwise it is about to be opened. Throws AutogradError where a tensor from before it was not kept.
+  /// Finds the nodes of a segment before `end` that run when it is recomputed, with its inner segments closed again,
+  /// and the values they read, which it marks. `is_ahead`: the segment is closed and all around it are open; otherwise
+  /// it is about to be opened. Throws AutogradError where a tensor from before it was not kept.
   void search(std::int32_t index, std::uint32_t end, bool is_ahead, Needed& needed);
   void release_sources(std::int32_t index) noexcept;
 
@@ -112,7 +111,7 @@ class Segments {
   std::shared_ptr<const TapePlan> plan_;
   std::vector<std::int32_t> planned_;  // per node of the plan: its innermost segment
   std::vector<Segment> segments_;
-  std::int32_t innermost_ = none_segment;  // that the program is in
+  std::int32_t innermost_ = none_segment;  // of the program's current segment
   Needed ahead_;                           // of settle
 };
 

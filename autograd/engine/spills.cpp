@@ -62,7 +62,7 @@ void Spills::before(std::uint32_t next) {
   }
 }
 
-// The values that hold a storage. None where its bytes cannot go: one is a leaf, or has a scale, or they are a store's.
+// The values that hold a storage. Empty where its bytes cannot go: one is a leaf, or has a scale, or a store has them.
 std::vector<std::uint32_t> Spills::values_on(const Storage* storage) const {
   std::vector<std::uint32_t> list;
   if (storage != nullptr && storage->store()) return list;
@@ -103,7 +103,7 @@ void Spills::begin(std::uint32_t index) {
   leave(index, values);
 }
 
-// Waits until the bytes are written, and lets go of them; where somebody else has them, too, they stay.
+// Waits until the bytes are written, and releases them; if they have another holder they stay.
 void Spills::complete(std::uint32_t index) {
   Entry& entry = entries_[index];
   if (entry.state != State::writing) return;

@@ -1,17 +1,18 @@
 #pragma once
-// Spilling: the bytes of saved tensors that wait in a tier (memory/offload/offload.h), or packed, between forward and
-// backward, as the plan's spills say (TapePlan::Spill).
+// Spilling: between forward and backward the bytes of saved tensors wait in a tier (memory/offload/offload.h), or
+// packed, as the plan requires (TapePlan::Spill).
 //
 // Invariants
-// - A spill takes a whole storage with all values of the tape on it. While it is *away* their slots are empty, their
-//   Value::spill names it, and its members tell what window on the bytes each of them is.
-// - It takes bytes that the tape alone holds, and that nobody wrote while they were on their way; else they stay.
+// - A spill takes a whole storage with all of the tape's values on it. While it is *away* their slots are empty, their
+//   Value::spill names it, and its members record each value's window on the bytes.
+// - It takes bytes that only the tape holds, and that were not written on their way; others stay.
 // - Spills act at ordinals that the plan names, so that allocations do not depend on a disk's speed.
-// - Whoever reads a member in backward gets all of them back. What a recomputed segment keeps is not spilled again.
+// - Backward's first read of a member brings all of them back. Tensors that a recomputed segment keeps are not spilled
+//   again.
 //
 // Example: {node 0, result, offload, away_after 1, gone_after 3, back_before 4} of y, which node 0 makes
 //
-//   before(2)           node 1 was recorded: y begins to be written; it is still here
+//   before(2)           node 1 was recorded: the write of y begins; it is still here
 //   before(4)           node 3 was recorded: y is written, and its bytes are free
 //   prefetch_before(4)  backward is at node 4: the bytes are taken again and the read begins
 //   bring_back(y)       a backward reads y, and waits until it is read
@@ -30,33 +31,33 @@ class Spills {
  public:
   Spills(Recorded& recorded, const TapePlan& plan, std::shared_ptr<Tier> tier);
 
-  /// Ready for the next recording; what is away is dropped.
+  /// Ready for the next recording; drops spilled bytes.
   void clear() noexcept;
 
   /// Notes the storages of a new node's tensors that are to be spilled.
   void note(std::uint32_t node, std::span<const Tensor> saved, const Tensor& output);
-  /// Does what is due before the node `next` is recorded.
+  /// Performs the spills due before the node `next` is recorded.
   void before(std::uint32_t next);
-  /// Begins to read what is due back before the backward of a node.
+  /// Begins the reads due before the backward of a node.
   void prefetch_before(std::uint32_t node);
 
-  // Of a spilled value: one whose Value::spill is set.
+  // For a spilled value: one whose Value::spill is set.
 
-  /// Puts it and all others on its bytes back into their slots.
+  /// Restores it and all others on its bytes to their slots.
   void bring_back(std::uint32_t value);
-  /// Nobody will read it any more; the last one drops the bytes.
+  /// It has no more readers; the last call drops the bytes.
   void forget(std::uint32_t value) noexcept;
-  /// Of its storage when it went.
+  /// Its storage's version when it was spilled.
   std::uint32_t version(std::uint32_t value) const { return entry_of(value).version; }
   KeptTensor kept_tensor(std::uint32_t value) const;
 
-  /// What packed tensors and those that are being read take here, beside the slots.
+  /// Bytes here of packed tensors and of running reads, beside the slots.
   std::size_t bytes_here() const;
 
  private:
   enum class State : std::uint8_t {
-    here,     // nothing was done, or all is back
-    writing,  // here, and on its way to the tier
+    here,     // never spilled, or back
+    writing,  // here, and being written to the tier
     away      // no value of the tape has its bytes
   };
   // A value on the spilled bytes, and its window on them.
@@ -70,7 +71,7 @@ class Spills {
     std::weak_ptr<Storage> storage = {};  // until it is away
     State state = State::here;
     std::vector<Member> members = {};  // while it is away
-    std::uint32_t version = 0;         // of the storage when it went
+    std::uint32_t version = 0;         // of the storage when it was spilled
     PathId path = 0;
     DType dtype = DType::f32;
     memory::Offloaded offloaded = {};

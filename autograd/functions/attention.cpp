@@ -16,15 +16,15 @@ namespace thimble {
 
 namespace attention_functions_detail {
 
-// (B, S, G, D) -> (B, S, G times, D), each head `times` times in a row: a copy, but for one time.
+// (B, S, G, D) -> (B, S, G times, D), each head repeated `times` times in a row: a copy unless `times` is 1.
 Tensor repeat_heads(const Tensor& x, std::int64_t times) {
   if (times == 1) return x;
   const std::int64_t batch = x.size(0), length = x.size(1), heads = x.size(2), width = x.size(3);
   const Tensor repeated = expand(unsqueeze(x, 3), {batch, length, heads, times, width});
-  return dense(reshape(repeated, {batch, length, heads * times, width}));  // one head alone would be a view
+  return dense(reshape(repeated, {batch, length, heads * times, width}));  // a single head would be a view
 }
 
-// In evaluation nothing is dropped; a probability out of range is left for the operator to refuse.
+// In evaluation nothing is dropped; the operator refuses a probability out of range.
 double dropped(double p) { return p > 0 && p < 1 && is_evaluating() ? 0 : p; }
 
 }  // namespace attention_functions_detail
@@ -45,7 +45,7 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
 
 Tensor attention_textbook(const Tensor& qkv, std::int64_t heads, const AttentionOptions& o) {
   if (heads < 1) {
-    throw ValueError("attention_textbook: " + std::to_string(heads) + " heads, allowed are 1 and more");
+    throw ValueError("attention_textbook: " + std::to_string(heads) + " heads, expected at least 1");
   }
   if (qkv.rank() != 3 || qkv.size(2) == 0 || qkv.size(2) % (3 * heads) != 0) {
     throw ShapeError("attention_textbook: " + describe(qkv) + " is not (B, T, 3 C) with C divisible by " +
@@ -62,10 +62,10 @@ Tensor attention_textbook(const Tensor& q, const Tensor& k, const Tensor& v, con
   if (q.rank() != 4 || k.rank() != 4 || v.rank() != 4 || q.size(3) == 0 || k.size(2) == 0 || k.size(2) != v.size(2) ||
       q.size(2) % k.size(2) != 0) {
     throw ShapeError("attention_textbook: q " + describe(q) + ", k " + describe(k) + ", v " + describe(v) +
-                     "; (B, T, H, D), (B, S, G, D), (B, S, G, D) are needed, and G divides H");
+                     "; expected (B, T, H, D), (B, S, G, D), (B, S, G, D) where G divides H");
   }
   if (o.window != 0 || o.mask.defined()) {
-    throw ValueError("attention_textbook: a window or a mask is given; attention() has them");
+    throw ValueError("attention_textbook: it has no window and no mask; use attention()");
   }
   const std::int64_t group = q.size(2) / k.size(2);
   const double scale = o.scale ? *o.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));

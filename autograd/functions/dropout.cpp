@@ -8,12 +8,12 @@ namespace thimble {
 
 namespace dropout_functions_detail {
 
-// A probability out of range is for the operator to refuse, in evaluation too.
+// The operator refuses a probability out of range, in evaluation too.
 bool drops(double p) { return p != 0 && !(is_evaluating() && p > 0 && p < 1); }
 
 }  // namespace dropout_functions_detail
 
-// Where nothing is dropped the operator is skipped, but its site is taken: later calls' numbers do not depend on it.
+// Without dropping the operator is skipped, but its site is taken: later calls' numbers do not depend on it.
 Tensor dropout(const Tensor& x, double p) {
   const RandomSite site = next_random_site();
   return dropout_functions_detail::drops(p) ? apply(ops::Dropout{p, site}, x) : x;

@@ -73,13 +73,13 @@ Tensor fake_quantize(const Tensor& x, const Tensor& scale, int zero, int low, in
   constexpr int limit = 1 << 20;
   if (!(-limit <= low && low <= zero && zero <= high && high <= limit)) {
     throw ValueError("fake_quantize: codes " + std::to_string(low) + " to " + std::to_string(high) + ", zero point " +
-                     std::to_string(zero) + "; low <= zero <= high within +-2^20 are needed");
+                     std::to_string(zero) + "; expected low <= zero <= high within +-2^20");
   }
-  const Tensor wide = to_dtype(contiguous(scale.detach()), DType::f64);  // a dry device, too, takes its bytes
+  const Tensor wide = to_dtype(contiguous(scale.detach()), DType::f64);  // a dry device takes its bytes, too
   if (!scale.device().is_dry) {
     for (const double s : to_host<double>(wide)) {
       if (!(std::isfinite(s) && s > 0)) {
-        throw ValueError("fake_quantize: a scale is " + std::to_string(s) + "; finite numbers above 0 are allowed");
+        throw ValueError("fake_quantize: a scale is " + std::to_string(s) + "; expected a finite number above 0");
       }
     }
   }
@@ -101,7 +101,7 @@ Tensor masked_fill(const Tensor& x, const Tensor& mask, double value) {
 
 namespace elementwise_functions_detail {
 
-// `outside` of (column, row + diagonal) gives the mask of what becomes 0.
+// `outside` of (column, row + diagonal) gives the mask of zeroed elements.
 Tensor triangle(const char* name, const Tensor& x, std::int64_t diagonal,
                 Tensor (*outside)(const Tensor&, const Tensor&)) {
   if (x.rank() < 2) throw ShapeError(std::string(name) + ": " + describe(x) + " has no rows and columns");

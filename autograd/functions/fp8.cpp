@@ -13,7 +13,7 @@ Tensor fp8_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, con
   if (is_delayed && !state.defined()) throw ValueError("fp8_linear: delayed scaling needs a state, which is undefined");
   Tensor scales;
   if (is_delayed) {
-    // Outside of a transaction this call writes the next step's scales where backward would look for its own.
+    // Outside a transaction this call overwrites the scales before backward reads them.
     scales = context().transaction == nullptr && context().tape != nullptr ? clone(state.scale) : state.scale;
   }
   Fp8Use use{format, is_delayed ? state : Fp8State{}, 0, records};

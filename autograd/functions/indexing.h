@@ -1,6 +1,6 @@
 #pragma once
-// Reading by index, and putting tensors together. What each keeps for backward stands at the operators in
-// core/ops/layout/gather.h and core/ops/layout/concat.h. Throw ShapeError, DTypeError, DeviceError, ValueError.
+// Indexing, and concatenation. The operators in core/ops/layout/gather.h and core/ops/layout/concat.h name the tensors
+// kept for backward. Throw ShapeError, DTypeError, DeviceError, ValueError.
 
 #include <initializer_list>
 #include <span>
@@ -15,7 +15,7 @@ Tensor embedding(const Tensor& table, const Tensor& ids);
 /// y[i, j, k] = x[i, index[i, j, k], k] for axis 1 of three; the result has the shape of index (i32 or i64).
 Tensor gather(const Tensor& x, int axis, const Tensor& index);
 
-/// One after the other along `axis`. Any number of them: more than a node takes (32) are recorded in chunks, and chunks
+/// One after the other along `axis`. Takes any number: more than a node's limit (32) are recorded in chunks, and chunks
 /// of chunks.
 Tensor concat(std::span<const Tensor> parts, int axis);
 Tensor concat(std::initializer_list<Tensor> parts, int axis);

@@ -1,12 +1,12 @@
 #pragma once
-// Losses. Formulas, and what backward keeps, stand at the operators in core/ops/reduction/loss.h. A loss is f32 (f64
-// for f64).
+// Losses. The operators in core/ops/reduction/loss.h have the formulas and the tensors kept for backward. A loss is f32
+// (f64 for f64).
 
 #include <thimble/core/ops/reduction/loss.h>
 
 namespace thimble {
 
-/// Mean over what counts, sum, or one loss per row (per element for mse_loss).
+/// Mean over the rows that count, sum, or one loss per row (per element for mse_loss).
 using LossReduction = ops::LossReduction;
 
 struct CrossEntropyOptions {
@@ -16,14 +16,14 @@ struct CrossEntropyOptions {
 };
 
 /// Cross entropy of logits (..., C) and class numbers (...) in i32 or i64. Keeps the logits by reference and one number
-/// per row; log-probabilities are never written down. The mean is over the rows that are not ignored: NaN when all are.
+/// per row; log-probabilities are never stored. The mean is over the rows that are not ignored: NaN when all are.
 /// Throws ShapeError, DTypeError, DeviceError, ValueError (label smoothing; on a CPU: a target that is no class, naming
 /// its row).
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options = {});
 
 /// cross_entropy(linear(x, weight, bias), targets) without the logits: x (N, C), weight (V, C), targets (N), bias (V)
-/// or undefined. Rows are taken in chunks, and forward makes the gradients: it keeps those of x (N, C), weight (V, C)
-/// and bias, where they are needed (core/ops/matmul/linear_cross_entropy.h, with what equals what). Reduction: mean or
+/// or undefined. Rows are taken in chunks, and forward computes the gradients: it keeps the needed ones of x (N, C),
+/// weight (V, C) and bias (core/ops/matmul/linear_cross_entropy.h, with the bits that are equal). Reduction: mean or
 /// sum. Throws ShapeError, DTypeError, DeviceError, ValueError.
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
                             const CrossEntropyOptions& options = {}, const Tensor& bias = {});
@@ -31,7 +31,7 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
 /// The textbook form, nll(log_softmax(logits)), which keeps the log-probabilities (..., C): for comparison.
 Tensor cross_entropy_textbook(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options = {});
 
-/// Negative log-likelihood of log-probabilities (..., C). Keeps the targets alone.
+/// Negative log-likelihood of log-probabilities (..., C). Keeps only the targets.
 Tensor nll(const Tensor& log_probabilities, const Tensor& targets, const CrossEntropyOptions& options = {});
 
 /// (x - target)^2, reduced over all elements (`none`: not reduced, in x's dtype). Both may take a gradient, both are

@@ -1,5 +1,5 @@
 #pragma once
-// Matrix products and convolutions. The operators, and what each keeps, are in core/ops/matmul/matmul.h,
+// Matrix products and convolutions. The operators and their kept tensors are in core/ops/matmul/matmul.h,
 // core/ops/matmul/lora_linear.h, core/ops/conv/conv.h and core/ops/conv/shared_conv.h.
 
 #include <thimble/core/ops/conv/conv.h>
@@ -16,7 +16,7 @@ Tensor matmul(const Tensor& a, const Tensor& b, bool transpose_a, bool transpose
 /// act(x W^T + bias) with W (O, I), or W (I, O) as `weight_is_in_out`; bias may be undefined.
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               kernels::Activation activation = kernels::Activation::none, bool weight_is_in_out = false);
-/// x W^T + bias + scale (z A^T) B^T, A (r, I) and B (O, r); z undefined: x (core/ops/matmul/lora_linear.h).
+/// x W^T + bias + scale (z A^T) B^T, A (r, I) and B (O, r); z defaults to x (core/ops/matmul/lora_linear.h).
 Tensor lora_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& z, const Tensor& a,
                    const Tensor& b, double scale, bool weight_is_in_out = false);
 
@@ -26,9 +26,9 @@ struct Conv2dOptions {
   std::int64_t dilation = 1;
   std::int64_t groups = 1;
 };
-/// x (N, H, W, C), weight (O, KH, KW, C / groups), bias (O) or undefined -> (N, OH, OW, O). Images (N, C, H, W) and
-/// weights (O, I, KH, KW) are brought here by permute(t, {0, 2, 3, 1}). A ShapeError names the layout where sizes show
-/// it; a weight with I = KH = KW looks the same in both.
+/// x (N, H, W, C), weight (O, KH, KW, C / groups), bias (O) or undefined -> (N, OH, OW, O). permute(t, {0, 2, 3, 1})
+/// converts images (N, C, H, W) and weights (O, I, KH, KW). A ShapeError names the layout where sizes show it; a weight
+/// with I = KH = KW looks the same in both.
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, Conv2dOptions options = {});
 /// The same with kernels made of basis (r, O, KH, KW) and coefficients (C / groups, r); bias (O) or undefined.
 Tensor shared_conv2d(const Tensor& x, const Tensor& basis, const Tensor& coefficients, const Tensor& bias = {},

@@ -12,7 +12,7 @@ namespace norm_functions_detail {
 template <ops::NormTail tail>
 Tensor batch_norm_with(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
                        const Tensor& running_mean, const Tensor& running_var, const BatchNormOptions& options) {
-  // Without running statistics those of the batch are all there is, in evaluation too.
+  // Without running statistics it uses the batch's, in evaluation too.
   if (options.training && !(is_evaluating() && running_mean.defined() && running_var.defined())) {
     return apply(ops::BatchNorm<tail>{running_mean.detach(), running_var.detach(), options.momentum, options.epsilon},
                  x, residual, weight, bias);

@@ -1,7 +1,7 @@
 #pragma once
-// Normalisations. Formulas, sources and what each keeps for backward stand at the operators in
-// core/ops/norm/layer_norm.h, group_norm.h and batch_norm.h. Weight and bias may be undefined; they are in x's dtype or
-// in f32. Throw ShapeError, DTypeError, DeviceError, ValueError.
+// Normalisations. The operators in core/ops/norm/layer_norm.h, group_norm.h and batch_norm.h have formulas, sources and
+// the tensors kept for backward. Weight and bias may be undefined; they are in x's dtype or in f32. Throw ShapeError,
+// DTypeError, DeviceError, ValueError.
 
 #include <thimble/core/tensor/tensor.h>
 
@@ -17,15 +17,15 @@ Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight = {
                   double epsilon = 1e-5);
 
 struct BatchNormOptions {
-  /// Statistics of the batch, and the running ones are updated; else, and in evaluation (core/tensor/evaluation.h), the
-  /// running ones are used where there are some.
+  /// Uses the batch's statistics and updates the running ones; otherwise, and in evaluation (core/tensor/evaluation.h),
+  /// uses the running ones if there are any.
   bool training = true;
   double momentum = 0.1;
   double epsilon = 1e-5;
 };
 
 /// x: (..., C), over all axes but the last; all others are (C). The running statistics may be undefined in training;
-/// they are changed once for each forward, never in a recompute, and inside of a Transaction when that is committed.
+/// they change once for each forward, never in a recompute, and inside a Transaction when it commits.
 Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
                   const Tensor& running_var, const BatchNormOptions& options = {});
 /// max(batch_norm(x), 0), bit for bit.

@@ -1,6 +1,6 @@
 #pragma once
-// Pooling of images (N, H, W, C). Formulas, and what each keeps for backward, stand at the operators in
-// core/ops/conv/pool.h. Throw ShapeError, DTypeError, DeviceError, ValueError.
+// Pooling of images (N, H, W, C). The operators in core/ops/conv/pool.h have the formulas and the tensors kept for
+// backward. Throw ShapeError, DTypeError, DeviceError, ValueError.
 
 #include <thimble/core/ops/conv/pool.h>
 #include <thimble/core/tensor/tensor.h>

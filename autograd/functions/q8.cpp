@@ -12,12 +12,12 @@
 namespace thimble {
 
 Tensor quantize_q8(const Tensor& weight) {
-  if (weight.dtype() != DType::f32) throw DTypeError("quantize_q8: weight " + describe(weight) + "; f32 is needed");
+  if (weight.dtype() != DType::f32) throw DTypeError("quantize_q8: weight " + describe(weight) + "; expected f32");
   if (weight.rank() != 2 || weight.size(1) % kernels::q8_block != 0) {
-    throw ShapeError("quantize_q8: weight " + to_string(weight.shape()) + "; (out, in) with 32 dividing in is needed");
+    throw ShapeError("quantize_q8: weight " + to_string(weight.shape()) + "; expected (out, in) with 32 dividing in");
   }
   const Device device = weight.device();
-  if (device.is_cuda() && !device.is_dry) {  // the host's work
+  if (device.is_cuda() && !device.is_dry) {  // a copy on the host
     return to_device(quantize_q8(to_device(weight.detach(), cpu)), device, Category::parameter);
   }
   const std::int64_t rows = weight.size(0), columns = weight.size(1);
@@ -36,9 +36,9 @@ Tensor quantize_q8(const Tensor& weight) {
 }
 
 Tensor dequantize_q8(const Tensor& blocks) {
-  if (blocks.dtype() != DType::u8) throw DTypeError("dequantize_q8: blocks " + describe(blocks) + "; u8 is needed");
+  if (blocks.dtype() != DType::u8) throw DTypeError("dequantize_q8: blocks " + describe(blocks) + "; expected u8");
   if (blocks.rank() != 2 || blocks.size(1) % kernels::q8_block_bytes != 0) {
-    throw ShapeError("dequantize_q8: blocks " + to_string(blocks.shape()) + "; (out, 34 in / 32) is needed");
+    throw ShapeError("dequantize_q8: blocks " + to_string(blocks.shape()) + "; expected (out, 34 in / 32)");
   }
   const Tensor from = contiguous(blocks);
   const std::int64_t in_row = blocks.size(1) / kernels::q8_block_bytes;

@@ -14,7 +14,7 @@ Tensor quantize_q8(const Tensor& weight);
 /// Back to f32 (O, I).
 Tensor dequantize_q8(const Tensor& blocks);
 /// act(x W^T + bias) with W in blocks: linear() of dequantize_q8(blocks), bit for bit, a tile of W at a time. For
-/// inference: throws AutogradError where a gradient is asked for.
+/// inference: throws AutogradError where a gradient is needed.
 Tensor linear_q8(const Tensor& x, const Tensor& blocks, const Tensor& bias = {},
                  kernels::Activation activation = kernels::Activation::none);
 

@@ -1,8 +1,8 @@
 #pragma once
-// Reductions with gradients, over one axis, a list of axes, or all (the default): `sum(x)`, `mean(x, -1)`,
-// `variance(x, {0, 1}, 1, true)`. With keep_axes the reduced axes stay with size 1. Formulas, empty cases, and what
-// backward keeps stand at the operators in core/ops/reduction/reduction.h. All throw ShapeError for an axis out of
-// range or named twice.
+// Reductions with gradients, over one axis, a list of axes, or all (the default): `sum(x)`, `mean(x, -1)`, `variance(x,
+// {0, 1}, 1, true)`. With keep_axes the reduced axes stay with size 1. The operators in core/ops/reduction/reduction.h
+// have formulas, empty cases, and the tensors kept for backward. All throw ShapeError for an axis out of range or named
+// twice.
 
 #include <thimble/core/ops/reduction/reduce.h>
 
@@ -16,10 +16,10 @@ Tensor mean(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
 Tensor variance(const Tensor& x, const Axes& axes = {}, int correction = 1, bool keep_axes = false);
 /// `variance(x, -1, true)`: a bool is no correction.
 Tensor variance(const Tensor& x, const Axes& axes, bool correction, bool keep_axes = false) = delete;
-/// NaN wins. Throws ShapeError when there is nothing to choose from.
+/// NaN wins. Throws ShapeError for empty reductions.
 Tensor max(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
 Tensor min(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
-/// Place (i64) of the first extreme in row-major order of the reduced axes; no gradient.
+/// Index (i64) of the first extreme in row-major order of the reduced axes; no gradient.
 Tensor argmax(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
 Tensor argmin(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
 /// log sum e^x. Throws DTypeError unless x is floating.

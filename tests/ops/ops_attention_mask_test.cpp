@@ -307,5 +307,5 @@ TEST_CASE("ops: attention's bad masks are named") {
   CHECK(contains(refusal<ValueError>(with(trained)), "a mask has none"));
   AttentionOptions windowed;
   windowed.window = 2;
-  CHECK(contains(refusal<ValueError>([&] { attention_textbook(q, k, k, windowed); }), "attention() has them"));
+  CHECK(contains(refusal<ValueError>([&] { attention_textbook(q, k, k, windowed); }), "use attention()"));
 }
