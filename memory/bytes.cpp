@@ -9,7 +9,7 @@ std::string human_bytes(std::size_t bytes) {
   static constexpr const char* units[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   double value = static_cast<double>(bytes) / 1024;
   std::size_t unit = 0;
-  // What would be printed as 1024.00 is shown in the next unit.
+  // A value that would print as 1024.00 moves to the next unit.
   while (value >= 1023.995 && unit + 1 < sizeof units / sizeof *units) {
     value /= 1024;
     ++unit;

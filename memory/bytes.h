@@ -1,5 +1,5 @@
 #pragma once
-// How byte counts are written.
+// Formatting of byte counts.
 
 #include <cstddef>
 #include <string>

@@ -1,11 +1,11 @@
 #pragma once
-// Questions to the default resource of a device.
+// Queries of a device's default resource.
 //
 // Policy
-// - What is asked is answered by the stack that default_resource(device) hands out; asking makes it where needed.
+// - The stack of default_resource(device) answers; a query makes it if necessary.
 //
 // Terms
-//   max_allocated   the ledger's peak of requested bytes; what had to be committed for it is statistics()
+//   max_allocated   the ledger's peak of requested bytes; statistics() has the committed bytes for it
 
 #include <cstddef>
 #include <cstdint>
@@ -16,8 +16,8 @@
 
 namespace thimble::memory {
 
-/// The ledger's table (bytes by category and by path, now and at the peak), then what the arena committed for it; of a
-/// GPU also what tiers have of the host's pinned memory, what the device says, and what its libraries did and refused.
+/// The ledger's table (bytes by category and by path, now and at the peak), then the arena's committed bytes; for a GPU
+/// also the tiers' bytes of the host's pinned memory, the device's own count, and its libraries' calls and refusals.
 std::string summary(Device device = cpu);
 
 /// Largest sum of live requested bytes since the start or reset_peak().
@@ -34,32 +34,32 @@ std::size_t safe_point(Device device = cpu);
 /// Slides all blocks of the default resource together (Arena::compact). Returns the bytes moved.
 std::size_t compact(Device device = cpu);
 
-/// What a GPU says of its memory, that of other processes included, beside what arenas have of it.
+/// A GPU's count of its memory, other processes included, beside the arenas' bytes.
 struct DeviceUse {
   std::size_t total_bytes = 0;
   std::size_t used_bytes = 0;     ///< now
-  std::size_t context_bytes = 0;  ///< before the process's first page: its context, and what others had
-  std::size_t outside_bytes = 0;  ///< now, of no arena: the context, the libraries' own, and what others have
-  std::size_t handle_bytes = 0;   ///< of these, what the handles of libraries took when they were made
+  std::size_t context_bytes = 0;  ///< before the process's first page: its context, and other processes
+  std::size_t outside_bytes = 0;  ///< now, outside arenas: the context, the libraries, and other processes
+  std::size_t handle_bytes = 0;   ///< of these, taken by the handles of libraries when they were made
 };
 
-/// `arena_bytes` are those that the process's arenas have committed. Throws DeviceError where there is no such GPU.
+/// `arena_bytes` are committed by the process's arenas. Throws DeviceError without such a GPU.
 DeviceUse device_use(Device device, std::size_t arena_bytes);
 
 /// "used 1.00 GiB of 8.00 GiB, outside of arenas 320.00 MiB, before the first page 256.00 MiB".
 std::string to_string(const DeviceUse& use);
 
-/// What the device's used bytes rose by between two answers of device_use, less what handles of libraries took
-/// meanwhile and the `arena_bytes` that were committed meanwhile: what was allocated behind the books. On a shared
-/// device others' memory is in it, too; negative where they gave back.
+/// The rise of the device's used bytes between two results of device_use, less the handles of libraries and the
+/// `arena_bytes` committed meanwhile: allocations outside the books. On a shared device it includes other processes'
+/// memory; negative where they gave back.
 std::int64_t unbooked_bytes(const DeviceUse& before, const DeviceUse& after, std::size_t arena_bytes);
 
 /// "cuBLASLt made 12 calls and refused 0; cuDNN made 3 calls and refused 1, the first: convolution of ...".
 std::string to_string(const kernels::LibraryUse& use);
 
 /// "2 compactions moved 3 blocks, 1.00 KiB (1024 B), in 0.01 ms"; where pages were remapped, with the bytes that moved
-/// with their pages and those that were copied; of a GPU "in 0.01 ms of the host, copies in 0.20 ms of the device", and
-/// "so far, which is not known to be done" where some may be under way.
+/// with their pages and the copied ones; for a GPU "in 0.01 ms of the host, copies in 0.20 ms of the device", and "so
+/// far, which is not known to be done" where some may still run.
 std::string compaction_to_string(const Arena::Statistics& statistics);
 
 /// The arena's lines of a summary.

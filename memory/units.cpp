@@ -27,7 +27,7 @@ constexpr std::array<Unit, 10> units = {{{"", 1},
                                          {"gib", std::int64_t{1} << 30},
                                          {"tib", std::int64_t{1} << 40}}};
 
-// What may follow in a message of one line: long or unprintable input is cut or masked.
+// Input made safe for a message of one line: long or unprintable text is cut or masked.
 std::string shown(std::string_view text) {
   constexpr std::size_t longest = 40;
   std::string result = "\"";
@@ -37,13 +37,13 @@ std::string shown(std::string_view text) {
 
 [[noreturn]] void refuse(std::string_view text, const std::string& why) {
   throw ValueError("size: " + shown(text) + " " + why +
-                   "; allowed: bytes (1073741824) or a number with a unit: B, KB, MB, GB, TB (powers of 1000), KiB, "
+                   "; expected bytes (1073741824) or a number with a unit: B, KB, MB, GB, TB (powers of 1000), KiB, "
                    "MiB, GiB, TiB (powers of 1024), as in 512MiB or 4.99GB");
 }
 
 bool is_digit(char c) noexcept { return c >= '0' && c <= '9'; }
 
-// The digits at the front of `text`, which are taken off it.
+// Removes and returns the digits at the front of `text`.
 std::string_view take_digits(std::string_view& text) noexcept {
   std::size_t count = 0;
   while (count < text.size() && is_digit(text[count])) ++count;

@@ -1,5 +1,5 @@
 #pragma once
-// Bytes and numbers as people write them and read them.
+// Bytes and numbers in human-readable form.
 
 #include <concepts>
 #include <cstdint>
@@ -27,8 +27,8 @@ std::string format_grouped(T value) {
 
 /// Reads a SIZE: digits with an optional decimal part, an optional space, and a unit B, KB, MB, GB, TB (powers of 1000)
 /// or KiB, MiB, GiB, TiB (powers of 1024), upper or lower case; without a unit, a whole number of bytes. Exact decimal
-/// arithmetic, a part of a byte is dropped: a budget never grows by reading it ("4.99GB" is 4,990,000,000).
-/// Throws ValueError, naming the text and the allowed forms, for anything else: a sign, NaN, exponents, unknown units,
+/// arithmetic, rounding fractions of a byte down: a budget never grows by reading it ("4.99GB" is 4,990,000,000).
+/// Throws ValueError, naming the text and the expected forms, for anything else: a sign, NaN, exponents, unknown units,
 /// a fraction of bytes, more than 2^63 - 1 bytes.
 std::int64_t parse_size(std::string_view text);
 

@@ -19,8 +19,8 @@ namespace arena_detail {
 
 constexpr std::size_t unbounded_bytes = std::size_t{1} << 50;  // a trillion parameters have 14 TiB of model state
 
-// A process has 2^47 addresses, and hundreds of arenas are to find room in them: on the host an arena without a bound
-// reserves twice what the machine has, and can never fill it.
+// A process has 2^47 addresses for hundreds of arenas: on the host an unbounded arena reserves twice the machine's
+// memory, and can never fill it.
 std::size_t usual_reserve_bytes(Device device) {
   if (device.is_dry) return unbounded_bytes;
   const std::size_t most = std::size_t{1} << 40, memory = device == cpu ? process::physical_bytes() : 0;
@@ -42,7 +42,7 @@ Arena::Arena(std::unique_ptr<Backing> backing, Options options)
       remap_from_bytes_(backing_->can_remap() ? options.remap_from_bytes : 0) {
   pages_.granule = backing_->granule();
   reserve(options);
-  // Without a bound the books are those of a dry arena, on whatever machine; pages beyond what is reserved are refused.
+  // An unbounded arena keeps the books of a dry one, on any machine; pages beyond the reserved range are refused.
   const bool is_unbounded = options.reserve_bytes == 0 && options.capacity_bytes == 0;
   std::size_t limit = is_unbounded ? arena_detail::unbounded_bytes : reserved_bytes_;
   if (options.capacity_bytes != 0) limit = std::min(limit, options.capacity_bytes & ~(pages_.granule - 1));
@@ -71,11 +71,11 @@ void Arena::reserve(const Options& options) {
 Arena::~Arena() { assert(now_.live_blocks == 0 && "an arena outlives its blocks"); }
 
 void Arena::check(const Request& request) const {
-  if (request.bytes == 0) throw ValueError("arena: allocate of 0 bytes, allowed are 1 and more");
+  if (request.bytes == 0) throw ValueError("arena: allocate of 0 bytes, expected at least 1");
   if (request.alignment == 0 || (request.alignment & (request.alignment - 1)) != 0 ||
       request.alignment > pages_.granule) {
     throw ValueError("arena: allocate with alignment " + std::to_string(request.alignment) +
-                     ", allowed are powers of two up to " + std::to_string(pages_.granule));
+                     ", expected a power of two up to " + std::to_string(pages_.granule));
   }
   if (is_launching())
     throw Error("arena: allocate inside a launch; an operator allocates all it needs before it launches");
@@ -113,7 +113,7 @@ Block* Arena::do_allocate(const Request& request) {
   return span;
 }
 
-/// Any request: checked, with new pages or after sliding where it has to be. Throws what do_allocate throws.
+/// Any request: checked, with new pages or after sliding where necessary. Throws as do_allocate does.
 Tlsf::Span* Arena::take_span(const Request& request) {
   check(request);
   if (!spans_->ready()) refuse(request, "the host has no memory for the arena's own books");
@@ -132,7 +132,7 @@ Tlsf::Span* Arena::take_span(const Request& request) {
 }
 
 void Arena::do_deallocate(Block* block, Stream stream) noexcept {
-  // A launch that waited for this arena's lock would wait for whoever moves blocks, who waits for the launch.
+  // A launch that waits for this arena's lock would wait for a block move, which waits for the launch.
   assert(!is_launching() && "nothing is freed inside of a launch");
   auto* const span = static_cast<Tlsf::Span*>(block);
   if (poison_) backing_->fill(span->offset, span->size, poison_value, stream);
@@ -157,7 +157,7 @@ bool Arena::each_run(bool with_pages, std::size_t first, std::size_t last, Body&
   return true;
 }
 
-/// Puts pages under [begin, end) where there are none. Returns why not; then nothing has changed.
+/// Puts pages under [begin, end) where there are none. Returns the error; then nothing has changed.
 std::errc Arena::commit(std::size_t begin, std::size_t end) noexcept {
   const std::size_t first = begin / pages_.granule;
   const std::size_t last = (end + pages_.granule - 1) / pages_.granule;
@@ -168,7 +168,7 @@ std::errc Arena::commit(std::size_t begin, std::size_t end) noexcept {
     return std::errc::not_enough_memory;
   }
   std::errc error{};
-  std::size_t done = first;  // granules below it that are not marked yet were committed just now
+  std::size_t done = first;  // unmarked granules below it were committed just now
   const bool is_complete = each_run(false, first, last, [&](std::size_t from, std::size_t to) {
     error = backing_->commit(from, to - from);
     if (error != std::errc{}) return false;
@@ -195,7 +195,7 @@ std::errc Arena::commit(std::size_t begin, std::size_t end) noexcept {
 std::size_t Arena::trim() {
   const std::lock_guard guard(*lock());
   const std::size_t before = now_.committed_bytes;
-  // [begin, end) holds no live block: give back the whole granules inside that have pages.
+  // [begin, end) holds no live block: gives back its whole granules that have pages.
   const auto give_back = [&](std::size_t begin, std::size_t end) {
     const std::size_t first = (begin + pages_.granule - 1) / pages_.granule;
     const std::size_t last = end / pages_.granule;

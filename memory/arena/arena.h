@@ -3,32 +3,32 @@
 //
 // Policy
 // - The range is reserved once; pages are committed in granules when the height rises, touched once, and kept until
-//   trim(). So peak committed bytes are what the arena needed, and what a plan predicts.
-// - Offsets come from two-level segregated fit (memory/arena/tlsf.h) and depend on the sequence of requests alone: a
-//   dry arena and a real one with the same granule and alignment give the same offsets and figures.
-// - Nothing about a block is stored in the range. Block handles are stable; the address in them may change when blocks
-//   are slid together.
+//   trim(). So peak committed bytes are the arena's need, and a plan predicts them.
+// - Offsets come from two-level segregated fit (memory/arena/tlsf.h) and depend only on the sequence of requests: a dry
+//   arena and a real one with the same granule and alignment give the same offsets and figures.
+// - The range stores no metadata. Block handles are stable; the address in them may change when blocks are slid
+//   together.
 // - Compaction (memory/arena/compact.h, memory/arena/arena_compact.cpp): when a request finds no hole though the free
 //   bytes suffice, or the backing refuses pages though there are some, blocks are slid towards offset 0: as few bytes
-//   as make the hole. compact() slides all of them, and so does safe_point() where holes are too large a share. Nothing
-//   moves while a launch runs, and a pinned block never does. A dry arena compacts at the same events, with the same
-//   offsets and figures; it has no launches, no pins, and its pages are never refused.
-// - Where the backing can, compact() and safe_point() move a block by its pages: the whole granules in it are mapped at
-//   their new place, and the ends are copied. The rule: its way is a whole number of granules, and those in it are
-//   Options::remap_from_bytes or more. Requests copy only, because a remap waits for the device. Where blocks come to
-//   lie does not depend on it.
-// - allocate gives the strong guarantee: a place is found, pages are committed, and only then is anything changed.
+//   as make the hole. compact() slides all of them, and so does safe_point() where holes are too large a fraction.
+//   Nothing moves while a launch runs, and a pinned block never does. A dry arena compacts at the same events, with the
+//   same offsets and figures; it has no launches, no pins, and its pages are never refused.
+// - If the backing can, compact() and safe_point() move a block by its pages: the whole granules in it are mapped at
+//   their new address, and the ends are copied. The rule: the distance is a whole number of granules, and the block's
+//   granules are Options::remap_from_bytes or more. Requests copy only, because a remap waits for the device. Offsets
+//   of blocks do not depend on it.
+// - allocate gives the strong guarantee: it finds a place and commits pages before it changes anything.
 // - Streams: one compute stream uses an arena, so the order of calls is the order of use.
-// - The arena outlives its blocks: whoever holds one holds the arena by shared_ptr.
+// - The arena outlives its blocks: each block's owner holds the arena by shared_ptr.
 //
 // Terms
-//   requested   bytes asked for, summed over live blocks
-//   allocated   the same with rounding to the alignment: what live blocks occupy
+//   requested   bytes as requested, summed over live blocks
+//   allocated   the same rounded to the alignment: the bytes that live blocks occupy
 //   height      end of the highest live block
 //   committed   bytes with pages under them ("reserved" in the literature on allocators): a multiple of the granule
 //   capacity    bound of height and committed bytes, in whole granules
-//   holes       free bytes below the height; fragmentation is their share of it
-//   safe point  where the user of an arena does not mind that blocks move: between two steps, say
+//   holes       free bytes below the height; fragmentation is their fraction of it
+//   safe point  a point where blocks may move, for example between two steps
 //   poison      test mode: 0xFF (a NaN in every float type) is written to new and freed blocks
 
 #include <cstddef>
@@ -49,21 +49,22 @@ class Arena final : public LockedResource {
   enum class Compaction : std::uint8_t {
     when_needed,             ///< instead of refusing a request
     never,                   ///< only compact() and safe_point()
-    before_every_allocation  ///< all blocks, then each request: a test of who keeps an address
+    before_every_allocation  ///< all blocks, then each request: tests that no code keeps an address
   };
 
   struct Options {
-    std::size_t capacity_bytes = 0;  ///< bound of committed bytes, rounded down to granules; 0: 1 PiB, or reserve_bytes
-    /// Addresses to reserve; 0: the capacity, without one twice the machine's memory (on GPUs 1 TiB, dry 1 PiB).
-    /// Halved while refused.
+    std::size_t capacity_bytes = 0;  ///< bound of committed bytes, rounded down to granules; defaults to reserve_bytes,
+                                     ///< or 1 PiB
+    /// Addresses to reserve; defaults to the capacity, or twice the machine's memory (on GPUs 1 TiB, dry 1 PiB). Halved
+    /// while refused.
     std::size_t reserve_bytes = 0;
-    bool poison = false;  ///< fill new and freed blocks, and what a moved one leaves, with 0xFF
+    bool poison = false;  ///< fill new and freed blocks, and the gap behind a moved one, with 0xFF
     Compaction compaction = Compaction::when_needed;
     double tolerated_fragmentation = 0.25;                 ///< safe_point() compacts above it
-    std::size_t remap_from_bytes = std::size_t{16} << 20;  ///< in whole granules of a block; 0: copies only
+    std::size_t remap_from_bytes = std::size_t{16} << 20;  ///< in whole granules of a block; 0 always copies
   };
 
-  /// Wall time. It is reported, and equal to any other: figures are compared without it.
+  /// Wall time. It is reported, and equal to any other: comparisons of figures ignore it.
   struct Elapsed {
     double ms = 0;
     friend bool operator==(const Elapsed&, const Elapsed&) { return true; }
@@ -80,23 +81,24 @@ class Arena final : public LockedResource {
     std::size_t peak_committed_bytes = 0;
     std::size_t live_blocks = 0;
     std::size_t capacity_bytes = 0;
-    std::size_t largest_free_bytes = 0;  ///< the largest request that can be served, pages permitting
-    std::uint64_t allocation_count = 0;  ///< since construction, as are the two below
+    std::size_t largest_free_bytes = 0;  ///< the largest request that fits, pages permitting
+    std::uint64_t allocation_count = 0;  ///< since construction, like the next two
     std::uint64_t commit_count = 0;      ///< calls that put pages under the range
     std::uint64_t decommit_count = 0;    ///< calls that gave pages back
-    std::uint64_t compaction_count = 0;  ///< those that moved a block; this and the next four since construction
+    std::uint64_t compaction_count = 0;  ///< calls that moved a block; this and the next four since construction
     std::uint64_t moved_blocks = 0;
     std::uint64_t moved_bytes = 0;     ///< requested bytes of moved blocks
-    std::uint64_t remapped_bytes = 0;  ///< of these, what moved with its pages; the rest was copied
-    Elapsed compaction_time;           ///< of the host: waiting for launches and remaps included, copies of a GPU not
-    MoveTime device_time;              ///< of a GPU: what the copies took there, as far as they are known to be over
-    double fragmentation = 0;          ///< 1 - allocated / height: the share of the height that is holes
+    std::uint64_t remapped_bytes = 0;  ///< of these, moved with their pages; the rest was copied
+    Elapsed compaction_time;           ///< of the host: includes waits for launches and remaps, excludes copies of a
+                                       ///< GPU
+    MoveTime device_time;              ///< of a GPU: time of its finished copies
+    double fragmentation = 0;          ///< 1 - allocated / height: the fraction of the height in holes
     double peak_fragmentation = 0;     ///< 1 - peak allocated / peak committed
 
     friend bool operator==(const Statistics&, const Statistics&) = default;
   };
 
-  /// Reserves the range. Throws OutOfMemory when not even one granule of addresses can be had.
+  /// Reserves the range. Throws OutOfMemory when not even one granule of addresses is available.
   Arena(std::unique_ptr<Backing> backing, Options options);
   explicit Arena(std::unique_ptr<Backing> backing) : Arena(std::move(backing), Options{}) {}
   ~Arena() override;
@@ -109,11 +111,11 @@ class Arena final : public LockedResource {
 
   Statistics statistics() const;
 
-  /// A digest of the places of blocks and holes and of their order in the bins (Tlsf::digest). Where two steps with the
+  /// A digest of the offsets of blocks and holes and of their order in the bins (Tlsf::digest). When two steps with the
   /// same requests leave the same digest, every further such step needs the bytes of the second.
   std::uint64_t layout_digest() const;
 
-  /// The arena below a stack of policies; null: there is none.
+  /// The arena below a stack of policies; null without one.
   static const Arena* find(const Resource& resource) noexcept;
 
   /// Sets every peak to the present value.
@@ -122,12 +124,12 @@ class Arena final : public LockedResource {
   /// Gives back the granules that no live block touches. Returns their bytes.
   std::size_t trim();
 
-  /// Slides all blocks that nobody pins together. Waits for the launches of other threads. Returns the bytes moved.
-  /// Throws Error when called inside of a launch.
+  /// Slides all unpinned blocks together. Waits for the launches of other threads. Returns the bytes moved. Throws
+  /// Error when called inside a launch.
   std::size_t compact();
 
   /// Blocks may move here: compacts where holes are more than Options::tolerated_fragmentation of the height, else does
-  /// nothing. Returns the bytes moved. Throws Error when called inside of a launch.
+  /// nothing. Returns the bytes moved. Throws Error when called inside a launch.
   std::size_t safe_point();
 
   /// While one lives no block moves, and a request that would need a move is refused: a launch graph holds addresses
@@ -158,7 +160,7 @@ class Arena final : public LockedResource {
 
  private:
   /// Throws OutOfMemory (capacity reached, or pages refused; nothing has changed), ValueError (0 bytes, or an alignment
-  /// that is no power of two or above the granule), Error (called inside a launch).
+  /// that is not a power of two or above the granule), Error (called inside a launch).
   Block* do_allocate(const Request& request) override;
   void do_deallocate(Block* block, Stream stream) noexcept override;
   void do_relabel(Block* block, Category category) noexcept override;
@@ -192,11 +194,11 @@ class Arena final : public LockedResource {
   Compaction compaction_ = Compaction::when_needed;
   int freezes_ = 0;  // alive
   double tolerated_fragmentation_ = 0;
-  std::size_t remap_from_bytes_ = 0;  // 0: never
+  std::size_t remap_from_bytes_ = 0;  // 0 disables it
   std::unique_ptr<Tlsf> spans_;
 
   PageMap pages_;
-  Statistics now_;  // the counted fields; the derived ones are filled in by statistics()
+  Statistics now_;  // the counted fields; statistics() fills in the derived ones
 };
 
 }  // namespace thimble

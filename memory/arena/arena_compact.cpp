@@ -1,4 +1,4 @@
-// Compaction of an arena: sliding blocks, and when. What to slide is planned in memory/arena/compact.cpp.
+// Compaction of an arena: sliding blocks, and when. memory/arena/compact.cpp plans the slides.
 
 #include <algorithm>
 #include <chrono>
@@ -20,7 +20,7 @@ void refuse_inside_launch(const char* what) {
 
 }  // namespace arena_compact_detail
 
-/// One compaction: no launch runs while it lives; its end is booked if anything moved.
+/// One compaction: no launch runs while it lives; books its end if anything moved.
 class Arena::Moving {
  public:
   explicit Moving(Arena& arena) noexcept
@@ -84,8 +84,8 @@ void Arena::slide_all(bool may_remap) noexcept {
   }
 }
 
-/// Slides one block down to `floor` or to the block below it. False when that needs pages or books that are refused;
-/// then nothing has changed.
+/// Slides one block down to `floor` or to the block below it. False when it is refused pages or spans; then nothing has
+/// changed.
 bool Arena::slide(Tlsf::Span* span, std::size_t floor, bool may_remap) noexcept {
   const std::size_t from = span->offset;
   const std::size_t to = spans_->slide_target(span, floor);
@@ -98,7 +98,7 @@ bool Arena::slide(Tlsf::Span* span, std::size_t floor, bool may_remap) noexcept 
   spans_->slide(span, to);
   span->address = base_ + to;
   if (poison_) {
-    const std::size_t end = from + span->size;  // whole granules of what was left may have no pages: they were remapped
+    const std::size_t end = from + span->size;  // whole granules of the gap may have no pages: they were remapped
     for (std::size_t at = std::max(from, span->end()); at < end;) {
       const std::size_t index = at / pages_.granule, stop = std::min(end, (index + 1) * pages_.granule);
       if (pages_.has(index)) backing_->fill(at, stop - at, poison_value, nullptr);
@@ -110,8 +110,8 @@ bool Arena::slide(Tlsf::Span* span, std::size_t floor, bool may_remap) noexcept 
   return true;
 }
 
-/// Moves a block's whole granules down to `to` by their pages and copies its ends. False, and nothing has moved, where
-/// the rule says copy or pages are refused.
+/// Moves a block's whole granules down to `to` by their pages and copies its ends. False, with nothing moved, where the
+/// rule requires a copy or pages are refused.
 bool Arena::move_pages(const Tlsf::Span& span, std::size_t to) noexcept {
   const std::size_t from = span.offset, granule = pages_.granule;
   const PageMove move = page_move(from, to, span.size, granule);
@@ -119,8 +119,8 @@ bool Arena::move_pages(const Tlsf::Span& span, std::size_t to) noexcept {
   if (whole == 0 || whole < remap_from_bytes_) return false;
   const std::size_t begin = move.first * granule, target = begin - move.distance * granule, end = begin + whole;
   const std::size_t head = begin - from, rest = span.end() - end;
-  // Pages under what is copied: the head goes below the granules, the rest to the granule above their new place, whose
-  // pages are those of the first one that is displaced where the two stretches overlap.
+  // Pages for the copies: the head goes below the granules, the rest to the granule above their new address, whose
+  // pages are the first displaced ones where the two ranges overlap.
   const std::size_t above = move.count < move.distance ? target + whole : target;
   if (head > 0 && commit(to, target) != std::errc{}) return false;
   if (rest > 0 && commit(above, above + granule) != std::errc{}) return false;
@@ -132,12 +132,12 @@ bool Arena::move_pages(const Tlsf::Span& span, std::size_t to) noexcept {
   return true;
 }
 
-/// Slides the blocks of a window; returns the place of the request in the hole, or none when a slide was refused.
+/// Slides the blocks of a window; returns the request's place in the hole, or none when a slide was refused.
 Tlsf::Place Arena::slide_window(const Window& window, const Request& request) noexcept {
   Tlsf::Place none{nullptr, 0, 0};
   Tlsf::Span* hole = window.first;
   std::size_t begin = window.begin;
-  // A slide may join the free span behind the block with the next, so the list is followed from the block that moved.
+  // A slide may join the free span behind the block with the next, so follow the list from the moved block.
   Tlsf::Span* span = hole != nullptr ? hole->next : nullptr;
   for (std::size_t left = window.blocks; left > 0; span = span->next) {
     if (span->is_free) continue;
@@ -152,7 +152,7 @@ Tlsf::Place Arena::slide_window(const Window& window, const Request& request) no
   return spans_->ready() ? Tlsf::Place{hole, offset, size, static_cast<std::uint32_t>(alignment)} : none;
 }
 
-/// A place for a request that no free span can take, made by sliding; none when it would not be enough.
+/// A place for a request that no free span fits, made by sliding; none when sliding does not suffice.
 Tlsf::Place Arena::make_room(const Request& request) {
   Tlsf::Place none{nullptr, 0, 0};
   if (compaction_ == Compaction::never || freezes_ > 0 || request.bytes > spans_->limit() - now_.allocated_bytes)
@@ -165,7 +165,7 @@ Tlsf::Place Arena::make_room(const Request& request) {
   return spans_->ready() ? spans_->find(request.bytes, request.alignment) : none;
 }
 
-/// The same on the pages that are there already.
+/// The same using only pages that exist already.
 Tlsf::Place Arena::make_room_on_pages(const Request& request) {
   Tlsf::Place none{nullptr, 0, 0};
   const Moving moving(*this);
@@ -175,7 +175,7 @@ Tlsf::Place Arena::make_room_on_pages(const Request& request) {
   return slide_window(window, request);
 }
 
-/// The compactions so far, and what kept one from doing more.
+/// The compactions so far, and the reasons that kept them from doing more.
 std::string Arena::compaction_text() const {
   std::size_t pinned_blocks = 0, pinned_bytes = 0;
   for (const Tlsf::Span* span = spans_->first(); span != nullptr; span = span->next) {

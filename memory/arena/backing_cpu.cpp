@@ -1,15 +1,15 @@
 // Host pages.
 //
 // Policy
-// - The range is one private anonymous mapping, PROT_NONE and MAP_NORESERVE: it counts against the address space only.
-//   mprotect to read-write is what the kernel charges to RLIMIT_DATA (and to the commit limit under strict
-//   overcommit), so a limit is met at `commit`, as a refusal, not later as a fault.
+// - The range is one private anonymous mapping, PROT_NONE and MAP_NORESERVE: it counts only against the address space.
+//   The kernel charges mprotect to read-write to RLIMIT_DATA (and to the commit limit under strict overcommit), so
+//   `commit` meets a limit as a refusal, not later as a fault.
 // - Commit populates at once (MADV_POPULATE_WRITE): one kernel call instead of one fault per page, and resident bytes
 //   equal committed bytes. On kernels before 5.14 every page is touched instead.
-// - Before that, the request is held against the memory that the machine and the control group still have: Linux would
+// - Before that, it compares the request with the memory that the machine and the control group still have: Linux would
 //   otherwise grant it and kill the process.
 // - The first and last granule of the mapping are never committed, so no neighbouring mapping can merge with the range
-//   (its resident bytes stay readable on their own) and a stray access next to it faults.
+//   (its resident bytes stay separately readable) and a stray access next to it faults.
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -13,7 +13,7 @@ class DryBacking final : public Backing {
   std::size_t granule() const noexcept override { return std::size_t{2} << 20; }
   std::size_t alignment() const noexcept override { return device_.is_cuda() ? 512 : 64; }
 
-  /// Any number that is aligned and not null serves as first address.
+  /// Any aligned non-null number serves as first address.
   std::byte* reserve(std::size_t) noexcept override { return reinterpret_cast<std::byte*>(std::uintptr_t{granule()}); }
   std::errc commit(std::size_t, std::size_t) noexcept override { return {}; }
   void decommit(std::size_t, std::size_t) noexcept override {}

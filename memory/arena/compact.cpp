@@ -76,7 +76,7 @@ void PieceWalk::pass(const Tlsf::Span& block) noexcept {
   between_.has_wall = between_.has_wall || is_pinned(block);
 }
 
-/// Makes the piece of the next part of the stretch that may be used; false when there is none left.
+/// Cuts the next usable piece off the free range; false when there is none left.
 bool PieceWalk::clip() noexcept {
   begin_ = at_;
   end_ = stretch_end_;
@@ -112,7 +112,7 @@ Window cheapest_window(Tlsf& spans, const PageMap* pages, std::size_t bytes, std
       sums.add(upper.between());
     }
     sums.free += upper.bytes();
-    while (lower.begin() != upper.begin()) {  // what the hole does not need stays where it is
+    while (lower.begin() != upper.begin()) {  // bytes that the hole does not need stay in place
       PieceWalk above = lower;
       above.next();
       if (sums.free - lower.bytes() < need + sums.slack - above.between().slack) break;

@@ -1,5 +1,5 @@
 #pragma once
-// The exchange of granules that a remap is (Backing::remap), for every table that has an entry for each granule.
+// The exchange of granules in a remap (Backing::remap), for every table that has an entry for each granule.
 
 #include <algorithm>
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace thimble {
 
-/// Entries [from, from + count) come to lie at `to` < `from`; those that were there, and are not among them, come in
-/// their order to what is left of [from, from + count). `entries` is a random-access iterator.
+/// Moves entries [from, from + count) to `to` < `from`; the displaced entries move, in order, to the rest of [from,
+/// from + count). `entries` is a random-access iterator.
 template <class Iterator>
 void move_granules(Iterator entries, std::size_t from, std::size_t to, std::size_t count) {
   using Difference = typename std::iterator_traits<Iterator>::difference_type;

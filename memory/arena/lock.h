@@ -3,11 +3,11 @@
 //
 // Policy
 // - A stack (trace over ledger over limit over arena) shares the lock of its bottom: a request is one transaction for
-//   all of them, so ledger, trace and arena never disagree about order, whichever threads ask.
+//   all of them, so ledger, trace and arena never disagree about order, on any threads.
 // - The public calls of Resource take the lock and go down the stack by the do_ functions, which expect it held.
-// - It is a spin lock: one atomic exchange to take it, a store to release it. One thread makes nearly all requests
-//   of a training step, so the lock is nearly always free.
-// - Waiters spin briefly, then yield: the lock is held shortly except for a commit of pages.
+// - It is a spin lock: one atomic exchange to take it, a store to release it. One thread makes nearly all requests of a
+//   training step, so the lock is nearly always free.
+// - Waiters spin briefly, then yield: the lock is held only briefly except for a commit of pages.
 
 #include <atomic>
 #include <memory>
@@ -31,13 +31,13 @@ class ResourceLock {
   std::atomic<bool> is_taken_{false};
 };
 
-/// A resource with a lock that what is stacked on it shares. Derived classes implement the do_ functions, which are
-/// called with the lock held. A final class whose time counts may override allocate and deallocate by the same words:
-/// there the do_ function is no virtual call.
+/// A resource with a lock that the resources stacked on it share. Derived classes implement the do_ functions, which
+/// are called with the lock held. A final class whose time matters may override allocate and deallocate with the same
+/// text: there the do_ function is no virtual call.
 class LockedResource : public Resource {
  public:
   Block* allocate(const Request& request) override;
-  void deallocate(Block* block, Stream stream) noexcept override;  ///< nullptr is allowed and does nothing
+  void deallocate(Block* block, Stream stream) noexcept override;  ///< nullptr does nothing
   void relabel(Block* block, Category category) noexcept final;
 
   const std::shared_ptr<ResourceLock>& lock() const noexcept { return lock_; }
@@ -54,11 +54,11 @@ class LockedResource : public Resource {
   std::shared_ptr<ResourceLock> lock_;
 };
 
-/// A policy over any resource, which it owns: shares the upstream's lock, or has one of its own where there is none.
+/// A policy over any resource, which it owns: shares the upstream's lock, or makes one where there is none.
 class Decorator : public LockedResource {
  public:
   Device device() const noexcept final { return upstream_->device(); }
-  /// What it stands on.
+  /// The resource below it.
   const Resource& upstream() const noexcept { return *upstream_; }
 
  protected:

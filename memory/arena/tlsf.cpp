@@ -38,7 +38,7 @@ Tlsf::Span* Tlsf::next_occupied(std::size_t bin) const noexcept {
   const std::size_t first = bin + 1;
   std::size_t word = first / word_bits;
   std::uint64_t bits = occupied_[word] & (~std::uint64_t{0} << first % word_bits);
-  // Whether there is one in this word cannot be foreseen: both answers are computed and one is chosen.
+  // Whether this word has one is unpredictable: computes both answers and selects one.
   const std::uint64_t words_above = occupied_words_ & (~std::uint64_t{1} << word);
   const std::size_t above = static_cast<std::size_t>(std::countr_zero(words_above)) % word_bits;
   const std::uint64_t bits_above = occupied_[above];
@@ -63,7 +63,7 @@ Tlsf::Place Tlsf::find(std::size_t bytes, std::size_t alignment) const noexcept 
   return {span, round_up(span->offset, alignment), size, found_alignment};
 }
 
-/// The span that serves; nil_ when none does.
+/// The span to use; nil_ when none fits.
 Tlsf::Span* Tlsf::find_in_bins(std::size_t size, std::size_t alignment) const noexcept {
   const std::size_t bin = bin_of(size);
   Span* best = nullptr;
@@ -75,7 +75,7 @@ Tlsf::Span* Tlsf::find_in_bins(std::size_t size, std::size_t alignment) const no
     if (best->size == size) break;  // none fits better
   }
   if (best != nullptr) return best;
-  // In any bin after that of size + alignment - unit every span fits, wherever it lies.
+  // In any bin after that of size + alignment - unit every span fits, at any offset.
   return next_occupied(bin_of(size + alignment - unit_));
 }
 
@@ -94,7 +94,7 @@ Tlsf::Span* Tlsf::find_in_bins(std::size_t size) const noexcept {
   return best != nullptr ? best : next_occupied(bin);
 }
 
-/// The lowest span that fits: for a request that has no other chance.
+/// The lowest span that fits: the last resort.
 Tlsf::Span* Tlsf::find_anywhere(std::size_t size, std::size_t alignment) const noexcept {
   for (Span* span = below_.next; span != nullptr; span = span->next) {
     if (span->is_free && tlsf_detail::round_up(span->offset, alignment) + size <= span->end()) return span;
@@ -251,7 +251,7 @@ std::uint64_t Tlsf::digest() const noexcept {
   return digest;
 }
 
-/// Puts a free span into its bin, in address order as far as walk_limit entries tell.
+/// Puts a free span into its bin, in address order as far as walk_limit entries show.
 void Tlsf::insert(Span* span) noexcept {
   const std::size_t bin = bin_of(span->size);
   Span::Link* link = &bins_[bin];
@@ -281,7 +281,7 @@ void Tlsf::remove(Span* span) noexcept {
   occupied_words_ &= ~(std::uint64_t{bits == 0} << bin / word_bits);
 }
 
-/// A new span that lies in the address list just ahead of `span`.
+/// A new span in the address list just ahead of `span`.
 Tlsf::Span* Tlsf::span_ahead(Span* span, std::size_t offset, std::size_t size) noexcept {
   Span* const ahead = new_span();
   ahead->offset = offset;

@@ -1,35 +1,34 @@
 #pragma once
 // Two-level segregated fit over a range of offsets (Masmano, Ripoll, Crespo, Real: "TLSF: a new dynamic memory
-// allocator for real-time systems", ECRTS 2004), with all metadata outside of the range.
+// allocator for real-time systems", ECRTS 2004), with all metadata outside the range.
 //
 // Policy
-// - Constant time: two bitmaps find the bin, at most `walk_limit` entries of a bin are looked at. Only a request that
-//   would otherwise be refused looks at every free span.
-// - Good fit: the request's own bin is searched for its smallest span that fits, then the next occupied bin serves.
+// - Constant time: two bitmaps find the bin, at most `walk_limit` entries of a bin are examined. Only a request that
+//   would otherwise be refused examines every free span.
+// - Good fit: searches the request's bin for its smallest span that fits, then uses the next occupied bin.
 // - Low height: bins are kept (nearly) in address order and the lowest address wins among equals; the top is extended
-//   only when no free span fits. Free bytes at the top are no span at all: the top sinks, and an extension begins
-//   there.
+//   only when no free span fits. Free bytes at the top are not a span: the top sinks, and an extension begins there.
 // - Coalescing is immediate: no two free spans are neighbours.
-// - Deterministic: offsets depend on the sequence of requests alone, never on addresses or time.
+// - Deterministic: offsets depend only on the sequence of requests, never on addresses or time.
 // - Spans come from chunks and are recycled, so a steady state calls no allocator. They never move, so a Block is a
-//   stable handle; `first()` and `Span::next` list them by address, which is what sliding blocks together needs.
+//   stable handle; `first()` and `Span::next` list them by address, as sliding requires.
 // - A span is one cache line: a free one keeps its links in the fields that only a live one uses.
-// - Few branches that a processor cannot foresee: taking a span out of its bin has one, finding the next occupied bin
-//   none. A list ends at a span that may be read and written like any other (`nil_`), not at a null pointer.
+// - Few unpredictable branches: taking a span out of its bin has one, finding the next occupied bin none. A list ends
+//   at a span that may be read and written like any other (`nil_`), not at a null pointer.
 // - `find` changes nothing, `take` cannot fail: between the two the arena commits pages and may give up. `take_ready`
-//   is both at once for the request that needs nothing else, which in a steady state is every one.
+//   is both at once for the request that needs nothing else, in a steady state every one.
 //
 // Terms
 //   unit     smallest distance of offsets in bytes; sizes are rounded up to it
-//   span     a stretch of the range, live or free; the live one is the Block that was handed out
+//   span     a section of the range, live or free; a live one is the Block given to the caller
 //   bin      a list of free spans of one size class: 32 classes per power of two, exact below 64 units
-//   height   end of the highest live span; 0 when there is none
+//   height   end of the highest live span; 0 without one
 //   limit    the height's bound
 //
 // Example, with units of 64 bytes
 //   take 100, 200, 64   A [0, 128), B [128, 384), C [384, 448): each extends the top
 //   free B              [128, 384) is 4 units and goes to bin 4
-//   take 130            3 units: bin 3 is empty, bin 4 serves. [128, 320) is live, [320, 384) goes to bin 1
+//   take 130            3 units: bin 3 is empty, bin 4 has one. [128, 320) is live, [320, 384) goes to bin 1
 //   free C              C was the top: with [320, 384) below it the height sinks to 320, and no free span is left
 
 #include <array>
@@ -43,7 +42,7 @@ namespace thimble {
 
 class Tlsf {
  public:
-  /// A cache line on common ABIs, where the first three stand in what Block leaves of its last word.
+  /// A cache line on common ABIs; the first three use the rest of Block's last word.
   struct alignas(64) Span : Block {
     std::uint16_t bin = 0;             // of a free span
     std::uint8_t alignment_power = 0;  // of a live span's offset
@@ -66,11 +65,11 @@ class Tlsf {
     void set_linked_from(Link* link) noexcept { Block::bytes = reinterpret_cast<std::uintptr_t>(link); }
   };
 
-  /// Where a request would go.
+  /// The place of a request.
   struct Place {
-    Span* span;          // the free span to cut; null: extend the top
+    Span* span;          // the free span to cut; null extends the top
     std::size_t offset;  // aligned
-    std::size_t size;    // bytes, a multiple of the unit; 0: there is no place
+    std::size_t size;    // bytes, a multiple of the unit; 0 for no place
     std::uint32_t alignment = 1;
 
     bool is_found() const noexcept { return size != 0; }
@@ -84,11 +83,11 @@ class Tlsf {
   Tlsf(const Tlsf&) = delete;
   Tlsf& operator=(const Tlsf&) = delete;
 
-  /// Gets the spans ready that one `take` may need. False when the host has no memory for them.
+  /// Prepares the spans that one `take` may need. False when the host has no memory for them.
   bool ready() noexcept { return recycled_count_ >= spans_per_take || add_chunk(); }
 
-  /// What find and take make of `bytes` > 0 at the unit's alignment; null, and nothing has changed, when that needs
-  /// more than is there: a new chunk of spans, or a place that ends above `ready_bytes`.
+  /// find and take of `bytes` > 0 at the unit's alignment; null, and nothing has changed, when they need more than is
+  /// ready: a new chunk of spans, or a place that ends above `ready_bytes`.
   Span* take_ready(std::size_t bytes, std::size_t ready_bytes) noexcept;
 
   /// Finds a place for `bytes` > 0 at a multiple of `alignment` (a power of two). Changes nothing.
@@ -100,12 +99,12 @@ class Tlsf {
   /// Frees a live span.
   void free(Span* span) noexcept;
 
-  /// The lowest aligned offset, not below `floor`, to which a live span can slide: into the free span just below it.
-  /// Its own offset when there is none.
+  /// The lowest aligned offset, not below `floor`, that a live span can slide to: in the free span just below it. Its
+  /// present offset without one.
   std::size_t slide_target(const Span* span, std::size_t floor) const noexcept;
 
-  /// Slides a live span down to `offset`, its slide_target; the free bytes it passes come to lie above it. ready() was
-  /// true since the last change.
+  /// Slides a live span down to `offset`, its slide_target; the free bytes move above it. ready() was true since the
+  /// last change.
   void slide(Span* span, std::size_t offset) noexcept;
 
   std::size_t unit() const noexcept { return unit_; }
@@ -115,8 +114,8 @@ class Tlsf {
   /// Size of the largest free span below the height. Walks one bin.
   std::size_t largest_free_bytes() const noexcept;
 
-  /// A number made of all that decides where requests go from here on: the spans by address, live and free, and the
-  /// order in each bin. States that answer some request differently have different digests (collisions: 1 in 2^64).
+  /// A digest of everything that decides the places of later requests: the spans by address, live and free, and the
+  /// order in each bin. States that place some request differently have different digests (collisions: 1 in 2^64).
   std::uint64_t digest() const noexcept;
 
   /// The span with the lowest address; follow `next`.
@@ -163,8 +162,8 @@ class Tlsf {
   Span below_;            // ahead of the span with the lowest address; never free
   Span* last_ = &below_;  // the span with the highest address
 
-  // A first level of words and a second of bins. Bit set: there is something. The bit and bin past the last are always
-  // set and lead to nil_, so that a search needs no end.
+  // A first level of words and a second of bins. A set bit marks an occupied entry. The bit and bin past the last are
+  // always set and lead to nil_, so that a search needs no end.
   std::uint64_t occupied_words_ = std::uint64_t{1} << (word_count - 1);
   std::array<std::uint64_t, word_count> occupied_{};
   std::array<Span::Link, bin_count + 1> bins_;  // the span of each bin that is first by address

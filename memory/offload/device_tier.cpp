@@ -10,7 +10,7 @@ std::shared_ptr<Tier> make_tier(Device device, const TierOptions& options) {
   if (device.is_cuda()) {
     if (!options.folder.empty()) {
       throw ValueError("tier: '" + options.folder + "' for " + to_string(device) +
-                       ", whose tensors wait in the host's pinned memory; no folder is allowed");
+                       ", whose tensors wait in the host's pinned memory; give no folder");
     }
     return std::make_shared<PinnedTier>(device, options.capacity_bytes);
   }

@@ -17,7 +17,7 @@
 namespace thimble {
 namespace direct_file_detail {
 
-const char* const allowed = "; allowed: a folder on a disk whose file system can do direct I/O (ext4, xfs, btrfs)";
+const char* const allowed = "; expected a folder on a disk whose file system can do direct I/O (ext4, xfs, btrfs)";
 
 // The name of a file system that keeps its files in memory, or null.
 const char* memory_file_system([[maybe_unused]] int descriptor) {
@@ -39,7 +39,7 @@ const char* memory_file_system([[maybe_unused]] int descriptor) {
 #endif
 }
 
-// A new file of no name, for direct I/O, or -1 with errno.
+// A nameless new file, for direct I/O, or -1 with errno.
 int open_nameless(const std::string& folder) {
   std::string name = folder + "/thimble-offload-XXXXXX";
 #if defined(O_DIRECT)
@@ -48,7 +48,7 @@ int open_nameless(const std::string& folder) {
   const int descriptor = mkstemp(name.data());
 #endif
   const int error = errno;
-  // Where direct I/O is refused the file has been made all the same.
+  // open creates the file even where it refuses direct I/O.
   if (descriptor >= 0 || error == EINVAL) unlink(name.c_str());
 #if !defined(O_DIRECT) && defined(F_NOCACHE)
   if (descriptor >= 0) fcntl(descriptor, F_NOCACHE, 1);
@@ -60,7 +60,7 @@ int open_nameless(const std::string& folder) {
 }  // namespace direct_file_detail
 
 DirectFile::DirectFile(const std::string& folder) : folder_(folder) {
-  // The kind of file system is looked at first: some refuse direct I/O with an error that does not say why.
+  // Checks the kind of file system first: some refuse direct I/O with an unclear error.
   const int parent = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (parent < 0) {
     throw FileError(folder, 0,
@@ -88,7 +88,7 @@ void DirectFile::reserve(std::uint64_t offset, std::uint64_t bytes) {
   do {
     error = fallocate(descriptor_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0 ? 0 : errno;
   } while (error == EINTR);
-  // A file system without preallocation: the file at least gets its length, and a full disk is met by a write.
+  // A file system without preallocation: the file at least gets its length; writes will detect a full disk.
   if (error == EOPNOTSUPP) error = ftruncate(descriptor_, static_cast<off_t>(offset + bytes)) == 0 ? 0 : errno;
 #else
   const int error = ftruncate(descriptor_, static_cast<off_t>(offset + bytes)) == 0 ? 0 : errno;
@@ -107,7 +107,7 @@ int DirectFile::write(std::uint64_t offset, const std::byte* from, std::size_t b
     const ssize_t n = pwrite(descriptor_, from + done, bytes - done, static_cast<off_t>(offset + done));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return errno;
-    // What follows a short write must begin at a multiple again.
+    // The rest of a short write must begin at a multiple again.
     const std::size_t whole = static_cast<std::size_t>(n) / alignment * alignment;
     if (whole == 0) return ENOSPC;
     done += whole;
@@ -121,7 +121,7 @@ int DirectFile::read(std::uint64_t offset, std::byte* to, std::size_t bytes) noe
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return errno;
     const std::size_t whole = static_cast<std::size_t>(n) / alignment * alignment;
-    if (whole == 0) return EIO;  // the file ends before what was written
+    if (whole == 0) return EIO;  // the file ends before the requested bytes
     done += whole;
   }
   return 0;

@@ -5,7 +5,7 @@
 // - Bytes that are offloaded to make room must not come back as cached pages: the file is opened for direct I/O
 //   (O_DIRECT), and a file system that keeps its files in memory (tmpfs, ramfs) or cannot do direct I/O is refused.
 //   There is no fallback.
-// - The file loses its name as soon as it is open, so that nothing stays behind, whatever ends the process.
+// - The file loses its name as soon as it is open, so that nothing stays behind, however the process ends.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,14 +18,14 @@ class DirectFile {
   /// Offsets, lengths and addresses are multiples of this.
   static constexpr std::size_t alignment = 4096;
 
-  /// Makes the file in `folder`. Throws FileError naming the folder and what is allowed.
+  /// Makes the file in `folder`. Throws FileError naming the folder and the supported file systems.
   explicit DirectFile(const std::string& folder);
   ~DirectFile();
   DirectFile(const DirectFile&) = delete;
   DirectFile& operator=(const DirectFile&) = delete;
 
-  /// Allocates [offset, offset + bytes) on the disk now, not at the first write. Throws
-  /// FileError when the disk (or the process's limit of a file's size) has no room.
+  /// Allocates [offset, offset + bytes) on the disk now, not at the first write. Throws FileError when the disk (or the
+  /// process's limit of a file's size) has no room.
   void reserve(std::uint64_t offset, std::uint64_t bytes);
 
   /// Both return 0 or an errno, and may be called by several threads at once.

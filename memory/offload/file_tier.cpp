@@ -36,14 +36,14 @@ std::string chosen_folder(const std::string& folder) {
 
 void check(const FileTier::Options& options, Device device) {
   if (!device.is_cpu() && !device.is_dry) {
-    throw DeviceError("file tier: " + to_string(device) + "; allowed: the cpu or a dry device");
+    throw DeviceError("file tier: " + to_string(device) + "; expected the cpu or a dry device");
   }
   if (options.chunk_bytes == 0 || options.chunk_bytes % DirectFile::alignment != 0) {
-    throw ValueError("file tier: chunks of " + std::to_string(options.chunk_bytes) + " bytes; allowed: multiples of " +
+    throw ValueError("file tier: chunks of " + std::to_string(options.chunk_bytes) + " bytes; expected a multiple of " +
                      std::to_string(DirectFile::alignment));
   }
   if (options.workers < 1 || options.workers > most_workers) {
-    throw ValueError("file tier: " + std::to_string(options.workers) + " workers; allowed: 1 to " +
+    throw ValueError("file tier: " + std::to_string(options.workers) + " workers; expected 1 to " +
                      std::to_string(most_workers));
   }
 }
@@ -68,13 +68,13 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-// What a ticket names, and its transfer while there is one.
+// A ticket's bytes, and their transfer if one is running.
 struct Entry {
   std::uint64_t offset = 0;  // of the slot
   std::size_t bytes = 0;
   std::byte* memory = nullptr;
-  std::size_t begun = 0;  // bytes that workers have taken on
-  int active = 0;         // workers that move some at this moment
+  std::size_t begun = 0;  // bytes that workers have started
+  int active = 0;         // workers moving bytes now
   int error = 0;          // errno of the transfer
   bool is_write = false;
   bool is_queued = false;
@@ -186,7 +186,7 @@ class FileTier::State {
                           " of them are taken");
     }
     std::size_t& slots = slot_counts_[bytes];
-    free.reserve(slots + 1);  // so that drop() needs no memory
+    free.reserve(slots + 1);  // so that drop() allocates nothing
     if (file_) file_->reserve(offset, bytes);
     ++slots;
     statistics_.committed_bytes += bytes;
@@ -224,7 +224,7 @@ class FileTier::State {
 
   void wait_until_idle(Entry& entry, std::unique_lock<std::mutex>& lock) noexcept {
     if (!entry.is_busy()) return;
-    const file_tier_detail::Stopwatch watch(statistics_.wait_ms);  // read and written with the lock held
+    const file_tier_detail::Stopwatch watch(statistics_.wait_ms);  // read and written under the lock
     done_.wait(lock, [&] { return !entry.is_busy(); });
   }
 
@@ -283,7 +283,7 @@ class FileTier::State {
       --entry.active;
       if (error != 0 && entry.error == 0) {
         entry.error = error;
-        leave_queue(entry);  // the rest is of no use
+        leave_queue(entry);  // the rest is useless
       }
       if (!entry.is_busy()) done_.notify_all();
     }
@@ -306,7 +306,7 @@ class FileTier::State {
 
   mutable std::mutex mutex_;  // of all below
   std::condition_variable work_, done_;
-  std::deque<Entry*> queue_;  // transfers with bytes that no worker has taken on
+  std::deque<Entry*> queue_;  // transfers with bytes that no worker has started
   std::unordered_map<Ticket, Entry> entries_;
   std::map<std::size_t, std::vector<std::uint64_t>> free_slots_;  // by size
   std::map<std::size_t, std::size_t> slot_counts_;

@@ -11,7 +11,7 @@ namespace thimble {
 namespace pinned_memory_detail {
 
 void check(Device device) {
-  if (!device.is_cuda()) throw DeviceError("pinned memory: for " + to_string(device) + "; allowed: a CUDA device");
+  if (!device.is_cuda()) throw DeviceError("pinned memory: for " + to_string(device) + "; expected a CUDA device");
 }
 
 }  // namespace pinned_memory_detail
@@ -40,7 +40,7 @@ void PinnedMemory::deallocate(Block* block, Stream) noexcept {
 
 const std::shared_ptr<Ledger>& pinned_ledger(Device device) {
   pinned_memory_detail::check(device);
-  // One for every CUDA device there can be, dry ones behind the others; never destroyed, like the default resources.
+  // One for every possible CUDA device, dry ones last; never destroyed, like the default resources.
   static auto* const ledgers = new std::array<std::shared_ptr<Ledger>, 2 * 256>;
   static std::mutex mutex;
   const std::lock_guard guard(mutex);

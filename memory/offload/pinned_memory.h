@@ -1,9 +1,9 @@
 #pragma once
-// The host's pinned memory, which a GPU's copies go to and come from beside its kernels, as a resource.
+// The host's pinned memory, for a GPU's copies beside its kernels, as a resource.
 //
 // Policy
-// - A ledger of its own counts the bytes that a GPU's tiers hold, beside the ledgers of the GPU's arena, which counts
-//   device bytes only, and of the host's. memory::summary(cuda()) has a line for it.
+// - A separate ledger counts the bytes of a GPU's tiers, beside the ledgers of the GPU's arena, which counts only
+//   device bytes, and of the host's. memory::summary(cuda()) has a line for it.
 // - Each block is taken from the driver and given back to it. That is slow, so tiers take large blocks. None moves.
 // - On a dry device there is no memory; the books are as on a real one.
 
@@ -13,8 +13,8 @@
 
 namespace thimble {
 
-/// For the copies of `device`, a CUDA one; what is in it are tensors of the cpu (on a dry device of dry(cpu)). Throws
-/// DeviceError for a device that is not there, and when a block is asked for OutOfMemory.
+/// For the copies of `device`, a CUDA one; its tensors are on the cpu (for a dry device on dry(cpu)). Throws
+/// DeviceError for a missing device, and OutOfMemory when a block is requested.
 class PinnedMemory final : public Resource {
  public:
   explicit PinnedMemory(Device device);

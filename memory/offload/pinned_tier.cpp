@@ -23,7 +23,7 @@ constexpr std::size_t smallest_slab = std::size_t{2} << 20, largest_slab = std::
 
 std::size_t slot_bytes(std::size_t bytes) { return round_up(bytes, slot_alignment); }
 
-/// Of the next slab: for a slot, beside so many bytes of slabs, with so many left to the capacity.
+/// Size of the next slab, for a slot, with `committed` bytes of slabs and the rest of the capacity.
 std::size_t next_slab_bytes(std::size_t slot, std::size_t committed, std::size_t left) {
   const std::size_t grown = std::max(slot, std::clamp(committed, smallest_slab, largest_slab));
   return std::min(round_up(grown, smallest_slab), left);
@@ -38,7 +38,7 @@ struct Slab {
   std::byte* at(std::size_t offset) const { return pin ? static_cast<std::byte*>(pin->data()) + offset : nullptr; }
 };
 
-/// What a ticket names, and its transfer while there is one.
+/// A ticket's bytes, and their transfer if one is running.
 struct Entry {
   std::byte* slot = nullptr;  // null on a dry device
   std::size_t bytes = 0;
@@ -61,14 +61,14 @@ class PinnedTier::State {
       : device_(device),
         capacity_(capacity_bytes == 0 ? std::numeric_limits<std::size_t>::max()
                                       : pinned_tier_detail::slot_bytes(capacity_bytes)) {
-    if (device.is_cpu()) throw DeviceError("pinned tier: " + to_string(device) + "; allowed: a CUDA device");
+    if (device.is_cpu()) throw DeviceError("pinned tier: " + to_string(device) + "; expected a CUDA device");
     if (!device.is_dry) runtime_ = &kernels::device_runtime(device);
   }
   ~State() {
     if (runtime_ == nullptr) return;
     for (auto& [ticket, entry] : entries_) finish(entry);
     try {
-      runtime_->synchronize(device_);  // nothing reads or writes the memory any more
+      runtime_->synchronize(device_);  // nothing uses the memory any more
     } catch (const DeviceError&) {     // the next launch reports it
     }
   }
@@ -139,7 +139,7 @@ class PinnedTier::State {
       slots.free.pop_back();
       return slot;
     }
-    slots.free.reserve(slots.count + 1);  // so that drop() needs no memory
+    slots.free.reserve(slots.count + 1);  // so that drop() allocates nothing
     pinned_tier_detail::Slab& slab = slab_for(bytes);
     std::byte* const slot = slab.at(slab.used);
     slab.used += bytes;
@@ -165,7 +165,7 @@ class PinnedTier::State {
     slab.bytes = pinned_tier_detail::next_slab_bytes(bytes, committed, capacity_ - committed);
     {
       const ResourceScope pinned(pinned_ledger(device_));
-      const PathScope path(join_path(0, "offload"));  // whoever writes
+      const PathScope path(join_path(0, "offload"));  // whichever path writes
       slab.memory = Tensor::empty({static_cast<std::int64_t>(slab.bytes)}, DType::u8, device_.is_dry ? dry(cpu) : cpu,
                                   Category::workspace);
     }

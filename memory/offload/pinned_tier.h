@@ -2,15 +2,15 @@
 // A tier in the host's memory, for the tensors of a GPU.
 //
 // Policy
-// - Its memory is pinned and comes in slabs, from memory/offload/pinned_memory.h, where it is booked as workspace under
-//   "offload"; of the device's memory it takes none. A write takes a slot: the last one freed of the same size, or a
-//   new one in the first slab that has room behind its slots. Where none has, the tier takes one more slab: as large as
-//   all before together, but at least 2 MiB and at most 64 MiB, or what the slot needs, in whole 2 MiB. A training step
-//   writes the same sizes again and again: the tier stops growing after the first.
+// - Its memory is pinned and comes in slabs, from memory/offload/pinned_memory.h, booked as workspace under "offload";
+//   it takes no device memory. A write takes a slot: the last one freed of the same size, or a new one in the first
+//   slab that has room behind its slots. If none has, the tier takes one more slab: as large as all before together,
+//   but at least 2 MiB and at most 64 MiB, or the slot's size, in whole 2 MiB. A training step writes the same sizes
+//   again and again: the tier stops growing after the first.
 // - Its bytes depend only on the sizes of the writes and drops, so a dry run predicts them exactly.
-// - Transfers go to the device's copy stream: behind the kernels launched before, beside those launched after. wait()
-//   and drop() put the kernels launched later behind the transfer; the host never waits (GPUs only: there is no other
-//   thread). So memory may be reused as soon as wait() returns, by what is launched from then on.
+// - Transfers go to the device's copy stream: behind earlier kernels, beside later ones. wait() and drop() make later
+//   kernels wait for the transfer; the host never waits (GPUs only: there is no other thread). So later launches may
+//   reuse the memory as soon as wait() returns.
 // - On a dry device there is no memory; slots, slabs and capacity are as on a real one.
 //
 // Terms
@@ -25,17 +25,16 @@ namespace thimble {
 
 class PinnedTier final : public Tier {
  public:
-  /// For the memory of `device`, a CUDA device or a dry one. The capacity is a bound of the slabs' bytes, rounded up to
-  /// 512; 0: what the host has. Throws DeviceError (the cpu, which needs no copy in its own memory; a device that is
-  /// not there).
+  /// For the memory of `device`, a CUDA device or a dry one. The capacity bounds the slabs' bytes, rounded up to 512; 0
+  /// is unbounded. Throws DeviceError (the cpu, which needs no copy in its own memory; a missing device).
   explicit PinnedTier(Device device, std::size_t capacity_bytes = 0);
   ~PinnedTier() override;
   PinnedTier(const PinnedTier&) = delete;
   PinnedTier& operator=(const PinnedTier&) = delete;
 
   Device device() const noexcept override;
-  /// Throws FileError when the capacity is used up, OutOfMemory when the host has no such amount of pinned memory;
-  /// nothing has changed then.
+  /// Throws FileError when the capacity is used up, OutOfMemory when the host lacks the pinned memory; nothing has
+  /// changed then.
   Ticket write(const void* from, std::size_t bytes, Stream stream = nullptr) override;
   void read(Ticket ticket, void* to, Stream stream = nullptr) override;
   void wait(Ticket ticket) override;

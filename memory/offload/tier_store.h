@@ -3,14 +3,14 @@
 //
 //   const auto store = std::make_shared<memory::TierStore>(memory::make_tier(cpu, {.folder = "/var/tmp"}));
 //   const ParameterStoreScope scope(store);
-//   Net net(cpu);                       // each parameter goes as soon as it is made: never here as a whole
+//   Net net(cpu);                       // each parameter is evicted as soon as it is made: the net is never whole here
 //   optim::Adam adam(net.trainable(), {});
-//   nn::training_step(adam, ...);       // at the bits of the run whose parameters stay
+//   nn::training_step(adam, ...);       // same bits as with resident parameters
 //
 // Policy
-// - A parameter that was not updated is read and never written again: its ticket stays. An update gives the old
-//   ticket's room to the new bytes, so that the tier does not grow.
-// - Optimizer state and gradients have tiers of their own (optim/optimizer.h, nn/step/step.h).
+// - An unchanged parameter is read and never written again: its ticket stays. An update gives the old ticket's room to
+//   the new bytes, so that the tier does not grow.
+// - Optimizer state and gradients have separate tiers (optim/optimizer.h, nn/step/step.h).
 
 #include <memory>
 #include <vector>

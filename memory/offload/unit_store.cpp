@@ -11,9 +11,9 @@
 namespace thimble::memory {
 namespace unit_store_detail {
 
-/// The bytes of a storage that is here, whose block stays where it is until unpin().
+/// The bytes of a storage that is here; its block does not move until unpin().
 std::byte* pin(Storage& storage) {
-  const launch_detail::Guard guard(storage.device());  // while it is counted, no block moves
+  const launch_detail::Guard guard(storage.device());  // while it counts, no block moves
   storage.pin(AccessMaker::make());
   return storage.address(AccessMaker::make());
 }
@@ -22,7 +22,7 @@ std::byte* pin(Storage& storage) {
 
 UnitStore::UnitStore(const UnitOptions& options) : options_(options) {
   if (options.read_ahead < 0) {
-    throw ValueError("parameter store: read_ahead " + std::to_string(options.read_ahead) + "; allowed: >= 0");
+    throw ValueError("parameter store: read_ahead " + std::to_string(options.read_ahead) + "; expected >= 0");
   }
 }
 
@@ -30,7 +30,7 @@ std::span<UnitStore::Entry> UnitStore::entries_of(const Unit& unit) noexcept {
   return std::span(entries_).subspan(unit.first, unit.end - unit.first);
 }
 
-/// That a storage which is put away as entry `index` belongs to: the last one, or a new one.
+/// The unit for a storage that becomes entry `index`: the last one, or a new one.
 UnitStore::Unit& UnitStore::unit_for(const Storage& storage, std::uint32_t index) {
   const bool joins = !units_.empty() && (units_.back().path == storage.path() ||
                                          units_.back().bytes + storage.bytes() <= options_.unit_bytes);
@@ -46,7 +46,7 @@ void UnitStore::put_away(const Tensor& parameter) {
   if (has(&storage)) return;
   const std::string text = describe(parameter) + " in '" + std::string(path_name(storage.path())) + "'";
   if (storage.store()) refuse(text + " is in another store");
-  if (storage.bytes() != parameter.bytes()) refuse(text + " is a part of its storage; allowed is all of one");
+  if (storage.bytes() != parameter.bytes()) refuse(text + " is a window of its storage; expected the whole storage");
   if (storage.is_pinned()) refuse(text + " is pinned");
   const auto index = static_cast<std::uint32_t>(entries_.size());
   entries_.push_back({&storage, storage.version(), 0});
@@ -69,7 +69,7 @@ void UnitStore::put_away(const Tensor& parameter) {
   }
 }
 
-/// Begins a transfer; the block stays where it is until it ends.
+/// Begins a transfer; the block does not move until it ends.
 void UnitStore::transfer(Entry& entry, FunctionRef<void(std::byte*)> begin) {
   std::byte* const at = unit_store_detail::pin(*entry.storage);
   try {
@@ -97,7 +97,7 @@ void UnitStore::end_write(Entry& entry) {
   entry.version = entry.storage->version();
 }
 
-/// Takes the blocks of a unit and begins to read. Nothing has changed when it throws.
+/// Takes the blocks of a unit and begins to read. Changes nothing when it throws.
 void UnitStore::begin(Unit& unit) {
   unit.where = Where::coming;
   try {
@@ -113,7 +113,7 @@ void UnitStore::begin(Unit& unit) {
   here_.push_back(static_cast<std::uint32_t>(&unit - units_.data()));
 }
 
-/// Waits for a unit that is coming. It is away again when that throws.
+/// Waits for a unit that is being read. It is away again when this throws.
 void UnitStore::end(Unit& unit) {
   if (unit.where != Where::coming) return;
   try {
@@ -131,7 +131,7 @@ void UnitStore::end(Unit& unit) {
   unit.where = Where::here;
 }
 
-/// A unit that was coming is away: what was read of it is of no use.
+/// Drops a unit that was being read; its bytes are useless.
 void UnitStore::take_back(Unit& unit) noexcept {
   for (Entry& entry : entries_of(unit)) {
     if (entry.storage == nullptr || !entry.storage->is_here()) continue;
@@ -147,7 +147,7 @@ void UnitStore::take_back(Unit& unit) noexcept {
   unit.where = Where::away;
 }
 
-/// Lets go of a unit that nobody has pinned, when what has changed of it is written. Where that throws it is all here.
+/// Evicts an unpinned unit after writing its changes. When that throws it stays here.
 void UnitStore::evict(Unit& unit) {
   if (unit.where == Where::coming) {
     take_back(unit);
@@ -182,7 +182,7 @@ bool UnitStore::is_pinned(const Unit& unit) const noexcept {
   return std::any_of(first, end, [](const Entry& e) { return e.storage != nullptr && e.storage->is_pinned(); });
 }
 
-/// Lets go of units that the call under way does not need, until `coming` further ones are no more than `most`.
+/// Evicts units that the current call does not need, until at most `most` remain beside `coming` further ones.
 void UnitStore::make_room(std::size_t coming, std::size_t most) {
   for (std::size_t at = 0; at < here_.size() && here_.size() + coming > most;) {
     Unit& unit = units_[here_[at]];
@@ -223,7 +223,7 @@ void UnitStore::fetch(std::span<Storage* const> storages) {
   each_needed([&](Unit& unit) { end(unit); });
 }
 
-/// Begins with the next units. One for which units that are pinned leave no room is read when it is needed.
+/// Begins to read the next units. A unit that finds no room beside pinned ones is read when it is needed.
 void UnitStore::read_ahead() {
   const auto most = static_cast<std::size_t>(options_.read_ahead) + 1;
   std::uint32_t next = last_;

@@ -1,6 +1,6 @@
 #pragma once
 // Parameters that come and go in units: fetched before use, dropped after, the next unit read ahead. A derived class
-// defines what a fetch is: a read from a tier (memory/offload/tier_store.h), a gather over ranks, a decoding.
+// defines the fetch: a read from a tier (memory/offload/tier_store.h), a gather over ranks, a decoding.
 //
 //   units, read ahead 1        0 1 2 3 ...
 //   an operator of unit 0      U r            used, being read
@@ -10,18 +10,19 @@
 //   of unit 1                  r U
 //
 // Policy
-// - Parameters that are put away one after the other under one module path are a unit: a linear layer's weight and
-//   bias. With `unit_bytes` further modules join them while the unit has no more than that.
-// - At most 1 + read_ahead units are here, or those that one operator needs, where they are more. The unit used
-//   longest ago goes first; a pinned unit never goes.
-// - The next unit is the neighbour in the direction of the last move: forward, backward, and an update in the order of
-//   the parameters tell it themselves. It is asked for as soon as a unit is used, so that it comes meanwhile.
-// - A unit that goes is written where a version has changed since it came, and is gone when that is done. Where it
-//   cannot be written it stays here: nothing is lost, and the next call tries again.
-// - Which units are here depends on the calls alone, so a dry run predicts it.
+// - Parameters added one after the other under one module path are a unit: a linear layer's weight and bias. With
+//   `unit_bytes` further modules join them up to that size.
+// - At most 1 + read_ahead units are here, or the ones that one operator needs, if these are more. The least recently
+//   used unit is evicted first; a pinned unit never.
+// - The next unit is the neighbour in the direction of the last move, which forward, backward, and an update in the
+//   order of the parameters show by themselves. It is requested as soon as a unit is used, so that it arrives
+//   meanwhile.
+// - An evicted unit is written where a version has changed since it came, and freed when that is done. If it cannot be
+//   written it stays here: nothing is lost, and the next call retries.
+// - Only the calls decide which units are here, so a dry run predicts it.
 //
-// Bytes: units that are used one after the other, in either direction, need those of the largest 1 + read_ahead
-// neighbours (peak_bytes). A unit that is used out of turn, a tied embedding at the end, stands beside the last ones.
+// Bytes: units used one after the other, in either direction, need the bytes of the largest 1 + read_ahead neighbours
+// (peak_bytes). A unit used out of turn, a tied embedding at the end, is here beside the last ones.
 //
 // A store is made by std::make_shared: its parameters keep it alive.
 
@@ -36,8 +37,8 @@
 namespace thimble::memory {
 
 struct UnitOptions {
-  std::size_t unit_bytes = 0;  ///< modules share a unit while it has no more than these; 0: a unit is one module's
-  int read_ahead = 1;          ///< units that come before they are used, >= 0
+  std::size_t unit_bytes = 0;  ///< modules share a unit up to this size; 0: one unit per module
+  int read_ahead = 1;          ///< units to read before they are used, >= 0
 };
 
 class UnitStore : public ParameterStore, public std::enable_shared_from_this<UnitStore> {
@@ -56,33 +57,33 @@ class UnitStore : public ParameterStore, public std::enable_shared_from_this<Uni
   /// Throws ValueError for a negative read_ahead.
   explicit UnitStore(const UnitOptions& options);
 
-  /// What follows names a parameter by its number, in the order in which they were put away. `at` is the address of its
-  /// bytes, pinned until the call that ends the transfer.
+  /// The following functions name a parameter by its number, in order of addition. `at` is the address of its bytes,
+  /// pinned until the call that ends the transfer.
   ///
-  /// A parameter that is put away for the first time, before its bytes are written. May throw as begin_write does.
+  /// Called for a new parameter before its bytes are written. May throw as begin_write does.
   virtual void add([[maybe_unused]] std::uint32_t parameter, [[maybe_unused]] const Tensor& tensor) {}
-  /// Keeps the bytes of a parameter, at first and after each change: they are kept when end_write() returns. The bytes
-  /// kept before are lost, also where these throw: FileError, OutOfMemory, DeviceError.
+  /// Save the bytes of a parameter, at first and after each change: they are safe when end_write() returns. The bytes
+  /// saved before are lost, also when these throw: FileError, OutOfMemory, DeviceError.
   virtual void begin_write(std::uint32_t parameter, const Storage& storage, const std::byte* at) = 0;
   virtual void end_write(std::uint32_t parameter) = 0;
-  /// Begin and end bringing the bytes that were written last. Both throw FileError; both can be tried again.
+  /// Begin and end reading the bytes that were written last. Both throw FileError; both can be repeated.
   virtual void begin_read(std::uint32_t parameter, const Storage& storage, std::byte* at) = 0;
   virtual void end_read(std::uint32_t parameter) = 0;
-  /// Ends what is under way, and keeps nothing of the parameter.
+  /// Ends a running transfer, and forgets the parameter's bytes.
   virtual void drop(std::uint32_t parameter) noexcept = 0;
 
  private:
   enum class Where : std::uint8_t { away, coming, here };
   struct Entry {
-    Storage* storage;       // null: it has ended
-    std::uint32_t version;  // of the bytes that are kept
+    Storage* storage;       // null after its end
+    std::uint32_t version;  // of the saved bytes
     std::uint32_t unit;
     bool is_moving = false;  // a transfer has begun and not ended
   };
   struct Unit {
     std::uint32_t first, end;  // entries
     std::size_t bytes;
-    PathId path;  // of the module that it ends with
+    PathId path;  // of its last module
     Where where = Where::away;
     std::uint64_t used = 0;  // the last call that needed it
   };
@@ -107,9 +108,9 @@ class UnitStore : public ParameterStore, public std::enable_shared_from_this<Uni
   UnitOptions options_;
   std::vector<Entry> entries_;
   std::vector<Unit> units_;
-  std::vector<std::uint32_t> here_;  // units that are not away, the one used longest ago first
+  std::vector<std::uint32_t> here_;  // units that are not away, least recently used first
   std::uint64_t uses_ = 0;
-  std::uint32_t last_ = 0;  // unit that was used last
+  std::uint32_t last_ = 0;  // most recently used unit
   bool is_backward_ = false;
 };
 

@@ -19,7 +19,7 @@ namespace csv_detail {
 enum Column : std::size_t { id, lower, upper, size, alignment, gaps, offset };
 constexpr std::array<std::string_view, 7> columns = {"id", "lower", "upper", "size", "alignment", "gaps", "offset"};
 constexpr std::size_t required_columns = 4;
-// Names that older files have.
+// Column names in older files.
 constexpr std::pair<std::string_view, Column> older_columns[] = {
     {"buffer", id}, {"buffer_id", id}, {"begin", lower}, {"start", lower}, {"end", upper}};
 constexpr std::string_view known = "id, lower, upper, size, alignment, gaps, offset";
@@ -41,7 +41,7 @@ class Reader {
   Reader(std::string_view text, const std::string& path) : text_(text), path_(path) {}
 
   PlacementFile read() {
-    if (text_.starts_with("\xEF\xBB\xBF")) next_ = 3;  // what spreadsheets put before UTF-8
+    if (text_.starts_with("\xEF\xBB\xBF")) next_ = 3;  // spreadsheets put it before UTF-8
     if (!next_line()) fail("no header; a placement begins with id,lower,upper,size");
     read_header();
     PlacementFile file;
@@ -84,7 +84,7 @@ class Reader {
     return result;
   }
 
-  // The text between the quote at `at` and the one that ends it, whose place is returned.
+  // The text between the quote at `at` and the one that ends it, whose index is returned.
   std::size_t read_quoted(std::size_t at, std::string& text) const {
     while (++at < line_.size()) {
       if (line_[at] == '"' && (at + 1 == line_.size() || line_[at + 1] != '"')) return at;
@@ -101,7 +101,7 @@ class Reader {
       for (const auto& [older, meant] : older_columns) {
         if (name == older) column = meant;
       }
-      if (column == columns.size()) fail("unknown column " + quote(name) + "; allowed: " + std::string(known));
+      if (column == columns.size()) fail("unknown column " + quote(name) + "; expected " + std::string(known));
       if (place_[column]) fail("column " + quote(name) + " is there twice");
       if (name == "end") after_end_ = 1;
       place_[column] = width_++;
@@ -111,7 +111,7 @@ class Reader {
     }
   }
 
-  // `is_last`: one after it is meant where the column is named `end`.
+  // `is_last`: a column named `end` has the last time, so one more is meant.
   std::uint64_t number(std::string_view text, std::string_view name, bool is_last = false) const {
     const auto what = [&] { return std::string(name) + " " + quote(text); };
     std::uint64_t result = 0;
@@ -177,7 +177,7 @@ class Reader {
     }
     const auto [same, is_new] = line_of_.emplace(name, number_);
     if (!is_new) fail("id " + quote(name) + " is in line " + std::to_string(same->second) + " already");
-    sum_ += buffer.bytes;  // of at most 2^62 each: no overflow before it is told
+    sum_ += buffer.bytes;  // of at most 2^62 each: detected before an overflow
     if (sum_ >= largest) fail("all sizes up to here together are too large; expected a sum below 2^62");
     if (place_[gaps]) file.gaps.push_back(read_gaps(line[*place_[gaps]], buffer));
     if (place_[offset]) file.offsets.push_back(value(line, offset));

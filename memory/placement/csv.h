@@ -3,12 +3,12 @@
 //
 // Policy
 // - A header names the columns, in any order: `id,lower,upper,size`; `alignment`, a power of two; `gaps`; and `offset`
-//   where places are known. Older names: `buffer` and `buffer_id` for id, `begin` and `start` for lower, and `end` for
-//   upper, which is then the last time of the lifetime (and of each gap), not the one after it.
-// - `gaps`: times within the lifetime when the buffer is not there, as `3-5 8-9`, [lower, upper) each; with `@0:4`
-//   behind one, only the buffer's bytes [0, 4) are there.
+//   for known places. Older names: `buffer` and `buffer_id` for id, `begin` and `start` for lower, and `end` for upper,
+//   which is then the last time of the lifetime (and of each gap), not the one after it.
+// - `gaps`: times within the lifetime when the buffer is free, as `3-5 8-9`, [lower, upper) each; with `@0:4` behind
+//   one, only the buffer's bytes [0, 4) are used.
 // - An id is any text. A field in double quotes may have commas; a quote in it is doubled.
-// - Nothing is repaired: what is malformed, negative, too large, empty or there twice is an error that names the line.
+// - Nothing is repaired: a malformed, negative, too large, empty or repeated value is an error that names the line.
 
 #include <span>
 #include <string>
@@ -21,26 +21,26 @@
 namespace thimble::memory {
 
 struct PlacementFile {
-  std::vector<Buffer> buffers;         ///< in the order of the lines; `id`: the line's place, from 0
+  std::vector<Buffer> buffers;         ///< in the order of the lines; `id`: the line's index, from 0
   std::vector<std::string> ids;        ///< of all of them
-  std::vector<std::vector<Gap>> gaps;  ///< of all of them, or none
-  std::vector<std::size_t> offsets;    ///< of all of them, or none
+  std::vector<std::vector<Gap>> gaps;  ///< of all of them, or empty
+  std::vector<std::size_t> offsets;    ///< of all of them, or empty
 };
 
-/// Reads the text of a file; "\n" and "\r\n" both end a line, empty lines at the end are passed over. Throws FileError
+/// Reads the text of a file; "\n" and "\r\n" both end a line, empty lines at the end are ignored. Throws FileError
 /// (`path`, the byte at which the line begins, and the line's number) for anything else than a header and lines of an
 /// id and whole numbers below 2^62: a missing, doubled or unknown column, a wrong number of fields, a sign, a value
-/// that is too large, a repeated id, lower >= upper, size 0, an alignment that is no power of two, gaps that overlap or
-/// are not within the lifetime and the size.
+/// that is too large, a repeated id, lower >= upper, size 0, an alignment that is not a power of two, gaps that overlap
+/// or are not within the lifetime and the size.
 PlacementFile parse_placement(std::string_view text, const std::string& path);
 
 /// Reads a regular file of at most 1 GiB. Throws FileError, also when it cannot be read.
 PlacementFile read_placement(const std::string& path);
 
 /// The text of a file: `id,lower,upper,size`, `alignment` unless all are 1, `gaps` unless none has any, `offset` unless
-/// `offsets` is empty. Throws ValueError when there are not as many ids, or offsets, as buffers.
+/// `offsets` is empty. Throws ValueError when ids or offsets differ in number from buffers.
 std::string write_placement(const PlacementFile& file);
-/// The same of buffers whose ids are their numbers.
+/// The same for buffers whose ids are their numbers.
 std::string write_placement(std::span<const Buffer> buffers, std::span<const std::size_t> offsets = {});
 
 }  // namespace thimble::memory

@@ -1,4 +1,4 @@
-// Exact placement: branch and bound over which item stands where (memory/placement/state.h).
+// Exact placement: branch and bound over the offsets of items (memory/placement/state.h).
 
 #include <algorithm>
 #include <array>
@@ -10,8 +10,8 @@
 namespace thimble::memory::packing {
 namespace exact_detail {
 
-/// States that were proven to lead nowhere, whatever led to them. A state is remembered by 128 bits of it; an entry is
-/// overwritten by the next that falls into its place.
+/// Proven dead ends, whatever led to them. A state is remembered by 128 bits of it; a later state with the same index
+/// overwrites it.
 class Memory {
  public:
   struct Key {
@@ -28,7 +28,7 @@ class Memory {
 };
 
 /// How a search chooses the next item: from which section (the one with fewest candidates, with least slack, or that
-/// reaches lowest), and which of several that stand equally low.
+/// reaches lowest), and which of several equally low ones.
 enum class Rule : std::uint8_t { fewest, tightest, lowest };
 struct Strategy {
   Rule rule;
@@ -68,7 +68,7 @@ class Attempt {
   std::uint64_t node_limit_;
   Budget& budget_;
   std::uint64_t nodes_ = 0;
-  std::vector<std::int32_t> items_;  // the open items of a part lie together: [begin, end)
+  std::vector<std::int32_t> items_;  // the open items of a part are contiguous: [begin, end)
 };
 
 /// Cuts the items [begin, end), all open, where none of them crosses, and solves part after part.

@@ -71,7 +71,7 @@ class Placer {
   Placer(std::span<const Buffer> buffers, const std::vector<Pieces>& pieces, std::size_t unit)
       : buffers_(buffers), pieces_(pieces), unit_(unit) {}
 
-  // Each buffer in turn at the lowest offset that is free.
+  // Each buffer in turn at the lowest free offset.
   packing::Layout place(const std::vector<std::size_t>& order) const {
     packing::Layout layout;
     layout.offsets.resize(buffers_.size());
@@ -126,7 +126,7 @@ Placement place_with_gaps(std::span<const Buffer> buffers, std::span<const std::
                           const PlacementOptions& options) {
   using namespace gaps_detail;
   const auto start = std::chrono::steady_clock::now();
-  // Without the gaps: checks the arguments, and its offsets are valid whatever the gaps are.
+  // Without the gaps: checks the arguments, and its offsets are valid for any gaps.
   PlacementOptions quick = options;
   quick.last_stage = PlacementStage::greedy;
   Placement result = memory::place(buffers, quick);
@@ -184,7 +184,7 @@ void check_placement_with_gaps(std::span<const Buffer> buffers, std::span<const 
   using namespace gaps_detail;
   const std::vector<Pieces> pieces = all_pieces(buffers, gaps, 1);
   for (std::size_t i = 0; i < buffers.size(); ++i) {
-    // One buffer at a time has no neighbours: its alignment and its end.
+    // A single buffer has no neighbours: checks its alignment and its end.
     check_placement(buffers.subspan(i, 1), offsets.subspan(i, 1), height_bytes);
     for (std::size_t k = 0; k < i; ++k) {
       for_each_pair(pieces[i], pieces[k], [&](const Piece& a, const Piece& b) {

@@ -1,9 +1,9 @@
 #pragma once
-// Placement of buffers that hold fewer bytes at times within their lifetimes (gaps), as minimalloc's CSV has them.
+// Placement of buffers that hold fewer bytes at times within their lifetimes (gaps), as in minimalloc's CSV.
 //
 // Policy
-// - Gaps break what the exact stage rests on: a buffer is one interval of time and one of bytes. So such buffers are
-//   placed greedily in several orders, and a local search moves the highest ones forward in the best order.
+// - Gaps break the assumption of the exact stage: a buffer is one interval of time and one of bytes. So such buffers
+//   are placed greedily in several orders, and a local search moves the highest ones forward in the best order.
 // - Height equal to the load is optimal; more is not proven.
 
 #include <span>
@@ -23,11 +23,11 @@ struct Gap {
 };
 
 /// As place(). `gaps` has the gaps of each buffer, disjoint and in order of time. Throws ValueError as place() does,
-/// and for gaps that are not within the lifetime and the bytes of their buffer.
+/// and for gaps outside the lifetime and the bytes of their buffer.
 Placement place_with_gaps(std::span<const Buffer> buffers, std::span<const std::vector<Gap>> gaps,
                           const PlacementOptions& options = {});
 
-/// As check_placement(), of buffers with gaps.
+/// As check_placement(), for buffers with gaps.
 void check_placement_with_gaps(std::span<const Buffer> buffers, std::span<const std::vector<Gap>> gaps,
                                std::span<const std::size_t> offsets, std::size_t height_bytes);
 

@@ -1,4 +1,4 @@
-// Greedy placement: items one by one, each into a gap between what is placed already.
+// Greedy placement: items one by one, each into a gap between the placed ones.
 
 #include <algorithm>
 #include <array>
@@ -11,15 +11,15 @@
 namespace thimble::memory::packing {
 namespace greedy_detail {
 
-/// What is placed.
+/// A placed item.
 struct Shelf {
   std::int32_t lower, upper;
   std::int64_t offset, end;
 };
 
-/// Offset of the gap that `item` goes into.
+/// Offset of the gap for `item`.
 std::int64_t find_gap(const std::vector<Shelf>& shelves, const Item& item, Fit fit) {
-  std::int64_t at = 0;  // lowest offset above all that was passed
+  std::int64_t at = 0;  // lowest offset above all visited shelves
   std::int64_t best_offset = -1, best_room = std::numeric_limits<std::int64_t>::max();
   for (const Shelf& shelf : shelves) {
     if (shelf.upper <= item.lower || shelf.lower >= item.upper || shelf.end <= at) continue;
@@ -35,8 +35,8 @@ std::int64_t find_gap(const std::vector<Shelf>& shelves, const Item& item, Fit f
   return best_offset < 0 ? at : best_offset;
 }
 
-/// The shelves, by ascending offset, in lists of a stretch of sections each: an item that lives briefly among very many
-/// looks only at those that live near it. Few items have one list.
+/// The shelves, by ascending offset, in lists of a range of sections each: a short-lived item among very many examines
+/// only its contemporaries. Few items have one list.
 class Shelves {
  public:
   explicit Shelves(const Problem& problem) {
@@ -72,7 +72,7 @@ class Shelves {
   std::size_t list_of(std::int32_t section) const { return static_cast<std::size_t>(section / width_); }
 
   std::int32_t width_;                     // sections of a list
-  std::vector<std::vector<Shelf>> lists_;  // a shelf is in each that it lives in
+  std::vector<std::vector<Shelf>> lists_;  // a shelf is in the list of each of its sections
   std::vector<Shelf> seen_;                // by an item that lives in several lists
 };
 

@@ -1,4 +1,4 @@
-// Improvement of a greedy placement: local search over the order in which items are placed.
+// Improvement of a greedy placement: local search over the order of placing items.
 
 #include <utility>
 
@@ -33,7 +33,7 @@ std::vector<std::size_t> positions_above(const Problem& problem, const std::vect
   return positions;
 }
 
-/// Bytes of all items that stand above `height`, added up: falls before the height itself does.
+/// Bytes of all items above `height`, summed: falls before the height itself does.
 std::int64_t excess(const Problem& problem, const Layout& layout, std::int64_t height) {
   std::int64_t sum = 0;
   for (std::size_t i = 0; i < problem.items.size(); ++i) {

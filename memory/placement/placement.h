@@ -3,11 +3,11 @@
 //
 // Policy
 // - A training step repeats, so its allocations can be packed offline once, with all lifetimes known.
-// - Three stages, each only where the one before has left something to win: greedy orders, local search over orders,
-//   exact branch and bound. A placement as low as the load is optimal, and the search ends there.
-// - Parts of time that no buffer connects are placed one by one; a part that is no higher than the tightest one must be
-//   is not searched any further.
-// - Deterministic: the work is counted in nodes. Only the limit in seconds, where it ends a search, depends on a clock.
+// - Three stages, each only where the previous one can be improved: greedy orders, local search over orders, exact
+//   branch and bound. A placement as low as the load is optimal, and the search ends there.
+// - Periods that no buffer connects are placed one by one; a period that is already no higher than the tightest one's
+//   lower bound is not searched further.
+// - Deterministic: work is counted in nodes. Only the limit in seconds, where it ends a search, depends on a clock.
 //
 // Terms
 //   lifetime   [lower, upper), half open: a buffer freed at t and one allocated at t may share bytes
@@ -29,7 +29,7 @@
 
 namespace thimble::memory {
 
-/// What is to be placed. 0 <= lower < upper; bytes > 0; alignment is a power of two.
+/// A buffer to place. 0 <= lower < upper; bytes > 0; alignment is a power of two.
 struct Buffer {
   std::uint64_t id = 0;
   std::uint64_t lower = 0, upper = 0;
@@ -39,16 +39,16 @@ struct Buffer {
   friend bool operator==(const Buffer&, const Buffer&) = default;
 };
 
-/// What found a placement.
+/// The stage that found a placement.
 enum class PlacementStage : std::uint8_t { greedy, improvement, exact };
 /// "greedy", "improvement", "exact".
 std::string_view to_string(PlacementStage stage) noexcept;
 
 struct PlacementOptions {
-  std::size_t capacity_bytes = 0;        ///< the search ends when the height is at most this; 0: at the optimum
+  std::size_t capacity_bytes = 0;        ///< the search ends at a height of at most this; 0 searches for the optimum
   double seconds = 1;                    ///< the search ends after this time with the best placement so far
-  std::uint64_t node_limit = 1'000'000;  ///< and after this much work; 0: no bound
-  PlacementStage last_stage = PlacementStage::exact;  ///< greedy and improvement alone take milliseconds
+  std::uint64_t node_limit = 1'000'000;  ///< and after this much work; 0 is unbounded
+  PlacementStage last_stage = PlacementStage::exact;  ///< greedy and improvement take only milliseconds
   std::size_t unit = 64;  ///< sizes are rounded up to it, offsets are multiples of it; a power of two
 };
 
@@ -65,14 +65,14 @@ struct Placement {
   double ratio() const noexcept { return load == 0 ? 1.0 : static_cast<double>(height) / static_cast<double>(load); }
 };
 
-/// Places the buffers. Throws ValueError (a lifetime that is empty, 0 bytes, an alignment or a unit that is no power of
-/// two, sizes whose sum exceeds 2^62, seconds that are negative or not a number), naming the buffer.
+/// Places the buffers. Throws ValueError (a lifetime that is empty, 0 bytes, an alignment or a unit that is not a power
+/// of two, sizes whose sum exceeds 2^62, seconds that are negative or not a number), naming the buffer.
 Placement place(std::span<const Buffer> buffers, const PlacementOptions& options = {});
 
 /// Proves a placement: every offset is a multiple of its buffer's alignment, no two buffers that live at the same time
-/// overlap (by their bytes as asked for), and no buffer ends above `height_bytes`. Throws PlanError naming the buffers,
-/// ValueError when there are not as many offsets as buffers, and for a buffer that place() refuses (an empty lifetime,
-/// 0 bytes, an alignment that is no power of two).
+/// overlap (by their requested bytes), and no buffer ends above `height_bytes`. Throws PlanError naming the buffers,
+/// ValueError when offsets and buffers differ in number, and for a buffer that place() refuses (an empty lifetime, 0
+/// bytes, an alignment that is not a power of two).
 void check_placement(std::span<const Buffer> buffers, std::span<const std::size_t> offsets, std::size_t height_bytes);
 
 }  // namespace thimble::memory

@@ -33,7 +33,7 @@ Problem make_problem(std::span<const Buffer> buffers, std::vector<std::size_t> c
     if (a.is_begin != b.is_begin) return b.is_begin;
     return a.item < b.item;
   });
-  // A section ends where, after beginnings, something ends: there the live set was largest.
+  // A section ends at the first end after beginnings: there the live set was largest.
   std::int64_t live = 0;
   bool has_begun = false;
   for (const Event& event : events) {
@@ -95,7 +95,7 @@ bool Budget::spend(std::uint64_t nodes) noexcept {
 }
 
 void Budget::charge(const Budget& part) noexcept {
-  next_look_ = 0;  // a part may have taken long over few nodes
+  next_look_ = 0;  // a slow part may have had few nodes
   spend(part.nodes());
 }
 

@@ -1,8 +1,8 @@
 #pragma once
-// A placement problem in the form that the stages of the search work on. Internal to memory/placement.
+// A placement problem in the form for the stages of the search. Internal to memory/placement.
 //
 // Policy
-// - Time is cut into sections: the moments at which the set of live buffers is largest, i.e. is no part of a
+// - Time is cut into sections: the moments at which the set of live buffers is largest, i.e. not a subset of a
 //   neighbour's. Two buffers overlap in time exactly when they share a section, so nothing else of time is kept.
 // - A problem is connected: time is cut beforehand where no buffer crosses.
 //
@@ -30,12 +30,12 @@ struct Item {
 
 struct Problem {
   std::vector<Item> items;
-  std::vector<std::size_t> buffers;  // the buffer that each item stands for
+  std::vector<std::size_t> buffers;  // the buffer of each item
   std::int32_t sections = 0;
   std::int64_t load = 0;
 };
 
-/// Offsets by item, and the height that they reach.
+/// Offsets by item, and their height.
 struct Layout {
   std::vector<std::int64_t> offsets;
   std::int64_t height = 0;
@@ -48,10 +48,10 @@ inline std::int64_t align_up(std::int64_t offset, std::int64_t alignment) noexce
 /// Cuts the buffers' time into connected problems, in order of time. Every buffer is in exactly one.
 std::vector<Problem> split(std::span<const Buffer> buffers, std::size_t unit);
 
-/// What a search may still spend. Counts nodes; looks at the clock every so many of them.
+/// A search's remaining work. Counts nodes; reads the clock once every so many of them.
 class Budget {
  public:
-  /// `node_limit` 0: no bound.
+  /// `node_limit` 0 is unbounded.
   Budget(double seconds, std::uint64_t node_limit);
 
   /// Takes `nodes` and tells whether there was something left. Once spent, it stays spent.
@@ -59,7 +59,7 @@ class Budget {
   bool is_spent() const noexcept { return is_spent_; }
   std::uint64_t nodes() const noexcept { return nodes_; }
 
-  /// A budget of its own with this fraction of what is left; `charge` takes its nodes from this one.
+  /// A separate budget with this fraction of the rest; `charge` takes its nodes from this one.
   Budget share(double fraction) const;
   void charge(const Budget& part) noexcept;
 
@@ -84,19 +84,18 @@ std::vector<std::int32_t> make_order(const Problem& problem, Order order);
 /// How a greedy stage chooses among the gaps that fit: the lowest, or the smallest.
 enum class Fit : std::uint8_t { lowest, tightest };
 
-/// What a layout may cost to be of use. Placing ends where it is passed.
+/// Limits of a useful layout. Placing stops beyond them.
 struct Bound {
   std::int64_t height = std::numeric_limits<std::int64_t>::max();  ///< of the layout
   std::int64_t target = 0;
-  std::int64_t excess = std::numeric_limits<std::int64_t>::max();  ///< bytes that items stand above `target`, summed
+  std::int64_t excess = std::numeric_limits<std::int64_t>::max();  ///< bytes of items above `target`, summed
 };
 
-/// Places the items one by one in `order`. False, and the layout is not complete, when the bound is passed.
+/// Places the items one by one in `order`. False, with an incomplete layout, beyond the bound.
 bool place_in_order(const Problem& problem, std::span<const std::int32_t> order, Fit fit, const Bound& bound,
                     Layout& layout);
 
-/// The best of all orders and fits, or the first that reaches `target`, with the order and fit that gave it. At least
-/// one is tried.
+/// The best of all orders and fits, or the first that reaches `target`, with its order and fit. At least one is tried.
 struct GreedyResult {
   Layout layout;
   std::vector<std::int32_t> order;
@@ -106,8 +105,8 @@ GreedyResult place_greedily(const Problem& problem, std::int64_t target, Budget&
 
 // ---- improvement
 
-/// Local search over orders: what stands too high moves to the front. Ends at `target`, after `rounds`, or when the
-/// budget is spent. Returns the best layout found, which is no higher than `start`.
+/// Local search over orders: items that are too high move to the front. Ends at `target`, after `rounds`, or when the
+/// budget is spent. Returns the best layout found, no higher than `start`.
 Layout improve(const Problem& problem, const GreedyResult& start, std::int64_t target, std::uint64_t rounds,
                Budget& budget);
 
@@ -115,8 +114,8 @@ Layout improve(const Problem& problem, const GreedyResult& start, std::int64_t t
 
 enum class Verdict : std::uint8_t { found, impossible, unknown };
 
-/// Looks for a layout no higher than `capacity` until one is found, all are excluded, or the budget is spent. `layout`
-/// changes only when one is found.
+/// Searches for a layout no higher than `capacity` until one is found, all are excluded, or the budget is spent.
+/// `layout` changes only when one is found.
 Verdict search(const Problem& problem, std::int64_t capacity, Budget& budget, Layout& layout);
 
 }  // namespace thimble::memory::packing

@@ -35,10 +35,10 @@ void check_buffer(const Buffer& buffer) {
 void check_arguments(std::span<const Buffer> buffers, const PlacementOptions& options) {
   constexpr std::size_t most_bytes = std::size_t{1} << 62;
   if (!std::has_single_bit(options.unit)) {
-    throw ValueError("placement: unit " + std::to_string(options.unit) + ", allowed are powers of two");
+    throw ValueError("placement: unit " + std::to_string(options.unit) + ", expected a power of two");
   }
   if (!(options.seconds >= 0)) {
-    throw ValueError("placement: " + std::to_string(options.seconds) + " seconds, allowed are 0 and more");
+    throw ValueError("placement: " + std::to_string(options.seconds) + " seconds, expected at least 0");
   }
   std::size_t sum = 0;
   for (const Buffer& buffer : buffers) {
@@ -53,7 +53,7 @@ void check_arguments(std::span<const Buffer> buffers, const PlacementOptions& op
   }
 }
 
-/// One connected problem on its way through the stages.
+/// One connected problem during the stages.
 struct Part {
   Problem problem;
   packing::GreedyResult greedy;
@@ -68,7 +68,7 @@ struct Part {
   }
 };
 
-/// Asks whether `capacity` can be reached, with a share of the budget.
+/// Asks whether `capacity` can be reached, with a fraction of the budget.
 Verdict probe(Part& part, std::int64_t capacity, double fraction, std::size_t unit, Budget& budget) {
   Layout layout;
   Budget spent = budget.share(fraction);
@@ -81,8 +81,8 @@ Verdict probe(Part& part, std::int64_t capacity, double fraction, std::size_t un
   return verdict;
 }
 
-/// Exact stage: first the load, then the target if a capacity set it higher, then heights between, halving what is in
-/// doubt, then the target again.
+/// Exact stage: first the load, then the target if a capacity set it higher, then heights between, by bisection, then
+/// the target again.
 void search_exactly(Part& part, std::int64_t load, std::int64_t target, std::size_t unit, Budget& budget) {
   constexpr std::size_t most_items = 20'000;
   constexpr std::uint64_t most_neighbours = 1 << 26;  // 256 MiB of the host
@@ -102,8 +102,8 @@ void search_exactly(Part& part, std::int64_t load, std::int64_t target, std::siz
   while (part.best.height > goal() && !budget.is_spent()) probe(part, goal(), 1.0, unit, budget);
 }
 
-/// Takes the parts that stand above the target through the later stages, the highest first: it decides how low the
-/// others need to be, since what it cannot reach, they need not either.
+/// Takes the parts above the target through the later stages, the highest first: it decides how low the others need to
+/// be, since they need not go below its bound.
 void search_parts(std::vector<Part>& parts, std::int64_t load, std::int64_t target, const PlacementOptions& options,
                   Budget& budget) {
   if (options.last_stage == PlacementStage::greedy) return;
@@ -112,7 +112,7 @@ void search_parts(std::vector<Part>& parts, std::int64_t load, std::int64_t targ
     if (part.best.height > target) high.push_back(&part);
   }
   std::sort(high.begin(), high.end(), [](const Part* a, const Part* b) { return a->best.height > b->best.height; });
-  constexpr std::uint64_t rounds = 32;  // cheap; what they leave is for the exact stage
+  constexpr std::uint64_t rounds = 32;  // cheap; the rest is for the exact stage
   for (std::size_t i = 0; i < high.size(); ++i) {
     Part& part = *high[i];
     if (part.best.height <= target) continue;
@@ -194,7 +194,7 @@ void check_placement(std::span<const Buffer> buffers, std::span<const std::size_
       throw PlanError("placement: " + at(i) + " ends above the height of " + std::to_string(height_bytes) + " bytes");
     }
   }
-  // Sweep through time; what lives is kept by offset, where only neighbours can overlap first.
+  // Sweep through time; live buffers are kept by offset, where only neighbours can overlap first.
   struct Event {
     std::uint64_t time;
     bool is_begin;

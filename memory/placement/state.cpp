@@ -112,13 +112,13 @@ void State::change(std::int32_t i, std::int64_t floor, std::int64_t bound, bool 
   bounds_[static_cast<std::size_t>(i)] = bound;
   node.floor = floor;
   node.is_raised = is_raised;
-  // The floor matters only where a hole above it must be reached into.
+  // The floor matters only below a hole that must be reached into.
   using state_detail::scramble;
   node.fingerprint = scramble(static_cast<std::uint64_t>(i) * 0x9e3779b97f4a7c15u + static_cast<std::uint64_t>(bound));
   if (is_raised) node.fingerprint = scramble(node.fingerprint + static_cast<std::uint64_t>(floor) + 1);
 }
 
-/// Whether an open neighbour may still reach into the hole that a raised item leaves.
+/// Whether an open neighbour may still reach into a raised item's hole.
 bool State::has_other_in_hole(std::int32_t i) const noexcept {
   const Node& raised = nodes_[static_cast<std::size_t>(i)];
   const std::int64_t top = raised.floor + item(i).size;
@@ -143,7 +143,7 @@ bool State::place(std::int32_t i) {
     if (s > placed.lower) --crossing_[static_cast<std::size_t>(s)];
   }
   bool is_settled = true;
-  std::int32_t first = placed.lower, end = placed.upper;  // what changes overlaps the placed item: one stretch
+  std::int32_t first = placed.lower, end = placed.upper;  // changes overlap the placed item: one range
   for (const std::int32_t j : neighbours(i)) {
     const Node& other = nodes_[static_cast<std::size_t>(j)];
     if (other.is_placed) continue;
@@ -174,9 +174,9 @@ bool State::raise(std::int32_t i) {
   return true;
 }
 
-/// Raised items stand on an open one, and twins in their order.
+/// Raised items are on an open one, and twins in their order.
 bool State::propagate_bounds(std::span<const std::int32_t> items) {
-  constexpr int most_passes = 4;  // two raised items can lift each other for long; what is left out only weakens bounds
+  constexpr int most_passes = 4;  // two raised items can lift each other for long; an omission only weakens bounds
   bool has_changed = true;
   for (int pass = 0; has_changed && pass < most_passes; ++pass) {
     has_changed = false;
@@ -283,7 +283,7 @@ void State::undo(const Mark& mark) noexcept {
     for (std::int32_t s = placed.lower; s < placed.upper; ++s) {
       Section& section = sections_[static_cast<std::size_t>(s)];
       section.left += placed.size;
-      ++section.open;  // the last one taken out lies just behind the open ones
+      ++section.open;  // the last removed one is just behind the open ones
       if (s > placed.lower) ++crossing_[static_cast<std::size_t>(s)];
     }
   }

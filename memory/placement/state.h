@@ -1,26 +1,26 @@
 #pragma once
-// The state of an exact search: which items are placed, how low the others can still go, and what follows from it.
-// Internal to memory/placement.
+// The state of an exact search: which items are placed, how low the others can still go, and the consequences. Internal
+// to memory/placement.
 //
 // Policy
 // - Only settled placements are searched: ones in which no item can be moved to a lower free place. Some optimal one is
-//   settled, since moving items down ends. In a settled placement an item stands at 0 or on another's end.
-// - An item is placed only when none that overlaps it in time can go lower. Whatever overlaps it then stands above it,
-//   so placing decides the order of neighbours, and nothing about items far away in time.
-// - The alternative to placing an item at its bound is to raise it: then it stands on one that is not placed yet, and
-//   some item must reach into the hole that it leaves, or the placement would not be settled.
+//   settled, since moving items down ends. In a settled placement an item is at 0 or on another's end.
+// - An item is placed only when none that overlaps it in time can go lower. All overlapping items are then above it, so
+//   placing decides the order of neighbours, and nothing about items far away in time.
+// - The alternative to placing an item at its bound is to raise it: then it is on one that is not placed yet, and some
+//   item must reach into the hole below it, or the placement would not be settled.
 // - Every change is undone in reverse order; nothing is copied.
 //
 // Terms
 //   floor       of an item: the lowest offset above all placed items that overlap it
 //   bound       of an item: no settled placement below this node has it lower; at least its floor
-//   raised      decided not to stand on its floor
-//   slack       of a section: capacity - lowest bound - bytes still to be placed in it; negative: no way on
+//   raised      decided not to be on its floor
+//   slack       of a section: capacity - lowest bound - bytes still to be placed in it; a negative one is a dead end
 //   twin        an item with the same lifetime, size and alignment; the earlier one is always lower
 //
 // Example: A [0, 2) and C [2, 4) of 2 bytes, B [1, 3) of 1 byte, capacity 3. Section 0 has A and B, section 1 has B and
 // C; the slack of both is 3 - 0 - 3 = 0. place(A) puts A at 0 and raises the bound of B to 2; place(C) puts C at 0, and
-// B stands at 2: height 3, the load. The other branch, raise(A), says that A stands on B: B at 0, A and C at 1.
+// B goes to 2: height 3, the load. In the other branch, raise(A) puts A on B: B at 0, A and C at 1.
 
 #include <cstdint>
 #include <vector>
@@ -33,7 +33,7 @@ class State {
  public:
   State(const Problem& problem, std::int64_t capacity);
 
-  /// What a section says about the items that are still open in it.
+  /// A section's summary of its open items.
   struct Section {
     std::int64_t left = 0;        // bytes of open items
     std::int64_t lowest = 0;      // least bound of open items
@@ -45,14 +45,14 @@ class State {
   /// placement would not be settled.
   bool place(std::int32_t item);
 
-  /// Decides that an open item stands on one that is not placed. False when there is none.
+  /// Decides that an open item is on one that is not placed. False without such an item.
   bool raise(std::int32_t item);
 
-  /// Draws the conclusions for the open items `items`, and in all sections that have changed. False when there is no
-  /// way on; then only undo may follow.
+  /// Draws the conclusions for the open items `items`, and in all changed sections. False at a dead end; then only undo
+  /// may follow.
   bool propagate(std::span<const std::int32_t> items);
 
-  /// How much was done so far; undo goes back to it.
+  /// The amount of changes so far; undo goes back to it.
   struct Mark {
     std::size_t items, sections, placed;
   };
@@ -63,11 +63,11 @@ class State {
   const Item& item(std::int32_t i) const noexcept { return items_[static_cast<std::size_t>(i)]; }
   std::int64_t bound(std::int32_t i) const noexcept { return bounds_[static_cast<std::size_t>(i)]; }
   bool is_placed(std::int32_t i) const noexcept { return nodes_[static_cast<std::size_t>(i)].is_placed; }
-  /// A number that stands for all that matters about an open item.
+  /// A number that represents all relevant facts of an open item.
   std::uint64_t fingerprint(std::int32_t i) const noexcept { return nodes_[static_cast<std::size_t>(i)].fingerprint; }
   const Section& section(std::int32_t s) const noexcept { return sections_[static_cast<std::size_t>(s)]; }
   std::int64_t slack(std::int32_t s) const noexcept { return capacity_ - section(s).lowest - section(s).left; }
-  /// Open items of a section, in no order to rely on.
+  /// Open items of a section, in unspecified order.
   std::span<const std::int32_t> open_items(std::int32_t s) const noexcept {
     const auto at = static_cast<std::size_t>(s);
     return {live_.data() + live_begin_[at], static_cast<std::size_t>(sections_[at].open)};
@@ -80,10 +80,10 @@ class State {
   /// Number of open items that live in section s - 1 and in s.
   std::int32_t crossing(std::int32_t s) const noexcept { return crossing_[static_cast<std::size_t>(s)]; }
 
-  /// The bounds as offsets: of placed items, their places.
+  /// The bounds as offsets: for placed items, their offsets.
   Layout layout() const;
 
-  /// Pairs of items that overlap, twice: what a search needs grows with it.
+  /// Pairs of items that overlap, twice: a search's memory grows with it.
   static std::uint64_t count_neighbours(const Problem& problem);
 
  private:

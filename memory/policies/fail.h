@@ -2,12 +2,12 @@
 // Failure injection: one request is refused as if memory had run out.
 //
 // Policy
-// - Exactly one request fails, once: what is tried again succeeds. So a test can walk through all requests of a step,
-//   fail each in turn, and hold the retried step against one that never failed.
+// - Exactly one request fails, once: a retry succeeds. So a test can walk through all requests of a step, fail each in
+//   turn, and compare the retried step with one that never failed.
 // - The request fails before upstream sees it.
 //
 // Terms
-//   k   number of the request that fails, counted from 1 since construction or arm(); 0: none fails
+//   k   number of the request that fails, counted from 1 since construction or arm(); 0 disables it
 
 #include <cstdint>
 #include <memory>
@@ -23,12 +23,12 @@ class FailAt final : public Decorator {
   /// Counts requests from zero again; the k-th from now fails.
   void arm(std::uint64_t k);
 
-  /// Requests since construction or arm(), the failed one included.
+  /// Requests since construction or arm(), including the failed one.
   std::uint64_t request_count() const;
   bool has_failed() const;
 
  private:
-  /// Throws OutOfMemory at the k-th request, and what upstream throws.
+  /// Throws OutOfMemory at the k-th request, and as upstream does.
   Block* do_allocate(const Request& request) override;
   void do_deallocate(Block* block, Stream stream) noexcept override { upstream_deallocate(block, stream); }
   void do_relabel(Block* block, Category category) noexcept override { upstream_relabel(block, category); }

@@ -1,14 +1,13 @@
 #pragma once
-// The ledger: who holds how many bytes, now and at the moment of the peak.
+// The ledger: the holders of bytes, now and at the moment of the peak.
 //
 // Policy
 // - Books requested bytes by category and by (path, category), under the lock of its stack, so that the books and the
 //   arena below agree at every instant.
 // - The picture at the peak is exact and costs nothing to keep: a cell remembers its value at the last peak only when
-//   it is about to change after it (copy on write, told by the peak's serial number). What can be summed from the cells
-//   when somebody asks is not kept beside them.
-// - The peak is the first moment that the largest live sum is reached. A relabel moves bytes between rows, never the
-//   peak.
+//   it is about to change after it (copy on write, by the peak's serial number). Sums over cells are computed on
+//   request.
+// - The peak is the first moment that reaches the largest live sum. A relabel moves bytes between rows, never the peak.
 // - In a steady state it allocates nothing: a row is made when a path is first seen.
 // - An OutOfMemory from below passes with the table of categories added; its facts are the ledger's.
 //
@@ -34,7 +33,7 @@ class OutOfMemory;
 /// Bytes per category, indexed by the category's number.
 using CategoryBytes = std::array<std::size_t, category_count>;
 
-/// Throws what upstream throws; an OutOfMemory gains the bytes in use by category.
+/// Throws as upstream does; an OutOfMemory gains the bytes in use by category.
 class Ledger final : public Decorator {
  public:
   explicit Ledger(std::shared_ptr<Resource> upstream);
@@ -49,13 +48,13 @@ class Ledger final : public Decorator {
   std::size_t bytes(Category category, std::string_view prefix) const;
   CategoryBytes bytes_by_category() const;
 
-  /// Largest live sum, and what it was made of at its moment.
+  /// Largest live sum, and its composition at that moment.
   std::size_t max_allocated() const;
   CategoryBytes peak_by_category() const;
   std::size_t peak_bytes_by_path(std::string_view prefix) const;
   std::size_t peak_bytes(Category category, std::string_view prefix) const;
 
-  /// Largest live bytes that one category had, whenever that was.
+  /// Largest live bytes of one category, at its own moment.
   std::size_t max_allocated(Category category) const;
 
   /// The present becomes the peak.
@@ -79,7 +78,7 @@ class Ledger final : public Decorator {
 
   struct Cell {
     std::size_t live = 0;
-    std::size_t at_peak = 0;        // holds when the cell has changed since the peak; else live does
+    std::size_t at_peak = 0;        // valid when the cell has changed since the peak; else live is
     std::uint64_t peak_serial = 0;  // of the last peak before the last change
   };
   using Row = std::array<Cell, category_count>;

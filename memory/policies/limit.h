@@ -2,12 +2,12 @@
 // A limit on live bytes.
 //
 // Policy
-// - A request that would bring the live requested bytes above the limit is refused with OutOfMemory; nothing has
-//   changed, upstream has not been asked.
-// - It stands below the ledger, so that the refusal carries the table of categories.
+// - A request that would bring the live requested bytes above the limit is refused with OutOfMemory; nothing changes
+//   and upstream is not called.
+// - It is below the ledger, so that the refusal carries the table of categories.
 //
 // Terms
-//   limit   largest sum of live requested bytes; what the arena rounds up or loses to holes does not count
+//   limit   largest sum of live requested bytes; the arena's rounding and holes do not count
 
 #include <cstddef>
 #include <memory>
@@ -16,7 +16,7 @@
 
 namespace thimble {
 
-/// allocate throws OutOfMemory when the limit would be exceeded, and what upstream throws.
+/// allocate throws OutOfMemory when the limit would be exceeded, and as upstream does.
 class Limit final : public Decorator {
  public:
   Limit(std::shared_ptr<Resource> upstream, std::size_t limit_bytes);

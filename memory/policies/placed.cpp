@@ -37,7 +37,7 @@ PlacedArena::PlacedArena(std::shared_ptr<Resource> upstream, std::vector<StepPla
 }
 
 PlacedArena::Plans PlacedArena::make_plans(const std::vector<StepPlacement>& plans) {
-  if (plans.empty()) throw ValueError("placed: no plans; at least one is needed");
+  if (plans.empty()) throw ValueError("placed: no plans; expected at least one");
   Plans made;
   std::size_t handle_count = 0;
   for (const StepPlacement& plan : plans) {
@@ -58,7 +58,7 @@ void PlacedArena::set_plans(const std::vector<StepPlacement>& plans) {
   Plans made = make_plans(plans);
   const std::lock_guard guard(*lock());
   if (is_in_replay_ || live_ > 0 || holds_ > 0) {
-    throw PlanError("placed: other plans while a step is under way or its blocks live; allowed is between two steps");
+    throw PlanError("placed: plans changed during a step or while its blocks live; change them between two steps");
   }
   give_region_back();
   region_address_ = nullptr;
@@ -131,7 +131,7 @@ void PlacedArena::deallocate(Block* block, Stream stream) noexcept {
   do_deallocate(block, stream);
 }
 
-/// The block of the next event, if that is this request and placed; else null, and nothing has changed.
+/// The block of the next event, if that is this request and placed; else null, and nothing changes.
 Block* PlacedArena::take_planned(const Request& request) noexcept {
   const Event& planned = *next_;
   if (planned.bytes != request.bytes || planned.alignment != request.alignment) return nullptr;
@@ -217,7 +217,7 @@ void PlacedArena::deviate(const PlanDeviation::Side& done) noexcept {
 
 void PlacedArena::refuse_in_strict() const {
   if (!is_strict_ || !has_left_) return;
-  throw PlanError("placed: " + to_string(*last_deviation_) + "; steps that keep their plan are allowed");
+  throw PlanError("placed: " + to_string(*last_deviation_) + "; expected steps that keep their plan");
 }
 
 void PlacedArena::stop_replay() noexcept {
@@ -261,7 +261,7 @@ void PlacedArena::begin(std::size_t plan) {
   finish();
   if (is_strict_ && live_ > 0) {
     throw PlanError("placed: a step begins while " + std::to_string(live_) +
-                    " blocks of the one before live in the region; steps that free what they allocate are allowed");
+                    " blocks of the one before live in the region; expected steps that free all blocks they allocate");
   }
   is_in_step_ = false;
   take_region();
@@ -315,7 +315,7 @@ void PlacedArena::set_strict(bool is_strict) {
 void PlacedArena::require_kept() const {
   const std::lock_guard guard(*lock());
   if (!is_strict_ || !last_deviation_) return;
-  throw PlanError("placed: " + to_string(*last_deviation_) + "; steps that keep their plan are allowed");
+  throw PlanError("placed: " + to_string(*last_deviation_) + "; expected steps that keep their plan");
 }
 
 std::size_t PlacedArena::release_region() noexcept {

@@ -1,17 +1,17 @@
 #pragma once
-// The placed arena: a training step replayed at offsets that were planned before.
+// The placed arena: replays a training step at planned offsets.
 //
 // Policy
-// - It stands directly above the arena and holds one block of it, the region, as high as its plans. A block that the
-//   plan places is a stretch of the region: an allocation compares the request with the event that is next in the plan,
-//   and takes the planned offset.
+// - It is directly above the arena and holds one block of it, the region, as high as its plans. A block that the plan
+//   places is a range of the region: an allocation compares the request with the plan's next event, and takes the
+//   planned offset.
 // - Frees are events too. As long as every event is the planned one, exactly the planned blocks live, so no two of them
-//   overlap. From the first other event, and outside of steps, requests go to the arena until the next step begins:
-//   slower and higher, never wrong. Every such step is counted.
-// - Blocks that live before the step or after it are not placed; their frees are no events.
+//   overlap. From the first other event, and outside steps, requests go to the arena until the next step begins: slower
+//   and higher, never wrong. Every such step is counted.
+// - Blocks that live before or after the step are not placed; their frees are no events.
 // - A step that begins while blocks of the step before still live in the region goes to the arena, and is counted.
 // - Handles are stable. The region is pinned while it is held: the arena's compaction slides other blocks around it.
-// - Outside of a replay the region is given back to the arena before a request is refused for want of memory; the next
+// - Outside a replay the region is given back to the arena before a request is refused for want of memory; the next
 //   step takes it again.
 //
 // Terms
@@ -33,17 +33,17 @@
 
 namespace thimble {
 
-/// Where a step left its plan: what came next in the plan, and what the step did.
+/// A step's first deviation: the plan's next event, and the step's.
 struct PlanDeviation {
   enum class Event : std::uint8_t { allocation, free, end };
   struct Side {
     Event event = Event::end;
     std::size_t bytes = 0;
-    Category category = Category::temporary;  ///< of the block, as asked for
+    Category category = Category::temporary;  ///< of the block, as requested
     PathId path = 0;                          ///< the same
     friend bool operator==(const Side&, const Side&) = default;
   };
-  std::uint64_t step = 0;  ///< from 0, of all that were begun
+  std::uint64_t step = 0;  ///< from 0, of all begun steps
   std::size_t event = 0;   ///< index in its plan
   Side planned, done;
   friend bool operator==(const PlanDeviation&, const PlanDeviation&) = default;
@@ -58,20 +58,20 @@ class PlacedArena final : public Decorator {
     std::uint64_t steps = 0;          ///< begun
     std::uint64_t dynamic_steps = 0;  ///< of these, begun while blocks in the region lived: not replayed
     std::uint64_t deviations = 0;     ///< of these, replayed until an event was not the planned one
-    std::size_t last_deviation = 0;   ///< index in its plan of the event at which the last of them left it
-    std::size_t region_bytes = 0;     ///< height of the plans; the arena's block is as large while it is held
+    std::size_t last_deviation = 0;   ///< the last deviation's event, an index in its plan
+    std::size_t region_bytes = 0;     ///< height of the plans, and of the arena's block while it is held
     std::size_t live_blocks = 0;      ///< in the region
     bool is_region_held = false;
-    std::optional<PlanDeviation> first_deviation;  ///< none: every step that was replayed kept its plan
-    /// The peak of the bytes that steps requested from the arena after they had left their plans, less those they gave
+    std::optional<PlanDeviation> first_deviation;  ///< nullopt while every replayed step kept its plan
+    /// The peak of the bytes that steps requested from the arena after leaving their plans, less the bytes they gave
     /// back.
     std::size_t bytes_above_plan = 0;
 
     friend bool operator==(const Statistics&, const Statistics&) = default;
   };
 
-  /// Step i replays plan i; later steps repeat the last plan. Throws ValueError without plans,
-  /// or when one does not hold together (an event without its block, offsets that overlap).
+  /// Step i replays plan i; later steps repeat the last plan. Throws ValueError without plans, or for an inconsistent
+  /// one (an event without its block, offsets that overlap).
   PlacedArena(std::shared_ptr<Resource> upstream, std::vector<StepPlacement> plans);
   ~PlacedArena() override;
   PlacedArena(const PlacedArena&) = delete;
@@ -80,22 +80,21 @@ class PlacedArena final : public Decorator {
   Block* allocate(const Request& request) override;
   void deallocate(Block* block, Stream stream) noexcept override;
 
-  /// Begins a step, and ends the one before if it has not ended. Replays the plan of that index (the last plan where
-  /// there are fewer); without an index, of the step's number. Takes the region unless it is held; on OutOfMemory
-  /// nothing has changed.
+  /// Begins a step, ending an unfinished one. Replays the plan of that index (the last plan where there are fewer),
+  /// which defaults to the step's number. Takes the region unless it is held; on OutOfMemory nothing has changed.
   void begin_step();
   void begin_step(std::size_t plan);
 
   /// From now on a step that leaves its plan is an error: the first request that is not the planned one, and all after
   /// it, throw PlanError, and so does a step that begins while blocks of the step before live in the region.
-  /// require_kept() finds what no request shows (a block freed elsewhere, a step that is too short).
+  /// require_kept() finds deviations without a request (a block freed elsewhere, a step that is too short).
   void set_strict(bool is_strict);
-  /// After a step. Throws PlanError when it left its plan and that is an error.
+  /// Called after a step. Throws PlanError when it left its plan and that is an error.
   void require_kept() const;
 
-  /// Replays these plans from the next step on, as if it had been made with them; steps go on being counted. Throws
-  /// PlanError while a step is under way, a block lives in the region or something holds it, ValueError as the
-  /// constructor does; nothing has changed then.
+  /// Replays these plans from the next step on, as if constructed with them; the count of steps continues. Throws
+  /// PlanError during a step, or while a block lives in the region or a Hold exists, ValueError as the constructor
+  /// does; nothing has changed then.
   void set_plans(const std::vector<StepPlacement>& plans);
 
   /// Ends the step; does nothing without one.
@@ -104,17 +103,16 @@ class PlacedArena final : public Decorator {
   /// Whether a step has begun and not ended, replayed or not.
   bool is_in_step() const;
 
-  /// Gives the region back to the arena unless a block lives in it, something holds it or a plan is being replayed.
-  /// Returns its bytes, 0 where it stays.
+  /// Gives the region back to the arena unless a block lives in it, a Hold exists or a plan is being replayed. Returns
+  /// its bytes, 0 if it stays.
   std::size_t release_region() noexcept;
 
   Statistics statistics() const;
 
-  /// Whether the step that is under way has been the planned one up to now: what the plan places then takes nothing
-  /// from the arena.
+  /// Whether the current step has kept its plan so far: placed blocks then take nothing from the arena.
   bool is_replaying() const;
 
-  /// The placed arena that `resource` is or stands on; null: there is none.
+  /// The placed arena that `resource` is or contains; null without one.
   static const PlacedArena* find(const Resource& resource) noexcept;
   static PlacedArena* find(Resource& resource) noexcept;
 
@@ -129,10 +127,10 @@ class PlacedArena final : public Decorator {
 
    private:
     PlacedArena& placed_;
-    std::unique_ptr<Arena::Freeze> freeze_;  // null: it stands on no arena
+    std::unique_ptr<Arena::Freeze> freeze_;  // null without an arena
   };
 
-  /// A step as a scope: ended when it is left, by an exception too.
+  /// A step as a scope: ended when it is left, also by an exception.
   class Step {
    public:
     explicit Step(PlacedArena& placed) : placed_(placed) { placed_.begin_step(); }
@@ -153,15 +151,15 @@ class PlacedArena final : public Decorator {
   struct Handle : Block {
     std::size_t offset = 0;  // in the region
   };
-  /// A plan's event, ready to be compared. After the last of a plan there is one that no request is equal to.
+  /// A plan's event, ready to be compared. After the last of a plan comes one that equals no request.
   struct Event {
-    std::size_t bytes;        // 0: a free
-    Handle* handle;           // null: not placed
+    std::size_t bytes;        // 0 for a free
+    Handle* handle;           // null if not placed
     std::uint32_t alignment;  // of an allocation
-    std::uint32_t live;       // placed blocks before it: in a replay nothing is counted
+    std::uint32_t live;       // placed blocks before it: a replay counts nothing
   };
   static constexpr Event no_event{0, nullptr, 0, 0};
-  /// Plans ready to be replayed. Handles stay where they are while a block lives, because others hold their addresses.
+  /// Plans ready for replay. Handles do not move while a block lives, because others hold their addresses.
   struct Plans {
     std::vector<Handle> handles;  // of all plans
     std::vector<std::vector<Event>> events;
@@ -189,21 +187,21 @@ class PlacedArena final : public Decorator {
   }
 
   Plans plans_;
-  Arena* arena_;                         // that it stands on; null: on something else
-  Block* region_ = nullptr;              // null: not held
-  std::byte* region_address_ = nullptr;  // that the handles point into
+  Arena* arena_;                         // below it; null for another resource
+  Block* region_ = nullptr;              // null unless held
+  std::byte* region_address_ = nullptr;  // base of the handles' addresses
 
   bool is_in_step_ = false, is_in_replay_ = false;
-  const Event* next_ = &no_event;  // of the plan that is replayed
+  const Event* next_ = &no_event;  // of the replayed plan
   const Event* first_ = nullptr;
   const Event* end_ = nullptr;
-  std::size_t live_ = 0;  // blocks in the region, outside of a replay
+  std::size_t live_ = 0;  // blocks in the region, outside a replay
   int holds_ = 0;         // alive
   bool is_strict_ = false;
   std::size_t current_ = 0;                      // plan of the step
-  bool has_left_ = false;                        // the step its plan
-  std::int64_t outside_bytes_ = 0;               // that it has asked for since, less those given back
-  std::optional<PlanDeviation> last_deviation_;  // that require_kept() tells of
+  bool has_left_ = false;                        // whether the step has left its plan
+  std::int64_t outside_bytes_ = 0;               // requested since then, less the bytes given back
+  std::optional<PlanDeviation> last_deviation_;  // for require_kept()
   Statistics counts_;
 };
 

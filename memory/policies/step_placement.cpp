@@ -14,8 +14,8 @@ namespace step_placement_detail {
                    "; the events are no stretch of a trace");
 }
 
-/// Whether two plans place the same blocks, allocated and freed in the same order: what they do not place (state that a
-/// first step makes) may lie anywhere between.
+/// Whether two plans place the same blocks, allocated and freed in the same order: unplaced blocks (state that a first
+/// step makes) may be anywhere between.
 bool places_alike(const StepPlacement& a, const StepPlacement& b) {
   const auto is_like = [](const memory::Buffer& x, const memory::Buffer& y) {
     return x.bytes == y.bytes && x.alignment == y.alignment;
@@ -63,7 +63,7 @@ StepPlacement make_step_placement(std::span<const Trace::Event> events, const me
       plan.events.push_back({});
     }
   }
-  // In order of their allocation, so that an index is the same however the frees lie.
+  // In order of their allocation, so that an index does not depend on the order of frees.
   std::sort(frees.begin(), frees.end(), [](const Free& a, const Free& b) { return a.lower < b.lower; });
   for (const Free& free : frees) {
     const auto block = static_cast<std::uint32_t>(plan.buffers.size());

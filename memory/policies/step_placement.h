@@ -16,22 +16,22 @@ struct StepPlacement {
   static constexpr std::uint32_t not_placed = ~std::uint32_t{0};
 
   struct Event {
-    std::size_t bytes = 0;                    ///< of an allocation, as requested; 0: a free
+    std::size_t bytes = 0;                    ///< of an allocation, as requested; 0 for a free
     std::uint32_t alignment = 0;              ///< of an allocation
     std::uint32_t block = not_placed;         ///< index into `buffers`
-    Category category = Category::temporary;  ///< of an allocation, as asked for
+    Category category = Category::temporary;  ///< of an allocation, as requested
     PathId path = 0;
     friend bool operator==(const Event&, const Event&) = default;
   };
   std::vector<Event> events;
-  std::vector<memory::Buffer> buffers;  ///< what is placed; lifetimes are indices into `events`
+  std::vector<memory::Buffer> buffers;  ///< the placed blocks; lifetimes are indices into `events`
   memory::Placement placement;          ///< of `buffers`
 };
 
-/// Places the blocks of a step with these events, which are a stretch of a trace. It places the blocks that are both
-/// allocated and freed in it. Relabels are left out. Throws ValueError for events that are no
-/// stretch of a trace (a block allocated or freed twice), and what `place` throws. Where `like` is given and places the
-/// same blocks in the same order of allocations and frees, its placement is taken over and nothing is searched.
+/// Places the blocks that are both allocated and freed in a step with these events, a section of a trace. Relabels are
+/// left out. Throws ValueError for inconsistent events (a block allocated or freed twice), and as `place` does. If
+/// `like` is given and places the same blocks in the same order of allocations and frees, its placement is reused
+/// without a search.
 StepPlacement make_step_placement(std::span<const Trace::Event> events, const memory::PlacementOptions& options = {},
                                   const StepPlacement* like = nullptr);
 

@@ -15,7 +15,7 @@ void Trace::record(const Event& event) noexcept {
   try {
     events_.push_back(event);
   } catch (const std::bad_alloc&) {
-    is_complete_ = false;  // told by events()
+    is_complete_ = false;  // reported by events()
   }
 }
 

@@ -2,11 +2,11 @@
 // A trace: every event of a resource in order.
 //
 // Policy
-// - Events are recorded under the lock of the stack, so their order is the order in which the arena saw them.
+// - Events are recorded under the lock of the stack, so their order is the arena's.
 // - Block ids count allocations from 0, so the traces of a dry and a real run can be compared event by event.
-// - Only what succeeded is recorded.
+// - Only successful requests are recorded.
 // - restart() starts again: blocks that live at that moment come first, as allocations, so that the trace of one step
-//   stands on its own.
+//   is complete.
 //
 // Terms
 //   event      one allocate, free or relabel; its index is its time
@@ -55,7 +55,7 @@ class Trace final : public Decorator {
   /// A copy of the events so far. Throws OutOfMemory when the host had no memory for one of them.
   std::vector<Event> events() const;
 
-  /// Number of events so far: where in events() the next one will be.
+  /// Number of events so far: the next one's index in events().
   std::size_t event_count() const;
 
   /// True when both have seen the same events; paths, categories and block ids included.

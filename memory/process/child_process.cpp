@@ -33,7 +33,7 @@ bool read_all(int file, std::string& text) {
   }
 }
 
-/// Leaves at once: what destructors and buffers of files would do is the parent's to do.
+/// Leaves at once: running destructors and flushing file buffers is the parent's job.
 [[noreturn]] void run_child(int file, FunctionRef<std::string()> work) noexcept {
   try {
     ::_exit(write_all(file, work()) ? 0 : 1);

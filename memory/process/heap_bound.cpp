@@ -11,7 +11,7 @@ namespace thimble::memory {
 namespace heap_bound_detail {
 
 constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
-/// Page tables, the kernel's own stacks, pages that it counts late.
+/// Page tables, the kernel's stacks, pages that it counts late.
 constexpr std::size_t kernel_bytes = std::size_t{1} << 20;
 
 std::size_t soft_limit() noexcept {

@@ -1,6 +1,6 @@
 #pragma once
-// Planning in bounded memory: what asks for more than the limits of the host allow gets std::bad_alloc, where the
-// kernel would end the process.
+// Planning in bounded memory: requests beyond the limits of the host get std::bad_alloc, where the kernel would end the
+// process.
 
 #include <cstddef>
 #include <vector>
@@ -9,13 +9,12 @@
 
 namespace thimble::memory {
 
-/// Private writable bytes that work which computes nothing may hold in a process of its own beside this one (true), or
-/// in this one (false), by the smallest of the limits. Code counts by half: the kernel drops the rest and reads it
-/// again.
+/// Private writable bytes that non-computing work may hold in a separate process beside this one (true), or in this one
+/// (false), by the smallest of the limits. Code counts by half: the kernel drops the rest and reads it again.
 std::size_t heap_room(bool is_beside, const std::vector<HostLimit>& limits = host_limits());
 
-/// For a scope this process may have at most so many private writable bytes (RLIMIT_DATA), or fewer where it may have
-/// fewer already. A setting of the process, not of a thread.
+/// For a scope limits this process to so many private writable bytes (RLIMIT_DATA), or fewer if it was limited to fewer
+/// already. A setting of the process, not of a thread.
 class HeapBound {
  public:
   explicit HeapBound(std::size_t bytes) noexcept;
@@ -23,7 +22,7 @@ class HeapBound {
   HeapBound(const HeapBound&) = delete;
   HeapBound& operator=(const HeapBound&) = delete;
 
-  /// The bound that holds.
+  /// The bound in force.
   std::size_t bytes() const noexcept { return bytes_; }
 
  private:

@@ -24,13 +24,13 @@ constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
 /// Version 1 of control groups writes "no limit" as a huge number of whole pages.
 constexpr std::size_t huge = unlimited / 4;
 
-/// A group's counts and a process's differ by what the kernel has not yet added up: 64 pages for each.
+/// A group's counts and a process's differ by the kernel's pending updates: 64 pages for each.
 constexpr std::size_t counting_bytes = 64 * 4096;
 
-/// What an arena maps around its range: a guard granule on each side, and less than one to align it.
+/// An arena's mappings around its range: a guard granule on each side, and less than one to align it.
 constexpr std::size_t guard_bytes = std::size_t{6} << 20;
 
-/// The whole number at the start of a file: nothing for "max", or where it cannot be read.
+/// The whole number at the start of a file: nullopt for "max", or an unreadable file.
 std::optional<std::size_t> number_in(const fs::path& path) {
   std::ifstream file(path);
   std::string word;
@@ -52,10 +52,10 @@ std::optional<std::size_t> number_after(const fs::path& path, std::string_view k
 
 std::size_t less(std::size_t from, std::size_t bytes) noexcept { return from - std::min(from, bytes); }
 
-/// One version of the interface: where its groups lie, and what its files are called.
+/// One version of the interface: its folder of groups, and its file names.
 struct Interface {
   fs::path root;
-  const char *limit, *peak, *anonymous_key, *shared_key;  // the keys are those of memory.stat
+  const char *limit, *peak, *anonymous_key, *shared_key;  // the keys are memory.stat's
 };
 
 struct Group {
@@ -71,7 +71,7 @@ std::optional<Interface> version_2(const HostPaths& paths) {
   return Interface{root, "memory.max", "memory.peak", "anon ", "shmem "};
 }
 
-/// The group that counts this process's memory; nothing where there is none.
+/// The group that counts this process's memory; nullopt without one.
 std::optional<Group> memory_group(const HostPaths& paths) {
   std::ifstream file(fs::path(paths.proc) / "self" / "cgroup");
   std::optional<Group> second;
@@ -91,8 +91,8 @@ std::optional<Group> memory_group(const HostPaths& paths) {
   return second;
 }
 
-/// The group and all above it, innermost first, as folders that are there. Inside a container the path is the host's,
-/// and the group itself is mounted as the root.
+/// The existing folders of the group and all above it, innermost first. Inside a container the path is the host's, and
+/// the group itself is mounted as the root.
 std::vector<std::pair<std::string, fs::path>> folders_of(const Group& group) {
   std::vector<std::pair<std::string, fs::path>> list;
   std::error_code error;
@@ -107,7 +107,7 @@ std::vector<std::pair<std::string, fs::path>> folders_of(const Group& group) {
   }
 }
 
-/// What of a group's limit this process may hold: all but what others hold of it.
+/// This process's part of a group's limit: all but the bytes that others hold.
 std::optional<std::size_t> most_of(const Interface& interface, const fs::path& folder, std::size_t own_bytes) {
   const std::optional<std::size_t> limit = number_in(folder / interface.limit);
   if (!limit || *limit >= huge) return std::nullopt;
@@ -124,7 +124,7 @@ void add_rlimits(std::vector<HostLimit>& list) {
     list.push_back({"RLIMIT_DATA of " + exact_bytes(bytes) + " beside code", bytes + process::file_mapped_bytes()});
   }
   if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
-    // Addresses that are reserved and hold nothing count, too.
+    // Reserved addresses count, too.
     const std::size_t held = process::data_bytes() + process::file_mapped_bytes();
     const std::size_t reserved = less(process::address_space_bytes(), held);
     list.push_back({"RLIMIT_AS", less(static_cast<std::size_t>(limit.rlim_cur), reserved + guard_bytes)});

@@ -5,15 +5,15 @@
 // Policy
 // - It reads RLIMIT_DATA, RLIMIT_AS, the memory limits of the process's control group and of every group above it, in
 //   both versions of the interface, and the machine's free memory. Swap does not count: a run that needs it crawls.
-// - Each limit is given as the bytes that this process may hold in all, in arenas and outside. What other processes of
-//   a group or machine hold is subtracted; the kernel's cache of files is not, because it gives way.
-// - A control group is charged for page tables, too: 8 bytes for each 4 KiB, at most. They may take the place of half
-//   of the code, which the kernel drops and reads again; what is more than that is needed beside it.
+// - Each limit is the bytes that this process may hold in all, in arenas and outside. Bytes held by other processes of
+//   a group or machine are subtracted; the kernel's cache of files is not, because it gives way.
+// - A control group is charged for page tables, too: 8 bytes for each 4 KiB, at most. They may displace half of the
+//   code, which the kernel drops and reads again; page tables beyond that are added to the need.
 // - A limit that cannot be read is no limit.
 //
 // Terms
 //   need    arena and outside (memory/process/outside.h), at the peak
-//   limit   what the process may hold
+//   limit   the bytes that the process may hold
 
 #include <cstddef>
 #include <string>
@@ -26,20 +26,20 @@ namespace thimble::memory {
 struct HostLimit {
   std::string name;            ///< "RLIMIT_DATA", "memory.max of the control group /a/b", "free memory (MemAvailable)"
   std::size_t most_bytes = 0;  ///< that this process may hold in all
-  bool counts_tables = false;  ///< page tables are held against it
+  bool counts_tables = false;  ///< page tables count against it
 };
 
-/// Where the kernel's files are. A test names its own tree.
+/// The folders of the kernel's files. A test names its own tree.
 struct HostPaths {
   std::string proc = "/proc";              ///< self/cgroup, self/status, meminfo
   std::string cgroups = "/sys/fs/cgroup";  ///< version 2, or version 1 with its folder `memory`
-  bool has_rlimits = true;                 ///< false: those of this process are not asked
+  bool has_rlimits = true;                 ///< false skips this process's limits
 };
 
-/// The limits that there are, smallest first.
+/// The existing limits, smallest first.
 std::vector<HostLimit> host_limits(const HostPaths& paths = {});
 
-/// Whether RLIMIT_AS bounds this process: an arena then reserves what it needs, and no more.
+/// Whether RLIMIT_AS bounds this process: an arena then reserves only its need.
 bool has_address_limit() noexcept;
 
 struct HostNeed {
@@ -48,12 +48,13 @@ struct HostNeed {
   std::size_t total() const noexcept { return arena_bytes + outside.total(); }
 };
 
-/// Throws OutOfMemory where the need is above a limit; the text names limit, need, its parts, and what would fit.
+/// Throws OutOfMemory where the need is above a limit; the text names limit, need, its parts, and the arena that would
+/// fit.
 void require_room(const HostNeed& need, const std::vector<HostLimit>& limits);
 inline void require_room(const HostNeed& need) { require_room(need, host_limits()); }
 
-/// The most that the control group of this process has held so far (memory.peak, memory.max_usage_in_bytes), other
-/// processes and cached files included; 0 where that cannot be read.
+/// The control group's peak so far (memory.peak, memory.max_usage_in_bytes), other processes and cached files included;
+/// 0 where it cannot be read.
 std::size_t control_group_peak_bytes(const HostPaths& paths = {});
 
 }  // namespace thimble::memory

@@ -20,7 +20,7 @@ namespace detail {
 
 constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
 
-/// The beginning of a small kernel file; empty when it cannot be read. Allocates nothing, so that it can serve inside a
+/// The beginning of a small kernel file; empty when it cannot be read. Allocates nothing, so that it works inside a
 /// failing allocation.
 struct SmallFile {
   explicit SmallFile(const char* path) noexcept {
@@ -39,7 +39,7 @@ struct SmallFile {
   char text[8192] = {};
 };
 
-/// The number after `key` at the start of a line of `text`; false when there is none.
+/// The number after `key` at the start of a line of `text`; false without one.
 bool find_number(const char* text, const char* key, std::size_t& number) noexcept {
   const std::size_t key_length = std::strlen(key);
   for (const char* line = text; line != nullptr && *line != '\0';) {
@@ -63,7 +63,7 @@ std::size_t kernel_bytes(const char* path, const char* key) {
   return kib * 1024;
 }
 
-/// Where the process's control group keeps its memory figures, in either version of the interface.
+/// The process's control group's memory files, in either version of the interface.
 struct ControlGroup {
   char limit[512] = {}, usage[512] = {}, statistics[512] = {};
   const char* cache_key = "";

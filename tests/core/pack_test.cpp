@@ -82,7 +82,7 @@ TEST_CASE("placement program: pack places a CSV, writes it and tells whether a c
       {"'" + in + "' --capacity 0 --out '" + fresh + "'", "--capacity"},
       {"'" + in + "' --capacity -5 --out '" + fresh + "'", "is negative"},
       {"'" + in + "' --seconds nan --out '" + fresh + "'", "--seconds"},
-      {"'" + in + "' --alignment 3 --out '" + fresh + "'", "allowed are powers of two"},
+      {"'" + in + "' --alignment 3 --out '" + fresh + "'", "expected a power of two"},
       {"--out '" + fresh + "'", "IN"}};
   for (const auto& [arguments, why] : refused) {
     result = pack(folder, arguments);

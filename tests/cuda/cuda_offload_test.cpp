@@ -123,7 +123,7 @@ TEST_CASE("pinned tier: a bound, and a host that has no more, leave what was the
   }
   CHECK_THROWS_AS(PinnedMemory(cpu), DeviceError);
   CHECK_THROWS_AS(pinned_ledger(dry(cpu)), DeviceError);
-  CHECK(contains(message_of([] { memory::make_tier(dry(cuda()), {.folder = "/var/tmp"}); }), "no folder is allowed"));
+  CHECK(contains(message_of([] { memory::make_tier(dry(cuda()), {.folder = "/var/tmp"}); }), "give no folder"));
 }
 
 TEST_CASE("cuda offload: every flag keeps the run's bits, in the bytes that were predicted", "[cuda][offload]") {

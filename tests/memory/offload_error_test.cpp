@@ -128,7 +128,7 @@ TEST_CASE("offload: what is refused, and why", "[memory][offload]") {
     const std::string message = refusal("/dev/shm");
     CHECK(files_test::contains(message, "/dev/shm"));
     CHECK(files_test::contains(message, "it is a tmpfs, whose files take the memory that offloading is to free"));
-    CHECK(files_test::contains(message, "allowed: a folder on a disk"));
+    CHECK(files_test::contains(message, "expected a folder on a disk"));
   }
   CHECK(files_test::contains(refusal("/nowhere/at/all"), "/nowhere/at/all: at byte 0: cannot offload there: No such"));
   CHECK(files_test::contains(refusal("/proc/version"), "cannot offload there"));

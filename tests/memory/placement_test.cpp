@@ -271,9 +271,9 @@ TEST_CASE("placement: bad arguments are named", "[placement]") {
   CHECK(contains(refusal({{7, 3, 4, huge / 2 - 1, 1}, {8, 3, 4, huge / 2 - 1, 1}, {9, 3, 4, ~std::size_t{0}, 1}}),
                  "buffer 9"));
   CHECK(contains(refusal({{7, 3, 4, 8, huge}}), "all sizes together exceed 2^62 bytes"));
-  CHECK(contains(refusal({}, {.unit = 48}), "unit 48, allowed are powers of two"));
-  CHECK(contains(refusal({}, {.seconds = -1}), "-1.000000 seconds, allowed are 0 and more"));
-  CHECK(contains(refusal({}, {.seconds = std::nan("")}), "nan seconds, allowed are 0 and more"));
+  CHECK(contains(refusal({}, {.unit = 48}), "unit 48, expected a power of two"));
+  CHECK(contains(refusal({}, {.seconds = -1}), "-1.000000 seconds, expected at least 0"));
+  CHECK(contains(refusal({}, {.seconds = std::nan("")}), "nan seconds, expected at least 0"));
 }
 
 TEST_CASE("placement: the checker finds what is wrong and passes what is right", "[placement]") {
