@@ -24,13 +24,13 @@ namespace thimble::optim {
 
 namespace accumulate_detail {
 
-/// seed = the scale of the step that is replayed, which stands in its block.
+/// seed = the replayed step's scale, read from its block.
 void copy_live_scale(const Tensor& seed, kernels::StepBlock& block) {
   const void* const scale =
       block.add(sizeof(double), [](const kernels::StepNumbers&, const kernels::StepNumbers& now, std::byte* to) {
         std::memcpy(to, &now.loss_scale, sizeof now.loss_scale);
       });
-  Shape same = seed.shape();  // strides that go to the one value
+  Shape same = seed.shape();  // strides that repeat the one value
   for (int axis = 0; axis < same.rank(); ++axis) same[axis] = 0;
   launch(seed.device(), [&](const Addresses& at) {
     kernels::copy_kernels(seed.device())
@@ -38,8 +38,8 @@ void copy_live_scale(const Tensor& seed, kernels::StepBlock& block) {
   });
 }
 
-// Undefined, which stands for 1, without a scale. A scale that comes down to 1 has a seed like any other, because all
-// steps of a run ask for the same bytes.
+// Undefined, meaning 1, without a scale. A scale that falls to 1 has a seed like any other, because all steps of a run
+// request the same bytes.
 Tensor seed_of(const Tensor& loss, std::optional<double> scale) {
   if (!scale) return Tensor();
   if (size_of(loss.dtype()) < size_of(DType::f32)) {
@@ -55,7 +55,7 @@ Tensor seed_of(const Tensor& loss, std::optional<double> scale) {
   return seed;
 }
 
-/// Checks the micro-batches; gives the sum of their weights.
+/// Checks the micro-batches; returns the sum of their weights.
 double total_weight(std::int64_t count, std::int64_t samples, std::span<const MicroBatch> parts) {
   if (count < 1) throw ValueError("accumulate_gradients: " + std::to_string(count) + " micro-batches; at least 1");
   if (parts.empty()) {
@@ -65,14 +65,14 @@ double total_weight(std::int64_t count, std::int64_t samples, std::span<const Mi
   }
   if (static_cast<std::int64_t>(parts.size()) != count) {
     throw ValueError("accumulate_gradients: " + std::to_string(parts.size()) + " parts for " + std::to_string(count) +
-                     " micro-batches; one for each is needed");
+                     " micro-batches; expected one for each");
   }
   double total = 0;
   for (const MicroBatch& part : parts) {
     if (part.samples < 1 || !(part.weight >= 0) || !std::isfinite(part.weight)) {
       throw ValueError("accumulate_gradients: a micro-batch of " + std::to_string(part.samples) +
                        " samples and weight " + std::to_string(part.weight) +
-                       "; at least 1 sample and a finite weight >= 0 are needed");
+                       "; expected at least 1 sample and a finite weight >= 0");
     }
     total += part.weight;
   }
@@ -82,7 +82,7 @@ double total_weight(std::int64_t count, std::int64_t samples, std::span<const Mi
   return total;
 }
 
-/// Of a loss. That it depends on a leaf that is trained is for the tape to see.
+/// Checks a loss, except that it depends on a trained leaf, which the tape checks.
 void check_loss(const Tensor& loss) {
   const auto expected = [](const std::string& got) {
     return "accumulate_gradients: expected a loss of one floating element, got " + got;
@@ -98,7 +98,7 @@ std::size_t chunks_of(const Pipeline& stage) {
   return count;
 }
 
-/// The stage's passes. A result that has gone to the next chunk is held here without its bytes.
+/// The stage's passes. A result sent to the next chunk is held here without its bytes.
 void run_passes(Pipeline& stage, FunctionRef<void(Tape&, std::size_t chunk)> prepare,
                 FunctionRef<Tensor(const StagePass&, Tape&)> forward,
                 FunctionRef<void(const StagePass&, Tape&, Tensor)> backward) {
@@ -106,7 +106,7 @@ void run_passes(Pipeline& stage, FunctionRef<void(Tape&, std::size_t chunk)> pre
     SpareTape tape;
     Tensor result;
   };
-  std::vector<std::deque<UnderWay>> under_way(chunks_of(stage));  // of each chunk, which come back as they went
+  std::vector<std::deque<UnderWay>> under_way(chunks_of(stage));  // of each chunk, returning in order
   for (const StagePass& pass : stage.passes()) {
     stage.begin_pass(pass);
     std::deque<UnderWay>& of_chunk = under_way[pass.chunk];
@@ -154,7 +154,7 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
   };
   Tensor total;
   std::vector<Tensor> losses;  // of this rank among several
-  // Of a stage's chunks each records for itself, and has its own part of plan and graph.
+  // Each chunk of a stage records separately, with its own plan and graph.
   const std::size_t chunks = recording.stage != nullptr ? accumulate_detail::chunks_of(*recording.stage) : 1;
   std::vector<std::shared_ptr<const TapePlan>> plans;
   if (recording.plan && chunks > 1) plans = split(*recording.plan, chunks);
@@ -187,7 +187,7 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
       tape.backward(loss, recording.stage->receive_gradient(), told);
     } else {
       tape.backward(loss, accumulate_detail::seed_of(loss, loss_scale), told);
-      if (part_at(number).weight == 0) fill(loss.detach(), 0);  // the mean over nothing is not a number
+      if (part_at(number).weight == 0) fill(loss.detach(), 0);  // the mean over nothing is NaN
     }
     if (ranks) {
       ranks->end_micro_batch(pass.chunk);

@@ -20,46 +20,45 @@ namespace thimble::optim {
 class Ranks;
 class Pipeline;
 
-/// How recordings are made.
+/// Options of recordings.
 struct RecordingOptions {
-  std::shared_ptr<const TapePlan> plan;  ///< followed by every recording, of several in a row each its own; null: none
-  std::shared_ptr<Tier> tier = nullptr;  ///< where what the plan offloads goes
-  /// Receives the (last) recording, on a dry device (Tape::observe): of a stage's chunks one after the other.
+  std::shared_ptr<const TapePlan> plan;  ///< followed by every recording, split over consecutive ones; may be null
+  std::shared_ptr<Tier> tier = nullptr;  ///< takes the plan's offloaded tensors
+  /// Receives the (last) recording, on a dry device (Tape::observe): a stage's chunks are joined.
   TapeGraph* graph = nullptr;
   std::size_t* nodes = nullptr;     ///< receives the number of nodes of the (last) recording
   TapeTimes* times = nullptr;       ///< receives the times of the (last) recording's nodes
-  const LeafSet* leaves = nullptr;  ///< that are trained, all others are constants (Tape::train); null: all
-  Ranks* ranks = nullptr;           ///< that compute further micro-batches of the same step; null: none
-  Pipeline* stage = nullptr;        ///< of a pipeline, that the model here is; null: the model is whole
-  /// Shown every leaf whose gradient is complete, in every micro-batch, before anything is done with it; null: nobody.
+  const LeafSet* leaves = nullptr;  ///< trained leaves, all others are constants (Tape::train); defaults to all
+  Ranks* ranks = nullptr;           ///< that compute other micro-batches of the same step; may be null
+  Pipeline* stage = nullptr;        ///< the pipeline stage that the model here is; null for a whole model
+  /// Called with every leaf whose gradient is complete, in every micro-batch, before it is used; may be null.
   const LeafHook* watch = nullptr;
 };
 
-/// One of several micro-batches that are not alike.
+/// One of several unequal micro-batches.
 struct MicroBatch {
   std::int64_t samples = 0;  ///< >= 1
-  double weight = 0;  ///< what its loss is a mean over: samples, or the targets of them that count. >= 0 and finite
+  double weight = 0;  ///< the size that its loss is a mean over: samples, or their targets that count. >= 0 and finite
   friend bool operator==(const MicroBatch&, const MicroBatch&) = default;
 };
 
 /// Forward and backward of `count` micro-batches; gradients add up in the leaves. `loss_of(i)` gives micro-batch i's
-/// mean loss (recorded on a tape of its own), which is multiplied by its share of all weights, so that the sum of
-/// gradients is that of the mean over the whole batch. Without `parts` all have `samples` samples and weigh the same;
-/// with them there is one for each micro-batch, and `samples` is not looked at. A part of weight 0 runs like the
-/// others and adds 0 to the loss: its gradients must be finite, as those of a cross entropy without targets are.
-/// Random operators draw what the whole batch would have drawn. Returns the mean of the losses (one element). Throws
-/// ValueError when count < 1, for several micro-batches with samples < 1, and for parts that are not `count`, have no
-/// sample or a weight out of range, or weigh nothing together; ValueError, ShapeError, DTypeError or AutogradError for
-/// a loss that is undefined, has not one element, is not floating or depends on no leaf that is trained. `on_gradient`
-/// is handed to every backward (Tape::backward). Gradients are those of the loss times `loss_scale`, which backward
-/// starts from; the losses returned are not scaled. Throws DTypeError for a scale other than 1 and a loss narrower than
-/// f32.
+/// mean loss (recorded on a separate tape), which is multiplied by its fraction of all weights, so that the sum of
+/// gradients is the gradient of the mean over the whole batch. Without `parts` all have `samples` samples and equal
+/// weight; `parts` has one entry for each micro-batch and replaces `samples`. A micro-batch of weight 0 runs like the
+/// others and adds 0 to the loss: its gradients must be finite, as for a cross entropy without targets. Random
+/// operators draw the numbers of the whole batch. Returns the mean of the losses (one element). Throws ValueError when
+/// count < 1, for several micro-batches with samples < 1, and for parts that are not `count`, have no sample or a
+/// weight out of range, or weigh nothing together; ValueError, ShapeError, DTypeError or AutogradError for a loss that
+/// is undefined, has not one element, is not floating or depends on no trained leaf. `on_gradient` is passed to every
+/// backward (Tape::backward). Gradients are multiplied by `loss_scale`, the initial dy of backward; the returned losses
+/// are not. Throws DTypeError for a scale other than 1 and a loss narrower than f32.
 ///
-/// With `recording.ranks` the `count` micro-batches are this rank's, numbers i N + r of all (optim/ranks.h), and so are
-/// `parts`; gradients go to the ranks, and the sum of losses is that of all.
+/// With `recording.ranks` the `count` micro-batches (and `parts`) are this rank's, numbers i N + r of all
+/// (optim/ranks.h); gradients go to the ranks, and the sum of losses covers all ranks.
 ///
-/// With `recording.stage` micro-batches pass in its order, each on a tape of its own (optim/pipeline.h). On all stages
-/// but the last `loss_of(i)` gives what goes to the next one. The loss is that of the last stage, on all of them.
+/// With `recording.stage` micro-batches pass in its order, each on a separate tape (optim/pipeline.h). On all stages
+/// but the last `loss_of(i)` returns the next stage's input. The loss is the last stage's, on all of them.
 Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRef<Tensor(std::int64_t)> loss_of,
                             const RecordingOptions& recording = {}, const LeafHook* on_gradient = nullptr,
                             std::optional<double> loss_scale = std::nullopt, std::span<const MicroBatch> parts = {});

@@ -29,7 +29,7 @@ Adafactor::Adafactor(std::vector<Named> parameters, AdafactorOptions options)
   require(options_.weight_decay >= 0, "weight decay (allowed: >= 0)", options_.weight_decay);
   for (const Named& p : this->parameters()) {
     if (p.tensor.dtype() != DType::f64) continue;
-    throw DTypeError("adafactor: " + p.name + " is " + describe(p.tensor) + "; allowed are dtypes up to f32");
+    throw DTypeError("adafactor: " + p.name + " is " + describe(p.tensor) + "; expected a dtype up to f32");
   }
   list_.reserve(this->parameters().size());
   make_state([this](std::size_t index) {

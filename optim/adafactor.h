@@ -1,6 +1,6 @@
 #pragma once
-// Adafactor (Shazeer & Stern 2018, arXiv:1804.04235): the second moment of a matrix by the means of its rows and
-// columns.
+// Adafactor (Shazeer & Stern 2018, arXiv:1804.04235): approximates the second moment of a matrix by the means of its
+// rows and columns.
 
 #include <thimble/optim/optimizer.h>
 
@@ -10,7 +10,7 @@ struct AdafactorOptions {
   double rate = 1e-2;
   bool has_relative_step = false;   ///< the rate is min(1e-2, 1 / sqrt(step)) instead (algorithm 5)
   bool scales_by_parameter = true;  ///< and is multiplied by max(epsilon2, rms of the parameter)
-  double beta1 = 0;                 ///< > 0: a first moment, of the update, which takes 4 bytes per element
+  double beta1 = 0;                 ///< > 0 adds a first moment of the update, 4 bytes per element
   double decay = 0.8;               ///< beta2 of step t is 1 - t^-decay (section 7.2)
   double epsilon1 = 1e-30;          ///< added to squares
   double epsilon2 = 1e-3;           ///< the least size of a parameter
@@ -21,12 +21,12 @@ struct AdafactorOptions {
   NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/narrow.h)
 };
 
-/// A mean of squares above 3.4e38 is infinite for good, and the row and the column that have it stop, as an element
-/// does in Adam (optim/adam.h).
+/// A mean of squares above 3.4e38 stays infinite, and its row and column stop, as an element does in Adam
+/// (optim/adam.h).
 ///
-/// State: of a parameter seen as a matrix (elements / last axis, last axis) with more than one row and column, 4 bytes
-/// for each row and column; of any other 4 per element. And what `narrow` takes. A parameter's rms is that of the
-/// numbers that are updated: the master copy's, say.
+/// State: for a parameter seen as a matrix (elements / last axis, last axis) with more than one row and column, 4 bytes
+/// for each row and column; otherwise 4 per element. Plus the extra of `narrow`. A parameter's rms is over the updated
+/// numbers: the master copy's, for example.
 class Adafactor final : public Optimizer {
  public:
   /// Throws ValueError for options out of range, DTypeError for f64 parameters, because arithmetic is in f32, and as
@@ -43,7 +43,7 @@ class Adafactor final : public Optimizer {
   kernels::AdafactorArgs arguments(std::size_t index, const Addresses& at) const;
 
   AdafactorOptions options_;
-  std::vector<kernels::AdafactorArgs> list_;  // of the update under way; it has room for all
+  std::vector<kernels::AdafactorArgs> list_;  // of the current update; it has room for all
 };
 
 }  // namespace thimble::optim

@@ -10,10 +10,10 @@ struct AdamOptions {
   double beta1 = 0.9, beta2 = 0.999;
   double epsilon = 1e-8;
   double weight_decay = 0;
-  bool is_decoupled = true;  ///< AdamW; false: the decay is added to the gradient (Adam with L2)
-  /// Tensors of lower rank (biases, norms) are not decayed. 0: all are; 2 is the habit for transformers.
+  bool is_decoupled = true;  ///< AdamW; false adds the decay to the gradient (Adam with L2)
+  /// Tensors of lower rank (biases, norms) are not decayed. 0 decays all; 2 is usual for transformers.
   int smallest_decayed_rank = 0;
-  std::shared_ptr<Tier> tier = nullptr;         ///< where the state waits between updates; null: it stays
+  std::shared_ptr<Tier> tier = nullptr;         ///< for the state between updates; null keeps it here
   NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/narrow.h)
   MomentFormat moments = {};                    ///< how the two are stored (optim/moments.h)
 };
@@ -24,7 +24,7 @@ struct AdamOptions {
 /// the 256 elements of its block become NaN in the next step. Clipping (optim/clip.h) takes squares in f64 and prevents
 /// it.
 ///
-/// State, in bytes per parameter element: moments in f32 8, in bf16 4, in u8 2 + 8 / 256, and what `narrow` takes.
+/// State, in bytes per parameter element: moments in f32 8, in bf16 4, in u8 2 + 8 / 256, plus the extra of `narrow`.
 class Adam final : public Optimizer {
  public:
   /// Throws ValueError for options out of range, DTypeError as make_extra does. State: `<parameter>.first_moment` and
@@ -40,7 +40,7 @@ class Adam final : public Optimizer {
   kernels::AdamArgs arguments(std::size_t index, const Addresses& at) const;
 
   AdamOptions options_;
-  std::vector<kernels::AdamArgs> list_;  // of the update under way; it has room for all
+  std::vector<kernels::AdamArgs> list_;  // of the current update; it has room for all
 };
 
 }  // namespace thimble::optim

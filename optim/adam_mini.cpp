@@ -12,8 +12,8 @@
 namespace thimble::optim {
 namespace adam_mini_detail {
 
-// Elements of the rows that are updated at a time, and what their number is a multiple of: random bits for stochastic
-// rounding are drawn for 8 elements.
+// Most elements of the rows updated at once, and the divisor of the number of rows: random bits for stochastic rounding
+// are drawn for 8 elements.
 constexpr std::int64_t most_elements = 1 << 20, row_multiple = 8;
 
 std::int64_t blocks_of(const Tensor& p) { return p.rank() >= 2 ? p.shape()[0] : 1; }
@@ -38,7 +38,7 @@ AdamMini::AdamMini(std::vector<Named> parameters, AdamMiniOptions options)
   require(options_.weight_decay >= 0, "weight decay (allowed: >= 0)", options_.weight_decay);
   for (const Named& p : this->parameters()) {
     if (p.tensor.dtype() != DType::f64) continue;
-    throw DTypeError("adam-mini: " + p.name + " is " + describe(p.tensor) + "; allowed are dtypes up to f32");
+    throw DTypeError("adam-mini: " + p.name + " is " + describe(p.tensor) + "; expected a dtype up to f32");
   }
   make_state([this](std::size_t index) {
     const Tensor& p = this->parameters()[index].tensor;

@@ -12,16 +12,15 @@ struct AdamMiniOptions {
   double epsilon = 1e-8;
   double weight_decay = 0;                      ///< decoupled: p *= 1 - rate decay
   int smallest_decayed_rank = 0;                ///< tensors of lower rank are not decayed
-  std::shared_ptr<Tier> tier = nullptr;         ///< where the state waits between updates; null: it stays
+  std::shared_ptr<Tier> tier = nullptr;         ///< for the state between updates; null keeps it here
   NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/narrow.h)
 };
 
 /// m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) mean of g^2 over the block;  p -= rate / c1 * m / (sqrt(v / c2) +
-/// epsilon), c = 1 - b^step. A block is a row of a tensor of rank 2 and more, what one output, or one token of an
-/// embedding, has; else the whole tensor. The paper takes the rows of a head of queries and keys together; here each
-/// has its own, which costs 4 bytes a row.
-/// State: 4 bytes per element and 4 per block, and what `narrow` takes. An update takes 16 MiB of temporary bytes at
-/// most, or 16 bytes per element of 8 rows where these are more.
+/// epsilon), c = 1 - b^step. A block is a row of a tensor of rank 2 and more (of one output, or of one token of an
+/// embedding); else the whole tensor. The paper joins the rows of a head of queries and keys; here each is separate,
+/// which costs 4 bytes a row. State: 4 bytes per element and 4 per block, plus the extra of `narrow`. An update takes
+/// at most 16 MiB of temporary bytes, or 16 bytes per element of 8 rows if these are more.
 class AdamMini final : public Optimizer {
  public:
   /// Throws ValueError for options out of range, DTypeError for f64 parameters and as make_extra does. State:

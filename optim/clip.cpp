@@ -12,14 +12,14 @@ namespace thimble::optim {
 
 namespace clip_detail {
 
-// Null where there is nothing to clip.
+// Null without a gradient to clip.
 const Tensor* gradient_of(const Named& parameter) {
   const Tensor& gradient = parameter.tensor.grad();
   return gradient.defined() && gradient.elements() > 0 ? &gradient : nullptr;
 }
 
-/// run(args) for every gradient, as many at a time as a launch takes; make(gradient) gives the arguments of one. The
-/// heap is not asked for anything.
+/// run(args) for every gradient, as many at a time as a launch takes; make(gradient) gives the arguments of one. Does
+/// not allocate on the heap.
 template <class Args, class Make, class Run>
 void for_each_list(const std::vector<Named>& parameters, const Make& make, const Run& run) {
   std::array<Args, kernels::most_listed> list;
@@ -91,7 +91,7 @@ double norm_of(const Tensor& square_sums) {
   const auto add = [&](std::span<const double> sums) {
     for (const double s : sums) sum += s;
   };
-  if (square_sums.device() == cpu) {  // where they lie: a steady step asks the heap for nothing
+  if (square_sums.device() == cpu) {  // in place: a steady step does not allocate
     launch(cpu, [&](const Addresses& at) {
       add({at.as<double>(square_sums), static_cast<std::size_t>(square_sums.elements())});
     });

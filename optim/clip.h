@@ -7,18 +7,18 @@
 
 namespace thimble::optim {
 
-/// Scales all gradients by min(1, max_norm / (norm + 1e-6)), norm being that of all of them as one vector. Returns the
+/// Scales all gradients by min(1, max_norm / (norm + 1e-6)), with the norm of all of them as one vector. Returns the
 /// sums of squares per gradient (f64, on the device): reading them is the caller's choice, the scaling does not wait.
 /// Throws ValueError when max_norm is not positive, or a parameter is listed twice.
 Tensor clip_grad_norm(const std::vector<Named>& parameters, double max_norm);
 
-/// The scaling alone, by the sums of squares of all gradients, also those of other ranks.
+/// Only the scaling, from the sums of squares of all gradients, including other ranks'.
 void clip_gradients(const std::vector<Named>& parameters, const Tensor& square_sums, double max_norm);
 
 /// The sums of squares of all existing gradients, one f64 each, on the device; undefined without gradients.
 Tensor gradient_square_sums(const std::vector<Named>& parameters);
 
-/// sqrt of their sum, of what gradient_square_sums or clip_grad_norm gives. Throws DeviceError on a dry device.
+/// The square root of the sum of gradient_square_sums' or clip_grad_norm's result. Throws DeviceError on a dry device.
 double norm_of(const Tensor& square_sums);
 
 }  // namespace thimble::optim

@@ -1,7 +1,7 @@
 #pragma once
 // Loss scaling (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2): the loss is multiplied by a scale, so that
-// gradients too small for f16 are not rounded to zero on their way, and gradients are divided by it as the optimizer
-// reads them.
+// backward does not round gradients too small for f16 to zero, and the optimizer divides gradients by it as it reads
+// them.
 
 #include <cstdint>
 #include <vector>
@@ -12,24 +12,24 @@
 namespace thimble::optim {
 
 struct GradScalerOptions {
-  double scale = 65536;    ///< to start with
-  bool is_dynamic = true;  ///< false: the scale stays, no gradient is looked at, and no step is skipped
+  double scale = 65536;    ///< initial scale
+  bool is_dynamic = true;  ///< false keeps the scale, examines no gradient, and skips no step
   double growth = 2;       ///< of the scale after `interval` good steps in a row ...
   std::int64_t interval = 2000;
   double backoff = 0.5;  ///< ... and after a step whose gradients are not all finite, which is skipped
-  double most = 0x1p24;  ///< the scale stays within these
+  double most = 0x1p24;  ///< bounds of the scale
   double least = 1;
 };
 
-/// What a checkpoint holds of a scaler.
+/// A scaler's state in a checkpoint.
 struct GradScalerState {
   double scale = 0;
-  std::int64_t good_steps = 0;     ///< in a row, since the scale changed last
+  std::int64_t good_steps = 0;     ///< in a row, since the last change of the scale
   std::int64_t skipped_steps = 0;  ///< in all
   friend bool operator==(const GradScalerState&, const GradScalerState&) = default;
 };
 
-/// Scales losses and decides about steps. nn::training_step does what follows; a loop of one's own does
+/// Scales losses and decides whether to skip steps. nn::training_step does the following; a hand-written loop does
 ///
 ///   tape.backward(loss, full({}, scaler.scale()));
 ///   const GradScaler::Verdict verdict = scaler.judge(parameters, clip_norm);
@@ -37,38 +37,38 @@ struct GradScalerState {
 ///   if (!verdict.is_skipped) optimizer.step();
 ///   scaler.record(verdict);
 ///
-/// On a dry device, which has no values, a step is never skipped: that is the branch that needs more.
+/// On a dry device, which has no values, a step is never skipped: that branch needs more memory.
 class GradScaler {
  public:
   using Options = GradScalerOptions;
   using State = GradScalerState;
   struct Verdict {
     bool is_skipped = false;
-    double gradient_factor = 1;  ///< 1 / scale, times what clipping takes
+    double gradient_factor = 1;  ///< 1 / scale, times the clipping factor
   };
 
   /// Throws ValueError: scales that are not positive and finite, not least <= scale <= most, growth < 1, backoff
-  /// outside of (0, 1], interval < 1.
+  /// outside (0, 1], interval < 1.
   explicit GradScaler(const Options& options = {});
 
   double scale() const noexcept { return state_.scale; }
   bool is_dynamic() const noexcept { return options_.is_dynamic; }
   const Options& options() const noexcept { return options_; }
 
-  /// Looks at the scaled gradients, one pass that reads and writes nothing: the sum of squares in f64 is the norm, and
-  /// finite only when they are (squares of f64 gradients beyond 1e154 count as infinite). `clip_norm` > 0: the factor
-  /// clips by the global norm of the unscaled gradients, as clip_grad_norm does. A static scale without clipping looks
-  /// at nothing. Workspace: 8 bytes per parameter tensor. Changes no state.
+  /// Examines the scaled gradients in one pass that writes nothing: the sum of squares in f64 is the norm, and finite
+  /// only when they are (squares of f64 gradients beyond 1e154 count as infinite). `clip_norm` > 0: the factor clips by
+  /// the global norm of the unscaled gradients, as clip_grad_norm does. A static scale without clipping examines
+  /// nothing. Workspace: 8 bytes per parameter tensor. Changes no state.
   Verdict judge(const std::vector<Named>& parameters, double clip_norm = 0) const;
-  /// Whether judge looks at gradients.
+  /// Whether judge examines gradients.
   bool looks(double clip_norm) const noexcept { return options_.is_dynamic || clip_norm > 0; }
   /// judge()'s verdict from the sums of squares of all gradients (gradient_square_sums), which it reads.
   Verdict judge_sums(const Tensor& square_sums, double clip_norm) const;
-  /// Counts the step and moves the scale. A static scale stays.
+  /// Counts the step and adjusts the scale. A static scale stays.
   void record(const Verdict& verdict) noexcept;
 
   const State& state() const noexcept { return state_; }
-  /// Throws ValueError for a scale outside of the options' bounds, or negative counts.
+  /// Throws ValueError for a scale outside the options' bounds, or negative counts.
   void set_state(const State& state);
 
  private:

@@ -19,10 +19,10 @@ std::int64_t blocks_of(std::int64_t elements) { return (elements + kernels::stat
 void check_format(const char* optimizer, const MomentFormat& format, const std::vector<Named>& parameters) {
   const std::string begin = std::string(optimizer) + ": ";
   if (format.dtype != DType::f32 && format.dtype != DType::bf16 && format.dtype != DType::u8) {
-    throw ValueError(begin + "moments in " + std::string(to_string(format.dtype)) + "; allowed are f32, bf16 and u8");
+    throw ValueError(begin + "moments in " + std::string(to_string(format.dtype)) + "; expected f32, bf16 or u8");
   }
   if (format.smallest < 0) {
-    throw ValueError(begin + "tensors of fewer than " + std::to_string(format.smallest) + " elements; allowed: >= 0");
+    throw ValueError(begin + "tensors of fewer than " + std::to_string(format.smallest) + " elements; expected >= 0");
   }
   for (const std::string& name : format.full) {
     const auto has = [&](const Named& p) { return is_named(p.name, name); };

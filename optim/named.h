@@ -1,5 +1,5 @@
 #pragma once
-// How options name parameters: "wte", or "gpt.h0" for all that begin with "gpt.h0.".
+// Names of parameters in options: "wte", or "gpt.h0" for all that begin with "gpt.h0.".
 
 #include <string>
 

@@ -17,7 +17,7 @@ const char* to_string(NarrowUpdate update) noexcept {
   return names[static_cast<int>(update)];
 }
 
-// FNV-1a. Dropout and initial values draw under module paths; this is no path's hash but that of a name and a purpose.
+// FNV-1a of a name and a purpose. Differs from the paths' hashes, which dropout and initial values use.
 RandomSite random_site(const Named& parameter, std::string_view purpose, std::uint64_t step) {
   std::uint32_t hash = 2166136261u;
   const auto add = [&](std::string_view text) {
@@ -32,12 +32,10 @@ Named make_extra(NarrowUpdate update, const Named& parameter) {
   if (!narrow_detail::is_narrow(p)) return {};
   const bool is_16_bit = p.dtype() == DType::bf16 || p.dtype() == DType::f16;
   if (update == NarrowUpdate::stochastic && p.dtype() != DType::bf16) {
-    throw DTypeError("optimizer: " + parameter.name + " is " + describe(p) +
-                     "; stochastic rounding is to bf16, which alone is allowed");
+    throw DTypeError("optimizer: " + parameter.name + " is " + describe(p) + "; stochastic rounding expects bf16");
   }
   if (update == NarrowUpdate::kahan && !is_16_bit) {
-    throw DTypeError("optimizer: " + parameter.name + " is " + describe(p) +
-                     "; with Kahan's sum bf16 and f16 are allowed");
+    throw DTypeError("optimizer: " + parameter.name + " is " + describe(p) + "; Kahan's sum expects bf16 or f16");
   }
   const PathScope path(p.storage() ? p.storage()->path() : PathId{0});
   if (update == NarrowUpdate::kahan) {

@@ -19,7 +19,7 @@ OffloadedGradients::OffloadedGradients(const std::vector<Named>& parameters, std
       writing_(parameters.size()) {
   if (!tier_) throw ValueError("offloaded gradients: there is no tier");
   if (!(clip_norm >= 0)) {
-    throw ValueError("offloaded gradients: clip_norm " + std::to_string(clip_norm) + "; allowed: > 0, or 0 for none");
+    throw ValueError("offloaded gradients: clip_norm " + std::to_string(clip_norm) + "; expected > 0, or 0 for none");
   }
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     by_leaf_.emplace_back(parameters_[i].tensor.leaf().get(), i);

@@ -30,7 +30,7 @@ Optimizer::Optimizer(std::vector<Named> parameters, double rate, std::shared_ptr
 }
 
 void check_distinct(const char* operation, const std::vector<Named>& parameters) {
-  thread_local std::vector<std::pair<const Leaf*, const Named*>> room;  // a steady step does not ask the heap
+  thread_local std::vector<std::pair<const Leaf*, const Named*>> room;  // a steady step does not allocate
   room.clear();
   for (const Named& p : parameters) room.emplace_back(p.tensor.leaf().get(), &p);
   std::sort(room.begin(), room.end());
@@ -69,7 +69,7 @@ void Optimizer::step() {
   end_step();
 }
 
-/// With all of it here: a launch may have many parameters.
+/// With all parameters here: a launch may have many.
 void Optimizer::step_all() {
   with_gradient_.clear();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -140,8 +140,7 @@ void Optimizer::set_gradient_factor(double factor) {
     throw ValueError("optimizer: gradient factor " + std::to_string(factor) + " is not a finite number >= 0");
   }
   if (factor != 1 && !takes_gradient_factor()) {
-    throw ValueError(std::string("optimizer: ") + name() +
-                     " does not multiply gradients, so no factor but 1 is allowed");
+    throw ValueError(std::string("optimizer: ") + name() + " does not multiply gradients; expected a factor of 1");
   }
   gradient_factor_ = factor;
 }
@@ -261,7 +260,7 @@ std::vector<Named> Optimizer::state_outline() const {
 }
 
 void Optimizer::each_state(FunctionRef<void(std::span<const Named>)> visit) const {
-  auto& self = const_cast<Optimizer&>(*this);  // where state is changes, and changes back
+  auto& self = const_cast<Optimizer&>(*this);  // the tier changes state and restores it
   std::vector<Named> list;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     self.complete_writes();
@@ -284,7 +283,7 @@ void Optimizer::each_state(FunctionRef<void(std::span<const Named>)> visit) cons
   self.complete_writes();
 }
 
-// A tensor that the tier does not take is still here.
+// A tensor that the tier refuses is still here.
 void Optimizer::put_away(std::size_t index) {
   if (!tier_) return;
   complete_writes();

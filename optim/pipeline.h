@@ -1,9 +1,9 @@
 #pragma once
-// The stage of a pipeline that a step runs on, as the step sees it: dist/pipeline/ implements this.
+// A step's interface to its pipeline stage; dist/pipeline/ implements it.
 //
-// A stage has a stretch of a model's layers, or several, its chunks. Micro-batches pass each forwards and backwards in
-// an order of the stage's own, in which several are under way at a time, each on a tape of its own; backwards they come
-// through a chunk in the order of their numbers, so that gradients are summed as on one rank.
+// A stage has a range of a model's layers, or several, its chunks. Micro-batches pass each forwards and backwards in
+// the stage's order, with several in flight, each on a separate tape; backward passes of a chunk follow the order of
+// their numbers, so that gradients are summed as on one rank.
 
 #include <cstdint>
 #include <memory>
@@ -21,34 +21,34 @@ struct StagePass {
   bool makes_loss = true;  ///< the chunk is the model's last one; else its result goes to another stage
 };
 
-/// What a step asks of the stage that it runs on.
+/// The calls of a step to its stage.
 class Pipeline {
  public:
   virtual ~Pipeline() = default;
-  /// Throws PlanError where a gradient is there already.
+  /// Throws PlanError where a gradient exists already.
   virtual void begin_step() = 0;
   /// In the order of the step, each micro-batch of this rank once each way through each chunk.
   virtual std::span<const StagePass> passes() const noexcept = 0;
-  /// Before each of them, which is then under way.
+  /// Before each pass, which is then the current one.
   virtual void begin_pass(const StagePass& pass) = 0;
-  /// What the forward under way gave goes to the next chunk. Not of the model's last one.
+  /// Sends the current forward's result to the next chunk. Not for the model's last one.
   virtual void send_result(const Tensor& result) = 0;
-  /// The gradient of what the backward under way begins with, from the next chunk. Not of the model's last one.
+  /// The initial gradient of the current backward, from the next chunk. Not for the model's last one.
   virtual Tensor receive_gradient() = 0;
-  /// A leaf's gradient of the backward under way is complete: whether it goes to another stage, and not to the
+  /// Takes a leaf's complete gradient of the current backward; returns whether it goes to another stage, and not to the
   /// optimizer here.
   virtual bool take_gradient(const std::shared_ptr<Leaf>& leaf) = 0;
-  /// After the last pass: all that was sent has come.
+  /// After the last pass: waits until all sent messages have arrived.
   virtual void end_passes() = 0;
-  /// When gradients here are sums over all micro-batches: those of a parameter that two stages have become one.
+  /// When gradients here are sums over all micro-batches: adds the two stages' gradients of a shared parameter.
   virtual void complete_gradients() = 0;
-  /// The loss of a step, on every stage, from the last one, which alone gives it.
+  /// The loss of a step, on every stage, given by the last one.
   virtual Tensor share_loss(const Tensor& loss) = 0;
   /// The sum of all stages' sums of squares, one element, added in the order of the model's parameters.
   virtual Tensor sum_squares(const Tensor& own) = 0;
-  /// After the update: what another stage has, too, is what the one that updates it has.
+  /// After the update: copies shared parameters from the stage that updates them.
   virtual void share_parameters() = 0;
-  /// What is under way goes; also after a step that failed.
+  /// Drops messages in flight; also after a failed step.
   virtual void drop() noexcept = 0;
 };
 

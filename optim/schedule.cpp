@@ -18,7 +18,7 @@ double step_rate(double rate, std::int64_t step, std::int64_t every, double fact
 double cosine_rate(double rate, std::int64_t step, std::int64_t warmup, std::int64_t total, double lowest) {
   if (warmup < 0 || total < warmup) {
     throw ValueError("cosine_rate: warm-up " + std::to_string(warmup) + " of " + std::to_string(total) +
-                     " steps; 0 <= warm-up <= total is allowed");
+                     " steps; expected 0 <= warm-up <= total");
   }
   if (step < warmup) return rate * static_cast<double>(step + 1) / static_cast<double>(warmup);
   if (step >= total) return lowest;

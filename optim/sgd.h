@@ -8,15 +8,15 @@ namespace thimble::optim {
 
 struct SgdOptions {
   double rate = 0.1;
-  double momentum = 0;                          ///< 0: no state
+  double momentum = 0;                          ///< 0 keeps no state
   double weight_decay = 0;                      ///< added to the gradient
   bool nesterov = false;                        ///< needs momentum > 0
-  std::shared_ptr<Tier> tier = nullptr;         ///< where the state waits between updates; null: it stays
+  std::shared_ptr<Tier> tier = nullptr;         ///< for the state between updates; null keeps it here
   NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/narrow.h)
   MomentFormat moments = {};                    ///< how momentum is stored (optim/moments.h)
 };
 
-/// State, in bytes per parameter element: momentum in f32 4, in bf16 2, in u8 1 + 4 / 256, and what `narrow` takes.
+/// State, in bytes per parameter element: momentum in f32 4, in bf16 2, in u8 1 + 4 / 256, plus the extra of `narrow`.
 class Sgd final : public Optimizer {
  public:
   /// Throws ValueError for options out of range, among them momentum 0 with a format of moments other than f32, and
@@ -33,7 +33,7 @@ class Sgd final : public Optimizer {
   kernels::SgdArgs arguments(std::size_t index, const Addresses& at) const;
 
   SgdOptions options_;
-  std::vector<kernels::SgdArgs> list_;  // of the update under way; it has room for all
+  std::vector<kernels::SgdArgs> list_;  // of the current update; it has room for all
 };
 
 }  // namespace thimble::optim

@@ -51,7 +51,7 @@ Tensor ApolloMini::direction(std::size_t index, const Tensor& gradient) {
       adam_direction(state_of(index, "first_moment"), state_of(index, "second_moment"), r, options(), step_count());
   const Tensor along = gradient * (frobenius_norm(u) / (frobenius_norm(r) + 1e-8) * scale_);
   const Tensor before = state_of(index, "norm"), now = view::reshape(frobenius_norm(along), {1});
-  // The first update has no norm before it.
+  // The first update has no earlier norm.
   const Tensor allowed = where(equal(before, zeros({1}, DType::f32, before.device())), now, before * growth_);
   const Tensor shortened = minimum(now, allowed);
   copy_into(before, shortened);

@@ -11,8 +11,8 @@
 namespace thimble::optim {
 namespace galore_detail {
 
-// Columns made orthonormal in place, from the first to the last (Gram and Schmidt, each twice: "twice is enough"). A
-// column that the others span but for rounding becomes 0.
+// Makes columns orthonormal in place, from the first to the last (Gram and Schmidt, each twice: "twice is enough"). A
+// column that the others span up to rounding becomes 0.
 void orthonormalize(const Tensor& columns) {
   const std::int64_t n = columns.shape()[0], count = columns.shape()[1];
   for (std::int64_t j = 0; j < count; ++j) {

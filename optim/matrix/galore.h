@@ -7,15 +7,15 @@ namespace thimble::optim {
 
 struct GaloreOptions {
   MatrixOptions matrix = {};
-  std::int64_t rank = 128;    ///< of the directions; a matrix with a shorter axis has as many as that
-  std::int64_t period = 200;  ///< updates between two choices of them
+  std::int64_t rank = 128;    ///< number of directions; at most the matrix's shorter axis
+  std::int64_t period = 200;  ///< updates between two choices of directions
   double scale = 0.25;        ///< of updates
 };
 
-/// With P (shorter, rank), the leading singular vectors of the gradient's shorter axis, chosen anew every `period`
-/// updates: r = P^T g, or g P; u = Adam's direction of r; p -= rate scale P u, or u P^T. The moments stay as they are
-/// when P changes. State of a matrix: 4 (2 longer rank + shorter rank) bytes; of all else 8 per element. And what
-/// `narrow` takes.
+/// With P (shorter, rank), the leading singular vectors of the gradient's shorter axis, chosen again every `period`
+/// updates: r = P^T g, or g P; u = Adam's direction of r; p -= rate scale P u, or u P^T. The moments stay unchanged
+/// when P changes. State of a matrix: 4 (2 longer rank + shorter rank) bytes; of other parameters 8 per element. Plus
+/// the extra of `narrow`.
 class Galore final : public MatrixOptimizer {
  public:
   /// Throws ValueError and DTypeError as MatrixOptimizer does. State: `<parameter>.first_moment`, `.second_moment`,
@@ -33,10 +33,10 @@ class Galore final : public MatrixOptimizer {
   double scale_;
 };
 
-/// The `rank` leading left singular vectors of x (n, m) as columns (n, rank), largest first: `begin` (n, rank), of any
+/// The `rank` leading left singular vectors of x (n, m) as columns (n, rank), largest first: `begin` (n, rank), any
 /// numbers, is multiplied by x x^T and made orthonormal `iterations` times (Halko et al. 2011, arXiv:0909.4061,
-/// algorithm 4.4). By the library's operators, on x's device, without waiting for it. Where singular values are close,
-/// their vectors are a mixture; where x has fewer than `rank` of them, the rest are zeros.
+/// algorithm 4.4). Uses the library's operators, on x's device, without waiting for it. Vectors of close singular
+/// values are mixed; if x has fewer than `rank` of them, the rest are zeros.
 Tensor leading_vectors(const Tensor& x, const Tensor& begin, int iterations = 4);
 
 }  // namespace thimble::optim

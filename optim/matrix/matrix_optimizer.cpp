@@ -39,7 +39,7 @@ void MatrixOptimizer::make_all_state() {
   for (const Named& p : parameters()) {
     if (p.tensor.dtype() == DType::f64) {
       throw DTypeError(std::string(name()) + ": " + p.name + " is " + describe(p.tensor) +
-                       "; allowed are dtypes up to f32");
+                       "; expected a dtype up to f32");
     }
     const bool is_left_out = std::any_of(options_.elementwise.begin(), options_.elementwise.end(),
                                          [&](const auto& name) { return is_named(p.name, name); });

@@ -1,11 +1,11 @@
 #pragma once
-// Optimizers of matrices. A matrix moves along a direction that is made of its whole gradient; everything else
-// (vectors, and matrices that are named: embeddings, a head) is updated by AdamW (optim/adam.h) at the same rate.
+// Optimizers of matrices. A matrix moves along a direction computed from its whole gradient; everything else (vectors,
+// and named matrices: embeddings, a head) is updated by AdamW (optim/adam.h) at the same rate.
 //
 // - A parameter of rank 2 and more is a matrix of its first axis by all others.
-// - A direction is made by the library's operators in f32: temporary bytes that are there while one matrix is updated,
-//   at most 5 times those of its elements in f32. A dry run takes them at the same places, so they are predicted. Where
-//   they do not fit, step() throws OutOfMemory before that matrix is written; earlier ones are updated.
+// - A direction is computed by the library's operators in f32: temporary bytes during one matrix's update, at most 5
+//   times its elements in f32. A dry run allocates the same, so they are predicted. Without room for them step() throws
+//   OutOfMemory before that matrix is written; earlier ones are updated.
 
 #include <thimble/optim/optimizer.h>
 
@@ -19,7 +19,7 @@ struct MatrixOptions {
   int smallest_decayed_rank = 0;  ///< tensors of lower rank are not decayed
   /// Matrices that AdamW updates: "wte", or "gpt.h0" for all that begin with "gpt.h0.".
   std::vector<std::string> elementwise = {};
-  std::shared_ptr<Tier> tier = nullptr;         ///< where the state waits between updates; null: it stays
+  std::shared_ptr<Tier> tier = nullptr;         ///< for the state between updates; null keeps it here
   NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/narrow.h)
 };
 
@@ -27,14 +27,14 @@ class MatrixOptimizer : public Optimizer {
  public:
   bool is_elementwise() const noexcept override { return false; }
   bool takes_gradient_factor() const noexcept override { return true; }
-  /// Those of MatrixOptions; classes below add their own.
+  /// MatrixOptions' settings; derived classes add theirs.
   std::vector<Setting> settings() const override;
 
  protected:
-  /// Throws ValueError for options out of range and a name that no parameter has, DTypeError for f64 parameters.
+  /// Throws ValueError for options out of range and an unknown parameter name, DTypeError for f64 parameters.
   MatrixOptimizer(std::vector<Named> parameters, MatrixOptions options);
-  /// For constructors, once their own options are checked: makes all state. Matrices have what add_matrix_state adds,
-  /// all else `.first_moment` and `.second_moment`; then comes `.master` or `.compensation`.
+  /// For constructors, once their options are checked: makes all state. Matrices have the state of add_matrix_state,
+  /// other parameters `.first_moment` and `.second_moment`; then comes `.master` or `.compensation`.
   void make_all_state();
 
   /// Adds the state of a matrix of (rows, columns).
@@ -55,11 +55,11 @@ class MatrixOptimizer : public Optimizer {
 
   MatrixOptions options_;
   std::vector<bool> is_matrix_;          // by parameter
-  std::vector<kernels::AdamArgs> list_;  // of the update under way; it has room for all
+  std::vector<kernels::AdamArgs> list_;  // of the current update; it has room for all
 };
 
-/// The direction of Adam for a gradient that is seen in fewer numbers: advances both moments, of the gradient's shape,
-/// in update `step`, and returns m / c1 / (sqrt(v / c2) + epsilon), c = 1 - beta^step.
+/// Adam's direction for a gradient in a smaller space: advances both moments, of the gradient's shape, in update
+/// `step`, and returns m / c1 / (sqrt(v / c2) + epsilon), c = 1 - beta^step.
 Tensor adam_direction(const Tensor& first_moment, const Tensor& second_moment, const Tensor& gradient,
                       const MatrixOptions& options, std::int64_t step);
 

@@ -14,8 +14,8 @@ struct MuonOptions {
 };
 
 /// m = momentum m + g;  p -= rate 0.2 sqrt(max(rows, columns)) orthogonalized(g + momentum m, or m). The scale gives an
-/// update the size of AdamW's, so both take the same rate.
-/// State of a matrix: `<parameter>.momentum`, 4 bytes per element; of all else 8. And what `narrow` takes.
+/// update the size of AdamW's, so both take the same rate. State of a matrix: `<parameter>.momentum`, 4 bytes per
+/// element; of other parameters 8. Plus the extra of `narrow`.
 class Muon final : public MatrixOptimizer {
  public:
   /// Throws ValueError and DTypeError as MatrixOptimizer does.
@@ -33,8 +33,8 @@ class Muon final : public MatrixOptimizer {
 };
 
 /// x (rows, columns) with its singular values brought near 1, without a decomposition: x / |x|, then `iterations` times
-/// y = 3.4445 y - 4.775 (y y^T) y + 2.0315 (y y^T)^2 y. After 5 they lie in [0.68, 1.13] where they began above 0.01 of
-/// |x| or so; smaller ones are not there yet.
+/// y = 3.4445 y - 4.775 (y y^T) y + 2.0315 (y y^T)^2 y. After 5 they lie in [0.68, 1.13] if they began above about 0.01
+/// of |x|; smaller ones need more iterations.
 Tensor orthogonalized(const Tensor& x, int iterations = 5);
 
 }  // namespace thimble::optim
