@@ -14,7 +14,7 @@ namespace alike_detail {
 
 constexpr std::size_t most_named = 4, longest_value = 120;
 
-/// What ranks compare first.
+/// Ranks compare this first.
 struct Digest {
   std::uint64_t bytes;
   std::uint32_t crc, traits;
@@ -55,7 +55,7 @@ const Trait* find(const std::vector<Trait>& traits, const std::string& name) {
   return found == traits.end() ? nullptr : &*found;
 }
 
-/// The traits in which ranks differ, in words, and how to mend the first.
+/// The traits in which ranks differ, in words, and the fix for the first.
 std::string differences(const std::vector<Trait>& ours, const std::vector<Trait>& theirs, int our_rank,
                         int their_rank) {
   std::vector<Trait> names = ours;  // of either rank

@@ -1,6 +1,6 @@
 #pragma once
-// Whether ranks were started alike: everything that makes the function of a run is compared before its first step.
-// Ranks that differ would each train another function and add its gradients, with no sign of it.
+// Compares all traits that define the function of a run before its first step. Ranks that differ would silently train
+// different functions and add their gradients.
 
 #include <span>
 #include <string>
@@ -11,20 +11,20 @@
 
 namespace thimble::dist {
 
-/// Something that is the same on all ranks.
+/// A trait that must be the same on all ranks.
 struct Trait {
   std::string name;      ///< "`seed`": an option in backticks, or words
-  std::string value;     ///< as an error shows it
-  std::string fix = {};  ///< how ranks get the same; empty: give all the same value
+  std::string value;     ///< as in an error
+  std::string fix = {};  ///< how to make ranks equal; defaults to giving all the same value
 };
 
-/// Those of the process: version and compiler, the instruction set and the unit of bf16 products that are in force.
-/// They decide bits; threads and units of int8 products do not.
+/// The process's traits: version and compiler, the instruction set and the unit of bf16 products in use. They determine
+/// bits; threads and units of int8 products do not.
 std::vector<Trait> process_traits();
 
 /// Returns when all ranks have the same traits. Otherwise throws the same ValueError on all of them, which begins with
-/// `operation` and names each trait that differs with the values of two ranks. On every rank; a dry communicator has
-/// nothing to compare. Each rank sends (size - 1) * 16 bytes, which volume() does not count.
+/// `operation` and names each differing trait with the values of two ranks. Called on every rank; a dry communicator
+/// has nothing to compare. Each rank sends (size - 1) * 16 bytes, which volume() does not count.
 void require_alike(Communicator& ranks, std::string_view operation, std::span<const Trait> traits);
 
 }  // namespace thimble::dist

@@ -22,7 +22,7 @@ Byte* at(Byte* data, std::size_t index, std::size_t bytes) noexcept {
   return data == nullptr ? nullptr : data + index * bytes;  // a dry one has no addresses
 }
 
-/// Who waits for whom, for how many bytes.
+/// The waiting rank, the awaited one, and the bytes.
 RankError late_error(const Exchange& exchange, int rank, std::chrono::milliseconds timeout) {
   const auto part = std::find_if(exchange.parts.begin(), exchange.parts.end(),
                                  [](const Part& p) { return p.state != Part::State::done; });
@@ -91,7 +91,7 @@ Communicator::~Communicator() = default;
 std::unique_ptr<Communicator> make_dry(int rank, int size) {
   if (size < 1 || rank < 0 || rank >= size) {
     throw ValueError("make_dry: rank " + std::to_string(rank) + " of " + std::to_string(size) +
-                     ", allowed are ranks 0 to size - 1 of a size of at least 1");
+                     ", expected a rank from 0 to size - 1 and a size of at least 1");
   }
   std::vector<int> members(static_cast<std::size_t>(size));
   for (int r = 0; r < size; ++r) members[static_cast<std::size_t>(r)] = r;
@@ -152,7 +152,7 @@ Transfer Communicator::begin(const char* call, std::span<const Send> sends, std:
   exchange.open = exchange.parts.size();
   free_.pop_back();
   Transfer transfer(*this, exchange);
-  transport_->begin(exchange);  // where it throws, the transfer is given up
+  transport_->begin(exchange);  // if it throws, the transfer is given up
   return transfer;
 }
 
@@ -257,7 +257,7 @@ std::unique_ptr<Communicator> Communicator::split(const std::function<Place(int 
     const Place place = place_of(r);
     if (place.color < 0) {
       throw ValueError("split: color " + std::to_string(place.color) + " of rank " + std::to_string(r) +
-                       ", allowed are 0 and more");
+                       ", expected at least 0");
     }
     if (place.color == own.color) order.emplace_back(place.key, r);
   }
@@ -268,7 +268,7 @@ std::unique_ptr<Communicator> Communicator::split(const std::function<Place(int 
     if (r == rank_) rank = static_cast<int>(members.size());
     members.push_back(members_[static_cast<std::size_t>(r)]);
   }
-  // A tag that none of these ranks has used. Those of another color use it as well, and never meet.
+  // A tag that none of these ranks has used. Other colors use it as well, and never meet.
   std::vector<int> tags(members_.size());
   const int own_tag = transport_ ? transport_->next_tag : 0;
   all_gather(&own_tag, sizeof(int), tags.data());

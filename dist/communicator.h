@@ -1,14 +1,13 @@
 #pragma once
-// Communicators move bytes between ranks. They never add numbers: a sum is made here, in an order that we choose.
+// Communicators move bytes between ranks. They never add numbers: sums are made here, in a fixed order.
 //
-//   - A communicator is used by one thread, that of its rank. All its ranks make the same collective calls in the same
-//     order.
+//   - A communicator is used by one thread, its rank's. All its ranks make the same collective calls in the same order.
 //   - Between two ranks the n-th send meets the n-th receive, separately in each communicator.
-//   - Never wait inside of a launch (core/launch/launch.h): an arena that wants to move blocks would wait, too. Who
-//     sends or receives tensors holds a Pin or a WritePin until the wait is over.
+//   - Never wait inside a launch (core/launch/launch.h): an arena that wants to move blocks would wait, too. Hold a Pin
+//     or a WritePin on sent and received tensors until the wait is over.
 //   - A dry communicator counts bytes and messages, and moves nothing: its addresses may be null.
 //   - After an error a rank can send and receive no more: its next call throws the error again.
-//   - A steady step asks the heap for nothing: transfers are used again.
+//   - A steady step allocates nothing: transfers are reused.
 
 #include <cstddef>
 #include <cstdint>
@@ -29,7 +28,7 @@ class Communicator;
 class Transport;
 struct Trait;
 
-/// `bytes` bytes from `data` to a rank of the communicator; itself is allowed.
+/// `bytes` bytes from `data` to a rank of the communicator, possibly itself.
 struct Send {
   int to;
   const void* data;
@@ -43,11 +42,11 @@ struct Receive {
   std::size_t bytes;
 };
 
-/// Sends and receives that have begun. Until wait() is over, or is_done() says so, their memory stays where it is,
-/// nothing that is sent is written and nothing that is received is read. The communicator outlives it.
+/// Running sends and receives. Until wait() returns, or is_done() is true, their memory must not move, sent bytes must
+/// not be written and received bytes not be read. The communicator outlives it.
 ///
-/// The destructor waits; the communicator's next call, or the code that runs the ranks, throws an error that it meets.
-/// Where an exception destroys it, it is given up instead, and the rank can send and receive no more.
+/// The destructor waits; the communicator's next call, or the code that runs the ranks, throws its error. An exception
+/// that destroys it gives it up instead, and the rank can send and receive no more.
 class Transfer {
  public:
   Transfer() = default;  ///< done
@@ -59,9 +58,9 @@ class Transfer {
   }
   ~Transfer();
 
-  /// Makes progress without waiting for another rank. Throws what wait() throws.
+  /// Makes progress without waiting for another rank. Throws as wait() does.
   bool is_done();
-  /// Waits until all is sent and received. Throws RankError: sizes differ, another rank failed, the time is over.
+  /// Waits until all is sent and received. Throws RankError: sizes differ, another rank failed, timeout.
   void wait();
   /// Ends it without waiting. Its memory is no longer used, and this rank can send and receive no more.
   void give_up() noexcept;
@@ -76,11 +75,11 @@ class Transfer {
   int exceptions_ = 0;  // in flight when this was made
 };
 
-/// When a transfer was what, in seconds of the steady clock.
+/// The timeline of a transfer, in seconds of the steady clock.
 struct TransferTimes {
   char call[16];               ///< "exchange", "all_gather"
   std::uint64_t bytes;         ///< to other ranks
-  double begun, waited, done;  ///< wait() begins at `waited`; where nobody had to wait, it is `done`
+  double begun, waited, done;  ///< wait() begins at `waited`; without waiting it is `done`
 };
 
 class Communicator {
@@ -95,55 +94,55 @@ class Communicator {
   int size() const noexcept { return static_cast<int>(members_.size()); }
   bool is_dry() const noexcept { return transport_ == nullptr; }
 
-  /// Begins all of these sends and receives at once. The sizes of a send and of the receive that it meets are equal, or
-  /// RankError names both. Throws ValueError for a rank that the communicator does not have.
+  /// Begins all of these sends and receives at once. A send and its receive have equal sizes, or RankError names both.
+  /// Throws ValueError for a rank outside the communicator.
   Transfer exchange(std::span<const Send> sends, std::span<const Receive> receives);
 
-  /// `all` (size() * bytes) gets the `bytes` bytes of each rank, by rank. In place where `mine` is its place in `all`.
-  /// Each rank sends (size() - 1) * bytes.
+  /// `all` (size() * bytes) gets the `bytes` bytes of each rank, by rank. In place when `mine` is inside `all` at this
+  /// rank's offset. Each rank sends (size() - 1) * bytes.
   void all_gather(const void* mine, std::size_t bytes, void* all);
 
-  /// `out` and `in` are size() * bytes_each bytes and apart: part r of `out` goes to rank r, part r of `in` is from it.
-  /// Each rank sends (size() - 1) * bytes_each.
+  /// `out` and `in` are disjoint, size() * bytes_each bytes each: chunk r of `out` goes to rank r, chunk r of `in` is
+  /// from it. Each rank sends (size() - 1) * bytes_each.
   void all_to_all(const void* out, void* in, std::size_t bytes_each);
 
   /// `bytes` bytes of `root` to all, over a binomial tree: all ranks together send (size() - 1) * bytes, the root
   /// ceil(log2(size())) * bytes.
   void broadcast(void* data, std::size_t bytes, int root);
 
-  /// Returns when all ranks are here: ceil(log2(size())) messages without bytes.
+  /// Returns when all ranks have called it: ceil(log2(size())) messages without bytes.
   void barrier();
 
-  /// What a rank is given in a split: ranks of one color (>= 0) become a communicator, in order of key, then of rank.
+  /// A rank's place in a split: ranks of one color (>= 0) become a communicator, in order of key, then of rank.
   struct Place {
     int color;
     int key;
   };
 
   /// The communicator of this rank's color. `place_of` gives the place of each rank of this one, the same on all ranks;
-  /// so a dry communicator splits, too. The timeout is inherited. Throws ValueError where a color is negative.
+  /// so a dry communicator splits, too. Inherits the timeout. Throws ValueError for a negative color.
   std::unique_ptr<Communicator> split(const std::function<Place(int rank)>& place_of);
 
-  /// The same where a rank knows its own place only: the places are gathered. Throws ValueError on a dry communicator
-  /// of several ranks, which cannot know the others'.
+  /// The same where a rank knows only its place: the places are gathered. Throws ValueError on a dry communicator of
+  /// several ranks, which cannot know the others'.
   std::unique_ptr<Communicator> split(int color, int key);
 
-  /// Writes `rank 2 of 4: text` to standard error and ends all ranks, with this status where the launcher passes it on,
-  /// else with another that is not 0.
+  /// Writes `rank 2 of 4: text` to standard error and ends all ranks, with this status if the launcher passes it on,
+  /// else with another nonzero one.
   [[noreturn]] void abort(const std::string& text, int status = 1) noexcept;
 
-  /// What this rank has begun to send to other ranks through this communicator.
+  /// Messages that this rank has begun to send to other ranks through this communicator.
   struct Volume {
     std::uint64_t bytes_sent;
     std::uint64_t messages;
   };
   Volume volume() const noexcept { return volume_; }
 
-  /// Appends the times of this communicator's transfers to `times`, as they begin, where it is not null. Nothing is on
-  /// its way meanwhile. `done` is when this rank has seen it.
+  /// Appends the times of this communicator's transfers to `times` as they begin; null disables it. No transfer is in
+  /// flight meanwhile. `done` is the time at which this rank saw it.
   void record(std::vector<TransferTimes>* times) noexcept { times_ = times; }
 
-  /// How many seconds a wait may take (at first 600); 0: as long as it takes.
+  /// Limit of a wait in seconds (defaults to 600); 0 is unlimited.
   void set_timeout(double seconds) noexcept { timeout_s_ = seconds; }
 
  private:
@@ -159,8 +158,8 @@ class Communicator {
   void give_up(Exchange& exchange) noexcept;
   void check_rank(const char* call, int rank) const;
 
-  std::shared_ptr<Transport> transport_;  // null: dry
-  int tag_;                               // tells the messages of this communicator from those of others
+  std::shared_ptr<Transport> transport_;  // null when dry
+  int tag_;                               // distinguishes this communicator's messages from others'
   int rank_;
   std::vector<int> members_;  // by rank: the number among all ranks
   int all_ranks_;
@@ -173,7 +172,7 @@ class Communicator {
   std::vector<Receive> receives_;
 };
 
-/// Rank `rank` of `size` alone: all is counted and nothing is moved. Throws ValueError.
+/// Only rank `rank` of `size`: counts everything and moves nothing. Throws ValueError.
 std::unique_ptr<Communicator> make_dry(int rank, int size);
 
 }  // namespace thimble::dist

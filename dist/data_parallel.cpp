@@ -23,14 +23,14 @@ namespace data_parallel_detail {
 
 constexpr std::size_t none = ~std::size_t{0};
 
-/// Sets a leaf's gradient for the step that is under way.
+/// Sets a leaf's gradient for the current step.
 void set_gradient(const Tensor& parameter, Tensor gradient) {
   if (Transaction* const step = context().transaction) step->stage_gradient(parameter.leaf());
   gradient.set_tape_ref({}, Origin::gradient);
   parameter.grad() = std::move(gradient);
 }
 
-/// All pieces of a parameter, of every rank.
+/// All ranges of a parameter, of every rank.
 void for_each_piece(const Bucket& bucket, std::size_t parameter, FunctionRef<void(const Piece&)> f) {
   for (const std::vector<Piece>& pieces : bucket.pieces) {
     for (const Piece& piece : pieces) {
@@ -42,7 +42,7 @@ void for_each_piece(const Bucket& bucket, std::size_t parameter, FunctionRef<voi
 }  // namespace data_parallel_detail
 
 struct DataParallel::Moves {
-  /// The bucket that is on its way.
+  /// The bucket in flight.
   struct Flight {
     std::size_t bucket;
     bool is_last;     // of the step
@@ -87,7 +87,7 @@ DataParallel::~DataParallel() { drop_gradients(); }
 
 std::vector<Bucket> DataParallel::buckets_of(const DataParallelOptions& options) {
   if (options.zero < 0 || options.zero > 3) {
-    throw ValueError("data parallel: stage " + std::to_string(options.zero) + " of ZeRO; allowed are 0 to 3");
+    throw ValueError("data parallel: stage " + std::to_string(options.zero) + " of ZeRO; expected 0 to 3");
   }
   if (options.zero < 3) return make_buckets(whole_, size(), options.buckets);
   for (const optim::Named& p : whole_) {
@@ -103,7 +103,7 @@ std::vector<Bucket> DataParallel::buckets_of(const DataParallelOptions& options)
 }
 
 void DataParallel::make_leaves() {
-  if (store_ != nullptr) store_->let_go();  // what was written to a parameter since it was made goes into its shards
+  if (store_ != nullptr) store_->let_go();  // writes to parameters since they were made go into their shards
   std::vector<const Leaf*> leaves;
   std::vector<const Piece*> mine(whole_.size(), nullptr);
   for (const Bucket& bucket : buckets_) {
@@ -170,7 +170,7 @@ void DataParallel::require_alike(const optim::Optimizer& optimizer, std::int64_t
   std::uint32_t outlines = 0, values = 0;
   for (const optim::Named& p : whole_) {
     outlines = crc32c(p.name + " " + describe(p.tensor), outlines);
-    // What is in a store would have to come here; a GPU's values would have to be copied.
+    // Stored values would have to be fetched; a GPU's values would have to be copied.
     if (p.tensor.device() != cpu || p.tensor.storage()->store() != nullptr) continue;
     const Pin pin(p.tensor);
     values = crc32c(std::span(static_cast<const std::byte*>(pin.data()), p.tensor.bytes()), values);
@@ -217,7 +217,7 @@ void DataParallel::take_gradient(const std::shared_ptr<Leaf>& leaf) {
   if (size() == 1) {
     return add_alone(buckets_[found->bucket].parameters[found->at], std::exchange(leaf->grad, Tensor()));
   }
-  if (moves_->flight) moves_->flight->transit.advance();  // MPI moves bytes while it is called
+  if (moves_->flight) moves_->flight->transit.advance();  // MPI moves bytes only during its calls
   put(*found, std::exchange(leaf->grad, Tensor()));
   if (loads_[found->bucket].count == buckets_[found->bucket].parameters.size()) send(found->bucket);
 }
@@ -233,13 +233,13 @@ void DataParallel::add_alone(std::size_t parameter, Tensor gradient) {
 }
 
 void DataParallel::put(const Place& place, Tensor gradient) {
-  if (moves_->flight && moves_->flight->bucket == place.bucket) land();  // with the gradients of the micro-batch before
+  if (moves_->flight && moves_->flight->bucket == place.bucket) land();  // with the previous micro-batch's gradients
   const Bucket& bucket = buckets_[place.bucket];
   const std::size_t parameter = bucket.parameters[place.at];
   Load& load = loads_[place.bucket];
   if (gradient.dtype() != bucket.dtype) {
-    throw DTypeError("data parallel: the gradient of " + whole_[parameter].name + " is " + describe(gradient) + ", " +
-                     std::string(to_string(bucket.dtype)) + " is needed");
+    throw DTypeError("data parallel: the gradient of " + whole_[parameter].name + " is " + describe(gradient) +
+                     ", expected " + std::string(to_string(bucket.dtype)));
   }
   load.has[place.at] = has_gradient_[parameter] = true;
   ++load.count;
@@ -286,7 +286,7 @@ void DataParallel::send(std::size_t index) {
   moves_->flight->transit.begin(ranks_);
 }
 
-/// The bucket that is on its way has come: this rank's shard of it is summed.
+/// The bucket in flight has arrived: sums this rank's shard of it.
 void DataParallel::land() {
   if (!moves_->flight) return;
   const std::size_t index = moves_->flight->bucket;
@@ -301,7 +301,7 @@ void DataParallel::land() {
   if (is_last && is_gathered()) gather(index);
 }
 
-/// ((sum + g of rank 0) + g of rank 1) + ..., where the sum of earlier micro-batches is, if there are any.
+/// ((sum + g of rank 0) + g of rank 1) + ..., on top of the sum of earlier micro-batches, if any.
 void DataParallel::sum(std::size_t index, const Tensor& incoming) {
   const Bucket& bucket = buckets_[index];
   Load& load = loads_[index];
@@ -311,7 +311,7 @@ void DataParallel::sum(std::size_t index, const Tensor& incoming) {
   const auto gradient_of = [&](int r) {
     return r == rank() ? own : window_of(incoming, (r < rank() ? r : r - 1) * n, {n});
   };
-  if (sums_in_place()) {  // own = (g of ranks before) + own: a sum of two has the same bits either way round
+  if (sums_in_place()) {  // own = (g of earlier ranks) + own: a sum of two has the same bits in either order
     for (int r = 1; r < rank(); ++r) add_to(gradient_of(0), gradient_of(r));
     if (rank() > 0) add_to(own, gradient_of(0));
     for (int r = rank() + 1; r < size(); ++r) add_to(own, gradient_of(r));
@@ -326,7 +326,7 @@ void DataParallel::sum(std::size_t index, const Tensor& incoming) {
   load.has_sum = true;
 }
 
-/// Begins to give each rank the sums of all.
+/// Begins to give each rank all sums.
 void DataParallel::gather(std::size_t index) {
   const Bucket& bucket = buckets_[index];
   Load& load = loads_[index];
@@ -371,7 +371,7 @@ void DataParallel::complete_gradients() {
     data_parallel_detail::set_gradient(p, window_of(std::exchange(sums_alone_[i], Tensor()), 0, p.shape()));
   }
   for (std::size_t b = 0; size() > 1 && b < buckets_.size(); ++b) set_gradients(b);
-  if (store_ != nullptr) store_->let_go();  // an update needs shards alone
+  if (store_ != nullptr) store_->let_go();  // an update needs only shards
 }
 
 const Tensor& DataParallel::sums_of(std::size_t bucket) const {

@@ -1,5 +1,5 @@
 #pragma once
-// Data parallel training with ZeRO's stages (Rajbhandari et al. 2020, arXiv:1910.02054): N ranks, each with its own
+// Data parallel training with ZeRO's stages (Rajbhandari et al. 2020, arXiv:1910.02054): N ranks, each with its
 // micro-batches, make one step, with the bits of one rank that has all micro-batches (optim/ranks.h).
 //
 //   dist::run_ranks(4, [&](dist::Communicator& ranks) {
@@ -8,25 +8,25 @@
 //     optim::Adam adam(parallel.parameters(), {});
 //     nn::StepOptions options{.micro_samples = 8, .ranks = &parallel};
 //     const auto loss_of = [&](std::int64_t i) { return net.loss(data.part(step, parallel.number(i))); };
-//     nn::training_step(adam, loss_of, options);  // as often as there are steps
+//     nn::training_step(adam, loss_of, options);  // once per step
 //   });
 //
 //   stage   a rank has, besides its activations
 //   0       parameters, gradients, optimizer state
-//   1       the same, but of the state its shards (dist/shards.h)
-//   2       parameters; of gradients and state its shards
+//   1       the same, but only its shards of the state (dist/shards.h)
+//   2       parameters; its shards of gradients and state
 //   3       shards of all three: the parameters are in a store (dist/shard_store.h)
 //
-// How a gradient goes: backward completes it; it is copied into its bucket (a bucket of one parameter is the gradient);
-// a bucket that is full goes at once, while backward goes on: to each rank its shard, and from each rank this rank's.
-// When the next bucket is full, what came is added in the order of ranks, by the operator that adds micro-batches on
-// one rank. Nobody else adds: communicators move bytes. At most one bucket is on its way, so its bytes are the same in
-// every step.
+// Backward completes a gradient; it is copied into its bucket (a bucket of one parameter is the gradient itself); a
+// full bucket is sent at once, while backward goes on: to each rank its shard, and from each rank this rank's. When the
+// next bucket is full, the received shards are added in the order of ranks, by the operator that adds micro-batches on
+// one rank. Communicators only move bytes. At most one bucket is in flight, so its bytes are the same in every step.
 //
-// One rank alone, as in a team that shares the batch with nobody, has no buckets: it adds gradients by parameter.
+// A single rank, also in a tensor-parallel group without data parallelism, has no buckets: it adds gradients by
+// parameter.
 //
-// Bytes: in stages 0 and 1 the buckets are the gradients. In stages 2 and 3 they live until they have gone, and count
-// as `communication`; so does in every stage what comes from other ranks, (N - 1) / N of the largest bucket.
+// Bytes: in stages 0 and 1 the buckets are the gradients. In stages 2 and 3 they live until they are sent, and count as
+// `communication`; so do in every stage the bytes received from other ranks, (N - 1) / N of the largest bucket.
 
 #include <cstddef>
 #include <cstdint>
@@ -42,44 +42,43 @@ namespace thimble::dist {
 
 class ShardStore;
 
-/// The other ranks that compute the same samples, and of each parameter the layer that it is a part of; below 0: it is
-/// whole.
+/// The tensor-parallel group of ranks that compute the same samples, and for each parameter the layer that it is a
+/// shard of; below 0 for a whole one.
 struct TeamParts {
-  Communicator* ranks = nullptr;  ///< null: parameters are whole
+  Communicator* ranks = nullptr;  ///< null when parameters are whole
   std::vector<int> layers = {};
-  Communicator* all = nullptr;  ///< of all teams: the rank with part p of team t is number t * ranks->size() + p
+  Communicator* all = nullptr;  ///< of all groups: the rank with shard p of group t is number t * ranks->size() + p
 };
 
 struct DataParallelOptions {
   int zero = 0;                ///< stage: 0, 1, 2, 3
   BucketOptions buckets = {};  ///< bytes as PyTorch's (Li et al. 2020, arXiv:2006.15704, section 3.2.3)
-  TeamParts parts = {};        ///< where blocks are cut into parts: dist/parts/parts.h
+  TeamParts parts = {};        ///< with sharded blocks: dist/parts/parts.h
 };
 
-/// The parameters of a model on the ranks of a communicator. Every rank has made the model with the same values and
-/// steps alike. The first step compares version, instruction set, stage, buckets, names, shapes and dtypes, values that
-/// are here on the cpu, the optimizer with its rate and updates, and the number of micro-batches; what else makes the
-/// function, as seed, data and clipping, is the caller's to give to require_alike (dist/alike.h). Not thread-safe; of
-/// the thread whose rank it is.
+/// The parameters of a model on the ranks of a communicator. Every rank makes the model with the same values and the
+/// same steps. The first step compares version, instruction set, stage, buckets, names, shapes and dtypes, values that
+/// are here on the cpu, the optimizer with its rate and updates, and the number of micro-batches; the caller gives
+/// other traits of the function, such as seed, data and clipping, to require_alike (dist/alike.h). Not thread-safe;
+/// used by its rank's thread.
 class DataParallel final : public optim::Ranks {
  public:
-  /// The communicator must live as long. Throws ValueError: a stage that there is not, a parameter that is listed twice
-  /// or is not dense, in
-  /// stage 3 one that is in no ShardStore or not the same as the others.
+  /// The communicator must live as long. Throws ValueError for an unknown stage, a duplicate or non-contiguous
+  /// parameter, and in stage 3 a parameter without a ShardStore or with another than the rest.
   DataParallel(Communicator& ranks, std::vector<optim::Named> parameters, DataParallelOptions options = {});
   ~DataParallel() override;
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
-  /// What this rank's optimizer updates: all parameters, or from stage 1 on its shards of them, as leaves of their own
-  /// under the names of the parameters. A shard has the rank of its parameter, with all but the last size 1.
+  /// The parameters of this rank's optimizer: all, or from stage 1 on its shards of them, as separate leaves under the
+  /// names of the parameters. A shard has the rank of its parameter, with all but the last size 1.
   const std::vector<optim::Named>& parameters() const noexcept { return updated_; }
-  /// The number among those of all ranks of this rank's micro-batch i.
+  /// Global index of this rank's micro-batch i.
   std::int64_t number(std::int64_t i) const noexcept { return i * size() + rank(); }
   /// All parameters, in the order of the model.
   const std::vector<optim::Named>& whole() const noexcept { return whole_; }
   const std::vector<Bucket>& buckets() const noexcept { return buckets_; }
-  /// That has the parameters in stage 3; null: they are here.
+  /// Holds the parameters in stage 3; null when they are here.
   const ShardStore* store() const noexcept { return store_.get(); }
   Communicator& communicator() noexcept { return ranks_; }
   const DataParallelOptions& options() const noexcept { return options_; }
@@ -97,7 +96,7 @@ class DataParallel final : public optim::Ranks {
   void complete_gradients() override;
   Tensor sum_losses(std::span<const Tensor> own) override;
   Tensor gradient_square_sums(const optim::Optimizer& optimizer) override;
-  /// Of those sums, the number that chunks 0 to `chunk` have together.
+  /// The number of these sums that chunks 0 to `chunk` have together.
   std::int64_t square_sums_to(int chunk) const;
   void share_state(Transaction& transaction) override;
   void share_parameters() override;
@@ -106,14 +105,14 @@ class DataParallel final : public optim::Ranks {
  private:
   /// A bucket in a step.
   struct Load {
-    Tensor all;             // (elements): a micro-batch's gradients; in stage 0 their sums in the end
-    Tensor mine;            // (shard): this rank's sums, where they do not lie in `all`
+    Tensor all;             // (elements): a micro-batch's gradients; in stage 0 finally their sums
+    Tensor mine;            // (shard): this rank's sums, when they are not in `all`
     std::vector<char> has;  // of each parameter: its gradient of this micro-batch
-    std::size_t count = 0;  // of them
-    bool has_sum = false;   // `mine` has one, of earlier micro-batches
+    std::size_t count = 0;  // how many of them
+    bool has_sum = false;   // `mine` has the sum of earlier micro-batches
   };
-  struct Moves;  // what is on its way
-  /// A parameter's place in its bucket.
+  struct Moves;  // state of the bucket in flight
+  /// A parameter's position in its bucket.
   struct Place {
     const Leaf* leaf;
     std::size_t bucket, at;
@@ -143,17 +142,18 @@ class DataParallel final : public optim::Ranks {
   std::shared_ptr<ShardStore> store_;  // in stage 3
   std::vector<Bucket> buckets_;
   std::vector<optim::Named> updated_;
-  std::vector<std::size_t> updated_at_;  // of each parameter: its place in updated_; none: this rank has nothing of it
+  std::vector<std::size_t> updated_at_;  // of each parameter: its index in updated_; none when this rank has no shard
+                                         // of it
   LeafSet leaves_;
   std::vector<Place> places_;  // sorted by leaf
 
   bool is_compared_ = false;  // with the other ranks
   std::int64_t micro_batches_ = 1;
-  std::vector<std::int64_t> micro_batch_;  // of each chunk, the one that is under way
+  std::vector<std::int64_t> micro_batch_;  // of each chunk, the current one
   std::vector<Load> loads_;
   std::unique_ptr<Moves> moves_;
   std::vector<char> has_gradient_;  // of each parameter, in any micro-batch
-  std::vector<Tensor> sums_alone_;  // of one rank: of each parameter the sum so far
+  std::vector<Tensor> sums_alone_;  // with one rank: the sum so far of each parameter
   std::vector<optim::MicroBatch> parts_;
 };
 

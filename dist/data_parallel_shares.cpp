@@ -1,4 +1,4 @@
-// What ranks tell each other besides gradients: losses, norms, state, parameters.
+// Messages between ranks other than gradients: losses, norms, state, parameters.
 
 #include <algorithm>
 #include <utility>
@@ -20,7 +20,7 @@ std::int64_t stretches(std::int64_t elements) { return (elements + shard_grain -
 
 }  // namespace data_parallel_detail
 
-/// Row r of (size(), n) is rank r's, and in the end all rows are here.
+/// Row r of (size(), n) is rank r's; afterwards all rows are here.
 void DataParallel::share_rows(const Tensor& rows) {
   const std::int64_t n = rows.size(1);
   Transit transit;
@@ -56,7 +56,7 @@ Tensor DataParallel::sum_losses(std::span<const Tensor> own) {
 Tensor DataParallel::gradient_square_sums(const optim::Optimizer& optimizer) {
   const Tensor own = own_square_sums(optimizer);
   if (options_.parts.ranks == nullptr || !own.defined()) return own;
-  std::vector<int> layers;  // of those that have a gradient
+  std::vector<int> layers;  // of the parameters with a gradient
   for (std::size_t i = 0; i < whole_.size(); ++i) {
     if (has_gradient_[i]) layers.push_back(options_.parts.layers[i]);
   }
@@ -74,11 +74,11 @@ std::int64_t DataParallel::square_sums_to(int chunk) const {
   return count;
 }
 
-/// Of the parameters that this rank computes with.
+/// For the parameters that this rank computes with.
 Tensor DataParallel::own_square_sums(const optim::Optimizer& optimizer) {
   if (is_gathered()) return optim::gradient_square_sums(optimizer.parameters());
   const PathScope path = ranks_path();
-  // All stretches, by rank; of each the pieces by bucket.
+  // All ranges, by rank; of each the pieces by bucket.
   std::vector<std::int64_t> begins = {0};
   std::vector<std::vector<std::pair<std::int64_t, std::int64_t>>> of_parameter(whole_.size());  // begin, place
   for (std::size_t r = 0; r < static_cast<std::size_t>(size()); ++r) {
@@ -170,7 +170,7 @@ void DataParallel::share_state(Transaction& transaction) {
   }
   std::size_t first = 0;
   std::int64_t first_at = 0;
-  while (first < updates.size()) {  // what one forward or backward has found, of all ranks
+  while (first < updates.size()) {  // the findings of one forward or backward, of all ranks
     std::size_t end = first;
     while (end < updates.size() && updates[end].micro_batch == updates[first].micro_batch) ++end;
     std::int64_t at = first_at;

@@ -18,18 +18,18 @@ void add_to(const Tensor& sum, const Tensor& term) {
 
 namespace fold_detail {
 
-/// Rank r's share of a dense tensor.
+/// Rank r's shard of a dense tensor.
 Tensor share_of(const Tensor& dense, int ranks, int r) {
   const std::int64_t n = dense.elements();
   const auto begin_of = [&](int k) { return n / ranks * k + n % ranks * k / ranks; };
   return window_of(dense, begin_of(r), {begin_of(r + 1) - begin_of(r)});
 }
 
-/// Adds to `here`, which has this rank's share of `own`, those of the others.
+/// Adds the other ranks' shards to `here`, which has this rank's shard of `own`.
 void add_shares(Communicator& ranks, const Tensor& own, const Tensor& here, bool last_first) {
   const int size = ranks.size(), rank = ranks.rank();
   const std::int64_t share = here.elements();
-  Tensor incoming;  // (size - 1, share): the other ranks' in their order
+  Tensor incoming;  // (size - 1, shard): the other ranks' in their order
   if (share > 0) incoming = Tensor::empty({size - 1, share}, own.dtype(), own.device(), Category::communication);
   const auto term_of = [&](int r) {
     return r == rank ? here : window_of(incoming, (r < rank ? r : r - 1) * share, {share});
@@ -43,13 +43,13 @@ void add_shares(Communicator& ranks, const Tensor& own, const Tensor& here, bool
   transit.begin(ranks);
   transit.wait();
   if (share == 0) return;
-  Tensor before;  // the sum of the terms before
+  Tensor before;  // the sum of the earlier terms
   for (int k = 0; k < size; ++k) {
     const int r = last_first ? size - 1 - k : k;
     const Tensor term = term_of(r);
     if (!before.defined()) {
       before = term;
-    } else if (r == rank) {  // a sum of two has the same bits either way round
+    } else if (r == rank) {  // a sum of two has the same bits in either order
       add_to(term, before);
       before = term;
     } else {
@@ -74,7 +74,7 @@ Tensor fold(Communicator& ranks, Tensor mine, bool last_first) {
   const int size = ranks.size(), rank = ranks.rank();
   const Tensor own = contiguous(std::exchange(mine, Tensor()).detach());
   const Tensor sum = reused_or_new(own);
-  const Tensor here = fold_detail::share_of(sum, size, rank);  // where this rank's share is added up
+  const Tensor here = fold_detail::share_of(sum, size, rank);  // accumulates this rank's shard
   if (sum.storage() != own.storage()) copy_into(here, fold_detail::share_of(own, size, rank));
   const PathScope path = ranks_path();
   fold_detail::add_shares(ranks, own, here, last_first);

@@ -1,13 +1,13 @@
 #pragma once
-// Sums over ranks. Communicators move bytes; the sums are made here, in an order that is ours.
+// Sums over ranks. Communicators move bytes; the sums are made here, in a fixed order.
 //
-//   three ranks, a tensor of six elements: each rank adds up its share of two, and all shares are gathered
+//   three ranks, a tensor of six elements: each rank adds up its shard of two, and all shards are gathered
 //
 //   rank 0   [a0 a1 | a2 a3 | a4 a5]  --  adds a0 + b0 + c0, a1 + b1 + c1  --
 //   rank 1   [b0 b1 | b2 b3 | b4 b5]  --  adds a2 + b2 + c2, ...           --  all have all sums
 //   rank 2   [c0 c1 | c2 c3 | c4 c5]  --  adds a4 + b4 + c4, ...           --
 //
-// Each of N ranks sends 2 (N - 1) / N of the tensor's bytes, and has (N - 1) / N of them on their way at a time.
+// Each of N ranks sends 2 (N - 1) / N of the tensor's bytes, and has (N - 1) / N of them in flight at a time.
 
 #include <thimble/core/tensor/tensor.h>
 #include <thimble/dist/communicator.h>
@@ -17,12 +17,12 @@ namespace thimble::dist {
 /// sum += term, by the operator that adds micro-batches on one rank.
 void add_to(const Tensor& sum, const Tensor& term);
 
-/// A rank's share alone: of the ranks' dense tensors, alike, of which each rank has an equal stretch of the elements,
-/// this rank's stretch of the sum, in a tensor of `shape`. Half of what fold() sends. Throws RankError.
+/// Reduce-scatter: of the ranks' dense, equally shaped tensors, cut into equal ranges of elements by rank, this rank's
+/// range of the sum, in a tensor of `shape`. Half of fold()'s traffic. Throws RankError.
 Tensor fold_share(Communicator& ranks, const Tensor& mine, const Shape& shape, bool last_first = false);
 
-/// The ranks' tensors, alike, added in the order of ranks, or with the last one first. What comes from other ranks is
-/// booked as `communication`. `mine` is written where nobody else holds it. Throws RankError.
+/// All-reduce: the ranks' equally shaped tensors, added in the order of ranks, or with the last one first. Received
+/// bytes are booked as `communication`. Writes `mine` in place when it has no other holder. Throws RankError.
 Tensor fold(Communicator& ranks, Tensor mine, bool last_first = false);
 
 }  // namespace thimble::dist

@@ -1,5 +1,5 @@
 #pragma once
-// What connects ranks, as planning sees it.
+// Links between ranks, for planning.
 
 #include <span>
 #include <string>
@@ -7,15 +7,15 @@
 
 namespace thimble::dist {
 
-/// A kind of link. Each rank has one of its own.
+/// A kind of link. Each rank has a separate one.
 struct Link {
   std::string name;
   std::string source;      ///< of the rate
-  double bytes_per_s = 0;  ///< each way, that large messages reach: four fifths of the source's figure
-  double message_s = 0;    ///< that a message takes besides. A guess: it was measured nowhere
+  double bytes_per_s = 0;  ///< each way, for large messages: four fifths of the source's figure
+  double message_s = 0;    ///< additional time per message. A guess: it was never measured
 };
 
-/// Known links, the fastest first. Throws ValueError, listing all names, for another one.
+/// Known links, the fastest first. Throws ValueError, listing all names, for an unknown one.
 std::span<const Link> link_list();
 const Link& link(std::string_view name);
 

@@ -1,12 +1,12 @@
 // Ranks over MPI.
 //
-//   - A receive takes its message by a matched probe, which tells the size before a byte is moved: an MPI that receives
-//     at once tells of a size that is too large, and not all tell which.
-//   - Receives of one rank and tag are matched in order: `waiting` holds those whose message has not come.
+//   - A receive takes its message by a matched probe, which gives the size before a byte is moved: an MPI that receives
+//     at once reports a size that is too large, and not all name it.
+//   - Receives of one rank and tag are matched in order: `waiting` holds the ones whose message has not arrived.
 //   - MPI is called by one thread, which is checked.
-//   - What is given up is tested for a second more: MPI may copy straight out of a sender's memory, and a receiver
-//     that finds it gone says so before this rank can say what went wrong. After that this rank makes no call of MPI
-//     but the one that ends all.
+//   - Given-up messages are tested for another second: MPI may copy straight out of a sender's memory, and a receiver
+//     that finds it gone would report that before this rank can report its error. After that this rank makes no call of
+//     MPI but the one that ends all.
 
 #include <thimble/dist/mpi.h>
 
@@ -98,9 +98,9 @@ class MpiTransport final : public Transport {
   }
 
   [[noreturn]] void end_all(int status) noexcept override {
-    // The text of abort() and a launcher's own words take two ways to the terminal: ours shall be the first there.
+    // The text of abort() and the launcher's text take two ways to the terminal: the former shall be first there.
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    // MPICH's abort has been seen to spin for ever where another rank makes no call. Every launcher notices a rank that
+    // MPICH's abort has been seen to spin forever where another rank makes no call. Every launcher notices a rank that
     // a signal ends, and then ends the others.
     std::signal(SIGALRM, SIG_DFL);
     alarm(2);
@@ -144,7 +144,7 @@ class MpiTransport final : public Transport {
   const int most_tag_;
   const std::thread::id thread_ = std::this_thread::get_id();
   std::map<std::pair<int, int>, std::vector<Part*>> waiting_;       // of rank and tag
-  std::optional<std::chrono::steady_clock::time_point> last_test_;  // of what is given up
+  std::optional<std::chrono::steady_clock::time_point> last_test_;  // of given-up messages
 };
 
 int number(const char* name) {
@@ -152,7 +152,7 @@ int number(const char* name) {
   return text == nullptr ? 0 : std::atoi(text);
 }
 
-/// Folders that may hold a module.
+/// Folders that may have a module.
 std::vector<std::filesystem::path> module_folders() {
   std::vector<std::filesystem::path> folders;
   if (const char* const named = std::getenv("THIMBLE_MODULES")) folders.emplace_back(named);
@@ -167,7 +167,7 @@ std::vector<std::filesystem::path> module_folders() {
   return folders;
 }
 
-/// The first module of the launch that is there. It stays loaded.
+/// The first existing module of the launch. It stays loaded.
 const MpiTable& load_module(const Launch& launch) {
   std::string tried;
   for (const std::string& name : launch.modules) {
@@ -207,7 +207,8 @@ std::optional<Launch> find_launch() {
 void run_launched(const std::function<void(Communicator&)>& body, int (*status_of)(const std::exception_ptr&)) {
   using namespace mpi_detail;
   const std::optional<Launch> launch = find_launch();
-  if (!launch) throw DeviceError("MPI: this process was started alone; start ranks by mpirun, mpiexec or srun");
+  if (!launch)
+    throw DeviceError("MPI: this process was started by no launcher; start ranks by mpirun, mpiexec or srun");
   const MpiTable& mpi = load_module(*launch);
   int rank = 0, size = 0, most_tag = 0;
   if (const int error = mpi.start(&rank, &size, &most_tag); error != 0) {
@@ -222,7 +223,7 @@ void run_launched(const std::function<void(Communicator&)>& body, int (*status_o
   Communicator all(std::make_shared<MpiTransport>(mpi, rank, size, most_tag));
   try {
     body(all);
-    all.barrier();  // or what a destructor could not throw
+    all.barrier();  // or a destructor's error
   } catch (const std::exception& error) {
     all.abort(error.what(), status_of(std::current_exception()));
   } catch (...) {

@@ -1,5 +1,5 @@
 #pragma once
-// Ranks as processes, which a launcher of MPI started: mpirun, mpiexec, srun.
+// Ranks as processes started by a launcher of MPI: mpirun, mpiexec, srun.
 
 #include <exception>
 #include <functional>
@@ -10,24 +10,24 @@
 
 namespace thimble::dist {
 
-/// What the environment tells of a launch.
+/// The environment's facts about a launch.
 struct Launch {
   int ranks;
   std::string launcher;              ///< "mpirun of Open MPI"
-  std::vector<std::string> modules;  ///< that may speak with it, the likeliest first: "thimble_openmpi.so"
+  std::vector<std::string> modules;  ///< candidates for it, the likeliest first: "thimble_openmpi.so"
 };
 
-/// The launch that this process is a rank of; nothing where it was started alone. It asks the environment that mpirun
-/// of Open MPI and of MPICH and srun set, and nothing else.
+/// The launch that this process is a rank of; nullopt when it was started directly. Reads only the environment
+/// variables that mpirun of Open MPI and of MPICH and srun set.
 std::optional<Launch> find_launch();
 
 /// Runs body(communicator) over all processes of the launch, with MPI in this thread, and ends MPI after it. Call it
 /// once in the life of a process. It returns when the bodies of all ranks have ended.
 ///
-/// Where the body throws, `rank 2 of 4: text` goes to standard error and all ranks are ended, with the status that
-/// `status_of` gives the error: this does not return.
-/// Throws DeviceError: no launch, no module for it (looked for beside the program and the library, in lib/thimble of
-/// where they are installed, and in the folder that the variable THIMBLE_MODULES names), or MPI does not start.
+/// If the body throws, `rank 2 of 4: text` goes to standard error and all ranks are ended, with the status that
+/// `status_of` gives the error: this does not return. Throws DeviceError: no launch, no module for it (searched beside
+/// the program and the library, in lib/thimble of their install folder, and in the folder that the variable
+/// THIMBLE_MODULES names), or MPI does not start.
 void run_launched(
     const std::function<void(Communicator&)>& body,
     int (*status_of)(const std::exception_ptr&) = [](const std::exception_ptr&) { return 1; });

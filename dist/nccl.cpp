@@ -1,10 +1,10 @@
-// Messages between GPUs. Compiled with CUDA, where NCCL's header is.
+// Messages between GPUs. Compiled with CUDA, where NCCL's header is present.
 //
-// NCCL's communicator does not block: a call returns while its work goes on behind it, and no other call may be made
-// until ncclCommGetAsyncError says that it is done. So exchanges stand in a queue, and each goes through these states,
-// moved by whoever asks for progress:
+// NCCL's communicator does not block: a call returns while its work goes on, and no other call may be made until
+// ncclCommGetAsyncError reports completion. So exchanges are queued, and each goes through these states, driven by
+// calls for progress:
 //
-//   waiting    behind others; its `ready` event stands behind the kernels that were launched before it
+//   waiting    behind others; its `ready` event follows the kernels launched before it
 //   launching  its group of sends and receives is with NCCL, which may still make connections
 //   running    on the stream, before its `done` event
 
@@ -29,7 +29,7 @@ namespace nccl_detail {
 
 constexpr std::chrono::minutes most_time_to_start{10};
 
-/// The functions of libnccl.so.2, which is loaded when it is first asked for, and stays.
+/// The functions of libnccl.so.2, which is loaded at first use, and stays.
 struct Nccl {
   decltype(&ncclGetUniqueId) get_unique_id;
   decltype(&ncclCommInitRankConfig) init;
@@ -81,7 +81,7 @@ bool is_on_host(const Part& part) {
   return facts.type != cudaMemoryTypeDevice && facts.type != cudaMemoryTypeManaged;
 }
 
-/// What belongs to an exchange, and is used again with it.
+/// The resources of an exchange, reused with it.
 struct Flight {
   enum class State { waiting, launching, running, done };
   State state = State::done;
@@ -173,7 +173,7 @@ class NcclTransport final : public Transport {
     Flight& flight = found->second;
     flight.host.give_up();
     if (flight.state == Flight::State::done) return;
-    // All that is on the stream ends here; the queue can do nothing after it.
+    // Everything on the stream ends here; the queue can do nothing after it.
     if (nccl_ != nullptr) nccl().abort(std::exchange(nccl_, nullptr));
     cudaStreamSynchronize(stream_);
     for (Flight* const queued : queue_) queued->state = Flight::State::done;
@@ -186,7 +186,7 @@ class NcclTransport final : public Transport {
   }
 
  private:
-  /// Whether NCCL can take a call. Throws what it came to meanwhile.
+  /// Whether NCCL can take a call. Throws its asynchronous errors.
   bool is_settled() const {
     if (nccl_ == nullptr) throw RankError(rank, "NCCL: this rank has given up");
     ncclResult_t state = ncclSuccess;
@@ -232,7 +232,7 @@ class NcclTransport final : public Transport {
   std::shared_ptr<Transport> below_;  // of host_
   const Device device_;
   cudaStream_t stream_ = nullptr;
-  ncclComm_t nccl_ = nullptr;  // null: aborted
+  ncclComm_t nccl_ = nullptr;  // null after an abort
   std::map<const Exchange*, Flight> flights_;
   std::vector<Flight*> queue_;
   std::vector<Send> sends_;

@@ -7,7 +7,7 @@
 namespace thimble::dist {
 namespace shard_store_detail {
 
-/// Inside of a launch.
+/// Inside a launch.
 void copy(const void* from, void* to, std::int64_t elements, DType dtype, Device device) {
   const Shape shape{elements}, stride{1};
   kernels::copy_kernels(device).copy({shape, from, dtype, stride, to, dtype, stride});

@@ -1,16 +1,16 @@
 #pragma once
-// Parameters that are shared out over ranks (ZeRO-3; Zhao et al. 2023, arXiv:2304.11277): of each a rank has its shard,
-// and the whole comes from all ranks before use and goes after.
+// Parameters sharded over ranks (ZeRO-3; Zhao et al. 2023, arXiv:2304.11277): a rank has its shard of each, gathers the
+// whole before use and drops it after.
 //
 //   const auto store = std::make_shared<dist::ShardStore>(ranks);
 //   const ParameterStoreScope scope(store);
-//   Net net(...);                         // a parameter's other shards go as soon as it is made
+//   Net net(...);                         // a parameter's other shards are dropped as soon as it is made
 //   dist::DataParallel parallel(ranks, net.trainable(), {.zero = 3});
 //
-// - What a rank has of a parameter is a tensor of its own, which the optimizer updates (DataParallel::parameters()).
+// - A rank's shard of a parameter is a separate tensor, which the optimizer updates (DataParallel::parameters()).
 // - A fetch is a message from each rank to each other one: all ranks use their parameters in the same order, as ranks
-//   that run one program do. Whoever reads a parameter (an evaluation, a file) does so on every rank.
-// - When units come and go, and how many are here, is memory/offload/unit_store.h's.
+//   of one program do. A parameter is read (for an evaluation, a file) on every rank.
+// - memory/offload/unit_store.h decides when units come and go, and how many are here.
 
 #include <cstdint>
 #include <memory>
@@ -28,7 +28,7 @@ class ShardStore final : public memory::UnitStore {
   /// The communicator must live as long as the parameters. Throws ValueError for a negative read_ahead.
   explicit ShardStore(Communicator& ranks, const memory::UnitOptions& options = {});
 
-  /// What this rank has of a parameter of this store, flat, and its elements of the whole.
+  /// This rank's shard of a parameter of this store, flat, and its elements of the whole.
   const Tensor& shard(const Storage& storage) const { return parts_[storage.index_in_store()].shard; }
   Range range(const Storage& storage, int rank) const;
   std::size_t bytes_elsewhere() const override { return 0; }

@@ -9,7 +9,7 @@
 namespace thimble::dist {
 namespace shards_detail {
 
-/// The bound next to `wanted` that a shard may have.
+/// The nearest bound to `wanted` that a shard may have.
 std::int64_t bound_at(const Bucket& bucket, std::int64_t wanted, bool keeps_parameters) {
   const auto after = std::upper_bound(bucket.offsets.begin(), bucket.offsets.end(), wanted);
   if (after == bucket.offsets.begin()) return 0;
@@ -54,9 +54,9 @@ void cut_each(Bucket& bucket, int ranks, RangeOf range_of) {
 }
 
 std::vector<Bucket> fill_buckets(const std::vector<optim::Named>& parameters, int ranks, const BucketOptions& options) {
-  if (ranks < 1) throw ValueError("make_buckets: " + std::to_string(ranks) + " ranks; allowed are 1 and more");
+  if (ranks < 1) throw ValueError("make_buckets: " + std::to_string(ranks) + " ranks; expected at least 1");
   std::vector<Bucket> buckets;
-  std::vector<std::size_t> open;  // of each dtype and device, the one that is being filled
+  std::vector<std::size_t> open;  // of each dtype and device, the one being filled
   for (std::size_t i = parameters.size(); i-- > 0;) {
     const Tensor& p = parameters[i].tensor;
     const int chunk = options.chunks.empty() ? 0 : options.chunks[i];

@@ -1,15 +1,15 @@
 #pragma once
-// How the parameters of a model are shared out among ranks: in buckets, which travel as one, and of every bucket a
-// shard for each rank, whose gradients it sums and (from ZeRO-1 on) whose state it has.
+// How the parameters of a model are sharded over ranks: in buckets, which are sent as one, and in every bucket a shard
+// for each rank, whose gradients it sums and (from ZeRO-1 on) whose state it has.
 //
 //   parameters, last ones first    | head.weight              | head.bias | fc.weight             | fc.bias |
 //   buckets                        |<------------- 0 ------------------->|<------------ 1 --------------->|
 //   shards of four ranks           |    0    |    1    |   2   |    3    |   0   |   1   |   2   |    3   |
 //
-// - Backward completes the last parameters first, so buckets are filled in this order and go while backward goes on.
-// - A bound within a parameter is a multiple of `shard_grain` elements of it: blocks of 8-bit state (256) and stretches
-//   of sums of squares (kernels::square_stretch) lie in one shard. So a rank has at most one grain more of a bucket
-//   than an equal share.
+// - Backward completes the last parameters first, so buckets are filled in this order and sent while backward goes on.
+// - A bound within a parameter is a multiple of `shard_grain` elements of it: blocks of 8-bit state (256) and ranges of
+//   sums of squares (kernels::square_stretch) lie in one shard. So a rank has at most one grain more of a bucket than
+//   an equal shard.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,7 +23,7 @@ namespace thimble::dist {
 
 inline constexpr std::int64_t shard_grain = kernels::square_stretch;
 
-/// Elements [begin, end) of a parameter, which lie at `at` in its bucket.
+/// Elements [begin, end) of a parameter, at offset `at` in its bucket.
 struct Piece {
   std::size_t parameter = 0;
   std::int64_t begin = 0, end = 0;
@@ -32,8 +32,8 @@ struct Piece {
 
 /// Parameters of one dtype on one device, of one chunk.
 struct Bucket {
-  std::vector<std::size_t> parameters;  ///< in the order in which they lie here
-  std::vector<std::int64_t> offsets;    ///< of each, in elements; none where shards are of each parameter
+  std::vector<std::size_t> parameters;  ///< in bucket order
+  std::vector<std::int64_t> offsets;    ///< of each, in elements; empty where each parameter is sharded separately
   std::int64_t elements = 0;
   DType dtype = DType::f32;
   Device device;
@@ -52,14 +52,14 @@ struct Range {
   std::int64_t size() const noexcept { return end - begin; }
 };
 
-/// A rank's part of a parameter that is shared out separately (ZeRO-3): as equal as whole grains allow. The first part
+/// A rank's shard of a parameter that is sharded separately (ZeRO-3): as equal as whole grains permit. The first shard
 /// goes to another rank for each `number`, so that small parameters do not all go to one.
 Range shard_range(std::int64_t elements, int ranks, int rank, std::size_t number);
 
 struct BucketOptions {
-  std::size_t bytes = 25 << 20;   ///< that a bucket has at most, unless one parameter has more; 0: each by itself
-  bool keeps_parameters = false;  ///< no parameter is cut
-  /// Of each parameter the chunk of a pipeline's stage that has it: buckets have those of one; empty: there is one.
+  std::size_t bytes = 25 << 20;   ///< limit of a bucket, unless one parameter has more; 0 gives each a separate one
+  bool keeps_parameters = false;  ///< no parameter is split
+  /// For each parameter its chunk of a pipeline's stage: a bucket's parameters share one; empty for a single chunk.
   std::vector<int> chunks = {};
 };
 
@@ -70,7 +70,7 @@ using RangeOf = FunctionRef<Range(std::size_t parameter, int rank)>;
 /// < 1.
 std::vector<Bucket> make_buckets(const std::vector<optim::Named>& parameters, int ranks,
                                  const BucketOptions& options = {});
-/// The same where each parameter is shared out separately: a bucket has all of rank 0, then all of rank 1, and so on.
+/// The same where each parameter is sharded separately: a bucket has all of rank 0, then all of rank 1, and so on.
 std::vector<Bucket> make_buckets(const std::vector<optim::Named>& parameters, int ranks, const BucketOptions& options,
                                  RangeOf range_of);
 

@@ -2,9 +2,8 @@
 //
 //   channel   sends, or receives, between two ranks for which the other half has not begun, in order
 //   match     the n-th send and the n-th receive of a channel: the receive becomes `ready`
-//   ready     of a rank: what it can copy now. It copies whenever it asks for progress, whatever it asks about, and
-//             without the lock
-//   news      of a rank: changes when it may have more to do; who waits sleeps until then
+//   ready     of a rank: receives that it can copy now. Any call for progress copies them all, without the lock
+//   news      of a rank: changes when it may have more to do; a waiting rank sleeps until then
 //
 // One lock guards all but the copies.
 
@@ -30,10 +29,10 @@ namespace threads_detail {
 
 constexpr std::chrono::seconds most_time_to_end{10};  // after the first failure
 
-// Of a rank's thread, as a main thread has: kernels run on it, and so does the user's program. A process may have set a
-// smaller one for its other threads (memory/process/outside.h).
+// Stack of a rank's thread, as large as a main thread's: kernels run on it, and so does the user's program. A process
+// may have set a smaller one for its other threads (memory/process/outside.h).
 constexpr std::size_t stack_bytes = std::size_t{8} << 20;
-constexpr std::size_t usual_parts = 16;  // between two ranks at a time: more of them ask the heap
+constexpr std::size_t usual_parts = 16;  // between two ranks at a time: more of them allocate
 
 struct Failure {
   int rank;
@@ -192,7 +191,7 @@ class ThreadTransport final : public Transport {
   }
 
   World& world_;
-  std::uint64_t seen_ = 0;  // news when progress was asked for
+  std::uint64_t seen_ = 0;  // news at the last call for progress
 };
 
 /// An error of type E with another text.
@@ -221,7 +220,7 @@ void throw_if(const std::exception& error, const std::string& text) {
   if (const auto* const e = dynamic_cast<const E*>(&error)) std::throw_with_nested(Named<E>(*e, text));
 }
 
-/// Throws the failure of a rank with the rank in its text.
+/// Rethrows the failure of a rank with the rank in its text.
 template <class... Errors>
 [[noreturn]] void throw_named(const Failure& failure) {
   try {
@@ -239,7 +238,7 @@ void run_rank(World& world, int rank, const std::function<void(Communicator&)>& 
     const auto transport = std::make_shared<ThreadTransport>(world, rank);
     Communicator communicator(transport);
     body(communicator);
-    transport->check_usable();  // what a destructor could not throw
+    transport->check_usable();  // a destructor's error
   } catch (...) {
     const std::exception_ptr error = std::current_exception();
     world.fail(rank, text_of(error), error);
@@ -250,7 +249,7 @@ void run_rank(World& world, int rank, const std::function<void(Communicator&)>& 
 /// The thread of a rank.
 class RankThread {
  public:
-  /// Throws OutOfMemory where the system starts no further thread.
+  /// Throws OutOfMemory when the system starts no further thread.
   RankThread(World& world, int rank, const std::function<void(Communicator&)>& body)
       : work_(std::make_unique<Work>(Work{world, rank, body})) {
     pthread_attr_t attributes;
@@ -283,14 +282,14 @@ class RankThread {
 
 void run_ranks(int ranks, const std::function<void(Communicator&)>& body, Device device) {
   using namespace threads_detail;
-  if (ranks < 1) throw ValueError("run_ranks: " + std::to_string(ranks) + " ranks, allowed are 1 and more");
-  if (device.is_cuda() && !device.is_dry) kernels::device_runtime(device);  // or there is no such device
+  if (ranks < 1) throw ValueError("run_ranks: " + std::to_string(ranks) + " ranks, expected at least 1");
+  if (device.is_cuda() && !device.is_dry) kernels::device_runtime(device);  // or without such a device
   World world(ranks, device);
   std::vector<RankThread> threads;
   threads.reserve(static_cast<std::size_t>(ranks));
   try {
     for (int r = 0; r < ranks; ++r) threads.emplace_back(world, r, body);
-  } catch (...) {  // the system has no thread more
+  } catch (...) {  // the system has no further thread
     const int begun = static_cast<int>(threads.size());
     world.fail(begun, text_of(std::current_exception()), std::current_exception());
     world.end(ranks - begun);

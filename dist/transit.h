@@ -1,5 +1,5 @@
 #pragma once
-// Tensors on their way between ranks: pinned where they lie until they have come.
+// Tensors in flight between ranks: pinned until they have arrived.
 
 #include <deque>
 #include <vector>
@@ -9,17 +9,17 @@
 
 namespace thimble::dist {
 
-/// Name the sends and receives, begin() them, and wait(). All tensors are dense. On a dry device nothing has an
-/// address, so the communicator must be dry, or have one rank. Move-only; ends as its Transfer does.
+/// Add the sends and receives, begin() them, and wait(). All tensors are dense. On a dry device nothing has an address,
+/// so the communicator must be dry, or have one rank. Move-only; ends as its Transfer does.
 class Transit {
  public:
   void send(int to, const Tensor& tensor);
   void receive(int from, const Tensor& tensor);
   /// Into bytes that the caller has pinned.
   void receive(int from, void* at, std::size_t bytes);
-  /// Throws what Communicator::exchange throws.
+  /// Throws as Communicator::exchange does.
   void begin(Communicator& ranks);
-  /// Moves what can be moved now, without waiting. Throws RankError.
+  /// Makes progress without waiting. Throws RankError.
   void advance() { transfer_.is_done(); }
   /// Throws RankError.
   void wait();
@@ -32,8 +32,8 @@ class Transit {
   Transfer transfer_;  // ends before the pins go
 };
 
-/// A dense tensor of as many equal stretches as there are ranks, of which each has made its own: now each has all.
-/// Throws RankError.
+/// All-gather in place: a dense tensor of as many equal ranges as ranks; each rank has filled its range, then all get
+/// the others'. Throws RankError.
 void gather_stretches(Communicator& ranks, const Tensor& all);
 
 }  // namespace thimble::dist

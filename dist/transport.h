@@ -1,6 +1,6 @@
 #pragma once
-// What a back end does: one Transport per rank, which all communicators of that rank share. Ranks have their numbers
-// among all ranks here, and communicators are told apart by their tags.
+// The interface of a back end: one Transport per rank, shared by all communicators of that rank. Ranks here are
+// numbered among all ranks, and tags distinguish communicators.
 
 #include <chrono>
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace thimble::dist {
 
 struct Exchange;
 
-/// A message of an exchange. What stands below the line belongs to the back end.
+/// A message of an exchange. Members below the line belong to the back end.
 struct Part {
   Exchange* exchange;
   int peer;
@@ -30,14 +30,14 @@ struct Part {
   std::intptr_t request = 0;  // mpi: the request
 };
 
-/// The messages of one transfer. Parts stay where they are from begin() on.
+/// The messages of one transfer. Parts must not move from begin() on.
 struct Exchange {
   const char* call = "";  ///< for errors: "all_gather"
   int tag = 0;
   std::vector<Part> parts;
-  std::size_t open = 0;            ///< parts that are not done
-  std::optional<RankError> error;  ///< threads: why it cannot be done
-  std::size_t record = 0;          ///< its place in what the communicator records; none: it does not
+  std::size_t open = 0;            ///< unfinished parts
+  std::optional<RankError> error;  ///< threads: the reason it cannot finish
+  std::size_t record = 0;          ///< its index in the communicator's record; none when not recorded
 };
 
 class Transport {
@@ -49,8 +49,8 @@ class Transport {
 
   const int rank;
   const int size;
-  int next_tag = 1;                 ///< above those of all communicators of this rank
-  std::optional<RankError> broken;  ///< why this rank can send and receive no more
+  int next_tag = 1;                 ///< above the tags of all communicators of this rank
+  std::optional<RankError> broken;  ///< the reason this rank can send and receive no more
 
   void check_usable() const {
     if (broken) throw RankError(*broken);
@@ -61,13 +61,13 @@ class Transport {
   virtual std::size_t most_bytes() const noexcept { return std::numeric_limits<std::size_t>::max(); }
   /// Begins all parts. Throws RankError.
   virtual void begin(Exchange& exchange) = 0;
-  /// Moves what can be moved now; true where all parts are done. Throws RankError.
+  /// Makes progress; true when all parts are done. Throws RankError.
   virtual bool progress(Exchange& exchange) = 0;
   /// Returns when progress() may have more to do, or at `until`, or sooner.
   virtual void pause(std::chrono::steady_clock::time_point until) = 0;
-  /// On return the memory of the parts that are not done is no longer used, or this process is about to end.
+  /// On return the memory of unfinished parts is no longer used, or this process is about to end.
   virtual void give_up(Exchange& exchange) noexcept = 0;
-  /// Ends all ranks, with this status where that can be.
+  /// Ends all ranks, with this status if possible.
   [[noreturn]] virtual void end_all(int status) noexcept = 0;
 };
 

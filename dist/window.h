@@ -1,6 +1,5 @@
 #pragma once
-// Dense windows of flat tensors: a part of a bucket, or of bytes from other ranks. And the path that
-// both are booked under.
+// Dense windows of flat tensors: a range of a bucket, or of bytes from other ranks. And the path for booking both.
 
 #include <cstdint>
 #include <utility>
@@ -10,7 +9,7 @@
 
 namespace thimble::dist {
 
-/// What ranks need in common is booked under this path.
+/// The ranks' common memory is booked under this path.
 inline PathScope ranks_path() { return PathScope(join_path(0, "ranks")); }
 
 /// Elements of a dense tensor from `at` on, in `shape`: a constant.

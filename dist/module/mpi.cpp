@@ -11,8 +11,8 @@
 
 namespace {
 
-MPI_Comm all_ranks;       // of our own, so that a program's messages do not meet ours
-bool is_started = false;  // by us, who then end it
+MPI_Comm all_ranks;       // separate, so that a program's messages do not meet these
+bool is_started = false;  // by this module, which then finalizes it
 
 /// Handles are pointers in one MPI and numbers in the other.
 template <class Handle>
@@ -47,7 +47,7 @@ int start(int* rank, int* size, int* most_tag) {
   int* bound = nullptr;
   int is_set = 0;
   MPI_Comm_get_attr(all_ranks, MPI_TAG_UB, &bound, &is_set);
-  *most_tag = is_set != 0 ? *bound : 32767;  // what every MPI allows
+  *most_tag = is_set != 0 ? *bound : 32767;  // every MPI supports it
   return MPI_SUCCESS;
 }
 

@@ -1,12 +1,12 @@
 #pragma once
-// What a module offers that is built with one MPI (mpi.cpp: thimble_openmpi.so, thimble_mpich.so). The library links no
-// MPI: it loads a module where a launcher of that MPI started the process. Bytes move, and nothing else.
+// The functions of a module built with one MPI (mpi.cpp: thimble_openmpi.so, thimble_mpich.so). The library links no
+// MPI: it loads a module where a launcher of that MPI started the process. Only bytes move.
 
 #include <cstdint>
 
 namespace thimble::dist {
 
-/// Functions return 0, or an error for `text`. Ranks are those of all processes of the launch.
+/// Functions return 0, or an error for `text`. Ranks number all processes of the launch.
 struct MpiTable {
   const char* name;  ///< "Open MPI"
   /// Begins MPI, for one thread; `most_tag`: tags go from 0 to this one.
@@ -21,7 +21,7 @@ struct MpiTable {
   int (*finish)();
 };
 
-/// Of each module, under the name "thimble_mpi_table".
+/// Exported by each module as "thimble_mpi_table".
 using MpiTableFunction = const MpiTable* (*)();
 
 }  // namespace thimble::dist

@@ -16,7 +16,7 @@ namespace class_parts_detail {
 
 using ops::loss_detail::Form;
 
-constexpr std::int64_t numbers = 3;  // of a part and a row
+constexpr std::int64_t numbers = 3;  // of a shard and a row
 
 Form form_of(const ClassPartsLoss& op) {
   return {ClassPartsLoss::name, true, op.ignore_index, 0, kernels::LossReduction::mean};
@@ -24,16 +24,16 @@ Form form_of(const ClassPartsLoss& op) {
 
 void check(const ClassPartsLoss& op, const Tensor& logits, const Tensor& targets) {
   const std::string is = std::string(op.name) + ": logits " + describe(logits) + " and targets " + describe(targets);
-  if (!is_floating(logits.dtype())) throw DTypeError(is + "; floating logits are allowed");
+  if (!is_floating(logits.dtype())) throw DTypeError(is + "; expected floating logits");
   ops::loss_detail::check_target_dtype(form_of(op), targets);
   const std::int64_t own = op.team.own(op.classes);
   if (logits.rank() != 2 || logits.size(1) != own || targets.shape() != Shape{logits.size(0)}) {
-    throw ShapeError(is + "; (N, " + std::to_string(own) + "), the classes of this rank's parts, and (N) are allowed");
+    throw ShapeError(is + "; expected (N, " + std::to_string(own) + "), the classes of this rank's parts, and (N)");
   }
-  if (logits.device() != targets.device()) throw DeviceError(is + "; one device is allowed");
+  if (logits.device() != targets.device()) throw DeviceError(is + "; expected one device");
 }
 
-/// (parts, 3, N): the numbers of all parts.
+/// (shards, 3, N): the numbers of all shards.
 Tensor part_numbers(const ClassPartsLoss& op, const Tensor& logits, const Tensor& targets) {
   const std::int64_t each = numbers * targets.elements();
   const Team& team = op.team;

@@ -1,9 +1,9 @@
 #pragma once
-// Cross entropy over classes in parts (Shoeybi et al. 2019, arXiv:1909.08053, section 3): nobody has all scores.
+// Cross entropy over sharded classes (Shoeybi et al. 2019, arXiv:1909.08053, section 3): no rank has all scores.
 //
-//   part p    m_p = max x,  s_p = sum e^(x - m_p),  x_t or 0        three numbers a row, which ranks exchange
-//   all       M = max m_p,  lse = M + log sum_p s_p e^(m_p - M),  loss = lse - x_t        in the order of parts
-//   backward  dx = g (e^(x - lse) - [c = t]) of a part's own columns        nothing is exchanged
+//   shard p   m_p = max x,  s_p = sum e^(x - m_p),  x_t or 0        three numbers a row, which ranks exchange
+//   all       M = max m_p,  lse = M + log sum_p s_p e^(m_p - M),  loss = lse - x_t        in the order of shards
+//   backward  dx = g (e^(x - lse) - [c = t]) of a shard's columns           nothing is exchanged
 
 #include <thimble/core/ops/op.h>
 #include <thimble/dist/parts/team.h>
@@ -11,8 +11,8 @@
 namespace thimble::dist {
 
 /// Mean cross entropy of logits (N, V) and class numbers (N) in i32 or i64, where V are the classes of this rank's
-/// parts, side by side, of `classes` in all. Rows whose target is `ignore_index` count nothing. Result f32 (f64 for
-/// f64), alike on all ranks of the team, with the bits of one rank that has all parts.
+/// shards, side by side, of `classes` in all. Rows whose target is `ignore_index` do not count. Result f32 (f64 for
+/// f64), alike on all ranks of the group, with the bits of one rank that has all shards.
 ///
 /// Keeps the logits and the targets by reference, and lse per row; in the textbook's form log-probabilities (N, V) in
 /// place of logits and lse. Throws ShapeError, DTypeError, DeviceError, RankError, ValueError (on a CPU: a target that

@@ -12,7 +12,7 @@
 namespace thimble::dist {
 namespace heads_detail {
 
-/// `parts` stretches of one size: one for each rank of the team, and from each.
+/// All-to-all of `parts` equal ranges: one for each rank of the group, and from each.
 Tensor exchange(const Team& team, const Tensor& parts) {
   if (team.ranks == nullptr) return parts;
   const std::int64_t n = parts.elements() / team.parts;
@@ -33,7 +33,7 @@ Tensor exchange(const Team& team, const Tensor& parts) {
   return all;
 }
 
-/// Dense, and a tensor like any other.
+/// Dense, as an ordinary tensor.
 Tensor result_of(const Tensor& x, const Shape& shape) {
   const Tensor dense = contiguous(x);
   if (dense.storage() && dense.storage()->category() == Category::communication) {
@@ -48,21 +48,21 @@ Tensor ExchangeHeads::forward(const Tensor& x, Needs, Saved&) const {
   const std::int64_t t = team.parts, count = team.count();
   const std::int64_t of_heads = is_to_heads ? stretches * t : stretches, of_tokens = is_to_heads ? 1 : t;
   if (x.rank() != 3 || x.size(0) % count != 0 || x.size(1) % of_tokens != 0 || x.size(2) % of_heads != 0) {
-    throw ShapeError(std::string(name) + ": " + describe(x) + " in " + std::to_string(t) + " parts; " +
-                     (is_to_heads ? "(P B, T / t, S C) whose C" : "(P B, T, S C / t) whose T") +
-                     " they divide is allowed");
+    throw ShapeError(std::string(name) + ": " + describe(x) + " in " + std::to_string(t) + " parts; expected " +
+                     (is_to_heads ? "(P B, T / t, S C) whose C" : "(P B, T, S C / t) whose T") + " they divide");
   }
   const std::int64_t b = x.size(0) / count, tokens = x.size(1) / of_tokens, width = x.size(2) / of_heads;
   const Tensor own = contiguous(x.detach());
   if (is_to_heads) {
-    // (P, B, T / t, S, t, C / t) -> (t, P, B, T / t, S, C / t): of one rank the parts' heads, of several who gets what.
+    // (P, B, T / t, S, t, C / t) -> (t, P, B, T / t, S, C / t): on one rank the shards' heads, on several the
+    // destination ranks.
     const Tensor cut = view::permute(view::reshape(own, {count, b, tokens, stretches, t, width}), {4, 0, 1, 2, 3, 5});
     const Tensor parts = heads_detail::exchange(team, contiguous(cut));
     // Now (heads of P, tokens of t, B, T / t, S, C / t), where one of the two is whole.
     const Tensor by_part = view::reshape(parts, {count, t, b, tokens, stretches * width});
     return heads_detail::result_of(view::permute(by_part, {0, 2, 1, 3, 4}), {count * b, t * tokens, stretches * width});
   }
-  // (P, B, t, T / t, S C / t) -> (t, P, B, T / t, S C / t): the parts' tokens.
+  // (P, B, t, T / t, S C / t) -> (t, P, B, T / t, S C / t): the shards' tokens.
   const Tensor cut = view::permute(view::reshape(own, {count, b, t, tokens, stretches * width}), {2, 0, 1, 3, 4});
   const Tensor parts = heads_detail::exchange(team, contiguous(cut));
   // (tokens of P, heads of t, B, T / t, S, C / t)

@@ -27,10 +27,9 @@ Gradients EnterPart::backward(Saved, Tensor dy, Needs) const {
 void check_terms(std::span<const Tensor> terms) {
   for (const Tensor& term : terms) {
     if (term.shape() != terms[0].shape())
-      throw ShapeError("sum_parts: terms " + describe(terms[0]) + " and " + describe(term) +
-                       "; equal ones are allowed");
+      throw ShapeError("sum_parts: terms " + describe(terms[0]) + " and " + describe(term) + "; expected equal shapes");
     if (term.dtype() != terms[0].dtype())
-      throw DTypeError("sum_parts: terms " + describe(terms[0]) + " and " + describe(term) + "; one dtype is allowed");
+      throw DTypeError("sum_parts: terms " + describe(terms[0]) + " and " + describe(term) + "; expected one dtype");
   }
 }
 
@@ -62,7 +61,7 @@ Tensor enter_part(const Team& team, const Tensor& x) { return team.parts == 1 ? 
 Tensor sum_parts(const Team& team, std::span<const Tensor> terms) {
   if (static_cast<int>(terms.size()) != team.count() || team.count() > Needs::max_operands) {
     throw ValueError("sum_parts: " + std::to_string(terms.size()) + " terms of " + std::to_string(team.count()) +
-                     " parts; as many as there are, at most " + std::to_string(Needs::max_operands) + ", are allowed");
+                     " parts; expected one each, at most " + std::to_string(Needs::max_operands));
   }
   if (team.parts == 1) return terms[0];
   return team.cuts_sequence ? apply_list(SumToSequence{team}, terms) : apply_list(SumParts{team.ranks}, terms);
@@ -70,12 +69,12 @@ Tensor sum_parts(const Team& team, std::span<const Tensor> terms) {
 
 std::vector<Tensor> of_parts(const Team& team, Tensor x, FunctionRef<Tensor(std::size_t, Tensor)> term_of) {
   if (team.cuts_sequence) x = apply(GatherSequence{team}, std::exchange(x, Tensor()));
-  // Where all parts are here, their gradients are added up before those of x's other readers, as a team's are.
+  // With all shards here, their gradients are added up before the gradients of x's other readers, as in a group.
   if (team.ranks == nullptr) x = enter_part(team, x);
   const auto count = static_cast<std::size_t>(team.count());
   std::vector<Tensor> terms;
   for (std::size_t p = 0; p < count; ++p) {
-    // What a team gathered it adds up where it cuts it again.
+    // A gathered tensor is summed where it is cut again.
     Tensor own = team.cuts_sequence && team.ranks != nullptr ? x : enter_part(team, x);
     if (p + 1 == count) x = Tensor();
     terms.push_back(term_of(p, std::move(own)));

@@ -1,16 +1,16 @@
 #pragma once
-// How the parts of a layer's work (dist/parts/team.h) meet.
+// Operators that join the shards of a layer's work (dist/parts/team.h).
 //
-//        x ------ enter_part ---- W1[:, part p] ---- act ---- W2[part p, :] ----+
+//        x ------ enter_part ---- W1[:, shard p] ---- act ---- W2[shard p, :] ----+
 //                                                                               sum_parts ---- y
-//        (the same for the other parts) ----------------------------------------+
+//        (the same for the other shards) ---------------------------------------+
 //
-//   operator    forward                               backward
-//   enter_part  x itself                              the parts' gradients are added, the last part first
-//   sum_parts   the parts' terms are added in order   each part gets the gradient
+//   operator    forward                                backward
+//   enter_part  x itself                               the shards' gradients are added, the last shard first
+//   sum_parts   the shards' terms are added in order   each shard gets the gradient
 //
-// Backward of one rank meets the last part first, so its sums have that order. Sums over ranks are dist/fold.h's; a
-// part of the work that is made again adds up again, so all ranks of a team make the same parts again.
+// Backward of one rank meets the last shard first, so its sums have that order. dist/fold.h makes sums over ranks;
+// recomputing a shard repeats its sums, so all ranks of a group recompute the same shards.
 
 #include <span>
 #include <vector>
@@ -38,36 +38,36 @@ struct SumParts {
   using Saved = SavesNothing;
   Communicator* ranks = nullptr;
 
-  /// Terms of one shape and dtype, those of this rank's parts. Throws ShapeError, DTypeError.
+  /// Terms of one shape and dtype, from this rank's shards. Throws ShapeError, DTypeError.
   Tensor forward(std::span<const Tensor> terms, Needs needs, Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
 /// Throws ShapeError, DTypeError, unless the terms are alike.
 void check_terms(std::span<const Tensor> terms);
-/// The sum of terms that are here, in their order.
+/// The sum of the local terms, in order.
 Tensor sum_here(std::span<const Tensor> terms);
 
-/// x, as one of the parts reads it: each of them enters for itself. x itself where there is one part. Throws RankError.
+/// x as one shard's input: call it once per shard. x itself with one shard. Throws RankError.
 Tensor enter_part(const Team& team, const Tensor& x);
-/// The sum of all parts' terms, of which this rank has `terms`; of one part its term. Where the team cuts the sequence
-/// (dist/parts/sequence.h), terms are (B, T, C) and the sum is in parts. Throws ValueError where they are
-/// not as many as its parts, or more than Needs::max_operands; what SumParts throws; RankError.
+/// The sum of all shards' terms, of which this rank has `terms`; the term itself with one shard. In a group that shards
+/// the sequence (dist/parts/sequence.h), terms are (B, T, C) and the sum is sharded. Throws ValueError unless there are
+/// as many as its shards, and at most Needs::max_operands; as SumParts; RankError.
 Tensor sum_parts(const Team& team, std::span<const Tensor> terms);
 
-/// What this rank's parts make of x, each by term_of(p, x), where p counts from 0. term_of takes x over, so that x goes
-/// as soon as it is read. Where the team cuts the sequence, x is in parts and term_of gets all of it, (B, T, C). Throws
-/// RankError.
+/// The results of this rank's shards on x, each by term_of(p, x), where p counts from 0. term_of takes x over, so that
+/// x is freed as soon as it is read. In a group that shards the sequence, x is sharded and term_of gets all of it, (B,
+/// T, C). Throws RankError.
 std::vector<Tensor> of_parts(const Team& team, Tensor x, FunctionRef<Tensor(std::size_t p, Tensor x)> term_of);
 
-/// One number for each parameter, of this rank's, with those of the other ranks' parts, in the order of one rank that
-/// has all parts:
+/// One number for each of this rank's parameters, merged with the other ranks' shards, in the order of one rank that
+/// has all shards:
 ///
-///   this rank, part 1   norm   up.1: weight bias   down.1: weight   bias
+///   this rank, shard 1  norm   up.1: weight bias   down.1: weight   bias
 ///   one rank            norm   up.0: weight bias   up.1: weight bias   down.0: weight   down.1: weight   bias
 ///
-/// `layers` has of each the layer that it is a part of, below 0: it is whole. Parameters of a part lie side by side.
-/// Throws RankError.
+/// `layers` has for each the layer that it is a shard of, below 0 for a whole parameter. Parameters of a shard are
+/// adjacent. Throws RankError.
 Tensor of_all_parts(Communicator& ranks, const Tensor& own, std::span<const int> layers);
 
 }  // namespace thimble::dist

@@ -14,7 +14,7 @@
 namespace thimble::dist {
 namespace sequence_detail {
 
-/// (B, T, C) -> (t B, T / t, C), part after part.
+/// (B, T, C) -> (t B, T / t, C), shard after shard.
 Tensor to_parts(const Tensor& x, int parts) {
   const std::int64_t b = x.size(0), each = x.size(1) / parts, c = x.size(2);
   const Tensor cut = view::permute(view::reshape(contiguous(x), {b, parts, each, c}), {1, 0, 2, 3});
@@ -33,7 +33,7 @@ Tensor gather(const Team& team, const Tensor& x) {
   if (team.ranks == nullptr) return to_whole(x, team.parts);
   const Tensor own = contiguous(x.detach());
   const std::int64_t n = own.elements();
-  Tensor all;  // part after part
+  Tensor all;  // shard after shard
   {
     const PathScope path = ranks_path();
     all = Tensor::empty({team.parts * x.size(0), x.size(1), x.size(2)}, x.dtype(), x.device(), Category::communication);
@@ -44,7 +44,7 @@ Tensor gather(const Team& team, const Tensor& x) {
   return to_whole(all, team.parts);
 }
 
-/// (B, T, C), this rank's part of a sum or the sum -> (P B, T / t, C) of the sum.
+/// (B, T, C), this rank's term of a sum or the sum -> (P B, T / t, C) of the sum.
 Tensor sum_and_cut(const Team& team, const Tensor& x, bool last_first) {
   const Tensor cut = to_parts(x.detach(), team.parts);
   if (team.ranks == nullptr) return cut;
@@ -55,8 +55,8 @@ Tensor sum_and_cut(const Team& team, const Tensor& x, bool last_first) {
 
 Tensor GatherSequence::forward(const Tensor& x, Needs, Saved&) const {
   if (x.rank() != 3 || x.size(0) % team.count() != 0) {
-    throw ShapeError(std::string(name) + ": " + describe(x) + "; (P B, T / t, C) of P " + std::to_string(team.count()) +
-                     " parts is allowed");
+    throw ShapeError(std::string(name) + ": " + describe(x) + "; expected (P B, T / t, C) of P " +
+                     std::to_string(team.count()) + " parts");
   }
   return sequence_detail::gather(team, x);
 }
@@ -69,7 +69,7 @@ Tensor SumToSequence::forward(std::span<const Tensor> terms, Needs, Saved&) cons
   check_terms(terms);
   if (terms[0].rank() != 3 || terms[0].size(1) % team.parts != 0) {
     throw ShapeError(std::string(name) + ": terms " + describe(terms[0]) + " in " + std::to_string(team.parts) +
-                     " parts; (B, T, C) whose T they divide is allowed");
+                     " parts; expected (B, T, C) whose T they divide");
   }
   return sequence_detail::sum_and_cut(team, team.ranks != nullptr ? terms[0] : sum_here(terms), false);
 }

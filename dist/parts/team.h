@@ -1,9 +1,9 @@
 #pragma once
-// Tensor parallelism (Shoeybi et al. 2019, arXiv:1909.08053): a layer's work in parts, and who has them.
+// Tensor parallelism (Shoeybi et al. 2019, arXiv:1909.08053): a layer's work in shards, and the ranks that have them.
 //
-// In how many parts the work is cut is an attribute of the arithmetic: what parts give is added up in their order,
-// whoever has them. One rank alone computes all parts one after the other; of a team of ranks each has one part, with
-// the bits of that one rank. dist/parts/parts.h has the operators.
+// The number of shards is an attribute of the arithmetic: the shards' results are added in their order, on whichever
+// ranks. A single rank computes all shards one after the other; in a group of ranks each has one shard, with the bits
+// of that single rank. dist/parts/parts.h has the operators.
 
 #include <cstdint>
 
@@ -16,21 +16,22 @@ constexpr std::int64_t part_begin(std::int64_t all, std::int64_t parts, std::int
   return all * part / parts;
 }
 
-/// The parts of a layer's work, and which of them this rank has.
+/// A tensor-parallel group: the shards of a layer's work, and the ones that this rank has.
 struct Team {
   int parts = 1;
-  Communicator* ranks = nullptr;  ///< of as many ranks, which have one part each; null: this rank has all
-  bool cuts_sequence = false;     ///< what lies between the layers in parts is in parts, too: dist/parts/sequence.h
-  bool has_whole_layers = false;  ///< the sequence alone is cut, and in attention heads: dist/parts/heads.h
+  Communicator* ranks = nullptr;  ///< as many ranks, with one shard each; null when this rank has all
+  bool cuts_sequence = false;     ///< the tensors between the sharded layers are sharded, too: dist/parts/sequence.h
+  bool has_whole_layers = false;  ///< only the sequence is sharded, and heads in attention: dist/parts/heads.h
 
   bool cuts_layers() const noexcept { return parts > 1 && !has_whole_layers; }
 
   int first() const noexcept;
   int count() const noexcept { return ranks != nullptr ? 1 : parts; }
-  /// Where this rank's part p, which counts from 0, begins in a row of `all`; p == count(): where the last one ends.
-  /// Parts differ by one at most.
+  /// The begin of this rank's shard p, which counts from 0, in a row of `all`; p == count() gives the end of the last
+  /// one. Shards differ by one at most.
   std::int64_t begin(std::int64_t all, int p = 0) const noexcept { return part_begin(all, parts, first() + p); }
-  /// What of `all` is in part p; in all of this rank's parts.
+  /// The size of shard p of `all`; of all of this rank's shards.1| The begin of shard `part` of `parts` in a row of
+  /// `all`: shards differ by one at most.
   std::int64_t size(std::int64_t all, int p) const noexcept { return begin(all, p + 1) - begin(all, p); }
   std::int64_t own(std::int64_t all) const noexcept { return begin(all, count()) - begin(all); }
 };

@@ -21,17 +21,17 @@ Form form_of(const TokenPartsLoss& op) {
 
 void check(const TokenPartsLoss& op, const Tensor& logits, const Tensor& targets) {
   const std::string is = std::string(op.name) + ": logits " + describe(logits) + " and targets " + describe(targets);
-  if (!is_floating(logits.dtype())) throw DTypeError(is + "; floating logits are allowed");
+  if (!is_floating(logits.dtype())) throw DTypeError(is + "; expected floating logits");
   ops::loss_detail::check_target_dtype(form_of(op), targets);
   if (targets.rank() != 2 || targets.size(1) % op.team.parts != 0 || logits.rank() != 2 ||
       logits.size(0) != targets.elements() / op.team.parts * op.team.count()) {
-    throw ShapeError(is + "; (N, V) of " + std::to_string(op.team.count()) + " in " + std::to_string(op.team.parts) +
-                     " parts of (B, T) is allowed");
+    throw ShapeError(is + "; expected (N, V) of " + std::to_string(op.team.count()) + " in " +
+                     std::to_string(op.team.parts) + " parts of (B, T)");
   }
-  if (logits.device() != targets.device()) throw DeviceError(is + "; one device is allowed");
+  if (logits.device() != targets.device()) throw DeviceError(is + "; expected one device");
 }
 
-/// (B, T) -> all tokens, part after part.
+/// (B, T) -> all tokens, shard after shard.
 Tensor by_part(const Tensor& targets, std::int64_t parts) {
   const std::int64_t b = targets.size(0), each = targets.size(1) / parts;
   const Tensor cut = view::permute(view::reshape(contiguous(targets), {b, parts, each}), {1, 0, 2});

@@ -23,7 +23,7 @@ PipelineStage::PipelineStage(Communicator& stages, DataParallel& ranks, Pipeline
   if (schedule.stages != stages.size() || options_.inputs.size() != chunks) {
     throw ValueError("pipeline: a schedule of " + std::to_string(schedule.stages) + " stages in " +
                      std::to_string(schedule.chunks) + " chunks for " + std::to_string(stages.size()) + " ranks and " +
-                     std::to_string(options_.inputs.size()) + " inputs; as many of each are allowed");
+                     std::to_string(options_.inputs.size()) + " inputs; expected equal numbers");
   }
   check_schedule(schedule);
   open_ = check_hand_over(schedule);
@@ -107,7 +107,7 @@ Tensor PipelineStage::receive_gradient() {
 
 bool PipelineStage::take_gradient(const std::shared_ptr<Leaf>& leaf) {
   for (std::deque<Sent>* const sent : {&results_, &gradients_}) {
-    for (Sent& one : *sent) one.transit.advance();  // MPI moves bytes while it is called
+    for (Sent& one : *sent) one.transit.advance();  // MPI moves bytes only during its calls
   }
   std::shared_ptr<Leaf>& input = inputs_[place()];
   if (leaf == input) {
@@ -165,7 +165,7 @@ void PipelineStage::share_numbers(double* numbers, std::size_t count) {
   apart_->broadcast(numbers, count * sizeof(double), apart_->size() - 1);
 }
 
-/// `sum` + a chunk's own, one after the other.
+/// `sum` + a chunk's squares, one after the other.
 void PipelineStage::add_squares(const Tensor& own, std::size_t chunk, const Tensor& sum) const {
   const auto number = static_cast<int>(chunk);
   const std::int64_t first = number > 0 ? ranks_.square_sums_to(number - 1) : 0, end = ranks_.square_sums_to(number);
@@ -232,7 +232,7 @@ void PipelineStage::drop() noexcept {
 AllStages::AllStages(std::int64_t micro_batches, std::vector<Tensor> first, std::vector<Tensor> last)
     : first_(std::move(first)), last_(std::move(last)) {
   if (micro_batches < 1) {
-    throw ValueError("pipeline: " + std::to_string(micro_batches) + " micro-batches; 1 and more are allowed");
+    throw ValueError("pipeline: " + std::to_string(micro_batches) + " micro-batches; expected at least 1");
   }
   for (std::int64_t i = 0; i < micro_batches; ++i) passes_.insert(passes_.end(), {{true, i}, {false, i}});
 }

@@ -1,5 +1,5 @@
 #pragma once
-// A stage of a pipeline in a training step (optim/pipeline.h): what comes from the stages around it, and goes to them.
+// A stage of a pipeline in a training step (optim/pipeline.h): its messages from and to its neighbours.
 //
 //   stage 0        stage 1        stage 2
 //   F0 ---- y0 ---> F0 ---- y0 ---> F0, loss
@@ -9,15 +9,15 @@
 // results to the first one, too, for the next chunk, and takes their gradients from it: a ring.
 //
 // - A result is sent when its forward is over, and its bytes are free when the n-th next pass begins, a gradient's when
-//   the n-th next one goes: the stage waits there until the other one has taken it. n is 1, and with chunks the least
-//   with which no stage waits for ever (check_hand_over).
-// - A parameter that the first and the last stage both have (a table of tokens that is the head, too) is updated by the
-//   first one. The last one has its gradient's sum over all micro-batches, which is sent once and added to the sum
-//   there, and is sent the values after the update. One rank that has all stages adds up the two uses apart as well.
+//   the n-th next one is sent: the stage waits there until the receiver has taken it. n is 1, and with chunks the least
+//   with which no stage waits forever (check_hand_over).
+// - The first stage updates a parameter that it shares with the last one (a table of tokens that is also the head). The
+//   last one sums its gradient over all micro-batches, sends the sum once, to be added to the first one's, and receives
+//   the values after the update. One rank that has all stages adds up the two uses separately as well.
 //
-// Bytes: a stage holds what a chunk reads of each micro-batch that is under way (an activation), but of the model's
-// first one. The last stage has a parameter that is shared, and its gradient, but no state. `communication` is what is
-// on its way.
+// Bytes: a stage holds a chunk's input for each micro-batch in flight (an activation), except for the model's first
+// chunk. The last stage has a shared parameter, and its gradient, but no state. Bytes in flight count as
+// `communication`.
 
 #include <deque>
 #include <memory>
@@ -34,36 +34,36 @@ namespace thimble::dist {
 
 struct PipelineOptions {
   Schedule schedule;  ///< of as many stages as there are ranks
-  /// What the stage before gives for one sample, which is the first axis.
+  /// The previous stage's output for one sample, which is the first axis.
   struct Input {
     Shape shape = {};
     DType dtype = DType::f32;
   };
-  std::vector<Input> inputs = {};  ///< of each chunk; the model's first one: none
+  std::vector<Input> inputs = {};  ///< of each chunk; empty for the model's first one
   Device device = cpu;
-  /// The parameter that the first and the last stage have; undefined: there is none. On the last stage no optimizer
-  /// updates it, and it is here as a whole.
+  /// The parameter that the first and the last stage have, if defined. On the last stage no optimizer updates it, and
+  /// it is here as a whole.
   optim::Named shared = {};
 };
 
 class PipelineStage final : public optim::Pipeline {
  public:
-  /// `stages` has a rank for each stage, in order; `ranks` are those that have this one. Both must live as long. Throws
+  /// `stages` has a rank for each stage, in order; `ranks` are the ranks of this one. Both must live as long. Throws
   /// ValueError for a schedule of other sizes, and as check_schedule and check_hand_over do.
   PipelineStage(Communicator& stages, DataParallel& ranks, PipelineOptions options);
 
-  /// Of the chunks of all stages.
+  /// Over the chunks of all stages.
   bool is_first(std::size_t chunk) const noexcept { return stages_.rank() == 0 && chunk == 0; }
   bool is_last(std::size_t chunk) const noexcept { return has_last() && chunk + 1 == chunks(); }
-  /// Of the pass under way.
+  /// Of the current pass.
   std::size_t chunk() const noexcept { return pass_.chunk; }
   Communicator::Volume volume() const noexcept;
 
-  /// What the stage before gives for the pass under way, a micro-batch of so many samples: a leaf, whose gradient goes
+  /// The previous stage's output for the current pass, a micro-batch of so many samples: a leaf, whose gradient is sent
   /// back. Not for the model's first chunk.
   Tensor receive_input(std::int64_t samples);
-  /// Without gradients, as often as the stages agree, through one chunk after the other, then end_passes(): what the
-  /// stage before gives, and what goes to the next.
+  /// Without gradients, as often as the stages agree, through one chunk after the other, then end_passes(): receives
+  /// the previous stage's output, and sends to the next.
   Tensor receive(std::size_t chunk, std::int64_t samples);
   void send(const Tensor& result);
   /// `count` numbers of the last stage, on every stage.
@@ -83,17 +83,17 @@ class PipelineStage final : public optim::Pipeline {
   void drop() noexcept override;
 
  private:
-  /// On its way to another stage.
+  /// A tensor in flight to another stage.
   struct Sent {
     Tensor tensor;
     Transit transit;
-    std::int64_t ends_at = 0;  // of a result: the pass before which it is waited for
+    std::int64_t ends_at = 0;  // of a result: the pass before which it must have been taken
   };
   bool has_last() const noexcept { return stages_.rank() + 1 == stages_.size(); }
   std::size_t chunks() const noexcept { return options_.inputs.size(); }
   int stage_before() const noexcept { return (stages_.rank() + stages_.size() - 1) % stages_.size(); }
   int stage_after() const noexcept { return (stages_.rank() + 1) % stages_.size(); }
-  /// Of the pass under way, among micro-batches through chunks.
+  /// Of the current pass, among micro-batches through chunks.
   std::size_t place() const noexcept;
   static void begin_send(Communicator& ranks, int to, const Tensor& tensor, Sent& sent);
   static void end_first(std::deque<Sent>& sent);
@@ -102,19 +102,19 @@ class PipelineStage final : public optim::Pipeline {
 
   Communicator& stages_;
   DataParallel& ranks_;
-  std::unique_ptr<Communicator> apart_;  // the same ranks: what goes between them besides results and gradients
+  std::unique_ptr<Communicator> apart_;  // the same ranks, for messages other than results and gradients
   PipelineOptions options_;
   std::vector<optim::StagePass> passes_;
-  optim::StagePass pass_;                       // under way
-  std::int64_t number_ = 0;                     // its, in the step
-  int open_ = 1;                                // passes, and gradients, that what is sent stays open for
-  std::vector<std::shared_ptr<Leaf>> inputs_;   // by place(), of micro-batches under way
-  std::vector<std::pair<Shape, DType>> given_;  // what their gradients will be
+  optim::StagePass pass_;                       // current
+  std::int64_t number_ = 0;                     // its index in the step
+  int open_ = 1;                                // passes, and gradients, during which a sent tensor stays open
+  std::vector<std::shared_ptr<Leaf>> inputs_;   // by place(), of micro-batches in flight
+  std::vector<std::pair<Shape, DType>> given_;  // shapes and dtypes of their gradients
   std::deque<Sent> results_, gradients_;        // the first one sent first
-  std::unique_ptr<DataParallel> head_;  // of the last stage: sums the gradients of `shared`; null: there is none
+  std::unique_ptr<DataParallel> head_;          // on the last stage: sums the gradients of `shared`; null without it
 };
 
-/// One rank that has all stages of a pipeline, and of each shared parameter a leaf for each of its two uses.
+/// One rank that has all stages of a pipeline, and for each shared parameter a leaf for each of its two uses.
 class AllStages final : public optim::Pipeline {
  public:
   /// `last` are `first` under other leaves. Throws ValueError below 1 micro-batch.

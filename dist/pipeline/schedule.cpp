@@ -12,10 +12,10 @@ namespace schedule_detail {
 void require_sizes(const char* name, int stages, int micro_batches) {
   if (stages >= 1 && micro_batches >= 1) return;
   throw ValueError(std::string(name) + ": " + std::to_string(stages) + " stages and " + std::to_string(micro_batches) +
-                   " micro-batches; 1 and more of each are allowed");
+                   " micro-batches; expected at least 1 of each");
 }
 
-// `first` forwards, then a forward and a backward in turn, then the backwards that are left.
+// `first` forwards, then a forward and a backward in turn, then the remaining backwards.
 std::vector<Action> in_turn(const std::vector<Action>& forwards, const std::vector<Action>& backwards,
                             std::size_t first) {
   std::vector<Action> list(forwards.begin(), forwards.begin() + static_cast<std::ptrdiff_t>(first));
@@ -40,7 +40,7 @@ int piece_of(const Schedule& schedule, const Action& action, std::size_t stage) 
   return action.chunk * schedule.stages + static_cast<int>(stage);
 }
 
-// When each (piece, micro-batch) was passed forwards and backwards; negative: not yet.
+// When each (piece, micro-batch) was passed forwards and backwards; negative before.
 class Done {
  public:
   explicit Done(const Schedule& schedule)
@@ -85,7 +85,7 @@ void check_stage(const Schedule& schedule, int stage) {
   }
 }
 
-// Of a piece, where one number may stand for all.
+// Of a piece; a single number applies to all.
 double of_piece(const std::vector<double>& seconds, int piece) {
   return seconds.size() == 1 ? seconds.front() : seconds[static_cast<std::size_t>(piece)];
 }
@@ -94,20 +94,20 @@ void check_costs(const Schedule& schedule, const PipelineCosts& costs) {
   const auto pieces = static_cast<std::size_t>(schedule.pieces());
   for (const std::vector<double>* list : {&costs.forward_s, &costs.backward_s}) {
     if (list->size() != 1 && list->size() != pieces) {
-      throw ValueError("pipeline: times of " + std::to_string(list->size()) + " pieces; 1 or " +
-                       std::to_string(pieces) + " are allowed");
+      throw ValueError("pipeline: times of " + std::to_string(list->size()) + " pieces; expected 1 or " +
+                       std::to_string(pieces));
     }
     for (const double seconds : *list) {
       if (!(seconds >= 0))
-        throw ValueError("pipeline: a time of " + std::to_string(seconds) + " s; 0 and more are allowed");
+        throw ValueError("pipeline: a time of " + std::to_string(seconds) + " s; expected at least 0");
     }
   }
   if (!(costs.link_s >= 0)) {
-    throw ValueError("pipeline: a link of " + std::to_string(costs.link_s) + " s; 0 and more are allowed");
+    throw ValueError("pipeline: a link of " + std::to_string(costs.link_s) + " s; expected at least 0");
   }
 }
 
-// When what an action reads is there; negative: not yet. What another stage made takes the link's time.
+// When an action's input is ready; negative before. Input from another stage takes the link's time.
 double ready_at(const Schedule& schedule, Done& done, const Action& action, int stage, double link_s) {
   const int piece = piece_of(schedule, action, static_cast<std::size_t>(stage)), last = schedule.pieces() - 1;
   const bool is_forward = action.pass == Pass::forward;
@@ -161,7 +161,7 @@ PipelineRun run(const Schedule& schedule, const PipelineCosts& costs) {
   return result;
 }
 
-// Of a stage's actions before number `end`, the n-th last one whose gradient goes to another stage; null: there are
+// Of a stage's actions before number `end`, the n-th last one whose gradient goes to another stage; null if there are
 // fewer.
 const Action* gradient_before(const Schedule& schedule, std::size_t stage, std::size_t end, int n) {
   const std::vector<Action>& actions = schedule.of_stage[stage];
@@ -172,14 +172,14 @@ const Action* gradient_before(const Schedule& schedule, std::size_t stage, std::
   return nullptr;
 }
 
-// The stage that waits for ever, and its action, where `open` passes and gradients may begin before what a stage sends
-// is taken; empty: none does.
+// The stage that waits forever, and its action, where `open` passes and gradients may begin before a stage's message is
+// taken; empty if none does.
 std::string who_waits(const Schedule& schedule, int open) {
   const auto stages = static_cast<std::size_t>(schedule.stages);
-  Done begun(schedule), done(schedule);  // 0: yes
+  Done begun(schedule), done(schedule);  // 0 for yes
   std::vector<std::size_t> next(stages, 0);
   const int last = schedule.pieces() - 1;
-  // What a stage waits for before it begins an action, or before it ends one: the other stage's begin of its neighbour.
+  // A stage waits for this before it begins an action, or before it ends one: the other stage's begin of its neighbour.
   const auto is_taken = [&](const Action& action, std::size_t stage) {
     const int piece = piece_of(schedule, action, stage);
     if (action.pass == Pass::forward) return piece == last || begun(Pass::forward, piece + 1, action.micro_batch) == 0;
@@ -219,7 +219,7 @@ std::string who_waits(const Schedule& schedule, int open) {
   return "";
 }
 
-// Between two stages what is sent n-th is taken n-th.
+// Between two stages the n-th sent is the n-th taken.
 void check_order(const Schedule& schedule) {
   const auto stages = static_cast<std::size_t>(schedule.stages);
   const int last = schedule.pieces() - 1;
@@ -278,11 +278,11 @@ Schedule interleaved(int stages, int micro_batches, int chunks) {
   using namespace schedule_detail;
   require_sizes("interleaved", stages, micro_batches);
   if (chunks < 2) {
-    throw ValueError("interleaved: " + std::to_string(chunks) + " chunks of each stage; 2 and more are allowed");
+    throw ValueError("interleaved: " + std::to_string(chunks) + " chunks of each stage; expected at least 2");
   }
   if (micro_batches % stages != 0) {
     throw ValueError("interleaved: " + std::to_string(micro_batches) + " micro-batches on " + std::to_string(stages) +
-                     " stages; a multiple is allowed");
+                     " stages; expected a multiple of the stages");
   }
   Schedule schedule{stages, chunks, micro_batches, {}};
   // As many micro-batches as stages pass all chunks before the next ones do.

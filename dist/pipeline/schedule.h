@@ -1,6 +1,6 @@
 #pragma once
-// Pipeline schedules as plain data: what each stage does, in order. A model is cut into `stages` times `chunks` pieces
-// of layers, in the order of the model; piece c stages + r is stage r's chunk c. A micro-batch passes all pieces
+// Pipeline schedules as plain data: the actions of each stage, in order. A model is cut into `stages` times `chunks`
+// pieces of layers, in the order of the model; piece c stages + r is stage r's chunk c. A micro-batch passes all pieces
 // forwards, then all backwards.
 //
 //   schedule     a stage does                                             holds at most, in micro-batches of a piece
@@ -35,36 +35,36 @@ std::string to_string(const Action& action);
 
 struct Schedule {
   int stages = 1, chunks = 1, micro_batches = 1;
-  std::vector<std::vector<Action>> of_stage;  ///< what each does, in order
+  std::vector<std::vector<Action>> of_stage;  ///< the actions of each, in order
 
   int pieces() const noexcept { return stages * chunks; }
 };
 
-/// Throw ValueError for a number below 1; interleaved also where the stages do not divide the micro-batches, or there
-/// is one chunk alone.
+/// Throw ValueError for a number below 1; interleaved also where the stages do not divide the micro-batches, or with a
+/// single chunk.
 Schedule gpipe(int stages, int micro_batches);
 Schedule one_forward_one_backward(int stages, int micro_batches);
 Schedule interleaved(int stages, int micro_batches, int chunks);
 
 /// Proves a schedule: each stage passes each micro-batch once each way through each of its chunks; through a chunk
-/// backwards in the order of micro-batches, so that gradients are summed as on one stage; and stages that wait for what
-/// others send come to the end. Throws PlanError that names the stage and the action.
+/// backwards in the order of micro-batches, so that gradients are summed as on one stage; and no stage waits forever
+/// for a message. Throws PlanError that names the stage and the action.
 void check_schedule(const Schedule& schedule);
 
-/// Proves that no stage waits for ever where stages hand over as PipelineStage does, each send ending when what it has
-/// is taken: a result is taken before the stage that made it begins its n-th next pass, and a gradient before the n-th
-/// next one goes; and that between two stages all is taken in the order in which it is sent. Returns the least n: 1 of
-/// GPipe and 1F1B, of interleaved 1F1B 2 for as many micro-batches as stages, and 3 for more. Throws PlanError that
-/// names the stage and the action.
+/// Proves that no stage waits forever where stages hand over as PipelineStage does, each send ending when its tensor is
+/// taken: a result is taken before its stage begins the n-th next pass, and a gradient before the n-th next one is
+/// sent; and that between two stages tensors are taken in the order of sending. Returns the least n: 1 of GPipe and
+/// 1F1B, of interleaved 1F1B 2 for as many micro-batches as stages, and 3 for more. Throws PlanError that names the
+/// stage and the action.
 int check_hand_over(const Schedule& schedule);
 
-/// Seconds of the parts of a step.
+/// Seconds of a step's actions.
 struct PipelineCosts {
-  std::vector<double> forward_s, backward_s;  ///< of each piece, for a micro-batch; one number: of all
+  std::vector<double> forward_s, backward_s;  ///< of each piece, for a micro-batch; a single number applies to all
   double link_s = 0;                          ///< from one stage to the next, forwards or backwards
 };
 
-/// When an action runs.
+/// The time of an action.
 struct TimedAction {
   Action action;
   double begin_s = 0, end_s = 0;
@@ -74,13 +74,13 @@ struct PipelineRun {
   std::vector<std::vector<TimedAction>> of_stage;
   double step_s = 0;           ///< from the first begin to the last end
   std::vector<double> busy_s;  ///< of each stage
-  std::vector<int> in_flight;  ///< of each stage: forwards without their backward at a time, of all its chunks
+  std::vector<int> in_flight;  ///< of each stage: most forwards without their backward at a time, over all its chunks
   /// Idle time over busy time, of all stages. With equal times and no links (p - 1) / m, interleaved (p - 1) / (v m).
   double bubble = 0;
 };
 
-/// Runs a schedule: a stage begins its next action when it is free and what the action reads is there. Throws
-/// ValueError for costs of another number of pieces or below 0, and as check_schedule.
+/// Runs a schedule: a stage begins its next action when it is free and the action's input is ready. Throws ValueError
+/// for costs of another number of pieces or below 0, and as check_schedule.
 PipelineRun simulate(const Schedule& schedule, const PipelineCosts& costs);
 
 }  // namespace thimble::dist

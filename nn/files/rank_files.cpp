@@ -30,8 +30,7 @@ dist::Range state_range(const dist::Range& range, std::int64_t parameter, std::i
   return {count(range.begin), count(range.end)};
 }
 
-/// All that ranks tell each other, stage by stage and parameter by parameter. Rank 0 puts it together; the others do as
-/// much.
+/// All messages of the ranks, stage by stage and parameter by parameter. Rank 0 assembles; the others mirror its calls.
 class Gathering {
  public:
   Gathering(const Module& module, dist::DataParallel& parallel, std::span<const StageOutline> later, Append append)
@@ -42,7 +41,7 @@ class Gathering {
         later_(later),
         assembly_(append) {}
 
-  /// Parameters that rank 0 lacks, or has parts of, under names that begin with `prefix`, in the layouts of files where
+  /// Parameters that rank 0 lacks or has shards of, under names that begin with `prefix`, in the layouts of files if
   /// `has_layouts`, else in memory's.
   void parameters(const std::string& prefix, bool has_layouts) {
     const dist::ShardStore* const store = parallel_.store();
@@ -110,7 +109,7 @@ class Gathering {
     return Tensor::empty(shape, dtype, parallel_.whole().front().tensor.device(), Category::communication);
   }
 
-  /// Tensors that go with a parameter: from those who have something of them to rank 0. `own`: what this rank has.
+  /// Tensors that go with a parameter: from their owners to rank 0. `own`: this rank's tensors.
   void bring(const StageOutline& stage, const StageOutline::Parameter& parameter, bool is_shared_out,
              std::span<const NamedTensor> wholes, std::span<const Tensor> own) {
     const int parts_count = parameter.part ? stage.team : 1;
@@ -125,7 +124,7 @@ class Gathering {
           FileTensor& t = parts.emplace_back(FileTensor{wholes[k], from == all_.rank() ? own[k] : Tensor()});
           if (parameter.part) t.part = parameter.part, t.part->part = p;
           if (wholes[k].layout != FileLayout::same) t.part = init::PartOf{wholes[k].tensor.shape()};
-          // In parts, state has an element for each of its parameter's.
+          // Sharded state has an element for each of its parameter's.
           const std::int64_t elements = parameter.part ? of_part : wholes[k].tensor.elements();
           const dist::Range range = state_range(owned.range, of_part, elements);
           t.first = range.begin;
@@ -136,7 +135,7 @@ class Gathering {
     }
   }
 
-  /// What `from` has goes to rank 0, which has room for it alone.
+  /// Moves tensors of `from` to rank 0, the only rank with room for them.
   void move(int from, const std::vector<FileTensor>& parts) {
     if (from > 0) {
       dist::Transit transit;
@@ -158,13 +157,13 @@ class Gathering {
   Assembly assembly_;
 };
 
-/// An error that all ranks throw: how long its text is, and whether it is a NotFiniteError.
+/// The error that all ranks throw: the length of its text, and whether it is a NotFiniteError.
 struct Verdict {
   std::uint64_t text_bytes = 0;
   std::uint64_t is_not_finite = 0;
 };
 
-/// Rank 0 says how it went; the others throw what went wrong.
+/// Rank 0 sends the outcome; the others throw its error.
 void agree(dist::DataParallel& parallel, const std::exception_ptr& error) {
   Verdict verdict;
   std::string text;
@@ -188,7 +187,7 @@ void agree(dist::DataParallel& parallel, const std::exception_ptr& error) {
   throw Error(text);
 }
 
-/// `tell` is what ranks tell each other. Nothing but `append` may fail where ranks are to go on.
+/// `tell` sends this rank's messages. Only `append` may fail if ranks are to go on.
 void gather(const Module& module, dist::DataParallel& parallel, std::span<const StageOutline> later, Append append,
             FunctionRef<void(Gathering&)> tell) {
   std::exception_ptr error;
@@ -213,8 +212,8 @@ void gather(const Module& module, dist::DataParallel& parallel, std::span<const 
 
 constexpr auto append_nothing = [](const NamedTensor&) {};
 
-/// One file of all ranks. `write` begins it, on rank 0, and calls its argument for what comes from the others; these,
-/// and rank 0 where it did not come so far, tell all the same.
+/// One file of all ranks. `write` begins it on rank 0, and calls its argument for the other ranks' tensors; the others,
+/// and rank 0 if it failed earlier, complete all messages.
 void write_together(const Module& module, dist::DataParallel& parallel, std::span<const StageOutline> later,
                     FunctionRef<void(Gathering&)> tell, FunctionRef<void(FunctionRef<void(Append)> each)> write) {
   std::exception_ptr error;
@@ -236,26 +235,26 @@ void write_together(const Module& module, dist::DataParallel& parallel, std::spa
   if (error) std::rethrow_exception(error);
 }
 
-/// Those of a checkpoint, in memory's layout.
+/// A checkpoint's parameters, in memory's layout.
 std::vector<NamedTensor> saved_parameters(const Module& module) {
   std::vector<NamedTensor> list = checkpoint_parameters(module);
   for (NamedTensor& p : list) p.layout = FileLayout::same;
   return list;
 }
 
-/// State lies in that of the wholes where it has an element for each of its parameter's.
+/// State has the wholes' layout where it has an element for each of its parameter's.
 void check_state(const Module& module, const WholeState& whole) {
   for (const auto& [name, cut] : CutParameters(module)) {
     for (const NamedTensor& s : whole.at(cut.whole)) {
       if (s.tensor.elements() == cut.part.whole.elements()) continue;
       throw ShapeError("save_checkpoint: state " + quote(s.name) + " has " + std::to_string(s.tensor.elements()) +
                        " elements for a parameter in parts with " + std::to_string(cut.part.whole.elements()) +
-                       "; one for each is allowed");
+                       "; expected one for each element");
     }
   }
 }
 
-/// What rank 0 has of a module's tensors, and what comes together.
+/// Rank 0's tensors of a module, and the assembled ones.
 void sort_tensors(const std::vector<NamedTensor>& parameters, const Module& module, dist::DataParallel& parallel,
                   std::span<const StageOutline> later, const std::string& prefix, bool has_layouts,
                   std::vector<NamedTensor>& here, std::vector<NamedTensor>& others) {

@@ -10,7 +10,7 @@
 namespace thimble::nn {
 namespace stage_outline_detail {
 
-/// Who has what of each parameter as it is shared out by a rank of a team, in the order of its elements.
+/// The owners of each parameter's ranges when a rank of a group shards it, in the order of its elements.
 std::vector<std::vector<StageOutline::Owned>> owners(const dist::DataParallel& parallel, const StageOutline& stage,
                                                      int part) {
   using Owned = StageOutline::Owned;
@@ -25,8 +25,8 @@ std::vector<std::vector<StageOutline::Owned>> owners(const dist::DataParallel& p
     return dist::shard_range(parameters[i].tensor.elements(), parallel.size(), rank, number);
   };
   const std::vector<dist::Bucket> buckets = stage.is_stored
-                                          ? dist::make_buckets(parameters, parallel.size(), options, range_of)
-                                          : dist::make_buckets(parameters, parallel.size(), options);
+                                                ? dist::make_buckets(parameters, parallel.size(), options, range_of)
+                                                : dist::make_buckets(parameters, parallel.size(), options);
   std::vector<std::vector<Owned>> list(parameters.size());
   for (const dist::Bucket& bucket : buckets) {
     for (int r = 0; r < parallel.size(); ++r) {

@@ -132,7 +132,7 @@ TEST_CASE("parts: terms that are not alike, or not as many as parts, are refused
   CHECK_THROWS_AS(dist::sum_parts(team, std::vector{a, b}), ShapeError);
   CHECK_THROWS_AS(dist::sum_parts(team, std::vector{a, c}), DTypeError);
   CHECK_THROWS_WITH(dist::sum_parts(team, std::vector{a}),
-                    Catch::Contains("1 terms of 2 parts; as many as there are, at most 32, are allowed"));
+                    Catch::Contains("1 terms of 2 parts; expected one each, at most 32"));
 }
 
 TEST_CASE("parts: one number for each parameter, with those of other ranks", "[parts]") {

@@ -168,10 +168,14 @@ TEST_CASE("pipeline: bad arguments are named", "[dist][pipeline]") {
   CHECK(contains(refusal<ValueError>([] { gpipe(0, 3); }), "gpipe: 0 stages and 3 micro-batches"));
   CHECK(contains(refusal<ValueError>([] { one_forward_one_backward(2, 0); }), "1f1b: 2 stages and 0"));
   CHECK(contains(refusal<ValueError>([] { interleaved(2, 4, 1); }), "1 chunks of each stage"));
-  CHECK(contains(refusal<ValueError>([] { interleaved(4, 6, 2); }), "6 micro-batches on 4 stages; a multiple"));
+  CHECK(
+      contains(refusal<ValueError>([] { interleaved(4, 6, 2); }), "6 micro-batches on 4 stages; expected a multiple"));
   const Schedule schedule = gpipe(2, 2);
-  CHECK(contains(refusal<ValueError>([&] { simulate(schedule, {{1, 2, 3}, {1}, 0}); }), "times of 3 pieces; 1 or 2"));
-  CHECK(contains(refusal<ValueError>([&] { simulate(schedule, {{-1}, {1}, 0}); }), "0 and more"));
+  CHECK(contains(refusal<ValueError>([&] {
+                   simulate(schedule, {{1, 2, 3}, {1}, 0});
+                 }),
+                 "times of 3 pieces; expected 1 or 2"));
+  CHECK(contains(refusal<ValueError>([&] { simulate(schedule, {{-1}, {1}, 0}); }), "expected at least 0"));
   CHECK(contains(refusal<ValueError>([&] { simulate(schedule, {{1}, {1}, -1}); }), "a link of"));
 }
 

@@ -31,7 +31,7 @@ TEST_CASE("program pipeline: what is wrong is said, and nothing is written", "[p
       run(folder, "pipeline --stages 4 --micro-batches 6 --svg '" + folder / "p.svg" + "'");
   if (!said) return thimble_test::skip("THIMBLE_PROGRAM names no program");
   CHECK(said->status == 2);
-  CHECK(said->error.find("6 micro-batches on 4 stages; a multiple is allowed") != std::string::npos);
+  CHECK(said->error.find("6 micro-batches on 4 stages; expected a multiple") != std::string::npos);
   CHECK(!std::filesystem::exists(folder / "p.svg"));
   CHECK(run(folder, "pipeline --stages 4 --micro-batches 6 --chunks 1")->status == 0);
   CHECK(run(folder, "pipeline --stages 0")->status == 2);

@@ -236,7 +236,7 @@ TEST_CASE("pipeline: what stages cannot do is refused", "[pipeline_parallel]") {
         "`pp`: 2 with `ranks` 3; as many stages as divide the ranks, or any number on one rank, are allowed");
   CHECK(why([](auto& o) { o.setup.ranks = 1; }) == "");
   CHECK(why([](auto& o) { o.setup.pp = o.setup.ranks = 5; }) ==
-        "pipeline: 5 stages of a chain of 4 blocks; at most as many are allowed");
+        "pipeline: 5 stages of a chain of 4 blocks; expected at most as many");
   CHECK(why([](auto& o) { o.setup.pipeline = "zigzag"; }) ==
         "`pipeline`: 'zigzag' is not one of 1f1b, gpipe, interleaved");
   CHECK(why([](auto& o) { o.setup.lora_rank = 4; }).find("`pp`: 2 with `lora_rank`") == 0);
