@@ -26,7 +26,7 @@ set(pc_requires "")
 if(library_type STREQUAL "STATIC_LIBRARY")
   set(thimble_is_static TRUE)
   set(thimble_needs_cuda ${thimble_cuda})
-  set(pc_requires "zlib")
+  set(pc_requires "zlib libutf8proc")
   string(APPEND pc_libs " -pthread")
   if(thimble_cuda)
     string(APPEND pc_libs " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt")
@@ -38,6 +38,7 @@ configure_package_config_file(cmake/thimbleConfig.cmake.in ${PROJECT_BINARY_DIR}
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/thimbleConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(EXPORT thimbleTargets NAMESPACE thimble:: DESTINATION ${package_dir})
 install(FILES ${PROJECT_BINARY_DIR}/thimbleConfig.cmake ${PROJECT_BINARY_DIR}/thimbleConfigVersion.cmake
+              cmake/FindUtf8proc.cmake
         DESTINATION ${package_dir})
 
 # The way back from the pkg-config file to the prefix, so that an installed tree can be moved.

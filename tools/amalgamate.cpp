@@ -7,8 +7,8 @@
 //   - Other includes move to the top of their part, once each. An include inside `#if` stays where it is.
 //   - Outside of all conditions are the headers that thimble.h leads to. Inner headers and bodies are under
 //     THIMBLE_IMPLEMENTATION, bodies in parts that can be compiled apart (THIMBLE_PART). Plans and runs of named
-//     models, and users of JSON or zlib, are under THIMBLE_WITH_FILES: a .cpp that includes these headers, the header
-//     of the same name, and whatever includes that header.
+//     models, and users of JSON, zlib or utf8proc, are under THIMBLE_WITH_FILES: a .cpp that includes these headers, the
+//     header of the same name, and whatever includes that header.
 //   - A .cpp that leaves a macro defined is refused: the macro would reach the bodies after it.
 
 #include <algorithm>
@@ -136,7 +136,7 @@ bool take_include(File& file, const std::string& what, int depth, std::size_t li
     file.includes.push_back(path.substr(8));
     return true;
   }
-  const bool needs_files = path == "zlib.h" || path.starts_with("nlohmann/");
+  const bool needs_files = path == "zlib.h" || path == "utf8proc.h" || path.starts_with("nlohmann/");
   if (needs_files) file.needs_files = true;
   if (file.is_header() && path != "nlohmann/json_fwd.hpp" && needs_files) {
     fail(file.name, line, "a header includes " + what);
@@ -332,7 +332,8 @@ std::string single_header(const Library& library, const std::string& version) {
 //   seq 8 | xargs -P 8 -I @ g++ -std=c++20 -O2 -ffp-contract=off -DTHIMBLE_PART=@ -c implementation.cpp -o part@.o
 //   g++ -std=c++20 -O2 -ffp-contract=off main.cpp part?.o -pthread -o main
 // Weights, adapters, tokenizers, data sets in gzip files, plans and runs of named models join where
-// THIMBLE_WITH_FILES is defined, in every file that includes this one; they need nlohmann-json and zlib (-lz).
+// THIMBLE_WITH_FILES is defined, in every file that includes this one; they need nlohmann-json, zlib and
+// utf8proc (-lz -lutf8proc).
 )text" + writer.text();
 }
 

@@ -2,7 +2,7 @@
 # Sourced by reproduce.sh, test.sh and .ci/run, which stand in the project's root: packages, configuring, building.
 set -euo pipefail
 
-program_packages="g++ cmake ninja-build nlohmann-json3-dev libcli11-dev zlib1g-dev"
+program_packages="g++ cmake ninja-build nlohmann-json3-dev libcli11-dev zlib1g-dev libutf8proc-dev"
 test_packages="$program_packages catch2"
 mpi_packages="libopenmpi-dev openmpi-bin libmpich-dev mpich" # never needed
 cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)

@@ -1,5 +1,5 @@
 #pragma once
-// Text as Unicode characters (version 16.0): their classes, and Normalization Form C.
+// Text as Unicode characters: their classes, and Normalization Form C (utf8proc).
 //
 // Text is bytes. Where they are not UTF-8 (RFC 3629), each byte is a character of its own: no letter, number or space,
 // which nothing combines with. So no byte is ever lost or changed for not being UTF-8.
@@ -22,7 +22,7 @@ struct Character {
 /// The character that `text` has at byte `at`, which is below its size.
 Character character_at(std::string_view text, std::size_t at);
 
-/// Appends the bytes that character_at() reads as `code`.
+/// Appends a code point in UTF-8.
 void append_character(std::string& text, std::uint32_t code);
 
 CharacterClass class_of(std::uint32_t code);

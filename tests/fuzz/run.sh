@@ -23,16 +23,15 @@ flags=(-std=c++20 -O1 -g -ffp-contract=off "-I$build/include" -Itests
 objects=()
 for source in core/files/bytes core/files/file core/files/file_stream core/files/temporary_file core/files/crc32c core/files/npy \
   nn/files/safetensors nn/files/safetensors_parse nn/files/safetensors_sums nn/files/finite_bytes nn/files/checkpoint_info \
-  core/files/printable nn/data/gzip nn/data/idx nn/data/cifar nn/data/tokens nn/tokens/unicode nn/tokens/unicode_classes \
-  nn/tokens/unicode_compositions nn/tokens/byte_letters nn/tokens/words nn/tokens/merges nn/tokens/added_tokens \
-  nn/tokens/tokenizer nn/tokens/tokenizer_parse nn/tokens/tokenizer_write; do
+  core/files/printable nn/data/gzip nn/data/idx nn/data/cifar nn/data/tokens nn/tokens/unicode nn/tokens/byte_letters \
+  nn/tokens/words nn/tokens/merges nn/tokens/added_tokens nn/tokens/tokenizer nn/tokens/tokenizer_parse nn/tokens/tokenizer_write; do
   object="$build/${source//\//-}.o"
   objects+=("$object")
   "$cxx" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$source.cpp" -o "$object"
 done
 failed=0
 for name in "${names[@]}"; do
-  "$cxx" "${flags[@]}" -fsanitize=fuzzer "tests/fuzz/$name.cpp" "${objects[@]}" -lz -o "$build/fuzz-$name"
+  "$cxx" "${flags[@]}" -fsanitize=fuzzer "tests/fuzz/$name.cpp" "${objects[@]}" -lz -lutf8proc -o "$build/fuzz-$name"
   mkdir -p "$build/corpus/$name"
   # CIFAR records have 3073 bytes, so two of them need more than the default length of an input.
   if "$build/fuzz-$name" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=8192 -print_final_stats=1 \

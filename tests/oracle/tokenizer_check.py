@@ -2,7 +2,7 @@
 
   tokenizer_check.py make FOLDER TEXT...   trains tokenizers of the forms of GPT-2, Llama 3 and Qwen 2.5 on the files
       TEXT, and writes to FOLDER: NAME.json, their files; `strings`, what to encode; NAME.ids, its tokens; `sequences`,
-      tokens to decode at random; NAME.text, what they train on.
+      tokens to decode at random.
   tokenizer_check.py check FOLDER          holds NAME.ours.json, which ours wrote, against the same tokens, and what
       ours decoded (NAME.decoded) against theirs.
 
@@ -32,11 +32,15 @@ with_ends = 500  # so many strings are encoded with the tokens around them, too
 QWEN2 = LLAMA3.replace("{1,3}", "")
 
 
-# `tokenizers` 0.23 normalizes by Unicode 9.0, ours by 16.0. Marks and pairs that came in between are in no text here.
+# Characters that are in no text here: marks and pairs that came after Unicode 9.0, by which `tokenizers` 0.23 normalizes,
+# and letters and numbers that came after 15.0, of which utf8proc 2.8 knows.
 NEWER = """7fd 897-89f 8ca-8d3 9fe c3c d3b-d3c eba 1715 1abf-1ace 1df6-1dfa a82c 10d24-10d27 10d69-10d6d 10eab-10eac
 10efd-10eff 10f46-10f50 10f82-10f85 11070 1133b 11382-113d0 1145e 11839-1183a 11930-11943 119e0 11a34 11a47
 11a99 11d42-11d45 11d97 11f41-11f42 105d2 105da 1611e-1612f 16d63-16d69 16ff0-16ff1 1e08f 1e130-1e136 1e2ae
-1e2ec-1e2ef 1e4ec-1e4ef 1e5ee-1e5ef"""
+1e2ec-1e2ef 1e4ec-1e4ef 1e5ee-1e5ef
+1c89-1c8a a7cb-a7cd a7da-a7dc 105c0-105f3 10d40-10d65 10d6f-10d85 10ec2-10ec4 11380-11389 1138b 1138e 11390-113b5
+113b7 113d1 113d3 116d0-116e3 11bc0-11be0 11bf0-11bf9 13460-143fa 16100-1611d 16130-16139 16d40-16d6c 16d70-16d79
+18cff 1ccf0-1ccf9 1e5d0-1e5ed 1e5f0-1e5fa 2ebf0-2ee5d"""
 newer = set()
 for part in NEWER.split():
     first, _, last = part.partition("-")
@@ -111,7 +115,6 @@ def make_all(folder, texts):
         "qwen2": ("qwen2", mixed, 5000, ["<|im_start|>", "<|im_end|>"]),
     }
     for name, (form, text, vocabulary, special) in named.items():
-        (folder / f"{name}.text").write_bytes(text.encode())
         tokenizer = make_one(form, text, vocabulary, special)
         finish(name, tokenizer)
         tokenizer.save(str(folder / f"{name}.json"))

@@ -3,8 +3,8 @@
 #
 #   run.sh one_file|parts CXX HEADER_DIR WORK_DIR FLAG...
 #
-# With -DTHIMBLE_WITH_FILES among the flags, nlohmann-json and zlib must be there too; without, neither may be touched,
-# nor any other library.
+# With -DTHIMBLE_WITH_FILES among the flags, nlohmann-json, zlib and utf8proc must be there too; without, none may be
+# touched, nor any other library.
 set -eu
 form=$1 cxx=$2 header_dir=$3 work_dir=$4
 shift 4
@@ -13,7 +13,7 @@ rm -rf "$work_dir"
 mkdir -p "$work_dir"
 
 case " $* " in
-*" -DTHIMBLE_WITH_FILES "*) libraries=-lz ;;
+*" -DTHIMBLE_WITH_FILES "*) libraries="-lz -lutf8proc" ;;
 *) libraries= ;;
 esac
 
@@ -31,7 +31,7 @@ parts) # as the header's first lines say
   exit 2
   ;;
 esac
-if [ -z "$libraries" ] && grep -E 'nlohmann|zlib\.h' ./*.d; then
+if [ -z "$libraries" ] && grep -E 'nlohmann|(zlib|utf8proc)\.h' ./*.d; then
   echo "the header needs more than a compiler" >&2
   exit 1
 fi
