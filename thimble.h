@@ -57,7 +57,6 @@
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/tokens/tokenizer_file.h>
-#include <thimble/nn/tokens/train_bpe.h>
 
 // Adapters over frozen weights, optionally in fewer bits.
 #include <thimble/nn/lora/adapter_files.h>

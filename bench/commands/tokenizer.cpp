@@ -1,4 +1,4 @@
-// thimble tokenizer: learns a tokenizer from a text; text to tokens and back.
+// thimble tokenizer: text to tokens and back.
 
 #include <cstdio>
 #include <limits>
@@ -20,7 +20,6 @@
 #include <thimble/nn/data/store_open.h>
 #include <thimble/nn/data/tokens.h>
 #include <thimble/nn/tokens/tokenizer_file.h>
-#include <thimble/nn/tokens/train_bpe.h>
 
 namespace thimble::bench {
 namespace tokenizer_detail {
@@ -28,10 +27,8 @@ namespace tokenizer_detail {
 constexpr std::uint64_t most_bytes = (std::uint64_t{1} << 32) - 2;
 
 struct Flags {
-  std::string tokenizer, data, out, pattern = "gpt2";
-  std::int64_t vocabulary = 0, least_count = 1;
-  std::vector<std::string> special;
-  bool is_nfc = false, adds_ends = false, takes_special_as_text = false, skips_special = false, overwrites = false;
+  std::string tokenizer, data, out;
+  bool adds_ends = false, takes_special_as_text = false, skips_special = false, overwrites = false;
 };
 
 std::string read_text(const std::string& path) {
@@ -43,27 +40,6 @@ std::string read_text(const std::string& path) {
 void check_out(const Flags& flags, const FileKind& kind) {
   check_outputs({{"--out", flags.out, &kind}}, {{"--data", flags.data}, {"--tokenizer", flags.tokenizer}},
                 flags.overwrites);
-}
-
-void train(const Flags& flags) {
-  check_out(flags, file_kinds::tokenizer);
-  const auto pattern = data::find_word_pattern(flags.pattern);
-  if (!pattern) {
-    std::string known;
-    for (const data::WordPattern p : data::word_patterns)
-      known += (known.empty() ? "" : ", ") + std::string(to_string(p));
-    throw ValueError("--pattern: " + quote(flags.pattern) + " is not one of " + known);
-  }
-  data::BpeTraining training{flags.vocabulary, *pattern, flags.is_nfc, flags.least_count, flags.special};
-  const std::string text = read_text(flags.data);
-  const data::Tokenizer tokenizer = data::train_bpe(text, training);
-  data::write_tokenizer(flags.out, tokenizer);
-  const std::size_t tokens = tokenizer.encode(text).size();
-  std::printf("%s tokens, %s merges; the text has %s bytes in %s tokens%s\n", format_grouped(tokenizer.size()).c_str(),
-              format_grouped(static_cast<std::int64_t>(tokenizer.parts().merges.size())).c_str(),
-              format_grouped(static_cast<std::int64_t>(text.size())).c_str(),
-              format_grouped(static_cast<std::int64_t>(tokens)).c_str(),
-              tokenizer.size() < flags.vocabulary ? ": no further pair merges" : "");
 }
 
 void encode(const Flags& flags) {
@@ -122,11 +98,9 @@ void decode(const Flags& flags) {
 CLI::App* add(CLI::App& commands, const std::string& name, const std::string& help, Flags& flags,
               const std::string& data_help) {
   CLI::App* const command = commands.add_subcommand(name, help);
-  if (name != "train") {
-    command->add_option("--tokenizer", flags.tokenizer, "tokenizer.json of GPT-2's, Llama 3's or Qwen 2.5's form")
-        ->type_name("FILE")
-        ->required();
-  }
+  command->add_option("--tokenizer", flags.tokenizer, "tokenizer.json of GPT-2's, Llama 3's or Qwen 2.5's form")
+      ->type_name("FILE")
+      ->required();
   command->add_option("--data", flags.data, data_help)->type_name("FILE")->required();
   add_overwrite_flag(*command, flags.overwrites);
   return command;
@@ -136,21 +110,9 @@ CLI::App* add(CLI::App& commands, const std::string& name, const std::string& he
 
 void add_tokenizer(CLI::App& program) {
   using namespace tokenizer_detail;
-  CLI::App* const commands = program.add_subcommand("tokenizer", "Text to tokens and back; learn a tokenizer");
+  CLI::App* const commands = program.add_subcommand("tokenizer", "Text to tokens and back");
   commands->require_subcommand(1);
   const auto flags = std::make_shared<Flags>();
-  CLI::App* const train_command = add(*commands, "train", "Learn a byte-level BPE from a text", *flags, "The text");
-  add_integer(*train_command, "--vocab", flags->vocabulary, 256, std::int64_t{1} << 24, "Tokens at most")->required();
-  train_command->add_option("--out", flags->out, "tokenizer.json to write")->type_name("FILE")->required();
-  train_command->add_option("--pattern", flags->pattern, "How text is cut into words: gpt2, llama3, qwen2 (gpt2)")
-      ->type_name("NAME");
-  train_command->add_flag("--nfc", flags->is_nfc, "Bring text to Unicode's Normalization Form C, as Qwen does");
-  add_integer(*train_command, "--least-count", flags->least_count, 1, std::int64_t{1} << 62,
-              "Pairs that are there less often do not merge (1)");
-  train_command->add_option("--special", flags->special, "A special token, as <|endoftext|>; several times for more")
-      ->type_name("TEXT");
-  train_command->callback([flags] { train(*flags); });
-
   CLI::App* const encode_command = add(*commands, "encode", "A text's tokens", *flags, "The text");
   encode_command
       ->add_option("--out", flags->out,

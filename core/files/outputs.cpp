@@ -46,8 +46,7 @@ bool is_json(std::string_view head, std::uint64_t) {
 }
 
 constexpr char plan_text[] = "\"thimble plan ", costs_text[] = "\"thimble cost model ",
-               adapters_text[] = "\"peft_type\"", tokenizer_text[] = "\"added_tokens\"",
-               trace_text[] = "\"traceEvents\"", results_text[] = "\"environment\"";
+               adapters_text[] = "\"peft_type\"", trace_text[] = "\"traceEvents\"", results_text[] = "\"environment\"";
 
 bool is_tokens(std::string_view head, std::uint64_t) {
   constexpr std::uint32_t magic = 20240520;
@@ -135,7 +134,6 @@ const FileKind checkpoint{"a checkpoint", outputs_detail::is_checkpoint},
     plan{"a plan", outputs_detail::is_json<outputs_detail::plan_text>},
     costs{"a file of times", outputs_detail::is_json<outputs_detail::costs_text>},
     adapters{"a configuration of adapters", outputs_detail::is_json<outputs_detail::adapters_text>},
-    tokenizer{"a tokenizer.json", outputs_detail::is_json<outputs_detail::tokenizer_text>},
     tokens{"a file of tokens", outputs_detail::is_tokens},
     lifetimes{"a CSV of lifetimes", outputs_detail::is_csv<outputs_detail::lifetimes_text>},
     trace{"a trace", outputs_detail::is_json<outputs_detail::trace_text>},

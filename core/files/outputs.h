@@ -16,8 +16,8 @@ struct FileKind {
   bool (*is)(std::string_view head, std::uint64_t bytes);
 };
 namespace file_kinds {
-extern const FileKind checkpoint, weights, plan, costs, adapters, tokenizer, tokens, lifetimes, trace, snapshot, page,
-    picture, results, table, index;
+extern const FileKind checkpoint, weights, plan, costs, adapters, tokens, lifetimes, trace, snapshot, page, picture,
+    results, table, index;
 /// Texts have no mark, so an existing file is never replaced.
 extern const FileKind text;
 }  // namespace file_kinds

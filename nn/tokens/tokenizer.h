@@ -6,7 +6,7 @@
 //   words          a pattern cuts the rest into words (nn/tokens/words.h)
 //   merges         the bytes of a word are its first tokens, pairs of which merge (nn/tokens/merges.h)
 //
-// A file that describes one is read by nn/tokens/tokenizer_file.h, and nn/tokens/train_bpe.h makes one from a text.
+// nn/tokens/tokenizer_file.h reads the file that describes one.
 //
 //   const data::Tokenizer tokenizer = data::read_tokenizer("tokenizer.json");
 //   const std::vector<std::uint32_t> tokens = tokenizer.encode("Hello, world");

@@ -220,7 +220,7 @@ void read_pre_tokenizer(const Value& step, TokenizerParts& parts) {
   split.part("invert").want_flag(false, false);
   const Value regex = split.part("pattern").object({"Regex"}).part("Regex");
   const auto pattern = find_word_pattern(regex.text());
-  if (!pattern || regex.text() != regex_of(*pattern)) {
+  if (!pattern) {
     std::string known;
     for (const WordPattern p : word_patterns) {
       known += (known.empty() ? "" : ", ") + std::string(to_string(p)) + " " + std::string(regex_of(p));

@@ -104,9 +104,9 @@ std::string_view to_string(WordPattern pattern) { return words_detail::known[sta
 
 std::string_view regex_of(WordPattern pattern) { return words_detail::known[static_cast<int>(pattern)].regex; }
 
-std::optional<WordPattern> find_word_pattern(std::string_view name_or_regex) {
+std::optional<WordPattern> find_word_pattern(std::string_view regex) {
   for (const auto& known : words_detail::known) {
-    if (known.name == name_or_regex || known.regex == name_or_regex) return known.pattern;
+    if (known.regex == regex) return known.pattern;
   }
   return std::nullopt;
 }

@@ -18,8 +18,8 @@ inline constexpr std::array word_patterns{WordPattern::gpt2, WordPattern::llama3
 std::string_view to_string(WordPattern pattern);
 /// The regular expression as the tokenizer's file has it.
 std::string_view regex_of(WordPattern pattern);
-/// The pattern of this name, or of this regular expression.
-std::optional<WordPattern> find_word_pattern(std::string_view name_or_regex);
+/// The pattern of this regular expression.
+std::optional<WordPattern> find_word_pattern(std::string_view regex);
 
 /// Where the word ends that begins at byte `at` of `text`, which is below its size: what the regular expression matches
 /// there. Every character is in some word.

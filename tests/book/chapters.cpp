@@ -301,6 +301,7 @@ Place::Place() {
   write_pictures(folder_ / "mnist/train", 200);
   write_pictures(folder_ / "mnist/t10k", 100);
   files_test::write_text_file(folder_ / "text.txt", sample_text());
+  fs::copy_file(files_test::tests_folder() / "fuzz/corpus/tokenizer/gpt2", folder_ / "tokenizer.json");
 }
 
 Result Place::run(const std::string& command) const {

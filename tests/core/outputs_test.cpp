@@ -16,8 +16,6 @@
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/layers/layers.h>
 #include <thimble/nn/lora/adapter_files.h>
-#include <thimble/nn/tokens/tokenizer_file.h>
-#include <thimble/nn/tokens/train_bpe.h>
 #include <thimble/optim/sgd.h>
 
 #include "support/catch.h"
@@ -112,7 +110,6 @@ TEST_CASE("outputs: a file that is there is replaced by one of its kind alone", 
   nn::add_lora(net, {});
   nn::save_adapters(net, folder.path());
   data::write_tokens(folder / "tokens", std::vector<std::uint16_t>{1, 2});
-  data::write_tokenizer(folder / "tokenizer", data::train_bpe("aab aab", {260, data::WordPattern::gpt2, false, 1, {}}));
   write_file_atomically(folder / "lifetimes", memory::write_placement(std::vector<memory::Buffer>{{0, 0, 1, 8}},
                                                                       std::vector<std::size_t>{0}));
   // As other programs write them.
@@ -129,7 +126,6 @@ TEST_CASE("outputs: a file that is there is replaced by one of its kind alone", 
                                                                    {&file_kinds::weights, "adapter_model.safetensors"},
                                                                    {&file_kinds::adapters, "adapter_config.json"},
                                                                    {&file_kinds::tokens, "tokens"},
-                                                                   {&file_kinds::tokenizer, "tokenizer"},
                                                                    {&file_kinds::lifetimes, "lifetimes"},
                                                                    {&file_kinds::plan, ""},
                                                                    {&file_kinds::costs, ""},

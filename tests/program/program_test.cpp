@@ -293,7 +293,7 @@ TEST_CASE("program: exit status and the one line of an error") {
       {"train char-gpt --data /no/such/file " + save, "/no/such/file"},
       {"inspect /no/such/file", "/no/such/file"},
       {"plan resnet18 --image 2", "image 2"},
-      {"tokenizer train --data x --vocab= --out q.json", "--vocab: expected a value, got an empty text"},
+      {"train gpt2 --data synthetic --layers= ", "--layers: expected a value, got an empty text"},
       {run + "--save= --steps 2", "--save: expected a value, got an empty text"},
       {run + save + "--tokenizer ''", "--tokenizer: expected a value, got an empty text"},
       {"generate char-gpt --prompt= --weights x", "--prompt: expected a value, got an empty text"},

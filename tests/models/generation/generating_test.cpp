@@ -18,11 +18,11 @@
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/quant/weight_only.h>
 #include <thimble/nn/tokens/tokenizer_file.h>
-#include <thimble/nn/tokens/train_bpe.h>
 
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/model_runs.h"
+#include "support/tokenizers.h"
 
 using namespace thimble;
 using namespace thimble::testing;
@@ -171,8 +171,7 @@ TEST_CASE("generating: what training leaves behind writes", "[models][generating
       t.save_weights = folder / "run.safetensors";
       const std::string tokenizer = folder / "tokenizer.json";
       if (has_tokenizer) {
-        const std::string text = "the quick brown fox jumps over the lazy dog and the fox is quick, the dog is lazy.\n";
-        data::write_tokenizer(tokenizer, data::train_bpe(text, {270, data::WordPattern::gpt2, false, 1, {}}));
+        data::write_tokenizer(tokenizer, tokenizer_test::letter_pairs(270));
         t.setup.tokenizer = tokenizer;
       }
       models::train(models::prepare_training(t));
@@ -221,8 +220,7 @@ TEST_CASE("generating: a folder with a config.json", "[models][generating]") {
   const Threads alone;
   const files_test::TemporaryFolder folder;
   const std::string tokenizer = folder / "tokenizer.json", path = folder / "llama";
-  const std::string text = "the quick brown fox jumps over the lazy dog and the fox is quick, the dog is lazy.\n";
-  data::write_tokenizer(tokenizer, data::train_bpe(text, {262, data::WordPattern::llama3, false, 1, {}}));
+  data::write_tokenizer(tokenizer, tokenizer_test::letter_pairs(262, data::WordPattern::llama3));
   models::ModelOptions sizes = small_llama();
   sizes.vocabulary = 262;
   models::LlamaConfig config = models::llama_config("tiny-llama", sizes);
@@ -294,8 +292,7 @@ TEST_CASE("generating: a folder with a config.json", "[models][generating]") {
   files_test::write_text_file(path + "/config.json", config_text);
 
   // Several sequences end one by one; the tokens of the others do not depend on it.
-  data::write_tokenizer(tokenizer,
-                        data::train_bpe(text, {262, data::WordPattern::llama3, false, 1, {"<|endoftext|>"}}));
+  data::write_tokenizer(tokenizer, tokenizer_test::letter_pairs(262, data::WordPattern::llama3, {"<|endoftext|>"}));
   o.shape.setup.batch = 4, o.sampling.temperature = 5;
   const models::PreparedGeneration several = models::prepare_generation(o);
   CHECK(several.end_tokens == std::vector<std::int64_t>{data::read_tokenizer(tokenizer).id_of("<|endoftext|>")});

@@ -7,7 +7,6 @@
 
 #include <thimble/core/files/bytes.h>
 #include <thimble/nn/tokens/tokenizer_file.h>
-#include <thimble/nn/tokens/train_bpe.h>
 
 #include "support/catch.h"
 #include "support/files.h"
@@ -61,25 +60,6 @@ std::size_t count_wrong(const data::Tokenizer& tokenizer, const std::vector<std:
   return wrong;
 }
 
-/// A tokenizer that ours learns from the text that theirs was trained on: the same vocabulary and merges.
-void check_training(const data::Tokenizer& theirs, const std::string& text) {
-  data::BpeTraining training;
-  training.vocabulary = static_cast<std::int64_t>(theirs.parts().vocabulary.size());
-  training.pattern = theirs.parts().pattern;
-  training.is_nfc = theirs.parts().is_nfc;
-  for (const data::AddedToken& token : theirs.parts().added) {
-    if (token.is_special && token.id < theirs.parts().vocabulary.size()) training.special.push_back(token.content);
-  }
-  const data::Tokenizer ours = data::train_bpe(text, training);
-  CHECK(ours.parts().vocabulary == theirs.parts().vocabulary);
-  const auto& a = ours.parts().merges;
-  const auto& b = theirs.parts().merges;
-  REQUIRE(a.size() == b.size());
-  std::size_t different = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) different += a[i].left != b[i].left || a[i].right != b[i].right;
-  CHECK(different == 0);
-}
-
 }  // namespace
 
 TEST_CASE("tokenizer: agrees with Hugging Face's tokenizers", "[tokens][oracle]") {
@@ -109,7 +89,6 @@ TEST_CASE("tokenizer: agrees with Hugging Face's tokenizers", "[tokens][oracle]"
     const std::string base = folder / name;
     const data::Tokenizer tokenizer = data::read_tokenizer(base + ".json");
     CHECK(count_wrong(tokenizer, strings, read_list(base + ".ids")) == 0);
-    if (std::filesystem::exists(base + ".text")) check_training(tokenizer, read_text_file(base + ".text"));
     data::write_tokenizer(base + ".ours.json", tokenizer);
     std::string decoded;
     for (const std::string& sequence : sequences) {

@@ -12,11 +12,11 @@
 #include <thimble/nn/data/splitmix.h>
 #include <thimble/nn/tokens/byte_letters.h>
 #include <thimble/nn/tokens/tokenizer_file.h>
-#include <thimble/nn/tokens/train_bpe.h>
 #include <thimble/nn/tokens/unicode.h>
 
 #include "support/catch.h"
 #include "support/files.h"
+#include "support/tokenizers.h"
 
 using namespace thimble;
 using namespace files_test;
@@ -72,7 +72,7 @@ std::string words_of(WordPattern pattern, std::string_view text) {
   return words;
 }
 
-/// The rule of BPE step by step, in O(n^2): the reference for MergeTable and train_bpe.
+/// The rule of BPE step by step, in O(n^2): the reference for MergeTable.
 Ids merge_slowly(Ids tokens, const std::vector<data::TokenizerParts::Merge>& merges) {
   for (bool is_done = false; !is_done;) {
     is_done = true;
@@ -124,70 +124,6 @@ TEST_CASE("tokenizer: tokens and texts are those of tokenizers", "[tokens]") {
   }
 }
 
-TEST_CASE("tokenizer: training gives the vocabulary and merges of tokenizers", "[tokens]") {
-  std::string text;  // that the fixtures were trained on: it is among the strings
-  for (const nlohmann::json& row : expected_rows()) {
-    if (row.at("text").get<std::string>().starts_with("In the beginning")) text = row.at("text");
-  }
-  REQUIRE(!text.empty());
-  for (const char* name : {"gpt2", "llama3", "qwen2"}) {
-    INFO(name);
-    const data::Tokenizer theirs = parse(fixture(name));
-    data::BpeTraining training;
-    training.vocabulary = 310;
-    training.pattern = theirs.parts().pattern;
-    training.is_nfc = theirs.parts().is_nfc;
-    if (theirs.parts().vocabulary[0] == "<|endoftext|>") training.special = {"<|endoftext|>"};
-    const data::Tokenizer ours = data::train_bpe(text, training);
-    CHECK(ours.parts().vocabulary == theirs.parts().vocabulary);
-    const auto& merges = theirs.parts().merges;  // llama3 has lost its last twelve
-    REQUIRE(ours.parts().merges.size() >= merges.size());
-    for (std::size_t i = 0; i < merges.size(); ++i) {
-      CHECK(ours.parts().merges[i].left == merges[i].left);
-      CHECK(ours.parts().merges[i].right == merges[i].right);
-    }
-  }
-}
-
-TEST_CASE("tokenizer: training counts pairs as a loop over the text does", "[tokens]") {
-  data::SplitMix random(3);
-  for (int round = 0; round < 20; ++round) {
-    std::string text;
-    for (int i = 0; i < 400; ++i) text += "ab c"[random.below(4)];
-    data::BpeTraining training;
-    training.vocabulary = 256 + 12;
-    training.least_count = 1 + static_cast<std::int64_t>(random.below(20));
-    const data::Tokenizer trained = data::train_bpe(text, training);
-    // Every merge was, when it was chosen, a pair that no other exceeded, counted over the merged words.
-    std::vector<Ids> words;
-    for (std::size_t at = 0; at < text.size();) {
-      const std::size_t end = data::end_of_word(WordPattern::gpt2, text, at);
-      Ids word;
-      for (; at < end; ++at) word.push_back(trained.id_of(data::to_letters(text.substr(at, 1))));
-      words.push_back(word);
-    }
-    std::vector<data::TokenizerParts::Merge> done;
-    bool has_alias = false;  // two ways to one token: tokenizers' counts are then not those of the words
-    for (const auto& merge : trained.parts().merges) {
-      for (const auto& before : done) has_alias = has_alias || before.result == merge.result;
-      if (has_alias) break;
-      std::map<std::pair<std::uint32_t, std::uint32_t>, int> counts;
-      for (const Ids& word : words) {
-        const Ids merged = merge_slowly(word, done);
-        for (std::size_t i = 1; i < merged.size(); ++i) ++counts[{merged[i - 1], merged[i]}];
-      }
-      std::pair<std::uint32_t, std::uint32_t> best{};
-      int most = 0;
-      for (const auto& [pair, count] : counts) {
-        if (count > most) best = pair, most = count;  // the lowest pair of several: the map is sorted
-      }
-      CHECK(best == std::pair(merge.left, merge.right));
-      CHECK(most >= training.least_count);
-      done.push_back(merge);
-    }
-  }
-}
-
 TEST_CASE("tokenizer: words of the three patterns", "[tokens]") {
   struct Row {
     const char *text, *gpt2, *llama3, *qwen2;
@@ -204,6 +140,7 @@ TEST_CASE("tokenizer: words of the three patterns", "[tokens]") {
            Row{"!!\r\n\r\n x", "!!|\r\n\r\n| x|", "!!\r\n\r\n| x|", "!!\r\n\r\n| x|"},
            Row{"(x) -> y", "(|x|)| ->| y|", "(x|)| ->| y|", "(x|)| ->| y|"},
            Row{"a   ", "a|   |", "a|   |", "a|   |"},
+           Row{"a\u0085\u3000b", "a|\u0085|\u3000|b|", "a|\u0085|\u3000b|", "a|\u0085|\u3000b|"},
            Row{"e\u0301x", "e|\u0301|x|", "e|\u0301x|", "e|\u0301x|"},
        }) {
     INFO(quote(row.text));
@@ -215,7 +152,7 @@ TEST_CASE("tokenizer: words of the three patterns", "[tokens]") {
 
 TEST_CASE("tokenizer: bytes that are not UTF-8 come out again", "[tokens]") {
   data::SplitMix random(7);
-  const data::Tokenizer trained = data::train_bpe(fixture("gpt2"), {.vocabulary = 600});
+  const data::Tokenizer tokenizer = tokenizer_test::letter_pairs(600);
   for (int round = 0; round < 300; ++round) {
     std::string bytes;
     for (std::uint64_t left = random.below(200); left > 0; --left) {
@@ -223,7 +160,7 @@ TEST_CASE("tokenizer: bytes that are not UTF-8 come out again", "[tokens]") {
                                     : std::string(1, static_cast<char>(random.next()));
     }
     INFO(quote(bytes, 400));
-    CHECK(trained.decode(trained.encode(bytes)) == bytes);
+    CHECK(tokenizer.decode(tokenizer.encode(bytes)) == bytes);
   }
   // A byte that is no character is no letter, number or space: a word of symbols.
   CHECK(words_of(WordPattern::gpt2, "a\xFF\xC3 b") == "a|\xFF\xC3| b|");
@@ -244,6 +181,8 @@ TEST_CASE("tokenizer: Normalization Form C", "[tokens]") {
   CHECK(data::to_nfc("e\u0346\u0301") == "e\u0346\u0301");  // a mark of the same class stands between
   CHECK(data::to_nfc("e\u0316\u0301") == "\u00e9\u0316");   // one of a lower class does not
   CHECK(data::to_nfc("\u0344") == "\u0308\u0301");
+  CHECK(data::to_nfc("\uac00\u11a7") == "\uac00\u11a7");  // a vowel after a syllable, no final consonant
+  CHECK(data::to_nfc("e\n\u0301e\u0301\n") == "e\n\u0301\u00e9\n");
 }
 
 TEST_CASE("tokenizer: merges of words of a million bytes", "[tokens]") {
@@ -322,6 +261,4 @@ TEST_CASE("tokenizer: parts that do not fit each other are refused", "[tokens]")
   CHECK(contains(change([](auto& p) { p.added = {{.id = 300, .content = "<s>"}}; }), "has id 300; allowed: 256"));
   CHECK(contains(change([](auto& p) { p.added = {{.id = 256, .content = "a"}}; }), "allowed: 97, its id in"));
   CHECK(contains(change([](auto& p) { p.prefix = {256}; }), "prefix: token 256; allowed: below 256"));
-  CHECK_THROWS_AS(data::train_bpe("text", {.vocabulary = 255}), ValueError);
-  CHECK_THROWS_AS(data::train_bpe("text", {.vocabulary = 300, .special = {"<s>", "<s>"}}), ValueError);
 }

@@ -154,10 +154,12 @@ class Walk {
     };
     put("text.txt",
         files_test::read_text_file((files_test::tests_folder() / "program" / "walks" / "flags.txt").string()));
+    const std::filesystem::path tokenizers = files_test::tests_folder() / "fuzz" / "corpus" / "tokenizer";
+    std::filesystem::copy_file(tokenizers / "gpt2", folder_ / "tokenizer.json");
+    std::filesystem::copy_file(tokenizers / "llama3", folder_ / "other.json");
     put("numbers.txt", "72 101 108 108 111 32 72 101");
     put("ends.txt", "72 0 256 299 101");
     put("special.txt", "to be<|endoftext|>or not");
-    put("accents.txt", "e\u0301 e\u0301 e\u0301 e\u0301 cafe\u0301 cafe\u0301 cafe\u0301 \n");
     put("stages.txt", "4:8:2:4\n4:16:3:4\n4:8:2:4\n");
     put("other.txt", "4:8:5:4\n4:16:3:4\n4:8:2:4\n");
     put("other.csv", "id,lower,upper,size\n1,0,2,10\n2,1,3,20\n");
