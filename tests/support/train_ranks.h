@@ -1,12 +1,16 @@
 #pragma once
 // A named training on as many threads as its setup has ranks.
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
 #include <thimble/core/error.h>
 #include <thimble/dist/threads.h>
 #include <thimble/models/training/training.h>
+
+#include "support/catch.h"
+#include "support/rank_steps.h"
 
 namespace thimble::testing {
 
@@ -21,6 +25,52 @@ inline models::TrainReport train(const models::TrainOptions& options) {
     models::TrainReport of_rank = models::train(models::prepare_training(own));
     if (own.setup.rank == 0) report = std::move(of_rank);
   });
+  return report;
+}
+
+/// The largest of the ranks' least budgets: one for all. No more than what the largest takes without.
+inline std::size_t least_budget(models::TrainOptions options) {
+  std::size_t least = 0, most = 0;
+  for (options.setup.rank = 0; options.setup.rank < options.setup.ranks; ++options.setup.rank) {
+    options.budget_bytes = 0;
+    most = std::max(most, models::prepare_training(options).plan.peak_bytes);
+    options.budget_bytes = 1;
+    try {
+      models::prepare_training(options);
+      FAIL("nothing trains in a byte");
+    } catch (const nn::BudgetError& error) {
+      least = std::max(least, error.minimum_bytes());
+    }
+  }
+  CHECK((least > 0 && least <= most));
+  return least;
+}
+
+/// Three steps of the setup, in the least budget or without one: the losses are those of one rank, and each rank
+/// commits what was predicted.
+inline models::TrainReport check_predicted(const models::Setup& setup, bool has_budget) {
+  models::TrainOptions options;
+  options.setup = setup;
+  options.data = "synthetic";
+  options.steps = 3;
+  options.eval_batches = 1;
+  models::TrainOptions one = options;
+  one.setup = alone(setup);
+  const models::TrainReport expected = models::train(models::prepare_training(one));
+  if (has_budget) options.budget_bytes = least_budget(options);
+  models::TrainReport report = train(options);
+  CHECK(report.loss_last == expected.loss_last);
+  CHECK(report.loss_first != report.loss_last);
+  CHECK(report.differences() == "");
+  REQUIRE(report.evaluation);
+  CHECK(report.evaluation->loss == expected.evaluation->loss);
+  CHECK(report.evaluation->accuracy == expected.evaluation->accuracy);
+  REQUIRE(report.ranks.size() == static_cast<std::size_t>(setup.ranks));
+  for (const models::RankFigures& rank : report.ranks) {
+    CHECK(rank.predicted_peak_bytes == rank.measured_peak_bytes);
+    if (has_budget) CHECK(rank.measured_peak_bytes <= options.budget_bytes);
+    CHECK((rank.messages > 0 && rank.sent_bytes > rank.messages));
+  }
   return report;
 }
 

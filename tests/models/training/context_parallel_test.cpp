@@ -2,7 +2,6 @@
 // for bit, and what each commits against what was predicted.
 
 #include <string>
-#include <vector>
 
 #include <thimble/autograd/tape.h>
 #include <thimble/core/error.h>
@@ -115,34 +114,7 @@ TEST_CASE("context parallel: each rank commits what was predicted, with a budget
                                                      {"llama-3-8b", 4, 1, 1, 0, 1, "O1"},
                                                      {"bert-base", 2, 2, 1, 1}}));
   INFO(row.text() << (has_budget ? ", budget" : ""));
-  models::TrainOptions options;
-  options.setup = setup_of(row);
-  options.data = "synthetic";
-  options.steps = 3;
-  options.eval_batches = 1;
-  models::TrainOptions single = options;
-  single.setup = alone(options.setup);
-  const models::TrainReport expected = testing::train(single);
-  CHECK(expected.differences() == "");
-  if (has_budget) {
-    models::TrainOptions dry = options;
-    dry.budget_bytes = 1;
-    try {
-      models::prepare_training(dry);
-      FAIL("nothing trains in a byte");
-    } catch (const nn::BudgetError& error) {
-      options.budget_bytes = error.minimum_bytes();
-    }
-  }
-  const models::TrainReport report = testing::train(options);
-  CHECK(report.loss_last == expected.loss_last);
-  CHECK(report.differences() == "");
-  REQUIRE(report.evaluation);
-  CHECK(report.evaluation->loss == expected.evaluation->loss);
-  for (const models::RankFigures& rank : report.ranks) {
-    CHECK(rank.predicted_peak_bytes == rank.measured_peak_bytes);
-    if (has_budget) CHECK(rank.measured_peak_bytes <= options.budget_bytes);
-  }
+  testing::check_predicted(setup_of(row), has_budget);
 }
 
 TEST_CASE("context parallel: a layer keeps its part of what a whole one does, and attention's result once more",

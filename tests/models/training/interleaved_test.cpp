@@ -102,48 +102,9 @@ TEST_CASE("interleaved: each rank commits what was predicted, with a budget too"
        trained_by(in_chunks({"bert-base", 2, 1, 1, 0, 6}), "O1"), in_chunks({"vit-b16", 2, 2}),
        in_chunks({"resnet18", 2, 1, 2, 1}, 3)}));
   INFO(row.text() << (has_budget ? ", budget" : ""));
-  models::TrainOptions options;
-  options.setup = setup_of(row);
-  const bool is_text = row.model != "vit-b16" && row.model != "resnet18";
-  if (is_text) options.setup.sizes.sequence = 64;
-  options.data = "synthetic";
-  options.steps = 3;
-  options.eval_batches = 1;
-  models::TrainOptions one = options;
-  one.setup = alone(options.setup);
-  const models::TrainReport expected = models::train(models::prepare_training(one));
-  std::size_t most = 0;
-  if (has_budget) {
-    // The largest of the ranks' least budgets is one for all; it is less than what the same ranks take without.
-    std::size_t least = 0;
-    for (int rank = 0; rank < options.setup.ranks; ++rank) {
-      models::TrainOptions dry = options;
-      dry.setup.rank = rank;
-      most = std::max(most, models::prepare_training(dry).plan.peak_bytes);
-      dry.budget_bytes = 1;
-      try {
-        models::prepare_training(dry);
-      } catch (const nn::BudgetError& error) {
-        least = std::max(least, error.minimum_bytes());
-      }
-    }
-    REQUIRE(least > 0);
-    options.budget_bytes = least;
-  }
-  const models::TrainReport report = testing::train(options);
-  CHECK(report.loss_last == expected.loss_last);
-  CHECK(report.loss_first != report.loss_last);
-  CHECK(report.differences() == "");
-  REQUIRE(report.evaluation);
-  CHECK(report.evaluation->loss == expected.evaluation->loss);
-  CHECK(report.evaluation->accuracy == expected.evaluation->accuracy);
-  REQUIRE(report.ranks.size() == static_cast<std::size_t>(options.setup.ranks));
-  for (const models::RankFigures& rank : report.ranks) {
-    CHECK(rank.predicted_peak_bytes == rank.measured_peak_bytes);
-    if (has_budget) CHECK(rank.measured_peak_bytes <= options.budget_bytes);
-    CHECK((rank.messages > 0 && rank.sent_bytes > rank.messages));
-  }
-  if (has_budget) CHECK(options.budget_bytes <= most);
+  models::Setup setup = setup_of(row);
+  if (row.model != "vit-b16" && row.model != "resnet18") setup.sizes.sequence = 64;
+  testing::check_predicted(setup, has_budget);
 }
 
 TEST_CASE("interleaved: a budget has its blocks run again, each chunk by its own part of the plan", "[interleaved]") {

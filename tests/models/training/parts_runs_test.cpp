@@ -74,16 +74,7 @@ TEST_CASE("parts in runs: each rank commits what was predicted, saving between s
   options.save_every = 1;
   options.save = folder / "second";
   options.save_weights = folder / "weights";
-  if (has_budget) {
-    models::TrainOptions dry = options;
-    dry.budget_bytes = 1;
-    try {
-      models::prepare_training(dry);
-    } catch (const nn::BudgetError& error) {
-      options.budget_bytes = error.minimum_bytes() + (std::size_t{64} << 10);  // ranks differ by grains
-    }
-    REQUIRE(options.budget_bytes > 0);
-  }
+  if (has_budget) options.budget_bytes = testing::least_budget(options);
   const models::TrainReport report = testing::train(options);
   check_bytes(report, layout);
   if (has_budget) CHECK(report.measured_peak_bytes <= options.budget_bytes);

@@ -74,16 +74,7 @@ models::TrainOptions alone(models::TrainOptions options) {
 void check_row(const Row& row, const TemporaryFolder& folder) {
   INFO(row.text());
   models::TrainOptions options = options_of(row);
-  if (row.has_budget) {  // the least of rank 0, and a little more: ranks differ by grains
-    models::TrainOptions dry = options;
-    dry.budget_bytes = 1;
-    try {
-      models::prepare_training(dry);
-    } catch (const nn::BudgetError& error) {
-      options.budget_bytes = error.minimum_bytes() + (std::size_t{64} << 10);
-    }
-    REQUIRE(options.budget_bytes > 0);
-  }
+  if (row.has_budget) options.budget_bytes = testing::least_budget(options);
   options.save = folder / "ranks";
   const models::TrainReport report = train(options);
   models::TrainOptions one = alone(options);
