@@ -1,7 +1,6 @@
 // A leaf's gradient is its own: no other leaf, and nobody who gave it to backward, shares its bytes.
 
 #include <functional>
-#include <vector>
 
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>

@@ -2,8 +2,6 @@
 // uses the scales of the next step, a step that records twice. What the policies' certificates share is in
 // certificate_precision_test.cpp.
 
-#include <cstring>
-#include <string>
 #include <vector>
 
 #include <thimble/autograd/apply.h>

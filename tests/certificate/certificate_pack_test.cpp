@@ -2,7 +2,6 @@
 // nothing is recomputed from packed tensors; what is, is what operators make of the rounded values.
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 

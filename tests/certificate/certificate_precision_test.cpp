@@ -2,7 +2,6 @@
 // the scaler and the random bits of stochastic rounding included.
 
 #include <cstring>
-#include <string>
 
 #include <thimble/nn/precision/precision.h>
 

@@ -1,7 +1,6 @@
 // What errors of CUDA and its libraries say, as far as no call has to fail for it.
 
 #include <cstdint>
-#include <string>
 
 #include <thimble/cuda/runtime/call_text.h>
 

@@ -1,5 +1,4 @@
 #include <cstring>
-#include <numeric>
 
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/npy.h>

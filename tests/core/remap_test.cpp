@@ -2,7 +2,6 @@
 // without CUDA on the device that tests/emulated makes of the host, whose pages do get other addresses.
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <random>
 #include <string>

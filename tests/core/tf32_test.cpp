@@ -1,7 +1,6 @@
 // TF32 is an option that is off, of a thread, and stated.
 
 #include <cmath>
-#include <string>
 #include <thread>
 #include <vector>
 

@@ -2,7 +2,6 @@
 // step in which every allocation fails once. On a GPU where there is one, else on tests/emulated.
 
 #include <memory>
-#include <string>
 
 #include "certificate/certificate_check.h"
 #include "certificate/certificate_nets.h"

@@ -1,8 +1,5 @@
 // FP8 training on a CUDA device: on a GPU where there is one, in a build without CUDA on the host's emulation.
 
-#include <string>
-#include <vector>
-
 #include <thimble/models/training/training.h>
 
 #include "support/catch.h"

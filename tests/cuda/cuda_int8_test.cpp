@@ -1,11 +1,8 @@
 // Nets in 8-bit codes on a CUDA device: the CPU's bits. On a GPU where there is one, in a build without CUDA on the
 // host's emulation, whose library can be asked for products, too.
 
-#include <cmath>
-#include <cstring>
 #include <limits>
 #include <random>
-#include <string>
 #include <vector>
 
 #include <thimble/autograd/functions.h>

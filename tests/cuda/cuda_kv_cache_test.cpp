@@ -1,8 +1,6 @@
 // Attention over a cache on a device of CUDA's, a GPU or the one that tests/emulated makes of the host: the CPU's
 // values, and codes that its kernels cannot read refused.
 
-#include <vector>
-
 #include <thimble/core/error.h>
 #include <thimble/core/ops/attention.h>
 #include <thimble/core/random/random.h>

@@ -1,9 +1,6 @@
 // What `thimble train --device cuda` does: on a GPU where there is one, in a build without CUDA on the host's
 // emulation.
 
-#include <algorithm>
-#include <vector>
-
 #include <thimble/core/error.h>
 #include <thimble/models/training/training.h>
 

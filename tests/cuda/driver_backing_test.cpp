@@ -4,9 +4,6 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <numeric>
-#include <string>
-#include <vector>
 
 #include "emulated/driver.h"
 #include "support/catch.h"

@@ -1,9 +1,6 @@
 // What the products of warps on tensor cores are made of, by the 32 lanes of a warp on the host: their shares against
 // the tables of the PTX ISA, places in shared memory, loads, and the random words of a block.
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <functional>
 #include <set>
 #include <vector>

@@ -1,7 +1,6 @@
 // What ends one rank ends all, soon, and with the text of the first.
 
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <thread>

@@ -1,8 +1,6 @@
 // The operators of tensor parallelism against plain loops, and parts of initial values against the whole.
 
 #include <cstdint>
-#include <cstring>
-#include <string>
 #include <vector>
 
 #include <thimble/autograd/functions.h>

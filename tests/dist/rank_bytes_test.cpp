@@ -1,8 +1,6 @@
 // What a rank needs: said by a dry run of that rank alone, measured among all ranks, and in closed form.
 
 #include <optional>
-#include <string>
-#include <vector>
 
 #include <thimble/autograd/functions.h>
 #include <thimble/bench/experiments/watched_ranks.h>

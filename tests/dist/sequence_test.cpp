@@ -3,7 +3,6 @@
 
 #include <thimble/dist/parts/sequence.h>
 
-#include <string>
 #include <vector>
 
 #include <thimble/autograd/apply.h>

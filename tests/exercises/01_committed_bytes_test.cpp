@@ -1,7 +1,5 @@
 // Answers to the exercises of chapter 1, docs/book/01-why-220200960-bytes.md.
 
-#include <memory>
-
 #include <thimble/memory/policies/committed.h>
 #include <thimble/models/model.h>
 #include <thimble/models/training/setup.h>

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <limits>
 #include <random>
-#include <vector>
 
 #include "support/catch.h"
 

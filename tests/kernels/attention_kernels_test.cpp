@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <string>
 
 #include <thimble/core/kernels/cpu/attention/attention_cpu.h>

@@ -3,7 +3,6 @@
 
 #include <thimble/core/kernels/cpu/matmul/gemm_direct.h>
 
-#include <cstring>
 #include <vector>
 
 #include "gemm_calls.h"

@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <vector>
 
 #include "gemm_calls.h"
 #include "support/catch.h"

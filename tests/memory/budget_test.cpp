@@ -1,8 +1,5 @@
 // A budget as a user meets it: training inside of it, plans for it, and what is said when there is none.
 
-#include <string>
-#include <vector>
-
 #include <thimble/core/error.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/training/training.h>

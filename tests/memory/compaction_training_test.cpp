@@ -1,7 +1,6 @@
 // Moving every block of a training run changes no bit of it, and a dry run knows how many bytes move.
 
 #include <cstdio>
-#include <string>
 #include <utility>
 #include <vector>
 

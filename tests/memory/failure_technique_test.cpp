@@ -1,9 +1,6 @@
 // Every allocation of a training step fails in turn, under every memory technique: the error is typed, the step leaves
 // no trace, and tried again it gives the bits of a step that never failed.
 
-#include <string>
-#include <vector>
-
 #include "certificate/certificate_check.h"
 #include "certificate/certificate_nets.h"
 #include "support/offload_data.h"

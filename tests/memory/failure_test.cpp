@@ -4,7 +4,6 @@
 #include <thimble/memory/policies/fail.h>
 
 #include <string>
-#include <vector>
 
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/context.h>

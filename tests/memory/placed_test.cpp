@@ -3,7 +3,6 @@
 #include <thimble/memory/policies/placed.h>
 
 #include <functional>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -3,7 +3,6 @@
 #include <bit>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include <thimble/core/launch/launch.h>

@@ -1,11 +1,9 @@
 // config.json key by key: of each family each key that transformers writes is applied, changes nothing and is in the
 // list of such keys, or is refused by name; sizes are those of the tensors beside it before anything is built.
 
-#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <string>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 

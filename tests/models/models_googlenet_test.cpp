@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <string>
-#include <vector>
 
 #include <thimble/core/error.h>
 #include <thimble/models/googlenet/googlenet.h>

@@ -1,7 +1,6 @@
 // The bytes of a ResNet: theory against what the ledger books, as integers.
 
 #include <string>
-#include <vector>
 
 #include <thimble/autograd/tape.h>
 #include <thimble/memory/stack.h>

@@ -1,7 +1,6 @@
 // Training steps recorded as a graph (nn/step/captured_step.h): the bits of steps that are not.
 
 #include <memory>
-#include <string>
 #include <vector>
 
 #include <thimble/core/error.h>

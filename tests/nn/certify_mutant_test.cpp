@@ -2,8 +2,6 @@
 // certificate names. What a broken plan is, and what breaks under a plan that is right.
 
 #include <algorithm>
-#include <cstring>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>

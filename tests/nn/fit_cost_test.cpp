@@ -1,6 +1,5 @@
 // Cost models: measured factors, files of them, and plans that follow from them.
 
-#include <filesystem>
 #include <fstream>
 
 #include <thimble/autograd/node.h>

@@ -2,7 +2,6 @@
 
 #include <cstring>
 #include <string>
-#include <vector>
 
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>

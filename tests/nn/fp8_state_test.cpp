@@ -3,7 +3,6 @@
 #include "support/fp8_twin.h"
 
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include <thimble/autograd/checkpoint.h>

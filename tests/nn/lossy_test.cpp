@@ -1,7 +1,6 @@
 // Everything packed that can be: gradients stay near the exact ones, bytes are those of the dry run, and running again
 // what reads nothing packed changes no bit.
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>

@@ -1,7 +1,6 @@
 // Folding, calibration and quantized nets, on small nets without training: exactness, bytes, files, errors.
 
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <random>
 #include <string>

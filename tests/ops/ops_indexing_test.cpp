@@ -1,7 +1,6 @@
 // Embedding, gather, concat, pad: rows of the operator table, indices out of range, and errors.
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <string>
 #include <vector>

@@ -1,7 +1,6 @@
 // Rows of the operator table: losses; then targets, options, bytes and edges.
 
 #include <cmath>
-#include <limits>
 
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/tape.h>

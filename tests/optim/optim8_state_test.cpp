@@ -1,6 +1,5 @@
 // Narrow optimizer state: its bytes, files and tiers; options that are refused.
 
-#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>

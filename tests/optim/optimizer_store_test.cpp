@@ -1,6 +1,5 @@
 // Optimizers whose state waits in a tier between updates: the same bits, and the bytes that a dry run says.
 
-#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <string>

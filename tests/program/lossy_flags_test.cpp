@@ -1,6 +1,5 @@
 // Packing by the name of operators, from the flag to the plan, and the report of what packing does to gradients.
 
-#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <optional>

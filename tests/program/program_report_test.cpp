@@ -3,7 +3,6 @@
 #include <filesystem>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 

@@ -1,6 +1,5 @@
 // Seconds of a plan, by hand: products by their multiply-adds, the rest by the bytes that are read and written.
 
-#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>

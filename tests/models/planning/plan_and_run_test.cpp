@@ -3,7 +3,6 @@
 
 #include <optional>
 #include <string>
-#include <vector>
 
 #include <thimble/core/error.h>
 #include <thimble/models/planning/planning.h>

@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 #include <numbers>
-#include <string>
 #include <vector>
 
 #include <thimble/autograd/tape.h>

@@ -1,7 +1,6 @@
 // A trainer's steps when something goes wrong or changes on the way: a step that throws and is tried again, a batch
 // that does not fit, a loss that is none, parameters that are frozen and thawed; against runs in which nothing did.
 
-#include <cmath>
 #include <functional>
 #include <limits>
 #include <memory>
