@@ -40,17 +40,17 @@ std::string now() {
 }
 
 /// Checks the report folder before anything runs. Experiments name their pictures, so existing ones are checked.
-void check_folder(const std::vector<NamedExperiment>& chosen, const std::string& folder, bool overwrites) {
+void check_folder(const std::vector<const ExperimentTable*>& chosen, const std::string& folder, bool overwrites) {
   namespace fs = std::filesystem;
   make_output_folder("--out", folder);
   const auto in_folder = [&](const std::string& name) { return (fs::path(folder) / name).string(); };
   std::vector<Output> outputs{{"--out", in_folder("report.html"), &file_kinds::page},
                               {"--out", in_folder("results.json"), &file_kinds::results}};
-  for (const NamedExperiment& e : chosen) {
-    outputs.push_back({"--out", in_folder(e.name + ".csv"), &file_kinds::table});
+  for (const ExperimentTable* const e : chosen) {
+    outputs.push_back({"--out", in_folder(e->name + ".csv"), &file_kinds::table});
     for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
       const std::string name = entry.path().filename().string();
-      if (name.starts_with(e.name + "-") && name.ends_with(".svg")) {
+      if (name.starts_with(e->name + "-") && name.ends_with(".svg")) {
         check_kind({"--out", entry.path().string(), &file_kinds::picture}, overwrites);
       }
     }
@@ -60,7 +60,7 @@ void check_folder(const std::vector<NamedExperiment>& chosen, const std::string&
 
 void run(const std::vector<std::string>& names, bool is_quick, const std::string& device, const std::string& folder,
          bool overwrites) {
-  const std::vector<NamedExperiment> chosen = select_experiments(names);
+  const std::vector<const ExperimentTable*> chosen = select_experiments(names);
   ExperimentOptions options;
   options.device = parse_device_flag("--device", device);
   options.is_quick = is_quick;
@@ -74,8 +74,8 @@ void run(const std::vector<std::string>& names, bool is_quick, const std::string
   report::Report report;
   report.environment = {THIMBLE_VERSION, to_string(options.device), cpu_name(), thread_count(), now(), {}};
   report.environment.details = {{"compute", kernels::describe_compute()}, {"sizes", is_quick ? "quick" : "full"}};
-  for (const NamedExperiment& e : chosen) {
-    report.experiments.push_back(e.run(options));
+  for (const ExperimentTable* const e : chosen) {
+    report.experiments.push_back(run_experiment(*e, options));
     std::cout << report::to_table(report.experiments.back(), {report::ByteStyle::readable, false}) << "\n";
   }
   const std::vector<std::string> paths = report::write_report(report, folder);

@@ -1,57 +1,32 @@
-// Experiments on several ranks: the bits of one and the bytes that were told, on ranks that are threads; and ZeRO's
-// table of models that no machine here could hold, from dry ranks.
+// Experiments on several ranks: the bits of one and the bytes that were told, on ranks that are threads; and the bytes
+// of models that no machine here could hold, from dry ranks.
 
-#include <filesystem>
-#include <map>
-#include <utility>
+#include <string_view>
 
-#include <unistd.h>
-
-#include <thimble/bench/experiments/experiments.h>
-#include <thimble/bench/experiments/rank_runs.h>
+#include <thimble/autograd/tape.h>
 #include <thimble/bench/experiments/runs.h>
 #include <thimble/bench/experiments/watched_ranks.h>
-#include <thimble/bench/report/text.h>
-#include <thimble/core/error.h>
 #include <thimble/core/files/file_stream.h>
+#include <thimble/core/random/random.h>
+#include <thimble/dist/communicator.h>
 #include <thimble/memory/stack.h>
+#include <thimble/models/theory.h>
 #include <thimble/models/training/trained_parts.h>
 #include <thimble/nn/step/profile.h>
 
 namespace thimble::bench {
 namespace distributed_detail {
 
-namespace fs = std::filesystem;
-
-/// A folder for checkpoints, which goes with it.
-class Folder {
- public:
-  Folder() : path_(fs::temp_directory_path() / ("thimble-ranks-" + std::to_string(getpid()))) {
-    fs::create_directories(path_);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  std::string file(const char* name) const { return (path_ / name).string(); }
-
- private:
-  fs::path path_;
-};
-
 struct Arithmetic {
   const char* name;
-  const char* precision;
-  const char* optimizer;
+  std::string_view precision = {};
+  bool has_8_bit_state = false;
 };
 constexpr Arithmetic arithmetics[] = {
-    {"f32", "", ""}, {"bf16", "bf16", ""}, {"O2", "O2", ""}, {"fp8", "fp8", ""}, {"8-bit state", "", "8"}};
+    {"f32"}, {"bf16", "bf16"}, {"O2", "O2"}, {"fp8", "fp8"}, {"8-bit state", "", true}};
 
-constexpr std::int64_t all_micro_batches = 12;  // over all ranks, so that one run is the measure of all
-
-models::TrainOptions training(const std::string& model, const Arithmetic& arithmetic, const ExperimentOptions& all) {
+models::TrainOptions training(const std::string& model, const Arithmetic& arithmetic, const ExperimentOptions& all,
+                              std::int64_t batch, std::int64_t micro_batches) {
   models::TrainOptions options = generated_training(all, model, 4, 20);
   models::ModelOptions& sizes = options.setup.sizes;
   const bool is_text = model != "resnet18" && model != "vit-b16";
@@ -61,138 +36,114 @@ models::TrainOptions training(const std::string& model, const Arithmetic& arithm
   } else {
     sizes.image = 16, sizes.width = 8;
   }
-  options.setup.batch = all_micro_batches;
-  options.setup.micro_batches = all_micro_batches;
-  if (*arithmetic.precision != 0) set_precision(options.setup, arithmetic.precision);
-  if (*arithmetic.optimizer != 0) options.setup.optimizer = is_text ? "adamw8" : "momentum8";
+  options.setup.batch = batch;
+  options.setup.micro_batches = micro_batches;
+  options.setup.bucket_bytes = 64 << 10;
+  if (!arithmetic.precision.empty()) set_precision(options.setup, std::string(arithmetic.precision));
+  if (arithmetic.has_8_bit_state) options.setup.optimizer = is_text ? "adamw8" : "momentum8";
   options.eval_batches = 1;
   return options;
 }
 
-std::vector<std::byte> contents(const std::string& path) { return read_whole_file(path, std::uint64_t{1} << 30); }
+/// Runs a training of one rank on so many, that share the batch with `data_ranks` - 1 others each.
+models::TrainReport on_ranks(const models::TrainOptions& one, int ranks, int data_ranks, int zero, bool has_budget) {
+  models::TrainOptions several = one;
+  several.setup.ranks = ranks;
+  several.setup.zero = zero;
+  several.setup.micro_batches = one.setup.micro_batches / data_ranks;
+  if (has_budget) several.budget_bytes = least_budget(several);
+  return run_on_ranks(several);
+}
 
-}  // namespace distributed_detail
+const char* plan_name(bool has_budget) { return has_budget ? "least budget" : "none"; }
 
-report::Experiment distributed_experiment(const ExperimentOptions& options) {
-  using namespace distributed_detail;
-  report::Experiment experiment;
-  experiment.name = "distributed";
-  experiment.title = "Training on several ranks";
-  experiment.question = "Has every rank the bytes that were told, and the whole the bits of one rank?";
-  experiment.theory =
-      "N ranks with M micro-batches each make the steps of one rank with N M of them: every sum is made in the same "
-      "order. So the last checkpoint is the same file, byte by byte. What a rank needs is said by a dry run of that "
-      "rank alone. Figures are sums over the ranks; each rank's own are compared as well.";
-  experiment.columns = {{"sent", "sent per step", report::Unit::bytes},
-                        {"loss_last", "last loss", report::Unit::plain, 6}};
-  const Folder folder;
+/// Rows of a training with its work cut in `ranks_each` ways, on one and two groups of so many ranks. Returns in how
+/// many of them the losses are those of one rank.
+std::size_t add_groups(Rows& rows, const Config& config, const char* groups_name, const models::TrainOptions& one,
+                       int ranks_each, bool has_quick_budget_of_two) {
+  const models::TrainReport expected = train(prepare_training(one));
   std::size_t same = 0;
-  const std::vector<int> counts = options.is_quick ? std::vector{2, 4} : std::vector{2, 3, 4};
-  for (const char* const model : {"char-gpt", "bert-base", "resnet18"}) {
-    for (const Arithmetic& arithmetic : arithmetics) {
-      const bool is_first = &arithmetic == &arithmetics[0];
-      if (options.is_quick && !is_first && model != std::string("char-gpt")) continue;
-      models::TrainOptions one = training(model, arithmetic, options);
-      one.save = folder.file("one");
-      options.progress(std::string("distributed: ") + model + ", " + arithmetic.name);
-      const models::TrainReport expected = train(prepare_training(one));
-      const std::vector<std::byte> whole = contents(one.save);
-      for (const int ranks : counts) {
-        for (int zero = 0; zero <= 3; ++zero) {
-          for (const bool has_budget : {false, true}) {
-            if (has_budget && options.is_quick && !(is_first && ranks == 2)) continue;
-            models::TrainOptions several = one;
-            several.save = folder.file("several");
-            several.setup.ranks = ranks;
-            several.setup.zero = zero;
-            several.setup.micro_batches = all_micro_batches / ranks;
-            several.setup.bucket_bytes = 64 << 10;
-            if (has_budget) several.budget_bytes = least_budget(several);
-            const models::TrainReport result = run_on_ranks(several);
-            const bool is_same = contents(several.save) == whole && result.loss_last == expected.loss_last;
-            same += is_same ? 1 : 0;
-            report::Row row;
-            row.config = {{"model", std::string(model)},
-                          {"arithmetic", std::string(arithmetic.name)},
-                          {"ranks", std::int64_t{ranks}},
-                          {"ZeRO", std::int64_t{zero}},
-                          {"plan", std::string(has_budget ? "least budget" : "none")}};
-            add_ranks(row, result, several.steps);
-            const auto size = static_cast<std::int64_t>(whole.size());
-            row.compared.push_back({"the file of one rank", size, is_same ? size : 0});
-            experiment.rows.push_back(row);
-          }
-        }
+  for (const int groups : {1, 2}) {
+    if (groups * ranks_each == 1) continue;
+    for (int zero = 0; zero <= (groups == 1 ? 0 : 3); zero += rows.sizes(3, 1)) {
+      for (const bool has_budget : {false, true}) {
+        if (has_budget && rows.options.is_quick && (has_quick_budget_of_two ? zero != 0 : groups > 1)) continue;
+        Config all = config;
+        all.insert(all.end(), {{groups_name, groups}, {"ZeRO", zero}, {"plan", plan_name(has_budget)}});
+        rows.add(all, [&] {
+          const models::TrainReport result = on_ranks(one, groups * ranks_each, groups, zero, has_budget);
+          same += result.loss_last == expected.loss_last && result.evaluation->loss == expected.evaluation->loss;
+          return rank_figures(result, one.steps);
+        });
       }
     }
   }
-  experiment.verdict = "The file and the last loss are those of one rank in " + std::to_string(same) + " of " +
-                       std::to_string(experiment.rows.size()) + " rows; " + equal_rows(experiment, "rows") + ".";
-  return experiment;
+  return same;
 }
 
-report::Experiment distributed_parts_experiment(const ExperimentOptions& options) {
-  using namespace distributed_detail;
-  report::Experiment experiment;
-  experiment.name = "distributed-parts";
-  experiment.title = "Blocks in parts over teams of ranks";
-  experiment.question = "Has every rank of a team the bytes that were told, and the whole the losses of one rank?";
-  experiment.theory =
-      "One rank that computes all parts of each block, one after the other, adds up what they give in their order; t "
-      "ranks that have one part each add in the same order. So losses have the same bits, whoever has the parts. What "
-      "a rank needs is said by a dry run of that rank alone. Figures are sums over the ranks; each rank's own are "
-      "compared as well.";
-  experiment.columns = {{"sent", "sent per step", report::Unit::bytes},
-                        {"loss_last", "last loss", report::Unit::plain, 6}};
-  std::size_t same = 0;
-  for (const char* const model : {"char-gpt", "bert-base", "tiny-llama", "vit-b16"}) {
-    for (const Arithmetic& arithmetic : arithmetics) {
-      if (arithmetic.precision == std::string("fp8")) continue;
-      const bool is_first = &arithmetic == &arithmetics[0];
-      if (options.is_quick && !is_first) continue;
-      options.progress(std::string("distributed-parts: ") + model + ", " + arithmetic.name);
-      for (const int parts : options.is_quick ? std::vector{2} : std::vector{2, 4}) {
-        models::TrainOptions one = training(model, arithmetic, options);
-        models::ModelOptions& sizes = one.setup.sizes;
-        sizes.heads = 12, sizes.width = 96, sizes.layers = 2;
-        if (model != std::string("vit-b16")) sizes.sequence = 64;
-        if (model == std::string("vit-b16")) sizes.image = 32;
-        if (model == std::string("tiny-llama")) sizes.dropout = -1, sizes.key_heads = 4;
-        one.setup.tp = parts;
-        one.setup.batch = 24, one.setup.micro_batches = 2;
-        const models::TrainReport expected = train(prepare_training(one));
-        for (const int teams : {1, 2}) {
-          for (int zero = 0; zero <= (teams == 1 ? 0 : 3); zero += options.is_quick ? 3 : 1) {
-            for (const bool has_budget : {false, true}) {
-              if (has_budget && options.is_quick && zero != 0) continue;
-              models::TrainOptions several = one;
-              several.setup.ranks = parts * teams;
-              several.setup.zero = zero;
-              several.setup.micro_batches = one.setup.micro_batches / teams;
-              several.setup.bucket_bytes = 64 << 10;
-              if (has_budget) several.budget_bytes = least_budget(several);
-              const models::TrainReport result = run_on_ranks(several);
-              same += result.loss_last == expected.loss_last && result.evaluation->loss == expected.evaluation->loss;
-              report::Row row;
-              row.config = {
-                  {"model", std::string(model)},  {"arithmetic", std::string(arithmetic.name)},
-                  {"parts", std::int64_t{parts}}, {"teams", std::int64_t{teams}},
-                  {"ZeRO", std::int64_t{zero}},   {"plan", std::string(has_budget ? "least budget" : "none")}};
-              add_ranks(row, result, several.steps);
-              experiment.rows.push_back(row);
-            }
-          }
-        }
-      }
-    }
+std::string same_losses(const report::Experiment& experiment, std::size_t same) {
+  return "The last loss and the validation loss are those of one rank in " + std::to_string(same) + " of " +
+         std::to_string(experiment.rows.size()) + " rows; " + equal_rows(experiment, "rows") + ".";
+}
+
+/// How the work is cut, which is an attribute of the arithmetic.
+struct Cut {
+  int tp = 1, pp = 1, cp = 1, chunks = 1;
+  bool cuts_sequence = false;
+
+  std::string text() const {
+    std::string words = cp > 1 ? "sequence in " + std::to_string(cp) : "parts " + std::to_string(tp);
+    if (cuts_sequence) words += " and sequence";
+    words += ", stages " + std::to_string(pp);
+    if (chunks > 1) words += " in " + std::to_string(chunks) + " chunks";
+    return words;
   }
-  experiment.verdict = "The last loss and the validation loss are those of one rank in " + std::to_string(same) +
-                       " of " + std::to_string(experiment.rows.size()) + " rows; " + equal_rows(experiment, "rows") +
-                       ".";
-  return experiment;
+};
+
+std::vector<Cut> cuts(bool is_quick) {
+  if (is_quick) return {{2, 2, 1, 1, true}, {4, 1}, {1, 4}, {1, 1, 2}, {1, 2, 1, 2}};
+  std::vector<Cut> list;
+  for (const int pp : {1, 2, 4}) {
+    for (const int tp : {1, 2, 4}) {
+      list.push_back({tp, pp});
+      if (tp > 1) list.push_back({tp, pp, 1, 1, true});
+    }
+    if (pp == 4) continue;
+    for (const int cp : {2, 4}) list.push_back({1, pp, cp});
+  }
+  for (const int tp : {1, 2}) list.push_back({tp, 2, 1, 2});
+  return list;
 }
 
-namespace distributed_detail {
+/// Bytes that the rank keeps when the loss of one sample has been recorded, without a byte of it.
+std::int64_t recorded(const std::string& name, const models::ModelOptions& sizes, const nn::TensorOptions& on) {
+  const memory::Stack stack = memory::make_resource(on.device);
+  const ResourceScope scope(stack.top);
+  Generator generator(1);
+  const GeneratorScope random(generator);
+  const auto model = models::make_model(name, sizes, on);
+  const models::Batch batch = model->empty_batch(1, on.device);
+  Tape tape;
+  generator.start_pass();
+  const Recording on_tape(tape);
+  model->loss(batch);
+  return static_cast<std::int64_t>(stack.ledger->bytes(Category::activation));
+}
+
+Figures activation_figures(const Rows& rows, const char* name, std::int64_t tokens, int parts) {
+  const nn::Precision& precision = nn::precision("bf16");
+  const auto ranks = dist::make_dry(0, parts);
+  const models::ModelOptions sizes{.sequence = tokens, .team = {parts, parts > 1 ? ranks.get() : nullptr, parts > 1}};
+  const models::Theory theory = models::make_theory(name, sizes, precision);
+  const std::int64_t kept = recorded(name, sizes, precision.on(dry(rows.options.device)));
+  const auto model = models::make_model(name, {}, {dry(cpu)});
+  const double rule = 34.0 * static_cast<double>(tokens * model->options().width * model->options().layers) / parts;
+  std::int64_t logits = 0;
+  for (const models::Term& term : theory.outside) logits += term.name == "logits" ? term.bytes(1) : 0;
+  return {.theory = theory.kept_bytes(Category::activation, 1),
+          .predicted = kept,
+          .numbers = {{"rule", rule}, {"logits", logits}, {"ratio", static_cast<double>(kept) / rule}}};
+}
 
 struct Giant {
   const char* title;
@@ -203,86 +154,158 @@ constexpr Giant giants[] = {{"7.5B", 37, 4096, 32}, {"128B", 101, 10240, 80}, {"
 /// Bytes that a parameter costs in f16 or bf16 with Adam: 2 + 2 + 12; in f32: 4 + 4 + 8.
 constexpr std::int64_t bytes_each = 16;
 
+std::int64_t state_bytes(const CategoryBytes& bytes) {
+  const auto of = [&](Category c) { return bytes[static_cast<std::size_t>(c)]; };
+  return static_cast<std::int64_t>(of(Category::parameter) + of(Category::gradient) + of(Category::optimizer));
+}
+
+Figures state_figures(const Rows& rows, const Giant& giant, int ranks, int zero) {
+  const Device on = dry(rows.options.device);
+  const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
+  const ResourceScope scope(stack.top);
+  models::Setup setup = setup_of(
+      "gpt2", ranks, {.sequence = 16, .layers = giant.layers, .heads = giant.heads, .width = giant.width}, "adam");
+  set_precision(setup, "O2");
+  setup.ranks = ranks;
+  setup.zero = zero;
+  setup.bucket_bytes = 0;
+  models::TrainedParts parts(setup, on);
+  const models::Batch batch = parts.model->empty_batch(1, on);
+  const auto loss = [&](std::int64_t) { return parts.model->loss(batch); };
+  std::int64_t theory = 0, all = 0;
+  CategoryBytes bytes{};
+  if (parts.parallel == nullptr) {
+    nn::training_step(*parts.optimizer, loss, parts.options);
+    for (std::size_t i = 0; i < category_count; ++i) bytes[i] = stack.ledger->max_allocated(static_cast<Category>(i));
+    all = parts.model->parameter_count();
+    theory = bytes_each * all;
+  } else {
+    WatchedRanks watched(*parts.parallel, [&] { bytes = stack.ledger->bytes_by_category(); });
+    parts.options.ranks = &watched;
+    parts.options.parts = models::micro_batches(batch, 1);
+    nn::training_step(*parts.optimizer, loss, parts.options);
+    for (const dist::Bucket& bucket : parts.parallel->buckets()) {
+      const auto size = static_cast<std::int64_t>(size_of(bucket.dtype));
+      const std::int64_t shard = bucket.shard_elements(0);
+      theory += size * (zero < 3 ? bucket.elements : shard) + size * (zero < 2 ? bucket.elements : shard) +
+                (bytes_each - 2 * size) * (zero < 1 ? bucket.elements : shard);
+      all += bucket.elements;
+    }
+  }
+  const double p = static_cast<double>(all), n = ranks;
+  const double share[] = {16 * p, 4 * p + 12 * p / n, 2 * p + 14 * p / n, 16 * p / n};
+  return {
+      .theory = theory, .predicted = state_bytes(bytes), .numbers = {{"parameters", p}, {"equal_share", share[zero]}}};
+}
+
 }  // namespace distributed_detail
 
-report::Experiment distributed_zero_experiment(const ExperimentOptions& options) {
+std::string run_distributed(Rows& rows) {
   using namespace distributed_detail;
-  report::Experiment experiment;
-  experiment.name = "distributed-zero";
-  experiment.title = "Model state under ZeRO";
-  experiment.question = "What do parameters, gradients and optimizer state take on each rank of models up to 10^12?";
-  experiment.theory =
-      "Rajbhandari et al. 2020 (arXiv:1910.02054), table 1: with 2 bytes of parameter, 2 of gradient and 12 of state "
-      "per "
-      "parameter a rank has 16 P, 4 P + 12 P / N, 2 P + 14 P / N, 16 P / N in stages 0 to 3. P / N are the elements of "
-      "the rank's shards, which are whole grains of 4,096; norms' parameters are f32: 4 + 4 + 8. Dry runs of rank 0.";
-  experiment.columns = {{"parameters", "parameters", report::Unit::plain, 0},
-                        {"equal_share", "by P / N", report::Unit::bytes}};
-  const std::vector<int> counts = options.is_quick ? std::vector{1, 64, 1024} : std::vector{1, 4, 16, 64, 256, 1024};
-  for (const Giant& giant : giants) {
-    for (const int ranks : counts) {
-      for (int zero = ranks == 1 ? 3 : 0; zero <= 3; ++zero) {
-        options.progress(std::string("distributed-zero: ") + giant.title + ", " + std::to_string(ranks) +
-                         " ranks, stage " + std::to_string(zero));
-        const Device on = dry(options.device);
-        const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
-        const ResourceScope scope(stack.top);
-        models::Setup setup;
-        setup.model = "gpt2";
-        setup.sizes.layers = giant.layers, setup.sizes.width = giant.width, setup.sizes.heads = giant.heads;
-        setup.sizes.sequence = 16;
-        setup.optimizer = "adam";
-        set_precision(setup, "O2");
-        setup.batch = setup.ranks = ranks;
-        setup.zero = zero;
-        setup.bucket_bytes = 0;
-        models::TrainedParts parts(setup, on);
-        report::Row row;
-        CategoryBytes bytes{};
-        const models::Batch batch = parts.model->empty_batch(1, on);
-        std::int64_t theory = 0, all = 0;
-        if (parts.parallel == nullptr) {
-          nn::training_step(
-              *parts.optimizer, [&](std::int64_t) { return parts.model->loss(batch); }, parts.options);
-          for (const Category c : {Category::parameter, Category::gradient, Category::optimizer}) {
-            bytes[static_cast<std::size_t>(c)] = stack.ledger->max_allocated(c);
-          }
-          all = parts.model->parameter_count();
-          theory = bytes_each * all;
-        } else {
-          WatchedRanks watched(*parts.parallel, [&] { bytes = stack.ledger->bytes_by_category(); });
-          parts.options.ranks = &watched;
-          parts.options.parts = models::micro_batches(batch, 1);
-          nn::training_step(
-              *parts.optimizer, [&](std::int64_t) { return parts.model->loss(batch); }, parts.options);
-          for (const dist::Bucket& bucket : parts.parallel->buckets()) {
-            const auto size = static_cast<std::int64_t>(size_of(bucket.dtype));
-            const std::int64_t shard = bucket.shard_elements(0);
-            theory += size * (zero < 3 ? bucket.elements : shard) + size * (zero < 2 ? bucket.elements : shard) +
-                      (bytes_each - 2 * size) * (zero < 1 ? bucket.elements : shard);
-            all += bucket.elements;
+  constexpr int micro_batches = 12;  // over all ranks, so that one run is the measure of all
+  const auto contents = [](const std::string& path) { return read_whole_file(path, std::uint64_t{1} << 30); };
+  const Folder folder;
+  std::size_t same = 0;
+  for (const std::string model : {"char-gpt", "bert-base", "resnet18"}) {
+    for (const Arithmetic& arithmetic : arithmetics) {
+      const bool is_first = &arithmetic == &arithmetics[0];
+      if (rows.options.is_quick && !is_first && model != "char-gpt") continue;
+      models::TrainOptions one = training(model, arithmetic, rows.options, micro_batches, micro_batches);
+      one.save = folder.file("one");
+      const models::TrainReport expected = train(prepare_training(one));
+      const std::vector<std::byte> whole = contents(one.save);
+      one.save = folder.file("several");
+      for (const int ranks : rows.sizes<std::vector<int>>({2, 4}, {2, 3, 4})) {
+        for (int zero = 0; zero <= 3; ++zero) {
+          for (const bool has_budget : {false, true}) {
+            if (has_budget && rows.options.is_quick && !(is_first && ranks == 2)) continue;
+            rows.add({{"model", model},
+                      {"arithmetic", arithmetic.name},
+                      {"ranks", ranks},
+                      {"ZeRO", zero},
+                      {"plan", plan_name(has_budget)}},
+                     [&] {
+                       const models::TrainReport result = on_ranks(one, ranks, ranks, zero, has_budget);
+                       const bool is_same = contents(one.save) == whole && result.loss_last == expected.loss_last;
+                       same += is_same ? 1 : 0;
+                       Figures figures = rank_figures(result, one.steps);
+                       figures.compared.push_back({"the file of one rank", whole.size(), is_same ? whole.size() : 0});
+                       return figures;
+                     });
           }
         }
-        row.config = {{"model", std::string(giant.title)},
-                      {"ranks", std::int64_t{ranks}},
-                      {"ZeRO", std::int64_t{ranks == 1 ? 0 : zero}}};
-        row.theory_bytes = theory;
-        row.predicted_bytes = 0;
-        for (const Category c : {Category::parameter, Category::gradient, Category::optimizer}) {
-          *row.predicted_bytes += static_cast<std::int64_t>(bytes[static_cast<std::size_t>(c)]);
-        }
-        const double p = static_cast<double>(all), n = ranks;
-        const double share[] = {16 * p, 4 * p + 12 * p / n, 2 * p + 14 * p / n, 16 * p / n};
-        row.numbers = {{"parameters", p}, {"equal_share", share[zero]}};
-        experiment.rows.push_back(row);
       }
     }
   }
-  std::size_t exact = 0;
-  for (const report::Row& row : experiment.rows) exact += row.theory_bytes == row.predicted_bytes ? 1 : 0;
-  experiment.verdict = "The dry rank has exactly the formula's bytes in " + std::to_string(exact) + " of " +
-                       std::to_string(experiment.rows.size()) + " rows.";
-  return experiment;
+  return "The file and the last loss are those of one rank in " + std::to_string(same) + " of " +
+         std::to_string(rows.experiment.rows.size()) + " rows; " + equal_rows(rows.experiment, "rows") + ".";
+}
+
+std::string run_distributed_parts(Rows& rows) {
+  using namespace distributed_detail;
+  std::size_t same = 0;
+  for (const std::string model : {"char-gpt", "bert-base", "tiny-llama", "vit-b16"}) {
+    for (const Arithmetic& arithmetic : arithmetics) {
+      if (arithmetic.precision == "fp8") continue;
+      if (rows.options.is_quick && &arithmetic != &arithmetics[0]) continue;
+      for (const int parts : rows.sizes<std::vector<int>>({2}, {2, 4})) {
+        models::TrainOptions one = training(model, arithmetic, rows.options, 24, 2);
+        models::ModelOptions& sizes = one.setup.sizes;
+        sizes.heads = 12, sizes.width = 96, sizes.layers = 2;
+        (model == "vit-b16" ? sizes.image : sizes.sequence) = model == "vit-b16" ? 32 : 64;
+        if (model == "tiny-llama") sizes.dropout = -1, sizes.key_heads = 4;
+        one.setup.tp = parts;
+        same += add_groups(rows, {{"model", model}, {"arithmetic", arithmetic.name}, {"parts", parts}}, "teams", one,
+                           parts, true);
+      }
+    }
+  }
+  return same_losses(rows.experiment, same);
+}
+
+std::string run_distributed_layouts(Rows& rows) {
+  using namespace distributed_detail;
+  std::size_t same = 0;
+  for (const Cut& cut : cuts(rows.options.is_quick)) {
+    models::TrainOptions one = training("char-gpt", {"f32"}, rows.options, 16, 8);
+    models::Setup& setup = one.setup;
+    one.steps = 4;
+    one.warmup = 0;
+    setup.sizes.layers = 4, setup.sizes.width = 48, setup.sizes.heads = 4, setup.sizes.sequence = 32;
+    setup.tp = cut.tp, setup.pp = cut.pp, setup.cp = cut.cp;
+    setup.sequence_parallel = cut.cuts_sequence;
+    setup.chunks = cut.chunks;
+    if (cut.chunks > 1) setup.pipeline = "interleaved";
+    same += add_groups(rows, {{"cut", cut.text()}}, "shares", one, cut.tp * cut.pp * cut.cp, false);
+  }
+  return same_losses(rows.experiment, same);
+}
+
+std::string run_distributed_activations(Rows& rows) {
+  using namespace distributed_detail;
+  for (const char* const name : {"llama-3.2-1b", "llama-3-8b", "llama-3-70b"}) {
+    for (const std::int64_t tokens : rows.sizes<std::vector<std::int64_t>>({1024, 4096}, {1024, 4096, 16384, 131072})) {
+      for (const int parts : {1, 2, 4, 8}) {
+        rows.add({{"model", name}, {"tokens", tokens}, {"parts", parts}},
+                 [&] { return activation_figures(rows, name, tokens, parts); });
+      }
+    }
+  }
+  return "The dry rank keeps exactly the closed form's bytes in " + count_rows(rows.experiment.rows, is_explained) +
+         " rows.";
+}
+
+std::string run_distributed_zero(Rows& rows) {
+  using namespace distributed_detail;
+  for (const Giant& giant : giants) {
+    for (const int ranks : rows.sizes<std::vector<int>>({1, 64, 1024}, {1, 4, 16, 64, 256, 1024})) {
+      for (int zero = ranks == 1 ? 3 : 0; zero <= 3; ++zero) {
+        rows.add({{"model", giant.title}, {"ranks", ranks}, {"ZeRO", ranks == 1 ? 0 : zero}},
+                 [&] { return state_figures(rows, giant, ranks, zero); });
+      }
+    }
+  }
+  return "The dry rank has exactly the formula's bytes in " + count_rows(rows.experiment.rows, is_explained) + " rows.";
 }
 
 }  // namespace thimble::bench

@@ -1,9 +1,13 @@
 #pragma once
-// The memory-scaling experiments of `thimble reproduce`: each holds theory, prediction (dry run) and measurement (real
-// run) side by side.
+// The memory-scaling experiments of `thimble reproduce`. Each is a table: the rows that are run, with theory,
+// prediction (dry run) and measurement (real run) side by side, their columns, and plots of them. One runner fills all.
 
+#include <concepts>
 #include <functional>
+#include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <thimble/bench/experiments/process_row.h>
@@ -13,28 +17,141 @@
 
 namespace thimble::bench {
 
+using report::Role;
+using report::Scale;
+using report::Unit;
+
 struct ExperimentOptions {
   Device device = cpu;    ///< where the measured runs are
   bool is_quick = false;  ///< small sizes: minutes become seconds
   /// Largest predicted peak that is also measured; above it the measured column is empty.
   std::size_t most_measured_bytes = std::size_t{18} << 30;
-  std::function<void(const std::string&)> progress = [](const std::string&) {};  ///< told before every run
+  std::function<void(const std::string&)> progress = [](const std::string&) {};  ///< called before every run
 };
 
-/// Activation bytes of ResNets against the batch: linear, with the slope of the textbook count.
-report::Experiment resnet_batch_experiment(const ExperimentOptions& options);
-/// What the blocks of a ResNet-50 keep, on their main path and on their shortcut.
-report::Experiment resnet_branches_experiment(const ExperimentOptions& options);
-/// Activation bytes of one GPT layer against sequence, batch, width and heads: the formula of Korthikanti et al. 2022,
-/// and tiled attention beside it.
-report::Experiment gpt_layer_experiment(const ExperimentOptions& options);
-/// Where the bytes of a training step are at its peak, per model and optimizer, and over time.
-report::Experiment step_peak_experiment(const ExperimentOptions& options);
-/// Predicted and measured peaks over models, batches and optimizers.
-report::Experiment prediction_experiment(const ExperimentOptions& options);
+/// Figures of rows are given as numbers of any type.
+template <class T>
+concept AnyNumber = std::integral<T> || std::floating_point<T>;
+struct Number {
+  template <AnyNumber T>
+  Number(T number) : value(static_cast<double>(number)) {}
+  double value;
+};
+struct Bytes {
+  template <AnyNumber T>
+  Bytes(T bytes) : value(static_cast<std::int64_t>(bytes)) {}
+  std::int64_t value;
+};
+struct ComparedBytes {
+  std::string name;
+  Bytes predicted, measured;
+};
 
-/// The same under every technique and combination of them.
-report::Experiment techniques_experiment(const ExperimentOptions& options);
+/// The figures of a row (report::Row); those that are left out are not known.
+struct Figures {
+  std::optional<Bytes> theory = {}, predicted = {}, measured = {};
+  std::vector<std::pair<std::string, Bytes>> remainder = {};
+  std::vector<std::pair<std::string, Number>> numbers = {};
+  std::vector<ComparedBytes> compared = {};
+  std::vector<std::pair<Bytes, ProcessBytes>> processes = {};  ///< of its runs, each behind its predicted peak
+  std::string no_process = {}, lacks = {};
+};
+
+/// The results of a dry and of a real run.
+template <class T>
+struct Both {
+  T predicted, measured;
+};
+
+using Config = std::vector<report::Setting>;
+
+/// The rows of an experiment while it runs.
+class Rows {
+ public:
+  Rows(const ExperimentOptions& o, report::Experiment& e) : options(o), experiment(e) {}
+
+  /// Calls the options' progress with the experiment's name and `text`.
+  void say(const std::string& text) const { options.progress(experiment.name + ": " + text); }
+  /// Appends a row; with `run`, its settings are the progress before it is run.
+  report::Row& add(Config config, const Figures& figures);
+  report::Row& add(Config config, const std::function<Figures()>& run);
+  /// What `run(device)` returns on the dry device and on the real one.
+  template <class Run>
+  auto both(Run run) const -> Both<decltype(run(cpu))> {
+    return {run(dry(options.device)), run(options.device)};
+  }
+  /// Sizes of the quick form, or of the full one.
+  template <class T>
+  T sizes(T quick, T full) const {
+    return options.is_quick ? quick : full;
+  }
+
+  const ExperimentOptions& options;
+  report::Experiment& experiment;
+};
+
+/// Curves of rows: one for each `name` that rows have, and for each of `curves` its figure against `x`. Both are names
+/// that `value` knows; an empty `x` is the row's number from 1 on. Rows without a name or a figure are not in it.
+struct PlotOfRows {
+  struct Curve {
+    std::string y, suffix;
+    Role role = Role::other;
+  };
+  report::Plot plot;  ///< without its series
+  std::string x;
+  std::vector<Curve> curves;
+  std::function<std::optional<std::string>(const report::Row&)> name;
+};
+
+struct ExperimentTable {
+  std::string name, title, question, theory;  ///< as report::Experiment has them
+  std::vector<report::Column> columns;
+  std::string (*run)(Rows& rows);  ///< adds the rows; returns the verdict
+  std::vector<PlotOfRows> plots = {};
+};
+
+report::Experiment run_experiment(const ExperimentTable& table, const ExperimentOptions& options);
+
+/// A number or a numeric setting of a row, "theory" (with the named remainder), "predicted" or "measured"; nullopt: the
+/// row has none.
+std::optional<double> value(const report::Row& row, const std::string& name);
+/// The same of a row that has it. Throws std::bad_optional_access.
+double number(const report::Row& row, const std::string& name);
+/// A setting of a row as text.
+std::string setting(const report::Row& row, const std::string& name);
+
+/// "3 of 5": rows for which `is_counted` holds.
+std::string count_rows(const std::vector<report::Row>& rows, const std::function<bool(const report::Row&)>& is_counted);
+/// Whether a row was measured as predicted. Its theory and named remainder are the prediction.
+bool is_equal(const report::Row& row);
+bool is_explained(const report::Row& row);
+/// "In 3 of 5 rows theory and the named remainder give every predicted byte."
+std::string explained_rows(const report::Experiment& experiment);
+/// "predicted == measured in 12 of 12 runs"; with a formula: "theory == predicted in 3 of 3 rows that have a formula".
+std::string equal_rows(const report::Experiment& experiment, const std::string& rows = "runs");
+std::string equal_theory(const report::Experiment& experiment);
+
+/// All of them, in the order of the report.
+const std::vector<ExperimentTable>& all_experiments();
+
+/// The chosen ones, in the order of the report. A name chooses the experiment of that name and all whose names begin
+/// with it and a dash ("precision", "checkpoint"); no names, or "all", choose all. Throws ValueError, listing the
+/// names, for one that chooses none.
+std::vector<const ExperimentTable*> select_experiments(const std::vector<std::string>& names);
+
+// Their runs, in the files of their topics.
+std::string run_training(Rows&rows), run_resnet_batch(Rows&rows), run_resnet_branches(Rows&rows),
+    run_gpt_layer(Rows&rows), run_gpt_curve(Rows&rows), run_step_peak(Rows&rows), run_prediction(Rows&rows),
+    run_techniques(Rows&rows), run_known_schedules(Rows&rows), run_checkpoint_depth(Rows&rows),
+    run_checkpoint_sequence(Rows&rows), run_checkpoint_batch(Rows&rows), run_accumulation(Rows&rows),
+    run_sharing(Rows&rows), run_rules_of_thumb(Rows&rows), run_long_sequences(Rows&rows), run_llama(Rows&rows),
+    run_overhead(Rows&rows), run_placement(Rows&rows), run_fragmentation(Rows&rows), run_distributed(Rows&rows),
+    run_distributed_parts(Rows&rows), run_distributed_layouts(Rows&rows), run_distributed_activations(Rows&rows),
+    run_distributed_zero(Rows&rows), run_eight_bits(Rows&rows), run_precision(Rows&rows),
+    run_precision_bytes(Rows&rows), run_precision_state(Rows&rows), run_precision_encoder(Rows&rows),
+    run_precision_int8(Rows&rows), run_precision_int8_bytes(Rows&rows);
+
+// What verdicts are computed from, for tests.
 
 /// How many rows of `techniques` have a technique, alone or combined, and in how many of them all figures are equal.
 struct TechniqueCount {
@@ -45,87 +162,31 @@ struct TechniqueCount {
 /// the experiment `techniques`; those that were not measured do not count.
 std::vector<TechniqueCount> count_by_technique(const std::vector<report::Row>& rows);
 
-/// A transformer's activations under checkpointing, against its layers and against its sequence.
-report::Experiment checkpoint_depth_experiment(const ExperimentOptions& options);
-report::Experiment checkpoint_sequence_experiment(const ExperimentOptions& options);
-/// What checkpointing saves, and costs, at every batch.
-report::Experiment checkpoint_batch_experiment(const ExperimentOptions& options);
-/// A batch in micro-batches.
-report::Experiment accumulation_experiment(const ExperimentOptions& options);
-/// Convolutions that share their kernels, and their plain twins.
-report::Experiment sharing_experiment(const ExperimentOptions& options);
-/// What plans cost in time: the cost model's word against steps on the device. Needs up to 15 GiB in full.
-report::Experiment overhead_experiment(const ExperimentOptions& options);
-/// The largest batches of BERT-base and ViT-Large on cards of named sizes, plain and planned; dry.
-report::Experiment rules_of_thumb_experiment(const ExperimentOptions& options);
-/// The longest sequences of Llamas in budgets, way by way; large ones dry, a small one measured at its longest.
-report::Experiment long_sequences_experiment(const ExperimentOptions& options);
-/// Llama and Qwen, scaled down, in every form of training and in generation.
-report::Experiment llama_experiment(const ExperimentOptions& options);
-/// What GPT's layers keep against the time that plans add; gpt2 dry, a small one measured.
-report::Experiment gpt_curve_experiment(const ExperimentOptions& options);
-/// Known schedules on a network of 100 equal blocks: forwards and bytes.
-report::Experiment known_schedules_experiment(const ExperimentOptions& options);
+/// p where y grows as constant + x^p: from the last three points, whose x are a geometric sequence,
+/// log((y3 - y2) / (y2 - y1)) / log(x3 / x2). 0 for y that grows by the same amount for every such step (a logarithm);
+/// nullopt for y that does not grow. Throws ValueError for fewer points or another sequence.
+std::optional<double> growth_exponent(std::span<const report::Point> points);
 
-/// Heights of the dynamic and of the placed arena against the load.
-report::Experiment placement_experiment(const ExperimentOptions& options);
-/// Holes between blocks: what freeing, trimming and compaction give back.
-report::Experiment fragmentation_experiment(const ExperimentOptions& options);
+/// "O(layers)", "O(sqrt(layers))", "O(log layers)", "O(layers^2)", "O(1)": the one of these that the exponent is next
+/// to, and the exponent.
+std::string growth_in_words(std::optional<double> exponent, const std::string& x);
 
-/// A GPT and a ResNet train on generated data, inside memory that was predicted.
-report::Experiment training_experiment(const ExperimentOptions& options);
-
-/// Training on ranks that are threads: files and losses beside those of one rank, every rank's bytes.
-report::Experiment distributed_experiment(const ExperimentOptions& options);
-/// Blocks in parts over teams of ranks: each rank's bytes as they were told, losses those of one rank with all parts.
-report::Experiment distributed_parts_experiment(const ExperimentOptions& options);
-/// One model over shares, parts, stages and ZeRO's stages: each rank's bytes as they were told, losses of one rank.
-report::Experiment distributed_layouts_experiment(const ExperimentOptions& options);
-/// What Llamas keep for backward over teams and sequences, by the closed form and dry, beside 34 s b h L / t.
-report::Experiment activation_curves_experiment(const ExperimentOptions& options);
-/// Model state of GPTs up to 10^12 parameters on up to 1024 ranks in every stage of ZeRO, dry.
-report::Experiment distributed_zero_experiment(const ExperimentOptions& options);
-
-/// Saved tensors and optimizer state in 16 and 8 bits: bytes, gradients, losses.
-report::Experiment eight_bits_experiment(const ExperimentOptions& options);
-
-/// Every precision policy, 8-bit state and packed tensors: what a training commits, its loss, its time.
-report::Experiment precision_experiment(const ExperimentOptions& options);
-/// The same, category by category: theory, predicted, measured.
-report::Experiment precision_bytes_experiment(const ExperimentOptions& options);
-/// What a parameter costs under every policy, and master copies among it.
-report::Experiment precision_state_experiment(const ExperimentOptions& options);
-/// BERT under O0, O1, O2, bf16 and fp8: when 40 % are saved, and how fast it is.
-report::Experiment precision_encoder_experiment(const ExperimentOptions& options);
-/// A net in 8 bits: file, accuracy, bytes and time of inference. On the cpu, wherever the others are.
-report::Experiment precision_int8_experiment(const ExperimentOptions& options);
-/// Inference in f32 and in 8 bits, category by category: theory, predicted, measured; likewise.
-report::Experiment precision_int8_bytes_experiment(const ExperimentOptions& options);
-
-struct NamedExperiment {
-  std::string name;
-  report::Experiment (*run)(const ExperimentOptions&);
+/// A batch with and without checkpointing: live bytes at the peak of a step, and its time.
+struct CheckpointedBatch {
+  std::int64_t batch = 0;
+  double plain_bytes = 0, checkpointed_bytes = 0;
+  double plain_ms = 0, checkpointed_ms = 0;
 };
-/// All of them, in the order of the report.
-const std::vector<NamedExperiment>& all_experiments();
+/// From which batch on checkpointing saves, how much, at what cost in time, and whether that begins at 16. `batches`
+/// are by rising size.
+std::string checkpoint_batch_verdict(std::span<const CheckpointedBatch> batches);
 
-/// Those that are asked for, in the order of the report. A name stands for the experiment of that name and for those
-/// that begin with it and a dash ("precision", "checkpoint"); no names, or "all", for all of them. Throws ValueError,
-/// listing the names, for one that stands for none.
-std::vector<NamedExperiment> select_experiments(const std::vector<std::string>& names);
-
-/// What backward would find kept after a forward of `setup` in training, in an arena of its own.
-struct ForwardBytes {
-  std::size_t activation = 0;  ///< temporaries kept for backward
-  std::size_t input = 0;       ///< the batch
-  /// Activation bytes at and below a module path.
-  std::vector<std::pair<std::string, std::size_t>> by_path;
-  ProcessBytes process;  ///< of the forward
+/// A plan of GPT: what its layers keep, as shares of two builds that keep everything, and its time.
+struct CurvePoint {
+  double of_textbook = 0, of_fused = 0;
+  double time_overhead = 0;
 };
-ForwardBytes forward_bytes(Device device, const models::Setup& setup, const std::vector<std::string>& paths);
-
-/// Adds the curves `name` theory (with the named remainder), predicted and measured, against the setting of number `x`.
-void add_curves(report::Plot& plot, const std::vector<report::Row>& rows, std::size_t x, const std::string& name,
-                const std::string& group);
+/// The least that is kept at +5 % time, and the time of keeping 85 % less than the textbook build.
+std::string gpt_curve_verdict(std::span<const CurvePoint> curve);
 
 }  // namespace thimble::bench

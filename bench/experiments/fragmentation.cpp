@@ -1,9 +1,7 @@
 // Experiment: holes. What an arena holds when half of its blocks are gone, what trimming gives back (PyTorch calls it
 // empty_cache), and what compaction does.
 
-#include <vector>
-
-#include <thimble/bench/experiments/experiments.h>
+#include <thimble/bench/experiments/runs.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/core/tensor/tensor.h>
 #include <thimble/memory/stack.h>
@@ -18,7 +16,6 @@ struct Blocks {
 
 constexpr const char* moments[] = {"all are there", "every second freed", "trimmed", "the next step",
                                    "compacted and trimmed"};
-constexpr std::size_t moment_count = std::size(moments);
 
 std::int64_t rounded_up(std::int64_t bytes, std::int64_t granule) { return (bytes + granule - 1) / granule * granule; }
 
@@ -34,12 +31,6 @@ std::int64_t touched_bytes(const Blocks& blocks, std::int64_t granule) {
     bytes += is_touched ? granule : 0;
   }
   return bytes;
-}
-
-/// Committed bytes at each moment, by the sizes alone.
-std::vector<std::int64_t> theory_of(const Blocks& blocks, std::int64_t granule) {
-  const std::int64_t all = rounded_up(blocks.count * blocks.bytes, granule);
-  return {all, all, touched_bytes(blocks, granule), all, rounded_up((blocks.count + 1) / 2 * blocks.bytes, granule)};
 }
 
 /// What an arena, and its process, have at a moment.
@@ -79,60 +70,42 @@ std::vector<Held> run_blocks(Device device, const Blocks& blocks) {
 
 }  // namespace fragmentation_detail
 
-report::Experiment fragmentation_experiment(const ExperimentOptions& options) {
+std::string run_fragmentation(Rows& rows) {
   using namespace fragmentation_detail;
-  report::Experiment experiment;
-  experiment.name = "fragmentation";
-  experiment.title = "Holes: trimming and compaction";
-  experiment.question = "What do emptying the cache and defragmentation give back, and when?";
-  experiment.theory =
-      "<i>n</i> blocks of <i>s</i> bytes take <i>n s</i> rounded up to granules of <i>g</i>. Freeing a block gives no "
-      "page back. Trimming gives back the granules that no block touches: none where the holes are smaller than a "
-      "granule. Blocks that were slid together take (<i>n</i> / 2) <i>s</i>, rounded up.";
-  using report::Unit;
-  experiment.columns = {{"live", "live bytes", Unit::bytes},
-                        {"largest", "largest request that fits", Unit::bytes},
-                        {"moved", "bytes moved", Unit::bytes}};
-  const auto granule = static_cast<std::int64_t>(make_backing(dry(options.device))->granule());
-  const std::int64_t count = options.is_quick ? 16 : 64;
-  const auto last = static_cast<std::ptrdiff_t>(moment_count) - 1;
-  std::size_t equal = 0;
+  const auto granule = static_cast<std::int64_t>(make_backing(dry(rows.options.device))->granule());
   std::string findings;
   for (const std::int64_t halves : {1, 2, 3}) {
-    const Blocks blocks{count, halves * granule / 2};
-    options.progress("fragmentation: blocks of " + std::to_string(blocks.bytes) + " bytes");
-    const std::vector<std::int64_t> theory = theory_of(blocks, granule);
-    const std::vector<Held> predicted = run_blocks(dry(options.device), blocks);
-    const std::vector<Held> measured = run_blocks(options.device, blocks);
-    for (std::size_t i = 0; i < moment_count; ++i) {
-      report::Row row;
-      row.config = {{"blocks", count}, {"block_bytes", blocks.bytes}, {"moment", std::string(moments[i])}};
-      row.theory_bytes = theory[i];
-      row.predicted_bytes = static_cast<std::int64_t>(predicted[i].arena.committed_bytes);
-      row.measured_bytes = static_cast<std::int64_t>(measured[i].arena.committed_bytes);
-      row.compared = {{"live", static_cast<std::int64_t>(predicted[i].arena.requested_bytes),
-                       static_cast<std::int64_t>(measured[i].arena.requested_bytes)},
-                      {"largest", static_cast<std::int64_t>(predicted[i].arena.largest_free_bytes),
-                       static_cast<std::int64_t>(measured[i].arena.largest_free_bytes)}};
-      row.numbers = {{"live", static_cast<double>(predicted[i].arena.requested_bytes)},
-                     {"largest", static_cast<double>(predicted[i].arena.largest_free_bytes)},
-                     {"moved", static_cast<double>(measured[i].arena.moved_bytes)}};
-      add_process(row, predicted[i].process.arena_bytes, measured[i].process);
-      equal += row.theory_bytes == row.predicted_bytes && report::match(row) == report::Match::equal ? 1 : 0;
-      experiment.rows.push_back(std::move(row));
+    const Blocks blocks{rows.sizes(16, 64), halves * granule / 2};
+    rows.say("blocks of " + std::to_string(blocks.bytes) + " bytes");
+    const std::int64_t all = rounded_up(blocks.count * blocks.bytes, granule);
+    const std::int64_t half = rounded_up((blocks.count + 1) / 2 * blocks.bytes, granule);
+    const std::int64_t theory[] = {all, all, touched_bytes(blocks, granule), all, half};  // by the sizes only
+    const auto held = rows.both([&](Device device) { return run_blocks(device, blocks); });
+    for (std::size_t i = 0; i < std::size(moments); ++i) {
+      const Arena::Statistics &predicted = held.predicted[i].arena, &measured = held.measured[i].arena;
+      rows.add({{"blocks", blocks.count}, {"block_bytes", blocks.bytes}, {"moment", moments[i]}},
+               Figures{.theory = theory[i],
+                       .predicted = predicted.committed_bytes,
+                       .measured = measured.committed_bytes,
+                       .numbers = {{"live", predicted.requested_bytes},
+                                   {"largest", predicted.largest_free_bytes},
+                                   {"moved", measured.moved_bytes}},
+                       .compared = {{"live", predicted.requested_bytes, measured.requested_bytes},
+                                    {"largest", predicted.largest_free_bytes, measured.largest_free_bytes}},
+                       .processes = {{held.predicted[i].process.arena_bytes, held.measured[i].process}}});
     }
-    const auto of_all = [&](std::ptrdiff_t moment) {
-      const auto bytes = static_cast<double>(measured[static_cast<std::size_t>(moment)].arena.committed_bytes);
-      return report::format_quantity(1 - bytes / static_cast<double>(theory[0]), Unit::percent, 1);
+    const auto given_back = [&](std::size_t moment) {
+      const auto bytes = static_cast<double>(held.measured[moment].arena.committed_bytes);
+      return percent(1 - bytes / static_cast<double>(all));
     };
     findings += (findings.empty() ? "" : "; ") +
-                report::format_quantity(static_cast<double>(blocks.bytes), Unit::bytes, 0) + ": " + of_all(2) +
-                " by trimming, " + of_all(last) + " by compaction";
+                report::format_quantity(static_cast<double>(blocks.bytes), Unit::bytes, 0) + ": " + given_back(2) +
+                " by trimming, " + given_back(4) + " by compaction";
   }
-  experiment.verdict = "Half of the bytes are freed. Given back, for blocks of " + findings +
-                       ". The next step takes all of it again. Theory, prediction and measurement are equal in " +
-                       std::to_string(equal) + " of " + std::to_string(experiment.rows.size()) + " rows.";
-  return experiment;
+  const auto is_all_equal = [](const report::Row& row) { return is_explained(row) && is_equal(row); };
+  return "Half of the bytes are freed. Given back, for blocks of " + findings +
+         ". The next step takes all of it again. Theory, prediction and measurement are equal in " +
+         count_rows(rows.experiment.rows, is_all_equal) + " rows.";
 }
 
 }  // namespace thimble::bench

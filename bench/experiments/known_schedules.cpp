@@ -152,58 +152,38 @@ std::vector<Schedule> schedules(std::size_t n) {
 
 }  // namespace known_schedules_detail
 
-report::Experiment known_schedules_experiment(const ExperimentOptions& options) {
+std::string run_known_schedules(Rows& rows) {
   using namespace known_schedules_detail;
   constexpr std::size_t blocks = 100;
-  report::Experiment experiment;
-  experiment.name = "known-schedules";
-  experiment.title = "Known schedules on 100 equal blocks";
-  experiment.question = "Does a tape that follows a schedule of the literature run, and hold, what its theory says?";
-  experiment.theory =
-      "<i>n</i> = 100 blocks relu(<i>x W</i>). Forwards: sqrt(<i>n</i>) at most 2<i>n</i> (Chen et al. 2016, section "
-      "4.1), halves of halves <i>n</i> + A(<i>n</i>), A(<i>n</i>) = <i>h</i> + A(<i>h</i>) + A(<i>n</i> - <i>h</i>) "
-      "(section 4.3), binomial with <i>c</i> slots <i>n</i> + <i>rn</i> - C(<i>c</i> + <i>r</i>, <i>r</i> - 1) "
-      "(Griewank & Walther 2000). Bytes: the peak that the simulator of schedules gives the chain.";
-  using report::Unit;
-  experiment.columns = {{"forwards_theory", "forwards, theory", Unit::plain, 0},
-                        {"forwards", "forwards, run", Unit::plain, 0},
-                        {"kept", "kept when backward begins", Unit::bytes},
-                        {"units", "peak in activations", Unit::plain, 1},
-                        {"same_gradients", "gradients the same bits", Unit::plain, 0}};
   TapeGraph graph;
-  run(dry(options.device), blocks, nullptr, &graph);
+  run(dry(rows.options.device), blocks, nullptr, &graph);
   const std::vector<std::uint32_t> cuts = block_cuts(graph, "block.");
   const remat::Chain chain = chain_of(blocks);
-  std::size_t exact = 0;
   std::vector<float> plain;
+  std::size_t exact = 0;
   for (const Schedule& schedule : schedules(blocks)) {
-    options.progress("known-schedules: " + schedule.name);
-    const auto plan = std::make_shared<TapePlan>(tape_plan_of(graph, cuts, schedule.plan));
-    const Outcome predicted = run(dry(options.device), blocks, plan);
-    const Outcome measured = run(options.device, blocks, plan);
-    if (plain.empty()) plain = measured.gradients;
-    const std::int64_t forwards = std::accumulate(measured.runs.begin(), measured.runs.end(), std::int64_t{0});
-    report::Row row;
-    row.config = {{"schedule", schedule.name}};
-    row.theory_bytes = remat::simulate(chain, schedule.plan).peak_bytes;
-    row.predicted_bytes = static_cast<std::int64_t>(predicted.peak);
-    row.measured_bytes = static_cast<std::int64_t>(measured.peak);
-    add_process(row, predicted.process.arena_bytes, measured.process);
-    row.numbers = {{"forwards_theory", static_cast<double>(schedule.forwards)},
-                   {"forwards", static_cast<double>(forwards)},
-                   {"kept", static_cast<double>(measured.kept)},
-                   {"units", static_cast<double>(measured.peak) / unit_bytes},
-                   {"same_gradients", measured.gradients == plain ? 1.0 : 0.0}};
-    const bool is_exact = forwards == schedule.forwards && predicted.runs == measured.runs &&
-                          measured.gradients == plain && report::unnamed_bytes(row) == 0 &&
-                          report::match(row) == report::Match::equal;
-    exact += is_exact ? 1 : 0;
-    experiment.rows.push_back(row);
+    rows.add({{"schedule", schedule.name}}, [&] {
+      const auto plan = std::make_shared<TapePlan>(tape_plan_of(graph, cuts, schedule.plan));
+      const auto [predicted, measured] = rows.both([&](Device device) { return run(device, blocks, plan); });
+      if (plain.empty()) plain = measured.gradients;
+      const std::int64_t forwards = std::accumulate(measured.runs.begin(), measured.runs.end(), std::int64_t{0});
+      const remat::Bytes theory = remat::simulate(chain, schedule.plan).peak_bytes;
+      const bool has_same_gradients = measured.gradients == plain;
+      exact += forwards == schedule.forwards && predicted.runs == measured.runs && has_same_gradients &&
+               theory == static_cast<remat::Bytes>(predicted.peak) && predicted.peak == measured.peak;
+      return Figures{.theory = theory,
+                     .predicted = predicted.peak,
+                     .measured = measured.peak,
+                     .numbers = {{"forwards_theory", schedule.forwards},
+                                 {"forwards", forwards},
+                                 {"kept", measured.kept},
+                                 {"units", static_cast<double>(measured.peak) / unit_bytes},
+                                 {"same_gradients", has_same_gradients ? 1 : 0}},
+                     .processes = {{predicted.process.arena_bytes, measured.process}}};
+    });
   }
-  experiment.verdict =
-      "Forwards and peak bytes are the theory's, predicted and measured, and the gradients the same bits in " +
-      std::to_string(exact) + " of " + std::to_string(experiment.rows.size()) + " schedules.";
-  return experiment;
+  return "Forwards and peak bytes are the theory's, predicted and measured, and the gradients the same bits in " +
+         std::to_string(exact) + " of " + std::to_string(rows.experiment.rows.size()) + " schedules.";
 }
 
 }  // namespace thimble::bench

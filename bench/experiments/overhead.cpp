@@ -2,15 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include <thimble/bench/experiments/experiments.h>
-#include <thimble/bench/experiments/process_row.h>
-#include <thimble/bench/report/text.h>
+#include <thimble/bench/experiments/runs.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/fit/fit.h>
@@ -27,14 +24,10 @@ struct Case {
 };
 
 std::vector<Case> cases(bool is_quick) {
-  models::Setup gpt;
-  gpt.model = "char-gpt";
-  gpt.sizes.layers = is_quick ? 3 : 12, gpt.sizes.heads = 4, gpt.sizes.width = is_quick ? 64 : 256;
-  gpt.sizes.sequence = is_quick ? 64 : 256;
-  gpt.batch = 8;
-  models::Setup resnet;
-  resnet.model = is_quick ? "resnet18" : "resnet50";
-  resnet.batch = is_quick ? 2 : 8;
+  const std::int64_t width = is_quick ? 64 : 256;
+  const models::Setup gpt =
+      setup_of("char-gpt", 8, {.sequence = width, .layers = is_quick ? 3 : 12, .heads = 4, .width = width});
+  models::Setup resnet = setup_of(is_quick ? "resnet18" : "resnet50", is_quick ? 2 : 8);
   std::vector<Case> list{{gpt, 4, {0.4, 0.15}}, {resnet, is_quick ? 2 : 4, {0.4, 0.15}}};
   if (is_quick) return list;
   resnet.batch = 184;
@@ -85,10 +78,11 @@ class Runner {
   std::unique_ptr<nn::TrainingRun> run_;
 };
 
+/// The fastest step of a run, and its processes behind their promises.
 struct Timed {
   double ms = std::numeric_limits<double>::infinity();
   std::size_t peak_bytes = 0;
-  report::Row process;  // that came nearest to its promise: nothing else of it is filled in
+  std::vector<std::pair<Bytes, ProcessBytes>> processes = {};
 
   void add(double step_ms) { ms = std::min(ms, step_ms); }
 };
@@ -115,7 +109,7 @@ Pair time_beside(Device device, const nn::MakeRun& make, const nn::Plan& plan, c
     pair.plan.peak_bytes = plan_run.peak_bytes(), pair.base.peak_bytes = base_run.peak_bytes();
     const ProcessBytes process = watch.bytes(plan_run.arena(), 2 * nodes);
     for (Timed* const timed : {&pair.plan, &pair.base}) {
-      add_process(timed->process, plan.peak_bytes + base.peak_bytes, process);
+      timed->processes.emplace_back(plan.peak_bytes + base.peak_bytes, process);
     }
     return pair;
   }
@@ -127,79 +121,67 @@ Pair time_beside(Device device, const nn::MakeRun& make, const nn::Plan& plan, c
       run.step_ms();
       for (int step = 0; step < 2; ++step) timed.add(run.step_ms());
       timed.peak_bytes = run.peak_bytes();
-      add_process(timed.process, (is_base ? base : plan).peak_bytes, watch.bytes(run.arena(), nodes));
+      timed.processes.emplace_back((is_base ? base : plan).peak_bytes, watch.bytes(run.arena(), nodes));
     }
   }
   return pair;
 }
 
-report::Row row_of(const models::Setup& setup, const std::string& name, const nn::Plan& plan, const Timed& timed,
-                   double overhead) {
-  report::Row row = timed.process;
-  row.config = {{"model", setup.model}, {"batch", setup.batch}, {"plan", name}};
-  row.predicted_bytes = static_cast<std::int64_t>(plan.peak_bytes);
-  row.measured_bytes = static_cast<std::int64_t>(timed.peak_bytes);
-  row.numbers = {
-      {"predicted_overhead", plan.time_overhead}, {"measured_overhead", overhead}, {"ms_per_step", timed.ms}};
-  return row;
+Figures figures_of(const nn::Plan& plan, const Timed& timed, double overhead) {
+  return {.predicted = plan.peak_bytes,
+          .measured = timed.peak_bytes,
+          .numbers = {{"predicted_overhead", plan.time_overhead},
+                      {"measured_overhead", overhead},
+                      {"ms_per_step", timed.ms}},
+          .processes = timed.processes};
 }
 
-void run_case(const ExperimentOptions& options, const Case& c, report::Experiment& experiment) {
+void run_case(Rows& rows, const Case& c) {
+  const Device device = rows.options.device;
   models::Setup small = c.setup;
   small.batch = c.measured_batch;
   const nn::MakeRun make = zero_batch_run(c.setup);
-  const nn::CostModel costs = nn::measure_costs(zero_batch_run(small), options.device, nn::hardware("cpu"));
-  nn::Planner planner(make, options.device, costs);
+  nn::Planner planner(make, device, nn::measure_costs(zero_batch_run(small), device, nn::hardware("cpu")));
   const nn::Plan base = planner.keep_everything();
-  if (base.peak_bytes > options.most_measured_bytes) return;
+  if (base.peak_bytes > rows.options.most_measured_bytes) return;
   const std::size_t least = planner.smallest().peak_bytes;
   std::vector<std::size_t> budgets = c.budgets_bytes;
   for (const double share : c.shares) {
     budgets.push_back(least + static_cast<std::size_t>(share * static_cast<double>(base.peak_bytes - least)));
   }
-  const int steps = options.is_quick ? 2 : c.setup.batch > 64 ? 4 : 12;
+  const int steps = rows.options.is_quick ? 2 : c.setup.batch > 64 ? 4 : 12;
+  const auto config = [&](const std::string& plan) {
+    return Config{{"model", c.setup.model}, {"batch", c.setup.batch}, {"plan", plan}};
+  };
   Timed fastest_base;
-  std::vector<report::Row> rows;
+  std::vector<std::pair<Config, Figures>> plans;
   for (const std::size_t budget : budgets) {
     const nn::Plan plan = planner.fit(budget);
     const std::string name = "in " + format_bytes(plan.peak_bytes);
-    options.progress(c.setup.model + ", batch " + std::to_string(c.setup.batch) + ", " + name +
-                     " and keeping everything, in turns");
-    const Pair pair = time_beside(options.device, make, plan, base, steps, planner.graph().nodes.size());
-    fastest_base.add(pair.base.ms);
-    fastest_base.peak_bytes = pair.base.peak_bytes;
-    fastest_base.process = pair.base.process;
-    rows.push_back(row_of(c.setup, name, plan, pair.plan, pair.plan.ms / pair.base.ms - 1));
+    rows.say(c.setup.model + ", batch " + std::to_string(c.setup.batch) + ", " + name +
+             " and keeping everything, in turns");
+    const Pair pair = time_beside(device, make, plan, base, steps, planner.graph().nodes.size());
+    const double fastest_ms = std::min(fastest_base.ms, pair.base.ms);
+    fastest_base = pair.base;
+    fastest_base.ms = fastest_ms;
+    plans.emplace_back(config(name), figures_of(plan, pair.plan, pair.plan.ms / pair.base.ms - 1));
   }
-  experiment.rows.push_back(row_of(c.setup, "keep everything", base, fastest_base, 0));
-  std::move(rows.begin(), rows.end(), std::back_inserter(experiment.rows));
+  rows.add(config("keep everything"), figures_of(base, fastest_base, 0));
+  for (const auto& [of_plan, figures] : plans) rows.add(of_plan, figures);
 }
 
 }  // namespace overhead_detail
 
-report::Experiment overhead_experiment(const ExperimentOptions& options) {
+std::string run_overhead(Rows& rows) {
   using namespace overhead_detail;
-  report::Experiment experiment;
-  experiment.name = "overhead";
-  experiment.title = "What a budget costs in time";
-  experiment.question = "Do steps in a budget take as much longer as the planner says?";
-  experiment.theory =
-      "time of a plan: forward, backward and re-runs of all operators by a cost model, which is the roofline corrected "
-      "by steps of a smaller batch. Where the machine has room, a plan and keeping everything take turns in one "
-      "process: its promise is of both";
-  experiment.columns = {{"predicted_overhead", "more time, predicted", report::Unit::percent, 1},
-                        {"measured_overhead", "more time, measured", report::Unit::percent, 1},
-                        {"ms_per_step", "forward and backward, ms", report::Unit::milliseconds, 1}};
-  for (const Case& c : cases(options.is_quick)) run_case(options, c, experiment);
+  for (const Case& c : cases(rows.options.is_quick)) run_case(rows, c);
   double largest = 0;
-  for (const report::Row& row : experiment.rows) {
-    largest = std::max(largest, std::fabs(row.numbers[0].second - row.numbers[1].second));
+  for (const report::Row& row : rows.experiment.rows) {
+    largest = std::max(largest, std::fabs(number(row, "predicted_overhead") - number(row, "measured_overhead")));
   }
-  experiment.verdict = "Predicted and measured overheads are at most " +
-                       report::format_quantity(largest, report::Unit::percent, 1) +
-                       " of a step that keeps everything apart. Each plan's steps took turns with those of keeping "
-                       "everything, and the fastest of a few count; what else the machine does is still in them.";
-  return experiment;
+  return "Predicted and measured overheads are at most " + percent(largest) +
+         " of a step that keeps everything apart. Each plan's steps took turns with those of keeping everything, and "
+         "the fastest of a few count; what else the machine does is still in them.";
 }
 
 }  // namespace thimble::bench

@@ -1,15 +1,17 @@
 #pragma once
-// What experiments that train have in common: how a run is set up, and its row of the table.
+// How runs of experiments are set up, and their figures.
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include <thimble/bench/experiments/experiments.h>
-#include <thimble/bench/experiments/process_row.h>
 #include <thimble/models/training/training.h>
 
 namespace thimble::bench {
+
+models::Setup setup_of(const std::string& model, std::int64_t batch, const models::ModelOptions& sizes = {},
+                       const std::string& optimizer = {});
 
 /// A transformer over tokens without dropout.
 struct TextSizes {
@@ -30,18 +32,39 @@ models::PreparedTraining prepare_packed(const models::TrainOptions& options, con
 /// The plan of prepare_packed for a run; one that keeps everything when `saved` is empty.
 nn::Plan packing_plan(const nn::MakeRun& make, Device device, const std::string& saved);
 
-/// The columns "loss_last" and "validation_loss", with so many digits, which training_row fills.
-std::vector<report::Column> loss_columns(int decimals);
+/// `make` whose runs follow the plan.
+nn::MakeRun planned_run(const nn::MakeRun& make, const nn::Plan& plan);
 
 /// NaN: the run ended before its first evaluation.
 double validation_loss(const models::TrainReport& result);
 
-/// Predicted and measured peaks of a run, and its losses.
-report::Row training_row(std::vector<report::Setting> config, const models::TrainReport& result);
+/// Predicted and measured peaks of a run, and its numbers "loss_last" and "validation_loss".
+Figures training_figures(const models::TrainReport& result);
 
-/// "predicted == measured in 12 of 12 runs".
-std::string equal_rows(const report::Experiment& experiment, const std::string& rows = "runs");
+/// Trains on ranks that are threads; the report of rank 0.
+models::TrainReport run_on_ranks(const models::TrainOptions& options);
 
+/// Bytes that every rank's plan fits: the largest of the ranks' smallest budgets.
+std::size_t least_budget(models::TrainOptions options);
+
+/// Sums over the ranks; each rank's bytes are compared as well.
+Figures rank_figures(const models::TrainReport& result, std::int64_t steps);
+
+/// A temporary folder that is removed with this.
+class Folder {
+ public:
+  Folder();
+  ~Folder();
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+/// 0.123 as "12.3 %".
+std::string percent(double share);
 /// "+15.0", "-3.2".
 std::string with_sign(double value, int decimals);
 

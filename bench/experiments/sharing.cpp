@@ -1,10 +1,8 @@
 // Experiment: convolutions that share their kernels: how many parameters that leaves, and how much memory.
 
 #include <thimble/autograd/functions/matmul.h>
-#include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/experiments/runs.h>
 #include <thimble/bench/experiments/techniques.h>
-#include <thimble/bench/report/text.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/models/theory.h>
@@ -42,23 +40,19 @@ Booked booked_parameters(Device device, const Stack& stack) {
   return {resources.ledger->bytes(Category::parameter), watch.bytes(*resources.arena, 0)};
 }
 
-void add_booked(report::Row& row, const Booked& predicted, const Booked& measured) {
-  row.predicted_bytes = static_cast<std::int64_t>(predicted.bytes);
-  row.measured_bytes = static_cast<std::int64_t>(measured.bytes);
-  add_process(row, predicted.process.arena_bytes, measured.process);
+Figures booked_figures(std::int64_t theory, const Both<Booked>& booked) {
+  return {.theory = theory,
+          .predicted = booked.predicted.bytes,
+          .measured = booked.measured.bytes,
+          .processes = {{booked.predicted.process.arena_bytes, booked.measured.process}}};
 }
 
-report::Row row_of(const ExperimentOptions& options, const Stack& stack) {
-  report::Row row;
-  row.config = {{"what", std::to_string(stack.layers) + " x conv " + std::to_string(stack.width) + " -> " +
-                             std::to_string(stack.width) + ", 3x3"},
-                {"kernels", "shared, rank " + std::to_string(stack.rank)}};
-  row.theory_bytes = 4 * stack.shared_parameters();
-  add_booked(row, booked_parameters(dry(options.device), stack), booked_parameters(options.device, stack));
-  row.numbers = {
-      {"parameters", static_cast<double>(stack.shared_parameters())},
-      {"of_own", static_cast<double>(stack.shared_parameters()) / static_cast<double>(stack.own_parameters())}};
-  return row;
+Figures stack_figures(const Rows& rows, const Stack& stack) {
+  Figures figures =
+      booked_figures(4 * stack.shared_parameters(), rows.both([&](Device d) { return booked_parameters(d, stack); }));
+  const auto shared = static_cast<double>(stack.shared_parameters());
+  figures.numbers = {{"parameters", shared}, {"of_own", shared / static_cast<double>(stack.own_parameters())}};
+  return figures;
 }
 
 /// What lives before the first step: weights, statistics, the optimizer's moments.
@@ -71,35 +65,18 @@ Booked booked_state(Device device, const models::Setup& setup) {
   return {resources.ledger->bytes(), watch.bytes(*resources.arena, 0)};
 }
 
-models::Setup network(std::int64_t width, std::int64_t batch, bool shares_kernels) {
-  models::Setup setup;
-  setup.model = "sharedconv";
-  setup.batch = batch;
-  setup.optimizer = "adam";
-  setup.sizes.width = width;
-  setup.sizes.shares_kernels = shares_kernels;
-  return setup;
-}
-
-report::Row row_of(const ExperimentOptions& options, const models::Setup& setup) {
-  report::Row row;
-  row.config = {
-      {"what", "sharedconv, width " + std::to_string(setup.sizes.width) + ", batch " + std::to_string(setup.batch)},
-      {"kernels", std::string(setup.sizes.shares_kernels ? "shared, rank 3/4 width" : "own")}};
+Figures network_figures(const Rows& rows, const models::Setup& setup) {
   constexpr std::int64_t moments = 2;
   const models::ModelState state = models::make_theory(setup.model, setup.sizes, setup.dtype).state(moments);
-  row.theory_bytes = state.parameters + state.buffers + state.optimizer;
-  add_booked(row, booked_state(dry(options.device), setup), booked_state(options.device, setup));
-  const Comparison peaks = compare(options.device, technique_run(setup, {}));
-  const PassBytes pass = pass_bytes(dry(options.device), setup, {});
-  row.numbers = {{"parameters", static_cast<double>(state.parameter_elements)},
-                 {"kept", static_cast<double>(pass.kept)},
-                 {"live", static_cast<double>(peaks.predicted.peak_live_bytes)},
-                 {"peak", static_cast<double>(peaks.predicted.peak_bytes)},
-                 {"peak_measured", static_cast<double>(peaks.measured.peak_bytes)},
-                 {"ms_per_step", peaks.measured.ms_per_step}};
-  add_process(row, peaks.predicted.peak_bytes, process_bytes(peaks.measured));
-  return row;
+  Figures figures = booked_figures(state.parameters + state.buffers + state.optimizer,
+                                   rows.both([&](Device device) { return booked_state(device, setup); }));
+  const Comparison peaks = compare(rows.options.device, technique_run(setup, {}));
+  figures.numbers = {
+      {"parameters", state.parameter_elements},     {"kept", pass_bytes(dry(rows.options.device), setup, {}).kept},
+      {"live", peaks.predicted.peak_live_bytes},    {"peak", peaks.predicted.peak_bytes},
+      {"peak_measured", peaks.measured.peak_bytes}, {"ms_per_step", peaks.measured.ms_per_step}};
+  figures.processes.emplace_back(peaks.predicted.peak_bytes, process_bytes(peaks.measured));
+  return figures;
 }
 
 /// Whether a convolution of `in` to `out` channels takes kernels that were combined from a basis (r, out, k, k) with
@@ -117,64 +94,47 @@ bool takes_kernels_in_the_order_of_the_basis(std::int64_t in, std::int64_t out) 
 
 }  // namespace sharing_detail
 
-report::Experiment sharing_experiment(const ExperimentOptions& options) {
+std::string run_sharing(Rows& rows) {
   using namespace sharing_detail;
-  report::Experiment experiment;
-  experiment.name = "sharing";
-  experiment.title = "Shared kernels";
-  experiment.question = "How much memory does a network save whose convolutions share a third of the parameters?";
-  experiment.theory =
-      "a basis of <i>r</i> kernels for <i>L</i> convolutions of <i>in</i> to <i>out</i> channels costs "
-      "<i>r out k</i><sup>2</sup> + <i>L in r</i> numbers instead of <i>L in out k</i><sup>2</sup>. Weights, gradients "
-      "and moments shrink with it; what is kept for backward does not, and the expanded kernels come on top. Rows of "
-      "networks show weights, statistics and Adam's moments; those of convolutions the weights.";
-  using report::Unit;
-  experiment.columns = {{"parameters", "parameters", Unit::plain, 0},
-                        {"of_own", "of those with own kernels", Unit::percent, 1},
-                        {"kept", "kept for backward", Unit::bytes},
-                        {"live", "live bytes at the step's peak", Unit::bytes},
-                        {"peak", "peak of the step", Unit::bytes},
-                        {"peak_measured", "the same, measured", Unit::bytes},
-                        {"ms_per_step", "ms per step", Unit::milliseconds, 1}};
   for (const std::int64_t rank : {16, 21, 48}) {
-    for (const std::int64_t layers : {1, 4}) experiment.rows.push_back(row_of(options, Stack{64, layers, rank}));
+    for (const std::int64_t layers : {1, 4}) {
+      const Stack stack{64, layers, rank};
+      rows.add({{"what", std::to_string(layers) + " x conv 64 -> 64, 3x3"},
+                {"kernels", "shared, rank " + std::to_string(rank)}},
+               [&] { return stack_figures(rows, stack); });
+    }
   }
+  std::vector<report::Row> networks;
   std::string findings;
-  std::size_t equal = 0, networks = 0;
-  const std::vector<std::int64_t> batches =
-      options.is_quick ? std::vector<std::int64_t>{1, 8} : std::vector<std::int64_t>{1, 8, 64};
-  for (const std::int64_t batch : batches) {
-    const auto row = [&](bool shares) {
-      options.progress("sharing: batch " + std::to_string(batch) + (shares ? ", shared kernels" : ", own kernels"));
-      return row_of(options, network(options.is_quick ? 16 : 32, batch, shares));
+  for (const std::int64_t batch : rows.sizes<std::vector<std::int64_t>>({1, 8}, {1, 8, 64})) {
+    const std::int64_t width = rows.sizes(16, 32);
+    for (const bool shares : {false, true}) {
+      const models::Setup setup = setup_of("sharedconv", batch, {.width = width, .shares_kernels = shares}, "adam");
+      networks.push_back(
+          rows.add({{"what", "sharedconv, width " + std::to_string(width) + ", batch " + std::to_string(batch)},
+                    {"kernels", shares ? "shared, rank 3/4 width" : "own"}},
+                   [&] { return network_figures(rows, setup); }));
+    }
+    const auto share = [&](const char* name) {
+      return number(networks.back(), name) / number(networks[networks.size() - 2], name);
     };
-    const report::Row own = row(false);
-    report::Row shared = row(true);
-    const auto share = [&](const char* name) { return *find_number(shared, name) / *find_number(own, name); };
-    shared.numbers.insert(shared.numbers.begin() + 1, {"of_own", share("parameters")});
-    const auto percent = [](double value) { return report::format_quantity(value, Unit::percent, 1); };
+    rows.experiment.rows.back().numbers.emplace_back("of_own", share("parameters"));
     if (findings.empty()) {
       findings = "Sharing leaves " + percent(share("parameters")) + " of the parameters and " + percent(share("kept")) +
                  " of what is kept for backward; of the live bytes at the peak";
     }
     findings +=
-        (batch == batches.front() ? " " : ", ") + percent(share("live")) + " at a batch of " + std::to_string(batch);
-    for (const report::Row& one : {own, shared}) {
-      equal += find_number(one, "peak") == find_number(one, "peak_measured") ? 1 : 0;
-      ++networks;
-      experiment.rows.push_back(one);
-    }
+        (networks.size() == 2 ? " " : ", ") + percent(share("live")) + " at a batch of " + std::to_string(batch);
   }
-  experiment.verdict =
-      findings +
-      ". A combination of basis kernels comes out ordered by input, a convolution wants it "
-      "ordered by output: left as it is, one of 16 to 32 channels " +
-      (takes_kernels_in_the_order_of_the_basis(16, 32) ? "takes" : "refuses") + " it, one of 16 to 16 " +
-      (takes_kernels_in_the_order_of_the_basis(16, 16) ? "takes it in silence, with inputs and outputs exchanged"
-                                                       : "refuses it as well") +
-      ". Peaks are predicted as measured in " + std::to_string(equal) + " of " + std::to_string(networks) +
-      " networks.";
-  return experiment;
+  return findings +
+         ". A combination of basis kernels comes out ordered by input, a convolution wants it ordered by output: left "
+         "as it is, one of 16 to 32 channels " +
+         (takes_kernels_in_the_order_of_the_basis(16, 32) ? "takes" : "refuses") + " it, one of 16 to 16 " +
+         (takes_kernels_in_the_order_of_the_basis(16, 16) ? "takes it in silence, with inputs and outputs exchanged"
+                                                          : "refuses it as well") +
+         ". Peaks are predicted as measured in " +
+         count_rows(networks, [](const auto& row) { return value(row, "peak") == value(row, "peak_measured"); }) +
+         " networks.";
 }
 
 }  // namespace thimble::bench

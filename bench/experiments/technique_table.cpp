@@ -5,7 +5,6 @@
 #include <string_view>
 
 #include <thimble/bench/commands/flags.h>
-#include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/experiments/runs.h>
 #include <thimble/bench/experiments/techniques.h>
 #include <thimble/core/error.h>
@@ -157,11 +156,11 @@ class Planners {
 
 /// Fills in what the entry's technique follows. `promised_bytes` is the peak that the planner gives its plan, where
 /// there is one.
-Technique complete(const ExperimentOptions& options, const models::Setup& setup, const Entry& entry, Planners& planners,
+Technique complete(Device device, const models::Setup& setup, const Entry& entry, Planners& planners,
                    std::optional<std::size_t>& promised_bytes) {
   Technique technique = entry.technique;
   if (entry.tape == Tape::budget) {
-    const nn::Plan plan = planners.plan(options.device, setup, entry);
+    const nn::Plan plan = planners.plan(device, setup, entry);
     technique.tape = plan.tape;
     technique.placement = plan.placement;
     promised_bytes = plan.peak_bytes;
@@ -172,10 +171,10 @@ Technique complete(const ExperimentOptions& options, const models::Setup& setup,
              : entry.tape == Tape::halves    ? remat::recursive_halves(n)
                                              : remat::binomial(n, slots);
     };
-    technique.tape = scheduled_tape(options.device, technique_run(setup, technique), schedule);
+    technique.tape = scheduled_tape(device, technique_run(setup, technique), schedule);
   }
   if (entry.is_placed) {
-    technique.placement = nn::plan_steps(options.device, technique_run(setup, technique));
+    technique.placement = nn::plan_steps(device, technique_run(setup, technique));
   }
   return technique;
 }
@@ -190,51 +189,41 @@ bool has_direct_files() {
   }
 }
 
-report::Row row_of(const ExperimentOptions& options, const Subject& subject, const Entry& entry, Planners& planners) {
-  models::Setup setup = subject.setup;
+Figures figures_of(const Rows& rows, models::Setup setup, const Entry& entry, Planners& planners) {
+  const Device device = rows.options.device;
   if (entry.has_chunked_head) setup.sizes.head = models::Head::chunked;
   setup.sizes.shares_kernels = entry.shares_kernels;
-  options.progress("techniques: " + setup.model + ", batch " + std::to_string(setup.batch) + ", " + entry.name);
   std::optional<std::size_t> promised_bytes;
-  const Technique technique = complete(options, setup, entry, planners, promised_bytes);
+  const Technique technique = complete(device, setup, entry, planners, promised_bytes);
   const nn::MakeRun make = technique_run(setup, technique);
-  report::Row row;
-  row.config = {
-      {"model", setup.model}, {"batch", setup.batch}, {"optimizer", setup.optimizer}, {"technique", entry.name}};
-  const auto number = [](std::size_t bytes) { return static_cast<double>(bytes); };
   try {
-    const Comparison compared = compare(options.device, make, technique.placement);
-    const bool is_as_promised = !promised_bytes || compared.predicted.peak_bytes == *promised_bytes;
-    row.predicted_bytes = static_cast<std::int64_t>(compared.predicted.peak_bytes);
-    row.measured_bytes = static_cast<std::int64_t>(compared.measured.peak_bytes);
-    const auto compare_figure = [&row](const char* name, std::size_t told, std::size_t found) {
-      row.compared.push_back({name, static_cast<std::int64_t>(told), static_cast<std::int64_t>(found)});
-    };
-    compare_figure("height", compared.predicted.peak_height_bytes, compared.measured.peak_height_bytes);
-    compare_figure("live", compared.predicted.peak_live_bytes, compared.measured.peak_live_bytes);
-    compare_figure("load", compared.predicted.lower_bound_bytes, compared.measured.lower_bound_bytes);
-    compare_figure("tier", compared.predicted.tier_bytes, compared.measured.tier_bytes);
-    if (compared.measured.rss_bytes > 0) {
-      compare_figure("resident", compared.predicted.peak_bytes, compared.measured.rss_bytes);
-    }
-    if (promised_bytes) compare_figure("planned peak", *promised_bytes, compared.predicted.peak_bytes);
-    add_process(row, compared.predicted.peak_bytes, process_bytes(compared.measured));
-    row.numbers = {{"height", number(compared.predicted.peak_height_bytes)},
-                   {"height_measured", number(compared.measured.peak_height_bytes)},
-                   {"live", number(compared.predicted.peak_live_bytes)},
-                   {"live_measured", number(compared.measured.peak_live_bytes)},
-                   {"resident", number(compared.measured.rss_bytes)},
-                   {"same", compared.is_equal() && is_as_promised ? 1.0 : 0.0},
-                   {"ms_per_step", compared.measured.ms_per_step}};
+    const Comparison compared = compare(device, make, technique.placement);
+    const nn::MemoryProfile &predicted = compared.predicted, &measured = compared.measured;
+    const bool is_as_promised = !promised_bytes || predicted.peak_bytes == *promised_bytes;
+    Figures figures{.predicted = predicted.peak_bytes,
+                    .measured = measured.peak_bytes,
+                    .numbers = {{"height", predicted.peak_height_bytes},
+                                {"height_measured", measured.peak_height_bytes},
+                                {"live", predicted.peak_live_bytes},
+                                {"live_measured", measured.peak_live_bytes},
+                                {"resident", measured.rss_bytes},
+                                {"same", compared.is_equal() && is_as_promised ? 1 : 0},
+                                {"ms_per_step", measured.ms_per_step}},
+                    .compared = {{"height", predicted.peak_height_bytes, measured.peak_height_bytes},
+                                 {"live", predicted.peak_live_bytes, measured.peak_live_bytes},
+                                 {"load", predicted.lower_bound_bytes, measured.lower_bound_bytes},
+                                 {"tier", predicted.tier_bytes, measured.tier_bytes}},
+                    .processes = {{predicted.peak_bytes, process_bytes(measured)}}};
+    if (measured.rss_bytes > 0) figures.compared.push_back({"resident", predicted.peak_bytes, measured.rss_bytes});
+    if (promised_bytes) figures.compared.push_back({"planned peak", *promised_bytes, predicted.peak_bytes});
+    return figures;
   } catch (const FileError& error) {
     if (technique.average != Average::offloaded || has_direct_files()) throw;
-    // No disk here can take the tensors: the row is a prediction alone, and the verdict says so.
-    row.lacks = "a folder in which files go around the page cache";
-    options.progress(std::string("techniques: not measured: ") + with_flags(error.what()));
-    row.predicted_bytes = static_cast<std::int64_t>(
-        nn::profile_training(dry(options.device), make, 2, false, technique.placement).peak_bytes);
+    // No disk here can take the tensors: the row is only a prediction, and the verdict says so.
+    rows.say(std::string("not measured: ") + with_flags(error.what()));
+    return {.predicted = nn::profile_training(dry(device), make, 2, false, technique.placement).peak_bytes,
+            .lacks = "a folder in which files go around the page cache"};
   }
-  return row;
 }
 
 }  // namespace technique_table_detail
@@ -242,9 +231,9 @@ report::Row row_of(const ExperimentOptions& options, const Subject& subject, con
 std::vector<TechniqueCount> count_by_technique(const std::vector<report::Row>& rows) {
   std::vector<TechniqueCount> counts;
   for (const report::Row& row : rows) {
-    std::string names = std::get<std::string>(report::find_setting(row, "technique")->second);
-    if (!report::find_number(row, "same")) continue;  // not measured
-    const bool is_equal = report::find_number(row, "same") == 1;
+    const std::string names = setting(row, "technique");
+    if (!value(row, "same")) continue;  // not measured
+    const bool is_same = value(row, "same") == 1;
     for (std::size_t begin = 0; begin < names.size();) {
       const std::size_t end = std::min(names.find(" + ", begin), names.size());
       std::string name = names.substr(begin, end - begin);
@@ -253,57 +242,40 @@ std::vector<TechniqueCount> count_by_technique(const std::vector<report::Row>& r
       auto found = std::find_if(counts.begin(), counts.end(), [&](const auto& count) { return count.name == name; });
       if (found == counts.end()) found = counts.insert(counts.end(), {name, 0, 0});
       ++found->rows;
-      found->equal += is_equal ? 1 : 0;
+      found->equal += is_same ? 1 : 0;
       begin = end + 3;
     }
   }
   return counts;
 }
 
-report::Experiment techniques_experiment(const ExperimentOptions& options) {
+std::string run_techniques(Rows& rows) {
   using namespace technique_table_detail;
-  report::Experiment experiment;
-  experiment.name = "techniques";
-  experiment.title = "Peaks under every technique, predicted and measured";
-  experiment.question = "Does the dry run tell the peak to the byte whatever is done to need less?";
-  experiment.theory =
-      "predicted: a dry run of two steps; measured: the real run. Compared as integers are the bytes that the arena "
-      "committed, its height, the live bytes, the load, what is offloaded, and the kernel's count of resident bytes. A "
-      "budget is given as a share of the way from the smallest plan to keeping everything; every technique is what it "
-      "is called in the library, and <i>average</i> a moving average of the weights that is kept, or waits during the "
-      "step in a file, on a GPU in the host's pinned memory.";
-  using report::Unit;
-  experiment.columns = {{"height", "height, predicted", Unit::bytes},
-                        {"height_measured", "height, measured", Unit::bytes},
-                        {"live", "live, predicted", Unit::bytes},
-                        {"live_measured", "live, measured", Unit::bytes},
-                        {"resident", "resident (kernel)", Unit::bytes},
-                        {"same", "all the same", Unit::plain, 0},
-                        {"ms_per_step", "ms per step", Unit::milliseconds, 1}};
-  for (const Subject& subject : subjects(options.is_quick)) {
+  for (const Subject& subject : subjects(rows.options.is_quick)) {
+    const models::Setup& setup = subject.setup;
     Planners planners;
-    for (const Entry& entry : entries_of(subject, options.is_quick)) {
-      experiment.rows.push_back(row_of(options, subject, entry, planners));
+    for (const Entry& entry : entries_of(subject, rows.options.is_quick)) {
+      rows.add(
+          {{"model", setup.model}, {"batch", setup.batch}, {"optimizer", setup.optimizer}, {"technique", entry.name}},
+          [&] { return figures_of(rows, setup, entry, planners); });
     }
   }
-  std::size_t equal = 0, measured = 0;
-  for (const report::Row& row : experiment.rows) {
-    measured += row.measured_bytes ? 1 : 0;
-    equal += report::find_number(row, "same") == 1 ? 1 : 0;
+  const std::vector<report::Row>& all = rows.experiment.rows;
+  std::vector<report::Row> measured;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(measured), [](const auto& row) { return row.lacks.empty(); });
+  std::string text = "All figures are the same integers in " +
+                     count_rows(measured, [](const report::Row& row) { return value(row, "same") == 1; }) +
+                     " measured rows";
+  if (measured.size() < all.size()) {
+    text += " (" + std::to_string(all.size() - measured.size()) +
+            " were not measured: no folder here lets a file go around the page cache)";
   }
-  experiment.verdict = "All figures are the same integers in " + std::to_string(equal) + " of " +
-                       std::to_string(measured) + " measured rows";
-  if (measured < experiment.rows.size()) {
-    experiment.verdict += " (" + std::to_string(experiment.rows.size() - measured) +
-                          " were not measured: no folder here lets a file go around the page cache)";
+  text += ". Rows with each technique, alone or combined:";
+  for (const TechniqueCount& count : count_by_technique(all)) {
+    text += (text.ends_with(":") ? " " : "; ") + count.name + " " + std::to_string(count.equal) + " of " +
+            std::to_string(count.rows);
   }
-  experiment.verdict += ". Rows with each technique, alone or combined:";
-  for (const TechniqueCount& count : count_by_technique(experiment.rows)) {
-    experiment.verdict += (experiment.verdict.ends_with(":") ? " " : "; ") + count.name + " " +
-                          std::to_string(count.equal) + " of " + std::to_string(count.rows);
-  }
-  experiment.verdict += ".";
-  return experiment;
+  return text + ".";
 }
 
 }  // namespace thimble::bench

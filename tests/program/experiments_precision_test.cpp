@@ -6,8 +6,7 @@
 #include <tuple>
 #include <vector>
 
-#include <thimble/bench/experiments/experiments.h>
-#include <thimble/bench/experiments/precision/precision.h>
+#include <thimble/bench/experiments/precision.h>
 #include <thimble/bench/timing/processor_time.h>
 #include <thimble/core/error.h>
 #include <thimble/memory/process/process.h>
@@ -23,13 +22,8 @@ using namespace thimble;
 
 namespace {
 
-report::Experiment quick(report::Experiment (*run)(const bench::ExperimentOptions&)) {
-  bench::ExperimentOptions options;
-  options.is_quick = true;
-  const testing::Threads alone;
-  report::Experiment experiment = run(options);
-  report::check(experiment);
-  check_processes(experiment);
+report::Experiment equal_experiment(const std::string& name) {
+  report::Experiment experiment = quick(name);
   for (const report::Row& row : experiment.rows) {
     INFO(experiment.name << ", row " << &row - experiment.rows.data());
     CHECK(report::match(row) != report::Match::different);
@@ -37,12 +31,6 @@ report::Experiment quick(report::Experiment (*run)(const bench::ExperimentOption
   }
   return experiment;
 }
-
-std::string text_of(const report::Row& row, const char* key) {
-  return std::get<std::string>(report::find_setting(row, key)->second);
-}
-
-double number(const report::Row& row, const char* name) { return report::find_number(row, name).value(); }
 
 /// A run that keeps the processor for so many milliseconds a step, and may skip some.
 class Busy final : public nn::TrainingRun {
@@ -73,7 +61,7 @@ nn::MakeRun busy(double ms, std::int64_t good_steps) {
 TEST_CASE("experiments: a name stands for an experiment and for those that begin with it", "[experiments]") {
   const auto names = [](const std::vector<std::string>& given) {
     std::vector<std::string> chosen;
-    for (const bench::NamedExperiment& e : bench::select_experiments(given)) chosen.push_back(e.name);
+    for (const bench::ExperimentTable* const e : bench::select_experiments(given)) chosen.push_back(e->name);
     return chosen;
   };
   using Names = std::vector<std::string>;
@@ -192,25 +180,26 @@ TEST_CASE("theory: BERT's state under a policy against the ledger", "[theory][pr
 }
 
 TEST_CASE("experiments: every policy trains in the bytes that were predicted", "[experiments][precision]") {
-  const report::Experiment experiment = quick(bench::precision_experiment);
+  const report::Experiment experiment = equal_experiment("precision");
   REQUIRE(experiment.rows.size() == nn::precisions().size() + 5);
   REQUIRE(experiment.bars.size() == 1);
   CHECK(experiment.bars[0].bars.size() == experiment.rows.size());
   for (std::size_t i = 0; i < experiment.rows.size(); ++i) {
     const report::Row& row = experiment.rows[i];
-    INFO(text_of(row, "precision") << ", " << text_of(row, "optimizer") << ", " << text_of(row, "saved"));
-    if (i < nn::precisions().size()) CHECK(text_of(row, "precision") == nn::precisions()[i].name);
+    INFO(bench::setting(row, "precision")
+         << ", " << bench::setting(row, "optimizer") << ", " << bench::setting(row, "saved"));
+    if (i < nn::precisions().size()) CHECK(bench::setting(row, "precision") == nn::precisions()[i].name);
     CHECK(report::match(row) == report::Match::equal);
     const nn::Precision precision = bench::precision_cases()[i].precision();
-    if (precision.parameters != DType::f32) CHECK(number(row, "saving") > 0);
-    CHECK(std::fabs(number(row, "validation_change")) < 0.05);
-    CHECK(number(row, "ms_per_step") > 0);
+    if (precision.parameters != DType::f32) CHECK(bench::number(row, "saving") > 0);
+    CHECK(std::fabs(bench::number(row, "validation_change")) < 0.05);
+    CHECK(bench::number(row, "ms_per_step") > 0);
     CHECK(report::find_number(row, "skipped").has_value() == precision.scales_loss);
   }
 }
 
 TEST_CASE("experiments: every policy's bytes are those of theory, by category", "[experiments][precision]") {
-  const report::Experiment experiment = quick(bench::precision_bytes_experiment);
+  const report::Experiment experiment = equal_experiment("precision-bytes");
   REQUIRE(experiment.rows.size() == (nn::precisions().size() + 5) * category_count);
   const report::Tally tally = report::tally(experiment);
   CHECK(tally.equal == tally.rows);
@@ -218,13 +207,13 @@ TEST_CASE("experiments: every policy's bytes are those of theory, by category", 
   CHECK(tally.with_theory == (nn::precisions().size() + 5) * 5 - 1);
   CHECK(tally.named == tally.with_theory);
   for (const report::Row& row : experiment.rows) {
-    CHECK(number(row, "at_peak") == number(row, "at_peak_measured"));
-    CHECK(number(row, "at_peak") <= static_cast<double>(*row.predicted_bytes));
+    CHECK(bench::number(row, "at_peak") == bench::number(row, "at_peak_measured"));
+    CHECK(bench::number(row, "at_peak") <= static_cast<double>(*row.predicted_bytes));
   }
   const auto bytes = [&](const char* policy, const char* optimizer, const char* saved, const char* category) {
     for (const report::Row& row : experiment.rows) {
-      if (text_of(row, "precision") == policy && text_of(row, "optimizer") == optimizer &&
-          text_of(row, "saved") == saved && text_of(row, "category") == category) {
+      if (bench::setting(row, "precision") == policy && bench::setting(row, "optimizer") == optimizer &&
+          bench::setting(row, "saved") == saved && bench::setting(row, "category") == category) {
         return *row.measured_bytes;
       }
     }
@@ -241,16 +230,16 @@ TEST_CASE("experiments: every policy's bytes are those of theory, by category", 
 }
 
 TEST_CASE("experiments: what a parameter costs under every policy", "[experiments][precision]") {
-  const report::Experiment experiment = quick(bench::precision_state_experiment);
+  const report::Experiment experiment = equal_experiment("precision-state");
   REQUIRE(experiment.rows.size() == 2 * (nn::precisions().size() + 4));
   const report::Tally tally = report::tally(experiment);
   CHECK(tally.named == experiment.rows.size());
   CHECK(tally.equal == experiment.rows.size() / 2);
   for (const report::Row& row : experiment.rows) {
-    const std::string policy = text_of(row, "precision");
-    if (text_of(row, "optimizer") != "adamw") continue;
+    const std::string policy = bench::setting(row, "precision");
+    if (bench::setting(row, "optimizer") != "adamw") continue;
     for (const auto& [name, bytes] : {std::pair{"O0", 16}, {"O2", 16}, {"O3", 12}, {"bf16-kahan", 14}}) {
-      if (policy == name) CHECK(number(row, "per_parameter") == bytes);
+      if (policy == name) CHECK(bench::number(row, "per_parameter") == bytes);
     }
   }
   CHECK(experiment.verdict.find("master copies cost 4.00 (33 % more than O3)") != std::string::npos);
@@ -263,37 +252,37 @@ TEST_CASE("experiments: where an encoder saves 40 %", "[experiments][precision]"
         "with 70 % of them (d) it saves 30.0 %");
   CHECK(bench::saving_verdict("O1", 0.4, Sizes{{"a", 0.5, 0.1}}) ==
         "O1 saves 40 % at 0 of 1 sizes; with 50 % of them (a) it saves 10.0 %");
-  const report::Experiment experiment = quick(bench::precision_encoder_experiment);
+  const report::Experiment experiment = equal_experiment("precision-encoder");
   REQUIRE(experiment.rows.size() == 5 * 6);
   const report::Tally tally = report::tally(experiment);
   CHECK(tally.equal == 5 * 2);
   for (const report::Row& row : experiment.rows) {
-    const std::string policy = text_of(row, "precision");
-    INFO(text_of(row, "model") << ", " << policy);
+    const std::string policy = bench::setting(row, "precision");
+    INFO(bench::setting(row, "model") << ", " << policy);
     CHECK(report::find_number(row, "saving_theory").has_value());
-    if (text_of(row, "model") != "bert-base") {
+    if (bench::setting(row, "model") != "bert-base") {
       CHECK(std::fabs(report::find_number(row, "validation_change").value_or(0)) < 0.05);
     } else if (policy == "O1" || policy == "O2") {
       // Temporaries, which the formula leaves out, are halved as well.
-      CHECK(std::fabs(number(row, "saving") - number(row, "saving_theory")) < 0.05);
+      CHECK(std::fabs(bench::number(row, "saving") - bench::number(row, "saving_theory")) < 0.05);
     } else if (policy == "fp8") {
-      CHECK(std::fabs(number(row, "saving") - number(row, "saving_theory")) < 0.05);
+      CHECK(std::fabs(bench::number(row, "saving") - bench::number(row, "saving_theory")) < 0.05);
     }
   }
 }
 
 TEST_CASE("experiments: a net in 8 bits keeps its accuracy", "[experiments][quant]") {
-  const report::Experiment experiment = quick(bench::precision_int8_experiment);
+  const report::Experiment experiment = equal_experiment("precision-int8");
   REQUIRE(experiment.rows.size() == 5);
   for (const report::Row& row : experiment.rows) {
-    INFO(text_of(row, "codes"));
+    INFO(bench::setting(row, "codes"));
     CHECK(report::match(row) == report::Match::equal);
-    CHECK(number(row, "accuracy") > 0.5);  // of ten classes
-    if (text_of(row, "codes") == "f32") continue;
-    CHECK(number(row, "accuracy_ratio") > 0.95);
-    CHECK(number(row, "file_ratio") > 3.5);
-    CHECK(number(row, "file_ratio") < 4);
-    CHECK(number(row, "live") < number(experiment.rows.front(), "live") / 3);
+    CHECK(bench::number(row, "accuracy") > 0.5);  // of ten classes
+    if (bench::setting(row, "codes") == "f32") continue;
+    CHECK(bench::number(row, "accuracy_ratio") > 0.95);
+    CHECK(bench::number(row, "file_ratio") > 3.5);
+    CHECK(bench::number(row, "file_ratio") < 4);
+    CHECK(bench::number(row, "live") < bench::number(experiment.rows.front(), "live") / 3);
   }
 }
 
@@ -313,7 +302,7 @@ TEST_CASE("theory: a ResNet's parameters in 8 bits against the ledger", "[theory
 }
 
 TEST_CASE("experiments: inference in 8 bits, category by category", "[experiments][quant]") {
-  const report::Experiment experiment = quick(bench::precision_int8_bytes_experiment);
+  const report::Experiment experiment = equal_experiment("precision-int8-bytes");
   REQUIRE(experiment.rows.size() == 2 * 2 * category_count);
   const report::Tally tally = report::tally(experiment);
   CHECK(tally.equal == experiment.rows.size());

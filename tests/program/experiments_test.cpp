@@ -5,8 +5,6 @@
 #include <string>
 #include <vector>
 
-#include <thimble/bench/experiments/advice.h>
-#include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/experiments/techniques.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/tensor.h>
@@ -14,24 +12,12 @@
 #include <thimble/models/planning/planning.h>
 
 #include "process_rows.h"
-#include "support/catch.h"
-#include "support/model_runs.h"
 
 using namespace thimble;
 
 namespace {
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-report::Experiment quick(report::Experiment (*run)(const bench::ExperimentOptions&)) {
-  bench::ExperimentOptions options;
-  options.is_quick = true;
-  const testing::Threads alone;
-  report::Experiment experiment = run(options);
-  report::check(experiment);
-  check_processes(experiment);
-  return experiment;
-}
 
 report::Row technique_row(const std::string& technique, double same) {
   report::Row row;
@@ -135,7 +121,7 @@ TEST_CASE("experiments: the largest batch is found with few probes", "[experimen
 }
 
 TEST_CASE("experiments: schedules on a tape of 100 blocks run and hold what theory says", "[experiments]") {
-  const report::Experiment experiment = quick(bench::known_schedules_experiment);
+  const report::Experiment experiment = quick("known-schedules");
   CHECK(experiment.rows.size() == 9);
   for (const report::Row& row : experiment.rows) {
     INFO(std::get<std::string>(row.config[0].second));
@@ -148,7 +134,7 @@ TEST_CASE("experiments: schedules on a tape of 100 blocks run and hold what theo
 }
 
 TEST_CASE("experiments: every technique is predicted as it is measured", "[experiments]") {
-  const report::Experiment experiment = quick(bench::techniques_experiment);
+  const report::Experiment experiment = quick("techniques");
   CHECK(experiment.rows.size() >= 40);
   for (const report::Row& row : experiment.rows) {
     INFO(std::get<std::string>(row.config[0].second) << ", " << std::get<std::string>(row.config[3].second));
@@ -203,10 +189,9 @@ TEST_CASE("experiments: the process of a part is watched from its set-up on", "[
 }
 
 TEST_CASE("experiments: what runs a part of a step watches its process as well", "[experiments]") {
-  for (auto* const run : {bench::resnet_batch_experiment, bench::gpt_layer_experiment, bench::gpt_curve_experiment,
-                          bench::checkpoint_depth_experiment, bench::sharing_experiment,
-                          bench::resnet_branches_experiment, bench::fragmentation_experiment}) {
-    const report::Experiment experiment = quick(run);
+  for (const char* const name :
+       {"resnet-batch", "gpt-layer", "gpt-curve", "checkpoint-depth", "sharing", "resnet-branches", "fragmentation"}) {
+    const report::Experiment experiment = quick(name);
     const report::Tally tally = report::tally(experiment);
     INFO(experiment.name);
     CHECK(tally.ran == experiment.rows.size());
@@ -216,26 +201,26 @@ TEST_CASE("experiments: what runs a part of a step watches its process as well",
 
 TEST_CASE("experiments: advice, by the figures", "[experiments]") {
   struct Case {
-    report::Experiment (*run)(const bench::ExperimentOptions&);
+    const char* name;
     std::vector<std::string> findings;
   };
-  const Case cases[] = {{bench::checkpoint_depth_experiment,
+  const Case cases[] = {{"checkpoint-depth",
                          {"keep every layer (fused): kept O(layers)", "each layer (fused): kept O(layers)",
                           "sqrt(n) layers (fused): kept O(sqrt(layers))",
                           "halves of halves (fused): kept O(log layers)", "12 of 12 rows"}},
-                        {bench::checkpoint_sequence_experiment,
+                        {"checkpoint-sequence",
                          {"each layer (textbook): kept O(sequence) (exponent 1.00), peak O(sequence^2)",
                           "each layer (fused): kept O(sequence) (exponent 1.00), peak O(sequence) ", "16 of 16 rows"}},
-                        {bench::accumulation_experiment, {"the activations fall 32-fold", "6 of 6 rows"}},
-                        {bench::sharing_experiment,
+                        {"accumulation", {"the activations fall 32-fold", "6 of 6 rows"}},
+                        {"sharing",
                          {"100.0 % of what is kept for backward", "16 to 32 channels refuses it",
                           "16 to 16 takes it in silence", "4 of 4 networks"}},
-                        {bench::resnet_branches_experiment, {"adds its input as it is keeps nothing", "10 of 10 rows"}},
-                        {bench::fragmentation_experiment,
+                        {"resnet-branches", {"adds its input as it is keeps nothing", "10 of 10 rows"}},
+                        {"fragmentation",
                          {"0.0 % by trimming, 50.0 % by compaction", "50.0 % by trimming, 50.0 % by compaction",
                           "33.3 % by trimming, 50.0 % by compaction", "takes all of it again", "15 of 15 rows"}}};
   for (const Case& c : cases) {
-    const report::Experiment experiment = quick(c.run);
+    const report::Experiment experiment = quick(c.name);
     INFO(experiment.verdict);
     for (const std::string& finding : c.findings) CHECK(has(experiment.verdict, finding));
     const report::Tally tally = report::tally(experiment);
@@ -245,7 +230,7 @@ TEST_CASE("experiments: advice, by the figures", "[experiments]") {
 }
 
 TEST_CASE("experiments: fewer bits leave gradients and losses near those of f32", "[experiments]") {
-  const report::Experiment experiment = quick(bench::eight_bits_experiment);
+  const report::Experiment experiment = quick("eight-bits");
   REQUIRE(experiment.rows.size() == 12);
   std::size_t packed = 0;
   for (const report::Row& row : experiment.rows) {
@@ -278,10 +263,7 @@ TEST_CASE("experiments: a technique that cannot be is refused", "[experiments]")
 }
 
 TEST_CASE("experiments: overheads are counted from the step that keeps everything", "[experiments]") {
-  bench::ExperimentOptions options;
-  options.is_quick = true;
-  const report::Experiment experiment = bench::overhead_experiment(options);
-  check_processes(experiment);
+  const report::Experiment experiment = quick("overhead");
   REQUIRE(experiment.rows.size() == 6);
   for (std::size_t i = 0; i < experiment.rows.size(); ++i) {
     const report::Row& row = experiment.rows[i];

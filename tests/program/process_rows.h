@@ -1,9 +1,12 @@
 #pragma once
-// What every row of an experiment on the cpu says of its process.
+// Experiments in their quick form, and what every row on the cpu says of its process.
 
-#include <thimble/bench/report/experiment.h>
+#include <string>
+
+#include <thimble/bench/experiments/experiments.h>
 
 #include "support/catch.h"
+#include "support/model_runs.h"
 #include "support/sanitizer.h"
 
 /// A row that ran holds its process against the promise, one that did not says so.
@@ -17,4 +20,16 @@ inline void check_processes(const thimble::report::Experiment& experiment) {
     if (row.process_peak_bytes) CHECK(*row.process_peak_bytes <= row.process_promise_bytes.value());
 #endif
   }
+}
+
+/// The experiment of that name, checked.
+inline thimble::report::Experiment quick(const std::string& name) {
+  thimble::bench::ExperimentOptions options;
+  options.is_quick = true;
+  const thimble::testing::Threads alone;
+  thimble::report::Experiment experiment =
+      thimble::bench::run_experiment(*thimble::bench::select_experiments({name}).front(), options);
+  thimble::report::check(experiment);
+  check_processes(experiment);
+  return experiment;
 }

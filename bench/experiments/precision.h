@@ -26,12 +26,6 @@ struct PrecisionCase {
 /// the policy bf16 need f32 state), and f32 with its saved tensors in 8 bits.
 std::vector<PrecisionCase> precision_cases();
 
-/// Training of a small GPT on generated text, as a case has it.
-models::TrainOptions precision_training(const ExperimentOptions& options, const PrecisionCase& one);
-
-/// Training steps of the case on a batch of zeros, as a planner and a clock take them: with the case's plan.
-nn::MakeRun precision_run(const models::Setup& setup, const PrecisionCase& one, Device device);
-
 /// Live bytes of two training steps.
 struct StepBytes {
   report::CategoryBytes most{};     ///< of each category, whenever that was
@@ -44,9 +38,9 @@ struct StepBytes {
 };
 StepBytes step_bytes(Device device, const nn::MakeRun& make);
 
-/// What theory says of a category's most bytes in a step of a GPT; none where there is no formula: temporaries,
-/// workspaces, packed activations.
-std::optional<std::int64_t> precision_theory(const PrecisionCase& one, const models::Setup& setup, Category category);
+/// Rows of the most bytes of each category, measured where `numbers` are of both runs.
+void add_categories(Rows& rows, const Config& config, const Both<StepBytes>& bytes, bool has_peak_columns,
+                    const std::function<std::optional<std::int64_t>(Category)>& theory);
 
 /// What a size of an encoder says of a policy beside O0.
 struct EncoderSaving {

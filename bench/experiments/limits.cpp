@@ -1,0 +1,198 @@
+// Experiments on limits: the largest batch on a card, plain and planned; and where the ways to train on long sequences
+// stop, in budgets of known size.
+
+#include <optional>
+
+#include <thimble/bench/experiments/runs.h>
+#include <thimble/bench/report/text.h>
+#include <thimble/memory/offload/direct_file.h>
+#include <thimble/memory/units.h>
+#include <thimble/models/planning/planning.h>
+
+namespace thimble::bench {
+namespace limits_detail {
+
+struct Card {
+  const char* model;
+  std::int64_t gib;
+  std::int64_t tokens;  ///< of a sample
+  bool is_text;
+};
+
+struct BatchWay {
+  const char* name;
+  models::BatchSearch search;
+  models::Head head;
+};
+
+constexpr BatchWay batch_ways[] = {
+    {"plain", models::BatchSearch::plain, models::Head::full},
+    {"planned, at most a third more time", models::BatchSearch::in_a_third, models::Head::full},
+    {"planned, smallest", models::BatchSearch::planned, models::Head::full},
+    {"planned, smallest, chunked head", models::BatchSearch::planned, models::Head::chunked}};
+
+/// The largest batch, what it needs, and what one more would.
+Figures batch_figures(models::PlanOptions plan, const BatchWay& way) {
+  plan.setup.sizes.head = way.head;
+  const models::Largest largest = find_largest(plan, plan.budget_bytes, way.search);
+  Figures figures{
+      .predicted = largest.peak_bytes,
+      .numbers = {{"batch", largest.size}, {"time_overhead", largest.time_overhead}, {"probes", largest.probes}}};
+  if (largest.next_peak_bytes > 0) figures.numbers.emplace_back("next_peak", largest.next_peak_bytes);
+  return figures;
+}
+
+/// What is switched on; each way has what those before it have.
+struct LengthWay {
+  const char* name;
+  models::BatchSearch search;
+  bool has_chunks, has_tiles, offloads_saved, offloads_state;
+};
+
+constexpr LengthWay length_ways[] = {
+    {"everything kept", models::BatchSearch::plain, false, false, false, false},
+    {"chunked head", models::BatchSearch::plain, true, false, false, false},
+    {"and feed-forward layers in tiles", models::BatchSearch::plain, true, true, false, false},
+    {"chunked head, segments run again", models::BatchSearch::planned, true, false, false, false},
+    {"and feed-forward layers in tiles, segments run again", models::BatchSearch::planned, true, true, false, false},
+    {"and saved tensors in the tier", models::BatchSearch::planned, true, true, true, false},
+    {"and parameters, gradients, optimizer state", models::BatchSearch::planned, true, true, true, true}};
+
+/// A model whose longest sequence in a budget is asked for. `device` is planned for; measured ones train there too.
+struct Subject {
+  models::Setup setup;
+  std::size_t budget_bytes = 0;
+  Device device = cpu;
+  std::string place;  ///< of offloaded tensors; empty: there is none
+  bool is_measured = false;
+};
+
+constexpr std::size_t GiB = std::size_t{1} << 30, MiB = std::size_t{1} << 20;
+
+/// A large model in bf16 with AdamW on a dry GPU.
+Subject large(const char* model, std::size_t budget_bytes, bool is_quick) {
+  Subject subject{setup_of(model, 1), budget_bytes, cuda(), "host"};
+  models::set_precision(subject.setup, "bf16");
+  if (is_quick) {
+    subject.setup.sizes.layers = 2, subject.setup.sizes.width = 256, subject.setup.sizes.vocabulary = 2048;
+    subject.budget_bytes = 96 * MiB;
+  }
+  return subject;
+}
+
+/// Where a file tier can be on this machine; empty: nowhere.
+std::string disk_folder() {
+  for (const char* const folder : {"/var/tmp", "."}) {
+    try {
+      DirectFile probe(folder);
+      return folder;
+    } catch (const FileError&) {
+    }
+  }
+  return {};
+}
+
+/// A small one that trains on generated text.
+Subject small(const Rows& rows) {
+  models::TrainOptions train = text_training(
+      rows.options, "tiny-llama",
+      {.layers = rows.sizes(2, 4), .heads = 4, .width = rows.sizes(64, 128), .sequence = 64, .batch = 1}, 2, 2);
+  train.setup.sizes.hidden = 4 * train.setup.sizes.width;
+  return {models::prepare_training(train).options.setup,  // with the vocabulary of the text
+          rows.sizes(16, 48) * MiB, rows.options.device, rows.options.device.is_cuda() ? "host" : disk_folder(), true};
+}
+
+Figures length_figures(const Subject& subject, const LengthWay& way) {
+  models::PlanOptions plan;
+  plan.setup = subject.setup;
+  plan.device = subject.device;
+  plan.setup.sizes.head = way.has_chunks ? models::Head::chunked : models::Head::full;
+  plan.setup.sizes.feed_forward = way.has_tiles ? models::FeedForward::tiled : models::FeedForward::full;
+  if (way.offloads_saved) plan.setup.offload = subject.place;
+  plan.setup.offloads_parameters = plan.setup.offloads_gradients = plan.setup.offloads_optimizer = way.offloads_state;
+  models::Largest longest;
+  try {
+    longest = find_largest(plan, subject.budget_bytes, way.search, models::Extent::sequence);
+  } catch (const nn::BudgetError& error) {
+    return {.predicted = error.minimum_bytes(), .numbers = {{"sequence", 0}}};
+  }
+  Figures figures{.predicted = longest.peak_bytes};
+  if (subject.is_measured) {
+    models::TrainOptions train;
+    train.setup = plan.setup;
+    train.setup.sizes.sequence = longest.size;
+    train.data = "synthetic";
+    train.device = subject.device;
+    train.steps = 2;
+    train.eval_batches = 1;
+    // Where everything is kept nothing is planned: what is promised is what the run takes by itself.
+    if (way.search == models::BatchSearch::planned) train.budget_bytes = longest.peak_bytes;
+    figures = training_figures(models::train(models::prepare_training(train)));
+  }
+  figures.numbers = {{"sequence", longest.size},
+                     {"next_peak", longest.next_peak_bytes},
+                     {"time_overhead", longest.time_overhead},
+                     {"probes", longest.probes}};
+  return figures;
+}
+
+}  // namespace limits_detail
+
+std::string run_rules_of_thumb(Rows& rows) {
+  using namespace limits_detail;
+  std::string text;
+  for (const Card& card : rows.sizes<std::vector<Card>>({{"bert-base", 12, 128, true}, {"vit-l16", 40, 197, false}},
+                                                        {{"bert-base", 12, 128, true},
+                                                         {"bert-base", 12, 512, true},
+                                                         {"vit-l16", 40, 197, false},
+                                                         {"vit-l16", 48, 197, false}})) {
+    models::PlanOptions plan;
+    plan.setup = setup_of(card.model, plan.setup.batch,
+                          {.sequence = card.is_text ? card.tokens : 0, .layers = rows.sizes(2, 0)}, "adamw");
+    plan.budget_bytes = static_cast<std::size_t>(card.gib) << rows.sizes(27, 30);
+    const std::string on = format_bytes(plan.budget_bytes);
+    text +=
+        (text.empty() ? "" : "; ") + std::string(card.model) + ", " + std::to_string(card.tokens) + " tokens, on " + on;
+    for (const BatchWay& way : batch_ways) {
+      if (way.head == models::Head::chunked && !card.is_text) continue;
+      const report::Row& row = rows.add({{"model", card.model},
+                                         {"tokens", card.tokens},
+                                         {"layers", rows.sizes("2", "all")},
+                                         {"card", on},
+                                         {"how", way.name}},
+                                        [&] { return batch_figures(plan, way); });
+      const double overhead = number(row, "time_overhead");
+      text += (&way == batch_ways ? ": " : ", ") + report::format_fixed(number(row, "batch"), 0) + " " + way.name +
+              (overhead > 0 ? " (" + percent(overhead) + " more time)" : "");
+    }
+  }
+  return text + ".";
+}
+
+std::string run_long_sequences(Rows& rows) {
+  using namespace limits_detail;
+  std::vector<Subject> subjects{large("llama-3.2-1b", 24 * GiB, rows.options.is_quick)};
+  if (!rows.options.is_quick) {
+    subjects.push_back(large("llama-3.2-1b", 80 * GiB, false));
+    subjects.push_back(large("llama-3-8b", 80 * GiB, false));
+  }
+  subjects.push_back(small(rows));
+  std::string text;
+  for (const Subject& subject : subjects) {
+    const std::string in = format_bytes(subject.budget_bytes);
+    std::optional<double> first;
+    double last = 0;
+    for (const LengthWay& way : length_ways) {
+      if (way.offloads_saved && subject.place.empty()) continue;
+      last = number(rows.add({{"model", subject.setup.model}, {"in", in}, {"how", way.name}},
+                             [&] { return length_figures(subject, way); }),
+                    "sequence");
+      if (!first) first = last;
+    }
+    text += subject.setup.model + " in " + in + ": from " + report::format_fixed(*first, 0) + " to " +
+            report::format_fixed(last, 0) + " tokens; ";
+  }
+  return text + equal_rows(rows.experiment) + ".";
+}
+
+}  // namespace thimble::bench
