@@ -164,6 +164,7 @@ Tensor Llama::forward(const Tensor& ids, const Tensor& mask) {
 Tensor Llama::logits(const Tensor& x) {
   const PathScope scope(path());
   const PathScope head("head");
+  if (has_quantized_head()) return (*head_[0])(x);
   return score(x, [&](std::size_t p) { return head_weight(p); });
 }
 
@@ -188,6 +189,7 @@ Tensor Llama::extend(const Tensor& ids, nn::KvCache& cache) {
 Tensor Llama::loss(const Batch& batch) {
   if (!options_.stage.is_last()) return forward(batch.input, batch.mask);
   if (options_.head == Head::chunked) {
+    if (has_quantized_head()) throw ValueError("llama: expected a full head over quantized weights, got a chunked one");
     const Tensor x = features(batch.input, batch.mask);
     const PathScope scope(path());
     const PathScope head("loss");

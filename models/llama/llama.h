@@ -94,6 +94,8 @@ class Llama final : public Decoder, public nn::PublicNames {
   Tensor embed(const Tensor& ids);
   Tensor features(const Tensor& in, const Tensor& mask);
   Tensor logits(const Tensor& x);
+  /// For inference, and so whole (nn/quant/weight_only.h).
+  bool has_quantized_head() const { return !head_.empty() && head_[0]->has_quantized_weight(); }
   Tensor head_weight(std::size_t p) { return head_.empty() ? tied_weight(tokens_, p) : head_[p]->weight; }
 
   LlamaConfig config_;

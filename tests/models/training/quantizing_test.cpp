@@ -1,6 +1,7 @@
 // What `thimble quantize` does, as calls: on nets that were never trained, because sizes, bytes and errors are the
 // same.
 
+#include <algorithm>
 #include <string>
 
 #include <nlohmann/json.hpp>
@@ -87,6 +88,36 @@ TEST_CASE("quantize: a model over text gets blocks for its linear layers", "[qua
   const SafetensorsReader file(folder / "q8");
   CHECK(file.header().find("h.0.attn.c_attn.weight_q8") != nullptr);
   CHECK(file.header().find("h.0.attn.c_attn.weight") == nullptr);
+}
+
+TEST_CASE("quantize: every family over text, with heads that are tied and that are not", "[quant]") {
+  const files_test::TemporaryFolder folder;
+  const models::ModelOptions sizes{.vocabulary = 55, .sequence = 16, .layers = 2, .heads = 2, .width = 64};
+  struct Row {
+    const char* model;
+    std::size_t layers;  // linear ones, in 2 blocks and behind them
+  };
+  const Row rows[] = {{"gpt2", 2 * 4},          {"llama-3.2-1b", 2 * 7},   {"qwen2.5-0.5b", 2 * 7},
+                      {"bert-base", 2 * 6 + 1}, {"llama-2-7b", 2 * 7 + 1}, {"qwen2.5-7b", 2 * 7 + 1},
+                      {"tiny-llama", 2 * 7}};
+  for (const Row& row : rows) {
+    INFO(row.model);
+    models::ModelOptions own = sizes;
+    if (models::model_family(row.model) == "llama") own.key_heads = 1, own.hidden = 96;
+    if (models::model_family(row.model) == "bert") own.vocabulary = 56;  // and a token for what is masked
+    auto options = options_for(row.model, own, folder / "f32");
+    options.save = folder / "q8";
+    const models::QuantizeReport report = models::quantize(options);
+    CHECK(report.layers.size() == row.layers);
+    for (const auto& layer : report.layers) CHECK(layer.signal_to_noise_db > 40);
+    CHECK(report.loss_int8 == Approx(report.loss_f32).epsilon(0.01));
+    CHECK(report.loss_int8 != report.loss_f32);
+    const SafetensorsReader file(folder / "q8");
+    const auto& tensors = file.header().tensors;
+    CHECK(static_cast<std::size_t>(std::count_if(tensors.begin(), tensors.end(), [](const SafetensorsEntry& t) {
+            return t.name.ends_with(".weight_q8");
+          })) == row.layers);
+  }
 }
 
 TEST_CASE("quantize: what cannot be done is refused, and nothing is written", "[quant]") {
