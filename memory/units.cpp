@@ -2,6 +2,7 @@
 
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 
@@ -66,9 +67,11 @@ const Unit* find_unit(std::string_view name) noexcept {
 
 }  // namespace units_detail
 
+double without_sign_of_nan(double value) noexcept { return std::isnan(value) ? std::abs(value) : value; }
+
 std::string format_real(double value) {
   std::array<char, 64> digits{};
-  const auto result = std::to_chars(digits.data(), digits.data() + digits.size(), value);
+  const auto result = std::to_chars(digits.data(), digits.data() + digits.size(), without_sign_of_nan(value));
   return {digits.data(), result.ptr};
 }
 

@@ -15,6 +15,9 @@ std::string format_bytes(T bytes) {
   return format_bytes(static_cast<std::int64_t>(bytes));
 }
 
+/// A NaN's sign depends on the machine and says nothing, but printing would show it.
+double without_sign_of_nan(double value) noexcept;
+
 /// The shortest decimal text that reads back as the same double: "0.1", "1e+300", "nan", "inf".
 std::string format_real(double value);
 

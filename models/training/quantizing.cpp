@@ -16,6 +16,7 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/stack.h>
+#include <thimble/memory/units.h>
 #include <thimble/models/datasets/dataset.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/quant/quantized_model.h>
@@ -93,7 +94,7 @@ Evaluation evaluate(const QuantizeOptions& options, const Dataset& data, bool is
       right += std::max_element(row, row + classes) - row == targets[k];
     }
   }
-  Evaluation result{loss / samples, {}};
+  Evaluation result{without_sign_of_nan(loss / samples), {}};
   if (!is_text) result.accuracy = right / samples;
   return result;
 }

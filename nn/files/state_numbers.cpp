@@ -11,6 +11,7 @@
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/kernels/shared/fp8_code.h>
 #include <thimble/core/numbers/convert.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::nn {
 namespace state_numbers_detail {
@@ -54,7 +55,7 @@ const Rule* rule_of(const NamedTensor& target) {
 
 std::string text(double x) {
   char buffer[32];
-  std::snprintf(buffer, sizeof buffer, "%g", x);
+  std::snprintf(buffer, sizeof buffer, "%g", without_sign_of_nan(x));
   return buffer;
 }
 

@@ -6,6 +6,7 @@
 
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/transaction.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::nn {
 namespace gradient_report_detail {
@@ -29,11 +30,12 @@ struct Sums {
   GradientError error(std::string name) const {
     GradientError e;
     e.name = std::move(name);
-    e.norm = std::sqrt(exact);
+    e.norm = without_sign_of_nan(std::sqrt(exact));
     const bool is_zero = exact == 0 && lossy == 0;
     if (is_zero) return e;
-    e.relative_error = exact == 0 ? std::numeric_limits<double>::infinity() : std::sqrt(difference / exact);
-    e.cosine = exact == 0 || lossy == 0 ? 0 : product / std::sqrt(exact) / std::sqrt(lossy);
+    e.relative_error =
+        exact == 0 ? std::numeric_limits<double>::infinity() : without_sign_of_nan(std::sqrt(difference / exact));
+    e.cosine = exact == 0 || lossy == 0 ? 0 : without_sign_of_nan(product / std::sqrt(exact) / std::sqrt(lossy));
     return e;
   }
 };
@@ -46,7 +48,8 @@ std::vector<std::vector<double>> gradients(const std::vector<optim::Named>& para
                                            std::span<const optim::MicroBatch> parts, double& loss) {
   const Transaction undone;  // never committed
   for (const optim::Named& p : parameters) p.tensor.grad() = Tensor();
-  loss = item(optim::accumulate_gradients(count, samples, loss_of, recording, nullptr, loss_scale, parts));
+  loss = without_sign_of_nan(
+      item(optim::accumulate_gradients(count, samples, loss_of, recording, nullptr, loss_scale, parts)));
   std::vector<std::vector<double>> list;
   for (const optim::Named& p : parameters) {
     const Tensor& gradient = p.tensor.grad();

@@ -7,6 +7,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::nn::quant {
 
@@ -23,10 +24,9 @@ StepError step_error(std::string name, std::span<const float> exact, std::span<c
     product += a * b;
     noise += (a - b) * (a - b);
   }
-  return {std::move(name), noise > 0 ? 10 * std::log10(signal / noise) : std::numeric_limits<double>::infinity(),
-          signal > 0 && power > 0 ? product / std::sqrt(signal * power)
-          : signal == power       ? 1.0
-                                  : 0.0};
+  const double cosine = signal == 0 || power == 0 ? (signal == power ? 1.0 : 0.0) : product / std::sqrt(signal * power);
+  const double decibels = noise == 0 ? std::numeric_limits<double>::infinity() : 10 * std::log10(signal / noise);
+  return {std::move(name), without_sign_of_nan(decibels), without_sign_of_nan(cosine)};
 }
 
 std::vector<StepError> compare(FoldedNet& net, QuantizedModel& quantized, const Tensor& x) {

@@ -11,9 +11,10 @@ namespace thimble::nn::quant {
 
 /// Over all elements of a value x of the f32 net and its counterpart y: the error that has gathered up to there.
 struct StepError {
-  std::string name;               ///< of the step that makes the value; "input" for value 0
-  double signal_to_noise_db = 0;  ///< 10 log10(sum of x^2 / sum of (x - y)^2); infinite where they are equal
-  double cosine = 0;              ///< of the angle between x and y; 1 where both are 0
+  std::string name;  ///< of the step that makes the value; "input" for value 0
+  double signal_to_noise_db =
+      0;              ///< 10 log10(sum of x^2 / sum of (x - y)^2); infinite where they are equal; NaN of a NaN
+  double cosine = 0;  ///< of the angle between x and y; 1 where both are 0; NaN of a NaN
 };
 
 /// The error of `there` beside `exact`, which has as many numbers.

@@ -7,6 +7,7 @@
 #include <string>
 
 #include <thimble/core/error.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::nn::quant {
 
@@ -30,7 +31,7 @@ bool has_code_scale(double low, double high, Activations activations) noexcept {
 
 std::string number_text(double x) {
   char buffer[32];
-  std::snprintf(buffer, sizeof buffer, "%g", x);
+  std::snprintf(buffer, sizeof buffer, "%g", without_sign_of_nan(x));
   return buffer;
 }
 

@@ -15,6 +15,7 @@
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/policies/committed.h>
 #include <thimble/memory/summary.h>
+#include <thimble/memory/units.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/trainer/trainer_run.h>
 
@@ -296,6 +297,7 @@ void TrainerCore::train_step(Progress& progress) {
   progress.rate = run.program().optimizer(0).rate();
 }
 
+  for (double& loss : progress.losses) loss = without_sign_of_nan(loss);
 void TrainerCore::skip() { started().skip(); }
 
 std::int64_t TrainerCore::skipped_batches() { return started().skipped_batches(); }
@@ -375,7 +377,7 @@ double TrainerCore::evaluate() {
   if (!program_->evaluates()) throw ValueError("trainer: the program has no evaluate");
   start();
   const ResourceScope scope(stack_.top);
-  return run_->evaluate();
+  return without_sign_of_nan(run_->evaluate());
 }
 
 Certificate TrainerCore::certify(std::int64_t steps) {

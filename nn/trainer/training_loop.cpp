@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include <thimble/core/error.h>
+#include <thimble/memory/units.h>
 #include <thimble/nn/files/tensor_io.h>
 
 namespace thimble::nn {
@@ -16,9 +17,6 @@ using Clock = std::chrono::steady_clock;
 double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
-
-/// A NaN may have a sign, which printing would show.
-double without_sign_of_nan(double value) { return std::isnan(value) ? std::abs(value) : value; }
 
 std::string is_text(const char* what, double loss) {
   char text[80];
@@ -68,7 +66,7 @@ void TrainingLoop::run(const TrainObserver& observer) {
     if (wish != Wish::stop && (is_last || is_due(options_.evaluate_every))) {
       progress.evaluation = rescued([&] { return run_.evaluate(); });
       if (progress.evaluation) {
-        progress.evaluation->loss = training_loop_detail::without_sign_of_nan(progress.evaluation->loss);
+        progress.evaluation->loss = without_sign_of_nan(progress.evaluation->loss);
         report_.evaluation = progress.evaluation;
       }
       if (progress.evaluation && !std::isfinite(progress.evaluation->loss)) {
@@ -112,7 +110,7 @@ Progress TrainingLoop::one_step(std::int64_t step) {
   const Clock::time_point start = Clock::now();
   Progress progress;
   run_.train_step(step, progress);
-  progress.loss = training_loop_detail::without_sign_of_nan(progress.loss);
+  progress.loss = without_sign_of_nan(progress.loss);
   progress.ms = training_loop_detail::ms_since(start);
   if (step == options_.first_step) {
     report_.loss_first = progress.loss;

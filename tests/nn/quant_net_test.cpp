@@ -281,3 +281,27 @@ TEST_CASE("quantized nets need what a dry run says, event by event", "[quant]") 
   };
   CHECK((events(cpu) == events(dry(cpu))));
 }
+
+TEST_CASE("quantized net: the error of numbers that are none has no sign", "[quant]") {
+  const float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
+  struct Row {
+    std::vector<float> exact, there;
+    double decibels, cosine;
+  };
+  const double none = nan, equal = infinity;
+  const Row rows[] = {{{1, 2}, {1, 2}, equal, 1},     {{0, 0}, {0, 0}, equal, 1},
+                      {{0, 0}, {1, 1}, -equal, 0},    {{3, 4}, {3, 0}, 10 * std::log10(25.0 / 16), 0.6},
+                      {{1, nan}, {1, 2}, none, none}, {{1, 2}, {-nan, 2}, none, none},
+                      {{-nan, 0}, {0, 0}, none, 0},   {{1, infinity}, {1, 2}, none, none}};
+  for (const Row& row : rows) {
+    INFO(row.exact[0] << ", " << row.exact[1] << " and " << row.there[0] << ", " << row.there[1]);
+    const StepError error = step_error("x", row.exact, row.there);
+    for (const auto& [got, expected] :
+         {std::pair{error.signal_to_noise_db, row.decibels}, {error.cosine, row.cosine}}) {
+      CHECK(std::isnan(got) == std::isnan(expected));
+      if (std::isnan(got)) CHECK_FALSE(std::signbit(got));
+      if (std::isinf(expected)) CHECK(got == expected);
+      if (std::isfinite(expected)) CHECK(got == Approx(expected));
+    }
+  }
+}

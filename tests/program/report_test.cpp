@@ -300,6 +300,8 @@ TEST_CASE("report: numbers are written the same everywhere", "[report]") {
       {format_trimmed(20, 3), "20"},
       {thimble::format_real(0.1), "0.1"},
       {thimble::format_real(1e300), "1e+300"},
+      {thimble::format_real(-std::numeric_limits<double>::quiet_NaN()), "nan"},
+      {thimble::format_real(-std::numeric_limits<double>::infinity()), "-inf"},
       {format_quantity(0.1195, Unit::percent, 2), "11.95 %"},
       {format_quantity(5.358e9, Unit::bytes, 0), "4.99 GiB"},
       {format_quantity(1e300, Unit::bytes, 0), "1e+300 B"},
