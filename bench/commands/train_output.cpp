@@ -145,7 +145,7 @@ void print_train_json(const models::TrainOptions& options, const TrainExtra& ext
   }
   if (r.scaler) {
     json["loss_scale"] = r.scaler->scale;
-    json["skipped_steps"] = r.scaler->skipped_steps;
+    json["skipped_steps"] = r.skipped_steps;
   }
   if (r.evaluation && r.evaluation->accuracy) json["validation_accuracy"] = *r.evaluation->accuracy;
   if (options.sample > 0) json["sample"] = r.sample;
@@ -177,9 +177,8 @@ void print_train_table(const models::TrainOptions& options, const TrainExtra& ex
   }
   if (r.scaler) {
     std::printf("  loss scale       %.9g at the end", r.scaler->scale);
-    if (r.scaler->skipped_steps > 0) {
-      std::printf(", %lld step%s skipped", static_cast<long long>(r.scaler->skipped_steps),
-                  r.scaler->skipped_steps == 1 ? "" : "s");
+    if (r.skipped_steps > 0) {
+      std::printf(", %lld step%s skipped", static_cast<long long>(r.skipped_steps), r.skipped_steps == 1 ? "" : "s");
     }
     std::printf("\n");
   }

@@ -203,7 +203,6 @@ TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& obs
   loop.run(observer);
   report.captured_launches = run.captured_launches();
   if (training.scaler() != nullptr) report.scaler = training.scaler()->state();
-  if (report.scaler) report.skipped_steps = static_cast<std::size_t>(report.scaler->skipped_steps);
   const bool is_complete = report.end == nn::TrainEnd::complete;
   if (is_complete) save_weights(training, prepared);
   loop.rethrow_failed_save();

@@ -229,7 +229,6 @@ struct TrainReport : nn::LoopReport {
   std::size_t process_peak_bytes = 0;           ///< resident in the process since the run's set-up; 0: not known
   std::size_t process_budget_bytes = 0;         ///< 0: there was none
   std::size_t control_group_peak_bytes = 0;     ///< of the process's control group, others and caches included; 0: none
-  std::size_t skipped_steps = 0;                ///< of those of this run
   std::size_t arena_rss_bytes = 0;              ///< of the arena's mapping at the end; 0 where the host has none of it
   std::optional<memory::DeviceUse> device_use;  ///< at the end, of a GPU
   std::optional<kernels::LibraryUse> libraries;   ///< of a GPU: what they did and refused in this process

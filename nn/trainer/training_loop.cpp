@@ -38,8 +38,8 @@ TrainingLoop::TrainingLoop(LoopedRun& run, const LoopOptions& options, const mem
       report_(report),
       control_(control),
       log_(options.log, stack.ledger),
-      keeper_(
-          {options.rank.value_or(0) == 0 ? options.save : "", options.keep, options.resume, options.resumed_steps}) {
+      keeper_({options.rank.value_or(0) == 0 ? options.save : "", options.keep, options.resume, options.resumed_steps}),
+      skipped_before_(run.skipped_steps()) {
   report_.steps = options.first_step;
 }
 
@@ -110,6 +110,7 @@ Progress TrainingLoop::one_step(std::int64_t step) {
   const Clock::time_point start = Clock::now();
   Progress progress;
   run_.train_step(step, progress);
+  report_.skipped_steps = run_.skipped_steps() - skipped_before_;
   progress.loss = without_sign_of_nan(progress.loss);
   progress.ms = training_loop_detail::ms_since(start);
   if (step == options_.first_step) {

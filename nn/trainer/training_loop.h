@@ -74,9 +74,10 @@ struct LoopOptions {
 
 struct LoopReport {
   TrainEnd end = TrainEnd::complete;
-  std::string end_text;    ///< of another end: the step, why, and the checkpoint that there is, in one line
-  std::string log_error;   ///< why curves are missing; empty: none are
-  std::int64_t steps = 0;  ///< done at the end
+  std::string end_text;            ///< of another end: the step, why, and the checkpoint that there is, in one line
+  std::string log_error;           ///< why curves are missing; empty: none are
+  std::int64_t steps = 0;          ///< done at the end
+  std::int64_t skipped_steps = 0;  ///< of this run: by the loss scaler, or as no plan fits the batch
   double loss_first = 0, loss_last = 0;
   std::optional<Evaluation> evaluation;     ///< the last one
   double ms_per_step = 0, items_per_s = 0;  ///< over all steps but the first, where there are several
@@ -144,6 +145,7 @@ class TrainingLoop {
   TrainingLog log_;
   CheckpointKeeper keeper_;
   std::exception_ptr failed_save_;
+  std::int64_t skipped_before_;  // by runs before this one
   double first_ms_ = 0, later_ms_ = 0;
 };
 

@@ -66,6 +66,8 @@ void check_resumes(models::TrainOptions options, std::int64_t middle) {
   CHECK(rest_rates == std::vector<double>(rates.begin() + middle, rates.end()));
   CHECK(rest.report.evaluation->loss == whole.report.evaluation->loss);
   CHECK(rest.report.scaler == whole.report.scaler);
+  CHECK(whole.report.skipped_steps == whole.report.scaler->skipped_steps);
+  CHECK(rest.report.skipped_steps == 0);  // all were before the middle
   CHECK(read_text_file(folder / "rest") == read_text_file(folder / "whole"));
 }
 

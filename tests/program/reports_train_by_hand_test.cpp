@@ -59,7 +59,7 @@ Trained trained(Numbers& n) {
   r.outside = n.outside();
   r.process_peak_bytes = n.bytes(), r.process_budget_bytes = n.bytes();
   r.control_group_peak_bytes = n.bytes();
-  r.skipped_steps = n.bytes();
+  r.skipped_steps = n.next();
   r.arena_rss_bytes = n.bytes();
   r.device_use = memory::DeviceUse{n.bytes(), n.bytes(), n.bytes(), n.bytes(), n.bytes()};
   r.libraries = kernels::LibraryUse{{n.bytes(), n.bytes(), "a product"}, {n.bytes(), n.bytes(), "a convolution"}};
@@ -155,7 +155,7 @@ TEST_CASE("reports by hand: train", "[program]") {
                 {"bytes_above_plan", r.placed->bytes_above_plan},
                 {"first_deviation", nullptr},
                 {"loss_scale", r.scaler->scale},
-                {"skipped_steps", r.scaler->skipped_steps},
+                {"skipped_steps", r.skipped_steps},
                 {"sample", "to be"},
                 {"tp", s.tp},
                 {"sequence_parallel", false},
@@ -195,7 +195,7 @@ TEST_CASE("reports by hand: train", "[program]") {
   const std::pair<const char*, std::string> lines[] = {
       {"char-gpt: ", grouped(r.parameters) + " parameters, steps " + std::to_string(r.first_step + 1) + " to " +
                          std::to_string(r.steps)},
-      {"loss scale  ", std::to_string(r.scaler->skipped_steps) + " steps skipped"},
+      {"loss scale  ", std::to_string(r.skipped_steps) + " steps skipped"},
       {"optimizer ", grouped(r.state_bytes) + " of state"},
       {"captured step ", std::to_string(r.captured_launches) + " launches"},
       {"micro-batches ", std::to_string(s.micro_batches)},

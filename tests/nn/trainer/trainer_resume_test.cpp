@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -215,10 +216,10 @@ TEST_CASE("trainer: a run goes on after steps that the loss scaler skipped", "[t
   const auto train = [&](const nn::TrainerOptions& with) {
     Run run(own, with);
     std::vector<std::pair<std::int64_t, double>> steps;
-    run.run([&](const nn::Progress& p) { steps.emplace_back(p.step, p.loss); });
-    return std::pair(steps, testing::bytes_of(run.model().linear.weight));
+    const nn::LoopReport report = run.run([&](const nn::Progress& p) { steps.emplace_back(p.step, p.loss); });
+    return std::tuple(steps, testing::bytes_of(run.model().linear.weight), report.skipped_steps);
   };
-  const auto [expected, weight] = train(options);
+  const auto [expected, weight, all_skipped] = train(options);
   REQUIRE(expected.size() == 17);
   for (const std::int64_t first : {1, 3, 8, 13}) {
     INFO("resumed after " << first);
@@ -231,7 +232,8 @@ TEST_CASE("trainer: a run goes on after steps that the loss scaler skipped", "[t
     CHECK(info.step_count + info.scaler->skipped_steps == first);
     nn::TrainerOptions rest = options;
     rest.resume = begin.save;
-    const auto [steps, end] = train(rest);
+    const auto [steps, end, skipped] = train(rest);
+    CHECK(skipped == all_skipped - info.scaler->skipped_steps);
     CHECK(steps == std::vector(expected.begin() + static_cast<std::ptrdiff_t>(first), expected.end()));
     CHECK(end == weight);
   }
