@@ -35,8 +35,9 @@ void plan_from_file(PreparedTraining& prepared) {
   }
   if (options.captures_steps)
     throw ValueError("`plan`: not with `captures_steps`, whose steps are placed in another way");
-  nn::Plan plan = nn::read_plan(options.plan, training_program(prepared), options.device,
-                                planner_options(setup, options.device).make_tier);
+  nn::Plan plan =
+      nn::read_plan(options.plan, training_program(prepared), options.device,
+                    planner_options(setup, options.device).make_tier, options.steps - prepared.first_step == 1 ? 1 : 2);
   if (plan.packed_bytes > 0 && !setup.allows_lossy) {
     throw ValueError("`plan`: '" + options.plan +
                      "' packs tensors, which rounds gradients; with `allows_lossy` it is allowed");

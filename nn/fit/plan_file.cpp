@@ -32,13 +32,15 @@ std::shared_ptr<const TapePlan> with_operators(const std::shared_ptr<const TapeP
 
 void write_plan(const std::string& path, const Plan& plan) { write_file_atomically(path, plan_to_json(plan)); }
 
-Plan read_plan(const std::string& path, const MakeRun& make, Device device, const MakeTier& make_tier) {
+Plan read_plan(const std::string& path, const MakeRun& make, Device device, const MakeTier& make_tier,
+               std::size_t steps) {
   const std::vector<std::byte> bytes = read_whole_file(path, plan_file_detail::most_bytes);
-  return plan_from_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path, make, device, make_tier);
+  return plan_from_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path, make, device, make_tier,
+                        steps);
 }
 
 Plan plan_from_json(std::string_view json, const std::string& source, const MakeRun& make, Device device,
-                    const MakeTier& make_tier) {
+                    const MakeTier& make_tier, std::size_t steps) {
   using namespace plan_file_detail;
   const Device on = dry(device);
   Plan plan = parse_plan(json, source);
@@ -67,7 +69,7 @@ Plan plan_from_json(std::string_view json, const std::string& source, const Make
     plan.apply(run->options(), target);
     return run;
   };
-  const MemoryProfile profile = profile_training(on, follow, 2, false, plan.placement);
+  const MemoryProfile profile = profile_training(on, follow, steps, false, plan.placement);
   if (profile.placed.first_deviation) {
     throw PlanError("plan " + source + " is not kept by a dry run: " + to_string(*profile.placed.first_deviation));
   }
