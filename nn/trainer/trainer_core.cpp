@@ -256,10 +256,16 @@ void TrainerCore::start() {
   memory::Stack stack = memory::make_resource(options_.device, std::move(of_stack));
   if (stack.placed && options_.is_strict) stack.placed->set_strict(true);
   const ResourceScope scope(stack.top);
-  auto run = std::make_unique<TrainerRun>(*program_, options_, options_.device, RunRequest{{}, std::nullopt, &shapes_},
-                                          first_step_, first_skipped_);
-  if (!options_.resume.empty()) run->load(options_.resume);
-  run_ = std::move(run);
+  try {
+    auto run = std::make_unique<TrainerRun>(*program_, options_, options_.device,
+                                            RunRequest{{}, std::nullopt, &shapes_}, first_step_, first_skipped_);
+    if (!options_.resume.empty()) run->load(options_.resume);
+    run_ = std::move(run);
+  } catch (const OutOfMemory&) {
+    // Without example steps nothing was planned so far: the first step's refusal says what would fit.
+    if (shapes_.empty() && options_.budget_bytes > 0) require_planned(first_step_, key_of(first_step_));
+    throw;
+  }
   stack_ = std::move(stack);
 }
 

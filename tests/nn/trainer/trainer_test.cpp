@@ -325,6 +325,22 @@ TEST_CASE("trainer: refusals of a budget say who needs more, and what would fit"
     return "taken";
   };
   CHECK(refusal(1).find("with TrainedProgram::micro_batch") != std::string::npos);
+  // Nor is a model made that does not fit, where the examples are none.
+  std::size_t least = 0;
+  for (const std::size_t budget : {std::size_t{1}, std::size_t{1} << 20}) {  // below a granule
+    nn::Trainer<Net, Batch> trainer(own, {.budget_bytes = budget, .example_steps = {}});
+    try {
+      trainer.step();
+      FAIL("it fits");
+    } catch (const nn::BudgetError& error) {
+      CHECK(error.budget_bytes() == budget);
+      least = error.minimum_bytes();
+    }
+    CHECK_THROWS_AS(trainer.model(), nn::BudgetError);
+  }
+  nn::Trainer<Net, Batch> fits(own, {.budget_bytes = least, .example_steps = {}});
+  fits.step();
+  CHECK(fits.peak_bytes() <= least);
   own.micro_batch = [](const Batch& batch, std::int64_t i, std::int64_t n) {
     const std::int64_t size = batch.x.size(0), from = size * i / n, to = size * (i + 1) / n;
     return Batch{slice(batch.x, 0, from, to), slice(batch.y, 0, from, to)};
