@@ -109,11 +109,12 @@ void restore(Training& training, const std::string& path) {
 void save_checkpoint(Training& training, const PreparedTraining& prepared, const std::string& path) {
   const nn::Metadata metadata = metadata_of(prepared.options, *prepared.data, training);
   if (training.parallel() == nullptr) {
-    nn::save_checkpoint(path, training.model(), training.optimizer(), training.generator(), metadata,
-                        training.scaler());
+    nn::save_checkpoint(path, training.model(), training.optimizer(), training.generator(), metadata, training.scaler(),
+                        prepared.options.overwrites);
   } else {
     nn::save_checkpoint(path, training.model(), *training.parallel(), training.optimizer(), training.whole_state(),
-                        training.generator(), metadata, training.scaler(), training.later_stages());
+                        training.generator(), metadata, training.scaler(), training.later_stages(),
+                        prepared.options.overwrites);
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
+#include <thimble/core/files/outputs.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/nn/files/cut_tensors.h>
 #include <thimble/nn/files/state_numbers.h>
@@ -131,7 +132,9 @@ CheckpointInfo checkpoint_info(const Module& module, const optim::Optimizer& opt
 }
 
 void save_checkpoint(const std::string& path, const Module& module, const optim::Optimizer& optimizer,
-                     const Generator& generator, const Metadata& metadata, const optim::GradScaler* scaler) {
+                     const Generator& generator, const Metadata& metadata, const optim::GradScaler* scaler,
+                     bool overwrites) {
+  check_kind({"save_checkpoint", path, &file_kinds::checkpoint}, overwrites);
   const ParameterUse use;
   const CutParameters cuts(module);
   const std::vector<FileTensor> model = checkpoint_detail::model_tensors(module, cuts);

@@ -5,6 +5,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
+#include <thimble/core/files/outputs.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/dist/shard_store.h>
@@ -311,7 +312,8 @@ void visit_save_weights(const Module& module, dist::DataParallel& parallel, std:
 
 void save_checkpoint(const std::string& path, const Module& module, dist::DataParallel& parallel,
                      const optim::Optimizer& optimizer, const WholeState& whole, const Generator& generator,
-                     const Metadata& metadata, const optim::GradScaler* scaler, std::span<const StageOutline> later) {
+                     const Metadata& metadata, const optim::GradScaler* scaler, std::span<const StageOutline> later,
+                     bool overwrites) {
   using namespace rank_files_detail;
   check_state(module, whole);
   const auto tell = [&](Gathering& all) {
@@ -323,6 +325,7 @@ void save_checkpoint(const std::string& path, const Module& module, dist::DataPa
     std::vector<NamedTensor> here, others;
     sort_tensors(saved_parameters(module), module, parallel, later, "model.", false, here, others);
     for (const auto& [name, of_one] : whole) others.insert(others.end(), of_one.begin(), of_one.end());
+    check_kind({"save_checkpoint", path, &file_kinds::checkpoint}, overwrites);
     write_tensor_file(path, here, others,
                       format_checkpoint_info(checkpoint_info(module, optimizer, generator, metadata, scaler)), each,
                       Numbers::finite);

@@ -57,7 +57,7 @@ StageOutline stage_outline(const Module& module, const dist::DataParallel& paral
 void save_checkpoint(const std::string& path, const Module& module, dist::DataParallel& parallel,
                      const optim::Optimizer& optimizer, const WholeState& whole, const Generator& generator,
                      const Metadata& metadata = {}, const optim::GradScaler* scaler = nullptr,
-                     std::span<const StageOutline> later = {});
+                     std::span<const StageOutline> later = {}, bool overwrites = false);
 /// On rank 0 in place of save_checkpoint: no file will be written, and the others throw Error with `why`.
 void refuse_checkpoint(const Module& module, dist::DataParallel& parallel, const optim::Optimizer& optimizer,
                        const WholeState& whole, const std::string& why, std::span<const StageOutline> later = {});

@@ -9,6 +9,7 @@
 #include <thimble/memory/offload/file_tier.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/files/checkpoint.h>
+#include <thimble/nn/files/weights.h>
 #include <thimble/nn/layers/layers.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/adam.h>
@@ -240,6 +241,20 @@ TEST_CASE("checkpoint file: a save that fails leaves the old file", "[checkpoint
   CHECK(contains(error_of([&] { nn::save_checkpoint(folder / "c", dry_net, optimizer, a.generator); }), "DeviceError"));
   CHECK(read_text_file(folder / "c") == before);
   CHECK(folder.entries() == 1);
+  // A file of another kind, and one that was begun, are not like it.
+  nn::save_weights(*a.net, folder / "weights");
+  files_test::write_text_file(folder / "note", "hello");
+  for (const char* const name : {"weights", "note"}) {
+    const std::string foreign = read_text_file(folder / name);
+    CHECK(contains(error_of([&] { save(folder / name, a); }),
+                   "ValueError save_checkpoint: expected a new file or a checkpoint, got "));
+    CHECK(read_text_file(folder / name) == foreign);
+    nn::save_checkpoint(folder / name, *a.net, a.optimizer, a.generator, {}, nullptr, true);
+    CHECK(read_text_file(folder / name) == before);
+  }
+  files_test::write_text_file(folder / "empty", "");
+  save(folder / "empty", a);
+  CHECK(read_text_file(folder / "empty") == before);
 }
 
 namespace {
