@@ -64,7 +64,7 @@ std::string command_index() {
 
 void run(const Flags& flags) {
   check_outputs({{"--index", flags.index, &file_kinds::index}}, {}, flags.overwrites);
-  if (!flags.index.empty()) return write_file_atomically(flags.index, command_index());
+  if (!flags.index.empty()) return write_output(flags.index, command_index());
   std::vector<const BookFigure*> chosen;
   for (const BookFigure& figure : book_figures()) {
     const auto found = std::find(flags.names.begin(), flags.names.end(), figure.name);

@@ -17,7 +17,6 @@
 #include <thimble/bench/report/figures.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/core/error.h>
-#include <thimble/core/files/file.h>
 #include <thimble/core/files/file_stream.h>
 #include <thimble/core/files/outputs.h>
 #include <thimble/memory/remat/frontier.h>
@@ -218,8 +217,8 @@ void run(const Flags& flags) {
          {budget > 0 ? "the best within " + format_grouped(budget) + " bytes" : "the least memory", schedule}},
         "bytes");
   }
-  if (!flags.picture.empty()) write_file_atomically(flags.picture, picture);
-  if (!flags.staircase.empty()) write_file_atomically(flags.staircase, staircase_picture(frontier));
+  if (!flags.picture.empty()) write_output(flags.picture, picture);
+  if (!flags.staircase.empty()) write_output(flags.staircase, staircase_picture(frontier));
   if (flags.is_json) return print_json(frontier, budget, schedule);
   print_table(frontier);
   if (budget > 0) {

@@ -10,7 +10,6 @@
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
 #include <thimble/core/error.h>
-#include <thimble/core/files/file.h>
 #include <thimble/core/files/outputs.h>
 #include <thimble/memory/placement/csv.h>
 #include <thimble/memory/units.h>
@@ -71,7 +70,7 @@ void run(const Flags& flags) {
   }
   if (!flags.output.empty()) {
     file.offsets = placement.offsets;
-    write_file_atomically(flags.output, memory::write_placement(file));
+    write_output(flags.output, memory::write_placement(file));
   }
   const std::size_t count = file.buffers.size();
   flags.is_json ? print_json(count, placement, flags) : print_line(count, placement, flags);

@@ -10,7 +10,6 @@
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/report/text.h>
-#include <thimble/core/files/file.h>
 #include <thimble/core/files/outputs.h>
 #include <thimble/dist/pipeline/schedule.h>
 
@@ -81,7 +80,7 @@ void run(const Flags& flags) {
   check_outputs({{"--svg", flags.picture, &file_kinds::picture}}, {}, flags.overwrites);
   const std::vector<report::ShownPipeline> runs = runs_of(flags);
   if (!flags.picture.empty()) {
-    write_file_atomically(flags.picture, report::svg_pipelines("Stages and time", "What each stage does when.", runs));
+    write_output(flags.picture, report::svg_pipelines("Stages and time", "What each stage does when.", runs));
   }
   flags.is_json ? print_json(flags, runs) : print_table(flags, runs);
 }

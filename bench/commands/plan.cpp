@@ -26,7 +26,6 @@
 #include <thimble/bench/report/text.h>
 #include <thimble/bench/technique_report.h>
 #include <thimble/core/error.h>
-#include <thimble/core/files/file.h>
 #include <thimble/core/files/outputs.h>
 #include <thimble/core/files/printable.h>
 #include <thimble/core/launch/compute_capability.h>
@@ -281,7 +280,7 @@ struct Files {
     if (!trace.empty()) contents.emplace_back(trace, report::write_chrome_trace(view));
     if (!csv.empty()) contents.emplace_back(csv, to_csv(view.planned().events));
     if (!snapshot.empty()) contents.emplace_back(snapshot, report::write_snapshot(view));
-    for (const auto& [path, content] : contents) write_file_atomically(path, std::string_view(content));
+    for (const auto& [path, content] : contents) write_output(path, content);
   }
 };
 

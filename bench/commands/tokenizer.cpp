@@ -13,7 +13,6 @@
 #include <thimble/bench/commands/flags.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
-#include <thimble/core/files/file.h>
 #include <thimble/core/files/file_stream.h>
 #include <thimble/core/files/outputs.h>
 #include <thimble/memory/units.h>
@@ -91,7 +90,7 @@ void decode(const Flags& flags) {
     tokens = parse_numbers(read_text(flags.data));
   }
   const std::string text = tokenizer.decode(tokens, flags.skips_special);
-  if (!flags.out.empty()) return write_file_atomically(flags.out, std::string_view(text));
+  if (!flags.out.empty()) return write_output(flags.out, text);
   std::fwrite(text.data(), 1, text.size(), stdout);
 }
 

@@ -22,7 +22,6 @@
 #include <thimble/bench/timing/transfers.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
-#include <thimble/core/files/file.h>
 #include <thimble/core/files/outputs.h>
 #include <thimble/core/files/printable.h>
 #include <thimble/dist/mpi.h>
@@ -195,7 +194,7 @@ bool write_trace(const std::vector<RankTransfers>& transfers, const std::string&
     line.say(text);
   }
   try {
-    write_file_atomically(path, std::string_view(write_transfers(transfers)));
+    write_output(path, write_transfers(transfers));
     return true;
   } catch (const FileError& error) {
     line.say("thimble: --trace: " + printable(error.what()));

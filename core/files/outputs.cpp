@@ -1,8 +1,12 @@
 #include <thimble/core/files/outputs.h>
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <span>
 #include <system_error>
@@ -101,6 +105,25 @@ bool is_regular(const std::string& path) {
   return fs::is_regular_file(path, error);
 }
 
+/// What is at `path`: 0 where there is nothing, or nothing can be seen.
+mode_t type_at(const std::string& path) {
+  struct stat facts {};
+  return ::stat(path.c_str(), &facts) == 0 ? facts.st_mode & S_IFMT : 0;
+}
+
+/// By a name like /dev/stdout, wherever it has been redirected to.
+bool is_standard_output(const std::string& path) {
+  struct stat there {
+  }, own{};
+  return ::stat(path.c_str(), &there) == 0 && ::fstat(STDOUT_FILENO, &own) == 0 && there.st_dev == own.st_dev &&
+         there.st_ino == own.st_ino;
+}
+
+bool takes_streams(const std::string& path) {
+  const mode_t type = type_at(path);
+  return type == S_IFCHR || type == S_IFIFO || is_standard_output(path);
+}
+
 bool is_kind(const std::string& path, const FileKind& kind) {
   const InputFile file(path);
   if (file.bytes() == 0) return true;
@@ -135,13 +158,14 @@ const FileKind checkpoint{"a checkpoint", outputs_detail::is_checkpoint},
     costs{"a file of times", outputs_detail::is_json<outputs_detail::costs_text>},
     adapters{"a configuration of adapters", outputs_detail::is_json<outputs_detail::adapters_text>},
     tokens{"a file of tokens", outputs_detail::is_tokens},
-    lifetimes{"a CSV of lifetimes", outputs_detail::is_csv<outputs_detail::lifetimes_text>},
-    trace{"a trace", outputs_detail::is_json<outputs_detail::trace_text>},
-    snapshot{"a memory snapshot", outputs_detail::is_snapshot}, page{"a page of this program", outputs_detail::is_page},
-    picture{"an SVG picture", outputs_detail::is_picture},
+    lifetimes{"a CSV of lifetimes", outputs_detail::is_csv<outputs_detail::lifetimes_text>, true},
+    trace{"a trace", outputs_detail::is_json<outputs_detail::trace_text>, true},
+    snapshot{"a memory snapshot", outputs_detail::is_snapshot, true},
+    page{"a page of this program", outputs_detail::is_page, true},
+    picture{"an SVG picture", outputs_detail::is_picture, true},
     results{"results of this program", outputs_detail::is_json<outputs_detail::results_text>},
     table{"a CSV of results", outputs_detail::is_csv<outputs_detail::table_text>},
-    index{"an index of commands", outputs_detail::is_index}, text{"a text", outputs_detail::is_never};
+    index{"an index of commands", outputs_detail::is_index, true}, text{"a text", outputs_detail::is_never, true};
 }  // namespace file_kinds
 
 void check_kind(const Output& output, bool overwrites, std::string_view fix) {
@@ -152,6 +176,23 @@ void check_kind(const Output& output, bool overwrites, std::string_view fix) {
                    (is_marked ? " or " + std::string(output.kind->name) : "") + ", got " +
                    quote(output.path, longest_name) +
                    (is_marked ? ", a file of another kind" : ", a file that is there") + "; " + std::string(fix));
+}
+
+void write_output(const std::string& path, std::string_view text) {
+  using namespace outputs_detail;
+  if (!takes_streams(path)) return write_file_atomically(path, text);
+  const int descriptor =
+      is_standard_output(path) ? ::dup(STDOUT_FILENO) : ::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY);
+  std::size_t done = 0;
+  bool is_good = descriptor >= 0;
+  while (is_good && done < text.size()) {
+    const ssize_t count = ::write(descriptor, text.data() + done, text.size() - done);
+    is_good = count > 0 || (count < 0 && errno == EINTR);
+    if (count > 0) done += static_cast<std::size_t>(count);
+  }
+  const int error = errno;
+  if (descriptor >= 0) ::close(descriptor);
+  if (!is_good) throw FileError(path, done, std::string("cannot write: ") + std::strerror(error));
 }
 
 void make_output_folder(const std::string& option, const std::string& folder) {
@@ -184,7 +225,16 @@ void check_outputs(const std::vector<Output>& outputs, const std::vector<Input>&
     }
     for (std::size_t k = 0; k < i; ++k) {
       const Output& other = outputs[k];
-      if (!other.path.empty() && own == Identity(other.path)) refuse("one output in a file", other.option + " writes");
+      if (other.path.empty() || !(own == Identity(other.path)) || type_at(output.path) == S_IFCHR) continue;
+      refuse("one output in a file", other.option + " writes");
+    }
+    if (takes_streams(output.path)) {
+      if (!output.kind->is_stream) {
+        refuse("a file, into whose place " + std::string(output.kind->name) + " is renamed",
+               "is a device, a pipe or standard output");
+      }
+      if (::access(output.path.c_str(), W_OK) == 0) continue;
+      throw ValueError(output.option + ": " + quote(output.path, longest_name) + ": " + std::strerror(errno));
     }
     check_kind(output, overwrites);
     try {

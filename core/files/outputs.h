@@ -14,6 +14,7 @@ struct FileKind {
   std::string_view name;  ///< as in errors: "a checkpoint"
   /// Whether a file of `bytes` bytes that begins with `head` (at most its first 256 KiB) is of this kind.
   bool (*is)(std::string_view head, std::uint64_t bytes);
+  bool is_stream = false;  ///< a device or a pipe may take it; others are read again, and renamed into place
 };
 namespace file_kinds {
 extern const FileKind checkpoint, weights, plan, costs, adapters, tokens, lifetimes, trace, snapshot, page, picture,
@@ -36,9 +37,15 @@ struct Input {
 /// Throws ValueError where an output
 /// - is one of the inputs, or lies in an input folder and is one of the files read there, under any name or link;
 /// - is another of the outputs;
-/// - exists and is of another kind, unless `overwrites`. An empty file is of every kind;
-/// - cannot be written, as AtomicFile finds by trying. Writes nothing and leaves existing files unchanged.
+/// - is there and not of its kind, unless `overwrites`. An empty file is of every kind;
+/// - is a character device or a pipe, and its kind is no stream. Several may go to one device;
+/// - cannot be written, as AtomicFile finds by trying.
+/// Writes nothing and leaves existing files unchanged.
 void check_outputs(const std::vector<Output>& outputs, const std::vector<Input>& inputs, bool overwrites);
+
+/// Writes an output whose kind is a stream: to a character device, a pipe or standard output as to any, else as
+/// write_file_atomically does. A pipe without a reader waits for one. Throws FileError.
+void write_output(const std::string& path, std::string_view text);
 
 /// Makes a folder for outputs, with its parents. Throws ValueError on failure.
 void make_output_folder(const std::string& option, const std::string& folder);

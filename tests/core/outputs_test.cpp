@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <thimble/core/error.h>
@@ -157,13 +158,47 @@ TEST_CASE("outputs: a file that is there is replaced by one of its kind alone", 
 TEST_CASE("outputs: one that cannot be written is refused before any work", "[file]") {
   const TemporaryFolder folder;
   write_file_atomically(folder / "file", "x");
-  for (const std::string& path :
-       {folder / "none/x", folder / "file/x", folder.path(), std::string("/proc/x"), std::string("/dev/zero")}) {
+  for (const std::string& path : {folder / "none/x", folder / "file/x", folder.path(), std::string("/proc/x")}) {
     INFO(path);
     CHECK(refusal({{"--out", path, &file_kinds::page}}, {}).starts_with("--out: "));
+  }
+  for (const FileKind* const kind :
+       {&file_kinds::checkpoint, &file_kinds::weights, &file_kinds::plan, &file_kinds::costs, &file_kinds::adapters,
+        &file_kinds::tokenizer, &file_kinds::tokens, &file_kinds::results, &file_kinds::table}) {
+    INFO(kind->name);
+    CHECK(refusal({{"--out", "/dev/null", kind}}, {}) ==
+          "--out: expected a file, into whose place " + std::string(kind->name) +
+              " is renamed, got '/dev/null', which is a device, a pipe or standard output; give another name");
   }
   make_output_folder("--out", folder / "a/b");
   CHECK(std::filesystem::is_directory(folder / "a/b"));
   CHECK_THROWS_AS(make_output_folder("--out", folder / "file/b"), ValueError);
   CHECK_THROWS_AS(make_output_folder("--out", folder / "file"), ValueError);
+}
+
+TEST_CASE("outputs: devices and pipes take streams", "[file]") {
+  const TemporaryFolder folder;
+  const std::string pipe = folder / "pipe", text(200'000, 'x');  // more than a pipe holds
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  for (const FileKind* const kind :
+       {&file_kinds::page, &file_kinds::picture, &file_kinds::trace, &file_kinds::lifetimes, &file_kinds::snapshot,
+        &file_kinds::index, &file_kinds::text}) {
+    INFO(kind->name);
+    CHECK(refusal({{"--a", "/dev/null", kind}, {"--b", "/dev/null", kind}}, {}).empty());
+    CHECK(refusal({{"--a", pipe, kind}}, {}).empty());
+    CHECK(refusal({{"--a", pipe, kind}, {"--b", pipe, kind}}, {}).starts_with("--b: expected one output in a file"));
+  }
+  CHECK_NOTHROW(write_output("/dev/null", text));
+  std::string got;
+  std::thread reader([&] { got = read_text_file(pipe); });
+  write_output(pipe, text);
+  reader.join();
+  CHECK(got == text);
+  CHECK(std::filesystem::is_fifo(pipe));
+  if (std::filesystem::exists("/dev/full")) {
+    CHECK_THROWS_WITH(write_output("/dev/full", text), Catch::Contains("cannot write: No space left on device"));
+  }
+  write_output(folder / "file", "whole");
+  CHECK(read_text_file(folder / "file") == "whole");
+  CHECK(folder.entries() == 2);
 }

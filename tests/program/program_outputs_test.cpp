@@ -107,6 +107,14 @@ TEST_CASE("outputs of every command: no input and no file of another kind is rep
       CHECK(run("note", " --overwrite").status == 0);
       CHECK(read_text_file(folder / note) != "hello\n");
     }
+    if (!is_folder && !is_text) {
+      const bool is_stream = contains("--html --trace --csv --snapshot --svg --staircase --index", row.flag) ||
+                             row.command.starts_with("pack");
+      const auto done = *program_test::run(folder, command + "/dev/null'");
+      INFO(done.error);
+      CHECK(done.status == (is_stream ? 0 : 2));
+      CHECK(contains(done.error, "'/dev/null', which is a device, a pipe or standard output") != is_stream);
+    }
     fs::remove_all(folder / "note");
     fs::remove_all(folder / "out");
   }
