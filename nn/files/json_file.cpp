@@ -89,6 +89,11 @@ bool JsonKeys::is_flag(const std::string& key) const {
   return value != nullptr && value->is_boolean();
 }
 
+bool JsonKeys::is_text(const std::string& key) const {
+  const auto* const value = json_file_detail::as_json(find(key));
+  return value != nullptr && value->is_string();
+}
+
 void JsonKeys::refuse(const std::string& key, const std::string& expected) const {
   const auto* const value = json_file_detail::as_json(find(key));
   throw ValueError(path_ + ": " + key + ": expected " + expected + ", got " +

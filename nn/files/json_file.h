@@ -43,6 +43,8 @@ class JsonKeys {
   JsonKeys object(const std::string& key) const;
   /// Whether the value is true or false.
   bool is_flag(const std::string& key) const;
+  /// Whether the value is a text.
+  bool is_text(const std::string& key) const;
   /// An integer from `least` to 2^40, or an array of them.
   std::vector<std::int64_t> sizes(const std::string& key, std::int64_t least = 1) const;
   /// An array of texts.

@@ -4,6 +4,8 @@
 #include <filesystem>
 #include <iterator>
 #include <map>
+#include <optional>
+#include <regex>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -11,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
 #include <thimble/core/files/file.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/nn/files/json_file.h>
@@ -27,18 +30,101 @@ bool is_same(const AdapterOptions& a, const AdapterOptions& b) { return a.rank =
 
 Json text_or_null(const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); }
 
-/// Keys of PEFT's that change nothing of what is computed: the layers are those that the tensors name, and their sizes
-/// tell how weights lie.
+/// Keys of PEFT's that change nothing of what is computed: the tensors' sizes tell how weights lie.
 constexpr std::string_view without_effect[] = {
-    "auto_mapping",   "base_model_name_or_path", "exclude_modules", "fan_in_fan_out", "inference_mode",
-    "layers_pattern", "layers_to_transform",     "megatron_core",   "peft_version",   "qalora_group_size",
-    "revision",       "runtime_config",          "target_modules",  "task_type"};
+    "auto_mapping", "base_model_name_or_path", "fan_in_fan_out", "inference_mode", "layers_pattern", "megatron_core",
+    "peft_version", "qalora_group_size",       "revision",       "runtime_config", "task_type"};
 
 /// How adapters began. Others than these have changed the base as well (pissa, olora, corda, loftq), or their ranks.
 constexpr std::string_view beginnings[] = {"gaussian", "orthogonal"};
 
+struct Halves {
+  std::string name;  ///< the layer's in the file: with the prefix, where it has it
+  const SafetensorsEntry *a = nullptr, *b = nullptr;
+};
+using Layers = std::map<std::string, Halves>;
+
+/// The layers that target_modules means, as PEFT reads it (check_target_module_exists in tuners/tuners_utils.py): a list
+/// of whole names or of their last parts, a regular expression that is the whole name, or "all-linear".
+class Targets {
+ public:
+  explicit Targets(const JsonKeys& keys) : path_(keys.path()) {
+    is_narrowed_ = keys.has("exclude_modules") || keys.has("layers_to_transform");
+    if (!keys.has("target_modules")) return;  // PEFT then knows them by the model's type
+    is_given_ = true;
+    if (!keys.is_text("target_modules")) {
+      names_ = keys.texts("target_modules");
+      return;
+    }
+    const std::string text = keys.text("target_modules", "");
+    constexpr std::size_t max_length = 1024;
+    std::string lower = text;
+    for (char& c : lower) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    if (lower == "all-linear") {
+      is_all_ = true;
+      return;
+    }
+    try {
+      // A hostile pattern must end, too, and on this stack: the polynomial matcher, which has no back-references, and no
+      // counts, which multiply its depth.
+      if (text.size() > max_length || text.find('{') != text.npos)
+        throw std::regex_error(std::regex_constants::error_space);
+      pattern_.emplace(text, std::regex_constants::ECMAScript | std::regex_constants::__polynomial);
+    } catch (const std::regex_error&) {
+      keys.refuse(
+          "target_modules",
+          "names, \"all-linear\", or at most 1024 bytes of a regular expression without { } and back-references");
+    }
+  }
+
+  /// Throws ValueError for a layer of the file's that is not meant, and for a name that means none of them.
+  void check(const Layers& in_file) const {
+    if (!is_given_ || is_all_) return;
+    for (const auto& [name, halves] : in_file) {
+      if (!means(halves.name)) refuse("one that means layer " + quote(halves.name) + ", which has tensors");
+    }
+    for (const std::string& target : names_) {
+      const auto is_it = [&](const auto& layer) { return ends_with(layer.second.name, target); };
+      if (std::none_of(in_file.begin(), in_file.end(), is_it)) refuse("tensors of a layer " + quote(target));
+    }
+  }
+
+  /// Throws ValueError for a layer of the module that is meant and has no tensors.
+  void check(const Layers& in_file, const std::vector<NamedLinear>& module) const {
+    if (!is_given_ || is_narrowed_) return;
+    const auto& [name, halves] = *in_file.begin();
+    const std::string prefix = halves.name.substr(0, halves.name.size() - name.size());
+    for (const NamedLinear& l : module) {
+      if (in_file.contains(l.name) || !(is_all_ ? l.layer->is_in_block() : means(prefix + l.name))) continue;
+      refuse("tensors of layer " + quote(prefix + l.name) + ", which it means");
+    }
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& expected) const {
+    throw ValueError(path_ + ": target_modules: expected " + expected + ", got none");
+  }
+  static bool ends_with(const std::string& layer, const std::string& name) {
+    return layer == name || layer.ends_with("." + name);
+  }
+  bool means(const std::string& layer) const {
+    if (pattern_) return std::regex_match(layer, *pattern_);
+    return std::any_of(names_.begin(), names_.end(), [&](const std::string& n) { return ends_with(layer, n); });
+  }
+
+  std::string path_;
+  bool is_given_ = false, is_all_ = false, is_narrowed_ = false;
+  std::vector<std::string> names_;
+  std::optional<std::regex> pattern_;
+};
+
+struct Config {
+  AdapterOptions options;
+  Targets targets;
+};
+
 /// What a configuration asks for; throws for what is not here.
-AdapterOptions read_options(const std::string& path) {
+Config read_config(const std::string& path) {
   const JsonKeys keys(path);
   if (keys.text("peft_type", "") != "LORA") keys.refuse("peft_type", "\"LORA\"");
   if (keys.text("bias", "none") != "none") keys.refuse("bias", "\"none\"");
@@ -55,17 +141,14 @@ AdapterOptions read_options(const std::string& path) {
   AdapterOptions options{rank, keys.number("lora_alpha", -most_alpha, most_alpha)};
   options.dropout = keys.number("lora_dropout", 0, 0, 1);
   if (options.dropout >= 1) keys.refuse("lora_dropout", "a number from 0 to below 1");
+  Targets targets(keys);
   keys.refuse_unknown(without_effect);
-  return options;
+  return {options, std::move(targets)};
 }
 
-struct Halves {
-  const SafetensorsEntry *a = nullptr, *b = nullptr;
-};
-
 /// The layers that a file has adapters of, by their names here.
-std::map<std::string, Halves> layers_of(const SafetensorsReader& file, const std::string& prefix) {
-  std::map<std::string, Halves> layers;
+Layers layers_of(const SafetensorsReader& file, const std::string& prefix) {
+  Layers layers;
   for (const SafetensorsEntry& entry : file.header().tensors) {
     std::string_view name = entry.name;
     const bool is_a = name.ends_with(suffix_a), is_b = name.ends_with(suffix_b);
@@ -76,8 +159,10 @@ std::map<std::string, Halves> layers_of(const SafetensorsReader& file, const std
     }
     name.remove_prefix(of_peft.size());
     name.remove_suffix(suffix_a.size());
+    const std::string whole(name);
     if (!prefix.empty() && name.starts_with(prefix)) name.remove_prefix(prefix.size());
     Halves& halves = layers[std::string(name)];
+    halves.name = whole;
     (is_a ? halves.a : halves.b) = &entry;
   }
   for (const auto& [name, halves] : layers) {
@@ -90,8 +175,8 @@ std::map<std::string, Halves> layers_of(const SafetensorsReader& file, const std
 }
 
 /// The layers of the module that the file means, in the module's order.
-std::vector<NamedLinear> meant(Module& module, const std::map<std::string, Halves>& in_file,
-                               const AdapterOptions& options, const std::string& path) {
+std::vector<NamedLinear> meant(Module& module, const Layers& in_file, const AdapterOptions& options,
+                               const std::string& path) {
   std::vector<NamedLinear> layers = linear_layers(module);
   std::erase_if(layers, [&](const NamedLinear& l) { return !in_file.contains(l.name); });
   if (in_file.empty()) throw ValueError(path + ": there is no adapter");
@@ -176,19 +261,25 @@ void save_adapters(Module& module, const std::string& folder, const AdapterFiles
 
 AdapterFolder read_adapter_folder(const std::string& folder, const AdapterFiles& files) {
   using namespace adapter_files_detail;
-  AdapterFolder found{read_options(adapter_config_path(folder)), {}};
+  const Config config = read_config(adapter_config_path(folder));
   const SafetensorsReader file(adapter_tensors_path(folder));
-  for (const auto& [name, halves] : layers_of(file, files.prefix)) found.layers.push_back(name);
-  if (found.layers.empty()) throw ValueError(file.path() + ": there is no adapter");
+  const Layers in_file = layers_of(file, files.prefix);
+  if (in_file.empty()) throw ValueError(file.path() + ": there is no adapter");
+  config.targets.check(in_file);
+  AdapterFolder found{config.options, {}};
+  for (const auto& [name, halves] : in_file) found.layers.push_back(name);
   return found;
 }
 
 void load_adapters(Module& module, const std::string& folder, const AdapterFiles& files) {
   using namespace adapter_files_detail;
-  const AdapterOptions options = read_options(adapter_config_path(folder));
+  const Config config = read_config(adapter_config_path(folder));
+  const AdapterOptions& options = config.options;
   const SafetensorsReader file(adapter_tensors_path(folder));
-  const std::map<std::string, Halves> in_file = layers_of(file, files.prefix);
+  const Layers in_file = layers_of(file, files.prefix);
   const std::vector<NamedLinear> layers = meant(module, in_file, options, file.path());
+  config.targets.check(in_file);
+  config.targets.check(in_file, linear_layers(module));
   const std::string operation = "load_adapters: " + file.path();
   for (const NamedLinear& l : layers) {
     const Halves& halves = in_file.at(l.name);

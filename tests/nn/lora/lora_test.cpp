@@ -397,6 +397,50 @@ TEST_CASE("lora: PEFT's folders", "[lora]") {
     refuses("\"inference_mode\": true", line,
             "'" + line.substr(1, line.find("\":") - 1) + "': expected a key that is known");
   }
+  // Which layers are meant, as PEFT reads it, against the tensors of up_proj in both blocks.
+  const std::string targets =
+      config.substr(config.find("\"target_modules\""), config.find("],") + 1 - config.find("\"target_modules\""));
+  REQUIRE(targets.ends_with("]"));
+  const std::string up = "\"transformer.h.0.up_proj\"", both = "\"transformer.h.0.up_proj\", \"h.1.up_proj\"";
+  struct Row {
+    std::string value, refusal;  // none: it is loaded
+  };
+  const Row rows[] = {
+      {"[\"up_proj\"]", ""},
+      {"[" + both + "]", ""},
+      {"\".*up_proj\"", ""},
+      {"\"^transformer\\\\.h\\\\.(0|1)\\\\.(up|q)_proj$\"", ""},
+      {"null", ""},
+      {"[" + up + "]", "one that means layer 'transformer.h.1.up_proj', which has tensors"},
+      {"[\"p_proj\"]", "one that means layer 'transformer.h.0.up_proj'"},
+      {"[]", "one that means layer 'transformer.h.0.up_proj'"},
+      {"\"up_proj\"", "one that means layer 'transformer.h.0.up_proj'"},  // an expression is the whole name
+      {"[\"up_proj\", \"q_proj\"]", "tensors of a layer 'q_proj'"},
+      {"[\"up_proj\", \"down_proj\"]", "tensors of a layer 'down_proj'"},
+      {"\".*_proj\"", "tensors of layer 'transformer.h.0.down_proj', which it means"},
+      {"\"All-Linear\"", "tensors of layer 'transformer.h.0.down_proj', which it means"},
+      {"\"(up\"", "names, \"all-linear\", or at most 1024 bytes"},
+      {"\"(.)\\\\1\"", "names, \"all-linear\", or at most 1024 bytes"},
+      {"\"" + std::string(5000, 'a') + "\"", "names, \"all-linear\", or at most 1024 bytes"},
+      {"\"((.*)*)*x\"", "one that means layer"},  // and soon
+      {"\"((a?){99}){99}\"", "names, \"all-linear\", or at most 1024 bytes"},
+      {"\"" + std::string(500, '(') + std::string(500, ')') + "\"", "one that means layer"},
+      {"7", "an array of texts, got 7"},
+  };
+  for (const Row& row : rows) {
+    INFO(row.value.substr(0, 80));
+    const std::string value = "\"target_modules\": " + row.value;
+    if (!row.refusal.empty()) {
+      refuses(targets, value, "target_modules: expected " + row.refusal);
+      continue;
+    }
+    std::string changed = config;
+    changed.replace(changed.find(targets), targets.size(), value);
+    files_test::write_text_file(path + "/adapter_config.json", changed);
+    const auto plain = twin();
+    nn::load_adapters(*plain, path, {.prefix = "transformer."});
+    CHECK(nn::adapted_layers(*plain).size() == 2);
+  }
   // What changes nothing.
   for (const char* const line :
        {"\"use_dora\": false", "\"rank_pattern\": {}", "\"modules_to_save\": null", "\"layers_to_transform\": [0, 1]",
