@@ -11,6 +11,8 @@
 #include <thimble/nn/files/safetensors.h>
 #include <thimble/nn/files/weight_files.h>
 #include <thimble/nn/fit/cost_file.h>
+#include <thimble/nn/fit/plan_file.h>
+#include <thimble/nn/fit/plan_json.h>
 #include <thimble/nn/lora/adapter_files.h>
 #include <thimble/nn/tokens/tokenizer_file.h>
 
@@ -32,28 +34,36 @@ TEST_CASE("json texts: readers speak in words of their own", "[files]") {
       {"generation_config.json", [&](const std::string&) { models::find_end_tokens(here, {}); }},
       {"config.json", [](const std::string& path) { models::read_model_config(path, "llama"); }},
       {"model.safetensors.index.json", [](const std::string& path) { nn::WeightFiles files(path); }},
+      {"small.plan", [](const std::string& path) { nn::read_plan(path, nullptr, cpu); }},  // no run is made
       {"adapter_config.json", [&](const std::string&) { nn::read_adapter_folder(here); }},
   };
   const std::string digits(100'000, '7');
-  const std::vector<std::string> texts = {"",
-                                          "{",
-                                          "[]",
-                                          "7",
-                                          "null",
-                                          "\"x\"",
-                                          "{\"a\": }",
-                                          "{\"a\": 1e999}",
-                                          "{\"a\": -1e999}",
-                                          "{\"a\": " + digits + "}",
-                                          "{\"" + digits + "\": 1}",
-                                          "\"" + digits + "\"",
-                                          std::string(100'000, '['),
-                                          "{\"a\": \"\xff\"}",
-                                          std::string("{\0}", 3),
-                                          "{\"version\": [], \"model\": 7, \"weight_map\": [], \"nodes\": 7, "
-                                          "\"format\": 3, \"eos_token_id\": {}}",
-                                          "{\"weight_map\": {\"a\": 7}, \"nodes\": [[]], \"hardware\": 1, \"format\": "
-                                          "\"thimble cost model 1\", \"eos_token_id\": [[]], \"target_modules\": 7}"};
+  std::vector<std::string> texts = {"",
+                                    "{",
+                                    "[]",
+                                    "7",
+                                    "null",
+                                    "\"x\"",
+                                    "{\"a\": }",
+                                    "{\"a\": 1e999}",
+                                    "{\"a\": -1e999}",
+                                    "{\"a\": " + digits + "}",
+                                    "{\"" + digits + "\": 1}",
+                                    "\"" + digits + "\"",
+                                    std::string(100'000, '['),
+                                    "{\"a\": \"\xff\"}",
+                                    std::string("{\0}", 3),
+                                    "{\"version\": [], \"model\": 7, \"weight_map\": [], \"nodes\": 7, "
+                                    "\"format\": 3, \"eos_token_id\": {}}",
+                                    "{\"weight_map\": {\"a\": 7}, \"nodes\": [[]], \"hardware\": 1, \"format\": "
+                                    "\"thimble cost model 1\", \"eos_token_id\": [[]], \"target_modules\": 7}"};
+  // Plans whose sum is right.
+  for (const char* const members :
+       {"", ",\"figures\":7", ",\"figures\":{},\"key\":[],\"tape\":-1,\"placement\":{}",
+        ",\"figures\":{\"peak\":1e300},\"key\":{\"nodes\":[[7]]},\"tape\":{\"fates\":\"x\"},\"placement\":[[]]"}) {
+    texts.push_back("{\"format\":\"thimble plan 2\",\"crc32c\":\"00000000\"" + std::string(members) + "}");
+    nn::put_plan_sum(texts.back());
+  }
   for (const Reader& reader : readers) {
     for (const std::string& text : texts) {
       files_test::write_text_file(folder / reader.file, text);
