@@ -23,7 +23,8 @@
 // - A step that throws can be tried again, and is then the step that did not fail, to the bit: its batch and its loss
 //   draw the same numbers, and buffers that the loss has written in place are put back. Of several parts those before
 //   the one that failed stay updated; the next step() goes on with that one. Other state is the program's: an averaged
-//   copy of the weights, say, belongs in buffers of the model, and is written by the observer.
+//   copy of the weights, say, belongs in buffers of the model, and is written by the observer. A member that the loss
+//   assigns (`net.count++`, `net.mask = ...`) is not put back: a buffer that it writes in place is.
 // - A batch of other shapes is another step. The shapes of a batch are looked up before it is made, on the dry twin of
 //   the device; each gets a plan of its own when it is first seen, the example steps before the first step, and the
 //   plans are kept. All plans, and the evaluation, share the one budget. So does a step with other frozen parameters.
