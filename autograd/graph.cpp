@@ -78,6 +78,10 @@ TapeGraph TapeGraph::of(const Tape& tape) {
   return graph;
 }
 
+void TapeGraph::append_operators(const Tape& tape, std::vector<const OpType*>& all) {
+  for (const tape_detail::Node& n : tape.recorded_->nodes) all.push_back(n.type);
+}
+
 Tensor TapeGraph::tensor(const Tape& tape, std::uint32_t value) {
   return graph_detail::observer_of(*tape.recorded_).tensors().at(value);
 }

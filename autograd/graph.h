@@ -66,6 +66,8 @@ struct TapeGraph {
 
   /// The present content of a tape. Throws AutogradError when it was not observed.
   static TapeGraph of(const Tape& tape);
+  /// The operators of a tape's nodes, observed or not.
+  static void append_operators(const Tape& tape, std::vector<const OpType*>& all);
   /// The tensor that is a value of an observed tape. Throws AutogradError when it was not observed.
   static Tensor tensor(const Tape& tape, std::uint32_t value);
 };

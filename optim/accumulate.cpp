@@ -177,6 +177,7 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
       if (pass.makes_loss && all > 1) loss = loss * (part_at(number).weight / total_weight);
     }
     if (recording.nodes) *recording.nodes = tape.node_count();
+    if (recording.operators) TapeGraph::append_operators(tape, *recording.operators);
     if (recording.graph) graphs[pass.chunk] = TapeGraph::of(tape);
     return loss;
   };

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include <thimble/autograd/leaf_set.h>
 #include <thimble/autograd/tape.h>
@@ -26,8 +27,9 @@ struct RecordingOptions {
   std::shared_ptr<Tier> tier = nullptr;  ///< takes the plan's offloaded tensors
   /// Receives the (last) recording, on a dry device (Tape::observe): a stage's chunks are joined.
   TapeGraph* graph = nullptr;
-  std::size_t* nodes = nullptr;     ///< receives the number of nodes of the (last) recording
-  TapeTimes* times = nullptr;       ///< receives the times of the (last) recording's nodes
+  std::size_t* nodes = nullptr;                     ///< receives the number of nodes of the (last) recording
+  std::vector<const OpType*>* operators = nullptr;  ///< those of every recording are appended
+  TapeTimes* times = nullptr;                       ///< receives the times of the (last) recording's nodes
   const LeafSet* leaves = nullptr;  ///< trained leaves, all others are constants (Tape::train); defaults to all
   Ranks* ranks = nullptr;           ///< that compute other micro-batches of the same step; may be null
   Pipeline* stage = nullptr;        ///< the pipeline stage that the model here is; null for a whole model

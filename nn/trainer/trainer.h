@@ -28,8 +28,9 @@
 // - A batch of other shapes is another step. The shapes of a batch are looked up before it is made, on the dry twin of
 //   the device; each gets a plan of its own when it is first seen, the example steps before the first step, and the
 //   plans are kept. All plans, and the evaluation, share the one budget. So does a step with other frozen parameters.
-// - Integers and the like in a batch may change the step, too: a batch of known shapes with other ones is recorded, and
-//   planned only where its step asks for something else.
+// - Integers and the like in a batch may change the step, too: a batch of known shapes with other ones is recorded on a
+//   dry device, in about the time of a step without its arithmetic, and planned only where its step asks for something
+//   else. Where they change nothing (a counter), a `key` spares that.
 // - Several micro-batches weigh by their samples, as they are in the whole batch.
 // - A program may have several parts, each an optimizer and its loss, which are updated in turn in every step (two nets
 //   against each other). A part's gradients are freed with its update.

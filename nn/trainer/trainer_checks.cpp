@@ -58,8 +58,8 @@ void TrainerCore::check() const {
   if (options_.evaluate_every < 0) refuse("an evaluation every " + std::to_string(options_.evaluate_every) + " steps");
   if (options_.device.is_dry) refuse("it trains on a real device; its plans are made on the dry twin");
   if (step.scaler != nullptr || step.judge != nullptr || step.gradient_tier || step.recording.plan ||
-      step.recording.graph || step.recording.times || step.recording.watch || step.ranks != nullptr ||
-      step.stage != nullptr) {
+      step.recording.graph || step.recording.operators || step.recording.times || step.recording.watch ||
+      step.ranks != nullptr || step.stage != nullptr) {
     refuse(
         "options.step: expected clip_norm, micro-batches and fuses_optimizer, got a scaler, a tier, a recording or "
         "ranks; a loop by hand over nn::training_step takes those");

@@ -88,35 +88,32 @@ void TrainerCore::require_planned(std::int64_t step, const StepKey& key) {
   for (const auto& shape : shapes_) {
     if (shape->is_of(key)) return;
   }
+  std::optional<StepRecord> own;
   for (const auto& shape : shapes_) {
-    if (shape->shapes != key.shapes || shape->is_frozen != key.is_frozen || !is_same_step(step, *shape)) continue;
+    if (shape->shapes != key.shapes || shape->is_frozen != key.is_frozen) continue;
+    if (!shape->record) shape->record = record(shape->example);
+    if (!own) own = record({step, key.is_frozen});
+    if (*own != *shape->record) continue;
     shape->values.push_back(key.values);
     return;
   }
   add_shape(step, key);
 }
 
-/// Whether the step of another batch with the same shapes runs the same operators and asks for the same blocks.
-bool TrainerCore::is_same_step(std::int64_t step, const ShapePlan& shape) const {
+StepRecord TrainerCore::record(const StepKind& step) const {
   const Device on = dry(options_.device);
-  const auto blocks = [&](std::int64_t of) {
-    const MemoryProfile profile = profile_training(on, whole_steps({{of, shape.is_frozen}}, false), 1, true);
-    const auto begin = profile.events.begin();
-    return std::vector<Trace::Event>(begin + static_cast<std::ptrdiff_t>(profile.setup_end),
-                                     begin + static_cast<std::ptrdiff_t>(profile.step_ends.front()));
-  };
-  if (blocks(step) != blocks(shape.example.step)) return false;
-  for (std::size_t part = 0; part < shape.parts.size(); ++part) {
-    const auto operators = [&](std::int64_t of) {
-      std::vector<const OpType*> types;
-      for (const TapeGraph::Node& node : record_step(on, part_steps({of, shape.is_frozen}, part)).nodes) {
-        types.push_back(node.type);
-      }
-      return types;
-    };
-    if (operators(step) != operators(shape.example.step)) return false;
-  }
-  return true;
+  memory::Options of_stack = profile_options(on);
+  of_stack.trace = true;
+  const memory::Stack stack = memory::make_resource(on, std::move(of_stack));
+  const ResourceScope scope(stack.top);
+  TrainerRun run(*program_, options_, on, RunRequest{{step}, std::nullopt, nullptr});
+  StepRecord record;
+  run.options().recording.operators = &record.operators;
+  const std::size_t begin = stack.trace->event_count();
+  run.step();
+  record.events = stack.trace->events();
+  record.events.erase(record.events.begin(), record.events.begin() + static_cast<std::ptrdiff_t>(begin));
+  return record;
 }
 
 /// Plans for a new key. Where no plan fits, everything stays as it was.
@@ -298,12 +295,13 @@ void TrainerCore::train_step(Progress& progress) {
     return;
   }
   run.step();
+  for (const auto& shape : shapes_) shape->forget_values();
   progress.losses = run.losses();
+  for (double& loss : progress.losses) loss = without_sign_of_nan(loss);
   progress.loss = progress.losses.front();
   progress.rate = run.program().optimizer(0).rate();
 }
 
-  for (double& loss : progress.losses) loss = without_sign_of_nan(loss);
 void TrainerCore::skip() { started().skip(); }
 
 std::int64_t TrainerCore::skipped_batches() { return started().skipped_batches(); }

@@ -89,6 +89,7 @@ class ErasedProgram {
 
 struct StepKind;
 struct StepKey;
+struct StepRecord;
 struct ShapePlan;
 class TrainerRun;
 
@@ -124,7 +125,7 @@ class TrainerCore {
   void start();
   StepKey key_of(std::int64_t step) const;
   void require_planned(std::int64_t step, const StepKey& key);
-  bool is_same_step(std::int64_t step, const ShapePlan& shape) const;
+  StepRecord record(const StepKind& step) const;
   void add_shape(std::int64_t step, const StepKey& key);
   void fit_all();
   bool fit_parts(std::size_t target_bytes);

@@ -25,16 +25,29 @@ struct StepKey {
   std::vector<bool> is_frozen;
 };
 
+/// A step that was run dry and without a plan: two that are equal run the same operators and ask for the same blocks.
+struct StepRecord {
+  std::vector<Trace::Event> events;
+  std::vector<const OpType*> operators;
+  bool operator==(const StepRecord&) const = default;
+};
+
 /// The plan of the steps of one key.
 struct ShapePlan {
-  std::string shapes;               // of BatchOutline
-  std::vector<std::string> values;  // of BatchOutline, whose steps are the same
-  std::vector<bool> is_frozen;      // of StepKind, never empty
-  StepKind example;                 // one of them
-  std::string key;                  // all of these, to read
+  std::string shapes;                // of BatchOutline
+  std::vector<std::string> values;   // of BatchOutline, whose steps are the same: the example's, and late ones
+  std::optional<StepRecord> record;  // of the example; none until a batch of other values comes
+  std::vector<bool> is_frozen;       // of StepKind, never empty
+  StepKind example;                  // one of them
+  std::string key;                   // all of these, to read
   bool is_of(const StepKey& other) const {
     return shapes == other.shapes && is_frozen == other.is_frozen &&
            std::find(values.begin(), values.end(), other.values) != values.end();
+  }
+  /// Where every batch has values of its own, all of them would be a leak.
+  void forget_values() {
+    constexpr std::size_t max_values = 1024;
+    if (values.size() > max_values) values.erase(values.begin() + 1, values.end() - max_values / 2);
   }
   std::vector<std::unique_ptr<Planner>> planners;  // of each part; none without a budget
   std::vector<Plan> parts;                         // of which the tape's plan counts

@@ -192,20 +192,64 @@ TEST_CASE("trainer: a number in a batch that changes the step has a plan, one th
   using Counted = std::pair<Tensor, std::int64_t>;
   auto own = pairwise<Counted>([](const Tensor& x) { return Counted{x, 0}; }, [](const Counted& b) { return b.first; });
   own.batch = [](std::int64_t step, Device device) { return Counted{randn({256, 64}, DType::f32, device), step}; };
-  own.loss = [](Pairwise& net, const Counted& batch) {
-    Tensor x = batch.first;
-    for (std::int64_t i = 0; i <= batch.second / 3; ++i) x = net.down(gelu(net.up(x)));  // 1, 1, 1, 2, 2, 2
-    return mse_loss(x, batch.first);
-  };
-  for (const bool has_budget : {false, true}) {
-    nn::TrainerOptions options{.steps = 6, .is_strict = true};
-    options.budget_bytes = has_budget ? std::size_t{64} << 20 : 0;
-    nn::Trainer<Pairwise, Counted> trainer(own, options);
-    trainer.run();
-    CHECK(trainer.plan().shapes.size() == 2);
-    CHECK(trainer.plan().peak_bytes == trainer.peak_bytes());
-    CHECK(trainer.placed().deviations == 0);
+  using Loss = std::function<Tensor(Pairwise&, const Tensor&, bool is_late)>;
+  const std::pair<const char*, Loss> losses[] = {
+      {"more operators",
+       [](Pairwise& net, const Tensor& x, bool is_late) {
+         const Tensor y = net.down(gelu(net.up(x)));
+         return mse_loss(is_late ? net.down(gelu(net.up(y))) : y, x);
+       }},
+      {"other operators, the same blocks",
+       [](Pairwise& net, const Tensor& x, bool is_late) {
+         const Tensor h = net.up(x);
+         return mse_loss(net.down(is_late ? exp(h) : tanh(h)), x);
+       }},
+      {"the same operators, other blocks", [](Pairwise& net, const Tensor& x, bool is_late) {
+         const Tensor y = slice(x, 0, 0, is_late ? 256 : 128);
+         return mse_loss(net.down(gelu(net.up(y))), y);
+       }}};
+  for (const auto& [name, loss] : losses) {
+    own.loss = [&loss = loss](Pairwise& net, const Counted& batch) {
+      return loss(net, batch.first, batch.second >= 3);
+    };
+    for (const bool has_budget : {false, true}) {
+      INFO(name << (has_budget ? ", in a budget" : ""));
+      nn::TrainerOptions options{.steps = 6, .is_strict = true};
+      options.budget_bytes = has_budget ? std::size_t{64} << 20 : 0;
+      nn::Trainer<Pairwise, Counted> trainer(own, options);
+      trainer.run();
+      CHECK(trainer.plan().shapes.size() == 2);
+      CHECK(trainer.plan().peak_bytes == trainer.peak_bytes());
+      CHECK(trainer.placed().deviations == 0);
+    }
   }
+}
+
+TEST_CASE("trainer: a number that changes in every step costs one dry recording", "[trainer]") {
+  const testing::Threads alone;
+  using Counted = std::pair<Tensor, std::int64_t>;
+  auto own = pairwise<Counted>([](const Tensor& x) { return Counted{x, 0}; }, [](const Counted& b) { return b.first; });
+  own.batch = [](std::int64_t step, Device device) { return Counted{randn({16, 64}, DType::f32, device), step}; };
+  std::int64_t dry_models = 0, dry_losses = 0;
+  own.model = [&](Device device) {
+    dry_models += device.is_dry;
+    return std::make_unique<Pairwise>(device);
+  };
+  const auto loss = own.loss;
+  own.loss = [&](Pairwise& net, const Counted& batch) {
+    dry_losses += batch.first.device().is_dry;
+    return loss(net, batch);
+  };
+  nn::Trainer<Pairwise, Counted> trainer(own, {.budget_bytes = std::size_t{16} << 20, .is_strict = true});
+  trainer.step();
+  trainer.step();  // which records the example, too
+  dry_models = dry_losses = 0;
+  constexpr std::int64_t more = 1500;  // than values that are kept
+  for (std::int64_t i = 0; i < more; ++i) trainer.step();
+  CHECK(dry_models == more);
+  CHECK(dry_losses == more);
+  CHECK(trainer.plan().shapes.size() == 1);
+  CHECK(trainer.certify(2).holds());
 }
 
 namespace {
