@@ -3,6 +3,7 @@
 #include <cmath>
 #include <vector>
 
+#include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
@@ -113,6 +114,25 @@ TEST_CASE("adam-mini: narrow parameters, part after part", "[adam_mini]") {
         CHECK((to_host<float>(to_dtype(wide[k].tensor.detach(), DType::bf16)) == a));
       }
     }
+  }
+}
+
+TEST_CASE("adam-mini: every part of a parameter draws bits of its own", "[adam_mini]") {
+  Generator generator(1);
+  const GeneratorScope random(generator);
+  constexpr std::int64_t rows = 20, columns = 131080;  // 8 rows at a time
+  const auto all_rows = [](const Tensor& row) { return to_dtype(row + zeros({rows, columns}), DType::bf16); };
+  const Named p{"p", all_rows(randn({columns})).require_grad()};
+  AdamMini optimizer({p}, options_of(NarrowUpdate::stochastic));
+  p.tensor.grad() = all_rows(randn({columns}));
+  optimizer.step();
+  const std::vector<float> now = to_host<float>(p.tensor);
+  for (const std::int64_t other : {1, 8, 16}) {  // of the same part, and at the same place of later ones
+    std::int64_t different = 0;
+    for (std::int64_t i = 0; i < columns; ++i)
+      different += now[static_cast<std::size_t>(i)] != now[static_cast<std::size_t>(other * columns + i)];
+    INFO("rows 0 and " << other);
+    CHECK(different > columns / 10);
   }
 }
 

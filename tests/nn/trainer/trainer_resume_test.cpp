@@ -97,7 +97,10 @@ TEST_CASE("trainer: a checkpoint is gone on from with the options that it was tr
   };
   const Change half = [](Own&, auto& o) { o.rate = [](std::int64_t step) { return step < 9 ? 0.5 : 0.25; }; };
   const Change other = [](Own&, auto& o) { o.rate = [](std::int64_t step) { return 0.5 - 0.125 * double(step); }; };
-  const Change scaled = [](Own&, auto& o) { o.loss_scale = optim::GradScalerOptions{.scale = 4}; };
+  const auto scaled_with = [](const std::function<void(optim::GradScalerOptions&)>& change) -> Change {
+    return [change](Own&, auto& o) { change(o.loss_scale.emplace(optim::GradScalerOptions{.scale = 4})); };
+  };
+  const Change scaled = scaled_with([](auto&) {});
   const std::vector<Row> rows = {
       {as_it_was, adam([](auto& o) { o.beta1 = 0.8; }), "optimizer.beta1 is 0.90000000000000002 in the file, 0.8"},
       {as_it_was, adam([](auto& o) { o.beta2 = 0.5; }), "optimizer.beta2 is"},
@@ -126,8 +129,12 @@ TEST_CASE("trainer: a checkpoint is gone on from with the options that it was tr
       {as_it_was, half, "rate is the optimizer's in the file, a function of the step here"},
       {half, other, "the rate of step 1 is 0.5 in the file, 0.375 here"},
       {half, as_it_was, "the optimizer's rate is 0.5 in the file, 0.001 here"},
-      {scaled, [](Own&, auto& o) { o.loss_scale = optim::GradScalerOptions{.scale = 4, .interval = 7}; },
-       "loss_scale.interval is 2000 in the file, 7 here"},
+      {scaled, scaled_with([](auto& o) { o.interval = 7; }), "loss_scale.interval is 2000 in the file, 7 here"},
+      {scaled, scaled_with([](auto& o) { o.is_dynamic = false; }), "loss_scale.is_dynamic is 1 in the file, 0 here"},
+      {scaled, scaled_with([](auto& o) { o.growth = 3; }), "loss_scale.growth is 2 in the file, 3 here"},
+      {scaled, scaled_with([](auto& o) { o.backoff = 0.25; }), "loss_scale.backoff is 0.5 in the file, 0.25 here"},
+      {scaled, scaled_with([](auto& o) { o.most = 64; }), "loss_scale.most is 16777216 in the file, 64 here"},
+      {scaled, scaled_with([](auto& o) { o.least = 0.5; }), "loss_scale.least is 1 in the file, 0.5 here"},
       {as_it_was,
        [](Own& own, auto&) {
          own.parts = {{"net", own.optimizer, own.loss}};
@@ -169,6 +176,61 @@ TEST_CASE("trainer: a checkpoint is gone on from with the options that it was tr
   CHECK(refusal(own, options) == "taken");
   adam([](auto& o) { o.rate = 0.05; })(own, options);
   CHECK(refusal(own, options).find("the optimizer's rate is 0.001 in the file") != std::string::npos);
+}
+
+TEST_CASE("optimizers: each option is a setting with its own number", "[optim]") {
+  using namespace optim;
+  const MatrixOptions matrix{
+      .beta1 = 0.5, .beta2 = 0.25, .epsilon = 0.125, .weight_decay = 2, .smallest_decayed_rank = 3};
+  const std::vector<Setting> adam{
+      {"beta1", 0.5}, {"beta2", 0.25}, {"epsilon", 0.125}, {"weight_decay", 2}, {"smallest_decayed_rank", 3}};
+  const auto with = [&](std::vector<Setting> own) {
+    own.insert(own.begin(), adam.begin(), adam.end());
+    return own;
+  };
+  const std::pair<Made, std::vector<Setting>> rows[] = {
+      {made<Sgd>(SgdOptions{.momentum = 0.5, .weight_decay = 2, .nesterov = true}),
+       {{"momentum", 0.5}, {"weight_decay", 2}, {"nesterov", 1}}},
+      {made<Adam>(
+           AdamOptions{.beta1 = 0.5, .beta2 = 0.25, .epsilon = 0.125, .weight_decay = 2, .smallest_decayed_rank = 3}),
+       adam},
+      {made<AdamMini>(AdamMiniOptions{
+           .beta1 = 0.5, .beta2 = 0.25, .epsilon = 0.125, .weight_decay = 2, .smallest_decayed_rank = 3}),
+       adam},
+      {made<Adafactor>(AdafactorOptions{.has_relative_step = true,
+                                        .scales_by_parameter = false,
+                                        .beta1 = 0.5,
+                                        .decay = 0.25,
+                                        .epsilon1 = 0.125,
+                                        .epsilon2 = 4,
+                                        .clip = 5,
+                                        .weight_decay = 2,
+                                        .smallest_decayed_rank = 3}),
+       {{"has_relative_step", 1},
+        {"scales_by_parameter", 0},
+        {"beta1", 0.5},
+        {"decay", 0.25},
+        {"epsilon1", 0.125},
+        {"epsilon2", 4},
+        {"clip", 5},
+        {"weight_decay", 2},
+        {"smallest_decayed_rank", 3}}},
+      {made<Muon>(MuonOptions{.matrix = matrix, .momentum = 0.75, .nesterov = false, .iterations = 7}),
+       with({{"momentum", 0.75}, {"nesterov", 0}, {"iterations", 7}})},
+      {made<ApolloMini>(ApolloOptions{.matrix = matrix, .scale = 6, .period = 7, .growth = 8}),
+       with({{"scale", 6}, {"period", 7}, {"growth", 8}})},
+      {made<Galore>(GaloreOptions{.matrix = matrix, .rank = 5, .period = 7, .scale = 6}),
+       with({{"rank", 5}, {"period", 7}, {"scale", 6}})}};
+  for (const auto& [make, expected] : rows) {
+    const std::unique_ptr<Optimizer> optimizer = make({{"w", zeros({2, 3}).require_grad()}});
+    INFO(optimizer->name());
+    const std::vector<Setting> all = optimizer->settings();
+    REQUIRE(all.size() == expected.size());
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      INFO(expected[i].name << " " << expected[i].value << ", got " << all[i].name << " " << all[i].value);
+      CHECK((all[i] == expected[i]));
+    }
+  }
 }
 
 TEST_CASE("trainer: an average that the observer keeps is in the checkpoint of its step", "[trainer]") {

@@ -325,6 +325,32 @@ TEST_CASE("trainer: a batch that no plan fits is passed over, and the others go 
   CHECK(rest.skipped_batches() == 2);
 }
 
+TEST_CASE("trainer: after a step that is skipped the next one draws as if it had been made", "[trainer]") {
+  const testing::Threads alone;
+  // The number that each step's batch draws.
+  const auto drawn = [](bool is_tried) {
+    Failure failure;
+    nn::TrainedProgram<Judged, Tensor> own = judged(Place::second_part, failure);
+    std::vector<float> list;
+    own.batch = [&list, make = own.batch](std::int64_t step, Device device) {
+      const Tensor x = make(step, device);
+      if (!device.is_dry) list.push_back(to_host<float>(x)[0]);
+      return x;
+    };
+    nn::Trainer<Judged, Tensor> trainer(own, {.seed = 4});
+    trainer.step();
+    failure = {is_tried ? 1 : 0, 0};
+    if (is_tried) CHECK_THROWS_AS(trainer.step(), std::runtime_error);  // its first part is made
+    failure = {};
+    trainer.skip();
+    trainer.step();
+    trainer.step();
+    if (is_tried) list.erase(list.begin() + 1);
+    return list;
+  };
+  CHECK(drawn(true) == drawn(false));
+}
+
 TEST_CASE("trainer: parameters are frozen and thawed in the middle of a budget", "[trainer]") {
   const testing::Threads alone;
   own_program::Program own = own_program::program();
