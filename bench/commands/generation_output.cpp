@@ -78,7 +78,10 @@ void print_bytes(const std::string& name, std::size_t bytes) {
   std::printf("  %-24s %18s  %14s\n", name.c_str(), format_grouped(bytes).c_str(), format_bytes(bytes).c_str());
 }
 
-void print_table(const models::GenerationPlan& plan, std::size_t budget) {
+}  // namespace generation_output_detail
+
+void print_generation_table(const models::GenerationPlan& plan, std::size_t budget) {
+  using namespace generation_output_detail;
   const models::GenerationShape& shape = plan.shape;
   std::printf("%s: %s parameters; %lld sequence%s of %lld positions, the first %lld of them read at once\n",
               shape.setup.model.c_str(), format_grouped(plan.parameters).c_str(),
@@ -97,8 +100,6 @@ void print_table(const models::GenerationPlan& plan, std::size_t budget) {
   print_bytes("+ rounding to granules", plan.committed.rounding_bytes);
   print_bytes("= peak (committed)", plan.committed.total());
 }
-
-}  // namespace generation_output_detail
 
 void add_cache_flags(CLI::App& command, const std::shared_ptr<models::GenerationShape>& shape) {
   using namespace generation_output_detail;
@@ -126,7 +127,7 @@ void plan_generation(const CLI::App& command, const GenerationFlags& flags, cons
   shape.setup = setup;
   if (command.get_option("--batch")->count() == 0) shape.setup.batch = 1;
   const models::GenerationPlan plan = models::plan_generation(shape, device);
-  is_json ? print_generation_json(plan, device, budget_bytes) : print_table(plan, budget_bytes);
+  is_json ? print_generation_json(plan, device, budget_bytes) : print_generation_table(plan, budget_bytes);
   if (budget_bytes > 0 && plan.peak_bytes > budget_bytes) {
     throw models::refuse_generation(plan, device, budget_bytes);
   }

@@ -91,8 +91,11 @@ std::string why_not(const models::JudgedLayout& other, const models::JudgedLayou
   return std::string("needs ") + format_bytes(other.peak_bytes) + ", " + text;
 }
 
-void print_table(const models::PlanOptions& options, const models::Cluster& cluster, const std::string& costs,
-                 const models::LayoutReport& found) {
+}  // namespace layouts_detail
+
+void print_layouts_table(const models::PlanOptions& options, const models::Cluster& cluster, const std::string& costs,
+                         const models::LayoutReport& found) {
+  using namespace layouts_detail;
   const models::LayoutTime& time = found.best.time;
   std::printf("%s, batch %lld, on %d ranks of %s, %d a node (%s inside, %s between)\n", options.setup.model.c_str(),
               static_cast<long long>(options.setup.batch), cluster.ranks, format_bytes(cluster.memory_bytes).c_str(),
@@ -120,8 +123,6 @@ void print_table(const models::PlanOptions& options, const models::Cluster& clus
   std::printf("%zu layouts counted and %zu run dry in %.1f s, every distinct rank of the best one in %.1f s\n",
               found.examined, found.run, found.search_s, found.proof_s);
 }
-
-}  // namespace layouts_detail
 
 void add_layout_flags(CLI::App& command, const std::shared_ptr<LayoutFlags>& flags) {
   add_size(command, "--memory", flags->cluster.memory_bytes,
@@ -170,7 +171,7 @@ void plan_layout(const CLI::App& command, const LayoutFlags& flags, const models
   own.setup.micro_batches = own.setup.read_ahead = 1;
   const models::LayoutReport found = models::find_layout(own, cluster, fixed);
   const std::string costs = nn::CostModel(models::hardware_for(options.costs, options.device)).source;
-  is_json ? print_layouts_json(own, cluster, costs, found) : layouts_detail::print_table(own, cluster, costs, found);
+  is_json ? print_layouts_json(own, cluster, costs, found) : print_layouts_table(own, cluster, costs, found);
 }
 
 }  // namespace thimble::bench

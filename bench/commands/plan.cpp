@@ -160,7 +160,10 @@ std::string techniques_in_words(const models::Setup& setup, const models::PlanRe
   return words;
 }
 
-void print_table(const models::PlanOptions& options, const models::PlanReport& report) {
+}  // namespace plan_detail
+
+void print_plan_table(const models::PlanOptions& options, const models::PlanReport& report) {
+  using namespace plan_detail;
   const models::Setup& setup = report.setup;
   const std::string length = options.finds_sequence ? ", sequence " + format_grouped(report.sequence) : "";
   std::printf("%s, batch %lld%s%s: %s parameters\n", setup.model.c_str(), static_cast<long long>(report.batch),
@@ -229,8 +232,7 @@ void print_table(const models::PlanOptions& options, const models::PlanReport& r
               report.cost_model.c_str(), report.ms);
 }
 
-/// Live bytes at the peak of every distinct rank.
-void print_ranks(std::span<const models::RankPlan> plans) {
+void print_plan_ranks(std::span<const models::RankPlan> plans) {
   std::printf("ranks, by their shares\n  %-14s %16s %16s %16s %16s %16s %16s\n", "rank", "peak (committed)",
               "parameter", "gradient", "optimizer", "communication", "the rest");
   for (const models::RankPlan& plan : plans) {
@@ -248,6 +250,8 @@ void print_ranks(std::span<const models::RankPlan> plans) {
                 plan.report.is_feasible ? "" : "  does not fit");
   }
 }
+
+namespace plan_detail {
 
 /// Where the plan is to be written; empty: nowhere.
 struct Files {
@@ -409,8 +413,8 @@ void add_plan(CLI::App& program) {
     const models::PlanReport& report = ranks.empty() ? alone : ranks.front().report;
     if (files->wants_pictures()) files->write(see_plan(*options, report));
     if (!files->plan.empty() && report.is_feasible) nn::write_plan(files->plan, report.plan);
-    *is_json ? print_plan_json(*options, report, ranks) : plan_detail::print_table(*options, report);
-    if (!*is_json && !ranks.empty()) plan_detail::print_ranks(ranks);
+    *is_json ? print_plan_json(*options, report, ranks) : print_plan_table(*options, report);
+    if (!*is_json && !ranks.empty()) print_plan_ranks(ranks);
     if (!report.is_feasible) throw report.why_infeasible;
   });
 }

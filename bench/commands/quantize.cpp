@@ -68,7 +68,10 @@ namespace quantize_detail {
 
 double ratio(std::size_t a, std::size_t b) { return b > 0 ? static_cast<double>(a) / static_cast<double>(b) : 0; }
 
-void print_table(const models::QuantizeOptions& options, const models::QuantizeReport& r) {
+}  // namespace quantize_detail
+
+void print_quantize_table(const models::QuantizeOptions& options, const models::QuantizeReport& r) {
+  using namespace quantize_detail;
   std::printf("%s in %s: %s parameters\n", options.setup.model.c_str(), r.scheme.c_str(),
               format_grouped(r.parameters).c_str());
   if (!options.save.empty()) {
@@ -94,6 +97,8 @@ void print_table(const models::QuantizeOptions& options, const models::QuantizeR
     std::printf("  %-28s %9.1f dB    %.6f\n", e.name.c_str(), e.signal_to_noise_db, e.cosine);
   }
 }
+
+namespace quantize_detail {
 
 [[noreturn]] void refuse_for_text(const CLI::Option& option, const std::string& model) {
   const bool is_switch = option.get_expected_max() == 0;
@@ -158,7 +163,7 @@ void add_quantize(CLI::App& program) {
     if (*is_symmetric) options->calibration.activations = Activations::symmetric;
     if (*is_per_tensor) options->calibration.weights = WeightScales::per_tensor;
     const models::QuantizeReport report = quantize(*options);
-    *is_json ? print_quantize_json(*options, report) : quantize_detail::print_table(*options, report);
+    *is_json ? print_quantize_json(*options, report) : print_quantize_table(*options, report);
   });
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Prints the reports of commands: JSON or a table for `thimble train`, JSON for the others.
+// Prints the reports of commands, as JSON or as a table.
 
 #include <cstddef>
 #include <optional>
@@ -46,13 +46,20 @@ void print_train_table(const models::TrainOptions& options, const TrainExtra& ex
 /// All print to standard output. `ranks`: of several ranks, each distinct one, the report's among them.
 void print_plan_json(const models::PlanOptions& options, const models::PlanReport& report,
                      std::span<const models::RankPlan> ranks);
+void print_plan_table(const models::PlanOptions& options, const models::PlanReport& report);
+/// Live bytes at the peak of every distinct rank.
+void print_plan_ranks(std::span<const models::RankPlan> plans);
 /// `costs`: the cost model's name.
 void print_layouts_json(const models::PlanOptions& options, const models::Cluster& cluster, const std::string& costs,
                         const models::LayoutReport& report);
+void print_layouts_table(const models::PlanOptions& options, const models::Cluster& cluster, const std::string& costs,
+                         const models::LayoutReport& report);
 /// `budget` in bytes; 0: none.
 void print_generation_json(const models::GenerationPlan& plan, Device device, std::size_t budget);
+void print_generation_table(const models::GenerationPlan& plan, std::size_t budget);
 void print_generate_json(const models::PreparedGeneration& prepared, const models::GenerateReport& r);
 void print_certify_json(const models::PreparedTraining& prepared, const nn::Certificate& certificate);
 void print_quantize_json(const models::QuantizeOptions& options, const models::QuantizeReport& r);
+void print_quantize_table(const models::QuantizeOptions& options, const models::QuantizeReport& r);
 
 }  // namespace thimble::bench

@@ -1,9 +1,11 @@
 #pragma once
 // Reports made by hand, to see what a command prints of them.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <iostream>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +13,8 @@
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
+#include <thimble/bench/report/text.h>
+#include <thimble/memory/units.h>
 #include <thimble/models/planning/planning.h>
 
 #include "support/catch.h"
@@ -96,6 +100,51 @@ inline void check_same(const std::string& text, const json& expected) {
   for (const auto& [path, value] : told.items()) {
     INFO(path << ": " << value << " is not in the report made by hand");
     CHECK(flat.contains(path));
+  }
+}
+
+/// "name 123,456 120.56 KiB": a line of bytes in a table.
+inline std::string bytes_line(const std::string& name, std::size_t bytes) {
+  return name + " " + format_grouped(bytes) + " " + format_bytes(bytes);
+}
+
+/// A line of each category.
+inline std::vector<std::string> category_lines(const CategoryBytes& bytes) {
+  const char* const names[] = {"parameter", "gradient",  "optimizer", "activation",
+                               "temporary", "workspace", "input",     "communication"};
+  std::vector<std::string> lines;
+  for (std::size_t i = 0; i < bytes.size(); ++i) lines.push_back(bytes_line(names[i], bytes[i]));
+  return lines;
+}
+
+/// "12.3".
+inline std::string fixed(double value, int decimals) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*f", decimals, value);
+  return text;
+}
+
+/// "12.3 %" of 0.123.
+inline std::string percent(double share) { return report::format_percent(share); }
+
+/// Lists one after the other.
+inline std::vector<std::string> joined(std::vector<std::vector<std::string>> lists) {
+  std::vector<std::string> all;
+  for (const std::vector<std::string>& list : lists) all.insert(all.end(), list.begin(), list.end());
+  return all;
+}
+
+/// A table has these lines, with one space for each run of spaces, and no others.
+inline void check_lines(const std::string& table, const std::vector<std::string>& expected) {
+  std::vector<std::string> lines;
+  std::istringstream in(table);
+  for (std::string line; std::getline(in, line);) {
+    lines.emplace_back();
+    std::istringstream words(line);
+    for (std::string word; words >> word;) lines.back() += (lines.back().empty() ? "" : " ") + word;
+  }
+  for (std::size_t i = 0; i < std::max(lines.size(), expected.size()); ++i) {
+    CHECK((i < lines.size() ? lines[i] : "no line") == (i < expected.size() ? expected[i] : "no line"));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <thimble/bench/commands/train_output.h>
+#include <thimble/memory/bytes.h>
 #include <thimble/models/generation/generating.h>
 #include <thimble/models/planning/layouts.h>
 #include <thimble/models/training/quantizing.h>
@@ -110,6 +111,66 @@ TEST_CASE("reports by hand: plan", "[program]") {
                                  {"feasible", true}});
   }
   check_same(printed([&] { bench::print_plan_json(options, r, ranks); }), expected);
+
+  r.setup.model = "char-gpt", r.setup.fuses_optimizer = true;
+  const models::PlannedSegment& segment = r.segments[0];
+  const std::vector<std::string> begin{
+      "char-gpt, batch " + std::to_string(r.batch) + " in " + std::to_string(r.micro_batches) +
+          " micro-batches, a window of " + std::to_string(r.setup.sizes.window) +
+          ", optimizer fused into backward, blocks in " + std::to_string(r.setup.tp) + " parts, the sequence in " +
+          std::to_string(r.setup.cp) + " parts, in attention heads: " + format_grouped(r.parameters) + " parameters",
+      "gradients are not clipped: --fuse-optimizer",
+      bytes_line("budget", r.budget_bytes),
+      bytes_line("peak (committed)", r.plan.peak_bytes),
+      bytes_line("outside of the arena", r.outside.total()),
+      bytes_line("code", r.outside.code),
+      bytes_line("heap", r.outside.heap),
+      bytes_line("threads", r.outside.threads),
+      bytes_line("nodes", r.outside.nodes),
+      bytes_line("staging", r.outside.staging),
+      bytes_line("data", r.outside.data),
+      bytes_line("the process", r.plan.peak_bytes + r.outside.total()),
+      bytes_line("its budget", r.process_budget_bytes),
+      bytes_line("lower bound (load)", r.plan.lower_bound_bytes),
+      bytes_line("keeping everything", r.keep_everything_bytes),
+      bytes_line("smallest possible", r.minimum_bytes),
+      "live bytes at the peak, by category"};
+  const std::vector<std::string> rest{
+      bytes_line("+ holes between blocks", r.committed.hole_bytes),
+      bytes_line("+ rounding to granules", r.committed.rounding_bytes),
+      bytes_line("= peak (committed)", r.committed.total()),
+      "segments that backward runs again, in part or whole",
+      "nodes from kept bytes dropped",
+      std::to_string(segment.first) + "-" + std::to_string(segment.end - 1) + " h.0 " +
+          format_grouped(segment.kept_bytes) + " " + std::to_string(segment.dropped) + " of " +
+          std::to_string(segment.end - segment.first) + " nodes",
+      bytes_line("offloaded per step", r.plan.offloaded_bytes),
+      bytes_line("packed per micro-batch", r.packing.bytes),
+      bytes_line("to i8, bf16", r.packing.packed_bytes),
+      bytes_line("gelu to i8", r.plan.packed[0].bytes),
+      bytes_line("in files", r.plan.tier_bytes),
+      "what one more technique would allow (time over a step that keeps everything, without any of them)",
+      "with smallest bytes at time in budget",
+      "--head chunked " + format_grouped(r.techniques[0].minimum_bytes) + " " +
+          format_bytes(r.techniques[0].minimum_bytes) + " " + percent(r.techniques[0].time_overhead) + " " +
+          percent(*r.techniques[0].time_overhead_in_budget) + " a note",
+      "time: " + percent(r.plan.time_overhead) + " over keeping everything, by the cost model 'by hand'",
+      "planned in " + fixed(r.ms, 1) + " ms"};
+  check_lines(printed([&] { bench::print_plan_table(options, r); }),
+              joined({begin, category_lines(r.plan.peak_by_category), rest}));
+  const auto rank_line = [&](const char* names, const models::RankPlan& rank, const char* end) {
+    const CategoryBytes& c = rank.report.plan.peak_by_category;
+    std::string line = names;
+    for (const std::size_t bytes : {rank.report.plan.peak_bytes, c[0], c[1], c[2], c[7], c[3] + c[4] + c[5] + c[6]}) {
+      line += " " + format_grouped(bytes);
+    }
+    return line + end;
+  };
+  std::vector<models::RankPlan> shown = ranks;
+  shown[1].report.is_feasible = false;
+  check_lines(printed([&] { bench::print_plan_ranks(shown); }),
+              {"ranks, by their shares", "rank peak (committed) parameter gradient optimizer communication the rest",
+               rank_line("0, 2", ranks[0], ""), rank_line("1", ranks[1], " does not fit")});
 }
 
 TEST_CASE("reports by hand: layouts", "[program]") {
@@ -131,7 +192,7 @@ TEST_CASE("reports by hand: layouts", "[program]") {
                 n.bytes(),
                 !fits,
                 static_cast<int>(n.next())};
-    j.time = {n.real(), n.real(), n.real(), n.real(), n.real()};
+    j.time = {3 * n.real(), n.real(), n.real(), n.real(), n.real()};  // idle time and parts are of the first
     j.peak_bytes = n.bytes();
     j.fits = fits;
     return j;
@@ -180,6 +241,35 @@ TEST_CASE("reports by hand: layouts", "[program]") {
                {{{"ranks", {0, 3}}, {"peak_bytes", r.ranks[0].report.plan.peak_bytes}},
                 {{"ranks", {1, 2}}, {"peak_bytes", r.ranks[1].report.plan.peak_bytes}}}},
               {"neighbours", {of(r.neighbours[0]), of(r.neighbours[1])}}});
+
+  const models::LayoutTime& time = r.best.time;
+  const double step_s = time.pipeline_s + time.shares_s + time.update_s;
+  const auto time_line = [&](const std::string& name, double seconds) {
+    return name + " " + fixed(seconds, 2) + " s " + fixed(100 * seconds / step_s, 1) + " %";
+  };
+  r.neighbours[0].peak_bytes = cluster.memory_bytes + 1, r.neighbours[1].peak_bytes = cluster.memory_bytes;
+  const auto more_time = [&](const models::JudgedLayout& j) {
+    const double seconds = j.time.pipeline_s + j.time.shares_s + j.time.update_s;
+    return "+" + fixed(100 * (seconds / step_s - 1), 1) + " % time";
+  };
+  const std::string memory = format_bytes(cluster.memory_bytes);
+  check_lines(
+      printed([&] { bench::print_layouts_table(options, cluster, "by hand", r); }),
+      {"gpt2, batch " + std::to_string(options.setup.batch) + ", on " + std::to_string(cluster.ranks) + " ranks of " +
+           memory + ", " + std::to_string(cluster.per_node) + " a node (nvlink-4 inside, infiniband-400 between)",
+       "the fastest layout that fits " + to_string(r.best.layout),
+       "the rank that needs most " + memory::exact_bytes(r.best.peak_bytes) + " of " + memory,
+       "time of a step, by the cost model 'by hand'",
+       time_line("operators, of a stage on average", time.pipeline_s - time.idle_s - time.parts_s),
+       time_line("what teams exchange", time.parts_s), time_line("idle stages", time.idle_s),
+       time_line("traffic that is not hidden", time.shares_s), time_line("update", time.update_s),
+       time_line("= step", step_s), "ranks, each run dry", "0, 3 " + format_grouped(r.ranks[0].report.plan.peak_bytes),
+       "1-2 " + format_grouped(r.ranks[1].report.plan.peak_bytes), "neighbours",
+       to_string(r.neighbours[0].layout) + " needs " + format_bytes(cluster.memory_bytes + 1) + ", " +
+           more_time(r.neighbours[0]),
+       to_string(r.neighbours[1].layout) + " " + more_time(r.neighbours[1]),
+       std::to_string(r.examined) + " layouts counted and " + std::to_string(r.run) + " run dry in " +
+           fixed(r.search_s, 1) + " s, every distinct rank of the best one in " + fixed(r.proof_s, 1) + " s"});
 }
 
 TEST_CASE("reports by hand: generation, planned and done", "[program]") {
@@ -212,6 +302,18 @@ TEST_CASE("reports by hand: generation, planned and done", "[program]") {
                       {"budget_bytes", plan.peak_bytes - 1},
                       {"feasible", false}});
   check_same(printed([&] { bench::print_generation_json(plan, cpu, plan.peak_bytes - 1); }), planned);
+  check_lines(
+      printed([&] { bench::print_generation_table(plan, plan.peak_bytes - 1); }),
+      joined({{"char-gpt: " + format_grouped(plan.parameters) + " parameters; " +
+                   std::to_string(plan.shape.setup.batch) + " sequences of " + std::to_string(plan.shape.context) +
+                   " positions, the first " + std::to_string(plan.shape.prompt_tokens) + " of them read at once",
+               bytes_line("budget", plan.peak_bytes - 1), bytes_line("peak (committed)", plan.peak_bytes),
+               bytes_line("cache, bf16", planned["cache_bytes"]),
+               bytes_line("of a token", planned["cache_bytes_per_token"]), "live bytes at the peak, by category"},
+              category_lines(plan.peak_by_category),
+              {bytes_line("+ holes between blocks", plan.committed.hole_bytes),
+               bytes_line("+ rounding to granules", plan.committed.rounding_bytes),
+               bytes_line("= peak (committed)", plan.committed.total())}}));
 
   prepared.options.prompt = "to be";
   models::GenerateReport r;
@@ -290,12 +392,12 @@ TEST_CASE("reports by hand: certify and quantize", "[program]") {
   models::QuantizeReport q;
   q.scheme = "int8";
   q.parameters = n.next();
-  q.f32_file_bytes = n.bytes(), q.int8_file_bytes = n.bytes();
+  q.f32_file_bytes = 3 * n.bytes(), q.int8_file_bytes = n.bytes();
   q.f32_weight_bytes = n.bytes(), q.int8_weight_bytes = n.bytes();
   q.loss_f32 = n.real(), q.loss_int8 = n.real();
   q.accuracy_f32 = n.real(), q.accuracy_int8 = n.real();
   q.predicted_peak_bytes = n.bytes(), q.measured_peak_bytes = n.bytes();
-  q.ms_f32 = n.real(), q.ms_int8 = n.real();
+  q.ms_f32 = 3 * n.real(), q.ms_int8 = n.real();
   q.layers = {{"fc1", n.real(), n.real()}};
   check_same(
       printed([&] { bench::print_quantize_json(options, q); }),
@@ -320,4 +422,23 @@ TEST_CASE("reports by hand: certify and quantize", "[program]") {
        {"measured_peak_bytes", q.measured_peak_bytes},
        {"layers",
         {{{"name", "fc1"}, {"cosine", q.layers[0].cosine}, {"signal_to_noise_db", q.layers[0].signal_to_noise_db}}}}});
+
+  options.setup.batch = n.next();
+  const auto both = [](const char* name, const std::string& before, const std::string& after) {
+    return std::string(name) + " " + before + " -> " + after;
+  };
+  const std::string int8_file = format_grouped(q.int8_file_bytes), int8_weights = format_grouped(q.int8_weight_bytes);
+  check_lines(
+      printed([&] { bench::print_quantize_table(options, q); }),
+      {"mlp in int8: " + format_grouped(q.parameters) + " parameters",
+       both("file", format_grouped(q.f32_file_bytes), int8_file) + " bytes, " +
+           fixed(static_cast<double>(q.f32_file_bytes) / static_cast<double>(q.int8_file_bytes), 3) + " times smaller",
+       both("weights", format_grouped(q.f32_weight_bytes), int8_weights) + " bytes in memory",
+       both("loss", fixed(q.loss_f32, 4), fixed(q.loss_int8, 4)),
+       both("accuracy", fixed(*q.accuracy_f32, 4), fixed(*q.accuracy_int8, 4)),
+       both("time", fixed(q.ms_f32, 2), fixed(q.ms_int8, 2)) + " ms of the processor for " +
+           std::to_string(options.setup.batch) + " samples, " + fixed(q.ms_f32 / q.ms_int8, 2) + " times as fast",
+       "predicted peak " + format_grouped(q.predicted_peak_bytes),
+       "measured peak " + format_grouped(q.measured_peak_bytes), "error up to each step signal to noise cosine",
+       "fc1 " + fixed(q.layers[0].signal_to_noise_db, 1) + " dB " + fixed(q.layers[0].cosine, 6)});
 }
