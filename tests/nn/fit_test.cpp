@@ -73,9 +73,12 @@ std::vector<std::vector<float>> train(const models::Setup& setup, const nn::Plan
 TapeGraph graph_of(const models::Setup& setup) { return nn::record_step(cpu, models::zero_batch_run(setup)); }
 
 /// A layer, two residual blocks of six and of one, the first layer again, and a loss that reads its output twice; all
-/// weights are (8, 8) in f32.
-TapeGraph residual_graph() {
-  const auto weight = [] { return Tensor::empty({8, 8}, DType::f32, dry(cpu)).require_grad(); };
+/// weights are (8, 8) in f32, the first `frozen` of them frozen.
+TapeGraph residual_graph(int frozen = 0) {
+  const auto weight = [&frozen] {
+    Tensor made = Tensor::empty({8, 8}, DType::f32, dry(cpu));
+    return frozen-- > 0 ? made : made.require_grad();
+  };
   Tape tape;
   tape.observe();
   const Recording on(tape);
@@ -210,6 +213,22 @@ TEST_CASE("fit: a shared parameter's gradient is made in the last stage that rea
   for (const remat::Stage& stage : staged.chain.stages) gradients.push_back(stage.parameter_gradient_bytes);
   constexpr remat::Bytes weight_bytes = 8 * 8 * 4;
   CHECK(gradients == std::vector<remat::Bytes>{0, 6 * weight_bytes, 2 * weight_bytes});
+}
+
+TEST_CASE("fit: an output has a gradient where a trained parameter lies before it", "[fit]") {
+  constexpr remat::Bytes output = 2 * 8 * 4, loss = 4;
+  const std::pair<int, std::vector<remat::Bytes>> rows[] = {
+      {0, {output, output, loss}}, {1, {0, output, loss}}, {7, {0, 0, loss}}};
+  for (const auto& [frozen, expected] : rows) {
+    const nn::StagedGraph staged = stages_of(residual_graph(frozen), 1);
+    std::vector<remat::Bytes> gradients, outputs;
+    for (const remat::Stage& stage : staged.chain.stages) {
+      gradients.push_back(stage.output_gradient_bytes), outputs.push_back(stage.output_bytes);
+    }
+    INFO(frozen << " frozen");
+    CHECK(gradients == expected);
+    CHECK(outputs == std::vector<remat::Bytes>{output, output, loss});
+  }
 }
 
 TEST_CASE("fit: options that span stages", "[fit]") {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <thimble/core/error.h>
+#include <thimble/memory/offload/device_tier.h>
 #include <thimble/models/planning/choices.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/training/training.h>
@@ -260,6 +261,41 @@ TEST_CASE("choices: prices inside of a feasible budget, where asked for", "[choi
                                   "`offload` FOLDER `offloads_parameters`",
                                   "`offload` FOLDER `offloads_parameters` `offloads_optimizer`"};
   for (std::size_t i = 0; i < 7; ++i) CHECK(fused.techniques[i].options == expected[i]);
+}
+
+TEST_CASE("choices: what is sent away costs the time of its transfers", "[choices]") {
+  models::Setup setup = choices_options("char-gpt").setup;
+  setup.lora_rank = 2;  // fewer gradients than parameters
+  models::ChoiceOptions options;
+  options.prices_away = true;
+  const nn::Hardware machine = nn::hardware("cpu");
+  const double plain_s = nn::Planner(models::zero_batch_run(setup), cpu, machine).keep_everything().step_s;
+  const auto model = models::make_model(setup, cpu);
+  double parameters = 0, gradients = 0;
+  for (const nn::NamedTensor& p : model->parameters()) parameters += 4 * static_cast<double>(p.tensor.elements());
+  for (const optim::Named& p : model->trainable()) gradients += 4 * static_cast<double>(p.tensor.elements());
+  const double state = 2 * gradients;  // AdamW's moments
+  std::size_t found = 0;
+  for (const models::TechniquePrice& price : models::price_techniques(options, setup)) {
+    if (!files_test::contains(price.options, "`offload`")) continue;
+    INFO(price.options);
+    ++found;
+    models::Setup away = setup;
+    away.offload = "FOLDER";
+    away.offloads_parameters = files_test::contains(price.options, "`offloads_parameters`");
+    away.offloads_gradients = files_test::contains(price.options, "`offloads_gradients`");
+    away.offloads_optimizer = files_test::contains(price.options, "`offloads_optimizer`");
+    nn::PlannerOptions plans;
+    plans.spilling.offloads = true;
+    plans.make_tier = [](Device on) { return memory::make_tier(on); };
+    // Forward, backward and update read parameters, the update writes them; the others are written and read.
+    const double bytes = (away.offloads_parameters ? 4 * parameters : 0) +
+                         (away.offloads_gradients ? 2 * gradients : 0) + (away.offloads_optimizer ? 2 * state : 0);
+    nn::Planner planner(models::zero_batch_run(away), cpu, machine, plans);
+    const double seconds = planner.smallest().step_s + bytes / machine.tier_bytes_per_s;
+    CHECK(price.time_overhead == Approx(seconds / plain_s - 1).epsilon(1e-9));
+  }
+  CHECK(found == 4);
 }
 
 TEST_CASE("choices: overheads are counted from one step", "[choices]") {
