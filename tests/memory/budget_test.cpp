@@ -1,6 +1,13 @@
 // A budget as a user meets it: training inside of it, plans for it, and what is said when there is none.
 
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <thimble/autograd/graph.h>
 #include <thimble/core/error.h>
+#include <thimble/core/numbers/integers.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/training/training.h>
 
@@ -12,6 +19,7 @@ using namespace thimble;
 namespace {
 
 constexpr std::size_t budget_MiB = std::size_t{1} << 20;
+constexpr std::size_t block_unit = 64;  // of the arena: sizes are rounded up to it
 
 models::TrainOptions budget_options() {
   models::TrainOptions options;
@@ -82,6 +90,83 @@ TEST_CASE("budget: plans by name", "[budget]") {
   const models::PlanReport forward = models::make_plan(options);
   CHECK(forward.plan.peak_bytes < free.minimum_bytes);
   CHECK(forward.parameters == free.parameters);
+  // The load: the largest sum of the arena's blocks at one time, by the run's own events.
+  const nn::MemoryProfile run = nn::profile_training(dry(cpu), models::inference_run(options.setup), 1, true);
+  std::map<std::uint64_t, std::size_t> live;
+  std::size_t load = 0;
+  for (const Trace::Event& event : run.events) {
+    if (event.action == Trace::Action::allocate) live[event.block] = round_up(event.bytes, block_unit);
+    if (event.action == Trace::Action::free) live.erase(event.block);
+    std::size_t sum = 0;
+    for (const auto& [block, bytes] : live) sum += bytes;
+    load = std::max(load, sum);
+  }
+  CHECK(forward.plan.lower_bound_bytes == load);
+  CHECK(forward.plan.lower_bound_bytes < forward.plan.peak_bytes);
+}
+
+TEST_CASE("budget: a segment keeps results and what operators save, and views for nothing", "[budget]") {
+  models::PlanOptions options;
+  options.setup = budget_options().setup;
+  const models::PlanReport free = models::make_plan(options);
+  std::size_t views = 0;
+  for (const std::size_t part : {1, 4, 7}) {
+    options.budget_bytes = free.minimum_bytes + (free.keep_everything_bytes - free.minimum_bytes) * part / 8;
+    const models::PlanReport report = models::make_plan(options);
+    const TapeGraph& graph = report.planner->graph();
+    const TapePlan& tape = *report.plan.tape;
+    REQUIRE(report.segments.size() == tape.segments.size());
+    std::vector<std::size_t> kept(tape.segments.size()), dropped(tape.segments.size());
+    for (std::uint32_t n = 0; n < graph.nodes.size(); ++n) {
+      std::size_t innermost = tape.segments.size();  // inner segments come after the one around them
+      for (std::size_t s = 0; s < tape.segments.size(); ++s) {
+        if (tape.segments[s].first <= n && n < tape.segments[s].end) innermost = s;
+      }
+      if (innermost == tape.segments.size()) continue;
+      const TapeGraph::Node& node = graph.nodes[n];
+      const auto storage = [&](std::uint32_t v) { return v == TapeGraph::none ? v : graph.values[v].storage; };
+      const auto is_input = [&](std::uint32_t v) {
+        return std::any_of(node.inputs.begin(), node.inputs.end(),
+                           [&](std::uint32_t i) { return storage(i) == storage(v); });
+      };
+      dropped[innermost] += keeps_output(tape.fates[n]) ? 0 : 1;
+      if (keeps_output(tape.fates[n])) {
+        is_input(node.output) ? ++views : kept[innermost] += graph.bytes_of(node.output);
+      }
+      for (const std::uint32_t v : node.saved) {
+        if (keeps_saved(tape.fates[n]) && v != node.output && !is_input(v)) kept[innermost] += graph.bytes_of(v);
+      }
+    }
+    for (std::size_t s = 0; s < tape.segments.size(); ++s) {
+      INFO("part " << part << ", segment " << s << ", " << report.segments[s].path);
+      CHECK(report.segments[s].kept_bytes == kept[s]);
+      CHECK(report.segments[s].dropped == dropped[s]);
+    }
+  }
+  CHECK(views > 0);
+}
+
+TEST_CASE("budget: steps that leave their plan are counted, and the first one ends a strict run", "[budget]") {
+  models::TrainOptions options = budget_options();
+  options.budget_bytes = 64 * budget_MiB;
+  models::TrainOptions smaller = options;
+  smaller.setup.batch /= 2;
+  const std::vector<StepPlacement> other = models::prepare_training(smaller).plan.placement;
+  for (const bool is_strict : {false, true}) {
+    INFO("strict " << is_strict);
+    options.is_strict = is_strict;
+    models::PreparedTraining prepared = models::prepare_training(options);
+    prepared.plan.placement = other;  // whose steps ask for other blocks
+    std::size_t steps = 0;
+    const auto train = [&] { return models::train(prepared, [&](const nn::Progress&) { ++steps; }); };
+    if (is_strict) {
+      CHECK_THROWS_AS(train(), PlanError);
+      CHECK(steps == 0);
+    } else {
+      CHECK(train().placed->deviations == 4);
+      CHECK(steps == 4);
+    }
+  }
 }
 
 TEST_CASE("budget: the largest batch", "[budget]") {
