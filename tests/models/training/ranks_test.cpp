@@ -209,6 +209,23 @@ TEST_CASE("ranks: a checkpoint that cannot be written is said, and training goes
   CHECK(failure.find("rank ") == 0);
 }
 
+TEST_CASE("ranks: a state that holds an infinity ends training on all, and is not written", "[ranks]") {
+  const TemporaryFolder folder;
+  models::TrainOptions options = options_of({"char-gpt", 3, 1});
+  options.setup.optimizer = "sgd", options.setup.rate = 1e39, options.setup.clip_norm = 0;
+  options.save = folder / "file", options.save_every = 1;
+  dist::run_ranks(3, [&](dist::Communicator& ranks) {
+    models::TrainOptions own = options;
+    own.ranks = &ranks;
+    own.setup.rank = ranks.rank();
+    const models::TrainReport report = models::train(models::prepare_training(own));
+    const bool is_told = report.end == nn::TrainEnd::diverged && report.steps == 1 &&
+                         files_test::contains(report.end_text, "holds a NaN or an infinity");
+    if (!is_told) throw ValueError("ended otherwise: " + report.end_text);
+  });
+  CHECK_FALSE(std::filesystem::exists(options.save));
+}
+
 TEST_CASE("ranks: who asks one rank to stop stops all after the same step", "[ranks]") {
   const TemporaryFolder folder;
   models::TrainOptions options = options_of({"char-gpt", 3, 2});
