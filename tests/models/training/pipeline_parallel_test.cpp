@@ -184,6 +184,14 @@ TEST_CASE("pipeline: activations under way are the formulas'", "[pipeline_parall
   }
 }
 
+TEST_CASE("pipeline: parts of a team are alike, but for the rank that writes files", "[pipeline_parallel]") {
+  using Groups = std::vector<std::vector<int>>;
+  CHECK(models::alike_ranks(setup_of({"bert-base", 2, 2}), cpu) == Groups{{0}, {1}, {2, 3}});
+  CHECK(models::alike_ranks(setup_of({"bert-base", 2, 3}), cpu) == Groups{{0}, {1, 2}, {3, 4, 5}});
+  CHECK(models::alike_ranks(setup_of({"bert-base", 2, 2, 2, 1}), cpu) ==
+        Groups{{0}, {1}, {2, 3}, {4, 5}, {6, 7}});  // shares of the state differ by parameters
+}
+
 TEST_CASE("pipeline: what stages cannot do is refused", "[pipeline_parallel]") {
   const auto why = [](const std::function<void(models::TrainOptions&)>& change) -> std::string {
     models::TrainOptions options;
