@@ -44,8 +44,8 @@ struct Halves {
 };
 using Layers = std::map<std::string, Halves>;
 
-/// The layers that target_modules means, as PEFT reads it (check_target_module_exists in tuners/tuners_utils.py): a list
-/// of whole names or of their last parts, a regular expression that is the whole name, or "all-linear".
+/// The layers that target_modules means, as PEFT reads it (check_target_module_exists in tuners/tuners_utils.py): a
+/// list of whole names or of their last parts, a regular expression that is the whole name, or "all-linear".
 class Targets {
  public:
   explicit Targets(const JsonKeys& keys) : path_(keys.path()) {
@@ -65,8 +65,8 @@ class Targets {
       return;
     }
     try {
-      // A hostile pattern must end, too, and on this stack: the polynomial matcher, which has no back-references, and no
-      // counts, which multiply its depth.
+      // A hostile pattern must end, too, and on this stack: the polynomial matcher, which has no back-references, and
+      // no counts, which multiply its depth.
       if (text.size() > max_length || text.find('{') != text.npos)
         throw std::regex_error(std::regex_constants::error_space);
       pattern_.emplace(text, std::regex_constants::ECMAScript | std::regex_constants::__polynomial);
