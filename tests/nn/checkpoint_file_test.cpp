@@ -241,7 +241,7 @@ TEST_CASE("checkpoint file: a save that fails leaves the old file", "[checkpoint
   CHECK(contains(error_of([&] { nn::save_checkpoint(folder / "c", dry_net, optimizer, a.generator); }), "DeviceError"));
   CHECK(read_text_file(folder / "c") == before);
   CHECK(folder.entries() == 1);
-  // A file of another kind, and one that was begun, are not like it.
+  // A file of another kind is replaced only on demand, an empty one always.
   nn::save_weights(*a.net, folder / "weights");
   files_test::write_text_file(folder / "note", "hello");
   for (const char* const name : {"weights", "note"}) {

@@ -1,5 +1,5 @@
-// Parameters without a gradient in some micro-batches or in a whole step, frozen or unused, held against a loop by hand
-// in f64: updates, clipping, and steps that a dynamic loss scale skips.
+// Parameters without a gradient in some micro-batches or in a whole step, frozen or unused, compared with a loop by
+// hand in f64: updates, clipping, and steps that a dynamic loss scale skips.
 
 #include <algorithm>
 #include <cmath>
@@ -29,7 +29,7 @@ namespace {
 constexpr std::int64_t size = 4, steps = 7, micro_batches = 3;
 constexpr double rate = 0.05, momentum = 0.9, decay = 0.1, beta1 = 0.9, beta2 = 0.99, epsilon = 1e-8;
 
-/// What a micro-batch of a step has: a is in all but step 3, b not in micro-batch 1, and c is frozen in micro-batch 0.
+/// The terms of a micro-batch: a is in all but step 3, b not in micro-batch 1, and c is frozen in micro-batch 0.
 bool has_a(std::int64_t step) { return step != 3; }
 bool has_b(std::int64_t micro_batch) { return micro_batch != 1; }
 bool has_c_frozen(std::int64_t micro_batch) { return micro_batch == 0; }

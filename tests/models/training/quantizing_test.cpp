@@ -104,7 +104,7 @@ TEST_CASE("quantize: every family over text, with heads that are tied and that a
     INFO(row.model);
     models::ModelOptions own = sizes;
     if (models::model_family(row.model) == "llama") own.key_heads = 1, own.hidden = 96;
-    if (models::model_family(row.model) == "bert") own.vocabulary = 56;  // and a token for what is masked
+    if (models::model_family(row.model) == "bert") own.vocabulary = 56;  // with the mask token
     auto options = options_for(row.model, own, folder / "f32");
     options.save = folder / "q8";
     const models::QuantizeReport report = models::quantize(options);
