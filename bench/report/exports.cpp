@@ -74,42 +74,6 @@ void add_step(ordered_json& events, const bench::StepTrace& step, int process) {
   slices.go_to("", live.size() + 1 - step.before);
 }
 
-/// A list of one frame per path and category, each written once.
-class Frames {
- public:
-  explicit Frames(PickleWriter& out) : out_(out) {}
-
-  void write(PathId path, Category category) {
-    out_.text("frames");
-    const auto [found, is_new] = names_.try_emplace({path, category}, 0);
-    if (!is_new) return out_.again(found->second);
-    out_.begin_list();
-    out_.begin_dict();
-    out_.text("filename");
-    out_.text(to_string(category));
-    out_.text("line");
-    out_.integer(0);
-    out_.text("name");
-    out_.text(path_name(path));
-    out_.end_dict();
-    out_.end_list();
-    found->second = out_.remember();
-  }
-
- private:
-  PickleWriter& out_;
-  std::map<std::pair<PathId, Category>, std::uint32_t> names_;
-};
-
-void entry(PickleWriter& out, std::string_view key, std::int64_t value) {
-  out.text(key);
-  out.integer(value);
-}
-void entry(PickleWriter& out, std::string_view key, std::string_view value) {
-  out.text(key);
-  out.text(value);
-}
-
 // Addresses start here: a viewer shows them in hexadecimal, and none is 0.
 constexpr std::int64_t snapshot_base = std::int64_t{1} << 36;
 
@@ -134,58 +98,50 @@ std::vector<SnapshotBlock> blocks_at_end(const bench::StepTrace& step) {
   return blocks;
 }
 
-void write_block(PickleWriter& out, Frames& frames, const SnapshotBlock& block) {
-  out.begin_dict();
-  entry(out, "address", snapshot_base + block.offset);
-  entry(out, "size", block.bytes);
-  entry(out, "requested_size", block.event ? block.bytes : 0);
-  entry(out, "state", block.event ? "active_allocated" : "inactive");
-  if (block.event) {
-    frames.write(block.event->path, block.event->category);
-  } else {
-    frames.write(0, Category::temporary);
-  }
-  out.end_dict();
+// A list of one frame: a module path, in a category's file.
+ordered_json frames_of(PathId path, Category category) {
+  return ordered_json::array({{{"filename", to_string(category)}, {"line", 0}, {"name", path_name(path)}}});
+}
+
+ordered_json block_json(const SnapshotBlock& block) {
+  return {{"address", snapshot_base + block.offset},
+          {"size", block.bytes},
+          {"requested_size", block.event ? block.bytes : 0},
+          {"state", block.event ? "active_allocated" : "inactive"},
+          {"frames",
+           block.event ? frames_of(block.event->path, block.event->category) : frames_of(0, Category::temporary)}};
 }
 
 // The arena as one segment at the end of the step. Its blocks and the holes between them follow one another without a
 // gap, because viewers add up sizes to get addresses.
-void write_segment(PickleWriter& out, Frames& frames, const bench::StepTrace& step) {
+ordered_json segment_json(const bench::StepTrace& step) {
   const auto size = static_cast<std::int64_t>(step.dynamic.committed_bytes);
-  const std::vector<SnapshotBlock> blocks = blocks_at_end(step);
-  std::int64_t live = 0;
-  for (const SnapshotBlock& block : blocks) live += block.bytes;
-  out.begin_dict();
-  entry(out, "device", 0);
-  entry(out, "address", snapshot_base);
-  entry(out, "total_size", size);
-  entry(out, "allocated_size", live);
-  entry(out, "active_size", live);
-  entry(out, "requested_size", live);
-  entry(out, "stream", 0);
-  entry(out, "segment_type", "large");
-  out.text("blocks");
-  out.begin_list();
-  std::int64_t at = 0;
-  for (const SnapshotBlock& block : blocks) {
-    if (block.offset > at) write_block(out, frames, {at, block.offset - at, nullptr});
-    write_block(out, frames, block);
+  std::int64_t live = 0, at = 0;
+  ordered_json blocks = ordered_json::array();
+  for (const SnapshotBlock& block : blocks_at_end(step)) {
+    if (block.offset > at) blocks.push_back(block_json({at, block.offset - at, nullptr}));
+    blocks.push_back(block_json(block));
     at = block.offset + block.bytes;
+    live += block.bytes;
   }
-  if (at < size) write_block(out, frames, {at, size - at, nullptr});
-  out.end_list();
-  out.end_dict();
+  if (at < size) blocks.push_back(block_json({at, size - at, nullptr}));
+  return {{"device", 0},
+          {"address", snapshot_base},
+          {"total_size", size},
+          {"allocated_size", live},
+          {"active_size", live},
+          {"requested_size", live},
+          {"stream", 0},
+          {"segment_type", "large"},
+          {"blocks", std::move(blocks)}};
 }
 
-void write_event(PickleWriter& out, Frames& frames, std::string_view action, std::int64_t offset, std::int64_t bytes,
-                 PathId path, Category category) {
-  out.begin_dict();
-  entry(out, "action", action);
-  entry(out, "addr", snapshot_base + offset);
-  entry(out, "size", bytes);
-  entry(out, "stream", 0);
-  frames.write(path, category);
-  out.end_dict();
+ordered_json event_json(const char* action, std::size_t offset, std::size_t bytes, ordered_json frames) {
+  return {{"action", action},
+          {"addr", snapshot_base + static_cast<std::int64_t>(offset)},
+          {"size", bytes},
+          {"stream", 0},
+          {"frames", std::move(frames)}};
 }
 
 }  // namespace exports_detail
@@ -202,40 +158,24 @@ std::string write_chrome_trace(const bench::PlanView& view) {
 
 std::string write_snapshot(const bench::PlanView& view) {
   using namespace exports_detail;
-  constexpr std::size_t batch = 500;  // of one or two items: readers hold those of a batch on a stack
   const bench::StepTrace& step = view.planned();
-  PickleWriter out;
-  Frames frames(out);
-  out.begin_dict();
-  out.text("segments");
-  out.begin_list();
-  write_segment(out, frames, step);
-  out.end_list();
-  out.text("device_traces");
-  out.begin_list();
-  out.begin_list();
-  write_event(out, frames, "segment_alloc", 0, static_cast<std::int64_t>(step.dynamic.committed_bytes), 0,
-              Category::temporary);
-  std::size_t count = 0;
+  ordered_json trace = ordered_json::array();
+  trace.push_back(event_json("segment_alloc", 0, step.dynamic.committed_bytes, frames_of(0, Category::temporary)));
   for (const Trace::Event& event : step.events) {
     if (event.action == Trace::Action::relabel) continue;
-    if (++count % batch == 0) out.next_batch();
-    const auto offset = static_cast<std::int64_t>(step.dynamic.offsets[event.block]);
-    const auto bytes = static_cast<std::int64_t>(event.bytes);
-    const auto write = [&](std::string_view action) {
-      write_event(out, frames, action, offset, bytes, event.path, event.category);
+    const auto add = [&](const char* action) {
+      trace.push_back(
+          event_json(action, step.dynamic.offsets[event.block], event.bytes, frames_of(event.path, event.category)));
     };
     if (event.action == Trace::Action::allocate) {
-      write("alloc");
+      add("alloc");
     } else {
-      write("free_requested");
-      write("free_completed");
+      add("free_requested");
+      add("free_completed");
     }
   }
-  out.end_list();
-  out.end_list();
-  out.end_dict();
-  return out.finish();
+  return write_pickle({{"segments", ordered_json::array({segment_json(step)})},
+                       {"device_traces", ordered_json::array({std::move(trace)})}});
 }
 
 }  // namespace thimble::report

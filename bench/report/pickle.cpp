@@ -1,98 +1,83 @@
 #include <thimble/bench/report/pickle.h>
 
-#include <utility>
+#include <cstdint>
+#include <unordered_map>
+
+#include <nlohmann/json.hpp>
+
+#include <thimble/core/error.h>
 
 namespace thimble::report {
 namespace pickle_detail {
 
-// Opcodes, by their names in Python's pickletools.
-enum Opcode : unsigned {
-  proto = 0x80,
-  empty_dict = '}',
-  empty_list = ']',
-  mark = '(',
-  setitems = 'u',
-  appends = 'e',
-  binint = 'J',
-  binint1 = 'K',
-  long1 = 0x8a,
-  binunicode = 'X',
-  binput = 'q',
-  long_binput = 'r',
-  binget = 'h',
-  long_binget = 'j',
-  stop = '.'
+// Opcodes are named as in Python's pickletools.
+class Writer {
+ public:
+  void value(const nlohmann::ordered_json& value) {
+    if (value.is_object()) {
+      bytes_ += "}(";  // EMPTY_DICT MARK
+      for (const auto& [key, entry] : value.items()) {
+        text(key);
+        this->value(entry);
+      }
+      bytes_ += 'u';  // SETITEMS
+    } else if (value.is_array()) {
+      constexpr std::size_t batch = 1000;  // readers hold the items of a batch on a stack
+      bytes_ += "](";                      // EMPTY_LIST MARK
+      std::size_t count = 0;
+      for (const nlohmann::ordered_json& item : value) {
+        if (count > 0 && count % batch == 0) bytes_ += "e(";  // APPENDS MARK
+        this->value(item);
+        ++count;
+      }
+      bytes_ += 'e';
+    } else if (value.is_number_integer()) {
+      integer(value.get<std::int64_t>());
+    } else if (value.is_string()) {
+      text(value.get_ref<const std::string&>());
+    } else {
+      throw ValueError("write_pickle: expected an object, an array, an integer or text, got " + value.dump());
+    }
+  }
+
+  std::string bytes_ = "\x80\x02";  // PROTO
+
+ private:
+  void integer(std::int64_t value) {
+    const auto bits = static_cast<std::uint64_t>(value);
+    if (value >= 0 && value < 256) {
+      number('K', bits, 1);  // BININT1
+    } else if (value >= INT32_MIN && value <= INT32_MAX) {
+      number('J', bits, 4);  // BININT
+    } else {
+      bytes_ += "\x8A";  // LONG1
+      number(8, bits, 8);
+    }
+  }
+  void text(const std::string& value) {
+    const auto [found, is_new] = texts_.try_emplace(value, texts_.size());
+    const std::size_t name = found->second;
+    const bool is_short = name < 256;
+    if (!is_new) return number(is_short ? 'h' : 'j', name, is_short ? 1 : 4);  // BINGET, LONG_BINGET
+    number('X', value.size(), 4);                                              // BINUNICODE
+    bytes_ += value;
+    number(is_short ? 'q' : 'r', name, is_short ? 1 : 4);  // BINPUT, LONG_BINPUT
+  }
+  // An opcode and its operand, the lowest byte first.
+  void number(char opcode, std::uint64_t value, int bytes) {
+    bytes_ += opcode;
+    for (int i = 0; i < bytes; ++i) bytes_ += static_cast<char>(value >> (8 * i) & 0xff);
+  }
+
+  std::unordered_map<std::string, std::size_t> texts_;
 };
 
 }  // namespace pickle_detail
 
-PickleWriter::PickleWriter() {
-  byte(pickle_detail::proto);
-  byte(2);
-}
-
-void PickleWriter::begin_dict() {
-  byte(pickle_detail::empty_dict);
-  byte(pickle_detail::mark);
-}
-
-void PickleWriter::end_dict() { byte(pickle_detail::setitems); }
-
-void PickleWriter::begin_list() {
-  byte(pickle_detail::empty_list);
-  byte(pickle_detail::mark);
-}
-
-void PickleWriter::end_list() { byte(pickle_detail::appends); }
-
-void PickleWriter::next_batch() {
-  byte(pickle_detail::appends);
-  byte(pickle_detail::mark);
-}
-
-void PickleWriter::integer(std::int64_t value) {
-  if (value >= 0 && value < 256) {
-    byte(pickle_detail::binint1);
-    little(static_cast<std::uint64_t>(value), 1);
-  } else if (value >= INT32_MIN && value <= INT32_MAX) {
-    byte(pickle_detail::binint);
-    little(static_cast<std::uint64_t>(value), 4);
-  } else {
-    byte(pickle_detail::long1);
-    byte(8);
-    little(static_cast<std::uint64_t>(value), 8);
-  }
-}
-
-void PickleWriter::text(std::string_view value) {
-  const auto [found, is_new] = texts_.try_emplace(std::string(value), names_);
-  if (!is_new) return again(found->second);
-  byte(pickle_detail::binunicode);
-  little(value.size(), 4);
-  bytes_ += value;
-  remember();
-}
-
-std::uint32_t PickleWriter::remember() {
-  const bool is_short = names_ < 256;
-  byte(is_short ? pickle_detail::binput : pickle_detail::long_binput);
-  little(names_, is_short ? 1 : 4);
-  return names_++;
-}
-
-void PickleWriter::again(std::uint32_t name) {
-  const bool is_short = name < 256;
-  byte(is_short ? pickle_detail::binget : pickle_detail::long_binget);
-  little(name, is_short ? 1 : 4);
-}
-
-std::string PickleWriter::finish() {
-  byte(pickle_detail::stop);
-  return std::move(bytes_);
-}
-
-void PickleWriter::little(std::uint64_t value, int count) {
-  for (int i = 0; i < count; ++i) byte(static_cast<unsigned>(value >> (8 * i) & 0xff));
+std::string write_pickle(const nlohmann::ordered_json& value) {
+  pickle_detail::Writer writer;
+  writer.value(value);
+  return writer.bytes_ + ".";  // STOP
 }
 
 }  // namespace thimble::report
