@@ -1,6 +1,5 @@
 // Pictures of sums of bytes.
 
-#include <thimble/bench/book/drawing.h>
 #include <thimble/bench/book/figures.h>
 #include <thimble/bench/book/steps.h>
 #include <thimble/bench/report/figures.h>
@@ -13,7 +12,7 @@
 
 namespace thimble::bench {
 
-using report::SumPart;
+using report::BarPart;
 
 models::Setup book_gpt() {
   models::Setup setup;
@@ -25,7 +24,8 @@ models::Setup book_gpt() {
 }
 
 report::Bar step_bar(const std::string& label, const models::Setup& setup) {
-  return {label, report::report_bytes(nn::profile_training(dry(cpu), zero_batch_run(setup)).peak_by_category)};
+  const nn::MemoryProfile profile = nn::profile_training(dry(cpu), zero_batch_run(setup));
+  return report::category_bar(label, report::report_bytes(profile.peak_by_category));
 }
 
 std::string draw_committed_bar() {
@@ -37,19 +37,17 @@ std::string draw_committed_bar() {
   optim::Sgd sgd(model->trainable(), {.rate = 0.05, .momentum = 0.9});
   const models::Batch batch = model->empty_batch(16, dry(cpu));
   for (int i = 0; i < 2; ++i) nn::training_step(sgd, [&](std::int64_t) { return model->loss(batch); });
-  report::Sum sum;
-  sum.title = "Where the bytes of a training step are: ResNet-18, 16 images of 32 x 32";
-  sum.description = "Bytes at the peak by category, the holes between blocks, and the rounding to whole granules.";
-  sum.total_name = "committed";
-  const std::array<std::size_t, category_count> peak = stack.ledger->peak_by_category();
-  for (const Category category : report::stacking_order) {
-    const auto bytes = static_cast<std::int64_t>(peak[static_cast<std::size_t>(category)]);
-    if (bytes > 0) sum.parts.push_back({std::string(report::label_of(category)), bytes, report::paint_of(category)});
-  }
-  const memory::CommittedParts parts = memory::committed_at_peak(stack);
-  sum.parts.push_back({"holes between blocks", static_cast<std::int64_t>(parts.hole_bytes), report::paints::axis});
-  sum.parts.push_back({"rounding to 2 MiB", static_cast<std::int64_t>(parts.rounding_bytes), report::paints::muted});
-  return report::svg_sum(sum);
+  std::vector<BarPart> parts = report::category_bar("", report::report_bytes(stack.ledger->peak_by_category())).parts;
+  std::erase_if(parts, [](const BarPart& part) { return part.amount == 0; });
+  const memory::CommittedParts committed = memory::committed_at_peak(stack);
+  parts.push_back({"holes between blocks", static_cast<std::int64_t>(committed.hole_bytes), report::paints::axis});
+  parts.push_back({"rounding to 2 MiB", static_cast<std::int64_t>(committed.rounding_bytes), report::paints::muted});
+  return report::svg_bars({.name = "bar",
+                           .title = "Where the bytes of a training step are: ResNet-18, 16 images of 32 x 32",
+                           .caption = "Bytes at the peak by category, the holes between blocks, and the rounding to "
+                                      "whole granules.",
+                           .bars = report::stair(parts, {}, "committed"),
+                           .is_exact = true});
 }
 
 std::string draw_layer_terms() {
@@ -57,20 +55,22 @@ std::string draw_layer_terms() {
   sizes.sequence = 512, sizes.width = 128, sizes.heads = 4, sizes.layers = 1, sizes.dropout = 0;
   sizes.build = models::Build::textbook;
   const models::Theory theory = models::make_theory("char-gpt", sizes);
-  report::Sum sum;
-  sum.title = "What one layer of a GPT keeps: s = 512, b = 2, h = 128, a = 4, f32, no dropout";
-  sum.description = "Each tensor that backward of one transformer layer reads, with its bytes.";
-  sum.total_name = "one layer";
+  std::vector<BarPart> parts;
+  std::vector<std::string> notes;
   const std::int64_t sbh = 512 * 2 * 128;
   for (const models::Term& term : theory.layers[0].kept) {
     const std::int64_t bytes = term.bytes(2);
     const bool is_square = term.name == "probabilities";
-    std::string note = is_square ? "= e a s\xC2\xB2 b" : "= " + std::to_string(bytes / sbh) + " sbh";
-    if (term.name == "norm statistics") note = "= 16 sb";
-    sum.parts.push_back(
-        {term.name, bytes, is_square ? report::series_paints[1] : report::paint_of(Category::activation), note});
+    notes.push_back(is_square                        ? "= e a s\xC2\xB2 b"
+                    : term.name == "norm statistics" ? "= 16 sb"
+                                                     : "= " + std::to_string(bytes / sbh) + " sbh");
+    parts.push_back({term.name, bytes, is_square ? report::series_paints[1] : report::paint_of(Category::activation)});
   }
-  return report::svg_sum(sum);
+  return report::svg_bars({.name = "layer",
+                           .title = "What one layer of a GPT keeps: s = 512, b = 2, h = 128, a = 4, f32, no dropout",
+                           .caption = "Each tensor that backward of one transformer layer reads, with its bytes.",
+                           .bars = report::stair(parts, notes, "one layer"),
+                           .is_exact = true});
 }
 
 std::string draw_step_bars() {
@@ -105,40 +105,44 @@ std::string draw_accumulation() {
 }
 
 std::string draw_parameter_bytes() {
-  report::SharedSums sums;
-  sums.title = "Bytes for each parameter, with Adam";
-  sums.description = "Parameter, gradient, two moments and what a policy keeps besides, for five policies.";
-  sums.unit = report::Unit::plain;
-  const auto row = [](const models::ParameterBytes& bytes, std::int64_t moments) {
-    return std::vector<SumPart>{{"parameter", bytes.parameter, report::paint_of(Category::parameter)},
-                                {"gradient", bytes.gradient, report::paint_of(Category::gradient)},
-                                {"two moments", moments, report::paint_of(Category::optimizer)},
-                                {"master copy or compensation", bytes.extra, report::series_paints[1]}};
+  report::Bars bars{.name = "parameter",
+                    .title = "Bytes for each parameter, with Adam",
+                    .caption = "Parameter, gradient, two moments and what a policy keeps besides, for five policies.",
+                    .bars = {},
+                    .unit = report::Unit::plain,
+                    .is_exact = true};
+  const auto add = [&](const char* policy, const std::string& label, bool is_narrow) {
+    const models::ParameterBytes bytes = models::parameter_bytes(nn::precision(policy), 2);
+    bars.bars.push_back({label,
+                         {{"parameter", bytes.parameter, report::paint_of(Category::parameter)},
+                          {"gradient", bytes.gradient, report::paint_of(Category::gradient)},
+                          {"two moments", is_narrow ? 2 : bytes.moments, report::paint_of(Category::optimizer)},
+                          {"master copy or compensation", bytes.extra, report::series_paints[1]}}});
   };
-  for (const char* const name : {"O0", "O2", "bf16-kahan", "bf16-stochastic"}) {
-    const models::ParameterBytes bytes = models::parameter_bytes(nn::precision(name), 2);
-    sums.bars.emplace_back(std::string(name) == "O0" ? "all f32 (O0)" : name, row(bytes, bytes.moments));
-  }
-  const models::ParameterBytes narrow = models::parameter_bytes(nn::precision("bf16-stochastic"), 2);
-  sums.bars.emplace_back("bf16-stochastic, 8-bit moments", row(narrow, 2));
-  return report::svg_shared_sums(sums);
+  add("O0", "all f32 (O0)", false);
+  for (const char* const name : {"O2", "bf16-kahan", "bf16-stochastic"}) add(name, name, false);
+  add("bf16-stochastic", "bf16-stochastic, 8-bit moments", true);
+  return report::svg_bars(bars);
 }
 
 std::string draw_rank_bytes() {
-  report::SharedSums sums;
-  sums.title = "A billion parameters with Adam in mixed precision: bytes on each of 8 ranks";
-  sums.description = "Parameters, gradients and optimizer state of a rank under the stages of ZeRO.";
+  report::Bars bars{.name = "ranks",
+                    .title = "A billion parameters with Adam in mixed precision: bytes on each of 8 ranks",
+                    .caption = "Parameters, gradients and optimizer state of a rank under the stages of ZeRO.",
+                    .bars = {},
+                    .is_exact = true};
   const std::int64_t p = 1'000'000'000, n = 8;
-  const auto row = [](std::int64_t parameters, std::int64_t gradients, std::int64_t state) {
-    return std::vector<SumPart>{{"parameters", parameters, report::paint_of(Category::parameter)},
-                                {"gradients", gradients, report::paint_of(Category::gradient)},
-                                {"optimizer state", state, report::paint_of(Category::optimizer)}};
+  const auto add = [&](const char* label, std::int64_t parameters, std::int64_t gradients, std::int64_t state) {
+    bars.bars.push_back({label,
+                         {{"parameters", parameters, report::paint_of(Category::parameter)},
+                          {"gradients", gradients, report::paint_of(Category::gradient)},
+                          {"optimizer state", state, report::paint_of(Category::optimizer)}}});
   };
-  sums.bars.emplace_back("every rank has all", row(2 * p, 2 * p, 12 * p));
-  sums.bars.emplace_back("stage 1: state in shards", row(2 * p, 2 * p, 12 * p / n));
-  sums.bars.emplace_back("stage 2: and gradients", row(2 * p, 2 * p / n, 12 * p / n));
-  sums.bars.emplace_back("stage 3: and parameters", row(2 * p / n, 2 * p / n, 12 * p / n));
-  return report::svg_shared_sums(sums);
+  add("every rank has all", 2 * p, 2 * p, 12 * p);
+  add("stage 1: state in shards", 2 * p, 2 * p, 12 * p / n);
+  add("stage 2: and gradients", 2 * p, 2 * p / n, 12 * p / n);
+  add("stage 3: and parameters", 2 * p / n, 2 * p / n, 12 * p / n);
+  return report::svg_bars(bars);
 }
 
 std::string draw_advice() {

@@ -16,6 +16,15 @@ Paint paint_of(dist::Pass pass) { return series_paints[pass == dist::Pass::forwa
 
 }  // namespace pipelines_detail
 
+double draw_kinds(Svg& svg, double x, double y, const std::vector<std::pair<std::string, Paint>>& kinds) {
+  for (const auto& [name, paint] : kinds) {
+    svg.rectangle(x, y - 10, 12, 12, {.fill = paint}, 2);
+    svg.text(x + 18, y, name, {.size = small_text});
+    x += 18 + text_width(name, small_text) + 26;
+  }
+  return x;
+}
+
 std::string svg_pipelines(const std::string& title, const std::string& description,
                           const std::vector<ShownPipeline>& pipelines) {
   using namespace pipelines_detail;

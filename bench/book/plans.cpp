@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <set>
 
-#include <thimble/bench/book/drawing.h>
 #include <thimble/bench/book/figures.h>
 #include <thimble/bench/book/steps.h>
 #include <thimble/bench/report/plan_figures.h>
@@ -23,28 +22,6 @@ PlanView view_of(std::size_t budget_bytes, std::int64_t batch = 8) {
 }
 
 constexpr std::size_t half_budget = 20 << 20;  // of a batch of 32
-
-// The blocks that come and go within the step, at their addresses.
-report::AddressMap map_of(const StepTrace& step, const StepLayout& layout, const std::string& name) {
-  report::AddressMap map;
-  map.name = name;
-  map.height = static_cast<double>(layout.height_bytes);
-  map.height_name = "height " + format_grouped(layout.height_bytes) + " B";
-  for (const Trace::Lifetime& life : lifetimes(step.events)) {
-    const auto time = [&](std::size_t index) {
-      return index < step.before ? 0.0 : static_cast<double>(index + 1 - step.before);
-    };
-    // A temporary that the tape holds for backward counts as an activation while it is held.
-    Category category = step.events[life.lower].category;
-    for (std::size_t i = life.lower; i < life.upper && i < step.events.size(); ++i) {
-      const bool is_held = step.events[i].block == life.block && step.events[i].category != Category::temporary;
-      if (is_held) category = step.events[i].category;
-    }
-    map.blocks.push_back({time(life.lower), time(life.upper), static_cast<double>(layout.offsets[life.block]),
-                          static_cast<double>(life.bytes), report::paint_of(category)});
-  }
-  return map;
-}
 
 }  // namespace plans_detail
 
@@ -76,23 +53,20 @@ std::string draw_budget_staircase() {
 std::string draw_address_map() {
   const PlanView view = plans_detail::view_of(0);
   const StepTrace& step = view.planned();
-  report::AddressMaps maps;
-  maps.title = "Where the blocks of one step lie: a small GPT";
-  maps.description = "Each block as a rectangle: its lifetime across, its addresses upwards.";
-  maps.time_title = "allocation events";
-  maps.address_title = "";
-  maps.unit = report::Unit::bytes;
-  maps.map_height = 260;
-  maps.maps = {plans_detail::map_of(step, step.dynamic, "placed on demand, without knowing what comes"),
-               plans_detail::map_of(step, step.placed, "placed offline, with all lifetimes known")};
   std::set<Category> seen;
   for (const Trace::Event& event : step.events) seen.insert(event.category);
-  for (const Category category : report::stacking_order) {
-    if (seen.count(category) != 0) {
-      maps.kinds.emplace_back(std::string(report::label_of(category)), report::paint_of(category));
-    }
-  }
-  return report::svg_address_maps(maps);
+  const auto map_of = [&](const StepLayout& layout, const std::string& name) {
+    return report::step_blocks(step, layout, name + ": height " + format_grouped(layout.height_bytes) + " B");
+  };
+  return report::svg_address_maps(
+      {.title = "Where the blocks of one step lie: a small GPT",
+       .description = "Each block as a rectangle: its lifetime across, its addresses upwards.",
+       .time_title = "allocation events",
+       .maps = {map_of(step.dynamic, "placed on demand, without knowing what comes"),
+                map_of(step.placed, "placed offline, with all lifetimes known")},
+       .legend = report::category_legend(
+           report::categories_with([&](std::size_t i) { return seen.count(static_cast<Category>(i)) != 0; })),
+       .map_height = 260});
 }
 
 std::string draw_six_rectangles() {
@@ -123,26 +97,28 @@ std::string draw_six_rectangles() {
   const memory::Placement best = memory::place(buffers, options);
   const auto map_of = [&](const std::string& name, const std::vector<std::size_t>& offsets) {
     report::AddressMap map;
-    map.name = name;
+    std::size_t height = 0;
     for (std::size_t i = 0; i < buffers.size(); ++i) {
       const memory::Buffer& b = buffers[i];
-      map.height = std::max(map.height, static_cast<double>(offsets[i] + b.bytes));
-      map.blocks.push_back({static_cast<double>(b.lower), static_cast<double>(b.upper), static_cast<double>(offsets[i]),
-                            static_cast<double>(b.bytes), report::series_paints[i % report::series_paints.size()],
+      height = std::max(height, offsets[i] + b.bytes);
+      map.blocks.push_back({{{static_cast<double>(b.lower), report::series_paints[i % report::series_paints.size()]}},
+                            static_cast<double>(b.upper),
+                            static_cast<double>(offsets[i]),
+                            static_cast<double>(b.bytes),
                             std::string(1, static_cast<char>('A' + i)) + ", " + std::to_string(b.bytes)});
     }
-    map.height_name = "height " + std::to_string(static_cast<int>(map.height));
+    map.name = name + ": height " + std::to_string(height);
+    map.levels = report::make_levels(static_cast<std::int64_t>(height));
     return map;
   };
-  report::AddressMaps maps;
-  maps.title = "Six rectangles whose load is " + std::to_string(best.load);
-  maps.description = "Six buffers with lifetimes and sizes, placed by first fit and by an exact search.";
-  maps.time_title = "time";
-  maps.unit = report::Unit::plain;
-  maps.map_height = 250;
-  maps.maps = {map_of("first fit, in the order in which they come", first_fit),
-               map_of("with all lifetimes known: as low as the load", best.offsets)};
-  return report::svg_address_maps(maps);
+  return report::svg_address_maps(
+      {.title = "Six rectangles whose load is " + std::to_string(best.load),
+       .description = "Six buffers with lifetimes and sizes, placed by first fit and by an exact search.",
+       .time_title = "time",
+       .maps = {map_of("first fit, in the order in which they come", first_fit),
+                map_of("with all lifetimes known: as low as the load", best.offsets)},
+       .unit = report::Unit::plain,
+       .map_height = 250});
 }
 
 }  // namespace thimble::bench

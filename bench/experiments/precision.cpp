@@ -199,7 +199,6 @@ std::string run_precision(Rows& rows) {
   report::Bars bars{"categories",
                     "Live bytes at the peak of a step, by category",
                     "By the dry run. What the arena commits is a little more: holes, and whole pages.",
-                    {},
                     {}};
   const Device device = rows.options.device;
   const std::vector<PrecisionCase> cases = precision_cases();
@@ -213,7 +212,7 @@ std::string run_precision(Rows& rows) {
       const models::TrainReport result = train(prepared);
       runs.push_back(steps_of(prepared.options.setup, one, device));
       const StepBytes bytes = step_bytes(dry(device), runs.back());
-      bars.bars.push_back({label(one), bytes.at_peak});
+      bars.bars.push_back(report::category_bar(label(one), bytes.at_peak));
       const auto live = static_cast<double>(report::total(bytes.at_peak));
       Figures figures = training_figures(result);
       const auto change = [&](const char* name, double to) { return all.empty() ? 0 : to / number(all[0], name) - 1; };

@@ -90,11 +90,10 @@ std::string run_step_peak(Rows& rows) {
   report::Bars bars{"categories",
                     "Live bytes at the peak, by category",
                     "What the arena commits is a little more: holes between blocks, and rounding to whole pages.",
-                    {},
                     {}};
   for (const models::Setup& setup : setups) {
     const nn::MemoryProfile predicted = add_step(rows, setup);
-    bars.bars.push_back({label(setup), report::report_bytes(predicted.peak_by_category)});
+    bars.bars.push_back(report::category_bar(label(setup), report::report_bytes(predicted.peak_by_category)));
     const bool has_own_optimizer = (setup.model == "resnet18" && setup.optimizer == "momentum") ||
                                    (setup.model == "char-gpt" && setup.optimizer == "adamw");
     if (has_own_optimizer) rows.experiment.timelines.push_back(timeline_of(setup, predicted));

@@ -25,11 +25,26 @@ bool is_file_name(const std::string& name) {
          std::all_of(name.begin(), name.end(), is_allowed);
 }
 
-void check_name(const std::string& where, const std::string& name, std::set<std::string>& taken) {
+// Names of one kind, each once.
+class Names {
+ public:
+  Names(std::string where, const char* kind) : where_(std::move(where)), kind_(kind) {}
+  void add(const std::string& name) {
+    if (!taken_.insert(name).second) refuse(where_, std::string(kind_) + " \"" + name + "\" appears twice");
+  }
+  bool has(const std::string& name) const { return taken_.count(name) != 0; }
+
+ private:
+  std::string where_;
+  const char* kind_;
+  std::set<std::string> taken_;
+};
+
+void check_name(const std::string& where, const std::string& name, Names& names) {
   if (!is_file_name(name)) {
     refuse(where, "\"" + name + "\" is not a name of 1 to 100 lower-case letters, digits, '-' and '_'");
   }
-  if (!taken.insert(name).second) refuse(where, "the name \"" + name + "\" appears twice");
+  names.add(name);
 }
 
 void check_text(const std::string& where, std::initializer_list<std::string_view> texts) {
@@ -42,11 +57,11 @@ void check_rows(const std::string& where, const Experiment& experiment) {
   static const std::set<std::string> built_in = {
       "config",   "theory_bytes",       "predicted_bytes",       "measured_bytes", "remainder",
       "compared", "process_peak_bytes", "process_promise_bytes", "no_process",     "lacks"};
-  std::set<std::string> columns;
+  Names columns(where, "the column");
   for (const Column& column : experiment.columns) {
     check_text(where, {column.name, column.title});
     if (built_in.count(column.name) != 0) refuse(where, "a column cannot be called \"" + column.name + "\"");
-    if (!columns.insert(column.name).second) refuse(where, "the column \"" + column.name + "\" appears twice");
+    columns.add(column.name);
     if (column.decimals < 0 || column.decimals > 15) {
       refuse(where, "column \"" + column.name + "\": decimals must be 0 to 15, got " + std::to_string(column.decimals));
     }
@@ -54,30 +69,22 @@ void check_rows(const std::string& where, const Experiment& experiment) {
   for (std::size_t i = 0; i < experiment.rows.size(); ++i) {
     const Row& row = experiment.rows[i];
     const std::string here = where + ", row " + std::to_string(i);
-    std::set<std::string> seen;
+    check_text(here, {row.lacks, row.no_process});
+    Names settings(here, "the setting"), numbers(here, "the number"), figures(here, "the compared figure"),
+        terms(here, "the remainder term");
     for (const Setting& setting : row.config) {
       check_text(here, {setting.first, format_setting(setting)});
-      if (!seen.insert(setting.first).second) refuse(here, "the setting \"" + setting.first + "\" appears twice");
-      if (columns.count(setting.first) != 0 || built_in.count(setting.first) != 0) {
+      settings.add(setting.first);
+      if (columns.has(setting.first) || built_in.count(setting.first) != 0) {
         refuse(here, "a setting cannot be called \"" + setting.first + "\", which is a column");
       }
     }
-    seen.clear();
     for (const auto& [name, value] : row.numbers) {
-      if (columns.count(name) == 0) refuse(here, "the number \"" + name + "\" has no column");
-      if (!seen.insert(name).second) refuse(here, "the number \"" + name + "\" appears twice");
+      if (!columns.has(name)) refuse(here, "the number \"" + name + "\" has no column");
+      numbers.add(name);
     }
-    seen.clear();
-    check_text(here, {row.lacks, row.no_process});
-    for (const ComparedFigure& figure : row.compared) {
-      check_text(here, {figure.name});
-      if (!seen.insert(figure.name).second) refuse(here, "the figure \"" + figure.name + "\" is compared twice");
-    }
-    seen.clear();
-    for (const auto& [name, bytes] : row.remainder) {
-      check_text(here, {name});
-      if (!seen.insert(name).second) refuse(here, "the remainder term \"" + name + "\" appears twice");
-    }
+    for (const ComparedFigure& figure : row.compared) check_text(here, {figure.name}), figures.add(figure.name);
+    for (const auto& [name, bytes] : row.remainder) check_text(here, {name}), terms.add(name);
   }
 }
 
@@ -132,8 +139,11 @@ void check_bars(const std::string& where, const Bars& bars) {
   check_budget(where, bars.budget_bytes);
   if (bars.bars.empty()) refuse(where, "no bars");
   for (const Bar& bar : bars.bars) {
-    check_text(where, {bar.label});
-    check_bytes(where, bar.bytes);
+    check_text(where, {bar.label, bar.note});
+    for (const BarPart& part : bar.parts) {
+      check_text(where, {part.name});
+      if (part.amount < 0) refuse(where, "a negative amount (" + std::to_string(part.amount) + ")");
+    }
   }
 }
 
@@ -141,7 +151,7 @@ void check_experiment(const Experiment& experiment) {
   const std::string where = "experiment \"" + experiment.name + "\"";
   check_text(where, {experiment.title, experiment.question, experiment.theory, experiment.verdict});
   check_rows(where, experiment);
-  std::set<std::string> names;
+  Names names(where, "the picture");
   for (const Plot& plot : experiment.plots) {
     check_name(where + ", plot", plot.name, names);
     check_plot(where + ", plot \"" + plot.name + "\"", plot);
@@ -154,6 +164,24 @@ void check_experiment(const Experiment& experiment) {
     check_name(where + ", timeline", timeline.name, names);
     check_timeline(where + ", timeline \"" + timeline.name + "\"", timeline);
   }
+}
+
+void add(Tally& counts, const Experiment& experiment) noexcept {
+  for (const Row& row : experiment.rows) {
+    ++counts.rows;
+    const Match compared = match(row);
+    counts.compared += compared != Match::unknown ? 1 : 0;
+    counts.equal += compared == Match::equal ? 1 : 0;
+    const auto unnamed = unnamed_bytes(row);
+    counts.with_theory += unnamed.has_value() ? 1 : 0;
+    counts.named += unnamed == 0 ? 1 : 0;
+    counts.ran += row.measured_bytes ? 1 : 0;
+    const bool has_process = row.process_peak_bytes && row.process_promise_bytes;
+    counts.with_process += has_process ? 1 : 0;
+    counts.within += has_process && *row.process_peak_bytes <= *row.process_promise_bytes ? 1 : 0;
+    counts.lacking += row.lacks.empty() ? 0 : 1;
+  }
+  counts.empty += experiment.rows.empty() ? 1 : 0;
 }
 
 void remember(std::vector<std::string>& names, const std::string& name) {
@@ -183,41 +211,15 @@ std::string process_absence(const Row& row) {
 }
 
 Tally tally(const Experiment& experiment) noexcept {
-  Tally result;
-  for (const Row& row : experiment.rows) {
-    ++result.rows;
-    const Match compared = match(row);
-    result.compared += compared != Match::unknown ? 1 : 0;
-    result.equal += compared == Match::equal ? 1 : 0;
-    const auto unnamed = unnamed_bytes(row);
-    result.with_theory += unnamed.has_value() ? 1 : 0;
-    result.named += unnamed == 0 ? 1 : 0;
-    result.ran += row.measured_bytes ? 1 : 0;
-    const bool has_process = row.process_peak_bytes && row.process_promise_bytes;
-    result.with_process += has_process ? 1 : 0;
-    result.within += has_process && *row.process_peak_bytes <= *row.process_promise_bytes ? 1 : 0;
-    result.lacking += row.lacks.empty() ? 0 : 1;
-  }
-  result.empty = experiment.rows.empty() ? 1 : 0;
-  return result;
+  Tally counts;
+  experiment_detail::add(counts, experiment);
+  return counts;
 }
 
 Tally tally(const Report& report) noexcept {
-  Tally sum;
-  for (const Experiment& experiment : report.experiments) {
-    const Tally part = tally(experiment);
-    sum.rows += part.rows;
-    sum.compared += part.compared;
-    sum.equal += part.equal;
-    sum.with_theory += part.with_theory;
-    sum.named += part.named;
-    sum.ran += part.ran;
-    sum.with_process += part.with_process;
-    sum.within += part.within;
-    sum.lacking += part.lacking;
-    sum.empty += part.empty;
-  }
-  return sum;
+  Tally counts;
+  for (const Experiment& experiment : report.experiments) experiment_detail::add(counts, experiment);
+  return counts;
 }
 
 bool holds(const Tally& tally) noexcept {
@@ -264,7 +266,7 @@ void check(const Timeline& timeline) {
 }
 
 void check(const Experiment& experiment) {
-  std::set<std::string> names;
+  experiment_detail::Names names("report", "the experiment");
   experiment_detail::check_name("experiment", experiment.name, names);
   experiment_detail::check_experiment(experiment);
 }
@@ -274,12 +276,12 @@ void check(const Report& report) {
   experiment_detail::check_text("title", {report.title});
   experiment_detail::check_text("environment",
                                 {environment.version, environment.device, environment.cpu, environment.date});
-  std::set<std::string> names = {"version", "device", "cpu", "threads", "date"};
+  experiment_detail::Names keys("environment", "the entry"), names("report", "the experiment");
+  for (const char* const key : {"version", "device", "cpu", "threads", "date"}) keys.add(key);
   for (const auto& [key, value] : environment.details) {
     experiment_detail::check_text("environment", {key, value});
-    if (!names.insert(key).second) experiment_detail::refuse("environment", "\"" + key + "\" appears twice");
+    keys.add(key);
   }
-  names.clear();
   for (const Experiment& experiment : report.experiments) {
     experiment_detail::check_name("experiment", experiment.name, names);
     experiment_detail::check_experiment(experiment);

@@ -11,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include <thimble/bench/report/palette.h>
 #include <thimble/core/tensor/resource.h>
 
 namespace thimble::report {
@@ -111,11 +112,23 @@ struct Plot {
   std::optional<std::int64_t> budget_bytes = {};
 };
 
-/// One bar: bytes by category of one configuration.
+/// A part of a bar: a category's bytes, or another amount.
+struct BarPart {
+  std::string name;
+  std::int64_t amount = 0;
+  Paint paint;
+};
 struct Bar {
   std::string label;
-  CategoryBytes bytes{};
+  std::vector<BarPart> parts;
+  std::int64_t from = 0;  ///< where it begins
+  std::string note = {};  ///< a few words behind its sum
 };
+/// The bytes of one configuration by category.
+Bar category_bar(const std::string& label, const CategoryBytes& bytes);
+/// Parts that add up: each a bar that begins where the one above ends, then the sum. `notes` are those of the parts.
+std::vector<Bar> stair(const std::vector<BarPart>& parts, const std::vector<std::string>& notes,
+                       const std::string& total_name);
 
 /// Stacked horizontal bars, optionally with a line at a budget.
 struct Bars {
@@ -123,7 +136,9 @@ struct Bars {
   std::string title;
   std::string caption;
   std::vector<Bar> bars;
-  std::optional<std::int64_t> budget_bytes;
+  std::optional<std::int64_t> budget_bytes = {};
+  Unit unit = Unit::bytes;  ///< or plain
+  bool is_exact = false;    ///< amounts have all digits, and are in the parts as well
 };
 
 /// Live bytes after one event (an allocation or a deallocation), and the module path that caused it ("" when unknown).

@@ -103,19 +103,23 @@ std::string headline(const Report& report) {
   return html + "</p>\n";
 }
 
-std::set<Category> categories_shown(const Report& report) {
-  std::set<Category> shown;
-  const auto add = [&](const CategoryBytes& bytes) {
-    for (std::size_t i = 0; i < bytes.size(); ++i) {
-      if (bytes[i] > 0) shown.insert(static_cast<Category>(i));
-    }
-  };
+// Labels of the categories that pictures show.
+std::set<std::string_view> categories_shown(const Report& report) {
+  std::set<std::string_view> shown;
   for (const Experiment& experiment : report.experiments) {
     for (const Bars& bars : experiment.bars) {
-      for (const Bar& bar : bars.bars) add(bar.bytes);
+      for (const Bar& bar : bars.bars) {
+        for (const BarPart& part : bar.parts) {
+          if (part.amount > 0) shown.insert(part.name);
+        }
+      }
     }
     for (const Timeline& timeline : experiment.timelines) {
-      for (const Event& event : timeline.events) add(event.bytes);
+      for (const Event& event : timeline.events) {
+        for (std::size_t i = 0; i < event.bytes.size(); ++i) {
+          if (event.bytes[i] > 0) shown.insert(label_of(static_cast<Category>(i)));
+        }
+      }
     }
   }
   return shown;
@@ -129,11 +133,11 @@ std::string reading_guide(const Report& report) {
 <div><dt>measured</dt><dd>The peak of the real run: what the arena had to commit.</dd></div>
 </dl>
 )";
-  const std::set<Category> shown = categories_shown(report);
+  const std::set<std::string_view> shown = categories_shown(report);
   if (!shown.empty()) {
     html += "<ul class=\"chips\">";
     for (const Category category : stacking_order) {
-      if (shown.count(category) == 0) continue;
+      if (shown.count(label_of(category)) == 0) continue;
       html += "<li><span class=\"swatch\" style=\"background:var(--" + std::string(paint_of(category).name) +
               ")\"></span>" + std::string(label_of(category)) + "</li>";
     }

@@ -5,6 +5,7 @@
 #include <string>
 
 #include <thimble/bench/report/figures.h>
+#include <thimble/bench/report/maps.h>
 #include <thimble/bench/report/plan_page.h>
 
 namespace thimble::report {
@@ -13,8 +14,10 @@ namespace thimble::report {
 /// step's first event.
 Timeline step_timeline(const bench::PlanView& view, const bench::StepTrace& step);
 
-/// Two pictures of one step: its blocks as the arena places them on demand, and as they were placed offline. The
-/// script draws the blocks into them.
+/// The blocks of a step at the places of a layout, at most `mapped_blocks_max`.
+AddressMap step_blocks(const bench::StepTrace& step, const bench::StepLayout& layout, const std::string& name);
+
+/// Two pictures of one step: its blocks as the arena places them on demand, and as they were placed offline.
 Figure step_map(const bench::PlanView& view, const bench::StepTrace& step);
 
 /// How many blocks of a step the maps leave out, and their largest size.

@@ -101,15 +101,12 @@ Layout make_layout(const bench::PlanView& view, const StepTrace& step) {
   return layout;
 }
 
-std::string draw(const Layout& layout, const std::vector<Level>& levels, const std::string& title,
-                 const std::vector<Category>& named) {
-  Svg svg(Medium::page, figure_width, layout.frame.bottom + 56, title, "addresses of blocks over the events of a step");
+std::string draw(const Layout& layout, const AddressMap& map, const std::vector<Category>& named) {
+  Svg svg(Medium::page, figure_width, layout.frame.bottom + 56, map.name, "addresses of blocks over a step's events");
   draw_y_axis(svg, layout.frame, layout.y, "addresses, from the arena's base");
-  svg.begin_window(layout.frame.left, layout.frame.top, layout.frame.right, layout.frame.bottom, layout.x.high);
-  svg.end();
-  draw_levels(svg, layout.frame, layout.y, levels);
+  draw_map(svg, layout.frame, layout.x, layout.y, map);
   draw_x_axis(svg, layout.frame, layout.x, "allocation events", false);
-  draw_legend(svg, layout.frame.right + 28, layout.frame.top - 4, legend_of(named, levels, layout.y.high));
+  draw_legend(svg, layout.frame.right + 28, layout.frame.top - 4, legend_of(named, map.levels, layout.y.high));
   return svg.finish();
 }
 
@@ -182,13 +179,38 @@ Timeline step_timeline(const bench::PlanView& view, const bench::StepTrace& step
   return line;
 }
 
+AddressMap step_blocks(const bench::StepTrace& step, const bench::StepLayout& layout, const std::string& name) {
+  using namespace plan_map_detail;
+  AddressMap map{name, {}, {}};
+  const std::vector<Trace::Lifetime> blocks = lifetimes(step.events);
+  std::map<std::uint64_t, std::size_t> index;
+  for (const std::uint64_t id : mapped(step, blocks)) {
+    const Trace::Lifetime& block = blocks[id];
+    index.emplace(id, map.blocks.size());
+    map.blocks.push_back(
+        {{{static_cast<double>(event_time(step, block.lower)), paint_of(step.events[block.lower].category)}},
+         static_cast<double>(event_time(step, block.upper)),
+         static_cast<double>(layout.offsets[id]),
+         static_cast<double>(block.bytes)});
+  }
+  for (std::size_t i = step.before; i < step.events.size(); ++i) {
+    const Trace::Event& event = step.events[i];
+    const auto found = index.find(event.block);
+    if (event.action != Trace::Action::relabel || found == index.end()) continue;
+    map.blocks[found->second].pieces.emplace_back(static_cast<double>(event_time(step, i)), paint_of(event.category));
+  }
+  return map;
+}
+
 Figure step_map(const bench::PlanView& view, const bench::StepTrace& step) {
   using namespace plan_map_detail;
   const Layout layout = make_layout(view, step);
   // The second picture has the colours of the first.
   const auto picture = [&](const bench::StepLayout& placed, const std::string& title, const std::string& remark,
                            const std::vector<Category>& named) {
-    return "<h4>" + title + remark + "</h4>" + draw(layout, levels_of(view, step, placed), title, named);
+    AddressMap map = step_blocks(step, placed, title);
+    map.levels = levels_of(view, step, placed);
+    return "<h4>" + title + remark + "</h4>" + draw(layout, map, named);
   };
   const bool is_above = view.report.budget_bytes > 0 && step.dynamic.committed_bytes > view.report.budget_bytes &&
                         step.placed.committed_bytes <= view.report.budget_bytes;

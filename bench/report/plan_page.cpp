@@ -163,10 +163,8 @@ std::string write_plan_page(const bench::PlanView& view) {
   using namespace plan_page_detail;
   const std::string title = escape_markup(title_of(view));
   std::string html = begin_page(title + ": a plan", "plan") + "<main>\n<header>";
-  html +=
-      "<p class=\"kicker\">Thimble " THIMBLE_VERSION " \xC2\xB7 plan</p><h1>" + title + "</h1>\n" + headline(view) +
-      cards(view) +
-      "</header>\n<noscript><p>The blocks on the maps need JavaScript; the exact figures are below.</p></noscript>\n";
+  html += "<p class=\"kicker\">Thimble " THIMBLE_VERSION " \xC2\xB7 plan</p><h1>" + title + "</h1>\n" + headline(view) +
+          cards(view) + "</header>\n";
   for (const bench::StepTrace& step : view.steps) html += timeline_figure(view, step);
   html += map_figures(view);
   if (view.report.planner != nullptr) html += plan_figures(view);

@@ -75,6 +75,7 @@ std::string Svg::attributes(const Look& look) {
     classes.append("s-").append(look.stroke.name);
     if (medium_ == Medium::file) result += attribute("stroke", std::string(look.stroke.light));
     if (look.stroke_width != 1) result += attribute("stroke-width", coordinate(look.stroke_width));
+    if (look.keeps_width) result += attribute("vector-effect", "non-scaling-stroke");
     if (!look.dashes.empty()) result += attribute("stroke-dasharray", std::string(look.dashes));
   }
   if (look.opacity != 1) result += attribute("opacity", coordinate(look.opacity));

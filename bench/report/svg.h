@@ -23,6 +23,7 @@ struct Look {
   double stroke_width = 1;
   std::string_view dashes{};  ///< stroke-dasharray
   double opacity = 1;
+  bool keeps_width = false;  ///< of the stroke, in a window
 };
 
 struct TextLook {

@@ -40,20 +40,6 @@ double advance(char c) noexcept {
   return 0.615;
 }
 
-constexpr std::array<std::string_view, 5> paired_tags = {"sub", "sup", "i", "b", "code"};
-
-// The simple tag at the front of `text`: its name, or "" when there is none.
-std::string_view paired_tag(std::string_view text, bool is_closing) noexcept {
-  for (const std::string_view name : paired_tags) {
-    const std::size_t start = is_closing ? 2 : 1;
-    if (text.size() > start + name.size() && text[0] == '<' && (!is_closing || text[1] == '/') &&
-        text.substr(start, name.size()) == name && text[start + name.size()] == '>') {
-      return name;
-    }
-  }
-  return {};
-}
-
 }  // namespace text_detail
 
 std::string format_fixed(double value, int decimals) {
@@ -162,35 +148,13 @@ std::string escape_markup(std::string_view text) {
 }
 
 std::string escape_except_simple_tags(std::string_view text) {
-  std::string result;
-  std::vector<std::string_view> open;
-  while (!text.empty()) {
-    if (text.substr(0, 4) == "<br>") {
-      result += "<br>";
-      text.remove_prefix(4);
-      continue;
+  std::string result = escape_markup(text);
+  for (const std::string_view tag : {"sub", "/sub", "sup", "/sup", "i", "/i", "b", "/b", "code", "/code", "br"}) {
+    const std::string escaped = "&lt;" + std::string(tag) + "&gt;";
+    for (std::size_t at = 0; (at = result.find(escaped, at)) != std::string::npos;) {
+      result.replace(at, escaped.size(), "<" + std::string(tag) + ">");
     }
-    if (const std::string_view name = text_detail::paired_tag(text, false); !name.empty()) {
-      const std::string closing = std::string("</").append(name).append(">");
-      if (text.find(closing) != std::string_view::npos) {
-        open.push_back(name);
-        result.append("<").append(name).append(">");
-        text.remove_prefix(name.size() + 2);
-        continue;
-      }
-    }
-    if (const std::string_view name = text_detail::paired_tag(text, true);
-        !name.empty() && !open.empty() && open.back() == name) {
-      open.pop_back();
-      result.append("</").append(name).append(">");
-      text.remove_prefix(name.size() + 3);
-      continue;
-    }
-    result += escape_markup(text.substr(0, 1));
-    text.remove_prefix(1);
   }
-  // "<i><b></i></b>" leaves <i> open: close what is left, so that nothing after this text changes.
-  for (; !open.empty(); open.pop_back()) result.append("</").append(open.back()).append(">");
   return result;
 }
 

@@ -35,7 +35,7 @@ std::string display_setting(const Setting& setting);
 std::string escape_markup(std::string_view text);
 
 /// As escape_markup, but the tags <sub> <sup> <i> <b> <code> (opening and closing, without attributes) and <br> stay.
-/// Tags that are not closed, or closed in the wrong order, are shown as text.
+/// The text closes the tags that it opens.
 std::string escape_except_simple_tags(std::string_view text);
 
 /// Whether `text` is well-formed UTF-8 (RFC 3629: no overlong forms, no surrogates).

@@ -69,7 +69,8 @@ Layout make_layout(const Timeline& timeline, Medium medium) {
   layout.height = layout.frame.bottom + 56;
   const std::size_t count = timeline.events.size();
   layout.is_label_right = 2 * layout.peak + 1 < count;
-  layout.columns = highest_of_stretches(timeline.events, static_cast<std::size_t>(layout.frame.width()));
+  const double detail = medium == Medium::page ? 4 : 1;  // a page looks closer
+  layout.columns = highest_of_stretches(timeline.events, static_cast<std::size_t>(detail * layout.frame.width()));
   layout.x = make_event_ticks(count, layout.frame.width());
   return layout;
 }

@@ -248,13 +248,22 @@ TEST_CASE("report: pictures are well-formed, inside their frame and without over
       }
     }
   }
-  Bars bars{.name = "bars", .title = "Bars", .caption = "", .bars = {{"zero", {}}}, .budget_bytes = 5};
+  Bars bars{.name = "bars", .title = "Bars", .caption = "", .bars = {category_bar("zero", {})}, .budget_bytes = 5};
   pictures.push_back(svg_bars(bars));
   for (const double size : {1.0, gib / 3, 1023.99 * gib})
-    bars.bars.push_back({std::string(200, 'w'), only_activations(size)});
+    bars.bars.push_back(category_bar(std::string(200, 'w'), only_activations(size)));
   for (const double budget : {1.0, 900 * gib, 100'000 * gib}) {
     bars.budget_bytes = static_cast<std::int64_t>(budget);
     pictures.push_back(svg_bars(bars));
+  }
+  for (const Unit unit : {Unit::bytes, Unit::plain}) {
+    const std::vector<BarPart> parts{
+        {"small", 1, paints::ink}, {"none", 0, paints::ink}, {"large", 999'999, paints::axis}};
+    Bars exact{.name = "exact", .title = "Exact", .caption = "", .bars = {}, .unit = unit, .is_exact = true};
+    exact.bars = stair(parts, {"a note"}, "the sum");
+    pictures.push_back(svg_bars(exact));
+    exact.bars = {{"parts", parts}, {"half", {{"large", 500'000, paints::axis}}}};
+    pictures.push_back(svg_bars(exact));
   }
 
   for (const std::string& picture : pictures) {

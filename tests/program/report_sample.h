@@ -126,16 +126,16 @@ inline Experiment gpt_layer() {
         Way{"checkpoint every block", 1.11, .71, .4636, .0625},
         Way{"checkpoint every block, optimizer step fused into backward", 1.11, .71, .1437, .0625},
         Way{"planned for 8 GiB", 6.1, .35, .4636, .0625}}) {
-    Bar bar{.label = way.label, .bytes = {}};
+    CategoryBytes bytes{};
     const auto gib = [](double value) { return std::llround(value * 1073741824.0) / 64 * 64; };
-    part(bar.bytes, Category::parameter) = 124'439'808LL * 4;
-    part(bar.bytes, Category::optimizer) = 124'439'808LL * 8;
-    part(bar.bytes, Category::gradient) = gib(way.gradients);
-    part(bar.bytes, Category::activation) = gib(way.activations);
-    part(bar.bytes, Category::temporary) = gib(way.temporaries);
-    part(bar.bytes, Category::workspace) = gib(way.workspace);
-    part(bar.bytes, Category::input) = 8 * 1025 * 4;
-    bars.bars.push_back(bar);
+    part(bytes, Category::parameter) = 124'439'808LL * 4;
+    part(bytes, Category::optimizer) = 124'439'808LL * 8;
+    part(bytes, Category::gradient) = gib(way.gradients);
+    part(bytes, Category::activation) = gib(way.activations);
+    part(bytes, Category::temporary) = gib(way.temporaries);
+    part(bytes, Category::workspace) = gib(way.workspace);
+    part(bytes, Category::input) = 8 * 1025 * 4;
+    bars.bars.push_back(category_bar(way.label, bytes));
   }
   experiment.plots = {plot};
   experiment.bars = {bars};

@@ -149,7 +149,6 @@ class Timed extends Picture {
         shift(text, isOther ? isLeft ? -18 : 18 : 0);
       }
     }
-    this.draw();
   }
   // Ten or so round numbers.
   axisMarks() {

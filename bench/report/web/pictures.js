@@ -51,33 +51,8 @@ class TimelinePicture extends Timed {
     this.events = running(data.event);
     this.bytes = data.bytes.map(running);
     this.totals = this.events.map((_, i) => this.bytes.reduce((sum, bytes) => sum + bytes[i], 0));
-    this.outlines = [...this.window.children];
   }
   get count() { return this.events.length; }
-  // As the program draws: a column per px; of the events in it, the one with the most bytes.
-  draw() {
-    const {events, bytes, totals} = this;
-    const first = lastAtMost(events, this.begin), end = lastAtMost(events, this.end) + 1;
-    const columns = Math.min(end - first, Math.floor(this.right - this.left));
-    const starts = Array.from({length: columns + 1}, (_, i) => first + Math.floor(i * (end - first) / columns));
-    const shown = starts.slice(0, -1).map((start, i) => {
-      let most = start;
-      for (let k = start + 1; k < starts[i + 1]; ++k) if (totals[k] > totals[most]) most = k;
-      return most;
-    });
-    const sums = shown.map(() => 0);
-    for (let layer = this.outlines.length - 1; layer >= 0; --layer) {  // from the axis outwards, on top of one another
-      let outline = 'M' + events[first] + ' ' + this.bottom, before = -1;
-      shown.forEach((entry, i) => {
-        sums[i] += bytes[layer][entry];
-        if (sums[i] === before) return;
-        before = sums[i];
-        outline += 'H' + events[starts[i]] + 'V' + this.y(sums[i]).toFixed(2);
-      });
-      const right = end < events.length ? events[end] : this.data.count;
-      this.outlines[layer].setAttribute('d', outline + 'H' + right + 'V' + this.bottom + 'Z');
-    }
-  }
   hover(x) {
     if (x < this.left || x > this.right) return this.untell();
     this.at(lastAtMost(this.events, this.timeOf(x)));
@@ -106,24 +81,8 @@ class MapPicture extends Timed {
     // A block is drawn in pieces, one per category it had.
     this.pieces = data.blocks.lower.map((lower, i) => [[lower, data.blocks.category[i]]]);
     for (const [block, time, category] of data.relabels) this.pieces[block].push([time, category]);
-    this.draw();
   }
   get count() { return this.data.blocks.lower.length; }
-  draw() {
-    const {blocks, categories} = this.data, wide = (this.end - this.begin) / (this.right - this.left);
-    const fills = categories.map(() => '');
-    let edges = '';
-    blocks.lower.forEach((lower, i) => {
-      const upper = blocks.upper[i], bottom = this.y(this.offset[i]), top = this.y(this.offset[i] + blocks.bytes[i]);
-      const box = (from, to) => 'M' + from + ' ' + bottom.toFixed(2) + 'H' + Math.max(to, from + wide / 2) + 'V' +
-        Math.min(top, bottom - .5).toFixed(2) + 'H' + from + 'Z';
-      this.pieces[i].forEach(([from, category], k) =>
-        fills[category] += box(from, k + 1 < this.pieces[i].length ? this.pieces[i][k + 1][0] : upper));
-      if (upper - lower > 3 * wide && bottom - top > 3) edges += box(lower, upper);
-    });
-    this.window.replaceChildren(...fills.map((d, i) => shape('path', {d, class: 'f-' + categories[i][1]})),
-      shape('path', {d: edges, fill: 'none', class: 's-surface', 'stroke-width': .7, 'vector-effect': 'non-scaling-stroke'}));
-  }
   hover(x, y) {
     const blocks = this.data.blocks, time = this.timeOf(x);
     let found = -1;

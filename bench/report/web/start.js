@@ -1,5 +1,5 @@
 // Brings a page's pictures to life, the buttons that choose among figures, and the current section in the navigation.
-// A page is complete without, but for the blocks on a plan's maps.
+// A page is complete without it.
 
 const kinds = {plot: PlotPicture, bars: BarsPicture, timeline: TimelinePicture, map: MapPicture, schedule: SchedulePicture};
 for (const figure of document.querySelectorAll('figure[data-kind]')) {
