@@ -28,7 +28,7 @@ struct RecordingOptions {
   /// Receives the (last) recording, on a dry device (Tape::observe): a stage's chunks are joined.
   TapeGraph* graph = nullptr;
   std::size_t* nodes = nullptr;                     ///< receives the number of nodes of the (last) recording
-  std::vector<const OpType*>* operators = nullptr;  ///< receives the operators of every recording, appended
+  std::vector<const OpType*>* operators = nullptr;  ///< appends every recording's; may be null
   TapeTimes* times = nullptr;                       ///< receives the times of the (last) recording's nodes
   const LeafSet* leaves = nullptr;  ///< trained leaves, all others are constants (Tape::train); defaults to all
   Ranks* ranks = nullptr;           ///< that compute other micro-batches of the same step; may be null

@@ -7,8 +7,8 @@
 //   - Other includes move to the top of their part, once each. An include inside `#if` stays where it is.
 //   - Outside of all conditions are the headers that thimble.h leads to. Inner headers and bodies are under
 //     THIMBLE_IMPLEMENTATION, bodies in parts that can be compiled apart (THIMBLE_PART). Plans and runs of named
-//     models, and users of JSON, zlib or utf8proc, are under THIMBLE_WITH_FILES: a .cpp that includes these headers, the
-//     header of the same name, and whatever includes that header.
+//     models, and users of JSON, zlib or utf8proc, are under THIMBLE_WITH_FILES: a .cpp that includes these headers,
+//     the header of the same name, and whatever includes that header.
 //   - A .cpp that leaves a macro defined is refused: the macro would reach the bodies after it.
 
 #include <algorithm>

@@ -17,8 +17,7 @@ void write_plan(const std::string& path, const Plan& plan);
 /// Reads a plan for this run. The run's step is recorded on the dry twin of `device` and held against the plan's key;
 /// nothing is searched. Then `steps` steps (one only of a run that makes no more) and what comes after them are run dry
 /// under the plan: the peak, its parts, the load and the tiers' bytes that it has afterwards are those of this run, and
-/// what it offloads and packs must be what its figures name. Times are the file's. `make_tier` is needed where it
-/// offloads.
+/// what it offloads and packs must be what its figures name. Times are the file's. Offloading needs `make_tier`.
 /// Throws PlanError for a plan of another key, naming the first thing that differs, for one that contradicts itself,
 /// that the dry run departs from, or that offloads without a tier; FileError for a file that holds no plan, has another
 /// checksum or none (as before "thimble plan 2"); what the run throws.

@@ -44,8 +44,8 @@ struct Halves {
 };
 using Layers = std::map<std::string, Halves>;
 
-/// The layers that target_modules means, as PEFT reads it (check_target_module_exists in tuners/tuners_utils.py): a
-/// list of whole names or of their last parts, a regular expression that is the whole name, or "all-linear".
+/// The layers of target_modules, as PEFT reads it (check_target_module_exists in tuners/tuners_utils.py): a list of
+/// whole names or of their last parts, a regular expression that is the whole name, or "all-linear".
 class Targets {
  public:
   explicit Targets(const JsonKeys& keys) : path_(keys.path()) {

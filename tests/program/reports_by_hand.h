@@ -1,5 +1,5 @@
 #pragma once
-// Reports made by hand, to see what a command prints of them.
+// Reports made by hand, to test a command's output.
 
 #include <algorithm>
 #include <cstdint>
@@ -71,7 +71,7 @@ class Redirected {
   FILE* file_;
 };
 
-/// What `print` writes to standard output.
+/// The output of `print`.
 template <class F>
 std::string printed(F&& print) {
   const Redirected out;

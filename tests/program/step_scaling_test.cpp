@@ -1,4 +1,4 @@
-// What a step needs grows linearly: attention's memory with the sequence, everything of a batch with the batch.
+// A step's bytes grow linearly: attention's memory with the sequence, everything of a batch with the batch.
 
 #include <thimble/models/training/setup.h>
 #include <thimble/nn/step/profile.h>
@@ -30,7 +30,7 @@ TEST_CASE("step_scaling: activations are linear in sequence and batch", "[step_s
   CHECK(at_32k - at_16k == 2 * (at_16k - at_8k));
   // A score for every pair of a query and a key would be 4 GiB for each head.
   CHECK(at_32k < std::size_t{1} << 30);
-  // From 8192 tokens on, as above: with fewer, what is kept at the peak is not quite linear.
+  // From 8192 tokens on, as above: with fewer, the bytes kept at the peak are not quite linear.
   const std::size_t of_32 = activations_at_peak(256, 32), of_64 = activations_at_peak(256, 64);
   const std::size_t of_128 = activations_at_peak(256, 128);
   CHECK(of_64 > of_32);

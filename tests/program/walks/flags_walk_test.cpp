@@ -49,7 +49,7 @@ std::vector<std::string> split(const std::string& text, char at) {
   return parts;
 }
 
-// Arguments as groups: what stands before the first flag, then each flag with its values.
+// Arguments as groups: all before the first flag, then each flag with its values.
 std::vector<std::string> groups_of(const std::string& arguments) {
   std::vector<std::string> groups{""};
   for (const std::string& word : walk_test::words_of(arguments)) {
