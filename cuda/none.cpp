@@ -1,4 +1,4 @@
-// What a build without CUDA defines: one line per kernel family, and that there is no memory of a GPU.
+// Definitions for a build without CUDA: one line per kernel family, and no memory of a GPU.
 
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/attention.h>

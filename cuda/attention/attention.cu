@@ -1,6 +1,6 @@
 // Attention on CUDA devices, forward, and the table of the family. A team takes a tile of queries of one head and walks
 // over the keys in tiles, with a running largest score and sum of each query (Dao et al. 2022): the matrix of
-// probabilities is never in memory. The order of every sum depends on the number of keys and the width alone.
+// probabilities is never in memory. The order of every sum depends only on the number of keys and the width.
 
 #include <cmath>
 
@@ -87,10 +87,10 @@ struct Forward {
     }
   }
 
-  // Only a mask may: scores that are -infinity of themselves give NaN.
+  // Only a mask may: scores that are themselves -infinity give NaN.
   THIMBLE_DEVICE bool hides_all(T sum) const { return p.has_mask && sum == T(0); }
 
-  // A row of scores becomes e^(score - largest so far); what was summed before is corrected for a new largest.
+  // A row of scores becomes e^(score - largest so far); earlier sums are corrected for a new largest.
   THIMBLE_DEVICE void update_row(Shared<T> row, Shared<T> largest, Shared<T> total, Shared<T> correction) const {
     const T before = *largest;
     T top = before;

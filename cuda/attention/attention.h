@@ -1,5 +1,5 @@
 #pragma once
-// What the kernels of attention on CUDA devices share: rows of operands, the mask, dropout, and the size of tiles.
+// Shared by the kernels of attention on CUDA devices: rows of operands, the mask, dropout, and the size of tiles.
 
 #include <cmath>
 #include <cstdint>
@@ -22,7 +22,7 @@ using kernels::AttentionProblem;
 using kernels::AttentionResult;
 using kernels::KeyRange;
 
-/// Sizes and what is done to scores.
+/// Sizes and the operations on scores.
 struct Problem {
   DType dtype;
   std::int64_t heads, group, queries, keys, width;
@@ -56,11 +56,11 @@ struct Problem {
 
   /// From one row of a tile in shared memory to the next: a column of neighbouring rows lies in different banks.
   THIMBLE_HD std::int64_t stride() const { return width + 1; }
-  /// The keys that query t sees, but for the mask; of a query behind the last one, what that one does.
+  /// The keys that query t sees before the mask; beyond the last query, the last one's.
   THIMBLE_DEVICE KeyRange seen(std::int64_t b, std::int64_t t) const {
     return kernels::seen_range(*this, b, t < queries ? t : queries - 1);
   }
-  /// What the mask adds to a score.
+  /// The mask's addend to a score.
   template <class T>
   THIMBLE_DEVICE T masked(std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t s) const {
     if (!has_mask) return T(0);
@@ -68,7 +68,7 @@ struct Problem {
     if (mask.dtype != DType::boolean) return load<T>(mask.data, mask.dtype, at);
     return static_cast<const std::uint8_t*>(mask.data)[at] != 0 ? T(0) : -static_cast<T>(INFINITY);
   }
-  /// What dropout multiplies the probability of (h, t, s) in sample b by.
+  /// Dropout's factor of the probability of (h, t, s) in sample b.
   template <class T>
   THIMBLE_DEVICE T kept(std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t s) const {
     if (!has_dropout) return T(1);
@@ -112,7 +112,7 @@ struct PlaceQueryGradient {
   }
 };
 
-/// Rows of a tile such that `rows` arrays of them fit into what every kernel may have of shared memory.
+/// Rows of a tile such that `rows` arrays of them fit into every kernel's shared memory.
 inline int tile_rows(std::int64_t width, std::size_t element_bytes, int arrays) {
   int rows = 16;
   while (rows > 1 && static_cast<std::size_t>(rows) * static_cast<std::size_t>(arrays * (width + 1) + 4 * rows + 8) *

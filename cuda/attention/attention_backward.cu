@@ -1,7 +1,7 @@
-// Attention on CUDA devices, backward. Probabilities are made again from the logarithms of forward's sums. First dq: a
-// team takes a tile of queries and walks over the keys; the result goes to the workspace, because dq may lie where q
-// does, which the second kernel reads. Then dk and dv: a team takes a tile of keys and walks over the queries of all
-// heads that share them, so every sum has one order. At last dq goes to its place.
+// Attention on CUDA devices, backward. Recomputes probabilities from the logarithms of forward's sums. First dq: a team
+// takes a tile of queries and walks over the keys; the result goes to the workspace, because dq may alias q, which the
+// second kernel reads. Then dk and dv: a team takes a tile of keys and walks over the queries of all heads that share
+// them, so every sum has one order. At last dq goes to its place.
 
 #include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/cuda/attention/attention.h>
@@ -12,7 +12,7 @@ namespace attention_cuda_detail {
 
 using kernels::AttentionGradArgs;
 
-/// What the two kernels share.
+/// Shared by the two kernels.
 template <class T>
 struct Backward {
   Problem p;

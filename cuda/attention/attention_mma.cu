@@ -54,7 +54,7 @@ struct Delta {
   }
 };
 
-/// f.template operator()<Sight>(): what is to be known of which keys are seen.
+/// f.template operator()<Sight>(), by the kind of visibility.
 template <class F>
 void with_sight(const kernels::AttentionProblem& problem, F&& f) {
   if (problem.has_mask) return f.template operator()<ByMask>();

@@ -1,13 +1,13 @@
 #pragma once
-// What the kernels of attention on tensor cores share (after Dao 2023, arXiv:2307.08691): tiles of an operand's rows in
+// Shared by the kernels of attention on tensor cores (after Dao 2023, arXiv:2307.08691): tiles of an operand's rows in
 // shared memory, the mask, dropout of a block of probabilities, stores.
 //
 // A team is four warps, and each has 16 rows of the result (or twice as many) to itself, whose scores it never shares:
-// S = q k^T comes out of one product in the shares that the next one takes its left operand from. So of a sum nothing
-// depends on anything but the walk over the other side's tiles, whose size depends on the type and the width alone.
+// S = q k^T leaves one product in the fragments that the next one takes its left operand from. So a sum depends only on
+// the walk over the other side's tiles, whose size depends only on the type and the width.
 //
 // T is bf16, f16, or float for f32 tensors whose products are made in TF32. A row of f32 takes twice the bytes, so
-// tiles have half as many; what of a kernel's rows registers can hold depends on bytes, too.
+// tiles have half as many; the number of a kernel's rows in registers depends on bytes, too.
 
 #include <bit>
 #include <cstdint>
@@ -21,20 +21,20 @@
 
 namespace thimble::cuda_kernels {
 
-/// For what is_tensor_core_attention (core/kernels/cuda_workspace.h) is true of.
+/// For arguments where is_tensor_core_attention (core/kernels/cuda_workspace.h) is true.
 void attention_mma_forward(const kernels::AttentionArgs& args);
 void attention_mma_backward(const kernels::AttentionGradArgs& args, void* workspace);
 
 namespace attention_mma_detail {
 
-/// What the parts of backward share. delta (B, H, T) = sum_d out dout.
+/// Shared by the parts of backward. delta (B, H, T) = sum_d out dout.
 struct GradCall {
   kernels::AttentionGradArgs args;
   Problem problem;
   float* delta;
 };
 
-/// The parts, for each Sight in files of their own (attention_mma_*_*.cu): query writes dq, key dk and dv.
+/// The parts, for each Sight in separate files (attention_mma_*_*.cu): query writes dq, key dk and dv.
 template <class Sight>
 void launch_forward(const kernels::AttentionArgs& args);
 template <class Sight>
@@ -91,8 +91,8 @@ struct Rows {
   THIMBLE_DEVICE const Bits<T>* at(std::int64_t b, std::int64_t h) const { return data + b * batch + h * head; }
 };
 
-/// Which chunks of a tile's rows a thread of a team of `size` brings: in rows first_row, first_row + rows_at_once, ...
-/// the chunk `chunk`; none where it is not busy.
+/// The chunks of a tile's rows that a thread of a team of `size` loads: in rows first_row, first_row + rows_at_once,
+/// ... the chunk `chunk`; none where it is idle.
 template <int size, int chunks>
 struct ChunkMap {
   static_assert(size >= chunks);
@@ -103,7 +103,7 @@ struct ChunkMap {
       : chunk(thread % chunks), first_row(thread / chunks), is_busy(thread / chunks < rows_at_once) {}
 };
 
-/// Brings rows first .. first + count - 1 of one head, `from`, to the first rows of a tile; 0 from row `end` and from
+/// Loads rows first .. first + count - 1 of one head, `from`, into the first rows of a tile; 0 from row `end` and from
 /// column `width` on.
 template <int count, class T, int W, class Team>
 THIMBLE_DEVICE inline void load_rows(const Team& team, AsyncLoads& loads, const Rows<T>& x, const Bits<T>* from,
@@ -153,7 +153,7 @@ THIMBLE_DEVICE inline RandomSite site_of(const Problem& p) {
   return site;
 }
 
-/// Two tiles' rows, which take turns.
+/// Two tiles' rows, used in turn.
 template <class T, int W>
 struct Stages {
   SharedTile<T, W> first;
@@ -220,7 +220,7 @@ THIMBLE_DEVICE inline void draw_words(const Warp& warp, const Problem& p, const 
   }
 }
 
-/// Where a result goes.
+/// Destination of a result.
 template <class T>
 struct ResultRows {
   AttentionResult to;
@@ -230,8 +230,7 @@ struct ResultRows {
         has_pairs(reinterpret_cast<std::uintptr_t>(x.data) % (2 * sizeof(T)) == 0 &&
                   (x.batch | x.row | x.head) % 2 == 0) {}
 
-  /// Rows first .. of one head = factor[half] sums, as far as they are before `end` and `width`; the sums'
-  /// columns begin at `column`.
+  /// Rows first .. of one head = factor[half] sums, up to `end` and `width`; the sums' columns begin at `column`.
   template <int N>
   THIMBLE_DEVICE void store(const Warp& warp, std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t end,
                             int column, std::int64_t width, const float (&factor)[2], const Sums (&sums)[N]) const {

@@ -1,4 +1,4 @@
-// Attention on tensor cores, forward, where sizes alone say what is seen.
+// Attention on tensor cores, forward, where sizes determine the visible keys.
 
 #include <thimble/cuda/attention/attention_mma_forward.h>
 

@@ -1,14 +1,14 @@
 #pragma once
 // Attention on tensor cores, backward, the keys' side: the gradients of k and v. A team takes 64 keys of one head and
-// walks over the queries that see them, of each head that shares them in turn. Scores are made turned, keys by queries,
-// so that the probabilities come out in the shares of the left operand of both products: dv = (P M)^T dout, dk = scale
-// dS^T q.
+// walks over the queries that see them, of each head that shares them in turn. Scores are computed transposed, keys by
+// queries, so that the probabilities have the fragments of the left operand of both products: dv = (P M)^T dout, dk =
+// scale dS^T q.
 //
 // Policy
-// - The walk begins at the first tile that sees a key, so the order of a sum depends on sizes alone.
+// - The walk begins at the first tile that sees a key, so the order of a sum depends only on sizes.
 // - The chunk behind a query's row of a tile holds its logarithm and its delta.
 // - Where rows are wider than 128 a team walks twice, for half of the columns each time: its sums would not fit into
-//   registers. Its keys and values stay in shared memory, for their gradients may lie where they do.
+//   registers. Its keys and values stay in shared memory, because their gradients may alias them.
 
 #include <algorithm>
 #include <cmath>
@@ -38,15 +38,14 @@ struct KeyGradients {
   std::int64_t key_tiles;
   MaskScale mask_scale;
 
-  /// Two stages. What goes to registers comes through the second one, before it is used, and through the rows behind
-  /// it.
+  /// Two stages. Data for registers passes through the second one, before it is used, and through the rows behind it.
   static constexpr std::size_t shared_bytes() {
     constexpr int own_rows = 2 * tile_keys;
     constexpr int rows = stage_rows + (holds_keys ? std::max(stage_rows, own_rows) : stage_rows + own_rows);
     return static_cast<std::size_t>(rows) * Tile::row_bytes;
   }
 
-  /// What a warp has of its 16 keys.
+  /// A warp's state for its 16 keys.
   struct Own {
     Tile keys, values;  // of all warps
     int row;
@@ -57,7 +56,7 @@ struct KeyGradients {
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
     const Warp warp(team);
-    const std::int64_t s0 = job % key_tiles * tile_keys;  // those that most see come first
+    const std::int64_t s0 = job % key_tiles * tile_keys;  // the most visible keys come first
     const std::int64_t key_heads = p.heads / p.group;
     const std::int64_t key_head = job / key_tiles % key_heads, b = job / key_tiles / key_heads;
     const Stages<T, W> stages{{shared_address(team.template shared<float>())}, stage_rows};
@@ -87,7 +86,7 @@ struct KeyGradients {
       clear(own.dk);
       clear(own.dv);
       for (std::int64_t h = key_head * p.group; first < end && h < (key_head + 1) * p.group; ++h) {
-        if (column > 0 || h > key_head * p.group) team.sync();  // the walk before may still read its last stages
+        if (column > 0 || h > key_head * p.group) team.sync();  // the previous walk may still read its last stages
         walk(team, loads, warp, own, stages, column, b, h, first, end, s0, has_keys);
       }
       if (has_keys) finish(warp, own, column, b, key_head, s0 + own.row);
@@ -104,7 +103,7 @@ struct KeyGradients {
     int stage = 0;
     for (std::int64_t t0 = first; t0 < end; t0 += tile_queries, stage ^= 1) {
       loads.wait();
-      team.sync();  // the tile is there, and nobody reads the other stage
+      team.sync();  // the tile has arrived, and the other stage has no reader
       if (t0 + tile_queries < end) load_queries(team, loads, b, h, t0 + tile_queries, stages.get(stage ^ 1));
       if (!has_keys) continue;
       THIMBLE_ROLLED
@@ -193,7 +192,7 @@ struct KeyGradients {
     }
   }
 
-  // Nothing comes from queries that do not see a key; of the keys from s0 on, the team's from row `own_row` on.
+  // Zeroes terms of queries that do not see a key; of the keys from s0 on, the team's from row `own_row` on.
   template <int N>
   THIMBLE_DEVICE void hide(const Warp& warp, Sums (&scores)[N], Sums (&gradient)[N], const Seeing& seeing, int own_row,
                            std::int64_t t0, std::int64_t s0) const {

@@ -1,4 +1,4 @@
-// Attention on tensor cores, the gradients of k and v, with a mask that is brought along.
+// Attention on tensor cores, the gradients of k and v, with a given mask.
 
 #include <thimble/cuda/attention/attention_mma_key.h>
 

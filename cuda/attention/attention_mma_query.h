@@ -2,12 +2,12 @@
 // Attention on tensor cores, backward, the queries' side: the gradient of q.
 //
 // Policy
-// - Scores are made twice, here with a team for 64 queries that walks over the keys, and in attention_mma_key.cu with a
-//   team for 64 keys that walks over the queries: seven products where one walk would need five, but every sum has one
-//   order, nothing is added atomically, and no gradient is ever held in f32. (One walk over tiles of 64 keys would read
-//   and write 4 D bytes of q's gradient for every 64 scores, in an order that has to be waited for.)
-// - q's gradient is computed before those of k and v, which may lie where k and v do; it goes to the workspace, in the
-//   operands' type, where it may lie on q, which the other kernel still reads.
+// - Scores are computed twice, here with a team for 64 queries that walks over the keys, and in attention_mma_key.cu
+//   with a team for 64 keys that walks over the queries: seven products where one walk would need five, but every sum
+//   has one order, nothing is added atomically, and no gradient is ever held in f32. (One walk over tiles of 64 keys
+//   would read and write 4 D bytes of q's gradient for every 64 scores, in a sequential order.)
+// - q's gradient is computed before k's and v's, which may alias k and v; it goes to the workspace, in the operands'
+//   type, where it may alias q, because the other kernel still reads q.
 
 #include <algorithm>
 #include <cmath>
@@ -37,15 +37,14 @@ struct QueryGradient {
   std::int64_t query_tiles;
   MaskScale mask_scale;
 
-  /// Two stages. What goes to registers comes through the second one, before it is used, and through the rows behind
-  /// it.
+  /// Two stages. Data for registers passes through the second one, before it is used, and through the rows behind it.
   static constexpr std::size_t shared_bytes() {
     constexpr int own_rows = 2 * tile_queries;
     constexpr int rows = stage_rows + (holds_queries ? std::max(stage_rows, own_rows) : stage_rows + own_rows);
     return static_cast<std::size_t>(rows) * Tile::row_bytes;
   }
 
-  /// What a warp has of its 16 queries.
+  /// A warp's state for its 16 queries.
   struct Own {
     Tile queries, douts;  // of all warps
     int row;
@@ -57,7 +56,7 @@ struct QueryGradient {
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
     const Warp warp(team);
-    // In 32 bits, for registers are few; so many queries nobody has.
+    // 32 bits save registers; no sequence is longer.
     const int t0 = static_cast<int>(query_tiles - 1 - job % query_tiles) * tile_queries;
     const int h = static_cast<int>(job / query_tiles % p.heads), b = static_cast<int>(job / query_tiles / p.heads);
     const Stages<T, W> stages{{shared_address(team.template shared<float>())}, stage_rows};
@@ -88,7 +87,7 @@ struct QueryGradient {
     int stage = 0;
     for (int s0 = begin; s0 < end; s0 += tile_keys, stage ^= 1) {
       loads.wait();
-      team.sync();  // the tile is there, and nobody reads the other stage
+      team.sync();  // the tile has arrived, and the other stage has no reader
       if (s0 + tile_keys < end) load_keys(team, loads, b, h, s0 + tile_keys, stages.get(stage ^ 1));
       if (!has_queries) continue;
       THIMBLE_ROLLED
@@ -154,7 +153,7 @@ struct QueryGradient {
         g = power_of_two(exponent) * (g - own.delta[e / 2]);
       }
     }
-    // The first query sees least behind its own key, the last one before it.
+    // The first query sees least behind its key, the last one before it.
     const Seen all{own.queries};
     if (all.before_end(p, t0, own.row, s0, keys_at_once) < keys_at_once ||
         all.before(p, t0 + 15, own.row + 15, s0, keys_at_once) > 0) {

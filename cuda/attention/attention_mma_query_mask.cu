@@ -1,4 +1,4 @@
-// Attention on tensor cores, the gradient of q, with a mask that is brought along.
+// Attention on tensor cores, the gradient of q, with a given mask.
 
 #include <thimble/cuda/attention/attention_mma_query.h>
 

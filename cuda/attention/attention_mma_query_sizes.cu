@@ -1,4 +1,4 @@
-// Attention on tensor cores, the gradient of q, where sizes alone say what is seen.
+// Attention on tensor cores, the gradient of q, where sizes determine the visible keys.
 
 #include <thimble/cuda/attention/attention_mma_query.h>
 

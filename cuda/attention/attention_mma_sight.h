@@ -1,16 +1,16 @@
 #pragma once
-// Which keys the queries of attention on tensor cores see, and the other way round. What a kernel knows of it, its
-// Sight, is a type that it is compiled for:
+// The keys that the queries of attention on tensor cores see, and the reverse. A kernel is compiled for its kind of
+// visibility, a type called its Sight:
 //
-//   BySizes      lengths, causality and a window: ranges are made of sizes wherever they are asked for
-//   ByDocuments  and documents: a team searches the ranges of its own rows once and keeps them behind the rows
-//   ByMask       and a mask that is brought along: added to the scores of the tiles that ranges leave
+//   BySizes      lengths, causality and a window: ranges follow from sizes wherever they are used
+//   ByDocuments  and documents: a team searches the ranges of its rows once and keeps them behind the rows
+//   ByMask       and a given mask: added to the scores of the tiles within the ranges
 //
 // Policy
-// - Both ends of a range never descend from a row to the next (attention_range.h). So the first and the last row of a
-//   tile say whether all pairs of two tiles are seen, and whether none is.
-// - A kept range is in words 1 and 2 of the chunk behind its row; word 0 may be another's.
-// - A mask's elements are read where they lie, each by the lane that has the score. One of zeros leaves every bit.
+// - Both ends of a range ascend from row to row (attention_range.h). So the first and the last row of a tile determine
+//   whether all pairs of two tiles are visible, and whether none is.
+// - A kept range is in words 1 and 2 of the chunk behind its row; word 0 may have another use.
+// - Each lane reads a mask's elements in place, for its scores. A mask of zeros leaves every bit.
 
 #include <bit>
 #include <cmath>
@@ -36,15 +36,15 @@ struct ByMask {
   static constexpr bool keeps_ranges = true, has_mask = true;
 };
 
-/// Of the places [begin, end) of a sample's documents those that have the number of place `own`.
+/// Positions in the same document as `own`, of the positions [begin, end) of a sample.
 THIMBLE_DEVICE inline KeyRange of_document(const std::int32_t* numbers, std::int64_t own, KeyRange all) {
-  // They never descend, so that nothing is to be searched behind `own` where `all` ends there, as with causality.
+  // They ascend, so nothing is searched behind `own` where `all` ends there, as with causality.
   const std::int64_t begin = all.begin, after = begin > own + 1 ? begin : own + 1;
   return {begin + kernels::first_from(numbers + begin, own - begin, numbers[own]),
           after + kernels::first_from(numbers + after, all.end - after, std::int64_t{numbers[own]} + 1)};
 }
 
-/// A query's keys. In 32 bits, for registers are few; so many keys nobody has.
+/// A query's keys. 32 bits save registers; no sequence is longer.
 struct KeysOfQuery {
   THIMBLE_DEVICE static int begin(const Problem& p, std::int64_t t) {
     const int first = static_cast<int>(p.first_key);
@@ -56,7 +56,7 @@ struct KeysOfQuery {
     const int end = static_cast<int>(t) + static_cast<int>(p.keys - p.queries + (p.is_causal ? 1 : p.window));
     return (p.is_causal || p.window > 0) && end < keys ? end : keys;
   }
-  /// With documents; of a query behind the last one, what that one sees.
+  /// With documents; beyond the last query, the last one's.
   THIMBLE_DEVICE static KeyRange range(const Problem& p, std::int64_t b, std::int64_t t) {
     if (t >= p.queries) t = p.queries - 1;
     const KeyRange all{begin(p, t), end(p, t)};
@@ -74,7 +74,7 @@ struct QueriesOfKey {
     const int t = static_cast<int>(s) + static_cast<int>(p.window - (p.keys - p.queries));
     return p.window > 0 && t < static_cast<int>(p.queries) ? t : static_cast<int>(p.queries);
   }
-  /// With documents; of a key behind the last one, those that see that one.
+  /// With documents; beyond the last key, the queries that see the last one.
   THIMBLE_DEVICE static KeyRange range(const Problem& p, std::int64_t b, std::int64_t s) {
     if (s >= p.keys) s = p.keys - 1;
     const KeyRange all{begin(p, s), end(p, s)};
@@ -85,12 +85,13 @@ struct QueriesOfKey {
   }
 };
 
-/// The ranges of a team's own rows, each [begin, end) on the other side; Of: KeysOfQuery or QueriesOfKey.
+/// The ranges of a team's rows, each [begin, end) on the other side; Of: KeysOfQuery or QueriesOfKey.
 template <class Sight, class Of, class T, int W>
 struct Ranges {
   SharedTile<T, W> rows;
 
-  /// Before they are asked for, by all threads: those of the first `count` rows, the first of which is place `first`.
+  /// Call with all threads before use: computes the ranges of the first `count` rows, the first of which is position
+  /// `first`.
   template <class Team>
   THIMBLE_DEVICE void search(Team& team, const Problem& p, std::int64_t b, std::int64_t first, int count) const {
     if constexpr (Sight::keeps_ranges) {
@@ -100,11 +101,11 @@ struct Ranges {
                                         static_cast<std::uint32_t>(range.end), 0};
         store_shared(rows.at(team.rank(), W), words);
       }
-      team.sync();  // whoever needs a range reads it
+      team.sync();  // any thread may read a range
     }
   }
 
-  /// Of row `row`, which is place `place` of its side.
+  /// For row `row`, which is position `place` of its side.
   THIMBLE_DEVICE int begin(const Problem& p, std::int64_t place, int row) const {
     if constexpr (Sight::keeps_ranges) {
       return kept(row, 1);
@@ -120,7 +121,7 @@ struct Ranges {
     }
   }
 
-  /// How many of `most` places from `other` on are before the row's range, and how many are before its end.
+  /// How many of `most` positions from `other` on are before the row's range, and how many are before its end.
   THIMBLE_DEVICE int before(const Problem& p, std::int64_t place, int row, std::int64_t other, int most) const {
     return up_to(most, begin(p, place, row) - static_cast<int>(other));
   }
@@ -135,23 +136,23 @@ struct Ranges {
   }
 };
 
-/// What scores are multiplied by before a mask is added to them, and as powers of two are made of the sums. Late where
-/// that can be, as without a mask; a scale that turns the scores' order, or is so small that a mask in its units might
-/// be infinite, comes early.
+/// The factors of scores before the mask is added, and in the powers of two of the sums. Late if possible, as without a
+/// mask; a scale that reverses the scores' order, or is so small that a mask in its units might be infinite, comes
+/// early.
 struct MaskScale {
   static constexpr float least_late = 1e-6f;
-  float early, late, of_mask;  ///< of_mask: of a mask that was multiplied by log2(e)
+  float early, late, of_mask;  ///< of_mask: for a mask multiplied by log2(e)
   explicit MaskScale(float scale)
       : early(scale > least_late ? 1.0f : scale),
         late(scale > least_late ? scale : 1.0f),
         of_mask(scale > least_late ? 1.0f / scale : 1.0f) {}
 };
 
-/// Of a score in backward, its probability's, with log2(e).
+/// In backward, a probability's from its score, with log2(e).
 template <class Sight>
 THIMBLE_DEVICE inline float exponent_of(float score, float scale, const MaskScale& mask_scale, float log_sum) {
   if constexpr (Sight::has_mask) {
-    // Below 1 but for rounding, which of a huge mask is anything.
+    // Below 1 except for rounding, which for a huge mask is arbitrary.
     const float exponent = std::fma(score, mask_scale.late, -log_sum);
     return exponent > 1 ? 1.0f : exponent;
   } else {
@@ -159,8 +160,8 @@ THIMBLE_DEVICE inline float exponent_of(float score, float scale, const MaskScal
   }
 }
 
-/// A score and what an element of a mask adds to it; M: std::uint8_t where it says whether the key is seen. A finite
-/// one is at most 1e30, with log2(e), so that sums are finite.
+/// The sum of a score and an element of a mask; M: std::uint8_t when it tells whether the key is visible. A finite one
+/// is at most 1e30, with log2(e), so that sums are finite.
 template <class M>
 THIMBLE_DEVICE inline float masked(float score, M element, float of_mask) {
   if constexpr (sizeof(M) == 1) {
@@ -194,7 +195,7 @@ THIMBLE_DEVICE inline void add_mask(const Warp& warp, const Problem& p, const Ma
   const kernels::AttentionMask& mask = p.mask;
   const std::int64_t first = b * mask.batch + h * mask.head + t0 * mask.query + s0 * mask.key;
   const std::int64_t of_row = is_turned ? mask.key : mask.query, of_column = is_turned ? mask.query : mask.key;
-  // Nothing is read behind the last query and the last key; what scores are there is hidden, or goes nowhere.
+  // Reads nothing behind the last query and the last key; scores there are hidden or discarded.
   const int queries = static_cast<int>(p.queries - t0), keys = static_cast<int>(p.keys - s0);
   const int rows = is_turned ? keys : queries, columns = is_turned ? queries : keys;
   if (scale.early != 1) {

@@ -1,5 +1,5 @@
 #pragma once
-// Convolutions of matmul_cuda, which have a file of their own.
+// The convolutions of matmul_cuda, in a separate file.
 
 #include <thimble/core/kernels/conv.h>
 

@@ -22,14 +22,14 @@ struct Axis {
         padding(narrow(p.padding[axis])),
         dilation(narrow(p.dilation[axis])) {}
   static int narrow(std::int64_t size) { return static_cast<int>(size); }
-  /// The output that sees input i at place k of its window, or -1.
+  /// The output that sees input i at index k of its window, or -1.
   THIMBLE_DEVICE int window_of(int i, int k) const {
     const int first = i + padding - k * dilation;
     if (first < 0) return -1;
     const int window = static_cast<int>(static_cast<unsigned>(first) / static_cast<unsigned>(stride));
     return window * stride != first || window >= out ? -1 : window;
   }
-  /// How many places of the window of output o an average counts.
+  /// The number of elements in output o's window that an average counts.
   THIMBLE_DEVICE int places(int o, bool counts_padding) const {
     const int margin = counts_padding ? padding : 0;
     const int first = o * stride - padding, last = first + kernel;
@@ -88,7 +88,7 @@ struct Windows {
       }
     }
   }
-  /// What the sum of window (oh, ow) is divided by.
+  /// The divisor of window (oh, ow)'s sum.
   template <class T>
   THIMBLE_DEVICE T divisor(int oh, int ow, bool counts_padding) const {
     const std::int64_t places = std::int64_t{h.places(oh, counts_padding)} * w.places(ow, counts_padding);
@@ -191,7 +191,7 @@ struct MaxGradientOfWords {
   }
 };
 
-// f.template operator()<S>() where eight channels can be taken together. False: they cannot.
+// f.template operator()<S>() where eight channels can be taken together; else returns false.
 template <class F>
 bool in_words(DType dtype, const PoolWindows& windows, std::initializer_list<const void*> operands, F&& f) {
   return windows.channels % 8 == 0 && pool_tap_dtype(windows.taps()) == DType::u8 && are_aligned(operands) &&

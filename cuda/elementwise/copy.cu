@@ -34,7 +34,7 @@ struct MoveDense {
   THIMBLE_DEVICE void operator()(std::int64_t i) const { to[i] = from[i]; }
 };
 
-// Through the type that the source computes in, which holds it exactly: rounded once.
+// Through the source's compute type, which holds it exactly: rounded once.
 template <class T>
 struct Convert {
   Walk<2> walk;

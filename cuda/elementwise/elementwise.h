@@ -1,6 +1,6 @@
 #pragma once
 // The built-in functors as CUDA kernels: the list, expanded. Each functor and direction has a kernel for dense operands
-// of one dtype, 16 bytes at a time, and one for operands with any strides and dtypes for each type computed in.
+// of one dtype, 16 bytes at a time, and one for operands with any strides and dtypes for each compute type.
 
 #include <array>
 #include <utility>
@@ -51,11 +51,11 @@ template <class Op, class... Ops>
 constexpr bool is_any(ops::TypeList<Ops...>) {
   return (std::is_same_v<Op, Ops> || ...);
 }
-/// The functors that call functions or divide, and are computed in Quick where the result has 16 bits.
+/// The functors that call functions or divide, computed in Quick for 16-bit results.
 using QuickOps =
     ops::TypeList<ops::Exp, ops::Log, ops::Tanh, ops::Sigmoid, ops::GeluTanh, ops::GeluErf, ops::Silu, ops::Erf,
                   ops::SwiGlu, ops::LogSumExpGradient, ops::Reciprocal, ops::Div, ops::DivScalar>;
-/// What Op computes results of type S in.
+/// The compute type of Op for results of type S.
 template <class Op, class S>
 using Number = std::conditional_t<is_any<Op>(QuickOps{}), QuickNumber<S>, float>;
 
@@ -195,8 +195,8 @@ using Row = std::array<Run, 4>;
 template <class Op>
 inline constexpr Row row_of{run_of<Op, -1>(), run_of<Op, 0>(), run_of<Op, 1>(), run_of<Op, 2>()};
 
-/// The rows of the list are made in several files, which a compiler takes less long over: file `part` of
-/// `elementwise_parts` has those whose place leaves that rest.
+/// The rows of the list are compiled in several files, to save time: file `part` of `elementwise_parts` has the rows
+/// whose index leaves that remainder.
 inline constexpr int elementwise_parts = 4;
 const Row* row_in_part_0(int index);
 const Row* row_in_part_1(int index);

@@ -1,5 +1,5 @@
-// Gathers and their gradients on CUDA devices. Indices are not asked for bad ones, which would stall the device: what
-// one names is NaN (0 in integers), and nothing outside of the operand is read. Sums have the CPU's order.
+// Gathers and their gradients on CUDA devices. Does not check for bad indices, which would stall the device: their
+// results are NaN (0 in integers), and nothing outside the operand is read. Sums have the CPU's order.
 
 #include <thimble/core/kernels/gather.h>
 #include <thimble/cuda/kernel/element.h>
@@ -123,7 +123,7 @@ THIMBLE_DEVICE inline std::int64_t places_of(const std::int64_t* starts, std::in
   return starts[row + 1] - starts[row];
 }
 
-// The places of one row in ascending order, whatever order they were taken in: a heap sort.
+// Sorts the places of one row in ascending order: a heap sort.
 struct SortPlaces {
   const std::int64_t* starts;
   std::int64_t* sorted;

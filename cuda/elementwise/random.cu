@@ -1,4 +1,4 @@
-// Random fills and dropout on CUDA devices: a thread for each Philox block. The numbers are those of the CPU: uniform,
+// Random fills and dropout on CUDA devices: a thread for each Philox block. The numbers equal the CPU's: uniform,
 // Bernoulli and f32 normal ones bit by bit, normal ones in f64 and truncated ones up to the device's cos, sin and log.
 
 #include <cmath>
@@ -141,7 +141,7 @@ struct Drop {
   }
 };
 
-// The same where the four lie together in words.
+// The same where the four are contiguous in words.
 template <class S>
 struct DropWords {
   std::int64_t sample_blocks, first_block;

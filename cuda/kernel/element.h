@@ -1,6 +1,6 @@
 #pragma once
-// Elements and strides as kernels see them: values of any dtype as the type that is computed in, and places of elements
-// of strided operands.
+// A kernel's view of elements and strides: values of any dtype as the compute type, and offsets of elements of strided
+// operands.
 
 #include <cstdint>
 #include <type_traits>
@@ -13,13 +13,13 @@ namespace thimble::cuda_kernels {
 
 using kernels::MergedStrides;
 
-/// True where a value of dtype S can be met by a kernel that computes in T: what computes in T, and bool.
+/// True where a kernel that computes in T can get a value of dtype S: types that compute in T, and bool.
 template <class T, class S>
 inline constexpr bool is_met = std::is_same_v<S, bool> || (std::is_same_v<T, std::int64_t> && std::is_integral_v<S>) ||
                                (std::is_same_v<T, double> && std::is_same_v<S, double>) ||
                                (std::is_same_v<T, float> && !std::is_integral_v<S> && !std::is_same_v<S, double>);
 
-/// f.template operator()<S>() for the dtypes that a kernel that computes in T meets; `visit` for device code.
+/// f.template operator()<S>() for the dtypes of a kernel that computes in T; `visit` for device code.
 template <class T, class F>
 THIMBLE_DEVICE inline void visit_met(DType dtype, F&& f) {
   if constexpr (std::is_same_v<T, float>) {
@@ -59,7 +59,7 @@ THIMBLE_DEVICE inline void store(void* data, DType dtype, std::int64_t at, T val
   visit_met<T>(dtype, [&]<class S>() { static_cast<S*>(data)[at] = convert_value<S>(value); });
 }
 
-/// The same where the dtype is of T's kind (floating, integer), whatever it computes in.
+/// The same where the dtype is of T's kind (floating, integer), whatever its compute type.
 template <class T>
 THIMBLE_DEVICE inline T load_any(const void* data, DType dtype, std::int64_t at) {
   if constexpr (std::is_same_v<T, std::int64_t>) {
@@ -103,7 +103,7 @@ THIMBLE_DEVICE inline T multiply_add(T a, T b, T sum) {
   }
 }
 
-/// Host side: f.template operator()<T>() with the type that a floating dtype computes in.
+/// Host side: f.template operator()<T>() with a floating dtype's compute type.
 template <class F>
 void with_compute_type(DType dtype, F&& f) {
   if (dtype == DType::f64) {

@@ -1,5 +1,5 @@
 #pragma once
-// Codes of eight numbers at a time, those of FP8 by the instructions of GPUs that have them (compute capability 8.9).
+// Codes of eight numbers at a time, FP8 by the instructions of GPUs that have them (compute capability 8.9).
 
 #include <cmath>
 #include <cstdint>

@@ -1,5 +1,5 @@
 #pragma once
-// How a CUDA kernel is written here. Its body is a struct with operator(), its members are its arguments:
+// How to write a CUDA kernel here. Its body is a struct with operator(), its members are its arguments:
 //
 //   item     struct Body { ...; THIMBLE_DEVICE void operator()(std::int64_t i) const; };
 //            for_each_item(n, Body{...});      one thread for each i < n, in any order
@@ -8,11 +8,11 @@
 //            for_each_team(n, Body{...}, shared_bytes);      `threads` threads together for each i < n
 //
 // Policy
-// - Under nvcc a body becomes a kernel on the compute stream of the launching device. Compiled as C++, which the tests
-//   alone do, the same body runs on the host: tests/emulated/kernel.h has what stands between `#if` and `#else` here,
-//   and finds races, barriers that some threads do not come to, and accesses behind a team's memory.
+// - Under nvcc a body becomes a kernel on the compute stream of the launching device. Compiled as C++, only in the
+//   tests, the same body runs on the host: tests/emulated/kernel.h replaces the code between `#if` and `#else` here,
+//   and finds races, barriers that some threads miss, and accesses behind a team's memory.
 // - A body reaches shared memory through Shared<T>, which is a T* on a device and checks every access on the host.
-// - Sums over a team are taken in a fixed order.
+// - Sums over a team have a fixed order.
 
 #include <cstddef>
 #include <cstdint>
@@ -30,20 +30,20 @@ namespace thimble::cuda_kernels {
 template <class T>
 using Shared = T*;
 
-/// What threads of one block have of it.
+/// A thread's part of its block.
 class TeamPart {
  public:
   __device__ explicit TeamPart(std::byte* shared) : shared_(shared) {}
   __device__ int rank() const { return static_cast<int>(threadIdx.x); }
   __device__ void sync() { __syncthreads(); }
-  /// The bytes that for_each_team was asked for, aligned to 16.
+  /// The shared bytes given to for_each_team, aligned to 16.
   template <class T>
   __device__ Shared<T> shared() const {
     return reinterpret_cast<T*>(shared_);
   }
 
  protected:
-  /// 32 places beside those.
+  /// 32 elements beside them.
   template <class T>
   __device__ Shared<T> slots() const {
     __shared__ double all[32];
@@ -73,7 +73,7 @@ __device__ inline void atomic_add(T* to, T value) {
   static_assert(sizeof(T) == 8 && std::is_integral_v<T>);
   atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
 }
-/// The value before.
+/// The previous value.
 template <class T>
 __device__ inline T atomic_fetch_add(T* to, T value) {
   static_assert(sizeof(T) == 8 && std::is_integral_v<T>);
@@ -118,7 +118,7 @@ class Team : public TeamPart {
   THIMBLE_DEVICE T combine(T value, Op op) {
     const Shared<T> of_warps = slots<T>();
     value = combine_warp(value, op);
-    sync();  // the slots may still be read by the call before
+    sync();  // the previous call's slots may still be read
     if (rank() % 32 == 0) of_warps[rank() / 32] = value;
     sync();
     T total = of_warps[0];
@@ -127,7 +127,7 @@ class Team : public TeamPart {
   }
 };
 
-/// What a block of the host's device does: i = first, first + step, ... below n. On a GPU it does one.
+/// The work of a block of the host's device: i = first, first + step, ... below n. On a GPU it does one.
 template <int N, class Body>
 THIMBLE_DEVICE inline void run_team(Team<N>& team, const Body& body, std::int64_t first, std::int64_t step,
                                     std::int64_t n) {
@@ -141,7 +141,7 @@ THIMBLE_DEVICE inline void run_team(Team<N>& team, const Body& body, std::int64_
 namespace kernel_detail {
 
 inline constexpr int item_threads = 256;
-inline constexpr std::int64_t most_blocks = 0x7fffffff;  // of a launch; no work that memory has room for takes two
+inline constexpr std::int64_t most_blocks = 0x7fffffff;  // of a launch; no work that fits in memory takes two
 
 template <class Body>
 __global__ void __launch_bounds__(item_threads) run_items(std::int64_t first, std::int64_t n, const Body body) {
@@ -180,8 +180,8 @@ template <class Body>
 void for_each_team(std::int64_t n, const Body& body, std::size_t shared_bytes = 0) {
   using namespace kernel_detail;
   if (n <= 0) return;
-  const cudaStream_t stream = gpu::compute_stream();    // its device is the current one now
-  if (shared_bytes > gpu::plain_shared_bytes - 1024) {  // its own slots, less than that, count too
+  const cudaStream_t stream = gpu::compute_stream();    // makes its device the current one
+  if (shared_bytes > gpu::plain_shared_bytes - 1024) {  // its slots, less than that, count too
     gpu::allow_shared_bytes(reinterpret_cast<const void*>(run_teams<Body>), shared_bytes);
   }
   in_launches(n, [&](std::int64_t first, unsigned blocks) {

@@ -1,6 +1,6 @@
 #pragma once
-// Numbers whose functions are the device's instructions. Elements of 16 bits are computed in them: the CPU's functions,
-// bit by bit, would take a kernel longer than its memory.
+// Numbers whose functions are the device's instructions, the compute type of 16-bit elements: the CPU's functions, bit
+// by bit, would take a kernel longer than its memory.
 
 #include <cmath>
 #include <type_traits>
@@ -11,8 +11,8 @@
 
 namespace thimble::cuda_kernels {
 
-/// A float. Its functions are within 2^-14 of what they should be, relatively: in 16 bits a result is the exact one
-/// rounded, or, where that lies near the middle of two, its neighbour. Sums, differences and products are float's.
+/// A float. Its functions have a relative error below 2^-14: in 16 bits a result is the exact one rounded, or, near the
+/// middle of two, its neighbour. Sums, differences and products are float's.
 class Quick {
  public:
   Quick() = default;
@@ -84,7 +84,7 @@ class Quick {
   float value_;
 };
 
-/// What functions of results of type S are computed in.
+/// The compute type of functions with results of type S.
 template <class S>
 using QuickNumber = std::conditional_t<sizeof(S) == 2, Quick, float>;
 /// Whether that is Quick.

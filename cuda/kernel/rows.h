@@ -1,14 +1,15 @@
 #pragma once
-// Rows of neighbouring elements that a warp or a team goes over together, 16 bytes a thread at a time.
+// Rows of neighbouring elements that a warp or a team processes together, 16 bytes a thread at a time.
 //
 // Glossary
-// - word: as many elements as 16 bytes hold. Word w of a row begins at its element w * word_elements, wherever the row
-//   lies: which thread sums what depends on the row's length alone.
-// - granule: 16 bytes of memory that begin at a multiple of 16. A word of a row that does not begin at one lies in two.
+// - word: as many elements as 16 bytes hold. Word w of a row begins at its element w * word_elements, for any alignment
+//   of the row: the assignment of sums to threads depends only on the row's length.
+// - granule: 16 bytes of memory that begin at a multiple of 16. A word of an unaligned row lies in two.
 //
 // Policy
-// - A granule is read where at least one byte of it belongs to the row: what is behind is in the same block of memory.
-// - What is written may be what is read, element for element.
+// - A granule is read where at least one byte of it belongs to the row: the bytes behind are in the same block of
+//   memory.
+// - The output may alias the input, element for element.
 
 #include <cstdint>
 
@@ -25,7 +26,7 @@ class RowReader {
         granules_(reinterpret_cast<const Granule*>(reinterpret_cast<const std::byte*>(row) - askew_)),
         end_(askew_ + length * static_cast<std::int64_t>(sizeof(S))) {}
 
-  /// Word w as it is computed with. What lies behind the row's end is any number.
+  /// Word w in the compute type. Elements behind the row's end are any number.
   THIMBLE_DEVICE void read(std::int64_t w, Wide<S> (&values)[count]) const {
     const Granule held = word(w);
     if constexpr (sizeof(S) == 2) {
@@ -87,7 +88,7 @@ class StridedReader {
   std::int64_t length_, step_;
 };
 
-/// Where words of results go; a row that begins at no granule takes them element by element.
+/// Writes words of results; an unaligned row takes them element by element.
 template <class S>
 class RowWriter {
  public:
@@ -113,7 +114,7 @@ struct Whole {
   THIMBLE_DEVICE constexpr operator int() const { return count; }  // NOLINT(google-explicit-constructor)
 };
 
-/// f(w, n) for the words of a row that are this thread's: n of its elements are there, all of them but for the last.
+/// f(w, n) for this thread's words of a row: n of its elements exist, all except in the last.
 template <int count, class Threads, class F>
 THIMBLE_DEVICE inline void for_each_word(const Threads& threads, std::int64_t length, const F& f) {
   const std::int64_t whole = length / count;
@@ -132,7 +133,7 @@ THIMBLE_DEVICE inline void for_each_part(const Threads& threads, std::int64_t le
   }
 }
 
-/// Values from place `there` on become `filler`.
+/// Values from index `there` on become `filler`.
 template <class T, int count>
 THIMBLE_DEVICE inline void fill_behind(std::int64_t there, T filler, T (&values)[count]) {
   if (there >= count) return;
@@ -141,8 +142,8 @@ THIMBLE_DEVICE inline void fill_behind(std::int64_t there, T filler, T (&values)
   for (int e = 0; e < count; ++e) values[e] = e < n ? values[e] : filler;
 }
 
-/// Rows of operands, elements side by side. The results of f(begin, values), values[0], take the place of elements
-/// begin .. of `to`, in words that begin at granules where all operands lie alike. A null operand is not read.
+/// Rows of operands, elements side by side. The results of f(begin, values), values[0], become elements begin .. of
+/// `to`, in words that begin at granules where all operands are aligned alike. A null operand is not read.
 template <int operands, class S, class Threads, class F>
 THIMBLE_DEVICE inline void map_row(const Threads& threads, const S* const (&from)[operands], S* to, std::int64_t length,
                                    const F& f) {
@@ -162,7 +163,7 @@ THIMBLE_DEVICE inline void map_row(const Threads& threads, const S* const (&from
       writer.write(w, values[0], n);
     });
   }
-  const auto before = static_cast<int>(askew(to) / sizeof(S));  // elements of the first granule that are not the row's
+  const auto before = static_cast<int>(askew(to) / sizeof(S));  // elements of the first granule outside the row
   for (std::int64_t begin = std::int64_t{threads.rank()} * count - before; begin < length;
        begin += Threads::size * count) {
     Wide<S> values[operands][count];
@@ -186,7 +187,7 @@ THIMBLE_DEVICE inline void map_row(const Threads& threads, const S* const (&from
   }
 }
 
-/// The same of elements that are apart, each operand by its step; the last one is that of `to`.
+/// The same of elements that are apart, each operand by its step; the last one is `to`'s.
 template <int operands, class S, class Threads, class F>
 THIMBLE_DEVICE inline void map_strided_row(const Threads& threads, const S* const (&from)[operands], S* to,
                                            const std::int64_t (&steps)[operands + 1], std::int64_t length, const F& f) {
@@ -250,7 +251,7 @@ struct TeamRows {
   }
 };
 
-/// body(threads, row) for all rows; their length decides how many threads have one.
+/// body(threads, row) for all rows; their length determines the threads of one.
 template <class S, class Body>
 void for_each_row_in_words(std::int64_t rows, std::int64_t length, const Body& body) {
   constexpr std::int64_t most_of_a_warp = 256;  // words

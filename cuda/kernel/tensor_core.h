@@ -1,16 +1,16 @@
 #pragma once
-// Products on tensor cores, as warps do them: D (16, 8) += A (16, 16) B (16, 8), with A and B in f16, bf16 or, of f32
-// tensors, TF32, and sums in f32. T is the type of the elements in memory; float stands for TF32.
+// Products on tensor cores, by warps: D (16, 8) += A (16, 16) B (16, 8), with A and B in f16, bf16 or, for f32 tensors,
+// TF32, and sums in f32. T is the type of the elements in memory; float means TF32.
 //
 // Glossary
-// - share: the elements of a block that a lane holds. Left is A, Right two neighbouring B, Sums is D; which elements of
-//   them a lane holds is fixed by the instruction, and lane_map says it.
+// - share: the elements of a block that a lane holds. Left is A, Right two neighbouring B, Sums is D; the instruction
+//   fixes which elements a lane holds, and lane_map lists them.
 //
 // Policy
 // - Rows of a tile in shared memory are an odd number of chunks apart, so that the eight rows that ldmatrix reads at
-//   once lie in different banks. The chunk behind a row is free for what goes with the row.
+//   once are in different banks. The chunk behind a row is free for the row's extra data.
 // - f32 elements are rounded to TF32 on their way from shared memory into a share, results on their way into the next
-//   product; what is added to and what is stored is f32.
+//   product; accumulators and stored values are f32.
 // - A block in TF32 is two of the instruction's along the sum, 16 x 8 and 8 x 8. ldmatrix cannot transpose 32-bit
 //   elements: they are read one by one, in the order of results (Order::paired), in which 32 lanes meet 32 banks.
 

@@ -1,15 +1,15 @@
 #pragma once
-// The instructions of tensor cores, as a warp gives them: blocks of shared memory into registers (ldmatrix), products
-// (mma.sync), and the roundings to what they multiply. Needs compute capability 8.0.
+// The instructions of tensor cores, issued by a warp: blocks of shared memory into registers (ldmatrix), products
+// (mma.sync), and the roundings of their operands. Needs compute capability 8.0.
 //
 // Glossary
-// - share: the elements of a block that a lane holds; lane_map says which.
-// - TF32: an f32 with 11 significant bits instead of 24, the other 13 bits zero. It stands in a 32-bit word.
+// - share: the elements of a block that a lane holds; lane_map lists them.
+// - TF32: an f32 with 11 significant bits instead of 24, the other 13 bits zero. It is in a 32-bit word.
 //
 // Policy
-// - The host (tests/emulated/tensor_core.h) does the instructions by the tables of the PTX ISA, on the words of the 32
-//   lanes of a warp, so a wrong map gives wrong products there. A TF32 operand with bits behind its 11 counts as NaN
-//   there: who forgets to round is found. (A GPU leaves those bits out, and says nothing.)
+// - The host (tests/emulated/tensor_core.h) executes the instructions by the tables of the PTX ISA, on the words of the
+//   32 lanes of a warp, so a wrong map gives wrong products there. A TF32 operand with bits behind its 11 counts as NaN
+//   there, which finds a missing rounding. (A GPU silently drops the bits.)
 
 #include <cstdint>
 #include <type_traits>
@@ -29,14 +29,14 @@ struct Place {
   int row, column;
 };
 
-/// Which of the eight places along a sum an instruction's product in TF32 takes first and second from a lane: its
-/// lane % 4 and 4 further on, or two neighbours. The order of a sum's terms is free as long as both operands have the
-/// same. Words that ldmatrix has loaded are straight, shares of results are paired; for f16 and bf16, of which a word
-/// holds two, both are the latter.
+/// The order in which an instruction's product in TF32 takes two of the eight indices along a sum from a lane: its lane
+/// % 4 and 4 further on, or two neighbours. The order of a sum's terms is free as long as both operands have the same.
+/// Words loaded by ldmatrix are straight, shares of results are paired; for f16 and bf16, with two in a word, both are
+/// paired.
 enum class Order { straight, paired };
 
-/// Where the elements of a lane's share lie, and for which 16 bytes of a row of a tile a lane gives ldmatrix.x4 the
-/// address. Kernels say lane_map:: (on the host tests/emulated/lane_map.h, so that a test can swap lanes).
+/// Positions of the elements of a lane's share, and the 16 bytes of a row of a tile whose address a lane gives
+/// ldmatrix.x4. Kernels use lane_map:: (on the host tests/emulated/lane_map.h, so that a test can swap lanes).
 namespace instruction_map {
 
 /// Element e < 4 of D (16, 8).

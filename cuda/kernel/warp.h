@@ -1,12 +1,12 @@
 #pragma once
-// A kernel that is written for warps: its lanes, the places of shared memory, and loads that go there past registers.
+// A kernel written for warps: its lanes, addresses in shared memory, and loads that go there past registers.
 //
 // Glossary
 // - chunk: 16 bytes, eight elements of 16 bits.
 //
 // Policy
-// - On the host (tests/emulated/warp.h) an asynchronous load is made when it is waited for, and until then its place
-//   holds NaN and is nobody's to touch: a kernel that does not wait is found.
+// - On the host (tests/emulated/warp.h) an asynchronous load happens when it is waited for, and until then its
+//   destination holds NaN and must not be touched: this finds a kernel that does not wait.
 
 #include <cstdint>
 
@@ -14,7 +14,7 @@
 
 namespace thimble::cuda_kernels {
 
-/// A place in shared memory.
+/// An address in shared memory.
 using SharedAddress = std::uint32_t;
 
 struct Warp {
@@ -47,9 +47,9 @@ __device__ inline void store_shared(SharedAddress to, const std::uint32_t (&word
                : "memory");
 }
 
-/// Loads into shared memory that are under way.
+/// Running loads into shared memory.
 struct AsyncLoads {
-  /// Zeros where the source is not there; `from` must be a good address all the same.
+  /// Zeros where the source is missing; `from` must be a valid address all the same.
   template <int bytes>
   __device__ void load(SharedAddress to, const void* from, bool is_there) {
     const int count = is_there ? bytes : 0;
@@ -60,7 +60,7 @@ struct AsyncLoads {
       asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(count) : "memory");
     }
   }
-  /// Until this thread's own are there; a barrier makes those of the others visible.
+  /// Waits for this thread's loads; a barrier makes the others' visible.
   __device__ void wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 };
 

@@ -1,6 +1,6 @@
 #pragma once
 // Neighbouring elements that a thread reads and writes together, in words of up to 16 bytes, and rows of them. Values
-// are converted by the instructions that do so, two at a time, with the bits of core/numbers.
+// are converted by instructions, two at a time, with the bits of core/numbers.
 
 #include <cmath>
 #include <cstdint>
@@ -31,7 +31,7 @@ THIMBLE_DEVICE inline void put_words(S* to, std::int64_t at, const Words<S, coun
   *reinterpret_cast<Words<S, count>*>(to + at) = words;
 }
 
-/// Two values as T (f16, bf16), rounded to nearest even; `low` in the lower half. Any NaN will do for NaN.
+/// Two values as T (f16, bf16), rounded to nearest even; `low` in the lower half. NaN becomes any NaN.
 template <class T>
 THIMBLE_DEVICE inline std::uint32_t packed(float low, float high) {
   static_assert(std::is_same_v<T, bf16> || std::is_same_v<T, f16>);
@@ -48,11 +48,11 @@ THIMBLE_DEVICE inline std::uint32_t packed(float low, float high) {
 #endif
 }
 
-/// What elements of S are computed in.
+/// The compute type of elements of S.
 template <class S>
 using Wide = std::conditional_t<std::is_same_v<S, double>, double, float>;
 
-/// An element as it is computed with: exact.
+/// An element in the compute type: exact.
 template <class S>
 THIMBLE_DEVICE inline Wide<S> widened(S value) {
 #if defined(__CUDA_ARCH__)
@@ -65,14 +65,14 @@ THIMBLE_DEVICE inline Wide<S> widened(S value) {
   return convert_value<Wide<S>>(value);
 }
 
-/// Two neighbours that lie in a word, as they are computed with.
+/// Two neighbours of a word in the compute type.
 template <class S>
 THIMBLE_DEVICE inline void widen_pair(std::uint32_t pair, float& low, float& high) {
   low = widened(S::from_bits(static_cast<std::uint16_t>(pair)));
   high = widened(S::from_bits(static_cast<std::uint16_t>(pair >> 16)));
 }
 
-/// What packed() made of two values, with the NaN of convert_value where they are NaN: it keeps their sign.
+/// packed() of two values, with convert_value's NaN: it keeps their sign.
 template <class S>
 THIMBLE_DEVICE inline std::uint32_t with_signed_nan(std::uint32_t pair, float low, float high) {
   constexpr std::uint32_t nan = S::Format::nan_code;
@@ -116,17 +116,17 @@ THIMBLE_DEVICE inline bool is_positive_as(float value) {
 inline bool is_aligned(const void* address, std::uintptr_t bytes) {
   return reinterpret_cast<std::uintptr_t>(address) % bytes == 0;
 }
-/// Whether all operands (null: none) begin at multiples of 16 bytes.
+/// Whether all non-null operands begin at multiples of 16 bytes.
 inline bool are_aligned(std::initializer_list<const void*> operands) {
   std::uintptr_t addresses = 0;
   for (const void* const operand : operands) addresses |= reinterpret_cast<std::uintptr_t>(operand);
   return addresses % 16 == 0;
 }
 
-/// Whether kernels take the dtype in words.
+/// Whether kernels read the dtype in words.
 inline bool is_word_dtype(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16; }
 
-/// f.template operator()<S>() for those dtypes. False: it is another one.
+/// f.template operator()<S>() for these dtypes; else returns false.
 template <class F>
 bool with_word_dtype(DType dtype, F&& f) {
   if (dtype == DType::f32) return f.template operator()<float>(), true;

@@ -24,7 +24,7 @@ BlasColumns columns_of(std::int64_t i, std::int64_t j, std::int64_t row_stride, 
 
 bool library_gemm(const kernels::GemmArgs& args, void* workspace, std::size_t workspace_bytes) {
   using namespace blas_detail;
-  if (args.bias && blas_alignment(args.bias) < 16) return false;  // the choice of an algorithm takes it for granted
+  if (args.bias && blas_alignment(args.bias) < 16) return false;  // the choice of an algorithm assumes it
   const Doing doing(args, workspace_bytes);
   const Device device = launching_device();
   const cudaStream_t stream = compute_stream(device);

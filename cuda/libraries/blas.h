@@ -1,5 +1,5 @@
 #pragma once
-// What the calls of cuBLASLt share: descriptors, and the choice of an algorithm. It sees columns where we see rows.
+// Shared by the calls of cuBLASLt: descriptors, and the choice of an algorithm. Its columns are our rows.
 
 #include <array>
 #include <compare>
@@ -41,7 +41,7 @@ void check_blas(cublasStatus_t status, const char* call);
 /// One for each device, made at first use.
 cublasLtHandle_t blas_handle(Device device);
 
-/// Of f32, f16, bf16, f8e4m3, f8e5m2, i8, i32.
+/// For f32, f16, bf16, f8e4m3, f8e5m2, i8, i32.
 cudaDataType_t blas_type(DType dtype);
 
 /// An operand as columns: rows x columns, `stride` elements from column to column.
@@ -68,7 +68,7 @@ struct BlasCall {
 cublasLtMatrixLayout_t blas_layout(cudaDataType_t type, const BlasColumns& m, std::int64_t matrices = 1,
                                    std::int64_t batch_stride = 0);
 
-/// What the choice of an algorithm depends on.
+/// The inputs of the choice of an algorithm.
 struct BlasKey {
   std::array<std::int64_t, 16> descriptor = {};
   std::array<std::uint32_t, 3> alignment = {16, 16, 16};  ///< of a, b and c
@@ -79,7 +79,7 @@ struct BlasKey {
 /// Largest power of two up to 16 that divides an address.
 std::uint32_t blas_alignment(const void* address);
 
-/// The heuristic's first choice, asked for once for each key; none where it has no algorithm.
+/// The heuristic's first choice, queried once for each key; nullopt where it has no algorithm.
 std::optional<cublasLtMatmulAlgo_t> choose_algorithm(cublasLtHandle_t handle, const BlasCall& call, const BlasKey& key);
 
 }  // namespace thimble::gpu

@@ -13,7 +13,7 @@ namespace thimble::gpu {
 Blas::Blas() : LoadedLibrary("libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR), THIMBLE_CUBLASLT_FOLDER) {}
 
 const Blas& blas() {
-  static const Blas& library = *new Blas;  // what is destroyed at exit may still call it
+  static const Blas& library = *new Blas;  // destructors at exit may still call it
   return library;
 }
 
@@ -113,7 +113,7 @@ std::optional<cublasLtMatmulAlgo_t> choose_algorithm(cublasLtHandle_t handle, co
   if (!is_new) return at->second;
   blas_choice_detail::Preference preference;
   preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(key.workspace_bytes));
-  // Parts of a sum are added in the type of computing: not rounded to a result's 16 bits on their way.
+  // Split sums are added in the compute type: not rounded to a result's 16 bits on their way.
   preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                  static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.alignment[0]);

@@ -1,4 +1,4 @@
-// cuBLASLt's part in products of FP8 codes. The rules that it has for them (its documentation, cublasLtMatmul):
+// cuBLASLt's part in products of FP8 codes. Its rules for them (its documentation, cublasLtMatmul):
 //
 //   operands   one E4M3 at least; 16 bytes from row to row and at the beginning; the left one transposed, the right one
 //              not, in its columns: both of ours read along the sum
@@ -7,7 +7,7 @@
 //              aligned to 16 bytes, in the orders of core/kernels/fp8.h; rows in multiples of 4, and of 8 on the right
 //              side where that has 1 x 128
 //   result     f32, f16 or bf16; sums in f32, not the faster ones with fewer bits: units of compute capability 9.0 add
-//              some products with about 14 bits, and what they have is then added in f32
+//              some products with about 14 bits, and these sums are then added in f32
 //   bias       of the result's dtype; for f32 it would have to be bf16, so there is none
 
 #include <thimble/core/launch/compute_capability.h>
@@ -41,7 +41,7 @@ bool library_has_fp8_blocks() noexcept {
     if (!blas_fp8_detail::has_blocks) return false;
     try {
       return blas().cublasLtGetVersion() >= 120900;
-    } catch (const DeviceError&) {  // a dry run goes by this build's; a product says what is wrong
+    } catch (const DeviceError&) {  // a dry run uses this build's version; a product reports the error
       return true;
     }
   }();

@@ -1,5 +1,5 @@
 // cuBLASLt's part in products of 8-bit integers: IMMA. Both operands are i8 and read along the sum (TN in its columns),
-// sizes and strides are multiples of 4, pointers too; sums are exact in i32, which is what is stored.
+// sizes and strides are multiples of 4, pointers too; sums are exact in i32 and stored so.
 
 #include <thimble/core/launch/launch.h>
 #include <thimble/cuda/libraries/blas.h>

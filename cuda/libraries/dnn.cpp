@@ -1,7 +1,7 @@
 // cuDNN's part in convolutions: (N, H, W, C) images and (O, KH, KW, C / groups) weights, one deterministic algorithm
-// for each direction. Without cuDNN the own kernels compute all of them. Descriptors, and what an algorithm asks for as
-// workspace, are made once for each shape and kept. Where all images at once would need more workspace than there is
-// (few channels, which the library pads), it takes some of them at a time.
+// for each direction. Without cuDNN the project's kernels compute all of them. Descriptors, and algorithms' workspaces,
+// are made once for each shape and kept. Where all images at once would need more workspace than declared (few
+// channels, which the library pads), it takes some of them at a time.
 
 #include <thimble/cuda/runtime/library.h>
 
@@ -54,7 +54,7 @@ struct Dnn : LoadedLibrary {
 
 /// Loads it at the first call. Throws DeviceError.
 const Dnn& dnn() {
-  static const Dnn& library = *new Dnn;  // what is destroyed at exit may still call it
+  static const Dnn& library = *new Dnn;  // destructors at exit may still call it
   return library;
 }
 
@@ -63,7 +63,7 @@ void check_dnn(cudnnStatus_t status, const char* call) {
   throw DeviceError(failure_text(call, dnn().cudnnGetErrorString(status), ""));
 }
 
-/// True where the library says that it cannot, which is no failure.
+/// True for the library's refusals, which are not failures.
 bool is_refusal(cudnnStatus_t status) {
   return status == CUDNN_STATUS_NOT_SUPPORTED || CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_NOT_SUPPORTED ||
          CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_BAD_PARAM;
@@ -83,12 +83,12 @@ cudnnHandle_t handle_of(Device device, cudaStream_t stream) {
   return handle;
 }
 
-/// The descriptors of a shape, and what its algorithms ask for.
+/// The descriptors of a shape, and its algorithms' workspaces.
 struct Descriptors {
   cudnnTensorDescriptor_t x = nullptr, y = nullptr;
   cudnnFilterDescriptor_t weight = nullptr;
   cudnnConvolutionDescriptor_t conv = nullptr;
-  /// Bytes for each direction, once asked; none: the library cannot.
+  /// Bytes for each direction, once queried; nullopt when the library cannot.
   std::map<const char*, std::optional<std::size_t>> workspaces;
 
   Descriptors(const ConvShape& s, DType dtype, bool is_exact) {
@@ -155,8 +155,8 @@ Descriptors& descriptors_of(Device device, const ConvShape& s, DType dtype) {
 }
 
 /// One direction: ask(handle, descriptors, &bytes) for its workspace, then run(handle, descriptors, first image,
-/// bytes), once, or for some images after the other where they are separable. False: the library cannot, or needs more
-/// than there is.
+/// bytes), once, or for some images after the other where they are separable. False when the library cannot, or needs
+/// more workspace.
 template <class Ask, class Run>
 bool run_within(std::size_t workspace_bytes, const char* direction, const ConvShape& shape, DType dtype,
                 bool are_separable, const Ask& ask, const Run& run) {
@@ -197,7 +197,7 @@ bool run_within(std::size_t workspace_bytes, const char* direction, const ConvSh
   return true;
 }
 
-/// Where image `first` begins, of `elements` each.
+/// The begin of image `first`, with `elements` each.
 const void* image_at(const void* images, std::int64_t first, std::int64_t elements, DType dtype) {
   return static_cast<const std::byte*>(images) + first * elements * static_cast<std::int64_t>(size_of(dtype));
 }

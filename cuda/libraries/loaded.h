@@ -1,6 +1,6 @@
 #pragma once
-// Shared libraries of NVIDIA's that are loaded where they are first called, and stay. A program that computes on the
-// CPU has none of their bytes: linked, cuBLASLt and cuDNN would take hundreds of MiB before main() begins.
+// NVIDIA's shared libraries, loaded at their first call and kept. A program that computes on the CPU has none of their
+// bytes: linked, cuBLASLt and cuDNN would take hundreds of MiB before main() begins.
 
 #include <string>
 
@@ -8,7 +8,7 @@ namespace thimble::gpu {
 
 class LoadedLibrary {
  public:
-  /// Where the system looks for `file` (LD_LIBRARY_PATH first), else in `folder`. Throws DeviceError.
+  /// Searches `file` as the system does (LD_LIBRARY_PATH first), then in `folder`. Throws DeviceError.
   LoadedLibrary(const std::string& file, const char* folder);
 
  protected:

@@ -1,5 +1,5 @@
-// FP8 operands on CUDA devices: scales, codes, codes turned, and their values. A magnitude is a maximum of integers and
-// a code depends on its number and the scale alone, so all bits are those of the CPU, however the work is cut:
+// FP8 operands on CUDA devices: scales, codes, codes transposed, and their values. A magnitude is a maximum of integers
+// and a code depends only on its number and the scale, so all bits equal the CPU's, however the work is cut:
 //
 //   scale   parts of the tensor side by side, then a team for their maximum and the record; no word of it to the host
 //   cast    eight numbers a thread
@@ -25,7 +25,7 @@ namespace fp8_cuda_detail {
 using namespace cuda_kernels;
 
 constexpr std::int64_t most_parts = 1024;
-constexpr std::int64_t part_values = 1 << 14;                     // at least, where a tensor is cut in parts
+constexpr std::int64_t part_values = 1 << 14;                     // at least, where a tensor is split
 THIMBLE_DEVICE_GLOBAL std::uint32_t part_magnitudes[most_parts];  // written and read in the order of one stream
 
 // f.template operator()<S>() for the dtypes that become FP8.
@@ -41,7 +41,7 @@ void with_code(DType dtype, F&& f) {
   f.template operator()<quant::Float8Code<f8e5m2>>();
 }
 
-// The largest magnitude of a part; none is looked for where the scale is known and nothing is recorded.
+// The largest magnitude of a part; skipped where the scale is known and nothing is recorded.
 template <class S>
 struct PartMagnitude {
   static constexpr int threads = 256;
@@ -165,7 +165,7 @@ struct Cast {
   std::int64_t count;
   const float* scale;
   std::uint8_t* codes;     // may be null
-  std::uint16_t* decoded;  // may be null, and where the values are
+  std::uint16_t* decoded;  // may be null, or alias the values
   bool aligned;
   THIMBLE_DEVICE void operator()(std::int64_t i) const {
     const float inverse = 1.0f / *scale;
@@ -194,7 +194,7 @@ void cast(const Fp8CastArgs& a) {
   });
 }
 
-// Where the codes that are turned come from, eight at a time.
+// The source of transposed codes, eight at a time.
 template <class Code, class S>
 struct MadeCodes {
   using Value = S;
@@ -216,7 +216,7 @@ struct GivenCodes {
 template <class Source>
 struct Turn {
   static constexpr int threads = 128, tile = 64, wide = 8, quads = tile / 4, across = tile / wide;
-  static constexpr int pitch = quads + 1;  // words of a column: those that a warp writes lie in 32 banks
+  static constexpr int pitch = quads + 1;  // words of a column: the ones that a warp writes lie in 32 banks
   static constexpr std::size_t shared_bytes = tile * pitch * sizeof(std::uint32_t);
   Source source;
   std::int64_t rows, columns, row_stride;
@@ -228,7 +228,7 @@ struct Turn {
   std::int64_t teams() const { return ((columns + tile - 1) / tile) * ((turned_stride + tile - 1) / tile); }
 
   using Code = Words<std::uint8_t, wide>;
-  // Eight columns from c on of rows r .. r + 3; what is not there is 0.
+  // Eight columns from c on of rows r .. r + 3; missing elements are 0.
   template <bool is_whole>
   THIMBLE_DEVICE void make(std::int64_t r, std::int64_t c, float prepared, Code (&made)[4]) const {
     Words<typename Source::Value, wide> from[4] = {};

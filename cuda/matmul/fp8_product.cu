@@ -1,5 +1,5 @@
-// Products of FP8 codes on CUDA devices, and what of them cuBLASLt leaves: activation functions, what they keep, and
-// the bias of a result in f32.
+// Products of FP8 codes on CUDA devices, and the operations that cuBLASLt lacks: activation functions, their kept
+// inputs, and the bias of a result in f32.
 
 #include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/core/numbers/quant_code.h>
@@ -13,7 +13,7 @@ namespace fp8_product_detail {
 using kernels::Activation;
 using kernels::Fp8GemmArgs;
 
-// Element (row, p) of an operand whose rows run along the sum; as a right operand it is asked for (p, row).
+// Element (row, p) of an operand whose rows run along the sum; a right operand takes (p, row).
 template <class F, bool is_right>
 struct Codes {
   const F* codes;
@@ -24,7 +24,7 @@ struct Codes {
   }
 };
 
-// Likewise in blocks: what codes stand for, exact in f32.
+// Likewise in blocks: the codes' values, exact in f32.
 template <class F, bool is_right>
 struct BlockCodes {
   const F* codes;
@@ -39,7 +39,7 @@ struct BlockCodes {
   }
 };
 
-// v becomes act(v), and is kept where that is asked for.
+// v becomes act(v), and is kept on request.
 struct Finish {
   void* c;
   std::int64_t row_stride;
@@ -57,7 +57,7 @@ struct Finish {
 
 struct Result {
   Finish finish;
-  const float* a_scale;  // null: in blocks, multiplied in already
+  const float* a_scale;  // null in blocks, where it is already applied
   const float* b_scale;
   THIMBLE_DEVICE void store(std::int64_t, std::int64_t i, std::int64_t j, float sum) const {
     if (a_scale) sum *= static_cast<float>(static_cast<double>(*a_scale) * static_cast<double>(*b_scale));
@@ -65,7 +65,7 @@ struct Result {
   }
 };
 
-// What the library has stored, finished.
+// The library's stored result, finished.
 struct FinishStored {
   Finish finish;
   const void* stored;

@@ -1,5 +1,5 @@
-// Matrix products on CUDA devices: cuBLASLt where it has the product, else tiles in the order of the CPU's kernels. And
-// the table of the family.
+// Matrix products on CUDA devices: cuBLASLt where it supports the product, else tiles in the order of the CPU's
+// kernels. And the table of the family.
 
 #include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/core/kernels/matmul.h>
@@ -59,7 +59,7 @@ namespace matmul_cuda_detail {
 
 using namespace cuda_kernels;
 
-// Where matrix `number` of the batch begins in each operand.
+// The begin of matrix `number` of the batch in each operand.
 struct Batch {
   int rank;
   std::int64_t sizes[max_gemm_batch_rank];
@@ -148,8 +148,8 @@ void multiply_typed(const GemmArgs& args) {
                 args.accumulate, args.bias, args.activation, args.pre_activation});
 }
 
-// What the library has stored, rounded, through the activation: the same bits whether its input is kept or not. (The
-// library's own relu does not say what it makes of NaN.)
+// The library's stored result, rounded, through the activation: the same bits whether its input is kept or not. (The
+// library's relu does not specify NaN.)
 struct Activate {
   Batch batch;
   std::int64_t m, n, row_stride;
@@ -196,8 +196,8 @@ void gemm(const GemmArgs& args, void* workspace, int threads) {
   }
 }
 
-// Sums over rows: blocks of 256 in ascending order, added in ascending order. First those of the blocks, then a thread
-// for each column adds them.
+// Sums over rows: blocks of 256 in ascending order, added in ascending order. First the blocks' sums, then a thread for
+// each column adds them.
 template <class T>
 struct BlockSums {
   std::int64_t rows, width;

@@ -1,6 +1,6 @@
 #pragma once
-// Products of matrices in tiles, for operands that are functions of their indices: what no library computes (any
-// strides, integers, f64 and 8-bit floats, padding on one side) and what there is without one.
+// Products of matrices in tiles, for operands that are functions of their indices: products that no library computes
+// (any strides, integers, f64 and 8-bit floats, padding on one side), and all products without a library.
 
 #include <cstdint>
 #include <type_traits>
@@ -22,7 +22,7 @@ THIMBLE_DEVICE inline T activate(kernels::Activation activation, T x) {
   return x;
 }
 
-/// The same of what will be stored as `dtype`.
+/// The same for a result stored as `dtype`.
 template <class T>
 THIMBLE_DEVICE inline T activate(kernels::Activation activation, T x, DType dtype) {
   if constexpr (std::is_same_v<T, float>) {
@@ -31,12 +31,12 @@ THIMBLE_DEVICE inline T activate(kernels::Activation activation, T x, DType dtyp
   return activate(activation, x);
 }
 
-/// c = activate(activation, stored) of dense elements of one dtype, 16 bytes at a time; the two may be one. False:
-/// dtype, count or addresses are not for words.
+/// c = activate(activation, stored) of dense elements of one dtype, 16 bytes at a time; the two may alias. False when
+/// dtype, count or addresses do not fit words.
 bool activate_words(kernels::Activation activation, const void* stored, void* c, DType dtype, std::int64_t elements);
 
 /// For every matrix of a batch: c.store(matrix, i, j, sum over p of a.at(matrix, i, p) b.at(matrix, p, j)). The order
-/// is that of GemmArgs: chains of 256 in ascending p, added in ascending order; a pure function of k.
+/// is GemmArgs': chains of 256 in ascending p, added in ascending order; a pure function of k.
 template <class T, class A, class B, class C>
 struct Product {
   static constexpr int threads = 256, tile = 32, depth = 16, chain_elements = 256;

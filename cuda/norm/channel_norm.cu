@@ -14,7 +14,7 @@ using kernels::Moments;
 using kernels::RunningStatisticsArgs;
 using kernels::shifted_moments;
 
-// Moments of every stretch of rows, for every instance and channel: all means of a stretch, then all M2.
+// Moments of every range of rows, for every instance and channel: all means of a range, then all M2.
 template <class T>
 struct StretchMoments {
   static constexpr int threads = 256;
@@ -124,8 +124,8 @@ struct StretchMomentsOfWords {
   }
 };
 
-// Merges the stretches of each channel, one after the other, in the first one's place. What each is of all rows so far
-// is found by the threads of a warp together, ahead of the channels' merges.
+// Merges the ranges of each channel, one after the other, in the first one's place. The threads of a warp compute each
+// range's fraction of all rows so far together, ahead of the channels' merges.
 struct MergeStretches {
   static constexpr int threads = 32;
   StretchGrid grid;
@@ -171,7 +171,7 @@ struct MergeStretches {
   }
 };
 
-// A running statistic takes in a new value.
+// Updates a running statistic with a new value.
 THIMBLE_DEVICE inline void update_running(void* running, DType dtype, std::int64_t at, double momentum, double value) {
   store_total(running, dtype, at, (1 - momentum) * load_wide(running, dtype, at) + momentum * value);
 }
@@ -191,7 +191,7 @@ struct GroupStatistics {
   DType dtype;
   const void* x;
 
-  // The moments of a channel whose sums have left f32, again in f64.
+  // Recomputes in f64 the moments of a channel whose sums have left f32.
   THIMBLE_DEVICE Moments again(std::int64_t instance, std::int64_t channel) const {
     const std::int64_t first = instance * grid.rows * grid.channels + channel;
     const double count = static_cast<double>(grid.rows);

@@ -1,5 +1,5 @@
 #pragma once
-// What forward and backward of batch norm and group norm on CUDA devices share: cutting, coefficients, relu.
+// Shared by forward and backward of batch norm and group norm on CUDA devices: cutting, coefficients, relu.
 
 #include <algorithm>
 #include <cstdint>
@@ -16,7 +16,7 @@ using kernels::channel_norm_block;
 using kernels::channel_norm_stretch;
 using kernels::NormTail;
 
-/// Teams that take one stretch of rows of up to `columns` channels: block after block in the lanes, as
+/// Teams that take one range of rows of up to `columns` channels: block after block in the lanes, as
 /// cuda/reduce/reduce.cu.
 struct StretchGrid {
   static constexpr int single_columns = 32;                  ///< where a thread has one
@@ -56,7 +56,7 @@ struct Coefficients {
   THIMBLE_DEVICE T* more(int array) const { return centre + array * count; }
 };
 
-/// What follows n = (x - centre) scale + offset; `round` gives a value as the dtype can hold it.
+/// The tail behind n = (x - centre) scale + offset; `round` rounds a value to the dtype.
 template <class T, class Round>
 THIMBLE_DEVICE inline T with_tail(NormTail tail, T n, T residual, Round&& round) {
   if (tail == NormTail::add_relu) n = round(n) + residual;
@@ -65,7 +65,7 @@ THIMBLE_DEVICE inline T with_tail(NormTail tail, T n, T residual, Round&& round)
 }
 
 /// dx of an element whose gradient before the tail is g and whose distance to the centre is d; `part` and `product` are
-/// what goes through the statistics.
+/// the statistics' terms.
 template <class T>
 THIMBLE_DEVICE inline T input_gradient(T g, T scale, T d, T part, T product) {
   return scale * g - (part + d * product);
@@ -113,7 +113,7 @@ struct EightGrid {
 };
 
 /// f.template operator()<S>(grid, eights) where a kernel can take elements of S in eights: T is float, S f32, f16 or
-/// bf16, rows are a multiple of 8 channels, and every operand (null: none) is aligned to 16 bytes. False: it cannot.
+/// bf16, rows are a multiple of 8 channels, and every non-null operand is aligned to 16 bytes. Else returns false.
 template <class T, class Args, class F>
 bool in_eights([[maybe_unused]] const Args& args, [[maybe_unused]] std::initializer_list<const void*> operands,
                [[maybe_unused]] F&& f) {
@@ -141,7 +141,7 @@ bool in_columns([[maybe_unused]] const Args& args, [[maybe_unused]] std::initial
   return false;
 }
 
-/// A value as the dtype can hold it.
+/// A value rounded to the dtype.
 template <class T>
 THIMBLE_DEVICE inline T rounded(DType dtype, T value) {
   visit_met<T>(dtype, [&]<class S>() { value = convert_value<T>(convert_value<S>(value)); });

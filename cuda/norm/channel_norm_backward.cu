@@ -27,7 +27,7 @@ struct BeforeTail {
   }
 };
 
-// Sums of g and of g (x - centre) over one stretch of rows, for every instance and channel.
+// Sums of g and of g (x - centre) over one range of rows, for every instance and channel.
 template <class T>
 struct StretchSums {
   static constexpr int threads = 256;
@@ -88,7 +88,7 @@ struct StretchSumsOfWords {
   StretchGrid grid;
   NormTail tail;
   Coefficients<float> all;
-  const S* x;  // null: no products are asked for
+  const S* x;  // null to skip products
   const S* dy;
   const std::uint8_t* mask;
   double* partial;
@@ -166,7 +166,7 @@ struct StretchSumsOfWords {
   }
 };
 
-// Adds up the stretches of each channel in the first one's place; the products become sums of dy xhat.
+// Adds up the ranges of each channel in the first one's place; the products become sums of dy xhat.
 template <class T>
 struct AddStretches {
   StretchGrid grid;
@@ -185,7 +185,7 @@ struct AddStretches {
   }
 };
 
-// The part of dx that goes through the statistics: with g = dy weight, dx = (g - mean(g) - xhat mean(g xhat)) rstd.
+// The term of dx that goes through the statistics: with g = dy weight, dx = (g - mean(g) - xhat mean(g xhat)) rstd.
 template <class T>
 struct GradientCoefficients {
   StretchGrid grid;
@@ -254,7 +254,7 @@ struct InputGradients {
   }
 };
 
-// The same for rows in eights: everything is read before anything is written, because buffers may be one.
+// The same for rows in eights: reads everything before writing, because buffers may alias.
 template <class S>
 struct InputGradientsEights {
   EightGrid grid;
@@ -311,7 +311,7 @@ void backward(const ChannelNormGradArgs& args) {
   const T* const rstd = static_cast<const T*>(args.rstd);
   if (reads_sums) {
     BeforeTail<T> summed = gradient;
-    if (!reads_coefficients) summed.x = nullptr;  // the bias's gradient alone: products are not asked for
+    if (!reads_coefficients) summed.x = nullptr;  // only the bias's gradient: skips products
     using Sums = typename StretchSums<T>::Sums;
     const bool is_done =
         in_columns<T>(args, {summed.x, args.dy, args.coefficients}, [&]<class S>(const StretchGrid& words) {

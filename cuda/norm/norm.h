@@ -1,5 +1,5 @@
 #pragma once
-// The members of norm_cuda, which have files of their own.
+// The members of norm_cuda that are in separate files.
 
 #include <thimble/core/kernels/norm.h>
 

@@ -15,7 +15,7 @@ namespace row_norm_cuda_detail {
 using kernels::RowNormArgs;
 using kernels::RowNormGradArgs;
 
-// Elements of a parameter that go with a word of a row; `other` where there is none.
+// Elements of a parameter for a word of a row; `other` where there is none.
 template <class T, int count>
 THIMBLE_DEVICE inline void read_parameter(const T* from, std::int64_t at, int n, T other, T (&values)[count]) {
   constexpr int together = 16 / static_cast<int>(sizeof(T));
@@ -60,7 +60,7 @@ struct Forward {
       });
       centre = threads.sum(static_cast<double>(own)) * inverse_length;
     }
-    // Deviations from the rounded mean, whose own error is taken off.
+    // Deviations from the rounded mean, corrected for its error.
     const T shift = static_cast<T>(centre);
     T first = 0, second = 0;
     for_each_word<count>(threads, length, [&](std::int64_t w, auto n) {
@@ -173,7 +173,8 @@ struct InputGradient {
   }
 };
 
-// Sums of dy xhat and dy over one block of rows. `partial` has a row for each block: those of the weight, of the bias.
+// Sums of dy xhat and dy over one block of rows. `partial` has a row for each block: first the weight's, then the
+// bias's.
 template <class T>
 struct Sums {
   std::int64_t rows, length, stride, bias_offset;
@@ -295,7 +296,7 @@ void row_norm_forward(const kernels::RowNormArgs& args) {
 }
 
 void row_norm_backward(const kernels::RowNormGradArgs& args) {
-  if (args.dweight || args.dbias) {  // before dx, which may lie where dy does
+  if (args.dweight || args.dbias) {  // before dx, which may alias dy
     with_compute_type(args.dtype, [&]<class T>() { row_norm_cuda_detail::parameter_gradients<T>(args); });
   }
   if (!args.dx || args.length == 0) return;

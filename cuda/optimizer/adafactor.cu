@@ -1,7 +1,7 @@
 // Adafactor on CUDA devices: a launch for each phase of many parameters, eight neighbours of a row a thread at a time.
-// Sums have the CPU's order, so the bits are its own: the eight lanes of a tile are chains of additions that a thread
-// makes side by side, tile by tile and row by row, and are then added in order. Where a parameter's rows do not begin
-// at words of 16 bytes, the eight are read one by one.
+// Sums have the CPU's order, so the bits equal the CPU's: the eight lanes of a tile are chains of additions that a
+// thread makes side by side, tile by tile and row by row, and are then added in order. Where a parameter's rows do not
+// begin at words of 16 bytes, the eight are read one by one.
 
 #include <cmath>
 
@@ -21,10 +21,10 @@ using namespace cuda_kernels;
 constexpr std::int64_t tile = AdafactorArgs::tile, shares = AdafactorArgs::shares, stretch = AdafactorArgs::stretch;
 constexpr int lanes = AdafactorArgs::lanes;
 constexpr int team_threads = 256;
-constexpr std::int64_t most_tiles = 256;  // whose sums a team has at a time, of as many rows at most
+constexpr std::int64_t most_tiles = 256;  // whose sums a team has at a time, of at most as many rows
 constexpr std::size_t shared_bytes = (most_tiles * lanes + most_tiles) * sizeof(double);
 constexpr std::int64_t column_tile = 32;         // columns of a team
-constexpr std::int64_t elements_of_team = 4096;  // where each is by itself
+constexpr std::int64_t elements_of_team = 4096;  // with separate elements
 
 // Of each parameter of a launch, between the kernels of one update, which run in the order of one stream.
 struct Totals {
@@ -33,13 +33,13 @@ struct Totals {
 };
 THIMBLE_DEVICE_GLOBAL Totals all_totals[FactoredTable::most];
 
-// What changes from step to step.
+// Values that change from step to step.
 struct Step {
   AdafactorRule rule;
   RandomSite site;
 };
 
-// The parameters of a launch, and what they share.
+// The parameters of a launch, and their common values.
 struct List {
   ParameterKind kind;
   DType gradient_dtype;
@@ -48,9 +48,9 @@ struct List {
   FactoredTable table;
 };
 
-// One of them, and what of it a team does.
+// One of them, and a team's share of it.
 struct Problem {
-  std::int64_t n, rows, columns, unit;  // unit: number of the team among its own
+  std::int64_t n, rows, columns, unit;  // unit: the team's index in this parameter
   Parameter p;
   const void* g;
   DType gradient_dtype;
@@ -85,7 +85,7 @@ struct Problem {
     return static_cast<std::uint32_t>(i) / static_cast<std::uint32_t>(columns);
   }
 
-  /// Of eight neighbours from `column` of a row on, `count` of which are there; the others are any numbers.
+  /// Of eight neighbours from `column` of a row on, `count` of which exist; the others are any numbers.
   THIMBLE_DEVICE void parameters(std::int64_t row, std::int64_t column, int count, Eights& values) const {
     const std::int64_t i = row * columns + column;
     has_words ? p.get_eights(i, n, values) : p.get_singly(i, count, values);
@@ -96,7 +96,7 @@ struct Problem {
     THIMBLE_UNROLL
     for (int e = 0; e < 8; ++e) values[e] *= rule.factor;
   }
-  /// The update before it is clipped.
+  /// The update before clipping.
   THIMBLE_DEVICE void updates(std::int64_t row, std::int64_t column, int count, Eights& values) const {
     gradients(row, column, count, values);
     const float of_row = row_moment ? row_moment[row] / totals.row_mean : 1.0f;
@@ -123,16 +123,16 @@ struct Problem {
     }
   }
   THIMBLE_DEVICE std::int64_t share() const { return (rows + shares - 1) / shares; }
-  /// The elements of a team, where it has a stretch of them.
+  /// The elements of a team with a range of them.
   THIMBLE_DEVICE std::int64_t begin() const { return unit * elements_of_team; }
   THIMBLE_DEVICE std::int64_t end() const { return begin() + elements_of_team < n ? begin() + elements_of_team : n; }
 };
 
 THIMBLE_DEVICE inline int at_most_eight(std::int64_t count) { return count < 8 ? static_cast<int>(count) : 8; }
 
-// The sums over rows [begin, end) of the squares, with `more` added to each, of what read(row, column, count, Eights&)
-// gives, in the order of tiles and lanes. All rows of a batch are done before the next one is begun;
-// batch_done(first row, rows of it, their sums).
+// The sums over rows [begin, end) of the squares, plus `more` each, of the results of read(row, column, count,
+// Eights&), in the order of tiles and lanes. All rows of a batch are done before the next one begins; batch_done(first
+// row, rows of it, their sums).
 template <class Team, class Read, class Done>
 THIMBLE_DEVICE void sum_rows(Team& team, std::int64_t begin, std::int64_t end, std::int64_t columns, double more,
                              const Read& read, const Done& batch_done) {
@@ -171,7 +171,7 @@ THIMBLE_DEVICE void sum_rows(Team& team, std::int64_t begin, std::int64_t end, s
   }
 }
 
-// The sum over the rows of each share: of parameters, or of updates before they are clipped.
+// The sum over the rows of each share: of parameters, or of updates before clipping.
 template <bool of_updates>
 struct ShareSums {
   static constexpr int threads = team_threads;
@@ -218,7 +218,7 @@ struct RowMoments {
   }
 };
 
-// Those of 32 columns, eight a thread: `groups` stretches of rows side by side, which are added in order.
+// Of 32 columns, eight a thread: `groups` ranges of rows side by side, added in order.
 struct ColumnMoments {
   static constexpr int threads = team_threads;
   static constexpr int width = static_cast<int>(column_tile) / lanes, groups = threads / width;
@@ -299,7 +299,7 @@ struct ElementMoments {
   }
 };
 
-// What all elements of the update share.
+// Values shared by all elements of the update.
 struct FindLength {
   List list;
   THIMBLE_DEVICE static double mean(const Problem& problem, const double* sums) {
@@ -369,7 +369,7 @@ List with_teams(const List& list, const TeamsOf& teams_of) {
   return phase;
 }
 
-// A launch of a phase, of none where no entry has teams.
+// A launch of a phase; none where no entry has teams.
 template <class Body, class TeamsOf>
 void run_phase(const List& list, std::size_t shared_bytes, const TeamsOf& teams_of) {
   static_assert(sizeof(Body) <= most_argument_bytes);

@@ -1,5 +1,5 @@
 #pragma once
-// One entry of the CUDA table of optimizer.h, in a file of its own.
+// CUDA Adafactor kernels.
 
 #include <span>
 

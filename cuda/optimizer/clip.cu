@@ -13,7 +13,7 @@ namespace clip_cuda_detail {
 
 using namespace cuda_kernels;
 
-// Sums of squares of stretches, and the factor of clipping: written and read by kernels of one stream, in order.
+// Sums of squares of ranges, and the factor of clipping: written and read by kernels of one stream, in order.
 constexpr std::int64_t most_sums = 1 << 12;
 THIMBLE_DEVICE_GLOBAL double stretch_sums[most_sums];
 THIMBLE_DEVICE_GLOBAL double clip_factor;
@@ -76,10 +76,10 @@ struct SumStretchesOfWords {
   }
 };
 
-// Adds the sums of a gradient's stretches one after the other: who has the stretches of a part adds them alike.
+// Adds the sums of a gradient's ranges one after the other: a rank with only some of the ranges adds them alike.
 struct AddStretches {
   UpdateTable table;
-  bool continues;  // what stands in the gradient's sum comes first
+  bool continues;  // starts from the value in the gradient's sum
   THIMBLE_DEVICE void operator()(std::int64_t index) const {
     constexpr std::int64_t ahead = 16;  // loads that do not wait for sums
     const UpdateEntry entry = table.entries[index];

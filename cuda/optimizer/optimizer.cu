@@ -1,5 +1,5 @@
-// Optimizer updates on CUDA devices: a launch for many parameters, a team for each stretch of one, or for each block of
-// its 8-bit moments, which exist in registers alone.
+// Optimizer updates on CUDA devices: a launch for many parameters, a team for each range of one, or for each block of
+// its 8-bit moments, which exist only in registers.
 
 #include <algorithm>
 #include <cmath>
@@ -20,7 +20,7 @@ namespace optimizer_cuda_detail {
 
 using namespace cuda_kernels;
 
-// What the parameters of a launch share.
+// Shared by the parameters of a launch.
 struct Kind {
   ParameterKind parameter;
   DType gradient_dtype, state_dtype;
@@ -28,14 +28,14 @@ struct Kind {
   explicit Kind(const Args& a) : parameter(a), gradient_dtype(a.gradient_dtype), state_dtype(a.state_dtype) {}
 };
 
-// What changes from step to step.
+// Values that change from step to step.
 template <class Rule>
 struct Step {
   Rule rule;
   RandomSite site;
 };
 
-// The new value of an element; moments that the rule lacks stay what they are.
+// The new value of an element; moments that the rule lacks stay unchanged.
 template <class Rule, class T>
 THIMBLE_DEVICE T updated(const Rule& rule, T p, T g, T& first, T& second) {
   if constexpr (Rule::moments == 0) {
@@ -140,7 +140,7 @@ struct Codes {
   }
   THIMBLE_DEVICE void encode(std::int64_t i, const quant::BlockScale& s, float x) const { codes[i] = code_of(s, x); }
 
-  /// Eight neighbours from a multiple of 8; what would be behind the end is any number, and is not written.
+  /// Eight neighbours from a multiple of 8; elements behind the end are any number, and are not written.
   THIMBLE_DEVICE void decode_eights(std::int64_t at, float scale, Eights& values) const {
     const Words<std::uint8_t, 8> words = words_at<8>(codes, at);
     THIMBLE_UNROLL
@@ -163,7 +163,7 @@ struct Codes {
 
 std::int64_t blocks_of(std::int64_t n) { return (n + state_block - 1) / state_block; }
 
-// The same of 8-bit moments: a team for each block, each thread with its own elements.
+// The same for 8-bit moments: a team for each block, each thread with its elements.
 template <class Rule>
 struct BlockUpdates {
   static constexpr int threads = 64;
@@ -260,7 +260,7 @@ void launch_updates(const Args& a, const UpdateTable& table, const Rule&) {
   for_each_team(table.teams, Body{Kind(a), step_argument(a, make), table});
 }
 
-// Moments in 8 bits are of f32 updates.
+// Moments in 8 bits require f32 updates.
 template <class Args>
 void launch_table(const Args& a, const UpdateTable& table) {
   if (a.state_dtype == DType::u8) {

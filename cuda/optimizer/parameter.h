@@ -1,5 +1,5 @@
 #pragma once
-// A parameter as the kernels of all optimizers read and store it, element by element: NarrowArgs
+// A parameter in the kernels of all optimizers, read and stored element by element: NarrowArgs
 // (core/kernels/optimizer.h) on a GPU.
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace thimble::cuda_kernels {
 
-/// Eight neighbours of an array of n elements in f32, f16 or bf16, that begin at a multiple of 8; the array begins at a
-/// multiple of 16 bytes. What would be behind its end is any number, and is not written.
+/// Eight neighbours of an array of n elements in f32, f16 or bf16, from a multiple of 8; the array begins at a multiple
+/// of 16 bytes. Elements behind its end are any number, and are not written.
 using Eights = float[8];
 THIMBLE_DEVICE inline void read_eights(const void* data, DType dtype, std::int64_t at, std::int64_t n, Eights& values) {
   if (dtype == DType::f32) {
@@ -32,7 +32,7 @@ THIMBLE_DEVICE inline void read_eights(const void* data, DType dtype, std::int64
     for (int e = 0; e < 8; ++e) values[e] = widened(words.values[e]);
   }
 }
-/// The first `count` of eight neighbours, wherever they begin, element by element; 0 for the others.
+/// The first `count` of eight neighbours, at any alignment, element by element; 0 for the others.
 THIMBLE_DEVICE inline void read_singly(const void* data, DType dtype, std::int64_t at, int count, Eights& values) {
   THIMBLE_UNROLL
   for (int e = 0; e < 8; ++e) values[e] = 0;
@@ -51,7 +51,7 @@ THIMBLE_DEVICE inline void put_eights(S* to, std::int64_t at, std::int64_t n, co
     if (at + e < n) to[at + e] = words.values[e];
   }
 }
-/// What it stores, as it can be held there, comes back in `values`.
+/// Returns the stored, rounded numbers in `values`.
 THIMBLE_DEVICE inline void write_eights(void* data, DType dtype, std::int64_t at, std::int64_t n, Eights& values) {
   const auto put = [&]<class S>() {
     const Words<S, 8> words = narrowed<S>(values);
@@ -77,7 +77,7 @@ struct Array {
   }
 };
 
-/// What the parameters of a launch share.
+/// Shared by the parameters of a launch.
 struct ParameterKind {
   DType dtype;
   kernels::NarrowForm form;
@@ -85,7 +85,7 @@ struct ParameterKind {
   explicit ParameterKind(const Args& a) : dtype(a.dtype), form(kernels::form_of(a.narrow)) {}
 };
 
-/// One of them; those in f64 are stored as they are. `step` says the update that random bits are of.
+/// One of them; f64 parameters are stored unrounded. `step` is the update of the random bits.
 struct Parameter {
   void* place;
   DType dtype;

@@ -1,12 +1,12 @@
 #pragma once
-// Many parameters in one launch: their places as a kernel's argument, and which of a list may share one.
+// Many parameters in one launch: their addresses as a kernel's argument, and which of a list may share one.
 //
 // Policy
-// - What all of a launch share (dtypes, numbers, what changes from step to step) stands in it once, so only updates
-//   that are alike go together: a model's take two launches, or one for each 56 parameters.
-// - A team does a stretch of one parameter. Which one, it finds by the stretches that begin before it.
-// - The same table carries gradients that are summed or scaled.
-// - Each element is computed as it is alone, so the bits are those of one launch for each parameter.
+// - Values that all parameters of a launch share (dtypes, numbers, values that change from step to step) are in it
+//   once, so only updates that are alike go together: a model's take two launches, or one for each 56 parameters.
+// - A team does a range of one parameter, which it finds by the number of ranges before it.
+// - The same table holds gradients to sum or scale.
+// - Each element is computed as in a separate launch, so the bits equal one launch per parameter.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,8 +17,8 @@
 
 namespace thimble::cuda_kernels {
 
-/// What belongs to a parameter by the way it is stored (NarrowForm): its master copy or compensation; or, where it is
-/// rounded stochastically, the site of its random bits and the block of eight that they begin with.
+/// A parameter's data by its storage (NarrowForm): its master copy or compensation; or, with stochastic rounding, the
+/// site of its random bits and their first block of eight.
 union NarrowExtra {
   void* tensor;
   struct {
@@ -45,16 +45,16 @@ struct UpdateEntry {
 inline constexpr std::int64_t update_stretch = 4096;
 inline std::int64_t update_stretches(std::int64_t n) { return (n + update_stretch - 1) / update_stretch; }
 
-/// The same of Adafactor, whose parameters are matrices.
+/// The same for Adafactor, whose parameters are matrices.
 struct FactoredEntry {
-  std::int64_t n, columns;  ///< elements; 0 of them: no rows
+  std::int64_t n, columns;  ///< elements; 0 columns for no rows
   void* p;
   const void* g;
   float *row_moment, *column_moment, *momentum;
   NarrowExtra extra;
 };
 
-/// Those of one launch. With what else there is they are at most the 4 KiB that arguments of a kernel may have.
+/// The entries of one launch. With its other arguments they fit in the 4 KiB that arguments of a kernel may have.
 template <class Entry>
 struct ListTable {
   static constexpr int most = static_cast<int>(kernels::most_listed);
@@ -63,7 +63,7 @@ struct ListTable {
   std::uint32_t begins[most];  // the first team of each
   Entry entries[most];
 
-  /// The place of a team's entry.
+  /// The index of a team's entry.
   THIMBLE_DEVICE int index_of(std::int64_t team) const {
     int low = 0, high = count;
     while (high - low > 1) {
@@ -72,7 +72,7 @@ struct ListTable {
     }
     return low;
   }
-  /// The number of a team among those of its entry.
+  /// The index of a team within its entry.
   THIMBLE_DEVICE std::int64_t unit_of(std::int64_t team, int index) const {
     return team - static_cast<std::int64_t>(begins[index]);
   }
@@ -125,7 +125,7 @@ inline FactoredEntry entry_of(const kernels::AdafactorArgs& a) {
 inline UpdateEntry entry_of(const kernels::SquareSumArgs& a) { return {a.n, a.sum, a.gradient, {}, {}, {}}; }
 inline UpdateEntry entry_of(const kernels::ClipArgs& a) { return {a.n, a.gradient, nullptr, {}, {}, {}}; }
 
-/// Calls run(args, table) for each launch that a list takes: `args` stands for all in the table, and each of them has
+/// Calls run(args, table) for each launch that a list takes: `args` represents all in the table, and each of them has
 /// teams_of(its args) teams. A table with more than one entry has at most `most_teams` of them.
 template <class Args, class TeamsOf, class Run>
 void for_each_table(std::span<const Args> list, const TeamsOf& teams_of, const Run& run,
@@ -136,7 +136,7 @@ void for_each_table(std::span<const Args> list, const TeamsOf& teams_of, const R
   for (std::size_t first = 0; first < list.size(); ++first) {
     std::size_t before = 0;
     while (before < first && !are_alike(list[before], list[first])) ++before;
-    if (before < first) continue;  // it went with that one
+    if (before < first) continue;  // it was in that launch
     for (std::size_t i = first; i < list.size(); ++i) {
       if (!are_alike(list[first], list[i])) continue;
       const std::int64_t teams = teams_of(list[i]);

@@ -1,5 +1,5 @@
-// NF4 on CUDA devices, in the arithmetic of the CPU's kernels, so in their bits: a thread for each block that is
-// encoded and for each number that is decoded.
+// NF4 on CUDA devices, in the arithmetic and with the bits of the CPU's kernels: a thread for each encoded block and
+// for each decoded number.
 
 #include <thimble/core/kernels/nf4.h>
 #include <thimble/core/numbers/nf4.h>
@@ -36,7 +36,7 @@ struct Encode {
   }
 };
 
-/// By one thread: in the order of the CPU, and once for each time that a weight changes.
+/// By one thread: in the order of the CPU, and once per change of a weight.
 struct Mean {
   Nf4Args a;
   THIMBLE_DEVICE void operator()(std::int64_t) const {

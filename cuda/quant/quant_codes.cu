@@ -1,5 +1,5 @@
 // Tensors of 8-bit codes on CUDA devices: from numbers and back, pools, means, sums. One thread for each result, in the
-// arithmetic of the CPU's kernels, so in their bits. And Q8_0 blocks.
+// arithmetic and with the bits of the CPU's kernels. And Q8_0 blocks.
 
 #include <thimble/core/kernels/q8_block.h>
 #include <thimble/core/kernels/shared/quant_code_math.h>
@@ -51,7 +51,7 @@ struct MaxPool {
   THIMBLE_DEVICE void operator()(std::int64_t i) const {
     const std::int64_t c = i % channels, ow = i / channels % out_w, oh = i / channels / out_w % out_h;
     const std::int64_t image = i / channels / out_w / out_h;
-    std::uint8_t most = 0;  // the smallest code stands for padding
+    std::uint8_t most = 0;  // the smallest code represents padding
     for (std::int64_t kh = 0; kh < kernel_h; ++kh) {
       const std::int64_t ih = oh * stride_h + kh * dilation_h - pad_h;
       if (ih < 0 || ih >= in_h) continue;

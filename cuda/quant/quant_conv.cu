@@ -47,7 +47,7 @@ struct Tiles {
 
   std::int64_t teams() const { return ((pixels + tile - 1) / tile) * ((a.shape.filters + tile - 1) / tile); }
 
-  // Where element e of a pixel's window lies in x; negative: outside of the image.
+  // Offset of element e of a pixel's window in x; negative outside the image.
   THIMBLE_DEVICE std::int64_t place(std::int64_t image, std::int64_t oh, std::int64_t ow, std::int64_t e) const {
     const ConvShape& s = a.shape;
     const std::int64_t tap = e / s.channels, c = e - tap * s.channels, kh = tap / s.kernel_w;

@@ -1,5 +1,5 @@
-// Quantization on CUDA devices. A block's magnitude is a maximum of integers, so its codes are those of the CPU, bit by
-// bit, however the work is cut:
+// Quantization on CUDA devices. A block's magnitude is a maximum of integers, so its codes equal the CPU's, bit by bit,
+// however the work is cut:
 //
 //   eights           8 to 256 neighbours: a thread holds eight of them, read once, and the lanes beside it the others
 //   small blocks     a warp for each, larger ones a team: the values are read twice, the second time from the cache
@@ -22,14 +22,14 @@ using namespace cuda_kernels;
 constexpr std::int64_t small_block = 512;                     // values: a warp takes it
 constexpr std::int64_t column_tile = 32;                      // columns of a team
 constexpr std::int64_t most_parts = 1024;                     // of all blocks together
-constexpr std::int64_t part_values = 1 << 14;                 // at least, where a block is cut in parts
+constexpr std::int64_t part_values = 1 << 14;                 // at least, where a block is split
 constexpr std::int64_t most_cut = most_parts / 8;             // blocks: more of them are enough work for a device
 THIMBLE_DEVICE_GLOBAL std::uint32_t part_maxima[most_parts];  // written and read in the order of one stream
 THIMBLE_DEVICE_GLOBAL quant::BlockScale cut_scales[most_cut];
 
 THIMBLE_DEVICE inline std::uint32_t magnitude_bits(float x) { return bit_cast<std::uint32_t>(x) & 0x7FFFFFFFu; }
 
-// The matrix, its blocks, and where codes and scales are.
+// The matrix, its blocks, and the addresses of codes and scales.
 struct Matrix {
   std::int64_t rows, columns, block_rows, block_columns, across;
   void* values;
@@ -58,7 +58,7 @@ struct Matrix {
   }
 };
 
-// A block: its first value, and its own rows and columns.
+// A block: its first value, and its rows and columns.
 struct Place {
   std::int64_t first, rows, columns;
   THIMBLE_DEVICE Place(const Matrix& m, std::int64_t block) {
@@ -81,8 +81,8 @@ struct Place {
 struct Eights {
   std::int64_t count;
   int log_lanes;
-  /// f.template operator()<S>(eights) where blocks lie one after the other, and begin at words, elements of S. False:
-  /// they do not.
+  /// f.template operator()<S>(eights) where blocks are consecutive, and begin at words, with elements of S. Else
+  /// returns false.
   template <class F>
   static bool with(const QuantizeArgs& a, F&& f) {
     int log_lanes = 0;

@@ -1,6 +1,6 @@
-// Cross entropy on CUDA devices: a team for each row, which is read in words, once in each direction. Targets are not
-// asked for bad ones, which would stall the device: a row whose target is no class gets the loss NaN, and its gradient
-// is that of no target.
+// Cross entropy on CUDA devices: a team for each row, which is read in words, once in each direction. Does not check
+// for bad targets, which would stall the device: a row whose target is no class gets the loss NaN, and the gradient
+// without a target.
 
 #include <cmath>
 
@@ -13,7 +13,7 @@ namespace cross_entropy_cuda_detail {
 
 using namespace cuda_kernels;
 
-// Rows that count, of the batch whose gradient is made: written and read by kernels of one stream, in order.
+// Rows that count, of the batch whose gradient is computed: written and read by kernels of one stream, in order.
 THIMBLE_DEVICE_GLOBAL double rows_that_count;
 
 struct Targets {
@@ -119,7 +119,7 @@ struct Backward {
   using T = Wide<S>;
   static constexpr int threads = 256, count = word_elements<S>;
   Walk<2> rows;
-  const S* scores;  // null: they are no logits
+  const S* scores;  // null unless they are logits
   Targets targets;
   double smoothing;
   LossReduction reduction;
@@ -189,7 +189,7 @@ void forward(const CrossEntropyArgs& args) {
   });
 }
 
-// Where the count of rows goes.
+// Destination of the count of rows.
 struct Count {
   static constexpr int threads = Total<float>::threads;
   Targets targets;

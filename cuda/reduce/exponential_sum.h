@@ -8,7 +8,7 @@
 
 namespace thimble::cuda_kernels {
 
-/// What e^x is taken relative to. Where there is nothing but -infinity, all terms are 0.
+/// The subtrahend of x in e^x. With only -infinity, all terms are 0.
 template <class T>
 THIMBLE_DEVICE inline T shift_of(T largest) {
   return largest == -static_cast<T>(INFINITY) ? T(0) : largest;

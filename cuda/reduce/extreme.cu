@@ -1,4 +1,4 @@
-// Largest and smallest elements, and their places, on CUDA devices.
+// Largest and smallest elements, and their indices, on CUDA devices.
 
 #include <thimble/core/kernels/reduce.h>
 #include <thimble/cuda/kernel/element.h>
@@ -10,14 +10,14 @@ namespace extreme_cuda_detail {
 using kernels::ExtremeArgs;
 using kernels::PlaceArgs;
 
-// What is kept of some elements: 8 bytes of value and 8 of place.
+// The result of some elements: 8 bytes of value and 8 of index.
 template <class T>
 struct Best {
   alignas(8) T value;
-  std::int64_t place;  // -1: of none
+  std::int64_t place;  // -1 for none
 };
 
-// b takes the place of a: NaN wins over all, and of equals (and NaNs) the one that lies first.
+// b replaces a: NaN wins over all, and of equals (and NaNs) the first one.
 template <class T>
 THIMBLE_DEVICE inline bool beats(const Best<T>& b, const Best<T>& a, bool is_max) {
   if (b.place < 0) return false;

@@ -1,5 +1,5 @@
 #pragma once
-// Sums of numbers one after the other, whose loads do not wait for additions: many are under way at a time.
+// Sums of numbers one after the other, whose loads do not wait for additions: many are in flight at a time.
 
 #include <cstdint>
 

@@ -1,9 +1,9 @@
-// Sums over any axes on CUDA devices, in the order that reduce.h states: the bits are those of the CPU's kernels.
+// Sums over any axes on CUDA devices, in the order of reduce.h: the bits equal the CPU's kernels.
 //
-// A team reduces one stretch of one output, or of up to 32 neighbouring outputs whose elements lie side by side. Its
-// threads stand in a grid of columns (outputs) and lanes; lane l sums block l of every round, one element after the
-// other, and the first lane adds the blocks' sums in order. Plain sums of f32, f16 and bf16 are read in words, along
-// the outputs or along what is summed, where all of them begin at multiples of a word.
+// A team reduces one range of one output, or of up to 32 neighbouring outputs with contiguous elements. Its threads
+// form a grid of columns (outputs) and lanes; lane l sums block l of every round, one element after the other, and the
+// first lane adds the blocks' sums in order. Plain sums of f32, f16 and bf16 are read in words, along the outputs or
+// along the summed elements, where all of them begin at multiples of a word.
 
 #include <algorithm>
 #include <cmath>
@@ -19,7 +19,7 @@ namespace reduce_cuda_detail {
 
 using namespace cuda_kernels;
 
-// i64 sums must stay exact, so totals have a type of their own.
+// i64 sums must stay exact, so totals have a separate type.
 template <class T>
 using Total = std::conditional_t<std::is_same_v<T, std::int64_t>, std::int64_t, double>;
 
@@ -110,7 +110,7 @@ struct SumStretch {
   }
 };
 
-// What follows of f32 sums: the end of them.
+// The end of f32 sums.
 struct SumEnd {
   ReduceGrid grid;
   double divisor;
@@ -165,7 +165,7 @@ struct SumColumns {
   }
 };
 
-// Words along what is summed.
+// Words along the summed elements.
 template <class S>
 struct SumRow {
   static constexpr int threads = 64, count = word_elements<S>;
@@ -221,7 +221,7 @@ struct AddStretches {
   }
 };
 
-// Sums in words, as far as they go: false where they do not.
+// Sums in words where possible; else returns false.
 bool sum_words(const ReduceArgs& args, const Walk<2>& kept, const Walk<2>& reduced, const ReduceGrid& grid) {
   if (reduced.rank != 1 || args.reduced.elements() == 0 || !are_aligned({args.in.data})) return false;
   const Walk<1> places(args.kept, {&args.in.kept_strides});

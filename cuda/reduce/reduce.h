@@ -1,5 +1,5 @@
 #pragma once
-// How reductions are cut into teams, and the members of the table that have files of their own.
+// How reductions are cut into teams, and the members of the table in separate files.
 
 #include <algorithm>
 #include <cstdint>
@@ -14,8 +14,8 @@ struct ReduceJobPlace {
   std::int64_t output, count, stretch, begin, end;
 };
 
-/// A job is one stretch of one output, or of up to `columns` neighbours on the innermost kept axis where these lie side
-/// by side in memory.
+/// A job is one range of one output, or of up to `columns` neighbours on the innermost kept axis where these are
+/// contiguous in memory.
 struct ReduceGrid {
   std::int64_t outputs, length, stretches, inner, groups;  ///< groups of columns in a row of `inner` outputs
   int columns;
@@ -30,7 +30,7 @@ struct ReduceGrid {
   }
 };
 
-/// `stride` and `inner` are those of the innermost kept axis.
+/// `stride` and `inner` belong to the innermost kept axis.
 inline ReduceGrid reduce_grid(const Shape& kept, const Shape& reduced, std::int64_t stride, std::int64_t inner) {
   ReduceGrid grid;
   grid.outputs = kept.elements();

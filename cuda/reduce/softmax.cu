@@ -14,12 +14,12 @@ namespace softmax_cuda_detail {
 
 using namespace cuda_kernels;
 
-// How many elements of a row are not masked.
+// The number of unmasked elements of a row.
 THIMBLE_DEVICE inline std::int64_t visible(std::int64_t length, std::int64_t causal_queries, std::int64_t row) {
   return causal_queries == 0 ? length : length - causal_queries + row % causal_queries + 1;
 }
 
-// Words of a row that a thread holds; of 8 bits none.
+// Words of a row that a thread holds; 0 for 8-bit elements.
 template <class S>
 inline constexpr int held_words = sizeof(S) == 1 ? 0 : 8;
 
@@ -65,7 +65,7 @@ struct ForwardRows {
     }
   }
 
-  // Word w with n elements that are seen; the others are -infinity.
+  // Word w with n visible elements; the others are -infinity.
   template <class Reader>
   THIMBLE_DEVICE void read(const Reader& reader, std::int64_t w, std::int64_t n, T (&values)[count]) const {
     reader.read(w, values);
@@ -124,7 +124,7 @@ struct ForwardRows {
     }
   }
 
-  // The result of a row that is read once more.
+  // The result of a row that is read again.
   template <class Threads>
   THIMBLE_DEVICE void write_again(const Threads& threads, const S* from, S* to, std::int64_t seen, T largest,
                                   double total) const {

@@ -1,20 +1,19 @@
 // Pages of a GPU: CUDA virtual memory.
 //
 // Policy
-// - The range is addresses alone (cuMemAddressReserve). Each granule of 2 MiB is an allocation of its own
-//   (cuMemCreate), mapped where it belongs, because a mapping is given back as a whole or not at all. Access is set
-//   once per commit.
-// - The granule is the one that a dry run counts with, so that predictions are equal; the driver's own must divide it.
-// - A refusal of the driver is a value, and what was mapped before it is given back.
+// - The range is only addresses (cuMemAddressReserve). Each granule of 2 MiB is a separate allocation (cuMemCreate),
+//   mapped at its address, because a mapping is given back as a whole or not at all. Access is set once per commit.
+// - The granule is the dry run's, so that predictions are equal; the driver's granule must divide it.
+// - A refusal of the driver is a value, and earlier mappings of the call are given back.
 // - Moves and fills go to the compute stream: they are in the order of the kernels before and after. Giving pages back
-//   waits for the device first, counted (cuda/runtime/runtime.h), because a kernel under way may still use them.
-// - A remap gives the handles of whole granules other addresses: it waits for the device, unmaps all of the stretch,
-//   and maps it anew. What the driver refuses is put back; where it refuses that too, the device has failed, and the
-//   next launch reports it.
-// - A move over a distance shorter than a granule goes through one granule of the backing's own, which is committed at
-//   the first such move and is not among the arena's bytes.
-// - The device's time of moves is taken by pairs of events around them, read when somebody asks and the device has
-//   passed them: no wait for it. A remap is not in it, because it keeps the host and not the device.
+//   waits for the device first, counted (cuda/runtime/runtime.h), because a running kernel may still use them.
+// - A remap gives the handles of whole granules other addresses: it waits for the device, unmaps the whole range, and
+//   maps it again. A mapping that the driver refuses is restored; if it refuses that too, the device has failed, and
+//   the next launch reports it.
+// - A move over a distance shorter than a granule goes through one granule of the backing, which is committed at the
+//   first such move and does not count among the arena's bytes.
+// - Pairs of events around moves measure the device's time of moves, read on request when the device has passed them:
+//   no wait for it. It excludes remaps, which occupy the host and not the device.
 
 #include <deque>
 #include <vector>
@@ -111,7 +110,7 @@ class CudaBacking final : public Backing {
     if (distance >= bytes) return copy(base_ + to, base_ + from, bytes);
     const bool is_direct = distance >= granule_bytes;
     if (!is_direct && !has_bounce()) {
-      // Without a granule to spare: pieces that do not overlap, as short as the distance.
+      // Without a spare granule: runs that do not overlap, as short as the distance.
       return move_in_pieces(from, to, bytes, distance, false);
     }
     move_in_pieces(from, to, bytes, is_direct ? distance : granule_bytes, !is_direct);
@@ -124,7 +123,7 @@ class CudaBacking final : public Backing {
   }
   MoveTime move_time() noexcept override {
     if (under_way_.empty()) return {moved_ms_, 0};
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // a question does not break a capture off
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // a query does not break a capture off
     cudaThreadExchangeStreamCaptureMode(&mode);
     while (!under_way_.empty()) {
       const Stretch& first = under_way_.front();
@@ -172,11 +171,11 @@ class CudaBacking final : public Backing {
   struct Stretch {
     cudaEvent_t begin = nullptr, end = nullptr;
   };
-  // Where an event is refused the moves are not timed; they are made all the same.
+  // If an event is refused the moves are not timed, but made all the same.
   void begin_stretch() noexcept {
     if (!is_timed_ || open_.begin != nullptr) return;
-    const cudaStream_t moves = stream();  // on its device events are made
-    move_time();                          // gives some back
+    const cudaStream_t moves = stream();  // its device makes the events
+    move_time();                          // frees some
     if (!spare_.empty()) {
       open_ = spare_.front();
       spare_.pop_front();
@@ -210,7 +209,7 @@ class CudaBacking final : public Backing {
     if (stretch.end != nullptr) cudaEventDestroy(stretch.end);
   }
 
-  /// Whether the bounce is there with access, which it gets at the first such move; a later one tries again.
+  /// Whether the bounce has access, which it gets at the first such move; a later one tries again.
   bool has_bounce() noexcept {
     if (bounce_ != 0) return true;
     const CUdeviceptr at = base_ + range_bytes_;
@@ -219,7 +218,7 @@ class CudaBacking final : public Backing {
     unmap(at, bounce_);
     return false;
   }
-  // Downwards in ascending order, upwards in descending order: what is overwritten has been moved.
+  // Downwards in ascending order, upwards in descending order: overwritten bytes have been moved.
   void move_in_pieces(std::size_t from, std::size_t to, std::size_t bytes, std::size_t piece, bool bounces) noexcept {
     const std::size_t pieces = (bytes + piece - 1) / piece;
     for (std::size_t i = 0; i < pieces; ++i) {
@@ -237,7 +236,7 @@ class CudaBacking final : public Backing {
     gpu::report_later(cudaMemcpyAsync(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes,
                                       cudaMemcpyDeviceToDevice, stream()));
   }
-  // The device was there when the backing was made; should it be gone, the next launch says so.
+  // The device existed when the backing was made; if it is gone, the next launch reports it.
   cudaStream_t stream() noexcept {
     try {
       return gpu::compute_stream(device_);
@@ -264,7 +263,7 @@ class CudaBacking final : public Backing {
     driver_.release(handle);
     handle = 0;
   }
-  /// Puts granules [first, last) at the addresses that the table says.
+  /// Puts granules [first, last) at the table's addresses.
   bool map_all(std::size_t first, std::size_t last) noexcept {
     for (std::size_t begin = first; begin < last;) {
       std::size_t end = begin;
@@ -302,14 +301,14 @@ class CudaBacking final : public Backing {
   CUmemAllocationProp where_{};
   CUdeviceptr base_ = 0;
   std::size_t range_bytes_ = 0;
-  std::vector<CUmemGenericAllocationHandle> granules_;  // 0: no pages
+  std::vector<CUmemGenericAllocationHandle> granules_;  // 0 without pages
   CUmemGenericAllocationHandle bounce_ = 0;
   bool is_timed_ = false;
   Stretch open_;                   // begun and not ended
   std::deque<Stretch> under_way_;  // in the order of the stream
   std::deque<Stretch> spare_;
   double moved_ms_ = 0;
-  const char* refused_ = nullptr;  // the last call that was, its bytes and its answer
+  const char* refused_ = nullptr;  // the last refused call, its bytes and its result
   std::size_t refused_bytes_ = 0;
   CUresult refusal_ = CUDA_SUCCESS;
 };
@@ -317,7 +316,7 @@ class CudaBacking final : public Backing {
 }  // namespace cuda_backing_detail
 
 std::unique_ptr<Backing> make_cuda_backing(Device device) {
-  gpu::make_current(device);  // it is there: said before any other call fails
+  gpu::make_current(device);  // checks that it exists before any other call fails
   return std::make_unique<cuda_backing_detail::CudaBacking>(device);
 }
 

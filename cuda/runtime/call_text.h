@@ -1,12 +1,12 @@
 #pragma once
-// What errors of CUDA, cuBLASLt, cuDNN and the driver say: the call with its arguments, what it answered, and the
-// operation that it was part of.
+// Texts of errors of CUDA, cuBLASLt, cuDNN and the driver: the call with its arguments, its result, and the operation
+// that it was part of.
 //
 //   cudaMemcpyAsync(0x7f2c00000000, 0x7f2a00000000, 4194304, host to device): cudaErrorInvalidValue: invalid argument
 //   cublasLtMatmul: CUBLAS_STATUS_EXECUTION_FAILED: ...; in product (128, 64) x (64, 32) of bf16 on cuda:0, workspace
 //   ...
 //
-// It includes nothing of CUDA, so that its texts are tested without it.
+// It includes no header of CUDA, so that its texts are tested without it.
 
 #include <sstream>
 #include <string>
@@ -85,7 +85,7 @@ inline std::string describe(const kernels::ConvWeightGradArgs& a) {
   return "weight's gradient of the convolution of " + describe(a.shape, a.dtype);
 }
 
-/// While one lives, errors of this thread say that they are part of this operation. It costs no text before one fails.
+/// While one lives, errors of this thread name this operation. It builds no text before one fails.
 class Doing {
  public:
   template <class Args>
@@ -115,7 +115,7 @@ class Doing {
   const Doing* before_;
 };
 
-/// CALL, what it answered, and the operation.
+/// CALL, its result, and the operation.
 inline std::string failure_text(const std::string& call, const std::string& name, const std::string& meaning) {
   return call + ": " + name + (meaning.empty() ? "" : ": ") + meaning + Doing::text();
 }

@@ -1,5 +1,5 @@
 #pragma once
-// The driver's calls for virtual memory. They are asked of the runtime by name, so that nothing links to libcuda, which
+// The driver's calls for virtual memory, looked up by name through the runtime, so that nothing links to libcuda, which
 // only a machine with a driver has.
 
 #include <string>
@@ -22,10 +22,10 @@ struct Driver {
   PFN_cuGetErrorString_v6000 error_string = nullptr;
 };
 
-/// Throws DeviceError with the call that this driver does not have.
+/// Throws DeviceError with the call that this driver lacks.
 const Driver& driver();
 
-/// "CALL: CUDA_ERROR_NAME: what it means", `call` with its arguments (cuda/runtime/call_text.h).
+/// "CALL: CUDA_ERROR_NAME: meaning", `call` with its arguments (cuda/runtime/call_text.h).
 std::string driver_failure(const std::string& call, CUresult result);
 
 }  // namespace thimble::gpu

@@ -1,5 +1,5 @@
 #pragma once
-// The dynamic codes on a CUDA device: its own copy of their tables.
+// The dynamic codes on a CUDA device: its copy of their tables.
 
 #include <thimble/core/numbers/quant_table.h>
 #include <thimble/cuda/kernel/kernel.h>
@@ -9,7 +9,7 @@ namespace thimble::cuda_kernels {
 static THIMBLE_DEVICE_GLOBAL const quant::DynamicTable signed_codes = quant::make_dynamic_table(true);
 static THIMBLE_DEVICE_GLOBAL const quant::DynamicTable unsigned_codes = quant::make_dynamic_table(false);
 
-/// Makes a code in device code: those of one number alone need no table.
+/// Makes a code in device code: only dynamic codes need a table.
 template <class Code>
 struct MakeCode {
   THIMBLE_DEVICE static Code make() { return {}; }

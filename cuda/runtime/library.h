@@ -1,9 +1,9 @@
 #pragma once
-// What cuBLASLt and cuDNN do for the tables of matmul, convolution, FP8 and 8-bit nets. Each call is made on the
-// compute stream of the launching device and stays within the workspace that core/kernels/cuda_workspace.h declares.
-// False: the library has no algorithm for these arguments in that workspace, and nothing was done; the own kernels
-// compute it then. Which of the two it is depends on the arguments, the library and the kind of device, never on free
-// memory or timing.
+// cuBLASLt and cuDNN for the tables of matmul, convolution, FP8 and 8-bit nets. Each call is made on the compute stream
+// of the launching device and stays within the workspace that core/kernels/cuda_workspace.h declares. False means that
+// the library has no algorithm for these arguments in that workspace, and nothing was done; the project's kernels
+// compute it then. The result depends on the arguments, the library and the kind of device, never on free memory or
+// timing.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,13 +14,12 @@
 
 namespace thimble::gpu {
 
-/// All throw DeviceError with the call that failed.
-/// Without gelu and what it keeps.
+/// All throw DeviceError with the failed call. Without gelu and its kept input.
 bool library_gemm(const kernels::GemmArgs& args, void* workspace, std::size_t workspace_bytes);
-/// Without an activation, and with a bias for c in f16 and bf16 alone: no others are there for FP8.
+/// Without an activation, and with a bias only for c in f16 and bf16: FP8 supports no others.
 bool library_fp8_gemm(const kernels::Fp8GemmArgs& args, void* workspace, std::size_t workspace_bytes);
-/// Whether cuBLAS has scales of blocks, that of this build and that which is loaded: from 12.9 on. Where none can be
-/// loaded, that of this build.
+/// Whether cuBLAS supports block scales, both this build's and the loaded one: from 12.9 on. If none can be loaded,
+/// this build's.
 bool library_has_fp8_blocks() noexcept;
 /// c (m, n) i32 = a (m, k) b (n, k)^T, all dense rows, without a workspace; k and n are multiples of 16.
 struct Int8Gemm {
@@ -30,7 +29,7 @@ struct Int8Gemm {
   std::int32_t* c;
 };
 bool library_int8_gemm(const Int8Gemm& args);
-/// Without an activation; the bias is left to the caller, who adds it to y.
+/// Without an activation; the caller adds the bias to y.
 bool library_conv_forward(const kernels::ConvForwardArgs& args, void* workspace, std::size_t workspace_bytes);
 bool library_conv_input_grad(const kernels::ConvInputGradArgs& args, void* workspace, std::size_t workspace_bytes);
 bool library_conv_weight_grad(const kernels::ConvWeightGradArgs& args, void* workspace, std::size_t workspace_bytes);

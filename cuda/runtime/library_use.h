@@ -1,6 +1,6 @@
 #pragma once
 // Counts library calls and refusals, where the rules of core/kernels/cuda_workspace.h leave the choice to a library.
-// After a refusal our own kernel computes the result: no failure, but slower, so it is counted.
+// After a refusal the project's kernel computes the result: no failure, but slower, so it is counted.
 
 #include <mutex>
 

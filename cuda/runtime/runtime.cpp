@@ -1,11 +1,11 @@
 // The CUDA runtime: streams, copies between host and device, facts about devices.
 //
 // Policy
-// - Two streams for each device, made at first use and never destroyed: kernels go to the one, transfers beside them to
-//   the other. The null stream is never used.
+// - Two streams for each device, made at first use and never destroyed: one for kernels, one for transfers beside them.
+//   The null stream is never used.
 // - An upload goes through pinned memory of a fixed size, two halves in turn: the host goes on when its bytes are in
-//   there. The copy is ordered behind what was launched before, because the block may have had another user, and what
-//   is launched after waits for it.
+//   there. The copy is ordered behind earlier launches, because the block may have had another user, and later launches
+//   wait for it.
 // - Every wait of the host is counted.
 
 #include <thimble/cuda/runtime/runtime.h>
@@ -27,10 +27,10 @@ namespace runtime_detail {
 
 constexpr std::size_t half_bytes = std::size_t{4} << 20;
 
-/// What the process has of one device.
+/// The process's state of one device.
 struct DeviceState {
   cudaStream_t compute = nullptr, copy = nullptr;
-  cudaEvent_t compute_reached = nullptr;  // by the compute stream, when an upload was asked for
+  cudaEvent_t compute_reached = nullptr;  // by the compute stream, at the request of an upload
   std::byte* staging = nullptr;           // two halves
   std::array<cudaEvent_t, 2> uploaded{};  // each half is free again
   int next_half = 0;
@@ -95,7 +95,7 @@ void upload(void* to, const void* from, std::size_t bytes) {
     const std::size_t count = std::min(half_bytes, bytes - done);
     std::byte* const staged = state.staging + half * half_bytes;
     if (cudaEventQuery(state.uploaded[half]) == cudaErrorNotReady) {
-      cudaGetLastError();  // which is no error; the next launch would report it
+      cudaGetLastError();  // not an error; the next launch would report it
       waits.fetch_add(1, std::memory_order_relaxed);
       check(cudaEventSynchronize(state.uploaded[half]), "cudaEventSynchronize", "uploaded", device);
     }
@@ -121,7 +121,7 @@ void* allocate_pinned(std::size_t bytes) {
   void* memory = nullptr;
   const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
   if (error == cudaErrorMemoryAllocation) {
-    cudaGetLastError();  // a refusal is no failure of the device
+    cudaGetLastError();  // a refusal is not a failure of the device
     throw OutOfMemory("cudaHostAlloc(" + std::to_string(bytes) + "): the host has no such amount of pinned memory",
                       {.requested_bytes = bytes});
   }
@@ -170,7 +170,7 @@ void* end_capture(Device device, bool is_wanted) {
   auto capture = std::make_unique<Capture>();
   const cudaError_t error = cudaStreamEndCapture(state_of(device).compute, &capture->graph);
   if (!is_wanted) {
-    cudaGetLastError();  // a capture that was broken off is no failure of the device
+    cudaGetLastError();  // an aborted capture is not a failure of the device
     return nullptr;
   }
   check(error, "cudaStreamEndCapture", "compute", device);
@@ -188,7 +188,7 @@ std::size_t captured_launches(void* capture) { return static_cast<Capture*>(capt
 
 void forget(Device device, void* capture) noexcept {
   try {
-    synchronize(device);  // a replay may be under way
+    synchronize(device);  // a replay may still run
   } catch (const DeviceError&) {
   }
   delete static_cast<Capture*>(capture);
@@ -235,7 +235,7 @@ int ask_capability(int index) {
       cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index) == cudaSuccess) {
     return 10 * major + minor;
   }
-  cudaGetLastError();  // that there is none is no failure
+  cudaGetLastError();  // a missing device is not a failure
   return 0;
 }
 
@@ -296,7 +296,7 @@ void synchronize(Device device) {
 std::size_t used_bytes(Device device) { return runtime_detail::device_memory(device).used_bytes(); }
 
 void book_handle(Device device, std::size_t used_bytes_before) {
-  const std::size_t now = used_bytes(device);  // other processes may have given back in between
+  const std::size_t now = used_bytes(device);  // other processes may have freed memory meanwhile
   if (now > used_bytes_before) runtime_detail::state_of(device).handle_bytes += now - used_bytes_before;
 }
 
@@ -304,7 +304,7 @@ std::uint64_t synchronization_count() { return runtime_detail::waits.load(std::m
 
 void report_later(cudaError_t error) noexcept {
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // kept here, where a question to an event does not clear it
+  cudaGetLastError();  // kept here, where querying an event does not clear it
   runtime_detail::reported_later.store(error, std::memory_order_relaxed);
 }
 

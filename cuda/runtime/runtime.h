@@ -13,16 +13,16 @@
 
 namespace thimble::gpu {
 
-/// Throws DeviceError "CALL(ARGUMENTS): cudaErrorName: what it means" unless the call succeeded
+/// Throws DeviceError "CALL(ARGUMENTS): cudaErrorName: meaning" unless the call succeeded
 /// (cuda/runtime/call_text.h).
 template <class... Arguments>
 void check(cudaError_t error, const char* call, const Arguments&... arguments) {
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // said here, not by the next launch once more; what cannot be cleared stays
+  cudaGetLastError();  // reported here, not again by the next launch; an uncleared error stays
   throw DeviceError(failure_text(call_text(call, arguments...), cudaGetErrorName(error), cudaGetErrorString(error)));
 }
 
-/// Makes a device the current one of this thread. Throws DeviceError when it is not there.
+/// Makes a device the current one of this thread. Throws DeviceError when it does not exist.
 void make_current(Device device);
 
 /// Waits for both streams of a device; counted.
@@ -31,7 +31,7 @@ void synchronize(Device device);
 /// How often the host has waited for a device, in this process.
 std::uint64_t synchronization_count();
 
-/// Makes a library's handle for a device. What the device's bytes in use rise by meanwhile are its bytes.
+/// Makes a library's handle for a device. The increase of the device's used bytes is its size.
 std::size_t used_bytes(Device device);
 void book_handle(Device device, std::size_t used_bytes_before);
 template <class Make>

@@ -1,6 +1,6 @@
 #pragma once
-// An argument of a kernel that changes from step to step: a value, or, in a step that is recorded, a place in device
-// memory where it stands (core/kernels/shared/step_numbers.h).
+// An argument of a kernel that changes from step to step: a value, or, in a captured step, an address in device memory
+// (core/kernels/shared/step_numbers.h).
 
 #include <cstring>
 #include <type_traits>
@@ -13,11 +13,11 @@ namespace thimble::cuda_kernels {
 template <class T>
 struct StepArgument {
   T value;
-  const T* place;  // null: `value`
+  const T* place;  // null to use `value`
   THIMBLE_DEVICE const T& get() const { return place ? *place : value; }
 };
 
-/// What make(args) gives, made again for every replay with the arguments of its step.
+/// The result of make(args), recomputed for every replay with the arguments of its step.
 template <class Args, class Make>
 auto step_argument(const Args& args, Make make) {
   using T = decltype(make(args));
@@ -35,7 +35,7 @@ auto step_argument(const Args& args, Make make) {
   return made;
 }
 
-/// The same of arguments that kernels take as they are.
+/// The same for arguments that kernels take directly.
 inline auto step_argument(const RandomSite& site) {
   return step_argument(site, [](const RandomSite& s) { return s; });
 }
