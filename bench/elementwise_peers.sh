@@ -3,7 +3,7 @@
 #
 #   bench/elementwise_peers.sh [BUILD [THREADS [ROUNDS]]]        (build, 1, 2)
 #
-# BUILD/bin/elementwise_benchmark and bench/peers/elementwise_torch.py with the Python that THIMBLE_PYTHON names take
+# BUILD/bin/elementwise_benchmark and bench/torch/elementwise.py with the Python that THIMBLE_PYTHON names take
 # turns; of each figure the best counts. Prints milliseconds, our share of the triad's rate, and ours over PyTorch's.
 # PyTorch runs with an allocator that keeps its pages.
 set -e
@@ -29,7 +29,7 @@ while [ "$round" -lt "$rounds" ]; do
   grep '^triad' "$out/run"
   sed -n 's/^| \(.*\) |$/ours|\1/p' "$out/run" | sed 's/ *| */|/g' >>"$out/figures"
   MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=4000000000 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
-    "${THIMBLE_PYTHON:-python3}" "$sources/peers/elementwise_torch.py" "$threads" | sed 's/^/torch|/' >>"$out/figures"
+    "${THIMBLE_PYTHON:-python3}" "$sources/torch/elementwise.py" "$threads" | sed 's/^/torch|/' >>"$out/figures"
   round=$((round + 1))
 done
 awk -F'|' '

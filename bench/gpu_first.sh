@@ -116,7 +116,7 @@ stage_memory() { program gpu_memory_benchmark "$device" "$([ -n "$is_tiny" ] && 
 stage_speed() { program gpu_benchmark "$device" "$([ -n "$is_tiny" ] && echo 64 || echo 1)" operators,optimizers; }
 stage_torch() {
   has_torch || left_out "PyTorch"
-  run "$python" bench/gpu_torch.py operators --device "$device" --scale "$([ -n "$is_tiny" ] && echo 64 || echo 1)"
+  run "$python" bench/torch/gpu.py operators --device "$device" --scale "$([ -n "$is_tiny" ] && echo 64 || echo 1)"
 }
 stage_libraries() {
   [ "$device" = cuda ] || left_out "libraries and graphs are a GPU's"
@@ -129,7 +129,7 @@ step() {
 }
 peer() {
   echo "step $1"
-  run "$python" bench/gpu_torch.py train "${@:2}" --device "$device"
+  run "$python" bench/torch/gpu.py train "${@:2}" --device "$device"
 }
 stage_gpt2() {
   local flags=(gpt2 --batch 16 --seq 1024)

@@ -23,7 +23,7 @@ compile "$build" thimble_program ${programs#thimble }
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 packed=$folder/thimble-gpu
-mkdir -p "$packed/bin" "$packed/bench/peers"
+mkdir -p "$packed/bin" "$packed/bench/torch"
 for name in $programs; do
   strip -o "$packed/bin/$name" "$build/bin/$name"
   if readelf -d "$packed/bin/$name" | grep -E 'NEEDED.*(libstdc\+\+|libgcc_s)'; then
@@ -37,8 +37,8 @@ if tools/kernels.py --has-cuobjdump; then # what the table stands beside; budget
 else
   say "no cuobjdump: the table will have no expected figures"
 fi
-cp bench/gpu_first.sh bench/gpu_table.py bench/gpu_torch.py "$packed/bench/"
-cp bench/peers/torch_nets.py "$packed/bench/peers/"
+cp bench/gpu_first.sh bench/gpu_table.py "$packed/bench/"
+cp bench/torch/gpu.py bench/torch/nets.py bench/torch/timing.py "$packed/bench/torch/"
 {
   git log -1 --format='commit %h of %cs' 2>/dev/null || say "commit unknown"
   git diff --quiet HEAD 2>/dev/null || say "with changes that are not committed"

@@ -50,7 +50,7 @@ while [ "$round" -lt "$rounds" ]; do
   done
   if [ -n "$THIMBLE_PYTHON" ]; then
     sed -n 's/^ *{"\(.*\)},$/{"\1}/; /{"/{s/}, *{/\n/g; s/[{}",]/ /g; p}' "$sources/shapes.h" | awk 'NF == 4' |
-      "$THIMBLE_PYTHON" "$sources/matmul_torch.py" "$threads" | sed "s/^/torch /" >>"$out/figures"
+      "$THIMBLE_PYTHON" "$sources/../torch/matmul.py" "$threads" | sed "s/^/torch /" >>"$out/figures"
   fi
   round=$((round + 1))
 done

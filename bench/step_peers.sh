@@ -3,8 +3,8 @@
 #
 #   bench/step_peers.sh [BUILD [THREADS [ROUNDS [STEPS]]]]        (build, 2, 1, 6)
 #
-# Runs BUILD/bin/step_benchmark and bench/peers/step_torch.py with each Python that THIMBLE_PYTHON names (separated by
-# spaces; say "/usr/bin/python3 $HOME/torch/bin/python3"). Of every case the fastest of STEPS steps in ROUNDS rounds
+# Runs BUILD/bin/step_benchmark and bench/torch/step.py with each Python that THIMBLE_PYTHON names (separated by
+# spaces; say "$HOME/torch/bin/python3"; 2.5 and later). Of every case the fastest of STEPS steps in ROUNDS rounds
 # counts. Three kinds of plan of ours: `keep`, everything is kept; `half`, within half of what the leanest peer's process
 # grew by; `ckpt`, within what the leanest peer needs with a checkpoint around every block. The last two fuse the
 # optimizer into backward. Memory is the growth of the process from the model on. CASES picks cases by name (default:
@@ -55,7 +55,7 @@ peer() {  # peer NUMBER MODEL BATCH [ckpt] [bf16]
     if grep -q -m 1 avx512f /proc/cpuinfo; then export OPENBLAS_CORETYPE=SKYLAKEX ATEN_CPU_CAPABILITY=avx512; fi
     export MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=4000000000
     export GLIBC_TUNABLES=glibc.malloc.hugetlb=1
-    "$python" "$sources/peers/step_torch.py" "$model" "$batch" "$steps" "$@" 2>"$out/error"
+    "$python" "$sources/torch/step.py" "$model" "$batch" "$steps" "$@" 2>"$out/error"
   ) || echo "# $python: $model, $batch, $*: $(tail -n 1 "$out/error")"
 }
 # note CASE WHO: the line of a run becomes "case who ms growth", and of ours "gflop-of-a-step ceiling" behind it

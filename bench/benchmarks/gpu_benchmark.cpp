@@ -3,7 +3,7 @@
 //   gpu_benchmark [DEVICE [SCALE [PARTS]]]        (cuda, 1, all: operators,optimizers,steps,libraries)
 //
 // One line for each operator: "name dtype ms figure unit", the best of several runs of many launches. SCALE divides the
-// sizes (a smoke run on the cpu takes 64). bench/gpu_torch.py prints the same lines for PyTorch. `steps` are those of
+// sizes (a smoke run on the cpu takes 64). bench/torch/gpu.py prints the same lines for PyTorch. `steps` are those of
 // small models, one launch after the other and as a graph, with how many kernels of the library's own the host launches
 // and how often it waits for the device. `libraries` says of training steps how many products and convolutions cuBLASLt
 // and cuDNN made, and how many they refused within the workspaces that are declared for them, so that own kernels

@@ -3,14 +3,14 @@
 //   gpu_step_benchmark MODEL [--batch N ...] [--device DEVICE] [--hardware NAME] [--budget SIZE] [--steps N] [--tf32]
 //                      [--dropout P]
 //
-// Models train without dropout unless it is asked for, as those of bench/gpu_torch.py do.
+// Models train without dropout unless it is asked for, as those of bench/torch/gpu.py do.
 // `best_ms` is the best of three runs of N steps, divided by N; the host waits once, behind the last step. Predicted
 // bytes are those of a dry run. `waits_per_step` counts how often the host waited for the device inside of a step, and
 // `launches_per_step` the library's own kernels in it; `cublaslt_refusals` and `cudnn_refusals` how often, in all
 // steps, an own kernel had to do what the rules leave to a library. `unbooked_bytes` are those that the device's memory
 // in use rose by from before the arena to the end of the steps, less what the arena had committed and the handles of
 // libraries took: what libraries and the driver (code loaded at its first launch) allocate behind the books.
-// bench/gpu_torch.py trains the same models in PyTorch.
+// bench/torch/gpu.py trains the same models in PyTorch.
 
 #include <algorithm>
 #include <chrono>

@@ -46,7 +46,7 @@ E2
 mkdir -p "$out/python/torch"
 fake python <<E2
 case "\$*" in
-  *gpu_torch.py*) echo '{' && echo '  "best_ms": 40.0, "items_per_s": 409600.0, "reserved_bytes": 8388608, "peak_bytes": 8000000' && echo '}' ;;
+  *torch/gpu.py*) echo '{' && echo '  "best_ms": 40.0, "items_per_s": 409600.0, "reserved_bytes": 8388608, "peak_bytes": 8000000' && echo '}' ;;
   '-c import torch'*) exit 0 ;;
   *) exec python3 "\$@" ;;
 esac

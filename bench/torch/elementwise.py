@@ -1,13 +1,14 @@
-"""PyTorch's operators of elementwise_benchmark, for elementwise_peers.sh: elementwise_torch.py [THREADS]
+"""PyTorch's operators of elementwise_benchmark, for elementwise_peers.sh: elementwise.py [THREADS]
 
 Prints "name, dtype|forward ms|backward ms", and "name|update ms|" of optimizers: the best of the runs that 0.3 s hold.
 Batch norm's images are channels_last.
 """
 import sys
-import time
 
 import torch
 from torch.nn import functional as F
+
+from timing import best_s
 
 threads = int(sys.argv[1]) if len(sys.argv) > 1 else 1
 torch.set_num_threads(threads)
@@ -15,13 +16,7 @@ ROWS, WIDTH, CLASSES, SAMPLES = 4096, 1024, 50304, 80
 
 
 def best_ms(work):
-    best, begin, run = 1e30, time.perf_counter(), 0
-    while run < 3 or time.perf_counter() - begin < 0.3:
-        start = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - start)
-        run += 1
-    return 1e3 * best
+    return 1e3 * best_s(work, 0.3)
 
 
 def leaf(*shape, dtype=torch.float32):
@@ -59,16 +54,11 @@ for dtype, word in ((torch.float32, "f32"), (torch.bfloat16, "bf16")):
         "batch_norm_relu": lambda: F.relu(norm(), inplace=True),
         "batch_norm_add_relu": lambda: F.relu(norm().add_(residual), inplace=True),
         "cross_entropy": lambda: F.cross_entropy(logits, target),
+        "rms_norm": lambda: F.rms_norm(x, (WIDTH,), w),
     }
-    if hasattr(F, "rms_norm"):
-        cases["rms_norm"] = lambda: F.rms_norm(x, (WIDTH,), w)
     for name, run in cases.items():
-        try:
-            out = run()
-            gradient = torch.randn_like(out)
-        except (RuntimeError, TypeError) as error:  # an old release
-            print(f"# {name}, {word}: {error}", file=sys.stderr)
-            continue
+        out = run()
+        gradient = torch.randn_like(out)
 
         def backward():
             torch.autograd.backward(out, gradient, retain_graph=True)
@@ -79,13 +69,8 @@ for dtype, word in ((torch.float32, "f32"), (torch.bfloat16, "bf16")):
 
 p = leaf(ROWS, WIDTH)
 p.grad = torch.randn_like(p)
-optimizers = {"sgd": lambda **k: torch.optim.SGD([p], 1e-3, **k),
-              "momentum": lambda **k: torch.optim.SGD([p], 1e-3, momentum=0.9, **k),
-              "adam": lambda **k: torch.optim.Adam([p], 1e-3, **k)}
-for name, make in optimizers.items():
-    try:
-        optimizer = make(fused=True)
-        optimizer.step()
-    except (RuntimeError, TypeError):
-        optimizer = make()
+optimizers = {"sgd": torch.optim.SGD([p], 1e-3, fused=True),
+              "momentum": torch.optim.SGD([p], 1e-3, momentum=0.9, fused=True),
+              "adam": torch.optim.Adam([p], 1e-3, fused=True)}
+for name, optimizer in optimizers.items():
     print(f"{name}|{best_ms(optimizer.step):.3f}|", flush=True)

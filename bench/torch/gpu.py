@@ -1,7 +1,7 @@
 """PyTorch's half of bench/gpu_first.sh.
 
-gpu_torch.py operators [--device D] [--scale N]    the lines of gpu_benchmark for PyTorch's operators
-gpu_torch.py train gpt2|resnet50 [--batch N ...]   the figures of gpu_step_benchmark for a training step, as JSON
+gpu.py operators [--device D] [--scale N]    the lines of gpu_benchmark for PyTorch's operators
+gpu.py train gpt2|resnet50 [--batch N ...]   the figures of gpu_step_benchmark for a training step, as JSON
 
 A step of GPT-2: scaled_dot_product_attention (fused where it can), AdamW fused, gradients clipped to 1. Of ResNet-50:
 channels last, momentum fused. --dtype autocast: parameters in f32, bf16 by torch.autocast; bf16: all in bf16.
@@ -10,35 +10,19 @@ device says is in use.
 """
 import argparse
 import json
-import os
 import sys
-import time
 
 import torch
 from torch.nn import functional as F
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers"))
-from torch_nets import Gpt, Resnet  # noqa: E402
-
-
-def wait(device):
-    if device == "cuda":
-        torch.cuda.synchronize()
+import nets
+from timing import best_s, wait
 
 
 def operators(device, scale):
     def seconds_of(call):
         call()
-        wait(device)
-        best = 1e30
-        for run in range(5):
-            calls = 1 if run == 0 else min(max(int(0.05 / best), 1), 200)
-            start = time.perf_counter()
-            for _ in range(calls):
-                call()
-            wait(device)
-            best = min(best, (time.perf_counter() - start) / calls)
-        return best
+        return best_s(call, 0, device)
 
     def report(name, dtype, seconds, amount, unit):
         print(f"{name:<22} {dtype:<6} {1e3 * seconds:10.4f} ms {amount / seconds * 1e-9:9.1f} {unit}", flush=True)
@@ -137,54 +121,39 @@ def linear_layers(device, scale, seconds_of, report):
             report(f"int8_{n}", "i8", seconds_of(lambda: torch._int_mm(xi, wi.t())), work, "Gop/s")
 
 
-def make(options):
-    """Model, inputs, targets, optimizer, items of a step."""
+def train(options):
     device, is_text = options.device, options.model == "gpt2"
     if is_text:
-        model = Gpt(options.layers, options.heads, options.width, options.seq, 50257)
-        inputs = torch.randint(0, 50257, (options.batch, options.seq), device=device)
-        targets = torch.randint(0, 50257, (options.batch * options.seq,), device=device)
+        model = nets.Gpt(options.layers, options.heads, options.width, options.seq, 50257)
     else:
-        model = Resnet((3, 4, 6, 3), 4, 1000, False).to(memory_format=torch.channels_last)
-        inputs = torch.randn(options.batch, 3, options.image, options.image, device=device)
-        inputs = inputs.contiguous(memory_format=torch.channels_last)
-        targets = torch.randint(0, 1000, (options.batch,), device=device)
+        model = nets.resnet50().to(memory_format=torch.channels_last)
     model = model.to(device)
+    inputs, targets = nets.random_batch(model, options.batch, options.seq if is_text else options.image, device)
     if options.dtype == "bf16":
         model = model.to(torch.bfloat16)
         inputs = inputs if is_text else inputs.to(torch.bfloat16)
-    fused = {"fused": True} if device == "cuda" else {}
-    if is_text:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, **fused)
-    else:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **fused)
-    return model, inputs, targets, optimizer, options.batch * (options.seq if is_text else 1)
-
-
-def train(options):
-    model, inputs, targets, optimizer, items = make(options)
+    optimizer = nets.optimizer_of(model)
     run_model = torch.compile(model) if options.compile else model
-    is_text = options.model == "gpt2"
 
     def step():
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(options.device, dtype=torch.bfloat16, enabled=options.dtype == "autocast"):
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=options.dtype == "autocast"):
             loss = F.cross_entropy(run_model(inputs).float(), targets)
         loss.backward()
         if is_text:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
-    for _ in range(3):
-        step()
-    wait(options.device)
-    best = 1e30
-    for _ in range(3):
-        start = time.perf_counter()
+    def steps():
         for _ in range(options.steps):
             step()
-        wait(options.device)
-        best = min(best, (time.perf_counter() - start) / options.steps)
+        wait(device)
+
+    for _ in range(3):
+        step()
+    wait(device)
+    best = best_s(steps, 0) / options.steps
+    items = options.batch * (options.seq if is_text else 1)
     figures = {"model": options.model, "batch": options.batch, "dtype": options.dtype, "tf32": options.tf32,
                "compiled": options.compile, "torch": torch.__version__,
                "parameters": sum(p.numel() for p in model.parameters()), "best_ms": 1e3 * best,
@@ -213,7 +182,7 @@ def main():
     other.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
-        sys.exit("gpu_torch.py: PyTorch has no GPU here")
+        sys.exit("gpu.py: PyTorch has no GPU here")
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = options.tf32
     torch.backends.cudnn.allow_tf32 = options.tf32

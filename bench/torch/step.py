@@ -1,0 +1,74 @@
+"""A training step in PyTorch, the twin of step_benchmark: step.py MODEL BATCH [STEPS] [ckpt] [bf16] [compile]
+
+MODEL: char-gpt, tiny-llama, resnet50 (224 x 224) or resnet18 (32 x 32). Images are NHWC (channels_last). Prints one line
+in the form of step_benchmark; THREADS is read from OMP_NUM_THREADS. `growth` is that of the process's resident bytes from
+the model on, `saved` what autograd keeps for backward.
+"""
+import os
+import sys
+import time
+
+import torch
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import nets
+
+NAME, BATCH = sys.argv[1], int(sys.argv[2])
+STEPS = int(sys.argv[3]) if len(sys.argv) > 3 and sys.argv[3].isdigit() else 8
+CHECKPOINTS, BF16, COMPILES = ("ckpt" in sys.argv), ("bf16" in sys.argv), ("compile" in sys.argv)
+THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
+KINDS = {"char-gpt": (nets.Gpt, 256), "tiny-llama": (nets.Llama, 256), "resnet50": (nets.resnet50, 224),
+         "resnet18": (nets.resnet18, 32)}
+if NAME not in KINDS:
+    sys.exit(f"step.py: expected one of {', '.join(KINDS)}, got '{NAME}'")
+torch.set_num_threads(THREADS)
+torch.manual_seed(0)
+make, size = KINDS[NAME]
+model = make(rerun=(lambda block, x: checkpoint(block, x, use_reentrant=False)) if CHECKPOINTS else nets.run_once)
+model = model.to(memory_format=torch.channels_last)
+inputs, targets = nets.random_batch(model, BATCH, size)
+run_model = torch.compile(model) if COMPILES else model
+optimizer = nets.optimizer_of(model)
+
+
+def resident(field):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(field)) / 1024
+
+
+def loss_of():
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=BF16):
+        scores = run_model(inputs)
+    return F.cross_entropy(scores.float(), targets)
+
+
+before = resident("VmRSS")
+wall, processor = [], []
+for index in range(STEPS + 2):
+    start, start_cpu = time.perf_counter(), time.process_time()
+    optimizer.zero_grad(set_to_none=True)
+    loss_of().backward()
+    optimizer.step()
+    if index >= 2:
+        wall.append(1e3 * (time.perf_counter() - start))
+        processor.append(1e3 * (time.process_time() - start_cpu))
+growth = resident("VmHWM") - before
+parameters, saved = {p.data_ptr() for p in model.parameters()}, {}  # storages that autograd keeps, parameters left out
+
+
+def keep(tensor):
+    storage = tensor.untyped_storage()
+    if storage.data_ptr() not in parameters:
+        saved[storage.data_ptr()] = storage
+    return tensor
+
+
+if not COMPILES:
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        loss_of()
+wall.sort()
+print(f"step model={NAME} batch={BATCH} dtype={'bf16-autocast' if BF16 else 'f32'} threads={THREADS} "
+      f"best_ms={wall[0]:.2f} median_ms={wall[len(wall) // 2]:.2f} processor_ms={min(processor):.2f} "
+      f"growth_mib={growth:.1f} saved_mib={sum(s.nbytes() for s in saved.values()) / 2**20:.1f} "
+      f"plan={'checkpoint' if CHECKPOINTS else 'compiled' if COMPILES else 'keep-everything'}", flush=True)
