@@ -151,10 +151,10 @@ class Worker {
   }
 
   /// Cache lines to prefetch while microtiles are computed, for each as many as it has groups of k.
-  class Asking {
+  class LinePrefetcher {
    public:
-    Asking() = default;
-    Asking(const Lines& lines, std::int64_t depth) noexcept
+    LinePrefetcher() = default;
+    LinePrefetcher(const Lines& lines, std::int64_t depth) noexcept
         : lines_(lines), step_(std::max<std::int64_t>(1, depth / group_depth / lines.ahead.rows)) {}
     bool is_done() const noexcept { return lines_.columns <= 0; }
     Ahead next() noexcept {
@@ -198,17 +198,17 @@ class Worker {
         left_.open(offsets_.left, row_ + first, count, block.k, block.depth, kernels_.rows, left_scratch_);
     const RowsInPlace<T> right = tiling_.reads_right ? right_.rows(offsets_.right, column_, block.k) : RowsInPlace<T>{};
     const int width = tiling_.width;
-    Asking left_ahead;
-    if (!is_small_ && problem_.copies_left) left_ahead = Asking(left_after(block, first, count), block.depth);
+    LinePrefetcher left_ahead;
+    if (!is_small_ && problem_.copies_left) left_ahead = LinePrefetcher(left_after(block, first, count), block.depth);
     RowPointers<T> a;
     std::int64_t panel = 0;
     for (std::int64_t i = first; i < first + count; i += kernels_.rows, ++panel) {
       const int rows = static_cast<int>(std::min<std::int64_t>(kernels_.rows, first + count - i));
       left_.panel(left, panel, rows, a);
-      Asking out_ahead;
+      LinePrefetcher out_ahead;
       if (!is_small_) {
-        if (!problem_.copies_left) left_ahead = Asking(left_after(block, i, rows), block.depth);
-        out_ahead = Asking(out_after(block, i), block.depth);
+        if (!problem_.copies_left) left_ahead = LinePrefetcher(left_after(block, i, rows), block.depth);
+        out_ahead = LinePrefetcher(out_after(block, i), block.depth);
       }
       const T* packed = block.panels.data;
       int columns = 0;
