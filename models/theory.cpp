@@ -32,9 +32,9 @@ ModelState state_of(const Theory& theory, const std::function<std::int64_t(const
   return state;
 }
 
-// Bytes of `filters` filters in 8 bits, each of so many lines: codes in panels of 64, 32 or 16 filters, so in a multiple
-// of 16 places (8 where there are no more), in which a line takes whole groups of 4 numbers (8); a scale for each
-// filter; and for each of the 16 places the bias (i32) and the factor from sums to results (f32).
+// Bytes of `filters` filters in 8 bits, each of so many lines: codes in panels of 64, 32 or 16 filters, so in a
+// multiple of 16 places (8 where there are no more), in which a line takes whole groups of 4 numbers (8); a scale for
+// each filter; and for each of the 16 places the bias (i32) and the factor from sums to results (f32).
 std::int64_t code_bytes(std::int64_t filters, std::int64_t lines, std::int64_t line_elements) {
   constexpr std::int64_t narrow = 8;
   const std::int64_t places = round_up(filters, 16);
