@@ -21,12 +21,12 @@ Matrix matrix_of(const Tensor& p) {
 
 Adafactor::Adafactor(std::vector<Named> parameters, AdafactorOptions options)
     : Optimizer(std::move(parameters), options.rate, options.tier, options.narrow), options_(std::move(options)) {
-  require(options_.beta1 >= 0 && options_.beta1 < 1, "beta1 (allowed: [0, 1))", options_.beta1);
-  require(options_.decay > 0 && options_.decay <= 1, "decay (allowed: (0, 1])", options_.decay);
-  require(options_.epsilon1 > 0, "epsilon1 (allowed: > 0)", options_.epsilon1);
-  require(options_.epsilon2 >= 0, "epsilon2 (allowed: >= 0)", options_.epsilon2);
-  require(options_.clip > 0, "clip (allowed: > 0)", options_.clip);
-  require(options_.weight_decay >= 0, "weight decay (allowed: >= 0)", options_.weight_decay);
+  require(options_.beta1 >= 0 && options_.beta1 < 1, "beta1 in [0, 1)", options_.beta1);
+  require(options_.decay > 0 && options_.decay <= 1, "decay in (0, 1]", options_.decay);
+  require(options_.epsilon1 > 0, "epsilon1 > 0", options_.epsilon1);
+  require(options_.epsilon2 >= 0, "epsilon2 >= 0", options_.epsilon2);
+  require(options_.clip > 0, "clip > 0", options_.clip);
+  require(options_.weight_decay >= 0, "weight decay >= 0", options_.weight_decay);
   for (const Named& p : this->parameters()) {
     if (p.tensor.dtype() != DType::f64) continue;
     throw DTypeError("adafactor: " + p.name + " is " + describe(p.tensor) + "; expected a dtype up to f32");

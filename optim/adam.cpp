@@ -5,10 +5,10 @@ namespace thimble::optim {
 Adam::Adam(std::vector<Named> parameters, AdamOptions options)
     : Optimizer(std::move(parameters), options.rate, options.tier, options.narrow, options.moments),
       options_(std::move(options)) {
-  require(options_.beta1 >= 0 && options_.beta1 < 1, "beta1 (allowed: [0, 1))", options_.beta1);
-  require(options_.beta2 >= 0 && options_.beta2 < 1, "beta2 (allowed: [0, 1))", options_.beta2);
-  require(options_.epsilon >= 0, "epsilon (allowed: >= 0)", options_.epsilon);
-  require(options_.weight_decay >= 0, "weight decay (allowed: >= 0)", options_.weight_decay);
+  require(options_.beta1 >= 0 && options_.beta1 < 1, "beta1 in [0, 1)", options_.beta1);
+  require(options_.beta2 >= 0 && options_.beta2 < 1, "beta2 in [0, 1)", options_.beta2);
+  require(options_.epsilon >= 0, "epsilon >= 0", options_.epsilon);
+  require(options_.weight_decay >= 0, "weight decay >= 0", options_.weight_decay);
   list_.reserve(this->parameters().size());
   make_state([this](std::size_t index) {
     add_moment(index, "first_moment", true);

@@ -32,10 +32,10 @@ void move_on(void*& address, std::int64_t elements, DType dtype) {
 
 AdamMini::AdamMini(std::vector<Named> parameters, AdamMiniOptions options)
     : Optimizer(std::move(parameters), options.rate, options.tier, options.narrow), options_(std::move(options)) {
-  require(options_.beta1 >= 0 && options_.beta1 < 1, "beta1 (allowed: [0, 1))", options_.beta1);
-  require(options_.beta2 >= 0 && options_.beta2 < 1, "beta2 (allowed: [0, 1))", options_.beta2);
-  require(options_.epsilon >= 0, "epsilon (allowed: >= 0)", options_.epsilon);
-  require(options_.weight_decay >= 0, "weight decay (allowed: >= 0)", options_.weight_decay);
+  require(options_.beta1 >= 0 && options_.beta1 < 1, "beta1 in [0, 1)", options_.beta1);
+  require(options_.beta2 >= 0 && options_.beta2 < 1, "beta2 in [0, 1)", options_.beta2);
+  require(options_.epsilon >= 0, "epsilon >= 0", options_.epsilon);
+  require(options_.weight_decay >= 0, "weight decay >= 0", options_.weight_decay);
   for (const Named& p : this->parameters()) {
     if (p.tensor.dtype() != DType::f64) continue;
     throw DTypeError("adam-mini: " + p.name + " is " + describe(p.tensor) + "; expected a dtype up to f32");

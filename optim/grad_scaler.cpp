@@ -10,27 +10,25 @@
 namespace thimble::optim {
 namespace grad_scaler_detail {
 
-void check(bool is_fine, const char* what, double value) {
-  if (!is_fine)
-    throw ValueError(std::string("grad_scaler: ") + what + " " + std::to_string(value) + " is out of range");
+void check(bool is_in_range, const char* option, double value) {
+  if (!is_in_range) throw ValueError(std::string("grad_scaler: expected ") + option + ", got " + std::to_string(value));
 }
 
 }  // namespace grad_scaler_detail
 
 GradScaler::GradScaler(const Options& options) : options_(options), state_{options.scale, 0, 0} {
   using grad_scaler_detail::check;
-  check(options.least > 0 && std::isfinite(options.least), "least scale (allowed: > 0)", options.least);
-  check(std::isfinite(options.most) && options.most >= options.least, "largest scale (allowed: at least the least)",
-        options.most);
-  check(options.scale >= options.least && options.scale <= options.most,
-        "scale (allowed: from the least to the largest)", options.scale);
-  check(options.growth >= 1 && std::isfinite(options.growth), "growth (allowed: >= 1)", options.growth);
-  check(options.backoff > 0 && options.backoff <= 1, "backoff (allowed: (0, 1])", options.backoff);
-  check(options.interval >= 1, "interval (allowed: >= 1)", static_cast<double>(options.interval));
+  check(options.least > 0 && std::isfinite(options.least), "least scale > 0", options.least);
+  check(std::isfinite(options.most) && options.most >= options.least, "largest scale >= the least", options.most);
+  check(options.scale >= options.least && options.scale <= options.most, "scale between the least and the largest",
+        options.scale);
+  check(options.growth >= 1 && std::isfinite(options.growth), "growth >= 1", options.growth);
+  check(options.backoff > 0 && options.backoff <= 1, "backoff in (0, 1]", options.backoff);
+  check(options.interval >= 1, "interval >= 1", static_cast<double>(options.interval));
 }
 
 GradScaler::Verdict GradScaler::judge(const std::vector<Named>& parameters, double clip_norm) const {
-  grad_scaler_detail::check(clip_norm >= 0, "clip_norm (allowed: > 0, or 0 for none)", clip_norm);
+  grad_scaler_detail::check(clip_norm >= 0, "clip_norm > 0, or 0 for none", clip_norm);
   if (!looks(clip_norm)) return {false, 1 / state_.scale};
   check_distinct("grad_scaler", parameters);
   return judge_sums(gradient_square_sums(parameters), clip_norm);
@@ -61,10 +59,10 @@ void GradScaler::record(const Verdict& verdict) noexcept {
 
 void GradScaler::set_state(const State& state) {
   using grad_scaler_detail::check;
-  check(state.scale >= options_.least && state.scale <= options_.most, "scale (allowed: from the least to the largest)",
+  check(state.scale >= options_.least && state.scale <= options_.most, "scale between the least and the largest",
         state.scale);
-  check(state.good_steps >= 0, "good steps (allowed: >= 0)", static_cast<double>(state.good_steps));
-  check(state.skipped_steps >= 0, "skipped steps (allowed: >= 0)", static_cast<double>(state.skipped_steps));
+  check(state.good_steps >= 0, "good steps >= 0", static_cast<double>(state.good_steps));
+  check(state.skipped_steps >= 0, "skipped steps >= 0", static_cast<double>(state.skipped_steps));
   state_ = state;
 }
 

@@ -16,11 +16,11 @@ Sgd::Sgd(std::vector<Named> parameters, SgdOptions options)
       options_(std::move(options)) {
   const double momentum = options_.momentum;
   if (options_.moments.dtype == DType::f32) {
-    require(momentum >= 0 && momentum < 1, "momentum (allowed: [0, 1))", momentum);
+    require(momentum >= 0 && momentum < 1, "momentum in [0, 1)", momentum);
   } else {
-    require(momentum > 0 && momentum < 1, "momentum (allowed: (0, 1))", momentum);
+    require(momentum > 0 && momentum < 1, "momentum in (0, 1)", momentum);
   }
-  require(options_.weight_decay >= 0, "weight decay (allowed: >= 0)", options_.weight_decay);
+  require(options_.weight_decay >= 0, "weight decay >= 0", options_.weight_decay);
   if (options_.nesterov && momentum == 0) throw ValueError("sgd: nesterov needs momentum > 0");
   list_.reserve(this->parameters().size());
   make_state([this](std::size_t index) {

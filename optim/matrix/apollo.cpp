@@ -15,9 +15,9 @@ ApolloMini::ApolloMini(std::vector<Named> parameters, ApolloOptions options)
       scale_(options.scale),
       growth_(options.growth),
       period_(options.period) {
-  require(scale_ > 0 && std::isfinite(scale_), "scale (allowed: > 0)", scale_);
-  require(growth_ >= 1, "growth (allowed: >= 1)", growth_);
-  require(period_ >= 1, "period (allowed: >= 1)", static_cast<double>(period_));
+  require(scale_ > 0 && std::isfinite(scale_), "scale > 0", scale_);
+  require(growth_ >= 1, "growth >= 1", growth_);
+  require(period_ >= 1, "period >= 1", static_cast<double>(period_));
   make_all_state();
 }
 

@@ -37,9 +37,9 @@ Galore::Galore(std::vector<Named> parameters, GaloreOptions options)
       rank_(options.rank),
       period_(options.period),
       scale_(options.scale) {
-  require(rank_ >= 1, "rank (allowed: >= 1)", static_cast<double>(rank_));
-  require(period_ >= 1, "period (allowed: >= 1)", static_cast<double>(period_));
-  require(scale_ > 0 && std::isfinite(scale_), "scale (allowed: > 0)", scale_);
+  require(rank_ >= 1, "rank >= 1", static_cast<double>(rank_));
+  require(period_ >= 1, "period >= 1", static_cast<double>(period_));
+  require(scale_ > 0 && std::isfinite(scale_), "scale > 0", scale_);
   make_all_state();
 }
 

@@ -26,10 +26,10 @@ MatrixOptimizer::MatrixOptimizer(std::vector<Named> parameters, MatrixOptions op
 }
 
 void MatrixOptimizer::make_all_state() {
-  require(options_.beta1 >= 0 && options_.beta1 < 1, "beta1 (allowed: [0, 1))", options_.beta1);
-  require(options_.beta2 >= 0 && options_.beta2 < 1, "beta2 (allowed: [0, 1))", options_.beta2);
-  require(options_.epsilon >= 0, "epsilon (allowed: >= 0)", options_.epsilon);
-  require(options_.weight_decay >= 0, "weight decay (allowed: >= 0)", options_.weight_decay);
+  require(options_.beta1 >= 0 && options_.beta1 < 1, "beta1 in [0, 1)", options_.beta1);
+  require(options_.beta2 >= 0 && options_.beta2 < 1, "beta2 in [0, 1)", options_.beta2);
+  require(options_.epsilon >= 0, "epsilon >= 0", options_.epsilon);
+  require(options_.weight_decay >= 0, "weight decay >= 0", options_.weight_decay);
   for (const std::string& name : options_.elementwise) {
     const auto has = [&](const Named& p) { return is_named(p.name, name); };
     if (std::any_of(parameters().begin(), parameters().end(), has)) continue;

@@ -13,8 +13,8 @@ Muon::Muon(std::vector<Named> parameters, MuonOptions options)
       momentum_(options.momentum),
       nesterov_(options.nesterov),
       iterations_(options.iterations) {
-  require(momentum_ > 0 && momentum_ < 1, "momentum (allowed: (0, 1))", momentum_);
-  require(iterations_ >= 1, "iterations (allowed: >= 1)", iterations_);
+  require(momentum_ > 0 && momentum_ < 1, "momentum in (0, 1)", momentum_);
+  require(iterations_ >= 1, "iterations >= 1", iterations_);
   make_all_state();
 }
 

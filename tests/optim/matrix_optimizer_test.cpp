@@ -335,14 +335,14 @@ TEST_CASE("matrix optimizers: a dry update takes the bytes of a real one", "[mat
 
 TEST_CASE("matrix optimizers: what is refused", "[matrix_optimizer]") {
   const std::vector<Named> list = make_parameters();
-  CHECK_THROWS_WITH(Muon(list, {.momentum = 1}), Catch::Contains("muon: momentum (allowed: (0, 1)) 1"));
-  CHECK_THROWS_WITH(Muon(list, {.iterations = 0}), Catch::Contains("muon: iterations (allowed: >= 1)"));
-  CHECK_THROWS_WITH(Galore(list, {.rank = 0}), Catch::Contains("galore: rank (allowed: >= 1) 0"));
-  CHECK_THROWS_WITH(Galore(list, {.period = 0}), Catch::Contains("galore: period (allowed: >= 1) 0"));
-  CHECK_THROWS_WITH(ApolloMini(list, {.scale = -1}), Catch::Contains("apollo-mini: scale (allowed: > 0) -1"));
-  CHECK_THROWS_WITH(ApolloMini(list, {.growth = 0.5}), Catch::Contains("apollo-mini: growth (allowed: >= 1)"));
+  CHECK_THROWS_WITH(Muon(list, {.momentum = 1}), Catch::Contains("muon: expected momentum in (0, 1), got 1"));
+  CHECK_THROWS_WITH(Muon(list, {.iterations = 0}), Catch::Contains("muon: expected iterations >= 1"));
+  CHECK_THROWS_WITH(Galore(list, {.rank = 0}), Catch::Contains("galore: expected rank >= 1, got 0"));
+  CHECK_THROWS_WITH(Galore(list, {.period = 0}), Catch::Contains("galore: expected period >= 1, got 0"));
+  CHECK_THROWS_WITH(ApolloMini(list, {.scale = -1}), Catch::Contains("apollo-mini: expected scale > 0, got -1"));
+  CHECK_THROWS_WITH(ApolloMini(list, {.growth = 0.5}), Catch::Contains("apollo-mini: expected growth >= 1"));
   CHECK_THROWS_WITH(Muon(list, {.matrix = {.elementwise = {"em"}}}),
                     Catch::Contains("muon: no parameter is named 'em' or begins with 'em.'"));
-  CHECK_THROWS_WITH(Muon(list, {.matrix = {.beta2 = 1}}), Catch::Contains("beta2 (allowed: [0, 1))"));
+  CHECK_THROWS_WITH(Muon(list, {.matrix = {.beta2 = 1}}), Catch::Contains("expected beta2 in [0, 1)"));
   CHECK_THROWS_AS(Muon({{"w", zeros({2, 2}, DType::f64).require_grad()}}, {}), DTypeError);
 }
