@@ -23,7 +23,6 @@ namespace data_parallel_detail {
 
 constexpr std::size_t none = ~std::size_t{0};
 
-/// Sets a leaf's gradient for the current step.
 void set_gradient(const Tensor& parameter, Tensor gradient) {
   if (Transaction* const step = context().transaction) step->stage_gradient(parameter.leaf());
   gradient.set_tape_ref({}, Origin::gradient);

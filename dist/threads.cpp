@@ -246,7 +246,6 @@ void run_rank(World& world, int rank, const std::function<void(Communicator&)>& 
   world.end(1);
 }
 
-/// The thread of a rank.
 class RankThread {
  public:
   /// Throws OutOfMemory when the system starts no further thread.

@@ -21,9 +21,7 @@ class Observer {
   explicit Observer(const Recorded& recorded) : recorded_(recorded) {}
 
   void clear() noexcept;
-  /// The tensor of the value just recorded.
   void add_value(const Tensor& t);
-  /// The multiply-adds of the node just recorded.
   void add_node(double multiply_adds) { work_.push_back(multiply_adds); }
   /// Notes, before the next node runs, which values the program has released.
   void note_program();

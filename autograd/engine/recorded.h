@@ -65,7 +65,6 @@ struct Node {
   bool is_dropped = false;  // ran without filling its Saved
 };
 
-/// The uses of a leaf as an operand.
 struct LeafUse {
   std::uint32_t value = none;
   std::uint32_t first_node = none;

@@ -42,7 +42,6 @@ bool is_weights(std::string_view head, std::uint64_t bytes) {
   return is_safetensors(head, bytes) && has(head, "\"thimble.crc32c\"") && !is_checkpoint(head, bytes);
 }
 
-/// A JSON object with this text in it.
 template <const char* Text>
 bool is_json(std::string_view head, std::uint64_t) {
   const std::size_t first = head.find_first_not_of(" \t\r\n");

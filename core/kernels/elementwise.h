@@ -48,7 +48,6 @@ struct ElementwiseEntry {
   std::array<ElementwiseFunction, 3> backward;
 };
 
-/// Runs a functor on the CPU.
 void elementwise_cpu(const ElementwiseFunction& function, const void* functor, const ElementwiseArgs& args);
 
 /// Runs built-in functor `index` (its index in BuiltinElementwise) on a CUDA device: forward (-1) or the gradient of an

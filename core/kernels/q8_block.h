@@ -20,7 +20,6 @@ inline constexpr std::int64_t q8_block_bytes = 34;
 bool quantize_q8_rows(const float* in, std::int64_t rows, std::int64_t columns, std::int64_t row_stride,
                       std::int64_t column_stride, std::uint8_t* out) noexcept;
 
-/// The numbers of `blocks` blocks.
 void dequantize_q8_blocks(const std::uint8_t* in, std::int64_t blocks, float* out) noexcept;
 
 struct Q8Kernels {

@@ -54,7 +54,6 @@ std::int64_t quant_padded_filters(const ConvShape& shape) noexcept;
 std::size_t quant_packed_bytes(const ConvShape& shape) noexcept;
 /// Packs weight (O, KH, KW, C), dense. `packed`: quant_packed_bytes() bytes.
 void pack_quant_weight(const ConvShape& shape, const std::int8_t* weight, void* packed) noexcept;
-/// The inverse of pack_quant_weight().
 void unpack_quant_weight(const ConvShape& shape, const void* packed, std::int8_t* weight) noexcept;
 
 /// Bytes of workspace: a pure function of shape and threads, at most 64 KiB per thread, or the lines that one line of

@@ -40,7 +40,6 @@ Context& context() noexcept;
 /// The resource for new tensors on `device`.
 std::shared_ptr<Resource> current_resource(Device device);
 
-/// The current generator.
 Generator& current_generator() noexcept;
 
 /// Interns `parent`.`name` ("gpt" + "h" -> "gpt.h"); the same pair always gives the same id. Thread-safe.

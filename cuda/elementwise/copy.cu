@@ -121,7 +121,6 @@ struct Fill {
   }
 };
 
-// Calls f with an unsigned word of `bytes` bytes.
 template <class F>
 void with_word(std::size_t bytes, F&& f) {
   if (bytes == 1) return f(std::uint8_t{});

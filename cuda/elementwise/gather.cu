@@ -28,7 +28,6 @@ std::uint64_t bits_of_nothing(DType dtype) {
   return bits;
 }
 
-// Calls f with an unsigned word of `bytes` bytes.
 template <class F>
 void with_word(std::size_t bytes, F&& f) {
   if (bytes == 1) return f(std::uint8_t{});

@@ -171,7 +171,6 @@ struct MergeStretches {
   }
 };
 
-// Updates a running statistic with a new value.
 THIMBLE_DEVICE inline void update_running(void* running, DType dtype, std::int64_t at, double momentum, double value) {
   store_total(running, dtype, at, (1 - momentum) * load_wide(running, dtype, at) + momentum * value);
 }

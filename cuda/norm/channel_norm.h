@@ -141,7 +141,6 @@ bool in_columns([[maybe_unused]] const Args& args, [[maybe_unused]] std::initial
   return false;
 }
 
-/// A value rounded to the dtype.
 template <class T>
 THIMBLE_DEVICE inline T rounded(DType dtype, T value) {
   visit_met<T>(dtype, [&]<class S>() { value = convert_value<T>(convert_value<S>(value)); });

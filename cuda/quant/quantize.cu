@@ -249,7 +249,6 @@ struct Decode {
   }
 };
 
-// f.template operator()<Code>() with the code of a dtype.
 template <class F>
 void with_code(const QuantizeArgs& a, F&& f) {
   switch (a.code_dtype) {

@@ -64,7 +64,6 @@ struct PipelineCosts {
   double link_s = 0;                          ///< from one stage to the next, forwards or backwards
 };
 
-/// The time of an action.
 struct TimedAction {
   Action action;
   double begin_s = 0, end_s = 0;

@@ -96,7 +96,6 @@ class Tlsf {
   /// Makes the place a live span. `place` was found since the last change, and ready() was true since then.
   Span* take(const Place& place) noexcept;
 
-  /// Frees a live span.
   void free(Span* span) noexcept;
 
   /// The lowest aligned offset, not below `floor`, that a live span can slide to: in the free span just below it. Its

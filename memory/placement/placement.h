@@ -39,7 +39,6 @@ struct Buffer {
   friend bool operator==(const Buffer&, const Buffer&) = default;
 };
 
-/// The stage that found a placement.
 enum class PlacementStage : std::uint8_t { greedy, improvement, exact };
 /// "greedy", "improvement", "exact".
 std::string_view to_string(PlacementStage stage) noexcept;

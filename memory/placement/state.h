@@ -33,7 +33,6 @@ class State {
  public:
   State(const Problem& problem, std::int64_t capacity);
 
-  /// A section's summary of its open items.
   struct Section {
     std::int64_t left = 0;        // bytes of open items
     std::int64_t lowest = 0;      // least bound of open items

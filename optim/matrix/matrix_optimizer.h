@@ -37,7 +37,6 @@ class MatrixOptimizer : public Optimizer {
   /// other parameters `.first_moment` and `.second_moment`; then comes `.master` or `.compensation`.
   void make_all_state();
 
-  /// Adds the state of a matrix of (rows, columns).
   virtual void add_matrix_state(std::size_t index, std::int64_t rows, std::int64_t columns) = 0;
   /// The direction of a matrix, of the gradient's shape: p moves by -rate times it. `gradient` is (rows, columns), f32,
   /// with the gradient's factor in it. May write the parameter's state.

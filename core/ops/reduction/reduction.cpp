@@ -19,7 +19,6 @@ void check_floating(const char* name, const Tensor& x) {
   if (!is_floating(x.dtype())) throw DTypeError(std::string(name) + ": " + describe(x) + " is not floating");
 }
 
-// The dtype of statistics.
 DType statistic_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
 // A reduction's result with its axes of size 1 restored, so that it broadcasts to the operand.

@@ -23,7 +23,6 @@ Shape without_axis(Shape sizes, int axis) {
   return sizes;
 }
 
-// Checks and normalizes the axis.
 int checked_axis(const Form& form, const Tensor& x) {
   if (!is_floating(x.dtype())) throw DTypeError(std::string(form.name) + ": " + describe(x) + " is not floating");
   const int axis = normalize_axis(form.name, form.axis, x.rank());

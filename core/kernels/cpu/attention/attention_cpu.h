@@ -87,7 +87,6 @@ void pack_transposed(const Rows<T>& rows, std::int64_t queries, std::int64_t wid
   run_panel<Transpose, T>(queries, width, factor, rows.data, rows.stride, tile, panel);
 }
 
-/// The keys that a panel's queries see.
 struct PanelKeys {
   static constexpr std::int64_t most_queries = 32;
   KeyRange seen[most_queries];  // of the existing queries

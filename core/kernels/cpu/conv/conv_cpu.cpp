@@ -147,7 +147,6 @@ std::int64_t ConvShape::out_width() const noexcept {
 
 namespace conv_cpu_detail {
 
-/// Calls f<T>() with the compute type.
 template <class F>
 void with_compute_type(DType dtype, F&& f) noexcept {
   if (compute_type(dtype) == ComputeType::f64) {

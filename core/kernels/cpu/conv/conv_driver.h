@@ -33,7 +33,6 @@ struct PixelWindow {
 gemm_detail::RowMap pixel_rows(const PixelWindow& left, std::int64_t pixel, std::int64_t line,
                                std::int64_t image) noexcept;
 
-/// Bytes of workspace that run_pixels needs.
 std::size_t pixels_workspace_bytes(const gemm_detail::Problem& problem, const gemm_detail::Tiling& tiling,
                                    const gemm_detail::MicroShape& micro) noexcept;
 

@@ -18,7 +18,6 @@ struct DenseElementwise {
   DType dtype = DType::f32;
 };
 
-/// Runs a functor on the CPU.
 void elementwise_dense_cpu(const ElementwiseFunction& function, const void* functor, const DenseElementwise& args);
 
 }  // namespace thimble::kernels

@@ -15,7 +15,6 @@ namespace thimble::kernels::gemm_detail {
 /// alpha, which is ignored. Of pointers only whether bias and pre_activation are null counts.
 bool is_direct(const GemmArgs& args, Isa isa) noexcept;
 
-/// Computes `args` on up to `threads` threads.
 void direct_gemm(const GemmArgs& args, int threads) noexcept;
 
 }  // namespace thimble::kernels::gemm_detail

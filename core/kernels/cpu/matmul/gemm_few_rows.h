@@ -22,7 +22,6 @@ bool has_few_rows(const GemmArgs& args) noexcept;
 /// Depends only on sizes and threads: at most 1 MiB, and 48 KiB for each thread.
 std::size_t few_rows_bytes(const GemmArgs& args, int threads) noexcept;
 
-/// Computes `args` on up to `threads` threads.
 void few_rows_gemm(const GemmArgs& args, void* workspace, int threads) noexcept;
 
 }  // namespace thimble::kernels::gemm_detail

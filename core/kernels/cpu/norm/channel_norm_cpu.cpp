@@ -75,7 +75,6 @@ void stretch_moments(const ChannelNormArgs& args) {
   });
 }
 
-// Updates a running statistic with a new value.
 void update_running(void* running, DType dtype, std::int64_t channel, double momentum, double value) {
   double before = 0;
   load_elements(running, dtype, channel, 1, &before, 1);

@@ -107,7 +107,6 @@ class Step {
   }
 
  private:
-  // f(row) for all rows.
   template <class F>
   void rows(F&& f) const {
     parallel_for(a_.rows, std::max<std::int64_t>(1, 8192 / a_.columns), [&](std::int64_t begin, std::int64_t end) {
@@ -115,7 +114,6 @@ class Step {
     });
   }
 
-  // The sum of f(row) over all rows.
   template <class F>
   double sum_rows(F&& f) const {
     std::array<double, shares> sums{};

@@ -17,7 +17,6 @@ namespace fp8_detail {
 constexpr std::int64_t tile = quant_tile;
 constexpr std::int64_t grain = 32 * tile;  // values of a thread
 
-/// Calls f(code) with the code of an FP8 dtype.
 template <class F>
 void with_code(DType dtype, F&& f) {
   dtype == DType::f8e4m3 ? f(quant::Float8Code<f8e4m3>{}) : f(quant::Float8Code<f8e5m2>{});

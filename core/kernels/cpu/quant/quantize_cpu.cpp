@@ -77,7 +77,6 @@ struct Decode {
   }
 };
 
-// Calls f(code) with the code of a dtype.
 template <class F>
 void with_code(const QuantizeArgs& a, F&& f) {
   switch (a.code_dtype) {
