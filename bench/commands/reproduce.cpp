@@ -76,7 +76,7 @@ void run(const std::vector<std::string>& names, bool is_quick, const std::string
   report.environment.details = {{"compute", kernels::describe_compute()}, {"sizes", is_quick ? "quick" : "full"}};
   for (const ExperimentTable* const e : chosen) {
     report.experiments.push_back(run_experiment(*e, options));
-    std::cout << report::to_table(report.experiments.back(), {report::ByteStyle::readable, false}) << "\n";
+    std::cout << report::to_table(report.experiments.back()) << "\n";
   }
   const std::vector<std::string> paths = report::write_report(report, folder);
   const report::Tally tally = report::tally(report);

@@ -68,22 +68,15 @@ AxisTicks linear_ticks(double low, double high, const Axis& axis, int target) {
   return result;
 }
 
-// Octaves or decades; decades with their 2 and 5 where there is room.
-AxisTicks logarithmic_ticks(double low, double high, const Axis& axis, int target, bool in_octaves) {
-  const auto logarithm = [&](double value) { return in_octaves ? std::log2(value) : std::log10(value); };
-  const auto power = [&](int exponent) { return in_octaves ? std::exp2(exponent) : std::pow(10.0, exponent); };
-  const int first = static_cast<int>(std::floor(logarithm(low) + 1e-9));
-  const int last = std::max(first + 1, static_cast<int>(std::ceil(logarithm(high) - 1e-9)));
+AxisTicks logarithmic_ticks(double low, double high, const Axis& axis, int target) {
+  const int first = static_cast<int>(std::floor(std::log2(low) + 1e-9));
+  const int last = std::max(first + 1, static_cast<int>(std::ceil(std::log2(high) - 1e-9)));
   int stride = 1;
   while ((last - first) / stride > target) ++stride;
-  AxisTicks result{power(first), power(last), in_octaves ? Scale::log2 : Scale::log10, {}};
-  const bool has_room = !in_octaves && stride == 1 && 3 * (last - first) <= target + 2;
+  AxisTicks result{std::exp2(first), std::exp2(last), Scale::log2, {}};
   for (int exponent = first; exponent <= last; exponent += stride) {
-    for (const double factor : {1.0, 2.0, 5.0}) {
-      if (factor > 1 && (!has_room || exponent == last)) continue;
-      const double value = factor * power(exponent);
-      result.ticks.push_back({value, label(value, axis.unit, std::max(0, -exponent))});
-    }
+    const double value = std::exp2(exponent);
+    result.ticks.push_back({value, label(value, axis.unit, std::max(0, -exponent))});
   }
   return result;
 }
@@ -92,7 +85,7 @@ AxisTicks logarithmic_ticks(double low, double high, const Axis& axis, int targe
 
 AxisTicks make_ticks(double low, double high, const Axis& axis, int target) {
   if (axis.scale == Scale::linear) return axis_detail::linear_ticks(low, high, axis, target);
-  return axis_detail::logarithmic_ticks(low, high, axis, target, axis.scale == Scale::log2 || axis.unit == Unit::bytes);
+  return axis_detail::logarithmic_ticks(low, high, axis, target);
 }
 
 AxisMap::AxisMap(const AxisTicks& ticks, double from, double to)

@@ -23,7 +23,7 @@ struct AxisTicks {
 
 /// Marks for values from `low` to `high` (low <= high, positive on a logarithmic scale), about `target` of them. Steps
 /// are 1, 2 or 5 times a power of ten; for bytes a power of two, all labels of an axis in one binary unit ("0.5 GiB");
-/// on a logarithmic scale equal numbers of octaves or decades.
+/// on a logarithmic scale equal numbers of octaves.
 AxisTicks make_ticks(double low, double high, const Axis& axis, int target);
 
 /// Maps values linearly (or by logarithm) so that `ticks.low` is at `from` and `ticks.high` at `to`.

@@ -24,7 +24,6 @@ struct Layout {
   double room = 0;  // for amounts behind the longest bar
   AxisTicks x;
   std::vector<LegendEntry> legend;
-  std::vector<Level> levels;
 };
 
 std::vector<std::string> label_lines(const Bar& bar) { return wrap_text(bar.label, small_text, widest_label, 2); }
@@ -75,17 +74,14 @@ Layout make_layout(const Bars& bars, Medium medium) {
     largest = std::max(largest, bar.from + total(bar));
     if (bars.is_exact) layout.room = std::max(layout.room, text_width(text_behind(bars, bar), small_text, true) + 8);
   }
-  layout.levels = make_levels(bars.budget_bytes);
-  const double high = reach(static_cast<double>(largest), layout.levels);
   layout.legend = legend_of(bars);
-  add_levels(layout.legend, layout.levels, high);
   const double legend = layout.legend.empty() ? 0 : legend_width(layout.legend) + 28;
   layout.frame.left = left_margin(medium) + 12 + widest;
   layout.frame.right = figure_width - 24 - layout.room - legend;
   layout.frame.top = title_height(medium) + 8;
   layout.frame.bottom = layout.frame.top + bar_pitch * static_cast<double>(bars.bars.size()) + 6;
   layout.height = std::max(layout.frame.bottom + 34, layout.frame.top + legend_height(layout.legend) + 8);
-  layout.x = make_x_ticks(0, high, {.title = "", .unit = bars.unit}, layout.frame.width());
+  layout.x = make_x_ticks(0, static_cast<double>(largest), {.title = "", .unit = bars.unit}, layout.frame.width());
   return layout;
 }
 
@@ -105,10 +101,8 @@ void draw_bar(Svg& svg, const Bars& bars, const Bar& bar, const AxisMap& to_x, d
     svg.rectangle((left + right - needed) / 2, y + 3, needed, 16, {.fill = paints::surface}, 3);
     svg.text((left + right) / 2, y + 15, text, {.size = 11.5, .anchor = "middle"});
   }
-  const bool is_over_budget = bars.budget_bytes && from > *bars.budget_bytes;
-  svg.text(
-      to_x(static_cast<double>(from)) + 8, baseline, text_behind(bars, bar),
-      {.fill = is_over_budget ? paints::alarm : paints::ink, .size = small_text, .is_bold = true, .has_halo = true});
+  svg.text(to_x(static_cast<double>(from)) + 8, baseline, text_behind(bars, bar),
+           {.size = small_text, .is_bold = true, .has_halo = true});
 }
 
 std::string draw(const Bars& bars, const Layout& layout, Medium medium) {
@@ -116,7 +110,6 @@ std::string draw(const Bars& bars, const Layout& layout, Medium medium) {
   draw_title(svg, bars.title);
   draw_x_axis(svg, layout.frame, layout.x, "", true);
   const AxisMap to_x(layout.x, layout.frame.left, layout.frame.right);
-  draw_levels(svg, layout.frame, layout.x, layout.levels, true);
   double y = layout.frame.top + 6;
   for (const Bar& bar : bars.bars) {
     const double baseline = y + bar_height / 2 + 4.5;

@@ -47,19 +47,12 @@ void check_name(const std::string& where, const std::string& name, Names& names)
   names.add(name);
 }
 
-void check_text(const std::string& where, std::initializer_list<std::string_view> texts) {
-  for (const std::string_view text : texts) {
-    if (!is_utf8(text)) refuse(where, "text that is not UTF-8");
-  }
-}
-
 void check_rows(const std::string& where, const Experiment& experiment) {
   static const std::set<std::string> built_in = {
       "config",   "theory_bytes",       "predicted_bytes",       "measured_bytes", "remainder",
       "compared", "process_peak_bytes", "process_promise_bytes", "no_process",     "lacks"};
   Names columns(where, "the column");
   for (const Column& column : experiment.columns) {
-    check_text(where, {column.name, column.title});
     if (built_in.count(column.name) != 0) refuse(where, "a column cannot be called \"" + column.name + "\"");
     columns.add(column.name);
     if (column.decimals < 0 || column.decimals > 15) {
@@ -69,11 +62,9 @@ void check_rows(const std::string& where, const Experiment& experiment) {
   for (std::size_t i = 0; i < experiment.rows.size(); ++i) {
     const Row& row = experiment.rows[i];
     const std::string here = where + ", row " + std::to_string(i);
-    check_text(here, {row.lacks, row.no_process});
     Names settings(here, "the setting"), numbers(here, "the number"), figures(here, "the compared figure"),
         terms(here, "the remainder term");
     for (const Setting& setting : row.config) {
-      check_text(here, {setting.first, format_setting(setting)});
       settings.add(setting.first);
       if (columns.has(setting.first) || built_in.count(setting.first) != 0) {
         refuse(here, "a setting cannot be called \"" + setting.first + "\", which is a column");
@@ -83,15 +74,13 @@ void check_rows(const std::string& where, const Experiment& experiment) {
       if (!columns.has(name)) refuse(here, "the number \"" + name + "\" has no column");
       numbers.add(name);
     }
-    for (const ComparedFigure& figure : row.compared) check_text(here, {figure.name}), figures.add(figure.name);
-    for (const auto& [name, bytes] : row.remainder) check_text(here, {name}), terms.add(name);
+    for (const ComparedFigure& figure : row.compared) figures.add(figure.name);
+    for (const auto& [name, bytes] : row.remainder) terms.add(name);
   }
 }
 
 void check_plot(const std::string& where, const Plot& plot) {
-  check_text(where, {plot.title, plot.caption, plot.x.title, plot.y.title});
   for (const Series& series : plot.series) {
-    check_text(where, {series.name});
     for (const Point& point : series.points) {
       const auto check_axis = [&](double value, const Axis& axis) {
         if (!std::isfinite(value)) refuse(where, "series \"" + series.name + "\" has a point that is not finite");
@@ -116,32 +105,17 @@ void check_budget(const std::string& where, const std::optional<std::int64_t>& b
 }
 
 void check_timeline(const std::string& where, const Timeline& timeline) {
-  check_text(where, {timeline.title, timeline.caption});
   check_budget(where, timeline.budget_bytes);
   if (timeline.events.empty()) refuse(where, "a timeline without events");
   for (const Event& event : timeline.events) {
     check_bytes(where, event.bytes);
-    check_text(where, {event.path});
-  }
-  for (std::size_t i = 0; i < timeline.phases.size(); ++i) {
-    const TimelinePhase& phase = timeline.phases[i];
-    check_text(where, {phase.name});
-    const bool is_ordered = i == 0 || timeline.phases[i - 1].first_event < phase.first_event;
-    if (!is_ordered || phase.first_event >= timeline.events.size()) {
-      refuse(where, "phase \"" + phase.name + "\" begins at event " + std::to_string(phase.first_event) + " of " +
-                        std::to_string(timeline.events.size()) + "; phases ascend");
-    }
   }
 }
 
 void check_bars(const std::string& where, const Bars& bars) {
-  check_text(where, {bars.title, bars.caption});
-  check_budget(where, bars.budget_bytes);
   if (bars.bars.empty()) refuse(where, "no bars");
   for (const Bar& bar : bars.bars) {
-    check_text(where, {bar.label, bar.note});
     for (const BarPart& part : bar.parts) {
-      check_text(where, {part.name});
       if (part.amount < 0) refuse(where, "a negative amount (" + std::to_string(part.amount) + ")");
     }
   }
@@ -149,7 +123,6 @@ void check_bars(const std::string& where, const Bars& bars) {
 
 void check_experiment(const Experiment& experiment) {
   const std::string where = "experiment \"" + experiment.name + "\"";
-  check_text(where, {experiment.title, experiment.question, experiment.theory, experiment.verdict});
   check_rows(where, experiment);
   Names names(where, "the picture");
   for (const Plot& plot : experiment.plots) {
@@ -273,13 +246,9 @@ void check(const Experiment& experiment) {
 
 void check(const Report& report) {
   const Environment& environment = report.environment;
-  experiment_detail::check_text("title", {report.title});
-  experiment_detail::check_text("environment",
-                                {environment.version, environment.device, environment.cpu, environment.date});
   experiment_detail::Names keys("environment", "the entry"), names("report", "the experiment");
   for (const char* const key : {"version", "device", "cpu", "threads", "date"}) keys.add(key);
   for (const auto& [key, value] : environment.details) {
-    experiment_detail::check_text("environment", {key, value});
     keys.add(key);
   }
   for (const Experiment& experiment : report.experiments) {

@@ -70,8 +70,8 @@ struct Row {
   std::string lacks = {};       ///< what this machine has not and the measurement needs; empty: nothing
 };
 
-/// How an axis is spaced. `log2` marks powers of two, `log10` decades (bytes are always marked at powers of two).
-enum class Scale : std::uint8_t { linear, log2, log10 };
+/// How an axis is spaced. `log2` marks powers of two.
+enum class Scale : std::uint8_t { linear, log2 };
 
 struct Axis {
   std::string title;
@@ -130,13 +130,12 @@ Bar category_bar(const std::string& label, const CategoryBytes& bytes);
 std::vector<Bar> stair(const std::vector<BarPart>& parts, const std::vector<std::string>& notes,
                        const std::string& total_name);
 
-/// Stacked horizontal bars, optionally with a line at a budget.
+/// Stacked horizontal bars.
 struct Bars {
   std::string name;
   std::string title;
   std::string caption;
   std::vector<Bar> bars;
-  std::optional<std::int64_t> budget_bytes = {};
   Unit unit = Unit::bytes;  ///< or plain
   bool is_exact = false;    ///< amounts have all digits, and are in the parts as well
 };
@@ -147,12 +146,6 @@ struct Event {
   std::string path;
 };
 
-/// A part of a timeline: forward, backward, optimizer. It lasts until the next phase.
-struct TimelinePhase {
-  std::string name;
-  std::size_t first_event = 0;
-};
-
 /// Bytes by category over the events of a step. Timelines of one `step` look at the same events when somebody looks
 /// closer at one of them.
 struct Timeline {
@@ -160,7 +153,6 @@ struct Timeline {
   std::string title;
   std::string caption;
   std::vector<Event> events;
-  std::vector<TimelinePhase> phases;  ///< ascending in first_event; may be empty
   std::optional<std::int64_t> budget_bytes;
   std::vector<std::pair<std::string, std::int64_t>> bounds = {};  ///< at most two further lines, by name
   std::int64_t scale_bytes = 0;                                   ///< the axis goes at least as far
@@ -247,8 +239,7 @@ std::optional<double> find_number(const Row& row, const std::string& name) noexc
 
 /// Throws ValueError, naming the experiment and the part, when a report cannot be written faithfully: names that are
 /// not file names or appear twice, a number without its column, a column named like a built-in key, negative bytes in a
-/// picture, points that are not finite or not positive on a logarithmic axis, phases out of order, text that is not
-/// UTF-8.
+/// picture, points that are not finite or not positive on a logarithmic axis.
 void check(const Report& report);
 void check(const Experiment& experiment);
 void check(const Plot& plot);

@@ -8,6 +8,9 @@
 namespace thimble::report {
 namespace table_detail {
 
+constexpr const char* check_mark = "\xE2\x9C\x93";
+constexpr const char* dash = "\xE2\x80\x93";
+
 struct Cells {
   std::vector<std::string> texts;  // the heading, then one per row
   bool is_right_aligned = true;
@@ -23,7 +26,7 @@ class Table {
     if (has_content) columns_.push_back(std::move(cells));
   }
 
-  std::string text(std::size_t rows, const std::string& rule, const std::string& absent) const {
+  std::string text(std::size_t rows) const {
     std::vector<std::string> lines(rows + 2);
     for (const Cells& column : columns_) {
       std::size_t width = 0;
@@ -32,11 +35,11 @@ class Table {
       for (std::size_t i = 0; i < lines.size(); ++i) {
         if (!is_first) lines[i] += "  ";
         if (i == 1) {
-          for (std::size_t k = 0; k < width; ++k) lines[i] += rule;
+          for (std::size_t k = 0; k < width; ++k) lines[i] += "\xE2\x94\x80";
           continue;
         }
         const std::string& given = column.texts[i == 0 ? 0 : i - 1];
-        const std::string& cell = given.empty() && i > 0 ? absent : given;
+        const std::string cell = given.empty() && i > 0 ? dash : given;
         const std::string padding(width - std::min(width, display_width(cell)), ' ');
         lines[i] += column.is_right_aligned ? padding + cell : cell + padding;
       }
@@ -53,10 +56,8 @@ class Table {
   std::vector<Cells> columns_;
 };
 
-std::string byte_cell(const std::optional<std::int64_t>& bytes, ByteStyle style) {
-  if (!bytes) return "";
-  const std::string exact = format_grouped(*bytes);
-  return style == ByteStyle::exact ? exact : format_bytes(*bytes) + " (" + exact + ")";
+std::string byte_cell(const std::optional<std::int64_t>& bytes) {
+  return bytes ? format_bytes(*bytes) + " (" + format_grouped(*bytes) + ")" : "";
 }
 
 /// The first of the compared figures that differs.
@@ -67,10 +68,10 @@ std::string different_figure(const Row& row) {
   return "";
 }
 
-std::string mark_cell(const Row& row, bool is_ascii) {
+std::string mark_cell(const Row& row) {
   switch (match(row)) {
     case Match::equal:
-      return is_ascii ? "=" : "\xE2\x9C\x93";
+      return check_mark;
     case Match::different: {
       const std::int64_t difference = row.measured_bytes.value_or(0) - row.predicted_bytes.value_or(0);
       if (!row.measured_bytes || difference == 0) return different_figure(row);
@@ -103,22 +104,20 @@ Cells row_cells(const Experiment& experiment, std::string heading, ToCell to_cel
 
 }  // namespace table_detail
 
-std::string to_table(const Experiment& experiment, const TableOptions& options) {
+std::string to_table(const Experiment& experiment) {
   using namespace table_detail;
-  const std::string absent = options.is_ascii ? "-" : "\xE2\x80\x93";
   Table table;
   for (const std::string& key : config_keys(experiment)) table.add(setting_cells(experiment, key));
-  const auto bytes_of = [&](std::optional<std::int64_t> Row::*member) {
-    return [&options, member](const Row& row) { return byte_cell(row.*member, options.bytes); };
+  const auto bytes_of = [](std::optional<std::int64_t> Row::*member) {
+    return [member](const Row& row) { return byte_cell(row.*member); };
   };
   table.add(row_cells(experiment, "theory", bytes_of(&Row::theory_bytes)));
   table.add(row_cells(experiment, "predicted", bytes_of(&Row::predicted_bytes)));
   table.add(row_cells(experiment, "measured", bytes_of(&Row::measured_bytes)));
-  table.add(row_cells(experiment, options.is_ascii ? "=" : "\xE2\x9C\x93",
-                      [&](const Row& row) { return mark_cell(row, options.is_ascii); }));
-  table.add(row_cells(experiment, "process", [&](const Row& row) {
+  table.add(row_cells(experiment, check_mark, mark_cell));
+  table.add(row_cells(experiment, "process", [](const Row& row) {
     const std::string why = process_absence(row);
-    return why.empty() ? byte_cell(row.process_peak_bytes, options.bytes) : absent + " " + why;
+    return why.empty() ? byte_cell(row.process_peak_bytes) : std::string(dash) + " " + why;
   }));
   table.add(row_cells(experiment, "promised", bytes_of(&Row::process_promise_bytes)));
   for (const Column& column : experiment.columns) {
@@ -127,7 +126,7 @@ std::string to_table(const Experiment& experiment, const TableOptions& options) 
       return value ? format_quantity(*value, column.unit, column.decimals) : std::string();
     }));
   }
-  return table.text(experiment.rows.size(), options.is_ascii ? "-" : "\xE2\x94\x80", absent);
+  return table.text(experiment.rows.size());
 }
 
 }  // namespace thimble::report

@@ -12,22 +12,6 @@ namespace text_detail {
 
 bool starts_code_point(char c) noexcept { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }
 
-// Length of the well-formed UTF-8 sequence at the front of `text`, 0 when there is none (RFC 3629, section 4).
-std::size_t sequence_length(std::string_view text) noexcept {
-  const auto byte = [&](std::size_t i) -> unsigned { return static_cast<unsigned char>(text[i]); };
-  const unsigned first = byte(0);
-  if (first < 0x80) return 1;
-  const std::size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
-  if (first < 0xC2 || first > 0xF4 || text.size() < length) return 0;
-  for (std::size_t i = 1; i < length; ++i) {
-    if (starts_code_point(text[i])) return 0;
-  }
-  const unsigned second = byte(1);
-  const bool is_overlong = (first == 0xE0 && second < 0xA0) || (first == 0xF0 && second < 0x90);
-  const bool is_outside = (first == 0xED && second > 0x9F) || (first == 0xF4 && second > 0x8F);
-  return is_overlong || is_outside ? 0 : length;
-}
-
 // Width of a character in units of the font size: about that of DejaVu Sans, the widest of the common system fonts.
 double advance(char c) noexcept {
   if (!starts_code_point(c)) return 0;
@@ -156,15 +140,6 @@ std::string escape_except_simple_tags(std::string_view text) {
     }
   }
   return result;
-}
-
-bool is_utf8(std::string_view text) noexcept {
-  while (!text.empty()) {
-    const std::size_t length = text_detail::sequence_length(text);
-    if (length == 0) return false;
-    text.remove_prefix(length);
-  }
-  return true;
 }
 
 std::size_t display_width(std::string_view text) noexcept {

@@ -38,9 +38,6 @@ std::string escape_markup(std::string_view text);
 /// The text closes the tags that it opens.
 std::string escape_except_simple_tags(std::string_view text);
 
-/// Whether `text` is well-formed UTF-8 (RFC 3629: no overlong forms, no surrogates).
-bool is_utf8(std::string_view text) noexcept;
-
 /// Columns that `text` takes in a terminal: its code points (no wide or combining characters are expected).
 std::size_t display_width(std::string_view text) noexcept;
 

@@ -61,7 +61,7 @@ Layout make_layout(const Timeline& timeline, Medium medium) {
   const double legend = layout.legend.empty() ? 0 : legend_width(layout.legend) + 28;
   layout.frame.left = left_margin(medium) + std::max(28.0, 10 + label_width(layout.y));
   layout.frame.right = figure_width - 24 - legend;
-  layout.frame.top = title_height(medium) + 34 + (timeline.phases.empty() ? 0 : 22);
+  layout.frame.top = title_height(medium) + 34;
   layout.frame.bottom =
       layout.frame.top + std::max(timeline.step.empty() ? 330.0 : 420.0, legend_height(layout.legend));
   // Above all that is drawn there is room for the peak's label.
@@ -99,27 +99,6 @@ SvgPath outline(const Layout& layout, const Timeline& timeline, std::size_t dept
   return path;
 }
 
-void draw_phases(Svg& svg, const Layout& layout, const Timeline& timeline) {
-  const AxisMap to_x(layout.x, layout.frame.left, layout.frame.right);
-  for (std::size_t i = 0; i < timeline.phases.size(); ++i) {
-    const bool is_last = i + 1 == timeline.phases.size();
-    const auto begin = static_cast<double>(timeline.phases[i].first_event);
-    const auto end = static_cast<double>(is_last ? timeline.events.size() : timeline.phases[i + 1].first_event);
-    if (begin > 0) {
-      begin_group_at(svg, begin);
-      const double x = to_x(begin);
-      svg.line(x, layout.frame.top - 22, x, layout.frame.bottom, {.stroke = paints::ink, .opacity = 0.3});
-      svg.end();
-    }
-    // The pointer names a phase that is too short for its name.
-    if (text_width(timeline.phases[i].name, small_text) + 8 > to_x(end) - to_x(begin)) continue;
-    begin_group_at(svg, (begin + end) / 2);
-    svg.text(to_x((begin + end) / 2), layout.frame.top - 8, timeline.phases[i].name,
-             {.size = small_text, .anchor = "middle"});
-    svg.end();
-  }
-}
-
 void draw_peak(Svg& svg, const Layout& layout, const Timeline& timeline) {
   const Event& peak = timeline.events[layout.peak];
   const std::int64_t bytes = total(peak.bytes);
@@ -147,16 +126,13 @@ void draw_peak(Svg& svg, const Layout& layout, const Timeline& timeline) {
 std::string draw(const Timeline& timeline, const Layout& layout, Medium medium) {
   Svg svg(medium, figure_width, layout.height, timeline.title, timeline.caption);
   draw_title(svg, timeline.title);
-  draw_y_axis(svg, layout.frame, layout.y, "");
-  svg.text(left_margin(medium), layout.frame.top - (timeline.phases.empty() ? 16 : 38), "live bytes",
-           {.fill = paints::muted, .size = small_text});
+  draw_y_axis(svg, layout.frame, layout.y, "live bytes");
   svg.begin_window(layout.frame.left, layout.frame.top, layout.frame.right, layout.frame.bottom, layout.x.high);
   for (std::size_t depth = layout.categories.size(); depth > 0; --depth) {
     svg.path(outline(layout, timeline, depth), {.fill = paint_of(layout.categories[depth - 1])});
   }
   svg.end();
   draw_levels(svg, layout.frame, layout.y, layout.levels);
-  draw_phases(svg, layout, timeline);
   draw_x_axis(svg, layout.frame, layout.x, "allocation events", false);
   draw_peak(svg, layout, timeline);
   draw_legend(svg, layout.frame.right + 28, layout.frame.top - 4, layout.legend);
@@ -164,7 +140,7 @@ std::string draw(const Timeline& timeline, const Layout& layout, Medium medium) 
 }
 
 // {"kind":"timeline","frame","high": bytes at the frame's top,"count": events of the step,"step",
-//  "before": begins_before,"phases":[[name, first],...],"categories":[[label, paint],...], outermost first,
+//  "before": begins_before,"categories":[[label, paint],...], outermost first,
 //  "paths":[...], and one entry per event told of: "event":[...],"path":[index into paths,...],
 //  "bytes":[[per category],...]} with "event" and "bytes" as differences to the entry before, which are mostly short.
 std::string hover(const Timeline& timeline, const Layout& layout) {
@@ -176,8 +152,6 @@ std::string hover(const Timeline& timeline, const Layout& layout) {
   data["count"] = timeline.events.size();
   data["step"] = timeline.step;
   data["before"] = timeline.begins_before;
-  data["phases"] = nlohmann::ordered_json::array();
-  for (const TimelinePhase& phase : timeline.phases) data["phases"].push_back({phase.name, phase.first_event});
   data["categories"] = nlohmann::ordered_json::array();
   data["bytes"] = nlohmann::ordered_json::array();
   for (auto category = layout.categories.rbegin(); category != layout.categories.rend(); ++category) {

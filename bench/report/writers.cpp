@@ -143,7 +143,7 @@ std::string write_json(const Report& report) {
                                    {"verdict", experiment.verdict},
                                    {"rows", std::move(rows)}});
   }
-  return json.dump(1) + "\n";
+  return json.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 
 std::vector<std::string> write_report(const Report& report, const std::string& folder) {

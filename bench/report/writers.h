@@ -9,19 +9,11 @@
 
 namespace thimble::report {
 
-/// How to_table writes bytes: "84,303,872", or "80.40 MiB (84,303,872)".
-enum class ByteStyle : std::uint8_t { exact, readable };
-
-struct TableOptions {
-  ByteStyle bytes = ByteStyle::exact;
-  bool is_ascii = false;  ///< "=" and "-" instead of a check mark and a dash, for terminals without UTF-8
-};
-
 /// The rows as an aligned table, one line each, numbers right-aligned: settings, theory, predicted, measured, a mark
 /// (a check where predicted == measured, else the difference measured - predicted), the process or why there is none,
 /// further columns. Columns without any value are left out. Ends with a newline; the first two lines are the headings
 /// and a rule.
-std::string to_table(const Experiment& experiment, const TableOptions& options = {});
+std::string to_table(const Experiment& experiment);
 
 /// The rows as CSV (RFC 4180, "\n" line ends): settings, theory_bytes, predicted_bytes, measured_bytes,
 /// process_peak_bytes, process_promise_bytes, a column

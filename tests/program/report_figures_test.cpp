@@ -135,7 +135,7 @@ CategoryBytes only_activations(double bytes) {
 
 // `count` events whose peak is at `peak`.
 Timeline spike(std::size_t count, std::size_t peak, const std::string& path) {
-  Timeline timeline{.name = "spike", .title = "A spike", .caption = "", .events = {}, .phases = {}, .budget_bytes = {}};
+  Timeline timeline{.name = "spike", .title = "A spike", .caption = "", .events = {}, .budget_bytes = {}};
   for (std::size_t i = 0; i < count; ++i)
     timeline.events.push_back({only_activations(i == peak ? gib : gib / 4), path});
   return timeline;
@@ -184,11 +184,8 @@ TEST_CASE("report: axes are marked at round numbers", "[report]") {
       {0, 0, Unit::bytes, Scale::linear, 4, "0 | 0.25 KiB | 0.5 KiB | 0.75 KiB | 1 KiB"},
       {0, 3, Unit::bytes, Scale::linear, 6, "0 | 1 B | 2 B | 3 B"},
       {24e6, 10.8e9, Unit::bytes, Scale::log2, 6, "16 MiB | 64 MiB | 256 MiB | 1 GiB | 4 GiB | 16 GiB"},
-      {24e6, 10.8e9, Unit::bytes, Scale::log10, 6, "16 MiB | 64 MiB | 256 MiB | 1 GiB | 4 GiB | 16 GiB"},
       {1, 128, Unit::plain, Scale::log2, 9, "1 | 2 | 4 | 8 | 16 | 32 | 64 | 128"},
       {0.25, 2, Unit::plain, Scale::log2, 9, "0.25 | 0.5 | 1 | 2"},
-      {3, 40, Unit::plain, Scale::log10, 9, "1 | 2 | 5 | 10 | 20 | 50 | 100"},
-      {1, 1e12, Unit::plain, Scale::log10, 6, "1 | 100 | 10,000 | 1 M | 100 M | 10 G | 1,000 G"},
       {0, 0.31, Unit::percent, Scale::linear, 6, "0 % | 10 % | 20 % | 30 % | 40 %"},
       {0, 0.003, Unit::percent, Scale::linear, 6, "0.00 % | 0.05 % | 0.10 % | 0.15 % | 0.20 % | 0.25 % | 0.30 %"},
       {0, 1.0, Unit::milliseconds, Scale::linear, 5, "0.0 ms | 0.2 ms | 0.4 ms | 0.6 ms | 0.8 ms | 1.0 ms"},
@@ -243,19 +240,15 @@ TEST_CASE("report: pictures are well-formed, inside their frame and without over
         Timeline timeline =
             spike(count, peak, "a.very.long.path.of.modules.that.goes.on.and.on.and.on.block17.conv3.weight.gradient");
         if (budget > 0) timeline.budget_bytes = static_cast<std::int64_t>(budget);
-        if (count > 100) timeline.phases = {{"forward", 0}, {"backward", count / 2}, {"optimizer", count - 5}};
         pictures.push_back(svg_stacked_area(timeline));
       }
     }
   }
-  Bars bars{.name = "bars", .title = "Bars", .caption = "", .bars = {category_bar("zero", {})}, .budget_bytes = 5};
+  Bars bars{.name = "bars", .title = "Bars", .caption = "", .bars = {category_bar("zero", {})}};
   pictures.push_back(svg_bars(bars));
   for (const double size : {1.0, gib / 3, 1023.99 * gib})
     bars.bars.push_back(category_bar(std::string(200, 'w'), only_activations(size)));
-  for (const double budget : {1.0, 900 * gib, 100'000 * gib}) {
-    bars.budget_bytes = static_cast<std::int64_t>(budget);
-    pictures.push_back(svg_bars(bars));
-  }
+  pictures.push_back(svg_bars(bars));
   for (const Unit unit : {Unit::bytes, Unit::plain}) {
     const std::vector<BarPart> parts{
         {"small", 1, paints::ink}, {"none", 0, paints::ink}, {"large", 999'999, paints::axis}};
@@ -359,19 +352,14 @@ TEST_CASE("report: pictures refuse what they cannot show", "[report]") {
   };
   CHECK_NOTHROW(svg_plot(plot_of({1, 1}, Scale::log2)));
   CHECK_THROWS_AS(svg_plot(plot_of({1, 0}, Scale::log2)), thimble::ValueError);
-  CHECK_THROWS_AS(svg_plot(plot_of({1, -1}, Scale::log10)), thimble::ValueError);
+  CHECK_THROWS_AS(svg_plot(plot_of({1, -1}, Scale::log2)), thimble::ValueError);
   CHECK_THROWS_AS(svg_plot(plot_of({std::nan(""), 1}, Scale::linear)), thimble::ValueError);
   CHECK_THROWS_AS(svg_plot(plot_of({1, std::numeric_limits<double>::infinity()}, Scale::linear)), thimble::ValueError);
   Timeline timeline = spike(10, 3, "");
-  timeline.phases = {{"forward", 0}, {"backward", 10}};
-  CHECK_THROWS_AS(svg_stacked_area(timeline), thimble::ValueError);
-  timeline.phases = {{"backward", 5}, {"forward", 0}};
-  CHECK_THROWS_AS(svg_stacked_area(timeline), thimble::ValueError);
   timeline = spike(0, 0, "");
   CHECK_THROWS_AS(svg_stacked_area(timeline), thimble::ValueError);
   timeline = spike(3, 0, "");
   timeline.events[1].bytes[0] = -1;
   CHECK_THROWS_AS(svg_stacked_area(timeline), thimble::ValueError);
-  CHECK_THROWS_AS(svg_bars(Bars{.name = "b", .title = "", .caption = "", .bars = {}, .budget_bytes = {}}),
-                  thimble::ValueError);
+  CHECK_THROWS_AS(svg_bars(Bars{.name = "b", .title = "", .caption = "", .bars = {}}), thimble::ValueError);
 }

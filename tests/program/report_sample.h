@@ -114,8 +114,7 @@ inline Experiment gpt_layer() {
   Bars bars{.name = "step",
             .title = "GPT-2 124M, peak of a training step by category",
             .caption = "Batch 8, sequence 1024, AdamW. The budget is 8 GiB.",
-            .bars = {},
-            .budget_bytes = std::int64_t{8} << 30};
+            .bars = {}};
   struct Way {
     const char* label;
     double activations, temporaries, gradients, workspace;
@@ -161,7 +160,6 @@ inline Timeline step_timeline(int blocks, std::int64_t budget_bytes) {
   part(now, Category::parameter) = 25'557'032LL * 4;
   part(now, Category::optimizer) = 25'557'032LL * 4;
   event(Category::input, 32LL * 224 * 224 * 3 * 4, "input");
-  timeline.phases.push_back({"forward", 0});
   std::vector<std::vector<std::int64_t>> kept(static_cast<std::size_t>(blocks));
   const auto size = [&](int block) { return 6.0 + 22.0 * std::exp(-2.2 * block / blocks); };
   const auto path_of = [](int block, int layer) {
@@ -180,7 +178,6 @@ inline Timeline step_timeline(int blocks, std::int64_t budget_bytes) {
       kept[static_cast<std::size_t>(block)].push_back(saved);
     }
   }
-  timeline.phases.push_back({"backward", timeline.events.size()});
   std::int64_t gradients_left = 25'557'032LL * 4;
   for (int block = blocks - 1; block >= 0; --block) {
     for (int layer = 2; layer >= 0; --layer) {
@@ -196,7 +193,6 @@ inline Timeline step_timeline(int blocks, std::int64_t budget_bytes) {
     }
   }
   event(Category::temporary, -part(now, Category::temporary), "");
-  timeline.phases.push_back({"optimizer", timeline.events.size()});
   std::int64_t gradient = part(now, Category::gradient);
   for (int i = 40; i > 0; --i) {
     const std::int64_t piece = gradient / i;

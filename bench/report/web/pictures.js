@@ -59,17 +59,16 @@ class TimelinePicture extends Timed {
   }
   at(entry) {
     this.entry = entry;
-    const {categories, phases, paths, path, count, before} = this.data;
+    const {categories, paths, path, count, before} = this.data;
     const event = this.events[entry], x = this.x(event + .5), rows = [];
     categories.forEach(([name, paint], i) => {
       if (this.bytes[i][entry] > 0) rows.push(line(paint, name, ...exact(this.bytes[i][entry])));
     });
-    const phase = phases.filter(p => p[1] <= event).pop();
     this.untell();
     if (x >= this.left && x <= this.right) this.vertical(x);
     this.tell(between(this.left, x, this.right), (this.top + this.bottom) / 2,
               before && event === 0 ? 'before the step' :
-                'event ' + grouped(event) + (before ? ' of ' + grouped(count - 1) : '') + (phase ? ' \u00b7 ' + phase[0] : ''),
+                'event ' + grouped(event) + (before ? ' of ' + grouped(count - 1) : ''),
               paths[path[entry]], [...rows, lineOfTotal(...exact(this.totals[entry]))]);
   }
 }
