@@ -41,52 +41,13 @@ std::set<std::string> flags_of(const std::string& index, const std::string& comm
 
 /// Flags of `plan` and `train` that README need not name: sizes, seeds and schedules, files and how output looks,
 /// times of the cost model, and numbers that tune a technique which README names.
-const std::set<std::string> ordinary = {"--beta2",
-                                        "--between",
-                                        "--bucket",
-                                        "--chunks",
-                                        "--clip",
-                                        "--csv",
-                                        "--dp",
-                                        "--dropout",
-                                        "--eval-every",
-                                        "--fp8-history",
-                                        "--fp8-hybrid",
-                                        "--fp8-margin",
-                                        "--full-state",
-                                        "--hardware",
-                                        "--inside",
-                                        "--isa",
-                                        "--keep",
-                                        "--kv-heads",
-                                        "--live",
-                                        "--lora-alpha",
-                                        "--lora-dropout",
-                                        "--lora-targets",
-                                        "--loss-scale-interval",
-                                        "--lr",
-                                        "--measure",
-                                        "--min-lr",
-                                        "--mlp",
-                                        "--optimizer-rank",
-                                        "--overwrite",
-                                        "--per-node",
-                                        "--prompt-tokens",
-                                        "--read-ahead",
-                                        "--save-adapters",
-                                        "--save-every",
-                                        "--schedule",
-                                        "--seed",
-                                        "--share",
-                                        "--snapshot",
-                                        "--strict",
-                                        "--tf32",
-                                        "--threads",
-                                        "--times",
-                                        "--trace",
-                                        "--units",
-                                        "--warmup",
-                                        "--weight-decay"};
+const std::set<std::string> ordinary = found(
+    "--beta2 --between --bucket --chunks --clip --csv --dp --dropout --eval-every --fp8-history --fp8-hybrid "
+    "--fp8-margin --full-state --hardware --inside --isa --keep --kv-heads --live --lora-alpha --lora-dropout "
+    "--lora-targets --loss-scale-interval --lr --measure --min-lr --mlp --optimizer-rank --overwrite --per-node "
+    "--prompt-tokens --read-ahead --save-adapters --save-every --schedule --seed --share --snapshot --strict --tf32 "
+    "--threads --times --trace --units --warmup --weight-decay",
+    "(\\S+)");
 
 struct Problems {
   std::set<std::string> gone;     ///< README names them, the program does not have them
