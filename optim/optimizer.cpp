@@ -10,10 +10,22 @@
 #include <thimble/core/tensor/parameter_store.h>
 
 namespace thimble::optim {
+namespace optimizer_detail {
+
+thread_local const ParameterReplacement* replacement = nullptr;  // the innermost
+
+}  // namespace optimizer_detail
+
+ParameterReplacement::ParameterReplacement(FunctionRef<std::vector<Named>(std::vector<Named>)> replace) noexcept
+    : replace_(replace), outer_(std::exchange(optimizer_detail::replacement, this)) {}
+
+ParameterReplacement::~ParameterReplacement() { optimizer_detail::replacement = outer_; }
 
 Optimizer::Optimizer(std::vector<Named> parameters, double rate, std::shared_ptr<Tier> tier, NarrowUpdate narrow,
                      MomentFormat moments)
-    : parameters_(std::move(parameters)),
+    : parameters_(optimizer_detail::replacement == nullptr
+                      ? std::move(parameters)
+                      : optimizer_detail::replacement->replace_(std::move(parameters))),
       narrow_(narrow),
       moments_(std::move(moments)),
       states_(parameters_.size()),

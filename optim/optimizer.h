@@ -49,6 +49,22 @@ struct Setting {
   friend bool operator==(const Setting&, const Setting&) = default;
 };
 
+/// While it lives, an optimizer that is made on this thread updates what `replace` returns for the parameters that it
+/// is given: on one of several ranks, its shards of them (dist::DataParallel::parameters()). Scopes nest, and the
+/// innermost counts.
+class ParameterReplacement {
+ public:
+  explicit ParameterReplacement(FunctionRef<std::vector<Named>(std::vector<Named>)> replace) noexcept;
+  ~ParameterReplacement();
+  ParameterReplacement(const ParameterReplacement&) = delete;
+  ParameterReplacement& operator=(const ParameterReplacement&) = delete;
+
+ private:
+  friend class Optimizer;
+  FunctionRef<std::vector<Named>(std::vector<Named>)> replace_;
+  const ParameterReplacement* outer_;
+};
+
 /// The constructor makes all state, so that a plan knows it before the first step and a step allocates nothing, unless
 /// the state is away.
 class Optimizer {

@@ -128,19 +128,6 @@ nn::LoopOptions loop_options(const PreparedTraining& prepared) {
           .rank = options.setup.ranks > 1 ? std::optional<int>(options.setup.rank) : std::nullopt};
 }
 
-/// What one rank is asked for all do: each hears the same wish after each step.
-nn::TrainControl agreed(const nn::TrainControl& control, dist::Communicator* ranks) {
-  if (ranks == nullptr) return control;
-  nn::TrainControl all = control;
-  all.wish = [wish = control.wish, ranks,
-              wishes = std::vector<nn::Wish>(static_cast<std::size_t>(ranks->size()))]() mutable {
-    const nn::Wish own = wish ? wish() : nn::Wish::go_on;
-    ranks->all_gather(&own, sizeof(own), wishes.data());
-    return *std::max_element(wishes.begin(), wishes.end());
-  };
-  return all;
-}
-
 /// Every rank's, on every rank.
 std::vector<RankFigures> gather_figures(const TrainReport& report, const memory::Stack& stack,
                                         const dist::Communicator::Volume& volume, dist::Communicator* ranks) {
@@ -198,7 +185,7 @@ TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& obs
   detail::TrainedModel run(prepared, stack, training);
   const nn::LoopOptions loop_options = detail::loop_options(prepared);
   dist::Communicator* const ranks = options.setup.ranks > 1 ? options.ranks : nullptr;
-  const nn::TrainControl agreed = detail::agreed(control, ranks);
+  const nn::TrainControl agreed = nn::agreed_control(control, ranks);
   nn::TrainingLoop loop(run, loop_options, stack, report, agreed);
   loop.run(observer);
   report.captured_launches = run.captured_launches();

@@ -32,6 +32,8 @@
 //   dry device, in about the time of a step without its arithmetic, and planned only where its step asks for something
 //   else. Where they change nothing (a counter), a `key` spares that.
 // - Several micro-batches weigh by their samples, as they are in the whole batch.
+// - On several ranks (options.ranks) every rank runs the same program: its batches are cut into the micro-batches of
+//   all ranks, and each computes its own. Its optimizers update this rank's shards, whatever parameters they are given.
 // - A program may have several parts, each an optimizer and its loss, which are updated in turn in every step (two nets
 //   against each other). A part's gradients are freed with its update.
 // - The real model is made at the first step, or when it is asked for.
@@ -97,11 +99,12 @@ template <class Model, class Batch>
 class TypedRun final : public ErasedRun {
  public:
   TypedRun(const TrainedProgram<Model, Batch>& program, Device device)
-      : program_(program), device_(device), model_(program.model(device)) {
-    for (const auto& part : program_.parts) optimizers_.push_back(part.optimizer(*model_));
-  }
+      : program_(program), device_(device), model_(program.model(device)) {}
   Model& model() noexcept { return *model_; }
 
+  void make_optimizers() override {
+    for (const auto& part : program_.parts) optimizers_.push_back(part.optimizer(*model_));
+  }
   optim::Optimizer& optimizer(std::size_t part) override { return *optimizers_.at(part); }
   std::vector<Module*> modules() override { return modules_of(*model_); }
   void take_batch(std::int64_t step) override { batch_.push_back(program_.batch(step, device_)); }

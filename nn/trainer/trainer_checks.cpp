@@ -8,6 +8,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
+#include <thimble/dist/alike.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/trainer/trainer_core.h>
@@ -65,11 +66,29 @@ void TrainerCore::check() const {
         "ranks; a loop by hand over nn::training_step takes those");
   }
   if (step.micro_batches < 1) refuse(std::to_string(step.micro_batches) + " micro-batches; expected at least 1");
-  if (step.micro_batches == 1 && (step.micro_samples != 0 || !step.parts.empty())) {
+  if (options_.all_micro_batches() == 1 && (step.micro_samples != 0 || !step.parts.empty())) {
     refuse("options.step.micro_samples or parts, and one micro-batch; expected several, or neither");
   }
-  if (step.micro_batches > 1 && !program_->cuts_batches())
-    refuse("several micro-batches, and no micro_batch to cut them");
+  const RankOptions& ranks = options_.ranks;
+  if (ranks.zero < 0 || ranks.zero > 3) {
+    refuse("options.ranks.zero: expected a stage of ZeRO, 0 to 3, got " + std::to_string(ranks.zero));
+  }
+  if (ranks.ranks == nullptr && ranks.zero != 0) {
+    refuse("options.ranks.zero: " + std::to_string(ranks.zero) +
+           " without ranks to share with; expected options.ranks.ranks");
+  }
+  if (ranks.read_ahead < 0)
+    refuse("options.ranks.read_ahead: expected at least 0, got " + std::to_string(ranks.read_ahead));
+  if (ranks.ranks != nullptr && ranks.ranks->size() > 1 && step.fuses_optimizer != FusedUpdate::off) {
+    refuse(
+        "options.step.fuses_optimizer with several ranks: gradients are summed over ranks before an update; expected "
+        "FusedUpdate::off");
+  }
+  if (options_.all_micro_batches() > 1 && !program_->cuts_batches()) {
+    refuse("a step has " + std::to_string(options_.all_micro_batches()) +
+           " micro-batches, over all ranks, and the program no "
+           "micro_batch to cut its batches");
+  }
   if (options_.loss_scale && program_->part_names().size() > 1)
     refuse("a loss scale with several parts; one is allowed");
   if (options_.evaluate_every > 0 && !program_->evaluates()) refuse("evaluate_every without evaluate");
@@ -82,6 +101,14 @@ void TrainerCore::check_parts() {
   const ResourceScope scope(stack.top);
   TrainerRun run(*program_, options_, on, {});
   is_frozen_ = run.is_frozen();
+  if (options_.ranks.ranks != nullptr && options_.ranks.ranks->size() > 1) {
+    auto whole = std::make_unique<WholeProgram>();
+    for (std::size_t part = 0; part < program_->part_names().size(); ++part) {
+      whole->state.push_back(whole_state(run.program().optimizer(part)));
+      whole->is_elementwise.push_back(run.program().optimizer(part).is_elementwise());
+    }
+    whole_ = std::move(whole);
+  }
   const std::vector<std::string> names = program_->part_names();
   for (std::size_t later = 1; later < names.size(); ++later) {
     for (const optim::Named& p : run.program().optimizer(later).parameters()) {
@@ -127,8 +154,40 @@ void TrainerCore::check_files() {
              " steps; steps = " + std::to_string(options_.steps) + " must be more (it counts from the start)");
     }
   }
+  if (rank() > 0) return;  // rank 0 writes
   check_keeping("trainer: save", {options_.save, options_.keep}, options_.steps, options_.save_every,
                 checkpoint_bytes(*run.program().modules().front(), run.program().optimizer(0)));
+}
+
+/// Throws ValueError on all ranks where they were made with other options or programs.
+void TrainerCore::require_alike() const {
+  if (!whole_) return;
+  std::vector<dist::Trait> traits = dist::process_traits();
+  const auto add = [&](const std::string& name, std::int64_t value) {
+    traits.push_back({name, std::to_string(value)});
+  };
+  const Device on = dry(options_.device);
+  const memory::Stack stack = memory::make_resource(on);
+  const ResourceScope scope(stack.top);
+  TrainerRun run(*program_, options_, on, {});
+  const std::vector<std::string> names = program_->part_names();
+  for (std::size_t part = 0; part < names.size(); ++part) {
+    const optim::Optimizer& optimizer = run.program().optimizer(part);
+    traits.push_back({"the optimizer of part " + quote(names[part]), optimizer.name()});
+    for (const auto& [key, value] : settings_of(options_, names[part], optimizer)) traits.push_back({key, value});
+  }
+  traits.push_back({"device", options_.device.is_cuda() ? "cuda" : "cpu"});
+  add("seed", static_cast<std::int64_t>(options_.seed));
+  add("steps", options_.steps);
+  add("evaluate_every", options_.evaluate_every);
+  add("budget_bytes", static_cast<std::int64_t>(options_.budget_bytes));
+  add("ranks.zero", options_.ranks.zero);
+  add("ranks.bucket_bytes", static_cast<std::int64_t>(options_.ranks.bucket_bytes));
+  add("ranks.read_ahead", options_.ranks.read_ahead);
+  add("steps done", first_step_);
+  traits.push_back({"save", options_.save});
+  add("save_every", options_.save_every);
+  dist::require_alike(*options_.ranks.ranks, "trainer", traits);
 }
 
 /// Says who needs more than the budget, and what would fit.
@@ -138,7 +197,7 @@ void TrainerCore::refuse_budget(std::size_t least) {
   if (program_->evaluates()) {
     const memory::Stack stack = memory::make_resource(on, profile_options(on));
     const ResourceScope scope(stack.top);
-    TrainerRun(*program_, options_, on, {}).evaluate();
+    TrainerRun(*program_, options_, on, RunRequest{.whole = whole_.get()}).evaluate();
     const std::size_t evaluation = stack.arena->statistics().peak_committed_bytes;
     if (evaluation > budget) {
       throw BudgetError("trainer: the evaluation needs " + memory::exact_bytes(evaluation) + ", the budget is " +
@@ -166,7 +225,8 @@ std::string TrainerCore::what_would_fit(const ShapePlan& shape) const {
     std::size_t most = 0;
     for (std::size_t part = 0; part < shape.parts.size(); ++part) {
       const MakeRun make = [&, part](Device device) {
-        return std::make_unique<TrainerRun>(*program_, other, device, RunRequest{{shape.example}, part, nullptr});
+        return std::make_unique<TrainerRun>(
+            *program_, other, device, RunRequest{.steps = {shape.example}, .only_part = part, .whole = whole_.get()});
       };
       most = std::max(most, Planner(make, options_.device, costs_, options_.planner).smallest().peak_bytes);
     }

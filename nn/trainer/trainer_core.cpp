@@ -32,8 +32,17 @@ CostModel costs_of(const TrainerOptions& options) {
 
 }  // namespace trainer_core_detail
 
+std::int64_t TrainerOptions::all_micro_batches() const noexcept {
+  return step.micro_batches * (ranks.ranks != nullptr ? ranks.ranks->size() : 1);
+}
+
 std::string TrainerPlan::text() const {
   std::string text = "peak " + memory::exact_bytes(peak_bytes);
+  for (std::size_t rank = 0; rank < rank_peak_bytes.size(); ++rank) {
+    text +=
+        (rank == 0 ? " (rank 0: " : ", " + std::to_string(rank) + ": ") + memory::exact_bytes(rank_peak_bytes[rank]);
+  }
+  if (!rank_peak_bytes.empty()) text += ")";
   if (budget_bytes > 0) {
     text += " of a budget of " + memory::exact_bytes(budget_bytes) + "; keeping everything " +
             memory::exact_bytes(keep_everything_bytes);
@@ -56,6 +65,7 @@ TrainerCore::TrainerCore(std::unique_ptr<ErasedProgram> program, TrainerOptions 
   check();
   check_parts();
   check_files();
+  require_alike();
   machine_ = machine_text(options_.device);
   plan_.budget_bytes = options_.budget_bytes;
   for (const std::int64_t step : options_.example_steps) require_planned(step, key_of(step));
@@ -66,22 +76,36 @@ TrainerCore::~TrainerCore() = default;
 StepKey TrainerCore::key_of(std::int64_t step) const {
   Generator scratch(options_.seed);
   const GeneratorScope scope(scratch);
-  BatchOutline outline = program_->outline(step, dry(options_.device), options_.step.micro_batches);
+  BatchOutline outline = program_->outline(step, dry(options_.device), options_.all_micro_batches());
   return {std::move(outline.shapes), std::move(outline.values), is_frozen_};
 }
 
 /// Whole steps with these batches; as planned, or without plans.
 MakeRun TrainerCore::whole_steps(std::vector<StepKind> steps, bool is_planned) const {
   return [this, steps = std::move(steps), is_planned](Device device) {
-    return std::make_unique<TrainerRun>(*program_, options_, device,
-                                        RunRequest{steps, std::nullopt, is_planned ? &shapes_ : nullptr});
+    return std::make_unique<TrainerRun>(
+        *program_, options_, device,
+        RunRequest{.steps = steps, .shapes = is_planned ? &shapes_ : nullptr, .whole = whole_.get(), .rank = rank()});
   };
 }
 
+/// As rank 0 makes them: in stage 3 of ZeRO all ranks follow one plan.
 MakeRun TrainerCore::part_steps(const StepKind& step, std::size_t part) const {
   return [this, step, part](Device device) {
-    return std::make_unique<TrainerRun>(*program_, options_, device, RunRequest{{step}, part, nullptr});
+    return std::make_unique<TrainerRun>(*program_, options_, device,
+                                        RunRequest{.steps = {step}, .only_part = part, .whole = whole_.get()});
   };
+}
+
+int TrainerCore::rank() const noexcept { return whole_ ? options_.ranks.ranks->rank() : 0; }
+
+/// The most that a rank needs, so that all of them decide alike.
+std::size_t TrainerCore::max_over_ranks(std::size_t bytes) {
+  if (!whole_) return bytes;
+  std::vector<std::size_t>& all = plan_.rank_peak_bytes;
+  all.resize(static_cast<std::size_t>(options_.ranks.ranks->size()));
+  options_.ranks.ranks->all_gather(&bytes, sizeof bytes, all.data());
+  return *std::max_element(all.begin(), all.end());
 }
 
 void TrainerCore::require_planned(std::int64_t step, const StepKey& key) {
@@ -206,27 +230,25 @@ std::vector<StepPlacement> TrainerCore::placements() const {
 /// other keys, may need a little more: then they are planned for that much less.
 void TrainerCore::fit_all() {
   const std::size_t budget = options_.budget_bytes;
-  if (budget == 0) {
+  const auto fits = [&] {
     plan_.peak_bytes = place_all().peak_bytes;
+    const std::size_t most = max_over_ranks(plan_.peak_bytes);
+    return std::pair(most <= budget, most);
+  };
+  if (budget == 0) {
+    fits();
     return;
   }
   constexpr int tries = 6;
   std::size_t target = budget;
   for (int i = 0; i < tries && fit_parts(target); ++i) {
-    const std::size_t peak = place_all().peak_bytes;
-    if (peak <= budget) {
-      plan_.peak_bytes = peak;
-      return;
-    }
-    target -= std::min(target, peak - budget);
+    const auto [is_within, most] = fits();
+    if (is_within) return;
+    target -= std::min(target, most - budget);
   }
   fit_smallest();
-  const std::size_t least = place_all().peak_bytes;
-  if (least <= budget) {
-    plan_.peak_bytes = least;
-    return;
-  }
-  refuse_budget(least);
+  const auto [is_within, least] = fits();
+  if (!is_within) refuse_budget(least);
 }
 
 void TrainerCore::describe() {
@@ -255,7 +277,8 @@ void TrainerCore::start() {
   const ResourceScope scope(stack.top);
   try {
     auto run = std::make_unique<TrainerRun>(*program_, options_, options_.device,
-                                            RunRequest{{}, std::nullopt, &shapes_}, first_step_, first_skipped_);
+                                            RunRequest{.shapes = &shapes_, .whole = whole_.get()}, first_step_,
+                                            first_skipped_);
     if (!options_.resume.empty()) run->load(options_.resume);
     run_ = std::move(run);
   } catch (const OutOfMemory&) {
@@ -342,6 +365,7 @@ class LoopedTrainer final : public LoopedRun {
     return evaluates_ ? std::optional(Evaluation{core_.evaluate(), std::nullopt}) : std::nullopt;
   }
   void write_checkpoint(const std::string& path) override { core_.save(path); }
+  void refuse_checkpoint(const std::string& why) override { core_.started().refuse_save(why); }
   std::int64_t steps_done() override { return core_.started().steps(); }
   std::int64_t skipped_steps() override { return core_.skipped_steps(); }
 
@@ -362,10 +386,12 @@ LoopReport TrainerCore::run(const TrainObserver& observer, const TrainControl& c
                                  .keep = options_.keep,
                                  .resume = options_.resume,
                                  .resumed_steps = first_step_,
-                                 .log = options_.log};
+                                 .log = rank() == 0 ? options_.log : "",
+                                 .rank = whole_ ? std::optional<int>(rank()) : std::nullopt};
   LoopReport report;
   looped_detail::LoopedTrainer run(*this, program_->evaluates());
-  TrainingLoop loop(run, loop_options, stack_, report, control);
+  const TrainControl agreed = agreed_control(control, whole_ ? options_.ranks.ranks : nullptr);
+  TrainingLoop loop(run, loop_options, stack_, report, agreed);
   loop.run(observer);
   loop.rethrow_failed_save();
   return report;

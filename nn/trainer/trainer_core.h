@@ -14,7 +14,21 @@
 #include <thimble/nn/trainer/batch_outline.h>
 #include <thimble/nn/trainer/training_loop.h>
 
+namespace thimble::dist {
+class Communicator;
+class DataParallel;
+}  // namespace thimble::dist
+
 namespace thimble::nn {
+
+/// Ranks that train a program together, with the bits of one rank that has all micro-batches (dist/data_parallel.h).
+/// Each computes its own micro-batches of every batch, so several need TrainedProgram::micro_batch.
+struct RankOptions {
+  dist::Communicator* ranks = nullptr;  ///< lives as long as the trainer; null, or of one rank: there are no others
+  int zero = 0;                         ///< stage of ZeRO, 0 to 3: from 3 on parameters are sharded, too
+  std::size_t bucket_bytes = 25 << 20;  ///< of gradients that are sent together
+  int read_ahead = 1;                   ///< modules whose parameters come before they are used, in stage 3
+};
 
 struct TrainerOptions {
   std::size_t budget_bytes = 0;  ///< that the arena may commit; 0: as many as it takes, and nothing is planned
@@ -29,6 +43,9 @@ struct TrainerOptions {
   StepOptions step = {};
   std::optional<optim::GradScalerOptions> loss_scale = {};  ///< of a program with one part; none: it is not scaled
   std::function<double(std::int64_t step)> rate = nullptr;  ///< of all optimizers; null: as they are
+  /// Every rank makes the trainer with the same program and options. `step.micro_batches` are those of each rank, and
+  /// the budget is of each rank's arena. Rank 0 writes files.
+  RankOptions ranks = {};
   std::string hardware = {};     ///< whose times plans are made with (nn/fit/cost.h); empty: the device's kind
   PlannerOptions planner = {};   ///< what plans may do that costs transfers or exactness
   bool is_strict = false;        ///< a step that leaves its plan is a PlanError
@@ -42,6 +59,9 @@ struct TrainerOptions {
   /// others than the file's are refused by name. Files from before they were written have the rate alone.
   bool changes_options = false;
   std::string log = {};  ///< a folder for TensorBoard
+
+  /// Of a step, over all ranks.
+  std::int64_t all_micro_batches() const noexcept;
 };
 
 /// The bytes and time that a trainer will need.
@@ -56,8 +76,9 @@ struct TrainerPlan {
     std::vector<Part> parts;
   };
   std::size_t budget_bytes = 0;
-  std::size_t peak_bytes = 0;             ///< that the arena will commit: steps of all shapes, and the evaluation
-  std::size_t keep_everything_bytes = 0;  ///< of the step that needs most, not placed
+  std::size_t peak_bytes = 0;  ///< that the arena will commit: steps of all shapes, and the evaluation
+  std::vector<std::size_t> rank_peak_bytes = {};  ///< of each of several ranks; empty for one
+  std::size_t keep_everything_bytes = 0;          ///< of the step that needs most, not placed
   std::vector<Shapes> shapes;
   std::string text() const;
 };
@@ -68,6 +89,8 @@ namespace trainer_detail {
 class ErasedRun {
  public:
   virtual ~ErasedRun() = default;
+  /// After the model. On one of several ranks its parameters are replaced by this rank's shards (ParameterReplacement).
+  virtual void make_optimizers() = 0;
   virtual optim::Optimizer& optimizer(std::size_t part) = 0;
   virtual std::vector<Module*> modules() = 0;
   virtual void take_batch(std::int64_t step) = 0;
@@ -79,6 +102,7 @@ class ErasedRun {
 class ErasedProgram {
  public:
   virtual ~ErasedProgram() = default;
+  /// The model; its optimizers are not made yet.
   virtual std::unique_ptr<ErasedRun> make(Device device) const = 0;
   /// Of the batch of a step, and, of several, of its micro-batches.
   virtual BatchOutline outline(std::int64_t step, Device device, std::int64_t micro_batches) const = 0;
@@ -90,6 +114,7 @@ class ErasedProgram {
 struct StepKind;
 struct StepKey;
 struct StepRecord;
+struct WholeProgram;
 struct ShapePlan;
 class TrainerRun;
 
@@ -133,6 +158,9 @@ class TrainerCore {
   MemoryProfile place_all();
   MakeRun whole_steps(std::vector<StepKind> steps, bool is_planned) const;
   MakeRun part_steps(const StepKind& step, std::size_t part) const;
+  std::size_t max_over_ranks(std::size_t bytes);
+  void require_alike() const;
+  int rank() const noexcept;
   [[noreturn]] void refuse_budget(std::size_t least);
   std::string what_would_fit(const ShapePlan& shape) const;
   std::vector<StepPlacement> placements() const;
@@ -140,9 +168,10 @@ class TrainerCore {
 
   std::unique_ptr<const ErasedProgram> program_;
   TrainerOptions options_;
-  std::int64_t first_step_ = 0;     // done in the checkpoint that the run goes on from
-  std::int64_t first_skipped_ = 0;  // of these, passed over
-  std::vector<bool> is_frozen_;     // as the program makes the optimizers' parameters
+  std::int64_t first_step_ = 0;                // done in the checkpoint that the run goes on from
+  std::int64_t first_skipped_ = 0;             // of these, passed over
+  std::vector<bool> is_frozen_;                // as the program makes the optimizers' parameters
+  std::unique_ptr<const WholeProgram> whole_;  // null: one rank
   CostModel costs_;
   std::string machine_;                             // that the plans are made for
   std::vector<std::unique_ptr<ShapePlan>> shapes_;  // they stay where they are: runs look at them

@@ -9,6 +9,7 @@
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/evaluation.h>
 #include <thimble/core/tensor/parameter_store.h>
+#include <thimble/dist/shard_store.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/step/read.h>
@@ -66,7 +67,7 @@ std::map<std::string, std::string> settings_of(const TrainerOptions& options, co
   std::map<std::string, std::string> settings{
       {"trainer.part", part},
       {"trainer.clip_norm", text_of(options.step.clip_norm)},
-      {"trainer.micro_batches", std::to_string(options.step.micro_batches)},
+      {"trainer.micro_batches", std::to_string(options.all_micro_batches())},
       {"trainer.rate", options.rate ? "a function of the step" : "the optimizer's"},
   };
   for (const optim::Setting& s : optimizer.settings()) settings["trainer.optimizer." + s.name] = text_of(s.value);
@@ -95,7 +96,7 @@ TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& optio
       steps_(first_step),
       skipped_(first_skipped) {
   const GeneratorScope scope(generator_);
-  run_ = program_.make(device_);
+  make_program();
   if (options.loss_scale) scaler_ = std::make_unique<optim::GradScaler>(*options.loss_scale);
   options_.scaler = scaler_.get();
   // Without a placed arena nothing but the machine bounds this run, and one that meets that bound is over either way.
@@ -103,10 +104,13 @@ TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& optio
     options_.fuses_optimizer = FusedUpdate::unsecured;
   }
   losses_.assign(request_.only_part ? 1 : part_count_, 0);
-  if (device_.is_dry && !options.resume.empty()) visit_state();  // as it is loaded
+  if (device_.is_dry && !options.resume.empty()) visit_load();
   for (const Module* const module : run_->modules()) {
     for (const NamedTensor& p : module->parameters()) {
-      const auto has = [&](std::size_t part) { return run_->optimizer(part).leaves().has(p.tensor.leaf().get()); };
+      const auto has = [&](std::size_t part) {
+        const LeafSet& leaves = ranks_ != nullptr ? parallel_[part]->leaves() : run_->optimizer(part).leaves();
+        return leaves.has(p.tensor.leaf().get());
+      };
       bool is_trained = p.tensor.requires_grad();
       for (std::size_t part = 0; part < part_count_; ++part) is_trained = is_trained || has(part);
       if (!is_trained) constants_.push_back({p.name, p.tensor});
@@ -114,10 +118,45 @@ TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& optio
   }
 }
 
+/// Model and optimizers; on several ranks with this rank's shards.
+void TrainerRun::make_program() {
+  if (request_.whole == nullptr) {
+    run_ = program_.make(device_);
+    return run_->make_optimizers();
+  }
+  const RankOptions& options = trainer_options_.ranks;
+  if (device_.is_dry) dry_ranks_ = dist::make_dry(request_.rank, options.ranks->size());
+  ranks_ = device_.is_dry ? dry_ranks_.get() : options.ranks;
+  {
+    std::shared_ptr<ParameterStore> store;
+    if (options.zero == 3) {
+      store = std::make_shared<dist::ShardStore>(*ranks_, memory::UnitOptions{.read_ahead = options.read_ahead});
+    }
+    const ParameterStoreScope scope(store);
+    run_ = program_.make(device_);
+  }
+  const auto shards_of = [&](std::vector<optim::Named> parameters) {
+    const std::size_t part = parallel_.size();
+    if (part == part_count_) {
+      throw ValueError("trainer: expected one optimizer for each part of the program, got more");
+    }
+    dist::DataParallelOptions of_part{.zero = options.zero, .buckets = {.bytes = options.bucket_bytes}};
+    of_part.buckets.keeps_parameters = !request_.whole->is_elementwise[part];
+    parallel_.push_back(std::make_unique<dist::DataParallel>(*ranks_, std::move(parameters), std::move(of_part)));
+    return parallel_.back()->parameters();
+  };
+  const optim::ParameterReplacement replacement(shards_of);
+  run_->make_optimizers();
+}
+
+const std::vector<optim::Named>& TrainerRun::parameters(std::size_t part) const {
+  return ranks_ != nullptr ? parallel_[part]->whole() : run_->optimizer(part).parameters();
+}
+
 std::vector<bool> TrainerRun::is_frozen() {
   std::vector<bool> all;
   for (std::size_t part = 0; part < part_count_; ++part) {
-    for (const optim::Named& p : run_->optimizer(part).parameters()) all.push_back(!p.tensor.requires_grad());
+    for (const optim::Named& p : parameters(part)) all.push_back(!p.tensor.requires_grad());
   }
   return all;
 }
@@ -125,7 +164,7 @@ std::vector<bool> TrainerRun::is_frozen() {
 void TrainerRun::freeze_as(const std::vector<bool>& is_frozen) {
   std::size_t i = 0;
   for (std::size_t part = 0; part < part_count_ && !is_frozen.empty(); ++part) {
-    for (const optim::Named& p : run_->optimizer(part).parameters()) {
+    for (const optim::Named& p : parameters(part)) {
       if (const bool is_now = is_frozen[i++]; p.tensor.requires_grad() == is_now) p.tensor.set_requires_grad(!is_now);
     }
   }
@@ -153,7 +192,7 @@ const BatchOutline& TrainerRun::next_outline() {
   Generator scratch(trainer_options_.seed);
   const GeneratorScope scope(scratch);
   const ResourceScope elsewhere(default_resource(dry(device_)));
-  outline_ = program_.outline(next_kind().step, dry(device_), options_.micro_batches);
+  outline_ = program_.outline(next_kind().step, dry(device_), trainer_options_.all_micro_batches());
   return *outline_;
 }
 
@@ -172,11 +211,20 @@ const ShapePlan* TrainerRun::next_shape() {
   throw PlanError("trainer: no plan of batches with " + key.shapes);
 }
 
-/// One for each of several micro-batches: it weighs as it has samples, unless the options say otherwise.
+/// One for each of this rank's micro-batches, where a step has several: it weighs as it has samples, unless the options
+/// say otherwise.
 std::vector<optim::MicroBatch> TrainerRun::micro_batches() {
-  if (options_.micro_batches == 1) return options_.parts;
+  if (trainer_options_.all_micro_batches() == 1) return options_.parts;
   const std::vector<std::int64_t>& samples = next_outline().samples;
-  if (samples.empty()) return options_.parts;  // of a batch that only its key describes
+  const auto own = [&](std::vector<optim::MicroBatch> all) {
+    if (ranks_ == nullptr || all.empty()) return all;
+    std::vector<optim::MicroBatch> list;
+    for (std::int64_t i = 0; i < options_.micro_batches; ++i) {
+      list.push_back(all.at(static_cast<std::size_t>(i * ranks_->size() + ranks_->rank())));
+    }
+    return list;
+  };
+  if (samples.empty()) return own(options_.parts);  // of a batch that only its key describes
   const auto refuse = [](const std::string& what, std::int64_t got, std::int64_t expected) {
     throw ValueError("trainer: options.step." + what + ": expected " + std::to_string(expected) +
                      " samples, as micro_batch cuts them, got " + std::to_string(got));
@@ -189,10 +237,10 @@ std::vector<optim::MicroBatch> TrainerRun::micro_batches() {
     const std::int64_t given = options_.parts[i].samples;
     if (given != samples[i]) refuse("parts[" + std::to_string(i) + "]", given, samples[i]);
   }
-  if (!options_.parts.empty()) return options_.parts;
+  if (!options_.parts.empty()) return own(options_.parts);
   std::vector<optim::MicroBatch> parts;
   for (const std::int64_t n : samples) parts.push_back({n, static_cast<double>(n)});
-  return parts;
+  return own(std::move(parts));
 }
 
 void TrainerRun::make_tier(const ShapePlan& shape) {
@@ -212,12 +260,16 @@ void TrainerRun::update_part(std::size_t part, const ShapePlan* shape) {
     if (options.recording.plan && options.recording.plan->offloads()) options.recording.tier = tier_;
   }
   options.parts = micro_batches();
+  if (ranks_ != nullptr) options.ranks = parallel_[part].get();
+  const std::int64_t first = ranks_ != nullptr ? ranks_->rank() : 0, apart = ranks_ != nullptr ? ranks_->size() : 1;
   optim::Optimizer& optimizer = run_->optimizer(part);
   const double rate_before = optimizer.rate();
   if (trainer_options_.rate) optimizer.set_rate(trainer_options_.rate(next_kind().step));
   try {
     const Tensor loss = training_step(
-        optimizer, [&](std::int64_t i) { return run_->loss(part, i, options.micro_batches); }, options);
+        optimizer,
+        [&](std::int64_t i) { return run_->loss(part, i * apart + first, trainer_options_.all_micro_batches()); },
+        options);
     losses_[request_.only_part ? 0 : part] = read_value(loss);
   } catch (...) {
     optimizer.set_rate(rate_before);
@@ -324,18 +376,30 @@ void TrainerRun::finish(FunctionRef<void()> step) {
   if (!program_.evaluates() && !saves) return;
   const auto between = [&] {
     if (program_.evaluates()) evaluate();
-    if (saves) visit_state();
+    if (saves) visit_save();
   };
   between();
   step();
   between();
 }
 
-void TrainerRun::visit_state() {
+void TrainerRun::visit_load() {
   if (placed_ != nullptr) placed_->release_region();
   for (std::size_t part = 0; part < part_count_; ++part) {
     nn::visit_state(*run_->modules().front(), run_->optimizer(part));
   }
+}
+
+void TrainerRun::visit_save() {
+  if (ranks_ == nullptr) return visit_load();
+  if (placed_ != nullptr) placed_->release_region();
+  nn::visit_save(*run_->modules().front(), *parallel_.front(), run_->optimizer(0), request_.whole->state.front());
+}
+
+void TrainerRun::refuse_save(const std::string& why) {
+  if (ranks_ == nullptr) return;
+  refuse_checkpoint(*run_->modules().front(), *parallel_.front(), run_->optimizer(0), request_.whole->state.front(),
+                    why);
 }
 
 void TrainerRun::save(const std::string& path) {
@@ -343,12 +407,20 @@ void TrainerRun::save(const std::string& path) {
   Metadata metadata = settings_of(trainer_options_, program_.part_names().front(), run_->optimizer(0));
   metadata[skipped_batches_key] = std::to_string(skipped_);
   if (rate_step_ >= 0) metadata[rate_step_key] = std::to_string(rate_step_);
-  save_checkpoint(path, *run_->modules().front(), run_->optimizer(0), generator_, metadata, scaler_.get());
+  Module& module = *run_->modules().front();
+  if (ranks_ == nullptr) return save_checkpoint(path, module, run_->optimizer(0), generator_, metadata, scaler_.get());
+  save_checkpoint(path, module, *parallel_.front(), run_->optimizer(0), request_.whole->state.front(), generator_,
+                  metadata, scaler_.get());
 }
 
 void TrainerRun::load(const std::string& path) {
   const double rate = run_->optimizer(0).rate();
-  load_checkpoint(path, *run_->modules().front(), run_->optimizer(0), generator_, scaler_.get());
+  Module& module = *run_->modules().front();
+  if (ranks_ == nullptr) {
+    load_checkpoint(path, module, run_->optimizer(0), generator_, scaler_.get());
+  } else {
+    load_checkpoint(path, module, run_->optimizer(0), request_.whole->state.front(), generator_, scaler_.get());
+  }
   if (trainer_options_.changes_options) run_->optimizer(0).set_rate(rate);
 }
 

@@ -9,6 +9,9 @@
 #include <string>
 #include <vector>
 
+#include <thimble/dist/communicator.h>
+#include <thimble/dist/data_parallel.h>
+#include <thimble/nn/files/rank_files.h>
 #include <thimble/nn/trainer/trainer_core.h>
 
 namespace thimble::nn::trainer_detail {
@@ -55,6 +58,12 @@ struct ShapePlan {
   std::size_t first_plan = 0;                      // of those that all keys have together
 };
 
+/// What one rank would have of a program that several ranks train.
+struct WholeProgram {
+  std::vector<WholeState> state;     // of each part's optimizer
+  std::vector<bool> is_elementwise;  // of each part's optimizer
+};
+
 /// The part of its program that a run executes.
 struct RunRequest {
   /// Steps to make, over and over; empty: those that the run is at, with the parameters frozen that are.
@@ -62,6 +71,8 @@ struct RunRequest {
   std::optional<std::size_t> only_part = std::nullopt;  ///< none: all, one after the other
   /// Plans to follow; null: none, or, of one part alone, that of options().
   const std::vector<std::unique_ptr<ShapePlan>>* shapes = nullptr;
+  const WholeProgram* whole = nullptr;  ///< with the ranks of the options; null: as one rank that has everything
+  int rank = 0;                         ///< on a dry device: which of them
 };
 
 /// Options that change what a run computes, as a checkpoint's metadata have them: "trainer.clip_norm", ...
@@ -99,12 +110,17 @@ class TrainerRun final : public TrainingRun {
   std::int64_t steps() const noexcept { return steps_; }
   Generator& generator() noexcept { return generator_; }
   optim::GradScaler* scaler() noexcept { return scaler_.get(); }
+  /// The parameters of a part's optimizer; on several ranks whole ones, of which the optimizer has this rank's shards.
+  const std::vector<optim::Named>& parameters(std::size_t part) const;
   /// Of a program with one part and one module. Throws as nn/files/checkpoint.h says. On a dry device a file is held
   /// against the program, and nothing is loaded.
   void save(const std::string& path);
   void load(const std::string& path);
+  /// Tells the other ranks, in the place of save(), that there will be no file.
+  void refuse_save(const std::string& why);
 
  private:
+  void make_program();
   const StepKind& next_kind();
   const BatchOutline& next_outline();
   const ShapePlan* next_shape();
@@ -117,7 +133,8 @@ class TrainerRun final : public TrainingRun {
   void make_tier(const ShapePlan& shape);
   void update_part(std::size_t part, const ShapePlan* shape);
   void free_gradients();
-  void visit_state();
+  void visit_load();
+  void visit_save();
 
   const ErasedProgram& program_;
   const TrainerOptions& trainer_options_;
@@ -125,6 +142,9 @@ class TrainerRun final : public TrainingRun {
   RunRequest request_;
   Generator generator_;
   std::size_t part_count_;
+  std::unique_ptr<dist::Communicator> dry_ranks_;
+  dist::Communicator* ranks_ = nullptr;                        // null: one rank
+  std::vector<std::unique_ptr<dist::DataParallel>> parallel_;  // of each part; none on one rank
   std::unique_ptr<ErasedRun> run_;
   std::unique_ptr<optim::GradScaler> scaler_;
   StepOptions options_;

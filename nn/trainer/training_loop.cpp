@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include <thimble/core/error.h>
+#include <thimble/dist/communicator.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/files/tensor_io.h>
 
@@ -25,6 +26,18 @@ std::string is_text(const char* what, double loss) {
 }
 
 }  // namespace training_loop_detail
+
+TrainControl agreed_control(const TrainControl& control, dist::Communicator* ranks) {
+  if (ranks == nullptr) return control;
+  TrainControl all = control;
+  all.wish = [wish = control.wish, ranks,
+              wishes = std::vector<Wish>(static_cast<std::size_t>(ranks->size()))]() mutable {
+    const Wish own = wish ? wish() : Wish::go_on;
+    ranks->all_gather(&own, sizeof(own), wishes.data());
+    return *std::max_element(wishes.begin(), wishes.end());
+  };
+  return all;
+}
 
 bool LoopReport::is_finite() const noexcept {
   return end != TrainEnd::diverged && std::isfinite(loss_last) && (!evaluation || std::isfinite(evaluation->loss));

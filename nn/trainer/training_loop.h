@@ -23,6 +23,10 @@
 #include <thimble/nn/step/step.h>
 #include <thimble/nn/trainer/checkpoint_keeper.h>
 
+namespace thimble::dist {
+class Communicator;
+}
+
 namespace thimble::nn {
 
 struct Evaluation {
@@ -51,6 +55,9 @@ struct TrainControl {
   std::function<Wish()> wish = {};                        ///< none: go on
   std::function<void(const std::string& text)> say = {};  ///< gets failures after which the run goes on, in one line
 };
+
+/// What one of the ranks is asked for all do: each gets the same wish after each step. Null: there are no others.
+TrainControl agreed_control(const TrainControl& control, dist::Communicator* ranks);
 
 /// complete: all steps are done. stopped: on a wish, after a checkpoint where one was asked for. diverged: at once, at
 /// a loss that is no number; nothing was written after that.

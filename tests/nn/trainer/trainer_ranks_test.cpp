@@ -1,0 +1,225 @@
+// Own models on several ranks: the bits and the file of one rank that has all micro-batches, and on every rank the
+// bytes that were predicted.
+
+#include <algorithm>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/dist/threads.h>
+#include <thimble/optim/adafactor.h>
+
+#include "nn/own_program.h"
+#include "support/catch.h"
+#include "support/files.h"
+
+using namespace thimble;
+using namespace own_program;
+using files_test::TemporaryFolder;
+
+namespace {
+
+constexpr std::int64_t trainer_ranks_samples = 48;
+
+Batch cut_batch(const Batch& batch, std::int64_t index, std::int64_t count) {
+  const std::int64_t n = batch.x.size(0), begin = n * index / count, end = n * (index + 1) / count;
+  return {slice(batch.x, 0, begin, end), slice(batch.y, 0, begin, end)};
+}
+
+Program ranks_program(bool is_elementwise = true) {
+  Sizes sizes;
+  sizes.width = 40, sizes.depth = 3;
+  sizes.samples = [](std::int64_t step) { return step % 2 == 0 ? trainer_ranks_samples : trainer_ranks_samples + 5; };
+  Program own = program(sizes);
+  own.micro_batch = cut_batch;
+  if (!is_elementwise) {
+    own.optimizer = [](Net& net) {
+      return std::make_unique<optim::Adafactor>(net.trainable(), optim::AdafactorOptions{.rate = 1e-3});
+    };
+  }
+  return own;
+}
+
+struct RanksResult {
+  std::vector<double> losses;
+  std::string file;  // of rank 0
+};
+
+/// The losses that all ranks saw, and the checkpoint that rank 0 wrote.
+RanksResult train_on_ranks(const Program& own, nn::TrainerOptions options, int ranks) {
+  const TemporaryFolder folder;
+  options.save = folder / "checkpoint";
+  RanksResult result;
+  std::mutex mutex;
+  dist::run_ranks(ranks, [&](dist::Communicator& all) {
+    nn::TrainerOptions mine = options;
+    mine.ranks.ranks = &all;
+    nn::Trainer<Net, Batch> trainer(own, mine);
+    std::vector<double> losses;
+    trainer.run([&](const nn::Progress& p) {
+      losses.push_back(p.loss);
+      if (p.evaluation) losses.push_back(p.evaluation->loss);
+    });
+    const std::scoped_lock lock(mutex);  // Catch2's checks are of one thread at a time
+    CHECK(trainer.peak_bytes() == trainer.plan().peak_bytes);
+    if (ranks > 1) {
+      REQUIRE(trainer.plan().rank_peak_bytes.size() == static_cast<std::size_t>(ranks));
+      CHECK(trainer.plan().rank_peak_bytes[static_cast<std::size_t>(all.rank())] == trainer.plan().peak_bytes);
+    }
+    if (options.budget_bytes > 0) {
+      CHECK(trainer.peak_bytes() <= options.budget_bytes);
+      CHECK(trainer.placed().deviations == 0);
+    }
+    if (result.losses.empty()) result.losses = losses;
+    CHECK(losses == result.losses);
+  });
+  result.file = files_test::read_text_file(options.save);
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("trainer: ranks have the bits and the file of one", "[trainer][ranks]") {
+  struct Row {
+    int ranks, zero;
+    std::int64_t micro_batches;
+    bool is_elementwise, clips, scales, has_budget;
+  };
+  const Row rows[] = {
+      {2, 0, 1, true, false, false, false}, {3, 1, 1, true, true, false, true},  {2, 2, 2, true, false, true, true},
+      {4, 3, 1, true, true, false, true},   {2, 3, 3, false, true, true, false}, {3, 2, 1, false, false, false, true},
+  };
+  for (const Row& row : rows) {
+    const Program own = ranks_program(row.is_elementwise);
+    nn::TrainerOptions options{.seed = 3, .steps = 5, .evaluate_every = 2, .example_steps = {0, 1}};
+    if (row.clips) options.step.clip_norm = 0.3;
+    if (row.scales)
+      options.loss_scale = optim::GradScalerOptions{.scale = 3e38, .interval = 2, .most = 3e38};  // steps are skipped
+    nn::TrainerOptions of_one = options;
+    of_one.step.micro_batches = row.ranks * row.micro_batches;
+    const RanksResult one = train_on_ranks(own, of_one, 1);
+    options.step.micro_batches = row.micro_batches;
+    options.ranks.zero = row.zero;
+    options.ranks.bucket_bytes = 20'000;
+    if (row.has_budget) {
+      std::size_t most = 0;
+      dist::run_ranks(row.ranks, [&](dist::Communicator& all) {
+        nn::TrainerOptions mine = options;
+        mine.ranks.ranks = &all;
+        const nn::TrainerPlan plan = nn::Trainer<Net, Batch>(own, mine).plan();
+        if (all.rank() == 0) most = *std::max_element(plan.rank_peak_bytes.begin(), plan.rank_peak_bytes.end());
+      });
+      options.budget_bytes = most;
+      options.is_strict = true;
+    }
+    const RanksResult all = train_on_ranks(own, options, row.ranks);
+    INFO(row.ranks << " ranks, stage " << row.zero << ", " << row.micro_batches << " micro-batches");
+    REQUIRE(one.losses.size() == 5 + 3);
+    CHECK(all.losses == one.losses);
+    CHECK(all.file.size() > 10'000);
+    CHECK((all.file == one.file));
+  }
+}
+
+TEST_CASE("trainer: a run goes on with another number of ranks", "[trainer][ranks]") {
+  const TemporaryFolder folder;
+  const Program own = ranks_program();
+  const std::string begun = folder / "begun";
+  const auto train = [&](int ranks, std::int64_t steps, const std::string& resume, const std::string& save) {
+    std::vector<double> losses;
+    dist::run_ranks(ranks, [&](dist::Communicator& all) {
+      nn::TrainerOptions options{.seed = 3, .steps = steps, .example_steps = {0, 1}};
+      options.step.micro_batches = 6 / ranks;
+      options.ranks = {.ranks = &all, .zero = ranks - 1};
+      options.save = save;
+      options.resume = resume;
+      nn::Trainer<Net, Batch> trainer(own, options);
+      std::vector<double> mine;
+      trainer.run([&](const nn::Progress& p) { mine.push_back(p.loss); });
+      if (all.rank() == 0) losses = mine;
+    });
+    return losses;
+  };
+  const std::vector<double> whole = train(1, 5, "", "");
+  train(3, 2, "", begun);
+  for (const int ranks : {1, 2, 3}) {
+    INFO(ranks << " ranks");
+    CHECK(train(ranks, 5, begun, "") == std::vector<double>(whole.begin() + 2, whole.end()));
+  }
+}
+
+TEST_CASE("trainer: several parts and frozen parameters on ranks", "[trainer][ranks]") {
+  Sizes sizes;
+  sizes.width = 24, sizes.depth = 2;
+  sizes.samples = [](std::int64_t) { return std::int64_t{40}; };
+  auto two = rivals(sizes);
+  two.micro_batch = cut_batch;
+  const auto train = [&](int ranks, int zero) {
+    std::vector<double> losses;
+    dist::run_ranks(ranks, [&](dist::Communicator& all) {
+      nn::TrainerOptions options{.seed = 9, .steps = 4};
+      options.step.micro_batches = 4 / ranks;
+      options.ranks = {.ranks = &all, .zero = zero};
+      nn::Trainer<Rivals, Batch> trainer(two, options);
+      std::vector<double> mine;
+      for (int step = 0; step < 4; ++step) {
+        if (step == 2) trainer.model().judge->parameters().front().tensor.set_requires_grad(false);
+        const nn::Progress p = trainer.step();
+        mine.insert(mine.end(), p.losses.begin(), p.losses.end());
+      }
+      if (all.rank() == 0) losses = mine;
+    });
+    return losses;
+  };
+  const std::vector<double> one = train(1, 0);
+  REQUIRE(one.size() == 8);
+  CHECK(train(2, 0) == one);
+  CHECK(train(4, 2) == one);
+  CHECK(train(2, 3) == one);
+}
+
+TEST_CASE("trainer: what several ranks refuse", "[trainer][ranks]") {
+  const auto refused = [](const Program& own, const std::function<void(nn::TrainerOptions&, int rank)>& change) {
+    std::string text;
+    try {
+      dist::run_ranks(2, [&](dist::Communicator& all) {
+        nn::TrainerOptions options{.seed = 3, .steps = 2};
+        options.ranks.ranks = &all;
+        change(options, all.rank());
+        const nn::Trainer<Net, Batch> trainer(own, options);
+      });
+    } catch (const ValueError& error) {
+      text = error.what();
+    } catch (const nn::BudgetError& error) {
+      text = error.what();
+    }
+    return text;
+  };
+  struct Row {
+    std::function<void(nn::TrainerOptions&, int rank)> change;
+    const char* text;
+  };
+  const Row rows[] = {
+      {[](auto& o, int) { o.ranks.zero = 4; }, "options.ranks.zero: expected a stage of ZeRO, 0 to 3, got 4"},
+      {[](auto& o, int) { o.ranks.read_ahead = -1; }, "options.ranks.read_ahead: expected at least 0, got -1"},
+      {[](auto& o, int) { o.step.fuses_optimizer = nn::FusedUpdate::secured; }, "fuses_optimizer with several ranks"},
+      {[](auto& o, int rank) { o.seed = 3 + static_cast<std::uint64_t>(rank); }, "ranks 0 and 1 seed 3 and 4"},
+      {[](auto& o, int rank) { o.step.clip_norm = rank; }, "trainer.clip_norm 0 and 1"},
+      {[](auto& o, int rank) { o.ranks.zero = rank; }, "ranks.zero 0 and 1"},
+      {[](auto& o, int) { o.budget_bytes = 5 << 20; }, "budget"},
+  };
+  for (const Row& row : rows) {
+    INFO(row.text);
+    const std::string text = refused(ranks_program(), row.change);
+    INFO(text);
+    CHECK(text.find(row.text) != std::string::npos);
+  }
+  Program whole = ranks_program();
+  whole.micro_batch = nullptr;
+  CHECK(refused(whole, [](auto&, int) {}).find("no micro_batch to cut its batches") != std::string::npos);
+  nn::TrainerOptions alone;
+  alone.ranks.zero = 2;
+  CHECK_THROWS_AS((nn::Trainer<Net, Batch>(ranks_program(), alone)), ValueError);
+}
