@@ -130,7 +130,7 @@ StepRecord TrainerCore::record(const StepKind& step) const {
   of_stack.trace = true;
   const memory::Stack stack = memory::make_resource(on, std::move(of_stack));
   const ResourceScope scope(stack.top);
-  TrainerRun run(*program_, options_, on, RunRequest{{step}, std::nullopt, nullptr});
+  TrainerRun run(*program_, options_, on, RunRequest{.steps = {step}, .whole = whole_.get(), .rank = rank()});
   StepRecord record;
   run.options().recording.operators = &record.operators;
   const std::size_t begin = stack.trace->event_count();

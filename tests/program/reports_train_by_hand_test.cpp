@@ -205,7 +205,7 @@ TEST_CASE("reports by hand: train", "[program]") {
             "precision O2, dynamic loss scale from 65536",
             "loss " + fixed(r.loss_first, 4) + " -> " + fixed(r.loss_last, 4) + ", validation " +
                 fixed(r.evaluation->loss, 4),
-            "loss scale " + fixed(r.scaler->scale, 2) + " at the end, " + std::to_string(r.scaler->skipped_steps) +
+            "loss scale " + fixed(r.scaler->scale, 2) + " at the end, " + std::to_string(r.skipped_steps) +
                 " steps skipped",
             "accuracy " + fixed(*r.evaluation->accuracy, 4),
             "optimizer adamw, " + format_grouped(r.state_bytes) + " of state",
