@@ -16,6 +16,7 @@
 #include <thimble/models/training/adapting.h>
 #include <thimble/models/training/process_bytes.h>
 #include <thimble/models/training/quantizing.h>
+#include <thimble/nn/fit/process_budget.h>
 
 namespace thimble::models {
 namespace planning_detail {
@@ -192,7 +193,7 @@ void fit_process(PlanOptions& options, PlanReport& report, const memory::Process
   with_data.writable_bytes += runs.data_bytes();
   report.outside = outside_of(options, with_data, nodes, runs.data_bytes());
   report.process_budget_bytes = options.process_budget_bytes;
-  const std::size_t left = arena_budget(options.process_budget_bytes, report.outside);
+  const std::size_t left = nn::arena_budget(options.process_budget_bytes, report.outside);
   options.budget_bytes = options.budget_bytes > 0 ? std::min(options.budget_bytes, left) : left;
 }
 
@@ -333,7 +334,7 @@ PlanReport make_plan(const PlanOptions& given) {
     report.outside = planning_detail::outside_of(options, base, nodes, runs.data_bytes());
   }
   if (!report.is_feasible && report.process_budget_bytes > 0) {
-    report.why_infeasible = of_process(report.why_infeasible, report.process_budget_bytes, report.outside);
+    report.why_infeasible = nn::of_process(report.why_infeasible, report.process_budget_bytes, report.outside);
   }
   report.ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   return report;

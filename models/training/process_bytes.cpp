@@ -1,11 +1,9 @@
 #include <thimble/models/training/process_bytes.h>
 
-#include <algorithm>
-
 #include <thimble/core/threads/parallel.h>
-#include <thimble/memory/bytes.h>
 #include <thimble/memory/offload/file_tier.h>
 #include <thimble/nn/files/staging.h>
+#include <thimble/nn/fit/process_budget.h>
 
 namespace thimble::models {
 
@@ -40,42 +38,16 @@ std::size_t count_nodes(PreparedTraining& prepared) {
   return nodes;
 }
 
-std::size_t arena_budget(std::size_t process_budget_bytes, const memory::OutsideBytes& outside) {
-  if (process_budget_bytes > outside.total()) return process_budget_bytes - outside.total();
-  throw nn::BudgetError("`process_budget_bytes`: " + memory::exact_bytes(process_budget_bytes) +
-                            " leave nothing for an arena: outside of it the process takes " + to_string(outside),
-                        process_budget_bytes, outside.total() + 1);
-}
-
-nn::BudgetError of_process(const nn::BudgetError& error, std::size_t process_budget_bytes,
-                           const memory::OutsideBytes& outside) {
-  const std::size_t least = error.minimum_bytes() + outside.total();
-  return {"`process_budget_bytes`: " + memory::exact_bytes(process_budget_bytes) + ", of which " + to_string(outside) +
-              " are outside of the arena; in all at least " + memory::exact_bytes(least) +
-              " are needed: " + error.what(),
-          process_budget_bytes, least};
-}
-
 void fit_process(PreparedTraining& prepared, const std::function<void()>& plan) {
   TrainOptions& options = prepared.options;
-  const std::size_t budget = options.process_budget_bytes;
-  const std::size_t own_budget = options.budget_bytes;
-  constexpr int most_tries = 4;  // planning leaves something on the heap, which the next plan knows of
-  memory::OutsideBytes outside;
-  for (int tries = 0; tries < most_tries; ++tries) {
-    outside = memory::outside_bytes(memory::ProcessBase::measure(), outside_facts(prepared));
-    const std::size_t left = arena_budget(budget, outside);
-    options.budget_bytes = own_budget > 0 ? std::min(own_budget, left) : left;
-    try {
-      plan();
-    } catch (const nn::BudgetError& error) {
-      throw of_process(error, budget, outside);
-    }
-    outside = memory::outside_bytes(memory::ProcessBase::measure(), outside_facts(prepared));
-    if (prepared.plan.peak_bytes + outside.total() <= budget) return;
-  }
-  throw of_process(nn::BudgetError("planning itself leaves too much on the heap", budget, prepared.plan.peak_bytes),
-                   budget, outside);
+  nn::fit_process(
+      options.process_budget_bytes, options.budget_bytes,
+      [&] { return memory::outside_bytes(memory::ProcessBase::measure(), outside_facts(prepared)); },
+      [&](std::size_t arena_bytes) {
+        options.budget_bytes = arena_bytes;
+        plan();
+        return prepared.plan.peak_bytes;
+      });
 }
 
 }  // namespace thimble::models

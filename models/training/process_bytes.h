@@ -19,14 +19,6 @@ memory::OutsideFacts outside_facts(const PreparedTraining& prepared);
 /// Nodes of a step's recording, by a dry one; of a micro-batch, or of the whole batch while their number is open.
 std::size_t count_nodes(PreparedTraining& prepared);
 
-/// What `process_budget_bytes` leave for an arena, in whole bytes. Throws BudgetError, naming the parts, where what is
-/// outside takes all of them.
-std::size_t arena_budget(std::size_t process_budget_bytes, const memory::OutsideBytes& outside);
-
-/// A BudgetError of an arena's budget, reworded for the process's budget: it names the bytes outside.
-nn::BudgetError of_process(const nn::BudgetError& error, std::size_t process_budget_bytes,
-                           const memory::OutsideBytes& outside);
-
 /// Plans a run (by `plan`, for prepared.options.budget_bytes) so that arena and outside are within
 /// options.process_budget_bytes; a smaller budget of its own holds as well. Throws BudgetError.
 void fit_process(PreparedTraining& prepared, const std::function<void()>& plan);

@@ -65,7 +65,29 @@ void TrainerCore::check() const {
         "options.step: expected clip_norm, micro-batches and fuses_optimizer, got a scaler, a tier, a recording or "
         "ranks; a loop by hand over nn::training_step takes those");
   }
-  if (step.micro_batches < 1) refuse(std::to_string(step.micro_batches) + " micro-batches; expected at least 1");
+  if (step.micro_batches < 0) {
+    refuse(std::to_string(step.micro_batches) + " micro-batches; expected at least 1, or nn::auto_micro_batches");
+  }
+  const bool has_others = options_.ranks.ranks != nullptr && options_.ranks.ranks->size() > 1;
+  if (step.micro_batches == auto_micro_batches) {
+    if (!has_budget()) refuse("options.step.micro_batches: auto needs a budget to choose for; expected a number");
+    if (has_others) refuse("options.step.micro_batches: auto is for one rank; expected a number");
+    if (!program_->cuts_batches()) refuse("options.step.micro_batches: auto needs the program's micro_batch");
+    if (step.fuses_optimizer != FusedUpdate::off) {
+      refuse("options.step.micro_batches: auto with a fused optimizer; expected 1");
+    }
+  }
+  if (options_.process_budget_bytes > 0) {
+    if (options_.device != cpu) {
+      refuse("process_budget_bytes: the host's bytes beside a " + to_string(options_.device) +
+             " are not known; expected the cpu");
+    }
+    if (has_others) refuse("process_budget_bytes is for one rank; expected budget_bytes, of each rank's arena");
+  }
+  if (options_.patience < 0) refuse("patience: expected at least 0, got " + std::to_string(options_.patience));
+  if ((options_.patience > 0 || !options_.best.empty()) && !program_->evaluates()) {
+    refuse("best and patience need the program's evaluate");
+  }
   if (options_.all_micro_batches() == 1 && (step.micro_samples != 0 || !step.parts.empty())) {
     refuse("options.step.micro_samples or parts, and one micro-batch; expected several, or neither");
   }
@@ -79,7 +101,7 @@ void TrainerCore::check() const {
   }
   if (ranks.read_ahead < 0)
     refuse("options.ranks.read_ahead: expected at least 0, got " + std::to_string(ranks.read_ahead));
-  if (ranks.ranks != nullptr && ranks.ranks->size() > 1 && step.fuses_optimizer != FusedUpdate::off) {
+  if (has_others && step.fuses_optimizer != FusedUpdate::off) {
     refuse(
         "options.step.fuses_optimizer with several ranks: gradients are summed over ranks before an update; expected "
         "FusedUpdate::off");
@@ -128,7 +150,7 @@ void TrainerCore::check_files() {
   if (options_.save_every < 0) refuse("a checkpoint every " + std::to_string(options_.save_every) + " steps");
   if (options_.keep < 1) refuse("keep = " + std::to_string(options_.keep) + "; at least 1 checkpoint stays");
   if (options_.save.empty() && options_.save_every > 0) refuse("save_every without save");
-  if (options_.save.empty() && options_.resume.empty()) return;
+  if (options_.save.empty() && options_.best.empty() && options_.resume.empty()) return;
   const Device on = dry(options_.device);
   const memory::Stack stack = memory::make_resource(on);
   const ResourceScope scope(stack.top);
@@ -155,8 +177,10 @@ void TrainerCore::check_files() {
     }
   }
   if (rank() > 0) return;  // rank 0 writes
-  check_keeping("trainer: save", {options_.save, options_.keep}, options_.steps, options_.save_every,
-                checkpoint_bytes(*run.program().modules().front(), run.program().optimizer(0)));
+  const std::uint64_t bytes = checkpoint_bytes(*run.program().modules().front(), run.program().optimizer(0));
+  if (!options_.best.empty()) check_keeping("trainer: best", {options_.best}, options_.steps, 0, bytes);
+  if (options_.save.empty()) return;
+  check_keeping("trainer: save", {options_.save, options_.keep}, options_.steps, options_.save_every, bytes);
 }
 
 /// Throws ValueError on all ranks where they were made with other options or programs.
@@ -192,7 +216,7 @@ void TrainerCore::require_alike() const {
 
 /// Says who needs more than the budget, and what would fit.
 void TrainerCore::refuse_budget(std::size_t least) {
-  const std::size_t budget = options_.budget_bytes;
+  const std::size_t budget = budget_;
   const Device on = dry(options_.device);
   if (program_->evaluates()) {
     const memory::Stack stack = memory::make_resource(on, profile_options(on));
@@ -236,7 +260,7 @@ std::string TrainerCore::what_would_fit(const ShapePlan& shape) const {
   const auto try_with = [&](const std::string& name, const StepOptions& step) {
     try {
       const std::size_t bytes = smallest(step);
-      if (bytes > options_.budget_bytes) return false;
+      if (bytes > budget_) return false;
       fits += "; options.step." + name + " would need " + memory::exact_bytes(bytes);
       return true;
     } catch (const Error&) {

@@ -12,11 +12,15 @@
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/tensor/context.h>
+#include <thimble/core/threads/parallel.h>
 #include <thimble/memory/bytes.h>
+#include <thimble/memory/offload/file_tier.h>
 #include <thimble/memory/policies/committed.h>
 #include <thimble/memory/summary.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/files/checkpoint.h>
+#include <thimble/nn/files/staging.h>
+#include <thimble/nn/fit/process_budget.h>
 #include <thimble/nn/trainer/trainer_run.h>
 
 namespace thimble::nn {
@@ -47,6 +51,11 @@ std::string TrainerPlan::text() const {
     text += " of a budget of " + memory::exact_bytes(budget_bytes) + "; keeping everything " +
             memory::exact_bytes(keep_everything_bytes);
   }
+  if (process_budget_bytes > 0) {
+    text += "; with " + to_string(outside) + " outside of it " + memory::exact_bytes(peak_bytes + outside.total()) +
+            " of a budget of " + memory::exact_bytes(process_budget_bytes) + " for the process";
+  }
+  if (micro_batches > 1) text += "; " + std::to_string(micro_batches) + " micro-batches";
   text += "\n";
   for (const Shapes& shape : shapes) {
     for (const Part& part : shape.parts) {
@@ -64,10 +73,11 @@ TrainerCore::TrainerCore(std::unique_ptr<ErasedProgram> program, TrainerOptions 
     : program_(std::move(program)), options_(std::move(options)), costs_(trainer_core_detail::costs_of(options_)) {
   check();
   check_parts();
+  budget_ = options_.budget_bytes;
+  if (options_.step.micro_batches == auto_micro_batches) choose_micro_batches();  // a checkpoint has their number
   check_files();
   require_alike();
   machine_ = machine_text(options_.device);
-  plan_.budget_bytes = options_.budget_bytes;
   for (const std::int64_t step : options_.example_steps) require_planned(step, key_of(step));
 }
 
@@ -154,7 +164,7 @@ void TrainerCore::add_shape(std::int64_t step, const StepKey& key) {
   }
   const std::size_t parts = program_->part_names().size();
   shape->parts.resize(parts);
-  for (std::size_t part = 0; part < parts && options_.budget_bytes > 0; ++part) {
+  for (std::size_t part = 0; part < parts && has_budget(); ++part) {
     shape->planners.push_back(
         std::make_unique<Planner>(part_steps(shape->example, part), options_.device, costs_, options_.planner));
   }
@@ -211,7 +221,7 @@ MemoryProfile TrainerCore::place_all() {
   for (const auto& shape : shapes_) {
     const std::vector<StepKind> steps(2, shape->example);
     all_steps.insert(all_steps.end(), steps.begin(), steps.end());
-    if (options_.budget_bytes == 0) continue;
+    if (!has_budget()) continue;
     const MemoryProfile traced = profile_training(on, whole_steps(steps, true), 2, true);
     shape->placement = plan_steps(traced, placement_options(on, options_.step.micro_batches));
     shape->first_plan = plans;
@@ -228,8 +238,8 @@ std::vector<StepPlacement> TrainerCore::placements() const {
 
 /// All keys' plans in the budget. Parts are planned one by one; a step of all of them together, and with the plans of
 /// other keys, may need a little more: then they are planned for that much less.
-void TrainerCore::fit_all() {
-  const std::size_t budget = options_.budget_bytes;
+void TrainerCore::fit_arena() {
+  const std::size_t budget = budget_;
   const auto fits = [&] {
     plan_.peak_bytes = place_all().peak_bytes;
     const std::size_t most = max_over_ranks(plan_.peak_bytes);
@@ -251,9 +261,67 @@ void TrainerCore::fit_all() {
   if (!is_within) refuse_budget(least);
 }
 
+memory::OutsideBytes TrainerCore::outside() const {
+  memory::OutsideFacts facts{.threads = thread_count()};
+  for (const auto& shape : shapes_) {
+    for (const auto& planner : shape->planners) facts.nodes = std::max(facts.nodes, planner->graph().nodes.size());
+  }
+  if (options_.planner.spilling.offloads) facts.tier_threads = FileTier::Options().workers;
+  if (!options_.save.empty() || !options_.best.empty() || !options_.resume.empty()) facts.staging = file_staging_bytes;
+  return memory::outside_bytes(memory::ProcessBase::measure(), facts);
+}
+
+/// All keys' plans in the budgets. Once there is an arena, its capacity is the budget.
+void TrainerCore::fit_all() {
+  if (options_.process_budget_bytes == 0 || stack_.arena) return fit_arena();
+  plan_.outside = fit_process(
+      options_.process_budget_bytes, options_.budget_bytes, [&] { return outside(); },
+      [&](std::size_t arena_bytes) {
+        budget_ = arena_bytes;
+        fit_arena();
+        return plan_.peak_bytes;
+      });
+}
+
+/// The number with which the example steps are fastest within the budget; of numbers with which none is, the one that
+/// needs least.
+void TrainerCore::choose_micro_batches() {
+  if (options_.process_budget_bytes > 0) {
+    const std::size_t left = arena_budget(options_.process_budget_bytes, outside());
+    budget_ = budget_ > 0 ? std::min(budget_, left) : left;
+  }
+  constexpr std::int64_t max_count = 64;
+  std::int64_t fastest = 0, smallest = 1;
+  double fastest_s = 0;
+  std::size_t smallest_bytes = std::numeric_limits<std::size_t>::max();
+  for (std::int64_t count = 1; count <= max_count; count *= 2) {
+    options_.step.micro_batches = count;
+    double seconds = 0;
+    std::size_t bytes = 0;
+    try {
+      for (const std::int64_t step : options_.example_steps) {
+        for (std::size_t part = 0; part < program_->part_names().size(); ++part) {
+          Planner planner(part_steps({step, is_frozen_}, part), options_.device, costs_, options_.planner);
+          bytes = std::max(bytes, planner.smallest().peak_bytes);
+          if (bytes <= budget_) seconds += planner.fit(budget_).step_s;
+        }
+      }
+    } catch (const Error&) {
+      if (count == 1) throw;
+      break;  // the batch has fewer samples
+    }
+    if (bytes < smallest_bytes) smallest = count, smallest_bytes = bytes;
+    if (bytes <= budget_ && (fastest == 0 || seconds < fastest_s)) fastest = count, fastest_s = seconds;
+  }
+  options_.step.micro_batches = fastest > 0 ? fastest : smallest;
+}
+
 void TrainerCore::describe() {
   plan_.shapes.clear();
-  plan_.keep_everything_bytes = options_.budget_bytes == 0 ? plan_.peak_bytes : 0;
+  plan_.budget_bytes = budget_;
+  plan_.micro_batches = options_.step.micro_batches;
+  plan_.process_budget_bytes = options_.process_budget_bytes;
+  plan_.keep_everything_bytes = has_budget() ? 0 : plan_.peak_bytes;
   const std::vector<std::string> names = program_->part_names();
   for (const auto& shape : shapes_) {
     TrainerPlan::Shapes of{shape->key, shape->example.step, {}};
@@ -270,7 +338,7 @@ void TrainerCore::describe() {
 void TrainerCore::start() {
   if (run_) return;
   memory::Options of_stack;
-  of_stack.arena.capacity_bytes = options_.budget_bytes;
+  of_stack.arena.capacity_bytes = budget_;
   of_stack.plans = placements();
   memory::Stack stack = memory::make_resource(options_.device, std::move(of_stack));
   if (stack.placed && options_.is_strict) stack.placed->set_strict(true);
@@ -283,7 +351,7 @@ void TrainerCore::start() {
     run_ = std::move(run);
   } catch (const OutOfMemory&) {
     // Without example steps nothing was planned so far: the first step's refusal says what would fit.
-    if (shapes_.empty() && options_.budget_bytes > 0) require_planned(first_step_, key_of(first_step_));
+    if (shapes_.empty() && has_budget()) require_planned(first_step_, key_of(first_step_));
     throw;
   }
   stack_ = std::move(stack);
@@ -384,6 +452,8 @@ LoopReport TrainerCore::run(const TrainObserver& observer, const TrainControl& c
                                  .save = options_.save,
                                  .save_every = options_.save_every,
                                  .keep = options_.keep,
+                                 .best = options_.best,
+                                 .patience = options_.patience,
                                  .resume = options_.resume,
                                  .resumed_steps = first_step_,
                                  .log = rank() == 0 ? options_.log : "",

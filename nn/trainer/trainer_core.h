@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include <thimble/memory/process/outside.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/certify/certify.h>
 #include <thimble/nn/fit/fit.h>
@@ -30,8 +31,14 @@ struct RankOptions {
   int read_ahead = 1;                   ///< modules whose parameters come before they are used, in stage 3
 };
 
+/// As StepOptions::micro_batches of a trainer: 1, 2, 4, ... up to 64, the fastest within the budget by the cost model.
+inline constexpr std::int64_t auto_micro_batches = 0;
+
 struct TrainerOptions {
   std::size_t budget_bytes = 0;  ///< that the arena may commit; 0: as many as it takes, and nothing is planned
+  /// That the whole process may hold, on the cpu and one rank: the arena gets what code, heap, threads and files leave
+  /// (memory/process/outside.h), and no more than budget_bytes, where that is given. 0: no such bound.
+  std::size_t process_budget_bytes = 0;
   Device device = cpu;
   std::uint64_t seed = 1;
   std::int64_t steps = 100;                       ///< of run()
@@ -54,7 +61,10 @@ struct TrainerOptions {
   std::string save = {};        ///< a checkpoint (nn/files/checkpoint.h), at the end and every `save_every` steps
   std::int64_t save_every = 0;  ///< 0: at the end alone
   std::int64_t keep = 1;        ///< checkpoints that stay: the newest, and older ones as `<save>.step-K`
-  std::string resume = {};      ///< a checkpoint to go on from: to the bit, as if the run had never ended
+  std::string best = {};        ///< a checkpoint of the evaluation with the least loss so far, replaced by better ones
+  /// Evaluations in a row without a new least loss after which run() ends (TrainEnd::no_better); 0: it does not.
+  std::int64_t patience = 0;
+  std::string resume = {};  ///< a checkpoint to go on from: to the bit, as if the run had never ended
   /// Of `resume`: options here (the optimizer's, rate, clipping, micro-batches, loss scale) win over the file's. false:
   /// others than the file's are refused by name. Files from before they were written have the rate alone.
   bool changes_options = false;
@@ -75,8 +85,11 @@ struct TrainerPlan {
     std::int64_t example_step = 0;
     std::vector<Part> parts;
   };
-  std::size_t budget_bytes = 0;
-  std::size_t peak_bytes = 0;  ///< that the arena will commit: steps of all shapes, and the evaluation
+  std::size_t budget_bytes = 0;          ///< of the arena; 0: none
+  std::int64_t micro_batches = 1;        ///< of a rank's step, given or chosen
+  std::size_t process_budget_bytes = 0;  ///< 0: none
+  memory::OutsideBytes outside = {};     ///< of the arena, where the process has a budget
+  std::size_t peak_bytes = 0;            ///< that the arena will commit: steps of all shapes, and the evaluation
   std::vector<std::size_t> rank_peak_bytes = {};  ///< of each of several ranks; empty for one
   std::size_t keep_everything_bytes = 0;          ///< of the step that needs most, not placed
   std::vector<Shapes> shapes;
@@ -153,6 +166,10 @@ class TrainerCore {
   StepRecord record(const StepKind& step) const;
   void add_shape(std::int64_t step, const StepKey& key);
   void fit_all();
+  void fit_arena();
+  void choose_micro_batches();
+  bool has_budget() const noexcept { return options_.budget_bytes > 0 || options_.process_budget_bytes > 0; }
+  memory::OutsideBytes outside() const;
   bool fit_parts(std::size_t target_bytes);
   void fit_smallest();
   MemoryProfile place_all();
@@ -168,6 +185,7 @@ class TrainerCore {
 
   std::unique_ptr<const ErasedProgram> program_;
   TrainerOptions options_;
+  std::size_t budget_ = 0;                     // of the arena
   std::int64_t first_step_ = 0;                // done in the checkpoint that the run goes on from
   std::int64_t first_skipped_ = 0;             // of these, passed over
   std::vector<bool> is_frozen_;                // as the program makes the optimizers' parameters

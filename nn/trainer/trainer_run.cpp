@@ -372,7 +372,7 @@ double TrainerRun::evaluate() {
 }
 
 void TrainerRun::finish(FunctionRef<void()> step) {
-  const bool saves = !trainer_options_.save.empty();
+  const bool saves = !trainer_options_.save.empty() || !trainer_options_.best.empty();
   if (!program_.evaluates() && !saves) return;
   const auto between = [&] {
     if (program_.evaluates()) evaluate();

@@ -74,7 +74,7 @@ void TrainingLoop::run(const TrainObserver& observer) {
     }
     if (is_finite) keeper_.confirm();  // of the state that was saved last
     const Wish wish = control_.wish ? control_.wish() : Wish::go_on;
-    const bool is_last = done == options_.steps || wish == Wish::stop;
+    bool is_last = done == options_.steps || wish == Wish::stop;
     const auto is_due = [&](std::int64_t every) { return every > 0 && done % every == 0; };
     if (wish != Wish::stop && (is_last || is_due(options_.evaluate_every))) {
       progress.evaluation = rescued([&] { return run_.evaluate(); });
@@ -88,6 +88,9 @@ void TrainingLoop::run(const TrainObserver& observer) {
     }
     log_step(progress);
     if (observer) observer(progress);
+    if (looks_better(progress)) save_best();
+    const bool has_no_patience = !is_last && options_.patience > 0 && worse_ >= options_.patience;
+    is_last = is_last || has_no_patience;
     if (is_last || wish == Wish::save || is_due(options_.save_every)) {
       try {
         save(is_last);
@@ -97,6 +100,7 @@ void TrainingLoop::run(const TrainObserver& observer) {
     }
     if (wish == Wish::save) say("after step " + std::to_string(done) + ": " + keeper_.text());
     if (wish == Wish::stop) return stop(done);
+    if (has_no_patience) return end_worse(done);
   }
 }
 
@@ -150,6 +154,32 @@ void TrainingLoop::diverge(std::int64_t step, const std::string& what) {
   keeper_.take_back();
   report_.end = TrainEnd::diverged;
   report_.end_text = "step " + std::to_string(step) + ": " + what + "; training has stopped, and " + keeper_.text();
+}
+
+/// Of an evaluation, whether its loss is the least so far.
+bool TrainingLoop::looks_better(const Progress& progress) {
+  if (!progress.evaluation) return false;
+  const bool is_better = !least_loss_ || progress.evaluation->loss < *least_loss_;
+  if (is_better) least_loss_ = progress.evaluation->loss;
+  worse_ = is_better ? 0 : worse_ + 1;
+  return is_better;
+}
+
+void TrainingLoop::save_best() {
+  if (options_.best.empty()) return;
+  try {
+    run_.write_checkpoint(options_.best);
+  } catch (const RankError&) {
+    throw;
+  } catch (const Error& error) {
+    say(std::string("the best checkpoint could not be written; training goes on: ") + error.what());
+  }
+}
+
+void TrainingLoop::end_worse(std::int64_t step) {
+  report_.end = TrainEnd::no_better;
+  report_.end_text = "ended after step " + std::to_string(step) + " of " + std::to_string(options_.steps) + ": " +
+                     std::to_string(worse_) + " evaluations in a row without a new least loss; " + keeper_.text();
 }
 
 void TrainingLoop::stop(std::int64_t step) {

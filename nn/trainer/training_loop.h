@@ -60,8 +60,9 @@ struct TrainControl {
 TrainControl agreed_control(const TrainControl& control, dist::Communicator* ranks);
 
 /// complete: all steps are done. stopped: on a wish, after a checkpoint where one was asked for. diverged: at once, at
-/// a loss that is no number; nothing was written after that.
-enum class TrainEnd : std::uint8_t { complete, stopped, diverged };
+/// a loss that is no number; nothing was written after that. no_better: LoopOptions::patience was used up, after a
+/// checkpoint where one was asked for.
+enum class TrainEnd : std::uint8_t { complete, stopped, diverged, no_better };
 
 struct LoopOptions {
   std::int64_t first_step = 0;      ///< steps that are done
@@ -70,6 +71,8 @@ struct LoopOptions {
   std::string save = {};            ///< a checkpoint, at the end and every `save_every` steps; empty: none
   std::int64_t save_every = 0;      ///< 0: at the end alone
   std::int64_t keep = 1;            ///< checkpoints that stay: the newest, and older ones as `<save>.step-K`
+  std::string best = {};            ///< a checkpoint of the least validation loss so far; empty: none
+  std::int64_t patience = 0;        ///< evaluations in a row without a new least loss that end the run; 0: any number
   std::string resume = {};          ///< the checkpoint that the run goes on from
   std::int64_t resumed_steps = 0;   ///< that it has done; steps by hand may have come since
   std::string log = {};             ///< a folder for TensorBoard; empty: none
@@ -128,6 +131,9 @@ class TrainingLoop {
   void log_step(const Progress& progress);
   void diverge(std::int64_t step, const std::string& what);
   void stop(std::int64_t step);
+  bool looks_better(const Progress& progress);
+  void save_best();
+  void end_worse(std::int64_t step);
   void save(bool is_last);
   void rescue() noexcept;
   void write();
@@ -152,7 +158,9 @@ class TrainingLoop {
   TrainingLog log_;
   CheckpointKeeper keeper_;
   std::exception_ptr failed_save_;
-  std::int64_t skipped_before_;  // by runs before this one
+  std::optional<double> least_loss_;  // of evaluations
+  std::int64_t worse_ = 0;            // evaluations in a row since
+  std::int64_t skipped_before_;       // by runs before this one
   double first_ms_ = 0, later_ms_ = 0;
 };
 

@@ -8,6 +8,7 @@
 #include <thimble/memory/process/process.h>
 #include <thimble/models/training/process_bytes.h>
 #include <thimble/models/training/training.h>
+#include <thimble/nn/fit/process_budget.h>
 
 #include "support/catch.h"
 #include "support/sanitizer.h"
@@ -134,7 +135,7 @@ TEST_CASE("outside: a budget for the process leaves the arena the rest, or says 
   CHECK_THROWS_AS(models::prepare_training(options), nn::BudgetError);
   memory::OutsideBytes part;
   part.heap = 60;
-  CHECK(models::arena_budget(100, part) == 40);
-  CHECK_THROWS_AS(models::arena_budget(60, part), nn::BudgetError);
+  CHECK(nn::arena_budget(100, part) == 40);
+  CHECK_THROWS_AS(nn::arena_budget(60, part), nn::BudgetError);
 }
 #endif

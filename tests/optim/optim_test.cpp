@@ -305,4 +305,35 @@ TEST_CASE("optim: schedules at their corners", "[optim]") {
     CHECK(cosine_rate(2, step + 1, 10, 110) < cosine_rate(2, step, 10, 110));
   CHECK_THROWS_AS(cosine_rate(1, 0, -1, 10), ValueError);
   CHECK_THROWS_AS(cosine_rate(1, 0, 11, 10), ValueError);
+  // torch.optim.lr_scheduler.OneCycleLR, PyTorch 2.
+  struct Cycle {
+    std::int64_t total;
+    double rise, start, end;
+    std::vector<double> rates;
+  };
+  const Cycle cycles[] = {
+      {10,
+       0.3,
+       25,
+       1e4,
+       {0.080000000000000071, 1.04, 2, 1.9009692640269473, 1.6234913078995261, 1.2225240438725786, 0.77748395612742149,
+        0.37651669210047395, 0.099038735973052572, 7.9999999999999996e-06}},
+      {7,
+       0.45,
+       10,
+       100,
+       {0.2, 1.0015659124599128, 1.9784682898003343, 1.7691815748140227, 1.062100499161021, 0.31654342674712371,
+        0.002}},
+      {2, 0.3, 25, 1e4, {1.6234913078995259, 8e-06}},
+      {1, 0.3, 25, 1e4, {8e-06}},
+  };
+  for (const Cycle& c : cycles) {
+    for (std::int64_t step = 0; step < c.total + 2; ++step) {
+      const double expected = c.rates[static_cast<std::size_t>(std::min(step, c.total - 1))];
+      CHECK(std::abs(one_cycle_rate(2, step, c.total, c.rise, c.start, c.end) - expected) < 1e-15 * c.start);
+    }
+  }
+  CHECK_THROWS_AS(one_cycle_rate(1, 0, 0), ValueError);
+  CHECK_THROWS_AS(one_cycle_rate(1, 0, 10, 1), ValueError);
+  CHECK_THROWS_AS(one_cycle_rate(1, 0, 10, 0.3, 0.5), ValueError);
 }

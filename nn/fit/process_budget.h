@@ -1,0 +1,27 @@
+#pragma once
+// A budget for the whole process: what it leaves for an arena beside code, heap, threads and files.
+
+#include <cstddef>
+
+#include <thimble/core/threads/parallel.h>
+#include <thimble/memory/process/outside.h>
+#include <thimble/nn/fit/fit.h>
+
+namespace thimble::nn {
+
+/// Bytes that `process_budget_bytes` leave for an arena. Throws BudgetError, naming the parts, where the process takes
+/// all of them outside of it.
+std::size_t arena_budget(std::size_t process_budget_bytes, const memory::OutsideBytes& outside);
+
+/// A BudgetError of an arena's budget, reworded for the process's budget: it names the bytes outside.
+BudgetError of_process(const BudgetError& error, std::size_t process_budget_bytes, const memory::OutsideBytes& outside);
+
+/// Finds a plan whose arena is, together with the bytes outside of it, within the budget: `plan` plans for an arena of
+/// so many bytes and returns its peak, and `outside` measures the process. Planning leaves bytes on the heap, so a few
+/// rounds may be needed. `own_budget_bytes`, where it is not 0, bounds the arena as well. Returns the bytes outside.
+/// Throws BudgetError, and what the two throw.
+memory::OutsideBytes fit_process(std::size_t process_budget_bytes, std::size_t own_budget_bytes,
+                                 FunctionRef<memory::OutsideBytes()> outside,
+                                 FunctionRef<std::size_t(std::size_t arena_bytes)> plan);
+
+}  // namespace thimble::nn

@@ -1,0 +1,153 @@
+// What a trainer chooses for a budget, and when a run ends early: micro-batches, a budget for the process, the best
+// checkpoint, patience.
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/memory/process/process.h>
+#include <thimble/nn/files/safetensors.h>
+
+#include "nn/own_program.h"
+#include "support/catch.h"
+#include "support/files.h"
+
+using namespace thimble;
+using namespace own_program;
+using files_test::TemporaryFolder;
+using Own = nn::Trainer<Net, Batch>;
+
+namespace {
+
+Program budgets_program() {
+  Sizes sizes;
+  sizes.width = 96, sizes.depth = 4;
+  Program own = program(sizes);
+  own.micro_batch = [](const Batch& batch, std::int64_t index, std::int64_t count) {
+    const std::int64_t n = batch.x.size(0), begin = n * index / count, end = n * (index + 1) / count;
+    return Batch{slice(batch.x, 0, begin, end), slice(batch.y, 0, begin, end)};
+  };
+  return own;
+}
+
+std::vector<double> budgets_losses(Own& trainer) {
+  std::vector<double> losses;
+  trainer.run([&](const nn::Progress& p) { losses.push_back(p.loss); });
+  return losses;
+}
+
+}  // namespace
+
+TEST_CASE("trainer: the number of micro-batches is chosen for the budget", "[trainer]") {
+  const Program own = budgets_program();
+  const auto smallest = [&](std::int64_t count) {  // the least budget that the trainer takes
+    nn::TrainerOptions options{.budget_bytes = 1, .seed = 2, .steps = 2};
+    options.step.micro_batches = count;
+    try {
+      const Own trainer(own, options);
+    } catch (const nn::BudgetError& error) {
+      return error.minimum_bytes();
+    }
+    return std::size_t{0};
+  };
+  const std::size_t of_two = smallest(2), of_eight = smallest(8);
+  REQUIRE(of_eight < of_two);
+  nn::TrainerOptions options{.seed = 2, .steps = 2};
+  options.step.micro_batches = nn::auto_micro_batches;
+  options.budget_bytes = of_two - 1;
+  Own tight(own, options);
+  CHECK(tight.plan().micro_batches > 2);
+  CHECK(tight.plan().text().find(std::to_string(tight.plan().micro_batches) + " micro-batches") != std::string::npos);
+  nn::TrainerOptions given = options;
+  given.step.micro_batches = tight.plan().micro_batches;
+  Own same(own, given);
+  CHECK(budgets_losses(tight) == budgets_losses(same));
+  CHECK(tight.peak_bytes() == tight.plan().peak_bytes);
+  CHECK(tight.peak_bytes() <= options.budget_bytes);
+
+  options.budget_bytes = std::size_t{1} << 40;
+  CHECK(Own(own, options).plan().micro_batches == 1);
+  options.budget_bytes = 0;
+  CHECK_THROWS_AS(Own(own, options), ValueError);
+  options.budget_bytes = std::size_t{1} << 40;
+  Program whole = own;
+  whole.micro_batch = nullptr;
+  CHECK_THROWS_AS(Own(whole, options), ValueError);
+}
+
+TEST_CASE("trainer: a budget for the process", "[trainer][process]") {
+  const Program own = budgets_program();
+  const nn::TrainerOptions options{.seed = 2, .steps = 3};
+  const std::size_t free_bytes = Own(own, options).plan().peak_bytes;
+  nn::TrainerOptions bounded = options;
+  bounded.process_budget_bytes = std::size_t{1} << 40;
+  const std::size_t outside = Own(own, bounded).plan().outside.total();
+  REQUIRE(outside > 0);
+  bounded.process_budget_bytes = outside + free_bytes * 7 / 10 + (std::size_t{4} << 20);
+  Own trainer(own, bounded);
+  const nn::TrainerPlan& plan = trainer.plan();
+  CHECK(plan.peak_bytes + plan.outside.total() <= bounded.process_budget_bytes);
+  CHECK(plan.peak_bytes < free_bytes);
+  CHECK(plan.budget_bytes >= plan.peak_bytes);
+  CHECK(plan.text().find("for the process") != std::string::npos);
+  Own plain(own, options);
+  CHECK(budgets_losses(trainer) == budgets_losses(plain));
+  CHECK(trainer.peak_bytes() == plan.peak_bytes);
+
+  bounded.budget_bytes = plan.peak_bytes;  // the smaller of both
+  CHECK(Own(own, bounded).plan().budget_bytes == plan.peak_bytes);
+  bounded.budget_bytes = 0;
+  bounded.process_budget_bytes = outside / 2;
+  std::string text;
+  try {
+    const Own none(own, bounded);
+  } catch (const nn::BudgetError& error) {
+    text = error.what();
+  }
+  CHECK(text.find("outside of it the process takes") != std::string::npos);
+}
+
+TEST_CASE("trainer: the best checkpoint stays, and patience ends a run", "[trainer]") {
+  struct Row {
+    std::vector<double> evaluations;  // after steps 2, 4, 6, ...
+    std::int64_t patience;
+    nn::TrainEnd end;
+    std::int64_t steps, best_step;
+  };
+  const Row rows[] = {
+      {{5, 4, 4.5, 3, 3.5, 3.25, 9}, 0, nn::TrainEnd::complete, 13, 8},
+      {{5, 4, 4.5, 3, 3.5, 3.25, 9}, 2, nn::TrainEnd::no_better, 12, 8},
+      {{5, 6, 7, 1, 1, 1, 1}, 3, nn::TrainEnd::complete, 13, 8},
+      {{5, 5, 4, 1, 1, 1, 1}, 1, nn::TrainEnd::no_better, 4, 2},
+      {{7, 6, 5, 4, 3, 2, 1}, 1, nn::TrainEnd::complete, 13, 13},
+  };
+  for (const Row& row : rows) {
+    INFO(row.best_step << ", patience " << row.patience);
+    const TemporaryFolder folder;
+    Sizes sizes;
+    sizes.width = 16, sizes.depth = 1;
+    sizes.samples = [](std::int64_t) { return std::int64_t{20}; };
+    Program own = program(sizes);
+    std::size_t evaluated = 0;
+    own.evaluate = [&](Net&, Device device) { return device.is_dry ? 0 : row.evaluations.at(evaluated++); };
+    nn::TrainerOptions options{.seed = 2, .steps = 13, .evaluate_every = 2};
+    options.save = folder / "last", options.best = folder / "best", options.patience = row.patience;
+    Own trainer(own, options);
+    const nn::LoopReport report = trainer.run();
+    CHECK(report.end == row.end);
+    CHECK(report.steps == row.steps);
+    CHECK(trainer.peak_bytes() == trainer.plan().peak_bytes);
+    const auto step_of = [](const std::string& path) {
+      return nn::steps_done(nn::parse_checkpoint_info(SafetensorsReader(path).header(), path));
+    };
+    CHECK(step_of(options.best) == row.best_step);
+    CHECK(step_of(options.save) == row.steps);
+    CHECK((report.end_text.find("without a new least loss") != std::string::npos) ==
+          (row.end == nn::TrainEnd::no_better));
+  }
+  nn::TrainerOptions options{.patience = 2};
+  Program own = budgets_program();
+  own.evaluate = nullptr;
+  CHECK_THROWS_AS(Own(own, options), ValueError);
+}
