@@ -33,6 +33,7 @@ class Adafactor final : public Optimizer {
   /// make_extra does. State: `<parameter>.row_moment` and `.column_moment`, or `.second_moment`; `.first_moment` with
   /// beta1; `.master` or `.compensation`.
   Adafactor(std::vector<Named> parameters, AdafactorOptions options);
+  bool makes_rate() const noexcept override { return options_.has_relative_step; }
   const char* name() const noexcept override { return "adafactor"; }
   std::vector<Setting> settings() const override;
   bool is_elementwise() const noexcept override { return false; }

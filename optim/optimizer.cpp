@@ -99,6 +99,45 @@ void Optimizer::step_all() {
   for (const std::size_t i : all) bump_versions(i);
 }
 
+void Optimizer::set_groups(const std::vector<ParameterGroup>& groups) {
+  const auto refuse = [](std::size_t group, const std::string& why) {
+    throw ValueError("optimizer: group " + std::to_string(group) + ": " + why);
+  };
+  std::vector<Own> own(groups.empty() ? 0 : parameters_.size());
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const ParameterGroup& group = groups[g];
+    const auto check = [&](const char* name, double value) {
+      if (!(value >= 0) || !std::isfinite(value)) {
+        refuse(g, std::string(name) + ": expected a finite number >= 0, got " + std::to_string(value));
+      }
+    };
+    check("rate_factor", group.rate_factor);
+    check("weight_decay", group.weight_decay.value_or(0));
+    if (group.rate_factor != 1 && makes_rate()) {
+      refuse(g, std::string("rate_factor: ") + name() + " makes its rate by itself; expected 1");
+    }
+    bool is_empty = true;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (!group.has || !group.has(parameters_[i])) continue;
+      if (own[i].is_grouped) refuse(g, parameters_[i].name + " is in an earlier group; expected each in one");
+      own[i] = {group.rate_factor, group.weight_decay, true};
+      is_empty = false;
+    }
+    if (is_empty) refuse(g, "expected a group with parameters, got one that has none of " + std::to_string(own.size()));
+  }
+  own_ = std::move(own);
+}
+
+std::vector<Setting> Optimizer::group_settings() const {
+  std::vector<Setting> settings;
+  for (std::size_t i = 0; i < own_.size(); ++i) {
+    if (!own_[i].is_grouped) continue;
+    settings.push_back({parameters_[i].name + ".rate_factor", own_[i].rate_factor});
+    if (own_[i].weight_decay) settings.push_back({parameters_[i].name + ".weight_decay", *own_[i].weight_decay});
+  }
+  return settings;
+}
+
 void Optimizer::bump_versions(std::size_t index) const {
   parameters_[index].tensor.storage()->bump_version();
   for (const State& s : states_[index]) {
@@ -212,8 +251,8 @@ void Optimizer::set_arguments(kernels::UpdateArgs& args, std::size_t index, doub
   args.dtype = parameter.dtype();
   args.gradient = at(gradient);
   args.gradient_dtype = gradient.dtype();
-  args.rate = rate_;
-  args.weight_decay = weight_decay;
+  args.rate = own_.empty() ? rate_ : rate_ * own_[index].rate_factor;
+  args.weight_decay = own_.empty() ? weight_decay : own_[index].weight_decay.value_or(weight_decay);
   args.gradient_factor = gradient_factor_;
   args.step = step_count_;
   const Tensor extra = state_of(index, narrow_ == NarrowUpdate::master ? "master" : "compensation");

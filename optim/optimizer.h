@@ -10,7 +10,9 @@
 //
 // So can parameters (core/tensor/parameter_store.h): an update fetches its parameters, and end_step() evicts all.
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -47,6 +49,13 @@ struct Setting {
   std::string name;
   double value = 0;
   friend bool operator==(const Setting&, const Setting&) = default;
+};
+
+/// Parameters that are updated at another rate, or with another decay, than the optimizer's others.
+struct ParameterGroup {
+  std::function<bool(const Named& parameter)> has;
+  double rate_factor = 1;                   ///< multiplies Optimizer::rate()
+  std::optional<double> weight_decay = {};  ///< defaults to the optimizer's
 };
 
 /// While it lives, an optimizer that is made on this thread updates what `replace` returns for the parameters that it
@@ -102,10 +111,19 @@ class Optimizer {
   double gradient_factor() const noexcept { return gradient_factor_; }
   void set_gradient_factor(double factor);
   virtual bool takes_gradient_factor() const noexcept { return false; }
+  /// Whether the rule makes its rate itself and ignores rate(), as Adafactor's relative steps do.
+  virtual bool makes_rate() const noexcept { return false; }
   /// Whether the update is elementwise, so that shards of a parameter can be updated separately.
   virtual bool is_elementwise() const noexcept { return true; }
   /// Whether a captured step (nn/step/captured_step.h) can replay its updates: the same launches in every step.
   virtual bool is_capturable() const noexcept { return true; }
+  /// Replaces the groups; parameters that none has are updated by the optimizer's own numbers. A captured step
+  /// (nn/step/captured_step.h) takes no groups. Throws ValueError for a group that has no parameter, a parameter that
+  /// two have, and a factor or decay that is negative or not finite.
+  void set_groups(const std::vector<ParameterGroup>& groups);
+  bool has_groups() const noexcept { return !own_.empty(); }
+  /// Of the parameters in groups, as a checkpoint has them: "NAME.rate_factor", "NAME.weight_decay".
+  std::vector<Setting> group_settings() const;
   /// Updates done so far.
   std::int64_t step_count() const noexcept { return step_count_; }
   void set_step_count(std::int64_t count) noexcept { step_count_ = count; }
@@ -173,6 +191,12 @@ class Optimizer {
     std::int64_t elements_each;               // of the parameter, per element of state
     bool is_away() const noexcept { return away != nullptr && away->defined(); }
   };
+  /// A parameter's numbers, where it is in a group.
+  struct Own {
+    double rate_factor = 1;
+    std::optional<double> weight_decay = {};
+    bool is_grouped = false;
+  };
   const State* find(std::size_t index, std::string_view kind) const;
   Named named(std::size_t index, const State& state) const;
   void bump_versions(std::size_t index) const;
@@ -187,6 +211,7 @@ class Optimizer {
   NarrowUpdate narrow_;
   MomentFormat moments_;
   std::vector<std::vector<State>> states_;  // of each parameter
+  std::vector<Own> own_;                    // of each parameter; empty without groups
   std::shared_ptr<Tier> tier_;
   std::vector<std::size_t> writing_;        // parameters whose state is being written
   std::vector<std::size_t> with_gradient_;  // of the current update; it has room for all

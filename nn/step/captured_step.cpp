@@ -34,6 +34,7 @@ void check(const PlacedArena& placed, const optim::Optimizer& optimizer, const S
   if (!optimizer.is_capturable()) {
     refuse(std::string(optimizer.name()) + " has other launches from step to step; allowed are optimizers that do not");
   }
+  if (optimizer.has_groups()) refuse("the optimizer has parameter groups; expected one rate and decay for all");
   if (optimizer.offloads_state()) refuse("the optimizer's state is in a tier; allowed is state that stays");
   if (optimizer.updates_one_by_one()) refuse("parameters are in a store; allowed are parameters that stay");
   if (options.gradient_tier) refuse("gradients wait in a tier; allowed are gradients that stay");

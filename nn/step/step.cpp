@@ -305,6 +305,14 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
   optimizer.check_members();
   step_detail::check_placed_step(optimizer);
   const bool is_fused = options.fuses_optimizer != FusedUpdate::off;
+  if (options.on_gradients &&
+      (is_fused || options.gradient_tier || options.scaler != nullptr || options.judge != nullptr)) {
+    throw PlanError(std::string("training_step: on_gradients needs all gradients as they are, and ") +
+                    (is_fused                ? "a fused optimizer frees each during backward"
+                     : options.gradient_tier ? "a gradient tier takes each during backward"
+                                             : "a loss scale multiplies them") +
+                    "; expected one of the two");
+  }
   if (options.gradient_tier) step_detail::check_offloading(optimizer, options);
   if (is_fused) step_detail::check_fusing(optimizer, options);
   if (options.stage != nullptr) options.stage->begin_step();
@@ -326,6 +334,7 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
     loss = optim::accumulate_gradients(options.micro_batches, options.micro_samples, loss_of, recording, nullptr,
                                        step_detail::loss_scale(options), options.parts);
     transaction.end_keeping();
+    if (options.on_gradients) options.on_gradients(optimizer.parameters());
     if (options.scaler != nullptr) {
       step_detail::update_scaled(optimizer, options, loss, transaction);
     } else {

@@ -2,6 +2,7 @@
 // One training step as a transaction.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -43,6 +44,9 @@ struct StepOptions {
   /// One for each micro-batch, where they differ in samples or in what counts of them: set for the step that comes. No
   /// bytes depend on it.
   std::vector<optim::MicroBatch> parts = {};
+  /// Called between backward and the update, before clipping, with the parameters whose gradients are complete, and
+  /// may write to these (clip them by value, add noise to them). On several ranks they are this rank's shards.
+  std::function<void(const std::vector<optim::Named>& parameters)> on_gradients = nullptr;
   optim::RecordingOptions recording = {};
   FusedUpdate fuses_optimizer = FusedUpdate::off;
   /// Where gradients wait between backward and the update of their parameter (optim/offload_gradients.h); null: here.

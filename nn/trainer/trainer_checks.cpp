@@ -62,7 +62,8 @@ void TrainerCore::check() const {
       step.recording.graph || step.recording.operators || step.recording.times || step.recording.watch ||
       step.ranks != nullptr || step.stage != nullptr) {
     refuse(
-        "options.step: expected clip_norm, micro-batches and fuses_optimizer, got a scaler, a tier, a recording or "
+        "options.step: expected clip_norm, micro-batches, fuses_optimizer and on_gradients, got a scaler, a tier, a "
+        "recording or "
         "ranks; a loop by hand over nn::training_step takes those");
   }
   if (step.micro_batches < 0) {

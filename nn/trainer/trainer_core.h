@@ -44,7 +44,7 @@ struct TrainerOptions {
   std::int64_t steps = 100;                       ///< of run()
   std::int64_t evaluate_every = 0;                ///< steps between evaluations; 0: after the last of them alone
   std::vector<std::int64_t> example_steps = {0};  ///< whose shapes are planned before the first step
-  /// Clipping, micro-batches and the fused optimizer. The trainer counts the samples of micro-batches; `micro_samples`
+  /// Clipping, micro-batches, the fused optimizer and on_gradients, which is called for each part. The trainer counts the samples of micro-batches; `micro_samples`
   /// and `parts`, where given, must agree (the largest has micro_samples), but for the weights in `parts`. The rest of
   /// it is the trainer's.
   StepOptions step = {};

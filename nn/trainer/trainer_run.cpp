@@ -71,6 +71,7 @@ std::map<std::string, std::string> settings_of(const TrainerOptions& options, co
       {"trainer.rate", options.rate ? "a function of the step" : "the optimizer's"},
   };
   for (const optim::Setting& s : optimizer.settings()) settings["trainer.optimizer." + s.name] = text_of(s.value);
+  for (const optim::Setting& s : optimizer.group_settings()) settings["trainer.group." + s.name] = text_of(s.value);
   if (options.loss_scale) {
     const optim::GradScalerOptions& scale = *options.loss_scale;
     settings["trainer.loss_scale.is_dynamic"] = text_of(scale.is_dynamic ? 1 : 0);

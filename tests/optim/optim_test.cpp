@@ -1,14 +1,19 @@
 // Optimizers against plain loops in f64, and learning-rate schedules against their formulas.
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <memory>
 #include <numbers>
+#include <utility>
+#include <vector>
 
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
+#include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
+#include <thimble/optim/adam_mini.h>
 #include <thimble/optim/schedule.h>
 #include <thimble/optim/sgd.h>
 
@@ -188,6 +193,69 @@ TEST_CASE("optim: parameters without a gradient are left alone", "[optim]") {
     const Values at_rest = to_host<double>(list[0].tensor);
     optimizer->step();  // no gradients at all
     CHECK(to_host<double>(list[0].tensor) == at_rest);
+  }
+}
+
+TEST_CASE("optim: groups have a rate and a decay, as optimizers of their parameters would", "[optim]") {
+  struct Maker {
+    const char* name;
+    std::unique_ptr<Optimizer> (*make)(std::vector<Named> list, double rate, double decay);
+  };
+  const Maker makers[] = {
+      {"sgd",
+       [](std::vector<Named> list, double rate, double decay) -> std::unique_ptr<Optimizer> {
+         return std::make_unique<Sgd>(std::move(list),
+                                      SgdOptions{.rate = rate, .momentum = 0.9, .weight_decay = decay});
+       }},
+      {"adamw",
+       [](std::vector<Named> list, double rate, double decay) -> std::unique_ptr<Optimizer> {
+         return std::make_unique<Adam>(std::move(list),
+                                       AdamOptions{.rate = rate, .weight_decay = decay, .is_decoupled = true});
+       }},
+      {"adafactor",
+       [](std::vector<Named> list, double rate, double decay) -> std::unique_ptr<Optimizer> {
+         return std::make_unique<Adafactor>(std::move(list), AdafactorOptions{.rate = rate, .weight_decay = decay});
+       }},
+      {"adam-mini", [](std::vector<Named> list, double rate, double decay) -> std::unique_ptr<Optimizer> {
+         return std::make_unique<AdamMini>(std::move(list), AdamMiniOptions{.rate = rate, .weight_decay = decay});
+       }}};
+  const std::vector<ParameterGroup> groups{
+      {.has = [](const Named& p) { return p.tensor.rank() == 1; }, .rate_factor = 0.25, .weight_decay = 0},
+      {.has = [](const Named& p) { return p.name == "p0"; }, .rate_factor = 3}};
+  for (const Maker& maker : makers) {
+    INFO(maker.name);
+    const std::vector<Named> list = make_parameters(DType::f32), apart = make_parameters(DType::f32);
+    const auto together = maker.make(list, 0.02, 0.1);
+    together->set_groups(groups);
+    const auto of_vector = maker.make({apart[1]}, 0.02 * 0.25, 0), of_matrix = maker.make({apart[0]}, 0.02 * 3, 0.1);
+    const auto unlike = make_parameters(DType::f32);
+    const auto plain = maker.make(unlike, 0.02, 0.1);
+    for (int step = 1; step <= 3; ++step) {
+      for (const auto* of : {&list, &apart, &unlike}) set_gradients(*of, step, DType::f32);
+      for (Optimizer* const optimizer : {together.get(), of_vector.get(), of_matrix.get(), plain.get()}) {
+        optimizer->step();
+      }
+    }
+    for (std::size_t p = 0; p < with_gradient; ++p) {
+      CHECK(to_host<double>(list[p].tensor) == to_host<double>(apart[p].tensor));
+      CHECK(to_host<double>(list[p].tensor) != to_host<double>(unlike[p].tensor));
+    }
+    const std::vector<Setting> expected{{"p0.rate_factor", 3}, {"p1.rate_factor", 0.25}, {"p1.weight_decay", 0}};
+    CHECK((together->group_settings() == expected));
+    together->set_groups({});
+    CHECK(together->group_settings().empty());
+    const auto refused = [&](const std::vector<ParameterGroup>& given) {
+      CHECK_THROWS_AS(together->set_groups(given), ValueError);
+    };
+    refused({{.has = nullptr}});
+    if (maker.name == std::string("adafactor")) {
+      Adafactor relative(make_parameters(DType::f32), {.has_relative_step = true});
+      CHECK_THROWS_AS(relative.set_groups(groups), ValueError);
+    }
+    refused({{.has = [](const Named& p) { return p.name == "other"; }}});
+    refused({{.has = [](const Named&) { return true; }}, {.has = [](const Named& p) { return p.name == "p1"; }}});
+    refused({{.has = [](const Named&) { return true; }, .rate_factor = -1}});
+    refused({{.has = [](const Named&) { return true; }, .weight_decay = std::numeric_limits<double>::infinity()}});
   }
 }
 

@@ -2,12 +2,15 @@
 // checkpoint, patience.
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <thimble/core/error.h>
+#include <thimble/core/tensor/copy.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/nn/files/safetensors.h>
+#include <thimble/optim/accumulate.h>
 
 #include "nn/own_program.h"
 #include "support/catch.h"
@@ -150,4 +153,52 @@ TEST_CASE("trainer: the best checkpoint stays, and patience ends a run", "[train
   Program own = budgets_program();
   own.evaluate = nullptr;
   CHECK_THROWS_AS(Own(own, options), ValueError);
+}
+
+TEST_CASE("trainer: gradients are clipped by value between backward and the update", "[trainer][step]") {
+  const Program own = budgets_program();
+  const auto clip = [](const std::vector<optim::Named>& parameters) {
+    for (const optim::Named& p : parameters) {
+      if (p.tensor.grad().defined()) copy_into(p.tensor.grad(), clamp(p.tensor.grad(), -0.001, 0.001));
+    }
+  };
+  nn::TrainerOptions options{.budget_bytes = std::size_t{1} << 40, .seed = 4, .steps = 3};
+  options.step.on_gradients = clip;
+  options.step.micro_batches = 2;
+  options.is_strict = true;
+  Own trainer(own, options);
+  const std::vector<double> losses = budgets_losses(trainer);
+  CHECK(trainer.peak_bytes() == trainer.plan().peak_bytes);
+  // One step by hand: gradients of both halves, each of their mean, then clipped, then Adam.
+  nn::TrainerOptions one_step = options;
+  one_step.steps = 1;
+  Own one(own, one_step);
+  budgets_losses(one);
+  Generator generator(4);
+  const GeneratorScope scope(generator);
+  Net net(96, 4, cpu);
+  const std::unique_ptr<optim::Optimizer> adam = own.optimizer(net);
+  const Batch batch = [&] {
+    const PathScope path("batch");
+    return own.batch(0, cpu);
+  }();
+  optim::accumulate_gradients(2, batch.x.size(0) / 2,
+                              [&](std::int64_t i) { return own.loss(net, own.micro_batch(batch, i, 2)); });
+  clip(adam->parameters());
+  adam->step();
+  const std::vector<nn::NamedTensor> trained = one.model().parameters(), by_hand = net.parameters();
+  REQUIRE(trained.size() == by_hand.size());
+  for (std::size_t i = 0; i < trained.size(); ++i) {
+    INFO(trained[i].name);
+    CHECK(to_host<float>(trained[i].tensor) == to_host<float>(by_hand[i].tensor));
+  }
+  Own unclipped(own, {.seed = 4, .steps = 3, .step = {.micro_batches = 2}});
+  CHECK(budgets_losses(unclipped)[2] != losses[2]);
+
+  options.step.micro_batches = 1;
+  options.step.fuses_optimizer = nn::FusedUpdate::secured;
+  CHECK_THROWS_AS(Own(own, options), PlanError);
+  options.step.fuses_optimizer = nn::FusedUpdate::off;
+  options.loss_scale = optim::GradScalerOptions{};
+  CHECK_THROWS_AS(Own(own, options), PlanError);
 }
