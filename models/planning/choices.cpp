@@ -11,6 +11,7 @@
 #include <thimble/memory/policies/trace.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/models/planning/spilling.h>
+#include <thimble/nn/step/gradient_sink.h>
 
 namespace thimble::models {
 namespace choices_detail {
@@ -82,15 +83,20 @@ Variant with_stage(Variant v, int stage) {
   return v;
 }
 
+/// Whether the setup's steps can have this sink. The norm that they are clipped to follows the sink.
+bool can_send_gradients(nn::SinkKind sink, const Setup& setup) {
+  const auto scaling = loss_scaling(setup);
+  return nn::refusal_of(sink, {.micro_batches = setup.micro_batches,
+                               .is_scaled = scaling.has_value(),
+                               .is_scale_dynamic = scaling && scaling->is_dynamic}) == nn::SinkRefusal::none;
+}
+
 std::vector<Variant> variants_of(const Setup& setup) {
   const bool text = is_text(setup);
   const bool normalises_batches = has_batch_norm(setup);
-  // Else a gradient is gone once it is complete.
-  const bool is_one = !setup.fuses_optimizer && !setup.offloads_gradients;
+  const bool is_one = !setup.fuses_optimizer && !setup.offloads_gradients;  // else no gradient is added to
   const bool is_alone = setup.ranks == 1;
-  const auto scaling = loss_scaling(setup);
-  const bool is_judged = scaling && scaling->is_dynamic;  // when all gradients are there
-  const bool can_fuse = is_one && is_alone && setup.micro_batches == 1 && !is_judged;
+  const bool can_fuse = is_one && is_alone && can_send_gradients(nn::SinkKind::fused, setup);
   const bool can_chunk = text && may_chunk_head(setup) && setup.sizes.head == Head::full;
   std::int64_t most = 1;
   const Variant plain{"", setup, ""};
@@ -139,7 +145,7 @@ struct StateBytes {
 /// What can be sent away besides what is: the optimizer's state, gradients as well, parameters alone, all of them.
 std::vector<Away> away_of(const ChoiceOptions& options, const Setup& setup, const StateBytes& bytes) {
   if (setup.ranks > 1 || options.captures_steps) return {};
-  const bool may_gradients = !setup.fuses_optimizer && setup.micro_batches == 1 && !loss_scaling(setup);
+  const bool may_gradients = !setup.fuses_optimizer && can_send_gradients(nn::SinkKind::offloaded, setup);
   std::vector<Away> list;
   for (const Away& wish :
        {Away{false, false, true}, Away{false, true, true}, Away{true, false, false}, Away{true, true, true}}) {

@@ -17,6 +17,7 @@
 #include <thimble/models/training/adapting.h>
 #include <thimble/models/training/trained_parts.h>
 #include <thimble/nn/quant/coded_store.h>
+#include <thimble/nn/step/gradient_sink.h>
 
 namespace thimble::models {
 namespace setup_detail {
@@ -205,12 +206,41 @@ void check_ranks(const Setup& setup) {
         " do not divide `batch` " + std::to_string(setup.batch) + "; a multiple of " + std::to_string(parts) +
         " is allowed");
   }
-  const char* const other = setup.fuses_optimizer ? "`fuses_optimizer`, whose gradients go before all ranks have theirs"
-                            : setup.offloads_gradients ? "`offloads_gradients`, whose gradients are not here to be sent"
-                            : setup.offloads_parameters
-                                ? "`offloads_parameters`; stage 3 of `zero` shares the parameters out"
-                                : nullptr;
-  if (other != nullptr) throw ValueError(begin + " are not allowed with " + other);
+  if (setup.offloads_parameters) {
+    throw ValueError("`offloads_parameters`: not with `ranks` " + std::to_string(setup.ranks) +
+                     "; stage 3 of `zero` shards the parameters");
+  }
+}
+
+/// Where gradients go, and whether a step as the setup asks for it can be made with that (nn/step/gradient_sink.h).
+void check_sink(const Setup& setup, const std::string& micro_batches) {
+  if (!setup.fuses_optimizer && !setup.offloads_gradients) return;
+  const nn::SinkKind sink = setup.fuses_optimizer ? nn::SinkKind::fused : nn::SinkKind::offloaded;
+  const char* const option = setup.fuses_optimizer ? "`fuses_optimizer`" : "`offloads_gradients`";
+  const auto refuse = [&](const std::string& other, const char* why) {
+    throw ValueError(std::string(option) + ": not with " + other + ": " + why + "; expected one of the two");
+  };
+  const char* const why = nn::traits_of(sink).why;
+  if (setup.fuses_optimizer && setup.offloads_gradients) refuse("`offloads_gradients`", why);
+  if (setup.ranks > 1) refuse("`ranks` " + std::to_string(setup.ranks), why);
+  const auto scaling = loss_scaling(setup);
+  switch (nn::refusal_of(sink, {.clip_norm = setup.clip_norm,
+                                .micro_batches = setup.micro_batches,
+                                .is_scaled = scaling.has_value(),
+                                .is_scale_dynamic = scaling && scaling->is_dynamic})) {
+    case nn::SinkRefusal::clip_norm:
+      refuse("`clip_norm` " + format_real(setup.clip_norm), why);
+      break;
+    case nn::SinkRefusal::micro_batches:
+      refuse("`micro_batches` " + micro_batches, why);
+      break;
+    case nn::SinkRefusal::loss_scale:
+      refuse(loss_scale_option(setup), why);
+      break;
+    case nn::SinkRefusal::none:
+    case nn::SinkRefusal::hook:
+      break;
+  }
 }
 
 }  // namespace setup_detail
@@ -218,14 +248,6 @@ void check_ranks(const Setup& setup) {
 void check_techniques(const Setup& setup, bool is_text) {
   check_adapting(setup);
   const std::string parts = setup.micro_batches == auto_micro_batches ? "auto" : std::to_string(setup.micro_batches);
-  if (setup.fuses_optimizer && setup.clip_norm > 0) {
-    throw ValueError(std::string("`fuses_optimizer`: not with `clip_norm` ") + format_real(setup.clip_norm) +
-                     ", because the norm is known when all gradients are there; `clip_norm` 0 is allowed");
-  }
-  if (setup.fuses_optimizer && setup.micro_batches != 1) {
-    throw ValueError("`fuses_optimizer`: not with `micro_batches` " + parts +
-                     ", because gradients are complete after the last one; `micro_batches` 1 is allowed");
-  }
   if (setup.read_ahead < 0) {
     throw ValueError("`read_ahead`: " + std::to_string(setup.read_ahead) + "; 0 and more are allowed");
   }
@@ -233,27 +255,8 @@ void check_techniques(const Setup& setup, bool is_text) {
     throw ValueError("`read_ahead`: " + std::to_string(setup.read_ahead) +
                      ", and no parameters are away; with `offloads_parameters` or `zero` 3 it is allowed");
   }
-  if (setup.offloads_gradients) {
-    setup_detail::require_place(setup, "`offloads_gradients`");
-    if (setup.fuses_optimizer) {
-      throw ValueError(
-          "`offloads_gradients`: not with `fuses_optimizer`, whose gradients never wait; one of them is allowed");
-    }
-    if (setup.micro_batches != 1) {
-      throw ValueError("`offloads_gradients`: not with `micro_batches` " + parts +
-                       ", which all add to every gradient; `micro_batches` 1 is allowed");
-    }
-    if (loss_scaling(setup)) {
-      throw ValueError("`offloads_gradients`: not with " + loss_scale_option(setup) +
-                       ", whose loss scale judges gradients that are here; training that does not scale the loss is "
-                       "allowed");
-    }
-  }
-  if (setup.fuses_optimizer && loss_scaling(setup) && loss_scaling(setup)->is_dynamic) {
-    throw ValueError("`fuses_optimizer`: not with " + loss_scale_option(setup) +
-                     ", because whether a step is skipped is known when all gradients are there; a static "
-                     "`loss_scale`, or none, is allowed");
-  }
+  if (setup.offloads_gradients) setup_detail::require_place(setup, "`offloads_gradients`");
+  setup_detail::check_sink(setup, parts);
   if (setup.sizes.head == Head::chunked && team_size(setup) > 1) {
     throw ValueError("`head`: chunked with " + setup_detail::team_in_words(setup) +
                      ", whose heads have a part of the " + (setup.tp > 1 ? "vocabulary" : "tokens") +

@@ -96,22 +96,21 @@ class PartialUpdateError : public Error {
 /// the generator goes on by a step, as the batch is used up, the scale falls, and gradients are freed. A step that
 /// throws leaves the scaler as it was. What is planned is a step that is not skipped, which needs more.
 ///
-/// With `fuses_optimizer` the updates are made during backward, each after the last use of its parameter, re-runs of
-/// segments included: the same bits. Optimizer state exists since the optimizer was made, and an update needs no
-/// memory. Throws PlanError, before anything is run, together with clipping (the norm is known when all gradients are),
-/// several micro-batches (gradients are complete after the last), gradients that were there before (they could not be
-/// put back), a dynamic scaler (whether to update is known when all gradients are), and `secured` without a replayed
-/// step; PartialUpdateError as above.
+/// `fuses_optimizer`, `gradient_tier` and `ranks` say where gradients go: one of them, or none, or PlanError is thrown
+/// before anything is run. So it is where a step asks for what its sink does not do (nn/step/gradient_sink.h).
 ///
-/// With `gradient_tier` every gradient goes there as soon as it is complete, and comes back for its update: the same
-/// bits, clipped or not. Throws PlanError, before anything is run, together with a fused optimizer (whose gradients
-/// never wait), several micro-batches (all of which add to every gradient), a scaler (which judges gradients that are
-/// here), and gradients that were there before; FileError with nothing changed before the first update,
+/// With `fuses_optimizer` the updates are made during backward, each after the last use of its parameter, re-runs of
+/// segments included: the same bits. Optimizer state exists since the optimizer was made, and an update allocates
+/// nothing. Throws PlanError for gradients from before, which could not be put back, and for `secured` without a
+/// replayed step; PartialUpdateError as above.
+///
+/// With `gradient_tier` every gradient is sent there when it is complete, and comes back for its update: the same bits,
+/// clipped or not. Throws PlanError for gradients from before; FileError with nothing changed before the first update,
 /// PartialUpdateError after it.
 ///
 /// With `ranks` every rank calls it with its own micro-batches, and all get the bits of one rank that has all of them
-/// (optim/ranks.h). Throws PlanError together with a fused optimizer, a gradient tier or a judge, and where gradients
-/// exist already. A rank that throws leaves the others waiting: the code that runs the ranks ends them (dist/).
+/// (optim/ranks.h). Throws PlanError with a judge, and for gradients from before. A rank that throws leaves the others
+/// waiting: the code that runs the ranks ends them (dist/).
 ///
 /// With a `stage` every stage calls it with the same micro-batches, and all get the bits of one rank that has the whole
 /// model. Norms and losses are those of all stages.

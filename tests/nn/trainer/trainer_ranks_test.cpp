@@ -89,7 +89,7 @@ TEST_CASE("trainer: ranks have the bits and the file of one", "[trainer][ranks]"
   };
   const Row rows[] = {
       {2, 0, 1, true, false, false, false}, {3, 1, 1, true, true, false, true},  {2, 2, 2, true, false, true, true},
-      {4, 3, 1, true, true, false, true},   {2, 3, 3, false, true, true, false}, {3, 2, 1, false, false, false, true},
+      {4, 3, 1, true, true, false, true},   {2, 3, 3, true, true, true, false}, {3, 2, 1, false, false, false, true},
   };
   for (const Row& row : rows) {
     const Program own = ranks_program(row.is_elementwise);
