@@ -244,18 +244,10 @@ void check(SinkKind kind, const optim::Optimizer& optimizer, const StepOptions& 
                         .is_scale_dynamic = options.scaler != nullptr && options.scaler->is_dynamic(),
                         .has_hook = options.on_gradients != nullptr});
   const char* const why = traits_of(kind).why;
-  switch (refusal) {
-    case SinkRefusal::none:
-      break;
-    case SinkRefusal::clip_norm:
-      refuse("clip_norm " + std::to_string(options.clip_norm), why);
-    case SinkRefusal::micro_batches:
-      refuse(std::to_string(options.micro_batches) + " micro-batches", why);
-    case SinkRefusal::loss_scale:
-      refuse("a loss scale", why);
-    case SinkRefusal::hook:
-      refuse("on_gradients", why);
-  }
+  if (refusal == SinkRefusal::clip_norm) refuse("clip_norm " + std::to_string(options.clip_norm), why);
+  if (refusal == SinkRefusal::micro_batches) refuse(std::to_string(options.micro_batches) + " micro-batches", why);
+  if (refusal == SinkRefusal::loss_scale) refuse("a loss scale", why);
+  if (refusal == SinkRefusal::hook) refuse("on_gradients", why);
   if (kind == SinkKind::sharded && options.judge != nullptr) refuse("a captured step", "ranks send in each step");
   if (options.on_gradients && options.scaler != nullptr) {
     throw PlanError(

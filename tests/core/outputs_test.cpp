@@ -164,7 +164,7 @@ TEST_CASE("outputs: one that cannot be written is refused before any work", "[fi
   }
   for (const FileKind* const kind :
        {&file_kinds::checkpoint, &file_kinds::weights, &file_kinds::plan, &file_kinds::costs, &file_kinds::adapters,
-        &file_kinds::tokenizer, &file_kinds::tokens, &file_kinds::results, &file_kinds::table}) {
+        &file_kinds::tokens, &file_kinds::results, &file_kinds::table}) {
     INFO(kind->name);
     CHECK(refusal({{"--out", "/dev/null", kind}}, {}) ==
           "--out: expected a file, into whose place " + std::string(kind->name) +
