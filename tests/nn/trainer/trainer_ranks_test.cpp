@@ -74,7 +74,7 @@ RanksResult train_on_ranks(const Program& own, nn::TrainerOptions options, int r
     const OfRank& of_rank = all_ranks[r];
     CHECK(of_rank.losses == all_ranks[0].losses);
     CHECK(of_rank.peak_bytes == of_rank.plan.peak_bytes);
-    CHECK(of_rank.deviations == 0);
+    if (options.is_strict) CHECK(of_rank.deviations == 0);
     if (options.budget_bytes > 0) CHECK(of_rank.peak_bytes <= options.budget_bytes);
     if (ranks == 1) continue;
     REQUIRE(of_rank.plan.rank_peak_bytes.size() == all_ranks.size());
@@ -118,7 +118,7 @@ TEST_CASE("trainer: ranks have the bits and the file of one", "[trainer][ranks]"
         if (all.rank() == 0) most = *std::max_element(plan.rank_peak_bytes.begin(), plan.rank_peak_bytes.end());
       });
       options.budget_bytes = most;
-      options.is_strict = true;
+      options.is_strict = !row.scales;  // a step that the scaler skips needs less than its plan
     }
     const RanksResult all = train_on_ranks(own, options, row.ranks);
     INFO(row.ranks << " ranks, stage " << row.zero << ", " << row.micro_batches << " micro-batches");
@@ -196,9 +196,7 @@ TEST_CASE("trainer: what several ranks refuse", "[trainer][ranks]") {
         change(options, all.rank());
         const nn::Trainer<Net, Batch> trainer(own, options);
       });
-    } catch (const ValueError& error) {
-      text = error.what();
-    } catch (const nn::BudgetError& error) {
+    } catch (const Error& error) {
       text = error.what();
     }
     return text;
@@ -214,7 +212,7 @@ TEST_CASE("trainer: what several ranks refuse", "[trainer][ranks]") {
       {[](auto& o, int rank) { o.seed = 3 + static_cast<std::uint64_t>(rank); }, "ranks 0 and 1 seed 3 and 4"},
       {[](auto& o, int rank) { o.step.clip_norm = rank; }, "trainer.clip_norm 0 and 1"},
       {[](auto& o, int rank) { o.ranks.zero = rank; }, "ranks.zero 0 and 1"},
-      {[](auto& o, int) { o.budget_bytes = 5 << 20; }, "budget"},
+      {[](auto& o, int) { o.budget_bytes = 1 << 20; }, "the budget is 1.00 MiB"},
   };
   for (const Row& row : rows) {
     INFO(row.text);
