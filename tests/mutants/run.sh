@@ -32,9 +32,10 @@ names=() name=''
 while IFS= read -r line; do
   case $line in
     '' | '#'*) ;;
-    '== '*) name=${line#== } && names+=("$name") ;;
-    'tests: '*) tests_of[$name]=${line#tests: } ;;
-    'file: '*) file_of[$name]=${line#file: } ;;
+    '== '*': '*': '*)
+      line=${line#== } name=${line%%: *} line=${line#*: } names+=("$name")
+      file_of[$name]=${line%%: *} tests_of[$name]=${line#*: }
+      ;;
     'objects: '*) objects_of[$name]=${line#objects: } ;;
     'survives: '*) survives[$name]=${line#survives: } ;;
     -*) old[$name]+=${line#-}$'\n' ;;
