@@ -19,8 +19,10 @@
 #include <thimble/optim/sgd.h>
 
 #include "support/catch.h"
+#include "support/refusal.h"
 
 using namespace thimble;
+using refusal_test::refusal;
 
 namespace {
 
@@ -29,16 +31,6 @@ using Values = std::vector<double>;
 Tensor leaf(Tensor t) {
   t.require_grad();
   return t;
-}
-
-template <class E>
-std::string message(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return {};
 }
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -89,7 +81,7 @@ TEST_CASE("unrecorded: functions of core refuse what needs a gradient", "[unreco
   for (const auto& [text, function] : functions) {
     INFO(text);
     const PathScope path("mine");
-    const std::string said = message<AutogradError>([&f = function, &y] { f(y); });
+    const std::string said = refusal<AutogradError>([&f = function, &y] { f(y); });
     INFO(said);
     CHECK(contains(said, text));
     CHECK(contains(said, " in mine: f32 (2, 3) on cpu needs a gradient"));
@@ -172,13 +164,13 @@ TEST_CASE("unrecorded: values of other recordings are refused", "[unrecorded]") 
       return sum(h);
     };
     tape.backward(step(h));
-    CHECK(contains(message<AutogradError>([&] { step(h); }),
+    CHECK(contains(refusal<AutogradError>([&] { step(h); }),
                    "mul in cell: operand 0, f32 (2) on cpu, is of a recording that is over; detach() makes it a "
                    "constant"));
     tape.clear();
     CHECK_NOTHROW(tape.backward(step(h.detach())));
     tape.clear(), tape.clear();
-    CHECK(contains(message<AutogradError>([&] { step(h); }), "is of a recording that is over"));
+    CHECK(contains(refusal<AutogradError>([&] { step(h); }), "is of a recording that is over"));
   }
   SECTION("the same in training steps") {
     optim::Sgd sgd({{"w", w}}, {.rate = 0.1});
@@ -191,7 +183,7 @@ TEST_CASE("unrecorded: values of other recordings are refused", "[unrecorded]") 
     };
     step(false);
     step(true), step(true);
-    CHECK(contains(message<AutogradError>([&] { step(false); }), "is of a recording that is over"));
+    CHECK(contains(refusal<AutogradError>([&] { step(false); }), "is of a recording that is over"));
   }
   SECTION("another tape") {
     Tape outer, inner;
@@ -200,11 +192,11 @@ TEST_CASE("unrecorded: values of other recordings are refused", "[unrecorded]") 
     {
       const Recording within(inner);
       CHECK(
-          contains(message<AutogradError>([&] { sum(y); }), "sum: operand 0, f32 (2) on cpu, was recorded on another"));
+          contains(refusal<AutogradError>([&] { sum(y); }), "sum: operand 0, f32 (2) on cpu, was recorded on another"));
       const Tensor z = square(w) * y.detach();
       CHECK_NOTHROW(argmax(y));  // takes no gradient
       inner.backward(sum(z));
-      CHECK(contains(message<AutogradError>([&] { inner.backward(sum(y)); }), "was recorded on another tape"));
+      CHECK(contains(refusal<AutogradError>([&] { inner.backward(sum(y)); }), "was recorded on another tape"));
     }
     CHECK(to_host<double>(w.grad()) == Values{16, 16});
     CHECK_NOTHROW(outer.backward(sum(y * 2.0)));
@@ -231,7 +223,7 @@ TEST_CASE("unrecorded: a loss says why it has no gradient", "[unrecorded]") {
     const Recording on(on_tape);
     return f();
   };
-  const auto why = [&](const Tensor& loss) { return message<AutogradError>([&] { tape.backward(loss); }); };
+  const auto why = [&](const Tensor& loss) { return refusal<AutogradError>([&] { tape.backward(loss); }); };
   const std::string outside = "was computed where nothing is recorded";
   CHECK(contains(why(square(w)), outside));
   CHECK(contains(why(clone(square(w))), outside));
@@ -264,18 +256,18 @@ TEST_CASE("unrecorded: errors of operators name the module that they were called
   const PathScope layer("mlp");
   const Tensor a = zeros({2, 3});
   const auto check = [&] {
-    const std::string shape = message<ShapeError>([&] { matmul(a, a); });
+    const std::string shape = refusal<ShapeError>([&] { matmul(a, a); });
     CHECK(contains(shape, "(2, 3)"));
     CHECK(shape.ends_with(", in gpt.mlp"));
     CHECK(shape.find("gpt.mlp") == shape.rfind("gpt.mlp"));
-    CHECK(message<DTypeError>([&] { add(a, zeros({2, 3}, DType::f64)); }).ends_with(", in gpt.mlp"));
-    CHECK(message<DeviceError>([&] { add(a, zeros({2, 3}, DType::f32, dry(cpu))); }).ends_with(", in gpt.mlp"));
-    CHECK(message<ValueError>([&] { embedding(a, full({1}, 7, DType::i64)); }).ends_with(", in gpt.mlp"));
+    CHECK(refusal<DTypeError>([&] { add(a, zeros({2, 3}, DType::f64)); }).ends_with(", in gpt.mlp"));
+    CHECK(refusal<DeviceError>([&] { add(a, zeros({2, 3}, DType::f32, dry(cpu))); }).ends_with(", in gpt.mlp"));
+    CHECK(refusal<ValueError>([&] { embedding(a, full({1}, 7, DType::i64)); }).ends_with(", in gpt.mlp"));
   };
   check();
   Tape tape;
   const Recording on(tape);
   check();
   const PathScope root(PathId{0});
-  CHECK_FALSE(contains(message<ShapeError>([&] { matmul(a, a); }), ", in "));
+  CHECK_FALSE(contains(refusal<ShapeError>([&] { matmul(a, a); }), ", in "));
 }

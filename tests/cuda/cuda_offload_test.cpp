@@ -21,10 +21,12 @@
 #include "support/files.h"
 #include "support/offload_data.h"
 #include "support/operator_table.h"
+#include "support/refusal.h"
 #include "support/trained.h"
 
 using namespace thimble;
 using files_test::contains;
+using refusal_test::refusal;
 using thimble::testing::has_cuda;
 using trained_test::run;
 using trained_test::Run;
@@ -32,16 +34,6 @@ using trained_test::Run;
 namespace cuda_offload_test {
 
 constexpr std::size_t kib = 1024, mib = 1024 * kib;
-
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return {};
-}
 
 std::vector<Device> devices() { return has_cuda() ? std::vector{dry(cuda()), cuda()} : std::vector{dry(cuda())}; }
 
@@ -113,7 +105,8 @@ TEST_CASE("pinned tier: a bound, and a host that has no more, leave what was the
       return ticket;
     };
     const Ticket first = write(2 * mib);
-    CHECK(contains(message_of([&] { write(2 * mib); }), "within the capacity of 3145728, 2097152 of them are taken"));
+    CHECK(
+        contains(refusal<Error>([&] { write(2 * mib); }), "within the capacity of 3145728, 2097152 of them are taken"));
     write(1 * mib);  // the last slab is what is left
     CHECK(tier.statistics().committed_bytes == 3 * mib);
     CHECK_THROWS_AS(write(512), FileError);
@@ -123,7 +116,7 @@ TEST_CASE("pinned tier: a bound, and a host that has no more, leave what was the
   }
   CHECK_THROWS_AS(PinnedMemory(cpu), DeviceError);
   CHECK_THROWS_AS(pinned_ledger(dry(cpu)), DeviceError);
-  CHECK(contains(message_of([] { memory::make_tier(dry(cuda()), {.folder = "/var/tmp"}); }), "give no folder"));
+  CHECK(contains(refusal<Error>([] { memory::make_tier(dry(cuda()), {.folder = "/var/tmp"}); }), "give no folder"));
 }
 
 TEST_CASE("cuda offload: every flag keeps the run's bits, in the bytes that were predicted", "[cuda][offload]") {
@@ -201,7 +194,7 @@ TEST_CASE("cuda offload: a host without so much pinned memory is told of, and th
   const auto train = models::zero_batch_run(setup)(cuda());
   {
     const emulated::PinnedBound none(0);
-    CHECK(contains(message_of([&] { train->step(); }), "pinned memory"));
+    CHECK(contains(refusal<Error>([&] { train->step(); }), "pinned memory"));
     CHECK(train->tier_bytes() == 0);
   }
   train->step();
@@ -212,12 +205,12 @@ TEST_CASE("cuda offload: where tensors can wait depends on their device", "[offl
   models::Setup setup = gpt(cpu).setup;
   setup.offloads_gradients = true;
   setup.offload = "/var/tmp";
-  CHECK(contains(message_of([&] { models::planner_options(setup, cuda()); }),
+  CHECK(contains(refusal<Error>([&] { models::planner_options(setup, cuda()); }),
                  "`offload`: '/var/tmp' for cuda:0, whose tensors wait in the host's pinned memory; host is allowed"));
   CHECK_THROWS_AS(models::zero_batch_run(setup)(dry(cuda())), ValueError);
   setup.offload = "host";
   CHECK(models::planner_options(setup, cuda()).spilling.offloads);
-  CHECK(contains(message_of([&] { models::planner_options(setup, cpu); }), "host is for `device` cuda"));
+  CHECK(contains(refusal<Error>([&] { models::planner_options(setup, cpu); }), "host is for `device` cuda"));
   CHECK_THROWS_AS(models::zero_batch_run(setup)(dry(cpu)), ValueError);
   // What gradients that are away do not go with is not proposed beside them.
   models::PlanOptions plan;
@@ -233,7 +226,7 @@ TEST_CASE("cuda offload: where tensors can wait depends on their device", "[offl
                                              "`head` chunked `feed_forward` tiled", "`offloads_optimizer`",
                                              "`offloads_parameters`", "`offloads_parameters` `offloads_optimizer`"});
   setup.offload.clear();
-  CHECK(contains(message_of([&] { models::zero_batch_run(setup)(dry(cuda())); }), "on a GPU `offload` host"));
+  CHECK(contains(refusal<Error>([&] { models::zero_batch_run(setup)(dry(cuda())); }), "on a GPU `offload` host"));
 }
 
 TEST_CASE("cuda offload: a faster bus makes offloading cheaper, a GPU is planned with its own numbers", "[fit]") {

@@ -16,12 +16,14 @@
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/model_runs.h"
+#include "support/refusal.h"
 
 using namespace thimble;
 using namespace thimble::models;
 using namespace thimble::testing;
 using files_test::read_text_file;
 using files_test::TemporaryFolder;
+using refusal_test::refusal;
 using Json = nlohmann::ordered_json;
 
 namespace {
@@ -53,15 +55,6 @@ LlamaConfig read(const std::string& text, const ModelOptions& options = {}) {
   const TemporaryFolder folder;
   files_test::write_text_file(folder / "config.json", text);
   return read_llama_config(folder / "config.json", options);
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 std::unique_ptr<Llama> made(const char* name, std::uint64_t seed = 1) {
@@ -134,7 +127,7 @@ TEST_CASE("llama files: options beside those of a configuration are refused", "[
   CHECK_THROWS_AS(read(older, tiny()), ValueError);
   Json json = Json::parse(older);
   json["attention_dropout"] = 0.1;
-  CHECK(error_of([&] {
+  CHECK(refusal<Error>([&] {
           read(json.dump());
         }).ends_with("attention_dropout 0, got 0.1; options with dropout 0 set another"));
   CHECK(read(json.dump(), options_with(&ModelOptions::dropout, 0.0)).sizes.dropout == 0);
@@ -214,7 +207,7 @@ TEST_CASE("llama files: shards that others wrote, and a tied head that is there 
     if (p.name == "lm_head.weight") p.tensor = full(p.tensor.shape(), 0.5);
   }
   nn::write_tensor_file(folder / "a.safetensors", first, {});
-  CHECK(error_of([&] { nn::load_weights(*model, path); })
+  CHECK(refusal<Error>([&] { nn::load_weights(*model, path); })
             .ends_with(
                 "'lm_head.weight': expected a copy of 'model.embed_tokens.weight', of which the model has one, got "
                 "other values"));
@@ -230,7 +223,7 @@ TEST_CASE("llama files: shards that others wrote, and a tied head that is there 
     change(changed);
     write_index(changed);
     CHECK_THROWS_AS(load(), FileError);
-    const std::string error = error_of(load);
+    const std::string error = refusal<Error>(load);
     CAPTURE(error);
     CHECK(error.find(why) != std::string::npos);
   };
@@ -244,11 +237,11 @@ TEST_CASE("llama files: shards that others wrote, and a tied head that is there 
   files_test::write_text_file(folder / "model.safetensors.index.json", "{");
   CHECK_THROWS_AS(load(), FileError);
   std::filesystem::remove(folder / "model.safetensors.index.json");
-  CHECK(error_of(load).find("has neither model.safetensors nor") != std::string::npos);
+  CHECK(refusal<Error>(load).find("has neither model.safetensors nor") != std::string::npos);
   // A tensor in two shards.
   nn::write_tensor_file(folder / "b.safetensors", first, {});
   write_index(map);
-  CHECK(error_of(load).find("as well") != std::string::npos);
+  CHECK(refusal<Error>(load).find("as well") != std::string::npos);
   // What would be read in place of shards.
   save_llama(*model, path);
   CHECK_THROWS_AS(save_llama(*model, path, 1000), FileError);

@@ -19,8 +19,10 @@
 
 #include "support/catch.h"
 #include "support/files.h"
+#include "support/refusal.h"
 
 using namespace thimble;
+using refusal_test::refusal;
 
 namespace {
 
@@ -39,15 +41,6 @@ nn::TensorOptions strict_fp8() {
   nn::TensorOptions on = nn::precision("fp8").on(dry(cpu));
   on.fp8->strict = true;
   return on;
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const ValueError& error) {
-    return error.what();
-  }
-  return "";
 }
 
 }  // namespace
@@ -128,13 +121,14 @@ TEST_CASE("fp8 layers: sizes that are no multiples of 16 fall back, and say so",
 TEST_CASE("fp8 layers: strict", "[fp8]") {
   models::ModelOptions odd = small("char-gpt");
   odd.width = 24;
-  CHECK(error_of([&] { models::make_model("char-gpt", odd, strict_fp8()); }) ==
+  CHECK(refusal<ValueError>([&] { models::make_model("char-gpt", odd, strict_fp8()); }) ==
         "fp8: gpt.h.0.attn.c_attn would fall back to a higher precision: 24 to 72 features, and both must be multiples "
         "of 16; a recipe that is not strict allows it");
-  CHECK(error_of([&] { models::make_model("resnet18", small("resnet18"), strict_fp8()); }) ==
+  CHECK(refusal<ValueError>([&] { models::make_model("resnet18", small("resnet18"), strict_fp8()); }) ==
         "fp8: resnet.conv1 would fall back to a higher precision: convolutions have no FP8 form; a recipe that is not "
         "strict allows it");
-  CHECK(error_of([&] { nn::SharedConv2d(8, 8, 3, 2, {}, strict_fp8()); }).find("convolutions") != std::string::npos);
+  CHECK(refusal<ValueError>([&] { nn::SharedConv2d(8, 8, 3, 2, {}, strict_fp8()); }).find("convolutions") !=
+        std::string::npos);
   for (const char* name : {"char-gpt", "bert-base", "vit-b16", "mlp"}) {
     INFO(name);
     CHECK(nn::fp8_fallbacks(*models::make_model(name, small(name), strict_fp8())).empty());
@@ -145,7 +139,7 @@ TEST_CASE("fp8 layers: recipes out of range", "[fp8]") {
   const auto make = [](auto change) {
     nn::TensorOptions on = nn::precision("fp8").on(dry(cpu));
     change(*on.fp8);
-    return error_of([&] { nn::Linear(16, 16, on); });
+    return refusal<ValueError>([&] { nn::Linear(16, 16, on); });
   };
   CHECK(make([](nn::Fp8Recipe&) {}).empty());
   CHECK(make([](nn::Fp8Recipe& r) { r.history = 1024; }).empty());
@@ -189,10 +183,10 @@ TEST_CASE("fp8 layers: the state is in checkpoints, and one without it is refuse
     const auto without = make(policy);
     optim::Adam plain = optimizer_of(*without);
     nn::save_checkpoint(folder / "plain", *without, plain, generator);
-    CHECK(error_of([&] {
+    CHECK(refusal<ValueError>([&] {
             nn::load_checkpoint(folder / "plain", *other, again, restored);
           }).ends_with("the file lacks 'model.h.0.attn.c_attn.fp8_amax'"));
-    CHECK(error_of([&] {
+    CHECK(refusal<ValueError>([&] {
             nn::load_checkpoint(folder / "fp8", *without, plain, restored);
           }).find("neither model nor optimizer has 'model.h.0.attn.c_attn.fp8_") != std::string::npos);
   }

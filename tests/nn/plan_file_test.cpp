@@ -19,9 +19,11 @@
 #include "support/files.h"
 #include "support/model_runs.h"
 #include "support/program.h"
+#include "support/refusal.h"
 #include "support/trained.h"
 
 using namespace thimble;
+using refusal_test::refusal;
 
 namespace {
 
@@ -52,15 +54,6 @@ struct Filed {
   std::size_t budget = 0;
   models::PlanReport report;
 };
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const PlanError& error) {
-    return error.what();
-  }
-  return "no PlanError";
-}
 
 }  // namespace
 
@@ -142,13 +135,13 @@ TEST_CASE("plan file: a plan of another key names the first thing that differs",
     models::TrainOptions options = filed_options();
     options.plan = filed.path;
     change(options);
-    return message_of([&] { models::prepare_training(options); });
+    return refusal<PlanError>([&] { models::prepare_training(options); });
   };
   const auto says = [](const std::string& message, const std::string& part) {
     INFO(message);
     CHECK(message.find(part) != std::string::npos);
   };
-  CHECK(with([](models::TrainOptions&) {}) == "no PlanError");
+  CHECK(with([](models::TrainOptions&) {}) == "");
   says(with([](auto& o) { o.setup.batch = 13; }),
        "the plan has 'embedding f32 (12, 48, 64)', here it is 'embedding f32 (13, 48, 64)'");
   says(with([](auto& o) { o.setup.sizes.layers = 5; }), "step: the plan has");

@@ -20,9 +20,11 @@
 #include "support/files.h"
 #include "support/near.h"
 #include "support/operator_table.h"
+#include "support/refusal.h"
 
 using namespace thimble;
 using namespace thimble::testing;
+using refusal_test::refusal;
 
 namespace {
 
@@ -123,16 +125,6 @@ bool same(const Results& a, const Results& b) {
 
 Tensor documents_of(const std::vector<std::int32_t>& numbers, std::int64_t batch = 1) {
   return from_host(numbers, {batch, static_cast<std::int64_t>(numbers.size()) / batch});
-}
-
-template <class Error>
-std::string refusal(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
 }
 
 using files_test::contains;

@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -24,20 +23,13 @@
 
 #include "support/catch.h"
 #include "support/hand_loops.h"
+#include "support/refusal.h"
 
 using namespace thimble;
 using namespace hand_loops;
+using refusal_test::refusal;
 
 namespace {
-
-std::string message(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const AutogradError& error) {
-    return error.what();
-  }
-  return {};
-}
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
@@ -223,9 +215,10 @@ TEST_CASE("own leaves: a loss that depends on none of them, and a parameter that
           "[own_leaves][step]") {
   const Tensor w = leaf({2}, {1}), unused = leaf({3}, {1}), other = leaf({4}, {1});
   optim::Sgd sgd({{"w", w}, {"unused", unused}}, {.rate = 1});
-  CHECK(contains(message([&] { nn::training_step(sgd, [&](std::int64_t) { return sum(square(other)); }); }),
-                 "depends on none of the leaves that this step trains"));
-  CHECK(contains(message([&] { nn::training_step(sgd, [&](std::int64_t) { return other; }); }),
+  CHECK(contains(
+      refusal<AutogradError>([&] { nn::training_step(sgd, [&](std::int64_t) { return sum(square(other)); }); }),
+      "depends on none of the leaves that this step trains"));
+  CHECK(contains(refusal<AutogradError>([&] { nn::training_step(sgd, [&](std::int64_t) { return other; }); }),
                  "depends on none of the leaves that this step trains"));
   CHECK(sgd.step_count() == 0);
   CHECK_FALSE(other.grad().defined());
@@ -234,7 +227,7 @@ TEST_CASE("own leaves: a loss that depends on none of them, and a parameter that
   check_close(unused, {3});
   check_close(other, {4});
   w.set_requires_grad(false);
-  CHECK(contains(message([&] { nn::training_step(sgd, [&](std::int64_t) { return sum(square(w)); }); }),
+  CHECK(contains(refusal<AutogradError>([&] { nn::training_step(sgd, [&](std::int64_t) { return sum(square(w)); }); }),
                  "depends on none of the leaves that this step trains"));
   // A bare tape trains all leaves, and a set of them those.
   Tape tape;
@@ -260,19 +253,11 @@ TEST_CASE("optimizer: a parameter that is listed twice is refused by name", "[op
   } net;
   std::vector<optim::Named> twice = net.trainable();
   twice.push_back({"again", net.b.weight});
-  const auto refusal = [](const std::function<void()>& f) -> std::string {
-    try {
-      f();
-    } catch (const ValueError& error) {
-      return error.what();
-    }
-    return "taken";
-  };
   const std::string text = ": 'b.weight' and 'again' are one parameter; expected each once";
-  CHECK(contains(refusal([&] { optim::Sgd(twice, {}); }), "optimizer" + text));
-  CHECK(contains(refusal([&] { optim::Adam(twice, {}); }), "optimizer" + text));
-  CHECK(contains(refusal([&] { optim::clip_grad_norm(twice, 1); }), "clip_grad_norm" + text));
-  CHECK(contains(refusal([&] { optim::GradScaler().judge(twice); }), "grad_scaler" + text));
+  CHECK(contains(refusal<ValueError>([&] { optim::Sgd(twice, {}); }), "optimizer" + text));
+  CHECK(contains(refusal<ValueError>([&] { optim::Adam(twice, {}); }), "optimizer" + text));
+  CHECK(contains(refusal<ValueError>([&] { optim::clip_grad_norm(twice, 1); }), "clip_grad_norm" + text));
+  CHECK(contains(refusal<ValueError>([&] { optim::GradScaler().judge(twice); }), "grad_scaler" + text));
   net.b.weight = net.a.weight;  // tied: the module lists it once
   CHECK(net.trainable().size() == 3);
   CHECK_NOTHROW(optim::Sgd(net.trainable(), {}));

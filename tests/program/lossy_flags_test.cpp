@@ -19,9 +19,11 @@
 
 #include "support/catch.h"
 #include "support/files.h"
+#include "support/refusal.h"
 
 using namespace thimble;
 using files_test::contains;
+using refusal_test::refusal;
 
 namespace {
 
@@ -44,19 +46,8 @@ models::Setup parsed(const std::string& value, models::Setup from = flags_setup(
   return *setup;
 }
 
-/// What the error says that `run` ends with.
-template <class F>
-std::string refusal(F&& run) {
-  try {
-    run();
-  } catch (const ValueError& error) {
-    return error.what();
-  }
-  return {};
-}
-
 std::string refused(const std::string& value) {
-  return refusal([&] { parsed(value); });
+  return refusal<ValueError>([&] { parsed(value); });
 }
 
 models::TrainOptions training(const models::Setup& setup, std::size_t budget_MiB) {
@@ -120,7 +111,7 @@ TEST_CASE("lossy flags: what is not allowed is named", "[lossy_flags]") {
   // Whether a step has such an operator is known when it is recorded.
   models::PlanOptions plan;
   plan.setup = parsed("i8:gelo");
-  const std::string unknown = refusal([&] { models::make_plan(plan); });
+  const std::string unknown = refusal<ValueError>([&] { models::make_plan(plan); });
   CHECK(contains(unknown, "'gelo' names no operator of this step whose results can be packed to i8; allowed: "));
   for (const char* const name : {"linear", "layer_norm", "attention"}) CHECK(contains(unknown, name));
   CHECK_FALSE(contains(unknown, "cross_entropy"));  // a loss does not wait
@@ -128,7 +119,7 @@ TEST_CASE("lossy flags: what is not allowed is named", "[lossy_flags]") {
   plan.setup = parsed("bf16:attention");
   CHECK(models::make_plan(plan).is_feasible);
   models::set_precision(plan.setup, "O1");
-  CHECK(contains(refusal([&] { models::make_plan(plan); }), "'attention' names no operator"));
+  CHECK(contains(refusal<ValueError>([&] { models::make_plan(plan); }), "'attention' names no operator"));
   plan.setup = parsed("i8:attention", plan.setup);
   CHECK(models::make_plan(plan).is_feasible);
 }

@@ -22,26 +22,18 @@
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/model_runs.h"
+#include "support/refusal.h"
 #include "support/tokenizers.h"
 
 using namespace thimble;
 using namespace thimble::testing;
 using models::GenerateOptions;
+using refusal_test::refusal;
 
 namespace generating_test {
 
 constexpr const char* characters = "abcdefghijklmnopqrstuvwxyz .,";
 
-/// The message of the Error that f ends with; empty: it does not.
-template <class F>
-std::string refusal(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return {};
-}
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 /// Weights of a small model with the characters that it writes.
@@ -182,18 +174,18 @@ TEST_CASE("generating: what training leaves behind writes", "[models][generating
         o.prompt = "the ";
         o.shape.setup.seed = 5;
         if (has_tokenizer) {
-          CHECK(has(refusal([&] { models::prepare_generation(o); }), "tokenizer.json, which is to be given"));
+          CHECK(has(refusal<Error>([&] { models::prepare_generation(o); }), "tokenizer.json, which is to be given"));
           o.tokenizer = tokenizer;
         } else {
           GenerateOptions other = o;
           other.prompt = "\x01";
-          CHECK(has(refusal([&] { models::prepare_generation(other); }), "character vocabulary: byte"));
+          CHECK(has(refusal<Error>([&] { models::prepare_generation(other); }), "character vocabulary: byte"));
         }
         const models::PreparedGeneration prepared = models::prepare_generation(o);
         texts.push_back(models::generate(prepared).texts[0]);
         GenerateOptions wrong = o;
         wrong.shape.setup.model = std::string(name) == "char-gpt" ? "tiny-llama" : "char-gpt";
-        CHECK(has(refusal([&] { models::prepare_generation(wrong); }), "it is of the model"));
+        CHECK(has(refusal<Error>([&] { models::prepare_generation(wrong); }), "it is of the model"));
       }
       CHECK(texts[0] == texts[1]);
       CHECK(!texts[0].empty());
@@ -208,7 +200,7 @@ TEST_CASE("generating: what training leaves behind writes", "[models][generating
             texts[0]);
     }
   }
-  CHECK(has(refusal([&] {
+  CHECK(has(refusal<Error>([&] {
               GenerateOptions o = options_for("char-gpt", "");
               o.checkpoint = folder / "run.safetensors";
               models::prepare_generation(o);
@@ -283,7 +275,7 @@ TEST_CASE("generating: a folder with a config.json", "[models][generating]") {
   o.ignores_end = false;
   for (const char* const bad : {"\"two\"", "-1", "[1, 2.5]", "1e999"}) {
     files_test::write_text_file(path + "/generation_config.json", "{\"eos_token_id\": " + std::string(bad) + "}");
-    const std::string why = refusal([&] { models::prepare_generation(o); });
+    const std::string why = refusal<Error>([&] { models::prepare_generation(o); });
     INFO(bad << ": " << why);
     CHECK(has(why, "generation_config.json"));
     CHECK(!has(why, "json.exception"));
@@ -376,7 +368,7 @@ TEST_CASE("generating: bad options are refused", "[models][generating]") {
   const auto with = [&](auto change) {
     GenerateOptions o = good;
     change(o);
-    return refusal([&] { models::prepare_generation(o); });
+    return refusal<Error>([&] { models::prepare_generation(o); });
   };
   CHECK(with([](GenerateOptions&) {}).empty());
   CHECK(has(with([](GenerateOptions& o) { o.weights = ""; }), "neither is given"));

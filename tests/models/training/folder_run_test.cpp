@@ -2,7 +2,6 @@
 // checkpoint, weights that it wrote, what it writes as text, its plan and its 8-bit form are all of one model.
 
 #include <algorithm>
-#include <functional>
 #include <string>
 
 #include <thimble/core/error.h>
@@ -17,12 +16,14 @@
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/model_runs.h"
+#include "support/refusal.h"
 
 using namespace thimble;
 using namespace thimble::models;
 using namespace thimble::testing;
 using files_test::contains;
 using files_test::TemporaryFolder;
+using refusal_test::refusal;
 
 namespace {
 
@@ -52,15 +53,6 @@ TrainOptions options_for(const std::string& data, std::int64_t steps) {
   o.setup.model = "tiny-llama", o.setup.batch = 4, o.setup.sizes.sequence = 12;
   o.data = data, o.steps = steps, o.eval_batches = 2;
   return o;
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 }  // namespace
@@ -99,11 +91,11 @@ TEST_CASE("folder run: training, its checkpoint and its weights keep the folder'
   other.setup.sizes.function.rotary = RotaryPositions{50, config.scaling};
   other.setup.sizes.function.is_tied = false;
   other.setup.sizes.function.epsilon = 0.25;
-  CHECK(
-      contains(error_of([&] { prepare_training(other); }), "was trained with epsilon 0.3; expected the same function"));
+  CHECK(contains(refusal<Error>([&] { prepare_training(other); }),
+                 "was trained with epsilon 0.3; expected the same function"));
   other = rest;
   other.setup.sizes.heads = 2;
-  CHECK(contains(error_of([&] { prepare_training(other); }), "`heads`"));
+  CHECK(contains(refusal<Error>([&] { prepare_training(other); }), "`heads`"));
 
   // What writes: from the checkpoint, and from our own file, is the same function.
   for (const bool from_checkpoint : {false, true}) {
@@ -114,7 +106,7 @@ TEST_CASE("folder run: training, its checkpoint and its weights keep the folder'
     CHECK((written.function.epsilon == 0.3 && written.function.rotary == found.function.rotary && written.window == 5));
     CHECK((written.function.is_tied == false && written.heads == 4 && written.key_heads == 2));
     o.shape.setup.sizes.heads = 8;
-    CHECK(contains(error_of([&] { prepare_generation(o); }), "`heads`: expected 4, as "));
+    CHECK(contains(refusal<Error>([&] { prepare_generation(o); }), "`heads`: expected 4, as "));
   }
   // A run at rate 0 from our own file measures the loss that the run ended with.
   TrainOptions again = options_for(data, 1);
@@ -157,11 +149,11 @@ TEST_CASE("folder run: weights of other characters are refused", "[models][confi
   train(prepare_training(o));
   TrainOptions next = options_for(other, 1);
   next.setup.model = "char-gpt", next.setup.weights = o.save_weights;
-  CHECK(contains(error_of([&] { prepare_training(next); }), "`weights`: expected the characters of the data, "));
+  CHECK(contains(refusal<Error>([&] { prepare_training(next); }), "`weights`: expected the characters of the data, "));
   next.data = data;
   CHECK(prepare_training(next).options.setup.sizes.heads == 4);  // char-gpt's own are 6
   next.setup.sizes.heads = 2;
-  CHECK(contains(error_of([&] { prepare_training(next); }), "`heads`: expected 4, as "));
+  CHECK(contains(refusal<Error>([&] { prepare_training(next); }), "`heads`: expected 4, as "));
 }
 
 TEST_CASE("folder run: BERT's older names and its heads for other tasks", "[models][config][quick]") {
@@ -194,7 +186,7 @@ TEST_CASE("folder run: BERT's older names and its heads for other tasks", "[mode
   nn::load_weights(*second, file);
   tensors.back().tensor = full(table.shape(), 3);
   nn::write_tensor_file(file, tensors, {});
-  CHECK(contains(error_of([&] { nn::load_weights(*second, file); }),
+  CHECK(contains(refusal<Error>([&] { nn::load_weights(*second, file); }),
                  "'cls.predictions.decoder.weight': expected a copy"));
   // It may be there alone; what is unknown is named.
   std::erase_if(tensors, [](const nn::NamedTensor& t) { return t.name == "bert.embeddings.word_embeddings.weight"; });
@@ -203,5 +195,5 @@ TEST_CASE("folder run: BERT's older names and its heads for other tasks", "[mode
   CHECK(to_host<float>(second->parameters().front().tensor)[5] == 3);
   tensors.push_back({"cls.of_tomorrow", full({2}, 1)});
   nn::write_tensor_file(file, tensors, {});
-  CHECK(contains(error_of([&] { nn::load_weights(*second, file); }), "the model lacks 'cls.of_tomorrow'"));
+  CHECK(contains(refusal<Error>([&] { nn::load_weights(*second, file); }), "the model lacks 'cls.of_tomorrow'"));
 }

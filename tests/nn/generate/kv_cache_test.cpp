@@ -17,6 +17,7 @@
 #include "support/catch.h"
 #include "support/kernel_data.h"
 #include "support/model_runs.h"
+#include "support/refusal.h"
 #include "support/tensor_bytes.h"
 
 using namespace thimble;
@@ -24,6 +25,7 @@ using namespace thimble::testing;
 using namespace kernel_test;
 using nn::KvCache;
 using nn::KvCacheSizes;
+using refusal_test::refusal;
 
 namespace kv_cache_test {
 
@@ -51,17 +53,6 @@ Tensor through_cache(KvCache& cache, const Tensor& q, const Tensor& k, const Ten
 }
 
 bool same_bytes(const Tensor& a, const Tensor& b) { return bytes_of(a) == bytes_of(b); }
-
-/// The message of the ValueError that f ends with; empty: it does not.
-template <class F>
-std::string refusal(F&& f) {
-  try {
-    f();
-  } catch (const ValueError& error) {
-    return error.what();
-  }
-  return {};
-}
 
 }  // namespace kv_cache_test
 
@@ -185,12 +176,16 @@ TEST_CASE("kv cache: codes are as near to f32 as their scales say", "[nn][kv_cac
 }
 
 TEST_CASE("kv cache: errors", "[nn][kv_cache]") {
-  CHECK(refusal([] { KvCache({0, 1, 1, 8, 4, DType::f32}, cpu); }) == "kv cache: layers 0; at least 1 is allowed");
-  CHECK(refusal([] { KvCache({1, 1, 1, 8, -4, DType::f32}, cpu); }) == "kv cache: context -4; at least 1 is allowed");
+  CHECK(refusal<ValueError>([] {
+          KvCache({0, 1, 1, 8, 4, DType::f32}, cpu);
+        }) == "kv cache: layers 0; at least 1 is allowed");
+  CHECK(refusal<ValueError>([] {
+          KvCache({1, 1, 1, 8, -4, DType::f32}, cpu);
+        }) == "kv cache: context -4; at least 1 is allowed");
   CHECK_THROWS_AS(KvCache({1, 1, 1, 8, 4, DType::i32}, cpu), DTypeError);
   KvCache cache({2, 1, 1, 8, 4, DType::f32}, cpu);
   const auto some = [](std::int64_t count) { return normal({1, count, 1, 8}, 1); };
-  CHECK(refusal([&] { cache.attend(0, some(5), some(5), some(5)); }) ==
+  CHECK(refusal<ValueError>([&] { cache.attend(0, some(5), some(5), some(5)); }) ==
         "kv cache: 5 positions after 0; the context of 4 has room for 4");
   CHECK_THROWS_AS(cache.attend(2, some(1), some(1), some(1)), ValueError);
   CHECK_THROWS_AS(cache.attend(0, some(1), some(2), some(2)), ShapeError);

@@ -12,9 +12,11 @@
 #include <thimble/nn/generate/sampling.h>
 
 #include "support/catch.h"
+#include "support/refusal.h"
 
 using namespace thimble;
 using nn::SamplingOptions;
+using refusal_test::refusal;
 
 namespace sampling_test {
 
@@ -56,17 +58,6 @@ std::vector<float> some_logits(std::size_t count, std::uint32_t seed) {
     list.push_back(static_cast<float>(std::floor(uniform_double(bits.word[0], bits.word[1]) * 24) / 4 - 3));  // ties
   }
   return list;
-}
-
-/// The message of the ValueError that f ends with; empty: it does not.
-template <class F>
-std::string refusal(F&& f) {
-  try {
-    f();
-  } catch (const ValueError& error) {
-    return error.what();
-  }
-  return {};
 }
 
 }  // namespace sampling_test
@@ -130,13 +121,17 @@ TEST_CASE("sampling: errors name the option and its value", "[nn][sampling]") {
   constexpr double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
   for (const double bad : {-1.0, nan, inf}) CHECK_THROWS_AS(nn::draw_token(logits, {bad, 0, 1}, 0), ValueError);
   for (const double bad : {0.0, -0.5, 1.5, nan}) CHECK_THROWS_AS(nn::draw_token(logits, {1, 0, bad}, 0), ValueError);
-  CHECK(refusal([&] { nn::draw_token(logits, {1, -3, 1}, 0); }) == "sampling: `top_k` -3; at least 0 is allowed");
-  CHECK(refusal([&] {
+  CHECK(refusal<ValueError>([&] {
+          nn::draw_token(logits, {1, -3, 1}, 0);
+        }) == "sampling: `top_k` -3; at least 0 is allowed");
+  CHECK(refusal<ValueError>([&] {
           nn::draw_token(logits, {1, 0, 2}, 0);
         }) == "sampling: `top_p` 2.000000; above 0 and at most 1 is allowed");
   CHECK_THROWS_AS(nn::draw_token({}, {}, 0), ValueError);
   constexpr auto nanf = std::numeric_limits<float>::quiet_NaN(), inff = std::numeric_limits<float>::infinity();
-  CHECK(refusal([&] { nn::draw_token(std::vector<float>{0, nanf}, {}, 0); }).find("of token 1") != std::string::npos);
+  CHECK(refusal<ValueError>([&] {
+          nn::draw_token(std::vector<float>{0, nanf}, {}, 0);
+        }).find("of token 1") != std::string::npos);
   CHECK_THROWS_AS(nn::draw_token(std::vector<float>{inff, 0}, {}, 0), ValueError);
   CHECK_THROWS_AS(nn::draw_token(std::vector<float>{-inff, -inff}, {}, 0), ValueError);
 }
