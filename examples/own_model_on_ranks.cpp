@@ -63,7 +63,7 @@ struct Batch {
   Tensor ids, next;  // (B, T)
 };
 
-/// Sequences that count on by a step of their own, from a beginning of their own.
+/// Each sequence counts on from another beginning, by another step.
 Batch make_batch(std::int64_t step, Device device) {
   std::vector<std::int64_t> ids, next;
   for (std::int64_t b = 0; b < samples; ++b) {
@@ -91,7 +91,7 @@ const nn::TrainedProgram<Net, Batch> program{
     .batch = make_batch,
     .micro_batch = micro_batch};
 
-/// The losses of all steps; empty where the peak is not the predicted one.
+/// The losses of all steps, or none where the peak is not the predicted one.
 std::vector<double> train(nn::TrainerOptions options, std::string* plan = nullptr) {
   options.steps = steps;
   nn::Trainer<Net, Batch> trainer(program, options);
@@ -102,7 +102,7 @@ std::vector<double> train(nn::TrainerOptions options, std::string* plan = nullpt
 }
 
 bool is_alike(dist::Communicator& ranks) {
-  // One rank with as many micro-batches: what all of them together must give.
+  // One rank with as many micro-batches: the expected bits.
   const std::vector<double> alone = train({.step = {.micro_batches = ranks.size()}});
   const nn::RankOptions on_ranks{.ranks = &ranks, .zero = 3};
   const std::vector<std::size_t> free = nn::Trainer<Net, Batch>(program, {.ranks = on_ranks}).plan().rank_peak_bytes;

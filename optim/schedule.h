@@ -17,8 +17,8 @@ double cosine_rate(double rate, std::int64_t step, std::int64_t warmup, std::int
 
 /// One cycle (Smith & Topin 2019, arXiv:1708.07120; as PyTorch's OneCycleLR anneals it): a half cosine from rate /
 /// `start_factor` up to `rate` over the first `rise` of `total` steps, then one down to rate / (start_factor x
-/// end_factor) at the last step, which stays after it. Throws ValueError unless total >= 1, 0 < rise < 1 and the factors
-/// are >= 1.
+/// end_factor) at the last step, which stays after it. Throws ValueError unless total >= 1, 0 < rise < 1 and both
+/// factors >= 1.
 double one_cycle_rate(double rate, std::int64_t step, std::int64_t total, double rise = 0.3, double start_factor = 25,
                       double end_factor = 1e4);
 

@@ -1,5 +1,5 @@
 #pragma once
-// A budget for the whole process: what it leaves for an arena beside code, heap, threads and files.
+// A budget for the whole process, of which an arena gets the bytes that code, heap, threads and files leave.
 
 #include <cstddef>
 
@@ -19,7 +19,7 @@ BudgetError of_process(const BudgetError& error, std::size_t process_budget_byte
 /// Finds a plan whose arena is, together with the bytes outside of it, within the budget: `plan` plans for an arena of
 /// so many bytes and returns its peak, and `outside` measures the process. Planning leaves bytes on the heap, so a few
 /// rounds may be needed. `own_budget_bytes`, where it is not 0, bounds the arena as well. Returns the bytes outside.
-/// Throws BudgetError, and what the two throw.
+/// Throws BudgetError, and the errors of both functions.
 memory::OutsideBytes fit_process(std::size_t process_budget_bytes, std::size_t own_budget_bytes,
                                  FunctionRef<memory::OutsideBytes()> outside,
                                  FunctionRef<std::size_t(std::size_t arena_bytes)> plan);

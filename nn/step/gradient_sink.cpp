@@ -63,7 +63,7 @@ class Updates {
     leaf->grad = Tensor();
   }
 
-  /// What is left when backward is over; the count goes up even where nothing had a gradient, as in step().
+  /// The remaining updates after backward. The count goes up even where nothing had a gradient, as in step().
   void finish() {
     for (std::size_t i = 0; i < optimizer_.parameters().size(); ++i) {
       if (optimizer_.parameters()[i].tensor.grad().defined()) update(i);
@@ -92,7 +92,7 @@ class Updates {
 
  private:
   optim::Optimizer& optimizer_;
-  const PlacedArena* placed_;  // null: nothing to look at before the first update
+  const PlacedArena* placed_;  // null skips the look before the first update
   std::vector<std::pair<Leaf*, std::size_t>> by_leaf_;
   std::size_t done_ = 0;
 };

@@ -1,5 +1,5 @@
 #pragma once
-// What becomes of each gradient when backward has completed it. Every step has one sink:
+// Where backward sends each gradient that it has completed. Every step has one sink:
 //
 //   sink        a gradient
 //   kept        stays until all are complete; then all parameters are updated
@@ -19,7 +19,7 @@ namespace thimble::nn {
 
 enum class SinkKind : std::uint8_t { kept, fused, offloaded, sharded };
 
-/// What a step may ask for with gradients in this sink.
+/// The options of a step that its sink supports.
 struct SinkTraits {
   const char* name;      ///< as errors have it: "a fused optimizer"
   bool has_norm = true;  ///< of all gradients, before the first update: for clipping
@@ -27,11 +27,11 @@ struct SinkTraits {
   bool takes_scale = true;             ///< of the loss
   bool takes_dynamic_scale = true;     ///< which decides by all gradients whether there is an update
   bool takes_during_backward = false;  ///< so that no more than some are here: not with StepOptions::on_gradients
-  const char* why = "";                ///< of what it does not do
+  const char* why = "";                ///< it does not support the others
 };
 const SinkTraits& traits_of(SinkKind kind) noexcept;
 
-/// What a step asks of its sink.
+/// The options of a step that concern its sink.
 struct SinkDemands {
   double clip_norm = 0;
   std::int64_t micro_batches = 1;
@@ -53,7 +53,7 @@ class GradientSink {
   virtual std::size_t updated() const noexcept = 0;
 };
 
-/// The sink that these options ask for. Throws PlanError where they ask for two, or for what theirs does not do.
+/// The sink that these options ask for. Throws PlanError for two sinks, and for options that the sink does not support.
 SinkKind check_sink(const optim::Optimizer& optimizer, const StepOptions& options);
 /// Calls `body` with the sink of one step, which allocates nothing where gradients are kept.
 void with_sink(SinkKind kind, optim::Optimizer& optimizer, const StepOptions& options,

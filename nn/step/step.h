@@ -97,7 +97,7 @@ class PartialUpdateError : public Error {
 /// throws leaves the scaler as it was. What is planned is a step that is not skipped, which needs more.
 ///
 /// `fuses_optimizer`, `gradient_tier` and `ranks` say where gradients go: one of them, or none, or PlanError is thrown
-/// before anything is run. So it is where a step asks for what its sink does not do (nn/step/gradient_sink.h).
+/// before anything is run. So it is for options that the sink does not support (nn/step/gradient_sink.h).
 ///
 /// With `fuses_optimizer` the updates are made during backward, each after the last use of its parameter, re-runs of
 /// segments included: the same bits. Optimizer state exists since the optimizer was made, and an update allocates

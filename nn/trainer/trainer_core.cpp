@@ -109,7 +109,7 @@ MakeRun TrainerCore::part_steps(const StepKind& step, std::size_t part) const {
 
 int TrainerCore::rank() const noexcept { return whole_ ? options_.ranks.ranks->rank() : 0; }
 
-/// The most that a rank needs, so that all of them decide alike.
+/// The largest need of a rank, so that all of them decide alike.
 std::size_t TrainerCore::max_over_ranks(std::size_t bytes) {
   if (!whole_) return bytes;
   std::vector<std::size_t>& all = plan_.rank_peak_bytes;

@@ -25,7 +25,7 @@ namespace thimble::nn {
 /// Ranks that train a program together, with the bits of one rank that has all micro-batches (dist/data_parallel.h).
 /// Each computes its own micro-batches of every batch, so several need TrainedProgram::micro_batch.
 struct RankOptions {
-  dist::Communicator* ranks = nullptr;  ///< lives as long as the trainer; null, or of one rank: there are no others
+  dist::Communicator* ranks = nullptr;  ///< lives as long as the trainer; may be null
   int zero = 0;                         ///< stage of ZeRO, 0 to 3: from 3 on parameters are sharded, too
   std::size_t bucket_bytes = 25 << 20;  ///< of gradients that are sent together
   int read_ahead = 1;                   ///< modules whose parameters come before they are used, in stage 3
@@ -37,16 +37,16 @@ inline constexpr std::int64_t auto_micro_batches = 0;
 struct TrainerOptions {
   std::size_t budget_bytes = 0;  ///< that the arena may commit; 0: as many as it takes, and nothing is planned
   /// That the whole process may hold, on the cpu and one rank: the arena gets what code, heap, threads and files leave
-  /// (memory/process/outside.h), and no more than budget_bytes, where that is given. 0: no such bound.
+  /// (memory/process/outside.h), and no more than budget_bytes, where that is given. 0 sets no bound.
   std::size_t process_budget_bytes = 0;
   Device device = cpu;
   std::uint64_t seed = 1;
   std::int64_t steps = 100;                       ///< of run()
   std::int64_t evaluate_every = 0;                ///< steps between evaluations; 0: after the last of them alone
   std::vector<std::int64_t> example_steps = {0};  ///< whose shapes are planned before the first step
-  /// Clipping, micro-batches, the fused optimizer and on_gradients, which is called for each part. The trainer counts the samples of micro-batches; `micro_samples`
-  /// and `parts`, where given, must agree (the largest has micro_samples), but for the weights in `parts`. The rest of
-  /// it is the trainer's.
+  /// Clipping, micro-batches, the fused optimizer and on_gradients, which is called for each part. The trainer counts
+  /// the samples of micro-batches; `micro_samples` and `parts`, where given, must agree (the largest has
+  /// micro_samples), but for the weights in `parts`. The rest of it is the trainer's.
   StepOptions step = {};
   std::optional<optim::GradScalerOptions> loss_scale = {};  ///< of a program with one part; none: it is not scaled
   std::function<double(std::int64_t step)> rate = nullptr;  ///< of all optimizers; null: as they are
@@ -62,7 +62,7 @@ struct TrainerOptions {
   std::int64_t save_every = 0;  ///< 0: at the end alone
   std::int64_t keep = 1;        ///< checkpoints that stay: the newest, and older ones as `<save>.step-K`
   std::string best = {};        ///< a checkpoint of the evaluation with the least loss so far, replaced by better ones
-  /// Evaluations in a row without a new least loss after which run() ends (TrainEnd::no_better); 0: it does not.
+  /// Evaluations in a row without a new least loss after which run() ends (TrainEnd::no_better); 0 disables it.
   std::int64_t patience = 0;
   std::string resume = {};  ///< a checkpoint to go on from: to the bit, as if the run had never ended
   /// Of `resume`: options here (the optimizer's, rate, clipping, micro-batches, loss scale) win over the file's. false:
@@ -85,9 +85,9 @@ struct TrainerPlan {
     std::int64_t example_step = 0;
     std::vector<Part> parts;
   };
-  std::size_t budget_bytes = 0;          ///< of the arena; 0: none
+  std::size_t budget_bytes = 0;          ///< of the arena; 0 for no budget
   std::int64_t micro_batches = 1;        ///< of a rank's step, given or chosen
-  std::size_t process_budget_bytes = 0;  ///< 0: none
+  std::size_t process_budget_bytes = 0;  ///< 0 for no budget
   memory::OutsideBytes outside = {};     ///< of the arena, where the process has a budget
   std::size_t peak_bytes = 0;            ///< that the arena will commit: steps of all shapes, and the evaluation
   std::vector<std::size_t> rank_peak_bytes = {};  ///< of each of several ranks; empty for one
@@ -189,7 +189,7 @@ class TrainerCore {
   std::int64_t first_step_ = 0;                // done in the checkpoint that the run goes on from
   std::int64_t first_skipped_ = 0;             // of these, passed over
   std::vector<bool> is_frozen_;                // as the program makes the optimizers' parameters
-  std::unique_ptr<const WholeProgram> whole_;  // null: one rank
+  std::unique_ptr<const WholeProgram> whole_;  // null for one rank
   CostModel costs_;
   std::string machine_;                             // that the plans are made for
   std::vector<std::unique_ptr<ShapePlan>> shapes_;  // they stay where they are: runs look at them

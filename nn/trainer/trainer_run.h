@@ -58,7 +58,7 @@ struct ShapePlan {
   std::size_t first_plan = 0;                      // of those that all keys have together
 };
 
-/// What one rank would have of a program that several ranks train.
+/// One rank's view of a program that several ranks train.
 struct WholeProgram {
   std::vector<WholeState> state;     // of each part's optimizer
   std::vector<bool> is_elementwise;  // of each part's optimizer
@@ -71,7 +71,7 @@ struct RunRequest {
   std::optional<std::size_t> only_part = std::nullopt;  ///< none: all, one after the other
   /// Plans to follow; null: none, or, of one part alone, that of options().
   const std::vector<std::unique_ptr<ShapePlan>>* shapes = nullptr;
-  const WholeProgram* whole = nullptr;  ///< with the ranks of the options; null: as one rank that has everything
+  const WholeProgram* whole = nullptr;  ///< with the ranks of the options; null for one rank that has everything
   int rank = 0;                         ///< on a dry device: which of them
 };
 
@@ -143,7 +143,7 @@ class TrainerRun final : public TrainingRun {
   Generator generator_;
   std::size_t part_count_;
   std::unique_ptr<dist::Communicator> dry_ranks_;
-  dist::Communicator* ranks_ = nullptr;                        // null: one rank
+  dist::Communicator* ranks_ = nullptr;                        // null for one rank
   std::vector<std::unique_ptr<dist::DataParallel>> parallel_;  // of each part; none on one rank
   std::unique_ptr<ErasedRun> run_;
   std::unique_ptr<optim::GradScaler> scaler_;

@@ -56,7 +56,7 @@ struct TrainControl {
   std::function<void(const std::string& text)> say = {};  ///< gets failures after which the run goes on, in one line
 };
 
-/// What one of the ranks is asked for all do: each gets the same wish after each step. Null: there are no others.
+/// Every rank gets the strongest wish of all of them after each step. `ranks` may be null.
 TrainControl agreed_control(const TrainControl& control, dist::Communicator* ranks);
 
 /// complete: all steps are done. stopped: on a wish, after a checkpoint where one was asked for. diverged: at once, at
@@ -71,8 +71,8 @@ struct LoopOptions {
   std::string save = {};            ///< a checkpoint, at the end and every `save_every` steps; empty: none
   std::int64_t save_every = 0;      ///< 0: at the end alone
   std::int64_t keep = 1;            ///< checkpoints that stay: the newest, and older ones as `<save>.step-K`
-  std::string best = {};            ///< a checkpoint of the least validation loss so far; empty: none
-  std::int64_t patience = 0;        ///< evaluations in a row without a new least loss that end the run; 0: any number
+  std::string best = {};            ///< a checkpoint of the least validation loss so far
+  std::int64_t patience = 0;        ///< evaluations in a row without a new least loss that end the run; 0 disables it
   std::string resume = {};          ///< the checkpoint that the run goes on from
   std::int64_t resumed_steps = 0;   ///< that it has done; steps by hand may have come since
   std::string log = {};             ///< a folder for TensorBoard; empty: none

@@ -167,3 +167,25 @@ TEST_CASE("text: the checks find what they are for", "[house]") {
   CHECK(machine_path("docs/work/plan.md and a /work/ b, ${x}/home/y").empty());
   CHECK(machine_path("/usr/include, /tmp/x, /proc/self/status").empty());
 }
+
+TEST_CASE("text: code, tests and files stay within their budgets", "[house]") {
+  // They only shrink. A change that needs more says why in its commit.
+  constexpr std::size_t max_code_lines = 124'900, max_test_lines = 80'500, max_files = 1'730;
+  std::size_t code = 0, tests = 0, files = 0;
+  for (const house::Source& file : house::all_files()) {
+    ++files;
+    const auto lines = static_cast<std::size_t>(std::count(file.text.begin(), file.text.end(), '\n'));
+    const bool is_document = file.path.starts_with("docs/") || file.path.starts_with("LICENSE") ||
+                             file.path.ends_with(".svg") || file.path.ends_with(".csv") || file.path.ends_with(".md");
+    if (file.path.starts_with("tests/")) {
+      tests += lines;
+    } else if (!is_document) {
+      code += lines;
+    }
+  }
+  INFO(code << " lines of code, " << tests << " of tests, " << files << " files");
+  CHECK(code <= max_code_lines);
+  CHECK(tests <= max_test_lines);
+  CHECK(files <= max_files);
+  CHECK(code > max_code_lines / 2);  // it counts
+}
