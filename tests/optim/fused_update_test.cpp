@@ -207,7 +207,7 @@ TEST_CASE("fused update: refusals", "[fused]") {
   CHECK(names(why({.clip_norm = 1, .fuses_optimizer = FusedUpdate::unsecured}), "clip_norm"));
   CHECK(names(why({.micro_batches = 2, .micro_samples = 4, .fuses_optimizer = FusedUpdate::unsecured}),
               "2 micro-batches"));
-  CHECK(names(why({.fuses_optimizer = FusedUpdate::secured}), "no placed step is being replayed"));
+  CHECK(names(why({.fuses_optimizer = FusedUpdate::secured}), "without a replayed placed step"));
   const optim::Named& first = run.optimizer().parameters().front();
   first.tensor.grad() = zeros(first.tensor.shape());
   CHECK(names(why({.fuses_optimizer = FusedUpdate::unsecured}), first.name.c_str()));
