@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 
 #include <thimble/memory/remat/chain.h>
 
@@ -40,6 +41,40 @@ std::string label(std::size_t i, const std::string& name) {
   return "stage " + std::to_string(i) + (name.empty() ? "" : " (" + name + ")");
 }
 
+void check_shared(Checker& check, const Chain& chain) {
+  std::uint32_t before = 0;
+  for (std::size_t t = 0; t < chain.shared.size(); ++t) {
+    const SharedTensor& tensor = chain.shared[t];
+    const std::string where = "shared tensor " + std::to_string(t);
+    const std::vector<std::uint32_t>& readers = tensor.readers;
+    const bool is_rising = std::adjacent_find(readers.begin(), readers.end(), std::greater_equal<>()) == readers.end();
+    if (tensor.maker < before || readers.empty() || readers.front() <= tensor.maker || !is_rising ||
+        readers.back() >= chain.size()) {
+      throw ValueError("remat chain: " + where + ": expected rising makers, and rising readers after the maker " +
+                       std::to_string(tensor.maker));
+    }
+    before = tensor.maker;
+    check.bytes(where, "bytes", tensor.bytes);
+    check.bytes(where, "gradient_bytes", tensor.gradient_bytes);
+  }
+}
+
+/// `stage` is the option's first.
+void check_shared(const std::string& where, const Option& option, const Chain& chain, std::size_t stage) {
+  const auto check = [&](const std::vector<std::uint32_t>& list, const auto& is_right) {
+    if (std::is_sorted(list.begin(), list.end()) && std::all_of(list.begin(), list.end(), is_right)) return;
+    throw ValueError("remat chain: " + where + ": expected shared tensors that it makes or reads, rising");
+  };
+  const std::size_t end = stage + option.span;
+  check(option.kept_shared, [&](std::uint32_t t) {
+    return t < chain.shared.size() && chain.shared[t].maker >= stage && chain.shared[t].maker < end &&
+           chain.shared[t].readers.back() >= end;
+  });
+  check(option.unread_shared, [&](std::uint32_t t) {
+    return t < chain.shared.size() && chain.shared[t].maker < stage && chain.shared[t].is_read_in(stage, end);
+  });
+}
+
 void check_option(Checker& check, const std::string& where, const Option& option, std::size_t stages_left) {
   if (option.span < 1 || option.span > stages_left) {
     throw ValueError("remat chain: " + where + ": span is " + std::to_string(option.span) + ", must be from 1 to the " +
@@ -56,6 +91,11 @@ void check_option(Checker& check, const std::string& where, const Option& option
 
 }  // namespace chain_detail
 
+bool SharedTensor::is_read_in(std::size_t begin, std::size_t end) const {
+  const auto reader = std::lower_bound(readers.begin(), readers.end(), begin);
+  return reader != readers.end() && *reader < end;
+}
+
 void validate(const Chain& chain) {
   if (chain.stages.empty()) throw ValueError("remat chain: has no stages, needs at least one");
   if (chain.size() > (std::size_t{1} << 20)) {
@@ -64,6 +104,7 @@ void validate(const Chain& chain) {
   chain_detail::Checker check(chain.size());
   check.bytes("input", "input_bytes", chain.input_bytes);
   check.bytes("input", "input_gradient_bytes", chain.input_gradient_bytes);
+  chain_detail::check_shared(check, chain);
   for (std::size_t i = 0; i < chain.size(); ++i) {
     const Stage& stage = chain.stages[i];
     const std::string where = chain_detail::label(i, stage.name);
@@ -78,9 +119,9 @@ void validate(const Chain& chain) {
     }
     for (std::size_t o = 0; o < stage.options.size(); ++o) {
       const std::string& name = stage.options[o].name;
-      chain_detail::check_option(check,
-                                 where + ", option " + std::to_string(o) + (name.empty() ? "" : " (" + name + ")"),
-                                 stage.options[o], chain.size() - i);
+      const std::string option = where + ", option " + std::to_string(o) + (name.empty() ? "" : " (" + name + ")");
+      chain_detail::check_option(check, option, stage.options[o], chain.size() - i);
+      chain_detail::check_shared(option, stage.options[o], chain, i);
     }
   }
 }

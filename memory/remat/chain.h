@@ -11,6 +11,10 @@
 //   made when the first backward begins; d_0 is left at the end, with the parameters' gradients.
 // - An operation's peak is what it needs at its worst moment beyond what is held and beyond what it leaves behind.
 //   It is therefore never negative, and 0 for an operation without temporaries.
+// - A shared tensor is one that stage m makes and that not only stage m + 1 reads: the skip of a U-Net, a tensor that
+//   conditions all blocks, the result of each recurrent step. It is beside the activations where a boundary is crossed,
+//   from its forward until the last backward, or re-run, that reads it; its gradient from the backward of its last
+//   reader until that of its maker.
 // - Whatever lives all through the step (parameters, optimizer state, a loss that the caller holds) is not in the
 //   chain.
 //
@@ -42,6 +46,8 @@ struct Option {
   Bytes kept_bytes = 0;       ///< held from this forward to the backward; input and output of the stage excluded
   bool keeps_input = true;    ///< a_i stays until the backward. False: packed or offloaded, a_i goes after the forward
   bool keeps_output = false;  ///< the backward reads the output, which then outlives the backward of the next stage
+  std::vector<std::uint32_t> kept_shared = {};    ///< shared tensors made here, and read further on, that are kept
+  std::vector<std::uint32_t> unread_shared = {};  ///< those made before that only its forward reads; both rising
   bool is_first_visit_only = false;  ///< recorded in the forward before the first backward, never when run again
   std::uint32_t span = 1;            ///< stages that are recorded at once, >= 1, inside of the chain
   Time forward_time = 0;             ///< forward while keeping this much; packing and offloading included
@@ -69,10 +75,22 @@ struct Stage {
   friend bool operator==(const Stage&, const Stage&) = default;
 };
 
+/// A tensor that not only the stage after its maker reads.
+struct SharedTensor {
+  std::uint32_t maker = 0;
+  std::vector<std::uint32_t> readers;  ///< stages after the maker, rising, at least one
+  Bytes bytes = 0, gradient_bytes = 0;
+
+  /// Whether a stage from `begin` to before `end` reads it.
+  bool is_read_in(std::size_t begin, std::size_t end) const;
+  friend bool operator==(const SharedTensor&, const SharedTensor&) = default;
+};
+
 struct Chain {
   Bytes input_bytes = 0;           ///< a_0
   Bytes input_gradient_bytes = 0;  ///< d_0; 0 when the input needs no gradient
   std::vector<Stage> stages;
+  std::vector<SharedTensor> shared = {};  ///< in order of their makers
 
   std::size_t size() const noexcept { return stages.size(); }
 
@@ -102,7 +120,7 @@ class InfeasibleBudget : public PlanError {
 
 /// Throws ValueError, naming stage, field and value, when the chain is empty, a stage has no option of span 1 for any
 /// visit, a span is 0 or leaves the chain, a number is negative, or the sum of all bytes passes largest_total, or n + 1
-/// times the sum of all times does.
+/// times the sum of all times does, and when the shared tensors are out of order or an option names others than it may.
 void validate(const Chain& chain);
 
 /// n equal stages with one option that keeps kept_bytes. Every activation and gradient has activation_bytes; forward

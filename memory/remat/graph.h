@@ -16,6 +16,8 @@
 //
 // Terms
 //   given        a tensor that exists outside and stays (a block's input, parameters): no bytes, no cost here
+//   result       a tensor that is read outside, after all operators: it stays through the forward, and its gradient
+//                exists when the first backward begins, as that of a tensor which no operator takes does
 //   kept         held from forward to its last reader in backward
 //   recomputed   the operators that run a second time; their costs are the price of a selection
 //   cost         an integer in any one unit, as Time
@@ -35,6 +37,7 @@ struct GraphTensor {
   Bytes bytes = 0;
   Bytes gradient_bytes = 0;  ///< of its gradient; 0 when it needs none. A given tensor's gradient stays to the end
   bool is_given = false;     ///< exists outside and stays: its bytes do not count
+  bool is_result = false;    ///< read outside, too
 };
 
 /// One operator: the tensors that its forward reads and makes, and that its backward reads, as indices.
@@ -93,10 +96,15 @@ struct GraphCost {
   Bytes forward_peak_bytes = 0;             ///< the same of the forward alone
   std::vector<Bytes> segment_peak_bytes;    ///< of each segment's visit in backward, recomputing included
   std::vector<Bytes> recompute_peak_bytes;  ///< of recomputing alone; 0 where nothing is recomputed
+  std::vector<Bytes> operator_peak_bytes;   ///< of each operator's backward and of what is recomputed right before it
+
+  friend bool operator==(const GraphCost&, const GraphCost&) = default;
 };
 
 /// Runs forward, recomputation and backward on the numbers. Throws PlanError, naming operator and tensor, when a tensor
 /// that is read does not exist: for a selection that close_selection() did not make.
 GraphCost simulate(const Graph& graph, const Selection& selection);
+/// The same for a graph that is known to be valid.
+GraphCost simulate_valid(const Graph& graph, const Selection& selection);
 
 }  // namespace thimble::remat

@@ -12,6 +12,7 @@ struct Event {
   Kind kind;
   std::uint32_t op;
   std::uint32_t segment;
+  std::uint32_t reader;  // whose backward it is, or is run for
 };
 
 /// What runs, in order.
@@ -31,13 +32,15 @@ class Order {
     std::vector<std::uint32_t> ends = graph_.segment_ends;
     if (ends.empty()) ends.push_back(count);
     std::vector<Event> events;
-    for (std::uint32_t i = 0; i < count; ++i) events.push_back({Kind::forward, i, 0});
+    events.reserve(3 * graph_.operators.size());
+    for (std::uint32_t i = 0; i < count; ++i) events.push_back({Kind::forward, i, 0, i});
     for (std::size_t s = ends.size(); s-- > 0;) {
       const std::uint32_t begin = s == 0 ? 0 : ends[s - 1];
       const auto segment = static_cast<std::uint32_t>(s);
       for (std::uint32_t i = ends[s]; i-- > begin;) {
-        for (const std::uint32_t op : due_for(i, begin)) events.push_back({Kind::recompute, op, segment});
-        events.push_back({Kind::backward, i, segment});
+        find_due(i, begin);
+        for (const std::uint32_t op : due_) events.push_back({Kind::recompute, op, segment, i});
+        events.push_back({Kind::backward, i, segment, i});
       }
     }
     return events;
@@ -45,26 +48,26 @@ class Order {
 
  private:
   /// What runs again for the backward of an operator, in forward order.
-  std::vector<std::uint32_t> due_for(std::uint32_t op, std::uint32_t begin) {
-    std::vector<std::uint32_t> due;
+  void find_due(std::uint32_t op, std::uint32_t begin) {
+    due_.clear();
     const auto ask = [&](const std::vector<std::uint32_t>& tensors) {
       for (const std::uint32_t t : tensors) {
         const std::uint32_t maker = maker_[t];
         if (graph_.tensors[t].is_given || is_kept_[t] || maker < begin || !is_due_[maker]) continue;
         is_due_[maker] = false;
-        due.push_back(maker);
+        due_.push_back(maker);
       }
     };
     ask(graph_.operators[op].backward_reads);
-    for (std::size_t next = 0; next < due.size(); ++next) ask(graph_.operators[due[next]].inputs);
-    std::sort(due.begin(), due.end());
-    return due;
+    for (std::size_t next = 0; next < due_.size(); ++next) ask(graph_.operators[due_[next]].inputs);
+    std::sort(due_.begin(), due_.end());
   }
 
   const Graph& graph_;
-  std::vector<bool> is_kept_;
+  std::vector<std::uint8_t> is_kept_;
   std::vector<std::uint32_t> maker_;  // of each tensor
-  std::vector<bool> is_due_;          // to run again
+  std::vector<std::uint8_t> is_due_;  // to run again
+  std::vector<std::uint32_t> due_;
 };
 
 /// The step on plain numbers.
@@ -84,6 +87,7 @@ class Step {
     events_ = Order(graph, selection).events();
     result_.segment_peak_bytes.assign(graph.segment_count(), 0);
     result_.recompute_peak_bytes.assign(graph.segment_count(), 0);
+    result_.operator_peak_bytes.assign(graph.operators.size(), 0);
     is_there_.assign(graph.tensors.size(), false);
     has_gradient_.assign(graph.tensors.size(), false);
     for (std::size_t t = 0; t < graph.tensors.size(); ++t) is_there_[t] = graph.tensors[t].is_given;
@@ -116,6 +120,9 @@ class Step {
         if (event.kind == Kind::forward) forward_use_[t] = at;
       }
     }
+    for (std::size_t t = 0; t < graph_.tensors.size(); ++t) {
+      if (graph_.tensors[t].is_result) forward_use_[t] = graph_.operators.size();
+    }
   }
 
   void require(const Event& event, std::uint32_t t) const {
@@ -132,6 +139,8 @@ class Step {
       result_.forward_peak_bytes = std::max(result_.forward_peak_bytes, bytes);
       return;
     }
+    Bytes& of_operator = result_.operator_peak_bytes[event.reader];
+    of_operator = std::max(of_operator, bytes);
     Bytes& segment = result_.segment_peak_bytes[event.segment];
     segment = std::max(segment, bytes);
     if (event.kind != Kind::recompute) return;
@@ -208,19 +217,26 @@ class Step {
     held_ += graph_.tensors[t].gradient_bytes;
   }
 
+  /// The forward is over.
   void seed_gradients() {
+    for (std::uint32_t t = 0; t < graph_.tensors.size(); ++t) {
+      if (!graph_.tensors[t].is_result || !is_there_[t] || is_kept_[t]) continue;
+      is_there_[t] = false;
+      held_ -= graph_.tensors[t].bytes;
+    }
     std::vector<bool> is_taken(graph_.tensors.size());
     for (const GraphOperator& op : graph_.operators) {
       for (const std::uint32_t t : op.inputs) is_taken[t] = true;
     }
     for (std::uint32_t t = 0; t < graph_.tensors.size(); ++t) {
-      if (!is_taken[t] && !graph_.tensors[t].is_given) make_gradient(t);
+      const bool has_one = !is_taken[t] || graph_.tensors[t].is_result;
+      if (has_one && !graph_.tensors[t].is_given) make_gradient(t);
     }
   }
 
   const Graph& graph_;
   std::vector<Event> events_;
-  std::vector<bool> is_kept_, is_there_, has_gradient_;
+  std::vector<std::uint8_t> is_kept_, is_there_, has_gradient_;
   std::vector<std::size_t> forward_use_, last_use_;
   Bytes held_ = 0;
   GraphCost result_;
@@ -230,6 +246,10 @@ class Step {
 
 GraphCost simulate(const Graph& graph, const Selection& selection) {
   validate(graph);
+  return simulate_valid(graph, selection);
+}
+
+GraphCost simulate_valid(const Graph& graph, const Selection& selection) {
   return graph_simulator_detail::Step(graph, selection).run();
 }
 

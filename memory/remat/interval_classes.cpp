@@ -15,6 +15,10 @@ Time total_time(const Option& o) { return o.forward_time + o.recompute_time + o.
 
 bool is_dominated(const Option& worse, const Option& better) {
   return (!better.is_first_visit_only || worse.is_first_visit_only) && better.kept_bytes <= worse.kept_bytes &&
+         std::includes(worse.kept_shared.begin(), worse.kept_shared.end(), better.kept_shared.begin(),
+                       better.kept_shared.end()) &&
+         std::includes(better.unread_shared.begin(), better.unread_shared.end(), worse.unread_shared.begin(),
+                       worse.unread_shared.end()) &&
          (!better.keeps_input || worse.keeps_input) && (!better.keeps_output || worse.keeps_output) &&
          total_time(better) <= total_time(worse) && better.forward_peak_bytes <= worse.forward_peak_bytes &&
          better.recompute_peak_bytes <= worse.recompute_peak_bytes &&
@@ -34,6 +38,45 @@ void append(Numbers& numbers, const Option& o) {
 Numbers numbers_of(const Stage& stage) {
   return {stage.output_bytes, stage.output_gradient_bytes, stage.parameter_gradient_bytes, stage.forward_time,
           stage.forward_peak_bytes};
+}
+
+/// Places of an option's shared tensors among those that its stages make and that are read behind them, and among those
+/// that its stages read and that are made before.
+void append_shared(Numbers& numbers, const Chain& chain, std::size_t stage, const Option& option) {
+  if (chain.shared.empty()) return;
+  const std::size_t end = stage + option.span;
+  std::int64_t made = 0, given = 0;
+  for (std::uint32_t t = 0; t < chain.shared.size() && chain.shared[t].maker < end; ++t) {
+    const SharedTensor& tensor = chain.shared[t];
+    const auto has = [&](const std::vector<std::uint32_t>& list) {
+      return std::binary_search(list.begin(), list.end(), t);
+    };
+    if (tensor.maker >= stage && tensor.readers.back() >= end) {
+      if (has(option.kept_shared)) numbers.push_back(made);
+      ++made;
+    } else if (tensor.maker < stage && tensor.is_read_in(stage, end)) {
+      if (has(option.unread_shared)) numbers.push_back(-1 - given);
+      ++given;
+    }
+  }
+  numbers.push_back(largest_total);  // the end of the list
+}
+
+/// The shared tensors of an interval: what the solver reads of them.
+Numbers shared_numbers(const Chain& chain, std::size_t a, std::size_t b) {
+  Numbers numbers;
+  for (const SharedTensor& tensor : chain.shared) {
+    if (tensor.maker > b) break;
+    if (tensor.maker < a && !tensor.is_read_in(a, b + 1)) continue;
+    const std::int64_t maker = tensor.maker < a ? -1 : static_cast<std::int64_t>(tensor.maker - a);
+    const std::int64_t all[] = {maker, tensor.bytes, tensor.gradient_bytes, tensor.readers.back() > b ? 1 : 0};
+    numbers.insert(numbers.end(), std::begin(all), std::end(all));
+    for (const std::uint32_t reader : tensor.readers) {
+      if (reader >= a && reader <= b) numbers.push_back(static_cast<std::int64_t>(reader - a));
+    }
+    numbers.push_back(-1);
+  }
+  return numbers;
 }
 
 /// Whether it matters to intervals that begin with stage a that a_a is pinned.
@@ -97,7 +140,9 @@ void IntervalClasses::number_ends(const Chain& chain) {
     Numbers all{static_cast<std::int64_t>(span)};
     for (const std::uint32_t o : by_span_[stage]) {
       const Option& option = chain.stages[stage].options[o];
-      if (option.span == span) interval_classes_detail::append(all, option);
+      if (option.span != span) continue;
+      interval_classes_detail::append(all, option);
+      interval_classes_detail::append_shared(all, chain, stage, option);
     }
     return all;
   };
@@ -126,6 +171,8 @@ void IntervalClasses::number_intervals(const Chain& chain) {
   // An interval is the sizes of its input, its stages, whether it is pinned and whether it ends the chain: the last
   // gradient does not exist yet while that one runs forward. Each is the one that is a stage shorter, and a stage.
   std::map<std::pair<Bytes, Bytes>, std::uint64_t> input_kinds;
+  std::map<interval_classes_detail::Numbers, std::uint64_t> shared_kinds;
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::uint64_t> prefix_kinds;  // with shared tensors
   std::unordered_map<std::uint64_t, std::uint32_t> by_key;
   class_of_.assign(size_ * size_ * (has_pinned_ ? 2 : 1), 0);
   for (std::size_t length = 1; length <= size_; ++length) {
@@ -138,9 +185,15 @@ void IntervalClasses::number_intervals(const Chain& chain) {
           continue;
         }
         const auto input = std::make_pair(chain.activation_bytes(a), chain.gradient_bytes(a));
-        const std::uint64_t prefix =
+        std::uint64_t prefix =
             length == 1 ? input_kinds.emplace(input, input_kinds.size()).first->second * 2 + (is_pinned ? 1 : 0)
                         : of(a, b - 1, is_pinned);
+        if (!chain.shared.empty()) {
+          const std::uint64_t kind =
+              shared_kinds.emplace(interval_classes_detail::shared_numbers(chain, a, b), shared_kinds.size())
+                  .first->second;
+          prefix = prefix_kinds.emplace(std::make_pair(prefix, kind), prefix_kinds.size()).first->second;
+        }
         const std::uint64_t flags = (length == 1 ? 2U : 0U) + (b + 1 == size_ ? 1U : 0U);
         const std::uint64_t key =
             (prefix << 24) | (std::uint64_t{end_kinds_[b][std::min(length, longest_span_) - 1]} << 2) | flags;

@@ -61,6 +61,17 @@ IntervalTable::IntervalTable(const Chain& chain, const IntervalClasses& classes,
   for (const Stage& stage : chain.stages) {
     parameter_sums_.push_back(parameter_sums_.back() + stage.parameter_gradient_bytes);
   }
+  if (!chain.shared.empty()) {
+    const std::size_t boundaries = chain.size() + 1;
+    crossing_gradients_.assign(boundaries * boundaries, 0);
+    for (const SharedTensor& tensor : chain.shared) {
+      for (std::size_t a = tensor.maker + 1; a <= tensor.readers.back(); ++a) {
+        for (std::size_t e = a; e <= tensor.readers.back(); ++e) {
+          crossing_gradients_[a * boundaries + e] += tensor.gradient_bytes;
+        }
+      }
+    }
+  }
   const std::vector<Interval>& all = classes.representatives();
   ranges_.reserve(all.size());
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -99,21 +110,73 @@ double IntervalTable::forecast(std::size_t length) const {
   return work;
 }
 
+void IntervalTable::find_shared(const Interval& interval, SharedBytes& bytes) const {
+  if (chain_->shared.empty()) return;
+  const std::size_t a = interval.a, b = interval.b;
+  for (auto* list : {&bytes.read, &bytes.made, &bytes.output, &bytes.is_over}) list->assign(interval.length() + 2, 0);
+  for (const SharedTensor& tensor : chain_->shared) {
+    if (tensor.maker > b) break;
+    if (tensor.readers.back() < a) continue;
+    const auto first = std::lower_bound(tensor.readers.begin(), tensor.readers.end(), a);
+    const auto end = std::upper_bound(first, tensor.readers.end(), b);
+    // Differences, which are added up below.
+    const auto add = [&](std::vector<Bytes>& list, std::size_t from, std::size_t to) {
+      list[from - a] += tensor.bytes;
+      list[to + 1 - a] -= tensor.bytes;
+    };
+    if (tensor.maker < a) {
+      if (first != end) add(bytes.is_over, a, *first);
+      continue;
+    }
+    bytes.output[tensor.maker - a] += tensor.bytes;
+    add(bytes.made, tensor.maker + 1, std::min<std::size_t>(tensor.readers.back(), b + 1));
+    if (first != end) add(bytes.read, tensor.maker + 1, *(end - 1));
+  }
+  for (auto* list : {&bytes.read, &bytes.made, &bytes.is_over}) {
+    for (std::size_t k = 1; k < list->size(); ++k) (*list)[k] += (*list)[k - 1];
+  }
+}
+
+// What dropping stages a..j-1 adds to what is held while the stages after them have their visit.
+Bytes IntervalTable::drop_shift(std::size_t a, std::size_t j, const SharedBytes& shared) const {
+  return chain_->activation_bytes(j) + (chain_->shared.empty() ? 0 : shared.read[j - a]);
+}
+
 // When a segment is run again, d_j and the parameters' gradients of the stages after it have come, d_{b+1} has gone.
-Bytes IntervalTable::recompute_shift(std::size_t j, std::size_t b) const {
-  return chain_->gradient_bytes(j) - outer_gradient(b) + parameter_sums_[b + 1] - parameter_sums_[j];
+Bytes IntervalTable::recompute_shift(std::size_t a, std::size_t j, std::size_t b, const SharedBytes& shared) const {
+  const Bytes of_chain = chain_->gradient_bytes(j) - outer_gradient(b) + parameter_sums_[b + 1] - parameter_sums_[j];
+  if (chain_->shared.empty()) return of_chain;
+  return of_chain + shared_gradients(j) - shared_gradients(b + 1) - shared.is_over[j - a];
+}
+
+// What an option keeps until its backward.
+Bytes IntervalTable::kept_bytes(const Option& option) const {
+  Bytes bytes = option.kept_bytes;
+  for (const std::uint32_t t : option.kept_shared) bytes += chain_->shared[t].bytes;
+  return bytes;
 }
 
 // What recording from stage a on adds to what is held while the stages after it have their visit.
-Bytes IntervalTable::record_shift(const Interval& interval, const Option& option) const {
+Bytes IntervalTable::record_shift(const Interval& interval, const Option& option, const SharedBytes& shared) const {
   const bool gives_input_up = !option.keeps_input && !interval.is_pinned;
-  return option.kept_bytes + chain_->activation_bytes(interval.a + option.span) -
-         (gives_input_up ? chain_->activation_bytes(interval.a) : 0);
+  const std::size_t end = interval.a + option.span;
+  Bytes bytes =
+      option.kept_bytes + chain_->activation_bytes(end) - (gives_input_up ? chain_->activation_bytes(interval.a) : 0);
+  if (chain_->shared.empty()) return bytes;
+  if (end <= interval.b) bytes += shared.read[option.span];
+  for (const std::uint32_t t : option.kept_shared) {
+    if (!chain_->shared[t].is_read_in(end, interval.b + 1)) bytes += chain_->shared[t].bytes;
+  }
+  for (const std::uint32_t t : option.unread_shared) {
+    if (!chain_->shared[t].is_read_in(end, interval.b + 1)) bytes -= chain_->shared[t].bytes;
+  }
+  return bytes;
 }
 
 void IntervalTable::solve(const Interval& interval) {
   using interval_table_detail::never;
   best_.assign({{-never, never, 0}, {never, 0, 0}});
+  find_shared(interval, shared_);
   consider_records(interval);
   consider_drops(interval);
   thin(thinning_.limit);
@@ -131,14 +194,22 @@ void IntervalTable::consider_records(const Interval& interval) {
     if (option.is_first_visit_only && b + 1 != chain_->size()) continue;  // a re-run ends before the chain does
     const std::size_t end = a + record.span;
     const Bytes output = chain_->activation_bytes(end);
-    const Bytes made = chain_->gradient_bytes(a) + parameter_sums_[end] - parameter_sums_[a];
+    const Bytes made = chain_->gradient_bytes(a) + shared_gradients(a) - crossing_gradients(a, end) +
+                       parameter_sums_[end] - parameter_sums_[a];
     Candidate candidate;
     candidate.choice = -1 - static_cast<std::int32_t>(record.place);
     candidate.time = option.forward_time + option.recompute_time + option.backward_time;
-    candidate.first_shift = record_shift(interval, option);
-    const Bytes forward = option.kept_bytes + output + option.forward_peak_bytes;
-    const Bytes held = candidate.first_shift - (option.keeps_output ? 0 : output) + chain_->gradient_bytes(end) -
-                       outer_gradient(b) + parameter_sums_[b + 1] - parameter_sums_[end];
+    candidate.first_shift = record_shift(interval, option, shared_);
+    Bytes forward = option.kept_bytes + output + option.forward_peak_bytes;
+    const bool gives_input_up = !option.keeps_input && !is_pinned;
+    Bytes held = kept_bytes(option) - (gives_input_up ? chain_->activation_bytes(a) : 0) +
+                 (option.keeps_output ? output : 0) + chain_->gradient_bytes(end) - outer_gradient(b) +
+                 parameter_sums_[b + 1] - parameter_sums_[end];
+    if (!chain_->shared.empty()) {
+      forward += shared_.made[record.span];
+      held += shared_gradients(end) - shared_gradients(b + 1) - (end <= b ? shared_.is_over[record.span] : 0);
+      for (const std::uint32_t t : option.unread_shared) held -= chain_->shared[t].bytes;
+    }
     const Bytes backward = held + std::max(option.recompute_peak_bytes, made + option.backward_peak_bytes);
     candidate.least = std::max(forward, backward);
     if (end <= b) candidate.first = of(end, b, option.keeps_output);
@@ -154,12 +225,13 @@ void IntervalTable::consider_drops(const Interval& interval) {
     candidate.choice = static_cast<std::int32_t>(j - a);
     candidate.time += passed.forward_time;
     // Beyond a_a: the input of the stage that is passed, its output, its temporaries.
-    candidate.least = std::max(candidate.least, (j - 1 > a ? chain_->activation_bytes(j - 1) : 0) +
+    const Bytes shared = chain_->shared.empty() ? 0 : shared_.read[j - 1 - a] + shared_.output[j - 1 - a];
+    candidate.least = std::max(candidate.least, (j - 1 > a ? chain_->activation_bytes(j - 1) : 0) + shared +
                                                     passed.output_bytes + passed.forward_peak_bytes);
     candidate.first = of(j, b, false);
-    candidate.first_shift = passed.output_bytes;
+    candidate.first_shift = drop_shift(a, j, shared_);
     candidate.second = of(a, j - 1, is_pinned);
-    candidate.second_shift = recompute_shift(j, b);
+    candidate.second_shift = recompute_shift(a, j, b, shared_);
     if (thinning_.has_few_splits && !IntervalClasses::is_few_split(j - a, b + 1 - j) &&
         interval_table_detail::begin_of(candidate.least, candidate.first, candidate.first_shift, candidate.second,
                                         candidate.second_shift) >= best_[1].bytes) {
@@ -249,6 +321,7 @@ ScheduleTree IntervalTable::plan(Bytes bytes) const {
     std::size_t closes;  // 1 + the item whose re-run is complete; 0: plan the interval
   };
   ScheduleTree plan;
+  SharedBytes shared;
   std::vector<Visit> visits{{{0, chain_->size() - 1, false}, bytes, 0}};
   while (!visits.empty()) {
     const Visit visit = visits.back();
@@ -262,19 +335,21 @@ ScheduleTree IntervalTable::plan(Bytes bytes) const {
     const auto point = interval_table_detail::last_within(points, visit.bytes);
     if (point == points.end()) throw PlanError("remat plan: the table has no entry within the bytes at hand");
     const auto begin = static_cast<std::uint32_t>(a);
+    find_shared(visit.interval, shared);
     if (point->choice < 0) {
       const std::uint32_t o = classes_->option_at(a, static_cast<std::size_t>(-1 - point->choice));
       const Option& option = chain_->stages[a].options[o];
       const std::size_t end = a + option.span;
       plan.items.push_back({begin, static_cast<std::uint32_t>(end), o, 0});
       if (end <= b) {
-        visits.push_back({{end, b, option.keeps_output}, point->bytes - record_shift(visit.interval, option), 0});
+        visits.push_back(
+            {{end, b, option.keeps_output}, point->bytes - record_shift(visit.interval, option, shared), 0});
       }
     } else {
       const std::size_t j = a + static_cast<std::size_t>(point->choice);
-      visits.push_back({{j, b, false}, point->bytes - chain_->activation_bytes(j), 0});
+      visits.push_back({{j, b, false}, point->bytes - drop_shift(a, j, shared), 0});
       visits.push_back({{}, 0, plan.items.size() + 1});
-      visits.push_back({{a, j - 1, is_pinned}, point->bytes - recompute_shift(j, b), 0});
+      visits.push_back({{a, j - 1, is_pinned}, point->bytes - recompute_shift(a, j, b, shared), 0});
       plan.items.push_back({begin, static_cast<std::uint32_t>(j), 0, 1});
     }
   }

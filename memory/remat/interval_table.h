@@ -5,6 +5,8 @@
 // - From one breakpoint of a step function to the next bytes rise and times fall, both strictly. The first breakpoint
 //   is the least number of bytes with which the interval can be run at all.
 // - Bytes count beyond what is held when the visit of the interval begins.
+// - A shared tensor from elsewhere counts as gone once the visit's last backward that reads it has run, though a stage
+//   before the visit may hold it: such a schedule's bytes can be short by that tensor.
 // - Intervals are solved by rising length, so the two parts of a split are solved before it.
 //
 // Example: two equal stages, whose activations and gradients have 1 byte, which keep 2 bytes, and whose forward and
@@ -77,14 +79,30 @@ class IntervalTable {
   struct Range {
     std::size_t begin, size;
   };
+  /// Bytes of shared tensors in an interval (a, b), by k - a; those from elsewhere are read in a..b and made before.
+  struct SharedBytes {
+    std::vector<Bytes> read;     // made in a..k-1, read in k..b
+    std::vector<Bytes> made;     // made in a..k-1, read in k or later, behind b too
+    std::vector<Bytes> output;   // made in k
+    std::vector<Bytes> is_over;  // from elsewhere, read in k..b, but not in a..k-1
+  };
 
   std::span<const Breakpoint> of(std::size_t a, std::size_t b, bool is_pinned) const {
     const Range& range = ranges_[classes_->of(a, b, is_pinned)];
     return {pool_.data() + range.begin, range.size};
   }
   Bytes outer_gradient(std::size_t b) const { return b + 1 < chain_->size() ? chain_->gradient_bytes(b + 1) : 0; }
-  Bytes recompute_shift(std::size_t j, std::size_t b) const;
-  Bytes record_shift(const Interval& interval, const Option& option) const;
+  void find_shared(const Interval& interval, SharedBytes& bytes) const;
+  Bytes drop_shift(std::size_t a, std::size_t j, const SharedBytes& shared) const;
+  Bytes recompute_shift(std::size_t a, std::size_t j, std::size_t b, const SharedBytes& shared) const;
+  Bytes record_shift(const Interval& interval, const Option& option, const SharedBytes& shared) const;
+  Bytes kept_bytes(const Option& option) const;
+  /// Gradients of shared tensors that cross the boundary before stage i.
+  Bytes shared_gradients(std::size_t i) const { return crossing_gradients(i, i); }
+  /// Those that cross the boundaries before a and before e, and all between.
+  Bytes crossing_gradients(std::size_t a, std::size_t e) const {
+    return crossing_gradients_.empty() ? 0 : crossing_gradients_[a * (chain_->size() + 1) + e];
+  }
 
   void solve(const Interval& interval);
   double forecast(std::size_t length) const;
@@ -99,8 +117,10 @@ class IntervalTable {
   Thinning thinning_;
   bool is_abandoned_ = false;
   std::size_t largest_ = 0;
-  std::vector<Bytes> parameter_sums_;  // gradients of the parameters of the stages before i
-  std::vector<Range> ranges_;          // by class
+  std::vector<Bytes> parameter_sums_;      // gradients of the parameters of the stages before i
+  std::vector<Bytes> crossing_gradients_;  // by pairs of boundaries; empty where no tensor is shared
+  SharedBytes shared_;                     // of the interval that is solved
+  std::vector<Range> ranges_;              // by class
   std::vector<Breakpoint> pool_;
   std::vector<Breakpoint> best_, merged_;  // while one interval is solved
 };

@@ -101,7 +101,7 @@ struct ScheduleCost {
 /// made: it is the proof that a schedule is legal and the count of what it needs.
 class Simulator {
  public:
-  /// Throws ValueError as validate(chain) does.
+  /// Throws ValueError as validate(chain) does, and for chains with shared tensors.
   explicit Simulator(const Chain& chain);
 
   /// Throws PlanError, and changes nothing, when something that the operation needs is not held, when an activation

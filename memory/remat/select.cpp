@@ -229,18 +229,28 @@ Option chain_option(const Graph& block, const Selection& selection, std::string 
                      " segments, must be one");
   }
   const std::uint32_t output = block.operators.back().outputs.front();
-  const Bytes output_bytes = block.tensors[output].bytes;
+  const auto is_kept = [&](std::uint32_t t) {
+    return std::binary_search(selection.kept.begin(), selection.kept.end(), t);
+  };
+  Bytes result_bytes = 0, kept_result_bytes = 0, result_gradients = 0;
+  for (std::uint32_t t = 0; t < block.tensors.size(); ++t) {
+    const GraphTensor& tensor = block.tensors[t];
+    if (!tensor.is_result && t != output) continue;
+    result_bytes += tensor.bytes;
+    result_gradients += tensor.gradient_bytes;
+    kept_result_bytes += is_kept(t) ? tensor.bytes : 0;
+  }
   Option option;
   option.name = std::move(name);
-  option.keeps_output = std::binary_search(selection.kept.begin(), selection.kept.end(), output);
-  option.kept_bytes = selection.kept_bytes - (option.keeps_output ? output_bytes : 0);
+  option.keeps_output = is_kept(output);
+  option.kept_bytes = selection.kept_bytes - kept_result_bytes;
   option.recompute_time = selection.cost;
   for (const GraphOperator& op : block.operators) option.forward_time += op.cost;
 
   Bytes given_gradients = 0;
   for (const GraphTensor& tensor : block.tensors) given_gradients += tensor.is_given ? tensor.gradient_bytes : 0;
-  const Bytes held = selection.kept_bytes + block.tensors[output].gradient_bytes;
-  option.forward_peak_bytes = std::max<Bytes>(0, cost.forward_peak_bytes - option.kept_bytes - output_bytes);
+  const Bytes held = selection.kept_bytes + result_gradients;
+  option.forward_peak_bytes = std::max<Bytes>(0, cost.forward_peak_bytes - option.kept_bytes - result_bytes);
   option.recompute_peak_bytes = std::max<Bytes>(0, cost.recompute_peak_bytes[0] - held);
   option.backward_peak_bytes = std::max<Bytes>(0, cost.segment_peak_bytes[0] - held - given_gradients);
   return option;

@@ -24,9 +24,11 @@ struct KeptPlan {
 std::vector<KeptPlan> block_options(const Graph& block, std::size_t limit = 8);
 
 /// A selection of a block as an option of a chain's stage. The stage's output is the first output of the last operator;
-/// when the selection keeps it, the option keeps_output. Given tensors are the chain's or live all through the step;
-/// their gradients are d_i and the parameters' gradients. forward_time is the sum of the operators' costs and
-/// recompute_time that of the re-runs; backward_time is 0, for the caller to fill in. Throws as simulate() does.
+/// when the selection keeps it, the option keeps_output. Other results are shared tensors, whose numbers in the chain
+/// (Option::kept_shared) are for the caller to fill in, and not in the option's bytes. Given tensors are the chain's
+/// or live all through the step; their gradients are d_i and the parameters' gradients. forward_time is the sum of the
+/// operators' costs and recompute_time that of the re-runs; backward_time is 0, for the caller to fill in. Throws as
+/// simulate() does.
 Option chain_option(const Graph& block, const Selection& selection, std::string name);
 
 /// The cheapest selection found whose kept bytes are within a budget. Follows the hulls of the network's components in

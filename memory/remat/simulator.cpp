@@ -6,6 +6,10 @@ namespace thimble::remat {
 
 Simulator::Simulator(const Chain& chain) : chain_(&chain), next_backward_(chain.size()) {
   validate(chain);
+  if (!chain.shared.empty()) {
+    throw ValueError("remat simulate: expected a chain without shared tensors, got " +
+                     std::to_string(chain.shared.size()) + ": run its plan dry (nn/fit/plan_search.h)");
+  }
   has_activation_.assign(chain.size() + 1, 0);
   has_activation_[0] = 1;
   begin_.assign(chain.size(), -1);

@@ -31,7 +31,7 @@ OptionCache::Numbers OptionCache::numbers_of(const remat::Graph& block, const st
   };
   append(inner);
   for (const remat::GraphTensor& t : block.tensors) {
-    const std::int64_t all[] = {t.bytes, t.gradient_bytes, t.is_given ? 1 : 0};
+    const std::int64_t all[] = {t.bytes, t.gradient_bytes, (t.is_given ? 1 : 0) + (t.is_result ? 2 : 0)};
     numbers.insert(numbers.end(), std::begin(all), std::end(all));
   }
   for (const remat::GraphOperator& op : block.operators) {

@@ -18,6 +18,7 @@ constexpr std::size_t beyond_count = 2;       // of these, tried beyond the plac
 constexpr std::size_t refinement_count = 24;  // further ones for plans(), where neighbouring plans lie far apart
 constexpr std::size_t smallest_count = 12;    // at the lower end, all are run: the smallest may be any of them
 constexpr std::size_t low_count = 4;          // and the first of the spread ones
+constexpr std::size_t whole_count = 64;       // plans that know no stages
 
 /// At most `count` points of a frontier, by index, both ends among them: in each of equal steps of bytes the last one,
 /// which is the fastest.
@@ -139,6 +140,7 @@ PlanSearch::PlanSearch(MakeRun make, Device device, const CostModel& costs, Plan
   // Two are read and one is written.
   accumulating_s_ = static_cast<double>(passes_ - 1) * 3 * gradient_bytes / costs.hardware.bytes_per_s;
   frontier_ = std::make_unique<remat::Frontier>(staged_.chain);
+  if (!simpler_) whole_ = whole_plans(graph_, times, plan_search_detail::whole_count);
   granule_ = make_dry_backing(device_)->granule();
   const std::span<const remat::Frontier::Point> points = frontier_->points();
   keep_everything_ = simpler_ ? simpler_->keep_everything() : run(points.size() - 1).plan;
@@ -149,21 +151,35 @@ PlanSearch::PlanSearch(MakeRun make, Device device, const CostModel& costs, Plan
   }
 }
 
-/// Of the whole step, by the cost model.
-double PlanSearch::step_seconds(std::size_t point) const {
-  return static_cast<double>(passes_) * static_cast<double>(frontier_->points()[point].time) * 1e-9 + accumulating_s_;
+/// Of one pass in nanoseconds.
+remat::Time PlanSearch::time_of(std::size_t point) const {
+  const std::span<const remat::Frontier::Point> points = frontier_->points();
+  return point < points.size() ? points[point].time : points.back().time + whole_[point - points.size()].cost;
 }
 
-/// The plan of a point of the frontier, run dry.
+/// Of the whole step, by the cost model.
+double PlanSearch::step_seconds(std::size_t point) const {
+  return static_cast<double>(passes_) * static_cast<double>(time_of(point)) * 1e-9 + accumulating_s_;
+}
+
+/// The plan of a point, run dry.
 PlanSearch::Candidate& PlanSearch::run(std::size_t point) {
   const auto found = candidates_.find(point);
   if (found != candidates_.end()) return found->second;
   const std::span<const remat::Frontier::Point> points = frontier_->points();
-  const remat::ScheduleTree of_chain = frontier_->plan(points[point].budget_bytes);
   std::shared_ptr<TapePlan> tape;
-  if (simpler_ || point + 1 < points.size()) tape = std::make_shared<TapePlan>(make_tape_plan(staged_, of_chain));
+  std::string description;
+  if (point < points.size()) {
+    const remat::ScheduleTree of_chain = frontier_->plan(points[point].budget_bytes);
+    description = remat::to_string(of_chain);
+    if (simpler_ || point + 1 < points.size()) tape = std::make_shared<TapePlan>(make_tape_plan(staged_, of_chain));
+  } else {
+    const std::size_t whole = point - points.size();
+    description = "[all." + std::to_string(whole + 1) + "]";
+    tape = std::make_shared<TapePlan>(make_tape_plan(staged_, whole_[whole]));
+  }
   Candidate candidate = run_dry(std::move(tape));
-  candidate.plan.description = remat::to_string(of_chain);
+  candidate.plan.description = std::move(description);
   candidate.plan.step_s = step_seconds(point);
   const double keeping_s = simpler_ ? simpler_->keep_everything().step_s : step_seconds(points.size() - 1);
   candidate.plan.time_overhead = candidate.plan.step_s / keeping_s - 1;
@@ -261,14 +277,18 @@ std::size_t PlanSearch::find_point(std::size_t budget_bytes) {
 /// The fastest plan within a budget; null: there is none.
 const Plan* PlanSearch::find(std::size_t budget_bytes) {
   const Plan* const simpler = simpler_ ? simpler_->find(budget_bytes) : nullptr;
-  const std::size_t point = find_point(budget_bytes);
+  std::size_t point = find_point(budget_bytes);
+  for (std::size_t whole = frontier_->points().size(); whole < point_count(); ++whole) {
+    if (point != none && time_of(whole) >= time_of(point)) break;
+    if (is_within(whole, budget_bytes)) point = whole;
+  }
   if (point == none) return simpler;
   const Candidate& candidate = candidates_.at(point);
   if (simpler != nullptr && simpler->time_overhead <= candidate.plan.time_overhead) return simpler;
   return &place(candidates_.at(point));
 }
 
-/// The point that needs least, of the low ones.
+/// The point of the frontier that needs least, of the low ones.
 std::size_t PlanSearch::smallest_point() {
   if (smallest_ != none) return smallest_;
   std::vector<std::pair<std::size_t, std::size_t>> by_load;  // committed at least, point
@@ -289,14 +309,26 @@ std::size_t PlanSearch::smallest_point() {
 std::size_t PlanSearch::least_load() {
   std::size_t least = simpler_ ? simpler_->least_load() : none;
   for (const std::size_t point : low_) least = std::min(least, committed(run(point).plan.lower_bound_bytes));
+  for (std::size_t point = frontier_->points().size(); point < point_count(); ++point) {
+    least = std::min(least, committed(run(point).plan.lower_bound_bytes));
+  }
   return least;
 }
 
 const Plan& PlanSearch::smallest() {
-  const Plan& own = place(run(smallest_point()));
-  if (simpler_ == nullptr) return own;
+  const Plan* own = &place(run(smallest_point()));
+  for (std::size_t point = frontier_->points().size(); point < point_count(); ++point) {
+    const auto is_better = [&](const Plan& plan, std::size_t bytes) {
+      return bytes != own->peak_bytes ? bytes < own->peak_bytes : plan.step_s < own->step_s;
+    };
+    Candidate& candidate = run(point);
+    if (!is_better(candidate.plan, committed(candidate.plan.lower_bound_bytes))) continue;
+    const Plan& plan = place(candidate);
+    if (is_better(plan, plan.peak_bytes)) own = &plan;
+  }
+  if (simpler_ == nullptr) return *own;
   const Plan& simpler = simpler_->smallest();
-  return own.peak_bytes < simpler.peak_bytes ? own : simpler;
+  return own->peak_bytes < simpler.peak_bytes ? *own : simpler;
 }
 
 std::vector<Plan> PlanSearch::plans() {
@@ -322,6 +354,13 @@ std::vector<Plan> PlanSearch::plans() {
     const Plan& plan = place(run(point));
     if (plan.peak_bytes < least) all.push_back(plan);
     least = std::min(least, plan.peak_bytes);
+  }
+  for (std::size_t point = points.size(); point < point_count(); ++point) {
+    const Plan& dry = run(point).plan;
+    const auto betters = [&](const Plan& plan) {
+      return plan.step_s <= dry.step_s && plan.peak_bytes <= committed(dry.lower_bound_bytes);
+    };
+    if (std::none_of(all.begin(), all.end(), betters)) all.push_back(place(run(point)));
   }
   std::stable_sort(all.begin(), all.end(), [](const Plan& a, const Plan& b) { return a.step_s < b.step_s; });
   std::vector<Plan> front;

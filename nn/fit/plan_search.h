@@ -6,9 +6,10 @@
 // (memory/placement/placement.h), and it is run dry again in that placement: the arena's committed bytes are then the
 // plan's peak, with nothing estimated. Points are run when they are first looked at, and placed where their dry run
 // leaves in doubt whether they keep a budget. A budget's plan is found by halving, first among points spread over the
-// whole frontier, then between two neighbours of these. More budget never gives a slower plan: all budgets halve the
-// same stretches at the same points, and what fits the smaller one fits the larger, so that where two part, the larger
-// goes on among faster plans.
+// whole frontier, then between two neighbours of these. Plans that know no stages (nn::whole_plans) are few: those that
+// would be faster than the frontier's are run one after the other, from the fastest on. More budget never gives a
+// slower plan: all budgets halve the same stretches at the same points, and what fits the smaller one fits the larger,
+// so that where two part, the larger goes on among faster plans.
 
 #include <cstddef>
 #include <map>
@@ -51,6 +52,8 @@ class PlanSearch {
   bool is_within(std::size_t point, std::size_t budget_bytes);
   std::size_t find_point(std::size_t budget_bytes);
   std::size_t smallest_point();
+  std::size_t point_count() const { return frontier_->points().size() + whole_.size(); }
+  remat::Time time_of(std::size_t point) const;
   double step_seconds(std::size_t point) const;
 
   MakeRun make_;
@@ -61,11 +64,12 @@ class PlanSearch {
   std::shared_ptr<const PlanKey> key_;
   StagedGraph staged_;
   std::unique_ptr<const remat::Frontier> frontier_;
-  std::int64_t passes_ = 1;    // forward and backward of the recording, per step
-  double accumulating_s_ = 0;  // of adding their gradients up
+  std::vector<WholePlan> whole_;  // by rising time; their points follow those of the frontier
+  std::int64_t passes_ = 1;       // forward and backward of the recording, per step
+  double accumulating_s_ = 0;     // of adding their gradients up
   Plan keep_everything_;
   std::size_t granule_ = 1;                      // of the arena
-  std::map<std::size_t, Candidate> candidates_;  // by point of the frontier: those further on are faster
+  std::map<std::size_t, Candidate> candidates_;  // by point; of the frontier those further on are faster
   std::vector<std::size_t> list_;                // points spread over the frontier, rising
   std::vector<std::size_t> low_;                 // points of which one needs least, rising
   std::size_t smallest_ = none;                  // of them; none: not known yet

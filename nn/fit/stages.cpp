@@ -6,12 +6,14 @@
 
 #include <thimble/autograd/node.h>
 #include <thimble/core/tensor/context.h>
+#include <thimble/memory/remat/peak_options.h>
 #include <thimble/nn/fit/option_cache.h>
 
 namespace thimble::nn {
 namespace stages_detail {
 
 constexpr int costly_nodes_per_stage = 4;  // in stretches without residual branches
+constexpr int costly_nodes_of_block = 8;   // a tensor that lives longer is no residual branch's
 
 remat::Time nanoseconds(double seconds) { return static_cast<remat::Time>(std::llround(seconds * 1e9)); }
 
@@ -21,6 +23,10 @@ struct StorageUse {
   std::int32_t last_read = -1;
   int readers = 0;  // nodes other than views
 };
+
+std::uint32_t storage_of(const TapeGraph& graph, std::uint32_t value) {
+  return value == TapeGraph::none ? TapeGraph::none : graph.values[value].storage;
+}
 
 std::vector<StorageUse> storage_uses(const TapeGraph& graph) {
   std::vector<StorageUse> uses(graph.storages.size());
@@ -48,38 +54,66 @@ std::vector<StorageUse> storage_uses(const TapeGraph& graph) {
 /// First nodes of the stages, and the end.
 std::vector<std::uint32_t> boundaries(const TapeGraph& graph, const std::vector<StorageUse>& uses) {
   const auto count = static_cast<std::uint32_t>(graph.nodes.size());
-  // Storages that cross the place before each node.
-  std::vector<int> begins(count + 1), ends(count + 1);
-  for (const StorageUse& use : uses) {
+  std::vector<int> costly_before(1, 0);
+  for (const TapeGraph::Node& node : graph.nodes) {
+    costly_before.push_back(costly_before.back() + (node.type->cost == Cost::matmul ? 1 : 0));
+  }
+  const auto lives_long = [&](const StorageUse& use) {
+    return costly_before[static_cast<std::size_t>(use.last_read)] -
+               costly_before[static_cast<std::size_t>(use.made_by)] >
+           costly_nodes_of_block;
+  };
+  // Storages that cross the place before each node: those of a few places, and those that many have in common, which
+  // pass.
+  std::vector<int> begins(count + 1), ends(count + 1), passes(count + 1);
+  std::vector<std::int64_t> more_bytes(count + 1);
+  for (std::size_t s = 0; s < uses.size(); ++s) {
+    const StorageUse& use = uses[s];
     if (use.made_by < 0 || use.last_read <= use.made_by) continue;
+    more_bytes[static_cast<std::size_t>(use.made_by) + 1] += static_cast<std::int64_t>(graph.storages[s].bytes);
+    more_bytes[static_cast<std::size_t>(use.last_read) + 1] -= static_cast<std::int64_t>(graph.storages[s].bytes);
+    if (lives_long(use)) {
+      ++passes[static_cast<std::size_t>(use.made_by) + 1];
+      --passes[static_cast<std::size_t>(use.last_read) + 1];
+      continue;
+    }
     ++begins[static_cast<std::size_t>(use.made_by) + 1];
     ++ends[static_cast<std::size_t>(use.last_read) + 1];
   }
   std::vector<std::uint32_t> cuts{0};
-  std::uint32_t fallback = 0;  // the last place where one tensor crosses
-  int crossing = 0, costly = 0;
+  std::uint32_t fallback = 0;  // the place since the last cut where the fewest bytes cross
+  std::int64_t fewest = 0;
+  int crossing = 0, passing = 0, costly = 0;
+  std::int64_t bytes = 0;
   for (std::uint32_t n = 1; n < count; ++n) {
     crossing += begins[n] - ends[n];
+    passing += passes[n];
+    bytes += more_bytes[n];
     costly += graph.nodes[n - 1].type->cost == Cost::matmul;
     if (std::find(graph.ends.begin(), graph.ends.end(), n) != graph.ends.end()) {
       cuts.push_back(n);
       costly = 0;
       continue;
     }
-    if (crossing != 1) continue;
     const std::uint32_t made = graph.nodes[n - 1].output;
     const std::uint32_t storage = graph.values[made].storage;
     const bool is_its_output = storage != TapeGraph::none && uses[storage].made_by >= 0 &&
                                uses[storage].last_read >= static_cast<std::int32_t>(n);
-    if (!is_its_output) continue;
-    if (uses[storage].readers > 1 && graph.nodes[n].type->cost != Cost::view && costly > 0) {
+    if (!is_its_output || crossing > (lives_long(uses[storage]) ? 0 : 1)) continue;
+    // Where only one tensor crosses, stages begin with a node that computes, else with one that does not view it.
+    const bool has_view = graph.nodes[n].type->cost == Cost::view;
+    const bool is_viewed = has_view && (passing == 0 || storage_of(graph, graph.nodes[n].output) == storage);
+    if (uses[storage].readers > 1 && !is_viewed && costly > 0) {
       cuts.push_back(n);
       costly = 0;
     } else if (costly >= costly_nodes_per_stage && fallback > cuts.back()) {
       cuts.push_back(fallback);
       costly = 0;
     }
-    if (graph.nodes[n - 1].type->cost != Cost::matmul && graph.nodes[n].type->cost == Cost::matmul) fallback = n;
+    const bool is_next_costly = graph.nodes[n].type->cost == Cost::matmul;
+    if (graph.nodes[n - 1].type->cost == Cost::matmul || is_viewed || (passing == 0 && !is_next_costly)) continue;
+    const bool is_better = passing == 0 || (is_next_costly ? bytes <= fewest : bytes < fewest);
+    if (fallback <= cuts.back() || is_better) fallback = n, fewest = bytes;
   }
   if (count > 0) costly += graph.nodes[count - 1].type->cost == Cost::matmul;
   // What comes after the last product (a loss) stays with it.
@@ -121,6 +155,11 @@ class Block {
         tensor_of_(recorded.graph.storages.size(), none) {
     const TapeGraph& graph = recorded.graph;
     for (std::uint32_t n = first; n < end; ++n) add(n);
+    for (std::uint32_t storage = 0; storage < tensor_of_.size(); ++storage) {
+      if (tensor_of_[storage] == none) continue;
+      remat::GraphTensor& tensor = block_.tensors[tensor_of_[storage]];
+      tensor.is_result = !tensor.is_given && is_read_later(storage);
+    }
     count_sums();
     std::vector<bool> has_gradient(graph.storages.size());
     for (std::uint32_t n = first; n < end; ++n) {
@@ -139,18 +178,34 @@ class Block {
   const remat::Graph& graph() const noexcept { return block_; }
   remat::Bytes parameter_gradient_bytes() const noexcept { return parameter_gradient_bytes_; }
   /// The tensor of a value that is made here.
-  std::uint32_t tensor_of(std::uint32_t value) const { return tensor_of_[graph_.values[value].storage]; }
+  std::uint32_t tensor_of(std::uint32_t value) const { return tensor_of_storage(graph_.values[value].storage); }
+  std::uint32_t tensor_of_storage(std::uint32_t storage) const { return tensor_of_[storage]; }
 
-  /// The storages that a selection keeps, its last node's output not among them.
+  bool keeps(const remat::Selection& selection, std::uint32_t storage) const {
+    return std::binary_search(selection.kept.begin(), selection.kept.end(), tensor_of_[storage]);
+  }
+
+  /// The storages that a selection keeps, its last node's output and what is read further on not among them.
   std::vector<std::uint32_t> kept_storages(const remat::Selection& selection) const {
     std::vector<std::uint32_t> kept;
     const std::uint32_t output = graph_.values[graph_.nodes[end_ - 1].output].storage;
     for (std::uint32_t storage = 0; storage < tensor_of_.size(); ++storage) {
-      const std::uint32_t tensor = tensor_of_[storage];
-      if (tensor == none || storage == output) continue;
-      if (std::binary_search(selection.kept.begin(), selection.kept.end(), tensor)) kept.push_back(storage);
+      if (tensor_of_[storage] == none || storage == output || is_read_later(storage)) continue;
+      if (keeps(selection, storage)) kept.push_back(storage);
     }
     return kept;
+  }
+
+  /// Per tensor, whether a selection's backward or its recomputation reads it.
+  std::vector<bool> read_again(const remat::Selection& selection) const {
+    std::vector<bool> is_read(block_.tensors.size());
+    for (const remat::GraphOperator& op : block_.operators) {
+      for (const std::uint32_t t : op.backward_reads) is_read[t] = true;
+    }
+    for (const std::uint32_t i : selection.recomputed) {
+      for (const std::uint32_t t : block_.operators[i].inputs) is_read[t] = true;
+    }
+    return is_read;
   }
 
   /// What a selection means for the nodes.
@@ -178,6 +233,10 @@ class Block {
 
  private:
   static constexpr std::uint32_t none = ~0u;
+
+  bool is_read_later(std::uint32_t storage) const {
+    return uses_[storage].last_read >= static_cast<std::int32_t>(end_);
+  }
 
   // The tensor of a value; none when it has no bytes.
   std::uint32_t tensor(std::uint32_t value) {
@@ -246,15 +305,25 @@ class Block {
 
   /// Where a gradient is there already, from an operator further on, what is added to it is made beside it.
   void count_sums() {
-    std::vector<bool> is_read_later(block_.tensors.size());
+    std::vector<bool> has_sum(block_.tensors.size());
+    for (std::uint32_t storage = 0; storage < tensor_of_.size(); ++storage) {
+      if (tensor_of_[storage] == none || uses_[storage].made_by < 0 || !is_read_later(storage)) continue;
+      has_sum[tensor_of_[storage]] = true;
+    }
     for (std::size_t i = block_.operators.size(); i-- > 0;) {
       remat::GraphOperator& op = block_.operators[i];
       const auto has_gradient = [&](std::uint32_t t) { return block_.tensors[t].gradient_bytes > 0; };
       if (std::none_of(op.outputs.begin(), op.outputs.end(), has_gradient)) continue;
       for (const std::uint32_t t : op.inputs) {
-        if (is_read_later[t]) op.backward_peak_bytes += block_.tensors[t].gradient_bytes;
-        is_read_later[t] = true;
+        if (has_sum[t]) op.backward_peak_bytes += block_.tensors[t].gradient_bytes;
+        has_sum[t] = true;
       }
+    }
+    // Such a gradient is no longer made here.
+    for (std::uint32_t storage = 0; storage < tensor_of_.size(); ++storage) {
+      if (tensor_of_[storage] == none || !is_read_later(storage)) continue;
+      remat::GraphTensor& tensor = block_.tensors[tensor_of_[storage]];
+      if (tensor.is_given) tensor.gradient_bytes = 0;
     }
   }
 
@@ -266,6 +335,48 @@ class Block {
   remat::Graph block_;
   remat::Bytes parameter_gradient_bytes_ = 0;
 };
+
+/// The tensors that a chain's stages share, and the storage of each. Where the stage after its maker is the only reader
+/// of a stage's last output, that is an activation of the chain.
+std::vector<std::uint32_t> find_shared(const Recorded& recorded, const std::vector<std::uint32_t>& cuts,
+                                       remat::Chain& chain) {
+  const TapeGraph& graph = recorded.graph;
+  const auto stage_of = [&](std::size_t node) {
+    return static_cast<std::uint32_t>(std::upper_bound(cuts.begin(), cuts.end(), node) - cuts.begin() - 1);
+  };
+  std::vector<std::vector<std::uint32_t>> readers(graph.storages.size());  // stages after that of the maker
+  for (std::size_t n = 0; n < graph.nodes.size(); ++n) {
+    for (const std::uint32_t value : graph.nodes[n].inputs) {
+      const std::uint32_t storage = storage_of(graph, value);
+      if (storage == TapeGraph::none || recorded.uses[storage].made_by < 0) continue;
+      const std::uint32_t stage = stage_of(n);
+      if (stage == stage_of(static_cast<std::size_t>(recorded.uses[storage].made_by))) continue;
+      if (readers[storage].empty() || readers[storage].back() != stage) readers[storage].push_back(stage);
+    }
+  }
+  struct Found {
+    remat::SharedTensor tensor;
+    std::uint32_t storage;
+  };
+  std::vector<Found> found;
+  for (std::uint32_t storage = 0; storage < readers.size(); ++storage) {
+    if (readers[storage].empty()) continue;
+    const auto maker = static_cast<std::size_t>(recorded.uses[storage].made_by);
+    const std::uint32_t stage = stage_of(maker);
+    const bool is_output = storage_of(graph, graph.nodes[cuts[stage + 1] - 1].output) == storage;
+    if (is_output && readers[storage] == std::vector<std::uint32_t>{stage + 1}) continue;
+    const auto bytes = static_cast<remat::Bytes>(graph.storages[storage].bytes);
+    found.push_back({{stage, std::move(readers[storage]), bytes, graph.nodes[maker].needs.any() ? bytes : 0}, storage});
+  }
+  std::stable_sort(found.begin(), found.end(),
+                   [](const Found& x, const Found& y) { return x.tensor.maker < y.tensor.maker; });
+  std::vector<std::uint32_t> storages;
+  for (Found& one : found) {
+    chain.shared.push_back(std::move(one.tensor));
+    storages.push_back(one.storage);
+  }
+  return storages;
+}
 
 /// Stages that options may span, so that planning a long chain stays short.
 std::size_t longest_span(std::size_t stages) { return stages <= 24 ? 8 : stages <= 40 ? 6 : 3; }
@@ -289,6 +400,34 @@ StagedGraph make_stages(const TapeGraph& graph, const std::vector<NodeTimes>& ti
   staged.ends = graph.ends;
   staged.stages.resize(count);
   staged.chain.stages.resize(count);
+  const std::vector<std::uint32_t> shared = find_shared(recorded, cuts, staged.chain);
+  std::vector<bool> is_shared(graph.storages.size());
+  for (const std::uint32_t storage : shared) is_shared[storage] = true;
+  const auto output_of = [&](std::size_t stage) { return storage_of(graph, graph.nodes[cuts[stage + 1] - 1].output); };
+  const auto is_activation = [&](std::size_t stage) {
+    return output_of(stage) == TapeGraph::none || !is_shared[output_of(stage)];
+  };
+  const auto add = [&](std::size_t i, const Block& block, remat::Option option, const remat::Selection& selection,
+                       std::vector<TapePlan::Spill> spills) {
+    const std::size_t end = i + option.span;
+    option.name = "option " + std::to_string(staged.chain.stages[i].options.size());
+    option.keeps_output = option.keeps_output && is_activation(end - 1);
+    if (!shared.empty()) {
+      const std::vector<bool> is_read = block.read_again(selection);
+      for (std::uint32_t t = 0; t < shared.size(); ++t) {
+        const remat::SharedTensor& tensor = staged.chain.shared[t];
+        if (tensor.maker < i) {
+          const bool is_given = tensor.is_read_in(i, end);
+          if (is_given && !is_read[block.tensor_of_storage(shared[t])]) option.unread_shared.push_back(t);
+        } else if (tensor.maker < end && tensor.readers.back() >= end) {
+          if (block.keeps(selection, shared[t])) option.kept_shared.push_back(t);
+        }
+      }
+    }
+    staged.chain.stages[i].options.push_back(std::move(option));
+    staged.stages[i].fates.push_back(block.fates(selection));
+    staged.stages[i].spills.push_back(std::move(spills));
+  };
   OptionCache cache;
   for (std::size_t i = 0; i < count; ++i) {
     StagedGraph::Stage& stage = staged.stages[i];
@@ -296,7 +435,7 @@ StagedGraph make_stages(const TapeGraph& graph, const std::vector<NodeTimes>& ti
     stage.first = cuts[i], stage.end = cuts[i + 1];
     of_chain.name = std::string(path_name(graph.nodes[stage.first].path));
     const TapeGraph::Node& last = graph.nodes[stage.end - 1];
-    of_chain.output_bytes = static_cast<remat::Bytes>(graph.bytes_of(last.output));
+    of_chain.output_bytes = is_activation(i) ? static_cast<remat::Bytes>(graph.bytes_of(last.output)) : 0;
     of_chain.output_gradient_bytes = last.needs.any() ? of_chain.output_bytes : 0;
     double backward = 0;
     for (std::size_t span = 1; span <= std::min(longest, count - i); ++span) {
@@ -306,13 +445,6 @@ StagedGraph make_stages(const TapeGraph& graph, const std::vector<NodeTimes>& ti
       if (span == 1) of_chain.parameter_gradient_bytes = block.parameter_gradient_bytes();
       std::vector<std::uint32_t> inner;
       for (std::size_t k = 1; k < span; ++k) inner.push_back(block.tensor_of(graph.nodes[cuts[i + k] - 1].output));
-      const auto add = [&](remat::Option option, const remat::Selection& selection,
-                           std::vector<TapePlan::Spill> spills) {
-        option.name = "option " + std::to_string(of_chain.options.size());
-        of_chain.options.push_back(std::move(option));
-        stage.fates.push_back(block.fates(selection));
-        stage.spills.push_back(std::move(spills));
-      };
       const std::vector<OptionCache::Entry>& entries =
           cache.options(block.graph(), inner, limits.options + limits.more * (span - 1));
       for (const OptionCache::Entry& entry : entries) {
@@ -323,18 +455,39 @@ StagedGraph make_stages(const TapeGraph& graph, const std::vector<NodeTimes>& ti
           of_chain.forward_time = option.forward_time;
           of_chain.forward_peak_bytes = std::max(of_chain.forward_peak_bytes, option.forward_peak_bytes);
         }
-        add(option, entry.selection, {});
+        add(i, block, option, entry.selection, {});
         const bool is_outer = &entry == &entries.front() || &entry == &entries.back();
         if (variants == nullptr || (span > 1 && !is_outer)) continue;
         SpillVariants::Stage of{stage.first, end, block.kept_storages(entry.selection)};
-        if (i > 0) of.input = graph.values[graph.nodes[stage.first - 1].output].storage;
+        if (i > 0 && is_activation(i - 1)) of.input = graph.values[graph.nodes[stage.first - 1].output].storage;
         for (SpillVariant& twin : variants->of(option, of)) {
-          add(std::move(twin.option), entry.selection, std::move(twin.spills));
+          add(i, block, std::move(twin.option), entry.selection, std::move(twin.spills));
         }
       }
     }
   }
   return staged;
+}
+
+std::vector<WholePlan> whole_plans(const TapeGraph& graph, const std::vector<NodeTimes>& times, std::size_t limit) {
+  using namespace stages_detail;
+  const Recorded recorded{graph, times, storage_uses(graph), leaf_readers(graph)};
+  const Block whole(recorded, 0, static_cast<std::uint32_t>(graph.nodes.size()));
+  std::vector<WholePlan> plans;
+  for (const remat::KeptPlan& plan : remat::peak_options(whole.graph(), limit)) {
+    if (plan.selection.cost > 0) plans.push_back({whole.fates(plan.selection), plan.selection.cost});
+  }
+  return plans;
+}
+
+TapePlan make_tape_plan(const StagedGraph& staged, const WholePlan& plan) {
+  TapePlan tape;
+  tape.types = staged.types;
+  tape.sizes = staged.sizes;
+  tape.ends = staged.ends;
+  tape.fates = plan.fates;
+  tape.segments.push_back({0, static_cast<std::uint32_t>(plan.fates.size()), TapePlan::none});
+  return tape;
 }
 
 TapePlan make_tape_plan(const StagedGraph& staged, const remat::ScheduleTree& plan) {

@@ -1,5 +1,5 @@
 #pragma once
-// A recording as a chain: cut where a single tensor crosses, each stage with several ways of keeping less.
+// A recording as a chain of stages, each with several ways of keeping less.
 
 #include <cstdint>
 #include <memory>
@@ -28,9 +28,10 @@ struct StagedGraph {
   remat::Chain chain;
 };
 
-/// The places where a chain can be cut, 0 and the number of nodes among them: where one tensor crosses that more than
-/// one operator reads (a residual stream), or, in stretches of many products without such a place, where one tensor
-/// crosses; and where one of several recordings ends.
+/// The places where a chain can be cut, 0 and the number of nodes among them. Tensors that live through many products
+/// (skips, conditions, a recurrent net's results) do not count: stages share them. Of the others one crosses, that more
+/// than one operator reads (a residual stream), or, in stretches of many products without such a place, one,
+/// there where the fewest bytes do; and where one of several recordings ends.
 std::vector<std::uint32_t> cut_points(const TapeGraph& graph);
 
 /// How many ways a chain's stages may have.
@@ -51,5 +52,17 @@ StagedGraph make_stages(const TapeGraph& graph, const std::vector<NodeTimes>& ti
 
 /// Translates a chain plan into a tape plan.
 TapePlan make_tape_plan(const StagedGraph& staged, const remat::ScheduleTree& plan);
+
+/// A recording as one segment: each node runs again at most once, right before the first backward that needs it.
+struct WholePlan {
+  std::vector<Fate> fates;  ///< of all nodes
+  remat::Time cost = 0;     ///< of running nodes again, in nanoseconds
+};
+
+/// At most `limit` of them that trade time for peak, by rising cost, without regard to stages
+/// (memory/remat/peak_options.h): what chains of stages miss where many tensors cross.
+std::vector<WholePlan> whole_plans(const TapeGraph& graph, const std::vector<NodeTimes>& times, std::size_t limit);
+
+TapePlan make_tape_plan(const StagedGraph& staged, const WholePlan& plan);
 
 }  // namespace thimble::nn

@@ -6,6 +6,7 @@
 #include <ctime>
 
 #include <thimble/memory/remat/known.h>
+#include <thimble/memory/remat/peak_options.h>
 
 #include "remat_graphs.h"
 #include "support/catch.h"
@@ -139,6 +140,49 @@ TEST_CASE("remat select: block options are the hull of all selections", "[remat]
     REQUIRE(block_options(graph, 3).size() == std::min<std::size_t>(3, found.size()));
   }
   CHECK(vertices > 600);
+}
+
+TEST_CASE("remat select: peak options are close to the best of all selections", "[remat]") {
+  Random random(15);
+  std::size_t graphs = 0, options = 0, optimal = 0;
+  double found_cost = 0, least_cost = 0;
+  while (graphs < 250) {
+    const Graph graph = random_graph(random, 4 + static_cast<std::size_t>(random.below(6)), 1);
+    const std::size_t n = graph.tensors.size();
+    if (n > 11) continue;
+    ++graphs;
+    INFO("graph " << graphs);
+    std::map<Bytes, Time> least;  // by peak
+    for (std::uint32_t set = 0; set < (1U << n); ++set) {
+      std::vector<bool> wanted(n);
+      for (std::size_t t = 0; t < n; ++t) wanted[t] = ((set >> t) & 1U) != 0;
+      const Selection selection = close_selection(graph, wanted);
+      const auto [entry, is_new] = least.emplace(simulate(graph, selection).peak_bytes, selection.cost);
+      if (!is_new) entry->second = std::min(entry->second, selection.cost);
+    }
+    keep_pareto(least);
+    Bytes before = 0;
+    const std::vector<KeptPlan> found = peak_options(graph, 100);
+    REQUIRE(found.front().selection.cost == 0);
+    for (const KeptPlan& plan : found) {
+      REQUIRE((before == 0 || plan.cost.peak_bytes < before));
+      before = plan.cost.peak_bytes;
+      REQUIRE(plan.cost == simulate(graph, plan.selection));
+    }
+    for (const auto& [peak, cost] : least) {
+      const auto plan = std::find_if(found.begin(), found.end(),
+                                     [&, most = peak](const KeptPlan& p) { return p.cost.peak_bytes <= most; });
+      ++options;
+      if (plan == found.end()) continue;
+      REQUIRE(plan->selection.cost >= cost);
+      optimal += plan->selection.cost == cost ? 1 : 0;
+      found_cost += static_cast<double>(plan->selection.cost);
+      least_cost += static_cast<double>(cost);
+    }
+  }
+  INFO(optimal << " of " << options << " optimal; cost " << found_cost << ", least " << least_cost);
+  CHECK(optimal * 100 > options * 95);
+  CHECK(found_cost <= 1.01 * least_cost);
 }
 
 TEST_CASE("remat select: a budget of kept bytes is kept, at close to the least cost", "[remat]") {
