@@ -18,22 +18,23 @@ namespace thimble::dist {
 
 int Team::first() const noexcept { return ranks != nullptr ? ranks->rank() : 0; }
 
-Tensor EnterPart::forward(const Tensor& x, Needs, Saved&) const { return view::reshape(x, x.shape()); }
+Tensor CopyToGroup::forward(const Tensor& x, Needs, Saved&) const { return view::reshape(x, x.shape()); }
 
-Gradients EnterPart::backward(Saved, Tensor dy, Needs) const {
+Gradients CopyToGroup::backward(Saved, Tensor dy, Needs) const {
   return {ranks != nullptr ? fold(*ranks, std::move(dy), true) : dy};
 }
 
 void check_terms(std::span<const Tensor> terms) {
   for (const Tensor& term : terms) {
     if (term.shape() != terms[0].shape())
-      throw ShapeError("sum_parts: terms " + describe(terms[0]) + " and " + describe(term) + "; expected equal shapes");
+      throw ShapeError("sum_shards: terms " + describe(terms[0]) + " and " + describe(term) +
+                       "; expected equal shapes");
     if (term.dtype() != terms[0].dtype())
-      throw DTypeError("sum_parts: terms " + describe(terms[0]) + " and " + describe(term) + "; expected one dtype");
+      throw DTypeError("sum_shards: terms " + describe(terms[0]) + " and " + describe(term) + "; expected one dtype");
   }
 }
 
-Tensor SumParts::forward(std::span<const Tensor> terms, Needs, Saved&) const {
+Tensor AllReduce::forward(std::span<const Tensor> terms, Needs, Saved&) const {
   check_terms(terms);
   if (ranks != nullptr) return fold(*ranks, terms[0]);
   return sum_here(terms);
@@ -50,32 +51,34 @@ Tensor sum_here(std::span<const Tensor> terms) {
   return sum;
 }
 
-Gradients SumParts::backward(Saved, Tensor dy, Needs needs) const {
+Gradients AllReduce::backward(Saved, Tensor dy, Needs needs) const {
   Gradients gradients;
   for (int i = 0; needs.bits() >> i != 0; ++i) gradients.push_back(needs[i] ? dy : Tensor());
   return gradients;
 }
 
-Tensor enter_part(const Team& team, const Tensor& x) { return team.parts == 1 ? x : apply(EnterPart{team.ranks}, x); }
+Tensor copy_to_group(const Team& team, const Tensor& x) {
+  return team.parts == 1 ? x : apply(CopyToGroup{team.ranks}, x);
+}
 
-Tensor sum_parts(const Team& team, std::span<const Tensor> terms) {
+Tensor sum_shards(const Team& team, std::span<const Tensor> terms) {
   if (static_cast<int>(terms.size()) != team.count() || team.count() > Needs::max_operands) {
-    throw ValueError("sum_parts: " + std::to_string(terms.size()) + " terms of " + std::to_string(team.count()) +
+    throw ValueError("sum_shards: " + std::to_string(terms.size()) + " terms of " + std::to_string(team.count()) +
                      " parts; expected one each, at most " + std::to_string(Needs::max_operands));
   }
   if (team.parts == 1) return terms[0];
-  return team.cuts_sequence ? apply_list(SumToSequence{team}, terms) : apply_list(SumParts{team.ranks}, terms);
+  return team.cuts_sequence ? apply_list(ReduceScatter{team}, terms) : apply_list(AllReduce{team.ranks}, terms);
 }
 
 std::vector<Tensor> of_parts(const Team& team, Tensor x, FunctionRef<Tensor(std::size_t, Tensor)> term_of) {
-  if (team.cuts_sequence) x = apply(GatherSequence{team}, std::exchange(x, Tensor()));
+  if (team.cuts_sequence) x = apply(AllGather{team}, std::exchange(x, Tensor()));
   // With all shards here, their gradients are added up before the gradients of x's other readers, as in a group.
-  if (team.ranks == nullptr) x = enter_part(team, x);
+  if (team.ranks == nullptr) x = copy_to_group(team, x);
   const auto count = static_cast<std::size_t>(team.count());
   std::vector<Tensor> terms;
   for (std::size_t p = 0; p < count; ++p) {
     // A gathered tensor is summed where it is cut again.
-    Tensor own = team.cuts_sequence && team.ranks != nullptr ? x : enter_part(team, x);
+    Tensor own = team.cuts_sequence && team.ranks != nullptr ? x : copy_to_group(team, x);
     if (p + 1 == count) x = Tensor();
     terms.push_back(term_of(p, std::move(own)));
   }

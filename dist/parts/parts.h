@@ -1,13 +1,13 @@
 #pragma once
 // Operators that join the shards of a layer's work (dist/parts/team.h).
 //
-//        x ------ enter_part ---- W1[:, shard p] ---- act ---- W2[shard p, :] ----+
-//                                                                               sum_parts ---- y
+//        x ------ copy_to_group ---- W1[:, shard p] ---- act ---- W2[shard p, :] ----+
+//                                                                               sum_shards ---- y
 //        (the same for the other shards) ---------------------------------------+
 //
 //   operator    forward                                backward
-//   enter_part  x itself                               the shards' gradients are added, the last shard first
-//   sum_parts   the shards' terms are added in order   each shard gets the gradient
+//   copy_to_group  x itself                               the shards' gradients are added, the last shard first
+//   sum_shards   the shards' terms are added in order   each shard gets the gradient
 //
 // Backward of one rank meets the last shard first, so its sums have that order. dist/fold.h makes sums over ranks;
 // recomputing a shard repeats its sums, so all ranks of a group recompute the same shards.
@@ -22,8 +22,8 @@
 
 namespace thimble::dist {
 
-struct EnterPart {
-  static constexpr const char* name = "enter_part";
+struct CopyToGroup {
+  static constexpr const char* name = "copy_to_group";
   static constexpr Cost cost = Cost::view;
   using Saved = SavesNothing;
   Communicator* ranks = nullptr;
@@ -32,8 +32,8 @@ struct EnterPart {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
-struct SumParts {
-  static constexpr const char* name = "sum_parts";
+struct AllReduce {
+  static constexpr const char* name = "all_reduce";
   static constexpr Cost cost = Cost::elementwise;
   using Saved = SavesNothing;
   Communicator* ranks = nullptr;
@@ -49,11 +49,11 @@ void check_terms(std::span<const Tensor> terms);
 Tensor sum_here(std::span<const Tensor> terms);
 
 /// x as one shard's input: call it once per shard. x itself with one shard. Throws RankError.
-Tensor enter_part(const Team& team, const Tensor& x);
+Tensor copy_to_group(const Team& team, const Tensor& x);
 /// The sum of all shards' terms, of which this rank has `terms`; the term itself with one shard. In a group that shards
 /// the sequence (dist/parts/sequence.h), terms are (B, T, C) and the sum is sharded. Throws ValueError unless there are
-/// as many as its shards, and at most Needs::max_operands; as SumParts; RankError.
-Tensor sum_parts(const Team& team, std::span<const Tensor> terms);
+/// as many as its shards, and at most Needs::max_operands; as AllReduce; RankError.
+Tensor sum_shards(const Team& team, std::span<const Tensor> terms);
 
 /// The results of this rank's shards on x, each by term_of(p, x), where p counts from 0. term_of takes x over, so that
 /// x is freed as soon as it is read. In a group that shards the sequence, x is sharded and term_of gets all of it, (B,

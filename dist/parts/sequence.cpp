@@ -53,7 +53,7 @@ Tensor sum_and_cut(const Team& team, const Tensor& x, bool last_first) {
 
 }  // namespace sequence_detail
 
-Tensor GatherSequence::forward(const Tensor& x, Needs, Saved&) const {
+Tensor AllGather::forward(const Tensor& x, Needs, Saved&) const {
   if (x.rank() != 3 || x.size(0) % team.count() != 0) {
     throw ShapeError(std::string(name) + ": " + describe(x) + "; expected (P B, T / t, C) of P " +
                      std::to_string(team.count()) + " parts");
@@ -61,11 +61,11 @@ Tensor GatherSequence::forward(const Tensor& x, Needs, Saved&) const {
   return sequence_detail::gather(team, x);
 }
 
-Gradients GatherSequence::backward(Saved, Tensor dy, Needs) const {
+Gradients AllGather::backward(Saved, Tensor dy, Needs) const {
   return {sequence_detail::sum_and_cut(team, std::exchange(dy, Tensor()), true)};
 }
 
-Tensor SumToSequence::forward(std::span<const Tensor> terms, Needs, Saved&) const {
+Tensor ReduceScatter::forward(std::span<const Tensor> terms, Needs, Saved&) const {
   check_terms(terms);
   if (terms[0].rank() != 3 || terms[0].size(1) % team.parts != 0) {
     throw ShapeError(std::string(name) + ": terms " + describe(terms[0]) + " in " + std::to_string(team.parts) +
@@ -74,7 +74,7 @@ Tensor SumToSequence::forward(std::span<const Tensor> terms, Needs, Saved&) cons
   return sequence_detail::sum_and_cut(team, team.ranks != nullptr ? terms[0] : sum_here(terms), false);
 }
 
-Gradients SumToSequence::backward(Saved, Tensor dy, Needs needs) const {
+Gradients ReduceScatter::backward(Saved, Tensor dy, Needs needs) const {
   const Tensor whole = sequence_detail::gather(team, std::exchange(dy, Tensor()));
   Gradients gradients;
   for (int i = 0; needs.bits() >> i != 0; ++i) gradients.push_back(needs[i] ? whole : Tensor());

@@ -2,12 +2,12 @@
 // Sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2): norms, dropout and sums with the
 // residual, between the sharded layers (dist/parts/parts.h), have T / t tokens of each sample on each of t ranks.
 //
-//     (B, T / t, C) -- GatherSequence -- W1[:, shard p] -- act -- W2[shard p, :] -- SumToSequence -- (B, T / t, C)
+//     (B, T / t, C) -- AllGather -- W1[:, shard p] -- act -- W2[shard p, :] -- ReduceScatter -- (B, T / t, C)
 //
 //   operator         forward                                        backward
-//   GatherSequence   all tokens, (B, T, C)                          shards' gradients are added, the last shard first,
+//   AllGather   all tokens, (B, T, C)                          shards' gradients are added, the last shard first,
 //                                                                   and each rank has its tokens' sums
-//   SumToSequence    shards' terms are added in order, and each     all tokens' gradients
+//   ReduceScatter    shards' terms are added in order, and each     all tokens' gradients
 //                    rank has its tokens' sums
 //
 // Both together send as much as an all-reduce. One rank that has all shards has their tokens one shard after the other,
@@ -23,8 +23,8 @@
 namespace thimble::dist {
 
 /// x (P B, T / t, C), P this rank's shards -> (B, T, C). Throws ShapeError, RankError.
-struct GatherSequence {
-  static constexpr const char* name = "gather_sequence";
+struct AllGather {
+  static constexpr const char* name = "all_gather";
   static constexpr Cost cost = Cost::elementwise;
   using Saved = SavesNothing;
   Team team;
@@ -35,8 +35,8 @@ struct GatherSequence {
 
 /// Terms (B, T, C) of this rank's shards -> (P B, T / t, C). Throws ShapeError (the number of shards does not divide
 /// T), DTypeError, RankError.
-struct SumToSequence {
-  static constexpr const char* name = "sum_to_sequence";
+struct ReduceScatter {
+  static constexpr const char* name = "reduce_scatter";
   static constexpr Cost cost = Cost::elementwise;
   using Saved = SavesNothing;
   Team team;

@@ -63,10 +63,10 @@ void add_node(const TapeGraph& graph, std::size_t n, const nn::NodeTimes& times,
     piece.forward_sent += forward * bytes, piece.forward_turns += forward;
     piece.backward_sent += backward * bytes, piece.backward_turns += backward;
   };
-  if (node.is<dist::SumParts>()) send(2, 0, result);
-  if (node.is<dist::EnterPart>()) send(0, 2, result);
-  if (node.is<dist::GatherSequence>()) send(1, 2, result);  // backward gathers again, and adds up
-  if (node.is<dist::SumToSequence>()) send(1, 1, parts * result);
+  if (node.is<dist::AllReduce>()) send(2, 0, result);
+  if (node.is<dist::CopyToGroup>()) send(0, 2, result);
+  if (node.is<dist::AllGather>()) send(1, 2, result);  // backward gathers again, and adds up
+  if (node.is<dist::ReduceScatter>()) send(1, 1, parts * result);
   piece.given_bytes = result;
   for (const std::uint32_t value : node.saved) {
     if (value == TapeGraph::none || graph.values[value].is_leaf) continue;

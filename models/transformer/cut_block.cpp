@@ -89,7 +89,7 @@ Tensor CutBlock::sum_of_parts(Tensor x, const Tensor& bias, FunctionRef<Tensor(s
     std::optional<SegmentScope> segment;
     if (team_.cuts_sequence) segment.emplace(keep_all_but_gathered);
     const std::vector<Tensor> terms = dist::of_parts(team_, std::exchange(x, Tensor()), term_of);
-    sum = dist::sum_parts(team_, terms);
+    sum = dist::sum_shards(team_, terms);
   }
   return bias.defined() ? add_to_tokens(team_, sum, nn::as_operand(bias, compute_)) : sum;
 }

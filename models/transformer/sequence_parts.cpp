@@ -20,14 +20,14 @@ namespace thimble::models {
 Tensor norm_tokens(const dist::Team& team, nn::LayerNorm& norm, const Tensor& x) {
   if (!team.cuts_sequence) return norm(x);
   const PathScope scope(norm.path());
-  return apply(ops::LayerNorm{1, norm.epsilon(), team.count()}, x, dist::enter_part(team, norm.weight),
-               dist::enter_part(team, norm.bias));
+  return apply(ops::LayerNorm{1, norm.epsilon(), team.count()}, x, dist::copy_to_group(team, norm.weight),
+               dist::copy_to_group(team, norm.bias));
 }
 
 Tensor norm_tokens(const dist::Team& team, nn::RmsNorm& norm, const Tensor& x) {
   if (!team.cuts_sequence) return norm(x);
   const PathScope scope(norm.path());
-  return apply(ops::RmsNorm{1, norm.epsilon(), team.count()}, x, dist::enter_part(team, norm.weight));
+  return apply(ops::RmsNorm{1, norm.epsilon(), team.count()}, x, dist::copy_to_group(team, norm.weight));
 }
 
 namespace sequence_parts_detail {
@@ -35,7 +35,7 @@ namespace sequence_parts_detail {
 // A parameter that parts enter. Where all parts are here their gradients are added up before those of its other
 // readers, as a team's are.
 Tensor for_parts(const dist::Team& team, const Tensor& parameter) {
-  return team.ranks == nullptr && parameter.defined() ? dist::enter_part(team, parameter) : parameter;
+  return team.ranks == nullptr && parameter.defined() ? dist::copy_to_group(team, parameter) : parameter;
 }
 
 // Each part of x by itself, with the parameters as that part reads them.
@@ -48,7 +48,7 @@ Tensor linear_parts(const dist::Team& team, const Tensor& x, const Tensor& weigh
   for (int p = 0; p < team.count(); ++p) {
     const Tensor own = team.count() == 1 ? in : slice(in, 0, p * samples, (p + 1) * samples);
     const auto entered = [&](const Tensor& t) {
-      return t.defined() ? nn::as_operand(dist::enter_part(team, t), compute) : Tensor();
+      return t.defined() ? nn::as_operand(dist::copy_to_group(team, t), compute) : Tensor();
     };
     parts.push_back(linear(own, entered(all_weight), entered(all_bias), activation, weight_is_in_out));
   }
@@ -81,7 +81,7 @@ Tensor look_up_tokens(const dist::Team& team, nn::Embedding& table, const Tensor
   std::vector<Tensor> parts;
   for (int p = team.first(); p < team.first() + team.count(); ++p) {
     const Tensor own = contiguous(view::slice(ids, 1, p * each, (p + 1) * each));
-    parts.push_back(embedding(dist::enter_part(team, weight), own));
+    parts.push_back(embedding(dist::copy_to_group(team, weight), own));
   }
   return parts.size() == 1 ? parts[0] : concat(parts, 0);
 }
@@ -119,7 +119,7 @@ Tensor drop_tokens(const dist::Team& team, nn::Dropout& dropout, const Tensor& x
 Tensor add_to_tokens(const dist::Team& team, const Tensor& x, const Tensor& bias) {
   if (!team.cuts_sequence) return add(x, bias);
   std::vector<Tensor> rows;  // the bias for each part, whose gradients are made apart
-  for (int p = 0; p < team.count(); ++p) rows.push_back(dist::enter_part(team, bias));
+  for (int p = 0; p < team.count(); ++p) rows.push_back(dist::copy_to_group(team, bias));
   const std::int64_t count = team.count(), samples = x.size(0) / count;
   const Tensor parts = reshape(x, {count, samples, x.size(1), x.size(2)});
   return reshape(add(parts, reshape(stack(rows), {count, 1, 1, x.size(2)})), x.shape());
@@ -128,13 +128,13 @@ Tensor add_to_tokens(const dist::Team& team, const Tensor& x, const Tensor& bias
 Tensor add_positions(const dist::Team& team, const Tensor& x, const Tensor& rows) {
   if (!team.cuts_sequence) return add(x, rows);
   const std::int64_t count = team.count(), samples = x.size(0) / count, begin = team.begin(rows.size(0));
-  const Tensor own = slice(dist::enter_part(team, rows), 0, begin, begin + count * x.size(1));
+  const Tensor own = slice(dist::copy_to_group(team, rows), 0, begin, begin + count * x.size(1));
   const Tensor parts = reshape(x, {count, samples, x.size(1), x.size(2)});
   return reshape(add(parts, reshape(own, {count, 1, x.size(1), x.size(2)})), x.shape());
 }
 
 Fate keep_all_but_gathered(const OpType& type) {
-  return &type == &op_type<dist::GatherSequence>() || &type == &op_type<dist::EnterPart>() ? Fate::drop : Fate::keep;
+  return &type == &op_type<dist::AllGather>() || &type == &op_type<dist::CopyToGroup>() ? Fate::drop : Fate::keep;
 }
 
 }  // namespace thimble::models

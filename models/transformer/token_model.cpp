@@ -101,7 +101,7 @@ Tensor TokenModel::look_up(const std::vector<nn::Embedding*>& table, const Tenso
   if (!is_cut()) return look_up_tokens(options_.team, *table[0], ids);
   std::vector<Tensor> terms;
   for (nn::Embedding* part : table) terms.push_back((*part)(ids));
-  return dist::sum_parts(options_.team, terms);
+  return dist::sum_shards(options_.team, terms);
 }
 
 Tensor TokenModel::score(const Tensor& x, FunctionRef<Tensor(std::size_t)> weight_of,

@@ -2,7 +2,7 @@
 // Models over tokens, whose vocabulary is cut into as many parts as their blocks (Shoeybi et al. 2019,
 // arXiv:1909.08053, section 3): the table of tokens (V, C) and the head (V, C), tied or not, by rows.
 //
-//   ids ---- rows of part p, or 0 ---- sum_parts ---- blocks ---- enter_part ---- logits of part p ---- ClassPartsLoss
+//   ids ---- rows of part p, or 0 ---- sum_shards ---- blocks ---- copy_to_group ---- logits of part p ---- ClassPartsLoss
 //
 // Logits of several ranks are never side by side (dist/parts/class_parts.h). Part p of a table is a module of its own,
 // "wte.1"; parts differ by one token at most. A table in one part is an nn::Embedding as any other, a head an

@@ -71,8 +71,8 @@ TEST_CASE("parts: gradients of all parts on one rank", "[parts]") {
   const auto function = [&](std::span<const Tensor> in) {
     std::vector<Tensor> terms;
     for (int p = 0; p < 3; ++p)
-      terms.push_back(mul(dist::enter_part(team, in[0]), in[static_cast<std::size_t>(p) + 1]));
-    return dist::sum_parts(team, terms);
+      terms.push_back(mul(dist::copy_to_group(team, in[0]), in[static_cast<std::size_t>(p) + 1]));
+    return dist::sum_shards(team, terms);
   };
   Generator generator(3);
   const GeneratorScope scope(generator);
@@ -97,9 +97,9 @@ TEST_CASE("parts: a team of ranks has the values and gradients of one rank", "[p
     const Recording on(tape);
     std::vector<Tensor> terms;
     for (int p = team.first(); p < team.first() + team.count(); ++p) {
-      terms.push_back(mul(dist::enter_part(team, x), weight(p)));
+      terms.push_back(mul(dist::copy_to_group(team, x), weight(p)));
     }
-    const Tensor sum = dist::sum_parts(team, terms);
+    const Tensor sum = dist::sum_shards(team, terms);
     tape.backward(mean(square(sum)));
     return Result{to_host<float>(sum), to_host<float>(x.grad())};
   };
@@ -127,9 +127,9 @@ TEST_CASE("parts: a team of ranks has the values and gradients of one rank", "[p
 TEST_CASE("parts: terms that are not alike, or not as many as parts, are refused", "[parts]") {
   const dist::Team team{.parts = 2};
   const Tensor a = zeros({2, 3}), b = zeros({3, 2}), c = zeros({2, 3}, DType::f64);
-  CHECK_THROWS_AS(dist::sum_parts(team, std::vector{a, b}), ShapeError);
-  CHECK_THROWS_AS(dist::sum_parts(team, std::vector{a, c}), DTypeError);
-  CHECK_THROWS_WITH(dist::sum_parts(team, std::vector{a}),
+  CHECK_THROWS_AS(dist::sum_shards(team, std::vector{a, b}), ShapeError);
+  CHECK_THROWS_AS(dist::sum_shards(team, std::vector{a, c}), DTypeError);
+  CHECK_THROWS_WITH(dist::sum_shards(team, std::vector{a}),
                     Catch::Contains("1 terms of 2 parts; expected one each, at most 32"));
 }
 
@@ -214,7 +214,7 @@ TEST_CASE("parts: a layer that is cut by outputs, right and wrong", "[parts]") {
   const auto all = testing::by_rank(2, [&](dist::Communicator& ranks) {
     const dist::Team team{2, &ranks};
     const int r = ranks.rank();
-    const Tensor right = matmul(dist::enter_part(team, x), slice(w, 1, r, r + 1));  // (2, 1): this rank's outputs
+    const Tensor right = matmul(dist::copy_to_group(team, x), slice(w, 1, r, r + 1));  // (2, 1): this rank's outputs
     const Tensor of_sample = matmul(slice(x, 0, r, r + 1), slice(w, 1, r, r + 1));  // (1, 1): an output of one sample
     const Tensor wrong = mul(dist::fold(ranks, of_sample), 1.0 / ranks.size());
     return Found{to_host<float>(right), to_host<float>(wrong)};

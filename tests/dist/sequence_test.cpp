@@ -56,17 +56,17 @@ TEST_CASE("sequence: tokens of one rank's parts lie part after part", "[sequence
   const std::vector<float> expected = in_parts(to_host<float>(add(x, y)), parts);
   std::vector<Tensor> terms{x, y};
   for (int p = 2; p < parts; ++p) terms.push_back(zeros(x.shape()));
-  const Tensor cut = dist::sum_parts(team, terms);
+  const Tensor cut = dist::sum_shards(team, terms);
   CHECK(cut.shape() == Shape{parts * samples, tokens / parts, width});
   CHECK(to_host<float>(cut) == expected);
-  CHECK(to_host<float>(apply(dist::GatherSequence{team}, cut)) == to_host<float>(add(x, y)));
+  CHECK(to_host<float>(apply(dist::AllGather{team}, cut)) == to_host<float>(add(x, y)));
 }
 
 TEST_CASE("sequence: gradients of all parts on one rank", "[sequence]") {
   const dist::Team team{2, nullptr, true};
   const auto function = [&](std::span<const Tensor> in) {
     const auto terms = dist::of_parts(team, in[0], [&](std::size_t p, const Tensor& x) { return mul(x, in[p + 1]); });
-    return dist::sum_parts(team, terms);
+    return dist::sum_shards(team, terms);
   };
   const std::vector<Tensor> inputs{drawn(1, {6, 4, 2}, DType::f64), drawn(2, {3, 8, 2}, DType::f64),
                                    drawn(3, {3, 8, 2}, DType::f64)};
@@ -93,7 +93,7 @@ TEST_CASE("sequence: a team of ranks has the values and gradients of one rank", 
       const auto terms = dist::of_parts(team, own, [&](std::size_t p, const Tensor& in) {
         return mul(in, weight(team.first() + static_cast<int>(p)));
       });
-      sum = dist::sum_parts(team, terms);
+      sum = dist::sum_shards(team, terms);
     }
     tape.backward(sum, mul(sum.detach(), 1e-6));
     return Result{to_host<float>(sum), to_host<float>(own.grad())};
@@ -195,8 +195,8 @@ TEST_CASE("sequence: tokens in parts draw what they draw in the whole sequence",
 TEST_CASE("sequence: what does not divide is refused", "[sequence]") {
   const dist::Team team{3, nullptr, true};
   const Tensor x = zeros({3, 8, 2});
-  CHECK_THROWS_WITH(dist::sum_parts(team, std::vector{x, x, x}), Catch::Contains("(B, T, C) whose T they divide"));
-  CHECK_THROWS_WITH(apply(dist::GatherSequence{team}, zeros({4, 8, 2})), Catch::Contains("of P 3 parts"));
+  CHECK_THROWS_WITH(dist::sum_shards(team, std::vector{x, x, x}), Catch::Contains("(B, T, C) whose T they divide"));
+  CHECK_THROWS_WITH(apply(dist::AllGather{team}, zeros({4, 8, 2})), Catch::Contains("of P 3 parts"));
   CHECK_THROWS_WITH(apply(ops::LayerNorm{1, 1e-5, 5}, x, zeros({2}), zeros({2})),
                     Catch::Contains("5 groups of 24 rows; expected a divisor"));
   CHECK_THROWS_WITH(apply(ops::Dropout{0.5, {}, {2, 0}}, x), Catch::Contains("groups that divide the first axis"));
