@@ -71,7 +71,7 @@ struct ModelOptions {
   Build build = Build::fused;
   Head head = Head::full;                        ///< of models over tokens in the fused build
   FeedForward feed_forward = FeedForward::full;  ///< of transformers in the fused build
-  dist::Team team = {};                          ///< the parts that blocks are cut into: models/transformer/cut_block.h
+  dist::Team team = {};                          ///< the parts that blocks are cut into: nn/parallel/shards.h
   dist::StagePlace stage = {};                   ///< of a pipeline, that the model is; one stage: the whole model
 };
 

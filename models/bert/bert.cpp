@@ -7,9 +7,8 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
-#include <thimble/models/transformer/sequence_parts.h>
+#include <thimble/models/transformer/branch.h>
 #include <thimble/models/transformer/transformer.h>
-#include <thimble/nn/layers/init.h>
 
 namespace thimble::models {
 namespace bert_detail {
@@ -17,6 +16,13 @@ namespace bert_detail {
 constexpr double deviation = 0.02, epsilon = 1e-12;
 constexpr GeluForm gelu_form = GeluForm::erf;
 constexpr std::int64_t segments = 2;
+
+// How a group shards the model.
+constexpr nn::ShardedChild shards[] = {
+    {"attention.self.query", nn::Sharding::column}, {"attention.self.key", nn::Sharding::column},
+    {"attention.self.value", nn::Sharding::column}, {"attention.output.dense", nn::Sharding::row},
+    {"intermediate.dense", nn::Sharding::column},   {"output.dense", nn::Sharding::row},
+    {"word_embeddings", nn::Sharding::vocabulary}};
 
 nn::LinearOptions dense(kernels::Activation activation = kernels::Activation::none) {
   nn::LinearOptions options;
@@ -41,173 +47,105 @@ Tensor gelu_if_textbook(const Tensor& x, const ModelOptions& sizes, std::string_
 
 }  // namespace bert_detail
 
-BertLayer::BertLayer(const ModelOptions& sizes, const nn::TensorOptions& on)
-    : CutBlock(sizes, on),
-      sizes_(sizes),
-      query_(cut_outputs("attention.self.query", sizes.width, sizes.width, on, bert_detail::dense())),
-      key_(cut_outputs("attention.self.key", sizes.width, sizes.width, on, bert_detail::dense())),
-      value_(cut_outputs("attention.self.value", sizes.width, sizes.width, on, bert_detail::dense())),
-      attention_out_(cut_inputs("attention.output.dense", sizes.width, sizes.width, on, bert_detail::dense())),
-      attention_dropout_(child<nn::Dropout>("attention.output.dropout", sizes.dropout, sizes.build == Build::textbook)),
-      norm1_(child<nn::LayerNorm>("attention.output.LayerNorm", sizes.width, on, bert_detail::epsilon_of(sizes))),
-      up_(cut_outputs("intermediate.dense", sizes.width, 4 * sizes.width, on, bert_detail::dense_gelu(sizes))),
-      down_(cut_inputs("output.dense", 4 * sizes.width, sizes.width, on, bert_detail::dense())),
-      mlp_dropout_(child<nn::Dropout>("output.dropout", sizes.dropout, sizes.build == Build::textbook)),
-      norm2_(child<nn::LayerNorm>("output.LayerNorm", sizes.width, on, bert_detail::epsilon_of(sizes))) {}
+class BertAttention final : public Branch {
+ public:
+  BertAttention(const ModelOptions& sizes, const nn::TensorOptions& on)
+      : Branch(on),
+        query_(child<nn::Linear>("self.query", sizes.width, sizes.width, on, bert_detail::dense())),
+        key_(child<nn::Linear>("self.key", sizes.width, sizes.width, on, bert_detail::dense())),
+        value_(child<nn::Linear>("self.value", sizes.width, sizes.width, on, bert_detail::dense())),
+        attend_(child<SelfAttention>("self", SelfAttentionOptions{.head_width = sizes.width / sizes.heads,
+                                                                  .is_causal = false,
+                                                                  .window = sizes.window,
+                                                                  .dropout = sizes.dropout,
+                                                                  .build = sizes.build,
+                                                                  .name = "self"})),
+        out_(child<nn::Linear>("output.dense", sizes.width, sizes.width, on, bert_detail::dense())) {}
 
-Tensor BertLayer::attend(const Tensor& in, const Tensor& mask) {  // (B, T, C)
-  AttentionOptions options;
-  options.causal = false;
-  options.window = sizes_.window;
-  options.mask = mask;
-  options.dropout = is_training() ? sizes_.dropout : 0;
-  const auto of_heads = [&](std::size_t p, std::span<const Tensor> qkv) {
-    const auto heads = [&](const Tensor& y) {
-      return reshape(y, {y.size(0), y.size(1), sizes_.heads / team_.parts, sizes_.width / sizes_.heads});
-    };
-    const PathScope scope(part_name("attention.self", p));
-    const Tensor y = attention(heads(qkv[0]), heads(qkv[1]), heads(qkv[2]), options);
-    return reshape(y, {y.size(0), y.size(1), sizes_.width / team_.parts});
-  };
-  const auto of_part = [&](std::size_t p, const Tensor& x) {
-    if (team_.has_whole_layers) {
-      const Tensor qkv[] = {product(*query_.parts[p], x), product(*key_.parts[p], x), product(*value_.parts[p], x)};
-      return product(*attention_out_.parts[p], attend_by_heads(team_, qkv, 1, of_heads));
-    }
-    const Shape heads{x.size(0), x.size(1), sizes_.heads / team_.parts, sizes_.width / sizes_.heads};
-    const Tensor q = reshape((*query_.parts[p])(x), heads), k = reshape((*key_.parts[p])(x), heads),
-                 v = reshape((*value_.parts[p])(x), heads);
-    const PathScope scope(part_name("attention.self", p));
-    const Tensor y = sizes_.build == Build::fused ? attention(q, k, v, options)
-                                                  : attention_textbook(q, k, v, options);  // (B, T, H / parts, D)
-    return (*attention_out_.parts[p])(reshape(y, {x.size(0), x.size(1), sizes_.width / team_.parts}));
-  };
-  // The operand is cast once for the three of them.
-  return drop_tokens(team_, attention_dropout_,
-                     sum_of_parts(nn::as_operand(in, compute_), attention_out_.bias, of_part));
-}
-
-Tensor BertLayer::feed_forward(const Tensor& x) {
-  if (sizes_.feed_forward == FeedForward::tiled) {
-    return mlp_dropout_(tiled_feed_forward(
-        x, {*up_.parts[0], nullptr, *down_.parts[0], gelu_activation(bert_detail::form_of(sizes_)), compute_}));
+ protected:
+  Tensor forward(Tensor x, const AttentionInputs& with) override {  // (B, T, C)
+    x = nn::as_operand(x, query_.compute());                        // cast once for the three of them
+    const Tensor q = attend_.heads(query_(x)), k = attend_.heads(key_(x)), v = attend_.heads(value_(x));
+    return out_(attend_(q, k, v, with));  // (B, T, C)
   }
-  return drop_tokens(team_, mlp_dropout_, sum_of_parts(x, down_.bias, [&](std::size_t p, Tensor in) {
-                       Tensor y = product(*up_.parts[p], std::exchange(in, Tensor()));  // (B, T, 4C / parts)
-                       if (sizes_.build == Build::textbook) {
-                         const PathScope scope(part_name("intermediate.gelu", p));
-                         y = gelu(y, bert_detail::form_of(sizes_));
-                       }
-                       return product(*down_.parts[p], y);
-                     }));
-}
 
-Tensor BertLayer::add_parts(const Tensor& x, const Tensor& mask) {
-  const Tensor y = norm_tokens(team_, norm1_, nn::residual_sum(x, attend(x, mask)));
-  return norm_tokens(team_, norm2_, nn::residual_sum(y, feed_forward(y)));
-}
+ private:
+  nn::Linear &query_, &key_, &value_;
+  SelfAttention& attend_;
+  nn::Linear& out_;
+};
 
-Tensor BertLayer::forward(const Tensor& x) { return add_parts(x, Tensor()); }
+/// norm(x + attention(x)), then norm(x + mlp(x)).
+class BertLayer final : public TransformerBlock {
+ public:
+  BertLayer(const ModelOptions& sizes, const nn::TensorOptions& on)
+      : attention_(child<BertAttention>("attention", sizes, on)),
+        attention_dropout_(
+            child<nn::Dropout>("attention.output.dropout", sizes.dropout, sizes.build == Build::textbook)),
+        norm1_(child<nn::LayerNorm>("attention.output.LayerNorm", sizes.width, on, bert_detail::epsilon_of(sizes))),
+        mlp_(own_child<GeluMlp>(sizes, on,
+                                MlpOptions{.up = "intermediate.dense",
+                                           .down = "output.dense",
+                                           .gelu = "intermediate.gelu",
+                                           .of_up = bert_detail::dense(),
+                                           .of_down = bert_detail::dense(),
+                                           .form = bert_detail::form_of(sizes)})),
+        mlp_dropout_(child<nn::Dropout>("output.dropout", sizes.dropout, sizes.build == Build::textbook)),
+        norm2_(child<nn::LayerNorm>("output.LayerNorm", sizes.width, on, bert_detail::epsilon_of(sizes))) {}
 
-Tensor BertLayer::masked(const Tensor& x, const Tensor& mask) {
-  const PathScope scope(path());
-  return add_parts(x, mask);
-}
+  Tensor operator()(const Tensor& x, const AttentionInputs& with) override {  // (B, T, C)
+    const PathScope scope(path());
+    const Tensor y = norm1_(nn::residual_sum(x, attention_dropout_(attention_(x, with))));
+    return norm2_(nn::residual_sum(y, mlp_dropout_(mlp_(y))));
+  }
 
-Bert::HeadBias::HeadBias(const nn::init::PartOf& of_part, const nn::TensorOptions& on)
-    : part(of_part), bias(add_parameter("bias", nn::init::constant(part.shape(), 0, on.dtype, on.device))) {}
+ private:
+  BertAttention& attention_;
+  nn::Dropout& attention_dropout_;
+  nn::LayerNorm& norm1_;
+  GeluMlp& mlp_;
+  nn::Dropout& mlp_dropout_;
+  nn::LayerNorm& norm2_;
+};
 
-std::optional<nn::PlaceInWhole> Bert::HeadBias::place_in_whole(const Tensor&) const {
-  if (part.parts == 1) return {};
-  return nn::PlaceInWhole{part};
-}
-
-Bert::Bert(const ModelOptions& sizes, const nn::TensorOptions& on) : TokenModel(sizes, on.compute) {
-  const dist::StagePlace& stage = sizes.stage;
+Bert::Bert(const ModelOptions& sizes, const nn::TensorOptions& on) : TokenModel(sizes, on) {
   const auto add_table = [&](const char* name, std::int64_t rows) {
     return &child<nn::Embedding>(std::string("bert.embeddings.") + name, rows, sizes.width, on, bert_detail::deviation);
   };
-  words_ = cut_table("bert.embeddings.word_embeddings", on, bert_detail::deviation);
-  if (stage.is_first()) {
+  make_table("bert.embeddings.word_embeddings", on, bert_detail::deviation);
+  if (has_embedding()) {
     positions_ = add_table("position_embeddings", sizes.sequence);
     types_ = add_table("token_type_embeddings", bert_detail::segments);
     norm_ = &child<nn::LayerNorm>("bert.embeddings.LayerNorm", sizes.width, on, bert_detail::epsilon_of(sizes));
     dropout_ = &child<nn::Dropout>("bert.embeddings.dropout", sizes.dropout, sizes.build == Build::textbook);
   }
-  const dist::StagePlace::Units own = stage.units(sizes.layers);
-  for (std::int64_t i = own.first; i < own.end; ++i) {
-    layers_.push_back(&child<BertLayer>("bert.encoder.layer." + std::to_string(i), sizes, on));
-  }
-  if (!stage.is_last()) return;
+  make_blocks<BertLayer>(sizes, on);
+  if (!has_head()) return;
   transform_ = &child<nn::Linear>("cls.predictions.transform.dense", sizes.width, sizes.width, on.outside_blocks(),
                                   bert_detail::dense_gelu(sizes));
   transform_norm_ =
       &child<nn::LayerNorm>("cls.predictions.transform.LayerNorm", sizes.width, on, bert_detail::epsilon_of(sizes));
-  const dist::Team& team = sizes.team;
-  for (int p = 0; p < (is_cut() ? team.count() : 1); ++p) {
-    const std::string part = is_cut() ? "." + std::to_string(team.first() + p) : "";
-    const nn::init::PartOf classes{{sizes.vocabulary}, 0, is_cut() ? team.parts : 1, is_cut() ? team.first() + p : 0};
-    head_.push_back(&child<HeadBias>("cls.predictions" + part, classes, on));
-  }
+  head_bias_ = make_head_bias("cls.predictions", on);
 }
 
-Model::SharedByStages Bert::shared_by_stages() { return shared_parts(words_); }
-
-// Ids (B, T) -> (B, T, C).
-Tensor Bert::embed(const Tensor& ids) {
-  if (ids.rank() != 2 || ids.size(1) > options_.sequence) {
-    throw ShapeError("bert: ids " + to_string(ids.shape()) + "; (B, T) with T <= " + std::to_string(options_.sequence) +
-                     " is allowed");
-  }
+Tensor Bert::embed(const Tensor& ids, std::int64_t first) {  // (B, T)
   const PathScope scope("bert.embeddings");
-  const Tensor positions = slice(positions_->weight, 0, 0, ids.size(1));  // (T, C)
-  const Tensor type = slice(types_->weight, 0, 0, 1);                     // (1, C): segment 0
-  const Tensor sum = add_positions(options_.team, look_up(words_, ids), add(positions, type));
-  return drop_tokens(options_.team, *dropout_, norm_tokens(options_.team, *norm_, sum));
+  const Tensor positions = slice(positions_->weight, 0, first, first + ids.size(1));  // (T, C)
+  const Tensor type = slice(types_->weight, 0, 0, 1);                                 // (1, C): segment 0
+  const Tensor sum = add_positions(look_up(ids), add(positions, type));
+  return (*dropout_)((*norm_)(sum));
 }
 
-// Ids (B, T), or what the stage before gives (B, T, C) -> what the head reads, or the next stage (B, T, C).
-Tensor Bert::features(const Tensor& in, const Tensor& mask) {
-  const PathScope scope(path());
-  const Tensor x =
-      through_blocks(layers_, options_.stage.is_first() ? embed(in) : in, recomputes_blocks_,
-                     [&](BertLayer& layer, const Tensor& of_layer) { return layer.masked(of_layer, mask); });
-  if (!options_.stage.is_last()) return x;
-  const Tensor y = bert_detail::gelu_if_textbook(linear_tokens(options_.team, *transform_, x), options_,
-                                                 "cls.predictions.transform.gelu");
-  return norm_tokens(options_.team, *transform_norm_, y);
+Tensor Bert::finish(Tensor x) {  // (B, T, C)
+  const Tensor y = (*transform_)(x);
+  return (*transform_norm_)(bert_detail::gelu_if_textbook(y, options_, "cls.predictions.transform.gelu"));
 }
 
-Tensor Bert::forward(const Tensor& ids) { return forward(ids, Tensor()); }
-
-Tensor Bert::forward(const Tensor& ids, const Tensor& mask) {
-  if (!options_.stage.is_last()) return features(ids, mask);
-  require_whole_vocabulary("bert");
-  return logits(features(ids, mask));
-}
-
-// What the head reads (B, T, C) -> (B, T, V of this rank's parts).
-Tensor Bert::logits(const Tensor& x) {
-  const PathScope scope(path());
-  const PathScope decoder("cls.predictions.decoder");
-  return score(
-      x, [&](std::size_t p) { return tied_weight(words_, p); },
-      [&](std::size_t p) -> Tensor { return head_[p]->bias; });
-}
-
-Tensor Bert::loss(const Batch& batch) {
-  if (!options_.stage.is_last()) return forward(batch.input, batch.mask);
-  if (options_.head == Head::chunked) {
-    const Tensor x = features(batch.input, batch.mask);
-    const PathScope scope(path());
-    const PathScope head("loss");
-    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(tied_weight(words_, 0), compute_),
-                              nn::as_operand(head_[0]->bias, compute_), batch.target);
-  }
-  const Tensor scores = logits(features(batch.input, batch.mask));
-  const PathScope scope(path());
-  const PathScope head("loss");
-  return loss_of(scores, batch.target);
+TokenModel::HeadShards Bert::head() {
+  HeadShards shards = TokenModel::head();
+  for (nn::Parameter* const bias : head_bias_) shards.biases.push_back(*bias);
+  shards.path = "cls.predictions.decoder";
+  return shards;
 }
 
 std::vector<std::vector<std::string>> Bert::names_in_files(const std::string& name) const {
@@ -232,10 +170,6 @@ std::vector<std::string> Bert::passed_over() const {
           "embeddings.position_ids"};
 }
 
-Batch Bert::empty_batch(std::int64_t samples, Device device) const {
-  return empty_token_batch(options_, samples, device);
-}
-
 namespace bert_detail {
 
 constexpr std::array<TokenSizes, 2> family{
@@ -254,7 +188,7 @@ std::unique_ptr<Model> make_bert(std::string_view name, const ModelOptions& opti
   const auto is_named = [&](const TokenSizes& row) { return row.name == name; };
   if (std::none_of(bert_detail::family.begin(), bert_detail::family.end(), is_named)) return nullptr;
   const PathScope scope("bert");
-  return std::make_unique<Bert>(bert_options(name, options), on);
+  return make_sharded<Bert>(bert_options(name, options), on, bert_detail::shards);
 }
 
 }  // namespace thimble::models

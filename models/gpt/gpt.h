@@ -4,78 +4,34 @@
 // (C, 3C) [in, out], ...
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <thimble/models/theory.h>
-#include <thimble/models/transformer/cut_block.h>
 #include <thimble/models/transformer/decoder.h>
-#include <thimble/models/transformer/transformer.h>
 #include <thimble/nn/files/public_names.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {
 
-/// x + proj(attention(qkv(norm(x)))), then x + mlp(norm(x)).
-class GptBlock final : public CutBlock {
- public:
-  GptBlock(const ModelOptions& sizes, const nn::TensorOptions& on);
-  /// The block of the positions behind those in the cache, which gets their keys and values.
-  Tensor extend(const Tensor& x, nn::CachedLayer past);
-  /// With what attention takes besides (AttentionOptions::mask).
-  Tensor masked(const Tensor& x, const Tensor& mask);
-
- protected:
-  Tensor forward(const Tensor& x) override;
-
- private:
-  Tensor add_parts(const Tensor& x, const Tensor& mask, const nn::CachedLayer* past);
-  Tensor attend(const Tensor& x, const Tensor& mask, const nn::CachedLayer* past);
-  Tensor feed_forward(const Tensor& x);
-
-  ModelOptions sizes_;
-  nn::LayerNorm& norm1_;
-  CutLinear qkv_, attention_out_;
-  nn::LayerNorm& norm2_;
-  CutLinear up_, down_;
-  nn::Dropout &attention_dropout_, &mlp_dropout_;
-};
-
+/// Ids (B, T) i64 -> logits (B, T, V), in models/gpt/gpt.cpp from top to bottom.
 class Gpt final : public Decoder, public nn::PublicNames {
  public:
   Gpt(const ModelOptions& sizes, const nn::TensorOptions& on);
 
-  /// Ids (B, T) i64, T at most options().sequence -> logits (B, T, V). Throws ShapeError, ValueError in parts.
-  Tensor forward(const Tensor& ids) override;
-  /// The same where `mask` says what each token sees besides (AttentionOptions::mask). Positions count through.
-  Tensor forward(const Tensor& ids, const Tensor& mask);
-  Tensor loss(const Batch& batch) override;
-  Batch empty_batch(std::int64_t samples, Device device) const override;
   std::string_view hidden_layers() const noexcept override { return "h."; }
-  bool has_stages() const noexcept override { return true; }
-  bool can_cut_sequence() const noexcept override { return true; }
-  SharedByStages shared_by_stages() override;
   bool is_tied() const noexcept override { return true; }
-  nn::KvCacheSizes cache_sizes() const override;
-  std::int64_t most_positions() const noexcept override { return options_.sequence; }
-  Tensor extend(const Tensor& ids, nn::KvCache& cache) override;
-  void recompute_blocks(bool is_on = true) override { recomputes_blocks_ = is_on; }
   /// The table may be there as the head, or as both.
   std::vector<std::vector<std::string>> names_in_files(const std::string& name) const override;
 
  private:
-  Tensor embed(const Tensor& ids);
-  Tensor features(const Tensor& in, const Tensor& mask);
-  Tensor logits(const Tensor& x);
+  Tensor embed(const Tensor& ids, std::int64_t first) override;
+  Tensor finish(Tensor x) override;
 
-  std::vector<nn::Embedding*> tokens_;  // of the first and the last stage: this rank's parts
-  nn::Embedding* positions_ = nullptr;  // of the first stage
-  nn::Dropout* dropout_ = nullptr;
-  std::vector<GptBlock*> blocks_;
-  nn::LayerNorm* norm_ = nullptr;  // of the last stage
-  bool recomputes_blocks_ = false;
+  nn::Embedding* wpe_ = nullptr;  // (T, C)
+  nn::Dropout* drop_ = nullptr;
+  nn::LayerNorm* ln_f_ = nullptr;
 };
 
 /// The sizes of a named model of the family (see make_gpt) with `options` replacing some; none is left open. Throws

@@ -7,8 +7,9 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
-#include <thimble/models/transformer/sequence_parts.h>
+#include <thimble/models/transformer/branch.h>
 #include <thimble/models/transformer/transformer.h>
+#include <thimble/nn/quant/weight_only.h>
 
 namespace thimble::models {
 namespace llama_detail {
@@ -22,193 +23,129 @@ nn::LinearOptions projection(bool has_bias = false) {
   return options;
 }
 
+// How a group shards the model.
+constexpr nn::ShardedChild shards[] = {
+    {"self_attn.q_proj", nn::Sharding::column}, {"self_attn.k_proj", nn::Sharding::column},
+    {"self_attn.v_proj", nn::Sharding::column}, {"self_attn.o_proj", nn::Sharding::row},
+    {"mlp.gate_proj", nn::Sharding::column},    {"mlp.up_proj", nn::Sharding::column},
+    {"mlp.down_proj", nn::Sharding::row},       {"embed_tokens", nn::Sharding::vocabulary},
+    {"lm_head", nn::Sharding::vocabulary}};
+
 std::int64_t key_width(const ModelOptions& sizes) { return sizes.width / sizes.heads * sizes.key_heads; }
 
 }  // namespace llama_detail
 
-LlamaLayer::LlamaLayer(const LlamaConfig& config, const nn::TensorOptions& on)
-    : CutBlock(config.sizes, on),
-      config_(config),
-      norm1_(child<nn::RmsNorm>("input_layernorm", config.sizes.width, on, config.epsilon)),
-      query_(cut_outputs("self_attn.q_proj", config.sizes.width, config.sizes.width, on,
-                         llama_detail::projection(config.has_bias))),
-      key_(cut_outputs("self_attn.k_proj", config.sizes.width, llama_detail::key_width(config.sizes), on,
-                       llama_detail::projection(config.has_bias))),
-      value_(cut_outputs("self_attn.v_proj", config.sizes.width, llama_detail::key_width(config.sizes), on,
-                         llama_detail::projection(config.has_bias))),
-      attention_out_(
-          cut_inputs("self_attn.o_proj", config.sizes.width, config.sizes.width, on, llama_detail::projection())),
-      norm2_(child<nn::RmsNorm>("post_attention_layernorm", config.sizes.width, on, config.epsilon)),
-      gate_(cut_outputs("mlp.gate_proj", config.sizes.width, config.sizes.hidden, on, llama_detail::projection())),
-      up_(cut_outputs("mlp.up_proj", config.sizes.width, config.sizes.hidden, on, llama_detail::projection())),
-      down_(cut_inputs("mlp.down_proj", config.sizes.hidden, config.sizes.width, on, llama_detail::projection())) {}
+class LlamaAttention final : public Branch {
+ public:
+  LlamaAttention(const LlamaConfig& config, const nn::TensorOptions& on)
+      : Branch(on),
+        q_proj_(child<nn::Linear>("q_proj", config.sizes.width, config.sizes.width, on,
+                                  llama_detail::projection(config.has_bias))),
+        k_proj_(child<nn::Linear>("k_proj", config.sizes.width, llama_detail::key_width(config.sizes), on,
+                                  llama_detail::projection(config.has_bias))),
+        v_proj_(child<nn::Linear>("v_proj", config.sizes.width, llama_detail::key_width(config.sizes), on,
+                                  llama_detail::projection(config.has_bias))),
+        attend_(child<SelfAttention>("heads",
+                                     SelfAttentionOptions{.head_width = config.sizes.width / config.sizes.heads,
+                                                          .window = config.sizes.window,
+                                                          .build = config.sizes.build,
+                                                          .rotary = RotaryPositions{config.theta, config.scaling}})),
+        o_proj_(child<nn::Linear>("o_proj", config.sizes.width, config.sizes.width, on, llama_detail::projection())) {}
 
-Tensor LlamaLayer::attend(const Tensor& in, const Tensor& mask, const nn::CachedLayer* past) {  // (B, T, h)
-  const ModelOptions& sizes = config_.sizes;
-  const RotaryOptions turns{config_.theta, past != nullptr ? past->cache.length() : 0, config_.scaling};
-  AttentionOptions options;
-  options.window = sizes.window;
-  options.mask = mask;
-  const auto heads = [&](const Tensor& y, std::int64_t count) {  // (B, T, count / parts, D), a view
-    return reshape(y, {y.size(0), y.size(1), count / team_.parts, sizes.width / sizes.heads});
-  };
-  const auto of_heads = [&](std::size_t p, std::span<const Tensor> qkv) {
-    const Tensor q = rotary(heads(qkv[0], sizes.heads), turns), k = rotary(heads(qkv[1], sizes.key_heads), turns);
-    const PathScope scope(part_name("self_attn", p));
-    const Tensor y = attention(q, k, heads(qkv[2], sizes.key_heads), options);
-    return reshape(y, {y.size(0), y.size(1), sizes.width / team_.parts});
-  };
-  const auto of_part = [&](std::size_t p, const Tensor& x) {
-    if (team_.has_whole_layers) {
-      const Tensor qkv[] = {product(*query_.parts[p], x), product(*key_.parts[p], x), product(*value_.parts[p], x)};
-      return product(*attention_out_.parts[p], attend_by_heads(team_, qkv, 1, of_heads));
-    }
-    const Tensor q = rotary(heads((*query_.parts[p])(x), sizes.heads), turns);
-    const Tensor k = rotary(heads((*key_.parts[p])(x), sizes.key_heads), turns);
-    const Tensor v = heads((*value_.parts[p])(x), sizes.key_heads);
-    const PathScope scope(part_name("self_attn", p));
-    const Tensor y = past != nullptr               ? past->attend(q, k, v, sizes.window)
-                     : sizes.build == Build::fused ? attention(q, k, v, options)
-                                                   : attention_textbook(q, k, v, options);
-    return (*attention_out_.parts[p])(reshape(y, {x.size(0), x.size(1), sizes.width / team_.parts}));
-  };
-  // The operand is cast once for the three of them.
-  return sum_of_parts(nn::as_operand(norm_tokens(team_, norm1_, in), compute_), attention_out_.bias, of_part);
-}
-
-Tensor LlamaLayer::feed_forward(const Tensor& in) {
-  if (config_.sizes.feed_forward == FeedForward::tiled) {
-    return tiled_feed_forward(norm2_(in),
-                              {*up_.parts[0], gate_.parts[0], *down_.parts[0], kernels::Activation::none, compute_});
+ protected:
+  Tensor forward(Tensor x, const AttentionInputs& with) override {  // (B, T, h)
+    x = nn::as_operand(x, q_proj_.compute());                       // cast once for the three of them
+    const Tensor q = attend_.turned(q_proj_(x), with);              // (B, T, a, D)
+    const Tensor k = attend_.turned(k_proj_(x), with);              // (B, T, g, D)
+    const Tensor v = attend_.heads(v_proj_(x));                     // (B, T, g, D)
+    return o_proj_(attend_(q, k, v, with));                         // (B, T, h)
   }
-  return sum_of_parts(nn::as_operand(norm_tokens(team_, norm2_, in), compute_), down_.bias,
-                      [&](std::size_t p, const Tensor& x) {
-                        const Tensor gate = product(*gate_.parts[p], x);  // (B, T, f / parts)
-                        const Tensor up = product(*up_.parts[p], x);
-                        const auto gated = [&] {
-                          const PathScope scope(part_name("mlp", p));
-                          return config_.sizes.build == Build::fused ? swiglu(gate, up) : mul(silu(gate), up);
-                        };
-                        return product(*down_.parts[p], gated());
-                      });
-}
 
-Tensor LlamaLayer::add_parts(const Tensor& x, const Tensor& mask, const nn::CachedLayer* past) {
-  const Tensor y = nn::residual_sum(x, attend(x, mask, past));
-  return nn::residual_sum(y, feed_forward(y));
-}
+ private:
+  nn::Linear &q_proj_, &k_proj_, &v_proj_;
+  SelfAttention& attend_;
+  nn::Linear& o_proj_;
+};
 
-Tensor LlamaLayer::forward(const Tensor& x) { return add_parts(x, Tensor(), nullptr); }
+class LlamaMlp final : public Branch {
+ public:
+  LlamaMlp(const ModelOptions& sizes, const nn::TensorOptions& on)
+      : Branch(on),
+        build_(sizes.build),
+        feed_forward_(sizes.feed_forward),
+        gate_proj_(child<nn::Linear>("gate_proj", sizes.width, sizes.hidden, on, llama_detail::projection())),
+        up_proj_(child<nn::Linear>("up_proj", sizes.width, sizes.hidden, on, llama_detail::projection())),
+        down_proj_(child<nn::Linear>("down_proj", sizes.hidden, sizes.width, on, llama_detail::projection())) {}
 
-Tensor LlamaLayer::masked(const Tensor& x, const Tensor& mask) {
-  const PathScope scope(path());
-  return add_parts(x, mask, nullptr);
-}
+ protected:
+  Tensor forward(Tensor x, const AttentionInputs&) override {  // (B, T, h)
+    if (feed_forward_ == FeedForward::tiled) {
+      return tiled_feed_forward(x, {up_proj_, &gate_proj_, down_proj_, kernels::Activation::none, up_proj_.compute()});
+    }
+    x = nn::as_operand(x, up_proj_.compute());
+    const Tensor gate = gate_proj_(x), up = up_proj_(x);  // (B, T, f)
+    return down_proj_(build_ == Build::fused ? swiglu(gate, up) : mul(silu(gate), up));
+  }
 
-Tensor LlamaLayer::extend(const Tensor& x, nn::CachedLayer past) {
-  const PathScope scope(path());
-  return add_parts(x, Tensor(), &past);
-}
+ private:
+  Build build_;
+  FeedForward feed_forward_;
+  nn::Linear &gate_proj_, &up_proj_, &down_proj_;
+};
 
-Llama::Llama(const LlamaConfig& config, const nn::TensorOptions& on)
-    : Decoder(config.sizes, on.compute), config_(config) {
+class LlamaLayer final : public TransformerBlock {
+ public:
+  LlamaLayer(const LlamaConfig& config, const nn::TensorOptions& on)
+      : norm1_(child<nn::RmsNorm>("input_layernorm", config.sizes.width, on, config.epsilon)),
+        self_attn_(child<LlamaAttention>("self_attn", config, on)),
+        norm2_(child<nn::RmsNorm>("post_attention_layernorm", config.sizes.width, on, config.epsilon)),
+        mlp_(child<LlamaMlp>("mlp", config.sizes, on)) {}
+
+  Tensor operator()(const Tensor& x, const AttentionInputs& with) override {  // (B, T, h)
+    const PathScope scope(path());
+    const Tensor y = nn::residual_sum(x, self_attn_(norm1_(x), with));
+    return nn::residual_sum(y, mlp_(norm2_(y)));
+  }
+
+ private:
+  nn::RmsNorm& norm1_;
+  LlamaAttention& self_attn_;
+  nn::RmsNorm& norm2_;
+  LlamaMlp& mlp_;
+};
+
+Llama::Llama(const LlamaConfig& config, const nn::TensorOptions& on) : Decoder(config.sizes, on), config_(config) {
   require_llama_sizes("llama", config.sizes);
   options_.function = {.epsilon = config.epsilon,
                        .rotary = RotaryPositions{config.theta, config.scaling},
                        .is_tied = config.is_tied,
                        .has_bias = config.has_bias,
                        .positions = config.positions};
-  const dist::StagePlace& stage = config.sizes.stage;
-  if (config.is_tied || stage.is_first()) {
-    tokens_ = cut_table("model.embed_tokens", on, llama_detail::deviation);
-  }
-  const dist::StagePlace::Units own = stage.units(config.sizes.layers);
-  for (std::int64_t i = own.first; i < own.end; ++i) {
-    layers_.push_back(&child<LlamaLayer>("model.layers." + std::to_string(i), config, on));
-  }
-  if (!stage.is_last()) return;
+  make_table("model.embed_tokens", on, llama_detail::deviation);
+  make_blocks<LlamaLayer>(config, on);
+  if (!has_head()) return;
   norm_ = &child<nn::RmsNorm>("model.norm", config.sizes.width, on, config.epsilon);
   if (config.is_tied) return;
-  head_ = cut_head("lm_head", on, llama_detail::projection());
+  lm_head_ = &child<nn::Linear>("lm_head", config.sizes.width, config.sizes.vocabulary, on.outside_blocks(),
+                                llama_detail::projection());
 }
 
-Model::SharedByStages Llama::shared_by_stages() { return is_tied() ? shared_parts(tokens_) : SharedByStages(); }
-
-// Ids (B, T) -> (B, T, h).
-Tensor Llama::embed(const Tensor& ids) {
-  if (ids.rank() != 2 || ids.size(1) > options_.sequence) {
-    throw ShapeError("llama: ids " + to_string(ids.shape()) +
-                     "; (B, T) with T <= " + std::to_string(options_.sequence) + " is allowed");
-  }
-  return look_up(tokens_, ids);
+TokenModel::HeadShards Llama::head() {
+  if (lm_head_ == nullptr) return TokenModel::head();
+  HeadShards shards;
+  for (nn::Parameter* const weight : nn::shard_weights(*lm_head_)) shards.weights.push_back(*weight);
+  return shards;
 }
 
-// Ids (B, T), or what the stage before gives (B, T, h) -> what the head reads, or the next stage (B, T, h).
-Tensor Llama::features(const Tensor& in, const Tensor& mask) {
-  const PathScope scope(path());
-  Tensor x = options_.stage.is_first() ? embed(in) : in;
-  x = through_blocks(layers_, std::move(x), recomputes_blocks_,
-                     [&](LlamaLayer& layer, const Tensor& of_layer) { return layer.masked(of_layer, mask); });
-  return options_.stage.is_last() ? norm_tokens(options_.team, *norm_, std::exchange(x, Tensor())) : x;
-}
-
-Tensor Llama::forward(const Tensor& ids) { return forward(ids, Tensor()); }
-
-Tensor Llama::forward(const Tensor& ids, const Tensor& mask) {
-  if (!options_.stage.is_last()) return features(ids, mask);
-  require_whole_vocabulary("llama");
-  return logits(features(ids, mask));
-}
-
-// What the head reads (B, T, h) -> (B, T, V of this rank's parts).
-Tensor Llama::logits(const Tensor& x) {
-  const PathScope scope(path());
-  const PathScope head("head");
-  if (has_quantized_head()) return (*head_[0])(x);
-  return score(x, [&](std::size_t p) { return head_weight(p); });
-}
-
-nn::KvCacheSizes Llama::cache_sizes() const {
-  return {.layers = options_.layers,
-          .heads = options_.key_heads,
-          .width = options_.width / options_.heads,
-          .dtype = whole_cache_dtype(compute_.value_or(tokens_[0]->weight.dtype()))};
-}
-
-Tensor Llama::extend(const Tensor& ids, nn::KvCache& cache) {
-  check_extension("llama", ids, cache);
-  const PathScope scope(path());
-  Tensor x = look_up(tokens_, ids);  // (B, T, h)
-  for (std::size_t i = 0; i < layers_.size(); ++i) {
-    x = layers_[i]->extend(x, {cache, static_cast<std::int64_t>(i)});
-  }
-  cache.advance(ids.size(1));
-  return logits((*norm_)(last_position(x)));
-}
-
-Tensor Llama::loss(const Batch& batch) {
-  if (!options_.stage.is_last()) return forward(batch.input, batch.mask);
-  if (options_.head == Head::chunked) {
-    if (has_quantized_head()) throw ValueError("llama: expected a full head over quantized weights, got a chunked one");
-    const Tensor x = features(batch.input, batch.mask);
-    const PathScope scope(path());
-    const PathScope head("loss");
-    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(head_weight(0), compute_), Tensor(),
-                              batch.target);
-  }
-  const Tensor scores = logits(features(batch.input, batch.mask));
-  const PathScope scope(path());
-  const PathScope head("loss");
-  return loss_of(scores, batch.target);
+nn::Linear* Llama::quantized_head() {
+  const bool is_quantized =
+      lm_head_ != nullptr && dynamic_cast<const nn::quant::Q8Linear*>(lm_head_->replacement()) != nullptr;
+  return is_quantized ? lm_head_ : nullptr;
 }
 
 std::vector<std::vector<std::string>> Llama::names_in_files(const std::string& name) const {
   if (!config_.is_tied || name != "model.embed_tokens.weight") return {};
   return {{"lm_head.weight"}};
-}
-
-Batch Llama::empty_batch(std::int64_t samples, Device device) const {
-  return empty_token_batch(options_, samples, device);
 }
 
 namespace llama_detail {
@@ -295,7 +232,8 @@ LlamaConfig llama_config(std::string_view name, const ModelOptions& options) {
 std::unique_ptr<Model> make_llama(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on) {
   if (!llama_detail::is_member(name)) return nullptr;
   const PathScope scope("llama");
-  return std::make_unique<Llama>(llama_config(name, options), on);
+  const LlamaConfig config = llama_config(name, options);
+  return make_sharded<Llama>(config, config.sizes, on, llama_detail::shards);
 }
 
 }  // namespace thimble::models

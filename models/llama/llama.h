@@ -15,7 +15,6 @@
 
 #include <thimble/core/ops/elementwise/rotary.h>
 #include <thimble/models/theory.h>
-#include <thimble/models/transformer/cut_block.h>
 #include <thimble/models/transformer/decoder.h>
 #include <thimble/models/transformer/transformer.h>
 #include <thimble/nn/files/public_names.h>
@@ -35,75 +34,33 @@ struct LlamaConfig {
   std::int64_t positions = 0;  ///< that the public model was trained for; sequences may be longer
 };
 
-/// x + o(attention(rotary q, rotary k, v)), then x + down(silu(gate) up), each from a norm of x.
-class LlamaLayer final : public CutBlock {
- public:
-  LlamaLayer(const LlamaConfig& config, const nn::TensorOptions& on);
-  /// The layer of the positions behind those in the cache, which gets their keys and values.
-  Tensor extend(const Tensor& x, nn::CachedLayer past);
-  /// With what attention takes besides (AttentionOptions::mask).
-  Tensor masked(const Tensor& x, const Tensor& mask);
-
- protected:
-  Tensor forward(const Tensor& x) override;
-
- private:
-  Tensor add_parts(const Tensor& x, const Tensor& mask, const nn::CachedLayer* past);
-  Tensor attend(const Tensor& in, const Tensor& mask, const nn::CachedLayer* past);
-  Tensor feed_forward(const Tensor& in);
-
-  LlamaConfig config_;
-  nn::RmsNorm& norm1_;
-  CutLinear query_, key_, value_, attention_out_;
-  nn::RmsNorm& norm2_;
-  CutLinear gate_, up_, down_;
-};
-
 class Llama final : public Decoder, public nn::PublicNames {
  public:
   /// Throws ValueError as llama_config does.
   Llama(const LlamaConfig& config, const nn::TensorOptions& on);
 
   const LlamaConfig& config() const noexcept { return config_; }
-  /// Ids (B, T) i64, T at most options().sequence -> logits (B, T, V). Throws ShapeError, ValueError in parts.
-  Tensor forward(const Tensor& ids) override;
-  /// The same where `mask` says what each token sees besides (AttentionOptions::mask). Of documents side by side each
-  /// has what it has alone, for positions are turned: only their distances count.
-  Tensor forward(const Tensor& ids, const Tensor& mask);
-  Tensor loss(const Batch& batch) override;
-  Batch empty_batch(std::int64_t samples, Device device) const override;
   std::string_view hidden_layers() const noexcept override { return "model.layers."; }
-  bool has_stages() const noexcept override { return true; }
-  bool can_cut_sequence() const noexcept override { return true; }
-  SharedByStages shared_by_stages() override;
   bool is_tied() const noexcept override { return config_.is_tied; }
-  nn::KvCacheSizes cache_sizes() const override;
   /// As many as a cache has room for: positions are turned, not learned. With a dynamic scaling those that it leaves as
   /// they are: beyond, each further token turns those before it by other angles.
   std::int64_t most_positions() const noexcept override {
     const bool is_dynamic = config_.scaling && config_.scaling->kind == RotaryKind::dynamic;
     return is_dynamic ? config_.scaling->original_length : std::numeric_limits<std::int64_t>::max();
   }
-  Tensor extend(const Tensor& ids, nn::KvCache& cache) override;
-  void recompute_blocks(bool is_on = true) override { recomputes_blocks_ = is_on; }
   /// A tied table may be there as the head, or as both.
   std::vector<std::vector<std::string>> names_in_files(const std::string& name) const override;
   std::vector<std::string> passed_over() const override { return {"rotary_emb.inv_freq"}; }  // of older files
 
  private:
-  Tensor embed(const Tensor& ids);
-  Tensor features(const Tensor& in, const Tensor& mask);
-  Tensor logits(const Tensor& x);
-  /// For inference, and so whole (nn/quant/weight_only.h).
-  bool has_quantized_head() const { return !head_.empty() && head_[0]->has_quantized_weight(); }
-  Tensor head_weight(std::size_t p) { return head_.empty() ? tied_weight(tokens_, p) : head_[p]->weight; }
+  Tensor embed(const Tensor& ids, std::int64_t) override { return look_up(ids); }
+  Tensor finish(Tensor x) override { return (*norm_)(x); }
+  HeadShards head() override;
+  nn::Linear* quantized_head() override;
 
   LlamaConfig config_;
-  std::vector<nn::Embedding*> tokens_;  // of the first stage; tied, of the last one, too: this rank's parts
-  std::vector<LlamaLayer*> layers_;
-  nn::RmsNorm* norm_ = nullptr;    // of the last stage
-  std::vector<nn::Linear*> head_;  // of the last stage: this rank's parts; none: tied
-  bool recomputes_blocks_ = false;
+  nn::RmsNorm* norm_ = nullptr;
+  nn::Linear* lm_head_ = nullptr;  // null: tied
 };
 
 /// A named model of the family (see make_llama) with `options` replacing some of its sizes. Where the heads alone are

@@ -29,7 +29,7 @@ constexpr const char* gpt_prefix = "transformer.";  // of GPT-2's layers in tran
 void visit_adapters(Model& model) {
   const ParameterUse use;
   for (const nn::NamedLinear& layer : nn::adapted_layers(model)) {
-    for (const Tensor* half : {&layer.layer->lora_a, &layer.layer->lora_b}) {
+    for (const Tensor* half : {&layer.adapter->lora_a, &layer.adapter->lora_b}) {
       fetch_parameters(*half);
       if (half->storage()) half->storage()->bump_version();
     }

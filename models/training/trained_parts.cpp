@@ -7,8 +7,8 @@
 
 #include <thimble/core/error.h>
 #include <thimble/memory/stack.h>
-#include <thimble/models/transformer/cut_block.h>
 #include <thimble/nn/files/cut_tensors.h>
+#include <thimble/nn/parallel/shards.h>
 #include <thimble/nn/step/profile.h>
 
 namespace thimble::models {
@@ -71,7 +71,7 @@ std::unique_ptr<dist::DataParallel> make_parallel(const Setup& setup, dist::Comm
     }
   }
   options.buckets.chunks = chunks_of(own, model.pieces());
-  if (team.ranks != nullptr) team.layers = part_layers(model, own);
+  if (team.ranks != nullptr) team.layers = nn::shard_layers(model, own);
   options.parts = std::move(team);
   return std::make_unique<dist::DataParallel>(*ranks, std::move(own), std::move(options));
 }

@@ -10,7 +10,7 @@
 // and besides, which they leave out, the statistics of two layer norms: 4 numbers for each position.
 // The fused build keeps 16 e sbh and one number for each head and position in place of the a s^2 b terms.
 //
-// In t parts (models/transformer/cut_block.h) a rank has its own part of all but the norms, the inputs of the layer's
+// In t parts (nn/parallel/shards.h) a rank has its own part of all but the norms, the inputs of the layer's
 // two halves and the masks on their results: with dropout, at e = 2, sbh (10 + 24 / t + 5 a s / (h t)), as in their
 // section 4.2.1; where the sequence is in parts, too (dist/parts/sequence.h), sbh (34 / t + 5 a s / (h t)), as in
 // their section 4.2.2.

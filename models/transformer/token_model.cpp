@@ -6,132 +6,178 @@
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
-#include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/dist/parts/class_parts.h>
 #include <thimble/dist/parts/parts.h>
 #include <thimble/dist/parts/token_parts.h>
-#include <thimble/models/transformer/sequence_parts.h>
 #include <thimble/models/transformer/transformer.h>
+#include <thimble/nn/parallel/tokens.h>
 
 namespace thimble::models {
 
-TokenModel::TokenModel(const ModelOptions& options, std::optional<DType> compute) : Model(options), compute_(compute) {
-  const dist::Team& team = options.team;
-  if (team.parts == 1) return;
-  const std::string start = (is_cut() ? "a vocabulary in " : "tokens in ") + std::to_string(team.parts) + " parts: ";
-  if (is_cut() && options.vocabulary < team.parts) {
+TokenModel::TokenModel(const ModelOptions& options, const nn::TensorOptions& on)
+    : Model(options), compute_(on.compute) {
+  const dist::Team& group = options.team;
+  if (group.parts == 1) return;
+  const bool is_cut = group.cuts_layers();
+  const std::string start = (is_cut ? "a vocabulary in " : "tokens in ") + std::to_string(group.parts) + " parts: ";
+  if (is_cut && options.vocabulary < group.parts) {
     throw ValueError(start + std::to_string(options.vocabulary) + " tokens; at most as many parts are allowed");
   }
-  if (team.cuts_sequence && options.sequence % team.parts != 0) {
-    throw ValueError("a sequence in " + std::to_string(team.parts) + " parts: " + std::to_string(options.sequence) +
+  if (group.cuts_sequence && options.sequence % group.parts != 0) {
+    throw ValueError("a sequence in " + std::to_string(group.parts) + " parts: " + std::to_string(options.sequence) +
                      " tokens; a divisor is allowed");
   }
   if (options.head == Head::chunked) throw ValueError(start + "not with a chunked head; a full one is allowed");
-  if (!is_cut() && options.build == Build::textbook) {
+  if (!is_cut && options.build == Build::textbook) {
     throw ValueError(start + "not in the textbook build; the fused one is allowed");
   }
+  if (is_cut && on.rules == nullptr) throw ValueError(start + "expected rules for its layers; make_model() gives them");
 }
 
-Tensor TokenModel::tied_weight(const std::vector<nn::Embedding*>& table, std::size_t p) {
-  const Tensor& weight = table[p]->weight;
-  if (!options_.stage.has_all || options_.stage.count == 1) return weight;
-  aliases_.resize(table.size());
-  Tensor& alias = aliases_[p];
-  if (alias.defined() && alias.storage() == weight.storage()) return alias;
-  alias = weight.detach();
-  alias.require_grad();
-  alias.leaf()->is_input = true;  // no optimizer has it
-  return alias;
-}
-
-Model::SharedByStages TokenModel::shared_parts(const std::vector<nn::Embedding*>& table) {
-  SharedByStages shared;
-  if (options_.stage.count == 1) return shared;
-  for (std::size_t p = 0; p < table.size(); ++p) {
-    if (options_.stage.is_first()) shared.first.push_back(table[p]->weight);
-    if (options_.stage.is_last()) shared.last.push_back(tied_weight(table, p));
+// Where one rank has all stages of several, the table's bytes under leaves of their own, because the two uses are
+// summed apart there (dist/pipeline/pipeline_stage.h).
+std::vector<Tensor> TokenModel::tied_weights() {
+  const bool has_both = options_.stage.has_all && options_.stage.count > 1;
+  std::vector<Tensor> weights;
+  for (nn::Parameter* const weight : nn::shard_weights(*table_)) weights.push_back(*weight);
+  if (!has_both) return weights;
+  aliases_.resize(weights.size());
+  for (std::size_t p = 0; p < weights.size(); ++p) {
+    Tensor& alias = aliases_[p];
+    if (alias.defined() && alias.storage() == weights[p].storage()) continue;
+    alias = weights[p].detach();
+    alias.require_grad();
+    alias.leaf()->is_input = true;  // no optimizer has it
   }
+  return aliases_;
+}
+
+Model::SharedByStages TokenModel::shared_by_stages() {
+  SharedByStages shared;
+  if (options_.stage.count == 1 || !is_tied() || table_ == nullptr) return shared;
+  if (has_embedding()) {
+    for (nn::Parameter* const weight : nn::shard_weights(*table_)) shared.first.push_back(*weight);
+  }
+  if (has_head()) shared.last = tied_weights();
   return shared;
 }
 
-RandomSite TokenModel::site_of_whole(const std::string& name) const {
-  const PathScope own(path());
-  const PathScope below(name);
-  return initial_random_site();
+void TokenModel::make_table(const std::string& name, const nn::TensorOptions& on, double deviation) {
+  if (!has_embedding() && !(has_head() && is_tied())) return;
+  const ParameterStoreScope where(has_embedding() ? context().parameter_store : nullptr);
+  table_ = &child<nn::Embedding>(name, options_.vocabulary, options_.width, on, deviation);
 }
 
-std::vector<nn::Embedding*> TokenModel::cut_table(const std::string& name, const nn::TensorOptions& on,
-                                                  double deviation) {
-  if (!options_.stage.is_first() && !options_.stage.is_last()) return {};
-  const ParameterStoreScope where(options_.stage.is_first() ? context().parameter_store : nullptr);
-  const std::int64_t rows = options_.vocabulary, width = options_.width;
-  if (!is_cut()) return {&child<nn::Embedding>(name, rows, width, on, deviation)};
-  nn::TablePart part;
-  part.weight = site_of_whole(name);
-  part.parts = options_.team.parts;
-  std::vector<nn::Embedding*> parts;
-  for (int p = options_.team.first(); p < options_.team.first() + options_.team.count(); ++p) {
-    part.part = p;
-    parts.push_back(&child<nn::Embedding>(name + "." + std::to_string(p), rows, width, on, deviation, part));
+namespace token_model_detail {
+
+struct HeadBias final : nn::Module {
+  HeadBias(const nn::init::PartOf& of_part, const nn::TensorOptions& on)
+      : part(of_part), bias(add_parameter("bias", nn::init::constant(part.shape(), 0, on.dtype, on.device))) {}
+  std::optional<nn::PlaceInWhole> place_in_whole(const Tensor&) const override {
+    if (part.parts == 1) return {};
+    return nn::PlaceInWhole{part};
   }
-  return parts;
-}
+  nn::init::PartOf part;
+  nn::Parameter bias;
+};
 
-std::vector<nn::Linear*> TokenModel::cut_head(const std::string& name, const nn::TensorOptions& on,
-                                              const nn::LinearOptions& options) {
-  const std::int64_t width = options_.width, classes = options_.vocabulary;
-  if (!is_cut()) return {&child<nn::Linear>(name, width, classes, on.outside_blocks(), options)};
-  nn::LinearPart part;
-  part.weight = site_of_whole(name);
-  part.parts = options_.team.parts;
-  std::vector<nn::Linear*> parts;
-  nn::LinearOptions of_part = options;
-  for (int p = options_.team.first(); p < options_.team.first() + options_.team.count(); ++p) {
-    part.part = p;
-    of_part.part = part;
-    parts.push_back(&child<nn::Linear>(name + "." + std::to_string(p), width, classes, on.outside_blocks(), of_part));
+}  // namespace token_model_detail
+
+std::vector<nn::Parameter*> TokenModel::make_head_bias(const std::string& name, const nn::TensorOptions& on) {
+  using token_model_detail::HeadBias;
+  const dist::Team& group = options_.team;
+  if (!group.cuts_layers()) {
+    return {&child<HeadBias>(name, nn::init::PartOf{{options_.vocabulary}}, on).bias};
   }
-  return parts;
+  std::vector<nn::Parameter*> biases;
+  for (int p = group.first(); p < group.first() + group.count(); ++p) {
+    const nn::init::PartOf part{{options_.vocabulary}, 0, group.parts, p};
+    biases.push_back(&child<HeadBias>(name + "." + std::to_string(p), part, on).bias);
+  }
+  return biases;
 }
 
-Tensor TokenModel::look_up(const std::vector<nn::Embedding*>& table, const Tensor& ids) {
-  if (!is_cut()) return look_up_tokens(options_.team, *table[0], ids);
-  std::vector<Tensor> terms;
-  for (nn::Embedding* part : table) terms.push_back((*part)(ids));
-  return dist::sum_shards(options_.team, terms);
+// Ids (B, T), or what the stage before gives (B, T, C) -> what the head reads, or the next stage (B, T, C).
+Tensor TokenModel::features(const Tensor& in, const AttentionInputs& with) {
+  if (has_embedding() && (in.rank() != 2 || in.size(1) > options_.sequence)) {
+    throw ShapeError(std::string(path_name(path())) + ": ids " + to_string(in.shape()) +
+                     "; (B, T) with T <= " + std::to_string(options_.sequence) + " is allowed");
+  }
+  const PathScope scope(path());
+  Tensor x = through_blocks(blocks_, has_embedding() ? embed(in, 0) : in, recomputes_blocks_,
+                            [&](TransformerBlock& block, const Tensor& of_block) { return block(of_block, with); });
+  return has_head() ? finish(std::exchange(x, Tensor())) : x;
 }
 
-Tensor TokenModel::score(const Tensor& x, FunctionRef<Tensor(std::size_t)> weight_of,
-                         FunctionRef<Tensor(std::size_t)> bias_of) {
-  if (options_.team.has_whole_layers) return linear_tokens(options_.team, x, weight_of(0), bias_of(0), compute_);
-  const auto of_part = [&](std::size_t p, const Tensor& in) {
-    return linear(in, nn::as_operand(weight_of(p), compute_), nn::as_operand(bias_of(p), compute_));
+Tensor TokenModel::add_positions(const Tensor& x, const Tensor& rows) const {
+  return options_.team.cuts_sequence ? nn::add_positions(options_.team, x, rows) : add(x, rows);
+}
+
+Tensor TokenModel::logits(const Tensor& x) {
+  if (nn::Linear* const quantized = quantized_head()) {
+    const PathScope scope(path());
+    const PathScope below("head");
+    return (*quantized)(x);
+  }
+  const HeadShards shards = head();
+  const PathScope scope(path());
+  const PathScope below(shards.path);
+  const auto bias_of = [&](std::size_t p) { return shards.biases.empty() ? Tensor() : shards.biases[p]; };
+  const dist::Team& group = options_.team;
+  if (group.has_whole_layers) return nn::linear_tokens(group, x, shards.weights[0], bias_of(0), compute_);
+  const auto of_shard = [&](std::size_t p, const Tensor& in) {
+    return linear(in, nn::as_operand(shards.weights[p], compute_), nn::as_operand(bias_of(p), compute_));
   };
   const Tensor operand = nn::as_operand(x, compute_);
-  if (!is_cut()) return of_part(0, operand);
+  if (!group.cuts_layers()) return of_shard(0, operand);
   std::optional<SegmentScope> segment;
-  if (options_.team.cuts_sequence) segment.emplace(keep_all_but_gathered);
-  std::vector<Tensor> parts = dist::of_parts(options_.team, operand, of_part);
-  return parts.size() == 1 ? parts[0] : concat(parts, -1);
+  if (group.cuts_sequence) segment.emplace(nn::keep_all_but_gathered);
+  const std::vector<Tensor> scores = dist::of_parts(group, operand, of_shard);
+  return scores.size() == 1 ? scores[0] : concat(scores, -1);
 }
 
-Tensor TokenModel::loss_of(const Tensor& logits, const Tensor& targets) {
-  if (options_.team.parts == 1) return token_loss(logits, targets, options_.build);
-  const Tensor rows = reshape(logits, {-1, logits.size(-1)});  // (B T, V), of which this rank has its parts
-  if (options_.team.has_whole_layers) return apply(dist::TokenPartsLoss{options_.team}, rows, targets);
-  const Tensor classes = view::reshape(contiguous(targets), {-1});
-  return apply(dist::ClassPartsLoss{options_.team, options_.vocabulary, options_.build == Build::textbook}, rows,
-               classes);
+Tensor TokenModel::forward(const Tensor& ids, const Tensor& mask) {
+  if (has_head() && options_.team.parts > 1) {
+    throw ValueError(std::string(path_name(path())) + ": scores of a " +
+                     (options_.team.cuts_layers() ? "vocabulary" : "sequence") + " in " +
+                     std::to_string(options_.team.parts) +
+                     " parts, which are never side by side; loss(), or one part, is allowed");
+  }
+  const Tensor x = features(ids, {.mask = mask});
+  return has_head() ? logits(x) : x;
 }
 
-void TokenModel::require_whole_vocabulary(const char* name) const {
-  if (options_.team.parts == 1) return;
-  throw ValueError(std::string(name) + ": scores of a " + (is_cut() ? "vocabulary" : "sequence") + " in " +
-                   std::to_string(options_.team.parts) +
-                   " parts, which are never side by side; loss(), or one part, is allowed");
+Tensor TokenModel::loss(const Batch& batch) {
+  if (!has_head()) return forward(batch.input, batch.mask);
+  if (options_.head == Head::chunked) {
+    if (quantized_head() != nullptr) {
+      throw ValueError(std::string(path_name(path())) +
+                       ": expected a full head over quantized weights, got a chunked one");
+    }
+    const Tensor x = features(batch.input, {.mask = batch.mask});
+    const HeadShards shards = head();
+    const PathScope scope(path());
+    const PathScope below("loss");
+    const Tensor bias = shards.biases.empty() ? Tensor() : nn::as_operand(shards.biases[0], compute_);
+    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(shards.weights[0], compute_), bias,
+                              batch.target);
+  }
+  const Tensor scores = logits(features(batch.input, {.mask = batch.mask}));
+  const PathScope scope(path());
+  const PathScope below("loss");
+  const dist::Team& group = options_.team;
+  if (group.parts == 1) return token_loss(scores, batch.target, options_.build);
+  const Tensor rows = reshape(scores, {-1, scores.size(-1)});  // (B T, V), of which this rank has its own
+  if (group.has_whole_layers) return apply(dist::TokenPartsLoss{group}, rows, batch.target);
+  const Tensor classes = view::reshape(contiguous(batch.target), {-1});
+  return apply(dist::ClassPartsLoss{group, options_.vocabulary, options_.build == Build::textbook}, rows, classes);
+}
+
+Batch TokenModel::empty_batch(std::int64_t samples, Device device) const {
+  return empty_token_batch(options_, samples, device);
 }
 
 }  // namespace thimble::models

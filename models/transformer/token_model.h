@@ -1,64 +1,89 @@
 #pragma once
-// Models over tokens, whose vocabulary is cut into as many parts as their blocks (Shoeybi et al. 2019,
-// arXiv:1909.08053, section 3): the table of tokens (V, C) and the head (V, C), tied or not, by rows.
+// Models over tokens: a table of tokens (V, C), blocks, and a head (V, C) that is the table or a linear layer.
 //
-//   ids ---- rows of part p, or 0 ---- sum_shards ---- blocks ---- copy_to_group ---- logits of part p ---- ClassPartsLoss
+//   ids ---- embed() ---- blocks ---- finish() ---- head ---- logits (B, T, V) ---- mean cross-entropy
 //
-// Logits of several ranks are never side by side (dist/parts/class_parts.h). Part p of a table is a module of its own,
-// "wte.1"; parts differ by one token at most. A table in one part is an nn::Embedding as any other, a head an
-// nn::Linear.
+// A stage of a pipeline has some of the blocks, the first one embed(), the last one finish() and the head.
+//
+// Of a model whose vocabulary is sharded (Shoeybi et al. 2019, arXiv:1909.08053, section 3) a rank has the logits of
+// its own rows, never side by side with the others' (dist/parts/class_parts.h).
 
-#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include <thimble/core/threads/parallel.h>
 #include <thimble/models/model.h>
+#include <thimble/models/transformer/branch.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {
 
 class TokenModel : public Model {
  public:
-  bool is_text() const noexcept override { return true; }
+  /// Ids (B, T) i64, T at most options().sequence -> logits (B, T, V). Throws ShapeError; ValueError where the
+  /// vocabulary or the sequence is sharded.
+  Tensor forward(const Tensor& ids) final { return forward(ids, Tensor()); }
+  /// The same where `mask` says what each token sees besides (AttentionOptions::mask). Positions count through.
+  Tensor forward(const Tensor& ids, const Tensor& mask);
+  Tensor loss(const Batch& batch) final;
+  Batch empty_batch(std::int64_t samples, Device device) const final;
+  bool is_text() const noexcept final { return true; }
+  bool has_stages() const noexcept final { return true; }
+  bool can_cut_sequence() const noexcept final { return true; }
+  SharedByStages shared_by_stages() final;
+  void recompute_blocks(bool is_on = true) final { recomputes_blocks_ = is_on; }
 
  protected:
-  /// Throws ValueError for more parts than tokens, a sequence in parts that do not divide it, and a chunked head in
-  /// parts.
-  TokenModel(const ModelOptions& options, std::optional<DType> compute);
+  /// Throws ValueError for more shards than tokens, a sequence that they do not divide, a chunked head in shards, and
+  /// for shards without rules (with_shards).
+  TokenModel(const ModelOptions& options, const nn::TensorOptions& on);
 
-  /// The parts of a table of all tokens that this rank has, on the first stage and the last one; none in between. On
-  /// the last one of several it is the first one's, and stays here where parameters are shared out.
-  std::vector<nn::Embedding*> cut_table(const std::string& name, const nn::TensorOptions& on, double deviation);
-  /// The parts of a head that is not the table.
-  std::vector<nn::Linear*> cut_head(const std::string& name, const nn::TensorOptions& on,
-                                    const nn::LinearOptions& options);
+  /// Ids (B, T), which have the positions from `first` on -> (B, T, C).
+  virtual Tensor embed(const Tensor& ids, std::int64_t first) = 0;
+  /// What the last block gives (B, T, C) -> what the head reads.
+  virtual Tensor finish(Tensor x) = 0;
 
-  /// The weight of part p of a head that is the table: the table's own, or where one rank has all stages of several its
-  /// bytes under a leaf of their own, because the two uses are summed apart there (dist/pipeline/pipeline_stage.h).
-  Tensor tied_weight(const std::vector<nn::Embedding*>& table, std::size_t p);
-  SharedByStages shared_parts(const std::vector<nn::Embedding*>& table);
+  /// What makes scores: of each shard here a weight (V / t, C), and a bias (V / t) or none.
+  struct HeadShards {
+    std::vector<Tensor> weights, biases;
+    const char* path = "head";
+  };
+  /// The table's, unless the model has another head.
+  virtual HeadShards head() { return {tied_weights(), {}}; }
 
-  /// Ids (B, T) -> (B, T, C), or in parts of the sequence (models/transformer/sequence_parts.h). Throws ShapeError
-  /// where these do not divide T.
-  Tensor look_up(const std::vector<nn::Embedding*>& table, const Tensor& ids);
-  static constexpr auto no_bias = [](std::size_t) { return Tensor(); };
-  /// x as look_up() gives it, and of part p of this rank's parts a weight (V of the part, C) and a bias (V of the
-  /// part), which may be undefined -> logits (B, T, V of this rank's parts).
-  Tensor score(const Tensor& x, FunctionRef<Tensor(std::size_t p)> weight_of,
-               FunctionRef<Tensor(std::size_t p)> bias_of = no_bias);
-  /// Mean cross-entropy of what score() gives and class numbers (B, T); those of -100 do not count.
-  Tensor loss_of(const Tensor& logits, const Tensor& targets);
-  /// Throws ValueError, naming the model, where the vocabulary is in parts.
-  void require_whole_vocabulary(const char* name) const;
+  /// A head whose weight is in 8 bits (nn/quant/weight_only.h), for inference; null otherwise.
+  virtual nn::Linear* quantized_head() { return nullptr; }
 
-  bool is_cut() const noexcept { return options_.team.cuts_layers(); }
-
+  /// The table of all tokens, on the first stage and, with a tied head, on the last one; null in between. On the last
+  /// one of several it is the first one's, and stays here where parameters are shared out.
+  void make_table(const std::string& name, const nn::TensorOptions& on, double deviation);
+  /// A bias of the head, NAME.bias (V).
+  std::vector<nn::Parameter*> make_head_bias(const std::string& name, const nn::TensorOptions& on);
+  /// The blocks of this stage, made as B(args...) under hidden_layers() and their numbers.
+  template <class B, class... Args>
+  void make_blocks(const Args&... args) {
+    const dist::StagePlace::Units own = options_.stage.units(options_.layers);
+    for (std::int64_t i = own.first; i < own.end; ++i) {
+      blocks_.push_back(&child<B>(std::string(hidden_layers()) + std::to_string(i), args...));
+    }
+  }
+  bool has_embedding() const noexcept { return options_.stage.is_first(); }
+  bool has_head() const noexcept { return options_.stage.is_last(); }
+  /// Ids (B, T) -> (B, T, C).
+  Tensor look_up(const Tensor& ids) { return (*table_)(ids); }
+  /// x + rows (T, C).
+  Tensor add_positions(const Tensor& x, const Tensor& rows) const;
+  /// What the head reads (B, T, C) -> logits (B, T, V).
+  Tensor logits(const Tensor& x);
+  nn::Embedding* table_ = nullptr;
+  std::vector<TransformerBlock*> blocks_;
   std::optional<DType> compute_;
 
  private:
-  RandomSite site_of_whole(const std::string& name) const;  // where its weight is drawn
+  Tensor features(const Tensor& in, const AttentionInputs& with);
+  std::vector<Tensor> tied_weights();
+
+  bool recomputes_blocks_ = false;
   std::vector<Tensor> aliases_;
 };
 

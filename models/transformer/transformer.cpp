@@ -106,21 +106,16 @@ Tensor chunked_token_loss(const Tensor& x, const Tensor& weight, const Tensor& b
 Tensor tiled_feed_forward(const Tensor& x, const FeedForwardParts& parts) {
   for (const nn::Linear* layer : {&parts.up, parts.gate, &parts.down}) {
     if (layer == nullptr) continue;
-    const auto refuse = [&](const char* what, const char* allowed) {
-      throw ValueError("feed-forward layer in tiles: " + std::string(path_name(layer->path())) + what + "; " + allowed +
-                       ", or `feed_forward` full, is allowed");
-    };
-    if (layer->adapter() && !layer->is_merged()) {
-      refuse(" has an adapter", "`lora_targets` outside of feed-forward layers");
-    }
-    if (layer->fp8_status().runs) refuse(" runs in FP8", "a `precision` without it");
-    if (layer->has_quantized_weight()) refuse(" has a quantized weight", "one that is not");
+    const nn::Layer* const other = layer->replacement();
+    if (other == nullptr || other->difference().empty()) continue;
+    throw ValueError("feed-forward layer in tiles: expected plain linear layers, got " +
+                     std::string(path_name(layer->path())) + ", which " + std::string(other->difference()) +
+                     "; `feed_forward` full, or `lora_targets` outside of feed-forward layers, runs it");
   }
   const auto operand = [&](const Tensor& t) { return nn::as_operand(t, parts.compute); };
   const ops::TiledFeedForward op{parts.activation, parts.up.weight_is_in_out()};
   const Tensor in = operand(x), up = operand(parts.up.weight), up_bias = operand(parts.up.bias);
   const Tensor gate = parts.gate != nullptr ? operand(parts.gate->weight) : Tensor();
-  const PathScope scope("mlp");
   return apply(op, in, up, up_bias, gate, operand(parts.down.weight), operand(parts.down.bias));
 }
 

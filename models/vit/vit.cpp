@@ -10,6 +10,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/random/random.h>
 #include <thimble/models/images.h>
+#include <thimble/models/transformer/branch.h>
 #include <thimble/models/transformer/transformer.h>
 #include <thimble/nn/layers/init.h>
 
@@ -22,10 +23,9 @@ constexpr double epsilon = 1e-6, position_deviation = 0.02;
 double glorot_bound(std::int64_t in, std::int64_t out) { return std::sqrt(6.0 / static_cast<double>(in + out)); }
 
 // A dense layer with Glorot's variance, as a normal, and bias 0.
-nn::LinearOptions dense(std::int64_t in, std::int64_t out, kernels::Activation activation = {}) {
+nn::LinearOptions dense(std::int64_t in, std::int64_t out) {
   nn::LinearOptions options;
   options.deviation = glorot_bound(in, out) / std::sqrt(3.0);
-  options.activation = activation;
   return options;
 }
 
@@ -33,8 +33,18 @@ constexpr GeluForm gelu_form = GeluForm::erf;
 
 double epsilon_of(const ModelOptions& sizes) { return sizes.function.epsilon.value_or(epsilon); }
 
-kernels::Activation fused_gelu(Build build, GeluForm form) {
-  return build == Build::fused ? gelu_activation(form) : kernels::Activation::none;
+// How a group shards the model.
+constexpr nn::ShardedChild shards[] = {{"self_attention.in_proj", nn::Sharding::column, 3},
+                                       {"self_attention.out_proj", nn::Sharding::row},
+                                       {"mlp.0", nn::Sharding::column},
+                                       {"mlp.2", nn::Sharding::element},
+                                       {"mlp.3", nn::Sharding::row}};
+
+// Of a weight that is never coded: QLoRA's codes are of layers that have adapters.
+nn::TensorOptions plain_weight(const nn::TensorOptions& on) {
+  nn::TensorOptions plain = on;
+  plain.coded_weights.reset();
+  return plain;
 }
 
 // (N, T, C) -> (N, C), the class token's; a view.
@@ -49,76 +59,63 @@ nn::LinearOptions zeros_head() {
 
 }  // namespace vit_detail
 
-VitAttention::VitAttention(const ModelOptions& sizes, const nn::TensorOptions& on)
-    : CutBlock(sizes, on), heads_(sizes.heads), build_(sizes.build), in_fp8_(on, sizes.width, 3 * sizes.width) {
-  const double bound = vit_detail::glorot_bound(sizes.width, 3 * sizes.width);
-  if (is_cut()) {
-    nn::LinearOptions in;
-    in.bound = bound;
-    in_parts_ = cut_outputs("in_proj", sizes.width, 3 * sizes.width, on, in, 3, initial_random_site());
-  } else {
-    in_weight_ =
-        add_parameter("in_proj_weight", nn::init::uniform({3 * sizes.width, sizes.width}, bound, on.dtype, on.device));
-    in_bias_ = add_parameter("in_proj_bias", nn::init::constant({3 * sizes.width}, 0, on.dtype, on.device));
+/// Query, key and value from one product, whose parameters torch.nn.MultiheadAttention names "in_proj_weight" (3 C, C)
+/// and "in_proj_bias" (3 C).
+class VitAttention final : public Branch {
+ public:
+  VitAttention(const ModelOptions& sizes, const nn::TensorOptions& on)
+      : Branch(on),
+        in_proj_(own_child<nn::Linear>(
+            sizes.width, 3 * sizes.width, vit_detail::plain_weight(on),
+            nn::LinearOptions{.bound = vit_detail::glorot_bound(sizes.width, 3 * sizes.width), .prefix = "in_proj_"})),
+        attend_(child<SelfAttention>(
+            "heads",
+            SelfAttentionOptions{.head_width = sizes.width / sizes.heads, .is_causal = false, .build = sizes.build})),
+        out_proj_(
+            child<nn::Linear>("out_proj", sizes.width, sizes.width, on, vit_detail::dense(sizes.width, sizes.width))) {}
+
+ protected:
+  Tensor forward(Tensor x, const AttentionInputs& with) override {  // (N, T, C)
+    return out_proj_(attend_(in_proj_(x), with));
   }
-  out_ = cut_inputs("out_proj", sizes.width, sizes.width, on, vit_detail::dense(sizes.width, sizes.width));
-  if (!in_fp8_.state().defined()) return;
-  add_buffer("fp8_amax", in_fp8_.state().amax);
-  add_buffer("fp8_scale", in_fp8_.state().scale);
-  add_buffer("fp8_steps", in_fp8_.state().steps);
-}
 
-Tensor VitAttention::project(const Tensor& x) {  // (N, T, C) -> (N, T, 3C)
-  const Tensor in = nn::as_operand(x, compute_), weight = nn::as_operand(in_weight_, compute_),
-               bias = nn::as_operand(in_bias_, compute_);
-  return in_fp8_.runs() ? in_fp8_(in, weight, bias, is_training()) : linear(in, weight, bias);
-}
+ private:
+  nn::Linear& in_proj_;
+  SelfAttention& attend_;
+  nn::Linear& out_proj_;
+};
 
-Tensor VitAttention::forward(const Tensor& x) {  // (N, T, C)
-  AttentionOptions options;
-  options.causal = false;
-  const std::int64_t heads = heads_ / team_.parts;  // of a part
-  return sum_of_parts(x, out_.bias, [&](std::size_t p, const Tensor& in) {
-    const Tensor qkv = is_cut() ? (*in_parts_.parts[p])(in) : project(in);
-    return (*out_.parts[p])(build_ == Build::fused ? attention(qkv, heads, options)
-                                                   : attention_textbook(qkv, heads, options));
-  });
-}
+class VitBlock final : public nn::Module {
+ public:
+  VitBlock(const ModelOptions& sizes, const nn::TensorOptions& on)
+      : norm1_(child<nn::LayerNorm>("ln_1", sizes.width, on, vit_detail::epsilon_of(sizes))),
+        attention_(child<VitAttention>("self_attention", sizes, on)),
+        attention_dropout_(child<nn::Dropout>("dropout", sizes.dropout, sizes.build == Build::textbook)),
+        norm2_(child<nn::LayerNorm>("ln_2", sizes.width, on, vit_detail::epsilon_of(sizes))),
+        mlp_(child<GeluMlp>("mlp", sizes, on,
+                            MlpOptions{.up = "0",
+                                       .down = "3",
+                                       .gelu = "1",
+                                       .dropout = "2",
+                                       .of_up = vit_detail::dense(sizes.width, 4 * sizes.width),
+                                       .of_down = vit_detail::dense(4 * sizes.width, sizes.width),
+                                       .form = sizes.function.gelu.value_or(vit_detail::gelu_form)})),
+        mlp_dropout_(child<nn::Dropout>("mlp.4", sizes.dropout, sizes.build == Build::textbook)) {}
 
-VitBlock::VitBlock(const ModelOptions& sizes, const nn::TensorOptions& on)
-    : CutBlock(sizes, on),
-      build_(sizes.build),
-      feed_forward_(sizes.feed_forward),
-      gelu_(sizes.function.gelu.value_or(vit_detail::gelu_form)),
-      norm1_(child<nn::LayerNorm>("ln_1", sizes.width, on, vit_detail::epsilon_of(sizes))),
-      attention_(child<VitAttention>("self_attention", sizes, on)),
-      attention_dropout_(child<nn::Dropout>("dropout", sizes.dropout, sizes.build == Build::textbook)),
-      norm2_(child<nn::LayerNorm>("ln_2", sizes.width, on, vit_detail::epsilon_of(sizes))),
-      up_(cut_outputs("mlp.0", sizes.width, 4 * sizes.width, on,
-                      vit_detail::dense(sizes.width, 4 * sizes.width, vit_detail::fused_gelu(sizes.build, gelu_)))),
-      gelu_dropouts_(cut_dropout("mlp.2", sizes.dropout, sizes.build == Build::textbook)),
-      down_(cut_inputs("mlp.3", 4 * sizes.width, sizes.width, on, vit_detail::dense(4 * sizes.width, sizes.width))),
-      mlp_dropout_(child<nn::Dropout>("mlp.4", sizes.dropout, sizes.build == Build::textbook)) {}
-
-Tensor VitBlock::feed_forward(const Tensor& x) {
-  if (feed_forward_ == FeedForward::tiled) {
-    return mlp_dropout_(tiled_feed_forward(
-        norm2_(x), {*up_.parts[0], nullptr, *down_.parts[0], vit_detail::fused_gelu(build_, gelu_), compute_}));
+  Tensor operator()(const Tensor& x) {  // (N, T, C)
+    const PathScope scope(path());
+    const Tensor y = nn::residual_sum(x, attention_dropout_(attention_(norm1_(x))));
+    return nn::residual_sum(y, mlp_dropout_(mlp_(norm2_(y))));
   }
-  return mlp_dropout_(sum_of_parts(norm2_(x), down_.bias, [&](std::size_t p, Tensor in) {
-    Tensor y = (*up_.parts[p])(std::exchange(in, Tensor()));  // (N, T, 4C / parts)
-    if (build_ == Build::textbook) {
-      const PathScope scope(part_name("mlp.1", p));
-      y = gelu(y, gelu_);
-    }
-    return (*down_.parts[p])((*gelu_dropouts_[p])(y));
-  }));
-}
 
-Tensor VitBlock::forward(const Tensor& x) {
-  const Tensor y = nn::residual_sum(x, attention_dropout_(attention_(norm1_(x))));
-  return nn::residual_sum(y, feed_forward(y));
-}
+ private:
+  nn::LayerNorm& norm1_;
+  VitAttention& attention_;
+  nn::Dropout& attention_dropout_;
+  nn::LayerNorm& norm2_;
+  GeluMlp& mlp_;
+  nn::Dropout& mlp_dropout_;
+};
 
 Vit::Vit(const ModelOptions& sizes, const nn::TensorOptions& on) : Model(sizes), dtype_(on.dtype) {
   if (sizes.stage.is_first()) {
@@ -157,9 +154,9 @@ Tensor Vit::embed(const Tensor& images) {
 
 Tensor Vit::forward(const Tensor& in) {
   const PathScope scope(path());
-  const Tensor x = through_blocks(blocks_, options_.stage.is_first() ? embed(in) : in, recomputes_blocks_,
+  const Tensor x = through_blocks(blocks_, patches_ != nullptr ? embed(in) : in, recomputes_blocks_,
                                   [](auto& block, const Tensor& of_block) { return block(of_block); });  // (N, T, C)
-  if (!options_.stage.is_last()) return x;
+  if (head_ == nullptr) return x;  // another stage has it
   if (options_.build == Build::textbook) return (*head_)(vit_detail::class_row((*norm_)(x)));
   const Tensor rows = concat({vit_detail::class_row(x)}, 0);  // (N, C), a copy: nothing holds the other tokens
   return (*head_)((*norm_)(rows));
@@ -252,7 +249,7 @@ ModelOptions vit_options(std::string_view name, const ModelOptions& options) {
 std::unique_ptr<Model> make_vit(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on) {
   if (!vit_detail::find(name)) return nullptr;
   const PathScope scope("vit");
-  return std::make_unique<Vit>(vit_options(name, options), on);
+  return make_sharded<Vit>(vit_options(name, options), on, vit_detail::shards);
 }
 
 }  // namespace thimble::models

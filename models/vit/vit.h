@@ -11,7 +11,6 @@
 #include <vector>
 
 #include <thimble/models/theory.h>
-#include <thimble/models/transformer/cut_block.h>
 #include <thimble/nn/files/public_names.h>
 #include <thimble/nn/layers/layers.h>
 
@@ -23,49 +22,7 @@ inline constexpr std::int64_t vit_patch = 16;
 /// Tokens of an image: its patches and the class token.
 constexpr std::int64_t vit_tokens(std::int64_t image) noexcept { return (image / vit_patch) * (image / vit_patch) + 1; }
 
-/// Attention with query, key and value from one product, as torch.nn.MultiheadAttention names its parameters.
-class VitAttention final : public CutBlock {
- public:
-  VitAttention(const ModelOptions& sizes, const nn::TensorOptions& on);
-  nn::Fp8Status fp8_status() const override { return in_fp8_.status(); }
-
- protected:
-  Tensor forward(const Tensor& x) override;
-
- private:
-  Tensor project(const Tensor& x);
-
-  std::int64_t heads_;
-  Build build_;
-  nn::Parameter in_weight_, in_bias_;  // (3 C, C), (3 C)
-  nn::Fp8Product in_fp8_;
-  CutLinear in_parts_;  // in their place, where the block is cut
-  CutLinear out_;
-};
-
-/// x + attention(norm(x)), then x + mlp(norm(x)).
-class VitBlock final : public CutBlock {
- public:
-  VitBlock(const ModelOptions& sizes, const nn::TensorOptions& on);
-
- protected:
-  Tensor forward(const Tensor& x) override;
-
- private:
-  Tensor feed_forward(const Tensor& x);
-
-  Build build_;
-  FeedForward feed_forward_;
-  GeluForm gelu_;
-  nn::LayerNorm& norm1_;
-  VitAttention& attention_;
-  nn::Dropout& attention_dropout_;
-  nn::LayerNorm& norm2_;
-  CutLinear up_;
-  std::vector<nn::Dropout*> gelu_dropouts_;  // of each part
-  CutLinear down_;
-  nn::Dropout& mlp_dropout_;
-};
+class VitBlock;
 
 /// Images (N, H, W, C) -> class scores (N, K).
 ///

@@ -1,5 +1,5 @@
 #pragma once
-// Tensors of a module that are parts of ones that files have as wholes (models/transformer/cut_block.h): so a file of a
+// Tensors of a module that are parts of ones that files have as wholes (nn/parallel/shards.h): so a file of a
 // model in parts is that of the whole model, and is read in any number of parts.
 //
 //   module, part 1 of 2                   file

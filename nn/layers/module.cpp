@@ -186,11 +186,17 @@ void Module::child(std::unique_ptr<Module> module) {
 
 void Module::move_to(PathId path) {
   path_ = path;
-  const PathScope own(path);
-  for (const Child& c : children_) {
-    const PathScope below(c.name);
-    c.module->move_to(context().path);
+  for (const Child& c : children_) c.module->move_to(c.name.empty() ? path : join_path(path, c.name));
+}
+
+void Layer::put_in_place(std::unique_ptr<Layer> other) {
+  if (replacement_ != nullptr && !replacement_->difference().empty()) {
+    throw ValueError(std::string(path_name(path())) + " " + std::string(replacement_->difference()) +
+                     "; only a plain layer can be replaced");
   }
+  other->train(is_training());
+  replacement_ = other.get();
+  child(std::move(other));
 }
 
 Tensor Sequential::operator()(Tensor&& x) {

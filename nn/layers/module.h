@@ -32,6 +32,7 @@
 namespace thimble::nn {
 
 using optim::Named;
+class LayerRules;
 
 /// Device and dtypes of a module's tensors, and the dtype that its products compute in. Named policies fill it in:
 /// nn/precision/precision.h.
@@ -43,6 +44,8 @@ struct TensorOptions {
   std::optional<Fp8Recipe> fp8 = {};  ///< of linear layers' operands (nn/precision/fp8.h); none: they are not FP8
   /// Has the weights of linear layers, in fewer bits, between uses (nn/quant/coded_store.h); null: they are not coded.
   std::shared_ptr<ParameterStore> coded_weights = nullptr;
+  /// Shards in place of linear layers and tables (nn/parallel/shards.h); null: layers are whole.
+  std::shared_ptr<const LayerRules> rules = nullptr;
   bool is_in_blocks = true;  ///< false: of layers whose role is not that of linear layers inside of blocks
 
   DType norm_dtype() const noexcept { return norms.value_or(dtype); }
@@ -69,7 +72,7 @@ struct NamedTensor {
   FileLayout layout = FileLayout::same;
 };
 
-/// Where a parameter of a part of a layer lies in the whole layer's.
+/// Where a shard of a parameter lies in the whole one.
 struct PlaceInWhole {
   init::PartOf part;
   char joint = '.';  ///< in the whole parameter's name, between the layer's own name and "weight" or "bias"
@@ -149,8 +152,8 @@ class Module {
 
   /// What a recipe for FP8 made of this module's own products; nothing for those that have none.
   virtual Fp8Status fp8_status() const { return {}; }
-  /// Where `parameter`, one of its own, lies in that of a layer that is cut, of which the module is a part
-  /// (models/transformer/cut_block.h); none: it is whole.
+  /// Where `parameter`, one of its own, lies in the whole layer's, of which the module is a shard
+  /// (nn/parallel/shards.h); none: it is whole.
   virtual std::optional<PlaceInWhole> place_in_whole(const Tensor&) const { return {}; }
 
   /// The path the module runs and allocates under: where it was made, or what child(name, module) has made of it.
@@ -176,12 +179,21 @@ class Module {
     adopt(name, reference, std::move(made));
     return reference;
   }
+  /// The same for a module whose members are listed under their own names, as if they were this one's. It has this
+  /// module's path.
+  template <class M, class... Args>
+  M& own_child(Args&&... args) {
+    const PathScope own(path_);
+    auto made = std::make_unique<M>(std::forward<Args>(args)...);
+    M& reference = *made;
+    child(std::move(made));
+    return reference;
+  }
   /// Makes a child of a module that is made and owned elsewhere: a plain member, one behind a pointer. From now on it
   /// runs under this module's path; its bytes stay booked where it was made. It may go before this module does. Throws
   /// ValueError for one that is a child already, or for this module.
   void child(const std::string& name, Module& module);
-  /// Takes over a module whose members are listed under their own names, as if they were this module's. It keeps its
-  /// path.
+  /// Takes over a module whose members are listed as this one's. It keeps its path.
   void child(std::unique_ptr<Module> module);
 
  private:
@@ -210,19 +222,42 @@ class Module {
   std::vector<Child> children_;
 };
 
-/// A module from one tensor to one tensor.
+/// A module from one tensor to one tensor. Another layer can take its place (replace): LoRA, FP8, 8-bit weights and
+/// shards are such replacements, so that neither the layer nor the model that calls it knows of them.
 class Layer : public Module {
  public:
-  /// Runs forward under the module's path and in its mode (core/tensor/evaluation.h).
+  /// Runs forward, or its replacement's, under the module's path and in its mode (core/tensor/evaluation.h).
   Tensor operator()(const Tensor& x) {
     const PathScope scope(path());
     const EvaluationScope mode(!is_training());
-    return forward(x);
+    return replacement_ != nullptr ? replacement_->forward(x) : forward(x);
   }
+  /// Null: it has none.
+  Layer* replacement() const noexcept { return replacement_; }
+  /// Of a replacement, how it differs from the layer whose place it took: "has an adapter". Empty: not at present.
+  virtual std::string_view difference() const { return {}; }
+  /// Has callers get `other`. Its parameters and buffers are listed as this layer's, behind them. Throws ValueError
+  /// where another replacement makes a difference.
+  void put_in_place(std::unique_ptr<Layer> other);
 
  protected:
   virtual Tensor forward(const Tensor& x) = 0;
+  /// The forward of the layer whose place this one took.
+  static Tensor forward_of(Layer& base, const Tensor& x) { return base.forward(x); }
+
+ private:
+  Layer* replacement_ = nullptr;
 };
+
+/// Puts an L, made as L(base, args...) under its path, in the place of `base`. Throws as Layer::put_in_place.
+template <class L, class Base, class... Args>
+L& replace(Base& base, Args&&... args) {
+  const PathScope scope(base.path());
+  auto made = std::make_unique<L>(base, std::forward<Args>(args)...);
+  L& reference = *made;
+  base.put_in_place(std::move(made));
+  return reference;
+}
 
 /// Layers one after the other.
 class Sequential final : public Layer {

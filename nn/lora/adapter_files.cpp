@@ -188,15 +188,16 @@ std::vector<NamedLinear> meant(Module& module, const Layers& in_file, const Adap
   }
   const std::vector<NamedLinear> adapted = adapted_layers(module);
   if (adapted.empty()) {
-    for (const NamedLinear& l : layers) l.layer->check_adapter(options);
+    for (const NamedLinear& l : layers) LoraLinear::check(*l.layer, options);
     return layers;
   }
   for (const NamedLinear& l : adapted) {
     if (!in_file.contains(l.name)) throw ValueError(path + ": layer '" + l.name + "' of the module is not there");
-    if (!is_same(*l.layer->adapter(), options)) {
+    if (!is_same(l.adapter->options(), options)) {
       throw ValueError(path + ": r " + std::to_string(options.rank) + " and lora_alpha " +
                        std::to_string(options.alpha) + "; the module's '" + l.name + "' has " +
-                       std::to_string(l.layer->adapter()->rank) + " and " + std::to_string(l.layer->adapter()->alpha));
+                       std::to_string(l.adapter->options().rank) + " and " +
+                       std::to_string(l.adapter->options().alpha));
     }
   }
   if (adapted.size() != layers.size()) {
@@ -228,16 +229,17 @@ void save_adapters(Module& module, const std::string& folder, const AdapterFiles
   const std::vector<NamedLinear> layers = adapted_layers(module);
   if (layers.empty()) throw ValueError("save_adapters: the module has none");
   const Linear& first = *layers.front().layer;
+  const AdapterOptions& options = layers.front().adapter->options();
   std::vector<NamedTensor> tensors;
   Json targets = Json::array();
   for (const NamedLinear& l : layers) {
-    if (!is_same(*l.layer->adapter(), *first.adapter()) || l.layer->weight_is_in_out() != first.weight_is_in_out()) {
+    if (!is_same(l.adapter->options(), options) || l.layer->weight_is_in_out() != first.weight_is_in_out()) {
       throw ValueError("save_adapters: " + layers.front().name + " and " + l.name +
                        " differ in rank, alpha or the layout of weights; one for all is allowed");
     }
     const std::string name = files.prefix + l.name, whole = std::string(of_peft) + name;
-    tensors.push_back({whole + std::string(suffix_a), l.layer->lora_a});
-    tensors.push_back({whole + std::string(suffix_b), l.layer->lora_b});
+    tensors.push_back({whole + std::string(suffix_a), l.adapter->lora_a});
+    tensors.push_back({whole + std::string(suffix_b), l.adapter->lora_b});
     targets.push_back(name);
   }
   const Json config{{"base_model_name_or_path", text_or_null(files.base)},
@@ -245,10 +247,10 @@ void save_adapters(Module& module, const std::string& folder, const AdapterFiles
                     {"fan_in_fan_out", first.weight_is_in_out()},
                     {"inference_mode", true},
                     {"init_lora_weights", true},
-                    {"lora_alpha", first.adapter()->alpha},
-                    {"lora_dropout", first.adapter()->dropout},
+                    {"lora_alpha", options.alpha},
+                    {"lora_dropout", options.dropout},
                     {"peft_type", "LORA"},
-                    {"r", first.adapter()->rank},
+                    {"r", options.rank},
                     {"target_modules", targets},
                     {"task_type", text_or_null(files.task)}};
   std::error_code error;
@@ -277,7 +279,7 @@ void load_adapters(Module& module, const std::string& folder, const AdapterFiles
   const AdapterOptions& options = config.options;
   const SafetensorsReader file(adapter_tensors_path(folder));
   const Layers in_file = layers_of(file, files.prefix);
-  const std::vector<NamedLinear> layers = meant(module, in_file, options, file.path());
+  std::vector<NamedLinear> layers = meant(module, in_file, options, file.path());
   config.targets.check(in_file);
   config.targets.check(in_file, linear_layers(module));
   const std::string operation = "load_adapters: " + file.path();
@@ -295,14 +297,14 @@ void load_adapters(Module& module, const std::string& folder, const AdapterFiles
   }
   if (!has_lora(module)) {
     module.freeze();
-    for (const NamedLinear& l : layers) l.layer->add_adapter(options);
+    for (NamedLinear& l : layers) l.adapter = &replace<LoraLinear>(*l.layer, options);
   }
   const ParameterUse use;
   FileStaging staging;
   for (const NamedLinear& l : layers) {
     const Halves& halves = in_file.at(l.name);
-    read_file_tensor(file, *halves.a, NamedTensor{halves.a->name, l.layer->lora_a}, staging);
-    read_file_tensor(file, *halves.b, NamedTensor{halves.b->name, l.layer->lora_b}, staging);
+    read_file_tensor(file, *halves.a, NamedTensor{halves.a->name, l.adapter->lora_a}, staging);
+    read_file_tensor(file, *halves.b, NamedTensor{halves.b->name, l.adapter->lora_b}, staging);
   }
 }
 

@@ -1,10 +1,18 @@
 #include <thimble/nn/lora/lora.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string_view>
 
+#include <thimble/autograd/functions/dropout.h>
+#include <thimble/autograd/functions/elementwise.h>
+#include <thimble/autograd/functions/view.h>
 #include <thimble/core/error.h>
+#include <thimble/core/ops/matmul/product.h>
+#include <thimble/core/tensor/parameter_store.h>
+#include <thimble/core/tensor/view.h>
 #include <thimble/nn/layers/name_pattern.h>
+#include <thimble/nn/quant/coded_store.h>
 
 namespace thimble::nn {
 namespace lora_detail {
@@ -32,21 +40,110 @@ void check(const LoraOptions& options, const std::vector<NamedLinear>& layers) {
     }
   }
   for (const NamedLinear& layer : layers) {
-    if (layer.layer->adapter()) refuse(layer.name + " has an adapter already; a module without is allowed");
+    if (layer.adapter != nullptr) refuse(layer.name + " has an adapter already; a module without is allowed");
   }
 }
 
 }  // namespace lora_detail
+
+LoraLinear::LoraLinear(Linear& base, const AdapterOptions& options) : base_(base), options_(options) {
+  check(base, options);
+  const DType dtype = base.weight.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  const double bound = 1 / std::sqrt(static_cast<double>(base.inputs()));
+  const auto make = [&](const char* name, auto&& init, const Shape& shape, double value) {
+    const PathScope below(name);
+    return add_parameter(std::string(name) + ".weight", init(shape, value, dtype, base.weight.device()));
+  };
+  lora_a = make("lora_A", init::uniform, {options.rank, base.inputs()}, bound);
+  lora_b = make("lora_B", init::constant, {base.outputs(), options.rank}, 0);
+}
+
+void LoraLinear::check(const Linear& base, const AdapterOptions& options) {
+  const auto refuse = [&](const std::string& why) {
+    throw ValueError("lora: an adapter of " + std::string(path_name(base.path())) + ": " + why);
+  };
+  if (const Layer* const other = base.replacement(); other != nullptr && !other->difference().empty()) {
+    refuse("expected a plain layer, got one that " + std::string(other->difference()));
+  }
+  if (options.rank < 1) refuse("rank " + std::to_string(options.rank) + "; at least 1 is allowed");
+  if (!std::isfinite(options.alpha)) refuse("alpha " + std::to_string(options.alpha) + "; a finite number is allowed");
+  if (!(options.dropout >= 0 && options.dropout < 1)) {
+    refuse("dropout " + std::to_string(options.dropout) + " is not in [0, 1)");
+  }
+}
+
+Tensor LoraLinear::forward(const Tensor& in) {
+  if (is_merged_) return forward_of(base_, in);
+  const Tensor x = as_operand(in, base_.compute()), addend = as_operand(base_.bias, base_.compute());
+  Tensor z;
+  if (is_training() && options_.dropout > 0) {
+    const PathScope scope("lora_dropout");
+    z = dropout(x, options_.dropout);
+  }
+  const double scale = options_.alpha / static_cast<double>(options_.rank);
+  const Tensor y = lora_linear(x, as_operand(base_.weight, base_.compute()), addend, z, cast(lora_a, x.dtype()),
+                               cast(lora_b, x.dtype()), scale, base_.weight_is_in_out());
+  switch (base_.activation()) {
+    case kernels::Activation::relu:
+      return relu(y);
+    case kernels::Activation::gelu_tanh:
+      return gelu(y);
+    case kernels::Activation::gelu_erf:
+      return gelu(y, GeluForm::erf);
+    case kernels::Activation::none:
+      break;
+  }
+  return y;
+}
+
+void LoraLinear::check_merge() const {
+  const std::string start = "lora: " + std::string(path_name(path()));
+  if (is_merged_) throw ValueError(start + " has its adapter merged");
+  if (dynamic_cast<const quant::CodedStore*>(base_.weight.storage()->store().get()) != nullptr) {
+    throw ValueError(start +
+                     " has a coded weight, which would round the adapter to its codes; merge into one without "
+                     "codes");
+  }
+}
+
+/// weight += sign alpha / r B A.
+void LoraLinear::add_to_weight(double sign) {
+  const ParameterUse use;
+  fetch_parameters(base_.weight, lora_a, lora_b);
+  const Tensor a = lora_a.detach(), b = lora_b.detach();
+  const bool is_in_out = base_.weight_is_in_out();
+  MatmulCall call{"merge_adapter",
+                  is_in_out ? view::transpose(a) : b,
+                  is_in_out ? view::transpose(b) : a,
+                  base_.weight.detach(),
+                  {},
+                  {}};
+  call.alpha = sign * options_.alpha / static_cast<double>(options_.rank);
+  call.accumulate = true;
+  matmul_into(call);
+}
+
+void LoraLinear::merge() {
+  check_merge();
+  add_to_weight(1);
+  is_merged_ = true;
+}
+
+void LoraLinear::unmerge() {
+  if (!is_merged_) throw ValueError("lora: " + std::string(path_name(path())) + " has no adapter that is merged");
+  add_to_weight(-1);
+  is_merged_ = false;
+}
 
 std::vector<NamedLinear> linear_layers(Module& module) {
   const std::string_view root = path_name(module.path());
   std::vector<NamedLinear> layers;
   module.for_each_module([&](Module& m) {
     auto* const linear = dynamic_cast<Linear*>(&m);
-    if (linear == nullptr) return;
+    if (linear == nullptr || !linear->options().prefix.empty()) return;
     std::string_view name = path_name(linear->path());
     if (!root.empty() && name.size() > root.size() && name.starts_with(root)) name.remove_prefix(root.size() + 1);
-    layers.push_back({std::string(name), linear});
+    layers.push_back({std::string(name), linear, dynamic_cast<LoraLinear*>(linear->replacement())});
   });
   return layers;
 }
@@ -57,41 +154,38 @@ std::vector<NamedLinear> add_lora(Module& module, const LoraOptions& options) {
   std::erase_if(layers, [&](const NamedLinear& l) { return !lora_detail::is_meant(l, options.targets); });
   if (layers.empty())
     lora_detail::refuse("the module has no linear layer inside of blocks; with `targets` it is named");
-  for (const NamedLinear& layer : layers) layer.layer->check_adapter(options);
+  for (const NamedLinear& layer : layers) LoraLinear::check(*layer.layer, options);
   module.freeze();
-  for (const NamedLinear& layer : layers) layer.layer->add_adapter(options);
+  for (NamedLinear& layer : layers) layer.adapter = &replace<LoraLinear>(*layer.layer, options);
   return layers;
 }
 
 std::vector<NamedLinear> adapted_layers(Module& module) {
   std::vector<NamedLinear> layers = linear_layers(module);
-  std::erase_if(layers, [](const NamedLinear& l) { return !l.layer->adapter(); });
+  std::erase_if(layers, [](const NamedLinear& l) { return l.adapter == nullptr; });
   return layers;
 }
 
 bool has_lora(const Module& module) {
   bool has = false;
-  module.for_each_module([&](const Module& m) {
-    const auto* const linear = dynamic_cast<const Linear*>(&m);
-    has = has || (linear != nullptr && linear->adapter());
-  });
+  module.for_each_module([&](const Module& m) { has = has || dynamic_cast<const LoraLinear*>(&m) != nullptr; });
   return has;
 }
 
 void merge_lora(Module& module) {
   const std::vector<NamedLinear> layers = adapted_layers(module);
   if (layers.empty()) lora_detail::refuse("the module has no adapters to merge");
-  for (const NamedLinear& layer : layers) layer.layer->check_merge();
-  for (const NamedLinear& layer : layers) layer.layer->merge_adapter();
+  for (const NamedLinear& layer : layers) layer.adapter->check_merge();
+  for (const NamedLinear& layer : layers) layer.adapter->merge();
 }
 
 void unmerge_lora(Module& module) {
   const std::vector<NamedLinear> layers = adapted_layers(module);
-  const auto is_merged = [](const NamedLinear& l) { return l.layer->is_merged(); };
+  const auto is_merged = [](const NamedLinear& l) { return l.adapter->is_merged(); };
   if (layers.empty() || !std::all_of(layers.begin(), layers.end(), is_merged)) {
     lora_detail::refuse("the module has no adapters that are merged");
   }
-  for (const NamedLinear& layer : layers) layer.layer->unmerge_adapter();
+  for (const NamedLinear& layer : layers) layer.adapter->unmerge();
 }
 
 }  // namespace thimble::nn

@@ -19,33 +19,77 @@
 
 namespace thimble::nn {
 
+/// A low-rank adapter of a linear layer (Hu et al. 2021, arXiv:2106.09685).
+struct AdapterOptions {
+  std::int64_t rank = 8;  ///< r
+  double alpha = 8;       ///< the adapter's product is scaled by alpha / r
+  double dropout = 0;     ///< of what the adapter reads, while training
+};
+
+/// A linear layer with an adapter: y = act(x W^T + bias + alpha / r (x A^T) B^T). A, "lora_A.weight" (r, I), begins
+/// uniform in +-1/sqrt(I), B, "lora_B.weight" (O, r), at 0, so that nothing changes at first. Both are f32 (f64 beside
+/// f64), whatever the weight is, and are cast to the input's dtype where they are used.
+class LoraLinear final : public Layer {
+ public:
+  /// Throws as check() does.
+  LoraLinear(Linear& base, const AdapterOptions& options);
+  /// Throws ValueError for options out of range, and for a layer that is replaced already: by one with an adapter, with
+  /// a quantized weight, in FP8, in shards.
+  static void check(const Linear& base, const AdapterOptions& options);
+
+  Linear& base() const noexcept { return base_; }
+  const AdapterOptions& options() const noexcept { return options_; }
+  /// Adds the adapter's product to the weight, rounded to its dtype, and uses it no longer; takes it off again, which
+  /// gives the weight back up to that rounding. Not recorded. Throws ValueError where it was done already, and for a
+  /// coded weight, which would be rounded to its codes.
+  void merge();
+  void unmerge();
+  /// Throws what merge() would throw.
+  void check_merge() const;
+  bool is_merged() const noexcept { return is_merged_; }
+  std::string_view difference() const override { return is_merged_ ? "" : "has an adapter"; }
+  Parameter lora_a, lora_b;
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  void add_to_weight(double sign);
+
+  Linear& base_;
+  AdapterOptions options_;
+  bool is_merged_ = false;
+};
+
 struct LoraOptions : AdapterOptions {
   /// Names of linear layers, or last parts of names; `*` stands for any characters (nn/layers/name_pattern.h). Empty:
   /// all linear layers inside of blocks (TensorOptions::outside_blocks), as QLoRA has it.
   std::vector<std::string> targets = {};
 };
 
-/// A linear layer under its dotted name.
+/// A linear layer under its dotted name, and its adapter, if it has one.
 struct NamedLinear {
   std::string name;
   Linear* layer;
+  LoraLinear* adapter;
 };
 
-/// Those of a module, in the order of construction.
+/// Those of a module, in the order of construction, without the ones whose parameters their owner names
+/// (LinearOptions::prefix).
 std::vector<NamedLinear> linear_layers(Module& module);
 
-/// Freezes all parameters of the module, and gives the linear layers that are meant an adapter (Linear::add_adapter).
-/// Initial values come from the current generator, by the layer's path. Returns the layers in the order of
-/// construction. Throws ValueError, with nothing changed, for options out of range, a target that means no linear layer
-/// (the message names some that there are), none at all, and a module that has adapters.
+/// Freezes all parameters of the module, and puts a LoraLinear in the place of each linear layer that is meant. Initial
+/// values come from the current generator, by the layer's path. Returns the layers in the order of construction. Throws
+/// ValueError, with nothing changed, for options out of range, a target that means no linear layer (the message names
+/// some that there are), none at all, and a module that has adapters.
 std::vector<NamedLinear> add_lora(Module& module, const LoraOptions& options);
 /// The layers that have adapters.
 std::vector<NamedLinear> adapted_layers(Module& module);
 /// Whether there are any.
 bool has_lora(const Module& module);
 
-/// Linear::merge_adapter() of all layers that have one, and unmerge_adapter(). Throw ValueError, with nothing changed,
-/// where there is none, or where one of them cannot be (un)merged.
+/// LoraLinear::merge() of all layers that have one, and unmerge(). Throw ValueError, with nothing changed, where there
+/// is none, or where one of them cannot be (un)merged.
 void merge_lora(Module& module);
 void unmerge_lora(Module& module);
 

@@ -8,6 +8,7 @@
 #include <thimble/autograd/functions/fp8.h>
 #include <thimble/core/error.h>
 #include <thimble/core/ops/matmul/fp8_product.h>
+#include <thimble/nn/layers/layers.h>
 
 namespace thimble::nn {
 namespace fp8_layer_detail {
@@ -77,24 +78,32 @@ void check_fp8_strict(const std::optional<Fp8Recipe>& recipe, const std::string&
                    "; a recipe that is not strict allows it");
 }
 
-Fp8Product::Fp8Product(const TensorOptions& on, std::int64_t in, std::int64_t out) : device_(on.device) {
-  if (!on.fp8) return;
+Fp8Linear::Fp8Linear(Linear& base, const TensorOptions& on)
+    : base_(base),
+      why_(why_not_fp8(base.inputs(), base.outputs())),
+      runs_(why_.empty()),
+      device_(on.device),
+      format_(on.fp8->format()) {
   fp8_layer_detail::check(*on.fp8);
-  why_ = why_not_fp8(in, out);
   check_fp8_strict(on.fp8, why_);
-  runs_ = why_.empty();
-  format_ = on.fp8->format();
-  if (runs_ && on.fp8->kind == Fp8Scaling::delayed) state_ = make_fp8_state(on.fp8->history, on.device);
+  if (!runs_ || on.fp8->kind != Fp8Scaling::delayed) return;
+  state_ = make_fp8_state(on.fp8->history, on.device);
+  add_buffer("fp8_amax", state_.amax);
+  add_buffer("fp8_scale", state_.scale);
+  add_buffer("fp8_steps", state_.steps);
 }
 
-Fp8Status Fp8Product::status() const {
+Fp8Status Fp8Linear::fp8_status() const {
   if (!runs_) return {false, why_};
-  return {true, why_, fp8_recipe_text(format_), fp8_products_text(device_, format_)};
+  return {true, {}, fp8_recipe_text(format_), fp8_products_text(device_, format_)};
 }
 
-Tensor Fp8Product::operator()(const Tensor& x, const Tensor& weight, const Tensor& bias, bool is_training,
-                              kernels::Activation activation, bool weight_is_in_out) const {
-  return fp8_linear(x, weight, bias, format_, state_, is_training, activation, weight_is_in_out);
+// act(x W^T + bias); records amax while training.
+Tensor Fp8Linear::forward(const Tensor& x) {
+  if (!runs_) return forward_of(base_, x);
+  const Tensor operand = as_operand(x, base_.compute()), addend = as_operand(base_.bias, base_.compute());
+  return fp8_linear(operand, as_operand(base_.weight, base_.compute()), addend, format_, state_, is_training(),
+                    base_.activation(), base_.weight_is_in_out());
 }
 
 Fp8Layers fp8_layers(Module& model) {

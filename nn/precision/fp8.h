@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include <thimble/core/kernels/shared/activation.h>
 #include <thimble/nn/layers/module.h>
 #include <thimble/nn/precision/fp8_recipe.h>
 
@@ -29,24 +28,25 @@ std::string fp8_recipe_text(const Fp8Format& format);
 /// That of a model; several are joined by "; " in their order. "none": no layer runs in FP8.
 std::string fp8_recipe_text(const Module& model);
 
-/// One product of a module in FP8, with its state.
-class Fp8Product {
- public:
-  /// Does nothing without a recipe, or where the sizes fall back. Throws ValueError: a strict recipe and sizes that do,
-  /// a history or margin out of range.
-  Fp8Product(const TensorOptions& on, std::int64_t in, std::int64_t out);
+class Linear;
 
-  bool runs() const noexcept { return runs_; }
-  Fp8Status status() const;
-  /// The state of delayed scaling, to be registered as buffers by the module: "fp8_amax", "fp8_scale", "fp8_steps".
-  const Fp8State& state() const noexcept { return state_; }
-  /// act(x W^T + bias); records amax when `is_training`.
-  Tensor operator()(const Tensor& x, const Tensor& weight, const Tensor& bias, bool is_training,
-                    kernels::Activation activation = kernels::Activation::none, bool weight_is_in_out = false) const;
+/// A linear layer whose product is in FP8, with its state of delayed scaling in buffers: "fp8_amax", "fp8_scale",
+/// "fp8_steps". Where the sizes fall back it gives what the layer gives.
+class Fp8Linear final : public Layer {
+ public:
+  /// Throws ValueError: a strict recipe and sizes that fall back, a history or margin out of range.
+  Fp8Linear(Linear& base, const TensorOptions& on);
+
+  Fp8Status fp8_status() const override;
+  std::string_view difference() const override { return runs_ ? "runs in FP8" : ""; }
+
+ protected:
+  Tensor forward(const Tensor& x) override;
 
  private:
-  bool runs_ = false;
-  std::string why_;
+  Linear& base_;
+  std::string why_;  // it falls back
+  bool runs_;
   Device device_;
   Fp8Format format_;
   Fp8State state_;

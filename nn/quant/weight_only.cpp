@@ -4,20 +4,42 @@
 #include <string>
 #include <vector>
 
+#include <thimble/autograd/functions/q8.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/q8_block.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
-#include <thimble/nn/layers/layers.h>
 
 namespace thimble::nn::quant {
+namespace weight_only_detail {
+
+const Q8Linear* quantized(const Linear& layer) { return dynamic_cast<const Q8Linear*>(layer.replacement()); }
+
+}  // namespace weight_only_detail
+
+Q8Linear::Q8Linear(Linear& base) : base_(base) {
+  const Layer* const other = base.replacement();
+  if (other != nullptr && !other->difference().empty()) {
+    throw ValueError("quantize: " + std::string(path_name(path())) + ": expected a plain layer, got one that " +
+                     std::string(other->difference()));
+  }
+  const NoGrad off;
+  weight_q8 =
+      add_buffer("weight_q8", quantize_q8(base.weight_is_in_out() ? view::transpose(base.weight) : base.weight));
+  base.weight = Tensor();
+}
+
+Tensor Q8Linear::forward(const Tensor& x) {
+  return linear_q8(as_operand(x, base_.compute()), weight_q8, as_operand(base_.bias, base_.compute()),
+                   base_.activation());
+}
 
 std::size_t quantize_linear_weights(Module& module) {
   std::vector<Linear*> layers;
   module.for_each_module([&](Module& m) {
     auto* const linear = dynamic_cast<Linear*>(&m);
-    if (!linear || linear->has_quantized_weight()) return;
+    if (!linear || !linear->options().prefix.empty() || weight_only_detail::quantized(*linear)) return;
     if (linear->inputs() % kernels::q8_block != 0) {
       throw ShapeError("quantize: weight " + to_string(linear->weight.shape()) + " of " +
                        std::string(path_name(linear->path())) + " has " + std::to_string(linear->inputs()) +
@@ -25,7 +47,7 @@ std::size_t quantize_linear_weights(Module& module) {
     }
     layers.push_back(linear);
   });
-  for (Linear* const linear : layers) linear->quantize_weight();
+  for (Linear* const linear : layers) replace<Q8Linear>(*linear);
   return layers.size();
 }
 
@@ -37,11 +59,11 @@ std::vector<StepError> compare_weights(const Module& exact, const Module& quanti
   const NoGrad off;
   std::vector<StepError> errors;
   quantized.for_each_module([&](const Module& m) {
-    const auto* const there = dynamic_cast<const Linear*>(&m);
-    if (there == nullptr || !there->has_quantized_weight()) return;
+    const auto* const there = dynamic_cast<const Q8Linear*>(&m);
+    if (there == nullptr) return;
     const std::string path(path_name(m.path()));
     const auto found = by_path.find(path);
-    if (found == by_path.end() || found->second->has_quantized_weight()) {
+    if (found == by_path.end() || weight_only_detail::quantized(*found->second)) {
       throw ValueError("compare_weights: " + path + ": the exact model has no such weight");
     }
     const Linear& here = *found->second;

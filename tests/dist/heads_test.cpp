@@ -14,7 +14,7 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/dist/parts/token_parts.h>
-#include <thimble/models/transformer/sequence_parts.h>
+#include <thimble/nn/parallel/tokens.h>
 
 #include "dist/by_rank.h"
 #include "support/catch.h"
@@ -48,6 +48,14 @@ Tensor tokens_in_parts(const Tensor& whole, std::int64_t parts) {
   }
   const Shape shape = whole.rank() == 3 ? Shape{parts * b, each, c} : Shape{parts * b, each};
   return to_dtype(from_host(cut, shape), whole.dtype());
+}
+
+/// Attention of tokens in shards: to heads, attend(p, ...), and back.
+template <class Attend>
+Tensor attended(const dist::Team& team, std::span<const Tensor> in, std::int64_t stretches, const Attend& attend) {
+  std::vector<Tensor> of_heads;
+  for (const Tensor& x : in) of_heads.push_back(nn::to_heads(team, x, stretches));
+  return nn::attend_by_heads(team, of_heads, attend);
 }
 
 }  // namespace
@@ -84,19 +92,19 @@ TEST_CASE("heads: attention of parts is that of the whole", "[heads]") {
   const auto attend = [&](std::size_t, std::span<const Tensor> qkv) {
     return attention(qkv[0], heads / parts, options);
   };
-  const Tensor y = models::attend_by_heads(team_of(parts), {&cut, 1}, 3, attend);
+  const Tensor y = attended(team_of(parts), {&cut, 1}, 3, attend);
   CHECK(to_host<double>(y) == to_host<double>(tokens_in_parts(attention(whole, heads, options), parts)));
 }
 
 TEST_CASE("heads: gradients against differences", "[heads]") {
   const dist::Team team = team_of(2);
-  const auto attended = [&](std::span<const Tensor> in) {
-    return models::attend_by_heads(team, in, 1, [&](std::size_t p, std::span<const Tensor> x) {
+  const auto both = [&](std::span<const Tensor> in) {
+    return attended(team, in, 1, [&](std::size_t p, std::span<const Tensor> x) {
       return mul(x[0], p == 0 ? x[1] : mul(x[1], x[1]));
     });
   };
   const GradcheckResult result =
-      gradcheck(attended, std::vector{drawn(1, {4, 4, 4}, DType::f64), drawn(2, {4, 4, 4}, DType::f64)});
+      gradcheck(both, std::vector{drawn(1, {4, 4, 4}, DType::f64), drawn(2, {4, 4, 4}, DType::f64)});
   INFO(result.report);
   CHECK(result.passed);
   const Tensor targets = from_host(std::vector<std::int64_t>{0, 2, -100, 1, 2, 2, 0, -100}, {2, 4});
@@ -157,10 +165,10 @@ TEST_CASE("heads: a team of ranks has the values and gradients of one rank", "[h
     Tensor loss;
     {
       const Recording on(tape);
-      const Tensor y = models::attend_by_heads(team, {&own, 1}, 1, [&](std::size_t, std::span<const Tensor> of_part) {
+      const Tensor y = attended(team, {&own, 1}, 1, [&](std::size_t, std::span<const Tensor> of_part) {
         return mul(of_part[0], of_part[0]);
       });
-      const Tensor logits = models::linear_tokens(team, models::add_to_tokens(team, y, w), h, c, {});
+      const Tensor logits = nn::linear_tokens(team, nn::add_to_tokens(team, y, w), h, c, {});
       loss = apply(dist::TokenPartsLoss{team}, reshape(logits, {-1, classes}), targets);
     }
     tape.backward(loss);

@@ -95,8 +95,8 @@ TEST_CASE("models: what feed-forward layers in tiles refuse", "[models][feed_for
   const auto adapted = make_seeded("tiny-llama", small("tiny-llama"));
   nn::add_lora(*adapted, {{.rank = 2}, {}});
   CHECK(message([&] { adapted->loss(make_batch(*adapted, 1)); }) ==
-        "feed-forward layer in tiles: llama.model.layers.0.mlp.up_proj has an adapter; `lora_targets` outside of "
-        "feed-forward layers, or `feed_forward` full, is allowed");
+        "feed-forward layer in tiles: expected plain linear layers, got llama.model.layers.0.mlp.up_proj, which has an "
+        "adapter; `feed_forward` full, or `lora_targets` outside of feed-forward layers, runs it");
   const auto outside = make_seeded("tiny-llama", small("tiny-llama"));
   nn::add_lora(*outside, {{.rank = 2}, {"q_proj", "v_proj"}});
   CHECK(message([&] { outside->loss(make_batch(*outside, 1)); }) == "nothing was thrown");

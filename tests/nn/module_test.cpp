@@ -211,6 +211,42 @@ TEST_CASE("module: plain members and modules behind pointers are children when t
   CHECK_THROWS_AS(SameName(), ValueError);
 }
 
+TEST_CASE("module: callers of a layer get the one that took its place") {
+  struct Doubled final : nn::Layer {
+    explicit Doubled(nn::Linear& layer)
+        : base(layer), factor(add_parameter("factor", nn::init::constant({1}, 2, DType::f32, cpu))) {}
+    Tensor forward(const Tensor& x) override { return is_off ? forward_of(base, x) : forward_of(base, x) * factor; }
+    std::string_view difference() const override { return is_off ? "" : "is doubled"; }
+    nn::Linear& base;
+    nn::Parameter factor;
+    bool is_off = false;
+  };
+  TwoLayers net;
+  net.eval();
+  const Tensor x = full({1, 3}, 1);
+  const std::vector<float> before = host(net.second(relu(net.first(x))));
+  Doubled& doubled = nn::replace<Doubled>(net.second);
+  CHECK(net.second.replacement() == &doubled);
+  CHECK_FALSE(doubled.is_training());
+  CHECK(doubled.path() == net.second.path());
+  const std::vector<float> after = host(net(x));
+  for (std::size_t i = 0; i < before.size(); ++i) CHECK(after[i] == 2 * before[i]);
+  std::vector<std::string> names;
+  for (const nn::NamedTensor& p : net.parameters()) names.push_back(p.name);
+  CHECK(names ==
+        std::vector<std::string>{"first.weight", "first.bias", "second.weight", "second.bias", "second.factor"});
+  CHECK_THROWS_WITH(nn::replace<Doubled>(net.second), "second is doubled; only a plain layer can be replaced");
+  doubled.is_off = true;
+  CHECK(host(net(x)) == before);
+  nn::replace<Doubled>(net.second);  // and again, where the first one makes no difference
+  CHECK(host(net(x)) == after);
+  struct Owner final : nn::Module {
+    explicit Owner(TwoLayers& layers) { child("of", layers); }
+  };
+  const Owner owner(net);
+  CHECK(path_name(net.second.replacement()->path()) == "of.second");
+}
+
 TEST_CASE("module: one without parameters has nothing to train, and says how that is mended") {
   struct Net final : nn::Module {
     nn::Linear in{2, 3};  // not registered

@@ -11,7 +11,7 @@
 #include <thimble/core/tensor/view.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/files/cut_tensors.h>
-#include <thimble/nn/layers/layers.h>
+#include <thimble/nn/parallel/shards.h>
 
 #include "support/catch.h"
 #include "support/files.h"
@@ -53,9 +53,7 @@ struct Net final : nn::Module {
   Net(const std::string& name, std::int64_t part) {
     nn::LinearOptions options;
     options.deviation = 0.1;
-    options.part.emplace();
-    options.part->parts = 2, options.part->part = part;
-    child<nn::Linear>(name, 6, 8, nn::TensorOptions{}, options);
+    child<nn::LinearShard>(name, 6, 8, nn::TensorOptions{}, options, nn::LinearShard::Cut{.parts = 2, .part = part});
   }
 };
 

@@ -67,7 +67,7 @@ std::vector<std::string> names(const std::vector<nn::NamedLinear>& layers) {
 
 /// Fills every B, which begins at 0, so that the adapters do something.
 void stir(nn::Module& module) {
-  for (const nn::NamedLinear& l : nn::adapted_layers(module)) fill_normal(l.layer->lora_b, 0, 0.3);
+  for (const nn::NamedLinear& l : nn::adapted_layers(module)) fill_normal(l.adapter->lora_b, 0, 0.3);
 }
 
 }  // namespace lora_test
@@ -102,22 +102,22 @@ TEST_CASE("lora: adapters begin as PEFT's do, and change nothing", "[lora]") {
                                             "h.1.down_proj.lora_A.weight", "h.1.down_proj.lora_B.weight"});
   for (const nn::NamedLinear& l : layers) {
     INFO(l.name);
-    CHECK(l.layer->lora_a.shape() == Shape{3, l.layer->inputs()});
-    CHECK(l.layer->lora_b.shape() == Shape{l.layer->outputs(), 3});
-    for (const float b : to_host<float>(l.layer->lora_b)) CHECK(b == 0);
+    CHECK(l.adapter->lora_a.shape() == Shape{3, l.layer->inputs()});
+    CHECK(l.adapter->lora_b.shape() == Shape{l.layer->outputs(), 3});
+    for (const float b : to_host<float>(l.adapter->lora_b)) CHECK(b == 0);
     const double bound = 1 / std::sqrt(static_cast<double>(l.layer->inputs()));  // Kaiming uniform with a = sqrt(5)
     double most = 0;
-    for (const float a : to_host<float>(l.layer->lora_a)) most = std::max(most, std::abs(static_cast<double>(a)));
+    for (const float a : to_host<float>(l.adapter->lora_a)) most = std::max(most, std::abs(static_cast<double>(a)));
     CHECK(most <= bound);
     CHECK(most > 0.7 * bound);
   }
-  CHECK(to_host<float>(layers[0].layer->lora_a) != to_host<float>(layers[2].layer->lora_a));
+  CHECK(to_host<float>(layers[0].adapter->lora_a) != to_host<float>(layers[2].adapter->lora_a));
   // Initial values follow from the seed and the layer's path.
   const Seeded again;
   Net twin({cpu, DType::f32});
   const auto other = nn::add_lora(twin, {{.rank = 3, .alpha = 6}, {"down_proj"}});
   CHECK(names(other) == std::vector<std::string>{"h.0.down_proj", "h.1.down_proj"});
-  CHECK(to_host<float>(other[0].layer->lora_a) == to_host<float>(layers[1].layer->lora_a));
+  CHECK(to_host<float>(other[0].adapter->lora_a) == to_host<float>(layers[1].adapter->lora_a));
 }
 
 TEST_CASE("lora: forward and gradients against loops", "[lora]") {
@@ -126,15 +126,15 @@ TEST_CASE("lora: forward and gradients against loops", "[lora]") {
   constexpr std::size_t n = 5, in = 6, out = 4, r = 2;
   constexpr double alpha = 3, scale = alpha / r;
   nn::Linear layer(in, out, {cpu, DType::f64});
-  layer.add_adapter({.rank = r, .alpha = alpha});
-  CHECK(layer.lora_a.dtype() == DType::f64);
+  auto& adapter = nn::replace<nn::LoraLinear>(layer, nn::AdapterOptions{.rank = r, .alpha = alpha});
+  CHECK(adapter.lora_a.dtype() == DType::f64);
   layer.freeze("weight");
   layer.freeze("bias");
-  fill_normal(layer.lora_b, 0, 1);
+  fill_normal(adapter.lora_b, 0, 1);
   Tensor x = randn({n, in}, DType::f64);
   x.require_grad();
   const Values hx = values_of(x), w = values_of(layer.weight), bias = values_of(layer.bias),
-               a = values_of(layer.lora_a), b = values_of(layer.lora_b);
+               a = values_of(adapter.lora_a), b = values_of(adapter.lora_b);
   const Values u = product(hx, transposed(a, r, in), n, in, r);
   Values y = product(hx, transposed(w, out, in), n, in, out), added = product(u, transposed(b, out, r), n, r, out);
   for (std::size_t i = 0; i < y.size(); ++i) y[i] += bias[i % out] + scale * added[i];
@@ -155,8 +155,8 @@ TEST_CASE("lora: forward and gradients against loops", "[lora]") {
   }
   check_close(result, y);
   tape.backward(loss);
-  check_close(layer.lora_a.grad(), product(transposed(du, n, r), hx, r, n, in));
-  check_close(layer.lora_b.grad(), db);
+  check_close(adapter.lora_a.grad(), product(transposed(du, n, r), hx, r, n, in));
+  check_close(adapter.lora_b.grad(), db);
   check_close(x.grad(), dx);
   CHECK_FALSE(layer.weight.grad().defined());
 }
@@ -215,16 +215,16 @@ TEST_CASE("lora: dropout is of what adapters read, in training alone", "[lora]")
   using namespace lora_test;
   const Seeded seeded;
   nn::Linear layer(6, 4, {cpu, DType::f32});
-  layer.add_adapter({.rank = 2, .alpha = 2, .dropout = 0.5});
+  auto& adapter = nn::replace<nn::LoraLinear>(layer, nn::AdapterOptions{.rank = 2, .alpha = 2, .dropout = 0.5});
   const Tensor x = randn({64, 6});
   const std::vector<float> plain = to_host<float>(layer(x));  // B is 0
-  fill_normal(layer.lora_b, 0, 1);
+  fill_normal(adapter.lora_b, 0, 1);
   const std::vector<float> dropped = to_host<float>(layer(x));
   layer.eval();
   const std::vector<float> whole = to_host<float>(layer(x));
   CHECK(dropped != whole);
   CHECK(to_host<float>(layer(x)) == whole);
-  fill(layer.lora_b, 0);
+  fill(adapter.lora_b, 0);
   layer.train();
   CHECK(to_host<float>(layer(x)) == plain);  // the layer's own input is not dropped
 }

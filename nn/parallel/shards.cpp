@@ -1,0 +1,229 @@
+#include <thimble/nn/parallel/shards.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <utility>
+
+#include <thimble/autograd/apply.h>
+#include <thimble/autograd/checkpoint.h>
+#include <thimble/core/ops/layout/gather.h>
+#include <thimble/core/random/random.h>
+#include <thimble/dist/parts/parts.h>
+#include <thimble/nn/layers/name_pattern.h>
+#include <thimble/nn/parallel/tokens.h>
+
+namespace thimble::nn {
+namespace shards_detail {
+
+using Cut = LinearShard::Cut;
+
+/// What a shard has of a parameter of the whole layer, whose outputs lie along `axis`.
+init::PartOf part_of(const Shape& whole, int axis, const Cut& cut) {
+  if (!cut.by_inputs) return {whole, axis, cut.parts, cut.part, cut.stretches};
+  return {whole, 1 - axis, cut.parts, cut.part};
+}
+
+std::int64_t own_inputs(std::int64_t in, const Cut& cut) {
+  return cut.by_inputs ? part_of({1, in}, 0, cut).shape()[1] : in;
+}
+std::int64_t own_outputs(std::int64_t out, const Cut& cut) {
+  return cut.by_inputs ? out : part_of({out}, 0, cut).shape()[0];
+}
+
+bool draws_bias(const LinearOptions& options) { return options.has_bias && options.deviation < 0 && options.bound < 0; }
+
+/// A shard's name below the layer: its number, behind the name that the layer's owner gave.
+std::string name_of(const LinearOptions& options, int shard) {
+  const std::string& prefix = options.prefix;
+  return (prefix.empty() ? "" : prefix.substr(0, prefix.size() - 1) + ".") + std::to_string(shard);
+}
+
+}  // namespace shards_detail
+
+LinearShard::LinearShard(std::int64_t in, std::int64_t out, const TensorOptions& on, const LinearOptions& options,
+                         const Cut& cut)
+    : Linear(Shard(), shards_detail::own_inputs(in, cut), shards_detail::own_outputs(out, cut), on, options),
+      cut_(cut),
+      cut_size_(cut.by_inputs ? in : out),
+      joint_(options.prefix.empty() ? '.' : '_') {
+  const bool is_normal = options.deviation >= 0;
+  const double bound = options.bound >= 0 ? options.bound : 1 / std::sqrt(static_cast<double>(in));
+  const auto drawn = [&](const Shape& whole, int axis, const RandomSite& site) {
+    const init::PartOf part = shards_detail::part_of(whole, axis, cut);
+    return is_normal ? init::normal_part(part, options.deviation, on.dtype, on.device, site)
+                     : init::uniform_part(part, bound, on.dtype, on.device, site);
+  };
+  weight = add_parameter("weight",
+                         options.weight_is_in_out ? drawn({in, out}, 1, cut.weight) : drawn({out, in}, 0, cut.weight));
+  if (!options.has_bias) return;
+  bias =
+      add_parameter("bias", shards_detail::draws_bias(options) ? drawn({out}, 0, cut.bias)
+                                                               : init::constant({outputs()}, 0, on.dtype, on.device));
+}
+
+std::optional<PlaceInWhole> LinearShard::place_in_whole(const Tensor& parameter) const {
+  const int axis = parameter.rank() == 2 && weight_is_in_out() ? 1 : 0;  // of the outputs
+  PlaceInWhole place{shards_detail::part_of(parameter.shape(), axis, cut_), joint_};
+  place.part.whole[place.part.axis] = cut_size_;
+  return place;
+}
+
+EmbeddingShard::EmbeddingShard(const init::PartOf& part, double deviation, const RandomSite& site,
+                               const TensorOptions& on)
+    : weight(add_parameter("weight", init::normal_part(part, deviation, on.dtype, on.device, site))), part_(part) {}
+
+Tensor EmbeddingShard::forward(const Tensor& ids) {
+  const std::int64_t all = part_.whole[0];
+  return apply(ops::Embedding{dist::part_begin(all, part_.parts, part_.part), all}, weight, ids);
+}
+
+namespace shards_detail {
+
+/// This rank's shards as children of `layer`, made by make(name, cut).
+template <class Make>
+std::vector<Layer*> make_shards(const Linear& whole, const dist::Team& group, Cut cut, const Make& make) {
+  cut.parts = group.parts;
+  cut.weight = initial_random_site();
+  if (draws_bias(whole.options())) cut.bias = initial_random_site();
+  std::vector<Layer*> shards;
+  for (int p = group.first(); p < group.first() + group.count(); ++p) {
+    cut.part = p;
+    shards.push_back(&make(name_of(whole.options(), p), cut));
+  }
+  return shards;
+}
+
+}  // namespace shards_detail
+
+ColumnParallelLinear::ColumnParallelLinear(const Linear& whole, const TensorOptions& on, const ShardRules& rules,
+                                           std::int64_t stretches)
+    : ShardedLayer(rules.turn()) {
+  LinearShard::Cut cut;
+  cut.stretches = stretches;
+  shards_ = shards_detail::make_shards(
+      whole, rules.group(), cut, [&](const std::string& name, const LinearShard::Cut& own) -> Layer& {
+        return child<LinearShard>(name, whole.inputs(), whole.outputs(), on, whole.options(), own);
+      });
+}
+
+RowParallelLinear::RowParallelLinear(const Linear& whole, const TensorOptions& on, const ShardRules& rules)
+    : ShardedLayer(rules.turn()), compute(on.compute) {
+  LinearOptions options = whole.options();
+  options.has_bias = false;
+  LinearShard::Cut cut;
+  cut.by_inputs = true;
+  shards_ = shards_detail::make_shards(
+      whole, rules.group(), cut, [&](const std::string& name, const LinearShard::Cut& own) -> Layer& {
+        return child<LinearShard>(name, whole.inputs(), whole.outputs(), on, options, own);
+      });
+  if (whole.options().has_bias) {
+    bias = add_parameter("bias", init::constant({whole.outputs()}, 0, on.dtype, on.device));
+  }
+}
+
+VocabularyParallelEmbedding::VocabularyParallelEmbedding(const Shape& whole, const TensorOptions& on, double deviation,
+                                                         const dist::Team& group)
+    : group_(group) {
+  const RandomSite site = initial_random_site();
+  for (int p = group.first(); p < group.first() + group.count(); ++p) {
+    const init::PartOf part{whole, 0, group.parts, p};
+    shards_.push_back(&child<EmbeddingShard>(std::to_string(p), part, deviation, site, on));
+  }
+}
+
+Tensor VocabularyParallelEmbedding::forward(const Tensor& ids) {
+  std::vector<Tensor> terms;
+  for (EmbeddingShard* const shard : shards_) terms.push_back((*shard)(ids));
+  return dist::sum_shards(group_, terms);
+}
+
+ShardedDropout::ShardedDropout(const Dropout& whole, const ShardRules& rules) : ShardedLayer(rules.turn()) {
+  const dist::Team& group = rules.group();
+  for (int p = group.first(); p < group.first() + group.count(); ++p) {
+    shards_.push_back(&child<Dropout>(std::to_string(p), whole.probability(), whole.is_textbook()));
+  }
+}
+
+const ShardedChild* ShardRules::find(std::string_view path) const {
+  const auto found = std::ranges::find_if(table_, [&](const ShardedChild& c) { return ends_as(path, c.name); });
+  return found == table_.end() ? nullptr : &*found;
+}
+
+std::unique_ptr<Layer> ShardRules::for_linear(Linear& made, const TensorOptions& on) const {
+  const std::string& prefix = made.options().prefix;
+  const std::string own = prefix.empty() ? "" : "." + prefix.substr(0, prefix.size() - 1);
+  const ShardedChild* const rule = find(std::string(path_name(made.path())) + own);
+  if (rule == nullptr) return nullptr;
+  if (rule->kind == Sharding::row) return std::make_unique<RowParallelLinear>(made, on, *this);
+  return std::make_unique<ColumnParallelLinear>(made, on, *this, rule->stretches);
+}
+
+std::unique_ptr<Layer> ShardRules::for_table(const Shape& shape, const TensorOptions& on, double deviation) const {
+  if (find(path_name(context().path)) == nullptr) return nullptr;
+  return std::make_unique<VocabularyParallelEmbedding>(shape, on, deviation, group_);
+}
+
+void ShardRules::finish(Module& module) const {
+  std::vector<Dropout*> found;
+  module.for_each_module([&](Module& m) {
+    auto* const dropout = dynamic_cast<Dropout*>(&m);
+    if (dropout != nullptr && find(path_name(m.path())) != nullptr) found.push_back(dropout);
+  });
+  for (Dropout* const dropout : found) replace<ShardedDropout>(*dropout, *this);
+}
+
+Tensor ShardRules::run(Tensor x, const RowParallelLinear& last, FunctionRef<Tensor(Tensor)> forward) const {
+  x = as_operand(x, last.compute);  // once for all shards
+  Tensor sum;
+  {
+    std::optional<SegmentScope> segment;
+    if (group_.cuts_sequence) segment.emplace(keep_all_but_gathered);
+    const std::vector<Tensor> terms =
+        dist::of_parts(group_, std::exchange(x, Tensor()), [&](std::size_t p, Tensor own) {
+          const PathScope scope(std::to_string(group_.first() + static_cast<int>(p)));
+          turn_ = p;
+          return forward(std::move(own));
+        });
+    sum = dist::sum_shards(group_, terms);
+  }
+  return last.bias.defined() ? add_to_tokens(group_, sum, as_operand(last.bias, last.compute)) : sum;
+}
+
+std::vector<Parameter*> shard_weights(Linear& layer) {
+  const auto* const sharded = dynamic_cast<ShardedLayer*>(layer.replacement());
+  if (sharded == nullptr) return {&layer.weight};
+  std::vector<Parameter*> weights;
+  for (Layer* const shard : sharded->shards()) weights.push_back(&dynamic_cast<Linear&>(*shard).weight);
+  return weights;
+}
+
+std::vector<Parameter*> shard_weights(Embedding& table) {
+  const auto* const sharded = dynamic_cast<VocabularyParallelEmbedding*>(table.replacement());
+  if (sharded == nullptr) return {&table.weight};
+  std::vector<Parameter*> weights;
+  for (EmbeddingShard* const shard : sharded->shards()) weights.push_back(&shard->weight);
+  return weights;
+}
+
+std::vector<int> shard_layers(const Module& module, const std::vector<Named>& parameters) {
+  std::map<const Leaf*, int> layers;
+  int count = 0;
+  module.for_each_module([&](const Module& below) {
+    bool is_shard = false;
+    for (const NamedTensor& p : below.parameters()) {
+      if (!below.place_in_whole(p.tensor)) continue;
+      layers[p.tensor.leaf().get()] = count;
+      is_shard = true;
+    }
+    if (is_shard) ++count;
+  });
+  std::vector<int> list;
+  for (const Named& p : parameters) {
+    const auto found = layers.find(p.tensor.leaf().get());
+    list.push_back(found == layers.end() ? -1 : found->second);
+  }
+  return list;
+}
+
+}  // namespace thimble::nn

@@ -1,0 +1,151 @@
+#pragma once
+// Tensor parallelism (Shoeybi et al. 2019, arXiv:1909.08053, section 3) as layers in the place of a model's own. A
+// model has a table of its sharded children; the rest of it does not know of groups.
+//
+//        x ---- c_attn: column-parallel ---- attention of H / t heads ---- c_proj: row-parallel ----+
+//                                                                                                 sum, bias ---- y
+//        (the same for the other shards) ----------------------------------------------------------+
+//
+// In how many shards a layer is cut is an attribute of the arithmetic (dist/parts/team.h). A rank of a group has one
+// shard; one rank without a group has all, and runs them one after the other with the same bits. Shard p is a module of
+// its own, "attn.c_attn.1", and begins with the values that the whole layer has there. The whole is never made.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <thimble/core/threads/parallel.h>
+#include <thimble/dist/parts/team.h>
+#include <thimble/nn/layers/layers.h>
+
+namespace thimble::nn {
+
+/// What becomes of a child. column: a shard has a part of the outputs; row: of the inputs; vocabulary: of the rows of a
+/// table or head; element: what has no parameters runs shard by shard.
+enum class Sharding : std::uint8_t { column, row, vocabulary, element };
+
+struct ShardedChild {
+  std::string_view name;  ///< the last part of its path: "attn.c_attn"
+  Sharding kind;
+  std::int64_t stretches = 1;  ///< column: so many tensors of one size are side by side, each cut by itself
+};
+
+/// A shard of a linear layer.
+class LinearShard final : public Linear {
+ public:
+  struct Cut {
+    bool by_inputs = false;
+    std::int64_t parts = 1, part = 0, stretches = 1;
+    RandomSite weight = {}, bias = {};  ///< where the whole's values are drawn
+  };
+  /// `in` and `out` are the whole's.
+  LinearShard(std::int64_t in, std::int64_t out, const TensorOptions& on, const LinearOptions& options, const Cut& cut);
+  std::optional<PlaceInWhole> place_in_whole(const Tensor& parameter) const override;
+
+ private:
+  Cut cut_;
+  std::int64_t cut_size_;  // the whole's inputs or outputs, of which it has some
+  char joint_;
+};
+
+/// A shard of a table: zeros where another shard has the row.
+class EmbeddingShard final : public Layer {
+ public:
+  EmbeddingShard(const init::PartOf& part, double deviation, const RandomSite& site, const TensorOptions& on);
+  Parameter weight;
+  std::optional<PlaceInWhole> place_in_whole(const Tensor&) const override { return PlaceInWhole{part_}; }
+
+ protected:
+  Tensor forward(const Tensor& ids) override;
+
+ private:
+  init::PartOf part_;
+};
+
+/// A layer in shards, of which the one runs whose turn it is (ShardRules::run).
+class ShardedLayer : public Layer {
+ public:
+  explicit ShardedLayer(const std::size_t& turn) : turn_(turn) {}
+  std::string_view difference() const override { return "is in shards"; }
+  const std::vector<Layer*>& shards() const noexcept { return shards_; }
+
+ protected:
+  Tensor forward(const Tensor& x) override { return (*shards_.at(turn_))(x); }
+  std::vector<Layer*> shards_;
+
+ private:
+  const std::size_t& turn_;
+};
+
+class ShardRules;
+
+/// (..., I) -> (..., O / t).
+class ColumnParallelLinear final : public ShardedLayer {
+ public:
+  ColumnParallelLinear(const Linear& whole, const TensorOptions& on, const ShardRules& rules, std::int64_t stretches);
+};
+
+/// (..., I / t) -> (..., O), a term of the sum over shards, which the bias is added to.
+class RowParallelLinear final : public ShardedLayer {
+ public:
+  RowParallelLinear(const Linear& whole, const TensorOptions& on, const ShardRules& rules);
+  std::optional<DType> compute;
+  Parameter bias;
+};
+
+/// Ids -> rows of a table of all tokens: each shard gives its own, and they are summed.
+class VocabularyParallelEmbedding final : public Layer {
+ public:
+  VocabularyParallelEmbedding(const Shape& whole, const TensorOptions& on, double deviation, const dist::Team& group);
+  std::string_view difference() const override { return "is in shards"; }
+  const std::vector<EmbeddingShard*>& shards() const noexcept { return shards_; }
+
+ protected:
+  Tensor forward(const Tensor& ids) override;
+
+ private:
+  dist::Team group_;
+  std::vector<EmbeddingShard*> shards_;
+};
+
+/// Dropout of what is in shards: each draws for itself.
+class ShardedDropout final : public ShardedLayer {
+ public:
+  ShardedDropout(const Dropout& whole, const ShardRules& rules);
+};
+
+/// The sharded children of a model, for a group.
+class ShardRules final : public LayerRules {
+ public:
+  ShardRules(const dist::Team& group, std::span<const ShardedChild> table) : group_(group), table_(table) {}
+
+  std::unique_ptr<Layer> for_linear(Linear& made, const TensorOptions& on) const override;
+  std::unique_ptr<Layer> for_table(const Shape& shape, const TensorOptions& on, double deviation) const override;
+  /// Puts shards in the place of a finished module's layers without parameters.
+  void finish(Module& module) const;
+
+  const dist::Team& group() const noexcept { return group_; }
+  const std::size_t& turn() const noexcept { return turn_; }
+  /// y of all shards: the sum of forward(x) over them, in their order, plus the row-parallel layer's bias. Runs this
+  /// rank's shards, each below the path "0", "1", ...; `forward` takes x over, so that it goes as soon as it is read.
+  Tensor run(Tensor x, const RowParallelLinear& last, FunctionRef<Tensor(Tensor)> forward) const;
+
+ private:
+  const ShardedChild* find(std::string_view path) const;
+
+  dist::Team group_;
+  std::span<const ShardedChild> table_;
+  mutable std::size_t turn_ = 0;  // of this rank's shards
+};
+
+/// The weights of this rank's shards of a linear layer or table; of a plain one its weight.
+std::vector<Parameter*> shard_weights(Linear& layer);
+std::vector<Parameter*> shard_weights(Embedding& table);
+
+/// For each of these parameters the number of the layer that it is a shard of, below 0: it is whole.
+std::vector<int> shard_layers(const Module& module, const std::vector<Named>& parameters);
+
+}  // namespace thimble::nn
