@@ -63,7 +63,7 @@ inline constexpr Command commands[] = {
     {"pipeline", add_pipeline},   {"book", add_book}};
 
 /// The flags that name a model and its sizes, for all that make one: MODEL --batch --seq --image --layers --heads
-/// --width --share --seed.
+/// --width --shared-kernels --seed.
 void add_model_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
 
 /// These and how a model is trained, for `train` and `plan` alike: --head --fuse-optimizer --micro-batches --optimizer
@@ -90,12 +90,12 @@ void add_spill_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
 /// --ranks --zero --bucket: ranks that train together, for `train` and `plan`.
 void add_rank_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
 
-/// --isa --units --threads: what CPU kernels run on, for `train`, `plan`, `reproduce`, `devices` and benchmarks. Set
+/// --isa --cpu-dot --threads: what CPU kernels run on, for `train`, `plan`, `reproduce`, `devices` and benchmarks. Set
 /// when the command line is read, before the command runs. What the machine lacks is a ValueError that lists what it
 /// has. THIMBLE_ISA, THIMBLE_UNITS and OMP_NUM_THREADS say the same for whoever gives no flag.
 void add_compute_flags(CLI::App& command);
 
-/// --measure and --times, for both as well.
+/// --profile and --profile-file, for both as well.
 void add_cost_flags(CLI::App& command, const std::shared_ptr<models::CostOptions>& costs);
 
 }  // namespace thimble::bench

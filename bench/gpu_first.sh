@@ -183,8 +183,8 @@ stage_train() {
   train_one char-gpt-fp8 "${gpt[@]}" --precision fp8
   train_one resnet18 "${small[@]}"
   [ "$device" = cuda ] || return
-  train_one char-gpt-graph "${gpt[@]}" --graph
-  train_one char-gpt-fp8-graph "${gpt[@]}" --precision fp8 --graph
+  train_one char-gpt-graph "${gpt[@]}" --cuda-graph
+  train_one char-gpt-fp8-graph "${gpt[@]}" --precision fp8 --cuda-graph
   train_one resnet50-bf16 resnet50 --batch 64 --image 224 --dtype bf16
   train_one gpt2 gpt2 --batch 4 --seq 512
   train_one gpt2-fp8 gpt2 --batch 4 --seq 512 --precision fp8

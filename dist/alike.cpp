@@ -86,7 +86,7 @@ std::vector<Trait> process_traits() {
 #endif
   return {{"version", THIMBLE_VERSION ", " + compiler, "start the same build on all ranks"},
           {"`isa`", std::string(to_string(kernels::isa())), "give all ranks the same, as with `isa` generic"},
-          {"`units`", kernels::describe_bf16(), "give all ranks the same, as with `units` none"}};
+          {"`cpu_dot`", kernels::describe_bf16(), "give all ranks the same, as with `cpu_dot` none"}};
 }
 
 void require_alike(Communicator& ranks, std::string_view operation, std::span<const Trait> traits) {

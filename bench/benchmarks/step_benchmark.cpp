@@ -1,7 +1,7 @@
 // How long a training step takes, what it needs, and where its time goes:
 //
 //   step_benchmark MODEL [--batch N ...] [--threads N] [--isa NAME] [--steps N] [--budget SIZE | --growth SIZE]
-//                  [--units U] [--clip X] [--profile]
+//                  [--cpu-dot U] [--clip X] [--profile]
 //   step_benchmark MODEL [--batch N ...] --beside O1,bf16
 //   step_benchmark MODEL [--batch N] [--seq N ...] --dry
 //   step_benchmark MODEL [--batch N] [--seq N] [--dtype D] [--steps N] --generate

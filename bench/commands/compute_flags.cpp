@@ -1,4 +1,4 @@
-// --isa, --units, --threads: what CPU kernels run on.
+// --isa, --cpu-dot, --threads: what CPU kernels run on.
 
 #include <cstdint>
 #include <cstdlib>
@@ -26,7 +26,7 @@ struct Flags {
 void apply(const Flags& flags) {
   if (!flags.isa.empty()) kernels::set_isa("--isa", flags.isa);
   if (!flags.units.empty()) {
-    kernels::set_units("--units", flags.units);
+    kernels::set_units("--cpu-dot", flags.units);
   } else if (const char* const units = std::getenv("THIMBLE_UNITS"); units != nullptr && *units != '\0') {
     kernels::set_units("THIMBLE_UNITS", units);
   }
@@ -44,7 +44,7 @@ void add_compute_flags(CLI::App& command) {
       ->type_name("I");
   command
       .add_option_function<std::string>(
-          "--units", [flags](const std::string& text) { flags->units = text; },
+          "--cpu-dot", [flags](const std::string& text) { flags->units = text; },
           "Dot units of CPU kernels: none, bf16, int8, or both with a comma: always there; auto: bf16 where that was "
           "measured to be faster (auto)")
       ->type_name("U");

@@ -40,7 +40,7 @@ std::string flag_of(std::string option) {
       {"is_int8", "int8"},
       {"key_heads", "kv-heads"},
       {"lora_rank", "lora"},
-      {"measures", "measure"},
+      {"measures", "profile"},
       {"min_rate", "min-lr"},
       {"overwrites", "overwrite"},
       {"offloads_gradients", "offload-gradients"},
@@ -49,9 +49,10 @@ std::string flag_of(std::string option) {
       {"prices_techniques", "techniques"},
       {"process_budget_bytes", "process-budget"},
       {"rate", "lr"},
-      {"captures_steps", "graph"},
+      {"captures_steps", "cuda-graph"},
       {"sequence", "seq"},
-      {"shares_kernels", "share"}};
+      {"shares_kernels", "shared-kernels"},
+      {"times", "profile-file"}};
   for (const auto& [name, flag] : of_other_name) {
     if (option == name) return "--" + std::string(flag);
   }
@@ -229,9 +230,10 @@ void add_model_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
               "Text models: a token sees those less than this away alone (all)");
   command
       .add_option_function<std::string>(
-          "--share",
+          "--shared-kernels",
           [setup](const std::string& text) {
-            if (text != "on" && text != "off") throw ValueError("--share: " + quote(text) + " is not one of on, off");
+            if (text != "on" && text != "off")
+              throw ValueError("--shared-kernels: " + quote(text) + " is not one of on, off");
             setup->sizes.shares_kernels = text == "on";
           },
           "sharedconv: on; off builds its plain twin, whose convolutions have kernels of their own (on)")
@@ -342,9 +344,10 @@ void add_spill_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
 }
 
 void add_cost_flags(CLI::App& command, const std::shared_ptr<models::CostOptions>& costs) {
-  command.add_flag("--measure", costs->measures, "Time the operators first: a few steps with a small batch");
+  command.add_flag("--profile", costs->measures, "Time the operators first: a few steps with a small batch");
   command
-      .add_option("--times", costs->times, "Times that were measured before; with --measure: where they are written")
+      .add_option("--profile-file", costs->times,
+                  "Times that were measured before; with --profile: where they are written")
       ->type_name("FILE");
 }
 

@@ -22,9 +22,9 @@ namespace generation_output_detail {
 constexpr std::int64_t most_positions = std::int64_t{1} << 24;
 
 constexpr std::array<std::string_view, 21> of_generation{
-    "MODEL", "--batch", "--seq",     "--layers",        "--heads",   "--width",    "--kv-heads",
-    "--mlp", "--seed",  "--dtype",   "--precision",     "--budget",  "--device",   "--json",
-    "--isa", "--units", "--threads", "--prompt-tokens", "--context", "--generate", "--cache"};
+    "MODEL", "--batch",   "--seq",     "--layers",        "--heads",   "--width",    "--kv-heads",
+    "--mlp", "--seed",    "--dtype",   "--precision",     "--budget",  "--device",   "--json",
+    "--isa", "--cpu-dot", "--threads", "--prompt-tokens", "--context", "--generate", "--cache"};
 
 DType parse_cache(const std::string& text) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::i8, DType::f8e4m3, DType::f8e5m2}) {

@@ -267,11 +267,11 @@ struct Files {
                    {"--csv", csv, &file_kinds::lifetimes},
                    {"--snapshot", snapshot, &file_kinds::snapshot},
                    {"--save", plan, &file_kinds::plan},
-                   {"--times", costs.measures ? costs.times : "", &file_kinds::costs}},
+                   {"--profile-file", costs.measures ? costs.times : "", &file_kinds::costs}},
                   {{"--data", options.data},
                    {"--weights", options.setup.weights},
                    {"--tokenizer", options.setup.tokenizer},
-                   {"--times", costs.measures ? "" : costs.times}},
+                   {"--profile-file", costs.measures ? "" : costs.times}},
                   overwrites);
   }
 
@@ -380,7 +380,7 @@ void add_plan(CLI::App& program) {
       throw ValueError("--inference: not with --dropout, which is about training steps");
     }
     if (options->is_inference && (options->costs.measures || !options->costs.times.empty())) {
-      throw ValueError("--measure, --times: --inference plans no times; without them is allowed");
+      throw ValueError("--profile, --profile-file: --inference plans no times; without them is allowed");
     }
     if (options->is_int8 && !options->is_inference) {
       throw ValueError("--int8: nets in 8 bits are not trained; with --inference it is allowed");

@@ -143,7 +143,7 @@ void add_run_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions
   command.get_option("--data")->required();
   add_integer(command, "--steps", o.steps, 1, most_steps, "Steps in all, those of a resumed run included (100)");
   command.add_flag("--strict", o.is_strict, "A step that leaves its plan ends the run (such steps are counted)");
-  command.add_flag("--graph", o.captures_steps,
+  command.add_flag("--cuda-graph", o.captures_steps,
                    "On a CUDA device: record a step as a graph and replay it, with the same bits");
   add_integer(command, "--eval-every", o.eval_every, 0, most_steps, "Steps between evaluations; 0: at the end (0)");
   add_integer(command, "--eval-batches", o.eval_batches, 0, most_steps, "Batches of one; 0: all (16)");
@@ -213,7 +213,7 @@ void check_trace(const std::string& path, const models::TrainOptions& options) {
                  {"--adapters", options.setup.adapters},
                  {"--tokenizer", options.setup.tokenizer},
                  {"--plan", options.plan},
-                 {"--times", options.costs.times}},
+                 {"--profile-file", options.costs.times}},
                 options.overwrites);
 }
 
@@ -325,7 +325,8 @@ void add_train(CLI::App& program) {
   const auto is_json = std::make_shared<bool>(false);
   command->add_flag("--json", *is_json, "Print JSON");
   const auto is_live = std::make_shared<bool>(false);
-  command->add_flag("--live", *is_live, "Show a picture of the memory under the progress line; on a terminal alone");
+  command->add_flag("--show-memory", *is_live,
+                    "Show a picture of the memory under the progress line; on a terminal alone");
   const auto trace = std::make_shared<std::string>();
   command
       ->add_option("--trace", *trace,
@@ -337,12 +338,12 @@ void add_train(CLI::App& program) {
   command->callback([options, is_json, is_live, trace, wants_gradients] {
     if (*is_live && isatty(STDERR_FILENO) == 0) {
       throw ValueError(
-          "--live: standard error is no terminal; a terminal alone is allowed, because the picture is "
+          "--show-memory: standard error is no terminal; a terminal alone is allowed, because the picture is "
           "drawn over and over in one place");
     }
     const bool has_budget = options->budget_bytes > 0 || options->process_budget_bytes > 0;
     if (!has_budget && (options->costs.measures || !options->costs.times.empty())) {
-      throw ValueError("--measure, --times: there is no budget to plan for; with --budget they are allowed");
+      throw ValueError("--profile, --profile-file: there is no budget to plan for; with --budget they are allowed");
     }
     const models::Setup& setup = options->setup;
     const bool is_for_plans =

@@ -49,8 +49,8 @@ struct KernelTiming {
   bool takes(const char* name) const { return std::string(name).find(only) != std::string::npos; }
 };
 
-/// The main() of a benchmark: reads `[--threads N] [--isa NAME] [--units U] [--seconds S] [--only TEXT]`, prints a line
-/// with the rate of a square matmul and the ceiling (bench/timing/ceiling.h), and calls `run`. An Error is printed
+/// The main() of a benchmark: reads `[--threads N] [--isa NAME] [--cpu-dot U] [--seconds S] [--only TEXT]`, prints a
+/// line with the rate of a square matmul and the ceiling (bench/timing/ceiling.h), and calls `run`. An Error is printed
 /// under the program's name, and 2 is returned.
 int time_kernels(int argc, char** argv, const char* about, const std::function<void(const KernelTiming&)>& run);
 

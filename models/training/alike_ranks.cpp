@@ -83,7 +83,7 @@ std::vector<dist::Trait> rank_traits(const TrainOptions& options, const Dataset&
   add_number("`width`", sizes.width);
   add_number("`mlp`", sizes.hidden);
   add_number("`window`", sizes.window);
-  add_switch("`share`", sizes.shares_kernels);
+  add_switch("`shares_kernels`", sizes.shares_kernels);
   add("`tokenizer`", data.tokenizer());
   add("`seed`", std::to_string(setup.seed));
   add("sum of `weights`", setup.weights_sum);

@@ -43,10 +43,10 @@ std::set<std::string> flags_of(const std::string& index, const std::string& comm
 /// times of the cost model, and numbers that tune a technique which README names.
 const std::set<std::string> ordinary = found(
     "--beta2 --between --bucket --chunks --clip --csv --dp --dropout --eval-every --fp8-history --fp8-hybrid "
-    "--fp8-margin --full-state --hardware --inside --isa --keep --kv-heads --live --lora-alpha --lora-dropout "
-    "--lora-targets --loss-scale-interval --lr --measure --min-lr --mlp --optimizer-rank --overwrite --per-node "
-    "--prompt-tokens --read-ahead --save-adapters --save-every --schedule --seed --share --snapshot --strict --tf32 "
-    "--threads --times --trace --units --warmup --weight-decay",
+    "--fp8-margin --full-state --hardware --inside --isa --keep --kv-heads --lora-alpha --lora-dropout "
+    "--lora-targets --loss-scale-interval --lr --min-lr --mlp --optimizer-rank --overwrite --per-node --profile "
+    "--profile-file --prompt-tokens --read-ahead --save-adapters --save-every --schedule --seed --shared-kernels "
+    "--show-memory --snapshot --strict --tf32 --threads --trace --warmup --weight-decay --cpu-dot",
     "(\\S+)");
 
 struct Problems {

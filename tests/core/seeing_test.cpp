@@ -343,7 +343,7 @@ TEST_CASE("seeing: the program writes all or nothing", "[seeing]") {
   }
   for (const char* flag : {"--html", "--trace", "--csv", "--snapshot"}) CHECK(contains(help->out, flag));
   const auto train_help = program_test::run(folder, "train --help");
-  CHECK(contains(train_help->out, "--live"));
+  CHECK(contains(train_help->out, "--show-memory"));
 
   const std::size_t before = folder.entries();  // what the runs themselves print to
   struct Case {
@@ -361,9 +361,9 @@ TEST_CASE("seeing: the program writes all or nothing", "[seeing]") {
     CHECK(bad->out.empty());
     CHECK(folder.entries() == before);
   }
-  const auto live = program_test::run(folder, "train mlp --data synthetic --steps 1 --live");
+  const auto live = program_test::run(folder, "train mlp --data synthetic --steps 1 --show-memory");
   CHECK(live->status == 2);
-  CHECK(contains(live->error, "--live: standard error is no terminal"));
+  CHECK(contains(live->error, "--show-memory: standard error is no terminal"));
 
   const auto good = program_test::run(folder, model + "--budget 1 --html '" + (folder / "p.html") + "' --trace '" +
                                                   (folder / "t.json") + "' --csv '" + (folder / "l.csv") +

@@ -192,17 +192,17 @@ TEST_CASE("units: names, and what this machine lacks", "[units]") {
   }
   CHECK(error_of(set_isa, "sse").starts_with("--flag: 'sse' is no instruction set; this machine has generic"));
   set_isa(best_isa());
-  set_units("--units", "none");
+  set_units("--cpu-dot", "none");
   CHECK(unit_choice(DType::bf16) == UnitChoice::none());
   CHECK(unit_choice(DType::i8) == UnitChoice::none());
-  set_units("--units", "auto");
+  set_units("--cpu-dot", "auto");
   CHECK(unit_choice(DType::bf16).is_automatic);
   CHECK(unit_choice(DType::i8).is_automatic);
   const auto is_unit = [](DType dtype) { return best_dot_unit(dtype).value_or(DotUnit::generic) >= DotUnit::avx512; };
   for (const auto& [name, dtype] : {std::pair{"bf16", DType::bf16}, {"int8", DType::i8}}) {
-    set_units("--units", "auto");
+    set_units("--cpu-dot", "auto");
     if (is_unit(dtype)) {
-      set_units("--units", name);
+      set_units("--cpu-dot", name);
       CHECK(unit_choice(dtype).unit == best_dot_unit(dtype));
       CHECK(unit_choice(dtype == DType::bf16 ? DType::i8 : DType::bf16) == UnitChoice::none());
       CHECK(available_units().find(name) != std::string::npos);

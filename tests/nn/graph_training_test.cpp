@@ -1,4 +1,4 @@
-// `thimble train --graph`: captured steps have the bits of steps that are not. On a GPU where there is one, in a build
+// `thimble train --cuda-graph`: captured steps have the bits of steps that are not. On a GPU where there is one, in a build
 // without CUDA on the host's emulation, where recorded launches are kept and run again.
 
 #include <cstring>
@@ -221,10 +221,10 @@ TEST_CASE("graph training: what a recording cannot carry is refused before the f
                  "not with `offloads_gradients`"));
   CHECK(refused([](models::Setup& s) { models::set_precision(s, "O2"); }).empty());
   const TemporaryFolder folder;
-  if (const auto output = program_test::run(folder, "train mlp --data synthetic --steps 3 --graph")) {
+  if (const auto output = program_test::run(folder, "train mlp --data synthetic --steps 3 --cuda-graph")) {
     CHECK(output->status == 2);
     CHECK(output->out.empty());
-    CHECK(output->error == "thimble: --graph: the cpu records no steps; --device cuda is allowed\n");
+    CHECK(output->error == "thimble: --cuda-graph: the cpu records no steps; --device cuda is allowed\n");
   }
 }
 

@@ -1,4 +1,4 @@
-// --isa, --units and --threads from outside: what is set, what `thimble devices` says, and statuses.
+// --isa, --cpu-dot and --threads from outside: what is set, what `thimble devices` says, and statuses.
 
 #include <nlohmann/json.hpp>
 
@@ -34,7 +34,7 @@ TEST_CASE("program: devices says what CPU kernels run on, and flags choose it", 
       }
       continue;
     }
-    const auto cpu = cpu_of("--units none --threads 3 --isa " + name);
+    const auto cpu = cpu_of("--cpu-dot none --threads 3 --isa " + name);
     CHECK(cpu.at("isa") == name);
     CHECK(cpu.at("threads") == 3);
     CHECK(cpu.at("compute") ==
@@ -57,13 +57,13 @@ TEST_CASE("program: a plan and a run under a forced instruction set", "[program]
   const auto run = [&](const std::string& arguments) { return program_test::run(folder, arguments); };
   if (!run("--version")) return thimble_test::skip("THIMBLE_PROGRAM does not name the program");
   const auto output =
-      run("train mlp --batch 4 --steps 2 --json --isa generic --units none --threads 1 --data synthetic");
+      run("train mlp --batch 4 --steps 2 --json --isa generic --cpu-dot none --threads 1 --data synthetic");
   INFO(output->error);
   REQUIRE(output->status == 0);
   const auto json = nlohmann::json::parse(output->out);
   CHECK(json.at("predicted_peak_bytes") == json.at("measured_peak_bytes"));
   CHECK(run("plan mlp --batch 4 --isa generic --threads 2")->status == 0);
-  for (const char* wrong : {"--isa sse", "--units fp8", "--threads 0", "--threads two"}) {
+  for (const char* wrong : {"--isa sse", "--cpu-dot fp8", "--threads 0", "--threads two"}) {
     INFO(wrong);
     const auto refused = run(std::string("plan mlp ") + wrong);
     CHECK(refused->status == 2);

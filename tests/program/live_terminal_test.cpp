@@ -1,4 +1,4 @@
-// `thimble train --live` on a terminal: a pseudo-terminal whose screen is kept by hand.
+// `thimble train --show-memory` on a terminal: a pseudo-terminal whose screen is kept by hand.
 
 #include <algorithm>
 #include <array>
@@ -107,7 +107,7 @@ TEST_CASE("live: on a terminal there is one picture below the progress, and none
     dup2(nothing, STDOUT_FILENO);
     close(terminal.ours);
     execl(program, program, "train", "mlp", "--data", "synthetic", "--image", "16", "--steps", "12", "--budget",
-          "64MiB", "--live", nullptr);
+          "64MiB", "--show-memory", nullptr);
     _exit(127);
   }
   Screen screen;

@@ -90,7 +90,8 @@ TEST_CASE("reliability: names reach a terminal without what it obeys", "[reliabi
   CHECK(contains(missing->error, "/no/\\x1b[31mfile"));
   CHECK_FALSE(contains(missing->error, "\x1b"));
   write_text_file(folder / "t", "{\"format\": \"thimble cost model 1\"");
-  const auto times = program_test::run(folder, command + "--steps 2 --budget 64MiB --times '" + (folder / "t") + "'");
+  const auto times =
+      program_test::run(folder, command + "--steps 2 --budget 64MiB --profile-file '" + (folder / "t") + "'");
   CHECK(times->status == 2);
   CHECK(contains(times->error, "is not JSON from here on"));
   CHECK_FALSE(contains(times->error, "json.exception"));

@@ -45,7 +45,7 @@ TEST_CASE("program: a place that a device's tensors cannot wait in, a device tha
             "--offload: '/var/tmp' for cuda:0, whose tensors wait in the host's pinned memory; host is allowed"},
         {plan + "--offload host", "--offload: host is for --device cuda; a folder on a disk is allowed"},
         {plan + "--device cuda --offload-optimizer", "on a GPU --offload host, it is allowed"},
-        {plan + "--device cuda --measure", "--measure: operators are timed on the cpu"},
+        {plan + "--device cuda --profile", "--profile: operators are timed on the cpu"},
         {"reproduce known-schedules --quick --device 'dry(cuda)' --out '" + out + "'",
          "--device: 'dry(cuda)' is not one of cpu, cuda, cuda:N"},
         {"reproduce known-schedules --quick --device 'dry(cpu)' --out '" + out + "'",

@@ -62,7 +62,7 @@ TEST_CASE("outputs of every command: no input and no file of another kind is rep
       {plan, "--csv", "text"},
       {plan, "--snapshot", "text"},
       {plan, "--save", "text"},
-      {plan + " --measure --budget 1GiB", "--times", "text"},
+      {plan + " --profile --budget 1GiB", "--profile-file", "text"},
       {"quantize" + sizes + " --weights {}/weights --data {}/text", "--save", "weights"},
       {"pack {}/lives", "--out", "lives"},
       {"tokenizer encode --data {}/text --tokenizer {}/tokenizer", "--out", "tokenizer"},

@@ -215,7 +215,7 @@ TEST_CASE("keys walk: every key of every file is read, refused by name, or known
              "--data text.txt --steps 30 --lr 0.05 --dropout 0.2 --save-weights text.safetensors --save text.run");
   files.make("train " + net + "--data synthetic --steps 20 --lr 0.05 --lora 2 --save-adapters adapters");
   files.make("plan " + planned + "--save small.plan");
-  files.make("plan " + planned + "--measure --times times.json");
+  files.make("plan " + planned + "--profile --profile-file times.json");
   {
     models::ModelOptions sizes;
     sizes.layers = 2, sizes.heads = 4, sizes.key_heads = 2, sizes.width = 32, sizes.hidden = 48, sizes.sequence = 64;
@@ -244,7 +244,7 @@ TEST_CASE("keys walk: every key of every file is read, refused by name, or known
   const std::string write = " --prompt to --tokens 12 --json";
   Format formats[] = {
       {"plan file", "small.plan", "train " + planned + "--plan small.plan --steps 3 --eval-batches 1 --json", {}},
-      {"times file", "times.json", "plan " + planned + "--times times.json --json", {}},
+      {"times file", "times.json", "plan " + planned + "--profile-file times.json --json", {}},
       {"tokenizer.json", "tokenizer.json", "tokenizer encode --tokenizer tokenizer.json --data special.txt", {}},
       {"adapter_config.json",
        "adapters/adapter_config.json",
