@@ -89,7 +89,7 @@ int run(int argc, char** argv) {
   try {
     program.parse(argc, argv);
     if (program.get_subcommands().empty()) {
-      return fail("no command; allowed: " + names_of_commands() + "; see 'thimble --help'");
+      return fail("expected a command, got none; commands: " + names_of_commands() + "; see 'thimble --help'");
     }
   } catch (const CLI::Success& asked) {  // --help, --version
     return program.exit(asked);
@@ -97,8 +97,8 @@ int run(int argc, char** argv) {
     return status.get_exit_code();
   } catch (const CLI::ParseError& error) {
     const std::string command = command_of(program);
-    const std::string allowed = command == "thimble" ? "; commands: " + names_of_commands() : "";
-    return fail(error.what() + allowed + "; '" + command + " --help' lists what is allowed");
+    const std::string names = command == "thimble" ? "; commands: " + names_of_commands() : "";
+    return fail(error.what() + names + "; see '" + command + " --help'");
   }
   return 0;
 }

@@ -74,7 +74,7 @@ void run(const Flags& flags) {
     if (std::none_of(chosen.begin(), chosen.end(), [&](const BookFigure* f) { return f->name == name; })) {
       std::string all;
       for (const BookFigure& figure : book_figures()) all += (all.empty() ? "" : ", ") + std::string(figure.name);
-      throw ValueError("book: there is no figure '" + name + "'; allowed: " + all);
+      refuse_value("book", "one of " + all, name);
     }
   }
   if (!flags.folder.empty()) {

@@ -41,16 +41,16 @@ remat::Stage stage_of(const std::string& text, std::size_t number) {
   std::istringstream in(text);
   for (std::string field; std::getline(in, field, ':');) fields.push_back(field);
   if (fields.size() != 4) {
-    throw ValueError("chain: stage " + std::to_string(number) + " is '" + text +
-                     "'; allowed: OUTPUT:KEPT:FORWARD:BACKWARD, two sizes and two whole numbers, as in 4MiB:8MiB:2:4");
+    refuse_value("chain: stage " + std::to_string(number),
+                 "OUTPUT:KEPT:FORWARD:BACKWARD, two sizes and two whole numbers, as in 4MiB:8MiB:2:4", text);
   }
   constexpr std::int64_t longest = 1'000'000'000;
   remat::Stage stage;
   stage.name = std::to_string(number);
-  stage.output_bytes = stage.output_gradient_bytes = parse_size(fields[0]);
+  stage.output_bytes = stage.output_gradient_bytes = static_cast<remat::Bytes>(parse_bytes("OUTPUT", fields[0]));
   stage.forward_time = parse_integer("FORWARD", fields[2], 0, longest);
   remat::Option option;
-  option.kept_bytes = parse_size(fields[1]);
+  option.kept_bytes = static_cast<remat::Bytes>(parse_bytes("KEPT", fields[1]));
   option.forward_time = stage.forward_time;
   option.backward_time = parse_integer("BACKWARD", fields[3], 0, longest);
   stage.options = {option};
@@ -73,9 +73,11 @@ std::vector<std::string> lines_of(const std::string& path) {
 
 remat::Chain chain_of(const Flags& flags) {
   std::vector<std::string> texts = flags.stages;
-  if (texts.empty() == flags.file.empty()) throw ValueError("chain: either stages or --file, and not both");
+  if (texts.empty() == flags.file.empty()) {
+    throw ValueError("chain: expected stages or --file, got " + std::string(texts.empty() ? "neither" : "both"));
+  }
   if (!flags.file.empty()) texts = lines_of(flags.file);
-  if (texts.empty()) throw ValueError("chain: '" + flags.file + "' has no stages");
+  if (texts.empty()) throw ValueError("--file: expected a stage on a line, got none in '" + flags.file + "'");
   remat::Chain chain;
   chain.input_bytes = chain.input_gradient_bytes = static_cast<remat::Bytes>(flags.input);
   for (const std::string& text : texts) chain.stages.push_back(stage_of(text, chain.size()));
@@ -240,7 +242,7 @@ void add_chain(CLI::App& program) {
   command->add_option("--file", flags->file, "The stages from a file, one a line; # begins a comment");
   command
       ->add_option_function<std::string>(
-          "--input", [flags](const std::string& text) { flags->input = static_cast<std::size_t>(parse_size(text)); },
+          "--input", [flags](const std::string& text) { flags->input = parse_bytes("--input", text); },
           "Bytes of the chain's input (0)")
       ->type_name("SIZE");
   add_size(*command, "--budget", flags->budget, "Show the operations of the best schedule within so many bytes");

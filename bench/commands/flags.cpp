@@ -60,19 +60,11 @@ std::string flag_of(std::string option) {
   return "--" + option;
 }
 
-std::int64_t parse_parts(const std::string& text) {
-  try {
-    return parse_integer("--micro-batches", text, 1, largest_size);
-  } catch (const ValueError& error) {
-    throw ValueError(std::string(error.what()) + ", or auto");
-  }
-}
-
-// One of the dtypes of `allowed`, a list with commas.
-DType parse_one_of(const std::string& flag, const std::string& text, const std::string& allowed) {
-  const std::string list = ", " + allowed + ",";
+// One of the dtypes of `names`, a list with commas.
+DType parse_one_of(const std::string& flag, const std::string& text, const std::string& names) {
+  const std::string list = ", " + names + ",";
   if (!text.empty() && list.find(", " + text + ",") != std::string::npos) return parse_dtype(text);
-  throw ValueError(flag + ": " + quote(text) + " is not one of " + allowed);
+  refuse_value(flag, "one of " + names, text);
 }
 
 DType parse_state(const std::string& text) { return parse_one_of("--state", text, "f32, bf16, u8"); }
@@ -91,70 +83,79 @@ void parse_packed(const std::string& text, models::Setup& setup) {
     const std::size_t colon = entry.find(':');
     if (colon == std::string::npos) {
       setup.lossy = parse_one_of(flag, entry, dtypes);
-      if (setup.packs_rest) {
-        throw ValueError(std::string(flag) + ": " + quote(text) +
-                         " has two dtypes for what has no name; one is allowed");
-      }
+      if (setup.packs_rest) refuse_value(flag, "one dtype without an operator's name", text);
       setup.packs_rest = true;
       continue;
     }
     const std::string to = entry.substr(0, colon);
     nn::PackRule rule{entry.substr(colon + 1), std::nullopt};
     if (to != "none") rule.dtype = parse_one_of(flag, to, std::string(dtypes) + ", none");
-    if (rule.name.empty()) {
-      throw ValueError(std::string(flag) + ": " + quote(entry) +
-                       " names no operator; a name is allowed, as in i8:gelu");
-    }
+    if (rule.name.empty()) refuse_value(flag, "an operator's name after the colon, as in i8:gelu", entry);
     for (const nn::PackRule& other : setup.lossy_rules) {
-      if (other.name != rule.name) continue;
-      throw ValueError(std::string(flag) + ": " + quote(text) + " names " + quote(rule.name) +
-                       " twice; once is allowed");
+      if (other.name == rule.name) refuse_value(flag, quote(rule.name) + " once", text);
     }
     setup.lossy_rules.push_back(std::move(rule));
   }
   const bool packs_any =
       setup.packs_rest || std::any_of(setup.lossy_rules.begin(), setup.lossy_rules.end(),
                                       [](const nn::PackRule& rule) { return rule.dtype.has_value(); });
-  if (!packs_any) {
-    throw ValueError(std::string(flag) + ": " + quote(text) +
-                     " packs nothing; a dtype beside it is allowed, as in none:attention,bf16");
-  }
+  if (!packs_any) refuse_value(flag, "a dtype besides none, as in none:attention,bf16", text);
 }
 
 }  // namespace flags_detail
 
-std::int64_t parse_integer(std::string_view flag, const std::string& text, std::int64_t low, std::int64_t high) {
+void refuse_value(std::string_view flag, std::string_view expected, const std::string& text) {
+  throw ValueError(std::string(flag) + ": expected " + std::string(expected) + ", got " + quote(text));
+}
+
+std::int64_t parse_integer(std::string_view flag, const std::string& text, std::int64_t low, std::int64_t high,
+                           std::string_view or_else) {
   std::int64_t value = 0;
   const char* const end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, value);
   if (error != std::errc{} || stop != end || value < low || value > high) {
-    throw ValueError(std::string(flag) + ": " + quote(text) + " is not a whole number from " + std::to_string(low) +
-                     " to " + std::to_string(high));
+    refuse_value(flag,
+                 "a whole number from " + std::to_string(low) + " to " + std::to_string(high) + std::string(or_else),
+                 text);
   }
   return value;
 }
 
-double parse_number(std::string_view flag, const std::string& text, double low, double high) {
+double parse_number(std::string_view flag, const std::string& text, double low, double high, std::string_view or_else) {
   double value = 0;
   const char* const end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, value);
   if (error != std::errc{} || stop != end || !std::isfinite(value) || value < low || value > high) {
     const bool is_bounded = high < std::numeric_limits<double>::max();
-    throw ValueError(std::string(flag) + ": " + quote(text) + " is not a finite number " +
-                     (is_bounded ? "from " + format_real(low) + " to " + format_real(high) : ">= " + format_real(low)));
+    const std::string bounds =
+        is_bounded ? "from " + format_real(low) + " to " + format_real(high) : ">= " + format_real(low);
+    refuse_value(flag, "a finite number " + bounds + std::string(or_else), text);
   }
   return value;
 }
 
+std::size_t parse_bytes(std::string_view flag, const std::string& text) {
+  try {
+    return static_cast<std::size_t>(parse_size(text));
+  } catch (const ValueError& error) {
+    throw ValueError(std::string(flag) + ": " + error.what());
+  }
+}
+
 Device parse_device_flag(std::string_view flag, const std::string& text) {
-  const std::string refusal = std::string(flag) + ": " + quote(text) + " is not one of cpu, cuda, cuda:N";
+  constexpr const char* expected = "cpu, cuda or cuda:N";
   try {
     const Device device = parse_device(text);
     if (!device.is_dry) return device;
   } catch (const ValueError&) {
-    throw ValueError(refusal);
+    refuse_value(flag, expected, text);
   }
-  throw ValueError(refusal + "; 'thimble plan' runs on dry devices");
+  refuse_value(flag, std::string(expected) + " ('thimble plan' runs dry)", text);
+}
+
+bool parse_choice(std::string_view flag, const std::string& text, std::string_view yes, std::string_view no) {
+  if (text != yes && text != no) refuse_value(flag, std::string(yes) + " or " + std::string(no), text);
+  return text == yes;
 }
 
 std::string with_flags(std::string_view text) {
@@ -182,12 +183,8 @@ CLI::Option* add_size(CLI::App& command, const std::string& flag, std::size_t& t
       .add_option_function<std::string>(
           flag,
           [&target, flag](const std::string& text) {
-            try {
-              target = static_cast<std::size_t>(parse_size(text));
-            } catch (const ValueError& error) {
-              throw ValueError(flag + ": " + error.what());
-            }
-            if (target == 0) throw ValueError(flag + ": " + quote(text) + " is no budget; at least 1 byte is allowed");
+            target = parse_bytes(flag, text);
+            if (target == 0) refuse_value(flag, "at least 1 byte", text);
           },
           help)
       ->type_name("SIZE");
@@ -232,9 +229,7 @@ void add_model_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
       .add_option_function<std::string>(
           "--shared-kernels",
           [setup](const std::string& text) {
-            if (text != "on" && text != "off")
-              throw ValueError("--shared-kernels: " + quote(text) + " is not one of on, off");
-            setup->sizes.shares_kernels = text == "on";
+            setup->sizes.shares_kernels = parse_choice("--shared-kernels", text, "on", "off");
           },
           "sharedconv: on; off builds its plain twin, whose convolutions have kernels of their own (on)")
       ->type_name("S");
@@ -255,10 +250,8 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
       .add_option_function<std::string>(
           "--head",
           [setup](const std::string& text) {
-            if (text != "full" && text != "chunked") {
-              throw ValueError("--head: " + quote(text) + " is not one of full, chunked");
-            }
-            setup->sizes.head = text == "chunked" ? models::Head::chunked : models::Head::full;
+            const bool is_full = parse_choice("--head", text, "full", "chunked");
+            setup->sizes.head = is_full ? models::Head::full : models::Head::chunked;
           },
           "Text models: full makes all logits, chunked those of some rows at a time (full)")
       ->type_name("H");
@@ -266,10 +259,8 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
       .add_option_function<std::string>(
           "--feed-forward",
           [setup](const std::string& text) {
-            if (text != "full" && text != "tiled") {
-              throw ValueError("--feed-forward: " + quote(text) + " is not one of full, tiled");
-            }
-            setup->sizes.feed_forward = text == "tiled" ? models::FeedForward::tiled : models::FeedForward::full;
+            const bool is_full = parse_choice("--feed-forward", text, "full", "tiled");
+            setup->sizes.feed_forward = is_full ? models::FeedForward::full : models::FeedForward::tiled;
           },
           "Transformers: full keeps inner activations, tiled makes those of some tokens at a time, and again in "
           "backward (full)")
@@ -284,7 +275,9 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
       .add_option_function<std::string>(
           "--micro-batches",
           [setup](const std::string& text) {
-            setup->micro_batches = text == "auto" ? models::auto_micro_batches : flags_detail::parse_parts(text);
+            setup->micro_batches =
+                text == "auto" ? models::auto_micro_batches
+                               : parse_integer("--micro-batches", text, 1, flags_detail::largest_size, " or auto");
           },
           "Parts of the batch whose gradients are added up; auto: what is fastest in the budget (1)")
       ->type_name("N|auto");

@@ -20,12 +20,23 @@ namespace thimble::bench {
 /// "`micro_batches`: auto" becomes "--micro-batches: auto".
 std::string with_flags(std::string_view text);
 
-/// The whole number in `text`, within low .. high. Throws ValueError: `--batch: '0' is not a whole number from 1 to
-/// ...`.
-std::int64_t parse_integer(std::string_view flag, const std::string& text, std::int64_t low, std::int64_t high);
+/// Throws ValueError: "--head: expected full or chunked, got 'half'".
+[[noreturn]] void refuse_value(std::string_view flag, std::string_view expected, const std::string& text);
+
+/// The whole number in `text`, within low .. high. Throws ValueError: "--batch: expected a whole number from 1 to ...,
+/// got '0'"; `or_else` follows the numbers there, as in " or auto".
+std::int64_t parse_integer(std::string_view flag, const std::string& text, std::int64_t low, std::int64_t high,
+                           std::string_view or_else = "");
 
 /// The finite number in `text`, within low .. high. Throws ValueError.
-double parse_number(std::string_view flag, const std::string& text, double low, double high);
+double parse_number(std::string_view flag, const std::string& text, double low, double high,
+                    std::string_view or_else = "");
+
+/// The bytes of a SIZE (memory/units.h). Throws ValueError.
+std::size_t parse_bytes(std::string_view flag, const std::string& text);
+
+/// Whether `text` is `yes`, where the only other text is `no`. Throws ValueError.
+bool parse_choice(std::string_view flag, const std::string& text, std::string_view yes, std::string_view no);
 
 /// The device in `text`: cpu, cuda or cuda:N. Throws ValueError that names `flag`.
 Device parse_device_flag(std::string_view flag, const std::string& text);

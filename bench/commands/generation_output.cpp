@@ -30,7 +30,7 @@ DType parse_cache(const std::string& text) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::i8, DType::f8e4m3, DType::f8e5m2}) {
     if (text == to_string(dtype)) return dtype;
   }
-  throw ValueError("--cache: " + quote(text) + " is not one of f32, f16, bf16, i8, f8e4m3, f8e5m2");
+  refuse_value("--cache", "one of f32, f16, bf16, i8, f8e4m3, f8e5m2", text);
 }
 
 void check_flags(const CLI::App& command) {
@@ -38,7 +38,7 @@ void check_flags(const CLI::App& command) {
     const std::string name = option->get_name();
     if (option->count() == 0 || name == "--help") continue;
     if (std::find(of_generation.begin(), of_generation.end(), name) == of_generation.end()) {
-      throw ValueError(name + ": not with --generate, which is about writing tokens");
+      throw ValueError(name + ": expected a training step, got --generate; leave out one of them");
     }
   }
 }

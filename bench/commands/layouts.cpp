@@ -10,6 +10,7 @@
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/commands/ranks.h>
 #include <thimble/bench/commands/train_output.h>
+#include <thimble/core/error.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/planning/costs.h>
@@ -142,7 +143,15 @@ void add_layout_flags(CLI::App& command, const std::shared_ptr<LayoutFlags>& fla
   const auto link = [&](const char* flag, dist::Link& target, const std::string& help) {
     command
         .add_option_function<std::string>(
-            flag, [&target](const std::string& text) { target = dist::link(text); }, help)
+            flag,
+            [&target, flag](const std::string& text) {
+              try {
+                target = dist::link(text);
+              } catch (const ValueError&) {
+                refuse_value(flag, "one of " + layouts_detail::link_names(), text);
+              }
+            },
+            help)
         ->type_name("LINK");
   };
   link("--inside", flags->cluster.inside,

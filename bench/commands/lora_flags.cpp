@@ -49,7 +49,7 @@ void add_lora_flags(CLI::App& command, const std::shared_ptr<models::Setup>& set
             try {
               set_base(*setup, text);
             } catch (const ValueError&) {
-              throw ValueError("--base: " + quote(text) + " is not one of f32, bf16, int8, nf4");
+              refuse_value("--base", "one of f32, bf16, int8, nf4", text);
             }
             if (dtype->count() > 0) setup->dtype = asked;
           },

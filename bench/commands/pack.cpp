@@ -86,15 +86,8 @@ void add_pack(CLI::App& program) {
       ->add_option("IN", flags->input,
                    "CSV with the columns id,lower,upper,size and, where they are wanted, alignment,gaps")
       ->required();
-  command
-      ->add_option_function<std::string>(
-          "--capacity",
-          [flags](const std::string& text) {
-            flags->capacity = static_cast<std::size_t>(parse_size(text));
-            if (flags->capacity == 0) throw ValueError("--capacity: '" + text + "' is not 1 byte or more");
-          },
-          "Height to reach (1048576, 512MiB); exit status 3 when it is not met")
-      ->type_name("SIZE");
+  add_size(*command, "--capacity", flags->capacity,
+           "Height to reach (1048576, 512MiB); exit status 3 when it is not met");
   add_number(*command, "--seconds", flags->seconds, 0, 1e6, "The search ends after this time (10)");
   command
       ->add_option_function<std::string>(

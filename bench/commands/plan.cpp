@@ -364,26 +364,26 @@ void add_plan(CLI::App& program) {
     }
     if (layout->cluster.memory_bytes > 0) return plan_layout(*command, *layout, *options, *is_json);
     for (const char* flag : {"--dp", "--per-node", "--inside", "--between"}) {
-      if (command->get_option(flag)->count() > 0) throw ValueError(std::string(flag) + ": with --memory alone");
+      if (command->get_option(flag)->count() > 0) throw ValueError(std::string(flag) + ": expected --memory; add it");
     }
     if (generation->is_asked) {
       return plan_generation(*command, *generation, options->setup, options->device, options->budget_bytes, *is_json);
     }
     for (const char* flag : {"--context", "--cache", "--prompt-tokens"}) {
-      if (command->get_option(flag)->count() > 0) throw ValueError(std::string(flag) + ": with --generate alone");
+      if (command->get_option(flag)->count() > 0) throw ValueError(std::string(flag) + ": expected --generate; add it");
     }
     files->check(*options);
     if (options->is_inference && !files->plan.empty()) {
-      throw ValueError("--save: --inference makes no plan that a run could follow; without it it is allowed");
+      throw ValueError("--save: expected a training plan, got --inference; leave out one of them");
     }
     if (options->is_inference && dropout->count() > 0) {
-      throw ValueError("--inference: not with --dropout, which is about training steps");
+      throw ValueError("--dropout: expected a training step, got --inference; leave out one of them");
     }
     if (options->is_inference && (options->costs.measures || !options->costs.times.empty())) {
-      throw ValueError("--profile, --profile-file: --inference plans no times; without them is allowed");
+      throw ValueError("--profile, --profile-file: expected a training step, got --inference; leave them out");
     }
     if (options->is_int8 && !options->is_inference) {
-      throw ValueError("--int8: nets in 8 bits are not trained; with --inference it is allowed");
+      throw ValueError("--int8: expected --inference, got a training step; add --inference");
     }
     // What is planned for another machine than this one has that one's units.
     const std::string& name = options->costs.hardware;
@@ -396,8 +396,7 @@ void add_plan(CLI::App& program) {
     try {
       if (options->setup.ranks > 1) {
         if (!files->plan.empty()) {
-          throw ValueError("--save: a file has the plan of one rank, and there are " +
-                           std::to_string(options->setup.ranks) + "; one is allowed");
+          throw ValueError("--save: expected one rank, got --ranks " + std::to_string(options->setup.ranks));
         }
         ranks = plan_ranks(*options);
         options->setup.rank = ranks.front().ranks.front();

@@ -1,5 +1,6 @@
 // The flags of training in low precision: dtype, policy, and what of a policy's recipe is another way.
 
+#include <algorithm>
 #include <limits>
 
 #include <CLI/CLI.hpp>
@@ -20,27 +21,17 @@ std::string precision_names() {
 }
 
 DType parse_floating(const std::string& text) {
-  const char* const allowed = "--dtype: ";
-  DType dtype{};
   try {
-    dtype = parse_dtype(text);
-  } catch (const Error&) {
-    throw ValueError(allowed + quote(text) + " is not one of f64, f32, f16, bf16, f8e4m3, f8e5m2");
+    if (const DType dtype = parse_dtype(text); is_floating(dtype)) return dtype;
+  } catch (const Error&) {  // the same refusal
   }
-  if (!is_floating(dtype)) {
-    throw ValueError(allowed + quote(text) + " is not floating; allowed: f64, f32, f16, bf16, f8e4m3, f8e5m2");
-  }
-  return dtype;
+  refuse_value("--dtype", "one of f64, f32, f16, bf16, f8e4m3, f8e5m2", text);
 }
 
 optim::GradScalerOptions parse_loss_scale(const std::string& text) {
   optim::GradScalerOptions options;
   if (text == "dynamic") return options;
-  try {
-    options.scale = parse_number("--loss-scale", text, options.least, options.most);
-  } catch (const ValueError& error) {
-    throw ValueError(std::string(error.what()) + ", or dynamic");
-  }
+  options.scale = parse_number("--loss-scale", text, options.least, options.most, " or dynamic");
   options.is_dynamic = false;
   return options;
 }
@@ -66,6 +57,10 @@ void add_dtype_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
       .add_option_function<std::string>(
           "--precision",
           [setup, dtype](const std::string& text) {
+            const auto is_asked = [&](const nn::Precision& p) { return text == p.name; };
+            if (std::ranges::none_of(nn::precisions(), is_asked)) {
+              refuse_value("--precision", "one of " + precision_names(), text);
+            }
             const DType asked = setup->dtype;
             set_precision(*setup, text);
             if (dtype->count() > 0) setup->dtype = asked;
@@ -87,12 +82,7 @@ void add_precision_flags(CLI::App& command, const std::shared_ptr<models::Setup>
   command
       .add_option_function<std::string>(
           "--fp8-hybrid",
-          [setup](const std::string& text) {
-            if (text != "on" && text != "off") {
-              throw ValueError("--fp8-hybrid: " + quote(text) + " is not one of on, off");
-            }
-            setup->fp8_hybrid = text == "on";
-          },
+          [setup](const std::string& text) { setup->fp8_hybrid = parse_choice("--fp8-hybrid", text, "on", "off"); },
           "Under an FP8 policy: on for gradients in E5M2, off for E4M3 (on; fp8-block: off)")
       ->type_name("S");
   command

@@ -101,11 +101,8 @@ void print_quantize_table(const models::QuantizeOptions& options, const models::
 namespace quantize_detail {
 
 [[noreturn]] void refuse_for_text(const CLI::Option& option, const std::string& model) {
-  const bool is_switch = option.get_expected_max() == 0;
-  throw ValueError(option.get_name() + ": " + (is_switch ? "" : option.as<std::string>() + " ") +
-                   "is for models over images, whose values get codes; of " + model +
-                   ", a model over text, the weights alone become blocks, without calibration; allowed without " +
-                   option.get_name());
+  throw ValueError(option.get_name() + ": expected a model over images, whose activations are calibrated, got " +
+                   model + ", a model over text; leave it out");
 }
 
 }  // namespace quantize_detail
@@ -156,9 +153,8 @@ void add_quantize(CLI::App& program) {
       }
     }
     if (percent->count() > 0 && options->calibration.calibrator != Calibrator::percentile) {
-      throw ValueError("--percent: " + percent->as<std::string>() + " is not for --calibrator " +
-                       std::string(nn::quant::to_string(options->calibration.calibrator)) +
-                       "; --calibrator percentile is allowed");
+      throw ValueError("--percent: expected --calibrator percentile, got --calibrator " +
+                       std::string(nn::quant::to_string(options->calibration.calibrator)));
     }
     if (*is_symmetric) options->calibration.activations = Activations::symmetric;
     if (*is_per_tensor) options->calibration.weights = WeightScales::per_tensor;

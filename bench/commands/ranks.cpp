@@ -14,7 +14,6 @@
 #include <thimble/core/error.h>
 #include <thimble/dist/mpi.h>
 #include <thimble/dist/threads.h>
-#include <thimble/memory/units.h>
 
 namespace thimble::bench {
 namespace ranks_detail {
@@ -55,10 +54,7 @@ void add_rank_flags(CLI::App& command, const std::shared_ptr<models::Setup>& set
       "What ranks share out: 0 nothing, 1 the optimizer's state, 2 gradients as well, 3 parameters as well (0)");
   command
       .add_option_function<std::string>(
-          "--bucket",
-          [setup](const std::string& text) {
-            setup->bucket_bytes = text == "0" ? 0 : static_cast<std::size_t>(parse_size(text));
-          },
+          "--bucket", [setup](const std::string& text) { setup->bucket_bytes = parse_bytes("--bucket", text); },
           "Gradients that go to other ranks as one; 0: each by itself (25 MiB)")
       ->type_name("SIZE");
 }
@@ -101,8 +97,8 @@ int on_ranks(models::Setup& setup, Device device, const RankBody& body) {
   int status = 0;
   if (launch && launch->ranks > 1) {
     if (setup.ranks != 1 && setup.ranks != launch->ranks) {
-      throw ValueError("--ranks: " + std::to_string(setup.ranks) + ", and " + launch->launcher + " started " +
-                       std::to_string(launch->ranks) + "; that number, or none, is allowed");
+      throw ValueError("--ranks: expected " + std::to_string(launch->ranks) + ", which " + launch->launcher +
+                       " started, got " + std::to_string(setup.ranks) + "; leave it out");
     }
     setup.ranks = launch->ranks;
     dist::run_launched([&](dist::Communicator& ranks) { status = body(&ranks, failure); }, status_of);

@@ -337,31 +337,29 @@ void add_train(CLI::App& program) {
                     "With --allow-lossy: how far packing turns the gradients of the first batch, by parameter");
   command->callback([options, is_json, is_live, trace, wants_gradients] {
     if (*is_live && isatty(STDERR_FILENO) == 0) {
-      throw ValueError(
-          "--show-memory: standard error is no terminal; a terminal alone is allowed, because the picture is "
-          "drawn over and over in one place");
+      throw ValueError("--show-memory: expected a terminal on standard error, got a file or a pipe");
     }
     const bool has_budget = options->budget_bytes > 0 || options->process_budget_bytes > 0;
     if (!has_budget && (options->costs.measures || !options->costs.times.empty())) {
-      throw ValueError("--profile, --profile-file: there is no budget to plan for; with --budget they are allowed");
+      throw ValueError("--profile, --profile-file: expected a budget to plan for, got none; add --budget");
     }
     const models::Setup& setup = options->setup;
     const bool is_for_plans =
         !setup.offload.empty() && !setup.offloads_optimizer && !setup.offloads_parameters && !setup.offloads_gradients;
     if (!has_budget && options->plan.empty() && (is_for_plans || setup.allows_lossy)) {
-      throw ValueError("--offload, --allow-lossy: there is no budget to plan for; with --budget they are allowed");
+      throw ValueError("--offload, --allow-lossy: expected a budget to plan for, got none; add --budget");
     }
     if (*wants_gradients && setup.ranks > 1) {
-      throw ValueError("--gradient-report: not with --ranks " + std::to_string(setup.ranks) + "; one rank is allowed");
+      throw ValueError("--gradient-report: expected one rank, got --ranks " + std::to_string(setup.ranks));
     }
     if (*wants_gradients && !setup.allows_lossy) {
-      throw ValueError("--gradient-report: nothing is packed; with --budget and --allow-lossy it is allowed");
+      throw ValueError("--gradient-report: expected packed tensors, got none; add --budget and --allow-lossy");
     }
     if (options->warmup < 0) options->warmup = options->steps / 10;
     const train_detail::Printed printed{*is_json, *is_live, *wants_gradients, *trace};
     const int status = on_ranks(options->setup, options->device, [&](dist::Communicator* ranks, RankFailure& failure) {
       if (ranks == nullptr && !trace->empty()) {
-        throw ValueError("--trace: one rank sends nothing; with --ranks, or under mpirun, it is allowed");
+        throw ValueError("--trace: expected several ranks, got one; add --ranks or start the program with mpirun");
       }
       return train_detail::run_rank(*options, printed, ranks, failure);
     });

@@ -363,7 +363,7 @@ TEST_CASE("seeing: the program writes all or nothing", "[seeing]") {
   }
   const auto live = program_test::run(folder, "train mlp --data synthetic --steps 1 --show-memory");
   CHECK(live->status == 2);
-  CHECK(contains(live->error, "--show-memory: standard error is no terminal"));
+  CHECK(contains(live->error, "--show-memory: expected a terminal on standard error"));
 
   const auto good = program_test::run(folder, model + "--budget 1 --html '" + (folder / "p.html") + "' --trace '" +
                                                   (folder / "t.json") + "' --csv '" + (folder / "l.csv") +

@@ -72,7 +72,7 @@ TEST_CASE("program chain: what is wrong is said, and nothing is written", "[prog
   fails("", 2, "either stages or --file");
   fails("1:1:1:1 --file x", 2, "either stages or --file");
   fails("--file nowhere", 2, "nowhere");
-  fails("1:2:3", 2, "stage 0 is '1:2:3'; allowed: OUTPUT:KEPT:FORWARD:BACKWARD");
+  fails("1:2:3", 2, "chain: stage 0: expected OUTPUT:KEPT:FORWARD:BACKWARD, two sizes");
   fails("1:1:1:1 1:2:x:4", 2, "FORWARD: 'x'");
   fails("1:1:1:1 -- -1:2:3:4", 2, "-1");
   fails("4:8:2:4 3:6:6:9 --budget 9", 3, "the smallest that one keeps is ");
@@ -87,5 +87,5 @@ TEST_CASE("program book: figures by name", "[program]") {
   CHECK_FALSE(std::filesystem::exists(folder / "figures/01-bar.svg"));
   const Output unknown = *run(folder, "book 99-none");
   CHECK(unknown.status == 2);
-  CHECK(unknown.error.find("there is no figure '99-none'; allowed: 01-bar, ") != std::string::npos);
+  CHECK(unknown.error.find("book: expected one of 01-bar, ") != std::string::npos);
 }

@@ -98,15 +98,16 @@ TEST_CASE("lossy flags: by operator where tensors are in 16 bits", "[lossy_flags
   CHECK(report.packing.packed_bytes == packed.packed_bytes);
 }
 
-TEST_CASE("lossy flags: what is not allowed is named", "[lossy_flags]") {
-  CHECK(contains(refused("i7"), "'i7' is not one of bf16, f16, f8e4m3, f8e5m2, i8"));
-  CHECK(contains(refused("f32:gelu"), "'f32' is not one of bf16, f16, f8e4m3, f8e5m2, i8, none"));
-  CHECK(contains(refused("i8:"), "'i8:' names no operator"));
-  CHECK(contains(refused("i8,"), "'' is not one of"));
-  CHECK(contains(refused("none"), "'none' is not one of"));
-  CHECK(contains(refused("none:attention"), "'none:attention' packs nothing; a dtype beside it is allowed"));
-  CHECK(contains(refused("i8,bf16"), "two dtypes"));
-  CHECK(contains(refused("i8:gelu,bf16:gelu"), "names 'gelu' twice"));
+TEST_CASE("lossy flags: errors name the value and the expected ones", "[lossy_flags]") {
+  CHECK(contains(refused("i7"), "expected one of bf16, f16, f8e4m3, f8e5m2, i8, got 'i7'"));
+  CHECK(contains(refused("f32:gelu"), "expected one of bf16, f16, f8e4m3, f8e5m2, i8, none, got 'f32'"));
+  CHECK(contains(refused("i8:"), "expected an operator's name after the colon, as in i8:gelu, got 'i8:'"));
+  CHECK(contains(refused("i8,"), "got ''"));
+  CHECK(contains(refused("none"), "got 'none'"));
+  CHECK(contains(refused("none:attention"),
+                 "expected a dtype besides none, as in none:attention,bf16, got 'none:attention'"));
+  CHECK(contains(refused("i8,bf16"), "expected one dtype without an operator's name, got 'i8,bf16'"));
+  CHECK(contains(refused("i8:gelu,bf16:gelu"), "expected 'gelu' once, got 'i8:gelu,bf16:gelu'"));
 
   // Whether a step has such an operator is known when it is recorded.
   models::PlanOptions plan;

@@ -66,10 +66,12 @@ TEST_CASE("program: generate writes what training left behind, in the bytes of t
 
   CHECK(contains(refused(folder, generate + " --tokens 20 --budget 1KiB", 3), "--budget: 1024 bytes"));
   CHECK(contains(refused(folder, generate + " --top-p 0", 2), "--top-p 0"));
-  CHECK(contains(refused(folder, generate + " --cache i64", 2), "'i64' is not one of"));
+  CHECK(contains(refused(folder, generate + " --cache i64", 2),
+                 "--cache: expected one of f32, f16, bf16, i8, f8e4m3, f8e5m2, got 'i64'"));
   CHECK(contains(refused(folder, generate + " --tokens 100", 2), "has learned 48 positions"));
-  CHECK(contains(refused(folder, "plan char-gpt --cache i8", 2), "--cache: with --generate alone"));
-  CHECK(contains(refused(folder, "plan char-gpt --generate --optimizer sgd", 2), "--optimizer: not with --generate"));
+  CHECK(contains(refused(folder, "plan char-gpt --cache i8", 2), "--cache: expected --generate; add it"));
+  CHECK(contains(refused(folder, "plan char-gpt --generate --optimizer sgd", 2),
+                 "--optimizer: expected a training step, got --generate"));
   CHECK(
       contains(refused(folder, "plan char-gpt --generate --context 256 --budget 1MiB", 3), "--budget: 1048576 bytes"));
 }

@@ -47,11 +47,11 @@ TEST_CASE("program: a place that a device's tensors cannot wait in, a device tha
         {plan + "--device cuda --offload-optimizer", "on a GPU --offload host, it is allowed"},
         {plan + "--device cuda --profile", "--profile: operators are timed on the cpu"},
         {"reproduce known-schedules --quick --device 'dry(cuda)' --out '" + out + "'",
-         "--device: 'dry(cuda)' is not one of cpu, cuda, cuda:N"},
+         "--device: expected cpu, cuda or cuda:N ('thimble plan' runs dry), got 'dry(cuda)'"},
         {"reproduce known-schedules --quick --device 'dry(cpu)' --out '" + out + "'",
-         "--device: 'dry(cpu)' is not one of cpu, cuda, cuda:N"},
+         "--device: expected cpu, cuda or cuda:N ('thimble plan' runs dry), got 'dry(cpu)'"},
         {"reproduce known-schedules --quick --device tpu --out '" + out + "'",
-         "--device: 'tpu' is not one of cpu, cuda, cuda:N"}}) {
+         "--device: expected cpu, cuda or cuda:N, got 'tpu'"}}) {
     INFO(row.arguments);
     const auto refused = program_test::run(folder, row.arguments);
     if (!refused) return;

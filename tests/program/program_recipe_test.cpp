@@ -221,9 +221,9 @@ TEST_CASE("program: flags of the loss scale and of FP8", "[precision][program]")
     const char *flags, *error;
   };
   for (const Row& row : {
-           Row{"--loss-scale 0", "--loss-scale: '0' is not a finite number from 1 to 16777216, or dynamic"},
-           {"--loss-scale static", "--loss-scale: 'static' is not a finite number"},
-           {"--loss-scale-interval 0", "--loss-scale-interval: '0' is not a whole number from 1"},
+           Row{"--loss-scale 0", "--loss-scale: expected a finite number from 1 to 16777216 or dynamic, got '0'"},
+           {"--loss-scale static", "16777216 or dynamic, got 'static'"},
+           {"--loss-scale-interval 0", "--loss-scale-interval: expected a whole number from 1 to 2147483647, got '0'"},
            {"--loss-scale-interval 5", "--loss-scale-interval: 5 is for a dynamic scale, and the loss is not scaled"},
            {"--loss-scale 8 --loss-scale-interval 5", "not for --loss-scale 8; allowed with --loss-scale dynamic"},
            {"--loss-scale dynamic --fuse-optimizer", "--fuse-optimizer: not with --loss-scale dynamic"},
@@ -232,9 +232,9 @@ TEST_CASE("program: flags of the loss scale and of FP8", "[precision][program]")
            {"--fp8-history 8", "--fp8-history: there is no FP8 without --precision; allowed with fp8"},
            {"--precision bf16 --fp8-margin 1", "--fp8-margin: there is no FP8 under --precision bf16"},
            {"--precision bf16 --fp8-hybrid on", "--fp8-hybrid: there is no FP8 under --precision bf16"},
-           {"--precision fp8 --fp8-hybrid yes", "--fp8-hybrid: 'yes' is not one of on, off"},
-           {"--precision fp8 --fp8-history 1025", "--fp8-history: '1025' is not a whole number from 1 to 1024"},
-           {"--precision fp8 --fp8-margin 17", "--fp8-margin: '17' is not a whole number from 0 to 16"},
+           {"--precision fp8 --fp8-hybrid yes", "--fp8-hybrid: expected on or off, got 'yes'"},
+           {"--precision fp8 --fp8-history 1025", "--fp8-history: expected a whole number from 1 to 1024, got '1025'"},
+           {"--precision fp8 --fp8-margin 17", "--fp8-margin: expected a whole number from 0 to 16, got '17'"},
            {"--precision fp8-current --fp8-history 8", "--fp8-history: 8 is for delayed scaling, not for --precision"},
            {"--precision fp8-block --fp8-margin 1", "--fp8-margin: 1 is not for the blocks of --precision fp8-block"},
        }) {
