@@ -125,6 +125,10 @@ void print_plan_json(const models::PlanOptions& options, const models::PlanRepor
   json["tier_bytes"] = report.plan.tier_bytes;
   json["time_overhead"] = report.plan.time_overhead;
   json["step_seconds"] = report.plan.step_s;
+  if (report.plan.least_step_s > 0) {
+    json["least_step_seconds"] = report.plan.least_step_s;
+    json["time_gap"] = report.plan.time_gap();
+  }
   json["cost_model"] = report.cost_model;
   json["segments"] = segments_of(report);
   if (!report.techniques.empty()) {
@@ -228,8 +232,13 @@ void print_plan_table(const models::PlanOptions& options, const models::PlanRepo
   }
   if (!report.techniques.empty()) print_techniques(report, options.prices_techniques);
   const std::string overhead = report::format_percent(report.plan.time_overhead);
-  std::printf("time: %s over keeping everything, by the cost model '%s'\nplanned in %.1f ms\n", overhead.c_str(),
-              report.cost_model.c_str(), report.ms);
+  std::printf("time: %s over keeping everything, by the cost model '%s'\n", overhead.c_str(),
+              report.cost_model.c_str());
+  if (report.plan.least_step_s > 0) {
+    std::printf("      at most %s over the least possible in these bytes\n",
+                report::format_percent(report.plan.time_gap()).c_str());
+  }
+  std::printf("planned in %.1f ms\n", report.ms);
 }
 
 void print_plan_ranks(std::span<const models::RankPlan> plans) {

@@ -151,6 +151,18 @@ bool step_within(const KeptSpace& space, Choice& choice, Bytes budget) {
 
 }  // namespace select_detail
 
+Time hull_cost(KeptSpace& space, Bytes kept_bytes) {
+  const select_detail::Choice all(space);
+  if (all.bytes() <= kept_bytes) return 0;
+  Bytes least = space.fixed_bytes();
+  Time most = 0;
+  for (std::size_t c = 0; c < space.size(); ++c) {
+    least += space.vertices(c).back().bytes;
+    most += space.vertices(c).back().cost;
+  }
+  return least > kept_bytes ? most : select_detail::cross(space, kept_bytes).lower_bound;
+}
+
 KeptPlan select_kept(const Graph& graph, Bytes kept_bytes) {
   using select_detail::Choice;
   KeptSpace space(graph);

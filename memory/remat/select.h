@@ -31,6 +31,12 @@ std::vector<KeptPlan> block_options(const Graph& block, std::size_t limit = 8);
 /// simulate() does.
 Option chain_option(const Graph& block, const Selection& selection, std::string name);
 
+class KeptSpace;
+
+/// The cost at some kept bytes on the lower convex hull of a space: no choice within these bytes costs less. Where none
+/// is within them, the cost of the choice with the fewest. Refines the hull there.
+Time hull_cost(KeptSpace& space, Bytes kept_bytes);
+
 /// The cheapest selection found whose kept bytes are within a budget. Follows the hulls of the network's components in
 /// order of cost per byte, which is optimal at every vertex, then fills what is left of the budget by single changes.
 /// lower_bound is the hull's value at the budget (Lagrangian relaxation, Everett 1963). Throws ValueError as

@@ -63,6 +63,11 @@ struct Plan {
   std::size_t lower_bound_bytes = 0;     ///< the load: no placement of the same step needs less
   double step_s = 0;                     ///< by the cost model
   double time_overhead = 0;              ///< over keeping everything: 0.1 is a tenth more
+  /// No plan of the same step that needs at most peak_bytes takes less by the cost model (memory/remat/time_bound.h).
+  /// 0: not known, as of a plan from a file.
+  double least_step_s = 0;
+  /// How much longer the plan takes than that at most: 0.01 is a hundredth.
+  double time_gap() const { return least_step_s > 0 ? step_s / least_step_s - 1 : 0; }
   CategoryBytes peak_by_category{};
   MakeTier make_tier;                            ///< null where the plan does not offload
   std::size_t offloaded_bytes = 0;               ///< of saved tensors, per recording
@@ -118,7 +123,8 @@ class Planner {
   const Plan& smallest();
   /// A bound of smallest()'s peak from below, without placing anything: no budget under it has a plan.
   std::size_t least_load();
-  /// The step without a plan, in an arena without placement: what overheads are counted from.
+  /// The step that keeps everything, in an arena without placement: what overheads are counted from. Where the program
+  /// names segments (autograd/checkpoint.h) it runs without them.
   const Plan& keep_everything() const noexcept;
 
   std::int64_t parameters() const noexcept;

@@ -100,6 +100,19 @@ std::vector<remat::Bytes> shared_gradients(const TapeGraph& graph, const std::ve
   return bytes;
 }
 
+/// Bytes of the blocks that a traced run of two steps has from before the second until after it.
+std::size_t lasting_bytes(const MemoryProfile& profile) {
+  std::map<std::uint64_t, std::size_t> blocks;
+  for (std::size_t i = 0; i < profile.step_ends[1]; ++i) {
+    const Trace::Event& event = profile.events[i];
+    if (event.action == Trace::Action::free) blocks.erase(event.block);
+    if (event.action == Trace::Action::allocate && i < profile.step_ends[0]) blocks[event.block] = event.bytes;
+  }
+  std::size_t bytes = 0;
+  for (const auto& [block, size] : blocks) bytes += size;
+  return bytes;
+}
+
 /// Sets what each stage's backward leaves of parameters' gradients.
 void keep_gradients(const std::vector<remat::Bytes>& bytes, StagedGraph& staged) {
   for (std::size_t i = 0; i < staged.chain.stages.size(); ++i) {
@@ -141,9 +154,15 @@ PlanSearch::PlanSearch(MakeRun make, Device device, const CostModel& costs, Plan
   accumulating_s_ = static_cast<double>(passes_ - 1) * 3 * gradient_bytes / costs.hardware.bytes_per_s;
   frontier_ = std::make_unique<remat::Frontier>(staged_.chain);
   if (!simpler_) whole_ = whole_plans(graph_, times, plan_search_detail::whole_count);
+  if (!simpler_) {
+    bound_ = std::make_unique<remat::TimeBound>(whole_graph(graph_, times));
+    lasting_bytes_ = plan_search_detail::lasting_bytes(profile_training(device_, run_with(plan_of(nullptr)), 2, true));
+  }
   granule_ = make_dry_backing(device_)->granule();
   const std::span<const remat::Frontier::Point> points = frontier_->points();
+  has_segments_ = simpler_ ? simpler_->has_segments_ : names_segments();
   keep_everything_ = simpler_ ? simpler_->keep_everything() : run(points.size() - 1).plan;
+  keep_everything_.least_step_s = keep_everything_.step_s;
   list_ = plan_search_detail::spread(points, plan_search_detail::spread_count);
   for (std::size_t p = 0; p < std::min(points.size(), plan_search_detail::smallest_count); ++p) low_.push_back(p);
   for (std::size_t i = 0; i < std::min(list_.size(), plan_search_detail::low_count); ++i) {
@@ -162,6 +181,28 @@ double PlanSearch::step_seconds(std::size_t point) const {
   return static_cast<double>(passes_) * static_cast<double>(time_of(point)) * 1e-9 + accumulating_s_;
 }
 
+/// Whether the program names segments (autograd/checkpoint.h). A recording does not show them: a step that keeps
+/// everything allocates less often.
+bool PlanSearch::names_segments() const {
+  auto tape = std::make_shared<TapePlan>();
+  tape->types = staged_.types;
+  tape->ends = staged_.ends;
+  tape->fates.assign(staged_.types.size(), Fate::keep);
+  const auto events = [&](std::shared_ptr<const TapePlan> plan) {
+    return profile_training(device_, run_with(plan_of(std::move(plan))), 1, true).events.size();
+  };
+  return events(nullptr) != events(std::move(tape));
+}
+
+/// No plan that needs at most these bytes takes less, by the cost model. Where bytes may go elsewhere, that keeps
+/// everything.
+double PlanSearch::least_seconds(std::size_t peak_bytes) {
+  if (simpler_) return simpler_->keep_everything().step_s;
+  const auto bytes = static_cast<remat::Bytes>(peak_bytes) - static_cast<remat::Bytes>(lasting_bytes_);
+  return step_seconds(frontier_->points().size() - 1) +
+         static_cast<double>(passes_) * static_cast<double>(bound_->at(bytes)) * 1e-9;
+}
+
 /// The plan of a point, run dry.
 PlanSearch::Candidate& PlanSearch::run(std::size_t point) {
   const auto found = candidates_.find(point);
@@ -172,7 +213,8 @@ PlanSearch::Candidate& PlanSearch::run(std::size_t point) {
   if (point < points.size()) {
     const remat::ScheduleTree of_chain = frontier_->plan(points[point].budget_bytes);
     description = remat::to_string(of_chain);
-    if (simpler_ || point + 1 < points.size()) tape = std::make_shared<TapePlan>(make_tape_plan(staged_, of_chain));
+    if (simpler_ || has_segments_ || point + 1 < points.size())
+      tape = std::make_shared<TapePlan>(make_tape_plan(staged_, of_chain));
   } else {
     const std::size_t whole = point - points.size();
     description = "[all." + std::to_string(whole + 1) + "]";
@@ -227,6 +269,7 @@ const Plan& PlanSearch::place(Candidate& candidate) {
     candidate.plan.peak_by_category = placed.peak_by_category;
     candidate.plan.placement = std::move(placement);
   }
+  candidate.plan.least_step_s = least_seconds(candidate.plan.peak_bytes);
   candidate.is_placed = true;
   return candidate.plan;
 }

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include <thimble/memory/remat/frontier.h>
+#include <thimble/memory/remat/time_bound.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/fit/stages.h>
 
@@ -52,9 +53,11 @@ class PlanSearch {
   bool is_within(std::size_t point, std::size_t budget_bytes);
   std::size_t find_point(std::size_t budget_bytes);
   std::size_t smallest_point();
+  bool names_segments() const;
   std::size_t point_count() const { return frontier_->points().size() + whole_.size(); }
   remat::Time time_of(std::size_t point) const;
   double step_seconds(std::size_t point) const;
+  double least_seconds(std::size_t peak_bytes);
 
   MakeRun make_;
   Device device_;
@@ -64,9 +67,12 @@ class PlanSearch {
   std::shared_ptr<const PlanKey> key_;
   StagedGraph staged_;
   std::unique_ptr<const remat::Frontier> frontier_;
-  std::vector<WholePlan> whole_;  // by rising time; their points follow those of the frontier
-  std::int64_t passes_ = 1;       // forward and backward of the recording, per step
-  double accumulating_s_ = 0;     // of adding their gradients up
+  std::unique_ptr<remat::TimeBound> bound_;
+  std::size_t lasting_bytes_ = 0;  // of blocks that are there during a whole step
+  std::vector<WholePlan> whole_;   // by rising time; their points follow those of the frontier
+  std::int64_t passes_ = 1;        // forward and backward of the recording, per step
+  double accumulating_s_ = 0;      // of adding their gradients up
+  bool has_segments_ = false;      // of the program itself, which plans replace
   Plan keep_everything_;
   std::size_t granule_ = 1;                      // of the arena
   std::map<std::size_t, Candidate> candidates_;  // by point; of the frontier those further on are faster

@@ -480,6 +480,12 @@ std::vector<WholePlan> whole_plans(const TapeGraph& graph, const std::vector<Nod
   return plans;
 }
 
+remat::Graph whole_graph(const TapeGraph& graph, const std::vector<NodeTimes>& times) {
+  using namespace stages_detail;
+  const Recorded recorded{graph, times, storage_uses(graph), leaf_readers(graph)};
+  return Block(recorded, 0, static_cast<std::uint32_t>(graph.nodes.size())).graph();
+}
+
 TapePlan make_tape_plan(const StagedGraph& staged, const WholePlan& plan) {
   TapePlan tape;
   tape.types = staged.types;

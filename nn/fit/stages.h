@@ -8,6 +8,7 @@
 #include <thimble/autograd/graph.h>
 #include <thimble/autograd/plan.h>
 #include <thimble/memory/remat/chain.h>
+#include <thimble/memory/remat/graph.h>
 #include <thimble/memory/remat/schedule.h>
 #include <thimble/nn/fit/cost.h>
 #include <thimble/nn/fit/spilling.h>
@@ -64,5 +65,8 @@ struct WholePlan {
 std::vector<WholePlan> whole_plans(const TapeGraph& graph, const std::vector<NodeTimes>& times, std::size_t limit);
 
 TapePlan make_tape_plan(const StagedGraph& staged, const WholePlan& plan);
+
+/// A recording as a graph for the solvers, times in nanoseconds.
+remat::Graph whole_graph(const TapeGraph& graph, const std::vector<NodeTimes>& times);
 
 }  // namespace thimble::nn

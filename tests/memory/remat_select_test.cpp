@@ -7,6 +7,7 @@
 
 #include <thimble/memory/remat/known.h>
 #include <thimble/memory/remat/peak_options.h>
+#include <thimble/memory/remat/time_bound.h>
 
 #include "remat_graphs.h"
 #include "support/catch.h"
@@ -145,7 +146,7 @@ TEST_CASE("remat select: block options are the hull of all selections", "[remat]
 TEST_CASE("remat select: peak options are close to the best of all selections", "[remat]") {
   Random random(15);
   std::size_t graphs = 0, options = 0, optimal = 0;
-  double found_cost = 0, least_cost = 0;
+  double found_cost = 0, least_cost = 0, bounds = 0;
   while (graphs < 250) {
     const Graph graph = random_graph(random, 4 + static_cast<std::size_t>(random.below(6)), 1);
     const std::size_t n = graph.tensors.size();
@@ -161,6 +162,12 @@ TEST_CASE("remat select: peak options are close to the best of all selections", 
       if (!is_new) entry->second = std::min(entry->second, selection.cost);
     }
     keep_pareto(least);
+    TimeBound bound(graph);
+    for (const auto& [peak, cost] : least) {
+      REQUIRE(bound.at(peak) <= cost);
+      REQUIRE(bound.at(peak) <= bound.at(peak - 1));
+      bounds += static_cast<double>(bound.at(peak));
+    }
     Bytes before = 0;
     const std::vector<KeptPlan> found = peak_options(graph, 100);
     REQUIRE(found.front().selection.cost == 0);
@@ -183,6 +190,8 @@ TEST_CASE("remat select: peak options are close to the best of all selections", 
   INFO(optimal << " of " << options << " optimal; cost " << found_cost << ", least " << least_cost);
   CHECK(optimal * 100 > options * 95);
   CHECK(found_cost <= 1.01 * least_cost);
+  INFO("bounds " << bounds);
+  CHECK(bounds > 0);  // they are small: of a few tensors most of the peak is what one backward needs
 }
 
 TEST_CASE("remat select: a budget of kept bytes is kept, at close to the least cost", "[remat]") {

@@ -174,6 +174,20 @@ TEST_CASE("fit graph: a tensor that all blocks read costs their plans no point",
   }
 }
 
+TEST_CASE("fit graph: where there is room a program's own segments run without them, with the same bits", "[fit]") {
+  const Run plain = run(Form::blocks, std::size_t{1} << 40), segments = run(Form::segments, std::size_t{1} << 40);
+  CHECK(segments.bytes == plain.bytes);
+  CHECK(segments.overhead == 0);
+  CHECK(segments.loss == plain.loss);
+  const Run by_hand = run(Form::segments, 0);
+  CHECK(by_hand.bytes < segments.bytes);
+  CHECK(by_hand.loss == segments.loss);
+  const Run within = run(Form::segments, by_hand.bytes);
+  CHECK(within.overhead > 0);
+  CHECK(within.bytes <= by_hand.bytes);
+  CHECK(within.loss == by_hand.loss);
+}
+
 TEST_CASE("fit graph: a plan needs no more than segments by hand", "[fit]") {
   CHECK(smallest(Form::recurrent) <= run(Form::recurrent_segments, 0).bytes);
   CHECK(smallest(Form::blocks) <= run(Form::segments, 0).bytes);
