@@ -29,6 +29,7 @@ Linear::Linear(std::int64_t in, std::int64_t out, const TensorOptions& on, const
       return;
     }
   }
+  if (on.fp8) replace<Fp8Linear>(*this, on);
   const bool is_normal = options.deviation >= 0, has_bound = options.bound >= 0;
   const double bound = has_bound ? options.bound : 1 / std::sqrt(static_cast<double>(in));
   const auto drawn = [&](const Shape& shape) {
@@ -44,7 +45,6 @@ Linear::Linear(std::int64_t in, std::int64_t out, const TensorOptions& on, const
     bias = add_parameter(options.prefix + "bias",
                          is_normal || has_bound ? init::constant({out}, 0, on.dtype, on.device) : drawn({out}));
   }
-  if (on.fp8) replace<Fp8Linear>(*this, on);
 }
 
 Tensor Linear::forward(const Tensor& x) {
