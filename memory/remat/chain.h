@@ -1,20 +1,20 @@
 #pragma once
-// A chain of stages as plain numbers: what the schedule solvers see of a network.
+// A chain of stages as plain numbers, the schedule solvers' view of a network.
 //
 // Stage i reads activation a_i and makes a_{i+1}; its backward reads the gradient d_{i+1} and makes d_i.
 //
-// Who pays for what
+// Who pays
 // - a_i belongs to the chain, once, whoever made it: from when it is made until the backward of stage i has run, or
 //   until a stage that only passes over it drops it. a_0 is the chain's input and exists at the start.
-// - What a stage saves inside of itself is its option's kept_bytes: neither its input nor its output is part of it.
+// - kept_bytes of an option count the inner tensors that a stage saves, and neither its input nor its output.
 // - d_i lives from the backward of stage i to the backward of stage i - 1. d_n, the gradient of the last output, is
 //   made when the first backward begins; d_0 is left at the end, with the parameters' gradients.
-// - An operation's peak is what it needs at its worst moment beyond what is held and beyond what it leaves behind.
+// - An operation's peak is its need at its worst moment, beyond the held bytes and its results.
 //   It is therefore never negative, and 0 for an operation without temporaries.
 // - A shared tensor is one that stage m makes and that not only stage m + 1 reads: the skip of a U-Net, a tensor that
 //   conditions all blocks, the result of each recurrent step. It is beside the activations where a boundary is crossed,
 //   from its forward until the last backward, or re-run, that reads it; its gradient from the backward of its last
-//   reader until that of its maker.
+//   reader until its maker's.
 // - Whatever lives all through the step (parameters, optimizer state, a loss that the caller holds) is not in the
 //   chain.
 //
@@ -47,14 +47,14 @@ struct Option {
   bool keeps_input = true;    ///< a_i stays until the backward. False: packed or offloaded, a_i goes after the forward
   bool keeps_output = false;  ///< the backward reads the output, which then outlives the backward of the next stage
   std::vector<std::uint32_t> kept_shared = {};    ///< shared tensors made here, and read further on, that are kept
-  std::vector<std::uint32_t> unread_shared = {};  ///< those made before that only its forward reads; both rising
+  std::vector<std::uint32_t> unread_shared = {};  ///< earlier ones that only its forward reads; both rising
   bool is_first_visit_only = false;  ///< recorded in the forward before the first backward, never when run again
   std::uint32_t span = 1;            ///< stages that are recorded at once, >= 1, inside of the chain
   Time forward_time = 0;             ///< forward while keeping this much; packing and offloading included
-  Time recompute_time = 0;           ///< before the backward: running again, unpacking or fetching what was not kept
+  Time recompute_time = 0;           ///< before the backward: running again, unpacking or fetching
   Time backward_time = 0;            ///< with everything in place
-  Bytes forward_peak_bytes = 0;      ///< beyond what is held, the output and kept_bytes
-  Bytes recompute_peak_bytes = 0;    ///< beyond what is held; d_i does not exist yet
+  Bytes forward_peak_bytes = 0;      ///< beyond the held bytes, the output and kept_bytes
+  Bytes recompute_peak_bytes = 0;    ///< beyond the held bytes; d_i does not exist yet
   /// Beyond what is held, d_i and the parameters' gradients. What was recomputed or fetched (the input too, when
   /// keeps_input is false) is alive here and counts.
   Bytes backward_peak_bytes = 0;
@@ -69,7 +69,7 @@ struct Stage {
   Bytes output_gradient_bytes = 0;     ///< d_{i+1}
   Bytes parameter_gradient_bytes = 0;  ///< made by the backward and left to the end; 0 where they exist already
   Time forward_time = 0;               ///< forward that records nothing
-  Bytes forward_peak_bytes = 0;        ///< of that forward, beyond what is held and the output
+  Bytes forward_peak_bytes = 0;        ///< of that forward, beyond the held bytes and the output
   std::vector<Option> options;         ///< at least one of span 1 for any visit
 
   friend bool operator==(const Stage&, const Stage&) = default;
@@ -99,7 +99,7 @@ struct Chain {
   Bytes gradient_bytes(std::size_t i) const {
     return i == 0 ? input_gradient_bytes : stages[i - 1].output_gradient_bytes;
   }
-  /// The boundary where what an option of stage i records ends: i + span.
+  /// The boundary at the end of an option's stages: i + span.
   std::size_t end_of(std::size_t i, std::size_t option) const { return i + stages[i].options[option].span; }
 
   friend bool operator==(const Chain&, const Chain&) = default;

@@ -17,7 +17,7 @@
 // Terms
 //   given        a tensor that exists outside and stays (a block's input, parameters): no bytes, no cost here
 //   result       a tensor that is read outside, after all operators: it stays through the forward, and its gradient
-//                exists when the first backward begins, as that of a tensor which no operator takes does
+//                exists when the first backward begins, as for a tensor that no operator takes
 //   kept         held from forward to its last reader in backward
 //   recomputed   the operators that run a second time; their costs are the price of a selection
 //   cost         an integer in any one unit, as Time
@@ -44,7 +44,7 @@ struct GraphTensor {
 struct GraphOperator {
   std::string name;
   std::vector<std::uint32_t> inputs;
-  std::vector<std::uint32_t> outputs;         ///< its result and what else it saves (a mask, row statistics); >= 1
+  std::vector<std::uint32_t> outputs;         ///< its result and other saved tensors (a mask, row statistics); >= 1
   std::vector<std::uint32_t> backward_reads;  ///< inputs, outputs or any tensors made before
   Time cost = 0;                              ///< of running the forward again
   Bytes forward_peak_bytes = 0;               ///< temporaries of the forward
@@ -89,14 +89,14 @@ Selection close_selection(const Graph& graph, const std::vector<bool>& wanted);
 /// given tensors. The graph must be valid.
 std::vector<bool> recomputable(const Graph& graph);
 
-/// What running a step with a selection needs, simulated operator by operator. Given tensors do not count.
+/// The needs of a step with a selection, simulated operator by operator. Given tensors do not count.
 struct GraphCost {
   Time cost = 0;                            ///< of recomputing
   Bytes peak_bytes = 0;                     ///< largest number of bytes alive at once
-  Bytes forward_peak_bytes = 0;             ///< the same of the forward alone
+  Bytes forward_peak_bytes = 0;             ///< the same of only the forward
   std::vector<Bytes> segment_peak_bytes;    ///< of each segment's visit in backward, recomputing included
-  std::vector<Bytes> recompute_peak_bytes;  ///< of recomputing alone; 0 where nothing is recomputed
-  std::vector<Bytes> operator_peak_bytes;   ///< of each operator's backward and of what is recomputed right before it
+  std::vector<Bytes> recompute_peak_bytes;  ///< of only recomputing; 0 where nothing is recomputed
+  std::vector<Bytes> operator_peak_bytes;   ///< of each operator's backward and the recomputing right before it
 
   friend bool operator==(const GraphCost&, const GraphCost&) = default;
 };

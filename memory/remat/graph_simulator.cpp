@@ -15,7 +15,7 @@ struct Event {
   std::uint32_t reader;  // whose backward it is, or is run for
 };
 
-/// What runs, in order.
+/// The operators that run, in order.
 class Order {
  public:
   Order(const Graph& graph, const Selection& selection)
@@ -47,7 +47,7 @@ class Order {
   }
 
  private:
-  /// What runs again for the backward of an operator, in forward order.
+  /// The operators that run again for an operator's backward, in forward order.
   void find_due(std::uint32_t op, std::uint32_t begin) {
     due_.clear();
     const auto ask = [&](const std::vector<std::uint32_t>& tensors) {
@@ -203,7 +203,7 @@ class Step {
     return inherit(op, graph_.tensors[op.outputs.front()].gradient_bytes);
   }
 
-  /// So do those of tensors that nothing reads after this.
+  /// So do the buffers of tensors that nothing reads after this.
   void write_over_reads(const GraphOperator& op, std::size_t at) {
     for (const std::uint32_t t : op.backward_reads) {
       if (!is_there_[t] || graph_.tensors[t].is_given || last_use_[t] != at) continue;

@@ -40,7 +40,7 @@ Numbers numbers_of(const Stage& stage) {
           stage.forward_peak_bytes};
 }
 
-/// Places of an option's shared tensors among those that its stages make and that are read behind them, and among those
+/// Places of an option's shared tensors in the list that its stages make and later stages read, and in the list
 /// that its stages read and that are made before.
 void append_shared(Numbers& numbers, const Chain& chain, std::size_t stage, const Option& option) {
   if (chain.shared.empty()) return;
@@ -62,7 +62,7 @@ void append_shared(Numbers& numbers, const Chain& chain, std::size_t stage, cons
   numbers.push_back(largest_total);  // the end of the list
 }
 
-/// The shared tensors of an interval: what the solver reads of them.
+/// The shared tensors of an interval, as the solver reads them.
 Numbers shared_numbers(const Chain& chain, std::size_t a, std::size_t b) {
   Numbers numbers;
   for (const SharedTensor& tensor : chain.shared) {

@@ -137,7 +137,7 @@ void IntervalTable::find_shared(const Interval& interval, SharedBytes& bytes) co
   }
 }
 
-// What dropping stages a..j-1 adds to what is held while the stages after them have their visit.
+// Dropping stages a..j-1 adds this to the held bytes while the stages after them have their visit.
 Bytes IntervalTable::drop_shift(std::size_t a, std::size_t j, const SharedBytes& shared) const {
   return chain_->activation_bytes(j) + (chain_->shared.empty() ? 0 : shared.read[j - a]);
 }
@@ -149,14 +149,14 @@ Bytes IntervalTable::recompute_shift(std::size_t a, std::size_t j, std::size_t b
   return of_chain + shared_gradients(j) - shared_gradients(b + 1) - shared.is_over[j - a];
 }
 
-// What an option keeps until its backward.
+// Bytes that an option keeps until its backward.
 Bytes IntervalTable::kept_bytes(const Option& option) const {
   Bytes bytes = option.kept_bytes;
   for (const std::uint32_t t : option.kept_shared) bytes += chain_->shared[t].bytes;
   return bytes;
 }
 
-// What recording from stage a on adds to what is held while the stages after it have their visit.
+// Recording from stage a on adds this to the held bytes while the stages after it have their visit.
 Bytes IntervalTable::record_shift(const Interval& interval, const Option& option, const SharedBytes& shared) const {
   const bool gives_input_up = !option.keeps_input && !interval.is_pinned;
   const std::size_t end = interval.a + option.span;
@@ -286,7 +286,7 @@ void IntervalTable::merge(interval_table_detail::Walk walk, const Candidate& can
   if (best_.size() / 4 > thinning_.limit) thin(2 * thinning_.limit);
 }
 
-/// Leaves at most `limit` breakpoints: the first, the last, and between them those that divide the curve into parts
+/// Leaves at most `limit` breakpoints: the first, the last, and between them some that divide the curve into parts
 /// of equal length, bytes and time both scaled to 1. Each part gets its last time where a lower bound is to be left,
 /// else its first.
 void IntervalTable::thin(std::size_t limit) {

@@ -4,7 +4,7 @@
 // Invariants
 // - From one breakpoint of a step function to the next bytes rise and times fall, both strictly. The first breakpoint
 //   is the least number of bytes with which the interval can be run at all.
-// - Bytes count beyond what is held when the visit of the interval begins.
+// - Bytes count beyond the held ones when the visit of the interval begins.
 // - A shared tensor from elsewhere counts as gone once the visit's last backward that reads it has run, though a stage
 //   before the visit may hold it: such a schedule's bytes can be short by that tensor.
 // - Intervals are solved by rising length, so the two parts of a split are solved before it.
@@ -38,7 +38,7 @@ class IntervalTable {
     std::int32_t choice;
   };
 
-  /// What is done about too many breakpoints.
+  /// How too many breakpoints are handled.
   struct Thinning {
     /// Breakpoints per interval, >= 1; the first is always exact.
     std::size_t limit = std::size_t{1} << 40;
@@ -72,14 +72,14 @@ class IntervalTable {
   struct Candidate {
     std::int32_t choice = 0;
     Time time = 0;
-    Bytes least = 0;  // what its own forwards and its own backward need
+    Bytes least = 0;  // needed by its own forwards and its own backward
     std::span<const Breakpoint> first, second;
     Bytes first_shift = 0, second_shift = 0;
   };
   struct Range {
     std::size_t begin, size;
   };
-  /// Bytes of shared tensors in an interval (a, b), by k - a; those from elsewhere are read in a..b and made before.
+  /// Bytes of shared tensors in an interval (a, b), by k - a; the others are read in a..b and made before.
   struct SharedBytes {
     std::vector<Bytes> read;     // made in a..k-1, read in k..b
     std::vector<Bytes> made;     // made in a..k-1, read in k or later, behind b too
@@ -99,7 +99,7 @@ class IntervalTable {
   Bytes kept_bytes(const Option& option) const;
   /// Gradients of shared tensors that cross the boundary before stage i.
   Bytes shared_gradients(std::size_t i) const { return crossing_gradients(i, i); }
-  /// Those that cross the boundaries before a and before e, and all between.
+  /// The ones that cross the boundaries before a and before e, and all between.
   Bytes crossing_gradients(std::size_t a, std::size_t e) const {
     return crossing_gradients_.empty() ? 0 : crossing_gradients_[a * (chain_->size() + 1) + e];
   }

@@ -65,7 +65,7 @@ class PeakGame {
   }
 
  private:
-  /// Cost, and the price of the peak; a smooth one, so that of several moments that need most each counts.
+  /// Cost, and the price of the peak; a smooth one, so that each of several moments with the largest need counts.
   double value(const KeptPlan& plan, double price) const {
     const GraphCost& cost = plan.cost;
     const double peak = static_cast<double>(std::max<Bytes>(cost.peak_bytes, 1));

@@ -2,14 +2,14 @@
 // Selections of a graph that lower its peak, where kept_space.h knows only the bytes that are kept.
 //
 // Policy
-// - A moment is the backward of one operator with what is recomputed right before it; the first one has the end of the
+// - A moment is the backward of one operator with the recomputing right before it; the first one has the end of the
 //   forward, too. A byte has a price at each moment. A kept tensor pays from the first moment to its last use, a
 //   recomputed one from its first use to its last. For given uses the cheapest selection is a minimum cut.
 // - For a rising price of the whole, the prices of moments follow the peak: a share of them moves to the moment where
 //   the last selection needs most (fictitious play of the time against the peak, Brown 1951). Uses are those of the
 //   last selection.
 // - After each price single tensors are kept or dropped as long as that lowers time and price together.
-// - All selections on the way are simulated, and those stay that no other betters in peak and cost.
+// - All selections on the way are simulated, and the ones stay that no other betters in peak and cost.
 
 #include <cstddef>
 #include <vector>

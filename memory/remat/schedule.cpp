@@ -4,7 +4,7 @@ namespace thimble::remat {
 
 namespace schedule_detail {
 
-/// What the walk over a plan has still to do.
+/// The rest of the walk over a plan.
 struct Pending {
   bool is_backward;  // run the backward of `item`, or the forward of the items [item, end)
   std::size_t item;  // index into the items

@@ -85,7 +85,7 @@ std::string to_string(const ScheduleTree& plan);
 enum class Phase : std::uint8_t { forward, rerun, recompute, backward };
 inline constexpr std::size_t phase_count = 4;
 
-/// What a schedule costs. All bytes include the chain's input.
+/// The costs of a schedule. All bytes include the chain's input.
 struct ScheduleCost {
   Time time = 0;                                      ///< of everything
   Time extra_time = 0;                                ///< re-run forwards and recompute_time: time beyond one visit

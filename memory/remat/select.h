@@ -10,7 +10,7 @@
 
 namespace thimble::remat {
 
-/// A selection with what it needs.
+/// A selection with its needs.
 struct KeptPlan {
   Selection selection;
   GraphCost cost;        ///< simulated: cost.peak_bytes is exact on the numbers
@@ -27,7 +27,7 @@ std::vector<KeptPlan> block_options(const Graph& block, std::size_t limit = 8);
 /// when the selection keeps it, the option keeps_output. Other results are shared tensors, whose numbers in the chain
 /// (Option::kept_shared) are for the caller to fill in, and not in the option's bytes. Given tensors are the chain's
 /// or live all through the step; their gradients are d_i and the parameters' gradients. forward_time is the sum of the
-/// operators' costs and recompute_time that of the re-runs; backward_time is 0, for the caller to fill in. Throws as
+/// operators' costs and recompute_time the re-runs'; backward_time is 0, for the caller to fill in. Throws as
 /// simulate() does.
 Option chain_option(const Graph& block, const Selection& selection, std::string name);
 

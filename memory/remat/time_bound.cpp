@@ -8,7 +8,7 @@ namespace thimble::remat {
 
 namespace time_bound_detail {
 
-constexpr std::size_t moments = 4;  // the last operator, and those that read most
+constexpr std::size_t moments = 4;  // the last operator, and the ones that read most
 
 }  // namespace time_bound_detail
 
@@ -34,7 +34,7 @@ TimeBound::TimeBound(const Graph& graph) {
     part.operators.assign(graph.operators.begin(), graph.operators.begin() + v + 1);
     Moment moment;
     moment.read_bytes = read_bytes(v);
-    // Nothing has to be made for v any more, and what it reads can be taken.
+    // Nothing has to be made for v any more, and its inputs can be taken.
     for (const std::uint32_t t : part.operators[v].backward_reads) part.tensors[t].bytes = 0;
     moment.graph = std::make_unique<const Graph>(std::move(part));
     moment.space = std::make_unique<KeptSpace>(*moment.graph);

@@ -6,9 +6,9 @@
 // (memory/placement/placement.h), and it is run dry again in that placement: the arena's committed bytes are then the
 // plan's peak, with nothing estimated. Points are run when they are first looked at, and placed where their dry run
 // leaves in doubt whether they keep a budget. A budget's plan is found by halving, first among points spread over the
-// whole frontier, then between two neighbours of these. Plans that know no stages (nn::whole_plans) are few: those that
-// would be faster than the frontier's are run one after the other, from the fastest on. More budget never gives a
-// slower plan: all budgets halve the same stretches at the same points, and what fits the smaller one fits the larger,
+// whole frontier, then between two neighbours of these. Plans that know no stages (nn::whole_plans) are few: the ones
+// that would be faster than the frontier's are run one after the other, from the fastest on. More budget never gives a
+// slower plan: all budgets halve the same stretches at the same points, and a fit in the smaller one fits the larger,
 // so that where two part, the larger goes on among faster plans.
 
 #include <cstddef>
@@ -69,13 +69,13 @@ class PlanSearch {
   std::unique_ptr<const remat::Frontier> frontier_;
   std::unique_ptr<remat::TimeBound> bound_;
   std::size_t lasting_bytes_ = 0;  // of blocks that are there during a whole step
-  std::vector<WholePlan> whole_;   // by rising time; their points follow those of the frontier
+  std::vector<WholePlan> whole_;   // by rising time; their points follow the frontier's
   std::int64_t passes_ = 1;        // forward and backward of the recording, per step
   double accumulating_s_ = 0;      // of adding their gradients up
   bool has_segments_ = false;      // of the program itself, which plans replace
   Plan keep_everything_;
   std::size_t granule_ = 1;                      // of the arena
-  std::map<std::size_t, Candidate> candidates_;  // by point; of the frontier those further on are faster
+  std::map<std::size_t, Candidate> candidates_;  // by point; the frontier's later ones are faster
   std::vector<std::size_t> list_;                // points spread over the frontier, rising
   std::vector<std::size_t> low_;                 // points of which one needs least, rising
   std::size_t smallest_ = none;                  // of them; none: not known yet

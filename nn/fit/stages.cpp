@@ -63,7 +63,7 @@ std::vector<std::uint32_t> boundaries(const TapeGraph& graph, const std::vector<
                costly_before[static_cast<std::size_t>(use.made_by)] >
            costly_nodes_of_block;
   };
-  // Storages that cross the place before each node: those of a few places, and those that many have in common, which
+  // Storages that cross the place before each node: some at a few places, others common to many, which
   // pass.
   std::vector<int> begins(count + 1), ends(count + 1), passes(count + 1);
   std::vector<std::int64_t> more_bytes(count + 1);
@@ -185,7 +185,7 @@ class Block {
     return std::binary_search(selection.kept.begin(), selection.kept.end(), tensor_of_[storage]);
   }
 
-  /// The storages that a selection keeps, its last node's output and what is read further on not among them.
+  /// The storages that a selection keeps, without its last node's output and without tensors that are read further on.
   std::vector<std::uint32_t> kept_storages(const remat::Selection& selection) const {
     std::vector<std::uint32_t> kept;
     const std::uint32_t output = graph_.values[graph_.nodes[end_ - 1].output].storage;
@@ -344,7 +344,7 @@ std::vector<std::uint32_t> find_shared(const Recorded& recorded, const std::vect
   const auto stage_of = [&](std::size_t node) {
     return static_cast<std::uint32_t>(std::upper_bound(cuts.begin(), cuts.end(), node) - cuts.begin() - 1);
   };
-  std::vector<std::vector<std::uint32_t>> readers(graph.storages.size());  // stages after that of the maker
+  std::vector<std::vector<std::uint32_t>> readers(graph.storages.size());  // stages after the maker's
   for (std::size_t n = 0; n < graph.nodes.size(); ++n) {
     for (const std::uint32_t value : graph.nodes[n].inputs) {
       const std::uint32_t storage = storage_of(graph, value);

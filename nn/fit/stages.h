@@ -61,7 +61,7 @@ struct WholePlan {
 };
 
 /// At most `limit` of them that trade time for peak, by rising cost, without regard to stages
-/// (memory/remat/peak_options.h): what chains of stages miss where many tensors cross.
+/// (memory/remat/peak_options.h): they are missing in chains of stages where many tensors cross.
 std::vector<WholePlan> whole_plans(const TapeGraph& graph, const std::vector<NodeTimes>& times, std::size_t limit);
 
 TapePlan make_tape_plan(const StagedGraph& staged, const WholePlan& plan);

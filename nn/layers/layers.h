@@ -162,12 +162,12 @@ class Dropout final : public Layer {
   bool is_textbook_;
 };
 
-/// Which other layers take the place of those that a model makes, as soon as they are made: the whole layer then has no
+/// The layers that replace a model's own as soon as these are made: the whole layer then has no
 /// parameters itself, so that it is never here.
 class LayerRules {
  public:
   virtual ~LayerRules() = default;
-  /// For a layer under the current path; null: it is plain.
+  /// For a layer under the current path; null for a plain one.
   virtual std::unique_ptr<Layer> for_linear(Linear& made, const TensorOptions& on) const = 0;
   virtual std::unique_ptr<Layer> for_table(const Shape& shape, const TensorOptions& on, double deviation) const = 0;
 };

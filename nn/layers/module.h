@@ -44,7 +44,7 @@ struct TensorOptions {
   std::optional<Fp8Recipe> fp8 = {};  ///< of linear layers' operands (nn/precision/fp8.h); none: they are not FP8
   /// Has the weights of linear layers, in fewer bits, between uses (nn/quant/coded_store.h); null: they are not coded.
   std::shared_ptr<ParameterStore> coded_weights = nullptr;
-  /// Shards in place of linear layers and tables (nn/parallel/shards.h); null: layers are whole.
+  /// Shards in place of linear layers and tables (nn/parallel/shards.h); null for whole layers.
   std::shared_ptr<const LayerRules> rules = nullptr;
   bool is_in_blocks = true;  ///< false: of layers whose role is not that of linear layers inside of blocks
 
@@ -153,7 +153,7 @@ class Module {
   /// What a recipe for FP8 made of this module's own products; nothing for those that have none.
   virtual Fp8Status fp8_status() const { return {}; }
   /// Where `parameter`, one of its own, lies in the whole layer's, of which the module is a shard
-  /// (nn/parallel/shards.h); none: it is whole.
+  /// (nn/parallel/shards.h); empty for a whole layer.
   virtual std::optional<PlaceInWhole> place_in_whole(const Tensor&) const { return {}; }
 
   /// The path the module runs and allocates under: where it was made, or what child(name, module) has made of it.

@@ -23,7 +23,7 @@ namespace thimble::nn {
 struct AdapterOptions {
   std::int64_t rank = 8;  ///< r
   double alpha = 8;       ///< the adapter's product is scaled by alpha / r
-  double dropout = 0;     ///< of what the adapter reads, while training
+  double dropout = 0;     ///< of the adapter's input, while training
 };
 
 /// A linear layer with an adapter: y = act(x W^T + bias + alpha / r (x A^T) B^T). A, "lora_A.weight" (r, I), begins
@@ -44,7 +44,7 @@ class LoraLinear final : public Layer {
   /// coded weight, which would be rounded to its codes.
   void merge();
   void unmerge();
-  /// Throws what merge() would throw.
+  /// Throws as merge() does.
   void check_merge() const;
   bool is_merged() const noexcept { return is_merged_; }
   std::string_view difference() const override { return is_merged_ ? "" : "has an adapter"; }
@@ -74,7 +74,7 @@ struct NamedLinear {
   LoraLinear* adapter;
 };
 
-/// Those of a module, in the order of construction, without the ones whose parameters their owner names
+/// The linear layers of a module, in the order of construction, without the ones whose parameters their owner names
 /// (LinearOptions::prefix).
 std::vector<NamedLinear> linear_layers(Module& module);
 

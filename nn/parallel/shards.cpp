@@ -18,7 +18,7 @@ namespace shards_detail {
 
 using Cut = LinearShard::Cut;
 
-/// What a shard has of a parameter of the whole layer, whose outputs lie along `axis`.
+/// A shard's range of a parameter of the whole layer, whose outputs lie along `axis`.
 init::PartOf part_of(const Shape& whole, int axis, const Cut& cut) {
   if (!cut.by_inputs) return {whole, axis, cut.parts, cut.part, cut.stretches};
   return {whole, 1 - axis, cut.parts, cut.part};

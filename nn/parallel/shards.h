@@ -23,8 +23,8 @@
 
 namespace thimble::nn {
 
-/// What becomes of a child. column: a shard has a part of the outputs; row: of the inputs; vocabulary: of the rows of a
-/// table or head; element: what has no parameters runs shard by shard.
+/// How a child is sharded. column: a shard has a part of the outputs; row: of the inputs; vocabulary: of the rows of a
+/// table or head; element: a layer without parameters runs shard by shard.
 enum class Sharding : std::uint8_t { column, row, vocabulary, element };
 
 struct ShardedChild {
@@ -111,7 +111,7 @@ class VocabularyParallelEmbedding final : public Layer {
   std::vector<EmbeddingShard*> shards_;
 };
 
-/// Dropout of what is in shards: each draws for itself.
+/// Dropout of shards: each draws for itself.
 class ShardedDropout final : public ShardedLayer {
  public:
   ShardedDropout(const Dropout& whole, const ShardRules& rules);

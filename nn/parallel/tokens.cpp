@@ -47,7 +47,7 @@ struct TokenRmsNorm final : TokenLayer<RmsNorm> {
   }
 };
 
-/// Each token draws what it draws in the whole sequence.
+/// Each token draws the same as in the whole sequence.
 struct TokenDropout final : TokenLayer<Dropout> {
   using TokenLayer::TokenLayer;
   Tensor forward(const Tensor& x) override {
@@ -59,8 +59,8 @@ struct TokenDropout final : TokenLayer<Dropout> {
   }
 };
 
-// A parameter that shards enter. Where all shards are here their gradients are added up before those of its other
-// readers, as a group's are.
+// A parameter that shards enter. Where all shards are here their gradients are added up before the gradients of its
+// other readers, as a group's are.
 Tensor for_shards(const dist::Team& group, const Tensor& parameter) {
   return group.ranks == nullptr && parameter.defined() ? dist::copy_to_group(group, parameter) : parameter;
 }

@@ -1,5 +1,5 @@
 #pragma once
-// Sequence parallelism as layers in the place of a model's own: what transformers do token by token where the sequence
+// Sequence parallelism as layers in the place of a model's own: token-by-token work of transformers where the sequence
 // is cut, between sharded layers (dist/parts/sequence.h) or with whole ones (dist/parts/heads.h). x is (P B, T / t, C)
 // there, of P of t shards, and the gradients of parameters, sums over tokens, are made shard by shard.
 
@@ -23,8 +23,8 @@ Tensor linear_tokens(const dist::Team& group, const Tensor& x, const Tensor& wei
                      std::optional<DType> compute);
 /// Of x, (P B, T / t, S C) of all heads' tokens: (P B, T, S C / t), `stretches` (S) tensors side by side.
 Tensor to_heads(const dist::Team& group, const Tensor& x, std::int64_t stretches);
-/// What attention gives where a group has whole layers: of each of `of_heads`, which have this rank's shards one behind
-/// the other, attend(p, ...) gets those of shard p, (B, T, ...), under the path "0", "1", ..., and gives (B, T, C / t).
+/// The result of attention where a group has whole layers: `of_heads` have this rank's shards one behind the other, and
+/// attend(p, ...) gets the ones of shard p, (B, T, ...), under the path "0", "1", ..., and gives (B, T, C / t).
 /// Result (P B, T / t, C).
 Tensor attend_by_heads(const dist::Team& group, std::span<const Tensor> of_heads,
                        FunctionRef<Tensor(std::size_t p, std::span<const Tensor> of_shard)> attend);

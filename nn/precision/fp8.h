@@ -31,7 +31,7 @@ std::string fp8_recipe_text(const Module& model);
 class Linear;
 
 /// A linear layer whose product is in FP8, with its state of delayed scaling in buffers: "fp8_amax", "fp8_scale",
-/// "fp8_steps". Where the sizes fall back it gives what the layer gives.
+/// "fp8_steps". Where the sizes fall back it gives the layer's result.
 class Fp8Linear final : public Layer {
  public:
   /// Throws ValueError: a strict recipe and sizes that fall back, a history or margin out of range.
@@ -57,9 +57,9 @@ struct Fp8Fallback {
   std::string path, reason;
 };
 
-/// What a model made with a recipe does in FP8.
+/// The FP8 layers of a model that was made with a recipe.
 struct Fp8Layers {
-  std::vector<std::string> layers;     ///< paths of those that run in FP8
+  std::vector<std::string> layers;     ///< paths of the ones in FP8
   std::vector<Fp8Fallback> fallbacks;  ///< and of those that do not, though they multiply
   std::vector<std::string> higher;     ///< paths of all other modules with parameters: they stay by design
   std::string products;                ///< fp8_products_text, where a layer runs in FP8

@@ -29,7 +29,7 @@ class Q8Linear final : public Layer {
 /// Puts a Q8Linear in the place of every linear layer: 1.0625 bytes a number. Returns how many layers there are.
 /// Weights that a model holds itself, as GPT's embedding, which is its head too, stay. From then on the module is for
 /// inference; save_weights() writes the blocks, and load_weights() reads them into a model that has been through this.
-/// Throws what Q8Linear throws, before the first layer has changed where a width is no multiple of 32.
+/// Throws as Q8Linear does, before the first layer has changed where a width is no multiple of 32.
 std::size_t quantize_linear_weights(Module& module);
 
 /// How far the weights are from those that they were made from: for each linear layer of `quantized` that has blocks,

@@ -1,4 +1,4 @@
-// `thimble train --cuda-graph`: captured steps have the bits of steps that are not. On a GPU where there is one, in a build
+// `thimble train --cuda-graph`: captured steps have the bits of the others. On a GPU where there is one, in a build
 // without CUDA on the host's emulation, where recorded launches are kept and run again.
 
 #include <cstring>
