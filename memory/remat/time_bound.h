@@ -4,10 +4,9 @@
 // Proof. Take any way of running forward, re-runs and backwards, whatever is run again and however often, that runs the
 // backwards after the forward and from the last operator to the first. Look at the moment when the backward of operator
 // v begins. Let K be the tensors in memory, all inputs of this backward among them. Each tensor that a later backward
-// reads
-// is in K or is made by an operator that runs again after this moment, and so is each tensor that such an operator
-// takes. So K and the set R of the operators that run again are a choice as kept_space.h describes them, of the
-// operators up to v, where the tensors that v reads are given. The kept tensors of the choice are part of K: their
+// reads is in K or is made by an operator that runs again after this moment, and so is each tensor that such an
+// operator takes. So K and the set R of the operators that run again are a choice as kept_space.h describes them, of
+// the operators up to v, where the tensors that v reads are given. The kept tensors of the choice are part of K: their
 // bytes and the ones that v reads are at most the bytes there are. The time of R is at least the least cost of a choice
 // within these bytes, and that is at least the lower convex hull of all choices at these bytes (Lagrangian relaxation,
 // Everett 1963), which minimum cuts give exactly. The bound is the largest of several v, the last operator among them.
