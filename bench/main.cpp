@@ -16,12 +16,14 @@
 #include <filesystem>
 #include <iterator>
 #include <new>
+#include <span>
 #include <string>
 #include <string_view>
 
 #include <CLI/CLI.hpp>
 
 #include <thimble/bench/commands.h>
+#include <thimble/bench/commands/flag_groups.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/units.h>
 #include <thimble/memory/process/outside.h>
@@ -77,6 +79,35 @@ void refuse_empty_values(int argc, char** argv) {
   }
 }
 
+/// The word after --help, where it names a group of flags; else empty.
+std::string_view group_asked_for(int argc, char** argv) {
+  for (int i = 2; i + 1 < argc; ++i) {
+    const std::string_view word = argv[i], next = argv[i + 1];
+    if ((word == "--help" || word == "-h") && !next.starts_with('-')) return next;
+  }
+  return "";
+}
+
+/// Prints the help that was asked for.
+int help(CLI::App& program, const CLI::CallForHelp& asked, std::string_view group) {
+  for (CLI::App* command : program.get_subcommands()) {
+    while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+    thimble::bench::select_help(*command, group);
+  }
+  return program.exit(asked);
+}
+
+/// "--graph: renamed, use --cuda-graph" where a word is a flag's old name, else empty.
+std::string renamed_flag(int argc, char** argv) {
+  for (const std::string_view word : std::span(argv, static_cast<std::size_t>(argc)).subspan(1)) {
+    for (const thimble::bench::RenamedFlag& flag : thimble::bench::renamed_flags) {
+      if (word.substr(0, word.find('=')) != flag.old_name) continue;
+      return std::string(flag.old_name) + ": renamed, use " + std::string(flag.name);
+    }
+  }
+  return "";
+}
+
 int run(int argc, char** argv) {
   thimble::kernels::set_from_environment();
   refuse_empty_values(argc, argv);
@@ -91,11 +122,14 @@ int run(int argc, char** argv) {
     if (program.get_subcommands().empty()) {
       return fail("expected a command, got none; commands: " + names_of_commands() + "; see 'thimble --help'");
     }
-  } catch (const CLI::Success& asked) {  // --help, --version
+  } catch (const CLI::CallForHelp& asked) {
+    return help(program, asked, group_asked_for(argc, argv));
+  } catch (const CLI::Success& asked) {  // --version
     return program.exit(asked);
   } catch (const CLI::RuntimeError& status) {  // a command was done, and its result is a status
     return status.get_exit_code();
   } catch (const CLI::ParseError& error) {
+    if (const std::string renamed = renamed_flag(argc, argv); !renamed.empty()) return fail(renamed);
     const std::string command = command_of(program);
     const std::string names = command == "thimble" ? "; commands: " + names_of_commands() : "";
     return fail(error.what() + names + "; see '" + command + " --help'");

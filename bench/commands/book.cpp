@@ -7,6 +7,7 @@
 
 #include <thimble/bench/book/figures.h>
 #include <thimble/bench/commands.h>
+#include <thimble/bench/commands/flag_groups.h>
 #include <thimble/bench/commands/flags.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/file.h>
@@ -31,12 +32,25 @@ std::string cell(std::string text) {
   return text;
 }
 
-void add_options(std::string& text, const CLI::App& command) {
+void add_table(std::string& text, const std::vector<const CLI::Option*>& options) {
   text += "| | |\n|---|---|\n";
-  for (const CLI::Option* const option : command.get_options()) {
-    const std::string name = option->get_name(option->get_positional(), true);
-    if (name.find("--help") != std::string::npos) continue;
-    text += "| `" + name + "` | " + cell(option->get_description()) + " |\n";
+  for (const CLI::Option* const option : options) {
+    text +=
+        "| `" + option->get_name(option->get_positional(), true) + "` | " + cell(option->get_description()) + " |\n";
+  }
+}
+
+void add_options(std::string& text, const CLI::App& command) {
+  const auto of = [&](auto&& is_wanted) {
+    return command.get_options([&](const CLI::Option* o) { return o != command.get_help_ptr() && is_wanted(*o); });
+  };
+  if (!has_groups(command)) return add_table(text, of([](const CLI::Option&) { return true; }));
+  for (const FlagGroup& group : flag_groups()) {
+    const auto options = of([&](const CLI::Option& option) { return is_in(group, option); });
+    if (options.empty()) continue;
+    text += (text.ends_with("\n\n") ? "### " : "\n### ") + std::string(group.title) + " (`--help " +
+            std::string(group.name) + "`)\n\n";
+    add_table(text, options);
   }
 }
 
@@ -44,7 +58,7 @@ void add_options(std::string& text, const CLI::App& command) {
 std::string command_index() {
   std::string text =
       "# Commands and flags\n\nMade by `thimble book --index FILE` from the program itself. `thimble COMMAND --help` "
-      "says the same.\n";
+      "shows the same.\n";
   for (const Command& one : commands) {
     CLI::App program("", "thimble");
     one.add(program);
@@ -97,8 +111,8 @@ void add_book(CLI::App& program) {
       "book", "List the pictures of the book (docs/book), or draw them; write its index of commands");
   const auto flags = std::make_shared<book_detail::Flags>();
   command->add_option("NAMES", flags->names, "Figures (all)");
-  command->add_option("--figures", flags->folder, "Draw them into this folder, as SVG");
-  command->add_option("--index", flags->index, "Write the index of commands and flags to this file, and nothing else");
+  command->add_option("--figures", flags->folder, "Folder to draw them into, as SVG");
+  command->add_option("--index", flags->index, "File to write: the index of commands and flags");
   add_overwrite_flag(*command, flags->overwrites);
   command->callback([flags] { book_detail::run(*flags); });
 }

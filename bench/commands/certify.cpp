@@ -50,8 +50,6 @@ void print_certify_json(const models::PreparedTraining& prepared, const nn::Cert
   std::cout << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
 }
 
-namespace certify_command_detail {}  // namespace certify_command_detail
-
 void add_certify(CLI::App& program) {
   CLI::App* const command =
       program.add_subcommand("certify", "Compare a training run in its budget with the plain one, bit by bit");
@@ -61,7 +59,8 @@ void add_certify(CLI::App& program) {
   options->eval_batches = 1;
   add_training_flags(*command, options);
   add_integer(*command, "--steps", options->steps, 1, certify_command_detail::most_certified_steps,
-              "Steps that are compared (2)");
+              "Steps to compare (2)");
+  command->get_option("--data")->description("Training data, as for 'train' (synthetic)");
   const auto is_json = std::make_shared<bool>(false);
   command->add_flag("--json", *is_json, "Print JSON");
   command->callback([options, is_json] {

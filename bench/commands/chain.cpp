@@ -238,15 +238,16 @@ void add_chain(CLI::App& program) {
       program.add_subcommand("chain", "The best schedules of a chain of stages: what to keep, what to run again");
   const auto flags = std::make_shared<chain_detail::Flags>();
   command->add_option("STAGES", flags->stages,
-                      "OUTPUT:KEPT:FORWARD:BACKWARD of each: bytes of its output, bytes kept inside, two times");
-  command->add_option("--file", flags->file, "The stages from a file, one a line; # begins a comment");
+                      "OUTPUT:KEPT:FORWARD:BACKWARD of each stage: bytes of its output, bytes kept inside, two times");
+  command->add_option("--file", flags->file, "File of stages, one a line; # begins a comment");
   command
       ->add_option_function<std::string>(
           "--input", [flags](const std::string& text) { flags->input = parse_bytes("--input", text); },
-          "Bytes of the chain's input (0)")
+          "Bytes of the input of the chain (0)")
       ->type_name("SIZE");
-  add_size(*command, "--budget", flags->budget, "Show the operations of the best schedule within so many bytes");
-  command->add_option("--svg", flags->picture, "Draw the schedule of the budget, or of the least bytes");
+  add_size(*command, "--budget", flags->budget,
+           "Bytes: show the operations of the best schedule within them (no schedule)");
+  command->add_option("--svg", flags->picture, "Draw the schedule of --budget, else of the least bytes");
   command->add_option("--staircase", flags->staircase, "Draw time against bytes");
   command->add_flag("--json", flags->is_json, "Print JSON");
   add_overwrite_flag(*command, flags->overwrites);

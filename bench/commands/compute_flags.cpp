@@ -45,11 +45,11 @@ void add_compute_flags(CLI::App& command) {
   command
       .add_option_function<std::string>(
           "--cpu-dot", [flags](const std::string& text) { flags->units = text; },
-          "Dot units of CPU kernels: none, bf16, int8, or both with a comma: always there; auto: bf16 where that was "
-          "measured to be faster (auto)")
+          "Dot-product units of CPU kernels: none, bf16, int8 or bf16,int8; auto: bf16 where it was measured to be "
+          "faster (auto)")
       ->type_name("U");
   add_integer(command, "--threads", flags->threads, 1, compute_flags_detail::most_threads,
-              "Threads of CPU kernels (as many as cores)");
+              "Threads of CPU kernels (one per core)");
   command.parse_complete_callback([flags] { compute_flags_detail::apply(*flags); });
 }
 

@@ -174,8 +174,7 @@ std::string with_flags(std::string_view text) {
 }
 
 void add_overwrite_flag(CLI::App& command, bool& target) {
-  command.add_flag("--overwrite", target,
-                   "Outputs may replace files of other kinds than they are; not what is read, nor each other");
+  command.add_flag("--overwrite", target, "Outputs may replace files of other kinds, but not inputs or each other");
 }
 
 CLI::Option* add_size(CLI::App& command, const std::string& flag, std::size_t& target, const std::string& help) {
@@ -211,27 +210,27 @@ void add_model_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
   models::Setup& s = *setup;  // the callbacks below share `setup`, so it lives as long as the parser
   command
       .add_option_function<std::string>(
-          "MODEL", [setup](const std::string& text) { setup->model = text; }, "Name of a model: see 'thimble models'")
+          "MODEL", [setup](const std::string& text) { setup->model = text; }, "Model, as 'thimble models' lists them")
       ->required();
   add_integer(command, "--batch", s.batch, 1, largest_size, "Samples per step (8)");
-  add_integer(command, "--seq", s.sizes.sequence, 1, largest_size, "Tokens per sample");
-  add_integer(command, "--image", s.sizes.image, 1, largest_size, "Height and width of images in pixels");
-  add_integer(command, "--layers", s.sizes.layers, 1, 4096, "Number of layers");
-  add_integer(command, "--heads", s.sizes.heads, 1, largest_size, "Number of attention heads");
-  add_integer(command, "--width", s.sizes.width, 1, largest_size, "Width of the model");
+  add_integer(command, "--seq", s.sizes.sequence, 1, largest_size, "Tokens per sample (the model's)");
+  add_integer(command, "--image", s.sizes.image, 1, largest_size, "Height and width of images in pixels (the model's)");
+  add_integer(command, "--layers", s.sizes.layers, 1, 4096, "Layers (the model's)");
+  add_integer(command, "--heads", s.sizes.heads, 1, largest_size, "Attention heads (the model's)");
+  add_integer(command, "--width", s.sizes.width, 1, largest_size, "Width of hidden layers (the model's)");
   add_integer(command, "--kv-heads", s.sizes.key_heads, 1, largest_size,
-              "llama: heads of keys and values, which divide --heads (in proportion)");
+              "Llama: heads of keys and values, a divisor of --heads (in proportion)");
   add_integer(command, "--mlp", s.sizes.hidden, 1, largest_size,
-              "llama: width inside of the feed-forward layer (in proportion to --width)");
+              "Llama: width inside the feed-forward layer (in proportion to --width)");
   add_integer(command, "--window", s.sizes.window, 1, largest_size,
-              "Text models: a token sees those less than this away alone (all)");
+              "Text models: attention window in tokens (unlimited)");
   command
       .add_option_function<std::string>(
           "--shared-kernels",
           [setup](const std::string& text) {
             setup->sizes.shares_kernels = parse_choice("--shared-kernels", text, "on", "off");
           },
-          "sharedconv: on; off builds its plain twin, whose convolutions have kernels of their own (on)")
+          "sharedconv: convolutions share kernels (on) or have separate ones (off) (on)")
       ->type_name("S");
   command
       .add_option_function<std::string>(
@@ -240,7 +239,7 @@ void add_model_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
             setup->seed =
                 static_cast<std::uint64_t>(parse_integer("--seed", text, 0, std::numeric_limits<std::int64_t>::max()));
           },
-          "Of initial values, batches and dropout (1)")
+          "Seed of initial values, batches and dropout (1)")
       ->type_name("N");
 }
 
@@ -253,7 +252,7 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
             const bool is_full = parse_choice("--head", text, "full", "chunked");
             setup->sizes.head = is_full ? models::Head::full : models::Head::chunked;
           },
-          "Text models: full makes all logits, chunked those of some rows at a time (full)")
+          "Text models: full computes all logits at once, chunked some rows at a time (full)")
       ->type_name("H");
   command
       .add_option_function<std::string>(
@@ -262,15 +261,13 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
             const bool is_full = parse_choice("--feed-forward", text, "full", "tiled");
             setup->sizes.feed_forward = is_full ? models::FeedForward::full : models::FeedForward::tiled;
           },
-          "Transformers: full keeps inner activations, tiled makes those of some tokens at a time, and again in "
-          "backward (full)")
+          "Transformers: full keeps inner activations, tiled computes some tokens at a time, again in backward (full)")
       ->type_name("F");
-  command.add_option("--tokenizer", setup->tokenizer, "GPT family: tokenizer.json that text is read and written by")
-      ->type_name("FILE");
+  command.add_option("--tokenizer", setup->tokenizer, "GPT family: tokenizer.json for text")->type_name("FILE");
   command.add_flag("--recompute-blocks", setup->recomputes_blocks,
-                   "Transformers: every block keeps its input alone, and runs again in backward");
+                   "Transformers: keep only the input of each block, and run the block again in backward");
   command.add_flag("--fuse-optimizer", setup->fuses_optimizer,
-                   "Update each parameter during backward and free its gradient; no clipping, no micro-batches");
+                   "Update each parameter during backward and free its gradient; without clipping and micro-batches");
   command
       .add_option_function<std::string>(
           "--micro-batches",
@@ -279,7 +276,7 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
                 text == "auto" ? models::auto_micro_batches
                                : parse_integer("--micro-batches", text, 1, flags_detail::largest_size, " or auto");
           },
-          "Parts of the batch whose gradients are added up; auto: what is fastest in the budget (1)")
+          "Gradient-accumulation steps; auto: the fastest that fits the budget (1)")
       ->type_name("N|auto");
   add_precision_flags(command, setup);
   add_lora_flags(command, setup);
@@ -290,18 +287,18 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
             setup->optimizer = text;
             optimizer_name(*setup, false);
           },
-          "sgd, momentum, adam, adamw, adafactor, muon, apollo-mini, galore, adam-mini; momentum8, adam8, adamw8: "
-          "8-bit state (momentum for images, adamw for text)")
+          "sgd, momentum, adam, adamw, adafactor, muon, apollo-mini, galore, adam-mini, momentum8, adam8, adamw8 "
+          "(text: adamw, images: momentum)")
       ->type_name("O");
-  add_integer(command, "--optimizer-rank", setup->optimizer_rank, 1, 1 << 20, "Rank of galore's directions (128)");
+  add_integer(command, "--optimizer-rank", setup->optimizer_rank, 1, 1 << 20, "GaLore: rank of the projection (128)");
   command
       .add_option_function<std::string>(
           "--state", [setup](const std::string& text) { setup->state = flags_detail::parse_state(text); },
-          "Moments of momentum, adam, adamw: f32, bf16, u8 (f32)")
+          "Dtype of the moments of momentum, adam and adamw: f32, bf16, u8 (f32)")
       ->type_name("D");
   command
       .add_option("--full-state", setup->full_state,
-                  "Parameters whose bf16 or u8 state is f32 all the same, by name or the beginning of names")
+                  "Parameters whose state stays f32 with a narrower --state, by name or prefix (no parameter)")
       ->type_name("NAME")
       ->delimiter(',');
 }
@@ -309,38 +306,35 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
 void add_spill_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup) {
   command
       .add_option("--offload", setup->offload,
-                  "Plans may put saved tensors into a file of this folder, on a disk; on a GPU 'host': into pinned "
-                  "memory")
+                  "Plans may move saved tensors to a file in this folder; on a GPU 'host': to pinned memory")
       ->type_name("FOLDER|host");
   command.add_flag("--offload-optimizer", setup->offloads_optimizer,
-                   "The optimizer's state waits there as well, between updates");
-  command.add_flag(
-      "--offload-parameters", setup->offloads_parameters,
-      "Parameters wait there between uses: each layer's are read before it and the next ones ahead (--read-ahead)");
+                   "With --offload: optimizer state waits there between updates");
+  command.add_flag("--offload-parameters", setup->offloads_parameters,
+                   "With --offload: parameters wait there between uses, and --read-ahead layers are read in advance");
   command
       .add_option_function<std::string>(
           "--read-ahead",
           [setup](const std::string& text) {
             setup->read_ahead = static_cast<int>(parse_integer("--read-ahead", text, 0, 65536));
           },
-          "Layers whose parameters come before they are used, with --offload-parameters and where ranks share them out "
-          "(1)")
+          "Layers whose parameters are read in advance, with --offload-parameters or --zero 3 (1)")
       ->type_name("N");
   command.add_flag("--offload-gradients", setup->offloads_gradients,
-                   "Gradients wait there, from backward to the update of their parameter");
-  // A flag: it takes a value after "=" alone, so that a model's name after it stays one.
+                   "With --offload: gradients wait there from backward to the update");
+  // A flag: it takes a value only after "=", so that a model's name after it stays one.
   command.add_flag("--allow-lossy{bf16}")
       ->description(
-          "Plans may pack saved tensors, so gradients are rounded; --allow-lossy=D: to f16, f8e4m3, f8e5m2, i8 (bf16); "
-          "=D:OPERATOR,...: to D where an operator of that name made them (none:OPERATOR: not at all)")
+          "Plans may pack saved tensors, which rounds gradients: =D to bf16, f16, f8e4m3, f8e5m2 or i8, "
+          "=D:OPERATOR,... by operator (bf16)")
       ->each([setup](const std::string& text) { flags_detail::parse_packed(text, *setup); });
 }
 
 void add_cost_flags(CLI::App& command, const std::shared_ptr<models::CostOptions>& costs) {
-  command.add_flag("--profile", costs->measures, "Time the operators first: a few steps with a small batch");
+  command.add_flag("--profile", costs->measures, "Time operators first, in a few steps with a small batch");
   command
       .add_option("--profile-file", costs->times,
-                  "Times that were measured before; with --profile: where they are written")
+                  "Times of operators from an earlier --profile; with --profile: the file to write")
       ->type_name("FILE");
 }
 

@@ -1,6 +1,5 @@
 #pragma once
-// Flags whose values are checked where they are read: a wrong one is a ValueError that names the flag, the text and
-// what is allowed.
+// Flags whose values are checked where they are read: a wrong one is a ValueError, "--flag: expected X, got 'text'".
 
 #include <cstddef>
 #include <cstdint>

@@ -134,29 +134,29 @@ void add_generate(CLI::App& program) {
   command
       ->add_option_function<std::string>(
           "MODEL", [options](const std::string& text) { options->shape.setup.model = text; },
-          "Name of a model of the GPT or Llama family: see 'thimble models'")
+          "Model of the GPT or Llama family, as 'thimble models' lists them")
       ->required();
   command
       ->add_option("--weights", options->weights,
-                   "A safetensors file, an index or a folder: what 'thimble train --save-weights' or the hub has")
+                   "Parameters in safetensors: a file, an index or a Hugging Face folder")
       ->type_name("PATH");
-  command->add_option("--checkpoint", options->checkpoint, "What 'thimble train --save' has written")
+  command->add_option("--checkpoint", options->checkpoint, "Checkpoint of 'thimble train --save'")->type_name("FILE");
+  command->add_option("--tokenizer", options->tokenizer, "tokenizer.json (the characters that --weights names)")
       ->type_name("FILE");
-  command->add_option("--tokenizer", options->tokenizer, "tokenizer.json (the characters that the file names)")
-      ->type_name("FILE");
-  command->add_option("--prompt", options->prompt, "The text to go on from")->type_name("TEXT")->required();
+  command->add_option("--prompt", options->prompt, "Text to continue")->type_name("TEXT")->required();
   add_integer(*command, "--tokens", options->shape.tokens, 1, generate_detail::most_tokens,
-              "Tokens to write at most: a token that ends a text ends a sequence before (100)");
-  command->add_flag("--ignore-end", options->ignores_end, "Write all --tokens, past a token that ends a text");
-  add_cache_flags(*command, std::shared_ptr<models::GenerationShape>(options, &options->shape));
-  add_integer(*command, "--batch", setup.batch, 1, std::int64_t{1} << 20, "Sequences, each by its own draws (1)");
+              "Tokens to write at most; an end token ends a sequence earlier (100)");
+  command->add_flag("--ignore-end", options->ignores_end, "Write all --tokens, past end tokens");
+  add_cache_flags(*command, std::shared_ptr<models::GenerationShape>(options, &options->shape),
+                  "of the prompt and --tokens");
+  add_integer(*command, "--batch", setup.batch, 1, std::int64_t{1} << 20, "Sequences, drawn independently (1)");
   add_integer(*command, "--heads", setup.sizes.heads, 1, std::int64_t{1} << 24,
-              "Attention heads, where the file does not name them (the model's own)");
+              "Attention heads, where --weights does not name them (the model's)");
   constexpr double most = std::numeric_limits<double>::max();
   add_number(*command, "--temperature", options->sampling.temperature, 0, most,
-             "What logits are divided by; 0: the most likely token (0.8)");
+             "Temperature of the logits; 0: the most likely token (0.8)");
   add_integer(*command, "--top-k", options->sampling.top_k, 0, generate_detail::most_tokens,
-              "Draw from so many of the most likely tokens; 0: from all (0)");
+              "Draw from the K most likely tokens; 0: from all (0)");
   add_number(*command, "--top-p", options->sampling.top_p, 0, 1,
              "Draw from the most likely tokens whose probabilities reach this (1)");
   command
@@ -166,14 +166,14 @@ void add_generate(CLI::App& program) {
             options->shape.setup.seed =
                 static_cast<std::uint64_t>(parse_integer("--seed", text, 0, std::numeric_limits<std::int64_t>::max()));
           },
-          "Of the draws (1)")
+          "Seed of the draws (1)")
       ->type_name("N");
   add_dtype_flags(*command, std::shared_ptr<models::Setup>(options, &setup));
   add_size(*command, "--budget", options->budget_bytes, "Bytes that the arena may commit (no limit)");
   command
       ->add_option_function<std::string>(
           "--device", [options](const std::string& text) { options->device = parse_device_flag("--device", text); },
-          "cpu or cuda (cpu)")
+          "cpu, cuda or cuda:N (cpu)")
       ->type_name("DEVICE");
   add_compute_flags(*command);
   const auto is_json = std::make_shared<bool>(false);

@@ -101,22 +101,23 @@ void print_generation_table(const models::GenerationPlan& plan, std::size_t budg
   print_bytes("= peak (committed)", plan.committed.total());
 }
 
-void add_cache_flags(CLI::App& command, const std::shared_ptr<models::GenerationShape>& shape) {
+void add_cache_flags(CLI::App& command, const std::shared_ptr<models::GenerationShape>& shape,
+                     const std::string& context_default) {
   using namespace generation_output_detail;
   add_integer(command, "--context", shape->context, 1, most_positions,
-              "Positions that the cache of keys and values has room for, those of the prompt among them");
+              "Positions of the key-value cache, prompt included (" + context_default + ")");
   command
       .add_option_function<std::string>(
           "--cache", [shape](const std::string& text) { shape->cache = parse_cache(text); },
-          "Keys and values are kept in f32, f16, bf16, i8, f8e4m3, f8e5m2 (as the model computes: the same bits)")
+          "Dtype of cached keys and values: f32, f16, bf16, i8, f8e4m3, f8e5m2 (as computed)")
       ->type_name("D");
 }
 
 void add_generation_flags(CLI::App& command, const std::shared_ptr<GenerationFlags>& flags) {
-  command.add_flag("--generate", flags->is_asked, "Writing tokens over a cache instead of a training step");
-  add_cache_flags(command, std::shared_ptr<models::GenerationShape>(flags, &flags->shape));
+  command.add_flag("--generate", flags->is_asked, "Plan the generation of tokens instead of a training step");
+  add_cache_flags(command, std::shared_ptr<models::GenerationShape>(flags, &flags->shape), "the model's sequence");
   add_integer(command, "--prompt-tokens", flags->shape.prompt_tokens, 1, generation_output_detail::most_positions,
-              "With --generate: tokens that are read at once (all of the context but one)");
+              "With --generate: tokens of the prompt, read at once (all of --context but one)");
 }
 
 void plan_generation(const CLI::App& command, const GenerationFlags& flags, const models::Setup& setup, Device device,

@@ -11,8 +11,9 @@ class App;
 
 namespace thimble::bench {
 
-/// --context and --cache.
-void add_cache_flags(CLI::App& command, const std::shared_ptr<models::GenerationShape>& shape);
+/// --context, by default `context_default`, and --cache.
+void add_cache_flags(CLI::App& command, const std::shared_ptr<models::GenerationShape>& shape,
+                     const std::string& context_default);
 
 /// --generate and --prompt-tokens of `thimble plan`, and these.
 struct GenerationFlags {

@@ -127,7 +127,7 @@ void print_layouts_table(const models::PlanOptions& options, const models::Clust
 
 void add_layout_flags(CLI::App& command, const std::shared_ptr<LayoutFlags>& flags) {
   add_size(command, "--memory", flags->cluster.memory_bytes,
-           "Bytes of each of --ranks: find the fastest layout over them that fits; flags of the layout fix their part");
+           "Bytes of each rank: find the fastest layout of --ranks that fits; given flags of the layout stay");
   const auto number = [&](const char* flag, int& target, const char* help) {
     command
         .add_option_function<std::string>(
@@ -138,8 +138,8 @@ void add_layout_flags(CLI::App& command, const std::shared_ptr<LayoutFlags>& fla
             help)
         ->type_name("N");
   };
-  number("--dp", flags->dp, "With --memory: ranks that share the batch (chosen)");
-  number("--per-node", flags->cluster.per_node, "With --memory: ranks in a node (8)");
+  number("--dp", flags->dp, "With --memory: data-parallel degree (chosen)");
+  number("--per-node", flags->cluster.per_node, "With --memory: ranks per node (8)");
   const auto link = [&](const char* flag, dist::Link& target, const std::string& help) {
     command
         .add_option_function<std::string>(
@@ -154,9 +154,8 @@ void add_layout_flags(CLI::App& command, const std::shared_ptr<LayoutFlags>& fla
             help)
         ->type_name("LINK");
   };
-  link("--inside", flags->cluster.inside,
-       "With --memory: link of a rank inside of a node: " + layouts_detail::link_names() + " (nvlink-4)");
-  link("--between", flags->cluster.between, "With --memory: link of a rank to other nodes (infiniband-400)");
+  link("--inside", flags->cluster.inside, "Link in a node: " + layouts_detail::link_names() + " (nvlink-4)");
+  link("--between", flags->cluster.between, "Link between nodes, one of --inside (infiniband-400)");
 }
 
 void plan_layout(const CLI::App& command, const LayoutFlags& flags, const models::PlanOptions& options, bool is_json) {

@@ -18,27 +18,26 @@ void add_lora_flags(CLI::App& command, const std::shared_ptr<models::Setup>& set
   models::Setup& s = *setup;
   command
       .add_option("--weights", s.weights,
-                  "safetensors that training begins with: a file, an index, or a folder of the hub (drawn values)")
+                  "Initial parameters in safetensors: a file, an index or a Hugging Face folder (random values)")
       ->type_name("PATH");
   add_integer(command, "--lora", s.lora_rank, 1, most_rank,
-              "Freeze the model and train adapters of this rank over its linear layers (all is trained)");
+              "LoRA rank: freeze the model and train adapters of its linear layers (off: full training)");
   command
       .add_option_function<std::string>(
           "--lora-alpha",
           [setup, any](const std::string& text) { setup->lora_alpha = parse_number("--lora-alpha", text, 0, any); },
-          "The adapters' product is scaled by this over the rank (the rank: a scale of 1)")
+          "LoRA alpha: adapters are scaled by alpha / rank (the rank: a scale of 1)")
       ->type_name("X");
   command
       .add_option("--lora-targets", s.lora_targets,
-                  "Linear layers that get one, by the last parts of their names; * stands for any characters (all in "
-                  "blocks)")
+                  "Linear layers with adapters, by the ends of their names; * matches any characters (all in blocks)")
       ->type_name("PATTERN")
       ->delimiter(',');
-  add_number(command, "--lora-dropout", s.lora_dropout, 0, 0.99, "Dropout of what adapters read (0)");
+  add_number(command, "--lora-dropout", s.lora_dropout, 0, 0.99, "Dropout of the adapters' inputs (0)");
   command  // after the flags that it is not with: callbacks run in this order
       .add_option_function<std::string>(
           "--adapters", [setup](const std::string& text) { set_adapters(*setup, text); },
-          "PEFT's folder of adapters to begin with, in place of --lora: rank, alpha, dropout and layers are its own")
+          "PEFT adapter folder to begin with, in place of --lora; it sets rank, alpha, dropout and layers")
       ->type_name("FOLDER");
   const CLI::Option* const dtype = command.get_option("--dtype");
   command  // after --dtype: callbacks run in this order
@@ -53,7 +52,7 @@ void add_lora_flags(CLI::App& command, const std::shared_ptr<models::Setup>& set
             }
             if (dtype->count() > 0) setup->dtype = asked;
           },
-          "With --lora: frozen weights in f32, bf16, 8-bit blocks or NF4, decoded to --dtype before use (as --dtype)")
+          "With --lora: frozen weights in f32, bf16, int8 or nf4, decoded to --dtype before use (as --dtype)")
       ->type_name("B");
 }
 

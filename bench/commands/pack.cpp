@@ -82,20 +82,17 @@ void run(const Flags& flags) {
 void add_pack(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("pack", "Place buffers with known lifetimes: offsets for a CSV");
   const auto flags = std::make_shared<pack_detail::Flags>();
-  command
-      ->add_option("IN", flags->input,
-                   "CSV with the columns id,lower,upper,size and, where they are wanted, alignment,gaps")
+  command->add_option("IN", flags->input, "CSV with the columns id,lower,upper,size and optional alignment,gaps")
       ->required();
-  add_size(*command, "--capacity", flags->capacity,
-           "Height to reach (1048576, 512MiB); exit status 3 when it is not met");
-  add_number(*command, "--seconds", flags->seconds, 0, 1e6, "The search ends after this time (10)");
+  add_size(*command, "--capacity", flags->capacity, "Height to reach, as in 512MiB; exit status 3 if it is not met");
+  add_number(*command, "--seconds", flags->seconds, 0, 1e6, "Seconds of search (10)");
   command
       ->add_option_function<std::string>(
           "--alignment",
           [flags](const std::string& text) {
             flags->alignment = parse_integer("--alignment", text, 1, std::int64_t{1} << 30);
           },
-          "Sizes are rounded up to it, offsets are multiples of it: a power of two (1)")
+          "Power of two that sizes are rounded up to and offsets are multiples of (1)")
       ->type_name("N");
   command->add_option("--out", flags->output, "Write the CSV with a column offset");
   command->add_flag("--json", flags->is_json, "Print JSON");

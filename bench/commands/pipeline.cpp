@@ -90,13 +90,14 @@ void run(const Flags& flags) {
 void add_pipeline(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("pipeline", "What schedules of a pipeline of stages take and hold");
   const auto flags = std::make_shared<pipeline_detail::Flags>();
-  add_integer(*command, "--stages", flags->stages, 1, 1024, "Stages (4)");
+  add_integer(*command, "--stages", flags->stages, 1, 1024, "Pipeline stages (4)");
   add_integer(*command, "--micro-batches", flags->micro_batches, 1, 4096,
-              "Micro-batches of a step, for the interleaved schedule a multiple of the stages (8)");
+              "Micro-batches of a step; interleaved: a multiple of --stages (8)");
   add_integer(*command, "--chunks", flags->chunks, 1, 64,
-              "Pieces of each stage in the interleaved schedule; 1: without that schedule (2)");
-  add_number(*command, "--forward", flags->forward_s, 0, 1e9, "Time of a micro-batch's forward through a stage (1)");
-  add_number(*command, "--backward", flags->backward_s, 0, 1e9, "The same of backward (2)");
+              "Chunks of each stage in the interleaved schedule; 1: without that schedule (2)");
+  add_number(*command, "--forward", flags->forward_s, 0, 1e9, "Time of forward of a micro-batch through a stage (1)");
+  add_number(*command, "--backward", flags->backward_s, 0, 1e9,
+             "Time of backward of a micro-batch through a stage (2)");
   add_number(*command, "--link", flags->link_s, 0, 1e9, "Time from one stage to the next (0)");
   command->add_option("--svg", flags->picture, "Draw the schedules");
   command->add_flag("--json", flags->is_json, "Print JSON");

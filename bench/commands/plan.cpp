@@ -300,9 +300,9 @@ struct Files {
 void add_file_flags(CLI::App& command, Files& files) {
   command.add_option("--save", files.plan, "Write the plan, for 'thimble train --plan'")->type_name("FILE");
   command.add_option("--html", files.html, "Write a page that shows the plan")->type_name("FILE");
-  command.add_option("--trace", files.trace, "Write the steps for Perfetto: Chrome's trace event format")
+  command.add_option("--trace", files.trace, "Write the step for Perfetto, in Chrome's trace event format")
       ->type_name("FILE");
-  command.add_option("--csv", files.csv, "Write the step's lifetimes, for 'thimble pack'")->type_name("FILE");
+  command.add_option("--csv", files.csv, "Write the lifetimes of the step, for 'thimble pack'")->type_name("FILE");
   command.add_option("--snapshot", files.snapshot, "Write the step for pytorch.org/memory_viz")->type_name("FILE");
   add_overwrite_flag(command, files.overwrites);
 }
@@ -327,38 +327,37 @@ void add_plan(CLI::App& program) {
   const auto is_json = std::make_shared<bool>(false);
   add_setup_flags(*command, std::shared_ptr<models::Setup>(options, &options->setup));
   command
-      ->add_option(
-          "--data", options->data,
-          "What 'thimble train' would learn from: vocabulary or images are those of the data (the model's own)")
+      ->add_option("--data", options->data,
+                   "Training data of the run: it sets the vocabulary or the images (the model's)")
       ->type_name("PATH");
   add_number(*command, "--clip", options->setup.clip_norm, 0, std::numeric_limits<double>::max(),
-             "Largest norm of the gradient; 0: none (1 for text)");
+             "Largest norm of the gradient; 0: no clipping (1 for text, else 0)");
   const CLI::Option* const dropout = add_number(*command, "--dropout", options->setup.sizes.dropout, 0, 0.99,
                                                 "Dropout of text models (the model's own)");
-  add_size(*command, "--budget", options->budget_bytes, "Bytes that training may need (the hardware's, or no limit)");
+  add_size(*command, "--budget", options->budget_bytes,
+           "Bytes that the arena may commit in training (those of --hardware, else no limit)");
   add_size(*command, "--process-budget", options->process_budget_bytes,
            "Bytes that the whole process may hold: arena, code, heap, threads, data (no limit)");
-  command->add_flag("--max-batch", options->finds_batch, "Find the largest batch for the budget");
-  command->add_flag("--max-seq", options->finds_sequence, "Text models: find the longest sequence for the budget");
+  command->add_flag("--max-batch", options->finds_batch, "Find the largest batch that fits the budget");
+  command->add_flag("--max-seq", options->finds_sequence,
+                    "Text models: find the longest sequence that fits the budget");
   command->add_flag("--techniques", options->prices_techniques,
-                    "List what each further technique would allow and cost; without it, where no plan fits the budget, "
-                    "those that do");
-  command->add_flag("--inference", options->is_inference, "A forward without a tape instead of a training step");
-  command->add_flag("--int8", options->is_int8,
-                    "With --inference: of the model in 8 bits, as 'thimble quantize' makes it");
+                    "List savings and costs of all further techniques, not only of those that fit where no plan does");
+  command->add_flag("--inference", options->is_inference,
+                    "Plan a forward pass without a tape instead of a training step");
+  command->add_flag("--int8", options->is_int8, "With --inference: plan the 8-bit model of 'thimble quantize'");
   add_rank_flags(*command, std::shared_ptr<models::Setup>(options, &options->setup));
   add_spill_flags(*command, std::shared_ptr<models::Setup>(options, &options->setup));
   add_cost_flags(*command, std::shared_ptr<models::CostOptions>(options, &options->costs));
   add_compute_flags(*command);
-  command->add_option(
-      "--hardware", options->costs.hardware,
-      "Machine whose times are taken: " + plan_detail::hardware_names() + " (cpu; with --device cuda h100-80gb)");
+  command->add_option("--hardware", options->costs.hardware,
+                      "Cost model of: " + plan_detail::hardware_names() + " (cpu; cuda: h100-80gb)");
   command
       ->add_option_function<std::string>(
           "--device", [options](const std::string& text) { options->device = parse_device_flag("--device", text); },
-          "Device whose memory is planned: cpu or cuda (cpu). It need not be there")
+          "Device to plan for, present or not: cpu, cuda or cuda:N (cpu)")
       ->type_name("DEVICE");
-  command->add_flag("--tf32", options->allows_tf32, "With --device cuda: times of f32 products in TF32");
+  command->add_flag("--tf32", options->allows_tf32, "CUDA: take the times of f32 products in TF32");
   command->add_flag("--json", *is_json, "Print JSON");
   const auto files = std::make_shared<plan_detail::Files>();
   plan_detail::add_file_flags(*command, *files);

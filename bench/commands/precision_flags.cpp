@@ -1,4 +1,4 @@
-// The flags of training in low precision: dtype, policy, and what of a policy's recipe is another way.
+// The flags of training in low precision: dtype, policy, and changes to the recipe of a policy.
 
 #include <algorithm>
 #include <limits>
@@ -51,7 +51,7 @@ void add_dtype_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
       command
           .add_option_function<std::string>(
               "--dtype", [setup](const std::string& text) { setup->dtype = parse_floating(text); },
-              "Parameters and activations: f64, f32, f16, bf16, f8e4m3, f8e5m2 (f32)")
+              "Dtype of parameters and activations: f64, f32, f16, bf16, f8e4m3, f8e5m2 (f32)")
           ->type_name("D");
   command  // after --dtype: callbacks run in this order
       .add_option_function<std::string>(
@@ -66,33 +66,32 @@ void add_dtype_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
             if (dtype->count() > 0) setup->dtype = asked;
             tensor_options(*setup, cpu);
           },
-          "Mixed precision: " + precision_names() + " (none: all is of --dtype)")
+          "Mixed precision: " + precision_names() + " (off: all in --dtype)")
       ->type_name("P");
 }
 
 void add_precision_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup) {
   using namespace precision_flags_detail;
   add_dtype_flags(command, setup);
-  command.add_flag("--fp8-strict", setup->fp8_strict,
-                   "Under an FP8 policy a layer that falls back to a higher precision is an error");
+  command.add_flag("--fp8-strict", setup->fp8_strict, "FP8: refuse layers that fall back to a higher precision");
   add_integer_of(command, setup, "--fp8-history", &models::Setup::fp8_history, 1, 1024,
-                 "With --precision fp8: steps whose amax a scale looks back on (16)");
+                 "With --precision fp8: steps of amax history per scale (16)");
   add_integer_of(command, setup, "--fp8-margin", &models::Setup::fp8_margin, 0, 16,
-                 "With --precision fp8 or fp8-current: scales 2^N larger than amax asks for (0)");
+                 "With --precision fp8 or fp8-current: scales are 2^N larger than amax needs (0)");
   command
       .add_option_function<std::string>(
           "--fp8-hybrid",
           [setup](const std::string& text) { setup->fp8_hybrid = parse_choice("--fp8-hybrid", text, "on", "off"); },
-          "Under an FP8 policy: on for gradients in E5M2, off for E4M3 (on; fp8-block: off)")
+          "FP8: gradients in E5M2 (on) or E4M3 (off) (on; fp8-block: off)")
       ->type_name("S");
   command
       .add_option_function<std::string>(
           "--loss-scale", [setup](const std::string& text) { setup->loss_scale = parse_loss_scale(text); },
-          "dynamic, or a number from 1 to 2^24 that stays (dynamic for O1 and O2, else none)")
+          "dynamic, or a fixed scale from 1 to 2^24 (dynamic for O1 and O2, else none)")
       ->type_name("dynamic|X");
   add_integer_of(command, setup, "--loss-scale-interval", &models::Setup::loss_scale_interval, 1,
                  std::numeric_limits<std::int32_t>::max(),
-                 "Good steps in a row after which a dynamic scale doubles (2000)");
+                 "Finite steps in a row after which a dynamic scale doubles (2000)");
 }
 
 }  // namespace thimble::bench

@@ -114,29 +114,29 @@ void add_quantize(CLI::App& program) {
   const auto options = std::make_shared<models::QuantizeOptions>();
   add_model_flags(*command, std::shared_ptr<models::Setup>(options, &options->setup));
   models::QuantizeOptions& o = *options;
-  command->add_option("--weights", o.weights, "safetensors file of the trained parameters")->required();
-  command->add_option("--data", o.data, "As for 'train': calibrated on its part to train on")->required();
+  command->add_option("--weights", o.weights, "Trained parameters in safetensors")->required();
+  command->add_option("--data", o.data, "Data as for 'train', whose training part calibrates")->required();
   command
       ->add_option_function<std::string>(
           "--calibrator",
           [options](const std::string& text) { options->calibration.calibrator = nn::quant::parse_calibrator(text); },
-          "max, percentile, entropy or mse (mse)")
+          "Range of activations: max, percentile, entropy or mse (mse)")
       ->type_name("NAME");
   const CLI::Option* const percent = add_number(*command, "--percent", o.calibration.percent, 1, 100,
-                                                "With --calibrator percentile: numbers that it keeps in range (99.99)");
+                                                "With --calibrator percentile: percent of values in range (99.99)");
   const auto is_symmetric = std::make_shared<bool>(false), is_per_tensor = std::make_shared<bool>(false);
-  command->add_flag("--symmetric", *is_symmetric, "Codes -127 to 127 for values (0 to 255 with a zero point)");
-  command->add_flag("--per-tensor", *is_per_tensor, "One scale for a layer's weights (one for each filter)");
+  command->add_flag("--symmetric", *is_symmetric, "Activations in codes -127 to 127 (0 to 255 with a zero point)");
+  command->add_flag("--per-tensor", *is_per_tensor, "One scale for the weights of a layer (one per filter)");
   add_integer(*command, "--calibration-batches", o.calibration_batches, 1, quantize_detail::most_batches,
               "Batches to calibrate on (4)");
   add_integer(*command, "--eval-batches", o.eval_batches, 0, quantize_detail::most_batches,
-              "Batches of the comparison; 0: all (0)");
+              "Batches to compare on; 0: all (0)");
   command
       ->add_option_function<std::string>(
           "--device", [options](const std::string& text) { options->device = parse_device_flag("--device", text); },
-          "Where it is calibrated and compared: cpu or cuda (cpu)")
+          "Device to calibrate and compare on: cpu, cuda or cuda:N (cpu)")
       ->type_name("DEVICE");
-  command->add_option("--save", o.save, "File to write");
+  command->add_option("--save", o.save, "8-bit file to write");
   add_overwrite_flag(*command, o.overwrites);
   const auto is_json = std::make_shared<bool>(false);
   command->add_flag("--json", *is_json, "Print JSON");

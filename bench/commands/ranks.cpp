@@ -34,28 +34,23 @@ void add_rank_flags(CLI::App& command, const std::shared_ptr<models::Setup>& set
         ->type_name("N");
   };
   add("--ranks", setup->ranks, 1, ranks_detail::most_ranks,
-      "Ranks that train together, each on its share of the batch; mpirun and srun say it themselves (1)");
-  add("--tp", setup->tp, 1, ranks_detail::most_ranks,
-      "Parts that blocks and the vocabulary are cut into: of several ranks each has one part, and as many in a row "
-      "compute the same samples; one rank has all (1)");
+      "Ranks that train together, each on its share of the batch; mpirun and srun set it (1)");
+  add("--tp", setup->tp, 1, ranks_detail::most_ranks, "Tensor-parallel degree (1)");
   command.add_flag("--sequence-parallel", setup->sequence_parallel,
-                   "With --tp, norms, dropout and sums between layers in parts have a part of the sequence each");
+                   "With --tp: shard norms, dropout and sums between layers along the sequence");
   add("--cp", setup->cp, 1, ranks_detail::most_ranks,
-      "Parts that the sequence alone is cut into, in attention the heads; ranks as with --tp, with whole layers (1)");
-  add("--pp", setup->pp, 1, ranks_detail::most_ranks,
-      "Stages of a pipeline that a chain of blocks is cut into, each on as many ranks (1)");
+      "Context-parallel degree: shards of the sequence, in attention of the heads (1)");
+  add("--pp", setup->pp, 1, ranks_detail::most_ranks, "Pipeline stages (1)");
   command
-      .add_option("--pipeline", setup->pipeline,
-                  "Order of micro-batches in a pipeline: 1f1b, gpipe, or interleaved, with --chunks (1f1b)")
+      .add_option("--pipeline", setup->pipeline, "Pipeline schedule: 1f1b, gpipe, or interleaved with --chunks (1f1b)")
       ->type_name("NAME");
   add("--chunks", setup->chunks, 1, ranks_detail::most_ranks,
-      "Stretches of the chain that each stage has in the interleaved pipeline, 2 and more (1)");
-  add("--zero", setup->zero, 0, 3,
-      "What ranks share out: 0 nothing, 1 the optimizer's state, 2 gradients as well, 3 parameters as well (0)");
+      "Chunks of each stage in the interleaved schedule, at least 2 there (1)");
+  add("--zero", setup->zero, 0, 3, "ZeRO stage: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters (0)");
   command
       .add_option_function<std::string>(
           "--bucket", [setup](const std::string& text) { setup->bucket_bytes = parse_bytes("--bucket", text); },
-          "Gradients that go to other ranks as one; 0: each by itself (25 MiB)")
+          "Bytes of gradients that ranks reduce together; 0: each gradient separately (25 MiB)")
       ->type_name("SIZE");
 }
 

@@ -105,11 +105,10 @@ void add_reproduce(CLI::App& program) {
     std::string device = "cpu", folder = "report";
   };
   const auto flags = std::make_shared<Flags>();
-  command->add_option("names", flags->names,
-                      "all, or names of experiments; the first word of several stands for all of them");
+  command->add_option("names", flags->names, "all, or experiments by their names or the first word of their names");
   command->add_flag("--quick", flags->is_quick, "Small sizes");
-  command->add_option("--device", flags->device, "cpu or cuda")->capture_default_str();
-  command->add_option("--out", flags->folder, "Folder of the report")->capture_default_str();
+  command->add_option("--device", flags->device, "cpu, cuda or cuda:N (cpu)");
+  command->add_option("--out", flags->folder, "Folder of the report (report)");
   add_overwrite_flag(*command, flags->overwrites);
   add_compute_flags(*command);
   command->callback([flags] {

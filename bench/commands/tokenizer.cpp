@@ -97,7 +97,7 @@ void decode(const Flags& flags) {
 CLI::App* add(CLI::App& commands, const std::string& name, const std::string& help, Flags& flags,
               const std::string& data_help) {
   CLI::App* const command = commands.add_subcommand(name, help);
-  command->add_option("--tokenizer", flags.tokenizer, "tokenizer.json of GPT-2's, Llama 3's or Qwen 2.5's form")
+  command->add_option("--tokenizer", flags.tokenizer, "tokenizer.json in the form of GPT-2, Llama 3 or Qwen 2.5")
       ->type_name("FILE")
       ->required();
   command->add_option("--data", flags.data, data_help)->type_name("FILE")->required();
@@ -112,20 +112,19 @@ void add_tokenizer(CLI::App& program) {
   CLI::App* const commands = program.add_subcommand("tokenizer", "Text to tokens and back");
   commands->require_subcommand(1);
   const auto flags = std::make_shared<Flags>();
-  CLI::App* const encode_command = add(*commands, "encode", "A text's tokens", *flags, "The text");
+  CLI::App* const encode_command = add(*commands, "encode", "Text to tokens", *flags, "Text file");
   encode_command
-      ->add_option("--out", flags->out,
-                   "Write a file of 16-bit tokens (.bin), which 'thimble train' reads (print them)")
+      ->add_option("--out", flags->out, "File of 16-bit tokens (.bin) to write, for 'thimble train' (standard output)")
       ->type_name("FILE");
-  encode_command->add_flag("--ends", flags->adds_ends, "With the tokens that stand around a text, as 'begin of text'");
+  encode_command->add_flag("--ends", flags->adds_ends, "Add the tokens around a text, such as 'begin of text'");
   encode_command->add_flag("--special-as-text", flags->takes_special_as_text,
-                           "Special tokens in the text are no tokens: for text that others wrote");
+                           "Read special tokens in the text as plain text, for untrusted text");
   encode_command->callback([flags] { encode(*flags); });
 
-  CLI::App* const decode_command = add(*commands, "decode", "The text of tokens", *flags,
-                                       "A file of tokens (.bin, .npy), or a text of their numbers");
-  decode_command->add_option("--out", flags->out, "Write it there (print it)")->type_name("FILE");
-  decode_command->add_flag("--skip-special", flags->skips_special, "Leave special tokens out");
+  CLI::App* const decode_command =
+      add(*commands, "decode", "Tokens to text", *flags, "File of tokens (.bin, .npy), or text with their numbers");
+  decode_command->add_option("--out", flags->out, "File to write (standard output)")->type_name("FILE");
+  decode_command->add_flag("--skip-special", flags->skips_special, "Leave out special tokens");
   decode_command->callback([flags] { decode(*flags); });
 }
 

@@ -94,20 +94,22 @@ class ProgressLine {
 void add_optimizer_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions>& options) {
   models::TrainOptions& o = *options;
   add_number(command, "--lr", o.setup.rate, 0, any,
-             "Learning rate (sgd 0.1; momentum 0.1, mlp and vit 0.01, sharedconv 0.03; adam and adamw: 3e-3 (128 / "
-             "width)^0.75 for text, else 1e-3; adafactor 0.03)");
+             "Learning rate (sgd, momentum 0.1, of mlp and vit 0.01, of sharedconv 0.03; adafactor 0.03; others 1e-3, "
+             "text 3e-3 (128 / width)^0.75)");
   command
       .add_option_function<std::string>(
           "--schedule", [options](const std::string& text) { options->schedule = text; },
-          "constant; cosine; step: x 0.1 at every third of the steps (cosine)")
+          "Schedule of the rate: constant, cosine, or step: x 0.1 at every third of the steps (cosine)")
       ->type_name("NAME");
   o.schedule = "cosine";
   o.warmup = -1;  // filled in when the steps are known
-  add_integer(command, "--warmup", o.warmup, 0, most_steps, "Steps of linear rise at the start (a tenth of all)");
-  add_number(command, "--min-lr", o.min_rate, 0, any, "Learning rate that a schedule does not fall below (0)");
+  add_integer(command, "--warmup", o.warmup, 0, most_steps, "Steps of linear warmup (a tenth of --steps)");
+  add_number(command, "--min-lr", o.min_rate, 0, any, "Lowest learning rate of a schedule (0)");
   add_number(command, "--weight-decay", o.setup.weight_decay, 0, any, "Weight decay (0.1 for adamw, else 0)");
-  add_number(command, "--beta2", o.setup.beta2, 0, 0.9999999, "Decay of adam's second moment");
-  add_number(command, "--clip", o.setup.clip_norm, 0, any, "Largest norm of the gradient; 0: none (1 for text)");
+  add_number(command, "--beta2", o.setup.beta2, 0, 0.9999999,
+             "Decay of the second moment (adam, adam8: 0.999, others 0.99)");
+  add_number(command, "--clip", o.setup.clip_norm, 0, any,
+             "Largest norm of the gradient; 0: no clipping (1 for text, else 0)");
   add_number(command, "--dropout", o.setup.sizes.dropout, 0, 0.99, "Dropout of text models (the model's own)");
 }
 
@@ -117,21 +119,19 @@ void add_training_flags(CLI::App& command, const std::shared_ptr<models::TrainOp
   models::TrainOptions& o = *options;
   add_setup_flags(command, std::shared_ptr<models::Setup>(options, &options->setup));
   train_detail::add_optimizer_flags(command, options);
-  command.add_option("--data", o.data, "A text, token or image file, a folder of them, or 'synthetic'");
+  command.add_option("--data", o.data, "Training data: a text, token or image file, a folder of them, or 'synthetic'");
   command
       .add_option_function<std::string>(
           "--device", [options](const std::string& text) { options->device = parse_device_flag("--device", text); },
-          "cpu or cuda (cpu)")
+          "cpu, cuda or cuda:N (cpu)")
       ->type_name("DEVICE");
-  command.add_flag("--tf32", o.allows_tf32,
-                   "On a CUDA device: f32 products, convolutions and attention in TF32 (they are in f32)");
-  add_size(command, "--budget", o.budget_bytes, "Bytes that training may need (as many as it takes)");
+  command.add_flag("--tf32", o.allows_tf32, "CUDA: compute f32 products, convolutions and attention in TF32");
+  add_size(command, "--budget", o.budget_bytes, "Bytes that the arena may commit in training (no limit)");
   add_size(command, "--process-budget", o.process_budget_bytes,
-           "Bytes that the whole process may hold: arena, code, heap, threads, data (as many as it takes)");
+           "Bytes that the whole process may hold: arena, code, heap, threads, data (no limit)");
   add_spill_flags(command, std::shared_ptr<models::Setup>(options, &options->setup));
   add_cost_flags(command, std::shared_ptr<models::CostOptions>(options, &options->costs));
-  command.add_option("--plan", o.plan, "Plan to follow, as 'thimble plan --save' wrote it; nothing is planned")
-      ->type_name("FILE");
+  command.add_option("--plan", o.plan, "Plan to follow, from 'thimble plan --save'")->type_name("FILE");
 }
 
 namespace train_detail {
@@ -141,22 +141,23 @@ void add_run_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions
   add_training_flags(command, options);
   add_rank_flags(command, std::shared_ptr<models::Setup>(options, &options->setup));
   command.get_option("--data")->required();
-  add_integer(command, "--steps", o.steps, 1, most_steps, "Steps in all, those of a resumed run included (100)");
-  command.add_flag("--strict", o.is_strict, "A step that leaves its plan ends the run (such steps are counted)");
+  add_integer(command, "--steps", o.steps, 1, most_steps, "Steps in total, including those of a resumed run (100)");
+  command.add_flag("--strict", o.is_strict, "End the run at a step that leaves its plan, instead of counting it");
   command.add_flag("--cuda-graph", o.captures_steps,
-                   "On a CUDA device: record a step as a graph and replay it, with the same bits");
-  add_integer(command, "--eval-every", o.eval_every, 0, most_steps, "Steps between evaluations; 0: at the end (0)");
-  add_integer(command, "--eval-batches", o.eval_batches, 0, most_steps, "Batches of one; 0: all (16)");
+                   "CUDA: capture a step as a graph and replay it, with the same bits");
+  add_integer(command, "--eval-every", o.eval_every, 0, most_steps,
+              "Steps between evaluations; 0: only at the end (0)");
+  add_integer(command, "--eval-batches", o.eval_batches, 0, most_steps, "Batches of an evaluation; 0: all (16)");
   add_integer(command, "--sample", o.sample, 0, 1'000'000, "Tokens that a text model writes at the end (0)");
   command.add_option("--save", o.save, "Checkpoint to write at the end");
-  add_integer(command, "--save-every", o.save_every, 0, most_steps, "... and every N steps; 0: at the end alone (0)");
+  add_integer(command, "--save-every", o.save_every, 0, most_steps,
+              "Steps between checkpoints; 0: only at the end (0)");
   add_integer(command, "--keep", o.keep, 1, 1'000'000,
-              "Checkpoints that stay: the newest, older ones as SAVE.step-K (1)");
-  command.add_option("--save-weights", o.save_weights, "safetensors file of the parameters to write at the end");
-  command.add_option("--save-adapters", o.save_adapters,
-                     "With --lora or --adapters: PEFT's folder of the adapters to write at the end");
-  command.add_option("--resume", o.resume, "Checkpoint to go on from");
-  command.add_option("--log", o.log, "Folder for TensorBoard's event files");
+              "Checkpoints to keep: the newest, and older ones as SAVE.step-K (1)");
+  command.add_option("--save-weights", o.save_weights, "File to write at the end: the parameters in safetensors");
+  command.add_option("--save-adapters", o.save_adapters, "With --lora or --adapters: PEFT folder to write at the end");
+  command.add_option("--resume", o.resume, "Checkpoint to continue from");
+  command.add_option("--log", o.log, "Folder for TensorBoard event files");
   add_overwrite_flag(command, o.overwrites);
 }
 
@@ -325,12 +326,9 @@ void add_train(CLI::App& program) {
   const auto is_json = std::make_shared<bool>(false);
   command->add_flag("--json", *is_json, "Print JSON");
   const auto is_live = std::make_shared<bool>(false);
-  command->add_flag("--show-memory", *is_live,
-                    "Show a picture of the memory under the progress line; on a terminal alone");
+  command->add_flag("--show-memory", *is_live, "Draw the memory under the progress line, on a terminal");
   const auto trace = std::make_shared<std::string>();
-  command
-      ->add_option("--trace", *trace,
-                   "With several ranks: when each sent, computed and waited, for Perfetto or chrome://tracing")
+  command->add_option("--trace", *trace, "With --ranks: when each rank sent, computed and waited, for Perfetto")
       ->type_name("FILE");
   const auto wants_gradients = std::make_shared<bool>(false);
   command->add_flag("--gradient-report", *wants_gradients,

@@ -336,13 +336,13 @@ TEST_CASE("seeing: the lifetimes are read by the packer", "[seeing]") {
 TEST_CASE("seeing: the program writes all or nothing", "[seeing]") {
   const TemporaryFolder folder;
   const std::string model = "plan mlp --batch 2 --image 8 --width 8 ";
-  const auto help = program_test::run(folder, "plan --help");
+  const auto help = program_test::run(folder, "plan --help all");
   if (!help) {
     thimble_test::skip("THIMBLE_PROGRAM does not name the program");
     return;
   }
   for (const char* flag : {"--html", "--trace", "--csv", "--snapshot"}) CHECK(contains(help->out, flag));
-  const auto train_help = program_test::run(folder, "train --help");
+  const auto train_help = program_test::run(folder, "train --help all");
   CHECK(contains(train_help->out, "--show-memory"));
 
   const std::size_t before = folder.entries();  // what the runs themselves print to

@@ -108,7 +108,7 @@ std::string default_of(const std::string& help) {
   std::string value = help.substr(open + 1, help.size() - open - 2);
   if (value.ends_with(" MiB")) value.erase(value.size() - 4, 1);
   return value.find_first_of(" ;:,") == std::string::npos && !value.starts_with("--") && value != "chosen" &&
-                 value != "all"
+                 value != "all" && value != "unlimited"
              ? value
              : "";
 }

@@ -1,0 +1,180 @@
+// Help by groups of flags: every flag of a command with groups is in one, and --help NAME shows it.
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include <thimble/bench/commands.h>
+#include <thimble/bench/commands/flag_groups.h>
+#include <thimble/core/error.h>
+
+#include "support/catch.h"
+#include "support/files.h"
+#include "support/program.h"
+#include "support/skip.h"
+
+namespace {
+
+using files_test::contains;
+using thimble::bench::FlagGroup;
+
+/// Calls `check` with every command and its parser.
+template <class Check>
+void for_each_command(Check check) {
+  for (const thimble::bench::Command& one : thimble::bench::commands) {
+    CLI::App program("", "thimble");
+    one.add(program);
+    for (CLI::App* const command : program.get_subcommands([](CLI::App*) { return true; })) check(*command);
+  }
+}
+
+std::vector<const CLI::Option*> flags_of(const CLI::App& command) {
+  return command.get_options([&](const CLI::Option* option) { return option != command.get_help_ptr(); });
+}
+
+std::set<std::string> words_of(std::string_view text) {
+  std::istringstream in{std::string(text)};
+  std::set<std::string> words;
+  for (std::string word; in >> word;) CHECK(words.insert(word).second);
+  return words;
+}
+
+/// Flags that begin a line of a help: "  --batch N    Samples per step (8)".
+std::set<std::string> shown_flags(const std::string& help) {
+  std::istringstream in(help);
+  std::set<std::string> flags;
+  for (std::string line; std::getline(in, line);) {
+    if (!line.starts_with("  --") || line.starts_with("  --help ")) continue;
+    flags.insert(line.substr(2, line.find_first_of(" {[", 2) - 2));
+  }
+  return flags;
+}
+
+}  // namespace
+
+TEST_CASE("flag groups: every flag of a command with groups is in exactly one, and every group is used", "[program]") {
+  std::set<std::string> used;
+  std::size_t grouped = 0;
+  for_each_command([&](const CLI::App& command) {
+    INFO(command.get_name());
+    CHECK(thimble::bench::has_groups(command) == (flags_of(command).size() > thimble::bench::max_everyday_flags));
+    if (!thimble::bench::has_groups(command)) return;
+    ++grouped;
+    for (const CLI::Option* const option : flags_of(command)) {
+      const std::string name = option->get_name(option->get_positional());
+      INFO(name);
+      CHECK(std::ranges::count_if(thimble::bench::flag_groups(),
+                                  [&](const FlagGroup& group) { return thimble::bench::is_in(group, *option); }) == 1);
+      used.insert(name.substr(0, name.find('{')));
+    }
+  });
+  CHECK(grouped == 5);
+  std::set<std::string> listed;
+  for (const FlagGroup& group : thimble::bench::flag_groups()) {
+    CHECK(!contains("all-", std::string(group.name)));
+    listed.merge(words_of(group.flags));
+  }
+  CHECK(listed == used);
+  CHECK(words_of(thimble::bench::flag_groups().front().flags).size() <= thimble::bench::max_everyday_flags);
+}
+
+TEST_CASE("flag groups: help texts have at most two lines", "[program]") {
+  for_each_command([](CLI::App& command) {
+    thimble::bench::select_help(command, "");
+    for (const CLI::Option* const option : flags_of(command)) {
+      const std::string text = option->get_description();
+      INFO(command.get_name() << " " << option->get_name() << ": " << text);
+      CHECK(std::ranges::count(text, '\n') <= 1);
+      CHECK(text.find("  ") == std::string::npos);
+      CHECK(!text.empty());
+      CHECK(text.back() != '.');
+      std::istringstream lines(text);
+      for (std::string line; std::getline(lines, line);) CHECK(line.size() <= 70);
+    }
+  });
+}
+
+TEST_CASE("flag groups: each group of a command's help has its flags, and all of them have all", "[program]") {
+  const files_test::TemporaryFolder folder;
+  if (!program_test::run(folder, "--version")) {
+    return thimble_test::skip("THIMBLE_PROGRAM does not name the program");
+  }
+  for_each_command([&](const CLI::App& command) {
+    if (!thimble::bench::has_groups(command)) return;
+    const std::string name = command.get_name();
+    const auto help = [&](const std::string& asked) {
+      const program_test::Output output = *program_test::run(folder, name + " " + asked);
+      INFO(name << " " << asked << ": " << output.error);
+      CHECK(output.status == 0);
+      CHECK(contains(output.out, "Usage: thimble " + name));
+      return output.out;
+    };
+    std::set<std::string> together;
+    for (const FlagGroup& group : thimble::bench::flag_groups()) {
+      std::set<std::string> expected;
+      for (const CLI::Option* const option : flags_of(command)) {
+        if (option->get_positional() || !thimble::bench::is_in(group, *option)) continue;
+        expected.insert("--" + option->get_single_name());
+      }
+      INFO(name << " --help " << group.name);
+      const bool is_everyday = group.name == "everyday";
+      if (!expected.empty()) CHECK(shown_flags(help("--help " + std::string(group.name))) == expected);
+      if (is_everyday) CHECK(shown_flags(help("--help")) == expected);
+      if (!is_everyday) {
+        CHECK(contains(help("mlp -h"), "--help " + std::string(group.name) + " ") == !expected.empty());
+      }
+      together.merge(expected);
+    }
+    CHECK(shown_flags(help("mlp --help all")) == together);
+  });
+  struct Row {
+    std::string arguments;
+    int status;
+    std::string text;
+  };
+  for (const Row& row :
+       {Row{"train --help nothing", 2,
+            "--help: expected one of everyday, model, training, precision, lora, memory, ranks, files, output, "
+            "kernels, all, got 'nothing'"},
+        {"train --help quantization", 2, "all, got 'quantization'"},
+        {"quantize --help lora", 2, "quantization, files, all, got 'lora'"},
+        {"train --help --batch 3", 0, "Everyday flags"},
+        {"pack --help", 0, "--capacity"},
+        {"tokenizer encode --help", 0, "--special-as-text"},
+        {"--help", 0, "quantize"}}) {
+    const program_test::Output output = *program_test::run(folder, row.arguments);
+    INFO(row.arguments << ": " << output.out << output.error);
+    CHECK(output.status == row.status);
+    CHECK(contains(row.status == 0 ? output.out : output.error, row.text));
+  }
+}
+
+TEST_CASE("flag groups: a flag's old name is refused with the new one", "[program]") {
+  const files_test::TemporaryFolder folder;
+  if (!program_test::run(folder, "--version")) {
+    return thimble_test::skip("THIMBLE_PROGRAM does not name the program");
+  }
+  std::set<std::string> flags;
+  for_each_command([&](const CLI::App& command) {
+    for (const CLI::Option* const option : flags_of(command)) flags.insert("--" + option->get_single_name());
+  });
+  for (const thimble::bench::RenamedFlag& renamed : thimble::bench::renamed_flags) {
+    const std::string old_name(renamed.old_name), name(renamed.name);
+    INFO(old_name);
+    CHECK(flags.contains(name));
+    CHECK_FALSE(flags.contains(old_name));
+    for (const char* const value : {"", "=on", " on"}) {
+      const program_test::Output output =
+          *program_test::run(folder, "train mlp --data synthetic " + old_name + value + " --steps 1");
+      CHECK(output.status == 2);
+      CHECK(output.error == "thimble: " + old_name + ": renamed, use " + name + "\n");
+    }
+  }
+  const program_test::Output prompt = *program_test::run(folder, "generate char-gpt --weights /no --prompt --share");
+  CHECK_FALSE(contains(prompt.error, "renamed"));  // the value of another flag
+}
