@@ -25,7 +25,7 @@ void add_lora_flags(CLI::App& command, const std::shared_ptr<models::Setup>& set
   command
       .add_option_function<std::string>(
           "--lora-alpha",
-          [setup, any](const std::string& text) { setup->lora_alpha = parse_number("--lora-alpha", text, 0, any); },
+          [setup](const std::string& text) { setup->lora_alpha = parse_number("--lora-alpha", text, 0, any); },
           "LoRA alpha: adapters are scaled by alpha / rank (the rank: a scale of 1)")
       ->type_name("X");
   command
