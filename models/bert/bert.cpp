@@ -141,11 +141,10 @@ Tensor Bert::finish(Tensor x) {  // (B, T, C)
   return (*transform_norm_)(bert_detail::gelu_if_textbook(y, options_, "cls.predictions.transform.gelu"));
 }
 
-TokenModel::HeadShards Bert::head() {
-  HeadShards shards = TokenModel::head();
+void Bert::find_head(HeadShards& shards) {
+  TokenModel::find_head(shards);
   for (nn::Parameter* const bias : head_bias_) shards.biases.push_back(*bias);
   shards.path = "cls.predictions.decoder";
-  return shards;
 }
 
 std::vector<std::vector<std::string>> Bert::names_in_files(const std::string& name) const {

@@ -39,7 +39,7 @@ class Bert final : public TokenModel, public nn::PublicNames {
  private:
   Tensor embed(const Tensor& ids, std::int64_t first) override;
   Tensor finish(Tensor x) override;
-  HeadShards head() override;
+  void find_head(HeadShards& shards) override;
 
   nn::Embedding *positions_ = nullptr, *types_ = nullptr;
   nn::LayerNorm* norm_ = nullptr;

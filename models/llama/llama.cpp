@@ -130,11 +130,9 @@ Llama::Llama(const LlamaConfig& config, const nn::TensorOptions& on) : Decoder(c
                                 llama_detail::projection());
 }
 
-TokenModel::HeadShards Llama::head() {
-  if (lm_head_ == nullptr) return TokenModel::head();
-  HeadShards shards;
-  for (nn::Parameter* const weight : nn::shard_weights(*lm_head_)) shards.weights.push_back(*weight);
-  return shards;
+void Llama::find_head(HeadShards& shards) {
+  if (lm_head_ == nullptr) return TokenModel::find_head(shards);
+  nn::each_shard_weight(*lm_head_, [&](nn::Parameter& weight) { shards.weights.push_back(weight); });
 }
 
 nn::Linear* Llama::quantized_head() {

@@ -55,7 +55,7 @@ class Llama final : public Decoder, public nn::PublicNames {
  private:
   Tensor embed(const Tensor& ids, std::int64_t) override { return look_up(ids); }
   Tensor finish(Tensor x) override { return (*norm_)(x); }
-  HeadShards head() override;
+  void find_head(HeadShards& shards) override;
   nn::Linear* quantized_head() override;
 
   LlamaConfig config_;

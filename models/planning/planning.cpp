@@ -142,6 +142,14 @@ void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn
   report.minimum_bytes = planner.smallest().peak_bytes;
   report.keep_everything_bytes = planner.keep_everything().peak_bytes;
   report.plan = planner.keep_everything();
+  if (report.budget_bytes == 0) {
+    // Without a budget the run keeps the segments that the model names, which plans replace.
+    const nn::MemoryProfile profile = nn::profile_training(dry(options.device), run_of(setup));
+    report.plan.tape = nullptr;
+    report.plan.peak_bytes = profile.peak_bytes;
+    report.plan.lower_bound_bytes = profile.lower_bound_bytes;
+    report.plan.peak_by_category = profile.peak_by_category;
+  }
   report.plain_step_s = plain_step_seconds(choices, setup, planner);
   if (report.budget_bytes > 0) {
     try {

@@ -10,7 +10,7 @@
 namespace thimble::models {
 
 nn::KvCacheSizes Decoder::cache_sizes() const {
-  const DType rows = compute_.value_or(nn::shard_weights(*table_)[0]->dtype());
+  const DType rows = compute_.value_or(table_dtype());
   return {.layers = options_.layers,
           .heads = options_.key_heads > 0 ? options_.key_heads : options_.heads,
           .width = options_.width / options_.heads,

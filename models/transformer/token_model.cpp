@@ -39,29 +39,40 @@ TokenModel::TokenModel(const ModelOptions& options, const nn::TensorOptions& on)
 
 // Where one rank has all stages of several, the table's bytes under leaves of their own, because the two uses are
 // summed apart there (dist/pipeline/pipeline_stage.h).
-std::vector<Tensor> TokenModel::tied_weights() {
-  const bool has_both = options_.stage.has_all && options_.stage.count > 1;
-  std::vector<Tensor> weights;
-  for (nn::Parameter* const weight : nn::shard_weights(*table_)) weights.push_back(*weight);
-  if (!has_both) return weights;
+void TokenModel::find_tied_weights(std::vector<Tensor>& weights) {
+  nn::each_shard_weight(*table_, [&](nn::Parameter& weight) { weights.push_back(weight); });
+  if (!options_.stage.has_all || options_.stage.count == 1) return;
   aliases_.resize(weights.size());
   for (std::size_t p = 0; p < weights.size(); ++p) {
     Tensor& alias = aliases_[p];
-    if (alias.defined() && alias.storage() == weights[p].storage()) continue;
-    alias = weights[p].detach();
-    alias.require_grad();
-    alias.leaf()->is_input = true;  // no optimizer has it
+    if (!alias.defined() || alias.storage() != weights[p].storage()) {
+      alias = weights[p].detach();
+      alias.require_grad();
+      alias.leaf()->is_input = true;  // no optimizer has it
+    }
+    weights[p] = alias;
   }
-  return aliases_;
+}
+
+const TokenModel::HeadShards& TokenModel::head() {
+  head_.weights.clear(), head_.biases.clear();
+  find_head(head_);
+  return head_;
+}
+
+DType TokenModel::table_dtype() const {
+  std::optional<DType> dtype;
+  nn::each_shard_weight(*table_, [&](nn::Parameter& weight) { dtype = weight.dtype(); });
+  return *dtype;
 }
 
 Model::SharedByStages TokenModel::shared_by_stages() {
   SharedByStages shared;
   if (options_.stage.count == 1 || !is_tied() || table_ == nullptr) return shared;
   if (has_embedding()) {
-    for (nn::Parameter* const weight : nn::shard_weights(*table_)) shared.first.push_back(*weight);
+    nn::each_shard_weight(*table_, [&](nn::Parameter& weight) { shared.first.push_back(weight); });
   }
-  if (has_head()) shared.last = tied_weights();
+  if (has_head()) find_tied_weights(shared.last);
   return shared;
 }
 
@@ -122,7 +133,7 @@ Tensor TokenModel::logits(const Tensor& x) {
     const PathScope below("head");
     return (*quantized)(x);
   }
-  const HeadShards shards = head();
+  const HeadShards& shards = head();
   const PathScope scope(path());
   const PathScope below(shards.path);
   const auto bias_of = [&](std::size_t p) { return shards.biases.empty() ? Tensor() : shards.biases[p]; };
@@ -158,7 +169,7 @@ Tensor TokenModel::loss(const Batch& batch) {
                        ": expected a full head over quantized weights, got a chunked one");
     }
     const Tensor x = features(batch.input, {.mask = batch.mask});
-    const HeadShards shards = head();
+    const HeadShards& shards = head();
     const PathScope scope(path());
     const PathScope below("loss");
     const Tensor bias = shards.biases.empty() ? Tensor() : nn::as_operand(shards.biases[0], compute_);

@@ -48,8 +48,8 @@ class TokenModel : public Model {
     std::vector<Tensor> weights, biases;
     const char* path = "head";
   };
-  /// The table's, unless the model has another head.
-  virtual HeadShards head() { return {tied_weights(), {}}; }
+  /// Puts them into `shards`, whose vectors are empty: the table's, unless the model has another head.
+  virtual void find_head(HeadShards& shards) { find_tied_weights(shards.weights); }
 
   /// A head whose weight is in 8 bits (nn/quant/weight_only.h), for inference; null otherwise.
   virtual nn::Linear* quantized_head() { return nullptr; }
@@ -75,16 +75,19 @@ class TokenModel : public Model {
   Tensor add_positions(const Tensor& x, const Tensor& rows) const;
   /// What the head reads (B, T, C) -> logits (B, T, V).
   Tensor logits(const Tensor& x);
+  DType table_dtype() const;
   nn::Embedding* table_ = nullptr;
   std::vector<TransformerBlock*> blocks_;
   std::optional<DType> compute_;
 
  private:
   Tensor features(const Tensor& in, const AttentionInputs& with);
-  std::vector<Tensor> tied_weights();
+  void find_tied_weights(std::vector<Tensor>& weights);
+  const HeadShards& head();
 
   bool recomputes_blocks_ = false;
   std::vector<Tensor> aliases_;
+  HeadShards head_;  // its vectors keep their room, so that a steady step does not ask the heap
 };
 
 }  // namespace thimble::models

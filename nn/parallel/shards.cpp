@@ -190,20 +190,16 @@ Tensor ShardRules::run(Tensor x, const RowParallelLinear& last, FunctionRef<Tens
   return last.bias.defined() ? add_to_tokens(group_, sum, as_operand(last.bias, last.compute)) : sum;
 }
 
-std::vector<Parameter*> shard_weights(Linear& layer) {
+void each_shard_weight(Linear& layer, FunctionRef<void(Parameter&)> f) {
   const auto* const sharded = dynamic_cast<ShardedLayer*>(layer.replacement());
-  if (sharded == nullptr) return {&layer.weight};
-  std::vector<Parameter*> weights;
-  for (Layer* const shard : sharded->shards()) weights.push_back(&dynamic_cast<Linear&>(*shard).weight);
-  return weights;
+  if (sharded == nullptr) return f(layer.weight);
+  for (Layer* const shard : sharded->shards()) f(dynamic_cast<Linear&>(*shard).weight);
 }
 
-std::vector<Parameter*> shard_weights(Embedding& table) {
+void each_shard_weight(Embedding& table, FunctionRef<void(Parameter&)> f) {
   const auto* const sharded = dynamic_cast<VocabularyParallelEmbedding*>(table.replacement());
-  if (sharded == nullptr) return {&table.weight};
-  std::vector<Parameter*> weights;
-  for (EmbeddingShard* const shard : sharded->shards()) weights.push_back(&shard->weight);
-  return weights;
+  if (sharded == nullptr) return f(table.weight);
+  for (EmbeddingShard* const shard : sharded->shards()) f(shard->weight);
 }
 
 std::vector<int> shard_layers(const Module& module, const std::vector<Named>& parameters) {

@@ -141,9 +141,9 @@ class ShardRules final : public LayerRules {
   mutable std::size_t turn_ = 0;  // of this rank's shards
 };
 
-/// The weights of this rank's shards of a linear layer or table; of a plain one its weight.
-std::vector<Parameter*> shard_weights(Linear& layer);
-std::vector<Parameter*> shard_weights(Embedding& table);
+/// Calls f with the weight of each of this rank's shards of a linear layer or table, or with a plain one's weight.
+void each_shard_weight(Linear& layer, FunctionRef<void(Parameter&)> f);
+void each_shard_weight(Embedding& table, FunctionRef<void(Parameter&)> f);
 
 /// For each of these parameters the number of the layer that it is a shard of, below 0: it is whole.
 std::vector<int> shard_layers(const Module& module, const std::vector<Named>& parameters);

@@ -69,11 +69,11 @@ TEST_CASE("program chain: what is wrong is said, and nothing is written", "[prog
     CHECK(said->out.empty());
     CHECK_FALSE(std::filesystem::exists(folder / "s.svg"));
   };
-  fails("", 2, "either stages or --file");
-  fails("1:1:1:1 --file x", 2, "either stages or --file");
+  fails("", 2, "expected stages or --file, got neither");
+  fails("1:1:1:1 --file x", 2, "expected stages or --file, got both");
   fails("--file nowhere", 2, "nowhere");
   fails("1:2:3", 2, "chain: stage 0: expected OUTPUT:KEPT:FORWARD:BACKWARD, two sizes");
-  fails("1:1:1:1 1:2:x:4", 2, "FORWARD: 'x'");
+  fails("1:1:1:1 1:2:x:4", 2, "FORWARD: expected a whole number from 0 to 1000000000, got 'x'");
   fails("1:1:1:1 -- -1:2:3:4", 2, "-1");
   fails("4:8:2:4 3:6:6:9 --budget 9", 3, "the smallest that one keeps is ");
 }

@@ -77,10 +77,11 @@ TEST_CASE("program: a forward is planned without flags of training steps", "[pro
   check_refused(folder, plan + "--int8 --fp8-strict", "--fp8-strict: there is no FP8 without --precision");
   for (const char* flag :
        {"--optimizer adamw8", "--state bf16", "--full-state fc", "--loss-scale dynamic", "--offload /tmp",
-        "--offload-optimizer", "--offload-gradients", "--allow-lossy=i8", "--clip 5", "--dropout 0.3"}) {
+        "--offload-optimizer", "--offload-gradients", "--allow-lossy=i8", "--clip 5"}) {
     const std::string name = std::string(flag).substr(0, std::string(flag).find_first_of(" ="));
     check_refused(folder, plan + flag, "--inference: not with " + name);
   }
+  check_refused(folder, plan + "--dropout 0.3", "--dropout: expected a training step, got --inference");
   check_refused(folder, "plan char-gpt --inference --head chunked", "--inference: not with --head chunked");
 }
 
