@@ -34,12 +34,14 @@ template <class T>
 concept AnyNumber = std::integral<T> || std::floating_point<T>;
 struct Number {
   template <AnyNumber T>
-  Number(T number) : value(static_cast<double>(number)) {}
+  Number(T number)  // NOLINT(google-explicit-constructor): a figure as it is
+      : value(static_cast<double>(number)) {}
   double value;
 };
 struct Bytes {
   template <AnyNumber T>
-  Bytes(T bytes) : value(static_cast<std::int64_t>(bytes)) {}
+  Bytes(T bytes)  // NOLINT(google-explicit-constructor): a figure as it is
+      : value(static_cast<std::int64_t>(bytes)) {}
   std::int64_t value;
 };
 struct ComparedBytes {

@@ -185,7 +185,7 @@ class PeakGame {
     std::vector<double> sums(1);  // of the weights before each moment
     for (const double weight : weights) sums.push_back(sums.back() + weight);
     const std::vector<Use> when = uses(last);
-    const auto capacity = [&](double value) { return static_cast<Wide>(value * scale + 0.5); };
+    const auto capacity = [&](double value) { return static_cast<Wide>(std::round(value * scale)); };
     const auto held = [&](std::uint32_t t, std::size_t first) {
       return first > when[t].last
                  ? 0.0
