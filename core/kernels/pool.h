@@ -9,8 +9,8 @@
 
 namespace thimble::kernels {
 
-/// The inputs of each output: output (oh, ow) sees the inputs (oh stride - padding + k dilation) that exist, for k from 0
-/// to kernel - 1 along each axis. Index 0 is H, index 1 is W.
+/// The inputs of each output: output (oh, ow) sees the inputs (oh stride - padding + k dilation) that exist, for k from
+/// 0 to kernel - 1 along each axis. Index 0 is H, index 1 is W.
 struct PoolWindows {
   std::int64_t images = 0, channels = 0;
   std::array<std::int64_t, 2> in{}, out{};
