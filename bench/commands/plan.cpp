@@ -342,7 +342,7 @@ void add_plan(CLI::App& program) {
   command->add_flag("--max-seq", options->finds_sequence,
                     "Text models: find the longest sequence that fits the budget");
   command->add_flag("--techniques", options->prices_techniques,
-                    "List savings and costs of all further techniques, not only of those that fit where no plan does");
+                    "List the savings and costs of all further techniques, even of ones that exceed the budget");
   command->add_flag("--inference", options->is_inference,
                     "Plan a forward pass without a tape instead of a training step");
   command->add_flag("--int8", options->is_int8, "With --inference: plan the 8-bit model of 'thimble quantize'");

@@ -1,5 +1,5 @@
-// Experiments on checkpointing: what it leaves of a transformer's activations against its depth, its sequence and its
-// batch, and what a batch costs in micro-batches.
+// Experiments on checkpointing: a transformer's activations under it, against depth, sequence and batch, and the cost
+// of a batch in micro-batches.
 
 #include <algorithm>
 #include <cmath>

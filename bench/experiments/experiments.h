@@ -49,7 +49,7 @@ struct ComparedBytes {
   Bytes predicted, measured;
 };
 
-/// The figures of a row (report::Row); those that are left out are not known.
+/// The figures of a row (report::Row). A missing figure is unknown.
 struct Figures {
   std::optional<Bytes> theory = {}, predicted = {}, measured = {};
   std::vector<std::pair<std::string, Bytes>> remainder = {};
@@ -183,7 +183,7 @@ struct CheckpointedBatch {
 /// are by rising size.
 std::string checkpoint_batch_verdict(std::span<const CheckpointedBatch> batches);
 
-/// A plan of GPT: what its layers keep, as shares of two builds that keep everything, and its time.
+/// A plan of GPT: its time, and the bytes its layers keep as fractions of two builds that keep everything.
 struct CurvePoint {
   double of_textbook = 0, of_fused = 0;
   double time_overhead = 0;

@@ -31,7 +31,7 @@ constexpr BatchWay batch_ways[] = {
     {"planned, smallest", models::BatchSearch::planned, models::Head::full},
     {"planned, smallest, chunked head", models::BatchSearch::planned, models::Head::chunked}};
 
-/// The largest batch, what it needs, and what one more would.
+/// The largest batch, its bytes, and the bytes of a batch larger by one.
 Figures batch_figures(models::PlanOptions plan, const BatchWay& way) {
   plan.setup.sizes.head = way.head;
   const models::Largest largest = find_largest(plan, plan.budget_bytes, way.search);
@@ -125,7 +125,7 @@ Figures length_figures(const Subject& subject, const LengthWay& way) {
     train.device = subject.device;
     train.steps = 2;
     train.eval_batches = 1;
-    // Where everything is kept nothing is planned: what is promised is what the run takes by itself.
+    // A run that keeps everything needs no plan: the prediction is its own peak.
     if (way.search == models::BatchSearch::planned) train.budget_bytes = longest.peak_bytes;
     figures = training_figures(models::train(models::prepare_training(train)));
   }

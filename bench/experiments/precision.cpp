@@ -84,7 +84,7 @@ class EncoderSize {
     const auto& at_peak = step.peak_by_category;
     const double share =
         static_cast<double>(at_peak[index(Category::activation)] + at_peak[index(Category::temporary)]) / live;
-    // By theory: what is there when backward begins: weights, optimizer's state, batch and what is kept.
+    // By theory, the bytes when backward begins: weights, optimizer state, batch and kept activations.
     const models::Theory theory = models::make_theory(setup.model, setup.sizes, nn::precision(policies[live_.size()]));
     theory_.push_back(static_cast<double>(theory.held_bytes(2, setup.batch)));
     live_.push_back(live);
@@ -308,7 +308,7 @@ std::string saving_verdict(const std::string& policy, double least, const std::v
   std::string where;
   std::size_t count = 0;
   double share = 1;
-  const EncoderSaving* best = nullptr;  // of those that do not save as much
+  const EncoderSaving* best = nullptr;  // of the sizes that save less
   for (const EncoderSaving& size : sizes) {
     if (size.saving < least) {
       if (best == nullptr || size.saving > best->saving) best = &size;

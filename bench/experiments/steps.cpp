@@ -1,5 +1,5 @@
-// Experiments on whole training steps: where the bytes are at the peak, whether the peak is what was predicted, and how
-// high blocks with planned offsets reach.
+// Experiments on whole training steps: the bytes at the peak by category, the peak beside its prediction, and the
+// height of blocks with planned offsets.
 
 #include <algorithm>
 #include <cstdio>

@@ -49,15 +49,15 @@ std::size_t cuda_conv_weight_grad_bytes(const ConvWeightGradArgs& args, int thre
 constexpr std::int64_t widest_tensor_core_attention(DType dtype) noexcept {
   return dtype == DType::f16 || dtype == DType::bf16 ? 256 : dtype == DType::f32 ? 128 : 0;
 }
-/// Whether attention runs on tensor cores: f16 and bf16, and f32 where TF32 is allowed, in widths of 16, 32, ... up to
-/// the widest. Everything else runs on a kernel that computes in f32, or f64 for f64. Layouts, lengths, windows,
+/// Whether attention runs on tensor cores: f16 and bf16, and f32 with TF32 on, in widths of 16, 32, ... up to the
+/// widest. Everything else runs on a kernel that computes in f32, or f64 for f64. Layouts, lengths, windows,
 /// documents and masks do not matter.
 bool is_tensor_core_attention(const AttentionProblem& problem) noexcept;
 /// The first region of its backward's workspace: sum_d out dout of each query, in f32.
 std::size_t tensor_core_attention_delta_bytes(const AttentionProblem& problem) noexcept;
 
 /// Forward: 0. Backward: q's gradient, because it may alias q, in the compute type; on tensor cores in the operands'
-/// type, behind the sums. f32 has room for the sums whether TF32 is allowed or not, so that a plan holds for both.
+/// type, behind the sums. f32 has room for the sums with TF32 on or off, so that a plan holds for both.
 std::size_t cuda_attention_forward_bytes(const AttentionProblem& problem, int threads) noexcept;
 std::size_t cuda_attention_backward_bytes(const AttentionProblem& problem, int threads) noexcept;
 

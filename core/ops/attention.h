@@ -28,8 +28,8 @@ namespace thimble::ops {
 /// Probabilities are dropped with probability p in [0, 1) and the others divided by 1 - p: sample, element and mask are
 /// as of Dropout with this site on the (B, H, T, T) probabilities. Any floating dtype; arithmetic in f32, f64 for f64.
 /// (On CUDA devices f16 and bf16 use tensor cores in widths D of 16, 32, ..., 256: P and dS are rounded to that type
-/// before their products. So does f32 up to 128 where TF32 is allowed, core/launch/tf32.h: every factor of a product is
-/// rounded to TF32.)
+/// before their products. So does f32 up to 128 with TF32 on, core/launch/tf32.h: every factor of a product is rounded
+/// to TF32.)
 ///
 /// Backward: with P the probabilities, M the mask over 1 - p, dP = (dout v^T) M and delta_t = sum_d dout_td out_td: dv
 /// = (P M)^T dout, dS = P (dP - delta), dq = scale dS k, dk = scale dS^T q. dqkv is one tensor; it reuses qkv's buffer
