@@ -17,6 +17,9 @@ std::vector<Source> all_files() {
   std::vector<Source> files;
   for (auto entry = fs::recursive_directory_iterator("."); entry != fs::recursive_directory_iterator(); ++entry) {
     const std::string name = entry->path().filename().string();
+    if (entry->is_symlink()) {
+      throw std::runtime_error(entry->path().string() + " is a link; the project holds plain files");
+    }
     if (entry->is_directory()) {
       const bool is_output = entry.depth() == 0 && (name.starts_with("build") || name == "report");
       if (is_output || (name.starts_with(".") && name != ".ci")) entry.disable_recursion_pending();

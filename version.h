@@ -1,1 +1,0 @@
-/tmp/fresh/baseinc/thimble/version.h
