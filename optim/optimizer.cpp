@@ -13,6 +13,7 @@ namespace thimble::optim {
 namespace optimizer_detail {
 
 thread_local const ParameterReplacement* replacement = nullptr;  // the innermost
+thread_local const StateTierScope* state_tier = nullptr;         // the innermost
 
 }  // namespace optimizer_detail
 
@@ -20,6 +21,11 @@ ParameterReplacement::ParameterReplacement(FunctionRef<std::vector<Named>(std::v
     : replace_(replace), outer_(std::exchange(optimizer_detail::replacement, this)) {}
 
 ParameterReplacement::~ParameterReplacement() { optimizer_detail::replacement = outer_; }
+
+StateTierScope::StateTierScope(FunctionRef<std::shared_ptr<Tier>()> make) noexcept
+    : make_(make), outer_(std::exchange(optimizer_detail::state_tier, this)) {}
+
+StateTierScope::~StateTierScope() { optimizer_detail::state_tier = outer_; }
 
 Optimizer::Optimizer(std::vector<Named> parameters, double rate, std::shared_ptr<Tier> tier, NarrowUpdate narrow,
                      MomentFormat moments)
@@ -214,6 +220,7 @@ void Optimizer::make_state(FunctionRef<void(std::size_t)> add) {
 }
 
 void Optimizer::add_state(std::size_t index, std::string_view kind, Tensor tensor, std::int64_t elements_each) {
+  if (tier_ == nullptr && optimizer_detail::state_tier != nullptr) tier_ = optimizer_detail::state_tier->make_();
   states_[index].push_back(
       {std::string(kind), std::move(tensor), tier_ ? std::make_unique<memory::Offloaded>() : nullptr, elements_each});
 }

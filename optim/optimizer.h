@@ -74,6 +74,21 @@ class ParameterReplacement {
   const ParameterReplacement* outer_;
 };
 
+/// While it lives, an optimizer that is made on this thread without a tier, and that has state, keeps it in a tier that
+/// `make` makes. Scopes nest, and the innermost counts.
+class StateTierScope {
+ public:
+  explicit StateTierScope(FunctionRef<std::shared_ptr<Tier>()> make) noexcept;
+  ~StateTierScope();
+  StateTierScope(const StateTierScope&) = delete;
+  StateTierScope& operator=(const StateTierScope&) = delete;
+
+ private:
+  friend class Optimizer;
+  FunctionRef<std::shared_ptr<Tier>()> make_;
+  const StateTierScope* outer_;
+};
+
 /// The constructor makes all state, so that a plan knows it before the first step and a step allocates nothing, unless
 /// the state is away.
 class Optimizer {
