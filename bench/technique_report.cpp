@@ -32,7 +32,7 @@ void print_others(const models::PlanReport& report) {
 
 std::string techniques_json_text(const models::PlanReport& report) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
-  for (const models::TechniquePrice& price : report.techniques) {
+  for (const nn::LeverPrice& price : report.techniques) {
     nlohmann::ordered_json entry{{"flags", with_flags(price.options)},
                                  {"minimum_feasible_bytes", price.minimum_bytes},
                                  {"time_overhead", price.time_overhead}};
@@ -46,14 +46,14 @@ std::string techniques_json_text(const models::PlanReport& report) {
 void print_techniques(const models::PlanReport& report, bool has_all) {
   std::vector<std::string> names;
   int width = 34;
-  for (const models::TechniquePrice& price : report.techniques) {
+  for (const nn::LeverPrice& price : report.techniques) {
     names.push_back(price.options.empty() ? "(as it is)" : with_flags(price.options));
     width = std::max(width, static_cast<int>(names.back().size()));
   }
   std::printf("what one more technique would allow (time over a step that keeps everything, without any of them)\n");
   std::printf("  %-*s %18s  %10s  %10s  %10s\n", width, "with", "smallest bytes", "", "at time", "in budget");
   for (std::size_t i = 0; i < names.size(); ++i) {
-    const models::TechniquePrice& price = report.techniques[i];
+    const nn::LeverPrice& price = report.techniques[i];
     const std::string in_budget =
         price.time_overhead_in_budget ? report::format_percent(*price.time_overhead_in_budget) : "-";
     std::printf("  %-*s %18s  %10s  %10s  %10s%s%s\n", width, names[i].c_str(),

@@ -20,21 +20,6 @@ function(thimble_harden_target target)
   endif()
 endfunction()
 
-# Relocations of a program take 120 KiB of its pages, packed 1; glibc reads those since 2.36, of a linker that says so
-# in the program (GNU ld; not every mold). A program with some is run to see.
-if(NOT CMAKE_CROSSCOMPILING)
-  include(CheckCXXSourceRuns)
-  set(CMAKE_REQUIRED_LINK_OPTIONS -pie LINKER:-z,pack-relative-relocs)
-  set(CMAKE_REQUIRED_FLAGS -fPIE)
-  check_cxx_source_runs("
-    int values[4];
-    int* volatile places[4] = {values, values + 1, values + 2, values + 3};
-    int main() { return places[3] - places[0] == 3 ? 0 : 1; }" THIMBLE_PACKS_RELOCATIONS
-    FAIL_REGEX "unknown|ignored|unsupported")
-  unset(CMAKE_REQUIRED_FLAGS)
-endif()
-unset(CMAKE_REQUIRED_LINK_OPTIONS)
-
 # What every target of this project is built with; none of it reaches a consumer.
 function(thimble_own_target target)
   thimble_harden_target(${target})
@@ -44,9 +29,6 @@ function(thimble_own_target target)
     get_target_property(type ${target} TYPE)
     if(type STREQUAL "EXECUTABLE")
       target_link_options(${target} PRIVATE LINKER:--gc-sections)
-      if(THIMBLE_PACKS_RELOCATIONS)
-        target_link_options(${target} PRIVATE LINKER:-z,pack-relative-relocs)
-      endif()
     endif()
   endif()
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wconversion>")

@@ -42,7 +42,7 @@ namespace plan_detail {
 
 nlohmann::ordered_json segments_of(const models::PlanReport& report) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
-  for (const models::PlannedSegment& segment : report.segments) {
+  for (const nn::PlannedSegment& segment : report.segments) {
     list.push_back({{"first_node", segment.first},
                     {"end_node", segment.end},
                     {"depth", segment.depth},
@@ -208,13 +208,7 @@ void print_plan_table(const models::PlanOptions& options, const models::PlanRepo
   print_line("= peak (committed)", report.committed.total());
   if (!report.segments.empty()) {
     std::printf("segments that backward runs again, in part or whole\n");
-    std::printf("  %-9s %-44s %16s  %s\n", "nodes", "from", "kept bytes", "dropped");
-    for (const models::PlannedSegment& s : report.segments) {
-      const std::string nodes = std::to_string(s.first) + "-" + std::to_string(s.end - 1);
-      std::printf("  %-9s %-44s %16s  %zu of %u nodes\n", nodes.c_str(),
-                  (std::string(static_cast<std::size_t>(2 * s.depth), ' ') + s.path).c_str(),
-                  format_grouped(s.kept_bytes).c_str(), s.dropped, s.end - s.first);
-    }
+    std::printf("%s", nn::to_table(report.segments).c_str());
   }
   if (report.plan.offloaded_bytes > 0) print_line("offloaded per step", report.plan.offloaded_bytes);
   if (report.packing.bytes > 0) {
@@ -400,7 +394,7 @@ void add_plan(CLI::App& program) {
     std::vector<models::RankPlan> ranks;
     const PlanningLine planning;
     options->progress = [&planning](const std::string& text) { planning.show(text); };
-    const memory::HeapBound bound(memory::heap_room(false));
+    const memory::HeapBound bound(memory::heap_room());
     try {
       if (options->setup.ranks > 1) {
         if (!files->plan.empty()) {

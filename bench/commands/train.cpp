@@ -228,7 +228,6 @@ void require_alike(models::PreparedTraining& prepared, bool is_traced) {
 int run_rank(models::TrainOptions options, const Printed& printed, dist::Communicator* ranks, RankFailure& failure) {
   options.ranks = ranks;
   if (ranks != nullptr) options.setup.rank = ranks->rank();
-  options.plans_in_child = options.device == cpu && ranks == nullptr;
   const bool prints = options.setup.rank == 0;
   std::optional<models::PreparedTraining> made;
   {

@@ -114,7 +114,7 @@ Layout make_layout(const models::PlanReport& report, const Nodes& nodes) {
   std::size_t most = 1;
   int depths = 0;
   for (const NodeBytes& node : nodes.bytes) most = std::max(most, node.made);
-  for (const models::PlannedSegment& segment : report.segments) depths = std::max(depths, segment.depth + 1);
+  for (const nn::PlannedSegment& segment : report.segments) depths = std::max(depths, segment.depth + 1);
   for (const FateStyle& style : fate_styles) {
     layout.legend.push_back({.name = std::string(style.label), .is_area = true, .line = style.look});
   }
@@ -158,7 +158,7 @@ std::string draw(const models::PlanReport& report, const Nodes& nodes, const Lay
     svg.path(boxes[i], look);
   }
   SvgPath segments;
-  for (const models::PlannedSegment& segment : report.segments) {
+  for (const nn::PlannedSegment& segment : report.segments) {
     const double top = strip + strip_height + 4 + row_height * segment.depth;
     add_box(segments, layout, segment.first, segment.end, top, top + 9);
   }
@@ -177,7 +177,7 @@ std::string hover(const models::PlanReport& report, const Nodes& nodes, const La
   using nlohmann::ordered_json;
   ordered_json data, fates = ordered_json::array(), segments = ordered_json::array();
   for (const FateStyle& style : fate_styles) fates.push_back({style.look.fill.name, style.label});
-  for (const models::PlannedSegment& s : report.segments) {
+  for (const nn::PlannedSegment& s : report.segments) {
     segments.push_back({{"first", s.first},
                         {"end", s.end},
                         {"depth", s.depth},

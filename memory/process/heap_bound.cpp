@@ -29,12 +29,11 @@ void set_soft_limit(std::size_t bytes) noexcept {
 
 }  // namespace heap_bound_detail
 
-std::size_t heap_room(bool is_beside, const std::vector<HostLimit>& limits) {
+std::size_t heap_room(const std::vector<HostLimit>& limits) {
   std::size_t most = heap_bound_detail::unlimited;
   for (const HostLimit& limit : limits) most = std::min(most, limit.most_bytes);
   if (most == heap_bound_detail::unlimited) return most;
-  std::size_t others = process::file_mapped_bytes() / 2 + heap_bound_detail::kernel_bytes;
-  if (is_beside) others += process::anonymous_rss_bytes();
+  const std::size_t others = process::file_mapped_bytes() / 2 + heap_bound_detail::kernel_bytes;
   return most - std::min(most, others);
 }
 

@@ -9,9 +9,9 @@
 
 namespace thimble::memory {
 
-/// Private writable bytes that non-computing work may hold in a separate process beside this one (true), or in this one
-/// (false), by the smallest of the limits. Code counts by half: the kernel drops the rest and reads it again.
-std::size_t heap_room(bool is_beside, const std::vector<HostLimit>& limits = host_limits());
+/// Private writable bytes that planning may hold in this process, by the smallest of the limits. Code counts by half: the
+/// kernel drops the rest and reads it again.
+std::size_t heap_room(const std::vector<HostLimit>& limits = host_limits());
 
 /// For a scope limits this process to so many private writable bytes (RLIMIT_DATA), or fewer if it was limited to fewer
 /// already. A setting of the process, not of a thread.

@@ -1,15 +1,11 @@
 #include <thimble/models/planning/choices.h>
 
 #include <algorithm>
-#include <cmath>
 #include <new>
 #include <utility>
 
 #include <thimble/core/error.h>
-#include <thimble/memory/bytes.h>
 #include <thimble/memory/offload/device_tier.h>
-#include <thimble/memory/policies/trace.h>
-#include <thimble/memory/process/process.h>
 #include <thimble/models/planning/spilling.h>
 #include <thimble/nn/step/gradient_sink.h>
 
@@ -157,17 +153,14 @@ std::vector<Away> away_of(const ChoiceOptions& options, const Setup& setup, cons
   return list;
 }
 
-/// A technique, or several, switched on in a setup's run.
-struct Lever {
-  std::string options;
-  Setup setup;
-  nn::PlannerOptions plans;
-  std::string note;
-  double transfer_s = 0;  ///< of what no plan's time has
-};
+using nn::Lever;
+std::function<nn::MakeRun()> program_of(const ChoiceOptions& options, const Setup& setup) {
+  return [run_of = options.run_of, setup] { return run_of(setup); };
+}
 
 Lever lever_of(const ChoiceOptions& options, const Variant& variant) {
-  return {variant.options, variant.setup, planner_options(variant.setup, options.device), variant.note};
+  return {variant.options, program_of(options, variant.setup), planner_options(variant.setup, options.device),
+          variant.note};
 }
 
 const char* place_of(Device device) { return device.is_cuda() ? "host" : "FOLDER"; }
@@ -182,10 +175,12 @@ void offload_tensors(nn::PlannerOptions& plans) {
 /// once.
 Lever away_lever(const ChoiceOptions& options, const Setup& setup, const Away& what, const StateBytes& bytes) {
   constexpr double of_parameters = 4, of_others = 2;
-  Lever lever{{}, setup, planner_options(setup, options.device), {}};
+  Setup sent = setup;
+  Lever lever;
+  lever.plans = planner_options(setup, options.device);
   if (setup.offload.empty()) {
-    lever.setup.offload = place_of(options.device);  // on dry devices it is not looked for
-    lever.options = "`offload` " + lever.setup.offload;
+    sent.offload = place_of(options.device);  // on dry devices it is not looked for
+    lever.options = "`offload` " + sent.offload;
     offload_tensors(lever.plans);
   }
   double moved = 0;
@@ -195,11 +190,12 @@ Lever away_lever(const ChoiceOptions& options, const Setup& setup, const Away& w
     flag = true;
     moved += transfers;
   };
-  send(what.parameters, "offloads_parameters", lever.setup.offloads_parameters, of_parameters * bytes.parameters);
-  send(what.gradients, "offloads_gradients", lever.setup.offloads_gradients, of_others * bytes.gradients);
-  send(what.optimizer, "offloads_optimizer", lever.setup.offloads_optimizer, of_others * bytes.optimizer);
+  send(what.parameters, "offloads_parameters", sent.offloads_parameters, of_parameters * bytes.parameters);
+  send(what.gradients, "offloads_gradients", sent.offloads_gradients, of_others * bytes.gradients);
+  send(what.optimizer, "offloads_optimizer", sent.offloads_optimizer, of_others * bytes.optimizer);
   lever.transfer_s = moved / options.costs.hardware.tier_bytes_per_s;
   if (what.parameters) lever.note = "parameters are read as they are needed";
+  lever.program = program_of(options, sent);
   return lever;
 }
 
@@ -207,31 +203,18 @@ Lever away_lever(const ChoiceOptions& options, const Setup& setup, const Away& w
 std::vector<Lever> spilling_levers(const ChoiceOptions& options, const Setup& setup, const TapeGraph& graph) {
   std::vector<Lever> list;
   if (setup.offload.empty() && !options.captures_steps) {
-    list.push_back({std::string("`offload` ") + place_of(options.device), setup, {}, {}});
+    list.push_back({std::string("`offload` ") + place_of(options.device), program_of(options, setup), {}, {}});
     offload_tensors(list.back().plans);
   }
   const std::vector<DType> narrower = narrower_dtypes(graph);
   if (setup.allows_lossy || narrower.empty()) return list;
   const bool is_usual = narrower.front() == setup.lossy;
   const std::string dtype = is_usual ? "" : "=" + std::string(to_string(narrower.back()));
-  list.push_back({"`allows_lossy`" + dtype, setup, planner_options(setup, options.device), "gradients are rounded"});
+  list.push_back({"`allows_lossy`" + dtype, program_of(options, setup), planner_options(setup, options.device),
+                  "gradients are rounded"});
   list.back().plans.spilling.packs = true;
   list.back().plans.spilling.packed = is_usual ? setup.lossy : narrower.back();
   return list;
-}
-
-nn::Planner planner_of(const ChoiceOptions& options, const Lever& lever) {
-  return {options.run_of(lever.setup), options.device, options.costs, lever.plans};
-}
-
-TechniquePrice price_of(const ChoiceOptions& options, const Lever& lever, nn::Planner& planner, double plain_s) {
-  const nn::Plan& least = planner.smallest();
-  TechniquePrice price{
-      lever.options, least.peak_bytes, (least.step_s + lever.transfer_s) / plain_s - 1, {}, lever.note};
-  if (least.peak_bytes <= options.budget_bytes) {
-    price.time_overhead_in_budget = (planner.fit(options.budget_bytes).step_s + lever.transfer_s) / plain_s - 1;
-  }
-  return price;
 }
 
 /// Seconds of the setup's step without techniques that keeps everything, by a recording.
@@ -247,18 +230,6 @@ double recorded_step_seconds(const ChoiceOptions& options, const Setup& setup, c
   return static_cast<double>(plain.micro_batches) * nn::step_seconds(times);
 }
 
-/// Whether a refusal has time for work that takes about so long.
-bool has_time(const ChoiceOptions& options, double ms) {
-  return options.refusal_ms == 0 || process::processor_ms() - options.begin_ms + ms <= options.refusal_ms;
-}
-
-/// Whether a lever may have a plan within the budget; false: it has none.
-bool may_fit(const ChoiceOptions& options, const Lever& lever) {
-  return state_bound(options.run_of(lever.setup), options.device) <= options.budget_bytes;
-}
-
-std::string percent(double part) { return std::to_string(std::llround(100 * part)) + " %"; }
-
 }  // namespace choices_detail
 
 bool has_techniques(const Setup& setup) noexcept {
@@ -271,112 +242,47 @@ double plain_step_seconds(const ChoiceOptions& options, const Setup& setup, cons
   return choices_detail::recorded_step_seconds(options, setup);
 }
 
-std::vector<TechniquePrice> price_techniques(const ChoiceOptions& given, const Setup& setup) {
+std::vector<nn::LeverPrice> price_techniques(const ChoiceOptions& given, const Setup& setup) {
   using namespace choices_detail;
   ChoiceOptions options = given;
   options.costs = nn::CostModel(given.costs.hardware);
   double plain_s = 0;
-  std::vector<TechniquePrice> prices;
+  std::vector<nn::LeverPrice> prices;
   const auto add = [&](const Lever& lever) {
     if (options.progress) options.progress("planned with " + (lever.options.empty() ? "nothing more" : lever.options));
-    nn::Planner planner = planner_of(options, lever);
+    nn::Planner planner(lever.program(), options.device, options.costs, lever.plans);
     if (prices.empty()) plain_s = plain_step_seconds(options, setup, planner);
-    prices.push_back(price_of(options, lever, planner, plain_s));
+    prices.push_back(nn::price_of(options, lever, planner, plain_s));
   };
   for (const Variant& variant : variants_of(setup)) add(lever_of(options, variant));
   const bool has_fit = std::any_of(prices.begin(), prices.end(),
-                                   [&](const TechniquePrice& p) { return p.minimum_bytes <= options.budget_bytes; });
+                                   [&](const nn::LeverPrice& p) { return p.minimum_bytes <= options.budget_bytes; });
   if (!options.prices_away && (options.budget_bytes == 0 || has_fit)) return prices;
   const StateBytes bytes(setup);
   for (const Away& away : away_of(options, setup, bytes)) add(away_lever(options, setup, away, bytes));
   return prices;
 }
 
-std::size_t state_bound(const nn::MakeRun& make, Device device) {
-  const nn::MemoryProfile profile = nn::profile_training(dry(device), make, 1, true);
-  std::size_t most = 0;
-  for (const CategoryBytes& live : timeline(profile.events)) {
-    std::size_t bytes = 0;
-    for (const Category c : {Category::parameter, Category::gradient, Category::optimizer}) {
-      bytes += live[static_cast<std::size_t>(c)];
-    }
-    most = std::max(most, bytes);
-  }
-  return most;
-}
-
-TechniqueOffers offer_techniques(const ChoiceOptions& given, const Setup& setup) {
+nn::LeverOffers offer_techniques(const ChoiceOptions& given, const Setup& setup) {
   using namespace choices_detail;
   ChoiceOptions options = given;
   options.costs = nn::CostModel(given.costs.hardware);
-  TechniqueOffers offers;
-  // A lever is planned in about the time that the setup itself took.
-  double lever_ms = process::processor_ms() - options.begin_ms, bound_ms = 0;
-  const auto timed = [](double& most, auto&& work) {
-    const double begin = process::processor_ms();
-    const auto result = work();
-    most = std::max(most, process::processor_ms() - begin);
-    return result;
-  };
+  double plain_s = 0;
+  std::vector<Lever> levers;
   try {
     const TapeGraph graph = nn::record_step(options.device, options.run_of(setup));
-    const double plain_s = recorded_step_seconds(options, setup, &graph);
-    std::vector<Lever> levers;
+    plain_s = recorded_step_seconds(options, setup, &graph);
     for (const Variant& variant : variants_of(setup)) levers.push_back(lever_of(options, variant));
     levers.erase(levers.begin());  // the setup as it is
     for (Lever& lever : spilling_levers(options, setup, graph)) levers.push_back(std::move(lever));
     const StateBytes bytes(setup);
     for (const Away& away : away_of(options, setup, bytes)) levers.push_back(away_lever(options, setup, away, bytes));
-    offers.known = offers.untried = levers.size();
-    std::size_t number = 0;
-    for (const Lever& lever : levers) {
-      if (options.progress) {
-        options.progress("technique " + std::to_string(++number) + " of " + std::to_string(offers.known) + ": " +
-                         lever.options);
-      }
-      if (!has_time(options, bound_ms)) break;
-      if (timed(bound_ms, [&] { return may_fit(options, lever); })) {
-        if (!has_time(options, lever_ms)) continue;  // a later one may be dropped by its bound
-        timed(lever_ms, [&] {
-          nn::Planner planner = planner_of(options, lever);
-          if (planner.least_load() > options.budget_bytes) return false;
-          const TechniquePrice price = price_of(options, lever, planner, plain_s);
-          if (price.time_overhead_in_budget) offers.fitting.push_back(price);
-          return true;
-        });
-      }
-      --offers.untried;
-    }
-  } catch (const std::bad_alloc&) {  // the rest stays untried
+  } catch (const std::bad_alloc&) {
+    return {};
   } catch (const OutOfMemory&) {
+    return {};
   }
-  std::stable_sort(offers.fitting.begin(), offers.fitting.end(), [](const TechniquePrice& a, const TechniquePrice& b) {
-    return *a.time_overhead_in_budget < *b.time_overhead_in_budget;
-  });
-  return offers;
-}
-
-std::string to_text(const TechniqueOffers& offers) {
-  std::string text;
-  for (const TechniquePrice& price : offers.fitting) {
-    text += (text.empty() ? "it fits with " : ", or with ") + price.options + ", which needs " +
-            memory::exact_bytes(price.minimum_bytes) + ", at " +
-            choices_detail::percent(*price.time_overhead_in_budget) + " more time";
-  }
-  const std::size_t tried = offers.known - offers.untried;
-  const std::string of = std::to_string(offers.known) + (offers.known == 1 ? " technique" : " techniques");
-  if (text.empty() && tried > 0 && offers.untried == 0) return "none of " + of + " fits";
-  if (text.empty() && tried > 0) text = "none of the " + std::to_string(tried) + " techniques fits that were tried";
-  if (offers.untried > 0) {
-    text += (text.empty() ? "" : "; ") + std::to_string(offers.untried) + " of " + of +
-            " were not tried, for want of time or memory: a plan with `prices_techniques` tries them all";
-  }
-  return text;
-}
-
-nn::BudgetError with_offers(const nn::BudgetError& error, const TechniqueOffers& offers) {
-  const std::string text = to_text(offers);
-  return {error.what() + (text.empty() ? "" : "; " + text), error.budget_bytes(), error.minimum_bytes()};
+  return nn::offer_levers(options, levers, plain_s);
 }
 
 MicroBatchChoice choose_micro_batches(const ChoiceOptions& options, const Setup& given) {

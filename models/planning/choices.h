@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <thimble/models/training/setup.h>
-#include <thimble/nn/fit/fit.h>
+#include <thimble/nn/fit/levers.h>
 
 namespace thimble::models {
 
@@ -19,18 +19,10 @@ namespace thimble::models {
 using RunOfSetup = std::function<nn::MakeRun(const Setup& setup)>;
 
 /// What plans are made with.
-struct ChoiceOptions {
+struct ChoiceOptions : nn::LeverSearch {
   RunOfSetup run_of = zero_batch_run;
-  Device device = cpu;
-  /// Measured times are of one program, node by node; another number of micro-batches or another head is another one.
-  nn::CostModel costs = nn::hardware("cpu");
-  std::size_t budget_bytes = 0;  ///< 0: none
-  bool captures_steps = false;   ///< so that parameters cannot be away
-  bool prices_away = false;      ///< what waits in a tier is priced even where something fits
-  /// Processor time at which planning began (process::processor_ms), and how much of it the whole of a refusal may
-  /// take: what would go beyond is not tried. 0: as much as it takes.
-  double begin_ms = 0, refusal_ms = 0;
-  std::function<void(const std::string& text)> progress = {};  ///< told what is tried next; may be empty
+  bool captures_steps = false;  ///< so that parameters cannot be away
+  bool prices_away = false;     ///< what waits in a tier is priced even where something fits
 };
 
 /// Whether a technique of this list is switched on: micro-batches, the chunked head, feed-forward layers in tiles, the
@@ -42,44 +34,16 @@ bool has_techniques(const Setup& setup) noexcept;
 /// measured times it is the setup's own step that keeps everything. Throws what the run throws.
 double plain_step_seconds(const ChoiceOptions& options, const Setup& setup, const nn::Planner& planner);
 
-/// The price of a technique, or of several together.
-struct TechniquePrice {
-  std::string options;            ///< that switch it on: "`micro_batches` 4"; empty: the segments of the setup as it is
-  std::size_t minimum_bytes = 0;  ///< the smallest feasible budget with it, segments that run again included
-  double time_overhead = 0;       ///< of that smallest plan, over plain_step_seconds
-  std::optional<double> time_overhead_in_budget;  ///< of the fastest plan in the budget, where there is one
-  std::string note;                               ///< what changes besides; may be empty
-};
-
 /// The setup as it is; then each technique that it leaves off and that can join it: the fused optimizer, the chunked
 /// head, feed-forward layers in tiles, 2, 4 and 8 micro-batches where they divide the batch; then the strongest
 /// combinations of these; then, where none fits the budget or it is asked for, the optimizer's state, gradients and
 /// parameters that wait in a tier, with the time of their transfers. Times are by the machine's numbers, even where
 /// others were measured. Takes about as long as planning each of them. Throws what the runs throw.
-std::vector<TechniquePrice> price_techniques(const ChoiceOptions& options, const Setup& setup);
+std::vector<nn::LeverPrice> price_techniques(const ChoiceOptions& options, const Setup& setup);
 
-/// What would make a refused budget enough.
-struct TechniqueOffers {
-  std::vector<TechniquePrice> fitting;  ///< with a plan within the budget, the cheapest there first
-  std::size_t known = 0;                ///< techniques, and several together, that could be switched on
-  std::size_t untried = 0;              ///< of these, for want of time or of memory to plan in
-};
-
-/// Tries what price_techniques lists, and tensors offloaded or packed by the plan. One whose parameters, gradients and
-/// optimizer state do not fit, or whose smallest plans hold too much at one time, is dropped without being placed.
-/// Throws what the runs throw.
-TechniqueOffers offer_techniques(const ChoiceOptions& options, const Setup& setup);
-
-/// Bytes of parameters, gradients and optimizer state at their most in one step, which no plan of the run needs less
-/// than.
-std::size_t state_bound(const nn::MakeRun& make, Device device);
-
-/// "within the budget with `head` chunked, which needs 2.23 GiB (2,390,753,280 bytes), at 9.8 % more time; none of 14
-/// techniques fits".
-std::string to_text(const TechniqueOffers& offers);
-
-/// `error` with that in its message.
-nn::BudgetError with_offers(const nn::BudgetError& error, const TechniqueOffers& offers);
+/// Tries what price_techniques lists, and tensors offloaded or packed by the plan (nn::offer_levers). Throws what the
+/// runs throw.
+nn::LeverOffers offer_techniques(const ChoiceOptions& options, const Setup& setup);
 
 /// A number of micro-batches.
 struct MicroBatchChoice {

@@ -9,10 +9,6 @@
 
 namespace thimble::models {
 
-/// Processor time that a refusal takes at most, about: first the smallest plan, then techniques that make the budget
-/// enough.
-inline constexpr double default_refusal_ms = 1800;
-
 struct CostOptions {
   std::string hardware;   ///< whose numbers are used; empty: those of hardware_for's choice
   bool measures = false;  ///< the operators are timed first, on this machine

@@ -21,37 +21,6 @@
 namespace thimble::models {
 namespace planning_detail {
 
-std::vector<PlannedSegment> segments_of(const nn::Plan& plan, const TapeGraph& graph) {
-  std::vector<PlannedSegment> list;
-  if (!plan.tape) return list;
-  const std::vector<std::int32_t> innermost = plan.tape->innermost();
-  for (std::size_t s = 0; s < plan.tape->segments.size(); ++s) {
-    const TapePlan::Segment& segment = plan.tape->segments[s];
-    PlannedSegment planned;
-    planned.first = segment.first, planned.end = segment.end;
-    for (std::int32_t p = segment.parent; p != TapePlan::none;
-         p = plan.tape->segments[static_cast<std::size_t>(p)].parent) {
-      ++planned.depth;
-    }
-    planned.path = path_name(graph.nodes[segment.first].path);
-    for (std::uint32_t n = segment.first; n < segment.end; ++n) {
-      if (innermost[n] != static_cast<std::int32_t>(s)) continue;
-      const TapeGraph::Node& node = graph.nodes[n];
-      const Fate fate = plan.tape->fates[n];
-      const bool is_view = node.type->cost == Cost::view;
-      if (keeps_output(fate) && !is_view) planned.kept_bytes += graph.bytes_of(node.output);
-      if (!keeps_output(fate)) ++planned.dropped;
-      if (!keeps_saved(fate)) continue;
-      for (const std::uint32_t value : node.saved) {
-        const bool is_operand = std::find(node.inputs.begin(), node.inputs.end(), value) != node.inputs.end();
-        if (!is_operand && value != node.output) planned.kept_bytes += graph.bytes_of(value);
-      }
-    }
-    list.push_back(std::move(planned));
-  }
-  return list;
-}
-
 /// Peak of a forward without a tape.
 nn::Plan inference_plan(const PlanOptions& options, PlanReport& report) {
   const nn::MemoryProfile profile = nn::profile_training(
@@ -118,7 +87,7 @@ void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn
                    PlanReport& report) {
   Setup setup = options.setup;
   const RunOfSetup run_of = [&runs](const Setup& other) { return runs.of(other); };
-  ChoiceOptions choices{run_of, options.device, costs, report.budget_bytes};
+  ChoiceOptions choices{{options.device, costs, report.budget_bytes}, run_of};
   choices.prices_away = options.prices_techniques;
   choices.begin_ms = process::processor_ms();
   choices.refusal_ms = options.refusal_ms;
@@ -163,12 +132,12 @@ void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn
   report.plan.time_overhead = report.plan.step_s / report.plain_step_s - 1;
   report.packing = packed_bytes_of(report.plan);
   report.committed = parts_of(report, options.device);
-  report.segments = segments_of(report.plan, planner.graph());
+  report.segments = nn::planned_segments(report.plan, planner.graph());
   if (options.prices_techniques) report.techniques = price_techniques(choices, setup);
   if (report.is_feasible) return;
   if (options.prices_techniques) choices.refusal_ms = 0;  // who asks for all of them has the time
-  const TechniqueOffers offers = offer_techniques(choices, setup);
-  report.why_infeasible = with_offers(report.why_infeasible, offers);
+  const nn::LeverOffers offers = offer_techniques(choices, setup);
+  report.why_infeasible = nn::with_offers(report.why_infeasible, offers);
   report.known_techniques = offers.known;
   report.untried_techniques = offers.untried;
   if (options.prices_techniques) return;

@@ -15,6 +15,7 @@
 #include <thimble/models/planning/spilling.h>
 #include <thimble/models/training/setup.h>
 #include <thimble/nn/fit/fit.h>
+#include <thimble/nn/fit/segments.h>
 
 namespace thimble::models {
 
@@ -32,17 +33,8 @@ struct PlanOptions {
   bool is_int8 = false;            ///< with is_inference: of the net in 8-bit codes (models/training/quantizing.h)
   bool allows_tf32 = false;        ///< f32 products of a GPU take the time of TF32 (core/launch/tf32.h)
   bool prices_techniques = false;  ///< all of them, even where the budget is feasible
-  double refusal_ms = default_refusal_ms;  ///< where it is not, and they are not: as ChoiceOptions has it
+  double refusal_ms = nn::default_refusal_ms;  ///< where it is not, and they are not: as nn::LeverSearch has it
   std::function<void(const std::string& text)> progress = {};  ///< told what is planned next; may be empty
-};
-
-/// A segment of the plan.
-struct PlannedSegment {
-  std::uint32_t first = 0, end = 0;  ///< nodes
-  int depth = 0;                     ///< segments around it
-  std::string path;                  ///< of its first node
-  std::size_t kept_bytes = 0;        ///< of results and extras that it keeps while closed, its own nodes alone
-  std::size_t dropped = 0;           ///< nodes whose result is dropped
 };
 
 struct PlanReport {
@@ -64,9 +56,9 @@ struct PlanReport {
   std::size_t keep_everything_bytes = 0;
   memory::CommittedParts committed;  ///< of the plan's peak
   std::string cost_model;
-  std::vector<PlannedSegment> segments;
+  std::vector<nn::PlannedSegment> segments;
   double plain_step_s = 0;                 ///< of the step that the plan's time_overhead is counted from
-  std::vector<TechniquePrice> techniques;  ///< where asked for; where no plan keeps the budget the setup as it is, and
+  std::vector<nn::LeverPrice> techniques;  ///< where asked for; where no plan keeps the budget the setup as it is, and
                                            ///< those that do
   std::size_t known_techniques = 0;        ///< of a budget that no plan keeps: that could be switched on
   std::size_t untried_techniques = 0;      ///< of these, left out for want of time or memory

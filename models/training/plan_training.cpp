@@ -1,8 +1,6 @@
-// Before the first step: how the run is planned, in a child process where it has the process for itself.
+// Before the first step: how the run is planned.
 
 #include <algorithm>
-#include <csignal>
-#include <cstdlib>
 #include <new>
 #include <optional>
 #include <utility>
@@ -13,7 +11,6 @@
 #include <thimble/core/tensor/recycled.h>
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/memory/bytes.h>
-#include <thimble/memory/process/child_process.h>
 #include <thimble/memory/process/heap_bound.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/models/planning/capture.h>
@@ -64,7 +61,7 @@ void plan_in_budget(PreparedTraining& prepared) {
   };
   const nn::CostModel costs = plan_costs(setup, prepared.options.costs, budget, prepared.options.device);
   prepared.cost_model = costs.source;
-  ChoiceOptions choices{run_of, prepared.options.device, costs, budget, prepared.options.captures_steps};
+  ChoiceOptions choices{{prepared.options.device, costs, budget}, run_of, prepared.options.captures_steps};
   choices.begin_ms = process::processor_ms();
   choices.refusal_ms = prepared.options.refusal_ms;
   choices.progress = prepared.options.progress;
@@ -88,7 +85,7 @@ void plan_in_budget(PreparedTraining& prepared) {
         prepared.options.captures_steps ? fit_captured(*planner, prepared) : fit_in_budget(choices, chosen, *planner);
   } catch (const nn::BudgetError& error) {
     planner.reset();  // the others need its bytes
-    throw with_offers(error, offer_techniques(choices, chosen));
+    throw nn::with_offers(error, offer_techniques(choices, chosen));
   }
   plan.time_overhead = plan.step_s / plain_step_seconds(choices, chosen, *planner) - 1;
   prepared.packing = packed_bytes_of(plan);
@@ -96,10 +93,17 @@ void plan_in_budget(PreparedTraining& prepared) {
   setup = chosen;
 }
 
+/// Bytes that planning may hold in this process: by the budget of the process and the limits of the host.
+std::size_t planning_room(const TrainOptions& options) {
+  const std::size_t room = memory::heap_room();
+  const std::size_t budget = options.process_budget_bytes, code = process::file_mapped_bytes();
+  return budget > 0 ? std::min(room, budget - std::min(budget, code)) : room;
+}
+
 /// Planning found no room.
-[[noreturn]] void refuse_planning(const TrainOptions& options, std::size_t room, const std::string& why) {
+[[noreturn]] void refuse_planning(const TrainOptions& options, std::size_t room) {
   const std::size_t budget = options.process_budget_bytes;
-  throw OutOfMemory("planning: " + why + " of " + memory::exact_bytes(room) +
+  throw OutOfMemory("planning: it needs more than its bound of " + memory::exact_bytes(room) +
                         (budget > 0 ? ", which `process_budget_bytes` " + memory::exact_bytes(budget) +
                                           " or a limit of the machine leaves beside code"
                                     : ", which a limit of the machine leaves") +
@@ -107,51 +111,16 @@ void plan_in_budget(PreparedTraining& prepared) {
                     {.requested_bytes = room + 1, .capacity_bytes = room});
 }
 
-/// The same in a child process, whose planners leave nothing on this one's heap: what they hold while they search would
-/// count as outside of the arena for as long as this process lives. Meanwhile the child holds no more than the process
-/// may and its limits allow. False where planning here says why there is no plan. Throws BudgetError, OutOfMemory.
-bool plan_in_child(PreparedTraining& prepared) {
-  std::size_t room = memory::heap_room(true);
-  if (const std::size_t budget = prepared.options.process_budget_bytes; budget > 0) {
-    room = std::min(room, budget - std::min(budget, process::file_mapped_bytes()));
+/// The same in no more bytes than the process may hold, so that the kernel has no reason to end it.
+void plan_in_bound(PreparedTraining& prepared) {
+  const memory::HeapBound bound(planning_room(prepared.options));
+  try {
+    plan_in_budget(prepared);
+  } catch (const std::bad_alloc&) {
+    refuse_planning(prepared.options, bound.bytes());
+  } catch (const OutOfMemory&) {
+    refuse_planning(prepared.options, bound.bytes());
   }
-  int signal = 0;
-  const std::optional<std::string> made = memory::in_child_process(
-      [&prepared, room]() -> std::string {
-        const memory::HeapBound bound(room);
-        try {
-          plan_in_budget(prepared);
-          return "plan " + std::to_string(prepared.options.setup.micro_batches) + " " + std::to_string(prepared.nodes) +
-                 " " + prepared.cost_model + "\n" + nn::plan_to_json(prepared.plan);
-        } catch (const nn::BudgetError& error) {
-          return "budget " + std::to_string(error.budget_bytes()) + " " + std::to_string(error.minimum_bytes()) + " " +
-                 error.what();
-        } catch (const std::bad_alloc&) {
-          return "memory";
-        } catch (const OutOfMemory&) {
-          return "memory";
-        }
-      },
-      &signal);
-  if (signal == SIGKILL) refuse_planning(prepared.options, room, "the system ended it within its bound");
-  if (!made) return false;
-  if (*made == "memory") refuse_planning(prepared.options, room, "it needs more than its bound");
-  char* rest = nullptr;
-  const bool is_plan = made->starts_with("plan ");
-  const auto first = std::strtoull(made->c_str() + made->find(' '), &rest, 10);
-  const auto second = std::strtoull(rest, &rest, 10);
-  const auto text = static_cast<std::size_t>(rest + 1 - made->c_str());
-  if (!is_plan) throw nn::BudgetError(made->substr(text), first, second);
-  const std::size_t end = made->find("\n{");
-  Setup& setup = prepared.options.setup;
-  setup.micro_batches = static_cast<std::int64_t>(first);
-  prepared.nodes = second;
-  prepared.cost_model = made->substr(text, end - text);
-  prepared.plan =
-      nn::plan_from_json(std::string_view(*made).substr(end + 1), "of a child process", training_program(prepared),
-                         prepared.options.device, planner_options(setup, prepared.options.device).make_tier);
-  prepared.packing = packed_bytes_of(prepared.plan);
-  return true;
 }
 
 /// What dry steps have left for the next ones goes back to the heap.
@@ -170,7 +139,9 @@ void plan_training(PreparedTraining& prepared) {
     prepared.plan = {};  // of an earlier try for the process: the program that is planned would follow it
     if (!prepared.options.plan.empty()) {
       detail::plan_from_file(prepared);
-    } else if (!prepared.options.plans_in_child || !detail::plan_in_child(prepared)) {
+    } else if (prepared.options.device == cpu && prepared.options.setup.ranks == 1) {
+      detail::plan_in_bound(prepared);
+    } else {
       detail::plan_in_budget(prepared);
     }
     detail::release_rooms();

@@ -42,7 +42,7 @@
 #include <thimble/models/planning/spilling.h>
 #include <thimble/models/training/setup.h>
 #include <thimble/models/training/trained_parts.h>
-#include <thimble/nn/fit/fit.h>
+#include <thimble/nn/fit/levers.h>
 #include <thimble/nn/step/captured_step.h>
 #include <thimble/nn/trainer/training_loop.h>
 
@@ -73,9 +73,8 @@ struct TrainOptions {
   bool allows_tf32 = false;              ///< on a CUDA device f32 products may be computed in TF32 (core/launch/tf32.h)
   std::string plan;                      ///< a file that nn::write_plan wrote: followed, and nothing is planned
   bool is_strict = false;                ///< a step that leaves its plan is an error
-  bool plans_in_child = false;           ///< on the cpu plans are searched in a child process (child_process.h)
-  /// Processor time that a refusal for want of memory may take (ChoiceOptions::refusal_ms), and what it is doing.
-  double refusal_ms = default_refusal_ms;
+  /// Processor time that a refusal for want of memory may take (nn::LeverSearch::refusal_ms), and what it is doing.
+  double refusal_ms = nn::default_refusal_ms;
   std::function<void(const std::string& text)> progress = {};
   bool captures_steps = false;  ///< on a CUDA device steps are captured and replayed (nn/step/captured_step.h)
   /// Where the setup is of several ranks: those, all of which call prepare_training and train with the same options but

@@ -84,6 +84,10 @@ void count_spills(Plan& plan, const TapeGraph& graph);
 /// tensors, places the blocks again, and takes all figures except times from `make`'s run. Throws what the run throws.
 Plan place_anew(const Plan& plan, const MakeRun& make, Device device);
 
+/// Processor time in milliseconds that the refusal of a budget takes at most, about: first the smallest plan, then what
+/// would make the budget enough (nn/fit/levers.h).
+inline constexpr double default_refusal_ms = 1800;
+
 /// No plan fits the budget.
 class BudgetError : public PlanError {
  public:

@@ -221,7 +221,7 @@ TEST_CASE("cuda offload: where tensors can wait depends on their device", "[offl
   plan.prices_techniques = true;
   const models::PlanReport refused = models::make_plan(plan);
   std::vector<std::string> proposed;
-  for (const models::TechniquePrice& price : refused.techniques) proposed.push_back(price.options);
+  for (const nn::LeverPrice& price : refused.techniques) proposed.push_back(price.options);
   CHECK(proposed == std::vector<std::string>{"", "`head` chunked", "`feed_forward` tiled",
                                              "`head` chunked `feed_forward` tiled", "`offloads_optimizer`",
                                              "`offloads_parameters`", "`offloads_parameters` `offloads_optimizer`"});

@@ -113,7 +113,7 @@ TEST_CASE("reports by hand: plan", "[program]") {
   check_same(printed([&] { bench::print_plan_json(options, r, ranks); }), expected);
 
   r.setup.model = "char-gpt", r.setup.fuses_optimizer = true;
-  const models::PlannedSegment& segment = r.segments[0];
+  const nn::PlannedSegment& segment = r.segments[0];
   const std::vector<std::string> begin{
       "char-gpt, batch " + std::to_string(r.batch) + " in " + std::to_string(r.micro_batches) +
           " micro-batches, a window of " + std::to_string(r.setup.sizes.window) +

@@ -198,7 +198,7 @@ TEST_CASE("choices: the price of a technique is what a plan with it needs", "[ch
           "`offload` FOLDER `offloads_parameters` `offloads_gradients` `offloads_optimizer`");
     CHECK(refused.techniques[0].options.empty());
     CHECK(refused.techniques[0].minimum_bytes == refused.minimum_bytes);
-    for (const models::TechniquePrice& price : refused.techniques) {
+    for (const nn::LeverPrice& price : refused.techniques) {
       INFO(model << " " << price.options);
       CHECK_FALSE(price.time_overhead_in_budget.has_value());
       models::PlanOptions with = options;
@@ -244,7 +244,7 @@ TEST_CASE("choices: prices inside of a feasible budget, where asked for", "[choi
   const models::PlanReport report = models::make_plan(options);
   REQUIRE(report.techniques.size() == 14);
   CHECK(report.techniques[0].time_overhead_in_budget == 0.0);  // exactly: it is the step that is counted from
-  for (const models::TechniquePrice& price : report.techniques) {
+  for (const nn::LeverPrice& price : report.techniques) {
     INFO(price.options << " " << price.minimum_bytes << " of " << options.budget_bytes);
     CHECK(price.time_overhead_in_budget.has_value() == (price.minimum_bytes <= options.budget_bytes));
     if (!price.time_overhead_in_budget) continue;  // so small a model that reading ahead costs more than it saves
@@ -277,7 +277,7 @@ TEST_CASE("choices: what is sent away costs the time of its transfers", "[choice
   for (const optim::Named& p : model->trainable()) gradients += 4 * static_cast<double>(p.tensor.elements());
   const double state = 2 * gradients;  // AdamW's moments
   std::size_t found = 0;
-  for (const models::TechniquePrice& price : models::price_techniques(options, setup)) {
+  for (const nn::LeverPrice& price : models::price_techniques(options, setup)) {
     if (!files_test::contains(price.options, "`offload`")) continue;
     INFO(price.options);
     ++found;

@@ -44,16 +44,16 @@ TEST_CASE("offers: a refusal names the smallest plan, then what fits, the cheape
       models::ChoiceOptions choices;
       choices.budget_bytes = budget;
       choices.prices_away = true;
-      std::vector<models::TechniquePrice> expected = models::price_techniques(choices, options.setup);
+      std::vector<nn::LeverPrice> expected = models::price_techniques(choices, options.setup);
       const std::size_t known = expected.size() - 1 + 2;  // offloaded and packed tensors are no rows of the table
       std::erase_if(expected, [](const auto& price) { return !price.time_overhead_in_budget; });
-      const models::TechniqueOffers offers = models::offer_techniques(choices, options.setup);
-      INFO(models::to_text(offers));
+      const nn::LeverOffers offers = models::offer_techniques(choices, options.setup);
+      INFO(nn::to_text(offers));
       CHECK(offers.known == known);
       CHECK(offers.untried == 0);
       double before = -1;
       std::size_t of_table = 0;
-      for (const models::TechniquePrice& price : offers.fitting) {
+      for (const nn::LeverPrice& price : offers.fitting) {
         CHECK(price.minimum_bytes <= budget);
         REQUIRE(price.time_overhead_in_budget);
         CHECK(*price.time_overhead_in_budget >= before);
@@ -73,12 +73,12 @@ TEST_CASE("offers: a refusal names the smallest plan, then what fits, the cheape
       REQUIRE_FALSE(refused.is_feasible);
       const std::string text = refused.why_infeasible.what();
       CHECK(files_test::contains(text, "the smallest needs " + memory::exact_bytes(least)));
-      CHECK(files_test::contains(text, models::to_text(offers)));
+      CHECK(files_test::contains(text, nn::to_text(offers)));
       CHECK(refused.techniques.size() == 1 + offers.fitting.size());
       CHECK(refused.known_techniques == known);
       if (budget == 1) {
         CHECK(offers.fitting.empty());
-        CHECK(models::to_text(offers) == "none of " + std::to_string(known) + " techniques fits");
+        CHECK(nn::to_text(offers) == "none of " + std::to_string(known) + " techniques fits");
       }
     }
   }
@@ -89,15 +89,15 @@ TEST_CASE("offers: a refusal that has no time left says what it did not try", "[
   choices.budget_bytes = 1;
   choices.refusal_ms = 1e-3;  // since the process began
   const models::Setup setup = offers_setup("char-gpt");
-  const models::TechniqueOffers none = models::offer_techniques(choices, setup);
+  const nn::LeverOffers none = models::offer_techniques(choices, setup);
   CHECK(none.known == 15);
   CHECK(none.untried == none.known);
-  CHECK(files_test::contains(models::to_text(none), "15 of 15 techniques were not tried"));
-  CHECK(models::to_text({{{"`head` chunked", 2048, 0.5, 0.25, ""}}, 15, 3}) ==
+  CHECK(files_test::contains(nn::to_text(none), "15 of 15 techniques were not tried"));
+  CHECK(nn::to_text(nn::LeverOffers{{{"`head` chunked", 2048, 0.5, 0.25, ""}}, 15, 3}) ==
         "it fits with `head` chunked, which needs 2.00 KiB (2048 B), at 25 % more time; 3 of 15 techniques were not "
         "tried, for want of time or memory: a plan with `prices_techniques` tries them all");
-  CHECK(models::to_text({{}, 1, 0}) == "none of 1 technique fits");
-  CHECK(models::to_text({{}, 0, 0}).empty());
+  CHECK(nn::to_text(nn::LeverOffers{{}, 1, 0}) == "none of 1 technique fits");
+  CHECK(nn::to_text(nn::LeverOffers{{}, 0, 0}).empty());
 }
 
 TEST_CASE("offers: no plan needs less than parameters, gradients and optimizer state at their most", "[offers]") {
@@ -115,7 +115,7 @@ TEST_CASE("offers: no plan needs less than parameters, gradients and optimizer s
     change(setup);
     INFO("row " << (&change - rows) << ", " << setup.model);
     nn::Planner planner(models::zero_batch_run(setup), cpu, nn::hardware("cpu"));
-    const std::size_t bound = models::state_bound(models::zero_batch_run(setup), cpu);
+    const std::size_t bound = nn::state_bound(models::zero_batch_run(setup), cpu);
     CHECK(bound > 0);
     CHECK(bound <= planner.smallest().lower_bound_bytes);
     CHECK(planner.least_load() <= planner.smallest().peak_bytes);

@@ -71,7 +71,6 @@ TEST_CASE("plan and run: the same plan", "[plan]") {
         train.setup = planned_setup(packed);
         train.data = data;
         train.budget_bytes = budget;
-        train.plans_in_child = data == own;
         const models::PreparedTraining prepared = models::prepare_training(train);
         models::PlanOptions plan;
         plan.setup = train.setup;
@@ -112,26 +111,14 @@ TEST_CASE("plan and run: images, micro-batches chosen, no budget", "[plan]") {
   CHECK(report.micro_batches == prepared.options.setup.micro_batches);
   check_same(report.plan, prepared.plan);
 
-  // A child process chooses and plans the same, and refuses the same.
-  train.plans_in_child = true;
-  const models::PreparedTraining by_child = models::prepare_training(train);
-  CHECK(by_child.options.setup.micro_batches == prepared.options.setup.micro_batches);
-  CHECK(by_child.nodes == prepared.nodes);
-  CHECK(by_child.cost_model == prepared.cost_model);
-  CHECK(by_child.packing.bytes == prepared.packing.bytes);
-  CHECK(nn::plan_to_json(by_child.plan) == nn::plan_to_json(prepared.plan));
   train.budget_bytes = plan_MiB;
-  std::string errors[2];
-  for (const bool in_child : {false, true}) {
-    train.plans_in_child = in_child;
-    try {
-      models::prepare_training(train);
-    } catch (const nn::BudgetError& error) {
-      errors[in_child ? 1 : 0] = error.what();
-    }
+  std::string text;
+  try {
+    models::prepare_training(train);
+  } catch (const nn::BudgetError& error) {
+    text = error.what();
   }
-  CHECK(errors[0].find("needs as little as 1.00 MiB") != std::string::npos);
-  CHECK(errors[1] == errors[0]);
+  CHECK(text.find("needs as little as 1.00 MiB") != std::string::npos);
 }
 
 TEST_CASE("plan and run: dropout, clipping or none, an evaluation of another size", "[plan]") {
