@@ -215,6 +215,12 @@ class Trainer {
   std::size_t peak_bytes() const { return core_.peak_bytes(); }
   /// The arena's bytes by category and by path, now and at the peak, and what it committed for them.
   std::string memory() const { return core_.memory(); }
+  /// The plan in full, from dry runs: the segments that run again, by module; the plans from the smallest to the
+  /// fastest; the bytes of steps and evaluation by category and by module, at their peak.
+  std::string explain() { return core_.explain(); }
+  /// Writes the plan of a step for TrainerOptions::plan (nn/fit/plan_file.h). Throws ValueError without a budget, and
+  /// for several ranks, parts or shapes; FileError.
+  void save_plan(const std::string& path) { core_.save_plan(path); }
   /// Whether steps kept their plans; nothing where none are placed.
   PlacedArena::Statistics placed() const { return core_.placed(); }
 

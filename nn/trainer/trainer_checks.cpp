@@ -10,7 +10,10 @@
 #include <thimble/core/files/bytes.h>
 #include <thimble/dist/alike.h>
 #include <thimble/memory/bytes.h>
+#include <thimble/memory/offload/device_tier.h>
 #include <thimble/nn/files/checkpoint.h>
+#include <thimble/nn/fit/levers.h>
+#include <thimble/nn/step/gradient_sink.h>
 #include <thimble/nn/trainer/trainer_core.h>
 #include <thimble/nn/trainer/trainer_run.h>
 
@@ -70,8 +73,9 @@ void TrainerCore::check() const {
     refuse(std::to_string(step.micro_batches) + " micro-batches; expected at least 1, or nn::auto_micro_batches");
   }
   const bool has_others = options_.ranks.ranks != nullptr && options_.ranks.ranks->size() > 1;
+  const bool has_budget = options_.budget_bytes > 0 || options_.process_budget_bytes > 0;
   if (step.micro_batches == auto_micro_batches) {
-    if (!has_budget()) refuse("options.step.micro_batches: auto needs a budget to choose for; expected a number");
+    if (!has_budget) refuse("options.step.micro_batches: auto needs a budget to choose for; expected a number");
     if (has_others) refuse("options.step.micro_batches: auto is for one rank; expected a number");
     if (!program_->cuts_batches()) refuse("options.step.micro_batches: auto needs the program's micro_batch");
     if (step.fuses_optimizer != FusedUpdate::off) {
@@ -84,6 +88,37 @@ void TrainerCore::check() const {
              " are not known; expected the cpu");
     }
     if (has_others) refuse("process_budget_bytes is for one rank; expected budget_bytes, of each rank's arena");
+  }
+  const OffloadOptions& offload = options_.offload;
+  if (offload.read_ahead < 0) {
+    refuse("options.offload.read_ahead: expected at least 0, got " + std::to_string(offload.read_ahead));
+  }
+  if (!offload.any() && !offload.folder.empty()) {
+    refuse(
+        "options.offload.folder: expected tensors to offload there, got none; set saved_tensors, optimizer, gradients "
+        "or parameters");
+  }
+  if (offload.any() && !options_.planner.make_tier && options_.device.is_cuda() != offload.folder.empty()) {
+    refuse(options_.device.is_cuda()
+               ? "options.offload.folder: tensors of a GPU wait in the host's pinned memory; expected no folder, got " +
+                     quote(offload.folder)
+               : std::string("options.offload.folder: expected a folder on a disk, got none"));
+  }
+  if (offload.saved_tensors && !has_budget) {
+    refuse("options.offload.saved_tensors: plans choose the tensors; expected a budget");
+  }
+  if (offload.parameters && has_others) {
+    refuse("options.offload.parameters is for one rank; options.ranks.zero = 3 shards the parameters of several");
+  }
+  if (!options_.plan.empty() && program_->part_names().size() != 1) {
+    refuse("options.plan: expected a program with one part, got " + std::to_string(program_->part_names().size()));
+  }
+  if (!options_.plan.empty() && (has_others || step.micro_batches == auto_micro_batches)) {
+    refuse(std::string("options.plan: expected one rank and a number of micro-batches, got ") +
+           (has_others ? std::to_string(options_.ranks.ranks->size()) + " ranks" : "auto_micro_batches"));
+  }
+  if (options_.refusal_ms < 0) {
+    refuse("options.refusal_ms: expected at least 0, got " + std::to_string(options_.refusal_ms));
   }
   if (options_.patience < 0) refuse("patience: expected at least 0, got " + std::to_string(options_.patience));
   if ((options_.patience > 0 || !options_.best.empty()) && !program_->evaluates()) {
@@ -232,6 +267,11 @@ void TrainerCore::refuse_budget(std::size_t least) {
     }
   }
   const ShapePlan& shape = *shapes_.back();
+  if (shape.planners.empty()) {
+    throw BudgetError("trainer: options.plan: " + quote(options_.plan, 200) + " needs " + memory::exact_bytes(least) +
+                          ", the budget is " + memory::exact_bytes(budget),
+                      budget, least);
+  }
   std::size_t kept = 0;
   for (const auto& one : shapes_) {
     for (const auto& planner : one->planners) kept = std::max(kept, planner->keep_everything().peak_bytes);
@@ -242,47 +282,109 @@ void TrainerCore::refuse_budget(std::size_t least) {
                     budget, least);
 }
 
-/// What of the trainer's own options brings a step into the budget, with what it then needs.
-std::string TrainerCore::what_would_fit(const ShapePlan& shape) const {
-  const auto smallest = [&](const StepOptions& step) {
+namespace trainer_checks_detail {
+
+/// Bytes of a part's parameters, their gradients and its optimizer's state.
+struct StateBytes {
+  double parameters = 0, gradients = 0, optimizer = 0;
+};
+
+}  // namespace trainer_checks_detail
+
+/// Options, off so far, that can join those of the trainer and make a part's step need less.
+std::vector<Lever> TrainerCore::levers(const ShapePlan& shape, std::size_t part) const {
+  std::vector<Lever> list;
+  const auto add = [&](const std::string& name, const TrainerOptions& options, const std::string& note,
+                       double transfer_s) {
+    const auto changed = std::make_shared<const TrainerOptions>(options);
+    const MakeRun make = [this, changed, part, example = shape.example](Device device) {
+      return std::make_unique<TrainerRun>(*program_, *changed, device,
+                                          RunRequest{.steps = {example}, .only_part = part, .whole = whole_.get()});
+    };
+    list.push_back({name, [make] { return make; }, options.planner, note, transfer_s});
+  };
+  const StepOptions& step = options_.step;
+  const bool is_alone = !whole_;
+  const bool is_kept = is_alone && step.fuses_optimizer == FusedUpdate::off && !options_.offload.gradients;
+  const auto can_send_to = [&](SinkKind sink) {
+    return is_kept && refusal_of(sink, {.clip_norm = step.clip_norm,
+                                        .micro_batches = step.micro_batches,
+                                        .is_scaled = options_.loss_scale.has_value(),
+                                        .is_scale_dynamic = options_.loss_scale && options_.loss_scale->is_dynamic,
+                                        .has_hook = step.on_gradients != nullptr}) == SinkRefusal::none;
+  };
+  if (can_send_to(SinkKind::fused)) {
     TrainerOptions other = options_;
-    other.step = step;
-    std::size_t most = 0;
-    for (std::size_t part = 0; part < shape.parts.size(); ++part) {
-      const MakeRun make = [&, part](Device device) {
-        return std::make_unique<TrainerRun>(
-            *program_, other, device, RunRequest{.steps = {shape.example}, .only_part = part, .whole = whole_.get()});
-      };
-      most = std::max(most, Planner(make, options_.device, costs_, options_.planner).smallest().peak_bytes);
-    }
-    return most;
-  };
-  std::string fits;
-  const auto try_with = [&](const std::string& name, const StepOptions& step) {
-    try {
-      const std::size_t bytes = smallest(step);
-      if (bytes > budget_) return false;
-      fits += "; options.step." + name + " would need " + memory::exact_bytes(bytes);
-      return true;
-    } catch (const Error&) {
-      return false;  // a batch of fewer samples, an optimizer that cannot be fused
-    }
-  };
-  StepOptions step = options_.step;
-  if (step.fuses_optimizer == FusedUpdate::off && step.micro_batches == 1 && step.clip_norm == 0) {
-    step.fuses_optimizer = FusedUpdate::secured;
-    try_with("fuses_optimizer = FusedUpdate::secured", step);
+    other.step.fuses_optimizer = FusedUpdate::secured;
+    add("options.step.fuses_optimizer = FusedUpdate::secured", other, "", 0);
   }
-  step = options_.step;
-  step.fuses_optimizer = FusedUpdate::off;
-  step.micro_samples = 0, step.parts.clear();
-  constexpr std::int64_t most_micro_batches = 64;
-  while (program_->cuts_batches() && (step.micro_batches *= 2) <= most_micro_batches) {
-    if (try_with("micro_batches = " + std::to_string(step.micro_batches), step)) break;
+  constexpr std::int64_t max_micro_batches = 64;
+  for (std::int64_t count = 2 * step.micro_batches; count <= max_micro_batches; count *= 2) {
+    if (!program_->cuts_batches() || (is_alone && !is_kept)) break;
+    TrainerOptions other = options_;
+    other.step.micro_batches = count;
+    other.step.micro_samples = 0, other.step.parts.clear();
+    add("options.step.micro_batches = " + std::to_string(count), other, "", 0);
   }
-  if (!fits.empty()) return fits;
-  if (!program_->cuts_batches()) return "; with TrainedProgram::micro_batch a step can run in several micro-batches";
-  return "; a smaller batch or model is needed";
+  trainer_checks_detail::StateBytes bytes;
+  {
+    const Device on = dry(options_.device);
+    const memory::Stack stack = memory::make_resource(on, profile_options(on));
+    const ResourceScope scope(stack.top);
+    TrainerRun run(*program_, options_, on, RunRequest{.whole = whole_.get()});
+    for (const optim::Named& p : run.parameters(part)) bytes.gradients += static_cast<double>(p.tensor.bytes());
+    for (const Module* const module : run.program().modules()) {
+      for (const NamedTensor& p : module->parameters()) bytes.parameters += static_cast<double>(p.tensor.bytes());
+    }
+    bytes.optimizer = static_cast<double>(run.program().optimizer(part).state_bytes());
+  }
+  // Forward, backward and the update read a parameter, and the update writes it. All else is written and read once.
+  // Plans count the transfers of saved tensors; of others none, so they are added here as if nothing ran beside them.
+  const auto offload = [&](bool optimizer, bool gradients, bool parameters) {
+    TrainerOptions other = options_;
+    OffloadOptions& away = other.offload;
+    std::string name;
+    double moved = 0;
+    const auto set = [&](bool is_wanted, bool& option, const char* text, double transfers) {
+      if (!is_wanted || option) return;
+      option = true;
+      name += (name.empty() ? "options.offload." : ", .") + std::string(text);
+      moved += transfers;
+    };
+    set(true, away.saved_tensors, "saved_tensors", 0);
+    set(optimizer && bytes.optimizer > 0, away.optimizer, "optimizer", 2 * bytes.optimizer);
+    set(gradients && can_send_to(SinkKind::offloaded), away.gradients, "gradients", 2 * bytes.gradients);
+    set(parameters && is_alone, away.parameters, "parameters", 4 * bytes.parameters);
+    if (name.empty()) return;
+    name += " = true";
+    for (const Lever& known : list) {
+      if (known.options == name) return;
+    }
+    other.planner.spilling.offloads = true;
+    if (!other.planner.make_tier) other.planner.make_tier = [](Device on) { return memory::make_tier(on); };
+    add(name, other, "", moved / costs_.hardware.tier_bytes_per_s);
+  };
+  offload(false, false, false);
+  offload(true, false, false);
+  offload(true, true, false);
+  offload(true, true, true);
+  return list;
+}
+
+/// Options that bring a step into the budget, with the bytes and the time that it then needs.
+std::string TrainerCore::what_would_fit(const ShapePlan& shape) const {
+  std::size_t largest = 0;
+  for (std::size_t part = 1; part < shape.planners.size(); ++part) {
+    const auto bytes = [&](std::size_t i) { return shape.planners[i]->smallest().peak_bytes; };
+    if (bytes(part) > bytes(largest)) largest = part;
+  }
+  LeverSearch search{options_.device, CostModel(costs_.hardware), budget_, begin_ms_, options_.refusal_ms};
+  LeverOffers offers = offer_levers(search, levers(shape, largest), shape.planners[largest]->keep_everything().step_s);
+  offers.how_to_try_all = "options.refusal_ms = 0 tries them all";
+  std::string text = "; " + to_text(offers);
+  if (offers.known == 0) text = "; a smaller batch or model is needed";
+  if (!program_->cuts_batches()) text += "; with TrainedProgram::micro_batch a step can run in several micro-batches";
+  return text;
 }
 
 }  // namespace thimble::nn::trainer_detail

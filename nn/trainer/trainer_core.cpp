@@ -14,13 +14,17 @@
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/threads/parallel.h>
 #include <thimble/memory/bytes.h>
+#include <thimble/memory/offload/device_tier.h>
 #include <thimble/memory/offload/file_tier.h>
 #include <thimble/memory/policies/committed.h>
+#include <thimble/memory/process/process.h>
 #include <thimble/memory/summary.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/staging.h>
+#include <thimble/nn/fit/plan_file.h>
 #include <thimble/nn/fit/process_budget.h>
+#include <thimble/nn/fit/segments.h>
 #include <thimble/nn/trainer/trainer_run.h>
 
 namespace thimble::nn {
@@ -48,13 +52,14 @@ std::string TrainerPlan::text() const {
   }
   if (!rank_peak_bytes.empty()) text += ")";
   if (budget_bytes > 0) {
-    text += " of a budget of " + memory::exact_bytes(budget_bytes) + "; keeping everything " +
-            memory::exact_bytes(keep_everything_bytes);
+    text += " of a budget of " + memory::exact_bytes(budget_bytes);
+    if (keep_everything_bytes > 0) text += "; keeping everything " + memory::exact_bytes(keep_everything_bytes);
   }
   if (process_budget_bytes > 0) {
     text += "; with " + to_string(outside) + " outside of it " + memory::exact_bytes(peak_bytes + outside.total()) +
             " of a budget of " + memory::exact_bytes(process_budget_bytes) + " for the process";
   }
+  if (tier_bytes > 0) text += "; " + memory::exact_bytes(tier_bytes) + " in tiers";
   if (micro_batches > 1) text += "; " + std::to_string(micro_batches) + " micro-batches";
   text += "\n";
   for (const Shapes& shape : shapes) {
@@ -72,6 +77,7 @@ namespace trainer_detail {
 TrainerCore::TrainerCore(std::unique_ptr<ErasedProgram> program, TrainerOptions options)
     : program_(std::move(program)), options_(std::move(options)), costs_(trainer_core_detail::costs_of(options_)) {
   check();
+  complete_offload();
   check_parts();
   budget_ = options_.budget_bytes;
   if (options_.step.micro_batches == auto_micro_batches) choose_micro_batches();  // a checkpoint has their number
@@ -150,8 +156,34 @@ StepRecord TrainerCore::record(const StepKind& step) const {
   return record;
 }
 
+/// Where tensors wait that are offloaded, in the words of the planner.
+void TrainerCore::complete_offload() {
+  const OffloadOptions& offload = options_.offload;
+  if (offload.saved_tensors) options_.planner.spilling.offloads = true;
+  if (!offload.any() || options_.planner.make_tier) return;
+  options_.planner.make_tier = [folder = offload.folder](Device device) {
+    return memory::make_tier(device, {.folder = folder});
+  };
+}
+
+/// The plan of the file, for the first key.
+void TrainerCore::read_plan() {
+  ShapePlan& shape = *shapes_.front();
+  shape.parts = {
+      nn::read_plan(options_.plan, part_steps(shape.example, 0), options_.device, options_.planner.make_tier)};
+  if (shape.parts.front().packed_bytes == 0 || options_.planner.spilling.packs) return;
+  throw ValueError("trainer: options.plan: " + quote(options_.plan, 200) +
+                   " packs tensors, which rounds gradients; expected options.planner.spilling.packs = true");
+}
+
 /// Plans for a new key. Where no plan fits, everything stays as it was.
 void TrainerCore::add_shape(std::int64_t step, const StepKey& key) {
+  begin_ms_ = process::processor_ms();
+  const bool is_of_file = !options_.plan.empty() && shapes_.empty();
+  if (!options_.plan.empty() && !is_of_file && options_.budget_bytes == 0 && options_.process_budget_bytes == 0) {
+    throw PlanError("trainer: options.plan: " + quote(options_.plan, 200) + " is of batches with " +
+                    shapes_.front()->key + ", got one with " + key.shapes + "; a budget plans others as well");
+  }
   auto shape = std::make_unique<ShapePlan>();
   shape->shapes = key.shapes;
   shape->values = {key.values};
@@ -164,7 +196,7 @@ void TrainerCore::add_shape(std::int64_t step, const StepKey& key) {
   }
   const std::size_t parts = program_->part_names().size();
   shape->parts.resize(parts);
-  for (std::size_t part = 0; part < parts && has_budget(); ++part) {
+  for (std::size_t part = 0; part < parts && is_planned() && !is_of_file; ++part) {
     shape->planners.push_back(
         std::make_unique<Planner>(part_steps(shape->example, part), options_.device, costs_, options_.planner));
   }
@@ -177,6 +209,7 @@ void TrainerCore::add_shape(std::int64_t step, const StepKey& key) {
   for (const auto& s : shapes_) before.push_back({s->parts, s->placement, s->first_plan});
   shapes_.push_back(std::move(shape));
   try {
+    if (is_of_file) read_plan();
     fit_all();
     if (stack_.placed) stack_.placed->set_plans(placements());
   } catch (...) {
@@ -194,7 +227,7 @@ void TrainerCore::add_shape(std::int64_t step, const StepKey& key) {
 /// Plans of every part of every key within so many bytes, each by itself. False where one has none.
 bool TrainerCore::fit_parts(std::size_t target_bytes) {
   for (const auto& shape : shapes_) {
-    for (std::size_t part = 0; part < shape->parts.size(); ++part) {
+    for (std::size_t part = 0; part < shape->planners.size(); ++part) {
       try {
         shape->parts[part] = shape->planners[part]->fit(target_bytes);
       } catch (const BudgetError&) {
@@ -207,7 +240,7 @@ bool TrainerCore::fit_parts(std::size_t target_bytes) {
 
 void TrainerCore::fit_smallest() {
   for (const auto& shape : shapes_) {
-    for (std::size_t part = 0; part < shape->parts.size(); ++part) {
+    for (std::size_t part = 0; part < shape->planners.size(); ++part) {
       shape->parts[part] = shape->planners[part]->smallest();
     }
   }
@@ -221,7 +254,7 @@ MemoryProfile TrainerCore::place_all() {
   for (const auto& shape : shapes_) {
     const std::vector<StepKind> steps(2, shape->example);
     all_steps.insert(all_steps.end(), steps.begin(), steps.end());
-    if (!has_budget()) continue;
+    if (!is_planned()) continue;
     const MemoryProfile traced = profile_training(on, whole_steps(steps, true), 2, true);
     shape->placement = plan_steps(traced, placement_options(on, options_.step.micro_batches));
     shape->first_plan = plans;
@@ -241,7 +274,11 @@ std::vector<StepPlacement> TrainerCore::placements() const {
 void TrainerCore::fit_arena() {
   const std::size_t budget = budget_;
   const auto fits = [&] {
-    plan_.peak_bytes = place_all().peak_bytes;
+    const MemoryProfile profile = place_all();
+    plan_.peak_bytes = profile.peak_bytes;
+    plan_.lower_bound_bytes = profile.lower_bound_bytes;
+    plan_.tier_bytes = profile.tier_bytes;
+    plan_.peak_by_category = profile.peak_by_category;
     const std::size_t most = max_over_ranks(plan_.peak_bytes);
     return std::pair(most <= budget, most);
   };
@@ -266,7 +303,11 @@ memory::OutsideBytes TrainerCore::outside() const {
   for (const auto& shape : shapes_) {
     for (const auto& planner : shape->planners) facts.nodes = std::max(facts.nodes, planner->graph().nodes.size());
   }
-  if (options_.planner.spilling.offloads) facts.tier_threads = FileTier::Options().workers;
+  const OffloadOptions& offload = options_.offload;
+  const auto parts = static_cast<int>(program_->part_names().size());
+  const int tiers = (options_.planner.spilling.offloads ? 1 : 0) + (offload.optimizer ? parts : 0) +
+                    (offload.gradients ? 1 : 0) + (offload.parameters ? 1 : 0);
+  facts.tier_threads = tiers * FileTier::Options().workers;
   if (!options_.save.empty() || !options_.best.empty() || !options_.resume.empty()) facts.staging = file_staging_bytes;
   return memory::outside_bytes(memory::ProcessBase::measure(), facts);
 }
@@ -321,12 +362,13 @@ void TrainerCore::describe() {
   plan_.budget_bytes = budget_;
   plan_.micro_batches = options_.step.micro_batches;
   plan_.process_budget_bytes = options_.process_budget_bytes;
-  plan_.keep_everything_bytes = has_budget() ? 0 : plan_.peak_bytes;
+  plan_.keep_everything_bytes = is_planned() ? 0 : plan_.peak_bytes;
   const std::vector<std::string> names = program_->part_names();
   for (const auto& shape : shapes_) {
     TrainerPlan::Shapes of{shape->key, shape->example.step, {}};
     for (std::size_t part = 0; part < names.size(); ++part) {
-      of.parts.push_back({names[part], shape->parts[part].description, shape->parts[part].time_overhead});
+      const Plan& plan = shape->parts[part];
+      of.parts.push_back({names[part], plan.description, plan.time_overhead, plan.time_gap()});
     }
     for (const auto& planner : shape->planners) {
       plan_.keep_everything_bytes = std::max(plan_.keep_everything_bytes, planner->keep_everything().peak_bytes);
@@ -351,7 +393,7 @@ void TrainerCore::start() {
     run_ = std::move(run);
   } catch (const OutOfMemory&) {
     // Without example steps nothing was planned so far: the first step's refusal says what would fit.
-    if (shapes_.empty() && has_budget()) require_planned(first_step_, key_of(first_step_));
+    if (shapes_.empty() && is_planned()) require_planned(first_step_, key_of(first_step_));
     throw;
   }
   stack_ = std::move(stack);
@@ -495,6 +537,53 @@ std::size_t TrainerCore::peak_bytes() const {
 std::string TrainerCore::memory() const {
   if (!stack_.arena) return "nothing is taken before the first step\n";
   return stack_.ledger->summary() + memory::committed_table(stack_) + memory::to_string(stack_.arena->statistics());
+}
+
+void TrainerCore::save_plan(const std::string& path) {
+  const bool is_one = shapes_.size() == 1 && program_->part_names().size() == 1 && is_planned() && !whole_;
+  if (!is_one) {
+    throw ValueError("trainer: save_plan: expected a budget, one rank, one part and batches of one shape, got " +
+                     std::string(is_planned() ? "a" : "no") + " budget, " +
+                     std::to_string(whole_ ? options_.ranks.ranks->size() : 1) + " rank(s), " +
+                     std::to_string(program_->part_names().size()) + " part(s), " + std::to_string(shapes_.size()) +
+                     " shape(s)");
+  }
+  write_plan(path, shapes_.front()->parts.front());
+}
+
+std::string TrainerCore::explain() {
+  std::string text = plan_.text();
+  const std::vector<std::string> names = program_->part_names();
+  for (const auto& shape : shapes_) {
+    for (std::size_t part = 0; part < shape->parts.size() && is_planned(); ++part) {
+      const std::string of = shape->key + (names[part].empty() ? "" : ", " + names[part]);
+      const TapeGraph graph = record_step(options_.device, part_steps(shape->example, part));
+      const std::vector<PlannedSegment> segments = planned_segments(shape->parts[part], graph);
+      text += of +
+              (segments.empty() ? ": nothing runs again\n" : ": segments that backward runs again, in part or whole\n");
+      text += to_table(segments);
+      if (part >= shape->planners.size()) continue;
+      text += of + ": plans, from the smallest to the fastest\n";
+      for (const Plan& plan : shape->planners[part]->plans()) {
+        char overhead[32];
+        std::snprintf(overhead, sizeof overhead, "%7.1f", 100 * plan.time_overhead);
+        text += "  " + memory::exact_bytes(plan.peak_bytes) + " at" + overhead + " % more time\n";
+      }
+    }
+  }
+  const Device on = dry(options_.device);
+  memory::Options of_stack = profile_options(on);
+  of_stack.plans = placements();
+  const memory::Stack stack = memory::make_resource(on, std::move(of_stack));
+  const ResourceScope scope(stack.top);
+  std::vector<StepKind> steps;
+  for (const auto& shape : shapes_) steps.insert(steps.end(), 2, shape->example);
+  const std::unique_ptr<TrainingRun> run = whole_steps(steps, true)(on);
+  for (std::size_t i = 0; i < steps.size(); ++i) run->step();
+  if (stack.placed) stack.placed->release_region();
+  run->finish([&] { run->step(); });
+  return text + "bytes of steps and evaluation, by category and module\n" + stack.ledger->summary() +
+         memory::committed_table(stack);
 }
 
 PlacedArena::Statistics TrainerCore::placed() const {

@@ -22,6 +22,8 @@ class DataParallel;
 
 namespace thimble::nn {
 
+struct Lever;
+
 /// Ranks that train a program together, with the bits of one rank that has all micro-batches (dist/data_parallel.h).
 /// Each computes its own micro-batches of every batch, so several need TrainedProgram::micro_batch.
 struct RankOptions {
@@ -29,6 +31,18 @@ struct RankOptions {
   int zero = 0;                         ///< stage of ZeRO, 0 to 3: from 3 on parameters are sharded, too
   std::size_t bucket_bytes = 25 << 20;  ///< of gradients that are sent together
   int read_ahead = 1;                   ///< modules whose parameters come before they are used, in stage 3
+};
+
+/// Tensors that wait in a tier between uses (memory/offload/tier.h): on the cpu in a file, of a GPU in pinned memory of
+/// the host. The bits are those of a run that keeps them.
+struct OffloadOptions {
+  std::string folder = {};     ///< of the file, on a disk with room for direct access; for the cpu only
+  bool saved_tensors = false;  ///< those that backward reads, as plans choose; needs a budget
+  bool optimizer = false;      ///< its state, between updates
+  bool gradients = false;      ///< until their parameter is updated; not with micro-batches, a loss scale or ranks
+  bool parameters = false;     ///< between their uses; on one rank
+  int read_ahead = 1;          ///< modules whose parameters are read before they are used
+  bool any() const noexcept { return saved_tensors || optimizer || gradients || parameters; }
 };
 
 /// As StepOptions::micro_batches of a trainer: 1, 2, 4, ... up to 64, the fastest within the budget by the cost model.
@@ -53,8 +67,14 @@ struct TrainerOptions {
   /// Every rank makes the trainer with the same program and options. `step.micro_batches` are those of each rank, and
   /// the budget is of each rank's arena. Rank 0 writes files.
   RankOptions ranks = {};
-  std::string hardware = {};     ///< whose times plans are made with (nn/fit/cost.h); empty: the device's kind
-  PlannerOptions planner = {};   ///< what plans may do that costs transfers or exactness
+  OffloadOptions offload = {};
+  std::string hardware = {};  ///< whose times plans are made with (nn/fit/cost.h); empty: the device's kind
+  /// What plans may do that costs transfers or exactness. Its make_tier, where given, makes the tiers of `offload`.
+  PlannerOptions planner = {};
+  /// A plan that Trainer::save_plan wrote, of a program with one part: followed, and nothing is searched.
+  std::string plan = {};
+  /// Processor time in milliseconds that the refusal of a budget takes at most, about; 0 sets no bound.
+  double refusal_ms = default_refusal_ms;
   bool is_strict = false;        ///< a step that leaves its plan is a PlanError
   bool skips_unfitting = false;  ///< a batch that no plan fits is passed over and counted; false: BudgetError
   // Of run(); of a program with one part and one module. Saving and loading take memory for state that is away alone.
@@ -79,6 +99,7 @@ struct TrainerPlan {
   struct Part {
     std::string name, description;
     double time_overhead = 0;  ///< over keeping everything, by the cost model
+    double time_gap = 0;       ///< over the least possible in as many bytes at most, by a proven bound; 0: not known
   };
   struct Shapes {
     std::string key;
@@ -92,6 +113,9 @@ struct TrainerPlan {
   std::size_t peak_bytes = 0;            ///< that the arena will commit: steps of all shapes, and the evaluation
   std::vector<std::size_t> rank_peak_bytes = {};  ///< of each of several ranks; empty for one
   std::size_t keep_everything_bytes = 0;          ///< of the step that needs most, not placed
+  std::size_t lower_bound_bytes = 0;              ///< no placement of the same steps needs less
+  std::size_t tier_bytes = 0;                     ///< that tiers will occupy beside the arena
+  CategoryBytes peak_by_category{};               ///< of the tensors that live at the peak
   std::vector<Shapes> shapes;
   std::string text() const;
 };
@@ -154,6 +178,8 @@ class TrainerCore {
   Certificate certify(std::int64_t steps);
   std::size_t peak_bytes() const;
   std::string memory() const;
+  std::string explain();
+  void save_plan(const std::string& path);
   PlacedArena::Statistics placed() const;
 
  private:
@@ -168,7 +194,12 @@ class TrainerCore {
   void fit_all();
   void fit_arena();
   void choose_micro_batches();
-  bool has_budget() const noexcept { return options_.budget_bytes > 0 || options_.process_budget_bytes > 0; }
+  void complete_offload();
+  void read_plan();
+  /// Whether steps follow plans.
+  bool is_planned() const noexcept {
+    return options_.budget_bytes > 0 || options_.process_budget_bytes > 0 || !options_.plan.empty();
+  }
   memory::OutsideBytes outside() const;
   bool fit_parts(std::size_t target_bytes);
   void fit_smallest();
@@ -179,6 +210,7 @@ class TrainerCore {
   void require_alike() const;
   int rank() const noexcept;
   [[noreturn]] void refuse_budget(std::size_t least);
+  std::vector<Lever> levers(const ShapePlan& shape, std::size_t part) const;
   std::string what_would_fit(const ShapePlan& shape) const;
   std::vector<StepPlacement> placements() const;
   void describe();
@@ -191,6 +223,7 @@ class TrainerCore {
   std::vector<bool> is_frozen_;                // as the program makes the optimizers' parameters
   std::unique_ptr<const WholeProgram> whole_;  // null for one rank
   CostModel costs_;
+  double begin_ms_ = 0;                             // processor time when planning of the latest key began
   std::string machine_;                             // that the plans are made for
   std::vector<std::unique_ptr<ShapePlan>> shapes_;  // they stay where they are: runs look at them
   TrainerPlan plan_;

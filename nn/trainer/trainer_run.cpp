@@ -11,6 +11,7 @@
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/dist/shard_store.h>
 #include <thimble/memory/bytes.h>
+#include <thimble/memory/offload/tier_store.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/step/read.h>
 
@@ -121,8 +122,20 @@ TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& optio
 
 /// Model and optimizers; on several ranks with this rank's shards.
 void TrainerRun::make_program() {
+  const OffloadOptions& away = trainer_options_.offload;
+  const auto make_tier = [&] { return trainer_options_.planner.make_tier(device_); };
+  if (away.gradients) options_.gradient_tier = make_tier();
+  std::optional<optim::StateTierScope> state_tiers;
+  if (away.optimizer) state_tiers.emplace(make_tier);
   if (request_.whole == nullptr) {
-    run_ = program_.make(device_);
+    {
+      std::shared_ptr<ParameterStore> store;
+      if (away.parameters) {
+        store = std::make_shared<memory::TierStore>(make_tier(), memory::UnitOptions{.read_ahead = away.read_ahead});
+      }
+      const ParameterStoreScope scope(store);
+      run_ = program_.make(device_);
+    }
     return run_->make_optimizers();
   }
   const RankOptions& options = trainer_options_.ranks;
@@ -449,7 +462,9 @@ RunView TrainerRun::view() {
 
 std::size_t TrainerRun::tier_bytes() const {
   std::size_t bytes = tier_ ? tier_->statistics().committed_bytes : 0;
-  if (const Tier* const tier = options_.recording.tier.get()) bytes += tier->statistics().committed_bytes;
+  for (const Tier* const tier : {options_.recording.tier.get(), options_.gradient_tier.get()}) {
+    if (tier != nullptr) bytes += tier->statistics().committed_bytes;
+  }
   std::vector<const ParameterStore*> stores;
   for (std::size_t part = 0; part < part_count_; ++part) {
     const optim::Optimizer& optimizer = run_->optimizer(part);

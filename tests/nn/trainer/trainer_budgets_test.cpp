@@ -8,6 +8,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
+#include <thimble/memory/bytes.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/nn/files/safetensors.h>
 #include <thimble/optim/accumulate.h>
@@ -15,6 +16,7 @@
 #include "nn/own_program.h"
 #include "support/catch.h"
 #include "support/files.h"
+#include "support/offload_data.h"
 
 using namespace thimble;
 using namespace own_program;
@@ -211,4 +213,136 @@ TEST_CASE("trainer: gradients are clipped by value between backward and the upda
   options.step.fuses_optimizer = nn::FusedUpdate::off;
   options.loss_scale = optim::GradScalerOptions{};
   CHECK_THROWS_AS(Own(own, options), PlanError);
+}
+
+TEST_CASE("trainer: tensors wait in a tier between their uses, with the same bits", "[trainer][offload]") {
+  const std::string at = offload_test::disk_folder();
+  if (at.empty()) return;
+  const nn::TrainerOptions plain{.seed = 2, .steps = 2};
+  const auto own_of = [](std::int64_t samples) {
+    Sizes sizes;
+    sizes.width = 512, sizes.depth = 5;  // 21 MB of parameters: more than a tier's buffers
+    sizes.samples = [samples](std::int64_t) { return samples; };
+    return program(sizes);
+  };
+  struct Case {
+    const char* name;
+    nn::OffloadOptions away;
+    std::int64_t samples;
+  };
+  const std::vector<Case> cases{{"saved tensors", {.folder = at, .saved_tensors = true}, 1100},
+                                {"optimizer", {.folder = at, .optimizer = true}, 140},
+                                {"gradients", {.folder = at, .gradients = true}, 140},
+                                {"parameters", {.folder = at, .parameters = true, .read_ahead = 0}, 140},
+                                {"all", {at, true, true, true, true, 2}, 1100}};
+  for (const Case& one : cases) {
+    INFO(one.name);
+    const Program own = own_of(one.samples);
+    Own kept(own, plain);
+    const std::vector<double> expected = budgets_losses(kept);
+    nn::TrainerOptions options = plain;
+    options.offload = one.away;
+    if (one.away.saved_tensors) options.budget_bytes = kept.plan().peak_bytes * 8 / 10;
+    Own trainer(own, options);
+    CHECK(budgets_losses(trainer) == expected);
+    CHECK(trainer.peak_bytes() == trainer.plan().peak_bytes);
+    CHECK(trainer.plan().peak_bytes < kept.plan().peak_bytes);
+    if (!one.away.saved_tensors) CHECK(trainer.plan().tier_bytes > 0);
+    CHECK(trainer.certify(2).holds());
+  }
+
+  const Program own = own_of(1);
+  nn::TrainerOptions options = plain;
+  const auto refused = [&](const std::string& part) {
+    INFO(part);
+    CHECK_THROWS_WITH(Own(own, options), Catch::Contains(part));
+  };
+  options.offload = {.optimizer = true};
+  refused("options.offload.folder: expected a folder on a disk, got none");
+  options.offload = {.folder = at};
+  refused("options.offload.folder: expected tensors to offload there, got none");
+  options.offload = {.folder = at, .saved_tensors = true};
+  refused("options.offload.saved_tensors: plans choose the tensors; expected a budget");
+  options.offload = {.folder = at, .parameters = true, .read_ahead = -1};
+  refused("options.offload.read_ahead: expected at least 0, got -1");
+  options.offload = {.folder = at, .gradients = true};
+  options.step.fuses_optimizer = nn::FusedUpdate::secured;
+  CHECK_THROWS_AS(Own(own, options), PlanError);  // a gradient has one sink
+}
+
+TEST_CASE("trainer: a refusal names options that would fit, with their bytes, and they do", "[trainer][offers]") {
+  Program own = budgets_program();
+  own.evaluate = nullptr;  // it has whole batches
+  nn::TrainerOptions options{.budget_bytes = 1, .seed = 2, .steps = 2};
+  options.refusal_ms = 0;
+  std::size_t least = 0;
+  try {
+    const Own trainer(own, options);
+  } catch (const nn::BudgetError& error) {
+    least = error.minimum_bytes();
+  }
+  REQUIRE(least > 0);
+  options.budget_bytes = least * 6 / 10;
+  std::string text;
+  try {
+    const Own trainer(own, options);
+  } catch (const nn::BudgetError& error) {
+    text = error.what();
+  }
+  INFO(text);
+  CHECK(text.find("it fits with options.") != std::string::npos);
+  const std::string four = "options.step.micro_batches = 4, which needs ";
+  REQUIRE(text.find(four) != std::string::npos);
+  CHECK(text.find(" % more time") != std::string::npos);
+  nn::TrainerOptions follows = options;
+  follows.step.micro_batches = 4;
+  CHECK(Own(own, follows).plan().peak_bytes <= options.budget_bytes);
+  follows.budget_bytes = 1;
+  try {
+    const Own trainer(own, follows);
+    FAIL("it fits");
+  } catch (const nn::BudgetError& error) {
+    CHECK(text.find(four + memory::exact_bytes(error.minimum_bytes())) != std::string::npos);
+  }
+  options.refusal_ms = 1e-3;
+  CHECK_THROWS_WITH(Own(own, options), Catch::Contains("were not tried, for want of time or memory: "
+                                                       "options.refusal_ms = 0 tries them all"));
+  options.budget_bytes = 1;
+  options.refusal_ms = 0;
+  CHECK_THROWS_WITH(Own(own, options), Catch::Contains("techniques fits"));
+}
+
+TEST_CASE("trainer: a plan is written, followed without a search, and explained", "[trainer][plan_file]") {
+  const Program own = budgets_program();
+  const TemporaryFolder folder;
+  const std::string file = folder.path() + "/step.plan";
+  nn::TrainerOptions options{.seed = 2, .steps = 3};
+  const std::size_t free_bytes = Own(own, options).plan().peak_bytes;
+  CHECK_THROWS_WITH(Own(own, options).save_plan(file), Catch::Contains("expected a budget, one rank, one part"));
+  options.budget_bytes = free_bytes * 7 / 10;
+  Own planned(own, options);
+  planned.save_plan(file);
+  const std::string text = planned.explain();
+  INFO(text);
+  for (const char* const part : {"segments that backward runs again", "kept bytes",
+                                 "plans, from the smallest to the fastest", "activation", "= committed"}) {
+    CHECK(text.find(part) != std::string::npos);
+  }
+  CHECK(text.find(memory::exact_bytes(planned.plan().peak_bytes)) != std::string::npos);
+  CHECK(planned.plan().lower_bound_bytes <= planned.plan().peak_bytes);
+  CHECK(planned.plan().lower_bound_bytes > 0);
+  const std::vector<double> expected = budgets_losses(planned);
+
+  nn::TrainerOptions follows{.seed = 2, .steps = 3};
+  follows.plan = file;
+  Own follower(own, follows);
+  CHECK(follower.plan().peak_bytes == planned.plan().peak_bytes);
+  CHECK(budgets_losses(follower) == expected);
+  CHECK(follower.peak_bytes() == planned.peak_bytes());
+  follows.budget_bytes = planned.plan().peak_bytes / 2;
+  CHECK_THROWS_WITH(Own(own, follows), Catch::Contains("options.plan: '") && Catch::Contains("' needs "));
+  Sizes other_sizes;
+  other_sizes.width = 96, other_sizes.depth = 3;
+  follows.budget_bytes = 0;
+  CHECK_THROWS_AS(Own(program(other_sizes), follows), PlanError);
 }

@@ -346,7 +346,7 @@ TEST_CASE("trainer: refusals of a budget say who needs more, and what would fit"
     return Batch{slice(batch.x, 0, from, to), slice(batch.y, 0, from, to)};
   };
   const std::string text = refusal(std::size_t{4} << 20);
-  CHECK(text.find("; options.step.micro_batches = ") != std::string::npos);
+  CHECK(text.find("with options.step.micro_batches = ") != std::string::npos);
   own.evaluate = [](Net& net, Device device) {
     return nn::read_value(mean(net(zeros({20'000, 96}, DType::f32, device))));
   };
