@@ -44,4 +44,26 @@ double one_cycle_rate(double rate, std::int64_t step, std::int64_t total, double
   return anneal(rate, end, (now - top) / (last - top));
 }
 
+Plateau::Plateau(const PlateauOptions& options) : options_(options) {
+  const auto require = [](bool is_in_range, const char* expected, double got) {
+    if (!is_in_range) throw ValueError(std::string("plateau: expected ") + expected + ", got " + std::to_string(got));
+  };
+  require(options.factor > 0 && options.factor < 1, "0 < factor < 1", options.factor);
+  require(options.patience >= 0, "a patience of at least 0", static_cast<double>(options.patience));
+  require(options.threshold >= 0 && options.threshold < 1, "0 <= threshold < 1", options.threshold);
+  require(options.least_factor >= 0 && options.least_factor <= 1, "0 <= least_factor <= 1", options.least_factor);
+}
+
+void Plateau::add(double loss) noexcept {
+  if (loss < state_.least_loss - options_.threshold * std::abs(state_.least_loss) ||
+      (std::isinf(state_.least_loss) && std::isfinite(loss))) {
+    state_.least_loss = loss;
+    state_.worse = 0;
+    return;
+  }
+  if (++state_.worse <= options_.patience) return;
+  state_.worse = 0;
+  state_.factor = std::max(options_.least_factor, state_.factor * options_.factor);
+}
+
 }  // namespace thimble::optim

@@ -2,6 +2,7 @@
 // Learning rates as plain functions of the step (from 0).
 
 #include <cstdint>
+#include <limits>
 
 namespace thimble::optim {
 
@@ -21,5 +22,33 @@ double cosine_rate(double rate, std::int64_t step, std::int64_t warmup, std::int
 /// factors >= 1.
 double one_cycle_rate(double rate, std::int64_t step, std::int64_t total, double rise = 0.3, double start_factor = 25,
                       double end_factor = 1e4);
+
+struct PlateauOptions {
+  double factor = 0.1;         ///< by which the rate falls, > 0 and < 1
+  std::int64_t patience = 10;  ///< evaluations in a row that may bring no new least loss
+  double threshold = 1e-4;     ///< a new least loss is below the one before by more than this share of it
+  double least_factor = 0;     ///< the product of all falls stays at or above it
+};
+
+/// A rate that falls when evaluations stop improving (as PyTorch's ReduceLROnPlateau with mode min and no cooldown).
+class Plateau {
+ public:
+  struct State {
+    double least_loss = std::numeric_limits<double>::infinity();
+    std::int64_t worse = 0;  ///< evaluations in a row since the least loss, or the last fall
+    double factor = 1;       ///< the product of all falls
+    friend bool operator==(const State&, const State&) = default;
+  };
+  /// Throws ValueError for options out of range.
+  explicit Plateau(const PlateauOptions& options);
+  /// The loss of an evaluation; one that is not a number brings no new least loss.
+  void add(double loss) noexcept;
+  const State& state() const noexcept { return state_; }
+  void set_state(const State& state) noexcept { state_ = state; }
+
+ private:
+  PlateauOptions options_;
+  State state_;
+};
 
 }  // namespace thimble::optim

@@ -9,8 +9,8 @@
 
 namespace thimble::memory {
 
-/// Private writable bytes that planning may hold in this process, by the smallest of the limits. Code counts by half: the
-/// kernel drops the rest and reads it again.
+/// Private writable bytes that planning may hold in this process, by the smallest of the limits. Code counts by half:
+/// the kernel drops the rest and reads it again.
 std::size_t heap_room(const std::vector<HostLimit>& limits = host_limits());
 
 /// For a scope limits this process to so many private writable bytes (RLIMIT_DATA), or fewer if it was limited to fewer

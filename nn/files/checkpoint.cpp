@@ -15,13 +15,84 @@
 namespace thimble::nn {
 namespace checkpoint_detail {
 
-std::vector<FileTensor> model_tensors(const Module& module, const CutParameters& cuts) {
+std::vector<FileTensor> model_tensors(const Module& module, const CutParameters& cuts, const std::string& prefix) {
   std::vector<FileTensor> list;
   for (const NamedTensor& p : checkpoint_parameters(module)) {
-    list.push_back(cuts.of_parameter({p.name, p.tensor}, "model."));
+    list.push_back(cuts.of_parameter({p.name, p.tensor}, prefix));
   }
-  for (const NamedTensor& b : module.buffers()) list.push_back({{"model." + b.name, b.tensor}, b.tensor});
+  for (const NamedTensor& b : module.buffers()) list.push_back({{prefix + b.name, b.tensor}, b.tensor});
   return list;
+}
+
+/// The tensors that a checkpoint of these has.
+class Contents {
+ public:
+  explicit Contents(const CheckpointParts& parts) : parts_(parts) {
+    const bool is_numbered = parts.modules.size() > 1;
+    for (std::size_t i = 0; i < parts.modules.size(); ++i) {
+      const CutParameters cuts(*parts.modules[i]);
+      if (is_numbered && !cuts.empty()) {
+        throw ValueError("checkpoint: expected one module, or several with whole parameters, got " +
+                         std::to_string(parts.modules.size()) + " with parts of parameters");
+      }
+      if (!is_numbered) cuts_ = cuts;
+      const std::string prefix = is_numbered ? "model." + std::to_string(i) + "." : "model.";
+      for (FileTensor& t : model_tensors(*parts.modules[i], cuts, prefix)) model_.push_back(std::move(t));
+    }
+  }
+  const std::vector<FileTensor>& model() const noexcept { return model_; }
+  /// The state `s` of optimizer i.
+  FileTensor of_state(std::size_t i, const Named& s) const {
+    FileTensor t = cuts_.of_state(s);
+    constexpr std::string_view kind = "optimizer.";
+    if (parts_.optimizers.size() > 1) t.whole.name.insert(kind.size(), std::to_string(i) + ".");
+    return t;
+  }
+  /// Shapes and dtypes of the state, here or away.
+  std::vector<NamedTensor> state_outline() const {
+    std::vector<FileTensor> list;
+    for (std::size_t i = 0; i < parts_.optimizers.size(); ++i) {
+      for (const Named& s : parts_.optimizers[i]->state_outline()) list.push_back(of_state(i, s));
+    }
+    return wholes_of(list);
+  }
+  void each_state(FunctionRef<void(const Named& own, const FileTensor& t)> visit) const {
+    for (std::size_t i = 0; i < parts_.optimizers.size(); ++i) {
+      parts_.optimizers[i]->each_state([&](std::span<const Named> own) {
+        for (const Named& s : own) visit(s, of_state(i, s));
+      });
+    }
+  }
+  /// What is not whole here comes together, parameter by parameter.
+  void assemble(FunctionRef<void(const NamedTensor&)> append) const {
+    Assembly assembly(append);
+    for (const FileTensor& t : model_) {
+      if (!t.part) continue;
+      fetch_parameters(t.here);
+      assembly.put(t);
+    }
+    each_state([&](const Named&, const FileTensor& t) { assembly.put(t); });
+  }
+
+ private:
+  const CheckpointParts& parts_;
+  CutParameters cuts_;  // of the only module
+  std::vector<FileTensor> model_;
+};
+
+/// The only module and the only optimizer. What is const here is only read: saving and visiting change neither.
+CheckpointParts parts_of(const Module& module, const optim::Optimizer& optimizer) {
+  return {{const_cast<Module*>(&module)}, {const_cast<optim::Optimizer*>(&optimizer)}};
+}
+
+CheckpointInfo info_of(const CheckpointParts& parts, const Generator& generator, const Metadata& metadata,
+                       const optim::GradScaler* scaler) {
+  CheckpointInfo info = checkpoint_info(*parts.modules.front(), *parts.optimizers.front(), generator, metadata, scaler);
+  for (std::size_t i = 1; i < parts.optimizers.size(); ++i) {
+    const optim::Optimizer& other = *parts.optimizers[i];
+    info.others.push_back({other.name(), other.step_count(), other.rate()});
+  }
+  return info;
 }
 
 /// The part of a tensor of the file that is this tensor.
@@ -35,33 +106,18 @@ SafetensorsEntry part_of(const SafetensorsEntry& whole, const Named& part) {
   return entry;
 }
 
-/// Shapes and dtypes of the state, here or away.
-std::vector<NamedTensor> state_outline(const optim::Optimizer& optimizer, const CutParameters& cuts) {
-  std::vector<FileTensor> list;
-  for (const Named& s : optimizer.state_outline()) list.push_back(cuts.of_state(s));
-  return wholes_of(list);
-}
-
-/// What is not whole here comes together, parameter by parameter.
-void assemble(const std::vector<FileTensor>& model, const optim::Optimizer& optimizer, const CutParameters& cuts,
-              FunctionRef<void(const NamedTensor&)> append) {
-  Assembly assembly(append);
-  for (const FileTensor& t : model) {
-    if (!t.part) continue;
-    fetch_parameters(t.here);
-    assembly.put(t);
-  }
-  optimizer.each_state([&](std::span<const Named> state) {
-    for (const Named& s : state) assembly.put(cuts.of_state(s));
-  });
-}
-
 void check(const SafetensorsReader& file, const CheckpointInfo& info, const std::vector<NamedTensor>& targets,
-           const optim::Optimizer& optimizer, FileStaging& staging) {
+           const std::vector<optim::Optimizer*>& optimizers, FileStaging& staging) {
   const std::string operation = "load_checkpoint: " + file.path();
-  if (info.optimizer != optimizer.name()) {
-    throw ValueError(operation + ": optimizer " + quote(info.optimizer) + " in the file, training uses " +
-                     quote(optimizer.name()));
+  if (info.others.size() + 1 != optimizers.size()) {
+    throw ValueError(operation + ": " + std::to_string(info.others.size() + 1) +
+                     " optimizers in the file, training has " + std::to_string(optimizers.size()));
+  }
+  for (std::size_t i = 0; i < optimizers.size(); ++i) {
+    const std::string& in_file = i == 0 ? info.optimizer : info.others[i - 1].optimizer;
+    if (in_file == optimizers[i]->name()) continue;
+    throw ValueError(operation + ": optimizer " + quote(in_file) + " in the file, training uses " +
+                     quote(optimizers[i]->name()));
   }
   std::map<std::string, const NamedTensor*> by_name;
   for (const NamedTensor& target : targets) by_name.emplace(target.name, &target);
@@ -115,12 +171,12 @@ void visit_state(const Module& module, const optim::Optimizer& optimizer) {
 
 void visit_save(const Module& module, const optim::Optimizer& optimizer) {
   const ParameterUse use;
-  const CutParameters cuts(module);
-  const std::vector<FileTensor> model = checkpoint_detail::model_tensors(module, cuts);
-  for (const FileTensor& t : model) {
+  const CheckpointParts parts = checkpoint_detail::parts_of(module, optimizer);
+  const checkpoint_detail::Contents contents(parts);
+  for (const FileTensor& t : contents.model()) {
     if (!t.part) fetch_parameters(t.here);
   }
-  checkpoint_detail::assemble(model, optimizer, cuts, [](const NamedTensor&) {});
+  contents.assemble([](const NamedTensor&) {});
 }
 
 CheckpointInfo checkpoint_info(const Module& module, const optim::Optimizer& optimizer, const Generator& generator,
@@ -134,47 +190,50 @@ CheckpointInfo checkpoint_info(const Module& module, const optim::Optimizer& opt
 void save_checkpoint(const std::string& path, const Module& module, const optim::Optimizer& optimizer,
                      const Generator& generator, const Metadata& metadata, const optim::GradScaler* scaler,
                      bool overwrites) {
+  save_checkpoint(path, checkpoint_detail::parts_of(module, optimizer), generator, metadata, scaler, overwrites);
+}
+
+void save_checkpoint(const std::string& path, const CheckpointParts& parts, const Generator& generator,
+                     const Metadata& metadata, const optim::GradScaler* scaler, bool overwrites) {
   check_kind({"save_checkpoint", path, &file_kinds::checkpoint}, overwrites);
   const ParameterUse use;
-  const CutParameters cuts(module);
-  const std::vector<FileTensor> model = checkpoint_detail::model_tensors(module, cuts);
-  std::vector<NamedTensor> here, outlines = checkpoint_detail::state_outline(optimizer, cuts);
-  for (const NamedTensor& t : wholes_of(model)) (t.tensor.storage() ? here : outlines).push_back(t);
+  const checkpoint_detail::Contents contents(parts);
+  std::vector<NamedTensor> here, outlines = contents.state_outline();
+  for (const NamedTensor& t : wholes_of(contents.model())) (t.tensor.storage() ? here : outlines).push_back(t);
   write_tensor_file(
-      path, here, outlines, format_checkpoint_info(checkpoint_info(module, optimizer, generator, metadata, scaler)),
-      [&](FunctionRef<void(const NamedTensor&)> append) {
-        checkpoint_detail::assemble(model, optimizer, cuts, append);
-      },
-      Numbers::finite);
+      path, here, outlines, format_checkpoint_info(checkpoint_detail::info_of(parts, generator, metadata, scaler)),
+      [&](FunctionRef<void(const NamedTensor&)> append) { contents.assemble(append); }, Numbers::finite);
 }
 
 Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer, Generator& generator,
                          optim::GradScaler* scaler, const std::vector<NamedTensor>& whole_state) {
+  return load_checkpoint(path, CheckpointParts{{&module}, {&optimizer}}, generator, scaler, whole_state);
+}
+
+Metadata load_checkpoint(const std::string& path, const CheckpointParts& parts, Generator& generator,
+                         optim::GradScaler* scaler, const std::vector<NamedTensor>& whole_state) {
   const ParameterUse use;
   const SafetensorsReader file(path);
   CheckpointInfo info = parse_checkpoint_info(file.header(), path);
-  const CutParameters cuts(module);
-  const std::vector<FileTensor> model = checkpoint_detail::model_tensors(module, cuts);
-  std::vector<NamedTensor> targets = wholes_of(model);
-  std::vector<NamedTensor> state = checkpoint_detail::state_outline(optimizer, cuts);
-  if (!whole_state.empty()) state = whole_state;
+  const checkpoint_detail::Contents contents(parts);
+  std::vector<NamedTensor> targets = wholes_of(contents.model());
+  const std::vector<NamedTensor> state = whole_state.empty() ? contents.state_outline() : whole_state;
   targets.insert(targets.end(), state.begin(), state.end());
   FileStaging staging;
-  checkpoint_detail::check(file, info, targets, optimizer, staging);
-  checkpoint_detail::check_fp8(path, info, module);
+  checkpoint_detail::check(file, info, targets, parts.optimizers, staging);
+  checkpoint_detail::check_fp8(path, info, *parts.modules.front());
   checkpoint_detail::check_scaler(path, info, scaler);
-  for (const FileTensor& t : model) read_file_tensor(file, file.entry(t.whole.name), t, staging);
-  optimizer.each_state([&](std::span<const Named> own) {
-    for (const Named& s : own) {
-      const FileTensor t = cuts.of_state(s);
-      const SafetensorsEntry& entry = file.entry(t.whole.name);
-      const bool is_shard = s.is_part() && !t.part;
-      read_file_tensor(file, is_shard ? checkpoint_detail::part_of(entry, s) : entry, t, staging);
-    }
+  for (const FileTensor& t : contents.model()) read_file_tensor(file, file.entry(t.whole.name), t, staging);
+  contents.each_state([&](const Named& s, const FileTensor& t) {
+    const SafetensorsEntry& entry = file.entry(t.whole.name);
+    const bool is_shard = s.is_part() && !t.part;
+    read_file_tensor(file, is_shard ? checkpoint_detail::part_of(entry, s) : entry, t, staging);
   });
   if (scaler != nullptr) scaler->set_state(*info.scaler);
-  optimizer.set_step_count(info.step_count);
-  optimizer.set_rate(info.rate);
+  for (std::size_t i = 0; i < parts.optimizers.size(); ++i) {
+    parts.optimizers[i]->set_step_count(i == 0 ? info.step_count : info.others[i - 1].step_count);
+    parts.optimizers[i]->set_rate(i == 0 ? info.rate : info.others[i - 1].rate);
+  }
   generator = Generator(info.seed);
   generator.set_step(info.generator_step);
   return std::move(info.metadata);

@@ -29,6 +29,19 @@ void save_checkpoint(const std::string& path, const Module& module, const optim:
                      const Generator& generator, const Metadata& metadata = {},
                      const optim::GradScaler* scaler = nullptr, bool overwrites = false);
 
+/// The modules and optimizers of a program that has several of one of them. Tensors of module i are then
+/// `model.<i>.<name>`, state of optimizer i is `optimizer.<i>.<name>`; of one there is no number.
+struct CheckpointParts {
+  std::vector<Module*> modules;
+  std::vector<optim::Optimizer*> optimizers;
+};
+/// One file of all of them, as above and below. Modules with parts of parameters (nn/parallel/shards.h) are ValueErrors
+/// where there are several.
+void save_checkpoint(const std::string& path, const CheckpointParts& parts, const Generator& generator,
+                     const Metadata& metadata = {}, const optim::GradScaler* scaler = nullptr, bool overwrites = false);
+Metadata load_checkpoint(const std::string& path, const CheckpointParts& parts, Generator& generator,
+                         optim::GradScaler* scaler = nullptr, const std::vector<NamedTensor>& whole_state = {});
+
 /// What a checkpoint of these says besides its tensors.
 CheckpointInfo checkpoint_info(const Module& module, const optim::Optimizer& optimizer, const Generator& generator,
                                const Metadata& metadata, const optim::GradScaler* scaler);

@@ -74,10 +74,20 @@ CheckpointInfo parse_checkpoint_info(const SafetensorsHeader& header, const std:
     texts.fail(detail::kind_key, "is " + quote(texts.at(detail::kind_key)) + "; readable: '" + detail::kind + "'");
   }
   CheckpointInfo info;
-  info.optimizer = texts.at(detail::optimizer_key);
-  info.step_count = static_cast<std::int64_t>(texts.number(detail::step_count_key, 10, 1, INT64_MAX));
-  info.rate = std::bit_cast<double>(texts.number(detail::rate_key, 16, 16, all));
-  if (!std::isfinite(info.rate) || info.rate < 0) texts.fail(detail::rate_key, "is no finite number >= 0");
+  const auto updates = [&](const std::string& number) {
+    const std::string optimizer = detail::optimizer_key + number, count = detail::step_count_key + number,
+                      rate = detail::rate_key + number;
+    CheckpointInfo::Updates of{texts.at(optimizer.c_str()),
+                               static_cast<std::int64_t>(texts.number(count.c_str(), 10, 1, INT64_MAX)),
+                               std::bit_cast<double>(texts.number(rate.c_str(), 16, 16, all))};
+    if (!std::isfinite(of.rate) || of.rate < 0) texts.fail(rate.c_str(), "is no finite number >= 0");
+    return of;
+  };
+  const CheckpointInfo::Updates first = updates("");
+  info.optimizer = first.optimizer, info.step_count = first.step_count, info.rate = first.rate;
+  for (int i = 1; texts.has((detail::optimizer_key + ("." + std::to_string(i))).c_str()); ++i) {
+    info.others.push_back(updates("." + std::to_string(i)));
+  }
   info.seed = texts.number(detail::seed_key, 10, 1, all);
   info.generator_step = texts.number(detail::generator_step_key, 10, 1, all);
   if (texts.has(detail::fp8_key)) {
@@ -114,9 +124,13 @@ std::map<std::string, std::string> format_checkpoint_info(const CheckpointInfo& 
   }
   const auto number = [](std::uint64_t value) { return std::to_string(value); };
   texts[detail::kind_key] = detail::kind;
-  texts[detail::optimizer_key] = info.optimizer;
-  texts[detail::step_count_key] = number(static_cast<std::uint64_t>(info.step_count));
-  texts[detail::rate_key] = detail::Texts::to_text(std::bit_cast<std::uint64_t>(info.rate), 16, 16);
+  const auto put = [&](const std::string& of, const CheckpointInfo::Updates& updates) {
+    texts[detail::optimizer_key + of] = updates.optimizer;
+    texts[detail::step_count_key + of] = number(static_cast<std::uint64_t>(updates.step_count));
+    texts[detail::rate_key + of] = detail::Texts::to_text(std::bit_cast<std::uint64_t>(updates.rate), 16, 16);
+  };
+  put("", {info.optimizer, info.step_count, info.rate});
+  for (std::size_t i = 0; i < info.others.size(); ++i) put("." + std::to_string(i + 1), info.others[i]);
   texts[detail::seed_key] = number(info.seed);
   texts[detail::generator_step_key] = number(info.generator_step);
   if (!info.fp8.empty()) texts[detail::fp8_key] = info.fp8;

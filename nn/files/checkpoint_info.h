@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <thimble/nn/files/safetensors.h>
 #include <thimble/optim/grad_scaler.h>
@@ -14,14 +15,22 @@ namespace thimble::nn {
 /// In the file, numbers stand in its metadata, under names that begin with "thimble.": integers in decimal, rate and
 /// scale as the 16 hexadecimal digits of their bits, so that every value comes back exact.
 struct CheckpointInfo {
-  std::string optimizer;                         ///< Optimizer::name()
-  std::int64_t step_count = 0;                   ///< updates done, >= 0
-  double rate = 0;                               ///< learning rate, finite and >= 0
+  /// Of one optimizer.
+  struct Updates {
+    std::string optimizer;        ///< Optimizer::name()
+    std::int64_t step_count = 0;  ///< updates done, >= 0
+    double rate = 0;              ///< learning rate, finite and >= 0
+    friend bool operator==(const Updates&, const Updates&) = default;
+  };
+  std::string optimizer;                         ///< Optimizer::name(), of the first one
+  std::int64_t step_count = 0;                   ///< its updates done, >= 0
+  double rate = 0;                               ///< its learning rate, finite and >= 0
   std::uint64_t seed = 0;                        ///< the generator's
   std::uint64_t generator_step = 0;              ///< the generator's
   std::optional<optim::GradScalerState> scaler;  ///< of the loss; none: training had no scaler
   std::string fp8;  ///< fp8_recipe_text() of the model (nn/precision/fp8.h); empty: a file from before it was written
   std::map<std::string, std::string> metadata;  ///< the caller's own; keys do not begin with "thimble."
+  std::vector<Updates> others = {};             ///< of a program with several optimizers: those after the first
 
   friend bool operator==(const CheckpointInfo&, const CheckpointInfo&) = default;
 };

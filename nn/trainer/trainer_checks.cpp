@@ -22,14 +22,14 @@ namespace trainer_checks_detail {
 
 /// Throws ValueError where options differ from those that a checkpoint was trained with: silently another run. `rate`
 /// is that of the optimizer as the program makes it.
-void check_settings(const TrainerOptions& options, const ErasedProgram& program, const CheckpointInfo& info,
-                    TrainerRun& run, double rate) {
+void check_settings(const TrainerOptions& options, const CheckpointInfo& info, TrainerRun& run,
+                    const std::vector<double>& rates) {
   std::string differences;
   const auto differ = [&](const std::string& name, const std::string& in_file, const std::string& given) {
     differences += (differences.empty() ? "" : "; ") + name + " is " + in_file + " in the file, " + given + " here";
   };
   constexpr std::string_view own = "trainer.";
-  for (const auto& [key, given] : settings_of(options, program.part_names().front(), run.program().optimizer(0))) {
+  for (const auto& [key, given] : run.settings()) {
     const auto found = info.metadata.find(key);
     if (found != info.metadata.end() && found->second != given) {
       differ(key.substr(own.size()), found->second.empty() ? "none" : found->second, given.empty() ? "none" : given);
@@ -42,10 +42,15 @@ void check_settings(const TrainerOptions& options, const ErasedProgram& program,
     return std::string(digits);
   };
   if (!options.rate) {
-    if (rate != info.rate) differ("the optimizer's rate", text(info.rate), text(rate));
+    for (std::size_t part = 0; part < rates.size(); ++part) {
+      const double in_file = part == 0 ? info.rate : info.others[part - 1].rate;
+      const std::string name = part == 0 ? "the optimizer's rate" : "the rate of optimizer " + std::to_string(part);
+      const double given = rates[part] * run.rate_factor();
+      if (given != in_file) differ(name, text(in_file), text(given));
+    }
   } else if (rate_step != info.metadata.end()) {
     const std::int64_t step = std::strtoll(rate_step->second.c_str(), nullptr, 10);
-    const double given = options.rate(step);
+    const double given = options.rate(step) * run.rate_factor();
     if (given != info.rate) differ("the rate of step " + std::to_string(step), text(info.rate), text(given));
   }
   if (differences.empty()) return;
@@ -120,6 +125,8 @@ void TrainerCore::check() const {
   if (options_.refusal_ms < 0) {
     refuse("options.refusal_ms: expected at least 0, got " + std::to_string(options_.refusal_ms));
   }
+  if (options_.plateau && !program_->evaluates()) refuse("options.plateau needs the program's evaluate");
+  if (options_.plateau) optim::Plateau(*options_.plateau);  // throws for options out of range
   if (options_.patience < 0) refuse("patience: expected at least 0, got " + std::to_string(options_.patience));
   if ((options_.patience > 0 || !options_.best.empty()) && !program_->evaluates()) {
     refuse("best and patience need the program's evaluate");
@@ -192,19 +199,20 @@ void TrainerCore::check_files() {
   const ResourceScope scope(stack.top);
   TrainerRun run(*program_, options_, on, {});
   const std::size_t parts = program_->part_names().size(), modules = run.program().modules().size();
-  if (parts > 1 || modules > 1) {
-    refuse("save and resume of a program with " + std::to_string(parts) + " parts and " + std::to_string(modules) +
-           " modules; one of each is allowed");
+  if (whole_ && (parts > 1 || modules > 1)) {
+    refuse("save and resume on several ranks: expected one part and one module, got " + std::to_string(parts) +
+           " and " + std::to_string(modules));
   }
   if (!options_.resume.empty()) {
-    const double rate = run.program().optimizer(0).rate();
+    std::vector<double> rates;
+    for (std::size_t part = 0; part < parts; ++part) rates.push_back(run.program().optimizer(part).rate());
     run.load(options_.resume);
     const CheckpointInfo info = parse_checkpoint_info(SafetensorsReader(options_.resume).header(), options_.resume);
     if (info.seed != options_.seed) {
       refuse("resume: '" + options_.resume + "' was trained with seed " + std::to_string(info.seed) +
              "; expected the same seed, got " + std::to_string(options_.seed));
     }
-    if (!options_.changes_options) trainer_checks_detail::check_settings(options_, *program_, info, run, rate);
+    if (!options_.changes_options) trainer_checks_detail::check_settings(options_, info, run, rates);
     first_step_ = steps_done(info);
     first_skipped_ = first_step_ - info.step_count - (info.scaler ? info.scaler->skipped_steps : 0);
     if (first_step_ >= options_.steps) {
@@ -213,7 +221,9 @@ void TrainerCore::check_files() {
     }
   }
   if (rank() > 0) return;  // rank 0 writes
-  const std::uint64_t bytes = checkpoint_bytes(*run.program().modules().front(), run.program().optimizer(0));
+  std::uint64_t bytes = checkpoint_bytes(*run.program().modules().front(), run.program().optimizer(0));
+  for (std::size_t part = 1; part < parts; ++part) bytes += run.program().optimizer(part).state_bytes();
+  for (std::size_t i = 1; i < modules; ++i) bytes += weights_file_bytes(*run.program().modules()[i]);
   if (!options_.best.empty()) check_keeping("trainer: best", {options_.best}, options_.steps, 0, bytes);
   if (options_.save.empty()) return;
   check_keeping("trainer: save", {options_.save, options_.keep}, options_.steps, options_.save_every, bytes);

@@ -457,7 +457,10 @@ Progress TrainerCore::step() {
   }
   const std::int64_t every = options_.evaluate_every;
   const bool is_due = every > 0 ? progress.step % every == 0 : progress.step == options_.steps;
-  if (is_due && program_->evaluates()) progress.evaluation = Evaluation{evaluate(), std::nullopt};
+  if (is_due && program_->evaluates()) {
+    progress.evaluation = Evaluation{evaluate(), std::nullopt};
+    run_->note_evaluation(progress.evaluation->loss);
+  }
   const Arena::Statistics arena = stack_.arena->statistics();
   progress.bytes = arena.committed_bytes;
   progress.peak_bytes = arena.peak_committed_bytes;
@@ -472,7 +475,10 @@ class LoopedTrainer final : public LoopedRun {
 
   void train_step(std::int64_t, Progress& progress) override { core_.train_step(progress); }
   std::optional<Evaluation> evaluate() override {
-    return evaluates_ ? std::optional(Evaluation{core_.evaluate(), std::nullopt}) : std::nullopt;
+    if (!evaluates_) return std::nullopt;
+    const Evaluation evaluation{core_.evaluate(), std::nullopt};
+    core_.started().note_evaluation(evaluation.loss);
+    return evaluation;
   }
   void write_checkpoint(const std::string& path) override { core_.save(path); }
   void refuse_checkpoint(const std::string& why) override { core_.started().refuse_save(why); }

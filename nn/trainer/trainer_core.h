@@ -14,6 +14,7 @@
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/trainer/batch_outline.h>
 #include <thimble/nn/trainer/training_loop.h>
+#include <thimble/optim/schedule.h>
 
 namespace thimble::dist {
 class Communicator;
@@ -64,6 +65,9 @@ struct TrainerOptions {
   StepOptions step = {};
   std::optional<optim::GradScalerOptions> loss_scale = {};  ///< of a program with one part; none: it is not scaled
   std::function<double(std::int64_t step)> rate = nullptr;  ///< of all optimizers; null: as they are
+  /// Multiplies the rates of all optimizers by a factor that falls where evaluations stop improving; it is part of a
+  /// checkpoint.
+  std::optional<optim::PlateauOptions> plateau = {};
   /// Every rank makes the trainer with the same program and options. `step.micro_batches` are those of each rank, and
   /// the budget is of each rank's arena. Rank 0 writes files.
   RankOptions ranks = {};
@@ -77,7 +81,8 @@ struct TrainerOptions {
   double refusal_ms = default_refusal_ms;
   bool is_strict = false;        ///< a step that leaves its plan is a PlanError
   bool skips_unfitting = false;  ///< a batch that no plan fits is passed over and counted; false: BudgetError
-  // Of run(); of a program with one part and one module. Saving and loading take memory for state that is away alone.
+  // Of run(); on several ranks of a program with one part and one module. Saving and loading take memory only for state
+  // that is away.
   std::string save = {};        ///< a checkpoint (nn/files/checkpoint.h), at the end and every `save_every` steps
   std::int64_t save_every = 0;  ///< 0: at the end alone
   std::int64_t keep = 1;        ///< checkpoints that stay: the newest, and older ones as `<save>.step-K`

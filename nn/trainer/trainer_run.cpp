@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <utility>
 
 #include <thimble/core/error.h>
@@ -53,6 +54,9 @@ class Evaluating {
   std::vector<std::pair<Module*, bool>> modes_;
 };
 
+/// Metadata of a checkpoint: the state of optim::Plateau.
+constexpr const char* plateau_key = "trainer.plateau";
+
 /// As many digits as tell two numbers apart.
 std::string text_of(double number) {
   char text[40];
@@ -73,6 +77,12 @@ std::map<std::string, std::string> settings_of(const TrainerOptions& options, co
   };
   for (const optim::Setting& s : optimizer.settings()) settings["trainer.optimizer." + s.name] = text_of(s.value);
   for (const optim::Setting& s : optimizer.group_settings()) settings["trainer.group." + s.name] = text_of(s.value);
+  if (options.plateau) {
+    settings["trainer.plateau.factor"] = text_of(options.plateau->factor);
+    settings["trainer.plateau.patience"] = std::to_string(options.plateau->patience);
+    settings["trainer.plateau.threshold"] = text_of(options.plateau->threshold);
+    settings["trainer.plateau.least_factor"] = text_of(options.plateau->least_factor);
+  }
   if (options.loss_scale) {
     const optim::GradScalerOptions& scale = *options.loss_scale;
     settings["trainer.loss_scale.is_dynamic"] = text_of(scale.is_dynamic ? 1 : 0);
@@ -83,6 +93,19 @@ std::map<std::string, std::string> settings_of(const TrainerOptions& options, co
     settings["trainer.loss_scale.least"] = text_of(scale.least);
   }
   return settings;
+}
+
+std::map<std::string, std::string> TrainerRun::settings() {
+  const std::vector<std::string> names = program_.part_names();
+  std::map<std::string, std::string> all = settings_of(trainer_options_, names.front(), run_->optimizer(0));
+  const std::string of_first = "trainer.";
+  for (std::size_t part = 1; part < part_count_; ++part) {
+    const std::string own = of_first + std::to_string(part) + ".";
+    for (const auto& [key, value] : settings_of(trainer_options_, names[part], run_->optimizer(part))) {
+      all[own + key.substr(of_first.size())] = value;
+    }
+  }
+  return all;
 }
 
 TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& options, Device device, RunRequest request,
@@ -105,6 +128,8 @@ TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& optio
   if (options_.fuses_optimizer == FusedUpdate::secured && placed_ == nullptr && !device_.is_dry) {
     options_.fuses_optimizer = FusedUpdate::unsecured;
   }
+  if (options.plateau) plateau_.emplace(*options.plateau);
+  for (std::size_t part = 0; part < part_count_; ++part) rates_.push_back(run_->optimizer(part).rate());
   losses_.assign(request_.only_part ? 1 : part_count_, 0);
   if (device_.is_dry && !options.resume.empty()) visit_load();
   for (const Module* const module : run_->modules()) {
@@ -257,6 +282,19 @@ std::vector<optim::MicroBatch> TrainerRun::micro_batches() {
   return own(std::move(parts));
 }
 
+void TrainerRun::set_rate(std::size_t part, std::int64_t step) {
+  if (!trainer_options_.rate && !plateau_) return;
+  const double rate = trainer_options_.rate ? trainer_options_.rate(step) : rates_[part];
+  run_->optimizer(part).set_rate(rate * rate_factor());
+}
+
+/// The rates are set at once: a checkpoint has them with their factor.
+void TrainerRun::note_evaluation(double loss) {
+  if (!plateau_) return;
+  plateau_->add(loss);
+  for (std::size_t part = 0; part < part_count_ && rate_step_ >= 0; ++part) set_rate(part, rate_step_);
+}
+
 void TrainerRun::make_tier(const ShapePlan& shape) {
   for (const Plan& plan : shape.parts) {
     if (tier_ == nullptr && plan.tape && plan.tape->offloads()) tier_ = plan.make_tier(device_);
@@ -278,7 +316,7 @@ void TrainerRun::update_part(std::size_t part, const ShapePlan* shape) {
   const std::int64_t first = ranks_ != nullptr ? ranks_->rank() : 0, apart = ranks_ != nullptr ? ranks_->size() : 1;
   optim::Optimizer& optimizer = run_->optimizer(part);
   const double rate_before = optimizer.rate();
-  if (trainer_options_.rate) optimizer.set_rate(trainer_options_.rate(next_kind().step));
+  set_rate(part, next_kind().step);
   try {
     const Tensor loss = training_step(
         optimizer,
@@ -399,9 +437,16 @@ void TrainerRun::finish(FunctionRef<void()> step) {
 
 void TrainerRun::visit_load() {
   if (placed_ != nullptr) placed_->release_region();
-  for (std::size_t part = 0; part < part_count_; ++part) {
-    nn::visit_state(*run_->modules().front(), run_->optimizer(part));
+  const std::vector<Module*> modules = run_->modules();
+  for (std::size_t i = 0; i < std::max(part_count_, modules.size()); ++i) {
+    nn::visit_state(*modules[std::min(i, modules.size() - 1)], run_->optimizer(std::min(i, part_count_ - 1)));
   }
+}
+
+CheckpointParts TrainerRun::checkpoint_parts() {
+  CheckpointParts parts{run_->modules(), {}};
+  for (std::size_t part = 0; part < part_count_; ++part) parts.optimizers.push_back(&run_->optimizer(part));
+  return parts;
 }
 
 void TrainerRun::visit_save() {
@@ -417,25 +462,48 @@ void TrainerRun::refuse_save(const std::string& why) {
 }
 
 void TrainerRun::save(const std::string& path) {
-  if (placed_ != nullptr && run_->optimizer(0).updates_one_by_one()) placed_->release_region();
-  Metadata metadata = settings_of(trainer_options_, program_.part_names().front(), run_->optimizer(0));
+  const CheckpointParts parts = checkpoint_parts();
+  const auto is_away = [](const optim::Optimizer* optimizer) { return optimizer->updates_one_by_one(); };
+  if (placed_ != nullptr && std::any_of(parts.optimizers.begin(), parts.optimizers.end(), is_away)) {
+    placed_->release_region();
+  }
+  Metadata metadata = settings();
   metadata[skipped_batches_key] = std::to_string(skipped_);
   if (rate_step_ >= 0) metadata[rate_step_key] = std::to_string(rate_step_);
-  Module& module = *run_->modules().front();
-  if (ranks_ == nullptr) return save_checkpoint(path, module, run_->optimizer(0), generator_, metadata, scaler_.get());
-  save_checkpoint(path, module, *parallel_.front(), run_->optimizer(0), request_.whole->state.front(), generator_,
-                  metadata, scaler_.get());
+  if (plateau_) {
+    using trainer_run_detail::text_of;
+    const optim::Plateau::State& state = plateau_->state();
+    metadata[trainer_run_detail::plateau_key] =
+        text_of(state.least_loss) + " " + std::to_string(state.worse) + " " + text_of(state.factor);
+  }
+  if (ranks_ == nullptr) return save_checkpoint(path, parts, generator_, metadata, scaler_.get());
+  save_checkpoint(path, *parts.modules.front(), *parallel_.front(), run_->optimizer(0), request_.whole->state.front(),
+                  generator_, metadata, scaler_.get());
 }
 
 void TrainerRun::load(const std::string& path) {
-  const double rate = run_->optimizer(0).rate();
-  Module& module = *run_->modules().front();
-  if (ranks_ == nullptr) {
-    load_checkpoint(path, module, run_->optimizer(0), generator_, scaler_.get());
-  } else {
-    load_checkpoint(path, module, run_->optimizer(0), request_.whole->state.front(), generator_, scaler_.get());
+  const CheckpointParts parts = checkpoint_parts();
+  std::vector<double> rates;
+  for (const optim::Optimizer* const optimizer : parts.optimizers) rates.push_back(optimizer->rate());
+  const Metadata metadata = ranks_ == nullptr
+                                ? load_checkpoint(path, parts, generator_, scaler_.get())
+                                : load_checkpoint(path, *parts.modules.front(), run_->optimizer(0),
+                                                  request_.whole->state.front(), generator_, scaler_.get());
+  if (const auto found = metadata.find(trainer_run_detail::plateau_key); plateau_ && found != metadata.end()) {
+    optim::Plateau::State state;
+    char* end = nullptr;
+    state.least_loss = std::strtod(found->second.c_str(), &end);
+    state.worse = std::strtoll(end, &end, 10);
+    state.factor = std::strtod(end, &end);
+    if (*end != '\0' || !(state.factor > 0 && state.factor <= 1) || state.worse < 0) {
+      throw ValueError("trainer: resume: " + quote(path) + ": " + trainer_run_detail::plateau_key +
+                       ": expected a loss, a count and a factor, got " + quote(found->second));
+    }
+    plateau_->set_state(state);
   }
-  if (trainer_options_.changes_options) run_->optimizer(0).set_rate(rate);
+  for (std::size_t i = 0; i < rates.size() && trainer_options_.changes_options; ++i) {
+    parts.optimizers[i]->set_rate(rates[i]);
+  }
 }
 
 std::int64_t TrainerRun::parameters() const {

@@ -105,6 +105,10 @@ class TrainerRun final : public TrainingRun {
   std::vector<bool> is_frozen();
   /// Without a tape, in evaluation mode, with the region given back.
   double evaluate();
+  /// The loss of an evaluation of training, by which rates may fall (TrainerOptions::plateau).
+  void note_evaluation(double loss);
+  /// Multiplies all rates.
+  double rate_factor() const noexcept { return plateau_ ? plateau_->state().factor : 1; }
   ErasedRun& program() noexcept { return *run_; }
   const std::vector<double>& losses() const noexcept { return losses_; }
   std::int64_t steps() const noexcept { return steps_; }
@@ -112,8 +116,10 @@ class TrainerRun final : public TrainingRun {
   optim::GradScaler* scaler() noexcept { return scaler_.get(); }
   /// The parameters of a part's optimizer; on several ranks whole ones, of which the optimizer has this rank's shards.
   const std::vector<optim::Named>& parameters(std::size_t part) const;
-  /// Of a program with one part and one module. Throws as nn/files/checkpoint.h says. On a dry device a file is held
-  /// against the program, and nothing is loaded.
+  /// Options of all parts that change what the run computes (settings_of); keys of part i > 0 begin "trainer.<i>.".
+  std::map<std::string, std::string> settings();
+  /// On several ranks of a program with one part and one module. Throws as nn/files/checkpoint.h says. On a dry device
+  /// a file is held against the program, and nothing is loaded.
   void save(const std::string& path);
   void load(const std::string& path);
   /// Tells the other ranks, in the place of save(), that there will be no file.
@@ -135,6 +141,8 @@ class TrainerRun final : public TrainingRun {
   void free_gradients();
   void visit_load();
   void visit_save();
+  CheckpointParts checkpoint_parts();
+  void set_rate(std::size_t part, std::int64_t step);
 
   const ErasedProgram& program_;
   const TrainerOptions& trainer_options_;
@@ -147,6 +155,8 @@ class TrainerRun final : public TrainingRun {
   std::vector<std::unique_ptr<dist::DataParallel>> parallel_;  // of each part; none on one rank
   std::unique_ptr<ErasedRun> run_;
   std::unique_ptr<optim::GradScaler> scaler_;
+  std::optional<optim::Plateau> plateau_;
+  std::vector<double> rates_;  // of each part's optimizer, as the program makes it
   StepOptions options_;
   std::shared_ptr<Tier> tier_;           // of what plans offload; null: none does
   PlacedArena* placed_;                  // behind the resource; null: none

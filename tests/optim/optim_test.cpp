@@ -405,3 +405,23 @@ TEST_CASE("optim: schedules at their corners", "[optim]") {
   CHECK_THROWS_AS(one_cycle_rate(1, 0, 10, 1), ValueError);
   CHECK_THROWS_AS(one_cycle_rate(1, 0, 10, 0.3, 0.5), ValueError);
 }
+
+TEST_CASE("schedules: a rate falls on a plateau as PyTorch's ReduceLROnPlateau", "[optim]") {
+  optim::Plateau plateau({.factor = 0.3, .patience = 1, .threshold = 0.02, .least_factor = 0.05});
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<double> losses{1.0, 0.9, 0.95, 0.8999, 0.91, 0.92, 0.5,  0.495, 0.6,
+                                   nan, 0.6, 0.48, 0.3,    0.31, 0.32, 0.33, 0.34};
+  // torch 2.15, ReduceLROnPlateau(SGD with lr 1, factor 0.3, patience 1, threshold 0.02, min_lr 0.05)
+  const std::vector<double> expected{1.0,  1.0,  1.0,  0.3,  0.3,  0.09, 0.09, 0.09, 0.05,
+                                     0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05};
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    INFO("evaluation " << i);
+    plateau.add(losses[i]);
+    CHECK(plateau.state().factor == Approx(expected[i]));
+  }
+  CHECK(plateau.state().least_loss == 0.3);
+  CHECK_THROWS_WITH(optim::Plateau({.factor = 1}), Catch::Contains("0 < factor < 1, got 1"));
+  CHECK_THROWS_AS(optim::Plateau({.patience = -1}), ValueError);
+  CHECK_THROWS_AS(optim::Plateau({.threshold = 1}), ValueError);
+  CHECK_THROWS_AS(optim::Plateau({.least_factor = 2}), ValueError);
+}

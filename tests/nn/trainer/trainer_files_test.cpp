@@ -9,6 +9,7 @@
 #include <thimble/core/error.h>
 #include <thimble/memory/offload/device_tier.h>
 #include <thimble/memory/offload/tier_store.h>
+#include <thimble/nn/files/safetensors.h>
 
 #include "nn/own_program.h"
 #include "support/catch.h"
@@ -82,6 +83,50 @@ TEST_CASE("trainer: a run that goes on from a checkpoint has the bits of one tha
     CHECK(rest.report.steps == 6);
     CHECK(second.placed().deviations == 0);
   }
+}
+
+TEST_CASE("trainer: two nets with an optimizer each go on from one file", "[trainer]") {
+  const TemporaryFolder folder;
+  Sizes sizes;
+  sizes.width = 24, sizes.depth = 2;
+  sizes.samples = [](std::int64_t step) { return 37 + step % 3; };
+  const nn::TrainedProgram<Rivals, Batch> own = rivals(sizes);
+  using Two = nn::Trainer<Rivals, Batch>;
+  const auto train = [&](Two& trainer) {
+    std::vector<std::vector<double>> losses;
+    trainer.run([&](const nn::Progress& p) { losses.push_back(p.losses); });
+    CHECK(trainer.peak_bytes() == trainer.plan().peak_bytes);
+    return losses;
+  };
+  nn::TrainerOptions options = trainer_files_options(7);
+  options.evaluate_every = 0;
+  options.example_steps = {0, 1, 2};
+  Two whole(own, options);
+  const std::vector<std::vector<double>> expected = train(whole);
+  options.save = folder / "x";
+  options.steps = 3;
+  Two first(own, options);
+  train(first);
+  options.steps = 7;
+  options.resume = options.save;
+  Two second(own, options);
+  CHECK(train(second) == std::vector<std::vector<double>>(expected.begin() + 3, expected.end()));
+  const SafetensorsReader file(options.save);
+  CHECK(file.header().find("model.2.weight") != nullptr);
+  CHECK(file.header().find("optimizer.1.shift.weight.momentum") != nullptr);
+
+  // Another number of optimizers, and another rate of the second one.
+  nn::TrainedProgram<Rivals, Batch> other = own;
+  other.parts.pop_back();
+  CHECK_THROWS_WITH(Two(other, options), Catch::Contains("2 optimizers in the file, training has 1"));
+  other = own;
+  other.parts[1].optimizer = [make = own.parts[1].optimizer](Rivals& nets) {
+    auto optimizer = make(nets);
+    optimizer->set_rate(0.03);
+    return optimizer;
+  };
+  options.steps = 8;
+  CHECK_THROWS_WITH(Two(other, options), Catch::Contains("the rate of optimizer 1 is 0.02 in the file, 0.03 here"));
 }
 
 TEST_CASE("trainer: checkpoints on the way, as many as are to be kept", "[trainer]") {
@@ -231,11 +276,6 @@ TEST_CASE("trainer: files that cannot be, and checkpoints of another run, are re
   other.resume = folder / "none";
   CHECK_THROWS_AS(Own(small_program(), other), FileError);
   other.resume.clear();
-  other.save = folder / "y";
-  Sizes sizes;
-  sizes.depth = 1;
-  other.evaluate_every = 0;
-  CHECK_THROWS_AS((nn::Trainer<Rivals, Batch>(rivals(sizes), other)), ValueError);  // two parts
   CHECK(folder.entries() == 1);
 }
 

@@ -301,6 +301,53 @@ TEST_CASE("trainer: a run goes on after steps that the loss scaler skipped", "[t
   }
 }
 
+TEST_CASE("trainer: rates fall on a plateau, and go on falling after a checkpoint", "[trainer]") {
+  const TemporaryFolder folder;
+  Own own = averaged();
+  std::int64_t evaluations = 0;
+  own.evaluate = [&](Averaged&, Device device) {
+    if (device.is_dry) return 1.0;
+    return ++evaluations <= 2 ? 1.0 / static_cast<double>(evaluations) : 1.0;
+  };
+  nn::TrainerOptions options{.seed = 3, .steps = 11, .evaluate_every = 1};
+  options.plateau = optim::PlateauOptions{.factor = 0.5, .patience = 2};
+  const auto rates = [&](Run& trainer) {
+    std::vector<double> list;
+    trainer.run([&](const nn::Progress& p) { list.push_back(p.rate); });
+    return list;
+  };
+  for (const bool has_schedule : {false, true}) {
+    INFO("a schedule as well: " << has_schedule);
+    nn::TrainerOptions given = options;
+    if (has_schedule) given.rate = [](std::int64_t step) { return 1e-3 * static_cast<double>(step + 1); };
+    std::vector<double> expected;
+    double factor = 1;
+    for (int step = 0, worse = 0; step < 11; ++step) {
+      expected.push_back((has_schedule ? 1e-3 * (step + 1) : 1e-3) * factor);
+      if (step < 2) continue;  // evaluations 1 and 0.5, then 1 from there on
+      if (++worse > 2) factor *= 0.5, worse = 0;
+    }
+    evaluations = 0;
+    Run whole(own, given);
+    CHECK(rates(whole) == expected);
+    evaluations = 0;
+    given.steps = 6;
+    given.save = folder / (has_schedule ? "b" : "a");
+    Run first(own, given);
+    rates(first);
+    given.resume = given.save;
+    given.steps = 11;
+    Run second(own, given);
+    CHECK(rates(second) == std::vector<double>(expected.begin() + 6, expected.end()));
+    given.steps = 12;
+    given.plateau->factor = 0.25;
+    CHECK_THROWS_WITH(Run(own, given), Catch::Contains("plateau.factor"));
+  }
+  own.evaluate = nullptr;
+  options.evaluate_every = 0;
+  CHECK_THROWS_AS(Run(own, options), ValueError);
+}
+
 TEST_CASE("trainer: evaluations come where they are due, and at the end", "[trainer]") {
   const testing::Threads alone;
   Own own = averaged();
