@@ -17,6 +17,16 @@ Tensor embedding(const Tensor& table, const Tensor& ids) { return apply(ops::Emb
 
 Tensor gather(const Tensor& x, int axis, const Tensor& index) { return apply(ops::Gather{axis}, x, index); }
 
+Tensor index_select(const Tensor& x, int axis, const Tensor& index) { return apply(ops::IndexSelect{axis}, x, index); }
+
+Tensor scatter_add(const Tensor& x, int axis, const Tensor& index, const Tensor& source) {
+  return apply(ops::ScatterAdd{axis}, x, index, source);
+}
+
+Tensor index_add(const Tensor& x, int axis, const Tensor& index, const Tensor& source) {
+  return apply(ops::IndexAdd{axis}, x, index, source);
+}
+
 Tensor concat(std::span<const Tensor> parts, int axis) {
   const ops::Concat op{axis};
   constexpr std::size_t most = Needs::max_operands;
@@ -46,6 +56,10 @@ Tensor stack(std::span<const Tensor> parts, int axis) {
 Tensor stack(std::initializer_list<Tensor> parts, int axis) {
   return stack(std::span<const Tensor>(parts.begin(), parts.size()), axis);
 }
+
+Tensor roll(const Tensor& x, std::int64_t shift, int axis) { return apply(ops::Roll{axis, shift}, x); }
+
+Tensor flip(const Tensor& x, const Axes& axes) { return apply(ops::Flip{axis_mask("flip", axes.list(), x.rank())}, x); }
 
 Tensor pad(const Tensor& x, std::span<const std::int64_t> low, std::span<const std::int64_t> high, double value) {
   if (low.size() > static_cast<std::size_t>(max_rank) || high.size() > static_cast<std::size_t>(max_rank)) {

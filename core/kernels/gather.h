@@ -9,10 +9,10 @@
 
 namespace thimble::kernels {
 
-/// The first index, in row-major order, that is out of range; position -1 without one. Elements at bad indices are not
-/// read.
+/// The first index, in row-major order, that is out of range; position -1 without one. Elements at bad indices are
+/// neither read nor written.
 struct BadIndex {
-  std::int64_t position = -1;
+  std::int64_t position = -1;  ///< of the result
   std::int64_t value = 0;
 };
 
@@ -46,14 +46,14 @@ constexpr std::int64_t embedding_order_elements(std::int64_t rows, std::int64_t 
 }
 
 /// Lines along one axis: out[line, j] = x[line, index[line, j]]. `lines` is the shape of the lines; strides in
-/// elements. index and out are dense and of one shape.
+/// elements, those of index 0 where it repeats. out is dense.
 struct GatherArgs {
-  Shape lines, x_strides, out_strides;    ///< strides from line to line
-  std::int64_t x_length = 0;              ///< elements of a line of x
-  std::int64_t out_length = 0;            ///< elements of a line of index and out
-  std::int64_t x_step = 0, out_step = 0;  ///< from element to element of a line
-  DType dtype = DType::f32;               ///< of x and out; in scatter_add, of out
-  void* x = nullptr;                      ///< read; in scatter_add written, in the compute type of dtype
+  Shape lines, x_strides, index_strides, out_strides;     ///< strides from line to line
+  std::int64_t x_length = 0;                              ///< elements of a line of x
+  std::int64_t out_length = 0;                            ///< elements of a line of index and out
+  std::int64_t x_step = 0, index_step = 0, out_step = 0;  ///< from element to element of a line
+  DType dtype = DType::f32;                               ///< of x and out; in scatter_add, of out
+  void* x = nullptr;  ///< read; in scatter_add written, in the compute type of dtype
   const void* index = nullptr;
   DType index_dtype = DType::i64;  ///< i32 or i64
   void* out = nullptr;             ///< written; in scatter_add read
@@ -63,8 +63,8 @@ struct GatherKernels {
   BadIndex (*embedding)(const EmbeddingArgs&) = nullptr;
   void (*embedding_backward)(const EmbeddingGradArgs&) = nullptr;
   BadIndex (*gather)(const GatherArgs&) = nullptr;
-  /// x[line, index[line, j]] += out[line, j] for ascending j. All indices are in range.
-  void (*scatter_add)(const GatherArgs&) = nullptr;
+  /// x[line, index[line, j]] += out[line, j] for ascending j.
+  BadIndex (*scatter_add)(const GatherArgs&) = nullptr;
 };
 
 extern const GatherKernels gather_cpu;

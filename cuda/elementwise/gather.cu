@@ -262,15 +262,16 @@ void embedding_backward(const EmbeddingGradArgs& args) {
 }
 
 struct Lines {
-  Walk<2> walk;
-  std::int64_t x_length, out_length, x_step, out_step;
+  Walk<3> walk;
+  std::int64_t x_length, out_length, x_step, index_step, out_step;
   const void* index;
   DType index_dtype;
   explicit Lines(const GatherArgs& args)
-      : walk(args.lines, {&args.x_strides, &args.out_strides}),
+      : walk(args.lines, {&args.x_strides, &args.index_strides, &args.out_strides}),
         x_length(args.x_length),
         out_length(args.out_length),
         x_step(args.x_step),
+        index_step(args.index_step),
         out_step(args.out_step),
         index(args.index),
         index_dtype(args.index_dtype) {}
@@ -283,10 +284,10 @@ struct Gather {
   Word nothing;
   Word* out;
   THIMBLE_DEVICE void operator()(std::int64_t i) const {
-    std::int64_t at[2];
+    std::int64_t at[3];
     lines.walk.locate(i / lines.out_length, at);
-    const std::int64_t to = at[1] + i % lines.out_length * lines.out_step;
-    const std::int64_t from = load_index(lines.index, lines.index_dtype, to);
+    const std::int64_t j = i % lines.out_length, to = at[2] + j * lines.out_step;
+    const std::int64_t from = load_index(lines.index, lines.index_dtype, at[1] + j * lines.index_step);
     out[to] = from < 0 || from >= lines.x_length ? nothing : x[at[0] + from * lines.x_step];
   }
 };
@@ -310,20 +311,22 @@ struct ScatterAdd {
   const void* dy;
   DType dtype;
   THIMBLE_DEVICE void operator()(std::int64_t line) const {
-    std::int64_t at[2];
+    std::int64_t at[3];
     lines.walk.locate(line, at);
     for (std::int64_t j = 0; j < lines.out_length; ++j) {
-      const std::int64_t from = at[1] + j * lines.out_step;
-      const std::int64_t to = load_index(lines.index, lines.index_dtype, from);
+      const std::int64_t from = at[2] + j * lines.out_step;
+      const std::int64_t to = load_index(lines.index, lines.index_dtype, at[1] + j * lines.index_step);
       if (to >= 0 && to < lines.x_length) sums[at[0] + to * lines.x_step] += load<T>(dy, dtype, from);
     }
   }
 };
 
-void scatter_add(const GatherArgs& args) {
-  with_compute_type(args.dtype, [&]<class T>() {
+BadIndex scatter_add(const GatherArgs& args) {
+  const auto add = [&]<class T>() {
     for_each_item(args.lines.elements(), ScatterAdd<T>{Lines(args), static_cast<T*>(args.x), args.out, args.dtype});
-  });
+  };
+  is_floating(args.dtype) ? with_compute_type(args.dtype, add) : add.template operator()<std::int64_t>();
+  return {};
 }
 
 constexpr GatherKernels table{embedding, embedding_backward, gather, scatter_add};

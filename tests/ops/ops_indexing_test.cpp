@@ -191,6 +191,157 @@ TEST_CASE("ops_indexing: gather") {
   for (const OperatorCase& r : rows) check_operator(r);
 }
 
+TEST_CASE("ops_indexing: index_select") {
+  const auto row = [](const char* name, int axis, const Shape& x, std::int64_t count) {
+    const double last = static_cast<double>(x[axis]) - 1;
+    return OperatorCase{name,
+                        {{x}, integers({count}, 0, last)},
+                        [=](auto in) { return index_select(in[0], axis, in[1]); },
+                        [=](const IndexArrays& in) {
+                          Shape shape = in[0].shape;
+                          shape[axis] = count;
+                          IndexValues y;
+                          for_each_index(shape, [&](Shape index) {
+                            index[axis] = integer(in[1][index[axis]]);
+                            y.push_back(at(in[0], index));
+                          });
+                          return y;
+                        },
+                        [=](auto, auto) { return count * 8; }};
+  };
+  const std::vector<OperatorCase> rows{
+      row("rows", 0, {5, 7}, 9),
+      row("of the middle axis", 1, {3, 4, 5}, 6),
+      row("of the last axis", 2, {3, 4, 5}, 3),
+      row("of one axis", 0, {6}, 4),
+      row("none", 1, {3, 4}, 0),
+      row("rows longer than a tile", 0, {3, 300}, 4),
+      row("of an axis of size 1", 1, {3, 1, 2}, 5),
+      {"of a transposed tensor",
+       {{{4, 3}}, integers({5}, 0, 2)},
+       [](auto in) { return index_select(transpose(in[0]), 0, in[1]); }},
+  };
+  for (const OperatorCase& r : rows) check_operator(r);
+}
+
+// x plus source at the places that `place` makes of an index of source.
+template <class F>
+IndexValues added(const IndexArrays& in, F&& place) {
+  IndexValues y = in[0].values;
+  for_each_index(in[2].shape, [&](const Shape& index) {
+    Shape to = index;
+    place(to);
+    std::int64_t offset = 0;
+    for (int axis = 0; axis < to.rank(); ++axis) offset = offset * in[0].shape[axis] + to[axis];
+    y[static_cast<std::size_t>(offset)] += at(in[2], index);
+  });
+  return y;
+}
+
+TEST_CASE("ops_indexing: scatter_add and index_add") {
+  const auto scatter = [](const char* name, int axis, const Shape& x, const Shape& index) {
+    const double last = static_cast<double>(x[axis]) - 1;
+    return OperatorCase{
+        name,
+        {{x}, integers(index, 0, last), {index}},
+        [=](auto in) { return scatter_add(in[0], axis, in[1], in[2]); },
+        [=](const IndexArrays& in) { return added(in, [&](Shape& to) { to[axis] = integer(at(in[1], to)); }); },
+        [=](auto, auto) { return index.elements() * 8; }};
+  };
+  const auto rows = [](const char* name, int axis, const Shape& x, std::int64_t count) {
+    const double last = static_cast<double>(x[axis]) - 1;
+    Shape source = x;
+    source[axis] = count;
+    return OperatorCase{
+        name,
+        {{x}, integers({count}, 0, last), {source}},
+        [=](auto in) { return index_add(in[0], axis, in[1], in[2]); },
+        [=](const IndexArrays& in) { return added(in, [&](Shape& to) { to[axis] = integer(in[1][to[axis]]); }); },
+        [=](auto, auto) { return count * 8; }};
+  };
+  for (const OperatorCase& r :
+       {scatter("scatter_add", 1, {3, 4, 5}, {3, 6, 5}), scatter("along the first axis", 0, {3, 4}, {7, 4}),
+        scatter("along the last axis, fewer lines", -1 + 3, {3, 4, 5}, {2, 3, 9}), scatter("of one axis", 0, {5}, {30}),
+        scatter("of nothing", 0, {5}, {0}), scatter("longer lines than a tile", 1, {2, 5}, {2, 300}),
+        rows("index_add of rows", 0, {4, 6}, 11), rows("of the middle axis", 1, {3, 4, 5}, 6),
+        rows("of rows longer than a tile", 0, {3, 300}, 5), rows("of no rows", 0, {3, 2}, 0)}) {
+    check_operator(r);
+  }
+  // Counts: integers add up in i64.
+  const Tensor counts =
+      index_add(zeros({3}, DType::i32), 0, from_host<std::int64_t>({2, 0, 2, 2}, {4}), full({4}, 1, DType::i32));
+  CHECK(counts.dtype() == DType::i32);
+  CHECK(to_host<double>(counts) == std::vector<double>{1, 0, 3});
+  // 1000 times 1/64 in bf16 is rounded once.
+  const Tensor sums =
+      index_add(zeros({1}, DType::bf16), 0, zeros({1000}, DType::i32), full({1000}, 1.0 / 64, DType::bf16));
+  CHECK(item(sums) == item(to_dtype(full({1}, 15.625), DType::bf16)));
+}
+
+TEST_CASE("ops_indexing: an index of rows and its errors") {
+  const Tensor x = zeros({3, 4});
+  CHECK_THROWS_WITH(index_select(x, 1, from_host<std::int64_t>({0, 3, 4}, {3})),
+                    "index_select: index 4 at position 2, expected 0 to 3");
+  CHECK_THROWS_WITH(index_add(x, 0, from_host<std::int64_t>({0, -1}, {2}), zeros({2, 4})),
+                    "index_add: index -1 at position 1, expected 0 to 2");
+  CHECK_THROWS_WITH(scatter_add(x, 1, from_host<std::int64_t>({0, 7}, {1, 2}), zeros({1, 2})),
+                    "scatter_add: index 7 at position 1, expected 0 to 3");
+  CHECK_THROWS_AS(index_select(x, 0, from_host<std::int64_t>({0}, {1, 1})), ShapeError);
+  CHECK_THROWS_AS(index_select(x, 2, zeros({1}, DType::i64)), ShapeError);
+  CHECK_THROWS_AS(index_select(x, 0, zeros({1})), DTypeError);
+  CHECK_THROWS_AS(index_add(x, 0, zeros({2}, DType::i64), zeros({2, 3})), ShapeError);
+  CHECK_THROWS_AS(index_add(x, 0, zeros({2}, DType::i64), zeros({2, 4}, DType::f64)), DTypeError);
+  CHECK_THROWS_AS(scatter_add(x, 0, zeros({2, 5}, DType::i64), zeros({2, 5})), ShapeError);
+}
+
+TEST_CASE("ops_indexing: roll and flip") {
+  const auto moved = [](std::function<void(Shape&, const Shape&)> from) {
+    return [=](const IndexArrays& in) {
+      IndexValues y;
+      for_each_index(in[0].shape, [&](Shape index) {
+        from(index, in[0].shape);
+        y.push_back(at(in[0], index));
+      });
+      return y;
+    };
+  };
+  const auto none = [](auto, auto) { return std::int64_t{0}; };
+  const auto roll_row = [&](const Shape& x, std::int64_t shift, int axis) {
+    return OperatorCase{"roll",
+                        {{x}},
+                        [=](auto in) { return roll(in[0], shift, axis); },
+                        moved([=](Shape& index, const Shape& shape) {
+                          const std::int64_t size = shape[axis];
+                          index[axis] = ((index[axis] - shift) % size + size) % size;
+                        }),
+                        none};
+  };
+  const auto flip_row = [&](const Shape& x, std::initializer_list<int> axes) {
+    const std::vector<int> list(axes);
+    return OperatorCase{"flip",
+                        {{x}},
+                        [=](auto in) { return flip(in[0], Axes(std::span<const int>(list))); },
+                        moved([=](Shape& index, const Shape& shape) {
+                          for (int axis = 0; axis < shape.rank(); ++axis) {
+                            const bool is_flipped =
+                                list.empty() || std::find(list.begin(), list.end(), axis) != list.end();
+                            if (is_flipped) index[axis] = shape[axis] - 1 - index[axis];
+                          }
+                        }),
+                        none};
+  };
+  for (const OperatorCase& r :
+       {roll_row({3, 5}, 2, 1), roll_row({3, 5}, -7, 1), roll_row({4, 1, 3}, 1, 0), roll_row({4}, 4, 0),
+        roll_row({2, 0}, 3, 1), flip_row({3, 5}, {1}), flip_row({3, 4, 5}, {0, 2}), flip_row({3, 4, 5}, {}),
+        flip_row({1, 4}, {0}), flip_row({0, 4}, {1}), flip_row({600}, {0})}) {
+    check_operator(r);
+  }
+  check_operator({"flip of a transposed tensor", {{{3, 4}}}, [](auto in) { return flip(transpose(in[0]), 1); }});
+  CHECK(to_host<double>(flip(arange(3))) == std::vector<double>{2, 1, 0});
+  CHECK_THROWS_AS(roll(zeros({3}), 1, 1), ShapeError);
+  CHECK_THROWS_AS(flip(zeros({3}), {0, 0}), ShapeError);
+}
+
 TEST_CASE("ops_indexing: gather moves bytes of any dtype") {
   const std::vector<std::int64_t> order{2, 0, 1, 2};
   for (const DType dtype : {DType::i8, DType::u8, DType::i32, DType::i64, DType::f8e4m3, DType::boolean}) {

@@ -3,6 +3,8 @@
 #include <string>
 
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/copy.h>
+#include <thimble/core/launch/launch.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 
@@ -84,5 +86,50 @@ Gradients Pad::backward(Saved, Tensor dy, Needs) const {
   }
   return {dx};
 }
+
+namespace concat_detail {
+
+Tensor rolled(const Tensor& x, int axis, std::int64_t shift) {
+  const int along = normalize_axis(Roll::name, axis, x.rank());
+  const std::int64_t size = x.shape()[along];
+  const Tensor y = Tensor::empty_like(x, x.shape());
+  if (size == 0) return y;
+  const std::int64_t first = (shift % size + size) % size;  // of y, where x's first element goes
+  copy_into(view::slice(y, along, first, size), view::slice(x, along, 0, size - first));
+  copy_into(view::slice(y, along, 0, first), view::slice(x, along, size - first, size));
+  return y;
+}
+
+Tensor flipped(const Tensor& x, std::uint32_t axes) {
+  const Tensor y = Tensor::empty_like(x, x.shape());
+  if (x.elements() == 0) return y;
+  launch(x.device(), [&](const Addresses& at) {
+    kernels::CopyArgs args;
+    args.shape = x.shape();
+    args.from_strides = x.strides();
+    std::int64_t last = 0;
+    for (int i = 0; i < x.rank(); ++i) {
+      if (((axes >> i) & 1u) == 0) continue;
+      last += (x.shape()[i] - 1) * x.strides()[i];
+      args.from_strides[i] = -x.strides()[i];
+    }
+    args.from = static_cast<const std::byte*>(at(x)) + last * static_cast<std::int64_t>(size_of(x.dtype()));
+    args.from_dtype = args.to_dtype = x.dtype();
+    args.to = at(y);
+    args.to_strides = y.strides();
+    kernels::copy_kernels(x.device()).copy(args);
+  });
+  return y;
+}
+
+}  // namespace concat_detail
+
+Tensor Roll::forward(const Tensor& x, Needs, Saved&) const { return concat_detail::rolled(x, axis, shift); }
+
+Gradients Roll::backward(Saved, Tensor dy, Needs) const { return {concat_detail::rolled(dy, axis, -shift)}; }
+
+Tensor Flip::forward(const Tensor& x, Needs, Saved&) const { return concat_detail::flipped(x, axes); }
+
+Gradients Flip::backward(Saved, Tensor dy, Needs) const { return {concat_detail::flipped(dy, axes)}; }
 
 }  // namespace thimble::ops

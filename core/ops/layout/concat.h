@@ -1,5 +1,6 @@
 #pragma once
-// Concatenation and padding. Both keep nothing but sizes; their gradients are windows on dy, which move no bytes.
+// Concatenation, padding, rolling and flipping: all keep nothing but sizes. The gradients of the first two are windows
+// on dy, which move no bytes.
 
 #include <array>
 #include <span>
@@ -33,6 +34,30 @@ struct Pad {
   using Saved = SavesNothing;
   std::array<std::int64_t, max_rank> low{}, high{};
   double value = 0;
+
+  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+};
+
+/// y[i] = x[(i - shift) mod size] along `axis`: elements that leave at one end enter at the other. Any dtype, any
+/// shift.
+struct Roll {
+  static constexpr const char* name = "roll";
+  static constexpr Cost cost = Cost::elementwise;
+  using Saved = SavesNothing;
+  int axis = 0;
+  std::int64_t shift = 0;
+
+  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+};
+
+/// The elements in the opposite order along the axes of a mask (bit i: axis i). Any dtype.
+struct Flip {
+  static constexpr const char* name = "flip";
+  static constexpr Cost cost = Cost::elementwise;
+  using Saved = SavesNothing;
+  std::uint32_t axes = 0;
 
   Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;

@@ -7,6 +7,7 @@
 #include <thimble/core/kernels/gather.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/view.h>
 
 namespace thimble::ops {
 namespace gather_detail {
@@ -26,21 +27,84 @@ void check_found(const char* operation, const kernels::BadIndex& bad, std::int64
                    std::to_string(bad.position) + ", expected 0 to " + std::to_string(size - 1));
 }
 
-// The lines of x (of `shape`, with `strides`) and of a dense tensor of shape `out` along `axis`.
-kernels::GatherArgs lines_of(const Shape& shape, const Shape& strides, const Shape& out, int axis) {
+// The lines of x and of a dense tensor of shape `out` along `axis`.
+kernels::GatherArgs lines_of(const Tensor& x, const Tensor& index, const Shape& out, int axis) {
   kernels::GatherArgs args;
   args.lines = out;
-  args.x_strides = strides;
+  args.x_strides = x.strides();
+  args.index_strides = index.strides();
   args.out_strides = contiguous_strides(out);
-  args.x_length = shape[axis];
+  args.x_length = x.shape()[axis];
   args.out_length = out[axis];
-  args.x_step = strides[axis];
+  args.x_step = args.x_strides[axis];
+  args.index_step = args.index_strides[axis];
   args.out_step = args.out_strides[axis];
   args.lines.erase(axis);
   args.x_strides.erase(axis);
+  args.index_strides.erase(axis);
   args.out_strides.erase(axis);
+  args.index_dtype = index.dtype();
   return args;
 }
+
+// An index of rows (L) as one of elements: repeated along the axes of `shape` other than `axis`.
+Tensor spread_index(const char* operation, const Tensor& x, const Tensor& index, int axis) {
+  if (index.rank() != 1) {
+    throw ShapeError(std::string(operation) + ": the index is " + describe(index) + ", expected one axis");
+  }
+  Shape unit, shape = x.shape();
+  for (int i = 0; i < x.rank(); ++i) unit.push_back(i == axis ? index.size(0) : 1);
+  shape[axis] = index.size(0);
+  const Tensor dense = contiguous(index);
+  return view::expand(view::reshape(dense, unit), shape);
+}
+
+void check_axes(const char* operation, const Tensor& x, const Tensor& index, int along) {
+  bool fits = x.rank() == index.rank();
+  for (int i = 0; i < x.rank() && fits; ++i) fits = i == along || index.shape()[i] <= x.shape()[i];
+  if (fits) return;
+  throw ShapeError(std::string(operation) + ": x is " + describe(x) + ", the index is " + describe(index) +
+                   ": its axes other than " + std::to_string(along) + " must be at most those of x");
+}
+
+// `position` of an index of rows is that in the index.
+kernels::BadIndex of_rows(kernels::BadIndex bad, const kernels::GatherArgs& args) {
+  if (bad.position >= 0) bad.position = bad.position / args.out_step % args.out_length;
+  return bad;
+}
+
+// y[line, j] = x[line, index[line, j]].
+Tensor gathered(const char* operation, const Tensor& x, const Tensor& index, int along, bool is_of_rows) {
+  const Tensor y = Tensor::empty_like(x, index.shape());
+  kernels::GatherArgs args = lines_of(x, index, y.shape(), along);
+  kernels::BadIndex bad;
+  launch(x.device(), [&](const Addresses& at) {
+    args.dtype = x.dtype();
+    args.x = at(x);
+    args.index = at(index);
+    args.out = at(y);
+    bad = kernels::gather_kernels(x.device()).gather(args);
+  });
+  check_found(operation, is_of_rows ? of_rows(bad, args) : bad, x.shape()[along]);
+  return y;
+}
+
+// sums[line, index[line, j]] += from[line, j], `sums` in the compute type of `from`, which is dense.
+void add_at(const char* operation, const Tensor& sums, const Tensor& index, const Tensor& from, int along,
+            bool is_of_rows) {
+  kernels::GatherArgs args = lines_of(sums, index, from.shape(), along);
+  kernels::BadIndex bad;
+  launch(from.device(), [&](const Addresses& at) {
+    args.dtype = from.dtype();
+    args.x = at(sums);
+    args.index = at(index);
+    args.out = at(from);
+    bad = kernels::gather_kernels(from.device()).scatter_add(args);
+  });
+  check_found(operation, is_of_rows ? of_rows(bad, args) : bad, sums.shape()[along]);
+}
+
+DType sum_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : is_floating(dtype) ? DType::f32 : DType::i64; }
 
 }  // namespace gather_detail
 
@@ -97,28 +161,13 @@ Gradients Embedding::backward(Saved saved, Tensor dy, Needs) const {
   return {dtable, Tensor()};
 }
 
-Tensor Gather::forward(const Tensor& x, const Tensor& index, Needs needs, Saved& saved) const {
+template <bool is_of_rows>
+Tensor GatherAlong<is_of_rows>::forward(const Tensor& x, const Tensor& index, Needs needs, Saved& saved) const {
   gather_detail::check_index(name, "x", x, index);
   const int along = normalize_axis(name, axis, x.rank());
-  bool fits = x.rank() == index.rank();
-  for (int i = 0; i < x.rank() && fits; ++i) fits = i == along || index.shape()[i] <= x.shape()[i];
-  if (!fits) {
-    throw ShapeError(std::string(name) + ": x is " + describe(x) + ", the index is " + describe(index) +
-                     ": its axes other than " + std::to_string(along) + " must be at most those of x");
-  }
-  const Tensor dense = contiguous(index);
-  const Tensor y = Tensor::empty_like(x, index.shape());
-  kernels::GatherArgs args = gather_detail::lines_of(x.shape(), x.strides(), y.shape(), along);
-  kernels::BadIndex bad;
-  launch(x.device(), [&](const Addresses& at) {
-    args.dtype = x.dtype();
-    args.x = at(x);
-    args.index = at(dense);
-    args.index_dtype = dense.dtype();
-    args.out = at(y);
-    bad = kernels::gather_kernels(x.device()).gather(args);
-  });
-  gather_detail::check_found(name, bad, x.shape()[along]);
+  if constexpr (!is_of_rows) gather_detail::check_axes(name, x, index, along);
+  const Tensor at = is_of_rows ? gather_detail::spread_index(name, x, index, along) : index;
+  const Tensor y = gather_detail::gathered(name, x, at, along, is_of_rows);
   if (needs[0]) {
     saved.index = index;
     saved.shape = x.shape();
@@ -126,24 +175,60 @@ Tensor Gather::forward(const Tensor& x, const Tensor& index, Needs needs, Saved&
   return y;
 }
 
-Gradients Gather::backward(Saved saved, Tensor dy, Needs) const {
-  const Tensor index = contiguous(saved.index);
+template <bool is_of_rows>
+Gradients GatherAlong<is_of_rows>::backward(Saved saved, Tensor dy, Needs) const {
   dy = contiguous(dy);
-  const DType sum_dtype = dy.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  const bool is_sum_result = sum_dtype == dy.dtype();
+  const int along = normalize_axis(name, axis, dy.rank());
+  const DType sum_dtype = gather_detail::sum_dtype(dy.dtype());
   const Tensor sums =
-      zeros(saved.shape, sum_dtype, dy.device(), is_sum_result ? Category::temporary : Category::workspace);
-  kernels::GatherArgs args =
-      gather_detail::lines_of(sums.shape(), sums.strides(), dy.shape(), normalize_axis(name, axis, dy.rank()));
-  launch(dy.device(), [&](const Addresses& at) {
-    args.dtype = dy.dtype();
-    args.x = at(sums);
-    args.index = at(index);
-    args.index_dtype = index.dtype();
-    args.out = at(dy);
-    kernels::gather_kernels(dy.device()).scatter_add(args);
-  });
+      zeros(saved.shape, sum_dtype, dy.device(), sum_dtype == dy.dtype() ? Category::temporary : Category::workspace);
+  const Tensor at = is_of_rows ? gather_detail::spread_index(name, sums, saved.index, along) : saved.index;
+  gather_detail::add_at(name, sums, at, dy, along, is_of_rows);
   return {to_dtype(sums, dy.dtype()), Tensor()};
 }
+
+template struct GatherAlong<false>;
+template struct GatherAlong<true>;
+
+template <bool is_of_rows>
+Tensor ScatterAddAlong<is_of_rows>::forward(const Tensor& x, const Tensor& index, const Tensor& source, Needs needs,
+                                            Saved& saved) const {
+  gather_detail::check_index(name, "x", x, index);
+  const auto is = [&] {
+    return std::string(name) + ": x is " + describe(x) + ", the index is " + describe(index) + ", the source is " +
+           describe(source);
+  };
+  if (!source.defined()) throw ValueError(is());
+  if (x.dtype() != source.dtype() || x.dtype() == DType::boolean) {
+    throw DTypeError(is() + ": expected one dtype of numbers");
+  }
+  if (x.device() != source.device()) throw DeviceError(is());
+  const int along = normalize_axis(name, axis, x.rank());
+  if constexpr (!is_of_rows) gather_detail::check_axes(name, x, index, along);
+  const Tensor at = is_of_rows ? gather_detail::spread_index(name, x, index, along) : index;
+  if (source.shape() != at.shape()) throw ShapeError(is() + ": expected a source " + to_string(at.shape()));
+  const DType sum_dtype = gather_detail::sum_dtype(x.dtype());
+  const Tensor sums = Tensor::empty(x.shape(), sum_dtype, x.device(),
+                                    sum_dtype == x.dtype() ? Category::temporary : Category::workspace);
+  copy_into(sums, x);
+  gather_detail::add_at(name, sums, at, contiguous(source), along, is_of_rows);
+  saved.shape = at.shape();
+  if (needs[2]) saved.index = index;
+  return to_dtype(sums, x.dtype());
+}
+
+template <bool is_of_rows>
+Gradients ScatterAddAlong<is_of_rows>::backward(Saved saved, Tensor dy, Needs needs) const {
+  Tensor dsource;
+  if (needs[2]) {
+    const int along = normalize_axis(name, axis, dy.rank());
+    const Tensor at = is_of_rows ? gather_detail::spread_index(name, dy, saved.index, along) : saved.index;
+    dsource = gather_detail::gathered(name, dy, at, along, is_of_rows);
+  }
+  return {needs[0] ? dy : Tensor(), Tensor(), dsource};
+}
+
+template struct ScatterAddAlong<false>;
+template struct ScatterAddAlong<true>;
 
 }  // namespace thimble::ops

@@ -26,13 +26,14 @@ struct Embedding {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
-/// y[i, j, k] = x[i, index[i, j, k], k] for axis 1 of three: y has the shape of index, whose other axes are at most
-/// x's. Any dtype of x (gradients: floating).
+/// Gather: y[i, j, k] = x[i, index[i, j, k], k] for axis 1 of three: y has the shape of index, whose other axes are at
+/// most x's. IndexSelect: y[i, j, k] = x[i, index[j], k]. Any dtype of x (gradients: floating).
 ///
 /// Keeps index. dx = sum of dy over the places that read an element, ascending along the axis, in f32 (f64 for f64),
 /// rounded once.
-struct Gather {
-  static constexpr const char* name = "gather";
+template <bool is_of_rows>
+struct GatherAlong {
+  static constexpr const char* name = is_of_rows ? "index_select" : "gather";
   static constexpr Cost cost = Cost::elementwise;
   static constexpr Needs differentiable{0b01};
   struct Saved {
@@ -44,5 +45,29 @@ struct Gather {
   Tensor forward(const Tensor& x, const Tensor& index, Needs needs, Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
+using Gather = GatherAlong<false>;
+using IndexSelect = GatherAlong<true>;
+
+/// ScatterAdd: y = x, then y[i, index[i, j, k], k] += source[i, j, k] for axis 1 of three: source has the shape of
+/// index, whose other axes are at most x's. IndexAdd: y[i, index[j], k] += source[i, j, k], the other axes being x's.
+/// Sums ascend along the axis, in f32 (f64 for f64, i64 for integers), and are rounded once.
+///
+/// Keeps index, for source's gradient. dx = dy, dsource[i, j, k] = dy[i, index[i, j, k], k].
+template <bool is_of_rows>
+struct ScatterAddAlong {
+  static constexpr const char* name = is_of_rows ? "index_add" : "scatter_add";
+  static constexpr Cost cost = Cost::elementwise;
+  static constexpr Needs differentiable{0b101};
+  struct Saved {
+    Tensor index;
+    Shape shape;
+  };
+  int axis = 0;
+
+  Tensor forward(const Tensor& x, const Tensor& index, const Tensor& source, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+};
+using ScatterAdd = ScatterAddAlong<false>;
+using IndexAdd = ScatterAddAlong<true>;
 
 }  // namespace thimble::ops

@@ -116,10 +116,9 @@ void embedding_backward(const EmbeddingGradArgs& args) {
   });
 }
 
-// n elements of out (and index) that are visited together, the given steps apart, and the beginnings of their lines of
-// x.
+// n elements of out and index that are visited together, the given steps apart, and the beginnings of their lines of x.
 struct Run {
-  std::int64_t x, out, x_step, out_step, n;
+  std::int64_t x, index, out, x_step, index_step, out_step, n;
 };
 
 // Calls body(run) for all elements of the lines, in parallel over lines; a line's elements in ascending order. Runs go
@@ -127,22 +126,35 @@ struct Run {
 template <class F>
 void for_each_run(const GatherArgs& args, F&& body) {
   if (args.out_length == 0) return;
-  const MergedStrides<2> walk(args.lines, {&args.x_strides, &args.out_strides});
-  const std::int64_t x_step = walk.stride(0, walk.rank - 1), out_step = walk.stride(1, walk.rank - 1);
+  const MergedStrides<3> walk(args.lines, {&args.x_strides, &args.index_strides, &args.out_strides});
+  const std::int64_t x_step = walk.stride(0, walk.rank - 1), index_step = walk.stride(1, walk.rank - 1),
+                     out_step = walk.stride(2, walk.rank - 1);
   const std::int64_t grain = std::max<std::int64_t>(1, grain_elements / args.out_length);
   parallel_for(args.lines.elements(), grain, [&](std::int64_t begin, std::int64_t end) {
-    walk.for_each_run(begin, end, [&](const std::array<std::int64_t, 2>& at, std::int64_t lines) {
+    walk.for_each_run(begin, end, [&](const std::array<std::int64_t, 3>& at, std::int64_t lines) {
       if (out_step == 1 && lines > 1) {
         for (std::int64_t j = 0; j < args.out_length; ++j) {
-          body(Run{at[0], at[1] + j * args.out_step, x_step, out_step, lines});
+          body(Run{at[0], at[1] + j * args.index_step, at[2] + j * args.out_step, x_step, index_step, out_step, lines});
         }
       } else {
         for (std::int64_t i = 0; i < lines; ++i) {
-          body(Run{at[0] + i * x_step, at[1] + i * out_step, 0, args.out_step, args.out_length});
+          body(Run{at[0] + i * x_step, at[1] + i * index_step, at[2] + i * out_step, 0, args.index_step, args.out_step,
+                   args.out_length});
         }
       }
     });
   });
+}
+
+// The index at element `position` of out.
+BadIndex bad_of(const GatherArgs& args, const FirstBad& bad) {
+  if (!bad.found()) return {};
+  const std::int64_t j = bad.position() / args.out_step % args.out_length;
+  std::int64_t at = j * args.index_step;
+  for (int axis = 0; axis < args.lines.rank(); ++axis) {
+    at += bad.position() / args.out_strides[axis] % args.lines[axis] * args.index_strides[axis];
+  }
+  return {bad.position(), index_at(args.index, args.index_dtype, at)};
 }
 
 template <class Word>
@@ -152,17 +164,20 @@ BadIndex gather_words(const GatherArgs& args) {
   auto* const out = static_cast<std::byte*>(args.out);
   constexpr auto size = static_cast<std::int64_t>(sizeof(Word));
   for_each_run(args, [&](const Run& run) {
-    for (std::int64_t i = 0; i < run.n; ++i) {
-      const std::int64_t to = run.out + i * run.out_step, index = index_at(args.index, args.index_dtype, to);
+    const bool is_row = run.index_step == 0 && run.x_step == 1 && run.out_step == 1;
+    const std::int64_t n = is_row ? 1 : run.n, bytes = is_row ? run.n * size : size;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const std::int64_t to = run.out + i * run.out_step;
+      const std::int64_t index = index_at(args.index, args.index_dtype, run.index + i * run.index_step);
       if (index < 0 || index >= args.x_length) {
         bad.note(to);
       } else {
-        std::memcpy(out + to * size, x + (run.x + i * run.x_step + index * args.x_step) * size, sizeof(Word));
+        std::memcpy(out + to * size, x + (run.x + i * run.x_step + index * args.x_step) * size,
+                    static_cast<std::size_t>(bytes));
       }
     }
   });
-  if (!bad.found()) return {};
-  return {bad.position(), index_at(args.index, args.index_dtype, bad.position())};
+  return bad_of(args, bad);
 }
 
 BadIndex gather(const GatherArgs& args) {
@@ -179,24 +194,46 @@ BadIndex gather(const GatherArgs& args) {
 }
 
 template <class T>
-void add_all(const GatherArgs& args) {
+BadIndex add_all(const GatherArgs& args) {
+  FirstBad bad;
   T* const sums = static_cast<T*>(args.x);
   for_each_run(args, [&](const Run& run) {
     alignas(64) T dy[tile];
     for (std::int64_t at = 0; at < run.n; at += tile) {
       const std::int64_t n = std::min(tile, run.n - at);
       load_elements(args.out, args.dtype, run.out + at * run.out_step, run.out_step, dy, n);
+      if (run.index_step == 0 && run.x_step == 1) {  // a row
+        const std::int64_t index = index_at(args.index, args.index_dtype, run.index);
+        if (index < 0 || index >= args.x_length) {
+          bad.note(run.out + at * run.out_step);
+          continue;
+        }
+        T* const row = sums + run.x + at + index * args.x_step;
+        for (std::int64_t i = 0; i < n; ++i) row[i] += dy[i];
+        continue;
+      }
       for (std::int64_t i = at; i < at + n; ++i) {
-        const std::int64_t index = index_at(args.index, args.index_dtype, run.out + i * run.out_step);
-        sums[run.x + i * run.x_step + index * args.x_step] += dy[i - at];
+        const std::int64_t index = index_at(args.index, args.index_dtype, run.index + i * run.index_step);
+        if (index < 0 || index >= args.x_length) {
+          bad.note(run.out + i * run.out_step);
+        } else {
+          sums[run.x + i * run.x_step + index * args.x_step] += dy[i - at];
+        }
       }
     }
   });
+  return bad_of(args, bad);
 }
 
-void scatter_add(const GatherArgs& args) {
-  if (args.dtype == DType::f64) return add_all<double>(args);
-  add_all<float>(args);
+BadIndex scatter_add(const GatherArgs& args) {
+  switch (compute_type(args.dtype)) {
+    case ComputeType::f64:
+      return add_all<double>(args);
+    case ComputeType::f32:
+      return add_all<float>(args);
+    default:
+      return add_all<std::int64_t>(args);
+  }
 }
 
 }  // namespace gather_detail
