@@ -6,6 +6,7 @@
 #include <thimble/autograd/functions/elementwise.h>
 #include <thimble/autograd/functions/fp8.h>
 #include <thimble/autograd/functions/indexing.h>
+#include <thimble/autograd/functions/lines.h>
 #include <thimble/autograd/functions/loss.h>
 #include <thimble/autograd/functions/matmul.h>
 #include <thimble/autograd/functions/norm.h>

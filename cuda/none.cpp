@@ -8,6 +8,7 @@
 #include <thimble/core/kernels/elementwise.h>
 #include <thimble/core/kernels/fp8.h>
 #include <thimble/core/kernels/gather.h>
+#include <thimble/core/kernels/lines.h>
 #include <thimble/core/kernels/matmul.h>
 #include <thimble/core/kernels/nf4.h>
 #include <thimble/core/kernels/norm.h>
@@ -32,6 +33,7 @@ const AttentionKernels* const attention_cuda = nullptr;
 const CopyKernels* const copy_cuda = nullptr;
 const Fp8Kernels* const fp8_cuda = nullptr;
 const GatherKernels* const gather_cuda = nullptr;
+const LineKernels* const line_cuda = nullptr;
 const MatmulKernels* const matmul_cuda = nullptr;
 const Nf4Kernels* const nf4_cuda = nullptr;
 const NormKernels* const norm_cuda = nullptr;

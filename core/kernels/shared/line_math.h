@@ -1,0 +1,56 @@
+#pragma once
+// The maths of the kernel family of lines (core/kernels/lines.h), shared by CPU and CUDA.
+
+#include <cstdint>
+
+#include <thimble/core/config.h>
+
+namespace thimble::kernels {
+
+/// True where element i, of value a, comes before element j, of value b, in sorted order.
+template <class T>
+THIMBLE_HD inline bool comes_before(T a, std::int64_t i, T b, std::int64_t j, bool is_descending) {
+  const bool a_is_nan = a != a, b_is_nan = b != b;
+  const bool is_less = a_is_nan ? false : b_is_nan ? true : a < b;
+  const bool is_more = b_is_nan ? false : a_is_nan ? true : b < a;
+  if (is_less == is_more) return i < j;
+  return is_descending ? is_more : is_less;
+}
+
+/// The factors of a line but one: products are kept without zeros, which are counted.
+template <class T>
+struct Factors {
+  T product = 1;
+  std::int64_t zeros = 0;
+  THIMBLE_HD void take(T x) {
+    if (x == T(0)) {
+      ++zeros;
+    } else {
+      product *= x;
+    }
+  }
+  THIMBLE_HD T all() const { return zeros > 0 ? product * T(0) : product; }  // NaN and infinity times 0 are NaN
+  THIMBLE_HD T without(T x) const {
+    if (zeros == 0) return product / x;
+    return zeros == 1 && x == T(0) ? product : T(0);
+  }
+};
+
+/// kernels::ChooseArgs, of one row.
+THIMBLE_HD inline std::int64_t chosen_place(const double* sums, std::int64_t length, double point) {
+  const double total = sums[length - 1], at = point * total;
+  const bool is_last = !(at < total);  // rounding: the last place that adds something
+  std::int64_t low = 0, high = length - 1;
+  while (low < high) {
+    const std::int64_t middle = low + (high - low) / 2;
+    const bool is_beyond = is_last ? sums[middle] >= total : sums[middle] > at;
+    if (is_beyond) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+
+}  // namespace thimble::kernels
