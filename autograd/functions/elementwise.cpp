@@ -32,6 +32,8 @@ Tensor clamp(const Tensor& x, double low, double high) {
 Tensor tanh(const Tensor& x) { return apply<ops::Tanh>(x); }
 Tensor sigmoid(const Tensor& x) { return apply<ops::Sigmoid>(x); }
 Tensor relu(const Tensor& x) { return apply<ops::Relu>(x); }
+
+Tensor relu6(const Tensor& x) { return apply<ops::Relu6>(x); }
 Tensor leaky_relu(const Tensor& x, double slope) { return apply(ops::LeakyRelu{slope}, x); }
 
 Tensor gelu(const Tensor& x, GeluForm form) {

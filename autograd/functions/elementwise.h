@@ -21,6 +21,7 @@ Tensor clamp(const Tensor& x, double low, double high);
 Tensor tanh(const Tensor& x);
 Tensor sigmoid(const Tensor& x);
 Tensor relu(const Tensor& x);
+Tensor relu6(const Tensor& x);
 Tensor leaky_relu(const Tensor& x, double slope = 0.01);
 /// The tanh form is GPT-2's.
 enum class GeluForm : std::uint8_t { tanh, erf };

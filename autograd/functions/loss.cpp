@@ -1,10 +1,16 @@
 #include <thimble/autograd/functions/loss.h>
 
+#include <cmath>
+#include <string>
+
 #include <thimble/autograd/apply.h>
+#include <thimble/autograd/functions/elementwise.h>
+#include <thimble/autograd/functions/reduction.h>
 #include <thimble/autograd/functions/softmax.h>
 #include <thimble/core/error.h>
 #include <thimble/core/ops/elementwise/elementwise_functors.h>
 #include <thimble/core/ops/matmul/linear_cross_entropy.h>
+#include <thimble/core/tensor/copy.h>
 
 namespace thimble {
 
@@ -26,12 +32,61 @@ Tensor nll(const Tensor& log_probabilities, const Tensor& targets, const CrossEn
   return apply(ops::Nll{options.ignore_index, options.label_smoothing, options.reduction}, log_probabilities, targets);
 }
 
-Tensor mse_loss(const Tensor& x, const Tensor& target, LossReduction reduction) {
-  if (reduction != LossReduction::none) return apply(ops::MseLoss{reduction == LossReduction::mean}, x, target);
+namespace loss_functions_detail {
+
+// Reduced in one pass, or elementwise.
+template <kernels::ReduceMap map>
+Tensor pair_loss(const Tensor& x, const Tensor& target, LossReduction reduction, double parameter = 0) {
+  using Loss = ops::PairLoss<map>;
+  if (reduction != LossReduction::none) return apply(Loss{reduction == LossReduction::mean, parameter}, x, target);
   if (x.shape() != target.shape()) {
-    throw ShapeError("mse_loss: x " + describe(x) + " and target " + describe(target) + " must have one shape");
+    throw ShapeError(std::string(Loss::name) + ": x " + describe(x) + " and target " + describe(target) +
+                     " must have one shape");
   }
-  return apply<ops::SquaredDifference>(x, target);
+  return apply(ops::pair_functor<map>(parameter), x, target);
+}
+
+}  // namespace loss_functions_detail
+
+Tensor mse_loss(const Tensor& x, const Tensor& target, LossReduction reduction) {
+  return loss_functions_detail::pair_loss<kernels::ReduceMap::squared_difference>(x, target, reduction);
+}
+
+Tensor l1_loss(const Tensor& x, const Tensor& target, LossReduction reduction) {
+  return loss_functions_detail::pair_loss<kernels::ReduceMap::absolute_difference>(x, target, reduction);
+}
+
+Tensor huber_loss(const Tensor& x, const Tensor& target, double delta, LossReduction reduction) {
+  if (!(delta > 0)) throw ValueError("huber_loss: delta " + std::to_string(delta) + ", expected above 0");
+  return loss_functions_detail::pair_loss<kernels::ReduceMap::huber>(x, target, reduction, delta);
+}
+
+Tensor bce_with_logits(const Tensor& logits, const Tensor& targets, double positive_weight, LossReduction reduction) {
+  return loss_functions_detail::pair_loss<kernels::ReduceMap::bce_with_logits>(logits, targets, reduction,
+                                                                               positive_weight);
+}
+
+Tensor kl_div(const Tensor& log_probabilities, const Tensor& targets, LossReduction reduction, bool is_log_target) {
+  return loss_functions_detail::pair_loss<kernels::ReduceMap::kl_divergence>(log_probabilities, targets, reduction,
+                                                                             is_log_target ? 1 : 0);
+}
+
+Tensor cosine_similarity(const Tensor& a, const Tensor& b, int axis, double epsilon) {
+  const auto length = [&](const Tensor& t) { return clamp(norm(t, 2, axis), epsilon, HUGE_VAL); };
+  return sum(a * b, axis) / (length(a) * length(b));
+}
+
+Tensor cosine_embedding_loss(const Tensor& a, const Tensor& b, const Tensor& targets, double margin,
+                             LossReduction reduction) {
+  if (a.rank() != 2 || a.shape() != b.shape() || targets.shape() != Shape{a.size(0)}) {
+    throw ShapeError("cosine_embedding_loss: a " + describe(a) + ", b " + describe(b) + ", targets " +
+                     describe(targets) + "; expected (N, C), (N, C) and (N)");
+  }
+  const Tensor cosine = cosine_similarity(a, b);
+  const Tensor is_pair = greater(targets, zeros({}, targets.dtype(), targets.device()));
+  const Tensor losses = where(is_pair, 1.0 - cosine, relu(cosine - margin));
+  if (reduction == LossReduction::none) return losses;
+  return reduction == LossReduction::mean ? mean(losses) : sum(losses);
 }
 
 }  // namespace thimble

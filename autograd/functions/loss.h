@@ -38,4 +38,26 @@ Tensor nll(const Tensor& log_probabilities, const Tensor& targets, const CrossEn
 /// kept by reference. Throws ShapeError unless the shapes are equal, DTypeError, DeviceError.
 Tensor mse_loss(const Tensor& x, const Tensor& target, LossReduction reduction = LossReduction::mean);
 
+// The same of |x - target|, of Huber's loss, and of two that keep fewer operands:
+// core/ops/reduction/reduction_functors.h has the formulas. Their operands have one shape; both may take a gradient.
+Tensor l1_loss(const Tensor& x, const Tensor& target, LossReduction reduction = LossReduction::mean);
+/// d^2 / 2 for |d| <= delta, else delta (|d| - delta / 2). Throws ValueError unless delta > 0.
+Tensor huber_loss(const Tensor& x, const Tensor& target, double delta = 1,
+                  LossReduction reduction = LossReduction::mean);
+/// -w t log sigmoid(z) - (1 - t) log(1 - sigmoid(z)), w the positive weight: binary cross entropy of logits and targets
+/// in [0, 1].
+Tensor bce_with_logits(const Tensor& logits, const Tensor& targets, double positive_weight = 1,
+                       LossReduction reduction = LossReduction::mean);
+/// t (log t - x) of log-probabilities x and targets t, or e^t (t - x) where the targets are logarithms too. The mean is
+/// over all elements, as PyTorch's; a divergence of each sample is the sum divided by their number.
+Tensor kl_div(const Tensor& log_probabilities, const Tensor& targets, LossReduction reduction = LossReduction::mean,
+              bool is_log_target = false);
+
+/// a b / (max(|a|, epsilon) max(|b|, epsilon)) along `axis`, for a and b that broadcast. Composed: keeps a and b, and a
+/// few numbers of each result.
+Tensor cosine_similarity(const Tensor& a, const Tensor& b, int axis = -1, double epsilon = 1e-8);
+/// 1 - cos(a, b) where a target (N) is 1, max(0, cos(a, b) - margin) where it is -1, of a and b (N, C). Composed.
+Tensor cosine_embedding_loss(const Tensor& a, const Tensor& b, const Tensor& targets, double margin = 0,
+                             LossReduction reduction = LossReduction::mean);
+
 }  // namespace thimble

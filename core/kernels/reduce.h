@@ -17,9 +17,13 @@ inline constexpr std::int64_t reduce_stretch = 1 << 16;
 
 /// The summand, with x the input and c the other operand.
 enum class ReduceMap : std::uint8_t {
-  value,               ///< x
-  squared_difference,  ///< (x - c)^2
-  exp_difference       ///< e^(x - c), with c = 0 where c is not finite
+  value,                ///< x
+  squared_difference,   ///< (x - c)^2
+  exp_difference,       ///< e^(x - c), with c = 0 where c is not finite
+  absolute_difference,  ///< |x - c|; this and the next ones as core/ops/reduction/reduction_functors.h has them
+  huber,                ///< the parameter is delta
+  bce_with_logits,      ///< the parameter is the weight of positive targets
+  kl_divergence         ///< the parameter is 1 where c is a logarithm, else 0
 };
 
 struct ReduceOperand {
@@ -37,6 +41,7 @@ struct ReduceArgs {
   ReduceOperand in;
   ReduceMap map = ReduceMap::value;
   ReduceOperand other;  ///< not read for `value`
+  double parameter = 0;
   double divisor = 1;
   void* out = nullptr;
   DType out_dtype = DType::f32;

@@ -10,6 +10,7 @@
 
 #include <thimble/core/kernels/reduce.h>
 #include <thimble/core/numbers/math.h>
+#include <thimble/core/ops/reduction/reduction_functors.h>
 #include <thimble/cuda/kernel/element.h>
 #include <thimble/cuda/reduce/ordered_sum.h>
 #include <thimble/cuda/reduce/reduce.h>
@@ -55,7 +56,7 @@ struct SumStretch {
   Walk<2> kept, reduced;
   Operand in, other;
   ReduceGrid grid;
-  double divisor;
+  double parameter, divisor;
   void* out;
   DType out_dtype;
   Total<T>* partial;
@@ -68,10 +69,10 @@ struct SumStretch {
       return x;
     } else {
       const T c = load<T>(other.data, other.dtype, other_base + at[1]);
-      if constexpr (Map == ReduceMap::squared_difference) {
-        return (x - c) * (x - c);
-      } else {
+      if constexpr (Map == ReduceMap::exp_difference) {
         return math::exp(x - finite_or_zero(c));
+      } else {
+        return ops::pair_functor<Map>(parameter).fwd(x, c);
       }
     }
   }
@@ -266,7 +267,8 @@ void sum_mapped(const ReduceArgs& args) {
   if constexpr (std::is_same_v<T, float> && Map == ReduceMap::value) is_done = sum_words(args, kept, reduced, grid);
   if (!is_done) {
     for_each_team(grid.jobs(),
-                  SumStretch<T, Map>{kept, reduced, in, other, grid, args.divisor, args.out, args.out_dtype, partial},
+                  SumStretch<T, Map>{kept, reduced, in, other, grid, args.parameter, args.divisor, args.out,
+                                     args.out_dtype, partial},
                   SumStretch<T, Map>::threads * sizeof(Total<T>));
   }
   if (grid.stretches == 1) return;
@@ -283,6 +285,14 @@ void sum_typed(const ReduceArgs& args) {
       return sum_mapped<T, ReduceMap::squared_difference>(args);
     case ReduceMap::exp_difference:
       return sum_mapped<T, ReduceMap::exp_difference>(args);
+    case ReduceMap::absolute_difference:
+      return sum_mapped<T, ReduceMap::absolute_difference>(args);
+    case ReduceMap::huber:
+      return sum_mapped<T, ReduceMap::huber>(args);
+    case ReduceMap::bce_with_logits:
+      return sum_mapped<T, ReduceMap::bce_with_logits>(args);
+    case ReduceMap::kl_divergence:
+      return sum_mapped<T, ReduceMap::kl_divergence>(args);
   }
 }
 

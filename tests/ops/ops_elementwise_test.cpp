@@ -93,6 +93,8 @@ TEST_CASE("ops: unary elementwise") {
       unary(
           "relu", relu, [](double x) { return x > 0 ? x : 0; }, one),
       unary(
+          "relu6", relu6, [](double x) { return std::clamp(x, 0.0, 6.0); }, one, -2, 8),
+      unary(
           "silu", silu, [](double x) { return x * sigmoid_of(x); }, one),
       unary(
           "reciprocal", reciprocal, [](double x) { return 1 / x; }, one, 0.3, 3),

@@ -133,6 +133,148 @@ TEST_CASE("ops: mse_loss") {
   CHECK(std::isnan(item(mse_loss(Tensor::empty({0}), Tensor::empty({0})))));
 }
 
+TEST_CASE("ops: losses of pairs") {
+  using Loss = std::function<Tensor(const Tensor&, const Tensor&, LossReduction)>;
+  using Formula = std::function<double(double, double)>;
+  struct Row {
+    const char* name;
+    Operand x, target;
+    Loss loss;
+    Formula formula;
+    bool keeps_x = true;
+  };
+  const Shape shape{3, 35};
+  const auto bce = [](double p) {
+    return [=](double z, double t) {
+      return -p * t * std::log(1 / (1 + std::exp(-z))) - (1 - t) * std::log(1 / (1 + std::exp(z)));
+    };
+  };
+  const std::vector<Row> table{
+      {"l1_loss",
+       {shape},
+       {shape},
+       [](auto x, auto t, auto r) { return l1_loss(x, t, r); },
+       [](double x, double t) { return std::abs(x - t); }},
+      {"huber_loss",
+       {shape},
+       {shape},
+       [](auto x, auto t, auto r) { return huber_loss(x, t, 0.7, r); },
+       [](double x, double t) {
+         const double d = std::abs(x - t);
+         return d <= 0.7 ? d * d / 2 : 0.7 * (d - 0.35);
+       }},
+      {"bce_with_logits",
+       {shape, -4, 4},
+       {shape, 0, 1},
+       [](auto x, auto t, auto r) { return bce_with_logits(x, t, 1, r); },
+       bce(1)},
+      {"bce_with_logits, weighted",
+       {shape, -4, 4},
+       {shape, 0, 1},
+       [](auto x, auto t, auto r) { return bce_with_logits(x, t, 2.5, r); },
+       bce(2.5)},
+      {"kl_div",
+       {shape, -3, 0},
+       {shape, 0.05, 1},
+       [](auto x, auto t, auto r) { return kl_div(x, t, r); },
+       [](double x, double t) { return t * (std::log(t) - x); }},
+      {"kl_div of logarithms",
+       {shape, -3, 0},
+       {shape, -3, 0},
+       [](auto x, auto t, auto r) { return kl_div(x, t, r, true); },
+       [](double x, double t) { return std::exp(t) * (t - x); }},
+  };
+  for (const Row& row : table) {
+    for (const auto reduction : {LossReduction::mean, LossReduction::sum, LossReduction::none}) {
+      check_operator({std::string(row.name) + " " + std::to_string(static_cast<int>(reduction)),
+                      {row.x, row.target},
+                      [=](auto in) { return row.loss(in[0], in[1], reduction); },
+                      [=](const Arrays& in) {
+                        Values y;
+                        double total = 0;
+                        for (std::int64_t i = 0; i < 105; ++i) {
+                          y.push_back(row.formula(in[0][i], in[1][i]));
+                          total += y.back();
+                        }
+                        if (reduction == LossReduction::none) return y;
+                        return Values{reduction == LossReduction::mean ? total / 105 : total};
+                      },
+                      [](std::int64_t e, std::int64_t) { return 2 * 105 * e; },
+                      6});
+    }
+    CHECK_THROWS_AS(row.loss(rand({3, 1}), rand({3, 4}), LossReduction::mean), ShapeError);
+    CHECK_THROWS_AS(row.loss(rand({3, 1}), rand({3, 4}), LossReduction::none), ShapeError);
+    CHECK_THROWS_AS(row.loss(rand({3}), rand({3}, DType::f64), LossReduction::sum), DTypeError);
+    CHECK(item(row.loss(Tensor::empty({0}), Tensor::empty({0}), LossReduction::sum)) == 0);
+  }
+  // Only x takes a gradient: a divergence does not keep it.
+  check_operator({"kl_div of fixed targets",
+                  {{shape, -3, 0}, constant(shape, 0.05, 1)},
+                  [](auto in) { return kl_div(in[0], in[1], LossReduction::sum); },
+                  {},
+                  [](std::int64_t e, std::int64_t) { return 105 * e; },
+                  6});
+  CHECK_THROWS_WITH(huber_loss(rand({3}), rand({3}), 0), Catch::Contains("expected above 0"));
+  // At the edges: far logits, targets of 0, equal operands.
+  const Tensor far = from_host(std::vector<float>{100, -100, 100, -100, -20, 20}, {6});
+  const Tensor sure = from_host(std::vector<float>{1, 0, 0, 1, 0, 1}, {6});
+  const auto edges = host(bce_with_logits(far, sure, 1, LossReduction::none));
+  CHECK(edges[0] == Approx(0).margin(1e-30));
+  CHECK(edges[1] == Approx(0).margin(1e-30));
+  CHECK(edges[2] == 100);
+  CHECK(edges[3] == 100);
+  CHECK(edges[4] == Approx(2.0611536e-9));
+  CHECK(edges[5] == Approx(2.0611536e-9));
+  const Tensor impossible = from_host(std::vector<float>{-std::numeric_limits<float>::infinity(), -1}, {2});
+  CHECK(item(kl_div(impossible, from_host(std::vector<float>{0, 1}, {2}), LossReduction::sum)) == 1);
+  Tensor same = zeros({3});
+  same.require_grad();
+  Tape tape;
+  Tensor loss;
+  {
+    const Recording on(tape);
+    loss = l1_loss(same, zeros({3}), LossReduction::sum);
+  }
+  tape.backward(loss);
+  CHECK(host(same.grad()) == std::vector<float>{0, 0, 0});
+}
+
+TEST_CASE("ops: cosine_similarity and its loss") {
+  const auto cosine = [](const HostArray& a, const HostArray& b, std::int64_t row) {
+    double ab = 0, aa = 0, bb = 0;
+    for (std::int64_t i = row * 7; i < row * 7 + 7; ++i) ab += a[i] * b[i], aa += a[i] * a[i], bb += b[i] * b[i];
+    return ab / (std::sqrt(aa) * std::sqrt(bb));
+  };
+  // Beside a and b: four numbers of each row by the norms and their limits, and the dot products, quotients and such.
+  check_operator({"cosine_similarity",
+                  {{{5, 7}}, {{5, 7}}},
+                  [](auto in) { return cosine_similarity(in[0], in[1]); },
+                  [=](const Arrays& in) {
+                    Values y;
+                    for (std::int64_t r = 0; r < 5; ++r) y.push_back(cosine(in[0], in[1], r));
+                    return y;
+                  },
+                  [](std::int64_t e, std::int64_t) { return (2 * 35 + 6 * 5) * e; },
+                  6});
+  Operand targets = constant({5});
+  targets.values = {1, -1, -1, 1, -1};
+  check_operator({"cosine_embedding_loss",
+                  {{{5, 7}}, {{5, 7}}, targets},
+                  [](auto in) { return cosine_embedding_loss(in[0], in[1], in[2], 0.1); },
+                  [=](const Arrays& in) {
+                    double sum = 0;
+                    for (std::int64_t r = 0; r < 5; ++r) {
+                      const double c = cosine(in[0], in[1], r);
+                      sum += in[2][r] > 0 ? 1 - c : std::max(0.0, c - 0.1);
+                    }
+                    return Values{sum / 5};
+                  },
+                  {},
+                  6});
+  CHECK(item(cosine_similarity(zeros({3}), zeros({3}))) == 0);
+  CHECK_THROWS_AS(cosine_embedding_loss(zeros({2, 3}), zeros({2, 3}), zeros({3})), ShapeError);
+}
+
 using thimble_test::largest_difference;
 using thimble_test::largest_of;
 

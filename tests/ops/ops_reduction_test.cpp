@@ -100,6 +100,12 @@ double logsumexp_of(const Values& v) {
   return largest + std::log(sum_of(terms));
 }
 
+double norm_of(const Values& v) {
+  Values squares;
+  for (const double x : v) squares.push_back(x * x);
+  return std::sqrt(sum_of(squares));
+}
+
 using Function = Tensor (*)(const Tensor&, const Axes&, bool);
 
 struct Reduction {
@@ -157,6 +163,58 @@ TEST_CASE("ops: reductions") {
     check_operator(row_of(reduction, {1}, false));
     check_operator(row_of(reduction, {0, 2}, true));
   }
+}
+
+TEST_CASE("ops: norm") {
+  const Reduction norms[] = {
+      {"norm", [](auto& x, auto& axes, bool keep) { return norm(x, 2, axes, keep); }, norm_of, 1, 0, 0},
+      {"norm 1", [](auto& x, auto& axes, bool keep) { return norm(x, 1, axes, keep); },
+       [](const Values& v) {
+         double total = 0;
+         for (const double x : v) total += std::abs(x);
+         return total;
+       },
+       1, 0, 0},
+      {"norm inf", [](auto& x, auto& axes, bool keep) { return norm(x, inf, axes, keep); },
+       [](const Values& v) {
+         double largest = 0;
+         for (const double x : v) largest = std::max(largest, std::abs(x));
+         return largest;
+       },
+       1, 0, 0},
+      {"norm 3", [](auto& x, auto& axes, bool keep) { return norm(x, 3, axes, keep); },
+       [](const Values& v) {
+         double total = 0;
+         for (const double x : v) total += std::pow(std::abs(x), 3);
+         return std::cbrt(total);
+       },
+       1, 0, 0},
+  };
+  for (const Reduction& reduction : norms) {
+    for (const std::vector<int>& axes : {std::vector<int>{}, {2}, {0, 1}}) {
+      OperatorCase row = row_of(reduction, axes, axes.size() == 2);
+      const std::int64_t outputs = axes.empty() ? 1 : axes.size() == 1 ? 15 : 7;
+      row.kept_bytes = nullptr;
+      if (reduction.reference == norm_of) row.kept_bytes = [=](std::int64_t e, auto) { return (n + outputs) * e; };
+      row.tolerance = 8;
+      check_operator(row);
+    }
+  }
+  Tensor leaf = matrix({0, 0, 3, 4}, 2);
+  leaf.require_grad();
+  Tape tape;
+  Tensor y;
+  {
+    const Recording on(tape);
+    y = norm(leaf, 2, 1);
+  }
+  tape.backward(y, full({2}, 1));
+  CHECK(host(y) == Values{0, 5});
+  CHECK(host(leaf.grad()) == Values{0, 0, static_cast<double>(0.6f), static_cast<double>(0.8f)});  // no NaN at 0
+  CHECK(host(norm(zeros({2, 0}), 2, 1)) == Values{0, 0});
+  CHECK(host(norm(full({4}, 300, DType::f16))) == Values{600});  // squares beyond f16
+  CHECK_THROWS_AS(norm(zeros({2}), 0), ValueError);
+  CHECK_THROWS_AS(norm(arange(3)), DTypeError);
 }
 
 TEST_CASE("ops: axes are named in every way") {

@@ -1,6 +1,7 @@
 #include "operator_table.h"
 #include "near.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -306,7 +307,8 @@ void check_operator(const OperatorCase& row) {
       return row.run(operands);
     };
     CHECK(same_bits(one, run_once(moved, DType::f32, cpu, leaves)));
-    const bool has_blocks = row.operands.front().shape.elements() > 0;
+    const bool has_blocks = std::any_of(row.operands.begin(), row.operands.end(),
+                                        [](const Operand& operand) { return operand.shape.elements() > 0; });
     CHECK((stack.arena->statistics().moved_blocks > 0) == has_blocks);
   }
   if (leaves == 0) return;

@@ -14,13 +14,13 @@ using BuiltinElementwise = TypeList<
     struct Neg, struct Abs, struct Exp, struct Log, struct Sqrt, struct Rsqrt, struct Square, struct Pow, struct Clamp,
     struct Tanh, struct Sigmoid, struct Relu, struct LeakyRelu, struct GeluTanh, struct GeluErf, struct Silu,
     struct Reciprocal, struct AddScalar, struct MulScalar, struct Sin, struct Cos, struct Softplus, struct Erf,
-    struct DivScalar, struct ScalarSub,
+    struct DivScalar, struct ScalarSub, struct Relu6,
     // binary
     struct Add, struct Sub, struct Mul, struct Div, struct Minimum, struct Maximum, struct Equal, struct NotEqual,
     struct Less, struct LessEqual, struct Greater, struct GreaterEqual, struct SquaredDifference, struct FakeQuantize,
-    struct SwiGlu,
+    struct SwiGlu, struct AbsoluteDifference, struct Huber, struct BceWithLogits, struct KlDivergence,
     // ternary
-    struct Where, struct VarianceGradient, struct LogSumExpGradient>;
+    struct Where, struct VarianceGradient, struct LogSumExpGradient, struct NormGradient>;
 
 namespace list_detail {
 template <class Op, class... Ops>

@@ -174,6 +174,19 @@ struct Relu {
   }
 };
 
+/// y = min(max(x, 0), 6); the gradient passes inside. Keeps y. (Krizhevsky 2010.)
+struct Relu6 {
+  static constexpr const char* name = "relu6";
+  template <class T>
+  THIMBLE_HD T fwd(T x) const {
+    return x < T(0) ? T(0) : x > T(6) ? T(6) : x;
+  }
+  template <class T>
+  THIMBLE_HD T bwd(Out<T> y, T dy) const {
+    return y > T(0) && y < T(6) ? dy : T(0);
+  }
+};
+
 /// y = x for x > 0, else slope x. Keeps x.
 struct LeakyRelu {
   static constexpr const char* name = "leaky_relu";

@@ -156,7 +156,8 @@ Gradients Nll::backward(Saved saved, Tensor dy, Needs) const {
   return {dx, Tensor()};
 }
 
-Tensor MseLoss::forward(const Tensor& x, const Tensor& target, Needs needs, Saved& saved) const {
+template <kernels::ReduceMap map>
+Tensor PairLoss<map>::forward(const Tensor& x, const Tensor& target, Needs needs, Saved& saved) const {
   elementwise_detail::common_shape(name, {&x, &target});
   elementwise_detail::check_dtype(name, x.dtype(), false);
   elementwise_detail::check_dtype(name, target.dtype(), false);
@@ -166,41 +167,46 @@ Tensor MseLoss::forward(const Tensor& x, const Tensor& target, Needs needs, Save
   }
   const Tensor loss = Tensor::empty({}, loss_detail::loss_dtype(x.dtype()), x.device());
   const AxisMask all = axis_mask(name, {}, x.rank());
-  reduce_into(loss, x, all, kernels::ReduceMap::squared_difference, target,
-              is_mean ? static_cast<double>(x.elements()) : 1);
-  if (needs.any()) {
-    saved.x = x;
-    saved.target = target;
-  }
+  reduce_into(loss, x, all, map, target, is_mean ? static_cast<double>(x.elements()) : 1, parameter);
+  const unsigned kept = Elementwise<decltype(pair_functor<map>(0))>::keeps(needs);
+  if (kept & 1u) saved.x = x;
+  if (kept & 2u) saved.target = target;
+  saved.shape = x.shape();
+  saved.dtype = x.dtype();
   return loss;
 }
 
-Gradients MseLoss::backward(Saved saved, Tensor dy, Needs needs) const {
-  const Tensor &x = saved.x, &target = saved.target;
-  constexpr int square = builtin_index<SquaredDifference>;
-  const MulScalar share{is_mean ? 1 / static_cast<double>(x.elements()) : 1};
+template <kernels::ReduceMap map>
+Gradients PairLoss<map>::backward(Saved saved, Tensor dy, Needs needs) const {
+  const auto f = pair_functor<map>(parameter);
+  using F = std::remove_const_t<decltype(f)>;
+  const Tensor &x = saved.x, &target = saved.target, none;
   const Tensor g = reused_or_new(dy);  // ()
-  elementwise_detail::run(name, share, {&dy}, g);
-  const auto gradient = [&](int operand, const Tensor& out) {
-    const SquaredDifference f;
-    const auto& entry = kernels::elementwise_cpu_table[square];
-    elementwise_detail::run(name, entry.backward[static_cast<std::size_t>(operand)], square, operand, &f, x.shape(),
-                            {&x, &target, &g}, out);
+  elementwise_detail::run(name, MulScalar{is_mean ? 1 / static_cast<double>(saved.shape.elements()) : 1}, {&dy}, g);
+  const auto gradient = [&]<int operand>(const Tensor& out) {
+    constexpr auto kept = static_cast<unsigned>(functor::keeps<F, operand>);
+    const auto& entry = kernels::elementwise_cpu_table[builtin_index<F>];
+    elementwise_detail::run(name, entry.backward[operand], builtin_index<F>, operand, &f, saved.shape,
+                            {(kept & 1u) ? &x : &none, (kept & 2u) ? &target : &none, &g}, out);
+    return out;
+  };
+  const auto new_or = [&](const Tensor& t) {
+    return t.defined() ? reused_or_new(t) : Tensor::empty(saved.shape, saved.dtype, dy.device());
   };
   Gradients gradients{Tensor(), Tensor()};
-  if (needs[0] && needs[1]) {
-    gradients[0] = Tensor::empty_like(x);  // the other one still reads x
-    gradient(0, gradients[0]);
-    gradients[1] = reused_or_new(target);
-    gradient(1, gradients[1]);
+  if (needs[0] && needs[1]) {  // the second one still reads x
+    gradients[0] = gradient.template operator()<0>(Tensor::empty(saved.shape, saved.dtype, dy.device()));
   } else if (needs[0]) {
-    gradients[0] = reused_or_new(x);
-    gradient(0, gradients[0]);
-  } else if (needs[1]) {
-    gradients[1] = reused_or_new(target);
-    gradient(1, gradients[1]);
+    gradients[0] = gradient.template operator()<0>(new_or(x));
   }
+  if (needs[1]) gradients[1] = gradient.template operator()<1>(new_or(target));
   return gradients;
 }
+
+template struct PairLoss<kernels::ReduceMap::squared_difference>;
+template struct PairLoss<kernels::ReduceMap::absolute_difference>;
+template struct PairLoss<kernels::ReduceMap::huber>;
+template struct PairLoss<kernels::ReduceMap::bce_with_logits>;
+template struct PairLoss<kernels::ReduceMap::kl_divergence>;
 
 }  // namespace thimble::ops

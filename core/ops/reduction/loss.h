@@ -3,6 +3,7 @@
 // overflow.
 
 #include <thimble/core/kernels/cross_entropy.h>
+#include <thimble/core/kernels/reduce.h>
 #include <thimble/core/ops/op.h>
 
 namespace thimble::ops {
@@ -49,15 +50,24 @@ struct Nll {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
-/// Mean (or sum) of (x - target)^2 over all elements of two tensors of one shape and dtype; NaN (or 0) for no elements.
-/// Keeps both by reference. Throws ShapeError, DTypeError, DeviceError.
-struct MseLoss {
-  static constexpr const char* name = "mse_loss";
+/// Mean (or sum) of f(x, target) over all elements of two tensors of one shape and dtype; NaN (or 0) for no elements.
+/// f and the operands that its gradients keep, by reference, come from a functor in reduction_functors.h, with
+/// `parameter` (core/kernels/reduce.h). Throws ShapeError, DTypeError, DeviceError.
+template <kernels::ReduceMap map>
+struct PairLoss {
+  static constexpr const char* name = map == kernels::ReduceMap::squared_difference    ? "mse_loss"
+                                      : map == kernels::ReduceMap::absolute_difference ? "l1_loss"
+                                      : map == kernels::ReduceMap::huber               ? "huber_loss"
+                                      : map == kernels::ReduceMap::bce_with_logits     ? "bce_with_logits"
+                                                                                       : "kl_div";
   static constexpr Cost cost = Cost::reduction;
   struct Saved {
     Tensor x, target;
+    Shape shape;
+    DType dtype = DType::f32;
   };
   bool is_mean = true;
+  double parameter = 0;
 
   Tensor forward(const Tensor& x, const Tensor& target, Needs needs, Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;

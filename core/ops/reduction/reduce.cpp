@@ -70,7 +70,7 @@ Tensor reduce_sum(const Tensor& t, AxisMask axes, bool keep_axes) {
 }
 
 void reduce_into(const Tensor& out, const Tensor& t, AxisMask axes, kernels::ReduceMap map, const Tensor& other,
-                 double divisor) {
+                 double divisor, double parameter) {
   if (out.elements() == 0) return;
   const AxisSplit sizes = split_axes(t.shape(), axes);
   const Tensor partial = reduce_detail::partial_room(t, sizes, 1);
@@ -81,6 +81,7 @@ void reduce_into(const Tensor& out, const Tensor& t, AxisMask axes, kernels::Red
     args.in = reduce_detail::operand(t, axes, at);
     args.map = map;
     if (other.defined()) args.other = reduce_detail::operand(view::expand(other, t.shape()), axes, at);
+    args.parameter = parameter;
     args.divisor = divisor;
     args.out = at(out);
     args.out_dtype = out.dtype();

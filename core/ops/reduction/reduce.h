@@ -53,7 +53,7 @@ Tensor reduce_sum(const Tensor& t, AxisMask axes, bool keep_axes);
 /// with or without the masked axes. `other` broadcasts to t's shape; see kernels::ReduceArgs for the maps and their
 /// conditions. `out` may be `other`.
 void reduce_into(const Tensor& out, const Tensor& t, AxisMask axes, kernels::ReduceMap map = kernels::ReduceMap::value,
-                 const Tensor& other = {}, double divisor = 1);
+                 const Tensor& other = {}, double divisor = 1, double parameter = 0);
 
 /// The largest (or smallest) element of each reduction into `values`, its index in row-major order of the masked axes
 /// into `places` (an integer dtype); both dense, either may be undefined. NaN wins; of equal values the first. Throws

@@ -151,6 +151,30 @@ Gradients ArgExtreme<is_max>::backward(Saved, Tensor, Needs) const {
 template struct ArgExtreme<true>;
 template struct ArgExtreme<false>;
 
+Tensor Norm::forward(const Tensor& x, Needs needs, Saved& saved) const {
+  reduction_detail::check_floating(name, x);
+  const DType dtype = reduction_detail::statistic_dtype(x.dtype());
+  const Tensor squares = Tensor::empty(reduced_shape(x.shape(), axes, keep_axes), dtype, x.device());
+  const Tensor zero = zeros({}, dtype, x.device(), Category::workspace);
+  reduce_into(squares, x, axes, kernels::ReduceMap::squared_difference, zero);
+  elementwise_detail::run(name, Sqrt{}, {&squares}, squares);
+  const Tensor y = to_dtype(squares, x.dtype());
+  if (needs[0]) {
+    saved.x = x;
+    saved.y = y;
+  }
+  return y;
+}
+
+Gradients Norm::backward(Saved saved, Tensor dy, Needs) const {
+  const Tensor& x = saved.x;
+  const Tensor with = reduction_detail::with_axes(dy, x.shape(), axes);
+  const Tensor y = reduction_detail::with_axes(saved.y, x.shape(), axes);
+  const Tensor dx = reused_or_new(x);
+  elementwise_detail::run(name, NormGradient{}, {&x, &y, &with}, dx);
+  return {dx};
+}
+
 Tensor LogSumExp::forward(const Tensor& x, Needs needs, Saved& saved) const {
   reduction_detail::check_floating(name, x);
   const Tensor exact = Tensor::empty(reduced_shape(x.shape(), axes, keep_axes),

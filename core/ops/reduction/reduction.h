@@ -91,6 +91,21 @@ struct ArgExtreme {
 using ArgMax = ArgExtreme<true>;
 using ArgMin = ArgExtreme<false>;
 
+/// y = sqrt(sum x^2); 0 for no elements. dx = x / y dy, and 0 where y = 0. Keeps x and y by reference. Throws
+/// DTypeError unless x is floating.
+struct Norm {
+  static constexpr const char* name = "norm";
+  static constexpr Cost cost = Cost::reduction;
+  struct Saved {
+    Tensor x, y;
+  };
+  AxisMask axes = 0;
+  bool keep_axes = false;
+
+  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+};
+
 /// y = max x + log sum e^(x - max x); -infinity for no elements. dx = e^(x - y) dy. Keeps x, and y: by reference in f32
 /// and f64, as an extra in f32 for narrower types, because e^(x - y) takes y's absolute error. Throws DTypeError unless
 /// x is floating.

@@ -11,6 +11,7 @@
 #include <thimble/core/kernels/reduce.h>
 #include <thimble/core/kernels/table_for.h>
 #include <thimble/core/numbers/math.h>
+#include <thimble/core/ops/reduction/reduction_functors.h>
 
 namespace thimble::kernels {
 namespace reduce_detail {
@@ -28,14 +29,12 @@ inline T finite_or_zero(T c) {
 }
 
 template <class T, ReduceMap Map>
-inline void map_values(T* values, const T* others, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    if constexpr (Map == ReduceMap::squared_difference) {
-      const T difference = values[i] - others[i];
-      values[i] = difference * difference;
-    } else {
-      values[i] = math::exp(values[i] - finite_or_zero(others[i]));
-    }
+inline void map_values(double parameter, T* values, const T* others, std::int64_t n) {
+  if constexpr (Map == ReduceMap::exp_difference) {
+    for (std::int64_t i = 0; i < n; ++i) values[i] = math::exp(values[i] - finite_or_zero(others[i]));
+  } else {
+    const auto f = ops::pair_functor<Map>(parameter);
+    for (std::int64_t i = 0; i < n; ++i) values[i] = f.fwd(values[i], others[i]);
   }
 }
 
@@ -78,7 +77,7 @@ inline void sum_one(const ReduceArgs& args, const MergedStrides<2>& reduced, con
       }
       to += run;
     });
-    if constexpr (Map != ReduceMap::value) map_values<T, Map>(values, others, n);
+    if constexpr (Map != ReduceMap::value) map_values<T, Map>(args.parameter, values, others, n);
     add_blocks(values, n, *total);
   }
 }
@@ -102,7 +101,7 @@ inline void sum_tile(const ReduceArgs& args, const ReduceJobs<2>& jobs, const Me
             if constexpr (Map != ReduceMap::value) {
               load_elements(args.other.data, args.other.dtype, job.base[1] + offset[1] + r * other_stride, other_step,
                             others, job.count);
-              map_values<T, Map>(values, others, job.count);
+              map_values<T, Map>(args.parameter, values, others, job.count);
             }
             for (std::int64_t i = 0; i < job.count; ++i) sums[i] += values[i];
           }
@@ -171,6 +170,14 @@ void sum_floating(const ReduceArgs& args) {
       return sum<T, ReduceMap::squared_difference>(args);
     case ReduceMap::exp_difference:
       return sum<T, ReduceMap::exp_difference>(args);
+    case ReduceMap::absolute_difference:
+      return sum<T, ReduceMap::absolute_difference>(args);
+    case ReduceMap::huber:
+      return sum<T, ReduceMap::huber>(args);
+    case ReduceMap::bce_with_logits:
+      return sum<T, ReduceMap::bce_with_logits>(args);
+    case ReduceMap::kl_divergence:
+      return sum<T, ReduceMap::kl_divergence>(args);
   }
 }
 
