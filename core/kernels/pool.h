@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 
+#include <thimble/core/kernels/shared/resample_axis.h>
 #include <thimble/core/tensor/device.h>
 #include <thimble/core/tensor/dtype.h>
 
@@ -61,12 +62,24 @@ struct GlobalAveragePoolArgs {
 };
 inline constexpr std::int64_t pool_block = 64;
 
+/// Images of another size, (N, in[0], in[1], C) -> (N, out[0], out[1], C): each output is the sum of its inputs by the
+/// product of their weights along both axes. In backward each input's gradient is such a sum over its outputs.
+struct ResampleArgs {
+  std::int64_t images = 0, channels = 0;
+  std::array<ResampleAxis, 2> axes{};
+  DType dtype = DType::f32;
+  const void* x = nullptr;  ///< dy in backward
+  void* y = nullptr;        ///< dx in backward
+};
+
 struct PoolKernels {
   void (*max)(const MaxPoolArgs&) = nullptr;
   void (*max_backward)(const MaxPoolGradArgs&) = nullptr;
   void (*average)(const AveragePoolArgs&) = nullptr;
   void (*average_backward)(const AveragePoolArgs&) = nullptr;
   void (*global_average)(const GlobalAveragePoolArgs&) = nullptr;
+  void (*resample)(const ResampleArgs&) = nullptr;
+  void (*resample_backward)(const ResampleArgs&) = nullptr;
 };
 
 extern const PoolKernels pool_cpu;

@@ -248,6 +248,39 @@ struct GlobalAverage {
   }
 };
 
+template <class T, bool is_backward>
+struct Resampled {
+  ResampleArgs args;
+  THIMBLE_DEVICE void operator()(std::int64_t at) const {
+    const ResampleAxis &h = args.axes[0], &w = args.axes[1];
+    const std::int64_t width = is_backward ? w.in : w.out, height = is_backward ? h.in : h.out;
+    const std::int64_t pixel = quotient(at, args.channels), channel = at - pixel * args.channels;
+    const std::int64_t line = quotient(pixel, width), column = pixel - line * width;
+    const std::int64_t image = quotient(line, height), row = line - image * height;
+    const ResampleAxis::Range rows = is_backward ? h.outputs_of(row) : h.inputs_of(row);
+    const ResampleAxis::Range columns = is_backward ? w.outputs_of(column) : w.inputs_of(column);
+    T sum = 0;
+    for (std::int64_t r = rows.first; r <= rows.last; ++r) {
+      const T of_row = is_backward ? h.weight<T>(r, row) : h.weight<T>(row, r);
+      for (std::int64_t c = columns.first; c <= columns.last; ++c) {
+        const T of_column = is_backward ? w.weight<T>(c, column) : w.weight<T>(column, c);
+        const std::int64_t first = (image * (is_backward ? h.out : h.in) + r) * (is_backward ? w.out : w.in) + c;
+        sum += of_row * of_column * load<T>(args.x, args.dtype, first * args.channels + channel);
+      }
+    }
+    store<T>(args.y, args.dtype, at, sum);
+  }
+};
+
+template <bool is_backward>
+void resample(const ResampleArgs& args) {
+  const ResampleAxis &h = args.axes[0], &w = args.axes[1];
+  const std::int64_t pixels = is_backward ? h.in * w.in : h.out * w.out;
+  with_compute_type(args.dtype, [&]<class T>() {
+    for_each_item(args.images * pixels * args.channels, Resampled<T, is_backward>{args});
+  });
+}
+
 // Calls f.template operator()<T, Tap>().
 template <class F>
 void with_types(DType dtype, const PoolWindows& windows, F&& f) {
@@ -307,7 +340,8 @@ void global_average(const GlobalAveragePoolArgs& args) {
   });
 }
 
-constexpr PoolKernels table{max, max_backward, average, average_backward, global_average};
+constexpr PoolKernels table{max,           max_backward, average, average_backward, global_average, resample<false>,
+                            resample<true>};
 
 }  // namespace pool_cuda_detail
 

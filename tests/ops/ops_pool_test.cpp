@@ -1,8 +1,12 @@
 // Pooling: rows of the operator table, output sizes, ties, NaN, and what is kept.
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/tape.h>
@@ -300,4 +304,102 @@ TEST_CASE("ops_pool: empty batches and errors") {
   CHECK_THROWS_AS(avg_pool2d(x, {{2, 2}, {1, 1}, {0, 0}, {2, 1}}), ValueError);
   CHECK_THROWS_AS(global_avg_pool(zeros({2, 3})), ShapeError);
   CHECK_THROWS_AS(global_avg_pool(zeros({2, 0, 3})), ShapeError);
+}
+
+namespace {
+
+// The definitions in real numbers: the place of an output among the inputs, and the inputs beside it; of an area the
+// inputs that it covers.
+std::vector<std::pair<std::int64_t, double>> resampled_from(Resample mode, std::int64_t o, std::int64_t in,
+                                                            std::int64_t out) {
+  const double ratio = static_cast<double>(in) / static_cast<double>(out), last = static_cast<double>(in - 1);
+  std::vector<std::pair<std::int64_t, double>> parts;
+  if (mode == Resample::nearest) return {{static_cast<std::int64_t>(static_cast<double>(o) * ratio + 1e-9), 1}};
+  if (mode == Resample::area) {
+    const auto begin = static_cast<std::int64_t>(static_cast<double>(o) * ratio + 1e-9);
+    const auto end = static_cast<std::int64_t>(std::ceil(static_cast<double>(o + 1) * ratio - 1e-9));
+    for (std::int64_t i = begin; i < end; ++i) parts.emplace_back(i, 1 / static_cast<double>(end - begin));
+    return parts;
+  }
+  double at = mode == Resample::linear ? (static_cast<double>(o) + 0.5) * ratio - 0.5 : 0;
+  if (mode == Resample::linear_aligned && out > 1) at = static_cast<double>(o) * last / static_cast<double>(out - 1);
+  at = std::clamp(at, 0.0, last);
+  const double low = std::floor(at);
+  parts.emplace_back(static_cast<std::int64_t>(low), 1 - (at - low));
+  if (low < last) parts.emplace_back(static_cast<std::int64_t>(low) + 1, at - low);
+  return parts;
+}
+
+OperatorCase resample_row(const Shape& x, std::int64_t height, std::int64_t width, Resample mode) {
+  return {"interpolate " + std::to_string(static_cast<int>(mode)) + " " + to_string(x) + " to " +
+              to_string(Shape{height, width}),
+          {{x}},
+          [=](auto in) { return interpolate(in[0], height, width, mode); },
+          [=](const PoolArrays& in) {
+            PoolValues y;
+            for (std::int64_t i = 0; i < x[0] * height * width * x[3]; ++i) {
+              const std::int64_t c = i % x[3], w = i / x[3] % width, h = i / x[3] / width % height;
+              double sum = 0;
+              for (const auto& [ih, of_row] : resampled_from(mode, h, x[1], height)) {
+                for (const auto& [iw, of_column] : resampled_from(mode, w, x[2], width)) {
+                  const std::int64_t image = i / x[3] / width / height;
+                  sum += of_row * of_column * in[0][((image * x[1] + ih) * x[2] + iw) * x[3] + c];
+                }
+              }
+              y.push_back(sum);
+            }
+            return y;
+          },
+          [](auto, auto) { return std::int64_t{0}; },
+          4};
+}
+
+}  // namespace
+
+TEST_CASE("ops: interpolate and adaptive_avg_pool2d") {
+  for (const Resample mode : {Resample::nearest, Resample::linear, Resample::linear_aligned, Resample::area}) {
+    for (const auto& [x, height, width] : {std::tuple(Shape{2, 3, 4, 3}, 6, 8),
+                                           {Shape{1, 5, 7, 2}, 3, 2},
+                                           {Shape{1, 3, 5, 2}, 7, 4},
+                                           {Shape{2, 1, 1, 3}, 4, 3},
+                                           {Shape{1, 4, 6, 1}, 1, 1},
+                                           {Shape{1, 3, 3, 2}, 3, 3},
+                                           {Shape{0, 3, 2, 4}, 2, 5},
+                                           {Shape{1, 2, 2, 260}, 3, 3}}) {
+      check_operator(resample_row(x, height, width, mode));
+    }
+  }
+  // A pixel's outputs are exactly the ones with it among their inputs, for all sizes.
+  for (const Resample mode : {Resample::nearest, Resample::linear, Resample::linear_aligned, Resample::area}) {
+    std::size_t wrong = 0;
+    for (std::int64_t in = 1; in <= 17; ++in) {
+      for (std::int64_t out = 1; out <= 17; ++out) {
+        const kernels::ResampleAxis axis{in, out, mode};
+        for (std::int64_t i = 0; i < in; ++i) {
+          double by_outputs = 0, by_inputs = 0;
+          const auto range = axis.outputs_of(i);
+          for (std::int64_t o = range.first; o <= range.last; ++o) by_outputs += axis.weight<double>(o, i);
+          for (std::int64_t o = 0; o < out; ++o) {
+            double all = 0;
+            for (const auto& [from, weight] : resampled_from(mode, o, in, out)) {
+              if (from == i) by_inputs += weight;
+              all += weight;
+            }
+            wrong += std::abs(all - 1) > 1e-12 ? 1 : 0;
+          }
+          wrong += range.first < 0 || range.last >= out || std::abs(by_outputs - by_inputs) > 1e-12 ? 1 : 0;
+        }
+      }
+    }
+    CHECK(wrong == 0);
+  }
+  const Tensor x = rand({2, 3, 5, 4});
+  CHECK(to_host<float>(upsample(x, 2)) == to_host<float>(interpolate(x, 6, 10)));
+  const auto pooled = to_host<float>(adaptive_avg_pool2d(x, 1, 1)), mean = to_host<float>(global_avg_pool(x));
+  for (std::size_t i = 0; i < mean.size(); ++i) CHECK(pooled[i] == Approx(mean[i]));
+  CHECK_THROWS_AS(interpolate(x, 0, 3), ShapeError);
+  CHECK_THROWS_AS(interpolate(zeros({3, 5, 4}), 2, 2), ShapeError);
+  CHECK_THROWS_AS(upsample(zeros({3, 5, 4}), 2), ShapeError);
+  CHECK_THROWS_AS(interpolate(zeros({1, 0, 5, 4}), 2, 2), ShapeError);
+  CHECK_THROWS_AS(interpolate(arange(4), 2, 2), DTypeError);
 }

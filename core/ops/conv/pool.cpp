@@ -150,6 +150,51 @@ Gradients AvgPool2d::backward(Saved saved, Tensor dy, Needs) const {
   return {dx};
 }
 
+namespace pool_detail {
+
+kernels::ResampleArgs resample_args(const Resample2d& op, const Shape& shape, DType dtype) {
+  kernels::ResampleArgs args;
+  args.images = shape[0];
+  args.channels = shape[3];
+  args.axes = {kernels::ResampleAxis{shape[1], op.height, op.mode}, {shape[2], op.width, op.mode}};
+  args.dtype = dtype;
+  return args;
+}
+
+}  // namespace pool_detail
+
+Tensor Resample2d::forward(const Tensor& operand, Needs, Saved& saved) const {
+  pool_detail::check_input(name, operand);
+  const auto is_size = [](std::int64_t size) { return size >= 1 && size < (std::int64_t{1} << 30); };
+  const bool has_pixels = operand.rank() == 4 && is_size(operand.size(1)) && is_size(operand.size(2));
+  if (!has_pixels || !is_size(height) || !is_size(width)) {
+    throw ShapeError(std::string(name) + ": x is " + describe(operand) + ", of the new size " +
+                     to_string(Shape{height, width}) + "; expected (N, H, W, C) and sizes from 1 to 2^30");
+  }
+  saved.shape = operand.shape();
+  const Tensor x = contiguous(operand);  // (N, H, W, C)
+  const Tensor y = Tensor::empty_like(x, {x.size(0), height, width, x.size(3)});
+  kernels::ResampleArgs args = pool_detail::resample_args(*this, saved.shape, x.dtype());
+  launch(x.device(), [&](const Addresses& at) {
+    args.x = at(x);
+    args.y = at(y);
+    kernels::pool_kernels(x.device()).resample(args);
+  });
+  return y;
+}
+
+Gradients Resample2d::backward(Saved saved, Tensor dy, Needs) const {
+  dy = contiguous(dy);
+  const Tensor dx = Tensor::empty_like(dy, saved.shape);
+  kernels::ResampleArgs args = pool_detail::resample_args(*this, saved.shape, dy.dtype());
+  launch(dy.device(), [&](const Addresses& at) {
+    args.x = at(dy);
+    args.y = at(dx);
+    kernels::pool_kernels(dy.device()).resample_backward(args);
+  });
+  return {dx};
+}
+
 Tensor GlobalAvgPool::forward(const Tensor& operand, Needs, Saved& saved) const {
   pool_detail::check_input(name, operand);
   const Shape& shape = operand.shape();

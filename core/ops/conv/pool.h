@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include <thimble/core/kernels/shared/resample_axis.h>
 #include <thimble/core/ops/op.h>
 
 namespace thimble {
@@ -53,6 +54,21 @@ struct AvgPool2d {
   };
   PoolWindow window;
   bool count_include_pad = true;
+
+  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+};
+
+/// x (N, H, W, C) -> (N, height, width, C) as core/kernels/shared/resample_axis.h says: larger or smaller images, or
+/// adaptive average pooling. Keeps nothing.
+struct Resample2d {
+  static constexpr const char* name = "interpolate";
+  static constexpr Cost cost = Cost::elementwise;
+  struct Saved {
+    Shape shape;
+  };
+  std::int64_t height = 1, width = 1;
+  kernels::Resample mode = kernels::Resample::nearest;
 
   Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;

@@ -229,6 +229,44 @@ struct GlobalAverageTile {
   }
 };
 
+// y[i] += weight x[i].
+template <class T>
+inline void add_weighted(const T* __restrict x, T weight, std::int64_t n, T* __restrict sum) {
+  for (std::int64_t i = 0; i < n; ++i) sum[i] += weight * x[i];
+}
+
+// Pixels of the result, each a weighted sum of pixels of `from`; backward: of the gradient, over the outputs.
+template <class T, bool is_backward>
+struct ResampleRows {
+  static void run(const ResampleArgs& args, std::int64_t begin, std::int64_t end) {
+    const ResampleAxis &h = args.axes[0], &w = args.axes[1];
+    const std::array<std::int64_t, 2> to = is_backward ? std::array{h.in, w.in} : std::array{h.out, w.out};
+    const std::array<std::int64_t, 2> from = is_backward ? std::array{h.out, w.out} : std::array{h.in, w.in};
+    alignas(64) T sum[tile], buffer[tile];
+    const ElementReader<T> read(args.x, args.dtype);
+    const auto range = [](const ResampleAxis& axis, std::int64_t at) {
+      return is_backward ? axis.outputs_of(at) : axis.inputs_of(at);
+    };
+    const auto weight = [](const ResampleAxis& axis, std::int64_t at, std::int64_t of) {
+      return is_backward ? axis.weight<T>(of, at) : axis.weight<T>(at, of);
+    };
+    for_each_pixel_tile(to, args.channels, begin, end,
+                        [&](std::int64_t pixel, std::int64_t image, std::int64_t row, std::int64_t column,
+                            std::int64_t channel, std::int64_t n) {
+                          std::fill(sum, sum + n, T(0));
+                          const ResampleAxis::Range rows = range(h, row), columns = range(w, column);
+                          for (std::int64_t r = rows.first; r <= rows.last; ++r) {
+                            const T of_row = weight(h, row, r);
+                            for (std::int64_t c = columns.first; c <= columns.last; ++c) {
+                              const std::int64_t at = ((image * from[0] + r) * from[1] + c) * args.channels + channel;
+                              add_weighted(read(at, n, buffer), of_row * weight(w, column, c), n, sum);
+                            }
+                          }
+                          store_elements(sum, args.y, args.dtype, pixel * args.channels + channel, n);
+                        });
+  }
+};
+
 // Runs Rows over the pixel rows (N, size[0]).
 template <class Rows, class Args>
 void for_rows(const Args& args, const std::array<std::int64_t, 2>& size) {
@@ -276,6 +314,18 @@ void global_average(const GlobalAveragePoolArgs& args) {
   });
 }
 
+template <bool is_backward>
+void resample_any(const ResampleArgs& args) {
+  const ResampleAxis &h = args.axes[0], &w = args.axes[1];
+  const std::int64_t rows = is_backward ? h.in : h.out, columns = is_backward ? w.in : w.out;
+  const std::int64_t grain =
+      std::max<std::int64_t>(1, grain_elements / 4 / std::max<std::int64_t>(1, columns * args.channels));
+  parallel_for(args.images * rows, grain, [&](std::int64_t begin, std::int64_t end) {
+    args.dtype == DType::f64 ? run_variant<ResampleRows<double, is_backward>>(args, begin, end)
+                             : run_variant<ResampleRows<float, is_backward>>(args, begin, end);
+  });
+}
+
 }  // namespace pool_detail
 
 const PoolKernels pool_cpu{
@@ -284,6 +334,8 @@ const PoolKernels pool_cpu{
     .average = pool_detail::average,
     .average_backward = pool_detail::average_backward,
     .global_average = pool_detail::global_average,
+    .resample = pool_detail::resample_any<false>,
+    .resample_backward = pool_detail::resample_any<true>,
 };
 
 const PoolKernels& pool_kernels(Device device) { return table_for(device, "pool", pool_cpu, pool_cuda); }
