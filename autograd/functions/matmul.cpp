@@ -1,6 +1,8 @@
 #include <thimble/autograd/functions/matmul.h>
 
 #include <thimble/autograd/apply.h>
+#include <thimble/autograd/functions/view.h>
+#include <thimble/core/error.h>
 
 namespace thimble {
 
@@ -30,6 +32,21 @@ ops::Conv2d convolution(const Conv2dOptions& o) {
 
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, Conv2dOptions o) {
   return apply(matmul_functions_detail::convolution(o), x, weight, bias);
+}
+
+Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias, Conv2dOptions o) {
+  if (x.rank() != 3 || weight.rank() != 3) {
+    throw ShapeError("conv1d: input " + describe(x) + ", weight " + describe(weight) +
+                     "; expected (N, L, C) and (O, K, C / groups)");
+  }
+  const ops::Conv2d op{1, o.stride, 0, o.padding, 1, o.dilation, o.groups};
+  return squeeze(apply(op, unsqueeze(x, 1), unsqueeze(weight, 1), bias), 1);
+}
+
+Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias, Conv2dOptions o,
+                        std::int64_t output_padding) {
+  const ops::ConvTranspose2d op{matmul_functions_detail::convolution(o), output_padding, output_padding};
+  return apply(op, x, weight, bias);
 }
 
 Tensor shared_conv2d(const Tensor& x, const Tensor& basis, const Tensor& coefficients, const Tensor& bias,

@@ -2,6 +2,10 @@
 // Matrix products and convolutions. The operators and their kept tensors are in core/ops/matmul/matmul.h,
 // core/ops/matmul/lora_linear.h, core/ops/conv/conv.h and core/ops/conv/shared_conv.h.
 
+#include <initializer_list>
+#include <span>
+#include <string_view>
+
 #include <thimble/core/ops/conv/conv.h>
 #include <thimble/core/ops/conv/shared_conv.h>
 #include <thimble/core/ops/matmul/lora_linear.h>
@@ -13,6 +17,12 @@ namespace thimble {
 Tensor matmul(const Tensor& a, const Tensor& b);
 /// alpha op(a) op(b).
 Tensor matmul(const Tensor& a, const Tensor& b, bool transpose_a, bool transpose_b, double alpha = 1);
+/// Sums of products by names of axes: `einsum("bij,bjk->bik", {a, b})`. A letter that the result lacks is summed over;
+/// without "->" the result has the letters that occur once, sorted. Composed, from the left: axes that only one operand
+/// has is summed first, then two operands are one matmul, of views where their layout allows. Throws ShapeError, and
+/// ValueError for an equation that names an axis twice in one operand or does not fit the operands.
+Tensor einsum(std::string_view equation, std::span<const Tensor> operands);
+Tensor einsum(std::string_view equation, std::initializer_list<Tensor> operands);
 /// act(x W^T + bias) with W (O, I), or W (I, O) as `weight_is_in_out`; bias may be undefined.
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               kernels::Activation activation = kernels::Activation::none, bool weight_is_in_out = false);
@@ -30,7 +40,14 @@ struct Conv2dOptions {
 /// converts images (N, C, H, W) and weights (O, I, KH, KW). A ShapeError names the layout where sizes show it; a weight
 /// with I = KH = KW looks the same in both.
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, Conv2dOptions options = {});
-/// The same with kernels made of basis (r, O, KH, KW) and coefficients (C / groups, r); bias (O) or undefined.
+/// x (N, L, C), weight (O, K, C / groups), bias (O) or undefined -> (N, OL, O): conv2d of images of one row, as views.
+Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, Conv2dOptions options = {});
+/// The transpose of conv2d: x (N, H, W, I), weight (I, KH, KW, O / groups), bias (O) or undefined -> (N, OH, OW, O), OH
+/// = (H - 1) stride - 2 padding + dilation (KH - 1) + 1 + output_padding; 0 <= output_padding < stride.
+Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, Conv2dOptions options = {},
+                        std::int64_t output_padding = 0);
+/// The same as conv2d with kernels made of basis (r, O, KH, KW) and coefficients (C / groups, r); bias (O) or
+/// undefined.
 Tensor shared_conv2d(const Tensor& x, const Tensor& basis, const Tensor& coefficients, const Tensor& bias = {},
                      Conv2dOptions options = {});
 

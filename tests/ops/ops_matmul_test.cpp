@@ -1,9 +1,13 @@
-// Rows of the operator table: matrix products and convolutions.
+// Rows of the operator table: matrix products, convolutions, einsum.
 
 #include <cmath>
+#include <map>
+#include <string>
+#include <vector>
 
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
+#include <thimble/core/tensor/copy.h>
 
 #include "support/catch.h"
 #include "support/operator_table.h"
@@ -218,12 +222,126 @@ TEST_CASE("ops: conv2d") {
       conv_row("conv 3x3 depthwise", {2, 5, 5, 4}, {4, 3, 3, 1}, {1, 1, 1, 4}),
       conv_row("conv 3x3 stride 2 pad 2 dilation 2 in 2 groups", {2, 7, 8, 4}, {4, 3, 3, 2}, {2, 2, 2, 2}),
       conv_row("conv 2x3 kernel", {1, 5, 6, 2}, {3, 2, 3, 2}, {1, 1, 1, 1}),
+      conv_row("conv 3x3 stride 2 depthwise", {2, 7, 6, 5}, {5, 3, 3, 1}, {2, 1, 1, 5}),
+      conv_row("conv 5x5 dilation 2 depthwise", {1, 9, 9, 3}, {3, 5, 5, 1}, {1, 4, 2, 3}),
   };
   OperatorCase with_bias = conv_row("conv with bias", {2, 4, 4, 3}, {4, 3, 3, 3}, {1, 1, 1, 1});
   with_bias.operands.push_back({{4}});
   with_bias.run = [](auto in) { return conv2d(in[0], in[1], in[2], {1, 1, 1, 1}); };
   rows.push_back(with_bias);
   for (const OperatorCase& row : rows) check_operator(row);
+}
+
+namespace {
+
+// Each input adds its products to the outputs that it meets; x (N, H, W, I), w (I, KH, KW, O / groups).
+Values transposed_convolution(const Arrays& in, Conv2dOptions o, std::int64_t more) {
+  const Shape &x = in[0].shape, &w = in[1].shape;
+  const std::int64_t filters = w[3] * o.groups;
+  const std::int64_t oh = (x[1] - 1) * o.stride - 2 * o.padding + o.dilation * (w[1] - 1) + 1 + more;
+  const std::int64_t ow = (x[2] - 1) * o.stride - 2 * o.padding + o.dilation * (w[2] - 1) + 1 + more;
+  Values y(static_cast<std::size_t>(x[0] * oh * ow * filters), 0);
+  for (std::size_t i = 0; in.size() > 2 && i < y.size(); ++i) {
+    y[i] = in[2][static_cast<std::int64_t>(i) % filters];
+  }
+  for (std::int64_t pixel = 0; pixel < x[0] * x[1] * x[2]; ++pixel) {
+    for (std::int64_t tap = 0; tap < w[1] * w[2]; ++tap) {
+      const std::int64_t h = pixel / x[2] % x[1] * o.stride + tap / w[2] * o.dilation - o.padding;
+      const std::int64_t v = pixel % x[2] * o.stride + tap % w[2] * o.dilation - o.padding;
+      if (h < 0 || v < 0 || h >= oh || v >= ow) continue;
+      for (std::int64_t c = 0; c < x[3]; ++c) {
+        for (std::int64_t f = 0; f < w[3]; ++f) {
+          const std::int64_t to = c / (x[3] / o.groups) * w[3] + f;
+          y[static_cast<std::size_t>(((pixel / x[1] / x[2] * oh + h) * ow + v) * filters + to)] +=
+              in[0][pixel * x[3] + c] * in[1][(c * w[1] * w[2] + tap) * w[3] + f];
+        }
+      }
+    }
+  }
+  return y;
+}
+
+}  // namespace
+
+TEST_CASE("ops: conv_transpose2d") {
+  struct Row {
+    const char* name;
+    Shape x, w;
+    Conv2dOptions options;
+    std::int64_t more = 0;
+    bool has_bias = false;
+  };
+  for (const Row& r : std::vector<Row>{{"2x2 stride 2", {2, 3, 4, 4}, {4, 2, 2, 3}, {2}, 0, true},
+                                       {"3x3 pad 1", {2, 4, 3, 3}, {3, 3, 3, 4}, {1, 1}},
+                                       {"3x3 stride 2 pad 1, one more", {2, 3, 3, 3}, {3, 3, 3, 2}, {2, 1}, 1, true},
+                                       {"4x4 stride 2 pad 1", {1, 3, 4, 2}, {2, 4, 4, 3}, {2, 1}},
+                                       {"3x3 stride 3 dilation 2, two more", {1, 3, 2, 2}, {2, 3, 3, 2}, {3, 0, 2}, 2},
+                                       {"in 2 groups", {2, 3, 3, 4}, {4, 3, 3, 3}, {2, 1, 1, 2}, 1, true},
+                                       {"depthwise", {2, 3, 4, 5}, {5, 3, 3, 1}, {2, 1, 1, 5}, 1, true},
+                                       {"1x1", {2, 3, 3, 3}, {3, 1, 1, 2}, {}},
+                                       {"one pixel", {1, 1, 1, 2}, {2, 3, 3, 2}, {1, 1}, 0, true},
+                                       {"no images", {0, 3, 3, 2}, {2, 3, 3, 2}, {}, 0, true}}) {
+    OperatorCase row{
+        r.name,
+        {{r.x}, {r.w}},
+        [=](auto in) { return conv_transpose2d(in[0], in[1], in.size() > 2 ? in[2] : Tensor(), r.options, r.more); },
+        [=](const Arrays& in) { return transposed_convolution(in, r.options, r.more); },
+        [=](std::int64_t e, std::int64_t) { return (r.x.elements() + r.w.elements()) * e; },
+        30};
+    if (r.has_bias) row.operands.push_back({{r.w[3] * r.options.groups}});
+    check_operator(row);
+  }
+  const Tensor x = zeros({1, 3, 3, 4}), w = zeros({4, 3, 3, 2});
+  CHECK_THROWS_AS(conv_transpose2d(x, zeros({3, 3, 3, 2})), ShapeError);
+  CHECK_THROWS_AS(conv_transpose2d(x, w, zeros({3})), ShapeError);
+  CHECK_THROWS_AS(conv_transpose2d(zeros({3, 3, 4}), w), ShapeError);
+  CHECK_THROWS_AS(conv_transpose2d(x, w, {}, {1, 3}), ShapeError);  // nothing is left
+  CHECK_THROWS_AS(conv_transpose2d(x, w, {}, {1, 0, 1, 3}), ShapeError);
+  CHECK_THROWS_AS(conv_transpose2d(x, w, {}, {2}, 2), ValueError);
+  CHECK_THROWS_AS(conv_transpose2d(x, w, {}, {0}), ValueError);
+  CHECK_THROWS_AS(conv_transpose2d(x, cast(w, DType::f64)), DTypeError);
+}
+
+TEST_CASE("ops: conv1d is a convolution of images of one row") {
+  struct Row {
+    Shape x, w;
+    Conv2dOptions options;
+  };
+  for (const Row& r : std::vector<Row>{{{2, 9, 3}, {4, 3, 3}, {1, 1}},
+                                       {{2, 9, 4}, {4, 4, 2}, {2, 2, 1, 2}},
+                                       {{1, 8, 3}, {2, 3, 3}, {1, 2, 2}},
+                                       {{2, 7, 5}, {5, 3, 1}, {1, 1, 1, 5}},
+                                       {{1, 1, 2}, {3, 1, 2}, {}}}) {
+    OperatorCase row{"conv1d",
+                     {{r.x}, {r.w}, {{r.w[0]}}},
+                     [=](auto in) { return conv1d(in[0], in[1], in[2], r.options); },
+                     [=](const Arrays& in) {
+                       Values y;
+                       const std::int64_t taps = r.w[1], length = r.x[1];
+                       const std::int64_t out =
+                           (length + 2 * r.options.padding - r.options.dilation * (taps - 1) - 1) / r.options.stride +
+                           1;
+                       for (std::int64_t i = 0; i < r.x[0] * out * r.w[0]; ++i) {
+                         const std::int64_t f = i % r.w[0], at = i / r.w[0] % out, n = i / r.w[0] / out;
+                         double sum = in[2][f];
+                         for (std::int64_t k = 0; k < taps; ++k) {
+                           const std::int64_t from = at * r.options.stride + k * r.options.dilation - r.options.padding;
+                           if (from < 0 || from >= length) continue;
+                           for (std::int64_t c = 0; c < r.w[2]; ++c) {
+                             const std::int64_t channel = f / (r.w[0] / r.options.groups) * r.w[2] + c;
+                             sum += in[0][(n * length + from) * r.x[2] + channel] * in[1][(f * taps + k) * r.w[2] + c];
+                           }
+                         }
+                         y.push_back(sum);
+                       }
+                       return y;
+                     },
+                     [=](std::int64_t e, std::int64_t) { return (r.x.elements() + r.w.elements()) * e; },
+                     30};
+    check_operator(row);
+  }
+  CHECK_THROWS_AS(conv1d(zeros({2, 5, 3}), zeros({4, 3, 2})), ShapeError);
+  CHECK_THROWS_AS(conv1d(zeros({2, 5}), zeros({4, 3, 2})), ShapeError);
 }
 
 TEST_CASE("ops: matmul and conv2d name both shapes") {
@@ -250,4 +368,74 @@ TEST_CASE("ops: matmul and conv2d name both shapes") {
   CHECK(message({2, 8, 8, 6}, {4, 3, 5, 5}, 2).find("weight looks like") != std::string::npos);
   CHECK(message({2, 3, 8, 8}, {4, 3, 5, 5}).find("both look like") != std::string::npos);
   CHECK(message({2, 8, 8, 6}, {4, 5, 5, 7}).find("looks like") == std::string::npos);
+}
+
+namespace {
+
+// The definition: a sum over the sizes of all names.
+Values einsum_reference(const std::string& equation, const Arrays& in) {
+  const std::size_t arrow = equation.find("->");
+  const std::string result = equation.substr(arrow + 2);
+  std::vector<std::string> terms{""};
+  for (const char c : equation.substr(0, arrow)) {
+    if (c == ',') {
+      terms.emplace_back();
+    } else {
+      terms.back() += c;
+    }
+  }
+  std::map<char, std::int64_t> sizes, at;
+  for (std::size_t i = 0; i < terms.size(); ++i) {
+    for (std::size_t k = 0; k < terms[i].size(); ++k) sizes[terms[i][k]] = in[i].shape[static_cast<int>(k)];
+  }
+  std::int64_t elements = 1, all = 1;
+  for (const char c : result) elements *= sizes[c];
+  for (const auto& [name, size] : sizes) all *= size;
+  Values y(static_cast<std::size_t>(elements), 0);
+  const auto offset = [&](const std::string& axes) {
+    std::int64_t to = 0;
+    for (const char c : axes) to = to * sizes[c] + at[c];
+    return to;
+  };
+  for (std::int64_t i = 0; i < all; ++i) {
+    std::int64_t rest = i;
+    for (const auto& [name, size] : sizes) at[name] = rest % size, rest /= size;
+    double term = 1;
+    for (std::size_t k = 0; k < terms.size(); ++k) term *= in[k][offset(terms[k])];
+    y[static_cast<std::size_t>(offset(result))] += term;
+  }
+  return y;
+}
+
+}  // namespace
+
+TEST_CASE("ops: einsum") {
+  const std::map<char, std::int64_t> sizes{{'b', 2}, {'h', 3}, {'i', 4}, {'j', 5}, {'k', 1}, {'z', 0}};
+  for (const std::string equation : {"ij,jb->ib", "bij,bjh->bih", "bij,bhj->bhi", "bhi,bji->bhij", "i,j->ij", "ij->ji",
+                                     "ij->j", "bij->", "i,i->", "bi,bi->b", "bi,bi->bi", "bij,j->bi", "ij,jh,hb->ib",
+                                     "bi,ij,bj->b", "ik,kj->ij", "iz,zj->ij", "bhij,bhj->hbi", "bih,bjk->bij"}) {
+    OperatorCase row{equation,
+                     {},
+                     [=](auto in) { return einsum(equation, in); },
+                     [=](const Arrays& in) { return einsum_reference(equation, in); }};
+    for (std::size_t at = 0; at <= equation.find("->");) {
+      const std::size_t end = std::min(equation.find(',', at), equation.find("->"));
+      Shape shape;
+      for (const char c : equation.substr(at, end - at)) shape.push_back(sizes.at(c));
+      row.operands.push_back({shape});
+      at = end + 1;
+    }
+    row.tolerance = 20;  // sums of rounded products in 16 bits
+    check_operator(row);
+  }
+  const Tensor a = rand({2, 3}), b = rand({3, 4});
+  CHECK(einsum("ij, jk", {a, b}).shape() == Shape{2, 4});
+  CHECK(einsum("ba", {a}).shape() == Shape{3, 2});  // sorted
+  CHECK_THROWS_WITH(einsum("ij,jk->il", {a, b}), "einsum: \"ij,jk->il\": no operand has l");
+  CHECK_THROWS_AS(einsum("ij,jk->ii", {a, b}), ValueError);
+  CHECK_THROWS_AS(einsum("ii,jk->ik", {a, b}), ValueError);
+  CHECK_THROWS_AS(einsum("ij->i", {a, b}), ValueError);
+  CHECK_THROWS_AS(einsum("i.,jk->ik", {a, b}), ValueError);
+  CHECK_THROWS_AS(einsum("ij,ik->jk", {a, b}), ShapeError);
+  CHECK_THROWS_AS(einsum("i,jk->ik", {a, b}), ShapeError);
 }

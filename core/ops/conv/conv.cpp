@@ -1,6 +1,8 @@
 #include <thimble/core/ops/conv/conv.h>
 
+#include <algorithm>
 #include <string>
+#include <utility>
 
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/matmul.h>
@@ -77,6 +79,101 @@ Tensor workspace_of(std::size_t bytes, Device device) {
   return Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::u8, device, Category::workspace);
 }
 
+// The three computations, on dense tensors.
+void forward_into(const Tensor& y, const kernels::ConvShape& shape, const Tensor& x, const Tensor& weight,
+                  const Tensor& bias) {
+  if (y.elements() == 0) return;
+  kernels::ConvForwardArgs args;
+  args.shape = shape;
+  args.dtype = args.out_dtype = y.dtype();
+  const auto& kernels = kernels::matmul_kernels(y.device());
+  const int threads = thread_count();
+  const Tensor workspace = workspace_of(kernels.conv_forward_bytes(args, threads), y.device());
+  launch(y.device(), [&](const Addresses& at) {
+    args.x = at(x);
+    args.weight = at(weight);
+    args.bias = at(bias);
+    args.y = at(y);
+    kernels.conv_forward(args, at(workspace), threads);
+  });
+}
+
+void input_grad_into(const Tensor& dx, const kernels::ConvShape& shape, const Tensor& dy, const Tensor& weight,
+                     bool accumulate = false) {
+  kernels::ConvInputGradArgs args;
+  args.shape = shape;
+  args.dtype = args.out_dtype = dx.dtype();
+  args.accumulate = accumulate;
+  const auto& kernels = kernels::matmul_kernels(dx.device());
+  const int threads = thread_count();
+  const Tensor workspace = workspace_of(kernels.conv_input_grad_bytes(args, threads), dx.device());
+  launch(dx.device(), [&](const Addresses& at) {
+    args.dy = at(dy);
+    args.weight = at(weight);
+    args.dx = at(dx);
+    kernels.conv_input_grad(args, at(workspace), threads);
+  });
+}
+
+void weight_grad_into(const Tensor& dweight, const kernels::ConvShape& shape, const Tensor& x, const Tensor& dy) {
+  kernels::ConvWeightGradArgs args;
+  args.shape = shape;
+  args.dtype = args.out_dtype = dweight.dtype();
+  const auto& kernels = kernels::matmul_kernels(dweight.device());
+  const int threads = thread_count();
+  const Tensor workspace = workspace_of(kernels.conv_weight_grad_bytes(args, threads), dweight.device());
+  launch(dweight.device(), [&](const Addresses& at) {
+    args.x = at(x);
+    args.dy = at(dy);
+    args.dweight = at(dweight);
+    kernels.conv_weight_grad(args, at(workspace), threads);
+  });
+}
+
+// dy (N, OH, OW, O), dense, summed over all but channels.
+Tensor bias_grad(const Tensor& dy) {
+  return column_sum(view::reshape(dy, {dy.elements() / std::max<std::int64_t>(1, dy.size(3)), dy.size(3)}));
+}
+
+// The convolution whose transpose takes x to y; throws where operands do not fit.
+kernels::ConvShape transposed_sizes(const ConvTranspose2d& op, const Tensor& x, const Tensor& weight,
+                                    const Tensor& bias) {
+  const Conv2d& conv = op.conv;
+  const auto is = [&] {
+    return "conv_transpose2d: input " + describe(x) + ", weight " + describe(weight) + ", bias " + describe(bias);
+  };
+  if (x.rank() != 4 || weight.rank() != 4) {
+    throw ShapeError(is() + "; expected (N, H, W, I) and (I, KH, KW, O / groups)");
+  }
+  if (conv.stride_h < 1 || conv.stride_w < 1 || conv.dilation_h < 1 || conv.dilation_w < 1 || conv.pad_h < 0 ||
+      conv.pad_w < 0 || conv.groups < 1) {
+    throw ValueError("conv_transpose2d: stride, dilation and groups must be >= 1, padding >= 0");
+  }
+  if (op.extra_h < 0 || op.extra_h >= conv.stride_h || op.extra_w < 0 || op.extra_w >= conv.stride_w) {
+    throw ValueError("conv_transpose2d: output padding " + std::to_string(op.extra_h) + ", " +
+                     std::to_string(op.extra_w) + ", expected at least 0 and below the stride");
+  }
+  if (x.size(3) != weight.size(0) || x.size(3) % conv.groups != 0 ||
+      (bias.defined() && bias.shape() != Shape{weight.size(3) * conv.groups})) {
+    throw ShapeError(is() + ", groups " + std::to_string(conv.groups) +
+                     "; expected (N, H, W, I), (I, KH, KW, O / groups) and (O), groups dividing I");
+  }
+  if (x.dtype() != weight.dtype() || !is_floating(x.dtype()) || (bias.defined() && bias.dtype() != x.dtype())) {
+    throw DTypeError(is() + "; expected one floating dtype");
+  }
+  if (x.device() != weight.device()) throw DeviceError(is() + ": operands on different devices");
+  const auto outputs = [](std::int64_t in, std::int64_t stride, std::int64_t pad, std::int64_t reach,
+                          std::int64_t extra) { return (in - 1) * stride - 2 * pad + reach + 1 + extra; };
+  const std::int64_t height =
+      outputs(x.size(1), conv.stride_h, conv.pad_h, conv.dilation_h * (weight.size(1) - 1), op.extra_h);
+  const std::int64_t width =
+      outputs(x.size(2), conv.stride_w, conv.pad_w, conv.dilation_w * (weight.size(2) - 1), op.extra_w);
+  if (x.size(1) < 1 || x.size(2) < 1 || weight.size(1) < 1 || weight.size(2) < 1 || height < 1 || width < 1) {
+    throw ShapeError(is() + ": the result has no pixels");
+  }
+  return sizes(conv, {x.size(0), height, width, weight.size(3) * conv.groups}, weight.shape());
+}
+
 }  // namespace conv_detail
 
 double Conv2d::multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const {
@@ -87,23 +184,10 @@ double Conv2d::multiply_adds(std::span<const Tensor> inputs, const Tensor& outpu
 Tensor Conv2d::forward(const Tensor& x, const Tensor& weight, const Tensor& bias, Needs needs, Saved& saved) const {
   conv_detail::check(*this, x, weight, bias);
   const Tensor image = contiguous(x), filters = contiguous(weight), offset = bias.defined() ? contiguous(bias) : bias;
-  kernels::ConvForwardArgs args;
-  args.shape = conv_detail::sizes(*this, x.shape(), weight.shape());
-  args.dtype = args.out_dtype = x.dtype();
-  const Tensor y = Tensor::empty({x.shape()[0], args.shape.out_height(), args.shape.out_width(), weight.shape()[0]},
-                                 x.dtype(), x.device());
-  if (y.elements() > 0) {
-    const auto& kernels = kernels::matmul_kernels(x.device());
-    const int threads = thread_count();
-    const Tensor workspace = conv_detail::workspace_of(kernels.conv_forward_bytes(args, threads), x.device());
-    launch(x.device(), [&](const Addresses& at) {
-      args.x = at(image);
-      args.weight = at(filters);
-      args.bias = at(offset);
-      args.y = at(y);
-      kernels.conv_forward(args, at(workspace), threads);
-    });
-  }
+  const kernels::ConvShape shape = conv_detail::sizes(*this, x.shape(), weight.shape());
+  const Tensor y =
+      Tensor::empty({x.shape()[0], shape.out_height(), shape.out_width(), weight.shape()[0]}, x.dtype(), x.device());
+  conv_detail::forward_into(y, shape, image, filters, offset);
   if (needs[1]) saved.x = x;
   if (needs[0]) saved.weight = weight;
   saved.x_shape = x.shape();
@@ -113,39 +197,56 @@ Tensor Conv2d::forward(const Tensor& x, const Tensor& weight, const Tensor& bias
 
 Gradients Conv2d::backward(Saved saved, Tensor dy, Needs needs) const {
   const kernels::ConvShape shape = conv_detail::sizes(*this, saved.x_shape, saved.weight_shape);
-  const Device device = dy.device();
-  const auto& kernels = kernels::matmul_kernels(device);
-  const int threads = thread_count();
   dy = contiguous(dy);  // (N, OH, OW, O)
   Tensor dx, dweight, dbias;
   if (needs[1]) {
     const Tensor x = contiguous(std::exchange(saved.x, Tensor()));
-    dweight = Tensor::empty(saved.weight_shape, dy.dtype(), device);
-    kernels::ConvWeightGradArgs args;
-    args.shape = shape;
-    args.dtype = args.out_dtype = dy.dtype();
-    const Tensor workspace = conv_detail::workspace_of(kernels.conv_weight_grad_bytes(args, threads), device);
-    launch(device, [&](const Addresses& at) {
-      args.x = at(x);
-      args.dy = at(dy);
-      args.dweight = at(dweight);
-      kernels.conv_weight_grad(args, at(workspace), threads);
-    });
+    dweight = Tensor::empty(saved.weight_shape, dy.dtype(), dy.device());
+    conv_detail::weight_grad_into(dweight, shape, x, dy);
   }
-  if (needs[2]) dbias = column_sum(view::reshape(dy, {dy.elements() / dy.size(3), dy.size(3)}));
+  if (needs[2]) dbias = conv_detail::bias_grad(dy);
   if (needs[0]) {
     const Tensor weight = contiguous(saved.weight);
-    dx = Tensor::empty(saved.x_shape, dy.dtype(), device);
-    kernels::ConvInputGradArgs args;
-    args.shape = shape;
-    args.dtype = args.out_dtype = dy.dtype();
-    const Tensor workspace = conv_detail::workspace_of(kernels.conv_input_grad_bytes(args, threads), device);
-    launch(device, [&](const Addresses& at) {
-      args.dy = at(dy);
-      args.weight = at(weight);
-      args.dx = at(dx);
-      kernels.conv_input_grad(args, at(workspace), threads);
-    });
+    dx = Tensor::empty(saved.x_shape, dy.dtype(), dy.device());
+    conv_detail::input_grad_into(dx, shape, dy, weight);
+  }
+  return {dx, dweight, dbias};
+}
+
+double ConvTranspose2d::multiply_adds(std::span<const Tensor> inputs, const Tensor&) const {
+  const Tensor& weight = inputs[1];
+  return static_cast<double>(inputs[0].elements()) * static_cast<double>(weight.elements() / weight.size(0));
+}
+
+Tensor ConvTranspose2d::forward(const Tensor& x, const Tensor& weight, const Tensor& bias, Needs needs,
+                                Saved& saved) const {
+  const kernels::ConvShape shape = conv_detail::transposed_sizes(*this, x, weight, bias);
+  const Tensor image = contiguous(x), filters = contiguous(weight);
+  const Tensor y = Tensor::empty({shape.images, shape.height, shape.width, shape.channels}, x.dtype(), x.device());
+  if (y.elements() > 0) {
+    if (bias.defined()) copy_into(y, bias);  // the sums are added to it
+    conv_detail::input_grad_into(y, shape, image, filters, bias.defined());
+  }
+  if (needs[1]) saved.x = x;
+  if (needs[0]) saved.weight = weight;
+  saved.x_shape = x.shape();
+  saved.weight_shape = weight.shape();
+  return y;
+}
+
+Gradients ConvTranspose2d::backward(Saved saved, Tensor dy, Needs needs) const {
+  const kernels::ConvShape shape = conv_detail::sizes(conv, dy.shape(), saved.weight_shape);
+  dy = contiguous(dy);  // (N, OH, OW, O)
+  Tensor dx, dweight, dbias;
+  if (needs[1]) {
+    const Tensor x = contiguous(std::exchange(saved.x, Tensor()));
+    dweight = Tensor::empty(saved.weight_shape, dy.dtype(), dy.device());
+    conv_detail::weight_grad_into(dweight, shape, dy, x);
+  }
+  if (needs[2]) dbias = conv_detail::bias_grad(dy);
+  if (needs[0]) {
+    dx = Tensor::empty(saved.x_shape, dy.dtype(), dy.device());
+    conv_detail::forward_into(dx, shape, dy, contiguous(saved.weight), Tensor());
   }
   return {dx, dweight, dbias};
 }

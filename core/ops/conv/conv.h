@@ -1,5 +1,5 @@
 #pragma once
-// Two-dimensional convolution.
+// Two-dimensional convolution, and its transpose.
 
 #include <thimble/core/ops/op.h>
 
@@ -19,6 +19,25 @@ struct Conv2d {
   std::int64_t pad_h = 0, pad_w = 0;
   std::int64_t dilation_h = 1, dilation_w = 1;
   std::int64_t groups = 1;
+
+  Tensor forward(const Tensor& x, const Tensor& weight, const Tensor& bias, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+  double multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const;
+};
+
+/// The transpose of a convolution `conv` of (N, OH, OW, O) to (N, H, W, I), with a bias: x (N, H,
+/// W, I), weight (I, KH, KW, O / groups), bias (O) or undefined -> y (N, OH, OW, O), OH = (H - 1) stride_h - 2 pad_h +
+/// dilation_h (KH - 1) + 1 + extra_h, 0 <= extra_h < stride_h. Forward is the convolution's gradient of its input, and
+/// dx its forward: the same kernels. Keeps x for the weight's gradient and the weight for x's.
+struct ConvTranspose2d {
+  static constexpr const char* name = "conv_transpose2d";
+  static constexpr Cost cost = Cost::matmul;
+  struct Saved {
+    Tensor x, weight;
+    Shape x_shape, weight_shape;
+  };
+  Conv2d conv;
+  std::int64_t extra_h = 0, extra_w = 0;  ///< rows and columns more at the end
 
   Tensor forward(const Tensor& x, const Tensor& weight, const Tensor& bias, Needs needs, Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;

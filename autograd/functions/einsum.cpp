@@ -1,0 +1,151 @@
+// Sums of products by names of axes, composed of permutations, sums and one matmul for each further operand.
+
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include <thimble/autograd/apply.h>
+#include <thimble/autograd/functions/elementwise.h>
+#include <thimble/autograd/functions/matmul.h>
+#include <thimble/autograd/functions/reduction.h>
+#include <thimble/autograd/functions/view.h>
+#include <thimble/core/error.h>
+#include <thimble/core/ops/layout/view.h>
+
+namespace thimble {
+namespace einsum_detail {
+
+/// A tensor whose axes have names, each once.
+struct Term {
+  Tensor t;
+  std::string axes;
+};
+
+bool has(const std::string& axes, char name) { return axes.find(name) != std::string::npos; }
+
+std::string where(const std::string& axes, auto&& is_wanted) {
+  std::string found;
+  std::copy_if(axes.begin(), axes.end(), std::back_inserter(found), is_wanted);
+  return found;
+}
+
+Tensor with_order(const Term& term, const std::string& axes) {
+  if (term.axes == axes) return term.t;
+  ops::Permute op;
+  for (std::size_t i = 0; i < axes.size(); ++i) op.order[i] = static_cast<int>(term.axes.find(axes[i]));
+  return apply(op, term.t);
+}
+
+/// Sums over the axes that are not in `kept`.
+Term summed(const Term& term, const std::string& kept) {
+  std::vector<int> axes;
+  for (std::size_t i = 0; i < term.axes.size(); ++i) {
+    if (!has(kept, term.axes[i])) axes.push_back(static_cast<int>(i));
+  }
+  if (axes.empty()) return term;
+  return {sum(term.t, Axes(std::span<const int>(axes))), where(term.axes, [&](char c) { return has(kept, c); })};
+}
+
+/// The product of the sizes of `axes`.
+std::int64_t size_of(const Term& term, const std::string& axes) {
+  std::int64_t size = 1;
+  for (const char c : axes) size *= term.t.shape()[static_cast<int>(term.axes.find(c))];
+  return size;
+}
+
+/// The product of two, over the shared axes that are not in `kept`: (batch, rows, inner) x (batch, inner, columns).
+Term product(const Term& left, const Term& right, const std::string& kept) {
+  const Term a = summed(left, right.axes + kept), b = summed(right, left.axes + kept);
+  const std::string batch = where(a.axes, [&](char c) { return has(b.axes, c) && has(kept, c); });
+  const std::string inner = where(a.axes, [&](char c) { return has(b.axes, c) && !has(kept, c); });
+  const std::string rows = where(a.axes, [&](char c) { return !has(b.axes, c); });
+  const std::string columns = where(b.axes, [&](char c) { return !has(a.axes, c); });
+  Shape sizes;
+  for (const char c : batch) sizes.push_back(size_of(a, {c}));
+  for (const char c : rows) sizes.push_back(size_of(a, {c}));
+  for (const char c : columns) sizes.push_back(size_of(b, {c}));
+  const std::int64_t outer = size_of(a, batch), depth = size_of(a, inner);
+  const Tensor lhs = reshape(with_order(a, batch + rows + inner), {outer, size_of(a, rows), depth});
+  const Tensor rhs = reshape(with_order(b, batch + inner + columns), {outer, depth, size_of(b, columns)});
+  return {reshape(matmul(lhs, rhs), sizes), batch + rows + columns};
+}
+
+[[noreturn]] void refuse(std::string_view equation, const std::string& why) {
+  throw ValueError("einsum: \"" + std::string(equation) + "\": " + why);
+}
+
+}  // namespace einsum_detail
+
+Tensor einsum(std::string_view equation, std::span<const Tensor> operands) {
+  using namespace einsum_detail;
+  std::string text;
+  for (const char c : equation) {
+    if (c != ' ') text += c;
+  }
+  const std::size_t arrow = text.find("->");
+  std::string names = text.substr(0, arrow), all;
+  std::vector<Term> terms;
+  for (std::size_t begin = 0; begin <= names.size();) {
+    const std::size_t end = std::min(names.find(',', begin), names.size());
+    terms.push_back({Tensor(), names.substr(begin, end - begin)});
+    begin = end + 1;
+  }
+  if (terms.size() != operands.size()) {
+    refuse(equation,
+           "it names " + std::to_string(terms.size()) + " operands, given are " + std::to_string(operands.size()));
+  }
+  const auto check_names = [&](const std::string& axes) {
+    for (const char c : axes) {
+      const bool is_letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+      if (!is_letter) refuse(equation, std::string("expected letters, \",\" and \"->\", got \"") + c + "\"");
+      if (std::count(axes.begin(), axes.end(), c) > 1) refuse(equation, std::string(1, c) + " is twice in " + axes);
+    }
+  };
+  std::string known;  // the names, with the sizes of their axes
+  std::vector<std::int64_t> size_list;
+  for (std::size_t i = 0; i < terms.size(); ++i) {
+    Term& term = terms[i];
+    term.t = operands[i];
+    check_names(term.axes);
+    if (!term.t.defined() || term.t.rank() != static_cast<int>(term.axes.size())) {
+      throw ShapeError("einsum: \"" + std::string(equation) + "\": operand " + std::to_string(i) + " is " +
+                       describe(term.t) + ", expected " + std::to_string(term.axes.size()) + " axes");
+    }
+    for (std::size_t k = 0; k < term.axes.size(); ++k) {
+      const std::int64_t size = term.t.shape()[static_cast<int>(k)];
+      const std::size_t found = known.find(term.axes[k]);
+      if (found == std::string::npos) {
+        known += term.axes[k];
+        size_list.push_back(size);
+      } else if (size_list[found] != size) {
+        throw ShapeError("einsum: \"" + std::string(equation) + "\": " + term.axes[k] + " is " +
+                         std::to_string(size_list[found]) + " and, in operand " + std::to_string(i) + ", " +
+                         std::to_string(size));
+      }
+      all += term.axes[k];
+    }
+  }
+  std::string result = arrow == std::string::npos ? std::string() : text.substr(arrow + 2);
+  if (arrow == std::string::npos) {
+    result = where(known, [&](char c) { return std::count(all.begin(), all.end(), c) == 1; });
+    std::sort(result.begin(), result.end());
+  }
+  check_names(result);
+  for (const char c : result) {
+    if (!has(known, c)) refuse(equation, std::string("no operand has ") + c);
+  }
+  Term term = terms[0];
+  for (std::size_t i = 1; i < terms.size(); ++i) {
+    std::string kept = result;
+    for (std::size_t later = i + 1; later < terms.size(); ++later) kept += terms[later].axes;
+    term = product(term, terms[i], kept);
+  }
+  return with_order(summed(term, result), result);
+}
+
+Tensor einsum(std::string_view equation, std::initializer_list<Tensor> operands) {
+  return einsum(equation, std::span<const Tensor>(operands.begin(), operands.size()));
+}
+
+}  // namespace thimble
