@@ -57,6 +57,9 @@ struct ConvShape {
 /// above holds, except that padding is not exact: results that see only zeros may be off zero by a rounding of their
 /// tile's values, and a non-finite value spoils the whole tile.
 ///
+/// In f32 a convolution with a filter for each channel (groups = channels = filters) is computed without products of
+/// matrices (conv_depthwise.h), with the same bits.
+///
 /// bf16 operands use the processor's bf16 dot products where these measured faster, except the input's gradient of a
 /// stride over few channels (conv_bf16.h, which defines the order of accumulation then).
 

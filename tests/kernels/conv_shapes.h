@@ -116,6 +116,15 @@ inline std::vector<ConvShape> shapes() {
       shape(5, 16, 32, 32, 3, 1, 1),  // tiles in several segments
       shape(0, 8, 32, 32, 3, 1, 1),
       off_center(),
+      shape(2, 13, 37, 37, 3, 1, 1, 1, 37),  // a filter for each channel
+      shape(2, 14, 48, 48, 3, 2, 1, 1, 48),
+      shape(1, 12, 33, 33, 5, 1, 2, 1, 33),
+      shape(2, 9, 20, 20, 3, 3, 1, 2, 20),
+      shape(1, 11, 17, 17, 7, 2, 3, 1, 17),
+      shape(1, 2, 9, 9, 5, 1, 2, 1, 9),
+      shape(1, 12, 16, 16, 9, 1, 4, 1, 16),
+      shape(0, 4, 16, 16, 3, 1, 1, 1, 16),
+      wide(shape(3, 5, 18, 18, 3, 1, 1, 1, 18), 130),
   };
   return list;
 }

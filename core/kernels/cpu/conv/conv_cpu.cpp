@@ -8,6 +8,7 @@
 #include <thimble/core/kernels/cpu/base/units.h>
 #include <thimble/core/kernels/cpu/base/variants.h>
 #include <thimble/core/kernels/cpu/conv/conv_bf16.h>
+#include <thimble/core/kernels/cpu/conv/conv_depthwise.h>
 #include <thimble/core/kernels/cpu/conv/conv_execute.h>
 
 namespace thimble::kernels {
@@ -167,6 +168,7 @@ std::optional<DotUnit> unit_of(const Args& args) noexcept {
 template <class Args>
 std::size_t bytes_of(const Args& args, int threads) noexcept {
   if (unit_of(args)) return conv_detail::bf16_workspace_bytes(args, threads);
+  if (depthwise::computes(args)) return depthwise::workspace_bytes(args);
   std::size_t bytes = 0;
   with_compute_type(args.dtype, [&]<class T> {
     conv_detail::Executor<T> execute(threads);
@@ -181,6 +183,7 @@ void compute(const Args& args, void* workspace, int threads) noexcept {
   if (const std::optional<DotUnit> unit = unit_of(args)) {
     return conv_detail::compute_bf16(args, workspace, threads, *unit);
   }
+  if (depthwise::computes(args)) return depthwise::compute(args, workspace);
   with_compute_type(args.dtype, [&]<class T> {
     conv_detail::Executor<T> execute(threads, workspace);
     multiply(args, execute);
