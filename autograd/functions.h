@@ -12,6 +12,7 @@
 #include <thimble/autograd/functions/norm.h>
 #include <thimble/autograd/functions/pool.h>
 #include <thimble/autograd/functions/q8.h>
+#include <thimble/autograd/functions/recurrent.h>
 #include <thimble/autograd/functions/reduction.h>
 #include <thimble/autograd/functions/softmax.h>
 #include <thimble/autograd/functions/view.h>

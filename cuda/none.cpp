@@ -19,6 +19,7 @@
 #include <thimble/core/kernels/quant_conv.h>
 #include <thimble/core/kernels/quantize.h>
 #include <thimble/core/kernels/random.h>
+#include <thimble/core/kernels/recurrent.h>
 #include <thimble/core/kernels/reduce.h>
 #include <thimble/core/kernels/rotary.h>
 #include <thimble/core/kernels/softmax.h>
@@ -43,6 +44,7 @@ const Q8Kernels* const q8_cuda = nullptr;
 const QuantCodeKernels* const quant_codes_cuda = nullptr;
 const QuantConvKernels* const quant_conv_cuda = nullptr;
 const QuantizeKernels* const quantize_cuda = nullptr;
+const RecurrentKernels* const recurrent_cuda = nullptr;
 const ReduceKernels* const reduce_cuda = nullptr;
 const RandomKernels* const random_cuda = nullptr;
 const RotaryKernels* const rotary_cuda = nullptr;
