@@ -34,6 +34,10 @@ Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight, co
   return apply(ops::GroupNorm{groups, epsilon}, x, weight, bias);
 }
 
+Tensor instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double epsilon) {
+  return group_norm(x, x.rank() > 0 ? x.shape().back() : 0, weight, bias, epsilon);
+}
+
 Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
                   const Tensor& running_var, const BatchNormOptions& options) {
   return norm_functions_detail::batch_norm_with<ops::NormTail::none>(x, Tensor(), weight, bias, running_mean,

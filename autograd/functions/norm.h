@@ -16,6 +16,9 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight = {}, double epsilon = 1e-
 Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight = {}, const Tensor& bias = {},
                   double epsilon = 1e-5);
 
+/// x: (N, ..., C); each sample over each channel, as group_norm with a group for each.
+Tensor instance_norm(const Tensor& x, const Tensor& weight = {}, const Tensor& bias = {}, double epsilon = 1e-5);
+
 struct BatchNormOptions {
   /// Uses the batch's statistics and updates the running ones; otherwise, and in evaluation (core/tensor/evaluation.h),
   /// uses the running ones if there are any.

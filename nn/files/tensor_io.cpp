@@ -18,7 +18,10 @@ namespace tensor_io_detail {
 // in memory is (O, I, KH, KW) in a file with FileLayout::oihw. Otherwise a row is an element.
 struct Rows {
   Rows(const Shape& memory, FileLayout layout) {
-    if (layout == FileLayout::oihw) inputs = memory[3], pixels = memory[1] * memory[2];
+    if (layout == FileLayout::oihw) {
+      inputs = memory.back();
+      for (int axis = 1; axis + 1 < memory.rank(); ++axis) pixels *= memory[axis];
+    }
     count = elements() == 0 ? 0 : memory.elements() / elements();
   }
   std::int64_t elements() const noexcept { return inputs * pixels; }
@@ -127,10 +130,13 @@ std::string text(std::span<const std::int64_t> sizes) {
 
 Shape file_shape(const Shape& memory, FileLayout layout) {
   if (layout == FileLayout::same) return memory;
-  if (memory.rank() != 4) {
-    throw ShapeError("file_shape: " + to_string(memory) + " is no convolution's weight (O, KH, KW, I)");
+  if (memory.rank() != 4 && memory.rank() != 3) {
+    throw ShapeError("file_shape: " + to_string(memory) + " is no convolution's weight, (O, KH, KW, I) or (O, K, I)");
   }
-  return {memory[0], memory[3], memory[1], memory[2]};
+  Shape shape = memory;
+  shape.erase(memory.rank() - 1);
+  shape.insert(1, memory.back());
+  return shape;
 }
 
 void write_tensor_file(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata,

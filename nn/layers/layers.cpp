@@ -14,6 +14,16 @@
 
 namespace thimble::nn {
 
+namespace layers_detail {
+
+void check_groups(const char* name, std::int64_t groups, std::int64_t in, std::int64_t out) {
+  if (groups >= 1 && in % groups == 0 && out % groups == 0) return;
+  throw ValueError(std::string(name) + ": " + std::to_string(groups) + " groups do not divide " + std::to_string(in) +
+                   " and " + std::to_string(out) + " channels");
+}
+
+}  // namespace layers_detail
+
 Tensor as_operand(const Tensor& t, std::optional<DType> compute) {
   return t.defined() && compute ? cast(t, *compute) : t;
 }
@@ -56,10 +66,7 @@ Conv2d::Conv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Con
                const TensorOptions& on)
     : options_(options), compute_(on.compute), fp8_fallback_(on.fp8 ? "convolutions have no FP8 form" : "") {
   check_fp8_strict(on.fp8, fp8_fallback_);
-  if (options.groups < 1 || in % options.groups != 0 || out % options.groups != 0) {
-    throw ValueError("conv2d: " + std::to_string(options.groups) + " groups do not divide " + std::to_string(in) +
-                     " and " + std::to_string(out) + " channels");
-  }
+  layers_detail::check_groups("conv2d", options.groups, in, out);
   const Shape shape{out, kernel, kernel, in / options.groups};  // (O, KH, KW, I / groups)
   weight =
       add_parameter("weight", init::kaiming_fan_out(shape, out * kernel * kernel / options.groups, on.dtype, on.device),
@@ -69,6 +76,37 @@ Conv2d::Conv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Con
 
 Tensor Conv2d::forward(const Tensor& x) {
   return conv2d(as_operand(x, compute_), as_operand(weight, compute_), as_operand(bias, compute_), options_);
+}
+
+Conv1d::Conv1d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Conv2dOptions& options, bool has_bias,
+               const TensorOptions& on)
+    : options_(options), compute_(on.compute) {
+  check_fp8_strict(on.fp8, on.fp8 ? "convolutions have no FP8 form" : "");
+  layers_detail::check_groups("conv1d", options.groups, in, out);
+  const double bound = 1 / std::sqrt(static_cast<double>(in / options.groups * kernel));
+  weight = add_parameter("weight", init::uniform({out, kernel, in / options.groups}, bound, on.dtype, on.device),
+                         FileLayout::oihw);
+  if (has_bias) bias = add_parameter("bias", init::uniform({out}, bound, on.dtype, on.device));
+}
+
+Tensor Conv1d::forward(const Tensor& x) {
+  return conv1d(as_operand(x, compute_), as_operand(weight, compute_), as_operand(bias, compute_), options_);
+}
+
+ConvTranspose2d::ConvTranspose2d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Conv2dOptions& options,
+                                 std::int64_t output_padding, bool has_bias, const TensorOptions& on)
+    : options_(options), output_padding_(output_padding), compute_(on.compute) {
+  check_fp8_strict(on.fp8, on.fp8 ? "convolutions have no FP8 form" : "");
+  layers_detail::check_groups("conv_transpose2d", options.groups, in, out);
+  const Shape shape{in, kernel, kernel, out / options.groups};
+  const double bound = 1 / std::sqrt(static_cast<double>(out / options.groups * kernel * kernel));
+  weight = add_parameter("weight", init::uniform(shape, bound, on.dtype, on.device), FileLayout::oihw);
+  if (has_bias) bias = add_parameter("bias", init::uniform({out}, bound, on.dtype, on.device));
+}
+
+Tensor ConvTranspose2d::forward(const Tensor& x) {
+  return conv_transpose2d(as_operand(x, compute_), as_operand(weight, compute_), as_operand(bias, compute_), options_,
+                          output_padding_);
 }
 
 BatchNorm2d::BatchNorm2d(std::int64_t channels, const TensorOptions& on, double momentum, double epsilon)
@@ -134,6 +172,15 @@ GroupNorm::GroupNorm(std::int64_t groups, std::int64_t channels, const TensorOpt
 }
 
 Tensor GroupNorm::forward(const Tensor& x) { return group_norm(x, groups_, weight, bias, epsilon_); }
+
+InstanceNorm2d::InstanceNorm2d(std::int64_t channels, bool is_affine, const TensorOptions& on, double epsilon)
+    : epsilon_(epsilon) {
+  if (!is_affine) return;
+  weight = add_parameter("weight", init::constant({channels}, 1, on.norm_dtype(), on.device));
+  bias = add_parameter("bias", init::constant({channels}, 0, on.norm_dtype(), on.device));
+}
+
+Tensor InstanceNorm2d::forward(const Tensor& x) { return instance_norm(x, weight, bias, epsilon_); }
 
 Embedding::Embedding(std::int64_t count, std::int64_t width, const TensorOptions& on, double deviation) {
   const Shape shape{count, width};

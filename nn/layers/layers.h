@@ -73,6 +73,39 @@ class Conv2d final : public Layer {
   std::string fp8_fallback_;
 };
 
+/// (N, L, I) -> (N, OL, O); weight (O, K, I / groups), written to files as (O, I, K). Starts as PyTorch's: uniform in
+/// +-1 / sqrt(fan-in).
+class Conv1d final : public Layer {
+ public:
+  Conv1d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Conv2dOptions& options = {},
+         bool has_bias = true, const TensorOptions& on = {});
+  Parameter weight, bias;
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  Conv2dOptions options_;
+  std::optional<DType> compute_;
+};
+
+/// (N, H, W, I) -> (N, OH, OW, O), the transpose of a convolution; weight (I, K, K, O / groups), written to files as
+/// (I, O / groups, K, K). Starts as PyTorch's, uniform in +-1 / sqrt(O / groups K^2).
+class ConvTranspose2d final : public Layer {
+ public:
+  ConvTranspose2d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Conv2dOptions& options = {},
+                  std::int64_t output_padding = 0, bool has_bias = true, const TensorOptions& on = {});
+  Parameter weight, bias;
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  Conv2dOptions options_;
+  std::int64_t output_padding_;
+  std::optional<DType> compute_;
+};
+
 /// Batch normalisation over all axes but the last (Ioffe & Szegedy 2015, algorithm 1), with running statistics.
 class BatchNorm2d final : public Layer {
  public:
@@ -133,6 +166,20 @@ class GroupNorm final : public Layer {
 
  private:
   std::int64_t groups_;
+  double epsilon_;
+};
+
+/// Over each channel of each sample (Ulyanov et al. 2016, equation 2). PyTorch's default has no weight and bias.
+class InstanceNorm2d final : public Layer {
+ public:
+  explicit InstanceNorm2d(std::int64_t channels, bool is_affine = false, const TensorOptions& on = {},
+                          double epsilon = 1e-5);
+  Parameter weight, bias;
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
   double epsilon_;
 };
 

@@ -62,7 +62,7 @@ struct TensorOptions {
 /// How public files lay a parameter out.
 enum class FileLayout : std::uint8_t {
   same,  ///< as in memory
-  oihw   ///< memory (O, KH, KW, I), file (O, I, KH, KW)
+  oihw   ///< memory (O, KH, KW, I), file (O, I, KH, KW); memory (O, K, I), file (O, I, K)
 };
 
 /// A parameter or buffer with its dotted name.
