@@ -19,6 +19,7 @@
 #include <thimble/bench/commands/generation_output.h>
 #include <thimble/bench/commands/layouts.h>
 #include <thimble/bench/commands/packing_report.h>
+#include <thimble/bench/commands/plan_graph.h>
 #include <thimble/bench/commands/ranks.h>
 #include <thimble/bench/commands/train_output.h>
 #include <thimble/bench/live.h>
@@ -355,11 +356,15 @@ void add_plan(CLI::App& program) {
   command->add_flag("--json", *is_json, "Print JSON");
   const auto files = std::make_shared<plan_detail::Files>();
   plan_detail::add_file_flags(*command, *files);
+  const auto graph = std::make_shared<std::string>();
+  command->add_option("--graph", *graph, "Plan the training step in this file, of any program (docs/graphs.md)")
+      ->type_name("FILE");
   const auto generation = std::make_shared<GenerationFlags>();
   add_generation_flags(*command, generation);
   const auto layout = std::make_shared<LayoutFlags>();
   add_layout_flags(*command, layout);
-  command->callback([command, options, is_json, files, dropout, generation, layout] {
+  command->callback([command, options, is_json, files, dropout, graph, generation, layout] {
+    if (plan_graph(*command, {*graph, files->html, options->budget_bytes, *is_json, files->overwrites})) return;
     models::Setup& setup = options->setup;
     if (!setup.weights.empty() && !generation->is_asked) {
       follow_weights(setup.model, setup.sizes, models::read_weight_facts(setup.weights), models::WeightUse::training);

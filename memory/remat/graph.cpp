@@ -73,6 +73,10 @@ void validate(const Graph& graph) {
     const Place place{"tensor", t, graph.tensors[t].name};
     graph_detail::add(place, "bytes", graph.tensors[t].bytes, bytes);
     graph_detail::add(place, "gradient_bytes", graph.tensors[t].gradient_bytes, bytes);
+    if (graph.tensors[t].held_until >= graph.operators.size()) {
+      place.refuse("is held until operator " + std::to_string(graph.tensors[t].held_until) + ", there are " +
+                   std::to_string(graph.operators.size()));
+    }
     is_there[t] = graph.tensors[t].is_given;
   }
   for (std::size_t i = 0; i < graph.operators.size(); ++i) {
@@ -81,6 +85,7 @@ void validate(const Graph& graph) {
     graph_detail::add(place, "cost", op.cost, cost);
     graph_detail::add(place, "forward_peak_bytes", op.forward_peak_bytes, bytes);
     graph_detail::add(place, "backward_peak_bytes", op.backward_peak_bytes, bytes);
+    graph_detail::add(place, "waiting_bytes", op.waiting_bytes, bytes);
     graph_detail::check_operator(graph, i, is_there);
   }
   std::uint32_t before = 0;

@@ -38,6 +38,8 @@ struct GraphTensor {
   Bytes gradient_bytes = 0;  ///< of its gradient; 0 when it needs none. A given tensor's gradient stays to the end
   bool is_given = false;     ///< exists outside and stays: its bytes do not count
   bool is_result = false;    ///< read outside, too
+  /// The forward holds it at least until this operator has run, whether that reads it or not: a caller's variable.
+  std::uint32_t held_until = 0;
 };
 
 /// One operator: the tensors that its forward reads and makes, and that its backward reads, as indices.
@@ -53,6 +55,8 @@ struct GraphOperator {
   /// Its backward writes gradients of inputs over what is as large and goes with it: the gradient of its first output,
   /// then tensors that it is the last to read.
   bool is_backward_in_place = false;
+  /// Temporaries of the backward that are there when it begins: beside the recomputing right before it, too.
+  Bytes waiting_bytes = 0;
 };
 
 /// A network, or one block of it.
@@ -65,8 +69,8 @@ struct Graph {
 };
 
 /// Throws ValueError, naming operator or tensor and value, when a number is negative or totals pass largest_total, an
-/// index is out of range, a tensor is made twice, is used before it is made, or is neither made nor given, an
-/// operator has no outputs, or segment_ends is not as Graph says.
+/// index is out of range (held_until's, too), a tensor is made twice, is used before it is made, or is neither made nor
+/// given, an operator has no outputs, or segment_ends is not as Graph says.
 void validate(const Graph& graph);
 
 /// A set of tensors to keep, closed: it has what recomputation needs from elsewhere, and nothing that nobody needs.
@@ -106,5 +110,31 @@ struct GraphCost {
 GraphCost simulate(const Graph& graph, const Selection& selection);
 /// The same for a graph that is known to be valid.
 GraphCost simulate_valid(const Graph& graph, const Selection& selection);
+
+/// A step with a selection, event by event, and the buffers that it needs. At each event the bytes of the buffers that
+/// are there add up to the simulated ones; their largest sum is GraphCost::peak_bytes.
+struct GraphTimeline {
+  struct Event {
+    enum class Kind : std::uint8_t { forward, recompute, backward };
+    Kind kind;
+    std::uint32_t op;
+    std::uint32_t segment;
+    std::uint32_t reader;  ///< whose backward it is, or is run for
+  };
+  /// Of more than 0 bytes, there from event `begin` to before event `end`. A gradient that is written over another
+  /// buffer is in that one.
+  struct Buffer {
+    enum class Kind : std::uint8_t { tensor, gradient, temporary };
+    Kind kind;
+    std::uint32_t index;  ///< of the tensor, or of a temporary's operator
+    Bytes bytes;
+    std::size_t begin, end;
+  };
+  std::vector<Event> events;
+  std::vector<Buffer> buffers;  ///< by rising `begin`
+};
+
+/// Throws as simulate() does.
+GraphTimeline timeline(const Graph& graph, const Selection& selection);
 
 }  // namespace thimble::remat

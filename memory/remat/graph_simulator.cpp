@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include <thimble/memory/remat/graph.h>
 
@@ -6,14 +7,9 @@ namespace thimble::remat {
 
 namespace graph_simulator_detail {
 
-enum class Kind : std::uint8_t { forward, recompute, backward };
-
-struct Event {
-  Kind kind;
-  std::uint32_t op;
-  std::uint32_t segment;
-  std::uint32_t reader;  // whose backward it is, or is run for
-};
+using Event = GraphTimeline::Event;
+using Kind = Event::Kind;
+using Buffer = GraphTimeline::Buffer;
 
 /// The operators that run, in order.
 class Order {
@@ -90,12 +86,19 @@ class Step {
     result_.operator_peak_bytes.assign(graph.operators.size(), 0);
     is_there_.assign(graph.tensors.size(), false);
     has_gradient_.assign(graph.tensors.size(), false);
-    for (std::size_t t = 0; t < graph.tensors.size(); ++t) is_there_[t] = graph.tensors[t].is_given;
+    tensor_buffer_.assign(graph.tensors.size(), 0);
+    gradient_buffer_.assign(graph.tensors.size(), 0);
+    for (std::uint32_t t = 0; t < graph.tensors.size(); ++t) {
+      is_there_[t] = graph.tensors[t].is_given;
+      if (graph.tensors[t].held_until > 0) held_until_.emplace_back(graph.tensors[t].held_until, t);
+    }
+    std::sort(held_until_.begin(), held_until_.end());
     find_last_uses();
   }
 
   GraphCost run() {
     for (std::size_t at = 0; at < events_.size(); ++at) {
+      now_ = at;
       if (at == graph_.operators.size()) seed_gradients();
       const Event& event = events_[at];
       if (event.kind == Kind::backward) {
@@ -107,7 +110,31 @@ class Step {
     return result_;
   }
 
+  GraphTimeline run_with_buffers() {
+    notes_buffers_ = true;
+    run();
+    std::vector<Buffer> buffers;
+    for (Buffer& buffer : buffers_) {
+      if (buffer.end == 0) buffer.end = events_.size();
+      if (buffer.bytes > 0 && buffer.begin < buffer.end) buffers.push_back(buffer);
+    }
+    return {events_, std::move(buffers)};
+  }
+
  private:
+  void take(Buffer::Kind kind, std::uint32_t index, Bytes bytes) {
+    held_ += bytes;
+    if (!notes_buffers_) return;
+    (kind == Buffer::Kind::tensor ? tensor_buffer_ : gradient_buffer_)[index] = buffers_.size();
+    buffers_.push_back({kind, index, bytes, now_, 0});
+  }
+
+  /// What goes while an event runs is there until its end; what goes `before` an event runs is not there in it.
+  void give_back(std::size_t buffer, Bytes bytes, bool is_before = false) {
+    held_ -= bytes;
+    if (notes_buffers_) buffers_[buffer].end = now_ + (is_before ? 0 : 1);
+  }
+
   /// Of each tensor: its last use in the forward, and its last use of all.
   void find_last_uses() {
     forward_use_.assign(graph_.tensors.size(), 0);
@@ -121,6 +148,7 @@ class Step {
       }
     }
     for (std::size_t t = 0; t < graph_.tensors.size(); ++t) {
+      forward_use_[t] = std::max<std::size_t>(forward_use_[t], graph_.tensors[t].held_until);
       if (graph_.tensors[t].is_result) forward_use_[t] = graph_.operators.size();
     }
   }
@@ -133,6 +161,7 @@ class Step {
   }
 
   void reach(const Event& event, Bytes extra) {
+    if (notes_buffers_) buffers_.push_back({Buffer::Kind::temporary, event.op, extra, now_, now_ + 1});
     const Bytes bytes = held_ + extra;
     result_.peak_bytes = std::max(result_.peak_bytes, bytes);
     if (event.kind == Kind::forward) {
@@ -157,12 +186,17 @@ class Step {
         copies += graph_.tensors[t].bytes;
       } else {
         is_there_[t] = true;
-        held_ += graph_.tensors[t].bytes;
+        take(Buffer::Kind::tensor, t, graph_.tensors[t].bytes);
       }
     }
-    reach(event, op.forward_peak_bytes + copies);
+    const bool is_first = event.kind == Kind::forward;
+    reach(event, op.forward_peak_bytes + copies + (is_first ? 0 : graph_.operators[event.reader].waiting_bytes));
     for (const std::uint32_t t : op.inputs) release_if_done(t, event, at);
     for (const std::uint32_t t : op.outputs) release_if_done(t, event, at);
+    if (event.kind != Kind::forward) return;
+    for (; next_held_ < held_until_.size() && held_until_[next_held_].first == event.op; ++next_held_) {
+      release_if_done(held_until_[next_held_].second, event, at);
+    }
   }
 
   void run_backward(const Event& event, std::size_t at) {
@@ -174,7 +208,9 @@ class Step {
     for (const std::uint32_t t : op.inputs) make_gradient(t);
     reach(event, op.backward_peak_bytes);
     for (const std::uint32_t t : op.outputs) {
-      if (has_gradient_[t] && !(is_passed_on && t == op.outputs.front())) held_ -= graph_.tensors[t].gradient_bytes;
+      if (has_gradient_[t] && !(is_passed_on && t == op.outputs.front())) {
+        give_back(gradient_buffer_[t], graph_.tensors[t].gradient_bytes);
+      }
       has_gradient_[t] = false;
     }
     for (const std::uint32_t t : op.backward_reads) release_if_done(t, event, at);
@@ -185,36 +221,38 @@ class Step {
     const bool stays_for_backward = event.kind != Kind::forward || is_kept_[t];
     if ((stays_for_backward ? last_use_[t] : forward_use_[t]) > at) return;
     is_there_[t] = false;
-    held_ -= graph_.tensors[t].bytes;
+    give_back(tensor_buffer_[t], graph_.tensors[t].bytes);
   }
 
   /// Marks the first gradient of an input that is to be made and has so many bytes. False where there is none.
-  bool inherit(const GraphOperator& op, Bytes bytes) {
+  bool inherit(const GraphOperator& op, Bytes bytes, std::size_t buffer) {
     const auto heir = std::find_if(op.inputs.begin(), op.inputs.end(), [&](std::uint32_t t) {
       return !has_gradient_[t] && graph_.tensors[t].gradient_bytes == bytes;
     });
     if (bytes == 0 || heir == op.inputs.end()) return false;
     has_gradient_[*heir] = true;
+    gradient_buffer_[*heir] = buffer;
     return true;
   }
 
   /// The buffer of the first output's gradient becomes that of an input's.
   bool pass_gradient_on(const GraphOperator& op) {
-    return inherit(op, graph_.tensors[op.outputs.front()].gradient_bytes);
+    const std::uint32_t t = op.outputs.front();
+    return inherit(op, graph_.tensors[t].gradient_bytes, gradient_buffer_[t]);
   }
 
   /// So do the buffers of tensors that nothing reads after this.
   void write_over_reads(const GraphOperator& op, std::size_t at) {
     for (const std::uint32_t t : op.backward_reads) {
       if (!is_there_[t] || graph_.tensors[t].is_given || last_use_[t] != at) continue;
-      if (inherit(op, graph_.tensors[t].bytes)) is_there_[t] = false;
+      if (inherit(op, graph_.tensors[t].bytes, tensor_buffer_[t])) is_there_[t] = false;
     }
   }
 
   void make_gradient(std::uint32_t t) {
     if (has_gradient_[t]) return;
     has_gradient_[t] = true;
-    held_ += graph_.tensors[t].gradient_bytes;
+    take(Buffer::Kind::gradient, t, graph_.tensors[t].gradient_bytes);
   }
 
   /// The forward is over.
@@ -222,7 +260,7 @@ class Step {
     for (std::uint32_t t = 0; t < graph_.tensors.size(); ++t) {
       if (!graph_.tensors[t].is_result || !is_there_[t] || is_kept_[t]) continue;
       is_there_[t] = false;
-      held_ -= graph_.tensors[t].bytes;
+      give_back(tensor_buffer_[t], graph_.tensors[t].bytes, true);
     }
     std::vector<bool> is_taken(graph_.tensors.size());
     for (const GraphOperator& op : graph_.operators) {
@@ -238,8 +276,14 @@ class Step {
   std::vector<Event> events_;
   std::vector<std::uint8_t> is_kept_, is_there_, has_gradient_;
   std::vector<std::size_t> forward_use_, last_use_;
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> held_until_;  // operator and tensor, rising
+  std::size_t next_held_ = 0;
+  std::size_t now_ = 0;  // the event
   Bytes held_ = 0;
   GraphCost result_;
+  bool notes_buffers_ = false;
+  std::vector<Buffer> buffers_;
+  std::vector<std::size_t> tensor_buffer_, gradient_buffer_;  // of each tensor, while it has one
 };
 
 }  // namespace graph_simulator_detail
@@ -251,6 +295,11 @@ GraphCost simulate(const Graph& graph, const Selection& selection) {
 
 GraphCost simulate_valid(const Graph& graph, const Selection& selection) {
   return graph_simulator_detail::Step(graph, selection).run();
+}
+
+GraphTimeline timeline(const Graph& graph, const Selection& selection) {
+  validate(graph);
+  return graph_simulator_detail::Step(graph, selection).run_with_buffers();
 }
 
 }  // namespace thimble::remat

@@ -12,13 +12,13 @@ constexpr std::size_t moments = 4;  // the last operator, and the ones that read
 
 }  // namespace time_bound_detail
 
-TimeBound::TimeBound(const Graph& graph) {
+TimeBound::TimeBound(const Graph& graph, bool counts_temporaries) {
   validate(graph);
   const auto read_bytes = [&](std::uint32_t op) {
     std::vector<std::uint32_t> reads = graph.operators[op].backward_reads;
     std::sort(reads.begin(), reads.end());
     reads.erase(std::unique(reads.begin(), reads.end()), reads.end());
-    Bytes bytes = 0;
+    Bytes bytes = counts_temporaries ? graph.operators[op].backward_peak_bytes : 0;
     for (const std::uint32_t t : reads) bytes += graph.tensors[t].is_given ? 0 : graph.tensors[t].bytes;
     return bytes;
   };
@@ -34,6 +34,7 @@ TimeBound::TimeBound(const Graph& graph) {
     part.operators.assign(graph.operators.begin(), graph.operators.begin() + v + 1);
     Moment moment;
     moment.read_bytes = read_bytes(v);
+    for (GraphTensor& tensor : part.tensors) tensor.held_until = 0;  // its operator may be left out
     // Nothing has to be made for v any more, and its inputs can be taken.
     for (const std::uint32_t t : part.operators[v].backward_reads) part.tensors[t].bytes = 0;
     moment.graph = std::make_unique<const Graph>(std::move(part));

@@ -10,7 +10,8 @@
 // bytes and the ones that v reads are at most the bytes there are. The time of R is at least the least cost of a choice
 // within these bytes, and that is at least the lower convex hull of all choices at these bytes (Lagrangian relaxation,
 // Everett 1963), which minimum cuts give exactly. The bound is the largest of several v, the last operator among them.
-// Gradients and temporaries count nothing, because some are windows of others.
+// Gradients and temporaries count nothing, because some are windows of others. Where temporaries of backwards are memory
+// apart, what v needs of them is not there for K, either: "begins" is then the worst moment of v's backward.
 
 #include <cstddef>
 #include <memory>
@@ -23,7 +24,7 @@ namespace thimble::remat {
 class TimeBound {
  public:
   /// Throws ValueError as validate(graph) does.
-  explicit TimeBound(const Graph& graph);
+  explicit TimeBound(const Graph& graph, bool counts_temporaries = false);
 
   /// The time that any run which holds at most `bytes` of the graph's tensors at each moment pays beyond one that keeps
   /// everything. More bytes never give more.
@@ -31,7 +32,7 @@ class TimeBound {
 
  private:
   struct Moment {
-    Bytes read_bytes = 0;                // by the backward of the moment
+    Bytes read_bytes = 0;                // by the backward of the moment, with its temporaries where they count
     std::unique_ptr<const Graph> graph;  // the space points to it
     std::unique_ptr<KeptSpace> space;
   };

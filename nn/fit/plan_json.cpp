@@ -3,10 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <charconv>
-#include <cmath>
 #include <cstdint>
-#include <initializer_list>
-#include <limits>
 #include <map>
 #include <span>
 #include <utility>
@@ -17,6 +14,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/files/crc32c.h>
 #include <thimble/core/tensor/context.h>
+#include <thimble/nn/fit/json_reader.h>
 
 namespace thimble::nn {
 namespace plan_json_detail {
@@ -116,67 +114,9 @@ Json figures_of(const Plan& plan) {
 
 // ---- reading
 
-/// The begin of a value, for messages.
-std::string shown(const Json& json) {
-  constexpr std::size_t max_digits = 40;
-  const std::string text = json.dump(-1, ' ', true, Json::error_handler_t::replace);
-  return text.size() <= max_digits ? text : text.substr(0, max_digits) + "...";
-}
-
-struct Reader {
-  std::string source;
-
-  [[noreturn]] void refuse(const std::string& why, std::uint64_t offset = 0) const {
-    throw FileError(source, offset, "is not a plan: " + why);
-  }
-  [[noreturn]] void refuse(const std::string& what, const Json& is, const std::string& expected) const {
-    refuse(what + ": expected " + expected + ", got " + shown(is));
-  }
-
-  /// Refuses keys besides these.
-  const Json& object(const Json& json, const std::string& what, std::initializer_list<const char*> names) const {
-    if (!json.is_object()) refuse(what, json, "an object");
-    for (const auto& [name, value] : json.items()) {
-      if (std::find(names.begin(), names.end(), name) == names.end())
-        refuse(what + " has '" + name + "', which no plan has");
-    }
-    for (const char* const name : names) {
-      if (!json.contains(name)) refuse(what + " has no '" + name + "'");
-    }
-    return json;
-  }
-  const Json& list(const Json& json, const std::string& what) const {
-    if (!json.is_array()) refuse(what, json, "a list");
-    return json;
-  }
-  const Json& list(const Json& json, const std::string& what, std::size_t count) const {
-    if (list(json, what).size() != count) refuse(what, json, "a list of " + std::to_string(count));
-    return json;
-  }
-  std::string text(const Json& json, const std::string& what) const {
-    if (!json.is_string()) refuse(what, json, "a text");
-    return json.get<std::string>();
-  }
-  template <class T>
-  T number(const Json& json, const std::string& what, T min = 0, T max = std::numeric_limits<T>::max()) const {
-    const auto is_within = [&](auto value) {
-      return std::cmp_less_equal(min, value) && std::cmp_less_equal(value, max);
-    };
-    if (json.is_number_unsigned() && is_within(json.get<std::uint64_t>()))
-      return static_cast<T>(json.get<std::uint64_t>());
-    if (json.is_number_integer() && !json.is_number_unsigned() && is_within(json.get<std::int64_t>())) {
-      return static_cast<T>(json.get<std::int64_t>());
-    }
-    refuse(what, json, "an integer from " + std::to_string(min) + " to " + std::to_string(max));
-  }
+struct Reader : JsonReader {
   std::size_t bytes(const Json& json, const std::string& what, std::size_t min = 0) const {
     return number<std::size_t>(json, what, min, max_bytes);
-  }
-  double real(const Json& json, const std::string& what, double min) const {
-    if (!json.is_number() || !std::isfinite(json.get<double>()) || json.get<double>() < min) {
-      refuse(what, json, "a number of at least " + std::to_string(min));
-    }
-    return json.get<double>();
   }
   DType dtype(const Json& json, const std::string& what) const {
     const std::string name = text(json, what);
@@ -376,7 +316,7 @@ void put_plan_sum(std::string& json) {
 
 Plan parse_plan(std::string_view json, const std::string& source) {
   using namespace plan_json_detail;
-  const Reader reader{source};
+  const Reader reader{{source, "a plan"}};
   if (json.starts_with("{\"format\":\"thimble plan 1\"")) {
     reader.refuse("it was written by an earlier version, without a checksum; make it anew with `plan --save`");
   }
@@ -385,15 +325,7 @@ Plan parse_plan(std::string_view json, const std::string& source) {
   if (json.substr(begin.size(), zeros.size()) != sum_of(json)) {
     reader.refuse("its bytes are not those that were written: the checksum is another", begin.size());
   }
-  Json parsed;
-  try {
-    parsed = Json::parse(json);
-  } catch (const nlohmann::json::parse_error& error) {
-    reader.refuse("it is not JSON from here on", error.byte);
-  } catch (const nlohmann::json::exception&) {  // a number that no double holds
-    reader.refuse("it has a number out of range");
-  }
-  return reader.plan(parsed);
+  return reader.plan(reader.parse(json));
 }
 
 }  // namespace thimble::nn

@@ -1,0 +1,158 @@
+// thimble plan --graph: a plan for the step of another program, read from a file.
+
+#include <thimble/bench/commands/plan_graph.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include <CLI/CLI.hpp>
+
+#include <thimble/bench/report/figures.h>
+#include <thimble/bench/report/maps.h>
+#include <thimble/bench/report/page.h>
+#include <thimble/bench/report/text.h>
+#include <thimble/core/error.h>
+#include <thimble/core/files/outputs.h>
+#include <thimble/memory/units.h>
+#include <thimble/nn/fit/graph_file.h>
+
+namespace thimble::bench {
+namespace plan_graph_detail {
+
+using Buffer = remat::GraphTimeline::Buffer;
+
+constexpr std::size_t max_mapped = 12'000;
+
+Category category_of(Buffer::Kind kind) {
+  return kind == Buffer::Kind::tensor     ? Category::activation
+         : kind == Buffer::Kind::gradient ? Category::gradient
+                                          : Category::temporary;
+}
+
+std::optional<std::int64_t> budget_of(const nn::GraphPlan& plan) {
+  if (plan.budget_bytes == 0) return std::nullopt;
+  return static_cast<std::int64_t>(plan.budget_bytes);
+}
+
+std::string name_of(const nn::StepGraph& step, const remat::GraphTimeline::Event& event) {
+  using Kind = remat::GraphTimeline::Event::Kind;
+  const std::string& name = step.graph.operators[event.op].name;
+  return std::string(event.kind == Kind::forward     ? "forward"
+                     : event.kind == Kind::recompute ? "again"
+                                                     : "backward") +
+         " of node " + std::to_string(event.op) + (name.empty() ? "" : " " + name);
+}
+
+report::Timeline timeline_of(const nn::StepGraph& step, const nn::GraphPlan& plan) {
+  report::Timeline timeline;
+  timeline.name = "step";
+  timeline.title = "The step, event by event";
+  timeline.caption = "Bytes during every forward, re-run and backward: values, gradients and temporaries.";
+  timeline.budget_bytes = budget_of(plan);
+  std::vector<report::CategoryBytes> changes(plan.timeline.events.size() + 1);
+  for (const Buffer& buffer : plan.timeline.buffers) {
+    const auto category = static_cast<std::size_t>(category_of(buffer.kind));
+    changes[buffer.begin][category] += buffer.bytes;
+    changes[buffer.end][category] -= buffer.bytes;
+  }
+  report::CategoryBytes bytes{};
+  for (std::size_t e = 0; e < plan.timeline.events.size(); ++e) {
+    for (std::size_t c = 0; c < category_count; ++c) bytes[c] += changes[e][c];
+    timeline.events.push_back({bytes, name_of(step, plan.timeline.events[e])});
+  }
+  return timeline;
+}
+
+std::string map_of(const nn::StepGraph& step, const nn::GraphPlan& plan) {
+  report::AddressMap map;
+  map.name = step.name;
+  std::vector<std::size_t> order(plan.offsets.size());
+  for (std::size_t b = 0; b < order.size(); ++b) order[b] = b;
+  const auto area = [&](std::size_t b) {
+    const Buffer& buffer = plan.timeline.buffers[b];
+    return static_cast<double>(buffer.bytes) * static_cast<double>(buffer.end - buffer.begin);
+  };
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return area(a) > area(b); });
+  order.resize(std::min(order.size(), max_mapped));
+  for (const std::size_t b : order) {
+    const Buffer& buffer = plan.timeline.buffers[b];
+    report::MapBlock block;
+    block.pieces = {{static_cast<double>(buffer.begin), report::paint_of(category_of(buffer.kind))}};
+    block.end = static_cast<double>(buffer.end);
+    block.offset = static_cast<double>(plan.offsets[b]);
+    block.size = static_cast<double>(buffer.bytes);
+    map.blocks.push_back(std::move(block));
+  }
+  map.levels = report::make_levels(budget_of(plan), {{"height", static_cast<std::int64_t>(plan.height_bytes)}});
+  report::AddressMaps maps;
+  maps.title = "Where every buffer is";
+  maps.description = "Each buffer of the step as a rectangle over its events and its offsets.";
+  maps.time_title = "event";
+  maps.maps = {std::move(map)};
+  return report::svg_address_maps(maps);
+}
+
+report::Plot plot_of(const nn::GraphPlan& plan) {
+  report::Plot plot;
+  plot.name = "plans";
+  plot.title = "Time against bytes";
+  plot.caption = "Every plan that was found, before its buffers are placed.";
+  plot.x = {.title = "peak", .unit = report::Unit::bytes, .from_zero = false};
+  plot.y = {.title = "time of a step", .unit = report::Unit::milliseconds, .from_zero = false};
+  plot.budget_bytes = budget_of(plan);
+  report::Series series{"plans", report::Role::other, {}, "plans", true};
+  for (std::size_t i = plan.points.size(); i-- > 0;) {
+    series.points.push_back({static_cast<double>(plan.points[i].peak_bytes), 1000 * plan.points[i].step_s});
+  }
+  plot.series = {std::move(series)};
+  return plot;
+}
+
+std::string page_of(const nn::StepGraph& step, const nn::GraphPlan& plan) {
+  using report::escape_markup;
+  const std::string title = escape_markup(step.name.empty() ? "A graph" : step.name);
+  const auto card = [](const std::string& name, std::size_t bytes) {
+    return report::stat_card(name, format_bytes(bytes), format_grouped(bytes) + " bytes");
+  };
+  std::string html = report::begin_page(title) + "<h1>" + title + "</h1>\n<dl class=\"stats\">\n";
+  if (plan.budget_bytes > 0) html += card("budget", plan.budget_bytes);
+  html += card("peak", plan.peak_bytes) + card("height of all offsets", plan.height_bytes) +
+          card("keeping everything", plan.keep_everything_bytes) + card("smallest plan", plan.smallest_bytes) +
+          report::stat_card("recomputing", report::format_fixed(1000 * plan.recompute_s, 3) + " ms",
+                            "of a step of " + report::format_fixed(1000 * plan.step_s, 3) + " ms") +
+          report::stat_card("gap", report::format_percent(plan.time_gap()), "over the least possible time, at most") +
+          "</dl>\n";
+  const report::Timeline timeline = timeline_of(step, plan);
+  const report::Figure area = report::page_figure(timeline);
+  const report::Plot plot = plot_of(plan);
+  const report::Figure plans = report::page_figure(plot);
+  html += report::figure_card("timeline", timeline.title, area.svg, area.hover_json, timeline.caption) +
+          report::figure_card("map", "Where every buffer is", map_of(step, plan), "",
+                              "Events across, offsets upwards; of many buffers the " + format_grouped(max_mapped) +
+                                  " with the most bytes times events.") +
+          report::figure_card("plot", plot.title, plans.svg, plans.hover_json, plot.caption);
+  return html + "<section><h2>The plan</h2><div class=\"card scroll\"><pre>" + escape_markup(nn::to_text(step, plan)) +
+         "</pre></div></section>\n" + report::end_page();
+}
+
+}  // namespace plan_graph_detail
+
+bool plan_graph(const CLI::App& command, const PlanGraphFlags& flags) {
+  if (flags.graph.empty()) return false;
+  const std::set<std::string> known = {"--graph", "--budget", "--json", "--html", "--overwrite"};
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->count() == 0 || known.contains(option->get_name())) continue;
+    throw ValueError(option->get_name() + ": expected a model, got --graph; leave out one of them");
+  }
+  check_outputs({{"--html", flags.html, &file_kinds::page}}, {{"--graph", flags.graph}}, flags.overwrites);
+  const nn::StepGraph step = nn::read_graph(flags.graph);
+  const nn::GraphPlan plan = nn::plan_graph(step, flags.budget_bytes);
+  if (!flags.html.empty()) write_output(flags.html, plan_graph_detail::page_of(step, plan));
+  std::fputs((flags.is_json ? nn::to_json(step, plan) : nn::to_text(step, plan)).c_str(), stdout);
+  return true;
+}
+
+}  // namespace thimble::bench

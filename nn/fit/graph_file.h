@@ -1,0 +1,70 @@
+#pragma once
+// A training step of any program, as a file, and its plan.
+//
+// docs/graphs.md has the format (version 1): values with bytes, nodes with seconds in the order in which forward runs
+// them, the values that each backward reads, and the values that are views of others. A plan keeps or recomputes the
+// values that backward reads (memory/remat/graph.h has the rules of a step) and gives every buffer an offset.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <thimble/memory/placement/placement.h>
+#include <thimble/memory/remat/graph.h>
+#include <thimble/memory/remat/select.h>
+
+namespace thimble::nn {
+
+/// A step as it was read. The graph's first tensors are the file's values: a view is a tensor that nothing uses, because
+/// its users use the value that it is a view of. A node that makes only views has a tensor of 0 bytes after them.
+/// Costs are in nanoseconds.
+struct StepGraph {
+  std::string name;
+  remat::Graph graph;
+  std::size_t value_count = 0;
+  std::size_t alignment = 64;  ///< of offsets
+  double forward_s = 0;        ///< of all nodes
+  double backward_s = 0;       ///< of all backwards, 0 where the file has none
+};
+
+/// Reads the text of a file. Throws FileError, naming `source`, for a text that is no graph of version 1: the first
+/// thing that is wrong, its value, and what is expected.
+StepGraph parse_graph(std::string_view json, const std::string& source);
+
+/// The same of a file of at most 256 MiB.
+StepGraph read_graph(const std::string& path);
+
+/// How a step runs in a number of bytes.
+struct GraphPlan {
+  /// A way of running the step: its bytes before they are placed, and its seconds.
+  struct Point {
+    std::size_t peak_bytes = 0;
+    double step_s = 0;
+  };
+  std::size_t budget_bytes = 0;  ///< 0: none
+  remat::Selection selection;
+  remat::GraphTimeline timeline;
+  std::vector<std::size_t> offsets;  ///< of timeline.buffers
+  std::size_t peak_bytes = 0;        ///< the most bytes that are there at one event: what an allocator counts
+  std::size_t height_bytes = 0;      ///< of the buffers in one piece of memory, at their offsets; within the budget
+  std::size_t keep_everything_bytes = 0, smallest_bytes = 0;  ///< peaks of the fastest and of the smallest plan found
+  double recompute_s = 0;
+  double step_s = 0;  ///< forward, recomputing and backward
+  /// No plan within the budget, without one within peak_bytes, takes less (memory/remat/time_bound.h).
+  double least_step_s = 0;
+  /// How much longer the plan takes than that at most: 0.01 is a hundredth.
+  double time_gap() const { return least_step_s > 0 ? step_s / least_step_s - 1 : 0; }
+  std::vector<Point> points;  ///< all plans that were found, by falling peak
+};
+
+/// The fastest plan found whose placed buffers are within a budget; 0: the one that keeps everything. Throws BudgetError
+/// (nn/fit/fit.h), which names the smallest budget that has a plan.
+GraphPlan plan_graph(const StepGraph& step, std::size_t budget_bytes);
+
+/// The plan as JSON, for programs that carry it out, and as a few lines for people. docs/graphs.md describes both.
+std::string to_json(const StepGraph& step, const GraphPlan& plan);
+std::string to_text(const StepGraph& step, const GraphPlan& plan);
+
+}  // namespace thimble::nn

@@ -1,0 +1,98 @@
+#include <thimble/nn/fit/json_reader.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include <thimble/core/error.h>
+
+namespace thimble::nn {
+namespace json_reader_detail {
+
+using Json = JsonReader::Json;
+
+/// The begin of a value, for messages.
+std::string shown(const Json& json) {
+  constexpr std::size_t max_digits = 40;
+  const std::string text = json.dump(-1, ' ', true, Json::error_handler_t::replace);
+  return text.size() <= max_digits ? text : text.substr(0, max_digits) + "...";
+}
+
+bool has(std::initializer_list<const char*> names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+}  // namespace json_reader_detail
+
+void JsonReader::refuse(const std::string& why, std::uint64_t offset) const {
+  throw FileError(source, offset, "is not " + kind + ": " + why);
+}
+
+void JsonReader::refuse(const std::string& what, const Json& is, const std::string& expected) const {
+  refuse(what + ": expected " + expected + ", got " + json_reader_detail::shown(is));
+}
+
+JsonReader::Json JsonReader::parse(std::string_view text) const {
+  try {
+    return Json::parse(text);
+  } catch (const nlohmann::json::parse_error& error) {
+    refuse("it is not JSON from here on", error.byte);
+  } catch (const nlohmann::json::exception&) {  // a number that no double holds
+    refuse("it has a number out of range");
+  }
+}
+
+const JsonReader::Json& JsonReader::object(const Json& json, const std::string& what,
+                                           std::initializer_list<const char*> names,
+                                           std::initializer_list<const char*> more) const {
+  if (!json.is_object()) refuse(what, json, "an object");
+  for (const auto& [name, value] : json.items()) {
+    if (json_reader_detail::has(names, name) || json_reader_detail::has(more, name)) continue;
+    refuse(what + " has '" + name + "', which no " + kind.substr(kind.find(' ') + 1) + " has");
+  }
+  for (const char* const name : names) {
+    if (!json.contains(name)) refuse(what + " has no '" + name + "'");
+  }
+  return json;
+}
+
+const JsonReader::Json& JsonReader::list(const Json& json, const std::string& what) const {
+  if (!json.is_array()) refuse(what, json, "a list");
+  return json;
+}
+
+const JsonReader::Json& JsonReader::list(const Json& json, const std::string& what, std::size_t count) const {
+  if (list(json, what).size() != count) refuse(what, json, "a list of " + std::to_string(count));
+  return json;
+}
+
+std::string JsonReader::text(const Json& json, const std::string& what) const {
+  if (!json.is_string()) refuse(what, json, "a text");
+  return json.get<std::string>();
+}
+
+bool JsonReader::flag(const Json& json, const std::string& what) const {
+  if (!json.is_boolean()) refuse(what, json, "true or false");
+  return json.get<bool>();
+}
+
+double JsonReader::real(const Json& json, const std::string& what, double min) const {
+  if (!json.is_number() || !std::isfinite(json.get<double>()) || json.get<double>() < min) {
+    refuse(what, json, "a number of at least " + std::to_string(min));
+  }
+  return json.get<double>();
+}
+
+std::int64_t JsonReader::integer(const Json& json, const std::string& what, std::int64_t min, std::int64_t max) const {
+  const bool is_small = json.is_number_integer() &&
+                        (!json.is_number_unsigned() || std::in_range<std::int64_t>(json.get<std::uint64_t>()));
+  const std::int64_t value = is_small ? json.get<std::int64_t>() : 0;
+  if (!is_small || value < min || value > max) {
+    refuse(what, json, "an integer from " + std::to_string(min) + " to " + std::to_string(max));
+  }
+  return value;
+}
+
+}  // namespace thimble::nn
