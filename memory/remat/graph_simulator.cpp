@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <thimble/memory/remat/graph.h>
+#include <thimble/memory/remat/graph_timeline.h>
 
 namespace thimble::remat {
 

@@ -10,8 +10,8 @@
 // bytes and the ones that v reads are at most the bytes there are. The time of R is at least the least cost of a choice
 // within these bytes, and that is at least the lower convex hull of all choices at these bytes (Lagrangian relaxation,
 // Everett 1963), which minimum cuts give exactly. The bound is the largest of several v, the last operator among them.
-// Gradients and temporaries count nothing, because some are windows of others. Where temporaries of backwards are memory
-// apart, what v needs of them is not there for K, either: "begins" is then the worst moment of v's backward.
+// Gradients and temporaries count nothing, because some are windows of others. Where the temporaries of backwards are
+// memory apart, the ones of v are not there for K, either: "begins" is then the worst moment of v's backward.
 
 #include <cstddef>
 #include <memory>

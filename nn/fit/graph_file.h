@@ -12,14 +12,14 @@
 #include <vector>
 
 #include <thimble/memory/placement/placement.h>
-#include <thimble/memory/remat/graph.h>
+#include <thimble/memory/remat/graph_timeline.h>
 #include <thimble/memory/remat/select.h>
 
 namespace thimble::nn {
 
-/// A step as it was read. The graph's first tensors are the file's values: a view is a tensor that nothing uses, because
-/// its users use the value that it is a view of. A node that makes only views has a tensor of 0 bytes after them.
-/// Costs are in nanoseconds.
+/// A step as it was read. The graph's first tensors are the file's values. A view is a tensor that nothing uses: its
+/// users use the value that it is a view of. A node that makes only views has a tensor of 0 bytes after them. Costs are
+/// in nanoseconds.
 struct StepGraph {
   std::string name;
   remat::Graph graph;
@@ -59,8 +59,8 @@ struct GraphPlan {
   std::vector<Point> points;  ///< all plans that were found, by falling peak
 };
 
-/// The fastest plan found whose placed buffers are within a budget; 0: the one that keeps everything. Throws BudgetError
-/// (nn/fit/fit.h), which names the smallest budget that has a plan.
+/// The fastest plan found whose placed buffers are within a budget; without one (0), the plan that keeps everything.
+/// Throws BudgetError (nn/fit/fit.h), which names the smallest budget that has a plan.
 GraphPlan plan_graph(const StepGraph& step, std::size_t budget_bytes);
 
 /// The plan as JSON, for programs that carry it out, and as a few lines for people. docs/graphs.md describes both.
