@@ -51,6 +51,8 @@
 #include <utility>
 #include <vector>
 
+#include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/parameter_store.h>
 #include <thimble/nn/certify/certify.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/step/read.h>
@@ -73,14 +75,19 @@ struct TrainedProgram {
   std::function<std::unique_ptr<Model>(Device)> model;
   std::function<std::unique_ptr<optim::Optimizer>(Model&)> optimizer = nullptr;  ///< of the only part
   std::function<Tensor(Model&, const Batch&)> loss = nullptr;                    ///< the same
-  std::function<Batch(std::int64_t step, Device)> batch;
+  std::function<Batch(std::int64_t step, Device)> batch = nullptr;
   std::function<double(Model&, Device)> evaluate = nullptr;  ///< in evaluation mode, without a tape
   std::vector<TrainedPart<Model, Batch>> parts = {};         ///< in place of `optimizer` and `loss`
   /// Part `index` of `count` of a batch; needed with micro-batches. They may differ in samples: each weighs as it has
   /// them. Together they are the batch.
   std::function<Batch(const Batch&, std::int64_t index, std::int64_t count)> micro_batch = nullptr;
-  std::function<std::string(const Batch&)> key =
-      nullptr;  ///< of a batch on a dry device; null: the shapes of its tensors
+  /// Of a batch on a dry device; null: the shapes of its tensors.
+  std::function<std::string(const Batch&)> key = nullptr;
+  /// In place of `batch`: one that reads the model (a rollout, samples of its own), before the step and without a tape.
+  std::function<Batch(Model&, std::int64_t step, Device)> batch_of_model = nullptr;
+  /// Called in each step after all updates: averages of the weights (nn/layers/weight_average.h), bounds of values. It
+  /// may write to the model in place, and is planned with the step.
+  std::function<void(Model&)> after_update = nullptr;
 };
 
 namespace trainer_detail {
@@ -107,7 +114,16 @@ class TypedRun final : public ErasedRun {
   }
   optim::Optimizer& optimizer(std::size_t part) override { return *optimizers_.at(part); }
   std::vector<Module*> modules() override { return modules_of(*model_); }
-  void take_batch(std::int64_t step) override { batch_.push_back(program_.batch(step, device_)); }
+  void take_batch(std::int64_t step) override {
+    if (program_.batch) return batch_.push_back(program_.batch(step, device_));
+    const ParameterUse use;
+    batch_.push_back(program_.batch_of_model(*model_, step, device_));
+  }
+  void after_update() override {
+    if (!program_.after_update) return;
+    const ParameterUse use;
+    program_.after_update(*model_);
+  }
   void drop_batch() noexcept override { batch_.clear(); }
   Tensor loss(std::size_t part, std::int64_t index, std::int64_t count) override {
     const auto& loss = program_.parts[part].loss;
@@ -129,7 +145,12 @@ class TypedProgram final : public ErasedProgram {
  public:
   explicit TypedProgram(TrainedProgram<Model, Batch> program) : program_(std::move(program)) {
     if (program_.parts.empty()) program_.parts.push_back({"", program_.optimizer, program_.loss});
-    if (!program_.model || !program_.batch) throw ValueError("trainer: the program has no model or no batch");
+    if (!program_.model || !(program_.batch || program_.batch_of_model)) {
+      throw ValueError("trainer: the program has no model or no batch");
+    }
+    if (program_.batch && program_.batch_of_model) {
+      throw ValueError("trainer: expected one of batch and batch_of_model, got both");
+    }
     for (const auto& part : program_.parts) {
       if (!part.optimizer || !part.loss) {
         throw ValueError("trainer: part '" + part.name + "' has no optimizer or no loss");
@@ -140,7 +161,7 @@ class TypedProgram final : public ErasedProgram {
     return std::make_unique<TypedRun<Model, Batch>>(program_, device);
   }
   BatchOutline outline(std::int64_t step, Device device, std::int64_t micro_batches) const override {
-    const Batch batch = program_.batch(step, device);
+    const Batch batch = program_.batch ? program_.batch(step, device) : batch_of_dry_model(step, device);
     BatchOutline whole;
     look_at(whole, batch);
     if (!program_.key) whole.require_seen();
@@ -163,6 +184,14 @@ class TypedProgram final : public ErasedProgram {
   bool cuts_batches() const override { return program_.micro_batch != nullptr; }
 
  private:
+  /// Made by a model that is kept: its bytes are no run's.
+  Batch batch_of_dry_model(std::int64_t step, Device device) const {
+    const ResourceScope elsewhere(default_resource(device));
+    if (dry_model_ == nullptr) dry_model_ = program_.model(device);
+    return program_.batch_of_model(*dry_model_, step, device);
+  }
+
+  mutable std::unique_ptr<Model> dry_model_;
   TrainedProgram<Model, Batch> program_;
 };
 

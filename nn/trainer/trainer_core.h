@@ -137,6 +137,7 @@ class ErasedRun {
   virtual std::vector<Module*> modules() = 0;
   virtual void take_batch(std::int64_t step) = 0;
   virtual void drop_batch() noexcept = 0;
+  virtual void after_update() = 0;
   virtual Tensor loss(std::size_t part, std::int64_t index, std::int64_t count) = 0;
   virtual double evaluate() = 0;
 };

@@ -344,6 +344,8 @@ void TrainerRun::run_parts(const ShapePlan* shape) {
     part_begin_ = generator_;
     update_part(next_part_, shape);
   }
+  const PathScope path("after_update");
+  run_->after_update();
 }
 
 /// A step that asks for other blocks than planned may find no room: why, not the state of the arena, is the news.

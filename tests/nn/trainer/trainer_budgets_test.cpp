@@ -2,6 +2,7 @@
 // checkpoint, patience.
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/nn/files/safetensors.h>
+#include <thimble/nn/layers/weight_average.h>
 #include <thimble/optim/accumulate.h>
 
 #include "nn/own_program.h"
@@ -345,4 +347,114 @@ TEST_CASE("trainer: a plan is written, followed without a search, and explained"
   other_sizes.width = 96, other_sizes.depth = 3;
   follows.budget_bytes = 0;
   CHECK_THROWS_AS(Own(program(other_sizes), follows), PlanError);
+}
+
+namespace {
+
+constexpr double average_decay = 0.7;
+
+/// The own program's net with an average of its parameters.
+struct AveragedNet final : nn::Module {
+  AveragedNet(std::int64_t width, double decay, Device device)
+      : net(child<Net>("net", width, 2, device)),
+        average(child<nn::WeightAverage>("average", net.trainable(), decay)) {}
+  Net& net;
+  nn::WeightAverage& average;
+};
+
+}  // namespace
+
+TEST_CASE("trainer: an average of the weights is planned, saved, and exchanged for an evaluation", "[trainer]") {
+  const TemporaryFolder folder;
+  Sizes sizes;
+  sizes.width = 40;
+  sizes.samples = [](std::int64_t) { return std::int64_t{333}; };
+  nn::TrainedProgram<AveragedNet, Batch> own;
+  own.model = [](Device device) { return std::make_unique<AveragedNet>(40, average_decay, device); };
+  own.optimizer = [](AveragedNet& net) {
+    return std::make_unique<optim::Adam>(net.net.trainable(), optim::AdamOptions{});
+  };
+  own.loss = [](AveragedNet& net, const Batch& batch) { return mse_loss(net.net(batch.x), batch.y); };
+  own.batch = [sizes](std::int64_t step, Device device) { return make_batch(sizes, step, device); };
+  own.after_update = [](AveragedNet& net) { net.average.update(); };
+  own.evaluate = [sizes](AveragedNet& net, Device device) {
+    const nn::WeightAverage::Exchange averaged(net.average);
+    const Batch batch = make_batch(sizes, 0, device);
+    return nn::read_value(mse_loss(net.net(batch.x), batch.y));
+  };
+  using Averaging = nn::Trainer<AveragedNet, Batch>;
+  const auto values_of = [](const Tensor& t) { return nn::read_values<float>(t.detach()); };
+  nn::TrainerOptions options{.seed = 4, .steps = 5};
+  options.budget_bytes = Averaging(own, options).plan().peak_bytes;
+  Averaging trainer(own, options);
+  std::vector<std::vector<double>> expected;  // by hand, in f64
+  for (const nn::Named& p : trainer.model().net.trainable()) {
+    const std::vector<float> values = values_of(p.tensor);
+    expected.emplace_back(values.begin(), values.end());
+  }
+  const nn::LoopReport report = trainer.run([&](const nn::Progress&) {
+    std::size_t i = 0;
+    for (const nn::Named& p : trainer.model().net.trainable()) {
+      const std::vector<float> values = values_of(p.tensor);
+      for (std::size_t j = 0; j < values.size(); ++j) {
+        expected[i][j] = average_decay * expected[i][j] + (1 - average_decay) * static_cast<double>(values[j]);
+      }
+      ++i;
+    }
+  });
+  CHECK(trainer.peak_bytes() == trainer.plan().peak_bytes);
+  const std::vector<nn::NamedTensor> averages = trainer.model().average.buffers();
+  REQUIRE(averages.size() == expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const std::vector<float> values = values_of(averages[i].tensor);
+    double worst = 0;
+    for (std::size_t j = 0; j < values.size(); ++j) {
+      worst = std::max(worst, std::abs(static_cast<double>(values[j]) - expected[i][j]));
+    }
+    CHECK(worst < 1e-6);
+  }
+  // The evaluation was that of the averages, and the parameters are as they were.
+  double with_weights = 0;
+  {
+    nn::TrainedProgram<AveragedNet, Batch> plain = own;
+    plain.evaluate = [sizes](AveragedNet& net, Device device) {
+      const Batch batch = make_batch(sizes, 0, device);
+      return nn::read_value(mse_loss(net.net(batch.x), batch.y));
+    };
+    with_weights = nn::Trainer<AveragedNet, Batch>(plain, options).run().evaluation->loss;
+  }
+  CHECK(report.evaluation->loss != with_weights);
+
+  options.save = folder / "x";
+  options.steps = 3;
+  Averaging(own, options).run();
+  options.resume = options.save;
+  options.steps = 5;
+  Averaging second(own, options);
+  CHECK(second.run().evaluation->loss == report.evaluation->loss);
+  CHECK_THROWS_WITH(nn::WeightAverage({}, 1), Catch::Contains("0 <= decay < 1"));
+}
+
+TEST_CASE("trainer: a batch may come from the model", "[trainer]") {
+  // Each step regresses on the net's own results of the step before, as a rollout does.
+  Program own = budgets_program();
+  own.evaluate = nullptr;
+  own.batch = nullptr;
+  own.batch_of_model = [](Net& net, std::int64_t step, Device device) {
+    const Tensor x = randn({64 + step % 2, 96}, DType::f32, device);
+    return Batch{x, net(x) * 0.5 + 1.0};
+  };
+  nn::TrainerOptions options{.seed = 2, .steps = 4};
+  options.example_steps = {0, 1};
+  options.is_strict = true;
+  Own free_run(own, options);
+  const std::vector<double> expected = budgets_losses(free_run);
+  CHECK(free_run.peak_bytes() == free_run.plan().peak_bytes);
+  options.budget_bytes = free_run.plan().peak_bytes;
+  Own bounded(own, options);
+  CHECK(budgets_losses(bounded) == expected);
+  CHECK(bounded.peak_bytes() == bounded.plan().peak_bytes);
+  CHECK(expected[0] != expected[2]);  // other results, other batches
+  own.batch = budgets_program().batch;
+  CHECK_THROWS_WITH(Own(own, options), Catch::Contains("expected one of batch and batch_of_model"));
 }
