@@ -62,7 +62,7 @@ DType optimizer_state(const Setup& setup, bool is_text) {
     throw ValueError(begin + "allowed are f32, bf16, u8");
   }
   if (setup.state != DType::f32 && (name == "sgd" || !is_elementwise(name))) {
-    throw ValueError(begin + name + " has no moments to keep so; allowed with momentum, adam, adamw");
+    throw ValueError(begin + "`optimizer` " + name + " has no moments to keep so; expected momentum, adam or adamw");
   }
   if (is_narrow && setup.state == DType::bf16) {
     throw ValueError(begin + name + " keeps its state in u8; allowed with " + name.substr(0, name.size() - 1));

@@ -75,9 +75,10 @@ nn::TensorOptions tensor_options(const Setup& setup, Device device) {
   if (setup.precision.empty()) return {device, setup.dtype};
   const nn::Precision& policy = nn::precision(setup.precision);
   if (policy.parameters != setup.dtype) {
-    throw ValueError("`dtype`: " + std::string(to_string(setup.dtype)) + " contradicts `precision` " + setup.precision +
-                     ", whose parameters are " + std::string(to_string(policy.parameters)) +
-                     "; without `dtype`, or with that one, it is allowed");
+    const std::string dtype(to_string(setup.dtype));
+    throw ValueError((setup.base.empty() ? "`dtype`: " + dtype : "`base`: " + setup.base + " of " + dtype) +
+                     " contradicts `precision` " + setup.precision + ", whose parameters are " +
+                     std::string(to_string(policy.parameters)) + "; without `dtype`, or with that one, it is allowed");
   }
   nn::TensorOptions on = policy.on(device);
   if (on.fp8) on.fp8 = changed(*on.fp8, setup);
