@@ -381,6 +381,27 @@ std::vector<Lever> TrainerCore::levers(const ShapePlan& shape, std::size_t part)
   return list;
 }
 
+namespace trainer_checks_detail {
+
+/// The largest tensor that an operator of the step makes, where it is a large part of the budget: no plan can cut it,
+/// but the program can.
+std::string largest_result(const TapeGraph& graph, std::size_t budget) {
+  const TapeGraph::Node* largest = nullptr;
+  const auto bytes = [&](const TapeGraph::Node& node) { return graph.bytes_of(node.output); };
+  for (const TapeGraph::Node& node : graph.nodes) {
+    if (node.type->cost != Cost::view && (largest == nullptr || bytes(node) > bytes(*largest))) largest = &node;
+  }
+  if (largest == nullptr || bytes(*largest) < budget / 8) return "";
+  const std::string path(path_name(largest->path));
+  return "; the largest result is " + memory::exact_bytes(bytes(*largest)) + ", of " + largest->type->name +
+         (path.empty() ? "" : " at " + quote(path)) +
+         ": computed in chunks of rows, each a segment (checkpoint(), or linear_cross_entropy for a loss over "
+         "classes), "
+         "it would need less";
+}
+
+}  // namespace trainer_checks_detail
+
 /// Options that bring a step into the budget, with the bytes and the time that it then needs.
 std::string TrainerCore::what_would_fit(const ShapePlan& shape) const {
   std::size_t largest = 0;
@@ -393,6 +414,7 @@ std::string TrainerCore::what_would_fit(const ShapePlan& shape) const {
   offers.how_to_try_all = "options.refusal_ms = 0 tries them all";
   std::string text = "; " + to_text(offers);
   if (offers.known == 0) text = "; a smaller batch or model is needed";
+  text += trainer_checks_detail::largest_result(shape.planners[largest]->graph(), budget_);
   if (!program_->cuts_batches()) text += "; with TrainedProgram::micro_batch a step can run in several micro-batches";
   return text;
 }

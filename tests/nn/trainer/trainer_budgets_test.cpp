@@ -314,6 +314,20 @@ TEST_CASE("trainer: a refusal names options that would fit, with their bytes, an
   CHECK_THROWS_WITH(Own(own, options), Catch::Contains("techniques fits"));
 }
 
+TEST_CASE("trainer: a refusal names the largest result, which only the program can cut", "[trainer][offers]") {
+  Program own = budgets_program();
+  own.evaluate = nullptr;
+  own.micro_batch = nullptr;
+  own.loss = [](Net& net, const Batch& batch) {  // the products of all pairs of samples
+    const Tensor z = net(slice(batch.x, 0, 0, 1100));
+    const PathScope path("pairs");
+    return mean(square(matmul(z, transpose(z, 0, 1))));
+  };
+  nn::TrainerOptions options{.budget_bytes = std::size_t{6} << 20, .seed = 2, .steps = 2};
+  CHECK_THROWS_WITH(Own(own, options), Catch::Contains("the largest result is 4.62 MiB (4840000 B), of ") &&
+                                           Catch::Contains(" at 'pairs': computed in chunks of rows"));
+}
+
 TEST_CASE("trainer: a plan is written, followed without a search, and explained", "[trainer][plan_file]") {
   const Program own = budgets_program();
   const TemporaryFolder folder;
