@@ -9,7 +9,7 @@ namespace thimble::kernels::depthwise {
 
 constexpr int together = 8;             // outputs along a row whose sums are in registers
 constexpr std::int64_t max_taps = 256;  // one chain
-constexpr std::int64_t max_row_taps = 8;
+constexpr int max_row_taps = 8;
 constexpr std::int64_t chain = 256;  // pixels of a sum of the weight's gradient
 
 std::int64_t taps_of(const ConvShape& s) noexcept { return s.kernel_h * s.kernel_w; }
@@ -93,32 +93,49 @@ template <Isa target>
 struct Row {
   using V = Simd<float, target>;
 
-  // Results [q, q + n) of `lanes` channels from `c` on, all of whose taps are inside.
-  template <int n>
-  static THIMBLE_ALWAYS_INLINE void inner(const RowArgs& args, std::int64_t q, std::int64_t c) {
+  // Results [q, q + n) of v vectors of channels from `c` on: n v chains of multiply-adds. Near an edge the taps outside
+  // are left out; elsewhere all are inside.
+  template <int n, int v, bool is_edge>
+  static THIMBLE_ALWAYS_INLINE void block(const RowArgs& args, std::int64_t q, std::int64_t c) {
     const AxisTaps& columns = *args.columns;
     const std::int64_t step = columns.step * args.channels;
-    typename V::Vector sums[n];
-    for (int j = 0; j < n; ++j) sums[j] = typename V::Vector{};
+    typename V::Vector sums[n * v];
+    for (int j = 0; j < n * v; ++j) sums[j] = typename V::Vector{};
     for (std::int64_t r = 0; r < args.row_count; ++r) {
       const float* const row = args.rows[r] + q * step + c;
       const float* const weights = args.weights[r] + c;
       for (std::int64_t k = 0; k < columns.count; ++k) {
+        if (is_edge && !columns.sees(q, k)) continue;
         const float* const from = row + columns.offset[k] * args.channels;
-        const typename V::Vector weight = V::at(weights + columns.tap[k] * args.channels);
+        const float* const weight = weights + columns.tap[k] * args.channels;
 #pragma GCC unroll 8
-        for (int j = 0; j < n; ++j) {
-          const typename V::Vector x = V::at(from + j * step);
-          V::multiply_add(sums[j], x, weight, sums[j]);
+        for (int i = 0; i < v; ++i) {
+          const typename V::Vector w = V::at(weight + i * V::lanes);
+#pragma GCC unroll 8
+          for (int j = 0; j < n; ++j) {
+            const typename V::Vector x = V::at(from + j * step + i * V::lanes);
+            V::multiply_add(sums[i * n + j], x, w, sums[i * n + j]);
+          }
         }
       }
     }
-    for (int j = 0; j < n; ++j) {
-      float* const to = args.to + (columns.first + (q + j) * columns.stride) * args.channels + c;
-      if (args.bias) sums[j] += V::at(args.bias + c);
-      if (args.accumulate) sums[j] += V::at(static_cast<const float*>(to));
-      V::at(to) = sums[j];
+    for (int i = 0; i < v; ++i) {
+      for (int j = 0; j < n; ++j) {
+        const std::int64_t channel = c + i * V::lanes;
+        float* const to = args.to + (columns.first + (q + j) * columns.stride) * args.channels + channel;
+        typename V::Vector& sum = sums[i * n + j];
+        if (args.bias) sum += V::at(args.bias + channel);
+        if (args.accumulate) sum += V::at(static_cast<const float*>(to));
+        V::at(to) = sum;
+      }
     }
+  }
+
+  // All whole vectors from channel c on, v at a time, then fewer.
+  template <int n, int v, bool is_edge>
+  static THIMBLE_ALWAYS_INLINE void across(const RowArgs& args, std::int64_t q, std::int64_t c) {
+    for (; c + v * V::lanes <= args.channels; c += v * V::lanes) block<n, v, is_edge>(args, q, c);
+    if constexpr (v > 1) across<n, v / 2, is_edge>(args, q, c);
   }
 
   // One result of one channel, wherever it is.
@@ -141,41 +158,15 @@ struct Row {
     to = args.accumulate ? sum + to : sum;
   }
 
-  // One result near an edge: vectors of channels, without the taps outside.
-  static THIMBLE_ALWAYS_INLINE void edge(const RowArgs& args, std::int64_t q, std::int64_t c) {
-    const AxisTaps& columns = *args.columns;
-    typename V::Vector sum{};
-    for (std::int64_t r = 0; r < args.row_count; ++r) {
-      for (std::int64_t k = 0; k < columns.count; ++k) {
-        if (!columns.sees(q, k)) continue;
-        const typename V::Vector x = V::at(args.rows[r] + (q * columns.step + columns.offset[k]) * args.channels + c);
-        const typename V::Vector weight = V::at(args.weights[r] + columns.tap[k] * args.channels + c);
-        V::multiply_add(sum, x, weight, sum);
-      }
-    }
-    float* const to = args.to + (columns.first + q * columns.stride) * args.channels + c;
-    if (args.bias) sum += V::at(args.bias + c);
-    if (args.accumulate) sum += V::at(static_cast<const float*>(to));
-    V::at(to) = sum;
-  }
-
   static THIMBLE_ALWAYS_INLINE void run(const RowArgs& args) {
     const AxisTaps& columns = *args.columns;
-    const std::int64_t in_vectors = args.channels / V::lanes * V::lanes;
     std::int64_t q = 0;
-    const auto edges_up_to = [&](std::int64_t end) {
-      for (; q < end; ++q) {
-        for (std::int64_t c = 0; c < in_vectors; c += V::lanes) edge(args, q, c);
-      }
-    };
-    edges_up_to(columns.inner_begin);
-    for (; q + together <= columns.inner_end; q += together) {
-      for (std::int64_t c = 0; c < in_vectors; c += V::lanes) inner<together>(args, q, c);
-    }
-    for (; q + 2 <= columns.inner_end; q += 2) {
-      for (std::int64_t c = 0; c < in_vectors; c += V::lanes) inner<2>(args, q, c);
-    }
-    edges_up_to(columns.results);
+    for (; q < columns.inner_begin; ++q) across<1, 4, true>(args, q, 0);
+    for (; q + 8 <= columns.inner_end; q += 8) across<8, 1, false>(args, q, 0);
+    for (; q + 4 <= columns.inner_end; q += 4) across<4, 2, false>(args, q, 0);
+    for (; q + 2 <= columns.inner_end; q += 2) across<2, 4, false>(args, q, 0);
+    for (; q < columns.results; ++q) across<1, 4, true>(args, q, 0);
+    const std::int64_t in_vectors = args.channels / V::lanes * V::lanes;
     for (q = 0; q < columns.results; ++q) {
       for (std::int64_t c = in_vectors; c < args.channels; ++c) single(args, q, c);
     }
@@ -249,27 +240,51 @@ template <Isa target>
 struct WeightRows {
   using V = Simd<float, target>;
 
-  // sums[k] += dy[ow] x[ow step + offset[k]] for the taps of a row, ow from begin to end.
-  template <int taps>
-  static THIMBLE_ALWAYS_INLINE void add(const WeightArgs& args, const float* dy, const float* x, std::int64_t begin,
-                                        std::int64_t end, float* sums, std::int64_t c) {
-    const std::int64_t channels = args.shape.channels;
-    typename V::Vector sum[taps];
-#pragma GCC unroll 8
-    for (int k = 0; k < taps; ++k) sum[k] = V::at(sums + k * channels + c);
-    for (std::int64_t ow = begin; ow < end; ++ow) {
-      const typename V::Vector d = V::at(dy + ow * channels + c);
-      const bool is_inner = ow >= args.columns.inner_begin && ow < args.columns.inner_end;
-      const float* const from = x + ow * args.columns.step * channels + c;
-#pragma GCC unroll 8
-      for (int k = 0; k < taps; ++k) {
-        if (!is_inner && !args.columns.sees(ow, k)) continue;
-        const typename V::Vector value = V::at(from + args.columns.offset[k] * channels);
-        V::multiply_add(sum[k], d, value, sum[k]);
-      }
+  // sums[r, k] += dy[ow] x[r][ow step + offset[k]] for `rows` rows of taps. Near an edge the taps outside are left out.
+  template <int rows, int taps, bool is_edge>
+  static THIMBLE_ALWAYS_INLINE void add_pixel(const WeightArgs& args, const float* dy, const float* const* x,
+                                              std::int64_t ow, const std::int64_t* offset,
+                                              typename V::Vector (&sum)[rows * taps], std::int64_t c) {
+    const std::int64_t channels = args.shape.channels, from = ow * args.columns.step * channels;
+    const typename V::Vector d = V::at(dy + ow * channels + c);
+#pragma GCC unroll 9
+    for (int k = 0; k < rows * taps; ++k) {
+      if (is_edge && !args.columns.sees(ow, k % taps)) continue;
+      const typename V::Vector value = V::at(x[k / taps] + from + offset[k % taps]);
+      V::multiply_add(sum[k], d, value, sum[k]);
     }
-#pragma GCC unroll 8
-    for (int k = 0; k < taps; ++k) V::at(sums + k * channels + c) = sum[k];
+  }
+
+  // The same for ow from begin to end.
+  template <int rows, int taps>
+  static THIMBLE_ALWAYS_INLINE void add(const WeightArgs& args, const float* dy, const float* const* x,
+                                        std::int64_t begin, std::int64_t end, float* sums, std::int64_t c) {
+    const std::int64_t channels = args.shape.channels;
+    typename V::Vector sum[rows * taps];
+    std::int64_t offset[taps];
+#pragma GCC unroll 9
+    for (int k = 0; k < rows * taps; ++k) sum[k] = V::at(sums + k * channels + c);
+    for (int k = 0; k < taps; ++k) offset[k] = args.columns.offset[k] * channels + c;
+    const std::int64_t inner_begin = std::clamp(args.columns.inner_begin, begin, end);
+    const std::int64_t inner_end = std::clamp(args.columns.inner_end, inner_begin, end);
+    for (std::int64_t ow = begin; ow < inner_begin; ++ow) {
+      add_pixel<rows, taps, true>(args, dy, x, ow, offset, sum, c);
+    }
+    for (std::int64_t ow = inner_begin; ow < inner_end; ++ow) {
+      add_pixel<rows, taps, false>(args, dy, x, ow, offset, sum, c);
+    }
+    for (std::int64_t ow = inner_end; ow < end; ++ow) {
+      add_pixel<rows, taps, true>(args, dy, x, ow, offset, sum, c);
+    }
+#pragma GCC unroll 9
+    for (int k = 0; k < rows * taps; ++k) V::at(sums + k * channels + c) = sum[k];
+  }
+
+  template <int taps = max_row_taps>
+  static THIMBLE_ALWAYS_INLINE void add_row(const WeightArgs& args, const float* dy, const float* x, std::int64_t begin,
+                                            std::int64_t end, float* sums, std::int64_t c) {
+    if (args.shape.kernel_w == taps) return add<1, taps>(args, dy, &x, begin, end, sums, c);
+    if constexpr (taps > 1) add_row<taps - 1>(args, dy, x, begin, end, sums, c);
   }
 
   static THIMBLE_ALWAYS_INLINE void add_single(const WeightArgs& args, const float* dy, const float* x,
@@ -306,40 +321,27 @@ struct WeightRows {
       const std::int64_t row = pixel / width, begin = pixel % width, image = row / height, oh = row % height;
       const std::int64_t end = std::min(width, begin + chain - pixel % chain);
       const float* const dy = args.dy + row * width * s.channels;
-      for (std::int64_t kh = 0; kh < s.kernel_h; ++kh) {
+      const auto row_of = [&](std::int64_t kh) -> const float* {
         const std::int64_t ih = oh * s.stride_h + kh * s.dilation_h - s.pad_top;
-        if (ih < 0 || ih >= s.height) continue;
-        const float* const x = args.x + (image * s.height + ih) * s.width * s.channels;
-        float* const sums = args.sums + kh * s.kernel_w * s.channels;
-        for (std::int64_t c = args.first; c < in_vectors; c += V::lanes) {
-          switch (s.kernel_w) {
-            case 1:
-              add<1>(args, dy, x, begin, end, sums, c);
-              break;
-            case 2:
-              add<2>(args, dy, x, begin, end, sums, c);
-              break;
-            case 3:
-              add<3>(args, dy, x, begin, end, sums, c);
-              break;
-            case 4:
-              add<4>(args, dy, x, begin, end, sums, c);
-              break;
-            case 5:
-              add<5>(args, dy, x, begin, end, sums, c);
-              break;
-            case 6:
-              add<6>(args, dy, x, begin, end, sums, c);
-              break;
-            case 7:
-              add<7>(args, dy, x, begin, end, sums, c);
-              break;
-            default:
-              add<8>(args, dy, x, begin, end, sums, c);
-              break;
+        return ih < 0 || ih >= s.height ? nullptr : args.x + (image * s.height + ih) * s.width * s.channels;
+      };
+      if (s.kernel_h == 3 && s.kernel_w == 3 && row_of(0) && row_of(1) && row_of(2)) {
+        const float* const rows[3] = {row_of(0), row_of(1), row_of(2)};
+        for (std::int64_t c = args.first; c < in_vectors; c += V::lanes)
+          add<3, 3>(args, dy, rows, begin, end, args.sums, c);
+        for (std::int64_t kh = 0; kh < 3; ++kh) {
+          for (std::int64_t c = in_vectors; c < args.last; ++c) {
+            add_single(args, dy, rows[kh], begin, end, args.sums + kh * 3 * s.channels, c);
           }
         }
-        for (std::int64_t c = in_vectors; c < args.last; ++c) add_single(args, dy, x, begin, end, sums, c);
+      } else {
+        for (std::int64_t kh = 0; kh < s.kernel_h; ++kh) {
+          const float* const x = row_of(kh);
+          if (!x) continue;
+          float* const sums = args.sums + kh * s.kernel_w * s.channels;
+          for (std::int64_t c = args.first; c < in_vectors; c += V::lanes) add_row(args, dy, x, begin, end, sums, c);
+          for (std::int64_t c = in_vectors; c < args.last; ++c) add_single(args, dy, x, begin, end, sums, c);
+        }
       }
       pixel += end - begin;
       if (pixel % chain == 0) finish_chain();
