@@ -33,7 +33,7 @@ using remat_test::Random;
 
 namespace {
 
-/// A graph as the file that has it, with a view of each third tensor that users read in its place.
+/// A graph as the file that has it, with views of views of each third tensor, which users read in its place.
 Json json_of(const Graph& graph, bool has_views) {
   Json json{{"version", 1}, {"name", "g"}, {"alignment", 1}};
   for (const remat::GraphTensor& t : graph.tensors) {
@@ -45,8 +45,9 @@ Json json_of(const Graph& graph, bool has_views) {
   std::map<std::uint32_t, std::uint32_t> view;
   for (std::uint32_t t = 0; t < graph.tensors.size(); t += 3) {
     if (!has_views) break;
-    view[t] = static_cast<std::uint32_t>(json["values"].size());
     json["values"].push_back({{"name", "view"}, {"alias", t}});
+    view[t] = static_cast<std::uint32_t>(json["values"].size());
+    json["values"].push_back({{"name", "its view"}, {"alias", view[t] - 1}});
   }
   const auto users = [&](std::vector<std::uint32_t> tensors) {
     for (std::uint32_t& t : tensors) t = view.contains(t) ? view[t] : t;
