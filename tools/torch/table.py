@@ -31,7 +31,8 @@ def language(kind, **sizes):
 
 
 def t5():
-    config = transformers.T5Config(vocab_size=512, d_model=64, d_kv=16, d_ff=256, num_layers=3, num_heads=4)
+    config = transformers.T5Config(vocab_size=512, d_model=64, d_kv=16, d_ff=256, num_layers=3, num_heads=4,
+                                   decoder_start_token_id=0, pad_token_id=0)
     model, tokens = transformers.T5ForConditionalGeneration(config), torch.randint(0, 512, (4, 64))
     return model, lambda: model(input_ids=tokens, labels=tokens, use_cache=False).loss
 
