@@ -156,7 +156,7 @@ Bytes peak_by_hand(const Graph& graph, const Selection& selection) {
       there(tensor.bytes, maker, forward_end);
       if (again > 0) there(tensor.bytes, again, again_end);
     }
-    // Its gradient: from the first backward that adds to it to that of its maker.
+    // Its gradient: from the first backward that adds to it to the backward of its maker.
     std::size_t first = tensor.is_given || is_taken ? events.size() : n;
     for (std::uint32_t i = 0; i < n; ++i) {
       if (uses(graph.operators[i].inputs, t)) first = std::min(first, backward_of[i]);

@@ -1,4 +1,4 @@
-// Every pair of techniques: a run with both needs the predicted bytes, and where one of them is exact it has the bits of
+// Every pair of techniques: a run with both needs the predicted bytes, and where one of them is exact has the bits of
 // a run with the other; or it is refused by a message that names both.
 
 #include <functional>
@@ -20,7 +20,7 @@ namespace {
 
 struct Technique {
   std::string name;      // as errors have it, in backticks
-  bool is_exact = true;  // the bits are those of the plain step
+  bool is_exact = true;  // it has the bits of the plain step
   std::function<void(models::Setup&)> apply;
   std::string implied = {};  // another option, without which there is no such technique
 
@@ -69,7 +69,7 @@ models::Setup pairs_setup() {
   return setup;
 }
 
-/// The losses of three steps, and that of an evaluation after them: as far as their bits tell.
+/// The losses of three steps and of an evaluation after them.
 std::vector<double> run_pair(const models::Setup& setup) {
   models::TrainOptions options;
   options.setup = setup;

@@ -427,7 +427,7 @@ TEST_CASE("trainer: an average of the weights is planned, saved, and exchanged f
     }
     CHECK(worst < 1e-6);
   }
-  // The evaluation was that of the averages, and the parameters are as they were.
+  // The averages were evaluated, and the parameters are as they were.
   double with_weights = 0;
   {
     nn::TrainedProgram<AveragedNet, Batch> plain = own;
