@@ -200,6 +200,17 @@ THIMBLE_HD inline float erf(float x) noexcept {
 }
 THIMBLE_HD inline double erf(double x) noexcept { return THIMBLE_STD_MATH(erf)(x); }
 
+/// x where |a| < b, else y; also y where a is NaN. The float form has no branch: with a conditional the compiler may
+/// move arithmetic on x or y behind it, and a loop over it is then no vector loop (select_if_less).
+template <class T>
+THIMBLE_HD inline T select_if_near(T a, T b, T x, T y) noexcept {
+  return a < b && T(0) - a < b ? x : y;
+}
+THIMBLE_HD inline float select_if_near(float a, float b, float x, float y) noexcept {
+  using namespace detail;
+  return from_bits(select_if_less(magnitude_of(a), bits_of(b), bits_of(x), bits_of(y)));
+}
+
 /// The standard normal distribution at x.
 template <class T>
 struct Normal {

@@ -250,6 +250,16 @@ TEST_CASE("math: double forms are those of the standard library", "[math]") {
   CHECK(math::sigmoid(800.0) == 1.0);
 }
 
+TEST_CASE("math: a choice without a branch", "[math]") {
+  const double infinity = std::numeric_limits<double>::infinity(), none = std::nan("");
+  for (const double a :
+       {0.0, -0.0, 1.0, -1.0, 1e-40, 1.9999, -1.9999, 2.0, -2.0, 3.0, infinity, -infinity, none, -none}) {
+    const double expected = std::abs(a) < 2 ? -3 : 7;
+    CHECK(math::select_if_near(a, 2.0, -3.0, 7.0) == expected);
+    CHECK(math::select_if_near(static_cast<float>(a), 2.0f, -3.0f, 7.0f) == static_cast<float>(expected));
+  }
+}
+
 TEST_CASE("math: every instruction set gives the same bits", "[math]") {
   const std::vector<float> values = samples(10'007);
   const std::int64_t n = static_cast<std::int64_t>(values.size());

@@ -215,7 +215,7 @@ struct GeluTanh {
   // Beyond x^2 = 10^4 the sigmoid is 0 or 1; there x^2 may be infinite, and 0 times that is NaN.
   template <class T>
   THIMBLE_HD T bwd(In<T> in, T dy) const {
-    const T x = in, all = x * x, square = all < T(1e4) ? all : T(1e4);
+    const T x = in, all = x * x, square = math::select_if_near(all, T(1e4), all, T(1e4));
     const T s = math::sigmoid(x * (T(scale) + T(cubic) * square));
     return dy * (s + x * (s * (T(1) - s)) * (T(scale) + T(3 * cubic) * square));
   }
@@ -234,7 +234,7 @@ struct GeluErf {
     const T x = in;
     const math::Normal<T> normal = math::normal(x);
     // The bell of an f32 ends at e^-87, of an f64 at 0: from x^2 = 1490 on x phi(x) is 0.
-    const T near = x * x < T(1490) ? x : T(0);
+    const T near = math::select_if_near(x * x, T(1490), x, T(0));
     return dy * (normal.cdf + near * T(inverse_sqrt_2pi) * normal.bell);
   }
 };
