@@ -43,13 +43,13 @@ THIMBLE_TARGET_AVX512 inline void avx512(const float* x, float* y, std::int64_t 
 
 }  // namespace square_root_detail
 
-/// y[i] = sqrt(x[i]); y may be x.
-template <class T>
-void square_roots(const T* x, T* y, std::int64_t n) {
+/// y[i] = sqrt(x[i]), in vectors of the instruction set; y may be x.
+template <Isa target, class T>
+THIMBLE_ALWAYS_INLINE void square_roots(const T* x, T* y, std::int64_t n) {
 #if defined(__x86_64__)
   if constexpr (std::is_same_v<T, float>) {
-    if (isa() == Isa::avx512) return square_root_detail::avx512(x, y, n);
-    if (isa() == Isa::avx2) return square_root_detail::avx2(x, y, n);
+    if constexpr (target == Isa::avx512) return square_root_detail::avx512(x, y, n);
+    if constexpr (target == Isa::avx2) return square_root_detail::avx2(x, y, n);
     return square_root_detail::sse(x, y, n);
   }
 #endif

@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 
+#include <thimble/core/kernels/cpu/base/simd.h>
 #include <thimble/core/kernels/cpu/base/variants.h>
 #include <thimble/core/kernels/cpu/optimizer/adafactor_cpu.h>
 #include <thimble/core/kernels/cpu/optimizer/parameter_run.h>
@@ -48,7 +49,7 @@ struct Precondition {
     if (n <= 0) return;  // else a compiler takes v for never written
     alignas(64) float v[tile];
     for (std::int64_t i = 0; i < n; ++i) v[i] = row * columns[i];
-    square_roots(v, v, n);
+    with_target(isa(), [&]<Isa target>() { square_roots<target>(v, v, n); });
     for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] / v[i];
   }
 };

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include <thimble/core/kernels/cpu/base/compute.h>
+#include <thimble/core/kernels/cpu/base/simd.h>
 #include <thimble/core/kernels/cpu/base/variants.h>
 #include <thimble/core/kernels/cpu/optimizer/adafactor_cpu.h>
 #include <thimble/core/kernels/cpu/optimizer/moment_run.h>
@@ -32,8 +33,11 @@ void for_chunks(std::int64_t n, F&& f) {
 }
 
 // Elements in the type of their update; moments that the rule lacks are null.
-template <class Rule, class T>
+template <class Rule, class T, Isa target>
 struct Update {
+  /// Elements whose roots are taken at a time: few, so that the next ones are on their way from memory meanwhile.
+  static constexpr std::int64_t few = 64;
+
   static void run(const Rule& rule, T* __restrict p, const T* __restrict g, T* __restrict first, T* __restrict second,
                   std::int64_t n) {
     if constexpr (Rule::moments == 0) {
@@ -41,24 +45,33 @@ struct Update {
     } else if constexpr (Rule::moments == 1) {
       for (std::int64_t i = 0; i < n; ++i) p[i] = rule.updated(p[i], g[i], first[i]);
     } else {
-      alignas(64) T roots[chunk];
-      for (std::int64_t i = 0; i < n; ++i) rule.advance(p[i], g[i], first[i], second[i]);
-      square_roots(static_cast<const T*>(second), static_cast<T*>(roots), n);
-      for (std::int64_t i = 0; i < n; ++i) p[i] = rule.updated(p[i], first[i], roots[i]);
+      std::int64_t at = 0;
+      for (; at + few <= n; at += few) update_few(rule, p + at, g + at, first + at, second + at, few);
+      update_few(rule, p + at, g + at, first + at, second + at, n - at);
     }
+  }
+
+  static THIMBLE_ALWAYS_INLINE void update_few(const Rule& rule, T* __restrict p, const T* __restrict g,
+                                               T* __restrict first, T* __restrict second, std::int64_t n) {
+    alignas(64) T roots[few];
+    for (std::int64_t i = 0; i < n; ++i) rule.advance(p[i], g[i], first[i], second[i]);
+    square_roots<target>(static_cast<const T*>(second), static_cast<T*>(roots), n);
+    for (std::int64_t i = 0; i < n; ++i) p[i] = rule.updated(p[i], first[i], roots[i]);
   }
 };
 
 template <class T, class Args>
 void update(const Args& a) {
   with_rule<T>(a, [&]<class Rule>(const Rule& rule) {
+    const auto run = with_target(isa(), []<Isa target>() {
+      return compiled_for<target, Update<Rule, T, target>, Rule, T*, const T*, T*, T*, std::int64_t>;
+    });
     for_chunks(a.n, [&](std::int64_t at, std::int64_t n) {
       ParameterRun<T> p(a.parameter, a.dtype, a.narrow, at, n);
       ElementRun<T> g(a.gradient, a.gradient_dtype, at, n);
       MomentRun<T, true> first(a.first, a.state_dtype, at, n);
       MomentRun<T, false> second(a.second, a.state_dtype, at, n);
-      run_variant<Update<Rule, T>>(rule, p.values(), static_cast<const T*>(g.values()), first.values(), second.values(),
-                                   n);
+      run(rule, p.values(), g.values(), first.values(), second.values(), n);
       p.store();
       first.store();
       second.store();
