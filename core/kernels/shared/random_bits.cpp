@@ -22,59 +22,87 @@ void words_generic(const RandomSite& site, std::uint32_t first_block, std::uint3
 
 #if defined(__x86_64__)
 // A word of eight (four) blocks in the low halves of 64-bit lanes. The high halves hold the rest of products, which the
-// multiplication ignores. The steps are philox4x32's (core/random/philox.h). (Masked forms with all lanes set, because
-// the plain ones make g++ 12 warn about its header.)
-THIMBLE_TARGET_AVX512 void eight_blocks(const RandomSite& site, std::uint32_t first_block, std::uint32_t sample,
-                                        std::uint32_t* words) {
+// multiplication ignores. The steps are philox4x32's (core/random/philox.h), each waiting for the one before, so two
+// groups of blocks go side by side. (Masked forms with all lanes set, because the plain ones make g++ 12 warn about its
+// header.)
+constexpr int groups = 2;
+
+THIMBLE_TARGET_AVX512 void sixteen_blocks(const RandomSite& site, std::uint32_t first_block, std::uint32_t sample,
+                                          std::uint32_t* words) {
   const __m512i lane = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
   const __m512i low_half = _mm512_set1_epi64(0xffffffff);
-  __m512i left0 = _mm512_and_si512(_mm512_add_epi64(_mm512_set1_epi64(first_block), lane), low_half);
-  __m512i right0 = _mm512_set1_epi64(sample);
-  __m512i left1 = _mm512_set1_epi64(site.site);
-  __m512i right1 = _mm512_set1_epi64(static_cast<std::uint32_t>(site.step));
+  __m512i left0[groups], right0[groups], left1[groups], right1[groups];
+#pragma GCC unroll 2
+  for (std::uint32_t g = 0; g < groups; ++g) {
+    left0[g] = _mm512_and_si512(_mm512_add_epi64(_mm512_set1_epi64(first_block + 8 * g), lane), low_half);
+    right0[g] = _mm512_set1_epi64(sample);
+    left1[g] = _mm512_set1_epi64(site.site);
+    right1[g] = _mm512_set1_epi64(static_cast<std::uint32_t>(site.step));
+  }
   auto key0 = static_cast<std::uint32_t>(site.seed), key1 = static_cast<std::uint32_t>(site.seed >> 32);
   for (int round = 0; round < 10; ++round) {
-    const __m512i product0 = _mm512_maskz_mul_epu32(0xff, left0, _mm512_set1_epi64(0xD2511F53));
-    const __m512i product1 = _mm512_maskz_mul_epu32(0xff, left1, _mm512_set1_epi64(0xCD9E8D57));
-    left0 = _mm512_xor_si512(_mm512_xor_si512(_mm512_maskz_srli_epi64(0xff, product1, 32), right0),
-                             _mm512_set1_epi64(key0));
-    left1 = _mm512_xor_si512(_mm512_xor_si512(_mm512_maskz_srli_epi64(0xff, product0, 32), right1),
-                             _mm512_set1_epi64(key1));
-    right0 = product1;
-    right1 = product0;
+#pragma GCC unroll 2
+    for (int g = 0; g < groups; ++g) {
+      const __m512i product0 = _mm512_maskz_mul_epu32(0xff, left0[g], _mm512_set1_epi64(0xD2511F53));
+      const __m512i product1 = _mm512_maskz_mul_epu32(0xff, left1[g], _mm512_set1_epi64(0xCD9E8D57));
+      left0[g] = _mm512_xor_si512(_mm512_xor_si512(_mm512_maskz_srli_epi64(0xff, product1, 32), right0[g]),
+                                  _mm512_set1_epi64(key0));
+      left1[g] = _mm512_xor_si512(_mm512_xor_si512(_mm512_maskz_srli_epi64(0xff, product0, 32), right1[g]),
+                                  _mm512_set1_epi64(key1));
+      right0[g] = product1;
+      right1[g] = product0;
+    }
     key0 += 0x9E3779B9u;
     key1 += 0xBB67AE85u;
   }
-  const __m512i first = _mm512_or_si512(_mm512_and_si512(left0, low_half), _mm512_maskz_slli_epi64(0xff, right0, 32));
-  const __m512i second = _mm512_or_si512(_mm512_and_si512(left1, low_half), _mm512_maskz_slli_epi64(0xff, right1, 32));
   const __m512i low = _mm512_set_epi64(11, 3, 10, 2, 9, 1, 8, 0), high = _mm512_set_epi64(15, 7, 14, 6, 13, 5, 12, 4);
-  _mm512_storeu_si512(words, _mm512_permutex2var_epi64(first, low, second));
-  _mm512_storeu_si512(words + 16, _mm512_permutex2var_epi64(first, high, second));
+#pragma GCC unroll 2
+  for (int g = 0; g < groups; ++g) {
+    const __m512i first =
+        _mm512_or_si512(_mm512_and_si512(left0[g], low_half), _mm512_maskz_slli_epi64(0xff, right0[g], 32));
+    const __m512i second =
+        _mm512_or_si512(_mm512_and_si512(left1[g], low_half), _mm512_maskz_slli_epi64(0xff, right1[g], 32));
+    _mm512_storeu_si512(words + 32 * g, _mm512_permutex2var_epi64(first, low, second));
+    _mm512_storeu_si512(words + 32 * g + 16, _mm512_permutex2var_epi64(first, high, second));
+  }
 }
 
-THIMBLE_TARGET_AVX2 void four_blocks(const RandomSite& site, std::uint32_t first_block, std::uint32_t sample,
-                                     std::uint32_t* words) {
+THIMBLE_TARGET_AVX2 void eight_blocks(const RandomSite& site, std::uint32_t first_block, std::uint32_t sample,
+                                      std::uint32_t* words) {
   const __m256i lane = _mm256_set_epi64x(3, 2, 1, 0), low_half = _mm256_set1_epi64x(0xffffffff);
-  __m256i left0 = _mm256_and_si256(_mm256_add_epi64(_mm256_set1_epi64x(first_block), lane), low_half);
-  __m256i right0 = _mm256_set1_epi64x(sample);
-  __m256i left1 = _mm256_set1_epi64x(site.site);
-  __m256i right1 = _mm256_set1_epi64x(static_cast<std::uint32_t>(site.step));
+  __m256i left0[groups], right0[groups], left1[groups], right1[groups];
+#pragma GCC unroll 2
+  for (std::uint32_t g = 0; g < groups; ++g) {
+    left0[g] = _mm256_and_si256(_mm256_add_epi64(_mm256_set1_epi64x(first_block + 4 * g), lane), low_half);
+    right0[g] = _mm256_set1_epi64x(sample);
+    left1[g] = _mm256_set1_epi64x(site.site);
+    right1[g] = _mm256_set1_epi64x(static_cast<std::uint32_t>(site.step));
+  }
   auto key0 = static_cast<std::uint32_t>(site.seed), key1 = static_cast<std::uint32_t>(site.seed >> 32);
   for (int round = 0; round < 10; ++round) {
-    const __m256i product0 = _mm256_mul_epu32(left0, _mm256_set1_epi64x(0xD2511F53));
-    const __m256i product1 = _mm256_mul_epu32(left1, _mm256_set1_epi64x(0xCD9E8D57));
-    left0 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(product1, 32), right0), _mm256_set1_epi64x(key0));
-    left1 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(product0, 32), right1), _mm256_set1_epi64x(key1));
-    right0 = product1;
-    right1 = product0;
+#pragma GCC unroll 2
+    for (int g = 0; g < groups; ++g) {
+      const __m256i product0 = _mm256_mul_epu32(left0[g], _mm256_set1_epi64x(0xD2511F53));
+      const __m256i product1 = _mm256_mul_epu32(left1[g], _mm256_set1_epi64x(0xCD9E8D57));
+      left0[g] =
+          _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(product1, 32), right0[g]), _mm256_set1_epi64x(key0));
+      left1[g] =
+          _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(product0, 32), right1[g]), _mm256_set1_epi64x(key1));
+      right0[g] = product1;
+      right1[g] = product0;
+    }
     key0 += 0x9E3779B9u;
     key1 += 0xBB67AE85u;
   }
-  const __m256i first = _mm256_or_si256(_mm256_and_si256(left0, low_half), _mm256_slli_epi64(right0, 32));
-  const __m256i second = _mm256_or_si256(_mm256_and_si256(left1, low_half), _mm256_slli_epi64(right1, 32));
-  const __m256i even = _mm256_unpacklo_epi64(first, second), odd = _mm256_unpackhi_epi64(first, second);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(words), _mm256_permute2x128_si256(even, odd, 0x20));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(words + 8), _mm256_permute2x128_si256(even, odd, 0x31));
+#pragma GCC unroll 2
+  for (int g = 0; g < groups; ++g) {
+    const __m256i first = _mm256_or_si256(_mm256_and_si256(left0[g], low_half), _mm256_slli_epi64(right0[g], 32));
+    const __m256i second = _mm256_or_si256(_mm256_and_si256(left1[g], low_half), _mm256_slli_epi64(right1[g], 32));
+    const __m256i even = _mm256_unpacklo_epi64(first, second), odd = _mm256_unpackhi_epi64(first, second);
+    auto* const to = reinterpret_cast<__m256i*>(words + 16 * g);
+    _mm256_storeu_si256(to, _mm256_permute2x128_si256(even, odd, 0x20));
+    _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(even, odd, 0x31));
+  }
 }
 #endif
 
@@ -86,9 +114,9 @@ void sample_words(const RandomSite& site, std::uint32_t first_block, std::uint32
 #if defined(__x86_64__)
   const auto at = [&] { return first_block + static_cast<std::uint32_t>(done); };
   if (isa() >= Isa::avx512) {
-    for (; done + 8 <= blocks; done += 8) random_bits_detail::eight_blocks(site, at(), sample, words + 4 * done);
+    for (; done + 16 <= blocks; done += 16) random_bits_detail::sixteen_blocks(site, at(), sample, words + 4 * done);
   } else if (isa() >= Isa::avx2) {
-    for (; done + 4 <= blocks; done += 4) random_bits_detail::four_blocks(site, at(), sample, words + 4 * done);
+    for (; done + 8 <= blocks; done += 8) random_bits_detail::eight_blocks(site, at(), sample, words + 4 * done);
   }
 #endif
   random_bits_detail::words_generic(site, first_block + static_cast<std::uint32_t>(done), sample, blocks - done,

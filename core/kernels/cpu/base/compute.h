@@ -18,6 +18,14 @@ inline std::byte* element_at(void* data, DType dtype, std::int64_t element) {
   return static_cast<std::byte*>(data) + element * static_cast<std::int64_t>(size_of(dtype));
 }
 
+/// x where it stays, else 0: as bit arithmetic, because compilers move what makes x behind a branch, and a loop over it
+/// is then no vector loop.
+template <class T>
+inline T kept(bool stays, T x) {
+  using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+  return bit_cast<T>(bit_cast<Bits>(x) & (Bits{0} - static_cast<Bits>(stays)));
+}
+
 /// to[i] = data[element + i stride], converted to T.
 template <class T>
 void load_elements(const void* data, DType dtype, std::int64_t element, std::int64_t stride, T* to, std::int64_t n) {

@@ -27,7 +27,7 @@ struct DropChunk {
     load_elements(args.in, args.dtype, element, 1, values, n);
     const T scale = static_cast<T>(args.scale);
     const std::uint32_t threshold = args.threshold;
-    for (std::int64_t i = 0; i < n; ++i) values[i] = words[i] < threshold ? T(0) : values[i] * scale;
+    for (std::int64_t i = 0; i < n; ++i) values[i] = kept(words[i] >= threshold, values[i] * scale);
     store_elements(values, args.out, args.dtype, element, 1, n);
     if (!args.mask) return;
     std::uint8_t* const mask = args.mask + element;
@@ -55,7 +55,7 @@ struct MaskRange {
     for (std::int64_t at = first; at < last; at += chunk) {
       const std::int64_t n = std::min(chunk, last - at);
       load_elements(args.in, args.dtype, at, 1, values, n);
-      for (std::int64_t i = 0; i < n; ++i) values[i] = args.mask[at + i] ? values[i] * scale : T(0);
+      for (std::int64_t i = 0; i < n; ++i) values[i] = kept(args.mask[at + i] != 0, values[i] * scale);
       store_elements(values, args.out, args.dtype, at, 1, n);
     }
   }
