@@ -150,23 +150,36 @@ class Worker {
     right_.pack(offsets_.right, column_ + first, columns_ - first, k, depth, block.panels);
   }
 
-  /// Cache lines to prefetch while microtiles are computed, for each as many as it has groups of k.
+  /// Cache lines to prefetch while microtiles are computed, for each as many as it has groups of k: some whole columns
+  /// of lines, or a part of one.
   class LinePrefetcher {
    public:
     LinePrefetcher() = default;
     LinePrefetcher(const Lines& lines, std::int64_t depth) noexcept
-        : lines_(lines), step_(std::max<std::int64_t>(1, depth / group_depth / lines.ahead.rows)) {}
+        : lines_(lines), groups_(std::max<std::int64_t>(1, depth / group_depth)) {}
     bool is_done() const noexcept { return lines_.columns <= 0; }
     Ahead next() noexcept {
-      const Ahead ahead = lines_.ahead;
-      lines_.ahead.first += step_ * 64;
-      lines_.columns -= step_;
+      Ahead ahead = lines_.ahead;
+      if (ahead.rows <= groups_) {
+        const std::int64_t step = groups_ / ahead.rows;
+        lines_.ahead.first += step * 64;
+        lines_.columns -= step;
+        return ahead;
+      }
+      ahead.first += row_ * ahead.stride;
+      ahead.rows -= row_;
+      row_ += groups_;
+      if (row_ < lines_.ahead.rows) return ahead;
+      row_ = 0;
+      lines_.ahead.first += 64;
+      --lines_.columns;
       return ahead;
     }
 
    private:
     Lines lines_;
-    std::int64_t step_ = 0;  // in columns of lines
+    std::int64_t groups_ = 1;
+    std::int64_t row_ = 0;  // the first of the next part
   };
 
   /// The left operand's lines after rows [i, i + count) of the tile.

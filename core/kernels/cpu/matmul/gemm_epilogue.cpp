@@ -153,11 +153,13 @@ class Finisher {
       return;
     }
     for (int r = 0; r < tile_.rows; ++r) {
+      scale(row(r), r);
+      if (output_.pre_activation != nullptr) put(row(r), static_cast<To*>(output_.pre_activation) + offsets_[r]);
+    }
+    activate_rows();
+    for (int r = 0; r < tile_.rows; ++r) {
       T* __restrict const values = row(r);
       To* __restrict const there = c + offsets_[r];
-      scale(values, r);
-      if (output_.pre_activation != nullptr) put(values, static_cast<To*>(output_.pre_activation) + offsets_[r]);
-      activate(output_.activation, values, columns());
       if (output_.accumulate) {
         if constexpr (std::is_same_v<To, f16>) {
           add_there(values, r);
@@ -167,6 +169,14 @@ class Finisher {
       }
       put(values, there);
     }
+  }
+
+  /// Whole rows as one run: a row is short for a loop of vectors.
+  THIMBLE_ALWAYS_INLINE void activate_rows() noexcept {
+    if (output_.activation == Activation::none) return;
+    const bool are_whole = columns() == stride_;
+    const int count = are_whole ? tile_.rows * stride_ : columns(), runs = are_whole ? 1 : tile_.rows;
+    for (int r = 0; r < runs; ++r) activate(output_.activation, row(r), count);
   }
 
   /// The same for rows that a loop of the narrow formats stores.
