@@ -43,7 +43,7 @@ inline const T* before_tail(const ChannelNormGradArgs& args, const ChannelCoeffi
   if (args.tail == NormTail::relu) {
     normalize_run(all, is_far, coefficient, x, buffer, n);
     const T zero = round_for_relu(buffer, args.dtype, n);
-    for (std::int64_t i = 0; i < n; ++i) buffer[i] = buffer[i] > zero ? dy[i] : T(0);
+    for (std::int64_t i = 0; i < n; ++i) buffer[i] = kept(buffer[i] > zero, dy[i]);
   } else {
     keep_masked(args.mask, element, dy, buffer, n);
   }
@@ -55,7 +55,7 @@ template <class T>
 struct TileSums {
   static void run(const ChannelNormGradArgs& args, bool is_far, const TileJob& job, double* sums, double* products) {
     TileBuffer<T> x_buffer, dy_buffer;
-    alignas(64) T masked[channel_tile], sum[channel_tile], product[channel_tile];
+    alignas(64) T masked[4][channel_tile], sum[channel_tile], product[channel_tile];
     const ChannelCoefficients<T> all(args.coefficients, args.instances * args.channels);
     const std::int64_t coefficient = job.instance * args.channels + job.channel;
     const T* const centre = all.centre + coefficient;
@@ -70,29 +70,52 @@ struct TileSums {
       const Tile<T> x = args.x ? load(args.x, x_buffer) : dy;
       std::fill(sum, sum + job.count, T(0));
       std::fill(product, product + job.count, T(0));
-      for (std::int64_t r = 0; r < rows; ++r) {
-        const T* const x_row = x.data + r * x.stride;
-        const T* const g = before_tail(args, all, is_far, coefficient, (row + r) * args.channels + job.channel, x_row,
-                                       dy.data + r * dy.stride, job.count, masked);
-        if (args.x && is_far) {
-          for (std::int64_t i = 0; i < job.count; ++i) {
-            const T rstd = rstd_of<T>(args, coefficient + i);
-            sum[i] += g[i];
-            product[i] += g[i] * (is_far_channel(rstd) ? far_scaled(x_row[i], centre[i], rstd) : x_row[i] - centre[i]);
-          }
-        } else if (args.x) {
-          for (std::int64_t i = 0; i < job.count; ++i) {
-            sum[i] += g[i];
-            product[i] += g[i] * (x_row[i] - centre[i]);
-          }
-        } else {
-          for (std::int64_t i = 0; i < job.count; ++i) sum[i] += g[i];
+      by_fours(rows, [&](auto some, std::int64_t r) {
+        const T *xs[some], *gs[some];
+        for (int k = 0; k < some; ++k) {
+          xs[k] = x.data + (r + k) * x.stride;
+          gs[k] = before_tail(args, all, is_far, coefficient, (row + r + k) * args.channels + job.channel, xs[k],
+                              dy.data + (r + k) * dy.stride, job.count, masked[k]);
         }
-      }
+        if (args.x && is_far) {
+          for (int k = 0; k < some; ++k) add_far(args, coefficient, centre, xs[k], gs[k], job.count, sum, product);
+        } else if (args.x) {
+          add_rows<some>(centre, xs, gs, job.count, sum, product);
+        } else {
+          for (std::int64_t i = 0; i < job.count; ++i) {
+            T total = sum[i];
+            for (int k = 0; k < some; ++k) total += gs[k][i];
+            sum[i] = total;
+          }
+        }
+      });
       for (std::int64_t i = 0; i < job.count; ++i) {
         sums[i] += static_cast<double>(sum[i]);
         products[i] += static_cast<double>(product[i]);
       }
+    }
+  }
+
+  static void add_far(const ChannelNormGradArgs& args, std::int64_t coefficient, const T* centre, const T* x,
+                      const T* g, std::int64_t n, T* sum, T* product) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      const T rstd = rstd_of<T>(args, coefficient + i);
+      sum[i] += g[i];
+      product[i] += g[i] * (is_far_channel(rstd) ? far_scaled(x[i], centre[i], rstd) : x[i] - centre[i]);
+    }
+  }
+
+  template <int count>
+  static void add_rows(const T* centre, const T* const (&x)[count], const T* const (&g)[count], std::int64_t n,
+                       T* __restrict sum, T* __restrict product) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      T of_g = sum[i], of_product = product[i];
+      for (int k = 0; k < count; ++k) {
+        of_g += g[k][i];
+        of_product += g[k][i] * (x[k][i] - centre[i]);
+      }
+      sum[i] = of_g;
+      product[i] = of_product;
     }
   }
 };

@@ -37,20 +37,31 @@ struct TileMoments {
       const std::int64_t rows = std::min(channel_norm_block, end - row);
       const Tile<T> x = load_tile(args.x, args.dtype, args.channels, first_row + row, rows, channel, count, buffer);
       std::fill(shifts, shifts + count, T(0));
-      for (std::int64_t r = 0; r < rows; ++r) {
-        for (std::int64_t i = 0; i < count; ++i) shifts[i] += x.data[r * x.stride + i];
-      }
+      by_fours(rows, [&](auto some, std::int64_t r) {
+        const T* const row_of = x.data + r * x.stride;
+        for (std::int64_t i = 0; i < count; ++i) {
+          T sum = shifts[i];
+          for (int k = 0; k < some; ++k) sum += row_of[k * x.stride + i];
+          shifts[i] = sum;
+        }
+      });
       for (std::int64_t i = 0; i < count; ++i) {
         shifts[i] /= static_cast<T>(rows);
         first[i] = second[i] = T(0);
       }
-      for (std::int64_t r = 0; r < rows; ++r) {
+      by_fours(rows, [&](auto some, std::int64_t r) {
+        const T* const row_of = x.data + r * x.stride;
         for (std::int64_t i = 0; i < count; ++i) {
-          const T d = x.data[r * x.stride + i] - shifts[i];
-          first[i] += d;
-          second[i] += d * d;
+          T sum = first[i], squares = second[i];
+          for (int k = 0; k < some; ++k) {
+            const T d = row_of[k * x.stride + i] - shifts[i];
+            sum += d;
+            squares += d * d;
+          }
+          first[i] = sum;
+          second[i] = squares;
         }
-      }
+      });
       for (std::int64_t i = 0; i < count; ++i) {
         Moments moments{seen, seen > 0 ? means[i] : 0, seen > 0 ? m2s[i] : 0};
         const Moments block = shifted_moments(static_cast<double>(rows), static_cast<double>(shifts[i]),

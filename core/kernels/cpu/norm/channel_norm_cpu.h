@@ -92,6 +92,15 @@ inline Tile<T> load_tile(const void* x, DType dtype, std::int64_t channels, std:
   return {buffer.data, count};
 }
 
+// Calls body(count, row) for rows four at a time, the last ones singly; `count` is a constant. Sums over four rows pass
+// through registers once.
+template <class F>
+inline void by_fours(std::int64_t rows, F&& body) {
+  std::int64_t row = 0;
+  for (; row + 4 <= rows; row += 4) body(std::integral_constant<int, 4>{}, row);
+  for (; row < rows; ++row) body(std::integral_constant<int, 1>{}, row);
+}
+
 // Calls body(i, coefficient, n) for runs of neighbouring channels in the n elements from `element` on: elements element
 // + i ... belong to coefficients coefficient ..., which are counted over (instances, channels).
 template <class F>

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include <thimble/core/kernels/cpu/base/compute.h>
-#include <thimble/core/kernels/cpu/base/variants.h>
+#include <thimble/core/kernels/cpu/base/simd.h>
 #include <thimble/core/kernels/cpu/norm/norm_cpu.h>
 #include <thimble/core/threads/parallel.h>
 
@@ -19,78 +19,84 @@ constexpr std::int64_t room = 4096;
 constexpr std::int64_t block = 1024;
 constexpr std::int64_t grain_elements = 1 << 14;
 
-// Sums run in independent chains, one for each element of four 64-byte vectors. The four are added in the compute type,
-// the rest pairwise in f64.
-template <class T>
+// Sums run in independent chains: element i of a block is added to chain i % width, width being the elements of 256
+// bytes. Chains a quarter apart are added in the compute type, the rest pairwise in f64: the same order in every
+// instruction set.
+template <class T, Isa target>
 struct Chains {
-  typedef T Vector __attribute__((vector_size(64)));
-  static constexpr std::int64_t lanes = 64 / sizeof(T), width = 4 * lanes;
-  Vector sums[4]{};
+  using V = Simd<T, target>;
+  static constexpr int vectors = 256 / V::bytes;
+  static constexpr std::int64_t width = 256 / sizeof(T);
+  using Vector = typename V::Vector;
+  Vector sums[vectors]{};
 
-  double total() const {
-    const Vector sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  /// Of all chains, after the terms of the elements behind the last whole width.
+  template <class F>
+  THIMBLE_ALWAYS_INLINE double total(std::int64_t whole, std::int64_t n, F&& term) const {
+    constexpr std::int64_t lanes = width / 4;
+    T values[width];
     double pairs[lanes];
-    for (std::int64_t i = 0; i < lanes; ++i) pairs[i] = static_cast<double>(sum[i]);
+    for (int v = 0; v < vectors; ++v) V::at(values + v * V::lanes) = sums[v];
+    for (std::int64_t i = whole; i < n; ++i) values[i - whole] += term(i);
+    for (std::int64_t i = 0; i < lanes; ++i) {
+      pairs[i] = static_cast<double>((values[i] + values[lanes + i]) + (values[2 * lanes + i] + values[3 * lanes + i]));
+    }
     for (std::int64_t half = lanes / 2; half > 0; half /= 2) {
       for (std::int64_t i = 0; i < half; ++i) pairs[i] += pairs[i + half];
     }
     return pairs[0];
   }
-};
 
-// Calls f(chain, vector of a, vector of b) over n elements; missing ones at the end count as `fill`.
-template <class T, class F>
-inline void for_each_vector(const T* a, const T* b, std::int64_t n, T fill, F&& f) {
-  using Vector = typename Chains<T>::Vector;
-  constexpr std::int64_t lanes = Chains<T>::lanes, width = Chains<T>::width;
-  T rest_a[width], rest_b[width];
-  for (std::int64_t at = 0; at < n; at += width) {
-    const T *from_a = a + at, *from_b = b + at;
-    if (n - at < width) {
-      std::fill(rest_a, rest_a + width, fill);
-      std::fill(rest_b, rest_b + width, fill);
-      std::copy(from_a, a + n, rest_a);
-      std::copy(from_b, b + n, rest_b);
-      from_a = rest_a;
-      from_b = rest_b;
-    }
-    for (int chain = 0; chain < 4; ++chain) {
-      Vector va, vb;
-      std::memcpy(&va, from_a + chain * lanes, sizeof va);
-      std::memcpy(&vb, from_b + chain * lanes, sizeof vb);
-      f(chain, va, vb);
+  /// Calls f(v, i) for the whole widths of n elements, i being the first element of a vector and v its place in `sums`:
+  /// `at_once` vectors of every width, then the next ones: as many as leave registers for the sums. More than one pass
+  /// is for elements that are in the cache.
+  template <int at_once, class F>
+  static THIMBLE_ALWAYS_INLINE std::int64_t for_each(std::int64_t n, F&& f) {
+    const std::int64_t whole = n / width * width;
+    for_groups<at_once>(whole, f, std::make_integer_sequence<int, (vectors + at_once - 1) / at_once>{});
+    return whole;
+  }
+
+  /// Moments of at most `block` elements.
+  static THIMBLE_ALWAYS_INLINE Moments moments(const T* x, std::int64_t n) {
+    Chains sum;
+    std::int64_t whole = for_each<8>(n, [&](auto v, std::int64_t i) { sum.sums[v] += V::at(x + i); });
+    const T shift = static_cast<T>(sum.total(whole, n, [&](std::int64_t i) { return x[i]; }) / static_cast<double>(n));
+    Vector shifts;
+    V::broadcast(shifts, shift);
+    Chains first, second;
+    for_each<4>(n, [&](auto v, std::int64_t i) {
+      const Vector d = V::at(x + i) - shifts;
+      first.sums[v] += d;
+      second.sums[v] += d * d;
+    });
+    const auto square = [&](std::int64_t i) { return (x[i] - shift) * (x[i] - shift); };
+    return shifted_moments(static_cast<double>(n), static_cast<double>(shift),
+                           first.total(whole, n, [&](std::int64_t i) { return x[i] - shift; }),
+                           second.total(whole, n, square));
+  }
+
+  static THIMBLE_ALWAYS_INLINE double squares(const T* x, std::int64_t n) {
+    Chains sum;
+    const std::int64_t whole = for_each<8>(n, [&](auto v, std::int64_t i) {
+      const Vector a = V::at(x + i);
+      sum.sums[v] += a * a;
+    });
+    return sum.total(whole, n, [&](std::int64_t i) { return x[i] * x[i]; });
+  }
+
+ private:
+  template <int at_once, class F, int... group>
+  static THIMBLE_ALWAYS_INLINE void for_groups(std::int64_t whole, F& f, std::integer_sequence<int, group...>) {
+    (for_group<group * at_once>(whole, f, std::make_integer_sequence<int, std::min(at_once, vectors)>{}), ...);
+  }
+  template <int first, class F, int... v>
+  static THIMBLE_ALWAYS_INLINE void for_group(std::int64_t whole, F& f, std::integer_sequence<int, v...>) {
+    for (std::int64_t at = 0; at < whole; at += width) {
+      (f(std::integral_constant<int, first + v>{}, at + (first + v) * V::lanes), ...);
     }
   }
-}
-
-// Moments of at most `block` elements.
-template <class T>
-inline Moments block_moments(const T* x, std::int64_t n) {
-  Chains<T> sum;
-  for_each_vector(x, x, n, T(0), [&](int chain, const auto& v, const auto&) { sum.sums[chain] += v; });
-  const T shift = static_cast<T>(sum.total() / static_cast<double>(n));
-  Chains<T> first, second;
-  for_each_vector(x, x, n, shift, [&](int chain, const auto& v, const auto&) {
-    const auto d = v - shift;
-    first.sums[chain] += d;
-    second.sums[chain] += d * d;
-  });
-  return shifted_moments(static_cast<double>(n), static_cast<double>(shift), first.total(), second.total());
-}
-
-template <class T>
-inline double block_dot(const T* a, const T* b, std::int64_t n) {
-  Chains<T> sum;
-  for_each_vector(a, b, n, T(0), [&](int chain, const auto& va, const auto& vb) { sum.sums[chain] += va * vb; });
-  return sum.total();
-}
-
-template <class T>
-inline double block_sum(const T* a, std::int64_t n) {
-  Chains<T> sum;
-  for_each_vector(a, a, n, T(0), [&](int chain, const auto& va, const auto&) { sum.sums[chain] += va; });
-  return sum.total();
-}
+};
 
 // Mean and reciprocal standard deviation of one row, as backward will read them.
 template <class T>
@@ -98,8 +104,8 @@ struct RowStatistics {
   T mean, rstd;
 };
 
-template <class T>
-inline RowStatistics<T> row_statistics(const RowNormArgs& args, std::int64_t row, T* buffer) {
+template <class T, Isa target>
+THIMBLE_ALWAYS_INLINE RowStatistics<T> row_statistics(const RowNormArgs& args, std::int64_t row, T* buffer) {
   const double length = static_cast<double>(args.length);
   Moments moments;
   double squares = 0;
@@ -109,9 +115,9 @@ inline RowStatistics<T> row_statistics(const RowNormArgs& args, std::int64_t row
     for (std::int64_t i = 0; i < n; i += block) {
       const std::int64_t count = std::min(block, n - i);
       if (args.is_centred) {
-        moments.merge(block_moments(x + i, count));
+        moments.merge(Chains<T, target>::moments(x + i, count));
       } else {
-        squares += block_dot(x + i, x + i, count);
+        squares += Chains<T, target>::squares(x + i, count);
       }
     }
   }
@@ -122,9 +128,9 @@ inline RowStatistics<T> row_statistics(const RowNormArgs& args, std::int64_t row
       const std::int64_t n = std::min(block, args.length - at);
       load_elements(args.x, args.dtype, row * args.length + at, 1, wide, n);
       if (args.is_centred) {
-        moments.merge(block_moments(wide, n));
+        moments.merge(Chains<double, target>::moments(wide, n));
       } else {
-        squares += block_dot(wide, wide, n);
+        squares += Chains<double, target>::squares(wide, n);
       }
     }
   }
@@ -156,7 +162,7 @@ inline void normalize(RowStatistics<T> row, const T* __restrict x, const T* __re
   }
 }
 
-template <class T>
+template <class T, Isa target>
 struct Forward {
   static void run(const RowNormArgs& args, std::int64_t begin, std::int64_t end) {
     alignas(64) T in[room], out[room];
@@ -164,7 +170,7 @@ struct Forward {
     const T* const bias = static_cast<const T*>(args.bias);
     const bool is_stored_directly = args.dtype == dtype_of<T>;
     for (std::int64_t row = begin; row < end; ++row) {
-      const RowStatistics<T> statistics = row_statistics(args, row, in);
+      const RowStatistics<T> statistics = row_statistics<T, target>(args, row, in);
       for (std::int64_t at = 0; at < args.length; at += room) {
         const std::int64_t n = std::min(room, args.length - at), element = row * args.length + at;
         const bool is_in_buffer = args.length <= room && !is_stored_directly;
@@ -184,39 +190,17 @@ struct Forward {
 // One run of a row in backward: xhat = (x - mean) rstd and g = dy weight.
 template <class T>
 struct Piece {
-  alignas(64) T xhat[room];
+  alignas(64) T xhat[room + 256];  // the next array lies in other sets of the cache
   alignas(64) T g[room];
-
-  // Before the weight is applied g is dy. Only the bias's gradient needs no x.
-  void load(const RowNormGradArgs& args, RowStatistics<T> row, std::int64_t element, std::int64_t n) {
-    load_elements(args.dy, args.dtype, element, 1, g, n);
-    if (!args.x) return;
-    const T* const x = read_elements(args.x, args.dtype, element, n, xhat);
-    if (std::is_same_v<T, float> && row.rstd < T(far_rstd)) {
-      far_row(row, x, xhat, n);
-      return;
-    }
-    for (std::int64_t i = 0; i < n; ++i) xhat[i] = (x[i] - row.mean) * row.rstd;
-  }
-  void apply_weight(const void* weight, std::int64_t at, std::int64_t n) {
-    if (!weight) return;
-    const T* __restrict w = static_cast<const T*>(weight) + at;
-    for (std::int64_t i = 0; i < n; ++i) g[i] *= w[i];
-  }
 };
 
-template <class T>
-inline void add_product(T* __restrict sums, const T* __restrict a, const T* __restrict b, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) sums[i] += a[i] * b[i];
-}
-template <class T>
-inline void add_values(T* __restrict sums, const T* __restrict a, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) sums[i] += a[i];
-}
-
-// Rows [begin, end) of one block: dx, and the block's sums of dy xhat and dy.
-template <class T>
+// Rows [begin, end) of one block: dx, and the block's sums of dy xhat and dy, each where it is wanted.
+template <class T, Isa target>
 struct Backward {
+  using C = Chains<T, target>;
+  using V = Simd<T, target>;
+  using Vector = typename V::Vector;
+
   static void run(const RowNormGradArgs& args, std::int64_t begin, std::int64_t end, T* weight_sums, T* bias_sums) {
     Piece<T> piece;
     const auto length = static_cast<double>(args.length);
@@ -226,16 +210,7 @@ struct Backward {
       double sum_g = 0, sum_g_xhat = 0;
       for (std::int64_t at = 0; at < args.length; at += room) {
         const std::int64_t n = std::min(room, args.length - at);
-        piece.load(args, statistics, row * args.length + at, n);
-        if (weight_sums) add_product(weight_sums + at, piece.g, piece.xhat, n);
-        if (bias_sums) add_values(bias_sums + at, piece.g, n);
-        if (!args.dx) continue;
-        piece.apply_weight(args.weight, at, n);
-        for (std::int64_t i = 0; i < n; i += block) {
-          const std::int64_t count = std::min(block, n - i);
-          if (args.is_centred) sum_g += block_sum(piece.g + i, count);
-          sum_g_xhat += block_dot(piece.g + i, piece.xhat + i, count);
-        }
+        load(args, row, statistics, at, n, weight_sums, bias_sums, sum_g, sum_g_xhat, piece);
       }
       if (args.dx) {
         store_gradient(args, row, statistics, static_cast<T>(sum_g / length), static_cast<T>(sum_g_xhat / length),
@@ -244,19 +219,102 @@ struct Backward {
     }
   }
 
-  // dx = (g - mean(g) - xhat mean(g xhat)) rstd.
+  // Fills a piece with the n elements of a row from `at` on, and adds them to the sums.
+  static THIMBLE_ALWAYS_INLINE void load(const RowNormGradArgs& args, std::int64_t row, RowStatistics<T> statistics,
+                                         std::int64_t at, std::int64_t n, T* weight_sums, T* bias_sums, double& sum_g,
+                                         double& sum_g_xhat, Piece<T>& piece) {
+    const std::int64_t element = row * args.length + at;
+    const T* const dy = read_elements(args.dy, args.dtype, element, n, piece.g);
+    if (!args.x) {  // only the bias's gradient
+      for (std::int64_t i = 0; i < n; ++i) bias_sums[at + i] += dy[i];
+      return;
+    }
+    const T* x = read_elements(args.x, args.dtype, element, n, piece.xhat);
+    if (std::is_same_v<T, float> && statistics.rstd < T(far_rstd)) {
+      x = far_row(statistics, x, piece.xhat, n);
+      statistics = {0, 1};
+    }
+    const T* const weight = args.weight && args.dx ? static_cast<const T*>(args.weight) + at : nullptr;
+    T* const of_weight = weight_sums ? weight_sums + at : nullptr;
+    T* const of_bias = bias_sums ? bias_sums + at : nullptr;
+    for (std::int64_t i = 0; i < n; i += block) {
+      const std::int64_t count = std::min(block, n - i);
+      T* const more_of_weight = of_weight ? of_weight + i : nullptr;
+      T* const more_of_bias = of_bias ? of_bias + i : nullptr;
+      if (weight && of_weight && of_bias) {
+        load_block<true>(statistics, x + i, dy + i, weight + i, more_of_weight, more_of_bias, count, sum_g, sum_g_xhat,
+                         piece.xhat + i, piece.g + i);
+      } else {
+        load_block<false>(statistics, x + i, dy + i, weight ? weight + i : nullptr, more_of_weight, more_of_bias, count,
+                          sum_g, sum_g_xhat, piece.xhat + i, piece.g + i);
+      }
+    }
+  }
+
+  /// `has_all`: none of the pointers is null.
+  template <bool has_all>
+  static THIMBLE_ALWAYS_INLINE void load_block(const RowStatistics<T>& row, const T* x, const T* dy, const T* weight,
+                                               T* of_weight, T* of_bias, std::int64_t n, double& sum_g,
+                                               double& sum_g_xhat, T* xhat, T* g) {
+    Vector mean, rstd, ones;
+    V::broadcast(mean, row.mean);
+    V::broadcast(rstd, row.rstd);
+    V::broadcast(ones, 1);
+    // All loads come first: rows of a power of two put these arrays a multiple of 4 KiB apart, and a processor takes a
+    // load behind a store to such an address for one that depends on it.
+    C sum, product;
+    constexpr bool has_room = C::vectors == 4;  // in registers, for the sums too
+    const std::int64_t whole = C::template for_each<C::vectors>(n, [&](auto v, std::int64_t i) {
+      const Vector h = (V::at(x + i) - mean) * rstd, d = V::at(dy + i);
+      const Vector w = has_all || weight ? Vector(V::at(weight + i)) : ones;
+      Vector with_x{}, plain{};
+      if (has_all || of_weight) with_x = V::at(of_weight + i);
+      if (has_all || of_bias) plain = V::at(of_bias + i);
+      const Vector gradient = d * w;
+      if constexpr (has_room) {
+        sum.sums[v] += gradient;
+        product.sums[v] += gradient * h;
+      }
+      if (has_all || of_weight) V::at(of_weight + i) = with_x + d * h;
+      if (has_all || of_bias) V::at(of_bias + i) = plain + d;
+      V::at(xhat + i) = h;
+      V::at(g + i) = gradient;
+    });
+    if constexpr (!has_room) {
+      C::template for_each<4>(n, [&](auto v, std::int64_t i) {
+        const Vector gradient = V::at(g + i);
+        sum.sums[v] += gradient;
+        product.sums[v] += gradient * V::at(xhat + i);
+      });
+    }
+    for (std::int64_t i = whole; i < n; ++i) {
+      const T h = (x[i] - row.mean) * row.rstd, d = dy[i];
+      if (of_weight) of_weight[i] += d * h;
+      if (of_bias) of_bias[i] += d;
+      xhat[i] = h;
+      g[i] = weight ? d * weight[i] : d;
+    }
+    sum_g += sum.total(whole, n, [&](std::int64_t at) { return g[at]; });
+    sum_g_xhat += product.total(whole, n, [&](std::int64_t at) { return g[at] * xhat[at]; });
+  }
+
+  // dx = (g - mean(g) - xhat mean(g xhat)) rstd; without centring mean(g) is left out.
   static void store_gradient(const RowNormGradArgs& args, std::int64_t row, RowStatistics<T> statistics, T mean_g,
                              T mean_g_xhat, Piece<T>& piece) {
+    if (!args.is_centred) mean_g = 0;
     for (std::int64_t at = 0; at < args.length; at += room) {
-      const std::int64_t n = std::min(room, args.length - at);
-      if (args.length > room) {
-        piece.load(args, statistics, row * args.length + at, n);
-        piece.apply_weight(args.weight, at, n);
+      const std::int64_t n = std::min(room, args.length - at), element = row * args.length + at;
+      double unused = 0;
+      if (args.length > room) load(args, row, statistics, at, n, nullptr, nullptr, unused, unused, piece);
+      const bool is_stored_directly = args.dtype == dtype_of<T>;
+      T* const dx = is_stored_directly ? static_cast<T*>(args.dx) + element : piece.g;
+      const T rstd = statistics.rstd;
+      std::int64_t i = 0;
+      for (; i + V::lanes <= n; i += V::lanes) {
+        V::at(dx + i) = (V::at(piece.g + i) - mean_g - V::at(piece.xhat + i) * mean_g_xhat) * rstd;
       }
-      for (std::int64_t i = 0; i < n; ++i) {
-        piece.g[i] = (piece.g[i] - mean_g - piece.xhat[i] * mean_g_xhat) * statistics.rstd;
-      }
-      store_elements(piece.g, args.dx, args.dtype, row * args.length + at, n);
+      for (; i < n; ++i) dx[i] = (piece.g[i] - mean_g - piece.xhat[i] * mean_g_xhat) * rstd;
+      if (!is_stored_directly) store_elements(piece.g, args.dx, args.dtype, element, n);
     }
   }
 };
@@ -264,8 +322,10 @@ struct Backward {
 template <class T>
 void forward(const RowNormArgs& args) {
   const std::int64_t grain = std::max<std::int64_t>(1, grain_elements / std::max<std::int64_t>(1, args.length));
-  parallel_for(args.rows, grain,
-               [&](std::int64_t begin, std::int64_t end) { run_variant<Forward<T>>(args, begin, end); });
+  const auto run = with_target(isa(), []<Isa target>() {
+    return compiled_for<target, Forward<T, target>, RowNormArgs, std::int64_t, std::int64_t>;
+  });
+  parallel_for(args.rows, grain, [&](std::int64_t begin, std::int64_t end) { run(args, begin, end); });
 }
 
 // Adds up the blocks' rows of sums and stores them.
@@ -292,12 +352,15 @@ void backward(const RowNormGradArgs& args) {
   T* const partial = static_cast<T*>(args.partial);
   const std::int64_t bias_offset = wants_weight ? args.length : 0;
   const std::int64_t blocks = (args.rows + row_norm_block - 1) / row_norm_block;
+  const auto run = with_target(isa(), []<Isa target>() {
+    return compiled_for<target, Backward<T, target>, RowNormGradArgs, std::int64_t, std::int64_t, T*, T*>;
+  });
   parallel_for(blocks, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
       T* const sums = stride > 0 ? partial + b * stride : nullptr;
       std::fill(sums, sums + stride, T(0));
-      run_variant<Backward<T>>(args, b * row_norm_block, std::min(args.rows, (b + 1) * row_norm_block),
-                               wants_weight ? sums : nullptr, wants_bias ? sums + bias_offset : nullptr);
+      run(args, b * row_norm_block, std::min(args.rows, (b + 1) * row_norm_block), wants_weight ? sums : nullptr,
+          wants_bias ? sums + bias_offset : nullptr);
     }
   });
   if (wants_weight) store_sums(args, partial, stride, args.dweight);
