@@ -363,11 +363,28 @@ TEST_CASE("ops: matmul and conv2d name both shapes") {
   CHECK(message({2, 3, 8, 8}, {4, 5, 5, 3}) ==
         "conv2d takes images (N, H, W, C) and weights (O, KH, KW, C / groups), groups dividing C and O; got input "
         "(2, 3, 8, 8), weight (4, 5, 5, 3), groups 1; the image looks like (N, C, H, W): permute(x, {0, 2, 3, 1})");
-  CHECK(message({2, 8, 8, 3}, {4, 3, 5, 5}).find("weight looks like (O, I, KH, KW): permute(weight") !=
-        std::string::npos);
-  CHECK(message({2, 8, 8, 6}, {4, 3, 5, 5}, 2).find("weight looks like") != std::string::npos);
-  CHECK(message({2, 3, 8, 8}, {4, 3, 5, 5}).find("both look like") != std::string::npos);
-  CHECK(message({2, 8, 8, 6}, {4, 5, 5, 7}).find("looks like") == std::string::npos);
+  // The fix that a message names makes the call right.
+  const std::string last_first = "{0, 2, 3, 1}";
+  struct Row {
+    Shape image, weight;
+    std::int64_t groups;
+    std::string fix;  // the message's end
+  };
+  for (const Row& row :
+       {Row{{2, 3, 8, 8}, {4, 5, 5, 3}, 1, "the image looks like (N, C, H, W): permute(x, " + last_first + ")"},
+        Row{{2, 8, 8, 3}, {4, 3, 5, 5}, 1, "the weight looks like (O, I, KH, KW): permute(weight, " + last_first + ")"},
+        Row{{2, 8, 8, 6}, {4, 3, 5, 5}, 2, "the weight looks like (O, I, KH, KW): permute(weight, " + last_first + ")"},
+        Row{{2, 3, 8, 8},
+            {4, 3, 5, 5},
+            1,
+            "both look like (N, C, H, W) and (O, I, KH, KW): permute by " + last_first}}) {
+    CHECK(message(row.image, row.weight, row.groups).ends_with("; " + row.fix));
+    Tensor x = Tensor::empty(row.image), weight = Tensor::empty(row.weight);
+    if (!row.fix.starts_with("the weight")) x = permute(x, {0, 2, 3, 1});
+    if (!row.fix.starts_with("the image")) weight = permute(weight, {0, 2, 3, 1});
+    CHECK(conv2d(x, weight, {}, {.groups = row.groups}).shape() == Shape{2, 4, 4, 4});
+  }
+  CHECK(message({2, 8, 8, 6}, {4, 5, 5, 7}).ends_with("groups 1"));
 }
 
 namespace {

@@ -309,6 +309,43 @@ TEST_CASE("ops: extremes meet NaN, infinities and ties") {
   CHECK(host(x.grad()) == Values{0, 3, 0, 0, 0, 4, 0, 0});
 }
 
+TEST_CASE("ops: of equal extremes far apart the first has the place and the gradient") {
+  // Ranges of 2^16 elements are searched apart, and then compared.
+  constexpr std::int64_t range = 1 << 16, length = 3 * range + 5;
+  struct Row {
+    std::int64_t first, second;
+  };
+  for (const Row& row :
+       {Row{0, range}, Row{range - 1, range}, Row{range + 3, length - 1}, Row{3 * range, length - 1}}) {
+    for (const double extreme : {1.0, -1.0, inf, -inf, not_a_number}) {
+      for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::i32}) {
+        if (!is_floating(dtype) && !std::isfinite(extreme)) continue;
+        INFO(to_string(dtype) << ", " << extreme << " at " << row.first << " and " << row.second);
+        Values values(length, 0.0);
+        values[static_cast<std::size_t>(row.first)] = values[static_cast<std::size_t>(row.second)] = extreme;
+        Tensor x = to_dtype(from_host(values, {length}), dtype);
+        // In one row, and in two columns, which are searched together.
+        const Tensor two = contiguous(view::expand(view::reshape(x, {length, 1}), {length, 2}));
+        const auto first = static_cast<double>(row.first);
+        if (!(extreme < 0)) CHECK((item(argmax(x)) == first && host(argmax(two, 0)) == Values{first, first}));
+        if (!(extreme > 0)) CHECK((item(argmin(x)) == first && host(argmin(two, 0)) == Values{first, first}));
+        if (dtype != DType::f32) continue;
+        x.require_grad();
+        Tape tape;
+        Tensor y;
+        {
+          const Recording on(tape);
+          y = extreme < 0 ? thimble::min(x) : thimble::max(x);
+        }
+        tape.backward(y);
+        Values expected(length, 0.0);
+        expected[static_cast<std::size_t>(row.first)] = 1;
+        CHECK((host(x.grad()) == expected));
+      }
+    }
+  }
+}
+
 TEST_CASE("ops: extremes of integers and where the place is kept") {
   const Tensor x = from_host(std::vector<std::int64_t>{3, std::int64_t{1} << 62, -(std::int64_t{1} << 62), 4}, {4});
   CHECK(to_host<std::int64_t>(thimble::max(x))[0] == std::int64_t{1} << 62);
