@@ -2,6 +2,8 @@
 // data is found before anything is loaded.
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstdio>
 #include <limits>
 #include <map>
@@ -12,7 +14,9 @@
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/crc32c.h>
+#include <thimble/core/numbers/convert.h>
 #include <thimble/core/tensor/copy.h>
+#include <thimble/nn/files/finite_bytes.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/layers/layers.h>
 
@@ -153,6 +157,34 @@ TEST_CASE("checksums: loading weights changes nothing when one tensor has change
   const auto before = to_host<float>(other.weight);
   CHECK(contains(file_error([&] { nn::load_weights(other, folder / "w"); }), "its bytes have changed"));
   CHECK(to_host<float>(other.weight) == before);
+}
+
+TEST_CASE("checksums: every code of every dtype is finite or not, as its value is", "[files][checksum]") {
+  for (int d = 0; d < dtype_count; ++d) {
+    const auto dtype = static_cast<DType>(d);
+    INFO(to_string(dtype));
+    const std::size_t size = size_of(dtype);
+    // Of 4 and 8 bytes the upper two decide, below them all bits or none.
+    const bool is_wide = size > 2;
+    std::size_t wrong = 0, not_finite = 0;
+    for (std::uint32_t code = 0; code < (size == 1 ? 256U : 65536U); ++code) {
+      for (const int below : {0x00, 0xFF}) {
+        std::array<std::byte, 8> bytes;
+        bytes.fill(static_cast<std::byte>(below));
+        const std::size_t at = is_wide ? size - 2 : 0;
+        for (std::size_t k = 0; k < std::min<std::size_t>(size, 2); ++k) {
+          bytes[at + k] = static_cast<std::byte>(code >> (8 * k));
+        }
+        double value = 0;
+        if (is_floating(dtype)) convert(bytes.data(), dtype, &value, DType::f64, 1);
+        const bool is_finite = all_finite(to_safetensors_dtype(dtype), std::span(bytes).first(size));
+        wrong += is_finite != std::isfinite(value);
+        not_finite += !is_finite;
+      }
+    }
+    CHECK(wrong == 0);
+    CHECK((not_finite > 0) == is_floating(dtype));
+  }
 }
 
 TEST_CASE("checksums: a writer knows of numbers that are not finite, wherever pieces are cut", "[files][checksum]") {

@@ -9,6 +9,7 @@
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/transaction.h>
+#include <thimble/core/tensor/view.h>
 
 #include "support/catch.h"
 
@@ -87,4 +88,31 @@ TEST_CASE("transaction: what is staged is written when it is committed, and only
   kept.commit();
   CHECK(to_host<float>(statistic) == std::vector<float>(3, 5));
   CHECK(kept.staged_count() == 0);
+}
+
+TEST_CASE("transaction: parameters written in windows that overlap are put back as they were", "[step]") {
+  struct Window {
+    std::int64_t begin, end;
+  };
+  const std::vector<float> before{1, 2, 3, 4, 5, 6};
+  for (const std::vector<Window>& windows :
+       {std::vector<Window>{{0, 4}, {2, 6}}, std::vector<Window>{{2, 6}, {0, 4}}, std::vector<Window>{{0, 6}, {1, 3}},
+        std::vector<Window>{{1, 3}, {0, 6}, {2, 5}, {1, 3}}, std::vector<Window>{{0, 2}, {2, 4}, {4, 6}}}) {
+    const Tensor parameter = from_host(before, {6}, cpu, Category::parameter);
+    const auto write = [&] {
+      double value = 10;
+      for (const Window& w : windows) fill(view::slice(parameter, 0, w.begin, w.end), value++);
+    };
+    {
+      const Transaction given_up;
+      write();
+      CHECK(to_host<float>(parameter) != before);
+    }
+    CHECK(to_host<float>(parameter) == before);
+    Transaction kept;
+    write();
+    const auto written = to_host<float>(parameter);
+    kept.commit();
+    CHECK(to_host<float>(parameter) == written);
+  }
 }
