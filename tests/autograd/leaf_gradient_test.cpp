@@ -1,6 +1,8 @@
 // A leaf's gradient is its own: no other leaf, and nobody who gave it to backward, shares its bytes.
 
+#include <algorithm>
 #include <functional>
+#include <vector>
 
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
@@ -74,4 +76,32 @@ TEST_CASE("leaf gradient: the seed of a leaf's own backward stays the caller's",
   tape.backward(a, seed);
   for (const double v : to_host<double>(a.grad())) CHECK(v == 6);
   for (const double v : to_host<double>(seed)) CHECK(v == 3);
+}
+
+TEST_CASE("leaf gradient: the hook hears of every leaf once, with its whole gradient", "[autograd]") {
+  const auto check = [](const char* what, const Build& build, const std::vector<double>& gradients) {
+    INFO(what);
+    const Tensor a = leaf(1), b = leaf(2);
+    std::vector<double> heard;
+    const auto look = [&](const std::shared_ptr<Leaf>& of) {
+      CHECK((of == a.leaf() || of == b.leaf()));
+      REQUIRE(of->grad.defined());
+      heard.push_back(to_host<double>(of->grad)[5]);
+    };
+    const LeafHook hook = look;
+    Tape tape;
+    Tensor y;
+    {
+      const Recording on(tape);
+      y = build(a, b);
+    }
+    tape.backward(y, full(y.shape(), 3), &hook);
+    std::sort(heard.begin(), heard.end());
+    CHECK(heard == gradients);
+  };
+  check("a leaf itself", [](const Tensor& a, const Tensor&) { return a; }, {3});
+  check("the other leaf", [](const Tensor&, const Tensor& b) { return b; }, {3});
+  check("a view", [](const Tensor& a, const Tensor&) { return reshape(a, {6}); }, {3});
+  check("twice", [](const Tensor& a, const Tensor&) { return add(a, a); }, {6});
+  check("both", [](const Tensor& a, const Tensor& b) { return sub(a, add(b, b)); }, {-6, 3});
 }
