@@ -274,6 +274,19 @@ void alike(Communicator& c) {
       {{{"a", "1"}}, {}, "a 1 and none; give all ranks the same"},  // as of another version
       {{}, {{"a", "1"}}, "a none and 1; give all ranks the same"},
       {{{"a", "12"}, {"b", "3"}}, {{"a", "1"}, {"b", "23"}}, "a 12 and 1, b 3 and 23; give all ranks the same"},
+      // Four are named, of which the first has the fix.
+      {{{"a", "1"}, {"b", "1"}, {"c", "1"}, {"d", "1"}},
+       {{"a", "2"}, {"b", "2", "do so"}, {"c", "2"}, {"d", "2"}},
+       "a 1 and 2, b 1 and 2, c 1 and 2, d 1 and 2; give all ranks the same"},
+      {{{"a", "1", "do so"}, {"b", "1"}, {"same", "1"}, {"c", "1"}, {"d", "1"}, {"e", "1"}},
+       {{"a", "2"}, {"b", "2"}, {"same", "1"}, {"c", "2"}, {"d", "2"}, {"e", "2"}},
+       "a 1 and 2, b 1 and 2, c 1 and 2, d 1 and 2, and 1 more; do so"},
+      {{{"a", "1"}, {"b", "1"}, {"c", "1"}, {"d", "1"}},
+       {{"a", "2"}, {"b", "2"}, {"c", "2"}, {"d", "2"}, {"e", "2"}, {"f", "2"}, {"g", "2"}},
+       "a 1 and 2, b 1 and 2, c 1 and 2, d 1 and 2, and 3 more; give all ranks the same"},
+      {{{"a", std::string(120, 'x')}, {"b", std::string(121, 'x')}},
+       {{"a", "1"}, {"b", "1"}},
+       "a " + std::string(120, 'x') + " and 1, b " + std::string(120, 'x') + "... and 1; give all ranks the same"},
   };
   for (const Row& row : rows) {
     const std::vector<Trait>& own = c.rank() == last && last > 0 ? row.of_last : row.first;
