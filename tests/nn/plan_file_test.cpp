@@ -101,6 +101,34 @@ TEST_CASE("plan file: what is written is read", "[plan]") {
   CHECK_THROWS_AS(nn::write_plan(filed.path, nameless), ValueError);
 }
 
+TEST_CASE("plan file: the text of a plan, line by line", "[plan]") {
+  nn::Plan plan;
+  plan.peak_bytes = 5 << 20, plan.lower_bound_bytes = 3000, plan.time_overhead = 0.1234;
+  const std::string figures =
+      "  peak 5.00 MiB (5242880 B), load 2.93 KiB (3000 B), 12.3 % more time by the cost model\n";
+  CHECK(nn::to_text(plan) == figures + "  everything is kept\n");
+  nn::PlanKey key{"1.2", "cpu, generic, 2 threads", "3 micro-batches", {}, {}};
+  key.leaves.resize(2), key.nodes.resize(5);
+  plan.key = std::make_shared<nn::PlanKey>(key);
+  TapePlan tape;
+  tape.fates = {Fate::drop, Fate::keep_output, Fate::keep_saved, Fate::keep, Fate::keep};
+  tape.segments.resize(4), tape.spills.resize(6);
+  plan.tape = std::make_shared<TapePlan>(tape);
+  const std::string head =
+      "plan of 5 nodes and 2 trained leaves\n  for cpu, generic, 2 threads, thimble 1.2\n  steps of 3 micro-batches\n" +
+      figures + "  4 segments that run again; of 5 nodes 2 drop their result there; 6 tensors are spilled\n";
+  CHECK(nn::to_text(plan) == head);
+  StepPlacement first, steady;
+  first.events.resize(9), first.buffers.resize(7), first.placement.height = 2048;
+  steady.events.resize(8), steady.buffers.resize(3), steady.placement.height = 100, steady.placement.is_optimal = true;
+  plan.placement = {first, steady};
+  const std::string of_steady = "8 events, 3 blocks in 100 B, proven least\n";
+  CHECK(nn::to_text(plan) ==
+        head + "  step 0: 9 events, 7 blocks in 2.00 KiB (2048 B)\n  step 1 and later: " + of_steady);
+  plan.placement = {steady};
+  CHECK(nn::to_text(plan) == head + "  step 0 and later: " + of_steady);
+}
+
 TEST_CASE("plan file: a run follows it with the bytes and the losses of the run that planned", "[plan]") {
   const testing::Threads alone;
   const files_test::TemporaryFolder folder;

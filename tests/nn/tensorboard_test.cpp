@@ -21,6 +21,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/crc32c.h>
+#include <thimble/memory/stack.h>
 #include <thimble/models/training/training.h>
 #include <thimble/nn/log/tensorboard.h>
 
@@ -260,7 +261,16 @@ TEST_CASE("tensorboard: the curves of a run are those that its observer is told"
   o.data = "synthetic", o.steps = 5, o.eval_every = 2, o.eval_batches = 1, o.schedule = "cosine";
   o.log = (folder.path / "run").string();
   std::vector<thimble::nn::Progress> told;
-  trained_test::run(o, [&](const thimble::nn::Progress& p) { told.push_back(p); });
+  std::vector<thimble::CategoryBytes> peaks, now;  // of the step, and at its end
+  std::shared_ptr<thimble::Ledger> ledger;
+  thimble::models::train(
+      thimble::models::prepare_training(o),
+      [&](const thimble::nn::Progress& p) {
+        told.push_back(p);
+        peaks.push_back(ledger->peak_by_category());
+        now.push_back(ledger->bytes_by_category());
+      },
+      [&](const thimble::memory::Stack& stack) { ledger = stack.ledger; });
   std::vector<Event> events;
   for (const auto& file : fs::directory_iterator(o.log)) events = read_events(file_bytes(file.path().string()));
   const auto curve = [&](const std::string& tag) {
@@ -280,6 +290,14 @@ TEST_CASE("tensorboard: the curves of a run are those that its observer is told"
   CHECK(curve("learning_rate") == rates);
   CHECK(curve("validation_loss") == validation);
   CHECK(validation.size() == 3);  // after 2, 4 and 5 steps
+  for (std::size_t c = 0; c < thimble::category_count; ++c) {
+    std::vector<std::pair<std::int64_t, float>> bytes;
+    for (std::size_t i = 0; i < told.size(); ++i) bytes.emplace_back(told[i].step, static_cast<float>(peaks[i][c]));
+    const std::string name(to_string(static_cast<thimble::Category>(c)));
+    INFO(name);
+    CHECK(curve("bytes/" + name) == bytes);
+  }
+  CHECK(peaks != now);  // activations are gone when a step ends
 }
 
 TEST_CASE("tensorboard: names, buffering and refusals", "[tensorboard]") {
