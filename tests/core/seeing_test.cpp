@@ -307,6 +307,23 @@ TEST_CASE("seeing: pickles, byte by byte", "[seeing]") {
   CHECK_THROWS_AS(report::write_pickle(1.5), ValueError);
 }
 
+TEST_CASE("seeing: the sizes of the snapshot's segment are those of the step's end", "[seeing]") {
+  const StepTrace& step = small_view().planned();
+  const std::string pickle = report::write_snapshot(small_view());
+  const auto size_of = [&](const std::string& key) {  // behind the key, where the pickle has it first
+    std::size_t at = pickle.find(key) + key.size() + 2, size = 0;
+    const std::size_t bytes = pickle[at] == 'K' ? 1 : pickle[at] == 'J' ? 4 : 8;
+    at += bytes == 8 ? 2 : 1;  // LONG1 has its length before it
+    for (std::size_t i = bytes; i-- > 0;) size = size << 8 | static_cast<unsigned char>(pickle[at + i]);
+    return size;
+  };
+  std::size_t live = 0;
+  for (const std::size_t bytes : timeline(step.events).back()) live += bytes;
+  REQUIRE((live > 0 && live < step.dynamic.committed_bytes));
+  CHECK(size_of("total_size") == step.dynamic.committed_bytes);
+  for (const char* const key : {"allocated_size", "active_size", "requested_size"}) CHECK(size_of(key) == live);
+}
+
 TEST_CASE("seeing: Python reads the snapshot and finds the peak", "[seeing]") {
   if (std::getenv("THIMBLE_PYTHON") == nullptr) {
     thimble_test::skip("THIMBLE_PYTHON does not name a Python");

@@ -21,6 +21,7 @@ TEST_CASE("program pipeline: three schedules of four stages", "[program]") {
   CHECK(json["schedules"][0]["time"] == 33.0);
   CHECK(json["schedules"][1]["in_flight"] == nlohmann::json({4.0, 3.0, 2.0, 1.0}));
   CHECK(json["schedules"][2]["bubble"].get<double>() == Approx(3.0 / 16));
+  CHECK(json["schedules"][2]["time"] == 28.5);  // (m + (p - 1) / v) (f + b)
   CHECK(json["schedules"][2]["in_flight"][0] == 5.5);
   CHECK(files_test::read_text_file(folder / "p.svg").find("1F1B: time 33, bubble 37.5 %") != std::string::npos);
 }

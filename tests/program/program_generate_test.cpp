@@ -64,6 +64,14 @@ TEST_CASE("program: generate writes what training left behind, in the bytes of t
   for (const auto& [name, bytes] : plan["peak_by_category"].items()) live += bytes.get<std::size_t>();
   CHECK(live + plan["hole_bytes"].get<std::size_t>() + plan["rounding_bytes"].get<std::size_t>() == plan["peak_bytes"]);
 
+  // A budget of exactly the peak is enough, one byte less is not.
+  const std::size_t peak = plan["peak_bytes"];
+  const std::string within =
+      "plan char-gpt --generate --threads 1 --batch 3 --context 40 --prompt-tokens 3 --cache i8" + sizes + " --budget ";
+  CHECK(printed(folder, within + std::to_string(peak))["feasible"] == true);
+  CHECK(
+      contains(refused(folder, within + std::to_string(peak - 1) + " --json", 3), std::to_string(peak - 1) + " bytes"));
+
   CHECK(contains(refused(folder, generate + " --tokens 20 --budget 1KiB", 3), "--budget: 1024 bytes"));
   CHECK(contains(refused(folder, generate + " --top-p 0", 2), "--top-p 0"));
   CHECK(contains(refused(folder, generate + " --cache i64", 2),

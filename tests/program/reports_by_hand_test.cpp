@@ -302,6 +302,10 @@ TEST_CASE("reports by hand: generation, planned and done", "[program]") {
                       {"budget_bytes", plan.peak_bytes - 1},
                       {"feasible", false}});
   check_same(printed([&] { bench::print_generation_json(plan, cpu, plan.peak_bytes - 1); }), planned);
+  for (const std::size_t more : {0, 1}) {  // exactly the peak is enough
+    planned.update(json{{"budget_bytes", plan.peak_bytes + more}, {"feasible", true}});
+    check_same(printed([&] { bench::print_generation_json(plan, cpu, plan.peak_bytes + more); }), planned);
+  }
   check_lines(
       printed([&] { bench::print_generation_table(plan, plan.peak_bytes - 1); }),
       joined({{"char-gpt: " + format_grouped(plan.parameters) + " parameters; " +
