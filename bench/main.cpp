@@ -97,11 +97,13 @@ int help(CLI::App& program, const CLI::CallForHelp& asked, std::string_view grou
   return program.exit(asked);
 }
 
-/// "--graph: renamed, use --cuda-graph" where a word is a flag's old name, else empty.
-std::string renamed_flag(int argc, char** argv) {
+/// "--graph: renamed, use --cuda-graph" where a word is a flag's old name, and no flag of the command; else empty.
+std::string renamed_flag(CLI::App& program, int argc, char** argv) {
+  const std::vector<CLI::App*> commands = program.get_subcommands();
   for (const std::string_view word : std::span(argv, static_cast<std::size_t>(argc)).subspan(1)) {
     for (const thimble::bench::RenamedFlag& flag : thimble::bench::renamed_flags) {
       if (word.substr(0, word.find('=')) != flag.old_name) continue;
+      if (!commands.empty() && commands[0]->get_option_no_throw(std::string(flag.old_name)) != nullptr) continue;
       return std::string(flag.old_name) + ": renamed, use " + std::string(flag.name);
     }
   }
@@ -129,7 +131,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::RuntimeError& status) {  // a command was done, and its result is a status
     return status.get_exit_code();
   } catch (const CLI::ParseError& error) {
-    if (const std::string renamed = renamed_flag(argc, argv); !renamed.empty()) return fail(renamed);
+    if (const std::string renamed = renamed_flag(program, argc, argv); !renamed.empty()) return fail(renamed);
     const std::string command = command_of(program);
     const std::string names = command == "thimble" ? "; commands: " + names_of_commands() : "";
     return fail(error.what() + names + "; see '" + command + " --help'");

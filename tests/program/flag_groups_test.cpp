@@ -163,6 +163,7 @@ TEST_CASE("flag groups: a flag's old name is refused with the new one", "[progra
   for_each_command([&](const CLI::App& command) {
     for (const CLI::Option* const option : flags_of(command)) flags.insert("--" + option->get_single_name());
   });
+  flags.erase("--graph");  // of plan: another thing
   for (const thimble::bench::RenamedFlag& renamed : thimble::bench::renamed_flags) {
     const std::string old_name(renamed.old_name), name(renamed.name);
     INFO(old_name);
