@@ -286,6 +286,8 @@ TEST_CASE("ops_indexing: an index of rows and its errors") {
                     "index_add: index -1 at position 1, expected 0 to 2");
   CHECK_THROWS_WITH(scatter_add(x, 1, from_host<std::int64_t>({0, 7}, {1, 2}), zeros({1, 2})),
                     "scatter_add: index 7 at position 1, expected 0 to 3");
+  CHECK_THROWS_WITH(scatter_add(x, 1, from_host<std::int64_t>({0, 0, 0, -2}, {2, 2}), zeros({2, 2})),
+                    "scatter_add: index -2 at position 3, expected 0 to 3");
   CHECK_THROWS_AS(index_select(x, 0, from_host<std::int64_t>({0}, {1, 1})), ShapeError);
   CHECK_THROWS_AS(index_select(x, 2, zeros({1}, DType::i64)), ShapeError);
   CHECK_THROWS_AS(index_select(x, 0, zeros({1})), DTypeError);

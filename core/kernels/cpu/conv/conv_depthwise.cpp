@@ -7,7 +7,6 @@
 
 namespace thimble::kernels::depthwise {
 
-constexpr int together = 8;             // outputs along a row whose sums are in registers
 constexpr std::int64_t max_taps = 256;  // one chain
 constexpr int max_row_taps = 8;
 constexpr std::int64_t chain = 256;  // pixels of a sum of the weight's gradient
