@@ -2,6 +2,7 @@
 // side by side.
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 
 #include <thimble/core/kernels/cpu/base/compute.h>
@@ -314,6 +315,20 @@ void global_average(const GlobalAveragePoolArgs& args) {
   });
 }
 
+// The nearest pixels, as they are.
+void copy_pixels(const ResampleArgs& args, std::int64_t begin, std::int64_t end) {
+  const ResampleAxis &h = args.axes[0], &w = args.axes[1];
+  const std::size_t bytes = static_cast<std::size_t>(args.channels) * size_of(args.dtype);
+  if (bytes == 0) return;
+  for (std::int64_t row = begin; row < end; ++row) {
+    const std::int64_t from = (row / h.out * h.in + h.inputs_of(row % h.out).first) * w.in;
+    for (std::int64_t ow = 0; ow < w.out; ++ow) {
+      std::memcpy(element_at(args.y, args.dtype, (row * w.out + ow) * args.channels),
+                  element_at(args.x, args.dtype, (from + w.inputs_of(ow).first) * args.channels), bytes);
+    }
+  }
+}
+
 template <bool is_backward>
 void resample_any(const ResampleArgs& args) {
   const ResampleAxis &h = args.axes[0], &w = args.axes[1];
@@ -321,6 +336,7 @@ void resample_any(const ResampleArgs& args) {
   const std::int64_t grain =
       std::max<std::int64_t>(1, grain_elements / 4 / std::max<std::int64_t>(1, columns * args.channels));
   parallel_for(args.images * rows, grain, [&](std::int64_t begin, std::int64_t end) {
+    if (!is_backward && args.axes[0].mode == Resample::nearest) return copy_pixels(args, begin, end);
     args.dtype == DType::f64 ? run_variant<ResampleRows<double, is_backward>>(args, begin, end)
                              : run_variant<ResampleRows<float, is_backward>>(args, begin, end);
   });
