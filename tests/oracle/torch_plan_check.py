@@ -31,8 +31,9 @@ class Net(torch.nn.Module):
 
     def forward(self, x):
         for conv, norm in zip(self.convs, self.norms):
-            y = torch.nn.functional.relu(norm(conv(x)), inplace=True)
+            y = norm(conv(x))
             y += x
+            y = torch.nn.functional.relu(y, inplace=True)
             x = torch.nn.functional.dropout(torch.nn.functional.gelu(y), 0.2)
         return self.head(x.transpose(2, 3).flatten(1))
 
