@@ -46,8 +46,8 @@
 
 // Modules, the training step, and a trainer that keeps a user's model within a number of bytes.
 #include <thimble/nn/layers/layers.h>
-#include <thimble/nn/layers/weight_average.h>
 #include <thimble/nn/layers/recurrent.h>
+#include <thimble/nn/layers/weight_average.h>
 #include <thimble/nn/precision/precision.h>
 #include <thimble/nn/step/read.h>
 #include <thimble/nn/step/step.h>

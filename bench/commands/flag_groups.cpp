@@ -26,7 +26,8 @@ constexpr FlagGroup groups[] = {
     {"lora", "Adapters over a frozen model",
      "--lora --lora-alpha --lora-targets --lora-dropout --adapters --base --save-adapters"},
     {"memory", "Budgets, plans and techniques that save memory",
-     "--process-budget --graph --plan --strict --max-batch --max-seq --techniques --inference --int8 --head --feed-forward "
+     "--process-budget --graph --plan --strict --max-batch --max-seq --techniques --inference --int8 --head "
+     "--feed-forward "
      "--recompute-blocks --fuse-optimizer --offload --offload-optimizer --offload-parameters --offload-gradients "
      "--read-ahead --allow-lossy --gradient-report --profile --profile-file --hardware"},
     {"ranks", "Parallel training and layouts",

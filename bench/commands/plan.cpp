@@ -357,9 +357,7 @@ void add_plan(CLI::App& program) {
   const auto files = std::make_shared<plan_detail::Files>();
   plan_detail::add_file_flags(*command, *files);
   const auto graph = std::make_shared<std::string>();
-  command->add_option("--graph", *graph, "Plan the training step in this file, of any program (docs/graphs.md)")
-      ->type_name("FILE");
-  command->get_option("MODEL")->required(false);  // a graph needs none
+  add_graph_flag(*command, graph);
   const auto generation = std::make_shared<GenerationFlags>();
   add_generation_flags(*command, generation);
   const auto layout = std::make_shared<LayoutFlags>();
@@ -367,7 +365,6 @@ void add_plan(CLI::App& program) {
   command->callback([command, options, is_json, files, dropout, graph, generation, layout] {
     if (plan_graph(*command, {*graph, files->html, options->budget_bytes, *is_json, files->overwrites})) return;
     models::Setup& setup = options->setup;
-    if (setup.model.empty()) throw CLI::RequiredError("MODEL");
     if (!setup.weights.empty() && !generation->is_asked) {
       follow_weights(setup.model, setup.sizes, models::read_weight_facts(setup.weights), models::WeightUse::training);
     }

@@ -91,8 +91,9 @@ std::string map_of(const nn::StepGraph& step, const nn::GraphPlan& plan) {
   maps.title = "Where every buffer is";
   maps.description = "Each buffer of the step as a rectangle over its events and its offsets.";
   maps.time_title = "event";
+  maps.legend = report::category_legend({Category::gradient, Category::activation, Category::temporary});
   maps.maps = {std::move(map)};
-  return report::svg_address_maps(maps);
+  return report::svg_address_maps(maps, report::Medium::page);
 }
 
 report::Plot plot_of(const nn::GraphPlan& plan) {
@@ -130,9 +131,9 @@ std::string page_of(const nn::StepGraph& step, const nn::GraphPlan& plan) {
   const report::Plot plot = plot_of(plan);
   const report::Figure plans = report::page_figure(plot);
   html += report::figure_card("timeline", timeline.title, area.svg, area.hover_json, timeline.caption) +
-          report::figure_card("map", "Where every buffer is", map_of(step, plan), "",
-                              "Events across, offsets upwards; of many buffers the " + format_grouped(max_mapped) +
-                                  " with the most bytes times events.") +
+          "<figure class=\"card\"><h3>Where every buffer is</h3>" + map_of(step, plan) +
+          "<figcaption>Events across, offsets upwards; of many buffers the " + format_grouped(max_mapped) +
+          " with the most bytes times events.</figcaption></figure>\n" +
           report::figure_card("plot", plot.title, plans.svg, plans.hover_json, plot.caption);
   return html + "<section><h2>The plan</h2><div class=\"card scroll\"><pre>" + escape_markup(nn::to_text(step, plan)) +
          "</pre></div></section>\n" + report::end_page();
@@ -140,12 +141,24 @@ std::string page_of(const nn::StepGraph& step, const nn::GraphPlan& plan) {
 
 }  // namespace plan_graph_detail
 
+void add_graph_flag(CLI::App& command, const std::shared_ptr<std::string>& graph) {
+  command
+      .add_option_function<std::string>(
+          "--graph", [graph](const std::string& path) { *graph = path; },
+          "Plan the training step in this file, of any program (docs/graphs.md)")
+      ->type_name("FILE");
+  command.get_option("MODEL")->required(false);
+}
+
 bool plan_graph(const CLI::App& command, const PlanGraphFlags& flags) {
-  if (flags.graph.empty()) return false;
+  if (flags.graph.empty()) {
+    if (command.get_option("MODEL")->count() == 0) throw CLI::RequiredError("MODEL");
+    return false;
+  }
   const std::set<std::string> known = {"--graph", "--budget", "--json", "--html", "--overwrite"};
   for (const CLI::Option* option : command.get_options()) {
     if (option->count() == 0 || known.contains(option->get_name())) continue;
-    throw ValueError(option->get_name() + ": expected a model, got --graph; leave out one of them");
+    throw ValueError(option->get_name() + ": expected a model to plan, got --graph; leave out one of them");
   }
   check_outputs({{"--html", flags.html, &file_kinds::page}}, {{"--graph", flags.graph}}, flags.overwrites);
   const nn::StepGraph step = nn::read_graph(flags.graph);

@@ -2,6 +2,7 @@
 // thimble plan --graph: a plan for the step of another program.
 
 #include <cstddef>
+#include <memory>
 #include <string>
 
 namespace CLI {
@@ -18,8 +19,11 @@ struct PlanGraphFlags {
   bool is_json = false, overwrites = false;
 };
 
-/// Plans and prints where a graph is given, else false. Throws ValueError for other flags of `command`, FileError,
-/// BudgetError.
+/// Adds --graph, with which `command` needs no MODEL.
+void add_graph_flag(CLI::App& command, const std::shared_ptr<std::string>& graph);
+
+/// Plans and prints where a graph is given, else false, where a model is. Throws ValueError for other flags of
+/// `command`, FileError, BudgetError.
 bool plan_graph(const CLI::App& command, const PlanGraphFlags& flags);
 
 }  // namespace thimble::bench

@@ -56,7 +56,7 @@ void draw_map(Svg& svg, const Frame& frame, const AxisTicks& x, const AxisTicks&
   draw_levels(svg, frame, y, map.levels);
 }
 
-std::string svg_address_maps(const AddressMaps& maps) {
+std::string svg_address_maps(const AddressMaps& maps, Medium medium) {
   double time = 0, high = 0;
   for (const AddressMap& map : maps.maps) {
     for (const MapBlock& block : map.blocks) {
@@ -65,11 +65,10 @@ std::string svg_address_maps(const AddressMaps& maps) {
     }
   }
   const AxisTicks y = make_ticks(0, high * 1.04, {.title = "", .unit = maps.unit}, 5);
-  const double left = left_margin(Medium::file) + 10 + label_width(y), pitch = maps.map_height + 84;
+  const double left = left_margin(medium) + 10 + label_width(y), pitch = maps.map_height + 84;
   const double legend = maps.legend.empty() ? 0 : legend_width(maps.legend) + 28;
-  double top = title_height(Medium::file) + 4;
-  Svg svg(Medium::file, figure_width, top + pitch * static_cast<double>(maps.maps.size()), maps.title,
-          maps.description);
+  double top = title_height(medium) + 4;
+  Svg svg(medium, figure_width, top + pitch * static_cast<double>(maps.maps.size()), maps.title, maps.description);
   draw_title(svg, maps.title);
   const Frame first{.left = left, .top = top + 30, .right = figure_width - 24 - legend};
   const AxisTicks x = make_event_ticks(static_cast<std::size_t>(time), first.width());

@@ -30,6 +30,6 @@ struct AddressMaps {
   Unit unit = Unit::bytes;
   double map_height = 220;
 };
-std::string svg_address_maps(const AddressMaps& maps);
+std::string svg_address_maps(const AddressMaps& maps, Medium medium = Medium::file);
 
 }  // namespace thimble::report

@@ -116,9 +116,8 @@ class Reader {
 
   void read_node(const Json& json) {
     const std::string what = "node " + std::to_string(step_.graph.operators.size());
-    json_.object(
-        json, what, {"inputs", "outputs", "seconds"},
-        {"name", "backward_reads", "backward_seconds", "forward_bytes", "backward_bytes", "waiting_bytes",
+    json_.object(json, what, {"inputs", "outputs", "seconds"},
+                 {"name", "backward_reads", "backward_seconds", "forward_bytes", "backward_bytes", "waiting_bytes",
                   "recompute", "writes_over"});
     remat::GraphOperator op;
     if (json.contains("name")) op.name = json_.text(json["name"], what + ", name");

@@ -318,7 +318,8 @@ TEST_CASE("seeing: the sizes of the snapshot's segment are those of the step's e
     return size;
   };
   std::size_t live = 0;
-  for (const std::size_t bytes : timeline(step.events).back()) live += bytes;
+  const std::vector<CategoryBytes> lives = timeline(step.events);
+  for (const std::size_t bytes : lives.back()) live += bytes;
   REQUIRE((live > 0 && live < step.dynamic.committed_bytes));
   CHECK(size_of("total_size") == step.dynamic.committed_bytes);
   for (const char* const key : {"allocated_size", "active_size", "requested_size"}) CHECK(size_of(key) == live);

@@ -42,7 +42,8 @@ TEST_CASE("program plan --graph: text, JSON and the page", "[program]") {
   CHECK(files_test::contains(small.error, "no plan of the graph keeps 1,000 bytes; the smallest needs 12,0"));
   const Output both = *run(folder, "plan gpt2 --graph '" + file + "'");
   CHECK(both.status == 2);
-  CHECK(files_test::contains(both.error, "expected a model, got --graph"));
+  CHECK(files_test::contains(both.error, "MODEL: expected a model to plan, got --graph"));
+  CHECK(files_test::contains(run(folder, "plan --budget 1MiB")->error, "MODEL is required"));
   files_test::write_text_file(file, "{\"version\": 2}");
   CHECK(run(folder, "plan --graph '" + file + "'")->status == 2);
 }
