@@ -146,7 +146,7 @@ void add_graph_flag(CLI::App& command, const std::shared_ptr<std::string>& graph
   command
       .add_option_function<std::string>(
           "--graph", [graph](const std::string& path) { *graph = path; },
-          "Plan the training step in this file, of any program (docs/graphs.md)")
+          "Plan the training step in this file, of any program")
       ->type_name("FILE");
   command.get_option("MODEL")->required(false);
 }

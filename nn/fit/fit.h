@@ -84,6 +84,9 @@ void count_spills(Plan& plan, const TapeGraph& graph);
 /// tensors, places the blocks again, and takes all figures except times from `make`'s run. Throws what the run throws.
 Plan place_anew(const Plan& plan, const MakeRun& make, Device device);
 
+/// A plan that was made before, for the run that `make` makes: nn::plan_file(path) reads one (nn/fit/plan_file.h).
+using PlanSource = std::function<Plan(const MakeRun& make, Device device, const MakeTier& make_tier)>;
+
 /// Processor time in milliseconds that the refusal of a budget takes at most, about: first the smallest plan, then what
 /// would make the budget enough (nn/fit/levers.h).
 inline constexpr double default_refusal_ms = 1800;

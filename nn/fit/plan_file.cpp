@@ -39,6 +39,12 @@ Plan read_plan(const std::string& path, const MakeRun& make, Device device, cons
                         steps);
 }
 
+PlanSource plan_file(std::string path) {
+  return [path = std::move(path)](const MakeRun& make, Device device, const MakeTier& make_tier) {
+    return read_plan(path, make, device, make_tier);
+  };
+}
+
 Plan plan_from_json(std::string_view json, const std::string& source, const MakeRun& make, Device device,
                     const MakeTier& make_tier, std::size_t steps) {
   using namespace plan_file_detail;

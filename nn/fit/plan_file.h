@@ -24,6 +24,9 @@ void write_plan(const std::string& path, const Plan& plan);
 Plan read_plan(const std::string& path, const MakeRun& make, Device device, const MakeTier& make_tier = nullptr,
                std::size_t steps = 2);
 
+/// read_plan of this file, for those that plan a program themselves (TrainerOptions::plan).
+PlanSource plan_file(std::string path);
+
 /// The same of a text that plan_to_json made; errors name its `source`.
 Plan plan_from_json(std::string_view json, const std::string& source, const MakeRun& make, Device device,
                     const MakeTier& make_tier = nullptr, std::size_t steps = 2);

@@ -247,9 +247,9 @@ class Trainer {
   /// The plan in full, from dry runs: the segments that run again, by module; the plans from the smallest to the
   /// fastest; the bytes of steps and evaluation by category and by module, at their peak.
   std::string explain() { return core_.explain(); }
-  /// Writes the plan of a step for TrainerOptions::plan (nn/fit/plan_file.h). Throws ValueError without a budget, and
-  /// for several ranks, parts or shapes; FileError.
-  void save_plan(const std::string& path) { core_.save_plan(path); }
+  /// The plan of a step, which nn::write_plan writes for TrainerOptions::plan (nn/fit/plan_file.h). Throws ValueError
+  /// without a budget, and for several ranks, parts or shapes.
+  const Plan& step_plan() const { return core_.step_plan(); }
   /// Whether steps kept their plans; nothing where none are placed.
   PlacedArena::Statistics placed() const { return core_.placed(); }
 

@@ -115,10 +115,10 @@ void TrainerCore::check() const {
   if (offload.parameters && has_others) {
     refuse("options.offload.parameters is for one rank; options.ranks.zero = 3 shards the parameters of several");
   }
-  if (!options_.plan.empty() && program_->part_names().size() != 1) {
+  if (options_.plan && program_->part_names().size() != 1) {
     refuse("options.plan: expected a program with one part, got " + std::to_string(program_->part_names().size()));
   }
-  if (!options_.plan.empty() && (has_others || step.micro_batches == auto_micro_batches)) {
+  if (options_.plan && (has_others || step.micro_batches == auto_micro_batches)) {
     refuse(std::string("options.plan: expected one rank and a number of micro-batches, got ") +
            (has_others ? std::to_string(options_.ranks.ranks->size()) + " ranks" : "auto_micro_batches"));
   }
@@ -278,9 +278,9 @@ void TrainerCore::refuse_budget(std::size_t least) {
   }
   const ShapePlan& shape = *shapes_.back();
   if (shape.planners.empty()) {
-    throw BudgetError("trainer: options.plan: " + quote(options_.plan, 200) + " needs " + memory::exact_bytes(least) +
-                          ", the budget is " + memory::exact_bytes(budget),
-                      budget, least);
+    throw BudgetError(
+        "trainer: options.plan needs " + memory::exact_bytes(least) + ", the budget is " + memory::exact_bytes(budget),
+        budget, least);
   }
   std::size_t kept = 0;
   for (const auto& one : shapes_) {

@@ -22,7 +22,6 @@
 #include <thimble/memory/units.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/staging.h>
-#include <thimble/nn/fit/plan_file.h>
 #include <thimble/nn/fit/process_budget.h>
 #include <thimble/nn/fit/segments.h>
 #include <thimble/nn/trainer/trainer_run.h>
@@ -169,20 +168,20 @@ void TrainerCore::complete_offload() {
 /// The plan of the file, for the first key.
 void TrainerCore::read_plan() {
   ShapePlan& shape = *shapes_.front();
-  shape.parts = {
-      nn::read_plan(options_.plan, part_steps(shape.example, 0), options_.device, options_.planner.make_tier)};
+  shape.parts = {options_.plan(part_steps(shape.example, 0), options_.device, options_.planner.make_tier)};
   if (shape.parts.front().packed_bytes == 0 || options_.planner.spilling.packs) return;
-  throw ValueError("trainer: options.plan: " + quote(options_.plan, 200) +
-                   " packs tensors, which rounds gradients; expected options.planner.spilling.packs = true");
+  throw ValueError(
+      "trainer: options.plan"
+      " packs tensors, which rounds gradients; expected options.planner.spilling.packs = true");
 }
 
 /// Plans for a new key. Where no plan fits, everything stays as it was.
 void TrainerCore::add_shape(std::int64_t step, const StepKey& key) {
   begin_ms_ = process::processor_ms();
-  const bool is_of_file = !options_.plan.empty() && shapes_.empty();
-  if (!options_.plan.empty() && !is_of_file && options_.budget_bytes == 0 && options_.process_budget_bytes == 0) {
-    throw PlanError("trainer: options.plan: " + quote(options_.plan, 200) + " is of batches with " +
-                    shapes_.front()->key + ", got one with " + key.shapes + "; a budget plans others as well");
+  const bool is_of_file = options_.plan && shapes_.empty();
+  if (options_.plan && !is_of_file && options_.budget_bytes == 0 && options_.process_budget_bytes == 0) {
+    throw PlanError("trainer: options.plan is of batches with " + shapes_.front()->key + ", got one with " +
+                    key.shapes + "; a budget plans others as well");
   }
   auto shape = std::make_unique<ShapePlan>();
   shape->shapes = key.shapes;
@@ -545,16 +544,16 @@ std::string TrainerCore::memory() const {
   return stack_.ledger->summary() + memory::committed_table(stack_) + memory::to_string(stack_.arena->statistics());
 }
 
-void TrainerCore::save_plan(const std::string& path) {
+const Plan& TrainerCore::step_plan() const {
   const bool is_one = shapes_.size() == 1 && program_->part_names().size() == 1 && is_planned() && !whole_;
   if (!is_one) {
-    throw ValueError("trainer: save_plan: expected a budget, one rank, one part and batches of one shape, got " +
+    throw ValueError("trainer: step_plan: expected a budget, one rank, one part and batches of one shape, got " +
                      std::string(is_planned() ? "a" : "no") + " budget, " +
                      std::to_string(whole_ ? options_.ranks.ranks->size() : 1) + " rank(s), " +
                      std::to_string(program_->part_names().size()) + " part(s), " + std::to_string(shapes_.size()) +
                      " shape(s)");
   }
-  write_plan(path, shapes_.front()->parts.front());
+  return shapes_.front()->parts.front();
 }
 
 std::string TrainerCore::explain() {

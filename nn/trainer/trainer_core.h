@@ -75,8 +75,9 @@ struct TrainerOptions {
   std::string hardware = {};  ///< whose times plans are made with (nn/fit/cost.h); empty: the device's kind
   /// What plans may do that costs transfers or exactness. Its make_tier, where given, makes the tiers of `offload`.
   PlannerOptions planner = {};
-  /// A plan that Trainer::save_plan wrote, of a program with one part: followed, and nothing is searched.
-  std::string plan = {};
+  /// A plan of Trainer::step_plan(), for a program with one part: nn::plan_file(path). It is followed, and nothing is
+  /// searched.
+  PlanSource plan = nullptr;
   /// Processor time in milliseconds that the refusal of a budget takes at most, about; 0 sets no bound.
   double refusal_ms = default_refusal_ms;
   bool is_strict = false;        ///< a step that leaves its plan is a PlanError
@@ -185,7 +186,7 @@ class TrainerCore {
   std::size_t peak_bytes() const;
   std::string memory() const;
   std::string explain();
-  void save_plan(const std::string& path);
+  const Plan& step_plan() const;
   PlacedArena::Statistics placed() const;
 
  private:
@@ -204,7 +205,7 @@ class TrainerCore {
   void read_plan();
   /// Whether steps follow plans.
   bool is_planned() const noexcept {
-    return options_.budget_bytes > 0 || options_.process_budget_bytes > 0 || !options_.plan.empty();
+    return options_.budget_bytes > 0 || options_.process_budget_bytes > 0 || options_.plan;
   }
   memory::OutsideBytes outside() const;
   bool fit_parts(std::size_t target_bytes);

@@ -247,6 +247,10 @@ std::vector<Work> works() {
          return with_gradients({noise({3, 1300}, 1), noise({1300}, 2), noise({1300}, 3)},
                                [](const auto& x) { return layer_norm(x[0], x[1], x[2]); });
        }},
+      {"running sums of long lines",
+       [] {
+         return with_gradients({noise({2, 1300}, 1)}, [](const auto& x) { return cumsum(x[0], 1); });
+       }},
       {"embedding", embedding_of},
       {"Adafactor", adafactor_of},
       {"clipping", clipped},

@@ -12,6 +12,7 @@
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/nn/files/safetensors.h>
+#include <thimble/nn/fit/plan_file.h>
 #include <thimble/nn/layers/weight_average.h>
 #include <thimble/optim/accumulate.h>
 
@@ -334,10 +335,10 @@ TEST_CASE("trainer: a plan is written, followed without a search, and explained"
   const std::string file = folder.path() + "/step.plan";
   nn::TrainerOptions options{.seed = 2, .steps = 3};
   const std::size_t free_bytes = Own(own, options).plan().peak_bytes;
-  CHECK_THROWS_WITH(Own(own, options).save_plan(file), Catch::Contains("expected a budget, one rank, one part"));
+  CHECK_THROWS_WITH(Own(own, options).step_plan(), Catch::Contains("expected a budget, one rank, one part"));
   options.budget_bytes = free_bytes * 7 / 10;
   Own planned(own, options);
-  planned.save_plan(file);
+  nn::write_plan(file, planned.step_plan());
   const std::string text = planned.explain();
   INFO(text);
   for (const char* const part : {"segments that backward runs again", "kept bytes",
@@ -350,13 +351,13 @@ TEST_CASE("trainer: a plan is written, followed without a search, and explained"
   const std::vector<double> expected = budgets_losses(planned);
 
   nn::TrainerOptions follows{.seed = 2, .steps = 3};
-  follows.plan = file;
+  follows.plan = nn::plan_file(file);
   Own follower(own, follows);
   CHECK(follower.plan().peak_bytes == planned.plan().peak_bytes);
   CHECK(budgets_losses(follower) == expected);
   CHECK(follower.peak_bytes() == planned.peak_bytes());
   follows.budget_bytes = planned.plan().peak_bytes / 2;
-  CHECK_THROWS_WITH(Own(own, follows), Catch::Contains("options.plan: '") && Catch::Contains("' needs "));
+  CHECK_THROWS_WITH(Own(own, follows), Catch::Contains("options.plan needs "));
   Sizes other_sizes;
   other_sizes.width = 96, other_sizes.depth = 3;
   follows.budget_bytes = 0;
