@@ -71,7 +71,9 @@ THIMBLE_TARGET_AVX512 void keep_avx512(const std::uint8_t* mask, std::int64_t fi
   for (; i + 16 <= n; i += 16) {
     std::uint16_t bits;
     std::memcpy(&bits, mask + (first + i) / 8, sizeof bits);
-    _mm512_storeu_ps(to + i, _mm512_maskz_loadu_ps(bits, from + i));
+    // Not a masked load: processors do not prefetch those.
+    const __m512 is_set = _mm512_castsi512_ps(_mm512_movm_epi32(bits));
+    _mm512_storeu_ps(to + i, _mm512_and_ps(is_set, _mm512_loadu_ps(from + i)));
   }
   keep_plain(mask, first + i, from + i, to + i, n - i);
 }

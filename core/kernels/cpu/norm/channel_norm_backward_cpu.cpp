@@ -43,7 +43,10 @@ inline const T* before_tail(const ChannelNormGradArgs& args, const ChannelCoeffi
   if (args.tail == NormTail::relu) {
     normalize_run(all, is_far, coefficient, x, buffer, n);
     const T zero = round_for_relu(buffer, args.dtype, n);
-    for (std::int64_t i = 0; i < n; ++i) buffer[i] = kept(buffer[i] > zero, dy[i]);
+    // In two loops: in one, AVX-512 loads dy under a mask, and no processor prefetches such loads.
+    using Bits = std::conditional_t<std::is_same_v<T, float>, std::uint32_t, std::uint64_t>;
+    for (std::int64_t i = 0; i < n; ++i) buffer[i] = bit_cast<T>(Bits{0} - static_cast<Bits>(buffer[i] > zero));
+    for (std::int64_t i = 0; i < n; ++i) buffer[i] = bit_cast<T>(bit_cast<Bits>(buffer[i]) & bit_cast<Bits>(dy[i]));
   } else {
     keep_masked(args.mask, element, dy, buffer, n);
   }
