@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 
 #include <thimble/core/kernels/cpu/base/compute.h>
 #include <thimble/core/kernels/cpu/base/simd.h>
@@ -37,6 +38,8 @@ template <class Rule, class T, Isa target>
 struct Update {
   /// Elements whose roots are taken at a time: few, so that the next ones are on their way from memory meanwhile.
   static constexpr std::int64_t few = 64;
+  /// Elements from there to those whose lines are asked for: processors follow four streams too late by themselves.
+  static constexpr std::int64_t ahead = 512, line = 64 / sizeof(T);
 
   static void run(const Rule& rule, T* __restrict p, const T* __restrict g, T* __restrict first, T* __restrict second,
                   std::int64_t n) {
@@ -54,6 +57,11 @@ struct Update {
   static THIMBLE_ALWAYS_INLINE void update_few(const Rule& rule, T* __restrict p, const T* __restrict g,
                                                T* __restrict first, T* __restrict second, std::int64_t n) {
     alignas(64) T roots[few];
+    for (std::int64_t i = 0; i < n; i += line) {
+      for (const T* const x : std::initializer_list<const T*>{p, g, first, second}) {
+        __builtin_prefetch(x + i + ahead);
+      }
+    }
     for (std::int64_t i = 0; i < n; ++i) rule.advance(p[i], g[i], first[i], second[i]);
     square_roots<target>(static_cast<const T*>(second), static_cast<T*>(roots), n);
     for (std::int64_t i = 0; i < n; ++i) p[i] = rule.updated(p[i], first[i], roots[i]);
