@@ -262,11 +262,9 @@ void check_techniques(const Setup& setup, bool is_text) {
                      ", whose heads have a part of the " + (setup.tp > 1 ? "vocabulary" : "tokens") +
                      " each; full is allowed");
   }
-  if (setup.sizes.feed_forward == FeedForward::tiled && (team_size(setup) > 1 || setup.lora_rank > 0)) {
-    const bool is_cut = team_size(setup) > 1;
-    throw ValueError("`feed_forward`: tiled with " +
-                     (is_cut ? setup_detail::team_in_words(setup) : "`lora_rank` " + std::to_string(setup.lora_rank)) +
-                     ", whose layers " + (is_cut ? "have a part each" : "have adapters") + "; expected full");
+  if (setup.sizes.feed_forward == FeedForward::tiled && team_size(setup) > 1) {
+    throw ValueError("`feed_forward`: tiled with " + setup_detail::team_in_words(setup) +
+                     ", whose layers have a part each; expected full");
   }
   if (setup.sizes.head == Head::chunked && !may_chunk_head(setup)) {
     throw ValueError("`head`: chunked is not for " +

@@ -1,6 +1,7 @@
 // Every pair of techniques: a run with both needs the predicted bytes, and where one of them is exact has the bits of
 // a run with the other; or it is refused by a message that names both.
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <vector>
@@ -22,10 +23,11 @@ struct Technique {
   std::string name;      // as errors have it, in backticks
   bool is_exact = true;  // it has the bits of the plain step
   std::function<void(models::Setup&)> apply;
-  std::string implied = {};  // another option, without which there is no such technique
+  std::vector<std::string> implied = {};  // options without which there is no such technique
 
   bool is_named_by(const std::string& refusal) const {
-    return contains(refusal, "`" + name + "`") || (!implied.empty() && contains(refusal, "`" + implied + "`"));
+    const auto names = [&](const std::string& option) { return contains(refusal, "`" + option + "`"); };
+    return names(name) || std::any_of(implied.begin(), implied.end(), names);
   }
 };
 
@@ -38,23 +40,32 @@ std::vector<Technique> all_techniques(const std::string& folder) {
       {"feed_forward", false, [](models::Setup& s) { s.sizes.feed_forward = models::FeedForward::tiled; }},
       {"recomputes_blocks", true, [](models::Setup& s) { s.recomputes_blocks = true; }},
       {"offload", true, [folder](models::Setup& s) { s.offload = folder; }},
-      {"offloads_optimizer", true, [folder](models::Setup& s) { s.offload = folder, s.offloads_optimizer = true; },
-       "offload"},
-      {"offloads_parameters", true, [folder](models::Setup& s) { s.offload = folder, s.offloads_parameters = true; },
-       "offload"},
-      {"offloads_gradients", true, [folder](models::Setup& s) { s.offload = folder, s.offloads_gradients = true; },
-       "offload"},
+      {"offloads_optimizer",
+       true,
+       [folder](models::Setup& s) { s.offload = folder, s.offloads_optimizer = true; },
+       {"offload"}},
+      {"offloads_parameters",
+       true,
+       [folder](models::Setup& s) { s.offload = folder, s.offloads_parameters = true; },
+       {"offload"}},
+      {"offloads_gradients",
+       true,
+       [folder](models::Setup& s) { s.offload = folder, s.offloads_gradients = true; },
+       {"offload"}},
       {"state", false, [](models::Setup& s) { s.state = DType::bf16; }},
       {"optimizer", false, [](models::Setup& s) { s.optimizer = "adafactor"; }},
       {"precision", false, [](models::Setup& s) { models::set_precision(s, "O2"); }},
       {"loss_scale", false, [](models::Setup& s) { s.loss_scale = optim::GradScalerOptions{.is_dynamic = true}; }},
-      {"lora_rank", false, [](models::Setup& s) { s.lora_rank = 2; }},
-      {"base", false, [](models::Setup& s) { s.lora_rank = 2, models::set_base(s, "nf4"); }, "lora_rank"},
+      {"lora_rank", false, [](models::Setup& s) { s.lora_rank = 2; }, {"lora_targets"}},
+      {"base",
+       false,
+       [](models::Setup& s) { s.lora_rank = 2, models::set_base(s, "nf4"); },
+       {"lora_rank", "lora_targets"}},
       {"window", false, [](models::Setup& s) { s.sizes.window = 5; }},
       {"tp", false, [](models::Setup& s) { s.tp = 2; }},
       {"cp", false, [](models::Setup& s) { s.cp = 2; }},
-      {"pp", false, [](models::Setup& s) { s.pp = 2, s.micro_batches = 2; }, "micro_batches"},
-      {"sequence_parallel", false, [](models::Setup& s) { s.tp = 2, s.sequence_parallel = true; }, "tp"},
+      {"pp", false, [](models::Setup& s) { s.pp = 2, s.micro_batches = 2; }, {"micro_batches"}},
+      {"sequence_parallel", false, [](models::Setup& s) { s.tp = 2, s.sequence_parallel = true; }, {"tp"}},
       {"allows_lossy", true, [](models::Setup& s) { s.allows_lossy = true; }},  // without a budget nothing is packed
   };
 }
