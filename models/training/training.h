@@ -73,7 +73,8 @@ struct TrainOptions {
   bool allows_tf32 = false;              ///< on a CUDA device f32 products may be computed in TF32 (core/launch/tf32.h)
   std::string plan;                      ///< a file that nn::write_plan wrote: followed, and nothing is planned
   bool is_strict = false;                ///< a step that leaves its plan is an error
-  /// Processor time that a refusal for want of memory may take (nn::LeverSearch::refusal_ms), and what it is doing.
+  /// Limit of the processor time that refusing a budget takes (nn::LeverSearch::refusal_ms). `progress` is called with
+  /// each step of planning.
   double refusal_ms = nn::default_refusal_ms;
   std::function<void(const std::string& text)> progress = {};
   bool captures_steps = false;  ///< on a CUDA device steps are captured and replayed (nn/step/captured_step.h)

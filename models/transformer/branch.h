@@ -107,7 +107,7 @@ class GeluMlp final : public Branch {
 /// feed-forward layers in tiles, products in FP8 and coded weights, which have no shards.
 nn::TensorOptions with_shards(const nn::TensorOptions& on, const ModelOptions& sizes,
                               std::span<const nn::ShardedChild> table);
-/// Has a finished model's other layers follow: those without parameters, and those that have tokens in shards.
+/// Completes the sharding of a finished model: layers without parameters, and layers with sharded tokens.
 void finish_shards(Model& model, const nn::TensorOptions& on);
 
 /// An M of `config`, whose children in `table` are sharded as `sizes.team` says.

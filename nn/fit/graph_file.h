@@ -29,8 +29,8 @@ struct StepGraph {
   double backward_s = 0;       ///< of all backwards, 0 where the file has none
 };
 
-/// Reads the text of a file. Throws FileError, naming `source`, for a text that is no graph of version 1: the first
-/// thing that is wrong, its value, and what is expected.
+/// Reads the text of a file. Throws FileError, naming `source`, for a text that is no graph of version 1; the message
+/// has the first wrong key, its value and the expected one.
 StepGraph parse_graph(std::string_view json, const std::string& source);
 
 /// The same of a file of at most 256 MiB.

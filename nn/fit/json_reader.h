@@ -12,7 +12,7 @@
 
 namespace thimble::nn {
 
-/// Refuses values with a FileError that names the file, the value, and what is expected.
+/// Refuses values with a FileError that names the file, the value and the expected one.
 struct JsonReader {
   using Json = nlohmann::ordered_json;
 

@@ -1,6 +1,6 @@
 #pragma once
-// Levers: changes to a program, or to what its plans may do, after which a step needs less. What each would allow, and
-// what it would cost, all on dry devices.
+// Levers: changes to a program, or to the options of its plans, with which a step needs fewer bytes. Dry runs find the
+// bytes and the time of each.
 
 #include <cstddef>
 #include <functional>
@@ -21,7 +21,7 @@ struct LeverSearch {
   /// Processor time at which planning began (process::processor_ms), and how much of it a refusal may take as a whole;
   /// levers beyond that are not tried. 0 sets no bound.
   double begin_ms = 0, refusal_ms = 0;
-  std::function<void(const std::string& text)> progress = {};  ///< told what is tried next; may be empty
+  std::function<void(const std::string& text)> progress = {};  ///< called before each lever; may be empty
 };
 
 /// One change, or several together.

@@ -24,7 +24,7 @@ void write_plan(const std::string& path, const Plan& plan);
 Plan read_plan(const std::string& path, const MakeRun& make, Device device, const MakeTier& make_tier = nullptr,
                std::size_t steps = 2);
 
-/// read_plan of this file, for those that plan a program themselves (TrainerOptions::plan).
+/// A function that reads the plan from this file for a given program, as TrainerOptions::plan takes it.
 PlanSource plan_file(std::string path);
 
 /// The same of a text that plan_to_json made; errors name its `source`.

@@ -152,8 +152,8 @@ class Module {
 
   /// What a recipe for FP8 made of this module's own products; nothing for those that have none.
   virtual Fp8Status fp8_status() const { return {}; }
-  /// Where `parameter`, one of its own, lies in the whole layer's, of which the module is a shard
-  /// (nn/parallel/shards.h); empty for a whole layer.
+  /// The place of a parameter of this shard in the parameter of the whole layer (nn/parallel/shards.h); empty for a
+  /// whole layer.
   virtual std::optional<PlaceInWhole> place_in_whole(const Tensor&) const { return {}; }
 
   /// The path the module runs and allocates under: where it was made, or what child(name, module) has made of it.
