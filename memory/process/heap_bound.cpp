@@ -11,6 +11,18 @@ namespace thimble::memory {
 namespace heap_bound_detail {
 
 constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
+/// A sanitizer's shadow is private and writable, and larger than any memory.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool is_bounded = false;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+constexpr bool is_bounded = false;
+#else
+constexpr bool is_bounded = true;
+#endif
+#else
+constexpr bool is_bounded = true;
+#endif
 /// Page tables, the kernel's stacks, pages that it counts late.
 constexpr std::size_t kernel_bytes = std::size_t{1} << 20;
 
@@ -22,7 +34,7 @@ std::size_t soft_limit() noexcept {
 
 void set_soft_limit(std::size_t bytes) noexcept {
   rlimit limit{};
-  if (getrlimit(RLIMIT_DATA, &limit) != 0) return;
+  if (!is_bounded || getrlimit(RLIMIT_DATA, &limit) != 0) return;
   limit.rlim_cur = bytes == unlimited ? RLIM_INFINITY : static_cast<rlim_t>(bytes);
   setrlimit(RLIMIT_DATA, &limit);
 }

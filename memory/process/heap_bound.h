@@ -14,7 +14,7 @@ namespace thimble::memory {
 std::size_t heap_room(const std::vector<HostLimit>& limits = host_limits());
 
 /// For a scope limits this process to so many private writable bytes (RLIMIT_DATA), or fewer if it was limited to fewer
-/// already. A setting of the process, not of a thread.
+/// already. A setting of the process, not of a thread. With a sanitizer, whose shadow exceeds any bound, there is none.
 class HeapBound {
  public:
   explicit HeapBound(std::size_t bytes) noexcept;

@@ -318,7 +318,7 @@ TEST_CASE("trainer: refusals of a budget say who needs more, and what would fit"
   own.evaluate = nullptr;
   const auto refusal = [&](std::size_t budget) -> std::string {
     try {
-      nn::Trainer<Net, Batch>(own, {.budget_bytes = budget});
+      nn::Trainer<Net, Batch>(own, {.budget_bytes = budget, .refusal_ms = 0});
     } catch (const nn::BudgetError& error) {
       return error.what();
     }
