@@ -33,19 +33,19 @@ Origin origin_of_constant(const OpType& type, std::span<const Tensor> inputs, bo
 /// Like NoGrad, for a caller that already holds the context.
 class Suspended {
  public:
-  explicit Suspended(Context& here) : here_(here), tape_(std::exchange(here.tape, nullptr)) {}
+  explicit Suspended(ThreadContext& here) : here_(here), tape_(std::exchange(here.tape, nullptr)) {}
   ~Suspended() { here_.tape = tape_; }
   Suspended(const Suspended&) = delete;
   Suspended& operator=(const Suspended&) = delete;
 
  private:
-  Context& here_;
+  ThreadContext& here_;
   Tape* tape_;
 };
 
 /// Forward without recording: the operator's inner calls are not recorded.
 template <class Op>
-Tensor run(const Op& op, std::span<const Tensor> inputs, Needs needs, typename Op::Saved& saved, Context& here) {
+Tensor run(const Op& op, std::span<const Tensor> inputs, Needs needs, typename Op::Saved& saved, ThreadContext& here) {
   const Suspended inside(here);
   try {
     fetch_parameters(inputs);
@@ -63,7 +63,7 @@ void Tape::record(const Op& op, typename Op::Saved& saved, std::span<const Tenso
   std::array<Tensor, static_cast<std::size_t>(node_detail::saved_tensors<Op>)> kept;
   const OpType& type = op_type<Op>();
   void* const at = allocate_record(type.size, type.alignment);
-  auto* const record = new (at) Record<Op>{op, {}};
+  auto* const record = new (at) OpRecord<Op>{op, {}};
   node_detail::take_apart(saved, kept, record->attributes);
   push_node(type, at, inputs, kept, output, needs, origin);
 }
@@ -79,7 +79,7 @@ Tensor apply_list(const Op& op, std::span<const Tensor> inputs) {
     if (inputs.size() != static_cast<std::size_t>(operands))
       apply_detail::throw_operands(type, inputs.size(), operands);
   }
-  Context& here = context();
+  ThreadContext& here = context();
   Tape* const tape = here.tape;
   const Needs needs = tape ? tape->needs(type, inputs) : Needs();
   typename Op::Saved saved{};

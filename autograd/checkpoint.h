@@ -10,7 +10,7 @@ namespace thimble {
 /// Nodes recorded while this lives belong to one segment.
 class SegmentScope {
  public:
-  explicit SegmentScope(Policy policy = drop_all) : tape_(context().tape) {
+  explicit SegmentScope(FatePolicy policy = drop_all) : tape_(context().tape) {
     if (tape_) tape_->begin_segment(policy);
   }
   ~SegmentScope() {
@@ -32,7 +32,7 @@ auto checkpoint(F&& block, const In&... inputs) {
 
 /// The same, also keeping the tensors that `policy` names: `checkpoint_with(keep_costly, block, x)`.
 template <class F, class... In>
-auto checkpoint_with(Policy policy, F&& block, const In&... inputs) {
+auto checkpoint_with(FatePolicy policy, F&& block, const In&... inputs) {
   const SegmentScope segment(policy);
   return block(inputs...);
 }

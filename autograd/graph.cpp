@@ -42,7 +42,7 @@ TapeGraph TapeGraph::of(const Tape& tape) {
   const tape_detail::Observer& observer = graph_detail::observer_of(recorded);
   const std::vector<std::uint32_t> program_until = observer.program_until();
   TapeGraph graph;
-  std::unordered_map<const thimble::Storage*, std::uint32_t> known;
+  std::unordered_map<const thimble::memory::Storage*, std::uint32_t> known;
   for (std::size_t i = 0; i < recorded.values.size(); ++i) {
     const Tensor& t = observer.tensors()[i];
     Value value;
@@ -51,7 +51,7 @@ TapeGraph TapeGraph::of(const Tape& tape) {
     value.producer = recorded.values[i].producer;
     value.is_leaf = recorded.values[i].leaf >= 0;
     value.program_until = program_until[i];
-    if (const thimble::Storage* const storage = t.storage().get()) {
+    if (const thimble::memory::Storage* const storage = t.storage().get()) {
       const auto [at, is_new] = known.try_emplace(storage, static_cast<std::uint32_t>(graph.storages.size()));
       if (is_new) graph.storages.push_back({storage->bytes(), storage->category()});
       value.storage = at->second;

@@ -51,7 +51,7 @@ struct TapeGraph {
     /// The operator; null when it is not an Op. Valid as long as `record`.
     template <class Op>
     const Op* as() const {
-      return is<Op>() ? &static_cast<const Record<Op>*>(record)->op : nullptr;
+      return is<Op>() ? &static_cast<const OpRecord<Op>*>(record)->op : nullptr;
     }
   };
   std::vector<Node> nodes;

@@ -27,7 +27,7 @@ auto attributes_of(std::tuple<Members...>) -> decltype(std::tuple_cat(std::declv
 /// The tape's record of a node: the operator and the members of its `struct Saved` that are not tensors. The tensors
 /// are held by value id (autograd/tape.h).
 template <class Op>
-struct Record {
+struct OpRecord {
   using Attributes = decltype(node_detail::attributes_of(tie_members(std::declval<typename Op::Saved&>())));
   Op op;
   Attributes attributes;
@@ -38,7 +38,7 @@ struct OpType {
   const char* name;
   Cost cost;
   Needs differentiable;         ///< operands that may have a gradient
-  std::size_t size, alignment;  ///< of Record<Op>
+  std::size_t size, alignment;  ///< of OpRecord<Op>
   int saved_tensors;
   /// Calls the operator's backward with the kept tensors (in declaration order), which it consumes.
   Gradients (*backward)(void* record, std::span<Tensor> kept, Tensor dy, Needs needs);
@@ -152,7 +152,7 @@ inline constexpr bool has_output_from_saved = requires(const Op& op, typename Op
 
 // Recomputes the result from the saved tensors, if there is a shorter way and they are available.
 template <class Op>
-Tensor output_from_saved(Record<Op>& r, std::span<const Tensor> inputs, std::span<const Tensor> kept) {
+Tensor output_from_saved(OpRecord<Op>& r, std::span<const Tensor> inputs, std::span<const Tensor> kept) {
   using Saved = typename Op::Saved;
   if constexpr (has_output_from_saved<Op>) {
     if (!kept.empty()) {
@@ -191,34 +191,34 @@ const OpType& op_type() {
   static const OpType type{Op::name,
                            node_detail::cost_of<Op>(),
                            node_detail::differentiable_of<Op>(),
-                           sizeof(Record<Op>),
-                           alignof(Record<Op>),
+                           sizeof(OpRecord<Op>),
+                           alignof(OpRecord<Op>),
                            node_detail::saved_tensors<Op>,
                            [](void* record, std::span<Tensor> kept, Tensor dy, Needs needs) {
-                             auto& r = *static_cast<Record<Op>*>(record);
+                             auto& r = *static_cast<OpRecord<Op>*>(record);
                              return r.op.backward(node_detail::put_together<Saved>(kept, r.attributes), std::move(dy),
                                                   needs);
                            },
                            [](void* record, std::span<const Tensor> inputs, std::span<Tensor> kept, Needs needs) {
-                             auto& r = *static_cast<Record<Op>*>(record);
+                             auto& r = *static_cast<OpRecord<Op>*>(record);
                              Saved saved{};
                              Tensor out = node_detail::forward(r.op, inputs, needs, saved);
                              node_detail::take_apart(saved, kept, r.attributes);
                              return out;
                            },
                            [](void* record, std::span<const Tensor> inputs, std::span<const Tensor> kept) {
-                             return node_detail::output_from_saved(*static_cast<Record<Op>*>(record), inputs, kept);
+                             return node_detail::output_from_saved(*static_cast<OpRecord<Op>*>(record), inputs, kept);
                            },
                            node_detail::has_output_from_saved<Op>,
                            []([[maybe_unused]] const void* record, [[maybe_unused]] std::span<const Tensor> inputs,
                               [[maybe_unused]] const Tensor& output) -> double {
                              if constexpr (requires(const Op& op) { op.multiply_adds(inputs, output); }) {
-                               return static_cast<const Record<Op>*>(record)->op.multiply_adds(inputs, output);
+                               return static_cast<const OpRecord<Op>*>(record)->op.multiply_adds(inputs, output);
                              } else {
                                return 0;
                              }
                            },
-                           [](void* record) noexcept { static_cast<Record<Op>*>(record)->~Record<Op>(); }};
+                           [](void* record) noexcept { static_cast<OpRecord<Op>*>(record)->~OpRecord<Op>(); }};
   return type;
 }
 

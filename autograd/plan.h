@@ -40,7 +40,7 @@ constexpr bool keeps_output(Fate fate) noexcept { return (static_cast<unsigned>(
 constexpr bool keeps_saved(Fate fate) noexcept { return (static_cast<unsigned>(fate) & 2u) != 0; }
 
 /// Chooses a fate by the kind of operator.
-using Policy = Fate (*)(const OpType& type);
+using FatePolicy = Fate (*)(const OpType& type);
 
 /// Keeps nothing.
 Fate drop_all(const OpType& type);

@@ -43,7 +43,7 @@ void Tape::time(TapeTimes* times) noexcept { recorded_->times = times; }
 
 bool Tape::records_all() const noexcept { return is_observing() || recorded_->times || segments_->may_recompute(); }
 
-void Tape::begin_segment(Policy policy) { segments_->begin(policy); }
+void Tape::begin_segment(FatePolicy policy) { segments_->begin(policy); }
 
 void Tape::end_segment() noexcept { segments_->end(); }
 
@@ -163,17 +163,17 @@ std::vector<KeptTensor> Tape::kept(std::size_t node) const {
 }
 
 std::size_t Tape::kept_bytes(Category category) const {
-  std::vector<const Storage*> seen;
+  std::vector<const memory::Storage*> seen;
   for (std::uint32_t v = 0; v < recorded_->values.size(); ++v) {
     if (!recorded_->is_held(v)) continue;
-    const Storage* const storage = recorded_->held(v).storage().get();
+    const memory::Storage* const storage = recorded_->held(v).storage().get();
     if (storage && storage->category() == category) seen.push_back(storage);
   }
   std::sort(seen.begin(), seen.end());
   seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
   const bool has_spills = recorded_->spills && category == Category::activation;
   std::size_t bytes = has_spills ? recorded_->spills->bytes_here() : 0;
-  for (const Storage* const storage : seen) bytes += storage->bytes();
+  for (const memory::Storage* const storage : seen) bytes += storage->bytes();
   return bytes;
 }
 

@@ -52,7 +52,7 @@ struct KeptTensor {
   DType dtype;
   std::size_t bytes;  ///< of its storage
   Category category;
-  const Storage* storage;
+  const memory::Storage* storage;
 };
 
 /// Seconds that the nodes of a recording took, by ordinal.
@@ -132,7 +132,7 @@ class Tape {
               Origin origin);
 
   /// Starts a segment for the next nodes, closed when it ends. No effect while a plan is followed.
-  void begin_segment(Policy policy);
+  void begin_segment(FatePolicy policy);
   void end_segment() noexcept;
 
  private:

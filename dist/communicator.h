@@ -149,7 +149,7 @@ class Communicator {
   friend class Transfer;
   friend std::unique_ptr<Communicator> make_dry(int rank, int size);
   friend void require_alike(Communicator& ranks, std::string_view operation, std::span<const Trait> traits);
-  friend std::unique_ptr<Communicator> make_nccl(Communicator& over, Device device);
+  friend std::unique_ptr<Communicator> make_nccl(Communicator& over, memory::Device device);
   Communicator(std::shared_ptr<Transport> transport, int tag, int rank, std::vector<int> members, int all_ranks);
 
   Transfer begin(const char* call, std::span<const Send> sends, std::span<const Receive> receives);

@@ -90,7 +90,7 @@ std::vector<Bucket> DataParallel::buckets_of(const DataParallelOptions& options)
   }
   if (options.zero < 3) return make_buckets(whole_, size(), options.buckets);
   for (const optim::Named& p : whole_) {
-    const Storage* const storage = p.tensor.storage().get();
+    const memory::Storage* const storage = p.tensor.storage().get();
     const auto store = storage != nullptr ? std::dynamic_pointer_cast<ShardStore>(storage->store()) : nullptr;
     if (store == nullptr || (store_ != nullptr && store != store_)) {
       throw ValueError("data parallel: in stage 3 of ZeRO all parameters are in one ShardStore; " + p.name + " is not");

@@ -93,7 +93,7 @@ Tensor DataParallel::own_square_sums(const optim::Optimizer& optimizer) {
     begins.push_back(at);
   }
   if (begins.back() == 0) return Tensor();
-  const Device device = whole_.front().tensor.device();
+  const memory::Device device = whole_.front().tensor.device();
   const Tensor all = Tensor::empty({begins.back()}, DType::f64, device, Category::communication);
   const auto rows_of = [&](int r) {
     const auto k = static_cast<std::size_t>(r);

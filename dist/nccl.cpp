@@ -103,7 +103,7 @@ struct Flight {
 
 class NcclTransport final : public Transport {
  public:
-  NcclTransport(std::unique_ptr<Communicator> host, std::shared_ptr<Transport> below, Device device)
+  NcclTransport(std::unique_ptr<Communicator> host, std::shared_ptr<Transport> below, memory::Device device)
       : Transport(host->rank(), host->size()), host_(std::move(host)), below_(std::move(below)), device_(device) {
     gpu::make_current(device_);
     ncclUniqueId id{};
@@ -230,7 +230,7 @@ class NcclTransport final : public Transport {
 
   std::unique_ptr<Communicator> host_;
   std::shared_ptr<Transport> below_;  // of host_
-  const Device device_;
+  const memory::Device device_;
   cudaStream_t stream_ = nullptr;
   ncclComm_t nccl_ = nullptr;  // null after an abort
   std::map<const Exchange*, Flight> flights_;
@@ -241,7 +241,7 @@ class NcclTransport final : public Transport {
 
 }  // namespace nccl_detail
 
-std::unique_ptr<Communicator> make_nccl(Communicator& over, Device device) {
+std::unique_ptr<Communicator> make_nccl(Communicator& over, memory::Device device) {
   auto host = over.split([](int rank) { return Communicator::Place{0, rank}; });
   if (over.is_dry()) return host;
   return std::make_unique<Communicator>(

@@ -17,6 +17,6 @@ namespace thimble::dist {
 /// outside every arena.
 ///
 /// Throws DeviceError: a build without CUDA or NCCL's header, no libnccl.so.2, no such GPU, or NCCL's error.
-std::unique_ptr<Communicator> make_nccl(Communicator& over, Device device);
+std::unique_ptr<Communicator> make_nccl(Communicator& over, memory::Device device);
 
 }  // namespace thimble::dist

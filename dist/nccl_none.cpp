@@ -4,7 +4,7 @@
 
 namespace thimble::dist {
 
-std::unique_ptr<Communicator> make_nccl(Communicator&, Device device) {
+std::unique_ptr<Communicator> make_nccl(Communicator&, memory::Device device) {
   throw DeviceError(to_string(device) + ": this build has no NCCL; ranks are threads, or processes under MPI");
 }
 

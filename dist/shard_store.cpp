@@ -8,7 +8,7 @@ namespace thimble::dist {
 namespace shard_store_detail {
 
 /// Inside a launch.
-void copy(const void* from, void* to, std::int64_t elements, DType dtype, Device device) {
+void copy(const void* from, void* to, std::int64_t elements, DType dtype, memory::Device device) {
   const Shape shape{elements}, stride{1};
   kernels::copy_kernels(device).copy({shape, from, dtype, stride, to, dtype, stride});
 }
@@ -17,7 +17,7 @@ void copy(const void* from, void* to, std::int64_t elements, DType dtype, Device
 
 ShardStore::ShardStore(Communicator& ranks, const memory::UnitOptions& options) : UnitStore(options), ranks_(ranks) {}
 
-Range ShardStore::range(const Storage& storage, int rank) const {
+Range ShardStore::range(const memory::Storage& storage, int rank) const {
   const std::uint32_t parameter = storage.index_in_store();
   return shard_range(parts_[parameter].elements, ranks_.size(), rank, parameter);
 }
@@ -30,7 +30,7 @@ void ShardStore::add(std::uint32_t parameter, const Tensor& tensor) {
                        tensor.elements(), Transit()};
 }
 
-void ShardStore::begin_write(std::uint32_t parameter, const Storage& storage, const std::byte* at) {
+void ShardStore::begin_write(std::uint32_t parameter, const memory::Storage& storage, const std::byte* at) {
   const Tensor& shard = parts_[parameter].shard;
   if (shard.elements() == 0) return;
   const Range own = shard_range(parts_[parameter].elements, ranks_.size(), ranks_.rank(), parameter);
@@ -41,7 +41,7 @@ void ShardStore::begin_write(std::uint32_t parameter, const Storage& storage, co
   shard.storage()->bump_version();
 }
 
-void ShardStore::begin_read(std::uint32_t parameter, const Storage& storage, std::byte* at) {
+void ShardStore::begin_read(std::uint32_t parameter, const memory::Storage& storage, std::byte* at) {
   Part& part = parts_[parameter];
   const auto size = static_cast<std::int64_t>(size_of(part.shard.dtype()));
   const auto range_of = [&](int rank) { return shard_range(part.elements, ranks_.size(), rank, parameter); };

@@ -29,8 +29,8 @@ class ShardStore final : public memory::UnitStore {
   explicit ShardStore(Communicator& ranks, const memory::UnitOptions& options = {});
 
   /// This rank's shard of a parameter of this store, flat, and its elements of the whole.
-  const Tensor& shard(const Storage& storage) const { return parts_[storage.index_in_store()].shard; }
-  Range range(const Storage& storage, int rank) const;
+  const Tensor& shard(const memory::Storage& storage) const { return parts_[storage.index_in_store()].shard; }
+  Range range(const memory::Storage& storage, int rank) const;
   std::size_t bytes_elsewhere() const override { return 0; }
 
  private:
@@ -41,9 +41,9 @@ class ShardStore final : public memory::UnitStore {
   };
 
   void add(std::uint32_t parameter, const Tensor& tensor) override;
-  void begin_write(std::uint32_t parameter, const Storage& storage, const std::byte* at) override;
+  void begin_write(std::uint32_t parameter, const memory::Storage& storage, const std::byte* at) override;
   void end_write(std::uint32_t) override {}
-  void begin_read(std::uint32_t parameter, const Storage& storage, std::byte* at) override;
+  void begin_read(std::uint32_t parameter, const memory::Storage& storage, std::byte* at) override;
   void end_read(std::uint32_t parameter) override;
   void drop(std::uint32_t parameter) noexcept override;
 

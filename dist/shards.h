@@ -36,7 +36,7 @@ struct Bucket {
   std::vector<std::int64_t> offsets;    ///< of each, in elements; empty where each parameter is sharded separately
   std::int64_t elements = 0;
   DType dtype = DType::f32;
-  Device device;
+  memory::Device device;
   int chunk = 0;                           ///< of a pipeline's stage, whose parameters they are
   std::vector<std::int64_t> bounds;        ///< of shards, in elements: rank r has [bounds[r], bounds[r + 1])
   std::vector<std::vector<Piece>> pieces;  ///< of the parameters, by rank

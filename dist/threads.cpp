@@ -47,13 +47,13 @@ struct Mailbox {
 };
 
 struct World {
-  World(int ranks, Device of_memory)
+  World(int ranks, memory::Device of_memory)
       : size(ranks), device(of_memory), mailboxes(static_cast<std::size_t>(ranks)), running(ranks) {
     for (Mailbox& mailbox : mailboxes) mailbox.ready.reserve(usual_parts * mailboxes.size());
   }
 
   const int size;
-  const Device device;
+  const memory::Device device;
   std::mutex mutex;
   std::map<std::tuple<int, int, int>, std::vector<Part*>> channels;  // of tag, sender, receiver
   std::vector<Mailbox> mailboxes;
@@ -81,7 +81,7 @@ struct World {
   }
 };
 
-void copy(Device device, void* to, const void* from, std::size_t bytes) {
+void copy(memory::Device device, void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   if (!device.is_cuda() || device.is_dry) {
     std::memcpy(to, from, bytes);
@@ -279,7 +279,7 @@ class RankThread {
 
 }  // namespace threads_detail
 
-void run_ranks(int ranks, const std::function<void(Communicator&)>& body, Device device) {
+void run_ranks(int ranks, const std::function<void(Communicator&)>& body, memory::Device device) {
   using namespace threads_detail;
   if (ranks < 1) throw ValueError("run_ranks: " + std::to_string(ranks) + " ranks, expected at least 1");
   if (device.is_cuda() && !device.is_dry) kernels::device_runtime(device);  // or without such a device

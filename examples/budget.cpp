@@ -10,7 +10,7 @@
 using namespace thimble;
 
 struct Net : nn::Module {  // (N, 64) -> (N, 1)
-  explicit Net(Device device) {
+  explicit Net(memory::Device device) {
     for (int i = 0; i < 8; ++i) {
       layers.push_back(&child<nn::Linear>("layer" + std::to_string(i), i == 0 ? 64 : 256, i == 7 ? 1 : 256,
                                           nn::TensorOptions{device}));
@@ -30,12 +30,12 @@ struct Batch {
 
 int main() {
   const nn::TrainedProgram<Net, Batch> program{
-      .model = [](Device device) { return std::make_unique<Net>(device); },
+      .model = [](memory::Device device) { return std::make_unique<Net>(device); },
       .optimizer =
           [](Net& net) { return std::make_unique<optim::Adam>(net.trainable(), optim::AdamOptions{.rate = 1e-3}); },
       .loss = [](Net& net, const Batch& batch) { return mse_loss(net(batch.x), batch.y); },
       .batch =
-          [](std::int64_t, Device device) {
+          [](std::int64_t, memory::Device device) {
             const Tensor x = uniform({1024, 64}, -1, 1, DType::f32, device);
             return Batch{x, sum(mul(x, x), {1}, true)};
           }};

@@ -13,7 +13,7 @@ using namespace thimble;
 /// A multilayer perceptron with residual blocks: (N, 64) -> (N, 1).
 class Net : public nn::Module {
  public:
-  explicit Net(Device device) : in_(child<nn::Linear>("in", 64, 256, nn::TensorOptions{device})) {
+  explicit Net(memory::Device device) : in_(child<nn::Linear>("in", 64, 256, nn::TensorOptions{device})) {
     for (int i = 0; i < 8; ++i) {
       blocks_.push_back(&child<nn::Linear>("block" + std::to_string(i), 256, 256, nn::TensorOptions{device}));
     }
@@ -36,20 +36,20 @@ struct Batch {
 };
 
 /// Points of a function, drawn anew for every step. On a dry device the values are not looked at.
-Batch make_batch(std::int64_t, Device device) {
+Batch make_batch(std::int64_t, memory::Device device) {
   const Tensor x = uniform({1024, 64}, -1, 1, DType::f32, device);
   return {x, sum(mul(x, x), {1}, true)};
 }
 
 int main() {
   const nn::TrainedProgram<Net, Batch> program{
-      .model = [](Device device) { return std::make_unique<Net>(device); },
+      .model = [](memory::Device device) { return std::make_unique<Net>(device); },
       .optimizer =
           [](Net& net) { return std::make_unique<optim::Adam>(net.trainable(), optim::AdamOptions{.rate = 1e-3}); },
       .loss = [](Net& net, const Batch& batch) { return mse_loss(net(batch.x), batch.y); },
       .batch = make_batch,
       .evaluate =
-          [](Net& net, Device device) {
+          [](Net& net, memory::Device device) {
             const Batch batch = make_batch(0, device);
             return nn::read_value(mse_loss(net(batch.x), batch.y));
           }};

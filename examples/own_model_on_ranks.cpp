@@ -22,7 +22,7 @@ constexpr std::int64_t vocabulary = 64, sequence = 64, width = 128, heads = 4, s
 /// x + attention(norm(x)), then x + mlp(norm(x)).
 class Layer : public nn::Module {
  public:
-  explicit Layer(Device device)
+  explicit Layer(memory::Device device)
       : norm1_(child<nn::LayerNorm>("norm1", width, nn::TensorOptions{device})),
         qkv_(child<nn::Linear>("qkv", width, 3 * width, nn::TensorOptions{device})),
         out_(child<nn::Linear>("out", width, width, nn::TensorOptions{device})),
@@ -43,7 +43,8 @@ class Layer : public nn::Module {
 
 class Net : public nn::Module {
  public:
-  explicit Net(Device device) : tokens_(child<nn::Embedding>("tokens", vocabulary, width, nn::TensorOptions{device})) {
+  explicit Net(memory::Device device)
+      : tokens_(child<nn::Embedding>("tokens", vocabulary, width, nn::TensorOptions{device})) {
     for (int i = 0; i < 6; ++i) layers_.push_back(&child<Layer>("layer" + std::to_string(i), device));
     head_ = &child<nn::Linear>("head", width, vocabulary, nn::TensorOptions{device});
   }
@@ -64,7 +65,7 @@ struct Batch {
 };
 
 /// Each sequence counts on from another beginning, by another step.
-Batch make_batch(std::int64_t step, Device device) {
+Batch make_batch(std::int64_t step, memory::Device device) {
   std::vector<std::int64_t> ids, next;
   for (std::int64_t b = 0; b < samples; ++b) {
     for (std::int64_t t = 0; t < sequence; ++t) {
@@ -81,7 +82,7 @@ Batch micro_batch(const Batch& batch, std::int64_t index, std::int64_t count) {
 }
 
 const nn::TrainedProgram<Net, Batch> program{
-    .model = [](Device device) { return std::make_unique<Net>(device); },
+    .model = [](memory::Device device) { return std::make_unique<Net>(device); },
     .optimizer =
         [](Net& net) { return std::make_unique<optim::Adam>(net.trainable(), optim::AdamOptions{.rate = 3e-3}); },
     .loss =

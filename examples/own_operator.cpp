@@ -27,14 +27,14 @@ Tensor block(const Tensor& x, const Tensor& weight) {
 struct Pass {
   std::vector<float> loss, gradient;  // empty on a dry device
   std::size_t kept_bytes;
-  std::vector<Trace::Event> events;
+  std::vector<memory::Trace::Event> events;
 };
 
 // Loss, gradient and backward in an arena of its own; `recomputes` keeps nothing but the block's operands.
-Pass run(Device device, bool recomputes) {
+Pass run(memory::Device device, bool recomputes) {
   const memory::Stack stack = memory::make_resource(device, {.trace = true});
   const ResourceScope scope(stack.top);
-  Generator generator(7);
+  RandomGenerator generator(7);
   const GeneratorScope random(generator);
   const Tensor x = randn({32, 24}, DType::f32, device);       // (N, I)
   Tensor weight = randn({16, 24}, DType::f32, device);        // (O, I)

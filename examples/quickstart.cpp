@@ -6,7 +6,7 @@
 
 using namespace thimble;
 
-std::size_t peak_bytes(Device device, int steps) {
+std::size_t peak_bytes(memory::Device device, int steps) {
   const memory::Stack stack = memory::make_resource(device);  // an arena of its own
   const ResourceScope scope(stack.top);
   const auto model = models::make_model("resnet18", {.image = 32}, {device});

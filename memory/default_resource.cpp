@@ -6,13 +6,13 @@
 
 namespace thimble {
 
-std::unique_ptr<Backing> make_backing(Device device) {
+std::unique_ptr<Backing> make_backing(memory::Device device) {
   if (device.is_dry) return make_dry_backing(device);
   if (device.is_cpu()) return make_cpu_backing();
   return make_cuda_backing(device);
 }
 
-std::shared_ptr<Resource> default_resource(Device device) { return memory::default_stack(device).top; }
+std::shared_ptr<memory::Resource> default_resource(memory::Device device) { return memory::default_stack(device).top; }
 
 namespace memory {
 

@@ -15,6 +15,6 @@ constexpr bool has_small_stem(std::int64_t image) noexcept { return image <= 64;
 void require_image_options(std::string_view name, const ModelOptions& options, std::int64_t smallest);
 
 /// Images (N, H, W, C) in `dtype` and targets (N) i64, zeros, booked as input. Throws ValueError unless samples >= 1.
-Batch empty_image_batch(const ModelOptions& options, std::int64_t samples, DType dtype, Device device);
+Batch empty_image_batch(const ModelOptions& options, std::int64_t samples, DType dtype, memory::Device device);
 
 }  // namespace thimble::models

@@ -82,7 +82,7 @@ class Model : public nn::Module {
   /// Mean cross-entropy, one element.
   virtual Tensor loss(const Batch& batch);
   /// A batch of the right shapes and dtypes on `device`, booked as input, with zeros in it: for dry runs and timing.
-  virtual Batch empty_batch(std::int64_t samples, Device device) const = 0;
+  virtual Batch empty_batch(std::int64_t samples, memory::Device device) const = 0;
   /// True for models over token ids.
   virtual bool is_text() const noexcept = 0;
   /// True for models over token ids that learn what the input hides, instead of what comes next.

@@ -25,7 +25,7 @@ Pieces::Pieces(std::vector<std::unique_ptr<Model>> pieces) : Model(pieces.front(
 Tensor Pieces::forward(const Tensor&) { pieces_detail::refuse("forward", pieces_.size()); }
 Tensor Pieces::loss(const Batch&) { pieces_detail::refuse("loss", pieces_.size()); }
 
-Batch Pieces::empty_batch(std::int64_t samples, Device device) const {
+Batch Pieces::empty_batch(std::int64_t samples, memory::Device device) const {
   return pieces_.front()->empty_batch(samples, device);
 }
 

@@ -25,7 +25,7 @@ class Pieces final : public Model {
   /// Throw PlanError: what lies between the pieces is on other ranks, so each runs by itself.
   Tensor forward(const Tensor& input) override;
   Tensor loss(const Batch& batch) override;
-  Batch empty_batch(std::int64_t samples, Device device) const override;
+  Batch empty_batch(std::int64_t samples, memory::Device device) const override;
   bool is_text() const noexcept override;
   bool is_masked() const noexcept override;
   std::string_view hidden_layers() const noexcept override;

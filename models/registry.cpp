@@ -155,7 +155,7 @@ ModelOptions complete_options(std::string_view name, const ModelOptions& options
 }
 
 std::vector<ModelInfo> model_list() {
-  Generator unused;  // initial values are not drawn from the caller's generator
+  RandomGenerator unused;  // initial values are not drawn from the caller's generator
   const GeneratorScope scope(unused);
   std::vector<ModelInfo> list;
   for (const registry_detail::Row& row : registry_detail::rows) {

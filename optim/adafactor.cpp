@@ -50,7 +50,7 @@ Adafactor::Adafactor(std::vector<Named> parameters, AdafactorOptions options)
 }
 
 void Adafactor::update(std::span<const std::size_t> indices) {
-  const Device device = parameters()[indices.front()].tensor.device();
+  const memory::Device device = parameters()[indices.front()].tensor.device();
   list_.clear();
   launch(device, [&](const Addresses& at) {
     for (const std::size_t i : indices) list_.push_back(arguments(i, at));

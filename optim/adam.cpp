@@ -42,7 +42,7 @@ kernels::AdamArgs Adam::arguments(std::size_t index, const Addresses& at) const 
 }
 
 void Adam::update(std::span<const std::size_t> indices) {
-  const Device device = parameters()[indices.front()].tensor.device();
+  const memory::Device device = parameters()[indices.front()].tensor.device();
   list_.clear();
   launch(device, [&](const Addresses& at) {
     for (const std::size_t i : indices) list_.push_back(arguments(i, at));

@@ -39,7 +39,7 @@ void for_each_list(const std::vector<Named>& parameters, const Make& make, const
 
 Tensor gradient_square_sums(const std::vector<Named>& parameters) {
   std::int64_t count = 0;
-  Device device = cpu;
+  memory::Device device = cpu;
   for (const Named& p : parameters) {
     const Tensor* const gradient = clip_detail::gradient_of(p);
     if (gradient == nullptr) continue;

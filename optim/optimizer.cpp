@@ -96,7 +96,7 @@ void Optimizer::step_all() {
   }
   const std::span<const std::size_t> all(with_gradient_);
   for (std::size_t first = 0; first < all.size();) {
-    const Device device = parameters_[all[first]].tensor.device();
+    const memory::Device device = parameters_[all[first]].tensor.device();
     std::size_t last = first + 1;
     while (last < all.size() && parameters_[all[last]].tensor.device() == device) ++last;
     update(all.subspan(first, last - first));

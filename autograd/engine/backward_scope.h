@@ -21,7 +21,7 @@ class BackwardScope {
   BackwardScope& operator=(const BackwardScope&) = delete;
 
  private:
-  Context before_;
+  ThreadContext before_;
 };
 
 }  // namespace thimble::tape_detail

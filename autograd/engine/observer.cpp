@@ -20,11 +20,11 @@ void Observer::add_value(const Tensor& t) {
 
 // The values that the program may have held, and whose bytes only tape and observer hold now.
 std::vector<std::uint32_t> Observer::left_by_program() const {
-  std::unordered_map<const Storage*, long> holds;
+  std::unordered_map<const memory::Storage*, long> holds;
   for (const std::uint32_t v : in_program_) holds[tensors_[v].storage().get()] += recorded_.is_held(v) ? 2 : 1;
   std::vector<std::uint32_t> left;
   for (const std::uint32_t v : in_program_) {
-    const std::shared_ptr<Storage>& storage = tensors_[v].storage();
+    const std::shared_ptr<memory::Storage>& storage = tensors_[v].storage();
     if (storage.use_count() == holds.at(storage.get())) left.push_back(v);
   }
   return left;

@@ -9,7 +9,7 @@
 // - A recomputed tensor goes to its waiting readers (a node's Saved, or the sources of an inner segment) and to the
 //   nodes that will reread it; after the last of them it is free.
 // - Bits equal the first run. An operator's record holds everything that its random numbers depend on (RandomSite:
-//   seed, step, site, first sample), so a dropout draws the same mask, and no count advances. Context::is_recomputing
+//   seed, step, site, first sample), so a dropout draws the same mask, and no count advances. context().is_recomputing
 //   keeps operators from updating statistics twice.
 //
 // Example: nodes 0 (mul), 1 (relu) and 2 (exp) of one segment that drops all. Backward reaches node 2:

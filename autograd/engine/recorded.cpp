@@ -113,7 +113,7 @@ KeptTensor Recorded::kept_tensor(std::uint32_t value) const {
 
 void Recorded::require_unwritten(const Node& reader, std::uint32_t value) const {
   const bool is_spilled = values[value].spill >= 0;
-  const Storage* const storage = is_spilled ? nullptr : held(value).storage().get();
+  const memory::Storage* const storage = is_spilled ? nullptr : held(value).storage().get();
   const std::uint32_t noted = values[value].version;
   const std::uint32_t now = is_spilled ? spills->version(value) : storage ? storage->version() : 0;
   if (now == noted) return;

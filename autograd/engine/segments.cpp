@@ -27,7 +27,7 @@ void Segments::clear() noexcept {
   for (const TapePlan::Segment& s : plan_->segments) segments_.push_back({s.first, s.end, s.parent, drop_all});
 }
 
-void Segments::begin(Policy policy) {
+void Segments::begin(FatePolicy policy) {
   if (plan_ || recorded_.observer) return;
   const auto node = static_cast<std::uint32_t>(recorded_.nodes.size());
   segments_.push_back({node, node, innermost_, policy});

@@ -34,7 +34,7 @@ struct Source {
 struct Segment {
   std::uint32_t first_node, end_node;
   std::int32_t parent;
-  Policy policy;
+  FatePolicy policy;
   bool is_open = false;  // during its recomputation
   bool is_settled = false;
   std::vector<Source> sources = {};  // held
@@ -61,7 +61,7 @@ class Segments {
   /// Ready for the next recording.
   void clear() noexcept;
 
-  void begin(Policy policy);
+  void begin(FatePolicy policy);
   void end() noexcept;
 
   /// Whether the program is inside a segment.

@@ -63,7 +63,7 @@ void Spills::before(std::uint32_t next) {
 }
 
 // The values that hold a storage. Empty where its bytes cannot go: one is a leaf, or has a scale, or a store has them.
-std::vector<std::uint32_t> Spills::values_on(const Storage* storage) const {
+std::vector<std::uint32_t> Spills::values_on(const memory::Storage* storage) const {
   std::vector<std::uint32_t> list;
   if (storage != nullptr && storage->store()) return list;
   for (std::uint32_t v = 0; v < recorded_.values.size(); ++v) {
@@ -77,7 +77,7 @@ std::vector<std::uint32_t> Spills::values_on(const Storage* storage) const {
 // Packs a tensor, or begins to write it.
 void Spills::begin(std::uint32_t index) {
   Entry& entry = entries_[index];
-  const Storage* const storage = entry.storage.lock().get();
+  const memory::Storage* const storage = entry.storage.lock().get();
   if (storage == nullptr) return;
   const std::vector<std::uint32_t> values = values_on(storage);
   if (values.empty()) return;
@@ -173,7 +173,7 @@ void Spills::forget(std::uint32_t value) noexcept {
 
 KeptTensor Spills::kept_tensor(std::uint32_t value) const {
   const Entry& entry = entry_of(value);
-  const Storage* const storage = entry.packed.storage().get();
+  const memory::Storage* const storage = entry.packed.storage().get();
   KeptTensor kept{value, entry.member(value).shape, entry.dtype, 0, Category::temporary, storage};
   if (storage == nullptr) return kept;
   kept.dtype = entry.packed.dtype();

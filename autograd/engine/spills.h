@@ -68,7 +68,7 @@ class Spills {
   };
   struct Entry {
     TapePlan::Spill plan;
-    std::weak_ptr<Storage> storage = {};  // until it is away
+    std::weak_ptr<memory::Storage> storage = {};  // until it is away
     State state = State::here;
     std::vector<Member> members = {};  // while it is away
     std::uint32_t version = 0;         // of the storage when it was spilled
@@ -89,7 +89,7 @@ class Spills {
   const Entry& entry_of(std::uint32_t value) const {
     return entries_[static_cast<std::size_t>(recorded_.values[value].spill)];
   }
-  std::vector<std::uint32_t> values_on(const Storage* storage) const;
+  std::vector<std::uint32_t> values_on(const memory::Storage* storage) const;
   void begin(std::uint32_t index);
   void complete(std::uint32_t index);
   void leave(std::uint32_t index, std::span<const std::uint32_t> values);

@@ -16,7 +16,7 @@ Tensor quantize_q8(const Tensor& weight) {
   if (weight.rank() != 2 || weight.size(1) % kernels::q8_block != 0) {
     throw ShapeError("quantize_q8: weight " + to_string(weight.shape()) + "; expected (out, in) with 32 dividing in");
   }
-  const Device device = weight.device();
+  const memory::Device device = weight.device();
   if (device.is_cuda() && !device.is_dry) {  // a copy on the host
     return to_device(quantize_q8(to_device(weight.detach(), cpu)), device, Category::parameter);
   }

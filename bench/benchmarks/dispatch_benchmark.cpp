@@ -53,7 +53,7 @@ Tensor chain(Tensor x, const Tensor& y, int nodes) {
   return x;
 }
 
-Cost measure(Device device, int nodes, int rounds) {
+Cost measure(memory::Device device, int nodes, int rounds) {
   const memory::Stack stack = memory::make_resource(device);
   const ResourceScope scope(stack.top);
   Tensor x = zeros({1}, DType::f32, device);

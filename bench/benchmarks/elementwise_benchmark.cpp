@@ -45,28 +45,28 @@ struct Operands {
 
 struct Case {
   const char* name;
-  std::function<Operands(Device, DType)> make;
+  std::function<Operands(memory::Device, DType)> make;
   std::function<Tensor(const Operands&)> run;
 };
 
-Tensor values(const Shape& shape, DType dtype, Device device) { return randn(shape, dtype, device); }
+Tensor values(const Shape& shape, DType dtype, memory::Device device) { return randn(shape, dtype, device); }
 
 /// One operand of (rows, width), two of it, and its rows' weight and bias.
-Operands one(Device device, DType dtype) { return {{values({rows, width}, dtype, device).require_grad()}}; }
-Operands two(Device device, DType dtype) {
+Operands one(memory::Device device, DType dtype) { return {{values({rows, width}, dtype, device).require_grad()}}; }
+Operands two(memory::Device device, DType dtype) {
   return {{values({rows, width}, dtype, device).require_grad(), values({rows, width}, dtype, device).require_grad()}};
 }
-Operands normed(Device device, DType dtype) {
+Operands normed(memory::Device device, DType dtype) {
   return {{values({rows, width}, dtype, device).require_grad(), full({width}, 1, DType::f32, device).require_grad(),
            zeros({width}, DType::f32, device).require_grad()}};
 }
-Operands pictures(Device device, DType dtype) {
+Operands pictures(memory::Device device, DType dtype) {
   const Shape shape{images, side, side, channels};
   return {{values(shape, dtype, device).require_grad(), values(shape, dtype, device).require_grad(),
            full({channels}, 1, DType::f32, device).require_grad(), zeros({channels}, DType::f32, device).require_grad(),
            zeros({channels}, DType::f32, device), full({channels}, 1, DType::f32, device)}};
 }
-Operands classified(Device device, DType dtype) {
+Operands classified(memory::Device device, DType dtype) {
   Tensor target = zeros({samples}, DType::i64, device);
   if (!device.is_dry) {
     std::vector<std::int64_t> classes_of(samples);

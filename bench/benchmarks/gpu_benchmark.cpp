@@ -40,12 +40,12 @@
 namespace thimble {
 namespace gpu_benchmark_detail {
 
-void wait(Device device) {
+void wait(memory::Device device) {
   if (device.is_cuda()) kernels::device_runtime(device).synchronize(device);
 }
 
 // Seconds of one call.
-double seconds_of(Device device, const std::function<void()>& call) {
+double seconds_of(memory::Device device, const std::function<void()>& call) {
   using Clock = std::chrono::steady_clock;
   call();
   wait(device);
@@ -78,7 +78,7 @@ void pass(Tensor x, const std::function<Tensor(const Tensor&)>& call) {
   tape.backward(y, y.detach());
 }
 
-void run(Device device, std::int64_t scale) {
+void run(memory::Device device, std::int64_t scale) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const auto values = [&](const Shape& shape) { return normal(shape, 0, 1, dtype, device, next_random_site()); };
     const std::int64_t n = std::max<std::int64_t>(8, 4096 / scale), rows = std::max<std::int64_t>(8, 16384 / scale);
@@ -173,7 +173,7 @@ void run(Device device, std::int64_t scale) {
 
 /// Linear layers of n to n features for n rows: bf16, FP8 with each kind of scales, 8-bit integers. A pass is forward
 /// and both gradients.
-void run_linear_layers(Device device, std::int64_t scale) {
+void run_linear_layers(memory::Device device, std::int64_t scale) {
   const Fp8Format formats[] = {{Fp8Scaling::delayed}, {Fp8Scaling::current}, {Fp8Scaling::block}};
   const char* const names[] = {"fp8", "fp8_current", "fp8_block"};
   for (const std::int64_t whole : {1024, 2048, 4096, 8192}) {
@@ -224,7 +224,7 @@ void run_linear_layers(Device device, std::int64_t scale) {
 }
 
 /// Updates of one large matrix, by all that they read and write.
-void run_optimizers(Device device, std::int64_t scale) {
+void run_optimizers(memory::Device device, std::int64_t scale) {
   const std::int64_t rows = std::max<std::int64_t>(8, 16384 / scale);
   Tensor p = normal({rows, 1024}, 0, 1, DType::f32, device, next_random_site());
   p.require_grad();
@@ -240,7 +240,7 @@ void run_optimizers(Device device, std::int64_t scale) {
 }
 
 /// An update of as many parameters as a GPT-2 of 124M elements has, all of them small: what launches cost.
-void run_small_updates(Device device) {
+void run_small_updates(memory::Device device) {
   std::vector<optim::Named> list;
   for (int i = 0; i < 148; ++i) {
     Tensor p = normal({i % 2 == 0 ? 768 : 2304}, 0, 1, DType::f32, device, next_random_site());
@@ -254,11 +254,11 @@ void run_small_updates(Device device) {
 }
 
 /// Training steps of a model, one launch after the other and as a graph.
-void run_steps(Device device, const models::Setup& setup) {
+void run_steps(memory::Device device, const models::Setup& setup) {
   const memory::Stack stack =
       memory::make_resource(device, {.plans = nn::plan_steps(device, models::zero_batch_run(setup))});
   const ResourceScope scope(stack.top);
-  Generator generator(1);
+  RandomGenerator generator(1);
   const GeneratorScope random(generator);
   const std::unique_ptr<models::Model> model =
       models::make_model(setup.model, setup.sizes, models::tensor_options(setup, device));
@@ -285,7 +285,7 @@ void run_steps(Device device, const models::Setup& setup) {
   report((name + "graph").c_str(), setup.dtype, seconds_of(device, [&] { recorded.run(); }), 1e9, "steps/s");
 }
 
-void run_all_steps(Device device) {
+void run_all_steps(memory::Device device) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     models::Setup gpt, mlp, resnet;
     gpt.dtype = mlp.dtype = resnet.dtype = dtype;
@@ -297,7 +297,7 @@ void run_all_steps(Device device) {
 }
 
 /// What the libraries did and refused since `before`.
-void report_libraries(const std::string& name, const std::string& dtype, Device device,
+void report_libraries(const std::string& name, const std::string& dtype, memory::Device device,
                       const kernels::LibraryUse& before) {
   const kernels::LibraryUse now = kernels::device_runtime(device).library_use();
   const auto since = [](std::uint64_t later, std::uint64_t earlier) {
@@ -310,7 +310,7 @@ void report_libraries(const std::string& name, const std::string& dtype, Device 
 }
 
 /// One training step of each model.
-void run_libraries(Device device, std::int64_t scale) {
+void run_libraries(memory::Device device, std::int64_t scale) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const char* const name : {"resnet50", "googlenet", "vit-b16", "gpt2"}) {
       models::Setup setup;
@@ -334,7 +334,7 @@ void run_libraries(Device device, std::int64_t scale) {
 int main(int count, char** arguments) {
   using namespace thimble;
   try {
-    const Device device = parse_device(count > 1 ? arguments[1] : "cuda");
+    const memory::Device device = parse_device(count > 1 ? arguments[1] : "cuda");
     const std::int64_t scale = count > 2 ? std::atoll(arguments[2]) : 1;
     if (scale < 1) throw ValueError("SCALE: " + std::string(arguments[2]) + "; at least 1 is allowed");
     const std::string parts = count > 3          ? arguments[3]

@@ -32,11 +32,11 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t mib = std::size_t{1} << 20;
 
-void wait(Device device) {
+void wait(memory::Device device) {
   if (device.is_cuda() && !device.is_dry) kernels::device_runtime(device).synchronize(device);
 }
 
-double ms_of(Device device, const std::function<void()>& call) {
+double ms_of(memory::Device device, const std::function<void()>& call) {
   wait(device);
   const Clock::time_point start = Clock::now();
   call();
@@ -59,7 +59,7 @@ std::string moves_text(const Arena::Statistics& figures) {
   return text;
 }
 
-void copies_and_pages(Device device, std::size_t bytes) {
+void copies_and_pages(memory::Device device, std::size_t bytes) {
   const std::unique_ptr<Backing> backing = make_backing(device);
   if (backing->reserve(2 * bytes) == nullptr) throw DeviceError("gpu_memory_benchmark: no addresses");
   double commit = 1e30, decommit = 1e30, copy = 1e30, fill = 1e30;
@@ -79,33 +79,34 @@ void copies_and_pages(Device device, std::size_t bytes) {
 }
 
 /// Every second of these blocks is freed, and the others slide over the holes.
-void slide(const char* name, Device device, std::size_t bytes, std::size_t block, std::size_t hole, bool by_pages) {
+void slide(const char* name, memory::Device device, std::size_t bytes, std::size_t block, std::size_t hole,
+           bool by_pages) {
   double best = 1e30;
   Arena::Statistics figures;
   for (int round = 0; round < 5; ++round) {
     Arena arena(
         make_backing(device),
         {.reserve_bytes = 4 * bytes, .compaction = Arena::Compaction::never, .remap_from_bytes = by_pages ? block : 0});
-    std::vector<Block*> stay, go;
+    std::vector<memory::Block*> stay, go;
     for (std::size_t at = 0; at < bytes; at += block) {
       go.push_back(arena.allocate({.bytes = hole}));
       stay.push_back(arena.allocate({.bytes = block}));
     }
-    for (Block* const b : go) arena.deallocate(b, nullptr);
+    for (memory::Block* const b : go) arena.deallocate(b, nullptr);
     const double ms = ms_of(device, [&] { arena.compact(); });
     if (ms < best) figures = arena.statistics();
     best = std::min(best, ms);
-    for (Block* const b : stay) arena.deallocate(b, nullptr);
+    for (memory::Block* const b : stay) arena.deallocate(b, nullptr);
   }
   report(name, bytes, best, moves_text(figures).c_str());
 }
 
 /// Blocks of all sizes come and go near the capacity, so that requests find no hole though there is room.
-void trace(Device device, std::size_t bytes) {
+void trace(memory::Device device, std::size_t bytes) {
   Arena arena(make_backing(device), {.capacity_bytes = bytes});
   std::mt19937 random(11);
   const auto draw = [&](std::size_t below) { return static_cast<std::size_t>(random()) % below; };
-  std::vector<Block*> live;
+  std::vector<memory::Block*> live;
   const auto free_one = [&] {
     const std::size_t which = draw(live.size());
     arena.deallocate(live[which], nullptr);
@@ -132,7 +133,8 @@ constexpr int training_steps = 3;
 
 /// What an arena of that capacity does in training steps, and the milliseconds of all; no allocations where it is too
 /// small.
-std::pair<Arena::Statistics, double> train(const models::Setup& setup, Device device, const Arena::Options& arena) {
+std::pair<Arena::Statistics, double> train(const models::Setup& setup, memory::Device device,
+                                           const Arena::Options& arena) {
   const memory::Stack stack = memory::make_resource(device, {.arena = arena});
   const ResourceScope scope(stack.top);
   try {
@@ -148,7 +150,7 @@ std::pair<Arena::Statistics, double> train(const models::Setup& setup, Device de
 }
 
 /// Training in the smallest arena that is enough when blocks move; a dry run finds it.
-void training(Device device, const char* model, std::int64_t batch) {
+void training(memory::Device device, const char* model, std::int64_t batch) {
   models::Setup setup;
   setup.model = model;
   setup.batch = batch;
@@ -173,7 +175,7 @@ void training(Device device, const char* model, std::int64_t batch) {
 
 int main(int count, char** arguments) {
   try {
-    const Device device = parse_device(count > 1 ? arguments[1] : "cuda");
+    const memory::Device device = parse_device(count > 1 ? arguments[1] : "cuda");
     const long long size = count > 2 ? std::atoll(arguments[2]) : 1024;
     if (size < 64 || size % 64 != 0)
       throw ValueError("MIB: " + std::string(arguments[2]) + "; multiples of 64 are allowed");

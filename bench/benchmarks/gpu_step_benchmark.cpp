@@ -51,7 +51,7 @@ struct Options {
 /// What the device has counted; nothing on the cpu.
 struct Counts {
   std::uint64_t waits = 0, launches = 0;
-  static Counts of(Device device) {
+  static Counts of(memory::Device device) {
     if (!device.is_cuda()) return {};
     const kernels::DeviceRuntime& runtime = kernels::device_runtime(device);
     return {runtime.synchronization_count(), runtime.launch_count()};
@@ -68,13 +68,13 @@ void put_libraries(nlohmann::ordered_json& json, const kernels::LibraryUse& use)
   put("cudnn", use.cudnn);
 }
 
-void wait(Device device) {
+void wait(memory::Device device) {
   if (device.is_cuda()) kernels::device_runtime(device).synchronize(device);
 }
 
 void measure(const Options& options) {
   const models::Setup& setup = options.setup;
-  const Device device = parse_device_flag("--device", options.device);
+  const memory::Device device = parse_device_flag("--device", options.device);
   const nn::MakeRun make = random_run(setup);
   const Tf32Scope products(options.allows_tf32);
   nn::Plan plan;

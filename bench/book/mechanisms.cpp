@@ -111,17 +111,19 @@ std::string draw_slide_puzzle() {
   options.arena.capacity_bytes = 12 * unit;
   const memory::Stack stack = memory::make_resource(dry(cpu), std::move(options));
   const auto allocate = [&](std::size_t units) { return stack.top->allocate({.bytes = units * unit}); };
-  const auto place = [&](const Block* b) { return static_cast<std::size_t>(b->address - stack.arena->base()) / unit; };
+  const auto place = [&](const memory::Block* b) {
+    return static_cast<std::size_t>(b->address - stack.arena->base()) / unit;
+  };
   struct Named {
     std::string name;
-    Block* block;
+    memory::Block* block;
     std::size_t units;
   };
   // a a . . b b b b . . c .: two free places at each side of b, one at the end.
   Named a{"a", allocate(2), 2};
-  Block* const first = allocate(2);
+  memory::Block* const first = allocate(2);
   Named b{"b", allocate(4), 4};
-  Block* const second = allocate(2);
+  memory::Block* const second = allocate(2);
   Named c{"c", allocate(1), 1};
   stack.top->deallocate(first, nullptr), stack.top->deallocate(second, nullptr);
   Svg svg(report::Medium::file, report::figure_width, 270, "Blocks slid together",
@@ -156,7 +158,7 @@ std::string draw_slide_puzzle() {
   };
   slide(b_before, b), slide(c_before, c);
   svg.text(left, 240, "moved: " + format_grouped(moved_bytes) + " B, the fewest that make room", {.size = 12.5});
-  for (Block* const block : {a.block, b.block, c.block, fresh.block}) stack.top->deallocate(block, nullptr);
+  for (memory::Block* const block : {a.block, b.block, c.block, fresh.block}) stack.top->deallocate(block, nullptr);
   return svg.finish();
 }
 

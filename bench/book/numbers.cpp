@@ -128,7 +128,7 @@ std::string draw_layer_errors() {
   using namespace nn::quant;
   models::ModelOptions sizes;
   sizes.image = 16, sizes.channels = 3, sizes.width = 8;
-  Generator generator(1);
+  RandomGenerator generator(1);
   const GeneratorScope scope(generator);
   const auto model = models::make_model("resnet18", sizes);
   model->eval();

@@ -54,7 +54,7 @@ std::string draw_address_map() {
   const PlanView view = plans_detail::view_of(0);
   const StepTrace& step = view.planned();
   std::set<Category> seen;
-  for (const Trace::Event& event : step.events) seen.insert(event.category);
+  for (const memory::Trace::Event& event : step.events) seen.insert(event.category);
   const auto map_of = [&](const StepLayout& layout, const std::string& name) {
     return report::step_blocks(step, layout, name + ": height " + format_grouped(layout.height_bytes) + " B");
   };

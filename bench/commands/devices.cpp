@@ -50,7 +50,7 @@ std::string huge_pages() {
 }
 
 // Why the device cannot be used; empty when it can.
-std::string obstacle(Device device) {
+std::string obstacle(memory::Device device) {
   try {
     make_backing(device);
     return {};

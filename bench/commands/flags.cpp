@@ -142,10 +142,10 @@ std::size_t parse_bytes(std::string_view flag, const std::string& text) {
   }
 }
 
-Device parse_device_flag(std::string_view flag, const std::string& text) {
+memory::Device parse_device_flag(std::string_view flag, const std::string& text) {
   constexpr const char* expected = "cpu, cuda or cuda:N";
   try {
-    const Device device = parse_device(text);
+    const memory::Device device = parse_device(text);
     if (!device.is_dry) return device;
   } catch (const ValueError&) {
     refuse_value(flag, expected, text);

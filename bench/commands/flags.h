@@ -38,7 +38,7 @@ std::size_t parse_bytes(std::string_view flag, const std::string& text);
 bool parse_choice(std::string_view flag, const std::string& text, std::string_view yes, std::string_view no);
 
 /// The device in `text`: cpu, cuda or cuda:N. Throws ValueError that names `flag`.
-Device parse_device_flag(std::string_view flag, const std::string& text);
+memory::Device parse_device_flag(std::string_view flag, const std::string& text);
 
 /// Adds --overwrite: outputs may replace files of other kinds (core/files/outputs.h).
 void add_overwrite_flag(CLI::App& command, bool& target);

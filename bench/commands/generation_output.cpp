@@ -45,7 +45,7 @@ void check_flags(const CLI::App& command) {
 
 }  // namespace generation_output_detail
 
-void print_generation_json(const models::GenerationPlan& plan, Device device, std::size_t budget) {
+void print_generation_json(const models::GenerationPlan& plan, memory::Device device, std::size_t budget) {
   const models::GenerationShape& shape = plan.shape;
   nlohmann::ordered_json by_category;
   for (std::size_t i = 0; i < category_count; ++i) {
@@ -120,8 +120,8 @@ void add_generation_flags(CLI::App& command, const std::shared_ptr<GenerationFla
               "With --generate: tokens of the prompt, read at once (all of --context but one)");
 }
 
-void plan_generation(const CLI::App& command, const GenerationFlags& flags, const models::Setup& setup, Device device,
-                     std::size_t budget_bytes, bool is_json) {
+void plan_generation(const CLI::App& command, const GenerationFlags& flags, const models::Setup& setup,
+                     memory::Device device, std::size_t budget_bytes, bool is_json) {
   using namespace generation_output_detail;
   check_flags(command);
   models::GenerationShape shape = flags.shape;

@@ -24,7 +24,7 @@ void add_generation_flags(CLI::App& command, const std::shared_ptr<GenerationFla
 
 /// The plan of a generation, printed. Throws ValueError for flags of `command` that are about training, BudgetError,
 /// after printing, where the plan does not keep the budget (0: there is none).
-void plan_generation(const CLI::App& command, const GenerationFlags& flags, const models::Setup& setup, Device device,
-                     std::size_t budget_bytes, bool is_json);
+void plan_generation(const CLI::App& command, const GenerationFlags& flags, const models::Setup& setup,
+                     memory::Device device, std::size_t budget_bytes, bool is_json);
 
 }  // namespace thimble::bench

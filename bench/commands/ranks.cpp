@@ -86,7 +86,7 @@ std::string ranks_in_words(const std::vector<int>& ranks) {
   return text;
 }
 
-int on_ranks(models::Setup& setup, Device device, const RankBody& body) {
+int on_ranks(models::Setup& setup, memory::Device device, const RankBody& body) {
   RankFailure failure;
   const auto launch = dist::find_launch();
   int status = 0;

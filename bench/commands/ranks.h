@@ -33,7 +33,7 @@ std::string ranks_in_words(const std::vector<int>& ranks);
 /// Runs `body` on the ranks of `setup`: as threads, or where a launcher started this process as its rank. Sets
 /// setup.ranks to the launcher's. Returns the status of rank 0, in a process of several of the process's rank. Throws
 /// ValueError where --ranks is not what the launcher started, what dist::run_ranks and run_launched throw.
-int on_ranks(models::Setup& setup, Device device, const RankBody& body);
+int on_ranks(models::Setup& setup, memory::Device device, const RankBody& body);
 
 /// Runs `f` on every rank. Where it throws on one, no rank goes on: false on all of them, with `failure`. Without ranks
 /// it throws what `f` throws.

@@ -55,7 +55,7 @@ void print_layouts_json(const models::PlanOptions& options, const models::Cluste
 void print_layouts_table(const models::PlanOptions& options, const models::Cluster& cluster, const std::string& costs,
                          const models::LayoutReport& report);
 /// `budget` in bytes; 0: none.
-void print_generation_json(const models::GenerationPlan& plan, Device device, std::size_t budget);
+void print_generation_json(const models::GenerationPlan& plan, memory::Device device, std::size_t budget);
 void print_generation_table(const models::GenerationPlan& plan, std::size_t budget);
 void print_generate_json(const models::PreparedGeneration& prepared, const models::GenerateReport& r);
 void print_certify_json(const models::PreparedTraining& prepared, const nn::Certificate& certificate);

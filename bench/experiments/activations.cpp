@@ -17,11 +17,12 @@ struct ForwardBytes {
   ProcessBytes process;              ///< of the forward
 };
 
-ForwardBytes forward_bytes(Device device, const models::Setup& setup, const std::vector<std::string>& paths = {}) {
+ForwardBytes forward_bytes(memory::Device device, const models::Setup& setup,
+                           const std::vector<std::string>& paths = {}) {
   const memory::Stack stack = memory::make_resource(device);
   const PartWatch watch(device);
   const ResourceScope scope(stack.top);
-  Generator generator(setup.seed);
+  RandomGenerator generator(setup.seed);
   const GeneratorScope random(generator);
   const auto model = models::make_model(setup.model, setup.sizes, {device, setup.dtype});
   const models::Batch batch = model->empty_batch(setup.batch, device);
@@ -36,7 +37,7 @@ ForwardBytes forward_bytes(Device device, const models::Setup& setup, const std:
 }
 
 Both<ForwardBytes> forwards(const Rows& rows, const models::Setup& setup, const std::vector<std::string>& paths = {}) {
-  return rows.both([&](Device device) { return forward_bytes(device, setup, paths); });
+  return rows.both([&](memory::Device device) { return forward_bytes(device, setup, paths); });
 }
 
 std::pair<Bytes, ProcessBytes> process_of(const Both<ForwardBytes>& bytes) {

@@ -64,7 +64,7 @@ void add_pass(Rows& rows, const Form& form, std::int64_t layers, std::int64_t se
              Technique technique;
              const TapeGraph graph = nn::record_step(rows.options.device, technique_run(setup, technique));
              technique.tape = std::make_shared<TapePlan>(tape_plan_of(graph, block_cuts(graph, "gpt.h."), schedule));
-             const auto pass = rows.both([&](Device device) { return pass_bytes(device, setup, technique); });
+             const auto pass = rows.both([&](memory::Device device) { return pass_bytes(device, setup, technique); });
              std::size_t runs = 0;  // forwards of all layers together
              for (const remat::ScheduleTree::Item& item : schedule.items) runs += item.end - item.begin;
              return Figures{.theory = theory_bytes(setup, schedule),
@@ -116,7 +116,7 @@ std::vector<double> fastest_ms(const Rows& rows, const std::vector<nn::MakeRun>&
 /// What is kept when backward begins, and the peaks of the step.
 Figures step_figures(const Rows& rows, const models::Setup& setup, const Technique& technique, double ms,
                      std::int64_t theory) {
-  const auto pass = rows.both([&](Device device) { return pass_bytes(device, setup, technique); });
+  const auto pass = rows.both([&](memory::Device device) { return pass_bytes(device, setup, technique); });
   const Comparison step = compare(rows.options.device, technique_run(setup, technique));
   return {.theory = theory,
           .predicted = pass.predicted.kept,

@@ -119,7 +119,7 @@ std::vector<Cut> cuts(bool is_quick) {
 std::int64_t recorded(const std::string& name, const models::ModelOptions& sizes, const nn::TensorOptions& on) {
   const memory::Stack stack = memory::make_resource(on.device);
   const ResourceScope scope(stack.top);
-  Generator generator(1);
+  RandomGenerator generator(1);
   const GeneratorScope random(generator);
   const auto model = models::make_model(name, sizes, on);
   const models::Batch batch = model->empty_batch(1, on.device);
@@ -160,7 +160,7 @@ std::int64_t state_bytes(const CategoryBytes& bytes) {
 }
 
 Figures state_figures(const Rows& rows, const Giant& giant, int ranks, int zero) {
-  const Device on = dry(rows.options.device);
+  const memory::Device on = dry(rows.options.device);
   const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
   const ResourceScope scope(stack.top);
   models::Setup setup = setup_of(

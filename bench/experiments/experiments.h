@@ -22,8 +22,8 @@ using report::Scale;
 using report::Unit;
 
 struct ExperimentOptions {
-  Device device = cpu;    ///< where the measured runs are
-  bool is_quick = false;  ///< small sizes: minutes become seconds
+  memory::Device device = cpu;  ///< where the measured runs are
+  bool is_quick = false;        ///< small sizes: minutes become seconds
   /// Largest predicted peak that is also measured; above it the measured column is empty.
   std::size_t most_measured_bytes = std::size_t{18} << 30;
   std::function<void(const std::string&)> progress = [](const std::string&) {};  ///< called before every run

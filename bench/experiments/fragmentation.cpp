@@ -39,7 +39,7 @@ struct Held {
   ProcessBytes process;
 };
 
-std::vector<Held> run_blocks(Device device, const Blocks& blocks) {
+std::vector<Held> run_blocks(memory::Device device, const Blocks& blocks) {
   memory::Options options;
   options.arena.capacity_bytes = static_cast<std::size_t>(blocks.count * blocks.bytes);
   options.arena.compaction = Arena::Compaction::never;  // it is called by hand here
@@ -80,7 +80,7 @@ std::string run_fragmentation(Rows& rows) {
     const std::int64_t all = rounded_up(blocks.count * blocks.bytes, granule);
     const std::int64_t half = rounded_up((blocks.count + 1) / 2 * blocks.bytes, granule);
     const std::int64_t theory[] = {all, all, touched_bytes(blocks, granule), all, half};  // by the sizes only
-    const auto held = rows.both([&](Device device) { return run_blocks(device, blocks); });
+    const auto held = rows.both([&](memory::Device device) { return run_blocks(device, blocks); });
     for (std::size_t i = 0; i < std::size(moments); ++i) {
       const Arena::Statistics &predicted = held.predicted[i].arena, &measured = held.measured[i].arena;
       rows.add({{"blocks", blocks.count}, {"block_bytes", blocks.bytes}, {"moment", moments[i]}},

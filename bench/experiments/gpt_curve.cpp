@@ -53,7 +53,7 @@ Figures plan_figures(const Rows& rows, const models::Setup& setup, const nn::Pla
 }
 
 /// Seconds of a step that keeps everything, by the cost model.
-double plain_step_seconds(Device device, const models::Setup& setup) {
+double plain_step_seconds(memory::Device device, const models::Setup& setup) {
   return nn::step_seconds(nn::node_times(nn::record_step(device, technique_run(setup, {})), nn::hardware("cpu")));
 }
 

@@ -110,7 +110,7 @@ std::string run_precision_int8_bytes(Rows& rows) {
     const models::Theory theory = models::make_theory(setup.model, setup.sizes);
     rows.say(model);
     for (const bool is_int8 : {false, true}) {
-      const auto bytes_on = [&](Device device) {
+      const auto bytes_on = [&](memory::Device device) {
         return step_bytes(device, is_int8 ? int8_inference_run(setup, device) : inference_run(setup));
       };
       add_categories(rows,

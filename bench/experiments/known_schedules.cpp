@@ -57,13 +57,14 @@ struct Outcome {
 };
 
 /// `blocks` times x -> relu(x weight), each under its own path, and the mean of the result.
-Outcome run(Device device, std::size_t blocks, std::shared_ptr<const TapePlan> plan, TapeGraph* graph = nullptr) {
+Outcome run(memory::Device device, std::size_t blocks, std::shared_ptr<const TapePlan> plan,
+            TapeGraph* graph = nullptr) {
   memory::Options options = nn::profile_options(device);
   options.trace = true;
   const memory::Stack stack = memory::make_resource(device, std::move(options));
   const PartWatch watch(device);
   const ResourceScope scope(stack.top);
-  Generator generator(11);
+  RandomGenerator generator(11);
   const GeneratorScope random(generator);
   std::vector<Tensor> weights;
   for (std::size_t i = 0; i < blocks; ++i) {
@@ -164,7 +165,7 @@ std::string run_known_schedules(Rows& rows) {
   for (const Schedule& schedule : schedules(blocks)) {
     rows.add({{"schedule", schedule.name}}, [&] {
       const auto plan = std::make_shared<TapePlan>(tape_plan_of(graph, cuts, schedule.plan));
-      const auto [predicted, measured] = rows.both([&](Device device) { return run(device, blocks, plan); });
+      const auto [predicted, measured] = rows.both([&](memory::Device device) { return run(device, blocks, plan); });
       if (plain.empty()) plain = measured.gradients;
       const std::int64_t forwards = std::accumulate(measured.runs.begin(), measured.runs.end(), std::int64_t{0});
       const remat::Bytes theory = remat::simulate(chain, schedule.plan).peak_bytes;

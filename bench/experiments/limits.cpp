@@ -62,7 +62,7 @@ constexpr LengthWay length_ways[] = {
 struct Subject {
   models::Setup setup;
   std::size_t budget_bytes = 0;
-  Device device = cpu;
+  memory::Device device = cpu;
   std::string place;  ///< of offloaded tensors; empty: there is none
   bool is_measured = false;
 };

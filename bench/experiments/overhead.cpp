@@ -39,7 +39,7 @@ std::vector<Case> cases(bool is_quick) {
 /// A plan in training, in an arena of its own.
 class Runner {
  public:
-  Runner(Device device, const nn::MakeRun& make, const nn::Plan& plan)
+  Runner(memory::Device device, const nn::MakeRun& make, const nn::Plan& plan)
       : stack_(memory::make_resource(device, options_of(device, plan))) {
     const ResourceScope scope(stack_.top);
     run_ = make(device);
@@ -67,7 +67,7 @@ class Runner {
   std::size_t peak_bytes() const { return arena().statistics().peak_committed_bytes; }
 
  private:
-  static memory::Options options_of(Device device, const nn::Plan& plan) {
+  static memory::Options options_of(memory::Device device, const nn::Plan& plan) {
     memory::Options options = nn::profile_options(device);
     options.plans = plan.placement;
     return options;
@@ -95,7 +95,7 @@ struct Pair {
 /// machine drifts by more than a plan costs. Each one's first step is not counted. Where the machine has no place for
 /// both, each runs two steps at a time, alone. Where both are there, the process holds both arenas. A step's recording
 /// has so many `nodes`.
-Pair time_beside(Device device, const nn::MakeRun& make, const nn::Plan& plan, const nn::Plan& base, int steps,
+Pair time_beside(memory::Device device, const nn::MakeRun& make, const nn::Plan& plan, const nn::Plan& base, int steps,
                  std::size_t nodes) {
   Pair pair;
   constexpr std::size_t rest_bytes = std::size_t{1} << 30;
@@ -137,7 +137,7 @@ Figures figures_of(const nn::Plan& plan, const Timed& timed, double overhead) {
 }
 
 void run_case(Rows& rows, const Case& c) {
-  const Device device = rows.options.device;
+  const memory::Device device = rows.options.device;
   models::Setup small = c.setup;
   small.batch = c.measured_batch;
   const nn::MakeRun make = zero_batch_run(c.setup);

@@ -40,7 +40,7 @@ models::TrainOptions training_of(const Rows& rows, const PrecisionCase& one) {
 }
 
 // Steps of the case on a batch of zeros, with the case's plan.
-nn::MakeRun steps_of(const models::Setup& setup, const PrecisionCase& one, Device device) {
+nn::MakeRun steps_of(const models::Setup& setup, const PrecisionCase& one, memory::Device device) {
   const nn::MakeRun make = zero_batch_run(setup);
   return planned_run(make, packing_plan(make, device, one.saved));
 }
@@ -166,7 +166,7 @@ std::int64_t StepBytes::state() const noexcept {
   return most[index(Category::parameter)] + most[index(Category::gradient)] + most[index(Category::optimizer)];
 }
 
-StepBytes step_bytes(Device device, const nn::MakeRun& make) {
+StepBytes step_bytes(memory::Device device, const nn::MakeRun& make) {
   const nn::MemoryProfile profile = nn::profile_training(device, make, 2, true);
   StepBytes bytes{{}, report::report_bytes(profile.peak_by_category), process_bytes(profile), profile.parameters};
   for (const CategoryBytes& live : timeline(profile.events)) {
@@ -200,7 +200,7 @@ std::string run_precision(Rows& rows) {
                     "Live bytes at the peak of a step, by category",
                     "By the dry run. What the arena commits is a little more: holes, and whole pages.",
                     {}};
-  const Device device = rows.options.device;
+  const memory::Device device = rows.options.device;
   const std::vector<PrecisionCase> cases = precision_cases();
   std::vector<report::Row>& all = rows.experiment.rows;
   std::vector<nn::MakeRun> runs;
@@ -246,8 +246,8 @@ std::string run_precision_bytes(Rows& rows) {
     rows.say(label(one));
     const models::Setup setup = prepare_training(training_of(rows, one)).options.setup;
     const nn::MakeRun make = steps_of(setup, one, rows.options.device);
-    add_categories(rows, config_of(one), rows.both([&](Device device) { return step_bytes(device, make); }), true,
-                   [&](Category category) { return theory_of(one, setup, category); });
+    add_categories(rows, config_of(one), rows.both([&](memory::Device device) { return step_bytes(device, make); }),
+                   true, [&](Category category) { return theory_of(one, setup, category); });
   }
   const auto is_same_at_peak = [](const auto& row) { return value(row, "at_peak") == value(row, "at_peak_measured"); };
   return equal_rows(rows.experiment, "rows") + ", and at the peak in " +

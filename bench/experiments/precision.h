@@ -36,7 +36,7 @@ struct StepBytes {
   /// Bytes alive while the optimizer runs: parameters, gradients and the optimizer's own.
   std::int64_t state() const noexcept;
 };
-StepBytes step_bytes(Device device, const nn::MakeRun& make);
+StepBytes step_bytes(memory::Device device, const nn::MakeRun& make);
 
 /// Rows of the most bytes of each category, measured where `numbers` are of both runs.
 void add_categories(Rows& rows, const Config& config, const Both<StepBytes>& bytes, bool has_peak_columns,

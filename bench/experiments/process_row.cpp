@@ -12,7 +12,7 @@ ProcessBytes process_bytes(const models::TrainReport& report) {
   return {report.measured_peak_bytes, report.outside, report.process_peak_bytes};
 }
 
-PartWatch::PartWatch(Device device) {
+PartWatch::PartWatch(memory::Device device) {
   if (device == cpu) watch_.emplace();
 }
 

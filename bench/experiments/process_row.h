@@ -24,7 +24,7 @@ ProcessBytes process_bytes(const models::TrainReport& report);
 class PartWatch {
  public:
   /// To be made before the part's first tensor. Other arenas may exist: what they hold counts as outside.
-  explicit PartWatch(Device device);
+  explicit PartWatch(memory::Device device);
   /// Of the part that ran in this arena and recorded so many nodes.
   ProcessBytes bytes(const Arena& arena, std::size_t nodes) const;
 

@@ -47,7 +47,7 @@ models::TrainOptions text_training(const ExperimentOptions& options, const std::
   return train;
 }
 
-nn::Plan packing_plan(const nn::MakeRun& make, Device device, const std::string& saved) {
+nn::Plan packing_plan(const nn::MakeRun& make, memory::Device device, const std::string& saved) {
   if (saved.empty()) return {};
   nn::SpillPolicy spilling;
   spilling.packs = true;
@@ -62,7 +62,7 @@ models::PreparedTraining prepare_packed(const models::TrainOptions& options, con
 }
 
 nn::MakeRun planned_run(const nn::MakeRun& make, const nn::Plan& plan) {
-  return [make, plan](Device device) {
+  return [make, plan](memory::Device device) {
     std::unique_ptr<nn::TrainingRun> run = make(device);
     plan.apply(run->options(), device);
     return run;

@@ -30,7 +30,7 @@ models::TrainOptions text_training(const ExperimentOptions& options, const std::
 models::PreparedTraining prepare_packed(const models::TrainOptions& options, const std::string& saved);
 
 /// The plan of prepare_packed for a run; one that keeps everything when `saved` is empty.
-nn::Plan packing_plan(const nn::MakeRun& make, Device device, const std::string& saved);
+nn::Plan packing_plan(const nn::MakeRun& make, memory::Device device, const std::string& saved);
 
 /// `make` whose runs follow the plan.
 nn::MakeRun planned_run(const nn::MakeRun& make, const nn::Plan& plan);

@@ -27,7 +27,7 @@ struct Booked {
   ProcessBytes process;
 };
 
-Booked booked_parameters(Device device, const Stack& stack) {
+Booked booked_parameters(memory::Device device, const Stack& stack) {
   const memory::Stack resources = memory::make_resource(device, nn::profile_options(device));
   const PartWatch watch(device);
   const ResourceScope scope(resources.top);
@@ -48,15 +48,15 @@ Figures booked_figures(std::int64_t theory, const Both<Booked>& booked) {
 }
 
 Figures stack_figures(const Rows& rows, const Stack& stack) {
-  Figures figures =
-      booked_figures(4 * stack.shared_parameters(), rows.both([&](Device d) { return booked_parameters(d, stack); }));
+  Figures figures = booked_figures(4 * stack.shared_parameters(),
+                                   rows.both([&](memory::Device d) { return booked_parameters(d, stack); }));
   const auto shared = static_cast<double>(stack.shared_parameters());
   figures.numbers = {{"parameters", shared}, {"of_own", shared / static_cast<double>(stack.own_parameters())}};
   return figures;
 }
 
 /// What lives before the first step: weights, statistics, the optimizer's moments.
-Booked booked_state(Device device, const models::Setup& setup) {
+Booked booked_state(memory::Device device, const models::Setup& setup) {
   const memory::Stack resources = memory::make_resource(device, nn::profile_options(device));
   const PartWatch watch(device);
   const ResourceScope scope(resources.top);
@@ -69,7 +69,7 @@ Figures network_figures(const Rows& rows, const models::Setup& setup) {
   constexpr std::int64_t moments = 2;
   const models::ModelState state = models::make_theory(setup.model, setup.sizes, setup.dtype).state(moments);
   Figures figures = booked_figures(state.parameters + state.buffers + state.optimizer,
-                                   rows.both([&](Device device) { return booked_state(device, setup); }));
+                                   rows.both([&](memory::Device device) { return booked_state(device, setup); }));
   const Comparison peaks = compare(rows.options.device, technique_run(setup, {}));
   figures.numbers = {
       {"parameters", state.parameter_elements},     {"kept", pass_bytes(dry(rows.options.device), setup, {}).kept},

@@ -136,7 +136,7 @@ std::string run_placement(Rows& rows) {
   double worst = 1;
   for (const models::Setup& setup : setups_of(families, {""})) {
     rows.add(config_of(setup), [&] {
-      const Device device = dry(rows.options.device);
+      const memory::Device device = dry(rows.options.device);
       const nn::MakeRun make = zero_batch_run(setup);
       const nn::MemoryProfile dynamic = nn::profile_training(device, make, steps, true);
       const std::vector<StepPlacement> plans = nn::plan_steps(dynamic, nn::placement_options(device));

@@ -34,7 +34,7 @@ bool recompute_blocks(models::Model& model) {
 /// A moving average of all parameters. It is here between steps, and during them where it is not offloaded.
 class WeightAverage {
  public:
-  WeightAverage(const models::Model& model, Device device, bool is_offloaded) : model_(model) {
+  WeightAverage(const models::Model& model, memory::Device device, bool is_offloaded) : model_(model) {
     if (is_offloaded) tier_ = memory::make_tier(device);
     for (const nn::NamedTensor& p : model.parameters()) averages_.push_back(clone(p.tensor.detach()));
   }
@@ -68,7 +68,7 @@ class WeightAverage {
 
 class Run final : public nn::TrainingRun {
  public:
-  Run(const models::Setup& setup, const Technique& technique, Device device)
+  Run(const models::Setup& setup, const Technique& technique, memory::Device device)
       : technique_(technique),
         generator_(setup.seed),
         scope_(generator_),
@@ -146,7 +146,7 @@ class Run final : public nn::TrainingRun {
  private:
   Tensor loss_of(const models::Batch& batch) {
     if (!is_whole_) return model_->loss(batch);
-    const Policy policy = technique_.checkpoint == Checkpoint::costly ? keep_costly : drop_all;
+    const FatePolicy policy = technique_.checkpoint == Checkpoint::costly ? keep_costly : drop_all;
     return checkpoint_with(
         policy,
         [&](const Tensor& x) {
@@ -156,7 +156,7 @@ class Run final : public nn::TrainingRun {
   }
 
   Technique technique_;
-  Generator generator_;
+  RandomGenerator generator_;
   GeneratorScope scope_;
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
@@ -169,7 +169,7 @@ class Run final : public nn::TrainingRun {
 }  // namespace technique_run_detail
 
 nn::MakeRun technique_run(const models::Setup& setup, const Technique& technique) {
-  return [setup, technique](Device device) {
+  return [setup, technique](memory::Device device) {
     return std::make_unique<technique_run_detail::Run>(setup, technique, device);
   };
 }
@@ -195,7 +195,7 @@ TapePlan tape_plan_of(const TapeGraph& graph, std::span<const std::uint32_t> cut
   return plan;
 }
 
-std::shared_ptr<const TapePlan> scheduled_tape(Device device, const nn::MakeRun& make,
+std::shared_ptr<const TapePlan> scheduled_tape(memory::Device device, const nn::MakeRun& make,
                                                const std::function<remat::ScheduleTree(std::size_t n)>& schedule) {
   const TapeGraph graph = nn::record_step(device, make);
   const std::vector<std::uint32_t> cuts = nn::cut_points(graph);
@@ -219,7 +219,8 @@ std::vector<std::uint32_t> block_cuts(const TapeGraph& graph, const std::string&
   return cuts;
 }
 
-PassBytes pass_bytes(Device device, const models::Setup& setup, const Technique& technique, const std::string& layers) {
+PassBytes pass_bytes(memory::Device device, const models::Setup& setup, const Technique& technique,
+                     const std::string& layers) {
   memory::Options options = nn::profile_options(device);
   options.trace = true;
   const memory::Stack stack = memory::make_resource(device, std::move(options));
@@ -237,7 +238,7 @@ bool Comparison::is_equal() const noexcept {
          is_resident;
 }
 
-Comparison compare(Device device, const nn::MakeRun& make, const std::vector<StepPlacement>& placement) {
+Comparison compare(memory::Device device, const nn::MakeRun& make, const std::vector<StepPlacement>& placement) {
   constexpr std::size_t steps = 2;
   return {nn::profile_training(dry(device), make, steps, false, placement),
           nn::profile_training(device, make, steps, false, placement)};

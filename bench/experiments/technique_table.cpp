@@ -134,7 +134,7 @@ std::vector<Subject> subjects(bool is_quick) {
 /// Planners of one subject, by what of the technique changes the recording: making one takes a second or more.
 class Planners {
  public:
-  nn::Plan plan(Device device, const models::Setup& setup, const Entry& entry) {
+  nn::Plan plan(memory::Device device, const models::Setup& setup, const Entry& entry) {
     const std::string key = std::to_string(entry.technique.micro_batches) +
                             (entry.technique.fuses_optimizer ? "f" : "") + (entry.has_chunked_head ? "c" : "") +
                             (entry.shares_kernels ? "" : "n");
@@ -156,7 +156,7 @@ class Planners {
 
 /// Fills in what the entry's technique follows. `promised_bytes` is the peak that the planner gives its plan, where
 /// there is one.
-Technique complete(Device device, const models::Setup& setup, const Entry& entry, Planners& planners,
+Technique complete(memory::Device device, const models::Setup& setup, const Entry& entry, Planners& planners,
                    std::optional<std::size_t>& promised_bytes) {
   Technique technique = entry.technique;
   if (entry.tape == Tape::budget) {
@@ -190,7 +190,7 @@ bool has_direct_files() {
 }
 
 Figures figures_of(const Rows& rows, models::Setup setup, const Entry& entry, Planners& planners) {
-  const Device device = rows.options.device;
+  const memory::Device device = rows.options.device;
   if (entry.has_chunked_head) setup.sizes.head = models::Head::chunked;
   setup.sizes.shares_kernels = entry.shares_kernels;
   std::optional<std::size_t> promised_bytes;

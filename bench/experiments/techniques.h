@@ -52,7 +52,7 @@ nn::MakeRun technique_run(const models::Setup& setup, const Technique& technique
 TapePlan tape_plan_of(const TapeGraph& graph, std::span<const std::uint32_t> cuts, const remat::ScheduleTree& schedule);
 
 /// The same for the model of a run, cut where one tensor crosses (nn::cut_points): `schedule(n)` plans n stages.
-std::shared_ptr<const TapePlan> scheduled_tape(Device device, const nn::MakeRun& make,
+std::shared_ptr<const TapePlan> scheduled_tape(memory::Device device, const nn::MakeRun& make,
                                                const std::function<remat::ScheduleTree(std::size_t n)>& schedule);
 
 /// The places where the blocks of a model begin whose paths are `prefix` and a number ("gpt.h."), and where the last
@@ -67,7 +67,7 @@ struct PassBytes {
   ProcessBytes process;         ///< of the pass
 };
 /// Of the first micro-batch of `technique`, in an arena of its own; `layers` is the path for kept_layers.
-PassBytes pass_bytes(Device device, const models::Setup& setup, const Technique& technique,
+PassBytes pass_bytes(memory::Device device, const models::Setup& setup, const Technique& technique,
                      const std::string& layers = "");
 
 /// What a run was predicted to need and what it needed, in four figures each.
@@ -80,6 +80,6 @@ struct Comparison {
 };
 
 /// Two steps on the dry twin of `device`, then for real.
-Comparison compare(Device device, const nn::MakeRun& make, const std::vector<StepPlacement>& placement = {});
+Comparison compare(memory::Device device, const nn::MakeRun& make, const std::vector<StepPlacement>& placement = {});
 
 }  // namespace thimble::bench

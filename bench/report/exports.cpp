@@ -79,14 +79,14 @@ constexpr std::int64_t snapshot_base = std::int64_t{1} << 36;
 
 struct SnapshotBlock {
   std::int64_t offset = 0, bytes = 0;
-  const Trace::Event* event = nullptr;  // that allocated it
+  const memory::Trace::Event* event = nullptr;  // that allocated it
 };
 
 std::vector<SnapshotBlock> blocks_at_end(const bench::StepTrace& step) {
-  std::map<std::uint64_t, const Trace::Event*> live;
-  for (const Trace::Event& event : step.events) {
-    if (event.action == Trace::Action::allocate) live[event.block] = &event;
-    if (event.action == Trace::Action::free) live.erase(event.block);
+  std::map<std::uint64_t, const memory::Trace::Event*> live;
+  for (const memory::Trace::Event& event : step.events) {
+    if (event.action == memory::Trace::Action::allocate) live[event.block] = &event;
+    if (event.action == memory::Trace::Action::free) live.erase(event.block);
   }
   std::vector<SnapshotBlock> blocks;
   for (const auto& [id, event] : live) {
@@ -161,13 +161,13 @@ std::string write_snapshot(const bench::PlanView& view) {
   const bench::StepTrace& step = view.planned();
   ordered_json trace = ordered_json::array();
   trace.push_back(event_json("segment_alloc", 0, step.dynamic.committed_bytes, frames_of(0, Category::temporary)));
-  for (const Trace::Event& event : step.events) {
-    if (event.action == Trace::Action::relabel) continue;
+  for (const memory::Trace::Event& event : step.events) {
+    if (event.action == memory::Trace::Action::relabel) continue;
     const auto add = [&](const char* action) {
       trace.push_back(
           event_json(action, step.dynamic.offsets[event.block], event.bytes, frames_of(event.path, event.category)));
     };
-    if (event.action == Trace::Action::allocate) {
+    if (event.action == memory::Trace::Action::allocate) {
       add("alloc");
     } else {
       add("free_requested");

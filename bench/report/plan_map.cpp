@@ -27,7 +27,7 @@ std::size_t event_time(const StepTrace& step, std::size_t index) {
 }
 
 // Ids of the blocks that a map shows, ascending: those with the most bytes times events.
-std::vector<std::uint64_t> mapped(const StepTrace& step, const std::vector<Trace::Lifetime>& blocks) {
+std::vector<std::uint64_t> mapped(const StepTrace& step, const std::vector<memory::Trace::Lifetime>& blocks) {
   std::vector<std::uint64_t> ids(blocks.size());
   std::iota(ids.begin(), ids.end(), 0);
   if (ids.size() <= mapped_blocks_max) return ids;
@@ -86,7 +86,7 @@ Layout make_layout(const bench::PlanView& view, const StepTrace& step) {
   std::size_t highest = 0;
   for (const StepTrace& one : view.steps) {
     highest = std::max({highest, one.dynamic.height_bytes, one.placed.height_bytes});
-    for (const Trace::Event& event : one.events) shown.insert(event.category);
+    for (const memory::Trace::Event& event : one.events) shown.insert(event.category);
   }
   layout.categories = categories_with([&](std::size_t i) { return shown.count(static_cast<Category>(i)) != 0; });
   const std::vector<Level> levels = levels_of(view, step, step.dynamic);
@@ -114,15 +114,15 @@ std::string draw(const Layout& layout, const AddressMap& map, const std::vector<
 //  "categories":[[label, paint],...] by number,"paths":[...],"blocks":{"lower","upper","bytes","category","path"},
 //  "relabels":[[block, event time, category],...],"offsets":[[of each block] per picture]}
 std::string hover(const StepTrace& step, const Layout& layout) {
-  const std::vector<Trace::Lifetime> blocks = lifetimes(step.events);
+  const std::vector<memory::Trace::Lifetime> blocks = lifetimes(step.events);
   const std::vector<std::uint64_t> ids = mapped(step, blocks);
   std::map<std::uint64_t, std::size_t> index;
   for (std::size_t i = 0; i < ids.size(); ++i) index.emplace(ids[i], i);
   std::vector<std::size_t> lower, upper, bytes, category, path, on_demand, offline;
   Texts paths;
   for (const std::uint64_t id : ids) {
-    const Trace::Lifetime& block = blocks[id];
-    const Trace::Event& event = step.events[block.lower];
+    const memory::Trace::Lifetime& block = blocks[id];
+    const memory::Trace::Event& event = step.events[block.lower];
     lower.push_back(event_time(step, block.lower));
     upper.push_back(event_time(step, block.upper));
     bytes.push_back(block.bytes);
@@ -133,9 +133,9 @@ std::string hover(const StepTrace& step, const Layout& layout) {
   }
   ordered_json relabels = ordered_json::array(), categories = ordered_json::array();
   for (std::size_t i = step.before; i < step.events.size(); ++i) {
-    const Trace::Event& event = step.events[i];
+    const memory::Trace::Event& event = step.events[i];
     const auto found = index.find(event.block);
-    if (event.action != Trace::Action::relabel || found == index.end()) continue;
+    if (event.action != memory::Trace::Action::relabel || found == index.end()) continue;
     relabels.push_back({found->second, event_time(step, i), static_cast<std::size_t>(event.category)});
   }
   for (std::size_t i = 0; i < category_count; ++i) {
@@ -182,10 +182,10 @@ Timeline step_timeline(const bench::PlanView& view, const bench::StepTrace& step
 AddressMap step_blocks(const bench::StepTrace& step, const bench::StepLayout& layout, const std::string& name) {
   using namespace plan_map_detail;
   AddressMap map{name, {}, {}};
-  const std::vector<Trace::Lifetime> blocks = lifetimes(step.events);
+  const std::vector<memory::Trace::Lifetime> blocks = lifetimes(step.events);
   std::map<std::uint64_t, std::size_t> index;
   for (const std::uint64_t id : mapped(step, blocks)) {
-    const Trace::Lifetime& block = blocks[id];
+    const memory::Trace::Lifetime& block = blocks[id];
     index.emplace(id, map.blocks.size());
     map.blocks.push_back(
         {{{static_cast<double>(event_time(step, block.lower)), paint_of(step.events[block.lower].category)}},
@@ -194,9 +194,9 @@ AddressMap step_blocks(const bench::StepTrace& step, const bench::StepLayout& la
          static_cast<double>(block.bytes)});
   }
   for (std::size_t i = step.before; i < step.events.size(); ++i) {
-    const Trace::Event& event = step.events[i];
+    const memory::Trace::Event& event = step.events[i];
     const auto found = index.find(event.block);
-    if (event.action != Trace::Action::relabel || found == index.end()) continue;
+    if (event.action != memory::Trace::Action::relabel || found == index.end()) continue;
     map.blocks[found->second].pieces.emplace_back(static_cast<double>(event_time(step, i)), paint_of(event.category));
   }
   return map;
@@ -222,7 +222,7 @@ Figure step_map(const bench::PlanView& view, const bench::StepTrace& step) {
 }
 
 LeftOut left_out_of_map(const bench::StepTrace& step) {
-  const std::vector<Trace::Lifetime> blocks = lifetimes(step.events);
+  const std::vector<memory::Trace::Lifetime> blocks = lifetimes(step.events);
   const std::vector<std::uint64_t> ids = plan_map_detail::mapped(step, blocks);
   LeftOut left{blocks.size() - ids.size(), 0};
   std::vector<bool> is_mapped(blocks.size());

@@ -25,7 +25,7 @@ struct Replay {
 /// Asks a fresh arena for everything that the run asked for, in the same order, steps and all.
 class Replayer {
  public:
-  Replayer(Device device, std::vector<StepPlacement> plans) : stack_(make_stack(device, std::move(plans))) {}
+  Replayer(memory::Device device, std::vector<StepPlacement> plans) : stack_(make_stack(device, std::move(plans))) {}
   ~Replayer() {
     for (const auto& [id, block] : live_) stack_.top->deallocate(block, nullptr);
   }
@@ -58,68 +58,69 @@ class Replayer {
   }
 
  private:
-  static memory::Stack make_stack(Device device, std::vector<StepPlacement> plans) {
+  static memory::Stack make_stack(memory::Device device, std::vector<StepPlacement> plans) {
     memory::Options options = nn::profile_options(device);
     options.plans = std::move(plans);
     return memory::make_resource(device, std::move(options));
   }
-  void one(const Trace::Event& event, bool is_noted) {
+  void one(const memory::Trace::Event& event, bool is_noted) {
     switch (event.action) {
-      case Trace::Action::allocate: {
-        Block* const block = stack_.top->allocate({event.bytes, event.alignment, event.category, event.path, nullptr});
+      case memory::Trace::Action::allocate: {
+        memory::Block* const block =
+            stack_.top->allocate({event.bytes, event.alignment, event.category, event.path, nullptr});
         live_.emplace(event.block, block);
         if (is_noted) note(event.block, *block);
         break;
       }
-      case Trace::Action::free: {
+      case memory::Trace::Action::free: {
         const auto found = live_.find(event.block);
         stack_.top->deallocate(found->second, nullptr);
         live_.erase(found);
         break;
       }
-      case Trace::Action::relabel:
+      case memory::Trace::Action::relabel:
         stack_.top->relabel(live_.at(event.block), event.category);
         break;
     }
   }
-  void note(std::uint64_t id, const Block& block) {
+  void note(std::uint64_t id, const memory::Block& block) {
     const auto offset = static_cast<std::size_t>(block.address - stack_.arena->base());
     replay_.offsets[id] = offset;
     replay_.height_bytes = std::max(replay_.height_bytes, offset + block.bytes);
   }
 
   memory::Stack stack_;
-  std::unordered_map<std::uint64_t, Block*> live_;
+  std::unordered_map<std::uint64_t, memory::Block*> live_;
   Replay replay_;
 };
 
 /// The window as a trace of its own: ids count from 0, oldest first. `ids` receives the run's ids.
-std::vector<Trace::Event> cut_out(const std::vector<Trace::Event>& events, Window window,
-                                  std::vector<std::uint64_t>& ids) {
-  std::vector<Trace::Event> live;  // as allocations, by the run's ids: at.second is the index
+std::vector<memory::Trace::Event> cut_out(const std::vector<memory::Trace::Event>& events, Window window,
+                                          std::vector<std::uint64_t>& ids) {
+  std::vector<memory::Trace::Event> live;  // as allocations, by the run's ids: at.second is the index
   std::unordered_map<std::uint64_t, std::size_t> at;
   for (std::size_t time = 0; time < window.first; ++time) {
-    const Trace::Event& event = events[time];
-    if (event.action == Trace::Action::allocate) {
+    const memory::Trace::Event& event = events[time];
+    if (event.action == memory::Trace::Action::allocate) {
       at.emplace(event.block, live.size());
       live.push_back(event);
-    } else if (event.action == Trace::Action::relabel) {
+    } else if (event.action == memory::Trace::Action::relabel) {
       live[at.at(event.block)].category = event.category;
     } else {
       at.erase(event.block);
     }
   }
-  std::vector<Trace::Event> cut;
+  std::vector<memory::Trace::Event> cut;
   std::unordered_map<std::uint64_t, std::uint64_t> id_of;
-  const auto add = [&](Trace::Event event) {
-    if (event.action == Trace::Action::allocate) {
+  const auto add = [&](memory::Trace::Event event) {
+    if (event.action == memory::Trace::Action::allocate) {
       id_of.emplace(event.block, ids.size());
       ids.push_back(event.block);
     }
     event.block = id_of.at(event.block);
     cut.push_back(event);
   };
-  for (const Trace::Event& event : live) {
+  for (const memory::Trace::Event& event : live) {
     if (at.count(event.block) != 0) add(event);
   }
   for (std::size_t time = window.first; time < window.end; ++time) add(events[time]);
@@ -137,14 +138,14 @@ StepLayout layout_of(const Replay& replay, const std::vector<std::uint64_t>& ids
 
 }  // namespace step_trace_detail
 
-StepTrace trace_step(const std::string& name, Device device, const nn::MakeRun& make, const nn::Plan& plan) {
+StepTrace trace_step(const std::string& name, memory::Device device, const nn::MakeRun& make, const nn::Plan& plan) {
   using namespace step_trace_detail;
-  const nn::MakeRun planned = [&](Device on) {
+  const nn::MakeRun planned = [&](memory::Device on) {
     std::unique_ptr<nn::TrainingRun> run = make(on);
     plan.apply(run->options(), on);
     return run;
   };
-  const Device on = dry(device);
+  const memory::Device on = dry(device);
   nn::MemoryProfile profile = nn::profile_training(on, planned, 2, true);
   const Window window{profile.step_ends[0], profile.step_ends[1]};
   StepTrace trace;
@@ -153,9 +154,9 @@ StepTrace trace_step(const std::string& name, Device device, const nn::MakeRun& 
   trace.events = cut_out(profile.events, window, ids);
   trace.before = trace.events.size() - (window.end - window.first);
   std::size_t live = 0;
-  for (const Trace::Event& event : trace.events) {
-    if (event.action == Trace::Action::allocate) live += event.bytes;
-    if (event.action == Trace::Action::free) live -= event.bytes;
+  for (const memory::Trace::Event& event : trace.events) {
+    if (event.action == memory::Trace::Action::allocate) live += event.bytes;
+    if (event.action == memory::Trace::Action::free) live -= event.bytes;
     trace.live_peak_bytes = std::max(trace.live_peak_bytes, live);
   }
   trace.dynamic = layout_of(Replayer(on, {}).run(profile, window), ids);

@@ -31,8 +31,9 @@ struct StepLayout {
 };
 
 struct StepTrace {
-  std::string name;                  ///< "keep everything", "planned", "forward"
-  std::vector<Trace::Event> events;  ///< of the step, after `before` allocations that stand for what lives at its begin
+  std::string name;  ///< "keep everything", "planned", "forward"
+  std::vector<memory::Trace::Event>
+      events;  ///< of the step, after `before` allocations that stand for what lives at its begin
   std::size_t before = 0;
   std::size_t live_peak_bytes = 0;  ///< largest sum of requested bytes in the step
   StepLayout dynamic;               ///< as the arena places blocks on demand
@@ -42,6 +43,7 @@ struct StepTrace {
 /// Dry-runs two steps of `make`'s run on the dry twin of `device` under `plan` (its default: everything is kept) and
 /// cuts the second one out. The steps are placed here where the plan does not say how. Throws what the run
 /// throws; Error when a replay of the trace does not commit what the run did.
-StepTrace trace_step(const std::string& name, Device device, const nn::MakeRun& make, const nn::Plan& plan = {});
+StepTrace trace_step(const std::string& name, memory::Device device, const nn::MakeRun& make,
+                     const nn::Plan& plan = {});
 
 }  // namespace thimble::bench

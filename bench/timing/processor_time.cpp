@@ -49,7 +49,7 @@ OneThread::OneThread() : before_(thread_count()) { set_thread_count(1); }
 
 OneThread::~OneThread() { set_thread_count(before_); }
 
-std::vector<double> step_processor_ms(Device device, const std::vector<nn::MakeRun>& makes, int rounds) {
+std::vector<double> step_processor_ms(memory::Device device, const std::vector<nn::MakeRun>& makes, int rounds) {
   using namespace processor_time_detail;
   if (rounds < 1) {
     throw ValueError("step_processor_ms: " + std::to_string(rounds) + " rounds; at least 1 is allowed");

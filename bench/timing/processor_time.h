@@ -23,6 +23,6 @@ class OneThread {
 /// own, and make their steps in turn, so that what else the machine does meets all of them. The least of `rounds` after
 /// two that do not count; a step that its loss scaler skipped does not count either. Throws ValueError when none is
 /// left, and for no rounds; what the runs throw.
-std::vector<double> step_processor_ms(Device device, const std::vector<nn::MakeRun>& makes, int rounds);
+std::vector<double> step_processor_ms(memory::Device device, const std::vector<nn::MakeRun>& makes, int rounds);
 
 }  // namespace thimble::bench

@@ -6,7 +6,7 @@
 
 namespace thimble {
 
-Tensor load_npy(const std::string& path, Device device, Category category) {
+Tensor load_npy(const std::string& path, memory::Device device, Category category) {
   const NpyHeader header = read_npy_header(path);
   const Shape shape(std::span<const std::int64_t>(header.shape));
   if (device.is_dry) return Tensor::empty(shape, header.dtype, device, category);

@@ -101,7 +101,7 @@ extern const AttentionKernels attention_cuda_sizes;
 
 /// Throws DeviceError when this build has no kernels for the device. A dry device has the sizes of the real one; its
 /// kernels are not called.
-const AttentionKernels& attention_kernels(Device device);
+const AttentionKernels& attention_kernels(memory::Device device);
 
 /// The oracles of attention_cpu: the definition in double, one rounding at each store. out, and dq, dk and dv, must not
 /// overlap inputs; lse, out and the instruction set do not affect the gradients. They allocate rows as they go.

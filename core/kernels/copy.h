@@ -38,6 +38,6 @@ extern const CopyKernels copy_cpu;
 extern const CopyKernels* const copy_cuda;  ///< null in a build without CUDA
 
 /// The family's kernels for a device. Throws DeviceError when this build has none.
-const CopyKernels& copy_kernels(Device device);
+const CopyKernels& copy_kernels(memory::Device device);
 
 }  // namespace thimble::kernels

@@ -109,6 +109,6 @@ extern const CrossEntropyKernels cross_entropy_cpu;
 extern const CrossEntropyKernels* const cross_entropy_cuda;  ///< null in a build without CUDA
 
 /// Throws DeviceError when this build has no kernels for the device.
-const CrossEntropyKernels& cross_entropy_kernels(Device device);
+const CrossEntropyKernels& cross_entropy_kernels(memory::Device device);
 
 }  // namespace thimble::kernels

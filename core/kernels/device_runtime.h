@@ -53,7 +53,7 @@ struct DeviceRuntime {
   /// Copies device bytes to the host, and waits for all earlier kernels and for the copy.
   void (*download)(void* to, const void* from, std::size_t bytes) = nullptr;
   /// Waits until the device has finished all work.
-  void (*synchronize)(Device device) = nullptr;
+  void (*synchronize)(memory::Device device) = nullptr;
   /// How often the host has waited for a device, in this process.
   std::uint64_t (*synchronization_count)() = nullptr;
   /// Pinned host memory, for transfers beside the kernels. Throws OutOfMemory.
@@ -61,24 +61,24 @@ struct DeviceRuntime {
   void (*free_pinned)(void* memory) noexcept = nullptr;
   /// Begins a copy between pinned and device memory, behind earlier kernels and beside later ones. The result goes to
   /// end_transfer, once.
-  void* (*begin_transfer)(Device device, void* to, const void* from, std::size_t bytes) = nullptr;
+  void* (*begin_transfer)(memory::Device device, void* to, const void* from, std::size_t bytes) = nullptr;
   /// Makes later kernels wait for the transfer. The host does not wait.
-  void (*end_transfer)(Device device, void* transfer) = nullptr;
+  void (*end_transfer)(memory::Device device, void* transfer) = nullptr;
   /// All usable GPUs. Throws DeviceError without a driver.
   std::vector<GpuFacts> (*devices)() = nullptr;
   /// Captures this thread's launches on a device instead of running them, up to end_capture, which gives a handle (or
   /// with `is_wanted` false drops the capture, and does not throw). Meanwhile uploads, downloads and synchronizations
   /// throw DeviceError.
-  void (*begin_capture)(Device device) = nullptr;
-  void* (*end_capture)(Device device, bool is_wanted) = nullptr;
+  void (*begin_capture)(memory::Device device) = nullptr;
+  void* (*end_capture)(memory::Device device, bool is_wanted) = nullptr;
   /// Launches a captured graph, behind earlier launches.
-  void (*replay)(Device device, void* capture) = nullptr;
+  void (*replay)(memory::Device device, void* capture) = nullptr;
   /// The number of kernels and copies in it.
   std::size_t (*captured_launches)(void* capture) = nullptr;
   /// Waits for its replays and frees it.
-  void (*forget)(Device device, void* capture) noexcept = nullptr;
+  void (*forget)(memory::Device device, void* capture) noexcept = nullptr;
   /// Queries the device; makes the process's context there if it has none. Does not wait for kernels.
-  DeviceMemory (*memory)(Device device) = nullptr;
+  DeviceMemory (*memory)(memory::Device device) = nullptr;
   /// The number of the project's kernels that the host has launched, in this process; a replay launches none.
   std::uint64_t (*launch_count)() = nullptr;
   /// Compute capability of GPU `index`, 10 major + minor; 0 without such a GPU. Makes no context.
@@ -90,6 +90,6 @@ struct DeviceRuntime {
 extern const DeviceRuntime* const device_runtime_cuda;  ///< null in a build without CUDA
 
 /// Throws DeviceError when this build has none for the device.
-const DeviceRuntime& device_runtime(Device device);
+const DeviceRuntime& device_runtime(memory::Device device);
 
 }  // namespace thimble::kernels

@@ -123,6 +123,6 @@ extern const Fp8Kernels fp8_cuda_sizes;   ///< fp8_cuda's workspace sizes withou
 
 /// Throws DeviceError when this build has no kernels for the device. A dry device has the sizes of the real one; its
 /// kernels are not called.
-const Fp8Kernels& fp8_kernels(Device device);
+const Fp8Kernels& fp8_kernels(memory::Device device);
 
 }  // namespace thimble::kernels

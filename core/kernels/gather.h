@@ -71,6 +71,6 @@ extern const GatherKernels gather_cpu;
 extern const GatherKernels* const gather_cuda;  ///< null in a build without CUDA
 
 /// Throws DeviceError when this build has no kernels for the device.
-const GatherKernels& gather_kernels(Device device);
+const GatherKernels& gather_kernels(memory::Device device);
 
 }  // namespace thimble::kernels

@@ -52,7 +52,7 @@ struct SortArgs {
   std::int32_t* workspace = nullptr;  ///< sort_workspace_elements(...)
 };
 /// i32 elements, on CUDA devices: two orders between which runs are merged.
-constexpr std::int64_t sort_workspace_elements(Device device, std::int64_t rows, std::int64_t length) noexcept {
+constexpr std::int64_t sort_workspace_elements(memory::Device device, std::int64_t rows, std::int64_t length) noexcept {
   return device.is_cuda() ? 2 * rows * length : 0;
 }
 
@@ -77,6 +77,6 @@ extern const LineKernels line_cpu;
 extern const LineKernels* const line_cuda;  ///< null in a build without CUDA
 
 /// Throws DeviceError when this build has no kernels for the device.
-const LineKernels& line_kernels(Device device);
+const LineKernels& line_kernels(memory::Device device);
 
 }  // namespace thimble::kernels

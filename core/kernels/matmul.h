@@ -28,6 +28,6 @@ extern const MatmulKernels matmul_cuda_sizes;
 
 /// Throws DeviceError when this build has no kernels for the device. A dry device has the sizes of the real one; its
 /// kernels are not called.
-const MatmulKernels& matmul_kernels(Device device);
+const MatmulKernels& matmul_kernels(memory::Device device);
 
 }  // namespace thimble::kernels

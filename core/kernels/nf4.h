@@ -36,6 +36,6 @@ extern const Nf4Kernels nf4_cpu;
 extern const Nf4Kernels* const nf4_cuda;  ///< null in a build without CUDA
 
 /// Throws DeviceError when this build has no kernels for the device.
-const Nf4Kernels& nf4_kernels(Device device);
+const Nf4Kernels& nf4_kernels(memory::Device device);
 
 }  // namespace thimble::kernels

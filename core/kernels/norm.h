@@ -149,6 +149,6 @@ extern const NormKernels norm_cpu;
 extern const NormKernels* const norm_cuda;  ///< null in a build without CUDA
 
 /// Throws DeviceError when this build has no kernels for the device.
-const NormKernels& norm_kernels(Device device);
+const NormKernels& norm_kernels(memory::Device device);
 
 }  // namespace thimble::kernels

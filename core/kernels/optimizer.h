@@ -155,6 +155,6 @@ extern const OptimizerKernels optimizer_cpu;
 extern const OptimizerKernels* const optimizer_cuda;  ///< null in a build without CUDA
 
 /// Throws DeviceError when this build has no kernels for the device.
-const OptimizerKernels& optimizer_kernels(Device device);
+const OptimizerKernels& optimizer_kernels(memory::Device device);
 
 }  // namespace thimble::kernels

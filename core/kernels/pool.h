@@ -86,6 +86,6 @@ extern const PoolKernels pool_cpu;
 extern const PoolKernels* const pool_cuda;  ///< null in a build without CUDA
 
 /// Throws DeviceError when this build has no kernels for the device.
-const PoolKernels& pool_kernels(Device device);
+const PoolKernels& pool_kernels(memory::Device device);
 
 }  // namespace thimble::kernels

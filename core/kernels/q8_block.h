@@ -30,6 +30,6 @@ extern const Q8Kernels q8_cpu;
 extern const Q8Kernels* const q8_cuda;  ///< null in a build without CUDA
 
 /// Throws DeviceError when this build has no kernels for the device.
-const Q8Kernels& q8_kernels(Device device);
+const Q8Kernels& q8_kernels(memory::Device device);
 
 }  // namespace thimble::kernels

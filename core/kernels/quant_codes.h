@@ -56,7 +56,7 @@ extern const QuantCodeKernels quant_codes_cpu;
 extern const QuantCodeKernels* const quant_codes_cuda;  ///< null in a build without CUDA
 
 /// Throws DeviceError when this build has no kernels for the device.
-const QuantCodeKernels& quant_code_kernels(Device device);
+const QuantCodeKernels& quant_code_kernels(memory::Device device);
 
 /// Weight (filters, elements), f32 or f64, to codes within +-127 and a scale for each filter: amax / 127, of the filter
 /// or (with `is_per_tensor`) of all. If `least` is given, a scale is at least least[filter]. A filter of zeros has

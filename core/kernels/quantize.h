@@ -31,6 +31,6 @@ extern const QuantizeKernels quantize_cpu;
 extern const QuantizeKernels* const quantize_cuda;  ///< null in a build without CUDA
 
 /// Throws DeviceError when this build has no kernels for the device.
-const QuantizeKernels& quantize_kernels(Device device);
+const QuantizeKernels& quantize_kernels(memory::Device device);
 
 }  // namespace thimble::kernels

@@ -62,6 +62,6 @@ extern const RandomKernels random_cpu;
 extern const RandomKernels* const random_cuda;  ///< null in a build without CUDA
 
 /// Throws DeviceError when this build has no kernels for the device.
-const RandomKernels& random_kernels(Device device);
+const RandomKernels& random_kernels(memory::Device device);
 
 }  // namespace thimble::kernels

@@ -47,6 +47,6 @@ extern const RecurrentKernels recurrent_cpu;
 extern const RecurrentKernels* const recurrent_cuda;  ///< null in a build without CUDA
 
 /// Throws DeviceError when this build has no kernels for the device.
-const RecurrentKernels& recurrent_kernels(Device device);
+const RecurrentKernels& recurrent_kernels(memory::Device device);
 
 }  // namespace thimble::kernels

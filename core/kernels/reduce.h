@@ -87,6 +87,6 @@ extern const ReduceKernels reduce_cpu;
 extern const ReduceKernels* const reduce_cuda;  ///< null in a build without CUDA
 
 /// Throws DeviceError when this build has no kernels for the device.
-const ReduceKernels& reduce_kernels(Device device);
+const ReduceKernels& reduce_kernels(memory::Device device);
 
 }  // namespace thimble::kernels

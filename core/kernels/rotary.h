@@ -33,6 +33,6 @@ extern const RotaryKernels rotary_cpu;
 extern const RotaryKernels* const rotary_cuda;  ///< null in a build without CUDA
 
 /// Throws DeviceError when this build has no kernels for the device.
-const RotaryKernels& rotary_kernels(Device device);
+const RotaryKernels& rotary_kernels(memory::Device device);
 
 }  // namespace thimble::kernels

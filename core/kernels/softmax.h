@@ -43,6 +43,6 @@ extern const SoftmaxKernels softmax_cpu;
 extern const SoftmaxKernels* const softmax_cuda;  ///< null in a build without CUDA
 
 /// Throws DeviceError when this build has no kernels for the device.
-const SoftmaxKernels& softmax_kernels(Device device);
+const SoftmaxKernels& softmax_kernels(memory::Device device);
 
 }  // namespace thimble::kernels

@@ -10,7 +10,7 @@ constexpr int of_plans = 90;  // H100
 
 }  // namespace capability_detail
 
-int compute_capability(Device device) {
+int compute_capability(memory::Device device) {
   if (!device.is_cuda()) return 0;
   if (device.is_dry && context().assumed_capability != 0) return context().assumed_capability;
   const kernels::DeviceRuntime* const runtime = kernels::device_runtime_cuda;

@@ -14,7 +14,7 @@
 namespace thimble {
 
 /// 10 major + minor: 80 on A100, 90 on H100, 0 on a CPU.
-int compute_capability(Device device);
+int compute_capability(memory::Device device);
 
 /// "9.0"
 std::string capability_text(int capability);

@@ -15,10 +15,10 @@ namespace launch_detail {
 constexpr std::uint32_t moving = std::uint32_t{1} << 31;
 
 constinit thread_local int depth = 0;
-constinit thread_local Device device_in_use = cpu;
+constinit thread_local memory::Device device_in_use = cpu;
 std::atomic<std::uint32_t> gate{0};  // launches of all threads, and the bit `moving`
 
-Guard::Guard(Device device) noexcept : before_(device_in_use) {
+Guard::Guard(memory::Device device) noexcept : before_(device_in_use) {
   device_in_use = device;
   if (depth++ > 0) return;
   while ((gate.fetch_add(1, std::memory_order_acquire) & moving) != 0) {
@@ -39,7 +39,7 @@ void refuse_away(const Tensor& t) {
 
 }  // namespace launch_detail
 
-NoLaunches::NoLaunches(Device device) noexcept : is_real_(!device.is_dry) {
+NoLaunches::NoLaunches(memory::Device device) noexcept : is_real_(!device.is_dry) {
   using namespace launch_detail;
   if (!is_real_) return;
   while ((gate.fetch_or(moving, std::memory_order_acquire) & moving) != 0) std::this_thread::yield();
@@ -52,7 +52,7 @@ NoLaunches::~NoLaunches() {
 
 bool is_launching() noexcept { return launch_detail::depth > 0; }
 
-Device launching_device() noexcept { return launch_detail::device_in_use; }
+memory::Device launching_device() noexcept { return launch_detail::device_in_use; }
 
 bool is_any_thread_launching() noexcept {
   return (launch_detail::gate.load(std::memory_order_relaxed) & ~launch_detail::moving) != 0;

@@ -41,7 +41,7 @@ class Addresses {
   explicit Addresses(Access access) noexcept : access_(access) {}
   Access access_;
   template <class F>
-  friend void launch(Device device, F&& body);
+  friend void launch(memory::Device device, F&& body);
   friend class Pin;
 };
 
@@ -49,7 +49,7 @@ class Addresses {
 bool is_launching() noexcept;
 
 /// The device that this thread's launch runs kernels on; the cpu outside a launch.
-Device launching_device() noexcept;
+memory::Device launching_device() noexcept;
 
 /// True while any thread of the process is inside a launch; kernels' worker threads see it too.
 bool is_any_thread_launching() noexcept;
@@ -57,13 +57,13 @@ bool is_any_thread_launching() noexcept;
 namespace launch_detail {
 /// Counts this thread as launching; nested launches count once.
 struct Guard {
-  explicit Guard(Device device) noexcept;
+  explicit Guard(memory::Device device) noexcept;
   ~Guard();
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
 
  private:
-  Device before_;
+  memory::Device before_;
 };
 }  // namespace launch_detail
 
@@ -71,7 +71,7 @@ struct Guard {
 /// not be made inside a launch. Does nothing on a dry device, which launches nothing.
 class NoLaunches {
  public:
-  explicit NoLaunches(Device device) noexcept;
+  explicit NoLaunches(memory::Device device) noexcept;
   ~NoLaunches();
   NoLaunches(const NoLaunches&) = delete;
   NoLaunches& operator=(const NoLaunches&) = delete;
@@ -82,7 +82,7 @@ class NoLaunches {
 
 /// Runs `body(addresses)` unless the device is dry. The body runs kernels; it must not allocate.
 template <class F>
-void launch(Device device, F&& body) {
+void launch(memory::Device device, F&& body) {
   if (device.is_dry) return;
   const launch_detail::Guard guard(device);
   body(Addresses(AccessMaker::make()));

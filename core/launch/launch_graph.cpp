@@ -7,7 +7,7 @@
 
 namespace thimble {
 
-LaunchGraph::LaunchGraph(Device device, const std::vector<Tensor>& uses, FunctionRef<void()> work, Cut* cut)
+LaunchGraph::LaunchGraph(memory::Device device, const std::vector<Tensor>& uses, FunctionRef<void()> work, Cut* cut)
     : device_(device) {
   const kernels::DeviceRuntime& runtime = kernels::device_runtime(device);
   for (const Tensor& t : uses) pins_.push_back(std::make_unique<Pin>(t));

@@ -38,7 +38,7 @@ class LaunchGraph {
   /// Captures `work` on the compute stream of a CUDA device, in one part, or more where it calls `cut`. Throws
   /// DeviceError (no such device, or a call that cannot be captured, named), and what the work throws; nothing is
   /// captured then.
-  LaunchGraph(Device device, const std::vector<Tensor>& uses, FunctionRef<void()> work, Cut* cut = nullptr);
+  LaunchGraph(memory::Device device, const std::vector<Tensor>& uses, FunctionRef<void()> work, Cut* cut = nullptr);
   ~LaunchGraph();
   LaunchGraph(const LaunchGraph&) = delete;
   LaunchGraph& operator=(const LaunchGraph&) = delete;
@@ -55,7 +55,7 @@ class LaunchGraph {
   void end_part();
   void forget() noexcept;
 
-  Device device_;
+  memory::Device device_;
   std::vector<std::unique_ptr<Pin>> pins_;
   std::vector<void*> captures_;  // of the parts
   std::size_t launches_ = 0;

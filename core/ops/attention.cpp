@@ -115,7 +115,7 @@ void set_operands(const Addresses& at, const Operands& in, AttentionProblem& p) 
   p.v_scale = scales(at, in.v_scale);
 }
 
-Tensor workspace(std::size_t bytes, Device device) {
+Tensor workspace(std::size_t bytes, memory::Device device) {
   return Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::u8, device, Category::workspace);
 }
 
@@ -238,8 +238,8 @@ void check_documents(const std::string& name, const Tensor& documents) {
 }
 
 // The mask applies to scores (B, H, T, S).
-void check_mask(const std::string& name, const Shape& all, std::int64_t window, const Tensor& mask, Device device,
-                bool needs_gradient) {
+void check_mask(const std::string& name, const Shape& all, std::int64_t window, const Tensor& mask,
+                memory::Device device, bool needs_gradient) {
   if (window < 0) {
     throw ValueError(name + ": a window of " + std::to_string(window) + " keys; expected at least 1, or 0 for none");
   }

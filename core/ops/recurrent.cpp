@@ -24,7 +24,7 @@ struct Layer {
   std::int64_t gates, steps, samples, inputs, width;
   bool is_reverse;
   DType dtype;
-  Device device;
+  memory::Device device;
 
   DType wide() const { return dtype == DType::f64 ? DType::f64 : DType::f32; }
   // The place of the step that is computed as number s.

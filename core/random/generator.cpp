@@ -17,33 +17,33 @@ std::uint32_t hash_site(std::string_view path, std::uint32_t ordinal, bool is_ou
 
 }  // namespace generator_detail
 
-void Generator::start_pass(std::int64_t first_sample) {
+void RandomGenerator::start_pass(std::int64_t first_sample) {
   first_sample_ = first_sample;
   is_in_pass_ = true;
   std::fill(in_pass_.begin(), in_pass_.end(), 0u);
 }
 
-void Generator::end_pass() noexcept {
+void RandomGenerator::end_pass() noexcept {
   first_sample_ = 0;
   is_in_pass_ = false;
 }
 
-void Generator::set_step(std::uint64_t step) {
+void RandomGenerator::set_step(std::uint64_t step) {
   step_ = step;
   end_pass();
   for (Calls* const calls : {&in_pass_, &outside_, &initial_}) std::fill(calls->begin(), calls->end(), 0u);
 }
 
-RandomSite Generator::site(PathId path, Calls& calls, bool is_outside) {
+RandomSite RandomGenerator::site(PathId path, Calls& calls, bool is_outside) {
   if (path >= calls.size()) calls.resize(path + 1, 0u);
   return {seed_, step_, first_sample_, generator_detail::hash_site(path_name(path), calls[path]++, is_outside)};
 }
 
-RandomSite Generator::next_site(PathId path) {
+RandomSite RandomGenerator::next_site(PathId path) {
   return is_in_pass_ ? site(path, in_pass_, false) : site(path, outside_, true);
 }
 
-RandomSite Generator::next_initial_site(PathId path) {
+RandomSite RandomGenerator::next_initial_site(PathId path) {
   return is_in_pass_ || step_ > 0 ? next_site(path) : site(path, initial_, false);
 }
 

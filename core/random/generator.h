@@ -27,9 +27,9 @@ struct RandomSite {
   std::uint32_t site = 0;  ///< hash of the module path and the call's ordinal under that path in this pass
 };
 
-class Generator {
+class RandomGenerator {
  public:
-  explicit Generator(std::uint64_t seed = 0) : seed_(seed) {}
+  explicit RandomGenerator(std::uint64_t seed = 0) : seed_(seed) {}
 
   std::uint64_t seed() const noexcept { return seed_; }
   std::uint64_t step() const noexcept { return step_; }
@@ -64,13 +64,13 @@ class Generator {
 /// Passes start inside its scope; its end ends the last pass, unless the scope lies in a pass itself.
 class PassScope {
  public:
-  explicit PassScope(Generator& generator) : generator_(generator), was_in_pass_(generator.is_in_pass()) {}
+  explicit PassScope(RandomGenerator& generator) : generator_(generator), was_in_pass_(generator.is_in_pass()) {}
   ~PassScope();
   PassScope(const PassScope&) = delete;
   PassScope& operator=(const PassScope&) = delete;
 
  private:
-  Generator& generator_;
+  RandomGenerator& generator_;
   bool was_in_pass_;
 };
 

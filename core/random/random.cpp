@@ -140,38 +140,40 @@ void check_random_site(const char* operation, const RandomSite& site) {
   }
 }
 
-Tensor rand(const Shape& shape, DType dtype, Device device, const RandomSite& site) {
+Tensor rand(const Shape& shape, DType dtype, memory::Device device, const RandomSite& site) {
   const Tensor t = Tensor::empty(shape, dtype, device);
   random_detail::fill_uniform("rand", t, 0, 1, site);
   return t;
 }
 
-Tensor uniform(const Shape& shape, double low, double high, DType dtype, Device device, const RandomSite& site) {
+Tensor uniform(const Shape& shape, double low, double high, DType dtype, memory::Device device,
+               const RandomSite& site) {
   const Tensor t = Tensor::empty(shape, dtype, device);
   random_detail::fill_uniform("uniform", t, low, high, site);
   return t;
 }
 
-Tensor randn(const Shape& shape, DType dtype, Device device, const RandomSite& site) {
+Tensor randn(const Shape& shape, DType dtype, memory::Device device, const RandomSite& site) {
   const Tensor t = Tensor::empty(shape, dtype, device);
   random_detail::fill_normal("randn", t, 0, 1, site);
   return t;
 }
 
-Tensor normal(const Shape& shape, double mean, double deviation, DType dtype, Device device, const RandomSite& site) {
+Tensor normal(const Shape& shape, double mean, double deviation, DType dtype, memory::Device device,
+              const RandomSite& site) {
   const Tensor t = Tensor::empty(shape, dtype, device);
   random_detail::fill_normal("normal", t, mean, deviation, site);
   return t;
 }
 
 Tensor truncated_normal(const Shape& shape, double mean, double deviation, double low, double high, DType dtype,
-                        Device device, const RandomSite& site) {
+                        memory::Device device, const RandomSite& site) {
   const Tensor t = Tensor::empty(shape, dtype, device);
   random_detail::fill_truncated_normal("truncated_normal", t, mean, deviation, low, high, site);
   return t;
 }
 
-Tensor bernoulli(const Shape& shape, double probability, DType dtype, Device device, const RandomSite& site) {
+Tensor bernoulli(const Shape& shape, double probability, DType dtype, memory::Device device, const RandomSite& site) {
   const Tensor t = Tensor::empty(shape, dtype, device);
   random_detail::fill_bernoulli("bernoulli", t, probability, site);
   return t;

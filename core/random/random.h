@@ -20,23 +20,24 @@ RandomSite next_random_site();
 RandomSite initial_random_site();
 
 /// Uniform in [0, 1); rounding to 16 bits may give 1.
-Tensor rand(const Shape& shape, DType dtype = DType::f32, Device device = cpu,
+Tensor rand(const Shape& shape, DType dtype = DType::f32, memory::Device device = cpu,
             const RandomSite& site = next_random_site());
 /// Uniform in [low, high), low <= high, both finite; rounding may give `high` itself, in 16 bits easily.
-Tensor uniform(const Shape& shape, double low, double high, DType dtype = DType::f32, Device device = cpu,
+Tensor uniform(const Shape& shape, double low, double high, DType dtype = DType::f32, memory::Device device = cpu,
                const RandomSite& site = next_random_site());
 /// Standard normal (Box & Muller 1958).
-Tensor randn(const Shape& shape, DType dtype = DType::f32, Device device = cpu,
+Tensor randn(const Shape& shape, DType dtype = DType::f32, memory::Device device = cpu,
              const RandomSite& site = next_random_site());
 /// Normal with the given mean and standard deviation >= 0.
-Tensor normal(const Shape& shape, double mean, double deviation, DType dtype = DType::f32, Device device = cpu,
+Tensor normal(const Shape& shape, double mean, double deviation, DType dtype = DType::f32, memory::Device device = cpu,
               const RandomSite& site = next_random_site());
 /// Normal with the given mean and standard deviation > 0, conditioned on [low, high], low < high, by inversion of the
 /// distribution function.
 Tensor truncated_normal(const Shape& shape, double mean, double deviation, double low, double high,
-                        DType dtype = DType::f32, Device device = cpu, const RandomSite& site = next_random_site());
+                        DType dtype = DType::f32, memory::Device device = cpu,
+                        const RandomSite& site = next_random_site());
 /// 1 with the given probability in [0, 1], else 0.
-Tensor bernoulli(const Shape& shape, double probability, DType dtype = DType::f32, Device device = cpu,
+Tensor bernoulli(const Shape& shape, double probability, DType dtype = DType::f32, memory::Device device = cpu,
                  const RandomSite& site = next_random_site());
 
 /// The same into an existing tensor of any layout, in place. Counts as a write.

@@ -28,19 +28,19 @@ PathTable& path_table() {
 
 }  // namespace context_detail
 
-Context& context() noexcept {
-  thread_local Context instance;
+ThreadContext& context() noexcept {
+  thread_local ThreadContext instance;
   return instance;
 }
 
-std::shared_ptr<Resource> current_resource(Device device) {
+std::shared_ptr<memory::Resource> current_resource(memory::Device device) {
   const auto& resource = context().resource;
   if (resource && resource->device() == device) return resource;
   return default_resource(device);
 }
 
-Generator& current_generator() noexcept {
-  thread_local Generator fallback;
+RandomGenerator& current_generator() noexcept {
+  thread_local RandomGenerator fallback;
   return context().generator ? *context().generator : fallback;
 }
 
@@ -65,7 +65,7 @@ std::string_view path_name(PathId id) {
   return table.names.at(id);
 }
 
-ResourceScope::ResourceScope(std::shared_ptr<Resource> resource) : before_(std::move(resource)) {
+ResourceScope::ResourceScope(std::shared_ptr<memory::Resource> resource) : before_(std::move(resource)) {
   std::swap(before_, context().resource);
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Ambient state that affects results or bytes: the Context of a thread, which scopes change and restore, and the
+// Ambient state that affects results or bytes: the context of a thread, which scopes change and restore, and the
 // Settings of the process (core/settings.h). There is no other.
 
 #include <cstdint>
@@ -20,27 +20,27 @@ namespace kernels {
 class StepBlock;
 }
 
-struct Context {
-  Tape* tape = nullptr;                ///< records when set (autograd/tape.h)
-  PathId path = 0;                     ///< module path that labels allocations and nodes
-  std::shared_ptr<Resource> resource;  ///< for tensors on its device; defaults to default_resource
-  Generator* generator = nullptr;      ///< defaults to a thread-local generator with seed 0
-  Transaction* transaction = nullptr;  ///< stages the side effects of a step (core/tensor/transaction.h)
-  bool is_recomputing = false;         ///< during recomputation: operators must have no side effects
-  bool allows_tf32 = false;            ///< f32 products of a CUDA device may be in TF32 (core/launch/tf32.h)
-  int assumed_capability = 0;          ///< of dry CUDA devices (core/launch/compute_capability.h); 0 assumes none
+struct ThreadContext {
+  Tape* tape = nullptr;                        ///< records when set (autograd/tape.h)
+  PathId path = 0;                             ///< module path that labels allocations and nodes
+  std::shared_ptr<memory::Resource> resource;  ///< for tensors on its device; defaults to default_resource
+  RandomGenerator* generator = nullptr;        ///< defaults to a thread-local generator with seed 0
+  Transaction* transaction = nullptr;          ///< stages the side effects of a step (core/tensor/transaction.h)
+  bool is_recomputing = false;                 ///< during recomputation: operators must have no side effects
+  bool allows_tf32 = false;                    ///< f32 products of a CUDA device may be in TF32 (core/launch/tf32.h)
+  int assumed_capability = 0;  ///< of dry CUDA devices (core/launch/compute_capability.h); 0 assumes none
   std::shared_ptr<ParameterStore> parameter_store;  ///< receives new parameters (core/tensor/parameter_store.h)
   ParameterUse* parameter_use = nullptr;            ///< the step or evaluation in progress
   kernels::StepBlock* step_block = nullptr;         ///< of the step being captured (core/kernels/shared/step_numbers.h)
 };
 
 /// This thread's context.
-Context& context() noexcept;
+ThreadContext& context() noexcept;
 
 /// The resource for new tensors on `device`.
-std::shared_ptr<Resource> current_resource(Device device);
+std::shared_ptr<memory::Resource> current_resource(memory::Device device);
 
-Generator& current_generator() noexcept;
+RandomGenerator& current_generator() noexcept;
 
 /// Interns `parent`.`name` ("gpt" + "h" -> "gpt.h"); the same pair always gives the same id. Thread-safe.
 PathId join_path(PathId parent, std::string_view name);
@@ -63,25 +63,27 @@ class PathScope {
 /// Sets the resource for tensors of its device for a scope.
 class ResourceScope {
  public:
-  explicit ResourceScope(std::shared_ptr<Resource> resource);
+  explicit ResourceScope(std::shared_ptr<memory::Resource> resource);
   ~ResourceScope();
   ResourceScope(const ResourceScope&) = delete;
   ResourceScope& operator=(const ResourceScope&) = delete;
 
  private:
-  std::shared_ptr<Resource> before_;
+  std::shared_ptr<memory::Resource> before_;
 };
 
 /// Sets the generator for a scope.
 class GeneratorScope {
  public:
-  explicit GeneratorScope(Generator& generator) : before_(context().generator) { context().generator = &generator; }
+  explicit GeneratorScope(RandomGenerator& generator) : before_(context().generator) {
+    context().generator = &generator;
+  }
   ~GeneratorScope() { context().generator = before_; }
   GeneratorScope(const GeneratorScope&) = delete;
   GeneratorScope& operator=(const GeneratorScope&) = delete;
 
  private:
-  Generator* before_;
+  RandomGenerator* before_;
 };
 
 /// Records nothing for a scope: `NoGrad off;`.

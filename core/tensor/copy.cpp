@@ -61,7 +61,7 @@ Tensor to_dtype(const Tensor& t, DType dtype) {
   return copy_detail::copy(t, dtype, Category::temporary);
 }
 
-Tensor to_device(const Tensor& t, Device device, Category category) {
+Tensor to_device(const Tensor& t, memory::Device device, Category category) {
   if (t.device() == device) return t;
   check_unrecorded("to_device", t, "a leaf or a constant of that device");
   if (t.device().is_dry) throw DeviceError("to_device: " + describe(t) + " has no data to copy");
@@ -71,7 +71,7 @@ Tensor to_device(const Tensor& t, Device device, Category category) {
   result.set_tape_ref({}, t.origin_unrecorded());
   if (device.is_dry || t.elements() == 0) return result;
   fetch_parameters(source);
-  const Device gpu = device.is_cuda() ? device : t.device();
+  const memory::Device gpu = device.is_cuda() ? device : t.device();
   launch(gpu, [&](const Addresses& at) {
     const kernels::DeviceRuntime& runtime = kernels::device_runtime(gpu);
     (device.is_cuda() ? runtime.upload : runtime.download)(at(result), at(source), source.bytes());
@@ -96,24 +96,24 @@ void fill(const Tensor& t, double value) {
   t.storage()->bump_version();
 }
 
-Tensor zeros(const Shape& shape, DType dtype, Device device, Category category) {
+Tensor zeros(const Shape& shape, DType dtype, memory::Device device, Category category) {
   return full(shape, 0, dtype, device, category);
 }
 
-Tensor full(const Shape& shape, double value, DType dtype, Device device, Category category) {
+Tensor full(const Shape& shape, double value, DType dtype, memory::Device device, Category category) {
   Tensor result = Tensor::empty(shape, dtype, device, category);
   fill(result, value);
   return result;
 }
 
-Tensor arange(std::int64_t n, DType dtype, Device device) {
+Tensor arange(std::int64_t n, DType dtype, memory::Device device) {
   std::vector<std::int64_t> values(static_cast<std::size_t>(n));
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::int64_t>(i);
   return to_dtype(from_host(values, {n}, device), dtype);
 }
 
 template <class T>
-Tensor from_host(std::span<const T> values, const Shape& shape, Device device, Category category) {
+Tensor from_host(std::span<const T> values, const Shape& shape, memory::Device device, Category category) {
   if (shape.elements() != static_cast<std::int64_t>(values.size())) {
     throw ShapeError("from_host: " + std::to_string(values.size()) + " values for shape " + to_string(shape));
   }
@@ -150,8 +150,8 @@ std::vector<T> to_host(const Tensor& t) {
   return values;
 }
 
-#define THIMBLE_HOST_COPY(T)                                                        \
-  template Tensor from_host<T>(std::span<const T>, const Shape&, Device, Category); \
+#define THIMBLE_HOST_COPY(T)                                                                \
+  template Tensor from_host<T>(std::span<const T>, const Shape&, memory::Device, Category); \
   template std::vector<T> to_host<T>(const Tensor&);
 THIMBLE_HOST_COPY(double)
 THIMBLE_HOST_COPY(float)

@@ -22,7 +22,7 @@ Tensor contiguous(const Tensor& t);
 Tensor to_dtype(const Tensor& t, DType dtype);
 /// A dense copy on another device; t itself when it is there. Copies between two CUDA devices pass through host memory.
 /// A dry device has no data: copying to it copies nothing, copying *from* it throws DeviceError.
-Tensor to_device(const Tensor& t, Device device, Category category = Category::temporary);
+Tensor to_device(const Tensor& t, memory::Device device, Category category = Category::temporary);
 /// Sets every element, converted to t's dtype. Counts as a write. Throws DTypeError as check_scalar does; functions
 /// built on it do too.
 void fill(const Tensor& t, double value);
@@ -30,20 +30,20 @@ void fill(const Tensor& t, double value);
 /// its fraction.
 void check_scalar(const char* operation, const Tensor& t, double value);
 
-Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = cpu,
+Tensor zeros(const Shape& shape, DType dtype = DType::f32, memory::Device device = cpu,
              Category category = Category::temporary);
-Tensor full(const Shape& shape, double value, DType dtype = DType::f32, Device device = cpu,
+Tensor full(const Shape& shape, double value, DType dtype = DType::f32, memory::Device device = cpu,
             Category category = Category::temporary);
 /// 0, 1, ..., n - 1.
-Tensor arange(std::int64_t n, DType dtype = DType::i64, Device device = cpu);
+Tensor arange(std::int64_t n, DType dtype = DType::i64, memory::Device device = cpu);
 
 /// A tensor of host values, in row-major order; T is the C++ type of the dtype. On a dry device the values are not
 /// read. Throws ShapeError when the count does not fit the shape.
 template <class T>
-Tensor from_host(std::span<const T> values, const Shape& shape, Device device = cpu,
+Tensor from_host(std::span<const T> values, const Shape& shape, memory::Device device = cpu,
                  Category category = Category::temporary);
 template <class T>
-Tensor from_host(const std::vector<T>& values, const Shape& shape, Device device = cpu,
+Tensor from_host(const std::vector<T>& values, const Shape& shape, memory::Device device = cpu,
                  Category category = Category::temporary) {
   return from_host(std::span<const T>(values), shape, device, category);
 }

@@ -4,13 +4,13 @@
 
 namespace thimble {
 
-std::string to_string(Device device) {
+std::string memory::to_string(memory::Device device) {
   const std::string name = device.is_cpu() ? "cpu" : "cuda:" + std::to_string(device.index);
   return device.is_dry ? "dry(" + name + ")" : name;
 }
 
-Device parse_device(std::string_view text) {
-  const auto fail = [&]() -> Device {
+memory::Device parse_device(std::string_view text) {
+  const auto fail = [&]() -> memory::Device {
     throw ValueError("device: '" + std::string(text) + "' is not one of cpu, cuda, cuda:N, dry(cpu), dry(cuda)");
   };
   if (text.starts_with("dry(") && text.ends_with(")")) {

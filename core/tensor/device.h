@@ -9,6 +9,8 @@ namespace thimble {
 
 enum class DeviceKind : std::uint8_t { cpu, cuda };
 
+namespace memory {
+
 /// `cpu`, `cuda:N`, `dry(cpu)`, `dry(cuda)`. A *dry* device runs the very same code, allocations included, and launches
 /// no kernel: it has no data, so reading a value there throws DeviceError.
 struct Device {
@@ -28,7 +30,14 @@ inline constexpr Device dry(Device of) { return {of.kind, of.index, true}; }
 /// "cpu", "cuda:1", "dry(cpu)".
 std::string to_string(Device device);
 
+}  // namespace memory
+
+using memory::cpu;
+using memory::cuda;
+using memory::dry;
+using memory::to_string;
+
 /// Reads what to_string writes ("cuda" means "cuda:0"). Throws ValueError with the allowed forms.
-Device parse_device(std::string_view text);
+memory::Device parse_device(std::string_view text);
 
 }  // namespace thimble

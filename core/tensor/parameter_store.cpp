@@ -7,9 +7,9 @@
 namespace thimble {
 namespace parameter_store_detail {
 
-void fetch(std::span<Storage* const> storages) {
+void fetch(std::span<memory::Storage* const> storages) {
   std::vector<ParameterStore*> asked;
-  for (Storage* const storage : storages) {
+  for (memory::Storage* const storage : storages) {
     ParameterStore* const store = storage != nullptr ? storage->store().get() : nullptr;
     if (store == nullptr || std::find(asked.begin(), asked.end(), store) != asked.end()) continue;
     store->fetch(storages);
@@ -18,7 +18,7 @@ void fetch(std::span<Storage* const> storages) {
 }
 
 void fetch(std::span<const Tensor> tensors) {
-  std::vector<Storage*> storages;
+  std::vector<memory::Storage*> storages;
   for (const Tensor& t : tensors) {
     if (t.storage()) storages.push_back(t.storage().get());
   }

@@ -39,18 +39,18 @@ class ParameterStore {
   virtual void put_away(const Tensor& parameter) = 0;
   /// Brings the storages of this store among `storages` here until the next call. Throws OutOfMemory, and FileError on
   /// a failed read or write; no value is lost, and the call can be repeated.
-  virtual void fetch(std::span<Storage* const> storages) = 0;
+  virtual void fetch(std::span<memory::Storage* const> storages) = 0;
   /// Evicts all unpinned bytes, saving changes first. Throws as fetch does.
   virtual void let_go() = 0;
   /// Called when a storage of this store is destroyed.
-  virtual void forget(const Storage& storage) noexcept = 0;
+  virtual void forget(const memory::Storage& storage) noexcept = 0;
   /// Bytes that its parameters occupy elsewhere, outside booked device memory.
   virtual std::size_t bytes_elsewhere() const = 0;
 };
 
 namespace parameter_store_detail {
 inline bool is_stored(const Tensor& t) noexcept { return t.storage() && t.storage()->store(); }
-void fetch(std::span<Storage* const> storages);
+void fetch(std::span<memory::Storage* const> storages);
 void fetch(std::span<const Tensor> tensors);
 }  // namespace parameter_store_detail
 
@@ -60,8 +60,8 @@ template <std::derived_from<Tensor>... T>
 void fetch_parameters(const T&... tensors) {
   using parameter_store_detail::is_stored;
   if (!(is_stored(tensors) || ...)) return;
-  Storage* const list[] = {tensors.storage().get()...};
-  parameter_store_detail::fetch(std::span<Storage* const>(list));
+  memory::Storage* const list[] = {tensors.storage().get()...};
+  parameter_store_detail::fetch(std::span<memory::Storage* const>(list));
 }
 inline void fetch_parameters(std::span<const Tensor> tensors) {
   for (const Tensor& t : tensors) {

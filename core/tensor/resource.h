@@ -42,6 +42,8 @@ struct Request {
   Stream stream = nullptr;
 };
 
+namespace memory {
+
 /// One allocation. Its resource owns it and may move it while no launch runs and it is not pinned: `address` is looked
 /// up at each launch, never kept. On a dry device `address` is a number, never dereferenced. The handle itself never
 /// moves.
@@ -66,8 +68,10 @@ class Resource {
   virtual Device device() const noexcept = 0;
 };
 
+}  // namespace memory
+
 /// The default resource for tensors on `device`. Made at first use; throws DeviceError when the device does not exist.
 /// Defined by memory/default_resource.cpp.
-std::shared_ptr<Resource> default_resource(Device device);
+std::shared_ptr<memory::Resource> default_resource(memory::Device device);
 
 }  // namespace thimble

@@ -5,7 +5,7 @@
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/parameter_store.h>
 
-namespace thimble {
+namespace thimble::memory {
 
 Storage::Storage(std::shared_ptr<Resource> resource, std::size_t bytes, Category category)
     : resource_(std::move(resource)),
@@ -53,4 +53,4 @@ void Storage::relabel() noexcept {
   if (block_ != nullptr && block_->category != category()) resource_->relabel(block_, category());
 }
 
-}  // namespace thimble
+}  // namespace thimble::memory

@@ -18,9 +18,11 @@ class Access {
   friend struct AccessMaker;
 };
 
+namespace memory {
+
 class Storage {
  public:
-  /// Takes one block of `bytes` > 0 from `resource`, labelled with `category` and the Context's path. Throws
+  /// Takes one block of `bytes` > 0 from `resource`, labelled with `category` and the context's path. Throws
   /// OutOfMemory.
   Storage(std::shared_ptr<Resource> resource, std::size_t bytes, Category category);
   ~Storage();
@@ -89,5 +91,7 @@ class Storage {
   mutable std::uint32_t version_ = 0;
   std::uint32_t writers_ = 0;  // WritePins
 };
+
+}  // namespace memory
 
 }  // namespace thimble

@@ -10,7 +10,7 @@
 
 namespace thimble {
 
-Tensor Tensor::empty(const Shape& shape, DType dtype, Device device, Category category) {
+Tensor Tensor::empty(const Shape& shape, DType dtype, memory::Device device, Category category) {
   Tensor result;
   result.shape_ = shape;
   result.elements_ = shape.elements();
@@ -22,8 +22,8 @@ Tensor Tensor::empty(const Shape& shape, DType dtype, Device device, Category ca
   result.device_ = device;
   result.defined_ = true;
   if (result.elements_ > 0) {
-    result.storage_ =
-        std::allocate_shared<Storage>(Recycled<Storage>(), current_resource(device), result.bytes(), category);
+    result.storage_ = std::allocate_shared<memory::Storage>(Recycled<memory::Storage>(), current_resource(device),
+                                                            result.bytes(), category);
   }
   return result;
 }

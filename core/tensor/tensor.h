@@ -36,9 +36,9 @@ class Tensor {
   /// No tensor: defined() is false. Operators use it for "not kept" and "no gradient".
   Tensor() = default;
 
-  /// A dense row-major tensor whose elements are not set. Takes its bytes from the Context's resource for `device`.
+  /// A dense row-major tensor whose elements are not set. Takes its bytes from the context's resource for `device`.
   /// Throws ShapeError (negative or overflowing sizes), OutOfMemory, DeviceError.
-  static Tensor empty(const Shape& shape, DType dtype = DType::f32, Device device = cpu,
+  static Tensor empty(const Shape& shape, DType dtype = DType::f32, memory::Device device = cpu,
                       Category category = Category::temporary);
   /// Like empty, with the dtype and device of `like`.
   static Tensor empty_like(const Tensor& like, Category category = Category::temporary);
@@ -56,13 +56,13 @@ class Tensor {
   std::size_t bytes() const noexcept { return static_cast<std::size_t>(elements_) * size_of(dtype_); }
   std::int64_t offset() const noexcept { return offset_; }
   DType dtype() const noexcept { return dtype_; }
-  Device device() const noexcept { return device_; }
+  memory::Device device() const noexcept { return device_; }
   /// Dense row-major without gaps.
   bool is_contiguous() const noexcept;
   /// True when no other handle (tensor, tape, module) shares the storage: its bytes may be reused in place.
   bool is_unshared() const noexcept { return storage_ && storage_.use_count() == 1; }
   /// Null when there are no elements.
-  const std::shared_ptr<Storage>& storage() const noexcept { return storage_; }
+  const std::shared_ptr<memory::Storage>& storage() const noexcept { return storage_; }
 
   /// Another window on the same storage; the caller checks bounds (core/tensor/view.h has checked ones). Carries
   /// neither tape nor leaf. Throws AutogradError where that would cut a gradient (core/tensor/unrecorded.h).
@@ -103,7 +103,7 @@ class Tensor {
   }
 
  private:
-  std::shared_ptr<Storage> storage_;
+  std::shared_ptr<memory::Storage> storage_;
   std::shared_ptr<Leaf> leaf_;
   std::shared_ptr<const Tensor> scale_;
   Shape shape_;
@@ -112,7 +112,7 @@ class Tensor {
   std::int64_t elements_ = 0;
   TapeRef tape_ref_;
   DType dtype_ = DType::f32;
-  Device device_;
+  memory::Device device_;
   bool defined_ = false;
   Origin origin_ = Origin::constant;
 };

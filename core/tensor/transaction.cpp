@@ -107,7 +107,7 @@ Transaction* deferring_transaction() noexcept {
 
 void keep_state(const Tensor& target) {
   Transaction* const step = context().transaction;
-  const Storage* const storage = target.storage().get();
+  const memory::Storage* const storage = target.storage().get();
   if (step == nullptr || storage == nullptr || storage->category() != Category::parameter) return;
   if (storage->store() == nullptr) step->keep(target);  // a store writes its parameters as it fetches them
 }

@@ -88,7 +88,7 @@ class Transaction {
   bool is_keeping_ = true;
   bool defers_ = false;
   std::int64_t micro_batch_ = 0;
-  Generator& generator_;
+  RandomGenerator& generator_;
   PassScope pass_;  // a step's random calls do not count after it
   Transaction* before_;
 };

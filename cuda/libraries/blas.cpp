@@ -26,7 +26,7 @@ bool library_gemm(const kernels::GemmArgs& args, void* workspace, std::size_t wo
   using namespace blas_detail;
   if (args.bias && blas_alignment(args.bias) < 16) return false;  // the choice of an algorithm assumes it
   const Doing doing(args, workspace_bytes);
-  const Device device = launching_device();
+  const memory::Device device = launching_device();
   const cudaStream_t stream = compute_stream(device);
   const cublasLtHandle_t handle = blas_handle(device);
   const cudaDataType_t type = blas_type(args.dtype);

@@ -39,7 +39,7 @@ const Blas& blas();
 void check_blas(cublasStatus_t status, const char* call);
 
 /// One for each device, made at first use.
-cublasLtHandle_t blas_handle(Device device);
+cublasLtHandle_t blas_handle(memory::Device device);
 
 /// For f32, f16, bf16, f8e4m3, f8e5m2, i8, i32.
 cudaDataType_t blas_type(DType dtype);

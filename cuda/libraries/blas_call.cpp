@@ -22,7 +22,7 @@ void check_blas(cublasStatus_t status, const char* call) {
   throw DeviceError(failure_text(call, blas().cublasLtGetStatusName(status), blas().cublasLtGetStatusString(status)));
 }
 
-cublasLtHandle_t blas_handle(Device device) {
+cublasLtHandle_t blas_handle(memory::Device device) {
   static std::map<int, cublasLtHandle_t> handles;
   static std::mutex mutex;
   const std::lock_guard guard(mutex);

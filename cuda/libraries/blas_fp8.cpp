@@ -54,7 +54,7 @@ bool library_fp8_gemm(const kernels::Fp8GemmArgs& args, void* workspace, std::si
     return false;
   }
   if (args.bias && blas_alignment(args.bias) < aligned) return false;
-  const Device device = launching_device();
+  const memory::Device device = launching_device();
   if (args.in_blocks) {
     if (!library_has_fp8_blocks() || compute_capability(device) != 90) return false;
     if (blas_alignment(args.a_scale) < aligned || blas_alignment(args.b_scale) < aligned) return false;

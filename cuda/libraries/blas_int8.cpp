@@ -11,7 +11,7 @@ namespace thimble::gpu {
 
 bool library_int8_gemm(const Int8Gemm& args) {
   const Doing doing(args, 0);
-  const Device device = launching_device();
+  const memory::Device device = launching_device();
   const cudaStream_t stream = compute_stream(device);
   const cublasLtHandle_t handle = blas_handle(device);
   // c^T (n, m) = b (n, k) a^T (k, m): the library's left operand is our right one, k x n in its columns.

@@ -73,7 +73,7 @@ cudnnDataType_t type_of(DType dtype) {
   return dtype == DType::f32 ? CUDNN_DATA_FLOAT : dtype == DType::f16 ? CUDNN_DATA_HALF : CUDNN_DATA_BFLOAT16;
 }
 
-cudnnHandle_t handle_of(Device device, cudaStream_t stream) {
+cudnnHandle_t handle_of(memory::Device device, cudaStream_t stream) {
   static std::map<int, cudnnHandle_t> handles;
   static std::mutex mutex;
   const std::lock_guard guard(mutex);
@@ -135,7 +135,7 @@ bool is_countable(const ConvShape& s) {
 constexpr float one = 1, zero = 0;
 
 /// The descriptors of a shape on a device. One caller at a time.
-Descriptors& descriptors_of(Device device, const ConvShape& s, DType dtype) {
+Descriptors& descriptors_of(memory::Device device, const ConvShape& s, DType dtype) {
   using Key = std::array<std::int64_t, 19>;
   static std::map<Key, std::unique_ptr<Descriptors>> known;
   const bool is_exact = dtype == DType::f32 && !allows_tf32();  // tensor cores round f32 operands to TF32
@@ -162,7 +162,7 @@ bool run_within(std::size_t workspace_bytes, const char* direction, const ConvSh
                 bool are_separable, const Ask& ask, const Run& run) {
   static std::mutex mutex;  // ranks that share a device share its descriptors
   const std::lock_guard guard(mutex);
-  const Device device = launching_device();
+  const memory::Device device = launching_device();
   const cudnnHandle_t handle = handle_of(device, compute_stream(device));
   const auto with_images = [&](std::int64_t images) -> Descriptors& {
     ConvShape some = shape;

@@ -30,7 +30,7 @@ constexpr std::size_t granule_bytes = std::size_t{2} << 20;
 
 class CudaBacking final : public Backing {
  public:
-  explicit CudaBacking(Device device) : device_(device), driver_(gpu::driver()) {
+  explicit CudaBacking(memory::Device device) : device_(device), driver_(gpu::driver()) {
     gpu::compute_stream(device_);  // the device's context, and the device is there
     where_.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     where_.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
@@ -57,7 +57,7 @@ class CudaBacking final : public Backing {
     driver_.free(base_, range_bytes_ + granule_bytes);
   }
 
-  Device device() const noexcept override { return device_; }
+  memory::Device device() const noexcept override { return device_; }
   std::size_t granule() const noexcept override { return granule_bytes; }
   std::size_t alignment() const noexcept override { return 512; }
 
@@ -296,7 +296,7 @@ class CudaBacking final : public Backing {
     return result == CUDA_ERROR_OUT_OF_MEMORY ? std::errc::not_enough_memory : std::errc::io_error;
   }
 
-  Device device_;
+  memory::Device device_;
   const gpu::Driver& driver_;
   CUmemAllocationProp where_{};
   CUdeviceptr base_ = 0;
@@ -315,7 +315,7 @@ class CudaBacking final : public Backing {
 
 }  // namespace cuda_backing_detail
 
-std::unique_ptr<Backing> make_cuda_backing(Device device) {
+std::unique_ptr<Backing> make_cuda_backing(memory::Device device) {
   gpu::make_current(device);  // checks that it exists before any other call fails
   return std::make_unique<cuda_backing_detail::CudaBacking>(device);
 }

@@ -25,7 +25,7 @@ template <class Argument>
 void put_argument(std::ostream& text, const Argument& argument) {
   text << argument;
 }
-inline void put_argument(std::ostream& text, const Device& device) { text << to_string(device); }
+inline void put_argument(std::ostream& text, const memory::Device& device) { text << to_string(device); }
 inline void put_argument(std::ostream& text, DType dtype) { text << to_string(dtype); }
 
 /// "CALL(ARGUMENT, ARGUMENT)".

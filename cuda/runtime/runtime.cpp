@@ -42,13 +42,13 @@ struct DeviceState {
 std::atomic<std::uint64_t> waits{0}, launches{0};
 std::atomic<cudaError_t> reported_later{cudaSuccess};
 
-kernels::DeviceMemory ask_memory(Device device) {
+kernels::DeviceMemory ask_memory(memory::Device device) {
   kernels::DeviceMemory memory;
   check(cudaMemGetInfo(&memory.free_bytes, &memory.total_bytes), "cudaMemGetInfo", device);
   return memory;
 }
 
-DeviceState& state_of(Device device) {
+DeviceState& state_of(memory::Device device) {
   static std::array<std::atomic<DeviceState*>, 256> states{};
   static std::mutex mutex;
   std::atomic<DeviceState*>& state = states[device.index];
@@ -84,7 +84,7 @@ void refuse_while_capturing(const char* what) {
 
 void upload(void* to, const void* from, std::size_t bytes) {
   refuse_while_capturing("upload");
-  const Device device = launching_device();
+  const memory::Device device = launching_device();
   DeviceState& state = state_of(device);
   const std::lock_guard guard(state.upload_mutex);
   check(cudaEventRecord(state.compute_reached, state.compute), "cudaEventRecord", "compute", device);
@@ -109,7 +109,7 @@ void upload(void* to, const void* from, std::size_t bytes) {
 
 void download(void* to, const void* from, std::size_t bytes) {
   refuse_while_capturing("download");
-  const Device device = launching_device();
+  const memory::Device device = launching_device();
   const DeviceState& state = state_of(device);
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, state.compute), "cudaMemcpyAsync", to, from, bytes,
         "device to host", device);
@@ -131,7 +131,7 @@ void* allocate_pinned(std::size_t bytes) {
 
 void free_pinned(void* memory) noexcept { cudaFreeHost(memory); }
 
-void* begin_transfer(Device device, void* to, const void* from, std::size_t bytes) {
+void* begin_transfer(memory::Device device, void* to, const void* from, std::size_t bytes) {
   const DeviceState& state = state_of(device);
   cudaEvent_t event = nullptr;
   check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags", device);
@@ -142,7 +142,7 @@ void* begin_transfer(Device device, void* to, const void* from, std::size_t byte
   return event;
 }
 
-void end_transfer(Device device, void* transfer) {
+void end_transfer(memory::Device device, void* transfer) {
   const auto event = static_cast<cudaEvent_t>(transfer);
   check(cudaStreamWaitEvent(state_of(device).compute, event, 0), "cudaStreamWaitEvent", "compute", device);
   check(cudaEventDestroy(event), "cudaEventDestroy", device);
@@ -158,14 +158,14 @@ struct Capture {
   }
 };
 
-void begin_capture(Device device) {
+void begin_capture(memory::Device device) {
   refuse_while_capturing("begin_capture");
   check(cudaStreamBeginCapture(state_of(device).compute, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture",
         "compute", device);
   is_capturing = true;
 }
 
-void* end_capture(Device device, bool is_wanted) {
+void* end_capture(memory::Device device, bool is_wanted) {
   is_capturing = false;
   auto capture = std::make_unique<Capture>();
   const cudaError_t error = cudaStreamEndCapture(state_of(device).compute, &capture->graph);
@@ -179,14 +179,14 @@ void* end_capture(Device device, bool is_wanted) {
   return capture.release();
 }
 
-void replay(Device device, void* capture) {
+void replay(memory::Device device, void* capture) {
   const auto* const own = static_cast<Capture*>(capture);
   check(cudaGraphLaunch(own->executable, state_of(device).compute), "cudaGraphLaunch", own->nodes, device);
 }
 
 std::size_t captured_launches(void* capture) { return static_cast<Capture*>(capture)->nodes; }
 
-void forget(Device device, void* capture) noexcept {
+void forget(memory::Device device, void* capture) noexcept {
   try {
     synchronize(device);  // a replay may still run
   } catch (const DeviceError&) {
@@ -219,7 +219,7 @@ std::vector<kernels::GpuFacts> devices() {
   return all;
 }
 
-kernels::DeviceMemory device_memory(Device device) {
+kernels::DeviceMemory device_memory(memory::Device device) {
   const DeviceState& state = state_of(device);
   kernels::DeviceMemory now = ask_memory(device);
   now.context_bytes = state.context_bytes;
@@ -267,7 +267,7 @@ constexpr kernels::DeviceRuntime table{upload,
 
 }  // namespace runtime_detail
 
-void make_current(Device device) {
+void make_current(memory::Device device) {
   if (!device.is_cuda() || device.is_dry) throw DeviceError("cuda: " + to_string(device) + " is no GPU");
   int count = 0;
   try {
@@ -281,11 +281,11 @@ void make_current(Device device) {
   check(cudaSetDevice(device.index), "cudaSetDevice", static_cast<int>(device.index));
 }
 
-cudaStream_t compute_stream(Device device) { return runtime_detail::state_of(device).compute; }
-cudaStream_t copy_stream(Device device) { return runtime_detail::state_of(device).copy; }
+cudaStream_t compute_stream(memory::Device device) { return runtime_detail::state_of(device).compute; }
+cudaStream_t copy_stream(memory::Device device) { return runtime_detail::state_of(device).copy; }
 cudaStream_t compute_stream() { return compute_stream(launching_device()); }
 
-void synchronize(Device device) {
+void synchronize(memory::Device device) {
   runtime_detail::refuse_while_capturing("synchronize");
   const runtime_detail::DeviceState& state = runtime_detail::state_of(device);
   runtime_detail::waits.fetch_add(1, std::memory_order_relaxed);
@@ -293,9 +293,9 @@ void synchronize(Device device) {
   check(cudaStreamSynchronize(state.compute), "cudaStreamSynchronize", "compute", device);
 }
 
-std::size_t used_bytes(Device device) { return runtime_detail::device_memory(device).used_bytes(); }
+std::size_t used_bytes(memory::Device device) { return runtime_detail::device_memory(device).used_bytes(); }
 
-void book_handle(Device device, std::size_t used_bytes_before) {
+void book_handle(memory::Device device, std::size_t used_bytes_before) {
   const std::size_t now = used_bytes(device);  // other processes may have freed memory meanwhile
   if (now > used_bytes_before) runtime_detail::state_of(device).handle_bytes += now - used_bytes_before;
 }

@@ -23,19 +23,19 @@ void check(cudaError_t error, const char* call, const Arguments&... arguments) {
 }
 
 /// Makes a device the current one of this thread. Throws DeviceError when it does not exist.
-void make_current(Device device);
+void make_current(memory::Device device);
 
 /// Waits for both streams of a device; counted.
-void synchronize(Device device);
+void synchronize(memory::Device device);
 
 /// How often the host has waited for a device, in this process.
 std::uint64_t synchronization_count();
 
 /// Makes a library's handle for a device. The increase of the device's used bytes is its size.
-std::size_t used_bytes(Device device);
-void book_handle(Device device, std::size_t used_bytes_before);
+std::size_t used_bytes(memory::Device device);
+void book_handle(memory::Device device, std::size_t used_bytes_before);
 template <class Make>
-void make_handle(Device device, const Make& make) {
+void make_handle(memory::Device device, const Make& make) {
   const std::size_t before = used_bytes(device);
   make();
   book_handle(device, before);

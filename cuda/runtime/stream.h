@@ -14,8 +14,8 @@ namespace thimble::gpu {
 /// DeviceError.
 cudaStream_t compute_stream();
 /// The streams of a given device, which they make the current one. Throw DeviceError.
-cudaStream_t compute_stream(Device device);
-cudaStream_t copy_stream(Device device);
+cudaStream_t compute_stream(memory::Device device);
+cudaStream_t copy_stream(memory::Device device);
 
 /// After a kernel's launch. Throws DeviceError with its sizes, and the errors of report_later().
 void check_launch(std::int64_t count, int threads, std::size_t shared_bytes);

@@ -40,7 +40,7 @@ struct PipelineOptions {
     DType dtype = DType::f32;
   };
   std::vector<Input> inputs = {};  ///< of each chunk; empty for the model's first one
-  Device device = cpu;
+  memory::Device device = cpu;
   /// The parameter that the first and the last stage have, if defined. On the last stage no optimizer updates it, and
   /// it is here as a whole.
   optim::Named shared = {};

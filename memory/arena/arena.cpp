@@ -21,7 +21,7 @@ constexpr std::size_t unbounded_bytes = std::size_t{1} << 50;  // a trillion par
 
 // A process has 2^47 addresses for hundreds of arenas: on the host an unbounded arena reserves twice the machine's
 // memory, and can never fill it.
-std::size_t usual_reserve_bytes(Device device) {
+std::size_t usual_reserve_bytes(memory::Device device) {
   if (device.is_dry) return unbounded_bytes;
   const std::size_t most = std::size_t{1} << 40, memory = device == cpu ? process::physical_bytes() : 0;
   return memory == 0 ? most : std::min(most, 2 * memory);
@@ -81,18 +81,18 @@ void Arena::check(const Request& request) const {
     throw Error("arena: allocate inside a launch; an operator allocates all it needs before it launches");
 }
 
-Block* Arena::allocate(const Request& request) {
+memory::Block* Arena::allocate(const Request& request) {
   const std::lock_guard hold(*lock());
   return do_allocate(request);
 }
 
-void Arena::deallocate(Block* block, Stream stream) noexcept {
+void Arena::deallocate(memory::Block* block, Stream stream) noexcept {
   if (block == nullptr) return;
   const std::lock_guard hold(*lock());
   do_deallocate(block, stream);
 }
 
-Block* Arena::do_allocate(const Request& request) {
+memory::Block* Arena::do_allocate(const Request& request) {
   const bool is_plain = request.bytes != 0 && request.alignment - 1 < spans_->unit() &&
                         (request.alignment & (request.alignment - 1)) == 0 && launch_detail::depth == 0 &&
                         compaction_ != Compaction::before_every_allocation;
@@ -131,7 +131,7 @@ Tlsf::Span* Arena::take_span(const Request& request) {
   return spans_->take(place);
 }
 
-void Arena::do_deallocate(Block* block, Stream stream) noexcept {
+void Arena::do_deallocate(memory::Block* block, Stream stream) noexcept {
   // A launch that waits for this arena's lock would wait for a block move, which waits for the launch.
   assert(!is_launching() && "nothing is freed inside of a launch");
   auto* const span = static_cast<Tlsf::Span*>(block);
@@ -142,7 +142,7 @@ void Arena::do_deallocate(Block* block, Stream stream) noexcept {
   spans_->free(span);
 }
 
-void Arena::do_relabel(Block* block, Category category) noexcept { block->category = category; }
+void Arena::do_relabel(memory::Block* block, Category category) noexcept { block->category = category; }
 
 /// Calls body(begin, end) in bytes for each maximal run of granules in [first, last) that all have pages, or all have
 /// none, while body returns true. Returns whether it always did.
@@ -220,8 +220,8 @@ std::uint64_t Arena::layout_digest() const {
   return spans_->digest();
 }
 
-const Arena* Arena::find(const Resource& resource) noexcept {
-  const Resource* at = &resource;
+const Arena* Arena::find(const memory::Resource& resource) noexcept {
+  const memory::Resource* at = &resource;
   while (at != nullptr) {
     if (const auto* const arena = dynamic_cast<const Arena*>(at)) return arena;
     const auto* const decorator = dynamic_cast<const Decorator*>(at);

@@ -105,9 +105,9 @@ class Arena final : public LockedResource {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  Block* allocate(const Request& request) override;
-  void deallocate(Block* block, Stream stream) noexcept override;
-  Device device() const noexcept override { return backing_->device(); }
+  memory::Block* allocate(const Request& request) override;
+  void deallocate(memory::Block* block, Stream stream) noexcept override;
+  memory::Device device() const noexcept override { return backing_->device(); }
 
   Statistics statistics() const;
 
@@ -116,7 +116,7 @@ class Arena final : public LockedResource {
   std::uint64_t layout_digest() const;
 
   /// The arena below a stack of policies; null without one.
-  static const Arena* find(const Resource& resource) noexcept;
+  static const Arena* find(const memory::Resource& resource) noexcept;
 
   /// Sets every peak to the present value.
   void reset_peak();
@@ -147,7 +147,7 @@ class Arena final : public LockedResource {
 
   /// Live blocks by address.
   struct LiveBlock {
-    const Block* block;
+    const memory::Block* block;
     std::size_t offset;
     std::size_t allocated_bytes;
   };
@@ -161,9 +161,9 @@ class Arena final : public LockedResource {
  private:
   /// Throws OutOfMemory (capacity reached, or pages refused; nothing has changed), ValueError (0 bytes, or an alignment
   /// that is not a power of two or above the granule), Error (called inside a launch).
-  Block* do_allocate(const Request& request) override;
-  void do_deallocate(Block* block, Stream stream) noexcept override;
-  void do_relabel(Block* block, Category category) noexcept override;
+  memory::Block* do_allocate(const Request& request) override;
+  void do_deallocate(memory::Block* block, Stream stream) noexcept override;
+  void do_relabel(memory::Block* block, Category category) noexcept override;
 
   static constexpr std::byte poison_value{0xFF};
 
@@ -181,7 +181,7 @@ class Arena final : public LockedResource {
   void slide_all(bool may_remap) noexcept;
   bool slide(Tlsf::Span* span, std::size_t floor, bool may_remap) noexcept;
   bool move_pages(const Tlsf::Span& span, std::size_t to) noexcept;
-  Tlsf::Place slide_window(const Window& window, const Request& request) noexcept;
+  Tlsf::Place slide_window(const CompactionWindow& window, const Request& request) noexcept;
   Tlsf::Place make_room(const Request& request);
   Tlsf::Place make_room_on_pages(const Request& request);
   std::string compaction_text() const;

@@ -133,7 +133,7 @@ bool Arena::move_pages(const Tlsf::Span& span, std::size_t to) noexcept {
 }
 
 /// Slides the blocks of a window; returns the request's place in the hole, or none when a slide was refused.
-Tlsf::Place Arena::slide_window(const Window& window, const Request& request) noexcept {
+Tlsf::Place Arena::slide_window(const CompactionWindow& window, const Request& request) noexcept {
   Tlsf::Place none{nullptr, 0, 0};
   Tlsf::Span* hole = window.first;
   std::size_t begin = window.begin;
@@ -158,7 +158,7 @@ Tlsf::Place Arena::make_room(const Request& request) {
   if (compaction_ == Compaction::never || freezes_ > 0 || request.bytes > spans_->limit() - now_.allocated_bytes)
     return none;
   const Moving moving(*this);
-  const Window window = cheapest_window(*spans_, nullptr, request.bytes, request.alignment);
+  const CompactionWindow window = cheapest_window(*spans_, nullptr, request.bytes, request.alignment);
   if (window.is_found()) return slide_window(window, request);
   if (bytes_after_sliding_all(*spans_, request.alignment) < request.bytes) return none;
   slide_all(false);
@@ -169,7 +169,7 @@ Tlsf::Place Arena::make_room(const Request& request) {
 Tlsf::Place Arena::make_room_on_pages(const Request& request) {
   Tlsf::Place none{nullptr, 0, 0};
   const Moving moving(*this);
-  const Window window = cheapest_window(*spans_, &pages_, request.bytes, request.alignment);
+  const CompactionWindow window = cheapest_window(*spans_, &pages_, request.bytes, request.alignment);
   const bool may_slide = compaction_ != Compaction::never && freezes_ == 0;
   if (!window.is_found() || (!may_slide && window.blocks > 0)) return none;
   return slide_window(window, request);

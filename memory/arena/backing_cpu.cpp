@@ -35,7 +35,7 @@ class CpuBacking final : public Backing {
     if (mapping_ != nullptr) munmap(mapping_, mapping_bytes_);
   }
 
-  Device device() const noexcept override { return cpu; }
+  memory::Device device() const noexcept override { return cpu; }
   std::size_t granule() const noexcept override { return granule_bytes; }
   std::size_t alignment() const noexcept override { return 64; }
 

@@ -7,9 +7,9 @@ namespace backing_dry_detail {
 
 class DryBacking final : public Backing {
  public:
-  explicit DryBacking(Device of) : device_(dry(of)) {}
+  explicit DryBacking(memory::Device of) : device_(dry(of)) {}
 
-  Device device() const noexcept override { return device_; }
+  memory::Device device() const noexcept override { return device_; }
   std::size_t granule() const noexcept override { return std::size_t{2} << 20; }
   std::size_t alignment() const noexcept override { return device_.is_cuda() ? 512 : 64; }
 
@@ -23,12 +23,12 @@ class DryBacking final : public Backing {
   void fill(std::size_t, std::size_t, std::byte, Stream) noexcept override {}
 
  private:
-  Device device_;
+  memory::Device device_;
 };
 
 }  // namespace backing_dry_detail
 
-std::unique_ptr<Backing> make_dry_backing(Device device) {
+std::unique_ptr<Backing> make_dry_backing(memory::Device device) {
   return std::make_unique<backing_dry_detail::DryBacking>(device);
 }
 

@@ -96,10 +96,10 @@ bool PieceWalk::clip() noexcept {
   return true;
 }
 
-Window cheapest_window(Tlsf& spans, const PageMap* pages, std::size_t bytes, std::size_t alignment) noexcept {
+CompactionWindow cheapest_window(Tlsf& spans, const PageMap* pages, std::size_t bytes, std::size_t alignment) noexcept {
   using compact_detail::round_up;
   const std::size_t need = round_up(bytes, spans.unit()) + std::max(alignment, spans.unit()) - spans.unit();
-  Window best;
+  CompactionWindow best;
   compact_detail::Sums sums;
   PieceWalk upper(spans, pages), lower = upper;
   bool is_empty = true;

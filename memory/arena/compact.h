@@ -74,7 +74,7 @@ class PieceWalk {
 };
 
 /// The slides that make a hole.
-struct Window {
+struct CompactionWindow {
   Tlsf::Span* first = nullptr;  ///< the free span it begins with; null above the height, where nothing slides
   std::size_t begin = 0;        ///< blocks may slide down to here
   std::size_t end = 0;          ///< future end of the hole
@@ -86,7 +86,7 @@ struct Window {
 
 /// The window that makes a hole of `bytes` at `alignment` and moves least. A window without blocks is an existing
 /// place.
-Window cheapest_window(Tlsf& spans, const PageMap* pages, std::size_t bytes, std::size_t alignment) noexcept;
+CompactionWindow cheapest_window(Tlsf& spans, const PageMap* pages, std::size_t bytes, std::size_t alignment) noexcept;
 
 /// The largest request at `alignment` that would fit if all blocks were slid down.
 std::size_t bytes_after_sliding_all(const Tlsf& spans, std::size_t alignment) noexcept;
@@ -100,6 +100,6 @@ struct PageMove {
 PageMove page_move(std::size_t from, std::size_t to, std::size_t size, std::size_t granule) noexcept;
 
 /// Whether a pin holds the block in place.
-inline bool is_pinned(const Block& block) noexcept { return block.pins.load(std::memory_order_acquire) > 0; }
+inline bool is_pinned(const memory::Block& block) noexcept { return block.pins.load(std::memory_order_acquire) > 0; }
 
 }  // namespace thimble

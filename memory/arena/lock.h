@@ -34,20 +34,20 @@ class ResourceLock {
 /// A resource with a lock that the resources stacked on it share. Derived classes implement the do_ functions, which
 /// are called with the lock held. A final class whose time matters may override allocate and deallocate with the same
 /// text: there the do_ function is no virtual call.
-class LockedResource : public Resource {
+class LockedResource : public memory::Resource {
  public:
-  Block* allocate(const Request& request) override;
-  void deallocate(Block* block, Stream stream) noexcept override;  ///< nullptr does nothing
-  void relabel(Block* block, Category category) noexcept final;
+  memory::Block* allocate(const Request& request) override;
+  void deallocate(memory::Block* block, Stream stream) noexcept override;  ///< nullptr does nothing
+  void relabel(memory::Block* block, Category category) noexcept final;
 
   const std::shared_ptr<ResourceLock>& lock() const noexcept { return lock_; }
 
  protected:
   explicit LockedResource(std::shared_ptr<ResourceLock> lock) : lock_(std::move(lock)) {}
 
-  virtual Block* do_allocate(const Request& request) = 0;
-  virtual void do_deallocate(Block* block, Stream stream) noexcept = 0;
-  virtual void do_relabel(Block* block, Category category) noexcept = 0;
+  virtual memory::Block* do_allocate(const Request& request) = 0;
+  virtual void do_deallocate(memory::Block* block, Stream stream) noexcept = 0;
+  virtual void do_relabel(memory::Block* block, Category category) noexcept = 0;
 
  private:
   friend class Decorator;
@@ -57,25 +57,25 @@ class LockedResource : public Resource {
 /// A policy over any resource, which it owns: shares the upstream's lock, or makes one where there is none.
 class Decorator : public LockedResource {
  public:
-  Device device() const noexcept final { return upstream_->device(); }
+  memory::Device device() const noexcept final { return upstream_->device(); }
   /// The resource below it.
-  const Resource& upstream() const noexcept { return *upstream_; }
+  const memory::Resource& upstream() const noexcept { return *upstream_; }
 
  protected:
-  explicit Decorator(std::shared_ptr<Resource> upstream);
+  explicit Decorator(std::shared_ptr<memory::Resource> upstream);
 
-  Block* upstream_allocate(const Request& request) {
+  memory::Block* upstream_allocate(const Request& request) {
     return locked_ != nullptr ? locked_->do_allocate(request) : upstream_->allocate(request);
   }
-  void upstream_deallocate(Block* block, Stream stream) noexcept {
+  void upstream_deallocate(memory::Block* block, Stream stream) noexcept {
     locked_ != nullptr ? locked_->do_deallocate(block, stream) : upstream_->deallocate(block, stream);
   }
-  void upstream_relabel(Block* block, Category category) noexcept {
+  void upstream_relabel(memory::Block* block, Category category) noexcept {
     locked_ != nullptr ? locked_->do_relabel(block, category) : upstream_->relabel(block, category);
   }
 
  private:
-  std::shared_ptr<Resource> upstream_;
+  std::shared_ptr<memory::Resource> upstream_;
   LockedResource* locked_;  // the same object, when it shares its lock
 };
 

@@ -34,7 +34,7 @@ std::string chosen_folder(const std::string& folder) {
   return temporary != nullptr && *temporary != '\0' ? temporary : "/var/tmp";
 }
 
-void check(const FileTier::Options& options, Device device) {
+void check(const FileTier::Options& options, memory::Device device) {
   if (!device.is_cpu() && !device.is_dry) {
     throw DeviceError("file tier: " + to_string(device) + "; expected the cpu or a dry device");
   }
@@ -48,7 +48,7 @@ void check(const FileTier::Options& options, Device device) {
   }
 }
 
-Tensor make_bounce(const FileTier::Options& options, Device device) {
+Tensor make_bounce(const FileTier::Options& options, memory::Device device) {
   check(options, device);
   const PathScope path("offload");
   const auto bytes = static_cast<std::int64_t>(FileTier::workspace_bytes(options));
@@ -87,7 +87,7 @@ struct Entry {
 
 class FileTier::State {
  public:
-  State(Device device, const Options& options)
+  State(memory::Device device, const Options& options)
       : options_(options), device_(device), bounce_(file_tier_detail::make_bounce(options, device)) {
     if (device.is_dry) return;
     pin_.emplace(bounce_);
@@ -109,7 +109,7 @@ class FileTier::State {
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
-  Device device() const noexcept { return device_; }
+  memory::Device device() const noexcept { return device_; }
 
   Ticket write(const void* from, std::size_t bytes) {
     if (bytes == 0) throw ValueError("file tier: a write of 0 bytes");
@@ -299,7 +299,7 @@ class FileTier::State {
   }
 
   const Options options_;
-  const Device device_;
+  const memory::Device device_;
   const Tensor bounce_;
   std::optional<WritePin> pin_;     // of bounce_: empty on a dry device
   std::optional<DirectFile> file_;  // empty on a dry device
@@ -316,10 +316,10 @@ class FileTier::State {
   std::vector<std::thread> workers_;
 };
 
-FileTier::FileTier(Device device, const Options& options) : state_(std::make_unique<State>(device, options)) {}
+FileTier::FileTier(memory::Device device, const Options& options) : state_(std::make_unique<State>(device, options)) {}
 FileTier::~FileTier() = default;
 
-Device FileTier::device() const noexcept { return state_->device(); }
+memory::Device FileTier::device() const noexcept { return state_->device(); }
 Ticket FileTier::write(const void* from, std::size_t bytes, Stream) { return state_->write(from, bytes); }
 void FileTier::read(Ticket ticket, void* to, Stream) { state_->read(ticket, to); }
 void FileTier::wait(Ticket ticket) { state_->wait(ticket); }

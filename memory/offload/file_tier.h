@@ -7,7 +7,7 @@
 //   once. A training step writes the same sizes again and again: the file stops growing after the first.
 // - Worker threads move chunks of `chunk_bytes`, first come, first served; several share one large transfer. Direct I/O
 //   needs aligned memory, which tensors need not be: each worker copies through a bounce buffer of one chunk. The
-//   buffers are one tensor, taken from the Context's resource when the tier is made and booked as workspace under
+//   buffers are one tensor, taken from the context's resource when the tier is made and booked as workspace under
 //   "offload".
 // - On a dry device there are no file and no threads; slots, capacity and bounce buffers are as on a real one.
 // - The destructor waits for running transfers.
@@ -30,13 +30,13 @@ class FileTier final : public Tier {
 
   /// For the memory of `device`, the cpu or a dry one. Throws FileError (the folder does not exist, is in memory,
   /// cannot do direct I/O), ValueError, DeviceError, OutOfMemory.
-  FileTier(Device device, const Options& options);
-  explicit FileTier(Device device = cpu) : FileTier(device, Options()) {}
+  FileTier(memory::Device device, const Options& options);
+  explicit FileTier(memory::Device device = cpu) : FileTier(device, Options()) {}
   ~FileTier() override;
   FileTier(const FileTier&) = delete;
   FileTier& operator=(const FileTier&) = delete;
 
-  Device device() const noexcept override;
+  memory::Device device() const noexcept override;
   Ticket write(const void* from, std::size_t bytes, Stream stream = nullptr) override;
   void read(Ticket ticket, void* to, Stream stream = nullptr) override;
   void wait(Ticket ticket) override;

@@ -10,13 +10,13 @@ namespace thimble {
 
 namespace pinned_memory_detail {
 
-void check(Device device) {
+void check(memory::Device device) {
   if (!device.is_cuda()) throw DeviceError("pinned memory: for " + to_string(device) + "; expected a CUDA device");
 }
 
 }  // namespace pinned_memory_detail
 
-PinnedMemory::PinnedMemory(Device device) : device_(device.is_dry ? dry(cpu) : cpu) {
+PinnedMemory::PinnedMemory(memory::Device device) : device_(device.is_dry ? dry(cpu) : cpu) {
   pinned_memory_detail::check(device);
   if (device.is_dry) return;
   const kernels::DeviceRuntime& runtime = kernels::device_runtime(device);
@@ -24,8 +24,8 @@ PinnedMemory::PinnedMemory(Device device) : device_(device.is_dry ? dry(cpu) : c
   free_ = runtime.free_pinned;
 }
 
-Block* PinnedMemory::allocate(const Request& request) {
-  auto block = std::make_unique<Block>();
+memory::Block* PinnedMemory::allocate(const Request& request) {
+  auto block = std::make_unique<memory::Block>();
   if (allocate_) block->address = static_cast<std::byte*>(allocate_(request.bytes));
   block->bytes = request.bytes;
   block->category = request.category;
@@ -33,12 +33,12 @@ Block* PinnedMemory::allocate(const Request& request) {
   return block.release();
 }
 
-void PinnedMemory::deallocate(Block* block, Stream) noexcept {
-  const std::unique_ptr<Block> own(block);
+void PinnedMemory::deallocate(memory::Block* block, Stream) noexcept {
+  const std::unique_ptr<memory::Block> own(block);
   if (own && own->address) free_(own->address);
 }
 
-const std::shared_ptr<Ledger>& pinned_ledger(Device device) {
+const std::shared_ptr<Ledger>& pinned_ledger(memory::Device device) {
   pinned_memory_detail::check(device);
   // One for every possible CUDA device, dry ones last; never destroyed, like the default resources.
   static auto* const ledgers = new std::array<std::shared_ptr<Ledger>, 2 * 256>;

@@ -15,22 +15,22 @@ namespace thimble {
 
 /// For the copies of `device`, a CUDA one; its tensors are on the cpu (for a dry device on dry(cpu)). Throws
 /// DeviceError for a missing device, and OutOfMemory when a block is requested.
-class PinnedMemory final : public Resource {
+class PinnedMemory final : public memory::Resource {
  public:
-  explicit PinnedMemory(Device device);
+  explicit PinnedMemory(memory::Device device);
 
-  Block* allocate(const Request& request) override;
-  void deallocate(Block* block, Stream stream) noexcept override;
-  void relabel(Block* block, Category category) noexcept override { block->category = category; }
-  Device device() const noexcept override { return device_; }
+  memory::Block* allocate(const Request& request) override;
+  void deallocate(memory::Block* block, Stream stream) noexcept override;
+  void relabel(memory::Block* block, Category category) noexcept override { block->category = category; }
+  memory::Device device() const noexcept override { return device_; }
 
  private:
-  Device device_;
+  memory::Device device_;
   void* (*allocate_)(std::size_t bytes) = nullptr;  // null on a dry device
   void (*free_)(void* memory) noexcept = nullptr;
 };
 
 /// The books of a device's pinned memory, and the resource to take it from: made at first use, shared by all.
-const std::shared_ptr<Ledger>& pinned_ledger(Device device);
+const std::shared_ptr<Ledger>& pinned_ledger(memory::Device device);
 
 }  // namespace thimble

@@ -57,7 +57,7 @@ class PinnedTier::State {
   using Entry = pinned_tier_detail::Entry;
 
  public:
-  State(Device device, std::size_t capacity_bytes)
+  State(memory::Device device, std::size_t capacity_bytes)
       : device_(device),
         capacity_(capacity_bytes == 0 ? std::numeric_limits<std::size_t>::max()
                                       : pinned_tier_detail::slot_bytes(capacity_bytes)) {
@@ -75,7 +75,7 @@ class PinnedTier::State {
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
-  Device device() const noexcept { return device_; }
+  memory::Device device() const noexcept { return device_; }
 
   Ticket write(const void* from, std::size_t bytes) {
     if (bytes == 0) throw ValueError("pinned tier: a write of 0 bytes");
@@ -190,7 +190,7 @@ class PinnedTier::State {
     }
   }
 
-  const Device device_;
+  const memory::Device device_;
   const std::size_t capacity_;
   const kernels::DeviceRuntime* runtime_ = nullptr;  // null on a dry device
   mutable std::mutex mutex_;                         // of all below
@@ -201,11 +201,11 @@ class PinnedTier::State {
   TierStatistics statistics_;
 };
 
-PinnedTier::PinnedTier(Device device, std::size_t capacity_bytes)
+PinnedTier::PinnedTier(memory::Device device, std::size_t capacity_bytes)
     : state_(std::make_unique<State>(device, capacity_bytes)) {}
 PinnedTier::~PinnedTier() = default;
 
-Device PinnedTier::device() const noexcept { return state_->device(); }
+memory::Device PinnedTier::device() const noexcept { return state_->device(); }
 Ticket PinnedTier::write(const void* from, std::size_t bytes, Stream) { return state_->write(from, bytes); }
 void PinnedTier::read(Ticket ticket, void* to, Stream) { state_->read(ticket, to); }
 void PinnedTier::wait(Ticket ticket) { state_->wait(ticket); }

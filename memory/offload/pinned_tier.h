@@ -27,12 +27,12 @@ class PinnedTier final : public Tier {
  public:
   /// For the memory of `device`, a CUDA device or a dry one. The capacity bounds the slabs' bytes, rounded up to 512; 0
   /// is unbounded. Throws DeviceError (the cpu, which needs no copy in its own memory; a missing device).
-  explicit PinnedTier(Device device, std::size_t capacity_bytes = 0);
+  explicit PinnedTier(memory::Device device, std::size_t capacity_bytes = 0);
   ~PinnedTier() override;
   PinnedTier(const PinnedTier&) = delete;
   PinnedTier& operator=(const PinnedTier&) = delete;
 
-  Device device() const noexcept override;
+  memory::Device device() const noexcept override;
   /// Throws FileError when the capacity is used up, OutOfMemory when the host lacks the pinned memory; nothing has
   /// changed then.
   Ticket write(const void* from, std::size_t bytes, Stream stream = nullptr) override;

@@ -39,7 +39,7 @@ class Tier {
   virtual ~Tier() = default;
 
   /// The device of the bytes' memory.
-  virtual Device device() const noexcept = 0;
+  virtual memory::Device device() const noexcept = 0;
 
   /// Begins to copy `bytes` > 0 bytes from `from`, which must not change until wait(). Throws FileError when there is
   /// no room, OutOfMemory when the host's memory has none; nothing has changed then. Ignores `from` on a dry device.

@@ -8,7 +8,7 @@
 
 namespace thimble {
 
-Block* FailAt::do_allocate(const Request& request) {
+memory::Block* FailAt::do_allocate(const Request& request) {
   if (++count_ == k_) {
     throw OutOfMemory("out of memory on " + to_string(device()) + ": requested " + memory::exact_bytes(request.bytes) +
                           " as " + std::string(to_string(request.category)) + ": request " + std::to_string(k_) +

@@ -33,7 +33,7 @@ std::string line(std::string_view name, std::size_t now, std::size_t at_peak) {
 
 }  // namespace ledger_detail
 
-Ledger::Ledger(std::shared_ptr<Resource> upstream) : Decorator(std::move(upstream)) {}
+Ledger::Ledger(std::shared_ptr<memory::Resource> upstream) : Decorator(std::move(upstream)) {}
 
 void Ledger::add(Cell& cell, std::size_t bytes) noexcept {
   if (cell.peak_serial != peak_serial_) {
@@ -59,20 +59,20 @@ void Ledger::make_row(PathId path) {
   }
 }
 
-Block* Ledger::allocate(const Request& request) {
+memory::Block* Ledger::allocate(const Request& request) {
   const std::lock_guard hold(*lock());
   return do_allocate(request);
 }
 
-void Ledger::deallocate(Block* block, Stream stream) noexcept {
+void Ledger::deallocate(memory::Block* block, Stream stream) noexcept {
   if (block == nullptr) return;
   const std::lock_guard hold(*lock());
   do_deallocate(block, stream);
 }
 
-Block* Ledger::do_allocate(const Request& request) {
+memory::Block* Ledger::do_allocate(const Request& request) {
   if (request.path >= row_count_) make_row(request.path);
-  Block* block = nullptr;
+  memory::Block* block = nullptr;
   try {
     block = upstream_allocate(request);
   } catch (const OutOfMemory& error) {
@@ -98,7 +98,7 @@ void Ledger::refuse(const OutOfMemory& error) const {
   throw OutOfMemory(error.what() + category_list(), facts);
 }
 
-void Ledger::do_deallocate(Block* block, Stream stream) noexcept {
+void Ledger::do_deallocate(memory::Block* block, Stream stream) noexcept {
   const std::size_t category = ledger_detail::index(block->category);
   subtract(rows_[block->path][category], block->bytes);
   totals_[category] -= block->bytes;
@@ -106,7 +106,7 @@ void Ledger::do_deallocate(Block* block, Stream stream) noexcept {
   upstream_deallocate(block, stream);
 }
 
-void Ledger::do_relabel(Block* block, Category category) noexcept {
+void Ledger::do_relabel(memory::Block* block, Category category) noexcept {
   const std::size_t before = ledger_detail::index(block->category);
   const std::size_t after = ledger_detail::index(category);
   Row& row = rows_[block->path];

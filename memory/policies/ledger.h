@@ -36,10 +36,10 @@ using CategoryBytes = std::array<std::size_t, category_count>;
 /// Throws as upstream does; an OutOfMemory gains the bytes in use by category.
 class Ledger final : public Decorator {
  public:
-  explicit Ledger(std::shared_ptr<Resource> upstream);
+  explicit Ledger(std::shared_ptr<memory::Resource> upstream);
 
-  Block* allocate(const Request& request) override;
-  void deallocate(Block* block, Stream stream) noexcept override;
+  memory::Block* allocate(const Request& request) override;
+  void deallocate(memory::Block* block, Stream stream) noexcept override;
 
   /// Live bytes: all, of a category, at and below a path, and both.
   std::size_t bytes() const;
@@ -72,9 +72,9 @@ class Ledger final : public Decorator {
   std::string summary(std::size_t path_count = 10) const;
 
  private:
-  Block* do_allocate(const Request& request) override;
-  void do_deallocate(Block* block, Stream stream) noexcept override;
-  void do_relabel(Block* block, Category category) noexcept override;
+  memory::Block* do_allocate(const Request& request) override;
+  void do_deallocate(memory::Block* block, Stream stream) noexcept override;
+  void do_relabel(memory::Block* block, Category category) noexcept override;
 
   struct Cell {
     std::size_t live = 0;

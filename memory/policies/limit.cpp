@@ -9,10 +9,10 @@
 
 namespace thimble {
 
-Limit::Limit(std::shared_ptr<Resource> upstream, std::size_t limit_bytes)
+Limit::Limit(std::shared_ptr<memory::Resource> upstream, std::size_t limit_bytes)
     : Decorator(std::move(upstream)), limit_bytes_(limit_bytes) {}
 
-Block* Limit::do_allocate(const Request& request) {
+memory::Block* Limit::do_allocate(const Request& request) {
   using memory::exact_bytes;
   const std::size_t left = limit_bytes_ - live_bytes_;
   if (request.bytes > left) {
@@ -26,13 +26,13 @@ Block* Limit::do_allocate(const Request& request) {
                        .capacity_bytes = limit_bytes_,
                        .largest_free_bytes = left});
   }
-  Block* const block = upstream_allocate(request);
+  memory::Block* const block = upstream_allocate(request);
   live_bytes_ += request.bytes;
   peak_bytes_ = std::max(peak_bytes_, live_bytes_);
   return block;
 }
 
-void Limit::do_deallocate(Block* block, Stream stream) noexcept {
+void Limit::do_deallocate(memory::Block* block, Stream stream) noexcept {
   live_bytes_ -= block->bytes;
   upstream_deallocate(block, stream);
 }

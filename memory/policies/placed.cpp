@@ -20,7 +20,7 @@ std::string text(const PlanDeviation::Side& side, const char* who) {
          " bytes of " + std::string(to_string(side.category)) + " in '" + std::string(path_name(side.path)) + "'";
 }
 
-PlanDeviation::Side side_of(PlanDeviation::Event event, const Block& block) {
+PlanDeviation::Side side_of(PlanDeviation::Event event, const memory::Block& block) {
   return {event, block.bytes, block.category, block.path};
 }
 
@@ -31,7 +31,7 @@ std::string to_string(const PlanDeviation& deviation) {
          placed_detail::text(deviation.planned, "the plan") + ", " + placed_detail::text(deviation.done, "the step");
 }
 
-PlacedArena::PlacedArena(std::shared_ptr<Resource> upstream, std::vector<StepPlacement> plans)
+PlacedArena::PlacedArena(std::shared_ptr<memory::Resource> upstream, std::vector<StepPlacement> plans)
     : Decorator(upstream), plans_(make_plans(plans)), arena_(dynamic_cast<Arena*>(upstream.get())) {
   counts_.region_bytes = plans_.region_bytes;
 }
@@ -120,19 +120,19 @@ void PlacedArena::add_plan(const StepPlacement& plan, Handle* handles, Plans& pl
   plans.sides.push_back(std::move(sides));
 }
 
-Block* PlacedArena::allocate(const Request& request) {
+memory::Block* PlacedArena::allocate(const Request& request) {
   const std::lock_guard hold(*lock());
   return do_allocate(request);
 }
 
-void PlacedArena::deallocate(Block* block, Stream stream) noexcept {
+void PlacedArena::deallocate(memory::Block* block, Stream stream) noexcept {
   if (block == nullptr) return;
   const std::lock_guard hold(*lock());
   do_deallocate(block, stream);
 }
 
 /// The block of the next event, if that is this request and placed; else null, and nothing changes.
-Block* PlacedArena::take_planned(const Request& request) noexcept {
+memory::Block* PlacedArena::take_planned(const Request& request) noexcept {
   const Event& planned = *next_;
   if (planned.bytes != request.bytes || planned.alignment != request.alignment) return nullptr;
   Handle* const handle = planned.handle;
@@ -143,8 +143,8 @@ Block* PlacedArena::take_planned(const Request& request) noexcept {
   return handle;
 }
 
-Block* PlacedArena::do_allocate(const Request& request) {
-  if (Block* const block = take_planned(request)) return block;
+memory::Block* PlacedArena::do_allocate(const Request& request) {
+  if (memory::Block* const block = take_planned(request)) return block;
   if (launch_detail::depth > 0) {
     throw Error("placed: allocate inside a launch; an operator allocates all it needs before it launches");
   }
@@ -152,7 +152,7 @@ Block* PlacedArena::do_allocate(const Request& request) {
 }
 
 /// A request that the plan does not place, or that is not the planned one.
-Block* PlacedArena::allocate_unplaced(const Request& request) {
+memory::Block* PlacedArena::allocate_unplaced(const Request& request) {
   if (!is_in_replay_) {
     refuse_in_strict();
     return allocate_dynamically(request);
@@ -162,12 +162,12 @@ Block* PlacedArena::allocate_unplaced(const Request& request) {
     refuse_in_strict();
     return allocate_dynamically(request);
   }
-  Block* const block = allocate_dynamically(request);  // not yet past the event: this may throw
+  memory::Block* const block = allocate_dynamically(request);  // not yet past the event: this may throw
   ++next_;
   return block;
 }
 
-void PlacedArena::do_deallocate(Block* block, Stream stream) noexcept {
+void PlacedArena::do_deallocate(memory::Block* block, Stream stream) noexcept {
   // A live block is the next event's only where that is its free: the plan allocates a handle once.
   if (next_->handle == block) {
     ++next_;
@@ -180,7 +180,7 @@ void PlacedArena::do_deallocate(Block* block, Stream stream) noexcept {
   }
 }
 
-void PlacedArena::do_relabel(Block* block, Category category) noexcept {
+void PlacedArena::do_relabel(memory::Block* block, Category category) noexcept {
   if (is_placed(block)) {
     block->category = category;
   } else {
@@ -188,8 +188,8 @@ void PlacedArena::do_relabel(Block* block, Category category) noexcept {
   }
 }
 
-Block* PlacedArena::allocate_dynamically(const Request& request) {
-  Block* block = nullptr;
+memory::Block* PlacedArena::allocate_dynamically(const Request& request) {
+  memory::Block* block = nullptr;
   try {
     block = upstream_allocate(request);
   } catch (const OutOfMemory&) {
@@ -328,8 +328,8 @@ bool PlacedArena::is_replaying() const {
   return is_in_replay_;
 }
 
-const PlacedArena* PlacedArena::find(const Resource& resource) noexcept {
-  const Resource* at = &resource;
+const PlacedArena* PlacedArena::find(const memory::Resource& resource) noexcept {
+  const memory::Resource* at = &resource;
   while (at != nullptr) {
     if (const auto* const placed = dynamic_cast<const PlacedArena*>(at)) return placed;
     const auto* const decorator = dynamic_cast<const Decorator*>(at);
@@ -338,7 +338,7 @@ const PlacedArena* PlacedArena::find(const Resource& resource) noexcept {
   return nullptr;
 }
 
-PlacedArena* PlacedArena::find(Resource& resource) noexcept {
+PlacedArena* PlacedArena::find(memory::Resource& resource) noexcept {
   return const_cast<PlacedArena*>(find(std::as_const(resource)));
 }
 

@@ -72,13 +72,13 @@ class PlacedArena final : public Decorator {
 
   /// Step i replays plan i; later steps repeat the last plan. Throws ValueError without plans, or for an inconsistent
   /// one (an event without its block, offsets that overlap).
-  PlacedArena(std::shared_ptr<Resource> upstream, std::vector<StepPlacement> plans);
+  PlacedArena(std::shared_ptr<memory::Resource> upstream, std::vector<StepPlacement> plans);
   ~PlacedArena() override;
   PlacedArena(const PlacedArena&) = delete;
   PlacedArena& operator=(const PlacedArena&) = delete;
 
-  Block* allocate(const Request& request) override;
-  void deallocate(Block* block, Stream stream) noexcept override;
+  memory::Block* allocate(const Request& request) override;
+  void deallocate(memory::Block* block, Stream stream) noexcept override;
 
   /// Begins a step, ending an unfinished one. Replays the plan of that index (the last plan where there are fewer),
   /// which defaults to the step's number. Takes the region unless it is held; on OutOfMemory nothing has changed.
@@ -113,8 +113,8 @@ class PlacedArena final : public Decorator {
   bool is_replaying() const;
 
   /// The placed arena that `resource` is or contains; null without one.
-  static const PlacedArena* find(const Resource& resource) noexcept;
-  static PlacedArena* find(Resource& resource) noexcept;
+  static const PlacedArena* find(const memory::Resource& resource) noexcept;
+  static PlacedArena* find(memory::Resource& resource) noexcept;
 
   /// While one lives the region stays, and no block of the arena below moves: the addresses of a step stay valid
   /// (nn/step/captured_step.h). Takes the region: throws OutOfMemory.
@@ -144,11 +144,11 @@ class PlacedArena final : public Decorator {
   };
 
  private:
-  Block* do_allocate(const Request& request) override;
-  void do_deallocate(Block* block, Stream stream) noexcept override;
-  void do_relabel(Block* block, Category category) noexcept override;
+  memory::Block* do_allocate(const Request& request) override;
+  void do_deallocate(memory::Block* block, Stream stream) noexcept override;
+  void do_relabel(memory::Block* block, Category category) noexcept override;
 
-  struct Handle : Block {
+  struct Handle : memory::Block {
     std::size_t offset = 0;  // in the region
   };
   /// A plan's event, ready to be compared. After the last of a plan comes one that equals no request.
@@ -176,19 +176,19 @@ class PlacedArena final : public Decorator {
   void refuse_in_strict() const;
   void stop_replay() noexcept;
   std::size_t live() const noexcept { return is_in_replay_ ? next_->live : live_; }
-  Block* take_planned(const Request& request) noexcept;
-  Block* allocate_unplaced(const Request& request);
-  Block* allocate_dynamically(const Request& request);
+  memory::Block* take_planned(const Request& request) noexcept;
+  memory::Block* allocate_unplaced(const Request& request);
+  memory::Block* allocate_dynamically(const Request& request);
   void take_region();
   std::size_t give_region_back() noexcept;
-  bool is_placed(const Block* block) const noexcept {
+  bool is_placed(const memory::Block* block) const noexcept {
     const auto first = reinterpret_cast<std::uintptr_t>(plans_.handles.data());
     return reinterpret_cast<std::uintptr_t>(block) - first < plans_.handles.size() * sizeof(Handle);
   }
 
   Plans plans_;
   Arena* arena_;                         // below it; null for another resource
-  Block* region_ = nullptr;              // null unless held
+  memory::Block* region_ = nullptr;      // null unless held
   std::byte* region_address_ = nullptr;  // base of the handles' addresses
 
   bool is_in_step_ = false, is_in_replay_ = false;

@@ -35,7 +35,7 @@ bool places_alike(const StepPlacement& a, const StepPlacement& b) {
 
 }  // namespace step_placement_detail
 
-StepPlacement make_step_placement(std::span<const Trace::Event> events, const memory::PlacementOptions& options,
+StepPlacement make_step_placement(std::span<const memory::Trace::Event> events, const memory::PlacementOptions& options,
                                   const StepPlacement* like) {
   struct Life {
     std::size_t lower;  // index into the plan's events
@@ -48,13 +48,13 @@ StepPlacement make_step_placement(std::span<const Trace::Event> events, const me
   };
   std::vector<Free> frees;
   for (std::size_t at = 0; at < events.size(); ++at) {
-    const Trace::Event& event = events[at];
-    if (event.action == Trace::Action::allocate) {
+    const memory::Trace::Event& event = events[at];
+    if (event.action == memory::Trace::Action::allocate) {
       if (!lives.emplace(event.block, Life{plan.events.size(), false}).second) {
         step_placement_detail::refuse_events(at, event.block, "allocates again");
       }
       plan.events.push_back({event.bytes, event.alignment, StepPlacement::not_placed, event.category, event.path});
-    } else if (event.action == Trace::Action::free) {
+    } else if (event.action == memory::Trace::Action::free) {
       const auto found = lives.find(event.block);
       if (found == lives.end()) continue;  // lived before the step
       if (found->second.is_over) step_placement_detail::refuse_events(at, event.block, "frees again");

@@ -32,7 +32,7 @@ struct StepPlacement {
 /// left out. Throws ValueError for inconsistent events (a block allocated or freed twice), and as `place` does. If
 /// `like` is given and places the same blocks in the same order of allocations and frees, its placement is reused
 /// without a search.
-StepPlacement make_step_placement(std::span<const Trace::Event> events, const memory::PlacementOptions& options = {},
-                                  const StepPlacement* like = nullptr);
+StepPlacement make_step_placement(std::span<const memory::Trace::Event> events,
+                                  const memory::PlacementOptions& options = {}, const StepPlacement* like = nullptr);
 
 }  // namespace thimble

@@ -7,7 +7,7 @@
 
 #include <thimble/core/error.h>
 
-namespace thimble {
+namespace thimble::memory {
 
 Trace::Trace(std::shared_ptr<Resource> upstream) : Decorator(std::move(upstream)) {}
 
@@ -133,4 +133,4 @@ std::string to_csv(const std::vector<Trace::Event>& events) {
   return text;
 }
 
-}  // namespace thimble
+}  // namespace thimble::memory

@@ -23,7 +23,7 @@
 #include <thimble/memory/arena/lock.h>
 #include <thimble/memory/policies/ledger.h>
 
-namespace thimble {
+namespace thimble::memory {
 
 class Trace final : public Decorator {
  public:
@@ -90,5 +90,14 @@ std::size_t peak_index(const std::vector<Trace::Event>& events);
 
 /// The lifetimes in the form of public packing benchmarks: a header `id,lower,upper,size`, then a line per block.
 std::string to_csv(const std::vector<Trace::Event>& events);
+
+}  // namespace thimble::memory
+
+namespace thimble {
+
+using memory::lifetimes;
+using memory::peak_index;
+using memory::timeline;
+using memory::to_csv;
 
 }  // namespace thimble

@@ -36,13 +36,13 @@ class Dataset {
   void set_share(const BatchShare& share) noexcept { share_ = share; }
   const BatchShare& share() const noexcept { return share_; }
   /// The batch of a step on `device`, booked as input, images in `dtype`. On a dry device it has the same bytes.
-  virtual Batch batch(std::int64_t step, Device device, DType dtype) const = 0;
+  virtual Batch batch(std::int64_t step, memory::Device device, DType dtype) const = 0;
   /// Does the host's work for a step's batch ahead, while a device computes; batch() for that step and dtype then only
   /// copies it there. Makes no tensor and changes no batch; not to be called beside batch().
   virtual void prepare([[maybe_unused]] std::int64_t step, [[maybe_unused]] DType dtype) {}
   /// Batches of the validation part in order; the last may have fewer samples.
   virtual std::int64_t validation_batches() const = 0;
-  virtual Batch validation_batch(std::int64_t index, Device device, DType dtype) const = 0;
+  virtual Batch validation_batch(std::int64_t index, memory::Device device, DType dtype) const = 0;
 
   /// What it keeps on the heap from open_dataset to its end: samples that are in no file (synthetic, or decompressed
   /// ones), and labels. All else is read batch by batch, straight into a batch's tensors (nn/data/store.h).

@@ -93,7 +93,7 @@ class ImageSet final : public Dataset {
     validation_source_.emplace(store_, train_, validation, samples, seed, normalization);
   }
 
-  Batch batch(std::int64_t step, Device device, DType dtype) const override {
+  Batch batch(std::int64_t step, memory::Device device, DType dtype) const override {
     if (prepared_ && prepared_->step == step && prepared_->dtype == dtype) {
       return upload(*prepared_, own_samples(), device);
     }
@@ -111,7 +111,7 @@ class ImageSet final : public Dataset {
 
   std::int64_t validation_batches() const override { return (images_.count - train_ + samples_ - 1) / samples_; }
 
-  Batch validation_batch(std::int64_t index, Device device, DType dtype) const override {
+  Batch validation_batch(std::int64_t index, memory::Device device, DType dtype) const override {
     const std::int64_t first = index * samples_, count = std::min(samples_, images_.count - train_ - first);
     return make(count, device, dtype, [&](std::byte* pixels, std::span<std::int64_t> labels) {
       validation_source_->sequential_into(first, dtype, pixels, labels);
@@ -141,7 +141,7 @@ class ImageSet final : public Dataset {
   // `fill(pixels, labels)` writes a batch of `count`: on the cpu straight into its tensors, and on a dry device
   // nowhere.
   template <class Fill>
-  Batch make(std::int64_t count, Device device, DType dtype, Fill&& fill) const {
+  Batch make(std::int64_t count, memory::Device device, DType dtype, Fill&& fill) const {
     if (!is_floating(dtype)) {
       throw DTypeError("data: images in " + std::string(to_string(dtype)) + "; a floating dtype is allowed");
     }
@@ -160,7 +160,7 @@ class ImageSet final : public Dataset {
     return batch;
   }
 
-  Batch upload(const HostBatch& images, std::int64_t count, Device device) const {
+  Batch upload(const HostBatch& images, std::int64_t count, memory::Device device) const {
     const Tensor input = visit(images.dtype, [&]<class T>() -> Tensor {
       if constexpr (is_floating(dtype_of<T>)) {
         const std::span values(reinterpret_cast<const T*>(images.pixels.data()), images.pixels.size() / sizeof(T));

@@ -62,7 +62,7 @@ class Text final : public Dataset {
     sampler_.emplace(train_.size(), sizes.sequence, samples, seed);
   }
 
-  Batch batch(std::int64_t step, Device device, DType) const override {
+  Batch batch(std::int64_t step, memory::Device device, DType) const override {
     const std::int64_t each = samples_ / share().parts();
     return make(each * share().micro_batches, device,
                 [&](std::span<std::int64_t> inputs, std::span<std::int64_t> targets) {
@@ -81,7 +81,7 @@ class Text final : public Dataset {
 
   std::int64_t validation_batches() const override { return (windows() + samples_ - 1) / samples_; }
 
-  Batch validation_batch(std::int64_t index, Device device, DType) const override {
+  Batch validation_batch(std::int64_t index, memory::Device device, DType) const override {
     const std::int64_t first = index * samples_, count = std::min(samples_, windows() - first);
     return make(count, device, [&](std::span<std::int64_t> inputs, std::span<std::int64_t> targets) {
       for (std::int64_t i = 0; i < count; ++i) {
@@ -130,7 +130,7 @@ class Text final : public Dataset {
   // `fill(inputs, targets)` writes a batch of `count` windows: on the cpu straight into its tensors, and on a dry
   // device nowhere.
   template <class Fill>
-  Batch make(std::int64_t count, Device device, Fill&& fill) const {
+  Batch make(std::int64_t count, memory::Device device, Fill&& fill) const {
     const Shape shape{count, items_per_sample()};  // (B, T)
     if (device.is_cuda() && !device.is_dry) {
       std::vector<std::int64_t> inputs(static_cast<std::size_t>(shape.elements())), targets(inputs.size());

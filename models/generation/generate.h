@@ -41,7 +41,7 @@ class Generation {
   Decoder& model_;
   nn::SamplingOptions sampling_;
   std::uint64_t seed_;
-  Device device_;
+  memory::Device device_;
   nn::KvCache cache_;
   std::vector<float> logits_;
   std::int64_t drawn_ = 0;  // tokens of each sequence

@@ -24,7 +24,7 @@ namespace generating_detail {
 /// Reads a prompt and writes tokens, for real or dry.
 class Writer {
  public:
-  Writer(const GenerationShape& shape, Device device, const nn::SamplingOptions& sampling)
+  Writer(const GenerationShape& shape, memory::Device device, const nn::SamplingOptions& sampling)
       : model_(make_decoder(shape, device)) {
     if (shape.has_q8_weights) nn::quant::quantize_linear_weights(*model_);
     model_->eval();
@@ -59,7 +59,7 @@ class Writer {
 /// The whole generation as one step of a dry run.
 class DryGeneration final : public nn::TrainingRun {
  public:
-  DryGeneration(const GenerationShape& shape, Device device) : shape_(shape), writer_(shape, device, {}) {}
+  DryGeneration(const GenerationShape& shape, memory::Device device) : shape_(shape), writer_(shape, device, {}) {}
 
   void step() override {
     std::vector<std::int64_t> tokens =
@@ -93,7 +93,7 @@ class DryGeneration final : public nn::TrainingRun {
 std::string dtype_text(const GenerationPlan& plan) { return std::string(to_string(plan.cache.dtype)); }
 
 /// Whether the shape's plan, if there is one, keeps the budget; its bytes.
-std::optional<std::size_t> bytes_of(const GenerationShape& shape, Device device) {
+std::optional<std::size_t> bytes_of(const GenerationShape& shape, memory::Device device) {
   try {
     return plan_generation(shape, device).peak_bytes;
   } catch (const ValueError&) {
@@ -105,7 +105,7 @@ std::optional<std::size_t> bytes_of(const GenerationShape& shape, Device device)
 
 /// The largest value in [1, most] whose plan keeps the budget; 0: none. Bytes do not fall as the value grows.
 template <class Set>
-std::int64_t largest(const GenerationShape& shape, Device device, std::size_t budget, std::int64_t least,
+std::int64_t largest(const GenerationShape& shape, memory::Device device, std::size_t budget, std::int64_t least,
                      std::int64_t most, Set&& set) {
   std::int64_t fits = least - 1, fails = most + 1;
   while (fails - fits > 1) {
@@ -160,7 +160,7 @@ TokenText text_of(const GenerateOptions& options, const WeightFacts& facts) {
 
 }  // namespace generating_detail
 
-std::unique_ptr<Decoder> make_decoder(const GenerationShape& shape, Device device) {
+std::unique_ptr<Decoder> make_decoder(const GenerationShape& shape, memory::Device device) {
   const nn::TensorOptions on = tensor_options(shape.setup, device);
   if (on.fp8) {
     throw ValueError("`precision`: " + shape.setup.precision +
@@ -193,12 +193,12 @@ GenerationShape complete_shape(const GenerationShape& given) {
   return shape;
 }
 
-GenerationPlan plan_generation(const GenerationShape& given, Device device) {
+GenerationPlan plan_generation(const GenerationShape& given, memory::Device device) {
   GenerationPlan plan;
   plan.shape = complete_shape(given);
   const nn::MemoryProfile profile = nn::profile_training(
       dry(device),
-      [&](Device on) {
+      [&](memory::Device on) {
         auto run = std::make_unique<generating_detail::DryGeneration>(plan.shape, on);
         plan.cache = run->cache();
         return run;
@@ -211,7 +211,7 @@ GenerationPlan plan_generation(const GenerationShape& given, Device device) {
   return plan;
 }
 
-nn::BudgetError refuse_generation(const GenerationPlan& plan, Device device, std::size_t budget_bytes) {
+nn::BudgetError refuse_generation(const GenerationPlan& plan, memory::Device device, std::size_t budget_bytes) {
   using namespace generating_detail;
   const GenerationShape& shape = plan.shape;
   std::size_t minimum = plan.peak_bytes;

@@ -46,7 +46,7 @@ struct GenerationPlan {
 
 /// The model of a shape, without a file's weights. Throws what make_model throws; ValueError for a model that does not
 /// write and for FP8, whose recipes are for training.
-std::unique_ptr<Decoder> make_decoder(const GenerationShape& shape, Device device);
+std::unique_ptr<Decoder> make_decoder(const GenerationShape& shape, memory::Device device);
 
 /// `shape` with sizes filled in. Throws as make_decoder, and ValueError where prompt and tokens are more than the
 /// context, or this more than the model has positions.
@@ -54,15 +54,15 @@ GenerationShape complete_shape(const GenerationShape& shape);
 
 /// By a dry run of the prompt and of every token. (Tokens whose attention takes as much workspace as that of the one
 /// before are not run: nothing else of a step depends on how many positions there are.) Throws as complete_shape.
-GenerationPlan plan_generation(const GenerationShape& shape, Device device);
+GenerationPlan plan_generation(const GenerationShape& shape, memory::Device device);
 
 /// The error where a plan does not fit: what it needs, and what would fit of a shorter context, a narrower cache and
 /// fewer sequences.
-nn::BudgetError refuse_generation(const GenerationPlan& plan, Device device, std::size_t budget_bytes);
+nn::BudgetError refuse_generation(const GenerationPlan& plan, memory::Device device, std::size_t budget_bytes);
 
 struct GenerateOptions {
   GenerationShape shape;  ///< prompt_tokens follows from the prompt; sizes that are open from the file
-  Device device = cpu;
+  memory::Device device = cpu;
   std::string weights;     ///< a safetensors file, an index or a folder: see nn::load_weights
   std::string checkpoint;  ///< or a checkpoint of a training run
   std::string tokenizer;   ///< a tokenizer.json; empty: the characters that the file names

@@ -101,7 +101,7 @@ Tensor Googlenet::forward(const Tensor& images) {
   return (*fc_)((*dropout_)(global_avg_pool(x)));  // (N, C) -> (N, K)
 }
 
-Batch Googlenet::empty_batch(std::int64_t samples, Device device) const {
+Batch Googlenet::empty_batch(std::int64_t samples, memory::Device device) const {
   return empty_image_batch(options_, samples, dtype_, device);
 }
 

@@ -90,7 +90,7 @@ class Googlenet final : public Model {
   explicit Googlenet(const ModelOptions& options = {}, const nn::TensorOptions& on = {});
 
   Tensor forward(const Tensor& images) override;
-  Batch empty_batch(std::int64_t samples, Device device) const override;
+  Batch empty_batch(std::int64_t samples, memory::Device device) const override;
   bool is_text() const noexcept override { return false; }
 
  private:

@@ -46,7 +46,7 @@ Tensor Mlp::forward(const Tensor& images) {
   return x;
 }
 
-Batch Mlp::empty_batch(std::int64_t samples, Device device) const {
+Batch Mlp::empty_batch(std::int64_t samples, memory::Device device) const {
   return empty_image_batch(options_, samples, dtype_, device);
 }
 

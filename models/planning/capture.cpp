@@ -43,7 +43,7 @@ void check_capture(const TrainOptions& options) {
 }
 
 void place_captured(PreparedTraining& prepared) {
-  const Device on = dry(prepared.options.device);
+  const memory::Device on = dry(prepared.options.device);
   const nn::MakeRun program = training_program(prepared);
   nn::Plan& plan = prepared.plan;
   plan.placement.clear();

@@ -163,11 +163,11 @@ Lever lever_of(const ChoiceOptions& options, const Variant& variant) {
           variant.note};
 }
 
-const char* place_of(Device device) { return device.is_cuda() ? "host" : "FOLDER"; }
+const char* place_of(memory::Device device) { return device.is_cuda() ? "host" : "FOLDER"; }
 
 void offload_tensors(nn::PlannerOptions& plans) {
   plans.spilling.offloads = true;
-  plans.make_tier = [](Device on) { return memory::make_tier(on); };  // dry: it has no folder
+  plans.make_tier = [](memory::Device on) { return memory::make_tier(on); };  // dry: it has no folder
 }
 
 /// With these away. A plan's time has no such transfers: here they are added, each as if nothing ran beside it.

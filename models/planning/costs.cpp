@@ -38,13 +38,14 @@ Setup small_setup(Setup setup, const nn::Hardware& machine, std::size_t budget_b
 
 }  // namespace costs_detail
 
-nn::Hardware hardware_for(const CostOptions& options, Device device) {
+nn::Hardware hardware_for(const CostOptions& options, memory::Device device) {
   if (!options.hardware.empty()) return nn::hardware(options.hardware);
   if (!options.gpu.empty()) return nn::hardware_of_gpu(options.gpu);
   return nn::hardware(device.is_cuda() ? "h100-80gb" : "cpu");
 }
 
-nn::CostModel plan_costs(const Setup& setup, const CostOptions& options, std::size_t budget_bytes, Device device) {
+nn::CostModel plan_costs(const Setup& setup, const CostOptions& options, std::size_t budget_bytes,
+                         memory::Device device) {
   const nn::Hardware machine = hardware_for(options, device);
   if (!options.measures) return options.times.empty() ? nn::CostModel(machine) : nn::read_cost_model(options.times);
   if (machine.name != nn::hardware_list().front().name) {

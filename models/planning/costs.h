@@ -18,12 +18,13 @@ struct CostOptions {
 
 /// The machine that is named, or the GPU, or for a run on `device` the cpu, or for a GPU that is not there h100-80gb.
 /// Throws ValueError for a name that is unknown.
-nn::Hardware hardware_for(const CostOptions& options, Device device);
+nn::Hardware hardware_for(const CostOptions& options, memory::Device device);
 
 /// The cost model for plans of `setup` on `device`. Measuring runs eight steps with the largest power of two of samples
 /// that takes about a second a step (times the number of micro-batches) and stays within the batch and, where there is
 /// one, the budget. Throws ValueError (another machine than cpu cannot be measured), FileError, and BudgetError when
 /// one sample needs more than the budget.
-nn::CostModel plan_costs(const Setup& setup, const CostOptions& options, std::size_t budget_bytes, Device device = cpu);
+nn::CostModel plan_costs(const Setup& setup, const CostOptions& options, std::size_t budget_bytes,
+                         memory::Device device = cpu);
 
 }  // namespace thimble::models

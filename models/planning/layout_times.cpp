@@ -96,7 +96,7 @@ struct LayoutTimes::Known {
   Setup setup;
   Cluster cluster;
   nn::CostModel costs;
-  Device device;
+  memory::Device device;
   std::string hidden;  // what the names of blocks begin with; empty: blocks differ
   std::int64_t layers = 0;
   double shared_bytes = 0;                                               // that the first and the last stage have
@@ -121,7 +121,7 @@ struct LayoutTimes::Known {
 
 template <class PieceOf>
 void LayoutTimes::Known::record(const Setup& s, const PieceOf& piece_of) const {
-  const Device on = dry(device);
+  const memory::Device on = dry(device);
   const TapeGraph graph = nn::record_step(on, zero_batch_run(s));
   const std::vector<nn::NodeTimes> times = nn::node_times(graph, costs);
   std::vector<char> seen(graph.storages.size(), 0);
@@ -191,7 +191,7 @@ std::vector<Piece> LayoutTimes::Known::of(const Layout& layout) {
   return list;
 }
 
-LayoutTimes::LayoutTimes(const Setup& setup, const Cluster& cluster, nn::CostModel costs, Device device)
+LayoutTimes::LayoutTimes(const Setup& setup, const Cluster& cluster, nn::CostModel costs, memory::Device device)
     : known_(std::make_unique<Known>(Known{setup, cluster, std::move(costs), device, {}, 0, 0, {}, {}})) {
   const std::unique_ptr<Model> model = make_model(setup.model, setup.sizes, tensor_options(setup, dry(device)));
   known_->hidden = model->hidden_layers();

@@ -94,7 +94,7 @@ std::vector<Layout> layouts_of(const Setup& setup, const Cluster& cluster, const
 class LayoutTimes {
  public:
   /// Throws what make_model throws; of() and least_bytes() throw what dry runs throw.
-  LayoutTimes(const Setup& setup, const Cluster& cluster, nn::CostModel costs, Device device);
+  LayoutTimes(const Setup& setup, const Cluster& cluster, nn::CostModel costs, memory::Device device);
   ~LayoutTimes();
   LayoutTime of(const Layout& layout);
   /// Bytes that one of the ranks needs at least: parameters, state, and the larger of gradients and what is kept for

@@ -22,18 +22,18 @@ class Outline final : public Dataset {
 
   void fit(ModelOptions&) const override {}
   void open(const ModelOptions&, std::int64_t, std::uint64_t) override {}
-  Batch batch(std::int64_t, Device device, DType dtype) const override {
+  Batch batch(std::int64_t, memory::Device device, DType dtype) const override {
     return make(samples_ / share().ranks, device, dtype);
   }
   std::int64_t validation_batches() const override { return validation_batches_; }
-  Batch validation_batch(std::int64_t index, Device device, DType dtype) const override {
+  Batch validation_batch(std::int64_t index, memory::Device device, DType dtype) const override {
     return make(index + 1 == validation_batches_ ? last_samples_ : samples_, device, dtype);
   }
   std::int64_t items_per_sample() const override { return is_text_ ? sizes_.sequence : 1; }
   std::string decode(const std::vector<std::int64_t>&) const override { return {}; }
 
  private:
-  Batch make(std::int64_t samples, Device device, DType dtype) const {
+  Batch make(std::int64_t samples, memory::Device device, DType dtype) const {
     return is_text_ ? empty_token_batch(sizes_, samples, device) : empty_image_batch(sizes_, samples, dtype, device);
   }
 
@@ -44,7 +44,7 @@ class Outline final : public Dataset {
 
 }  // namespace planned_run_detail
 
-PlannedRuns::PlannedRuns(Setup& setup, Device device, const std::string& data) : device_(device) {
+PlannedRuns::PlannedRuns(Setup& setup, memory::Device device, const std::string& data) : device_(device) {
   if (!setup.weights.empty()) {
     follow_weights(setup.model, setup.sizes, read_weight_facts(setup.weights), WeightUse::training);
   }
@@ -58,7 +58,7 @@ PlannedRuns::PlannedRuns(Setup& setup, Device device, const std::string& data) :
 }
 
 nn::MakeRun PlannedRuns::of(const Setup& setup) const {
-  const Device on = dry(device_);
+  const memory::Device on = dry(device_);
   const auto model = make_model(setup.model, setup.sizes, tensor_options(setup, on));
   std::int64_t batches = 1, last_samples = setup.batch;
   if (data_ != nullptr) {
@@ -74,7 +74,7 @@ nn::MakeRun PlannedRuns::of(const Setup& setup) const {
   prepared->data = std::make_unique<planned_run_detail::Outline>(prepared->is_text, model->options(), setup.batch,
                                                                  batches, last_samples);
   prepared->data->set_share(share_of(setup));
-  return [prepared](Device device) { return training_program(*prepared)(device); };
+  return [prepared](memory::Device device) { return training_program(*prepared)(device); };
 }
 
 }  // namespace thimble::models

@@ -16,7 +16,7 @@ class PlannedRuns {
   /// `data` is a path as TrainOptions has it: sizes that follow from it (vocabulary; image, channels, classes) are
   /// filled in to `setup`, after those of its weights (follow_weights). Empty: the model's own sizes. Throws what
   /// follow_weights, open_dataset and make_model throw.
-  PlannedRuns(Setup& setup, Device device, const std::string& data);
+  PlannedRuns(Setup& setup, memory::Device device, const std::string& data);
 
   /// Runs of a setup with these data: two steps, of which each makes its batch and reads its loss, and an evaluation in
   /// batches as they are. It must outlive the runs that it makes. Throws ValueError where the data are too few to be
@@ -26,7 +26,7 @@ class PlannedRuns {
   std::size_t data_bytes() const { return data_ ? data_->heap_bytes() : 0; }
 
  private:
-  Device device_;
+  memory::Device device_;
   std::shared_ptr<Dataset> data_;  // null: none are named
 };
 

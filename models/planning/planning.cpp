@@ -35,8 +35,8 @@ nn::Plan inference_plan(const PlanOptions& options, PlanReport& report) {
 }
 
 /// What the peak of a training plan consists of: one more dry run.
-memory::CommittedParts parts_of(const PlanReport& report, Device device) {
-  const auto run = [&](Device on) {
+memory::CommittedParts parts_of(const PlanReport& report, memory::Device device) {
+  const auto run = [&](memory::Device on) {
     std::unique_ptr<nn::TrainingRun> made = report.run(on);
     report.plan.apply(made->options(), on);
     return made;

@@ -21,8 +21,8 @@ namespace thimble::models {
 
 struct PlanOptions {
   Setup setup;
-  std::string data;     ///< a path as TrainOptions has it: sizes follow from it (PlannedRuns); empty: the model's
-  Device device = cpu;  ///< to plan for; it need not exist, because its dry twin runs
+  std::string data;  ///< a path as TrainOptions has it: sizes follow from it (PlannedRuns); empty: the model's
+  memory::Device device = cpu;  ///< to plan for; it need not exist, because its dry twin runs
   std::size_t process_budget_bytes =
       0;                         ///< for the whole process (models/training/process_bytes.h), on the cpu; 0: none
   std::size_t budget_bytes = 0;  ///< 0: the hardware's memory, where it has one; else none
@@ -74,7 +74,7 @@ struct PlanReport {
 PlanReport make_plan(const PlanOptions& options);
 
 /// The setup's ranks in groups that need the same bytes, by their lowest rank. Throws as TrainedParts does.
-std::vector<std::vector<int>> alike_ranks(Setup setup, Device device);
+std::vector<std::vector<int>> alike_ranks(Setup setup, memory::Device device);
 
 /// Ranks of the setup that need the same, and what that is.
 struct RankPlan {

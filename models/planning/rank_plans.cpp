@@ -32,8 +32,8 @@ std::vector<std::int64_t> shares_of(int rank, bool is_writer, const dist::DataPa
 
 }  // namespace rank_plans_detail
 
-std::vector<std::vector<int>> alike_ranks(Setup setup, Device device) {
-  const Device on = dry(device);
+std::vector<std::vector<int>> alike_ranks(Setup setup, memory::Device device) {
+  const memory::Device on = dry(device);
   const int teams = data_ranks(setup), of_stage = setup.ranks / setup.pp;
   std::vector<std::vector<int>> groups;
   for (int begin = 0; begin < setup.ranks; begin += of_stage) {

@@ -47,7 +47,7 @@ std::vector<DType> narrower_dtypes(const TapeGraph& graph) {
   return list;
 }
 
-void check_lossy(const Setup& setup, Device device, const TapeGraph& graph) {
+void check_lossy(const Setup& setup, memory::Device device, const TapeGraph& graph) {
   if (!setup.allows_lossy || spilling_detail::packs(graph, planner_options(setup, device).spilling)) return;
   const std::string others = to_string(narrower_dtypes(graph));
   throw ValueError(

@@ -22,7 +22,7 @@ std::string to_string(const std::vector<DType>& dtypes);
 
 /// Throws ValueError where the setup allows packing, and no tensor that could be packed is wider than what it names:
 /// for tensors in 16 bits bf16 and f16 save nothing. `graph` is of the setup's step.
-void check_lossy(const Setup& setup, Device device, const TapeGraph& graph);
+void check_lossy(const Setup& setup, memory::Device device, const TapeGraph& graph);
 
 /// The dtypes to which some result of the recording that backward reads can be packed, the widest first.
 std::vector<DType> narrower_dtypes(const TapeGraph& graph);

@@ -134,7 +134,7 @@ Tensor Resnet::forward(const Tensor& in) {
   return (*fc_)(x);
 }
 
-Batch Resnet::empty_batch(std::int64_t samples, Device device) const {
+Batch Resnet::empty_batch(std::int64_t samples, memory::Device device) const {
   return empty_image_batch(options_, samples, dtype_, device);
 }
 

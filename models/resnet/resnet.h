@@ -71,7 +71,7 @@ class Resnet final : public Model {
   Resnet(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on = {});
 
   Tensor forward(const Tensor& images) override;
-  Batch empty_batch(std::int64_t samples, Device device) const override;
+  Batch empty_batch(std::int64_t samples, memory::Device device) const override;
   bool is_text() const noexcept override { return false; }
   bool has_stages() const noexcept override { return true; }
 

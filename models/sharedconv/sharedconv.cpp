@@ -90,7 +90,7 @@ Tensor Sharedconv::forward(const Tensor& images) {
   return (*fc_)(global_avg_pool(x));  // (N, C) -> (N, K)
 }
 
-Batch Sharedconv::empty_batch(std::int64_t samples, Device device) const {
+Batch Sharedconv::empty_batch(std::int64_t samples, memory::Device device) const {
   return empty_image_batch(options_, samples, dtype_, device);
 }
 

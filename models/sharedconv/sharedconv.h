@@ -59,7 +59,7 @@ class Sharedconv final : public Model {
   explicit Sharedconv(const ModelOptions& options = {}, const nn::TensorOptions& on = {});
 
   Tensor forward(const Tensor& images) override;
-  Batch empty_batch(std::int64_t samples, Device device) const override;
+  Batch empty_batch(std::int64_t samples, memory::Device device) const override;
   bool is_text() const noexcept override { return false; }
 
  private:

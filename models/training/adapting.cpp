@@ -127,7 +127,7 @@ void check_tokens(const WeightFacts& facts, const Dataset& data) {
   }
 }
 
-void begin_fine_tuning(const Setup& setup, Model& model, Device device) {
+void begin_fine_tuning(const Setup& setup, Model& model, memory::Device device) {
   if (!setup.weights.empty()) {
     if (device.is_dry) {
       nn::visit_weights(model);

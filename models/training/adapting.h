@@ -39,7 +39,7 @@ void check_tokens(const WeightFacts& facts, const Dataset& data);
 /// Reads `setup.weights` into a model without adapters, then gives it those of the setup, with the values of
 /// `setup.adapters`. On a dry device nothing is read, and memory goes the same ways. Throws as nn::load_weights,
 /// nn::add_lora and nn::load_adapters do.
-void begin_fine_tuning(const Setup& setup, Model& model, Device device);
+void begin_fine_tuning(const Setup& setup, Model& model, memory::Device device);
 
 /// How the adapters of the setup's model are written: the names of transformers, and where its weights came from.
 nn::AdapterFiles adapter_files(const Setup& setup, const Model& model);

@@ -54,7 +54,7 @@ void plan_in_budget(PreparedTraining& prepared) {
   const std::size_t budget = prepared.options.budget_bytes;
   // The program reads its setup from `prepared`, which has no plan of its own to follow until the end of this.
   const auto run_of = [&prepared](const Setup& other) -> nn::MakeRun {
-    return [&prepared, other](Device device) {
+    return [&prepared, other](memory::Device device) {
       prepared.options.setup = other;
       return training_program(prepared)(device);
     };

@@ -133,7 +133,7 @@ void follow_files(TrainOptions& options) {
 /// Checks what the options name, completes them, and opens the data. The dry tensors that this takes are gone at its
 /// end, with the books that counted them.
 void open_data(TrainOptions& options, PreparedTraining& prepared) {
-  const Device on = dry(options.device);
+  const memory::Device on = dry(options.device);
   const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
   const ResourceScope scope(stack.top);
   prepared.is_text = make_model(options.setup.model, {}, {on})->is_text();

@@ -29,7 +29,7 @@ using namespace nn::quant;
 
 constexpr int timed_runs = 5;
 
-std::unique_ptr<FoldedNet> fold(Model& model, Device device) {
+std::unique_ptr<FoldedNet> fold(Model& model, memory::Device device) {
   const Batch one = model.empty_batch(1, device);
   return std::make_unique<FoldedNet>(
       model, [&](const Tensor& x) { return model.forward(x); }, one.input);
@@ -57,7 +57,7 @@ class Int8Run final : public nn::TrainingRun {
 
 /// Of the net that was calibrated, on a real batch.
 nn::MemoryProfile measured_profile(const FoldedNet& net, const Scales& scales, const Tensor& batch) {
-  return nn::profile_training(batch.device(), [&](Device) {
+  return nn::profile_training(batch.device(), [&](memory::Device) {
     const Tensor own = clone(batch, Category::input);
     return std::make_unique<Int8Run>(net, scales, own);
   });
@@ -107,7 +107,7 @@ std::size_t bytes_of(const nn::Module& model) {
 }
 
 /// The processor's clock; for a GPU the wall's, once the device has done what it was given.
-double now_ms(Device device) {
+double now_ms(memory::Device device) {
   if (!device.is_cuda()) return process::processor_ms();
   kernels::device_runtime(device).synchronize(device);
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -115,7 +115,7 @@ double now_ms(Device device) {
 
 /// The quicker of the runs of each, in turn.
 template <class F, class G>
-std::pair<double, double> alternate(Device device, F&& f, G&& g) {
+std::pair<double, double> alternate(memory::Device device, F&& f, G&& g) {
   const NoGrad off;
   double of_f = 0, of_g = 0;
   for (int i = 0; i < timed_runs; ++i) {
@@ -180,20 +180,20 @@ void quantize_text(const QuantizeOptions& options, Model& model, const Dataset& 
 
 }  // namespace quantizing_detail
 
-nn::MakeRun int8_inference_run(const Setup& setup, Device device) {
+nn::MakeRun int8_inference_run(const Setup& setup, memory::Device device) {
   using namespace quantizing_detail;
   const ResourceScope outside(memory::default_stack(device).top);
   const std::shared_ptr<Model> model = make_model(setup.model, setup.sizes, {device, DType::f32});
   if (model->is_text()) {
     throw ValueError("int8: " + setup.model + " is a model over text; models over images are allowed");
   }
-  return [batch = setup.batch, model, net = std::shared_ptr<const FoldedNet>(fold(*model, device))](Device on) {
+  return [batch = setup.batch, model, net = std::shared_ptr<const FoldedNet>(fold(*model, device))](memory::Device on) {
     return std::make_unique<Int8Run>(*net, unit_scales(net->program()), model->empty_batch(batch, on).input);
   };
 }
 
 nn::MakeRun int8_inference_run(const Setup& setup) {
-  return [setup](Device device) { return int8_inference_run(setup, device)(device); };
+  return [setup](memory::Device device) { return int8_inference_run(setup, device)(device); };
 }
 
 QuantizeReport quantize(const QuantizeOptions& options) {

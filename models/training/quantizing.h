@@ -15,8 +15,8 @@
 namespace thimble::models {
 
 struct QuantizeOptions {
-  Setup setup;          ///< model, sizes, batch, seed
-  Device device = cpu;  ///< where the nets run
+  Setup setup;                  ///< model, sizes, batch, seed
+  memory::Device device = cpu;  ///< where the nets run
   std::string weights;  ///< safetensors of the trained model, in a file or a folder, whose sizes and function it has
   std::string data;     ///< see open_dataset
   nn::quant::CalibrationOptions calibration;
@@ -54,6 +54,6 @@ QuantizeReport quantize(const QuantizeOptions& options);
 nn::MakeRun int8_inference_run(const Setup& setup);
 /// The same for runs on this device alone, whose net is made now, and lives as long as what is returned: it is there
 /// when the process of a run is watched.
-nn::MakeRun int8_inference_run(const Setup& setup, Device device);
+nn::MakeRun int8_inference_run(const Setup& setup, memory::Device device);
 
 }  // namespace thimble::models

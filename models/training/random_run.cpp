@@ -10,7 +10,7 @@
 namespace thimble::models {
 namespace random_run_detail {
 
-Tensor random_classes(const Shape& shape, std::int64_t classes, Device device) {
+Tensor random_classes(const Shape& shape, std::int64_t classes, memory::Device device) {
   if (device.is_dry) return zeros(shape, DType::i64, device, Category::input);
   std::vector<std::int64_t> values(static_cast<std::size_t>(shape.elements()));
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -22,7 +22,7 @@ Tensor random_classes(const Shape& shape, std::int64_t classes, Device device) {
 
 class Run final : public nn::TrainingRun {
  public:
-  Run(const Setup& setup, Device device)
+  Run(const Setup& setup, memory::Device device)
       : setup_(setup),
         generator_(setup.seed),
         scope_(generator_),
@@ -48,7 +48,7 @@ class Run final : public nn::TrainingRun {
 
  private:
   Setup setup_;
-  Generator generator_;
+  RandomGenerator generator_;
   GeneratorScope scope_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
@@ -60,7 +60,7 @@ class Run final : public nn::TrainingRun {
 }  // namespace random_run_detail
 
 nn::MakeRun random_run(const Setup& setup) {
-  return [setup](Device device) { return std::make_unique<random_run_detail::Run>(setup, device); };
+  return [setup](memory::Device device) { return std::make_unique<random_run_detail::Run>(setup, device); };
 }
 
 }  // namespace thimble::models

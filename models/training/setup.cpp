@@ -24,7 +24,7 @@ namespace setup_detail {
 
 class Run final : public nn::TrainingRun {
  public:
-  Run(const Setup& setup, Device device)
+  Run(const Setup& setup, memory::Device device)
       : parts_(setup, device), batch_(parts_.model->empty_batch(setup.batch / data_ranks(setup), device)) {}
 
   void step() override {
@@ -43,7 +43,7 @@ class Run final : public nn::TrainingRun {
 
 class Inference final : public nn::TrainingRun {
  public:
-  Inference(const Setup& setup, Device device)
+  Inference(const Setup& setup, memory::Device device)
       : model_(make_model(setup.model, setup.sizes, tensor_options(setup, device))),
         batch_(model_->empty_batch(setup.batch, device)) {
     model_->eval();
@@ -64,7 +64,7 @@ class Inference final : public nn::TrainingRun {
 constexpr const char* host = "host";
 
 // Whether tensors of the device can wait where the setup says.
-void check_place(const Setup& setup, Device device) {
+void check_place(const Setup& setup, memory::Device device) {
   if (device.is_cuda() && setup.offload != host) {
     throw ValueError("`offload`: '" + setup.offload + "' for " + to_string(device) +
                      ", whose tensors wait in the host's pinned memory; host is allowed");
@@ -81,7 +81,7 @@ void require_place(const Setup& setup, const char* option) {
 
 }  // namespace setup_detail
 
-std::shared_ptr<Tier> make_tier(const Setup& setup, Device device, const char* option) {
+std::shared_ptr<Tier> make_tier(const Setup& setup, memory::Device device, const char* option) {
   setup_detail::require_place(setup, option);
   setup_detail::check_place(setup, device);
   memory::TierOptions options;
@@ -97,7 +97,7 @@ std::unique_ptr<Model> make_stage(const Setup& setup, const dist::StagePlace& pl
   return make_model(setup.model, sizes, on);
 }
 
-std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Communicator* ranks,
+std::unique_ptr<Model> make_model(const Setup& setup, memory::Device device, dist::Communicator* ranks,
                                   dist::Communicator* team) {
   const memory::UnitOptions away{.read_ahead = setup.read_ahead};
   std::shared_ptr<ParameterStore> store;
@@ -288,7 +288,7 @@ std::int64_t whole_batch(const Setup& setup, std::int64_t batch) {
   return (batch + parts - 1) / parts * parts;
 }
 
-nn::StepOptions step_options(const Setup& setup, bool is_text, Device device) {
+nn::StepOptions step_options(const Setup& setup, bool is_text, memory::Device device) {
   check_techniques(setup, is_text);
   if (setup.micro_batches == auto_micro_batches) {
     throw ValueError("`micro_batches`: auto needs a budget to choose for; a number is allowed");
@@ -305,7 +305,7 @@ nn::StepOptions step_options(const Setup& setup, bool is_text, Device device) {
   return options;
 }
 
-nn::PlannerOptions planner_options(const Setup& setup, Device device) {
+nn::PlannerOptions planner_options(const Setup& setup, memory::Device device) {
   nn::PlannerOptions options;
   options.spilling.packs = setup.allows_lossy;
   options.spilling.packed = setup.lossy;
@@ -315,16 +315,16 @@ nn::PlannerOptions planner_options(const Setup& setup, Device device) {
   setup_detail::check_place(setup, device);
   if (!device.is_cuda()) DirectFile(setup.offload);  // can it take a tier?
   options.spilling.offloads = true;
-  options.make_tier = [setup](Device on) { return models::make_tier(setup, on, "`offload`"); };
+  options.make_tier = [setup](memory::Device on) { return models::make_tier(setup, on, "`offload`"); };
   return options;
 }
 
 nn::MakeRun zero_batch_run(const Setup& setup) {
-  return [setup](Device device) { return std::make_unique<setup_detail::Run>(setup, device); };
+  return [setup](memory::Device device) { return std::make_unique<setup_detail::Run>(setup, device); };
 }
 
 nn::MakeRun inference_run(const Setup& setup) {
-  return [setup](Device device) { return std::make_unique<setup_detail::Inference>(setup, device); };
+  return [setup](memory::Device device) { return std::make_unique<setup_detail::Inference>(setup, device); };
 }
 
 }  // namespace thimble::models

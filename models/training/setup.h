@@ -135,11 +135,11 @@ void set_precision(Setup& setup, const std::string& name);
 
 /// Device and dtypes of the setup's model. Throws ValueError for an unknown policy, one whose parameters are not of
 /// `dtype`, FP8 options without FP8, and a part of a recipe that has no effect on its scales.
-nn::TensorOptions tensor_options(const Setup& setup, Device device);
+nn::TensorOptions tensor_options(const Setup& setup, memory::Device device);
 
 /// Which layers of the setup's model run in FP8 and which do not, by its dry twin on the device; none where its policy
 /// has no FP8. Throws what make_model throws, with fp8_strict a ValueError at the first layer that falls back.
-std::optional<nn::Fp8Layers> fp8_layers(const Setup& setup, Device device);
+std::optional<nn::Fp8Layers> fp8_layers(const Setup& setup, memory::Device device);
 
 /// Whether the setup may have a chunked head: not in parts, and not with products in f16 under a policy or with a loss
 /// scale, whose gradients are made before the scale could keep them from vanishing.
@@ -184,7 +184,7 @@ std::int64_t whole_batch(const Setup& setup, std::int64_t batch);
 /// resource in force, as with a budget, and `unsecured` elsewhere: without a budget nothing but the machine bounds the
 /// arena, and a run that meets that bound is over either way. Throws what check_techniques throws, ValueError while
 /// the number of micro-batches is still to be chosen.
-nn::StepOptions step_options(const Setup& setup, bool is_text, Device device);
+nn::StepOptions step_options(const Setup& setup, bool is_text, memory::Device device);
 
 /// The optimizer's name with the default filled in. Throws ValueError listing the names.
 std::string optimizer_name(const Setup& setup, bool is_text);
@@ -197,7 +197,7 @@ DType optimizer_state(const Setup& setup, bool is_text);
 
 /// Where tensors of the setup wait between uses: its folder, on a GPU the host's pinned memory. Throws ValueError that
 /// names `option` where there is no such place, FileError.
-std::shared_ptr<Tier> make_tier(const Setup& setup, Device device, const char* option);
+std::shared_ptr<Tier> make_tier(const Setup& setup, memory::Device device, const char* option);
 
 /// The numbers of the setup's optimizer, defaults filled in. The default rates are those with which every family
 /// of models trains (tests/models/training/default_rate_test.cpp).
@@ -215,7 +215,7 @@ std::unique_ptr<Model> make_stage(const Setup& setup, const dist::StagePlace& pl
 /// away, or in stage 3 of ZeRO shared out over `ranks`, which have the same parts. These and `team`, the ranks that
 /// have the other parts, must live as long. Throws what make_model throws, ValueError where parameters are to be
 /// offloaded and there is no place for that, or not on its device; FileError as a tier does.
-std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Communicator* ranks = nullptr,
+std::unique_ptr<Model> make_model(const Setup& setup, memory::Device device, dist::Communicator* ranks = nullptr,
                                   dist::Communicator* team = nullptr);
 
 /// Throws ValueError for an unknown name or a rate out of range, or when the state is to be offloaded without a place
@@ -230,7 +230,7 @@ double clip_norm(const Setup& setup, bool is_text);
 
 /// What plans of the setup for `device` may do. Throws ValueError where its tensors cannot wait in such a place,
 /// FileError where the folder cannot take a tier (memory/offload/direct_file.h).
-nn::PlannerOptions planner_options(const Setup& setup, Device device);
+nn::PlannerOptions planner_options(const Setup& setup, memory::Device device);
 
 /// Makes runs that train `setup` on a batch of zeros: for dry runs, and to measure them.
 nn::MakeRun zero_batch_run(const Setup& setup);

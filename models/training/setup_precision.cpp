@@ -60,7 +60,7 @@ void set_precision(Setup& setup, const std::string& name) {
   setup.precision = name;
 }
 
-nn::TensorOptions tensor_options(const Setup& setup, Device device) {
+nn::TensorOptions tensor_options(const Setup& setup, memory::Device device) {
   using namespace setup_precision_detail;
   const char* const option = setup.fp8_strict    ? "`fp8_strict`"
                              : setup.fp8_history ? "`fp8_history`"
@@ -85,7 +85,7 @@ nn::TensorOptions tensor_options(const Setup& setup, Device device) {
   return on;
 }
 
-std::optional<nn::Fp8Layers> fp8_layers(const Setup& setup, Device device) {
+std::optional<nn::Fp8Layers> fp8_layers(const Setup& setup, memory::Device device) {
   const nn::TensorOptions on = tensor_options(setup, dry(device));
   if (!on.fp8) return std::nullopt;
   return nn::fp8_layers(*make_model(setup.model, setup.sizes, on));

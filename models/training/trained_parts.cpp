@@ -14,7 +14,7 @@
 namespace thimble::models {
 namespace trained_parts_detail {
 
-std::unique_ptr<dist::Communicator> make_dry_ranks(const Setup& setup, Device device) {
+std::unique_ptr<dist::Communicator> make_dry_ranks(const Setup& setup, memory::Device device) {
   if (setup.ranks == 1 || !device.is_dry) return nullptr;
   return dist::make_dry(setup.rank, setup.ranks);
 }
@@ -77,11 +77,11 @@ std::unique_ptr<dist::DataParallel> make_parallel(const Setup& setup, dist::Comm
 }
 
 /// What the stage before gives each chunk for one sample, by dry twins of the pieces; the chain's first: nothing.
-std::vector<dist::PipelineOptions::Input> stage_inputs(const Setup& setup, Device device) {
-  const Device on = dry(device);
+std::vector<dist::PipelineOptions::Input> stage_inputs(const Setup& setup, memory::Device device) {
+  const memory::Device on = dry(device);
   const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
   const ResourceScope scope(stack.top);
-  Generator generator(setup.seed);
+  RandomGenerator generator(setup.seed);
   const GeneratorScope numbers(generator);
   const NoGrad off;
   Setup whole = setup;
@@ -112,8 +112,9 @@ dist::Schedule schedule_of(const Setup& setup) {
   return dist::one_forward_one_backward(setup.pp, micro_batches);
 }
 
-std::unique_ptr<dist::PipelineStage> make_pipeline(const Setup& setup, Device device, dist::Communicator* stages,
-                                                   dist::DataParallel* parallel, Model& model) {
+std::unique_ptr<dist::PipelineStage> make_pipeline(const Setup& setup, memory::Device device,
+                                                   dist::Communicator* stages, dist::DataParallel* parallel,
+                                                   Model& model) {
   if (stages == nullptr) return nullptr;
   dist::PipelineOptions options;
   options.schedule = schedule_of(setup);
@@ -136,7 +137,7 @@ std::unique_ptr<dist::AllStages> make_all_stages(const Setup& setup, Model& mode
 
 }  // namespace trained_parts_detail
 
-TrainedParts::TrainedParts(const Setup& setup, Device device, dist::Communicator* given)
+TrainedParts::TrainedParts(const Setup& setup, memory::Device device, dist::Communicator* given)
     : generator(setup.seed),
       scope(generator),
       dry_ranks(trained_parts_detail::make_dry_ranks(setup, device)),
@@ -178,10 +179,10 @@ dist::Communicator::Volume TrainedParts::volume() const {
   return sum;
 }
 
-std::vector<nn::StageOutline> later_stages(Setup setup, Device device) {
+std::vector<nn::StageOutline> later_stages(Setup setup, memory::Device device) {
   std::vector<nn::StageOutline> list;
   if (setup.ranks == 1) return list;
-  const Device on = dry(device);
+  const memory::Device on = dry(device);
   const int of_stage = setup.ranks / setup.pp;
   for (setup.rank = of_stage; setup.rank < setup.ranks; setup.rank += of_stage) {
     const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
@@ -192,13 +193,13 @@ std::vector<nn::StageOutline> later_stages(Setup setup, Device device) {
   return list;
 }
 
-std::vector<nn::NamedTensor> tensors_of_others(Setup setup, Device device, const Model& own) {
+std::vector<nn::NamedTensor> tensors_of_others(Setup setup, memory::Device device, const Model& own) {
   std::vector<nn::NamedTensor> list;
   if (own.options().stage.has_all) return list;
-  const Device on = dry(device);
+  const memory::Device on = dry(device);
   const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
   const ResourceScope scope(stack.top);
-  Generator generator(setup.seed);
+  RandomGenerator generator(setup.seed);
   const GeneratorScope numbers(generator);
   setup.ranks = setup.tp = setup.cp = setup.pp = setup.chunks = 1;
   setup.rank = setup.zero = 0;
@@ -216,8 +217,8 @@ std::vector<nn::NamedTensor> tensors_of_others(Setup setup, Device device, const
   return list;
 }
 
-nn::WholeState whole_state(const Setup& setup, Device device) {
-  const Device on = dry(device);
+nn::WholeState whole_state(const Setup& setup, memory::Device device) {
+  const memory::Device on = dry(device);
   const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
   const ResourceScope scope(stack.top);
   Setup alone = setup;
@@ -226,7 +227,7 @@ nn::WholeState whole_state(const Setup& setup, Device device) {
   alone.rank = alone.zero = 0;
   alone.pp = alone.chunks = 1;
   alone.offloads_optimizer = false;
-  Generator generator(setup.seed);
+  RandomGenerator generator(setup.seed);
   const GeneratorScope numbers(generator);
   const std::unique_ptr<Model> model = make_model(alone, on);
   return nn::whole_state(*make_optimizer(alone, *model));

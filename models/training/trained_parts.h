@@ -20,9 +20,9 @@ struct TrainedParts {
   /// `ranks`: of a setup of several ranks those that train together, which must live as long; on a dry device a dry one
   /// of this rank takes their place, and may be null. Throws what make_model, make_optimizer and step_options throw;
   /// ValueError where `ranks` are not those of the setup.
-  TrainedParts(const Setup& setup, Device device, dist::Communicator* ranks = nullptr);
+  TrainedParts(const Setup& setup, memory::Device device, dist::Communicator* ranks = nullptr);
 
-  Generator generator;
+  RandomGenerator generator;
   GeneratorScope scope;
   std::unique_ptr<dist::Communicator> dry_ranks;
   dist::Communicator* ranks;                        ///< null: this one alone
@@ -45,10 +45,10 @@ struct TrainedParts {
 };
 
 /// What the stages behind the first one have, by dry twins; nothing of one stage.
-std::vector<nn::StageOutline> later_stages(Setup setup, Device device);
+std::vector<nn::StageOutline> later_stages(Setup setup, memory::Device device);
 /// What a checkpoint of the setup has of a model besides `own`, its stage; nothing of one stage.
-std::vector<nn::NamedTensor> tensors_of_others(Setup setup, Device device, const Model& own);
+std::vector<nn::NamedTensor> tensors_of_others(Setup setup, memory::Device device, const Model& own);
 /// The state that one rank's optimizer of the setup has, whatever `setup` shares out or cuts: by a dry twin.
-nn::WholeState whole_state(const Setup& setup, Device device);
+nn::WholeState whole_state(const Setup& setup, memory::Device device);
 
 }  // namespace thimble::models

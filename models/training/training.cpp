@@ -60,7 +60,7 @@ double rate_at(const TrainOptions& options, double rate, std::int64_t step) {
   return std::max(options.min_rate, optim::step_rate(rate, step, std::max<std::int64_t>(1, (total + 2) / 3)));
 }
 
-Training::Training(const TrainOptions& options, Dataset& data, Device device, const nn::Plan& plan)
+Training::Training(const TrainOptions& options, Dataset& data, memory::Device device, const nn::Plan& plan)
     : options_(options),
       data_(data),
       device_(device),
@@ -229,7 +229,7 @@ namespace training_detail {
 
 class DataRun final : public nn::TrainingRun {
  public:
-  DataRun(const PreparedTraining& prepared, Device device, const nn::Plan& plan)
+  DataRun(const PreparedTraining& prepared, memory::Device device, const nn::Plan& plan)
       : prepared_(prepared), training_(prepared.options, *prepared.data, device, plan), step_(prepared.first_step) {
     if (!prepared.options.resume.empty()) training_.visit_load();
     training_.prepare_steps();
@@ -292,8 +292,9 @@ class DataRun final : public nn::TrainingRun {
 nn::MakeRun training_program(const PreparedTraining& prepared) { return training_program(prepared, prepared.plan); }
 
 nn::MakeRun training_program(const PreparedTraining& prepared, const nn::Plan& plan) {
-  return
-      [&prepared, &plan](Device device) { return std::make_unique<training_detail::DataRun>(prepared, device, plan); };
+  return [&prepared, &plan](memory::Device device) {
+    return std::make_unique<training_detail::DataRun>(prepared, device, plan);
+  };
 }
 
 }  // namespace thimble::models

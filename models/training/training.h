@@ -50,7 +50,7 @@ namespace thimble::models {
 
 struct TrainOptions {
   Setup setup;
-  Device device = cpu;
+  memory::Device device = cpu;
   std::string data;                   ///< a path or "synthetic": see open_dataset
   std::int64_t steps = 100;           ///< in all: a resumed run does those that are left
   std::string schedule = "constant";  ///< constant; cosine, down to min_rate; step, x 0.1 at every third of the steps
@@ -94,7 +94,7 @@ class Training {
  public:
   /// `options` has the sizes that `prepare` filled in. Throws what make_model and make_optimizer throw.
   /// With several ranks `data` is set to this one's share.
-  Training(const TrainOptions& options, Dataset& data, Device device, const nn::Plan& plan = {});
+  Training(const TrainOptions& options, Dataset& data, memory::Device device, const nn::Plan& plan = {});
 
   /// Before the first step, where steps are captured: makes the batch that every step reads. The data must be open.
   /// Nothing elsewhere.
@@ -116,7 +116,7 @@ class Training {
   Model& model() noexcept { return *parts_.model; }
   const Model& model() const noexcept { return *parts_.model; }
   optim::Optimizer& optimizer() noexcept { return *parts_.optimizer; }
-  Generator& generator() noexcept { return parts_.generator; }
+  RandomGenerator& generator() noexcept { return parts_.generator; }
   nn::StepOptions& step_options() noexcept { return parts_.options; }
   /// On a dry device: the memory effects of saving and loading a checkpoint, and of saving weights, where tensors that
   /// are away come and go, and parts come together.
@@ -150,7 +150,7 @@ class Training {
 
   const TrainOptions& options_;
   Dataset& data_;
-  Device device_;
+  memory::Device device_;
   TrainedParts parts_;
   double rate_;          // that the schedule starts from
   PlacedArena* placed_;  // behind the resource; null: none

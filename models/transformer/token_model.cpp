@@ -187,7 +187,7 @@ Tensor TokenModel::loss(const Batch& batch) {
   return apply(dist::ClassPartsLoss{group, options_.vocabulary, options_.build == Build::textbook}, rows, classes);
 }
 
-Batch TokenModel::empty_batch(std::int64_t samples, Device device) const {
+Batch TokenModel::empty_batch(std::int64_t samples, memory::Device device) const {
   return empty_token_batch(options_, samples, device);
 }
 

@@ -26,7 +26,7 @@ class TokenModel : public Model {
   /// The same where `mask` says what each token sees besides (AttentionOptions::mask). Positions count through.
   Tensor forward(const Tensor& ids, const Tensor& mask);
   Tensor loss(const Batch& batch) final;
-  Batch empty_batch(std::int64_t samples, Device device) const final;
+  Batch empty_batch(std::int64_t samples, memory::Device device) const final;
   bool is_text() const noexcept final { return true; }
   bool has_stages() const noexcept final { return true; }
   bool can_cut_sequence() const noexcept final { return true; }

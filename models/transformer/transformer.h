@@ -62,7 +62,7 @@ struct FeedForwardParts {
 Tensor tiled_feed_forward(const Tensor& x, const FeedForwardParts& parts);
 
 /// Ids and targets (samples, sequence), zeros, booked as input.
-Batch empty_token_batch(const ModelOptions& options, std::int64_t samples, Device device);
+Batch empty_token_batch(const ModelOptions& options, std::int64_t samples, memory::Device device);
 
 /// x through all blocks by run(block, x), each under checkpoint() when `is_recomputed`: it then keeps its input alone.
 template <class Block, class Run>

@@ -197,7 +197,7 @@ std::vector<std::vector<std::string>> Vit::names_in_files(const std::string& nam
   return {};
 }
 
-Batch Vit::empty_batch(std::int64_t samples, Device device) const {
+Batch Vit::empty_batch(std::int64_t samples, memory::Device device) const {
   return empty_image_batch(options_, samples, dtype_, device);
 }
 

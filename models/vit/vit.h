@@ -34,7 +34,7 @@ class Vit final : public Model, public nn::PublicNames {
 
   /// Throws ShapeError unless the images have options().image pixels on either side.
   Tensor forward(const Tensor& images) override;
-  Batch empty_batch(std::int64_t samples, Device device) const override;
+  Batch empty_batch(std::int64_t samples, memory::Device device) const override;
   bool is_text() const noexcept override { return false; }
   std::string_view hidden_layers() const noexcept override { return "encoder.layers."; }
   bool has_stages() const noexcept override { return true; }

@@ -40,8 +40,8 @@ struct Result {
   CertifiedRun run;
 };
 
-Result run(const MakeRun& make, Device device, std::vector<StepPlacement> placement, const CertifyOptions& options,
-           bool is_planned) {
+Result run(const MakeRun& make, memory::Device device, std::vector<StepPlacement> placement,
+           const CertifyOptions& options, bool is_planned) {
   memory::Options of_stack;
   of_stack.plans = std::move(placement);
   const memory::Stack stack = memory::make_resource(device, std::move(of_stack));
@@ -205,8 +205,8 @@ std::string Certificate::text() const {
   return text + "\n";
 }
 
-Certificate certify(const MakeRun& plain, const MakeRun& planned, Device device, std::vector<StepPlacement> placement,
-                    const CertifyOptions& options) {
+Certificate certify(const MakeRun& plain, const MakeRun& planned, memory::Device device,
+                    std::vector<StepPlacement> placement, const CertifyOptions& options) {
   if (options.steps < 1) throw ValueError("certify: " + std::to_string(options.steps) + " steps; at least 1");
   if (device.is_dry)
     throw DeviceError("certify: " + thimble::to_string(device) + " has no values; a real device is allowed");
@@ -224,10 +224,10 @@ Certificate certify(const MakeRun& plain, const MakeRun& planned, Device device,
   return certificate;
 }
 
-Certificate certify(const MakeRun& make, Device device, const Plan& plan, const CertifyOptions& options) {
+Certificate certify(const MakeRun& make, memory::Device device, const Plan& plan, const CertifyOptions& options) {
   if (plan.packed_bytes > 0)
     throw PlanError("certify: the plan packs tensors, which rounds gradients; exact plans are allowed");
-  const MakeRun planned = [&](Device on) {
+  const MakeRun planned = [&](memory::Device on) {
     std::unique_ptr<TrainingRun> run = make(on);
     plan.apply(run->options(), on);
     return run;

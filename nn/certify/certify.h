@@ -62,7 +62,7 @@ class Witness {
   Digest calls() const;
 
   TrainingRun& run_;
-  const Generator* generator_ = nullptr;  // null: the run has none
+  const RandomGenerator* generator_ = nullptr;  // null: the run has none
   struct Watched {
     const Leaf* leaf;
     std::string name;
@@ -118,10 +118,10 @@ struct CertifyOptions {
 /// Runs the program plain and under the plan. `make` makes runs that follow no plan; what they show of themselves
 /// (TrainingRun::view) is compared. Throws ValueError for fewer than one step, or runs that show nothing; PlanError for
 /// a plan that packs tensors, which is meant to change bits; what the run throws.
-Certificate certify(const MakeRun& make, Device device, const Plan& plan, const CertifyOptions& options = {});
+Certificate certify(const MakeRun& make, memory::Device device, const Plan& plan, const CertifyOptions& options = {});
 
 /// The same of any two programs, of which one is to be held against the other, `planned` with these placements.
-Certificate certify(const MakeRun& plain, const MakeRun& planned, Device device, std::vector<StepPlacement> placement,
-                    const CertifyOptions& options = {});
+Certificate certify(const MakeRun& plain, const MakeRun& planned, memory::Device device,
+                    std::vector<StepPlacement> placement, const CertifyOptions& options = {});
 
 }  // namespace thimble::nn

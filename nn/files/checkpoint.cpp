@@ -85,7 +85,7 @@ CheckpointParts parts_of(const Module& module, const optim::Optimizer& optimizer
   return {{const_cast<Module*>(&module)}, {const_cast<optim::Optimizer*>(&optimizer)}};
 }
 
-CheckpointInfo info_of(const CheckpointParts& parts, const Generator& generator, const Metadata& metadata,
+CheckpointInfo info_of(const CheckpointParts& parts, const RandomGenerator& generator, const Metadata& metadata,
                        const optim::GradScaler* scaler) {
   CheckpointInfo info = checkpoint_info(*parts.modules.front(), *parts.optimizers.front(), generator, metadata, scaler);
   for (std::size_t i = 1; i < parts.optimizers.size(); ++i) {
@@ -179,8 +179,9 @@ void visit_save(const Module& module, const optim::Optimizer& optimizer) {
   contents.assemble([](const NamedTensor&) {});
 }
 
-CheckpointInfo checkpoint_info(const Module& module, const optim::Optimizer& optimizer, const Generator& generator,
-                               const Metadata& metadata, const optim::GradScaler* scaler) {
+CheckpointInfo checkpoint_info(const Module& module, const optim::Optimizer& optimizer,
+                               const RandomGenerator& generator, const Metadata& metadata,
+                               const optim::GradScaler* scaler) {
   CheckpointInfo info{optimizer.name(), optimizer.step_count(), optimizer.rate(),        generator.seed(),
                       generator.step(), std::nullopt,           fp8_recipe_text(module), metadata};
   if (scaler != nullptr) info.scaler = scaler->state();
@@ -188,12 +189,12 @@ CheckpointInfo checkpoint_info(const Module& module, const optim::Optimizer& opt
 }
 
 void save_checkpoint(const std::string& path, const Module& module, const optim::Optimizer& optimizer,
-                     const Generator& generator, const Metadata& metadata, const optim::GradScaler* scaler,
+                     const RandomGenerator& generator, const Metadata& metadata, const optim::GradScaler* scaler,
                      bool overwrites) {
   save_checkpoint(path, checkpoint_detail::parts_of(module, optimizer), generator, metadata, scaler, overwrites);
 }
 
-void save_checkpoint(const std::string& path, const CheckpointParts& parts, const Generator& generator,
+void save_checkpoint(const std::string& path, const CheckpointParts& parts, const RandomGenerator& generator,
                      const Metadata& metadata, const optim::GradScaler* scaler, bool overwrites) {
   check_kind({"save_checkpoint", path, &file_kinds::checkpoint}, overwrites);
   const ParameterUse use;
@@ -205,12 +206,13 @@ void save_checkpoint(const std::string& path, const CheckpointParts& parts, cons
       [&](FunctionRef<void(const NamedTensor&)> append) { contents.assemble(append); }, Numbers::finite);
 }
 
-Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer, Generator& generator,
-                         optim::GradScaler* scaler, const std::vector<NamedTensor>& whole_state) {
+Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer,
+                         RandomGenerator& generator, optim::GradScaler* scaler,
+                         const std::vector<NamedTensor>& whole_state) {
   return load_checkpoint(path, CheckpointParts{{&module}, {&optimizer}}, generator, scaler, whole_state);
 }
 
-Metadata load_checkpoint(const std::string& path, const CheckpointParts& parts, Generator& generator,
+Metadata load_checkpoint(const std::string& path, const CheckpointParts& parts, RandomGenerator& generator,
                          optim::GradScaler* scaler, const std::vector<NamedTensor>& whole_state) {
   const ParameterUse use;
   const SafetensorsReader file(path);
@@ -234,7 +236,7 @@ Metadata load_checkpoint(const std::string& path, const CheckpointParts& parts, 
     parts.optimizers[i]->set_step_count(i == 0 ? info.step_count : info.others[i - 1].step_count);
     parts.optimizers[i]->set_rate(i == 0 ? info.rate : info.others[i - 1].rate);
   }
-  generator = Generator(info.seed);
+  generator = RandomGenerator(info.seed);
   generator.set_step(info.generator_step);
   return std::move(info.metadata);
 }

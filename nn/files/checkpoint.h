@@ -26,7 +26,7 @@ std::vector<NamedTensor> checkpoint_parameters(const Module& module);
 /// `overwrites`. Throws DeviceError (dry), ValueError (a file of another kind), ShapeError (state of a part that is in
 /// no whole), NotFiniteError, FileError, OutOfMemory (room for whole parameters).
 void save_checkpoint(const std::string& path, const Module& module, const optim::Optimizer& optimizer,
-                     const Generator& generator, const Metadata& metadata = {},
+                     const RandomGenerator& generator, const Metadata& metadata = {},
                      const optim::GradScaler* scaler = nullptr, bool overwrites = false);
 
 /// The modules and optimizers of a program that has several of one of them. Tensors of module i are then
@@ -37,14 +37,15 @@ struct CheckpointParts {
 };
 /// One file of all of them, as above and below. Modules with parts of parameters (nn/parallel/shards.h) are ValueErrors
 /// where there are several.
-void save_checkpoint(const std::string& path, const CheckpointParts& parts, const Generator& generator,
+void save_checkpoint(const std::string& path, const CheckpointParts& parts, const RandomGenerator& generator,
                      const Metadata& metadata = {}, const optim::GradScaler* scaler = nullptr, bool overwrites = false);
-Metadata load_checkpoint(const std::string& path, const CheckpointParts& parts, Generator& generator,
+Metadata load_checkpoint(const std::string& path, const CheckpointParts& parts, RandomGenerator& generator,
                          optim::GradScaler* scaler = nullptr, const std::vector<NamedTensor>& whole_state = {});
 
 /// What a checkpoint of these says besides its tensors.
-CheckpointInfo checkpoint_info(const Module& module, const optim::Optimizer& optimizer, const Generator& generator,
-                               const Metadata& metadata, const optim::GradScaler* scaler);
+CheckpointInfo checkpoint_info(const Module& module, const optim::Optimizer& optimizer,
+                               const RandomGenerator& generator, const Metadata& metadata,
+                               const optim::GradScaler* scaler);
 
 /// Puts everything back and returns the caller's metadata. All of it is checked before the first value changes. Throws
 /// FileError (unreadable, no checkpoint, bytes that do not have their sum), ValueError (of another optimizer; with a
@@ -54,8 +55,9 @@ CheckpointInfo checkpoint_info(const Module& module, const optim::Optimizer& opt
 /// some of them loaded. What is away comes here as for save_checkpoint, on a dry device too, where tensors are
 /// only checked. `whole_state`: where the optimizer has parts of some parameters, names, shapes and dtypes of the state
 /// of all; it then gets its parts. Empty: it has all of them.
-Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer, Generator& generator,
-                         optim::GradScaler* scaler = nullptr, const std::vector<NamedTensor>& whole_state = {});
+Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer,
+                         RandomGenerator& generator, optim::GradScaler* scaler = nullptr,
+                         const std::vector<NamedTensor>& whole_state = {});
 
 /// What load_checkpoint and save_checkpoint do to memory, without a file: parameters and state that are away come and
 /// go, and parts of a parameter come together. For dry runs. Throw FileError, OutOfMemory.

@@ -311,7 +311,7 @@ void visit_save_weights(const Module& module, dist::DataParallel& parallel, std:
 }
 
 void save_checkpoint(const std::string& path, const Module& module, dist::DataParallel& parallel,
-                     const optim::Optimizer& optimizer, const WholeState& whole, const Generator& generator,
+                     const optim::Optimizer& optimizer, const WholeState& whole, const RandomGenerator& generator,
                      const Metadata& metadata, const optim::GradScaler* scaler, std::span<const StageOutline> later,
                      bool overwrites) {
   using namespace rank_files_detail;
@@ -353,7 +353,7 @@ void refuse_checkpoint(const Module& module, dist::DataParallel& parallel, const
 }
 
 Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer, const WholeState& whole,
-                         Generator& generator, optim::GradScaler* scaler, std::span<const NamedTensor> others) {
+                         RandomGenerator& generator, optim::GradScaler* scaler, std::span<const NamedTensor> others) {
   std::vector<NamedTensor> outlines(others.begin(), others.end());
   for (const auto& [name, of_one] : whole) outlines.insert(outlines.end(), of_one.begin(), of_one.end());
   return load_checkpoint(path, module, optimizer, generator, scaler, outlines);

@@ -55,7 +55,7 @@ StageOutline stage_outline(const Module& module, const dist::DataParallel& paral
 /// ranks may go on. After a RankError they may not. With tensor parallelism, state has an element for each of its
 /// parameter's, or ShapeError is thrown.
 void save_checkpoint(const std::string& path, const Module& module, dist::DataParallel& parallel,
-                     const optim::Optimizer& optimizer, const WholeState& whole, const Generator& generator,
+                     const optim::Optimizer& optimizer, const WholeState& whole, const RandomGenerator& generator,
                      const Metadata& metadata = {}, const optim::GradScaler* scaler = nullptr,
                      std::span<const StageOutline> later = {}, bool overwrites = false);
 /// On rank 0 in place of save_checkpoint: no file will be written, and the others throw Error with `why`.
@@ -65,7 +65,7 @@ void refuse_checkpoint(const Module& module, dist::DataParallel& parallel, const
 /// load_checkpoint, where `optimizer` has this rank's shards. Called on every rank: in stage 3 they fetch parameters.
 /// `others`: the file's tensors of other stages.
 Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer, const WholeState& whole,
-                         Generator& generator, optim::GradScaler* scaler = nullptr,
+                         RandomGenerator& generator, optim::GradScaler* scaler = nullptr,
                          std::span<const NamedTensor> others = {});
 
 /// save_weights of all ranks, in one file. Throws as save_checkpoint here.

@@ -10,7 +10,7 @@
 
 namespace thimble::nn {
 
-void Plan::apply(StepOptions& options, Device device) const {
+void Plan::apply(StepOptions& options, memory::Device device) const {
   if (const std::string here = machine_text(device); key && key->machine != here) {
     throw PlanError("plan: it was made for '" + key->machine + "', here it is '" + here + "'");
   }
@@ -18,7 +18,7 @@ void Plan::apply(StepOptions& options, Device device) const {
   options.recording.tier = tape && tape->offloads() ? make_tier(device) : nullptr;
 }
 
-Planner::Planner(MakeRun make, Device device, const CostModel& costs, PlannerOptions options)
+Planner::Planner(MakeRun make, memory::Device device, const CostModel& costs, PlannerOptions options)
     : search_(std::make_unique<PlanSearch>(std::move(make), device, costs, std::move(options))) {}
 Planner::~Planner() = default;
 Planner::Planner(Planner&&) noexcept = default;
@@ -41,12 +41,12 @@ const Plan& Planner::keep_everything() const noexcept { return search_->keep_eve
 std::int64_t Planner::parameters() const noexcept { return search_->parameters(); }
 const TapeGraph& Planner::graph() const noexcept { return search_->graph(); }
 
-Plan place_anew(const Plan& plan, const MakeRun& make, Device device) {
-  const Device on = dry(device);
+Plan place_anew(const Plan& plan, const MakeRun& make, memory::Device device) {
+  const memory::Device on = dry(device);
   Plan placed = plan;
   placed.placement.clear();
   std::int64_t micro_batches = 1;
-  const MakeRun follow = [&](Device target) {
+  const MakeRun follow = [&](memory::Device target) {
     std::unique_ptr<TrainingRun> run = make(target);
     micro_batches = run->options().micro_batches;
     placed.apply(run->options(), target);

@@ -29,7 +29,7 @@ namespace thimble::nn {
 class PlanSearch;
 
 /// Makes the tier that tensors of a device are offloaded to. Its workspace is part of a plan's peak.
-using MakeTier = std::function<std::shared_ptr<Tier>(Device device)>;
+using MakeTier = std::function<std::shared_ptr<Tier>(memory::Device device)>;
 
 /// What plans may do at a cost in transfers or accuracy.
 struct PlannerOptions {
@@ -54,7 +54,7 @@ struct Plan {
   /// Has the steps of a run follow it. Makes the tier where it offloads: to be called once model and optimizer are
   /// there, before the first step, under the resource of the run. Throws PlanError where it was made for another
   /// machine (machine_text), whose workspaces have other sizes: other threads among it.
-  void apply(StepOptions& options, Device device) const;
+  void apply(StepOptions& options, memory::Device device) const;
 
   std::shared_ptr<const TapePlan> tape;  ///< null: everything is kept
   std::vector<StepPlacement> placement;  ///< where the blocks of the first and of a steady step go
@@ -82,10 +82,10 @@ void count_spills(Plan& plan, const TapeGraph& graph);
 
 /// This plan for a step whose blocks have other sizes, such as another rank's: it keeps, recomputes and spills the same
 /// tensors, places the blocks again, and takes all figures except times from `make`'s run. Throws what the run throws.
-Plan place_anew(const Plan& plan, const MakeRun& make, Device device);
+Plan place_anew(const Plan& plan, const MakeRun& make, memory::Device device);
 
 /// A plan that was made before, for the run that `make` makes: nn::plan_file(path) reads one (nn/fit/plan_file.h).
-using PlanSource = std::function<Plan(const MakeRun& make, Device device, const MakeTier& make_tier)>;
+using PlanSource = std::function<Plan(const MakeRun& make, memory::Device device, const MakeTier& make_tier)>;
 
 /// Processor time in milliseconds that the refusal of a budget takes at most, about: first the smallest plan, then what
 /// would make the budget enough (nn/fit/levers.h).
@@ -113,7 +113,7 @@ class Planner {
   /// Without `options` every plan is exact and needs nothing but memory and time. Throws PlanError when they offload
   /// without a tier.
   /// Allowing more never yields a worse plan: one that spills nothing, or packs nothing, is taken where it is as good.
-  Planner(MakeRun make, Device device, const CostModel& costs, PlannerOptions options = {});
+  Planner(MakeRun make, memory::Device device, const CostModel& costs, PlannerOptions options = {});
   ~Planner();
   Planner(Planner&&) noexcept;
   Planner& operator=(Planner&&) noexcept;

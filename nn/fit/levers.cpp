@@ -37,7 +37,7 @@ LeverPrice price_of(const LeverSearch& search, const Lever& lever, Planner& plan
   return price;
 }
 
-std::size_t state_bound(const MakeRun& make, Device device) {
+std::size_t state_bound(const MakeRun& make, memory::Device device) {
   const MemoryProfile profile = profile_training(dry(device), make, 1, true);
   std::size_t most = 0;
   for (const CategoryBytes& live : timeline(profile.events)) {

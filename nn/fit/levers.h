@@ -14,7 +14,7 @@ namespace thimble::nn {
 
 /// What levers are tried with.
 struct LeverSearch {
-  Device device = cpu;
+  memory::Device device = cpu;
   /// Measured times are of one program, node by node; with a lever it is another one.
   CostModel costs = hardware("cpu");
   std::size_t budget_bytes = 0;  ///< 0 sets no bound
@@ -66,6 +66,6 @@ std::string to_text(const LeverOffers& offers);
 BudgetError with_offers(const BudgetError& error, const LeverOffers& offers);
 
 /// Most bytes of parameters, gradients and optimizer state at one time in a step: no plan of the run needs less.
-std::size_t state_bound(const MakeRun& make, Device device);
+std::size_t state_bound(const MakeRun& make, memory::Device device);
 
 }  // namespace thimble::nn

@@ -13,7 +13,7 @@ namespace measure_detail {
 constexpr int steps = 4;  // the first one takes pages for the first time, and is not counted
 
 /// The least of the times of several steps.
-TapeTimes fastest(const MakeRun& make, Device device, const std::shared_ptr<const TapePlan>& plan) {
+TapeTimes fastest(const MakeRun& make, memory::Device device, const std::shared_ptr<const TapePlan>& plan) {
   const memory::Stack stack = memory::make_resource(device);
   const ResourceScope scope(stack.top);
   const std::unique_ptr<TrainingRun> run = make(device);
@@ -51,7 +51,7 @@ double factor(double measured, double roofline) { return measured > 0 && rooflin
 
 }  // namespace measure_detail
 
-CostModel measure_costs(const MakeRun& make, Device device, const Hardware& machine) {
+CostModel measure_costs(const MakeRun& make, memory::Device device, const Hardware& machine) {
   if (device.is_dry) {
     throw ValueError("measure_costs: " + to_string(device) + " runs nothing; a device that is there is allowed");
   }

@@ -17,6 +17,6 @@ namespace thimble::nn {
 
 /// Runs a few steps of `make`'s run on `device` and times its operators: forward and backward, then results recomputed
 /// from what operators save. Throws what the run throws, and ValueError for a dry device.
-CostModel measure_costs(const MakeRun& make, Device device, const Hardware& machine);
+CostModel measure_costs(const MakeRun& make, memory::Device device, const Hardware& machine);
 
 }  // namespace thimble::nn

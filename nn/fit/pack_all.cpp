@@ -24,8 +24,8 @@ TapePlan pack_all(const TapeGraph& graph, const SpillPolicy& spilling) {
   return plan;
 }
 
-Plan packed_plan(const MakeRun& make, Device device, const SpillPolicy& spilling) {
-  const Device on = dry(device);
+Plan packed_plan(const MakeRun& make, memory::Device device, const SpillPolicy& spilling) {
+  const memory::Device on = dry(device);
   const TapeGraph graph = record_step(on, make);
   Plan plan;
   plan.tape = std::make_shared<TapePlan>(pack_all(graph, spilling));
@@ -37,7 +37,7 @@ Plan packed_plan(const MakeRun& make, Device device, const SpillPolicy& spilling
     plan.packed_bytes += graph.bytes_of(node.output);
     add_packed(plan.packed, graph, spill, node.output);
   }
-  const MemoryProfile profile = profile_training(on, [&](Device target) {
+  const MemoryProfile profile = profile_training(on, [&](memory::Device target) {
     std::unique_ptr<TrainingRun> run = make(target);
     plan.apply(run->options(), target);
     return run;

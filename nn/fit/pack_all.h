@@ -13,6 +13,6 @@ TapePlan pack_all(const TapeGraph& graph, const SpillPolicy& spilling);
 
 /// The same for the step of `make`'s run, recorded on the dry twin of `device`, with its peak in an arena without
 /// placement. Throws what the run throws.
-Plan packed_plan(const MakeRun& make, Device device, const SpillPolicy& spilling);
+Plan packed_plan(const MakeRun& make, memory::Device device, const SpillPolicy& spilling);
 
 }  // namespace thimble::nn

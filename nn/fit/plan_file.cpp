@@ -32,7 +32,7 @@ std::shared_ptr<const TapePlan> with_operators(const std::shared_ptr<const TapeP
 
 void write_plan(const std::string& path, const Plan& plan) { write_file_atomically(path, plan_to_json(plan)); }
 
-Plan read_plan(const std::string& path, const MakeRun& make, Device device, const MakeTier& make_tier,
+Plan read_plan(const std::string& path, const MakeRun& make, memory::Device device, const MakeTier& make_tier,
                std::size_t steps) {
   const std::vector<std::byte> bytes = read_whole_file(path, plan_file_detail::most_bytes);
   return plan_from_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path, make, device, make_tier,
@@ -40,15 +40,15 @@ Plan read_plan(const std::string& path, const MakeRun& make, Device device, cons
 }
 
 PlanSource plan_file(std::string path) {
-  return [path = std::move(path)](const MakeRun& make, Device device, const MakeTier& make_tier) {
+  return [path = std::move(path)](const MakeRun& make, memory::Device device, const MakeTier& make_tier) {
     return read_plan(path, make, device, make_tier);
   };
 }
 
-Plan plan_from_json(std::string_view json, const std::string& source, const MakeRun& make, Device device,
+Plan plan_from_json(std::string_view json, const std::string& source, const MakeRun& make, memory::Device device,
                     const MakeTier& make_tier, std::size_t steps) {
   using namespace plan_file_detail;
-  const Device on = dry(device);
+  const memory::Device on = dry(device);
   Plan plan = parse_plan(json, source);
   PlanKey now;
   const TapeGraph graph =
@@ -70,7 +70,7 @@ Plan plan_from_json(std::string_view json, const std::string& source, const Make
         std::to_string(plan.offloaded_bytes) + " and " + std::to_string(plan.packed_bytes) + ") than its figures (" +
         std::to_string(written.offloaded_bytes) + " and " + std::to_string(written.packed_bytes) + ")");
   }
-  const MakeRun follow = [&](Device target) {
+  const MakeRun follow = [&](memory::Device target) {
     std::unique_ptr<TrainingRun> run = make(target);
     plan.apply(run->options(), target);
     return run;

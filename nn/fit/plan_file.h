@@ -21,14 +21,14 @@ void write_plan(const std::string& path, const Plan& plan);
 /// Throws PlanError for a plan of another key, naming the first thing that differs, for one that contradicts itself,
 /// that the dry run departs from, or that offloads without a tier; FileError for a file that holds no plan, has another
 /// checksum or none (as before "thimble plan 2"); what the run throws.
-Plan read_plan(const std::string& path, const MakeRun& make, Device device, const MakeTier& make_tier = nullptr,
+Plan read_plan(const std::string& path, const MakeRun& make, memory::Device device, const MakeTier& make_tier = nullptr,
                std::size_t steps = 2);
 
 /// A function that reads the plan from this file for a given program, as TrainerOptions::plan takes it.
 PlanSource plan_file(std::string path);
 
 /// The same of a text that plan_to_json made; errors name its `source`.
-Plan plan_from_json(std::string_view json, const std::string& source, const MakeRun& make, Device device,
+Plan plan_from_json(std::string_view json, const std::string& source, const MakeRun& make, memory::Device device,
                     const MakeTier& make_tier = nullptr, std::size_t steps = 2);
 
 /// A few lines for people: the key, the figures, the segments and spills, how the blocks are placed.

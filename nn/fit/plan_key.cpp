@@ -34,12 +34,12 @@ std::string step_text(TrainingRun& run) {
 
 }  // namespace plan_key_detail
 
-std::string machine_text(Device device) {
+std::string machine_text(memory::Device device) {
   if (device.is_cuda()) return "cuda, compute capability " + capability_text(compute_capability(device));
   return "cpu, " + kernels::describe_compute();
 }
 
-PlanKey plan_key(Device device, const TapeGraph& graph, TrainingRun& run) {
+PlanKey plan_key(memory::Device device, const TapeGraph& graph, TrainingRun& run) {
   PlanKey key;
   key.library = THIMBLE_VERSION;
   key.machine = machine_text(device);

@@ -32,10 +32,10 @@ struct PlanKey {
 
 /// What workspaces on a device depend on, in one line: "cpu, avx2, bf16 converted, int8 on avx2, 2 threads", "cuda,
 /// compute capability 9.0". That of a dry device is its twin's.
-std::string machine_text(Device device);
+std::string machine_text(memory::Device device);
 
 /// The key of plans for a run whose step gave this recording.
-PlanKey plan_key(Device device, const TapeGraph& graph, TrainingRun& run);
+PlanKey plan_key(memory::Device device, const TapeGraph& graph, TrainingRun& run);
 
 /// The first thing in which two keys differ, with both sides; empty: nothing.
 std::string difference(const PlanKey& plan, const PlanKey& now);

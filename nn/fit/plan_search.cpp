@@ -104,9 +104,9 @@ std::vector<remat::Bytes> shared_gradients(const TapeGraph& graph, const std::ve
 std::size_t lasting_bytes(const MemoryProfile& profile) {
   std::map<std::uint64_t, std::size_t> blocks;
   for (std::size_t i = 0; i < profile.step_ends[1]; ++i) {
-    const Trace::Event& event = profile.events[i];
-    if (event.action == Trace::Action::free) blocks.erase(event.block);
-    if (event.action == Trace::Action::allocate && i < profile.step_ends[0]) blocks[event.block] = event.bytes;
+    const memory::Trace::Event& event = profile.events[i];
+    if (event.action == memory::Trace::Action::free) blocks.erase(event.block);
+    if (event.action == memory::Trace::Action::allocate && i < profile.step_ends[0]) blocks[event.block] = event.bytes;
   }
   std::size_t bytes = 0;
   for (const auto& [block, size] : blocks) bytes += size;
@@ -122,7 +122,7 @@ void keep_gradients(const std::vector<remat::Bytes>& bytes, StagedGraph& staged)
 
 }  // namespace plan_search_detail
 
-PlanSearch::PlanSearch(MakeRun make, Device device, const CostModel& costs, PlannerOptions options)
+PlanSearch::PlanSearch(MakeRun make, memory::Device device, const CostModel& costs, PlannerOptions options)
     : make_(std::move(make)), device_(dry(device)), options_(std::move(options)) {
   const SpillPolicy& spilling = options_.spilling;
   if (spilling.offloads && !options_.make_tier) throw PlanError("planner: tensors are to be offloaded, without a tier");
@@ -229,7 +229,7 @@ PlanSearch::Candidate& PlanSearch::run(std::size_t point) {
 }
 
 MakeRun PlanSearch::run_with(const Plan& plan) const {
-  return [&](Device device) {
+  return [&](memory::Device device) {
     std::unique_ptr<TrainingRun> run = make_(device);
     plan.apply(run->options(), device);
     return run;

@@ -27,7 +27,7 @@ namespace thimble::nn {
 /// The state of a Planner (nn/fit/fit.h), with the functions that its functions of the same names call.
 class PlanSearch {
  public:
-  PlanSearch(MakeRun make, Device device, const CostModel& costs, PlannerOptions options);
+  PlanSearch(MakeRun make, memory::Device device, const CostModel& costs, PlannerOptions options);
 
   /// The fastest plan within a budget; null: there is none.
   const Plan* find(std::size_t budget_bytes);
@@ -60,7 +60,7 @@ class PlanSearch {
   double least_seconds(std::size_t peak_bytes);
 
   MakeRun make_;
-  Device device_;
+  memory::Device device_;
   PlannerOptions options_;
   std::unique_ptr<PlanSearch> simpler_;  // with fewer options; null: this one has none
   TapeGraph graph_;

@@ -44,7 +44,7 @@ std::size_t KvCacheSizes::bytes() const noexcept {
   return static_cast<std::size_t>(batch * context) * bytes_per_token();
 }
 
-KvCache::KvCache(const KvCacheSizes& sizes, Device device) : sizes_(sizes) {
+KvCache::KvCache(const KvCacheSizes& sizes, memory::Device device) : sizes_(sizes) {
   const std::pair<const char*, std::int64_t> numbers[] = {{"layers", sizes.layers},
                                                           {"batch", sizes.batch},
                                                           {"heads", sizes.heads},
@@ -64,7 +64,7 @@ KvCache::KvCache(const KvCacheSizes& sizes, Device device) : sizes_(sizes) {
   values_ = make_side(device);
 }
 
-KvCache::Side KvCache::make_side(Device device) const {
+KvCache::Side KvCache::make_side(memory::Device device) const {
   const KvCacheSizes& s = sizes_;
   Side side;
   side.values = Tensor::empty({s.layers, s.batch, s.heads, s.context, s.width}, s.dtype, device, Category::activation);

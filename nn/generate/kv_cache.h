@@ -38,7 +38,7 @@ struct KvCacheSizes {
 class KvCache {
  public:
   /// Throws ValueError for a size below 1, DTypeError for another dtype than those above, OutOfMemory.
-  KvCache(const KvCacheSizes& sizes, Device device);
+  KvCache(const KvCacheSizes& sizes, memory::Device device);
 
   const KvCacheSizes& sizes() const noexcept { return sizes_; }
   std::int64_t length() const noexcept { return length_; }
@@ -60,7 +60,7 @@ class KvCache {
   struct Side {
     Tensor values, scales;  // (L, B, G, S, D), (L, B, G, S)
   };
-  Side make_side(Device device) const;
+  Side make_side(memory::Device device) const;
   void check(std::int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v) const;
   void require_room(std::int64_t count) const;
   CachedRows seen(const Side& side, std::int64_t layer, std::int64_t end) const;

@@ -9,23 +9,23 @@
 
 namespace thimble::nn::init {
 
-Tensor constant(const Shape& shape, double value, DType dtype, Device device) {
+Tensor constant(const Shape& shape, double value, DType dtype, memory::Device device) {
   return full(shape, value, dtype, device, Category::parameter);
 }
 
-Tensor normal(const Shape& shape, double deviation, DType dtype, Device device) {
+Tensor normal(const Shape& shape, double deviation, DType dtype, memory::Device device) {
   const Tensor t = Tensor::empty(shape, dtype, device, Category::parameter);
   fill_normal(t, 0, deviation, initial_random_site());
   return t;
 }
 
-Tensor uniform(const Shape& shape, double bound, DType dtype, Device device) {
+Tensor uniform(const Shape& shape, double bound, DType dtype, memory::Device device) {
   const Tensor t = Tensor::empty(shape, dtype, device, Category::parameter);
   fill_uniform(t, -bound, bound, initial_random_site());
   return t;
 }
 
-Tensor kaiming_fan_out(const Shape& shape, std::int64_t fan_out, DType dtype, Device device) {
+Tensor kaiming_fan_out(const Shape& shape, std::int64_t fan_out, DType dtype, memory::Device device) {
   return normal(shape, std::sqrt(2.0 / static_cast<double>(fan_out)), dtype, device);
 }
 
@@ -60,7 +60,7 @@ void PartOf::for_each_run(FunctionRef<void(std::int64_t, std::int64_t, std::int6
 namespace detail {
 
 // A run is a tensor whose samples are its elements, so that a site's first sample says where it lies in the whole.
-Tensor drawn(const PartOf& part, DType dtype, Device device, RandomSite site,
+Tensor drawn(const PartOf& part, DType dtype, memory::Device device, RandomSite site,
              FunctionRef<void(const Tensor&, const RandomSite&)> fill) {
   const Tensor t = Tensor::empty(part.shape(), dtype, device, Category::parameter);
   if (device.is_dry) return t;
@@ -74,12 +74,12 @@ Tensor drawn(const PartOf& part, DType dtype, Device device, RandomSite site,
 
 }  // namespace detail
 
-Tensor normal_part(const PartOf& part, double deviation, DType dtype, Device device, const RandomSite& site) {
+Tensor normal_part(const PartOf& part, double deviation, DType dtype, memory::Device device, const RandomSite& site) {
   return detail::drawn(part, dtype, device, site,
                        [&](const Tensor& t, const RandomSite& at) { fill_normal(t, 0, deviation, at); });
 }
 
-Tensor uniform_part(const PartOf& part, double bound, DType dtype, Device device, const RandomSite& site) {
+Tensor uniform_part(const PartOf& part, double bound, DType dtype, memory::Device device, const RandomSite& site) {
   return detail::drawn(part, dtype, device, site,
                        [&](const Tensor& t, const RandomSite& at) { fill_uniform(t, -bound, bound, at); });
 }

@@ -9,13 +9,13 @@
 namespace thimble::nn::init {
 
 /// All set to a value.
-Tensor constant(const Shape& shape, double value, DType dtype, Device device);
+Tensor constant(const Shape& shape, double value, DType dtype, memory::Device device);
 /// Normal with mean 0.
-Tensor normal(const Shape& shape, double deviation, DType dtype, Device device);
+Tensor normal(const Shape& shape, double deviation, DType dtype, memory::Device device);
 /// Uniform in [-bound, bound].
-Tensor uniform(const Shape& shape, double bound, DType dtype, Device device);
+Tensor uniform(const Shape& shape, double bound, DType dtype, memory::Device device);
 /// He et al. 2015, equation 10, over the fan out: normal with deviation sqrt(2 / fan_out). For ResNets.
-Tensor kaiming_fan_out(const Shape& shape, std::int64_t fan_out, DType dtype, Device device);
+Tensor kaiming_fan_out(const Shape& shape, std::int64_t fan_out, DType dtype, memory::Device device);
 
 /// Part number `part` of `parts` along an axis of a tensor of shape `whole`. Where several tensors lie side by side in
 /// it, `stretches` of one size, it has such a part of each.
@@ -35,7 +35,7 @@ struct PartOf {
 };
 
 /// What normal() and uniform() of the whole would have there, if it were drawn at `site`.
-Tensor normal_part(const PartOf& part, double deviation, DType dtype, Device device, const RandomSite& site);
-Tensor uniform_part(const PartOf& part, double bound, DType dtype, Device device, const RandomSite& site);
+Tensor normal_part(const PartOf& part, double deviation, DType dtype, memory::Device device, const RandomSite& site);
+Tensor uniform_part(const PartOf& part, double bound, DType dtype, memory::Device device, const RandomSite& site);
 
 }  // namespace thimble::nn::init

@@ -37,7 +37,7 @@ class LayerRules;
 /// Device and dtypes of a module's tensors, and the dtype that its products compute in. Named policies fill it in:
 /// nn/precision/precision.h.
 struct TensorOptions {
-  Device device = cpu;
+  memory::Device device = cpu;
   DType dtype = DType::f32;
   std::optional<DType> norms = {};    ///< of the parameters of norms; none: `dtype`
   std::optional<DType> compute = {};  ///< linear layers and convolutions cast their operands to it; none: they do not

@@ -42,7 +42,7 @@ std::string why_not_fp8(std::int64_t in, std::int64_t out) {
          std::to_string(fp8_multiple);
 }
 
-std::string fp8_products_text(Device device, const Fp8Format& format) {
+std::string fp8_products_text(memory::Device device, const Fp8Format& format) {
   if (!device.is_cuda()) return "of bf16 values, in which FP8 ones are exact";
   if (format.scaling != Fp8Scaling::block) return "of codes: y, dx, dW";
   const std::string why = why_no_fp8_blocks(device);

@@ -17,7 +17,7 @@ std::string why_not_fp8(std::int64_t in, std::int64_t out);
 
 /// What the products of layers that run are of on a device: codes, or bf16 values, and which, and why. Neither is a
 /// fallback: operands and scales are the same.
-std::string fp8_products_text(Device device, const Fp8Format& format);
+std::string fp8_products_text(memory::Device device, const Fp8Format& format);
 
 /// Of a recipe that is strict: throws ValueError, naming the current path and `why`, unless that is empty.
 void check_fp8_strict(const std::optional<Fp8Recipe>& recipe, const std::string& why);
@@ -47,7 +47,7 @@ class Fp8Linear final : public Layer {
   Linear& base_;
   std::string why_;  // it falls back
   bool runs_;
-  Device device_;
+  memory::Device device_;
   Fp8Format format_;
   Fp8State state_;
 };

@@ -40,7 +40,7 @@ struct Precision {
   std::optional<Fp8Recipe> fp8 = {};
 
   /// Where a model of this policy is put.
-  TensorOptions on(Device device) const { return {device, parameters, norms, compute, fp8}; }
+  TensorOptions on(memory::Device device) const { return {device, parameters, norms, compute, fp8}; }
 };
 
 /// All policies, O0 first.

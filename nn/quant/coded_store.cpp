@@ -18,12 +18,12 @@ void CodedStore::add(std::uint32_t parameter, const Tensor& tensor) {
                        tensor.elements(), tensor.dtype()};
 }
 
-void CodedStore::begin_write(std::uint32_t parameter, const Storage&, const std::byte* at) {
+void CodedStore::begin_write(std::uint32_t parameter, const memory::Storage&, const std::byte* at) {
   const Part& part = parts_[parameter];
   encode_weight(code_, at, part.dtype, part.elements, part.codes);
 }
 
-void CodedStore::begin_read(std::uint32_t parameter, const Storage&, std::byte* at) {
+void CodedStore::begin_read(std::uint32_t parameter, const memory::Storage&, std::byte* at) {
   const Part& part = parts_[parameter];
   decode_weight(code_, part.codes, at, part.dtype, part.elements);
 }

@@ -29,7 +29,7 @@ class CodedStore final : public memory::UnitStore {
 
   WeightCode code() const noexcept { return code_; }
   /// The codes of a parameter of this store (core/ops/quant/weight_code.h).
-  const Tensor& codes(const Storage& storage) const { return parts_[storage.index_in_store()].codes; }
+  const Tensor& codes(const memory::Storage& storage) const { return parts_[storage.index_in_store()].codes; }
   /// Of all its parameters.
   std::size_t code_bytes() const noexcept;
   std::size_t bytes_elsewhere() const override { return 0; }
@@ -42,9 +42,9 @@ class CodedStore final : public memory::UnitStore {
   };
 
   void add(std::uint32_t parameter, const Tensor& tensor) override;
-  void begin_write(std::uint32_t parameter, const Storage& storage, const std::byte* at) override;
+  void begin_write(std::uint32_t parameter, const memory::Storage& storage, const std::byte* at) override;
   void end_write(std::uint32_t) override {}
-  void begin_read(std::uint32_t parameter, const Storage& storage, std::byte* at) override;
+  void begin_read(std::uint32_t parameter, const memory::Storage& storage, std::byte* at) override;
   void end_read(std::uint32_t) override {}
   void drop(std::uint32_t parameter) noexcept override;
 

@@ -22,11 +22,11 @@ ops::Conv2d convolution(const StepWindow& w) {
   return {w.stride[0], w.stride[1], w.padding[0], w.padding[1], w.dilation[0], w.dilation[1], 1};
 }
 
-Tensor scalar(float value, Device device) { return full({1}, static_cast<double>(value), DType::f32, device); }
+Tensor scalar(float value, memory::Device device) { return full({1}, static_cast<double>(value), DType::f32, device); }
 
 /// (O, 1, ...) f32; none where a weight is not finite. The host finds them, for a CUDA device from a copy.
 std::optional<Tensor> weight_scales(const Tensor& weight, bool is_per_tensor) {
-  const Device device = weight.device();
+  const memory::Device device = weight.device();
   Shape shape = weight.shape();
   for (int axis = 1; axis < shape.rank(); ++axis) shape[axis] = 1;
   if (device.is_cuda()) {

@@ -52,27 +52,27 @@ void check(const Tensor& weight, const Tensor& bias, const Step& step) {
 }
 
 /// Room for packed codes, in the layout of `layout`'s kernels where that is another device: packing is the host's work.
-Tensor empty_codes(const ConvShape& kernel, Device device, Device layout) {
+Tensor empty_codes(const ConvShape& kernel, memory::Device device, memory::Device layout) {
   const std::size_t bytes = kernels::quant_conv_kernels(layout).packed_bytes(kernel);
   return Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::i8, device, Category::parameter);
 }
-Tensor empty_codes(const ConvShape& kernel, Device device) { return empty_codes(kernel, device, device); }
+Tensor empty_codes(const ConvShape& kernel, memory::Device device) { return empty_codes(kernel, device, device); }
 
 /// Where the host works on tensors of a device.
-Device host_of(Device device) { return device.is_dry ? dry(cpu) : cpu; }
+memory::Device host_of(memory::Device device) { return device.is_dry ? dry(cpu) : cpu; }
 
 /// A copy there; of a dry tensor a dry one.
 Tensor at_host(const Tensor& t) {
-  const Device host = host_of(t.device());
+  const memory::Device host = host_of(t.device());
   return t.device().is_dry ? Tensor::empty(t.shape(), t.dtype(), host) : to_device(t, host);
 }
-Tensor at_device(const Tensor& t, Device device) {
+Tensor at_device(const Tensor& t, memory::Device device) {
   return device.is_dry ? Tensor::empty(t.shape(), t.dtype(), device, Category::parameter)
                        : to_device(t, device, Category::parameter);
 }
 
 /// Weights of the host as the kernels of a CUDA device have them.
-PackedWeights moved(const PackedWeights& from, Device device) {
+PackedWeights moved(const PackedWeights& from, memory::Device device) {
   PackedWeights to = from;
   const Tensor codes = unpacked_codes(from);
   const ConvShape kernel = kernel_of(from.shape, from.window);
@@ -88,7 +88,7 @@ PackedWeights moved(const PackedWeights& from, Device device) {
 }
 
 /// Tensors of the right sizes.
-PackedWeights allocate(const Shape& shape, const Step& step, Device device) {
+PackedWeights allocate(const Shape& shape, const Step& step, memory::Device device) {
   const ConvShape kernel = kernel_of(shape, step.window);
   const std::int64_t padded = kernels::quant_padded_filters(kernel);
   PackedWeights packed;
@@ -151,7 +151,7 @@ PackedWeights pack_weights(const Tensor& weight, const Tensor& bias, const Step&
     throw DTypeError("quantize: step " + step.name + ": weight " + describe(weight) + ", bias " + describe(bias) +
                      "; both f32 or both f64 are needed");
   }
-  const Device device = weight.device();
+  const memory::Device device = weight.device();
   if (device.is_cuda()) return moved(pack_weights(at_host(weight), at_host(bias), step, in, out, scales), device);
   PackedWeights packed = allocate(weight.shape(), step, device);
   const std::int64_t filters = weight.size(0), elements = elements_of(weight), padded = packed.bias.elements();
@@ -207,7 +207,7 @@ PackedWeights pack_codes(const Tensor& codes, const Tensor& weight_scale, const 
     throw ShapeError("quantized net: step " + step.name + ": scales " + describe(weight_scale) +
                      "; one for each filter is needed");
   }
-  const Device device = codes.device();
+  const memory::Device device = codes.device();
   if (device.is_cuda()) {
     return moved(pack_codes(at_host(codes), at_host(weight_scale), at_host(bias), step, in, out), device);
   }
@@ -235,7 +235,7 @@ PackedWeights pack_codes(const Tensor& codes, const Tensor& weight_scale, const 
 
 Tensor unpacked_codes(const PackedWeights& weights) {
   using namespace packed_weights_detail;
-  const Device device = weights.codes.device();
+  const memory::Device device = weights.codes.device();
   const Tensor packed = device.is_cuda() ? at_host(weights.codes) : weights.codes;
   const Tensor codes = Tensor::empty(weights.shape, DType::i8, packed.device());
   launch(codes.device(), [&](const Addresses& at) {

@@ -42,7 +42,7 @@ E parse_name(const SafetensorsReader& file, const char* key, const E (&all)[n]) 
 
 /// Reads a tensor whose shape and dtype are known. Throws ValueError when the file lacks it.
 Tensor read(const SafetensorsReader& file, const std::string& name, const Shape& shape, DType dtype, FileLayout layout,
-            Device device) {
+            memory::Device device) {
   const SafetensorsEntry* const entry = file.header().find(name);
   if (!entry) refuse(file.path(), "the tensor " + quote(name) + " is missing");
   const NamedTensor target{name, Tensor::empty(shape, dtype, device), layout};
@@ -136,7 +136,7 @@ void QuantizedModel::save(const std::string& path, const Metadata& metadata) con
   write_tensor_file(path, tensors, all);
 }
 
-std::unique_ptr<QuantizedModel> QuantizedModel::load(const std::string& path, Device device) {
+std::unique_ptr<QuantizedModel> QuantizedModel::load(const std::string& path, memory::Device device) {
   using namespace quantized_file_detail;
   const SafetensorsReader file(path);
   if (text_of(file, "format") != format) {

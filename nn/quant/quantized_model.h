@@ -30,7 +30,7 @@ class QuantizedModel final : public Layer {
   void save(const std::string& path, const Metadata& metadata = {}) const;
   /// Reads what save() wrote. Throws FileError (unreadable, not safetensors), ValueError naming what is missing,
   /// unknown or out of range, ShapeError, DTypeError.
-  static std::unique_ptr<QuantizedModel> load(const std::string& path, Device device = cpu);
+  static std::unique_ptr<QuantizedModel> load(const std::string& path, memory::Device device = cpu);
   /// What the file said besides what the net knows, or was given; empty for a net that was not loaded.
   const Metadata& metadata() const noexcept { return metadata_; }
 

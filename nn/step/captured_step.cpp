@@ -17,16 +17,17 @@ constexpr std::int64_t block_bytes = 64 << 10, parameter_bytes = 128;
 
 [[noreturn]] void refuse(const std::string& why) { throw PlanError("captured step: " + why); }
 
-Device device_of(const optim::Optimizer& optimizer) {
+memory::Device device_of(const optim::Optimizer& optimizer) {
   if (optimizer.parameters().empty()) refuse("the optimizer has no parameters");
-  const Device device = optimizer.parameters().front().tensor.device();
+  const memory::Device device = optimizer.parameters().front().tensor.device();
   if (!device.is_cuda()) {
     throw DeviceError("captured step: parameters are on " + to_string(device) + "; allowed is a CUDA device");
   }
   return device;
 }
 
-void check(const PlacedArena& placed, const optim::Optimizer& optimizer, const StepOptions& options, Device device) {
+void check(const PlacedArena& placed, const optim::Optimizer& optimizer, const StepOptions& options,
+           memory::Device device) {
   if (PlacedArena::find(*current_resource(device)) != &placed) {
     refuse("tensors on " + to_string(device) +
            " are taken from another resource than the placed arena; allowed is a resource on top of it");

@@ -84,8 +84,8 @@ class CapturedStep {
   optim::Optimizer& optimizer_;
   std::function<Tensor(std::int64_t)> loss_of_;
   StepOptions options_;
-  Generator& generator_;
-  Device device_;
+  RandomGenerator& generator_;
+  memory::Device device_;
   Tensor memory_;               // (bytes) of u8, the block's
   Tensor loss_;                 // ()
   Tensor sums_;                 // (parameters) in f64: squares of gradients; undefined: nobody looks at them

@@ -75,7 +75,7 @@ class Updates {
   std::size_t done() const noexcept { return done_; }
 
   void update(std::size_t index) {
-    const Storage* const storage = optimizer_.parameters()[index].tensor.storage().get();
+    const memory::Storage* const storage = optimizer_.parameters()[index].tensor.storage().get();
     const std::uint32_t version = storage != nullptr ? storage->version() : 0;
     const std::int64_t before = optimizer_.step_count();
     if (done_ == 0) optimizer_.begin_step();

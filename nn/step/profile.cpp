@@ -30,7 +30,7 @@ memory::OutsideBytes outside_of(const memory::ProcessBase& base, TrainingRun& ru
 
 }  // namespace profile_detail
 
-memory::Options profile_options(Device device) {
+memory::Options profile_options(memory::Device device) {
   constexpr std::size_t dry_addresses = std::size_t{1} << 50;
   memory::Options options;
   if (device.is_dry) options.arena.reserve_bytes = dry_addresses;
@@ -45,7 +45,7 @@ std::size_t tier_bytes(const optim::Optimizer& optimizer, const StepOptions& opt
   return bytes;
 }
 
-TapeGraph record_step(Device device, const MakeRun& make,
+TapeGraph record_step(memory::Device device, const MakeRun& make,
                       const std::function<void(TrainingRun&, const TapeGraph&)>& look) {
   const memory::Stack stack = memory::make_resource(dry(device), profile_options(dry(device)));
   const ResourceScope scope(stack.top);
@@ -57,7 +57,7 @@ TapeGraph record_step(Device device, const MakeRun& make,
   return graph;
 }
 
-MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t steps, bool wants_trace,
+MemoryProfile profile_training(memory::Device device, const MakeRun& make, std::size_t steps, bool wants_trace,
                                std::vector<StepPlacement> plans) {
   memory::Options options = profile_options(device);
   options.trace = wants_trace;
@@ -118,7 +118,7 @@ MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t s
   return profile;
 }
 
-memory::PlacementOptions placement_options(Device device) {
+memory::PlacementOptions placement_options(memory::Device device) {
   memory::PlacementOptions options;
   options.unit = make_dry_backing(device)->alignment();
   options.seconds = 60;
@@ -126,14 +126,14 @@ memory::PlacementOptions placement_options(Device device) {
   return options;
 }
 
-memory::PlacementOptions placement_options(Device device, std::int64_t micro_batches) {
+memory::PlacementOptions placement_options(memory::Device device, std::int64_t micro_batches) {
   memory::PlacementOptions options = placement_options(device);
   options.last_stage = micro_batches > 2 ? memory::PlacementStage::greedy : memory::PlacementStage::improvement;
   return options;
 }
 
 std::vector<StepPlacement> plan_steps(const MemoryProfile& profile, const memory::PlacementOptions& given) {
-  const std::span<const Trace::Event> events = profile.events;
+  const std::span<const memory::Trace::Event> events = profile.events;
   memory::PlacementOptions options = given;
   std::vector<StepPlacement> plans;
   std::size_t begin = profile.setup_end;
@@ -147,7 +147,8 @@ std::vector<StepPlacement> plan_steps(const MemoryProfile& profile, const memory
   return plans;
 }
 
-std::vector<StepPlacement> plan_steps(Device device, const MakeRun& make, const memory::PlacementOptions& options) {
+std::vector<StepPlacement> plan_steps(memory::Device device, const MakeRun& make,
+                                      const memory::PlacementOptions& options) {
   constexpr std::size_t steps = 2;  // the first, which makes the optimizer's state, and a steady one
   return plan_steps(profile_training(device.is_dry ? device : dry(device), make, steps, true), options);
 }

@@ -19,7 +19,7 @@ struct RunView {
   std::vector<double> losses;                 ///< of the last step, one for each update; of a dry run 0
   std::vector<optim::Optimizer*> optimizers;  ///< their parameters and state
   std::vector<NamedTensor> buffers;           ///< state that is not trained
-  Generator* generator = nullptr;
+  RandomGenerator* generator = nullptr;
   const optim::GradScaler* scaler = nullptr;  ///< null: the loss is not scaled
 };
 
@@ -47,7 +47,7 @@ class TrainingRun {
 std::size_t tier_bytes(const optim::Optimizer& optimizer, const StepOptions& options);
 
 /// Makes a run whose tensors live on `device`.
-using MakeRun = std::function<std::unique_ptr<TrainingRun>(Device device)>;
+using MakeRun = std::function<std::unique_ptr<TrainingRun>(memory::Device device)>;
 
 struct MemoryProfile {
   std::int64_t parameters = 0;
@@ -65,43 +65,44 @@ struct MemoryProfile {
   double ms_per_step = 0;        ///< of the last step; 0 for a dry run
   std::size_t rss_bytes = 0;     ///< of the arena's mapping as the kernel counts it; 0 for a dry run
   memory::OutsideBytes outside;  ///< of a run on the cpu: the bound of what is outside of the arena
-  std::size_t process_peak_bytes = 0;  ///< of it: resident in the process since its set-up; 0: not known
-  std::vector<Trace::Event> events;    ///< of the whole run, when asked for
-  std::size_t setup_end = 0;           ///< with a trace: index of the first event of the first step
-  std::vector<std::size_t> step_ends;  ///< with a trace: index of the event after each step
-  PlacedArena::Statistics placed;      ///< with plans: whether the steps were replayed
+  std::size_t process_peak_bytes = 0;        ///< of it: resident in the process since its set-up; 0: not known
+  std::vector<memory::Trace::Event> events;  ///< of the whole run, when asked for
+  std::size_t setup_end = 0;                 ///< with a trace: index of the first event of the first step
+  std::vector<std::size_t> step_ends;        ///< with a trace: index of the event after each step
+  PlacedArena::Statistics placed;            ///< with plans: whether the steps were replayed
 };
 
 /// Options of an arena for a run on `device`. A dry one has more addresses than any machine: what a run would need must
 /// not depend on what there is.
-memory::Options profile_options(Device device);
+memory::Options profile_options(memory::Device device);
 
 /// Runs `steps` training steps (the first and a steady one by default) in a fresh arena on `device` and reports what it
 /// had to commit. On a dry device this is a prediction; on a real one a measurement. With `plans` every step is
 /// replayed by them. Where the arena is in another state after the last step than after the one before
 /// (Arena::layout_digest), further ones are run, up to eight, so that two are known to tell all; not with a trace,
 /// whose steps are as many as were asked for. Throws what the run throws.
-MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t steps = 2, bool wants_trace = false,
-                               std::vector<StepPlacement> plans = {});
+MemoryProfile profile_training(memory::Device device, const MakeRun& make, std::size_t steps = 2,
+                               bool wants_trace = false, std::vector<StepPlacement> plans = {});
 
 /// The recording of a run's first step on the dry twin of `device`. `look`, if any, is shown the run after it, and the
 /// recording. Throws what the run throws.
-TapeGraph record_step(Device device, const MakeRun& make,
+TapeGraph record_step(memory::Device device, const MakeRun& make,
                       const std::function<void(TrainingRun&, const TapeGraph&)>& look = nullptr);
 
 /// What is asked of the placement of a step: the alignment of the device's arena as unit, and a limit of 20,000 nodes,
 /// of which the steps of our models need 2,500 at most. The limit of 60 seconds is for machines that are very busy:
 /// where it is not reached, the plan is the same everywhere.
-memory::PlacementOptions placement_options(Device device);
+memory::PlacementOptions placement_options(memory::Device device);
 
 /// The same for a plan that is wanted now, of a step of so many micro-batches: without the exact search, and with
 /// greedy placement alone for more than two, because the time of an improvement grows with the square of the blocks.
-memory::PlacementOptions placement_options(Device device, std::int64_t micro_batches);
+memory::PlacementOptions placement_options(memory::Device device, std::int64_t micro_batches);
 
 /// The plans of the first step and of the steady one: from the trace of a dry run of two steps, each placed. What a run
 /// with these plans needs is predicted by a dry run with them.
-std::vector<StepPlacement> plan_steps(Device device, const MakeRun& make, const memory::PlacementOptions& options);
-inline std::vector<StepPlacement> plan_steps(Device device, const MakeRun& make) {
+std::vector<StepPlacement> plan_steps(memory::Device device, const MakeRun& make,
+                                      const memory::PlacementOptions& options);
+inline std::vector<StepPlacement> plan_steps(memory::Device device, const MakeRun& make) {
   return plan_steps(device, make, placement_options(device));
 }
 

@@ -19,7 +19,7 @@ namespace step_detail {
 // A plan whose steps never begin would have no effect, and neither would the budget it was made for.
 void check_placed_step(const optim::Optimizer& optimizer) {
   if (optimizer.parameters().empty()) return;
-  const Device device = optimizer.parameters().front().tensor.device();
+  const memory::Device device = optimizer.parameters().front().tensor.device();
   const PlacedArena* const placed = PlacedArena::find(*current_resource(device));
   if (placed == nullptr || placed->is_in_step()) return;
   throw PlanError(

@@ -72,19 +72,19 @@ struct TrainedPart {
 /// holds tensors that nn/trainer/batch_outline.h can see, or anything for which there is a `key`.
 template <class Model, class Batch>
 struct TrainedProgram {
-  std::function<std::unique_ptr<Model>(Device)> model;
+  std::function<std::unique_ptr<Model>(memory::Device)> model;
   std::function<std::unique_ptr<optim::Optimizer>(Model&)> optimizer = nullptr;  ///< of the only part
   std::function<Tensor(Model&, const Batch&)> loss = nullptr;                    ///< the same
-  std::function<Batch(std::int64_t step, Device)> batch = nullptr;
-  std::function<double(Model&, Device)> evaluate = nullptr;  ///< in evaluation mode, without a tape
-  std::vector<TrainedPart<Model, Batch>> parts = {};         ///< in place of `optimizer` and `loss`
+  std::function<Batch(std::int64_t step, memory::Device)> batch = nullptr;
+  std::function<double(Model&, memory::Device)> evaluate = nullptr;  ///< in evaluation mode, without a tape
+  std::vector<TrainedPart<Model, Batch>> parts = {};                 ///< in place of `optimizer` and `loss`
   /// Part `index` of `count` of a batch; needed with micro-batches. They may differ in samples: each weighs as it has
   /// them. Together they are the batch.
   std::function<Batch(const Batch&, std::int64_t index, std::int64_t count)> micro_batch = nullptr;
   /// Of a batch on a dry device; null: the shapes of its tensors.
   std::function<std::string(const Batch&)> key = nullptr;
   /// In place of `batch`: one that reads the model (a rollout, samples of its own), before the step and without a tape.
-  std::function<Batch(Model&, std::int64_t step, Device)> batch_of_model = nullptr;
+  std::function<Batch(Model&, std::int64_t step, memory::Device)> batch_of_model = nullptr;
   /// Called in each step after all updates: averages of the weights (nn/layers/weight_average.h), bounds of values. It
   /// may write to the model in place, and is planned with the step.
   std::function<void(Model&)> after_update = nullptr;
@@ -105,7 +105,7 @@ std::vector<Module*> modules_of(Model& model) {
 template <class Model, class Batch>
 class TypedRun final : public ErasedRun {
  public:
-  TypedRun(const TrainedProgram<Model, Batch>& program, Device device)
+  TypedRun(const TrainedProgram<Model, Batch>& program, memory::Device device)
       : program_(program), device_(device), model_(program.model(device)) {}
   Model& model() noexcept { return *model_; }
 
@@ -134,7 +134,7 @@ class TypedRun final : public ErasedRun {
 
  private:
   const TrainedProgram<Model, Batch>& program_;
-  Device device_;
+  memory::Device device_;
   std::unique_ptr<Model> model_;
   std::vector<std::unique_ptr<optim::Optimizer>> optimizers_;
   std::vector<Batch> batch_;  // none, or that of the step
@@ -157,10 +157,10 @@ class TypedProgram final : public ErasedProgram {
       }
     }
   }
-  std::unique_ptr<ErasedRun> make(Device device) const override {
+  std::unique_ptr<ErasedRun> make(memory::Device device) const override {
     return std::make_unique<TypedRun<Model, Batch>>(program_, device);
   }
-  BatchOutline outline(std::int64_t step, Device device, std::int64_t micro_batches) const override {
+  BatchOutline outline(std::int64_t step, memory::Device device, std::int64_t micro_batches) const override {
     const Batch batch = program_.batch ? program_.batch(step, device) : batch_of_dry_model(step, device);
     BatchOutline whole;
     look_at(whole, batch);
@@ -185,7 +185,7 @@ class TypedProgram final : public ErasedProgram {
 
  private:
   /// Made by a model that is kept: its bytes are no run's.
-  Batch batch_of_dry_model(std::int64_t step, Device device) const {
+  Batch batch_of_dry_model(std::int64_t step, memory::Device device) const {
     const ResourceScope elsewhere(default_resource(device));
     if (dry_model_ == nullptr) dry_model_ = program_.model(device);
     return program_.batch_of_model(*dry_model_, step, device);

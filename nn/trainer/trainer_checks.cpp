@@ -161,7 +161,7 @@ void TrainerCore::check() const {
 
 /// No parameter has two optimizers: both would update it in every step.
 void TrainerCore::check_parts() {
-  const Device on = dry(options_.device);
+  const memory::Device on = dry(options_.device);
   const memory::Stack stack = memory::make_resource(on, profile_options(on));
   const ResourceScope scope(stack.top);
   TrainerRun run(*program_, options_, on, {});
@@ -194,7 +194,7 @@ void TrainerCore::check_files() {
   if (options_.keep < 1) refuse("keep = " + std::to_string(options_.keep) + "; at least 1 checkpoint stays");
   if (options_.save.empty() && options_.save_every > 0) refuse("save_every without save");
   if (options_.save.empty() && options_.best.empty() && options_.resume.empty()) return;
-  const Device on = dry(options_.device);
+  const memory::Device on = dry(options_.device);
   const memory::Stack stack = memory::make_resource(on);
   const ResourceScope scope(stack.top);
   TrainerRun run(*program_, options_, on, {});
@@ -236,7 +236,7 @@ void TrainerCore::require_alike() const {
   const auto add = [&](const std::string& name, std::int64_t value) {
     traits.push_back({name, std::to_string(value)});
   };
-  const Device on = dry(options_.device);
+  const memory::Device on = dry(options_.device);
   const memory::Stack stack = memory::make_resource(on);
   const ResourceScope scope(stack.top);
   TrainerRun run(*program_, options_, on, {});
@@ -263,7 +263,7 @@ void TrainerCore::require_alike() const {
 /// Says who needs more than the budget, and what would fit.
 void TrainerCore::refuse_budget(std::size_t least) {
   const std::size_t budget = budget_;
-  const Device on = dry(options_.device);
+  const memory::Device on = dry(options_.device);
   if (program_->evaluates()) {
     const memory::Stack stack = memory::make_resource(on, profile_options(on));
     const ResourceScope scope(stack.top);
@@ -307,7 +307,7 @@ std::vector<Lever> TrainerCore::levers(const ShapePlan& shape, std::size_t part)
   const auto add = [&](const std::string& name, const TrainerOptions& options, const std::string& note,
                        double transfer_s) {
     const auto changed = std::make_shared<const TrainerOptions>(options);
-    const MakeRun make = [this, changed, part, example = shape.example](Device device) {
+    const MakeRun make = [this, changed, part, example = shape.example](memory::Device device) {
       return std::make_unique<TrainerRun>(*program_, *changed, device,
                                           RunRequest{.steps = {example}, .only_part = part, .whole = whole_.get()});
     };
@@ -338,7 +338,7 @@ std::vector<Lever> TrainerCore::levers(const ShapePlan& shape, std::size_t part)
   }
   trainer_checks_detail::StateBytes bytes;
   {
-    const Device on = dry(options_.device);
+    const memory::Device on = dry(options_.device);
     const memory::Stack stack = memory::make_resource(on, profile_options(on));
     const ResourceScope scope(stack.top);
     TrainerRun run(*program_, options_, on, RunRequest{.whole = whole_.get()});
@@ -371,7 +371,7 @@ std::vector<Lever> TrainerCore::levers(const ShapePlan& shape, std::size_t part)
       if (known.options == name) return;
     }
     other.planner.spilling.offloads = true;
-    if (!other.planner.make_tier) other.planner.make_tier = [](Device on) { return memory::make_tier(on); };
+    if (!other.planner.make_tier) other.planner.make_tier = [](memory::Device on) { return memory::make_tier(on); };
     add(name, other, "", moved / costs_.hardware.tier_bytes_per_s);
   };
   offload(false, false, false);

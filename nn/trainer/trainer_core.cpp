@@ -89,7 +89,7 @@ TrainerCore::TrainerCore(std::unique_ptr<ErasedProgram> program, TrainerOptions 
 TrainerCore::~TrainerCore() = default;
 
 StepKey TrainerCore::key_of(std::int64_t step) const {
-  Generator scratch(options_.seed);
+  RandomGenerator scratch(options_.seed);
   const GeneratorScope scope(scratch);
   BatchOutline outline = program_->outline(step, dry(options_.device), options_.all_micro_batches());
   return {std::move(outline.shapes), std::move(outline.values), is_frozen_};
@@ -97,7 +97,7 @@ StepKey TrainerCore::key_of(std::int64_t step) const {
 
 /// Whole steps with these batches; as planned, or without plans.
 MakeRun TrainerCore::whole_steps(std::vector<StepKind> steps, bool is_planned) const {
-  return [this, steps = std::move(steps), is_planned](Device device) {
+  return [this, steps = std::move(steps), is_planned](memory::Device device) {
     return std::make_unique<TrainerRun>(
         *program_, options_, device,
         RunRequest{.steps = steps, .shapes = is_planned ? &shapes_ : nullptr, .whole = whole_.get(), .rank = rank()});
@@ -106,7 +106,7 @@ MakeRun TrainerCore::whole_steps(std::vector<StepKind> steps, bool is_planned) c
 
 /// As rank 0 makes them: in stage 3 of ZeRO all ranks follow one plan.
 MakeRun TrainerCore::part_steps(const StepKind& step, std::size_t part) const {
-  return [this, step, part](Device device) {
+  return [this, step, part](memory::Device device) {
     return std::make_unique<TrainerRun>(*program_, options_, device,
                                         RunRequest{.steps = {step}, .only_part = part, .whole = whole_.get()});
   };
@@ -140,7 +140,7 @@ void TrainerCore::require_planned(std::int64_t step, const StepKey& key) {
 }
 
 StepRecord TrainerCore::record(const StepKind& step) const {
-  const Device on = dry(options_.device);
+  const memory::Device on = dry(options_.device);
   memory::Options of_stack = profile_options(on);
   of_stack.trace = true;
   const memory::Stack stack = memory::make_resource(on, std::move(of_stack));
@@ -160,7 +160,7 @@ void TrainerCore::complete_offload() {
   const OffloadOptions& offload = options_.offload;
   if (offload.saved_tensors) options_.planner.spilling.offloads = true;
   if (!offload.any() || options_.planner.make_tier) return;
-  options_.planner.make_tier = [folder = offload.folder](Device device) {
+  options_.planner.make_tier = [folder = offload.folder](memory::Device device) {
     return memory::make_tier(device, {.folder = folder});
   };
 }
@@ -247,7 +247,7 @@ void TrainerCore::fit_smallest() {
 
 /// Places the steps of all keys, and runs them dry in that placement: twice each, and what comes after them.
 MemoryProfile TrainerCore::place_all() {
-  const Device on = dry(options_.device);
+  const memory::Device on = dry(options_.device);
   std::vector<StepKind> all_steps;
   std::size_t plans = 0;
   for (const auto& shape : shapes_) {
@@ -576,7 +576,7 @@ std::string TrainerCore::explain() {
       }
     }
   }
-  const Device on = dry(options_.device);
+  const memory::Device on = dry(options_.device);
   memory::Options of_stack = profile_options(on);
   of_stack.plans = placements();
   const memory::Stack stack = memory::make_resource(on, std::move(of_stack));

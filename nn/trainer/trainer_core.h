@@ -54,7 +54,7 @@ struct TrainerOptions {
   /// That the whole process may hold, on the cpu and one rank: the arena gets what code, heap, threads and files leave
   /// (memory/process/outside.h), and no more than budget_bytes, where that is given. 0 sets no bound.
   std::size_t process_budget_bytes = 0;
-  Device device = cpu;
+  memory::Device device = cpu;
   std::uint64_t seed = 1;
   std::int64_t steps = 100;                       ///< of run()
   std::int64_t evaluate_every = 0;                ///< steps between evaluations; 0: after the last of them alone
@@ -147,9 +147,9 @@ class ErasedProgram {
  public:
   virtual ~ErasedProgram() = default;
   /// The model; its optimizers are not made yet.
-  virtual std::unique_ptr<ErasedRun> make(Device device) const = 0;
+  virtual std::unique_ptr<ErasedRun> make(memory::Device device) const = 0;
   /// Of the batch of a step, and, of several, of its micro-batches.
-  virtual BatchOutline outline(std::int64_t step, Device device, std::int64_t micro_batches) const = 0;
+  virtual BatchOutline outline(std::int64_t step, memory::Device device, std::int64_t micro_batches) const = 0;
   virtual std::vector<std::string> part_names() const = 0;
   virtual bool evaluates() const = 0;
   virtual bool cuts_batches() const = 0;

@@ -108,8 +108,8 @@ std::map<std::string, std::string> TrainerRun::settings() {
   return all;
 }
 
-TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& options, Device device, RunRequest request,
-                       std::int64_t first_step, std::int64_t first_skipped)
+TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& options, memory::Device device,
+                       RunRequest request, std::int64_t first_step, std::int64_t first_skipped)
     : program_(program),
       trainer_options_(options),
       device_(device),
@@ -228,7 +228,7 @@ const StepKind& TrainerRun::next_kind() {
 const BatchOutline& TrainerRun::next_outline() {
   if (outline_) return *outline_;
   // What the dry batch draws is not drawn from the run's generator, and its bytes are none of a dry run's.
-  Generator scratch(trainer_options_.seed);
+  RandomGenerator scratch(trainer_options_.seed);
   const GeneratorScope scope(scratch);
   const ResourceScope elsewhere(default_resource(dry(device_)));
   outline_ = program_.outline(next_kind().step, dry(device_), trainer_options_.all_micro_batches());

@@ -30,7 +30,7 @@ struct StepKey {
 
 /// A step that was run dry and without a plan: two that are equal run the same operators and ask for the same blocks.
 struct StepRecord {
-  std::vector<Trace::Event> events;
+  std::vector<memory::Trace::Event> events;
   std::vector<const OpType*> operators;
   bool operator==(const StepRecord&) const = default;
 };
@@ -85,7 +85,7 @@ class TrainerRun final : public TrainingRun {
  public:
   /// `first_step`: steps that are done in the checkpoint that the run goes on from; `first_skipped`: of these, those
   /// that passed over their batch.
-  TrainerRun(const ErasedProgram& program, const TrainerOptions& options, Device device, RunRequest request,
+  TrainerRun(const ErasedProgram& program, const TrainerOptions& options, memory::Device device, RunRequest request,
              std::int64_t first_step = 0, std::int64_t first_skipped = 0);
 
   void step() override;
@@ -112,7 +112,7 @@ class TrainerRun final : public TrainingRun {
   ErasedRun& program() noexcept { return *run_; }
   const std::vector<double>& losses() const noexcept { return losses_; }
   std::int64_t steps() const noexcept { return steps_; }
-  Generator& generator() noexcept { return generator_; }
+  RandomGenerator& generator() noexcept { return generator_; }
   optim::GradScaler* scaler() noexcept { return scaler_.get(); }
   /// The parameters of a part's optimizer; on several ranks whole ones, of which the optimizer has this rank's shards.
   const std::vector<optim::Named>& parameters(std::size_t part) const;
@@ -146,9 +146,9 @@ class TrainerRun final : public TrainingRun {
 
   const ErasedProgram& program_;
   const TrainerOptions& trainer_options_;
-  Device device_;
+  memory::Device device_;
   RunRequest request_;
-  Generator generator_;
+  RandomGenerator generator_;
   std::size_t part_count_;
   std::unique_ptr<dist::Communicator> dry_ranks_;
   dist::Communicator* ranks_ = nullptr;                        // null for one rank
@@ -170,7 +170,7 @@ class TrainerRun final : public TrainingRun {
   std::vector<optim::Named> constants_;  // frozen when the run was made, and of no optimizer
   // Of a step that failed in its part `next_part_`: the generator when the step began, and when that part did.
   std::size_t next_part_ = 0;
-  std::optional<Generator> step_begin_, part_begin_;
+  std::optional<RandomGenerator> step_begin_, part_begin_;
 };
 
 }  // namespace thimble::nn::trainer_detail

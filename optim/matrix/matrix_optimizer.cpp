@@ -75,7 +75,7 @@ double MatrixOptimizer::decay_of(std::size_t index) const {
 }
 
 void MatrixOptimizer::update(std::span<const std::size_t> indices) {
-  const Device device = parameters()[indices.front()].tensor.device();
+  const memory::Device device = parameters()[indices.front()].tensor.device();
   list_.clear();
   launch(device, [&](const Addresses& at) {
     for (const std::size_t i : indices) {

@@ -85,7 +85,7 @@ TEST_CASE("freezing: what is frozen accumulates nothing, anywhere", "[freezing]"
 }
 
 TEST_CASE("freezing: modules are frozen by name", "[freezing]") {
-  Generator generator(1);
+  RandomGenerator generator(1);
   const GeneratorScope draws(generator);
   struct Net final : nn::Module {
     nn::Sequential& body = child<nn::Sequential>("body");
@@ -128,7 +128,7 @@ TEST_CASE("freezing: backward ends at the first layer that is trained, and what 
   static constexpr std::int64_t rows = 6, width = 8, layers = 4;
   const memory::Stack stack = memory::make_resource(cpu);
   const ResourceScope scope(stack.top);
-  Generator generator(2);
+  RandomGenerator generator(2);
   const GeneratorScope draws(generator);
   struct Net final : nn::Module {
     std::vector<nn::Linear*> layers_;
@@ -197,7 +197,7 @@ namespace {
 /// Steps of two layers in a placed arena or not; the first is frozen in some of them.
 class Freezing final : public nn::TrainingRun {
  public:
-  Freezing(Device device, std::vector<Values>& after, std::vector<bool> frozen)
+  Freezing(memory::Device device, std::vector<Values>& after, std::vector<bool> frozen)
       : after_(after), frozen_(std::move(frozen)) {
     const TwoLayers hand{spread(12, 1), spread(8, 2)};
     const auto on_device = [&](const Values& values, const Shape& shape) {
@@ -240,7 +240,7 @@ TEST_CASE("freezing: steps whose leaves are frozen leave a plan, are counted, an
   std::vector<Values> after;
   std::shared_ptr<const TapePlan> plan;
   const auto make = [&](const std::vector<bool>& of_steps) {
-    return [&after, &plan, of_steps](Device device) {
+    return [&after, &plan, of_steps](memory::Device device) {
       auto run = std::make_unique<Freezing>(device, after, of_steps);
       run->options().recording.plan = plan;
       return run;

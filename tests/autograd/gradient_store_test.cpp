@@ -31,7 +31,7 @@ struct Net {
   std::unique_ptr<optim::Adam> optimizer;
   Tensor input;  // (15, 20)
   Net() {
-    Generator generator(3);
+    RandomGenerator generator(3);
     const GeneratorScope random(generator);
     for (const Shape& shape : {Shape{20, 30}, Shape{30, 10}, Shape{10, 25}, Shape{4}, Shape{0}}) {
       Tensor t = randn(shape);

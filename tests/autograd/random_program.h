@@ -27,8 +27,8 @@ using random_plans::random_plan;
 // A program of random operators over tensors of one shape (6, 4, 8), with shared parameters, batch norm and dropout.
 class RandomProgram {
  public:
-  explicit RandomProgram(std::uint64_t seed, Device device = cpu) : seed_(seed) {
-    Generator generator(seed);
+  explicit RandomProgram(std::uint64_t seed, memory::Device device = cpu) : seed_(seed) {
+    RandomGenerator generator(seed);
     const GeneratorScope scope(generator);
     for (int i = 0; i < 3; ++i) matrices_.push_back(mul(randn({8, 8}, DType::f32, device), 0.4));
     for (int i = 0; i < 3; ++i) vectors_.push_back(add(mul(randn({8}, DType::f32, device), 0.2), 1.0));
@@ -123,7 +123,7 @@ class RandomProgram {
 
 inline TapeGraph observed(std::uint64_t seed) {
   RandomProgram program(seed);
-  Generator generator(seed);
+  RandomGenerator generator(seed);
   const GeneratorScope random(generator);
   Tape tape;
   tape.observe();

@@ -38,7 +38,7 @@ Outcome run(std::uint64_t seed, bool has_segments, std::shared_ptr<const TapePla
   Outcome outcome;
   {
     RandomProgram program(seed);
-    Generator generator(seed);
+    RandomGenerator generator(seed);
     const GeneratorScope random(generator);
     Tape tape;
     tape.follow(std::move(plan));
@@ -178,7 +178,7 @@ TEST_CASE("segment: what is kept", "[segment]") {
   constexpr std::size_t bytes = 64 * sizeof(float);
   const Tensor x = leaf(full({64}, 0.5));
   Tensor loss;
-  const auto kept = [&](Policy policy) {
+  const auto kept = [&](FatePolicy policy) {
     std::vector<int> runs(3, 0);
     Tape tape;
     const Recording on(tape);

@@ -68,7 +68,7 @@ TEST_CASE("spill: packed tensors give gradients within the dtype's error", "[spi
 }
 
 TEST_CASE("spill: pack and unpack", "[spill]") {
-  Generator generator(5);
+  RandomGenerator generator(5);
   const GeneratorScope random(generator);
   for (const DType from : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
     for (const DType to : {DType::bf16, DType::f16, DType::f8e4m3, DType::f8e5m2, DType::i8}) {

@@ -42,10 +42,10 @@ struct Followed {
 };
 
 // Two passes of a program; all numbers that they change. On a dry device there are none.
-Outcome run(std::uint64_t seed, const Followed& followed, Device device = cpu) {
+Outcome run(std::uint64_t seed, const Followed& followed, memory::Device device = cpu) {
   Outcome outcome;
   RandomProgram program(seed, device);
-  Generator generator(seed);
+  RandomGenerator generator(seed);
   const GeneratorScope random(generator);
   Tape tape;
   tape.follow(followed.plan, followed.tier);
@@ -121,7 +121,7 @@ TEST_CASE("spill: a dry run allocates what a real one does", "[spill]") {
       INFO("seed " << seed << ", " << to_string(dtype));
       auto plan = std::make_shared<TapePlan>(random_plan_with_spills(seed, seed % 2));
       if (dtype != DType::f32) pack_spills(*plan, dtype);
-      const auto traced = [&](Device device) {
+      const auto traced = [&](memory::Device device) {
         memory::Options options;
         options.trace = true;
         const memory::Stack stack = memory::make_resource(device, options);
@@ -270,7 +270,7 @@ TEST_CASE("spill: a failing tier leaves a step without a trace, and the next one
     const auto plan = std::make_shared<TapePlan>(random_plan_with_spills(seed, 1));
     const auto trained = [&](const std::shared_ptr<Tier>& tier, const std::shared_ptr<Tier>& next) {
       RandomProgram program(seed);
-      Generator generator(seed);
+      RandomGenerator generator(seed);
       const GeneratorScope random(generator);
       std::vector<optim::Named> parameters;
       for (const Tensor& leaf : program.leaves()) parameters.push_back({"p", leaf});

@@ -37,7 +37,7 @@ T read(const Bytes& bytes) {
 
 class Run final : public nn::TrainingRun {
  public:
-  Run(const MakeNet& make, const Technique& technique, Device device)
+  Run(const MakeNet& make, const Technique& technique, memory::Device device)
       : technique_(technique), generator_(7), scope_(generator_) {
     if (technique_.offloads || technique_.sends_state || technique_.offloads_gradients ||
         technique_.offloads_parameters) {
@@ -159,7 +159,7 @@ class Run final : public nn::TrainingRun {
 
   // What the next random call under every path would draw: how many calls there were.
   void note_calls() {
-    Generator copy = generator_;
+    RandomGenerator copy = generator_;
     std::vector<std::uint32_t> sites;
     for (const PathId path : net_->random_paths()) sites.push_back(copy.next_site(path).site);
     calls_ = bytes_of(sites.data(), sites.size() * sizeof(std::uint32_t));
@@ -176,7 +176,7 @@ class Run final : public nn::TrainingRun {
   }
 
   Technique technique_;
-  Generator generator_;
+  RandomGenerator generator_;
   GeneratorScope scope_;
   std::shared_ptr<FileTier> tier_;
   std::unique_ptr<Net> net_;
@@ -193,7 +193,7 @@ class Run final : public nn::TrainingRun {
   LeafHook hook_ = note_;
 };
 
-std::vector<StepPlacement> placement_of(const MakeNet& make, const Technique& technique, Device device) {
+std::vector<StepPlacement> placement_of(const MakeNet& make, const Technique& technique, memory::Device device) {
   if (!technique.is_placed || !technique.placement.empty()) return technique.placement;
   return nn::plan_steps(device, make_runs(make, technique));
 }
@@ -205,7 +205,7 @@ memory::Options memory_options(const Technique& technique) {
   return options;
 }
 
-void run_segment(Net& net, Policy policy, std::size_t begin, std::size_t end, std::int64_t micro_batch, Tensor& x) {
+void run_segment(Net& net, FatePolicy policy, std::size_t begin, std::size_t end, std::int64_t micro_batch, Tensor& x) {
   const SegmentScope segment(policy);
   const std::size_t middle = begin + (end - begin) / 2;
   if (end - begin == 1) {
@@ -227,7 +227,7 @@ bool is_from_memory(const nn::PartialUpdateError& error) {
   return false;
 }
 
-bool is_clean(const Context& now) {
+bool is_clean(const ThreadContext& now) {
   return now.tape == nullptr && now.transaction == nullptr && !now.is_recomputing && now.path == 0;
 }
 
@@ -239,7 +239,7 @@ Tensor run_plain(Net& net, std::int64_t micro_batch) {
   return x;
 }
 
-Forward every_kth(std::size_t k, Policy policy) {
+Forward every_kth(std::size_t k, FatePolicy policy) {
   return [=](Net& net, std::int64_t micro_batch) {
     Tensor x = net.input(micro_batch);
     for (std::size_t begin = 0; begin < net.stage_count(); begin += k) {
@@ -250,14 +250,14 @@ Forward every_kth(std::size_t k, Policy policy) {
   };
 }
 
-Forward square_root(Policy policy) {
+Forward square_root(FatePolicy policy) {
   return [=](Net& net, std::int64_t micro_batch) {
     const double root = std::ceil(std::sqrt(static_cast<double>(net.stage_count())));
     return every_kth(static_cast<std::size_t>(root), policy)(net, micro_batch);
   };
 }
 
-Forward nested(Policy policy) {
+Forward nested(FatePolicy policy) {
   return [=](Net& net, std::int64_t micro_batch) {
     Tensor x = net.input(micro_batch);
     run_segment(net, policy, 0, net.stage_count(), micro_batch, x);
@@ -266,10 +266,10 @@ Forward nested(Policy policy) {
 }
 
 nn::MakeRun make_runs(const MakeNet& make, const Technique& technique) {
-  return [=](Device device) { return std::make_unique<Run>(make, technique, device); };
+  return [=](memory::Device device) { return std::make_unique<Run>(make, technique, device); };
 }
 
-Training train(const MakeNet& make, const Technique& technique, int steps, Device device) {
+Training train(const MakeNet& make, const Technique& technique, int steps, memory::Device device) {
   memory::Options options = memory_options(technique);
   options.plans = placement_of(make, technique, device);
   const memory::Stack stack = memory::make_resource(device, std::move(options));
@@ -330,7 +330,8 @@ Certificate Certifier::certify(const Technique& technique) {
 }
 
 std::vector<std::shared_ptr<const TapePlan>> random_plans(const MakeNet& make, const Technique& technique,
-                                                          std::size_t count, std::uint64_t seed, Device device) {
+                                                          std::size_t count, std::uint64_t seed,
+                                                          memory::Device device) {
   TapeGraph graph;
   {
     const memory::Stack stack = memory::make_resource(dry(device), nn::profile_options(dry(device)));
@@ -347,7 +348,7 @@ std::vector<std::shared_ptr<const TapePlan>> random_plans(const MakeNet& make, c
   return plans;
 }
 
-FailureWalk walk_failures(const MakeNet& make, const Technique& technique, FailPlace place, Device device) {
+FailureWalk walk_failures(const MakeNet& make, const Technique& technique, FailPlace place, memory::Device device) {
   memory::Options options = memory_options(technique);
   const bool is_below = place == FailPlace::below_placed;
   std::vector<StepPlacement> plans = placement_of(make, technique, device);
@@ -355,7 +356,7 @@ FailureWalk walk_failures(const MakeNet& make, const Technique& technique, FailP
   memory::Stack stack = memory::make_resource(device, std::move(options));
   const auto fail = std::make_shared<FailAt>(stack.top, 0);
   if (is_below) stack.placed = std::make_shared<PlacedArena>(fail, std::move(plans));
-  const ResourceScope scope(is_below ? std::shared_ptr<Resource>(stack.placed) : fail);
+  const ResourceScope scope(is_below ? std::shared_ptr<memory::Resource>(stack.placed) : fail);
   Run run(make, technique, device);
 
   // Step 0, or step 1 with the k-th request failing. The region of a placed arena is taken anew each time.

@@ -45,17 +45,17 @@ class Net : public nn::Module {
  protected:
   std::shared_ptr<Tier> tier_;  // null: everything stays
 };
-using MakeNet = std::function<std::unique_ptr<Net>(Device)>;
+using MakeNet = std::function<std::unique_ptr<Net>(memory::Device)>;
 
 /// The stages of a net in order, from its input to its loss.
 using Forward = std::function<Tensor(Net&, std::int64_t micro_batch)>;
 Tensor run_plain(Net& net, std::int64_t micro_batch);
 /// Segments of k stages.
-Forward every_kth(std::size_t k, Policy policy = drop_all);
+Forward every_kth(std::size_t k, FatePolicy policy = drop_all);
 /// Segments of sqrt(n) stages.
-Forward square_root(Policy policy = drop_all);
+Forward square_root(FatePolicy policy = drop_all);
 /// A segment around all, one around each half, and so on down to one around each stage.
-Forward nested(Policy policy = drop_all);
+Forward nested(FatePolicy policy = drop_all);
 
 struct Technique {
   std::string name = {};
@@ -107,7 +107,8 @@ constexpr int certified_steps = 3;
 
 /// Trains a net under a technique, in an arena of its own that is filled with NaN, on thread_count() threads. Throws
 /// what the steps throw.
-Training train(const MakeNet& make, const Technique& technique, int steps = certified_steps, Device device = cpu);
+Training train(const MakeNet& make, const Technique& technique, int steps = certified_steps,
+               memory::Device device = cpu);
 
 /// Makes runs of a net under a technique on any device, for nn::Planner and nn::plan_steps.
 nn::MakeRun make_runs(const MakeNet& make, const Technique& technique);
@@ -128,7 +129,7 @@ std::vector<Difference> compare(const Trajectory& plain, const Trajectory& other
 /// Gives certificates for a net.
 class Certifier {
  public:
-  explicit Certifier(MakeNet make, Device device = cpu) : make_(std::move(make)), device_(device) {}
+  explicit Certifier(MakeNet make, memory::Device device = cpu) : make_(std::move(make)), device_(device) {}
   const MakeNet& net() const noexcept { return make_; }
 
   /// Holds a technique on thread_count() threads against the plain run on one, on the same device, with the same
@@ -137,13 +138,14 @@ class Certifier {
 
  private:
   MakeNet make_;
-  Device device_;
+  memory::Device device_;
   std::map<std::pair<std::int64_t, double>, Training> plain_;  // by micro-batches and clipping
 };
 
 /// `count` plans of the step under `technique`, with nested segments and fates drawn at random.
 std::vector<std::shared_ptr<const TapePlan>> random_plans(const MakeNet& make, const Technique& technique,
-                                                          std::size_t count, std::uint64_t seed, Device device = cpu);
+                                                          std::size_t count, std::uint64_t seed,
+                                                          memory::Device device = cpu);
 
 /// Which requests for memory fail: those of tensors, or those that a placed arena makes of the arena below it.
 enum class FailPlace : std::uint8_t { tensors, below_placed };
@@ -163,7 +165,7 @@ struct FailureWalk {
 
 /// Fails every request of a net's second step in turn, once each, and tries the step again every time.
 FailureWalk walk_failures(const MakeNet& make, const Technique& technique, FailPlace place = FailPlace::tensors,
-                          Device device = cpu);
+                          memory::Device device = cpu);
 
 /// A number of kernel threads for a scope.
 class ThreadScope {

@@ -38,7 +38,7 @@ inline void check_segments(Certifier& certifier, const Technique& technique) {
 
 /// Fails every allocation of a step in turn, and checks what came of it.
 inline FailureWalk check_walk(const MakeNet& make, const Technique& technique, FailPlace place = FailPlace::tensors,
-                              Device device = cpu) {
+                              memory::Device device = cpu) {
   INFO("technique: " << technique.name);
   const FailureWalk walk = walk_failures(make, technique, place, device);
   INFO(walk.requests << " requests");

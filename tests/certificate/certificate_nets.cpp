@@ -75,7 +75,7 @@ std::int64_t samples_of(const NetOptions& options) {
 }
 
 /// Values that differ from sample to sample.
-Tensor images(const Shape& shape, int micro_batch, DType dtype, Device device) {
+Tensor images(const Shape& shape, int micro_batch, DType dtype, memory::Device device) {
   std::vector<float> values(static_cast<std::size_t>(shape.elements()));
   for (std::size_t i = 0; i < values.size(); ++i) {
     const auto n = static_cast<std::int64_t>(i);
@@ -86,7 +86,7 @@ Tensor images(const Shape& shape, int micro_batch, DType dtype, Device device) {
   return t;
 }
 
-Tensor classes(const Shape& shape, std::int64_t count, int micro_batch, Device device) {
+Tensor classes(const Shape& shape, std::int64_t count, int micro_batch, memory::Device device) {
   std::vector<std::int64_t> values(static_cast<std::size_t>(shape.elements()));
   for (std::size_t n = 0; n < values.size(); ++n) {
     const auto i = static_cast<std::int64_t>(n);
@@ -95,7 +95,7 @@ Tensor classes(const Shape& shape, std::int64_t count, int micro_batch, Device d
   return from_host(values, shape, device, Category::input);
 }
 
-nn::TensorOptions placement_of(const NetOptions& options, Device device) {
+nn::TensorOptions placement_of(const NetOptions& options, memory::Device device) {
   return options.precision ? options.precision->on(device) : nn::TensorOptions{device, DType::f32};
 }
 
@@ -111,7 +111,7 @@ std::unique_ptr<optim::GradScaler> scaler_of(const NetOptions& options) {
 
 class ConvNet final : public Net {
  public:
-  ConvNet(const NetOptions& options, Device device)
+  ConvNet(const NetOptions& options, memory::Device device)
       : options_(options),
         stem_(child<nn::Conv2d>("stem.conv", 3, channels(), 3, Conv2dOptions{.padding = 1}, false, on(device))),
         stem_norm_(child<nn::BatchNorm2d>("stem.norm", channels(), on(device))),
@@ -168,7 +168,7 @@ class ConvNet final : public Net {
   }
 
  private:
-  nn::TensorOptions on(Device device) const { return placement_of(options_, device); }
+  nn::TensorOptions on(memory::Device device) const { return placement_of(options_, device); }
   std::int64_t channels() const { return options_.is_tiny ? 2 : 8; }
   Tensor drop(const Tensor& x) {
     if (!options_.drop) return dropout1_(x);
@@ -196,7 +196,7 @@ class ConvNet final : public Net {
 
 class Transformer final : public Net {
  public:
-  Transformer(const NetOptions& options, Device device)
+  Transformer(const NetOptions& options, memory::Device device)
       : options_(options),
         tokens_(child<nn::Embedding>("tokens", vocabulary, width(), on(device), 0.3)),
         positions_(child<nn::Embedding>("positions", length(), width(), on(device), 0.3)),
@@ -253,11 +253,11 @@ class Transformer final : public Net {
     PathId attention_path;
   };
   static constexpr std::int64_t vocabulary = 13, heads = 2;
-  nn::TensorOptions on(Device device) const { return placement_of(options_, device); }
+  nn::TensorOptions on(memory::Device device) const { return placement_of(options_, device); }
   std::int64_t width() const { return options_.width > 0 ? options_.width : options_.is_tiny ? 4 : 32; }
   std::int64_t length() const { return options_.is_tiny ? 3 : 16; }
 
-  Block make_block(const std::string& name, Device device) {
+  Block make_block(const std::string& name, memory::Device device) {
     Block block;
     block.norm1 = &child<nn::LayerNorm>(name + ".norm1", width(), on(device));
     block.qkv = &child<nn::Linear>(name + ".qkv", width(), 3 * width(), on(device));
@@ -319,7 +319,7 @@ class Transformer final : public Net {
 
 template <class N>
 MakeNet maker(const char* name, const NetOptions& options) {
-  return [=](Device device) {
+  return [=](memory::Device device) {
     const PathScope scope(name);
     return std::make_unique<N>(options, device);
   };

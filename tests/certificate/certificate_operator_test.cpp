@@ -294,7 +294,7 @@ struct FateRun {
 
 /// sum(square(operator(1.25 leaves))): the operator's operands are made by nodes, and its result is read again.
 FateRun run_case(const FateCase& row, std::shared_ptr<const TapePlan> plan, bool observes = false) {
-  Generator generator(5);
+  RandomGenerator generator(5);
   const GeneratorScope random(generator);
   std::vector<Tensor> leaves;
   for (const Shape& shape : row.operands) {

@@ -44,7 +44,7 @@ TEST_CASE("certificate: the plain run repeats itself", "[certificate]") {
 
 TEST_CASE("certificate: segments of the program", "[certificate]") {
   for_each_net([](Certifier& certifier) {
-    for (const Policy policy : {drop_all, keep_costly}) {
+    for (const FatePolicy policy : {drop_all, keep_costly}) {
       const std::string kept = policy == drop_all ? ", all dropped" : ", what is costly kept";
       for (const std::size_t k : {1, 2, 3}) {
         check_segments(certifier, {.name = "every " + std::to_string(k) + kept, .forward = every_kth(k, policy)});

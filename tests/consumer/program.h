@@ -59,7 +59,7 @@ struct Run {
 
 /// Learns which points of a square lie inside of a circle.
 inline Run train(bool is_checkpointed) {
-  thimble::Generator generator(7);
+  thimble::RandomGenerator generator(7);
   const thimble::GeneratorScope draws(generator);
   const thimble::memory::Stack memory = thimble::memory::make_resource(thimble::cpu);
   const thimble::ResourceScope bytes(memory.top);
@@ -103,7 +103,7 @@ inline Run train_in_budget(std::int64_t steps, std::size_t budget, const std::st
   options.save = save;
   options.resume = resume;
   nn::Trainer<Network, Points> trainer(
-      {.model = [](thimble::Device) { return std::make_unique<Network>(false); },
+      {.model = [](thimble::memory::Device) { return std::make_unique<Network>(false); },
        .optimizer =
            [](Network& net) {
              return std::make_unique<thimble::optim::Adam>(net.trainable(), thimble::optim::AdamOptions{.rate = 5e-3});
@@ -111,7 +111,7 @@ inline Run train_in_budget(std::int64_t steps, std::size_t budget, const std::st
        .loss = [](Network& net,
                   const Points& points) { return thimble::cross_entropy(net.forward(points.x), points.y); },
        .batch =
-           [](std::int64_t step, thimble::Device) {
+           [](std::int64_t step, thimble::memory::Device) {
              std::vector<float> x;
              std::vector<std::int64_t> y;
              for (std::int64_t i = 0; i < 64; ++i) {

@@ -196,7 +196,7 @@ TEST_CASE("contract tape: no_grad and detach", "[contract]") {
 }
 
 TEST_CASE("contract tape: gradients add up over backward passes", "[contract]") {
-  Generator generator(3);
+  RandomGenerator generator(3);
   const GeneratorScope scope(generator);
   const Tensor w = leaf(randn({5, 4}));
   const Tensor first = randn({3, 4}), second = randn({3, 4});

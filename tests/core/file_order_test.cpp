@@ -156,7 +156,7 @@ TEST_CASE("files: the older checkpoint has its second name before the new one ta
   const TemporaryFolder folder;
   Net net;
   optim::Sgd sgd(net.trainable(), {});
-  Generator generator(1);
+  RandomGenerator generator(1);
   const auto write = [&](const std::string& path) { nn::save_checkpoint(path, net, sgd, generator); };
   nn::CheckpointKeeper keeper({.path = folder / "x", .keep = 2});
   CHECK(calls_of(folder, [&] { keeper.save(0, write); }) == replaced("x"));

@@ -33,7 +33,7 @@ Tensor product(DType dtype) {
 }
 
 /// relu of a convolution: the rule leaves it to cuDNN, whose algorithm has no activation.
-Tensor convolution(Device device) {
+Tensor convolution(memory::Device device) {
   const Tensor x = to_device(spread({2, 5, 5, 16}, 1, DType::f32, 3), device);
   const Tensor weight = to_device(spread({16, 3, 3, 16}, 1, DType::f32, 4), device);
   const Tensor y = Tensor::empty({2, 5, 5, 16}, DType::f32, device);

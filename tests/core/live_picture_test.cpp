@@ -57,7 +57,7 @@ TEST_CASE("seeing: the view draws by itself, and lines stand above it", "[seeing
   {
     const memory::Stack stack = memory::make_resource(cpu);
     bench::LiveView view(file, stack, std::size_t{1} << 20);
-    Block* const block = stack.top->allocate({1 << 19, 64, Category::gradient, 0, nullptr});
+    memory::Block* const block = stack.top->allocate({1 << 19, 64, Category::gradient, 0, nullptr});
     view.print("step 1", true);
     stack.top->deallocate(block, nullptr);
     view.print(std::string(300, '3'), true);

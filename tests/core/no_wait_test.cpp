@@ -73,7 +73,7 @@ TEST_CASE("cuda: a training step does not wait for the device", "[cuda]") {
     const memory::Stack stack =
         memory::make_resource(cuda(), {.plans = nn::plan_steps(cuda(), models::zero_batch_run(c.setup))});
     const ResourceScope scope(stack.top);
-    Generator generator(1);
+    RandomGenerator generator(1);
     const GeneratorScope random(generator);
     const std::unique_ptr<models::Model> model =
         models::make_model(c.setup.model, c.setup.sizes, models::tensor_options(c.setup, cuda()));

@@ -105,7 +105,7 @@ TEST_CASE("outputs: a file that is there is replaced by one of its kind alone", 
   const TemporaryFolder folder;
   Net net;
   optim::Sgd sgd(net.trainable(), {});
-  Generator generator(1);
+  RandomGenerator generator(1);
   nn::save_checkpoint(folder / "checkpoint", net, sgd, generator, {{"characters", std::string(5000, 'a')}});
   nn::save_weights(net, folder / "weights");
   nn::add_lora(net, {});

@@ -115,7 +115,7 @@ std::vector<Quantization> all_codes(DType scale) {
 
 // Values over many magnitudes, a block of zeros among them.
 Tensor sample(const Shape& shape) {
-  Generator generator(11);
+  RandomGenerator generator(11);
   const GeneratorScope random(generator);
   std::vector<float> values = to_host<float>(randn(shape));
   for (std::size_t i = 0; i < values.size(); ++i) {

@@ -214,7 +214,7 @@ TEST_CASE("random: sites, steps, seeds and paths give different numbers, the sam
   CHECK(draw({42, 8, 0, site.site}) != base);
   CHECK(draw({42, 7, 0, site.site + 1}) != base);
 
-  Generator generator(5);
+  RandomGenerator generator(5);
   const GeneratorScope scope(generator);
   generator.start_pass();
   const auto first = to_host<float>(rand({16})), second = to_host<float>(rand({16}));
@@ -234,7 +234,7 @@ TEST_CASE("random: sites, steps, seeds and paths give different numbers, the sam
 }
 
 TEST_CASE("random: noise of before a step, between steps and of the step are three") {
-  Generator generator(5);
+  RandomGenerator generator(5);
   const GeneratorScope scope(generator);
   const auto draw = [] { return to_host<float>(randn({16})); };
   std::vector<std::vector<float>> all{draw(), draw()};
@@ -274,7 +274,7 @@ TEST_CASE("random: noise of before a step, between steps and of the step are thr
     for (std::size_t k = 0; k < i; ++k) CHECK(all[i] != all[k]);
   }
   // A run that is resumed after the step goes on like this one.
-  Generator resumed(5);
+  RandomGenerator resumed(5);
   const GeneratorScope other(resumed);
   resumed.set_step(1);
   CHECK(draw() == after);
@@ -283,7 +283,7 @@ TEST_CASE("random: noise of before a step, between steps and of the step are thr
 
 TEST_CASE("random: initial values have the numbers they always had, whatever is drawn beside them") {
   const auto initial = [] { return to_host<float>(nn::init::normal({16}, 1, DType::f32, cpu)); };
-  Generator generator(5);
+  RandomGenerator generator(5);
   const GeneratorScope scope(generator);
   randn({16});
   const auto first = initial(), second = initial();
@@ -300,7 +300,7 @@ TEST_CASE("random: initial values have the numbers they always had, whatever is 
 }
 
 TEST_CASE("random: micro-batches draw together what the whole batch would have drawn") {
-  Generator generator(9);
+  RandomGenerator generator(9);
   const GeneratorScope scope(generator);
   const std::int64_t samples = 700;
   const int before = thread_count();

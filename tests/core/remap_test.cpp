@@ -40,14 +40,14 @@ std::vector<std::uint32_t> pattern(std::size_t bytes, std::uint32_t number) {
   return values;
 }
 
-void write(const Block& block, std::uint32_t number) {
+void write(const memory::Block& block, std::uint32_t number) {
   const std::vector<std::uint32_t> values = pattern(block.bytes, number);
   launch(cuda(), [&](const Addresses&) {
     runtime().upload(block.address, values.data(), values.size() * sizeof(std::uint32_t));
   });
 }
 
-bool holds(const Block& block, std::uint32_t number) {
+bool holds(const memory::Block& block, std::uint32_t number) {
   const std::vector<std::uint32_t> values = pattern(block.bytes, number);
   std::vector<std::uint32_t> found(values.size());
   launch(cuda(), [&](const Addresses&) {
@@ -68,9 +68,9 @@ Arena::Options options(std::size_t remap_from_bytes, std::size_t capacity = 64 *
 struct Blocks {
   Arena arena;
   bool is_real;
-  std::vector<std::pair<Block*, std::uint32_t>> live{};
+  std::vector<std::pair<memory::Block*, std::uint32_t>> live{};
 
-  Blocks(Device device, const Arena::Options& options)
+  Blocks(memory::Device device, const Arena::Options& options)
       : arena(make_backing(device), options), is_real(!device.is_dry) {}
   ~Blocks() {
     while (!live.empty()) free(0);
@@ -265,7 +265,7 @@ TEST_CASE("remap: a random trace has the places, contents and figures of copies"
 }
 
 TEST_CASE("remap: the time of copies is the device's, and nobody waits for it", "[remap][cuda]") {
-  const auto slide = [](Device device) {
+  const auto slide = [](memory::Device device) {
     Blocks blocks(device, options(0));
     blocks.allocate(granule + 512, 512, 1);
     blocks.allocate(4 * granule, 512, 2);
@@ -302,10 +302,10 @@ struct Trained {
 };
 
 /// A perceptron whose matrices span granules, behind a block that goes away: its compaction moves all there is.
-Trained train(Device device, const Arena::Options& arena) {
+Trained train(memory::Device device, const Arena::Options& arena) {
   const memory::Stack stack = memory::make_resource(device, {.arena = arena});
   const ResourceScope scope(stack.top);
-  Generator generator(3);
+  RandomGenerator generator(3);
   const GeneratorScope random(generator);
   constexpr std::int64_t width = 1024, rows = 2;
   Tensor first = Tensor::empty({3 * static_cast<std::int64_t>(granule)}, DType::u8, device);

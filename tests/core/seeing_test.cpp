@@ -80,7 +80,7 @@ TEST_CASE("seeing: a step's trace stands on its own, at the arena's addresses", 
   CHECK(event_count(view.steps[1]) > event_count(view.steps[0]));  // parts run twice
   for (const StepTrace& step : view.steps) {
     CAPTURE(step.name);
-    const std::vector<Trace::Lifetime> blocks = lifetimes(step.events);
+    const std::vector<memory::Trace::Lifetime> blocks = lifetimes(step.events);
     CHECK(step.before > 0);  // parameters
     CHECK(step.dynamic.height_bytes <= step.dynamic.committed_bytes);
     CHECK(step.dynamic.height_bytes >= step.live_peak_bytes);
@@ -236,8 +236,8 @@ TEST_CASE("seeing: long steps are thinned, the peak stays", "[seeing]") {
   const std::size_t count = 2 * report::mapped_blocks_max;
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t bytes = i == count / 2 ? 1'000'000 : 64 + i % 7;
-    step.events.push_back({Trace::Action::allocate, Category::activation, 0, 64, i, bytes});
-    step.events.push_back({Trace::Action::free, Category::activation, 0, 0, i, bytes});
+    step.events.push_back({memory::Trace::Action::allocate, Category::activation, 0, 64, i, bytes});
+    step.events.push_back({memory::Trace::Action::free, Category::activation, 0, 0, i, bytes});
     step.dynamic.offsets.push_back(0);
     step.placed.offsets.push_back(0);
   }

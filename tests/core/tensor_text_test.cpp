@@ -33,7 +33,7 @@ bool is_same(const Tensor& a, const Tensor& b) {
 
 // Arrays of many magnitudes in every shape that is laid out in its own way.
 std::vector<Tensor> many() {
-  Generator generator(17);
+  RandomGenerator generator(17);
   const GeneratorScope draws(generator);
   std::vector<Tensor> list;
   for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::i64, DType::i32, DType::i8, DType::boolean}) {

@@ -53,10 +53,10 @@ TEST_CASE("tf32: off, unless a scope of the thread allows it", "[tf32]") {
 }
 
 TEST_CASE("tf32: products stay within its rounding, other dtypes and the CPU do not change", "[tf32][cuda]") {
-  Generator generator(4);
+  RandomGenerator generator(4);
   const GeneratorScope random(generator);
   const Tensor a = randn({64, 96}), b = randn({96, 32});
-  const auto product = [&](DType dtype, Device device, bool is_allowed) {
+  const auto product = [&](DType dtype, memory::Device device, bool is_allowed) {
     const Tf32Scope scope(is_allowed);
     return to_host<double>(matmul(to_device(to_dtype(a, dtype), device), to_device(to_dtype(b, dtype), device)));
   };
@@ -78,7 +78,7 @@ struct AttentionRun {
   std::size_t peak_bytes;
 };
 
-AttentionRun run_attention(DType dtype, Device device, std::int64_t width, bool is_allowed) {
+AttentionRun run_attention(DType dtype, memory::Device device, std::int64_t width, bool is_allowed) {
   const Tf32Scope scope(is_allowed);
   const memory::Stack stack = memory::make_resource(device);
   const ResourceScope resource(stack.top);
@@ -103,7 +103,7 @@ AttentionRun run_attention(DType dtype, Device device, std::int64_t width, bool 
 }  // namespace
 
 TEST_CASE("tf32: attention stays within its rounding, where it has kernels in it", "[tf32][attention][cuda]") {
-  const auto same = [](DType dtype, Device device, std::int64_t width) {
+  const auto same = [](DType dtype, memory::Device device, std::int64_t width) {
     return run_attention(dtype, device, width, true).values == run_attention(dtype, device, width, false).values;
   };
   CHECK(same(DType::f32, cpu, 64));

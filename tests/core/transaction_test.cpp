@@ -24,7 +24,7 @@ std::vector<float> mask() { return to_host<float>(dropout(full({64}, 1), 0.5)); 
 }  // namespace
 
 TEST_CASE("transaction: a pass of random numbers begins with it and ends with it", "[step]") {
-  Generator generator(5);
+  RandomGenerator generator(5);
   const GeneratorScope scope(generator);
   using Site = std::tuple<std::uint64_t, std::uint32_t>;
   const Site before = drawn(next_random_site());
@@ -49,7 +49,7 @@ TEST_CASE("transaction: a pass of random numbers begins with it and ends with it
 
 TEST_CASE("transaction: a throw after dropout leaves the masks of a run without it", "[step]") {
   const auto masks = [](bool has_failure) {
-    Generator generator(7);
+    RandomGenerator generator(7);
     const GeneratorScope scope(generator);
     std::vector<std::vector<float>> list;
     for (int step = 0; step < 3; ++step) {

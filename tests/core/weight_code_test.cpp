@@ -53,7 +53,7 @@ int nearest(double x) {
 }
 
 Tensor normal(const Shape& shape, double deviation = 0.02, DType dtype = DType::f32) {
-  Generator generator(7);
+  RandomGenerator generator(7);
   const GeneratorScope scope(generator);
   const Tensor t = Tensor::empty(shape, dtype);
   fill_normal(t, 0, deviation);

@@ -19,15 +19,15 @@ using thimble::testing::has_cuda;
 namespace {
 
 // The result and x's gradient; x begins `askew` elements behind an aligned address.
-std::vector<double> run(const Shape& shape, DType dtype, Device device, std::int64_t askew) {
-  Generator values(4);
+std::vector<double> run(const Shape& shape, DType dtype, memory::Device device, std::int64_t askew) {
+  RandomGenerator values(4);
   const std::int64_t n = shape.elements();
   const Tensor flat = normal({n + askew}, 0, 1, dtype, cpu, values.next_site(0));
   Tensor moved = Tensor::empty({n + askew}, dtype, cpu);
   copy_into(view::slice(moved, 0, askew, n + askew), view::slice(flat, 0, 0, n));
   Tensor x = view::reshape(view::slice(to_device(moved, device), 0, askew, n + askew), shape);
   x.require_grad();
-  Generator generator(6);
+  RandomGenerator generator(6);
   const GeneratorScope scope(generator);
   Tape tape;
   Tensor y;

@@ -27,7 +27,7 @@ namespace cuda_eight_bits_test {
 
 // Values over many magnitudes, with zeros of both signs.
 Tensor sample(const Shape& shape, DType dtype = DType::f32) {
-  Generator generator(11);
+  RandomGenerator generator(11);
   const GeneratorScope random(generator);
   std::vector<float> values = to_host<float>(randn(shape));
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -77,7 +77,7 @@ std::vector<Bits> all_bits(const std::vector<optim::Named>& parameters, const op
   return all;
 }
 
-optim::Named parameter(const std::string& name, const Shape& shape, DType dtype, Device device) {
+optim::Named parameter(const std::string& name, const Shape& shape, DType dtype, memory::Device device) {
   Tensor p = to_device(sample(shape, dtype), device);
   p.require_grad();
   return {name, p};
@@ -179,14 +179,14 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const std::string& name, const 
 }
 
 // Three updates of a matrix, a vector and a small one on a device; parameters and state at the end.
-std::vector<Bits> after_updates(const std::string& name, DType dtype, Device device) {
+std::vector<Bits> after_updates(const std::string& name, DType dtype, memory::Device device) {
   std::vector<optim::Named> list;
   for (const Shape& shape : {Shape{130, 411}, Shape{1000}, Shape{7}}) {
     list.push_back(parameter("p" + std::to_string(list.size()), shape, dtype, device));
   }
   const std::unique_ptr<optim::Optimizer> optimizer = make_optimizer(name, list);
   for (int step = 1; step <= 3; ++step) {
-    Generator generator(static_cast<std::uint64_t>(10 + step));
+    RandomGenerator generator(static_cast<std::uint64_t>(10 + step));
     const GeneratorScope random(generator);
     for (const optim::Named& p : list) {
       std::vector<float> g = to_host<float>(randn(p.tensor.shape()));
@@ -224,7 +224,7 @@ TEST_CASE("cuda: Adafactor's sums have the CPU's order for every shape", "[cuda]
                              Shape{70, 264}, Shape{4200, 40}, Shape{17'000, 8}, Shape{33'003}}) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       INFO(to_string(shape) << " in " << to_string(dtype));
-      const auto run = [&](Device device) {
+      const auto run = [&](memory::Device device) {
         const std::vector<optim::Named> list{parameter("p", shape, dtype, device)};
         optim::Adafactor optimizer(list, {.rate = 0.05, .beta1 = 0.5});
         list[0].tensor.grad() = to_device(sample(shape, dtype), device);
@@ -243,8 +243,8 @@ TEST_CASE("cuda: a gradient's factor, and every way to store a narrow parameter,
        {NarrowUpdate::rounded, NarrowUpdate::master, NarrowUpdate::stochastic, NarrowUpdate::kahan}) {
     for (const bool is_adam : {true, false}) {
       INFO(to_string(narrow) << (is_adam ? ", adam" : ", momentum"));
-      const auto run = [&](Device device) {
-        Generator generator(7);
+      const auto run = [&](memory::Device device) {
+        RandomGenerator generator(7);
         const GeneratorScope random(generator);
         const std::vector<Named> list{parameter("net.w", {1037}, DType::bf16, device)};
         std::unique_ptr<Optimizer> optimizer;

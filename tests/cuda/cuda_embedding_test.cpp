@@ -20,8 +20,8 @@ namespace {
 
 // Of rows [first, first + rows) of a table of `all` rows; all 0: of a whole one.
 Tensor table_gradient(const std::vector<std::int64_t>& ids, std::int64_t rows, std::int64_t columns, DType dtype,
-                      Device device, std::int64_t first = 0, std::int64_t all = 0) {
-  Generator generator(11);
+                      memory::Device device, std::int64_t first = 0, std::int64_t all = 0) {
+  RandomGenerator generator(11);
   const auto n = static_cast<std::int64_t>(ids.size());
   Tensor table = to_device(normal({rows, columns}, 0, 1, dtype, cpu, generator.next_site(0)), device);
   const Tensor dy = to_device(normal({n, columns}, 0, 1, dtype, cpu, generator.next_site(0)), device);
@@ -67,13 +67,13 @@ TEST_CASE("cuda_embedding: a part of a table has the CPU's bits", "[cuda]") {
   std::vector<std::int64_t> ids;
   for (std::int64_t p = 0; p < 900; ++p) ids.push_back(p % 2 == 0 ? 5 : p * 7 % 11);
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    const auto gradient = [&](Device device) {
+    const auto gradient = [&](memory::Device device) {
       return to_host<double>(to_dtype(table_gradient(ids, 4, 6, dtype, device, 3, 11), DType::f64));
     };
     const std::vector<double> here = gradient(cpu);
     CHECK((here == gradient(cuda())));
     const Tensor table = full({4, 6}, 2, dtype, cpu);
-    const auto rows = [&](Device device) {
+    const auto rows = [&](memory::Device device) {
       const Tensor index = from_host(std::vector<std::int64_t>{3, 0, 6, 7, 10}, {5}, device);
       const Tensor y = apply(ops::Embedding{3, 11}, to_device(table, device), index);
       return to_host<double>(to_dtype(sum(to_dtype(to_device(y, cpu), DType::f64), {1}), DType::f64));

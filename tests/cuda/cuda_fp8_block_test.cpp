@@ -61,7 +61,7 @@ struct Passed {
   Tensor y, dx, dweight;
 };
 
-Passed pass(Device device, const Sizes& s, const Fp8Format& format, DType dtype, bool is_in_out,
+Passed pass(memory::Device device, const Sizes& s, const Fp8Format& format, DType dtype, bool is_in_out,
             Activation activation) {
   const Tensor x = leaf(to_device(spread({s.rows, s.in}, 3, dtype, 1), device));
   const Shape shape = is_in_out ? Shape{s.in, s.out} : Shape{s.out, s.in};
@@ -78,7 +78,7 @@ Passed pass(Device device, const Sizes& s, const Fp8Format& format, DType dtype,
 }
 
 /// Live and most bytes by category, and the height, of a pass without values.
-std::vector<std::size_t> figures(Device device, const Sizes& s, bool needs_dx, bool needs_dweight) {
+std::vector<std::size_t> figures(memory::Device device, const Sizes& s, bool needs_dx, bool needs_dweight) {
   const memory::Stack stack = memory::make_resource(device);
   const ResourceScope scope(stack.top);
   Tensor x = zeros({s.rows, s.in}, DType::bf16, device), w = zeros({s.out, s.in}, DType::bf16, device);
@@ -150,7 +150,9 @@ TEST_CASE("cuda fp8 blocks: codes give what decoded values give", "[cuda][fp8]")
                             Case{hybrid, DType::f16, Activation::relu}}) {
         const DType dtype = c.dtype;
         INFO(s.rows << " x " << s.in << " x " << s.out << ", in-out " << is_in_out << ", " << to_string(dtype));
-        const auto run = [&](Device device) { return pass(device, s, c.format, dtype, is_in_out, c.activation); };
+        const auto run = [&](memory::Device device) {
+          return pass(device, s, c.format, dtype, is_in_out, c.activation);
+        };
         const Passed here = run(cpu), there = run(cuda());
         const double tolerance = thimble::testing::fp8_tolerance(dtype, emulates);
         // What goes through an activation of rounded values may fall on the next code.
@@ -220,7 +222,7 @@ TEST_CASE("cuda fp8 blocks: a dry run has the bytes of either kind of device", "
 }
 
 TEST_CASE("cuda fp8 blocks: the bytes of a forward", "[cuda][fp8]") {
-  const Device device = dry(cuda());
+  const memory::Device device = dry(cuda());
   for (const int capability : {80, 90}) {
     const AssumedCapability assumed(capability);
     const memory::Stack stack = memory::make_resource(device);
@@ -239,7 +241,7 @@ TEST_CASE("cuda fp8 blocks: the bytes of a forward", "[cuda][fp8]") {
 
 TEST_CASE("cuda fp8 blocks: one rule of sizes, dtypes and device", "[cuda][fp8]") {
   const Fp8BlockProduct product{64, 272, 144, e4m3, e4m3, DType::bf16};
-  const Device device = dry(cuda());
+  const memory::Device device = dry(cuda());
   for (const int capability : {75, 80, 86, 89, 90, 100, 120}) {
     const AssumedCapability assumed(capability);
     CHECK(compute_capability(device) == capability);
@@ -274,7 +276,9 @@ TEST_CASE("cuda fp8 blocks: one rule of sizes, dtypes and device", "[cuda][fp8]"
 
 TEST_CASE("cuda fp8 blocks: what products are of is said", "[cuda][fp8]") {
   const Fp8Format block{Fp8Scaling::block, e4m3, e4m3, 0}, tensor{Fp8Scaling::current, e4m3, e5m2, 0};
-  const auto text = [](Device device, const Fp8Format& format) { return nn::fp8_products_text(device, format); };
+  const auto text = [](memory::Device device, const Fp8Format& format) {
+    return nn::fp8_products_text(device, format);
+  };
   CHECK(text(cpu, block) == "of bf16 values, in which FP8 ones are exact");
   CHECK(text(dry(cuda()), tensor) == "of codes: y, dx, dW");
   {
@@ -290,7 +294,7 @@ TEST_CASE("cuda fp8 blocks: what products are of is said", "[cuda][fp8]") {
 }
 
 TEST_CASE("cuda fp8 blocks: what is refused", "[cuda][fp8]") {
-  const Device device = dry(cuda());
+  const memory::Device device = dry(cuda());
   const auto codes = [&](const Shape& shape, const Shape& scale, DType scale_dtype = DType::u8) {
     return Fp8Operand{Tensor::empty(shape, e4m3, device), Tensor::empty(scale, scale_dtype, device)};
   };

@@ -82,7 +82,7 @@ struct Passed {
 };
 
 /// fp8_linear and its gradients on a device; `recomputes`: from a checkpoint.
-Passed pass(Device device, const Fp8Format& format, const Fp8State& state, const std::vector<Tensor>& operands,
+Passed pass(memory::Device device, const Fp8Format& format, const Fp8State& state, const std::vector<Tensor>& operands,
             const Tensor& dy, Activation activation, bool is_in_out, bool recomputes = false) {
   std::vector<Tensor> in;
   for (const Tensor& t : operands) in.push_back(t.defined() ? leaf(to_device(t, device)) : t);
@@ -186,7 +186,7 @@ TEST_CASE("cuda fp8: windows of codes, and what is not finite", "[cuda][fp8]") {
 
 TEST_CASE("cuda fp8: the state of delayed scaling goes the CPU's way", "[cuda][fp8]") {
   if (!has_cuda()) return;
-  Generator generator(1);
+  RandomGenerator generator(1);
   const GeneratorScope scope(generator);
   const Fp8Format format{Fp8Scaling::delayed, e4m3, e5m2, 1};
   for (const std::int64_t history : {1, 3, 300}) {
@@ -199,7 +199,7 @@ TEST_CASE("cuda fp8: the state of delayed scaling goes the CPU's way", "[cuda][f
       const Tensor dy = spread({16, 16}, 1 / (factor + 1), DType::bf16, 2);
       const bool is_kept = factor != 0.5;  // that step is not committed
       const std::uint64_t number = generator.step();
-      for (const Device device : {cpu, cuda()}) {
+      for (const memory::Device device : {cpu, cuda()}) {
         generator.set_step(number);
         Transaction step;
         for (const bool recomputes : {false, true}) {  // two passes of a step share a place
@@ -237,7 +237,7 @@ TEST_CASE("cuda fp8: products and gradients near the CPU's, and the same bits ag
                 spread(is_in_out ? Shape{row.in, row.out} : Shape{row.out, row.in}, 0.1, dtype, 2),
                 spread({row.out}, 1, dtype, 3)};
             const Tensor dy = spread({row.rows, row.out}, 1, dtype, 4);
-            const auto run = [&](Device device, bool recomputes) {
+            const auto run = [&](memory::Device device, bool recomputes) {
               return pass(device, format, make_fp8_state(4, device), operands, dy, activation, is_in_out, recomputes);
             };
             const Passed here = run(cpu, false), there = run(cuda(), false), again = run(cuda(), true);
@@ -314,7 +314,7 @@ TEST_CASE("cuda fp8: a dry run has the same events, and nothing turned is kept",
   for (const Fp8Format& format : formats()) {
     for (const Activation activation : {Activation::none, Activation::gelu_erf}) {
       std::vector<std::vector<std::size_t>> figures;
-      for (const Device device : {cuda(), dry(cuda())}) {
+      for (const memory::Device device : {cuda(), dry(cuda())}) {
         const memory::Stack stack = memory::make_resource(device);
         const ResourceScope scope(stack.top);
         const Tensor x = leaf(zeros({6, 10, 64}, DType::bf16, device)),
@@ -376,7 +376,7 @@ TEST_CASE("cuda fp8: what is refused", "[cuda][fp8]") {
   const Fp8Use use{{Fp8Scaling::current, e4m3, e5m2, 0}, {}, 0, false};
   const Tensor x = zeros({16, 32});
   CHECK_THROWS_AS(fp8_encode_sides(x, Fp8Role::x, use, {}, true, true), DeviceError);
-  const Device device = dry(cuda());
+  const memory::Device device = dry(cuda());
   const auto codes = [&](const Shape& shape, DType dtype) {
     return Fp8Operand{Tensor::empty(shape, dtype, device), Tensor::empty({1}, DType::f32, device)};
   };

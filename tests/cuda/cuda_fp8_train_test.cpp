@@ -16,7 +16,7 @@ using trained_test::Run;
 
 namespace cuda_fp8_train_test {
 
-models::TrainOptions tiny(const char* precision, Device device) {
+models::TrainOptions tiny(const char* precision, memory::Device device) {
   models::TrainOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 2;

@@ -154,7 +154,7 @@ TEST_CASE("cuda int8: a net has the CPU's bits and the bytes of a dry run, and i
     here.save(folder / "here");
     const Tensor expected = here(net.x);
     std::vector<std::vector<std::size_t>> figures;
-    for (const Device device : {cuda(), dry(cuda())}) {
+    for (const memory::Device device : {cuda(), dry(cuda())}) {
       const memory::Stack stack = memory::make_resource(device);
       const ResourceScope scope(stack.top);
       const auto away = QuantizedModel::load(folder / "here", device);

@@ -32,7 +32,7 @@ TEST_CASE("cuda library: linear layers near the CPU's, the same bits whether any
       for (const bool has_bias : {false, true}) {
         INFO(to_string(dtype) << ", activation " << static_cast<int>(activation) << ", bias " << has_bias);
         const Tensor dy = spread({3, 7, 24}, 1, dtype, 4);
-        const auto run = [&](Device device, bool recomputes) {
+        const auto run = [&](memory::Device device, bool recomputes) {
           Tensor x = to_device(spread({3, 7, 40}, 2, dtype, 1), device);
           const Tensor w = to_device(spread({24, 40}, 0.3, dtype, 2), device);
           const Tensor b = has_bias ? to_device(spread({24}, 1, dtype, 3), device) : Tensor();
@@ -64,7 +64,7 @@ TEST_CASE("cuda library: narrow operands, a result in f32", "[cuda]") {
   if (!has_cuda()) return;
   const emulated::LibraryScope library;
   for (const DType dtype : {DType::f16, DType::bf16}) {
-    const auto run = [&](Device device) {
+    const auto run = [&](memory::Device device) {
       const Tensor a = to_device(spread({2, 9, 32}, 1, dtype, 1), device);
       const Tensor b = to_device(spread({2, 32, 12}, 1, dtype, 2), device);
       const Tensor c = full({2, 9, 12}, 0.5, DType::f32, device);
@@ -83,7 +83,7 @@ TEST_CASE("cuda library: a convolution's bias is added behind it", "[cuda]") {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     for (const bool has_bias : {false, true}) {
       INFO(to_string(dtype) << ", bias " << has_bias);
-      const auto run = [&](Device device) {
+      const auto run = [&](memory::Device device) {
         const Tensor x = to_device(spread({2, 9, 7, 5}, 1, dtype, 1), device);
         const Tensor w = to_device(spread({6, 3, 3, 5}, 0.3, dtype, 2), device);
         const Tensor b = has_bias ? to_device(spread({6}, 1, dtype, 3), device) : Tensor();
@@ -115,7 +115,7 @@ TEST_CASE("cuda library: empty convolutions, and a bias that begins anywhere", "
     CHECK(x.grad().shape() == x.shape());
     CHECK(to_host<float>(w.grad()) == std::vector<float>(static_cast<std::size_t>(27 * channels)));
   }
-  const auto run = [](Device device) {
+  const auto run = [](memory::Device device) {
     const Tensor bias = to_device(spread({33}, 1, DType::f32, 3), device);
     return linear(to_device(spread({8, 16}, 1, DType::f32, 1), device),
                   to_device(spread({32, 16}, 1, DType::f32, 2), device), view::slice(bias, 0, 1, 33));

@@ -27,8 +27,8 @@ struct Case {
 
 // The result and the gradients of x, weight, bias and residual, on the CPU; operands begin `askew` elements behind an
 // aligned address.
-std::vector<Tensor> run(const Case& c, Device device, std::int64_t askew) {
-  Generator generator(3);
+std::vector<Tensor> run(const Case& c, memory::Device device, std::int64_t askew) {
+  RandomGenerator generator(3);
   const auto operand = [&](const Shape& shape, double centre) {
     const std::int64_t n = shape.elements();
     const Tensor flat = normal({n + askew}, centre, 1, c.dtype, cpu, generator.next_site(0));
@@ -107,8 +107,8 @@ TEST_CASE("cuda_norm: sums over the rows of layer norm have the CPU's order", "[
   if (!has_cuda()) return;
   for (const DType dtype : {DType::f32, DType::bf16}) {
     // The bias's gradient: it is nothing but such a sum, of more rows than one block has.
-    const auto gradient = [&](Device device) {
-      Generator generator(9);
+    const auto gradient = [&](memory::Device device) {
+      RandomGenerator generator(9);
       const Shape shape{700, 33};
       const Tensor x = to_device(normal(shape, 0.3, 1, dtype, cpu, generator.next_site(0)), device);
       const Tensor dy = to_device(normal(shape, 0, 1, dtype, cpu, generator.next_site(0)), device);

@@ -35,9 +35,11 @@ namespace cuda_offload_test {
 
 constexpr std::size_t kib = 1024, mib = 1024 * kib;
 
-std::vector<Device> devices() { return has_cuda() ? std::vector{dry(cuda()), cuda()} : std::vector{dry(cuda())}; }
+std::vector<memory::Device> devices() {
+  return has_cuda() ? std::vector{dry(cuda()), cuda()} : std::vector{dry(cuda())};
+}
 
-models::TrainOptions gpt(Device device) {
+models::TrainOptions gpt(memory::Device device) {
   models::TrainOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 6;
@@ -60,7 +62,7 @@ void check_predicted(const models::TrainReport& report) {
 using namespace cuda_offload_test;
 
 TEST_CASE("pinned tier: grows by slabs that its writes alone decide, in books of their own", "[cuda][offload]") {
-  for (const Device device : devices()) {
+  for (const memory::Device device : devices()) {
     INFO(to_string(device));
     const std::shared_ptr<Ledger>& books = pinned_ledger(device);
     const std::size_t before = books->bytes(), arena = memory::default_stack(device).ledger->bytes();
@@ -94,7 +96,7 @@ TEST_CASE("pinned tier: grows by slabs that its writes alone decide, in books of
 }
 
 TEST_CASE("pinned tier: a bound, and a host that has no more, leave what was there as it is", "[cuda][offload]") {
-  for (const Device device : devices()) {
+  for (const memory::Device device : devices()) {
     PinnedTier tier(device, 3 * mib);
     const Tensor t = zeros({static_cast<std::int64_t>(2 * mib)}, DType::u8, device);
     const auto write = [&](std::size_t bytes) {
@@ -173,7 +175,7 @@ TEST_CASE("cuda offload: a plan for a GPU that is not there has the bytes of the
   CHECK(plan.peak_by_category[static_cast<std::size_t>(Category::workspace)] <
         FileTier::workspace_bytes({}));  // nothing of the device's is the tiers'
   if (!has_cuda()) return;
-  const nn::MakeRun planned = [&](Device device) {
+  const nn::MakeRun planned = [&](memory::Device device) {
     auto run = report.run(device);
     plan.apply(run->options(), device);
     return run;

@@ -42,7 +42,7 @@ bool same_values(const Tensor& a, const Tensor& b) {
 }
 
 Tensor noise(const Shape& shape, DType dtype = DType::f32) {
-  Generator generator(7);
+  RandomGenerator generator(7);
   const GeneratorScope scope(generator);
   return normal(shape, 0, 1, dtype, cpu, generator.next_site(0));
 }
@@ -146,8 +146,8 @@ TEST_CASE("cuda: operators whose order is the CPU's have its bits", "[cuda]") {
       if (c.is_quick && dtype != DType::f32) continue;
       INFO(c.name << " in " << to_string(dtype));
       const Tensor x = to_dtype(noise({300, 70}), dtype);
-      const auto run = [&](Device device) {
-        Generator generator(5);
+      const auto run = [&](memory::Device device) {
+        RandomGenerator generator(5);
         const GeneratorScope scope(generator);
         return to_device(c.call(to_device(x, device)), cpu);
       };
@@ -170,7 +170,7 @@ TEST_CASE("cuda: optimizers have the CPU's bits", "[cuda]") {
   if (!has_cuda()) return;
   for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
     INFO(to_string(dtype));
-    const auto run = [&](Device device, bool is_adam) {
+    const auto run = [&](memory::Device device, bool is_adam) {
       Tensor p = to_device(noise({517}, dtype), device);
       p.require_grad();
       const std::vector<optim::Named> parameters{{"p", p}};
@@ -201,7 +201,7 @@ namespace {
 // Trains on one batch and notes the losses.
 class Noted final : public nn::TrainingRun {
  public:
-  Noted(const models::Setup& setup, Device device, std::vector<double>& losses)
+  Noted(const models::Setup& setup, memory::Device device, std::vector<double>& losses)
       : losses_(losses),
         generator_(setup.seed),
         scope_(generator_),
@@ -226,7 +226,7 @@ class Noted final : public nn::TrainingRun {
 
  private:
   std::vector<double>& losses_;
-  Generator generator_;
+  RandomGenerator generator_;
   GeneratorScope scope_;
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
@@ -254,7 +254,7 @@ TEST_CASE("cuda: models train as on the CPU, in as many bytes as predicted", "[c
     setup.batch = 2;
     setup.optimizer = c.optimizer;
     std::vector<double> losses;
-    const nn::MakeRun make = [&](Device device) { return std::make_unique<Noted>(setup, device, losses); };
+    const nn::MakeRun make = [&](memory::Device device) { return std::make_unique<Noted>(setup, device, losses); };
     const nn::MemoryProfile predicted = nn::profile_training(dry(cuda()), make, 3);
     CHECK(losses.empty());
     const nn::MemoryProfile measured = nn::profile_training(cuda(), make, 3);

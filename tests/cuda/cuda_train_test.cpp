@@ -17,7 +17,7 @@ using trained_test::Run;
 
 namespace {
 
-models::TrainOptions tiny(const char* model, Device device) {
+models::TrainOptions tiny(const char* model, memory::Device device) {
   models::TrainOptions options;
   options.setup.model = model;
   options.setup.batch = 2;

@@ -28,7 +28,7 @@ using thimble::testing::has_cuda;
 namespace cuda_words_test {
 
 /// Numbers of a shape on a device, which begin `askew` elements behind an aligned address.
-Tensor operand(const Shape& shape, DType dtype, Device device, std::int64_t askew, std::uint32_t number) {
+Tensor operand(const Shape& shape, DType dtype, memory::Device device, std::int64_t askew, std::uint32_t number) {
   const std::int64_t n = shape.elements();
   Tensor all = zeros({n + askew}, dtype, cpu);
   copy_into(view::slice(all, 0, askew, n + askew),
@@ -144,7 +144,7 @@ TEST_CASE("cuda_words: rows of any length have the CPU's values, and the same bi
       for (const bool is_log : {false, true}) {
         INFO(to_string(dtype) << ", rows of " << length << (is_log ? ", log" : ""));
         const auto run = [&](const Tensor& x, int axis) { return is_log ? log_softmax(x, axis) : softmax(x, axis); };
-        const auto of = [&](Device device) {
+        const auto of = [&](memory::Device device) {
           const auto rows = [&](const auto& x) { return run(x[0], -1); };
           return with_gradients({operand({3, length}, dtype, device, 0, 1)}, rows);
         };
@@ -168,7 +168,7 @@ TEST_CASE("cuda_words: sums, pools and updates have the CPU's bits wherever they
   if (!has_cuda()) return;
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     INFO(to_string(dtype));
-    const auto run = [&](Device device, std::int64_t askew) {
+    const auto run = [&](memory::Device device, std::int64_t askew) {
       const auto make = [&](const Shape& shape, std::uint32_t n) { return operand(shape, dtype, device, askew, n); };
       Values all;
       for (const Shape& shape : {Shape{700, 24}, Shape{9, 40}, Shape{300, 7}, Shape{3, 2056}}) {

@@ -11,7 +11,7 @@ namespace thimble::testing {
 
 /// What `body` returns on each of so many threads, in the order of ranks.
 template <class Body>
-auto by_rank(int ranks, const Body& body, Device device = cpu) {
+auto by_rank(int ranks, const Body& body, memory::Device device = cpu) {
   using Found = std::invoke_result_t<const Body&, dist::Communicator&>;
   static_assert(!std::is_same_v<Found, bool>, "threads cannot write to the bits of a std::vector<bool>");
   std::vector<Found> found(static_cast<std::size_t>(ranks));

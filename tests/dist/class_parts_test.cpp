@@ -26,7 +26,7 @@ namespace {
 constexpr std::int64_t rows = 9, classes = 37;
 
 std::vector<double> scores_of(std::int64_t row_count, double scale) {
-  Generator generator(7);
+  RandomGenerator generator(7);
   const GeneratorScope scope(generator);
   return to_host<double>(mul(randn({row_count, classes}, DType::f64), scale));
 }
@@ -44,7 +44,7 @@ struct Result {
 };
 
 Result run(const dist::Team& team, const std::vector<double>& scores, const std::vector<std::int64_t>& targets,
-           DType dtype, bool is_textbook, Device device = cpu) {
+           DType dtype, bool is_textbook, memory::Device device = cpu) {
   const auto n = static_cast<std::int64_t>(targets.size());
   const Tensor all = from_host(scores, {n, classes});
   const std::int64_t begin = team.begin(classes), end = team.begin(classes, team.count());
@@ -93,7 +93,7 @@ TEST_CASE("class parts: loss and gradient are those of the definition", "[class_
   const bool is_textbook = GENERATE(false, true);
   const DType dtype = GENERATE(DType::f64, DType::f32, DType::bf16);
   const bool is_on_gpu = GENERATE(false, true);
-  const Device device = is_on_gpu ? cuda() : cpu;
+  const memory::Device device = is_on_gpu ? cuda() : cpu;
   if (is_on_gpu && !testing::has_cuda()) return;
   INFO(parts << " parts, " << to_string(dtype) << (is_textbook ? ", textbook, " : ", ") << to_string(device));
   std::vector<double> scores = scores_of(rows, 3);
@@ -138,7 +138,7 @@ TEST_CASE("class parts: a team of ranks has the bits of one rank", "[class_parts
 
 TEST_CASE("class parts: scores far apart, and none at all in a part", "[class_parts][cuda]") {
   const bool is_on_gpu = GENERATE(false, true);
-  const Device device = is_on_gpu ? cuda() : cpu;
+  const memory::Device device = is_on_gpu ? cuda() : cpu;
   if (is_on_gpu && !testing::has_cuda()) return;
   constexpr double none = -std::numeric_limits<double>::infinity();
   std::vector<double> scores(2 * classes, 0);

@@ -102,13 +102,13 @@ TEST_CASE("communicator: a dry rank counts what a thread sends, and reads nothin
   CHECK(dist::make_dry(0, 1)->split(3, 0)->size() == 1);
 }
 
-TEST_CASE("communicator: each rank is a thread with a Context of its own") {
-  thimble::Generator generator(3);
+TEST_CASE("communicator: each rank is a thread with a context of its own") {
+  thimble::RandomGenerator generator(3);
   const thimble::GeneratorScope scope(generator);
   std::atomic<int> sum{0};
   const std::thread::id own = std::this_thread::get_id();
   dist::run_ranks(64, [&](Communicator& c) {
-    require(thimble::context().generator == nullptr, "a rank begins with a fresh Context");
+    require(thimble::context().generator == nullptr, "a rank begins with a fresh context");
     require(std::this_thread::get_id() != own, "a rank has a thread of its own");
     sum += c.rank();
     c.barrier();

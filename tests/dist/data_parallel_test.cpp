@@ -44,7 +44,7 @@ struct Case {
   std::int64_t micro_batches = 1;  // of a rank
   double clip = 1;
   std::size_t bucket_bytes = 64 << 10;
-  Device device = cpu;
+  memory::Device device = cpu;
 };
 
 struct State {
@@ -107,7 +107,7 @@ Result train(const Case& c, int count, dist::Communicator* ranks, int zero, int 
   const memory::Stack stack = memory::make_resource(c.device);
   const ResourceScope scope(stack.top);
   const models::Setup setup = setup_of(c, count);
-  Generator generator(setup.seed);
+  RandomGenerator generator(setup.seed);
   const GeneratorScope draws(generator);
   std::unique_ptr<models::Model> model;
   {

@@ -27,7 +27,7 @@ namespace {
 constexpr std::int64_t tokens = 8, width = 8;
 
 Tensor drawn(std::uint64_t seed, const Shape& shape, DType dtype = DType::f32) {
-  Generator generator(seed);
+  RandomGenerator generator(seed);
   const GeneratorScope scope(generator);
   return randn(shape, dtype);
 }
@@ -117,7 +117,7 @@ TEST_CASE("heads: gradients against differences", "[heads]") {
 TEST_CASE("heads: the loss of tokens in parts is that of all tokens", "[heads][cuda]") {
   const int parts = GENERATE(1, 2, 4);
   const DType dtype = GENERATE(DType::f64, DType::f32, DType::bf16);
-  const Device device = GENERATE(false, true) && testing::has_cuda() ? cuda() : cpu;
+  const memory::Device device = GENERATE(false, true) && testing::has_cuda() ? cuda() : cpu;
   constexpr std::int64_t b = 3, classes = 7;
   const Tensor logits = to_dtype(drawn(1, {b, tokens, classes}), dtype);
   std::vector<std::int64_t> numbers;

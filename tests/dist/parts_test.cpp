@@ -22,7 +22,7 @@ namespace {
 
 /// What rank r of a team has: numbers whose sum depends on the order.
 std::vector<float> numbers_of(int rank, std::int64_t n) {
-  Generator generator(static_cast<std::uint64_t>(rank) + 11);
+  RandomGenerator generator(static_cast<std::uint64_t>(rank) + 11);
   const GeneratorScope scope(generator);
   const Tensor t = mul(randn({n}), rank % 2 == 0 ? 1e4 : 1.0);
   return to_host<float>(t);
@@ -74,7 +74,7 @@ TEST_CASE("parts: gradients of all parts on one rank", "[parts]") {
       terms.push_back(mul(dist::copy_to_group(team, in[0]), in[static_cast<std::size_t>(p) + 1]));
     return dist::sum_shards(team, terms);
   };
-  Generator generator(3);
+  RandomGenerator generator(3);
   const GeneratorScope scope(generator);
   std::vector<Tensor> inputs;
   for (int i = 0; i < 4; ++i) inputs.push_back(randn({2, 3}, DType::f64));

@@ -44,10 +44,10 @@ struct Bytes {
   std::int64_t parameters = 0, shard = 0, buckets = 0, tensors = 0;
 };
 
-Bytes train(const Case& c, dist::Communicator& ranks, Device device) {
+Bytes train(const Case& c, dist::Communicator& ranks, memory::Device device) {
   const memory::Stack stack = memory::make_resource(device);
   const ResourceScope scope(stack.top);
-  Generator generator(3);
+  RandomGenerator generator(3);
   const GeneratorScope draws(generator);
   std::optional<ParameterStoreScope> shares;
   if (c.zero == 3) shares.emplace(std::make_shared<dist::ShardStore>(ranks));

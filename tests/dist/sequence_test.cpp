@@ -28,7 +28,7 @@ namespace {
 constexpr std::int64_t samples = 3, tokens = 8, width = 5;
 
 Tensor drawn(std::uint64_t seed, const Shape& shape, DType dtype = DType::f32) {
-  Generator generator(seed);
+  RandomGenerator generator(seed);
   const GeneratorScope scope(generator);
   return randn(shape, dtype);
 }
@@ -124,7 +124,7 @@ TEST_CASE("sequence: gradients of a norm's parameters are those of parts, from t
   const DType dtype = GENERATE(DType::f32, DType::bf16);
   const bool is_on_gpu = GENERATE(false, true);
   if (is_on_gpu && !testing::has_cuda()) return;
-  const Device device = is_on_gpu ? cuda() : cpu;
+  const memory::Device device = is_on_gpu ? cuda() : cpu;
   struct Result {
     std::vector<double> y, dx, dweight, dbias;
   };

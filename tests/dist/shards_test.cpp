@@ -19,7 +19,8 @@ namespace {
 std::vector<optim::Named> parameters_of(const std::vector<std::int64_t>& sizes, const std::vector<DType>& dtypes) {
   std::vector<optim::Named> list;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    list.push_back({"p" + std::to_string(i), zeros({sizes[i]}, dtypes[i % dtypes.size()], Device{.is_dry = true})});
+    list.push_back(
+        {"p" + std::to_string(i), zeros({sizes[i]}, dtypes[i % dtypes.size()], memory::Device{.is_dry = true})});
   }
   return list;
 }

@@ -23,7 +23,8 @@ std::atomic<std::size_t> committed_bytes{0};  // of all ranges
 
 class FileBacking final : public Backing {
  public:
-  explicit FileBacking(Device device) : device_(device), file_(memfd_create("thimble-emulated-device", MFD_CLOEXEC)) {}
+  explicit FileBacking(memory::Device device)
+      : device_(device), file_(memfd_create("thimble-emulated-device", MFD_CLOEXEC)) {}
   FileBacking(const FileBacking&) = delete;
   FileBacking& operator=(const FileBacking&) = delete;
   ~FileBacking() override {
@@ -32,7 +33,7 @@ class FileBacking final : public Backing {
     if (file_ >= 0) close(file_);
   }
 
-  Device device() const noexcept override { return device_; }
+  memory::Device device() const noexcept override { return device_; }
   std::size_t granule() const noexcept override { return granule_bytes; }
   std::size_t alignment() const noexcept override { return 512; }
 
@@ -135,7 +136,7 @@ class FileBacking final : public Backing {
     return true;
   }
 
-  Device device_;
+  memory::Device device_;
   int file_;
   void* mapping_ = nullptr;
   std::size_t mapping_bytes_ = 0;
@@ -150,9 +151,11 @@ class FileBacking final : public Backing {
 
 }  // namespace backing_detail
 
-std::unique_ptr<Backing> make_backing(Device device) { return std::make_unique<backing_detail::FileBacking>(device); }
+std::unique_ptr<Backing> make_backing(memory::Device device) {
+  return std::make_unique<backing_detail::FileBacking>(device);
+}
 
-kernels::DeviceMemory memory(Device) {
+kernels::DeviceMemory memory(memory::Device) {
   constexpr std::size_t mib = std::size_t{1} << 20, total = 8192 * mib, context = 256 * mib, libraries = 64 * mib;
   return {total, total - context - libraries - backing_detail::committed_bytes.load(), context, libraries};
 }

@@ -60,7 +60,7 @@ void download(void* to, const void* from, std::size_t bytes) {
   emulated::count_wait();
   std::memcpy(to, from, bytes);
 }
-void synchronize(Device) {
+void synchronize(memory::Device) {
   refuse_while_capturing("synchronize");
   emulated::count_wait();
 }
@@ -80,27 +80,29 @@ struct Transfer {
   const void* from;
   std::size_t bytes;
 };
-void* begin_transfer(Device, void* to, const void* from, std::size_t bytes) { return new Transfer{to, from, bytes}; }
-void end_transfer(Device, void* transfer) {
+void* begin_transfer(memory::Device, void* to, const void* from, std::size_t bytes) {
+  return new Transfer{to, from, bytes};
+}
+void end_transfer(memory::Device, void* transfer) {
   const std::unique_ptr<Transfer> own(static_cast<Transfer*>(transfer));
   std::memcpy(own->to, own->from, own->bytes);
 }
 
-void begin_capture(Device) {
+void begin_capture(memory::Device) {
   refuse_while_capturing("begin_capture");
   emulated::captured_launches = new Capture;
 }
-void* end_capture(Device, bool is_wanted) {
+void* end_capture(memory::Device, bool is_wanted) {
   std::unique_ptr<Capture> capture(std::exchange(emulated::captured_launches, nullptr));
   return is_wanted ? capture.release() : nullptr;
 }
-void replay(Device, void* capture) {
+void replay(memory::Device, void* capture) {
   emulated::is_replaying = true;
   for (const std::function<void()>& launch : *static_cast<Capture*>(capture)) launch();
   emulated::is_replaying = false;
 }
 std::size_t captured_launches(void* capture) { return static_cast<Capture*>(capture)->size(); }
-void forget(Device, void* capture) noexcept {
+void forget(memory::Device, void* capture) noexcept {
   emulated::count_wait();
   delete static_cast<Capture*>(capture);
 }
@@ -150,7 +152,7 @@ std::uint64_t emulated::count_of_waits() noexcept { return emulated_detail::sync
 
 const kernels::DeviceRuntime* const kernels::device_runtime_cuda = &emulated_detail::runtime;
 
-std::unique_ptr<Backing> make_cuda_backing(Device device) {
+std::unique_ptr<Backing> make_cuda_backing(memory::Device device) {
   if (device.index != 0) throw DeviceError(to_string(device) + ": there is one emulated device, cuda:0");
   return emulated::make_backing(device);
 }

@@ -14,7 +14,7 @@
 #include <thimble/memory/arena/backing.h>
 
 namespace thimble {
-std::unique_ptr<Backing> make_backing_of_driver(Device device);
+std::unique_ptr<Backing> make_backing_of_driver(memory::Device device);
 }
 #include "../../cuda/runtime/backing.cpp"
 #undef make_cuda_backing
@@ -139,9 +139,9 @@ std::string driver_failure(const std::string& call, CUresult result) {
   driver().error_name(result, &name);
   return failure_text(call, name, "");
 }
-void make_current(Device) {}
-void synchronize(Device) { emulated::driver_books().is_behind = false; }
-cudaStream_t compute_stream(Device) { return nullptr; }
+void make_current(memory::Device) {}
+void synchronize(memory::Device) { emulated::driver_books().is_behind = false; }
+cudaStream_t compute_stream(memory::Device) { return nullptr; }
 void report_later(cudaError_t error) noexcept { emulated::driver_books().reported_later += error != cudaSuccess; }
 
 }  // namespace gpu

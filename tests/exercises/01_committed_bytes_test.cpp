@@ -11,7 +11,7 @@ using namespace thimble;
 
 namespace {
 
-nn::MemoryProfile resnet(std::int64_t batch, const char* optimizer, Device device) {
+nn::MemoryProfile resnet(std::int64_t batch, const char* optimizer, memory::Device device) {
   models::Setup setup;
   setup.model = "resnet18", setup.sizes.image = 32, setup.batch = batch, setup.optimizer = optimizer;
   return nn::profile_training(device, models::zero_batch_run(setup));

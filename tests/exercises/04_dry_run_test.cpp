@@ -13,7 +13,7 @@ using namespace thimble;
 
 namespace {
 
-nn::MemoryProfile traced(Device device) {
+nn::MemoryProfile traced(memory::Device device) {
   models::Setup setup;
   setup.model = "char-gpt", setup.batch = 2;
   setup.sizes.layers = 2, setup.sizes.width = 32, setup.sizes.heads = 2, setup.sizes.sequence = 16;
@@ -34,9 +34,9 @@ TEST_CASE("exercise 4.1: the same events", "[exercise]") {
 TEST_CASE("exercise 4.2: the peak from a trace", "[exercise]") {
   const nn::MemoryProfile run = traced(dry(cpu));
   std::size_t live = 0, peak = 0;
-  for (const Trace::Event& event : run.events) {
-    if (event.action == Trace::Action::allocate) live += event.bytes;
-    if (event.action == Trace::Action::free) live -= event.bytes;
+  for (const memory::Trace::Event& event : run.events) {
+    if (event.action == memory::Trace::Action::allocate) live += event.bytes;
+    if (event.action == memory::Trace::Action::free) live -= event.bytes;
     peak = std::max(peak, live);
   }
   CHECK(peak == run.peak_live_bytes);

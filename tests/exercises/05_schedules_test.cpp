@@ -46,7 +46,7 @@ TEST_CASE("exercise 5.3: fewer bytes, the same bits", "[exercise]") {
     std::vector<float> gradient;
   };
   const auto pass = [](bool recomputes) {
-    Generator generator(3);
+    RandomGenerator generator(3);
     const GeneratorScope scope(generator);
     const Tensor x = randn({16, 32});
     Tensor v = randn({32, 32}), w = randn({32, 32});

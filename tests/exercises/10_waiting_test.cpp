@@ -46,7 +46,7 @@ TEST_CASE("exercise 10.1: c + d / k", "[exercise]") {
 TEST_CASE("exercise 10.2: the same sum in another order", "[exercise]") {
   // Gradients of a linear layer over 8 samples, and over two halves, each half with half of the weight.
   const auto gradients = [](std::int64_t parts) {
-    Generator generator(4);
+    RandomGenerator generator(4);
     const GeneratorScope scope(generator);
     const Tensor x = randn({8, 64}), target = randn({8, 16});
     Tensor w = randn({16, 64});

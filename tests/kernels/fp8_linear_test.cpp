@@ -269,7 +269,7 @@ TEST_CASE("fp8_linear: what is kept, and what a dry run says of it", "[fp8]") {
   for (const Fp8Format& format : formats()) {
     for (const Activation activation : {Activation::none, Activation::gelu_erf}) {
       std::vector<std::size_t> live, peak;
-      for (const Device device : {cpu, dry(cpu)}) {
+      for (const memory::Device device : {cpu, dry(cpu)}) {
         const memory::Stack stack = memory::make_resource(device);
         const ResourceScope scope(stack.top);
         const Tensor x = leaf(zeros({6, 10, 64}, DType::bf16, device)),
@@ -362,7 +362,7 @@ TEST_CASE("fp8_linear: what is refused", "[fp8]") {
   CHECK_THROWS_AS(fp8_decode_into(zeros({4, 32}, DType::f32), codes, 0, 0), ShapeError);
   CHECK_THROWS_AS(make_fp8_state(0, cpu), ValueError);
   CHECK(text([&] { make_fp8_state(1025, cpu); }) == "fp8: a history of 1025 steps; expected 1 to 1024");
-  const Device gpu = dry(cuda());
+  const memory::Device gpu = dry(cuda());
   CHECK(text([&] {
           fp8_linear(zeros({4, 32}, DType::bf16, gpu), zeros({16, 32}, DType::bf16, gpu), {}, current);
         }).empty());

@@ -94,9 +94,9 @@ TEST_CASE("budget: plans by name", "[budget]") {
   const nn::MemoryProfile run = nn::profile_training(dry(cpu), models::inference_run(options.setup), 1, true);
   std::map<std::uint64_t, std::size_t> live;
   std::size_t load = 0;
-  for (const Trace::Event& event : run.events) {
-    if (event.action == Trace::Action::allocate) live[event.block] = round_up(event.bytes, block_unit);
-    if (event.action == Trace::Action::free) live.erase(event.block);
+  for (const memory::Trace::Event& event : run.events) {
+    if (event.action == memory::Trace::Action::allocate) live[event.block] = round_up(event.bytes, block_unit);
+    if (event.action == memory::Trace::Action::free) live.erase(event.block);
     std::size_t sum = 0;
     for (const auto& [block, bytes] : live) sum += bytes;
     load = std::max(load, sum);

@@ -77,9 +77,9 @@ TEST_CASE("committed: live bytes, holes and rounding are all there is", "[memory
   check_parts(memory::committed_parts(0, 0, 10), 0, 0, 10);
 
   const memory::Stack stack = memory::make_resource(dry(cpu));
-  Block* const first = stack.top->allocate({.bytes = 1000});  // 1024 of the arena
-  Block* const hole = stack.top->allocate({.bytes = mib});
-  Block* const last = stack.top->allocate({.bytes = 3 * mib});
+  memory::Block* const first = stack.top->allocate({.bytes = 1000});  // 1024 of the arena
+  memory::Block* const hole = stack.top->allocate({.bytes = mib});
+  memory::Block* const last = stack.top->allocate({.bytes = 3 * mib});
   stack.top->deallocate(hole, nullptr);
   check_parts(memory::committed_at_peak(stack), 1000 + 4 * mib, 24, 6 * mib - 1024 - 4 * mib);
   check_parts(memory::committed_now(stack), 1000 + 3 * mib, 24 + mib, 6 * mib - 1024 - 4 * mib);

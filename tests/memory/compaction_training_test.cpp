@@ -16,7 +16,7 @@
 namespace {
 
 using thimble::Arena;
-using thimble::Device;
+using thimble::memory::Device;
 namespace memory = thimble::memory;
 
 constexpr int moved_steps = 3;

@@ -25,7 +25,7 @@ namespace memory = thimble::memory;
 TEST_CASE("failure: one request fails, once", "[failure][memory]") {
   const memory::Stack stack = memory::make_resource(thimble::dry(thimble::cpu));
   const auto fail = std::make_shared<FailAt>(stack.top, 2);
-  thimble::Block* const a = fail->allocate({.bytes = 10});
+  thimble::memory::Block* const a = fail->allocate({.bytes = 10});
   CHECK_FALSE(fail->has_failed());
   try {
     fail->allocate({.bytes = 20});
@@ -36,7 +36,7 @@ TEST_CASE("failure: one request fails, once", "[failure][memory]") {
   }
   CHECK(fail->has_failed());
   CHECK(stack.ledger->bytes() == 10);
-  thimble::Block* const b = fail->allocate({.bytes = 20});
+  thimble::memory::Block* const b = fail->allocate({.bytes = 20});
   fail->relabel(b, thimble::Category::input);
   CHECK(stack.ledger->bytes(thimble::Category::input) == 20);
   CHECK(fail->request_count() == 3);

@@ -211,7 +211,7 @@ TEST_CASE("host limits: what is promised to fit a limit fits it, and one page le
     if (setrlimit(RLIMIT_DATA, &limit) != 0) return 3;
     memory::require_room({arena_bytes, outside});
     const memory::Stack stack = memory::make_resource(cpu);
-    Block* const block = stack.top->allocate({.bytes = arena_bytes});
+    memory::Block* const block = stack.top->allocate({.bytes = arena_bytes});
     stack.top->deallocate(block, nullptr);
     return 0;
   });

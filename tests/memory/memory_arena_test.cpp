@@ -17,10 +17,10 @@ namespace {
 
 using thimble::Arena;
 using thimble::Backing;
-using thimble::Block;
 using thimble::Category;
-using thimble::Device;
 using thimble::OutOfMemory;
+using thimble::memory::Block;
+using thimble::memory::Device;
 
 constexpr std::size_t MiB = std::size_t{1} << 20;
 

@@ -15,10 +15,10 @@ namespace {
 
 using thimble::Arena;
 using thimble::Backing;
-using thimble::Block;
-using thimble::Device;
+using thimble::CompactionWindow;
 using thimble::OutOfMemory;
-using thimble::Window;
+using thimble::memory::Block;
+using thimble::memory::Device;
 
 constexpr std::size_t compact_MiB = std::size_t{1} << 20;
 

@@ -20,11 +20,11 @@ namespace {
 
 using thimble::Arena;
 using thimble::Backing;
-using thimble::Block;
-using thimble::Device;
+using thimble::CompactionWindow;
 using thimble::OutOfMemory;
 using thimble::Tlsf;
-using thimble::Window;
+using thimble::memory::Block;
+using thimble::memory::Device;
 
 constexpr std::size_t compact_MiB = std::size_t{1} << 20;
 constexpr std::size_t compact_unit = 64;
@@ -191,7 +191,7 @@ TEST_CASE("memory compact: no other window moves fewer bytes", "[memory][compact
       }
     }
     for (std::size_t units = 1; units < 400; units += 7) {
-      const Window window = thimble::cheapest_window(spans, nullptr, units * compact_unit, compact_unit);
+      const CompactionWindow window = thimble::cheapest_window(spans, nullptr, units * compact_unit, compact_unit);
       const std::size_t fewest = fewest_bytes(spans, units * compact_unit);
       if (window.is_found() != (fewest != std::numeric_limits<std::size_t>::max())) ++differences;
       if (window.is_found() && window.bytes != fewest) ++differences;

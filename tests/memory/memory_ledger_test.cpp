@@ -17,12 +17,12 @@
 namespace {
 
 using thimble::Arena;
-using thimble::Block;
 using thimble::Category;
 using thimble::CategoryBytes;
 using thimble::Ledger;
 using thimble::OutOfMemory;
 using thimble::PathId;
+using thimble::memory::Block;
 
 constexpr std::size_t ledger_category_count = thimble::category_count;
 

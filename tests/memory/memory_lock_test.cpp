@@ -14,11 +14,11 @@
 
 namespace {
 
-using thimble::Block;
 using thimble::ResourceLock;
+using thimble::memory::Block;
 
 /// A resource of a user's own: no lock, no arena, one block.
-class OneBlock final : public thimble::Resource {
+class OneBlock final : public thimble::memory::Resource {
  public:
   Block* allocate(const thimble::Request& request) override {
     block_.bytes = request.bytes;
@@ -28,7 +28,7 @@ class OneBlock final : public thimble::Resource {
   }
   void deallocate(Block*, thimble::Stream) noexcept override { ++frees; }
   void relabel(Block* block, thimble::Category category) noexcept override { block->category = category; }
-  thimble::Device device() const noexcept override { return thimble::cpu; }
+  thimble::memory::Device device() const noexcept override { return thimble::cpu; }
 
   int frees = 0;
 

@@ -14,9 +14,9 @@
 namespace {
 
 using thimble::Arena;
-using thimble::Block;
-using thimble::Device;
 using thimble::OutOfMemory;
+using thimble::memory::Block;
+using thimble::memory::Device;
 
 struct ArenaRow {
   Device device;

@@ -89,7 +89,7 @@ TEST_CASE("memory pin: launches and compactions of many threads", "[memory][pin]
 
 TEST_CASE("memory pin: how fast blocks are moved", "[.benchmark]") {
   using thimble::Arena;
-  using thimble::Block;
+  using thimble::memory::Block;
   constexpr std::size_t MiB = std::size_t{1} << 20;
   for (const std::size_t bytes : {std::size_t{4} << 10, std::size_t{512} << 10, std::size_t{8} << 20}) {
     double best = 1e300;

@@ -23,8 +23,8 @@
 namespace {
 
 using thimble::Arena;
-using thimble::Block;
 using thimble::OutOfMemory;
+using thimble::memory::Block;
 namespace process = thimble::process;
 
 constexpr std::size_t process_MiB = std::size_t{1} << 20;

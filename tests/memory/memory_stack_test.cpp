@@ -25,9 +25,9 @@
 
 namespace {
 
-using thimble::Block;
 using thimble::Category;
-using thimble::Device;
+using thimble::memory::Block;
+using thimble::memory::Device;
 namespace memory = thimble::memory;
 
 }  // namespace
@@ -112,7 +112,8 @@ namespace {
 /// The ways in which blocks come and go. Each is one body of `pairs` allocations and as many frees.
 class AllocationTimes {
  public:
-  explicit AllocationTimes(thimble::Resource& resource) : resource_(resource), live_(512, nullptr), sizes_(4096) {
+  explicit AllocationTimes(thimble::memory::Resource& resource)
+      : resource_(resource), live_(512, nullptr), sizes_(4096) {
     // 64 B to 64 KiB, as many in each power of two.
     std::mt19937 random(7);
     for (std::size_t& bytes : sizes_) bytes = (std::size_t{64} << random() % 10) + random() % 64 * 8;
@@ -167,14 +168,14 @@ class AllocationTimes {
     block = nullptr;
   }
 
-  thimble::Resource& resource_;
+  thimble::memory::Resource& resource_;
   std::vector<Block*> live_;
   std::vector<std::size_t> sizes_;
   std::uint32_t seed_ = 1;
 };
 
 /// malloc as a resource: what it costs behind the same interface.
-class MallocResource final : public thimble::Resource {
+class MallocResource final : public thimble::memory::Resource {
  public:
   Block* allocate(const thimble::Request& request) override { return static_cast<Block*>(std::malloc(request.bytes)); }
   void deallocate(Block* block, thimble::Stream) noexcept override { std::free(block); }
@@ -241,7 +242,7 @@ TEST_CASE("memory stack: time of an allocate and a free", "[.benchmark]") {
   };
   constexpr std::size_t pattern_count = std::size(patterns);
   std::array<double, pattern_count> with_ledger{}, alone{}, stock{}, untrimmed{};
-  const auto measure = [&](thimble::Resource& resource, std::array<double, pattern_count>& ns) {
+  const auto measure = [&](thimble::memory::Resource& resource, std::array<double, pattern_count>& ns) {
     AllocationTimes times(resource);
     for (std::size_t i = 0; i < pattern_count; ++i) ns[i] = best_of(times, patterns[i]);
   };

@@ -12,12 +12,12 @@
 namespace {
 
 using thimble::Arena;
-using thimble::Block;
 using thimble::Category;
-using thimble::Trace;
-using Action = thimble::Trace::Action;
+using thimble::memory::Block;
+using thimble::memory::Trace;
+using Action = thimble::memory::Trace::Action;
 
-std::shared_ptr<Trace> trace_on(thimble::Device device, std::size_t capacity_bytes = 0) {
+std::shared_ptr<Trace> trace_on(thimble::memory::Device device, std::size_t capacity_bytes = 0) {
   return std::make_shared<Trace>(
       std::make_shared<Arena>(thimble::make_backing(device), Arena::Options{.capacity_bytes = capacity_bytes}));
 }

@@ -162,7 +162,7 @@ TEST_CASE("offload: a dry device allocates the same and moves nothing", "[memory
     std::vector<std::uint64_t> tier;
     int refusals = 0;
   };
-  const auto run = [&](Device device) {
+  const auto run = [&](memory::Device device) {
     memory::Options with_trace;
     with_trace.trace = true;
     Outcome outcome{memory::make_resource(device, with_trace), {}};

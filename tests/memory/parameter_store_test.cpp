@@ -28,7 +28,7 @@ namespace {
 
 /// Linear layers of 8 x n, n x n, n x 4; with `is_tied` a product with the first one's weight at the end.
 struct Net final : nn::Module {
-  explicit Net(Device device, bool is_tied = false) : tied(is_tied) {
+  explicit Net(memory::Device device, bool is_tied = false) : tied(is_tied) {
     const nn::TensorOptions on{.device = device};
     for (const auto& [in, out] : {std::pair(8, 16), {16, 32}, {32, 24}, {24, 16}}) {
       layers.push_back(&child<nn::Linear>("layer" + std::to_string(layers.size()), in, out, on));
@@ -47,8 +47,8 @@ constexpr std::size_t unit_bytes[] = {(8 * 16 + 16) * 4, (16 * 32 + 32) * 4, (32
 constexpr std::size_t all_bytes = unit_bytes[0] + unit_bytes[1] + unit_bytes[2] + unit_bytes[3];
 
 struct Trained {
-  explicit Trained(std::shared_ptr<ParameterStore> store, Device device = cpu, bool is_tied = false) {
-    Generator generator(5);
+  explicit Trained(std::shared_ptr<ParameterStore> store, memory::Device device = cpu, bool is_tied = false) {
+    RandomGenerator generator(5);
     const GeneratorScope random(generator);
     {
       const ParameterStoreScope scope(std::move(store));
@@ -98,7 +98,7 @@ TEST_CASE("parameter store: a model goes as it is made, and is never here as a w
     CHECK(stack.ledger->max_allocated(Category::parameter) == 32 * 24 * 4);  // the largest parameter
     CHECK(stack.ledger->bytes(Category::parameter) == 0);
     CHECK(tier->statistics().live_bytes == all_bytes);
-    const Storage& storage = *trained.net->layers[1]->weight.storage();
+    const memory::Storage& storage = *trained.net->layers[1]->weight.storage();
     CHECK_FALSE(storage.is_here());
     CHECK(storage.bytes() == 16 * 32 * 4);
     CHECK(path_name(storage.path()) == "layer1");
@@ -179,7 +179,7 @@ TEST_CASE("parameter store: a step has the bits of parameters that stay, and the
 }
 
 TEST_CASE("parameter store: a dry run asks for the same memory at the same places", "[store]") {
-  const auto events = [](Device device) {
+  const auto events = [](memory::Device device) {
     memory::Options options;
     options.trace = true;
     const memory::Stack stack = memory::make_resource(device, std::move(options));

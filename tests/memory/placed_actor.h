@@ -25,13 +25,13 @@ using Script = std::vector<Line>;
 // Runs scripts on a resource; every live block is filled with its name, so that an overlap shows.
 class Actor {
  public:
-  explicit Actor(Resource& resource) : resource_(resource) {}
+  explicit Actor(memory::Resource& resource) : resource_(resource) {}
   ~Actor() {
     while (!live_.empty()) free(live_.begin()->first);
   }
 
-  Block* allocate(char name, std::size_t bytes, std::size_t alignment = 64) {
-    Block* const block = resource_.allocate({.bytes = bytes, .alignment = alignment});
+  memory::Block* allocate(char name, std::size_t bytes, std::size_t alignment = 64) {
+    memory::Block* const block = resource_.allocate({.bytes = bytes, .alignment = alignment});
     CHECK(block->bytes == bytes);
     CHECK(reinterpret_cast<std::uintptr_t>(block->address) % alignment == 0);
     std::memset(block->address, name, bytes);
@@ -39,7 +39,7 @@ class Actor {
     return block;
   }
   void free(char name) {
-    Block* const block = live_.at(name);
+    memory::Block* const block = live_.at(name);
     CHECK(is_intact(name, *block));
     live_.erase(name);
     resource_.deallocate(block, nullptr);
@@ -48,7 +48,7 @@ class Actor {
     for (const Line& line : script)
       line.bytes > 0 ? static_cast<void>(allocate(line.name, line.bytes)) : free(line.name);
   }
-  Block* block(char name) const { return live_.at(name); }
+  memory::Block* block(char name) const { return live_.at(name); }
   bool is_live(char name) const { return live_.count(name) > 0; }
   std::size_t live() const { return live_.size(); }
   void check_all() const {
@@ -56,11 +56,11 @@ class Actor {
   }
 
  private:
-  static bool is_intact(char name, const Block& block) {
+  static bool is_intact(char name, const memory::Block& block) {
     return std::all_of(block.address, block.address + block.bytes, [&](std::byte b) { return b == std::byte(name); });
   }
-  Resource& resource_;
-  std::map<char, Block*> live_;
+  memory::Resource& resource_;
+  std::map<char, memory::Block*> live_;
 };
 
 inline const Script step_script = {{'a', 1000}, {'b', 5000}, {'a', 0}, {'c', 300},
@@ -84,7 +84,7 @@ inline memory::Stack stack_of(std::vector<StepPlacement> plans, std::size_t capa
   return memory::make_resource(cpu, options);
 }
 
-inline bool lies_in_region(const memory::Stack& stack, const Block* block) {
+inline bool lies_in_region(const memory::Stack& stack, const memory::Block* block) {
   const auto blocks = stack.arena->blocks();
   return std::none_of(blocks.begin(), blocks.end(), [&](const Arena::LiveBlock& p) { return p.block == block; });
 }

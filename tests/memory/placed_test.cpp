@@ -29,7 +29,7 @@ TEST_CASE("placed: a plan is what a step allocates and frees", "[placed]") {
   actor.play({{'a', 100}, {'x', 0}, {'b', 200}, {'c', 300}});
   stack.top->relabel(actor.block('b'), Category::activation);
   actor.play({{'a', 0}, {'z', 50}, {'c', 0}});
-  const std::vector<Trace::Event> events = stack.trace->events();
+  const std::vector<memory::Trace::Event> events = stack.trace->events();
   const StepPlacement plan = make_step_placement(std::span(events).subspan(begin));
   constexpr std::uint32_t no = StepPlacement::not_placed;
   CHECK(plan.events == std::vector<StepPlacement::Event>{
@@ -38,7 +38,7 @@ TEST_CASE("placed: a plan is what a step allocates and frees", "[placed]") {
   CHECK(plan.placement.height == 128 + 320);
   CHECK(make_step_placement({}).placement.height == 0);
 
-  std::vector<Trace::Event> twice = {events[begin], events[begin]};
+  std::vector<memory::Trace::Event> twice = {events[begin], events[begin]};
   CHECK_THROWS_AS(make_step_placement(twice), ValueError);
   twice = {events[begin], events[begin + 5], events[begin + 5]};
   CHECK_THROWS_AS(make_step_placement(twice), ValueError);
@@ -78,18 +78,18 @@ TEST_CASE("placed: steps are replayed at the planned offsets", "[placed]") {
   CHECK(stack.placed->lock() == stack.arena->lock());
   Actor actor(*stack.top);
   actor.allocate('p', 100);
-  std::vector<std::pair<const Block*, std::byte*>> first;
+  std::vector<std::pair<const memory::Block*, std::byte*>> first;
   for (int step = 0; step < 3; ++step) {
     const PlacedArena::Step scope(*stack.placed);
     actor.check_all();
-    std::vector<std::pair<const Block*, std::byte*>> seen;
+    std::vector<std::pair<const memory::Block*, std::byte*>> seen;
     std::size_t block = 0;
     for (const Line& line : step_script) {
       if (line.bytes == 0) {
         actor.free(line.name);
         continue;
       }
-      const Block* const now = actor.allocate(line.name, line.bytes);
+      const memory::Block* const now = actor.allocate(line.name, line.bytes);
       CHECK(lies_in_region(stack, now));
       seen.emplace_back(now, now->address);
       CHECK(now->address - seen.front().second == static_cast<std::ptrdiff_t>(plan.placement.offsets[block++]) -

@@ -38,7 +38,7 @@ std::vector<Case> cases() {
 /// Trains on one batch of noise and notes the bits of every loss.
 class NotedRun final : public nn::TrainingRun {
  public:
-  NotedRun(const models::Setup& setup, Device device, std::vector<std::uint32_t>& losses)
+  NotedRun(const models::Setup& setup, memory::Device device, std::vector<std::uint32_t>& losses)
       : losses_(losses),
         generator_(setup.seed),
         scope_(generator_),
@@ -59,7 +59,7 @@ class NotedRun final : public nn::TrainingRun {
 
  private:
   std::vector<std::uint32_t>& losses_;
-  Generator generator_;
+  RandomGenerator generator_;
   GeneratorScope scope_;
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
@@ -79,7 +79,7 @@ TEST_CASE("placed training: the same bits in as many bytes as predicted", "[plac
     setup.optimizer = c.optimizer;
     INFO(setup.model << ", batch " << setup.batch << ", " << setup.optimizer);
     std::vector<std::uint32_t> losses;
-    const nn::MakeRun make = [&](Device device) { return std::make_unique<NotedRun>(setup, device, losses); };
+    const nn::MakeRun make = [&](memory::Device device) { return std::make_unique<NotedRun>(setup, device, losses); };
 
     const std::vector<StepPlacement> plans = nn::plan_steps(cpu, make);
     REQUIRE(plans.size() == 2);
@@ -124,8 +124,8 @@ TEST_CASE("placed training: steps that nobody begins are refused, not made besid
   setup.batch = 16;
   setup.optimizer = "momentum";
   std::vector<std::uint32_t> losses;
-  const nn::MakeRun make = [&](Device device) { return std::make_unique<NotedRun>(setup, device, losses); };
-  for (const Device device : {cpu, dry(cpu)}) {
+  const nn::MakeRun make = [&](memory::Device device) { return std::make_unique<NotedRun>(setup, device, losses); };
+  for (const memory::Device device : {cpu, dry(cpu)}) {
     memory::Options options = nn::profile_options(device);
     options.plans = nn::plan_steps(device, make);
     const memory::Stack stack = memory::make_resource(device, options);
@@ -151,7 +151,7 @@ TEST_CASE("placed training: a step that is not the planned one gives the same bi
   setup.batch = 16;
   setup.optimizer = "momentum";
   std::vector<std::uint32_t> losses;
-  const nn::MakeRun make = [&](Device device) { return std::make_unique<NotedRun>(setup, device, losses); };
+  const nn::MakeRun make = [&](memory::Device device) { return std::make_unique<NotedRun>(setup, device, losses); };
   const std::vector<StepPlacement> plans = nn::plan_steps(cpu, make);
   setup.batch = 24;  // other bytes everywhere
   const nn::MemoryProfile foreign = nn::profile_training(cpu, make, 3, false, plans);

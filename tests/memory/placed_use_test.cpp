@@ -81,7 +81,7 @@ TEST_CASE("placed: memory refused leaves everything as it was, and a free region
   actor.play(script);
   stack.placed->end_step();
   CHECK(stack.placed->statistics().is_region_held);
-  const Block* const big = actor.allocate('v', 3 * granule);  // needs the region's bytes
+  const memory::Block* const big = actor.allocate('v', 3 * granule);  // needs the region's bytes
   CHECK(big != nullptr);
   CHECK_FALSE(stack.placed->statistics().is_region_held);
   const PlacedArena::Statistics before = stack.placed->statistics();
@@ -118,7 +118,7 @@ TEST_CASE("placed: relabels reach the block, the trace and the ledger", "[placed
   const memory::Stack stack = stack_of({plan_of(step_script)});
   Actor actor(*stack.top);
   stack.placed->begin_step();
-  Block* const block = actor.allocate('a', 1000);
+  memory::Block* const block = actor.allocate('a', 1000);
   stack.top->relabel(block, Category::activation);
   CHECK(block->category == Category::activation);
   CHECK(stack.ledger->bytes(Category::activation) == 1000);
@@ -131,7 +131,7 @@ TEST_CASE("placed: other threads only deviate", "[placed]") {
   const memory::Stack stack = stack_of({plan_of(step_script)});
   const auto work = [&](char name) {
     for (int i = 0; i < 2000; ++i) {
-      Block* const block = stack.top->allocate({.bytes = 1000});
+      memory::Block* const block = stack.top->allocate({.bytes = 1000});
       std::memset(block->address, name, block->bytes);
       bool is_intact = true;
       for (std::size_t at = 0; at < block->bytes; ++at) is_intact = is_intact && block->address[at] == std::byte(name);
@@ -163,16 +163,16 @@ TEST_CASE("placed: time of an allocation and a free", "[.benchmark]") {
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
     return static_cast<double>(time.tv_sec) * 1e9 + static_cast<double>(time.tv_nsec);
   };
-  const auto ns_per_pair = [&](Resource& resource, PlacedArena* placed) {
+  const auto ns_per_pair = [&](memory::Resource& resource, PlacedArena* placed) {
     constexpr int rounds = 40, steps = 200;
     double best = 1e9;
-    std::array<Block*, 64> blocks{};
+    std::array<memory::Block*, 64> blocks{};
     for (int round = 0; round < rounds; ++round) {
       const double start = processor_ns();
       for (int step = 0; step < steps; ++step) {
         if (placed != nullptr) placed->begin_step();
         for (const Line& line : script) {
-          Block*& block = blocks[static_cast<std::size_t>(line.name)];
+          memory::Block*& block = blocks[static_cast<std::size_t>(line.name)];
           if (line.bytes > 0) {
             block = resource.allocate({.bytes = line.bytes});
           } else {
@@ -212,7 +212,7 @@ TEST_CASE("placed: the first event that leaves a plan is told, with what it cost
     const PlacedArena::Step step(*stack.placed);
     actor.allocate('a', 1000);
     const PathScope path("elsewhere");
-    Block* const block = stack.top->allocate(
+    memory::Block* const block = stack.top->allocate(
         {.bytes = 6000, .category = Category::workspace, .path = context().path});  // 'b' of 5000 was planned
     actor.allocate('c', 300);
     actor.free('c');

@@ -42,7 +42,7 @@ void check(const Case& c, DType dtype, std::optional<WeightCode> code) {
   const auto booked = [&](Category category, const std::string& path = "") {
     return static_cast<std::int64_t>(stack.ledger->bytes(category, path));
   };
-  Generator generator(1);
+  RandomGenerator generator(1);
   const GeneratorScope draws(generator);
   nn::TensorOptions on{dry(cpu), dtype};
   if (code) on.coded_weights = std::make_shared<nn::quant::CodedStore>(*code);

@@ -121,7 +121,7 @@ TEST_CASE("models bert: the loss starts at log V and falls", "[models][bert][qui
     optim::AdamOptions options;
     options.rate = 3e-3, options.weight_decay = 0.1, options.smallest_decayed_rank = 2;
     optim::Adam optimizer(model->trainable(), options);
-    Generator generator(2);
+    RandomGenerator generator(2);
     const GeneratorScope scope(generator);
     const auto losses = train_on(*model, optimizer, make_batch(*model, 4), 30);
     CAPTURE(losses);

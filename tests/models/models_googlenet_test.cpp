@@ -84,7 +84,7 @@ TEST_CASE("models googlenet: every parameter gets a gradient, and the loss falls
     CHECK(squares > 0);
   }
   optim::Sgd sgd(model->trainable(), {.rate = 0.05, .momentum = 0.9});
-  Generator generator(2);
+  RandomGenerator generator(2);
   const GeneratorScope scope(generator);
   const auto losses = train_on(*model, sgd, batch, 20);
   CAPTURE(losses);

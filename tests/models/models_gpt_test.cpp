@@ -40,7 +40,7 @@ optim::AdamOptions adam_options() {
 }
 
 // One step on a batch of its own.
-double train_step(Gpt& model, optim::Optimizer& optimizer, Generator& generator, std::uint64_t step) {
+double train_step(Gpt& model, optim::Optimizer& optimizer, RandomGenerator& generator, std::uint64_t step) {
   const GeneratorScope scope(generator);
   return train_on(model, optimizer, make_batch(model, 4, step), 1).front();
 }
@@ -110,7 +110,7 @@ TEST_CASE("models gpt: the loss starts at log V and falls", "[models][gpt]") {
     for (const double dropout : {0.0, 0.1}) {
       const auto model = made(tiny(build, dropout));
       optim::Adam optimizer(model->trainable(), adam_options());
-      Generator generator(2);
+      RandomGenerator generator(2);
       const GeneratorScope scope(generator);
       const auto losses = train_on(*model, optimizer, make_batch(*model, 4, 0), 20);
       CAPTURE(losses);
@@ -207,7 +207,7 @@ TEST_CASE("models gpt: weights and checkpoints", "[models][gpt]") {
   CHECK(SafetensorsReader(folder / "w").entry("h.1.attn.c_attn.weight").shape == std::vector<std::int64_t>{32, 96});
 
   std::vector<double> straight, resumed;
-  Generator generator(4), half(4), other(5);
+  RandomGenerator generator(4), half(4), other(5);
   optim::Adam optimizer(a->trainable(), adam_options());
   const auto c = made(tiny(Build::fused, 0.1)), d = made(tiny(Build::fused, 0.1), 9);
   optim::Adam first(c->trainable(), adam_options()), second(d->trainable(), adam_options());

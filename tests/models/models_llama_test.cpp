@@ -207,7 +207,7 @@ TEST_CASE("models llama: logits are those of loops over the definition", "[model
         LlamaConfig config = llama_config(name, options);
         config.theta = 30;  // short sequences, all kinds of frequencies
         if (config.scaling) config.scaling = RotaryScaling{8, 1, 4, 20};
-        Generator generator(3);
+        RandomGenerator generator(3);
         const GeneratorScope scope(generator);
         Llama model(config, {cpu, DType::f64});
         draw_all(model);

@@ -62,7 +62,7 @@ struct Gradient {
 };
 std::vector<Gradient> loss_and_gradients(const char* name, const ModelOptions& options, std::int64_t samples) {
   const Threads alone;
-  Generator generator(7);
+  RandomGenerator generator(7);
   const GeneratorScope scope(generator);
   const auto model = make_model(name, options);
   const Batch batch = made_batch(*model, samples);
@@ -114,11 +114,11 @@ Shape file_shape(const nn::NamedTensor& t) {
 
 /// Two steps of SGD with momentum on a device; the stack remembers what happened.
 memory::Stack run_two_steps(const char* name, const ModelOptions& options, std::int64_t samples, int threads,
-                            Device device) {
+                            memory::Device device) {
   const Threads scope(threads);
   memory::Stack stack = memory::make_resource(device, {.trace = true});
   const ResourceScope resource(stack.top);
-  Generator generator(3);
+  RandomGenerator generator(3);
   const GeneratorScope draws(generator);
   const auto model = make_model(name, options, {device});
   optim::Sgd sgd(model->trainable(), {.rate = 0.1, .momentum = 0.9});
@@ -197,7 +197,7 @@ TEST_CASE("models resnet: names and file shapes are torchvision's", "[models][re
 
 TEST_CASE("models resnet: initial values are the papers'", "[models][resnet][quick]") {
   const Threads alone;
-  Generator generator(1);
+  RandomGenerator generator(1);
   const GeneratorScope scope(generator);
   const auto model = make_model("resnet18", tiny(Build::fused, 32, 16));
   for (const nn::NamedTensor& p : model->parameters()) {
@@ -223,7 +223,7 @@ TEST_CASE("models resnet: initial values are the papers'", "[models][resnet][qui
 TEST_CASE("models resnet: every parameter gets a gradient, and the loss falls", "[models][resnet][quick]") {
   const Threads alone;
   for (const Build build : {Build::fused, Build::textbook}) {
-    Generator generator(5);
+    RandomGenerator generator(5);
     const GeneratorScope scope(generator);
     const auto model = make_model("resnet18", tiny(build));
     const Batch batch = made_batch(*model, 2);
@@ -277,7 +277,7 @@ TEST_CASE("models resnet: the fused and the textbook build have the same bits", 
 
 TEST_CASE("models resnet: evaluation uses the running statistics", "[models][resnet][quick]") {
   const Threads alone;
-  Generator generator(2);
+  RandomGenerator generator(2);
   const GeneratorScope scope(generator);
   const auto model = make_model("resnet18", tiny(Build::fused));
   const Batch batch = made_batch(*model, 3);

@@ -94,7 +94,7 @@ TEST_CASE("models sharedconv: rows of the operator table", "[models][sharedconv]
 TEST_CASE("models sharedconv: a basis of unit kernels is a plain convolution", "[models][sharedconv][quick]") {
   // r = C, coefficients the identity: the basis is the weight, with its inputs first.
   const Threads alone;
-  Generator generator(3);
+  RandomGenerator generator(3);
   const GeneratorScope scope(generator);
   const Tensor x = Tensor::empty({2, 6, 6, 4}, DType::f64), basis = Tensor::empty({4, 5, 3, 3}, DType::f64);
   fill_normal(x, 0, 1), fill_normal(basis, 0, 1);
@@ -138,7 +138,7 @@ TEST_CASE("models sharedconv: one expanded kernel at a time", "[models][sharedco
 
 TEST_CASE("models sharedconv: gradients of a shared basis accumulate", "[models][sharedconv][quick]") {
   const Threads alone;
-  Generator generator(3);
+  RandomGenerator generator(3);
   const GeneratorScope scope(generator);
   const nn::TensorOptions on{cpu, DType::f64};
   Tensor basis = nn::make_kernel_basis(2, 4, 3, on);
@@ -202,7 +202,7 @@ TEST_CASE("models sharedconv: it learns as its twin does", "[models][sharedconv]
   for (const bool shares_kernels : {true, false}) {
     const auto model = make_seeded("sharedconv", tiny(Build::fused, shares_kernels));
     optim::Sgd sgd(model->trainable(), {.rate = 0.05, .momentum = 0.9});
-    Generator generator(2);
+    RandomGenerator generator(2);
     const GeneratorScope scope(generator);
     const auto losses = train_on(*model, sgd, make_batch(*model, 4), 15);
     CAPTURE(shares_kernels, losses);

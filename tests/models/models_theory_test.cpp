@@ -37,7 +37,7 @@ TEST_CASE("models theory: the textbook build holds its closed form when backward
     setup.sizes.build = models::Build::textbook;
     const memory::Stack stack = memory::make_resource(dry(cpu));
     const ResourceScope scope(stack.top);
-    Generator generator(1);
+    RandomGenerator generator(1);
     const GeneratorScope random(generator);
     const auto model = models::make_model(setup.model, setup.sizes, {dry(cpu), DType::f32});
     const auto optimizer = models::make_optimizer(setup, *model);
@@ -87,7 +87,7 @@ TEST_CASE("models theory: blocks in parts, on one rank and on each of a team", "
   sizes.team = {parts, is_team ? ranks.get() : nullptr, cuts_sequence};
   const memory::Stack stack = memory::make_resource(dry(cpu));
   const ResourceScope scope(stack.top);
-  Generator generator(1);
+  RandomGenerator generator(1);
   const GeneratorScope random(generator);
   const nn::TensorOptions on = models::tensor_options(setup, dry(cpu));
   const auto model = models::make_model(name, sizes, on);

@@ -27,7 +27,7 @@ ModelOptions tiny(Build build, double dropout = 0) {
 
 // The head starts from zeros: with those, nothing behind it has a gradient.
 void shake_head(Model& model) {
-  Generator generator(8);
+  RandomGenerator generator(8);
   const GeneratorScope scope(generator);
   for (const nn::NamedTensor& p : model.parameters()) {
     if (p.name == "heads.head.weight") fill_normal(p.tensor, 0, 0.3);
@@ -111,7 +111,7 @@ TEST_CASE("models vit: the loss starts at log K and falls", "[models][vit][quick
     optim::AdamOptions options;
     options.rate = 3e-3;
     optim::Adam optimizer(model->trainable(), options);
-    Generator generator(2);
+    RandomGenerator generator(2);
     const GeneratorScope scope(generator);
     const auto losses = train_on(*model, optimizer, make_batch(*model, 6), 30);
     CAPTURE(losses);

@@ -39,7 +39,7 @@ models::Setup image_setup() {
 /// A net in a placed arena of its own.
 class Net {
  public:
-  Net(const models::Setup& setup, Device device, optim::GradScaler* scaler = nullptr)
+  Net(const models::Setup& setup, memory::Device device, optim::GradScaler* scaler = nullptr)
       : stack_(memory::make_resource(device, {.plans = plans(setup, device, scaler)})),
         scope_(stack_.top),
         generator_(setup.seed),
@@ -52,8 +52,9 @@ class Net {
     options_.scaler = scaler;
   }
 
-  static std::vector<StepPlacement> plans(const models::Setup& setup, Device device, optim::GradScaler* scaler) {
-    return nn::plan_steps(device, [&](Device on) {
+  static std::vector<StepPlacement> plans(const models::Setup& setup, memory::Device device,
+                                          optim::GradScaler* scaler) {
+    return nn::plan_steps(device, [&](memory::Device on) {
       std::unique_ptr<nn::TrainingRun> run = models::zero_batch_run(setup)(on);
       run->options().scaler = scaler;
       return run;
@@ -99,7 +100,7 @@ class Net {
 
   memory::Stack stack_;
   ResourceScope scope_;
-  Generator generator_;
+  RandomGenerator generator_;
   GeneratorScope random_;
   models::Setup setup_;
   std::unique_ptr<models::Model> model_;
@@ -200,7 +201,7 @@ TEST_CASE("cuda graph: a captured step keeps its addresses, and gives them back"
     const std::uint64_t before = arena->statistics().allocation_count;
     recorded.run();
     CHECK(arena->statistics().allocation_count == before);  // a replay takes nothing
-    Generator other(5);
+    RandomGenerator other(5);
     const GeneratorScope scope(other);
     CHECK_THROWS_AS(recorded.run(), PlanError);
   }
@@ -309,7 +310,7 @@ TEST_CASE("cuda graph: a loss scale that moves, and skipped steps, have the bits
 TEST_CASE("cuda graph: a static loss scale is recorded, and a dry step allocates what a real one does",
           "[cuda][graph]") {
   if (!has_cuda()) return;
-  const auto run = [](Device device, bool is_recorded, std::vector<std::vector<double>>* state) {
+  const auto run = [](memory::Device device, bool is_recorded, std::vector<std::vector<double>>* state) {
     models::Setup setup = text_setup();
     setup.clip_norm = 0;
     optim::GradScaler scaler({.scale = 1024, .is_dynamic = false});

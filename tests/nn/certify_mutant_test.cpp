@@ -26,7 +26,7 @@ namespace {
 struct Runs {
   explicit Runs(Program own) : program(std::move(own)) {}
   nn::MakeRun make() const {
-    return [this](Device device) {
+    return [this](memory::Device device) {
       return std::make_unique<nn::trainer_detail::TrainerRun>(program, options, device,
                                                               nn::trainer_detail::RunRequest{});
     };
@@ -49,7 +49,7 @@ nn::Plan smallest_plan(const Runs& runs) {
   REQUIRE(plan.tape);
   REQUIRE_FALSE(plan.tape->segments.empty());
   if (plan.placement.empty()) {
-    const nn::MakeRun follow = [&](Device device) {
+    const nn::MakeRun follow = [&](memory::Device device) {
       auto run = runs.make()(device);
       plan.apply(run->options(), device);
       return run;
@@ -95,26 +95,26 @@ nn::Plan with_step(nn::Plan plan, const std::function<void(StepPlacement&)>& cha
 /// lie in one place: at an allocation, the oldest activation that lives.
 class Corrupting final : public Decorator {
  public:
-  explicit Corrupting(std::shared_ptr<Resource> upstream) : Decorator(std::move(upstream)) {}
+  explicit Corrupting(std::shared_ptr<memory::Resource> upstream) : Decorator(std::move(upstream)) {}
   /// At the k-th allocation from now; 0: never.
   void arm(std::uint64_t k) { k_ = k, count_ = 0; }
   std::uint64_t count() const { return count_; }
   bool has_struck() const { return has_struck_; }
 
  private:
-  Block* do_allocate(const Request& request) override {
-    Block* const block = upstream_allocate(request);
+  memory::Block* do_allocate(const Request& request) override {
+    memory::Block* const block = upstream_allocate(request);
     live_.push_back(block);
     if (++count_ == k_) strike();
     return block;
   }
-  void do_deallocate(Block* block, Stream stream) noexcept override {
+  void do_deallocate(memory::Block* block, Stream stream) noexcept override {
     live_.erase(std::find(live_.begin(), live_.end(), block));
     upstream_deallocate(block, stream);
   }
-  void do_relabel(Block* block, Category category) noexcept override { upstream_relabel(block, category); }
+  void do_relabel(memory::Block* block, Category category) noexcept override { upstream_relabel(block, category); }
   void strike() {
-    for (Block* const block : live_) {
+    for (memory::Block* const block : live_) {
       if (block->category != Category::activation) continue;
       auto* const first = reinterpret_cast<float*>(block->address);
       first[block->bytes / sizeof(float) / 2] += 1;
@@ -123,7 +123,7 @@ class Corrupting final : public Decorator {
     }
   }
 
-  std::vector<Block*> live_;
+  std::vector<memory::Block*> live_;
   std::uint64_t k_ = 0, count_ = 0;
   bool has_struck_ = false;
 };
@@ -175,7 +175,7 @@ struct ReadsAside {
 /// The net with something between its input and itself, in front of which a scale makes the input need a gradient.
 class Mutant : public Net {
  public:
-  Mutant(const Sizes& sizes, Device device) : Net(sizes.width, sizes.depth, device) {
+  Mutant(const Sizes& sizes, memory::Device device) : Net(sizes.width, sizes.depth, device) {
     scale = add_parameter("scale", full({sizes.width}, 1.0, DType::f32, device));
     count = add_buffer("count", zeros({}, DType::f32, device));
   }
@@ -188,7 +188,7 @@ Program mutant_program(const std::function<Tensor(Mutant&, const Tensor&)>& betw
   const Sizes sizes = mutant_sizes();
   Program own = program(sizes);
   own.evaluate = nullptr;
-  own.model = [sizes](Device device) { return std::make_unique<Mutant>(sizes, device); };
+  own.model = [sizes](memory::Device device) { return std::make_unique<Mutant>(sizes, device); };
   own.loss = [between, after_forward](Net& net, const Batch& batch) {
     auto& mutant = dynamic_cast<Mutant&>(net);
     const Tensor loss = mse_loss(net(square(between(mutant, mul(batch.x, mutant.scale)))), batch.y);

@@ -117,12 +117,12 @@ TEST_CASE("certify: what differs is named, the first of it first", "[certify]") 
   Program own = program();
   int real_models = 0;
   const auto model = own.model;
-  own.model = [&, model](Device device) {
+  own.model = [&, model](memory::Device device) {
     real_models += device.is_dry ? 0 : 1;
     return model(device);
   };
   const auto batch = own.batch;
-  own.batch = [&, batch](std::int64_t step, Device device) {
+  own.batch = [&, batch](std::int64_t step, memory::Device device) {
     Batch made = batch(step, device);
     if (real_models == 2 && step == 1 && !device.is_dry) fill(view::slice(made.y, 0, 0, 1), 7);
     return made;

@@ -67,7 +67,7 @@ struct Training {
     return list;
   }
 
-  static std::unique_ptr<Net> make(Generator& generator, std::int64_t width) {
+  static std::unique_ptr<Net> make(RandomGenerator& generator, std::int64_t width) {
     const GeneratorScope scope(generator);
     return std::make_unique<Net>(width);
   }
@@ -78,7 +78,7 @@ struct Training {
     return options;
   }
 
-  Generator generator;
+  RandomGenerator generator;
   std::unique_ptr<Net> net;
   optim::Adam optimizer;
 };
@@ -270,7 +270,7 @@ struct Away {
     nn::training_step(optimizer, [&](std::int64_t) { return net.loss(x, targets); });
   }
 
-  Generator generator{3};
+  RandomGenerator generator{3};
   GeneratorScope scope;
   Net net;
   optim::Adam optimizer;

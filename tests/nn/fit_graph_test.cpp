@@ -27,7 +27,7 @@ enum class Form { blocks, conditioned, segments, recurrent, recurrent_segments, 
 
 class Net final : public nn::Module {
  public:
-  Net(Form form, Device device) : form_(form), on_{device} {
+  Net(Form form, memory::Device device) : form_(form), on_{device} {
     if (form == Form::u_net) {
       for (const auto& [in, out] : {std::pair{4, 8}, {8, 8}, {8, 16}, {16, 16}, {24, 8}, {8, 1}}) {
         convs_.push_back(&child<nn::Conv2d>("c" + std::to_string(convs_.size()), in, out, 3,
@@ -100,11 +100,11 @@ class Net final : public nn::Module {
 };
 
 nn::TrainedProgram<Net, Batch> program(Form form) {
-  return {.model = [form](Device device) { return std::make_unique<Net>(form, device); },
+  return {.model = [form](memory::Device device) { return std::make_unique<Net>(form, device); },
           .optimizer = [](Net& net) { return std::make_unique<optim::Sgd>(net.trainable(), optim::SgdOptions{}); },
           .loss = [](Net& net, const Batch& batch) { return net.loss(batch); },
           .batch =
-              [form](std::int64_t, Device device) {
+              [form](std::int64_t, memory::Device device) {
                 const Shape x = form == Form::u_net ? Shape{4, 128, 128, 4} : Shape{4096, 128};
                 return Batch{randn(x, DType::f32, device), randn({1, 8}, DType::f32, device)};
               }};

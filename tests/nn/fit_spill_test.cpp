@@ -39,7 +39,7 @@ models::Setup spill_setup(const std::string& model) {
 nn::PlannerOptions offloading(const std::string& folder) {
   nn::PlannerOptions options;
   options.spilling.offloads = true;
-  options.make_tier = [folder](Device device) {
+  options.make_tier = [folder](memory::Device device) {
     return std::make_shared<FileTier>(device, offload_test::options_at(folder));
   };
   return options;
@@ -64,7 +64,7 @@ Trained train(const models::Setup& setup, const nn::Plan& plan) {
   options.plans = plan.placement;
   const memory::Stack stack = memory::make_resource(cpu, options);
   const ResourceScope scope(stack.top);
-  Generator generator(7);
+  RandomGenerator generator(7);
   const GeneratorScope random(generator);
   const auto model = models::make_model(setup.model, setup.sizes);
   const auto optimizer = models::make_optimizer(setup, *model);
@@ -89,7 +89,7 @@ Trained train(const models::Setup& setup, const nn::Plan& plan) {
 }
 
 std::size_t measured_peak(const models::Setup& setup, const nn::Plan& plan) {
-  const nn::MakeRun make = [&](Device device) {
+  const nn::MakeRun make = [&](memory::Device device) {
     auto run = models::zero_batch_run(setup)(device);
     plan.apply(run->options(), device);
     return run;

@@ -44,7 +44,7 @@ std::vector<std::vector<float>> train(const models::Setup& setup, const nn::Plan
   options.plans = plan.placement;
   const memory::Stack stack = memory::make_resource(cpu, options);
   const ResourceScope scope(stack.top);
-  Generator generator(7);
+  RandomGenerator generator(7);
   const GeneratorScope random(generator);
   const auto model = models::make_model(setup.model, setup.sizes);
   const auto optimizer = models::make_optimizer(setup, *model);
@@ -136,7 +136,7 @@ TEST_CASE("fit: plans need what they say and change no bit", "[fit]") {
     for (std::size_t i = 0; i < plans.size(); i += 1 + plans.size() / 3) {
       const nn::Plan& plan = plans[i];
       INFO(model << ": " << plan.description);
-      const nn::MakeRun make = [&](Device device) {
+      const nn::MakeRun make = [&](memory::Device device) {
         auto run = models::zero_batch_run(setup)(device);
         plan.apply(run->options(), device);
         return run;

@@ -108,9 +108,9 @@ TEST_CASE("fp8 layers: sizes that are no multiples of 16 fall back, and say so",
   CHECK_FALSE(nn::why_not_fp8(16, 40).empty());
   CHECK_FALSE(nn::why_not_fp8(8, 16).empty());
   // A layer that falls back is the one of bf16, bit by bit.
-  Generator generator(1);
+  RandomGenerator generator(1);
   const auto made = [&](const char* policy) {
-    Generator own(5);
+    RandomGenerator own(5);
     const GeneratorScope scope(own);
     const auto layer = std::make_unique<nn::Linear>(24, 16, nn::precision(policy).on(cpu));
     return to_host<float>(to_dtype((*layer)(full({3, 24}, 0.3, DType::bf16)), DType::f32));
@@ -152,7 +152,7 @@ TEST_CASE("fp8 layers: recipes out of range", "[fp8]") {
 
 TEST_CASE("fp8 layers: the state is in checkpoints, and one without it is refused", "[fp8]") {
   const files_test::TemporaryFolder folder;
-  Generator generator(3);
+  RandomGenerator generator(3);
   const GeneratorScope scope(generator);
   const auto make = [&](const char* policy) {
     return models::make_model("char-gpt", small("char-gpt"), nn::precision(policy).on(cpu));
@@ -168,7 +168,7 @@ TEST_CASE("fp8 layers: the state is in checkpoints, and one without it is refuse
   nn::save_checkpoint(folder / "fp8", *model, adam, generator);
   const auto other = make("fp8");
   optim::Adam again = optimizer_of(*other);
-  Generator restored;
+  RandomGenerator restored;
   nn::load_checkpoint(folder / "fp8", *other, again, restored);
   bool has_scale = false;
   for (std::size_t i = 0; i < model->buffers().size(); ++i) {
@@ -201,7 +201,7 @@ TEST_CASE("fp8 layers: the state is in checkpoints, and one without it is refuse
 }
 
 TEST_CASE("fp8 layers: an evaluation records nothing", "[fp8]") {
-  Generator generator(3);
+  RandomGenerator generator(3);
   const GeneratorScope scope(generator);
   for (const char* name : {"char-gpt", "vit-b16"}) {
     const auto model = models::make_model(name, small(name), nn::precision("fp8").on(cpu));

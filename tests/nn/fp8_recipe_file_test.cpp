@@ -26,7 +26,7 @@ using files_test::error_of;
 struct Training {
   std::unique_ptr<models::Model> model;
   optim::Adam optimizer;
-  Generator generator{3};
+  RandomGenerator generator{3};
 
   explicit Training(const char* policy, const std::function<void(nn::Fp8Recipe&)>& change = {})
       : model(make(policy, change)), optimizer(model->trainable(), {.narrow = optim::NarrowUpdate::master}) {}

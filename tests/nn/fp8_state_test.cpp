@@ -95,7 +95,7 @@ std::vector<std::byte> all_of(const Fp8State& s) {
 }  // namespace
 
 TEST_CASE("fp8 state: a ring of steps, scales of those before", "[fp8]") {
-  Generator generator(1);
+  RandomGenerator generator(1);
   const GeneratorScope scope(generator);
   Layer layer(3);
   Twin twin(3);
@@ -121,7 +121,7 @@ TEST_CASE("fp8 state: a ring of steps, scales of those before", "[fp8]") {
 }
 
 TEST_CASE("fp8 state: passes of one step share a place", "[fp8]") {
-  Generator generator(1);
+  RandomGenerator generator(1);
   const GeneratorScope scope(generator);
   Layer layer(4);
   Twin twin(4);
@@ -135,7 +135,7 @@ TEST_CASE("fp8 state: passes of one step share a place", "[fp8]") {
 }
 
 TEST_CASE("fp8 state: what records nothing", "[fp8]") {
-  Generator generator(1);
+  RandomGenerator generator(1);
   const GeneratorScope scope(generator);
   Layer layer(2);
   {
@@ -172,7 +172,7 @@ TEST_CASE("fp8 state: what records nothing", "[fp8]") {
 }
 
 TEST_CASE("fp8 state: zeros leave the scale to the next tensor", "[fp8]") {
-  Generator generator(1);
+  RandomGenerator generator(1);
   const GeneratorScope scope(generator);
   Layer layer(4);
   const auto step_of = [&](double factor) {
@@ -194,7 +194,7 @@ TEST_CASE("fp8 state: a recompute uses the scales of its forward and records not
     INFO("in a transaction: " << has_transaction);
     std::vector<std::vector<std::byte>> seen[2];
     for (const bool recomputes : {false, true}) {
-      Generator generator(1);
+      RandomGenerator generator(1);
       const GeneratorScope scope(generator);
       Layer layer(2);
       for (const double factor : {1.0, 8.0, 0.5}) {

@@ -154,7 +154,7 @@ TEST_CASE("generate: tokens are drawn from the softmax of scores over the temper
     options.vocabulary = 7;
     return options;
   }());
-  Generator generator(2);
+  RandomGenerator generator(2);
   const GeneratorScope scope(generator);
   fill_normal(parameter(*model, "wte.weight"), 0, 0.2);  // scores that differ
   std::vector<double> scores = output_for(*model, 3);    // (1, 3, 7)

@@ -38,7 +38,7 @@ models::Setup small_gpt() {
 }
 
 nn::MakeRun with_plan(const nn::MakeRun& make, const nn::Plan& plan) {
-  return [&](Device device) {
+  return [&](memory::Device device) {
     std::unique_ptr<nn::TrainingRun> run = make(device);
     plan.apply(run->options(), device);
     return run;

@@ -43,7 +43,7 @@ double y_at(std::int64_t step, std::int64_t micro_batch, std::int64_t i) {
 }
 
 struct Net final : nn::Module {
-  explicit Net(Device device) {
+  explicit Net(memory::Device device) {
     const auto add = [&](const char* name, double start) {
       return add_parameter(name, full({size}, start, DType::f64, device, Category::parameter));
     };
@@ -57,7 +57,7 @@ struct Batch {
   std::int64_t step = 0, micro_batch = 0;
 };
 
-Batch batch_of(std::int64_t step, Device device) {
+Batch batch_of(std::int64_t step, memory::Device device) {
   const auto rows = [&](double (*at)(std::int64_t, std::int64_t, std::int64_t)) {
     Tensor all = Tensor::empty({micro_batches, size}, DType::f64, device, Category::input);
     Values values;
@@ -198,7 +198,7 @@ TEST_CASE("missing gradients: frozen or unused in some micro-batches, as by hand
       check("a step", values_of(net));
     }
     nn::TrainedProgram<Net, Batch> own{
-        .model = [](Device device) { return std::make_unique<Net>(device); },
+        .model = [](memory::Device device) { return std::make_unique<Net>(device); },
         .optimizer = [&](Net& net) { return optimizer_of(row, net); },
         .loss = [&](Net& net, const Batch& batch) { return loss_of(net, batch, row.is_scaled); },
         .batch = batch_of,

@@ -22,7 +22,7 @@ using namespace thimble;
 /// x + down(dropout(gelu(norm(up(x))))), several times, then a number per sample; images' batch norm over (N, 1, 1, C).
 class Net : public nn::Module {
  public:
-  Net(std::int64_t width, std::int64_t depth, Device device) : width_(width) {
+  Net(std::int64_t width, std::int64_t depth, memory::Device device) : width_(width) {
     const nn::TensorOptions on{device};
     for (std::int64_t i = 0; i < depth; ++i) {
       const std::string name = "block" + std::to_string(i);
@@ -66,7 +66,7 @@ struct Sizes {
   std::function<std::int64_t(std::int64_t step)> samples = [](std::int64_t) { return std::int64_t{800}; };
 };
 
-inline Batch make_batch(const Sizes& sizes, std::int64_t step, Device device) {
+inline Batch make_batch(const Sizes& sizes, std::int64_t step, memory::Device device) {
   const std::int64_t n = sizes.samples(step);
   Batch batch{Tensor::empty({n, sizes.width}, DType::f32, device, Category::input),
               Tensor::empty({n, 1}, DType::f32, device, Category::input)};
@@ -79,15 +79,15 @@ using Program = nn::TrainedProgram<Net, Batch>;
 
 inline Program program(const Sizes& sizes = {}) {
   Program program;
-  program.model = [sizes](Device device) { return std::make_unique<Net>(sizes.width, sizes.depth, device); };
+  program.model = [sizes](memory::Device device) { return std::make_unique<Net>(sizes.width, sizes.depth, device); };
   program.optimizer = [](Net& net) {
     optim::AdamOptions options;
     options.rate = 1e-3;
     return std::make_unique<optim::Adam>(net.trainable(), options);
   };
   program.loss = [](Net& net, const Batch& batch) { return mse_loss(net(batch.x), batch.y); };
-  program.batch = [sizes](std::int64_t step, Device device) { return make_batch(sizes, step, device); };
-  program.evaluate = [sizes](Net& net, Device device) {
+  program.batch = [sizes](std::int64_t step, memory::Device device) { return make_batch(sizes, step, device); };
+  program.evaluate = [sizes](Net& net, memory::Device device) {
     const Batch batch = make_batch(sizes, 0, device);
     return nn::read_value(mse_loss(net(batch.x), batch.y));
   };
@@ -96,7 +96,7 @@ inline Program program(const Sizes& sizes = {}) {
 
 /// A generator and a judge of its samples: two optimizers, updated in turn.
 struct Rivals {
-  Rivals(std::int64_t width, std::int64_t depth, Device device) {
+  Rivals(std::int64_t width, std::int64_t depth, memory::Device device) {
     {
       const PathScope path("generator");
       generator = std::make_unique<Net>(width, depth, device);
@@ -115,8 +115,8 @@ struct Rivals {
 
 inline nn::TrainedProgram<Rivals, Batch> rivals(const Sizes& sizes) {
   nn::TrainedProgram<Rivals, Batch> program;
-  program.model = [sizes](Device device) { return std::make_unique<Rivals>(sizes.width, sizes.depth, device); };
-  program.batch = [sizes](std::int64_t step, Device device) { return make_batch(sizes, step, device); };
+  program.model = [sizes](memory::Device device) { return std::make_unique<Rivals>(sizes.width, sizes.depth, device); };
+  program.batch = [sizes](std::int64_t step, memory::Device device) { return make_batch(sizes, step, device); };
   const auto rate = [](double r) {
     optim::SgdOptions options;
     options.rate = r;

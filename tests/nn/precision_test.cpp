@@ -163,7 +163,7 @@ TEST_CASE("precision: every model trains under every policy, in the bytes that w
 
 TEST_CASE("precision: under O1 weights and gradients are f32, products f16", "[precision]") {
   const Threads alone;
-  Generator generator(1);
+  RandomGenerator generator(1);
   const GeneratorScope scope(generator);
   nn::Linear wide(8, 6, {}, {.activation = kernels::Activation::gelu_tanh});
   nn::Linear mixed(8, 6, nn::precision("O1").on(cpu), {.activation = kernels::Activation::gelu_tanh});

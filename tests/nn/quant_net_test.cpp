@@ -269,7 +269,7 @@ TEST_CASE("quantized nets: filters whose weights are next to nothing keep their 
 }
 
 TEST_CASE("quantized nets need what a dry run says, event by event", "[quant]") {
-  const auto events = [](Device device) {
+  const auto events = [](memory::Device device) {
     const memory::Stack stack = memory::make_resource(device, {.trace = true});
     const ResourceScope scope(stack.top);
     const auto model = models::make_model("googlenet", {.image = 16, .width = 8}, {device});

@@ -103,12 +103,12 @@ TEST_CASE("fp8 state: whatever the counts, the place is inside of the ring", "[f
 
 TEST_CASE("fp8 state: a CUDA device has the CPU's bits with any counts", "[fp8]") {
   if (!thimble::testing::has_cuda()) return;
-  Generator generator(1);
+  RandomGenerator generator(1);
   const GeneratorScope scope(generator);
   const Tensor x = randn({4, 16});
   for (const std::int64_t recorded : counts) {
     std::vector<std::vector<std::byte>> seen[2];
-    for (const Device device : {cpu, cuda()}) {
+    for (const memory::Device device : {cpu, cuda()}) {
       const Fp8State state{to_device(zeros({3, 5}), device), to_device(zeros({3}), device),
                            to_device(from_host(std::vector<std::int64_t>(6, recorded), {3, 2}), device)};
       const Fp8Use use{delayed, state, 7, true};
@@ -155,7 +155,7 @@ TEST_CASE("fp8 state: tensors that are no state are refused", "[fp8]") {
 
 TEST_CASE("fp8 state: a file with numbers that no training makes is refused", "[fp8]") {
   const files_test::TemporaryFolder folder;
-  Generator generator(1);
+  RandomGenerator generator(1);
   const GeneratorScope scope(generator);
   nn::Linear model(32, 16, {.fp8 = nn::Fp8Recipe{}});
   optim::Sgd optimizer(model.trainable(), {});
@@ -196,7 +196,7 @@ TEST_CASE("fp8 state: a file with numbers that no training makes is refused", "[
 
 TEST_CASE("state numbers: a second moment below zero, or none, is refused", "[optim]") {
   const files_test::TemporaryFolder folder;
-  Generator generator(1);
+  RandomGenerator generator(1);
   const GeneratorScope scope(generator);
   for (const bool is_factored : {false, true}) {
     nn::Linear model(288, 256);  // a state of more than one piece of a file
@@ -237,7 +237,7 @@ TEST_CASE("state numbers: a second moment below zero, or none, is refused", "[op
 
 TEST_CASE("state numbers: what is not finite is not written over a checkpoint", "[optim]") {
   const files_test::TemporaryFolder folder;
-  Generator generator(1);
+  RandomGenerator generator(1);
   const GeneratorScope scope(generator);
   nn::Linear model(4, 2);
   optim::Adam optimizer(model.trainable(), {});
@@ -259,7 +259,7 @@ TEST_CASE("state numbers: what is not finite is not written over a checkpoint", 
 
 TEST_CASE("optim8: a file whose scales of blocks are no magnitudes is refused", "[optim8]") {
   const files_test::TemporaryFolder folder;
-  Generator generator(1);
+  RandomGenerator generator(1);
   const GeneratorScope scope(generator);
   for (const char* const kind : {"adam8", "adamw8", "momentum8"}) {
     nn::Linear model(40, 16);

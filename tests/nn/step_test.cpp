@@ -107,7 +107,7 @@ struct State {
 // A model in training, on a stack and with a generator of its own.
 struct Run {
   memory::Stack stack;
-  Generator generator{11};
+  RandomGenerator generator{11};
   std::unique_ptr<Net> net;
   std::unique_ptr<optim::Adam> optimizer;
 
@@ -150,21 +150,21 @@ struct Run {
 };
 
 // Refuses one request, by its number.
-class Refusing final : public Resource {
+class Refusing final : public memory::Resource {
  public:
-  explicit Refusing(std::shared_ptr<Resource> upstream) : upstream_(std::move(upstream)) {}
+  explicit Refusing(std::shared_ptr<memory::Resource> upstream) : upstream_(std::move(upstream)) {}
   std::int64_t left = std::numeric_limits<std::int64_t>::max();  // requests until the refusal
 
-  Block* allocate(const Request& request) override {
+  memory::Block* allocate(const Request& request) override {
     if (left-- == 0) throw OutOfMemory("refused", {});
     return upstream_->allocate(request);
   }
-  void deallocate(Block* block, Stream stream) noexcept override { upstream_->deallocate(block, stream); }
-  void relabel(Block* block, Category category) noexcept override { upstream_->relabel(block, category); }
-  Device device() const noexcept override { return upstream_->device(); }
+  void deallocate(memory::Block* block, Stream stream) noexcept override { upstream_->deallocate(block, stream); }
+  void relabel(memory::Block* block, Category category) noexcept override { upstream_->relabel(block, category); }
+  memory::Device device() const noexcept override { return upstream_->device(); }
 
  private:
-  std::shared_ptr<Resource> upstream_;
+  std::shared_ptr<memory::Resource> upstream_;
 };
 
 }  // namespace
@@ -283,7 +283,7 @@ TEST_CASE("step: micro-batches add up to the whole batch", "[step]") {
   };
   for (const Row& row : {Row{DType::f32, 8 * 0x1p-23}, Row{DType::f64, 8 * 0x1p-52}}) {
     INFO(to_string(row.dtype));
-    Generator generator(3);
+    RandomGenerator generator(3);
     const GeneratorScope draws(generator);
     Net net(false, row.dtype);
     const Data data(0, row.dtype);
@@ -317,7 +317,7 @@ TEST_CASE("step: a micro-batch draws the dropout masks of the whole batch", "[st
   Tensor w = full({1}, 1);
   w.require_grad();
   const auto masks = [&](std::int64_t count) {
-    Generator generator(5);
+    RandomGenerator generator(5);
     const GeneratorScope draws(generator);
     optim::Adam optimizer({{"w", w}}, {.rate = 0});
     const std::int64_t samples = 12 / count;

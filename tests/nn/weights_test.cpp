@@ -46,7 +46,7 @@ std::vector<std::vector<double>> values_of(const nn::Module& module) {
 }
 
 Small made_with_seed(std::uint64_t seed, const nn::TensorOptions& on = {}) {
-  Generator generator(seed);
+  RandomGenerator generator(seed);
   const GeneratorScope scope(generator);
   return Small(on);
 }

@@ -116,7 +116,7 @@ OperatorCase row(bool is_tiled, const Sizes& n, bool causal, double p) {
   };
   result.reference = [=](const Arrays& in) {
     // The operator table's one call draws at its generator's first site outside of any module.
-    Generator generator(1234);
+    RandomGenerator generator(1234);
     generator.start_pass();
     return reference(n, third(in[0], n, 0), third(in[0], n, 1), third(in[0], n, 2), causal, default_scale(n), p,
                      generator.next_site(0));
@@ -207,7 +207,7 @@ TEST_CASE("ops: attention of heads that share keys and values") {
 }
 
 TEST_CASE("ops: attention of every size around the tiles is the definition's and the textbook's") {
-  Generator generator(77);
+  RandomGenerator generator(77);
   const GeneratorScope scope(generator);
   for (const std::int64_t length : {1, 5, 48, 64, 65, 130}) {
     for (const Sizes& n : {Sizes{2, length, length, 1, 64}, Sizes{2, length, length, 2, 20}}) {
@@ -371,7 +371,7 @@ TEST_CASE("ops: attention's memory is linear in the sequence") {
     tape.backward(y, Tensor::empty_like(y));
     std::size_t allocated = 0;
     for (const auto& event : stack.trace->events()) {
-      if (event.action == Trace::Action::allocate) allocated += event.bytes;
+      if (event.action == memory::Trace::Action::allocate) allocated += event.bytes;
     }
     return allocated;
   };

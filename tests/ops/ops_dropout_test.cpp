@@ -30,7 +30,7 @@ std::vector<float> host(const Tensor& t) { return to_host<float>(t); }
 
 // Where the operator table's one call draws: its generator's first site outside of any module.
 RandomSite table_site() {
-  Generator generator(1234);
+  RandomGenerator generator(1234);
   generator.start_pass();
   return generator.next_site(0);
 }
@@ -90,7 +90,7 @@ TEST_CASE("ops: dropout's mask is the site's, in every shape and dtype") {
 
 TEST_CASE("ops: dropout gives a micro-batch what the whole batch would have got") {
   const Tensor x = randn({8, 33});
-  Generator generator(9);
+  RandomGenerator generator(9);
   const GeneratorScope scope(generator);
   generator.start_pass(0);
   const std::vector<float> whole = host(dropout(x, 0.4));
@@ -114,7 +114,7 @@ TEST_CASE("ops: dropout gives a micro-batch what the whole batch would have got"
 }
 
 TEST_CASE("ops: both forms of dropout are equal, forward and backward") {
-  Generator generator(2);
+  RandomGenerator generator(2);
   const GeneratorScope scope(generator);
   const auto run = [&](Tensor (*f)(const Tensor&, double), std::size_t kept) {
     generator.start_pass();

@@ -118,7 +118,7 @@ Values pass(const std::vector<Tensor>& in, F&& layer, bool is_checkpointed = fal
   }
   const Tensor dy = Tensor::empty_like(y);
   {
-    Generator generator(9);
+    RandomGenerator generator(9);
     const GeneratorScope draws(generator);
     fill_normal(dy, 0, 1);
   }
@@ -238,7 +238,7 @@ TEST_CASE("ops: feed-forward layer in tiles makes gradients of those that need o
       y = call(op, operands, true);
     }
     const Tensor dy = Tensor::empty_like(y);
-    Generator generator(9);
+    RandomGenerator generator(9);
     const GeneratorScope draws(generator);
     fill_normal(dy, 0, 1);
     tape.backward(y, dy);

@@ -193,7 +193,7 @@ TEST_CASE("ops: linear cross entropy chooses its chunks by shape", "[linear_loss
 
 TEST_CASE("ops: linear cross entropy takes larger chunks on CUDA devices", "[linear_loss]") {
   // A dry run counts them: chunks of 157 rows, a 32nd, on the CPU, of 2,048 there.
-  const auto peak = [](Device device, std::int64_t chunk_rows) {
+  const auto peak = [](memory::Device device, std::int64_t chunk_rows) {
     const auto stack = memory::make_resource(device);
     const ResourceScope scope(stack.top);
     const Tensor x = Tensor::empty({5000, 8}, DType::f32, device),
@@ -248,7 +248,7 @@ TEST_CASE("ops: models with a chunked head have the same loss", "[linear_loss]")
     models::ModelOptions sizes;
     sizes.layers = 1, sizes.heads = 2, sizes.width = 8, sizes.sequence = 6, sizes.vocabulary = 13;
     const auto loss = [&](models::Head head) {
-      Generator generator(3);
+      RandomGenerator generator(3);
       const GeneratorScope draws(generator);
       sizes.head = head;
       const auto model = models::make_model(name, sizes);

@@ -216,7 +216,7 @@ TEST_CASE("ops_lines: sort and topk") {
 }
 
 TEST_CASE("ops_lines: multinomial draws classes with the weights' probabilities") {
-  Generator generator(7);
+  RandomGenerator generator(7);
   const GeneratorScope scope(generator);
   const Values weights{1, 0, 3, 4, 0};
   const Tensor w = from_host(weights, {1, 5});

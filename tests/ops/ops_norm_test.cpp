@@ -218,7 +218,7 @@ TEST_CASE("ops_norm: squares beyond the range of f32") {
       if (scale == 3.4e38f) values[0] = -1, values[static_cast<std::size_t>(channels)] = 1;
       std::vector<float> narrow;
       for (const double v : values) narrow.push_back(static_cast<float>(v) * scale);
-      const auto run = [&](DType dtype, Device device) {
+      const auto run = [&](DType dtype, memory::Device device) {
         const std::vector<double> wide(narrow.begin(), narrow.end());
         Tensor x = to_device(to_dtype(from_host(wide, row.shape), dtype), device);
         Tensor weight = to_device(to_dtype(spread({channels}, DType::f64, 0.5, 1.5, 0.2), dtype), device);

@@ -28,7 +28,7 @@ AdamMiniOptions options_of(NarrowUpdate narrow = NarrowUpdate::rounded) {
 const std::vector<Shape> shapes{{5, 3, 4}, {20, 131080}, {9}};
 
 std::vector<Named> make_parameters(DType dtype = DType::f32) {
-  Generator generator(3);
+  RandomGenerator generator(3);
   const GeneratorScope random(generator);
   std::vector<Named> list;
   for (const Shape& shape : shapes) {
@@ -38,7 +38,7 @@ std::vector<Named> make_parameters(DType dtype = DType::f32) {
 }
 
 void set_gradients(const std::vector<Named>& list, int step) {
-  Generator generator(static_cast<std::uint64_t>(10 + step));
+  RandomGenerator generator(static_cast<std::uint64_t>(10 + step));
   const GeneratorScope random(generator);
   for (const Named& p : list) p.tensor.grad() = to_dtype(randn(p.tensor.shape()), p.tensor.dtype());
 }
@@ -90,7 +90,7 @@ TEST_CASE("adam-mini: bytes of state", "[adam_mini]") {
 TEST_CASE("adam-mini: narrow parameters, part after part", "[adam_mini]") {
   // What a part of a parameter is rounded by is that part's own: a run in f32 beside it, step by step.
   for (const NarrowUpdate narrow : {NarrowUpdate::master, NarrowUpdate::kahan, NarrowUpdate::stochastic}) {
-    Generator generator(1);
+    RandomGenerator generator(1);
     const GeneratorScope random(generator);
     const std::vector<Named> list = make_parameters(DType::bf16);
     std::vector<Named> wide;
@@ -118,7 +118,7 @@ TEST_CASE("adam-mini: narrow parameters, part after part", "[adam_mini]") {
 }
 
 TEST_CASE("adam-mini: every part of a parameter draws bits of its own", "[adam_mini]") {
-  Generator generator(1);
+  RandomGenerator generator(1);
   const GeneratorScope random(generator);
   constexpr std::int64_t rows = 20, columns = 131080;  // 8 rows at a time
   const auto all_rows = [](const Tensor& row) { return to_dtype(row + zeros({rows, columns}), DType::bf16); };

@@ -39,7 +39,7 @@ using Bytes = std::vector<std::vector<std::byte>>;
 /// A small model in training, on one batch.
 class FusedRun final : public nn::TrainingRun {
  public:
-  FusedRun(const Form& form, Device device) : form_(form), generator_(7), scope_(generator_) {
+  FusedRun(const Form& form, memory::Device device) : form_(form), generator_(7), scope_(generator_) {
     models::Setup setup;
     setup.model = form.model;
     setup.optimizer = form.optimizer;
@@ -116,7 +116,7 @@ class FusedRun final : public nn::TrainingRun {
   }
 
   Form form_;
-  Generator generator_;
+  RandomGenerator generator_;
   GeneratorScope scope_;
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
@@ -124,7 +124,7 @@ class FusedRun final : public nn::TrainingRun {
   nn::StepOptions options_;
 };
 
-std::size_t gradient_peak(const std::vector<Trace::Event>& events) {
+std::size_t gradient_peak(const std::vector<memory::Trace::Event>& events) {
   std::size_t most = 0;
   for (const CategoryBytes& bytes : timeline(events)) {
     most = std::max(most, static_cast<std::size_t>(bytes[static_cast<std::size_t>(Category::gradient)]));
@@ -133,7 +133,7 @@ std::size_t gradient_peak(const std::vector<Trace::Event>& events) {
 }
 
 nn::MakeRun run_of(const Form& form) {
-  return [form](Device device) { return std::make_unique<FusedRun>(form, device); };
+  return [form](memory::Device device) { return std::make_unique<FusedRun>(form, device); };
 }
 
 }  // namespace
@@ -174,7 +174,7 @@ TEST_CASE("fused update: gradients are there one layer at a time", "[fused]") {
   }
   for (const char* model : {"mlp", "char-gpt", "resnet18"}) {
     INFO(model);
-    const auto profile = [&](FusedUpdate fuses, Device device) {
+    const auto profile = [&](FusedUpdate fuses, memory::Device device) {
       return nn::profile_training(device, run_of({model, "momentum", fuses}), 2, true);
     };
     const nn::MemoryProfile plain = profile(FusedUpdate::off, cpu), fused = profile(FusedUpdate::unsecured, cpu);

@@ -29,7 +29,7 @@ namespace {
 /// A linear layer behind a batch norm, with dropout: state of every kind. `kick` multiplies the loss.
 class Net final : public nn::Module {
  public:
-  explicit Net(Device device = cpu, DType dtype = DType::f32)
+  explicit Net(memory::Device device = cpu, DType dtype = DType::f32)
       : norm_(child<nn::BatchNorm2d>("norm", 4, nn::TensorOptions{device, dtype})),
         dropout_(child<nn::Dropout>("dropout", 0.25)),
         linear_(child<nn::Linear>("linear", 4, 3, nn::TensorOptions{device, dtype})),
@@ -50,8 +50,8 @@ class Net final : public nn::Module {
   Tensor input_;
 };
 
-std::unique_ptr<Net> make_net(Device device = cpu, DType dtype = DType::f32) {
-  Generator generator(4);
+std::unique_ptr<Net> make_net(memory::Device device = cpu, DType dtype = DType::f32) {
+  RandomGenerator generator(4);
   const GeneratorScope scope(generator);
   return std::make_unique<Net>(device, dtype);
 }
@@ -110,7 +110,7 @@ TEST_CASE("grad_scaler: options and states that make no sense", "[scaler][precis
 
 TEST_CASE("grad_scaler: a scale that is a power of two changes no bit in f32", "[scaler][precision]") {
   const auto train = [](GradScaler* scaler, double clip_norm, nn::FusedUpdate fuses) {
-    Generator generator(9);
+    RandomGenerator generator(9);
     const GeneratorScope scope(generator);
     const auto net = make_net();
     optim::Adam adam(net->trainable(), {.rate = 1e-2});
@@ -158,7 +158,7 @@ TEST_CASE("grad_scaler: every optimizer divides by the scale as it reads", "[sca
       [](const Net& net) { return std::make_unique<optim::Adafactor>(net.trainable(), optim::AdafactorOptions{}); }};
   for (const Make& make : makes) {
     const auto train = [&](GradScaler* scaler) {
-      Generator generator(9);
+      RandomGenerator generator(9);
       const GeneratorScope scope(generator);
       const auto net = make_net();
       const auto optimizer = make(*net);
@@ -180,7 +180,7 @@ TEST_CASE("grad_scaler: every optimizer divides by the scale as it reads", "[sca
 
 TEST_CASE("grad_scaler: a step whose gradients are not finite is skipped", "[scaler][precision]") {
   for (const double kick : {1e35, -1e38, std::nan("")}) {
-    Generator generator(9);
+    RandomGenerator generator(9);
     const GeneratorScope scope(generator);
     const auto net = make_net();
     optim::Adam adam(net->trainable(), {.rate = 1e-2});
@@ -255,10 +255,10 @@ TEST_CASE("grad_scaler: an optimizer that would forget the factor is refused", "
 }
 
 TEST_CASE("grad_scaler: dry runs plan a step that is not skipped", "[scaler][precision]") {
-  const auto run = [](Device device, double kick) {
+  const auto run = [](memory::Device device, double kick) {
     memory::Stack stack = memory::make_resource(device, {.trace = true});
     const ResourceScope on(stack.top);
-    Generator generator(9);
+    RandomGenerator generator(9);
     const GeneratorScope scope(generator);
     const auto net = make_net(device, DType::f16);
     optim::Adam adam(net->trainable(), {.narrow = optim::NarrowUpdate::master});
@@ -282,7 +282,7 @@ TEST_CASE("grad_scaler: checkpoints hold its state, and refuse what differs", "[
   const files_test::TemporaryFolder folder;
   const auto net = make_net();
   optim::Sgd sgd(net->trainable(), {});
-  Generator generator(1);
+  RandomGenerator generator(1);
   GradScaler scaler({.scale = 3.25}), other;
   scaler.set_state({3.25, 17, 4});
   nn::save_checkpoint(folder / "scaled", *net, sgd, generator, {{"k", "v"}}, &scaler);

@@ -29,8 +29,8 @@ namespace {
 const std::vector<std::pair<const char*, Shape>> shapes{
     {"wide", {6, 10}}, {"tall", {12, 5}}, {"conv", {4, 2, 2, 3}}, {"emb.weight", {7, 4}}, {"bias", {9}}};
 
-std::vector<Named> make_parameters(DType dtype = DType::f32, Device device = cpu) {
-  Generator generator(3);
+std::vector<Named> make_parameters(DType dtype = DType::f32, memory::Device device = cpu) {
+  RandomGenerator generator(3);
   const GeneratorScope random(generator);
   std::vector<Named> list;
   for (const auto& [name, shape] : shapes) {
@@ -42,7 +42,7 @@ std::vector<Named> make_parameters(DType dtype = DType::f32, Device device = cpu
 }
 
 void set_gradients(const std::vector<Named>& list, int step) {
-  Generator generator(static_cast<std::uint64_t>(10 + step));
+  RandomGenerator generator(static_cast<std::uint64_t>(10 + step));
   const GeneratorScope random(generator);
   for (const Named& p : list) {
     p.tensor.grad() = p.tensor.device().is_dry ? Tensor::empty(p.tensor.shape(), p.tensor.dtype(), p.tensor.device())
@@ -138,7 +138,7 @@ TEST_CASE("matrix optimizers: Muon against plain loops in f64", "[matrix_optimiz
 }
 
 TEST_CASE("matrix optimizers: five iterations bring singular values near 1", "[matrix_optimizer]") {
-  Generator generator(5);
+  RandomGenerator generator(5);
   const GeneratorScope random(generator);
   for (const Shape& shape : {Shape{8, 20}, Shape{20, 8}, Shape{12, 40}}) {
     const std::vector<double> values = singular_values(Matrix::of(orthogonalized(randn(shape))));
@@ -148,7 +148,7 @@ TEST_CASE("matrix optimizers: five iterations bring singular values near 1", "[m
 }
 
 TEST_CASE("matrix optimizers: APOLLO-Mini against plain loops in f64", "[matrix_optimizer]") {
-  Generator generator(9);
+  RandomGenerator generator(9);
   const GeneratorScope random(generator);
   const std::vector<Named> list = make_parameters();
   ApolloMini apollo(list, {.matrix = common, .scale = 2, .period = 2});
@@ -172,7 +172,7 @@ TEST_CASE("matrix optimizers: APOLLO-Mini against plain loops in f64", "[matrix_
 
 TEST_CASE("matrix optimizers: APOLLO-Mini's projections are normal, and drawn anew every period",
           "[matrix_optimizer]") {
-  Generator generator(9), other(10);
+  RandomGenerator generator(9), other(10);
   const std::vector<Named> list{{"w", zeros({4000, 4001}).require_grad()}, {"x", zeros({4000, 4001}).require_grad()}};
   std::unique_ptr<ApolloMini> apollo;
   std::vector<std::vector<double>> drawn;
@@ -195,7 +195,7 @@ TEST_CASE("matrix optimizers: APOLLO-Mini's projections are normal, and drawn an
 }
 
 TEST_CASE("matrix optimizers: leading vectors are those of a decomposition", "[matrix_optimizer]") {
-  Generator generator(7);
+  RandomGenerator generator(7);
   const GeneratorScope random(generator);
   const Tensor a = randn({9, 30}), begin = randn({9, 4});
   // Singular values that are far apart: those of a matrix whose rows have very different lengths.
@@ -223,7 +223,7 @@ TEST_CASE("matrix optimizers: leading vectors are those of a decomposition", "[m
 }
 
 TEST_CASE("matrix optimizers: GaLore against plain loops in f64", "[matrix_optimizer]") {
-  Generator generator(9);
+  RandomGenerator generator(9);
   const GeneratorScope random(generator);
   const std::vector<Named> list = make_parameters();
   Galore galore(list, {.matrix = common, .rank = 3, .period = 2, .scale = 0.7});
@@ -286,7 +286,7 @@ TEST_CASE("matrix optimizers: the same bits away, resumed, and with more threads
   const optim8_test::Restore restore;
   for (const char* const name : names) {
     INFO(name);
-    Generator generator(9);
+    RandomGenerator generator(9);
     const GeneratorScope random(generator);
     const std::vector<Named> list = make_parameters(), away = make_parameters(), resumed = make_parameters();
     MatrixOptions options = common;
@@ -316,10 +316,10 @@ TEST_CASE("matrix optimizers: a dry update takes the bytes of a real one", "[mat
   for (const char* const name : names) {
     std::size_t peaks[2];
     for (const bool is_dry : {false, true}) {
-      const Device device = is_dry ? dry(cpu) : cpu;
+      const memory::Device device = is_dry ? dry(cpu) : cpu;
       const memory::Stack stack = memory::make_resource(device);
       const ResourceScope scope(stack.top);
-      Generator generator(9);
+      RandomGenerator generator(9);
       const GeneratorScope random(generator);
       const std::vector<Named> list = make_parameters(DType::bf16, device);
       MatrixOptions options = common;

@@ -34,7 +34,7 @@ struct Result {
 
 // Loss and gradients of a batch in so many micro-batches, with dropout.
 Result run(models::Model& model, const models::Batch& batch, std::int64_t count) {
-  Generator generator(3);
+  RandomGenerator generator(3);
   const GeneratorScope scope(generator);
   const Tensor loss = optim::accumulate_gradients(
       count, 0, [&](std::int64_t i) { return model.loss(models::micro_batch(batch, i, count)); }, {}, nullptr, {},
@@ -132,7 +132,7 @@ TEST_CASE("micro-batches: noise and sizes that differ, in a training step") {
       }(),
       {samples, 3});
   const auto train = [&](const std::vector<optim::MicroBatch>& parts, std::int64_t count, std::int64_t each) {
-    Generator generator(4);
+    RandomGenerator generator(4);
     const GeneratorScope scope(generator);
     Tensor w = full({3}, 0.25, DType::f64);
     w.require_grad();
@@ -168,7 +168,7 @@ TEST_CASE("micro-batches: noise and sizes that differ, in a training step") {
 
 // ((a0 + b0) + (a1 + b1)) + (a2 + b2) for uses a and b of one parameter, which is not (((a0 + b0) + a1) + b1) + ...
 TEST_CASE("micro-batches: each adds the whole of its gradient, where a parameter is used twice") {
-  Generator generator(5);
+  RandomGenerator generator(5);
   const GeneratorScope scope(generator);
   const std::int64_t rows = 4, n = 48;
   Tensor w = randn({n, n}), v = randn({n, n});
@@ -215,7 +215,7 @@ TEST_CASE("micro-batches: what is refused") {
 }
 
 TEST_CASE("micro-batches: weights change no byte of a step, and a dry run needs none") {
-  const auto events = [](Device device, bool has_weights) {
+  const auto events = [](memory::Device device, bool has_weights) {
     memory::Options options;
     options.trace = true;
     const memory::Stack stack = memory::make_resource(device, options);

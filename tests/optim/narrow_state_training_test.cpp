@@ -68,7 +68,7 @@ struct Net {
     return list;
   }
 
-  Generator generator;
+  RandomGenerator generator;
   GeneratorScope random;
   std::unique_ptr<models::Model> model;
   std::unique_ptr<optim::Optimizer> optimizer;

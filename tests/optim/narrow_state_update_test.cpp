@@ -44,7 +44,7 @@ const std::vector<std::string> all_names{"adamw8",        "adamw_bf16", "momentu
 // More than a thread's range of blocks, in rows whose length is no multiple of eight.
 std::vector<Named> parameters_in(DType dtype) {
   std::vector<Named> list = make_parameters(dtype);
-  Generator generator(8);
+  RandomGenerator generator(8);
   const GeneratorScope random(generator);
   Tensor large = to_dtype(randn({67, 271}), dtype);
   list.push_back({"large.w", large.require_grad()});
@@ -101,7 +101,7 @@ struct Twin {
 template <class T>
 void check_against_twin(const std::string& name, NarrowUpdate update) {
   INFO(name << ", " << to_string(update) << ", " << to_string(dtype_of<T>));
-  Generator generator(77);
+  RandomGenerator generator(77);
   const GeneratorScope scope(generator);
   const std::vector<Named> list = parameters_in(dtype_of<T>), wide = copies_in_f32(list);
   const auto optimizer = make_with(name, list, update), oracle = make_with(name, wide, NarrowUpdate::rounded);
@@ -186,7 +186,7 @@ TEST_CASE("narrow state and updates: bytes are moments and copies, and a step ta
   const std::size_t n = 1233 + 1000 + 7;
   for (const std::string& name : all_names) {
     for (const NarrowUpdate update : updates) {
-      for (const Device device : {cpu, dry(cpu)}) {
+      for (const memory::Device device : {cpu, dry(cpu)}) {
         INFO(name << ", " << to_string(update) << " on " << to_string(device));
         const memory::Stack stack = memory::make_resource(device);
         const ResourceScope on(stack.top);
@@ -230,12 +230,12 @@ TEST_CASE("narrow state and updates: away in a tier, one by one, and in a checkp
     nn::Linear& in;
   };
   const auto make_net = [](std::uint64_t seed) {
-    Generator generator(seed);
+    RandomGenerator generator(seed);
     const GeneratorScope random(generator);
     return std::make_unique<Net>(seed);
   };
   const auto train = [](const std::vector<Named>& list, Optimizer& optimizer, int first, int end) {
-    Generator generator(21);
+    RandomGenerator generator(21);
     const GeneratorScope random(generator);
     for (int step = first; step < end; ++step) set_gradients(list, step), optimizer.step();
   };
@@ -255,7 +255,7 @@ TEST_CASE("narrow state and updates: away in a tier, one by one, and in a checkp
       const auto before = make_with(name, part->trainable(), update);
       train(part->trainable(), *before, 1, 3);
       const std::string path = folder / (name + to_string(update) + ".safetensors");
-      Generator generator(4);
+      RandomGenerator generator(4);
       nn::save_checkpoint(path, *part, *before, generator);
       const auto after = make_with(name, resumed->trainable(), update);
       nn::load_checkpoint(path, *resumed, *after, generator);
@@ -265,7 +265,7 @@ TEST_CASE("narrow state and updates: away in a tier, one by one, and in a checkp
       // In the other order, one at a time, as backward does that updates as it goes.
       const auto singly = make_net(1);
       const auto one_by_one = make_with(name, singly->trainable(), update);
-      Generator same(21);
+      RandomGenerator same(21);
       const GeneratorScope random(same);
       for (int step = 1; step < 5; ++step) {
         set_gradients(singly->trainable(), step);

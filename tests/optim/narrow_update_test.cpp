@@ -36,7 +36,7 @@ std::vector<float> values_of(float (*value)(std::int64_t)) {
   return values;
 }
 
-Named make_parameter(DType dtype, Device device = cpu) {
+Named make_parameter(DType dtype, memory::Device device = cpu) {
   Tensor t = to_dtype(from_host(values_of(start_of), {count}, device), dtype);
   return {"net.w", t.require_grad()};
 }
@@ -95,7 +95,7 @@ T store(NarrowUpdate narrow, float updated, float& extra, const RandomSite& site
 template <class T>
 void check_against_twin(bool is_adam, NarrowUpdate narrow) {
   INFO((is_adam ? "adam, " : "sgd, ") << to_string(narrow) << ", " << to_string(dtype_of<T>));
-  Generator generator(77);
+  RandomGenerator generator(77);
   const GeneratorScope scope(generator);
   const Named p = make_parameter(dtype_of<T>);
   const std::unique_ptr<Optimizer> optimizer = make(is_adam, p, narrow);
@@ -170,7 +170,7 @@ TEST_CASE("narrow updates: state in bytes, names, and what is refused", "[optim]
     std::size_t bytes;  // of one element, with Adam
     const char* name;
   };
-  for (const Device device : {cpu, dry(cpu)}) {
+  for (const memory::Device device : {cpu, dry(cpu)}) {
     for (const Row& row : {Row{NarrowUpdate::rounded, DType::bf16, 8, ""},
                            {NarrowUpdate::stochastic, DType::bf16, 8, ""},
                            {NarrowUpdate::master, DType::f16, 12, "net.w.master"},

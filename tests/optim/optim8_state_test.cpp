@@ -30,7 +30,7 @@ TEST_CASE("optim8: state bytes are the formula, what the ledger books, and the s
                                  : kind == "momentum8"     ? codes + 4 * n2
                                  : kind == "momentum_bf16" ? 2 * (n0 + n1) + 4 * n2
                                                            : 4 * (3 + 411 + n0) + 8 * (n1 + n2);
-    for (const Device device : {cpu, dry(cpu)}) {
+    for (const memory::Device device : {cpu, dry(cpu)}) {
       INFO(name << " on " << to_string(device));
       const memory::Stack stack = memory::make_resource(device);
       const ResourceScope on(stack.top);
@@ -88,7 +88,7 @@ TEST_CASE("optim8: state goes to a tier and back, and into a checkpoint", "[opti
       }
     };
     const auto make_net = [](std::uint64_t seed) {
-      Generator generator(seed);
+      RandomGenerator generator(seed);
       const GeneratorScope random(generator);
       return std::make_unique<Net>(0);
     };
@@ -97,7 +97,7 @@ TEST_CASE("optim8: state goes to a tier and back, and into a checkpoint", "[opti
                resumed_optimizer = make(name, resumed->trainable());
     train(*whole, *whole_optimizer, 1, 6);
     train(*part, *part_optimizer, 1, 4);
-    Generator generator(4);
+    RandomGenerator generator(4);
     const std::string path = folder / (std::string(name) + ".safetensors");
     nn::save_checkpoint(path, *part, *part_optimizer, generator);
     nn::load_checkpoint(path, *resumed, *resumed_optimizer, generator);

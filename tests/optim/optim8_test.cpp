@@ -100,7 +100,7 @@ TEST_CASE("optim8: ten steps are those of a plain loop, in every variant and on 
 
 TEST_CASE("optim8: updates stay near those of f32 state", "[optim8]") {
   // A block of like magnitudes, as real gradients have: the state's error is a few per cent, the update's no more.
-  Generator generator(5);
+  RandomGenerator generator(5);
   const GeneratorScope random(generator);
   for (const DType state : {DType::u8, DType::bf16}) {
     Tensor a = zeros({4096}), b = zeros({4096});

@@ -100,7 +100,7 @@ const std::vector<Row> rows{
     {"adamw, matrices decayed", [](List l) { return make_adam(l, 0.1, true, 2); }, adamw, 0.1, 2, 2, "adamw"},
 };
 
-std::vector<Named> make_parameters(DType dtype, Device device = cpu) {
+std::vector<Named> make_parameters(DType dtype, memory::Device device = cpu) {
   std::vector<Named> list;
   for (std::size_t p = 0; p < shapes.size(); ++p) {
     Values values(static_cast<std::size_t>(shapes[p].elements()));
@@ -264,7 +264,7 @@ TEST_CASE("optim: state_bytes is what the ledger books", "[optim]") {
   for (const Shape& shape : shapes) elements += static_cast<std::size_t>(shape.elements());
   for (const Row& row : rows) {
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
-      for (const Device device : {cpu, dry(cpu)}) {
+      for (const memory::Device device : {cpu, dry(cpu)}) {
         INFO(row.what << ", " << to_string(dtype) << " on " << to_string(device));
         const memory::Stack stack = memory::make_resource(device);
         const ResourceScope on(stack.top);

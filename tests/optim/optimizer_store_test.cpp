@@ -31,7 +31,7 @@ constexpr std::size_t elements = 30 * 40 + 7 + 5 * 20;
 struct Parameters {
   std::vector<optim::Named> list;
   Parameters() {
-    Generator generator(3);
+    RandomGenerator generator(3);
     const GeneratorScope random(generator);
     for (const Shape& shape : shapes) {
       Tensor t = randn(shape);
@@ -40,7 +40,7 @@ struct Parameters {
     }
   }
   void set_gradients(int step) const {
-    Generator generator(static_cast<std::uint64_t>(10 + step));
+    RandomGenerator generator(static_cast<std::uint64_t>(10 + step));
     const GeneratorScope random(generator);
     for (std::size_t i = 0; i < list.size(); ++i) {
       if (i != 1 || step != 1) list[i].tensor.grad() = randn(shapes[i]);  // the second has none in one step

@@ -197,8 +197,8 @@ TEST_CASE("own leaves: leaves of nobody cost what constants cost", "[own_leaves]
     }
     const std::size_t begin = stack.trace->events().size();
     for (int i = 0; i < 3; ++i) nn::training_step(adam, loss, options);
-    const std::vector<Trace::Event> all = stack.trace->events();
-    std::vector<std::pair<Trace::Action, std::size_t>> events;
+    const std::vector<memory::Trace::Event> all = stack.trace->events();
+    std::vector<std::pair<memory::Trace::Action, std::size_t>> events;
     for (std::size_t i = begin; i < all.size(); ++i) events.emplace_back(all[i].action, all[i].bytes);
     CHECK(stack.ledger->bytes(Category::gradient) == 0);
     return std::pair(events, values_of(up));

@@ -42,7 +42,7 @@ Tensor noise(const Shape& shape, DType dtype, std::uint32_t site) {
 std::uint64_t launches() { return kernels::device_runtime(cuda()).launch_count(); }
 
 /// Parameters of these shapes, of the dtypes in turn.
-std::vector<optim::Named> parameters(Device device, const std::vector<Shape>& shapes,
+std::vector<optim::Named> parameters(memory::Device device, const std::vector<Shape>& shapes,
                                      const std::vector<DType>& dtypes) {
   std::vector<optim::Named> list;
   for (std::size_t i = 0; i < shapes.size(); ++i) {
@@ -64,8 +64,8 @@ void give_gradients(const std::vector<optim::Named>& list, int step) {
 }
 
 /// Parameters and state after three steps, as bits.
-std::vector<std::vector<std::uint64_t>> run(Device device, const std::vector<DType>& dtypes, const Make& make) {
-  Generator generator(5);
+std::vector<std::vector<std::uint64_t>> run(memory::Device device, const std::vector<DType>& dtypes, const Make& make) {
+  RandomGenerator generator(5);
   const GeneratorScope scope(generator);
   const std::vector<optim::Named> list = parameters(device, sizes(), dtypes);
   const std::unique_ptr<optim::Optimizer> optimizer = make(list);

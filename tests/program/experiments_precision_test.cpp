@@ -53,7 +53,7 @@ class Busy final : public nn::TrainingRun {
 };
 
 nn::MakeRun busy(double ms, std::int64_t good_steps) {
-  return [=](Device) { return std::make_unique<Busy>(ms, good_steps); };
+  return [=](memory::Device) { return std::make_unique<Busy>(ms, good_steps); };
 }
 
 }  // namespace

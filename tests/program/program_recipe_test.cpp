@@ -101,7 +101,7 @@ TEST_CASE("program: a recorded run with skipped steps goes on where it stopped",
 
 TEST_CASE("program: a static loss scale goes with a fused optimizer, recorded or not", "[precision][cuda][graph]") {
   std::vector<double> losses;  // without any of these
-  for (const Device device : {cpu, cuda()}) {
+  for (const memory::Device device : {cpu, cuda()}) {
     if (device.is_cuda() && !thimble::testing::has_cuda()) continue;
     losses.clear();
     for (const bool fuses : {false, true}) {

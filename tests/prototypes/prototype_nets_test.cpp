@@ -57,7 +57,7 @@ class UNet final : public nn::Layer {
 
 class UNetRun final : public nn::TrainingRun {
  public:
-  explicit UNetRun(Device device) : net_({device}), adam_(net_.trainable(), {.rate = 1e-2}) {
+  explicit UNetRun(memory::Device device) : net_({device}), adam_(net_.trainable(), {.rate = 1e-2}) {
     x_ = device.is_dry ? Tensor::empty({2, 8, 8, 1}, DType::f32, device) : wave({2, 8, 8, 1}, 0, DType::f32);
   }
   void step() override {
@@ -193,7 +193,7 @@ TEST_CASE("prototype: a U-Net") {
   UNet net({cpu, DType::f64});
   check_gradients({wave({1, 4, 4, 1}, 1)}, [&](Tensors in) { return net(in[0]); });
 
-  const nn::MakeRun make = [](Device device) { return std::make_unique<UNetRun>(device); };
+  const nn::MakeRun make = [](memory::Device device) { return std::make_unique<UNetRun>(device); };
   UNetRun::losses.clear();
   const nn::MemoryProfile predicted = nn::profile_training(dry(cpu), make, 60);
   const nn::MemoryProfile measured = nn::profile_training(cpu, make, 60);

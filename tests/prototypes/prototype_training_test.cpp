@@ -98,7 +98,7 @@ TEST_CASE("prototype: two optimizers take turns, each with the gradients of its 
 TEST_CASE("prototype: bf16 with master weights and 8-bit state follows f32") {
   const std::int64_t width = 64, samples = 32;
   const auto train = [&](std::string_view policy, bool is_narrow) {
-    Generator generator(1);
+    RandomGenerator generator(1);
     const GeneratorScope scope(generator);
     const nn::Precision& precision = nn::precision(policy);
     nn::Sequential net;

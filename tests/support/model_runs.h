@@ -44,7 +44,7 @@ class Threads {
 template <class M = models::Model>
 std::unique_ptr<M> make_seeded(std::string_view name, const models::ModelOptions& options,
                                const nn::TensorOptions& on = {}, std::uint64_t seed = 1) {
-  Generator generator(seed);
+  RandomGenerator generator(seed);
   const GeneratorScope scope(generator);
   std::unique_ptr<models::Model> model = models::make_model(name, options, on);
   return std::unique_ptr<M>(&dynamic_cast<M&>(*model.release()));
@@ -56,7 +56,7 @@ inline models::Batch make_batch(const models::Model& model, std::int64_t samples
   models::Batch batch = model.empty_batch(samples, cpu);
   std::vector<std::int64_t> targets;
   if (!model.is_text()) {
-    Generator generator(seed);
+    RandomGenerator generator(seed);
     const GeneratorScope scope(generator);
     fill_normal(batch.input, 0, 1);
     for (std::int64_t i = 0; i < samples; ++i) targets.push_back(i % model.options().classes);
@@ -94,7 +94,7 @@ struct NamedValues {
 
 /// Loss, gradients of all parameters and buffers after one pass. Gradients are freed.
 inline std::vector<NamedValues> run_pass(models::Model& model, const models::Batch& batch, std::uint64_t seed = 5) {
-  Generator generator(seed);
+  RandomGenerator generator(seed);
   const GeneratorScope scope(generator);
   Tape tape;
   Tensor loss;
@@ -172,11 +172,11 @@ void check_builds_agree(std::string_view name, SizesOf&& sizes_of, const Prepare
 /// happened.
 template <class M = models::Model, class Prepare = decltype(as_made)>
 memory::Stack run_two_steps(std::string_view name, const models::ModelOptions& options, std::int64_t samples,
-                            Device device, const Prepare& prepare = as_made) {
+                            memory::Device device, const Prepare& prepare = as_made) {
   const Threads alone;
   memory::Stack stack = memory::make_resource(device, {.trace = true});
   const ResourceScope resource(stack.top);
-  Generator generator(3);
+  RandomGenerator generator(3);
   const GeneratorScope draws(generator);
   const auto model = make_seeded<M>(name, options, {device});
   prepare(*model);

@@ -39,7 +39,7 @@ bool can_take_gradient(const Operand& operand) {
 }
 
 // Only bit i of `leaves` makes operand i a leaf.
-std::vector<Tensor> make_operands(const OperatorCase& row, DType dtype, Device device, std::uint32_t leaves) {
+std::vector<Tensor> make_operands(const OperatorCase& row, DType dtype, memory::Device device, std::uint32_t leaves) {
   std::vector<Tensor> tensors;
   for (std::size_t i = 0; i < row.operands.size(); ++i) {
     const Operand& operand = row.operands[i];
@@ -59,7 +59,8 @@ struct Outcome {
 };
 
 // `policy`: the call is in a segment with that policy; null: in none.
-Outcome run_once(const OperatorCase& row, DType dtype, Device device, std::uint32_t leaves, Policy policy = nullptr) {
+Outcome run_once(const OperatorCase& row, DType dtype, memory::Device device, std::uint32_t leaves,
+                 FatePolicy policy = nullptr) {
   const std::vector<Tensor> operands = make_operands(row, dtype, device, leaves);
   current_generator().start_pass();
   Outcome outcome;
@@ -167,9 +168,9 @@ void check_bytes(const OperatorCase& row) {
   }
 }
 
-void check_dry(const OperatorCase& row, Device device) {
+void check_dry(const OperatorCase& row, memory::Device device) {
   // Making the operands copies values on the real side only, so events are compared from the operator on.
-  const auto operator_events = [&](Device device) {
+  const auto operator_events = [&](memory::Device device) {
     memory::Options options;
     options.trace = true;
     const auto stack = memory::make_resource(device, options);
@@ -278,7 +279,7 @@ void check_near(const Tensor& there, const Tensor& here, double tolerance) {
 
 void check_operator(const OperatorCase& row) {
   INFO("operator row: " << row.name);
-  Generator generator(1234);
+  RandomGenerator generator(1234);
   const GeneratorScope scope(generator);
   check_values(row);
   check_bytes(row);
@@ -313,9 +314,10 @@ void check_operator(const OperatorCase& row) {
   }
   if (leaves == 0) return;
 
-  constexpr Policy fates[] = {drop_all, [](const OpType&) { return Fate::keep_output; },
-                              [](const OpType&) { return Fate::keep_saved; }, [](const OpType&) { return Fate::keep; }};
-  for (const Policy& policy : fates) {
+  constexpr FatePolicy fates[] = {drop_all, [](const OpType&) { return Fate::keep_output; },
+                                  [](const OpType&) { return Fate::keep_saved; },
+                                  [](const OpType&) { return Fate::keep; }};
+  for (const FatePolicy& policy : fates) {
     INFO("in a segment, fate " << (&policy - fates));
     CHECK(same_bits(one, run_once(row, DType::f32, cpu, leaves, policy)));
   }

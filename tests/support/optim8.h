@@ -22,8 +22,8 @@ using namespace thimble::optim;
 // A matrix of several blocks whose last one is short, and a vector below the limit for narrow state.
 inline const std::vector<Shape> shapes{{3, 411}, {1000}, {7}};
 
-inline std::vector<Named> make_parameters(DType dtype = DType::f32, Device device = cpu) {
-  Generator generator(3);
+inline std::vector<Named> make_parameters(DType dtype = DType::f32, memory::Device device = cpu) {
+  RandomGenerator generator(3);
   const GeneratorScope random(generator);
   std::vector<Named> list;
   for (const Shape& shape : shapes) {
@@ -36,7 +36,7 @@ inline std::vector<Named> make_parameters(DType dtype = DType::f32, Device devic
 
 // Of many magnitudes; a whole block without any at first.
 inline void set_gradients(const std::vector<Named>& list, int step) {
-  Generator generator(static_cast<std::uint64_t>(10 + step));
+  RandomGenerator generator(static_cast<std::uint64_t>(10 + step));
   const GeneratorScope random(generator);
   for (const Named& p : list) {
     std::vector<float> g = to_host<float>(randn(p.tensor.shape()));

@@ -60,7 +60,7 @@ inline void on_ranks(const models::Setup& setup,
 }
 
 inline void train(models::TrainedParts& parts, const models::Setup& setup, int steps) {
-  Generator words(5);
+  RandomGenerator words(5);
   for (int step = 0; step < steps; ++step) {
     models::Batch all = parts.model->empty_batch(setup.batch, cpu);
     {

@@ -57,7 +57,7 @@ struct Net {
                std::int64_t samples = 3) {
     options.image = options.image > 0 ? options.image : 16;
     options.channels = 3;
-    Generator generator(1);  // whatever ran before, the same net
+    RandomGenerator generator(1);  // whatever ran before, the same net
     const GeneratorScope scope(generator);
     model = models::make_model(name, options, {cpu, dtype});
     model->eval();

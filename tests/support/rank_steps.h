@@ -26,7 +26,7 @@ struct StepsResult {
 
 inline StepsResult run_steps(const models::Setup& setup, dist::Communicator* ranks, int steps = 3) {
   models::TrainedParts parts(setup, cpu, ranks);
-  Generator words(5);
+  RandomGenerator words(5);
   const GeneratorScope scope(words);
   models::Batch all = parts.model->empty_batch(setup.batch, cpu);
   const models::ModelOptions& sizes = parts.model->options();

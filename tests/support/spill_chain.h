@@ -17,8 +17,8 @@ using namespace thimble;
 
 // x -> tanh(linear(x, w)) three times, and the mean of squares. Nodes: linear, tanh, ..., square, mean.
 struct Chain {
-  explicit Chain(Device device = cpu) {
-    Generator generator(3);
+  explicit Chain(memory::Device device = cpu) {
+    RandomGenerator generator(3);
     const GeneratorScope random(generator);
     x = randn({64, 32}, DType::f32, device);
     x.storage()->set_category(Category::input);

@@ -17,9 +17,9 @@ using namespace thimble;
 /// Copies at once. Its `fail_at`-th call of write, read or wait (from 1) fails; 0: none does.
 class MemoryTier final : public Tier {
  public:
-  explicit MemoryTier(Device device = cpu, std::uint64_t fail_at = 0) : device_(device), fail_at_(fail_at) {}
+  explicit MemoryTier(memory::Device device = cpu, std::uint64_t fail_at = 0) : device_(device), fail_at_(fail_at) {}
 
-  Device device() const noexcept override { return device_; }
+  memory::Device device() const noexcept override { return device_; }
   Ticket write(const void* from, std::size_t bytes, Stream) override {
     count("write");
     std::vector<std::byte>& copy = live_[++last_];
@@ -51,7 +51,7 @@ class MemoryTier final : public Tier {
     if (++calls_ == fail_at_) throw FileError("memory", 0, std::string("no more ") + call);
   }
 
-  Device device_;
+  memory::Device device_;
   std::uint64_t fail_at_, calls_ = 0;
   Ticket last_ = 0;
   std::map<Ticket, std::vector<std::byte>> live_;

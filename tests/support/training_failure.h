@@ -20,7 +20,7 @@ struct StepFailures {
   std::size_t failures = 0, untyped = 0, changed = 0, leaks = 0, leftovers = 0, different = 0;
 };
 
-inline bool is_clean(const thimble::Context& now) {
+inline bool is_clean(const thimble::ThreadContext& now) {
   return now.tape == nullptr && now.transaction == nullptr && !now.is_recomputing && now.path == 0;
 }
 

@@ -36,7 +36,7 @@ class SmallTraining {
     std::int64_t length = 0;   ///< tokens of a sequence, or height and width of an image; 0: as small as can be
   };
 
-  explicit SmallTraining(const Options& options, thimble::Device device = thimble::cpu)
+  explicit SmallTraining(const Options& options, thimble::memory::Device device = thimble::cpu)
       : options_(options), generator_(7), scope_(generator_) {
     thimble::models::Setup setup;
     setup.model = options.model;
@@ -145,7 +145,7 @@ class SmallTraining {
   }
 
   Options options_;
-  thimble::Generator generator_;
+  thimble::RandomGenerator generator_;
   thimble::GeneratorScope scope_;
   std::unique_ptr<thimble::models::Model> model_;
   std::unique_ptr<thimble::optim::Optimizer> optimizer_;

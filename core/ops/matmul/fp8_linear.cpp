@@ -16,7 +16,7 @@ namespace thimble::ops {
 namespace fp8_linear_detail {
 
 /// Bytes of decoded x: part of a processor's caches; on a GPU enough work to fill it.
-std::int64_t window_bytes(Device device) { return std::int64_t{4} << (device.is_cuda() ? 23 : 20); }
+std::int64_t window_bytes(memory::Device device) { return std::int64_t{4} << (device.is_cuda() ? 23 : 20); }
 constexpr std::int64_t fewest_rows = 64;
 constexpr std::int64_t turned_bytes = std::int64_t{32} << 20;  // of x's codes, for FP8 units
 
@@ -121,15 +121,15 @@ bool is_block(const Fp8Use& use) { return use.format.scaling == Fp8Scaling::bloc
 
 // Whether the product of a's codes (rows, from) with the weight's reads codes: where a tensor has one scale on every
 // CUDA device, in blocks where units have them.
-bool reads_codes(Device device, const Fp8Use& use, Fp8Role a, std::int64_t rows, std::int64_t from, std::int64_t to,
-                 DType dtype) {
+bool reads_codes(memory::Device device, const Fp8Use& use, Fp8Role a, std::int64_t rows, std::int64_t from,
+                 std::int64_t to, DType dtype) {
   if (!is_block(use)) return device.is_cuda();
   return fp8_blocks_on_units(device, {rows, to, from, use.dtype(a), use.dtype(Fp8Role::weight), dtype});
 }
 
 // dW = dy^T x sums over rows, and each row has its block scales: FP8 units cannot apply them, so this multiplies bf16
 // values, which represent such codes exactly.
-bool weight_grad_reads_codes(Device device, const Fp8Use& use) { return device.is_cuda() && !is_block(use); }
+bool weight_grad_reads_codes(memory::Device device, const Fp8Use& use) { return device.is_cuda() && !is_block(use); }
 
 // The same three products of codes. A weight (out, in) is read as it lies forward and turned backward; (in, out) the
 // other way round.
@@ -209,7 +209,7 @@ Gradients Fp8Linear::backward(Saved saved, Tensor dy, Needs needs) const {
   if (!needs[0] && !needs[1]) return {dx, dweight, dbias};
   Fp8Use again = use;  // forward has recorded the weight
   again.records = false;
-  const Device device = rows.device();
+  const memory::Device device = rows.device();
   const std::int64_t count = rows.size(0), out = rows.size(1), in = saved.x_shape[saved.x_shape.rank() - 1];
   const bool dx_of_codes = needs[0] && detail::reads_codes(device, use, Fp8Role::gradient, count, out, in, dtype);
   const bool dweight_of_codes = needs[1] && detail::weight_grad_reads_codes(device, use);

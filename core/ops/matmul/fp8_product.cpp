@@ -59,7 +59,7 @@ constexpr int capability_with_blocks = 90;
 /// A build without CUDA plans for one that has the library.
 bool library_has_blocks() { return kernels::fp8_cuda == nullptr || kernels::fp8_cuda->library_has_blocks(); }
 
-bool has_blocks(Device device) {
+bool has_blocks(memory::Device device) {
   return device.is_cuda() && library_has_blocks() && compute_capability(device) == capability_with_blocks;
 }
 
@@ -75,7 +75,7 @@ kernels::Fp8ScalesArgs grids_of(const Fp8MatmulCall& call, const kernels::Fp8Gem
 
 }  // namespace fp8_matmul_detail
 
-bool fp8_blocks_on_units(Device device, const Fp8BlockProduct& product) {
+bool fp8_blocks_on_units(memory::Device device, const Fp8BlockProduct& product) {
   kernels::Fp8GemmArgs args;
   args.in_blocks = true;
   args.m = product.m, args.n = product.n, args.k = product.k;
@@ -84,7 +84,7 @@ bool fp8_blocks_on_units(Device device, const Fp8BlockProduct& product) {
   return fp8_matmul_detail::has_blocks(device) && kernels::is_library_fp8_gemm(args);
 }
 
-std::string why_no_fp8_blocks(Device device) {
+std::string why_no_fp8_blocks(memory::Device device) {
   namespace detail = fp8_matmul_detail;
   if (detail::has_blocks(device)) return {};
   if (!device.is_cuda()) return "a CPU multiplies bf16";
@@ -98,7 +98,7 @@ void fp8_matmul_into(const Fp8MatmulCall& call) {
   detail::check(call);
   if (call.c.elements() == 0) return;
   const Tensor &a = call.a.values, &b = call.b.values;
-  const Device device = call.c.device();
+  const memory::Device device = call.c.device();
   const kernels::Fp8Kernels& kernels = kernels::fp8_kernels(device);
   kernels::Fp8GemmArgs args;
   args.m = call.c.size(0);

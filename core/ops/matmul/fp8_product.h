@@ -33,10 +33,10 @@ struct Fp8BlockProduct {
   std::int64_t m = 0, n = 0, k = 0;
   DType a_dtype = DType::f8e4m3, b_dtype = DType::f8e4m3, c_dtype = DType::bf16;
 };
-bool fp8_blocks_on_units(Device device, const Fp8BlockProduct& product);
+bool fp8_blocks_on_units(memory::Device device, const Fp8BlockProduct& product);
 
 /// Why a device multiplies no codes with block scales, whatever their sizes; empty if it does.
-std::string why_no_fp8_blocks(Device device);
+std::string why_no_fp8_blocks(memory::Device device);
 
 /// Columns [begin, end) of codes (R, C), transposed: (end - begin, R rounded up to a multiple of fp8_multiple), zeros
 /// beyond R, into `to`, dense. Throws ShapeError, DTypeError, DeviceError.

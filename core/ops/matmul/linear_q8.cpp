@@ -17,7 +17,7 @@ namespace linear_q8_detail {
 constexpr std::int64_t aligned = 4;
 
 /// Of f32 rows: fits a processor's cache; on a GPU outweighs its launches.
-std::int64_t tile_bytes(Device device) { return std::int64_t{1} << (device.is_cuda() ? 25 : 20); }
+std::int64_t tile_bytes(memory::Device device) { return std::int64_t{1} << (device.is_cuda() ? 25 : 20); }
 
 void check(const Tensor& x, const Tensor& blocks, const Tensor& bias) {
   if (x.dtype() != DType::f32 || blocks.dtype() != DType::u8 || (bias.defined() && bias.dtype() != DType::f32)) {

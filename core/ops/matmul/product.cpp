@@ -82,7 +82,7 @@ std::int64_t matmul_workspace_bytes(const MatmulCall& call) {
 void matmul_into(const MatmulCall& call) {
   matmul_detail::check(call);
   if (call.c.elements() == 0) return;
-  const Device device = call.c.device();
+  const memory::Device device = call.c.device();
   kernels::GemmArgs args = matmul_detail::arguments(call);
   const int threads = thread_count();
   const auto& kernels = kernels::matmul_kernels(device);

@@ -23,7 +23,7 @@ std::int64_t chunk_rows_of(std::int64_t rows, std::int64_t numbers, std::size_t 
   return std::clamp<std::int64_t>(enough, 1, std::max<std::int64_t>(rows, 1));
 }
 
-std::int64_t chunk_rows_on(const char* operation, Device device, std::int64_t asked, std::int64_t rows,
+std::int64_t chunk_rows_on(const char* operation, memory::Device device, std::int64_t asked, std::int64_t rows,
                            std::int64_t numbers, std::size_t element_bytes) {
   if (asked < 0) {
     throw ValueError(std::string(operation) + ": chunks of " + std::to_string(asked) +

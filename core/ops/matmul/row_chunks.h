@@ -16,7 +16,7 @@ std::int64_t chunk_rows_of(std::int64_t rows, std::int64_t numbers, std::size_t 
 
 /// The same for a device: on CUDA at least 2,048, because products of few rows do not fill it. `asked` > 0: that many.
 /// Throws ValueError, naming `operation`, for asked < 0.
-std::int64_t chunk_rows_on(const char* operation, Device device, std::int64_t asked, std::int64_t rows,
+std::int64_t chunk_rows_on(const char* operation, memory::Device device, std::int64_t asked, std::int64_t rows,
                            std::int64_t numbers, std::size_t element_bytes);
 
 /// A sum over chunks; in f32 for narrow dtypes with several chunks.

@@ -77,11 +77,11 @@ Tensor row_of(const Tensor& matrix, std::int64_t row) {
   return matrix.window({matrix.size(1)}, {1}, matrix.offset() + row * matrix.size(1));
 }
 
-Tensor workspace(std::int64_t elements, DType dtype, Device device) {
+Tensor workspace(std::int64_t elements, DType dtype, memory::Device device) {
   return Tensor::empty({elements}, dtype, device, Category::workspace);
 }
 
-Tensor partial_sums(const ChannelLayout& layout, Device device) {
+Tensor partial_sums(const ChannelLayout& layout, memory::Device device) {
   return workspace(kernels::channel_norm_partial_elements(layout.instances, layout.rows, layout.channels), DType::f64,
                    device);
 }

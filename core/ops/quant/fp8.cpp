@@ -68,7 +68,7 @@ StateUpdate amax_update(const Fp8Use& use, Fp8Role role) {
 }
 
 Tensor scale_of_tensor(const Tensor& matrix, Fp8Role role, const Fp8Use& use, const Tensor& known) {
-  const Device device = matrix.device();
+  const memory::Device device = matrix.device();
   const auto row = static_cast<std::int64_t>(role);
   const bool records = use.records && use.state.defined() && !context().is_recomputing;
   Transaction* const later = records ? deferring_transaction() : nullptr;
@@ -179,7 +179,7 @@ Tensor place_of_decoded(const Tensor& matrix) {
 
 }  // namespace fp8_tensor_detail
 
-Fp8State make_fp8_state(std::int64_t history, Device device) {
+Fp8State make_fp8_state(std::int64_t history, memory::Device device) {
   if (history < 1 || history > fp8_history_max) {
     throw ValueError("fp8: a history of " + std::to_string(history) + " steps; expected 1 to " +
                      std::to_string(fp8_history_max));
@@ -187,7 +187,7 @@ Fp8State make_fp8_state(std::int64_t history, Device device) {
   return {zeros({3, history}, DType::f32, device), zeros({3}, DType::f32, device), zeros({3, 2}, DType::i64, device)};
 }
 
-void check_fp8_state(const char* operation, const Fp8State& state, Device device) {
+void check_fp8_state(const char* operation, const Fp8State& state, memory::Device device) {
   const auto check = [&](const Tensor& t, const char* what, DType dtype, bool fits, const char* shape) {
     const auto begin = [&] { return std::string(operation) + ": the state's " + what + " is " + describe(t); };
     if (!t.defined() || !fits || !t.is_contiguous()) throw ShapeError(begin() + "; expected dense " + shape);
@@ -243,7 +243,7 @@ Fp8Sides fp8_encode_sides(const Tensor& matrix, Fp8Role role, const Fp8Use& use,
                           bool turned) {
   namespace detail = fp8_tensor_detail;
   detail::check(matrix, use, role);
-  const Device device = matrix.device();
+  const memory::Device device = matrix.device();
   if (!device.is_cuda()) {
     throw DeviceError("fp8: codes of " + describe(matrix) + " for FP8 units; expected a CUDA device");
   }

@@ -62,11 +62,11 @@ struct Fp8State {
 };
 
 /// The state before the first step. Throws ValueError unless 1 <= history <= fp8_history_max.
-Fp8State make_fp8_state(std::int64_t history, Device device);
+Fp8State make_fp8_state(std::int64_t history, memory::Device device);
 
 /// Throws ShapeError, DTypeError or DeviceError, naming the operation and the tensor, unless the state has the tensors
 /// that make_fp8_state makes on this device.
-void check_fp8_state(const char* operation, const Fp8State& state, Device device);
+void check_fp8_state(const char* operation, const Fp8State& state, memory::Device device);
 
 /// The encoded operand: a row of the state.
 enum class Fp8Role : std::uint8_t { x, weight, gradient };

@@ -90,7 +90,7 @@ void wrote(const Tensor& t) {
   if (t.storage()) t.storage()->bump_version();
 }
 
-Tensor empty(const Shape& shape, const Quantization& how, Device device, Category category) {
+Tensor empty(const Shape& shape, const Quantization& how, memory::Device device, Category category) {
   check_description(how);
   Tensor codes = Tensor::empty(shape, how.dtype, device, category);
   codes.set_scale(Tensor::empty(scale_shape(shape, how.blocks), how.scale, device, category));
@@ -146,7 +146,7 @@ void quantize_into(const Tensor& codes, const Tensor& t, const Quantization& how
   blocks_detail::wrote(*codes.scale());
 }
 
-Tensor zeros_quantized(const Shape& shape, const Quantization& how, Device device, Category category) {
+Tensor zeros_quantized(const Shape& shape, const Quantization& how, memory::Device device, Category category) {
   const Tensor codes = blocks_detail::empty(shape, how, device, category);
   fill(codes, how.dtype == DType::u8 && how.is_signed ? 127 : 0);  // the code of 0
   fill(*codes.scale(), 0);

@@ -84,7 +84,7 @@ Tensor quantize(const Tensor& t, const Quantization& how, Category category = Ca
 void quantize_into(const Tensor& codes, const Tensor& t, const Quantization& how);
 
 /// Codes and scales of zeros, as quantize() of a tensor of zeros, without that tensor.
-Tensor zeros_quantized(const Shape& shape, const Quantization& how, Device device = cpu,
+Tensor zeros_quantized(const Shape& shape, const Quantization& how, memory::Device device = cpu,
                        Category category = Category::temporary);
 
 /// A dense tensor of a floating dtype with the values. `how` is quantize()'s. Throws DTypeError, ShapeError where

@@ -71,7 +71,7 @@ kernels::Nf4Args nf4_args(std::byte* coded, float* amax, void* values, DType dty
   return {n, values, dtype, reinterpret_cast<std::uint8_t*>(coded + at.codes), amax, reinterpret_cast<float*>(coded)};
 }
 
-Tensor magnitudes(std::int64_t n, Device device) {
+Tensor magnitudes(std::int64_t n, memory::Device device) {
   return Tensor::empty({ceil_div(n, kernels::nf4_block)}, DType::f32, device, Category::workspace);
 }
 
@@ -87,7 +87,7 @@ void encode_weight(WeightCode code, const void* values, DType dtype, std::int64_
   namespace detail = weight_code_detail;
   detail::check(code, dtype, n, coded);
   if (n == 0) return;
-  const Device device = coded.device();
+  const memory::Device device = coded.device();
   void* const from = const_cast<void*>(values);  // NOLINT(cppcoreguidelines-pro-type-const-cast): it is read
   if (code == WeightCode::int8) {
     launch(device, [&](const Addresses& at) {
@@ -110,7 +110,7 @@ void decode_weight(WeightCode code, const Tensor& coded, void* values, DType dty
   namespace detail = weight_code_detail;
   detail::check(code, dtype, n, coded);
   if (n == 0) return;
-  const Device device = coded.device();
+  const memory::Device device = coded.device();
   if (code == WeightCode::int8) {
     launch(device, [&](const Addresses& at) {
       kernels::quantize_kernels(device).dequantize(detail::int8_args(at.as<std::byte>(coded), values, dtype, n));

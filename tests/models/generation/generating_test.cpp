@@ -141,7 +141,7 @@ TEST_CASE("generating: large models are told on dry devices", "[models][generati
   CHECK(llama.cache.bytes_per_token() == 131'072);
   CHECK(llama.cache.bytes() == std::size_t{1} << 30);
   CHECK(llama.peak_by_category[static_cast<std::size_t>(Category::activation)] >= llama.cache.bytes());
-  for (const Device device : {cpu, cuda()}) {
+  for (const memory::Device device : {cpu, cuda()}) {
     shape.setup.model = "tiny-llama", shape.context = 64;
     CHECK(models::plan_generation(shape, device).peak_bytes > 0);
   }

@@ -288,7 +288,7 @@ TEST_CASE("choices: what is sent away costs the time of its transfers", "[choice
     away.offloads_optimizer = files_test::contains(price.options, "`offloads_optimizer`");
     nn::PlannerOptions plans;
     plans.spilling.offloads = true;
-    plans.make_tier = [](Device on) { return memory::make_tier(on); };
+    plans.make_tier = [](memory::Device on) { return memory::make_tier(on); };
     // Forward, backward and update read parameters, the update writes them; the others are written and read.
     const double bytes = (away.offloads_parameters ? 4 * parameters : 0) +
                          (away.offloads_gradients ? 2 * gradients : 0) + (away.offloads_optimizer ? 2 * state : 0);

@@ -130,7 +130,7 @@ TEST_CASE("context parallel: a layer keeps its part of what a whole one does, an
     sizes.layers = layers, sizes.team = team;
     const memory::Stack stack = memory::make_resource(dry(cpu));
     const ResourceScope scope(stack.top);
-    Generator generator(1);
+    RandomGenerator generator(1);
     const GeneratorScope random(generator);
     const auto model = models::make_model(name, sizes, {dry(cpu)});
     const models::Batch batch = model->empty_batch(b, dry(cpu));

@@ -59,12 +59,12 @@ class Ending final : public models::Dataset {
   void open(const models::ModelOptions& sizes, std::int64_t samples, std::uint64_t seed) override {
     data_->open(sizes, samples, seed);
   }
-  models::Batch batch(std::int64_t step, Device device, DType dtype) const override {
+  models::Batch batch(std::int64_t step, memory::Device device, DType dtype) const override {
     if (step == 3 && !device.is_dry) throw FileError("data", 7, "cannot be read");
     return data_->batch(step, device, dtype);
   }
   std::int64_t validation_batches() const override { return data_->validation_batches(); }
-  models::Batch validation_batch(std::int64_t index, Device device, DType dtype) const override {
+  models::Batch validation_batch(std::int64_t index, memory::Device device, DType dtype) const override {
     return data_->validation_batch(index, device, dtype);
   }
   std::int64_t items_per_sample() const override { return data_->items_per_sample(); }

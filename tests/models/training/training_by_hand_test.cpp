@@ -170,7 +170,7 @@ struct HandLayer {
 // Losses of a perceptron with one hidden layer, trained in f64 with nothing of the library but where it starts and
 // which samples it sees.
 Numbers perceptron_by_hand(const TrainOptions& options, const Pictures& pictures, const Numbers& rates) {
-  Generator generator(options.setup.seed);
+  RandomGenerator generator(options.setup.seed);
   const GeneratorScope scope(generator);
   models::ModelOptions sizes = options.setup.sizes;
   sizes.image = side, sizes.channels = 1, sizes.classes = 10;
@@ -249,7 +249,7 @@ Numbers gpt_by_hand(const TrainOptions& options, const Numbers& rates) {
   TrainOptions whole = options;
   whole.setup.micro_batches = 1;
   const models::PreparedTraining prepared = models::prepare_training(whole);
-  Generator generator(options.setup.seed);
+  RandomGenerator generator(options.setup.seed);
   const GeneratorScope scope(generator);
   const auto model = models::make_model(options.setup.model, prepared.options.setup.sizes);
   const auto parameters = model->parameters();

@@ -159,7 +159,7 @@ TEST_CASE("training numbers: every optimizer's options reach it", "[training]") 
     const trained_test::Run told = trained_test::run(options);
 
     const models::PreparedTraining prepared = models::prepare_training(options);
-    Generator generator(options.setup.seed);
+    RandomGenerator generator(options.setup.seed);
     const GeneratorScope scope(generator);
     const auto model = models::make_model(options.setup.model, prepared.options.setup.sizes);
     optim::MatrixOptions matrix{.rate = 0.02, .weight_decay = 0.3, .smallest_decayed_rank = 2};

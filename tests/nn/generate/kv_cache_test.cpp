@@ -30,7 +30,7 @@ using refusal_test::refusal;
 namespace kv_cache_test {
 
 Tensor normal(const Shape& shape, std::uint64_t seed, DType dtype = DType::f32) {
-  Generator generator(seed);
+  RandomGenerator generator(seed);
   const GeneratorScope scope(generator);
   const Tensor t = Tensor::empty(shape, DType::f32);
   fill_normal(t, 0, 1);
@@ -67,7 +67,7 @@ TEST_CASE("kv cache: bytes of a token, and of the whole in the ledger", "[nn][kv
     const std::size_t scale = size_of(dtype) == 1 ? 4 : 0;
     CHECK(sizes.bytes_per_token() == 2 * 3 * 4 * (24 * size_of(dtype) + scale));
     CHECK(sizes.bytes() == 2 * 19 * sizes.bytes_per_token());
-    for (const Device device : {cpu, dry(cpu), dry(cuda())}) {
+    for (const memory::Device device : {cpu, dry(cpu), dry(cuda())}) {
       const memory::Stack stack = memory::make_resource(device);
       const ResourceScope scope(stack.top);
       KvCache cache(sizes, device);

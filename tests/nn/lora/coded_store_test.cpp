@@ -55,8 +55,8 @@ struct Net final : nn::Module {
 struct Made {
   std::shared_ptr<CodedStore> store;  // null: plain
   std::unique_ptr<Net> net;
-  Made(std::optional<WeightCode> code, DType dtype, Device device = cpu) {
-    Generator generator(5);
+  Made(std::optional<WeightCode> code, DType dtype, memory::Device device = cpu) {
+    RandomGenerator generator(5);
     const GeneratorScope draws(generator);
     nn::TensorOptions on{device, dtype};
     if (code) on.coded_weights = store = std::make_shared<CodedStore>(*code);
@@ -65,8 +65,9 @@ struct Made {
 };
 
 /// Three steps of Adam over adapters; `values`: their losses, then the adapters.
-void train(Made& made, Device device, DType dtype, bool is_recomputed, std::vector<std::vector<float>>* values) {
-  Generator generator(6);
+void train(Made& made, memory::Device device, DType dtype, bool is_recomputed,
+           std::vector<std::vector<float>>* values) {
+  RandomGenerator generator(6);
   const GeneratorScope draws(generator);
   nn::add_lora(*made.net, {{.rank = 4, .alpha = 8}});
   optim::Adam adam(made.net->trainable(), {.rate = 0.02});
@@ -147,7 +148,7 @@ TEST_CASE("coded store: training has the bits of decoded weights, recomputed or 
 TEST_CASE("coded store: a dry run takes the same blocks", "[lora][nf4]") {
   using namespace coded_store_test;
   for (const WeightCode code : {WeightCode::int8, WeightCode::nf4}) {
-    const auto run = [&](Device device) {
+    const auto run = [&](memory::Device device) {
       memory::Stack stack = memory::make_resource(device, {.trace = true});
       const ResourceScope scope(stack.top);
       Made made(code, DType::bf16, device);
@@ -184,7 +185,7 @@ TEST_CASE("coded store: weights are read into it, and dry as for real", "[lora][
   std::vector<float> expected;
   {
     Made source({}, DType::f32);
-    Generator generator(77);
+    RandomGenerator generator(77);
     const GeneratorScope draws(generator);
     for (nn::Linear* const block : source.net->blocks) fill_normal(block->weight, 0, 0.1);
     nn::save_weights(*source.net, folder / "weights");
@@ -193,7 +194,7 @@ TEST_CASE("coded store: weights are read into it, and dry as for real", "[lora][
         to_host<float>(decode_weight(encode_weight(w, WeightCode::nf4), WeightCode::nf4, w.shape(), DType::bf16));
   }
   std::vector<float> values;
-  const auto run = [&](Device device) {
+  const auto run = [&](memory::Device device) {
     memory::Stack stack = memory::make_resource(device, {.trace = true});
     const ResourceScope scope(stack.top);
     Made made(WeightCode::nf4, DType::bf16, device);

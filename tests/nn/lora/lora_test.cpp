@@ -54,7 +54,7 @@ struct Net final : nn::Module {
 };
 
 struct Seeded {
-  Generator generator;
+  RandomGenerator generator;
   GeneratorScope scope;
   explicit Seeded(std::uint64_t seed = 3) : generator(seed), scope(generator) {}
 };
@@ -174,7 +174,7 @@ TEST_CASE("lora: gradients of nets with adapters against central differences", "
       std::vector<Tensor> leaves;
       for (const nn::Named& p : net.trainable()) leaves.push_back(p.tensor);
       const auto loss = [&](std::span<const Tensor>) {
-        Generator same(9);  // the same mask each time
+        RandomGenerator same(9);  // the same mask each time
         const GeneratorScope scope(same);
         return sum(square(net.forward(x)));
       };
@@ -293,7 +293,7 @@ TEST_CASE("lora: checkpoints have what is trained, and training goes on with the
       adam = std::make_unique<optim::Adam>(net.trainable(), optim::AdamOptions{.rate = 0.01});
     }
     void step(int number) {
-      Generator data(static_cast<std::uint64_t>(number) + 100);
+      RandomGenerator data(static_cast<std::uint64_t>(number) + 100);
       Tensor x;
       {
         const GeneratorScope scope(data);

@@ -26,7 +26,7 @@ namespace {
 
 /// (N, 64) -> (N, 64)
 struct Pairwise final : nn::Module {
-  explicit Pairwise(Device device)
+  explicit Pairwise(memory::Device device)
       : up(child<nn::Linear>("up", 64, 256, nn::TensorOptions{device})),
         down(child<nn::Linear>("down", 256, 64, nn::TensorOptions{device})) {}
   nn::Linear &up, &down;
@@ -35,7 +35,7 @@ struct Pairwise final : nn::Module {
 template <class Batch>
 nn::TrainedProgram<Pairwise, Batch> pairwise(std::function<Batch(const Tensor& x)> make,
                                              std::function<Tensor(const Batch&)> input) {
-  return {.model = [](Device device) { return std::make_unique<Pairwise>(device); },
+  return {.model = [](memory::Device device) { return std::make_unique<Pairwise>(device); },
           .optimizer = [](Pairwise& net) { return std::make_unique<optim::Sgd>(net.trainable(), optim::SgdOptions{}); },
           .loss =
               [input](Pairwise& net, const Batch& batch) {
@@ -43,7 +43,7 @@ nn::TrainedProgram<Pairwise, Batch> pairwise(std::function<Batch(const Tensor& x
                 return mse_loss(net.down(gelu(net.up(x))), x);
               },
           .batch =
-              [make](std::int64_t step, Device device) {
+              [make](std::int64_t step, memory::Device device) {
                 return make(randn({step < 2 ? 256 : 2048, 64}, DType::f32, device));
               }};
 }
@@ -191,7 +191,9 @@ TEST_CASE("trainer: a number in a batch that changes the step has a plan, one th
   const testing::Threads alone;
   using Counted = std::pair<Tensor, std::int64_t>;
   auto own = pairwise<Counted>([](const Tensor& x) { return Counted{x, 0}; }, [](const Counted& b) { return b.first; });
-  own.batch = [](std::int64_t step, Device device) { return Counted{randn({256, 64}, DType::f32, device), step}; };
+  own.batch = [](std::int64_t step, memory::Device device) {
+    return Counted{randn({256, 64}, DType::f32, device), step};
+  };
   using Loss = std::function<Tensor(Pairwise&, const Tensor&, bool is_late)>;
   const std::pair<const char*, Loss> losses[] = {
       {"more operators",
@@ -229,9 +231,11 @@ TEST_CASE("trainer: a number that changes in every step costs one dry recording"
   const testing::Threads alone;
   using Counted = std::pair<Tensor, std::int64_t>;
   auto own = pairwise<Counted>([](const Tensor& x) { return Counted{x, 0}; }, [](const Counted& b) { return b.first; });
-  own.batch = [](std::int64_t step, Device device) { return Counted{randn({16, 64}, DType::f32, device), step}; };
+  own.batch = [](std::int64_t step, memory::Device device) {
+    return Counted{randn({16, 64}, DType::f32, device), step};
+  };
   std::int64_t dry_models = 0, dry_losses = 0;
-  own.model = [&](Device device) {
+  own.model = [&](memory::Device device) {
     dry_models += device.is_dry;
     return std::make_unique<Pairwise>(device);
   };
@@ -261,14 +265,14 @@ struct Rows {
 nn::TrainedProgram<nn::Linear, Rows> ragged(std::int64_t samples) {
   return {
       .model =
-          [](Device device) {
+          [](memory::Device device) {
             return std::make_unique<nn::Linear>(8, 1, nn::TensorOptions{device, DType::f64});
           },
       .optimizer =
           [](nn::Linear& net) { return std::make_unique<optim::Sgd>(net.trainable(), optim::SgdOptions{.rate = 0.5}); },
       .loss = [](nn::Linear& net, const Rows& rows) { return mse_loss(dropout(net(rows.x), 0.25), rows.y); },
       .batch =
-          [samples](std::int64_t, Device device) {
+          [samples](std::int64_t, memory::Device device) {
             const Tensor x = randn({samples, 8}, DType::f64, device);
             return Rows{zeros({3}, DType::f64, device), x, exp(slice(x, 1, 0, 1))};
           },

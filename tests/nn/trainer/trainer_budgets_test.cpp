@@ -148,7 +148,7 @@ TEST_CASE("trainer: the best checkpoint stays, and patience ends a run", "[train
     sizes.samples = [](std::int64_t) { return std::int64_t{20}; };
     Program own = program(sizes);
     std::size_t evaluated = 0;
-    own.evaluate = [&](Net&, Device device) { return device.is_dry ? 0 : row.evaluations.at(evaluated++); };
+    own.evaluate = [&](Net&, memory::Device device) { return device.is_dry ? 0 : row.evaluations.at(evaluated++); };
     nn::TrainerOptions options{.seed = 2, .steps = 13, .evaluate_every = 2};
     options.save = folder / "last", options.best = folder / "best", options.patience = row.patience;
     Own trainer(own, options);
@@ -189,7 +189,7 @@ TEST_CASE("trainer: gradients are clipped by value between backward and the upda
   one_step.steps = 1;
   Own one(own, one_step);
   budgets_losses(one);
-  Generator generator(4);
+  RandomGenerator generator(4);
   const GeneratorScope scope(generator);
   Net net(96, 4, cpu);
   const std::unique_ptr<optim::Optimizer> adam = own.optimizer(net);
@@ -370,7 +370,7 @@ constexpr double average_decay = 0.7;
 
 /// The own program's net with an average of its parameters.
 struct AveragedNet final : nn::Module {
-  AveragedNet(std::int64_t width, double decay, Device device)
+  AveragedNet(std::int64_t width, double decay, memory::Device device)
       : net(child<Net>("net", width, 2, device)),
         average(child<nn::WeightAverage>("average", net.trainable(), decay)) {}
   Net& net;
@@ -385,14 +385,14 @@ TEST_CASE("trainer: an average of the weights is planned, saved, and exchanged f
   sizes.width = 40;
   sizes.samples = [](std::int64_t) { return std::int64_t{333}; };
   nn::TrainedProgram<AveragedNet, Batch> own;
-  own.model = [](Device device) { return std::make_unique<AveragedNet>(40, average_decay, device); };
+  own.model = [](memory::Device device) { return std::make_unique<AveragedNet>(40, average_decay, device); };
   own.optimizer = [](AveragedNet& net) {
     return std::make_unique<optim::Adam>(net.net.trainable(), optim::AdamOptions{});
   };
   own.loss = [](AveragedNet& net, const Batch& batch) { return mse_loss(net.net(batch.x), batch.y); };
-  own.batch = [sizes](std::int64_t step, Device device) { return make_batch(sizes, step, device); };
+  own.batch = [sizes](std::int64_t step, memory::Device device) { return make_batch(sizes, step, device); };
   own.after_update = [](AveragedNet& net) { net.average.update(); };
-  own.evaluate = [sizes](AveragedNet& net, Device device) {
+  own.evaluate = [sizes](AveragedNet& net, memory::Device device) {
     const nn::WeightAverage::Exchange averaged(net.average);
     const Batch batch = make_batch(sizes, 0, device);
     return nn::read_value(mse_loss(net.net(batch.x), batch.y));
@@ -432,7 +432,7 @@ TEST_CASE("trainer: an average of the weights is planned, saved, and exchanged f
   double with_weights = 0;
   {
     nn::TrainedProgram<AveragedNet, Batch> plain = own;
-    plain.evaluate = [sizes](AveragedNet& net, Device device) {
+    plain.evaluate = [sizes](AveragedNet& net, memory::Device device) {
       const Batch batch = make_batch(sizes, 0, device);
       return nn::read_value(mse_loss(net.net(batch.x), batch.y));
     };
@@ -455,7 +455,7 @@ TEST_CASE("trainer: a batch may come from the model", "[trainer]") {
   Program own = budgets_program();
   own.evaluate = nullptr;
   own.batch = nullptr;
-  own.batch_of_model = [](Net& net, std::int64_t step, Device device) {
+  own.batch_of_model = [](Net& net, std::int64_t step, memory::Device device) {
     const Tensor x = randn({64 + step % 2, 96}, DType::f32, device);
     return Batch{x, net(x) * 0.5 + 1.0};
   };

@@ -285,7 +285,7 @@ TEST_CASE("trainer: parameters that are away between uses, in a budget, saved an
   const testing::Threads alone;
   const TemporaryFolder folder;
   Program away = program();
-  away.model = [disk](Device device) {
+  away.model = [disk](memory::Device device) {
     const auto store = std::make_shared<memory::TierStore>(memory::make_tier(device, {.folder = disk}));
     const ParameterStoreScope scope(store);
     return std::make_unique<Net>(Sizes().width, Sizes().depth, device);

@@ -32,7 +32,7 @@ namespace {
 
 /// (N, 8) -> (N, 1), and an average of its weight.
 struct Averaged final : nn::Module {
-  explicit Averaged(Device device)
+  explicit Averaged(memory::Device device)
       : linear(child<nn::Linear>("linear", 8, 1, nn::TensorOptions{device})),
         average(add_buffer("average", zeros({1, 8}, DType::f32, device))) {}
   void follow() { copy_into(average, average * 0.9 + linear.weight.detach() * 0.1); }
@@ -51,10 +51,10 @@ Made made(Options options) {
 
 Own averaged(const Made& optimizer = made<optim::Adam>(optim::AdamOptions{})) {
   Own own;
-  own.model = [](Device device) { return std::make_unique<Averaged>(device); };
+  own.model = [](memory::Device device) { return std::make_unique<Averaged>(device); };
   own.optimizer = [optimizer](Averaged& net) { return optimizer(net.trainable()); };
   own.loss = [](Averaged& net, const Tensor& x) { return mean(square(net.linear(x) + -1.0)); };
-  own.batch = [](std::int64_t step, Device device) {
+  own.batch = [](std::int64_t step, memory::Device device) {
     return randn({8, 8}, DType::f32, device) * (1.0 + static_cast<double>(step));
   };
   own.micro_batch = [](const Tensor& x, std::int64_t i, std::int64_t n) {
@@ -166,7 +166,7 @@ TEST_CASE("trainer: a checkpoint is gone on from with the options that it was tr
   // A file without these entries, as save_checkpoint writes it, is gone on from; of it the rate is known.
   Run plain(averaged(), base);
   plain.run();
-  Generator generator(base.seed);
+  RandomGenerator generator(base.seed);
   generator.set_step(2);
   nn::save_checkpoint(folder / "old", plain.model(), plain.optimizer(), generator);
   nn::TrainerOptions options = base;
@@ -268,7 +268,7 @@ TEST_CASE("trainer: a run goes on after steps that the loss scaler skipped", "[t
   const TemporaryFolder folder;
   // The gradients of an f16 net overflow at 2^24 and at some smaller scales; the scale falls until they do not.
   Own own = averaged();
-  own.model = [](Device device) { return std::make_unique<Averaged>(device); };
+  own.model = [](memory::Device device) { return std::make_unique<Averaged>(device); };
   own.loss = [](Averaged& net, const Tensor& x) {
     const Tensor narrow = cast(net.linear(x), DType::f16);
     return mean(square(cast(narrow, DType::f32) + -1.0));
@@ -305,7 +305,7 @@ TEST_CASE("trainer: rates fall on a plateau, and go on falling after a checkpoin
   const TemporaryFolder folder;
   Own own = averaged();
   std::int64_t evaluations = 0;
-  own.evaluate = [&](Averaged&, Device device) {
+  own.evaluate = [&](Averaged&, memory::Device device) {
     if (device.is_dry) return 1.0;
     return ++evaluations <= 2 ? 1.0 / static_cast<double>(evaluations) : 1.0;
   };
@@ -351,7 +351,7 @@ TEST_CASE("trainer: rates fall on a plateau, and go on falling after a checkpoin
 TEST_CASE("trainer: evaluations come where they are due, and at the end", "[trainer]") {
   const testing::Threads alone;
   Own own = averaged();
-  own.evaluate = [](Averaged& net, Device device) {
+  own.evaluate = [](Averaged& net, memory::Device device) {
     return nn::read_value(mean(net.linear(full({1, 8}, 1, DType::f32, device))));
   };
   struct Row {
@@ -379,7 +379,7 @@ TEST_CASE("trainer: an evaluation drops nothing, and modules then have the modes
   const testing::Threads alone;
   Own own = averaged();
   const auto mean_square = [](const Tensor& x) { return nn::read_value(mean(square(x))); };
-  own.evaluate = [&](Averaged& net, Device device) {
+  own.evaluate = [&](Averaged& net, memory::Device device) {
     const Tensor ones = full({16, 32}, 1, DType::f32, device), qkv = full({2, 8, 24}, 1, DType::f32, device);
     CHECK_FALSE(net.linear.is_training());
     double worst =

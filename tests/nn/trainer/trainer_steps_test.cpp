@@ -27,7 +27,7 @@ namespace {
 
 /// (N, 16) -> (N, 16), with batch norm, dropout, and a count of losses that the loss itself writes.
 struct Counted final : nn::Module {
-  explicit Counted(Device device)
+  explicit Counted(memory::Device device)
       : in(child<nn::Linear>("in", 16, 32, nn::TensorOptions{device})),
         norm(child<nn::BatchNorm2d>("norm", 32, nn::TensorOptions{device})),
         out(child<nn::Linear>("out", 32, 16, nn::TensorOptions{device})),
@@ -59,7 +59,7 @@ struct Counted final : nn::Module {
 };
 
 struct Judged {
-  explicit Judged(Device device) : net(device), judge(16, 1, nn::TensorOptions{device}) {}
+  explicit Judged(memory::Device device) : net(device), judge(16, 1, nn::TensorOptions{device}) {}
   std::vector<nn::Module*> modules() { return {&net, &judge}; }
   Counted net;
   nn::Linear judge;
@@ -94,8 +94,8 @@ enum class Place { batch, loss, later_micro_batch, backward, update, second_part
 
 nn::TrainedProgram<Judged, Tensor> judged(Place place, Failure& failure) {
   nn::TrainedProgram<Judged, Tensor> own;
-  own.model = [](Device device) { return std::make_unique<Judged>(device); };
-  own.batch = [&failure, place](std::int64_t, Device device) {
+  own.model = [](memory::Device device) { return std::make_unique<Judged>(device); };
+  own.batch = [&failure, place](std::int64_t, memory::Device device) {
     const Tensor x = randn({22, 16}, DType::f32, device);
     if (place == Place::batch) failure.pass(x);
     return x;
@@ -193,7 +193,7 @@ TEST_CASE("trainer: a step that is tried again is the step that did not fail", "
 
 TEST_CASE("step: state that a loss has written is put back when backward throws, and when the step is skipped",
           "[step]") {
-  Generator generator(1);
+  RandomGenerator generator(1);
   const GeneratorScope scope(generator);
   Counted net(cpu);
   optim::Sgd optimizer(net.trainable(), {});
@@ -224,7 +224,7 @@ TEST_CASE("step: state that a loss has written is put back when backward throws,
 }
 
 TEST_CASE("step: a loss that is none is a typed error", "[step][trainer]") {
-  Generator generator(1);
+  RandomGenerator generator(1);
   const GeneratorScope scope(generator);
   Counted net(cpu);
   optim::Sgd optimizer(net.trainable(), {});
@@ -332,7 +332,7 @@ TEST_CASE("trainer: after a step that is skipped the next one draws as if it had
     Failure failure;
     nn::TrainedProgram<Judged, Tensor> own = judged(Place::second_part, failure);
     std::vector<float> list;
-    own.batch = [&list, make = own.batch](std::int64_t step, Device device) {
+    own.batch = [&list, make = own.batch](std::int64_t step, memory::Device device) {
       const Tensor x = make(step, device);
       if (!device.is_dry) list.push_back(to_host<float>(x)[0]);
       return x;
@@ -374,7 +374,7 @@ TEST_CASE("trainer: parameters are frozen and thawed in the middle of a budget",
   options.is_strict = true;
   CHECK(train(options) == losses);
   // What no optimizer has cannot be trained.
-  own.model = [](Device device) {
+  own.model = [](memory::Device device) {
     auto net = std::make_unique<own_program::Net>(96, 6, device);
     net->freeze("block0");
     return net;

@@ -44,7 +44,7 @@ struct Trained {
 
 /// The loop that a user would write without a trainer, in the arena that there is.
 Trained by_hand(const Sizes& sizes, std::int64_t steps) {
-  Generator generator(trainer_seed);
+  RandomGenerator generator(trainer_seed);
   const GeneratorScope scope(generator);
   const Program own = program(sizes);
   const std::unique_ptr<Net> net = own.model(cpu);
@@ -191,7 +191,7 @@ TEST_CASE("trainer: two nets against each other, with an optimizer each", "[trai
   std::vector<double> expected;
   std::vector<std::byte> state;
   {
-    Generator generator(trainer_seed);
+    RandomGenerator generator(trainer_seed);
     const GeneratorScope scope(generator);
     const auto own = rivals(sizes);
     const std::unique_ptr<Rivals> nets = own.model(cpu);
@@ -347,7 +347,7 @@ TEST_CASE("trainer: refusals of a budget say who needs more, and what would fit"
   };
   const std::string text = refusal(std::size_t{4} << 20);
   CHECK(text.find("with options.step.micro_batches = ") != std::string::npos);
-  own.evaluate = [](Net& net, Device device) {
+  own.evaluate = [](Net& net, memory::Device device) {
     return nn::read_value(mean(net(zeros({20'000, 96}, DType::f32, device))));
   };
   CHECK(refusal(std::size_t{16} << 20).find("trainer: the evaluation needs ") == 0);
@@ -395,7 +395,7 @@ TEST_CASE("read: values in a program that is also run dry", "[trainer]") {
   CHECK_THROWS_AS(nn::read_value(zeros({2}, DType::f32, dry(cpu))), ShapeError);
   CHECK(nn::read_values<float>(zeros({3}, DType::f32, dry(cpu))) == std::vector<float>(3));
   // The same events on both devices.
-  const auto events = [](Device device) {
+  const auto events = [](memory::Device device) {
     const memory::Stack stack = memory::make_resource(device, {.trace = true});
     const ResourceScope scope(stack.top);
     nn::read_value(zeros({}, DType::f32, device));

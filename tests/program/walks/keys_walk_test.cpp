@@ -220,7 +220,7 @@ TEST_CASE("keys walk: every key of every file is read, refused by name, or known
     models::ModelOptions sizes;
     sizes.layers = 2, sizes.heads = 4, sizes.key_heads = 2, sizes.width = 32, sizes.hidden = 48, sizes.sequence = 64;
     sizes.vocabulary = 310;
-    Generator generator(3);
+    RandomGenerator generator(3);
     const GeneratorScope scope(generator);
     models::Llama model(models::llama_config("tiny-llama", sizes), {});
     for (const auto& p : model.parameters()) {  // larger than they are drawn, so that texts depend on everything

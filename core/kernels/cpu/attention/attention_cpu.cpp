@@ -150,7 +150,7 @@ const AttentionKernels attention_cpu{
     .backward = attention_detail::backward,
 };
 
-const AttentionKernels& attention_kernels(Device device) {
+const AttentionKernels& attention_kernels(memory::Device device) {
   return table_for(device, "attention", attention_cpu, attention_cuda, attention_cuda_sizes);
 }
 

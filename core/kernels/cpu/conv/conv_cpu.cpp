@@ -54,7 +54,7 @@ void multiply(const ConvForwardArgs& args, Executor<T>& execute) noexcept {
       return;
     }
   }
-  const Window window = input_window(s, args.x, args.dtype);
+  const ConvWindow window = input_window(s, args.x, args.dtype);
   if (PixelWindow::can_read<T>(window)) {
     const PixelWindow pixels{window, s.images};
     const std::int64_t line = s.out_width() * s.filters;

@@ -43,7 +43,7 @@ struct Block {
   std::int64_t channels[max_runs];  ///< where it begins in its tap
   std::int64_t count = 0;
 
-  Block(const Window& window, std::int64_t k, std::int64_t depth) noexcept {
+  Block(const ConvWindow& window, std::int64_t k, std::int64_t depth) noexcept {
     for (std::int64_t at = k; at < k + depth; at += runs[count++]) {
       taps[count] = at / window.channels;
       channels[count] = at % window.channels;
@@ -147,7 +147,7 @@ class Worker {
   /// Points to the rows of a microtile, run by run; converted rows are in converted_.
   void find(const Block& block, std::int64_t row, int rows, Panel<T>& a) noexcept {
     alignas(64) static constexpr T zeros[block_depth] = {};
-    const Window& window = left_.window;
+    const ConvWindow& window = left_.window;
     const std::int64_t image_stride = window.h.size * window.w.size * window.all_channels;
     const std::int64_t first = group_ * problem_.batch[0].left;
     a.begin = block.count;
@@ -180,7 +180,7 @@ class Worker {
 
   /// The image's elements [first, first + count), in place or in `converted`.
   const T* read(std::int64_t first, std::int64_t count, T* converted) const noexcept {
-    const Window& window = left_.window;
+    const ConvWindow& window = left_.window;
     if constexpr (std::is_same_v<T, float>) {
       if (load_ != nullptr) {
         load_(element_at(window.image, window.dtype, first), converted, count);

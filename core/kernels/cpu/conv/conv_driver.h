@@ -16,13 +16,13 @@ namespace thimble::kernels::conv_detail {
 
 /// A window read in place, or, for a narrow dtype, converted a microtile at a time; rows in the order above.
 struct PixelWindow {
-  Window window;
+  ConvWindow window;
   std::int64_t images = 0;
 
   std::int64_t rows() const noexcept { return images * window.grid_pixels(); }
   /// Images of dtype T, or of one that is converted to it, with enough channels.
   template <class T>
-  static bool can_read(const Window& window) noexcept {
+  static bool can_read(const ConvWindow& window) noexcept {
     const bool is_converted = std::is_same_v<T, float> && is_narrow(window.dtype);
     return (window.dtype == dtype_of<T> || is_converted) && window.channels >= min_channels;
   }

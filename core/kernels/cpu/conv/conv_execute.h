@@ -107,7 +107,7 @@ inline bool is_pointwise(const ConvShape& s) noexcept {
          s.pad_bottom == 0 && s.pad_left == 0 && s.pad_right == 0;
 }
 
-inline Window input_window(const ConvShape& s, const void* x, DType dtype) noexcept {
+inline ConvWindow input_window(const ConvShape& s, const void* x, DType dtype) noexcept {
   return {x,
           dtype,
           s.channels,
@@ -141,7 +141,7 @@ inline void add_groups(Problem& problem, const ConvShape& s, std::int64_t left, 
 
 /// With a window as left operand, in place if possible.
 template <class T>
-void multiply_window(Problem& problem, const Window& window, const RightOperand<T>& right, const Output<T>& output,
+void multiply_window(Problem& problem, const ConvWindow& window, const RightOperand<T>& right, const Output<T>& output,
                      Executor<T>& execute, Finish<T> finish = nullptr) noexcept {
   if (LeftWindowInPlace<T>::can_read(window)) {
     problem.left_cost = in_place_cycles + conversion_cycles<T>(window.dtype);

@@ -46,7 +46,7 @@ void multiply_phase(const ConvInputGradArgs& args, std::int64_t y, std::int64_t 
     execute(problem, LeftMatrix<T>({args.dy, s.filters, 1, args.dtype}), right, output);
     return;
   }
-  const Window window{args.dy, args.dtype, s.filters, group.filters, h.axis, w.axis};
+  const ConvWindow window{args.dy, args.dtype, s.filters, group.filters, h.axis, w.axis};
   if (PixelWindow::can_read<T>(window)) {
     const PixelWindow pixels{window, s.images};
     const std::int64_t line = s.width * s.channels;

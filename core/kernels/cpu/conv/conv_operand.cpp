@@ -278,21 +278,21 @@ void RightWindow<T>::pack_panel(std::int64_t offset, std::int64_t column, std::i
 }
 
 template <class T>
-std::int64_t LeftTurnedWindow<T>::inner_begin(const Window& window) noexcept {
+std::int64_t LeftTurnedWindow<T>::inner_begin(const ConvWindow& window) noexcept {
   const WindowAxis& w = window.w;
   const std::int64_t outside = std::max<std::int64_t>(-w.origin, 0);
   return std::min((outside + w.step - 1) / w.step, w.grid);
 }
 
 template <class T>
-std::int64_t LeftTurnedWindow<T>::inner_end(const Window& window) noexcept {
+std::int64_t LeftTurnedWindow<T>::inner_end(const ConvWindow& window) noexcept {
   const WindowAxis& w = window.w;
   const std::int64_t last = w.size - 1 - w.origin - (w.taps - 1) * w.tap_step;  // where the last tap is still inside
   return std::clamp(last < 0 ? 0 : last / w.step + 1, inner_begin(window), w.grid);
 }
 
 template <class T>
-bool LeftTurnedWindow<T>::can_read(const Window& window) noexcept {
+bool LeftTurnedWindow<T>::can_read(const ConvWindow& window) noexcept {
   if (window.dtype != dtype_of<T> || window.w.grid == 0) return false;
   const std::int64_t begin = inner_begin(window), end = inner_end(window);
   const std::int64_t line_runs = window.w.grid - (end - begin) + 1;

@@ -26,7 +26,7 @@ struct WindowAxis {
 
 /// A matrix with a row for every pixel (image, i, j) of a grid and a column for every (tap_h, tap_w, channel): the
 /// values of a dense NHWC image there, zero outside it.
-struct Window {
+struct ConvWindow {
   const void* image = nullptr;
   DType dtype = DType::f32;
   std::int64_t all_channels = 0;  ///< from one pixel to the next
@@ -48,7 +48,7 @@ struct Window {
 template <class T>
 class WindowReader {
  public:
-  explicit WindowReader(const Window& window) noexcept
+  explicit WindowReader(const ConvWindow& window) noexcept
       : window_(window), load_(is_narrow(window.dtype) ? narrow_float_loops(isa()).load(window.dtype) : nullptr) {}
 
   /// A position (image, i, j) that advances row by row.
@@ -78,7 +78,7 @@ class WindowReader {
  private:
   void read_line(std::int64_t line, std::int64_t left, std::int64_t first, std::int64_t count, T* out) const noexcept;
 
-  Window window_;
+  ConvWindow window_;
   NarrowFloatLoops::Load load_;  ///< null unless the dtype is narrow; looked up once, because runs may be short
 };
 
@@ -86,7 +86,7 @@ class WindowReader {
 template <class T>
 class LeftWindow final : public LeftOperand<T> {
  public:
-  explicit LeftWindow(const Window& window) noexcept : reader_(window) {}
+  explicit LeftWindow(const ConvWindow& window) noexcept : reader_(window) {}
   std::int64_t scratch_elements(std::int64_t rows, int panel_rows) const noexcept override;
   LeftBlock<T> open(std::int64_t offset, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth,
                     int panel_rows, T* scratch) const noexcept override;
@@ -103,11 +103,11 @@ template <class T>
 class LeftWindowInPlace final : public LeftOperand<T> {
  public:
   /// Images of dtype T whose runs are not too short, and of dtypes converted to it, whose lines are one run.
-  static bool can_read(const Window& window) noexcept {
+  static bool can_read(const ConvWindow& window) noexcept {
     const bool is_converted = std::is_same_v<T, float> && is_narrow(window.dtype) && window.has_contiguous_lines();
     return (window.dtype == dtype_of<T> || is_converted) && piece_of(window) >= min_piece;
   }
-  explicit LeftWindowInPlace(const Window& window) noexcept : window_(window), reader_(window) {}
+  explicit LeftWindowInPlace(const ConvWindow& window) noexcept : window_(window), reader_(window) {}
   std::int64_t scratch_elements(std::int64_t rows, int panel_rows) const noexcept override;
   LeftBlock<T> open(std::int64_t offset, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth,
                     int panel_rows, T* scratch) const noexcept override;
@@ -116,7 +116,7 @@ class LeftWindowInPlace final : public LeftOperand<T> {
 
  private:
   static constexpr std::int64_t min_piece = 16;
-  static std::int64_t piece_of(const Window& window) noexcept {
+  static std::int64_t piece_of(const ConvWindow& window) noexcept {
     return window.has_contiguous_lines() ? window.w.taps * window.channels : window.channels;
   }
   /// Columns [column, column + count): part of the taps of line `tap_line`, `in_line` columns from their beginning.
@@ -132,7 +132,7 @@ class LeftWindowInPlace final : public LeftOperand<T> {
   void convert(const typename WindowReader<T>::Place* places, int rows, std::int64_t offset, const Piece& piece,
                bool are_neighbours, T* scratch, const T** out) const noexcept;
 
-  Window window_;
+  ConvWindow window_;
   WindowReader<T> reader_;
 };
 
@@ -140,7 +140,7 @@ class LeftWindowInPlace final : public LeftOperand<T> {
 template <class T>
 class RightWindow final : public RightOperand<T> {
  public:
-  explicit RightWindow(const Window& window) noexcept : window_(window), reader_(window) {}
+  explicit RightWindow(const ConvWindow& window) noexcept : window_(window), reader_(window) {}
   void pack(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k, std::int64_t depth,
             const gemm_detail::Panels<T>& panels) const noexcept override;
 
@@ -149,7 +149,7 @@ class RightWindow final : public RightOperand<T> {
   void pack_panel(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k, std::int64_t depth,
                   T* out, int width) const noexcept;
 
-  Window window_;
+  ConvWindow window_;
   WindowReader<T> reader_;
 };
 
@@ -159,8 +159,8 @@ template <class T>
 class LeftTurnedWindow final : public LeftOperand<T> {
  public:
   /// Images of dtype T whose lines are long enough.
-  static bool can_read(const Window& window) noexcept;
-  explicit LeftTurnedWindow(const Window& window) noexcept
+  static bool can_read(const ConvWindow& window) noexcept;
+  explicit LeftTurnedWindow(const ConvWindow& window) noexcept
       : window_(window), inner_begin_(inner_begin(window)), inner_end_(inner_end(window)) {}
   std::int64_t scratch_elements(std::int64_t, int) const noexcept override { return 0; }
   LeftBlock<T> open(std::int64_t offset, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth,
@@ -171,13 +171,13 @@ class LeftTurnedWindow final : public LeftOperand<T> {
  private:
   static constexpr std::int64_t zero_elements = 1024;
   /// Pixels [inner_begin, inner_end) of a line see all their taps inside the image.
-  static std::int64_t inner_begin(const Window& window) noexcept;
-  static std::int64_t inner_end(const Window& window) noexcept;
+  static std::int64_t inner_begin(const ConvWindow& window) noexcept;
+  static std::int64_t inner_end(const ConvWindow& window) noexcept;
   std::int64_t run_from(std::int64_t j) const noexcept {
     return j >= inner_begin_ && j < inner_end_ ? inner_end_ - j : 1;
   }
 
-  Window window_;
+  ConvWindow window_;
   std::int64_t inner_begin_;
   std::int64_t inner_end_;
 };

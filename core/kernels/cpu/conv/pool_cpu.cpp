@@ -354,6 +354,6 @@ const PoolKernels pool_cpu{
     .resample_backward = pool_detail::resample_any<true>,
 };
 
-const PoolKernels& pool_kernels(Device device) { return table_for(device, "pool", pool_cpu, pool_cuda); }
+const PoolKernels& pool_kernels(memory::Device device) { return table_for(device, "pool", pool_cpu, pool_cuda); }
 
 }  // namespace thimble::kernels

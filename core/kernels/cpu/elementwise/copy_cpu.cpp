@@ -99,6 +99,6 @@ void fill(const FillArgs& args) {
 
 const CopyKernels copy_cpu{.copy = copy_detail::copy, .fill = copy_detail::fill};
 
-const CopyKernels& copy_kernels(Device device) { return table_for(device, "copy", copy_cpu, copy_cuda); }
+const CopyKernels& copy_kernels(memory::Device device) { return table_for(device, "copy", copy_cpu, copy_cuda); }
 
 }  // namespace thimble::kernels

@@ -245,6 +245,8 @@ const GatherKernels gather_cpu{
     .scatter_add = gather_detail::scatter_add,
 };
 
-const GatherKernels& gather_kernels(Device device) { return table_for(device, "gather", gather_cpu, gather_cuda); }
+const GatherKernels& gather_kernels(memory::Device device) {
+  return table_for(device, "gather", gather_cpu, gather_cuda);
+}
 
 }  // namespace thimble::kernels

@@ -134,7 +134,7 @@ const RecurrentKernels recurrent_cpu{
     .gru_backward = recurrent_detail::for_units<recurrent_detail::GruBackward, GruStepArgs>,
 };
 
-const RecurrentKernels& recurrent_kernels(Device device) {
+const RecurrentKernels& recurrent_kernels(memory::Device device) {
   return table_for(device, "recurrent", recurrent_cpu, recurrent_cuda);
 }
 

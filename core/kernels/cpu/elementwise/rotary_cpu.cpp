@@ -59,6 +59,8 @@ void turn(const RotaryArgs& args) {
 
 const RotaryKernels rotary_cpu{rotary_detail::turn};
 
-const RotaryKernels& rotary_kernels(Device device) { return table_for(device, "rotary", rotary_cpu, rotary_cuda); }
+const RotaryKernels& rotary_kernels(memory::Device device) {
+  return table_for(device, "rotary", rotary_cpu, rotary_cuda);
+}
 
 }  // namespace thimble::kernels

@@ -209,7 +209,7 @@ const MatmulKernels matmul_cpu{
     .column_sum = column_sum,
 };
 
-const MatmulKernels& matmul_kernels(Device device) {
+const MatmulKernels& matmul_kernels(memory::Device device) {
   return table_for(device, "matmul", matmul_cpu, matmul_cuda, matmul_cuda_sizes);
 }
 

@@ -200,6 +200,6 @@ const NormKernels norm_cpu{
     .running_statistics = running_statistics_cpu,
 };
 
-const NormKernels& norm_kernels(Device device) { return table_for(device, "norm", norm_cpu, norm_cuda); }
+const NormKernels& norm_kernels(memory::Device device) { return table_for(device, "norm", norm_cpu, norm_cuda); }
 
 }  // namespace thimble::kernels

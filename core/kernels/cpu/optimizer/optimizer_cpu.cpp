@@ -188,7 +188,7 @@ const OptimizerKernels optimizer_cpu{
     .clip = optimizer_detail::clip,
 };
 
-const OptimizerKernels& optimizer_kernels(Device device) {
+const OptimizerKernels& optimizer_kernels(memory::Device device) {
   return table_for(device, "optimizer", optimizer_cpu, optimizer_cuda);
 }
 

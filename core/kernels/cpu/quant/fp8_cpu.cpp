@@ -151,6 +151,8 @@ const Fp8Kernels fp8_cpu{
     .decode = fp8_detail::decode,
 };
 
-const Fp8Kernels& fp8_kernels(Device device) { return table_for(device, "fp8", fp8_cpu, fp8_cuda, fp8_cuda_sizes); }
+const Fp8Kernels& fp8_kernels(memory::Device device) {
+  return table_for(device, "fp8", fp8_cpu, fp8_cuda, fp8_cuda_sizes);
+}
 
 }  // namespace thimble::kernels

@@ -83,6 +83,6 @@ void decode(const Nf4Args& a) {
 
 const Nf4Kernels nf4_cpu{.encode = nf4_detail::encode, .center = nf4_detail::center, .decode = nf4_detail::decode};
 
-const Nf4Kernels& nf4_kernels(Device device) { return table_for(device, "nf4", nf4_cpu, nf4_cuda); }
+const Nf4Kernels& nf4_kernels(memory::Device device) { return table_for(device, "nf4", nf4_cpu, nf4_cuda); }
 
 }  // namespace thimble::kernels

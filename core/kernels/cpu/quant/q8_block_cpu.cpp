@@ -67,6 +67,6 @@ void dequantize_q8_blocks(const std::uint8_t* in, std::int64_t blocks, float* ou
 
 const Q8Kernels q8_cpu{.dequantize = dequantize_q8_blocks};
 
-const Q8Kernels& q8_kernels(Device device) { return table_for(device, "q8 blocks", q8_cpu, q8_cuda); }
+const Q8Kernels& q8_kernels(memory::Device device) { return table_for(device, "q8 blocks", q8_cpu, q8_cuda); }
 
 }  // namespace thimble::kernels

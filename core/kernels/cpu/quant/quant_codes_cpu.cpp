@@ -197,7 +197,7 @@ const QuantCodeKernels quant_codes_cpu{
     .copy_rows = quant_codes_detail::copy_rows,
 };
 
-const QuantCodeKernels& quant_code_kernels(Device device) {
+const QuantCodeKernels& quant_code_kernels(memory::Device device) {
   return table_for(device, "codes", quant_codes_cpu, quant_codes_cuda);
 }
 

@@ -279,7 +279,7 @@ const QuantConvKernels quant_conv_cpu{
     .conv = quant_conv_detail::conv,
 };
 
-const QuantConvKernels& quant_conv_kernels(Device device) {
+const QuantConvKernels& quant_conv_kernels(memory::Device device) {
   return table_for(device, "conv of codes", quant_conv_cpu, quant_conv_cuda, quant_conv_cuda_sizes);
 }
 

@@ -267,7 +267,7 @@ void dequantize(const QuantizeArgs& a) {
 
 const QuantizeKernels quantize_cpu{.quantize = quantize_detail::quantize, .dequantize = quantize_detail::dequantize};
 
-const QuantizeKernels& quantize_kernels(Device device) {
+const QuantizeKernels& quantize_kernels(memory::Device device) {
   return table_for(device, "quantize", quantize_cpu, quantize_cuda);
 }
 

@@ -121,6 +121,8 @@ const RandomKernels random_cpu{
     .apply_mask = apply_mask_on_cpu,
 };
 
-const RandomKernels& random_kernels(Device device) { return table_for(device, "random", random_cpu, random_cuda); }
+const RandomKernels& random_kernels(memory::Device device) {
+  return table_for(device, "random", random_cpu, random_cuda);
+}
 
 }  // namespace thimble::kernels

@@ -323,7 +323,7 @@ const CrossEntropyKernels cross_entropy_cpu{
     .log_probabilities = cross_entropy_detail::log_probabilities,
 };
 
-const CrossEntropyKernels& cross_entropy_kernels(Device device) {
+const CrossEntropyKernels& cross_entropy_kernels(memory::Device device) {
   return table_for(device, "cross_entropy", cross_entropy_cpu, cross_entropy_cuda);
 }
 

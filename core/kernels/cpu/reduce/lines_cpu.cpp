@@ -180,6 +180,6 @@ const LineKernels line_cpu{
     .choose = lines_detail::choose,
 };
 
-const LineKernels& line_kernels(Device device) { return table_for(device, "line", line_cpu, line_cuda); }
+const LineKernels& line_kernels(memory::Device device) { return table_for(device, "line", line_cpu, line_cuda); }
 
 }  // namespace thimble::kernels

@@ -205,6 +205,8 @@ const ReduceKernels reduce_cpu{
     .place = place_on_cpu,
 };
 
-const ReduceKernels& reduce_kernels(Device device) { return table_for(device, "reduce", reduce_cpu, reduce_cuda); }
+const ReduceKernels& reduce_kernels(memory::Device device) {
+  return table_for(device, "reduce", reduce_cpu, reduce_cuda);
+}
 
 }  // namespace thimble::kernels

@@ -176,6 +176,8 @@ void backward_any(const SoftmaxBackwardArgs& args) {
 
 const SoftmaxKernels softmax_cpu{.forward = softmax_detail::forward_any, .backward = softmax_detail::backward_any};
 
-const SoftmaxKernels& softmax_kernels(Device device) { return table_for(device, "softmax", softmax_cpu, softmax_cuda); }
+const SoftmaxKernels& softmax_kernels(memory::Device device) {
+  return table_for(device, "softmax", softmax_cpu, softmax_cuda);
+}
 
 }  // namespace thimble::kernels
