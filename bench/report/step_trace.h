@@ -31,9 +31,8 @@ struct StepLayout {
 };
 
 struct StepTrace {
-  std::string name;  ///< "keep everything", "planned", "forward"
-  std::vector<memory::Trace::Event>
-      events;  ///< of the step, after `before` allocations that stand for what lives at its begin
+  std::string name;                          ///< "keep everything", "planned", "forward"
+  std::vector<memory::Trace::Event> events;  ///< of the step, after `before` allocations of blocks that lived before it
   std::size_t before = 0;
   std::size_t live_peak_bytes = 0;  ///< largest sum of requested bytes in the step
   StepLayout dynamic;               ///< as the arena places blocks on demand

@@ -131,7 +131,7 @@ MobileNetV2::MobileNetV2(std::int64_t classes, const nn::TensorOptions& on, doub
 Tensor MobileNetV2::forward(const Tensor& images) {
   const auto run = [](const ConvNorm& layer, const Tensor& x) { return relu6(layer.norm(layer.conv(x))); };
   Tensor x = run(first_[0], images);
-  for (const memory::Block& block : blocks_) {
+  for (const Block& block : blocks_) {
     Tensor y = x;
     for (const ConvNorm& layer : block.with_relu6) y = run(layer, y);
     y = block.project.norm(block.project.conv(y));
