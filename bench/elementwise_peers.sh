@@ -3,7 +3,7 @@
 #
 #   bench/elementwise_peers.sh [BUILD [THREADS [ROUNDS]]]        (build, 1, 2)
 #
-# BUILD/bin/elementwise_benchmark and bench/torch/elementwise.py with the Python that THIMBLE_PYTHON names take
+# BUILD/bin/kernel_benchmark and bench/torch/elementwise.py with the Python that THIMBLE_PYTHON names take
 # turns; of each figure the best counts. Prints milliseconds, our share of the triad's rate, and ours over PyTorch's.
 # PyTorch runs with an allocator that keeps its pages.
 set -e
@@ -11,9 +11,9 @@ sources=$(cd "$(dirname "$0")" && pwd)
 build=${1:-build}
 threads=${2:-1}
 rounds=${3:-2}
-ours=$build/bin/elementwise_benchmark
+ours=$build/bin/kernel_benchmark
 if [ ! -x "$ours" ]; then
-  echo "elementwise_peers.sh: $ours does not exist; build elementwise_benchmark first" >&2
+  echo "elementwise_peers.sh: $ours does not exist; build kernel_benchmark first" >&2
   exit 1
 fi
 if ! "${THIMBLE_PYTHON:-python3}" -c 'import torch' 2>/dev/null; then
@@ -26,7 +26,7 @@ export OMP_NUM_THREADS="$threads"
 round=0
 while [ "$round" -lt "$rounds" ]; do
   "$ours" --threads "$threads" >"$out/run"
-  grep '^triad' "$out/run"
+  grep 'triad of' "$out/run"
   sed -n 's/^| \(.*\) |$/ours|\1/p' "$out/run" | sed 's/ *| */|/g' >>"$out/figures"
   MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=4000000000 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
     "${THIMBLE_PYTHON:-python3}" "$sources/torch/elementwise.py" "$threads" | sed 's/^/torch|/' >>"$out/figures"

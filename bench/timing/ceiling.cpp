@@ -104,7 +104,7 @@ double ceiling_gflops(kernels::Isa isa, int threads, double seconds) {
   ceiling_detail::check_threads("ceiling_gflops", threads);
   const double start = fma_chains(isa, 0, 1, 1);
   std::vector<double> multiply_adds(static_cast<std::size_t>(threads));  // as the loops have counted them
-  const double ms = best_ms(seconds, [&] {
+  const double ms = best_ms(seconds, threads, [&] {
     parallel_threads(threads, [&](int thread) {
       multiply_adds[static_cast<std::size_t>(thread)] = fma_chains(isa, ceiling_detail::run_rounds, 1, 1) - start;
     });
@@ -132,7 +132,7 @@ double memory_gbs(kernels::Isa isa, int threads, std::int64_t n, double seconds)
   Lines a = lines(bytes), b = lines(bytes), c = lines(bytes);
   double least_ms = INFINITY;
   for (const bool streams : {false, true}) {
-    least_ms = std::min(least_ms, best_ms(seconds, [&] {
+    least_ms = std::min(least_ms, best_ms(seconds, threads, [&] {
                           parallel_threads(threads, [&](int thread) {
                             const std::int64_t at = thread * part;
                             triad(isa, floats(a) + at, floats(b) + at, floats(c) + at, 3, part, streams);

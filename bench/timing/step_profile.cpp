@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <string_view>
 
 #include <thimble/core/error.h>
 
@@ -34,8 +35,9 @@ double backward_bytes(const TapeGraph& graph, const TapeGraph::Node& node) {
 }  // namespace step_profile_detail
 
 double multiply_adds(const TapeGraph::Node& node) {
-  const double backward = node.inputs.size() == 1 ? (node.needs.any() ? 2.5 : 0)
-                                                  : (node.needs[0] ? 1.0 : 0.0) + (node.needs[1] ? 1.0 : 0.0);
+  const bool is_attention = std::string_view(node.type->name).ends_with("attention");
+  const double backward =
+      is_attention ? (node.needs.any() ? 2.5 : 0) : (node.needs[0] ? 1.0 : 0.0) + (node.needs[1] ? 1.0 : 0.0);
   return node.multiply_adds * (1 + backward);
 }
 

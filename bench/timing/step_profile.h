@@ -27,8 +27,7 @@ struct OperatorTime {
 std::vector<OperatorTime> operator_times(const TapeGraph& graph, const TapeTimes& times);
 
 /// Multiply-adds of a node's forward and backward. Backward counts the forward's once for each of the first two
-/// operands that need a gradient; an operator with one operand (attention: two products forward, five backward) two and
-/// a half times.
+/// operands that need a gradient; attention's (two products forward, five backward) two and a half times.
 double multiply_adds(const TapeGraph::Node& node);
 /// Of all nodes.
 double multiply_adds(const TapeGraph& graph);

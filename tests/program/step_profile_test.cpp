@@ -54,6 +54,16 @@ TEST_CASE("step_profile: bytes, products and times by kind of operator", "[step_
   CHECK_THROWS_AS(bench::operator_times(graph, times), ValueError);
 }
 
+TEST_CASE("step_profile: attention makes two products forward and five backward", "[step_profile]") {
+  const Tensor qkv = zeros({2, 6, 3 * 8}).require_grad(), q = zeros({2, 6, 2, 4}).require_grad();
+  Tape tape;
+  tape.observe();
+  const Recording on(tape);
+  attention(qkv, 2, {.causal = false});
+  attention(q, q, q, {.causal = false});
+  CHECK(bench::multiply_adds(TapeGraph::of(tape)) == 2 * 7 * (2 * 6 * 6 * 8));  // samples, queries, keys, channels
+}
+
 TEST_CASE("step_profile: times are of the nodes that a recording shows", "[step_profile]") {
   const Tensor x = full({2, 3}, 0.5, DType::f32), w = full({4, 3}, 0.25, DType::f32).require_grad();
   const auto net = [&] { return sum(linear(cast(x, DType::bf16), cast(w, DType::bf16))); };  // x leads to no parameter

@@ -1,0 +1,322 @@
+// How near the kernels of a training step are to the machine's ceilings, a line for each: elementwise operators, norms,
+// softmax, losses, dropout, the products of a transformer's linear layers, attention, convolutions and optimizers:
+// `kernel_benchmark [--threads N] [--isa NAME] [--cpu-dot U] [--seconds S] [--only TEXT]`.
+//
+// Operators run in f32, and those that compute little for each byte in bf16 too, forward and backward on a tape, in an
+// arena whose pages are there; the best of many runs counts (bench/timing/kernel_timing.h). `bound` names the nearer
+// ceiling, and `share` is the time that it allows over the time taken:
+//
+// - memory: the bytes that an operator cannot do without, each once (forward its operands and its result, backward what
+//   it saved, the result's gradient and the operands' gradients; of an optimizer what an update reads and writes), at
+//   the rate of the triad (bench/timing/ceiling.h) in the same run, on arrays of as many elements. What is read twice
+//   (batch norm's x, whose mean must be known first) still counts once.
+// - arithmetic: the multiply-adds of products, also those with padding, or the float operations of an element's formula
+//   (core/numbers/math.h; a division or a square root counts as 8; of Philox its integer operations), at the rate of
+//   the FMA loop. A processor with units that only add, or only compute integers, may come out above 1, and so may
+//   Winograd's convolutions.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include <thimble/autograd/functions.h>
+#include <thimble/autograd/graph.h>
+#include <thimble/bench/commands.h>
+#include <thimble/bench/timing/ceiling.h>
+#include <thimble/bench/timing/kernel_timing.h>
+#include <thimble/bench/timing/step_profile.h>
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/cpu/base/isa.h>
+#include <thimble/core/kernels/cpu/base/units.h>
+#include <thimble/core/random/random.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/threads/parallel.h>
+#include <thimble/memory/stack.h>
+#include <thimble/optim/adafactor.h>
+#include <thimble/optim/adam.h>
+#include <thimble/optim/sgd.h>
+
+namespace {
+
+using namespace thimble;
+using namespace thimble::bench;
+
+constexpr std::int64_t rows = 4096, width = 1024;              // 16 MiB in f32
+constexpr std::int64_t images = 8, side = 56, channels = 128;  // 12.25 MiB
+constexpr std::int64_t classes = 30522, samples = 128;         // 14.9 MiB: BERT's vocabulary
+constexpr std::int64_t tokens = 1024;                          // of linear layers: 8 sequences of 128
+
+using Operands = std::vector<Tensor>;
+
+struct Case {
+  std::string name;
+  std::function<Operands(memory::Device, DType)> make;
+  std::function<Tensor(const Operands&)> run;
+  double forward = 0, backward = 0;  ///< operations of an element of the first operand, besides multiply-adds
+};
+
+Tensor leaf(const Shape& shape, DType dtype, memory::Device device) {
+  return randn(shape, dtype, device).require_grad();
+}
+
+/// One operand of (rows, width), two of it, and its rows' weight and bias.
+Operands one(memory::Device device, DType dtype) { return {leaf({rows, width}, dtype, device)}; }
+Operands two(memory::Device device, DType dtype) {
+  return {leaf({rows, width}, dtype, device), leaf({rows, width}, dtype, device)};
+}
+Operands normed(memory::Device device, DType dtype) {
+  return {leaf({rows, width}, dtype, device), full({width}, 1, DType::f32, device).require_grad(),
+          zeros({width}, DType::f32, device).require_grad()};
+}
+Operands pictures(memory::Device device, DType dtype) {
+  const Shape shape{images, side, side, channels};
+  const auto row = [&](double value) { return full({channels}, value, DType::f32, device); };
+  return {leaf(shape, dtype, device),
+          leaf(shape, dtype, device),
+          row(1).require_grad(),
+          row(0).require_grad(),
+          row(0),
+          row(1)};
+}
+Operands classified(memory::Device device, DType dtype) {
+  Tensor target = zeros({samples}, DType::i64, device);
+  if (!device.is_dry) {
+    std::vector<std::int64_t> classes_of(samples);
+    for (std::int64_t i = 0; i < samples; ++i) classes_of[static_cast<std::size_t>(i)] = i * 311 % classes;
+    target = from_host(classes_of, {samples}, device);
+  }
+  return {leaf({samples, classes}, dtype, device), target};
+}
+
+const std::vector<Case>& elementwise_cases() {
+  static const std::vector<Case> list{
+      {"add", two, [](const Operands& o) { return add(o[0], o[1]); }, 1, 0},
+      {"mul", two, [](const Operands& o) { return mul(o[0], o[1]); }, 1, 2},
+      {"relu", one, [](const Operands& o) { return relu(o[0]); }, 1, 1},
+      {"exp", one, [](const Operands& o) { return exp(o[0]); }, 21, 1},
+      {"tanh", one, [](const Operands& o) { return tanh(o[0]); }, 43, 3},
+      {"silu", one, [](const Operands& o) { return silu(o[0]); }, 31, 35},
+      {"gelu (tanh)", one, [](const Operands& o) { return gelu(o[0]); }, 35, 42},
+      {"gelu (erf)", one, [](const Operands& o) { return gelu(o[0], GeluForm::erf); }, 52, 56},
+      {"dropout 0.1", one, [](const Operands& o) { return dropout(o[0], 0.1); }, 42, 42},
+      {"softmax", one, [](const Operands& o) { return softmax(o[0]); }, 17, 5},
+      {"layer_norm", normed, [](const Operands& o) { return layer_norm(o[0], o[1], o[2]); }, 13, 13},
+      {"rms_norm", normed, [](const Operands& o) { return rms_norm(o[0], o[1]); }, 4, 11},
+      {"batch_norm", pictures, [](const Operands& o) { return batch_norm(o[0], o[2], o[3], o[4], o[5]); }, 8, 10},
+      {"batch_norm_relu", pictures, [](const Operands& o) { return batch_norm_relu(o[0], o[2], o[3], o[4], o[5]); }, 9,
+       14},
+      {"batch_norm_add_relu", pictures,
+       [](const Operands& o) { return batch_norm_add_relu(o[0], o[1], o[2], o[3], o[4], o[5]); }, 10, 11},
+      {"cross_entropy", classified, [](const Operands& o) { return cross_entropy(o[0], o[1]); }, 14, 14},
+  };
+  return list;
+}
+
+/// A product of x and a weight twice: backward makes the gradient of the one, then that of the other.
+void add_products(std::vector<Case>& list, const std::string& name, const Shape& x, const Shape& weight,
+                  const std::function<Tensor(const Operands&)>& run) {
+  for (const bool is_of_weight : {false, true}) {
+    const auto make = [=](memory::Device device, DType dtype) {
+      Operands operands{randn(x, dtype, device), normal(weight, 0, 0.02, dtype, device)};
+      operands[is_of_weight ? 1 : 0].require_grad();
+      return operands;
+    };
+    list.push_back({name + (is_of_weight ? ", dweight" : ", dx"), make, run});
+  }
+}
+
+std::vector<Case> product_cases() {
+  std::vector<Case> list;
+  const auto add_linear = [&](std::int64_t in, std::int64_t out, kernels::Activation activation, const char* tail) {
+    const std::string shape = std::to_string(tokens) + " x " + std::to_string(in) + " x " + std::to_string(out);
+    add_products(list, "linear " + shape + tail, {tokens, in}, {out, in},
+                 [=](const Operands& o) { return linear(o[0], o[1], {}, activation); });
+  };
+  for (const std::int64_t out : {768L, 2304L, 3072L, classes}) add_linear(768, out, kernels::Activation::none, "");
+  add_linear(3072, 768, kernels::Activation::none, "");
+  add_linear(768, 3072, kernels::Activation::gelu_erf, ", gelu");
+  // In 12 heads of 64.
+  const auto add_attention = [&](const char* name, std::int64_t batch, std::int64_t length, bool is_causal,
+                                 std::int64_t window = 0) {
+    list.push_back({std::string("attention ") + name,
+                    [=](memory::Device device, DType dtype) {
+                      return Operands{leaf({batch, length, 3 * 768}, dtype, device)};
+                    },
+                    [=](const Operands& o) { return attention(o[0], 12, {.causal = is_causal, .window = window}); }});
+  };
+  add_attention("8 x 128, all keys", 8, 128, false);
+  add_attention("1 x 1024, causal", 1, 1024, true);
+  add_attention("1 x 4096, causal", 1, 4096, true);
+  add_attention("1 x 4096, window 1024", 1, 4096, true, 1024);
+  add_attention("1 x 4096, window 256", 1, 4096, true, 256);
+  const auto add_conv = [&](const char* name, std::int64_t size, std::int64_t in, std::int64_t out, std::int64_t kernel,
+                            Conv2dOptions options) {
+    add_products(list, std::string("conv ") + name, {images, size, size, in},
+                 {out, kernel, kernel, in / options.groups},
+                 [=](const Operands& o) { return conv2d(o[0], o[1], {}, options); });
+  };
+  // Those that a ResNet-50 spends most of its time in, and one of MobileNet's.
+  add_conv("7x7 /2, 3 to 64, 224", 224, 3, 64, 7, {.stride = 2, .padding = 3});
+  add_conv("3x3, 64 to 64, 56", 56, 64, 64, 3, {.padding = 1});
+  add_conv("1x1, 256 to 64, 56", 56, 256, 64, 1, {});
+  add_conv("1x1, 64 to 256, 56", 56, 64, 256, 1, {});
+  add_conv("3x3, 128 to 128, 28", 28, 128, 128, 3, {.padding = 1});
+  add_conv("3x3 /2, 128 to 128, 56", 56, 128, 128, 3, {.stride = 2, .padding = 1});
+  add_conv("1x1, 1024 to 256, 14", 14, 1024, 256, 1, {});
+  add_conv("3x3, 512 to 512, 7", 7, 512, 512, 3, {.padding = 1});
+  add_conv("1x1 /2, 256 to 512, 56", 56, 256, 512, 1, {.stride = 2});
+  add_conv("3x3, 128 channels apart, 56", 56, 128, 128, 3, {.padding = 1, .groups = 128});
+  return list;
+}
+
+struct Amounts {
+  double bytes = 0, operations = 0;
+};
+struct Needed {
+  Amounts forward, backward;
+};
+
+/// The least amounts, by a dry run.
+Needed needed_by(const Case& c, DType dtype) {
+  const memory::Stack stack = memory::make_resource(dry(cpu));
+  const ResourceScope scope(stack.top);
+  const Operands operands = c.make(dry(cpu), dtype);
+  Tape tape;
+  tape.observe();
+  {
+    const Recording on(tape);
+    c.run(operands);
+  }
+  const TapeGraph graph = TapeGraph::of(tape);
+  const std::vector<double> none(graph.nodes.size());
+  const auto elements = static_cast<double>(operands[0].elements());
+  Needed sum{{0, c.forward * elements}, {0, c.backward * elements}};
+  for (const OperatorTime& time : operator_times(graph, {none, none, none})) {
+    sum.forward.bytes += time.forward_bytes;
+    sum.backward.bytes += time.backward_bytes;
+  }
+  for (const TapeGraph::Node& node : graph.nodes) {
+    sum.forward.operations += node.multiply_adds;
+    sum.backward.operations += multiply_adds(node) - node.multiply_adds;
+  }
+  return sum;
+}
+
+struct Options {
+  double seconds = 0.4;  ///< for each figure
+  std::string only;      ///< of the cases, those whose name contains it
+  Amounts ceilings{};    ///< in a second
+
+  bool takes(const std::string& name) const { return name.find(only) != std::string::npos; }
+};
+
+void print_share(double ms, const Amounts& needed, const Options& options) {
+  if (ms < 5e-3) {  // a gradient that is handed on
+    std::printf(" 0 | | |");
+    return;
+  }
+  const double memory_ms = 1e3 * needed.bytes / options.ceilings.bytes;
+  const double arithmetic_ms = 1e3 * needed.operations / options.ceilings.operations;
+  std::printf(" %.2f | %s | %.2f |", ms, memory_ms > arithmetic_ms ? "memory" : "arithmetic",
+              std::max(memory_ms, arithmetic_ms) / ms);
+}
+
+void run_operator(const Case& c, DType dtype, const Options& options) {
+  const std::string name = c.name + ", " + std::string(to_string(dtype));
+  if (!options.takes(name)) return;
+  const Needed needed = needed_by(c, dtype);
+  const memory::Stack stack = memory::make_resource(cpu);
+  const ResourceScope scope(stack.top);
+  const Operands operands = c.make(cpu, dtype);
+  Tensor seed;
+  {
+    const Tensor y = c.run(operands);
+    if (y.elements() > 1) seed = randn(y.shape(), y.dtype(), cpu);
+  }
+  Tape tape;
+  double forward_ms = INFINITY, backward_ms = INFINITY;
+  best_ms(2 * options.seconds, thread_count(), [&] {
+    Tensor y;
+    const double start = clock_ms(thread_count());
+    {
+      const Recording on(tape);
+      y = c.run(operands);
+    }
+    const double middle = clock_ms(thread_count());
+    tape.backward(y, seed);
+    forward_ms = std::min(forward_ms, middle - start);
+    backward_ms = std::min(backward_ms, clock_ms(thread_count()) - middle);
+    for (Tensor x : operands) {
+      if (x.requires_grad()) x.grad() = Tensor();
+    }
+  });
+  std::printf("| %s |", name.c_str());
+  print_share(forward_ms, needed.forward, options);
+  print_share(backward_ms, needed.backward, options);
+  std::printf("\n");
+}
+
+/// `needed` by an element.
+template <class Optimizer, class Own>
+void run_optimizer(const Options& options, const char* name, const Amounts& needed, const Own& own) {
+  if (!options.takes(name)) return;
+  const memory::Stack stack = memory::make_resource(cpu);
+  const ResourceScope scope(stack.top);
+  Tensor p = leaf({rows, width}, DType::f32, cpu);
+  p.grad() = randn({rows, width}, DType::f32, cpu);
+  Optimizer optimizer({{"p", p}}, own);
+  const double ms = best_ms(options.seconds, thread_count(), [&] { optimizer.step(); });
+  const auto elements = static_cast<double>(p.elements());
+  std::printf("| %s |", name);
+  print_share(ms, {needed.bytes * elements, needed.operations * elements}, options);
+  std::printf("\n");
+}
+
+void run(Options& options) {
+  options.ceilings = {1e9 * memory_gbs(kernels::isa(), thread_count(), rows * width, options.seconds),
+                      0.5e9 * ceiling_gflops(kernels::isa(), thread_count(), options.seconds)};
+  std::printf("%s, threads: %d; triad of %lld elements: %.1f GB/s; FMA loop: %.1f G multiply-adds/s\n\n",
+              std::string(to_string(kernels::isa())).c_str(), thread_count(), static_cast<long long>(rows * width),
+              1e-9 * options.ceilings.bytes, 1e-9 * options.ceilings.operations);
+  std::printf(
+      "| operator | forward ms | bound | share | backward ms | bound | share |\n|---|---:|---|---:|---:|---|---:|\n");
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const Case& c : elementwise_cases()) run_operator(c, dtype, options);
+  }
+  for (const Case& c : product_cases()) run_operator(c, DType::f32, options);
+  std::printf("\n| optimizer | update ms | bound | share |\n|---|---:|---|---:|\n");
+  // Parameter, gradient and state: read all, write parameter and state.
+  run_optimizer<optim::Sgd>(options, "sgd", {12, 4}, optim::SgdOptions{});
+  run_optimizer<optim::Sgd>(options, "momentum", {20, 6}, optim::SgdOptions{.momentum = 0.9});
+  run_optimizer<optim::Adam>(options, "adam", {28, 31}, optim::AdamOptions{});
+  const optim::MomentFormat codes{.dtype = DType::u8};
+  run_optimizer<optim::Sgd>(options, "momentum8", {14 + 8.0 / 256, 6},
+                            optim::SgdOptions{.momentum = 0.9, .moments = codes});
+  run_optimizer<optim::Adam>(options, "adam8", {16 + 16.0 / 256, 31}, optim::AdamOptions{.moments = codes});
+  run_optimizer<optim::Adafactor>(options, "adafactor", {12, 24}, optim::AdafactorOptions{});
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  CLI::App app("Kernels of a training step beside the machine's ceilings");
+  app.add_option("--seconds", options.seconds, "Time for each figure")->check(CLI::NonNegativeNumber);
+  app.add_option("--only", options.only, "The cases whose name contains this text");
+  try {
+    set_thread_count(1);
+    kernels::set_from_environment();
+    add_compute_flags(app);
+    CLI11_PARSE(app, argc, argv);
+    run(options);
+  } catch (const Error& error) {
+    std::fprintf(stderr, "kernel_benchmark: %s\n", error.what());
+    return 2;
+  }
+}
