@@ -10,10 +10,9 @@
 using namespace thimble;
 
 struct Net : nn::Module {  // (N, 64) -> (N, 1)
-  explicit Net(memory::Device device) {
+  Net() {
     for (int i = 0; i < 8; ++i) {
-      layers.push_back(&child<nn::Linear>("layer" + std::to_string(i), i == 0 ? 64 : 256, i == 7 ? 1 : 256,
-                                          nn::TensorOptions{device}));
+      layers.push_back(&child<nn::Linear>("layer" + std::to_string(i), i == 0 ? 64 : 256, i == 7 ? 1 : 256));
     }
   }
   Tensor operator()(const Tensor& x) {
@@ -30,7 +29,7 @@ struct Batch {
 
 int main() {
   const nn::TrainedProgram<Net, Batch> program{
-      .model = [](memory::Device device) { return std::make_unique<Net>(device); },
+      .model = [](memory::Device) { return std::make_unique<Net>(); },
       .optimizer =
           [](Net& net) { return std::make_unique<optim::Adam>(net.trainable(), optim::AdamOptions{.rate = 1e-3}); },
       .loss = [](Net& net, const Batch& batch) { return mse_loss(net(batch.x), batch.y); },

@@ -13,11 +13,11 @@ using namespace thimble;
 /// A multilayer perceptron with residual blocks: (N, 64) -> (N, 1).
 class Net : public nn::Module {
  public:
-  explicit Net(memory::Device device) : in_(child<nn::Linear>("in", 64, 256, nn::TensorOptions{device})) {
+  Net() : in_(child<nn::Linear>("in", 64, 256)) {
     for (int i = 0; i < 8; ++i) {
-      blocks_.push_back(&child<nn::Linear>("block" + std::to_string(i), 256, 256, nn::TensorOptions{device}));
+      blocks_.push_back(&child<nn::Linear>("block" + std::to_string(i), 256, 256));
     }
-    out_ = &child<nn::Linear>("out", 256, 1, nn::TensorOptions{device});
+    out_ = &child<nn::Linear>("out", 256, 1);
   }
   Tensor operator()(const Tensor& x) {
     Tensor h = in_(x);
@@ -43,7 +43,7 @@ Batch make_batch(std::int64_t, memory::Device device) {
 
 int main() {
   const nn::TrainedProgram<Net, Batch> program{
-      .model = [](memory::Device device) { return std::make_unique<Net>(device); },
+      .model = [](memory::Device) { return std::make_unique<Net>(); },
       .optimizer =
           [](Net& net) { return std::make_unique<optim::Adam>(net.trainable(), optim::AdamOptions{.rate = 1e-3}); },
       .loss = [](Net& net, const Batch& batch) { return mse_loss(net(batch.x), batch.y); },

@@ -1,5 +1,5 @@
-// An own transformer on four ranks: ZeRO 3, in a budget per rank, with the bits of one rank. Ranks are threads, or the
-// processes of mpirun:
+// An own transformer on four ranks, in a budget per rank: with ZeRO 3, then with ZeRO 2 and layers in two
+// shards (tensor parallelism), each with the bits of one rank. Ranks are threads, or the processes of mpirun:
 //
 //   own_model_on_ranks                     four threads
 //   mpirun -n 4 own_model_on_ranks         four processes
@@ -22,16 +22,19 @@ constexpr std::int64_t vocabulary = 64, sequence = 64, width = 128, heads = 4, s
 /// x + attention(norm(x)), then x + mlp(norm(x)).
 class Layer : public nn::Module {
  public:
-  explicit Layer(memory::Device device)
-      : norm1_(child<nn::LayerNorm>("norm1", width, nn::TensorOptions{device})),
-        qkv_(child<nn::Linear>("qkv", width, 3 * width, nn::TensorOptions{device})),
-        out_(child<nn::Linear>("out", width, width, nn::TensorOptions{device})),
-        norm2_(child<nn::LayerNorm>("norm2", width, nn::TensorOptions{device})),
-        up_(child<nn::Linear>("up", width, 4 * width, nn::TensorOptions{device})),
-        down_(child<nn::Linear>("down", 4 * width, width, nn::TensorOptions{device})) {}
+  Layer()
+      : norm1_(child<nn::LayerNorm>("norm1", width)),
+        qkv_(child<nn::Linear>("qkv", width, 3 * width)),
+        out_(child<nn::Linear>("out", width, width)),
+        norm2_(child<nn::LayerNorm>("norm2", width)),
+        up_(child<nn::Linear>("up", width, 4 * width)),
+        down_(child<nn::Linear>("down", 4 * width, width)) {}
   Tensor operator()(const Tensor& x) {  // (B, T, C)
-    const Tensor h = x + out_(attention(qkv_(norm1_(x)), heads));
-    return h + down_(gelu(up_(norm2_(h))));
+    const Tensor h = x + nn::run_sharded(norm1_(x), out_, [&](const Tensor& y) {
+                       const Tensor qkv = qkv_(y);
+                       return out_(attention(qkv, heads * qkv.size(2) / (3 * width)));  // a shard has some of the heads
+                     });
+    return h + nn::run_sharded(norm2_(h), down_, [&](const Tensor& y) { return down_(gelu(up_(y))); });
   }
 
  private:
@@ -43,10 +46,9 @@ class Layer : public nn::Module {
 
 class Net : public nn::Module {
  public:
-  explicit Net(memory::Device device)
-      : tokens_(child<nn::Embedding>("tokens", vocabulary, width, nn::TensorOptions{device})) {
-    for (int i = 0; i < 6; ++i) layers_.push_back(&child<Layer>("layer" + std::to_string(i), device));
-    head_ = &child<nn::Linear>("head", width, vocabulary, nn::TensorOptions{device});
+  Net() : tokens_(child<nn::Embedding>("tokens", vocabulary, width)) {
+    for (int i = 0; i < 6; ++i) layers_.push_back(&child<Layer>("layer" + std::to_string(i)));
+    head_ = &child<nn::Linear>("head", width, vocabulary);
   }
   Tensor operator()(const Tensor& ids) {  // (B, T) -> (B T, vocabulary)
     Tensor x = tokens_(ids);
@@ -82,7 +84,7 @@ Batch micro_batch(const Batch& batch, std::int64_t index, std::int64_t count) {
 }
 
 const nn::TrainedProgram<Net, Batch> program{
-    .model = [](memory::Device device) { return std::make_unique<Net>(device); },
+    .model = [](memory::Device) { return std::make_unique<Net>(); },
     .optimizer =
         [](Net& net) { return std::make_unique<optim::Adam>(net.trainable(), optim::AdamOptions{.rate = 3e-3}); },
     .loss =
@@ -102,16 +104,19 @@ std::vector<double> train(nn::TrainerOptions options, std::string* plan = nullpt
   return trainer.peak_bytes() == trainer.plan().peak_bytes ? losses : std::vector<double>();
 }
 
-bool is_alike(dist::Communicator& ranks) {
-  // One rank with as many micro-batches: the expected bits.
-  const std::vector<double> alone = train({.step = {.micro_batches = ranks.size()}});
-  const nn::RankOptions on_ranks{.ranks = &ranks, .zero = 3};
+/// Whether the losses are bit for bit one rank's, which computes all micro-batches and all shards.
+bool is_alike(dist::Communicator& ranks, nn::RankOptions on_ranks) {
+  nn::RankOptions of_one = on_ranks;
+  of_one.zero = 0;
+  const std::vector<double> alone =
+      train({.step = {.micro_batches = ranks.size() / on_ranks.tensor_parallel}, .ranks = of_one});
+  on_ranks.ranks = &ranks;
   const std::vector<std::size_t> free = nn::Trainer<Net, Batch>(program, {.ranks = on_ranks}).plan().rank_peak_bytes;
   const std::size_t budget = *std::max_element(free.begin(), free.end()) * 7 / 10;
   std::string plan;
   const std::vector<double> together = train({.budget_bytes = budget, .ranks = on_ranks}, &plan);
   if (ranks.rank() == 0) {
-    std::printf("%s", plan.c_str());
+    std::printf("ZeRO %d, layers in %d shard(s): %s", on_ranks.zero, on_ranks.tensor_parallel, plan.c_str());
     for (std::size_t i = 0; i < together.size(); ++i) {
       std::printf("step %zu  loss on one rank %.9g, on %d %.9g\n", i + 1, alone[i], ranks.size(), together[i]);
     }
@@ -122,7 +127,14 @@ bool is_alike(dist::Communicator& ranks) {
 int main() {
   bool is_good = true;
   const auto body = [&](dist::Communicator& ranks) {
-    if (!is_alike(ranks)) is_good = false;
+    const nn::RankOptions in_shards{.zero = 2,
+                                    .tensor_parallel = 2,
+                                    .sharded = {{"tokens", nn::Sharding::vocabulary},
+                                                {"qkv", nn::Sharding::column, 3},
+                                                {"out", nn::Sharding::row},
+                                                {"up", nn::Sharding::column},
+                                                {"down", nn::Sharding::row}}};
+    if (!is_alike(ranks, {.zero = 3}) || !is_alike(ranks, in_shards)) is_good = false;
   };
   dist::find_launch() ? dist::run_launched(body) : dist::run_ranks(4, body);
   return is_good ? 0 : 1;

@@ -112,7 +112,8 @@ std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& opt
                      " with a sequence in parts: it is not done; GPT, Llama and BERT are allowed");
   }
   const auto is_whole = [](int layer) { return layer < 0; };
-  if (options.team.cuts_layers() && std::ranges::all_of(nn::shard_layers(*model, model->trainable()), is_whole)) {
+  if (options.team.cuts_layers() &&
+      std::ranges::all_of(nn::shard_layers({model.get()}, model->trainable()), is_whole)) {
     throw ValueError("model: " + std::string(name) + " in " + std::to_string(options.team.parts) +
                      " parts: its layers are whole, and 1 is allowed");
   }

@@ -18,7 +18,7 @@ constexpr GeluForm gelu_form = GeluForm::erf;
 constexpr std::int64_t segments = 2;
 
 // How a group shards the model.
-constexpr nn::ShardedChild shards[] = {
+const nn::ShardedChild shards[] = {
     {"attention.self.query", nn::Sharding::column}, {"attention.self.key", nn::Sharding::column},
     {"attention.self.value", nn::Sharding::column}, {"attention.output.dense", nn::Sharding::row},
     {"intermediate.dense", nn::Sharding::column},   {"output.dense", nn::Sharding::row},

@@ -27,7 +27,7 @@ constexpr double deviation = 0.02, epsilon = 1e-5;
 constexpr GeluForm gelu_form = GeluForm::tanh;
 
 // How a group shards the model; the rest of this file does not know of groups.
-constexpr nn::ShardedChild shards[] = {{"attn.c_attn", nn::Sharding::column, 3},
+const nn::ShardedChild shards[] = {{"attn.c_attn", nn::Sharding::column, 3},
                                        {"attn.c_proj", nn::Sharding::row},
                                        {"mlp.c_fc", nn::Sharding::column},
                                        {"mlp.c_proj", nn::Sharding::row},

@@ -24,7 +24,7 @@ nn::LinearOptions projection(bool has_bias = false) {
 }
 
 // How a group shards the model.
-constexpr nn::ShardedChild shards[] = {
+const nn::ShardedChild shards[] = {
     {"self_attn.q_proj", nn::Sharding::column}, {"self_attn.k_proj", nn::Sharding::column},
     {"self_attn.v_proj", nn::Sharding::column}, {"self_attn.o_proj", nn::Sharding::row},
     {"mlp.gate_proj", nn::Sharding::column},    {"mlp.up_proj", nn::Sharding::column},

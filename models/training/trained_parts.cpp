@@ -71,7 +71,7 @@ std::unique_ptr<dist::DataParallel> make_parallel(const Setup& setup, dist::Comm
     }
   }
   options.buckets.chunks = chunks_of(own, model.pieces());
-  if (team.ranks != nullptr) team.layers = nn::shard_layers(model, own);
+  if (team.ranks != nullptr) team.layers = nn::shard_layers({&model}, own);
   options.parts = std::move(team);
   return std::make_unique<dist::DataParallel>(*ranks, std::move(own), std::move(options));
 }

@@ -34,7 +34,7 @@ constexpr GeluForm gelu_form = GeluForm::erf;
 double epsilon_of(const ModelOptions& sizes) { return sizes.function.epsilon.value_or(epsilon); }
 
 // How a group shards the model.
-constexpr nn::ShardedChild shards[] = {{"self_attention.in_proj", nn::Sharding::column, 3},
+const nn::ShardedChild shards[] = {{"self_attention.in_proj", nn::Sharding::column, 3},
                                        {"self_attention.out_proj", nn::Sharding::row},
                                        {"mlp.0", nn::Sharding::column},
                                        {"mlp.2", nn::Sharding::element},

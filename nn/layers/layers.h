@@ -3,6 +3,7 @@
 
 #include <thimble/autograd/functions/elementwise.h>
 #include <thimble/autograd/functions/matmul.h>
+#include <thimble/core/threads/parallel.h>
 #include <thimble/nn/layers/module.h>
 #include <thimble/nn/precision/fp8.h>
 
@@ -218,6 +219,22 @@ class LayerRules {
   virtual std::unique_ptr<Layer> for_linear(Linear& made, const TensorOptions& on) const = 0;
   virtual std::unique_ptr<Layer> for_table(const Shape& shape, const TensorOptions& on, double deviation) const = 0;
 };
+
+/// How a child is sharded. column: a shard has a part of the outputs; row: of the inputs; vocabulary: of the rows of a
+/// table; element: a layer without parameters runs shard by shard.
+enum class Sharding : std::uint8_t { column, row, vocabulary, element };
+
+struct ShardedChild {
+  std::string name;  ///< the last part of its path: "attn.c_attn"
+  Sharding kind;
+  std::int64_t stretches = 1;  ///< column: so many tensors of one size are side by side, each cut by itself
+};
+
+/// Tensor parallelism (Shoeybi et al. 2019, arXiv:1909.08053, section 3): y = forward(x), which begins with
+/// column-sharded layers and ends with `last`, a row-sharded one. Where they are in shards, forward is called for each
+/// shard that this rank has, with the shards' widths, and y is the sum over all shards plus the bias of `last`;
+/// otherwise once.
+Tensor run_sharded(Tensor x, const Linear& last, FunctionRef<Tensor(Tensor)> forward);
 
 /// An activation function as a layer: `Activation(relu)`.
 class Activation final : public Layer {

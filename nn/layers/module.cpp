@@ -10,6 +10,27 @@
 #include <thimble/nn/layers/name_pattern.h>
 
 namespace thimble::nn {
+namespace layer_scope_detail {
+
+thread_local const TensorOptions* in_force = nullptr;
+
+}  // namespace layer_scope_detail
+
+const TensorOptions& options_in_force() noexcept {
+  static const TensorOptions plain{.device = cpu,
+                                   .dtype = DType::f32,
+                                   .norms = {},
+                                   .compute = {},
+                                   .fp8 = {},
+                                   .coded_weights = nullptr,
+                                   .rules = nullptr};
+  return layer_scope_detail::in_force != nullptr ? *layer_scope_detail::in_force : plain;
+}
+
+LayerScope::LayerScope(TensorOptions options)
+    : options_(std::move(options)), before_(std::exchange(layer_scope_detail::in_force, &options_)) {}
+
+LayerScope::~LayerScope() { layer_scope_detail::in_force = before_; }
 
 namespace module_detail {
 

@@ -34,18 +34,24 @@ namespace thimble::nn {
 using optim::Named;
 class LayerRules;
 
+struct TensorOptions;
+/// Those of the LayerScope in force; without one cpu, f32 and whole layers.
+const TensorOptions& options_in_force() noexcept;
+
 /// Device and dtypes of a module's tensors, and the dtype that its products compute in. Named policies fill it in:
-/// nn/precision/precision.h.
+/// nn/precision/precision.h. A member that is not given is that of options_in_force().
 struct TensorOptions {
-  memory::Device device = cpu;
-  DType dtype = DType::f32;
-  std::optional<DType> norms = {};    ///< of the parameters of norms; none: `dtype`
-  std::optional<DType> compute = {};  ///< linear layers and convolutions cast their operands to it; none: they do not
-  std::optional<Fp8Recipe> fp8 = {};  ///< of linear layers' operands (nn/precision/fp8.h); none: they are not FP8
+  memory::Device device = options_in_force().device;
+  DType dtype = options_in_force().dtype;
+  std::optional<DType> norms = options_in_force().norms;  ///< of the parameters of norms; none: `dtype`
+  std::optional<DType> compute =
+      options_in_force().compute;  ///< linear layers and convolutions cast their operands to it; none: they do not
+  std::optional<Fp8Recipe> fp8 =
+      options_in_force().fp8;  ///< of linear layers' operands (nn/precision/fp8.h); none: they are not FP8
   /// Has the weights of linear layers, in fewer bits, between uses (nn/quant/coded_store.h); null: they are not coded.
-  std::shared_ptr<ParameterStore> coded_weights = nullptr;
+  std::shared_ptr<ParameterStore> coded_weights = options_in_force().coded_weights;
   /// Shards in place of linear layers and tables (nn/parallel/shards.h); null for whole layers.
-  std::shared_ptr<const LayerRules> rules = nullptr;
+  std::shared_ptr<const LayerRules> rules = options_in_force().rules;
   bool is_in_blocks = true;  ///< false: of layers whose role is not that of linear layers inside of blocks
 
   DType norm_dtype() const noexcept { return norms.value_or(dtype); }
@@ -57,6 +63,22 @@ struct TensorOptions {
     other.is_in_blocks = false;
     return other;
   }
+};
+
+/// For a scope of this thread the options of layers that are made without any, as `Linear(64, 64)`:
+///
+///   const nn::LayerScope scope({.device = cuda(), .dtype = DType::bf16});
+///   Net net;
+class LayerScope {
+ public:
+  explicit LayerScope(TensorOptions options);
+  ~LayerScope();
+  LayerScope(const LayerScope&) = delete;
+  LayerScope& operator=(const LayerScope&) = delete;
+
+ private:
+  TensorOptions options_;
+  const TensorOptions* before_;
 };
 
 /// How public files lay a parameter out.

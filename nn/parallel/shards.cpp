@@ -7,6 +7,7 @@
 
 #include <thimble/autograd/apply.h>
 #include <thimble/autograd/checkpoint.h>
+#include <thimble/core/files/bytes.h>
 #include <thimble/core/ops/layout/gather.h>
 #include <thimble/core/random/random.h>
 #include <thimble/dist/parts/parts.h>
@@ -82,7 +83,7 @@ namespace shards_detail {
 
 /// This rank's shards as children of `layer`, made by make(name, cut).
 template <class Make>
-std::vector<Layer*> make_shards(const Linear& whole, const dist::Team& group, Cut cut, const Make& make) {
+std::vector<Layer*> make_shards(const Linear& whole, const dist::Team& group, Cut& cut, const Make& make) {
   cut.parts = group.parts;
   cut.weight = initial_random_site();
   if (draws_bias(whole.options())) cut.bias = initial_random_site();
@@ -96,6 +97,11 @@ std::vector<Layer*> make_shards(const Linear& whole, const dist::Team& group, Cu
 
 }  // namespace shards_detail
 
+Tensor ShardedLayer::forward(const Tensor& x) {
+  if (turn_ < shards_.size()) return (*shards_[turn_])(x);
+  throw ValueError(quote(path_name(path())) + " is in shards: expected a call within nn::run_sharded");
+}
+
 ColumnParallelLinear::ColumnParallelLinear(const Linear& whole, const TensorOptions& on, const ShardRules& rules,
                                            std::int64_t stretches)
     : ShardedLayer(rules.turn()) {
@@ -108,7 +114,7 @@ ColumnParallelLinear::ColumnParallelLinear(const Linear& whole, const TensorOpti
 }
 
 RowParallelLinear::RowParallelLinear(const Linear& whole, const TensorOptions& on, const ShardRules& rules)
-    : ShardedLayer(rules.turn()), compute(on.compute) {
+    : ShardedLayer(rules.turn()), compute(on.compute), rules_(rules) {
   LinearOptions options = whole.options();
   options.has_bias = false;
   LinearShard::Cut cut;
@@ -118,7 +124,11 @@ RowParallelLinear::RowParallelLinear(const Linear& whole, const TensorOptions& o
         return child<LinearShard>(name, whole.inputs(), whole.outputs(), on, options, own);
       });
   if (whole.options().has_bias) {
-    bias = add_parameter("bias", init::constant({whole.outputs()}, 0, on.dtype, on.device));
+    const Shape shape{whole.outputs()};
+    const double bound = 1 / std::sqrt(static_cast<double>(whole.inputs()));
+    bias = add_parameter("bias", shards_detail::draws_bias(whole.options())
+                                     ? init::uniform_part({shape}, bound, on.dtype, on.device, cut.bias)
+                                     : init::constant(shape, 0, on.dtype, on.device));
   }
 }
 
@@ -155,7 +165,18 @@ std::unique_ptr<Layer> ShardRules::for_linear(Linear& made, const TensorOptions&
   const std::string own = prefix.empty() ? "" : "." + prefix.substr(0, prefix.size() - 1);
   const ShardedChild* const rule = find(std::string(path_name(made.path())) + own);
   if (rule == nullptr) return nullptr;
-  if (rule->kind == Sharding::row) return std::make_unique<RowParallelLinear>(made, on, *this);
+  if (on.fp8 || on.coded_weights != nullptr) {
+    throw ValueError(quote(rule->name) + ": a layer in shards has " + (on.fp8 ? "no FP8" : "no coded weights") +
+                     "; expected f32, f16 or bf16");
+  }
+  const bool is_row = rule->kind == Sharding::row;
+  const std::int64_t stretches = is_row ? 1 : rule->stretches, size = is_row ? made.inputs() : made.outputs();
+  if (rule->kind != Sharding::vocabulary && size % (group_.parts * stretches) != 0) {
+    throw ValueError(quote(rule->name) + ": " + std::to_string(size) + (is_row ? " inputs" : " outputs") +
+                     (stretches > 1 ? " in " + std::to_string(stretches) + " stretches" : "") +
+                     " are not divisible by " + std::to_string(group_.parts) + " shards");
+  }
+  if (is_row) return std::make_unique<RowParallelLinear>(made, on, *this);
   return std::make_unique<ColumnParallelLinear>(made, on, *this, rule->stretches);
 }
 
@@ -177,6 +198,11 @@ Tensor ShardRules::run(Tensor x, const RowParallelLinear& last, FunctionRef<Tens
   x = as_operand(x, last.compute);  // once for all shards
   Tensor sum;
   {
+    struct Turns {
+      std::size_t& turn;
+      std::size_t before = turn;
+      ~Turns() { turn = before; }
+    } turns{turn_};
     std::optional<SegmentScope> segment;
     if (group_.cuts_sequence) segment.emplace(keep_all_but_gathered);
     const std::vector<Tensor> terms =
@@ -188,6 +214,11 @@ Tensor ShardRules::run(Tensor x, const RowParallelLinear& last, FunctionRef<Tens
     sum = dist::sum_shards(group_, terms);
   }
   return last.bias.defined() ? add_to_tokens(group_, sum, as_operand(last.bias, last.compute)) : sum;
+}
+
+Tensor run_sharded(Tensor x, const Linear& last, FunctionRef<Tensor(Tensor)> forward) {
+  const auto* const row = dynamic_cast<const RowParallelLinear*>(last.replacement());
+  return row != nullptr ? row->rules().run(std::move(x), *row, forward) : forward(std::move(x));
 }
 
 void each_shard_weight(Linear& layer, FunctionRef<void(Parameter&)> f) {
@@ -202,10 +233,10 @@ void each_shard_weight(Embedding& table, FunctionRef<void(Parameter&)> f) {
   for (EmbeddingShard* const shard : sharded->shards()) f(shard->weight);
 }
 
-std::vector<int> shard_layers(const Module& module, const std::vector<Named>& parameters) {
+std::vector<int> shard_layers(const std::vector<Module*>& modules, const std::vector<Named>& parameters) {
   std::map<const Leaf*, int> layers;
   int count = 0;
-  module.for_each_module([&](const Module& below) {
+  const auto number = [&](const Module& below) {
     bool is_shard = false;
     for (const NamedTensor& p : below.parameters()) {
       if (!below.place_in_whole(p.tensor)) continue;
@@ -213,7 +244,8 @@ std::vector<int> shard_layers(const Module& module, const std::vector<Named>& pa
       is_shard = true;
     }
     if (is_shard) ++count;
-  });
+  };
+  for (const Module* const module : modules) module->for_each_module(number);
   std::vector<int> list;
   for (const Named& p : parameters) {
     const auto found = layers.find(p.tensor.leaf().get());

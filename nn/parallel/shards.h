@@ -23,16 +23,6 @@
 
 namespace thimble::nn {
 
-/// How a child is sharded. column: a shard has a part of the outputs; row: of the inputs; vocabulary: of the rows of a
-/// table or head; element: a layer without parameters runs shard by shard.
-enum class Sharding : std::uint8_t { column, row, vocabulary, element };
-
-struct ShardedChild {
-  std::string_view name;  ///< the last part of its path: "attn.c_attn"
-  Sharding kind;
-  std::int64_t stretches = 1;  ///< column: so many tensors of one size are side by side, each cut by itself
-};
-
 /// A shard of a linear layer.
 class LinearShard final : public Linear {
  public:
@@ -65,7 +55,7 @@ class EmbeddingShard final : public Layer {
   init::PartOf part_;
 };
 
-/// A layer in shards, of which the one runs whose turn it is (ShardRules::run).
+/// A layer in shards, of which the one runs whose turn it is (ShardRules::run). Elsewhere a call throws ValueError.
 class ShardedLayer : public Layer {
  public:
   explicit ShardedLayer(const std::size_t& turn) : turn_(turn) {}
@@ -73,7 +63,7 @@ class ShardedLayer : public Layer {
   const std::vector<Layer*>& shards() const noexcept { return shards_; }
 
  protected:
-  Tensor forward(const Tensor& x) override { return (*shards_.at(turn_))(x); }
+  Tensor forward(const Tensor& x) override;
   std::vector<Layer*> shards_;
 
  private:
@@ -92,8 +82,12 @@ class ColumnParallelLinear final : public ShardedLayer {
 class RowParallelLinear final : public ShardedLayer {
  public:
   RowParallelLinear(const Linear& whole, const TensorOptions& on, const ShardRules& rules);
+  const ShardRules& rules() const noexcept { return rules_; }
   std::optional<DType> compute;
   Parameter bias;
+
+ private:
+  const ShardRules& rules_;
 };
 
 /// Ids -> rows of a table of all tokens: each shard gives its own, and they are summed.
@@ -134,11 +128,12 @@ class ShardRules final : public LayerRules {
   Tensor run(Tensor x, const RowParallelLinear& last, FunctionRef<Tensor(Tensor)> forward) const;
 
  private:
+  static constexpr std::size_t nobody = ~std::size_t{0};
   const ShardedChild* find(std::string_view path) const;
 
   dist::Team group_;
   std::span<const ShardedChild> table_;
-  mutable std::size_t turn_ = 0;  // of this rank's shards
+  mutable std::size_t turn_ = nobody;  // of this rank's shards
 };
 
 /// Calls f with the weight of each of this rank's shards of a linear layer or table, or with a plain one's weight.
@@ -146,6 +141,6 @@ void each_shard_weight(Linear& layer, FunctionRef<void(Parameter&)> f);
 void each_shard_weight(Embedding& table, FunctionRef<void(Parameter&)> f);
 
 /// For each of these parameters the number of the layer that it is a shard of, below 0: it is whole.
-std::vector<int> shard_layers(const Module& module, const std::vector<Named>& parameters);
+std::vector<int> shard_layers(const std::vector<Module*>& modules, const std::vector<Named>& parameters);
 
 }  // namespace thimble::nn

@@ -3,7 +3,7 @@
 //
 //   struct Batch { Tensor x, y; };
 //   nn::Trainer<Net, Batch> trainer(
-//       {.model = [](Device device) { return std::make_unique<Net>(device); },
+//       {.model = [](Device) { return std::make_unique<Net>(); },
 //        .optimizer = [](Net& net) { return std::make_unique<optim::Adam>(net.trainable(), optim::AdamOptions{}); },
 //        .loss = [](Net& net, const Batch& batch) { return cross_entropy(net(batch.x), batch.y); },
 //        .batch = [&](std::int64_t step, Device device) { return Batch{...}; }},
@@ -72,6 +72,7 @@ struct TrainedPart {
 /// holds tensors that nn/trainer/batch_outline.h can see, or anything for which there is a `key`.
 template <class Model, class Batch>
 struct TrainedProgram {
+  /// In a LayerScope of that device: layers that are made without options are on it.
   std::function<std::unique_ptr<Model>(memory::Device)> model;
   std::function<std::unique_ptr<optim::Optimizer>(Model&)> optimizer = nullptr;  ///< of the only part
   std::function<Tensor(Model&, const Batch&)> loss = nullptr;                    ///< the same
@@ -187,6 +188,9 @@ class TypedProgram final : public ErasedProgram {
   /// Made by a model that is kept: its bytes are no run's.
   Batch batch_of_dry_model(std::int64_t step, memory::Device device) const {
     const ResourceScope elsewhere(default_resource(device));
+    TensorOptions on;
+    on.device = device;
+    const LayerScope layers(on);
     if (dry_model_ == nullptr) dry_model_ = program_.model(device);
     return program_.batch_of_model(*dry_model_, step, device);
   }

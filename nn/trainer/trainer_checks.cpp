@@ -81,7 +81,6 @@ void TrainerCore::check() const {
   const bool has_budget = options_.budget_bytes > 0 || options_.process_budget_bytes > 0;
   if (step.micro_batches == auto_micro_batches) {
     if (!has_budget) refuse("options.step.micro_batches: auto needs a budget to choose for; expected a number");
-    if (has_others) refuse("options.step.micro_batches: auto is for one rank; expected a number");
     if (!program_->cuts_batches()) refuse("options.step.micro_batches: auto needs the program's micro_batch");
     if (step.fuses_optimizer != FusedUpdate::off) {
       refuse("options.step.micro_batches: auto with a fused optimizer; expected 1");
@@ -138,6 +137,18 @@ void TrainerCore::check() const {
   if (ranks.zero < 0 || ranks.zero > 3) {
     refuse("options.ranks.zero: expected a stage of ZeRO, 0 to 3, got " + std::to_string(ranks.zero));
   }
+  if (ranks.tensor_parallel < 1) {
+    refuse("options.ranks.tensor_parallel: expected at least 1, got " + std::to_string(ranks.tensor_parallel));
+  }
+  if (has_others && ranks.ranks->size() % ranks.tensor_parallel != 0) {
+    refuse("options.ranks.tensor_parallel: expected a divisor of " + std::to_string(ranks.ranks->size()) +
+           " ranks, got " + std::to_string(ranks.tensor_parallel));
+  }
+  if ((ranks.tensor_parallel > 1) == ranks.sharded.empty()) {
+    refuse(ranks.sharded.empty()
+               ? std::string("options.ranks.tensor_parallel: expected layers in options.ranks.sharded")
+               : "options.ranks.sharded: expected a tensor_parallel of at least 2, got 1");
+  }
   if (ranks.ranks == nullptr && ranks.zero != 0) {
     refuse("options.ranks.zero: " + std::to_string(ranks.zero) +
            " without ranks to share with; expected options.ranks.ranks");
@@ -164,9 +175,10 @@ void TrainerCore::check_parts() {
   const memory::Device on = dry(options_.device);
   const memory::Stack stack = memory::make_resource(on, profile_options(on));
   const ResourceScope scope(stack.top);
-  TrainerRun run(*program_, options_, on, {});
-  is_frozen_ = run.is_frozen();
   if (options_.ranks.ranks != nullptr && options_.ranks.ranks->size() > 1) {
+    TrainerOptions of_whole = options_;
+    of_whole.ranks.tensor_parallel = 1, of_whole.ranks.sharded.clear();
+    TrainerRun run(*program_, of_whole, on, {});
     auto whole = std::make_unique<WholeProgram>();
     for (std::size_t part = 0; part < program_->part_names().size(); ++part) {
       whole->state.push_back(whole_state(run.program().optimizer(part)));
@@ -174,6 +186,8 @@ void TrainerCore::check_parts() {
     }
     whole_ = std::move(whole);
   }
+  TrainerRun run(*program_, options_, on, {});
+  is_frozen_ = TrainerRun(*program_, options_, on, RunRequest{.whole = whole_.get(), .rank = rank()}).is_frozen();
   const std::vector<std::string> names = program_->part_names();
   for (std::size_t later = 1; later < names.size(); ++later) {
     for (const optim::Named& p : run.program().optimizer(later).parameters()) {
@@ -254,6 +268,11 @@ void TrainerCore::require_alike() const {
   add("ranks.zero", options_.ranks.zero);
   add("ranks.bucket_bytes", static_cast<std::int64_t>(options_.ranks.bucket_bytes));
   add("ranks.read_ahead", options_.ranks.read_ahead);
+  add("ranks.tensor_parallel", options_.ranks.tensor_parallel);
+  for (const ShardedChild& s : options_.ranks.sharded) {
+    traits.push_back({"ranks.sharded " + quote(s.name),
+                      std::to_string(static_cast<int>(s.kind)) + ", " + std::to_string(s.stretches)});
+  }
   add("steps done", first_step_);
   traits.push_back({"save", options_.save});
   add("save_every", options_.save_every);

@@ -39,9 +39,11 @@ CostModel costs_of(const TrainerOptions& options) {
 
 }  // namespace trainer_core_detail
 
-std::int64_t TrainerOptions::all_micro_batches() const noexcept {
-  return step.micro_batches * (ranks.ranks != nullptr ? ranks.ranks->size() : 1);
+int RankOptions::data_ranks() const noexcept {
+  return ranks == nullptr ? 1 : std::max(1, ranks->size() / tensor_parallel);
 }
+
+std::int64_t TrainerOptions::all_micro_batches() const noexcept { return step.micro_batches * ranks.data_ranks(); }
 
 std::string TrainerPlan::text() const {
   std::string text = "peak " + memory::exact_bytes(peak_bytes);

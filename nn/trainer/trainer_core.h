@@ -12,6 +12,7 @@
 #include <thimble/memory/stack.h>
 #include <thimble/nn/certify/certify.h>
 #include <thimble/nn/fit/fit.h>
+#include <thimble/nn/layers/layers.h>
 #include <thimble/nn/trainer/batch_outline.h>
 #include <thimble/nn/trainer/training_loop.h>
 #include <thimble/optim/schedule.h>
@@ -32,6 +33,14 @@ struct RankOptions {
   int zero = 0;                         ///< stage of ZeRO, 0 to 3: from 3 on parameters are sharded, too
   std::size_t bucket_bytes = 25 << 20;  ///< of gradients that are sent together
   int read_ahead = 1;                   ///< modules whose parameters come before they are used, in stage 3
+  /// Tensor-parallel degree: as many ranks in a row, each with one shard of every layer in `sharded`, compute the same
+  /// micro-batches. One rank without others has all shards, and the bits of several. The model computes these layers
+  /// within nn::run_sharded.
+  int tensor_parallel = 1;
+  std::vector<ShardedChild> sharded = {};  ///< names end the paths of layers; vocabulary: of embeddings only
+
+  /// Groups of ranks that compute different micro-batches.
+  int data_ranks() const noexcept;
 };
 
 /// Tensors that wait in a tier between uses (memory/offload/tier.h): on the cpu in a file, of a GPU in pinned memory of

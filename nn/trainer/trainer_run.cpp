@@ -14,6 +14,7 @@
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/offload/tier_store.h>
 #include <thimble/nn/files/checkpoint.h>
+#include <thimble/nn/layers/name_pattern.h>
 #include <thimble/nn/step/read.h>
 
 namespace thimble::nn::trainer_detail {
@@ -145,6 +146,55 @@ TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& optio
   }
 }
 
+namespace trainer_run_detail {
+
+/// Throws ValueError where a name in `sharded` is of no layer, or of one that it cannot shard.
+void check_sharded(const std::vector<Module*>& modules, const std::vector<ShardedChild>& sharded) {
+  const auto refuse = [](const ShardedChild& child, const std::string& expected) {
+    throw ValueError("trainer: options.ranks.sharded: " + quote(child.name) + ": expected " + expected);
+  };
+  const auto is_replacement = [](const Module& m) {
+    return dynamic_cast<const ShardedLayer*>(&m) != nullptr ||
+           dynamic_cast<const VocabularyParallelEmbedding*>(&m) != nullptr;
+  };
+  for (const ShardedChild& child : sharded) {
+    bool is_there = false;
+    for (Module* const module : modules) {
+      module->for_each_module([&](Module& m) {
+        const auto* const layer = dynamic_cast<Layer*>(&m);
+        if (layer == nullptr || is_replacement(m) || !ends_as(path_name(m.path()), child.name)) return;
+        const Layer* const other = layer->replacement();
+        const bool is_linear = dynamic_cast<const Linear*>(layer) != nullptr;
+        const bool is_table = dynamic_cast<const VocabularyParallelEmbedding*>(other) != nullptr;
+        if (child.kind == Sharding::vocabulary ? !is_table : child.kind == Sharding::element ? is_linear : !is_linear) {
+          refuse(child, child.kind == Sharding::vocabulary ? "an embedding"
+                        : child.kind == Sharding::element  ? "a dropout"
+                                                           : "a linear layer");
+        }
+        is_there = is_there || other != nullptr;
+      });
+    }
+    if (!is_there) refuse(child, "the end of the path of a layer of the model");
+  }
+}
+
+}  // namespace trainer_run_detail
+
+void TrainerRun::make_model(std::shared_ptr<ParameterStore> store) {
+  const RankOptions& ranks = trainer_options_.ranks;
+  if (ranks.tensor_parallel > 1) {
+    shards_ = std::make_shared<ShardRules>(dist::Team{ranks.tensor_parallel, group_.get()}, ranks.sharded);
+  }
+  TensorOptions on;
+  on.device = device_, on.rules = shards_;
+  const LayerScope layers(on);
+  const ParameterStoreScope scope(store);
+  run_ = program_.make(device_);
+  if (shards_ == nullptr) return;
+  for (Module* const module : run_->modules()) shards_->finish(*module);
+  trainer_run_detail::check_sharded(run_->modules(), ranks.sharded);
+}
+
 /// Model and optimizers; on several ranks with this rank's shards.
 void TrainerRun::make_program() {
   const OffloadOptions& away = trainer_options_.offload;
@@ -153,27 +203,28 @@ void TrainerRun::make_program() {
   std::optional<optim::StateTierScope> state_tiers;
   if (away.optimizer) state_tiers.emplace(make_tier);
   if (request_.whole == nullptr) {
-    {
-      std::shared_ptr<ParameterStore> store;
-      if (away.parameters) {
-        store = std::make_shared<memory::TierStore>(make_tier(), memory::UnitOptions{.read_ahead = away.read_ahead});
-      }
-      const ParameterStoreScope scope(store);
-      run_ = program_.make(device_);
+    std::shared_ptr<ParameterStore> store;
+    if (away.parameters) {
+      store = std::make_shared<memory::TierStore>(make_tier(), memory::UnitOptions{.read_ahead = away.read_ahead});
     }
+    make_model(std::move(store));
     return run_->make_optimizers();
   }
   const RankOptions& options = trainer_options_.ranks;
   if (device_.is_dry) dry_ranks_ = dist::make_dry(request_.rank, options.ranks->size());
-  ranks_ = device_.is_dry ? dry_ranks_.get() : options.ranks;
-  {
-    std::shared_ptr<ParameterStore> store;
-    if (options.zero == 3) {
-      store = std::make_shared<dist::ShardStore>(*ranks_, memory::UnitOptions{.read_ahead = options.read_ahead});
-    }
-    const ParameterStoreScope scope(store);
-    run_ = program_.make(device_);
+  dist::Communicator* const all = device_.is_dry ? dry_ranks_.get() : options.ranks;
+  ranks_ = all;
+  if (const int degree = options.tensor_parallel; degree > 1) {
+    using Place = dist::Communicator::Place;
+    group_ = all->split([=](int rank) { return Place{.color = rank / degree, .key = rank}; });
+    like_ranks_ = all->split([=](int rank) { return Place{.color = rank % degree, .key = rank}; });
+    ranks_ = like_ranks_.get();
   }
+  std::shared_ptr<ParameterStore> store;
+  if (options.zero == 3) {
+    store = std::make_shared<dist::ShardStore>(*ranks_, memory::UnitOptions{.read_ahead = options.read_ahead});
+  }
+  make_model(std::move(store));
   const auto shards_of = [&](std::vector<optim::Named> parameters) {
     const std::size_t part = parallel_.size();
     if (part == part_count_) {
@@ -181,6 +232,7 @@ void TrainerRun::make_program() {
     }
     dist::DataParallelOptions of_part{.zero = options.zero, .buckets = {.bytes = options.bucket_bytes}};
     of_part.buckets.keeps_parameters = !request_.whole->is_elementwise[part];
+    if (group_) of_part.parts = {group_.get(), shard_layers(run_->modules(), parameters), all};
     parallel_.push_back(std::make_unique<dist::DataParallel>(*ranks_, std::move(parameters), std::move(of_part)));
     return parallel_.back()->parameters();
   };

@@ -12,6 +12,7 @@
 #include <thimble/dist/communicator.h>
 #include <thimble/dist/data_parallel.h>
 #include <thimble/nn/files/rank_files.h>
+#include <thimble/nn/parallel/shards.h>
 #include <thimble/nn/trainer/trainer_core.h>
 
 namespace thimble::nn::trainer_detail {
@@ -127,6 +128,7 @@ class TrainerRun final : public TrainingRun {
 
  private:
   void make_program();
+  void make_model(std::shared_ptr<ParameterStore> store);
   const StepKind& next_kind();
   const BatchOutline& next_outline();
   const ShapePlan* next_shape();
@@ -151,7 +153,10 @@ class TrainerRun final : public TrainingRun {
   RandomGenerator generator_;
   std::size_t part_count_;
   std::unique_ptr<dist::Communicator> dry_ranks_;
-  dist::Communicator* ranks_ = nullptr;                        // null for one rank
+  std::unique_ptr<dist::Communicator> group_;       // with the other shards; null: this rank has all, or there are none
+  std::unique_ptr<dist::Communicator> like_ranks_;  // with the same shard; null: all
+  dist::Communicator* ranks_ = nullptr;             // that share out micro-batches; null for one rank
+  std::shared_ptr<const ShardRules> shards_;        // null: all layers are whole
   std::vector<std::unique_ptr<dist::DataParallel>> parallel_;  // of each part; none on one rank
   std::unique_ptr<ErasedRun> run_;
   std::unique_ptr<optim::GradScaler> scaler_;

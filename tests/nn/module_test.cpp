@@ -254,3 +254,29 @@ TEST_CASE("module: one without parameters has nothing to train, and says how tha
   CHECK(net.parameters().empty());
   CHECK_THROWS_AS(net.trainable(), ValueError);
 }
+
+TEST_CASE("layer scope: layers without options are made with its device and dtypes") {
+  const auto of = [](nn::Module&& net) {
+    const Tensor& first = net.parameters().front().tensor;
+    return std::pair(first.device(), first.dtype());
+  };
+  const std::pair plain(cpu, DType::f32), narrow(dry(cpu), DType::bf16);
+  const auto made = [&] { return of(nn::Linear(3, 5)); };
+  CHECK(made() == plain);
+  {
+    const nn::LayerScope scope({.device = dry(cpu), .dtype = DType::bf16, .norms = DType::f32, .compute = DType::f16});
+    CHECK(made() == narrow);
+    CHECK(of(nn::Embedding(3, 5)) == narrow);
+    CHECK(of(nn::Conv1d(3, 5, 1)) == narrow);
+    CHECK(of(nn::LayerNorm(3)) == std::pair(dry(cpu), DType::f32));
+    CHECK(nn::Linear(3, 5).compute() == DType::f16);
+    CHECK(of(nn::Linear(3, 5, {.device = cpu})) == std::pair(cpu, DType::bf16));
+    {
+      const nn::LayerScope inner({.dtype = DType::f16});
+      CHECK(made() == std::pair(dry(cpu), DType::f16));
+    }
+    CHECK(made() == narrow);
+    std::thread([&] { CHECK(made() == plain); }).join();
+  }
+  CHECK(made() == plain);
+}

@@ -156,6 +156,233 @@ TEST_CASE("trainer: a run goes on with another number of ranks", "[trainer][rank
   }
 }
 
+namespace {
+
+constexpr std::int64_t shards_words = 37, shards_heads = 4, shards_head = 12, shards_width = shards_heads * shards_head;
+
+/// A small transformer: its embedding, attention and feed-forward layers can be in shards.
+class Words : public nn::Module {
+ public:
+  explicit Words(double dropout)
+      : ids_(child<nn::Embedding>("ids", shards_words, shards_width)),
+        norm_(child<nn::LayerNorm>("norm", shards_width)),
+        qkv_(child<nn::Linear>("qkv", shards_width, 3 * shards_width)),
+        out_(child<nn::Linear>("out", shards_width, shards_width)),
+        up_(child<nn::Linear>("up", shards_width, 4 * shards_width)),
+        drop_(child<nn::Dropout>("drop", dropout)),
+        down_(child<nn::Linear>("down", 4 * shards_width, shards_width)),
+        head_(child<nn::Linear>("head", shards_width, shards_words)) {}
+  /// (B, T) -> (B T, words)
+  Tensor operator()(const Tensor& ids) {
+    const Tensor x = ids_(ids);
+    const Tensor h = add(x, nn::run_sharded(norm_(x), out_, [&](const Tensor& y) {
+                           const Tensor qkv = qkv_(y);
+                           return out_(attention(qkv, qkv.size(2) / (3 * shards_head)));
+                         }));
+    const Tensor z = add(h, nn::run_sharded(h, down_, [&](const Tensor& y) { return down_(drop_(gelu(up_(y)))); }));
+    return reshape(head_(z), {ids.elements(), shards_words});
+  }
+
+ private:
+  nn::Embedding& ids_;
+  nn::LayerNorm& norm_;
+  nn::Linear &qkv_, &out_, &up_;
+  nn::Dropout& drop_;
+  nn::Linear &down_, &head_;
+};
+
+const std::vector<nn::ShardedChild> words_sharded = {
+    {"ids", nn::Sharding::vocabulary}, {"qkv", nn::Sharding::column, 3}, {"out", nn::Sharding::row},
+    {"up", nn::Sharding::column},      {"drop", nn::Sharding::element},  {"down", nn::Sharding::row}};
+
+nn::TrainedProgram<Words, Tensor> words_program(double dropout = 0.2) {
+  const auto loss = [](Words& net, const Tensor& ids) {
+    const std::int64_t last = ids.size(1) - 1;
+    const Tensor next = slice(ids, 1, 1, last + 1);
+    return cross_entropy(net(slice(ids, 1, 0, last)), reshape(contiguous(next), {next.elements()}));
+  };
+  const auto batch = [](std::int64_t step, memory::Device device) {
+    std::vector<std::int64_t> ids;
+    for (std::int64_t i = 0; i < 48 * 96; ++i) ids.push_back((i * i * 7 + step * 5 + i / 96) % shards_words);
+    return from_host(ids, {48, 96}, device);
+  };
+  return {
+      .model = [=](memory::Device) { return std::make_unique<Words>(dropout); },
+      .optimizer =
+          [](Words& net) { return std::make_unique<optim::Adam>(net.trainable(), optim::AdamOptions{.rate = 3e-3}); },
+      .loss = loss,
+      .batch = batch,
+      .evaluate = [=](Words& net,
+                      memory::Device device) { return nn::read_value(loss(net, slice(batch(77, device), 0, 0, 5))); },
+      .micro_batch = [](const Tensor& ids, std::int64_t i,
+                        std::int64_t n) { return slice(ids, 0, ids.size(0) * i / n, ids.size(0) * (i + 1) / n); }};
+}
+
+RanksResult train_words(nn::TrainerOptions options, int ranks, std::size_t* most = nullptr, double dropout = 0.2) {
+  const TemporaryFolder folder;
+  if (options.save.empty()) options.save = folder / "checkpoint";
+  RanksResult result;
+  dist::run_ranks(ranks, [&](dist::Communicator& all) {
+    nn::TrainerOptions mine = options;
+    if (ranks > 1) mine.ranks.ranks = &all;
+    nn::Trainer<Words, Tensor> trainer(words_program(dropout), mine);
+    std::vector<double> losses;
+    trainer.run([&](const nn::Progress& p) {
+      losses.push_back(p.loss);
+      if (p.evaluation) losses.push_back(p.evaluation->loss);
+    });
+    if (trainer.peak_bytes() != trainer.plan().peak_bytes) throw Error("another peak than predicted");
+    if (options.is_strict && trainer.placed().deviations > 0) throw Error("a step left its plan");
+    const std::vector<std::size_t> peaks = trainer.plan().rank_peak_bytes;
+    if (all.rank() != 0) return;
+    result.losses = losses;
+    if (most != nullptr) *most = ranks == 1 ? trainer.peak_bytes() : *std::max_element(peaks.begin(), peaks.end());
+  });
+  result.file = files_test::read_text_file(options.save);
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("trainer: tensor-parallel ranks have the bits and the file of one rank with all shards", "[trainer][ranks]") {
+  struct Row {
+    int ranks, degree, zero;
+    std::int64_t micro_batches;
+    bool clips, scales;
+    std::size_t percent;  // of the largest rank's bytes, as a budget; 0: no more runs
+  };
+  const Row rows[] = {{2, 2, 0, 1, false, false, 0},
+                      {4, 2, 1, 1, true, false, 90},
+                      {4, 2, 3, 3, true, true, 0},
+                      {4, 4, 0, 2, false, false, 100},
+                      {6, 2, 2, 1, false, true, 0}};
+  for (const Row& row : rows) {
+    INFO(row.ranks << " ranks, degree " << row.degree << ", stage " << row.zero);
+    nn::TrainerOptions options{.seed = 3, .steps = 5, .evaluate_every = 2};
+    options.ranks.tensor_parallel = row.degree;
+    options.ranks.sharded = words_sharded;
+    if (row.clips) options.step.clip_norm = 0.3;
+    if (row.scales) options.loss_scale = optim::GradScalerOptions{.scale = 3e38, .interval = 2, .most = 3e38};
+    nn::TrainerOptions of_one = options;
+    of_one.step.micro_batches = row.ranks / row.degree * row.micro_batches;
+    const RanksResult one = train_words(of_one, 1);
+    options.step.micro_batches = row.micro_batches;
+    options.ranks.zero = row.zero;
+    options.ranks.bucket_bytes = 3'000;
+    std::size_t most = 0;
+    const RanksResult all = train_words(options, row.ranks, &most);
+    REQUIRE(one.losses.size() == 5 + 3);
+    CHECK(all.losses == one.losses);
+    CHECK(all.file.size() > 10'000);
+    CHECK((all.file == one.file));
+    if (row.percent == 0) continue;
+    options.budget_bytes = most * row.percent / 100;
+    options.is_strict = true;
+    const RanksResult planned = train_words(options, row.ranks);
+    CHECK(planned.losses == one.losses);
+    CHECK((planned.file == one.file));
+  }
+}
+
+TEST_CASE("trainer: shards of a model begin with its values, and go on from its file", "[trainer][ranks]") {
+  const TemporaryFolder folder;
+  nn::TrainerOptions options{.seed = 3, .steps = 4};
+  const auto losses_of = [&](const nn::TrainerOptions& of, int ranks) {
+    return train_words(of, ranks, nullptr, 0).losses;
+  };
+  const auto check_alike = [](const std::vector<double>& some, const std::vector<double>& others) {
+    REQUIRE(some.size() == others.size());
+    CHECK(some != others);  // in another order of sums
+    for (std::size_t i = 0; i < some.size(); ++i) CHECK(some[i] == Approx(others[i]).epsilon(2e-5));
+  };
+  options.save = folder / "whole";
+  const std::vector<double> whole = losses_of(options, 1);
+  nn::TrainerOptions in_shards = options;
+  in_shards.save.clear();
+  in_shards.ranks = {.tensor_parallel = 2, .sharded = words_sharded};
+  check_alike(losses_of(in_shards, 2), whole);
+  options.resume = in_shards.resume = options.save;
+  options.save.clear();
+  options.steps = in_shards.steps = 7;
+  check_alike(losses_of(in_shards, 2), losses_of(options, 1));
+}
+
+TEST_CASE("trainer: ranks choose a number of micro-batches for their budget", "[trainer][ranks]") {
+  nn::TrainerOptions options{.seed = 3, .steps = 3};
+  std::size_t most = 0;
+  train_words(options, 2, &most);
+  options.step.micro_batches = nn::auto_micro_batches;
+  options.budget_bytes = most / 3;
+  std::int64_t chosen = 0;
+  std::vector<double> losses;
+  dist::run_ranks(2, [&](dist::Communicator& all) {
+    nn::TrainerOptions mine = options;
+    mine.ranks.ranks = &all;
+    nn::Trainer<Words, Tensor> trainer(words_program(), mine);
+    std::vector<double> own;
+    trainer.run([&](const nn::Progress& p) { own.push_back(p.loss); });
+    if (trainer.peak_bytes() != trainer.plan().peak_bytes) throw Error("another peak than predicted");
+    if (all.rank() == 0) losses = own, chosen = trainer.plan().micro_batches;
+  });
+  CHECK(chosen > 1);
+  options.step.micro_batches = 2 * chosen;
+  options.budget_bytes = 0;
+  std::vector<double> one = train_words(options, 1).losses;
+  one.pop_back();  // an evaluation
+  CHECK(losses == one);
+}
+
+TEST_CASE("trainer: what tensor parallelism refuses", "[trainer][ranks]") {
+  const auto refused = [](const std::function<void(nn::RankOptions&)>& change) -> std::string {
+    nn::TrainerOptions options;
+    options.ranks = {.tensor_parallel = 2, .sharded = words_sharded};
+    change(options.ranks);
+    try {
+      nn::Trainer<Words, Tensor>(words_program(), options).step();
+    } catch (const ValueError& error) {
+      return error.what();
+    }
+    return "taken";
+  };
+  struct Row {
+    std::function<void(nn::RankOptions&)> change;
+    const char* text;
+  };
+  const Row rows[] = {
+      {[](auto& o) { o.tensor_parallel = 0; }, "options.ranks.tensor_parallel: expected at least 1, got 0"},
+      {[](auto& o) { o.tensor_parallel = 1; },
+       "options.ranks.sharded: expected a tensor_parallel of at least 2, got 1"},
+      {[](auto& o) { o.sharded.clear(); }, "options.ranks.tensor_parallel: expected layers in options.ranks.sharded"},
+      {[](auto& o) {
+         o.sharded.push_back({"gate", nn::Sharding::column});
+       },
+       "options.ranks.sharded: 'gate': expected the end of the path of a layer of the model"},
+      {[](auto& o) { o.sharded[1].kind = nn::Sharding::element; }, "'qkv': expected a dropout"},
+      {[](auto& o) { o.sharded[4].kind = nn::Sharding::row; }, "'drop': expected a linear layer"},
+      {[](auto& o) {
+         o.sharded.push_back({"head", nn::Sharding::vocabulary});
+       },
+       "'head': expected an embedding"},
+      {[](auto& o) { o.sharded[0].kind = nn::Sharding::column; }, "'ids': expected a linear layer"},
+      {[](auto& o) {
+         o.sharded.push_back({"head", nn::Sharding::row});
+       },
+       "'head' is in shards: expected a call within nn::run_sharded"},
+      {[](auto& o) { o.tensor_parallel = 5; }, "'qkv': 144 outputs in 3 stretches are not divisible by 5 shards"},
+      {[](auto& o) { o.tensor_parallel = 5, o.sharded.erase(o.sharded.begin() + 1); },
+       "'out': 48 inputs are not divisible by 5 shards"},
+  };
+  {
+    const nn::LayerScope fp8({.fp8 = nn::Fp8Recipe()});
+    CHECK(refused([](auto&) {}).find("'qkv': a layer in shards has no FP8") != std::string::npos);
+  }
+  for (const Row& row : rows) {
+    const std::string text = refused(row.change);
+    INFO(text);
+    CHECK(text.find(row.text) != std::string::npos);
+  }
+}
+
 TEST_CASE("trainer: several parts and frozen parameters on ranks", "[trainer][ranks]") {
   Sizes sizes;
   sizes.width = 24, sizes.depth = 2;
