@@ -2,6 +2,8 @@
 // registered.
 
 #include <memory>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <thimble/autograd/functions.h>
@@ -257,7 +259,7 @@ TEST_CASE("module: one without parameters has nothing to train, and says how tha
 
 TEST_CASE("layer scope: layers without options are made with its device and dtypes") {
   const auto of = [](nn::Module&& net) {
-    const Tensor& first = net.parameters().front().tensor;
+    const Tensor first = net.parameters().front().tensor;
     return std::pair(first.device(), first.dtype());
   };
   const std::pair plain(cpu, DType::f32), narrow(dry(cpu), DType::bf16);
@@ -276,7 +278,9 @@ TEST_CASE("layer scope: layers without options are made with its device and dtyp
       CHECK(made() == std::pair(dry(cpu), DType::f16));
     }
     CHECK(made() == narrow);
-    std::thread([&] { CHECK(made() == plain); }).join();
+    auto elsewhere = narrow;
+    std::thread([&] { elsewhere = made(); }).join();
+    CHECK(elsewhere == plain);
   }
   CHECK(made() == plain);
 }
