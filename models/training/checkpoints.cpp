@@ -106,15 +106,14 @@ void restore(Training& training, const std::string& path) {
   }
 }
 
-void save_checkpoint(Training& training, const PreparedTraining& prepared, const std::string& path) {
-  const nn::Metadata metadata = metadata_of(prepared.options, *prepared.data, training);
+void save_checkpoint(Training& training, const TrainOptions& options, const Dataset& data, const std::string& path) {
+  const nn::Metadata metadata = metadata_of(options, data, training);
   if (training.parallel() == nullptr) {
     nn::save_checkpoint(path, training.model(), training.optimizer(), training.generator(), metadata, training.scaler(),
-                        prepared.options.overwrites);
+                        options.overwrites);
   } else {
     nn::save_checkpoint(path, training.model(), *training.parallel(), training.optimizer(), training.whole_state(),
-                        training.generator(), metadata, training.scaler(), training.later_stages(),
-                        prepared.options.overwrites);
+                        training.generator(), metadata, training.scaler(), training.later_stages(), options.overwrites);
   }
 }
 

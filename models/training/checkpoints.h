@@ -30,7 +30,7 @@ std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Trai
 /// Bytes go between the file and the run's tensors (nn/files/tensor_io.h). State that is away comes into the run's
 /// arena for one parameter at a time, as the dry run does it, too (Training::visit_state).
 void restore(Training& training, const std::string& path);
-void save_checkpoint(Training& training, const PreparedTraining& prepared, const std::string& path);
+void save_checkpoint(Training& training, const TrainOptions& options, const Dataset& data, const std::string& path);
 /// Where options.save_weights names a file, and options.save_adapters a folder.
 void save_weights(Training& training, const PreparedTraining& prepared);
 

@@ -71,48 +71,6 @@ void promise(const PreparedTraining& prepared, const memory::ProcessWatch& watch
   memory::require_room({prepared.plan.peak_bytes, report.outside});
 }
 
-class TrainedModel final : public nn::LoopedRun {
- public:
-  TrainedModel(const PreparedTraining& prepared, const memory::Stack& stack, Training& training)
-      : prepared_(prepared),
-        placed_(prepared.options.captures_steps ? nullptr : stack.placed.get()),
-        training_(training) {}
-
-  void train_step(std::int64_t step, nn::Progress& progress) override {
-    if (placed_ != nullptr) placed_->begin_step(static_cast<std::size_t>(step - prepared_.first_step));
-    progress.loss = training_.step(step);
-    progress.losses = {progress.loss};
-    progress.rate = training_.optimizer().rate();
-    if (training_.recorded() != nullptr) captured_launches_ = training_.recorded()->launches();
-    if (placed_ == nullptr) return;
-    placed_->end_step();
-    placed_->require_kept();
-  }
-  std::optional<nn::Evaluation> evaluate() override {
-    training_.rest();
-    return training_.evaluate();
-  }
-  void write_checkpoint(const std::string& path) override {
-    if (training_.optimizer().updates_one_by_one()) training_.rest();  // what is away comes here to be written
-    save_checkpoint(training_, prepared_, path);
-  }
-  void refuse_checkpoint(const std::string& why) override {
-    if (training_.parallel() == nullptr) return;
-    nn::refuse_checkpoint(training_.model(), *training_.parallel(), training_.optimizer(), training_.whole_state(), why,
-                          training_.later_stages());
-  }
-  std::int64_t steps_done() override { return training_.optimizer().step_count() + skipped_steps(); }
-  std::int64_t skipped_steps() override { return training_.scaler() ? training_.scaler()->state().skipped_steps : 0; }
-  std::size_t captured_launches() const noexcept { return captured_launches_; }
-  bool is_replay() const override { return training_.recorded() != nullptr && training_.recorded()->is_captured(); }
-
- private:
-  const PreparedTraining& prepared_;
-  PlacedArena* placed_;  // null: nothing is placed, or steps begin and end themselves
-  Training& training_;
-  std::size_t captured_launches_ = 0;  // of the last replay
-};
-
 nn::LoopOptions loop_options(const PreparedTraining& prepared) {
   const TrainOptions& options = prepared.options;
   return {.first_step = prepared.first_step,
@@ -182,13 +140,12 @@ TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& obs
   report.optimizer = training.optimizer().name();
   report.state_bytes = training.optimizer().state_bytes();
   report.full_state = training.optimizer().kept_full();
-  detail::TrainedModel run(prepared, stack, training);
   const nn::LoopOptions loop_options = detail::loop_options(prepared);
   dist::Communicator* const ranks = options.setup.ranks > 1 ? options.ranks : nullptr;
   const nn::TrainControl agreed = nn::agreed_control(control, ranks);
-  nn::TrainingLoop loop(run, loop_options, stack, report, agreed);
+  nn::TrainingLoop loop(training, loop_options, stack, report, agreed);
   loop.run(observer);
-  report.captured_launches = run.captured_launches();
+  report.captured_launches = training.captured_launches();
   if (training.scaler() != nullptr) report.scaler = training.scaler()->state();
   const bool is_complete = report.end == nn::TrainEnd::complete;
   if (is_complete) save_weights(training, prepared);

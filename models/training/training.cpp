@@ -9,6 +9,7 @@
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/models/generation/generate.h>
+#include <thimble/models/training/checkpoints.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/step/read.h>
@@ -97,6 +98,7 @@ double Training::captured_step(std::int64_t step) {
   }
   if (!recorded_) recorded_ = std::make_unique<nn::CapturedStep>(*placed_, *parts_.optimizer, loss_of, parts_.options);
   const Tensor loss = recorded_->run();
+  captured_launches_ = recorded_->launches();
   prepare_next(step);
   return nn::read_value(loss);
 }
@@ -132,7 +134,29 @@ Tensor Training::evaluated(Batch part) {
   return Tensor();
 }
 
-nn::Evaluation Training::evaluate() {
+void Training::train_step(std::int64_t step, nn::Progress& progress) {
+  const bool begins = placed_ != nullptr && !options_.captures_steps;  // captured steps begin and end themselves
+  if (begins) placed_->begin_step(steps_taken_++);
+  progress.loss = this->step(step);
+  progress.losses = {progress.loss};
+  progress.rate = parts_.optimizer->rate();
+  if (!begins) return;
+  placed_->end_step();
+  placed_->require_kept();
+}
+
+void Training::write_checkpoint(const std::string& path) {
+  if (parts_.optimizer->updates_one_by_one()) rest();  // what is away comes here to be written
+  save_checkpoint(*this, options_, data_, path);
+}
+
+void Training::refuse_checkpoint(const std::string& why) {
+  if (parts_.parallel == nullptr) return;
+  nn::refuse_checkpoint(*parts_.model, *parts_.parallel, *parts_.optimizer, whole_state(), why, later_stages());
+}
+
+std::optional<nn::Evaluation> Training::evaluate() {
+  rest();
   const NoGrad off;
   parts_.model->eval();
   const std::int64_t all = data_.validation_batches();
@@ -272,7 +296,6 @@ class DataRun final : public nn::TrainingRun {
     if (prepared_.options.sample > 0) training_.sample();
   }
   void evaluate_and_save() {
-    training_.rest();
     training_.evaluate();
     if (!prepared_.options.save.empty()) training_.visit_save();
   }

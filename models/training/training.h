@@ -90,7 +90,7 @@ BatchShare share_of(const Setup& setup);
 double rate_at(const TrainOptions& options, double rate, std::int64_t step);
 
 /// Model, optimizer and random numbers on one device. Everything takes its bytes from the resource in force.
-class Training {
+class Training final : public nn::LoopedRun {
  public:
   /// `options` has the sizes that `prepare` filled in. Throws what make_model and make_optimizer throw.
   /// With several ranks `data` is set to this one's share.
@@ -106,8 +106,15 @@ class Training {
   /// Between steps: releases what only steps need, the captured graph and the region of a placed arena, so that others
   /// have the bytes. The next step takes them again.
   void rest() noexcept;
-  /// In evaluation mode, without a tape. On a dry device the first and the last batch stand for all.
-  nn::Evaluation evaluate();
+  /// step(), between the beginning and the end of a placed step.
+  void train_step(std::int64_t step, nn::Progress& progress) override;
+  /// After rest(), in evaluation mode, without a tape. On a dry device the first and the last batch stand for all.
+  std::optional<nn::Evaluation> evaluate() override;
+  void write_checkpoint(const std::string& path) override;
+  void refuse_checkpoint(const std::string& why) override;
+  std::int64_t steps_done() override { return parts_.optimizer->step_count() + skipped_steps(); }
+  std::int64_t skipped_steps() override { return scaler() != nullptr ? scaler()->state().skipped_steps : 0; }
+  bool is_replay() const override { return recorded_ != nullptr && recorded_->is_captured(); }
   /// Whether the model can write: it is one of the GPT family.
   bool can_sample() const noexcept;
   /// Tokens that the model writes after token 0. Throws ValueError when the model cannot write.
@@ -134,8 +141,8 @@ class Training {
   }
   /// On rank 0 of a pipeline: what the later stages have; else nothing.
   std::span<const nn::StageOutline> later_stages();
-  /// The captured step; null where steps are not captured, and before the first.
-  const nn::CapturedStep* recorded() const noexcept { return recorded_.get(); }
+  /// Kernels and copies of the last replay; 0: there was none.
+  std::size_t captured_launches() const noexcept { return captured_launches_; }
   /// Bytes that the run's tiers occupy.
   std::size_t tier_bytes() const { return nn::tier_bytes(*parts_.optimizer, parts_.options); }
   /// The scaler of the loss; null: it is not scaled.
@@ -158,6 +165,8 @@ class Training {
   nn::WholeState whole_state_;
   std::vector<nn::StageOutline> later_stages_;
   std::unique_ptr<nn::CapturedStep> recorded_;
+  std::size_t captured_launches_ = 0;
+  std::size_t steps_taken_ = 0;  // by train_step
 };
 
 /// Options that are complete (sizes, the number of micro-batches), and the opened data.
