@@ -153,18 +153,6 @@ void print_line(const std::string& name, std::size_t bytes) {
   std::printf("  %-24s %18s  %14s\n", name.c_str(), format_grouped(bytes).c_str(), format_bytes(bytes).c_str());
 }
 
-/// What is switched on, in words.
-std::string techniques_in_words(const models::Setup& setup, const models::PlanReport& report, bool is_inference) {
-  std::string words;
-  if (report.micro_batches > 1) words += " in " + std::to_string(report.micro_batches) + " micro-batches";
-  if (setup.sizes.head == models::Head::chunked && !is_inference) words += ", chunked head";
-  if (setup.sizes.window > 0) words += ", a window of " + std::to_string(setup.sizes.window);
-  if (setup.sizes.feed_forward == models::FeedForward::tiled) words += ", feed-forward layers in tiles";
-  if (setup.fuses_optimizer) words += ", optimizer fused into backward";
-  words += ranks_in_words(setup);
-  return words;
-}
-
 }  // namespace plan_detail
 
 void print_plan_table(const models::PlanOptions& options, const models::PlanReport& report) {
@@ -172,7 +160,7 @@ void print_plan_table(const models::PlanOptions& options, const models::PlanRepo
   const models::Setup& setup = report.setup;
   const std::string length = options.finds_sequence ? ", sequence " + format_grouped(report.sequence) : "";
   std::printf("%s, batch %lld%s%s: %s parameters\n", setup.model.c_str(), static_cast<long long>(report.batch),
-              length.c_str(), techniques_in_words(setup, report, options.is_inference).c_str(),
+              length.c_str(), (techniques_in_words(report) + ranks_in_words(setup)).c_str(),
               format_grouped(report.parameters).c_str());
   if (const std::string adapting = adapting_text(setup); !adapting.empty()) {
     std::printf("  %s\n", printable(adapting).c_str());

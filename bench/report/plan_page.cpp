@@ -13,19 +13,28 @@
 #include <thimble/models/training/quantizing.h>
 #include <thimble/version.h>
 
+namespace thimble::bench {
+
+std::string techniques_in_words(const models::PlanReport& report) {
+  const models::Setup& setup = report.setup;
+  std::string words;
+  if (report.micro_batches > 1) words += " in " + format_grouped(report.micro_batches) + " micro-batches";
+  if (setup.sizes.head == models::Head::chunked && report.planner != nullptr) words += ", chunked head";
+  if (setup.sizes.window > 0) words += ", a window of " + format_grouped(setup.sizes.window);
+  if (setup.sizes.feed_forward == models::FeedForward::tiled) words += ", feed-forward layers in tiles";
+  if (setup.fuses_optimizer) words += ", optimizer fused into backward";
+  return words;
+}
+
+}  // namespace thimble::bench
+
 namespace thimble::report {
 namespace plan_page_detail {
 
 std::string in_words(std::size_t bytes) { return format_bytes(bytes) + " (" + format_grouped(bytes) + " bytes)"; }
 
 std::string title_of(const bench::PlanView& view) {
-  std::string title = view.setup.model + ", batch " + format_grouped(view.report.batch);
-  if (view.setup.micro_batches > 1) title += " in " + format_grouped(view.setup.micro_batches) + " micro-batches";
-  if (view.setup.fuses_optimizer) title += ", optimizer fused into backward";
-  if (view.setup.sizes.head == models::Head::chunked) title += ", chunked head";
-  if (view.setup.sizes.window > 0) title += ", a window of " + format_grouped(view.setup.sizes.window);
-  if (view.setup.sizes.feed_forward == models::FeedForward::tiled) title += ", feed-forward layers in tiles";
-  return title;
+  return view.setup.model + ", batch " + format_grouped(view.report.batch) + bench::techniques_in_words(view.report);
 }
 
 // The figures in one paragraph.

@@ -28,6 +28,9 @@ struct PlanView {
 /// Traces the steps of a plan that make_plan(options) made, on dry devices. Throws what the dry runs throw.
 PlanView see_plan(const models::PlanOptions& options, const models::PlanReport& report);
 
+/// The techniques of the report's setup: " in 2 micro-batches, chunked head"; empty: none.
+std::string techniques_in_words(const models::PlanReport& report);
+
 }  // namespace thimble::bench
 
 namespace thimble::report {

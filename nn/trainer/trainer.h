@@ -72,7 +72,7 @@ struct TrainedPart {
 /// holds tensors that nn/trainer/batch_outline.h can see, or anything for which there is a `key`.
 template <class Model, class Batch>
 struct TrainedProgram {
-  /// In a LayerScope of that device: layers that are made without options are on it.
+  /// Called in a LayerScope of that device and TrainerOptions::layers.
   std::function<std::unique_ptr<Model>(memory::Device)> model;
   std::function<std::unique_ptr<optim::Optimizer>(Model&)> optimizer = nullptr;  ///< of the only part
   std::function<Tensor(Model&, const Batch&)> loss = nullptr;                    ///< the same
@@ -144,7 +144,8 @@ class TypedRun final : public ErasedRun {
 template <class Model, class Batch>
 class TypedProgram final : public ErasedProgram {
  public:
-  explicit TypedProgram(TrainedProgram<Model, Batch> program) : program_(std::move(program)) {
+  TypedProgram(TrainedProgram<Model, Batch> program, TensorOptions layers)
+      : layers_(std::move(layers)), program_(std::move(program)) {
     if (program_.parts.empty()) program_.parts.push_back({"", program_.optimizer, program_.loss});
     if (!program_.model || !(program_.batch || program_.batch_of_model)) {
       throw ValueError("trainer: the program has no model or no batch");
@@ -188,13 +189,14 @@ class TypedProgram final : public ErasedProgram {
   /// Made by a model that is kept: its bytes are no run's.
   Batch batch_of_dry_model(std::int64_t step, memory::Device device) const {
     const ResourceScope elsewhere(default_resource(device));
-    TensorOptions on;
+    TensorOptions on = layers_;
     on.device = device;
     const LayerScope layers(on);
     if (dry_model_ == nullptr) dry_model_ = program_.model(device);
     return program_.batch_of_model(*dry_model_, step, device);
   }
 
+  TensorOptions layers_;
   mutable std::unique_ptr<Model> dry_model_;
   TrainedProgram<Model, Batch> program_;
 };
@@ -209,7 +211,8 @@ class Trainer {
   /// ValueError for a program or options that are not complete, and for a checkpoint that cannot be where it is asked
   /// for; what load_checkpoint throws for one to go on from; what the program throws.
   Trainer(TrainedProgram<Model, Batch> program, TrainerOptions options)
-      : core_(std::make_unique<trainer_detail::TypedProgram<Model, Batch>>(std::move(program)), std::move(options)) {}
+      : core_{std::make_unique<trainer_detail::TypedProgram<Model, Batch>>(std::move(program), options.layers),
+              std::move(options)} {}  // from left to right
 
   /// The plans of all shapes seen so far.
   const TrainerPlan& plan() const noexcept { return core_.plan(); }

@@ -64,6 +64,9 @@ struct TrainerOptions {
   /// (memory/process/outside.h), and no more than budget_bytes, where that is given. 0 sets no bound.
   std::size_t process_budget_bytes = 0;
   memory::Device device = cpu;
+  /// Of layers that the program makes without options: `nn::precision("O2").on(cpu)`, say. Their device is the
+  /// trainer's.
+  TensorOptions layers = {};
   std::uint64_t seed = 1;
   std::int64_t steps = 100;                       ///< of run()
   std::int64_t evaluate_every = 0;                ///< steps between evaluations; 0: after the last of them alone

@@ -185,8 +185,9 @@ void TrainerRun::make_model(std::shared_ptr<ParameterStore> store) {
   if (ranks.tensor_parallel > 1) {
     shards_ = std::make_shared<ShardRules>(dist::Team{ranks.tensor_parallel, group_.get()}, ranks.sharded);
   }
-  TensorOptions on;
-  on.device = device_, on.rules = shards_;
+  TensorOptions on = trainer_options_.layers;
+  on.device = device_;
+  if (shards_ != nullptr) on.rules = shards_;
   const LayerScope layers(on);
   const ParameterStoreScope scope(store);
   run_ = program_.make(device_);

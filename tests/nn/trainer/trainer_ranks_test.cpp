@@ -8,6 +8,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/dist/threads.h>
+#include <thimble/nn/precision/precision.h>
 #include <thimble/optim/adafactor.h>
 
 #include "nn/own_program.h"
@@ -330,6 +331,22 @@ TEST_CASE("trainer: ranks choose a number of micro-batches for their budget", "[
   std::vector<double> one = train_words(options, 1).losses;
   one.pop_back();  // an evaluation
   CHECK(losses == one);
+}
+
+TEST_CASE("trainer: layers made without options are of its device and precision", "[trainer][ranks]") {
+  for (const char* const policy : {"O2", "bf16", "fp8"}) {
+    INFO(policy);
+    nn::TrainerOptions options{.layers = nn::precision(policy).on(dry(cpu)), .seed = 3, .steps = 3};
+    nn::Trainer<Words, Tensor> trainer(words_program(), options);
+    trainer.run();
+    CHECK(trainer.peak_bytes() == trainer.plan().peak_bytes);
+    CHECK(trainer.certify(2).holds());
+    const nn::TensorOptions& on = options.layers;
+    for (const nn::NamedTensor& p : trainer.model().parameters()) {
+      CHECK(p.tensor.device() == cpu);
+      CHECK(p.tensor.dtype() == (p.name.starts_with("norm.") ? on.norm_dtype() : on.dtype));
+    }
+  }
 }
 
 TEST_CASE("trainer: what tensor parallelism refuses", "[trainer][ranks]") {
