@@ -186,7 +186,8 @@ namespace thimble::bench {
 namespace plan_page_detail {
 
 std::optional<std::int64_t> theory_bytes(const models::Setup& setup) {
-  if (!setup.precision.empty()) return std::nullopt;  // the textbooks have one dtype
+  // The textbooks have one dtype, and attention to all tokens.
+  if (!setup.precision.empty() || setup.sizes.window > 0) return std::nullopt;
   const bool is_text = models::make_model(setup.model, setup.sizes, {dry(cpu), setup.dtype})->is_text();
   const std::string optimizer = optimizer_name(setup, is_text);
   if (!models::is_elementwise(optimizer) || optimizer_state(setup, is_text) != DType::f32)
@@ -195,6 +196,7 @@ std::optional<std::int64_t> theory_bytes(const models::Setup& setup) {
   models::ModelOptions textbook = setup.sizes;
   textbook.build = models::Build::textbook;
   textbook.head = models::Head::full;
+  textbook.feed_forward = models::FeedForward::full;
   return models::make_theory(setup.model, textbook, setup.dtype).held_bytes(moments, setup.batch);
 }
 

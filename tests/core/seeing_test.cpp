@@ -202,11 +202,19 @@ TEST_CASE("seeing: pages of other plans", "[seeing]") {
     CHECK(view.steps.size() == 1);
     CHECK(contains(report::write_plan_page(view), "Everything that backward reads is kept."));
   }
-  SECTION("a chunked head is beside the same textbook build") {
+  SECTION("a chunked head and layers in tiles are beside the same textbook build") {
     options.setup.sizes.head = models::Head::chunked;
+    options.setup.sizes.feed_forward = models::FeedForward::tiled;
     const PlanView view = bench::see_plan(options, models::make_plan(options));
     REQUIRE(view.theory_bytes.has_value());
     CHECK(view.theory_bytes == small_view().theory_bytes);
+  }
+  SECTION("a window has no textbook build") {
+    options.setup.sizes.window = 64;
+    options.setup.micro_batches = 2;
+    const PlanView view = bench::see_plan(options, models::make_plan(options));
+    CHECK_FALSE(view.theory_bytes.has_value());
+    CHECK(contains(report::write_plan_page(view), " in 2 micro-batches, a window of 64: a plan</title>"));
   }
   SECTION("a forward") {
     options.is_inference = true;
