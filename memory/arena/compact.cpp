@@ -34,7 +34,6 @@ void PageMap::extend_solid() noexcept {
 
 void PageMap::remap(std::size_t from, std::size_t to, std::size_t count) noexcept {
   move_granules(has_pages.begin(), from, to, count);
-  solid_bytes = std::min(solid_bytes, to * granule);
   extend_solid();
 }
 

@@ -114,6 +114,9 @@ TEST_CASE("second order: detached it is a constant, and so is what an update mak
   CHECK(net.refusal([&] { return sum(square(w)) + sum(w * before); }).empty());
   CHECK(to_host<double>(w.grad()) == Values(2, 12 + 4 + 12));  // both gradients were added to it in place
   CHECK(w.grad().origin() == Origin::gradient);
+  w.grad() = full({2}, 1, w.dtype());  // the program's own, until backward adds to it
+  CHECK(net.refusal([&] { return sum(square(w)); }).empty());
+  CHECK(w.grad().origin() == Origin::gradient);
   // What does not depend on how large it is, and a step that is written by hand.
   CHECK(net.refusal([&] { return sum(where(greater(w.grad(), full({2}, 0)), w, w * 2.0)); }).empty());
   Tensor next = w - w.grad() * 0.5;

@@ -182,6 +182,51 @@ TEST_CASE("spill: what is kept, and when", "[spill]") {
   CHECK(tier->statistics().live_bytes == 0);
 }
 
+TEST_CASE("spill: what is needed back first is read first, whatever the order of the list", "[spill]") {
+  class Order final : public Tier {  // of reads, by number of the write
+   public:
+    memory::Device device() const noexcept override { return cpu; }
+    Ticket write(const void* from, std::size_t bytes, Stream stream) override {
+      return tier.write(from, bytes, stream);
+    }
+    void read(Ticket ticket, void* to, Stream stream) override {
+      reads += std::to_string(ticket), tier.read(ticket, to, stream);
+    }
+    void wait(Ticket ticket) override { tier.wait(ticket); }
+    void drop(Ticket ticket) noexcept override { tier.drop(ticket); }
+    TierStatistics statistics() const override { return tier.statistics(); }
+    MemoryTier tier;
+    std::string reads;
+  };
+  const Chain chain;
+  // The results of nodes 1, 3 and 5; `back` is the node before whose backward each is to be on its way.
+  const struct {
+    std::uint32_t back[3];
+    const char* reads;
+  } rows[] = {{{2, 4, 6}, "321"}, {{6, 4, 6}, "132"}, {{6, 6, 6}, "123"}, {{4, 6, 6}, "231"}};
+  for (const auto& row : rows) {
+    for (const bool is_reversed : {false, true}) {
+      auto plan = std::make_shared<TapePlan>(chain.plan());
+      for (std::uint32_t i = 0; i < 3; ++i) {
+        const std::uint32_t node = 2 * i + 1;
+        plan->spills.push_back(
+            {node, Spill::result, Spill::Form::offload, DType::bf16, node + 1, node + 1, row.back[i]});
+      }
+      if (is_reversed) std::reverse(plan->spills.begin(), plan->spills.end());
+      const auto tier = std::make_shared<Order>();
+      Tape tape;
+      tape.follow(plan, tier);
+      Tensor loss;
+      {
+        const Recording on(tape);
+        loss = chain.loss();
+      }
+      tape.backward(loss);
+      CHECK(tier->reads == row.reads);
+    }
+  }
+}
+
 TEST_CASE("spill: bytes that something else holds stay where they are", "[spill]") {
   const auto tier = std::make_shared<MemoryTier>();
   const Tensor w = full({8, 8}, 0.25).require_grad();

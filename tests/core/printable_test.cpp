@@ -23,4 +23,10 @@ TEST_CASE("printable: text stays, what a terminal obeys is escaped", "[printable
   CHECK(printable("\xC0\xAF") == "\\xc0\\xaf");                    // longer than it need be
   CHECK(printable("\xED\xA0\x80") == "\\xed\\xa0\\x80");           // a surrogate
   CHECK(printable("\xF4\x90\x80\x80") == "\\xf4\\x90\\x80\\x80");  // above U+10FFFF
+  CHECK(printable("\x1F\xC2\x9F") == "\\x1f\\xc2\\x9f");           // the last controls
+  // The first and the last character of each length, and those beside the surrogates.
+  for (const char* const text : {" ", "~", "\xC2\xA0", "\xDF\xBF", "\xE0\xA0\x80", "\xED\x9F\xBF", "\xEE\x80\x80",
+                                 "\xEF\xBF\xBF", "\xF0\x90\x80\x80", "\xF4\x8F\xBF\xBF"}) {
+    CHECK(printable(text) == text);
+  }
 }

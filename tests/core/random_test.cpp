@@ -293,6 +293,11 @@ TEST_CASE("random: initial values have the numbers they always had, whatever is 
   CHECK(initial() == second);
   generator.end_pass();
   CHECK(initial() != second);
+  generator.start_pass(5);
+  generator.set_step(0);  // a model is made again: all counts begin anew, and the pass is over
+  CHECK(!generator.is_in_pass());
+  CHECK(initial() == first);
+  CHECK(generator.next_site(0).first_sample == 0);
   generator.set_step(3);
   const auto later = initial();
   generator.start_pass();
@@ -359,6 +364,7 @@ TEST_CASE("random: what is refused") {
   CHECK_THROWS_AS(rand({4}, DType::f32, cpu, RandomSite{0, std::uint64_t{1} << 32, 0, 0}), ValueError);
   CHECK_THROWS_AS(rand({4}, DType::f32, cpu, RandomSite{0, 0, -1, 0}), ValueError);
   CHECK_THROWS_AS(rand({1, 4}, DType::f32, cpu, RandomSite{0, 0, std::int64_t{1} << 59, 0}), ValueError);
+  CHECK_NOTHROW(rand({1, 4}, DType::f32, cpu, RandomSite{0, 0, std::int64_t{1} << 58, 0}));
   CHECK(to_host<float>(bernoulli({3}, 1)) == std::vector<float>{1, 1, 1});
   CHECK(to_host<float>(bernoulli({3}, 0)) == std::vector<float>{0, 0, 0});
   CHECK(rand({0, 3}).shape() == Shape{0, 3});

@@ -16,6 +16,13 @@ TEST_CASE("reshape: across a gap there is no view, beside it there is", "[core]"
   const Tensor half = view::slice(whole, 1, 0, 3);  // (4, 3) of rows of 6
   CHECK_FALSE(view::can_reshape(half, {12}));
   CHECK_THROWS_AS(view::reshape(half, {12}), ShapeError);
+  for (const auto& [begin, end, step] : {std::array{-1, 3, 1}, {2, 1, 1}, {0, 7, 1}, {0, 3, 0}, {0, 3, -1}}) {
+    INFO(begin << " to " << end << " by " << step);
+    CHECK_THROWS_AS(view::slice(whole, 1, begin, end, step), ShapeError);
+  }
+  CHECK(view::slice(whole, 1, 6, 6).shape() == Shape{4, 0});
+  CHECK(view::slice(whole, 1, 1, 6, 4).shape() == Shape{4, 2});
+  CHECK(view::slice(whole, 1, 1, 6, 5).shape() == Shape{4, 1});
   CHECK_FALSE(view::can_reshape(half, {2, 6}));
   REQUIRE(view::can_reshape(half, {2, 2, 3}));
   CHECK(to_host<float>(view::reshape(half, {2, 2, 3})) == std::vector<float>{0, 1, 2, 6, 7, 8, 12, 13, 14, 18, 19, 20});

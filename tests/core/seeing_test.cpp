@@ -312,6 +312,11 @@ TEST_CASE("seeing: pickles, byte by byte", "[seeing]") {
       long_list.ends_with("K\x07"
                           "e(K\x07"
                           "e."));
+  // The last number of each form, and the first of the next.
+  CHECK(report::write_pickle({256, INT32_MAX, std::int64_t{INT32_MAX} + 1, INT32_MIN, std::int64_t{INT32_MIN} - 1}) ==
+        "\x80\x02](J\0\1\0\0J\xFF\xFF\xFF\x7F\x8A\x08\0\0\0\x80\0\0\0\0J\0\0\0\x80"
+        "\x8A\x08\xFF\xFF\xFF\x7F\xFF\xFF\xFF\xFF"
+        "e."s);
   CHECK_THROWS_AS(report::write_pickle(1.5), ValueError);
 }
 

@@ -127,6 +127,24 @@ TEST_CASE("tensor text: is NumPy's", "[text]") {
     lines += (i == 0 ? "[" : i % 24 == 0 ? "\n " : " ") + std::string(i < 10 ? " " : "") + std::to_string(i);
   CHECK(to_text(arange(60)) == lines + "]");
   CHECK(to_text(arange(1001), 1) == "[   0 ... 1000]");
+  // An axis of twice the edge is whole.
+  CHECK(to_text(view::reshape(arange(1002), {2, 501}), 1) == "[[   0 ...  500]\n [ 501 ... 1001]]");
+  CHECK(to_text(view::reshape(arange(1002), {3, 334}), 1) == "[[   0 ...  333]\n ...\n [ 668 ... 1001]]");
+  CHECK(to_text(view::reshape(arange(1004), {251, 4}), 2) ==
+        "[[   0    1    2    3]\n [   4    5    6    7]\n ...\n [ 996  997  998  999]\n [1000 1001 1002 1003]]");
+}
+
+TEST_CASE("device text: there and back, and nothing else", "[text]") {
+  for (const memory::Device device : {cpu, cuda(0), cuda(7), cuda(99), dry(cpu), dry(cuda(0)), dry(cuda(12))}) {
+    CHECK(parse_device(to_string(device)) == device);
+  }
+  CHECK(parse_device("cuda") == cuda(0));
+  CHECK(parse_device("dry(cuda)") == dry(cuda(0)));
+  for (const char* const text : {"", "CPU", "cpu ", "cpu:0", "cuda:", "cuda:100", "cuda:-1", "cuda:1a", "cuda:1/",
+                                 "dry", "dry()", "dry(cpu", "dry(dry(cpu))", "dry(mps)"}) {
+    INFO(text);
+    CHECK_THROWS_AS(parse_device(text), ValueError);
+  }
 }
 
 TEST_CASE("tensor text: agrees with NumPy on many arrays", "[text][oracle]") {

@@ -48,6 +48,40 @@ class ShortBacking final : public Backing {
 
 }  // namespace
 
+TEST_CASE("memory compact: the whole granules of a slide, and where pages end after it, by counting",
+          "[memory][compact]") {
+  constexpr std::size_t granule = 4, granules = 7;
+  for (std::size_t to = 0; to < 9; ++to) {
+    for (std::size_t from = to + 1; from < 20; ++from) {
+      for (std::size_t size = 1; size < 14; ++size) {
+        std::size_t first = 0, count = 0;
+        for (std::size_t g = 10; g-- > 0;) {
+          if ((from - to) % granule == 0 && g * granule >= from && (g + 1) * granule <= from + size) first = g, ++count;
+        }
+        const thimble::PageMove move = thimble::page_move(from, to, size, granule);
+        const std::size_t distance = count > 0 ? (from - to) / granule : 0;
+        if (move.first != first || move.count != count || move.distance != distance) FAIL_CHECK(from << to << size);
+      }
+    }
+  }
+  for (unsigned bits = 0; bits < 1u << granules; ++bits) {
+    for (std::size_t from = 1; from < granules; ++from) {
+      for (std::size_t count = 1; from + count <= granules; ++count) {
+        const unsigned moved = ((1u << count) - 1) << from;
+        if ((bits & moved) != moved) continue;  // a block has pages
+        for (std::size_t to = 0; to < from; ++to) {
+          thimble::PageMap map{granule, std::vector<std::uint8_t>(granules), 0};
+          for (std::size_t g = 0; g < granules; ++g) map.has_pages[g] = bits >> g & 1;
+          map.extend_solid();
+          map.remap(from, to, count);
+          const auto gap = std::find(map.has_pages.begin(), map.has_pages.end(), 0);
+          if (map.solid_bytes != granule * static_cast<std::size_t>(gap - map.has_pages.begin())) FAIL_CHECK(bits);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("memory compact: holes without pages are given some", "[memory][compact]") {
   Arena arena(thimble::make_cpu_backing(), {.capacity_bytes = 32 * compact_MiB});
   std::vector<Block*> blocks;

@@ -61,6 +61,15 @@ TEST_CASE("memory trace: records every event that succeeded, in order", "[memory
   CHECK(at(4, Category::gradient) == 50);
   CHECK(line.back() == thimble::CategoryBytes{});
 
+  // A second relabel, and the free after it, take from the category of the first.
+  const auto twice = timeline(std::vector<Trace::Event>{{Action::allocate, Category::temporary, 0, 64, 0, 10},
+                                                        {Action::relabel, Category::activation, 0, 0, 0, 10},
+                                                        {Action::relabel, Category::gradient, 0, 0, 0, 10},
+                                                        {Action::free, Category::gradient, 0, 0, 0, 10}});
+  CHECK(twice[2][static_cast<std::size_t>(Category::activation)] == 0);
+  CHECK(twice[2][static_cast<std::size_t>(Category::gradient)] == 10);
+  CHECK(twice[3] == thimble::CategoryBytes{});
+
   const auto spans = lifetimes(trace->events());
   REQUIRE(spans.size() == 3);
   CHECK(spans[1].alignment == 256);

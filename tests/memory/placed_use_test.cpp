@@ -216,6 +216,8 @@ TEST_CASE("placed: the first event that leaves a plan is told, with what it cost
         {.bytes = 6000, .category = Category::workspace, .path = context().path});  // 'b' of 5000 was planned
     actor.allocate('c', 300);
     actor.free('c');
+    actor.allocate('d', 100);  // beside 6000: fewer than before
+    actor.free('d');
     stack.top->deallocate(block, nullptr);
     actor.free('a');
   }

@@ -350,6 +350,12 @@ TEST_CASE("remat select: bad graphs are refused", "[remat]") {
         g.segment_ends = {4, 2, 6};
       }),
       broken([](Graph& g) {
+        g.segment_ends = {4, 4, 6};
+      }),
+      broken([](Graph& g) {
+        g.segment_ends = {0, 6};
+      }),
+      broken([](Graph& g) {
         g.segment_ends = {6, 7};
       }),
   };

@@ -161,5 +161,7 @@ TEST_CASE("models vit: what does not fit is refused by name", "[models][vit][qui
   CHECK_THROWS_AS(vit_options("vit-b16", options_with(&ModelOptions::image, 8)), ValueError);
   CHECK_THROWS_AS(vit_options("vit-b16", options_with(&ModelOptions::vocabulary, 65)), ValueError);
   CHECK_THROWS_AS(make_theory("vit-b16").state(-1), ValueError);
-  CHECK(vit_options("vit-b16", options_with(&ModelOptions::image, 32)).classes == 10);
+  for (const auto& [image, classes] : {std::pair{32, 10}, {64, 10}, {80, 1000}, {0, 1000}}) {
+    CHECK(vit_options("vit-b16", options_with(&ModelOptions::image, image)).classes == classes);
+  }
 }

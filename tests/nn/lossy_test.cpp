@@ -125,6 +125,16 @@ TEST_CASE("lossy: gradients against exact ones", "[lossy]") {
     CHECK(e.relative_error == 0);
     CHECK(e.cosine == Approx(1).epsilon(1e-12));
   }
+  // Gradients of a share of the whole norm, and no more, are left out.
+  nn::GradientReport by_hand;
+  by_hand.all.norm = 10;
+  by_hand.parameters.resize(3);
+  by_hand.parameters[0].norm = 8, by_hand.parameters[0].cosine = 0.9;
+  by_hand.parameters[1].norm = 2, by_hand.parameters[1].cosine = 0.5;
+  by_hand.parameters[2].norm = 0, by_hand.parameters[2].cosine = 0;
+  for (const auto& [share, least] : {std::pair{0.0, 0.5}, {0.19, 0.5}, {0.2, 0.9}, {0.7, 0.9}, {0.8, 1.0}}) {
+    CHECK(by_hand.smallest_cosine(share) == least);
+  }
   double earlier = 0;
   for (const DType dtype : {DType::f16, DType::bf16, DType::i8, DType::f8e4m3, DType::f8e5m2}) {
     INFO(to_string(dtype));

@@ -24,6 +24,7 @@
 #include <thimble/memory/stack.h>
 #include <thimble/models/training/training.h>
 #include <thimble/nn/log/tensorboard.h>
+#include <thimble/nn/log/training_log.h>
 
 #include "support/trained.h"
 
@@ -298,6 +299,36 @@ TEST_CASE("tensorboard: the curves of a run are those that its observer is told"
     CHECK(curve("bytes/" + name) == bytes);
   }
   CHECK(peaks != now);  // activations are gone when a step ends
+}
+
+TEST_CASE("tensorboard: a step's log has the curves that it knows, and no others", "[tensorboard]") {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const struct {
+    thimble::nn::StepCurves curves;
+    std::string tags;
+  } rows[] = {
+      {{.step = 1, .loss = 2, .rate = 3, .items_per_s = 4, .validation_loss = {}, .validation_accuracy = {}},
+       "loss=2 rate=4 learning_rate=3 "},
+      {{.step = 2, .loss = nan, .rate = 0, .items_per_s = 4, .validation_loss = 5, .validation_accuracy = {}},
+       "rate=4 learning_rate=0 validation_loss=5 "},
+      {{.step = 3, .loss = 0, .rate = 3, .items_per_s = 0, .validation_loss = {}, .validation_accuracy = 0},
+       "loss=0 learning_rate=3 validation_accuracy=0 "},
+  };
+  for (const auto& row : rows) {
+    const TempFolder folder;
+    thimble::nn::TrainingLog log(folder.path.string(), thimble::memory::make_resource(thimble::cpu).ledger);
+    log.begin_step(false);
+    log.end_step(row.curves);
+    std::ostringstream tags;
+    for (const auto& file : fs::directory_iterator(folder.path)) {
+      for (const Event& event : read_events(file_bytes(file.path().string()))) {
+        if (!event.value || event.tag.starts_with("bytes/")) continue;
+        CHECK(event.step == row.curves.step);
+        tags << event.tag << "=" << *event.value << " ";
+      }
+    }
+    CHECK(tags.str() == row.tags);
+  }
 }
 
 TEST_CASE("tensorboard: names, buffering and refusals", "[tensorboard]") {

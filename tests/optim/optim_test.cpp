@@ -318,6 +318,9 @@ TEST_CASE("optim: options that make no sense are refused", "[optim]") {
         SgdOptions{0.1, nan}, SgdOptions{0.1, 0, -1}, SgdOptions{0.1, 0, nan}, SgdOptions{0.1, 0, 0, true}}) {
     CHECK_THROWS_AS(Sgd(list, options), ValueError);
   }
+  for (const double momentum : {0.0, 1.0, nan}) {  // moments in 8 bits are there to be used
+    CHECK_THROWS_AS(Sgd(list, {.momentum = momentum, .moments = {.dtype = DType::u8}}), ValueError);
+  }
   for (const AdamOptions& options :
        {AdamOptions{-1}, AdamOptions{nan}, AdamOptions{0.1, -0.1}, AdamOptions{0.1, 1}, AdamOptions{0.1, nan},
         AdamOptions{0.1, 0.9, 1}, AdamOptions{0.1, 0.9, nan}, AdamOptions{0.1, 0.9, 0.999, -1},

@@ -284,7 +284,10 @@ TEST_CASE("generating: a folder with a config.json", "[models][generating]") {
   files_test::write_text_file(path + "/config.json", config_text);
 
   // Several sequences end one by one; the tokens of the others do not depend on it.
-  data::write_tokenizer(tokenizer, tokenizer_test::letter_pairs(262, data::WordPattern::llama3, {"<|endoftext|>"}));
+  data::TokenizerParts parts =
+      tokenizer_test::letter_pairs(262, data::WordPattern::llama3, {"<|endoftext|>", "<|eot_id|>"}).parts();
+  parts.added[1].is_special = false;  // spelled as an end, and none
+  data::write_tokenizer(tokenizer, data::Tokenizer(parts));
   o.shape.setup.batch = 4, o.sampling.temperature = 5;
   const models::PreparedGeneration several = models::prepare_generation(o);
   CHECK(several.end_tokens == std::vector<std::int64_t>{data::read_tokenizer(tokenizer).id_of("<|endoftext|>")});

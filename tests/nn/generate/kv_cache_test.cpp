@@ -195,6 +195,7 @@ TEST_CASE("kv cache: errors", "[nn][kv_cache]") {
   cache.attend(0, some(4), some(4), some(4));
   cache.advance(4);
   CHECK_THROWS_AS(cache.attend(0, some(1), some(1), some(1)), ValueError);
+  CHECK_THROWS_AS(cache.step_workspace_bytes(1, DType::f32), ValueError);
   CHECK(cache.length() == 4);
   cache.clear();
   Tape tape;

@@ -397,6 +397,13 @@ TEST_CASE("lora: PEFT's folders", "[lora]") {
     refuses("\"inference_mode\": true", line,
             "'" + line.substr(1, line.find("\":") - 1) + "': expected a key that is known");
   }
+  std::filesystem::create_directory(folder / "other");
+  for (const char* const name : {"h.0.up_proj.lora_A.weight", "base_model.model.h.0.up_proj.weight", "lora_A.weight"}) {
+    nn::write_tensor_file(folder / "other/adapter_model.safetensors", {{name, zeros({3, 6})}}, {});
+    files_test::write_text_file(folder / "other/adapter_config.json", config);
+    CHECK_THROWS_WITH(nn::load_adapters(*twin(), folder / "other"),
+                      Catch::Contains("tensor '" + std::string(name) + "'; base_model.model.<layer>.lora_A.weight"));
+  }
   // Which layers are meant, as PEFT reads it, against the tensors of up_proj in both blocks.
   const std::string targets =
       config.substr(config.find("\"target_modules\""), config.find("],") + 1 - config.find("\"target_modules\""));

@@ -154,7 +154,7 @@ void sort_row(const SortArgs& args, std::int64_t row) {
 
 void sort(const SortArgs& args) {
   if (args.count == 0) return;
-  const std::int64_t grain = std::max<std::int64_t>(1, grain_elements / 8 / std::max<std::int64_t>(1, args.length));
+  const std::int64_t grain = std::max<std::int64_t>(1, grain_elements / 8 / args.length);
   visit(args.dtype, [&]<class S>() {
     parallel_for(args.rows, grain, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t row = begin; row < end; ++row) sort_row<S>(args, row);
