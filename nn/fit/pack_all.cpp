@@ -32,11 +32,7 @@ Plan packed_plan(const MakeRun& make, memory::Device device, const SpillPolicy& 
   plan.description = spilling.rules.empty()
                          ? "everything that can be is packed to " + std::string(to_string(spilling.packed))
                          : "everything that can be is packed, by operator";
-  for (const TapePlan::Spill& spill : plan.tape->spills) {
-    const TapeGraph::Node& node = graph.nodes[spill.node];
-    plan.packed_bytes += graph.bytes_of(node.output);
-    add_packed(plan.packed, graph, spill, node.output);
-  }
+  count_spills(plan, graph);
   const MemoryProfile profile = profile_training(on, [&](memory::Device target) {
     std::unique_ptr<TrainingRun> run = make(target);
     plan.apply(run->options(), target);

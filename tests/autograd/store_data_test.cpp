@@ -201,6 +201,41 @@ TEST_CASE("store: tokens in their file, and characters by their vocabulary", "[d
   CHECK(contains(file_error([&] { narrow.read(0, got); }), "at byte 1026"));  // the second token, 13
 }
 
+TEST_CASE("store: tokens in an array's file, in each width that holds them", "[data][store]") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "t.npy";
+  const auto write = [&](const char* descr, std::size_t width, const char* shape) {
+    std::string header = std::string("{'descr': '") + descr + "', 'fortran_order': False, 'shape': " + shape + ", }";
+    header.resize(117, ' ');
+    std::string file = std::string("\x93NUMPY\x01\0\x76\0", 10) + header + "\n";
+    for (int i = 0; i < 6; ++i) {
+      file += {static_cast<char>(200 + i), static_cast<char>(i)};
+      file.resize(128 + width * static_cast<std::size_t>(i + 1));
+    }
+    write_text_file(path, file);
+  };
+  for (const auto& [descr, width] : {std::pair{"<u2", 2u}, {"<u4", 4u}, {"<i4", 4u}}) {
+    INFO(descr);
+    write(descr, width, "(6,)");
+    const TokenStore store = open_tokens(path);
+    REQUIRE(store.size() == 6);
+    std::vector<std::int64_t> got(4);
+    store.read(1, got);
+    for (std::int64_t i = 0; i < 4; ++i) CHECK(got[static_cast<std::size_t>(i)] == 201 + i + 256 * (1 + i));
+  }
+  const struct {
+    const char* descr;
+    std::size_t width;
+    const char* shape;
+  } refused[] = {{"<i8", 8, "(6,)"}, {"|u1", 1, "(6,)"}, {"|i1", 1, "(6,)"},   {"<f4", 4, "(6,)"},
+                 {"<f2", 2, "(6,)"}, {"|b1", 1, "(6,)"}, {"<u2", 2, "(2, 3)"}, {"<i4", 4, "(6, 1)"}};
+  for (const auto& row : refused) {
+    INFO(row.descr << " " << row.shape);
+    write(row.descr, row.width, row.shape);
+    CHECK(contains(file_error([&] { open_tokens(path); }), "one axis of '<u2', '<u4' or '<i4'"));
+  }
+}
+
 TEST_CASE("store: data sets keep nothing on the heap that is in a file", "[data][store]") {
   const TemporaryFolder folder;
   std::filesystem::create_directory(folder / "cifar");

@@ -23,6 +23,15 @@ TEST_CASE("file_stream: bytes in both orders", "[files]") {
   CHECK(std::equal(out, out + 8, bytes));
 }
 
+TEST_CASE("file_stream: names in a folder are sorted, whatever the order of the file system", "[files]") {
+  const TemporaryFolder folder;
+  std::vector<std::string> names;
+  for (int i = 0; i < 60; ++i) names.push_back("part-" + std::to_string(i * 37 % 60));
+  for (const std::string& name : names) write_text_file(folder / name, "");
+  std::sort(names.begin(), names.end());
+  CHECK(names_in(folder.path()) == names);
+}
+
 TEST_CASE("file_stream: checked sizes and quoted text", "[files]") {
   using Sizes = std::vector<std::int64_t>;
   CHECK(checked_bytes(Sizes{}, 4) == 4);

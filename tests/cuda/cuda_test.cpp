@@ -407,5 +407,7 @@ TEST_CASE("cuda: a dry pinned tier counts as a real one does", "[cuda][offload]"
   tier.wait(second);
   CHECK(tier.statistics().committed_bytes == 2048);
   CHECK(tier.statistics().live_bytes == 1500);
+  CHECK((tier.statistics().writes == 3 && tier.statistics().bytes_written == 2200));
+  CHECK((tier.statistics().reads == 1 && tier.statistics().bytes_read == 600));
   CHECK_THROWS_AS(PinnedTier(cpu, 1000), DeviceError);
 }

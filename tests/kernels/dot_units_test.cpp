@@ -92,6 +92,9 @@ TEST_CASE("units: by itself a product runs on what the table says of this proces
       CHECK(bf16_unit(product) == (is_on_unit ? best : std::nullopt));
     }
     CHECK(int8_unit() == best_dot_unit(DType::i8));
+    const auto count =
+        std::count_if(std::begin(products), std::end(products), [](Product p) { return bf16_unit(p).has_value(); });
+    CHECK(describe_bf16().ends_with("), else converted") == (count > 0 && count < std::ssize(products)));
     if (set != Isa::avx512) CHECK(describe_bf16() == "bf16 converted");
   }
 }

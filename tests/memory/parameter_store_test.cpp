@@ -1,7 +1,9 @@
 // Parameters that are away between uses: which units are here and when, what is read and written, what fails.
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -134,6 +136,32 @@ TEST_CASE("parameter store: the next unit in the direction of the last move is r
   // An operator that needs more than 1 + read_ahead units has them all.
   fetch_parameters(trained.net->layers[3]->weight, trained.net->layers[0]->bias, trained.net->layers[2]->bias);
   CHECK(trained.here() == Here{true, false, true, true});
+}
+
+TEST_CASE("parameter store: whatever the way, those ahead are here and no more", "[store]") {
+  std::mt19937 random(1);
+  for (const int ahead : {0, 1, 2, 3}) {
+    const Trained trained(make_store(std::make_shared<MemoryTier>(), {.read_ahead = ahead}));
+    int before = 0, direction = 1;
+    for (int i = 0; i < 200; ++i) {
+      const int unit = static_cast<int>(random() % 4);
+      fetch_parameters(trained.net->layers[static_cast<std::size_t>(unit)]->weight);
+      if (i > 0 && unit != before) direction = unit > before ? 1 : -1;
+      before = unit;
+      const Here here = trained.here();
+      INFO("read ahead " << ahead << ", fetch " << i << " of unit " << unit << ", direction " << direction);
+      for (int k = 0; i > 0 && k <= ahead; ++k) {
+        const int at = unit + k * direction;
+        if (at >= 0 && at < 4) CHECK(here[static_cast<std::size_t>(at)]);
+      }
+      CHECK(std::count(here.begin(), here.end(), true) <= ahead + 1);
+    }
+  }
+  // A pinned unit stays, and leaves no room to read ahead.
+  const Trained trained(make_store(std::make_shared<MemoryTier>()));
+  const Pin pin(trained.net->layers[3]->weight);
+  fetch_parameters(trained.net->layers[1]->weight);
+  CHECK(trained.here() == Here{false, true, false, true});
 }
 
 TEST_CASE("parameter store: units of several modules, and none read ahead", "[store]") {

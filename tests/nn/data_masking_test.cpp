@@ -19,13 +19,13 @@ struct Windows {
 };
 
 // Tokens 0 .. 9; 10 is [MASK].
-Windows masked(std::int64_t count, std::int64_t seq, std::uint64_t seed, std::int64_t step) {
+Windows masked(std::int64_t count, std::int64_t seq, std::uint64_t seed, std::int64_t step, std::int64_t first = 0) {
   Windows windows;
-  for (std::int64_t i = 0; i < count * seq; ++i) windows.tokens.push_back(i * i % 10);
+  for (std::int64_t i = first * seq; i < (first + count) * seq; ++i) windows.tokens.push_back(i * i % 10);
   windows.targets.resize(windows.tokens.size());
   MaskingOptions options;
   options.mask_token = 10, options.vocabulary = 10;
-  mask_windows(windows.tokens, windows.targets, seq, seed, step, options);
+  mask_windows(windows.tokens, windows.targets, seq, seed, step, options, first);
   return windows;
 }
 
@@ -94,6 +94,10 @@ TEST_CASE("data masking: a function of seed and step alone", "[data][masking][qu
     if (two.targets[30 + i] != -100) second.insert(i);
   }
   CHECK(first != second);
+  const Windows whole = masked(7, 30, 1, 5);  // a micro-batch hides the tokens that its batch hides there
+  const Windows middle = masked(3, 30, 1, 5, 2);
+  CHECK(std::equal(middle.tokens.begin(), middle.tokens.end(), whole.tokens.begin() + 60));
+  CHECK(std::equal(middle.targets.begin(), middle.targets.end(), whole.targets.begin() + 60));
 }
 
 TEST_CASE("data masking: what does not fit is refused", "[data][masking][quick]") {

@@ -1,6 +1,7 @@
 // The reports of plan, generate, certify and quantize, printed from ones made by hand in which all numbers differ: each
 // key has its own number.
 
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -402,7 +403,7 @@ TEST_CASE("reports by hand: certify and quantize", "[program]") {
   q.accuracy_f32 = n.real(), q.accuracy_int8 = n.real();
   q.predicted_peak_bytes = n.bytes(), q.measured_peak_bytes = n.bytes();
   q.ms_f32 = 3 * n.real(), q.ms_int8 = n.real();
-  q.layers = {{"fc1", n.real(), n.real()}};
+  q.layers = {{"fc1", n.real(), n.real()}, {"fc2", std::numeric_limits<double>::infinity(), n.real()}};
   check_same(
       printed([&] { bench::print_quantize_json(options, q); }),
       {{"model", "mlp"},
@@ -425,7 +426,8 @@ TEST_CASE("reports by hand: certify and quantize", "[program]") {
        {"predicted_peak_bytes", q.predicted_peak_bytes},
        {"measured_peak_bytes", q.measured_peak_bytes},
        {"layers",
-        {{{"name", "fc1"}, {"cosine", q.layers[0].cosine}, {"signal_to_noise_db", q.layers[0].signal_to_noise_db}}}}});
+        {{{"name", "fc1"}, {"cosine", q.layers[0].cosine}, {"signal_to_noise_db", q.layers[0].signal_to_noise_db}},
+         {{"name", "fc2"}, {"cosine", q.layers[1].cosine}}}}});
 
   options.setup.batch = n.next();
   const auto both = [](const char* name, const std::string& before, const std::string& after) {
@@ -444,5 +446,6 @@ TEST_CASE("reports by hand: certify and quantize", "[program]") {
            std::to_string(options.setup.batch) + " samples, " + fixed(q.ms_f32 / q.ms_int8, 2) + " times as fast",
        "predicted peak " + format_grouped(q.predicted_peak_bytes),
        "measured peak " + format_grouped(q.measured_peak_bytes), "error up to each step signal to noise cosine",
-       "fc1 " + fixed(q.layers[0].signal_to_noise_db, 1) + " dB " + fixed(q.layers[0].cosine, 6)});
+       "fc1 " + fixed(q.layers[0].signal_to_noise_db, 1) + " dB " + fixed(q.layers[0].cosine, 6),
+       "fc2 inf dB " + fixed(q.layers[1].cosine, 6)});
 }
