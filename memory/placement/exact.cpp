@@ -27,9 +27,9 @@ class Memory {
   std::vector<Key> entries_;
 };
 
-/// How a search chooses the next item: from which section (the one with fewest candidates, with least slack, or that
-/// reaches lowest), and which of several equally low ones.
-enum class Rule : std::uint8_t { fewest, tightest, lowest };
+/// How a search chooses the next item: the lowest of all (MiniMalloc's canonical order), or the lowest of the section
+/// with fewest candidates or with least slack; and which of several equally low ones.
+enum class Rule : std::uint8_t { lowest, fewest, tightest };
 struct Strategy {
   Rule rule;
   Order order;
@@ -38,13 +38,14 @@ struct Strategy {
 /// One attempt: a depth-first search by one strategy.
 class Attempt {
  public:
-  Attempt(State& state, Memory& memory, const Strategy& strategy, const std::vector<std::int32_t>& rank,
-          std::uint64_t node_limit, Budget& budget)
-      : state_(state), memory_(memory), strategy_(strategy), rank_(rank), node_limit_(node_limit), budget_(budget) {}
+  Attempt(State& state, Memory& memory, const Strategy& strategy, std::uint64_t node_limit, Budget& budget)
+      : state_(state), memory_(memory), strategy_(strategy), node_limit_(node_limit), budget_(budget) {}
 
-  Verdict run(std::int32_t sections) {
-    items_.resize(rank_.size());
+  Verdict run(std::int32_t items, std::int32_t sections) {
+    ranks_.resize(static_cast<Size>(items));
+    items_.resize(static_cast<Size>(items));
     std::iota(items_.begin(), items_.end(), 0);
+    rank(0, items_.size());
     return solve(0, items_.size(), 0, sections);
   }
 
@@ -52,23 +53,26 @@ class Attempt {
   using Size = std::size_t;
   Verdict solve(Size begin, Size end, std::int32_t first, std::int32_t last);
   Verdict branch(Size begin, Size end, std::int32_t first, std::int32_t last);
+  Verdict solve_part(Size begin, Size end, std::int32_t first, std::int32_t last);
+  void rank(Size begin, Size end);
   Memory::Key key_of(Size begin, Size end) const noexcept;
-  std::int32_t choose(std::int32_t first, std::int32_t last) const;
+  std::int32_t choose(Size begin, Size end, std::int32_t first, std::int32_t last) const;
   std::int32_t choose_section(std::int32_t first, std::int32_t last) const;
   bool stands_before(std::int32_t a, std::int32_t b) const noexcept {
     const std::int64_t bound_a = state_.bound(a), bound_b = state_.bound(b);
     if (bound_a != bound_b) return bound_a < bound_b;
-    return rank_[static_cast<Size>(a)] < rank_[static_cast<Size>(b)];
+    const Rank &rank_a = ranks_[static_cast<Size>(a)], &rank_b = ranks_[static_cast<Size>(b)];
+    return rank_a != rank_b ? rank_a > rank_b : a < b;
   }
 
   State& state_;
   Memory& memory_;
   Strategy strategy_;
-  const std::vector<std::int32_t>& rank_;
   std::uint64_t node_limit_;
   Budget& budget_;
   std::uint64_t nodes_ = 0;
   std::vector<std::int32_t> items_;  // the open items of a part are contiguous: [begin, end)
+  std::vector<Rank> ranks_;          // by item; of open ones only, by the bytes that were open at the last cut
 };
 
 /// Cuts the items [begin, end), all open, where none of them crosses, and solves part after part.
@@ -81,13 +85,34 @@ Verdict Attempt::solve(Size begin, Size end, std::int32_t first, std::int32_t la
                                       [&](std::int32_t i) { return state_.item(i).lower < s; });
     const Size middle = static_cast<Size>(split - items_.begin());
     if (middle > begin) {
-      const Verdict verdict = branch(begin, middle, from, s);
+      const bool is_whole = from == first && s == last;
+      const Verdict verdict = is_whole ? branch(begin, middle, from, s) : solve_part(begin, middle, from, s);
       if (verdict != Verdict::found) return verdict;
     }
     begin = middle;
     from = s;
   }
   return Verdict::found;
+}
+
+/// Ranks the items by the loads that they have left.
+void Attempt::rank(Size begin, Size end) {
+  for (Size at = begin; at < end; ++at) {
+    const Item& item = state_.item(items_[at]);
+    std::int64_t load = 0;
+    for (std::int32_t s = item.lower; s < item.upper; ++s) load = std::max(load, state_.section(s).left);
+    ranks_[static_cast<Size>(items_[at])] = rank_of(item, strategy_.order, load);
+  }
+}
+
+Verdict Attempt::solve_part(Size begin, Size end, std::int32_t first, std::int32_t last) {
+  std::vector<std::pair<std::int32_t, Rank>> before;
+  before.reserve(end - begin);
+  for (Size at = begin; at < end; ++at) before.emplace_back(items_[at], ranks_[static_cast<Size>(items_[at])]);
+  rank(begin, end);
+  const Verdict verdict = branch(begin, end, first, last);
+  for (const auto& [item, rank] : before) ranks_[static_cast<Size>(item)] = rank;
+  return verdict;
 }
 
 Memory::Key Attempt::key_of(Size begin, Size end) const noexcept {
@@ -107,9 +132,8 @@ std::int32_t Attempt::choose_section(std::int32_t first, std::int32_t last) cons
   for (std::int32_t s = first; s < last; ++s) {
     const State::Section& section = state_.section(s);
     if (section.open == 0) continue;
-    Score score{section.lowest, section.candidates, -section.left};
-    if (strategy_.rule == Rule::fewest) score = {section.candidates, state_.slack(s), -section.left};
-    if (strategy_.rule == Rule::tightest) score = {state_.slack(s), section.candidates, -section.left};
+    Score score{section.candidates, state_.slack(s), -section.left};
+    if (strategy_.rule == Rule::tightest) std::swap(score[0], score[1]);
     if (best < 0 || score < best_score) {
       best = s;
       best_score = score;
@@ -119,7 +143,12 @@ std::int32_t Attempt::choose_section(std::int32_t first, std::int32_t last) cons
 }
 
 /// An open item that none of its open neighbours can go below.
-std::int32_t Attempt::choose(std::int32_t first, std::int32_t last) const {
+std::int32_t Attempt::choose(Size begin, Size end, std::int32_t first, std::int32_t last) const {
+  if (strategy_.rule == Rule::lowest) {
+    return *std::min_element(items_.begin() + static_cast<std::ptrdiff_t>(begin),
+                             items_.begin() + static_cast<std::ptrdiff_t>(end),
+                             [&](std::int32_t a, std::int32_t b) { return stands_before(a, b); });
+  }
   std::int32_t best = -1;
   for (const std::int32_t i : state_.open_items(choose_section(first, last))) {
     if (best < 0 || stands_before(i, best)) best = i;
@@ -151,7 +180,7 @@ Verdict Attempt::branch(Size begin, Size end, std::int32_t first, std::int32_t l
       if (memory_.has(key)) break;
       is_first = false;
     }
-    const std::int32_t chosen = choose(first, last);
+    const std::int32_t chosen = choose(begin, end, first, last);
     const State::Mark before = state_.mark();
     std::swap(*std::find(items_.begin() + static_cast<std::ptrdiff_t>(begin), items_.end(), chosen), items_[end - 1]);
     if (state_.place(chosen)) {
@@ -169,19 +198,9 @@ Verdict Attempt::branch(Size begin, Size end, std::int32_t first, std::int32_t l
   return verdict;
 }
 
-std::vector<std::int32_t> rank_of(const Problem& problem, Order order) {
-  const std::vector<std::int32_t> sequence = make_order(problem, order);
-  std::vector<std::int32_t> rank(sequence.size());
-  for (std::size_t at = 0; at < sequence.size(); ++at) {
-    rank[static_cast<std::size_t>(sequence[at])] = static_cast<std::int32_t>(at);
-  }
-  return rank;
-}
-
 constexpr Strategy strategies[] = {
-    {Rule::fewest, Order::load_area},   {Rule::tightest, Order::length},    {Rule::lowest, Order::load_length},
-    {Rule::fewest, Order::length},      {Rule::tightest, Order::area},      {Rule::lowest, Order::area},
-    {Rule::fewest, Order::load_length}, {Rule::tightest, Order::load_area},
+    {Rule::lowest, Order::load_length}, {Rule::lowest, Order::load_area}, {Rule::fewest, Order::load_area},
+    {Rule::tightest, Order::length},    {Rule::lowest, Order::length},    {Rule::fewest, Order::load_length},
 };
 constexpr std::size_t memory_entries = 1 << 16;
 
@@ -199,8 +218,8 @@ Verdict search(const Problem& problem, std::int64_t capacity, Budget& budget, La
   // Strategies take turns; each turn is twice as long as the one before.
   for (std::uint64_t node_limit = 4 * problem.items.size() + 256;; node_limit *= 2) {
     for (const Strategy& strategy : strategies) {
-      const std::vector<std::int32_t> rank = rank_of(problem, strategy.order);
-      const Verdict verdict = Attempt(state, memory, strategy, rank, node_limit, budget).run(problem.sections);
+      const Verdict verdict = Attempt(state, memory, strategy, node_limit, budget)
+                                  .run(static_cast<std::int32_t>(items.size()), problem.sections);
       if (verdict == Verdict::found) layout = state.layout();
       if (verdict != Verdict::unknown) return verdict;
       if (budget.is_spent()) return Verdict::unknown;

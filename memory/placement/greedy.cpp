@@ -1,7 +1,7 @@
 // Greedy placement: items one by one, each into a gap between the placed ones.
 
 #include <algorithm>
-#include <array>
+#include <bit>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -78,60 +78,64 @@ class Shelves {
 
 /// Largest sum of sizes over the sections of each item.
 std::vector<std::int64_t> loads_of(const Problem& problem) {
-  std::vector<std::int64_t> by_section(static_cast<std::size_t>(problem.sections) + 1, 0);
+  // levels[k][s]: the largest load of the sections [s, s + 2^k).
+  std::vector<std::vector<std::int64_t>> levels(1);
+  levels[0].resize(static_cast<std::size_t>(problem.sections) + 1, 0);
   for (const Item& item : problem.items) {
-    by_section[static_cast<std::size_t>(item.lower)] += item.size;
-    by_section[static_cast<std::size_t>(item.upper)] -= item.size;
+    levels[0][static_cast<std::size_t>(item.lower)] += item.size;
+    levels[0][static_cast<std::size_t>(item.upper)] -= item.size;
   }
-  std::partial_sum(by_section.begin(), by_section.end(), by_section.begin());
+  std::partial_sum(levels[0].begin(), levels[0].end(), levels[0].begin());
+  levels[0].pop_back();
+  for (std::size_t half = 1; 2 * half <= levels[0].size(); half *= 2) {
+    const std::vector<std::int64_t>& last = levels.back();
+    std::vector<std::int64_t> next(last.size() - half);
+    for (std::size_t s = 0; s < next.size(); ++s) next[s] = std::max(last[s], last[s + half]);
+    levels.push_back(std::move(next));
+  }
   std::vector<std::int64_t> loads;
   loads.reserve(problem.items.size());
   for (const Item& item : problem.items) {
-    loads.push_back(*std::max_element(by_section.begin() + item.lower, by_section.begin() + item.upper));
+    const auto width = static_cast<std::size_t>(item.upper - item.lower);
+    const std::vector<std::int64_t>& level = levels[static_cast<std::size_t>(std::bit_width(width)) - 1];
+    loads.push_back(std::max(level[static_cast<std::size_t>(item.lower)],
+                             level[static_cast<std::size_t>(item.upper) - std::bit_floor(width)]));
   }
   return loads;
 }
 
-using Key = std::array<std::int64_t, 3>;
-
 }  // namespace greedy_detail
 
-std::vector<std::int32_t> make_order(const Problem& problem, Order order) {
-  using greedy_detail::Key;
-  const bool needs_loads = order == Order::load_area || order == Order::load_length;
-  const std::vector<std::int64_t> loads = needs_loads ? greedy_detail::loads_of(problem) : std::vector<std::int64_t>();
-  std::vector<Key> keys;
-  keys.reserve(problem.items.size());
-  for (std::size_t i = 0; i < problem.items.size(); ++i) {
-    const Item& item = problem.items[i];
-    const std::int64_t length = item.upper - item.lower;
-    switch (order) {
-      case Order::size:
-        keys.push_back({item.size, length, 0});
-        break;
-      case Order::area:
-        keys.push_back({item.area(), length, 0});
-        break;
-      case Order::length:
-        keys.push_back({length, item.area(), 0});
-        break;
-      case Order::load_area:
-        keys.push_back({loads[i], item.area(), length});
-        break;
-      case Order::load_length:
-        keys.push_back({loads[i], length, item.area()});
-        break;
-      case Order::time:
-        keys.push_back({-item.lower, length, item.size});
-        break;
-    }
+Rank rank_of(const Item& item, Order order, std::int64_t load) noexcept {
+  const auto size = static_cast<double>(item.size), loaded = static_cast<double>(load);
+  switch (order) {
+    case Order::size:
+      return {size, item.length, 0};
+    case Order::area:
+      return {item.area(), item.length, 0};
+    case Order::length:
+      return {item.length, item.area(), loaded};
+    case Order::load_area:
+      return {loaded, item.area(), item.length};
+    case Order::load_length:
+      return {loaded, item.length, item.area()};
+    case Order::time:
+      break;
   }
+  return {-static_cast<double>(item.lower), item.length, size};
+}
+
+std::vector<std::int32_t> make_order(const Problem& problem, Order order) {
+  const std::vector<std::int64_t> loads = greedy_detail::loads_of(problem);
+  std::vector<Rank> ranks;
+  ranks.reserve(problem.items.size());
+  for (std::size_t i = 0; i < problem.items.size(); ++i) ranks.push_back(rank_of(problem.items[i], order, loads[i]));
   std::vector<std::int32_t> result(problem.items.size());
   std::iota(result.begin(), result.end(), 0);
   std::sort(result.begin(), result.end(), [&](std::int32_t a, std::int32_t b) {
-    const Key& key_a = keys[static_cast<std::size_t>(a)];
-    const Key& key_b = keys[static_cast<std::size_t>(b)];
-    return key_a != key_b ? key_a > key_b : a < b;
+    const Rank& rank_a = ranks[static_cast<std::size_t>(a)];
+    const Rank& rank_b = ranks[static_cast<std::size_t>(b)];
+    return rank_a != rank_b ? rank_a > rank_b : a < b;
   });
   return result;
 }

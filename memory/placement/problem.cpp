@@ -23,8 +23,11 @@ Problem make_problem(std::span<const Buffer> buffers, std::vector<std::size_t> c
   for (std::size_t i = 0; i < chosen.size(); ++i) {
     const Buffer& buffer = buffers[chosen[i]];
     const std::size_t size = (buffer.bytes + unit - 1) / unit * unit;
-    problem.items.push_back(
-        {0, 0, static_cast<std::int64_t>(size), static_cast<std::int64_t>(std::max(buffer.alignment, unit))});
+    problem.items.push_back({.lower = 0,
+                             .upper = 0,
+                             .size = static_cast<std::int64_t>(size),
+                             .alignment = static_cast<std::int64_t>(std::max(buffer.alignment, unit)),
+                             .length = static_cast<double>(buffer.upper - buffer.lower)});
     events.push_back({buffer.lower, true, static_cast<std::int32_t>(i)});
     events.push_back({buffer.upper, false, static_cast<std::int32_t>(i)});
   }
@@ -99,13 +102,14 @@ void Budget::charge(const Budget& part) noexcept {
   spend(part.nodes());
 }
 
-Budget Budget::share(double fraction) const {
+Budget Budget::share(double fraction, std::uint64_t most_nodes) const {
   const double seconds = std::chrono::duration<double>(end_ - Clock::now()).count();
   std::uint64_t node_limit = 0;
   if (node_limit_ != 0) {
     const double left = node_limit_ > nodes_ ? static_cast<double>(node_limit_ - nodes_) : 0.0;
     node_limit = std::max<std::uint64_t>(1, static_cast<std::uint64_t>(left * fraction));
   }
+  if (most_nodes != 0) node_limit = node_limit == 0 ? most_nodes : std::min(node_limit, most_nodes);
   Budget part(std::max(seconds * fraction, 0.0), node_limit);
   part.is_spent_ = is_spent_;
   return part;

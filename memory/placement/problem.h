@@ -7,9 +7,10 @@
 // - A problem is connected: time is cut beforehand where no buffer crosses.
 //
 // Terms
-//   item      a buffer: its sections [lower, upper), its size and alignment in bytes
+//   item      a buffer: its sections [lower, upper), its size and alignment in bytes, the length of its lifetime
 //   order     a sequence of all items; a greedy stage places them one after the other
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +26,8 @@ struct Item {
   std::int32_t lower, upper;
   std::int64_t size;
   std::int64_t alignment;  // a multiple of the unit
-  std::int64_t area() const noexcept { return size * (upper - lower); }
+  double length;           // of the lifetime, in time: only ranks items
+  double area() const noexcept { return static_cast<double>(size) * length; }
 };
 
 struct Problem {
@@ -59,8 +61,9 @@ class Budget {
   bool is_spent() const noexcept { return is_spent_; }
   std::uint64_t nodes() const noexcept { return nodes_; }
 
-  /// A separate budget with this fraction of the rest; `charge` takes its nodes from this one.
-  Budget share(double fraction) const;
+  /// A separate budget with this fraction of the rest and at most `most_nodes`, unless that is 0; `charge` takes its
+  /// nodes from this one.
+  Budget share(double fraction, std::uint64_t most_nodes = 0) const;
   void charge(const Budget& part) noexcept;
 
  private:
@@ -74,12 +77,16 @@ class Budget {
 
 // ---- greedy
 
-/// Sequences in which items are placed, largest first: by size, by area (size x sections), by length (sections), by the
-/// largest load over their sections and then area or length; and by the time at which they begin.
+/// Sequences in which items are placed, largest first: by size, by area (size x length), by length, by the largest load
+/// over their sections and then area or length; and by the time at which they begin.
 enum class Order : std::uint8_t { size, area, length, load_area, load_length, time };
 inline constexpr Order all_orders[] = {Order::size,      Order::area,        Order::length,
                                        Order::load_area, Order::load_length, Order::time};
 std::vector<std::int32_t> make_order(const Problem& problem, Order order);
+
+/// An item comes before another in `order` when its rank is greater. `load`: the largest one over its sections.
+using Rank = std::array<double, 3>;
+Rank rank_of(const Item& item, Order order, std::int64_t load) noexcept;
 
 /// How a greedy stage chooses among the gaps that fit: the lowest, or the smallest.
 enum class Fit : std::uint8_t { lowest, tightest };

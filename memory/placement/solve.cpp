@@ -68,10 +68,11 @@ struct Part {
   }
 };
 
-/// Asks whether `capacity` can be reached, with a fraction of the budget.
-Verdict probe(Part& part, std::int64_t capacity, double fraction, std::size_t unit, Budget& budget) {
+/// Asks whether `capacity` can be reached, with a fraction of the budget and at most `most_nodes`, unless that is 0.
+Verdict probe(Part& part, std::int64_t capacity, double fraction, std::size_t unit, Budget& budget,
+              std::uint64_t most_nodes = 0) {
   Layout layout;
-  Budget spent = budget.share(fraction);
+  Budget spent = budget.share(fraction, most_nodes);
   const Verdict verdict = packing::search(part.problem, capacity, spent, layout);
   budget.charge(spent);
   if (verdict == Verdict::found) part.take(std::move(layout), PlacementStage::exact);
@@ -90,7 +91,9 @@ void search_exactly(Part& part, std::int64_t load, std::int64_t target, std::siz
   if (packing::State::count_neighbours(part.problem) > most_neighbours) return;
   const auto step = static_cast<std::int64_t>(unit);
   const auto goal = [&] { return std::max(target, part.lower_bound); };
-  if (load < target && part.lower_bound < target) probe(part, load, 0.1, unit, budget);  // often no harder
+  if (load < target && part.lower_bound < target) {  // often no harder
+    probe(part, load, 0.1, unit, budget, 16 * part.problem.items.size());
+  }
   std::int64_t doubtful = 0;  // heights below it were tried in vain, though not excluded
   for (double fraction = 0.4; part.best.height > goal() && !budget.is_spent(); fraction = 0.2) {
     const std::int64_t low = std::max(goal(), doubtful);

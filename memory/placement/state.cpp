@@ -71,15 +71,28 @@ std::uint64_t State::count_neighbours(const Problem& problem) {
 }
 
 void State::find_neighbours() {
-  neighbours_begin_.push_back(0);
-  for (std::size_t i = 0; i < items_.size(); ++i) {
-    for (std::size_t j = 0; j < items_.size(); ++j) {
-      if (i != j && items_[i].lower < items_[j].upper && items_[j].lower < items_[i].upper) {
-        neighbours_.push_back(static_cast<std::int32_t>(j));
-      }
+  std::vector<std::int32_t> order(items_.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
+    return item(a).lower != item(b).lower ? item(a).lower < item(b).lower : a < b;
+  });
+  const auto for_each_pair = [&](auto&& visit) {
+    for (auto a = order.begin(); a != order.end(); ++a) {
+      for (auto b = a + 1; b != order.end() && item(*b).lower < item(*a).upper; ++b) visit(*a, *b);
     }
-    neighbours_begin_.push_back(neighbours_.size());
-  }
+  };
+  neighbours_begin_.assign(items_.size() + 1, 0);
+  for_each_pair([&](std::int32_t a, std::int32_t b) {
+    ++neighbours_begin_[static_cast<std::size_t>(a) + 1];
+    ++neighbours_begin_[static_cast<std::size_t>(b) + 1];
+  });
+  std::partial_sum(neighbours_begin_.begin(), neighbours_begin_.end(), neighbours_begin_.begin());
+  neighbours_.resize(neighbours_begin_.back());
+  std::vector<std::size_t> next(neighbours_begin_.begin(), neighbours_begin_.end() - 1);
+  for_each_pair([&](std::int32_t a, std::int32_t b) {
+    neighbours_[next[static_cast<std::size_t>(a)]++] = b;
+    neighbours_[next[static_cast<std::size_t>(b)]++] = a;
+  });
 }
 
 void State::find_twins() {
