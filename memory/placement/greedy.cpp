@@ -17,63 +17,134 @@ struct Shelf {
   std::int64_t offset, end;
 };
 
-/// Offset of the gap for `item`.
-std::int64_t find_gap(const std::vector<Shelf>& shelves, const Item& item, Fit fit) {
-  std::int64_t at = 0;  // lowest offset above all visited shelves
-  std::int64_t best_offset = -1, best_room = std::numeric_limits<std::int64_t>::max();
-  for (const Shelf& shelf : shelves) {
-    if (shelf.upper <= item.lower || shelf.lower >= item.upper || shelf.end <= at) continue;
-    if (shelf.offset - at >= item.size) {
-      if (fit == Fit::lowest) return at;
-      if (shelf.offset - at < best_room) {
-        best_room = shelf.offset - at;
-        best_offset = at;
+/// The gap for `item`, of the shelves that it is shown by ascending offset.
+class Gap {
+ public:
+  Gap(const Item& item, Fit fit) noexcept : item_(item), fit_(fit) {}
+
+  /// False when the gap is found: no further shelf matters.
+  bool pass(const Shelf& shelf) noexcept {
+    if (shelf.end <= at_ || shelf.upper <= item_.lower || shelf.lower >= item_.upper) return true;
+    if (shelf.offset - at_ >= item_.size) {
+      if (fit_ == Fit::lowest) return false;
+      if (shelf.offset - at_ < best_room_) {
+        best_room_ = shelf.offset - at_;
+        best_offset_ = at_;
       }
     }
-    at = align_up(shelf.end, item.alignment);
+    at_ = align_up(shelf.end, item_.alignment);
+    return true;
   }
-  return best_offset < 0 ? at : best_offset;
-}
+  std::int64_t offset() const noexcept { return best_offset_ < 0 ? at_ : best_offset_; }
 
-/// The shelves, by ascending offset, in lists of a range of sections each: a short-lived item among very many examines
-/// only its contemporaries. Few items have one list.
+ private:
+  const Item item_;
+  const Fit fit_;
+  std::int64_t at_ = 0;  // lowest offset above all visited shelves
+  std::int64_t best_offset_ = -1, best_room_ = std::numeric_limits<std::int64_t>::max();
+};
+
+bool is_below(const Shelf& a, const Shelf& b) noexcept { return a.offset < b.offset; }
+
+/// Shelves by ascending offset, in chunks: an insertion moves only those of one.
+class Stack {
+ public:
+  void add(const Shelf& shelf) {
+    constexpr std::size_t most_in_chunk = 512;
+    auto chunk = std::upper_bound(chunks_.begin(), chunks_.end(), shelf,
+                                  [](const Shelf& s, const std::vector<Shelf>& c) { return is_below(s, c.front()); });
+    if (chunk != chunks_.begin()) --chunk;
+    if (chunk == chunks_.end()) chunk = chunks_.insert(chunk, std::vector<Shelf>());
+    chunk->insert(std::upper_bound(chunk->begin(), chunk->end(), shelf, is_below), shelf);
+    if (chunk->size() <= most_in_chunk) return;
+    std::vector<Shelf> upper(chunk->begin() + most_in_chunk / 2, chunk->end());
+    chunk->resize(most_in_chunk / 2);
+    chunks_.insert(chunk + 1, std::move(upper));
+  }
+
+  class Cursor {
+   public:
+    explicit Cursor(const Stack& stack) noexcept : chunks_(stack.chunks_) {}
+    const Shelf* get() const noexcept { return chunk_ < chunks_.size() ? &chunks_[chunk_][at_] : nullptr; }
+    void advance() noexcept {
+      if (++at_ < chunks_[chunk_].size()) return;
+      at_ = 0;
+      ++chunk_;
+    }
+
+   private:
+    const std::vector<std::vector<Shelf>>& chunks_;
+    std::size_t chunk_ = 0, at_ = 0;
+  };
+
+ private:
+  std::vector<std::vector<Shelf>> chunks_;  // none is empty
+};
+
+/// The shelves, so that an item among very many examines few. Brief ones are in the list of each period of time that
+/// they touch, one or two: a brief item examines its periods and what is not brief. Few items are all not brief.
 class Shelves {
  public:
   explicit Shelves(const Problem& problem) {
-    constexpr std::size_t most_in_one_list = 8192, of_a_list = 256;
-    const std::size_t items = problem.items.size(), lists = items <= most_in_one_list ? 1 : items / of_a_list;
-    width_ = problem.sections / static_cast<std::int32_t>(lists) + 1;
-    lists_.resize(static_cast<std::size_t>((problem.sections - 1) / width_) + 1);
+    constexpr std::size_t of_a_period = 512;
+    const std::size_t periods = problem.items.size() / of_a_period;
+    if (periods < 8) return;
+    width_ = problem.sections / static_cast<std::int32_t>(periods) + 1;
+    periods_.resize(static_cast<std::size_t>((problem.sections - 1) / width_) + 1);
   }
 
   std::int64_t find_gap(const Item& item, Fit fit) {
-    const std::size_t first = list_of(item.lower), last = list_of(item.upper - 1);
-    if (first == last) return greedy_detail::find_gap(lists_[first], item, fit);
-    seen_.clear();
-    for (std::size_t list = first; list <= last; ++list) {
-      for (const Shelf& shelf : lists_[list]) {
-        const bool is_first = list == std::max(first, list_of(shelf.lower));
-        if (is_first && shelf.upper > item.lower && shelf.lower < item.upper) seen_.push_back(shelf);
+    Gap gap(item, fit);
+    Stack::Cursor lasting(lasting_);
+    const auto pass_lasting_until = [&](std::int64_t offset) {
+      for (const Shelf* shelf = lasting.get(); shelf != nullptr && shelf->offset < offset; shelf = lasting.get()) {
+        if (!gap.pass(*shelf)) return false;
+        lasting.advance();
+      }
+      return true;
+    };
+    if (is_brief(item.lower, item.upper)) {
+      collect(item);
+      for (const Shelf& shelf : seen_) {
+        if (!pass_lasting_until(shelf.offset) || !gap.pass(shelf)) return gap.offset();
+      }
+    } else {
+      for (Stack::Cursor brief(brief_); brief.get() != nullptr; brief.advance()) {
+        if (!pass_lasting_until(brief.get()->offset) || !gap.pass(*brief.get())) return gap.offset();
       }
     }
-    std::sort(seen_.begin(), seen_.end(), [](const Shelf& a, const Shelf& b) { return a.offset < b.offset; });
-    return greedy_detail::find_gap(seen_, item, fit);
+    pass_lasting_until(std::numeric_limits<std::int64_t>::max());
+    return gap.offset();
   }
 
   void add(const Shelf& shelf) {
-    for (std::size_t list = list_of(shelf.lower); list <= list_of(shelf.upper - 1); ++list) {
-      const auto above = std::lower_bound(lists_[list].begin(), lists_[list].end(), shelf.offset,
-                                          [](const Shelf& s, std::int64_t offset) { return s.offset < offset; });
-      lists_[list].insert(above, shelf);
+    if (!is_brief(shelf.lower, shelf.upper)) return lasting_.add(shelf);
+    brief_.add(shelf);
+    for (std::int32_t p = shelf.lower / width_; p <= (shelf.upper - 1) / width_; ++p) {
+      periods_[static_cast<std::size_t>(p)].push_back(shelf);
     }
   }
 
  private:
-  std::size_t list_of(std::int32_t section) const { return static_cast<std::size_t>(section / width_); }
+  bool is_brief(std::int32_t lower, std::int32_t upper) const noexcept { return upper - lower <= width_; }
 
-  std::int32_t width_;                     // sections of a list
-  std::vector<std::vector<Shelf>> lists_;  // a shelf is in the list of each of its sections
-  std::vector<Shelf> seen_;                // by an item that lives in several lists
+  /// The brief shelves that a brief item meets.
+  void collect(const Item& item) {
+    seen_.clear();
+    const std::int32_t first = item.lower / width_;
+    for (std::int32_t p = first; p <= (item.upper - 1) / width_; ++p) {
+      for (const Shelf& shelf : periods_[static_cast<std::size_t>(p)]) {
+        const bool is_first = p == std::max(first, shelf.lower / width_);
+        if (is_first && shelf.upper > item.lower && shelf.lower < item.upper) seen_.push_back(shelf);
+      }
+    }
+    std::sort(seen_.begin(), seen_.end(), is_below);
+  }
+
+  std::int32_t width_ = 0;                   // sections of a period
+  Stack lasting_, brief_;                    // longer than a period, and the others
+  std::vector<std::vector<Shelf>> periods_;  // brief shelves, in the order in which they were added
+  std::vector<Shelf> seen_;
 };
 
 /// Largest sum of sizes over the sections of each item.
@@ -160,9 +231,9 @@ bool place_in_order(const Problem& problem, std::span<const std::int32_t> order,
 
 GreedyResult place_greedily(const Problem& problem, std::int64_t target, Budget& budget) {
   GreedyResult best;
-  for (const Order order : all_orders) {
-    const std::vector<std::int32_t> items = make_order(problem, order);
-    for (const Fit fit : {Fit::lowest, Fit::tightest}) {
+  for (const Fit fit : {Fit::lowest, Fit::tightest}) {
+    for (const Order order : all_orders) {
+      const std::vector<std::int32_t> items = make_order(problem, order);
       if (!best.order.empty() && (best.layout.height <= target || !budget.spend(1))) return best;
       Bound bound;
       if (!best.order.empty()) bound.height = best.layout.height - 1;

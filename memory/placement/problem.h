@@ -80,8 +80,8 @@ class Budget {
 /// Sequences in which items are placed, largest first: by size, by area (size x length), by length, by the largest load
 /// over their sections and then area or length; and by the time at which they begin.
 enum class Order : std::uint8_t { size, area, length, load_area, load_length, time };
-inline constexpr Order all_orders[] = {Order::size,      Order::area,        Order::length,
-                                       Order::load_area, Order::load_length, Order::time};
+inline constexpr Order all_orders[] = {Order::size,   Order::load_length, Order::area,
+                                       Order::length, Order::load_area,   Order::time};
 std::vector<std::int32_t> make_order(const Problem& problem, Order order);
 
 /// An item comes before another in `order` when its rank is greater. `load`: the largest one over its sections.
