@@ -211,11 +211,10 @@ std::vector<std::int32_t> make_order(const Problem& problem, Order order) {
   return result;
 }
 
-bool place_in_order(const Problem& problem, std::span<const std::int32_t> order, Fit fit, const Bound& bound,
+bool place_in_order(const Problem& problem, std::span<const std::int32_t> order, Fit fit, std::int64_t most_height,
                     Layout& layout) {
   layout.offsets.resize(problem.items.size());
   layout.height = 0;
-  std::int64_t excess = 0;
   greedy_detail::Shelves shelves(problem);
   for (const std::int32_t i : order) {
     const Item& item = problem.items[static_cast<std::size_t>(i)];
@@ -223,22 +222,21 @@ bool place_in_order(const Problem& problem, std::span<const std::int32_t> order,
     shelves.add({item.lower, item.upper, offset, end});
     layout.offsets[static_cast<std::size_t>(i)] = offset;
     layout.height = std::max(layout.height, end);
-    excess += std::max<std::int64_t>(0, end - bound.target);
-    if (layout.height > bound.height || excess > bound.excess) return false;
+    if (layout.height > most_height) return false;
   }
   return true;
 }
 
-GreedyResult place_greedily(const Problem& problem, std::int64_t target, Budget& budget) {
-  GreedyResult best;
+Layout place_greedily(const Problem& problem, std::int64_t target, Budget& budget) {
+  Layout best;
+  std::int64_t most_height = std::numeric_limits<std::int64_t>::max();
   for (const Fit fit : {Fit::lowest, Fit::tightest}) {
     for (const Order order : all_orders) {
-      const std::vector<std::int32_t> items = make_order(problem, order);
-      if (!best.order.empty() && (best.layout.height <= target || !budget.spend(1))) return best;
-      Bound bound;
-      if (!best.order.empty()) bound.height = best.layout.height - 1;
+      if (!best.offsets.empty() && (best.height <= target || !budget.spend(1))) return best;
       Layout layout;
-      if (place_in_order(problem, items, fit, bound, layout)) best = {std::move(layout), items, fit};
+      if (!place_in_order(problem, make_order(problem, order), fit, most_height, layout)) continue;
+      best = std::move(layout);
+      most_height = best.height - 1;
     }
   }
   return best;

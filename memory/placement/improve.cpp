@@ -1,5 +1,8 @@
-// Improvement of a greedy placement: local search over the order of placing items.
+// Improvement of a greedy placement: what stands too high ejects what is in its way.
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
 #include <utility>
 
 #include <thimble/memory/placement/problem.h>
@@ -7,69 +10,161 @@
 namespace thimble::memory::packing {
 namespace improve_detail {
 
-/// SplitMix64: the search is the same on every machine.
-class Dice {
+/// Items by time. Brief ones are in the list of each period that they touch, one or two.
+class Calendar {
  public:
-  std::size_t below(std::size_t count) noexcept {
-    state_ += 0x9e3779b97f4a7c15u;
-    std::uint64_t x = state_;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return static_cast<std::size_t>((x ^ (x >> 31)) % count);
+  explicit Calendar(const std::vector<Item>& items, std::int32_t sections) : items_(items) {
+    constexpr std::size_t of_a_period = 64;
+    width_ = sections / static_cast<std::int32_t>(items.size() / of_a_period + 1) + 1;
+    periods_.resize(static_cast<std::size_t>((sections - 1) / width_) + 1);
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      const Item& item = items[i];
+      if (item.upper - item.lower > width_) {
+        lasting_.push_back(static_cast<std::int32_t>(i));
+        continue;
+      }
+      for (std::int32_t p = item.lower / width_; p <= (item.upper - 1) / width_; ++p) {
+        periods_[static_cast<std::size_t>(p)].push_back(static_cast<std::int32_t>(i));
+      }
+    }
+  }
+
+  /// Calls visit(j) once for each item j that overlaps item i in time, itself included.
+  template <class F>
+  void for_each_neighbour(std::int32_t i, F&& visit) const {
+    const Item& item = items_[static_cast<std::size_t>(i)];
+    const auto meets = [&](const Item& other) { return other.upper > item.lower && other.lower < item.upper; };
+    for (const std::int32_t j : lasting_) {
+      if (meets(items_[static_cast<std::size_t>(j)])) visit(j);
+    }
+    const std::int32_t first = item.lower / width_;
+    for (std::int32_t p = first; p <= (item.upper - 1) / width_; ++p) {
+      for (const std::int32_t j : periods_[static_cast<std::size_t>(p)]) {
+        const Item& other = items_[static_cast<std::size_t>(j)];
+        if (meets(other) && p == std::max(first, other.lower / width_)) visit(j);
+      }
+    }
   }
 
  private:
-  std::uint64_t state_ = 0;
+  const std::vector<Item>& items_;
+  std::int32_t width_;  // sections of a period
+  std::vector<std::int32_t> lasting_;
+  std::vector<std::vector<std::int32_t>> periods_;
 };
 
-/// Positions in the order of the items that end above `height`.
-std::vector<std::size_t> positions_above(const Problem& problem, const std::vector<std::int32_t>& order,
-                                         const Layout& layout, std::int64_t height) {
-  std::vector<std::size_t> positions;
-  for (std::size_t at = 0; at < order.size(); ++at) {
-    const auto i = static_cast<std::size_t>(order[at]);
-    if (layout.offsets[i] + problem.items[i].size > height) positions.push_back(at);
+/// A layout below `target` of some of the items. The others wait; each in turn takes the place where it ejects least.
+class Ejection {
+ public:
+  Ejection(const Problem& problem, const Layout& start, std::int64_t target)
+      : items_(problem.items), target_(target), calendar_(problem.items, problem.sections), offsets_(start.offsets) {
+    double largest = 1;
+    for (const Item& item : items_) largest = std::max(largest, item.area());
+    for (std::size_t i = 0; i < items_.size(); ++i) {
+      prices_.push_back(1 + static_cast<std::int64_t>(1000 * std::sqrt(items_[i].area() / largest)));
+      if (offsets_[i] + items_[i].size > target) eject(static_cast<std::int32_t>(i));
+    }
+    rises_ = prices_;
+    for (std::int64_t& rise : rises_) rise = std::max<std::int64_t>(1, rise / 64);
   }
-  return positions;
-}
 
-/// Bytes of all items above `height`, summed: falls before the height itself does.
-std::int64_t excess(const Problem& problem, const Layout& layout, std::int64_t height) {
-  std::int64_t sum = 0;
-  for (std::size_t i = 0; i < problem.items.size(); ++i) {
-    const std::int64_t above = layout.offsets[i] + problem.items[i].size - height;
-    if (above > 0) sum += above;
+  bool is_done() const noexcept { return waiting_.empty(); }
+  Layout layout() const {
+    Layout layout{offsets_, 0};
+    for (std::size_t i = 0; i < items_.size(); ++i)
+      layout.height = std::max(layout.height, offsets_[i] + items_[i].size);
+    return layout;
   }
-  return sum;
-}
+
+  /// Places the item that waits and costs most.
+  void step() {
+    const auto next = std::max_element(waiting_.begin(), waiting_.end(), [&](std::int32_t a, std::int32_t b) {
+      return prices_[static_cast<std::size_t>(a)] < prices_[static_cast<std::size_t>(b)];
+    });
+    const std::int32_t i = *next;
+    *next = waiting_.back();
+    waiting_.pop_back();
+    const std::int64_t offset = cheapest_offset(i);
+    const std::int64_t end = offset + items_[static_cast<std::size_t>(i)].size;
+    for (const auto& [begin, j] : by_offset_) {
+      if (begin < end && begin + items_[static_cast<std::size_t>(j)].size > offset) {
+        prices_[static_cast<std::size_t>(j)] += rises_[static_cast<std::size_t>(j)];
+        eject(j);
+      }
+    }
+    offsets_[static_cast<std::size_t>(i)] = offset;
+  }
+
+ private:
+  static constexpr std::int64_t nowhere = -1;
+
+  void eject(std::int32_t i) {
+    offsets_[static_cast<std::size_t>(i)] = nowhere;
+    waiting_.push_back(i);
+  }
+
+  /// Of all offsets on or below a neighbour, the lowest of those where the items in the way have the least price.
+  std::int64_t cheapest_offset(std::int32_t i) {
+    const Item& item = items_[static_cast<std::size_t>(i)];
+    by_offset_.clear();
+    by_end_.clear();
+    calendar_.for_each_neighbour(i, [&](std::int32_t j) {
+      const std::int64_t offset = offsets_[static_cast<std::size_t>(j)];
+      if (offset == nowhere) return;
+      by_offset_.emplace_back(offset, j);
+      by_end_.emplace_back(offset + items_[static_cast<std::size_t>(j)].size, j);
+    });
+    std::sort(by_offset_.begin(), by_offset_.end());
+    std::sort(by_end_.begin(), by_end_.end());
+    std::int64_t best_offset = nowhere, best_price = std::numeric_limits<std::int64_t>::max();
+    // Sweeps offsets upwards: begun is the price of the items that begin below the end of `item`, ended of those that end
+    // at or below its offset.
+    const auto sweep = [&](const auto& all, auto&& offset_at) {
+      std::int64_t begun = 0, ended = 0;
+      std::size_t b = 0, e = 0;
+      const auto look = [&](std::int64_t offset) {
+        if (offset < 0 || offset + item.size > target_) return;
+        for (; b < by_offset_.size() && by_offset_[b].first < offset + item.size; ++b)
+          begun += price(by_offset_[b].second);
+        for (; e < by_end_.size() && by_end_[e].first <= offset; ++e) ended += price(by_end_[e].second);
+        const std::int64_t price = begun - ended;
+        if (price < best_price || (price == best_price && offset < best_offset)) {
+          best_price = price;
+          best_offset = offset;
+        }
+      };
+      look(0);
+      for (const auto& [at, j] : all) look(offset_at(at));
+    };
+    sweep(by_end_, [&](std::int64_t end) { return align_up(end, item.alignment); });
+    sweep(by_offset_,
+          [&](std::int64_t offset) { return offset < item.size ? 0 : (offset - item.size) & ~(item.alignment - 1); });
+    return best_offset;
+  }
+  std::int64_t price(std::int32_t i) const noexcept { return prices_[static_cast<std::size_t>(i)]; }
+
+  const std::vector<Item>& items_;
+  std::int64_t target_;
+  Calendar calendar_;
+  std::vector<std::int64_t> offsets_;         // by item; nowhere: it waits
+  std::vector<std::int64_t> prices_, rises_;  // by item: of its ejection, and of each further one
+  std::vector<std::int32_t> waiting_;
+  std::vector<std::pair<std::int64_t, std::int32_t>> by_offset_, by_end_;
+};
 
 }  // namespace improve_detail
 
-Layout improve(const Problem& problem, const GreedyResult& start, std::int64_t target, std::uint64_t rounds,
-               Budget& budget) {
-  using namespace improve_detail;
-  Dice dice;
-  std::vector<std::int32_t> order = start.order;
-  Layout now = start.layout, best = start.layout;
-  std::int64_t now_excess = excess(problem, now, target);
-  for (std::uint64_t round = 0; round < rounds && best.height > target && budget.spend(1); ++round) {
-    const std::vector<std::size_t> high = positions_above(problem, order, now, target);
-    const std::size_t from = high[dice.below(high.size())];
-    const std::size_t to = from == 0 ? dice.below(order.size()) : dice.below(from);
-    std::vector<std::int32_t> next = order;
-    const std::int32_t item = next[from];
-    next.erase(next.begin() + static_cast<std::ptrdiff_t>(from));
-    next.insert(next.begin() + static_cast<std::ptrdiff_t>(to), item);
-    Bound bound;
-    bound.target = target;
-    bound.excess = now_excess;
-    Layout layout;
-    if (!place_in_order(problem, next, start.fit, bound, layout)) continue;
-    const std::int64_t next_excess = excess(problem, layout, target);
-    order = std::move(next);
-    now = std::move(layout);
-    now_excess = next_excess;
-    if (now.height < best.height) best = now;
+Layout improve(const Problem& problem, const Layout& start, std::int64_t target, Budget& budget) {
+  Layout best = start;
+  // First the target, then heights ever closer to the best one, each with less work.
+  std::int64_t height = target;
+  for (std::size_t most = problem.items.size() + 64; most >= 64 && best.height > target; most /= 2) {
+    improve_detail::Ejection ejection(problem, best, height);
+    for (std::size_t step = 0; step < most && !ejection.is_done() && budget.spend(1); ++step) ejection.step();
+    if (ejection.is_done()) best = ejection.layout();
+    if (budget.is_spent()) break;
+    height = best.height <= height ? target : height;
+    height += (best.height - height) / 2;
   }
   return best;
 }

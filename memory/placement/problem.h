@@ -91,31 +91,20 @@ Rank rank_of(const Item& item, Order order, std::int64_t load) noexcept;
 /// How a greedy stage chooses among the gaps that fit: the lowest, or the smallest.
 enum class Fit : std::uint8_t { lowest, tightest };
 
-/// Limits of a useful layout. Placing stops beyond them.
-struct Bound {
-  std::int64_t height = std::numeric_limits<std::int64_t>::max();  ///< of the layout
-  std::int64_t target = 0;
-  std::int64_t excess = std::numeric_limits<std::int64_t>::max();  ///< bytes of items above `target`, summed
-};
-
-/// Places the items one by one in `order`. False, with an incomplete layout, beyond the bound.
-bool place_in_order(const Problem& problem, std::span<const std::int32_t> order, Fit fit, const Bound& bound,
+/// Places the items one by one in `order`. False, with an incomplete layout, above `most_height`.
+bool place_in_order(const Problem& problem, std::span<const std::int32_t> order, Fit fit, std::int64_t most_height,
                     Layout& layout);
 
-/// The best of all orders and fits, or the first that reaches `target`, with its order and fit. At least one is tried.
-struct GreedyResult {
-  Layout layout;
-  std::vector<std::int32_t> order;
-  Fit fit = Fit::lowest;
-};
-GreedyResult place_greedily(const Problem& problem, std::int64_t target, Budget& budget);
+/// The best of all orders and fits, or the first that reaches `target`. At least one is tried.
+Layout place_greedily(const Problem& problem, std::int64_t target, Budget& budget);
 
 // ---- improvement
 
-/// Local search over orders: items that are too high move to the front. Ends at `target`, after `rounds`, or when the
-/// budget is spent. Returns the best layout found, no higher than `start`.
-Layout improve(const Problem& problem, const GreedyResult& start, std::int64_t target, std::uint64_t rounds,
-               Budget& budget);
+/// Local search over layouts at most `target` high, then over higher ones below `start`: an item that stands too high is
+/// placed where the items in its way are cheapest to eject, and these are placed likewise; each ejection raises a price
+/// (guided ejection search: Nagata and Braysy, "A powerful route minimization heuristic", 2009). Ends at `target`, after
+/// work in proportion to the items, or when the budget is spent. Returns the best layout found, no higher than `start`.
+Layout improve(const Problem& problem, const Layout& start, std::int64_t target, Budget& budget);
 
 // ---- exact
 

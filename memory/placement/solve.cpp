@@ -56,7 +56,6 @@ void check_arguments(std::span<const Buffer> buffers, const PlacementOptions& op
 /// One connected problem during the stages.
 struct Part {
   Problem problem;
-  packing::GreedyResult greedy;
   Layout best;
   std::int64_t lower_bound = 0;  // proven
   PlacementStage stage = PlacementStage::greedy;
@@ -115,11 +114,10 @@ void search_parts(std::vector<Part>& parts, std::int64_t load, std::int64_t targ
     if (part.best.height > target) high.push_back(&part);
   }
   std::sort(high.begin(), high.end(), [](const Part* a, const Part* b) { return a->best.height > b->best.height; });
-  constexpr std::uint64_t rounds = 32;  // cheap; the rest is for the exact stage
   for (std::size_t i = 0; i < high.size(); ++i) {
     Part& part = *high[i];
     if (part.best.height <= target) continue;
-    part.take(packing::improve(part.problem, part.greedy, target, rounds, budget), PlacementStage::improvement);
+    part.take(packing::improve(part.problem, part.best, target, budget), PlacementStage::improvement);
     if (options.last_stage == PlacementStage::improvement) continue;
     Budget own = budget.share(1.0 / static_cast<double>(high.size() - i));
     search_exactly(part, load, target, options.unit, own);
@@ -151,14 +149,13 @@ Placement place(std::span<const Buffer> buffers, const PlacementOptions& options
   std::int64_t load = 0;
   for (Problem& problem : packing::split(buffers, options.unit)) {
     load = std::max(load, problem.load);
-    parts.push_back({.problem = std::move(problem), .greedy = {}, .best = {}});
+    parts.push_back({.problem = std::move(problem), .best = {}});
     parts.back().lower_bound = parts.back().problem.load;
   }
   const auto capacity = static_cast<std::int64_t>(options.capacity_bytes / options.unit * options.unit);
   const std::int64_t target = std::max(load, capacity);
   for (Part& part : parts) {
-    part.greedy = packing::place_greedily(part.problem, target, budget);
-    part.best = part.greedy.layout;
+    part.best = packing::place_greedily(part.problem, target, budget);
   }
   search_parts(parts, load, target, options, budget);
 

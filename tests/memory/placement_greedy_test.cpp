@@ -1,6 +1,7 @@
 // Greedy placement against its definition.
 
 #include <algorithm>
+#include <limits>
 #include <random>
 #include <utility>
 #include <vector>
@@ -58,7 +59,7 @@ TEST_CASE("placement: greedy by lists of sections is greedy by the definition", 
   for (const auto& [order, fit] : {std::pair(Order::size, Fit::lowest), std::pair(Order::time, Fit::tightest)}) {
     Layout layout;
     const std::vector<std::int32_t> items = make_order(problem, order);
-    REQUIRE(place_in_order(problem, items, fit, {}, layout));
+    REQUIRE(place_in_order(problem, items, fit, std::numeric_limits<std::int64_t>::max(), layout));
     std::vector<std::int32_t> placed;
     bool is_same = true;
     for (const std::int32_t i : items) {
