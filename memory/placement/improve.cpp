@@ -156,15 +156,19 @@ class Ejection {
 
 Layout improve(const Problem& problem, const Layout& start, std::int64_t target, Budget& budget) {
   Layout best = start;
-  // First the target, then heights ever closer to the best one, each with less work.
-  std::int64_t height = target;
-  for (std::size_t most = problem.items.size() + 64; most >= 64 && best.height > target; most /= 2) {
+  // First the target, then heights halfway between one that was missed and the best.
+  constexpr int attempts = 6;
+  const std::size_t most_steps = problem.items.size() / 4 + 1;
+  std::int64_t missed = target;
+  for (int attempt = 0; attempt < attempts && best.height > target; ++attempt) {
+    const std::int64_t height = attempt == 0 ? target : missed + (best.height - missed) / 2;
     improve_detail::Ejection ejection(problem, best, height);
-    for (std::size_t step = 0; step < most && !ejection.is_done() && budget.spend(1); ++step) ejection.step();
-    if (ejection.is_done()) best = ejection.layout();
-    if (budget.is_spent()) break;
-    height = best.height <= height ? target : height;
-    height += (best.height - height) / 2;
+    for (std::size_t step = 0; step < most_steps && !ejection.is_done() && budget.spend(1); ++step) ejection.step();
+    if (ejection.is_done()) {
+      best = ejection.layout();
+    } else {
+      missed = height;
+    }
   }
   return best;
 }
