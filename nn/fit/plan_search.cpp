@@ -19,6 +19,7 @@ constexpr std::size_t refinement_count = 24;  // further ones for plans(), where
 constexpr std::size_t smallest_count = 12;    // at the lower end, all are run: the smallest may be any of them
 constexpr std::size_t low_count = 4;          // and the first of the spread ones
 constexpr std::size_t whole_count = 64;       // plans that know no stages
+constexpr std::size_t even_counts[] = {12, 32};  // stages of about equal bytes, of nets that are no chains
 
 /// At most `count` points of a frontier, by index, both ends among them: in each of equal steps of bytes the last one,
 /// which is the fastest.
@@ -113,6 +114,17 @@ std::size_t lasting_bytes(const MemoryProfile& profile) {
   return bytes;
 }
 
+/// Whether a chain leaves much undecided: tensors that several stages share, or a stage with a quarter of all bytes.
+bool is_coarse(const remat::Chain& chain) {
+  remat::Bytes all = 0, largest = 0;
+  for (const remat::Stage& stage : chain.stages) {
+    const remat::Bytes bytes = stage.options.front().kept_bytes + stage.output_bytes;
+    all += bytes;
+    largest = std::max(largest, bytes);
+  }
+  return !chain.shared.empty() || 4 * largest > all;
+}
+
 /// Sets what each stage's backward leaves of parameters' gradients.
 void keep_gradients(const std::vector<remat::Bytes>& bytes, StagedGraph& staged) {
   for (std::size_t i = 0; i < staged.chain.stages.size(); ++i) {
@@ -142,52 +154,68 @@ PlanSearch::PlanSearch(MakeRun make, memory::Device device, const CostModel& cos
   const std::vector<NodeTimes> times = node_times(graph_, costs);
   const std::vector<std::uint32_t> cuts = cut_points(graph_);
   const SpillVariants variants(graph_, times, costs.hardware, spilling);
-  staged_ = make_stages(graph_, times, cuts, {}, simpler_ ? &variants : nullptr);
+  StagedGraph staged = make_stages(graph_, times, cuts, {}, simpler_ ? &variants : nullptr);
   double gradient_bytes = 0;
-  for (const remat::Stage& stage : staged_.chain.stages) {
+  for (const remat::Stage& stage : staged.chain.stages) {
     gradient_bytes += static_cast<double>(stage.parameter_gradient_bytes);
   }
-  // With micro-batches they are all there from the first one on, and none are added to them.
-  if (passes_ > 1) plan_search_detail::keep_gradients(std::vector<remat::Bytes>(staged_.stages.size()), staged_);
-  if (fuses) plan_search_detail::keep_gradients(plan_search_detail::shared_gradients(graph_, cuts), staged_);
   // Two are read and one is written.
   accumulating_s_ = static_cast<double>(passes_ - 1) * 3 * gradient_bytes / costs.hardware.bytes_per_s;
-  frontier_ = std::make_unique<remat::Frontier>(staged_.chain);
+  add_course(std::move(staged), cuts, fuses);
+  if (!simpler_ && plan_search_detail::is_coarse(courses_.front().staged.chain)) {
+    for (const std::size_t count : plan_search_detail::even_counts) {
+      const std::vector<std::uint32_t> even = even_cuts(graph_, count);
+      add_course(make_stages(graph_, times, even), even, fuses);
+    }
+  }
   if (!simpler_) whole_ = whole_plans(graph_, times, plan_search_detail::whole_count);
   if (!simpler_) {
     bound_ = std::make_unique<remat::TimeBound>(whole_graph(graph_, times));
     lasting_bytes_ = plan_search_detail::lasting_bytes(profile_training(device_, run_with(plan_of(nullptr)), 2, true));
   }
+  courses_.emplace_back();
   granule_ = make_dry_backing(device_)->granule();
-  const std::span<const remat::Frontier::Point> points = frontier_->points();
   has_segments_ = simpler_ ? simpler_->has_segments_ : names_segments();
-  keep_everything_ = simpler_ ? simpler_->keep_everything() : run(points.size() - 1).plan;
+  Course& first = courses_.front();
+  keep_everything_ = simpler_ ? simpler_->keep_everything() : run(first, size(first) - 1).plan;
   keep_everything_.least_step_s = keep_everything_.step_s;
-  list_ = plan_search_detail::spread(points, plan_search_detail::spread_count);
-  for (std::size_t p = 0; p < std::min(points.size(), plan_search_detail::smallest_count); ++p) low_.push_back(p);
-  for (std::size_t i = 0; i < std::min(list_.size(), plan_search_detail::low_count); ++i) {
-    if (list_[i] > low_.back()) low_.push_back(list_[i]);
+}
+
+/// A cutting of the graph, and its points that are looked at.
+void PlanSearch::add_course(StagedGraph staged, const std::vector<std::uint32_t>& cuts, bool fuses) {
+  using namespace plan_search_detail;
+  // With micro-batches they are all there from the first one on, and none are added to them.
+  if (passes_ > 1) keep_gradients(std::vector<remat::Bytes>(staged.stages.size()), staged);
+  if (fuses) keep_gradients(shared_gradients(graph_, cuts), staged);
+  Course& course = courses_.emplace_back();
+  course.staged = std::move(staged);
+  course.frontier = std::make_unique<remat::Frontier>(course.staged.chain);
+  const std::span<const remat::Frontier::Point> points = course.frontier->points();
+  course.list = spread(points, spread_count);
+  for (std::size_t p = 0; p < std::min(points.size(), smallest_count); ++p) course.low.push_back(p);
+  for (std::size_t i = 0; i < std::min(course.list.size(), low_count); ++i) {
+    if (course.list[i] > course.low.back()) course.low.push_back(course.list[i]);
   }
 }
 
 /// Of one pass in nanoseconds.
-remat::Time PlanSearch::time_of(std::size_t point) const {
-  const std::span<const remat::Frontier::Point> points = frontier_->points();
-  return point < points.size() ? points[point].time : points.back().time + whole_[point - points.size()].cost;
+remat::Time PlanSearch::time_of(const Course& course, std::size_t point) const {
+  return course.frontier ? course.frontier->points()[point].time : least_time() + whole_[point].cost;
 }
 
 /// Of the whole step, by the cost model.
-double PlanSearch::step_seconds(std::size_t point) const {
-  return static_cast<double>(passes_) * static_cast<double>(time_of(point)) * 1e-9 + accumulating_s_;
+double PlanSearch::step_seconds(remat::Time time) const {
+  return static_cast<double>(passes_) * static_cast<double>(time) * 1e-9 + accumulating_s_;
 }
 
 /// Whether the program names segments (autograd/checkpoint.h). A recording does not show them: a step that keeps
 /// everything allocates less often.
 bool PlanSearch::names_segments() const {
+  const StagedGraph& staged = courses_.front().staged;
   auto tape = std::make_shared<TapePlan>();
-  tape->types = staged_.types;
-  tape->ends = staged_.ends;
-  tape->fates.assign(staged_.types.size(), Fate::keep);
+  tape->types = staged.types;
+  tape->ends = staged.ends;
+  tape->fates.assign(staged.types.size(), Fate::keep);
   const auto events = [&](std::shared_ptr<const TapePlan> plan) {
     return profile_training(device_, run_with(plan_of(std::move(plan))), 1, true).events.size();
   };
@@ -199,33 +227,31 @@ bool PlanSearch::names_segments() const {
 double PlanSearch::least_seconds(std::size_t peak_bytes) {
   if (simpler_) return simpler_->keep_everything().step_s;
   const auto bytes = static_cast<remat::Bytes>(peak_bytes) - static_cast<remat::Bytes>(lasting_bytes_);
-  return step_seconds(frontier_->points().size() - 1) +
-         static_cast<double>(passes_) * static_cast<double>(bound_->at(bytes)) * 1e-9;
+  return step_seconds(least_time()) + static_cast<double>(passes_) * static_cast<double>(bound_->at(bytes)) * 1e-9;
 }
 
 /// The plan of a point, run dry.
-PlanSearch::Candidate& PlanSearch::run(std::size_t point) {
-  const auto found = candidates_.find(point);
-  if (found != candidates_.end()) return found->second;
-  const std::span<const remat::Frontier::Point> points = frontier_->points();
+PlanSearch::Candidate& PlanSearch::run(Course& course, std::size_t point) {
+  const auto found = course.candidates.find(point);
+  if (found != course.candidates.end()) return found->second;
   std::shared_ptr<TapePlan> tape;
   std::string description;
-  if (point < points.size()) {
-    const remat::ScheduleTree of_chain = frontier_->plan(points[point].budget_bytes);
+  if (course.frontier) {
+    const std::span<const remat::Frontier::Point> points = course.frontier->points();
+    const remat::ScheduleTree of_chain = course.frontier->plan(points[point].budget_bytes);
     description = remat::to_string(of_chain);
     if (simpler_ || has_segments_ || point + 1 < points.size())
-      tape = std::make_shared<TapePlan>(make_tape_plan(staged_, of_chain));
+      tape = std::make_shared<TapePlan>(make_tape_plan(course.staged, of_chain));
   } else {
-    const std::size_t whole = point - points.size();
-    description = "[all." + std::to_string(whole + 1) + "]";
-    tape = std::make_shared<TapePlan>(make_tape_plan(staged_, whole_[whole]));
+    description = "[all." + std::to_string(point + 1) + "]";
+    tape = std::make_shared<TapePlan>(make_tape_plan(courses_.front().staged, whole_[point]));
   }
   Candidate candidate = run_dry(std::move(tape));
   candidate.plan.description = std::move(description);
-  candidate.plan.step_s = step_seconds(point);
-  const double keeping_s = simpler_ ? simpler_->keep_everything().step_s : step_seconds(points.size() - 1);
+  candidate.plan.step_s = step_seconds(time_of(course, point));
+  const double keeping_s = simpler_ ? simpler_->keep_everything().step_s : step_seconds(least_time());
   candidate.plan.time_overhead = candidate.plan.step_s / keeping_s - 1;
-  return candidates_.emplace(point, std::move(candidate)).first->second;
+  return course.candidates.emplace(point, std::move(candidate)).first->second;
 }
 
 MakeRun PlanSearch::run_with(const Plan& plan) const {
@@ -280,39 +306,38 @@ std::size_t PlanSearch::committed(std::size_t bytes) const noexcept {
 }
 
 /// Whether a point's plan keeps a budget. Placing it never raises its peak.
-bool PlanSearch::is_within(std::size_t point, std::size_t budget_bytes) {
-  Candidate& candidate = run(point);
+bool PlanSearch::is_within(Course& course, std::size_t point, std::size_t budget_bytes) {
+  Candidate& candidate = run(course, point);
   if (candidate.plan.peak_bytes <= budget_bytes) return true;
   return committed(candidate.plan.lower_bound_bytes) <= budget_bytes && place(candidate).peak_bytes <= budget_bytes;
 }
 
-/// The point of a budget's plan; none: there is none. All that is chosen between here keeps the budget, and each choice
-/// of a larger budget is the same or further on.
-std::size_t PlanSearch::find_point(std::size_t budget_bytes) {
-  const std::size_t end = frontier_->points().size();
-  if (is_within(end - 1, budget_bytes)) return end - 1;
+/// The point of a frontier for a budget that does not hold everything; none: there is none. All that is chosen between
+/// here keeps the budget, and each choice of a larger budget is the same or further on.
+std::size_t PlanSearch::find_point(Course& course, std::size_t budget_bytes) {
+  const std::vector<std::size_t>& list = course.list;
   // Of the list, those before `begin` are taken to fit, the one at `fits_not` is not.
-  std::size_t begin = 0, fits_not = list_.size() - 1;
+  std::size_t begin = 0, fits_not = list.size() - 1;
   while (begin < fits_not) {
     const std::size_t middle = begin + (fits_not - begin) / 2;
-    if (is_within(list_[middle], budget_bytes)) {
+    if (is_within(course, list[middle], budget_bytes)) {
       begin = middle + 1;
     } else {
       fits_not = middle;
     }
   }
-  for (std::size_t i = std::min(begin + plan_search_detail::beyond_count, list_.size() - 1); i > begin; --i) {
-    if (is_within(list_[i], budget_bytes)) begin = i + 1;
+  for (std::size_t i = std::min(begin + plan_search_detail::beyond_count, list.size() - 1); i > begin; --i) {
+    if (is_within(course, list[i], budget_bytes)) begin = i + 1;
   }
-  std::size_t found = begin > 0 ? list_[begin - 1] : none;
-  if (found == none || found < low_.back()) {
-    const std::size_t least = smallest_point();
-    if (!is_within(least, budget_bytes)) return none;
+  std::size_t found = begin > 0 ? list[begin - 1] : none;
+  if (found == none || found < course.low.back()) {
+    const std::size_t least = smallest_point(course);
+    if (!is_within(course, least, budget_bytes)) return none;
     found = found == none ? least : std::max(found, least);
   }
-  for (std::size_t above = *std::upper_bound(list_.begin(), list_.end(), found); above - found > 1;) {
+  for (std::size_t above = *std::upper_bound(list.begin(), list.end(), found); above - found > 1;) {
     const std::size_t middle = found + (above - found) / 2;
-    (is_within(middle, budget_bytes) ? found : above) = middle;
+    (is_within(course, middle, budget_bytes) ? found : above) = middle;
   }
   return found;
 }
@@ -320,54 +345,77 @@ std::size_t PlanSearch::find_point(std::size_t budget_bytes) {
 /// The fastest plan within a budget; null: there is none.
 const Plan* PlanSearch::find(std::size_t budget_bytes) {
   const Plan* const simpler = simpler_ ? simpler_->find(budget_bytes) : nullptr;
-  std::size_t point = find_point(budget_bytes);
-  for (std::size_t whole = frontier_->points().size(); whole < point_count(); ++whole) {
-    if (point != none && time_of(whole) >= time_of(point)) break;
-    if (is_within(whole, budget_bytes)) point = whole;
+  Candidate* best = nullptr;
+  remat::Time time = 0;
+  const auto offer = [&](Course& course, std::size_t point) {
+    if (best != nullptr && time_of(course, point) >= time) return;
+    best = &run(course, point);
+    time = time_of(course, point);
+  };
+  Course& first = courses_.front();
+  if (is_within(first, size(first) - 1, budget_bytes)) {
+    offer(first, size(first) - 1);
+  } else {
+    for (Course& course : courses_) {
+      for (std::size_t point = 0; !course.frontier && point < size(course); ++point) {
+        if (best != nullptr && time_of(course, point) >= time) break;
+        if (is_within(course, point, budget_bytes)) offer(course, point);
+      }
+      const std::size_t point = course.frontier ? find_point(course, budget_bytes) : none;
+      if (point != none) offer(course, point);
+    }
   }
-  if (point == none) return simpler;
-  const Candidate& candidate = candidates_.at(point);
-  if (simpler != nullptr && simpler->time_overhead <= candidate.plan.time_overhead) return simpler;
-  return &place(candidates_.at(point));
+  if (best == nullptr) return simpler;
+  if (simpler != nullptr && simpler->time_overhead <= best->plan.time_overhead) return simpler;
+  return &place(*best);
 }
 
-/// The point of the frontier that needs least, of the low ones.
-std::size_t PlanSearch::smallest_point() {
-  if (smallest_ != none) return smallest_;
+/// The point of a frontier that needs least, of the low ones.
+std::size_t PlanSearch::smallest_point(Course& course) {
+  if (course.smallest != none) return course.smallest;
   std::vector<std::pair<std::size_t, std::size_t>> by_load;  // committed at least, point
-  for (const std::size_t point : low_) by_load.emplace_back(committed(run(point).plan.lower_bound_bytes), point);
+  for (const std::size_t point : course.low) {
+    by_load.emplace_back(committed(run(course, point).plan.lower_bound_bytes), point);
+  }
   std::sort(by_load.begin(), by_load.end(), [](const auto& a, const auto& b) {
     return a.first != b.first ? a.first < b.first : a.second > b.second;  // the faster one of two
   });
   std::size_t least = none;
   for (const auto& [bytes, point] : by_load) {
     if (bytes >= least) break;
-    const std::size_t peak = place(run(point)).peak_bytes;
-    if (peak < least) least = peak, smallest_ = point;
+    const std::size_t peak = place(run(course, point)).peak_bytes;
+    if (peak < least) least = peak, course.smallest = point;
   }
-  return smallest_;
+  return course.smallest;
 }
 
 /// What the points that smallest() looks at commit at least.
 std::size_t PlanSearch::least_load() {
   std::size_t least = simpler_ ? simpler_->least_load() : none;
-  for (const std::size_t point : low_) least = std::min(least, committed(run(point).plan.lower_bound_bytes));
-  for (std::size_t point = frontier_->points().size(); point < point_count(); ++point) {
-    least = std::min(least, committed(run(point).plan.lower_bound_bytes));
+  const auto look = [&](Course& course, std::size_t point) {
+    least = std::min(least, committed(run(course, point).plan.lower_bound_bytes));
+  };
+  for (Course& course : courses_) {
+    for (const std::size_t point : course.low) look(course, point);
+    for (std::size_t point = 0; !course.frontier && point < size(course); ++point) look(course, point);
   }
   return least;
 }
 
 const Plan& PlanSearch::smallest() {
-  const Plan* own = &place(run(smallest_point()));
-  for (std::size_t point = frontier_->points().size(); point < point_count(); ++point) {
-    const auto is_better = [&](const Plan& plan, std::size_t bytes) {
-      return bytes != own->peak_bytes ? bytes < own->peak_bytes : plan.step_s < own->step_s;
+  const Plan* own = nullptr;
+  const auto offer = [&](Candidate& candidate) {
+    const auto is_better = [&](std::size_t bytes) {
+      return own == nullptr || bytes < own->peak_bytes ||
+             (bytes == own->peak_bytes && candidate.plan.step_s < own->step_s);
     };
-    Candidate& candidate = run(point);
-    if (!is_better(candidate.plan, committed(candidate.plan.lower_bound_bytes))) continue;
+    if (!is_better(committed(candidate.plan.lower_bound_bytes))) return;
     const Plan& plan = place(candidate);
-    if (is_better(plan, plan.peak_bytes)) own = &plan;
+    if (is_better(plan.peak_bytes)) own = &plan;
+  };
+  for (Course& course : courses_) {
+    if (course.frontier) offer(run(course, smallest_point(course)));
+    for (std::size_t point = 0; !course.frontier && point < size(course); ++point) offer(run(course, point));
   }
   if (simpler_ == nullptr) return *own;
   const Plan& simpler = simpler_->smallest();
@@ -375,35 +423,41 @@ const Plan& PlanSearch::smallest() {
 }
 
 std::vector<Plan> PlanSearch::plans() {
-  std::vector<Plan> all = simpler_ ? simpler_->plans() : std::vector<Plan>();
-  const std::span<const remat::Frontier::Point> points = frontier_->points();
-  std::vector<plan_search_detail::Tried> tried;
-  std::vector<bool> was_run(points.size());
-  const auto add = [&](std::size_t point) {
-    was_run[point] = true;
-    tried.push_back({point, points[point].time, run(point).plan.lower_bound_bytes});
+  struct Run {
+    remat::Time time;
+    Candidate* candidate;
   };
-  for (const std::size_t point : list_) add(point);
-  add(smallest_point());
-  for (std::size_t i = 0; i < plan_search_detail::refinement_count; ++i) {
-    const std::size_t point = plan_search_detail::next_point(plan_search_detail::best(tried), was_run);
-    if (point == points.size()) break;
-    add(point);
+  std::vector<Run> runs;
+  for (Course& course : courses_) {
+    std::vector<plan_search_detail::Tried> tried;
+    std::vector<bool> was_run(size(course));
+    const auto add = [&](std::size_t point) {
+      Candidate& candidate = run(course, point);
+      was_run[point] = true;
+      runs.push_back({time_of(course, point), &candidate});
+      tried.push_back({point, runs.back().time, candidate.plan.lower_bound_bytes});
+    };
+    for (std::size_t point = 0; !course.frontier && point < size(course); ++point) add(point);
+    if (!course.frontier) continue;
+    for (const std::size_t point : course.list) {
+      if (&course == &courses_.front() || point + 1 < size(course)) add(point);
+    }
+    add(smallest_point(course));
+    for (std::size_t i = 0; i < plan_search_detail::refinement_count; ++i) {
+      const std::size_t point = plan_search_detail::next_point(plan_search_detail::best(tried), was_run);
+      if (point == size(course)) break;
+      add(point);
+    }
   }
   // From the fastest on. What cannot need less than a faster one is not placed.
+  std::stable_sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.time < b.time; });
+  std::vector<Plan> all = simpler_ ? simpler_->plans() : std::vector<Plan>();
   std::size_t least = none;
-  for (std::size_t point = points.size(); point-- > 0;) {
-    if (!was_run[point] || committed(run(point).plan.lower_bound_bytes) >= least) continue;
-    const Plan& plan = place(run(point));
+  for (const Run& one : runs) {
+    if (committed(one.candidate->plan.lower_bound_bytes) >= least) continue;
+    const Plan& plan = place(*one.candidate);
     if (plan.peak_bytes < least) all.push_back(plan);
     least = std::min(least, plan.peak_bytes);
-  }
-  for (std::size_t point = points.size(); point < point_count(); ++point) {
-    const Plan& dry = run(point).plan;
-    const auto betters = [&](const Plan& plan) {
-      return plan.step_s <= dry.step_s && plan.peak_bytes <= committed(dry.lower_bound_bytes);
-    };
-    if (std::none_of(all.begin(), all.end(), betters)) all.push_back(place(run(point)));
   }
   std::stable_sort(all.begin(), all.end(), [](const Plan& a, const Plan& b) { return a.step_s < b.step_s; });
   std::vector<Plan> front;

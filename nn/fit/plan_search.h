@@ -2,7 +2,8 @@
 // How a planner finds the fastest plan within a budget.
 //
 // The step is recorded once on a dry device, cut into a chain (nn/fit/stages.h), and the chain is solved for all
-// budgets at once (memory/remat/frontier.h). A point of that frontier is run dry, its allocations are placed
+// budgets at once (memory/remat/frontier.h). A net that is no chain is cut in other ways, too: each has a frontier, and
+// the best plan of all is taken. A point of that frontier is run dry, its allocations are placed
 // (memory/placement/placement.h), and it is run dry again in that placement: the arena's committed bytes are then the
 // plan's peak, with nothing estimated. Points are run when they are first looked at, and placed where their dry run
 // leaves in doubt whether they keep a budget. A budget's plan is found by halving, first among points spread over the
@@ -44,19 +45,33 @@ class PlanSearch {
     Plan plan;  // its peak is that of a dynamic arena until it is placed
     bool is_placed = false;
   };
+  /// Plans of one cutting of the graph, or those that know no stages. Points have rising bytes and falling times on a
+  /// frontier, rising times without one.
+  struct Course {
+    StagedGraph staged = {};
+    std::unique_ptr<const remat::Frontier> frontier = nullptr;  // null: whole_
+    std::map<std::size_t, Candidate> candidates = {};           // by point
+    std::vector<std::size_t> list = {};                         // points spread over the frontier, rising
+    std::vector<std::size_t> low = {};                          // points of which one needs least, rising
+    std::size_t smallest = none;                                // of them; none: not known yet
+  };
+  void add_course(StagedGraph staged, const std::vector<std::uint32_t>& cuts, bool fuses);
   MakeRun run_with(const Plan& plan) const;
   Plan plan_of(std::shared_ptr<const TapePlan> tape) const;
   Candidate run_dry(std::shared_ptr<const TapePlan> tape) const;
-  Candidate& run(std::size_t point);
+  Candidate& run(Course& course, std::size_t point);
   const Plan& place(Candidate& candidate);
   std::size_t committed(std::size_t bytes) const noexcept;
-  bool is_within(std::size_t point, std::size_t budget_bytes);
-  std::size_t find_point(std::size_t budget_bytes);
-  std::size_t smallest_point();
+  bool is_within(Course& course, std::size_t point, std::size_t budget_bytes);
+  std::size_t find_point(Course& course, std::size_t budget_bytes);
+  std::size_t smallest_point(Course& course);
   bool names_segments() const;
-  std::size_t point_count() const { return frontier_->points().size() + whole_.size(); }
-  remat::Time time_of(std::size_t point) const;
-  double step_seconds(std::size_t point) const;
+  std::size_t size(const Course& course) const {
+    return course.frontier ? course.frontier->points().size() : whole_.size();
+  }
+  remat::Time time_of(const Course& course, std::size_t point) const;
+  remat::Time least_time() const { return courses_.front().frontier->points().back().time; }  // keeping everything
+  double step_seconds(remat::Time time) const;
   double least_seconds(std::size_t peak_bytes);
 
   MakeRun make_;
@@ -65,20 +80,15 @@ class PlanSearch {
   std::unique_ptr<PlanSearch> simpler_;  // with fewer options; null: this one has none
   TapeGraph graph_;
   std::shared_ptr<const PlanKey> key_;
-  StagedGraph staged_;
-  std::unique_ptr<const remat::Frontier> frontier_;
+  std::vector<Course> courses_;  // the last one without stages
   std::unique_ptr<remat::TimeBound> bound_;
   std::size_t lasting_bytes_ = 0;  // of blocks that are there during a whole step
-  std::vector<WholePlan> whole_;   // by rising time; their points follow the frontier's
+  std::vector<WholePlan> whole_;   // by rising time
   std::int64_t passes_ = 1;        // forward and backward of the recording, per step
   double accumulating_s_ = 0;      // of adding their gradients up
   bool has_segments_ = false;      // of the program itself, which plans replace
   Plan keep_everything_;
-  std::size_t granule_ = 1;                      // of the arena
-  std::map<std::size_t, Candidate> candidates_;  // by point; the frontier's later ones are faster
-  std::vector<std::size_t> list_;                // points spread over the frontier, rising
-  std::vector<std::size_t> low_;                 // points of which one needs least, rising
-  std::size_t smallest_ = none;                  // of them; none: not known yet
+  std::size_t granule_ = 1;  // of the arena
   std::int64_t parameters_ = 0;
 };
 

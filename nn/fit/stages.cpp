@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <numeric>
 #include <string>
 
 #include <thimble/autograd/node.h>
@@ -14,6 +16,7 @@ namespace stages_detail {
 
 constexpr int costly_nodes_per_stage = 4;  // in stretches without residual branches
 constexpr int costly_nodes_of_block = 8;   // a tensor that lives longer is no residual branch's
+constexpr double crossing_weight = 3;      // of an even share of bytes that crosses a cut, in stages
 
 remat::Time nanoseconds(double seconds) { return static_cast<remat::Time>(std::llround(seconds * 1e9)); }
 
@@ -154,13 +157,17 @@ class Block {
         end_(end),
         tensor_of_(recorded.graph.storages.size(), none) {
     const TapeGraph& graph = recorded.graph;
-    for (std::uint32_t n = first; n < end; ++n) add(n);
+    for (std::uint32_t n = first; n < end; ++n) {
+      add(n);
+      operators_until_.push_back(static_cast<std::uint32_t>(block_.operators.size()));
+    }
     for (std::uint32_t storage = 0; storage < tensor_of_.size(); ++storage) {
       if (tensor_of_[storage] == none) continue;
       remat::GraphTensor& tensor = block_.tensors[tensor_of_[storage]];
       tensor.is_result = !tensor.is_given && is_read_later(storage);
     }
     count_sums();
+    if (first == 0 && end == graph.nodes.size()) hold_variables();
     std::vector<bool> has_gradient(graph.storages.size());
     for (std::uint32_t n = first; n < end; ++n) {
       for (const std::uint32_t value : graph.nodes[n].inputs) {
@@ -303,6 +310,18 @@ class Block {
     block_.operators.push_back(std::move(op));
   }
 
+  /// The forward holds what the program holds.
+  void hold_variables() {
+    for (const TapeGraph::Value& value : graph_.values) {
+      if (value.storage == TapeGraph::none || tensor_of_[value.storage] == none) continue;
+      remat::GraphTensor& tensor = block_.tensors[tensor_of_[value.storage]];
+      if (tensor.is_given || value.producer < 0) continue;
+      const std::uint32_t until = std::min(value.program_until, end_ - 1);
+      const std::uint32_t op = operators_until_[until - first_];
+      if (op > 0) tensor.held_until = std::max(tensor.held_until, op - 1);
+    }
+  }
+
   /// Where a gradient is there already, from an operator further on, what is added to it is made beside it.
   void count_sums() {
     std::vector<bool> has_sum(block_.tensors.size());
@@ -331,7 +350,8 @@ class Block {
   const std::vector<StorageUse>& uses_;
   const std::vector<NodeTimes>& times_;
   std::uint32_t first_, end_;
-  std::vector<std::uint32_t> tensor_of_;  // per storage
+  std::vector<std::uint32_t> tensor_of_;        // per storage
+  std::vector<std::uint32_t> operators_until_;  // how many there are, with each node of its nodes
   remat::Graph block_;
   remat::Bytes parameter_gradient_bytes_ = 0;
 };
@@ -385,6 +405,51 @@ std::size_t longest_span(std::size_t stages) { return stages <= 24 ? 8 : stages 
 
 std::vector<std::uint32_t> cut_points(const TapeGraph& graph) {
   return stages_detail::boundaries(graph, stages_detail::storage_uses(graph));
+}
+
+std::vector<std::uint32_t> even_cuts(const TapeGraph& graph, std::size_t stages) {
+  using namespace stages_detail;
+  const std::vector<StorageUse> uses = storage_uses(graph);
+  const std::size_t count = graph.nodes.size();
+  std::vector<double> made(count + 1), crossing(count + 1);  // before each node
+  for (std::size_t s = 0; s < uses.size(); ++s) {
+    if (uses[s].made_by < 0) continue;
+    const auto begin = static_cast<std::size_t>(uses[s].made_by) + 1;
+    const auto bytes = static_cast<double>(graph.storages[s].bytes);
+    made[begin] += bytes;
+    if (uses[s].last_read <= uses[s].made_by) continue;
+    crossing[begin] += bytes;
+    crossing[static_cast<std::size_t>(uses[s].last_read) + 1] -= bytes;
+  }
+  std::partial_sum(made.begin(), made.end(), made.begin());
+  std::partial_sum(crossing.begin(), crossing.end(), crossing.begin());
+  const double share = std::max(1.0, made[count]) / static_cast<double>(stages);
+  const auto is_end = [&](std::uint32_t n) {
+    return std::find(graph.ends.begin(), graph.ends.end(), n) != graph.ends.end();
+  };
+  std::vector<double> least(count + 1);  // of the stages before a place
+  std::vector<std::uint32_t> before(count + 1), places{0};
+  for (std::uint32_t n = 1; n <= count; ++n) {
+    const std::uint32_t output = storage_of(graph, graph.nodes[n - 1].output);
+    const bool crosses = output != TapeGraph::none && uses[output].made_by >= 0 &&
+                         uses[output].last_read >= static_cast<std::int32_t>(n);
+    if (!crosses && n < count && !is_end(n)) continue;
+    const double cut = n < count ? crossing_weight * crossing[n] / share : 0;
+    least[n] = std::numeric_limits<double>::infinity();
+    for (std::size_t k = places.size(); k-- > 0;) {
+      const double shares = (made[n] - made[places[k]]) / share;
+      const double own = 1 + shares * shares + cut;
+      if (own >= least[n]) break;  // so are those of longer stages
+      if (least[places[k]] + own < least[n]) least[n] = least[places[k]] + own, before[n] = places[k];
+      if (is_end(places[k])) break;
+    }
+    places.push_back(n);
+  }
+  std::vector<std::uint32_t> cuts;
+  for (auto n = static_cast<std::uint32_t>(count); n > 0; n = before[n]) cuts.push_back(n);
+  cuts.push_back(0);
+  std::reverse(cuts.begin(), cuts.end());
+  return cuts;
 }
 
 StagedGraph make_stages(const TapeGraph& graph, const std::vector<NodeTimes>& times,

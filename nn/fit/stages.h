@@ -35,6 +35,10 @@ struct StagedGraph {
 /// there where the fewest bytes do; and where one of several recordings ends.
 std::vector<std::uint32_t> cut_points(const TapeGraph& graph);
 
+/// Other places for nets that are no chains: at about so many stages that make the same bytes, of those where few bytes
+/// cross. The sum of 1 + (bytes made / even share)^2 over stages and of 3 bytes / even share over cuts is the least.
+std::vector<std::uint32_t> even_cuts(const TapeGraph& graph, std::size_t stages);
+
 /// How many ways a chain's stages may have.
 struct StageLimits {
   std::size_t options = 8;  ///< of one stage
