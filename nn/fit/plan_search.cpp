@@ -313,31 +313,37 @@ bool PlanSearch::is_within(Course& course, std::size_t point, std::size_t budget
 }
 
 /// The point of a frontier for a budget that does not hold everything; none: there is none. All that is chosen between
-/// here keeps the budget, and each choice of a larger budget is the same or further on.
-std::size_t PlanSearch::find_point(Course& course, std::size_t budget_bytes) {
+/// here keeps the budget, and each choice of a larger budget is the same or further on. With `by_load` a plan's load is
+/// compared instead, without placing anything: for the same reason that point is the same or further on.
+std::size_t PlanSearch::find_point(Course& course, std::size_t budget_bytes, bool by_load) {
+  const auto fits = [&](std::size_t point) {
+    return by_load ? committed(run(course, point).plan.lower_bound_bytes) <= budget_bytes
+                   : is_within(course, point, budget_bytes);
+  };
   const std::vector<std::size_t>& list = course.list;
   // Of the list, those before `begin` are taken to fit, the one at `fits_not` is not.
   std::size_t begin = 0, fits_not = list.size() - 1;
   while (begin < fits_not) {
     const std::size_t middle = begin + (fits_not - begin) / 2;
-    if (is_within(course, list[middle], budget_bytes)) {
+    if (fits(list[middle])) {
       begin = middle + 1;
     } else {
       fits_not = middle;
     }
   }
   for (std::size_t i = std::min(begin + plan_search_detail::beyond_count, list.size() - 1); i > begin; --i) {
-    if (is_within(course, list[i], budget_bytes)) begin = i + 1;
+    if (fits(list[i])) begin = i + 1;
   }
   std::size_t found = begin > 0 ? list[begin - 1] : none;
   if (found == none || found < course.low.back()) {
-    const std::size_t least = smallest_point(course);
-    if (!is_within(course, least, budget_bytes)) return none;
+    const std::size_t least = by_load ? course.low.back() : smallest_point(course);
+    if (!by_load && !fits(least)) return none;
     found = found == none ? least : std::max(found, least);
   }
+  if (found == list.back()) return found;
   for (std::size_t above = *std::upper_bound(list.begin(), list.end(), found); above - found > 1;) {
     const std::size_t middle = found + (above - found) / 2;
-    (is_within(course, middle, budget_bytes) ? found : above) = middle;
+    (fits(middle) ? found : above) = middle;
   }
   return found;
 }
@@ -361,7 +367,9 @@ const Plan* PlanSearch::find(std::size_t budget_bytes) {
         if (best != nullptr && time_of(course, point) >= time) break;
         if (is_within(course, point, budget_bytes)) offer(course, point);
       }
-      const std::size_t point = course.frontier ? find_point(course, budget_bytes) : none;
+      if (!course.frontier) continue;
+      if (best != nullptr && time_of(course, find_point(course, budget_bytes, true)) >= time) continue;
+      const std::size_t point = find_point(course, budget_bytes, false);
       if (point != none) offer(course, point);
     }
   }
@@ -414,7 +422,10 @@ const Plan& PlanSearch::smallest() {
     if (is_better(plan.peak_bytes)) own = &plan;
   };
   for (Course& course : courses_) {
-    if (course.frontier) offer(run(course, smallest_point(course)));
+    const auto may_need_less = [&](std::size_t point) {
+      return own == nullptr || committed(run(course, point).plan.lower_bound_bytes) < own->peak_bytes;
+    };
+    if (std::any_of(course.low.begin(), course.low.end(), may_need_less)) offer(run(course, smallest_point(course)));
     for (std::size_t point = 0; !course.frontier && point < size(course); ++point) offer(run(course, point));
   }
   if (simpler_ == nullptr) return *own;

@@ -63,7 +63,7 @@ class PlanSearch {
   const Plan& place(Candidate& candidate);
   std::size_t committed(std::size_t bytes) const noexcept;
   bool is_within(Course& course, std::size_t point, std::size_t budget_bytes);
-  std::size_t find_point(Course& course, std::size_t budget_bytes);
+  std::size_t find_point(Course& course, std::size_t budget_bytes, bool by_load);
   std::size_t smallest_point(Course& course);
   bool names_segments() const;
   std::size_t size(const Course& course) const {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -199,6 +201,63 @@ TEST_CASE("fit: a chain is cut where a single tensor crosses", "[fit]") {
       const std::uint32_t last = graph.values[graph.nodes[cuts[i] - 1].output].storage;
       CHECK(crossing(graph, cuts[i]) == std::vector<std::uint32_t>{last});
     }
+  }
+}
+
+TEST_CASE("fit: even cuts are the best of all, in random graphs", "[fit]") {
+  std::mt19937 random(11);
+  const auto below = [&](std::uint32_t n) { return static_cast<std::uint32_t>(random() % n); };
+  for (int round = 0; round < 400; ++round) {
+    // Node n makes value and storage n; what it reads was made by the ones before it.
+    const std::uint32_t count = 1 + below(9);
+    TapeGraph graph;
+    for (std::uint32_t n = 0; n < count; ++n) {
+      graph.storages.push_back({below(5) == 0 ? 0 : 1 + std::size_t{below(40)}});
+      graph.values.push_back({.storage = n, .shape = {1}, .producer = static_cast<std::int32_t>(n)});
+      TapeGraph::Node node{.type = &op_type<ops::Add>(), .output = n};
+      for (std::uint32_t reads = below(3); n > 0 && reads > 0; --reads) node.inputs.push_back(below(n));
+      graph.nodes.push_back(node);
+    }
+    if (count > 3 && below(3) == 0) graph.ends = {count / 2, count};
+    const auto bytes_until = [&](std::uint32_t end) {
+      double bytes = 0;
+      for (std::uint32_t n = 0; n < end; ++n) bytes += static_cast<double>(graph.storages[n].bytes);
+      return bytes;
+    };
+    const std::size_t stages = 1 + below(6);
+    const double share = std::max(1.0, bytes_until(count)) / static_cast<double>(stages);
+    const auto cost = [&](const std::vector<std::uint32_t>& cuts) {
+      double sum = 0;
+      for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
+        const double part = (bytes_until(cuts[i + 1]) - bytes_until(cuts[i])) / share;
+        sum += 1 + part * part;
+        if (i == 0) continue;
+        for (const std::uint32_t storage : crossing(graph, cuts[i])) {
+          sum += 3 * static_cast<double>(graph.storages[storage].bytes) / share;
+        }
+      }
+      return sum;
+    };
+    double best = std::numeric_limits<double>::infinity();
+    for (std::uint32_t set = 0; set < 1u << (count - 1); ++set) {
+      std::vector<std::uint32_t> cuts{0};
+      bool may = true;
+      for (std::uint32_t n = 1; n < count; ++n) {
+        const bool is_end = !graph.ends.empty() && n == graph.ends.front(), is_cut = (set >> (n - 1) & 1u) != 0;
+        const std::vector<std::uint32_t> across = crossing(graph, n);
+        const bool crosses = std::find(across.begin(), across.end(), n - 1) != across.end();
+        may = may && (is_cut ? crosses || is_end : !is_end);
+        if (is_cut) cuts.push_back(n);
+      }
+      cuts.push_back(count);
+      if (may) best = std::min(best, cost(cuts));
+    }
+    const std::vector<std::uint32_t> cuts = nn::even_cuts(graph, stages);
+    INFO("round " << round << ", " << count << " nodes, " << stages << " stages");
+    REQUIRE(cuts.front() == 0);
+    REQUIRE(cuts.back() == count);
+    CHECK(cost(cuts) == Approx(best));
+    for (const std::uint32_t end : graph.ends) CHECK(std::count(cuts.begin(), cuts.end(), end) == 1);
   }
 }
 
