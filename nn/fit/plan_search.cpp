@@ -198,9 +198,11 @@ void PlanSearch::add_course(StagedGraph staged, const std::vector<std::uint32_t>
   }
 }
 
-/// Of one pass in nanoseconds.
+/// Of one pass in nanoseconds: stages round their times, so all courses count from the first one's.
 remat::Time PlanSearch::time_of(const Course& course, std::size_t point) const {
-  return course.frontier ? course.frontier->points()[point].time : least_time() + whole_[point].cost;
+  if (!course.frontier) return least_time() + whole_[point].cost;
+  const std::span<const remat::Frontier::Point> points = course.frontier->points();
+  return least_time() + points[point].time - points.back().time;
 }
 
 /// Of the whole step, by the cost model.

@@ -205,6 +205,7 @@ TEST_CASE("fit: a chain is cut where a single tensor crosses", "[fit]") {
 }
 
 TEST_CASE("fit: even cuts are the best of all, in random graphs", "[fit]") {
+  const OpType* const type = residual_graph().nodes.front().type;
   std::mt19937 random(11);
   const auto below = [&](std::uint32_t n) { return static_cast<std::uint32_t>(random() % n); };
   for (int round = 0; round < 400; ++round) {
@@ -212,9 +213,13 @@ TEST_CASE("fit: even cuts are the best of all, in random graphs", "[fit]") {
     const std::uint32_t count = 1 + below(9);
     TapeGraph graph;
     for (std::uint32_t n = 0; n < count; ++n) {
-      graph.storages.push_back({below(5) == 0 ? 0 : 1 + std::size_t{below(40)}});
-      graph.values.push_back({.storage = n, .shape = {1}, .producer = static_cast<std::int32_t>(n)});
-      TapeGraph::Node node{.type = &op_type<ops::Add>(), .output = n};
+      graph.storages.emplace_back().bytes = below(40);
+      TapeGraph::Value& value = graph.values.emplace_back();
+      value.storage = n;
+      value.producer = static_cast<std::int32_t>(n);
+      TapeGraph::Node node;
+      node.type = type;
+      node.output = n;
       for (std::uint32_t reads = below(3); n > 0 && reads > 0; --reads) node.inputs.push_back(below(n));
       graph.nodes.push_back(node);
     }
