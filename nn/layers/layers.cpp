@@ -120,7 +120,7 @@ BatchNorm2d::BatchNorm2d(std::int64_t channels, const TensorOptions& on, double 
 }
 
 void BatchNorm2d::count_batch() {
-  if (!is_training() || context().is_recomputing) return;
+  if (!is_training()) return;  // recomputation runs operators, not modules
   StateUpdate update;
   update.state[0] = num_batches_tracked;
   update.apply = [](const StateUpdate& u) {

@@ -62,6 +62,12 @@ TEST_CASE("folding: the steps are those of the net, and both builds have the sam
   CHECK(program.steps[7].name == "layer2.0.conv2");
   CHECK(program.steps[7].residual == 7);  // what layer2.0.downsample.0 makes
   CHECK_FALSE(program.steps[6].has_relu);
+  std::string pools;  // a module that runs an operator again has its number
+  const Net googlenet("googlenet", {.width = 8});
+  for (const auto& step : googlenet.folded->program().steps) {
+    if (step.name.starts_with("max_pool2d")) pools += step.name + " ";
+  }
+  CHECK(pools == "max_pool2d max_pool2d_2 max_pool2d_3 ");
   const Net textbook("resnet18", {.width = 8, .build = models::Build::textbook});
   CHECK((textbook.folded->program() == program));
   CHECK((parse_program(to_text(program)) == program));

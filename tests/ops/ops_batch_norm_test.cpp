@@ -6,6 +6,7 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/memory/stack.h>
+#include <thimble/nn/layers/layers.h>
 
 #include "norm_reference.h"
 #include "support/catch.h"
@@ -265,6 +266,26 @@ TEST_CASE("ops_batch_norm: running statistics") {
     }
     check_values(mean, {0.75 * mean_after[0] + 0.25 * 3, 0.75 * mean_after[1] + 0.25 * 25});
     check_values(var, {0.75 * var_after[0] + 0.25 * 14 / 3, 0.75 * var_after[1] + 0.25 * 500 / 3});
+  }
+}
+
+TEST_CASE("ops_batch_norm: a layer counts a batch once, also where it is run again, in the dtypes of its statistics") {
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    nn::BatchNorm2d norm(3, {.dtype = dtype});
+    CHECK(norm.running_mean.dtype() == (dtype == DType::f64 ? DType::f64 : DType::f32));
+    CHECK(norm.running_var.dtype() == norm.running_mean.dtype());
+    const Tensor x = full({2, 2, 2, 3}, 1, dtype).require_grad();
+    for (const bool is_training : {true, false}) {
+      is_training ? norm.train() : norm.eval();
+      Tape tape;
+      Tensor loss;
+      {
+        const Recording on(tape);
+        loss = mean(checkpoint([&](const Tensor& t) { return norm(t); }, x));
+      }
+      tape.backward(loss);
+      CHECK(item(norm.num_batches_tracked) == 1);
+    }
   }
 }
 
