@@ -46,7 +46,7 @@ class Gap {
 
 bool is_below(const Shelf& a, const Shelf& b) noexcept { return a.offset < b.offset; }
 
-/// Shelves by ascending offset, in chunks: an insertion moves only those of one.
+/// Shelves by ascending offset, in chunks: an insertion moves the shelves of one only.
 class Stack {
  public:
   void add(const Shelf& shelf) {

@@ -117,8 +117,8 @@ class Ejection {
     std::sort(by_offset_.begin(), by_offset_.end());
     std::sort(by_end_.begin(), by_end_.end());
     std::int64_t best_offset = nowhere, best_price = std::numeric_limits<std::int64_t>::max();
-    // Sweeps offsets upwards: begun is the price of the items that begin below the end of `item`, ended of those that end
-    // at or below its offset.
+    // Sweeps offsets upwards: begun is the price of the items that begin below the end of `item`, ended the price of
+    // items that end at or below its offset.
     const auto sweep = [&](const auto& all, auto&& offset_at) {
       std::int64_t begun = 0, ended = 0;
       std::size_t b = 0, e = 0;

@@ -100,10 +100,11 @@ Layout place_greedily(const Problem& problem, std::int64_t target, Budget& budge
 
 // ---- improvement
 
-/// Local search over layouts at most `target` high, then over higher ones below `start`: an item that stands too high is
-/// placed where the items in its way are cheapest to eject, and these are placed likewise; each ejection raises a price
-/// (guided ejection search: Nagata and Braysy, "A powerful route minimization heuristic", 2009). Ends at `target`, after
-/// work in proportion to the items, or when the budget is spent. Returns the best layout found, no higher than `start`.
+/// Local search over layouts at most `target` high, then over higher ones below `start`: an item that ends too high is
+/// placed where the items in its way are cheapest to eject, and these are placed likewise; each ejection raises a
+/// price (guided ejection search: Nagata and Braysy, "A powerful route minimization heuristic", 2009). Ends at
+/// `target`, after work in proportion to the items, or when the budget is spent. Returns the best layout found, no
+/// higher than `start`.
 Layout improve(const Problem& problem, const Layout& start, std::int64_t target, Budget& budget);
 
 // ---- exact

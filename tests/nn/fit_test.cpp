@@ -209,7 +209,7 @@ TEST_CASE("fit: even cuts are the best of all, in random graphs", "[fit]") {
   std::mt19937 random(11);
   const auto below = [&](std::uint32_t n) { return static_cast<std::uint32_t>(random() % n); };
   for (int round = 0; round < 400; ++round) {
-    // Node n makes value and storage n; what it reads was made by the ones before it.
+    // Node n makes value and storage n from results of earlier nodes.
     const std::uint32_t count = 1 + below(9);
     TapeGraph graph;
     for (std::uint32_t n = 0; n < count; ++n) {
