@@ -144,7 +144,7 @@ class TypedRun final : public ErasedRun {
 template <class Model, class Batch>
 class TypedProgram final : public ErasedProgram {
  public:
-  TypedProgram(TrainedProgram<Model, Batch> program, TensorOptions layers)
+  explicit TypedProgram(TrainedProgram<Model, Batch> program, TensorOptions layers = {})
       : layers_(std::move(layers)), program_(std::move(program)) {
     if (program_.parts.empty()) program_.parts.push_back({"", program_.optimizer, program_.loss});
     if (!program_.model || !(program_.batch || program_.batch_of_model)) {
