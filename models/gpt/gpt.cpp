@@ -28,10 +28,10 @@ constexpr GeluForm gelu_form = GeluForm::tanh;
 
 // How a group shards the model; the rest of this file does not know of groups.
 const nn::ShardedChild shards[] = {{"attn.c_attn", nn::Sharding::column, 3},
-                                       {"attn.c_proj", nn::Sharding::row},
-                                       {"mlp.c_fc", nn::Sharding::column},
-                                       {"mlp.c_proj", nn::Sharding::row},
-                                       {"wte", nn::Sharding::vocabulary}};
+                                   {"attn.c_proj", nn::Sharding::row},
+                                   {"mlp.c_fc", nn::Sharding::column},
+                                   {"mlp.c_proj", nn::Sharding::row},
+                                   {"wte", nn::Sharding::vocabulary}};
 
 double epsilon_of(const ModelOptions& sizes) { return sizes.function.epsilon.value_or(epsilon); }
 

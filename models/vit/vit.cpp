@@ -35,10 +35,10 @@ double epsilon_of(const ModelOptions& sizes) { return sizes.function.epsilon.val
 
 // How a group shards the model.
 const nn::ShardedChild shards[] = {{"self_attention.in_proj", nn::Sharding::column, 3},
-                                       {"self_attention.out_proj", nn::Sharding::row},
-                                       {"mlp.0", nn::Sharding::column},
-                                       {"mlp.2", nn::Sharding::element},
-                                       {"mlp.3", nn::Sharding::row}};
+                                   {"self_attention.out_proj", nn::Sharding::row},
+                                   {"mlp.0", nn::Sharding::column},
+                                   {"mlp.2", nn::Sharding::element},
+                                   {"mlp.3", nn::Sharding::row}};
 
 // Of a weight that is never coded: QLoRA's codes are of layers that have adapters.
 nn::TensorOptions plain_weight(const nn::TensorOptions& on) {
