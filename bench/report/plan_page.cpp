@@ -18,9 +18,9 @@ namespace thimble::bench {
 std::string techniques_in_words(const models::PlanReport& report) {
   const models::Setup& setup = report.setup;
   std::string words;
-  if (report.micro_batches > 1) words += " in " + format_grouped(report.micro_batches) + " micro-batches";
+  if (report.micro_batches > 1) words += " in " + std::to_string(report.micro_batches) + " micro-batches";
   if (setup.sizes.head == models::Head::chunked && report.planner != nullptr) words += ", chunked head";
-  if (setup.sizes.window > 0) words += ", a window of " + format_grouped(setup.sizes.window);
+  if (setup.sizes.window > 0) words += ", a window of " + std::to_string(setup.sizes.window);
   if (setup.sizes.feed_forward == models::FeedForward::tiled) words += ", feed-forward layers in tiles";
   if (setup.fuses_optimizer) words += ", optimizer fused into backward";
   return words;

@@ -111,7 +111,7 @@ inline Run train_in_budget(std::int64_t steps, std::size_t budget, const std::st
        .loss = [](Network& net,
                   const Points& points) { return thimble::cross_entropy(net.forward(points.x), points.y); },
        .batch =
-           [](std::int64_t step, thimble::memory::Device) {
+           [](std::int64_t step, thimble::memory::Device device) {
              std::vector<float> x;
              std::vector<std::int64_t> y;
              for (std::int64_t i = 0; i < 64; ++i) {
@@ -119,7 +119,7 @@ inline Run train_in_budget(std::int64_t steps, std::size_t budget, const std::st
                         {static_cast<float>((i * 37 + step * 11) % 64) / 32 - 1, static_cast<float>(i) / 32 - 1});
                y.push_back(x[x.size() - 2] > x.back() ? 1 : 0);
              }
-             return Points{thimble::from_host(x, {64, 2}), thimble::from_host(y, {64})};
+             return Points{thimble::from_host(x, {64, 2}, device), thimble::from_host(y, {64}, device)};
            }},
       options);
   Run run;
