@@ -2,7 +2,7 @@
 // softmax, losses, dropout, the products of a transformer's linear layers, attention, convolutions and optimizers:
 // `kernel_benchmark [--threads N] [--isa NAME] [--cpu-dot U] [--seconds S] [--only TEXT]`.
 //
-// Operators run in f32, and those that compute little for each byte in bf16 too, forward and backward on a tape, in an
+// Operators run in f32, and memory-bound ones in bf16 too, forward and backward on a tape, in an
 // arena whose pages are there; the best of many runs counts (bench/timing/kernel_timing.h). `bound` names the nearer
 // ceiling, and `share` is the time that it allows over the time taken:
 //

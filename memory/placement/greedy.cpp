@@ -82,7 +82,7 @@ class Stack {
 };
 
 /// The shelves, so that an item among very many examines few. Brief ones are in the list of each period of time that
-/// they touch, one or two: a brief item examines its periods and what is not brief. Few items are all not brief.
+/// they touch, one or two: a brief item examines its periods and the long shelves. A small problem has long ones only.
 class Shelves {
  public:
   explicit Shelves(const Problem& problem) {

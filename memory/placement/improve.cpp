@@ -1,4 +1,4 @@
-// Improvement of a greedy placement: what stands too high ejects what is in its way.
+// Improvement of a greedy placement: an item that ends too high ejects the items in its way.
 
 #include <algorithm>
 #include <cmath>

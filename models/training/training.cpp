@@ -146,7 +146,7 @@ void Training::train_step(std::int64_t step, nn::Progress& progress) {
 }
 
 void Training::write_checkpoint(const std::string& path) {
-  if (parts_.optimizer->updates_one_by_one()) rest();  // what is away comes here to be written
+  if (parts_.optimizer->updates_one_by_one()) rest();  // offloaded tensors need room to be written
   save_checkpoint(*this, options_, data_, path);
 }
 

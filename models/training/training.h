@@ -108,7 +108,7 @@ class Training final : public nn::LoopedRun {
   void rest() noexcept;
   /// step(), between the beginning and the end of a placed step.
   void train_step(std::int64_t step, nn::Progress& progress) override;
-  /// After rest(), in evaluation mode, without a tape. On a dry device the first and the last batch stand for all.
+  /// Calls rest(), then evaluates without a tape. A dry device runs batches until the arena repeats, then the last one.
   std::optional<nn::Evaluation> evaluate() override;
   void write_checkpoint(const std::string& path) override;
   void refuse_checkpoint(const std::string& why) override;

@@ -45,8 +45,8 @@ class PlanSearch {
     Plan plan;  // its peak is that of a dynamic arena until it is placed
     bool is_placed = false;
   };
-  /// Plans of one cutting of the graph, or those that know no stages. Points have rising bytes and falling times on a
-  /// frontier, rising times without one.
+  /// Plans of one cutting of the graph, or of the graph without stages. Along a frontier bytes rise and times fall;
+  /// without one times rise.
   struct Course {
     StagedGraph staged = {};
     std::unique_ptr<const remat::Frontier> frontier = nullptr;  // null: whole_

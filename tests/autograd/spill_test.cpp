@@ -182,7 +182,7 @@ TEST_CASE("spill: what is kept, and when", "[spill]") {
   CHECK(tier->statistics().live_bytes == 0);
 }
 
-TEST_CASE("spill: what is needed back first is read first, whatever the order of the list", "[spill]") {
+TEST_CASE("spill: reads follow the order of need, not of the list", "[spill]") {
   class Order final : public Tier {  // of reads, by number of the write
    public:
     memory::Device device() const noexcept override { return cpu; }

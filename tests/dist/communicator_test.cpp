@@ -102,7 +102,7 @@ TEST_CASE("communicator: a dry rank counts what a thread sends, and reads nothin
   CHECK(dist::make_dry(0, 1)->split(3, 0)->size() == 1);
 }
 
-TEST_CASE("communicator: each rank is a thread with a context of its own") {
+TEST_CASE("communicator: each rank is a thread with its own context") {
   thimble::RandomGenerator generator(3);
   const thimble::GeneratorScope scope(generator);
   std::atomic<int> sum{0};
