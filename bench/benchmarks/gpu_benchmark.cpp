@@ -30,7 +30,7 @@
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
-#include <thimble/models/training/random_run.h>
+#include <thimble/models/training/setup.h>
 #include <thimble/models/training/setup.h>
 #include <thimble/nn/quant/codes.h>
 #include <thimble/nn/step/captured_step.h>

@@ -23,7 +23,7 @@
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/stack.h>
-#include <thimble/models/training/random_run.h>
+#include <thimble/models/training/setup.h>
 
 namespace {
 

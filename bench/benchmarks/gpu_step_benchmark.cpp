@@ -31,7 +31,7 @@
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/summary.h>
 #include <thimble/models/planning/costs.h>
-#include <thimble/models/training/random_run.h>
+#include <thimble/models/training/setup.h>
 
 namespace {
 

@@ -48,7 +48,7 @@
 #include <thimble/memory/process/process.h>
 #include <thimble/models/generation/generate.h>
 #include <thimble/models/planning/costs.h>
-#include <thimble/models/training/random_run.h>
+#include <thimble/models/training/setup.h>
 
 namespace {
 

@@ -240,7 +240,7 @@ std::string run_eight_bits(Rows& rows) {
                if (!trained) {  // the first case: gradients are compared at its parameters
                  exact = std::make_unique<models::PreparedTraining>(prepare_training(options));
                  trained = std::make_unique<models::Training>(exact->options, *exact->data, options.device);
-                 for (std::int64_t step = 0; step < options.steps; ++step) trained->step(step);
+                 for (std::int64_t step = 0; step < options.steps; ++step) trained->step();
                }
                double& base = one.optimizer.starts_with("momentum") ? momentum : adamw;
                if (base == 0) base = validation_loss(result);

@@ -14,8 +14,6 @@ namespace choices_detail {
 
 constexpr std::int64_t most_priced = 8;  // micro-batches
 
-bool is_text(const Setup& setup) { return make_model(setup.model, setup.sizes, {dry(cpu)})->is_text(); }
-
 bool has_batch_norm(const Setup& setup) {
   for (const nn::NamedTensor& b : make_model(setup.model, setup.sizes, {dry(cpu)})->buffers()) {
     if (b.name.find("running_mean") != std::string::npos) return true;
@@ -288,7 +286,7 @@ nn::LeverOffers offer_techniques(const ChoiceOptions& given, const Setup& setup)
 MicroBatchChoice choose_micro_batches(const ChoiceOptions& options, const Setup& given) {
   Setup setup = given;
   setup.micro_batches = auto_micro_batches;
-  check_techniques(setup, choices_detail::is_text(setup));
+  check_techniques(setup, is_text(setup));
   if (options.budget_bytes == 0)
     throw ValueError("`micro_batches`: auto needs a budget to choose for; a number is allowed");
   if (!options.costs.operators.empty()) {

@@ -62,10 +62,10 @@ bool plans_alike(const Setup& setup) {
 
 }  // namespace alike_ranks_detail
 
-std::vector<dist::Trait> rank_traits(const TrainOptions& options, const Dataset& data, const Training& training) {
+std::vector<dist::Trait> rank_traits(const TrainOptions& options, const Dataset& data, const Model& model) {
   using namespace alike_ranks_detail;
   const Setup& setup = options.setup;
-  const ModelOptions& sizes = training.model().options();
+  const ModelOptions& sizes = model.options();
   std::vector<dist::Trait> list = dist::process_traits();
   const auto add = [&list](const std::string& name, const std::string& value) { list.push_back({name, value}); };
   const auto add_number = [&](const std::string& name, std::int64_t value) { add(name, std::to_string(value)); };
@@ -90,7 +90,7 @@ std::vector<dist::Trait> rank_traits(const TrainOptions& options, const Dataset&
   add("sum of `adapters`", sum_of_adapters(setup.adapters));
   add("sum of `resume`", sum_of_checkpoint(options.resume));
   add("`dtype`", std::string(to_string(setup.dtype)));
-  add("`optimizer`", optimizer_name(setup, training.model().is_text()));
+  add("`optimizer`", optimizer_name(setup, model.is_text()));
   add_number("`optimizer_rank`", setup.optimizer_rank);
   add("`state`", std::string(to_string(setup.state)));
   add("`full_state`", joined(setup.full_state));
@@ -123,7 +123,7 @@ std::vector<dist::Trait> rank_traits(const TrainOptions& options, const Dataset&
     add(key + " of the model", value);  // where it is not the named model's
   }
   for (const RunTrait& trait : run_traits(options)) add_new(trait.option, trait.value);
-  for (const RecipePart& part : recipe_of(options, data, training)) add_new(part.option, part.value);
+  for (const RecipePart& part : recipe_of(options, data, model)) add_new(part.option, part.value);
   if (!plans_alike(setup)) return list;
   add("`budget_bytes`", options.budget_bytes == 0 ? "" : std::to_string(options.budget_bytes));
   add("sum of `plan`", sum_of_file(options.plan));

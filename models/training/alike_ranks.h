@@ -13,6 +13,6 @@ namespace thimble::models {
 /// evaluations, files to write. The budget and what else a plan is made from is among them where ranks follow one plan
 /// or it decides bits: with parts, stages or stage 3 of ZeRO, `allows_lossy`, `micro_batches` auto. Threads, strictness
 /// and logs may differ. `options` has what open_training fills in. Throws FileError.
-std::vector<dist::Trait> rank_traits(const TrainOptions& options, const Dataset& data, const Training& training);
+std::vector<dist::Trait> rank_traits(const TrainOptions& options, const Dataset& data, const Model& model);
 
 }  // namespace thimble::models

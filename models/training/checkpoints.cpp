@@ -5,12 +5,9 @@
 #include <thimble/core/error.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/datasets/token_text.h>
-#include <thimble/models/training/adapting.h>
 #include <thimble/models/training/recipe.h>
 #include <thimble/nn/files/checkpoint.h>
-#include <thimble/nn/files/rank_files.h>
 #include <thimble/nn/files/safetensors.h>
-#include <thimble/nn/files/weights.h>
 
 namespace thimble::models {
 namespace checkpoints_detail {
@@ -50,14 +47,14 @@ std::vector<RunTrait> run_traits(const TrainOptions& options) {
   return list;
 }
 
-nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data, const Training& training) {
+nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data, const Model& model) {
   nn::Metadata metadata{{"model", options.setup.model}};
   for (const auto& trait : run_traits(options)) {
     if (trait.value != trait.usual) metadata[trait.key] = trait.value;
   }
   if (const std::string symbols = data.symbols(); !symbols.empty()) metadata["characters"] = to_hexadecimal(symbols);
   if (const std::string tokenizer = data.tokenizer(); !tokenizer.empty()) metadata["tokenizer"] = tokenizer;
-  put_recipe(metadata, options, data, training);
+  put_recipe(metadata, options, data, model);
   return metadata;
 }
 
@@ -68,7 +65,7 @@ std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Trai
     const auto found = info.metadata.find(key);
     return found == info.metadata.end() ? otherwise : found->second;
   };
-  const nn::Metadata own = metadata_of(options, data, training);
+  const nn::Metadata own = metadata_of(options, data, training.model());
   for (const char* key : {"model", "characters", "tokenizer"}) {
     if (own.count(key) != 0 && held(key, "") != own.at(key)) {
       throw ValueError(start + "has " + key + " '" + held(key, "") + "'; this run has '" + own.at(key) +
@@ -81,9 +78,9 @@ std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Trai
     throw ValueError(start + "was trained " + checkpoints_detail::in_words(trait, before) +
                      ", and that alone is allowed; this run is " + checkpoints_detail::in_words(trait, trait.value));
   }
-  const std::string changed = recipe_change(info.metadata, options, data, training, start);
+  const std::string changed = recipe_change(info.metadata, options, data, training.model(), start);
   if (change != nullptr) *change = changed;
-  restore(training, options.resume);
+  training.load(options.resume);
   if (training.generator().seed() != options.setup.seed) {
     throw ValueError(start + "was trained with seed " + std::to_string(training.generator().seed()) +
                      "; the same is allowed, not " + std::to_string(options.setup.seed));
@@ -95,40 +92,6 @@ std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Trai
                      " must be more (it counts from the start)");
   }
   return static_cast<std::int64_t>(done);
-}
-
-void restore(Training& training, const std::string& path) {
-  if (training.parallel() == nullptr) {
-    nn::load_checkpoint(path, training.model(), training.optimizer(), training.generator(), training.scaler());
-  } else {
-    nn::load_checkpoint(path, training.model(), training.optimizer(), training.whole_state(), training.generator(),
-                        training.scaler(), training.tensors_of_others());
-  }
-}
-
-void save_checkpoint(Training& training, const TrainOptions& options, const Dataset& data, const std::string& path) {
-  const nn::Metadata metadata = metadata_of(options, data, training);
-  if (training.parallel() == nullptr) {
-    nn::save_checkpoint(path, training.model(), training.optimizer(), training.generator(), metadata, training.scaler(),
-                        options.overwrites);
-  } else {
-    nn::save_checkpoint(path, training.model(), *training.parallel(), training.optimizer(), training.whole_state(),
-                        training.generator(), metadata, training.scaler(), training.later_stages(), options.overwrites);
-  }
-}
-
-void save_weights(Training& training, const PreparedTraining& prepared) {
-  if (const std::string& folder = prepared.options.save_adapters; !folder.empty() && prepared.options.setup.rank == 0) {
-    nn::save_adapters(training.model(), folder, adapter_files(prepared.options.setup, training.model()));
-  }
-  const std::string& path = prepared.options.save_weights;
-  if (path.empty()) return;
-  const nn::Metadata metadata = metadata_of(prepared.options, *prepared.data, training);
-  if (training.parallel() == nullptr) {
-    nn::save_weights(training.model(), path, metadata);
-  } else {
-    nn::save_weights(path, training.model(), *training.parallel(), metadata, training.later_stages());
-  }
 }
 
 }  // namespace thimble::models

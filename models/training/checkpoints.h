@@ -18,7 +18,7 @@ std::vector<RunTrait> run_traits(const TrainOptions& options);
 
 /// The model, what of its recipe is not as the policy has it (loss_scale, fp8_history, ...), the characters of a text,
 /// and the recipe (models/training/recipe.h): what a file of the run says of it.
-nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data, const Training& training);
+nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data, const Model& model);
 
 /// Holds the checkpoint of options.resume against the run on a dry device; nothing is loaded. Returns the steps that it
 /// has done: updates, and steps that the loss scaler skipped, whose batches are used up as well. Throws FileError, and
@@ -26,12 +26,5 @@ nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data, const
 /// what nn::load_checkpoint throws. `change`: what of the recipe is another (recipe_change).
 std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Training& training,
                           std::string* change = nullptr);
-
-/// Bytes go between the file and the run's tensors (nn/files/tensor_io.h). State that is away comes into the run's
-/// arena for one parameter at a time, as the dry run does it, too (Training::visit_state).
-void restore(Training& training, const std::string& path);
-void save_checkpoint(Training& training, const TrainOptions& options, const Dataset& data, const std::string& path);
-/// Where options.save_weights names a file, and options.save_adapters a folder.
-void save_weights(Training& training, const PreparedTraining& prepared);
 
 }  // namespace thimble::models

@@ -86,16 +86,17 @@ double momentum_rate(const std::string& model) {
 
 }  // namespace optimizers_detail
 
-OptimizerNumbers optimizer_numbers(const Setup& setup, const Model& model) {
-  const std::string name = optimizer_name(setup, model.is_text());
+OptimizerNumbers optimizer_numbers(const Setup& setup) {
+  const bool is_text = models::is_text(setup);
+  const std::string name = optimizer_name(setup, is_text);
   OptimizerNumbers numbers;
   if (name == "adafactor") {
     numbers.rate = 0.03;
     numbers.weight_decay = optim::AdafactorOptions{}.weight_decay;
   } else if (name.starts_with("adam") || optimizers_detail::is_of_matrices(name)) {
     // Wide transformers want smaller steps: 3e-3 at width 128, 7.8e-4 at 768.
-    const auto width = static_cast<double>(model.options().width);
-    numbers.rate = model.is_text() ? 3e-3 * std::pow(128 / width, 0.75) : 1e-3;
+    const auto width = static_cast<double>(complete_options(setup.model, setup.sizes).width);
+    numbers.rate = is_text ? 3e-3 * std::pow(128 / width, 0.75) : 1e-3;
     const bool is_adamw = !name.starts_with("adam") || name.starts_with("adamw") || name == "adam-mini";
     numbers.beta2 = is_adamw ? 0.99 : optim::AdamOptions{}.beta2;
     numbers.weight_decay = is_adamw ? 0.1 : 0;
@@ -119,7 +120,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model
     throw ValueError("`optimizer_rank` " + std::to_string(setup.optimizer_rank) + ": " + name +
                      " has no rank; it belongs to galore");
   }
-  const OptimizerNumbers numbers = optimizer_numbers(setup, model);
+  const OptimizerNumbers numbers = optimizer_numbers(setup);
   const optim::MomentFormat moments{.dtype = optimizer_state(setup, model.is_text()), .full = setup.full_state};
   const bool has_beta2 = setup.beta2 >= 0;
   optim::NarrowUpdate narrow = optim::NarrowUpdate::rounded;

@@ -36,9 +36,9 @@ nn::GradientReport packing_gradients(const PreparedTraining& prepared) {
   nn::Plan plan = prepared.plan;
   plan.placement.clear();
   Training training(options, *prepared.data, options.device, plan);
-  if (!options.resume.empty()) restore(training, options.resume);
+  if (!options.resume.empty()) training.load(options.resume);
   const Batch batch = prepared.data->batch(prepared.first_step, options.device, options.setup.dtype);
-  const nn::StepOptions& step = training.step_options();
+  const nn::StepOptions& step = training.options();
   optim::RecordingOptions exact = step.recording;
   exact.plan = without_packing(step.recording.plan);
   const auto loss_of = [&](std::int64_t i) { return training.model().loss(micro_batch(batch, i, step.micro_batches)); };

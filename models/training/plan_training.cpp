@@ -52,11 +52,11 @@ void plan_from_file(PreparedTraining& prepared) {
 void plan_in_budget(PreparedTraining& prepared) {
   Setup& setup = prepared.options.setup;
   const std::size_t budget = prepared.options.budget_bytes;
-  // The program reads its setup from `prepared`, which has no plan of its own to follow until the end of this.
   const auto run_of = [&prepared](const Setup& other) -> nn::MakeRun {
-    return [&prepared, other](memory::Device device) {
-      prepared.options.setup = other;
-      return training_program(prepared)(device);
+    TrainOptions options = prepared.options;
+    options.setup = other;
+    return [&prepared, options = std::move(options)](memory::Device device) {
+      return std::make_unique<Training>(options, *prepared.data, device, nn::Plan(), prepared.first_step);
     };
   };
   const nn::CostModel costs = plan_costs(setup, prepared.options.costs, budget, prepared.options.device);

@@ -175,12 +175,12 @@ void open_data(TrainOptions& options, PreparedTraining& prepared) {
   if (!options.resume.empty()) {
     prepared.first_step = check_resume(options, *prepared.data, training, &prepared.recipe_change);
   }
-  if (options.setup.ranks > 1) prepared.traits = rank_traits(options, *prepared.data, training);
+  if (options.setup.ranks > 1) prepared.traits = rank_traits(options, *prepared.data, training.model());
   if (!has_files) return;
   // Of several ranks the parameters' bytes may be away, but not their shapes; the state of all is beside it.
   std::uint64_t others_bytes = 0;
   if (training.parallel() != nullptr) {
-    for (const auto& [name, of_one] : training.whole_state()) {
+    for (const auto& [name, of_one] : training.rank_files().whole) {
       for (const nn::NamedTensor& s : of_one) others_bytes += s.tensor.bytes();
     }
   }

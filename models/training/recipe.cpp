@@ -27,10 +27,9 @@ std::string at(const nn::Metadata& metadata, const std::string& key) {
 
 }  // namespace recipe_detail
 
-std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& data, const Training& training) {
+std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& data, const Model& model) {
   const Setup& setup = options.setup;
-  const Model& model = training.model();
-  const OptimizerNumbers numbers = optimizer_numbers(setup, model);
+  const OptimizerNumbers numbers = optimizer_numbers(setup);
   std::vector<RecipePart> list{{"batch", "`batch`", std::to_string(setup.batch)},
                                {"lr", "`rate`", format_real(numbers.rate)},
                                {"schedule", "`schedule`", options.schedule},
@@ -58,17 +57,17 @@ std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& da
   return list;
 }
 
-void put_recipe(nn::Metadata& metadata, const TrainOptions& options, const Dataset& data, const Training& training) {
-  for (const RecipePart& part : recipe_of(options, data, training)) {
+void put_recipe(nn::Metadata& metadata, const TrainOptions& options, const Dataset& data, const Model& model) {
+  for (const RecipePart& part : recipe_of(options, data, model)) {
     if (part.value == part.unwritten) continue;
     metadata[recipe_detail::in_file(part)] = part.value;
   }
   metadata[recipe_detail::data_name_key] = recipe_detail::name_of_data(options);
-  metadata.merge(function_metadata(options.setup.model, training.model().options()));
+  metadata.merge(function_metadata(options.setup.model, model.options()));
 }
 
 std::string recipe_change(const nn::Metadata& before, const TrainOptions& options, const Dataset& data,
-                          const Training& training, const std::string& start) {
+                          const Model& model, const std::string& start) {
   using namespace recipe_detail;
   const auto require_same = [&](const char* key, const std::string& was, std::int64_t is) {
     const std::string own = std::to_string(is);
@@ -77,7 +76,7 @@ std::string recipe_change(const nn::Metadata& before, const TrainOptions& option
                      ", and that alone is allowed; this run is with `" + key + "` " + own +
                      ", another function of the same parameters");
   };
-  const ModelOptions& sizes = training.model().options();
+  const ModelOptions& sizes = model.options();
   require_same(heads_key, at(before, heads_key), sizes.heads);
   const std::string window = at(before, window_key);
   if (!at(before, heads_key).empty()) {
@@ -92,7 +91,7 @@ std::string recipe_change(const nn::Metadata& before, const TrainOptions& option
     }
   }
   std::string text;
-  for (const RecipePart& part : recipe_of(options, data, training)) {
+  for (const RecipePart& part : recipe_of(options, data, model)) {
     std::string old = at(before, in_file(part));
     if (old.empty()) old = part.unwritten;
     if (old.empty() || old == part.value) continue;

@@ -20,16 +20,16 @@ struct RecipePart {
 /// Batch, micro-batches, head, dropout, parts of blocks and of the sequence, one stage or several where that is another
 /// arithmetic (Model::is_tied), learning rate and its schedule (its steps where they shape
 /// it), weight decay, beta2, clipping and the data's digest, with defaults filled in.
-std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& data, const Training& training);
+std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& data, const Model& model);
 
 /// Adds the recipe, and what of the model no tensor's shape tells: the number of heads, a window, and its function
 /// where it is not the named model's (function_metadata).
-void put_recipe(nn::Metadata& metadata, const TrainOptions& options, const Dataset& data, const Training& training);
+void put_recipe(nn::Metadata& metadata, const TrainOptions& options, const Dataset& data, const Model& model);
 
 /// What a run changes of a checkpoint's recipe: "`rate` 0.003 -> 0.01, other data: a.txt, ... -> b.txt, ..."; empty:
 /// nothing. Parts that the checkpoint does not name (files of older versions) are passed over. Throws ValueError,
 /// beginning with `start`, for another number of heads, window, or function of the same parameters.
 std::string recipe_change(const nn::Metadata& before, const TrainOptions& options, const Dataset& data,
-                          const Training& training, const std::string& start);
+                          const Model& model, const std::string& start);
 
 }  // namespace thimble::models

@@ -20,26 +20,13 @@
 #include <thimble/nn/step/gradient_sink.h>
 
 namespace thimble::models {
+
+bool is_text(const Setup& setup) {
+  const std::string_view family = model_family(setup.model);
+  return family == "gpt" || family == "llama" || family == "bert";
+}
+
 namespace setup_detail {
-
-class Run final : public nn::TrainingRun {
- public:
-  Run(const Setup& setup, memory::Device device)
-      : parts_(setup, device), batch_(parts_.model->empty_batch(setup.batch / data_ranks(setup), device)) {}
-
-  void step() override {
-    const std::int64_t count = parts_.options.micro_batches;
-    nn::training_step(
-        *parts_.optimizer, [&](std::int64_t i) { return parts_.loss(micro_batch(batch_, i, count)); }, parts_.options);
-  }
-  nn::StepOptions& options() override { return parts_.options; }
-  std::int64_t parameters() const override { return parts_.model->parameter_count(); }
-  std::size_t tier_bytes() const override { return nn::tier_bytes(*parts_.optimizer, parts_.options); }
-
- private:
-  TrainedParts parts_;
-  Batch batch_;
-};
 
 class Inference final : public nn::TrainingRun {
  public:
@@ -288,7 +275,7 @@ std::int64_t whole_batch(const Setup& setup, std::int64_t batch) {
   return (batch + parts - 1) / parts * parts;
 }
 
-nn::StepOptions step_options(const Setup& setup, bool is_text, memory::Device device) {
+nn::StepOptions counted_steps(const Setup& setup, bool is_text) {
   check_techniques(setup, is_text);
   if (setup.micro_batches == auto_micro_batches) {
     throw ValueError("`micro_batches`: auto needs a budget to choose for; a number is allowed");
@@ -297,6 +284,11 @@ nn::StepOptions step_options(const Setup& setup, bool is_text, memory::Device de
   options.clip_norm = clip_norm(setup, is_text);
   options.micro_batches = setup.micro_batches;
   options.micro_samples = setup.batch / (data_ranks(setup) * setup.micro_batches);
+  return options;
+}
+
+nn::StepOptions step_options(const Setup& setup, bool is_text, memory::Device device) {
+  nn::StepOptions options = counted_steps(setup, is_text);
   if (setup.offloads_gradients) options.gradient_tier = make_tier(setup, device, "`offloads_gradients`");
   if (setup.fuses_optimizer) {
     const bool is_placed = PlacedArena::find(*current_resource(device)) != nullptr;
@@ -317,10 +309,6 @@ nn::PlannerOptions planner_options(const Setup& setup, memory::Device device) {
   options.spilling.offloads = true;
   options.make_tier = [setup](memory::Device on) { return models::make_tier(setup, on, "`offload`"); };
   return options;
-}
-
-nn::MakeRun zero_batch_run(const Setup& setup) {
-  return [setup](memory::Device device) { return std::make_unique<setup_detail::Run>(setup, device); };
 }
 
 nn::MakeRun inference_run(const Setup& setup) {

@@ -180,10 +180,15 @@ void check_techniques(const Setup& setup, bool is_text);
 /// The least batch >= `batch` that the setup's ranks and micro-batches divide.
 std::int64_t whole_batch(const Setup& setup, std::int64_t batch);
 
+/// Whether its model is one over tokens. Throws ValueError for an unknown name.
+bool is_text(const Setup& setup);
+
+/// Clipping and micro-batches of the setup's steps. Throws what check_techniques throws, ValueError while the number of
+/// micro-batches is still to be chosen.
+nn::StepOptions counted_steps(const Setup& setup, bool is_text);
 /// How the setup's steps are made on `device`. The optimizer is fused `secured` where a placed arena stands behind the
 /// resource in force, as with a budget, and `unsecured` elsewhere: without a budget nothing but the machine bounds the
-/// arena, and a run that meets that bound is over either way. Throws what check_techniques throws, ValueError while
-/// the number of micro-batches is still to be chosen.
+/// arena, and a run that meets that bound is over either way. Throws what counted_steps throws.
 nn::StepOptions step_options(const Setup& setup, bool is_text, memory::Device device);
 
 /// The optimizer's name with the default filled in. Throws ValueError listing the names.
@@ -205,7 +210,7 @@ struct OptimizerNumbers {
   double rate = 0, weight_decay = 0;
   std::optional<double> beta2 = {};  ///< of adam and adamw
 };
-OptimizerNumbers optimizer_numbers(const Setup& setup, const Model& model);
+OptimizerNumbers optimizer_numbers(const Setup& setup);
 
 /// The stage `place` of the setup's model; its parameters are in the store in force.
 std::unique_ptr<Model> make_stage(const Setup& setup, const dist::StagePlace& place, const nn::TensorOptions& on,
@@ -232,8 +237,10 @@ double clip_norm(const Setup& setup, bool is_text);
 /// FileError where the folder cannot take a tier (memory/offload/direct_file.h).
 nn::PlannerOptions planner_options(const Setup& setup, memory::Device device);
 
-/// Makes runs that train `setup` on a batch of zeros: for dry runs, and to measure them.
+/// Makes runs that train `setup` on a batch of zeros, or of random values, that stays on the device: for dry runs, and
+/// to measure and time them. On a dry device both are zeros.
 nn::MakeRun zero_batch_run(const Setup& setup);
+nn::MakeRun random_run(const Setup& setup);
 
 /// Makes runs whose step is a forward in evaluation mode, without a tape and without an optimizer.
 nn::MakeRun inference_run(const Setup& setup);

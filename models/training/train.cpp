@@ -132,9 +132,8 @@ TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& obs
   if (watcher) watcher(stack);
   const ResourceScope scope(stack.top);
   const Tf32Scope products(options.allows_tf32);
-  Training training(options, *prepared.data, options.device, prepared.plan);
-  if (!options.resume.empty()) restore(training, options.resume);
-  training.prepare_steps();
+  Training training(options, *prepared.data, options.device, prepared.plan, prepared.first_step);
+  if (!options.resume.empty()) training.load(options.resume);
   report.parameters = training.model().parameter_count();
   for (const nn::Named& p : training.model().trainable()) report.trained_parameters += p.tensor.elements();
   report.optimizer = training.optimizer().name();
@@ -148,7 +147,7 @@ TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& obs
   report.captured_launches = training.captured_launches();
   if (training.scaler() != nullptr) report.scaler = training.scaler()->state();
   const bool is_complete = report.end == nn::TrainEnd::complete;
-  if (is_complete) save_weights(training, prepared);
+  if (is_complete) training.save_weights();
   loop.rethrow_failed_save();
   training.rest();
   if (is_complete && options.sample > 0) report.sample = prepared.data->decode(training.sample());

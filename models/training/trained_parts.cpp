@@ -137,10 +137,8 @@ std::unique_ptr<dist::AllStages> make_all_stages(const Setup& setup, Model& mode
 
 }  // namespace trained_parts_detail
 
-TrainedParts::TrainedParts(const Setup& setup, memory::Device device, dist::Communicator* given)
-    : generator(setup.seed),
-      scope(generator),
-      dry_ranks(trained_parts_detail::make_dry_ranks(setup, device)),
+ModelParts::ModelParts(const Setup& setup, memory::Device device, dist::Communicator* given)
+    : dry_ranks(trained_parts_detail::make_dry_ranks(setup, device)),
       ranks(trained_parts_detail::choose(setup, dry_ranks.get(), given)),
       team_ranks(trained_parts_detail::split(setup, ranks, trained_parts_detail::Alike::team)),
       like_ranks(trained_parts_detail::split(setup, ranks, trained_parts_detail::Alike::like)),
@@ -151,21 +149,29 @@ TrainedParts::TrainedParts(const Setup& setup, memory::Device device, dist::Comm
                                                    {.ranks = team_ranks.get(), .all = ranks}, *model)),
       stage(trained_parts_detail::make_pipeline(setup, device, stage_ranks.get(), parallel.get(), *model)),
       all_stages(trained_parts_detail::make_all_stages(setup, *model)),
-      optimizer(parallel ? make_optimizer(setup, *model, parallel->parameters()) : make_optimizer(setup, *model)),
+      optimizer(parallel ? make_optimizer(setup, *model, parallel->parameters()) : make_optimizer(setup, *model)) {}
+
+TrainedParts::TrainedParts(const Setup& setup, memory::Device device, dist::Communicator* given)
+    : SeededScope(setup.seed),
+      ModelParts(setup, device, given),
       scaler(make_scaler(setup)),
       options(step_options(setup, model->is_text(), device)) {
   options.scaler = scaler.get();
   options.ranks = parallel.get();
-  options.stage = all_stages ? static_cast<optim::Pipeline*>(all_stages.get()) : stage.get();
+  options.stage = pipeline();
 }
 
-Tensor TrainedParts::loss(Batch part) {
+optim::Pipeline* ModelParts::pipeline() const {
+  return all_stages ? static_cast<optim::Pipeline*>(all_stages.get()) : stage.get();
+}
+
+Tensor ModelParts::loss(Batch part) {
   if (stage == nullptr) return model->loss(part);
   if (!stage->is_first(stage->chunk())) part.input = stage->receive_input(part.target.size(0));
   return pieces[stage->chunk()]->loss(part);
 }
 
-dist::Communicator::Volume TrainedParts::volume() const {
+dist::Communicator::Volume ModelParts::volume() const {
   dist::Communicator::Volume sum{0, 0};
   for (const dist::Communicator* of : {ranks, team_ranks.get(), like_ranks.get()}) {
     if (of == nullptr) continue;

@@ -1,5 +1,5 @@
 #pragma once
-// A setup's model and all that trains it on one rank: what runs are made of, for real and on a dry device.
+// A setup's model on one rank, with its optimizer and the ranks that it trains with: for real and on a dry device.
 
 #include <memory>
 #include <vector>
@@ -16,14 +16,12 @@
 
 namespace thimble::models {
 
-struct TrainedParts {
-  /// `ranks`: of a setup of several ranks those that train together, which must live as long; on a dry device a dry one
-  /// of this rank takes their place, and may be null. Throws what make_model, make_optimizer and step_options throw;
+struct ModelParts {
+  /// Parameters are drawn from the generator in force. `ranks`: of a setup of several ranks those that train together, which must live as long; on a dry device a dry one
+  /// of this rank takes their place, and may be null. Throws what make_model and make_optimizer throw;
   /// ValueError where `ranks` are not those of the setup.
-  TrainedParts(const Setup& setup, memory::Device device, dist::Communicator* ranks = nullptr);
+  ModelParts(const Setup& setup, memory::Device device, dist::Communicator* ranks = nullptr);
 
-  RandomGenerator generator;
-  GeneratorScope scope;
   std::unique_ptr<dist::Communicator> dry_ranks;
   dist::Communicator* ranks;                        ///< null: this one alone
   std::unique_ptr<dist::Communicator> team_ranks;   ///< that have the other parts; null: tp 1, or one rank
@@ -35,13 +33,28 @@ struct TrainedParts {
   std::unique_ptr<dist::PipelineStage> stage;    ///< null: this rank has all stages
   std::unique_ptr<dist::AllStages> all_stages;   ///< which are several, and share a parameter; null: else
   std::unique_ptr<optim::Optimizer> optimizer;
-  std::unique_ptr<optim::GradScaler> scaler;  ///< null: the loss is not scaled
-  nn::StepOptions options;
 
   /// What the pass under way records of this rank's micro-batch `part`: its loss, or what goes to the next stage.
   Tensor loss(Batch part);
+  /// Its stage, or all of them; null: one.
+  optim::Pipeline* pipeline() const;
   /// What this rank has begun to send to others, of its team and of those with the same parts. Zeros: one rank.
   dist::Communicator::Volume volume() const;
+};
+
+struct SeededScope {
+  explicit SeededScope(std::uint64_t seed) : generator(seed), scope(generator) {}
+  RandomGenerator generator;
+  GeneratorScope scope;
+};
+
+/// Those, and all else that steps by hand take: its generator is in force while it lives.
+struct TrainedParts : SeededScope, ModelParts {
+  /// Throws what ModelParts and step_options throw.
+  TrainedParts(const Setup& setup, memory::Device device, dist::Communicator* ranks = nullptr);
+
+  std::unique_ptr<optim::GradScaler> scaler;  ///< null: the loss is not scaled
+  nn::StepOptions options;
 };
 
 /// What the stages behind the first one have, by dry twins; nothing of one stage.

@@ -6,17 +6,33 @@
 
 #include <thimble/autograd/functions/loss.h>
 #include <thimble/core/error.h>
+#include <thimble/core/random/philox.h>
+#include <thimble/core/random/random.h>
+#include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/models/generation/generate.h>
+#include <thimble/models/training/adapting.h>
 #include <thimble/models/training/checkpoints.h>
+#include <thimble/models/training/trained_parts.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/weights.h>
+#include <thimble/nn/step/captured_step.h>
 #include <thimble/nn/step/read.h>
 #include <thimble/optim/schedule.h>
 
 namespace thimble::models {
 namespace training_detail {
+
+Tensor random_classes(const Shape& shape, std::int64_t classes, memory::Device device) {
+  if (device.is_dry) return zeros(shape, DType::i64, device, Category::input);
+  std::vector<std::int64_t> values(static_cast<std::size_t>(shape.elements()));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const PhiloxBlock bits = philox4x32({{static_cast<std::uint32_t>(i), 0, 0, 0}}, {{1, 2}});
+    values[i] = bits.word[0] % classes;
+  }
+  return from_host(values, shape, device, Category::input);
+}
 
 // Rows of (N, K) scores whose largest is at the row's target.
 std::int64_t count_correct(const std::vector<float>& scores, const std::vector<std::int64_t>& targets) {
@@ -28,16 +44,6 @@ std::int64_t count_correct(const std::vector<float>& scores, const std::vector<s
     correct += best == targets[i] ? 1 : 0;
   }
   return correct;
-}
-
-// A captured step repeats the weights of its micro-batches.
-void require_equal_parts(const Batch& batch, std::int64_t count) {
-  const std::vector<optim::MicroBatch> parts = micro_batches(batch, count);
-  if (std::any_of(parts.begin(), parts.end(), [&](const optim::MicroBatch& part) { return !(part == parts[0]); })) {
-    throw PlanError(
-        "training: the micro-batches of a step that is recorded must have as many targets that count as "
-        "each other; steps that are not recorded may differ");
-  }
 }
 
 }  // namespace training_detail
@@ -61,67 +67,128 @@ double rate_at(const TrainOptions& options, double rate, std::int64_t step) {
   return std::max(options.min_rate, optim::step_rate(rate, step, std::max<std::int64_t>(1, (total + 2) / 3)));
 }
 
-Training::Training(const TrainOptions& options, Dataset& data, memory::Device device, const nn::Plan& plan)
-    : options_(options),
-      data_(data),
-      device_(device),
-      parts_(options.setup, device, options.ranks),
-      rate_(parts_.optimizer->rate()),
-      placed_(PlacedArena::find(*current_resource(device))) {
-  plan.apply(parts_.options, device);
+nn::TrainerOptions trainer_options(const TrainOptions& options, memory::Device device) {
+  const Setup& setup = options.setup;
+  rate_at(options, 1, 0);
+  nn::TrainerOptions chosen;
+  chosen.device = device;
+  chosen.seed = setup.seed;
+  chosen.steps = options.steps;
+  chosen.evaluate_every = options.eval_every;
+  chosen.step = counted_steps(setup, is_text(setup));
+  chosen.step.fuses_optimizer = setup.fuses_optimizer ? nn::FusedUpdate::secured : nn::FusedUpdate::off;
+  chosen.loss_scale = loss_scaling(setup);
+  chosen.rate = [options, rate = optimizer_numbers(setup).rate](std::int64_t step) {
+    return rate_at(options, rate, step);
+  };
+  chosen.offload.gradients = setup.offloads_gradients;
+  chosen.planner.make_tier = [setup](memory::Device on) { return make_tier(setup, on, "`offloads_gradients`"); };
+  chosen.is_strict = options.is_strict;
+  chosen.captures_steps = options.captures_steps;
+  chosen.save = options.save;
+  chosen.save_every = options.save_every;
+  chosen.overwrites = options.overwrites;
+  chosen.resume = options.resume;
+  return chosen;
 }
 
-void Training::prepare_steps() {
-  if (options_.captures_steps) batch_ = data_.batch(0, device_, options_.setup.dtype);
-}
+class ModelProgram::Run final : public nn::ProgramRun {
+ public:
+  Run(const ModelProgram& program, memory::Device device)
+      : options_(program.options_),
+        data_(program.data_),
+        kept_(program.kept_),
+        device_(device),
+        parts_(program.options_.setup, device, program.options_.ranks) {}
 
-void Training::rest() noexcept {
-  if (recorded_) recorded_->drop();
-  if (placed_ != nullptr) placed_->release_region();
-}
-
-double Training::captured_step(std::int64_t step) {
-  if (!device_.is_dry) {
-    const Batch next = data_.batch(step, cpu, options_.setup.dtype);
-    training_detail::require_equal_parts(next, parts_.options.micro_batches);
+  void make_optimizers() override {
+    if (data_ != nullptr) return;
+    const Setup& setup = options_.setup;
+    batch_ = parts_.model->empty_batch(setup.batch / data_ranks(setup), device_);
+    if (kept_ == KeptBatch::random) draw_batch();
+  }
+  optim::Optimizer& optimizer(std::size_t) override { return *parts_.optimizer; }
+  std::vector<nn::Module*> modules() override { return {parts_.model.get()}; }
+  void take_batch(std::int64_t step) override {
+    if (data_ != nullptr) batch_ = data_->batch(step, device_, options_.setup.dtype);
+  }
+  void drop_batch() noexcept override {
+    if (data_ != nullptr) batch_ = {};
+  }
+  void load_batch(std::int64_t step) override {
+    if (data_ == nullptr || device_.is_dry) return;
+    const Batch next = data_->batch(step, cpu, options_.setup.dtype);
     nn::load_input(batch_.input, next.input);
     nn::load_input(batch_.target, next.target);
     if (batch_.mask.defined()) nn::load_input(batch_.mask, next.mask);
+    batch_.counts = next.counts;
   }
-  const auto loss_of = [this](std::int64_t i) {
-    return parts_.loss(micro_batch(batch_, i, parts_.options.micro_batches));
-  };
-  if (placed_ == nullptr) {
-    if (!device_.is_dry) throw PlanError("training: no placed arena is there to record steps in; it needs one");
-    nn::training_step(*parts_.optimizer, loss_of, parts_.options);
-    return 0;
+  void prepare_batch(std::int64_t step) override {
+    if (data_ != nullptr) data_->prepare(step, options_.setup.dtype);
   }
-  if (!recorded_) recorded_ = std::make_unique<nn::CapturedStep>(*placed_, *parts_.optimizer, loss_of, parts_.options);
-  const Tensor loss = recorded_->run();
-  captured_launches_ = recorded_->launches();
-  prepare_next(step);
-  return nn::read_value(loss);
+  std::vector<optim::MicroBatch> weights(std::int64_t count) override {
+    if (data_ == nullptr || (count == 1 && parts_.ranks == nullptr)) return {};
+    return micro_batches(batch_, count);
+  }
+  Tensor loss(std::size_t, std::int64_t index, std::int64_t count) override {
+    return parts_.loss(micro_batch(batch_, index, count));
+  }
+  nn::Evaluation evaluate() override;
+  void end() override {
+    if (!options_.save_weights.empty()) visit_save_weights();
+    if (options_.sample > 0) sample();
+  }
+  dist::DataParallel* parallel() override { return parts_.parallel.get(); }
+  optim::Pipeline* stage() override { return parts_.pipeline(); }
+  nn::RankFiles rank_files() override;
+  std::optional<nn::Metadata> metadata() override {
+    if (data_ == nullptr) return std::nullopt;
+    return metadata_of(options_, *data_, *parts_.model);
+  }
+
+  ModelParts& parts() noexcept { return parts_; }
+  bool can_sample() const { return parts_.model->is_text() && !parts_.model->is_masked(); }
+  std::vector<std::int64_t> sample();
+  void save_weights();
+
+ private:
+  void draw_batch();
+  void visit_save_weights();
+  Tensor evaluated(Batch part);
+
+  const TrainOptions& options_;
+  Dataset* data_;
+  KeptBatch kept_;
+  memory::Device device_;
+  ModelParts parts_;
+  Batch batch_;  // that is held
+  nn::WholeState whole_;
+  std::vector<nn::StageOutline> later_;
+  std::vector<nn::NamedTensor> others_;
+};
+
+std::unique_ptr<nn::ProgramRun> ModelProgram::make(memory::Device device) const {
+  return std::make_unique<Run>(*this, device);
 }
 
-double Training::step(std::int64_t step) {
-  parts_.optimizer->set_rate(rate_at(options_, rate_, step));
-  if (options_.captures_steps) return captured_step(step);
-  const Batch batch = data_.batch(step, device_, options_.setup.dtype);
-  if (parts_.options.micro_batches > 1 || parts_.ranks != nullptr) {
-    parts_.options.parts = micro_batches(batch, parts_.options.micro_batches);
-  }
-  const Tensor loss = nn::training_step(
-      *parts_.optimizer,
-      [&](std::int64_t i) { return parts_.loss(micro_batch(batch, i, parts_.options.micro_batches)); }, parts_.options);
-  prepare_next(step);
-  return nn::read_value(loss);
+/// All batches are alike: their shapes are those of the sizes.
+nn::BatchOutline ModelProgram::outline(std::int64_t, memory::Device, std::int64_t) const {
+  nn::BatchOutline outline;
+  outline.shapes = std::to_string(options_.setup.batch) + " samples";
+  return outline;
 }
 
-void Training::prepare_next(std::int64_t step) {
-  if (device_.is_cuda() && !device_.is_dry && step + 1 < options_.steps) data_.prepare(step + 1, options_.setup.dtype);
+/// Values in place of zeros.
+void ModelProgram::Run::draw_batch() {
+  const Model& model = *parts_.model;
+  const std::int64_t classes = model.is_text() ? model.options().vocabulary : model.options().classes;
+  batch_.target = training_detail::random_classes(batch_.target.shape(), classes, device_);
+  batch_.input = model.is_text() ? training_detail::random_classes(batch_.input.shape(), classes, device_)
+                                 : randn(batch_.input.shape(), options_.setup.dtype, device_);
 }
 
-Tensor Training::evaluated(Batch part) {
+/// Scores of images, or the mean loss over tokens; undefined on all stages of a pipeline but the last.
+Tensor ModelProgram::Run::evaluated(Batch part) {
   dist::PipelineStage* const stage = parts_.stage.get();
   const auto through = [&](Model& piece) { return piece.is_text() ? piece.loss(part) : piece.forward(part.input); };
   if (stage == nullptr) return through(*parts_.model);
@@ -134,36 +201,12 @@ Tensor Training::evaluated(Batch part) {
   return Tensor();
 }
 
-void Training::train_step(std::int64_t step, nn::Progress& progress) {
-  const bool begins = placed_ != nullptr && !options_.captures_steps;  // captured steps begin and end themselves
-  if (begins) placed_->begin_step(steps_taken_++);
-  progress.loss = this->step(step);
-  progress.losses = {progress.loss};
-  progress.rate = parts_.optimizer->rate();
-  if (!begins) return;
-  placed_->end_step();
-  placed_->require_kept();
-}
-
-void Training::write_checkpoint(const std::string& path) {
-  if (parts_.optimizer->updates_one_by_one()) rest();  // offloaded tensors need room to be written
-  save_checkpoint(*this, options_, data_, path);
-}
-
-void Training::refuse_checkpoint(const std::string& why) {
-  if (parts_.parallel == nullptr) return;
-  nn::refuse_checkpoint(*parts_.model, *parts_.parallel, *parts_.optimizer, whole_state(), why, later_stages());
-}
-
-std::optional<nn::Evaluation> Training::evaluate() {
-  rest();
-  const NoGrad off;
-  parts_.model->eval();
-  const std::int64_t all = data_.validation_batches();
+nn::Evaluation ModelProgram::Run::evaluate() {
+  const std::int64_t all = data_->validation_batches();
   const std::int64_t count = options_.eval_batches > 0 ? std::min(all, options_.eval_batches) : all;
   double loss = 0;
   // Samples at a time, as in a step.
-  const std::int64_t most = options_.setup.batch / (data_ranks(options_.setup) * parts_.options.micro_batches);
+  const std::int64_t most = options_.setup.batch / (data_ranks(options_.setup) * options_.setup.micro_batches);
   std::int64_t samples = 0, correct = 0;
   const Arena* const arena = device_.is_dry ? Arena::find(*current_resource(device_)) : nullptr;
   std::uint64_t layout = 0, of_parts = 0;
@@ -176,7 +219,7 @@ std::optional<nn::Evaluation> Training::evaluate() {
   for (std::int64_t i = 0; i < count; ++i) {
     if (is_settled && i + 1 < count) continue;
     const ParameterUse use;
-    const Batch batch = data_.validation_batch(i, device_, options_.setup.dtype);
+    const Batch batch = data_->validation_batch(i, device_, options_.setup.dtype);
     const std::int64_t all_samples = batch.target.size(0);
     bool is_part_settled = false;
     for (std::int64_t begin = 0; begin < all_samples; begin += most) {
@@ -197,7 +240,6 @@ std::optional<nn::Evaluation> Training::evaluate() {
     if (arena == nullptr) continue;
     is_settled = leaves_as_before(layout, i == 0);
   }
-  parts_.model->train();
   if (parts_.stage != nullptr) {
     parts_.stage->end_passes();
     std::array<double, 2> of_last{loss, static_cast<double>(correct)};
@@ -210,34 +252,33 @@ std::optional<nn::Evaluation> Training::evaluate() {
   return evaluation;
 }
 
-void Training::visit_save() {
-  if (parts_.parallel == nullptr) return nn::visit_save(*parts_.model, *parts_.optimizer);
-  nn::visit_save(*parts_.model, *parts_.parallel, *parts_.optimizer, whole_state(), later_stages());
-}
-
-void Training::visit_save_weights() {
-  if (parts_.parallel == nullptr) return nn::visit_save_weights(*parts_.model);
-  nn::visit_save_weights(*parts_.model, *parts_.parallel, later_stages());
-}
-
-void Training::visit_load() { nn::visit_state(*parts_.model, *parts_.optimizer); }
-
-const nn::WholeState& Training::whole_state() {
-  if (whole_state_.empty()) whole_state_ = models::whole_state(options_.setup, device_);
-  return whole_state_;
-}
-
-std::span<const nn::StageOutline> Training::later_stages() {
+nn::RankFiles ModelProgram::Run::rank_files() {
   const Setup& setup = options_.setup;
-  if (later_stages_.empty() && setup.rank == 0 && setup.pp > 1) {
-    later_stages_ = models::later_stages(setup, device_);
+  if (whole_.empty()) {
+    whole_ = models::whole_state(setup, device_);
+    if (setup.rank == 0 && setup.pp > 1) later_ = later_stages(setup, device_);
+    others_ = tensors_of_others(setup, device_, *parts_.model);
   }
-  return later_stages_;
+  return {whole_, later_, others_};
 }
 
-bool Training::can_sample() const noexcept { return parts_.model->is_text() && !parts_.model->is_masked(); }
+void ModelProgram::Run::visit_save_weights() {
+  if (parts_.parallel == nullptr) return nn::visit_save_weights(*parts_.model);
+  nn::visit_save_weights(*parts_.model, *parts_.parallel, rank_files().later);
+}
 
-std::vector<std::int64_t> Training::sample() {
+void ModelProgram::Run::save_weights() {
+  const Setup& setup = options_.setup;
+  if (!options_.save_adapters.empty() && setup.rank == 0) {
+    nn::save_adapters(*parts_.model, options_.save_adapters, adapter_files(setup, *parts_.model));
+  }
+  if (options_.save_weights.empty()) return;
+  const nn::Metadata metadata = metadata_of(options_, *data_, *parts_.model);
+  if (parts_.parallel == nullptr) return nn::save_weights(*parts_.model, options_.save_weights, metadata);
+  nn::save_weights(options_.save_weights, *parts_.model, *parts_.parallel, metadata, rank_files().later);
+}
+
+std::vector<std::int64_t> ModelProgram::Run::sample() {
   if (!can_sample())
     throw ValueError("`sample`: " + options_.setup.model + " cannot write; the GPT and Llama families can");
   Model& model = *parts_.model;
@@ -251,73 +292,57 @@ std::vector<std::int64_t> Training::sample() {
 
 namespace training_detail {
 
-class DataRun final : public nn::TrainingRun {
- public:
-  DataRun(const PreparedTraining& prepared, memory::Device device, const nn::Plan& plan)
-      : prepared_(prepared), training_(prepared.options, *prepared.data, device, plan), step_(prepared.first_step) {
-    if (!prepared.options.resume.empty()) training_.visit_load();
-    training_.prepare_steps();
-  }
+TrainOptions of_kept_batch(const Setup& setup) {
+  TrainOptions options;
+  options.setup = setup;
+  return options;
+}
 
-  void step() override {
-    if (step_ < prepared_.options.steps) loss_ = training_.step(step_++);
-  }
-  void finish(FunctionRef<void()> step) override {
-    const TrainOptions& options = prepared_.options;
-    if (!options.save.empty() && comes_between(options.save_every) && step_ < options.steps) {
-      training_.visit_save();
-      step();
-    }
-    evaluate_and_save();
-    if (!comes_between(options.eval_every)) return end();
-    for (std::uint64_t before = layout(), after = 0; step_ < options.steps; before = after) {
-      step();
-      evaluate_and_save();
-      after = layout();
-      if (after == before) break;  // from here on everything repeats
-    }
-    end();
-  }
-  nn::StepOptions& options() override { return training_.step_options(); }
-  bool begins_placed_steps() const override { return prepared_.options.captures_steps; }
-  std::int64_t parameters() const override { return training_.model().parameter_count(); }
-  std::size_t tier_bytes() const override { return training_.tier_bytes(); }
-  nn::RunView view() override {
-    return {{loss_}, {&training_.optimizer()}, training_.model().buffers(), &training_.generator(), training_.scaler()};
-  }
-
- private:
-  /// Whether what is done every so many steps is done before the last one.
-  bool comes_between(std::int64_t every) const {
-    return every > 0 && (prepared_.first_step / every + 1) * every < prepared_.options.steps;
-  }
-  void end() {
-    if (!prepared_.options.save_weights.empty()) training_.visit_save_weights();
-    if (prepared_.options.sample > 0) training_.sample();
-  }
-  void evaluate_and_save() {
-    training_.evaluate();
-    if (!prepared_.options.save.empty()) training_.visit_save();
-  }
-  std::uint64_t layout() const {
-    const Arena* const arena = Arena::find(*current_resource(dry(prepared_.options.device)));
-    return arena != nullptr ? arena->layout_digest() : 0;
-  }
-
-  const PreparedTraining& prepared_;
-  Training training_;
-  std::int64_t step_;
-  double loss_ = 0;
-};
+nn::TrainerOptions without_schedule(nn::TrainerOptions options) {
+  options.rate = nullptr;
+  return options;
+}
 
 }  // namespace training_detail
+
+Training::Training(const TrainOptions& options, Dataset& data, memory::Device device, const nn::Plan& plan,
+                   std::int64_t first_step)
+    : TrainingProgram{ModelProgram(options, data), trainer_options(options, device)},
+      nn::TrainerRun(named, chosen, device, {.is_scheduled = true}, first_step) {
+  plan.apply(nn::TrainerRun::options(), device);
+}
+
+Training::Training(const Setup& setup, KeptBatch batch, memory::Device device)
+    : TrainingProgram{ModelProgram(setup, batch), training_detail::without_schedule(trainer_options(
+                                                      training_detail::of_kept_batch(setup), device))},
+      nn::TrainerRun(named, chosen, device, {}) {}
+
+ModelProgram::Run& Training::run() { return static_cast<ModelProgram::Run&>(program()); }
+Model& Training::model() { return *run().parts().model; }
+dist::Communicator::Volume Training::volume() { return run().parts().volume(); }
+bool Training::can_sample() { return run().can_sample(); }
+
+std::vector<std::int64_t> Training::sample() {
+  rest();
+  return run().sample();
+}
+
+void Training::save_weights() { run().save_weights(); }
 
 nn::MakeRun training_program(const PreparedTraining& prepared) { return training_program(prepared, prepared.plan); }
 
 nn::MakeRun training_program(const PreparedTraining& prepared, const nn::Plan& plan) {
   return [&prepared, &plan](memory::Device device) {
-    return std::make_unique<training_detail::DataRun>(prepared, device, plan);
+    return std::make_unique<Training>(prepared.options, *prepared.data, device, plan, prepared.first_step);
   };
+}
+
+nn::MakeRun zero_batch_run(const Setup& setup) {
+  return [setup](memory::Device device) { return std::make_unique<Training>(setup, KeptBatch::zeros, device); };
+}
+
+nn::MakeRun random_run(const Setup& setup) {
+  return [setup](memory::Device device) { return std::make_unique<Training>(setup, KeptBatch::random, device); };
 }
 
 }  // namespace thimble::models

@@ -43,8 +43,7 @@
 #include <thimble/models/training/setup.h>
 #include <thimble/models/training/trained_parts.h>
 #include <thimble/nn/fit/levers.h>
-#include <thimble/nn/step/captured_step.h>
-#include <thimble/nn/trainer/training_loop.h>
+#include <thimble/nn/trainer/trainer_run.h>
 
 namespace thimble::models {
 
@@ -86,87 +85,69 @@ struct TrainOptions {
 /// The samples of a batch that the setup's rank gets.
 BatchShare share_of(const Setup& setup);
 
-/// The learning rate of a step (from 0). Throws ValueError for an unknown schedule or a warm-up longer than the steps.
+/// The learning rate of a step (from 0), of a run whose optimizer begins with `rate`. Throws ValueError for an unknown
+/// schedule or a warm-up longer than the steps.
 double rate_at(const TrainOptions& options, double rate, std::int64_t step);
 
-/// Model, optimizer and random numbers on one device. Everything takes its bytes from the resource in force.
-class Training final : public nn::LoopedRun {
+/// One batch that stays, of zeros or of random values: for dry runs and timing. On a dry device both are zeros.
+enum class KeptBatch : std::uint8_t { zeros, random };
+
+/// A named model, with its data or a batch that stays, as trainers run it.
+class ModelProgram final : public nn::Program {
  public:
-  /// `options` has the sizes that `prepare` filled in. Throws what make_model and make_optimizer throw.
-  /// With several ranks `data` is set to this one's share.
-  Training(const TrainOptions& options, Dataset& data, memory::Device device, const nn::Plan& plan = {});
+  /// `options` have the sizes that `prepare` filled in; `data` must outlive it. With several ranks `data` is set to
+  /// this one's share.
+  ModelProgram(TrainOptions options, Dataset& data) : options_(std::move(options)), data_(&data) {}
+  ModelProgram(Setup setup, KeptBatch batch) : kept_(batch) { options_.setup = std::move(setup); }
 
-  /// Before the first step, where steps are captured: makes the batch that every step reads. The data must be open.
-  /// Nothing elsewhere.
-  void prepare_steps();
-  /// One step on the step's batch at the schedule's rate. Returns the loss; 0 on a dry device. Captured steps
-  /// need a placed arena behind the resource in force, and begin and end its steps themselves; without one, on a dry
-  /// device, the step is what plans are made for. Throws PlanError without one elsewhere.
-  double step(std::int64_t step);
-  /// Between steps: releases what only steps need, the captured graph and the region of a placed arena, so that others
-  /// have the bytes. The next step takes them again.
-  void rest() noexcept;
-  /// step(), between the beginning and the end of a placed step.
-  void train_step(std::int64_t step, nn::Progress& progress) override;
-  /// Calls rest(), then evaluates without a tape. A dry device runs batches until the arena repeats, then the last one.
-  std::optional<nn::Evaluation> evaluate() override;
-  void write_checkpoint(const std::string& path) override;
-  void refuse_checkpoint(const std::string& why) override;
-  std::int64_t steps_done() override { return parts_.optimizer->step_count() + skipped_steps(); }
-  std::int64_t skipped_steps() override { return scaler() != nullptr ? scaler()->state().skipped_steps : 0; }
-  bool is_replay() const override { return recorded_ != nullptr && recorded_->is_captured(); }
-  /// Whether the model can write: it is one of the GPT family.
-  bool can_sample() const noexcept;
-  /// Tokens that the model writes after token 0. Throws ValueError when the model cannot write.
-  std::vector<std::int64_t> sample();
-
-  Model& model() noexcept { return *parts_.model; }
-  const Model& model() const noexcept { return *parts_.model; }
-  optim::Optimizer& optimizer() noexcept { return *parts_.optimizer; }
-  RandomGenerator& generator() noexcept { return parts_.generator; }
-  nn::StepOptions& step_options() noexcept { return parts_.options; }
-  /// On a dry device: the memory effects of saving and loading a checkpoint, and of saving weights, where tensors that
-  /// are away come and go, and parts come together.
-  void visit_save();
-  void visit_load();
-  void visit_save_weights();
-  /// The ranks; null: this is the only one.
-  dist::DataParallel* parallel() noexcept { return parts_.parallel.get(); }
-  dist::Communicator::Volume volume() const { return parts_.volume(); }
-  /// The optimizer's state of all ranks.
-  const nn::WholeState& whole_state();
-  /// What a checkpoint has of the model besides this rank's stage.
-  std::vector<nn::NamedTensor> tensors_of_others() const {
-    return models::tensors_of_others(options_.setup, device_, *parts_.model);
-  }
-  /// On rank 0 of a pipeline: what the later stages have; else nothing.
-  std::span<const nn::StageOutline> later_stages();
-  /// Kernels and copies of the last replay; 0: there was none.
-  std::size_t captured_launches() const noexcept { return captured_launches_; }
-  /// Bytes that the run's tiers occupy.
-  std::size_t tier_bytes() const { return nn::tier_bytes(*parts_.optimizer, parts_.options); }
-  /// The scaler of the loss; null: it is not scaled.
-  optim::GradScaler* scaler() noexcept { return parts_.scaler.get(); }
+  std::unique_ptr<nn::ProgramRun> make(memory::Device device) const override;
+  nn::BatchOutline outline(std::int64_t step, memory::Device device, std::int64_t micro_batches) const override;
+  std::vector<std::string> part_names() const override { return {""}; }
+  bool evaluates() const override { return data_ != nullptr; }
+  bool cuts_batches() const override { return true; }
 
  private:
-  /// Scores of images, or the mean loss over tokens; undefined on all stages of a pipeline but the last.
-  Tensor evaluated(Batch part);
-  double captured_step(std::int64_t step);
-  /// The host's part of the next batch, while the device still computes: called before its loss is waited for.
-  void prepare_next(std::int64_t step);
+  class Run;
+  friend class Training;
+  TrainOptions options_;
+  Dataset* data_ = nullptr;  // null: the batch stays
+  KeptBatch kept_ = KeptBatch::zeros;
+};
 
-  const TrainOptions& options_;
-  Dataset& data_;
-  memory::Device device_;
-  TrainedParts parts_;
-  double rate_;          // that the schedule starts from
-  PlacedArena* placed_;  // behind the resource; null: none
-  Batch batch_;          // of captured steps
-  nn::WholeState whole_state_;
-  std::vector<nn::StageOutline> later_stages_;
-  std::unique_ptr<nn::CapturedStep> recorded_;
-  std::size_t captured_launches_ = 0;
-  std::size_t steps_taken_ = 0;  // by train_step
+/// The options of a trainer that trains so. Throws ValueError for an unknown schedule or a warm-up longer than the
+/// steps, and what check_techniques throws.
+nn::TrainerOptions trainer_options(const TrainOptions& options, memory::Device device);
+
+struct TrainingProgram {
+  ModelProgram named;
+  nn::TrainerOptions chosen;
+};
+
+/// A named model's run: model, optimizer and random numbers on one device. Everything takes its bytes from the resource
+/// in force.
+class Training final : private TrainingProgram, public nn::TrainerRun {
+ public:
+  /// The run of ModelProgram's first form, which follows `plan`. Throws what make_model and make_optimizer throw.
+  Training(const TrainOptions& options, Dataset& data, memory::Device device, const nn::Plan& plan = {},
+           std::int64_t first_step = 0);
+  /// Of the second.
+  Training(const Setup& setup, KeptBatch batch, memory::Device device);
+
+  Model& model();
+  optim::Optimizer& optimizer() { return program().optimizer(0); }
+  dist::Communicator::Volume volume();
+  /// Whether the model can write: it is one of the GPT family.
+  bool can_sample();
+  /// Tokens that the model writes after token 0. Throws ValueError when the model cannot write.
+  std::vector<std::int64_t> sample();
+  /// At the end of a run: the parameters alone, and adapters, where the options name files for them.
+  void save_weights();
+  /// The ranks, and what files need of them; null: this is the only one.
+  dist::DataParallel* parallel() { return program().parallel(); }
+  nn::RankFiles rank_files() { return program().rank_files(); }
+
+ private:
+  ModelProgram::Run& run();
 };
 
 /// Options that are complete (sizes, the number of micro-batches), and the opened data.

@@ -8,8 +8,9 @@
 #include <numeric>
 
 #include <thimble/core/error.h>
+#include <thimble/core/tensor/copy.h>
 
-namespace thimble::nn::trainer_detail {
+namespace thimble::nn {
 namespace batch_outline_detail {
 
 std::string list(const std::vector<std::int64_t>& numbers) {
@@ -23,6 +24,7 @@ std::string list(const std::vector<std::int64_t>& numbers) {
 void BatchOutline::add(const Tensor& tensor) {
   shapes += first_axes.empty() ? "" : ", ";
   shapes += tensor.defined() ? std::string(to_string(tensor.dtype())) + " " + to_string(tensor.shape()) : "none";
+  if (tensors != nullptr) tensors->push_back(tensor);
   first_axes.push_back(tensor.defined() && tensor.rank() > 0 ? tensor.size(0) : -1);
 }
 
@@ -73,4 +75,18 @@ std::vector<std::int64_t> samples_of(const BatchOutline& whole, const std::vecto
   return {};
 }
 
-}  // namespace thimble::nn::trainer_detail
+void copy_batch(const BatchOutline& to, const BatchOutline& from) {
+  const auto in_words = [](const BatchOutline& batch) {
+    return batch.shapes + (batch.values.empty() ? "" : "; " + batch.values);
+  };
+  if (to.shapes != from.shapes || to.values != from.values) {
+    throw PlanError("trainer: options.captures_steps: expected batches with " + in_words(to) + ", got one with " +
+                    in_words(from));
+  }
+  for (std::size_t i = 0; i < to.tensors->size(); ++i) {
+    const Tensor& own = (*to.tensors)[i];
+    if (own.defined()) copy_into(own, (*from.tensors)[i]);
+  }
+}
+
+}  // namespace thimble::nn

@@ -27,7 +27,7 @@
 
 #include <thimble/core/tensor/tensor.h>
 
-namespace thimble::nn::trainer_detail {
+namespace thimble::nn {
 
 struct BatchOutline {
   std::string shapes;                         ///< of its tensors, or what TrainedProgram::key returns
@@ -35,6 +35,7 @@ struct BatchOutline {
   std::vector<std::int64_t> samples = {};     ///< of each micro-batch; empty: there is one, or they cannot be seen
   std::vector<std::int64_t> first_axes = {};  ///< of each tensor; -1: it has none
   std::string hidden = {};                    ///< the type of a member that could not be looked into; empty: none
+  std::vector<Tensor>* tensors = nullptr;     ///< gets all of them; null: nobody asks
 
   void add(const Tensor& tensor);
   void add_value(std::string_view text);
@@ -46,6 +47,12 @@ struct BatchOutline {
 /// The samples of each micro-batch: the first axis of the first tensor whose micro-batches together are the whole.
 /// Throws ValueError where there is no such tensor, or one of them is empty.
 std::vector<std::int64_t> samples_of(const BatchOutline& whole, const std::vector<BatchOutline>& micro_batches);
+
+/// Copies the tensors of a batch into those of another (BatchOutline::tensors of both). Throws PlanError where their
+/// shapes, or values that may change the step, differ.
+void copy_batch(const BatchOutline& to, const BatchOutline& from);
+
+namespace trainer_detail {
 
 template <class T>
 concept IsText = std::is_convertible_v<const T&, std::string_view> || std::is_convertible_v<const T&, std::string>;
@@ -193,4 +200,6 @@ void look_at(BatchOutline& outline, const T& member) {
   }
 }
 
-}  // namespace thimble::nn::trainer_detail
+}  // namespace trainer_detail
+
+}  // namespace thimble::nn

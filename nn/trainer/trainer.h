@@ -104,7 +104,7 @@ std::vector<Module*> modules_of(Model& model) {
 
 /// A program on one device, without its types.
 template <class Model, class Batch>
-class TypedRun final : public ErasedRun {
+class TypedRun final : public ProgramRun {
  public:
   TypedRun(const TrainedProgram<Model, Batch>& program, memory::Device device)
       : program_(program), device_(device), model_(program.model(device)) {}
@@ -131,18 +131,33 @@ class TypedRun final : public ErasedRun {
     return count == 1 ? loss(*model_, batch_.front())
                       : loss(*model_, program_.micro_batch(batch_.front(), index, count));
   }
-  double evaluate() override { return program_.evaluate(*model_, device_); }
+  void load_batch(std::int64_t step) override {
+    take_batch(step);
+    const Batch next = std::move(batch_.back());
+    batch_.pop_back();
+    std::vector<Tensor> held, given;
+    BatchOutline to, from;
+    to.tensors = &held, from.tensors = &given;
+    look_at(to, batch_.front());
+    look_at(from, next);
+    to.require_seen();
+    copy_batch(to, from);
+  }
+  Evaluation evaluate() override {
+    const ParameterUse use;
+    return {program_.evaluate(*model_, device_), std::nullopt};
+  }
 
  private:
   const TrainedProgram<Model, Batch>& program_;
   memory::Device device_;
   std::unique_ptr<Model> model_;
   std::vector<std::unique_ptr<optim::Optimizer>> optimizers_;
-  std::vector<Batch> batch_;  // none, or that of the step
+  std::vector<Batch> batch_;  // none, that which is held, or the next one as well
 };
 
 template <class Model, class Batch>
-class TypedProgram final : public ErasedProgram {
+class TypedProgram final : public Program {
  public:
   explicit TypedProgram(TrainedProgram<Model, Batch> program, TensorOptions layers = {})
       : layers_(std::move(layers)), program_(std::move(program)) {
@@ -159,7 +174,7 @@ class TypedProgram final : public ErasedProgram {
       }
     }
   }
-  std::unique_ptr<ErasedRun> make(memory::Device device) const override {
+  std::unique_ptr<ProgramRun> make(memory::Device device) const override {
     return std::make_unique<TypedRun<Model, Batch>>(program_, device);
   }
   BatchOutline outline(std::int64_t step, memory::Device device, std::int64_t micro_batches) const override {
@@ -184,6 +199,7 @@ class TypedProgram final : public ErasedProgram {
   }
   bool evaluates() const override { return program_.evaluate != nullptr; }
   bool cuts_batches() const override { return program_.micro_batch != nullptr; }
+  bool has_after_update() const override { return program_.after_update != nullptr; }
 
  private:
   /// Made by a model that is kept: its bytes are no run's.
@@ -238,7 +254,7 @@ class Trainer {
   /// Evaluates in the trainer's arena, between steps: all modules are in evaluation mode, and so is dropout(), the
   /// function (core/tensor/evaluation.h); modules then have the modes that they had. Throws ValueError for a program
   /// without an evaluation.
-  double evaluate() { return core_.evaluate(); }
+  double evaluate() { return core_.evaluate().loss; }
 
   Model& model() { return static_cast<trainer_detail::TypedRun<Model, Batch>&>(core_.live()).model(); }
   optim::Optimizer& optimizer(std::size_t part = 0) { return core_.live().optimizer(part); }
@@ -261,7 +277,7 @@ class Trainer {
   PlacedArena::Statistics placed() const { return core_.placed(); }
 
  private:
-  trainer_detail::TrainerCore core_;
+  TrainerCore core_;
 };
 
 }  // namespace thimble::nn

@@ -17,7 +17,7 @@
 #include <thimble/nn/trainer/trainer_core.h>
 #include <thimble/nn/trainer/trainer_run.h>
 
-namespace thimble::nn::trainer_detail {
+namespace thimble::nn {
 namespace trainer_checks_detail {
 
 /// Throws ValueError where options differ from those that a checkpoint was trained with: silently another run. `rate`
@@ -113,6 +113,18 @@ void TrainerCore::check() const {
   }
   if (offload.parameters && has_others) {
     refuse("options.offload.parameters is for one rank; options.ranks.zero = 3 shards the parameters of several");
+  }
+  if (options_.captures_steps) {
+    const bool is_away = offload.any() || !offload.folder.empty();
+    const std::string why =
+        !options_.device.is_cuda()             ? "steps on the " + to_string(options_.device) + " are not captured"
+        : has_others                           ? std::string("expected one rank")
+        : program_->part_names().size() != 1   ? std::string("expected a program with one part")
+        : is_away                              ? std::string("expected no offload, whose transfers the host makes")
+        : step.on_gradients                    ? std::string("expected no step.on_gradients, which the host calls")
+        : program_->has_after_update()         ? std::string("expected no after_update, which the host calls")
+                                               : std::string();
+    if (!why.empty()) refuse("options.captures_steps: " + why);
   }
   if (options_.plan && program_->part_names().size() != 1) {
     refuse("options.plan: expected a program with one part, got " + std::to_string(program_->part_names().size()));
@@ -438,4 +450,4 @@ std::string TrainerCore::what_would_fit(const ShapePlan& shape) const {
   return text;
 }
 
-}  // namespace thimble::nn::trainer_detail
+}  // namespace thimble::nn

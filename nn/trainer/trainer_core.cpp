@@ -73,9 +73,7 @@ std::string TrainerPlan::text() const {
   return text;
 }
 
-namespace trainer_detail {
-
-TrainerCore::TrainerCore(std::unique_ptr<ErasedProgram> program, TrainerOptions options)
+TrainerCore::TrainerCore(std::unique_ptr<Program> program, TrainerOptions options)
     : program_(std::move(program)), options_(std::move(options)), costs_(trainer_core_detail::costs_of(options_)) {
   check();
   complete_offload();
@@ -185,6 +183,10 @@ void TrainerCore::add_shape(std::int64_t step, const StepKey& key) {
     throw PlanError("trainer: options.plan is of batches with " + shapes_.front()->key + ", got one with " +
                     key.shapes + "; a budget plans others as well");
   }
+  if (options_.captures_steps && !shapes_.empty()) {
+    throw PlanError("trainer: options.captures_steps: expected batches with " + shapes_.front()->key +
+                    ", got one with " + key.shapes + (key.values.empty() ? "" : "; " + key.values));
+  }
   auto shape = std::make_unique<ShapePlan>();
   shape->shapes = key.shapes;
   shape->values = {key.values};
@@ -255,13 +257,20 @@ MemoryProfile TrainerCore::place_all() {
   for (const auto& shape : shapes_) {
     const std::vector<StepKind> steps(2, shape->example);
     all_steps.insert(all_steps.end(), steps.begin(), steps.end());
-    if (!is_planned()) continue;
+    if (!is_planned() && !options_.captures_steps) continue;
     const MemoryProfile traced = profile_training(on, whole_steps(steps, true), 2, true);
     shape->placement = plan_steps(traced, placement_options(on, options_.step.micro_batches));
     shape->first_plan = plans;
     plans += shape->placement.size();
   }
-  return profile_training(on, whole_steps(all_steps, true), all_steps.size(), false, placements());
+  MemoryProfile profile = profile_training(on, whole_steps(all_steps, true), all_steps.size(), false, placements());
+  if (options_.captures_steps && profile.placed.deviations + profile.placed.dynamic_steps > 0) {
+    throw PlanError(
+        "trainer: options.captures_steps: a steady step does not ask for the same bytes each time (it left its plan at "
+        "event " +
+        std::to_string(profile.placed.last_deviation) + "), so its addresses cannot be repeated");
+  }
+  return profile;
 }
 
 std::vector<StepPlacement> TrainerCore::placements() const {
@@ -405,7 +414,7 @@ TrainerRun& TrainerCore::started() {
   return *run_;
 }
 
-ErasedRun& TrainerCore::live() {
+ProgramRun& TrainerCore::live() {
   start();
   return run_->program();
 }
@@ -428,22 +437,15 @@ void TrainerCore::train_step(Progress& progress) {
     progress.losses.assign(run.losses().size(), progress.loss);
     return;
   }
-  run.step();
+  run.train_step(run.steps(), progress);
   for (const auto& shape : shapes_) shape->forget_values();
-  progress.losses = run.losses();
-  for (double& loss : progress.losses) loss = without_sign_of_nan(loss);
-  progress.loss = progress.losses.front();
-  progress.rate = run.program().optimizer(0).rate();
 }
 
 void TrainerCore::skip() { started().skip(); }
 
 std::int64_t TrainerCore::skipped_batches() { return started().skipped_batches(); }
 
-std::int64_t TrainerCore::skipped_steps() {
-  const optim::GradScaler* const scaler = started().scaler();
-  return started().skipped_batches() + (scaler != nullptr ? scaler->state().skipped_steps : 0);
-}
+std::int64_t TrainerCore::skipped_steps() { return started().skipped_steps(); }
 
 Progress TrainerCore::step() {
   Progress progress;
@@ -459,7 +461,7 @@ Progress TrainerCore::step() {
   const std::int64_t every = options_.evaluate_every;
   const bool is_due = every > 0 ? progress.step % every == 0 : progress.step == options_.steps;
   if (is_due && program_->evaluates()) {
-    progress.evaluation = Evaluation{evaluate(), std::nullopt};
+    progress.evaluation = evaluate();
     run_->note_evaluation(progress.evaluation->loss);
   }
   const Arena::Statistics arena = stack_.arena->statistics();
@@ -477,14 +479,15 @@ class LoopedTrainer final : public LoopedRun {
   void train_step(std::int64_t, Progress& progress) override { core_.train_step(progress); }
   std::optional<Evaluation> evaluate() override {
     if (!evaluates_) return std::nullopt;
-    const Evaluation evaluation{core_.evaluate(), std::nullopt};
+    const Evaluation evaluation = core_.evaluate();
     core_.started().note_evaluation(evaluation.loss);
     return evaluation;
   }
   void write_checkpoint(const std::string& path) override { core_.save(path); }
-  void refuse_checkpoint(const std::string& why) override { core_.started().refuse_save(why); }
+  void refuse_checkpoint(const std::string& why) override { core_.started().refuse_checkpoint(why); }
   std::int64_t steps_done() override { return core_.started().steps(); }
   std::int64_t skipped_steps() override { return core_.skipped_steps(); }
+  bool is_replay() const override { return core_.started().is_replay(); }
 
  private:
   TrainerCore& core_;
@@ -519,14 +522,16 @@ LoopReport TrainerCore::run(const TrainObserver& observer, const TrainControl& c
 void TrainerCore::save(const std::string& path) {
   TrainerRun& run = started();
   const ResourceScope scope(stack_.top);
-  run.save(path);
+  run.write_checkpoint(path);
 }
 
-double TrainerCore::evaluate() {
+Evaluation TrainerCore::evaluate() {
   if (!program_->evaluates()) throw ValueError("trainer: the program has no evaluate");
   start();
   const ResourceScope scope(stack_.top);
-  return without_sign_of_nan(run_->evaluate());
+  Evaluation evaluation = *run_->evaluate();
+  evaluation.loss = without_sign_of_nan(evaluation.loss);
+  return evaluation;
 }
 
 Certificate TrainerCore::certify(std::int64_t steps) {
@@ -597,5 +602,4 @@ PlacedArena::Statistics TrainerCore::placed() const {
   return stack_.placed ? stack_.placed->statistics() : PlacedArena::Statistics{};
 }
 
-}  // namespace trainer_detail
 }  // namespace thimble::nn

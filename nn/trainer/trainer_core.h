@@ -13,8 +13,7 @@
 #include <thimble/nn/certify/certify.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/layers/layers.h>
-#include <thimble/nn/trainer/batch_outline.h>
-#include <thimble/nn/trainer/training_loop.h>
+#include <thimble/nn/trainer/program.h>
 #include <thimble/optim/schedule.h>
 
 namespace thimble::dist {
@@ -93,6 +92,9 @@ struct TrainerOptions {
   /// Processor time in milliseconds that the refusal of a budget takes at most, about; 0 sets no bound.
   double refusal_ms = default_refusal_ms;
   bool is_strict = false;        ///< a step that leaves its plan is a PlanError
+  /// On a CUDA device steps are captured as a graph and replayed (nn/step/captured_step.h), from the third on: the same
+  /// bits. For a program with one part on one rank, whose batches differ in the values of their tensors only.
+  bool captures_steps = false;
   bool skips_unfitting = false;  ///< a batch that no plan fits is passed over and counted; false: BudgetError
   // Of run(); on several ranks of a program with one part and one module. Saving and loading take memory only for state
   // that is away.
@@ -102,6 +104,7 @@ struct TrainerOptions {
   std::string best = {};        ///< a checkpoint of the evaluation with the least loss so far, replaced by better ones
   /// Evaluations in a row without a new least loss after which run() ends (TrainEnd::no_better); 0 disables it.
   std::int64_t patience = 0;
+  bool overwrites = false;  ///< files of other kinds with these names may be replaced
   std::string resume = {};  ///< a checkpoint to go on from: to the bit, as if the run had never ended
   /// Of `resume`: options here (the optimizer's, rate, clipping, micro-batches, loss scale) win over the file's. false:
   /// others than the file's are refused by name. Files from before they were written have the rate alone.
@@ -138,35 +141,6 @@ struct TrainerPlan {
   std::string text() const;
 };
 
-namespace trainer_detail {
-
-/// A program on one device, with the objects it owns.
-class ErasedRun {
- public:
-  virtual ~ErasedRun() = default;
-  /// After the model. On one of several ranks its parameters are replaced by this rank's shards (ParameterReplacement).
-  virtual void make_optimizers() = 0;
-  virtual optim::Optimizer& optimizer(std::size_t part) = 0;
-  virtual std::vector<Module*> modules() = 0;
-  virtual void take_batch(std::int64_t step) = 0;
-  virtual void drop_batch() noexcept = 0;
-  virtual void after_update() = 0;
-  virtual Tensor loss(std::size_t part, std::int64_t index, std::int64_t count) = 0;
-  virtual double evaluate() = 0;
-};
-
-class ErasedProgram {
- public:
-  virtual ~ErasedProgram() = default;
-  /// The model; its optimizers are not made yet.
-  virtual std::unique_ptr<ErasedRun> make(memory::Device device) const = 0;
-  /// Of the batch of a step, and, of several, of its micro-batches.
-  virtual BatchOutline outline(std::int64_t step, memory::Device device, std::int64_t micro_batches) const = 0;
-  virtual std::vector<std::string> part_names() const = 0;
-  virtual bool evaluates() const = 0;
-  virtual bool cuts_batches() const = 0;
-};
-
 struct StepKind;
 struct StepKey;
 struct StepRecord;
@@ -176,7 +150,7 @@ class TrainerRun;
 
 class TrainerCore {
  public:
-  TrainerCore(std::unique_ptr<ErasedProgram> program, TrainerOptions options);
+  TrainerCore(std::unique_ptr<Program> program, TrainerOptions options);
   ~TrainerCore();
   TrainerCore(const TrainerCore&) = delete;
   TrainerCore& operator=(const TrainerCore&) = delete;
@@ -188,12 +162,12 @@ class TrainerCore {
   /// These, and steps that the loss scaler skipped.
   std::int64_t skipped_steps();
   LoopReport run(const TrainObserver& observer, const TrainControl& control);
-  double evaluate();
+  Evaluation evaluate();
   /// One step, without its evaluation.
   void train_step(Progress& progress);
   TrainerRun& started();
   void save(const std::string& path);
-  ErasedRun& live();
+  ProgramRun& live();
   Certificate certify(std::int64_t steps);
   std::size_t peak_bytes() const;
   std::string memory() const;
@@ -234,7 +208,7 @@ class TrainerCore {
   std::vector<StepPlacement> placements() const;
   void describe();
 
-  std::unique_ptr<const ErasedProgram> program_;
+  std::unique_ptr<const Program> program_;
   TrainerOptions options_;
   std::size_t budget_ = 0;                     // of the arena
   std::int64_t first_step_ = 0;                // done in the checkpoint that the run goes on from
@@ -249,7 +223,5 @@ class TrainerCore {
   memory::Stack stack_;  // empty before the first step
   std::unique_ptr<TrainerRun> run_;
 };
-
-}  // namespace trainer_detail
 
 }  // namespace thimble::nn

@@ -13,17 +13,18 @@
 #include <thimble/dist/shard_store.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/offload/tier_store.h>
+#include <thimble/memory/units.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/layers/name_pattern.h>
 #include <thimble/nn/step/read.h>
 
-namespace thimble::nn::trainer_detail {
+namespace thimble::nn {
 namespace trainer_run_detail {
 
 /// The batch of a step, for a scope.
 class HeldBatch {
  public:
-  HeldBatch(ErasedRun& run, std::int64_t step) : run_(run) {
+  HeldBatch(ProgramRun& run, std::int64_t step) : run_(run) {
     const PathScope path("batch");
     run_.take_batch(step);
   }
@@ -32,7 +33,7 @@ class HeldBatch {
   HeldBatch& operator=(const HeldBatch&) = delete;
 
  private:
-  ErasedRun& run_;
+  ProgramRun& run_;
 };
 
 /// Modules, and functions, in evaluation mode for a scope; then each module has the mode that it had.
@@ -109,7 +110,7 @@ std::map<std::string, std::string> TrainerRun::settings() {
   return all;
 }
 
-TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& options, memory::Device device,
+TrainerRun::TrainerRun(const Program& program, const TrainerOptions& options, memory::Device device,
                        RunRequest request, std::int64_t first_step, std::int64_t first_skipped)
     : program_(program),
       trainer_options_(options),
@@ -119,12 +120,14 @@ TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& optio
       part_count_(program.part_names().size()),
       options_(options.step),
       placed_(PlacedArena::find(*current_resource(device))),
+      first_step_(first_step),
       steps_(first_step),
       skipped_(first_skipped) {
   const GeneratorScope scope(generator_);
   make_program();
   if (options.loss_scale) scaler_ = std::make_unique<optim::GradScaler>(*options.loss_scale);
   options_.scaler = scaler_.get();
+  options_.stage = run_->stage();
   // Without a placed arena nothing but the machine bounds this run, and one that meets that bound is over either way.
   if (options_.fuses_optimizer == FusedUpdate::secured && placed_ == nullptr && !device_.is_dry) {
     options_.fuses_optimizer = FusedUpdate::unsecured;
@@ -133,11 +136,12 @@ TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& optio
   for (std::size_t part = 0; part < part_count_; ++part) rates_.push_back(run_->optimizer(part).rate());
   losses_.assign(request_.only_part ? 1 : part_count_, 0);
   if (device_.is_dry && !options.resume.empty()) visit_load();
+  if (options.captures_steps && (device_.is_dry || options.resume.empty())) hold_batch();
   for (const Module* const module : run_->modules()) {
     for (const NamedTensor& p : module->parameters()) {
       const auto has = [&](std::size_t part) {
-        const LeafSet& leaves = ranks_ != nullptr ? parallel_[part]->leaves() : run_->optimizer(part).leaves();
-        return leaves.has(p.tensor.leaf().get());
+        const dist::DataParallel* const ranks = parallel(part);
+        return (ranks != nullptr ? ranks->leaves() : run_->optimizer(part).leaves()).has(p.tensor.leaf().get());
       };
       bool is_trained = p.tensor.requires_grad();
       for (std::size_t part = 0; part < part_count_; ++part) is_trained = is_trained || has(part);
@@ -241,8 +245,18 @@ void TrainerRun::make_program() {
   run_->make_optimizers();
 }
 
+/// The ranks that sum this part's gradients; null for one rank.
+dist::DataParallel* TrainerRun::parallel(std::size_t part) const {
+  return parallel_.empty() ? run_->parallel() : parallel_[part].get();
+}
+
+/// Of the only part, on several ranks.
+RankFiles TrainerRun::rank_files() {
+  return parallel_.empty() ? run_->rank_files() : RankFiles{request_.whole->state.front()};
+}
+
 const std::vector<optim::Named>& TrainerRun::parameters(std::size_t part) const {
-  return ranks_ != nullptr ? parallel_[part]->whole() : run_->optimizer(part).parameters();
+  return parallel(part) != nullptr ? parallel(part)->whole() : run_->optimizer(part).parameters();
 }
 
 std::vector<bool> TrainerRun::is_frozen() {
@@ -306,6 +320,7 @@ const ShapePlan* TrainerRun::next_shape() {
 /// One for each of this rank's micro-batches, where a step has several: it weighs as it has samples, unless the options
 /// say otherwise.
 std::vector<optim::MicroBatch> TrainerRun::micro_batches() {
+  if (std::vector<optim::MicroBatch> own = run_->weights(options_.micro_batches); !own.empty()) return own;
   if (trainer_options_.all_micro_batches() == 1) return options_.parts;
   const std::vector<std::int64_t>& samples = next_outline().samples;
   const auto own = [&](std::vector<optim::MicroBatch> all) {
@@ -365,7 +380,7 @@ void TrainerRun::update_part(std::size_t part, const ShapePlan* shape) {
     if (options.recording.plan && options.recording.plan->offloads()) options.recording.tier = tier_;
   }
   options.parts = micro_batches();
-  if (ranks_ != nullptr) options.ranks = parallel_[part].get();
+  options.ranks = parallel(part);
   const std::int64_t first = ranks_ != nullptr ? ranks_->rank() : 0, apart = ranks_ != nullptr ? ranks_->size() : 1;
   optim::Optimizer& optimizer = run_->optimizer(part);
   const double rate_before = optimizer.rate();
@@ -375,6 +390,7 @@ void TrainerRun::update_part(std::size_t part, const ShapePlan* shape) {
         optimizer,
         [&](std::int64_t i) { return run_->loss(part, i * apart + first, trainer_options_.all_micro_batches()); },
         options);
+    prepare_next();
     losses_[request_.only_part ? 0 : part] = read_value(loss);
   } catch (...) {
     optimizer.set_rate(rate_before);
@@ -390,7 +406,12 @@ void TrainerRun::run_parts(const ShapePlan* shape) {
   } else {
     step_begin_ = generator_;
   }
-  const trainer_run_detail::HeldBatch batch(*run_, next_kind().step);
+  std::optional<trainer_run_detail::HeldBatch> batch;
+  if (trainer_options_.captures_steps) {
+    run_->load_batch(next_kind().step);
+  } else {
+    batch.emplace(*run_, next_kind().step);
+  }
   if (next_part_ > 0) generator_ = *part_begin_;
   if (request_.only_part) return update_part(*request_.only_part, shape);
   for (; next_part_ < part_count_; ++next_part_) {
@@ -416,7 +437,66 @@ void TrainerRun::explain(const OutOfMemory& error) const {
                     facts);
 }
 
+void TrainerRun::rest() noexcept {
+  if (recorded_) recorded_->drop();
+  if (placed_ != nullptr) placed_->release_region();
+}
+
+void TrainerRun::prepare_next() {
+  if (device_.is_cuda() && !device_.is_dry && steps_ + 1 < trainer_options_.steps) run_->prepare_batch(steps_ + 1);
+}
+
+/// The batch whose addresses captured steps repeat.
+void TrainerRun::hold_batch() {
+  RandomGenerator scratch(trainer_options_.seed);
+  const GeneratorScope scope(scratch);
+  const PathScope path("batch");
+  run_->take_batch(next_kind().step);
+}
+
+/// Begins and ends its placed step itself.
+void TrainerRun::step_captured() {
+  const GeneratorScope scope(generator_);
+  check_unfrozen();
+  const ShapePlan* const shape = next_shape();
+  const RandomGenerator before = generator_;
+  optim::Optimizer& optimizer = run_->optimizer(0);
+  const double rate_before = optimizer.rate();
+  try {
+    run_->load_batch(next_kind().step);
+    const std::vector<optim::MicroBatch> parts = micro_batches();
+    if (std::any_of(parts.begin(), parts.end(), [&](const optim::MicroBatch& part) { return !(part == parts[0]); })) {
+      throw PlanError(
+          "trainer: options.captures_steps: the micro-batches of a step that is captured must have as many samples, "
+          "and targets that count, as each other; steps that are not captured may differ");
+    }
+    set_rate(0, next_kind().step);
+    if (!recorded_) {
+      StepOptions options = options_;
+      if (shape != nullptr) options.recording.plan = shape->parts[0].tape;
+      if (options.micro_batches > 1 && !parts.empty()) options.micro_samples = parts[0].samples;
+      options.parts.clear();
+      const auto loss_of = [this](std::int64_t i) { return run_->loss(0, i, options_.micro_batches); };
+      recorded_ = std::make_unique<CapturedStep>(*placed_, optimizer, loss_of, options);
+    }
+    const Tensor loss = recorded_->run();
+    captured_launches_ = recorded_->launches();
+    prepare_next();
+    losses_[0] = read_value(loss);
+  } catch (...) {
+    optimizer.set_rate(rate_before);
+    generator_ = before;
+    throw;
+  }
+  end_step();
+  ++taken_;
+  rate_step_ = steps_ - 1;
+  placed_->require_kept();
+}
+
 void TrainerRun::step() {
+  if (request_.is_scheduled && steps_ >= trainer_options_.steps) return;
+  if (trainer_options_.captures_steps && placed_ != nullptr) return step_captured();
   const GeneratorScope scope(generator_);
   freeze_as(next_kind().is_frozen);
   check_unfrozen();
@@ -466,28 +546,68 @@ void TrainerRun::skip() {
   end_step();
 }
 
-double TrainerRun::evaluate() {
+void TrainerRun::train_step([[maybe_unused]] std::int64_t step, Progress& progress) {
+  this->step();
+  progress.losses = losses_;
+  for (double& loss : progress.losses) loss = without_sign_of_nan(loss);
+  progress.loss = progress.losses.front();
+  progress.rate = run_->optimizer(0).rate();
+}
+
+std::int64_t TrainerRun::skipped_steps() {
+  return skipped_ + (scaler_ != nullptr ? scaler_->state().skipped_steps : 0);
+}
+
+std::optional<Evaluation> TrainerRun::evaluate() {
+  if (!program_.evaluates()) return std::nullopt;
   const GeneratorScope scope(generator_);
   const PathScope path("evaluate");
   const NoGrad off;
-  const ParameterUse use;
-  if (placed_ != nullptr) placed_->release_region();
+  rest();
   const PassScope pass(generator_);
   generator_.start_pass();  // every evaluation draws the same
   const trainer_run_detail::Evaluating mode(run_->modules());
   return run_->evaluate();
 }
 
+/// Whether what is done every so many steps is done before the last one.
+bool TrainerRun::comes_between(std::int64_t every) const {
+  return every > 0 && (first_step_ / every + 1) * every < trainer_options_.steps;
+}
+
+/// By which two moments of the arena are told apart.
+std::uint64_t TrainerRun::layout() const {
+  const Arena* const arena = Arena::find(*current_resource(device_));
+  return arena != nullptr ? arena->layout_digest() : 0;
+}
+
 void TrainerRun::finish(FunctionRef<void()> step) {
-  const bool saves = !trainer_options_.save.empty() || !trainer_options_.best.empty();
-  if (!program_.evaluates() && !saves) return;
+  const TrainerOptions& options = trainer_options_;
+  const bool saves = !options.save.empty() || !options.best.empty();
   const auto between = [&] {
-    if (program_.evaluates()) evaluate();
+    evaluate();
     if (saves) visit_save();
   };
+  if (!request_.is_scheduled) {
+    if (!program_.evaluates() && !saves) return;
+    between();
+    step();
+    return between();
+  }
+  if (saves && comes_between(options.save_every) && steps_ < options.steps) {
+    visit_save();
+    step();
+  }
   between();
-  step();
-  between();
+  if (comes_between(options.evaluate_every)) {
+    for (std::uint64_t before = layout(), after = 0; steps_ < options.steps; before = after) {
+      step();
+      between();
+      after = layout();
+      if (after == before) break;  // from here on everything repeats
+    }
+  }
+  run_->end();
 }
 
 void TrainerRun::visit_load() {
@@ -505,23 +625,24 @@ CheckpointParts TrainerRun::checkpoint_parts() {
 }
 
 void TrainerRun::visit_save() {
-  if (ranks_ == nullptr) return visit_load();
   if (placed_ != nullptr) placed_->release_region();
-  nn::visit_save(*run_->modules().front(), *parallel_.front(), run_->optimizer(0), request_.whole->state.front());
-}
-
-void TrainerRun::refuse_save(const std::string& why) {
-  if (ranks_ == nullptr) return;
-  refuse_checkpoint(*run_->modules().front(), *parallel_.front(), run_->optimizer(0), request_.whole->state.front(),
-                    why);
-}
-
-void TrainerRun::save(const std::string& path) {
-  const CheckpointParts parts = checkpoint_parts();
-  const auto is_away = [](const optim::Optimizer* optimizer) { return optimizer->updates_one_by_one(); };
-  if (placed_ != nullptr && std::any_of(parts.optimizers.begin(), parts.optimizers.end(), is_away)) {
-    placed_->release_region();
+  Module& module = *run_->modules().front();
+  if (dist::DataParallel* const all = parallel(0)) {
+    const RankFiles files = rank_files();
+    return nn::visit_save(module, *all, run_->optimizer(0), files.whole, files.later);
   }
+  if (part_count_ == 1 && run_->modules().size() == 1) return nn::visit_save(module, run_->optimizer(0));
+  visit_load();
+}
+
+void TrainerRun::refuse_checkpoint(const std::string& why) {
+  if (parallel(0) == nullptr) return;
+  const RankFiles files = rank_files();
+  nn::refuse_checkpoint(*run_->modules().front(), *parallel(0), run_->optimizer(0), files.whole, why, files.later);
+}
+
+Metadata TrainerRun::metadata() {
+  if (std::optional<Metadata> own = run_->metadata()) return *own;
   Metadata metadata = settings();
   metadata[skipped_batches_key] = std::to_string(skipped_);
   if (rate_step_ >= 0) metadata[rate_step_key] = std::to_string(rate_step_);
@@ -531,19 +652,32 @@ void TrainerRun::save(const std::string& path) {
     metadata[trainer_run_detail::plateau_key] =
         text_of(state.least_loss) + " " + std::to_string(state.worse) + " " + text_of(state.factor);
   }
-  if (ranks_ == nullptr) return save_checkpoint(path, parts, generator_, metadata, scaler_.get());
-  save_checkpoint(path, *parts.modules.front(), *parallel_.front(), run_->optimizer(0), request_.whole->state.front(),
-                  generator_, metadata, scaler_.get());
+  return metadata;
+}
+
+void TrainerRun::write_checkpoint(const std::string& path) {
+  const CheckpointParts parts = checkpoint_parts();
+  const auto is_away = [](const optim::Optimizer* optimizer) { return optimizer->updates_one_by_one(); };
+  if (std::any_of(parts.optimizers.begin(), parts.optimizers.end(), is_away)) rest();
+  const bool overwrites = trainer_options_.overwrites;
+  dist::DataParallel* const all = parallel(0);
+  if (all == nullptr) return save_checkpoint(path, parts, generator_, metadata(), scaler_.get(), overwrites);
+  const RankFiles files = rank_files();
+  save_checkpoint(path, *parts.modules.front(), *all, run_->optimizer(0), files.whole, generator_, metadata(),
+                  scaler_.get(), files.later, overwrites);
 }
 
 void TrainerRun::load(const std::string& path) {
   const CheckpointParts parts = checkpoint_parts();
   std::vector<double> rates;
   for (const optim::Optimizer* const optimizer : parts.optimizers) rates.push_back(optimizer->rate());
-  const Metadata metadata = ranks_ == nullptr
-                                ? load_checkpoint(path, parts, generator_, scaler_.get())
-                                : load_checkpoint(path, *parts.modules.front(), run_->optimizer(0),
-                                                  request_.whole->state.front(), generator_, scaler_.get());
+  const auto load_shards = [&] {
+    const RankFiles files = rank_files();
+    return load_checkpoint(path, *parts.modules.front(), run_->optimizer(0), files.whole, generator_, scaler_.get(),
+                           files.others);
+  };
+  const Metadata metadata =
+      parallel(0) == nullptr ? load_checkpoint(path, parts, generator_, scaler_.get()) : load_shards();
   if (const auto found = metadata.find(trainer_run_detail::plateau_key); plateau_ && found != metadata.end()) {
     optim::Plateau::State state;
     char* end = nullptr;
@@ -559,6 +693,7 @@ void TrainerRun::load(const std::string& path) {
   for (std::size_t i = 0; i < rates.size() && trainer_options_.changes_options; ++i) {
     parts.optimizers[i]->set_rate(rates[i]);
   }
+  if (trainer_options_.captures_steps && !device_.is_dry) hold_batch();
 }
 
 std::int64_t TrainerRun::parameters() const {
@@ -601,4 +736,4 @@ std::size_t TrainerRun::tier_bytes() const {
   return bytes;
 }
 
-}  // namespace thimble::nn::trainer_detail
+}  // namespace thimble::nn

@@ -11,11 +11,12 @@
 
 #include <thimble/dist/communicator.h>
 #include <thimble/dist/data_parallel.h>
+#include <thimble/nn/step/captured_step.h>
 #include <thimble/nn/files/rank_files.h>
 #include <thimble/nn/parallel/shards.h>
 #include <thimble/nn/trainer/trainer_core.h>
 
-namespace thimble::nn::trainer_detail {
+namespace thimble::nn {
 
 /// What steps look like to a plan, by one of them.
 struct StepKind {
@@ -74,6 +75,9 @@ struct RunRequest {
   const std::vector<std::unique_ptr<ShapePlan>>* shapes = nullptr;
   const WholeProgram* whole = nullptr;  ///< with the ranks of the options; null for one rank that has everything
   int rank = 0;                         ///< on a dry device: which of them
+  /// Only a loop drives the run, as its options say: steps beyond the last do nothing, and none comes after an
+  /// evaluation or a checkpoint that is the last.
+  bool is_scheduled = false;
 };
 
 /// Options that change what a run computes, as a checkpoint's metadata have them: "trainer.clip_norm", ...
@@ -82,12 +86,14 @@ std::map<std::string, std::string> settings_of(const TrainerOptions& options, co
 /// Metadata of a checkpoint: the step whose rate the optimizer has.
 inline constexpr const char* rate_step_key = "trainer.rate_step";
 
-class TrainerRun final : public TrainingRun {
+class TrainerRun : public TrainingRun, public LoopedRun {
  public:
   /// `first_step`: steps that are done in the checkpoint that the run goes on from; `first_skipped`: of these, those
   /// that passed over their batch.
-  TrainerRun(const ErasedProgram& program, const TrainerOptions& options, memory::Device device, RunRequest request,
+  TrainerRun(const Program& program, const TrainerOptions& options, memory::Device device, RunRequest request,
              std::int64_t first_step = 0, std::int64_t first_skipped = 0);
+  TrainerRun(const TrainerRun&) = delete;
+  TrainerRun& operator=(const TrainerRun&) = delete;
 
   void step() override;
   StepOptions& options() override { return options_; }
@@ -97,6 +103,24 @@ class TrainerRun final : public TrainingRun {
   RunView view() override;
   std::size_t tier_bytes() const override;
 
+  void train_step(std::int64_t step, Progress& progress) override;
+  /// Without a tape, in evaluation mode, with the region given back. Throws ValueError for a program without one.
+  std::optional<Evaluation> evaluate() override;
+  /// On several ranks of a program with one part and one module. Throws as nn/files/checkpoint.h says. On a dry device
+  /// a file is held against the program, and nothing is loaded.
+  void write_checkpoint(const std::string& path) override;
+  void load(const std::string& path);
+  /// Tells the other ranks, in the place of write_checkpoint(), that there will be no file.
+  void refuse_checkpoint(const std::string& why) override;
+  std::int64_t steps_done() override { return steps_; }
+  std::int64_t skipped_steps() override;
+  bool is_replay() const override { return recorded_ != nullptr && recorded_->is_captured(); }
+  /// Between steps: releases what only steps need, the captured graph and the region of a placed arena, so that others
+  /// have the bytes. The next step takes them again.
+  void rest() noexcept;
+  /// Kernels and copies of the last replay; 0: there was none.
+  std::size_t captured_launches() const noexcept { return captured_launches_; }
+
   /// A step that throws can be tried again: it then is the step that did not.
   StepKey next_key();
   /// Passes over the next batch.
@@ -104,13 +128,11 @@ class TrainerRun final : public TrainingRun {
   std::int64_t skipped_batches() const noexcept { return skipped_; }
   /// Each parameter of the optimizers, in order.
   std::vector<bool> is_frozen();
-  /// Without a tape, in evaluation mode, with the region given back.
-  double evaluate();
   /// The loss of an evaluation of training, by which rates may fall (TrainerOptions::plateau).
   void note_evaluation(double loss);
   /// Multiplies all rates.
   double rate_factor() const noexcept { return plateau_ ? plateau_->state().factor : 1; }
-  ErasedRun& program() noexcept { return *run_; }
+  ProgramRun& program() noexcept { return *run_; }
   const std::vector<double>& losses() const noexcept { return losses_; }
   std::int64_t steps() const noexcept { return steps_; }
   RandomGenerator& generator() noexcept { return generator_; }
@@ -119,16 +141,18 @@ class TrainerRun final : public TrainingRun {
   const std::vector<optim::Named>& parameters(std::size_t part) const;
   /// Options of all parts that change what the run computes (settings_of); keys of part i > 0 begin "trainer.<i>.".
   std::map<std::string, std::string> settings();
-  /// On several ranks of a program with one part and one module. Throws as nn/files/checkpoint.h says. On a dry device
-  /// a file is held against the program, and nothing is loaded.
-  void save(const std::string& path);
-  void load(const std::string& path);
-  /// Tells the other ranks, in the place of save(), that there will be no file.
-  void refuse_save(const std::string& why);
 
  private:
   void make_program();
   void make_model(std::shared_ptr<ParameterStore> store);
+  dist::DataParallel* parallel(std::size_t part) const;
+  RankFiles rank_files();
+  void hold_batch();
+  void step_captured();
+  void prepare_next();
+  bool comes_between(std::int64_t every) const;
+  std::uint64_t layout() const;
+  Metadata metadata();
   const StepKind& next_kind();
   const BatchOutline& next_outline();
   const ShapePlan* next_shape();
@@ -146,7 +170,7 @@ class TrainerRun final : public TrainingRun {
   CheckpointParts checkpoint_parts();
   void set_rate(std::size_t part, std::int64_t step);
 
-  const ErasedProgram& program_;
+  const Program& program_;
   const TrainerOptions& trainer_options_;
   memory::Device device_;
   RunRequest request_;
@@ -158,13 +182,14 @@ class TrainerRun final : public TrainingRun {
   dist::Communicator* ranks_ = nullptr;             // that share out micro-batches; null for one rank
   std::shared_ptr<const ShardRules> shards_;        // null: all layers are whole
   std::vector<std::unique_ptr<dist::DataParallel>> parallel_;  // of each part; none on one rank
-  std::unique_ptr<ErasedRun> run_;
+  std::unique_ptr<ProgramRun> run_;
   std::unique_ptr<optim::GradScaler> scaler_;
   std::optional<optim::Plateau> plateau_;
   std::vector<double> rates_;  // of each part's optimizer, as the program makes it
   StepOptions options_;
   std::shared_ptr<Tier> tier_;           // of what plans offload; null: none does
   PlacedArena* placed_;                  // behind the resource; null: none
+  std::int64_t first_step_;              // steps that were done before
   std::int64_t steps_;                   // done
   std::int64_t skipped_;                 // of these, passed over
   std::int64_t taken_ = 0;               // by this run
@@ -176,6 +201,8 @@ class TrainerRun final : public TrainingRun {
   // Of a step that failed in its part `next_part_`: the generator when the step began, and when that part did.
   std::size_t next_part_ = 0;
   std::optional<RandomGenerator> step_begin_, part_begin_;
+  std::unique_ptr<CapturedStep> recorded_;
+  std::size_t captured_launches_ = 0;
 };
 
-}  // namespace thimble::nn::trainer_detail
+}  // namespace thimble::nn

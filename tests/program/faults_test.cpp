@@ -282,7 +282,7 @@ TEST_CASE("faults: a flipped bit of a checkpoint is found, or changes nothing", 
   const std::string good = read_text_file(folder / "good");
   models::Training loaded(prepared.options, *prepared.data, cpu);
   const auto fresh = state_of(loaded);
-  models::restore(loaded, folder / "good");
+  loaded.load(folder / "good");
   const auto expected = state_of(loaded);
   REQUIRE(fresh != expected);
 
@@ -300,7 +300,7 @@ TEST_CASE("faults: a flipped bit of a checkpoint is found, or changes nothing", 
     models::Training training(prepared.options, *prepared.data, cpu);
     bool is_refused = false;
     try {
-      models::restore(training, folder / "bad");
+      training.load(folder / "bad");
     } catch (const Error& error) {
       is_refused = true;
       INFO(error.what());

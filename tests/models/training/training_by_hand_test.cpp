@@ -353,7 +353,7 @@ TEST_CASE("training by hand: images are evaluated one by one, in evaluation mode
       options.setup.rate = 0.02;
       const models::PreparedTraining prepared = models::prepare_training(options);
       models::Training training(prepared.options, *prepared.data, cpu);
-      for (std::int64_t step = 0; step < 20; ++step) training.step(step);
+      for (std::int64_t step = 0; step < 20; ++step) training.step();
       const nn::Evaluation told = *training.evaluate();
       CHECK(training.model().is_training());
 
@@ -392,7 +392,7 @@ TEST_CASE("training by hand: text is evaluated window by window, without dropout
     options.eval_batches = batches;
     const models::PreparedTraining prepared = models::prepare_training(options);
     models::Training training(prepared.options, *prepared.data, cpu);
-    for (std::int64_t step = 0; step < 10; ++step) training.step(step);
+    for (std::int64_t step = 0; step < 10; ++step) training.step();
     const nn::Evaluation told = *training.evaluate();
     CHECK_FALSE(told.accuracy.has_value());
     CHECK(training.model().is_training());
