@@ -313,9 +313,9 @@ Training::Training(const TrainOptions& options, Dataset& data, memory::Device de
 }
 
 Training::Training(const Setup& setup, KeptBatch batch, memory::Device device)
-    : TrainingProgram{ModelProgram(setup, batch), training_detail::without_schedule(trainer_options(
-                                                      training_detail::of_kept_batch(setup), device))},
-      nn::TrainerRun(named, chosen, device, {}) {}
+    : TrainingProgram{ModelProgram(setup, batch), training_detail::without_schedule(
+                                                      trainer_options(training_detail::of_kept_batch(setup), device))},
+      nn::TrainerRun(named, chosen, device, {.reads_losses = false}) {}
 
 ModelProgram::Run& Training::run() { return static_cast<ModelProgram::Run&>(program()); }
 Model& Training::model() { return *run().parts().model; }

@@ -117,13 +117,13 @@ void TrainerCore::check() const {
   if (options_.captures_steps) {
     const bool is_away = offload.any() || !offload.folder.empty();
     const std::string why =
-        !options_.device.is_cuda()             ? "steps on the " + to_string(options_.device) + " are not captured"
-        : has_others                           ? std::string("expected one rank")
-        : program_->part_names().size() != 1   ? std::string("expected a program with one part")
-        : is_away                              ? std::string("expected no offload, whose transfers the host makes")
-        : step.on_gradients                    ? std::string("expected no step.on_gradients, which the host calls")
-        : program_->has_after_update()         ? std::string("expected no after_update, which the host calls")
-                                               : std::string();
+        !options_.device.is_cuda()           ? "steps on the " + to_string(options_.device) + " are not captured"
+        : has_others                         ? std::string("expected one rank")
+        : program_->part_names().size() != 1 ? std::string("expected a program with one part")
+        : is_away                            ? std::string("expected no offload, whose transfers the host makes")
+        : step.on_gradients                  ? std::string("expected no step.on_gradients, which the host calls")
+        : program_->has_after_update()       ? std::string("expected no after_update, which the host calls")
+                                             : std::string();
     if (!why.empty()) refuse("options.captures_steps: " + why);
   }
   if (options_.plan && program_->part_names().size() != 1) {

@@ -110,8 +110,8 @@ std::map<std::string, std::string> TrainerRun::settings() {
   return all;
 }
 
-TrainerRun::TrainerRun(const Program& program, const TrainerOptions& options, memory::Device device,
-                       RunRequest request, std::int64_t first_step, std::int64_t first_skipped)
+TrainerRun::TrainerRun(const Program& program, const TrainerOptions& options, memory::Device device, RunRequest request,
+                       std::int64_t first_step, std::int64_t first_skipped)
     : program_(program),
       trainer_options_(options),
       device_(device),
@@ -321,7 +321,8 @@ const ShapePlan* TrainerRun::next_shape() {
 /// say otherwise.
 std::vector<optim::MicroBatch> TrainerRun::micro_batches() {
   if (std::vector<optim::MicroBatch> own = run_->weights(options_.micro_batches); !own.empty()) return own;
-  if (trainer_options_.all_micro_batches() == 1) return options_.parts;
+  const StepOptions& given = trainer_options_.step;
+  if (trainer_options_.all_micro_batches() == 1) return given.parts;
   const std::vector<std::int64_t>& samples = next_outline().samples;
   const auto own = [&](std::vector<optim::MicroBatch> all) {
     if (ranks_ == nullptr || all.empty()) return all;
@@ -331,20 +332,20 @@ std::vector<optim::MicroBatch> TrainerRun::micro_batches() {
     }
     return list;
   };
-  if (samples.empty()) return own(options_.parts);  // of a batch that only its key describes
+  if (samples.empty()) return own(given.parts);  // of a batch that only its key describes
   const auto refuse = [](const std::string& what, std::int64_t got, std::int64_t expected) {
     throw ValueError("trainer: options.step." + what + ": expected " + std::to_string(expected) +
                      " samples, as micro_batch cuts them, got " + std::to_string(got));
   };
   const std::int64_t largest = *std::max_element(samples.begin(), samples.end());
-  if (options_.micro_samples != 0 && options_.micro_samples != largest) {
-    refuse("micro_samples", options_.micro_samples, largest);
+  if (given.micro_samples != 0 && given.micro_samples != largest) {
+    refuse("micro_samples", given.micro_samples, largest);
   }
-  for (std::size_t i = 0; i < std::min(samples.size(), options_.parts.size()); ++i) {
-    const std::int64_t given = options_.parts[i].samples;
-    if (given != samples[i]) refuse("parts[" + std::to_string(i) + "]", given, samples[i]);
+  for (std::size_t i = 0; i < std::min(samples.size(), given.parts.size()); ++i) {
+    const std::int64_t told = given.parts[i].samples;
+    if (told != samples[i]) refuse("parts[" + std::to_string(i) + "]", told, samples[i]);
   }
-  if (!options_.parts.empty()) return own(options_.parts);
+  if (!given.parts.empty()) return own(given.parts);
   std::vector<optim::MicroBatch> parts;
   for (const std::int64_t n : samples) parts.push_back({n, static_cast<double>(n)});
   return own(std::move(parts));
@@ -374,13 +375,13 @@ void TrainerRun::free_gradients() {
 }
 
 void TrainerRun::update_part(std::size_t part, const ShapePlan* shape) {
-  StepOptions options = options_;
   if (shape != nullptr) {
-    options.recording.plan = shape->parts[part].tape;
-    if (options.recording.plan && options.recording.plan->offloads()) options.recording.tier = tier_;
+    options_.recording.plan = shape->parts[part].tape;
+    const bool offloads = options_.recording.plan && options_.recording.plan->offloads();
+    options_.recording.tier = offloads ? tier_ : nullptr;
   }
-  options.parts = micro_batches();
-  options.ranks = parallel(part);
+  options_.parts = micro_batches();
+  options_.ranks = parallel(part);
   const std::int64_t first = ranks_ != nullptr ? ranks_->rank() : 0, apart = ranks_ != nullptr ? ranks_->size() : 1;
   optim::Optimizer& optimizer = run_->optimizer(part);
   const double rate_before = optimizer.rate();
@@ -389,8 +390,10 @@ void TrainerRun::update_part(std::size_t part, const ShapePlan* shape) {
     const Tensor loss = training_step(
         optimizer,
         [&](std::int64_t i) { return run_->loss(part, i * apart + first, trainer_options_.all_micro_batches()); },
-        options);
+        options_);
     prepare_next();
+    // A captured step ends before its loss is read.
+    if (!request_.reads_losses || (trainer_options_.captures_steps && device_.is_dry)) return;
     losses_[request_.only_part ? 0 : part] = read_value(loss);
   } catch (...) {
     optimizer.set_rate(rate_before);
@@ -402,17 +405,20 @@ void TrainerRun::update_part(std::size_t part, const ShapePlan* shape) {
 /// The parts that are left of the step, each with the numbers that it would have drawn had none of them failed.
 void TrainerRun::run_parts(const ShapePlan* shape) {
   if (next_part_ > 0) {
-    part_begin_ = std::exchange(generator_, *step_begin_);
+    part_begin_ = generator_;
+    generator_ = step_begin_;
   } else {
     step_begin_ = generator_;
   }
+  has_begun_ = true;
   std::optional<trainer_run_detail::HeldBatch> batch;
   if (trainer_options_.captures_steps) {
-    run_->load_batch(next_kind().step);
+    // A captured step begins with its batch in place: a dry run that its placement is made from does so, too.
+    if (!device_.is_dry) load_batch();
   } else {
     batch.emplace(*run_, next_kind().step);
   }
-  if (next_part_ > 0) generator_ = *part_begin_;
+  if (next_part_ > 0) generator_ = part_begin_;
   if (request_.only_part) return update_part(*request_.only_part, shape);
   for (; next_part_ < part_count_; ++next_part_) {
     part_begin_ = generator_;
@@ -454,16 +460,21 @@ void TrainerRun::hold_batch() {
   run_->take_batch(next_kind().step);
 }
 
+void TrainerRun::load_batch() {
+  const PathScope path("batch");
+  run_->load_batch(next_kind().step);
+}
+
 /// Begins and ends its placed step itself.
 void TrainerRun::step_captured() {
   const GeneratorScope scope(generator_);
   check_unfrozen();
   const ShapePlan* const shape = next_shape();
-  const RandomGenerator before = generator_;
+  step_begin_ = generator_;
   optim::Optimizer& optimizer = run_->optimizer(0);
   const double rate_before = optimizer.rate();
   try {
-    run_->load_batch(next_kind().step);
+    load_batch();
     const std::vector<optim::MicroBatch> parts = micro_batches();
     if (std::any_of(parts.begin(), parts.end(), [&](const optim::MicroBatch& part) { return !(part == parts[0]); })) {
       throw PlanError(
@@ -485,7 +496,7 @@ void TrainerRun::step_captured() {
     losses_[0] = read_value(loss);
   } catch (...) {
     optimizer.set_rate(rate_before);
-    generator_ = before;
+    generator_ = step_begin_;
     throw;
   }
   end_step();
@@ -516,7 +527,7 @@ void TrainerRun::step() {
     }
     run_parts(shape);
   } catch (...) {
-    if (step_begin_) generator_ = next_part_ == 0 ? *step_begin_ : *part_begin_;
+    if (has_begun_) generator_ = next_part_ == 0 ? step_begin_ : part_begin_;
     replay.reset();
     if (placed_ != nullptr && is_rest) placed_->set_strict(trainer_options_.is_strict);
     if (placed_ == nullptr || placed_->statistics().deviations == deviations) throw;
@@ -537,7 +548,8 @@ void TrainerRun::step() {
 void TrainerRun::end_step() {
   ++steps_;
   next_part_ = 0;
-  step_begin_.reset(), part_begin_.reset(), outline_.reset();
+  has_begun_ = false;
+  outline_.reset();
 }
 
 void TrainerRun::skip() {

@@ -11,9 +11,9 @@
 
 #include <thimble/dist/communicator.h>
 #include <thimble/dist/data_parallel.h>
-#include <thimble/nn/step/captured_step.h>
 #include <thimble/nn/files/rank_files.h>
 #include <thimble/nn/parallel/shards.h>
+#include <thimble/nn/step/captured_step.h>
 #include <thimble/nn/trainer/trainer_core.h>
 
 namespace thimble::nn {
@@ -78,6 +78,7 @@ struct RunRequest {
   /// Only a loop drives the run, as its options say: steps beyond the last do nothing, and none comes after an
   /// evaluation or a checkpoint that is the last.
   bool is_scheduled = false;
+  bool reads_losses = true;  ///< false: the host does not wait for a step, and losses() stay 0
 };
 
 /// Options that change what a run computes, as a checkpoint's metadata have them: "trainer.clip_norm", ...
@@ -148,6 +149,7 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   dist::DataParallel* parallel(std::size_t part) const;
   RankFiles rank_files();
   void hold_batch();
+  void load_batch();
   void step_captured();
   void prepare_next();
   bool comes_between(std::int64_t every) const;
@@ -200,7 +202,8 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   std::vector<optim::Named> constants_;  // frozen when the run was made, and of no optimizer
   // Of a step that failed in its part `next_part_`: the generator when the step began, and when that part did.
   std::size_t next_part_ = 0;
-  std::optional<RandomGenerator> step_begin_, part_begin_;
+  bool has_begun_ = false;
+  RandomGenerator step_begin_{0}, part_begin_{0};
   std::unique_ptr<CapturedStep> recorded_;
   std::size_t captured_launches_ = 0;
 };
