@@ -1,7 +1,6 @@
 // Before the first step: how the run is planned.
 
 #include <algorithm>
-#include <new>
 #include <optional>
 #include <utility>
 
@@ -11,7 +10,6 @@
 #include <thimble/core/tensor/recycled.h>
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/memory/bytes.h>
-#include <thimble/memory/process/heap_bound.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/models/planning/capture.h>
 #include <thimble/models/planning/choices.h>
@@ -19,6 +17,7 @@
 #include <thimble/models/training/process_bytes.h>
 #include <thimble/models/training/training.h>
 #include <thimble/nn/fit/plan_file.h>
+#include <thimble/nn/fit/process_budget.h>
 
 namespace thimble::models {
 namespace plan_training_detail {
@@ -93,36 +92,6 @@ void plan_in_budget(PreparedTraining& prepared) {
   setup = chosen;
 }
 
-/// Bytes that planning may hold in this process: by the budget of the process and the limits of the host.
-std::size_t planning_room(const TrainOptions& options) {
-  const std::size_t room = memory::heap_room();
-  const std::size_t budget = options.process_budget_bytes, code = process::file_mapped_bytes();
-  return budget > 0 ? std::min(room, budget - std::min(budget, code)) : room;
-}
-
-/// Planning found no room.
-[[noreturn]] void refuse_planning(const TrainOptions& options, std::size_t room) {
-  const std::size_t budget = options.process_budget_bytes;
-  throw OutOfMemory("planning: it needs more than its bound of " + memory::exact_bytes(room) +
-                        (budget > 0 ? ", which `process_budget_bytes` " + memory::exact_bytes(budget) +
-                                          " or a limit of the machine leaves beside code"
-                                    : ", which a limit of the machine leaves") +
-                        "; a plan that was made elsewhere (`plan --save`) is followed in less (`plan`)",
-                    {.requested_bytes = room + 1, .capacity_bytes = room});
-}
-
-/// The same in no more bytes than the process may hold, so that the kernel has no reason to end it.
-void plan_in_bound(PreparedTraining& prepared) {
-  const memory::HeapBound bound(planning_room(prepared.options));
-  try {
-    plan_in_budget(prepared);
-  } catch (const std::bad_alloc&) {
-    refuse_planning(prepared.options, bound.bytes());
-  } catch (const OutOfMemory&) {
-    refuse_planning(prepared.options, bound.bytes());
-  }
-}
-
 /// What dry steps have left for the next ones goes back to the heap.
 void release_rooms() {
   SpareTape::release();
@@ -140,7 +109,7 @@ void plan_training(PreparedTraining& prepared) {
     if (!prepared.options.plan.empty()) {
       detail::plan_from_file(prepared);
     } else if (prepared.options.device == cpu && prepared.options.setup.ranks == 1) {
-      detail::plan_in_bound(prepared);
+      nn::plan_in_bound(prepared.options.process_budget_bytes, [&] { detail::plan_in_budget(prepared); });
     } else {
       detail::plan_in_budget(prepared);
     }

@@ -1,9 +1,12 @@
 #include <thimble/nn/fit/process_budget.h>
 
 #include <algorithm>
+#include <new>
 #include <string>
 
 #include <thimble/memory/bytes.h>
+#include <thimble/memory/process/heap_bound.h>
+#include <thimble/memory/process/process.h>
 
 namespace thimble::nn {
 
@@ -41,6 +44,32 @@ memory::OutsideBytes fit_process(std::size_t process_budget_bytes, std::size_t o
   }
   throw of_process(BudgetError("planning itself leaves too much on the heap", process_budget_bytes, peak),
                    process_budget_bytes, now);
+}
+
+namespace process_budget_detail {
+
+[[noreturn]] void refuse(std::size_t budget, std::size_t room) {
+  throw OutOfMemory("planning: it needs more than its bound of " + memory::exact_bytes(room) +
+                        (budget > 0 ? ", which `process_budget_bytes` " + memory::exact_bytes(budget) +
+                                          " or a limit of the machine leaves beside code"
+                                    : ", which a limit of the machine leaves") +
+                        "; a plan that was made elsewhere (`plan --save`) is followed in less (`plan`)",
+                    {.requested_bytes = room + 1, .capacity_bytes = room});
+}
+
+}  // namespace process_budget_detail
+
+void plan_in_bound(std::size_t process_budget_bytes, FunctionRef<void()> plan) {
+  const std::size_t room = memory::heap_room(), code = process::file_mapped_bytes();
+  const std::size_t left = process_budget_bytes - std::min(process_budget_bytes, code);
+  const memory::HeapBound bound(process_budget_bytes > 0 ? std::min(room, left) : room);
+  try {
+    plan();
+  } catch (const std::bad_alloc&) {
+    process_budget_detail::refuse(process_budget_bytes, bound.bytes());
+  } catch (const OutOfMemory&) {
+    process_budget_detail::refuse(process_budget_bytes, bound.bytes());
+  }
 }
 
 }  // namespace thimble::nn

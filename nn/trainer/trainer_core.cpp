@@ -213,7 +213,11 @@ void TrainerCore::add_shape(std::int64_t step, const StepKey& key) {
   shapes_.push_back(std::move(shape));
   try {
     if (is_of_file) read_plan();
-    fit_all();
+    if (options_.process_budget_bytes > 0) {
+      plan_in_bound(options_.process_budget_bytes, [this] { fit_all(); });
+    } else {
+      fit_all();
+    }
     if (stack_.placed) stack_.placed->set_plans(placements());
   } catch (...) {
     shapes_.pop_back();

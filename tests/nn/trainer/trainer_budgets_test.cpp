@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include <sys/resource.h>
+
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/bytes.h>
@@ -20,6 +22,7 @@
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/offload_data.h"
+#include "support/sanitizer.h"
 
 using namespace thimble;
 using namespace own_program;
@@ -125,6 +128,30 @@ TEST_CASE("trainer: a budget for the process", "[trainer][process]") {
   }
   CHECK(text.find("outside of it the process takes") != std::string::npos);
 }
+
+#if !defined(THIMBLE_TEST_HAS_SANITIZER)
+TEST_CASE("trainer: a process's budget bounds planning, too, and nothing after it", "[trainer][process]") {
+  const auto limit = [] {
+    rlimit data{};
+    getrlimit(RLIMIT_DATA, &data);
+    return data.rlim_cur;
+  };
+  const rlim_t before = limit();
+  rlim_t least = before;
+  Program own = budgets_program();
+  own.loss = [&, loss = own.loss](Net& net, const Batch& batch) {
+    least = std::min(least, limit());
+    return loss(net, batch);
+  };
+  nn::TrainerOptions options{.seed = 2, .steps = 3};
+  const Own free(own, options);
+  CHECK(least == before);
+  options.process_budget_bytes = std::size_t{1} << 32;
+  const Own bounded(own, options);
+  CHECK(least < options.process_budget_bytes);
+  CHECK(limit() == before);
+}
+#endif
 
 TEST_CASE("trainer: the best checkpoint stays, and patience ends a run", "[trainer]") {
   struct Row {
