@@ -17,9 +17,9 @@
 namespace thimble::models {
 
 struct ModelParts {
-  /// Parameters are drawn from the generator in force. `ranks`: of a setup of several ranks those that train together, which must live as long; on a dry device a dry one
-  /// of this rank takes their place, and may be null. Throws what make_model and make_optimizer throw;
-  /// ValueError where `ranks` are not those of the setup.
+  /// Parameters are drawn from the generator in force. `ranks`: of a setup of several ranks those that train together,
+  /// which must live as long; on a dry device a dry one of this rank takes their place, and may be null. Throws what
+  /// make_model and make_optimizer throw; ValueError where `ranks` are not those of the setup.
   ModelParts(const Setup& setup, memory::Device device, dist::Communicator* ranks = nullptr);
 
   std::unique_ptr<dist::Communicator> dry_ranks;

@@ -93,7 +93,7 @@ double rate_at(const TrainOptions& options, double rate, std::int64_t step);
 enum class KeptBatch : std::uint8_t { zeros, random };
 
 /// A named model, with its data or a batch that stays, as trainers run it.
-class ModelProgram final : public nn::Program {
+class ModelProgram final : public nn::ErasedProgram {
  public:
   /// `options` have the sizes that `prepare` filled in; `data` must outlive it. With several ranks `data` is set to
   /// this one's share.

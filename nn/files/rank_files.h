@@ -50,6 +50,13 @@ struct StageOutline {
 };
 StageOutline stage_outline(const Module& module, const dist::DataParallel& parallel);
 
+/// Tensors that files of several ranks have beside this rank's.
+struct RankFiles {
+  const WholeState& whole;                   ///< of the optimizer
+  std::span<const StageOutline> later = {};  ///< on rank 0: the stages behind its own
+  std::span<const NamedTensor> others = {};  ///< tensors of other stages
+};
+
 /// `later`, on rank 0: the stages behind its own, in order. Called on every rank. Errors of save_checkpoint on rank 0
 /// are thrown on the others as well, as NotFiniteError or Error with the same text: all messages are complete, and
 /// ranks may go on. After a RankError they may not. With tensor parallelism, state has an element for each of its

@@ -25,7 +25,7 @@ memory::OutsideBytes fit_process(std::size_t process_budget_bytes, std::size_t o
                                  FunctionRef<std::size_t(std::size_t arena_bytes)> plan);
 
 /// Plans on the cpu in no more bytes than the process may hold, by its budget (0: it has none) and the limits of the
-/// host, so that the kernel has no reason to end it. Throws OutOfMemory, which names the bound, where `plan` needs more.
+/// host, so that the kernel has no reason to end it. Throws OutOfMemory that names the bound where `plan` needs more.
 void plan_in_bound(std::size_t process_budget_bytes, FunctionRef<void()> plan);
 
 }  // namespace thimble::nn

@@ -35,7 +35,7 @@ struct BatchOutline {
   std::vector<std::int64_t> samples = {};     ///< of each micro-batch; empty: there is one, or they cannot be seen
   std::vector<std::int64_t> first_axes = {};  ///< of each tensor; -1: it has none
   std::string hidden = {};                    ///< the type of a member that could not be looked into; empty: none
-  std::vector<Tensor>* tensors = nullptr;     ///< gets all of them; null: nobody asks
+  std::vector<Tensor>* tensors = nullptr;     ///< gets all tensors, if it is set
 
   void add(const Tensor& tensor);
   void add_value(std::string_view text);
@@ -48,7 +48,7 @@ struct BatchOutline {
 /// Throws ValueError where there is no such tensor, or one of them is empty.
 std::vector<std::int64_t> samples_of(const BatchOutline& whole, const std::vector<BatchOutline>& micro_batches);
 
-/// Copies the tensors of a batch into those of another (BatchOutline::tensors of both). Throws PlanError where their
+/// Copies the tensors of a batch into another (BatchOutline::tensors of both). Throws PlanError where their
 /// shapes, or values that may change the step, differ.
 void copy_batch(const BatchOutline& to, const BatchOutline& from);
 

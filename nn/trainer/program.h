@@ -1,28 +1,29 @@
 #pragma once
-// What is trained, without its types: nn::Trainer makes one of a user's functions, models/training/training.h one of a
-// named model and its data.
+// Programs to train, without their types: nn::Trainer makes one of a user's functions, models/training/training.h one
+// of a named model and its data.
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
-#include <thimble/nn/files/rank_files.h>
 #include <thimble/nn/trainer/batch_outline.h>
 #include <thimble/nn/trainer/training_loop.h>
 #include <thimble/optim/optimizer.h>
-#include <thimble/optim/pipeline.h>
+
+namespace thimble::dist {
+class DataParallel;
+}  // namespace thimble::dist
+
+namespace thimble::optim {
+class Pipeline;
+}  // namespace thimble::optim
 
 namespace thimble::nn {
 
-/// What files of several ranks have besides this rank's tensors.
-struct RankFiles {
-  const WholeState& whole;                   ///< of the optimizer
-  std::span<const StageOutline> later = {};  ///< on rank 0: the stages behind its own
-  std::span<const NamedTensor> others = {};  ///< tensors of other stages
-};
+struct RankFiles;
 
 /// A program on one device, with the objects it owns.
 class ProgramRun {
@@ -40,25 +41,25 @@ class ProgramRun {
   virtual void load_batch(std::int64_t step) = 0;
   /// The host's part of a later step's batch, while the device computes.
   virtual void prepare_batch([[maybe_unused]] std::int64_t step) {}
-  /// How this rank's micro-batches of the held batch weigh; empty: by their samples (Program::outline).
+  /// How this rank's micro-batches of the held batch weigh. An empty list: by their samples (ErasedProgram::outline).
   virtual std::vector<optim::MicroBatch> weights([[maybe_unused]] std::int64_t count) { return {}; }
   virtual void after_update() {}
   virtual Tensor loss(std::size_t part, std::int64_t index, std::int64_t count) = 0;
   virtual Evaluation evaluate() = 0;
-  /// On a dry device, after the last step and evaluation: what the program does then, such as writing weights.
+  /// On a dry device, after the last step and evaluation: the rest of the program, such as writing weights.
   virtual void end() {}
-  /// Ranks and stages that the program joins by itself, where the trainer has none; null: it joins none.
+  /// Ranks and stages that the program joins by itself, where the trainer has none; otherwise null.
   virtual dist::DataParallel* parallel() { return nullptr; }
   virtual optim::Pipeline* stage() { return nullptr; }
   /// With parallel(). Throws PlanError without.
-  virtual RankFiles rank_files() { throw PlanError("program: it joins no ranks"); }
-  /// What checkpoints say of the program; none: the trainer's options.
-  virtual std::optional<Metadata> metadata() { return std::nullopt; }
+  virtual RankFiles rank_files();
+  /// Metadata of its checkpoints, in place of the trainer's options.
+  virtual std::optional<std::map<std::string, std::string>> metadata() { return std::nullopt; }
 };
 
-class Program {
+class ErasedProgram {
  public:
-  virtual ~Program() = default;
+  virtual ~ErasedProgram() = default;
   /// The model; its optimizers are not made yet.
   virtual std::unique_ptr<ProgramRun> make(memory::Device device) const = 0;
   /// Of the batch of a step, and, of several, of its micro-batches.

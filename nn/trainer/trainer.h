@@ -157,7 +157,7 @@ class TypedRun final : public ProgramRun {
 };
 
 template <class Model, class Batch>
-class TypedProgram final : public Program {
+class TypedProgram final : public ErasedProgram {
  public:
   explicit TypedProgram(TrainedProgram<Model, Batch> program, TensorOptions layers = {})
       : layers_(std::move(layers)), program_(std::move(program)) {

@@ -73,7 +73,7 @@ std::string TrainerPlan::text() const {
   return text;
 }
 
-TrainerCore::TrainerCore(std::unique_ptr<Program> program, TrainerOptions options)
+TrainerCore::TrainerCore(std::unique_ptr<ErasedProgram> program, TrainerOptions options)
     : program_(std::move(program)), options_(std::move(options)), costs_(trainer_core_detail::costs_of(options_)) {
   check();
   complete_offload();
@@ -96,7 +96,7 @@ StepKey TrainerCore::key_of(std::int64_t step) const {
 }
 
 /// Whole steps with these batches; as planned, or without plans.
-MakeRun TrainerCore::whole_steps(std::vector<StepKind> steps, bool is_planned) const {
+MakeRun TrainerCore::whole_steps(std::vector<ExampleStep> steps, bool is_planned) const {
   return [this, steps = std::move(steps), is_planned](memory::Device device) {
     return std::make_unique<TrainerRun>(
         *program_, options_, device,
@@ -105,7 +105,7 @@ MakeRun TrainerCore::whole_steps(std::vector<StepKind> steps, bool is_planned) c
 }
 
 /// As rank 0 makes them: in stage 3 of ZeRO all ranks follow one plan.
-MakeRun TrainerCore::part_steps(const StepKind& step, std::size_t part) const {
+MakeRun TrainerCore::part_steps(const ExampleStep& step, std::size_t part) const {
   return [this, step, part](memory::Device device) {
     return std::make_unique<TrainerRun>(*program_, options_, device,
                                         RunRequest{.steps = {step}, .only_part = part, .whole = whole_.get()});
@@ -139,7 +139,7 @@ void TrainerCore::require_planned(std::int64_t step, const StepKey& key) {
   add_shape(step, key);
 }
 
-StepRecord TrainerCore::record(const StepKind& step) const {
+StepRecord TrainerCore::record(const ExampleStep& step) const {
   const memory::Device on = dry(options_.device);
   memory::Options of_stack = profile_options(on);
   of_stack.trace = true;
@@ -256,10 +256,10 @@ void TrainerCore::fit_smallest() {
 /// Places the steps of all keys, and runs them dry in that placement: twice each, and what comes after them.
 MemoryProfile TrainerCore::place_all() {
   const memory::Device on = dry(options_.device);
-  std::vector<StepKind> all_steps;
+  std::vector<ExampleStep> all_steps;
   std::size_t plans = 0;
   for (const auto& shape : shapes_) {
-    const std::vector<StepKind> steps(2, shape->example);
+    const std::vector<ExampleStep> steps(2, shape->example);
     all_steps.insert(all_steps.end(), steps.begin(), steps.end());
     if (!is_planned() && !options_.captures_steps) continue;
     const MemoryProfile traced = profile_training(on, whole_steps(steps, true), 2, true);
@@ -592,7 +592,7 @@ std::string TrainerCore::explain() {
   of_stack.plans = placements();
   const memory::Stack stack = memory::make_resource(on, std::move(of_stack));
   const ResourceScope scope(stack.top);
-  std::vector<StepKind> steps;
+  std::vector<ExampleStep> steps;
   for (const auto& shape : shapes_) steps.insert(steps.end(), 2, shape->example);
   const std::unique_ptr<TrainingRun> run = whole_steps(steps, true)(on);
   for (std::size_t i = 0; i < steps.size(); ++i) run->step();

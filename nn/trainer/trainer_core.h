@@ -18,8 +18,7 @@
 
 namespace thimble::dist {
 class Communicator;
-class DataParallel;
-}  // namespace thimble::dist
+}
 
 namespace thimble::nn {
 
@@ -141,7 +140,7 @@ struct TrainerPlan {
   std::string text() const;
 };
 
-struct StepKind;
+struct ExampleStep;
 struct StepKey;
 struct StepRecord;
 struct WholeProgram;
@@ -150,7 +149,7 @@ class TrainerRun;
 
 class TrainerCore {
  public:
-  TrainerCore(std::unique_ptr<Program> program, TrainerOptions options);
+  TrainerCore(std::unique_ptr<ErasedProgram> program, TrainerOptions options);
   ~TrainerCore();
   TrainerCore(const TrainerCore&) = delete;
   TrainerCore& operator=(const TrainerCore&) = delete;
@@ -182,7 +181,7 @@ class TrainerCore {
   void start();
   StepKey key_of(std::int64_t step) const;
   void require_planned(std::int64_t step, const StepKey& key);
-  StepRecord record(const StepKind& step) const;
+  StepRecord record(const ExampleStep& step) const;
   void add_shape(std::int64_t step, const StepKey& key);
   void fit_all();
   void fit_arena();
@@ -197,8 +196,8 @@ class TrainerCore {
   bool fit_parts(std::size_t target_bytes);
   void fit_smallest();
   MemoryProfile place_all();
-  MakeRun whole_steps(std::vector<StepKind> steps, bool is_planned) const;
-  MakeRun part_steps(const StepKind& step, std::size_t part) const;
+  MakeRun whole_steps(std::vector<ExampleStep> steps, bool is_planned) const;
+  MakeRun part_steps(const ExampleStep& step, std::size_t part) const;
   std::size_t max_over_ranks(std::size_t bytes);
   void require_alike() const;
   int rank() const noexcept;
@@ -208,7 +207,7 @@ class TrainerCore {
   std::vector<StepPlacement> placements() const;
   void describe();
 
-  std::unique_ptr<const Program> program_;
+  std::unique_ptr<const ErasedProgram> program_;
   TrainerOptions options_;
   std::size_t budget_ = 0;                     // of the arena
   std::int64_t first_step_ = 0;                // done in the checkpoint that the run goes on from

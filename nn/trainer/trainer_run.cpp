@@ -110,8 +110,10 @@ std::map<std::string, std::string> TrainerRun::settings() {
   return all;
 }
 
-TrainerRun::TrainerRun(const Program& program, const TrainerOptions& options, memory::Device device, RunRequest request,
-                       std::int64_t first_step, std::int64_t first_skipped)
+RankFiles ProgramRun::rank_files() { throw PlanError("program: it joins no ranks"); }
+
+TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& options, memory::Device device,
+                       RunRequest request, std::int64_t first_step, std::int64_t first_skipped)
     : program_(program),
       trainer_options_(options),
       device_(device),
@@ -286,7 +288,7 @@ void TrainerRun::check_unfrozen() const {
   }
 }
 
-const StepKind& TrainerRun::next_kind() {
+const ExampleStep& TrainerRun::next_kind() {
   if (!request_.steps.empty()) return request_.steps[static_cast<std::size_t>(steps_) % request_.steps.size()];
   kind_.step = steps_;
   return kind_;
@@ -582,7 +584,7 @@ std::optional<Evaluation> TrainerRun::evaluate() {
   return run_->evaluate();
 }
 
-/// Whether what is done every so many steps is done before the last one.
+/// Whether something that is done every so many steps is due before the last one.
 bool TrainerRun::comes_between(std::int64_t every) const {
   return every > 0 && (first_step_ / every + 1) * every < trainer_options_.steps;
 }

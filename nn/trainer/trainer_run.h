@@ -19,7 +19,7 @@
 namespace thimble::nn {
 
 /// What steps look like to a plan, by one of them.
-struct StepKind {
+struct ExampleStep {
   std::int64_t step = 0;
   std::vector<bool> is_frozen = {};  ///< each parameter of the optimizers, in order; empty: as the program makes them
 };
@@ -42,8 +42,8 @@ struct ShapePlan {
   std::string shapes;                // of BatchOutline
   std::vector<std::string> values;   // of BatchOutline, whose steps are the same: the example's, and late ones
   std::optional<StepRecord> record;  // of the example; none until a batch of other values comes
-  std::vector<bool> is_frozen;       // of StepKind, never empty
-  StepKind example;                  // one of them
+  std::vector<bool> is_frozen;       // of ExampleStep, never empty
+  ExampleStep example;               // one of them
   std::string key;                   // all of these, to read
   bool is_of(const StepKey& other) const {
     return shapes == other.shapes && is_frozen == other.is_frozen &&
@@ -69,7 +69,7 @@ struct WholeProgram {
 /// The part of its program that a run executes.
 struct RunRequest {
   /// Steps to make, over and over; empty: those that the run is at, with the parameters frozen that are.
-  std::vector<StepKind> steps = {};
+  std::vector<ExampleStep> steps = {};
   std::optional<std::size_t> only_part = std::nullopt;  ///< none: all, one after the other
   /// Plans to follow; null: none, or, of one part alone, that of options().
   const std::vector<std::unique_ptr<ShapePlan>>* shapes = nullptr;
@@ -91,7 +91,7 @@ class TrainerRun : public TrainingRun, public LoopedRun {
  public:
   /// `first_step`: steps that are done in the checkpoint that the run goes on from; `first_skipped`: of these, those
   /// that passed over their batch.
-  TrainerRun(const Program& program, const TrainerOptions& options, memory::Device device, RunRequest request,
+  TrainerRun(const ErasedProgram& program, const TrainerOptions& options, memory::Device device, RunRequest request,
              std::int64_t first_step = 0, std::int64_t first_skipped = 0);
   TrainerRun(const TrainerRun&) = delete;
   TrainerRun& operator=(const TrainerRun&) = delete;
@@ -116,10 +116,10 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   std::int64_t steps_done() override { return steps_; }
   std::int64_t skipped_steps() override;
   bool is_replay() const override { return recorded_ != nullptr && recorded_->is_captured(); }
-  /// Between steps: releases what only steps need, the captured graph and the region of a placed arena, so that others
-  /// have the bytes. The next step takes them again.
+  /// Between steps: releases the captured graph and the region of a placed arena, so that others have the bytes. The
+  /// next step takes them again.
   void rest() noexcept;
-  /// Kernels and copies of the last replay; 0: there was none.
+  /// Kernels and copies of the last replay, or 0.
   std::size_t captured_launches() const noexcept { return captured_launches_; }
 
   /// A step that throws can be tried again: it then is the step that did not.
@@ -155,7 +155,7 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   bool comes_between(std::int64_t every) const;
   std::uint64_t layout() const;
   Metadata metadata();
-  const StepKind& next_kind();
+  const ExampleStep& next_kind();
   const BatchOutline& next_outline();
   const ShapePlan* next_shape();
   void freeze_as(const std::vector<bool>& is_frozen);
@@ -172,7 +172,7 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   CheckpointParts checkpoint_parts();
   void set_rate(std::size_t part, std::int64_t step);
 
-  const Program& program_;
+  const ErasedProgram& program_;
   const TrainerOptions& trainer_options_;
   memory::Device device_;
   RunRequest request_;
@@ -197,7 +197,7 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   std::int64_t taken_ = 0;               // by this run
   std::int64_t rate_step_ = -1;          // whose rate the optimizers have; -1: the rate they were made with, or loaded
   std::vector<double> losses_;           // of the last step
-  StepKind kind_;                        // of the next step, where the request names none
+  ExampleStep kind_;                     // of the next step, where the request names none
   std::optional<BatchOutline> outline_;  // of the next step's batch
   std::vector<optim::Named> constants_;  // frozen when the run was made, and of no optimizer
   // Of a step that failed in its part `next_part_`: the generator when the step began, and when that part did.
