@@ -2,6 +2,7 @@
 
 #include <array>
 #include <string>
+#include <utility>
 
 #include <thimble/autograd/functions/indexing.h>
 #include <thimble/autograd/functions/pool.h>
@@ -10,6 +11,7 @@
 namespace thimble::models {
 namespace convnets_detail {
 
+// Each tensor goes as soon as nothing reads it: `x = f(x)` in steps, where f(g(x)) would hold all three to its end.
 constexpr PoolWindow halves{.kernel = {2, 2}, .stride = {2, 2}};
 
 }  // namespace convnets_detail
@@ -39,7 +41,12 @@ Vgg16::Vgg16(std::int64_t classes, const nn::TensorOptions& on, double dropout)
 Tensor Vgg16::forward(const Tensor& images) {
   Tensor x = images;
   for (nn::Conv2d* const conv : convolutions_) {
-    x = conv ? relu((*conv)(x)) : max_pool2d(x, convnets_detail::halves, MaxPoolKeeps::taps);
+    if (!conv) {
+      x = max_pool2d(x, convnets_detail::halves, MaxPoolKeeps::taps);
+      continue;
+    }
+    x = (*conv)(x);
+    x = relu(x);
   }
   if (x.size(1) != 7 || x.size(2) != 7) x = adaptive_avg_pool2d(x, 7, 7);
   x = flatten(permute(x, {0, 3, 1, 2}), 1);  // (N, 512 7 7) in the order of channels first
@@ -80,13 +87,19 @@ Tensor DenseNet121::forward(const Tensor& images) {
   for (std::size_t b = 0; b < blocks_.size(); ++b) {
     std::vector<Tensor> features{x};
     for (const DenseLayer& layer : blocks_[b]) {
-      const Tensor all = features.size() == 1 ? features[0] : concat(features, 3);
-      features.push_back(layer.conv2(layer.norm2.with_relu(layer.conv1(layer.norm1.with_relu(all)))));
+      Tensor y = features.size() == 1 ? features[0] : concat(features, 3);
+      y = layer.norm1.with_relu(y);
+      y = layer.conv1(y);
+      y = layer.norm2.with_relu(y);
+      features.push_back(layer.conv2(y));
     }
     x = concat(features, 3);
+    features.clear();
     if (b == transitions_.size()) break;
     const Transition& transition = transitions_[b];
-    x = avg_pool2d(transition.conv(transition.norm.with_relu(x)), convnets_detail::halves);
+    x = transition.norm.with_relu(x);
+    x = transition.conv(x);
+    x = avg_pool2d(x, convnets_detail::halves);
   }
   return (*classifier_)(global_avg_pool(norm5_->with_relu(x)));
 }
@@ -129,18 +142,28 @@ MobileNetV2::MobileNetV2(std::int64_t classes, const nn::TensorOptions& on, doub
 }
 
 Tensor MobileNetV2::forward(const Tensor& images) {
-  const auto run = [](const ConvNorm& layer, const Tensor& x) { return relu6(layer.norm(layer.conv(x))); };
+  const auto run = [](const ConvNorm& layer, Tensor x) {
+    x = layer.conv(x);
+    x = layer.norm(x);
+    return relu6(x);
+  };
   Tensor x = run(first_[0], images);
   for (const Block& block : blocks_) {
-    Tensor y = x;
-    for (const ConvNorm& layer : block.with_relu6) y = run(layer, y);
-    y = block.project.norm(block.project.conv(y));
-    x = block.is_residual ? x + y : y;
+    Tensor y = block.is_residual ? x : std::move(x);
+    for (const ConvNorm& layer : block.with_relu6) y = run(layer, std::move(y));
+    y = block.project.conv(y);
+    y = block.project.norm(y);
+    x = block.is_residual ? x + y : std::move(y);
   }
-  return (*classifier_)((*dropout_)(global_avg_pool(run(last_[0], x))));
+  return (*classifier_)((*dropout_)(global_avg_pool(run(last_[0], std::move(x)))));
 }
 
-Tensor UNet::DoubleConv::operator()(const Tensor& x) const { return norm2.with_relu(conv2(norm1.with_relu(conv1(x)))); }
+Tensor UNet::DoubleConv::operator()(Tensor x) const {
+  x = conv1(x);
+  x = norm1.with_relu(x);
+  x = conv2(x);
+  return norm2.with_relu(x);
+}
 
 UNet::DoubleConv UNet::double_conv(const std::string& name, std::int64_t in, std::int64_t middle, std::int64_t out,
                                    const nn::TensorOptions& on) {
@@ -173,9 +196,10 @@ Tensor UNet::forward(const Tensor& images) {
     x = down_[i](max_pool2d(x, convnets_detail::halves, MaxPoolKeeps::taps));
   }
   for (const DoubleConv& up : up_) {
-    const Tensor skip = std::move(skips.back());
+    x = adaptive_avg_pool2d(x, skips.back().size(1), skips.back().size(2));
+    x = concat({skips.back(), x}, 3);
     skips.pop_back();
-    x = up(concat({skip, adaptive_avg_pool2d(x, skip.size(1), skip.size(2))}, 3));
+    x = up(std::move(x));
   }
   return (*out_)(x);
 }

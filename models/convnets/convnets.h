@@ -95,7 +95,7 @@ class UNet final : public nn::Layer {
     nn::BatchNorm2d& norm1;
     nn::Conv2d& conv2;
     nn::BatchNorm2d& norm2;
-    Tensor operator()(const Tensor& x) const;
+    Tensor operator()(Tensor x) const;
   };
   DoubleConv double_conv(const std::string& name, std::int64_t in, std::int64_t middle, std::int64_t out,
                          const nn::TensorOptions& on);

@@ -38,11 +38,13 @@ InceptionBlock::InceptionBlock(std::int64_t in, const InceptionSizes& sizes, Bui
 }
 
 Tensor InceptionBlock::forward(const Tensor& x) {  // (N, H, W, I)
+  const Tensor first = branch1_(x), second = branch2_(x), third = branch3_(x);
   const auto pooled = [&] {
     const PathScope scope("branch4.0");
     return max_pool2d(x, {.kernel = {3, 3}, .stride = {1, 1}, .padding = {1, 1}, .ceil_mode = true});
   };
-  return concat({branch1_(x), branch2_(x), branch3_(x), branch4_(pooled())}, 3);  // (N, H, W, O)
+  const Tensor fourth = branch4_(pooled());
+  return concat({first, second, third, fourth}, 3);  // (N, H, W, O)
 }
 
 ModelOptions googlenet_options(ModelOptions options) {
@@ -93,7 +95,8 @@ Tensor Googlenet::forward(const Tensor& images) {
   const PathScope scope(path());
   Tensor x = conv1_(images);  // (N, H', W', width)
   if (!has_small_stem(options_.image)) x = pool(x, 3);
-  x = conv3_(conv2_(x));
+  x = conv2_(x);
+  x = conv3_(x);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     if (inception_blocks[i].pool_before > 0) x = pool(x, inception_blocks[i].pool_before);
     x = (*blocks_[i])(x);
