@@ -9,6 +9,7 @@
 #include <thimble/autograd/engine/spills.h>
 #include <thimble/core/ops/elementwise/elementwise.h>
 #include <thimble/core/ops/elementwise/elementwise_functors.h>
+#include <thimble/core/ops/layout/concat.h>
 #include <thimble/core/ops/reuse.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/parameter_store.h>
@@ -21,6 +22,12 @@ Tensor add_gradients(Tensor a, Tensor b) {
   const Tensor out = is_reusable(a) ? a : reused_or_new(b);
   elementwise_detail::run("add", ops::Add(), {&a, &b}, out);
   return out;
+}
+
+// Whether a gradient is part of a storage that it would keep alive for long.
+bool is_long_window(const Tensor& gradient, std::uint32_t node, const Value& of) {
+  const bool is_window = gradient.storage() && gradient.storage()->bytes() > gradient.bytes();
+  return is_window && of.producer >= 0 && node > static_cast<std::uint32_t>(of.producer) + ops::Concat::longest_wait;
 }
 
 void Backward::run(const Tensor& loss, Tensor seed, const LeafHook* on_gradient) {
@@ -128,7 +135,10 @@ void Backward::accumulate(const Node& node, int operand, Tensor gradient) {
   if (v.leaf >= 0 && !sums_apart(static_cast<std::uint32_t>(v.leaf))) {
     return accumulate_leaf(recorded_.leaves[static_cast<std::size_t>(v.leaf)], std::move(gradient));
   }
-  if (v.grad_slot < 0) return recorded_.set_gradient(value, gradient.detach());
+  if (v.grad_slot < 0) {
+    const auto index = static_cast<std::uint32_t>(&node - recorded_.nodes.data());
+    return recorded_.set_gradient(value, is_long_window(gradient, index, v) ? clone(gradient) : gradient.detach());
+  }
   Tensor before = recorded_.take_gradient(value);
   recorded_.set_gradient(value, add_gradients(std::move(before), std::move(gradient)));
 }

@@ -88,6 +88,8 @@ class Step {
     has_gradient_.assign(graph.tensors.size(), false);
     tensor_buffer_.assign(graph.tensors.size(), 0);
     gradient_buffer_.assign(graph.tensors.size(), 0);
+    window_of_.assign(graph.tensors.size(), no_window);
+    windows_.assign(graph.tensors.size(), 0);
     for (std::uint32_t t = 0; t < graph.tensors.size(); ++t) {
       is_there_[t] = graph.tensors[t].is_given;
       if (graph.tensors[t].held_until > 0) held_until_.emplace_back(graph.tensors[t].held_until, t);
@@ -203,14 +205,12 @@ class Step {
     const GraphOperator& op = graph_.operators[event.op];
     for (const std::uint32_t t : op.backward_reads) require(event, t);
     for (const std::uint32_t t : op.outputs) make_gradient(t);
-    const bool is_passed_on = op.is_backward_in_place && pass_gradient_on(op);
-    if (op.is_backward_in_place) write_over_reads(op, at);
+    const bool is_passed_on = open_windows(op) || (op.is_backward_in_place && pass_gradient_on(op));
+    if (op.is_backward_in_place || op.frees_reads_first) write_over_reads(op, at);
     for (const std::uint32_t t : op.inputs) make_gradient(t);
     reach(event, op.backward_peak_bytes);
     for (const std::uint32_t t : op.outputs) {
-      if (has_gradient_[t] && !(is_passed_on && t == op.outputs.front())) {
-        give_back(gradient_buffer_[t], graph_.tensors[t].gradient_bytes);
-      }
+      if (has_gradient_[t] && !(is_passed_on && t == op.outputs.front())) give_gradient_back(t);
       has_gradient_[t] = false;
     }
     for (const std::uint32_t t : op.backward_reads) release_if_done(t, event, at);
@@ -222,6 +222,24 @@ class Step {
     if ((stays_for_backward ? last_use_[t] : forward_use_[t]) > at) return;
     is_there_[t] = false;
     give_back(tensor_buffer_[t], graph_.tensors[t].bytes);
+  }
+
+  void give_gradient_back(std::uint32_t t) {
+    const std::uint32_t whole = window_of_[t];
+    if (whole == no_window) return give_back(gradient_buffer_[t], graph_.tensors[t].gradient_bytes);
+    if (--windows_[whole] == 0) give_gradient_back(whole);
+  }
+
+  /// The gradients of inputs that are windows. False where there is none.
+  bool open_windows(const GraphOperator& op) {
+    const std::uint32_t whole = op.outputs.front();
+    for (const std::uint32_t t : op.windows) {
+      if (has_gradient_[t]) continue;
+      has_gradient_[t] = true;
+      window_of_[t] = whole;
+      ++windows_[whole];
+    }
+    return windows_[whole] > 0;
   }
 
   /// Marks the first gradient of an input that is to be made and has so many bytes. False where there is none.
@@ -238,6 +256,7 @@ class Step {
   /// The buffer of the first output's gradient becomes that of an input's.
   bool pass_gradient_on(const GraphOperator& op) {
     const std::uint32_t t = op.outputs.front();
+    if (window_of_[t] != no_window) return false;
     return inherit(op, graph_.tensors[t].gradient_bytes, gradient_buffer_[t]);
   }
 
@@ -284,6 +303,9 @@ class Step {
   bool notes_buffers_ = false;
   std::vector<Buffer> buffers_;
   std::vector<std::size_t> tensor_buffer_, gradient_buffer_;  // of each tensor, while it has one
+  static constexpr std::uint32_t no_window = ~0u;
+  std::vector<std::uint32_t> window_of_;  // of each tensor's gradient: the tensor whose gradient it is part of
+  std::vector<std::uint32_t> windows_;    // of each tensor's gradient: how many are left
 };
 
 }  // namespace graph_simulator_detail

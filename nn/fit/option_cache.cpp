@@ -35,9 +35,10 @@ OptionCache::Numbers OptionCache::numbers_of(const remat::Graph& block, const st
     numbers.insert(numbers.end(), std::begin(all), std::end(all));
   }
   for (const remat::GraphOperator& op : block.operators) {
-    for (const auto* list : {&op.inputs, &op.outputs, &op.backward_reads}) append(*list);
-    const std::int64_t all[] = {op.cost, op.forward_peak_bytes, op.backward_peak_bytes,
-                                (op.can_recompute ? 1 : 0) + (op.is_backward_in_place ? 2 : 0)};
+    for (const auto* list : {&op.inputs, &op.outputs, &op.backward_reads, &op.windows}) append(*list);
+    const std::int64_t all[] = {
+        op.cost, op.forward_peak_bytes, op.backward_peak_bytes,
+        (op.can_recompute ? 1 : 0) + (op.is_backward_in_place ? 2 : 0) + (op.frees_reads_first ? 4 : 0)};
     numbers.insert(numbers.end(), std::begin(all), std::end(all));
   }
   return numbers;

@@ -7,6 +7,9 @@
 #include <string>
 
 #include <thimble/autograd/node.h>
+#include <thimble/core/ops/conv/conv.h>
+#include <thimble/core/ops/layout/concat.h>
+#include <thimble/core/ops/matmul/matmul.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/remat/peak_options.h>
 #include <thimble/nn/fit/option_cache.h>
@@ -292,6 +295,8 @@ class Block {
     op.inputs = inputs;
     op.backward_reads = reads;
     op.is_backward_in_place = node.type->cost == Cost::elementwise || node.type->cost == Cost::reduction;
+    op.frees_reads_first = node.is<ops::Conv2d>() || node.is<ops::ConvTranspose2d>() || node.is<ops::Linear>();
+    if (node.is<ops::Concat>()) op.windows = windows(n);
     if (node.type->has_output_from_saved && !extras.empty()) {
       // What it saves takes the whole forward; its result is recomputed from that.
       remat::GraphOperator saving = op;
@@ -308,6 +313,19 @@ class Block {
     }
     op.outputs = outputs;
     block_.operators.push_back(std::move(op));
+  }
+
+  /// The inputs of a concat whose gradients wait as windows: they are not copied out.
+  std::vector<std::uint32_t> windows(std::uint32_t n) const {
+    std::vector<std::uint32_t> list;
+    for (const std::uint32_t value : graph_.nodes[n].inputs) {
+      const std::uint32_t t = storage_of(graph_, value) == TapeGraph::none ? none : tensor_of(value);
+      const std::int32_t producer = t == none ? -1 : graph_.values[value].producer;
+      const bool waits_long = n > static_cast<std::uint32_t>(producer) + ops::Concat::longest_wait;
+      if (producer < 0 || waits_long || block_.tensors[t].is_given || block_.tensors[t].gradient_bytes == 0) continue;
+      if (std::find(list.begin(), list.end(), t) == list.end()) list.push_back(t);
+    }
+    return list;
   }
 
   /// The forward holds what the program holds.

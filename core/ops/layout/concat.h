@@ -12,9 +12,10 @@ namespace thimble::ops {
 /// The operands one after the other along `axis`: same rank, dtype and device, same sizes of the other axes. At most 32
 /// may be recorded (Needs::max_operands); the function concat() takes any number.
 ///
-/// The gradients share dy's storage, which lives until the last of them is used: never more than copies would take,
-/// because copies need dy and themselves at once.
+/// The gradients share dy's storage, which lives until the last of them is used. A tape copies one out that has to wait
+/// for more than `longest_wait` nodes (the skip of a U-Net), so that dy goes with the others.
 struct Concat {
+  static constexpr std::uint32_t longest_wait = 16;
   static constexpr const char* name = "concat";
   static constexpr Cost cost = Cost::elementwise;
   struct Saved {

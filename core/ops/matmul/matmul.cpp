@@ -151,20 +151,20 @@ Gradients Linear::backward(Saved saved, Tensor dy, Needs needs) const {
 
   const Tensor rows = matmul_detail::as_rows(dy);  // (R, O)
   Tensor dx, dweight, dbias;
+  if (needs[1]) {
+    const Tensor x = matmul_detail::as_rows(std::exchange(saved.x, Tensor()));  // (R, I)
+    dweight = weight_is_in_out ? Tensor::empty({x.size(1), rows.size(1)}, dy.dtype(), dy.device())
+                               : Tensor::empty({rows.size(1), x.size(1)}, dy.dtype(), dy.device());
+    const Tensor left = view::transpose(weight_is_in_out ? x : rows);
+    matmul_into({name, left, weight_is_in_out ? rows : x, dweight, {}, {}});
+  }  // frees x
+  if (needs[2]) dbias = column_sum(rows);
   if (needs[0]) {
     const Tensor w = weight_is_in_out ? view::transpose(saved.weight) : saved.weight;  // (O, I)
     dx = Tensor::empty({rows.size(0), w.size(1)}, dy.dtype(), dy.device());
     matmul_into({name, rows, w, dx, {}, {}});
     dx = view::reshape(dx, saved.x_shape);
   }
-  if (needs[1]) {
-    const Tensor x = matmul_detail::as_rows(saved.x);  // (R, I)
-    dweight = weight_is_in_out ? Tensor::empty({x.size(1), rows.size(1)}, dy.dtype(), dy.device())
-                               : Tensor::empty({rows.size(1), x.size(1)}, dy.dtype(), dy.device());
-    const Tensor left = view::transpose(weight_is_in_out ? x : rows);
-    matmul_into({name, left, weight_is_in_out ? rows : x, dweight, {}, {}});
-  }
-  if (needs[2]) dbias = column_sum(rows);
   return {dx, dweight, dbias};
 }
 
