@@ -285,6 +285,40 @@ const std::vector<ExperimentTable>& all_experiments() {
         {"measured_overhead", "more time, measured", Unit::percent, 1},
         {"ms_per_step", "forward and backward, ms", Unit::milliseconds, 1}},
        run_overhead},
+      {"monet",
+       "MONeT's table: five nets in six budgets each",
+       "What do the budgets of MONeT's table cost in time, and how far from the least possible is that?",
+       "Shah et al. 2021 (arXiv:2010.14501): GiB are PyTorch's max_memory_allocated in steps of forward and backward "
+       "without an optimizer, so parameters, input, activations, gradients and cuDNN's workspaces; its GoogLeNet has "
+       "auxiliary heads, and PyTorch keeps pools' indices in 8 bytes. Here they are what the arena commits in the same "
+       "steps with an update that has no state, for the kernels of the cpu: at the same share of keeping everything, "
+       "which is fewer bytes than PyTorch's, and in the same GiB. Times are a roofline of the paper's card (P100), "
+       "over "
+       "keeping everything; a published one below 0 had other convolution kernels. Nets without batch norm may run "
+       "in micro-batches. Rows at small batches run as well.",
+       {{"share", "of keeping everything", Unit::percent, 1},
+        {"everything", "keeping everything", Unit::bytes},
+        {"published", "published", Unit::percent, 2},
+        {"overhead", "more time at that share", Unit::percent, 2},
+        {"parts", "in micro-batches", Unit::plain, 0},
+        {"least", "no plan in these bytes takes less than", Unit::percent, 2},
+        {"gap", "gap", Unit::percent, 2},
+        {"overhead_in_gib", "more time in the published GiB", Unit::percent, 2},
+        {"parts_in_gib", "in micro-batches there", Unit::plain, 0},
+        {"ms", "processor ms of planning so far", Unit::plain, 0}},
+       run_monet,
+       {{{"share",
+          "More time against the share of the bytes",
+          "Lines: plans here; dashed: published. The share is that of keeping everything in each framework.",
+          {"of the bytes of keeping everything", Unit::percent},
+          {"more time", Unit::percent},
+          {}},
+         "share",
+         {{"overhead", ""}, {"published", ", published", Role::theory}},
+         [](const report::Row& row) -> std::optional<std::string> {
+           if (!value(row, "ms")) return std::nullopt;
+           return setting(row, "net");
+         }}}},
       {"placement",
        "Planned offsets against an allocator",
        "How much of the arena's height is holes, and how much is left when a step's blocks are placed?",

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -131,6 +132,32 @@ TEST_CASE("experiments: schedules on a tape of 100 blocks run and hold what theo
     CHECK(report::match(row) == report::Match::equal);
   }
   CHECK(has(experiment.verdict, "9 of 9 schedules"));
+}
+
+TEST_CASE("experiments: MONeT's cells cost less in the same bytes, or no plan can", "[experiments]") {
+  const report::Experiment experiment = quick("monet");
+  std::map<std::string, double> before;  // by net: the overhead at the larger share before
+  std::size_t planned = 0, measured = 0;
+  for (const report::Row& row : experiment.rows) {
+    const std::string net = bench::setting(row, "net");
+    INFO(net << ", " << bench::setting(row, "published GiB") << " GiB");
+    if (row.measured_bytes) {
+      ++measured;
+      CHECK(report::match(row) == report::Match::equal);
+      continue;
+    }
+    ++planned;
+    const double published = bench::number(row, "published"), overhead = bench::number(row, "overhead");
+    CHECK(static_cast<double>(*row.predicted_bytes) <= bench::number(row, "share") * bench::number(row, "everything"));
+    CHECK(bench::number(row, "least") <= overhead);
+    CHECK(overhead >= before[net]);
+    before[net] = overhead;
+    const bool is_below = published <= 0 || bench::number(row, "overhead_in_gib") < published;
+    CHECK((is_below || bench::number(row, "least") > published));
+  }
+  CHECK(planned == 30);
+  CHECK(measured == 4);
+  CHECK(has(experiment.verdict, "18 of 24 in the same bytes"));
 }
 
 TEST_CASE("experiments: every technique is predicted as it is measured", "[experiments]") {
