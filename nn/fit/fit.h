@@ -125,8 +125,8 @@ class Planner {
 
   /// Plans with falling times and rising peaks, none of them worse than another in both: a picture of the whole range.
   std::vector<Plan> plans();
-  /// The smallest budget for which fit() has a plan, and that plan: the smallest among the points at the frontier's
-  /// lower end.
+  /// The smallest budget for which fit() has a plan, and the fastest plan found in it: the smallest budget is that of
+  /// the points at the frontier's lower end.
   const Plan& smallest();
   /// A bound of smallest()'s peak from below, without placing anything: no budget under it has a plan.
   std::size_t least_load();

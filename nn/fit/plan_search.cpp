@@ -430,9 +430,13 @@ const Plan& PlanSearch::smallest() {
     if (std::any_of(course.low.begin(), course.low.end(), may_need_less)) offer(run(course, smallest_point(course)));
     for (std::size_t point = 0; !course.frontier && point < size(course); ++point) offer(run(course, point));
   }
-  if (simpler_ == nullptr) return *own;
-  const Plan& simpler = simpler_->smallest();
-  return own->peak_bytes < simpler.peak_bytes ? *own : simpler;
+  if (simpler_ != nullptr) {
+    const Plan& simpler = simpler_->smallest();
+    if (own->peak_bytes >= simpler.peak_bytes) own = &simpler;
+  }
+  // Others need as little, and may be faster.
+  const Plan* const found = find(own->peak_bytes);
+  return found != nullptr && found->step_s < own->step_s ? *found : *own;
 }
 
 std::vector<Plan> PlanSearch::plans() {

@@ -2,12 +2,17 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/tape.h>
+#include <thimble/core/ops/layout/concat.h>
+#include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
+#include <thimble/memory/stack.h>
 
 #include "support/catch.h"
 
@@ -104,4 +109,48 @@ TEST_CASE("leaf gradient: the hook hears of every leaf once, with its whole grad
   check("a view", [](const Tensor& a, const Tensor&) { return reshape(a, {6}); }, {3});
   check("twice", [](const Tensor& a, const Tensor&) { return add(a, a); }, {6});
   check("both", [](const Tensor& a, const Tensor& b) { return sub(a, add(b, b)); }, {-6, 3});
+}
+
+TEST_CASE("gradients: of a concat, one that waits long is copied out, so that the whole goes", "[autograd]") {
+  constexpr std::int64_t rows = 64, width = 32;
+  constexpr std::size_t unit = rows * width * 4;
+  // Bytes at most of a backward in which a skip waits for the backward of `steps` nodes and two wide products, and the
+  // gradient of x.
+  const auto pass = [](memory::Device device, int steps) {
+    memory::Options options;
+    options.trace = true;
+    const memory::Stack stack = memory::make_resource(device, std::move(options));
+    const ResourceScope scope(stack.top);
+    RandomGenerator generator(3);
+    const GeneratorScope random(generator);
+    const Tensor x = randn({rows, width}, DType::f32, device).require_grad();
+    const Tensor wide = full({16 * width, width}, 0.25, DType::f32, device),
+                 narrow = full({width, 16 * width}, 0.25, DType::f32, device);
+    const Tensor ones = full({rows, 2 * width}, 1, DType::f32, device);
+    Tape tape;
+    Tensor loss;
+    {
+      const Recording on(tape);
+      const Tensor skip = 2 * x;
+      Tensor y = linear(linear(3 * x, wide), narrow);
+      for (int i = 0; i < steps; ++i) y = 1 * y;
+      loss = sum(concat({skip, y}, 1) * ones);
+    }
+    const std::size_t begin = stack.trace->event_count();
+    tape.backward(loss);
+    std::size_t peak = 0;
+    const std::vector<CategoryBytes> lines = timeline(stack.trace->events());
+    for (std::size_t i = begin; i < lines.size(); ++i) {
+      peak = std::max(peak, std::accumulate(lines[i].begin(), lines[i].end(), std::size_t{0}));
+    }
+    return std::pair(peak, device.is_dry ? std::vector<float>() : to_host<float>(x.grad()));
+  };
+  const auto longest = static_cast<int>(ops::Concat::longest_wait);
+  // Between concat and skip are 3 * x, two products and the steps.
+  CHECK(pass(dry(cpu), longest - 4).first == pass(dry(cpu), longest - 3).first + unit);
+  for (const int steps : {longest - 4, longest - 3}) {
+    const auto [peak, gradient] = pass(cpu, steps);
+    CHECK(peak == pass(dry(cpu), steps).first);
+    for (const float g : gradient) REQUIRE(g == 2 + 3 * 0.25f * 0.25f * 16 * width * width);
+  }
 }

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <ctime>
 
+#include <thimble/memory/remat/graph_timeline.h>
 #include <thimble/memory/remat/known.h>
 #include <thimble/memory/remat/peak_options.h>
 #include <thimble/memory/remat/time_bound.h>
@@ -119,6 +120,47 @@ TEST_CASE("remat select: gradients that are written over what goes", "[remat]") 
   CHECK(simulate(graph, kept).peak_bytes == 28);
   graph.operators[0].backward_reads = {1};  // y is read again
   CHECK(simulate(graph, kept).peak_bytes == 28);
+}
+
+TEST_CASE("remat select: a read tensor that goes before the gradient is made", "[remat]") {
+  // x -> [0] -> y -> [1] -> z; 10 bytes each. Operator 1 is a product that reads y for its weight's gradient.
+  Graph graph;
+  graph.tensors = {{"x", 10, 10, true}, {"y", 10, 10, false}, {"z", 10, 10, false}};
+  graph.operators.resize(2);
+  graph.operators[0] = {.name = "", .inputs = {0}, .outputs = {1}, .backward_reads = {}};
+  graph.operators[1] = {.name = "", .inputs = {1}, .outputs = {2}, .backward_reads = {1}};
+  const Selection kept = close_selection(graph, {true, true, true});
+  CHECK(simulate(graph, kept).peak_bytes == 30);  // y, and the gradients of z and y
+  graph.operators[1].frees_reads_first = true;
+  CHECK(simulate(graph, kept).peak_bytes == 20);  // y or its gradient, and that of z, which is not written over
+  graph.operators[0].backward_reads = {1};        // y is read again
+  CHECK(simulate(graph, kept).peak_bytes == 30);
+}
+
+TEST_CASE("remat select: windows on a gradient keep it whole", "[remat]") {
+  // x -> a, a -> b, (a, b) -> c of 4 and 6 bytes -> d of 1; nothing is read.
+  Graph graph;
+  graph.tensors = {{"x", 4, 0, true}, {"a", 4, 4, false}, {"b", 6, 6, false}, {"c", 10, 10, false}, {"d", 1, 1, false}};
+  graph.operators.resize(4);
+  graph.operators[0] = {.name = "", .inputs = {0}, .outputs = {1}, .backward_reads = {}};
+  graph.operators[1] = {.name = "", .inputs = {1}, .outputs = {2}, .backward_reads = {}};
+  graph.operators[2] = {.name = "concat", .inputs = {1, 2}, .outputs = {3}, .backward_reads = {}};
+  graph.operators[3] = {.name = "", .inputs = {3}, .outputs = {4}, .backward_reads = {}};
+  const Selection nothing = close_selection(graph, std::vector<bool>(5));
+  // From the last operator's backward to the first's: gradients as tensors apart.
+  CHECK(simulate(graph, nothing).operator_peak_bytes == std::vector<Bytes>{4, 10, 20, 11});
+  graph.operators[2].windows = {1, 2};
+  CHECK(simulate(graph, nothing).operator_peak_bytes == std::vector<Bytes>{10, 10, 10, 11});
+  graph.operators[2].windows = {2};  // a's is copied out, and c's goes with b's
+  CHECK(simulate(graph, nothing).operator_peak_bytes == std::vector<Bytes>{4, 14, 14, 11});
+  const thimble::remat::GraphTimeline line = timeline(graph, nothing);
+  for (std::size_t at = 0; at < line.events.size(); ++at) {
+    Bytes there = 0;
+    for (const thimble::remat::GraphTimeline::Buffer& b : line.buffers)
+      there += b.begin <= at && at < b.end ? b.bytes : 0;
+    if (line.events[at].kind != thimble::remat::GraphTimeline::Event::Kind::backward) continue;
+    CHECK(there == simulate(graph, nothing).operator_peak_bytes[line.events[at].op]);
+  }
 }
 
 TEST_CASE("remat select: block options are the hull of all selections", "[remat]") {

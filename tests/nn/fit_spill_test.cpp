@@ -185,8 +185,8 @@ TEST_CASE("fit: transfers that nothing hides are charged, both ways", "[fit][spi
 TEST_CASE("fit: a budget that only offloading keeps", "[fit][spill]") {
   const std::string folder = offload_test::disk_folder();
   if (folder.empty()) return;
-  models::Setup setup = spill_setup("resnet18");
-  setup.batch = 128;
+  models::Setup setup = spill_setup("resnet101");
+  setup.batch = 24;
   nn::Planner exact(models::zero_batch_run(setup), cpu, fast_disk());
   nn::Planner planner(models::zero_batch_run(setup), cpu, fast_disk(), offloading(folder));
   const nn::Plan& least = planner.smallest();

@@ -1,0 +1,167 @@
+// remat: plans of small graphs against the best of all schedules.
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <queue>
+#include <utility>
+#include <vector>
+
+#include <thimble/memory/remat/peak_options.h>
+#include <thimble/memory/remat/time_bound.h>
+
+#include "remat_graphs.h"
+#include "support/catch.h"
+#include "support/sanitizer.h"
+
+using namespace thimble;
+using namespace remat_test;
+
+namespace {
+
+/// The least time of running again within a budget, over all schedules: forward in order, backwards from the last
+/// operator to the first, any operator again at any moment and as often as it may help. Shortest paths over the sets of
+/// tensors in memory (at most 20 that are made), by definition and without a bound.
+class Exact {
+ public:
+  explicit Exact(const Graph& graph) : graph_(graph), bit_(graph.tensors.size(), 0) {
+    std::vector<std::size_t> maker(graph.tensors.size(), graph.operators.size()), first_taker = maker;
+    for (std::size_t i = 0; i < graph.operators.size(); ++i) {
+      for (const std::uint32_t t : graph.operators[i].outputs) {
+        maker[t] = i;
+        bit_[t] = 1u << bytes_.size();
+        bytes_.push_back(graph.tensors[t].bytes);
+      }
+    }
+    std::vector<std::size_t> last_taker(graph.tensors.size(), graph.operators.size());
+    for (std::size_t i = 0; i < graph.operators.size(); ++i) {
+      for (const std::uint32_t t : graph.operators[i].inputs) last_taker[t] = i;
+    }
+    // Of gradients there are, beside the backward of an operator: before it, from the last taker's backward on (of a
+    // tensor without one from the first), until the maker's.
+    for (std::size_t i = 0; i < graph.operators.size(); ++i) {
+      Bytes waiting = 0, during = 0;
+      for (std::size_t t = 0; t < graph.tensors.size(); ++t) {
+        const bool is_made = maker[t] < graph.operators.size(), is_taken = last_taker[t] < graph.operators.size();
+        if (!is_made && !is_taken) continue;
+        const std::size_t until = is_made ? maker[t] : 0;
+        if (i < until) continue;
+        if (is_taken ? last_taker[t] > i : true) waiting += graph.tensors[t].gradient_bytes;
+        if (is_taken ? last_taker[t] >= i : true) during += graph.tensors[t].gradient_bytes;
+      }
+      waiting_.push_back(waiting);
+      during_.push_back(during);
+    }
+  }
+
+  /// nullopt: nothing keeps the budget.
+  std::optional<Time> least(Bytes budget) const {
+    const std::size_t n = graph_.operators.size();
+    std::vector<Time> entry(std::size_t{1} << bytes_.size(), none);
+    entry[0] = 0;
+    for (std::size_t step = 0; step < 2 * n; ++step) entry = pass(step, entry, budget);
+    const Time least = *std::min_element(entry.begin(), entry.end());
+    return least == none ? std::nullopt : std::optional(least);
+  }
+
+ private:
+  static constexpr Time none = std::numeric_limits<Time>::max();
+
+  unsigned set_of(const std::vector<std::uint32_t>& tensors) const {
+    unsigned set = 0;
+    for (const std::uint32_t t : tensors) set |= bit_[t];
+    return set;
+  }
+  Bytes bytes_of(unsigned set) const {
+    Bytes bytes = 0;
+    for (std::size_t b = 0; b < bytes_.size(); ++b) bytes += (set >> b & 1u) != 0 ? bytes_[b] : 0;
+    return bytes;
+  }
+
+  /// The least time of each set of tensors behind a forward (step < n) or a backward.
+  std::vector<Time> pass(std::size_t step, std::vector<Time> entry, Bytes budget) const {
+    const std::size_t n = graph_.operators.size();
+    const bool is_forward = step < n;
+    const std::size_t op = is_forward ? step : 2 * n - 1 - step;
+    const GraphOperator& run = graph_.operators[op];
+    const Bytes waiting = is_forward ? 0 : waiting_[op];
+    std::vector<Time> exit(entry.size(), none);
+    using Entry = std::pair<Time, unsigned>;
+    std::priority_queue<Entry, std::vector<Entry>, std::greater<>> queue;
+    for (unsigned set = 0; set < entry.size(); ++set) {
+      if (entry[set] != none) queue.emplace(entry[set], set);
+    }
+    const auto offer = [&](unsigned set, Time time) {
+      if (time < entry[set]) queue.emplace(entry[set] = time, set);
+    };
+    while (!queue.empty()) {
+      const auto [time, set] = queue.top();
+      queue.pop();
+      if (time > entry[set]) continue;
+      const unsigned reads = set_of(is_forward ? run.inputs : run.backward_reads);
+      const unsigned after = is_forward ? set | set_of(run.outputs) : set;
+      if ((reads & ~set) == 0 && bytes_of(after) + (is_forward ? 0 : during_[op]) <= budget) {
+        exit[after] = std::min(exit[after], time);
+      }
+      for (std::size_t b = 0; b < bytes_.size(); ++b) {
+        if ((set >> b & 1u) != 0) offer(set & ~(1u << b), time);
+      }
+      for (std::size_t i = 0; i < (is_forward ? op : op + 1); ++i) {
+        const GraphOperator& again = graph_.operators[i];
+        const unsigned with = set | set_of(again.outputs);
+        if (!again.can_recompute || with == set || (set_of(again.inputs) & ~set) != 0) continue;
+        if (bytes_of(with) + waiting <= budget) offer(with, time + again.cost);
+      }
+    }
+    return exit;
+  }
+
+  const Graph& graph_;
+  std::vector<unsigned> bit_;            // of each tensor; 0 for given ones
+  std::vector<Bytes> bytes_;             // of each bit
+  std::vector<Bytes> waiting_, during_;  // gradients before and during each operator's backward
+};
+
+}  // namespace
+
+TEST_CASE("remat exact: plans of small graphs are near the best of all schedules", "[remat]") {
+  Random random(5);
+  int cells = 0, within_1 = 0, within_5 = 0;
+  double gaps = 0, smallest_gaps = 0;
+  constexpr int rounds = testing::has_sanitizer ? 20 : 200;
+  for (int round = 0; round < rounds; ++round) {
+    INFO("round " << round);
+    Graph graph = random_graph(random, 8, 1);
+    for (GraphOperator& op : graph.operators) ++op.cost;
+    const Exact exact(graph);
+    const std::vector<remat::KeptPlan> plans = remat::peak_options(graph, 1000);
+    Time step = 0;  // backwards take twice as long
+    for (const GraphOperator& op : graph.operators) step += 3 * op.cost;
+    remat::TimeBound bound(graph);
+    const Bytes most = plans.front().cost.peak_bytes, least = plans.back().cost.peak_bytes;
+    Bytes smallest = least;
+    while (exact.least(smallest - 1)) --smallest;
+    smallest_gaps += static_cast<double>(least) / static_cast<double>(smallest) - 1;
+    for (int k = 0; k < 4; ++k) {
+      const Bytes budget = least + (most - least) * k / 4;
+      const auto fits = [&](const remat::KeptPlan& plan) { return plan.cost.peak_bytes <= budget; };
+      const Time own = std::find_if(plans.begin(), plans.end(), fits)->selection.cost;  // the fastest of them
+      const std::optional<Time> optimum = exact.least(budget);
+      REQUIRE(optimum.has_value());
+      CHECK(own >= *optimum);
+      CHECK(bound.at(budget) <= *optimum);
+      const double gap = static_cast<double>(own - *optimum) / static_cast<double>(step + *optimum);
+      ++cells;
+      within_1 += gap <= 0.01;
+      within_5 += gap <= 0.05;
+      gaps += gap;
+    }
+  }
+  // The optimum may run an operator several times, a plan here once.
+  INFO(within_1 << " and " << within_5 << " of " << cells << ", mean " << gaps / cells << ", of the smallest "
+                << smallest_gaps / rounds);
+  CHECK(within_1 >= cells * 9 / 10);
+  CHECK(within_5 >= cells * 97 / 100);
+  CHECK(gaps / cells <= 0.005);
+  CHECK(smallest_gaps / rounds <= 0.06);
+}
