@@ -304,6 +304,7 @@ const std::vector<ExperimentTable>& all_experiments() {
         {"least", "no plan in these bytes takes less than", Unit::percent, 2},
         {"gap", "gap", Unit::percent, 2},
         {"overhead_in_gib", "more time in the published GiB", Unit::percent, 2},
+        {"least_in_gib", "no plan in these GiB takes less than", Unit::percent, 2},
         {"parts_in_gib", "in micro-batches there", Unit::plain, 0},
         {"ms", "processor ms of planning so far", Unit::plain, 0}},
        run_monet,

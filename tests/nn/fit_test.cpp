@@ -159,6 +159,20 @@ TEST_CASE("fit: plans need what they say and change no bit", "[fit]") {
   CHECK(gained_bytes > 0);
 }
 
+TEST_CASE("fit: the smallest plan is the fastest of its bytes", "[fit]") {
+  for (const char* const model : {"resnet18", "resnet50"}) {
+    models::Setup setup;
+    setup.model = model, setup.batch = 16, setup.sizes.image = 32, setup.sizes.width = 8;
+    nn::Planner planner(models::zero_batch_run(setup), cpu, nn::hardware("cpu"));
+    const nn::Plan& least = planner.smallest();
+    INFO(model << ": " << least.peak_bytes << " at " << least.time_overhead);
+    const nn::Plan& in_it = planner.fit(least.peak_bytes);
+    CHECK(in_it.peak_bytes == least.peak_bytes);
+    CHECK(in_it.step_s == least.step_s);
+    CHECK_THROWS_AS(planner.fit(least.peak_bytes - 1), nn::BudgetError);
+  }
+}
+
 TEST_CASE("fit: more budget never costs time, and what is asked for is kept", "[fit]") {
   const models::Setup setup = fit_setup("char-gpt", 16);
   nn::Planner planner(models::zero_batch_run(setup), cpu, nn::hardware("cpu"));
