@@ -61,7 +61,7 @@ void add_pass(Rows& rows, const Form& form, std::int64_t layers, std::int64_t se
             {"sequence", sequence}},
            [&] {
              const remat::ScheduleTree schedule = form.schedule(static_cast<std::size_t>(layers));
-             Technique technique;
+             StepForm technique;
              const TapeGraph graph = nn::record_step(rows.options.device, technique_run(setup, technique));
              technique.tape = std::make_shared<TapePlan>(tape_plan_of(graph, block_cuts(graph, "gpt.h."), schedule));
              const auto pass = rows.both([&](memory::Device device) { return pass_bytes(device, setup, technique); });
@@ -114,7 +114,7 @@ std::vector<double> fastest_ms(const Rows& rows, const std::vector<nn::MakeRun>&
 }
 
 /// What is kept when backward begins, and the peaks of the step.
-Figures step_figures(const Rows& rows, const models::Setup& setup, const Technique& technique, double ms,
+Figures step_figures(const Rows& rows, const models::Setup& setup, const StepForm& technique, double ms,
                      std::int64_t theory) {
   const auto pass = rows.both([&](memory::Device device) { return pass_bytes(device, setup, technique); });
   const Comparison step = compare(rows.options.device, technique_run(setup, technique));
@@ -205,7 +205,7 @@ std::string checkpoint_batch_verdict(std::span<const CheckpointedBatch> batches)
 std::string run_checkpoint_batch(Rows& rows) {
   using namespace checkpointing_detail;
   std::vector<CheckpointedBatch> batches;
-  Technique plain, checkpointed;
+  StepForm plain, checkpointed;
   checkpointed.checkpoint = Checkpoint::blocks;
   for (const std::int64_t batch : {1, 2, 4, 8, 16, 32}) {
     const models::Setup setup = batch_setup(rows, batch);
@@ -229,7 +229,7 @@ std::string run_accumulation(Rows& rows) {
   constexpr std::int64_t batch = 32;
   const models::Setup setup = batch_setup(rows, batch);
   const models::Theory theory = models::make_theory(setup.model, setup.sizes, setup.dtype);
-  std::vector<Technique> techniques;
+  std::vector<StepForm> techniques;
   std::vector<nn::MakeRun> runs;
   for (const std::int64_t parts : {1, 2, 4, 8, 16, 32}) {
     techniques.emplace_back().micro_batches = parts;

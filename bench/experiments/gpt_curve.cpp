@@ -15,7 +15,7 @@ constexpr double wanted_share = 0.15;  // 85 % fewer bytes
 constexpr double allowed_overhead = 0.05;
 
 /// What the layers keep under a technique, measured as well where a small model is.
-Figures kept_figures(const Rows& rows, const models::Setup& setup, const Technique& technique, bool is_measured) {
+Figures kept_figures(const Rows& rows, const models::Setup& setup, const StepForm& technique, bool is_measured) {
   constexpr const char* layers = "gpt.h";
   const PassBytes predicted = pass_bytes(dry(rows.options.device), setup, technique, layers);
   Figures figures{.predicted = predicted.kept_layers};
@@ -39,7 +39,7 @@ Figures plain_figures(const Rows& rows, const models::Setup& setup, bool is_meas
 
 Figures plan_figures(const Rows& rows, const models::Setup& setup, const nn::Plan& plan, double base_s,
                      bool is_measured) {
-  Technique technique;
+  StepForm technique;
   technique.tape = plan.tape;
   Figures figures = kept_figures(rows, setup, technique, is_measured);
   figures.numbers = {{"peak", plan.peak_bytes}, {"time_overhead", plan.step_s / base_s - 1}};

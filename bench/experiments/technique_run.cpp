@@ -68,7 +68,7 @@ class WeightAverage {
 
 class Run final : public nn::TrainingRun {
  public:
-  Run(const models::Setup& setup, const Technique& technique, memory::Device device)
+  Run(const models::Setup& setup, const StepForm& technique, memory::Device device)
       : technique_(technique),
         generator_(setup.seed),
         scope_(generator_),
@@ -155,7 +155,7 @@ class Run final : public nn::TrainingRun {
         batch.input);
   }
 
-  Technique technique_;
+  StepForm technique_;
   RandomGenerator generator_;
   GeneratorScope scope_;
   std::unique_ptr<models::Model> model_;
@@ -168,7 +168,7 @@ class Run final : public nn::TrainingRun {
 
 }  // namespace technique_run_detail
 
-nn::MakeRun technique_run(const models::Setup& setup, const Technique& technique) {
+nn::MakeRun technique_run(const models::Setup& setup, const StepForm& technique) {
   return [setup, technique](memory::Device device) {
     return std::make_unique<technique_run_detail::Run>(setup, technique, device);
   };
@@ -219,7 +219,7 @@ std::vector<std::uint32_t> block_cuts(const TapeGraph& graph, const std::string&
   return cuts;
 }
 
-PassBytes pass_bytes(memory::Device device, const models::Setup& setup, const Technique& technique,
+PassBytes pass_bytes(memory::Device device, const models::Setup& setup, const StepForm& technique,
                      const std::string& layers) {
   memory::Options options = nn::profile_options(device);
   options.trace = true;

@@ -21,7 +21,7 @@ enum class Tape : std::uint8_t { program, square_root, halves, binomial, budget 
 /// A technique as a row names it; what needs a recording or a plan is made when it is run.
 struct Entry {
   std::string name;  ///< of the techniques that it combines: "checkpoint + placed"
-  Technique technique;
+  StepForm technique;
   Tape tape = Tape::program;
   int budget_percent = 0;  ///< between the smallest plan's peak and that of keeping everything
   bool is_placed = false;
@@ -30,7 +30,7 @@ struct Entry {
 };
 
 void apply(Entry& entry, std::string_view part) {
-  Technique& t = entry.technique;
+  StepForm& t = entry.technique;
   if (part == "checkpoint") t.checkpoint = Checkpoint::blocks;
   if (part == "nested checkpoint") t.checkpoint = Checkpoint::nested;
   if (part == "keep costly") t.checkpoint = Checkpoint::costly;
@@ -156,9 +156,9 @@ class Planners {
 
 /// Fills in what the entry's technique follows. `promised_bytes` is the peak that the planner gives its plan, where
 /// there is one.
-Technique complete(memory::Device device, const models::Setup& setup, const Entry& entry, Planners& planners,
-                   std::optional<std::size_t>& promised_bytes) {
-  Technique technique = entry.technique;
+StepForm complete(memory::Device device, const models::Setup& setup, const Entry& entry, Planners& planners,
+                  std::optional<std::size_t>& promised_bytes) {
+  StepForm technique = entry.technique;
   if (entry.tape == Tape::budget) {
     const nn::Plan plan = planners.plan(device, setup, entry);
     technique.tape = plan.tape;
@@ -194,7 +194,7 @@ Figures figures_of(const Rows& rows, models::Setup setup, const Entry& entry, Pl
   if (entry.has_chunked_head) setup.sizes.head = models::Head::chunked;
   setup.sizes.shares_kernels = entry.shares_kernels;
   std::optional<std::size_t> promised_bytes;
-  const Technique technique = complete(device, setup, entry, planners, promised_bytes);
+  const StepForm technique = complete(device, setup, entry, planners, promised_bytes);
   const nn::MakeRun make = technique_run(setup, technique);
   try {
     const Comparison compared = compare(device, make, technique.placement);

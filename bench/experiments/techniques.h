@@ -33,7 +33,7 @@ enum class Average : std::uint8_t {
 };
 
 /// How a step is made. The batch and everything else stands in the Setup.
-struct Technique {
+struct StepForm {
   Checkpoint checkpoint = Checkpoint::none;
   std::int64_t micro_batches = 1;   ///< of equal size: they divide the batch
   bool fuses_optimizer = false;     ///< each parameter is updated in backward; gradients are then not clipped
@@ -45,7 +45,7 @@ struct Technique {
 
 /// Makes runs of `setup` by `technique` on a batch of zeros. The runs throw ValueError when the micro-batches do not
 /// divide the batch; FileError where an average is to be offloaded and no file can be (on the cpu).
-nn::MakeRun technique_run(const models::Setup& setup, const Technique& technique);
+nn::MakeRun technique_run(const models::Setup& setup, const StepForm& technique);
 
 /// What a schedule over a chain means for a recording: stage i is the nodes [cuts[i], cuts[i + 1]), which keep
 /// everything while they are recorded and nothing while their segment is dropped.
@@ -67,7 +67,7 @@ struct PassBytes {
   ProcessBytes process;         ///< of the pass
 };
 /// Of the first micro-batch of `technique`, in an arena of its own; `layers` is the path for kept_layers.
-PassBytes pass_bytes(memory::Device device, const models::Setup& setup, const Technique& technique,
+PassBytes pass_bytes(memory::Device device, const models::Setup& setup, const StepForm& technique,
                      const std::string& layers = "");
 
 /// What a run was predicted to need and what it needed, in four figures each.

@@ -17,9 +17,9 @@ TEST_CASE("cuda offload: techniques' rows with an average that is away", "[cuda]
   setup.sizes.sequence = 64, setup.sizes.vocabulary = 40;
   constexpr std::size_t slab = std::size_t{2} << 20;
   using bench::Average;
-  for (const bench::Technique& technique :
-       {bench::Technique{.average = Average::offloaded},
-        bench::Technique{.checkpoint = bench::Checkpoint::blocks, .micro_batches = 2, .average = Average::offloaded}}) {
+  for (const bench::StepForm& technique :
+       {bench::StepForm{.average = Average::offloaded},
+        bench::StepForm{.checkpoint = bench::Checkpoint::blocks, .micro_batches = 2, .average = Average::offloaded}}) {
     const nn::MakeRun make = bench::technique_run(setup, technique);
     CHECK(nn::profile_training(dry(cuda()), make).tier_bytes == slab);
     if (!has_cuda()) continue;

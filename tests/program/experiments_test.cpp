@@ -281,7 +281,7 @@ TEST_CASE("experiments: a technique that cannot be is refused", "[experiments]")
   models::Setup setup;
   setup.model = "mlp";
   setup.batch = 6;
-  bench::Technique technique;
+  bench::StepForm technique;
   technique.micro_batches = 4;
   CHECK_THROWS_AS(bench::compare(cpu, bench::technique_run(setup, technique)), ValueError);
   const TapeGraph graph = nn::record_step(cpu, bench::technique_run(setup, {}));
