@@ -62,33 +62,16 @@ inline constexpr Command commands[] = {
     {"tokenizer", add_tokenizer}, {"devices", add_devices}, {"models", add_models},     {"chain", add_chain},
     {"pipeline", add_pipeline},   {"book", add_book}};
 
-/// The flags that name a model and its sizes, for all that make one: MODEL --batch --seq --image --layers --heads
-/// --width --shared-kernels --seed.
+/// The flags that name a model and its sizes, for all that make one.
 void add_model_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
 
-/// These and how a model is trained, for `train` and `plan` alike: --head --fuse-optimizer --micro-batches --optimizer
-/// --tokenizer --state --full-state, add_precision_flags and add_lora_flags.
+/// These, --tokenizer, and the flags of techniques of dtypes and steps (models/techniques/technique.h), for `train` and
+/// `plan` alike.
 void add_setup_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
 
 /// These, the optimizer's, and --data --device --tf32 --budget --plan with what plans may do, for `train` and
 /// `certify`. The setup lives inside of the options and is shared with them.
 void add_training_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions>& options);
-
-/// --dtype and --precision, for whatever makes a model.
-void add_dtype_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
-
-/// These, --fp8-strict --fp8-history --fp8-margin --fp8-hybrid --loss-scale --loss-scale-interval.
-void add_precision_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
-
-/// --weights --lora --lora-alpha --lora-targets --lora-dropout --base.
-void add_lora_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
-
-/// --offload, --offload-optimizer, --offload-parameters, --read-ahead, --offload-gradients and --allow-lossy: what
-/// plans may do.
-void add_spill_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
-
-/// --ranks --zero --bucket: ranks that train together, for `train` and `plan`.
-void add_rank_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
 
 /// --isa --cpu-dot --threads: what CPU kernels run on, for `train`, `plan`, `reproduce`, `devices` and benchmarks. Set
 /// when the command line is read, before the command runs. What the machine lacks is a ValueError that lists what it

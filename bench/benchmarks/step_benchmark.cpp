@@ -59,7 +59,6 @@ struct Options {
   models::Setup setup;
   std::int64_t steps = 8;
   std::size_t budget_bytes = 0, growth_bytes = 0;
-  double clip = 0;
   bool profiles = false, is_dry = false, generates = false;
   std::vector<std::string> beside;  // policies whose steps take turns with the setup's
 };
@@ -270,11 +269,11 @@ void generate_tokens(const Options& options) {
 int main(int argc, char** argv) {
   const auto options = std::make_shared<Options>();
   CLI::App app("Time, memory and profile of a training step");
+  options->setup.clip_norm = 0;
   add_setup_flags(app, std::shared_ptr<models::Setup>(options, &options->setup));
   add_integer(app, "--steps", options->steps, 1, 100'000, "Steps that are timed, after two that are not (8)");
   add_size(app, "--budget", options->budget_bytes, "Bytes that the arena may commit (as many as it takes)");
   add_size(app, "--growth", options->growth_bytes, "Bytes that it may commit beyond the parameters");
-  add_number(app, "--clip", options->clip, 0, 1e30, "Largest norm of the gradient; 0: none (0)");
   app.add_flag("--profile", options->profiles, "Print the time of every kind of operator");
   app.add_option("--beside", options->beside, "Other policies of --precision, whose steps take turns with these")
       ->type_name("P ...")
@@ -285,7 +284,6 @@ int main(int argc, char** argv) {
     kernels::set_from_environment();
     add_compute_flags(app);
     CLI11_PARSE(app, argc, argv);
-    options->setup.clip_norm = options->clip;
     if (options->is_dry && (options->profiles || options->budget_bytes > 0 || options->growth_bytes > 0)) {
       throw ValueError("--dry: not with --profile, --budget or --growth; 'thimble plan' tells what a budget needs");
     }

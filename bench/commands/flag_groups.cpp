@@ -1,38 +1,35 @@
 #include <thimble/bench/commands/flag_groups.h>
 
 #include <algorithm>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
+#include <thimble/models/techniques/technique.h>
 
 namespace thimble::bench {
 namespace flag_groups_detail {
 
 constexpr std::size_t help_columns = 70;  // of a text of help, right of the flags
 
-constexpr FlagGroup groups[] = {
+/// With the flags that are no technique's.
+constexpr struct {
+  std::string_view name, title, flags;
+} own_flags[] = {
     {"everyday", "Everyday flags",
-     "MODEL --data --steps --batch --seq --budget --lr --optimizer --precision --device --save --resume --weights "
-     "--micro-batches --ranks --seed --eval-every --log --threads --json --prompt --tokens"},
-    {"model", "Sizes of the model",
-     "--image --layers --heads --width --kv-heads --mlp --window --shared-kernels --dropout"},
+     "MODEL --data --steps --batch --seq --budget --lr --device --save --resume --seed --eval-every --log --threads "
+     "--json --prompt --tokens"},
+    {"model", "Sizes of the model", "--image --layers --heads --width --kv-heads --mlp --shared-kernels --dropout"},
     {"training", "Optimizer, schedule and evaluation",
-     "--optimizer-rank --state --full-state --schedule --warmup --min-lr --weight-decay --beta2 --clip --eval-batches "
-     "--sample"},
-    {"precision", "Dtypes, FP8 and loss scaling",
-     "--dtype --tf32 --fp8-strict --fp8-history --fp8-margin --fp8-hybrid --loss-scale --loss-scale-interval"},
-    {"lora", "Adapters over a frozen model",
-     "--lora --lora-alpha --lora-targets --lora-dropout --adapters --base --save-adapters"},
+     "--schedule --warmup --min-lr --weight-decay --beta2 --eval-batches --sample"},
+    {"precision", "Dtypes, FP8 and loss scaling", "--tf32"},
+    {"lora", "Adapters over a frozen model", "--save-adapters"},
     {"memory", "Budgets, plans and techniques that save memory",
-     "--process-budget --graph --plan --strict --max-batch --max-seq --techniques --inference --int8 --head "
-     "--feed-forward "
-     "--recompute-blocks --fuse-optimizer --offload --offload-optimizer --offload-parameters --offload-gradients "
-     "--read-ahead --allow-lossy --gradient-report --profile --profile-file --hardware"},
-    {"ranks", "Parallel training and layouts",
-     "--tp --sequence-parallel --cp --pp --pipeline --chunks --zero --bucket --memory --dp --per-node --inside "
-     "--between"},
+     "--process-budget --graph --plan --strict --max-batch --max-seq --techniques --inference --int8 --gradient-report "
+     "--profile --profile-file --hardware"},
+    {"ranks", "Parallel training and layouts", "--memory --dp --per-node --inside --between"},
     {"generation", "Sampling and the key-value cache",
      "--generate --context --cache --prompt-tokens --temperature --top-k --top-p --ignore-end"},
     {"quantization", "Calibration of 8-bit models",
@@ -42,9 +39,24 @@ constexpr FlagGroup groups[] = {
     {"output", "Pages, traces and views", "--html --trace --csv --snapshot --show-memory"},
     {"kernels", "Kernels and their processor", "--isa --cpu-dot --cuda-graph"}};
 
+const std::vector<FlagGroup>& groups() {
+  static const std::vector<FlagGroup> list = [] {
+    std::vector<FlagGroup> all;
+    for (const auto& [name, title, flags] : own_flags) {
+      FlagGroup& group = all.emplace_back(FlagGroup{name, title, std::string(flags)});
+      for (const models::Technique& technique : models::techniques()) {
+        if (technique.flag.group != name) continue;
+        group.flags += (group.flags.empty() ? "" : " ") + std::string(technique.flag.name());
+      }
+    }
+    return all;
+  }();
+  return list;
+}
+
 std::string names_of_groups(const CLI::App& command) {
   std::string names;
-  for (const FlagGroup& group : groups) {
+  for (const FlagGroup& group : groups()) {
     const bool is_used = !command.get_options([&](const CLI::Option* o) { return is_in(group, *o); }).empty();
     if (is_used) names += std::string(group.name) + ", ";
   }
@@ -77,7 +89,7 @@ std::string lines_of_groups(const CLI::App& command) {
     line.resize(std::max<std::size_t>(line.size() + 1, 30), ' ');
     lines += line + std::string(title) + "\n";
   };
-  for (const FlagGroup& group : std::span(groups).subspan(1)) {
+  for (const FlagGroup& group : std::span(groups()).subspan(1)) {
     const auto count = command.get_options([&](const CLI::Option* o) { return is_in(group, *o); }).size();
     if (count > 0) add(group.name, std::string(group.title) + ": " + std::to_string(count));
   }
@@ -88,7 +100,7 @@ std::string lines_of_groups(const CLI::App& command) {
 
 }  // namespace flag_groups_detail
 
-std::span<const FlagGroup> flag_groups() { return flag_groups_detail::groups; }
+std::span<const FlagGroup> flag_groups() { return flag_groups_detail::groups(); }
 
 bool has_groups(const CLI::App& command) {
   return command.get_options([&](const CLI::Option* o) { return o != command.get_help_ptr(); }).size() >
@@ -98,12 +110,12 @@ bool has_groups(const CLI::App& command) {
 bool is_in(const FlagGroup& group, const CLI::Option& option) {
   std::string name = option.get_name(option.get_positional());
   name.resize(std::min(name.find('{'), name.size()));  // that of a flag with a default value
-  return (" " + std::string(group.flags) + " ").find(" " + name + " ") != std::string::npos;
+  return (" " + group.flags + " ").find(" " + name + " ") != std::string::npos;
 }
 
 void select_help(CLI::App& command, std::string_view name) {
   using namespace flag_groups_detail;
-  const FlagGroup& everyday = groups[0];
+  const FlagGroup& everyday = groups().front();
   const std::string_view asked = name.empty() ? everyday.name : name;
   const bool is_grouped = has_groups(command);
   const std::string names = names_of_groups(command), lines = lines_of_groups(command);  // hidden flags have no name
@@ -112,9 +124,9 @@ void select_help(CLI::App& command, std::string_view name) {
     option->description(broken_into_lines(option->get_description()));
     if (!is_grouped) continue;
     const auto group =
-        std::find_if(std::begin(groups), std::end(groups), [&](const FlagGroup& g) { return is_in(g, *option); });
+        std::find_if(groups().begin(), groups().end(), [&](const FlagGroup& g) { return is_in(g, *option); });
     const bool is_help = option == command.get_help_ptr();
-    const FlagGroup& own = group == std::end(groups) ? everyday : *group;
+    const FlagGroup& own = group == groups().end() ? everyday : *group;
     const bool is_shown = asked == "all" || own.name == asked;
     option->group(is_shown || option->get_positional() ? std::string(own.title) : "");
     if (is_shown && !is_help && !option->get_positional()) ++shown;

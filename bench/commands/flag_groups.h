@@ -19,7 +19,7 @@ inline constexpr std::size_t max_everyday_flags = 22;
 struct FlagGroup {
   std::string_view name;  ///< as in --help NAME
   std::string_view title;
-  std::string_view flags;  ///< with a space between two
+  std::string flags;  ///< with a space between two
 };
 
 /// In the order of help; the first one has the everyday flags.

@@ -23,36 +23,29 @@ namespace flags_detail {
 // Sizes beyond this are slips of the keyboard; their products stay within 64 bits where it matters.
 constexpr std::int64_t largest_size = 1 << 24;
 
-/// The flag of an option; the others have its name with dashes.
+/// The flag of an option that is no technique's; the others have its name with dashes.
 std::string flag_of(std::string option) {
-  constexpr std::pair<std::string_view, std::string_view> of_other_name[] = {
-      {"allows_lossy", "allow-lossy"},
-      {"allows_tf32", "tf32"},
-      {"bucket_bytes", "bucket"},
-      {"budget_bytes", "budget"},
-      {"clip_norm", "clip"},
-      {"finds_batch", "max-batch"},
-      {"finds_sequence", "max-seq"},
-      {"recomputes_blocks", "recompute-blocks"},
-      {"fuses_optimizer", "fuse-optimizer"},
-      {"hidden", "mlp"},
-      {"is_inference", "inference"},
-      {"is_int8", "int8"},
-      {"key_heads", "kv-heads"},
-      {"lora_rank", "lora"},
-      {"measures", "profile"},
-      {"min_rate", "min-lr"},
-      {"overwrites", "overwrite"},
-      {"offloads_gradients", "offload-gradients"},
-      {"offloads_optimizer", "offload-optimizer"},
-      {"offloads_parameters", "offload-parameters"},
-      {"prices_techniques", "techniques"},
-      {"process_budget_bytes", "process-budget"},
-      {"rate", "lr"},
-      {"captures_steps", "cuda-graph"},
-      {"sequence", "seq"},
-      {"shares_kernels", "shared-kernels"},
-      {"times", "profile-file"}};
+  for (const models::Technique& technique : models::techniques()) {
+    if (option == technique.flag.option) return std::string(technique.flag.name());
+  }
+  constexpr std::pair<std::string_view, std::string_view> of_other_name[] = {{"allows_tf32", "tf32"},
+                                                                             {"budget_bytes", "budget"},
+                                                                             {"finds_batch", "max-batch"},
+                                                                             {"finds_sequence", "max-seq"},
+                                                                             {"hidden", "mlp"},
+                                                                             {"is_inference", "inference"},
+                                                                             {"is_int8", "int8"},
+                                                                             {"key_heads", "kv-heads"},
+                                                                             {"measures", "profile"},
+                                                                             {"min_rate", "min-lr"},
+                                                                             {"overwrites", "overwrite"},
+                                                                             {"prices_techniques", "techniques"},
+                                                                             {"process_budget_bytes", "process-budget"},
+                                                                             {"rate", "lr"},
+                                                                             {"captures_steps", "cuda-graph"},
+                                                                             {"sequence", "seq"},
+                                                                             {"shares_kernels", "shared-kernels"},
+                                                                             {"times", "profile-file"}};
   for (const auto& [name, flag] : of_other_name) {
     if (option == name) return "--" + std::string(flag);
   }
@@ -60,87 +53,7 @@ std::string flag_of(std::string option) {
   return "--" + option;
 }
 
-// One of the dtypes of `names`, a list with commas.
-DType parse_one_of(const std::string& flag, const std::string& text, const std::string& names) {
-  const std::string list = ", " + names + ",";
-  if (!text.empty() && list.find(", " + text + ",") != std::string::npos) return parse_dtype(text);
-  refuse_value(flag, "one of " + names, text);
-}
-
-DType parse_state(const std::string& text) { return parse_one_of("--state", text, "f32, bf16, u8"); }
-
-// "i8", or "i8:gelu,f8e4m3:linear,bf16": to what results of operators are packed, by name or all others.
-void parse_packed(const std::string& text, models::Setup& setup) {
-  constexpr const char* flag = "--allow-lossy";
-  constexpr const char* dtypes = "bf16, f16, f8e4m3, f8e5m2, i8";
-  setup.allows_lossy = true;
-  setup.lossy_rules.clear();
-  setup.packs_rest = false;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    const std::string entry = text.substr(begin, end - begin);
-    begin = end + 1;
-    const std::size_t colon = entry.find(':');
-    if (colon == std::string::npos) {
-      setup.lossy = parse_one_of(flag, entry, dtypes);
-      if (setup.packs_rest) refuse_value(flag, "one dtype without an operator's name", text);
-      setup.packs_rest = true;
-      continue;
-    }
-    const std::string to = entry.substr(0, colon);
-    nn::PackRule rule{entry.substr(colon + 1), std::nullopt};
-    if (to != "none") rule.dtype = parse_one_of(flag, to, std::string(dtypes) + ", none");
-    if (rule.name.empty()) refuse_value(flag, "an operator's name after the colon, as in i8:gelu", entry);
-    for (const nn::PackRule& other : setup.lossy_rules) {
-      if (other.name == rule.name) refuse_value(flag, quote(rule.name) + " once", text);
-    }
-    setup.lossy_rules.push_back(std::move(rule));
-  }
-  const bool packs_any =
-      setup.packs_rest || std::any_of(setup.lossy_rules.begin(), setup.lossy_rules.end(),
-                                      [](const nn::PackRule& rule) { return rule.dtype.has_value(); });
-  if (!packs_any) refuse_value(flag, "a dtype besides none, as in none:attention,bf16", text);
-}
-
 }  // namespace flags_detail
-
-void refuse_value(std::string_view flag, std::string_view expected, const std::string& text) {
-  throw ValueError(std::string(flag) + ": expected " + std::string(expected) + ", got " + quote(text));
-}
-
-std::int64_t parse_integer(std::string_view flag, const std::string& text, std::int64_t low, std::int64_t high,
-                           std::string_view or_else) {
-  std::int64_t value = 0;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc{} || stop != end || value < low || value > high) {
-    refuse_value(flag,
-                 "a whole number from " + std::to_string(low) + " to " + std::to_string(high) + std::string(or_else),
-                 text);
-  }
-  return value;
-}
-
-double parse_number(std::string_view flag, const std::string& text, double low, double high, std::string_view or_else) {
-  double value = 0;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc{} || stop != end || !std::isfinite(value) || value < low || value > high) {
-    const bool is_bounded = high < std::numeric_limits<double>::max();
-    const std::string bounds =
-        is_bounded ? "from " + format_real(low) + " to " + format_real(high) : ">= " + format_real(low);
-    refuse_value(flag, "a finite number " + bounds + std::string(or_else), text);
-  }
-  return value;
-}
-
-std::size_t parse_bytes(std::string_view flag, const std::string& text) {
-  try {
-    return static_cast<std::size_t>(parse_size(text));
-  } catch (const ValueError& error) {
-    throw ValueError(std::string(flag) + ": " + error.what());
-  }
-}
 
 memory::Device parse_device_flag(std::string_view flag, const std::string& text) {
   constexpr const char* expected = "cpu, cuda or cuda:N";
@@ -151,11 +64,6 @@ memory::Device parse_device_flag(std::string_view flag, const std::string& text)
     refuse_value(flag, expected, text);
   }
   refuse_value(flag, std::string(expected) + " ('thimble plan' runs dry)", text);
-}
-
-bool parse_choice(std::string_view flag, const std::string& text, std::string_view yes, std::string_view no) {
-  if (text != yes && text != no) refuse_value(flag, std::string(yes) + " or " + std::string(no), text);
-  return text == yes;
 }
 
 std::string with_flags(std::string_view text) {
@@ -222,8 +130,7 @@ void add_model_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
               "Llama: heads of keys and values, a divisor of --heads (in proportion)");
   add_integer(command, "--mlp", s.sizes.hidden, 1, largest_size,
               "Llama: width inside the feed-forward layer (in proportion to --width)");
-  add_integer(command, "--window", s.sizes.window, 1, largest_size,
-              "Text models: attention window in tokens (unlimited)");
+  add_technique_flags(command, setup, {models::FlagSet::sizes});
   command
       .add_option_function<std::string>(
           "--shared-kernels",
@@ -243,91 +150,38 @@ void add_model_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
       ->type_name("N");
 }
 
-void add_setup_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup) {
-  add_model_flags(command, setup);
-  command
-      .add_option_function<std::string>(
-          "--head",
-          [setup](const std::string& text) {
-            const bool is_full = parse_choice("--head", text, "full", "chunked");
-            setup->sizes.head = is_full ? models::Head::full : models::Head::chunked;
-          },
-          "Text models: full computes all logits at once, chunked some rows at a time (full)")
-      ->type_name("H");
-  command
-      .add_option_function<std::string>(
-          "--feed-forward",
-          [setup](const std::string& text) {
-            const bool is_full = parse_choice("--feed-forward", text, "full", "tiled");
-            setup->sizes.feed_forward = is_full ? models::FeedForward::full : models::FeedForward::tiled;
-          },
-          "Transformers: full keeps inner activations, tiled computes some tokens at a time, again in backward (full)")
-      ->type_name("F");
-  command.add_option("--tokenizer", setup->tokenizer, "GPT family: tokenizer.json for text")->type_name("FILE");
-  command.add_flag("--recompute-blocks", setup->recomputes_blocks,
-                   "Transformers: keep only the input of each block, and run the block again in backward");
-  command.add_flag("--fuse-optimizer", setup->fuses_optimizer,
-                   "Update each parameter during backward and free its gradient; without clipping and micro-batches");
-  command
-      .add_option_function<std::string>(
-          "--micro-batches",
-          [setup](const std::string& text) {
-            setup->micro_batches =
-                text == "auto" ? models::auto_micro_batches
-                               : parse_integer("--micro-batches", text, 1, flags_detail::largest_size, " or auto");
-          },
-          "Gradient-accumulation steps; auto: the fastest that fits the budget (1)")
-      ->type_name("N|auto");
-  add_precision_flags(command, setup);
-  add_lora_flags(command, setup);
-  command
-      .add_option_function<std::string>(
-          "--optimizer",
-          [setup](const std::string& text) {
-            setup->optimizer = text;
-            optimizer_name(*setup, false);
-          },
-          "sgd, momentum, adam, adamw, adafactor, muon, apollo-mini, galore, adam-mini, momentum8, adam8, adamw8 "
-          "(text: adamw, images: momentum)")
-      ->type_name("O");
-  add_integer(command, "--optimizer-rank", setup->optimizer_rank, 1, 1 << 20, "GaLore: rank of the projection (128)");
-  command
-      .add_option_function<std::string>(
-          "--state", [setup](const std::string& text) { setup->state = flags_detail::parse_state(text); },
-          "Dtype of the moments of momentum, adam and adamw: f32, bf16, u8 (f32)")
-      ->type_name("D");
-  command
-      .add_option("--full-state", setup->full_state,
-                  "Parameters whose state stays f32 with a narrower --state, by name or prefix (no parameter)")
-      ->type_name("NAME")
-      ->delimiter(',');
+void add_technique_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup,
+                         std::initializer_list<models::FlagSet> sets) {
+  for (const models::Technique& technique : models::techniques()) {
+    if (std::find(sets.begin(), sets.end(), technique.flag.commands) == sets.end()) continue;
+    const CLI::Option* const dtype = command.get_option_no_throw("--dtype");
+    const auto read = [setup, dtype, &technique](const std::string& text) {
+      const DType asked = setup->dtype;
+      technique.apply(*setup, text);
+      if (dtype != nullptr && dtype->count() > 0) setup->dtype = asked;
+    };
+    const std::string help(technique.flag.help), type(technique.flag.type());
+    const std::string flag(technique.flag.spelling.substr(0, technique.flag.spelling.find(' ')));
+    if (type.ends_with(',')) {
+      const auto read_list = [read](const std::vector<std::string>& words) { read(models::fields::in_words(words)); };
+      command.add_option_function<std::vector<std::string>>(flag, read_list, help)
+          ->type_name(type.substr(0, type.size() - 1))
+          ->delimiter(',');
+    } else if (!type.empty()) {
+      command.add_option_function<std::string>(flag, read, help)->type_name(type);
+    } else if (flag != technique.flag.name()) {
+      command.add_flag(flag)->description(help)->each(read);
+    } else {
+      command.add_flag_callback(
+          flag, [read] { read("on"); }, help);
+    }
+  }
 }
 
-void add_spill_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup) {
-  command
-      .add_option("--offload", setup->offload,
-                  "Plans may move saved tensors to a file in this folder; on a GPU 'host': to pinned memory")
-      ->type_name("FOLDER|host");
-  command.add_flag("--offload-optimizer", setup->offloads_optimizer,
-                   "With --offload: optimizer state waits there between updates");
-  command.add_flag("--offload-parameters", setup->offloads_parameters,
-                   "With --offload: parameters wait there between uses, and --read-ahead layers are read in advance");
-  command
-      .add_option_function<std::string>(
-          "--read-ahead",
-          [setup](const std::string& text) {
-            setup->read_ahead = static_cast<int>(parse_integer("--read-ahead", text, 0, 65536));
-          },
-          "Layers whose parameters are read in advance, with --offload-parameters or --zero 3 (1)")
-      ->type_name("N");
-  command.add_flag("--offload-gradients", setup->offloads_gradients,
-                   "With --offload: gradients wait there from backward to the update");
-  // A flag: it takes a value only after "=", so that a model's name after it stays one.
-  command.add_flag("--allow-lossy{bf16}")
-      ->description(
-          "Plans may pack saved tensors, which rounds gradients: =D to bf16, f16, f8e4m3, f8e5m2 or i8, "
-          "=D:OPERATOR,... by operator (bf16)")
-      ->each([setup](const std::string& text) { flags_detail::parse_packed(text, *setup); });
+void add_setup_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup) {
+  add_model_flags(command, setup);
+  command.add_option("--tokenizer", setup->tokenizer, "GPT family: tokenizer.json for text")->type_name("FILE");
+  add_technique_flags(command, setup, {models::FlagSet::dtypes, models::FlagSet::step});
 }
 
 void add_cost_flags(CLI::App& command, const std::shared_ptr<models::CostOptions>& costs) {

@@ -3,10 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <memory>
 #include <string>
 #include <string_view>
 
 #include <thimble/core/tensor/device.h>
+#include <thimble/models/techniques/technique.h>
 
 namespace CLI {
 class App;
@@ -19,23 +22,13 @@ namespace thimble::bench {
 /// "`micro_batches`: auto" becomes "--micro-batches: auto".
 std::string with_flags(std::string_view text);
 
-/// Throws ValueError: "--head: expected full or chunked, got 'half'".
-[[noreturn]] void refuse_value(std::string_view flag, std::string_view expected, const std::string& text);
+// Readers of values: `name` is the flag, with which the error begins.
+using models::parse_bytes, models::parse_choice, models::parse_integer, models::parse_number, models::refuse_value;
 
-/// The whole number in `text`, within low .. high. Throws ValueError: "--batch: expected a whole number from 1 to ...,
-/// got '0'"; `or_else` follows the numbers there, as in " or auto".
-std::int64_t parse_integer(std::string_view flag, const std::string& text, std::int64_t low, std::int64_t high,
-                           std::string_view or_else = "");
-
-/// The finite number in `text`, within low .. high. Throws ValueError.
-double parse_number(std::string_view flag, const std::string& text, double low, double high,
-                    std::string_view or_else = "");
-
-/// The bytes of a SIZE (memory/units.h). Throws ValueError.
-std::size_t parse_bytes(std::string_view flag, const std::string& text);
-
-/// Whether `text` is `yes`, where the only other text is `no`. Throws ValueError.
-bool parse_choice(std::string_view flag, const std::string& text, std::string_view yes, std::string_view no);
+/// Adds the flags of techniques in these sets, in their order. A dtype that is given stays, whatever policy or base
+/// comes with it: one that contradicts them is refused later.
+void add_technique_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup,
+                         std::initializer_list<models::FlagSet> sets);
 
 /// The device in `text`: cpu, cuda or cuda:N. Throws ValueError that names `flag`.
 memory::Device parse_device_flag(std::string_view flag, const std::string& text);

@@ -168,7 +168,7 @@ void add_generate(CLI::App& program) {
           },
           "Seed of the draws (1)")
       ->type_name("N");
-  add_dtype_flags(*command, std::shared_ptr<models::Setup>(options, &setup));
+  add_technique_flags(*command, std::shared_ptr<models::Setup>(options, &setup), {models::FlagSet::dtypes});
   add_size(*command, "--budget", options->budget_bytes, "Bytes that the arena may commit (no limit)");
   command
       ->add_option_function<std::string>(

@@ -313,8 +313,6 @@ void add_plan(CLI::App& program) {
       ->add_option("--data", options->data,
                    "Training data of the run: it sets the vocabulary or the images (the model's)")
       ->type_name("PATH");
-  add_number(*command, "--clip", options->setup.clip_norm, 0, std::numeric_limits<double>::max(),
-             "Largest norm of the gradient; 0: no clipping (1 for text, else 0)");
   const CLI::Option* const dropout = add_number(*command, "--dropout", options->setup.sizes.dropout, 0, 0.99,
                                                 "Dropout of text models (the model's own)");
   add_size(*command, "--budget", options->budget_bytes,
@@ -329,8 +327,8 @@ void add_plan(CLI::App& program) {
   command->add_flag("--inference", options->is_inference,
                     "Plan a forward pass without a tape instead of a training step");
   command->add_flag("--int8", options->is_int8, "With --inference: plan the 8-bit model of 'thimble quantize'");
-  add_rank_flags(*command, std::shared_ptr<models::Setup>(options, &options->setup));
-  add_spill_flags(*command, std::shared_ptr<models::Setup>(options, &options->setup));
+  add_technique_flags(*command, std::shared_ptr<models::Setup>(options, &options->setup),
+                      {models::FlagSet::ranks, models::FlagSet::plans});
   add_cost_flags(*command, std::shared_ptr<models::CostOptions>(options, &options->costs));
   add_compute_flags(*command);
   command->add_option("--hardware", options->costs.hardware,

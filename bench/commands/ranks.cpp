@@ -16,44 +16,6 @@
 #include <thimble/dist/threads.h>
 
 namespace thimble::bench {
-namespace ranks_detail {
-
-constexpr std::int64_t most_ranks = 65536;
-
-}  // namespace ranks_detail
-
-void add_rank_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup) {
-  const auto add = [&](const char* flag, int& target, std::int64_t low, std::int64_t high, const char* help) {
-    command
-        .add_option_function<std::string>(
-            flag,
-            [&target, flag, low, high](const std::string& text) {
-              target = static_cast<int>(parse_integer(flag, text, low, high));
-            },
-            help)
-        ->type_name("N");
-  };
-  add("--ranks", setup->ranks, 1, ranks_detail::most_ranks,
-      "Ranks that train together, each on its share of the batch; mpirun and srun set it (1)");
-  add("--tp", setup->tp, 1, ranks_detail::most_ranks, "Tensor-parallel degree (1)");
-  command.add_flag("--sequence-parallel", setup->sequence_parallel,
-                   "With --tp: shard norms, dropout and sums between layers along the sequence");
-  add("--cp", setup->cp, 1, ranks_detail::most_ranks,
-      "Context-parallel degree: shards of the sequence, in attention of the heads (1)");
-  add("--pp", setup->pp, 1, ranks_detail::most_ranks, "Pipeline stages (1)");
-  command
-      .add_option("--pipeline", setup->pipeline, "Pipeline schedule: 1f1b, gpipe, or interleaved with --chunks (1f1b)")
-      ->type_name("NAME");
-  add("--chunks", setup->chunks, 1, ranks_detail::most_ranks,
-      "Chunks of each stage in the interleaved schedule, at least 2 there (1)");
-  add("--zero", setup->zero, 0, 3, "ZeRO stage: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters (0)");
-  command
-      .add_option_function<std::string>(
-          "--bucket", [setup](const std::string& text) { setup->bucket_bytes = parse_bytes("--bucket", text); },
-          "Bytes of gradients that ranks reduce together; 0: each gradient separately (25 MiB)")
-      ->type_name("SIZE");
-}
-
 std::string ranks_in_words(const models::Setup& setup) {
   std::string words;
   if (setup.tp > 1) words += ", blocks in " + std::to_string(setup.tp) + " parts";

@@ -108,8 +108,6 @@ void add_optimizer_flags(CLI::App& command, const std::shared_ptr<models::TrainO
   add_number(command, "--weight-decay", o.setup.weight_decay, 0, any, "Weight decay (0.1 for adamw, else 0)");
   add_number(command, "--beta2", o.setup.beta2, 0, 0.9999999,
              "Decay of the second moment (adam, adam8: 0.999, others 0.99)");
-  add_number(command, "--clip", o.setup.clip_norm, 0, any,
-             "Largest norm of the gradient; 0: no clipping (1 for text, else 0)");
   add_number(command, "--dropout", o.setup.sizes.dropout, 0, 0.99, "Dropout of text models (the model's own)");
 }
 
@@ -129,7 +127,7 @@ void add_training_flags(CLI::App& command, const std::shared_ptr<models::TrainOp
   add_size(command, "--budget", o.budget_bytes, "Bytes that the arena may commit in training (no limit)");
   add_size(command, "--process-budget", o.process_budget_bytes,
            "Bytes that the whole process may hold: arena, code, heap, threads, data (no limit)");
-  add_spill_flags(command, std::shared_ptr<models::Setup>(options, &options->setup));
+  add_technique_flags(command, std::shared_ptr<models::Setup>(options, &options->setup), {models::FlagSet::plans});
   add_cost_flags(command, std::shared_ptr<models::CostOptions>(options, &options->costs));
   command.add_option("--plan", o.plan, "Plan to follow, from 'thimble plan --save'")->type_name("FILE");
 }
@@ -139,7 +137,7 @@ namespace train_detail {
 void add_run_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions>& options) {
   models::TrainOptions& o = *options;
   add_training_flags(command, options);
-  add_rank_flags(command, std::shared_ptr<models::Setup>(options, &options->setup));
+  add_technique_flags(command, std::shared_ptr<models::Setup>(options, &options->setup), {models::FlagSet::ranks});
   command.get_option("--data")->required();
   add_integer(command, "--steps", o.steps, 1, most_steps, "Steps in total, including those of a resumed run (100)");
   command.add_flag("--strict", o.is_strict, "End the run at a step that leaves its plan, instead of counting it");

@@ -9,6 +9,7 @@
 #include <thimble/bench/report/plan_figures.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/memory/units.h>
+#include <thimble/models/techniques/technique.h>
 #include <thimble/models/theory.h>
 #include <thimble/models/training/quantizing.h>
 #include <thimble/version.h>
@@ -19,10 +20,9 @@ std::string techniques_in_words(const models::PlanReport& report) {
   const models::Setup& setup = report.setup;
   std::string words;
   if (report.micro_batches > 1) words += " in " + std::to_string(report.micro_batches) + " micro-batches";
-  if (setup.sizes.head == models::Head::chunked && report.planner != nullptr) words += ", chunked head";
-  if (setup.sizes.window > 0) words += ", a window of " + std::to_string(setup.sizes.window);
-  if (setup.sizes.feed_forward == models::FeedForward::tiled) words += ", feed-forward layers in tiles";
-  if (setup.fuses_optimizer) words += ", optimizer fused into backward";
+  for (const models::Technique& technique : models::techniques()) {
+    if (technique.words != nullptr && technique.is_on(setup)) words += technique.words(setup);
+  }
   return words;
 }
 

@@ -7,12 +7,10 @@
 
 #include <thimble/core/error.h>
 #include <thimble/memory/bytes.h>
-#include <thimble/models/training/adapting.h>
+#include <thimble/models/techniques/technique.h>
 
 namespace thimble::models {
 namespace capture_detail {
-
-[[noreturn]] void refuse(const std::string& why) { throw ValueError("`captures_steps`: " + why); }
 
 /// A plan of the run's steps, placed.
 nn::Plan placed(nn::Plan plan, PreparedTraining& prepared) {
@@ -24,22 +22,12 @@ nn::Plan placed(nn::Plan plan, PreparedTraining& prepared) {
 }  // namespace capture_detail
 
 void check_capture(const TrainOptions& options) {
-  using capture_detail::refuse;
   if (!options.captures_steps) return;
-  const Setup& setup = options.setup;
   if (!options.device.is_cuda()) {
-    refuse("the " + to_string(options.device) + " records no steps; `device` cuda is allowed");
+    throw ValueError("`captures_steps`: the " + to_string(options.device) +
+                     " records no steps; `device` cuda is allowed");
   }
-  if (base_code(setup))
-    refuse("not with `base` " + setup.base + ", whose weights come and go in each step; bf16 is allowed");
-  const char* const tier = setup.offloads_optimizer    ? "`offloads_optimizer`"
-                           : setup.offloads_parameters ? "`offloads_parameters`"
-                           : setup.offloads_gradients  ? "`offloads_gradients`"
-                           : !setup.offload.empty()    ? "`offload`"
-                                                       : nullptr;
-  if (tier != nullptr) {
-    refuse(std::string("not with ") + tier + ", whose transfers the host makes in each step; without it it is allowed");
-  }
+  refuse_uncaptured(options.setup, "`captures_steps`");
 }
 
 void place_captured(PreparedTraining& prepared) {

@@ -27,7 +27,7 @@ struct ChoiceOptions : nn::LeverSearch {
 
 /// Whether a technique of this list is switched on: micro-batches, the chunked head, feed-forward layers in tiles, the
 /// fused optimizer.
-bool has_techniques(const Setup& setup) noexcept;
+bool has_techniques(const Setup& setup);
 
 /// Seconds of the step that overheads are counted from: the setup's with no technique switched on and everything kept,
 /// by the cost model. `planner` is of the setup; where that has techniques, a step without them is recorded. With

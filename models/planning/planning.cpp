@@ -13,6 +13,7 @@
 #include <thimble/memory/process/process.h>
 #include <thimble/models/planning/planned_run.h>
 #include <thimble/models/planning/spilling.h>
+#include <thimble/models/techniques/technique.h>
 #include <thimble/models/training/adapting.h>
 #include <thimble/models/training/process_bytes.h>
 #include <thimble/models/training/quantizing.h>
@@ -49,25 +50,7 @@ memory::CommittedParts parts_of(const PlanReport& report, memory::Device device)
 void check_inference(const PlanOptions& options) {
   const Setup& s = options.setup;
   tensor_options(s, dry(options.device));
-  const std::pair<bool, std::string> training[] = {
-      {!s.optimizer.empty(), "`optimizer` " + s.optimizer},
-      {s.state != DType::f32, "`state` " + std::string(to_string(s.state))},
-      {!s.full_state.empty(), "`full_state`"},
-      {s.sizes.head == Head::chunked, "`head` chunked"},
-      {s.loss_scale.has_value(), s.loss_scale ? loss_scale_option(s) : ""},
-      {s.loss_scale_interval.has_value(), "`loss_scale_interval`"},
-      {!s.offload.empty(), "`offload` " + s.offload},
-      {s.offloads_optimizer, "`offloads_optimizer`"},
-      {s.offloads_parameters, "`offloads_parameters`"},
-      {s.offloads_gradients, "`offloads_gradients`"},
-      {s.allows_lossy, "`allows_lossy`"},
-      {!s.weights.empty(), "`weights`"},
-      {s.lora_rank != 0, "`lora_rank`"},
-      {!s.base.empty(), "`base`"},
-      {s.clip_norm >= 0, "`clip_norm`"}};
-  for (const auto& [is_asked, option] : training) {
-    if (is_asked) throw ValueError("`is_inference`: not with " + option + ", which is about training steps");
-  }
+  refuse_training(s, "`is_inference`");
   if (!options.is_int8) return;
   if (s.sizes.feed_forward == FeedForward::tiled) {
     throw ValueError("`is_int8`: not with `feed_forward` tiled, whose products have no codes; full is allowed");
@@ -285,10 +268,8 @@ PlanReport make_plan(const PlanOptions& given) {
   report.micro_batches = options.setup.micro_batches;
   report.cost_model = nn::CostModel(machine).source;
   if (options.is_inference) {
-    if (options.setup.fuses_optimizer || options.setup.micro_batches != 1 || options.prices_techniques) {
-      throw ValueError(
-          "`is_inference`: not with `fuses_optimizer`, `micro_batches` or `prices_techniques`, which are about "
-          "training steps");
+    if (options.prices_techniques) {
+      throw ValueError("`is_inference`: not with `prices_techniques`, which are about training steps");
     }
     planning_detail::check_inference(options);
     report.plan = planning_detail::inference_plan(options, report);

@@ -1,6 +1,5 @@
 #include <thimble/models/training/adapting.h>
 
-#include <cmath>
 #include <filesystem>
 #include <utility>
 
@@ -70,42 +69,6 @@ std::optional<WeightCode> base_code(const Setup& setup) {
   if (setup.base == "int8") return WeightCode::int8;
   if (setup.base == "nf4") return WeightCode::nf4;
   return std::nullopt;
-}
-
-void check_adapting(const Setup& setup) {
-  const std::string begin = "`lora_rank`: " + std::to_string(setup.lora_rank);
-  if (setup.lora_rank < 0) throw ValueError(begin + "; at least 1, or 0 for no adapters, is allowed");
-  if (setup.lora_rank == 0) {
-    const char* const option = !setup.base.empty()           ? "`base`"
-                               : setup.lora_alpha            ? "`lora_alpha`"
-                               : setup.lora_dropout != 0     ? "`lora_dropout`"
-                               : !setup.lora_targets.empty() ? "`lora_targets`"
-                                                             : nullptr;
-    if (option == nullptr) return;
-    throw ValueError(std::string(option) + ": it is for adapters over a frozen base; with `lora_rank` it is allowed");
-  }
-  if (setup.lora_alpha && !std::isfinite(*setup.lora_alpha)) {
-    throw ValueError("`lora_alpha`: " + format_real(*setup.lora_alpha) + "; a finite number is allowed");
-  }
-  if (!(setup.lora_dropout >= 0 && setup.lora_dropout < 1)) {
-    throw ValueError("`lora_dropout`: " + format_real(setup.lora_dropout) + " is not in [0, 1)");
-  }
-  if (setup.ranks > 1 && setup.zero == 3) {
-    throw ValueError(begin +
-                     ": not with `zero` 3, which shares out what is trained, and the base is frozen; stages 0 "
-                     "to 2 are allowed");
-  }
-  if (setup.base.empty()) return;
-  if (!setup.precision.empty()) {
-    throw ValueError("`base`: " + setup.base + " not with `precision` " + setup.precision +
-                     ", which says itself of which dtype parameters are; one of them is allowed");
-  }
-  const bool fits = setup.base == "f32"    ? setup.dtype == DType::f32
-                    : setup.base == "bf16" ? setup.dtype == DType::bf16
-                                           : size_of(setup.dtype) >= 2;
-  if (fits) return;
-  throw ValueError("`dtype`: " + std::string(to_string(setup.dtype)) + " contradicts `base` " + setup.base +
-                   "; without `dtype`" + (base_code(setup) ? ", or with f32, f16 or bf16," : "") + " it is allowed");
 }
 
 void check_weights(const Setup& setup) {

@@ -24,10 +24,6 @@ void set_adapters(Setup& setup, const std::string& folder);
 /// The code of the base's linear weights; none: they are not coded.
 std::optional<WeightCode> base_code(const Setup& setup);
 
-/// Throws ValueError for options of adapters without `lora_rank` or out of range, a base without it, with a policy, or
-/// of another dtype, and what ranks cannot do with a frozen base.
-void check_adapting(const Setup& setup);
-
 /// Whether `setup.weights` and `setup.adapters` can be read into the setup's model: names, shapes and dtypes, on a dry
 /// device. Throws as nn::load_weights and nn::load_adapters do; does nothing where neither is named.
 void check_weights(const Setup& setup);

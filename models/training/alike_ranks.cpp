@@ -7,6 +7,7 @@
 #include <thimble/core/files/crc32c.h>
 #include <thimble/core/files/file_stream.h>
 #include <thimble/memory/units.h>
+#include <thimble/models/techniques/technique.h>
 #include <thimble/models/training/checkpoints.h>
 #include <thimble/models/training/recipe.h>
 #include <thimble/nn/files/safetensors.h>
@@ -37,21 +38,6 @@ std::string sum_of_checkpoint(const std::string& path) {
 std::string sum_of_adapters(const std::string& folder) {
   if (folder.empty()) return "";
   return sum_of_file(nn::adapter_config_path(folder)) + ", " + nn::weights_sum(nn::adapter_tensors_path(folder));
-}
-
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : ",") + word;
-  return text;
-}
-
-std::string lossy_text(const Setup& setup) {
-  if (!setup.allows_lossy) return "off";
-  std::string text = setup.packs_rest ? std::string(to_string(setup.lossy)) : "";
-  for (const nn::PackRule& rule : setup.lossy_rules) {
-    text += (text.empty() ? "" : ",") + (rule.dtype ? std::string(to_string(*rule.dtype)) : "none") + ":" + rule.name;
-  }
-  return text;
 }
 
 /// Whether the ranks' plans, or the bits, depend on what each is given to plan with.
@@ -89,22 +75,15 @@ std::vector<dist::Trait> rank_traits(const TrainOptions& options, const Dataset&
   add("sum of `weights`", setup.weights_sum);
   add("sum of `adapters`", sum_of_adapters(setup.adapters));
   add("sum of `resume`", sum_of_checkpoint(options.resume));
-  add("`dtype`", std::string(to_string(setup.dtype)));
-  add("`optimizer`", optimizer_name(setup, model.is_text()));
-  add_number("`optimizer_rank`", setup.optimizer_rank);
-  add("`state`", std::string(to_string(setup.state)));
-  add("`full_state`", joined(setup.full_state));
-  add_switch("`fuses_optimizer`", setup.fuses_optimizer);
-  add("`allows_lossy`", lossy_text(setup));
-  add("`micro_batches` of a rank",
-      setup.micro_batches == auto_micro_batches ? "auto" : std::to_string(setup.micro_batches));
-  add_number("`tp`", setup.tp);
-  add_number("`cp`", setup.cp);
-  add_number("`pp`", setup.pp);
-  add("`pipeline`", setup.pipeline);
-  add_number("`chunks`", setup.chunks);
-  add_number("`zero`", setup.zero);
-  add_number("`bucket_bytes`", static_cast<std::int64_t>(setup.bucket_bytes));
+  const auto add_techniques = [&](OnRanks kind, const std::string& suffix) {
+    for (const Technique& one : techniques()) {
+      if (one.identity.on_ranks != kind) continue;
+      const bool has_own = kind == OnRanks::alike && one.identity.on_resume == OnResume::free;
+      add(one.name() + suffix, has_own ? one.saved(setup, model)->value : one.flag.field.value(setup));
+    }
+  };
+  add_techniques(OnRanks::alike, "");
+  add_techniques(OnRanks::each, " of a rank");
   add_number("`steps`", options.steps);
   add_number("`eval_every`", options.eval_every);
   add_number("`eval_batches`", options.eval_batches);
@@ -122,15 +101,14 @@ std::vector<dist::Trait> rank_traits(const TrainOptions& options, const Dataset&
   for (const auto& [key, value] : function_texts(sizes.function, complete_options(setup.model).function)) {
     add(key + " of the model", value);  // where it is not the named model's
   }
-  for (const RunTrait& trait : run_traits(options)) add_new(trait.option, trait.value);
+  for (const RunTrait& trait : run_traits(options, model)) add_new(trait.option, trait.value);
   for (const RecipePart& part : recipe_of(options, data, model)) add_new(part.option, part.value);
   if (!plans_alike(setup)) return list;
   add("`budget_bytes`", options.budget_bytes == 0 ? "" : std::to_string(options.budget_bytes));
   add("sum of `plan`", sum_of_file(options.plan));
   add("sum of `times`", sum_of_file(options.costs.times));
   add_switch("`offload`", !setup.offload.empty());
-  add_switch("`recomputes_blocks`", setup.recomputes_blocks);
-  add_number("`read_ahead`", setup.read_ahead);
+  add_techniques(OnRanks::with_plans, "");
   return list;
 }
 

@@ -5,6 +5,7 @@
 #include <thimble/core/error.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/datasets/token_text.h>
+#include <thimble/models/techniques/technique.h>
 #include <thimble/models/training/recipe.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/safetensors.h>
@@ -26,30 +27,24 @@ std::string in_words(const RunTrait& trait, const std::string& value) {
 
 }  // namespace checkpoints_detail
 
-std::vector<RunTrait> run_traits(const TrainOptions& options) {
-  std::vector<RunTrait> list{{"precision", "`precision`", options.setup.precision, ""}};
-  for (const RecipeText& text : recipe_texts(options.setup)) {
-    list.push_back({text.key, text.option, text.value, text.usual});
+std::vector<RunTrait> run_traits(const TrainOptions& options, const Model& model) {
+  std::vector<RunTrait> list;
+  for (const Technique& one : techniques()) {
+    if (one.identity.on_resume != OnResume::same) continue;
+    const auto saved = one.saved(options.setup, model);
+    if (saved) list.push_back({std::string(one.identity.key), one.name(), saved->value, saved->usual});
   }
-  const Setup& setup = options.setup;
-  const std::string rank = setup.lora_rank > 0 ? std::to_string(setup.lora_rank) : "";
-  const std::string alpha = setup.lora_alpha ? format_real(*setup.lora_alpha) : "";
-  std::string targets;
-  for (const std::string& t : setup.lora_targets) targets += (targets.empty() ? "" : ",") + t;
-  list.push_back({"lora_rank", "`lora_rank`", rank, ""});
-  list.push_back({"lora_alpha", "`lora_alpha`", alpha == rank ? "" : alpha, ""});
-  list.push_back({"lora_targets", "`lora_targets`", targets, ""});
-  list.push_back({"lora_dropout", "`lora_dropout`", format_real(setup.lora_dropout), format_real(0)});
-  list.push_back({"base", "`base`", setup.base, ""});
   // A checkpoint has the whole model unless it is adapted.
-  if (setup.lora_rank > 0) list.push_back({"weights", "`weights` with the sum", setup.weights_sum, ""});
+  if (options.setup.lora_rank > 0) {
+    list.push_back({"weights", "`weights` with the sum", options.setup.weights_sum, ""});
+  }
   list.push_back({"tf32", "`allows_tf32`", options.allows_tf32 ? "allowed" : "", ""});
   return list;
 }
 
 nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data, const Model& model) {
   nn::Metadata metadata{{"model", options.setup.model}};
-  for (const auto& trait : run_traits(options)) {
+  for (const auto& trait : run_traits(options, model)) {
     if (trait.value != trait.usual) metadata[trait.key] = trait.value;
   }
   if (const std::string symbols = data.symbols(); !symbols.empty()) metadata["characters"] = to_hexadecimal(symbols);
@@ -72,7 +67,7 @@ std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Trai
                        "', and that alone is allowed");
     }
   }
-  for (const auto& trait : run_traits(options)) {
+  for (const auto& trait : run_traits(options, training.model())) {
     const std::string before = held(trait.key, trait.usual);
     if (checkpoints_detail::is_same(trait, before)) continue;
     throw ValueError(start + "was trained " + checkpoints_detail::in_words(trait, before) +

@@ -14,7 +14,7 @@ namespace thimble::models {
 struct RunTrait {
   std::string key, option, value, usual;
 };
-std::vector<RunTrait> run_traits(const TrainOptions& options);
+std::vector<RunTrait> run_traits(const TrainOptions& options, const Model& model);
 
 /// The model, what of its recipe is not as the policy has it (loss_scale, fp8_history, ...), the characters of a text,
 /// and the recipe (models/training/recipe.h): what a file of the run says of it.

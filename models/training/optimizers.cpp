@@ -127,7 +127,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model
   if (!setup.precision.empty()) narrow = nn::precision(setup.precision).update;
   std::shared_ptr<Tier> tier;
   if (setup.offloads_optimizer) {
-    tier = make_tier(setup, parameters.front().tensor.device(), "`offloads_optimizer`");
+    tier = make_tier(setup, parameters.front().tensor.device(), "offloads_optimizer");
   }
   if (name == "adafactor") {
     if (has_beta2) throw ValueError("beta2: adafactor's follows from the step; it belongs to adam and adamw");

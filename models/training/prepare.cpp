@@ -13,6 +13,7 @@
 #include <thimble/memory/stack.h>
 #include <thimble/models/planning/capture.h>
 #include <thimble/models/planning/spilling.h>
+#include <thimble/models/techniques/technique.h>
 #include <thimble/models/training/adapting.h>
 #include <thimble/models/training/alike_ranks.h>
 #include <thimble/models/training/checkpoints.h>

@@ -5,6 +5,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/files/printable.h>
 #include <thimble/memory/units.h>
+#include <thimble/models/techniques/technique.h>
 #include <thimble/models/weights/follow_weights.h>
 
 namespace thimble::models {
@@ -35,24 +36,16 @@ std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& da
                                {"schedule", "`schedule`", options.schedule},
                                {"warmup", "`warmup`", std::to_string(options.warmup)},
                                {"min_lr", "`min_rate`", format_real(options.min_rate)},
-                               {"weight_decay", "`weight_decay`", format_real(numbers.weight_decay)},
-                               {"clip", "`clip_norm`", format_real(clip_norm(setup, model.is_text()))}};
+                               {"weight_decay", "`weight_decay`", format_real(numbers.weight_decay)}};
   // A constant rate does not know where the run ends.
   if (options.schedule != "constant") list.push_back({"steps", "`steps`", std::to_string(options.steps)});
   if (numbers.beta2) list.push_back({"beta2", "`beta2`", format_real(*numbers.beta2)});
   if (model.options().heads > 0) list.push_back({"dropout", "`dropout`", format_real(model.options().dropout)});
-  if (model.is_text()) {
-    list.push_back({"head", "`head`", model.options().head == Head::chunked ? "chunked" : "full"});
+  for (const Technique& one : techniques()) {
+    if (one.identity.on_resume != OnResume::told) continue;
+    const auto saved = one.saved(setup, model);
+    if (saved) list.push_back({std::string(one.identity.key), one.name(), saved->value, saved->usual});
   }
-  if (model.options().heads > 0) {
-    const bool is_tiled = model.options().feed_forward == FeedForward::tiled;
-    list.push_back({"feed_forward", "`feed_forward`", is_tiled ? "tiled" : "full"});
-    list.push_back({"tp", "`tp`", std::to_string(setup.tp), "1"});
-    list.push_back({"cp", "`cp`", std::to_string(setup.cp), "1"});
-    list.push_back({"sequence_parallel", "`sequence_parallel`", setup.sequence_parallel ? "on" : "off", "off"});
-  }
-  if (model.is_tied()) list.push_back({"stages", "`pp`", model.options().stage.count > 1 ? "several" : "1", "1"});
-  list.push_back({"micro_batches", "`micro_batches`", std::to_string(data_ranks(setup) * setup.micro_batches)});
   list.push_back({recipe_detail::data_key, "`data`", data.digest()});
   return list;
 }

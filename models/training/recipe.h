@@ -17,9 +17,8 @@ struct RecipePart {
       {};  ///< the value that is meant where a checkpoint does not name the part; empty: there is none
 };
 
-/// Batch, micro-batches, head, dropout, parts of blocks and of the sequence, one stage or several where that is another
-/// arithmetic (Model::is_tied), learning rate and its schedule (its steps where they shape
-/// it), weight decay, beta2, clipping and the data's digest, with defaults filled in.
+/// Batch, dropout, learning rate and its schedule (its steps where they shape it), weight decay, beta2, techniques that
+/// a resumed run may change (OnResume::told) and the data's digest, with defaults filled in.
 std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& data, const Model& model);
 
 /// Adds the recipe, and what of the model no tensor's shape tells: the number of heads, a window, and its function

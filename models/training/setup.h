@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <thimble/models/model.h>
@@ -161,22 +162,6 @@ std::string precision_text(const Setup& setup, bool is_inference = false);
 /// A warning before training in the setup's dtype: in 8 bits without a policy nothing has a scale. Empty: none.
 std::string precision_warning(const Setup& setup);
 
-/// A part of the setup's recipe in low precision. Empty: there is no such thing.
-struct RecipeText {
-  std::string key, option;   ///< in a checkpoint, and in errors
-  std::string value, usual;  ///< the setup's, and that of its policy
-};
-/// Loss scale and FP8, as a checkpoint keeps them.
-std::vector<RecipeText> recipe_texts(const Setup& setup);
-
-/// Throws ValueError for techniques that cannot be combined: fuses_optimizer with a clip_norm > 0 or with micro-batches
-/// or a dynamic loss scale, offloads_gradients with micro-batches, a scaled loss or without a folder, ranks and
-/// micro-batches that do not divide the batch, chunks without the interleaved schedule or that schedule without them,
-/// with micro-batches that stages do not divide, or on ranks that are one stage, several ranks with either of the first
-/// two or with parameters that are away, stages that ZeRO does not have, a chunked head on a model that is not over
-/// tokens or with products in f16 (its gradients are made before a scale could keep them from vanishing).
-void check_techniques(const Setup& setup, bool is_text);
-
 /// The least batch >= `batch` that the setup's ranks and micro-batches divide.
 std::int64_t whole_batch(const Setup& setup, std::int64_t batch);
 
@@ -202,7 +187,7 @@ DType optimizer_state(const Setup& setup, bool is_text);
 
 /// Where tensors of the setup wait between uses: its folder, on a GPU the host's pinned memory. Throws ValueError that
 /// names `option` where there is no such place, FileError.
-std::shared_ptr<Tier> make_tier(const Setup& setup, memory::Device device, const char* option);
+std::shared_ptr<Tier> make_tier(const Setup& setup, memory::Device device, std::string_view option);
 
 /// The numbers of the setup's optimizer, defaults filled in. The default rates are those with which every family
 /// of models trains (tests/models/training/default_rate_test.cpp).

@@ -82,7 +82,7 @@ nn::TrainerOptions trainer_options(const TrainOptions& options, memory::Device d
     return rate_at(options, rate, step);
   };
   chosen.offload.gradients = setup.offloads_gradients;
-  chosen.planner.make_tier = [setup](memory::Device on) { return make_tier(setup, on, "`offloads_gradients`"); };
+  chosen.planner.make_tier = [setup](memory::Device on) { return make_tier(setup, on, "offloads_gradients"); };
   chosen.is_strict = options.is_strict;
   chosen.captures_steps = options.captures_steps;
   chosen.save = options.save;

@@ -214,7 +214,7 @@ TEST_CASE("graph training: what a recording cannot carry is refused before the f
     return std::string();
   };
   CHECK(refused([](models::Setup&) {}).empty());
-  CHECK(contains(refused([](models::Setup& s) { s.offload = "x"; }), "not with `offload`, "));
+  CHECK(contains(refused([](models::Setup& s) { s.offload = "x"; }), "not with `offload` x, "));
   CHECK(contains(refused([](models::Setup& s) { s.offload = "x", s.offloads_optimizer = true; }),
                  "not with `offloads_optimizer`"));
   CHECK(contains(refused([](models::Setup& s) { s.offload = "x", s.offloads_gradients = true; }),

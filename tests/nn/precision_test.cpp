@@ -5,8 +5,8 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
+#include <thimble/models/techniques/technique.h>
 #include <thimble/models/theory.h>
-#include <thimble/models/training/setup.h>
 #include <thimble/nn/layers/layers.h>
 #include <thimble/nn/layers/shared_conv.h>
 #include <thimble/nn/precision/precision.h>

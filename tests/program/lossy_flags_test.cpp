@@ -11,6 +11,7 @@
 
 #include <thimble/autograd/node.h>
 #include <thimble/bench/commands.h>
+#include <thimble/bench/commands/flags.h>
 #include <thimble/bench/commands/packing_report.h>
 #include <thimble/core/error.h>
 #include <thimble/models/planning/planning.h>
@@ -41,7 +42,7 @@ models::Setup flags_setup() {
 models::Setup parsed(const std::string& value, models::Setup from = flags_setup()) {
   const auto setup = std::make_shared<models::Setup>(std::move(from));
   CLI::App app;
-  bench::add_spill_flags(app, setup);
+  bench::add_technique_flags(app, setup, {models::FlagSet::plans});
   app.parse("--allow-lossy" + (value.empty() ? "" : "=" + value));
   return *setup;
 }

@@ -44,7 +44,7 @@ TEST_CASE("program: a place that a device's tensors cannot wait in, a device tha
        {Row{plan + "--device cuda --offload /var/tmp",
             "--offload: '/var/tmp' for cuda:0, whose tensors wait in the host's pinned memory; host is allowed"},
         {plan + "--offload host", "--offload: host is for --device cuda; a folder on a disk is allowed"},
-        {plan + "--device cuda --offload-optimizer", "on a GPU --offload host, it is allowed"},
+        {plan + "--device cuda --offload-optimizer", "needs --offload FOLDER, on a GPU --offload host"},
         {plan + "--device cuda --profile", "--profile: operators are timed on the cpu"},
         {"reproduce known-schedules --quick --device 'dry(cuda)' --out '" + out + "'",
          "--device: expected cpu, cuda or cuda:N ('thimble plan' runs dry), got 'dry(cuda)'"},

@@ -285,7 +285,7 @@ TEST_CASE("program: exit status and the one line of an error") {
       {run + save + "--heads 2 --optimizer adamw8 --state bf16", "adamw8 keeps its state in u8"},
       {run + save + "--heads 2 --full-state wte", "all state is f32"},
       {run + save + "--heads 2 --optimizer adamw8 --full-state wxe", "no parameter is named 'wxe'"},
-      {run + save + "--heads 2 --offload-optimizer", "--offload-optimizer: no folder"},
+      {run + save + "--heads 2 --offload-optimizer", "--offload-optimizer: needs --offload FOLDER"},
       {run + save + "--heads 2 --budget 64MiB --offload /no/such/folder", "/no/such/folder"},
       {run + save + "--steps 3", "--steps"},
       {"train gpt9 --data synthetic", "'gpt9' is not one of"},

@@ -117,9 +117,9 @@ TEST_CASE("reports by hand: plan", "[program]") {
   const nn::PlannedSegment& segment = r.segments[0];
   const std::vector<std::string> begin{
       "char-gpt, batch " + std::to_string(r.batch) + " in " + std::to_string(r.micro_batches) +
-          " micro-batches, a window of " + std::to_string(r.setup.sizes.window) +
-          ", optimizer fused into backward, blocks in " + std::to_string(r.setup.tp) + " parts, the sequence in " +
-          std::to_string(r.setup.cp) + " parts, in attention heads: " + format_grouped(r.parameters) + " parameters",
+          " micro-batches, optimizer fused into backward, a window of " + std::to_string(r.setup.sizes.window) +
+          ", blocks in " + std::to_string(r.setup.tp) + " parts, the sequence in " + std::to_string(r.setup.cp) +
+          " parts, in attention heads: " + format_grouped(r.parameters) + " parameters",
       "gradients are not clipped: --fuse-optimizer",
       bytes_line("budget", r.budget_bytes),
       bytes_line("peak (committed)", r.plan.peak_bytes),

@@ -37,7 +37,7 @@ TEST_CASE("with_flags: every option that the library's texts name is a flag of t
   std::size_t named = 0;
   const std::regex text("\"(?:[^\"\\\\]|\\\\.)*\""), option("`[a-z0-9_]+`");
   for (const char* const folder :
-       {"models", "models/transformer", "models/training", "models/planning", "models/datasets"}) {
+       {"models", "models/transformer", "models/training", "models/techniques", "models/planning", "models/datasets"}) {
     for (const auto& file : std::filesystem::directory_iterator(folder)) {
       if (file.path().extension() != ".cpp") continue;
       const std::string source = files_test::read_text_file(file.path().string());

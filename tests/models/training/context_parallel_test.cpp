@@ -155,16 +155,16 @@ TEST_CASE("context parallel: what is not done is refused", "[context_parallel]")
     return testing::refusal_of(options);
   };
   CHECK(why([](auto&) {}).empty());
-  CHECK(why([](auto& s) { s.tp = 2; }).find("`cp`: 2 with `tp` 2: sequences of whole layers alone") == 0);
+  CHECK(why([](auto& s) { s.tp = 2; }).find("`cp`: 2 not with `tp` 2: only sequences of whole layers") == 0);
   CHECK(why([](auto& s) { s.ranks = 3; }).find("`cp`: 2 with `ranks` 3; a divisor of the ranks") == 0);
   CHECK(why([](auto& s) { s.cp = 0; }).find("`cp`: 0 with `ranks` 1") == 0);
-  CHECK(why([](auto& s) { s.lora_rank = 4; }).find("`cp`: 2 with `lora_rank`") == 0);
+  CHECK(why([](auto& s) { s.lora_rank = 4; }).find("`cp`: 2 not with `lora_rank` 4") == 0);
   CHECK(why([](auto& s) { s.sizes.sequence = 17; }).find("a sequence in 2 parts: 17 tokens; a divisor") == 0);
   CHECK(why([](auto& s) { s.cp = 8; }).find("tokens in 8 parts: 12 heads; a divisor is allowed") == 0);
   CHECK(why([](auto& s) { s.sizes.build = models::Build::textbook; }).find("tokens in 2 parts: not in the textbook") ==
         0);
   CHECK(why([](auto& s) { s.sizes.head = models::Head::chunked; }) ==
-        "`head`: chunked with `cp` 2, whose heads have a part of the tokens each; full is allowed");
+        "`head`: chunked not with `cp` 2: its ranks have a shard of the tokens each; expected one of the two");
   CHECK(why([](auto& s) { set_precision(s, "fp8"); }).find("tokens in 2 parts: not with products in FP8") == 0);
   CHECK(why([](auto& s) {
           s.model = "vit-b16";

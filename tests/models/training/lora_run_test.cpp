@@ -214,8 +214,8 @@ TEST_CASE("lora runs: what does not go together is refused", "[lora]") {
     INFO(text);
     CHECK_THROWS_WITH(models::prepare_training(options), Catch::Contains(text));
   };
-  refuses([](auto& o) { o.setup.lora_rank = 0; }, "`base`: it is for adapters");
-  refuses([](auto& o) { o.setup.lora_rank = -1; }, "`lora_rank`: -1");
+  refuses([](auto& o) { o.setup.lora_rank = 0; }, "`base`: needs `lora_rank`");
+  refuses([](auto& o) { o.setup.lora_rank = -1; }, "`lora_rank`: expected at least 1, or 0 for no adapters, got -1");
   refuses([](auto& o) { o.setup.lora_dropout = 1; }, "`lora_dropout`: 1 is not in [0, 1)");
   refuses([](auto& o) { o.setup.precision = "O2", o.setup.dtype = DType::f16; }, "`base`: nf4 not with `precision` O2");
   refuses([](auto& o) { o.setup.dtype = DType::f8e4m3; }, "`dtype`: f8e4m3 contradicts `base` nf4");

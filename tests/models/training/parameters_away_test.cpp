@@ -227,13 +227,12 @@ TEST_CASE("parameters away: a model trains whose parameters alone exceed the bud
 TEST_CASE("parameters away: what it does not go with is refused", "[store]") {
   models::TrainOptions options = options_of("mlp");
   options.setup.offloads_parameters = true;
-  CHECK(
-      files_test::contains(trained_test::refusal(options), "`offloads_parameters`: no folder; with `offload` FOLDER"));
+  CHECK(files_test::contains(trained_test::refusal(options), "`offloads_parameters`: needs `offload` FOLDER"));
   models::TrainOptions here = options_of("mlp");
   here.setup.read_ahead = 2;
-  CHECK(files_test::contains(trained_test::refusal(here), "`read_ahead`: 2, and no parameters are away; with "));
+  CHECK(files_test::contains(trained_test::refusal(here), "`read_ahead`: needs parameters that are away"));
   here.setup.read_ahead = -1;
-  CHECK(files_test::contains(trained_test::refusal(here), "`read_ahead`: -1; 0 and more are allowed"));
+  CHECK(files_test::contains(trained_test::refusal(here), "`read_ahead`: expected 0 or more, got -1"));
   models::PlanOptions plan;
   plan.setup = options.setup;
   plan.is_inference = true;

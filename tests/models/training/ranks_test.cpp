@@ -283,7 +283,7 @@ TEST_CASE("ranks: what cannot be is refused before a rank begins", "[ranks]") {
   options.setup.fuses_optimizer = false;
   options.setup.micro_batches = models::auto_micro_batches;
   options.budget_bytes = 1 << 20;
-  CHECK(refusal(options).find("`micro_batches`: auto is for one rank") == 0);
+  CHECK(refusal(options).find("`micro_batches`: auto not with `ranks` 2") == 0);
   options.setup.micro_batches = 1;
   options.process_budget_bytes = 1 << 30;
   CHECK(refusal(options).find("`process_budget_bytes`: what 2 ranks hold") == 0);

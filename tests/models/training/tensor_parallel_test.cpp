@@ -237,10 +237,10 @@ TEST_CASE("tensor parallel: what is not done in parts is refused", "[tensor_para
           o.setup.ranks = 4, o.setup.batch = 9;
         }).find("`ranks`: 4 in teams of `tp` 2 do not divide") == 0);
   CHECK(why([](auto& o) { o.setup.tp = 0; }).find("`tp`: 0") == 0);
-  CHECK(why([](auto& o) { o.setup.lora_rank = 4; }).find("`tp`: 2 with `lora_rank`") == 0);
+  CHECK(why([](auto& o) { o.setup.lora_rank = 4; }).find("`tp`: 2 not with `lora_rank` 4") == 0);
   CHECK(why([](auto& o) { o.sample = 4; }).find("`tp`: 2 with `sample`") == 0);
   CHECK(why([](auto& o) { o.setup.tp = 1, o.setup.sequence_parallel = true; }) ==
-        "`sequence_parallel`: with `tp` 1; 2 and more parts are allowed");
+        "`sequence_parallel`: needs `tp` 2 or more");
   CHECK(why([](auto& o) {
           o.setup.sequence_parallel = true, o.setup.sizes.sequence = 17;
         }).find("a sequence in 2 parts: 17 tokens; a divisor is allowed") == 0);
@@ -249,9 +249,9 @@ TEST_CASE("tensor parallel: what is not done in parts is refused", "[tensor_para
           o.setup.ranks = 1, o.setup.sequence_parallel = true;
         }).find("with a sequence in parts: it is not done; GPT, Llama and BERT are allowed") != std::string::npos);
   CHECK(why([](auto& o) { o.setup.sizes.head = models::Head::chunked; }) ==
-        "`head`: chunked with `tp` 2, whose heads have a part of the vocabulary each; full is allowed");
+        "`head`: chunked not with `tp` 2: its ranks have a shard of the vocabulary each; expected one of the two");
   CHECK(why([](auto& o) { o.setup.sizes.feed_forward = models::FeedForward::tiled; }) ==
-        "`feed_forward`: tiled with `tp` 2, whose layers have a part each; expected full");
+        "`feed_forward`: tiled not with `tp` 2: the shards of its layers are whole products; expected one of the two");
   CHECK(why([](auto& o) { set_precision(o.setup, "fp8"); }).find("blocks in 2 parts: not with products in FP8") == 0);
   CHECK(why([](auto& o) {
           o.setup.model = "resnet18";

@@ -1,0 +1,158 @@
+// Ranks that train together: shards of layers and of the sequence, stages, shared state (docs/distributed.md).
+
+#include <thimble/core/error.h>
+#include <thimble/models/techniques/technique.h>
+
+namespace thimble::models {
+namespace ranks_detail {
+
+constexpr std::int64_t max_ranks = 65536;
+constexpr const char* of_adapters_why = "models with adapters are whole";
+
+/// " in teams of `tp` 2"; empty where every rank has whole layers.
+std::string in_teams(const Setup& setup) {
+  return team_size(setup) > 1 ? " in teams of " + technique(setup.cp > 1 ? "cp" : "tp").said(setup) : "";
+}
+
+void check_divisor(const Setup& setup, const char* option, int shards) {
+  if (shards >= 1 && (setup.ranks <= 1 || setup.ranks % shards == 0)) return;
+  throw ValueError(std::string(option) + ": " + std::to_string(shards) + " with `ranks` " +
+                   std::to_string(setup.ranks) +
+                   "; a divisor of the ranks, or any number of parts on one rank, is allowed");
+}
+
+void check_ranks(const Setup& setup, bool) {
+  const std::string begin = "`ranks`: " + std::to_string(setup.ranks);
+  if (setup.ranks < 1 || setup.rank < 0 || setup.rank >= setup.ranks) {
+    throw ValueError(begin + ", of which this is rank " + std::to_string(setup.rank) +
+                     "; at least 1, and ranks from 0 to one less, are allowed");
+  }
+  const int alike = team_size(setup) * setup.pp;
+  if (setup.ranks == 1 || alike < 1 || setup.ranks % alike != 0) return;  // these have checks of their own
+  const std::int64_t micro_batches = setup.micro_batches == auto_micro_batches ? 1 : setup.micro_batches;
+  const std::int64_t samples = data_ranks(setup) * micro_batches;
+  if (setup.batch % samples == 0) return;
+  throw ValueError(begin + in_teams(setup) +
+                   (micro_batches > 1 ? " with `micro_batches` " + std::to_string(micro_batches) + " each" : "") +
+                   " do not divide `batch` " + std::to_string(setup.batch) + "; a multiple of " +
+                   std::to_string(samples) + " is allowed");
+}
+
+void check_stages(const Setup& setup, bool) {
+  if (setup.pp >= 1 && (setup.ranks <= 1 || setup.ranks % (team_size(setup) * setup.pp) == 0)) return;
+  throw ValueError("`pp`: " + std::to_string(setup.pp) + " with `ranks` " + std::to_string(setup.ranks) +
+                   in_teams(setup) + "; as many stages as divide the ranks, or any number on one rank, are allowed");
+}
+
+void check_chunks(const Setup& setup, bool) {
+  const bool is_interleaved = setup.pipeline == "interleaved";
+  if (setup.pipeline != "1f1b" && setup.pipeline != "gpipe" && !is_interleaved) {
+    throw ValueError("`pipeline`: '" + setup.pipeline + "' is not one of 1f1b, gpipe, interleaved");
+  }
+  const std::string begin = "`chunks`: " + std::to_string(setup.chunks);
+  if (!is_interleaved && setup.chunks != 1) {
+    throw ValueError(begin + " with `pipeline` " + setup.pipeline + "; 1, or `pipeline` interleaved, is allowed");
+  }
+  if (!is_interleaved) return;
+  if (setup.chunks < 2) throw ValueError(begin + " with `pipeline` interleaved; 2 and more are allowed");
+  if (setup.pp == 1) throw ValueError(begin + " with `pp` 1; 2 stages and more are allowed");
+  if (setup.micro_batches % least_micro_batches(setup) != 0) {
+    throw ValueError("`micro_batches`: " + std::to_string(setup.micro_batches) +
+                     " with `pipeline` interleaved and `pp` " + std::to_string(setup.pp) +
+                     "; a multiple of the stages is allowed");
+  }
+}
+
+void check_zero(const Setup& setup, bool) {
+  if (setup.zero >= 0 && setup.zero <= 3) return;
+  throw ValueError("`zero`: stage " + std::to_string(setup.zero) + "; allowed are 0 to 3");
+}
+
+/// Stage 3 gives each rank parts of tensors, and some optimizers need whole ones.
+std::vector<Variant> stages_of_zero(const LeverFacts& facts) {
+  const int last = is_elementwise(optimizer_name(facts.setup, facts.model.is_text())) ? 3 : 2;
+  std::vector<Variant> list;
+  for (int stage = facts.setup.zero + 1; stage <= last && facts.setup.ranks > 1; ++stage) {
+    list.push_back({std::to_string(stage)});
+  }
+  return list;
+}
+
+/// In a checkpoint of a transformer.
+template <auto Member>
+std::optional<Saved> saved_of(const Setup& setup, const Model& model) {
+  if (model.options().heads == 0) return std::nullopt;
+  return Saved{fields::in_words(setup.*Member), fields::in_words(Setup().*Member)};
+}
+
+std::optional<Saved> saved_stages(const Setup&, const Model& model) {
+  if (!model.is_tied()) return std::nullopt;
+  return Saved{model.options().stage.count > 1 ? "several" : "1", "1"};
+}
+
+constexpr const char* of_one_rank = "those of one rank with as many shards";
+
+const Technique list[] = {
+    {.flag = {"ranks", "--ranks N",
+              "Ranks that train together, each on its share of the batch; mpirun and srun set it (1)",
+              fields::number<&Setup::ranks, 1, max_ranks>, "everyday"},
+     .example = {"2"},
+     .check = check_ranks},
+    {.flag = {"tp", "--tp N", "Tensor-parallel degree (1)", fields::number<&Setup::tp, 1, max_ranks>},
+     .example = {"2"},
+     .check = [](const Setup& s, bool) { check_divisor(s, "`tp`", s.tp); },
+     .excludes = {{"lora_rank", of_adapters_why}},
+     .identity = {OnRanks::alike, OnResume::told, "tp", saved_of<&Setup::tp>},
+     .document = {"blocks and the vocabulary in shards, on as many ranks ([ranks](distributed.md))", of_one_rank}},
+    {.flag = {"sequence_parallel", "--sequence-parallel",
+              "With --tp: shard norms, dropout and sums between layers along the sequence",
+              fields::toggle<&Setup::sequence_parallel>},
+     .example = {"on"},
+     .needs = {{"tp", "`tp` 2 or more"}},
+     .identity = {OnRanks::free, OnResume::told, "sequence_parallel", saved_of<&Setup::sequence_parallel>},
+     .document = {"norms, dropout and sums between layers in shards of the sequence", of_one_rank}},
+    {.flag = {"cp", "--cp N", "Context-parallel degree: shards of the sequence, in attention of the heads (1)",
+              fields::number<&Setup::cp, 1, max_ranks>},
+     .example = {"2"},
+     .check = [](const Setup& s, bool) { check_divisor(s, "`cp`", s.cp); },
+     .excludes = {{"tp", "only sequences of whole layers are cut by heads"}, {"lora_rank", of_adapters_why}},
+     .identity = {OnRanks::alike, OnResume::told, "cp", saved_of<&Setup::cp>},
+     .document = {"shards of the sequence, in attention of the heads", of_one_rank}},
+    {.flag = {"pp", "--pp N", "Pipeline stages (1)", fields::number<&Setup::pp, 1, max_ranks>},
+     .example = {"2"},
+     .check = check_stages,
+     .excludes = {{"lora_rank", of_adapters_why}, {"offload", "tensors of a stage stay"}},
+     .identity = {OnRanks::alike, OnResume::told, "stages", saved_stages},
+     .document = {"a chain of blocks in stages", "those of one rank with as many stages"}},
+    {.flag = {"pipeline", "--pipeline NAME", "Pipeline schedule: 1f1b, gpipe, or interleaved with --chunks (1f1b)",
+              fields::plain_text<&Setup::pipeline>},
+     .detail_of = "pp",
+     .identity = {OnRanks::alike}},
+    {.flag = {"chunks", "--chunks N", "Chunks of each stage in the interleaved schedule, at least 2 there (1)",
+              fields::number<&Setup::chunks, 1, max_ranks>},
+     .detail_of = "pp",
+     .check = check_chunks,
+     .identity = {OnRanks::alike}},
+    {.flag = {"zero", "--zero N", "ZeRO stage: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters (0)",
+              fields::number<&Setup::zero, 0, 3>},
+     .example = {"2"},
+     .check = check_zero,
+     .identity = {OnRanks::alike},
+     .variants = stages_of_zero,
+     .document = {"optimizer state, gradients and parameters in shards, on several ranks",
+                  "those of the ranks without it"}},
+    {.flag = {"bucket_bytes",
+              "--bucket SIZE",
+              "Bytes of gradients that ranks reduce together; 0: each gradient separately (25 MiB)",
+              {[](Setup& s, const std::string& name, const std::string& text) {
+                 s.bucket_bytes = parse_bytes(name, text);
+               },
+               fields::value_of<&Setup::bucket_bytes>}},
+     .detail_of = "zero",
+     .identity = {OnRanks::alike}}};
+
+}  // namespace ranks_detail
+
+std::span<const Technique> of_ranks() { return ranks_detail::list; }
+
+}  // namespace thimble::models

@@ -1,0 +1,220 @@
+#pragma once
+// A technique is one row: its flag, what it excludes and needs, what checkpoints and ranks know of it, how it saves
+// memory, its row in the documents. All else is read off the rows: help, refusals, the identity of a run, levers, the
+// table in docs/less-memory.md, the tests of every pair (docs/add-a-technique.md). Its effect is where models and steps
+// are made (models/training/setup.h).
+
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include <thimble/memory/units.h>
+#include <thimble/models/training/setup.h>
+
+namespace thimble::models {
+
+/// Commands take flags by these sets.
+enum class FlagSet : std::uint8_t { sizes, dtypes, step, plans, ranks };
+
+/// How a value is read and said. `set` throws ValueError that begins with `name`.
+struct Field {
+  void (*set)(Setup& setup, const std::string& name, const std::string& text);
+  std::string (*value)(const Setup& setup);
+};
+
+struct Flag {
+  std::string_view option;    ///< the field of Setup, as errors name it in backticks
+  std::string_view spelling;  ///< "--tp N"; "--x NAME,": a list; "--x": a switch; "--x{D}": it takes a value after "="
+  std::string_view help;
+  Field field;
+  std::string_view group = {};           ///< of help (bench/commands/flag_groups.h); empty: as its family has it
+  std::optional<FlagSet> commands = {};  ///< none: as its family has it
+
+  std::string_view name() const { return spelling.substr(0, spelling.find_first_of(" {")); }
+  std::string_view type() const {  ///< of its value in help; empty: it is a switch
+    const std::size_t blank = spelling.find(' ');
+    return blank == std::string_view::npos ? std::string_view() : spelling.substr(blank + 1);
+  }
+};
+
+/// A value that switches it on, for the tests of every pair; exact: with the bits of the setup without it.
+struct Example {
+  std::string_view text;
+  bool is_exact = false;
+};
+
+/// Another technique that cannot join: where `when` holds, else where both are switched on.
+struct Exclusion {
+  std::string_view other;
+  const char* why;
+  bool (*when)(const Setup&) = nullptr;
+};
+
+/// A technique without which there is no such technique, unless `is_met`.
+struct Need {
+  std::string_view other;
+  const char* words;
+  bool (*is_met)(const Setup&) = nullptr;
+};
+
+/// A value as a checkpoint has it, written where it is not the one that is meant without it. An empty `usual` is no
+/// value: files without the key are passed over.
+struct Saved {
+  std::string value, usual;
+};
+/// Whether ranks must have it alike; with_plans: where they follow one plan; each: of each rank, besides that of all.
+enum class OnRanks : std::uint8_t { free, alike, each, with_plans };
+/// Whether a run that goes on from a checkpoint may change it: freely, telling so, or not.
+enum class OnResume : std::uint8_t { free, told, same };
+struct Identity {
+  OnRanks on_ranks = OnRanks::free;
+  OnResume on_resume = OnResume::free;
+  std::string_view key = {};  ///< in a checkpoint
+  /// In place of the value and the default; none: the model has no such thing.
+  std::optional<Saved> (*saved)(const Setup& setup, const Model& model) = nullptr;
+};
+
+/// Bytes of a setup's model, of its gradients and of its optimizer's state.
+struct StateBytes {
+  double parameters = 0, gradients = 0, optimizer = 0;
+};
+/// What is known when a setup's levers are looked for.
+struct LeverFacts {
+  const Setup& setup;
+  memory::Device device;
+  const Model& model;       ///< of the setup, whole and dry
+  const TapeGraph* graph;   ///< of its step; null: no plan is searched
+  const StateBytes* bytes;  ///< null: nothing is to wait in a tier
+};
+/// One way to switch a technique on, or further.
+struct Variant {
+  std::string text;
+  std::string note = {};          ///< what changes besides
+  double transfer_bytes = 0;      ///< to and from a tier in a step, which no plan's time has
+  std::string_view besides = {};  ///< another technique that goes off with it
+};
+
+/// Its row in docs/less-memory.md; empty: none.
+struct Document {
+  std::string_view what = {}, bits = {};
+};
+
+struct Technique {
+  Flag flag;
+  std::string_view detail_of = {};  ///< the technique that it belongs to, where it is none by itself
+  Example example = {};
+  bool is_about_training = true;                              ///< else a forward has it, too
+  void (*check)(const Setup& setup, bool is_text) = nullptr;  ///< of its value. Throws ValueError
+  std::vector<Exclusion> excludes = {};
+  std::vector<Need> needs = {};
+  const char* why_not_captured = nullptr;  ///< in a CUDA graph; null: it is
+  Identity identity = {};
+  std::vector<Variant> (*variants)(const LeverFacts& facts) = nullptr;  ///< null: it is no lever
+  std::string (*words)(const Setup& setup) = nullptr;                   ///< ", chunked head" in a plan; null: none
+  Document document = {};
+
+  std::string name() const { return "`" + std::string(flag.option) + "`"; }
+  bool is_on(const Setup& setup) const;
+  /// Sets the value. Throws ValueError.
+  void apply(Setup& setup, const std::string& text) const { flag.field.set(setup, name(), text); }
+  /// "`head` chunked", "`fuses_optimizer`", "`allows_lossy`=i8": the option with that value, or with the setup's.
+  std::string said(const std::string& text) const;
+  std::string said(const Setup& setup) const { return said(flag.field.value(setup)); }
+  /// What files and ranks have of it; none: nothing.
+  std::optional<Saved> saved(const Setup& setup, const Model& model) const;
+};
+
+/// All of them. Flags, levers and words are in this order.
+std::span<const Technique> techniques();
+/// The one with that option. Throws ValueError.
+const Technique& technique(std::string_view option);
+// The families.
+std::span<const Technique> of_gradients(), of_layers(), of_precision(), of_adapters(), of_optimizers(), of_tiers(),
+    of_ranks();
+
+/// Throws ValueError where a technique lacks what it needs.
+void require_needs(const Setup& setup, const Technique& technique);
+/// Throws ValueError where a value is wrong, or techniques lack what they need or exclude each other: one message that
+/// names both.
+void check_techniques(const Setup& setup, bool is_text);
+/// Throws ValueError that begins with `option` and names a technique of the setup that is about training.
+void refuse_training(const Setup& setup, const std::string& option);
+/// The same of one that no captured step can have.
+void refuse_uncaptured(const Setup& setup, const std::string& option);
+
+// Values: a wrong one is a ValueError that begins with `name`, "`head`: expected full or chunked, got 'half'".
+[[noreturn]] void refuse_value(std::string_view name, std::string_view expected, const std::string& text);
+/// The whole number in `text`, within low .. high; `or_else` follows the numbers in the error, as in " or auto".
+std::int64_t parse_integer(std::string_view name, const std::string& text, std::int64_t low, std::int64_t high,
+                           std::string_view or_else = "");
+/// The finite number in `text`, within low .. high.
+double parse_number(std::string_view name, const std::string& text, double low, double high,
+                    std::string_view or_else = "");
+/// The bytes of a SIZE (memory/units.h).
+std::size_t parse_bytes(std::string_view name, const std::string& text);
+/// Whether `text` is `yes`, where the only other text is `no`.
+bool parse_choice(std::string_view name, const std::string& text, std::string_view yes, std::string_view no);
+/// One of the dtypes of `names`, a list with commas.
+DType parse_dtype_of(std::string_view name, const std::string& text, const std::string& names);
+
+// Fields of a setup as they are.
+namespace fields {
+
+inline constexpr double any = std::numeric_limits<double>::max();
+inline constexpr std::int64_t max_size = 1 << 24;  ///< sizes beyond are slips of the keyboard
+
+std::vector<std::string> split(const std::string& text);  ///< at commas
+inline std::string in_words(const std::string& text) { return text; }
+std::string in_words(const std::vector<std::string>& texts);  ///< "a,b"
+template <class T>
+std::string in_words(const T& value) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return value ? "on" : "off";
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return format_real(value);
+  } else if constexpr (std::is_same_v<T, DType>) {
+    return std::string(to_string(value));
+  } else if constexpr (std::is_arithmetic_v<T>) {
+    return std::to_string(value);
+  } else {
+    return value ? in_words(*value) : std::string();  // std::optional
+  }
+}
+template <auto Member>
+std::string value_of(const Setup& setup) {
+  return in_words(setup.*Member);
+}
+
+template <auto Member>
+constexpr Field toggle{[](Setup& s, const std::string& name, const std::string& text) {
+                         s.*Member = parse_choice(name, text, "on", "off");
+                       },
+                       value_of<Member>};
+template <auto Member>
+constexpr Field plain_text{[](Setup& s, const std::string&, const std::string& text) { s.*Member = text; },
+                           value_of<Member>};
+template <auto Member>
+constexpr Field list{[](Setup& s, const std::string&, const std::string& text) { s.*Member = split(text); },
+                     value_of<Member>};
+template <auto Member, std::int64_t low, std::int64_t high = max_size>
+constexpr Field number{[](Setup& s, const std::string& name, const std::string& text) {
+                         const std::int64_t value = parse_integer(name, text, low, high);
+                         if constexpr (std::is_same_v<std::remove_reference_t<decltype(s.*Member)>, int>) {
+                           s.*Member = static_cast<int>(value);
+                         } else {
+                           s.*Member = value;
+                         }
+                       },
+                       value_of<Member>};
+/// A finite number >= 0.
+template <auto Member>
+constexpr Field real{
+    [](Setup& s, const std::string& name, const std::string& text) { s.*Member = parse_number(name, text, 0, any); },
+    value_of<Member>};
+
+}  // namespace fields
+}  // namespace thimble::models
