@@ -1,7 +1,7 @@
 // Experiment: the table of MONeT (Shah et al. 2021, arXiv:2010.14501), the budgets of five nets with branches and long
 // skips, planned on a dry device.
 //
-// The published bytes and times are those of monet/schedule.py --check_runtime and examples/check_runtime_original.py in
+// The published bytes and times are from monet/schedule.py --check_runtime and examples/check_runtime_original.py in
 // github.com/utsaslab/MONeT: parameters, input, activations, gradients (freed after each step) and cuDNN's workspaces,
 // U-Net at 416x608 with one class, no loss but a sum.
 

@@ -132,7 +132,7 @@ TEST_CASE("remat select: a read tensor that goes before the gradient is made", "
   const Selection kept = close_selection(graph, {true, true, true});
   CHECK(simulate(graph, kept).peak_bytes == 30);  // y, and the gradients of z and y
   graph.operators[1].frees_reads_first = true;
-  CHECK(simulate(graph, kept).peak_bytes == 20);  // y or its gradient, and that of z, which is not written over
+  CHECK(simulate(graph, kept).peak_bytes == 20);  // y or its gradient, and z's, which is not written over
   graph.operators[0].backward_reads = {1};        // y is read again
   CHECK(simulate(graph, kept).peak_bytes == 30);
 }
