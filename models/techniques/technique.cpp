@@ -38,8 +38,10 @@ std::span<const Technique> techniques() {
         all.push_back(std::move(one));
       }
     };
-    add(of_gradients(), "memory", FlagSet::step);
+    const std::span<const Technique> gradients = of_gradients();
+    add(gradients.first(1), "memory", FlagSet::step);  // levers begin with the fused optimizer
     add(of_layers(), "memory", FlagSet::step);
+    add(gradients.subspan(1), "memory", FlagSet::step);
     add(of_precision(), "precision", FlagSet::step);
     add(of_adapters(), "lora", FlagSet::step);
     add(of_optimizers(), "training", FlagSet::step);
