@@ -98,7 +98,7 @@ done < <(cd "$tree" && find . \( -path ./build -o -path ./work \) -prune -o -pat
 
 files=$(for name in "${chosen[@]}"; do echo "${tests_of[$name]}"; done | tr ' ' '\n' | sort -u | paste -sd'|')
 emulated=OFF
-for name in "${chosen[@]}"; do [[ ${file_of[$name]} != cuda/* ]] || emulated=ON; done
+for name in "${chosen[@]}"; do [[ ${file_of[$name]} != cuda/* && ${tests_of[$name]} != *capture* ]] || emulated=ON; done
 linker=()
 command -v mold >/dev/null && linker=(-DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=mold) # a link per mutant
 cmake -S "$tree" -B "$build" -G Ninja "${linker[@]}" -DTHIMBLE_CUDA=OFF -DTHIMBLE_WERROR=ON -DTHIMBLE_EXAMPLES=OFF \
