@@ -11,7 +11,6 @@
 namespace thimble::models {
 namespace choices_detail {
 
-
 std::shared_ptr<nn::Planner> planner_of(const ChoiceOptions& options, const Setup& setup) {
   return std::make_shared<nn::Planner>(options.run_of(setup), options.device, options.costs,
                                        planner_options(setup, options.device));
