@@ -31,7 +31,6 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/training/setup.h>
-#include <thimble/models/training/setup.h>
 #include <thimble/nn/quant/codes.h>
 #include <thimble/nn/step/captured_step.h>
 #include <thimble/optim/adafactor.h>

@@ -27,8 +27,7 @@ struct Runs {
   explicit Runs(Program own) : program(std::move(own)) {}
   nn::MakeRun make() const {
     return [this](memory::Device device) {
-      return std::make_unique<nn::TrainerRun>(program, options, device,
-                                                              nn::RunRequest{});
+      return std::make_unique<nn::TrainerRun>(program, options, device, nn::RunRequest{});
     };
   }
   nn::trainer_detail::TypedProgram<Net, Batch> program;
