@@ -242,14 +242,11 @@ Plot plans_plot(const bench::PlanView& view) {
   plot.y = {.title = "more time than keeping everything", .unit = Unit::percent};
   if (view.report.budget_bytes > 0) plot.budget_bytes = static_cast<std::int64_t>(view.report.budget_bytes);
   Series plans{.name = "plans", .role = Role::other, .points = {}, .group = {}, .is_staircase = true};
-  Series current{.name = "this plan", .role = Role::measured, .points = {}, .group = {}};
-  const auto add = [&](const nn::Plan& plan) {
-    plans.points.push_back(point_of(plan));
-    if (plan.tape == view.report.plan.tape) current.points = {point_of(plan)};
-  };
-  for (const nn::Plan& plan : view.plans) add(plan);
+  const Series current{
+      .name = "this plan", .role = Role::measured, .points = {point_of(view.report.plan)}, .group = {}};
+  for (const nn::Plan& plan : view.plans) plans.points.push_back(point_of(plan));
   // Keeping everything is no plan where another one needs less in the same time; it is shown all the same.
-  if (view.plans.back().tape != nullptr) add(view.report.planner->keep_everything());
+  if (view.plans.back().tape != nullptr) plans.points.push_back(point_of(view.report.planner->keep_everything()));
   std::stable_sort(plans.points.begin(), plans.points.end(), [](const Point& a, const Point& b) { return a.x < b.x; });
   plot.series = {plans, current};
   return plot;

@@ -231,12 +231,26 @@ void TrainerCore::add_shape(std::int64_t step, const StepKey& key) {
   describe();
 }
 
+/// Rank 0's plan, for this rank's shards, which may be of other sizes.
+Plan TrainerCore::for_this_rank(Plan plan, const ExampleStep& step, std::size_t part) const {
+  if (rank() == 0 || !plan.tape) return plan;
+  const MakeRun own = [&](memory::Device device) {
+    return std::make_unique<TrainerRun>(
+        *program_, options_, device,
+        RunRequest{.steps = {step}, .only_part = part, .whole = whole_.get(), .rank = rank()});
+  };
+  const auto tape = std::make_shared<TapePlan>(*plan.tape);
+  tape->sizes = record_step(options_.device, own).sizes();
+  plan.tape = tape;
+  return plan;
+}
+
 /// Plans of every part of every key within so many bytes, each by itself. False where one has none.
 bool TrainerCore::fit_parts(std::size_t target_bytes) {
   for (const auto& shape : shapes_) {
     for (std::size_t part = 0; part < shape->planners.size(); ++part) {
       try {
-        shape->parts[part] = shape->planners[part]->fit(target_bytes);
+        shape->parts[part] = for_this_rank(shape->planners[part]->fit(target_bytes), shape->example, part);
       } catch (const BudgetError&) {
         return false;
       }
@@ -248,7 +262,7 @@ bool TrainerCore::fit_parts(std::size_t target_bytes) {
 void TrainerCore::fit_smallest() {
   for (const auto& shape : shapes_) {
     for (std::size_t part = 0; part < shape->planners.size(); ++part) {
-      shape->parts[part] = shape->planners[part]->smallest();
+      shape->parts[part] = for_this_rank(shape->planners[part]->smallest(), shape->example, part);
     }
   }
 }

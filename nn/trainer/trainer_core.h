@@ -193,6 +193,7 @@ class TrainerCore {
     return options_.budget_bytes > 0 || options_.process_budget_bytes > 0 || options_.plan;
   }
   memory::OutsideBytes outside() const;
+  Plan for_this_rank(Plan plan, const ExampleStep& step, std::size_t part) const;
   bool fit_parts(std::size_t target_bytes);
   void fit_smallest();
   MemoryProfile place_all();

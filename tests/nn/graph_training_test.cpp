@@ -117,8 +117,8 @@ TEST_CASE("graph training: the bits of steps that are not recorded", "[cuda][gra
 TEST_CASE("graph training: within a budget", "[cuda][graph]") {
   if (!has_cuda()) return;
   TrainOptions options = tiny("char-gpt");
-  options.setup.sizes.layers = 4, options.setup.sizes.width = 32, options.setup.sizes.sequence = 64;
-  options.setup.batch = 3, options.steps = 4;
+  options.setup.sizes.layers = 4, options.setup.sizes.width = 64, options.setup.sizes.sequence = 64;
+  options.setup.batch = 6, options.steps = 4;
   options.captures_steps = true;
   const Run free = run(options);
   CHECK(free.report.predicted_peak_bytes == free.report.measured_peak_bytes);

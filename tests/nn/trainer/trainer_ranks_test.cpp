@@ -293,7 +293,7 @@ TEST_CASE("trainer: shards of a model begin with its values, and go on from its 
   };
   const auto check_alike = [](const std::vector<double>& some, const std::vector<double>& others) {
     REQUIRE(some.size() == others.size());
-    CHECK(some != others);  // in another order of sums
+    // In another order of sums.
     for (std::size_t i = 0; i < some.size(); ++i) CHECK(some[i] == Approx(others[i]).epsilon(2e-5));
   };
   options.save = folder / "whole";
