@@ -149,7 +149,8 @@ Tensor MobileNetV2::forward(const Tensor& images) {
   };
   Tensor x = run(first_[0], images);
   for (const Block& block : blocks_) {
-    Tensor y = block.is_residual ? x : std::move(x);
+    Tensor y = x;
+    if (!block.is_residual) x = Tensor();
     for (const ConvNorm& layer : block.with_relu6) y = run(layer, std::move(y));
     y = block.project.conv(y);
     y = block.project.norm(y);
