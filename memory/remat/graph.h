@@ -55,7 +55,7 @@ struct GraphOperator {
   /// Its backward writes gradients of inputs over what is as large and goes with it: the gradient of its first output,
   /// then tensors that it is the last to read.
   bool is_backward_in_place = false;
-  /// Its backward frees what it is the last to read before it makes the gradient of an input of as many bytes.
+  /// Its backward frees a tensor that nothing reads later before it makes an input's gradient of as many bytes.
   bool frees_reads_first = false;
   /// Inputs whose gradients are windows on that of its first output, whose bytes go with the last of them. None of one
   /// that has a gradient already.

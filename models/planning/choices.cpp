@@ -38,7 +38,7 @@ StateBytes state_bytes(Setup setup) {
 /// exclude are left out.
 class Levers {
  public:
-  /// `graph` is of the setup's step; null: what its plans could move or pack is left out.
+  /// `graph` is of the setup's step; without it, levers of the plan are left out.
   Levers(const ChoiceOptions& options, const Setup& setup, const TapeGraph* graph = nullptr)
       : options_(options),
         setup_(setup),

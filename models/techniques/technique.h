@@ -136,7 +136,7 @@ const Technique& technique(std::string_view option);
 std::span<const Technique> of_gradients(), of_layers(), of_precision(), of_adapters(), of_optimizers(), of_tiers(),
     of_ranks();
 
-/// Throws ValueError where a technique lacks what it needs.
+/// Throws ValueError where a technique is on without one that it needs.
 void require_needs(const Setup& setup, const Technique& technique);
 /// Throws ValueError where a value is wrong, or techniques lack what they need or exclude each other: one message that
 /// names both.
