@@ -35,6 +35,7 @@ std::string flag_of(std::string option) {
                                                                              {"hidden", "mlp"},
                                                                              {"is_inference", "inference"},
                                                                              {"is_int8", "int8"},
+                                                                             {"is_strict", "strict"},
                                                                              {"key_heads", "kv-heads"},
                                                                              {"measures", "profile"},
                                                                              {"min_rate", "min-lr"},
@@ -79,6 +80,15 @@ std::string with_flags(std::string_view text) {
     at = end + 1;
   }
   return said;
+}
+
+void require_flags(const CLI::App& command, std::span<const std::string_view> known, const std::string& expected,
+                   const std::string& mode) {
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string name = option->get_name();
+    if (option->count() == 0 || name == "--help" || std::ranges::find(known, name) != known.end()) continue;
+    throw ValueError(name + ": expected " + expected + ", got " + mode + "; leave out one of them");
+  }
 }
 
 void add_overwrite_flag(CLI::App& command, bool& target) {

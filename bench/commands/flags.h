@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -32,6 +33,11 @@ void add_technique_flags(CLI::App& command, const std::shared_ptr<models::Setup>
 
 /// The device in `text`: cpu, cuda or cuda:N. Throws ValueError that names `flag`.
 memory::Device parse_device_flag(std::string_view flag, const std::string& text);
+
+/// Of a mode that reads only these flags: throws ValueError where another is given, "--clip: expected a training step,
+/// got --generate; leave out one of them".
+void require_flags(const CLI::App& command, std::span<const std::string_view> known, const std::string& expected,
+                   const std::string& mode);
 
 /// Adds --overwrite: outputs may replace files of other kinds (core/files/outputs.h).
 void add_overwrite_flag(CLI::App& command, bool& target);

@@ -1,6 +1,5 @@
 #include <thimble/bench/commands/generation_output.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <iostream>
@@ -31,16 +30,6 @@ DType parse_cache(const std::string& text) {
     if (text == to_string(dtype)) return dtype;
   }
   refuse_value("--cache", "one of f32, f16, bf16, i8, f8e4m3, f8e5m2", text);
-}
-
-void check_flags(const CLI::App& command) {
-  for (const CLI::Option* option : command.get_options()) {
-    const std::string name = option->get_name();
-    if (option->count() == 0 || name == "--help") continue;
-    if (std::find(of_generation.begin(), of_generation.end(), name) == of_generation.end()) {
-      throw ValueError(name + ": expected a training step, got --generate; leave out one of them");
-    }
-  }
 }
 
 }  // namespace generation_output_detail
@@ -123,7 +112,7 @@ void add_generation_flags(CLI::App& command, const std::shared_ptr<GenerationFla
 void plan_generation(const CLI::App& command, const GenerationFlags& flags, const models::Setup& setup,
                      memory::Device device, std::size_t budget_bytes, bool is_json) {
   using namespace generation_output_detail;
-  check_flags(command);
+  require_flags(command, of_generation, "a training step", "--generate");
   models::GenerationShape shape = flags.shape;
   shape.setup = setup;
   if (command.get_option("--batch")->count() == 0) shape.setup.batch = 1;

@@ -18,6 +18,19 @@
 namespace thimble::bench {
 namespace layouts_detail {
 
+constexpr std::string_view of_layouts[] = {
+    "MODEL",       "--batch",     "--seq",         "--image",         "--layers",         "--heads",
+    "--kv-heads",  "--width",     "--mlp",         "--window",        "--shared-kernels", "--dropout",
+    "--data",      "--tokenizer", "--weights",     "--seed",          "--dtype",          "--precision",
+    "--optimizer", "--state",     "--full-state",  "--optimizer-rank", "--clip",          "--loss-scale",
+    "--loss-scale-interval", "--fp8-strict", "--fp8-history", "--fp8-margin", "--fp8-hybrid", "--head",
+    "--feed-forward", "--lora",   "--lora-alpha",  "--lora-targets",  "--lora-dropout",   "--adapters",
+    "--base",      "--recompute-blocks", "--micro-batches", "--ranks", "--tp",            "--sequence-parallel",
+    "--cp",        "--pp",        "--pipeline",    "--zero",          "--bucket",         "--read-ahead",
+    "--fuse-optimizer", "--memory", "--dp",        "--per-node",      "--inside",         "--between",
+    "--hardware",  "--device",    "--tf32",        "--isa",           "--cpu-dot",        "--threads",
+    "--json"};
+
 std::string link_names() {
   std::string names;
   for (const dist::Link& l : dist::link_list()) names += (names.empty() ? "" : ", ") + l.name;
@@ -159,6 +172,7 @@ void add_layout_flags(CLI::App& command, const std::shared_ptr<LayoutFlags>& fla
 }
 
 void plan_layout(const CLI::App& command, const LayoutFlags& flags, const models::PlanOptions& options, bool is_json) {
+  require_flags(command, layouts_detail::of_layouts, "the plan of a run", "--memory");
   const auto is_given = [&](const char* flag) { return command.get_option(flag)->count() > 0; };
   models::FixedLayout fixed;
   if (flags.dp > 0) fixed.dp = flags.dp;
@@ -175,6 +189,7 @@ void plan_layout(const CLI::App& command, const LayoutFlags& flags, const models
   models::PlanOptions own = options;
   own.setup.ranks = own.setup.tp = own.setup.pp = 1;
   own.setup.zero = 0;
+  own.setup.bucket_bytes = models::Setup().bucket_bytes;
   own.setup.sequence_parallel = false;
   own.setup.micro_batches = own.setup.read_ahead = 1;
   const models::LayoutReport found = models::find_layout(own, cluster, fixed);

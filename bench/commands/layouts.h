@@ -20,7 +20,7 @@ struct LayoutFlags {
 void add_layout_flags(CLI::App& command, const std::shared_ptr<LayoutFlags>& flags);
 
 /// Finds and prints it. What the command was given of --dp, --tp, --pp, --zero, --micro-batches and --recompute-blocks
-/// is not chosen. Throws what models::find_layout throws.
+/// is not chosen. Throws ValueError for flags that a layout has no use for, and what models::find_layout throws.
 void plan_layout(const CLI::App& command, const LayoutFlags& flags, const models::PlanOptions& options, bool is_json);
 
 }  // namespace thimble::bench

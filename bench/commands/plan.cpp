@@ -354,6 +354,9 @@ void add_plan(CLI::App& program) {
     if (!setup.weights.empty() && !generation->is_asked) {
       follow_weights(setup.model, setup.sizes, models::read_weight_facts(setup.weights), models::WeightUse::training);
     }
+    // What is planned for another machine than this one has that one's units.
+    const std::string& name = options->costs.hardware;
+    const AssumedCapability units(name.empty() ? 0 : nn::hardware(name).capability);
     if (layout->cluster.memory_bytes > 0) return plan_layout(*command, *layout, *options, *is_json);
     for (const char* flag : {"--dp", "--per-node", "--inside", "--between"}) {
       if (command->get_option(flag)->count() > 0) throw ValueError(std::string(flag) + ": expected --memory; add it");
@@ -363,6 +366,11 @@ void add_plan(CLI::App& program) {
     }
     for (const char* flag : {"--context", "--cache", "--prompt-tokens"}) {
       if (command->get_option(flag)->count() > 0) throw ValueError(std::string(flag) + ": expected --generate; add it");
+    }
+    for (const auto& [search, size] : {std::pair("--max-batch", "--batch"), std::pair("--max-seq", "--seq")}) {
+      if (command->get_option(search)->count() > 0 && command->get_option(size)->count() > 0) {
+        throw ValueError(std::string(size) + ": not with " + search + ", which finds it; leave out one of them");
+      }
     }
     files->check(*options);
     if (options->is_inference && !files->plan.empty()) {
@@ -377,9 +385,6 @@ void add_plan(CLI::App& program) {
     if (options->is_int8 && !options->is_inference) {
       throw ValueError("--int8: expected --inference, got a training step; add --inference");
     }
-    // What is planned for another machine than this one has that one's units.
-    const std::string& name = options->costs.hardware;
-    const AssumedCapability units(name.empty() ? 0 : nn::hardware(name).capability);
     models::PlanReport alone;
     std::vector<models::RankPlan> ranks;
     const PlanningLine planning;

@@ -3,13 +3,15 @@
 #include <thimble/bench/commands/plan_graph.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <optional>
-#include <set>
+#include <string_view>
 #include <utility>
 
 #include <CLI/CLI.hpp>
 
+#include <thimble/bench/commands/flags.h>
 #include <thimble/bench/report/figures.h>
 #include <thimble/bench/report/maps.h>
 #include <thimble/bench/report/page.h>
@@ -156,11 +158,8 @@ bool plan_graph(const CLI::App& command, const PlanGraphFlags& flags) {
     if (command.get_option("MODEL")->count() == 0) throw CLI::RequiredError("MODEL");
     return false;
   }
-  const std::set<std::string> known = {"--graph", "--budget", "--json", "--html", "--overwrite"};
-  for (const CLI::Option* option : command.get_options()) {
-    if (option->count() == 0 || known.contains(option->get_name())) continue;
-    throw ValueError(option->get_name() + ": expected a model to plan, got --graph; leave out one of them");
-  }
+  constexpr std::array<std::string_view, 5> known{"--graph", "--budget", "--json", "--html", "--overwrite"};
+  require_flags(command, known, "a model to plan", "--graph");
   check_outputs({{"--html", flags.html, &file_kinds::page}}, {{"--graph", flags.graph}}, flags.overwrites);
   const nn::StepGraph step = nn::read_graph(flags.graph);
   const nn::GraphPlan plan = nn::plan_graph(step, flags.budget_bytes);

@@ -334,16 +334,7 @@ void add_train(CLI::App& program) {
     if (*is_live && isatty(STDERR_FILENO) == 0) {
       throw ValueError("--show-memory: expected a terminal on standard error, got a file or a pipe");
     }
-    const bool has_budget = options->budget_bytes > 0 || options->process_budget_bytes > 0;
-    if (!has_budget && (options->costs.measures || !options->costs.times.empty())) {
-      throw ValueError("--profile, --profile-file: expected a budget to plan for, got none; add --budget");
-    }
     const models::Setup& setup = options->setup;
-    const bool is_for_plans =
-        !setup.offload.empty() && !setup.offloads_optimizer && !setup.offloads_parameters && !setup.offloads_gradients;
-    if (!has_budget && options->plan.empty() && (is_for_plans || setup.allows_lossy)) {
-      throw ValueError("--offload, --allow-lossy: expected a budget to plan for, got none; add --budget");
-    }
     if (*wants_gradients && setup.ranks > 1) {
       throw ValueError("--gradient-report: expected one rank, got --ranks " + std::to_string(setup.ranks));
     }

@@ -38,6 +38,12 @@ Setup small_setup(Setup setup, const nn::Hardware& machine, std::size_t budget_b
 
 }  // namespace costs_detail
 
+void check_tf32(bool allows_tf32, memory::Device device) {
+  if (!allows_tf32 || device.is_cuda()) return;
+  throw ValueError("`allows_tf32`: products on the " + to_string(device) +
+                   " are computed in the dtype of their operands; expected `device` cuda");
+}
+
 nn::Hardware hardware_for(const CostOptions& options, memory::Device device) {
   if (!options.hardware.empty()) return nn::hardware(options.hardware);
   if (!options.gpu.empty()) return nn::hardware_of_gpu(options.gpu);

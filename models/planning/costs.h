@@ -20,6 +20,9 @@ struct CostOptions {
 /// Throws ValueError for a name that is unknown.
 nn::Hardware hardware_for(const CostOptions& options, memory::Device device);
 
+/// Throws ValueError where TF32 is allowed on a device whose products are never in it.
+void check_tf32(bool allows_tf32, memory::Device device);
+
 /// The cost model for plans of `setup` on `device`. Measuring runs eight steps with the largest power of two of samples
 /// that takes about a second a step (times the number of micro-batches) and stays within the batch and, where there is
 /// one, the budget. Throws ValueError (another machine than cpu cannot be measured), FileError, and BudgetError when

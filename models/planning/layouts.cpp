@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <thimble/core/error.h>
+#include <thimble/core/launch/tf32.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/models/planning/planned_run.h>
@@ -91,6 +92,7 @@ std::vector<Layout> layouts_of(const Setup& setup, const Cluster& cluster, const
   const auto depths = choices(fixed.read_ahead, std::vector<int>{1, 0});
   std::vector<Layout> list;
   const auto add = [&](const Layout& layout) {
+    if ((fixed.bucket_bytes && layout.dp == 1) || (fixed.read_ahead && layout.zero < 3)) return;  // it has no effect
     if (goes_with(fixed.zero, layout.zero) && goes_with(fixed.micro_batches, layout.micro_batches) &&
         goes_with(fixed.recomputes_blocks, layout.recomputes_blocks) &&
         goes_with(fixed.cuts_sequence, layout.cuts_sequence) && layouts_detail::is_possible(setup, *model, layout)) {
@@ -164,7 +166,11 @@ JudgedLayout judge(const PlanOptions& options, const Cluster& cluster, const Lay
   return judged;
 }
 
-LayoutReport find_layout(const PlanOptions& options, const Cluster& cluster, const FixedLayout& fixed) {
+LayoutReport find_layout(const PlanOptions& given, const Cluster& cluster, const FixedLayout& fixed) {
+  check_tf32(given.allows_tf32, given.device);
+  const Tf32Scope products(given.allows_tf32);
+  PlanOptions options = given;
+  PlannedRuns(options.setup, options.device, options.data);  // fills in the sizes of the data
   const auto now = [] { return std::chrono::steady_clock::now(); };
   const auto seconds_since = [&](std::chrono::steady_clock::time_point begin) {
     return std::chrono::duration<double>(now() - begin).count();

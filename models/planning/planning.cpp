@@ -244,10 +244,7 @@ std::int64_t longest_sequence(const PlanOptions& options, std::size_t budget_byt
 
 PlanReport make_plan(const PlanOptions& given) {
   auto start = std::chrono::steady_clock::now();
-  if (given.allows_tf32 && !given.device.is_cuda()) {
-    throw ValueError("`allows_tf32`: products on the " + to_string(given.device) +
-                     " are computed in the dtype of their operands; `device` cuda is allowed");
-  }
+  check_tf32(given.allows_tf32, given.device);
   const Tf32Scope products(given.allows_tf32);
   PlanOptions options = given;
   const nn::Hardware machine = hardware_for(options.costs, options.device);

@@ -33,6 +33,7 @@ std::vector<std::int64_t> shares_of(int rank, bool is_writer, const dist::DataPa
 }  // namespace rank_plans_detail
 
 std::vector<std::vector<int>> alike_ranks(Setup setup, memory::Device device) {
+  if (setup.ranks == 1) return {{0}};
   const memory::Device on = dry(device);
   const int teams = data_ranks(setup), of_stage = setup.ranks / setup.pp;
   std::vector<std::vector<int>> groups;

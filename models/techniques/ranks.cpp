@@ -90,6 +90,10 @@ std::optional<Saved> saved_stages(const Setup&, const Model& model) {
   return Saved{model.options().stage.count > 1 ? "several" : "1", "1"};
 }
 
+/// Whether ranks share the batch out, and with it what ZeRO shards and buckets carry.
+bool has_data_ranks(const Setup& setup) { return setup.ranks > 1 && data_ranks(setup) > 1; }
+constexpr const char* of_data_ranks = "ranks that share the batch: `ranks` 2 or more, beyond `tp`, `cp` and `pp`";
+
 constexpr const char* of_one_rank = "those of one rank with as many shards";
 
 const Technique list[] = {
@@ -127,6 +131,7 @@ const Technique list[] = {
     {.flag = {"pipeline", "--pipeline NAME", "Pipeline schedule: 1f1b, gpipe, or interleaved with --chunks (1f1b)",
               fields::plain_text<&Setup::pipeline>},
      .detail_of = "pp",
+     .needs = {{"pp", "`pp` 2 or more"}},
      .identity = {OnRanks::alike}},
     {.flag = {"chunks", "--chunks N", "Chunks of each stage in the interleaved schedule, at least 2 there (1)",
               fields::number<&Setup::chunks, 1, max_ranks>},
@@ -137,6 +142,7 @@ const Technique list[] = {
               fields::number<&Setup::zero, 0, 3>},
      .example = {"2"},
      .check = check_zero,
+     .needs = {{"ranks", of_data_ranks, has_data_ranks}},
      .identity = {OnRanks::alike},
      .variants = stages_of_zero,
      .document = {"optimizer state, gradients and parameters in shards, on several ranks",
@@ -149,6 +155,7 @@ const Technique list[] = {
                },
                fields::value_of<&Setup::bucket_bytes>}},
      .detail_of = "zero",
+     .needs = {{"ranks", of_data_ranks, has_data_ranks}},
      .identity = {OnRanks::alike}}};
 
 }  // namespace ranks_detail

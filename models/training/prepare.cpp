@@ -196,13 +196,40 @@ void open_data(TrainOptions& options, PreparedTraining& prepared) {
 
 }  // namespace prepare_detail
 
+namespace prepare_detail {
+
+/// Throws ValueError for an option that has no effect without another one.
+void check_needs(const TrainOptions& o) {
+  const auto need = [](bool is_on, const char* option, bool is_met, const char* other) {
+    if (is_on && !is_met) throw ValueError(std::string(option) + ": needs " + other);
+  };
+  const Setup& s = o.setup;
+  const bool has_budget = o.budget_bytes > 0 || o.process_budget_bytes > 0, is_planned = has_budget || !o.plan.empty();
+  const bool is_for_plans =
+      !s.offload.empty() && !s.offloads_optimizer && !s.offloads_parameters && !s.offloads_gradients;
+  need(o.costs.measures, "`measures`", has_budget, "`budget_bytes` to plan for");
+  need(!o.costs.times.empty(), "`times`", has_budget, "`budget_bytes` to plan for");
+  need(is_for_plans, "`offload`", is_planned, "`budget_bytes` to plan for");
+  need(s.allows_lossy, "`allows_lossy`", is_planned, "`budget_bytes` to plan for");
+  need(o.is_strict, "`is_strict`", is_planned || o.captures_steps, "steps that follow a plan: `budget_bytes` or `plan`");
+  need(o.save_every > 0, "`save_every`", !o.save.empty(), "`save`");
+  need(o.keep > 1, "`keep`", !o.save.empty(), "`save`");
+  need(o.min_rate > 0, "`min_rate`", o.schedule != "constant", "`schedule` cosine or step");
+  if (const double rate = o.min_rate > 0 ? optimizer_numbers(s).rate : 0; o.min_rate > rate) {
+    throw ValueError("`min_rate`: expected at most the `rate` " + format_real(rate) + ", got " +
+                     format_real(o.min_rate));
+  }
+  need(!s.weights.empty() && !o.resume.empty(), "`weights` with `resume`", s.lora_rank > 0,
+       "`lora_rank`: the parameters of a model that is trained as a whole are in its checkpoint");
+}
+
+}  // namespace prepare_detail
+
 PreparedTraining open_training(TrainOptions options) {
   if (options.steps < 1) throw ValueError("`steps`: " + std::to_string(options.steps) + "; at least 1 is allowed");
+  prepare_detail::check_needs(options);
   rate_at(options, 1, 0);
-  if (options.allows_tf32 && !options.device.is_cuda()) {
-    throw ValueError("`allows_tf32`: products on the " + to_string(options.device) +
-                     " are computed in the dtype of their operands; `device` cuda is allowed");
-  }
+  check_tf32(options.allows_tf32, options.device);
   check_capture(options);
   PreparedTraining prepared;
   prepare_detail::open_data(options, prepared);

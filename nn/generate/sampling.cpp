@@ -48,6 +48,10 @@ void SamplingOptions::check() const {
   if (!(top_p > 0 && top_p <= 1)) {
     throw ValueError("sampling: `top_p` " + std::to_string(top_p) + "; above 0 and at most 1 is allowed");
   }
+  if (temperature == 0 && (top_k > 0 || top_p < 1)) {
+    throw ValueError(std::string("sampling: ") + (top_k > 0 ? "`top_k`" : "`top_p`") +
+                     ": not with `temperature` 0, where the most likely token is always taken");
+  }
 }
 
 std::vector<TokenChance> token_chances(std::span<const float> logits, const SamplingOptions& options) {

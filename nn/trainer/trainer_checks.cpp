@@ -180,6 +180,26 @@ void TrainerCore::check() const {
   if (options_.loss_scale && program_->part_names().size() > 1)
     refuse("a loss scale with several parts; one is allowed");
   if (options_.evaluate_every > 0 && !program_->evaluates()) refuse("evaluate_every without evaluate");
+  // Options that would have no effect.
+  const auto need = [&](bool is_on, const char* option, bool is_met, const char* other) {
+    if (is_on && !is_met) refuse(std::string("options.") + option + ": needs " + other);
+  };
+  constexpr const char* planned = "a plan: options.budget_bytes, process_budget_bytes or plan";
+  const SpillPolicy& spilling = options_.planner.spilling;
+  need(!options_.hardware.empty(), "hardware", has_budget, "options.budget_bytes or process_budget_bytes");
+  need(options_.is_strict, "is_strict", is_planned() || options_.captures_steps, planned);
+  need(options_.skips_unfitting, "skips_unfitting", is_planned(), planned);
+  need(spilling.offloads || spilling.packs, "planner.spilling", has_budget,
+       "options.budget_bytes or process_budget_bytes");
+  need(options_.patience > 0, "patience", options_.evaluate_every > 0, "options.evaluate_every");
+  need(options_.plateau.has_value(), "plateau", options_.evaluate_every > 0, "options.evaluate_every");
+  need(options_.changes_options, "changes_options", !options_.resume.empty(), "options.resume");
+  need(options_.keep > 1, "keep", !options_.save.empty(), "options.save");
+  need(offload.read_ahead != OffloadOptions().read_ahead, "offload.read_ahead", offload.parameters,
+       "options.offload.parameters");
+  need(ranks.read_ahead != RankOptions().read_ahead, "ranks.read_ahead", ranks.zero == 3, "options.ranks.zero = 3");
+  need(ranks.bucket_bytes != RankOptions().bucket_bytes, "ranks.bucket_bytes", ranks.ranks != nullptr,
+       "options.ranks.ranks");
 }
 
 /// No parameter has two optimizers: both would update it in every step.

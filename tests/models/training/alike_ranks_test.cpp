@@ -109,7 +109,8 @@ TEST_CASE("ranks that were started differently are refused by name on all of the
       {"`clip_norm` 1 and 0.5", [](auto& o) { o.setup.clip_norm = 0.5; }},
       {"`schedule` constant and cosine", [](auto& o) { o.schedule = "cosine"; }},
       {"`warmup` 0 and 1", [](auto& o) { o.warmup = 1; }},
-      {"`min_rate` 0 and 0.001", [](auto& o) { o.min_rate = 0.001; }},
+      {"`min_rate` 0 and 0.001", [](auto& o) { o.min_rate = 0.001; },
+       [](auto& o) { o.schedule = "cosine"; }},
       {"`steps` 3 and 4", [](auto& o) { o.steps = 4; }},
       {"`precision` none and O1", [](auto& o) { set_precision(o.setup, "O1"); }},
       {"`dtype` f32 and bf16", [](auto& o) { o.setup.dtype = DType::bf16; }},
@@ -158,7 +159,7 @@ TEST_CASE("ranks may differ in what changes no bit", "[dist]") {
   write_file_atomically(folder / "copy", text_of('a'));
   const std::vector<Change> rows{
       [](auto&) {},
-      [](auto& o) { o.is_strict = true; },
+      [](auto& o) { o.is_strict = true, o.budget_bytes = 1 << 30; },
       [](auto& o) { o.budget_bytes = 1 << 30; },
       [](auto& o) { o.setup.recomputes_blocks = true; },
       [&](auto& o) { o.data = folder / "copy"; },

@@ -300,6 +300,30 @@ TEST_CASE("trainer: tensors wait in a tier between their uses, with the same bit
   CHECK_THROWS_AS(Own(own, options), PlanError);  // a gradient has one sink
 }
 
+TEST_CASE("trainer: an option without the one that it needs is refused by name", "[trainer]") {
+  const struct {
+    const char* text;
+    void (*set)(nn::TrainerOptions& options);
+  } rows[] = {
+      {"options.hardware: needs options.budget_bytes", [](auto& o) { o.hardware = "h100-80gb"; }},
+      {"options.is_strict: needs a plan", [](auto& o) { o.is_strict = true; }},
+      {"options.skips_unfitting: needs a plan", [](auto& o) { o.skips_unfitting = true; }},
+      {"options.planner.spilling: needs options.budget_bytes", [](auto& o) { o.planner.spilling.packs = true; }},
+      {"options.patience: needs options.evaluate_every", [](auto& o) { o.patience = 2; }},
+      {"options.plateau: needs options.evaluate_every", [](auto& o) { o.plateau = optim::PlateauOptions{}; }},
+      {"options.changes_options: needs options.resume", [](auto& o) { o.changes_options = true; }},
+      {"options.keep: needs options.save", [](auto& o) { o.keep = 2; }},
+      {"options.offload.read_ahead: needs options.offload.parameters", [](auto& o) { o.offload.read_ahead = 2; }},
+      {"options.ranks.read_ahead: needs options.ranks.zero = 3", [](auto& o) { o.ranks.read_ahead = 0; }},
+      {"options.ranks.bucket_bytes: needs options.ranks.ranks", [](auto& o) { o.ranks.bucket_bytes = 1; }},
+  };
+  for (const auto& row : rows) {
+    nn::TrainerOptions options{.seed = 2, .steps = 2};
+    row.set(options);
+    CHECK_THROWS_WITH(Own(budgets_program(), options), Catch::Contains(std::string("trainer: ") + row.text));
+  }
+}
+
 TEST_CASE("trainer: a refusal names options that would fit, with their bytes, and they do", "[trainer][offers]") {
   Program own = budgets_program();
   own.evaluate = nullptr;  // it has whole batches

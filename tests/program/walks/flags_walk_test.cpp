@@ -129,6 +129,7 @@ std::string beside(const std::string& value) {
 struct Table {
   std::map<std::string, std::string> bases;  // "@name": arguments; "train": arguments of every row of it
   std::vector<Row> rows;                     // a row without a flag is run for its files
+  std::vector<Row> modes;                    // `verdict` names flags whose effect is not seen in the mode `with`
 };
 
 Table read_table(const std::string& path) {
@@ -146,6 +147,10 @@ Table read_table(const std::string& path) {
       continue;
     }
     const std::vector<std::string> cells = split(text, '|');
+    if (text.starts_with("%")) {
+      table.modes.push_back({stripped(cells[0].substr(1)), "", "", cells.at(1), cells.at(2), line});
+      continue;
+    }
     INFO("flags.txt:" << line << ": " << text);
     REQUIRE(cells.size() == 4);
     const std::string flag = cells[1].substr(0, cells[1].find_first_of(" ="));
@@ -266,6 +271,34 @@ class Walk {
     return "";
   }
 
+  // In a mode of a command, the flags of its rows that are taken and change nothing, other than those it names.
+  std::string ignored_flags(const Row& mode) {
+    std::set<std::string> tried, ignored;
+    const Words unseen = walk_test::words_of(mode.verdict);
+    const std::string without = command_line(mode, "");
+    const program_test::Output was = run(without);
+    if (was.status != 0) return "the mode fails: " + without + "\n  " + was.error;
+    for (const Row& row : table_.rows) {
+      const bool is_file = row.verdict.starts_with("writes");
+      const bool has_effect = row.verdict.starts_with("changes") || row.verdict.starts_with("prints") || is_file;
+      if (row.command != mode.command || !row.flag.starts_with("--") || !has_effect) continue;
+      const auto arrow = row.given.find(" -> ");
+      const std::string given = arrow == std::string::npos ? row.given : row.flag + " " + row.given.substr(arrow + 4);
+      const std::string with_flag = command_line(mode, given);
+      const bool is_own = contains(without + " ", given + " ") || contains(given, "DISK");
+      if (is_own || !tried.insert(given).second) continue;
+      const program_test::Output now = run(with_flag);
+      const bool is_named = std::find(unseen.begin(), unseen.end(), row.flag) != unseen.end();
+      if (now.status == 2 || now.status == 3) continue;  // other rows hold that the flag is named
+      if (now.status != 0) return "status " + std::to_string(now.status) + ": " + with_flag + "\n  " + now.error;
+      const bool is_written = is_file && std::filesystem::exists(folder_ / walk_test::words_of(row.verdict).at(1));
+      if (!is_written && !is_named && walk_test::differences(was.out, now.out).empty()) ignored.insert(given);
+    }
+    std::string list;
+    for (const std::string& flag : ignored) list += "\n  " + flag;
+    return list;
+  }
+
   // A flag with the value that its help tells as its default, beside none.
   std::string default_fault(const Row& row, const std::string& value) {
     if (contains(row.with, "DISK") && offload_test::disk_folder().empty()) return "";
@@ -298,6 +331,7 @@ class Walk {
   bool has_gpu() { return nlohmann::json::parse(plain("devices --json").out).at("cuda").at("found").get<bool>(); }
 
   const std::vector<Row>& rows() const { return table_.rows; }
+  const std::vector<Row>& modes() const { return table_.modes; }
 
  private:
   // The command line of a row that has no value before, and none of its flag.
@@ -346,4 +380,8 @@ TEST_CASE("flags walk: every flag of every command reaches its effect, or is ref
   INFO("flags without a row in tests/program/walks/flags.txt:" << missing);
   CHECK(left.empty());
   walk_test::write_list("flags", list);
+  for (const Row& mode : walk.modes()) {
+    INFO("flags.txt:" << mode.line << ": " << mode.command << " " << mode.with << " takes these and ignores them:");
+    CHECK(walk.ignored_flags(mode) == "");
+  }
 }
