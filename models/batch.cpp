@@ -14,7 +14,7 @@ std::int64_t begin_of(const Batch& batch, std::int64_t index, std::int64_t count
   const std::int64_t samples = batch.input.size(0);
   if (count < 1 || count > samples) {
     throw ValueError("micro-batches: " + std::to_string(count) + " of a batch of " + std::to_string(samples) +
-                     " samples; 1 to " + std::to_string(samples) + " are allowed");
+                     " samples; expected 1 to " + std::to_string(samples));
   }
   return index * samples / count;
 }

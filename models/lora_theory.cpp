@@ -143,7 +143,7 @@ LoraTheory lora_theory(std::string_view name, const ModelOptions& options, DType
   const Theory whole = make_theory(name, options, dtype);
   const bool is_gpt = name.starts_with("gpt2") || name == "char-gpt";
   if (!is_gpt && !name.starts_with("llama") && !name.starts_with("qwen") && name != "tiny-llama") {
-    refuse(name, "; the GPT and Llama families are allowed");
+    refuse(name, "; expected a model of the GPT or Llama family");
   }
   if (dtype == DType::f64 || size_of(dtype) < 2) refuse(name, "in " + std::string(to_string(dtype)));
   const LlamaConfig config = is_gpt ? LlamaConfig{.sizes = gpt_options(name, options)} : llama_config(name, options);

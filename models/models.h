@@ -7,7 +7,7 @@
 #include <thimble/models/lora_theory.h>
 #include <thimble/models/model.h>
 #include <thimble/models/planning/planning.h>
-#include <thimble/models/training/adapting.h>
+#include <thimble/models/techniques/adapting.h>
 #include <thimble/models/training/certifying.h>
 #include <thimble/models/training/packing_gradients.h>
 #include <thimble/models/training/quantizing.h>

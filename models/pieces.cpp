@@ -10,7 +10,7 @@ namespace pieces_detail {
 
 [[noreturn]] void refuse(const char* what, std::size_t count) {
   throw PlanError(std::string(what) + ": a stage in " + std::to_string(count) +
-                  " chunks, with those of other stages between them; one of its pieces() is allowed");
+                  " chunks, with those of other stages between them; expected one of its pieces()");
 }
 
 }  // namespace pieces_detail

@@ -122,7 +122,7 @@ std::int64_t Theory::weight_elements() const {
 ModelState Theory::state(std::int64_t moments, const optim::MomentFormat& format) const {
   constexpr std::int64_t block = 256, of_scale = 4;
   if (format.dtype != DType::f32 && format.dtype != DType::u8 && format.dtype != DType::bf16) {
-    throw ValueError("theory: moments in " + std::string(to_string(format.dtype)) + "; f32, bf16 and u8 are allowed");
+    throw ValueError("theory: moments in " + std::string(to_string(format.dtype)) + "; expected f32, bf16 or u8");
   }
   theory_detail::require_moments(moments);
   return theory_detail::state_of(*this, [&](const ParameterTheory& p) {

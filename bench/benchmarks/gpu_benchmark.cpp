@@ -30,7 +30,8 @@
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
+#include <thimble/models/training/costs.h>
 #include <thimble/nn/quant/codes.h>
 #include <thimble/nn/step/captured_step.h>
 #include <thimble/optim/adafactor.h>
@@ -335,7 +336,7 @@ int main(int count, char** arguments) {
   try {
     const memory::Device device = parse_device(count > 1 ? arguments[1] : "cuda");
     const std::int64_t scale = count > 2 ? std::atoll(arguments[2]) : 1;
-    if (scale < 1) throw ValueError("SCALE: " + std::string(arguments[2]) + "; at least 1 is allowed");
+    if (scale < 1) throw ValueError("SCALE: " + std::string(arguments[2]) + "; expected at least 1");
     const std::string parts = count > 3          ? arguments[3]
                               : device.is_cuda() ? "operators,optimizers,steps,libraries"
                                                  : "operators,optimizers";

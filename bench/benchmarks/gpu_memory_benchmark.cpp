@@ -23,7 +23,8 @@
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/stack.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
+#include <thimble/models/training/costs.h>
 
 namespace {
 
@@ -178,7 +179,7 @@ int main(int count, char** arguments) {
     const memory::Device device = parse_device(count > 1 ? arguments[1] : "cuda");
     const long long size = count > 2 ? std::atoll(arguments[2]) : 1024;
     if (size < 64 || size % 64 != 0)
-      throw ValueError("MIB: " + std::string(arguments[2]) + "; multiples of 64 are allowed");
+      throw ValueError("MIB: " + std::string(arguments[2]) + "; expected multiples of 64");
     const std::size_t bytes = static_cast<std::size_t>(size) * mib;
     copies_and_pages(device, bytes);
     slide("slide_far", device, bytes, 64 * mib, 64 * mib, false);

@@ -30,8 +30,8 @@
 #include <thimble/core/launch/tf32.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/summary.h>
-#include <thimble/models/planning/costs.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
+#include <thimble/models/training/costs.h>
 
 namespace {
 

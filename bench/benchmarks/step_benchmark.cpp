@@ -47,8 +47,8 @@
 #include <thimble/core/threads/parallel.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/models/generation/generate.h>
-#include <thimble/models/planning/costs.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
+#include <thimble/models/training/costs.h>
 
 namespace {
 

@@ -6,6 +6,7 @@
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/policies/committed.h>
 #include <thimble/models/theory.h>
+#include <thimble/models/training/costs.h>
 #include <thimble/nn/step/profile.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/sgd.h>

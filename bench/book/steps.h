@@ -5,7 +5,7 @@
 #include <string>
 
 #include <thimble/bench/report/experiment.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 
 namespace thimble::bench {
 

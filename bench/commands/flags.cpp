@@ -1,7 +1,7 @@
 // The flags that the commands share.
 
 #include <thimble/bench/commands/flags.h>
-#include <thimble/models/planning/costs.h>
+#include <thimble/models/training/costs.h>
 
 #include <algorithm>
 #include <charconv>
@@ -15,44 +15,13 @@
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
 #include <thimble/memory/units.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 
 namespace thimble::bench {
 namespace flags_detail {
 
 // Sizes beyond this are slips of the keyboard; their products stay within 64 bits where it matters.
 constexpr std::int64_t largest_size = 1 << 24;
-
-/// The flag of an option that is no technique's; the others have its name with dashes.
-std::string flag_of(std::string option) {
-  for (const models::Technique& technique : models::techniques()) {
-    if (option == technique.flag.option) return std::string(technique.flag.name());
-  }
-  constexpr std::pair<std::string_view, std::string_view> of_other_name[] = {{"allows_tf32", "tf32"},
-                                                                             {"budget_bytes", "budget"},
-                                                                             {"finds_batch", "max-batch"},
-                                                                             {"finds_sequence", "max-seq"},
-                                                                             {"hidden", "mlp"},
-                                                                             {"is_inference", "inference"},
-                                                                             {"is_int8", "int8"},
-                                                                             {"is_strict", "strict"},
-                                                                             {"key_heads", "kv-heads"},
-                                                                             {"measures", "profile"},
-                                                                             {"min_rate", "min-lr"},
-                                                                             {"overwrites", "overwrite"},
-                                                                             {"prices_techniques", "techniques"},
-                                                                             {"process_budget_bytes", "process-budget"},
-                                                                             {"rate", "lr"},
-                                                                             {"captures_steps", "cuda-graph"},
-                                                                             {"sequence", "seq"},
-                                                                             {"shares_kernels", "shared-kernels"},
-                                                                             {"times", "profile-file"}};
-  for (const auto& [name, flag] : of_other_name) {
-    if (option == name) return "--" + std::string(flag);
-  }
-  std::replace(option.begin(), option.end(), '_', '-');
-  return "--" + option;
-}
 
 }  // namespace flags_detail
 
@@ -65,21 +34,6 @@ memory::Device parse_device_flag(std::string_view flag, const std::string& text)
     refuse_value(flag, expected, text);
   }
   refuse_value(flag, std::string(expected) + " ('thimble plan' runs dry)", text);
-}
-
-std::string with_flags(std::string_view text) {
-  constexpr std::string_view of_names = "abcdefghijklmnopqrstuvwxyz0123456789_";
-  std::string said;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = text[at] == '`' ? text.find_first_not_of(of_names, at + 1) : std::string_view::npos;
-    if (end == std::string_view::npos || text[end] != '`' || end == at + 1) {
-      said += text[at++];
-      continue;
-    }
-    said += flags_detail::flag_of(std::string(text.substr(at + 1, end - at - 1)));
-    at = end + 1;
-  }
-  return said;
 }
 
 void require_flags(const CLI::App& command, std::span<const std::string_view> known, const std::string& expected,

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include <thimble/bench/flag_names.h>
 #include <thimble/core/tensor/device.h>
 #include <thimble/models/techniques/technique.h>
 
@@ -18,10 +19,6 @@ class Option;
 }  // namespace CLI
 
 namespace thimble::bench {
-
-/// A text of the library in the program's words: an option that it names in backticks is its flag here,
-/// "`micro_batches`: auto" becomes "--micro-batches: auto".
-std::string with_flags(std::string_view text);
 
 // Readers of values: `name` is the flag, with which the error begins.
 using models::parse_bytes, models::parse_choice, models::parse_integer, models::parse_number, models::refuse_value;

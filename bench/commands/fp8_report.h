@@ -1,9 +1,9 @@
 #pragma once
-// What a run does in FP8, and what not, as the commands print it (models/training/setup.h: fp8_layers).
+// What a run does in FP8, and what not, as the commands print it (models/techniques/setup.h: fp8_layers).
 
 #include <string>
 
-#include <thimble/nn/precision/fp8.h>
+#include <thimble/nn/layers/fp8.h>
 
 namespace thimble::bench {
 

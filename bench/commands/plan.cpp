@@ -18,14 +18,14 @@
 #include <thimble/bench/commands/fp8_report.h>
 #include <thimble/bench/commands/generation_output.h>
 #include <thimble/bench/commands/layouts.h>
+#include <thimble/bench/commands/live.h>
 #include <thimble/bench/commands/packing_report.h>
 #include <thimble/bench/commands/plan_graph.h>
 #include <thimble/bench/commands/ranks.h>
+#include <thimble/bench/commands/technique_report.h>
 #include <thimble/bench/commands/train_output.h>
-#include <thimble/bench/live.h>
 #include <thimble/bench/report/plan_page.h>
 #include <thimble/bench/report/text.h>
-#include <thimble/bench/technique_report.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/outputs.h>
 #include <thimble/core/files/printable.h>
@@ -34,7 +34,7 @@
 #include <thimble/memory/process/heap_bound.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/planning/planning.h>
-#include <thimble/models/training/adapting.h>
+#include <thimble/models/techniques/adapting.h>
 #include <thimble/models/weights/follow_weights.h>
 #include <thimble/nn/fit/plan_file.h>
 
@@ -372,6 +372,7 @@ void add_plan(CLI::App& program) {
         throw ValueError(std::string(size) + ": not with " + search + ", which finds it; leave out one of them");
       }
     }
+    require_shared_batch(*command, options->setup);
     files->check(*options);
     if (options->is_inference && !files->plan.empty()) {
       throw ValueError("--save: expected a training plan, got --inference; leave out one of them");

@@ -48,6 +48,16 @@ std::string ranks_in_words(const std::vector<int>& ranks) {
   return text;
 }
 
+void require_shared_batch(const CLI::App& command, const models::Setup& setup) {
+  if (setup.ranks > 1 && models::data_ranks(setup) > 1) return;
+  for (const char* const flag : {"--zero", "--bucket"}) {
+    if (command.get_option(flag)->count() == 0) continue;
+    throw ValueError(std::string(flag) + ": expected two or more ranks that share the batch, got " +
+                     (setup.ranks > 1 ? "--ranks " + std::to_string(setup.ranks) + " that all compute the same samples"
+                                      : std::string("one")));
+  }
+}
+
 int on_ranks(models::Setup& setup, memory::Device device, const RankBody& body) {
   RankFailure failure;
   const auto launch = dist::find_launch();

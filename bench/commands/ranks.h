@@ -9,7 +9,11 @@
 
 #include <thimble/core/threads/parallel.h>
 #include <thimble/dist/communicator.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
+
+namespace CLI {
+class App;
+}
 
 namespace thimble::bench {
 
@@ -29,6 +33,9 @@ nlohmann::ordered_json layout_json(const models::Setup& setup);
 
 /// "0-2, 5".
 std::string ranks_in_words(const std::vector<int>& ranks);
+
+/// Throws ValueError where --zero or --bucket is given and fewer than two ranks share the batch: it would do nothing.
+void require_shared_batch(const CLI::App& command, const models::Setup& setup);
 
 /// Runs `body` on the ranks of `setup`: as threads, or where a launcher started this process as its rank. Sets
 /// setup.ranks to the launcher's. Returns the status of rank 0, in a process of several of the process's rank. Throws

@@ -14,11 +14,11 @@
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/commands/fp8_report.h>
+#include <thimble/bench/commands/live.h>
 #include <thimble/bench/commands/packing_report.h>
 #include <thimble/bench/commands/ranks.h>
 #include <thimble/bench/commands/signals.h>
 #include <thimble/bench/commands/train_output.h>
-#include <thimble/bench/live.h>
 #include <thimble/bench/timing/transfers.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
@@ -330,7 +330,7 @@ void add_train(CLI::App& program) {
   const auto wants_gradients = std::make_shared<bool>(false);
   command->add_flag("--gradient-report", *wants_gradients,
                     "With --allow-lossy: how far packing turns the gradients of the first batch, by parameter");
-  command->callback([options, is_json, is_live, trace, wants_gradients] {
+  command->callback([command, options, is_json, is_live, trace, wants_gradients] {
     if (*is_live && isatty(STDERR_FILENO) == 0) {
       throw ValueError("--show-memory: expected a terminal on standard error, got a file or a pipe");
     }
@@ -342,6 +342,7 @@ void add_train(CLI::App& program) {
       throw ValueError("--gradient-report: expected packed tensors, got none; add --budget and --allow-lossy");
     }
     if (options->warmup < 0) options->warmup = options->steps / 10;
+    if (!dist::find_launch()) require_shared_batch(*command, setup);  // a launcher says how many ranks there are
     const train_detail::Printed printed{*is_json, *is_live, *wants_gradients, *trace};
     const int status = on_ranks(options->setup, options->device, [&](dist::Communicator* ranks, RankFailure& failure) {
       if (ranks == nullptr && !trace->empty()) {

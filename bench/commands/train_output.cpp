@@ -12,7 +12,7 @@
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/printable.h>
 #include <thimble/memory/units.h>
-#include <thimble/models/training/adapting.h>
+#include <thimble/models/techniques/adapting.h>
 
 namespace thimble::bench {
 namespace train_output_detail {

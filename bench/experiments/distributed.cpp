@@ -10,8 +10,8 @@
 #include <thimble/core/random/random.h>
 #include <thimble/dist/communicator.h>
 #include <thimble/memory/stack.h>
+#include <thimble/models/techniques/trained_parts.h>
 #include <thimble/models/theory.h>
-#include <thimble/models/training/trained_parts.h>
 #include <thimble/nn/step/profile.h>
 
 namespace thimble::bench {

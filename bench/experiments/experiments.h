@@ -13,7 +13,7 @@
 #include <thimble/bench/experiments/process_row.h>
 #include <thimble/bench/report/experiment.h>
 #include <thimble/core/tensor/device.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 
 namespace thimble::bench {
 

@@ -10,6 +10,7 @@
 #include <thimble/bench/experiments/runs.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/units.h>
+#include <thimble/models/training/costs.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/fit/measure.h>
 

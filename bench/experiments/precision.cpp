@@ -11,6 +11,7 @@
 #include <thimble/bench/report/text.h>
 #include <thimble/bench/timing/processor_time.h>
 #include <thimble/models/theory.h>
+#include <thimble/models/training/costs.h>
 
 namespace thimble::bench {
 namespace precision_detail {

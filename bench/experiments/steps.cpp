@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include <thimble/bench/experiments/runs.h>
+#include <thimble/models/training/costs.h>
 
 namespace thimble::bench {
 namespace steps_detail {

@@ -4,9 +4,9 @@
 #include <optional>
 #include <string_view>
 
-#include <thimble/bench/commands/flags.h>
 #include <thimble/bench/experiments/runs.h>
 #include <thimble/bench/experiments/techniques.h>
+#include <thimble/bench/flag_names.h>
 #include <thimble/core/error.h>
 #include <thimble/memory/offload/file_tier.h>
 #include <thimble/memory/remat/known.h>

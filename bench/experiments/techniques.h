@@ -12,7 +12,7 @@
 #include <thimble/autograd/plan.h>
 #include <thimble/bench/experiments/process_row.h>
 #include <thimble/memory/remat/schedule.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 #include <thimble/nn/step/profile.h>
 
 namespace thimble::bench {

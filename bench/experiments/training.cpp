@@ -9,7 +9,7 @@
 #include <thimble/bench/experiments/runs.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/generation/generating.h>
-#include <thimble/models/training/adapting.h>
+#include <thimble/models/techniques/adapting.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/precision/gradient_report.h>
 

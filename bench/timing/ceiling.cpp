@@ -84,8 +84,8 @@ void check_isa(const char* name, kernels::Isa isa) {
 
 void check_threads(const char* name, int threads) {
   if (threads >= 1 && threads <= thread_count()) return;
-  throw ValueError(std::string(name) + ": " + std::to_string(threads) + " threads; 1 to " +
-                   std::to_string(thread_count()) + " are allowed");
+  throw ValueError(std::string(name) + ": " + std::to_string(threads) + " threads; expected 1 to " +
+                   std::to_string(thread_count()));
 }
 
 }  // namespace ceiling_detail
@@ -144,7 +144,7 @@ double memory_gbs(kernels::Isa isa, int threads, std::int64_t n, double seconds)
 
 float read_sum(kernels::Isa isa, const float* x, std::int64_t n) {
   ceiling_detail::check_isa("read_sum", isa);
-  if (n % 128 != 0) throw ValueError("read_sum: " + std::to_string(n) + " elements; multiples of 128 are allowed");
+  if (n % 128 != 0) throw ValueError("read_sum: " + std::to_string(n) + " elements; expected multiples of 128");
   float sum = 0;
   kernels::with_target(isa, [&]<kernels::Isa target>() {
     kernels::compiled_for<target, ceiling_detail::ReadSum<target>, const float*, std::int64_t, float*>(x, n, &sum);

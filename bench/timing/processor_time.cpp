@@ -52,7 +52,7 @@ OneThread::~OneThread() { set_thread_count(before_); }
 std::vector<double> step_processor_ms(memory::Device device, const std::vector<nn::MakeRun>& makes, int rounds) {
   using namespace processor_time_detail;
   if (rounds < 1) {
-    throw ValueError("step_processor_ms: " + std::to_string(rounds) + " rounds; at least 1 is allowed");
+    throw ValueError("step_processor_ms: " + std::to_string(rounds) + " rounds; expected at least 1");
   }
   const OneThread alone;
   Lanes lanes;
@@ -70,7 +70,7 @@ std::vector<double> step_processor_ms(memory::Device device, const std::vector<n
   for (const Lane& lane : lanes.list) {
     if (lane.least_ms == std::numeric_limits<double>::infinity()) {
       throw ValueError("step_processor_ms: run " + std::to_string(least.size()) + " skipped each of its " +
-                       std::to_string(rounds) + " steps; more rounds are allowed");
+                       std::to_string(rounds) + " steps; expected more rounds");
     }
     least.push_back(lane.least_ms);
   }

@@ -9,7 +9,7 @@
 #include <thimble/core/kernels/shared/random_bits.h>
 #include <thimble/core/numbers/math.h>
 #include <thimble/cuda/kernel/element.h>
-#include <thimble/cuda/runtime/step_argument.h>
+#include <thimble/cuda/kernel/step_argument.h>
 
 namespace thimble::cuda_kernels {
 

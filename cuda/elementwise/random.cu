@@ -7,8 +7,8 @@
 #include <thimble/core/kernels/shared/normal_quantile.h>
 #include <thimble/core/kernels/shared/random_bits.h>
 #include <thimble/cuda/kernel/element.h>
+#include <thimble/cuda/kernel/step_argument.h>
 #include <thimble/cuda/kernel/words.h>
-#include <thimble/cuda/runtime/step_argument.h>
 
 namespace thimble::kernels {
 namespace random_cuda_detail {

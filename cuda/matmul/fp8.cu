@@ -14,10 +14,10 @@
 #include <thimble/cuda/kernel/element.h>
 #include <thimble/cuda/kernel/float8_words.h>
 #include <thimble/cuda/kernel/launches_together.h>
+#include <thimble/cuda/kernel/step_argument.h>
 #include <thimble/cuda/kernel/words.h>
 #include <thimble/cuda/matmul/fp8_product.h>
 #include <thimble/cuda/runtime/library.h>
-#include <thimble/cuda/runtime/step_argument.h>
 
 namespace thimble::kernels {
 namespace fp8_cuda_detail {

@@ -6,14 +6,14 @@
 
 #include <thimble/core/kernels/optimizer.h>
 #include <thimble/core/kernels/shared/update_rule.h>
+#include <thimble/cuda/kernel/dynamic_code.h>
 #include <thimble/cuda/kernel/element.h>
+#include <thimble/cuda/kernel/step_argument.h>
 #include <thimble/cuda/kernel/warp.h>
 #include <thimble/cuda/optimizer/adafactor.h>
 #include <thimble/cuda/optimizer/clip.h>
 #include <thimble/cuda/optimizer/parameter.h>
 #include <thimble/cuda/optimizer/update_list.h>
-#include <thimble/cuda/runtime/dynamic_code.h>
-#include <thimble/cuda/runtime/step_argument.h>
 
 namespace thimble::kernels {
 namespace optimizer_cuda_detail {

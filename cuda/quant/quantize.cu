@@ -9,10 +9,10 @@
 #include <algorithm>
 
 #include <thimble/core/kernels/quantize.h>
+#include <thimble/cuda/kernel/dynamic_code.h>
 #include <thimble/cuda/kernel/element.h>
 #include <thimble/cuda/kernel/float8_words.h>
 #include <thimble/cuda/kernel/launches_together.h>
-#include <thimble/cuda/runtime/dynamic_code.h>
 
 namespace thimble::kernels {
 namespace quantize_cuda_detail {

@@ -74,7 +74,7 @@ class ImageSet final : public Dataset {
     }
     if (sizes.image > 0 && sizes.image != images_.height) {
       throw ValueError("`image`: " + std::to_string(sizes.image) + "; the data have images of " +
-                       std::to_string(images_.height) + " pixels, and that size alone is allowed");
+                       std::to_string(images_.height) + " pixels; expected that size");
     }
     sizes.image = images_.height;
     sizes.channels = images_.channels;
@@ -143,7 +143,7 @@ class ImageSet final : public Dataset {
   template <class Fill>
   Batch make(std::int64_t count, memory::Device device, DType dtype, Fill&& fill) const {
     if (!is_floating(dtype)) {
-      throw DTypeError("data: images in " + std::string(to_string(dtype)) + "; a floating dtype is allowed");
+      throw DTypeError("data: images in " + std::string(to_string(dtype)) + "; expected a floating dtype");
     }
     if (device.is_cuda() && !device.is_dry) {
       HostBatch batch;

@@ -32,7 +32,7 @@ void Generation::read(std::span<const std::int64_t> tokens) {
   const auto count = static_cast<std::int64_t>(tokens.size());
   if (count == 0 || count % batch != 0) {
     throw ValueError("generate: " + std::to_string(count) + " tokens for " + std::to_string(batch) +
-                     " sequences; as many, at least one, for each are allowed");
+                     " sequences; expected as many for each, at least one");
   }
   const NoGrad off;
   const Tensor ids = from_host(tokens, {batch, count / batch}, device_, Category::input);
@@ -64,7 +64,7 @@ std::vector<std::int64_t> generate(Model& model, std::vector<std::int64_t> promp
                                    double temperature, std::int64_t top_k, std::uint64_t seed) {
   Decoder& decoder = require_decoder(model, "generate");
   if (prompt.empty()) throw ValueError("generate: the prompt has no tokens; at least one is needed");
-  if (count < 0) throw ValueError("generate: count " + std::to_string(count) + "; at least 0 is allowed");
+  if (count < 0) throw ValueError("generate: count " + std::to_string(count) + "; expected at least 0");
   const bool was_training = model.is_training();
   model.eval();
   nn::KvCacheSizes sizes = decoder.cache_sizes();

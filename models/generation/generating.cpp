@@ -148,12 +148,12 @@ TokenText text_of(const GenerateOptions& options, const WeightFacts& facts) {
                      " names no characters, so its tokens are those of a tokenizer.json, which is to be given");
   }
   if (!characters.empty()) {
-    throw ValueError("`tokenizer`: " + facts.path + " has characters as tokens; none is allowed");
+    throw ValueError("`tokenizer`: " + facts.path + " has characters as tokens; expected none");
   }
   TokenText text(std::make_shared<const data::Tokenizer>(data::read_tokenizer(options.tokenizer)));
   if (!held.empty() && held != text.tokenizer_sum()) {
     throw ValueError("`tokenizer`: " + options.tokenizer + " has " + text.tokenizer_sum() + "; " + facts.path +
-                     " was trained with " + held + ", and that alone is allowed");
+                     " was trained with " + held + "; expected the same");
   }
   return text;
 }
@@ -164,7 +164,7 @@ std::unique_ptr<Decoder> make_decoder(const GenerationShape& shape, memory::Devi
   const nn::TensorOptions on = tensor_options(shape.setup, device);
   if (on.fp8) {
     throw ValueError("`precision`: " + shape.setup.precision +
-                     "; its scales are those of training, and policies without FP8 are allowed");
+                     "; its scales are those of training; expected a policy without FP8");
   }
   std::unique_ptr<Model> model = make_model(shape.setup.model, shape.setup.sizes, on);
   require_decoder(*model, shape.setup.model.c_str());
@@ -178,7 +178,7 @@ GenerationShape complete_shape(const GenerationShape& given) {
   if (shape.context == 0) shape.context = model->options().sequence;
   if (shape.context > model->most_positions()) {
     throw ValueError("`context`: " + text(shape.context) + "; " + shape.setup.model + " has learned " +
-                     text(model->most_positions()) + " positions, and as many are allowed");
+                     text(model->most_positions()) + " positions; expected at most as many");
   }
   if (shape.prompt_tokens == 0) {
     shape.prompt_tokens = std::max<std::int64_t>(1, shape.context - std::max<std::int64_t>(1, shape.tokens));
@@ -252,8 +252,8 @@ PreparedGeneration prepare_generation(const GenerateOptions& options) {
   GenerateOptions& o = prepared.options;
   o.sampling.check();
   if (o.weights.empty() == o.checkpoint.empty()) {
-    throw ValueError("`weights`, `checkpoint`: " + std::string(o.weights.empty() ? "neither" : "both") +
-                     " is given; one is allowed");
+    throw ValueError("`weights`, `checkpoint`: expected one of them, got " +
+                     std::string(o.weights.empty() ? "neither" : "both"));
   }
   const WeightFacts facts = read_weight_facts(o.checkpoint.empty() ? o.weights : o.checkpoint, !o.checkpoint.empty());
   follow_model(o.shape, facts);

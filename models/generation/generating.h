@@ -20,7 +20,7 @@
 #include <thimble/memory/policies/committed.h>
 #include <thimble/models/datasets/token_text.h>
 #include <thimble/models/generation/generate.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 #include <thimble/nn/step/profile.h>
 
 namespace thimble::models {

@@ -61,7 +61,7 @@ ModelOptions googlenet_options(ModelOptions options) {
   options.vocabulary = options.sequence = options.layers = options.heads = 0;  // it has none
   if (options.dropout < 0) options.dropout = 0.2;
   if (options.width % 8 != 0) {
-    throw ValueError("googlenet: width " + std::to_string(options.width) + ": multiples of 8 are allowed");
+    throw ValueError("googlenet: width " + std::to_string(options.width) + "; expected a multiple of 8");
   }
   if (options.dropout >= 1) {
     throw ValueError("googlenet: dropout " + std::to_string(options.dropout) + " is not in [0, 1)");

@@ -189,11 +189,11 @@ void require_llama_sizes(std::string_view name, const ModelOptions& sizes) {
   const std::int64_t head = sizes.width / sizes.heads;
   if (head % 2 != 0 || head > 512) {
     throw ValueError(std::string(name) + ": heads of " + std::to_string(head) +
-                     " numbers; an even number of at most 512 is allowed, because pairs of them are turned");
+                     " numbers; expected an even number of at most 512, because pairs of them are turned");
   }
   if (sizes.dropout > 0) {
     throw ValueError(std::string(name) + ": dropout " + std::to_string(sizes.dropout) +
-                     "; the family has none, and 0 alone is allowed");
+                     "; the family has none; expected 0");
   }
 }
 

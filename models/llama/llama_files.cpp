@@ -51,7 +51,7 @@ void refuse_sizes(const ModelOptions& options) {
                       o.heads, o.width,    o.key_heads, o.hidden,     o.window};
   };
   if (sizes(rest) == sizes(none) && rest.shares_kernels) return;
-  throw ValueError("llama: sizes beside those of config.json; sequence, build, head and feed_forward are allowed");
+  throw ValueError("llama: sizes beside those of config.json; expected only sequence, build, head and feed_forward");
 }
 
 }  // namespace llama_files_detail

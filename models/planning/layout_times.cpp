@@ -15,7 +15,7 @@
 #include <thimble/dist/pipeline/schedule.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/planning/layouts.h>
-#include <thimble/models/training/trained_parts.h>
+#include <thimble/models/techniques/trained_parts.h>
 
 namespace thimble::models {
 namespace layout_times_detail {

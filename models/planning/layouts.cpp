@@ -178,17 +178,17 @@ LayoutReport find_layout(const PlanOptions& given, const Cluster& cluster, const
   const auto start = now();
   if (cluster.memory_bytes == 0) throw ValueError("layouts: no memory; the bytes of a rank are needed");
   if (options.setup.cp != 1) {
-    throw ValueError("layouts: `cp` " + std::to_string(options.setup.cp) + "; 1 alone is tried, and allowed");
+    throw ValueError("layouts: `cp` " + std::to_string(options.setup.cp) + "; expected 1, as no other is tried");
   }
   if (options.setup.pipeline != "1f1b") {
-    throw ValueError("layouts: `pipeline` " + options.setup.pipeline + "; 1f1b alone is tried, and allowed");
+    throw ValueError("layouts: `pipeline` " + options.setup.pipeline + "; expected 1f1b, as no other is tried");
   }
   if (fixed.bucket_bytes == std::size_t{0}) {
-    throw ValueError("layouts: `bucket_bytes` 0, buckets whose number is not counted; 1 and more are allowed");
+    throw ValueError("layouts: `bucket_bytes` 0, buckets whose number is not counted; expected at least 1");
   }
   if (cluster.ranks < 1 || cluster.per_node < 1) {
     throw ValueError("layouts: " + std::to_string(cluster.ranks) + " ranks in nodes of " +
-                     std::to_string(cluster.per_node) + "; 1 and more are allowed");
+                     std::to_string(cluster.per_node) + "; expected at least 1");
   }
   const nn::CostModel costs(hardware_for(options.costs, options.device));
   LayoutTimes times(options.setup, cluster, costs, options.device);
@@ -197,7 +197,7 @@ LayoutReport find_layout(const PlanOptions& given, const Cluster& cluster, const
   if (all.empty()) {
     throw ValueError("layouts: none of " + std::to_string(cluster.ranks) +
                      " ranks goes with what is given and a batch of " + std::to_string(options.setup.batch) +
-                     "; other numbers, or fewer that are given, are allowed");
+                     "; expected other numbers, or fewer of them");
   }
   std::stable_sort(all.begin(), all.end(),
                    [](const JudgedLayout& a, const JudgedLayout& b) { return a.time.step_s() < b.time.step_s(); });

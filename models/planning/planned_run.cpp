@@ -49,7 +49,7 @@ PlannedRuns::PlannedRuns(Setup& setup, memory::Device device, const std::string&
     follow_weights(setup.model, setup.sizes, read_weight_facts(setup.weights), WeightUse::training);
   }
   if (data.empty() && !setup.tokenizer.empty()) {
-    throw ValueError("`tokenizer`: '" + setup.tokenizer + "' has no text to read; with `data` it is allowed");
+    throw ValueError("`tokenizer`: '" + setup.tokenizer + "' has no text to read; expected `data` beside it");
   }
   if (data.empty()) return;
   const auto model = make_model(setup.model, setup.sizes, tensor_options(setup, dry(device)));

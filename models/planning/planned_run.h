@@ -7,7 +7,7 @@
 #include <string>
 
 #include <thimble/models/datasets/dataset.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 
 namespace thimble::models {
 

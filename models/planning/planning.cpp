@@ -12,9 +12,9 @@
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/models/planning/planned_run.h>
-#include <thimble/models/planning/spilling.h>
+#include <thimble/models/techniques/adapting.h>
+#include <thimble/models/techniques/spilling.h>
 #include <thimble/models/techniques/technique.h>
-#include <thimble/models/training/adapting.h>
 #include <thimble/models/training/process_bytes.h>
 #include <thimble/models/training/quantizing.h>
 #include <thimble/nn/fit/process_budget.h>
@@ -53,15 +53,15 @@ void check_inference(const PlanOptions& options) {
   refuse_training(s, "`is_inference`");
   if (!options.is_int8) return;
   if (s.sizes.feed_forward == FeedForward::tiled) {
-    throw ValueError("`is_int8`: not with `feed_forward` tiled, whose products have no codes; full is allowed");
+    throw ValueError("`is_int8`: not with `feed_forward` tiled, whose products have no codes; expected full");
   }
   if (!s.precision.empty() && s.precision != "O0") {
     throw ValueError("`is_int8`: not with `precision` " + s.precision +
-                     ", because the codes are made of a net in f32; O0, or no `precision`, is allowed");
+                     ", because the codes are made of a net in f32; expected O0, or no `precision`");
   }
   if (s.dtype != DType::f32) {
     throw ValueError("`is_int8`: not with `dtype` " + std::string(to_string(s.dtype)) +
-                     ", because the codes are made of a net in f32; f32 is allowed");
+                     ", because the codes are made of a net in f32; expected f32");
   }
 }
 
@@ -138,11 +138,11 @@ memory::OutsideBytes outside_of(const PlanOptions& options, const memory::Proces
 void fit_process(PlanOptions& options, PlanReport& report, const memory::ProcessBase& base) {
   if (options.device != cpu) {
     throw ValueError("`process_budget_bytes`: the host's bytes beside a " + to_string(options.device) +
-                     " are not known; cpu is allowed");
+                     " are not known; expected cpu");
   }
   if (options.setup.ranks > 1) {
     throw ValueError("`process_budget_bytes`: what " + std::to_string(options.setup.ranks) +
-                     " ranks hold outside of their arenas is not known; `budget_bytes`, of each rank, is allowed");
+                     " ranks hold outside of their arenas is not known; expected `budget_bytes`, of each rank");
   }
   Setup setup = options.setup;
   if (setup.micro_batches == auto_micro_batches) setup.micro_batches = 1;
@@ -175,10 +175,10 @@ std::int64_t sequence_of(const Setup& setup) {
 /// Throws ValueError where the sequence of the setup's model cannot be searched for.
 void require_sequence(const PlanOptions& options) {
   if (!make_model(options.setup.model, options.setup.sizes, {dry(cpu)})->is_text()) {
-    throw ValueError("`finds_sequence`: " + options.setup.model + " is over images; a model over tokens is allowed");
+    throw ValueError("`finds_sequence`: " + options.setup.model + " is over images; expected a model over tokens");
   }
   if (!options.data.empty()) {
-    throw ValueError("`finds_sequence`: not with `data`, which has sequences of its own; without it, it is allowed");
+    throw ValueError("`finds_sequence`: not with `data`, which has its own sequences; leave out one of them");
   }
 }
 
@@ -188,13 +188,13 @@ std::optional<Extent> extent_of(const PlanOptions& options, std::size_t budget_b
   const Extent extent = options.finds_batch ? Extent::batch : Extent::sequence;
   const std::string option = options.finds_batch ? "`finds_batch`" : "`finds_sequence`";
   if (options.finds_batch && options.finds_sequence) {
-    throw ValueError(option + ": not with `finds_sequence`; one of them is allowed");
+    throw ValueError(option + ": not with `finds_sequence`; leave out one of them");
   }
   if (budget_bytes == 0) {
     throw ValueError(option + ": no budget; `budget_bytes`, or `hardware` with a memory, is needed");
   }
   if (options.setup.micro_batches == auto_micro_batches) {
-    throw ValueError(option + ": not with `micro_batches` auto; a number of them is allowed");
+    throw ValueError(option + ": not with `micro_batches` auto; expected a number of them");
   }
   return extent;
 }

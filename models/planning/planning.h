@@ -10,10 +10,10 @@
 
 #include <thimble/memory/policies/committed.h>
 #include <thimble/memory/process/outside.h>
-#include <thimble/models/planning/choices.h>
-#include <thimble/models/planning/costs.h>
-#include <thimble/models/planning/spilling.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
+#include <thimble/models/techniques/spilling.h>
+#include <thimble/models/training/choices.h>
+#include <thimble/models/training/costs.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/fit/segments.h>
 

@@ -10,10 +10,10 @@
 #include <thimble/dist/parts/team.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/stack.h>
-#include <thimble/models/planning/choices.h>
 #include <thimble/models/planning/planned_run.h>
 #include <thimble/models/planning/planning.h>
-#include <thimble/models/training/trained_parts.h>
+#include <thimble/models/techniques/trained_parts.h>
+#include <thimble/models/training/choices.h>
 
 namespace thimble::models {
 namespace rank_plans_detail {
@@ -66,46 +66,13 @@ std::vector<std::vector<int>> alike_ranks(Setup setup, memory::Device device) {
   return groups;
 }
 
-nn::Plan fit_in_budget(const ChoiceOptions& options, const Setup& setup, nn::Planner& planner) {
-  if (setup.ranks == 1 || (setup.zero < 3 && team_size(setup) == 1)) return planner.fit(options.budget_bytes);
-  const int of_stage = setup.ranks / setup.pp, begin = setup.rank / of_stage * of_stage;  // the ranks of this stage
-  Setup of_rank = setup;
-  of_rank.rank = begin;
-  nn::Planner first(options.run_of(of_rank), options.device, options.costs, planner_options(of_rank, options.device));
-  std::size_t target = options.budget_bytes, most = 0;
-  // The plan on this rank; `most` is what it needs on the one that needs most.
-  const auto place_on_all = [&](const nn::Plan& plan) {
-    nn::Plan own;
-    most = 0;
-    for (of_rank.rank = begin; of_rank.rank < begin + of_stage; ++of_rank.rank) {
-      nn::Plan placed = nn::place_anew(plan, options.run_of(of_rank), options.device);
-      most = std::max(most, placed.peak_bytes);
-      if (of_rank.rank == setup.rank) own = std::move(placed);
-    }
-    return own;
-  };
-  constexpr int tries = 4;  // blocks of shards differ by grains, arenas by granules
-  try {
-    for (int i = 0; i < tries; ++i) {
-      nn::Plan own = place_on_all(first.fit(target));
-      if (most <= options.budget_bytes) return own;
-      target -= std::min(target, most - options.budget_bytes);
-    }
-  } catch (const nn::BudgetError& error) {  // of the first of them
-    place_on_all(first.fit(error.minimum_bytes()));
-  }
-  throw nn::BudgetError("fit: no plan needs as little as " + memory::exact_bytes(options.budget_bytes) +
-                            " on every rank; one needs " + memory::exact_bytes(most),
-                        options.budget_bytes, most);
-}
-
 std::vector<RankPlan> plan_ranks(const PlanOptions& options) {
   if (options.finds_batch || options.finds_sequence || options.is_inference) {
     const char* const option = options.finds_batch      ? "`finds_batch`"
                                : options.finds_sequence ? "`finds_sequence`"
                                                         : "`is_inference`";
     throw ValueError(std::string(option) + ": not with `ranks` " + std::to_string(options.setup.ranks) +
-                     "; one rank is allowed");
+                     "; expected one rank");
   }
   std::vector<RankPlan> plans;
   PlanOptions of_rank = options;

@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include <thimble/core/error.h>
+#include <thimble/models/techniques/adapting.h>
 #include <thimble/models/techniques/technique.h>
-#include <thimble/models/training/adapting.h>
 
 namespace thimble::models {
 namespace adapters_detail {
@@ -50,7 +50,7 @@ void check_base(const Setup& setup, bool) {
                                            : size_of(setup.dtype) >= 2;
   if (fits) return;
   throw ValueError("`dtype`: " + std::string(to_string(setup.dtype)) + " contradicts `base` " + setup.base +
-                   "; without `dtype`" + (base_code(setup) ? ", or with f32, f16 or bf16," : "") + " it is allowed");
+                   "; expected no `dtype`" + (base_code(setup) ? ", f32, f16 or bf16" : ""));
 }
 
 const Technique list[] = {

@@ -24,14 +24,14 @@ nn::Fp8Recipe changed(nn::Fp8Recipe recipe, const Setup& setup) {
   if (setup.fp8_history) {
     if (recipe.kind != Fp8Scaling::delayed) {
       throw ValueError("`fp8_history`: " + std::to_string(*setup.fp8_history) + " is for delayed scaling, not for " +
-                       policy + ", whose scales look back on no step; `precision` fp8 is allowed");
+                       policy + ", whose scales look back on no step; expected `precision` fp8");
     }
     recipe.history = static_cast<int>(within("`fp8_history`", *setup.fp8_history, 1, fp8_history_max));
   }
   if (setup.fp8_margin) {
     if (recipe.kind == Fp8Scaling::block && *setup.fp8_margin != 0) {
       throw ValueError("`fp8_margin`: " + std::to_string(*setup.fp8_margin) + " is not for the blocks of " + policy +
-                       "; 0 is allowed, and others with fp8, fp8-current");
+                       "; expected 0, or `precision` fp8 or fp8-current");
     }
     recipe.margin = static_cast<int>(within("`fp8_margin`", *setup.fp8_margin, 0, fp8_margin_max));
   }
@@ -176,7 +176,7 @@ nn::TensorOptions tensor_options(const Setup& setup, memory::Device device) {
     const std::string dtype(to_string(setup.dtype));
     throw ValueError((setup.base.empty() ? "`dtype`: " + dtype : "`base`: " + setup.base + " of " + dtype) +
                      " contradicts `precision` " + setup.precision + ", whose parameters are " +
-                     std::string(to_string(policy.parameters)) + "; without `dtype`, or with that one, it is allowed");
+                     std::string(to_string(policy.parameters)) + "; expected that one, or no `dtype`");
   }
   nn::TensorOptions on = policy.on(device);
   if (on.fp8) on.fp8 = changed(*on.fp8, setup);

@@ -18,14 +18,14 @@ void check_divisor(const Setup& setup, const char* option, int shards) {
   if (shards >= 1 && (setup.ranks <= 1 || setup.ranks % shards == 0)) return;
   throw ValueError(std::string(option) + ": " + std::to_string(shards) + " with `ranks` " +
                    std::to_string(setup.ranks) +
-                   "; a divisor of the ranks, or any number of parts on one rank, is allowed");
+                   "; expected a divisor of the ranks, or any number of parts on one rank");
 }
 
 void check_ranks(const Setup& setup, bool) {
   const std::string begin = "`ranks`: " + std::to_string(setup.ranks);
   if (setup.ranks < 1 || setup.rank < 0 || setup.rank >= setup.ranks) {
     throw ValueError(begin + ", of which this is rank " + std::to_string(setup.rank) +
-                     "; at least 1, and ranks from 0 to one less, are allowed");
+                     "; expected at least 1, and ranks from 0 to one less");
   }
   const int alike = team_size(setup) * setup.pp;
   if (setup.ranks == 1 || alike < 1 || setup.ranks % alike != 0) return;  // these have checks of their own
@@ -34,14 +34,14 @@ void check_ranks(const Setup& setup, bool) {
   if (setup.batch % samples == 0) return;
   throw ValueError(begin + in_teams(setup) +
                    (micro_batches > 1 ? " with `micro_batches` " + std::to_string(micro_batches) + " each" : "") +
-                   " do not divide `batch` " + std::to_string(setup.batch) + "; a multiple of " +
-                   std::to_string(samples) + " is allowed");
+                   " do not divide `batch` " + std::to_string(setup.batch) + "; expected a multiple of " +
+                   std::to_string(samples));
 }
 
 void check_stages(const Setup& setup, bool) {
   if (setup.pp >= 1 && (setup.ranks <= 1 || setup.ranks % (team_size(setup) * setup.pp) == 0)) return;
   throw ValueError("`pp`: " + std::to_string(setup.pp) + " with `ranks` " + std::to_string(setup.ranks) +
-                   in_teams(setup) + "; as many stages as divide the ranks, or any number on one rank, are allowed");
+                   in_teams(setup) + "; expected as many stages as divide the ranks, or any number on one rank");
 }
 
 void check_chunks(const Setup& setup, bool) {
@@ -51,15 +51,15 @@ void check_chunks(const Setup& setup, bool) {
   }
   const std::string begin = "`chunks`: " + std::to_string(setup.chunks);
   if (!is_interleaved && setup.chunks != 1) {
-    throw ValueError(begin + " with `pipeline` " + setup.pipeline + "; 1, or `pipeline` interleaved, is allowed");
+    throw ValueError(begin + " with `pipeline` " + setup.pipeline + "; expected 1, or `pipeline` interleaved");
   }
   if (!is_interleaved) return;
-  if (setup.chunks < 2) throw ValueError(begin + " with `pipeline` interleaved; 2 and more are allowed");
-  if (setup.pp == 1) throw ValueError(begin + " with `pp` 1; 2 stages and more are allowed");
+  if (setup.chunks < 2) throw ValueError(begin + " with `pipeline` interleaved; expected at least 2");
+  if (setup.pp == 1) throw ValueError(begin + " with `pp` 1; expected at least 2 stages");
   if (setup.micro_batches % least_micro_batches(setup) != 0) {
     throw ValueError("`micro_batches`: " + std::to_string(setup.micro_batches) +
                      " with `pipeline` interleaved and `pp` " + std::to_string(setup.pp) +
-                     "; a multiple of the stages is allowed");
+                     "; expected a multiple of the stages");
   }
 }
 
@@ -89,10 +89,6 @@ std::optional<Saved> saved_stages(const Setup&, const Model& model) {
   if (!model.is_tied()) return std::nullopt;
   return Saved{model.options().stage.count > 1 ? "several" : "1", "1"};
 }
-
-/// Whether ranks share the batch out, and with it what ZeRO shards and buckets carry.
-bool has_data_ranks(const Setup& setup) { return setup.ranks > 1 && data_ranks(setup) > 1; }
-constexpr const char* of_data_ranks = "ranks that share the batch: `ranks` 2 or more, beyond `tp`, `cp` and `pp`";
 
 constexpr const char* of_one_rank = "those of one rank with as many shards";
 
@@ -142,7 +138,6 @@ const Technique list[] = {
               fields::number<&Setup::zero, 0, 3>},
      .example = {"2"},
      .check = check_zero,
-     .needs = {{"ranks", of_data_ranks, has_data_ranks}},
      .identity = {OnRanks::alike},
      .variants = stages_of_zero,
      .document = {"optimizer state, gradients and parameters in shards, on several ranks",
@@ -155,7 +150,6 @@ const Technique list[] = {
                },
                fields::value_of<&Setup::bucket_bytes>}},
      .detail_of = "zero",
-     .needs = {{"ranks", of_data_ranks, has_data_ranks}},
      .identity = {OnRanks::alike}}};
 
 }  // namespace ranks_detail

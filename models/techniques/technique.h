@@ -2,7 +2,7 @@
 // A technique is one row: its flag, what it excludes and needs, what checkpoints and ranks know of it, how it saves
 // memory, its row in the documents. All else is read off the rows: help, refusals, the identity of a run, levers, the
 // table in docs/less-memory.md, the tests of every pair (docs/add-a-technique.md). Its effect is where models and steps
-// are made (models/training/setup.h).
+// are made (models/techniques/setup.h).
 
 #include <limits>
 #include <optional>
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include <thimble/memory/units.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 
 namespace thimble::models {
 

@@ -8,7 +8,7 @@
 #include <thimble/core/files/bytes.h>
 #include <thimble/memory/offload/device_tier.h>
 #include <thimble/memory/offload/direct_file.h>
-#include <thimble/models/planning/spilling.h>
+#include <thimble/models/techniques/spilling.h>
 #include <thimble/models/techniques/technique.h>
 #include <thimble/nn/step/gradient_sink.h>
 
@@ -21,10 +21,10 @@ constexpr const char* host = "host";
 void check_place(const Setup& setup, memory::Device device) {
   if (device.is_cuda() && setup.offload != host) {
     throw ValueError("`offload`: '" + setup.offload + "' for " + to_string(device) +
-                     ", whose tensors wait in the host's pinned memory; host is allowed");
+                     ", whose tensors wait in the host's pinned memory; expected host");
   }
   if (!device.is_cuda() && setup.offload == host) {
-    throw ValueError("`offload`: host is for `device` cuda; a folder on a disk is allowed");
+    throw ValueError("`offload`: host is for `device` cuda; expected a folder on a disk");
   }
 }
 

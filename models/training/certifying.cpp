@@ -8,7 +8,7 @@ namespace thimble::models {
 nn::Certificate certify_training(const PreparedTraining& prepared) {
   const TrainOptions& options = prepared.options;
   if (options.setup.allows_lossy) {
-    throw ValueError("certify: `allows_lossy` rounds gradients, so bits differ; without it it is allowed");
+    throw ValueError("certify: `allows_lossy` rounds gradients, so bits differ; leave it out");
   }
   if (options.budget_bytes == 0 && options.plan.empty()) {
     throw ValueError("certify: no plan to hold against the plain run; `budget_bytes` or `plan` is needed");

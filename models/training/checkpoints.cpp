@@ -64,21 +64,21 @@ std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Trai
   for (const char* key : {"model", "characters", "tokenizer"}) {
     if (own.count(key) != 0 && held(key, "") != own.at(key)) {
       throw ValueError(start + "has " + key + " '" + held(key, "") + "'; this run has '" + own.at(key) +
-                       "', and that alone is allowed");
+                       "'; expected the same");
     }
   }
   for (const auto& trait : run_traits(options, training.model())) {
     const std::string before = held(trait.key, trait.usual);
     if (checkpoints_detail::is_same(trait, before)) continue;
     throw ValueError(start + "was trained " + checkpoints_detail::in_words(trait, before) +
-                     ", and that alone is allowed; this run is " + checkpoints_detail::in_words(trait, trait.value));
+                     "; expected the same, got " + checkpoints_detail::in_words(trait, trait.value));
   }
   const std::string changed = recipe_change(info.metadata, options, data, training.model(), start);
   if (change != nullptr) *change = changed;
   training.load(options.resume);
   if (training.generator().seed() != options.setup.seed) {
     throw ValueError(start + "was trained with seed " + std::to_string(training.generator().seed()) +
-                     "; the same is allowed, not " + std::to_string(options.setup.seed));
+                     "; expected the same, got " + std::to_string(options.setup.seed));
   }
   const auto done = static_cast<std::uint64_t>(info.step_count) +
                     static_cast<std::uint64_t>(info.scaler ? info.scaler->skipped_steps : 0);

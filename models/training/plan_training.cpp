@@ -11,9 +11,9 @@
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/process/process.h>
-#include <thimble/models/planning/capture.h>
-#include <thimble/models/planning/choices.h>
-#include <thimble/models/planning/spilling.h>
+#include <thimble/models/techniques/spilling.h>
+#include <thimble/models/training/capture.h>
+#include <thimble/models/training/choices.h>
 #include <thimble/models/training/process_bytes.h>
 #include <thimble/models/training/training.h>
 #include <thimble/nn/fit/plan_file.h>
@@ -36,7 +36,7 @@ void plan_from_file(PreparedTraining& prepared) {
                     planner_options(setup, options.device).make_tier, options.steps - prepared.first_step == 1 ? 1 : 2);
   if (plan.packed_bytes > 0 && !setup.allows_lossy) {
     throw ValueError("`plan`: '" + options.plan +
-                     "' packs tensors, which rounds gradients; with `allows_lossy` it is allowed");
+                     "' packs tensors, which rounds gradients; expected `allows_lossy` beside it");
   }
   if (options.budget_bytes > 0 && plan.peak_bytes > options.budget_bytes) {
     throw nn::BudgetError("`plan`: '" + options.plan + "' needs " + memory::exact_bytes(plan.peak_bytes) +
@@ -119,19 +119,19 @@ void plan_training(PreparedTraining& prepared) {
   const int ranks = prepared.options.setup.ranks;
   if (ranks > 1 && prepared.options.process_budget_bytes > 0) {
     throw ValueError("`process_budget_bytes`: what " + std::to_string(ranks) +
-                     " ranks hold outside of their arenas is not known; `budget_bytes`, of each rank, is allowed");
+                     " ranks hold outside of their arenas is not known; expected `budget_bytes`, of each rank");
   }
   if (ranks > 1 && prepared.options.costs.measures) {
     throw ValueError("`measures`: not with `ranks` " + std::to_string(ranks) +
-                     ", which would measure other times and follow other plans; `times` is allowed");
+                     ", which would measure other times and follow other plans; expected `times`");
   }
   if (ranks > 1 && prepared.options.captures_steps) {
-    throw ValueError("`captures_steps`: not with `ranks` " + std::to_string(ranks) + "; one rank is allowed");
+    throw ValueError("`captures_steps`: not with `ranks` " + std::to_string(ranks) + "; expected one rank");
   }
   if (prepared.options.process_budget_bytes > 0) {
     if (prepared.options.device != cpu) {
       throw ValueError("`process_budget_bytes`: the host's bytes beside a " + to_string(prepared.options.device) +
-                       " are not known; cpu is allowed");
+                       " are not known; expected cpu");
     }
     prepared.nodes = count_nodes(prepared);
     fit_process(prepared, plan);

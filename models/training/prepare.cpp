@@ -11,11 +11,11 @@
 #include <thimble/core/files/outputs.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/memory/stack.h>
-#include <thimble/models/planning/capture.h>
-#include <thimble/models/planning/spilling.h>
+#include <thimble/models/techniques/adapting.h>
+#include <thimble/models/techniques/spilling.h>
 #include <thimble/models/techniques/technique.h>
-#include <thimble/models/training/adapting.h>
 #include <thimble/models/training/alike_ranks.h>
+#include <thimble/models/training/capture.h>
 #include <thimble/models/training/checkpoints.h>
 #include <thimble/models/training/training.h>
 #include <thimble/models/weights/follow_weights.h>
@@ -35,9 +35,9 @@ void check_parts(const TrainOptions& options, bool is_text) {
                                             : "`tp`: " + std::to_string(setup.tp)) +
                             " with ";
   const std::string whole = has_stages ? "`pp` 1" : setup.cp > 1 ? "`cp` 1" : "`tp` 1";
-  if (options.sample > 0) throw ValueError(begin + "`sample`; " + whole + ", or `sample` 0, is allowed");
+  if (options.sample > 0) throw ValueError(begin + "`sample`; expected " + whole + ", or `sample` 0");
   if (has_stages && !setup.weights.empty()) {
-    throw ValueError(begin + "`weights`: no rank has the whole model; `resume` and `pp` 1 are allowed");
+    throw ValueError(begin + "`weights`: no rank has the whole model; expected `resume`, or `pp` 1");
   }
   if (setup.tp == 1) return;
   if (options.save.empty() && options.resume.empty()) return;
@@ -46,7 +46,7 @@ void check_parts(const TrainOptions& options, bool is_text) {
   if (is_elementwise(optimizer) && state == DType::f32) return;
   throw ValueError(begin + (options.save.empty() ? "`resume`" : "`save`") + ": the state of " + optimizer +
                    (state == DType::f32 ? "" : " in " + std::string(to_string(state))) +
-                   " is not cut as parameters are; sgd, momentum, adam and adamw, with `state` f32, are allowed");
+                   " is not cut as parameters are; expected sgd, momentum, adam or adamw, with `state` f32");
 }
 
 namespace fs = std::filesystem;
@@ -66,7 +66,7 @@ void check_file(const char* option, const std::string& path) {
   if (path.empty()) return;
   std::error_code error;
   if (fs::is_directory(path, error)) {
-    throw ValueError(std::string(option) + ": '" + path + "' is a folder; the name of a file is allowed");
+    throw ValueError(std::string(option) + ": '" + path + "' is a folder; expected the name of a file");
   }
   const fs::path folder = fs::path(path).parent_path();
   require_writable(option, path, folder.empty() ? fs::path(".") : folder);
@@ -111,11 +111,11 @@ void check_files(const TrainOptions& options) {
 void check_fine_tuning(TrainOptions& options) {
   const bool has_adapters = options.setup.lora_rank > 0;
   if (!has_adapters && !options.save_adapters.empty()) {
-    throw ValueError("`save_adapters`: there are none; with `lora_rank` it is allowed");
+    throw ValueError("`save_adapters`: there are none; expected `lora_rank` beside it");
   }
   if (has_adapters && !options.save_weights.empty()) {
     throw ValueError(
-        "`save_weights`: the weights are frozen, and what is trained are adapters; `save_adapters` is allowed");
+        "`save_weights`: the weights are frozen, and what is trained are adapters; expected `save_adapters`");
   }
   check_weights(options.setup);
   if (options.setup.weights.empty()) return;
@@ -160,7 +160,7 @@ void open_data(TrainOptions& options, PreparedTraining& prepared) {
   TrainOptions checked = options;
   if (options.setup.micro_batches == auto_micro_batches) {
     if (options.budget_bytes == 0 && options.process_budget_bytes == 0) {
-      throw ValueError("`micro_batches`: auto needs a `budget_bytes` to choose for; a number is allowed without one");
+      throw ValueError("`micro_batches`: auto needs a `budget_bytes` to choose for; expected one, or a number");
     }
     checked.setup.micro_batches = 1;
   }
@@ -211,7 +211,8 @@ void check_needs(const TrainOptions& o) {
   need(!o.costs.times.empty(), "`times`", has_budget, "`budget_bytes` to plan for");
   need(is_for_plans, "`offload`", is_planned, "`budget_bytes` to plan for");
   need(s.allows_lossy, "`allows_lossy`", is_planned, "`budget_bytes` to plan for");
-  need(o.is_strict, "`is_strict`", is_planned || o.captures_steps, "steps that follow a plan: `budget_bytes` or `plan`");
+  need(o.is_strict, "`is_strict`", is_planned || o.captures_steps,
+       "steps that follow a plan: `budget_bytes` or `plan`");
   need(o.save_every > 0, "`save_every`", !o.save.empty(), "`save`");
   need(o.keep > 1, "`keep`", !o.save.empty(), "`save`");
   need(o.min_rate > 0, "`min_rate`", o.schedule != "constant", "`schedule` cosine or step");
@@ -226,7 +227,7 @@ void check_needs(const TrainOptions& o) {
 }  // namespace prepare_detail
 
 PreparedTraining open_training(TrainOptions options) {
-  if (options.steps < 1) throw ValueError("`steps`: " + std::to_string(options.steps) + "; at least 1 is allowed");
+  if (options.steps < 1) throw ValueError("`steps`: " + std::to_string(options.steps) + "; expected at least 1");
   prepare_detail::check_needs(options);
   rate_at(options, 1, 0);
   check_tf32(options.allows_tf32, options.device);

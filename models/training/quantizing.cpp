@@ -1,5 +1,5 @@
 #include <thimble/models/datasets/token_text.h>
-#include <thimble/models/training/adapting.h>
+#include <thimble/models/techniques/adapting.h>
 #include <thimble/models/training/quantizing.h>
 #include <thimble/models/weights/follow_weights.h>
 
@@ -185,7 +185,7 @@ nn::MakeRun int8_inference_run(const Setup& setup, memory::Device device) {
   const ResourceScope outside(memory::default_stack(device).top);
   const std::shared_ptr<Model> model = make_model(setup.model, setup.sizes, {device, DType::f32});
   if (model->is_text()) {
-    throw ValueError("int8: " + setup.model + " is a model over text; models over images are allowed");
+    throw ValueError("int8: " + setup.model + " is a model over text; expected a model over images");
   }
   return [batch = setup.batch, model, net = std::shared_ptr<const FoldedNet>(fold(*model, device))](memory::Device on) {
     return std::make_unique<Int8Run>(*net, unit_scales(net->program()), model->empty_batch(batch, on).input);
@@ -200,7 +200,7 @@ QuantizeReport quantize(const QuantizeOptions& options) {
   using namespace quantizing_detail;
   QuantizeOptions o = options;
   if (o.setup.dtype != DType::f32)
-    throw ValueError("`dtype`: " + std::string(to_string(o.setup.dtype)) + "; f32 is allowed");
+    throw ValueError("`dtype`: " + std::string(to_string(o.setup.dtype)) + "; expected f32");
   check_outputs({{"`save`", o.save, &file_kinds::weights}},
                 {{"`weights`", o.weights}, {"`data`", o.data}, {"`tokenizer`", o.setup.tokenizer}}, o.overwrites);
   const WeightFacts facts = read_weight_facts(o.weights);

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <thimble/memory/process/outside.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 #include <thimble/nn/quant/calibrate.h>
 #include <thimble/nn/quant/error_report.h>
 

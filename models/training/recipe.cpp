@@ -65,8 +65,7 @@ std::string recipe_change(const nn::Metadata& before, const TrainOptions& option
   const auto require_same = [&](const char* key, const std::string& was, std::int64_t is) {
     const std::string own = std::to_string(is);
     if (was.empty() || was == own) return;
-    throw ValueError(start + "was trained with `" + key + "` " + was +
-                     ", and that alone is allowed; this run is with `" + key + "` " + own +
+    throw ValueError(start + "was trained with `" + key + "` " + was + "; expected the same, got `" + key + "` " + own +
                      ", another function of the same parameters");
   };
   const ModelOptions& sizes = model.options();

@@ -12,9 +12,9 @@
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/models/generation/generate.h>
-#include <thimble/models/training/adapting.h>
+#include <thimble/models/techniques/adapting.h>
+#include <thimble/models/techniques/trained_parts.h>
 #include <thimble/models/training/checkpoints.h>
-#include <thimble/models/training/trained_parts.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/step/captured_step.h>
@@ -56,7 +56,7 @@ BatchShare share_of(const Setup& setup) {
 double rate_at(const TrainOptions& options, double rate, std::int64_t step) {
   const std::int64_t warmup = options.warmup, total = options.steps;
   if (warmup < 0 || warmup > total) {
-    throw ValueError("`warmup`: " + std::to_string(warmup) + " steps; 0 to " + std::to_string(total) + " are allowed");
+    throw ValueError("`warmup`: " + std::to_string(warmup) + " steps; expected 0 to " + std::to_string(total));
   }
   if (options.schedule == "cosine") return optim::cosine_rate(rate, step, warmup, total, options.min_rate);
   if (options.schedule != "constant" && options.schedule != "step") {

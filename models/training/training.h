@@ -38,10 +38,10 @@
 #include <thimble/memory/stack.h>
 #include <thimble/memory/summary.h>
 #include <thimble/models/datasets/dataset.h>
-#include <thimble/models/planning/costs.h>
-#include <thimble/models/planning/spilling.h>
-#include <thimble/models/training/setup.h>
-#include <thimble/models/training/trained_parts.h>
+#include <thimble/models/techniques/setup.h>
+#include <thimble/models/techniques/spilling.h>
+#include <thimble/models/techniques/trained_parts.h>
+#include <thimble/models/training/costs.h>
 #include <thimble/nn/fit/levers.h>
 #include <thimble/nn/trainer/trainer_run.h>
 

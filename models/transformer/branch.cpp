@@ -130,16 +130,16 @@ nn::TensorOptions with_shards(const nn::TensorOptions& on, const ModelOptions& s
       (group.cuts_layers() ? "blocks in " : "tokens in ") + std::to_string(group.parts) + " parts: ";
   const auto divides = [&](std::int64_t count, const char* what) {
     if (count % group.parts == 0) return;
-    throw ValueError(start + std::to_string(count) + " " + what + "; a divisor is allowed");
+    throw ValueError(start + std::to_string(count) + " " + what + "; expected a divisor");
   };
   divides(sizes.heads, "heads");
   divides(sizes.key_heads, "heads of keys and values");
   if (group.cuts_layers()) divides(sizes.hidden, "columns inside of the feed-forward layer");
   if (sizes.feed_forward == FeedForward::tiled) {
-    throw ValueError(start + "not with feed-forward layers in tiles; full ones are allowed");
+    throw ValueError(start + "not with feed-forward layers in tiles; expected full ones");
   }
-  if (on.fp8) throw ValueError(start + "not with products in FP8; f32, f16 and bf16 are allowed");
-  if (on.coded_weights != nullptr) throw ValueError(start + "not with coded weights; plain ones are allowed");
+  if (on.fp8) throw ValueError(start + "not with products in FP8; expected f32, f16 or bf16");
+  if (on.coded_weights != nullptr) throw ValueError(start + "not with coded weights; expected plain ones");
   nn::TensorOptions sharded = on;
   if (group.cuts_layers()) sharded.rules = std::make_shared<nn::ShardRules>(group, table);
   return sharded;

@@ -32,23 +32,22 @@ Tensor Decoder::extend(const Tensor& ids, nn::KvCache& cache) {
 void Decoder::check_extension(const Tensor& ids, const nn::KvCache& cache) const {
   const std::string name(path_name(path()));
   if (options_.team.parts > 1) {
-    throw ValueError(name + ": a cache with blocks in parts; whole blocks are allowed");
+    throw ValueError(name + ": a cache with blocks in parts; expected whole blocks");
   }
   const nn::KvCacheSizes own = cache_sizes();
   const nn::KvCacheSizes& other = cache.sizes();
   if (other.layers != own.layers || other.heads != own.heads || other.width != own.width) {
     throw ShapeError(name + ": a cache of " + std::to_string(other.layers) + " layers, " + std::to_string(other.heads) +
-                     " heads of " + std::to_string(other.width) + "; " + std::to_string(own.layers) + ", " +
-                     std::to_string(own.heads) + " of " + std::to_string(own.width) + " is allowed");
+                     " heads of " + std::to_string(other.width) + "; expected " + std::to_string(own.layers) + ", " +
+                     std::to_string(own.heads) + " of " + std::to_string(own.width));
   }
   if (ids.rank() != 2 || ids.size(0) != other.batch || ids.size(1) < 1) {
-    throw ShapeError(name + ": ids " + to_string(ids.shape()) + "; (B, T) with B " + std::to_string(other.batch) +
-                     ", as the cache has, and T >= 1 is allowed");
+    throw ShapeError(name + ": ids " + to_string(ids.shape()) + "; expected (B, T) with B " +
+                     std::to_string(other.batch) + ", as the cache has, and T >= 1");
   }
   const std::int64_t most = std::min(most_positions(), other.context), end = cache.length() + ids.size(1);
   if (end > most) {
-    throw ValueError(name + ": position " + std::to_string(end - 1) + "; those below " + std::to_string(most) +
-                     " are allowed");
+    throw ValueError(name + ": position " + std::to_string(end - 1) + "; expected those below " + std::to_string(most));
   }
 }
 

@@ -24,15 +24,15 @@ TokenModel::TokenModel(const ModelOptions& options, const nn::TensorOptions& on)
   const bool is_cut = group.cuts_layers();
   const std::string start = (is_cut ? "a vocabulary in " : "tokens in ") + std::to_string(group.parts) + " parts: ";
   if (is_cut && options.vocabulary < group.parts) {
-    throw ValueError(start + std::to_string(options.vocabulary) + " tokens; at most as many parts are allowed");
+    throw ValueError(start + std::to_string(options.vocabulary) + " tokens; expected at most as many parts");
   }
   if (group.cuts_sequence && options.sequence % group.parts != 0) {
     throw ValueError("a sequence in " + std::to_string(group.parts) + " parts: " + std::to_string(options.sequence) +
-                     " tokens; a divisor is allowed");
+                     " tokens; expected a divisor");
   }
-  if (options.head == Head::chunked) throw ValueError(start + "not with a chunked head; a full one is allowed");
+  if (options.head == Head::chunked) throw ValueError(start + "not with a chunked head; expected a full one");
   if (!is_cut && options.build == Build::textbook) {
-    throw ValueError(start + "not in the textbook build; the fused one is allowed");
+    throw ValueError(start + "not in the textbook build; expected the fused one");
   }
   if (is_cut && on.rules == nullptr) throw ValueError(start + "expected rules for its layers; make_model() gives them");
 }
@@ -115,7 +115,7 @@ std::vector<nn::Parameter*> TokenModel::make_head_bias(const std::string& name, 
 Tensor TokenModel::features(const Tensor& in, const AttentionInputs& with) {
   if (has_embedding() && (in.rank() != 2 || in.size(1) > options_.sequence)) {
     throw ShapeError(std::string(path_name(path())) + ": ids " + to_string(in.shape()) +
-                     "; (B, T) with T <= " + std::to_string(options_.sequence) + " is allowed");
+                     "; expected (B, T) with T <= " + std::to_string(options_.sequence));
   }
   const PathScope scope(path());
   Tensor x = through_blocks(blocks_, has_embedding() ? embed(in, 0) : in, recomputes_blocks_,
@@ -155,7 +155,7 @@ Tensor TokenModel::forward(const Tensor& ids, const Tensor& mask) {
     throw ValueError(std::string(path_name(path())) + ": scores of a " +
                      (options_.team.cuts_layers() ? "vocabulary" : "sequence") + " in " +
                      std::to_string(options_.team.parts) +
-                     " parts, which are never side by side; loss(), or one part, is allowed");
+                     " parts, which are never side by side; expected loss(), or one part");
   }
   const Tensor x = features(ids, {.mask = mask});
   return has_head() ? logits(x) : x;

@@ -30,10 +30,10 @@ void require_transformer_sizes(std::string_view name, const ModelOptions& sizes)
   }
   if (sizes.window < 0 || (sizes.window > 0 && sizes.build == Build::textbook)) {
     throw ValueError(std::string(name) + ": window " + std::to_string(sizes.window) +
-                     (sizes.window < 0 ? "; 1 and more are allowed, 0 is none" : "; the textbook build has none"));
+                     (sizes.window < 0 ? "; expected at least 1, or 0 for none" : "; the textbook build has none"));
   }
   if (sizes.feed_forward == FeedForward::tiled && sizes.build == Build::textbook) {
-    throw ValueError(std::string(name) + ": the textbook build has full feed-forward layers alone");
+    throw ValueError(std::string(name) + ": the textbook build has only full feed-forward layers");
   }
 }
 
@@ -56,7 +56,7 @@ ModelOptions token_options(std::string_view kind, std::span<const TokenSizes> fa
         ": `shares_kernels` off: it has no convolutions that share kernels, so there is nothing to turn off");
   }
   if (options.head == Head::chunked && options.build == Build::textbook) {
-    throw ValueError(std::string(name) + ": the textbook build has the full head alone");
+    throw ValueError(std::string(name) + ": the textbook build has only the full head");
   }
   refuse("`image`", options.image);
   refuse("channels", options.channels);

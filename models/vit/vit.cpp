@@ -142,8 +142,8 @@ Vit::Vit(const ModelOptions& sizes, const nn::TensorOptions& on) : Model(sizes),
 // Images (N, H, W, C) -> (N, T, C).
 Tensor Vit::embed(const Tensor& images) {
   if (images.rank() != 4 || images.size(1) != options_.image || images.size(2) != options_.image) {
-    throw ShapeError("vit: images " + to_string(images.shape()) + "; (N, " + std::to_string(options_.image) + ", " +
-                     std::to_string(options_.image) + ", C) is allowed");
+    throw ShapeError("vit: images " + to_string(images.shape()) + "; expected (N, " + std::to_string(options_.image) +
+                     ", " + std::to_string(options_.image) + ", C)");
   }
   const Tensor grid = cast((*patches_)(images), dtype_);                     // (N, H / 16, W / 16, C)
   const Tensor patches = reshape(grid, {grid.size(0), -1, options_.width});  // (N, T - 1, C)
@@ -237,11 +237,11 @@ ModelOptions vit_options(std::string_view name, const ModelOptions& options) {
   require_transformer_sizes(name, sizes);
   if (sizes.feed_forward == FeedForward::tiled && sizes.dropout > 0) {
     throw ValueError(std::string(name) + ": feed-forward layers in tiles have no dropout inside, and `dropout` is " +
-                     std::to_string(sizes.dropout) + "; 0, or `feed_forward` full, is allowed");
+                     std::to_string(sizes.dropout) + "; expected 0, or `feed_forward` full");
   }
   if (sizes.image % vit_patch != 0) {
-    throw ValueError(std::string(name) + ": image " + std::to_string(sizes.image) + ": multiples of " +
-                     std::to_string(vit_patch) + " pixels are allowed");
+    throw ValueError(std::string(name) + ": image " + std::to_string(sizes.image) + "; expected a multiple of " +
+                     std::to_string(vit_patch) + " pixels");
   }
   return sizes;
 }

@@ -209,7 +209,7 @@ Certificate certify(const MakeRun& plain, const MakeRun& planned, memory::Device
                     std::vector<StepPlacement> placement, const CertifyOptions& options) {
   if (options.steps < 1) throw ValueError("certify: " + std::to_string(options.steps) + " steps; at least 1");
   if (device.is_dry)
-    throw DeviceError("certify: " + thimble::to_string(device) + " has no values; a real device is allowed");
+    throw DeviceError("certify: " + thimble::to_string(device) + " has no values; expected a real device");
   certify_detail::Result first = certify_detail::run(plain, device, {}, options, false);
   certify_detail::Result second = certify_detail::run(planned, device, std::move(placement), options, true);
   Certificate certificate;
@@ -226,7 +226,7 @@ Certificate certify(const MakeRun& plain, const MakeRun& planned, memory::Device
 
 Certificate certify(const MakeRun& make, memory::Device device, const Plan& plan, const CertifyOptions& options) {
   if (plan.packed_bytes > 0)
-    throw PlanError("certify: the plan packs tensors, which rounds gradients; exact plans are allowed");
+    throw PlanError("certify: the plan packs tensors, which rounds gradients; expected exact plans");
   const MakeRun planned = [&](memory::Device on) {
     std::unique_ptr<TrainingRun> run = make(on);
     plan.apply(run->options(), on);

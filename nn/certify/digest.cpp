@@ -102,7 +102,7 @@ Digest digest_of(const Tensor& t) {
   DigestStream digest;
   if (t.defined() && t.elements() > 0) {
     if (t.device().is_cuda() && !t.device().is_dry && !t.is_contiguous()) {
-      throw DeviceError("digest_of: " + describe(t) + " has gaps; a dense tensor is allowed on a GPU");
+      throw DeviceError("digest_of: " + describe(t) + " has gaps; expected a dense tensor on a GPU");
     }
     std::vector<std::byte> part(t.device().is_cuda() ? std::min<std::size_t>(t.bytes(), 1 << 20) : 0);
     fetch_parameters(t);

@@ -131,7 +131,7 @@ void ImageSource::copy_pixels(std::span<const std::int64_t> indices, std::span<f
 // Indices become labels.
 void ImageSource::copy_into(DType dtype, std::byte* pixels, std::span<std::int64_t> indices) const {
   if (!is_floating(dtype)) {
-    throw DTypeError("data: images in " + std::string(to_string(dtype)) + "; a floating dtype is allowed");
+    throw DTypeError("data: images in " + std::string(to_string(dtype)) + "; expected a floating dtype");
   }
   const std::size_t image_bytes = static_cast<std::size_t>(images_->image_elements()) * size_of(dtype);
   for (std::size_t i = 0; i < indices.size(); ++i) {

@@ -9,8 +9,7 @@
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/nn/files/cut_tensors.h>
 #include <thimble/nn/files/state_numbers.h>
-#include <thimble/nn/lora/lora.h>
-#include <thimble/nn/precision/fp8.h>
+#include <thimble/nn/layers/fp8.h>
 
 namespace thimble::nn {
 namespace checkpoint_detail {
@@ -159,7 +158,7 @@ void check_scaler(const std::string& path, const CheckpointInfo& info, const opt
 
 std::vector<NamedTensor> checkpoint_parameters(const Module& module) {
   std::vector<NamedTensor> list = module.parameters();
-  if (has_lora(module)) std::erase_if(list, [](const NamedTensor& p) { return !p.tensor.requires_grad(); });
+  if (has_adapters(module)) std::erase_if(list, [](const NamedTensor& p) { return !p.tensor.requires_grad(); });
   return list;
 }
 

@@ -28,7 +28,7 @@ struct CheckpointInfo {
   std::uint64_t seed = 0;                        ///< the generator's
   std::uint64_t generator_step = 0;              ///< the generator's
   std::optional<optim::GradScalerState> scaler;  ///< of the loss; none: training had no scaler
-  std::string fp8;  ///< fp8_recipe_text() of the model (nn/precision/fp8.h); empty: a file from before it was written
+  std::string fp8;  ///< fp8_recipe_text() of the model (nn/layers/fp8.h); empty: a file from before it was written
   std::map<std::string, std::string> metadata;  ///< the caller's own; keys do not begin with "thimble."
   std::vector<Updates> others = {};             ///< of a program with several optimizers: those after the first
 

@@ -20,7 +20,7 @@ std::string whole_name(const std::string& own, const PlaceInWhole& place) {
   const std::string module = own.substr(0, dot);
   if (dot == own.size() || !module.ends_with(ending)) {
     throw ValueError("files: " + quote(own) + " is of part " + std::to_string(place.part.part) +
-                     " of a layer; a module named by that number is allowed");
+                     " of a layer; expected a module named by that number");
   }
   return module.substr(0, module.size() - ending.size()) + place.joint + own.substr(dot + 1);
 }
@@ -110,7 +110,7 @@ FileTensor CutParameters::of_state(const Named& state) const {
   if (state.whole_elements() != cut->part.shape().elements()) {
     throw ShapeError("files: state " + quote(state.name) + " has " + std::to_string(state.whole_elements()) +
                      " elements for a part of a parameter with " + std::to_string(cut->part.shape().elements()) +
-                     "; one for each is allowed");
+                     "; expected one for each");
   }
   return {{"optimizer." + cut->whole + state.name.substr(dot), outline(cut->part.whole, state.tensor.dtype())},
           state.tensor,

@@ -79,7 +79,7 @@ void WeightFiles::open_index(const std::string& path) {
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   for (const std::string& name : names) {
     if (name.empty() || name == "." || name == ".." || name.find_first_of("/\\") != std::string::npos) {
-      refuse(path, "file " + quote(name) + "; the name of a file beside it is allowed");
+      refuse(path, "file " + quote(name) + "; expected the name of a file beside it");
     }
     add((folder / name).string());
   }

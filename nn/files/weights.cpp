@@ -197,9 +197,9 @@ void visit_save_weights(const Module& module) {
 
 void save_weight_folder(const Module& module, const std::string& folder, std::uint64_t most_bytes,
                         const Metadata& metadata) {
-  if (most_bytes == 0) throw ValueError("save_weight_folder: shards of at most 0 bytes; 1 and more are allowed");
+  if (most_bytes == 0) throw ValueError("save_weight_folder: shards of at most 0 bytes; expected at least 1");
   if (!CutParameters(module).empty()) {
-    throw ValueError("save_weight_folder: of a model in parts; whole layers are allowed, and save_weights() of parts");
+    throw ValueError("save_weight_folder: of a model in parts; expected whole layers, and save_weights() of parts");
   }
   const std::filesystem::path into(folder);
   std::error_code error;

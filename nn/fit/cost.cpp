@@ -135,7 +135,7 @@ void require_same(const TapeGraph& graph, const std::vector<std::string>& operat
     const std::string measured = n < operators.size() ? operators[n] : "nothing";
     if (here == measured) continue;
     throw ValueError("cost model: node " + std::to_string(n) + " is " + here + ", " + measured +
-                     " was measured; a model of the same program is allowed");
+                     " was measured; expected a model of the same program");
   }
 }
 

@@ -53,7 +53,7 @@ double factor(double measured, double roofline) { return measured > 0 && rooflin
 
 CostModel measure_costs(const MakeRun& make, memory::Device device, const Hardware& machine) {
   if (device.is_dry) {
-    throw ValueError("measure_costs: " + to_string(device) + " runs nothing; a device that is there is allowed");
+    throw ValueError("measure_costs: " + to_string(device) + " runs nothing; expected a device that is there");
   }
   const TapeGraph graph = record_step(device, make);
   CostModel costs(machine);

@@ -52,7 +52,7 @@ KvCache::KvCache(const KvCacheSizes& sizes, memory::Device device) : sizes_(size
                                                           {"context", sizes.context}};
   for (const auto& [name, number] : numbers) {
     if (number < 1) {
-      throw ValueError(std::string("kv cache: ") + name + " " + std::to_string(number) + "; at least 1 is allowed");
+      throw ValueError(std::string("kv cache: ") + name + " " + std::to_string(number) + "; expected at least 1");
     }
   }
   if (!kv_cache_detail::is_allowed(sizes.dtype)) {
@@ -83,7 +83,7 @@ void KvCache::require_room(std::int64_t count) const {
 
 void KvCache::check(std::int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v) const {
   if (context().tape != nullptr) {
-    throw AutogradError("kv cache: a tape records, and what is kept here would have no gradient; NoGrad is allowed");
+    throw AutogradError("kv cache: a tape records, and what is kept here would have no gradient; expected NoGrad");
   }
   if (layer < 0 || layer >= sizes_.layers) {
     throw ValueError("kv cache: layer " + std::to_string(layer) + " of " + std::to_string(sizes_.layers));
@@ -91,8 +91,8 @@ void KvCache::check(std::int64_t layer, const Tensor& q, const Tensor& k, const 
   if (q.rank() != 4 || k.rank() != 4 || q.shape()[1] != k.shape()[1] || k.shape() != v.shape() ||
       k.shape() != Shape{sizes_.batch, q.shape()[1], sizes_.heads, sizes_.width}) {
     throw ShapeError("kv cache: q " + describe(q) + ", k " + describe(k) + ", v " + describe(v) +
-                     "; (B, T, H, D), (B, T, G, D), (B, T, G, D) with B " + std::to_string(sizes_.batch) + ", G " +
-                     std::to_string(sizes_.heads) + ", D " + std::to_string(sizes_.width) + " are allowed");
+                     "; expected (B, T, H, D), (B, T, G, D), (B, T, G, D) with B " + std::to_string(sizes_.batch) +
+                     ", G " + std::to_string(sizes_.heads) + ", D " + std::to_string(sizes_.width));
   }
   require_room(k.size(1));
 }

@@ -19,7 +19,7 @@ std::vector<TokenChance> candidates(std::span<const float> logits, const Samplin
     const auto token = static_cast<std::int64_t>(list.size());
     if (std::isnan(logit) || logit == INFINITY) {
       throw ValueError("sampling: logit " + std::to_string(logit) + " of token " + std::to_string(token) +
-                       "; what is below infinity is allowed");
+                       "; expected logits below infinity");
     }
     list.push_back({token, logit});
   }
@@ -42,11 +42,12 @@ std::vector<TokenChance> candidates(std::span<const float> logits, const Samplin
 
 void SamplingOptions::check() const {
   if (!(temperature >= 0) || std::isinf(temperature)) {
-    throw ValueError("sampling: `temperature` " + std::to_string(temperature) + "; finite and at least 0 is allowed");
+    throw ValueError("sampling: `temperature` " + std::to_string(temperature) +
+                     "; expected a finite number of at least 0");
   }
-  if (top_k < 0) throw ValueError("sampling: `top_k` " + std::to_string(top_k) + "; at least 0 is allowed");
+  if (top_k < 0) throw ValueError("sampling: `top_k` " + std::to_string(top_k) + "; expected at least 0");
   if (!(top_p > 0 && top_p <= 1)) {
-    throw ValueError("sampling: `top_p` " + std::to_string(top_p) + "; above 0 and at most 1 is allowed");
+    throw ValueError("sampling: `top_p` " + std::to_string(top_p) + "; expected a number above 0 and at most 1");
   }
   if (temperature == 0 && (top_k > 0 || top_p < 1)) {
     throw ValueError(std::string("sampling: ") + (top_k > 0 ? "`top_k`" : "`top_p`") +

@@ -4,8 +4,8 @@
 #include <thimble/autograd/functions/elementwise.h>
 #include <thimble/autograd/functions/matmul.h>
 #include <thimble/core/threads/parallel.h>
+#include <thimble/nn/layers/fp8.h>
 #include <thimble/nn/layers/module.h>
-#include <thimble/nn/precision/fp8.h>
 
 namespace thimble::nn {
 

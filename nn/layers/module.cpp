@@ -239,4 +239,13 @@ Tensor residual_sum(const Tensor& x, const Tensor& y) {
   return is_left_wider ? add(x, cast(y, x.dtype())) : add(cast(x, y.dtype()), y);
 }
 
+bool has_adapters(const Module& module) {
+  bool has = false;
+  module.for_each_module([&](const Module& m) {
+    const auto* const layer = dynamic_cast<const Layer*>(&m);
+    has = has || (layer != nullptr && layer->is_adapter());
+  });
+  return has;
+}
+
 }  // namespace thimble::nn

@@ -25,8 +25,8 @@
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/evaluation.h>
 #include <thimble/core/tensor/tensor.h>
+#include <thimble/nn/layers/fp8_recipe.h>
 #include <thimble/nn/layers/init.h>
-#include <thimble/nn/precision/fp8_recipe.h>
 #include <thimble/optim/optimizer.h>
 
 namespace thimble::nn {
@@ -47,7 +47,7 @@ struct TensorOptions {
   std::optional<DType> compute =
       options_in_force().compute;  ///< linear layers and convolutions cast their operands to it; none: they do not
   std::optional<Fp8Recipe> fp8 =
-      options_in_force().fp8;  ///< of linear layers' operands (nn/precision/fp8.h); none: they are not FP8
+      options_in_force().fp8;  ///< of linear layers' operands (nn/layers/fp8.h); none: they are not FP8
   /// Has the weights of linear layers, in fewer bits, between uses (nn/quant/coded_store.h); null: they are not coded.
   std::shared_ptr<ParameterStore> coded_weights = options_in_force().coded_weights;
   /// Shards in place of linear layers and tables (nn/parallel/shards.h); null for whole layers.
@@ -258,6 +258,8 @@ class Layer : public Module {
   Layer* replacement() const noexcept { return replacement_; }
   /// Of a replacement, how it differs from the layer whose place it took: "has an adapter". Empty: not at present.
   virtual std::string_view difference() const { return {}; }
+  /// Whether it adds trained parameters to the frozen ones of the layer whose place it took.
+  virtual bool is_adapter() const noexcept { return false; }
   /// Has callers get `other`. Its parameters and buffers are listed as this layer's, behind them. Throws ValueError
   /// where another replacement makes a difference.
   void put_in_place(std::unique_ptr<Layer> other);
@@ -331,5 +333,8 @@ template <class Inner>
 Tensor Residual<Inner>::forward(const Tensor& x) {
   return residual_sum(x, inner_(x));
 }
+
+/// Whether layers of a module have adapters.
+bool has_adapters(const Module& module);
 
 }  // namespace thimble::nn

@@ -2,8 +2,8 @@
 // Convolutions whose kernels are combinations of a few that they share: see core/ops/conv/shared_conv.h.
 
 #include <thimble/autograd/functions/matmul.h>
+#include <thimble/nn/layers/fp8.h>
 #include <thimble/nn/layers/module.h>
-#include <thimble/nn/precision/fp8.h>
 
 namespace thimble::nn {
 

@@ -154,8 +154,8 @@ Layers layers_of(const SafetensorsReader& file, const std::string& prefix) {
     const bool is_a = name.ends_with(suffix_a), is_b = name.ends_with(suffix_b);
     if (!name.starts_with(of_peft) || !(is_a || is_b)) {
       throw ValueError(file.path() + ": tensor '" + entry.name +
-                       "'; base_model.model.<layer>.lora_A.weight and "
-                       ".lora_B.weight are allowed");
+                       "'; expected base_model.model.<layer>.lora_A.weight and "
+                       ".lora_B.weight");
     }
     name.remove_prefix(of_peft.size());
     name.remove_suffix(suffix_a.size());
@@ -167,8 +167,8 @@ Layers layers_of(const SafetensorsReader& file, const std::string& prefix) {
   }
   for (const auto& [name, halves] : layers) {
     if (halves.a == nullptr || halves.b == nullptr) {
-      throw ValueError(file.path() + ": layer '" + name + "' has " + (halves.a != nullptr ? "A" : "B") +
-                       " alone; both are needed");
+      throw ValueError(file.path() + ": layer '" + name + "' has only " + (halves.a != nullptr ? "A" : "B") +
+                       "; expected both");
     }
   }
   return layers;
@@ -235,7 +235,7 @@ void save_adapters(Module& module, const std::string& folder, const AdapterFiles
   for (const NamedLinear& l : layers) {
     if (!is_same(l.adapter->options(), options) || l.layer->weight_is_in_out() != first.weight_is_in_out()) {
       throw ValueError("save_adapters: " + layers.front().name + " and " + l.name +
-                       " differ in rank, alpha or the layout of weights; one for all is allowed");
+                       " differ in rank, alpha or the layout of weights; expected one for all");
     }
     const std::string name = files.prefix + l.name, whole = std::string(of_peft) + name;
     tensors.push_back({whole + std::string(suffix_a), l.adapter->lora_a});
@@ -290,12 +290,12 @@ void load_adapters(Module& module, const std::string& folder, const AdapterFiles
     for (const SafetensorsEntry* const entry : {halves.a, halves.b}) {
       if (!is_floating(loadable_dtype(*entry))) {
         throw DTypeError(operation + ": tensor '" + entry->name + "' is " + std::string(to_string(entry->dtype)) +
-                         "; floating dtypes are allowed");
+                         "; expected floating dtypes");
       }
       file.verify(*entry);
     }
   }
-  if (!has_lora(module)) {
+  if (!has_adapters(module)) {
     module.freeze();
     for (NamedLinear& l : layers) l.adapter = &replace<LoraLinear>(*l.layer, options);
   }

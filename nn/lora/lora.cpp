@@ -40,7 +40,7 @@ void check(const LoraOptions& options, const std::vector<NamedLinear>& layers) {
     }
   }
   for (const NamedLinear& layer : layers) {
-    if (layer.adapter != nullptr) refuse(layer.name + " has an adapter already; a module without is allowed");
+    if (layer.adapter != nullptr) refuse(layer.name + " has an adapter already; expected a module without");
   }
 }
 
@@ -65,8 +65,8 @@ void LoraLinear::check(const Linear& base, const AdapterOptions& options) {
   if (const Layer* const other = base.replacement(); other != nullptr && !other->difference().empty()) {
     refuse("expected a plain layer, got one that " + std::string(other->difference()));
   }
-  if (options.rank < 1) refuse("rank " + std::to_string(options.rank) + "; at least 1 is allowed");
-  if (!std::isfinite(options.alpha)) refuse("alpha " + std::to_string(options.alpha) + "; a finite number is allowed");
+  if (options.rank < 1) refuse("rank " + std::to_string(options.rank) + "; expected at least 1");
+  if (!std::isfinite(options.alpha)) refuse("alpha " + std::to_string(options.alpha) + "; expected a finite number");
   if (!(options.dropout >= 0 && options.dropout < 1)) {
     refuse("dropout " + std::to_string(options.dropout) + " is not in [0, 1)");
   }
@@ -164,12 +164,6 @@ std::vector<NamedLinear> adapted_layers(Module& module) {
   std::vector<NamedLinear> layers = linear_layers(module);
   std::erase_if(layers, [](const NamedLinear& l) { return l.adapter == nullptr; });
   return layers;
-}
-
-bool has_lora(const Module& module) {
-  bool has = false;
-  module.for_each_module([&](const Module& m) { has = has || dynamic_cast<const LoraLinear*>(&m) != nullptr; });
-  return has;
 }
 
 void merge_lora(Module& module) {

@@ -47,6 +47,7 @@ class LoraLinear final : public Layer {
   /// Throws as merge() does.
   void check_merge() const;
   bool is_merged() const noexcept { return is_merged_; }
+  bool is_adapter() const noexcept override { return true; }
   std::string_view difference() const override { return is_merged_ ? "" : "has an adapter"; }
   Parameter lora_a, lora_b;
 
@@ -85,8 +86,6 @@ std::vector<NamedLinear> linear_layers(Module& module);
 std::vector<NamedLinear> add_lora(Module& module, const LoraOptions& options);
 /// The layers that have adapters.
 std::vector<NamedLinear> adapted_layers(Module& module);
-/// Whether there are any.
-bool has_lora(const Module& module);
 
 /// LoraLinear::merge() of all layers that have one, and unmerge(). Throw ValueError, with nothing changed, where there
 /// is none, or where one of them cannot be (un)merged.

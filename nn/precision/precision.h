@@ -27,7 +27,7 @@ namespace thimble::nn {
 /// O0 to O3 are the levels of NVIDIA's Apex (amp). Embeddings, positions and the residual stream are of the
 /// parameters' dtype; under O1, as there, what a product gives stays f16 until it meets f32.
 ///
-/// The last three are bf16 but for linear layers inside of blocks, whose operands are FP8 (nn/precision/fp8.h): fp8
+/// The last three are bf16 but for linear layers inside of blocks, whose operands are FP8 (nn/layers/fp8.h): fp8
 /// with delayed and fp8-current with current scaling, E4M3 forward and E5M2 for gradients; fp8-block in E4M3 with
 /// scales for 1 x 128 of x and dy and 128 x 128 of weights.
 struct Precision {

@@ -182,7 +182,7 @@ Codes mean_of(const Codes& x, const CodeScale& out) {
   for (int axis = 1; axis + 1 < shape.rank(); ++axis) pixels *= shape[axis];
   if (pixels < 1 || pixels > (1 << 23)) {
     throw ShapeError("mean of codes: " + std::to_string(pixels) + " pixels in " + to_string(shape) +
-                     "; 1 to 2^23 are allowed");
+                     "; expected 1 to 2^23");
   }
   const Tensor y = Tensor::empty({images, channels}, DType::u8, x.tensor.device());
   launch(y.device(), [&](const Addresses& at) {

@@ -157,7 +157,7 @@ class Tracer {
   }
 
   void read_conv(const Node& node, const ops::Conv2d& op) {
-    if (op.groups != 1) refuse("groups are " + std::to_string(op.groups) + ", 1 is allowed");
+    if (op.groups != 1) refuse("expected 1 group, got " + std::to_string(op.groups));
     Traced& traced = add(StepKind::conv, {known(node.inputs[0])});
     traced.weights.weight = clone(tensor(node.inputs[1]));
     traced.weights.bias = bias_of(tensor(node.inputs[2]), traced.weights.weight);
@@ -187,7 +187,7 @@ class Tracer {
   void read_linear(const Node& node, const ops::Linear& op) {
     using kernels::Activation;
     if (op.activation != Activation::none && op.activation != Activation::relu) {
-      refuse("its activation is not relu; that one or none is allowed");
+      refuse("expected relu or no activation, got another");
     }
     if (graph_.values[node.inputs[0]].shape.rank() != 2) refuse("its operand is not (N, I)");
     Traced& traced = add(StepKind::linear, {known(node.inputs[0])});
@@ -251,7 +251,7 @@ class Tracer {
 
   void read_reshape(const Node& node) {
     const Shape &from = graph_.values[node.inputs[0]].shape, &to = graph_.values[node.output].shape;
-    if (to.rank() != 2 || to[0] != from[0]) refuse("only (N, ...) to (N, all) is allowed");
+    if (to.rank() != 2 || to[0] != from[0]) refuse("expected (N, ...) to (N, all)");
     add(StepKind::flatten, {known(node.inputs[0])});
   }
 

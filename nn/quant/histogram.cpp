@@ -49,7 +49,7 @@ void Histogram::widen(std::span<const float> x, std::string_view what) {
   for (const float v : x) {
     if (!std::isfinite(v)) {
       throw ValueError("calibrate: " + std::string(what) + " has the value " + number_text(v) +
-                       "; finite numbers are allowed");
+                       "; expected finite numbers");
     }
     const auto d = static_cast<double>(v);
     low_ = is_widened_ ? std::min(low_, d) : d;

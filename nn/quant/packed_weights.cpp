@@ -44,10 +44,10 @@ void check(const Tensor& weight, const Tensor& bias, const Step& step) {
   if (!(bias.shape() == Shape{shape[0]})) throw ShapeError(what + "; a bias for each filter is needed");
   if (bias.device() != weight.device()) throw DeviceError(what + "; one device is needed");
   if (elements_of(weight) > most_products) {
-    throw ShapeError(what + "; at most " + std::to_string(most_products) + " products in a sum are allowed");
+    throw ShapeError(what + "; expected at most " + std::to_string(most_products) + " products in a sum");
   }
   if (kernels::quant_runs(kernel_of(shape, step.window)) > kernels::quant_max_runs) {
-    throw ShapeError(what + "; kernels of at most " + std::to_string(kernels::quant_max_runs) + " lines are allowed");
+    throw ShapeError(what + "; expected kernels of at most " + std::to_string(kernels::quant_max_runs) + " lines");
   }
 }
 
@@ -128,8 +128,8 @@ void check_bias(const Step& step, const std::vector<std::int8_t>& codes, const s
     const std::int64_t least = INT32_MIN - 255 * negative, most = INT32_MAX - 255 * positive;
     if (bias[o] >= least && bias[o] <= most) continue;
     throw ValueError("quantized net: step " + step.name + ": bias " + std::to_string(o) + " is " +
-                     std::to_string(bias[o]) + ", and with it sums of products leave 32 bits; " +
-                     std::to_string(least) + " to " + std::to_string(most) + " are allowed");
+                     std::to_string(bias[o]) + ", and with it sums of products leave 32 bits; expected " +
+                     std::to_string(least) + " to " + std::to_string(most));
   }
 }
 
@@ -162,7 +162,7 @@ PackedWeights pack_weights(const Tensor& weight, const Tensor& bias, const Step&
   for (std::size_t o = 0; o < numbers.size(); ++o) {
     if (!std::isfinite(numbers[o])) {
       throw ValueError("quantize: step " + step.name + ": bias " + std::to_string(o) + " is " +
-                       number_text(numbers[o]) + "; finite numbers are allowed");
+                       number_text(numbers[o]) + "; expected finite numbers");
     }
     least[o] = static_cast<float>(std::fabs(numbers[o]) / (static_cast<double>(in.scale) * most_bias));
   }
@@ -216,7 +216,7 @@ PackedWeights pack_codes(const Tensor& codes, const Tensor& weight_scale, const 
   for (std::size_t o = 0; o < scales.size(); ++o) {
     if (std::isfinite(scales[o]) && scales[o] > 0) continue;
     throw ValueError("quantized net: step " + step.name + ": weight scale " + std::to_string(o) + " is " +
-                     number_text(scales[o]) + "; finite numbers above 0 are allowed");
+                     number_text(scales[o]) + "; expected finite numbers above 0");
   }
   const std::int64_t filters = codes.size(0), padded = packed.bias.elements();
   const Tensor dense = contiguous(codes), dense_scale = contiguous(weight_scale), dense_bias = contiguous(bias);

@@ -76,11 +76,11 @@ Scales read_scales(const SafetensorsReader& file, const Program& program) {
   for (std::size_t v = 0; v < numbers.size(); ++v) {
     if (!(std::isfinite(numbers[v]) && numbers[v] >= std::numeric_limits<float>::min())) {
       refuse(file.path(), "activation scale " + std::to_string(v) + " is " + number_text(numbers[v]) +
-                              "; finite numbers from 2^-126 on are allowed");
+                              "; expected finite numbers from 2^-126 on");
     }
     if (is_symmetric && zeros[v] != 128) {
       refuse(file.path(), "zero point " + std::to_string(v) + " of a symmetric net is " + std::to_string(zeros[v]) +
-                              "; 128 is allowed");
+                              "; expected 128");
     }
     scales.values.push_back({numbers[v], zeros[v], is_symmetric ? 1 : 0, 255});
   }

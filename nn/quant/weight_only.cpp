@@ -43,7 +43,7 @@ std::size_t quantize_linear_weights(Module& module) {
     if (linear->inputs() % kernels::q8_block != 0) {
       throw ShapeError("quantize: weight " + to_string(linear->weight.shape()) + " of " +
                        std::string(path_name(linear->path())) + " has " + std::to_string(linear->inputs()) +
-                       " inputs; multiples of " + std::to_string(kernels::q8_block) + " are allowed");
+                       " inputs; expected multiples of " + std::to_string(kernels::q8_block));
     }
     layers.push_back(linear);
   });

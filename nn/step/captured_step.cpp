@@ -49,8 +49,8 @@ void check(const PlacedArena& placed, const optim::Optimizer& optimizer, const S
 
 void load_input(const Tensor& to, const Tensor& from) {
   const auto both = [&] { return "load_input: " + describe(from) + " into " + describe(to); };
-  if (to.shape() != from.shape()) throw ShapeError(both() + "; the same shape is allowed");
-  if (to.dtype() != from.dtype()) throw DTypeError(both() + "; the same dtype is allowed");
+  if (to.shape() != from.shape()) throw ShapeError(both() + "; expected the same shape");
+  if (to.dtype() != from.dtype()) throw DTypeError(both() + "; expected the same dtype");
   if (!to.device().is_cuda() || !from.device().is_cpu() || !to.is_contiguous() || !from.is_contiguous()) {
     throw DeviceError(both() + "; allowed is from a dense tensor of the cpu into one of a CUDA device");
   }

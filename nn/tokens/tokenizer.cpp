@@ -76,7 +76,7 @@ void Tokenizer::add_vocabulary() {
     const auto found = ids_.find(letter);
     if (found == ids_.end()) {
       refuse("vocabulary", "no token for byte " + std::to_string(byte) +
-                               "; a byte-level vocabulary, which has one for each, is allowed");
+                               "; expected a byte-level vocabulary, which has one for each");
     }
     first_[byte] = found->second;
   }

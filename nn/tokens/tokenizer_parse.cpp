@@ -96,7 +96,7 @@ class Value {
 /// The tree, of which no object has a key twice.
 Json parse_json(std::string_view text, const std::string& path) {
   if (const std::size_t nul = text.find('\0'); nul != text.npos) {  // the parser's own end of a text
-    throw FileError(path, nul, "tokenizer: a NUL byte; JSON is allowed");
+    throw FileError(path, nul, "tokenizer: a NUL byte; expected JSON");
   }
   std::vector<std::set<std::string>> keys;  // of the objects that are open
   const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {

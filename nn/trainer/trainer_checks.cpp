@@ -177,8 +177,7 @@ void TrainerCore::check() const {
            " micro-batches, over all ranks, and the program no "
            "micro_batch to cut its batches");
   }
-  if (options_.loss_scale && program_->part_names().size() > 1)
-    refuse("a loss scale with several parts; one is allowed");
+  if (options_.loss_scale && program_->part_names().size() > 1) refuse("a loss scale with several parts; expected one");
   if (options_.evaluate_every > 0 && !program_->evaluates()) refuse("evaluate_every without evaluate");
   // Options that would have no effect.
   const auto need = [&](bool is_on, const char* option, bool is_met, const char* other) {
@@ -187,7 +186,6 @@ void TrainerCore::check() const {
   constexpr const char* planned = "a plan: options.budget_bytes, process_budget_bytes or plan";
   const SpillPolicy& spilling = options_.planner.spilling;
   need(!options_.hardware.empty(), "hardware", has_budget, "options.budget_bytes or process_budget_bytes");
-  need(options_.is_strict, "is_strict", is_planned() || options_.captures_steps, planned);
   need(options_.skips_unfitting, "skips_unfitting", is_planned(), planned);
   need(spilling.offloads || spilling.packs, "planner.spilling", has_budget,
        "options.budget_bytes or process_budget_bytes");

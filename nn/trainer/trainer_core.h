@@ -90,7 +90,7 @@ struct TrainerOptions {
   PlanSource plan = nullptr;
   /// Processor time in milliseconds that the refusal of a budget takes at most, about; 0 sets no bound.
   double refusal_ms = default_refusal_ms;
-  bool is_strict = false;  ///< a step that leaves its plan is a PlanError
+  bool is_strict = false;  ///< a step that leaves its plan, where it has one, is a PlanError
   /// On a CUDA device steps are captured as a graph and replayed (nn/step/captured_step.h), from the third on: the same
   /// bits. For a program with one part on one rank, whose batches differ in the values of their tensors only.
   bool captures_steps = false;

@@ -10,7 +10,8 @@
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
+#include <thimble/models/training/costs.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/adam.h>
 #include <thimble/optim/offload_gradients.h>

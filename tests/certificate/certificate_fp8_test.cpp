@@ -8,7 +8,7 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/core/ops/matmul/fp8_linear.h>
 #include <thimble/core/tensor/transaction.h>
-#include <thimble/nn/precision/fp8.h>
+#include <thimble/nn/layers/fp8.h>
 
 #include "certificate.h"
 #include "certificate_nets.h"

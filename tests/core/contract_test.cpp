@@ -19,7 +19,7 @@
 #include <thimble/core/threads/parallel.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/stack.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 #include <thimble/models/training/training.h>
 
 #include "support/catch.h"

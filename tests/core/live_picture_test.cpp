@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <string>
 
-#include <thimble/bench/live.h>
+#include <thimble/bench/commands/live.h>
 
 #include "support/files.h"
 

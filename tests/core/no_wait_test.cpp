@@ -12,7 +12,7 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
 #include <thimble/memory/summary.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 #include <thimble/models/training/training.h>
 #include <thimble/nn/step/captured_step.h>
 

@@ -171,7 +171,7 @@ TEST_CASE("tf32: a text model trains with it in the bytes of a plan without", "[
   CHECK(fast.loss_last == Approx(full.loss_last).epsilon(1e-3));
 }
 
-TEST_CASE("tf32: plans for a GPU count with its rate where it is allowed", "[tf32]") {
+TEST_CASE("tf32: plans for a GPU count with its rate where it is switched on", "[tf32]") {
   models::PlanOptions options;
   options.setup.model = "gpt2";
   options.setup.batch = 2;

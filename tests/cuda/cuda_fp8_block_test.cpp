@@ -17,7 +17,7 @@
 #include <thimble/core/ops/matmul/fp8_product.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/memory/stack.h>
-#include <thimble/nn/precision/fp8.h>
+#include <thimble/nn/layers/fp8.h>
 
 #include "emulated/library.h"
 #include "support/catch.h"

@@ -208,7 +208,7 @@ TEST_CASE("cuda offload: where tensors can wait depends on their device", "[offl
   setup.offloads_gradients = true;
   setup.offload = "/var/tmp";
   CHECK(contains(refusal<Error>([&] { models::planner_options(setup, cuda()); }),
-                 "`offload`: '/var/tmp' for cuda:0, whose tensors wait in the host's pinned memory; host is allowed"));
+                 "`offload`: '/var/tmp' for cuda:0, whose tensors wait in the host's pinned memory; expected host"));
   CHECK_THROWS_AS(models::zero_batch_run(setup)(dry(cuda())), ValueError);
   setup.offload = "host";
   CHECK(models::planner_options(setup, cuda()).spilling.offloads);

@@ -16,7 +16,7 @@
 #include <thimble/memory/offload/pinned_tier.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/planning/planning.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 #include <thimble/nn/step/profile.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/adam.h>

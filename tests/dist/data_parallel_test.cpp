@@ -15,7 +15,7 @@
 #include <thimble/dist/data_parallel.h>
 #include <thimble/dist/shard_store.h>
 #include <thimble/memory/stack.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 #include <thimble/optim/adam.h>
 #include <thimble/optim/sgd.h>
 

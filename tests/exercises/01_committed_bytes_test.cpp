@@ -2,7 +2,8 @@
 
 #include <thimble/memory/policies/committed.h>
 #include <thimble/models/model.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
+#include <thimble/models/training/costs.h>
 #include <thimble/nn/step/profile.h>
 
 #include "support/catch.h"

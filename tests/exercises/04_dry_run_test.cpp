@@ -4,7 +4,8 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
+#include <thimble/models/training/costs.h>
 #include <thimble/nn/step/profile.h>
 
 #include "support/catch.h"

@@ -5,7 +5,8 @@
 #include <vector>
 
 #include <thimble/memory/placement/placement.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
+#include <thimble/models/training/costs.h>
 #include <thimble/nn/step/profile.h>
 
 #include "support/catch.h"

@@ -6,7 +6,8 @@
 #include <thimble/autograd/tape.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
+#include <thimble/models/training/costs.h>
 #include <thimble/nn/step/profile.h>
 
 #include "support/catch.h"

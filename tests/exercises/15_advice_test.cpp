@@ -1,7 +1,8 @@
 // Answers to the exercises of chapter 15, docs/book/15-advice-on-trial.md.
 
+#include <thimble/models/techniques/setup.h>
 #include <thimble/models/theory.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/training/costs.h>
 #include <thimble/nn/step/profile.h>
 
 #include "support/catch.h"

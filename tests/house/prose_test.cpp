@@ -104,15 +104,10 @@ Prose prose_of(const std::string& code) {
   return prose;
 }
 
-/// How often the habits and the refusals may occur in a folder that is not finished. Lower a figure when it falls, and
-/// delete the row when the folder is finished; add none.
-struct Unfinished {
-  std::size_t habits, refusals;
-};
-
-const std::map<std::string, Unfinished> unfinished = {
-    {"bench", {320, 24}},   {"examples", {13, 0}}, {"memory/remat", {85, 0}},
-    {"models", {530, 130}}, {"nn", {498, 47}},     {"tests", {747, 51}},
+/// How often the habits may occur in a folder that is not finished. Lower a figure when it falls, and delete the row
+/// when the folder is finished; add none.
+const std::map<std::string, std::size_t> unfinished = {
+    {"bench", 320}, {"examples", 13}, {"memory/remat", 85}, {"models", 530}, {"nn", 498}, {"tests", 747},
 };
 
 /// What is wrong with the comments `words` and the strings of a folder.
@@ -129,11 +124,13 @@ std::vector<std::string> problems_of(const std::string& folder, const Phrase& co
                          " times in " + std::to_string(comments.size()) + " words of comments");
   }
   const std::size_t refused = count(refusals, strings);
-  const Unfinished most = row == unfinished.end() ? Unfinished{found, 0} : row->second;
-  if (found > most.habits || refused > most.refusals)
-    problems.push_back(folder + ": " + std::to_string(found) + " phrases of comments and " + std::to_string(refused) +
-                       " of errors that the style replaces, above " + std::to_string(most.habits) + " and " +
-                       std::to_string(most.refusals));
+  const std::size_t most = row == unfinished.end() ? found : row->second;
+  if (found > most)
+    problems.push_back(folder + ": " + std::to_string(found) + " phrases of comments that the style replaces, above " +
+                       std::to_string(most));
+  if (refused > 0)
+    problems.push_back(folder + ": " + std::to_string(refused) +
+                       " errors say what \"is allowed\", not what is expected");
   return problems;
 }
 

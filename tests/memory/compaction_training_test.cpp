@@ -9,6 +9,7 @@
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/stack.h>
 #include <thimble/memory/summary.h>
+#include <thimble/models/training/costs.h>
 
 #include "support/catch.h"
 #include "support/training_state.h"

@@ -185,7 +185,7 @@ TEST_CASE("memory arena: alignment", "[memory][arena]") {
   }
 }
 
-TEST_CASE("memory arena: requests outside of what is allowed", "[memory][arena]") {
+TEST_CASE("memory arena: requests that are out of range", "[memory][arena]") {
   const auto arena = make_arena(thimble::dry(thimble::cpu));
   CHECK_THROWS_AS(arena->allocate({.bytes = 0}), thimble::ValueError);
   for (const std::size_t alignment : {std::size_t{0}, std::size_t{3}, std::size_t{96}, 4 * MiB}) {

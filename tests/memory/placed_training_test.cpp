@@ -7,7 +7,7 @@
 
 #include <thimble/core/launch/launch.h>
 #include <thimble/memory/policies/placed.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 #include <thimble/nn/step/profile.h>
 #include <thimble/nn/step/step.h>
 

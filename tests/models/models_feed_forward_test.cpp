@@ -4,7 +4,8 @@
 #include <string>
 
 #include <thimble/core/error.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
+#include <thimble/models/training/costs.h>
 #include <thimble/nn/lora/lora.h>
 #include <thimble/nn/step/profile.h>
 
@@ -81,7 +82,7 @@ TEST_CASE("models: what feed-forward layers in tiles refuse", "[models][feed_for
   };
   ModelOptions textbook = small("tiny-llama");
   textbook.build = Build::textbook;
-  CHECK(message([&] { make_model("tiny-llama", textbook); }).find("the textbook build has full feed-forward") !=
+  CHECK(message([&] { make_model("tiny-llama", textbook); }).find("the textbook build has only full feed-forward") !=
         std::string::npos);
   CHECK(message([&] {
           make_model("vit-b16", small("vit-b16", FeedForward::tiled, 0.1));

@@ -158,5 +158,5 @@ TEST_CASE("models mask: a window is predicted and kept within, and refused where
   CHECK(message("tiny-llama", textbook).find("window 9; the textbook build has none") != std::string::npos);
   CHECK(message("resnet18", images).find("`window` 9") != std::string::npos);
   CHECK(message("vit-b16", images).find("`window` 9") != std::string::npos);
-  CHECK(message("gpt2", negative).find("window -2; 1 and more are allowed") != std::string::npos);
+  CHECK(message("gpt2", negative).find("window -2; expected at least 1") != std::string::npos);
 }

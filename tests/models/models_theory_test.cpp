@@ -12,7 +12,7 @@
 #include <thimble/dist/communicator.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/gpt/gpt.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
 

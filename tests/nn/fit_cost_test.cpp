@@ -6,7 +6,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/isa.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/models/planning/costs.h>
+#include <thimble/models/training/costs.h>
 #include <thimble/nn/fit/fit.h>
 
 #include "support/catch.h"

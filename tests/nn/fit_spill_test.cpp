@@ -10,7 +10,8 @@
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/offload/file_tier.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
+#include <thimble/models/training/costs.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/fit/spillable.h>
 #include <thimble/nn/fit/stages.h>

@@ -12,7 +12,8 @@
 #include <thimble/core/launch/tf32.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
+#include <thimble/models/training/costs.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/fit/stages.h>
 #include <thimble/optim/sgd.h>

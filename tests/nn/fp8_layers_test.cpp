@@ -7,12 +7,12 @@
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/models/model.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/weights.h>
+#include <thimble/nn/layers/fp8.h>
 #include <thimble/nn/layers/layers.h>
 #include <thimble/nn/layers/shared_conv.h>
-#include <thimble/nn/precision/fp8.h>
 #include <thimble/nn/precision/precision.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/adam.h>

@@ -10,7 +10,7 @@
 #include <thimble/core/error.h>
 #include <thimble/models/model.h>
 #include <thimble/nn/files/checkpoint.h>
-#include <thimble/nn/precision/fp8.h>
+#include <thimble/nn/layers/fp8.h>
 #include <thimble/nn/precision/precision.h>
 #include <thimble/optim/adam.h>
 

@@ -9,7 +9,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
-#include <thimble/models/planning/capture.h>
+#include <thimble/models/training/capture.h>
 #include <thimble/models/training/training.h>
 
 #include "support/catch.h"
@@ -201,7 +201,7 @@ TEST_CASE("graph training: what a recording cannot carry is refused before the f
   TrainOptions here = tiny("char-gpt");
   here.captures_steps = true;
   here.device = cpu;
-  CHECK(contains(refusal(here), "`captures_steps`: the cpu records no steps; `device` cuda is allowed"));
+  CHECK(contains(refusal(here), "`captures_steps`: the cpu records no steps; expected `device` cuda"));
   const auto refused = [](const std::function<void(models::Setup&)>& change) {
     TrainOptions there = tiny("char-gpt");
     there.captures_steps = true;
@@ -224,7 +224,7 @@ TEST_CASE("graph training: what a recording cannot carry is refused before the f
   if (const auto output = program_test::run(folder, "train mlp --data synthetic --steps 3 --cuda-graph")) {
     CHECK(output->status == 2);
     CHECK(output->out.empty());
-    CHECK(output->error == "thimble: --cuda-graph: the cpu records no steps; --device cuda is allowed\n");
+    CHECK(output->error == "thimble: --cuda-graph: the cpu records no steps; expected --device cuda\n");
   }
 }
 

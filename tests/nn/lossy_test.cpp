@@ -11,7 +11,8 @@
 #include <thimble/core/ops/quant/pack.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
+#include <thimble/models/training/costs.h>
 #include <thimble/nn/fit/pack_all.h>
 #include <thimble/nn/layers/layers.h>
 #include <thimble/nn/precision/gradient_report.h>

@@ -7,6 +7,7 @@
 #include <thimble/core/error.h>
 #include <thimble/models/techniques/technique.h>
 #include <thimble/models/theory.h>
+#include <thimble/models/training/costs.h>
 #include <thimble/nn/layers/layers.h>
 #include <thimble/nn/layers/shared_conv.h>
 #include <thimble/nn/precision/precision.h>

@@ -9,7 +9,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 #include <thimble/models/training/training.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/sgd.h>

@@ -14,7 +14,7 @@
 #include <thimble/memory/policies/placed.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/gpt/gpt.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 #include <thimble/nn/step/profile.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/sgd.h>

@@ -11,7 +11,7 @@
 #include <thimble/core/tensor/view.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/datasets/dataset.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 #include <thimble/models/training/training.h>
 #include <thimble/nn/step/captured_step.h>
 #include <thimble/nn/step/step.h>

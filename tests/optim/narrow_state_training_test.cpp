@@ -6,8 +6,9 @@
 #include <vector>
 
 #include <thimble/autograd/functions.h>
+#include <thimble/models/techniques/setup.h>
 #include <thimble/models/theory.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/training/costs.h>
 #include <thimble/nn/precision/precision.h>
 #include <thimble/optim/adafactor.h>
 

@@ -7,8 +7,8 @@
 #include <thimble/core/error.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/model.h>
+#include <thimble/models/techniques/setup.h>
 #include <thimble/models/theory.h>
-#include <thimble/models/training/setup.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/layers/layers.h>
 

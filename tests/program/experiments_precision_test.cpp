@@ -11,6 +11,7 @@
 #include <thimble/core/error.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/models/theory.h>
+#include <thimble/models/training/costs.h>
 #include <thimble/models/training/quantizing.h>
 #include <thimble/optim/adam.h>
 

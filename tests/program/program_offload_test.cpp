@@ -42,8 +42,8 @@ TEST_CASE("program: a place that a device's tensors cannot wait in, a device tha
   const std::string out = folder / "report";
   for (const Row& row :
        {Row{plan + "--device cuda --offload /var/tmp",
-            "--offload: '/var/tmp' for cuda:0, whose tensors wait in the host's pinned memory; host is allowed"},
-        {plan + "--offload host", "--offload: host is for --device cuda; a folder on a disk is allowed"},
+            "--offload: '/var/tmp' for cuda:0, whose tensors wait in the host's pinned memory; expected host"},
+        {plan + "--offload host", "--offload: host is for --device cuda; expected a folder on a disk"},
         {plan + "--device cuda --offload-optimizer", "needs --offload FOLDER, on a GPU --offload host"},
         {plan + "--device cuda --profile", "--profile: operators are timed on the cpu"},
         {"reproduce known-schedules --quick --device 'dry(cuda)' --out '" + out + "'",

@@ -7,7 +7,8 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/graph.h>
 #include <thimble/core/tensor/copy.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
+#include <thimble/models/training/costs.h>
 #include <thimble/nn/fit/cost.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/fit/stages.h>

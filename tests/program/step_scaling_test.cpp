@@ -1,6 +1,7 @@
 // A step's bytes grow linearly: attention's memory with the sequence, everything of a batch with the batch.
 
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
+#include <thimble/models/training/costs.h>
 #include <thimble/nn/step/profile.h>
 
 #include "support/catch.h"

@@ -8,7 +8,7 @@
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/dist/threads.h>
-#include <thimble/models/training/trained_parts.h>
+#include <thimble/models/techniques/trained_parts.h>
 #include <thimble/models/training/training.h>
 
 namespace thimble::testing {

@@ -5,7 +5,8 @@
 #include <string>
 
 #include <thimble/core/error.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
+#include <thimble/models/training/costs.h>
 #include <thimble/nn/step/profile.h>
 
 #include "catch.h"

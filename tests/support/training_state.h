@@ -9,7 +9,7 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/models/gpt/gpt.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/accumulate.h>
 

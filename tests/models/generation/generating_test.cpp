@@ -374,8 +374,8 @@ TEST_CASE("generating: bad options are refused", "[models][generating]") {
     return refusal<Error>([&] { models::prepare_generation(o); });
   };
   CHECK(with([](GenerateOptions&) {}).empty());
-  CHECK(has(with([](GenerateOptions& o) { o.weights = ""; }), "neither is given"));
-  CHECK(has(with([](GenerateOptions& o) { o.checkpoint = o.weights; }), "both is given"));
+  CHECK(has(with([](GenerateOptions& o) { o.weights = ""; }), "expected one of them, got neither"));
+  CHECK(has(with([](GenerateOptions& o) { o.checkpoint = o.weights; }), "expected one of them, got both"));
   CHECK(has(with([](GenerateOptions& o) { o.prompt = ""; }), "`prompt`: it has no tokens"));
   CHECK(has(with([](GenerateOptions& o) { o.shape.context = 65; }), "has learned 64 positions"));
   CHECK(has(with([](GenerateOptions& o) { o.shape.context = 29; }), "at least 30 are needed"));

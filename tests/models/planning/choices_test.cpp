@@ -6,8 +6,8 @@
 
 #include <thimble/core/error.h>
 #include <thimble/memory/offload/device_tier.h>
-#include <thimble/models/planning/choices.h>
 #include <thimble/models/planning/planning.h>
+#include <thimble/models/training/choices.h>
 #include <thimble/models/training/training.h>
 
 #include "support/catch.h"

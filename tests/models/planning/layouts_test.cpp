@@ -204,10 +204,10 @@ TEST_CASE("layouts: what is given is kept, and what cannot be is said", "[layout
   models::PlanOptions interleaved = options;
   models::PlanOptions by_heads = options;
   by_heads.setup.cp = 2;
-  CHECK_THROWS_WITH(find_layout(by_heads, cluster), "layouts: `cp` 2; 1 alone is tried, and allowed");
+  CHECK_THROWS_WITH(find_layout(by_heads, cluster), "layouts: `cp` 2; expected 1, as no other is tried");
   interleaved.setup.pipeline = "interleaved";
   CHECK_THROWS_WITH(find_layout(interleaved, cluster),
-                    "layouts: `pipeline` interleaved; 1f1b alone is tried, and allowed");
+                    "layouts: `pipeline` interleaved; expected 1f1b, as no other is tried");
   cluster.memory_bytes = 1000;
   try {
     find_layout(options, cluster);

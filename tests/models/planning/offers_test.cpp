@@ -7,8 +7,8 @@
 
 #include <thimble/core/error.h>
 #include <thimble/memory/bytes.h>
-#include <thimble/models/planning/choices.h>
 #include <thimble/models/planning/planning.h>
+#include <thimble/models/training/choices.h>
 
 #include "support/catch.h"
 #include "support/files.h"

@@ -11,7 +11,7 @@
 #include <thimble/core/error.h>
 #include <thimble/models/pieces.h>
 #include <thimble/models/planning/planning.h>
-#include <thimble/models/training/trained_parts.h>
+#include <thimble/models/techniques/trained_parts.h>
 #include <thimble/models/training/training.h>
 
 #include "support/catch.h"
@@ -172,14 +172,14 @@ TEST_CASE("interleaved: what cannot be is refused", "[interleaved]") {
   };
   CHECK(why([](auto&) {}) == "");
   CHECK(why([](auto& o) { o.setup.pipeline = "1f1b"; }) ==
-        "`chunks`: 2 with `pipeline` 1f1b; 1, or `pipeline` interleaved, is allowed");
-  CHECK(why([](auto& o) { o.setup.chunks = 1; }) == "`chunks`: 1 with `pipeline` interleaved; 2 and more are allowed");
-  CHECK(why([](auto& o) { o.setup.chunks = 0; }) == "`chunks`: 0 with `pipeline` interleaved; 2 and more are allowed");
+        "`chunks`: 2 with `pipeline` 1f1b; expected 1, or `pipeline` interleaved");
+  CHECK(why([](auto& o) { o.setup.chunks = 1; }) == "`chunks`: 1 with `pipeline` interleaved; expected at least 2");
+  CHECK(why([](auto& o) { o.setup.chunks = 0; }) == "`chunks`: 0 with `pipeline` interleaved; expected at least 2");
   CHECK(why([](auto& o) { o.setup.micro_batches = 3, o.setup.batch = 6; }) ==
-        "`micro_batches`: 3 with `pipeline` interleaved and `pp` 2; a multiple of the stages is allowed");
+        "`micro_batches`: 3 with `pipeline` interleaved and `pp` 2; expected a multiple of the stages");
   CHECK(why([](auto& o) { o.setup.chunks = 3; }) ==
         "pipeline: 6 stages of a chain of 4 blocks; expected at most as many");
-  CHECK(why([](auto& o) { o.setup.pp = 1; }) == "`chunks`: 2 with `pp` 1; 2 stages and more are allowed");
+  CHECK(why([](auto& o) { o.setup.pp = 1; }) == "`chunks`: 2 with `pp` 1; expected 2 stages and more");
   CHECK(why([](auto& o) { o.setup.ranks = 1; }) == "");
   CHECK(why([](auto& o) { o.setup.ranks = 1, o.setup.chunks = 3; }) ==
         "pipeline: 6 stages of a chain of 4 blocks; expected at most as many");

@@ -10,7 +10,7 @@
 #include <thimble/memory/process/process.h>
 #include <thimble/models/lora_theory.h>
 #include <thimble/models/planning/planning.h>
-#include <thimble/models/training/adapting.h>
+#include <thimble/models/techniques/adapting.h>
 #include <thimble/models/training/training.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/fit/fit.h>

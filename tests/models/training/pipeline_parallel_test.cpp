@@ -13,8 +13,8 @@
 #include <thimble/dist/threads.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/planning/planning.h>
+#include <thimble/models/techniques/trained_parts.h>
 #include <thimble/models/theory.h>
-#include <thimble/models/training/trained_parts.h>
 #include <thimble/models/training/training.h>
 #include <thimble/nn/step/profile.h>
 
@@ -203,7 +203,7 @@ TEST_CASE("pipeline: what stages cannot do is refused", "[pipeline_parallel]") {
   CHECK(why([](auto&) {}) == "");
   CHECK(why([](auto& o) { o.setup.pp = 0; }).find("`pp`: 0 with `ranks` 2") == 0);
   CHECK(why([](auto& o) { o.setup.ranks = 3, o.setup.batch = 12; }) ==
-        "`pp`: 2 with `ranks` 3; as many stages as divide the ranks, or any number on one rank, are allowed");
+        "`pp`: 2 with `ranks` 3; expected as many stages as divide the ranks, or any number on one rank");
   CHECK(why([](auto& o) { o.setup.ranks = 1; }) == "");
   CHECK(why([](auto& o) { o.setup.pp = o.setup.ranks = 5; }) ==
         "pipeline: 5 stages of a chain of 4 blocks; expected at most as many");
@@ -216,7 +216,7 @@ TEST_CASE("pipeline: what stages cannot do is refused", "[pipeline_parallel]") {
   CHECK(why([](auto& o) {
           o.setup.model = "googlenet";
           o.setup.sizes = {};
-        }) == "model: googlenet in 2 stages: it is no chain of blocks, and 1 is allowed");
+        }) == "model: googlenet in 2 stages: it is no chain of blocks; expected 1");
 }
 
 // tests/models/training/parts_files_test.cpp does the same for parts alone.

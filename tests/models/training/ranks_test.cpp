@@ -267,10 +267,10 @@ TEST_CASE("ranks: what cannot be is refused before a rank begins", "[ranks]") {
     return "";
   };
   models::TrainOptions options = options_of({"char-gpt", 5, 0});
-  CHECK(refusal(options) == "`ranks`: 5 do not divide `batch` 12; a multiple of 5 is allowed");
+  CHECK(refusal(options) == "`ranks`: 5 do not divide `batch` 12; expected a multiple of 5");
   options = options_of({"char-gpt", 4, 0, 2});
   CHECK(refusal(options) ==
-        "`ranks`: 4 with `micro_batches` 2 each do not divide `batch` 12; a multiple of 8 is allowed");
+        "`ranks`: 4 with `micro_batches` 2 each do not divide `batch` 12; expected a multiple of 8");
   options = options_of({"char-gpt", 2, 4});
   CHECK(refusal(options) == "`zero`: stage 4; allowed are 0 to 3");
   options = options_of({"char-gpt", 2, 0});

@@ -13,7 +13,7 @@
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/dist/threads.h>
 #include <thimble/models/planning/planning.h>
-#include <thimble/models/training/trained_parts.h>
+#include <thimble/models/techniques/trained_parts.h>
 #include <thimble/models/training/training.h>
 #include <thimble/models/transformer/decoder.h>
 #include <thimble/nn/step/profile.h>
@@ -200,7 +200,7 @@ TEST_CASE("tensor parallel: logits of a vocabulary in parts are never side by si
   CHECK_THROWS_WITH(model->forward(zeros({1, 4}, DType::i64)),
                     Catch::Contains("scores of a vocabulary in 2 parts, which are never side by side"));
   sizes.vocabulary = 1;
-  CHECK_THROWS_WITH(models::make_model(name, sizes), Catch::Contains("1 tokens; at most as many parts are allowed"));
+  CHECK_THROWS_WITH(models::make_model(name, sizes), Catch::Contains("1 tokens; expected at most as many parts"));
   sizes.vocabulary = 96;
   sizes.head = models::Head::chunked;
   CHECK_THROWS_WITH(models::make_model(name, sizes), Catch::Contains("not with a chunked head"));
@@ -216,7 +216,7 @@ TEST_CASE("tensor parallel: a cache is for whole blocks", "[tensor_parallel]") {
   cached.batch = 1, cached.context = 4;
   nn::KvCache cache(cached, cpu);
   CHECK_THROWS_WITH(decoder.extend(zeros({1, 1}, DType::i64), cache),
-                    Catch::Contains("a cache with blocks in parts; whole blocks are allowed"));
+                    Catch::Contains("a cache with blocks in parts; expected whole blocks"));
   CHECK(cache.length() == 0);
 }
 
@@ -230,9 +230,9 @@ TEST_CASE("tensor parallel: what is not done in parts is refused", "[tensor_para
     return testing::refusal_of(options);
   };
   CHECK(why([](auto&) {}) == "");
-  CHECK(why([](auto& o) { o.setup.tp = 5; }) == "blocks in 5 parts: 12 heads; a divisor is allowed");
+  CHECK(why([](auto& o) { o.setup.tp = 5; }) == "blocks in 5 parts: 12 heads; expected a divisor");
   CHECK(why([](auto& o) { o.setup.ranks = 3; }) ==
-        "`tp`: 2 with `ranks` 3; a divisor of the ranks, or any number of parts on one rank, is allowed");
+        "`tp`: 2 with `ranks` 3; expected a divisor of the ranks, or any number of parts on one rank");
   CHECK(why([](auto& o) {
           o.setup.ranks = 4, o.setup.batch = 9;
         }).find("`ranks`: 4 in teams of `tp` 2 do not divide") == 0);
@@ -243,11 +243,11 @@ TEST_CASE("tensor parallel: what is not done in parts is refused", "[tensor_para
         "`sequence_parallel`: needs `tp` 2 or more");
   CHECK(why([](auto& o) {
           o.setup.sequence_parallel = true, o.setup.sizes.sequence = 17;
-        }).find("a sequence in 2 parts: 17 tokens; a divisor is allowed") == 0);
+        }).find("a sequence in 2 parts: 17 tokens; expected a divisor") == 0);
   CHECK(why([&](auto& o) {
           o.setup = setup_of({"vit-b16", 2, 1});
           o.setup.ranks = 1, o.setup.sequence_parallel = true;
-        }).find("with a sequence in parts: it is not done; GPT, Llama and BERT are allowed") != std::string::npos);
+        }).find("with a sequence in parts: it is not done; expected GPT, Llama and BERT") != std::string::npos);
   CHECK(why([](auto& o) { o.setup.sizes.head = models::Head::chunked; }) ==
         "`head`: chunked not with `tp` 2: its ranks have a shard of the vocabulary each; expected one of the two");
   CHECK(why([](auto& o) { o.setup.sizes.feed_forward = models::FeedForward::tiled; }) ==
@@ -256,5 +256,5 @@ TEST_CASE("tensor parallel: what is not done in parts is refused", "[tensor_para
   CHECK(why([](auto& o) {
           o.setup.model = "resnet18";
           o.setup.sizes = {};
-        }) == "model: resnet18 in 2 parts: its layers are whole, and 1 is allowed");
+        }) == "model: resnet18 in 2 parts: its layers are whole; expected 1");
 }

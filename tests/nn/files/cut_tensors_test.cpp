@@ -155,9 +155,10 @@ TEST_CASE("cut tensors: a module names what its parts are of", "[cut_tensors]") 
   CHECK(state.whole.name == "optimizer.fc.weight.first_moment");
   CHECK(state.whole.tensor.shape() == Shape{8, 6});
   CHECK(files_test::error_of([&] { found.of_state(rows); }) ==
-        "ShapeError files: state 'fc.1.weight.row_moment' has 4 elements for a part of a parameter with 24; one for "
-        "each is allowed");
+        "ShapeError files: state 'fc.1.weight.row_moment' has 4 elements for a part of a parameter with 24; expected "
+        "one for "
+        "each");
   CHECK(files_test::error_of([&] { nn::CutParameters(Net("fc", 1)); }) ==
-        "ValueError files: 'fc.weight' is of part 1 of a layer; a module named by that number is allowed");
+        "ValueError files: 'fc.weight' is of part 1 of a layer; expected a module named by that number");
   CHECK(nn::CutParameters(nn::Linear(2, 3)).empty());
 }

@@ -178,10 +178,10 @@ TEST_CASE("kv cache: codes are as near to f32 as their scales say", "[nn][kv_cac
 TEST_CASE("kv cache: errors", "[nn][kv_cache]") {
   CHECK(refusal<ValueError>([] {
           KvCache({0, 1, 1, 8, 4, DType::f32}, cpu);
-        }) == "kv cache: layers 0; at least 1 is allowed");
+        }) == "kv cache: layers 0; expected at least 1");
   CHECK(refusal<ValueError>([] {
           KvCache({1, 1, 1, 8, -4, DType::f32}, cpu);
-        }) == "kv cache: context -4; at least 1 is allowed");
+        }) == "kv cache: context -4; expected at least 1");
   CHECK_THROWS_AS(KvCache({1, 1, 1, 8, 4, DType::i32}, cpu), DTypeError);
   KvCache cache({2, 1, 1, 8, 4, DType::f32}, cpu);
   const auto some = [](std::int64_t count) { return normal({1, count, 1, 8}, 1); };

@@ -72,6 +72,10 @@ TEST_CASE("sampling: probabilities are those of the definition", "[nn][sampling]
         for (const double top_p : {1e-9, 0.3, 0.9, 1.0}) {
           INFO(count << " tokens, temperature " << temperature << ", top_k " << top_k << ", top_p " << top_p);
           const SamplingOptions options{temperature, top_k, top_p};
+          if (temperature == 0 && (top_k > 0 || top_p < 1)) {
+            CHECK_THROWS_AS(options.check(), ValueError);
+            continue;
+          }
           std::vector<double> probabilities(count);
           for (const nn::TokenChance& c : nn::token_chances(logits, options)) {
             probabilities[static_cast<std::size_t>(c.token)] += c.probability;
@@ -123,10 +127,10 @@ TEST_CASE("sampling: errors name the option and its value", "[nn][sampling]") {
   for (const double bad : {0.0, -0.5, 1.5, nan}) CHECK_THROWS_AS(nn::draw_token(logits, {1, 0, bad}, 0), ValueError);
   CHECK(refusal<ValueError>([&] {
           nn::draw_token(logits, {1, -3, 1}, 0);
-        }) == "sampling: `top_k` -3; at least 0 is allowed");
+        }) == "sampling: `top_k` -3; expected at least 0");
   CHECK(refusal<ValueError>([&] {
           nn::draw_token(logits, {1, 0, 2}, 0);
-        }) == "sampling: `top_p` 2.000000; above 0 and at most 1 is allowed");
+        }) == "sampling: `top_p` 2.000000; expected a number above 0 and at most 1");
   CHECK_THROWS_AS(nn::draw_token({}, {}, 0), ValueError);
   constexpr auto nanf = std::numeric_limits<float>::quiet_NaN(), inff = std::numeric_limits<float>::infinity();
   CHECK(refusal<ValueError>([&] {

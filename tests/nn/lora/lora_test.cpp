@@ -265,7 +265,7 @@ TEST_CASE("lora: what cannot be is refused, with nothing changed", "[lora]") {
   const auto refuses = [&](const nn::LoraOptions& options, const std::string& text) {
     INFO(text);
     CHECK_THROWS_WITH(nn::add_lora(net, options), Catch::Contains(text));
-    CHECK_FALSE(nn::has_lora(net));
+    CHECK_FALSE(nn::has_adapters(net));
     CHECK(net.trainable().size() == 10);
   };
   refuses({{.rank = 0}}, "rank 0; at least 1");
@@ -374,7 +374,7 @@ TEST_CASE("lora: PEFT's folders", "[lora]") {
     std::ofstream(path + "/adapter_config.json", std::ios::binary) << changed;
     const auto plain = twin();
     CHECK_THROWS_WITH(nn::load_adapters(*plain, path, {.prefix = "transformer."}), Catch::Contains(text));
-    CHECK_FALSE(nn::has_lora(*plain));
+    CHECK_FALSE(nn::has_adapters(*plain));
   };
   refuses("\"LORA\"", "\"LOHA\"", "peft_type: expected \"LORA\", got \"LOHA\"");
   refuses("\"bias\": \"none\"", "\"bias\": \"all\"", "bias: expected \"none\", got \"all\"");

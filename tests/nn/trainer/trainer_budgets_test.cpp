@@ -306,7 +306,6 @@ TEST_CASE("trainer: an option without the one that it needs is refused by name",
     void (*set)(nn::TrainerOptions& options);
   } rows[] = {
       {"options.hardware: needs options.budget_bytes", [](auto& o) { o.hardware = "h100-80gb"; }},
-      {"options.is_strict: needs a plan", [](auto& o) { o.is_strict = true; }},
       {"options.skips_unfitting: needs a plan", [](auto& o) { o.skips_unfitting = true; }},
       {"options.planner.spilling: needs options.budget_bytes", [](auto& o) { o.planner.spilling.packs = true; }},
       {"options.patience: needs options.evaluate_every", [](auto& o) { o.patience = 2; }},

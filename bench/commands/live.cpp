@@ -1,4 +1,4 @@
-#include <thimble/bench/live.h>
+#include <thimble/bench/commands/live.h>
 
 #include <algorithm>
 #include <chrono>

@@ -1,4 +1,4 @@
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 
 #include <algorithm>
 
@@ -10,9 +10,9 @@
 #include <thimble/memory/offload/tier_store.h>
 #include <thimble/memory/policies/placed.h>
 #include <thimble/models/pieces.h>
+#include <thimble/models/techniques/adapting.h>
 #include <thimble/models/techniques/technique.h>
-#include <thimble/models/training/adapting.h>
-#include <thimble/models/training/trained_parts.h>
+#include <thimble/models/techniques/trained_parts.h>
 #include <thimble/nn/quant/coded_store.h>
 
 namespace thimble::models {
@@ -93,7 +93,7 @@ std::int64_t whole_batch(const Setup& setup, std::int64_t batch) {
 nn::StepOptions counted_steps(const Setup& setup, bool is_text) {
   check_techniques(setup, is_text);
   if (setup.micro_batches == auto_micro_batches) {
-    throw ValueError("`micro_batches`: auto needs a budget to choose for; a number is allowed");
+    throw ValueError("`micro_batches`: auto needs a budget to choose for; expected a number");
   }
   nn::StepOptions options;
   options.clip_norm = clip_norm(setup, is_text);

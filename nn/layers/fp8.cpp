@@ -1,4 +1,4 @@
-#include <thimble/nn/precision/fp8.h>
+#include <thimble/nn/layers/fp8.h>
 
 #include <algorithm>
 #include <cctype>

@@ -7,7 +7,7 @@
 
 #include <thimble/core/ops/quant/weight_code.h>
 #include <thimble/models/datasets/dataset.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 #include <thimble/models/weights/weight_facts.h>
 #include <thimble/nn/lora/adapter_files.h>
 

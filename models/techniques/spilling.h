@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 
 namespace thimble::models {
 

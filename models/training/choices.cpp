@@ -1,10 +1,11 @@
-#include <thimble/models/planning/choices.h>
+#include <thimble/models/training/choices.h>
 
 #include <algorithm>
 #include <new>
 #include <utility>
 
 #include <thimble/core/error.h>
+#include <thimble/memory/bytes.h>
 #include <thimble/memory/offload/device_tier.h>
 #include <thimble/models/techniques/technique.h>
 
@@ -228,16 +229,49 @@ nn::LeverOffers offer_techniques(const ChoiceOptions& given, const Setup& setup)
   return nn::offer_levers(options, list, plain_s);
 }
 
+nn::Plan fit_in_budget(const ChoiceOptions& options, const Setup& setup, nn::Planner& planner) {
+  if (setup.ranks == 1 || (setup.zero < 3 && team_size(setup) == 1)) return planner.fit(options.budget_bytes);
+  const int of_stage = setup.ranks / setup.pp, begin = setup.rank / of_stage * of_stage;  // the ranks of this stage
+  Setup of_rank = setup;
+  of_rank.rank = begin;
+  nn::Planner first(options.run_of(of_rank), options.device, options.costs, planner_options(of_rank, options.device));
+  std::size_t target = options.budget_bytes, most = 0;
+  // The plan on this rank; `most` is what it needs on the one that needs most.
+  const auto place_on_all = [&](const nn::Plan& plan) {
+    nn::Plan own;
+    most = 0;
+    for (of_rank.rank = begin; of_rank.rank < begin + of_stage; ++of_rank.rank) {
+      nn::Plan placed = nn::place_anew(plan, options.run_of(of_rank), options.device);
+      most = std::max(most, placed.peak_bytes);
+      if (of_rank.rank == setup.rank) own = std::move(placed);
+    }
+    return own;
+  };
+  constexpr int tries = 4;  // blocks of shards differ by grains, arenas by granules
+  try {
+    for (int i = 0; i < tries; ++i) {
+      nn::Plan own = place_on_all(first.fit(target));
+      if (most <= options.budget_bytes) return own;
+      target -= std::min(target, most - options.budget_bytes);
+    }
+  } catch (const nn::BudgetError& error) {  // of the first of them
+    place_on_all(first.fit(error.minimum_bytes()));
+  }
+  throw nn::BudgetError("fit: no plan needs as little as " + memory::exact_bytes(options.budget_bytes) +
+                            " on every rank; one needs " + memory::exact_bytes(most),
+                        options.budget_bytes, most);
+}
+
 MicroBatchChoice choose_micro_batches(const ChoiceOptions& options, const Setup& given) {
   Setup setup = given;
   setup.micro_batches = auto_micro_batches;
   check_techniques(setup, is_text(setup));
   if (options.budget_bytes == 0)
-    throw ValueError("`micro_batches`: auto needs a budget to choose for; a number is allowed");
+    throw ValueError("`micro_batches`: auto needs a budget to choose for; expected a number");
   if (!options.costs.operators.empty()) {
     throw ValueError(
-        "`micro_batches`: auto compares several programs, and `measures` and `times` tell the times of one; a number "
-        "is allowed with them");
+        "`micro_batches`: auto compares several programs, and `measures` and `times` tell the times of one; expected "
+        "a number");
   }
   MicroBatchChoice fastest, least;
   double fastest_s = 0;

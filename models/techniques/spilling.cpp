@@ -1,4 +1,4 @@
-#include <thimble/models/planning/spilling.h>
+#include <thimble/models/techniques/spilling.h>
 
 #include <algorithm>
 
@@ -54,7 +54,7 @@ void check_lossy(const Setup& setup, memory::Device device, const TapeGraph& gra
       "`allows_lossy`: " + std::string(to_string(setup.lossy)) + " is no narrower than what backward keeps of " +
       setup.model + " " +
       (setup.precision.empty() ? "`dtype` " + std::string(to_string(setup.dtype)) : "`precision` " + setup.precision) +
-      ", so that it would save nothing; " + (others.empty() ? "nothing narrower" : others) + " is allowed");
+      ", so that it would save nothing; expected " + (others.empty() ? "nothing narrower" : others));
 }
 
 }  // namespace thimble::models

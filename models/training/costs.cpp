@@ -1,4 +1,4 @@
-#include <thimble/models/planning/costs.h>
+#include <thimble/models/training/costs.h>
 
 #include <algorithm>
 
@@ -31,7 +31,7 @@ Setup small_setup(Setup setup, const nn::Hardware& machine, std::size_t budget_b
     if (setup.batch > least) continue;
     throw nn::BudgetError("`measures`: a step with " + std::to_string(least) + " samples that keeps everything needs " +
                               memory::exact_bytes(peak) + ", the budget is " + memory::exact_bytes(budget_bytes) +
-                              "; `times` with a file that was measured elsewhere is allowed",
+                              "; expected `times` with a file that was measured elsewhere",
                           budget_bytes, peak);
   }
 }
@@ -56,11 +56,11 @@ nn::CostModel plan_costs(const Setup& setup, const CostOptions& options, std::si
   if (!options.measures) return options.times.empty() ? nn::CostModel(machine) : nn::read_cost_model(options.times);
   if (machine.name != nn::hardware_list().front().name) {
     throw ValueError("`measures`: operators are timed on the cpu, and the times of " + machine.name +
-                     " are asked for; for a run on the cpu, with the hardware " + nn::hardware_list().front().name +
-                     ", it is allowed");
+                     " are asked for; expected a run on the cpu, with the hardware " +
+                     nn::hardware_list().front().name);
   }
   if (setup.micro_batches == auto_micro_batches) {
-    throw ValueError("`measures`: not with `micro_batches` auto, which compares several programs; a number is allowed");
+    throw ValueError("`measures`: not with `micro_batches` auto, which compares several programs; expected a number");
   }
   if (!options.times.empty()) AtomicFile(options.times);  // can it be written? Nothing is, without a commit
   const Setup small = costs_detail::small_setup(setup, machine, budget_bytes);

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <thimble/nn/layers/fp8_recipe.h>
 #include <thimble/nn/layers/module.h>
-#include <thimble/nn/precision/fp8_recipe.h>
 
 namespace thimble::nn {
 

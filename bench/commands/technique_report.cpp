@@ -1,4 +1,4 @@
-#include <thimble/bench/technique_report.h>
+#include <thimble/bench/commands/technique_report.h>
 
 #include <algorithm>
 #include <cstdio>

@@ -1,4 +1,4 @@
-#include <thimble/models/planning/capture.h>
+#include <thimble/models/training/capture.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -25,7 +25,7 @@ void check_capture(const TrainOptions& options) {
   if (!options.captures_steps) return;
   if (!options.device.is_cuda()) {
     throw ValueError("`captures_steps`: the " + to_string(options.device) +
-                     " records no steps; `device` cuda is allowed");
+                     " records no steps; expected `device` cuda");
   }
   refuse_uncaptured(options.setup, "`captures_steps`");
 }

@@ -4,10 +4,15 @@
 #include <cstddef>
 #include <string>
 
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 #include <thimble/nn/fit/measure.h>
 
 namespace thimble::models {
+
+/// Makes runs that train `setup` on a batch of zeros, or of random values, that stays on the device: for dry runs, and
+/// to measure and time them. On a dry device both are zeros.
+nn::MakeRun zero_batch_run(const Setup& setup);
+nn::MakeRun random_run(const Setup& setup);
 
 struct CostOptions {
   std::string hardware;   ///< whose numbers are used; empty: those of hardware_for's choice

@@ -1,4 +1,4 @@
-#include <thimble/models/training/adapting.h>
+#include <thimble/models/techniques/adapting.h>
 
 #include <filesystem>
 #include <utility>
@@ -53,7 +53,7 @@ void set_adapters(Setup& setup, const std::string& folder) {
                                                            : nullptr;
   if (option != nullptr) {
     throw ValueError(std::string("`adapters`: not with ") + option + ", which '" + folder +
-                     "' says itself; one of them is allowed");
+                     "' says itself; leave out one of them");
   }
   nn::AdapterFiles files;
   files.prefix = adapting_detail::gpt_prefix;

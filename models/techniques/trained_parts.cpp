@@ -1,4 +1,4 @@
-#include <thimble/models/training/trained_parts.h>
+#include <thimble/models/techniques/trained_parts.h>
 
 #include <map>
 #include <set>
@@ -25,7 +25,7 @@ dist::Communicator* choose(const Setup& setup, dist::Communicator* dry, dist::Co
   if (size == setup.ranks && rank == setup.rank) return ranks;
   throw ValueError("`ranks`: rank " + std::to_string(setup.rank) + " of " + std::to_string(setup.ranks) +
                    ", and the communicator is of rank " + std::to_string(rank) + " of " + std::to_string(size) +
-                   "; the same alone is allowed");
+                   "; expected the same");
 }
 
 /// The ranks that differ from this one in its part, in its share of the batch, or in its stage.

@@ -12,7 +12,7 @@
 
 #include <thimble/models/model.h>
 #include <thimble/nn/fit/fit.h>
-#include <thimble/nn/precision/fp8.h>
+#include <thimble/nn/layers/fp8.h>
 #include <thimble/nn/precision/precision.h>
 #include <thimble/nn/step/profile.h>
 #include <thimble/optim/grad_scaler.h>
@@ -38,7 +38,7 @@ struct Setup {
   std::string
       precision;  ///< a policy (nn/precision/precision.h), whose parameters are of `dtype`; empty: all is of `dtype`
   bool fp8_strict = false;  ///< a layer that the policy's FP8 cannot take is an error
-  /// Of the policy's FP8 recipe (nn/precision/fp8_recipe.h); none: as the policy has it.
+  /// Of the policy's FP8 recipe (nn/layers/fp8_recipe.h); none: as the policy has it.
   std::optional<std::int64_t> fp8_history, fp8_margin;
   std::optional<bool> fp8_hybrid;
   std::optional<optim::GradScalerOptions> loss_scale;  ///< none: as the policy has it
@@ -57,7 +57,7 @@ struct Setup {
   /// PEFT's folder (nn/lora/adapter_files.h) whose values adapters begin with: see set_adapters; empty: drawn values.
   std::string adapters = {};
   /// Of frozen weights, with `lora_rank`: f32, bf16; int8, nf4: those of linear layers inside of blocks are coded
-  /// (models/training/adapting.h) and decoded to `dtype`. Empty: as `dtype` or `precision` say.
+  /// (models/techniques/adapting.h) and decoded to `dtype`. Empty: as `dtype` or `precision` say.
   std::string base;
   std::string tokenizer;  ///< a tokenizer.json that text is read and written by: see open_dataset; empty: none
   /// Where plans may put saved tensors: a folder on a disk, on a GPU "host", for its pinned memory; empty: they do not.
@@ -94,6 +94,7 @@ struct Setup {
   /// Stretches of the chain that each stage has, with `pipeline` interleaved: of stage r those with the numbers
   /// c `pp` + r (models/pieces.h). One rank alone has them all
   int chunks = 1;
+  // Of ranks that share the batch; without effect on fewer than two:
   int zero = 0;                         ///< stage of ZeRO: what ranks with the same parts share out, 0 to 3
   std::size_t bucket_bytes = 25 << 20;  ///< of gradients that travel as one
   /// Units that come before they are used (memory/offload/unit_store.h), of parameters that are away: with
@@ -128,7 +129,7 @@ inline std::int64_t least_micro_batches(const Setup& setup) noexcept {
   return setup.chunks > 1 && setup.ranks > 1 ? std::max(1, setup.pp) : 1;
 }
 
-/// The number of micro-batches is to be chosen for a budget (models/planning/choices.h). No run can be made before.
+/// The number of micro-batches is to be chosen for a budget (models/training/choices.h). No run can be made before.
 inline constexpr std::int64_t auto_micro_batches = 0;
 
 /// Sets policy and dtype. Throws ValueError for an unknown name.
@@ -221,11 +222,6 @@ double clip_norm(const Setup& setup, bool is_text);
 /// What plans of the setup for `device` may do. Throws ValueError where its tensors cannot wait in such a place,
 /// FileError where the folder cannot take a tier (memory/offload/direct_file.h).
 nn::PlannerOptions planner_options(const Setup& setup, memory::Device device);
-
-/// Makes runs that train `setup` on a batch of zeros, or of random values, that stays on the device: for dry runs, and
-/// to measure and time them. On a dry device both are zeros.
-nn::MakeRun zero_batch_run(const Setup& setup);
-nn::MakeRun random_run(const Setup& setup);
 
 /// Makes runs whose step is a forward in evaluation mode, without a tape and without an optimizer.
 nn::MakeRun inference_run(const Setup& setup);

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include <thimble/core/error.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
 #include <thimble/optim/adam_mini.h>

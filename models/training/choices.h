@@ -10,7 +10,8 @@
 #include <string>
 #include <vector>
 
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
+#include <thimble/models/training/costs.h>
 #include <thimble/nn/fit/levers.h>
 
 namespace thimble::models {

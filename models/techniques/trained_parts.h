@@ -9,7 +9,7 @@
 #include <thimble/dist/data_parallel.h>
 #include <thimble/dist/pipeline/pipeline_stage.h>
 #include <thimble/models/model.h>
-#include <thimble/models/training/setup.h>
+#include <thimble/models/techniques/setup.h>
 #include <thimble/nn/files/rank_files.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/grad_scaler.h>
