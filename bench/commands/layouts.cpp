@@ -228,7 +228,9 @@ void plan_layout(const CLI::App& command, const LayoutFlags& flags, const models
   if (is_given("--tp")) fixed.tp = options.setup.tp;
   if (is_given("--pp")) fixed.pp = options.setup.pp;
   if (is_given("--zero")) fixed.zero = options.setup.zero;
-  if (is_given("--micro-batches")) fixed.micro_batches = options.setup.micro_batches;
+  if (is_given("--micro-batches") && options.setup.micro_batches != models::auto_micro_batches) {
+    fixed.micro_batches = options.setup.micro_batches;
+  }
   if (is_given("--sequence-parallel")) fixed.cuts_sequence = true;
   if (is_given("--recompute-blocks")) fixed.recomputes_blocks = options.setup.recomputes_blocks;
   if (is_given("--bucket")) fixed.bucket_bytes = options.setup.bucket_bytes;

@@ -62,7 +62,7 @@ LayerTable layers_of(const std::vector<house::Source>& files) {
   return house::read_layers(table->text);
 }
 
-/// What is left when layers whose includes are all gone go, one after another: circles, and what includes them.
+/// The layers left when each whose includes are all gone goes, one after another: circles, and their includers.
 LayerTable without_free(LayerTable layers) {
   for (bool changed = true; changed;) {
     changed = false;

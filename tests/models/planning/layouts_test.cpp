@@ -201,6 +201,14 @@ TEST_CASE("layouts: what is given is kept, and what cannot be is said", "[layout
   CHECK_THROWS_WITH(find_layout(options, cluster, traffic), Catch::StartsWith("layouts: `bucket_bytes` 0"));
   fixed.tp = 3;
   CHECK_THROWS_WITH(find_layout(options, cluster, fixed), Catch::Contains("layouts: none of 8 ranks goes with"));
+  models::FixedLayout without_effect;  // nothing travels in buckets, and all parameters are there
+  without_effect.dp = 1, without_effect.bucket_bytes = 1 << 20;
+  CHECK_THROWS_AS(find_layout(options, cluster, without_effect), ValueError);
+  without_effect = {}, without_effect.zero = 2, without_effect.read_ahead = 0;
+  CHECK_THROWS_AS(find_layout(options, cluster, without_effect), ValueError);
+  models::Cluster one = cluster;
+  one.ranks = 1;
+  CHECK(find_layout(options, one).ranks.front().ranks == std::vector<int>{0});
   models::PlanOptions interleaved = options;
   models::PlanOptions by_heads = options;
   by_heads.setup.cp = 2;

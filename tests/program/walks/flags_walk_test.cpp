@@ -271,7 +271,7 @@ class Walk {
     return "";
   }
 
-  // In a mode of a command, the flags of its rows that are taken and change nothing, other than those it names.
+  // In a mode of a command, the flags of its rows that are taken and change nothing, but for the ones it names.
   std::string ignored_flags(const Row& mode) {
     std::set<std::string> tried, ignored;
     const Words unseen = walk_test::words_of(mode.verdict);
