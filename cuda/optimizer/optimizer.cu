@@ -44,7 +44,8 @@ THIMBLE_DEVICE T updated(const Rule& rule, T p, T g, T& first, T& second) {
     return rule.updated(p, g, first);
   } else {
     rule.advance(p, g, first, second);
-    return rule.updated(p, first, std::sqrt(second));
+    rule.update(p, first, std::sqrt(second));
+    return p;
   }
 }
 

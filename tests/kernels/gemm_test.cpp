@@ -116,9 +116,9 @@ TEST_CASE("gemm: shapes and layouts against the reference", "[gemm]") {
   struct Size {
     std::int64_t m, n, k;
   };
-  const Size sizes[] = {{0, 5, 3},     {5, 0, 3},    {5, 3, 0},     {1, 1, 1},     {1, 1, 300},
-                        {7, 1, 5},     {1, 97, 31},  {8, 48, 16},   {9, 49, 17},   {16, 96, 64},
-                        {13, 31, 257}, {61, 67, 71}, {3, 200, 512}, {130, 2, 513}, {97, 101, 256}};
+  const Size sizes[] = {{0, 5, 3},     {5, 0, 3},     {5, 3, 0},      {1, 1, 1},    {1, 1, 300},   {7, 1, 5},
+                        {1, 97, 31},   {8, 48, 16},   {9, 49, 17},    {16, 96, 64}, {13, 31, 257}, {61, 67, 71},
+                        {3, 200, 512}, {130, 2, 513}, {97, 101, 256}, {70, 97, 1},  {1, 33, 1}};
   const Layout layouts[] = {Layout::plain,       Layout::a_turned, Layout::b_turned,
                             Layout::both_turned, Layout::c_turned, Layout::spread};
   for (const Isa set : supported()) {

@@ -5,7 +5,8 @@
 // The rule of an ElementUpdate defines its number of moments, and
 // - with none: the new p is updated(p, g);
 // - with one: updated(p, g, m), m becoming the new moment;
-// - with two: advance(p, g, m, v) makes the new moments, and the new p is updated(p, m, sqrt(v)).
+// - with two: advance(p, g, m, v) makes the new moments, and update(p, m, sqrt(v)) the new p, of an element or of each
+//   in a vector.
 //
 // with_rule finds it. Dtypes of parameters and moments are the kernels' concern.
 
@@ -58,13 +59,15 @@ struct AdamRule {
         correction(static_cast<T>(1 / std::sqrt(1 - std::pow(a.beta2, static_cast<double>(a.step))))),
         epsilon(static_cast<T>(a.epsilon)) {}
 
-  THIMBLE_HD void advance(T p, T g, T& m, T& v) const {
-    const T d = g * factor + decay * p;
+  template <class X>
+  THIMBLE_HD void advance(const X& p, const X& g, X& m, X& v) const {
+    const X d = g * factor + decay * p;
     m = b1 * m + r1 * d;
     v = b2 * v + r2 * (d * d);
   }
-  THIMBLE_HD T updated(T p, T m, T root_of_v) const {
-    return p * shrink - rate * (m / (root_of_v * correction + epsilon));
+  template <class X>
+  THIMBLE_HD void update(X& p, const X& m, const X& root_of_v) const {
+    p = p * shrink - rate * (m / (root_of_v * correction + epsilon));
   }
 };
 

@@ -10,6 +10,7 @@
 // A body and all its calls are inlined into a function of its instruction set. Vectors pass by reference: by value they
 // would need a register that the body, which names no instruction set, does not have.
 
+#include <cmath>
 #include <cstddef>
 #include <type_traits>
 #include <utility>
@@ -36,6 +37,11 @@ void broadcast(Vector& out, Element x) noexcept {
   out = x - Vector{};  // x + 0 would lose the sign of -0
 }
 
+template <class Vector>
+void square_root(Vector& out, const Vector& x) noexcept {
+  for (std::size_t i = 0; i < sizeof(Vector) / sizeof(x[0]); ++i) out[i] = std::sqrt(x[i]);
+}
+
 #if defined(__x86_64__)
 THIMBLE_TARGET_AVX2 inline void multiply_add(__m256& out, const __m256& a, const __m256& b, const __m256& c) noexcept {
   out = _mm256_fmadd_ps(a, b, c);
@@ -51,6 +57,12 @@ THIMBLE_TARGET_AVX512 inline void multiply_add(__m512& out, const __m512& a, con
 THIMBLE_TARGET_AVX512 inline void multiply_add(__m512d& out, const __m512d& a, const __m512d& b,
                                                const __m512d& c) noexcept {
   out = _mm512_fmadd_pd(a, b, c);
+}
+
+inline void square_root(__m128& out, const __m128& x) noexcept { out = _mm_sqrt_ps(x); }
+THIMBLE_TARGET_AVX2 inline void square_root(__m256& out, const __m256& x) noexcept { out = _mm256_sqrt_ps(x); }
+THIMBLE_TARGET_AVX512 inline void square_root(__m512& out, const __m512& x) noexcept {
+  out = _mm512_maskz_sqrt_ps(__mmask16{0xFFFF}, x);  // gcc 12 warns about the form without a mask
 }
 
 template <class Vector, class Element>
@@ -104,6 +116,10 @@ struct Simd {
   static THIMBLE_ALWAYS_INLINE void multiply_add(Vector& out, const Vector& a, const Vector& b,
                                                  const Vector& c) noexcept {
     simd_detail::multiply_add(out, a, b, c);
+  }
+  /// out = sqrt(x), correctly rounded. A loop over std::sqrt, which may set errno, does not become one of vectors.
+  static THIMBLE_ALWAYS_INLINE void square_root(Vector& out, const Vector& x) noexcept {
+    simd_detail::square_root(out, x);
   }
 };
 

@@ -16,6 +16,7 @@ namespace few_rows_detail {
 inline constexpr std::int64_t most_rows = 4;
 inline constexpr std::int64_t most_depth = std::int64_t{1} << 16;           // of a's rows, which are copied
 inline constexpr std::int64_t least_elements = std::int64_t{1} << 16;       // of b
+inline constexpr std::int64_t least_turned_elements = 2048;                 // with contiguous columns
 inline constexpr std::int64_t worthwhile_elements = std::int64_t{1} << 17;  // that pay for another thread
 inline constexpr std::int64_t tile_columns = 1024;                          // whose sums are kept at a time
 inline constexpr std::int64_t rows_at_once = 4;                             // of b
@@ -329,8 +330,10 @@ bool has_few_rows(const GemmArgs& args) noexcept {
   for (int i = 0; i < args.batch_rank; ++i) {
     if (args.batch[static_cast<std::size_t>(i)].size != 1) return false;
   }
+  // Rows in the caches are read in place by other ways too; columns are not.
+  const std::int64_t least = args.b_column_stride == 1 ? least_elements : least_turned_elements;
   return compute_type(args.dtype) == ComputeType::f32 && args.m <= most_rows && args.k <= most_depth &&
-         args.n * args.k >= least_elements && args.n >= 64 && (args.b_row_stride == 1 || args.b_column_stride == 1);
+         args.n * args.k >= least && args.n >= 64 && (args.b_row_stride == 1 || args.b_column_stride == 1);
 }
 
 std::size_t few_rows_bytes(const GemmArgs& args, int threads) noexcept {

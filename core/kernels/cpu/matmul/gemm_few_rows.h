@@ -1,6 +1,6 @@
 #pragma once
-// Products of few rows by a right operand from beyond the caches, as in a decoder's step: the bound is the reading of
-// the right operand, so it is read once, in place and in memory order.
+// Products of few rows by a large right operand, as in a decoder's step: the bound is the reading of the right operand,
+// so it is read once, in place and in memory order.
 //
 //   contiguous rows of b (a weight (I, O))     four rows at a time are added to the sums of 1024 columns
 //   contiguous columns of b (a weight (O, I))  a vector of columns at a time, transposed in registers, four of k at
@@ -16,7 +16,8 @@
 namespace thimble::kernels::gemm_detail {
 
 /// Whether few_rows_gemm computes `args`, whose C has elements: up to 4 rows of one matrix, computed in f32, and a
-/// right operand of 2^16 elements and more, with contiguous rows or columns. Ignores pointers.
+/// right operand of 2^16 elements and more with contiguous rows, or of 2^11 and more with contiguous columns. Ignores
+/// pointers.
 bool has_few_rows(const GemmArgs& args) noexcept;
 
 /// Depends only on sizes and threads: at most 1 MiB, and 48 KiB for each thread.

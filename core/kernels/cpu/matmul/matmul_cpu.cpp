@@ -29,6 +29,9 @@ inline constexpr double gather_cycles = 3.0;
 inline constexpr double store_row_cycles = 0.2;
 inline constexpr double store_column_cycles = 1.0;
 
+/// Of an outer product's one row of b: a whole number of cache lines of any type.
+std::int64_t outer_row_stride(const GemmArgs& args) noexcept { return args.b_column_stride == 1 ? 64 : 1; }
+
 /// C or, when `is_turned`, its transpose: C^T = op(B)^T op(A)^T has the same products in the same order.
 struct Sides {
   MatrixView left;   // (m, k)
@@ -160,11 +163,23 @@ void compute(const GemmArgs& args, void* workspace, int threads) noexcept {
   run<T>(decision.problem, decision.tiling, kernels, left, right, output, finish<T>(set), workspace);
 }
 
+/// An outer product whose strides of k, which has one element, are other than `outer_product` makes them: as if rows of a
+/// and of b, or columns of b, were contiguous, so that they are read in place.
+bool has_other_strides(const GemmArgs& args) noexcept {
+  return args.k == 1 && (args.a_column_stride != 1 || args.b_row_stride != outer_row_stride(args));
+}
+GemmArgs outer_product(GemmArgs args) noexcept {
+  args.a_column_stride = 1;
+  args.b_row_stride = outer_row_stride(args);
+  return args;
+}
+
 }  // namespace matmul_cpu_detail
 
 std::size_t gemm_workspace_bytes(const GemmArgs& args, int threads) noexcept {
   using namespace matmul_cpu_detail;
   if (is_empty(args)) return 0;
+  if (has_other_strides(args)) return gemm_workspace_bytes(outer_product(args), threads);
   if (args.dtype == DType::bf16 && bf16_unit(Product::gemm)) return bf16_workspace_bytes(args, threads);
   if (has_few_rows(args)) return few_rows_bytes(args, threads);
   if (is_direct(args, isa())) return 0;
@@ -182,6 +197,7 @@ std::size_t gemm_workspace_bytes(const GemmArgs& args, int threads) noexcept {
 void gemm(const GemmArgs& args, void* workspace, int threads) noexcept {
   using namespace matmul_cpu_detail;
   if (is_empty(args)) return;
+  if (has_other_strides(args)) return gemm(outer_product(args), workspace, threads);
   if (args.dtype == DType::bf16) {
     if (const auto unit = bf16_unit(Product::gemm)) return compute_bf16(args, workspace, threads, *unit);
   }

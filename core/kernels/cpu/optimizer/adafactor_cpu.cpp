@@ -9,7 +9,6 @@
 #include <thimble/core/kernels/cpu/base/variants.h>
 #include <thimble/core/kernels/cpu/optimizer/adafactor_cpu.h>
 #include <thimble/core/kernels/cpu/optimizer/parameter_run.h>
-#include <thimble/core/kernels/shared/square_root.h>
 #include <thimble/core/kernels/shared/update_rule.h>
 #include <thimble/core/numbers/convert.h>
 #include <thimble/core/threads/parallel.h>
@@ -43,14 +42,18 @@ struct AddSquares {
 };
 
 // y = x / sqrt(row moment * columns), with the row moment divided by the mean of all.
+template <Isa target>
 struct Precondition {
   THIMBLE_ALWAYS_INLINE static void run(const float* x, float row, const float* columns, float* __restrict y,
                                         std::int64_t n) {
-    if (n <= 0) return;  // else a compiler takes v for never written
-    alignas(64) float v[tile];
-    for (std::int64_t i = 0; i < n; ++i) v[i] = row * columns[i];
-    with_target(isa(), [&]<Isa target>() { square_roots<target>(v, v, n); });
-    for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] / v[i];
+    using V = Simd<float, target>;
+    std::int64_t i = 0;
+    for (; i + V::lanes <= n; i += V::lanes) {
+      typename V::Vector v = row * V::at(columns + i);
+      V::square_root(v, v);
+      V::at(y + i) = V::at(x + i) / v;
+    }
+    for (; i < n; ++i) y[i] = x[i] / std::sqrt(row * columns[i]);
   }
 };
 
@@ -164,7 +167,10 @@ class Step {
       const bool is_factored = a_.row_moment != nullptr;
       const float of_row = is_factored ? a_.row_moment[row] / row_mean : 1.0f;
       const float* const columns = a_.column_moment + (is_factored ? c : at);
-      run_variant<Precondition>(g, of_row, columns, static_cast<float*>(u), n);
+      with_target(isa(), [&]<Isa target>() {
+        compiled_for<target, Precondition<target>, const float*, float, const float*, float*, std::int64_t>(
+            g, of_row, columns, u, n);
+      });
       if (is_factored) precondition_small(g, of_row, columns, u, n);
       f(static_cast<const float*>(u), at, n);
     }

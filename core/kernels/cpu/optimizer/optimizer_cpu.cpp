@@ -12,7 +12,6 @@
 #include <thimble/core/kernels/cpu/optimizer/moment_run.h>
 #include <thimble/core/kernels/cpu/optimizer/parameter_run.h>
 #include <thimble/core/kernels/optimizer.h>
-#include <thimble/core/kernels/shared/square_root.h>
 #include <thimble/core/kernels/shared/update_rule.h>
 #include <thimble/core/kernels/table_for.h>
 #include <thimble/core/numbers/convert.h>
@@ -27,18 +26,23 @@ constexpr std::int64_t grain = 16 * chunk;
 static_assert(square_stretch % chunk == 0);
 
 template <class F>
-void for_chunks(std::int64_t n, F&& f) {
+void for_chunks(std::int64_t n, F&& f, std::int64_t elements = chunk) {
   parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t at = begin; at < end; at += chunk) f(at, std::min(chunk, end - at));
+    for (std::int64_t at = begin; at < end; at += elements) f(at, std::min(elements, end - at));
   });
+}
+
+// Whether an update needs no buffer of a chunk's elements.
+template <class T, class Args>
+bool is_in_place(const Args& a) {
+  return a.dtype == dtype_of<T> && a.gradient_dtype == dtype_of<T> && a.state_dtype == dtype_of<T> &&
+         a.first.scales == nullptr && a.second.scales == nullptr && form_of(a.narrow) == NarrowForm::rounded;
 }
 
 // Elements in the type of their update; moments that the rule lacks are null.
 template <class Rule, class T, Isa target>
 struct Update {
-  /// Elements whose roots are taken at a time: few, so that the next ones are on their way from memory meanwhile.
-  static constexpr std::int64_t few = 64;
-  /// Elements from there to those whose lines are asked for: processors follow four streams too late by themselves.
+  /// Elements from these to those whose lines are asked for: processors follow four streams too late by themselves.
   static constexpr std::int64_t ahead = 512, line = 64 / sizeof(T);
 
   static void run(const Rule& rule, T* __restrict p, const T* __restrict g, T* __restrict first, T* __restrict second,
@@ -48,23 +52,33 @@ struct Update {
     } else if constexpr (Rule::moments == 1) {
       for (std::int64_t i = 0; i < n; ++i) p[i] = rule.updated(p[i], g[i], first[i]);
     } else {
-      std::int64_t at = 0;
-      for (; at + few <= n; at += few) update_few(rule, p + at, g + at, first + at, second + at, few);
-      update_few(rule, p + at, g + at, first + at, second + at, n - at);
+      std::int64_t i = 0;
+      while (i + line <= n) {
+        for (const T* const x : std::initializer_list<const T*>{p, g, first, second}) {
+          __builtin_prefetch(x + i + ahead);
+        }
+        for (const std::int64_t end = i + line; i < end; i += Simd<T, target>::lanes) {
+          update_vector(rule, p + i, g + i, first + i, second + i);
+        }
+      }
+      for (; i < n; ++i) {
+        rule.advance(p[i], g[i], first[i], second[i]);
+        rule.update(p[i], first[i], std::sqrt(second[i]));
+      }
     }
   }
 
-  static THIMBLE_ALWAYS_INLINE void update_few(const Rule& rule, T* __restrict p, const T* __restrict g,
-                                               T* __restrict first, T* __restrict second, std::int64_t n) {
-    alignas(64) T roots[few];
-    for (std::int64_t i = 0; i < n; i += line) {
-      for (const T* const x : std::initializer_list<const T*>{p, g, first, second}) {
-        __builtin_prefetch(x + i + ahead);
-      }
-    }
-    for (std::int64_t i = 0; i < n; ++i) rule.advance(p[i], g[i], first[i], second[i]);
-    square_roots<target>(static_cast<const T*>(second), static_cast<T*>(roots), n);
-    for (std::int64_t i = 0; i < n; ++i) p[i] = rule.updated(p[i], first[i], roots[i]);
+  // In one go, so that the roots and quotients of a vector are computed while the next ones are read.
+  static THIMBLE_ALWAYS_INLINE void update_vector(const Rule& rule, T* p, const T* g, T* first, T* second) {
+    using V = Simd<T, target>;
+    typename V::Vector x = V::at(p), m = V::at(first), v = V::at(second), root;
+    const typename V::Vector gradient = V::at(g);
+    rule.advance(x, gradient, m, v);
+    V::at(first) = m;
+    V::at(second) = v;
+    V::square_root(root, v);
+    rule.update(x, m, root);
+    V::at(p) = x;
   }
 };
 
@@ -74,7 +88,8 @@ void update(const Args& a) {
     const auto run = with_target(isa(), []<Isa target>() {
       return compiled_for<target, Update<Rule, T, target>, Rule, T*, const T*, T*, T*, std::int64_t>;
     });
-    for_chunks(a.n, [&](std::int64_t at, std::int64_t n) {
+    const std::int64_t elements = is_in_place<T>(a) ? grain : chunk;
+    const auto update_run = [&](std::int64_t at, std::int64_t n) {
       ParameterRun<T> p(a.parameter, a.dtype, a.narrow, at, n);
       ElementRun<T> g(a.gradient, a.gradient_dtype, at, n);
       MomentRun<T, true> first(a.first, a.state_dtype, at, n);
@@ -83,7 +98,8 @@ void update(const Args& a) {
       p.store();
       first.store();
       second.store();
-    });
+    };
+    for_chunks(a.n, update_run, elements);
   });
 }
 
