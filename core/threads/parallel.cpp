@@ -177,13 +177,13 @@ void set_thread_count(int threads) {
 void parallel_for(std::int64_t count, std::int64_t grain, FunctionRef<void(std::int64_t, std::int64_t)> body) {
   if (count <= 0) return;
   grain = std::max<std::int64_t>(grain, 1);
-  const std::int64_t grains = (count - 1) / grain + 1;
-  const int threads = static_cast<int>(std::min<std::int64_t>(thread_count(), grains));
-  if (threads == 1 || parallel_detail::is_inside) {
+  const int threads = static_cast<int>(std::min<std::int64_t>(thread_count(), count / grain));
+  if (threads <= 1 || parallel_detail::is_inside) {
     body(0, count);
     return;
   }
   // Each thread gets one contiguous run of whole grains, so that neighbouring blocks stay in one cache.
+  const std::int64_t grains = (count - 1) / grain + 1;
   parallel_threads(threads, [&](int thread) {
     const std::int64_t share = grains / threads;
     const std::int64_t extra = grains % threads;

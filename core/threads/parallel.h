@@ -35,7 +35,7 @@ class FunctionRef<R(Args...)> {
 };
 
 /// Calls body(begin, end) for the ranges [0, grain), [grain, 2 grain), ... of [0, count), each exactly once, on up to
-/// thread_count() threads. Ranges given to a call are whole grains; the thread that runs one is unspecified. The body
+/// thread_count() threads, each of which gets a whole grain at least. Ranges given to a call are whole grains; the thread that runs one is unspecified. The body
 /// must not throw and must not allocate. Nested calls run in the caller's thread.
 void parallel_for(std::int64_t count, std::int64_t grain, FunctionRef<void(std::int64_t, std::int64_t)> body);
 

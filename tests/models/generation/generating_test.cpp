@@ -103,12 +103,12 @@ TEST_CASE("generating: the dry run's bytes are the real ones", "[models][generat
 }
 
 TEST_CASE("generating: bytes where attention takes more threads as it goes on", "[models][generating]") {
-  const Threads some(2);
+  const Threads some(8);
   const files_test::TemporaryFolder folder;
   models::ModelOptions sizes;  // all but attention is small, so that its workspace makes the peak
   sizes.layers = 1, sizes.heads = 1, sizes.key_heads = 1, sizes.width = 128, sizes.hidden = 16, sizes.sequence = 600;
   GenerateOptions o = options_for("tiny-llama", weights_of(folder, "tiny-llama", sizes));
-  o.shape.setup.batch = 8;
+  o.shape.setup.batch = 32;
   o.shape.tokens = 560;
   o.prompt = "a";
   for (const DType cache : {DType::f32, DType::i8}) {
@@ -118,7 +118,7 @@ TEST_CASE("generating: bytes where attention takes more threads as it goes on", 
     const std::size_t first = dry_cache.step_workspace_bytes(1, DType::f32);
     dry_cache.advance(prepared.plan.cache.context - 2);
     const std::size_t last = dry_cache.step_workspace_bytes(1, DType::f32);
-    CHECK(last == 2 * first);
+    CHECK(last >= 2 * first);
     CHECK(prepared.plan.peak_by_category[static_cast<std::size_t>(Category::workspace)] == last);
     const models::GenerateReport report = models::generate(prepared);
     CHECK(report.measured.live_bytes == prepared.plan.committed.live_bytes);

@@ -213,8 +213,11 @@ void conv_weight_grad(const ConvWeightGradArgs& args, void* workspace, int threa
 }
 
 void column_sum(const ColumnSumArgs& args) noexcept {
+  using conv_cpu_detail::columns_at_once;
+  constexpr std::int64_t worthwhile_elements = 1 << 14;
+  const std::int64_t columns = worthwhile_elements / std::max<std::int64_t>(1, args.rows);
   conv_cpu_detail::with_compute_type(args.dtype, [&]<class T> {
-    parallel_for(args.columns, conv_cpu_detail::columns_at_once,
+    parallel_for(args.columns, std::max(columns_at_once, columns / columns_at_once * columns_at_once),
                  [&](std::int64_t begin, std::int64_t end) { conv_cpu_detail::sum_columns<T>(args, begin, end); });
   });
 }

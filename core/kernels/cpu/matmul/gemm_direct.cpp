@@ -28,7 +28,7 @@ inline constexpr std::int64_t panel_columns = max_vectors * lanes;
 inline constexpr std::int64_t tile_panels = 8;
 inline constexpr std::int64_t near_left_bytes = 512 * 1024;
 
-inline constexpr double worthwhile_cycles = 12000;  // below this a second thread does not pay
+inline constexpr double worthwhile_cycles = 60000;  // below this a second thread does not pay
 
 inline constexpr auto float_bytes = static_cast<std::int64_t>(sizeof(float));
 

@@ -23,7 +23,7 @@ inline constexpr std::int64_t most_rows_in_place = 512;
 
 inline constexpr double thread_start_cycles = 4000;      // to wake threads and to wait for them
 inline constexpr double microtile_overhead_cycles = 60;  // call, and partial sums to and fro
-inline constexpr double worthwhile_cycles = 12000;       // below this a second thread does not pay
+inline constexpr double worthwhile_cycles = 60000;       // below this a second thread does not pay
 inline constexpr double block_overhead_cycles = 300;     // calls that prepare a block
 inline constexpr double near_cycles = 0.01;  // to stream an element of kept blocks from the second-level cache
 inline constexpr double far_cycles = 0.1;    // or from beyond it

@@ -27,7 +27,7 @@ static_assert(square_stretch % chunk == 0);
 
 template <class F>
 void for_chunks(std::int64_t n, F&& f, std::int64_t elements = chunk) {
-  parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(n, std::max(grain, elements), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t at = begin; at < end; at += elements) f(at, std::min(elements, end - at));
   });
 }
@@ -88,7 +88,7 @@ void update(const Args& a) {
     const auto run = with_target(isa(), []<Isa target>() {
       return compiled_for<target, Update<Rule, T, target>, Rule, T*, const T*, T*, T*, std::int64_t>;
     });
-    const std::int64_t elements = is_in_place<T>(a) ? grain : chunk;
+    const std::int64_t elements = is_in_place<T>(a) ? 4 * grain : chunk;
     const auto update_run = [&](std::int64_t at, std::int64_t n) {
       ParameterRun<T> p(a.parameter, a.dtype, a.narrow, at, n);
       ElementRun<T> g(a.gradient, a.gradient_dtype, at, n);
