@@ -69,14 +69,14 @@ inline ExponentialSum exponential_sum(const RowOperand& scores, std::int64_t cla
   T largest = -std::numeric_limits<T>::infinity();
   for (std::int64_t at = 0; at < classes; at += row_chunk) {
     const std::int64_t n = std::min(row_chunk, classes - at);
-    largest = row_max(read_scores(scores, base, at, n, room), n, largest);
+    largest = row_max<is_fused>(read_scores(scores, base, at, n, room), n, largest);
   }
   double total = 0;
   for (std::int64_t at = 0; at < classes; at += row_chunk) {
     const std::int64_t n = std::min(row_chunk, classes - at);
     const T* const x = read_scores(scores, base, at, n, room);
     for (std::int64_t i = 0; i < n; ++i) e[i] = exp_below<is_fused>(x[i] - largest);
-    total += row_sum<T>(n, [&](std::int64_t i) { return e[i]; });
+    total += row_sum_of<is_fused>(static_cast<const T*>(e), n);
   }
   return {static_cast<double>(largest), total};
 }

@@ -36,38 +36,41 @@ inline void store_zeros(const RowResult& result, std::int64_t base, std::int64_t
   }
 }
 
-// z = scale x of n elements.
+// scale x of n elements, in place or in `buffer`.
 template <class T>
-inline void load_scaled(const SoftmaxArgs& args, std::int64_t base, std::int64_t at, std::int64_t n, T* z) {
-  const T* const x = read_elements(args.x, base + at * args.x.step, n, z);
+inline const T* read_scaled(const SoftmaxArgs& args, std::int64_t base, std::int64_t at, std::int64_t n, T* buffer) {
+  const T* const x = read_elements(args.x, base + at * args.x.step, n, buffer);
   const T scale = static_cast<T>(args.scale);
-  for (std::int64_t i = 0; i < n; ++i) z[i] = x[i] * scale;
+  if (scale == 1) return x;
+  for (std::int64_t i = 0; i < n; ++i) buffer[i] = x[i] * scale;
+  return buffer;
 }
 
 template <class T, bool is_fused>
 inline void forward_row(const SoftmaxArgs& args, std::int64_t x_base, std::int64_t y_base, std::int64_t count) {
-  alignas(64) T z[row_chunk];
+  alignas(64) T room[row_chunk];
   alignas(64) T e[row_chunk];
   const bool is_one_chunk = count <= row_chunk, is_stored_directly = args.y.step == 1 && args.y.dtype == dtype_of<T>;
+  const T* z = room;
   T largest = -std::numeric_limits<T>::infinity();
   for (std::int64_t at = 0; at < count; at += row_chunk) {
     const std::int64_t n = std::min(row_chunk, count - at);
-    load_scaled(args, x_base, at, n, z);
-    largest = row_max(z, n, largest);
+    z = read_scaled(args, x_base, at, n, room);
+    largest = row_max<is_fused>(z, n, largest);
   }
   double total = 0;
   for (std::int64_t at = 0; at < count; at += row_chunk) {
     const std::int64_t n = std::min(row_chunk, count - at);
-    if (!is_one_chunk) load_scaled(args, x_base, at, n, z);
+    if (!is_one_chunk) z = read_scaled(args, x_base, at, n, room);
     for (std::int64_t i = 0; i < n; ++i) e[i] = exp_below<is_fused>(z[i] - largest);
-    total += row_sum<T>(n, [&](std::int64_t i) { return e[i]; });
+    total += row_sum_of<is_fused>(static_cast<const T*>(e), n);
   }
   const T inverse = static_cast<T>(1 / total), log_total = static_cast<T>(std::log(total));
   for (std::int64_t at = 0; at < count; at += row_chunk) {
     const std::int64_t n = std::min(row_chunk, count - at);
-    T* const y = is_stored_directly ? static_cast<T*>(args.y.data) + y_base + at : z;
+    T* const y = is_stored_directly ? static_cast<T*>(args.y.data) + y_base + at : room;
     if (!is_one_chunk) {
-      load_scaled(args, x_base, at, n, z);
+      z = read_scaled(args, x_base, at, n, room);
       if (!args.is_log) {
         for (std::int64_t i = 0; i < n; ++i) e[i] = exp_below<is_fused>(z[i] - largest);
       }
@@ -78,10 +81,10 @@ inline void forward_row(const SoftmaxArgs& args, std::int64_t x_base, std::int64
       for (std::int64_t i = 0; i < n; ++i) y[i] = e[i] * inverse;
     }
     if (!is_stored_directly) {
-      store_elements(z, args.y.data, args.y.dtype, y_base + at * args.y.step, args.y.step, n);
+      store_elements(room, args.y.data, args.y.dtype, y_base + at * args.y.step, args.y.step, n);
     }
   }
-  store_zeros(args.y, y_base, count, args.length, z);
+  store_zeros(args.y, y_base, count, args.length, room);
 }
 
 template <class T, bool is_fused>
@@ -121,9 +124,9 @@ inline void backward_row(const SoftmaxBackwardArgs& args, const std::array<std::
     const std::int64_t n = std::min(row_chunk, count - at);
     load_both(at, n);
     if (args.is_log) {
-      total += row_sum<T>(n, [&](std::int64_t i) { return dy[i]; });
+      total += row_sum_of<is_fused>(dy, n);
     } else {
-      total += row_sum<T>(n, [&](std::int64_t i) { return dy[i] * y[i]; });
+      total += row_dot<is_fused>(dy, y, n);
     }
   }
   const T sum = static_cast<T>(total), scale = static_cast<T>(args.scale);
