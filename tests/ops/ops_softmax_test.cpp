@@ -184,6 +184,22 @@ TEST_CASE("ops: softmax at the edges") {
   CHECK(host(softmax(full({1, 5000}, 10, DType::f16)))[4999] == Approx(0.0002).epsilon(1e-3));
 }
 
+TEST_CASE("ops: NaN makes its row NaN in softmax and cross entropy, wherever it is", "[ops]") {
+  constexpr std::int64_t width = 75;  // two rounds of lanes and a rest
+  for (const std::int64_t at : {0, 31, 40, 63, 64, 74}) {
+    INFO("element " << at);
+    const Tensor x = randn({2, width}), target = zeros({2}, DType::i64);
+    fill(view::slice(view::slice(x, 0, 0, 1), 1, at, at + 1), std::nan(""));
+    for (const Tensor& y : {softmax(x), log_softmax(x)}) {
+      const auto values = host(y);
+      for (std::size_t i = 0; i < values.size(); ++i) CHECK(std::isnan(values[i]) == (i < width));
+    }
+    const auto losses = host(cross_entropy(x, target, {.reduction = LossReduction::none}));
+    CHECK(std::isnan(losses[0]));
+    CHECK_FALSE(std::isnan(losses[1]));
+  }
+}
+
 TEST_CASE("ops: softmax's gradient is written where its result lay") {
   Tensor y = softmax(randn({4, 8}));
   const auto storage = y.storage().get();
