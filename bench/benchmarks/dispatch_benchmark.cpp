@@ -7,7 +7,7 @@
 //
 // Then training steps in f32 (AdamW, batch 1) of a perceptron 64-256-64 and of a GPT of two layers of width 64 on 32
 // tokens: microseconds of the wall's clock, the best of the rounds of 50 steps, and the mean over all of them, which
-// counts the turns of other programs. bench/peers/mlp_loop.cpp and bench/torch/small.py have the same nets.
+// counts the turns of other programs. bench/peers/mlp_loop.cpp and `bench/torch/step.py small` have the same nets.
 
 #include <algorithm>
 #include <atomic>

@@ -3,6 +3,9 @@
 MODEL: char-gpt, tiny-llama, resnet50 (224 x 224) or resnet18 (32 x 32). Images are NHWC (channels_last). Prints one line
 in the form of step_benchmark; THREADS is read from OMP_NUM_THREADS. `growth` is that of the process's resident bytes from
 the model on, `saved` what autograd keeps for backward.
+
+step.py small: the small nets of dispatch_benchmark, with one sample. Microseconds for a step: the best of rounds of 50,
+and the mean over all of them.
 """
 import os
 import sys
@@ -13,6 +16,30 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import nets
+
+
+
+def measure_small(name, net, x, target, rounds=60, steps=50):
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-7, weight_decay=0.01, fused=True)
+    times = []
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        for _ in range(steps):
+            optimizer.zero_grad(set_to_none=True)
+            F.cross_entropy(net(x), target).backward()
+            optimizer.step()
+        times.append(1e6 * (time.perf_counter() - start) / steps)
+    print(f"| {name} | {min(times[1:]):.2f} | {sum(times[1:]) / rounds:.2f} |", flush=True)
+
+
+if sys.argv[1] == "small":
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    print(f"| net, {torch.get_num_threads()} threads | best us | mean us |\n|---|---:|---:|")
+    measure_small("perceptron", torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64)),
+                  torch.randn(1, 64), torch.tensor([3]))
+    ids = torch.arange(32)[None] * 11 % 64
+    measure_small("gpt", nets.Gpt(2, 4, 64, 32, 64), ids, ids.flatten())
+    sys.exit()
 
 NAME, BATCH = sys.argv[1], int(sys.argv[2])
 STEPS = int(sys.argv[3]) if len(sys.argv) > 3 and sys.argv[3].isdigit() else 8

@@ -35,8 +35,9 @@ class FunctionRef<R(Args...)> {
 };
 
 /// Calls body(begin, end) for the ranges [0, grain), [grain, 2 grain), ... of [0, count), each exactly once, on up to
-/// thread_count() threads, each of which gets a whole grain at least. Ranges given to a call are whole grains; the thread that runs one is unspecified. The body
-/// must not throw and must not allocate. Nested calls run in the caller's thread.
+/// thread_count() threads, each of which gets a whole grain at least. Ranges given to a call are whole grains; the
+/// thread that runs one is unspecified. The body must not throw and must not allocate. Nested calls run in the caller's
+/// thread.
 void parallel_for(std::int64_t count, std::int64_t grain, FunctionRef<void(std::int64_t, std::int64_t)> body);
 
 /// Calls body(t) once for each t = 0 .. threads - 1, not always concurrently; for kernels with a workspace per thread.
