@@ -10,7 +10,7 @@
 namespace thimble::memory::packing {
 namespace improve_detail {
 
-/// Items by time. Brief ones are in the list of each period that they touch, one or two.
+/// Items by time. Brief ones are in the list of each period that they touch, one or two; the others are lasting.
 class Calendar {
  public:
   explicit Calendar(const std::vector<Item>& items, std::int32_t sections) : items_(items) {
@@ -19,29 +19,30 @@ class Calendar {
     periods_.resize(static_cast<std::size_t>((sections - 1) / width_) + 1);
     for (std::size_t i = 0; i < items.size(); ++i) {
       const Item& item = items[i];
-      if (item.upper - item.lower > width_) {
-        lasting_.push_back(static_cast<std::int32_t>(i));
-        continue;
-      }
+      if (is_lasting(static_cast<std::int32_t>(i))) continue;
       for (std::int32_t p = item.lower / width_; p <= (item.upper - 1) / width_; ++p) {
         periods_[static_cast<std::size_t>(p)].push_back(static_cast<std::int32_t>(i));
       }
     }
   }
 
-  /// Calls visit(j) once for each item j that overlaps item i in time, itself included.
-  template <class F>
-  void for_each_neighbour(std::int32_t i, F&& visit) const {
+  bool is_lasting(std::int32_t i) const noexcept {
     const Item& item = items_[static_cast<std::size_t>(i)];
-    const auto meets = [&](const Item& other) { return other.upper > item.lower && other.lower < item.upper; };
-    for (const std::int32_t j : lasting_) {
-      if (meets(items_[static_cast<std::size_t>(j)])) visit(j);
-    }
+    return item.upper - item.lower > width_;
+  }
+  bool overlap(std::int32_t i, std::int32_t j) const noexcept {
+    const Item &item = items_[static_cast<std::size_t>(i)], &other = items_[static_cast<std::size_t>(j)];
+    return other.upper > item.lower && other.lower < item.upper;
+  }
+
+  /// Calls visit(j) once for each brief item j that overlaps the brief item i in time, itself included.
+  template <class F>
+  void for_each_brief(std::int32_t i, F&& visit) const {
+    const Item& item = items_[static_cast<std::size_t>(i)];
     const std::int32_t first = item.lower / width_;
     for (std::int32_t p = first; p <= (item.upper - 1) / width_; ++p) {
       for (const std::int32_t j : periods_[static_cast<std::size_t>(p)]) {
-        const Item& other = items_[static_cast<std::size_t>(j)];
-        if (meets(other) && p == std::max(first, other.lower / width_)) visit(j);
+        if (overlap(i, j) && p == std::max(first, items_[static_cast<std::size_t>(j)].lower / width_)) visit(j);
       }
     }
   }
@@ -49,7 +50,6 @@ class Calendar {
  private:
   const std::vector<Item>& items_;
   std::int32_t width_;  // sections of a period
-  std::vector<std::int32_t> lasting_;
   std::vector<std::vector<std::int32_t>> periods_;
 };
 
@@ -62,7 +62,17 @@ class Ejection {
     for (const Item& item : items_) largest = std::max(largest, item.area());
     for (std::size_t i = 0; i < items_.size(); ++i) {
       prices_.push_back(1 + static_cast<std::int64_t>(1000 * std::sqrt(items_[i].area() / largest)));
-      if (offsets_[i] + items_[i].size > target) eject(static_cast<std::int32_t>(i));
+      const auto item = static_cast<std::int32_t>(i);
+      if (offsets_[i] + items_[i].size > target) {
+        offsets_[i] = nowhere;
+        waiting_.push_back(item);
+      } else {
+        for_each_list(item, [](Places& list, const Place& place) { list.push_back(place); });
+      }
+    }
+    for (Sorted* const sorted : {&all_, &lasting_}) {
+      std::sort(sorted->by_offset.begin(), sorted->by_offset.end());
+      std::sort(sorted->by_end.begin(), sorted->by_end.end());
     }
     rises_ = prices_;
     for (std::int64_t& rise : rises_) rise = std::max<std::int64_t>(1, rise / 64);
@@ -93,14 +103,53 @@ class Ejection {
       }
     }
     offsets_[static_cast<std::size_t>(i)] = offset;
+    for_each_list(i, [](Places& list, const Place& place) {
+      list.insert(std::lower_bound(list.begin(), list.end(), place), place);
+    });
   }
 
  private:
   static constexpr std::int64_t nowhere = -1;
+  using Place = std::pair<std::int64_t, std::int32_t>;  // offset or end, item
+  using Places = std::vector<Place>;
+  struct Sorted {
+    Places by_offset, by_end;
+  };
+
+  Place offset_of(std::int32_t i) const noexcept { return {offsets_[static_cast<std::size_t>(i)], i}; }
+  Place end_of(std::int32_t i) const noexcept {
+    return {offsets_[static_cast<std::size_t>(i)] + items_[static_cast<std::size_t>(i)].size, i};
+  }
 
   void eject(std::int32_t i) {
+    for_each_list(
+        i, [](Places& list, const Place& place) { list.erase(std::lower_bound(list.begin(), list.end(), place)); });
     offsets_[static_cast<std::size_t>(i)] = nowhere;
     waiting_.push_back(i);
+  }
+
+  /// Calls change(list, place) for each list that has item i while it is placed.
+  template <class F>
+  void for_each_list(std::int32_t i, F&& change) {
+    for (Sorted* const sorted : {&all_, &lasting_}) {
+      if (sorted == &lasting_ && !calendar_.is_lasting(i)) continue;
+      change(sorted->by_offset, offset_of(i));
+      change(sorted->by_end, end_of(i));
+    }
+  }
+
+  /// Sorts `found`, and adds the places of `sorted` whose items overlap item i in time.
+  void merge(std::int32_t i, const Places& sorted, Places& found) {
+    std::sort(found.begin(), found.end());
+    merged_.clear();
+    auto next = found.begin();
+    for (const Place& place : sorted) {
+      if (!calendar_.overlap(i, place.second)) continue;
+      for (; next != found.end() && *next < place; ++next) merged_.push_back(*next);
+      merged_.push_back(place);
+    }
+    merged_.insert(merged_.end(), next, found.end());
+    std::swap(merged_, found);
   }
 
   /// Of all offsets on or below a neighbour, the lowest of those where the items in the way have the least price.
@@ -108,14 +157,17 @@ class Ejection {
     const Item& item = items_[static_cast<std::size_t>(i)];
     by_offset_.clear();
     by_end_.clear();
-    calendar_.for_each_neighbour(i, [&](std::int32_t j) {
-      const std::int64_t offset = offsets_[static_cast<std::size_t>(j)];
-      if (offset == nowhere) return;
-      by_offset_.emplace_back(offset, j);
-      by_end_.emplace_back(offset + items_[static_cast<std::size_t>(j)].size, j);
-    });
-    std::sort(by_offset_.begin(), by_offset_.end());
-    std::sort(by_end_.begin(), by_end_.end());
+    const bool is_lasting = calendar_.is_lasting(i);
+    if (!is_lasting) {
+      calendar_.for_each_brief(i, [&](std::int32_t j) {
+        if (offsets_[static_cast<std::size_t>(j)] == nowhere) return;
+        by_offset_.push_back(offset_of(j));
+        by_end_.push_back(end_of(j));
+      });
+    }
+    const Sorted& others = is_lasting ? all_ : lasting_;
+    merge(i, others.by_offset, by_offset_);
+    merge(i, others.by_end, by_end_);
     std::int64_t best_offset = nowhere, best_price = std::numeric_limits<std::int64_t>::max();
     // Sweeps offsets upwards: begun is the price of the items that begin below the end of `item`, ended the price of
     // items that end at or below its offset.
@@ -149,7 +201,8 @@ class Ejection {
   std::vector<std::int64_t> offsets_;         // by item; nowhere: it waits
   std::vector<std::int64_t> prices_, rises_;  // by item: of its ejection, and of each further one
   std::vector<std::int32_t> waiting_;
-  std::vector<std::pair<std::int64_t, std::int32_t>> by_offset_, by_end_;
+  Sorted all_, lasting_;                // that are placed
+  Places by_offset_, by_end_, merged_;  // that overlap the item to be placed
 };
 
 }  // namespace improve_detail
