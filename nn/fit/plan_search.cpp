@@ -19,7 +19,9 @@ constexpr std::size_t refinement_count = 24;  // further ones for plans(), where
 constexpr std::size_t smallest_count = 12;    // at the lower end, all are run: the smallest may be any of them
 constexpr std::size_t low_count = 4;          // and the first of the spread ones
 constexpr std::size_t whole_count = 64;       // plans that know no stages
-constexpr std::size_t even_counts[] = {12, 32};  // stages of about equal bytes, of nets that are no chains
+constexpr std::size_t long_chain = 128;       // stages whose frontier is too coarse
+// Stages of about equal bytes, of nets that are no chains, and of long ones.
+constexpr std::size_t even_counts[] = {12, 32}, long_counts[] = {64};
 
 /// At most `count` points of a frontier, by index, both ends among them: in each of equal steps of bytes the last one,
 /// which is the fastest.
@@ -125,6 +127,12 @@ bool is_coarse(const remat::Chain& chain) {
   return !chain.shared.empty() || 4 * largest > all;
 }
 
+/// How many even stages a graph is cut into beside those of a chain.
+std::span<const std::size_t> other_counts(const remat::Chain& chain) {
+  if (is_coarse(chain)) return even_counts;
+  return chain.size() > long_chain ? std::span<const std::size_t>(long_counts) : std::span<const std::size_t>();
+}
+
 /// Sets what each stage's backward leaves of parameters' gradients.
 void keep_gradients(const std::vector<remat::Bytes>& bytes, StagedGraph& staged) {
   for (std::size_t i = 0; i < staged.chain.stages.size(); ++i) {
@@ -162,8 +170,8 @@ PlanSearch::PlanSearch(MakeRun make, memory::Device device, const CostModel& cos
   // Two are read and one is written.
   accumulating_s_ = static_cast<double>(passes_ - 1) * 3 * gradient_bytes / costs.hardware.bytes_per_s;
   add_course(std::move(staged), cuts, fuses);
-  if (!simpler_ && plan_search_detail::is_coarse(courses_.front().staged.chain)) {
-    for (const std::size_t count : plan_search_detail::even_counts) {
+  if (!simpler_) {
+    for (const std::size_t count : plan_search_detail::other_counts(courses_.front().staged.chain)) {
       const std::vector<std::uint32_t> even = even_cuts(graph_, count);
       add_course(make_stages(graph_, times, even), even, fuses);
     }
@@ -288,7 +296,10 @@ PlanSearch::Candidate PlanSearch::run_dry(std::shared_ptr<const TapePlan> tape) 
 }
 
 const Plan& PlanSearch::place(Candidate& candidate) {
-  if (candidate.is_placed) return candidate.plan;
+  if (candidate.is_placed) {
+    candidate.plan.least_step_s = candidate.least_step_s;
+    return candidate.plan;
+  }
   std::vector<StepPlacement> placement =
       plan_steps(device_, run_with(candidate.plan), placement_options(device_, passes_));
   const MemoryProfile placed = profile_training(device_, run_with(candidate.plan), 2, false, placement);
@@ -297,7 +308,7 @@ const Plan& PlanSearch::place(Candidate& candidate) {
     candidate.plan.peak_by_category = placed.peak_by_category;
     candidate.plan.placement = std::move(placement);
   }
-  candidate.plan.least_step_s = least_seconds(candidate.plan.peak_bytes);
+  candidate.plan.least_step_s = candidate.least_step_s = least_seconds(candidate.plan.peak_bytes);
   candidate.is_placed = true;
   return candidate.plan;
 }
@@ -377,7 +388,9 @@ const Plan* PlanSearch::find(std::size_t budget_bytes) {
   }
   if (best == nullptr) return simpler;
   if (simpler != nullptr && simpler->time_overhead <= best->plan.time_overhead) return simpler;
-  return &place(*best);
+  place(*best);
+  best->plan.least_step_s = least_seconds(budget_bytes);
+  return &best->plan;
 }
 
 /// The point of a frontier that needs least, of the low ones.

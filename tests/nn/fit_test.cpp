@@ -174,12 +174,28 @@ TEST_CASE("fit: the smallest plan is the fastest of its bytes", "[fit]") {
   }
 }
 
+TEST_CASE("fit: plans of a long chain are next to the least possible", "[fit]") {
+  models::Setup setup = fit_setup("char-gpt", 1);
+  setup.sizes.layers = 72;  // two stages each
+  nn::Planner planner(models::zero_batch_run(setup), cpu, nn::hardware("cpu"));
+  const std::size_t least = planner.smallest().peak_bytes, most = planner.keep_everything().peak_bytes;
+  double before = 1e9;
+  for (const std::size_t tenths : {2, 4, 6, 8}) {
+    const nn::Plan& plan = planner.fit(least + (most - least) * tenths / 10);
+    INFO(tenths << " tenths of the freeable bytes: " << plan.time_overhead << ", gap " << plan.time_gap());
+    CHECK(plan.time_gap() < 0.01);
+    CHECK(plan.time_overhead <= before);
+    before = plan.time_overhead;
+  }
+}
+
 TEST_CASE("fit: more budget never costs time, and what is asked for is kept", "[fit]") {
   const models::Setup setup = fit_setup("char-gpt", 16);
   nn::Planner planner(models::zero_batch_run(setup), cpu, nn::hardware("cpu"));
-  const std::size_t least = planner.smallest().peak_bytes, most = planner.plans().back().peak_bytes;
+  const std::vector<nn::Plan> known = planner.plans();
+  const std::size_t least = planner.smallest().peak_bytes, most = known.back().peak_bytes;
   CHECK(least < most);
-  double before = 1e9;
+  double before = 1e9, floor_s = 1e9;
   for (std::size_t i = 0; i <= 40; ++i) {
     const std::size_t budget = least + (most + (most - least) / 4 - least) * i / 40;
     const nn::Plan& plan = planner.fit(budget);
@@ -187,8 +203,23 @@ TEST_CASE("fit: more budget never costs time, and what is asked for is kept", "[
     CHECK(plan.lower_bound_bytes <= plan.peak_bytes);
     CHECK(plan.time_overhead <= before);
     before = plan.time_overhead;
+    // The bound is that of the budget, below every plan within it, not only below plans in this one's peak.
+    CHECK(plan.least_step_s <= std::min(floor_s, plan.step_s));
+    floor_s = plan.least_step_s;
+    for (const nn::Plan& other : known) CHECK((other.peak_bytes > budget || other.step_s >= floor_s));
   }
   CHECK(before == 0);
+  for (const nn::Plan& one : known) {
+    if (one.peak_bytes > least && one.peak_bytes < most) {
+      CHECK(planner.fit(one.peak_bytes).least_step_s == one.least_step_s);
+      CHECK(planner.fit(one.peak_bytes + 4096).least_step_s < one.least_step_s);
+    }
+  }
+  for (const nn::Plan& again : planner.plans()) {  // each with the bound of its own peak
+    const auto is_it = [&](const nn::Plan& one) { return one.peak_bytes == again.peak_bytes; };
+    const auto first = std::find_if(known.begin(), known.end(), is_it);
+    if (first != known.end()) CHECK(again.least_step_s == first->least_step_s);
+  }
   CHECK(train(setup, planner.fit(least), least) == train(setup, nn::Plan(), 0));
   try {
     planner.fit(least - 1);
