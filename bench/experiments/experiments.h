@@ -147,10 +147,10 @@ std::string run_training(Rows&rows), run_resnet_batch(Rows&rows), run_resnet_bra
     run_techniques(Rows&rows), run_known_schedules(Rows&rows), run_checkpoint_depth(Rows&rows),
     run_checkpoint_sequence(Rows&rows), run_checkpoint_batch(Rows&rows), run_accumulation(Rows&rows),
     run_sharing(Rows&rows), run_rules_of_thumb(Rows&rows), run_long_sequences(Rows&rows), run_llama(Rows&rows),
-    run_overhead(Rows&rows), run_monet(Rows&rows), run_placement(Rows&rows), run_fragmentation(Rows&rows),
-    run_distributed(Rows&rows), run_distributed_parts(Rows&rows), run_distributed_layouts(Rows&rows),
-    run_distributed_activations(Rows&rows), run_distributed_zero(Rows&rows), run_eight_bits(Rows&rows),
-    run_precision(Rows&rows), run_precision_bytes(Rows&rows), run_precision_state(Rows&rows),
+    run_overhead(Rows&rows), run_monet(Rows&rows), run_hiremate(Rows&rows), run_placement(Rows&rows),
+    run_fragmentation(Rows&rows), run_distributed(Rows&rows), run_distributed_parts(Rows&rows),
+    run_distributed_layouts(Rows&rows), run_distributed_activations(Rows&rows), run_distributed_zero(Rows&rows),
+    run_eight_bits(Rows&rows), run_precision(Rows&rows), run_precision_bytes(Rows&rows), run_precision_state(Rows&rows),
     run_precision_encoder(Rows&rows), run_precision_int8(Rows&rows), run_precision_int8_bytes(Rows&rows);
 
 // What verdicts are computed from, for tests.

@@ -320,6 +320,23 @@ const std::vector<ExperimentTable>& all_experiments() {
            if (!value(row, "ms")) return std::nullopt;
            return setting(row, "net");
          }}}},
+      {"hiremate",
+       "HiRemate's claim: 50 to 70 % fewer bytes for 10 to 15 % more time",
+       "What do half and 70 % fewer bytes cost in time, and how long does a plan take?",
+       "Gusak et al. 2025 (PMLR 267): 10 to 15 % on V100 and RTX 8000, with an integer program for parts of a graph; "
+       "2.5 "
+       "hours for a transformer of 2,500 nodes. Here a share is of what the arena commits when everything is kept, in "
+       "steps with an update that has no state, and times are a roofline of a V100. The sizes are ours. Rows at small "
+       "batches run as well.",
+       {{"parameters", "parameters", Unit::plain, 0},
+        {"operators", "operators of a forward", Unit::plain, 0},
+        {"everything", "keeping everything", Unit::bytes},
+        {"published", "published", Unit::percent, 0},
+        {"overhead", "more time", Unit::percent, 2},
+        {"least", "no plan in these bytes takes less than", Unit::percent, 2},
+        {"gap", "gap", Unit::percent, 2},
+        {"ms", "processor ms of planning so far", Unit::plain, 0}},
+       run_hiremate},
       {"placement",
        "Planned offsets against an allocator",
        "How much of the arena's height is holes, and how much is left when a step's blocks are placed?",

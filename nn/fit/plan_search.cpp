@@ -19,7 +19,7 @@ constexpr std::size_t refinement_count = 24;  // further ones for plans(), where
 constexpr std::size_t smallest_count = 12;    // at the lower end, all are run: the smallest may be any of them
 constexpr std::size_t low_count = 4;          // and the first of the spread ones
 constexpr std::size_t whole_count = 64;       // plans that know no stages
-constexpr std::size_t long_chain = 128;       // stages whose frontier is too coarse
+constexpr std::size_t long_chain = 128;       // stages, beyond which a frontier is too coarse
 // Stages of about equal bytes, of nets that are no chains, and of long ones.
 constexpr std::size_t even_counts[] = {12, 32}, long_counts[] = {64};
 
@@ -127,7 +127,7 @@ bool is_coarse(const remat::Chain& chain) {
   return !chain.shared.empty() || 4 * largest > all;
 }
 
-/// How many even stages a graph is cut into beside those of a chain.
+/// How many even stages a graph is cut into, beside the stages of its chain.
 std::span<const std::size_t> other_counts(const remat::Chain& chain) {
   if (is_coarse(chain)) return even_counts;
   return chain.size() > long_chain ? std::span<const std::size_t>(long_counts) : std::span<const std::size_t>();

@@ -44,7 +44,7 @@ class PlanSearch {
   struct Candidate {
     Plan plan;  // its peak is that of a dynamic arena until it is placed
     bool is_placed = false;
-    double least_step_s = 0;  // of any plan in the peak, once it is placed
+    double least_step_s = 0;  // bound for its peak, once it is placed
   };
   /// Plans of one cutting of the graph, or of the graph without stages. Along a frontier bytes rise and times fall;
   /// without one times rise.

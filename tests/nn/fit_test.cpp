@@ -203,7 +203,7 @@ TEST_CASE("fit: more budget never costs time, and what is asked for is kept", "[
     CHECK(plan.lower_bound_bytes <= plan.peak_bytes);
     CHECK(plan.time_overhead <= before);
     before = plan.time_overhead;
-    // The bound is that of the budget, below every plan within it, not only below plans in this one's peak.
+    // No known plan within the budget, which may be more than this one's peak, is below the bound.
     CHECK(plan.least_step_s <= std::min(floor_s, plan.step_s));
     floor_s = plan.least_step_s;
     for (const nn::Plan& other : known) CHECK((other.peak_bytes > budget || other.step_s >= floor_s));
@@ -215,7 +215,7 @@ TEST_CASE("fit: more budget never costs time, and what is asked for is kept", "[
       CHECK(planner.fit(one.peak_bytes + 4096).least_step_s < one.least_step_s);
     }
   }
-  for (const nn::Plan& again : planner.plans()) {  // each with the bound of its own peak
+  for (const nn::Plan& again : planner.plans()) {  // bounded by its peak again
     const auto is_it = [&](const nn::Plan& one) { return one.peak_bytes == again.peak_bytes; };
     const auto first = std::find_if(known.begin(), known.end(), is_it);
     if (first != known.end()) CHECK(again.least_step_s == first->least_step_s);

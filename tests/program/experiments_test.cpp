@@ -160,6 +160,40 @@ TEST_CASE("experiments: MONeT's cells cost less in the same bytes, or no plan ca
   CHECK(has(experiment.verdict, "18 of 24 in the same GiB; there no plan of these operators is below it in 6 of 24"));
 }
 
+TEST_CASE("experiments: HiRemate's savings cost less time than published", "[experiments]") {
+  const report::Experiment experiment = quick("hiremate");
+  // Parameters as torchvision and timm count them.
+  const std::map<std::string, double> parameters{{"GPT-2", 124'439'808},
+                                                 {"ResNet-101", 44'549'160},
+                                                 {"MLP-Mixer-B/16", 59'880'472},
+                                                 {"RegNetX-32GF", 107'811'560}};
+  std::size_t planned = 0, measured = 0, below = 0;
+  for (const report::Row& row : experiment.rows) {
+    const std::string net = bench::setting(row, "net");
+    INFO(net << ", " << bench::setting(row, "of all bytes"));
+    if (parameters.contains(net)) CHECK(bench::number(row, "parameters") == parameters.at(net));
+    if (row.measured_bytes) {
+      ++measured;
+      CHECK(report::match(row) == report::Match::equal);
+      continue;
+    }
+    ++planned;
+    const std::optional<double> overhead = bench::value(row, "overhead");
+    if (!overhead) {
+      CHECK(net == "U-Net");
+      CHECK(static_cast<double>(*row.predicted_bytes) > 0.3 * bench::number(row, "everything"));
+      continue;
+    }
+    CHECK(static_cast<double>(*row.predicted_bytes) <=
+          bench::number(row, "of all bytes") * bench::number(row, "everything"));
+    CHECK(bench::number(row, "least") <= *overhead);
+    below += *overhead < bench::number(row, "published");
+  }
+  CHECK(planned == 12);
+  CHECK(below == 11);
+  CHECK(measured == 2);
+}
+
 TEST_CASE("experiments: every technique is predicted as it is measured", "[experiments]") {
   const report::Experiment experiment = quick("techniques");
   CHECK(experiment.rows.size() >= 40);

@@ -202,7 +202,7 @@ TEST_CASE("layouts: reading parameters ahead only adds to the bytes that live at
           const std::size_t ahead = load(layers, width, sequence, recomputes, 1);
           CHECK(alone < ahead);
           CHECK(ahead <= load(layers, width, sequence, recomputes, 2));
-          // Of a block that runs again most lives at the gradient of `c_fc`; the unit ahead of it is a layer norm.
+          // A block that runs again has its peak at the gradient of `c_fc`; the unit ahead of it is a layer norm.
           if (recomputes) CHECK(ahead - alone == 2 * sizeof(float) * static_cast<std::size_t>(width));
         }
       }
