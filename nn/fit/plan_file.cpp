@@ -79,9 +79,6 @@ Plan plan_from_json(std::string_view json, const std::string& source, const Make
   if (profile.placed.first_deviation) {
     throw PlanError("plan " + source + " is not kept by a dry run: " + to_string(*profile.placed.first_deviation));
   }
-  if (profile.placed.dynamic_steps > 0) {
-    throw PlanError("plan " + source + " is not kept by a dry run: a step begins while blocks of the one before live");
-  }
   plan.peak_bytes = profile.peak_bytes;
   plan.peak_by_category = profile.peak_by_category;
   plan.tier_bytes = profile.tier_bytes;

@@ -311,6 +311,9 @@ TEST_CASE("models llama: sizes follow in proportion, and what does not fit is re
   CHECK_THROWS_AS(llama_config("tiny-llama", options_with(&ModelOptions::heads, 384)), ValueError);  // of one number
   CHECK_THROWS_AS(llama_config("tiny-llama", options_with(&ModelOptions::key_heads, 4)), ValueError);
   CHECK_THROWS_AS(llama_config("tiny-llama", options_with(&ModelOptions::dropout, 0.1)), ValueError);
+  LlamaConfig config = llama_config("tiny-llama", tiny(Build::fused));
+  config.sizes.dropout = -1;
+  CHECK_THROWS_WITH(Llama(config, {dry(cpu)}), "llama: dropout -1.000000 is not in [0, 1)");
   CHECK_THROWS_AS(llama_config("tiny-llama", options_with(&ModelOptions::image, 32)), ValueError);
   CHECK_THROWS_AS(llama_config("llama-2-7b", options_with(&ModelOptions::width, 32768)), ValueError);  // heads of 1024
   for (const char* other : {"char-gpt", "bert-base", "resnet18", "mlp"}) {

@@ -331,7 +331,7 @@ TEST_CASE("planner mutants: a lost hold and blocks that overlap change bits, and
   own.evaluate = nullptr;
   const Runs runs(own);
   const nn::Plan plan = smallest_plan(runs);
-  const auto trajectory = [&](std::uint64_t strike_at, std::uint64_t* requests) {
+  const auto trajectory = [&](std::uint64_t strike_at, std::uint64_t* requests, bool has_drawn = false) {
     const memory::Stack stack = memory::make_resource(cpu);
     const auto corrupting = std::make_shared<Corrupting>(stack.top);
     const ResourceScope scope(corrupting);
@@ -340,6 +340,9 @@ TEST_CASE("planner mutants: a lost hold and blocks that overlap change bits, and
     nn::Witness witness(*run);
     nn::Trajectory noted;
     corrupting->arm(strike_at);
+    RandomGenerator& generator = *run->view().generator;
+    if (has_drawn) generator.start_pass(), generator.next_site(join_path(0, "elsewhere")), generator.end_pass();
+    if (has_drawn) generator.set_step(0);  // counts of 0 are those of paths without calls
     run->step();
     if (requests != nullptr) *requests = corrupting->count();
     CHECK(corrupting->has_struck() == (strike_at > 0));
@@ -349,6 +352,7 @@ TEST_CASE("planner mutants: a lost hold and blocks that overlap change bits, and
   std::uint64_t requests = 0;
   const nn::Trajectory clean = trajectory(0, &requests);
   CHECK(nn::compare(clean, trajectory(0, nullptr)).empty());
+  CHECK(nn::compare(clean, trajectory(0, nullptr, true)).empty());
   // In the middle of the step what lives longest is the source of a closed segment.
   for (const std::uint64_t part : {3, 4, 5}) {
     const std::vector<nn::Difference> differences = nn::compare(clean, trajectory(requests * part / 10, nullptr));

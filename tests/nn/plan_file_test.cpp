@@ -96,6 +96,15 @@ TEST_CASE("plan file: what is written is read", "[plan]") {
   CHECK(read.description == plan.description);
   CHECK(nn::to_text(read) == nn::to_text(plan));
   CHECK(nn::to_text(read).find("segments that run again") != std::string::npos);
+  // Blocks further up raise the peak, and no load.
+  nlohmann::ordered_json loose = nlohmann::ordered_json::parse(files_test::read_text_file(filed.path));
+  for (auto& offset : loose["placement"][1]["offsets"]) offset = offset.get<std::size_t>() + (3 << 20);
+  loose["placement"][1]["height"] = plan.placement[1].placement.height + (3 << 20);
+  std::string text = loose.dump();
+  nn::put_plan_sum(text);
+  const nn::Plan high = nn::plan_from_json(text, "loose", filed.report.run, cpu);
+  CHECK(high.peak_bytes > plan.peak_bytes + (1 << 20));
+  CHECK(high.lower_bound_bytes == plan.lower_bound_bytes);
   nn::Plan nameless = plan;
   nameless.key = nullptr;
   CHECK_THROWS_AS(nn::write_plan(filed.path, nameless), ValueError);

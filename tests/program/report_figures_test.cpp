@@ -13,6 +13,7 @@
 
 #include <thimble/bench/report/axis.h>
 #include <thimble/bench/report/figures.h>
+#include <thimble/bench/report/maps.h>
 #include <thimble/bench/report/palette.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/core/error.h>
@@ -342,6 +343,29 @@ TEST_CASE("report: the pointer is told the exact bytes of every event", "[report
   const auto bars = nlohmann::json::parse(page_figure(report_sample::gpt_layer().bars[0]).hover_json);
   CHECK(bars["bars"].size() == 6);
   CHECK(bars["bars"][0]["parts"].size() == 7);
+}
+
+TEST_CASE("report: blocks of a map, to half a pixel", "[report]") {
+  const Frame frame{.left = 40, .top = 10, .right = 140, .bottom = 90};  // 10 event times and 2 addresses a pixel
+  const Paint red{"red", "#f00", "#f00"}, blue{"blue", "#00f", "#00f"};
+  Svg svg(Medium::file, 200, 100, "", "");
+  const AxisTicks x{.low = 0, .high = 1000, .ticks = {}}, y{.low = 0, .high = 160, .ticks = {}};
+  const std::vector<MapBlock> blocks = {{{{100, red}, {400, blue}}, 700, 20, 60, "a"},
+                                        {{{800, red}}, 804, 0, 0.5},   // of half a pixel at least
+                                        {{{900, blue}}, 930, 40, 40},  // an edge above 3 pixels, either way
+                                        {{{840, red}}, 871, 100, 6},
+                                        {{{840, red}}, 871, 110, 7}};
+  draw_map(svg, frame, x, y, {"", blocks, {}});
+  const std::string drawn = svg.finish();
+  INFO(drawn);
+  for (const std::string path :
+       {"M100 80H400V50H100ZM800 90H805V89.5H800ZM840 40H871V37H840ZM840 35H871V31.5H840Z",
+        "M400 80H700V50H400ZM900 70H930V50H900Z", "M100 80H700V50H100ZM840 35H871V31.5H840Z"}) {
+    CHECK(drawn.find("d=\"" + path + "\"") != std::string::npos);
+  }
+  CHECK(drawn.find("viewBox=\"0 10 1000 80\"") != std::string::npos);
+  CHECK(drawn.find("<rect x=\"72.16\" y=\"56\" width=\"15.69\" height=\"18\"") != std::string::npos);
+  CHECK(drawn.find("x=\"80\" y=\"69.5\"") != std::string::npos);
 }
 
 TEST_CASE("report: pictures refuse what they cannot show", "[report]") {
