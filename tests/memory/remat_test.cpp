@@ -80,6 +80,56 @@ TEST_CASE("remat: the frontier of short chains is that of all persistent schedul
   CHECK(with_spans > 1000);
 }
 
+TEST_CASE("remat: a tensor shared with the next stage is a part of the activation between them", "[remat]") {
+  Random random(11);
+  for (int round = 0; round < 400; ++round) {
+    const std::size_t n = 2 + static_cast<std::size_t>(random.below(6));
+    Chain whole = random_chain(random, n, 3, {50, 10, true, 4});
+    for (Stage& stage : whole.stages) {  // an input that another option keeps is not given up, a shared tensor is
+      for (Option& option : stage.options) (round % 2 == 0 ? option.keeps_input : option.keeps_output) = round % 2 == 0;
+    }
+    Chain cut = whole;
+    for (std::uint32_t m = 0; m + 1 < n; ++m) {
+      if (random.one_in(3)) continue;
+      Stage& stage = cut.stages[m];
+      const Bytes bytes = random.below(stage.output_bytes + 1),
+                  of_gradient = random.below(stage.output_gradient_bytes + 1);
+      const auto number = static_cast<std::uint32_t>(cut.shared.size());
+      stage.output_bytes -= bytes, stage.output_gradient_bytes -= of_gradient;
+      cut.shared.push_back({m, {m + 1}, bytes, of_gradient});
+      for (std::size_t i = 0; i <= m; ++i) {
+        for (Option& option : cut.stages[i].options) {
+          if (option.keeps_output && i + option.span == m + 1) option.kept_shared.push_back(number);
+        }
+      }
+      for (Option& option : cut.stages[m + 1].options) {
+        if (!option.keeps_input) option.unread_shared.push_back(number);
+      }
+    }
+    const Frontier one(whole, unlimited), other(cut, unlimited);
+    INFO("round " << round << ", n " << n);
+    REQUIRE(one.points().size() == other.points().size());
+    for (std::size_t i = 0; i < one.points().size(); ++i) {
+      REQUIRE(one.points()[i].budget_bytes == other.points()[i].budget_bytes);
+      REQUIRE(one.points()[i].time == other.points()[i].time);
+    }
+  }
+}
+
+TEST_CASE("remat: a tensor that passes over a stage, by hand", "[remat]") {
+  // Stage 0 makes 100 bytes, of a gradient of 7, for stage 2. When stage 1 runs backward they are gone, the 7 are there.
+  Chain chain = homogeneous_chain(4, 0, 10, 1, 0);
+  chain.shared = {{0, {2}, 100, 7}};
+  chain.stages[1].options[0].kept_bytes = 500;
+  chain.stages[1].options[0].backward_peak_bytes = 1100;
+  chain.stages[3].options[0].backward_peak_bytes = 1000;
+  const Frontier solved(chain, unlimited);
+  std::map<Bytes, Time> points;
+  for (const Frontier::Point& point : solved.points()) points[point.budget_bytes] = point.time;
+  // All are recorded: 10 + 500 + 10 + 10 + 100 + 1000 in stage 3. Else 10 + 500 + 7 + 1100 in stage 1; without stage 0's.
+  CHECK(points == std::map<Bytes, Time>{{1607, 6}, {1617, 5}, {1630, 4}});
+}
+
 TEST_CASE("remat: solve keeps the budget and refuses less than the smallest", "[remat]") {
   Random random(2);
   const Chain chain = random_chain(random, 12, 3);
