@@ -17,6 +17,7 @@
 
 #include "random_program.h"
 #include "support/catch.h"
+#include "support/refusal.h"
 
 using namespace thimble;
 
@@ -248,6 +249,28 @@ TEST_CASE("segment: errors", "[segment]") {
       CHECK_THROWS_AS(tanh(exp(x)), PlanError);
     }
     planned.clear();
+    {
+      TapePlan sized = plan;  // compares shapes and dtypes of operands and results, too
+      sized.sizes = TapeGraph::of(tape).sizes();
+      Tape other;
+      other.follow(std::make_shared<TapePlan>(sized));
+      const Recording on(other);
+      const auto why = [](const auto& f) { return refusal_test::refusal<PlanError>(f); };
+      CHECK(why([] { tanh(zeros({5}).require_grad()); }) ==
+            "plan: node 0, tanh in '', makes f32 (5) on cpu of f32 (5) on cpu; the plan has f32 (4)");
+      CHECK(why([] { tanh(zeros({4}, DType::f64).require_grad()); }) ==
+            "plan: node 0, tanh in '', makes f64 (4) on cpu of f64 (4) on cpu; the plan has f32 (4)");
+      for (TapePlan::Size& size : sized.sizes) size.dtype = DType::bf16;  // of the same operands
+      Tape narrow;
+      narrow.follow(std::make_shared<TapePlan>(sized));
+      const Recording on_narrow(narrow);
+      CHECK(why([&] { tanh(x); }).ends_with("of f32 (4) on cpu; the plan has bf16 (4)"));
+      for (TapePlan::Size& size : sized.sizes) size.dtype = DType::f32, ++size.operands;
+      Tape changed;
+      changed.follow(std::make_shared<TapePlan>(sized));
+      const Recording on_changed(changed);
+      CHECK(why([&] { tanh(x); }).ends_with("; the plan has operands of other sizes"));
+    }
     {
       const Recording on(planned);
       const Tensor early = tanh(x);

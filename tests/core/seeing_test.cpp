@@ -120,6 +120,13 @@ TEST_CASE("seeing: the page holds the exact figures, and the data of its picture
     CHECK(contains(page, grouped(bytes)));
   }
   CHECK(contains(page, report::escape_markup(view.report.cost_model)));
+  const models::PlanReport& r = view.report;
+  const auto words = [&](std::size_t bytes) { return format_bytes(bytes) + " (" + grouped(bytes) + " bytes)"; };
+  CHECK(contains(page, "<p class=\"lead\">A training step needs " + words(r.plan.peak_bytes) +
+                           " and fits the budget of " + words(r.budget_bytes) + ". It takes " +
+                           report::format_percent(r.plan.time_overhead) +
+                           " more time than keeping everything, which needs " + words(r.keep_everything_bytes) +
+                           ". The smallest possible is " + words(r.minimum_bytes) + ".</p>"));
 
   const std::vector<json> timelines = figures_of(page, "timeline"), maps = figures_of(page, "map");
   REQUIRE(timelines.size() == 2);
@@ -230,7 +237,7 @@ TEST_CASE("seeing: pages of other plans", "[seeing]") {
     options.budget_bytes = 1000;
     const std::string page = report::write_plan_page(bench::see_plan(options, models::make_plan(options)));
     CHECK(markup::problem(page) == "");
-    CHECK(contains(page, "No plan fits the budget of 1000 B (1,000 bytes)"));
+    CHECK(contains(page, "No plan fits the budget of 1000 B (1,000 bytes).</span> The smallest one needs "));
   }
 }
 

@@ -138,6 +138,7 @@ TEST_CASE("offload: what is refused, and why", "[memory][offload]") {
     INFO(chunk << " " << workers);
     CHECK_THROWS_AS(FileTier(dry(cpu), options_at("", chunk, workers)), ValueError);
   }
+  CHECK_NOTHROW(FileTier(dry(cpu), options_at("", 4096, 16)));
   const auto tier = std::make_shared<FileTier>(dry(cpu));
   const Tensor t = zeros({3}, DType::f32, dry(cpu));
   CHECK_THROWS_AS(offload(Tensor(), tier), ShapeError);

@@ -165,6 +165,17 @@ TEST_CASE("parameter store: whatever the way, those ahead are here and no more",
 }
 
 TEST_CASE("parameter store: units of several modules, and none read ahead", "[store]") {
+  for (const std::size_t most : {799, 800, 801, 1200}) {  // three modules with 400 bytes each
+    const auto store = make_store(std::make_shared<MemoryTier>(), {.unit_bytes = most});
+    std::vector<Tensor> parameters;
+    for (const char* const name : {"a", "b", "c"}) {
+      const PathScope path(name);
+      store->put_away(parameters.emplace_back(zeros({100})));
+    }
+    CHECK(store->unit_bytes() == (most < 800    ? std::vector<std::size_t>{400, 400, 400}
+                                  : most < 1200 ? std::vector<std::size_t>{800, 400}
+                                                : std::vector<std::size_t>{1200}));
+  }
   const auto none = make_store(std::make_shared<MemoryTier>(), {.read_ahead = 0});
   const auto joined = make_store(std::make_shared<MemoryTier>(), {.unit_bytes = unit_bytes[0] + unit_bytes[1]});
   const Trained one(none), two(joined);

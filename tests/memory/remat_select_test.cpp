@@ -67,6 +67,18 @@ Bytes all_bytes(const Graph& graph) {
   return close_selection(graph, std::vector<bool>(graph.tensors.size(), true)).kept_bytes;
 }
 
+/// The buffers of each operator's backward are its peak.
+void check_timeline(const Graph& graph, const Selection& selection) {
+  using Line = thimble::remat::GraphTimeline;
+  const Line line = timeline(graph, selection);
+  for (std::size_t at = 0; at < line.events.size(); ++at) {
+    if (line.events[at].kind != Line::Event::Kind::backward) continue;
+    Bytes there = 0;
+    for (const Line::Buffer& b : line.buffers) there += b.begin <= at && at < b.end ? b.bytes : 0;
+    CHECK(there == simulate(graph, selection).operator_peak_bytes[line.events[at].op]);
+  }
+}
+
 constexpr Bytes rows = 1024, width = 768;
 
 /// A transformer's feed-forward block: norm, expand, gelu, contract, dropout, add. Costs are multiply-adds or elements.
@@ -153,14 +165,7 @@ TEST_CASE("remat select: windows on a gradient keep it whole", "[remat]") {
   CHECK(simulate(graph, nothing).operator_peak_bytes == std::vector<Bytes>{10, 10, 10, 11});
   graph.operators[2].windows = {2};  // a's is copied out, and c's goes with b's
   CHECK(simulate(graph, nothing).operator_peak_bytes == std::vector<Bytes>{4, 14, 14, 11});
-  const thimble::remat::GraphTimeline line = timeline(graph, nothing);
-  for (std::size_t at = 0; at < line.events.size(); ++at) {
-    Bytes there = 0;
-    for (const thimble::remat::GraphTimeline::Buffer& b : line.buffers)
-      there += b.begin <= at && at < b.end ? b.bytes : 0;
-    if (line.events[at].kind != thimble::remat::GraphTimeline::Event::Kind::backward) continue;
-    CHECK(there == simulate(graph, nothing).operator_peak_bytes[line.events[at].op]);
-  }
+  check_timeline(graph, nothing);
 }
 
 TEST_CASE("remat select: block options are the hull of all selections", "[remat]") {
@@ -353,6 +358,8 @@ TEST_CASE("remat select: the simulator counts what is alive", "[remat]") {
   const Graph graph = builder.build();
 
   const GraphCost all = simulate(graph, close_selection(graph, std::vector<bool>(4, true)));
+  check_timeline(graph, close_selection(graph, std::vector<bool>(4, true)));
+  check_timeline(graph, close_selection(graph, std::vector<bool>(4, false)));
   CHECK(all.cost == 0);
   CHECK(all.forward_peak_bytes == 30);
   CHECK(all.segment_peak_bytes == std::vector<Bytes>{30, 40});  // a, db, da; a, b, dc, db

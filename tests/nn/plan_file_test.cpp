@@ -288,6 +288,12 @@ TEST_CASE("plan file: files that hold no plan", "[plan]") {
          j["figures"]["packed"] = {{"gelu", "bf16", 1, 64, 32}};
        },
        "contradicts itself"},
+      {[](Json& j) {  // of the right results fewer bytes
+         j["tape"]["stores"] = {{0, -1, "bf16", 40, 40, 40}};
+         j["figures"]["packed"] = {{"embedding", "bf16", 1, 12288, 6144}};
+         j["figures"]["packed_bytes"] = 12287;
+       },
+       "packed have other bytes (0 and 12288) than its figures (0 and 12287)"},
       {[](Json& j) { j["placement"].push_back(j["placement"][0]); }, "more than two steps"},
       {[](Json& j) { j["placement"][0]["height"] = 1; }, "a height of 1"},
       {[](Json& j) { j["placement"][1]["offsets"].push_back(0); }, "step 1, offsets"},

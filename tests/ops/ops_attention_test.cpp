@@ -340,6 +340,15 @@ TEST_CASE("ops: attention at the edges") {
     CHECK_THROWS_AS(attention(randn({1, 4, 3, 2}), keys, keys), ShapeError);
     CHECK_THROWS_AS(attention_textbook(randn({1, 4, 3, 2}), keys, keys), ShapeError);
   }
+  // k and v that agree with q and not with each other: batch, keys, heads, width.
+  const Tensor four = zeros({2, 4, 4, 6}), two = zeros({2, 3, 2, 6});
+  for (const Shape& shape : {Shape{1, 3, 2, 6}, Shape{2, 1, 2, 6}, Shape{2, 3, 1, 6}, Shape{2, 3, 2, 3}}) {
+    INFO(to_string(shape));
+    CHECK_THROWS_AS(attention(four, two, zeros(shape)), ShapeError);
+    CHECK_THROWS_AS(attention(four, zeros(shape), two), ShapeError);
+    CHECK_THROWS_AS(attention_textbook(four, two, zeros(shape)), ShapeError);
+    CHECK_THROWS_AS(attention_textbook(four, zeros(shape), two), ShapeError);
+  }
   CHECK_THROWS_AS(attention(randn({1, 4, 1, 2}), randn({1, 4, 1, 2}, DType::f16), randn({1, 4, 1, 2})), DTypeError);
   for (const double p : {-0.1, 1.0, std::nan("")}) {
     options.dropout = p;

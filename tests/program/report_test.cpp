@@ -224,14 +224,15 @@ TEST_CASE("report: the page says what was found", "[report]") {
   struct Case {
     std::function<void(Experiment&)> change;
     const char* sentence;
+    const char* mark;  // all are this one
   };
   const std::vector<Case> cases = {
-      {[](Experiment&) {}, "In 1 of the 2 configurations that were run"},
+      {[](Experiment&) {}, "In 1 of the 2 configurations that were run", "alarm"},
       {[](Experiment& e) { e.rows[1].measured_bytes = e.rows[1].predicted_bytes; },
-       "In every one of the 2 configurations"},
-      {[](Experiment& e) { e.rows.resize(1); }, "In the one configuration that was run"},
-      {[](Experiment& e) { e.rows.erase(e.rows.begin(), e.rows.begin() + 2); }, "there is nothing to compare yet"},
-      {[](Experiment& e) { e.rows.clear(); }, "there is nothing to compare yet"},
+       "In every one of the 2 configurations", "good"},
+      {[](Experiment& e) { e.rows.resize(1); }, "In the one configuration that was run", "good"},
+      {[](Experiment& e) { e.rows.erase(e.rows.begin(), e.rows.begin() + 2); }, "nothing to compare yet", "muted"},
+      {[](Experiment& e) { e.rows.clear(); }, "there is nothing to compare yet", "muted"},
   };
   for (const Case& one : cases) {
     Experiment experiment = small_experiment();
@@ -239,6 +240,9 @@ TEST_CASE("report: the page says what was found", "[report]") {
     const std::string html = write_html(report_of(experiment));
     INFO(one.sentence);
     CHECK(html.find(one.sentence) != std::string::npos);
+    const std::size_t marks = occurrences(html, "<span class=\"mark ");
+    CHECK(marks > 0);
+    CHECK(occurrences(html, std::string("<span class=\"mark ") + one.mark + "\">") == marks);
     CHECK(markup::problem(html).empty());
   }
   const std::string html = write_html(report_of(small_experiment()));
@@ -312,6 +316,7 @@ TEST_CASE("report: numbers are written the same everywhere", "[report]") {
       {format_exact(5.358e9, Unit::bytes), "5,358,000,000 bytes (4.99 GiB)"},
       {format_exact(1, Unit::bytes), "1 byte (1 B)"},
       {format_exact(0.1195, Unit::percent), "11.95 %"},
+      {format_exact(0.123456789, Unit::percent), "12.345679 %"},
       {format_exact(12.5, Unit::milliseconds), "12.5 ms"},
   };
   for (const Case& one : cases) CHECK(one.got == one.want);

@@ -243,13 +243,26 @@ TEST_CASE("layouts: what is given is kept, and what cannot be is said", "[layout
   CHECK_THROWS_WITH(find_layout(interleaved, cluster),
                     "layouts: `pipeline` interleaved; expected 1f1b, as no other is tried");
   cluster.memory_bytes = 1000;
-  try {
-    find_layout(options, cluster);
+  const auto least = [&](const models::FixedLayout& of) {
+    try {
+      find_layout(options, cluster, of);
+    } catch (const nn::BudgetError& error) {
+      CHECK(std::string(error.what()).find("fits in 1000 B a rank; one needs at least ") != std::string::npos);
+      return error.minimum_bytes();
+    }
     FAIL("nothing trains in 1,000 bytes");
-  } catch (const nn::BudgetError& error) {
-    CHECK(error.minimum_bytes() > cluster.memory_bytes);
-    CHECK(std::string(error.what()).find("fits in 1000 B a rank") != std::string::npos);
+    return std::size_t{0};
+  };
+  std::size_t of_kinds = ~std::size_t{0}, most = 0;  // the least of all is that of some kind
+  models::FixedLayout kind;
+  for (const int pp : {1, 2, 4}) {
+    for (const int zero : {0, 1, 2, 3}) {
+      kind.pp = pp, kind.zero = zero;
+      of_kinds = std::min(of_kinds, least(kind)), most = std::max(most, least(kind));
+    }
   }
+  CHECK(of_kinds < most);
+  CHECK(of_kinds == least({}));
   cluster.memory_bytes = 0;
   CHECK_THROWS_AS(find_layout(options, cluster), ValueError);
   CHECK_THROWS_WITH(dist::link("tin cans"), Catch::Contains("nvlink-4"));

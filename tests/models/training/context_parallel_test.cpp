@@ -146,8 +146,9 @@ TEST_CASE("context parallel: a layer keeps its part of what a whole one does, an
 }
 
 TEST_CASE("context parallel: what is not done is refused", "[context_parallel]") {
-  const auto why = [](const std::function<void(models::Setup&)>& change) -> std::string {
+  const auto why = [](const std::function<void(models::Setup&)>& change, std::int64_t sample = 0) -> std::string {
     models::TrainOptions options;
+    options.sample = sample;
     options.setup = setup_of({"char-gpt", 2, 1});
     options.setup.ranks = 1;
     options.data = "synthetic";
@@ -155,6 +156,7 @@ TEST_CASE("context parallel: what is not done is refused", "[context_parallel]")
     return testing::refusal_of(options);
   };
   CHECK(why([](auto&) {}).empty());
+  CHECK(why([](auto&) {}, 3) == "`cp`: 2 with `sample`; `cp` 1, or `sample` 0, is allowed");
   CHECK(why([](auto& s) { s.tp = 2; }).find("`cp`: 2 not with `tp` 2: only sequences of whole layers") == 0);
   CHECK(why([](auto& s) { s.ranks = 3; }).find("`cp`: 2 with `ranks` 3; a divisor of the ranks") == 0);
   CHECK(why([](auto& s) { s.cp = 0; }).find("`cp`: 0 with `ranks` 1") == 0);

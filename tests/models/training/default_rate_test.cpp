@@ -51,11 +51,23 @@ TEST_CASE("default rates: every family trains with them", "[program][slow]") {
 }
 
 TEST_CASE("default rates: of every optimizer", "[program]") {
-  const auto rate = [](const char* model, const char* optimizer) {
+  const auto numbers = [](const char* model, const char* optimizer) {
     models::Setup setup;
     setup.model = model, setup.optimizer = optimizer;
-    return models::optimizer_numbers(setup).rate;
+    return models::optimizer_numbers(setup);
   };
+  const auto rate = [&](const char* model, const char* optimizer) { return numbers(model, optimizer).rate; };
+  for (const char* const name : {"adam", "adam8"}) {
+    CHECK((numbers("mlp", name).beta2 == 0.999 && numbers("mlp", name).weight_decay == 0));
+  }
+  for (const char* const name : {"adamw", "adamw8", "adam-mini", "muon", "galore", "apollo-mini"}) {
+    INFO(name);
+    const models::OptimizerNumbers is = numbers("mlp", name);
+    CHECK((is.beta2 == 0.99 && is.weight_decay == 0.1 && is.rate == 1e-3));
+  }
+  for (const char* const name : {"sgd", "momentum", "momentum8", "adafactor"}) {
+    CHECK((!numbers("mlp", name).beta2 && numbers("mlp", name).weight_decay == 0));
+  }
   CHECK(rate("mlp", "momentum") == 0.01);
   CHECK(rate("mlp", "momentum8") == 0.01);
   CHECK(rate("mlp", "sgd") == 0.1);

@@ -118,6 +118,12 @@ TEST_CASE("json_events: a text has the events of nlohmann-json, or is refused by
       "[\"\\ud800\\n\"]",
       "[\"\\ud800\\u0041\"]",
       "[\"\\udc00\"]",
+      "[\"\\ud7ff\\ue000\"]",  // the borders of both halves of a pair
+      "[\"\\ud800\\udc00\"]",
+      "[\"\\udbff\\udfff\"]",
+      "[\"\\ud800\\udbff\"]",
+      "[\"\\ud800\\ue000\"]",
+      "[\"\\udfff\"]",
       "[\"\\",
       "[\"\t\"]",
       "[\"\xff\"]",

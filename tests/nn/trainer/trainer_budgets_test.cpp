@@ -43,6 +43,16 @@ Program budgets_program() {
   return own;
 }
 
+/// The least budget that the trainer takes, where it refuses the one that is given.
+std::size_t refused_at(const Program& own, const nn::TrainerOptions& options) {
+  try {
+    const Own trainer(own, options);
+  } catch (const nn::BudgetError& error) {
+    return error.minimum_bytes();
+  }
+  return 0;
+}
+
 std::vector<double> budgets_losses(Own& trainer) {
   std::vector<double> losses;
   trainer.run([&](const nn::Progress& p) { losses.push_back(p.loss); });
@@ -53,16 +63,11 @@ std::vector<double> budgets_losses(Own& trainer) {
 
 TEST_CASE("trainer: the number of micro-batches is chosen for the budget", "[trainer]") {
   Program own = budgets_program();
-  own.evaluate = nullptr;                          // it has whole batches
-  const auto smallest = [&](std::int64_t count) {  // the least budget that the trainer takes
+  own.evaluate = nullptr;  // it has whole batches
+  const auto smallest = [&](std::int64_t count) {
     nn::TrainerOptions options{.budget_bytes = 1, .seed = 2, .steps = 2};
     options.step.micro_batches = count;
-    try {
-      const Own trainer(own, options);
-    } catch (const nn::BudgetError& error) {
-      return error.minimum_bytes();
-    }
-    return std::size_t{0};
+    return refused_at(own, options);
   };
   const std::size_t of_two = smallest(2), of_eight = smallest(8);
   REQUIRE(of_eight < of_two);
@@ -87,6 +92,20 @@ TEST_CASE("trainer: the number of micro-batches is chosen for the budget", "[tra
   Program whole = own;
   whole.micro_batch = nullptr;
   CHECK_THROWS_AS(Own(whole, options), ValueError);
+}
+
+TEST_CASE("trainer: a plan of several shapes keeps as much as the one that needs most", "[trainer]") {
+  std::vector<std::size_t> bytes;
+  for (const std::int64_t less : {0, 900, -900}) {  // in the second step
+    Sizes sizes;
+    sizes.samples = [less](std::int64_t step) { return 1500 - step % 2 * less; };
+    Program own = program(sizes);
+    own.evaluate = nullptr;
+    nn::TrainerOptions options{.budget_bytes = std::size_t{1} << 40, .seed = 2, .steps = 2, .example_steps = {0, 1}};
+    bytes.push_back(Own(own, options).plan().keep_everything_bytes);
+  }
+  CHECK(bytes[1] == bytes[0]);
+  CHECK(bytes[2] > bytes[0]);
 }
 
 TEST_CASE("trainer: a budget for the process", "[trainer][process]") {
@@ -328,12 +347,7 @@ TEST_CASE("trainer: a refusal names options that would fit, with their bytes, an
   own.evaluate = nullptr;  // it has whole batches
   nn::TrainerOptions options{.budget_bytes = 1, .seed = 2, .steps = 2};
   options.refusal_ms = 0;
-  std::size_t least = 0;
-  try {
-    const Own trainer(own, options);
-  } catch (const nn::BudgetError& error) {
-    least = error.minimum_bytes();
-  }
+  const std::size_t least = refused_at(own, options);
   REQUIRE(least > 0);
   options.budget_bytes = least * 6 / 10;
   std::string text;
@@ -351,12 +365,9 @@ TEST_CASE("trainer: a refusal names options that would fit, with their bytes, an
   follows.step.micro_batches = 4;
   CHECK(Own(own, follows).plan().peak_bytes <= options.budget_bytes);
   follows.budget_bytes = 1;
-  try {
-    const Own trainer(own, follows);
-    FAIL("it fits");
-  } catch (const nn::BudgetError& error) {
-    CHECK(text.find(four + memory::exact_bytes(error.minimum_bytes())) != std::string::npos);
-  }
+  CHECK(text.find(four + memory::exact_bytes(refused_at(own, follows))) != std::string::npos);
+  CHECK(text.find("options.step.micro_batches = 64, which needs ") != std::string::npos);
+  CHECK(text.find("options.step.micro_batches = 128") == std::string::npos);
   options.refusal_ms = 1e-3;
   CHECK_THROWS_WITH(Own(own, options), Catch::Contains("were not tried, for want of time or memory: "
                                                        "options.refusal_ms = 0 tries them all"));

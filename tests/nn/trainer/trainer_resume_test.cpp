@@ -13,6 +13,7 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/safetensors.h>
+#include <thimble/nn/trainer/trainer_run.h>
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam_mini.h>
 #include <thimble/optim/matrix/apollo.h>
@@ -231,6 +232,35 @@ TEST_CASE("optimizers: each option is a setting with its own number", "[optim]")
       CHECK((all[i] == expected[i]));
     }
   }
+}
+
+TEST_CASE("trainer: the options in a checkpoint, each with its number", "[trainer]") {
+  nn::TrainerOptions options;
+  options.step.clip_norm = 0.5, options.step.micro_batches = 3;
+  options.plateau = optim::PlateauOptions{.factor = 0.75, .patience = 7, .threshold = 0.125, .least_factor = 0.25};
+  options.loss_scale = optim::GradScalerOptions{
+      .scale = 64, .is_dynamic = true, .growth = 4, .interval = 11, .backoff = 0.0625, .most = 1024, .least = 2};
+  optim::Sgd sgd({{"w", zeros({2}).require_grad()}}, {.rate = 1, .momentum = 0.875, .weight_decay = 0.375});
+  std::map<std::string, std::string> expected{{"trainer.part", "net"},
+                                              {"trainer.clip_norm", "0.5"},
+                                              {"trainer.micro_batches", "3"},
+                                              {"trainer.rate", "the optimizer's"},
+                                              {"trainer.plateau.factor", "0.75"},
+                                              {"trainer.plateau.patience", "7"},
+                                              {"trainer.plateau.threshold", "0.125"},
+                                              {"trainer.plateau.least_factor", "0.25"},
+                                              {"trainer.loss_scale.is_dynamic", "1"},
+                                              {"trainer.loss_scale.growth", "4"},
+                                              {"trainer.loss_scale.interval", "11"},
+                                              {"trainer.loss_scale.backoff", "0.0625"},
+                                              {"trainer.loss_scale.most", "1024"},
+                                              {"trainer.loss_scale.least", "2"},
+                                              {"trainer.optimizer.momentum", "0.875"},
+                                              {"trainer.optimizer.weight_decay", "0.375"},
+                                              {"trainer.optimizer.nesterov", "0"}};
+  CHECK((nn::settings_of(options, "net", sgd) == expected));
+  options.rate = [](std::int64_t) { return 1.0; };
+  CHECK(nn::settings_of(options, "net", sgd).at("trainer.rate") == "a function of the step");
 }
 
 TEST_CASE("trainer: an average that the observer keeps is in the checkpoint of its step", "[trainer]") {
