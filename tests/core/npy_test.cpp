@@ -82,9 +82,10 @@ TEST_CASE("npy: corrupt files are refused with a reason", "[files][npy]") {
       {"size of many digits", shape("(" + std::string(60, '9') + ",)"), "a size exceeds 2^63 - 1"},
       {"product overflows", shape("(4294967296, 4294967296)"), "the shape has more than 2^63 - 1 bytes"},
       {"overflow hidden by a zero", shape("(0, 4294967296, 4294967296)"), "the shape has more than 2^63 - 1 bytes"},
-      {"data cut short", npy_file(good, 23), "cut short: the shape needs 24 bytes of elements, the file has 23"},
+      {"data cut short", npy_file(good, 23),
+       "at byte 93: the file is cut short: the shape needs 24 bytes of elements, the file has 23"},
       {"huge but not there", shape("(1099511627776,)"), "needs 4398046511104 bytes of elements, the file has 24"},
-      {"trailing bytes", npy_file(good, 25), "bytes after the elements: the shape needs 24 bytes"},
+      {"trailing bytes", npy_file(good, 25), "at byte 94: bytes after the elements: the shape needs 24 bytes"},
       {"bool 2", npy_file(dict("'|b1'", "False", "(2,)"), 1) + "\2", "a bool is neither 0 nor 1"},
   };
   for (const Row& row : rows) {

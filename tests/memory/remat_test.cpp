@@ -117,7 +117,7 @@ TEST_CASE("remat: a tensor shared with the next stage is a part of the activatio
 }
 
 TEST_CASE("remat: a tensor that passes over a stage, by hand", "[remat]") {
-  // Stage 0 makes 100 bytes, of a gradient of 7, for stage 2. When stage 1 runs backward they are gone, the 7 are there.
+  // Stage 0 makes 100 bytes, of a gradient of 7, for stage 2. In stage 1's backward they are gone, the 7 are there.
   Chain chain = homogeneous_chain(4, 0, 10, 1, 0);
   chain.shared = {{0, {2}, 100, 7}};
   chain.stages[1].options[0].kept_bytes = 500;
@@ -126,7 +126,7 @@ TEST_CASE("remat: a tensor that passes over a stage, by hand", "[remat]") {
   const Frontier solved(chain, unlimited);
   std::map<Bytes, Time> points;
   for (const Frontier::Point& point : solved.points()) points[point.budget_bytes] = point.time;
-  // All are recorded: 10 + 500 + 10 + 10 + 100 + 1000 in stage 3. Else 10 + 500 + 7 + 1100 in stage 1; without stage 0's.
+  // All recorded: 10 + 500 + 10 + 10 + 100 + 1000 in stage 3. Else 10 + 500 + 7 + 1100 in stage 1; without stage 0's.
   CHECK(points == std::map<Bytes, Time>{{1607, 6}, {1617, 5}, {1630, 4}});
 }
 

@@ -342,7 +342,7 @@ TEST_CASE("planner mutants: a lost hold and blocks that overlap change bits, and
     corrupting->arm(strike_at);
     RandomGenerator& generator = *run->view().generator;
     if (has_drawn) generator.start_pass(), generator.next_site(join_path(0, "elsewhere")), generator.end_pass();
-    if (has_drawn) generator.set_step(0);  // counts of 0 are those of paths without calls
+    if (has_drawn) generator.set_step(0);  // paths without calls count 0
     run->step();
     if (requests != nullptr) *requests = corrupting->count();
     CHECK(corrupting->has_struck() == (strike_at > 0));

@@ -185,7 +185,7 @@ TEST_CASE("fit: transfers that nothing hides are charged, both ways", "[fit][spi
     CHECK(reading >= seconds - computing);
     CHECK(reading > 0);
   }
-  policy.smallest = largest;  // which is worth the trouble
+  policy.smallest = largest;  // is worth the trouble
   CHECK(variants().size() > 0);
   policy.smallest = largest + 1;
   CHECK(variants().empty());

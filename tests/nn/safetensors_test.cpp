@@ -224,6 +224,19 @@ TEST_CASE("safetensors: layout is largest dtype first, then name", "[files][safe
   CHECK(again.metadata == header.metadata);
 }
 
+TEST_CASE("safetensors: a header is filled up to eight bytes, and no further", "[files][safetensors]") {
+  for (std::size_t letters = 1; letters < 18; ++letters) {
+    const std::string name(letters, 'w');
+    const std::string text = R"({")" + name + R"(":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
+    std::string expected(8, '\0');
+    expected[0] = static_cast<char>((text.size() + 7) / 8 * 8);
+    expected += text + std::string((8 - text.size() % 8) % 8, ' ');
+    SafetensorsHeader header;
+    header.tensors.push_back({name, SafetensorsDType::f32, {2}, 0, 8});
+    CHECK(format_safetensors_header(header) == expected);
+  }
+}
+
 TEST_CASE("safetensors: what cannot be written is refused", "[files][safetensors]") {
   using D = SafetensorsDType;
   CHECK_THROWS_AS(lay_out_safetensors({{"a", D::f32, {}}, {"a", D::u8, {}}}, {}), ValueError);

@@ -15,6 +15,7 @@
 #include <thimble/bench/commands/packing_report.h>
 #include <thimble/core/error.h>
 #include <thimble/models/planning/planning.h>
+#include <thimble/models/techniques/technique.h>
 #include <thimble/models/training/packing_gradients.h>
 #include <thimble/nn/fit/pack_all.h>
 
@@ -80,6 +81,9 @@ TEST_CASE("lossy flags: dtypes by operator", "[lossy_flags]") {
   CHECK(spilling.packs);
   CHECK(spilling.rules == named.lossy_rules);
   CHECK_FALSE(spilling.packs_rest);
+  for (const std::string text : {"i8", "f16,none:attention", "i8:gelu,f8e4m3:linear", "bf16,i8:gelu,none:linear"}) {
+    CHECK(models::technique("allows_lossy").flag.field.value(parsed(text)) == text);
+  }
 }
 
 TEST_CASE("lossy flags: by operator where tensors are in 16 bits", "[lossy_flags]") {

@@ -14,6 +14,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <thimble/bench/report/html_table.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/bench/report/writers.h>
 #include <thimble/core/error.h>
@@ -176,6 +177,8 @@ TEST_CASE("report: results.json has the keys that scripts depend on", "[report]"
   const auto& experiment = json["experiments"][0];
   CHECK(experiment["name"] == "small");
   CHECK(experiment["title"] == "Small");
+  CHECK(experiment["question"] == "Does it fit?");
+  CHECK(experiment["theory"] == "4 n<sup>2</sup>");
   CHECK(experiment["verdict"] == "Mostly.");
   REQUIRE(experiment["rows"].size() == 3);
   CHECK(experiment["rows"][0] ==
@@ -317,6 +320,11 @@ TEST_CASE("report: numbers are written the same everywhere", "[report]") {
       {format_exact(1, Unit::bytes), "1 byte (1 B)"},
       {format_exact(0.1195, Unit::percent), "11.95 %"},
       {format_exact(0.123456789, Unit::percent), "12.345679 %"},
+      {signed_bytes(0), "0"},
+      {signed_bytes(1234), "+1,234"},
+      {signed_bytes(-1),
+       "\xE2\x88\x92"
+       "1"},
       {format_exact(12.5, Unit::milliseconds), "12.5 ms"},
   };
   for (const Case& one : cases) CHECK(one.got == one.want);

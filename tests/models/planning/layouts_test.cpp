@@ -253,7 +253,7 @@ TEST_CASE("layouts: what is given is kept, and what cannot be is said", "[layout
     FAIL("nothing trains in 1,000 bytes");
     return std::size_t{0};
   };
-  std::size_t of_kinds = ~std::size_t{0}, most = 0;  // the least of all is that of some kind
+  std::size_t of_kinds = ~std::size_t{0}, most = 0;  // some kind has the least of all
   models::FixedLayout kind;
   for (const int pp : {1, 2, 4}) {
     for (const int zero : {0, 1, 2, 3}) {

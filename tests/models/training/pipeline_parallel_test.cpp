@@ -213,6 +213,13 @@ TEST_CASE("pipeline: what stages cannot do is refused", "[pipeline_parallel]") {
   CHECK(why([](auto& o) { o.setup.offload = "/tmp"; }).find("`pp`: 2 not with `offload` /tmp") == 0);
   CHECK(why([](auto& o) { o.setup.weights = "/tmp/file"; }).find("`pp`: 2 with `weights`") == 0);
   CHECK(why([](auto& o) { o.sample = 4; }).find("`pp`: 2 with `sample`") == 0);
+  CHECK(why([](auto& o) { o.process_budget_bytes = std::size_t{1} << 40; }) ==
+        "`process_budget_bytes`: what 2 ranks hold outside of their arenas is not known; `budget_bytes`, of each rank, "
+        "is allowed");
+  CHECK(why([](auto& o) {
+          o.costs.measures = true, o.budget_bytes = std::size_t{1} << 40;
+        }).find("`measures`: not with `ranks` 2, which would") == 0);
+  CHECK(why([](auto& o) { o.captures_steps = true; }).find("`captures_steps`: ") == 0);
   CHECK(why([](auto& o) {
           o.setup.model = "googlenet";
           o.setup.sizes = {};
