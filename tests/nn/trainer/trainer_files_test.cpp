@@ -127,6 +127,21 @@ TEST_CASE("trainer: two nets with an optimizer each go on from one file", "[trai
   };
   options.steps = 8;
   CHECK_THROWS_WITH(Two(other, options), Catch::Contains("the rate of optimizer 1 is 0.02 in the file, 0.03 here"));
+
+  // Of three optimizers each goes on with its own rate.
+  const auto sgd = [](nn::Module& net, double rate) {
+    return std::make_unique<optim::Sgd>(net.trainable(), optim::SgdOptions{.rate = rate});
+  };
+  other = own;
+  other.parts[1].optimizer = [&](Rivals& nets) { return sgd(*nets.generator, 0.02); };
+  other.parts.push_back({"shift", [&](Rivals& nets) { return sgd(*nets.shift, 0.03); }, own.parts[1].loss});
+  options.resume.clear(), options.steps = 2;
+  Two third(other, options);
+  third.run();
+  options.resume = options.save, options.steps = 3;
+  CHECK_NOTHROW(Two(other, options));
+  other.parts[2].optimizer = [&](Rivals& nets) { return sgd(*nets.shift, 0.04); };
+  CHECK_THROWS_WITH(Two(other, options), Catch::Contains("the rate of optimizer 2 is 0.03 in the file, 0.04 here"));
 }
 
 TEST_CASE("trainer: checkpoints on the way, as many as are to be kept", "[trainer]") {
