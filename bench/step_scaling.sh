@@ -21,7 +21,7 @@ if [ "$CLOCK" = processor ]; then
   clock=processor_ms
   clock_name="processor time"
   if [ "$threads" != 1 ]; then
-    echo "step_scaling.sh: CLOCK=processor with $threads threads; their times would be added up, 1 is allowed" >&2
+    echo "step_scaling.sh: CLOCK=processor with $threads threads; their times would be added up; expected 1" >&2
     exit 1
   fi
 fi
@@ -33,7 +33,7 @@ for table in $TABLES; do
   case $table in
     batch | layers | images | sequence) ;;
     *)
-      echo "step_scaling.sh: TABLES names '$table'; batch, layers, images, sequence are allowed" >&2
+      echo "step_scaling.sh: TABLES names '$table'; expected batch, layers, images or sequence" >&2
       exit 1
       ;;
   esac

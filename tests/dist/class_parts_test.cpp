@@ -151,6 +151,8 @@ TEST_CASE("class parts: scores far apart, and none at all in a part", "[class_pa
   CHECK(own.gradient[classes + 3] == 0.5);
   CHECK(own.gradient[classes + 30] == -0.5);
   CHECK(std::isnan(run({.parts = 3}, scores, {-100, -100}, DType::f32, false, device).loss));
+  scores[2] = std::numeric_limits<double>::quiet_NaN();  // beside -infinity only
+  CHECK(std::isnan(run({.parts = 3}, scores, {25, 30}, DType::f32, false, device).loss));
 }
 
 TEST_CASE("class parts: operands that do not fit are refused", "[class_parts]") {

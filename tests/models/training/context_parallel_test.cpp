@@ -156,7 +156,7 @@ TEST_CASE("context parallel: what is not done is refused", "[context_parallel]")
     return testing::refusal_of(options);
   };
   CHECK(why([](auto&) {}).empty());
-  CHECK(why([](auto&) {}, 3) == "`cp`: 2 with `sample`; `cp` 1, or `sample` 0, is allowed");
+  CHECK(why([](auto&) {}, 3) == "`cp`: 2 with `sample`; expected `cp` 1, or `sample` 0");
   CHECK(why([](auto& s) { s.tp = 2; }).find("`cp`: 2 not with `tp` 2: only sequences of whole layers") == 0);
   CHECK(why([](auto& s) { s.ranks = 3; }).find("`cp`: 2 with `ranks` 3; a divisor of the ranks") == 0);
   CHECK(why([](auto& s) { s.cp = 0; }).find("`cp`: 0 with `ranks` 1") == 0);

@@ -81,6 +81,17 @@ inline ExponentialSum exponential_sum(const RowOperand& scores, std::int64_t cla
   return {static_cast<double>(largest), total};
 }
 
+template <class T>
+inline bool has_nan(const RowOperand& scores, std::int64_t classes, std::int64_t base) {
+  alignas(64) T room[row_chunk];
+  for (std::int64_t at = 0; at < classes; at += row_chunk) {
+    const std::int64_t n = std::min(row_chunk, classes - at);
+    const T* const x = read_scores(scores, base, at, n, room);
+    if (std::any_of(x, x + n, [](T score) { return score != score; })) return true;
+  }
+  return false;
+}
+
 template <class T, bool is_fused>
 inline double log_sum(const CrossEntropyArgs& args, std::int64_t base) {
   const ExponentialSum row = exponential_sum<T, is_fused>(args.scores, args.targets.classes, base);
@@ -219,8 +230,9 @@ struct PartRows {
     const ClassTargets& targets = args.targets;
     for_each_row(rows, begin, end, [&](std::int64_t row, const std::array<std::int64_t, 1>& base) {
       const ExponentialSum sum = exponential_sum<T, is_fused>(args.scores, targets.classes, base[0]);
-      // With only -infinity all terms are 0.
-      const bool is_empty = sum.largest == -std::numeric_limits<double>::infinity();
+      // With only -infinity all terms are 0. NaN is not the largest, but the sum of e^(NaN + infinity).
+      const bool has_largest = sum.largest != -std::numeric_limits<double>::infinity();
+      const bool is_empty = !has_largest && !has_nan<T>(args.scores, targets.classes, base[0]);
       const std::int64_t number = target_of(targets, row), target = number - targets.first;
       T room, score = 0;
       if (number != targets.ignore_index && is_class(targets, target)) {
