@@ -55,7 +55,6 @@ void check_chunks(const Setup& setup, bool) {
   }
   if (!is_interleaved) return;
   if (setup.chunks < 2) throw ValueError(begin + " with `pipeline` interleaved; expected at least 2");
-  if (setup.pp == 1) throw ValueError(begin + " with `pp` 1; expected at least 2 stages");
   if (setup.micro_batches % least_micro_batches(setup) != 0) {
     throw ValueError("`micro_batches`: " + std::to_string(setup.micro_batches) +
                      " with `pipeline` interleaved and `pp` " + std::to_string(setup.pp) +

@@ -158,10 +158,10 @@ TEST_CASE("context parallel: what is not done is refused", "[context_parallel]")
   CHECK(why([](auto&) {}).empty());
   CHECK(why([](auto&) {}, 3) == "`cp`: 2 with `sample`; expected `cp` 1, or `sample` 0");
   CHECK(why([](auto& s) { s.tp = 2; }).find("`cp`: 2 not with `tp` 2: only sequences of whole layers") == 0);
-  CHECK(why([](auto& s) { s.ranks = 3; }).find("`cp`: 2 with `ranks` 3; a divisor of the ranks") == 0);
+  CHECK(why([](auto& s) { s.ranks = 3; }).find("`cp`: 2 with `ranks` 3; expected a divisor of the ranks") == 0);
   CHECK(why([](auto& s) { s.cp = 0; }).find("`cp`: 0 with `ranks` 1") == 0);
   CHECK(why([](auto& s) { s.lora_rank = 4; }).find("`cp`: 2 not with `lora_rank` 4") == 0);
-  CHECK(why([](auto& s) { s.sizes.sequence = 17; }).find("a sequence in 2 parts: 17 tokens; a divisor") == 0);
+  CHECK(why([](auto& s) { s.sizes.sequence = 17; }).find("a sequence in 2 parts: 17 tokens; expected a divisor") == 0);
   CHECK(why([](auto& s) { s.cp = 8; }).find("tokens in 8 parts: 12 heads; expected a divisor") == 0);
   CHECK(why([](auto& s) { s.sizes.build = models::Build::textbook; }).find("tokens in 2 parts: not in the textbook") ==
         0);

@@ -179,7 +179,7 @@ TEST_CASE("interleaved: what cannot be is refused", "[interleaved]") {
         "`micro_batches`: 3 with `pipeline` interleaved and `pp` 2; expected a multiple of the stages");
   CHECK(why([](auto& o) { o.setup.chunks = 3; }) ==
         "pipeline: 6 stages of a chain of 4 blocks; expected at most as many");
-  CHECK(why([](auto& o) { o.setup.pp = 1; }) == "`chunks`: 2 with `pp` 1; expected 2 stages and more");
+  CHECK(why([](auto& o) { o.setup.pp = 1; }) == "`pipeline`: needs `pp` 2 or more");
   CHECK(why([](auto& o) { o.setup.ranks = 1; }) == "");
   CHECK(why([](auto& o) { o.setup.ranks = 1, o.setup.chunks = 3; }) ==
         "pipeline: 6 stages of a chain of 4 blocks; expected at most as many");

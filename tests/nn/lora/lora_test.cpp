@@ -402,7 +402,7 @@ TEST_CASE("lora: PEFT's folders", "[lora]") {
     nn::write_tensor_file(folder / "other/adapter_model.safetensors", {{name, zeros({3, 6})}}, {});
     files_test::write_text_file(folder / "other/adapter_config.json", config);
     CHECK_THROWS_WITH(nn::load_adapters(*twin(), folder / "other"),
-                      Catch::Contains("tensor '" + std::string(name) + "'; base_model.model.<layer>.lora_A.weight"));
+                      Catch::Contains("tensor '" + std::string(name) + "'; expected base_model.model.<layer>.lora_A.weight"));
   }
   // Which layers are meant, as PEFT reads it, against the tensors of up_proj in both blocks.
   const std::string targets =
