@@ -358,6 +358,9 @@ TEST_CASE("remat select: the simulator counts what is alive", "[remat]") {
   const Graph graph = builder.build();
 
   const GraphCost all = simulate(graph, close_selection(graph, std::vector<bool>(4, true)));
+  GraphBuilder trained;  // whose input's gradient is left at the end
+  trained.add("", {trained.given("x", 1000, 40)}, 10, 1, {});
+  check_timeline(trained.build(), close_selection(trained.build(), std::vector<bool>(2, true)));
   check_timeline(graph, close_selection(graph, std::vector<bool>(4, true)));
   check_timeline(graph, close_selection(graph, std::vector<bool>(4, false)));
   CHECK(all.cost == 0);

@@ -290,7 +290,7 @@ TEST_CASE("plan file: files that hold no plan", "[plan]") {
        "contradicts itself"},
       {[](Json& j) {  // of the right results fewer bytes
          j["tape"]["stores"] = {{0, -1, "bf16", 40, 40, 40}};
-         j["figures"]["packed"] = {{"embedding", "bf16", 1, 12288, 6144}};
+         j["figures"]["packed"] = {{"slice", "bf16", 1, 12288, 6144}};
          j["figures"]["packed_bytes"] = 12287;
        },
        "packed have other bytes (0 and 12288) than its figures (0 and 12287)"},

@@ -8,6 +8,7 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
+#include <thimble/memory/stack.h>
 
 #include "support/catch.h"
 #include "support/operator_table.h"
@@ -455,4 +456,23 @@ TEST_CASE("ops: einsum") {
   CHECK_THROWS_AS(einsum("i.,jk->ik", {a, b}), ValueError);
   CHECK_THROWS_AS(einsum("ij,ik->jk", {a, b}), ShapeError);
   CHECK_THROWS_AS(einsum("i,jk->ik", {a, b}), ShapeError);
+}
+
+TEST_CASE("ops: a linear layer without gradients makes its result and nothing else", "[ops]") {
+  using kernels::Activation;
+  for (const Activation f : {Activation::none, Activation::relu, Activation::gelu_tanh, Activation::gelu_erf}) {
+    const memory::Stack stack = memory::make_resource(dry(cpu), {.trace = true});
+    const ResourceScope scope(stack.top);
+    const Tensor x = zeros({33, 7}, DType::f32, dry(cpu)), w = zeros({65, 7}, DType::f32, dry(cpu));
+    const NoGrad off;
+    const std::size_t before = stack.trace->event_count();
+    const Tensor y = linear(x, w, {}, f);
+    std::vector<std::size_t> made;
+    for (std::size_t i = before; i < stack.trace->event_count(); ++i) {
+      const memory::Trace::Event& event = stack.trace->events()[i];
+      const bool is_result = event.action == memory::Trace::Action::allocate && event.category != Category::workspace;
+      if (is_result) made.push_back(event.bytes);
+    }
+    CHECK(made == std::vector<std::size_t>{33 * 65 * 4});
+  }
 }

@@ -7,7 +7,7 @@
 #include <thimble/core/error.h>
 #include <thimble/memory/offload/device_tier.h>
 #include <thimble/models/planning/planning.h>
-#include <thimble/models/training/choices.h>
+#include <thimble/models/training/process_bytes.h>
 #include <thimble/models/training/training.h>
 
 #include "support/catch.h"
@@ -348,6 +348,13 @@ TEST_CASE("choices: the number of micro-batches for a budget", "[choices]") {
   train.budget_bytes = refused_by(train);
   const std::int64_t chosen = models::prepare_training(train).options.setup.micro_batches;
   CHECK(chosen > 1);
+  models::TrainOptions of_process = train;  // the same for a budget of the process
+  of_process.process_budget_bytes =
+      memory::outside_bytes(memory::ProcessBase::measure(), models::outside_facts(models::prepare_training(train)))
+          .total() +
+      train.budget_bytes + (256 << 10);
+  of_process.budget_bytes = 0;
+  CHECK(models::prepare_training(of_process).options.setup.micro_batches > 1);
   const Run run = train_with(train);
   train.setup.micro_batches = chosen;
   train.budget_bytes = 0;
