@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <functional>
 #include <memory>
+#include <numeric>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -18,23 +20,33 @@ namespace thimble::bench {
 namespace overhead_detail {
 
 struct Case {
-  models::Setup setup;
-  std::int64_t measured_batch;                  // that the cost model comes from
+  std::string net;
+  std::int64_t batch, measured_batch;  // the cost model comes from the second
+  std::function<nn::MakeRun(std::int64_t batch)> make;
   std::vector<double> shares;                   // budgets, from the smallest plan's peak (0) to that of keeping all (1)
   std::vector<std::size_t> budgets_bytes = {};  // further ones
 };
 
 std::vector<Case> cases(bool is_quick) {
   const std::int64_t width = is_quick ? 64 : 256;
-  const models::Setup gpt =
-      setup_of("char-gpt", 8, {.sequence = width, .layers = is_quick ? 3 : 12, .heads = 4, .width = width});
-  models::Setup resnet = setup_of(is_quick ? "resnet18" : "resnet50", is_quick ? 2 : 8);
-  std::vector<Case> list{{gpt, 4, {0.4, 0.15}}, {resnet, is_quick ? 2 : 4, {0.4, 0.15}}};
-  if (is_quick) return list;
-  resnet.batch = 184;
+  const auto named = [](const char* name, const models::ModelOptions& sizes = {}) {
+    return [name, sizes](std::int64_t batch) { return zero_batch_run(setup_of(name, batch, sizes)); };
+  };
+  const auto gpt = named("char-gpt", {.sequence = width, .layers = is_quick ? 3 : 12, .heads = 4, .width = width});
+  if (is_quick) return {{"char-gpt", 8, 4, gpt, {0.4, 0.15}}, {"resnet18", 2, 2, named("resnet18"), {0.4, 0.15}}};
+  const auto net = [](const char* name) { return [name](std::int64_t batch) { return run_of_net(name, batch); }; };
   const auto gib = [](double count) { return static_cast<std::size_t>(count * double{1 << 30}); };
-  list.push_back({resnet, 8, {}, {gib(4.99), gib(6), gib(10.01)}});
-  return list;
+  return {{"char-gpt", 8, 4, gpt, {0.5, 0.15}},
+          {"gpt2", 2, 1, named("gpt2", {.sequence = 256}), {0.5}},
+          {"bert-base", 4, 2, named("bert-base", {.sequence = 128}), {0.5}},
+          {"vit-b16", 4, 2, named("vit-b16"), {0.5}},
+          {"resnet50", 8, 4, named("resnet50"), {0.5, 0.15}},
+          {"googlenet", 16, 8, named("googlenet"), {0.5}},
+          {"U-Net", 2, 1, net("U-Net"), {0.5}},
+          {"MobileNet-V2", 16, 8, net("MobileNet-V2"), {0.5}},
+          {"DenseNet-121", 8, 4, net("DenseNet-121"), {0.5}},
+          {"VGG-16", 8, 4, net("VGG-16"), {0.5}},
+          {"resnet50", 184, 8, named("resnet50"), {}, {gib(4.99), gib(6), gib(10.01)}}};
 }
 
 /// A plan in training, in an arena of its own.
@@ -52,17 +64,13 @@ class Runner {
     run_.reset();
   }
 
-  /// One step; its forward, backward and re-runs, in ms.
-  double step_ms() {
+  /// One step: its operators' times.
+  const TapeTimes& step() {
     const ResourceScope scope(stack_.top);
     if (stack_.placed != nullptr) stack_.placed->begin_step();
     run_->step();
     if (stack_.placed != nullptr) stack_.placed->end_step();
-    double seconds = 0;
-    for (std::size_t n = 0; n < times_.forward.size(); ++n) {
-      seconds += times_.forward[n] + times_.recompute[n] + times_.backward[n];
-    }
-    return 1e3 * seconds;
+    return times_;
   }
   const Arena& arena() const noexcept { return *stack_.arena; }
   std::size_t peak_bytes() const { return arena().statistics().peak_committed_bytes; }
@@ -79,20 +87,36 @@ class Runner {
   std::unique_ptr<nn::TrainingRun> run_;
 };
 
-/// The fastest step of a run, and its processes behind their promises.
+/// Takes over each time of `now` that is less; all, where `least` has none.
+void keep_least(TapeTimes& least, const TapeTimes& now) {
+  if (least.forward.empty()) least = now;
+  for (const auto member : {&TapeTimes::forward, &TapeTimes::recompute, &TapeTimes::backward}) {
+    for (std::size_t n = 0; n < now.forward.size(); ++n) {
+      (least.*member)[n] = std::min((least.*member)[n], (now.*member)[n]);
+    }
+  }
+}
+
+/// Of some steps of a run each operator's fastest forward, backward and re-run; its processes behind their promises.
 struct Timed {
-  double ms = std::numeric_limits<double>::infinity();
+  TapeTimes least = {};
   std::size_t peak_bytes = 0;
   std::vector<std::pair<Bytes, ProcessBytes>> processes = {};
 
-  void add(double step_ms) { ms = std::min(ms, step_ms); }
+  double ms() const {
+    double seconds = 0;
+    for (const auto* times : {&least.forward, &least.recompute, &least.backward}) {
+      seconds = std::accumulate(times->begin(), times->end(), seconds);
+    }
+    return 1e3 * seconds;
+  }
 };
 
 struct Pair {
   Timed plan, base;
 };
 
-/// The fastest of `steps` steps of a plan, and of the base in the same minutes: they take turns, because the speed of a
+/// Times `steps` steps of a plan, and of the base in the same minutes: they take turns, because the speed of a
 /// machine drifts by more than a plan costs. Each one's first step is not counted. Where the machine has no place for
 /// both, each runs two steps at a time, alone. Where both are there, the process holds both arenas. A step's recording
 /// has so many `nodes`.
@@ -104,8 +128,8 @@ Pair time_beside(memory::Device device, const nn::MakeRun& make, const nn::Plan&
     const PartWatch watch(device);
     Runner plan_run(device, make, plan), base_run(device, make, base);
     for (int step = 0; step <= steps; ++step) {
-      const double base_ms = base_run.step_ms(), plan_ms = plan_run.step_ms();
-      if (step > 0) pair.base.add(base_ms), pair.plan.add(plan_ms);
+      const TapeTimes &of_base = base_run.step(), &of_plan = plan_run.step();
+      if (step > 0) keep_least(pair.base.least, of_base), keep_least(pair.plan.least, of_plan);
     }
     pair.plan.peak_bytes = plan_run.peak_bytes(), pair.base.peak_bytes = base_run.peak_bytes();
     const ProcessBytes process = watch.bytes(plan_run.arena(), 2 * nodes);
@@ -119,8 +143,8 @@ Pair time_beside(memory::Device device, const nn::MakeRun& make, const nn::Plan&
       Timed& timed = is_base ? pair.base : pair.plan;
       const PartWatch watch(device);
       Runner run(device, make, is_base ? base : plan);
-      run.step_ms();
-      for (int step = 0; step < 2; ++step) timed.add(run.step_ms());
+      run.step();
+      for (int step = 0; step < 2; ++step) keep_least(timed.least, run.step());
       timed.peak_bytes = run.peak_bytes();
       timed.processes.emplace_back((is_base ? base : plan).peak_bytes, watch.bytes(run.arena(), nodes));
     }
@@ -133,16 +157,15 @@ Figures figures_of(const nn::Plan& plan, const Timed& timed, double overhead) {
           .measured = timed.peak_bytes,
           .numbers = {{"predicted_overhead", plan.time_overhead},
                       {"measured_overhead", overhead},
-                      {"ms_per_step", timed.ms}},
+                      {"ms_per_step", timed.ms()}},
           .processes = timed.processes};
 }
 
 void run_case(Rows& rows, const Case& c) {
   const memory::Device device = rows.options.device;
-  models::Setup small = c.setup;
-  small.batch = c.measured_batch;
-  const nn::MakeRun make = zero_batch_run(c.setup);
-  nn::Planner planner(make, device, nn::measure_costs(zero_batch_run(small), device, nn::hardware("cpu")));
+  const nn::MakeRun make = c.make(c.batch);
+  rows.say(c.net + ", a cost model from a batch of " + std::to_string(c.measured_batch));
+  nn::Planner planner(make, device, nn::measure_costs(c.make(c.measured_batch), device, nn::hardware("cpu")));
   const nn::Plan base = planner.keep_everything();
   if (base.peak_bytes > rows.options.most_measured_bytes) return;
   const std::size_t least = planner.smallest().peak_bytes;
@@ -150,22 +173,20 @@ void run_case(Rows& rows, const Case& c) {
   for (const double share : c.shares) {
     budgets.push_back(least + static_cast<std::size_t>(share * static_cast<double>(base.peak_bytes - least)));
   }
-  const int steps = rows.options.is_quick ? 2 : c.setup.batch > 64 ? 4 : 12;
+  const int steps = rows.options.is_quick ? 2 : c.batch > 64 ? 4 : 12;
   const auto config = [&](const std::string& plan) {
-    return Config{{"model", c.setup.model}, {"batch", c.setup.batch}, {"plan", plan}};
+    return Config{{"model", c.net}, {"batch", c.batch}, {"plan", plan}};
   };
   Timed fastest_base;
   std::vector<std::pair<Config, Figures>> plans;
   for (const std::size_t budget : budgets) {
     const nn::Plan plan = planner.fit(budget);
     const std::string name = "in " + format_bytes(plan.peak_bytes);
-    rows.say(c.setup.model + ", batch " + std::to_string(c.setup.batch) + ", " + name +
-             " and keeping everything, in turns");
+    rows.say(c.net + ", batch " + std::to_string(c.batch) + ", " + name + " and keeping everything, in turns");
     const Pair pair = time_beside(device, make, plan, base, steps, planner.graph().nodes.size());
-    const double fastest_ms = std::min(fastest_base.ms, pair.base.ms);
-    fastest_base = pair.base;
-    fastest_base.ms = fastest_ms;
-    plans.emplace_back(config(name), figures_of(plan, pair.plan, pair.plan.ms / pair.base.ms - 1));
+    const TapeTimes before = std::exchange(fastest_base, pair.base).least;
+    if (!before.forward.empty()) keep_least(fastest_base.least, before);
+    plans.emplace_back(config(name), figures_of(plan, pair.plan, pair.plan.ms() / pair.base.ms() - 1));
   }
   rows.add(config("keep everything"), figures_of(base, fastest_base, 0));
   for (const auto& [of_plan, figures] : plans) rows.add(of_plan, figures);
@@ -182,7 +203,7 @@ std::string run_overhead(Rows& rows) {
   }
   return "Predicted and measured overheads are at most " + percent(largest) +
          " of a step that keeps everything apart. Each plan's steps took turns with those of keeping everything, and "
-         "the fastest of a few count; what else the machine does is still in them.";
+         "of each operator the fastest of a few counts; what else the machine does is still in them.";
 }
 
 }  // namespace thimble::bench

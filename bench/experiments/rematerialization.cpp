@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,6 +17,7 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/bench/experiments/runs.h>
+#include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/units.h>
@@ -176,12 +178,12 @@ struct Table {
 };
 
 Net unet(memory::Device device) { return layer<models::UNet>(3, 1, nn::TensorOptions{device}); }
+template <class Classifier>
+Net classifier(memory::Device device) {
+  return layer<Classifier>(1000, nn::TensorOptions{device});
+}
 
 const std::vector<Table>& monet_tables() {
-  const auto mobilenet = [](memory::Device device) {
-    return layer<models::MobileNetV2>(1000, nn::TensorOptions{device});
-  };
-  const auto vgg = [](memory::Device device) { return layer<models::Vgg16>(1000, nn::TensorOptions{device}); };
   const auto resnet = [](memory::Device device) { return named("resnet50", device); };
   const auto googlenet = [](memory::Device device) { return named("googlenet", device); };
   using Cells = std::vector<Cell>;
@@ -190,11 +192,12 @@ const std::vector<Table>& monet_tables() {
   const Cells of_unet{{10.01, -4.10}, {9.01, -2.07}, {8.02, -0.09}, {7.00, 1.39}, {6.01, 4.95}, {5.01, 11.51}};
   const Cells of_mobilenet{{10.02, 2.40}, {9.01, 3.10}, {8.02, 4.77}, {7.01, 5.53}, {6.01, 7.55}, {5.01, 8.72}};
   const Cells of_vgg{{9.71, -5.30}, {8.66, -4.64}, {7.88, -2.18}, {6.82, 1.99}, {5.90, 5.44}, {5.51, 9.11}};
-  static const std::vector<Table> list{{"ResNet-50", 184, 224, 224, 15.06, false, 16, resnet, of_resnet},
-                                       {"GoogLeNet", 320, 224, 224, 14.93, false, 16, googlenet, of_googlenet},
-                                       {"U-Net", 11, 416, 608, 14.32, false, 1, unet, of_unet},
-                                       {"MobileNet-V2", 272, 224, 224, 14.46, false, 16, mobilenet, of_mobilenet},
-                                       {"VGG-16", 176, 224, 224, 14.12, true, 0, vgg, of_vgg}};
+  static const std::vector<Table> list{
+      {"ResNet-50", 184, 224, 224, 15.06, false, 16, resnet, of_resnet},
+      {"GoogLeNet", 320, 224, 224, 14.93, false, 16, googlenet, of_googlenet},
+      {"U-Net", 11, 416, 608, 14.32, false, 1, unet, of_unet},
+      {"MobileNet-V2", 272, 224, 224, 14.46, false, 16, classifier<models::MobileNetV2>, of_mobilenet},
+      {"VGG-16", 176, 224, 224, 14.12, true, 0, classifier<models::Vgg16>, of_vgg}};
   return list;
 }
 
@@ -217,7 +220,7 @@ const std::vector<Table>& hiremate_tables() {
 
 /// A net's steps on a batch of zeros, in micro-batches.
 struct Steps {
-  const Table& table;
+  Net (*make)(memory::Device device);
   std::int64_t batch, height, width, parts;
 };
 
@@ -225,7 +228,7 @@ struct Steps {
 class Run final : public nn::TrainingRun {
  public:
   Run(const Steps& steps, memory::Device device)
-      : scope_(generator_), net_(steps.table.make(device)), optimizer_(net_.module->trainable(), optim::SgdOptions{}) {
+      : scope_(generator_), net_(steps.make(device)), optimizer_(net_.module->trainable(), optim::SgdOptions{}) {
     options_.micro_batches = steps.parts;
     options_.micro_samples = steps.batch / steps.parts;
     if (steps.height == 1) {
@@ -275,9 +278,9 @@ const nn::Hardware& v100() {
 /// The planners of a net's steps: of the whole batch, and of its micro-batches where these make the same step.
 class Planners {
  public:
-  Planners(Steps steps, memory::Device device, const nn::Hardware& hardware) {
+  Planners(Steps steps, bool cuts_batch, memory::Device device, const nn::Hardware& hardware) {
     for (const std::int64_t parts : {1, 2, 4}) {
-      if (parts > 1 && (!steps.table.cuts_batch || steps.batch % parts != 0)) break;
+      if (parts > 1 && (!cuts_batch || steps.batch % parts != 0)) break;
       steps.parts = parts;
       makes_.push_back([steps](memory::Device on) { return std::make_unique<Run>(steps, on); });
       planners_.push_back(std::make_unique<nn::Planner>(makes_.back(), device, hardware));
@@ -318,12 +321,12 @@ class Planners {
 
 /// The rows of a table, all as dry plans, or some of the cells at a batch that is run, too.
 void add_rows(Rows& rows, const Table& table, const nn::Hardware& hardware, bool is_measured) {
-  Steps steps{table, table.batch, table.height, table.width, 1};
+  Steps steps{table.make, table.batch, table.height, table.width, 1};
   if (is_measured) steps.batch = table.measured_batch;
   if (is_measured && rows.options.is_quick) steps.height /= 2, steps.width /= 2;
   rows.say(std::string(table.net) + ", planning a batch of " + std::to_string(steps.batch));
   const double begin_ms = process::processor_ms();
-  Planners planners(steps, rows.options.device, hardware);
+  Planners planners(steps, table.cuts_batch, rows.options.device, hardware);
   const std::size_t everything = planners.keep_everything().peak_bytes;
   for (std::size_t i = 0; i < table.cells.size(); ++i) {
     if (is_measured && i % rows.sizes(std::size_t{6}, std::size_t{2}) != 0) continue;
@@ -382,6 +385,18 @@ std::function<bool(const report::Row&)> is_below(const char* name) {
 }
 
 }  // namespace rematerialization_detail
+
+nn::MakeRun run_of_net(const std::string& net, std::int64_t batch) {
+  using namespace rematerialization_detail;
+  const std::map<std::string, Steps> all{{"U-Net", {unet, batch, 208, 304, 1}},
+                                         {"MobileNet-V2", {classifier<models::MobileNetV2>, batch, 224, 224, 1}},
+                                         {"DenseNet-121", {classifier<models::DenseNet121>, batch, 224, 224, 1}},
+                                         {"VGG-16", {classifier<models::Vgg16>, batch, 224, 224, 1}}};
+  const auto found = all.find(net);
+  if (found == all.end()) throw ValueError("overhead: expected a net of the list, got '" + net + "'");
+  const Steps steps = found->second;
+  return [steps](memory::Device on) { return std::make_unique<Run>(steps, on); };
+}
 
 std::string run_monet(Rows& rows) {
   using namespace rematerialization_detail;

@@ -35,6 +35,10 @@ nn::Plan packing_plan(const nn::MakeRun& make, memory::Device device, const std:
 /// `make` whose runs follow the plan.
 nn::MakeRun planned_run(const nn::MakeRun& make, const nn::Plan& plan);
 
+/// Forward and backward of the mean of a convnet's outputs, with an update that has no state: "U-Net" on images of
+/// 208 x 304, "MobileNet-V2", "DenseNet-121" or "VGG-16" on ones of 224 x 224.
+nn::MakeRun run_of_net(const std::string& net, std::int64_t batch);
+
 /// NaN: the run ended before its first evaluation.
 double validation_loss(const models::TrainReport& result);
 
