@@ -335,6 +335,12 @@ void add_train(CLI::App& program) {
       throw ValueError("--show-memory: expected a terminal on standard error, got a file or a pipe");
     }
     const models::Setup& setup = options->setup;
+    const bool has_plan = options->budget_bytes > 0 || options->process_budget_bytes > 0 || !options->plan.empty();
+    const bool is_for_plans =
+        !setup.offload.empty() && !setup.offloads_optimizer && !setup.offloads_parameters && !setup.offloads_gradients;
+    if (!has_plan && (is_for_plans || setup.allows_lossy)) {
+      throw ValueError("--offload, --allow-lossy: expected a budget to plan for, got none; add --budget");
+    }
     if (*wants_gradients && setup.ranks > 1) {
       throw ValueError("--gradient-report: expected one rank, got --ranks " + std::to_string(setup.ranks));
     }

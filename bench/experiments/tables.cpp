@@ -323,9 +323,8 @@ const std::vector<ExperimentTable>& all_experiments() {
       {"hiremate",
        "HiRemate's claim: 50 to 70 % fewer bytes for 10 to 15 % more time",
        "What do half and 70 % fewer bytes cost in time, and how long does a plan take?",
-       "Gusak et al. 2025 (PMLR 267): 10 to 15 % on V100 and RTX 8000, with an integer program for parts of a graph; "
-       "2.5 "
-       "hours for a transformer of 2,500 nodes. Here a share is of what the arena commits when everything is kept, in "
+       "Gusak et al. 2025 (PMLR 267): 10 to 15 % on V100 and RTX 8000, with integer programs for parts of a graph, "
+       "which take hours for large ones. Here a share is of what the arena commits when everything is kept, in "
        "steps with an update that has no state, and times are a roofline of a V100. The sizes are ours. Rows at small "
        "batches run as well.",
        {{"parameters", "parameters", Unit::plain, 0},

@@ -175,6 +175,9 @@ void open_data(TrainOptions& options, PreparedTraining& prepared) {
   }
   if (!options.resume.empty()) {
     prepared.first_step = check_resume(options, *prepared.data, training, &prepared.recipe_change);
+    if (!options.setup.weights.empty() && options.setup.lora_rank == 0) {
+      throw ValueError("`weights`: not with `resume`, whose checkpoint has all parameters; leave out one of them");
+    }
   }
   if (options.setup.ranks > 1) prepared.traits = rank_traits(options, *prepared.data, training.model());
   if (!has_files) return;
@@ -205,12 +208,8 @@ void check_needs(const TrainOptions& o) {
   };
   const Setup& s = o.setup;
   const bool has_budget = o.budget_bytes > 0 || o.process_budget_bytes > 0, is_planned = has_budget || !o.plan.empty();
-  const bool is_for_plans =
-      !s.offload.empty() && !s.offloads_optimizer && !s.offloads_parameters && !s.offloads_gradients;
   need(o.costs.measures, "`measures`", has_budget, "`budget_bytes` to plan for");
   need(!o.costs.times.empty(), "`times`", has_budget, "`budget_bytes` to plan for");
-  need(is_for_plans, "`offload`", is_planned, "`budget_bytes` to plan for");
-  need(s.allows_lossy, "`allows_lossy`", is_planned, "`budget_bytes` to plan for");
   need(o.is_strict, "`is_strict`", is_planned || o.captures_steps,
        "steps that follow a plan: `budget_bytes` or `plan`");
   need(o.save_every > 0, "`save_every`", !o.save.empty(), "`save`");
@@ -220,8 +219,6 @@ void check_needs(const TrainOptions& o) {
     throw ValueError("`min_rate`: expected at most the `rate` " + format_real(rate) + ", got " +
                      format_real(o.min_rate));
   }
-  need(!s.weights.empty() && !o.resume.empty(), "`weights` with `resume`", s.lora_rank > 0,
-       "`lora_rank`: the parameters of a model that is trained as a whole are in its checkpoint");
 }
 
 }  // namespace prepare_detail

@@ -278,7 +278,7 @@ TEST_CASE("program: exit status and the one line of an error") {
       {run + save + "--optimizer lion", "'lion' is not one of sgd"},
       {run + save + "--device tpu", "--device: expected cpu, cuda or cuda:N, got 'tpu'"},
       {run + save + "--heads 3", "3 heads"},
-      {run + save + "--allow-lossy", "--allow-lossy: needs --budget to plan for"},
+      {run + save + "--allow-lossy", "--offload, --allow-lossy: expected a budget to plan for, got none; add --budget"},
       {run + save + "--allow-lossy=i9", "--allow-lossy: expected one of bf16, f16, f8e4m3, f8e5m2, i8, got 'i9'"},
       {run + save + "--state i8", "--state: expected one of f32, bf16, u8, got 'i8'"},
       {run + save + "--heads 2 --optimizer sgd --state u8", "--optimizer sgd has no moments"},

@@ -258,7 +258,7 @@ TEST_CASE("parts in files: what cannot be is refused by name", "[parts_files]") 
     return why([&] { models::prepare_training(options); });
   };
   CHECK(refusal([](auto& o) { o.sample = 5; }) == "ValueError `tp`: 2 with `sample`; expected `tp` 1, or `sample` 0");
-  const std::string allowed = " is not cut as parameters are; expected sgd, momentum, adam and adamw, with `state` f32";
+  const std::string allowed = " is not cut as parameters are; expected sgd, momentum, adam or adamw, with `state` f32";
   CHECK(refusal([&](auto& o) { o.save = folder / "a", o.setup.optimizer = "adafactor"; }) ==
         "ValueError `tp`: 2 with `save`: the state of adafactor" + allowed);
   CHECK(refusal([&](auto& o) { o.save = folder / "a", o.setup.optimizer = "adamw8"; }) ==

@@ -100,15 +100,12 @@ TEST_CASE("training numbers: an option without the one that it needs is refused 
   } rows[] = {
       {"`measures`: needs `budget_bytes`", [](auto& o) { o.costs.measures = true; }},
       {"`times`: needs `budget_bytes`", [](auto& o) { o.costs.times = "times.json"; }},
-      {"`offload`: needs `budget_bytes`", [](auto& o) { o.setup.offload = "/tmp"; }},
-      {"`allows_lossy`: needs `budget_bytes`", [](auto& o) { o.setup.allows_lossy = true; }},
       {"`is_strict`: needs steps that follow a plan", [](auto& o) { o.is_strict = true; }},
       {"`save_every`: needs `save`", [](auto& o) { o.save_every = 2; }},
       {"`keep`: needs `save`", [](auto& o) { o.keep = 2; }},
       {"`min_rate`: needs `schedule` cosine", [](auto& o) { o.min_rate = 0.001; }},
       {"`min_rate`: expected at most the `rate` 0.01, got 0.0101",
        [](auto& o) { o.schedule = "step", o.setup.rate = 0.01, o.min_rate = 0.0101; }},
-      {"`weights` with `resume`: needs `lora_rank`", [](auto& o) { o.setup.weights = "w", o.resume = "r"; }},
   };
   for (const auto& row : rows) {
     TrainOptions o;
