@@ -122,7 +122,7 @@ void run(memory::Device device, std::int64_t scale) {
                                                     {"bias", full({heads, length, length}, 0, dtype, device)}};
     for (const auto& [name, mask] : masks) {
       const double seen = name == "documents" ? product / 4 : product;
-      const auto masked = [&] { causal.forward(q, k, v, mask, Needs(7), saved); };
+      const auto masked = [&, &mask = mask] { causal.forward(q, k, v, mask, Needs(7), saved); };
       report(("attention_" + name).c_str(), dtype, seconds_of(device, masked), 2 * seen, "Gop/s");
       report(("attention_" + name + "_grad").c_str(), dtype,
              seconds_of(device, [&] { causal.backward(saved, dy, Needs(7)); }), 5 * seen, "Gop/s");

@@ -468,8 +468,9 @@ TEST_CASE("ops: a linear layer without gradients makes its result and nothing el
     const std::size_t before = stack.trace->event_count();
     const Tensor y = linear(x, w, {}, f);
     std::vector<std::size_t> made;
-    for (std::size_t i = before; i < stack.trace->event_count(); ++i) {
-      const memory::Trace::Event& event = stack.trace->events()[i];
+    const std::vector<memory::Trace::Event> events = stack.trace->events();
+    for (std::size_t i = before; i < events.size(); ++i) {
+      const memory::Trace::Event& event = events[i];
       const bool is_result = event.action == memory::Trace::Action::allocate && event.category != Category::workspace;
       if (is_result) made.push_back(event.bytes);
     }

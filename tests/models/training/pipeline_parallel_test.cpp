@@ -210,7 +210,9 @@ TEST_CASE("pipeline: what stages cannot do is refused", "[pipeline_parallel]") {
   CHECK(why([](auto& o) { o.setup.pipeline = "zigzag"; }) ==
         "`pipeline`: 'zigzag' is not one of 1f1b, gpipe, interleaved");
   CHECK(why([](auto& o) { o.setup.lora_rank = 4; }).find("`pp`: 2 not with `lora_rank` 4") == 0);
-  CHECK(why([](auto& o) { o.setup.offload = "/tmp", o.budget_bytes = 1 << 30; }).find("`pp`: 2 not with `offload` /tmp") == 0);
+  CHECK(why([](auto& o) {
+          o.setup.offload = "/tmp", o.budget_bytes = 1 << 30;
+        }).find("`pp`: 2 not with `offload` /tmp") == 0);
   CHECK(why([](auto& o) { o.setup.weights = "/tmp/file"; }).find("`pp`: 2 with `weights`") == 0);
   CHECK(why([](auto& o) { o.sample = 4; }).find("`pp`: 2 with `sample`") == 0);
   CHECK(why([](auto& o) { o.process_budget_bytes = std::size_t{1} << 40; }) ==

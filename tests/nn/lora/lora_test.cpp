@@ -401,8 +401,9 @@ TEST_CASE("lora: PEFT's folders", "[lora]") {
   for (const char* const name : {"h.0.up_proj.lora_A.weight", "base_model.model.h.0.up_proj.weight", "lora_A.weight"}) {
     nn::write_tensor_file(folder / "other/adapter_model.safetensors", {{name, zeros({3, 6})}}, {});
     files_test::write_text_file(folder / "other/adapter_config.json", config);
-    CHECK_THROWS_WITH(nn::load_adapters(*twin(), folder / "other"),
-                      Catch::Contains("tensor '" + std::string(name) + "'; expected base_model.model.<layer>.lora_A.weight"));
+    CHECK_THROWS_WITH(
+        nn::load_adapters(*twin(), folder / "other"),
+        Catch::Contains("tensor '" + std::string(name) + "'; expected base_model.model.<layer>.lora_A.weight"));
   }
   // Which layers are meant, as PEFT reads it, against the tensors of up_proj in both blocks.
   const std::string targets =
