@@ -75,7 +75,7 @@ struct RowLanes {
   }
 };
 
-/// The largest of `start` and x[0 .. n), or of those that are not NaN: a sum over the row finds NaN too.
+/// The largest of `start` and x[0 .. n), NaN left out: a sum over the row finds it.
 template <bool is_wide, class T>
 THIMBLE_ALWAYS_INLINE T row_max(const T* x, std::int64_t n, T start) {
   using Lanes = RowLanes<T, is_wide>;

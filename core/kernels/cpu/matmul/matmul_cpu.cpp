@@ -163,8 +163,8 @@ void compute(const GemmArgs& args, void* workspace, int threads) noexcept {
   run<T>(decision.problem, decision.tiling, kernels, left, right, output, finish<T>(set), workspace);
 }
 
-/// Whether an outer product's strides of k, which has one element, are other than those that outer_product() sets: with
-/// these its operands are read in place.
+/// Whether the strides of k, of an outer product's one element, differ from the ones of outer_product(), with which
+/// operands are read in place.
 bool has_other_strides(const GemmArgs& args) noexcept {
   return args.k == 1 && (args.a_column_stride != 1 || args.b_row_stride != outer_row_stride(args));
 }
