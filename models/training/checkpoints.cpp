@@ -71,7 +71,7 @@ std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Trai
     const std::string before = held(trait.key, trait.usual);
     if (checkpoints_detail::is_same(trait, before)) continue;
     throw ValueError(start + "was trained " + checkpoints_detail::in_words(trait, before) +
-                     "; expected the same, got " + checkpoints_detail::in_words(trait, trait.value));
+                     "; expected the same, got a run " + checkpoints_detail::in_words(trait, trait.value));
   }
   const std::string changed = recipe_change(info.metadata, options, data, training.model(), start);
   if (change != nullptr) *change = changed;

@@ -185,7 +185,8 @@ void TrainerCore::check() const {
   };
   constexpr const char* planned = "a plan: options.budget_bytes, process_budget_bytes or plan";
   const SpillPolicy& spilling = options_.planner.spilling;
-  need(!options_.hardware.empty(), "hardware", has_budget, "options.budget_bytes or process_budget_bytes");
+  need(!options_.hardware.empty(), "hardware", has_budget || options_.device.is_cuda(),
+       "options.budget_bytes or process_budget_bytes");
   need(options_.skips_unfitting, "skips_unfitting", is_planned(), planned);
   need(spilling.offloads || spilling.packs, "planner.spilling", has_budget,
        "options.budget_bytes or process_budget_bytes");

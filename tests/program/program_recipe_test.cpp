@@ -157,7 +157,7 @@ TEST_CASE("program: a run goes on with the recipe of its checkpoint alone", "[pr
     const Run all = run(whole);
     CHECK(run(rest).losses == std::vector<double>(all.losses.begin() + 4, all.losses.end()));
     CHECK(contains(refusal(from_other), "was trained with " + std::string(row.message)));
-    CHECK(contains(refusal(from_usual), "this run is with " + std::string(row.message)));
+    CHECK(contains(refusal(from_usual), "; expected the same, got a run with " + std::string(row.message)));
   }
 }
 

@@ -268,7 +268,7 @@ TEST_CASE("lora: what cannot be is refused, with nothing changed", "[lora]") {
     CHECK_FALSE(nn::has_adapters(net));
     CHECK(net.trainable().size() == 10);
   };
-  refuses({{.rank = 0}}, "rank 0; at least 1");
+  refuses({{.rank = 0}}, "rank 0; expected at least 1");
   refuses({{.alpha = std::nan("")}}, "alpha nan");
   refuses({{.dropout = 1}}, "dropout 1.000000 is not in [0, 1)");
   refuses({{}, {"up_proj", "q_proj"}}, "target 'q_proj' means no linear layer; there are h.0.up_proj, h.0.down_proj");

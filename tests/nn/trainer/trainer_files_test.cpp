@@ -165,7 +165,7 @@ TEST_CASE("trainer: checkpoints on the way, as many as are to be kept", "[traine
   options.log.clear();
   options.resume = options.save + ".step-3";
   options.save.clear();
-  options.save_every = 0;
+  options.save_every = 0, options.keep = 1;
   Own again(small_program(), options);
   CHECK(run(again).losses == std::vector<double>(all.losses.begin() + 3, all.losses.end()));
 }
