@@ -170,7 +170,7 @@ LayoutReport find_layout(const PlanOptions& given, const Cluster& cluster, const
   check_tf32(given.allows_tf32, given.device);
   const Tf32Scope products(given.allows_tf32);
   PlanOptions options = given;
-  PlannedRuns(options.setup, options.device, options.data);  // fills in the sizes of the data
+  const PlannedRuns of_sizes(options.setup, options.device, options.data);  // fills in the sizes of the data
   const auto now = [] { return std::chrono::steady_clock::now(); };
   const auto seconds_since = [&](std::chrono::steady_clock::time_point begin) {
     return std::chrono::duration<double>(now() - begin).count();
