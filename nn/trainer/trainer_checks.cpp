@@ -183,13 +183,11 @@ void TrainerCore::check() const {
   const auto need = [&](bool is_on, const char* option, bool is_met, const char* other) {
     if (is_on && !is_met) refuse(std::string("options.") + option + ": needs " + other);
   };
-  constexpr const char* planned = "a plan: options.budget_bytes, process_budget_bytes or plan";
+  constexpr const char* budget = "options.budget_bytes or process_budget_bytes";
   const SpillPolicy& spilling = options_.planner.spilling;
-  need(!options_.hardware.empty(), "hardware", has_budget || options_.device.is_cuda(),
-       "options.budget_bytes or process_budget_bytes");
-  need(options_.skips_unfitting, "skips_unfitting", is_planned(), planned);
-  need(spilling.offloads || spilling.packs, "planner.spilling", has_budget,
-       "options.budget_bytes or process_budget_bytes");
+  need(!options_.hardware.empty(), "hardware", has_budget || options_.device.is_cuda(), budget);
+  need(spilling.offloads || spilling.packs, "planner.spilling", has_budget, budget);
+  need(options_.skips_unfitting, "skips_unfitting", is_planned(), "a plan: options.budget_bytes or plan");
   need(options_.patience > 0, "patience", options_.evaluate_every > 0, "options.evaluate_every");
   need(options_.plateau.has_value(), "plateau", options_.evaluate_every > 0, "options.evaluate_every");
   need(options_.changes_options, "changes_options", !options_.resume.empty(), "options.resume");
