@@ -246,6 +246,7 @@ TEST_CASE("lora: merged weights give what adapted ones do", "[lora]") {
       const auto adapted = values(), before = weights();
       nn::merge_lora(net);
       CHECK_THROWS_AS(nn::merge_lora(net), ValueError);
+      CHECK(nn::has_adapters(net));  // as they are part of its files
       const double tolerance = dtype == DType::f64 ? 1e-14 : dtype == DType::f32 ? 1e-6 : 2e-2;
       const auto near = [&](const Values& a, const Values& b) {
         return thimble_test::largest_difference(a, b) <= tolerance * thimble_test::largest_of(b);
