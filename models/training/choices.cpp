@@ -236,7 +236,7 @@ nn::Plan fit_in_budget(const ChoiceOptions& options, const Setup& setup, nn::Pla
   of_rank.rank = begin;
   nn::Planner first(options.run_of(of_rank), options.device, options.costs, planner_options(of_rank, options.device));
   std::size_t target = options.budget_bytes, most = 0;
-  // The plan on this rank; `most` is what it needs on the one that needs most.
+  // The plan on this rank. Sets `most` to its bytes on the rank where it takes most.
   const auto place_on_all = [&](const nn::Plan& plan) {
     nn::Plan own;
     most = 0;

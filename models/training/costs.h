@@ -25,7 +25,7 @@ struct CostOptions {
 /// Throws ValueError for a name that is unknown.
 nn::Hardware hardware_for(const CostOptions& options, memory::Device device);
 
-/// Throws ValueError where TF32 is allowed on a device whose products are never in it.
+/// Throws ValueError for TF32 on a device that has none: the cpu.
 void check_tf32(bool allows_tf32, memory::Device device);
 
 /// The cost model for plans of `setup` on `device`. Measuring runs eight steps with the largest power of two of samples

@@ -15,7 +15,7 @@ struct SamplingOptions {
   std::int64_t top_k = 0;    ///< 0: all
   double top_p = 1;          ///< in (0, 1]
 
-  /// Throws ValueError naming the option, its value and what is expected.
+  /// Throws ValueError naming the option, its value and the expected one.
   void check() const;
 };
 

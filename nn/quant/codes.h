@@ -42,7 +42,7 @@ Tensor from_codes(const Codes& x);
 PackedWeights pack_weights(const Tensor& weight, const Tensor& bias, const Step& step, const CodeScale& in,
                            const CodeScale* out, WeightScales scales);
 /// From codes (O, ...) i8, weight scales (O) f32 and folded bias (O) i32, as a file has them. Throws ValueError,
-/// naming the step, the index, the value and what is expected: a weight scale that is not finite and above 0, one that
+/// naming the step, the index, the value and the expected one: a weight scale that is not finite and above 0, one that
 /// is too far from the others, a bias with which a sum could leave 32 bits.
 PackedWeights pack_codes(const Tensor& codes, const Tensor& weight_scale, const Tensor& bias, const Step& step,
                          const CodeScale& in, const CodeScale* out);

@@ -43,7 +43,7 @@ struct TokenizerParts {
 
 class Tokenizer {
  public:
-  /// Throws ValueError that names the part and what is expected: a token that is empty or there twice, a byte without a
+  /// Throws ValueError that names the part and the expected one: a token that is empty or there twice, a byte without a
   /// token, a merge of unknown tokens, to another token than both together, or of a pair that merges already; an added
   /// token without text, there twice or with an id that is not its own; a prefix or suffix beyond the tokens.
   explicit Tokenizer(TokenizerParts parts);

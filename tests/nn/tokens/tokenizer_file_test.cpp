@@ -73,7 +73,7 @@ TEST_CASE("tokenizer file: ends of a text", "[tokens][files]") {
   CHECK(tokenizer.encode("a") == std::vector<std::uint32_t>{tokenizer.id_of("a")});
 }
 
-TEST_CASE("tokenizer file: files that are refused say key, value and what is expected", "[tokens][files]") {
+TEST_CASE("tokenizer file: refusals name the key, its value and the expected one", "[tokens][files]") {
   struct Row {
     const char* name;
     std::function<void(Json&)> change;
