@@ -7,7 +7,6 @@
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
-#include <thimble/core/tensor/evaluation.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/tensor.h>
 #include <thimble/core/tensor/text.h>
@@ -16,7 +15,6 @@
 #include <thimble/version.h>
 
 // Memory: arenas and their ledgers, budgets, a process's other bytes, tensors on a disk or on the host.
-#include <thimble/memory/bytes.h>
 #include <thimble/memory/offload/device_tier.h>
 #include <thimble/memory/offload/tier_store.h>
 #include <thimble/memory/policies/committed.h>
@@ -35,12 +33,10 @@
 // Optimizers and their companions.
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
-#include <thimble/optim/adam_mini.h>
 #include <thimble/optim/clip.h>
 #include <thimble/optim/grad_scaler.h>
-#include <thimble/optim/matrix/apollo.h>
-#include <thimble/optim/matrix/galore.h>
 #include <thimble/optim/matrix/muon.h>
+#include <thimble/optim/matrix/projected.h>
 #include <thimble/optim/schedule.h>
 #include <thimble/optim/sgd.h>
 
@@ -63,11 +59,10 @@
 // Adapters over frozen weights, optionally in fewer bits.
 #include <thimble/nn/lora/adapter_files.h>
 #include <thimble/nn/lora/lora.h>
-#include <thimble/nn/quant/coded_store.h>
+#include <thimble/nn/quant/weight_only.h>
 
 // Nets in 8 bits.
 #include <thimble/nn/quant/quantized_model.h>
-#include <thimble/nn/quant/weight_only.h>
 
 // Many ranks: communicators, ranks as threads, as processes, on GPUs.
 #include <thimble/dist/alike.h>

@@ -6,7 +6,7 @@
 
 #include <thimble/autograd/node.h>
 #include <thimble/core/error.h>
-#include <thimble/core/ops/quant/pack.h>
+#include <thimble/core/ops/quant/quantize.h>
 
 namespace thimble {
 

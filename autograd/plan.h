@@ -84,7 +84,7 @@ struct TapePlan {
     std::uint32_t node = 0;       ///< that makes it
     std::int32_t which = result;  ///< or the index of a tensor in the operator's Saved
     Form form = Form::offload;
-    DType dtype = DType::bf16;      ///< of a packed one: f16, bf16, f8e4m3, f8e5m2 or i8 (core/ops/quant/pack.h)
+    DType dtype = DType::bf16;      ///< of a packed one: f16, bf16, f8e4m3, f8e5m2 or i8 (core/ops/quant/quantize.h)
     std::uint32_t away_after = 0;   ///< node after which it is packed, or its write begins
     std::uint32_t gone_after = 0;   ///< node after which it must be written and its bytes are free; packed: away_after
     std::uint32_t back_before = 0;  ///< node before whose backward its read begins; no effect on a packed one

@@ -5,15 +5,24 @@
 #include <utility>
 
 #include <thimble/autograd/engine/backward.h>
-#include <thimble/autograd/engine/clock.h>
 #include <thimble/autograd/engine/observer.h>
 #include <thimble/autograd/engine/operands.h>
 #include <thimble/autograd/engine/recompute.h>
+#include <thimble/autograd/engine/recorded.h>
 #include <thimble/autograd/engine/spills.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
 
 namespace thimble {
+
+void TapeTimes::keep_least(const TapeTimes& now) {
+  if (forward.empty()) *this = now;
+  for (const auto member : {&TapeTimes::forward, &TapeTimes::recompute, &TapeTimes::backward}) {
+    for (std::size_t n = 0; n < now.forward.size(); ++n) {
+      (this->*member)[n] = std::min((this->*member)[n], (now.*member)[n]);
+    }
+  }
+}
 
 Tape::Tape()
     : recorded_(std::make_unique<tape_detail::Recorded>()),

@@ -58,6 +58,9 @@ struct KeptTensor {
 /// Seconds that the nodes of a recording took, by ordinal.
 struct TapeTimes {
   std::vector<double> forward, recompute, backward;  ///< recompute: all runs after the first
+
+  /// Takes over each time of `now` that is less; all, where there are none.
+  void keep_least(const TapeTimes& now);
 };
 
 /// Called with a leaf whose gradient is complete.

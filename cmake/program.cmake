@@ -25,8 +25,7 @@ endif()
 if(thimble_bench_sources)
   add_library(thimble_bench STATIC ${thimble_bench_sources})
   thimble_own_target(thimble_bench)
-  # Flags, JSON and pages run for milliseconds, and their code counts among a process's bytes; what measures the machine
-  # is built as kernels are.
+  # Flags, JSON and pages run for milliseconds, and compile faster so; the machine's ceilings are built as kernels are.
   target_compile_options(thimble_bench PRIVATE $<$<CONFIG:Release>:-Os>)
   set_source_files_properties(bench/timing/ceiling.cpp PROPERTIES COMPILE_OPTIONS -O3)
   set_target_properties(thimble_bench PROPERTIES UNITY_BUILD ${THIMBLE_UNITY} UNITY_BUILD_BATCH_SIZE 16)

@@ -109,7 +109,8 @@ if(THIMBLE_SANITIZE AND NOT THIMBLE_PROGRAM)
 endif()
 if(thimble_test_sources)
   thimble_add_program(thimble_tests tests/support/listener.cpp tests/support/operator_table.cpp tests/certificate/certificate.cpp
-                      tests/certificate/certificate_nets.cpp tests/support/heap_watch.cpp tests/dist/rank_cases.cpp ${thimble_emulated_sources} ${thimble_test_sources})
+                      tests/certificate/certificate_nets.cpp tests/support/heap_watch.cpp tests/dist/rank_cases.cpp tests/kernels/references.cpp
+                      ${thimble_emulated_sources} ${thimble_test_sources})
   target_compile_options(thimble_tests PRIVATE $<$<CONFIG:Release>:-O1>) # half of a build's time; what is tested is compiled elsewhere
   if(THIMBLE_SANITIZE) # checks of undefined behavior in the tests themselves take as long to compile as all else
     target_compile_options(thimble_tests PRIVATE -fno-sanitize=undefined)

@@ -10,11 +10,9 @@
 #include <thimble/core/kernels/gather.h>
 #include <thimble/core/kernels/lines.h>
 #include <thimble/core/kernels/matmul.h>
-#include <thimble/core/kernels/nf4.h>
 #include <thimble/core/kernels/norm.h>
 #include <thimble/core/kernels/optimizer.h>
 #include <thimble/core/kernels/pool.h>
-#include <thimble/core/kernels/q8_block.h>
 #include <thimble/core/kernels/quant_codes.h>
 #include <thimble/core/kernels/quant_conv.h>
 #include <thimble/core/kernels/quantize.h>
@@ -23,6 +21,7 @@
 #include <thimble/core/kernels/reduce.h>
 #include <thimble/core/kernels/rotary.h>
 #include <thimble/core/kernels/softmax.h>
+#include <thimble/core/kernels/weight_codes.h>
 #include <thimble/memory/arena/backing.h>
 
 namespace thimble {

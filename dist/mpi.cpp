@@ -10,10 +10,8 @@
 
 #include <thimble/dist/mpi.h>
 
-#include <algorithm>
 #include <csignal>
 #include <cstdlib>
-#include <exception>
 #include <filesystem>
 #include <map>
 #include <system_error>

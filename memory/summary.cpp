@@ -2,11 +2,10 @@
 
 #include <cstdio>
 
-#include <thimble/core/kernels/device_runtime.h>
-#include <thimble/memory/bytes.h>
-#include <thimble/memory/offload/pinned_memory.h>
+#include <thimble/memory/offload/pinned_tier.h>
 #include <thimble/memory/policies/committed.h>
 #include <thimble/memory/stack.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::memory {
 

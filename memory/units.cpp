@@ -4,10 +4,10 @@
 #include <charconv>
 #include <cmath>
 #include <cstddef>
+#include <cstdio>
 #include <limits>
 
 #include <thimble/core/error.h>
-#include <thimble/memory/bytes.h>
 
 namespace thimble {
 namespace units_detail {
@@ -75,6 +75,12 @@ std::string format_real(double value) {
   return {digits.data(), result.ptr};
 }
 
+std::string format_short(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", without_sign_of_nan(value));
+  return text;
+}
+
 std::string format_grouped(std::int64_t value) {
   std::string digits = std::to_string(value);
   const std::size_t first = value < 0 ? 1 : 0;
@@ -128,3 +134,27 @@ std::int64_t parse_size(std::string_view text) {
 }
 
 }  // namespace thimble
+
+namespace thimble::memory {
+
+std::string human_bytes(std::size_t bytes) {
+  if (bytes < 1024) return std::to_string(bytes) + " B";
+  static constexpr const char* units[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  double value = static_cast<double>(bytes) / 1024;
+  std::size_t unit = 0;
+  // A value that would print as 1024.00 moves to the next unit.
+  while (value >= 1023.995 && unit + 1 < sizeof units / sizeof *units) {
+    value /= 1024;
+    ++unit;
+  }
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f %s", value, units[unit]);
+  return text;
+}
+
+std::string exact_bytes(std::size_t bytes) {
+  if (bytes < 1024) return std::to_string(bytes) + " B";
+  return human_bytes(bytes) + " (" + std::to_string(bytes) + " B)";
+}
+
+}  // namespace thimble::memory

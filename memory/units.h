@@ -2,6 +2,7 @@
 // Bytes and numbers in human-readable form.
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -21,6 +22,9 @@ double without_sign_of_nan(double value) noexcept;
 /// The shortest decimal text that reads back as the same double: "0.1", "1e+300", "nan", "inf".
 std::string format_real(double value);
 
+/// Six significant digits, as %g: "0.1", "1e+300", "nan".
+std::string format_short(double value);
+
 /// Groups of three digits: "1,234,567", "-1,024".
 std::string format_grouped(std::int64_t value);
 template <std::unsigned_integral T>
@@ -36,3 +40,15 @@ std::string format_grouped(T value) {
 std::int64_t parse_size(std::string_view text);
 
 }  // namespace thimble
+
+// ---- Formatting of byte counts.
+
+namespace thimble::memory {
+
+/// Binary units with two decimals: "0 B", "1000 B", "1.50 KiB", "14.73 GiB".
+std::string human_bytes(std::size_t bytes);
+
+/// Human and exact: "1.50 KiB (1536 B)"; below 1 KiB only "1000 B".
+std::string exact_bytes(std::size_t bytes);
+
+}  // namespace thimble::memory

@@ -1,13 +1,12 @@
 #include <thimble/models/lora_theory.h>
 
 #include <algorithm>
-#include <utility>
 
 #include <thimble/core/error.h>
 #include <thimble/models/gpt/gpt.h>
 #include <thimble/models/llama/llama.h>
 #include <thimble/models/transformer/theory.h>
-#include <thimble/nn/layers/name_pattern.h>
+#include <thimble/nn/layers/module.h>
 
 namespace thimble::models {
 namespace lora_theory_detail {
@@ -32,12 +31,12 @@ class Walk {
   }
 
   /// A linear layer over s positions. Returns whether its result has a gradient. `is_input_kept`: by another.
-  bool linear(const std::string& name, bool x, std::int64_t s, std::int64_t in, std::int64_t out, bool has_bias,
-              const char* input, bool& is_input_kept) {
+  bool linear(const std::string& name, bool x, std::int64_t s, std::int64_t in, std::int64_t out, const char* input,
+              bool& is_input_kept) {
     const bool is_adapted =
         lora_.targets.empty() || std::any_of(lora_.targets.begin(), lora_.targets.end(),
                                              [&](const std::string& t) { return nn::ends_as(name, t); });
-    theory_.linears.push_back({name, in, out, has_bias, is_adapted});
+    theory_.linears.push_back({name, in, out, is_adapted});
     if (!is_adapted) return x;
     if (lora_.dropout > 0) {
       keep("dropped", s * in);
@@ -68,21 +67,21 @@ void walk_gpt(const ModelOptions& n, Walk& walk) {
     walk.begin("gpt." + name.substr(0, name.size() - 1));
     bool is_kept = false;
     bool y = walk.norm(x, s, h, 2, nullptr);
-    y = walk.linear(name + "attn.c_attn", y, s, h, 3 * h, true, "norm 1 output", is_kept);
+    y = walk.linear(name + "attn.c_attn", y, s, h, 3 * h, "norm 1 output", is_kept);
     is_kept = y;
     if (y) {
       walk.keep("qkv", 3 * s * h);
       walk.keep("attention output", s * h);
       walk.keep_statistics("attention logsumexp", n.heads * s);
     }
-    y = walk.linear(name + "attn.c_proj", y, s, h, h, true, "attention output", is_kept);
+    y = walk.linear(name + "attn.c_proj", y, s, h, h, "attention output", is_kept);
     x = x || y;
     is_kept = false;
     y = walk.norm(x, s, h, 2, "residual");
-    y = walk.linear(name + "mlp.c_fc", y, s, h, 4 * h, true, "norm 2 output", is_kept);
+    y = walk.linear(name + "mlp.c_fc", y, s, h, 4 * h, "norm 2 output", is_kept);
     if (y) walk.keep("gelu input", 4 * s * h);
     is_kept = false;
-    y = walk.linear(name + "mlp.c_proj", y, s, 4 * h, h, true, "gelu output", is_kept);
+    y = walk.linear(name + "mlp.c_proj", y, s, 4 * h, h, "gelu output", is_kept);
     x = x || y;
     if (x) walk.keep("layer output", s * h);  // the next norm's input
   }
@@ -97,9 +96,9 @@ void walk_llama(const LlamaConfig& config, Walk& walk) {
     walk.begin("llama." + name.substr(0, name.size() - 1));
     bool is_kept = false;
     bool y = walk.norm(x, s, h, 1, nullptr);
-    const bool q = walk.linear(name + "self_attn.q_proj", y, s, h, h, config.has_bias, "norm 1 output", is_kept);
-    const bool k = walk.linear(name + "self_attn.k_proj", y, s, h, keys, config.has_bias, "norm 1 output", is_kept);
-    const bool v = walk.linear(name + "self_attn.v_proj", y, s, h, keys, config.has_bias, "norm 1 output", is_kept);
+    const bool q = walk.linear(name + "self_attn.q_proj", y, s, h, h, "norm 1 output", is_kept);
+    const bool k = walk.linear(name + "self_attn.k_proj", y, s, h, keys, "norm 1 output", is_kept);
+    const bool v = walk.linear(name + "self_attn.v_proj", y, s, h, keys, "norm 1 output", is_kept);
     y = is_kept = q || k || v;
     if (y) {
       walk.keep("queries", s * h);
@@ -107,19 +106,19 @@ void walk_llama(const LlamaConfig& config, Walk& walk) {
       walk.keep("attention output", s * h);
       walk.keep_statistics("attention logsumexp", n.heads * s);
     }
-    y = walk.linear(name + "self_attn.o_proj", y, s, h, h, false, "attention output", is_kept);
+    y = walk.linear(name + "self_attn.o_proj", y, s, h, h, "attention output", is_kept);
     x = x || y;
     is_kept = false;
     y = walk.norm(x, s, h, 1, "residual");
-    const bool gate = walk.linear(name + "mlp.gate_proj", y, s, h, f, false, "norm 2 output", is_kept);
-    const bool up = walk.linear(name + "mlp.up_proj", y, s, h, f, false, "norm 2 output", is_kept);
+    const bool gate = walk.linear(name + "mlp.gate_proj", y, s, h, f, "norm 2 output", is_kept);
+    const bool up = walk.linear(name + "mlp.up_proj", y, s, h, f, "norm 2 output", is_kept);
     if (gate) {
       walk.keep("gate, up", 2 * s * f);
     } else if (up) {
       walk.keep("gate", s * f);
     }
     is_kept = false;
-    y = walk.linear(name + "mlp.down_proj", gate || up, s, f, h, false, "gated", is_kept);
+    y = walk.linear(name + "mlp.down_proj", gate || up, s, f, h, "gated", is_kept);
     x = x || y;
     if (x) walk.keep("layer output", s * h);
   }

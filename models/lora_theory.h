@@ -26,7 +26,7 @@ namespace thimble::models {
 struct LinearTheory {
   std::string name;  ///< in the model: "h.0.attn.c_attn"
   std::int64_t in = 0, out = 0;
-  bool has_bias = false, is_adapted = false;
+  bool is_adapted = false;
 };
 
 /// What training adapters takes.

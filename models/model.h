@@ -46,11 +46,11 @@ Batch micro_batch(const Batch& batch, std::int64_t index, std::int64_t count);
 enum class Build : std::uint8_t { fused, textbook };
 
 /// How a model over tokens makes its loss. full: logits (N T, V), then their cross-entropy. chunked: rows in chunks,
-/// never all logits (core/ops/matmul/linear_cross_entropy.h); the same loss, gradients summed in another order.
+/// never all logits (core/ops/matmul/chunked.h); the same loss, gradients summed in another order.
 enum class Head : std::uint8_t { full, chunked };
 
 /// How a transformer runs its feed-forward layers. full: their inner activations (N T f) are kept for backward. tiled:
-/// rows in tiles, whose inner results are made again in backward (core/ops/matmul/tiled_feed_forward.h); the same
+/// rows in tiles, whose inner results are made again in backward (core/ops/matmul/chunked.h); the same
 /// forward, gradients of weights summed in another order.
 enum class FeedForward : std::uint8_t { full, tiled };
 

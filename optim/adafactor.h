@@ -18,7 +18,7 @@ struct AdafactorOptions {
   double weight_decay = 0;          ///< decoupled: p *= 1 - rate decay
   int smallest_decayed_rank = 0;    ///< tensors of lower rank are not decayed
   std::shared_ptr<Tier> tier = nullptr;
-  NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/narrow.h)
+  NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/moments.h)
 };
 
 /// A mean of squares above 3.4e38 stays infinite, and its row and column stop, as an element does in Adam

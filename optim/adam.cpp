@@ -1,5 +1,14 @@
 #include <thimble/optim/adam.h>
 
+#include <algorithm>
+#include <cmath>
+
+#include <thimble/autograd/functions.h>
+#include <thimble/core/error.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/view.h>
+
 namespace thimble::optim {
 
 Adam::Adam(std::vector<Named> parameters, AdamOptions options)
@@ -47,6 +56,95 @@ void Adam::update(std::span<const std::size_t> indices) {
   launch(device, [&](const Addresses& at) {
     for (const std::size_t i : indices) list_.push_back(arguments(i, at));
     kernels::optimizer_kernels(device).update_elements({.adam = list_});
+  });
+}
+
+namespace adam_mini_detail {
+
+// Most elements of the rows updated at once, and the divisor of the number of rows: random bits for stochastic rounding
+// are drawn for 8 elements.
+constexpr std::int64_t most_elements = 1 << 20, row_multiple = 8;
+
+std::int64_t blocks_of(const Tensor& p) { return p.rank() >= 2 ? p.shape()[0] : 1; }
+
+Tensor rows_of(const Tensor& t, std::int64_t columns, std::int64_t first, std::int64_t count) {
+  return view::slice(view::reshape(t, {t.elements() / columns, columns}), 0, first, first + count);
+}
+
+void move_on(void*& address, std::int64_t elements, DType dtype) {
+  if (address != nullptr) {
+    address = static_cast<std::byte*>(address) + elements * static_cast<std::int64_t>(size_of(dtype));
+  }
+}
+
+}  // namespace adam_mini_detail
+
+AdamMini::AdamMini(std::vector<Named> parameters, AdamMiniOptions options)
+    : Optimizer(std::move(parameters), options.rate, options.tier, options.narrow), options_(std::move(options)) {
+  require(options_.beta1 >= 0 && options_.beta1 < 1, "beta1 in [0, 1)", options_.beta1);
+  require(options_.beta2 >= 0 && options_.beta2 < 1, "beta2 in [0, 1)", options_.beta2);
+  require(options_.epsilon >= 0, "epsilon >= 0", options_.epsilon);
+  require(options_.weight_decay >= 0, "weight decay >= 0", options_.weight_decay);
+  for (const Named& p : this->parameters()) {
+    if (p.tensor.dtype() != DType::f64) continue;
+    throw DTypeError("adam-mini: " + p.name + " is " + describe(p.tensor) + "; expected a dtype up to f32");
+  }
+  make_state([this](std::size_t index) {
+    const Tensor& p = this->parameters()[index].tensor;
+    const PathScope path(p.storage() ? p.storage()->path() : PathId{0});
+    add_state(index, "first_moment", zeros(p.shape(), DType::f32, p.device(), Category::optimizer));
+    add_state(index, "second_moment",
+              zeros({adam_mini_detail::blocks_of(p)}, DType::f32, p.device(), Category::optimizer));
+  });
+}
+
+std::vector<Setting> AdamMini::settings() const {
+  return {{"beta1", options_.beta1},
+          {"beta2", options_.beta2},
+          {"epsilon", options_.epsilon},
+          {"weight_decay", options_.weight_decay},
+          {"smallest_decayed_rank", static_cast<double>(options_.smallest_decayed_rank)}};
+}
+
+void AdamMini::update(std::span<const std::size_t> indices) {
+  for (const std::size_t i : indices) {
+    const Tensor& p = parameters()[i].tensor;
+    const PathScope path(p.storage()->path());
+    const std::int64_t rows = adam_mini_detail::blocks_of(p), columns = p.elements() / rows;
+    const std::int64_t fit = adam_mini_detail::most_elements / columns / adam_mini_detail::row_multiple;
+    const std::int64_t most = std::max<std::int64_t>(1, fit) * adam_mini_detail::row_multiple;
+    for (std::int64_t row = 0; row < rows; row += most) update_rows(i, row, std::min(most, rows - row), columns);
+  }
+}
+
+void AdamMini::update_rows(std::size_t index, std::int64_t first, std::int64_t count, std::int64_t columns) {
+  const Tensor& p = parameters()[index].tensor;
+  const auto rows = [&](const Tensor& t, std::int64_t width) {
+    return adam_mini_detail::rows_of(t, width, first, count);
+  };
+  Tensor g = to_dtype(rows(contiguous(p.grad()), columns), DType::f32);
+  if (gradient_factor() != 1) g = g * gradient_factor();
+  const Tensor m = rows(state_of(index, "first_moment"), columns), v = rows(state_of(index, "second_moment"), 1);
+  copy_into(v, v * options_.beta2 + mean(square(g), 1, true) * (1 - options_.beta2));
+  copy_into(m, m * options_.beta1 + g * (1 - options_.beta1));
+  g = Tensor();
+  const auto step = static_cast<double>(step_count());
+  const double c1 = 1 - std::pow(options_.beta1, step), c2 = 1 - std::pow(options_.beta2, step);
+  const Tensor along = m / ((sqrt(v) * (1 / std::sqrt(c2)) + options_.epsilon) * c1);
+  launch(p.device(), [&](const Addresses& at) {
+    kernels::SgdArgs args;
+    const bool is_decayed = p.rank() >= options_.smallest_decayed_rank;
+    set_arguments(args, index, is_decayed ? options_.weight_decay : 0, at, "", "");
+    const std::int64_t begin = first * columns;
+    adam_mini_detail::move_on(args.parameter, begin, p.dtype());
+    adam_mini_detail::move_on(args.narrow.compensation, begin, p.dtype());
+    if (args.narrow.master != nullptr) args.narrow.master += begin;
+    args.narrow.first_element += begin;
+    args.n = count * columns;
+    args.gradient = at(along);
+    args.gradient_dtype = DType::f32;
+    args.gradient_factor = 1;
+    kernels::optimizer_kernels(p.device()).update_elements({.sgd = {&args, 1}});
   });
 }
 

@@ -23,7 +23,6 @@
 #include <thimble/core/threads/parallel.h>
 #include <thimble/memory/offload/offload.h>
 #include <thimble/optim/moments.h>
-#include <thimble/optim/narrow.h>
 
 namespace thimble::optim {
 

@@ -12,7 +12,7 @@ struct SgdOptions {
   double weight_decay = 0;                      ///< added to the gradient
   bool nesterov = false;                        ///< needs momentum > 0
   std::shared_ptr<Tier> tier = nullptr;         ///< for the state between updates; null keeps it here
-  NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/narrow.h)
+  NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/moments.h)
   MomentFormat moments = {};                    ///< how momentum is stored (optim/moments.h)
 };
 

@@ -4,12 +4,11 @@
 #include <array>
 #include <string>
 
-#include <thimble/autograd/engine/backward_scope.h>
-#include <thimble/autograd/engine/clock.h>
+#include <thimble/autograd/engine/recorded.h>
 #include <thimble/autograd/engine/spills.h>
 #include <thimble/core/ops/elementwise/elementwise.h>
 #include <thimble/core/ops/elementwise/elementwise_functors.h>
-#include <thimble/core/ops/layout/concat.h>
+#include <thimble/core/ops/layout/gather.h>
 #include <thimble/core/ops/reuse.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/parameter_store.h>

@@ -1,6 +1,35 @@
 #pragma once
-// Backward: walks the nodes once, from the end. Gradients flow from results to operands, and a node's inputs are freed
-// as it consumes them.
+// The context that backward runs operators in.
+
+#include <cstdint>
+#include <memory>
+
+#include <thimble/autograd/engine/recompute.h>
+#include <thimble/core/tensor/context.h>
+
+namespace thimble::tape_detail {
+
+/// Suspends recording, and restores path and flag at its end.
+class BackwardScope {
+ public:
+  explicit BackwardScope(bool is_recomputing) : before_(context()) {
+    context().tape = nullptr;
+    context().is_recomputing = is_recomputing;
+  }
+  ~BackwardScope() {
+    context().tape = before_.tape;
+    context().path = before_.path;
+    context().is_recomputing = before_.is_recomputing;
+  }
+  BackwardScope(const BackwardScope&) = delete;
+  BackwardScope& operator=(const BackwardScope&) = delete;
+
+ private:
+  ThreadContext before_;
+};
+
+// ---- Backward: walks the nodes once, from the end. Gradients flow from results to operands, and a node's inputs are
+// freed as it consumes them.
 //
 // Invariants
 // - When the walk is at node n, the gradient of every value made by node n or an earlier one is the sum of the later
@@ -17,13 +46,6 @@
 //   node 0  mul   gradient of y, reads a and b; adds to the gradients of the leaves a and b, whose hooks then run
 //
 // A node of a segment first asks Recompute for the tensors that its backward reads.
-
-#include <cstdint>
-#include <memory>
-
-#include <thimble/autograd/engine/recompute.h>
-
-namespace thimble::tape_detail {
 
 class Backward {
  public:

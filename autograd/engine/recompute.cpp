@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
-#include <thimble/autograd/engine/backward_scope.h>
-#include <thimble/autograd/engine/clock.h>
+#include <thimble/autograd/engine/backward.h>
+#include <thimble/autograd/engine/recorded.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/parameter_store.h>
 

@@ -1,5 +1,24 @@
 #pragma once
-// A tape's recording: nodes in order of execution, the values between them, and the tensors held for backward.
+// The clock of TapeTimes.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <thimble/autograd/node.h>
+#include <thimble/autograd/tape.h>
+
+namespace thimble::tape_detail {
+
+/// Seconds since some fixed moment.
+inline double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// ---- A tape's recording: nodes in order of execution, the values between them, and the tensors held for backward.
 //
 // Invariants
 // - A value is a tensor that some node reads, makes or saves. Two nodes that save one tensor save one value.
@@ -15,17 +34,6 @@
 //            1: exp   inputs 2     saved out: 3           output 3
 //
 // Held are 0, 1 and 3, once each. y is not: no backward reads it, so its bytes are free once the program drops it.
-
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <vector>
-
-#include <thimble/autograd/node.h>
-#include <thimble/autograd/tape.h>
-
-namespace thimble::tape_detail {
 
 class Observer;
 class Spills;

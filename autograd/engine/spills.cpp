@@ -4,7 +4,7 @@
 #include <tuple>
 #include <utility>
 
-#include <thimble/core/ops/quant/pack.h>
+#include <thimble/core/ops/quant/quantize.h>
 #include <thimble/core/tensor/context.h>
 
 namespace thimble::tape_detail {

@@ -4,9 +4,9 @@
 #include <string>
 
 #include <thimble/autograd/apply.h>
-#include <thimble/autograd/functions/dropout.h>
+#include <thimble/autograd/functions/elementwise.h>
 #include <thimble/autograd/functions/matmul.h>
-#include <thimble/autograd/functions/softmax.h>
+#include <thimble/autograd/functions/reduction.h>
 #include <thimble/autograd/functions/view.h>
 #include <thimble/core/error.h>
 #include <thimble/core/ops/attention.h>

@@ -5,7 +5,9 @@
 
 #include <thimble/autograd/apply.h>
 #include <thimble/core/error.h>
+#include <thimble/core/ops/elementwise/dropout.h>
 #include <thimble/core/ops/elementwise/elementwise_functors.h>
+#include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 
@@ -132,5 +134,23 @@ Tensor less(const Tensor& a, const Tensor& b) { return apply<ops::Less>(a, b); }
 Tensor less_equal(const Tensor& a, const Tensor& b) { return apply<ops::LessEqual>(a, b); }
 Tensor greater(const Tensor& a, const Tensor& b) { return apply<ops::Greater>(a, b); }
 Tensor greater_equal(const Tensor& a, const Tensor& b) { return apply<ops::GreaterEqual>(a, b); }
+
+namespace dropout_functions_detail {
+
+// The operator refuses a probability out of range, in evaluation too.
+bool drops(double p) { return p != 0 && !(is_evaluating() && p > 0 && p < 1); }
+
+}  // namespace dropout_functions_detail
+
+// Without dropping the operator is skipped, but its site is taken: later calls' numbers do not depend on it.
+Tensor dropout(const Tensor& x, double p) {
+  const RandomSite site = next_random_site();
+  return dropout_functions_detail::drops(p) ? apply(ops::Dropout{p, site}, x) : x;
+}
+
+Tensor dropout_textbook(const Tensor& x, double p) {
+  const RandomSite site = next_random_site();
+  return dropout_functions_detail::drops(p) ? apply(ops::DropoutTextbook{p, site}, x) : x;
+}
 
 }  // namespace thimble

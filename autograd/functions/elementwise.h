@@ -4,6 +4,7 @@
 // device. A number beside a tensor of integers must be an integer: `arange(4) * 0.5` is a DTypeError, `cast(arange(4),
 // DType::f32) * 0.5` is not. Throw ShapeError, DTypeError, DeviceError.
 
+#include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/tensor.h>
 
 namespace thimble {
@@ -45,7 +46,7 @@ Tensor minimum(const Tensor& a, const Tensor& b);
 Tensor maximum(const Tensor& a, const Tensor& b);
 /// silu(gate) up, as one operator: keeps only its operands.
 Tensor swiglu(const Tensor& gate, const Tensor& up);
-/// x after a round trip through 8-bit codes (core/ops/elementwise/fake_quantize.h): `scale` broadcasts against x, and
+/// x after a round trip through 8-bit codes (core/ops/elementwise/unary.h): `scale` broadcasts against x, and
 /// takes no gradient. Throws ValueError unless low <= zero <= high, all within +-2^20, and the scales (where they can
 /// be read) are finite and above 0.
 Tensor fake_quantize(const Tensor& x, const Tensor& scale, int zero, int low, int high);
@@ -76,5 +77,15 @@ inline Tensor operator/(const Tensor& a, double value) { return div(a, value); }
 inline Tensor operator*(const Tensor& a, double value) { return mul(a, value); }
 inline Tensor operator*(double value, const Tensor& a) { return mul(a, value); }
 inline Tensor operator-(const Tensor& x) { return neg(x); }
+
+// ---- Dropout. Draws the mask from the current generator (core/tensor/context.h) at the next site of the current
+// module path. In evaluation (core/tensor/context.h) both functions give x itself and still take the site.
+
+/// x with each element dropped with probability p, the others scaled by 1 / (1 - p). Samples are along axis 0. Keeps
+/// nothing: backward draws the mask again. p = 0 gives x itself. Throws ValueError for p outside [0, 1), DTypeError.
+Tensor dropout(const Tensor& x, double p);
+
+/// The same values, but it keeps the mask, one byte per element: for comparison.
+Tensor dropout_textbook(const Tensor& x, double p);
 
 }  // namespace thimble

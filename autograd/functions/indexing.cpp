@@ -8,7 +8,6 @@
 #include <thimble/autograd/apply.h>
 #include <thimble/autograd/functions/view.h>
 #include <thimble/core/error.h>
-#include <thimble/core/ops/layout/concat.h>
 #include <thimble/core/ops/layout/gather.h>
 
 namespace thimble {

@@ -1,5 +1,5 @@
 #pragma once
-// Indexing, and concatenation. The operators in core/ops/layout/gather.h and core/ops/layout/concat.h name the tensors
+// Indexing, and concatenation. The operators in core/ops/layout/gather.h and core/ops/layout/gather.h name the tensors
 // kept for backward. Throw ShapeError, DTypeError, DeviceError, ValueError.
 
 #include <initializer_list>

@@ -6,10 +6,9 @@
 #include <thimble/autograd/apply.h>
 #include <thimble/autograd/functions/elementwise.h>
 #include <thimble/autograd/functions/reduction.h>
-#include <thimble/autograd/functions/softmax.h>
 #include <thimble/core/error.h>
 #include <thimble/core/ops/elementwise/elementwise_functors.h>
-#include <thimble/core/ops/matmul/linear_cross_entropy.h>
+#include <thimble/core/ops/matmul/chunked.h>
 #include <thimble/core/tensor/copy.h>
 
 namespace thimble {

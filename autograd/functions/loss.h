@@ -23,7 +23,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEnt
 
 /// cross_entropy(linear(x, weight, bias), targets) without the logits: x (N, C), weight (V, C), targets (N), bias (V)
 /// or undefined. Rows are taken in chunks, and forward computes the gradients: it keeps the needed ones of x (N, C),
-/// weight (V, C) and bias (core/ops/matmul/linear_cross_entropy.h, with the bits that are equal). Reduction: mean or
+/// weight (V, C) and bias (core/ops/matmul/chunked.h, with the bits that are equal). Reduction: mean or
 /// sum. Throws ShapeError, DTypeError, DeviceError, ValueError.
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
                             const CrossEntropyOptions& options = {}, const Tensor& bias = {});

@@ -1,13 +1,12 @@
 #pragma once
 // Matrix products and convolutions. The operators and their kept tensors are in core/ops/matmul/matmul.h,
-// core/ops/matmul/lora_linear.h, core/ops/conv/conv.h and core/ops/conv/shared_conv.h.
+// core/ops/matmul/lora_linear.h, core/ops/conv/conv.h and core/ops/conv/conv.h.
 
 #include <initializer_list>
 #include <span>
 #include <string_view>
 
 #include <thimble/core/ops/conv/conv.h>
-#include <thimble/core/ops/conv/shared_conv.h>
 #include <thimble/core/ops/matmul/lora_linear.h>
 #include <thimble/core/ops/matmul/matmul.h>
 

@@ -1,10 +1,9 @@
 #include <thimble/autograd/functions/norm.h>
 
 #include <thimble/autograd/apply.h>
-#include <thimble/core/ops/norm/batch_norm.h>
-#include <thimble/core/ops/norm/group_norm.h>
-#include <thimble/core/ops/norm/layer_norm.h>
-#include <thimble/core/tensor/evaluation.h>
+#include <thimble/core/error.h>
+#include <thimble/core/ops/norm/norm.h>
+#include <thimble/core/tensor/context.h>
 
 namespace thimble {
 namespace norm_functions_detail {
@@ -55,5 +54,28 @@ Tensor batch_norm_add_relu(const Tensor& x, const Tensor& residual, const Tensor
   return norm_functions_detail::batch_norm_with<ops::NormTail::add_relu>(x, residual, weight, bias, running_mean,
                                                                          running_var, options);
 }
+
+Tensor max_pool2d(const Tensor& x, const PoolWindow& window, MaxPoolKeeps keeps) {
+  return apply(ops::MaxPool2d{window, keeps}, x);
+}
+
+Tensor avg_pool2d(const Tensor& x, const PoolWindow& window, bool count_include_pad) {
+  return apply(ops::AvgPool2d{window, count_include_pad}, x);
+}
+
+Tensor adaptive_avg_pool2d(const Tensor& x, std::int64_t height, std::int64_t width) {
+  return apply(ops::Resample2d{height, width, Resample::area}, x);
+}
+
+Tensor interpolate(const Tensor& x, std::int64_t height, std::int64_t width, Resample mode) {
+  return apply(ops::Resample2d{height, width, mode}, x);
+}
+
+Tensor upsample(const Tensor& x, std::int64_t factor, Resample mode) {
+  if (x.rank() != 4) throw ShapeError("upsample: x is " + describe(x) + ", expected (N, H, W, C)");
+  return apply(ops::Resample2d{x.size(1) * factor, x.size(2) * factor, mode}, x);
+}
+
+Tensor global_avg_pool(const Tensor& x) { return apply(ops::GlobalAvgPool{}, x); }
 
 }  // namespace thimble

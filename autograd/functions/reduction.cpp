@@ -5,8 +5,11 @@
 
 #include <thimble/autograd/apply.h>
 #include <thimble/autograd/functions/elementwise.h>
+#include <thimble/autograd/functions/indexing.h>
+#include <thimble/autograd/functions/view.h>
 #include <thimble/core/error.h>
 #include <thimble/core/ops/reduction/reduction.h>
+#include <thimble/core/tensor/copy.h>
 
 namespace thimble {
 namespace reduction_functions_detail {
@@ -56,6 +59,72 @@ Tensor norm(const Tensor& x, double p, const Axes& axes, bool keep_axes) {
 
 Tensor logsumexp(const Tensor& x, const Axes& axes, bool keep_axes) {
   return reduction_functions_detail::run<ops::LogSumExp>(x, axes, keep_axes);
+}
+
+Tensor softmax(const Tensor& x, int axis, double scale) { return apply(ops::Softmax{axis, scale, false}, x); }
+
+Tensor causal_softmax(const Tensor& scores, double scale) { return apply(ops::Softmax{-1, scale, true}, scores); }
+
+Tensor log_softmax(const Tensor& x, int axis) { return apply(ops::LogSoftmax{axis}, x); }
+
+Tensor cumsum(const Tensor& x, int axis) { return apply(ops::CumSum{axis}, x); }
+
+Tensor prod(const Tensor& x, const Axes& axes, bool keep_axes) {
+  const AxisMask mask = axis_mask("prod", axes.list(), x.rank());
+  if (mask == 0) return prod(reshape(x, {1}), 0);  // of a scalar
+  Tensor y = x;
+  // All axes of a dense tensor are one.
+  if (mask == (AxisMask{1} << x.rank()) - 1 && x.is_contiguous()) {
+    y = apply(ops::Prod{0, false}, reshape(x, {x.elements()}));
+    return keep_axes ? reshape(y, reduced_shape(x.shape(), mask, true)) : y;
+  }
+  for (int axis = x.rank() - 1; axis >= 0; --axis) {
+    if ((mask >> axis) & 1u) y = apply(ops::Prod{axis, keep_axes}, y);
+  }
+  return y;
+}
+
+namespace lines_functions_detail {
+
+Sorted first_sorted(const char* name, const Tensor& x, std::int64_t count, int axis, bool is_descending) {
+  const int along = normalize_axis(name, axis, x.rank());
+  const Tensor indices = apply(ops::ArgSort{along, count, is_descending}, x);
+  return {gather(x, along, indices), indices};
+}
+
+}  // namespace lines_functions_detail
+
+Sorted sort(const Tensor& x, int axis, bool is_descending) {
+  const int along = normalize_axis("sort", axis, x.rank());
+  return lines_functions_detail::first_sorted("sort", x, x.shape()[along], along, is_descending);
+}
+
+Tensor argsort(const Tensor& x, int axis, bool is_descending) {
+  const int along = normalize_axis("argsort", axis, x.rank());
+  return apply(ops::ArgSort{along, x.shape()[along], is_descending}, x);
+}
+
+Sorted topk(const Tensor& x, std::int64_t count, int axis, bool takes_largest) {
+  return lines_functions_detail::first_sorted("topk", x, count, axis, takes_largest);
+}
+
+Tensor multinomial(const Tensor& weights, std::int64_t count, bool with_replacement, const RandomSite& site) {
+  const auto is = [&] { return "multinomial: " + std::to_string(count) + " classes of weights " + describe(weights); };
+  if (weights.rank() < 1 || weights.shape().back() < 1 || count < 0) throw ShapeError(is() + ", expected (..., K)");
+  if (!is_floating(weights.dtype())) throw DTypeError(is() + ", expected a floating dtype");
+  if (!with_replacement && count > weights.shape().back()) throw ValueError(is() + " without replacement");
+  const Tensor w = to_dtype(weights.detach(), DType::f64);
+  Shape shape = w.shape();
+  shape[shape.rank() - 1] = with_replacement ? count : 0;
+  if (with_replacement) return apply(ops::Choose{}, w, rand(shape, DType::f64, w.device(), site));
+  apply(ops::Choose{}, w, Tensor::empty(shape, DType::f64, w.device()));  // its checks
+  if (w.device() == cpu) {
+    for (const std::int64_t some : to_host<std::int64_t>(sum(greater(w, zeros({}, DType::f64)), -1))) {
+      if (some < count) throw ValueError(is() + ", of which a row has " + std::to_string(some) + " above 0");
+    }
+  }
+  const Tensor waits = neg(log(1.0 - rand(w.shape(), DType::f64, w.device(), site))) / w;
+  return to_dtype(apply(ops::ArgSort{-1, count, false}, waits), DType::i64);
 }
 
 }  // namespace thimble

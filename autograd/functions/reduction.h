@@ -5,6 +5,8 @@
 // twice.
 
 #include <thimble/core/ops/reduction/reduce.h>
+#include <thimble/core/random/random.h>
+#include <thimble/core/tensor/tensor.h>
 
 namespace thimble {
 
@@ -27,5 +29,45 @@ Tensor argmin(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
 Tensor norm(const Tensor& x, double p = 2, const Axes& axes = {}, bool keep_axes = false);
 /// log sum e^x. Throws DTypeError unless x is floating.
 Tensor logsumexp(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
+
+// ---- Softmax and its logarithm. The operators in core/ops/reduction/reduction.h have the formulas and the tensors
+// kept for backward.
+
+/// exp(scale x) / sum exp(scale x) along an axis. Keeps its result.
+Tensor softmax(const Tensor& x, int axis = -1, double scale = 1);
+
+/// Softmax of attention scores (..., T, S) over the last axis; query t sees only the keys s <= t + (S - T). S >= T.
+Tensor causal_softmax(const Tensor& scores, double scale = 1);
+
+/// x - log sum exp(x) along an axis. Keeps its result.
+Tensor log_softmax(const Tensor& x, int axis = -1);
+
+// ---- Functions along one axis: running sums, products, sorted elements, and classes drawn from weights. The operators
+// in core/ops/reduction/reduction.h have the formulas and the tensors kept for backward. Throw ShapeError, DTypeError,
+// DeviceError, ValueError.
+
+/// Sums of the elements up to each one; integers and bool give i64. Keeps nothing.
+Tensor cumsum(const Tensor& x, int axis = -1);
+/// The product over one axis, a list of axes, or all (the default). Keeps x, and for several axes the products over the
+/// later ones.
+Tensor prod(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
+
+/// Elements in sorted order and their places along the axis, i32, which gather() and embedding() take. The gradient of
+/// `values` goes to the elements' places; only the indices are kept.
+struct Sorted {
+  Tensor values, indices;
+};
+/// Equal elements stay in their order; NaN is larger than all.
+Sorted sort(const Tensor& x, int axis = -1, bool is_descending = false);
+Tensor argsort(const Tensor& x, int axis = -1, bool is_descending = false);
+/// The first `count` of them: the largest, or the smallest.
+Sorted topk(const Tensor& x, std::int64_t count, int axis = -1, bool takes_largest = true);
+
+/// `count` classes (..., S), i64, for each row of weights (..., K), which are at least 0 and need not sum to 1: drawn
+/// with replacement, or each class at most once (Efraimidis and Spirakis 2006: the smallest of the exponential waiting
+/// times e / weight). Computed in f64, a function of only the weights and the site. No gradient. Throws ValueError, on
+/// a CPU, for rows that are no distribution or have fewer than `count` classes to draw.
+Tensor multinomial(const Tensor& weights, std::int64_t count, bool with_replacement = false,
+                   const RandomSite& site = next_random_site());
 
 }  // namespace thimble

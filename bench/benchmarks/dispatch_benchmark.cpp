@@ -16,7 +16,6 @@
 #include <cstdlib>
 #include <ctime>
 #include <limits>
-#include <memory>
 #include <new>
 #include <vector>
 

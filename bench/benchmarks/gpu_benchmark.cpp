@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <sstream>
@@ -23,7 +22,7 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
-#include <thimble/core/launch/tf32.h>
+#include <thimble/core/launch/compute_capability.h>
 #include <thimble/core/ops/attention.h>
 #include <thimble/core/ops/quant/quantize.h>
 #include <thimble/core/random/random.h>

@@ -27,7 +27,7 @@
 #include <thimble/bench/commands/flags.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
-#include <thimble/core/launch/tf32.h>
+#include <thimble/core/launch/compute_capability.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/summary.h>
 #include <thimble/models/techniques/setup.h>

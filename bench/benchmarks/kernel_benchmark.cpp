@@ -3,7 +3,7 @@
 // `kernel_benchmark [--threads N] [--isa NAME] [--cpu-dot U] [--seconds S] [--only TEXT]`.
 //
 // Operators run in f32, and memory-bound ones in bf16 too, forward and backward on a tape, in an
-// arena whose pages are there; the best of many runs counts (bench/timing/kernel_timing.h). `bound` names the nearer
+// arena whose pages are there; the best of many runs counts (bench/timing/timing.h). `bound` names the nearer
 // ceiling, and `share` is the time that it allows over the time taken:
 //
 // - memory: the bytes that an operator cannot do without, each once (forward its operands and its result, backward what
@@ -29,8 +29,7 @@
 #include <thimble/autograd/graph.h>
 #include <thimble/bench/commands.h>
 #include <thimble/bench/timing/ceiling.h>
-#include <thimble/bench/timing/kernel_timing.h>
-#include <thimble/bench/timing/step_profile.h>
+#include <thimble/bench/timing/timing.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/isa.h>
 #include <thimble/core/kernels/cpu/base/units.h>

@@ -40,8 +40,7 @@
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/timing/ceiling.h>
-#include <thimble/bench/timing/kernel_timing.h>
-#include <thimble/bench/timing/step_profile.h>
+#include <thimble/bench/timing/timing.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/units.h>
 #include <thimble/core/threads/parallel.h>

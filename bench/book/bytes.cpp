@@ -1,7 +1,7 @@
 // Pictures of sums of bytes.
 
+#include <thimble/bench/book/drawing.h>
 #include <thimble/bench/book/figures.h>
-#include <thimble/bench/book/steps.h>
 #include <thimble/bench/report/figures.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/policies/committed.h>

@@ -7,12 +7,12 @@
 #include <utility>
 #include <vector>
 
+#include <thimble/bench/report/drawing.h>
 #include <thimble/bench/report/experiment.h>
-#include <thimble/bench/report/legend.h>
 #include <thimble/bench/report/palette.h>
-#include <thimble/bench/report/svg.h>
 #include <thimble/dist/pipeline/schedule.h>
 #include <thimble/memory/remat/schedule.h>
+#include <thimble/models/techniques/setup.h>
 
 namespace thimble::report {
 
@@ -42,3 +42,15 @@ std::string svg_pipelines(const std::string& title, const std::string& descripti
 double draw_kinds(Svg& svg, double x, double y, const std::vector<std::pair<std::string, Paint>>& kinds);
 
 }  // namespace thimble::report
+
+namespace thimble::bench {
+
+// ---- Dry runs that pictures of the book are drawn from.
+
+/// The book's small GPT: 4 layers of width 64, 4 heads, 64 tokens, a batch of 8, AdamW.
+models::Setup book_gpt();
+
+/// A bar of what lives at the peak of a step of the setup, by a dry run.
+report::Bar step_bar(const std::string& label, const models::Setup& setup);
+
+}  // namespace thimble::bench

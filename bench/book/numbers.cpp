@@ -7,11 +7,8 @@
 #include <thimble/bench/book/drawing.h>
 #include <thimble/bench/book/figures.h>
 #include <thimble/bench/report/figures.h>
-#include <thimble/bench/report/text.h>
-#include <thimble/core/numbers/float8.h>
-#include <thimble/core/numbers/half.h>
+#include <thimble/core/numbers/minifloat.h>
 #include <thimble/core/tensor/copy.h>
-#include <thimble/memory/units.h>
 #include <thimble/models/model.h>
 #include <thimble/nn/quant/calibrate.h>
 #include <thimble/nn/quant/error_report.h>

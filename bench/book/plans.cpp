@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include <thimble/bench/book/drawing.h>
 #include <thimble/bench/book/figures.h>
-#include <thimble/bench/book/steps.h>
 #include <thimble/bench/report/plan_figures.h>
 #include <thimble/memory/placement/placement.h>
 #include <thimble/memory/units.h>

@@ -4,11 +4,176 @@
 #include <string>
 
 #include <thimble/bench/book/drawing.h>
+#include <thimble/bench/book/figures.h>
+#include <thimble/bench/report/figures.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/core/error.h>
+#include <thimble/memory/remat/frontier.h>
+#include <thimble/memory/remat/schedule.h>
 #include <thimble/memory/units.h>
 
+namespace thimble::bench {
+
+// ---- Pictures of schedules for chains.
+
+namespace chains_detail {
+
+using report::ShownSchedule;
+
+/// The chain of examples/toy_rotor.cpp.
+remat::Chain toy_chain() {
+  const int stages[5][4] = {{4, 8, 2, 4}, {3, 6, 6, 9}, {1, 9, 1, 3}, {2, 2, 4, 6}, {1, 5, 2, 5}};
+  remat::Chain chain;
+  chain.input_bytes = chain.input_gradient_bytes = 2;
+  for (const auto& [output, kept, forward, backward] : stages) {
+    remat::Stage stage;
+    stage.output_bytes = stage.output_gradient_bytes = output;
+    stage.forward_time = forward;
+    remat::Option option;
+    option.kept_bytes = kept, option.forward_time = forward, option.backward_time = backward;
+    stage.options = {option};
+    chain.stages.push_back(stage);
+  }
+  return chain;
+}
+
+}  // namespace chains_detail
+
+std::string draw_known_schedules() {
+  const std::size_t n = 12;
+  const remat::Chain chain = remat::homogeneous_chain(n, 1, 4, 1, 2);
+  const auto shown = [&](const char* name, const remat::ScheduleTree& tree) {
+    return chains_detail::ShownSchedule{name, remat::to_schedule(tree, chain)};
+  };
+  return report::svg_schedules(
+      "Twelve equal stages, four schedules",
+      "Each operation as a box at its stage and time; below, the units that are held.", chain,
+      {shown("keep all", remat::keep_all(n)), shown("square root", remat::square_root(n)),
+       shown("halves of halves", remat::recursive_halves(n)), shown("binomial, 3 slots", remat::binomial(n, 3))},
+      "units");
+}
+
+std::string draw_rotor_schedules() {
+  const remat::Chain chain = chains_detail::toy_chain();
+  const remat::Frontier frontier(chain);
+  std::vector<report::ShownSchedule> shown;
+  for (const remat::Bytes budget : {45, 28, 19}) {
+    shown.push_back(
+        {"the best in " + std::to_string(budget) + " units", remat::to_schedule(frontier.plan(budget), chain)});
+  }
+  return report::svg_schedules("Five unequal stages, three budgets",
+                               "The fastest schedules that Rotor finds for three budgets.", chain, shown, "units");
+}
+
+std::string draw_rotor_staircase() {
+  const remat::Frontier frontier(chains_detail::toy_chain());
+  report::Plot plot;
+  plot.name = "rotor";
+  plot.title = "What memory buys: five unequal stages";
+  plot.caption = "Time of the fastest schedule against the units of memory it may use.";
+  plot.x = {.title = "units of memory", .from_zero = false};
+  plot.y = {.title = "time", .from_zero = false};
+  report::Series best{"Rotor, exact", report::Role::other, {}, "best", true};
+  for (const remat::Frontier::Point& point : frontier.points()) {
+    best.points.push_back({static_cast<double>(point.budget_bytes), static_cast<double>(point.time)});
+  }
+  report::Series known{"known schedules", report::Role::measured, {}, "known"};
+  for (const remat::ScheduleTree& tree :
+       {remat::keep_all(5), remat::square_root(5), remat::recursive_halves(5), remat::binomial(5, 2)}) {
+    const remat::ScheduleCost cost = remat::simulate(frontier.chain(), tree);
+    known.points.push_back({static_cast<double>(cost.peak_bytes), static_cast<double>(cost.time)});
+  }
+  plot.series = {best, known};
+  return report::svg_plot(plot);
+}
+
+}  // namespace thimble::bench
+
+// ---- Pictures of pipelines: stages downwards, time across.
+
 namespace thimble::report {
+namespace pipelines_detail {
+
+constexpr double left = 92, row = 22, above = 30, below = 22;
+
+Paint paint_of(dist::Pass pass) { return series_paints[pass == dist::Pass::forward ? 0 : 1]; }
+
+}  // namespace pipelines_detail
+
+double draw_kinds(Svg& svg, double x, double y, const std::vector<std::pair<std::string, Paint>>& kinds) {
+  for (const auto& [name, paint] : kinds) {
+    svg.rectangle(x, y - 10, 12, 12, {.fill = paint}, 2);
+    svg.text(x + 18, y, name, {.size = small_text});
+    x += 18 + text_width(name, small_text) + 26;
+  }
+  return x;
+}
+
+std::string svg_pipelines(const std::string& title, const std::string& description,
+                          const std::vector<ShownPipeline>& pipelines) {
+  using namespace pipelines_detail;
+  double longest = 0, height = title_height(Medium::file) + 34;
+  const double top = height, right = figure_width - 32;
+  for (const ShownPipeline& shown : pipelines) {
+    longest = std::max(longest, shown.run.step_s);
+    height += above + row * static_cast<double>(shown.run.of_stage.size()) + below;
+  }
+  Svg svg(Medium::file, figure_width, height + 8, title, description);
+  draw_title(svg, title);
+  draw_kinds(svg, left, top - 14,
+             {{"forward, with the micro-batch's number", paint_of(dist::Pass::forward)},
+              {"backward", paint_of(dist::Pass::backward)}});
+  svg.text(right, top - 14, "time \xE2\x86\x92", {.fill = paints::muted, .size = small_text, .anchor = "end"});
+  const auto to_x = [&](double seconds) { return left + (right - left) * (longest > 0 ? seconds / longest : 0); };
+  double y = top;
+  for (const ShownPipeline& shown : pipelines) {
+    svg.text(
+        left, y + 18,
+        shown.name + ": time " + format_trimmed(shown.run.step_s, 2) + ", bubble " + format_percent(shown.run.bubble),
+        {.size = 13.5, .is_bold = true});
+    y += above;
+    for (std::size_t s = 0; s < shown.run.of_stage.size(); ++s, y += row) {
+      svg.text(left - 10, y + row / 2 + 4, "stage " + std::to_string(s),
+               {.fill = paints::muted, .size = small_text, .anchor = "end"});
+      for (const dist::TimedAction& timed : shown.run.of_stage[s]) {
+        const double x = to_x(timed.begin_s), width = to_x(timed.end_s) - x;
+        const bool is_later = timed.action.chunk % 2 != 0;  // chunks take turns in two strengths
+        svg.rectangle(x, y, width, row - 3,
+                      {.fill = paint_of(timed.action.pass),
+                       .stroke = paints::surface,
+                       .stroke_width = 0.75,
+                       .opacity = is_later ? 0.6 : 1},
+                      0, to_string(timed.action));
+        const std::string number = std::to_string(timed.action.micro_batch);
+        if (text_width(number, small_text) + 2 > width) continue;
+        svg.text(x + width / 2, y + row / 2 + 2.5, number,
+                 {.fill = paints::surface, .size = small_text, .anchor = "middle"});
+      }
+    }
+    y += below;
+  }
+  return svg.finish();
+}
+
+}  // namespace thimble::report
+
+namespace thimble::bench {
+
+std::string draw_pipelines() {
+  constexpr int stages = 4, micro_batches = 8, chunks = 2;
+  const dist::PipelineCosts whole{{1}, {2}, 0}, piece{{1.0 / chunks}, {2.0 / chunks}, 0};
+  return report::svg_pipelines(
+      "Eight micro-batches through four stages",
+      "What each stage does when, in three schedules; backward takes twice the time of forward.",
+      {{"GPipe", 1, dist::simulate(dist::gpipe(stages, micro_batches), whole)},
+       {"1F1B", 1, dist::simulate(dist::one_forward_one_backward(stages, micro_batches), whole)},
+       {"interleaved, 2 chunks", chunks, dist::simulate(dist::interleaved(stages, micro_batches, chunks), piece)}});
+}
+
+}  // namespace thimble::bench
+
+namespace thimble::report {
+
 namespace schedules_detail {
 
 using Kind = remat::Operation::Kind;

@@ -9,7 +9,6 @@
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flag_groups.h>
 #include <thimble/bench/commands/flags.h>
-#include <thimble/core/error.h>
 #include <thimble/core/files/file.h>
 #include <thimble/core/files/outputs.h>
 

@@ -4,17 +4,12 @@
 #include <thimble/models/training/costs.h>
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 #include <limits>
-#include <utility>
 
 #include <CLI/CLI.hpp>
 
 #include <thimble/bench/commands.h>
 #include <thimble/core/error.h>
-#include <thimble/core/files/bytes.h>
-#include <thimble/memory/units.h>
 #include <thimble/models/techniques/setup.h>
 
 namespace thimble::bench {

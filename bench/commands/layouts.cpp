@@ -11,7 +11,6 @@
 #include <thimble/bench/commands/ranks.h>
 #include <thimble/bench/commands/train_output.h>
 #include <thimble/core/error.h>
-#include <thimble/memory/bytes.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/training/costs.h>
 

@@ -16,7 +16,7 @@
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/commands/fp8_report.h>
-#include <thimble/bench/commands/generation_output.h>
+#include <thimble/bench/commands/generate.h>
 #include <thimble/bench/commands/layouts.h>
 #include <thimble/bench/commands/live.h>
 #include <thimble/bench/commands/packing_report.h>
@@ -30,8 +30,7 @@
 #include <thimble/core/files/outputs.h>
 #include <thimble/core/files/printable.h>
 #include <thimble/core/launch/compute_capability.h>
-#include <thimble/memory/bytes.h>
-#include <thimble/memory/process/heap_bound.h>
+#include <thimble/memory/process/process.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/techniques/adapting.h>

@@ -2,10 +2,7 @@
 
 #include <algorithm>
 #include <exception>
-#include <limits>
 #include <new>
-#include <string>
-#include <vector>
 
 #include <CLI/CLI.hpp>
 

@@ -19,7 +19,7 @@
 #include <thimble/bench/commands/ranks.h>
 #include <thimble/bench/commands/signals.h>
 #include <thimble/bench/commands/train_output.h>
-#include <thimble/bench/timing/transfers.h>
+#include <thimble/bench/timing/timing.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/outputs.h>

@@ -2,7 +2,7 @@
 // transformer's layer.
 
 #include <thimble/autograd/tape.h>
-#include <thimble/bench/experiments/runs.h>
+#include <thimble/bench/experiments/experiments.h>
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/models/theory.h>
 

@@ -5,11 +5,11 @@
 #include <cmath>
 #include <limits>
 
-#include <thimble/bench/experiments/runs.h>
+#include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/experiments/techniques.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/core/error.h>
-#include <thimble/memory/remat/known.h>
+#include <thimble/memory/remat/schedule.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/theory.h>
 
@@ -191,8 +191,8 @@ std::string checkpoint_batch_verdict(std::span<const CheckpointedBatch> batches)
   if (first == batches.end()) return "Checkpointing saves nothing at any of these batches.";
   std::string text = "Checkpointing saves from a batch of " + std::to_string(first->batch) + " on";
   for (const CheckpointedBatch& b : batches) {
-    text += (&b == batches.data() ? ": " : ", ") + percent(saved(b)) + " at " + std::to_string(b.batch) + " (" +
-            percent(slower(b)) + " slower)";
+    text += (&b == batches.data() ? ": " : ", ") + report::format_percent(saved(b)) + " at " + std::to_string(b.batch) +
+            " (" + report::format_percent(slower(b)) + " slower)";
   }
   // The saving per sample is the same everywhere; what rises is its share, as the model's own bytes weigh less.
   const bool is_rising =
@@ -247,7 +247,7 @@ std::string run_accumulation(Rows& rows) {
   const report::Row &whole = rows.experiment.rows.front(), &least = rows.experiment.rows.back();
   return "In " + setting(least, "micro_batches") + " micro-batches the activations fall " +
          report::format_trimmed(number(whole, "predicted") / number(least, "predicted"), 2) +
-         "-fold, the live peak to " + percent(number(least, "share")) +
+         "-fold, the live peak to " + report::format_percent(number(least, "share")) +
          ", since state and gradients stay; a step takes " + report::format_fixed(ms.back() / ms.front(), 2) +
          " times as long. " + equal_peaks(rows.experiment);
 }

@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include <thimble/autograd/tape.h>
-#include <thimble/bench/experiments/runs.h>
+#include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/experiments/watched_ranks.h>
 #include <thimble/core/files/file_stream.h>
 #include <thimble/core/random/random.h>

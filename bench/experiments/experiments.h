@@ -3,6 +3,8 @@
 // prediction (dry run) and measurement (real run) side by side, their columns, and plots of them. One runner fills all.
 
 #include <concepts>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <span>
@@ -10,12 +12,41 @@
 #include <utility>
 #include <vector>
 
-#include <thimble/bench/experiments/process_row.h>
 #include <thimble/bench/report/experiment.h>
 #include <thimble/core/tensor/device.h>
+#include <thimble/memory/process/outside.h>
 #include <thimble/models/techniques/setup.h>
+#include <thimble/models/training/training.h>
+#include <thimble/nn/step/profile.h>
 
 namespace thimble::bench {
+
+// ---- The bytes of the process of an experiment, beside its promise: for whole runs and parts of a step.
+
+/// What a run, or a part of one, takes of the process. A dry run has the first figure alone.
+struct ProcessBytes {
+  std::size_t arena_bytes = 0;   ///< committed by its arena at most
+  memory::OutsideBytes outside;  ///< the bound of what is outside of the arena; of a run on a GPU nothing
+  std::size_t peak_bytes = 0;    ///< resident in the process since the run's set-up; 0: not known
+};
+ProcessBytes process_bytes(const nn::MemoryProfile& profile);
+ProcessBytes process_bytes(const models::TrainReport& report);
+
+/// The process around a part of a step that an experiment runs alone, from the part's set-up on.
+class PartWatch {
+ public:
+  /// To be made before the part's first tensor. Other arenas may exist: what they hold counts as outside.
+  explicit PartWatch(memory::Device device);
+  /// Of the part that ran in this arena and recorded so many nodes.
+  ProcessBytes bytes(const Arena& arena, std::size_t nodes) const;
+
+ private:
+  std::optional<memory::ProcessWatch> watch_;  // none of a dry part, and on a GPU
+};
+
+/// The process of a run beside its promise: the predicted peak of the arena, and what is outside of it. A row of
+/// several runs shows the one that came nearest to its promise. Where nothing is known, the row says why.
+void add_process(report::Row& row, std::size_t predicted_bytes, const ProcessBytes& measured);
 
 using report::Role;
 using report::Scale;
@@ -190,5 +221,67 @@ struct CurvePoint {
 };
 /// The least that is kept at +5 % time, and the time of keeping 85 % less than the textbook build.
 std::string gpt_curve_verdict(std::span<const CurvePoint> curve);
+
+// ---- How runs of experiments are set up, and their figures.
+
+models::Setup setup_of(const std::string& model, std::int64_t batch, const models::ModelOptions& sizes = {},
+                       const std::string& optimizer = {});
+
+/// A transformer over tokens without dropout.
+struct TextSizes {
+  std::int64_t layers = 2, heads = 2, width = 64, sequence = 32, batch = 8;
+};
+
+/// Training of `model` on generated text or images: `steps` steps (`is_quick`: `quick_steps`) at a rate that rises for
+/// a tenth of them and falls as a cosine.
+models::TrainOptions generated_training(const ExperimentOptions& options, const std::string& model,
+                                        std::int64_t quick_steps, std::int64_t steps);
+models::TrainOptions text_training(const ExperimentOptions& options, const std::string& model, const TextSizes& sizes,
+                                   std::int64_t quick_steps, std::int64_t steps);
+
+/// A run whose saved tensors are all packed to `saved`, as far as they can be (nn/fit/pack_rules.h); empty: they are
+/// kept.
+models::PreparedTraining prepare_packed(const models::TrainOptions& options, const std::string& saved);
+
+/// The plan of prepare_packed for a run; one that keeps everything when `saved` is empty.
+nn::Plan packing_plan(const nn::MakeRun& make, memory::Device device, const std::string& saved);
+
+/// `make` whose runs follow the plan.
+nn::MakeRun planned_run(const nn::MakeRun& make, const nn::Plan& plan);
+
+/// Forward and backward of the mean of a convnet's outputs, with an update that has no state: "U-Net" on images of
+/// 208 x 304, "MobileNet-V2", "DenseNet-121" or "VGG-16" on ones of 224 x 224.
+nn::MakeRun run_of_net(const std::string& net, std::int64_t batch);
+
+/// NaN: the run ended before its first evaluation.
+double validation_loss(const models::TrainReport& result);
+
+/// Predicted and measured peaks of a run, and its numbers "loss_last" and "validation_loss".
+Figures training_figures(const models::TrainReport& result);
+
+/// Trains on ranks that are threads; the report of rank 0.
+models::TrainReport run_on_ranks(const models::TrainOptions& options);
+
+/// Bytes that every rank's plan fits: the largest of the ranks' smallest budgets.
+std::size_t least_budget(models::TrainOptions options);
+
+/// Sums over the ranks; each rank's bytes are compared as well.
+Figures rank_figures(const models::TrainReport& result, std::int64_t steps);
+
+/// A temporary folder that is removed with this.
+class Folder {
+ public:
+  Folder();
+  ~Folder();
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+/// "+15.0", "-3.2".
+std::string with_sign(double value, int decimals);
 
 }  // namespace thimble::bench

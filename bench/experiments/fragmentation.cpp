@@ -1,7 +1,7 @@
 // Experiment: holes. What an arena holds when half of its blocks are gone, what trimming gives back (PyTorch calls it
 // empty_cache), and what compaction does.
 
-#include <thimble/bench/experiments/runs.h>
+#include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/core/tensor/tensor.h>
 #include <thimble/memory/stack.h>
@@ -96,7 +96,7 @@ std::string run_fragmentation(Rows& rows) {
     }
     const auto given_back = [&](std::size_t moment) {
       const auto bytes = static_cast<double>(held.measured[moment].arena.committed_bytes);
-      return percent(1 - bytes / static_cast<double>(all));
+      return report::format_percent(1 - bytes / static_cast<double>(all));
     };
     findings += (findings.empty() ? "" : "; ") +
                 report::format_quantity(static_cast<double>(blocks.bytes), Unit::bytes, 0) + ": " + given_back(2) +

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 
-#include <thimble/bench/experiments/runs.h>
+#include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/experiments/techniques.h>
+#include <thimble/bench/report/text.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/theory.h>
 #include <thimble/nn/fit/fit.h>
@@ -98,12 +99,13 @@ std::string gpt_curve_verdict(std::span<const CurvePoint> curve) {
   }
   std::string text;
   if (cheap) {
-    text = "at most +5 % time: " + percent(1 - cheap->of_textbook) + " fewer bytes than the textbook build, " +
-           percent(1 - cheap->of_fused) + " fewer than the fused one, at +" + percent(cheap->time_overhead);
+    text = "at most +5 % time: " + report::format_percent(1 - cheap->of_textbook) +
+           " fewer bytes than the textbook build, " + report::format_percent(1 - cheap->of_fused) +
+           " fewer than the fused one, at +" + report::format_percent(cheap->time_overhead);
   } else {
     text = "no plan takes at most +5 % time";
   }
-  text += small ? "; 85 % fewer than the textbook build: at +" + percent(small->time_overhead)
+  text += small ? "; 85 % fewer than the textbook build: at +" + report::format_percent(small->time_overhead)
                 : "; no plan keeps 85 % fewer than the textbook build";
   text += cheap && cheap->of_textbook <= wanted_share ? ", reached." : ", not reached.";
   return text;

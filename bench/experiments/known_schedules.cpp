@@ -11,7 +11,7 @@
 #include <thimble/core/ops/elementwise/elementwise_functors.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
-#include <thimble/memory/remat/known.h>
+#include <thimble/memory/remat/schedule.h>
 
 namespace thimble::bench {
 namespace known_schedules_detail {

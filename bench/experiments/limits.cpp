@@ -3,9 +3,9 @@
 
 #include <optional>
 
-#include <thimble/bench/experiments/runs.h>
+#include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/report/text.h>
-#include <thimble/memory/offload/direct_file.h>
+#include <thimble/memory/offload/file_tier.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/planning/planning.h>
 
@@ -163,7 +163,7 @@ std::string run_rules_of_thumb(Rows& rows) {
                                         [&] { return batch_figures(plan, way); });
       const double overhead = number(row, "time_overhead");
       text += (&way == batch_ways ? ": " : ", ") + report::format_fixed(number(row, "batch"), 0) + " " + way.name +
-              (overhead > 0 ? " (" + percent(overhead) + " more time)" : "");
+              (overhead > 0 ? " (" + report::format_percent(overhead) + " more time)" : "");
     }
   }
   return text + ".";

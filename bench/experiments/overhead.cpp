@@ -9,7 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include <thimble/bench/experiments/runs.h>
+#include <thimble/bench/experiments/experiments.h>
+#include <thimble/bench/report/text.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/training/costs.h>
@@ -87,16 +88,6 @@ class Runner {
   std::unique_ptr<nn::TrainingRun> run_;
 };
 
-/// Takes over each time of `now` that is less; all, where `least` has none.
-void keep_least(TapeTimes& least, const TapeTimes& now) {
-  if (least.forward.empty()) least = now;
-  for (const auto member : {&TapeTimes::forward, &TapeTimes::recompute, &TapeTimes::backward}) {
-    for (std::size_t n = 0; n < now.forward.size(); ++n) {
-      (least.*member)[n] = std::min((least.*member)[n], (now.*member)[n]);
-    }
-  }
-}
-
 /// Of some steps of a run each operator's fastest forward, backward and re-run; its processes behind their promises.
 struct Timed {
   TapeTimes least = {};
@@ -129,7 +120,7 @@ Pair time_beside(memory::Device device, const nn::MakeRun& make, const nn::Plan&
     Runner plan_run(device, make, plan), base_run(device, make, base);
     for (int step = 0; step <= steps; ++step) {
       const TapeTimes &of_base = base_run.step(), &of_plan = plan_run.step();
-      if (step > 0) keep_least(pair.base.least, of_base), keep_least(pair.plan.least, of_plan);
+      if (step > 0) pair.base.least.keep_least(of_base), pair.plan.least.keep_least(of_plan);
     }
     pair.plan.peak_bytes = plan_run.peak_bytes(), pair.base.peak_bytes = base_run.peak_bytes();
     const ProcessBytes process = watch.bytes(plan_run.arena(), 2 * nodes);
@@ -144,7 +135,7 @@ Pair time_beside(memory::Device device, const nn::MakeRun& make, const nn::Plan&
       const PartWatch watch(device);
       Runner run(device, make, is_base ? base : plan);
       run.step();
-      for (int step = 0; step < 2; ++step) keep_least(timed.least, run.step());
+      for (int step = 0; step < 2; ++step) timed.least.keep_least(run.step());
       timed.peak_bytes = run.peak_bytes();
       timed.processes.emplace_back((is_base ? base : plan).peak_bytes, watch.bytes(run.arena(), nodes));
     }
@@ -185,7 +176,7 @@ void run_case(Rows& rows, const Case& c) {
     rows.say(c.net + ", batch " + std::to_string(c.batch) + ", " + name + " and keeping everything, in turns");
     const Pair pair = time_beside(device, make, plan, base, steps, planner.graph().nodes.size());
     const TapeTimes before = std::exchange(fastest_base, pair.base).least;
-    if (!before.forward.empty()) keep_least(fastest_base.least, before);
+    if (!before.forward.empty()) fastest_base.least.keep_least(before);
     plans.emplace_back(config(name), figures_of(plan, pair.plan, pair.plan.ms() / pair.base.ms() - 1));
   }
   rows.add(config("keep everything"), figures_of(base, fastest_base, 0));
@@ -201,7 +192,7 @@ std::string run_overhead(Rows& rows) {
   for (const report::Row& row : rows.experiment.rows) {
     largest = std::max(largest, std::fabs(number(row, "predicted_overhead") - number(row, "measured_overhead")));
   }
-  return "Predicted and measured overheads are at most " + percent(largest) +
+  return "Predicted and measured overheads are at most " + report::format_percent(largest) +
          " of a step that keeps everything apart. Each plan's steps took turns with those of keeping everything, and "
          "of each operator the fastest of a few counts; what else the machine does is still in them.";
 }

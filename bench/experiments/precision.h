@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <thimble/bench/experiments/runs.h>
+#include <thimble/bench/experiments/experiments.h>
 #include <thimble/nn/precision/precision.h>
 
 namespace thimble::bench {

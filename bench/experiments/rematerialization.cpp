@@ -16,11 +16,10 @@
 #include <vector>
 
 #include <thimble/autograd/functions.h>
-#include <thimble/bench/experiments/runs.h>
+#include <thimble/bench/experiments/experiments.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/process/process.h>
-#include <thimble/memory/units.h>
 #include <thimble/models/convnets/convnets.h>
 #include <thimble/models/model.h>
 #include <thimble/nn/fit/fit.h>

@@ -1,8 +1,9 @@
 // Experiment: convolutions that share their kernels: how many parameters that leaves, and how much memory.
 
 #include <thimble/autograd/functions/matmul.h>
-#include <thimble/bench/experiments/runs.h>
+#include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/experiments/techniques.h>
+#include <thimble/bench/report/text.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/models/theory.h>
@@ -120,11 +121,11 @@ std::string run_sharing(Rows& rows) {
     };
     rows.experiment.rows.back().numbers.emplace_back("of_own", share("parameters"));
     if (findings.empty()) {
-      findings = "Sharing leaves " + percent(share("parameters")) + " of the parameters and " + percent(share("kept")) +
-                 " of what is kept for backward; of the live bytes at the peak";
+      findings = "Sharing leaves " + report::format_percent(share("parameters")) + " of the parameters and " +
+                 report::format_percent(share("kept")) + " of what is kept for backward; of the live bytes at the peak";
     }
-    findings +=
-        (networks.size() == 2 ? " " : ", ") + percent(share("live")) + " at a batch of " + std::to_string(batch);
+    findings += (networks.size() == 2 ? " " : ", ") + report::format_percent(share("live")) + " at a batch of " +
+                std::to_string(batch);
   }
   return findings +
          ". A combination of basis kernels comes out ordered by input, a convolution wants it ordered by output: left "

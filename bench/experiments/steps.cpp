@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include <thimble/bench/experiments/runs.h>
+#include <thimble/bench/experiments/experiments.h>
 #include <thimble/models/training/costs.h>
 
 namespace thimble::bench {

@@ -10,7 +10,7 @@
 
 #include <thimble/autograd/graph.h>
 #include <thimble/autograd/plan.h>
-#include <thimble/bench/experiments/process_row.h>
+#include <thimble/bench/experiments/experiments.h>
 #include <thimble/memory/remat/schedule.h>
 #include <thimble/models/techniques/setup.h>
 #include <thimble/nn/step/profile.h>

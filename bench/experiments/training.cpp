@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <memory>
 
-#include <thimble/bench/experiments/runs.h>
+#include <thimble/bench/experiments/experiments.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/generation/generating.h>
 #include <thimble/models/techniques/adapting.h>

@@ -2,11 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
 #include <set>
-#include <string_view>
 
-#include <thimble/bench/report/text.h>
 #include <thimble/core/error.h>
 #include <thimble/memory/units.h>
 

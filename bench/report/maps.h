@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include <thimble/bench/report/legend.h>
+#include <thimble/bench/report/drawing.h>
 
 namespace thimble::report {
 
@@ -19,7 +19,7 @@ struct AddressMap {
   std::vector<MapBlock> blocks;
   std::vector<Level> levels;
 };
-/// Draws the blocks into a window of the frame (svg.h), their labels, and lines at the levels.
+/// Draws the blocks into a window of the frame (drawing.h), their labels, and lines at the levels.
 void draw_map(Svg& svg, const Frame& frame, const AxisTicks& x, const AxisTicks& y, const AddressMap& map);
 
 /// One map below the other, at one scale; addresses are bytes or plain.

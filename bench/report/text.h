@@ -2,6 +2,7 @@
 // Text that ends up in tables, pictures and pages: numbers, escaping, widths. Independent of the locale.
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -11,6 +12,8 @@ namespace thimble::report {
 
 /// `decimals` digits after the point, digits before it in groups of three: "1,234.50".
 std::string format_fixed(double value, int decimals);
+/// "+1,024", "-1,024", "0", with a true minus sign.
+std::string signed_bytes(std::int64_t difference);
 /// A share as percent: 0.1234 is "12.3 %".
 std::string format_percent(double share);
 

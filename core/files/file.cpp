@@ -1,18 +1,128 @@
 #include <thimble/core/files/file.h>
+#include <thimble/core/files/file_stream.h>
+#include <thimble/core/files/temporary_file.h>
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <random>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 #include <thimble/core/error.h>
-#include <thimble/core/files/temporary_file.h>
 
 namespace thimble {
+
+namespace temporary_file_detail {
+
+constexpr std::string_view ending = ".tmp";
+constexpr std::size_t digit_count = 16;
+constexpr std::size_t longest_name = 200;  // leaves room for the suffix within the 255 bytes of a name
+
+std::string stem_of(const std::string& target) {
+  return target.substr(target.find_last_of('/') + 1).substr(0, longest_name) + ".";
+}
+
+std::string digits_of(std::uint64_t number) {
+  std::string text;
+  for (int shift = 60; shift >= 0; shift -= 4) text += "0123456789abcdef"[number >> shift & 15];
+  return text;
+}
+
+std::uint64_t system_random() {
+  std::random_device device;
+  return std::uint64_t{device()} << 32 | device();
+}
+
+bool is_temporary(std::string_view name, std::string_view stem) {
+  if (name.size() != stem.size() + digit_count + ending.size()) return false;
+  const std::string_view digits = name.substr(stem.size(), digit_count);
+  return name.starts_with(stem) && name.ends_with(ending) &&
+         digits.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
+// Whether the name still refers to `descriptor`'s file.
+bool is_there(int folder, const char* name, int descriptor) {
+  struct stat held {
+  }, named{};
+  return ::fstat(descriptor, &held) == 0 && ::fstatat(folder, name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+         held.st_dev == named.st_dev && held.st_ino == named.st_ino;
+}
+
+// Locks a new file. False when a search for stale files locked or removed it first.
+bool hold(const std::string& path, int descriptor) {
+  if (::flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
+  return is_there(AT_FDCWD, path.c_str(), descriptor);
+}
+
+bool remove_if_stale(int folder, const char* name) {
+  // For writing, because a network file system locks nothing else exclusively; O_NONBLOCK, because a pipe would wait.
+  const int descriptor = ::openat(folder, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor < 0) return false;
+  struct stat facts {};
+  const bool is_stale = ::fstat(descriptor, &facts) == 0 && S_ISREG(facts.st_mode) &&
+                        ::flock(descriptor, LOCK_EX | LOCK_NB) == 0 && is_there(folder, name, descriptor);
+  const bool is_removed = is_stale && ::unlinkat(folder, name, 0) == 0;
+  ::close(descriptor);
+  return is_removed;
+}
+
+}  // namespace temporary_file_detail
+
+std::string folder_of(const std::string& path) {
+  const auto slash = path.find_last_of('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+std::string free_temporary_name(const std::string& target) {
+  namespace detail = temporary_file_detail;
+  const std::string stem = folder_of(target) + "/" + detail::stem_of(target);
+  return stem + detail::digits_of(detail::system_random()) + std::string(detail::ending);
+}
+
+TemporaryFile make_temporary_file(const std::string& target, const std::function<std::uint64_t()>& random) {
+  namespace detail = temporary_file_detail;
+  constexpr int most_tries = 100;
+  int error = EEXIST;
+  for (int i = 0; i < most_tries; ++i) {
+    const std::string digits = detail::digits_of(random ? random() : detail::system_random());
+    const std::string path = folder_of(target) + "/" + detail::stem_of(target) + digits + std::string(detail::ending);
+    const int descriptor = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (descriptor >= 0 && detail::hold(path, descriptor)) return {path, descriptor, 0};
+    error = descriptor >= 0 ? EEXIST : errno;
+    if (descriptor >= 0) ::close(descriptor);
+    if (error != EEXIST) return {path, -1, error};
+  }
+  return {target, -1, error};
+}
+
+int remove_stale_temporary_files(const std::string& target) noexcept {
+  namespace detail = temporary_file_detail;
+  try {
+    DIR* const folder = ::opendir(folder_of(target).c_str());
+    if (folder == nullptr) return 0;
+    const std::string stem = detail::stem_of(target);
+    int count = 0;
+    while (const dirent* const entry = ::readdir(folder)) {
+      if (detail::is_temporary(entry->d_name, stem)) count += detail::remove_if_stale(::dirfd(folder), entry->d_name);
+    }
+    ::closedir(folder);
+    return count;
+  } catch (const std::bad_alloc&) {
+    return 0;  // left for the next search
+  }
+}
+
 namespace file_detail {
 
 std::string followed(const std::string& path) {
@@ -97,6 +207,74 @@ void write_file_atomically(const std::string& path, std::span<const std::byte> b
 
 void write_file_atomically(const std::string& path, std::string_view text) {
   write_file_atomically(path, std::as_bytes(std::span(text.data(), text.size())));
+}
+
+namespace file_stream_detail {
+
+// One call moves at most this much: Linux caps a call just below 2 GiB, other systems refuse more.
+constexpr std::size_t largest_call = std::size_t{1} << 30;
+
+std::string reason(const char* action, int error) {
+  return std::string("cannot ") + action + ": " + std::generic_category().message(error);
+}
+
+}  // namespace file_stream_detail
+
+InputFile::InputFile(std::string path) : path_(std::move(path)) {
+  // O_NONBLOCK: opening a FIFO must not wait for a writer; it has no effect on regular files.
+  descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor_ < 0) throw FileError(path_, 0, file_stream_detail::reason("open", errno));
+  struct stat facts {};
+  const int error = ::fstat(descriptor_, &facts) == 0 ? 0 : errno;
+  if (error != 0 || !S_ISREG(facts.st_mode)) {
+    ::close(descriptor_);
+    throw FileError(path_, 0, error != 0 ? file_stream_detail::reason("examine", error) : "is not a regular file");
+  }
+  bytes_ = static_cast<std::uint64_t>(facts.st_size);
+}
+
+InputFile::InputFile(InputFile&& other) noexcept
+    : path_(std::move(other.path_)), bytes_(other.bytes_), descriptor_(std::exchange(other.descriptor_, -1)) {}
+
+InputFile::~InputFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void InputFile::read(std::uint64_t offset, std::span<std::byte> out) const {
+  if (offset > bytes_ || out.size() > bytes_ - offset)
+    throw FileError(path_, offset,
+                    std::to_string(out.size()) + " bytes wanted, the file ends at byte " + std::to_string(bytes_));
+  while (!out.empty()) {
+    const std::size_t part = std::min(out.size(), file_stream_detail::largest_call);
+    const ssize_t got = ::pread(descriptor_, out.data(), part, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw FileError(path_, offset, file_stream_detail::reason("read", errno));
+    if (got == 0) throw FileError(path_, offset, "the file was cut while it was being read");
+    offset += static_cast<std::uint64_t>(got);
+    out = out.subspan(static_cast<std::size_t>(got));
+  }
+}
+
+std::vector<std::string> names_in(const std::string& folder) {
+  std::error_code error;
+  std::vector<std::string> names;
+  for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    names.push_back(at->path().filename().string());
+  }
+  if (error) throw FileError(folder, 0, file_stream_detail::reason("read the folder", error.value()));
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::vector<std::byte> read_whole_file(const std::string& path, std::uint64_t most_bytes) {
+  const InputFile file(path);
+  if (file.bytes() > most_bytes)
+    throw FileError(
+        path, most_bytes,
+        "the file has " + std::to_string(file.bytes()) + " bytes; expected at most " + std::to_string(most_bytes));
+  std::vector<std::byte> bytes(static_cast<std::size_t>(file.bytes()));
+  file.read(0, bytes);
+  return bytes;
 }
 
 }  // namespace thimble

@@ -1,7 +1,6 @@
 #include <thimble/core/files/printable.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 
 namespace thimble {

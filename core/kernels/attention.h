@@ -63,7 +63,7 @@ struct AttentionProblem {
   double keep_scale = 1;
   RandomSite site;
   bool allows_tf32 =
-      false;  ///< f32 may be rounded to TF32 before products (core/launch/tf32.h); CPU kernels never do it
+      false;  ///< f32 may be rounded to TF32 before products (core/launch/compute_capability.h); CPU kernels never do it
   AttentionOperand q, k, v;
   /// The dtype of k and v if it differs from `dtype`: floating or i8, rows times k_scale and v_scale. Only CPU forward.
   std::optional<DType> kept = {};
@@ -102,10 +102,5 @@ extern const AttentionKernels attention_cuda_sizes;
 /// Throws DeviceError when this build has no kernels for the device. A dry device has the sizes of the real one; its
 /// kernels are not called.
 const AttentionKernels& attention_kernels(memory::Device device);
-
-/// The oracles of attention_cpu: the definition in double, one rounding at each store. out, and dq, dk and dv, must not
-/// overlap inputs; lse, out and the instruction set do not affect the gradients. They allocate rows as they go.
-void attention_reference(const AttentionArgs& args);
-void attention_grad_reference(const AttentionGradArgs& args);
 
 }  // namespace thimble::kernels

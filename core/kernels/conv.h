@@ -52,16 +52,16 @@ struct ConvShape {
 /// gradient, on the number of images.
 ///
 /// In f32 arithmetic 3x3 convolutions of stride 1 with channels and filters in vectors of 16, on maps of a minimum size
-/// (conv_winograd.h), are computed by Winograd's F(2x2, 3x3): sixteen such sums over c (o in the input's gradient) of
+/// (winograd.h), are computed by Winograd's F(2x2, 3x3): sixteen such sums over c (o in the input's gradient) of
 /// transformed values for each tile of 2x2 results, in the weight's gradient over the tiles in chains of 48. All of the
 /// above holds, except that padding is not exact: results that see only zeros may be off zero by a rounding of their
 /// tile's values, and a non-finite value spoils the whole tile.
 ///
 /// In f32 a convolution with a filter for each channel (groups = channels = filters) is computed without products of
-/// matrices (conv_depthwise.h), with the same bits.
+/// matrices (conv_driver.h), with the same bits.
 ///
 /// bf16 operands use the processor's bf16 dot products where these measured faster, except the input's gradient of a
-/// stride over few channels (conv_bf16.h, which defines the order of accumulation then).
+/// stride over few channels (conv_driver.h, which defines the order of accumulation then).
 
 /// y = act(x * weight + bias), and pre_activation = x * weight + bias when not null.
 struct ConvForwardArgs {
@@ -130,11 +130,5 @@ void conv_forward(const ConvForwardArgs& args, void* workspace, int threads = th
 void conv_input_grad(const ConvInputGradArgs& args, void* workspace, int threads = thread_count()) noexcept;
 void conv_weight_grad(const ConvWeightGradArgs& args, void* workspace, int threads = thread_count()) noexcept;
 void column_sum(const ColumnSumArgs& args) noexcept;
-
-/// The oracles: seven plain loops that accumulate in double.
-void conv_forward_reference(const ConvForwardArgs& args) noexcept;
-void conv_input_grad_reference(const ConvInputGradArgs& args) noexcept;
-void conv_weight_grad_reference(const ConvWeightGradArgs& args) noexcept;
-void column_sum_reference(const ColumnSumArgs& args) noexcept;
 
 }  // namespace thimble::kernels

@@ -1,6 +1,6 @@
 #pragma once
 // The elementwise kernel family. A functor is evaluated over short contiguous chunks in the compute type;
-// elementwise_loop.cpp handles strides, broadcasting, dtype conversion and threads once for all functors.
+// elementwise_cpu.cpp handles strides, broadcasting, dtype conversion and threads once for all functors.
 
 #include <array>
 #include <cstdint>

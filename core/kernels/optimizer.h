@@ -15,7 +15,7 @@ namespace thimble::kernels {
 /// to nearest. Ignored for f32 and f64 parameters.
 struct NarrowArgs {
   float* master = nullptr;         ///< updated; the parameter becomes its rounded value
-  bool is_stochastic = false;      ///< bf16: see round_stochastically (core/kernels/shared/optimizer_narrow.h)
+  bool is_stochastic = false;      ///< bf16: see round_stochastically (core/kernels/shared/update_rule.h)
   RandomSite site;                 ///< of the random bits: step is the update's number
   std::int64_t first_element = 0;  ///< index of the first element in the whole parameter: a multiple of 8
   void* compensation = nullptr;    ///< in the parameter's dtype, the rounding error: parameter + compensation is

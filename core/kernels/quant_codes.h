@@ -7,6 +7,7 @@
 
 #include <thimble/core/kernels/pool.h>
 #include <thimble/core/tensor/device.h>
+#include <thimble/core/tensor/dtype.h>
 
 namespace thimble::kernels {
 

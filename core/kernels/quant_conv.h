@@ -81,7 +81,4 @@ extern const QuantConvKernels quant_conv_cuda_sizes;   ///< all but `conv` (quan
 /// `conv` is not called.
 const QuantConvKernels& quant_conv_kernels(memory::Device device);
 
-/// The oracle: plain loops over `weight` (O, KH, KW, C) in place of args.packed, sums in 64 bits.
-void quant_conv_reference(const QuantConvArgs& args, const std::int8_t* weight) noexcept;
-
 }  // namespace thimble::kernels

@@ -28,4 +28,10 @@ AssumedCapability::AssumedCapability(int capability) noexcept : before_(context(
 
 AssumedCapability::~AssumedCapability() { context().assumed_capability = before_; }
 
+bool allows_tf32() noexcept { return context().allows_tf32; }
+
+Tf32Scope::Tf32Scope(bool is_allowed) noexcept : before_(context().allows_tf32) { context().allows_tf32 = is_allowed; }
+
+Tf32Scope::~Tf32Scope() { context().allows_tf32 = before_; }
+
 }  // namespace thimble

@@ -1,6 +1,5 @@
 #pragma once
 // The codec of all narrow floating formats: one rounding from float, double or integer, exact decoding.
-// core/numbers/half.h and core/numbers/float8.h name the four formats.
 
 #include <cstdint>
 #include <type_traits>
@@ -178,4 +177,33 @@ struct Value {
 };
 
 }  // namespace minifloat
+// ---- The two 16-bit formats. Storage types: arithmetic is in float. See minifloat::Format for the conversions.
+
+/// IEEE 754 binary16: 1 sign, 5 exponent, 10 mantissa bits. Largest 65504; smallest normal 2^-14, subnormal 2^-24.
+/// Encoding any NaN gives 0x7E00 or, with the sign, 0xFE00.
+struct f16 : minifloat::Value<f16, minifloat::Format<std::uint16_t, 5, 10, 0x7BFF, 0x7E00>> {
+  using Value::Value;
+};
+
+/// bfloat16: the upper half of a float, 1 sign, 8 exponent, 7 mantissa bits. Largest 3.3895e38 (0x7F7F); smallest
+/// normal 2^-126, subnormal 2^-133; subnormals are kept. Encoding any NaN gives 0x7FC0 or, with the sign, 0xFFC0.
+struct bf16 : minifloat::Value<bf16, minifloat::Format<std::uint16_t, 8, 7, 0x7F7F, 0x7FC0>> {
+  using Value::Value;
+};
+
+// ---- The two 8-bit formats of "FP8 Formats for Deep Learning" (Micikevicius et al., 2022). Storage types: arithmetic
+// is in float. See minifloat::Format for the conversions; `saturate` clamps to the largest finite value.
+
+/// E4M3 (the "FN" variant: no infinity, one NaN). Largest 448 (0x7E); smallest normal 2^-6, subnormal 2^-9. Magnitudes
+/// up to 464 round to 448; larger ones and infinity become NaN (0x7F, sign kept), with `saturate` 448.
+struct f8e4m3 : minifloat::Value<f8e4m3, minifloat::Format<std::uint8_t, 4, 3, 0x7E, 0x7F>> {
+  using Value::Value;
+};
+
+/// E5M2: the upper half of an f16. Largest 57344 (0x7B); smallest normal 2^-14, subnormal 2^-16. Magnitudes from 61440
+/// on become infinity (0x7C), with `saturate` 57344. Encoding any NaN gives 0x7F with the sign kept.
+struct f8e5m2 : minifloat::Value<f8e5m2, minifloat::Format<std::uint8_t, 5, 2, 0x7B, 0x7F>> {
+  using Value::Value;
+};
+
 }  // namespace thimble

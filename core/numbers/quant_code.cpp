@@ -1,7 +1,5 @@
 #include <thimble/core/numbers/quant_code.h>
 
-#include <thimble/core/numbers/quant_table.h>
-
 namespace thimble::quant {
 namespace quant_code_detail {
 

@@ -9,7 +9,9 @@
 //   DynamicCode<false>  256 in [0, 1]; negative values become 0                 1
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include <thimble/core/tensor/dtype.h>
 
@@ -139,6 +141,36 @@ THIMBLE_HD inline float load_scale(const void* scales, DType dtype, std::int64_t
   const std::uint32_t exponent = static_cast<const std::uint8_t*>(scales)[i];
   if (exponent == 0) return 0.0f;
   return exponent == 255 ? bit_cast<float>(0x7FC00000u) : bit_cast<float>(exponent << 23);
+}
+
+// ---- The table of dynamic codes as a constant expression; each device keeps a copy.
+
+constexpr DynamicTable make_dynamic_table(bool is_signed) noexcept {
+  constexpr double decades[] = {1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1};
+  DynamicTable table{};
+  std::array<double, 256> magnitudes{};  // 0 first
+  std::size_t count = 1;
+  for (std::size_t e = 0; e < 7; ++e) {
+    const int parts = 1 << (e + (is_signed ? 0 : 1));
+    for (int k = 0; k < parts; ++k) magnitudes[count++] = decades[e] * (0.1 + 0.9 * (2 * k + 1) / (2.0 * parts));
+  }
+  magnitudes[count++] = 1;
+  table.magnitudes = static_cast<int>(count);
+  for (std::size_t m = 0; m < count; ++m) {
+    const auto value = static_cast<float>(magnitudes[m]);
+    table.values[is_signed ? 127 + m : m] = value;
+    if (is_signed && m > 0 && m < 128) table.values[127 - m] = -value;
+    table.borders[m] = m + 1 < count ? static_cast<float>((magnitudes[m] + magnitudes[m + 1]) / 2)
+                                     : std::numeric_limits<float>::infinity();
+  }
+  std::size_t m = 0;
+  for (std::size_t i = 0; i < table.places.size(); ++i) {
+    const auto low =
+        bit_cast<float>((static_cast<std::uint32_t>(i) + DynamicTable::first_bucket) << DynamicTable::shift);
+    while (low >= table.borders[m]) ++m;
+    table.places[i] = static_cast<std::uint32_t>(m);
+  }
+  return table;
 }
 
 }  // namespace thimble::quant

@@ -6,9 +6,8 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/attention.h>
+#include <thimble/core/launch/compute_capability.h>
 #include <thimble/core/launch/launch.h>
-#include <thimble/core/launch/tf32.h>
-#include <thimble/core/ops/cached_attention.h>
 #include <thimble/core/ops/reuse.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>

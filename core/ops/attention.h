@@ -1,10 +1,12 @@
 #pragma once
 // Scaled dot-product attention that never forms the matrix of probabilities.
 
+#include <cstddef>
 #include <optional>
 
 #include <thimble/core/ops/op.h>
 #include <thimble/core/random/generator.h>
+#include <thimble/core/tensor/tensor.h>
 
 namespace thimble::ops {
 
@@ -28,8 +30,8 @@ namespace thimble::ops {
 /// Probabilities are dropped with probability p in [0, 1) and the others divided by 1 - p: sample, element and mask are
 /// as of Dropout with this site on the (B, H, T, T) probabilities. Any floating dtype; arithmetic in f32, f64 for f64.
 /// (On CUDA devices f16 and bf16 use tensor cores in widths D of 16, 32, ..., 256: P and dS are rounded to that type
-/// before their products. So does f32 up to 128 with TF32 on, core/launch/tf32.h: every factor of a product is rounded
-/// to TF32.)
+/// before their products. So does f32 up to 128 with TF32 on, core/launch/compute_capability.h: every factor of a
+/// product is rounded to TF32.)
 ///
 /// Backward: with P the probabilities, M the mask over 1 - p, dP = (dout v^T) M and delta_t = sum_d dout_td out_td: dv
 /// = (P M)^T dout, dS = P (dP - delta), dq = scale dS k, dk = scale dS^T q. dqkv is one tensor; it reuses qkv's buffer
@@ -87,3 +89,35 @@ struct ScaledDotProductAttention {
 };
 
 }  // namespace thimble::ops
+
+namespace thimble {
+
+// ---- Attention of new positions over cached keys and values.
+
+/// Keys or values of all positions: (B, S, G, D), any strides, floating or i8, and a factor for each row, f32 (B, S,
+/// G), undefined for 1.
+struct CachedRows {
+  Tensor values, scales;
+};
+
+namespace ops {
+
+/// softmax(q k^T / sqrt(D)) v of the last T of S positions: q (B, T, H, D) -> (B, T, H, D), where query t sees the keys
+/// s <= t + S - T, limited to a `window` of positions (0: unlimited), and head h reads keys and values h / (H / G).
+/// Nothing is recorded or kept. Arithmetic is in f32, f64 for f64; rows in another dtype than q's are converted in the
+/// CPU's cache, block by block, and times their factor.
+///
+/// A row of the result depends only on its query and the rows it sees: for rows of q's dtype it has the bits of that
+/// row of ScaledDotProductAttention over the whole window, for any T. (On the CPU; on CUDA devices as far as their
+/// kernels allow, cuda/attention/attention.h.)
+///
+/// Throws as ScaledDotProductAttention; ShapeError, DTypeError for scales of another shape or dtype, and for scales of
+/// rows in q's dtype; DeviceError for rows of another dtype than q's on a GPU.
+Tensor cached_attention(const Tensor& q, const CachedRows& keys, const CachedRows& values, std::int64_t window = 0);
+
+/// Bytes of its workspace on this thread's number of threads, with any window: all of its allocations that depend on S.
+std::size_t cached_attention_workspace(const Tensor& q, const CachedRows& keys);
+
+}  // namespace ops
+
+}  // namespace thimble

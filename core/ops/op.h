@@ -5,7 +5,7 @@
 //
 //   struct MyOp {
 //     static constexpr const char* name = "my_op";
-//     static constexpr Cost cost = Cost::matmul;      // of recomputing it (core/ops/op.h)
+//     static constexpr Cost cost = Cost::matmul;      // of recomputing it
 //     double epsilon = 1e-5;                           // attributes
 //     struct Saved { Tensor x, mean; };                // all that backward can read; undefined = not kept
 //     // forward: (N, C) x (C) -> (N, C)

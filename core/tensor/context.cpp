@@ -71,4 +71,17 @@ ResourceScope::ResourceScope(std::shared_ptr<memory::Resource> resource) : befor
 
 ResourceScope::~ResourceScope() { std::swap(before_, context().resource); }
 
+namespace evaluation_detail {
+
+constinit thread_local bool is_on = false;
+
+}  // namespace evaluation_detail
+
+bool is_evaluating() noexcept { return evaluation_detail::is_on; }
+
+EvaluationScope::EvaluationScope(bool is_evaluating) noexcept
+    : before_(std::exchange(evaluation_detail::is_on, is_evaluating)) {}
+
+EvaluationScope::~EvaluationScope() { evaluation_detail::is_on = before_; }
+
 }  // namespace thimble

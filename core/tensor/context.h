@@ -27,7 +27,7 @@ struct ThreadContext {
   RandomGenerator* generator = nullptr;        ///< defaults to a thread-local generator with seed 0
   Transaction* transaction = nullptr;          ///< stages the side effects of a step (core/tensor/transaction.h)
   bool is_recomputing = false;                 ///< during recomputation: operators must have no side effects
-  bool allows_tf32 = false;                    ///< f32 products of a CUDA device may be in TF32 (core/launch/tf32.h)
+  bool allows_tf32 = false;    ///< f32 products of a CUDA device may be in TF32 (core/launch/compute_capability.h)
   int assumed_capability = 0;  ///< of dry CUDA devices (core/launch/compute_capability.h); 0 assumes none
   std::shared_ptr<ParameterStore> parameter_store;  ///< receives new parameters (core/tensor/parameter_store.h)
   ParameterUse* parameter_use = nullptr;            ///< the step or evaluation in progress
@@ -96,6 +96,29 @@ class NoGrad {
 
  private:
   Tape* before_;
+};
+
+// ---- Whether functions that differ between training and evaluation (dropout, attention's dropout, batch norm) train
+// or evaluate. Layers open a scope by their mode (nn/layers/module.h), nn::Trainer opens one around its evaluation, a
+// hand-written loop opens one itself:
+//
+//   const EvaluationScope evaluating;
+//   const NoGrad off;
+//   const double loss = item(mse_loss(net(x), y));
+
+/// On this thread; false outside of scopes.
+bool is_evaluating() noexcept;
+
+/// Evaluates for a scope, or trains where `is_evaluating` is false.
+class EvaluationScope {
+ public:
+  explicit EvaluationScope(bool is_evaluating = true) noexcept;
+  ~EvaluationScope();
+  EvaluationScope(const EvaluationScope&) = delete;
+  EvaluationScope& operator=(const EvaluationScope&) = delete;
+
+ private:
+  bool before_;
 };
 
 }  // namespace thimble

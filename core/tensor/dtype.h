@@ -7,8 +7,7 @@
 #include <string_view>
 #include <utility>
 
-#include <thimble/core/numbers/float8.h>
-#include <thimble/core/numbers/half.h>
+#include <thimble/core/numbers/minifloat.h>
 
 namespace thimble {
 

@@ -1,7 +1,5 @@
 #include <thimble/core/tensor/transaction.h>
 
-#include <utility>
-
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/parameter_store.h>
 

@@ -24,7 +24,6 @@
 #include <thimble/core/error.h>
 #include <thimble/core/settings.h>
 #include <thimble/core/threads/cpu_quota.h>
-#include <thimble/core/threads/worker_stack.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>

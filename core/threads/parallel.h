@@ -1,6 +1,7 @@
 #pragma once
 // The library's threads (core/threads/parallel.cpp). Results and block borders do not depend on their number.
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <type_traits>
@@ -42,5 +43,10 @@ void parallel_for(std::int64_t count, std::int64_t grain, FunctionRef<void(std::
 
 /// Calls body(t) once for each t = 0 .. threads - 1, not always concurrently; for kernels with a workspace per thread.
 void parallel_threads(int threads, FunctionRef<void(int)> body);
+
+// ---- The stack of each worker (core/threads/parallel.cpp), which counts among a process's bytes
+// (memory/process/outside.h).
+
+inline constexpr std::size_t worker_stack_bytes = std::size_t{512} << 10;  // the largest frame of a kernel: 140 KiB
 
 }  // namespace thimble

@@ -1,7 +1,7 @@
 // Attention on tensor cores: the calls of all parts, and delta.
 
 #include <thimble/core/kernels/cuda_workspace.h>
-#include <thimble/cuda/attention/attention_mma.h>
+#include <thimble/cuda/attention/attention.h>
 
 namespace thimble::cuda_kernels {
 namespace attention_mma_detail {

@@ -1,7 +1,7 @@
 #pragma once
 // The dynamic codes on a CUDA device: its copy of their tables.
 
-#include <thimble/core/numbers/quant_table.h>
+#include <thimble/core/numbers/quant_code.h>
 #include <thimble/cuda/kernel/kernel.h>
 
 namespace thimble::cuda_kernels {

@@ -16,6 +16,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <type_traits>
 
 #include <thimble/core/config.h>
@@ -190,5 +191,11 @@ void for_each_team(std::int64_t n, const Body& body, std::size_t shared_bytes = 
   });
 }
 #endif
+
+// ---- Kernels that pass results to each other in globals of the device.
+
+/// Held while such a call puts its kernels in the stream. Ranks that share a GPU launch from separate threads, and the
+/// kernels of one call must not interleave with another's.
+inline std::mutex launches_together;
 
 }  // namespace thimble::cuda_kernels

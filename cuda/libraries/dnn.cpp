@@ -17,8 +17,8 @@
 
 #include <cudnn.h>
 
+#include <thimble/core/launch/compute_capability.h>
 #include <thimble/core/launch/launch.h>
-#include <thimble/core/launch/tf32.h>
 #include <thimble/cuda/libraries/loaded.h>
 #include <thimble/cuda/runtime/runtime.h>
 

@@ -4,7 +4,7 @@
 #include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/cuda/matmul/conv.h>
 #include <thimble/cuda/matmul/product.h>
-#include <thimble/cuda/runtime/library_use.h>
+#include <thimble/cuda/runtime/library.h>
 
 namespace thimble::cuda_kernels {
 namespace conv_cuda_detail {

@@ -6,7 +6,7 @@
 #include <thimble/cuda/matmul/conv.h>
 #include <thimble/cuda/matmul/product.h>
 #include <thimble/cuda/reduce/ordered_sum.h>
-#include <thimble/cuda/runtime/library_use.h>
+#include <thimble/cuda/runtime/library.h>
 
 namespace thimble::cuda_kernels {
 namespace matmul_cuda_detail {

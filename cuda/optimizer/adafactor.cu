@@ -7,11 +7,9 @@
 
 #include <thimble/core/kernels/shared/update_rule.h>
 #include <thimble/cuda/kernel/element.h>
-#include <thimble/cuda/kernel/launches_together.h>
+#include <thimble/cuda/kernel/kernel.h>
 #include <thimble/cuda/kernel/step_argument.h>
-#include <thimble/cuda/optimizer/adafactor.h>
 #include <thimble/cuda/optimizer/parameter.h>
-#include <thimble/cuda/optimizer/update_list.h>
 
 namespace thimble::kernels {
 namespace adafactor_cuda_detail {

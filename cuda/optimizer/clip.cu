@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include <thimble/cuda/kernel/launches_together.h>
-#include <thimble/cuda/optimizer/clip.h>
+#include <thimble/cuda/kernel/kernel.h>
 #include <thimble/cuda/optimizer/parameter.h>
-#include <thimble/cuda/optimizer/update_list.h>
 
 namespace thimble::kernels {
 namespace clip_cuda_detail {

@@ -9,11 +9,8 @@
 #include <thimble/cuda/kernel/dynamic_code.h>
 #include <thimble/cuda/kernel/element.h>
 #include <thimble/cuda/kernel/step_argument.h>
-#include <thimble/cuda/kernel/warp.h>
-#include <thimble/cuda/optimizer/adafactor.h>
-#include <thimble/cuda/optimizer/clip.h>
+#include <thimble/cuda/kernel/words.h>
 #include <thimble/cuda/optimizer/parameter.h>
-#include <thimble/cuda/optimizer/update_list.h>
 
 namespace thimble::kernels {
 namespace optimizer_cuda_detail {

@@ -4,10 +4,9 @@
 //   one tap, every pixel   cuBLASLt multiplies codes - 128 with the weights, some pixels at a time; then the epilogue
 //   all others             tiles of 64 pixels x 64 filters, four products an instruction (dp4a), the epilogue at once
 
-#include <thimble/core/kernels/shared/quant_code_math.h>
 #include <thimble/core/kernels/shared/quant_rows.h>
 #include <thimble/cuda/kernel/kernel.h>
-#include <thimble/cuda/runtime/library_use.h>
+#include <thimble/cuda/runtime/library.h>
 
 namespace thimble::kernels {
 namespace quant_conv_cuda_detail {

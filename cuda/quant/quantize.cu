@@ -11,8 +11,8 @@
 #include <thimble/core/kernels/quantize.h>
 #include <thimble/cuda/kernel/dynamic_code.h>
 #include <thimble/cuda/kernel/element.h>
-#include <thimble/cuda/kernel/float8_words.h>
-#include <thimble/cuda/kernel/launches_together.h>
+#include <thimble/cuda/kernel/kernel.h>
+#include <thimble/cuda/kernel/words.h>
 
 namespace thimble::kernels {
 namespace quantize_cuda_detail {

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include <thimble/cuda/kernel/exponential.h>
+#include <thimble/cuda/kernel/quick.h>
 #include <thimble/cuda/kernel/rows.h>
 
 namespace thimble::cuda_kernels {

@@ -25,7 +25,7 @@ struct Driver {
 /// Throws DeviceError with the call that this driver lacks.
 const Driver& driver();
 
-/// "CALL: CUDA_ERROR_NAME: meaning", `call` with its arguments (cuda/runtime/call_text.h).
+/// "CALL: CUDA_ERROR_NAME: meaning", `call` with its arguments (cuda/runtime/library.h).
 std::string driver_failure(const std::string& call, CUresult result);
 
 }  // namespace thimble::gpu

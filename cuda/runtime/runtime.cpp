@@ -19,7 +19,7 @@
 
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/launch/launch.h>
-#include <thimble/cuda/runtime/library_use.h>
+#include <thimble/cuda/runtime/library.h>
 
 namespace thimble {
 namespace gpu {
@@ -282,7 +282,6 @@ void make_current(memory::Device device) {
 }
 
 cudaStream_t compute_stream(memory::Device device) { return runtime_detail::state_of(device).compute; }
-cudaStream_t copy_stream(memory::Device device) { return runtime_detail::state_of(device).copy; }
 cudaStream_t compute_stream() { return compute_stream(launching_device()); }
 
 void synchronize(memory::Device device) {

@@ -8,13 +8,13 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/device.h>
-#include <thimble/cuda/runtime/call_text.h>
+#include <thimble/cuda/runtime/library.h>
 #include <thimble/cuda/runtime/stream.h>
 
 namespace thimble::gpu {
 
 /// Throws DeviceError "CALL(ARGUMENTS): cudaErrorName: meaning" unless the call succeeded
-/// (cuda/runtime/call_text.h).
+/// (cuda/runtime/library.h).
 template <class... Arguments>
 void check(cudaError_t error, const char* call, const Arguments&... arguments) {
   if (error == cudaSuccess) return;

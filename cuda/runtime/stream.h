@@ -13,9 +13,8 @@ namespace thimble::gpu {
 /// The stream of kernels of the launching device (core/launch/launch.h), which it makes the current one. Throws
 /// DeviceError.
 cudaStream_t compute_stream();
-/// The streams of a given device, which they make the current one. Throw DeviceError.
+/// The stream of a given device, which it makes the current one. Throws DeviceError.
 cudaStream_t compute_stream(memory::Device device);
-cudaStream_t copy_stream(memory::Device device);
 
 /// After a kernel's launch. Throws DeviceError with its sizes, and the errors of report_later().
 void check_launch(std::int64_t count, int threads, std::size_t shared_bytes);

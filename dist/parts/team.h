@@ -30,8 +30,7 @@ struct Team {
   /// The begin of this rank's shard p, which counts from 0, in a row of `all`; p == count() gives the end of the last
   /// one. Shards differ by one at most.
   std::int64_t begin(std::int64_t all, int p = 0) const noexcept { return part_begin(all, parts, first() + p); }
-  /// The size of shard p of `all`; of all of this rank's shards.1| The begin of shard `part` of `parts` in a row of
-  /// `all`: shards differ by one at most.
+  /// The size of shard p of `all`, and of all of this rank's shards together.
   std::int64_t size(std::int64_t all, int p) const noexcept { return begin(all, p + 1) - begin(all, p); }
   std::int64_t own(std::int64_t all) const noexcept { return begin(all, count()) - begin(all); }
 };

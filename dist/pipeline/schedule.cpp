@@ -1,7 +1,6 @@
 #include <thimble/dist/pipeline/schedule.h>
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include <thimble/core/error.h>

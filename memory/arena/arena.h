@@ -8,7 +8,7 @@
 //   arena and a real one with the same granule and alignment give the same offsets and figures.
 // - The range stores no metadata. Block handles are stable; the address in them may change when blocks are slid
 //   together.
-// - Compaction (memory/arena/compact.h, memory/arena/arena_compact.cpp): when a request finds no hole though the free
+// - Compaction (memory/arena/compact.h, memory/arena/arena.cpp): when a request finds no hole though the free
 //   bytes suffice, or the backing refuses pages though there are some, blocks are slid towards offset 0: as few bytes
 //   as make the hole. compact() slides all of them, and so does safe_point() where holes are too large a fraction.
 //   Nothing moves while a launch runs, and a pinned block never does. A dry arena compacts at the same events, with the

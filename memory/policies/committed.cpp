@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include <thimble/memory/bytes.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::memory {
 

@@ -8,7 +8,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/memory/bytes.h>
+#include <thimble/memory/units.h>
 
 namespace thimble {
 namespace ledger_detail {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include <thimble/core/error.h>
-#include <thimble/memory/bytes.h>
+#include <thimble/memory/units.h>
 
 namespace thimble {
 

@@ -12,8 +12,8 @@
 #include <system_error>
 
 #include <thimble/core/error.h>
-#include <thimble/memory/bytes.h>
 #include <thimble/memory/process/process.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::memory {
 namespace host_limits_detail {

@@ -6,9 +6,9 @@
 #include <algorithm>
 
 #include <thimble/core/numbers/integers.h>
-#include <thimble/core/threads/worker_stack.h>
-#include <thimble/memory/bytes.h>
+#include <thimble/core/threads/parallel.h>
 #include <thimble/memory/process/process.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::memory {
 namespace outside_detail {

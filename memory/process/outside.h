@@ -76,7 +76,7 @@ OutsideBytes outside_bytes(const ProcessBase& base, const OutsideFacts& facts);
 std::string to_string(const OutsideBytes& outside);
 
 /// Address space of a new thread's stack, by the process's default; workers of kernels have another size
-/// (core/threads/worker_stack.h).
+/// (core/threads/parallel.h).
 std::size_t thread_stack_bytes() noexcept;
 
 /// For programs, first thing in main: new threads get stacks of 256 KiB (kernels' workers have their own size) and

@@ -8,22 +8,9 @@ namespace thimble::remat {
 
 namespace frontier_detail {
 
-void require_size(const Chain& chain) {
-  validate(chain);
-  if (chain.size() > 2048) {
-    throw PlanError("remat frontier: the chain has " + std::to_string(chain.size()) +
-                    " stages, at most 2048 are solved: join stages");
-  }
-}
-
 /// Breakpoints per interval such that about `work` are visited: each split walks along two parts and the envelope.
 std::size_t breakpoint_limit(const IntervalClasses& classes, std::int64_t work, bool has_few_splits) {
   return static_cast<std::size_t>(std::max<std::int64_t>(8, work / (4 * classes.split_count(has_few_splits))));
-}
-
-Bytes smallest(const Chain& chain, const IntervalClasses& classes) {
-  const IntervalTable table(chain, classes, {1, false, false, 0});
-  return table.whole().front().bytes + chain.input_bytes;
 }
 
 [[noreturn]] void refuse(Bytes budget, Bytes least) {
@@ -39,7 +26,11 @@ Frontier::Frontier(Frontier&&) noexcept = default;
 Frontier& Frontier::operator=(Frontier&&) noexcept = default;
 
 Frontier::Frontier(Chain chain, const SolveLimits& limits) : chain_(std::make_unique<Chain>(std::move(chain))) {
-  frontier_detail::require_size(*chain_);
+  validate(*chain_);
+  if (chain_->size() > 2048) {
+    throw PlanError("remat frontier: the chain has " + std::to_string(chain_->size()) +
+                    " stages, at most 2048 are solved: join stages");
+  }
   if (limits.work < 0) {
     throw ValueError("remat frontier: work is " + std::to_string(limits.work) + ", must be >= 0");
   }
@@ -82,30 +73,6 @@ ScheduleTree Frontier::plan(Bytes budget_bytes) const {
   return table_->plan(at(budget_bytes).budget_bytes - chain_->input_bytes);
 }
 
-Frontier::Size Frontier::size() const noexcept {
-  return {classes_->representatives().size(), table_->breakpoints(), table_->largest()};
-}
-
-Solution solve(const Chain& chain, Bytes budget_bytes, const SolveLimits& limits) {
-  const Frontier solved(chain, limits);
-  const Frontier::Point& point = solved.at(budget_bytes);
-  Solution solution;
-  solution.plan = solved.plan(budget_bytes);
-  solution.cost = simulate(chain, solution.plan);
-  solution.lower_bound = solved.lower_bound(budget_bytes);
-  if (solution.cost.peak_bytes > budget_bytes || solution.cost.time > point.time) {
-    throw PlanError("remat solve: the plan takes " + std::to_string(solution.cost.peak_bytes) + " bytes and time " +
-                    std::to_string(solution.cost.time) + " where the solver has " + std::to_string(budget_bytes) +
-                    " and " + std::to_string(point.time));
-  }
-  return solution;
-}
-
-Frontier frontier(const Chain& chain, const SolveLimits& limits) { return Frontier(chain, limits); }
-
-Bytes minimum_budget(const Chain& chain) {
-  frontier_detail::require_size(chain);
-  return frontier_detail::smallest(chain, IntervalClasses(chain));
-}
+std::size_t Frontier::interval_count() const noexcept { return classes_->representatives().size(); }
 
 }  // namespace thimble::remat

@@ -76,13 +76,8 @@ class Frontier {
 
   const Chain& chain() const noexcept { return *chain_; }
 
-  /// Largest and total number of breakpoints over the intervals, and the number of different intervals.
-  struct Size {
-    std::size_t intervals = 0;
-    std::size_t breakpoints = 0;
-    std::size_t largest = 0;
-  };
-  Size size() const noexcept;
+  /// The number of different intervals, which are solved once each.
+  std::size_t interval_count() const noexcept;
 
  private:
   std::unique_ptr<const Chain> chain_;  // the tables point to it
@@ -92,23 +87,5 @@ class Frontier {
   std::vector<Point> points_;
   bool is_exact_ = true;
 };
-
-/// A plan within a budget, proven by the simulator.
-struct Solution {
-  ScheduleTree plan;
-  ScheduleCost cost;     ///< as simulated; cost.peak_bytes <= budget
-  Time lower_bound = 0;  ///< no persistent schedule within the budget is faster
-  bool is_optimal() const noexcept { return cost.time == lower_bound; }
-};
-
-/// The fastest persistent schedule whose peak, the chain's input included, is within the budget. Throws ValueError and
-/// PlanError as Frontier does, InfeasibleBudget when no persistent schedule fits.
-Solution solve(const Chain& chain, Bytes budget_bytes, const SolveLimits& limits = {});
-
-/// The whole of time against budget.
-Frontier frontier(const Chain& chain, const SolveLimits& limits = {});
-
-/// The smallest budget that solve() accepts, exactly, without solving for time: O(n^3).
-Bytes minimum_budget(const Chain& chain);
 
 }  // namespace thimble::remat

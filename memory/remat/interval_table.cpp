@@ -183,7 +183,6 @@ void IntervalTable::solve(const Interval& interval) {
   const std::size_t size = best_.size() - 2;
   ranges_.push_back({pool_.size(), size});
   pool_.insert(pool_.end(), best_.begin() + 1, best_.end());
-  largest_ = std::max(largest_, size);
 }
 
 void IntervalTable::consider_records(const Interval& interval) {

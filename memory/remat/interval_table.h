@@ -56,8 +56,6 @@ class IntervalTable {
 
   /// The table was given up: nothing else may be asked of it.
   bool is_abandoned() const noexcept { return is_abandoned_; }
-  std::size_t breakpoints() const noexcept { return pool_.size(); }
-  std::size_t largest() const noexcept { return largest_; }
 
   /// The step function of the whole chain, in bytes beyond the chain's input.
   std::span<const Breakpoint> whole() const { return of(0, chain_->size() - 1, false); }
@@ -116,7 +114,6 @@ class IntervalTable {
   const IntervalClasses* classes_;
   Thinning thinning_;
   bool is_abandoned_ = false;
-  std::size_t largest_ = 0;
   std::vector<Bytes> parameter_sums_;      // gradients of the parameters of the stages before i
   std::vector<Bytes> crossing_gradients_;  // by pairs of boundaries; empty where no tensor is shared
   SharedBytes shared_;                     // of the interval that is solved

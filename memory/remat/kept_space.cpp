@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include <thimble/memory/remat/kept_space.h>
+#include <thimble/memory/remat/select.h>
 
 namespace thimble::remat {
 
@@ -45,11 +46,6 @@ KeptSpace::KeptSpace(const Graph& graph) : graph_(&graph) {
 void KeptSpace::describe_tensors() {
   const Graph& graph = *graph_;
   const std::size_t operators = graph.operators.size();
-  std::uint32_t segment = 0;
-  for (std::size_t i = 0; i < operators; ++i) {
-    while (!graph.segment_ends.empty() && graph.segment_ends[segment] <= i) ++segment;
-    segment_of_.push_back(segment);
-  }
   const std::vector<bool> can_make = recomputable(graph);
   tensors_.assign(graph.tensors.size(), {});
   for (std::uint32_t i = 0; i < operators; ++i) {
@@ -98,7 +94,6 @@ void KeptSpace::find_components() {
     const std::uint32_t at = number[joined.find(i)];
     if (at == kept_space_detail::nobody || !graph.operators[i].can_recompute) continue;
     components_[at].operators.push_back(i);
-    components_[at].segment = std::max(components_[at].segment, segment_of_[i]);
   }
 }
 
@@ -194,24 +189,6 @@ void KeptSpace::refine_all(std::size_t component, std::size_t cuts) {
     if (widest == own.is_proven.size()) return;
     refine(component, widest);
   }
-}
-
-KeptSpace::Vertex KeptSpace::without(std::size_t component, const Vertex& vertex, std::uint32_t op) const {
-  const Component& own = components_[component];
-  std::vector<bool> is_recomputed(graph_->operators.size());
-  for (const std::uint32_t i : vertex.recomputed) is_recomputed[i] = i != op;
-  for (std::size_t k = vertex.recomputed.size(); k-- > 0;) {
-    const std::uint32_t i = vertex.recomputed[k];
-    const auto& outputs = graph_->operators[i].outputs;
-    is_recomputed[i] =
-        is_recomputed[i] && std::any_of(outputs.begin(), outputs.end(), [&](std::uint32_t t) {
-          const Tensor& tensor = tensors_[t];
-          if (!tensor.can_make) return false;
-          return tensor.is_read || std::any_of(tensor.takers.begin(), tensor.takers.end(),
-                                               [&](std::uint32_t taker) { return is_recomputed[taker]; });
-        });
-  }
-  return evaluate(own, is_recomputed);
 }
 
 Selection KeptSpace::selection(const std::vector<const Vertex*>& choice) const {

@@ -20,7 +20,6 @@
 #include <vector>
 
 #include <thimble/memory/remat/graph.h>
-#include <thimble/memory/remat/min_cut.h>
 
 namespace thimble::remat {
 
@@ -51,8 +50,6 @@ class KeptSpace {
   std::size_t size() const noexcept { return components_.size(); }
   /// Vertices of a component by falling bytes and rising cost.
   const std::vector<Vertex>& vertices(std::size_t component) const { return components_[component].vertices; }
-  /// The last segment that has an operator of the component.
-  std::uint32_t segment(std::size_t component) const { return components_[component].segment; }
   /// Every edge by rising cost per byte: the hull of the whole. Edges of one component come in their order.
   std::vector<Edge> edges() const;
   /// Bytes that are kept under every choice.
@@ -66,9 +63,6 @@ class KeptSpace {
   /// Proves every edge of a component, with at most `cuts` minimum cuts.
   void refine_all(std::size_t component, std::size_t cuts);
 
-  /// The vertex without the re-run of one of its operators, and without what ran only for that one.
-  Vertex without(std::size_t component, const Vertex& vertex, std::uint32_t op) const;
-
   /// The selection of one vertex for each component.
   Selection selection(const std::vector<const Vertex*>& choice) const;
 
@@ -78,7 +72,6 @@ class KeptSpace {
     std::vector<std::uint32_t> tensors;
     std::vector<Vertex> vertices;
     std::vector<bool> is_proven;  // of the edge to the next vertex
-    std::uint32_t segment = 0;
   };
   /// What decides over one tensor that is not kept under every choice.
   struct Tensor {
@@ -95,7 +88,6 @@ class KeptSpace {
 
   const Graph* graph_;
   std::vector<Tensor> tensors_;
-  std::vector<std::uint32_t> segment_of_;
   std::vector<Component> components_;
   Bytes fixed_bytes_ = 0;
 };

@@ -3,7 +3,6 @@
 #include <map>
 #include <utility>
 
-#include <thimble/memory/remat/min_cut.h>
 #include <thimble/memory/remat/peak_options.h>
 
 namespace thimble::remat {

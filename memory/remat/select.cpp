@@ -1,7 +1,9 @@
+#include <thimble/memory/remat/select.h>
+
 #include <algorithm>
+#include <numeric>
 
 #include <thimble/memory/remat/kept_space.h>
-#include <thimble/memory/remat/select.h>
 
 namespace thimble::remat {
 
@@ -21,7 +23,6 @@ class Choice {
 
   Bytes bytes() const { return bytes_; }
   Time cost() const { return cost_; }
-  const KeptSpace::Vertex& at(std::size_t component) const { return now_[component]; }
 
   void set(std::size_t component, KeptSpace::Vertex vertex) {
     bytes_ += vertex.bytes - now_[component].bytes;
@@ -42,56 +43,6 @@ class Choice {
   Time cost_ = 0;
 };
 
-/// A change of one component that lowers the cost, and the bytes that it takes.
-struct Change {
-  std::size_t component;
-  KeptSpace::Vertex vertex;
-  Bytes bytes;
-  Time saved;
-};
-
-/// All single changes that take at most `slack` bytes, by falling saving: back to an earlier vertex, or one operator
-/// less that runs again.
-std::vector<Change> changes(const KeptSpace& space, const Choice& choice, Bytes slack) {
-  std::vector<Change> found;
-  const auto offer = [&](std::size_t c, KeptSpace::Vertex vertex) {
-    const Bytes bytes = vertex.bytes - choice.at(c).bytes;
-    const Time saved = choice.at(c).cost - vertex.cost;
-    if (bytes <= slack && saved > 0) found.push_back({c, std::move(vertex), bytes, saved});
-  };
-  for (std::size_t c = 0; c < space.size(); ++c) {
-    if (choice.at(c).cost == 0) continue;
-    for (const KeptSpace::Vertex& vertex : space.vertices(c)) offer(c, vertex);
-    for (const std::uint32_t i : choice.at(c).recomputed) offer(c, space.without(c, choice.at(c), i));
-  }
-  std::stable_sort(found.begin(), found.end(), [](const Change& x, const Change& y) {
-    return x.saved != y.saved ? x.saved > y.saved : x.bytes < y.bytes;
-  });
-  return found;
-}
-
-/// Takes back what still fits, the largest savings first.
-void fill(const KeptSpace& space, Choice& choice, Bytes budget) {
-  bool has_changed = true;
-  while (has_changed) {
-    has_changed = false;
-    std::vector<bool> is_stale(space.size());
-    for (Change& change : changes(space, choice, budget - choice.bytes())) {
-      if (is_stale[change.component] || change.bytes > budget - choice.bytes()) continue;
-      is_stale[change.component] = true;
-      has_changed = true;
-      choice.set(change.component, std::move(change.vertex));
-    }
-  }
-}
-
-/// The hull of the whole where it crosses a budget.
-struct Crossing {
-  Choice above;          // the last vertex with more bytes than the budget
-  Choice within;         // the next one
-  Time lower_bound = 0;  // the hull's value at the budget, rounded up
-};
-
 /// Refines the edges on both sides of each component's position. Returns true when one was split.
 bool refine_around(KeptSpace& space, const std::vector<std::size_t>& position) {
   bool is_split = false;
@@ -106,88 +57,35 @@ bool refine_around(KeptSpace& space, const std::vector<std::size_t>& position) {
   return is_split;
 }
 
-/// Walks along the edges to the budget, below which the walk must end, until all edges next to the crossing are proven.
-Crossing cross(KeptSpace& space, Bytes budget) {
-  while (true) {
-    std::vector<std::size_t> position(space.size(), 0);
-    Bytes bytes = Choice(space).bytes();
-    Time cost = 0;
-    KeptSpace::Edge last;
-    for (const KeptSpace::Edge& edge : space.edges()) {
-      if (bytes <= budget) break;
-      last = edge;
-      position[edge.component] = edge.position + 1;
-      bytes -= edge.bytes;
-      cost += edge.cost;
-    }
-    if (refine_around(space, position)) continue;
-    Crossing at{Choice(space), Choice(space), 0};
-    for (std::size_t c = 0; c < space.size(); ++c) {
-      at.within.set(c, space.vertices(c)[position[c]]);
-      at.above.set(c, space.vertices(c)[position[c] - (c == last.component ? 1 : 0)]);
-    }
-    // On the last edge the hull rises by edge.cost over edge.bytes.
-    const Wide left = Wide{budget - bytes} * last.cost / last.bytes;
-    at.lower_bound = cost - static_cast<Time>(left);
-    return at;
-  }
-}
-
-/// From above the budget to within it by the one change that costs least, when there is one.
-bool step_within(const KeptSpace& space, Choice& choice, Bytes budget) {
-  const KeptSpace::Vertex* best = nullptr;
-  std::size_t component = 0;
-  for (std::size_t c = 0; c < space.size(); ++c) {
-    for (const KeptSpace::Vertex& vertex : space.vertices(c)) {
-      if (choice.bytes() - choice.at(c).bytes + vertex.bytes > budget) continue;
-      if (best != nullptr && vertex.cost - choice.at(c).cost >= best->cost - choice.at(component).cost) continue;
-      best = &vertex;
-      component = c;
-    }
-  }
-  if (best != nullptr) choice.set(component, *best);
-  return best != nullptr;
-}
-
 }  // namespace select_detail
 
 Time hull_cost(KeptSpace& space, Bytes kept_bytes) {
-  const select_detail::Choice all(space);
-  if (all.bytes() <= kept_bytes) return 0;
+  const Bytes all = select_detail::Choice(space).bytes();
+  if (all <= kept_bytes) return 0;
   Bytes least = space.fixed_bytes();
   Time most = 0;
   for (std::size_t c = 0; c < space.size(); ++c) {
     least += space.vertices(c).back().bytes;
     most += space.vertices(c).back().cost;
   }
-  return least > kept_bytes ? most : select_detail::cross(space, kept_bytes).lower_bound;
-}
-
-KeptPlan select_kept(const Graph& graph, Bytes kept_bytes) {
-  using select_detail::Choice;
-  KeptSpace space(graph);
-  KeptPlan plan;
-  Choice choice(space);
-  if (choice.bytes() > kept_bytes) {
-    Bytes least = space.fixed_bytes();
-    for (std::size_t c = 0; c < space.size(); ++c) least += space.vertices(c).back().bytes;
-    if (least > kept_bytes) {
-      throw InfeasibleBudget("remat select_kept: a budget of " + std::to_string(kept_bytes) +
-                                 " bytes of kept tensors is below the " + std::to_string(least) + " that must be kept",
-                             kept_bytes, least);
+  if (least > kept_bytes) return most;
+  // Walks along the edges to the budget, below which the walk must end, until the edges at the crossing are proven.
+  while (true) {
+    std::vector<std::size_t> position(space.size(), 0);
+    Bytes bytes = all;
+    Time cost = 0;
+    KeptSpace::Edge last;
+    for (const KeptSpace::Edge& edge : space.edges()) {
+      if (bytes <= kept_bytes) break;
+      last = edge;
+      position[edge.component] = edge.position + 1;
+      bytes -= edge.bytes;
+      cost += edge.cost;
     }
-    select_detail::Crossing crossing = select_detail::cross(space, kept_bytes);
-    choice = crossing.within;
-    plan.lower_bound = crossing.lower_bound;
-    select_detail::fill(space, choice, kept_bytes);
-    if (select_detail::step_within(space, crossing.above, kept_bytes)) {
-      select_detail::fill(space, crossing.above, kept_bytes);
-      if (crossing.above.cost() < choice.cost()) choice = std::move(crossing.above);
-    }
+    if (select_detail::refine_around(space, position)) continue;
+    // On the last edge the hull rises by edge.cost over edge.bytes; its value is rounded up.
+    return cost - static_cast<Time>(Wide{kept_bytes - bytes} * last.cost / last.bytes);
   }
-  plan.selection = choice.selection();
-  plan.cost = simulate(graph, plan.selection);
-  return plan;
 }
 
 std::vector<KeptPlan> block_options(const Graph& block, std::size_t limit) {
@@ -266,6 +164,114 @@ Option chain_option(const Graph& block, const Selection& selection, std::string 
   option.recompute_peak_bytes = std::max<Bytes>(0, cost.recompute_peak_bytes[0] - held);
   option.backward_peak_bytes = std::max<Bytes>(0, cost.segment_peak_bytes[0] - held - given_gradients);
   return option;
+}
+
+void MinCut::add(std::size_t from, std::size_t to, Wide capacity) {
+  if (capacity == 0) return;
+  edges_.push_back({static_cast<std::uint32_t>(to), first_[from], capacity});
+  first_[from] = static_cast<std::uint32_t>(edges_.size() - 1);
+  edges_.push_back({static_cast<std::uint32_t>(from), first_[to], 0});
+  first_[to] = static_cast<std::uint32_t>(edges_.size() - 1);
+}
+
+bool MinCut::find_levels() {
+  level_.assign(first_.size(), -1);
+  queue_.assign(1, static_cast<std::uint32_t>(source()));
+  level_[source()] = 0;
+  for (std::size_t i = 0; i < queue_.size(); ++i) {
+    for (std::uint32_t e = first_[queue_[i]]; e != none; e = edges_[e].next) {
+      const std::uint32_t to = edges_[e].to;
+      if (edges_[e].capacity == 0 || level_[to] >= 0) continue;
+      level_[to] = level_[queue_[i]] + 1;
+      queue_.push_back(to);
+    }
+  }
+  return level_[sink()] >= 0;
+}
+
+/// Fills the level graph: walks forward along edges with capacity left, back from dead ends, and from the sink back to
+/// the first edge that is full.
+void MinCut::block() {
+  current_ = first_;
+  std::vector<std::uint32_t> path;  // edges from the source
+  std::size_t node = source();
+  while (true) {
+    if (node == sink()) {
+      Wide flow = edges_[path.front()].capacity;
+      for (const std::uint32_t e : path) flow = std::min(flow, edges_[e].capacity);
+      std::size_t keep = path.size();
+      for (std::size_t i = path.size(); i-- > 0;) {
+        edges_[path[i]].capacity -= flow;
+        edges_[path[i] ^ 1U].capacity += flow;
+        if (edges_[path[i]].capacity == 0) keep = i;
+      }
+      node = edges_[path[keep] ^ 1U].to;
+      path.resize(keep);
+      continue;
+    }
+    std::uint32_t& e = current_[node];
+    while (e != none && (edges_[e].capacity == 0 || level_[edges_[e].to] != level_[node] + 1)) e = edges_[e].next;
+    if (e != none) {
+      path.push_back(e);
+      node = edges_[e].to;
+    } else if (path.empty()) {
+      return;
+    } else {
+      level_[node] = -1;
+      node = edges_[path.back() ^ 1U].to;
+      path.pop_back();
+    }
+  }
+}
+
+std::vector<bool> MinCut::source_side() {
+  while (find_levels()) block();
+  std::vector<bool> side(first_.size());
+  for (std::size_t i = 0; i < side.size(); ++i) side[i] = level_[i] >= 0;
+  return side;
+}
+
+namespace time_bound_detail {
+
+constexpr std::size_t moments = 4;  // the last operator, and the ones that read most
+
+}  // namespace time_bound_detail
+
+TimeBound::TimeBound(const Graph& graph, bool counts_temporaries) {
+  validate(graph);
+  const auto read_bytes = [&](std::uint32_t op) {
+    std::vector<std::uint32_t> reads = graph.operators[op].backward_reads;
+    std::sort(reads.begin(), reads.end());
+    reads.erase(std::unique(reads.begin(), reads.end()), reads.end());
+    Bytes bytes = counts_temporaries ? graph.operators[op].backward_peak_bytes : 0;
+    for (const std::uint32_t t : reads) bytes += graph.tensors[t].is_given ? 0 : graph.tensors[t].bytes;
+    return bytes;
+  };
+  std::vector<std::uint32_t> operators(graph.operators.size());
+  std::iota(operators.begin(), operators.end(), 0U);
+  std::stable_sort(operators.begin(), operators.end() - 1,
+                   [&](std::uint32_t a, std::uint32_t b) { return read_bytes(a) > read_bytes(b); });
+  std::rotate(operators.begin(), operators.end() - 1, operators.end());
+  operators.resize(std::min(operators.size(), time_bound_detail::moments));
+  for (const std::uint32_t v : operators) {
+    Graph part;
+    part.tensors = graph.tensors;
+    part.operators.assign(graph.operators.begin(), graph.operators.begin() + v + 1);
+    Moment moment;
+    moment.read_bytes = read_bytes(v);
+    for (GraphTensor& tensor : part.tensors) tensor.held_until = 0;  // its operator may be left out
+    // Nothing has to be made for v any more, and its inputs can be taken.
+    for (const std::uint32_t t : part.operators[v].backward_reads) part.tensors[t].bytes = 0;
+    moment.graph = std::make_unique<const Graph>(std::move(part));
+    moment.space = std::make_unique<KeptSpace>(*moment.graph);
+    moments_.push_back(std::move(moment));
+  }
+}
+
+Time TimeBound::at(Bytes bytes) {
+  Time least = 0;
+  for (Moment& moment : moments_) least = std::max(least, hull_cost(*moment.space, bytes - moment.read_bytes));
+  return least;
 }
 
 }  // namespace thimble::remat

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <string>
-#include <utility>
 
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include <thimble/autograd/functions/indexing.h>
-#include <thimble/autograd/functions/pool.h>
+#include <thimble/autograd/functions/norm.h>
 #include <thimble/autograd/functions/view.h>
 
 namespace thimble::models {

@@ -238,9 +238,10 @@ Split read_folder(const std::string& folder) {
   }
   const std::string test_batch = (fs::path(folder) / "test_batch.bin").string();
   if (!batches.empty() && fs::is_regular_file(test_batch, error)) {
-    return join(data::open_cifar10(batches), data::open_cifar10(std::span(&test_batch, 1)), folder);
+    return join(data::open_cifar(data::cifar10, batches), data::open_cifar(data::cifar10, std::span(&test_batch, 1)),
+                folder);
   }
-  if (!batches.empty()) return split_80_20(data::open_cifar10(batches));
+  if (!batches.empty()) return split_80_20(data::open_cifar(data::cifar10, batches));
   const std::string parts[] = {(fs::path(folder) / "train.bin").string(), (fs::path(folder) / "test.bin").string()};
   if (fs::is_regular_file(parts[0], error)) {
     data::ImageStore all = data::open_cifar(data::cifar100, std::span(parts, 1));

@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
-#include <thimble/models/transformer/decoder.h>
+#include <thimble/models/datasets/dataset_text.h>
+#include <thimble/models/transformer/token_model.h>
 #include <thimble/nn/generate/sampling.h>
 
 namespace thimble::models {
@@ -55,5 +57,13 @@ class Generation {
 /// ValueError.
 std::vector<std::int64_t> generate(Model& model, std::vector<std::int64_t> prompt, std::int64_t count,
                                    double temperature = 0.8, std::int64_t top_k = 0, std::uint64_t seed = 0);
+
+// ---- The tokens that end a text: where a model writes one of them, it has said all.
+
+/// The first of these that names some: `eos_token_id` of generation_config.json and of config.json in `folder`, where
+/// that is a folder that has them, a number or a list; the special tokens <|endoftext|>, <|end_of_text|> and <|eot_id|>
+/// of the text's tokenizer. Sorted; empty: none ends a text, as where tokens are characters. Throws FileError naming
+/// the key where it is neither null nor tokens.
+std::vector<std::int64_t> find_end_tokens(const std::string& folder, const TokenText& text);
 
 }  // namespace thimble::models

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
 #include <utility>
 
 #include <thimble/core/error.h>
@@ -12,7 +11,6 @@
 #include <thimble/memory/process/host_limits.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/stack.h>
-#include <thimble/models/generation/end_tokens.h>
 #include <thimble/models/weights/follow_weights.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/quant/weight_only.h>

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include <thimble/memory/policies/committed.h>
-#include <thimble/models/datasets/token_text.h>
+#include <thimble/models/datasets/dataset_text.h>
 #include <thimble/models/generation/generate.h>
 #include <thimble/models/techniques/setup.h>
 #include <thimble/nn/step/profile.h>
@@ -76,8 +76,7 @@ struct PreparedGeneration {
   GenerateOptions options;  ///< nothing left open
   TokenText text;
   std::vector<std::int64_t> prompt;
-  std::vector<std::int64_t>
-      end_tokens;  ///< that end a sequence (models/generation/end_tokens.h); none with ignores_end
+  std::vector<std::int64_t> end_tokens;  ///< that end a sequence (models/generation/generate.h); none with ignores_end
   GenerationPlan plan;
 };
 

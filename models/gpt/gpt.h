@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <thimble/models/theory.h>
-#include <thimble/models/transformer/decoder.h>
+#include <thimble/models/transformer/token_model.h>
 #include <thimble/nn/files/public_names.h>
 #include <thimble/nn/layers/layers.h>
 

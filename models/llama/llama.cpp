@@ -2,13 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <string>
-#include <utility>
 
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
 #include <thimble/models/transformer/branch.h>
-#include <thimble/models/transformer/transformer.h>
 #include <thimble/nn/quant/weight_only.h>
 
 namespace thimble::models {

@@ -15,7 +15,7 @@
 
 #include <thimble/core/ops/elementwise/rotary.h>
 #include <thimble/models/theory.h>
-#include <thimble/models/transformer/decoder.h>
+#include <thimble/models/transformer/token_model.h>
 #include <thimble/models/transformer/transformer.h>
 #include <thimble/nn/files/public_names.h>
 #include <thimble/nn/layers/layers.h>

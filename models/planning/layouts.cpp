@@ -2,14 +2,24 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <limits>
+#include <map>
+#include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include <thimble/core/error.h>
-#include <thimble/core/launch/tf32.h>
+#include <thimble/core/launch/compute_capability.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/memory/bytes.h>
-#include <thimble/models/planning/planned_run.h>
+#include <thimble/dist/parts/parts.h>
+#include <thimble/dist/parts/sequence.h>
+#include <thimble/dist/pipeline/schedule.h>
+#include <thimble/memory/stack.h>
+#include <thimble/memory/units.h>
+#include <thimble/models/planning/planning.h>
+#include <thimble/models/techniques/trained_parts.h>
 
 namespace thimble::models {
 namespace layouts_detail {
@@ -250,6 +260,276 @@ LayoutReport find_layout(const PlanOptions& given, const Cluster& cluster, const
   }
   report.search_s = seconds_since(start) - report.proof_s;
   return report;
+}
+
+// ---- What steps of a layout take and need at least, from recordings of a block and of what lies around the blocks.
+
+namespace layout_times_detail {
+
+/// A stretch of the model for one micro-batch.
+struct Piece {
+  double forward_s = 0, backward_s = 0;
+  // Bytes of which a team's ranks send each other all but their own share, and in how many turns. A sum takes two: the
+  // shares' terms, and the sums.
+  double forward_sent = 0, backward_sent = 0;
+  int forward_turns = 0, backward_turns = 0;
+  double kept_bytes = 0;   // for backward
+  double given_bytes = 0;  // to what follows
+  double parameter_bytes = 0, state_bytes = 0;
+
+  void add(const Piece& other, double times = 1) {
+    forward_s += times * other.forward_s, backward_s += times * other.backward_s;
+    forward_sent += times * other.forward_sent, backward_sent += times * other.backward_sent;
+    forward_turns += static_cast<int>(times) * other.forward_turns;
+    backward_turns += static_cast<int>(times) * other.backward_turns;
+    kept_bytes += times * other.kept_bytes;
+    given_bytes = other.given_bytes;
+    parameter_bytes += times * other.parameter_bytes, state_bytes += times * other.state_bytes;
+  }
+};
+
+/// What comes before the blocks, one of them, and what comes behind.
+struct ChainPieces {
+  Piece before, block, behind;
+};
+
+double bytes_of(const TapeGraph& graph, std::uint32_t value) {
+  const TapeGraph::Value& v = graph.values[value];
+  return static_cast<double>(v.shape.elements()) * static_cast<double>(size_of(v.dtype));
+}
+
+/// Adds node `n`, of work in `parts` parts, to its piece. `seen` are storages that are counted already.
+void add_node(const TapeGraph& graph, std::size_t n, const nn::NodeTimes& times, int parts, std::vector<char>& seen,
+              Piece& piece) {
+  const TapeGraph::Node& node = graph.nodes[n];
+  piece.forward_s += times.forward;
+  piece.backward_s += times.backward;
+  const double result = bytes_of(graph, node.output);
+  const auto send = [&](int forward, int backward, double bytes) {
+    piece.forward_sent += forward * bytes, piece.forward_turns += forward;
+    piece.backward_sent += backward * bytes, piece.backward_turns += backward;
+  };
+  if (node.is<dist::AllReduce>()) send(2, 0, result);
+  if (node.is<dist::CopyToGroup>()) send(0, 2, result);
+  if (node.is<dist::AllGather>()) send(1, 2, result);  // backward gathers again, and adds up
+  if (node.is<dist::ReduceScatter>()) send(1, 1, parts * result);
+  piece.given_bytes = result;
+  for (const std::uint32_t value : node.saved) {
+    if (value == TapeGraph::none || graph.values[value].is_leaf) continue;
+    const std::uint32_t storage = graph.values[value].storage;
+    if (storage == TapeGraph::none || std::exchange(seen[storage], 1) != 0) continue;
+    if (graph.storages[storage].category != Category::input && graph.storages[storage].category != Category::parameter)
+      piece.kept_bytes += static_cast<double>(graph.storages[storage].bytes);
+  }
+}
+
+/// Ranks in nodes: whether a group of `span` ranks in a row lies in one.
+const dist::Link& link_over(const Cluster& cluster, int span) {
+  return span <= cluster.per_node ? cluster.inside : cluster.between;
+}
+
+double seconds_sent(const dist::Link& link, int parts, double bytes, int turns) {
+  if (parts == 1) return 0;
+  return (parts - 1.0) / parts * bytes / link.bytes_per_s + turns * link.message_s;
+}
+
+}  // namespace layout_times_detail
+
+using layout_times_detail::ChainPieces;
+using layout_times_detail::Piece;
+
+struct LayoutTimes::Known {
+  Setup setup;
+  Cluster cluster;
+  nn::CostModel costs;
+  memory::Device device;
+  std::string hidden;  // what the names of blocks begin with; empty: blocks differ
+  std::int64_t layers = 0;
+  double shared_bytes = 0;                                               // that the first and the last stage have
+  std::map<std::tuple<int, bool, std::int64_t>, ChainPieces> by_parts;   // parts, of the sequence as well, samples
+  std::map<std::pair<int, std::int64_t>, std::vector<Piece>> by_stages;  // where blocks differ: stages, samples
+
+  Setup plain(int tp, bool cuts_sequence, int pp, std::int64_t samples) const {
+    Setup s = setup;
+    s.tp = tp, s.pp = pp, s.ranks = tp * pp, s.rank = 0;
+    s.zero = 0, s.micro_batches = 1, s.batch = samples;
+    s.recomputes_blocks = false;
+    s.sequence_parallel = cuts_sequence;
+    return s;
+  }
+  template <class PieceOf>
+  void record(const Setup& s, const PieceOf& piece_of) const;
+  const ChainPieces& pieces(int tp, bool cuts_sequence, std::int64_t samples);
+  const std::vector<Piece>& stages(int pp, std::int64_t samples);
+  std::vector<Piece> of(const Layout& layout);
+  std::int64_t samples(const Layout& layout) const { return setup.batch / (layout.dp * layout.micro_batches); }
+};
+
+template <class PieceOf>
+void LayoutTimes::Known::record(const Setup& s, const PieceOf& piece_of) const {
+  const memory::Device on = dry(device);
+  const TapeGraph graph = nn::record_step(on, zero_batch_run(s));
+  const std::vector<nn::NodeTimes> times = nn::node_times(graph, costs);
+  std::vector<char> seen(graph.storages.size(), 0);
+  for (std::size_t n = 0; n < graph.nodes.size(); ++n) {
+    layout_times_detail::add_node(graph, n, times[n], s.tp, seen,
+                                  piece_of(std::string(path_name(graph.nodes[n].path)), true));
+  }
+  const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
+  const ResourceScope scope(stack.top);
+  const TrainedParts parts(s, on);
+  double trained = 0;
+  for (const nn::Named& p : parts.model->trainable()) trained += static_cast<double>(p.tensor.elements());
+  const double state_each = static_cast<double>(parts.optimizer->state_bytes()) / trained;
+  for (const nn::Named& p : parts.model->trainable()) {
+    Piece& piece = piece_of(p.name, false);
+    piece.parameter_bytes += static_cast<double>(p.tensor.bytes());
+    piece.state_bytes += state_each * static_cast<double>(p.tensor.elements());
+  }
+}
+
+const ChainPieces& LayoutTimes::Known::pieces(int tp, bool cuts_sequence, std::int64_t samples) {
+  const auto [found, is_new] = by_parts.try_emplace({tp, cuts_sequence, samples});
+  if (!is_new) return found->second;
+  Setup s = plain(tp, cuts_sequence, 1, samples);
+  s.sizes.layers = 1;
+  ChainPieces& pieces = found->second;
+  // Nodes and parameters both come in the order of the chain.
+  bool nodes_are_behind = false, parameters_are_behind = false;
+  record(s, [&](const std::string& name, bool is_node) -> Piece& {
+    bool& is_behind = is_node ? nodes_are_behind : parameters_are_behind;
+    if (name.find(hidden) != std::string::npos) {
+      is_behind = true;
+      return pieces.block;
+    }
+    return is_behind ? pieces.behind : pieces.before;
+  });
+  return pieces;
+}
+
+const std::vector<Piece>& LayoutTimes::Known::stages(int pp, std::int64_t samples) {
+  const auto [found, is_new] = by_stages.try_emplace({pp, samples});
+  if (!is_new) return found->second;
+  for (int stage = 0; stage < pp; ++stage) {
+    Setup s = plain(1, false, pp, samples);
+    s.rank = stage;
+    Piece& piece = found->second.emplace_back();
+    record(s, [&](const std::string&, bool) -> Piece& { return piece; });
+  }
+  return found->second;
+}
+
+/// A piece for each stage.
+std::vector<Piece> LayoutTimes::Known::of(const Layout& layout) {
+  if (hidden.empty()) return stages(layout.pp, samples(layout));
+  const ChainPieces& all = pieces(layout.tp, layout.cuts_sequence, samples(layout));
+  std::vector<Piece> list;
+  for (int stage = 0; stage < layout.pp; ++stage) {
+    const dist::StagePlace place{stage, layout.pp};
+    const dist::StagePlace::Units units = place.units(layers);
+    Piece piece;
+    if (place.is_first()) piece.add(all.before);
+    piece.add(all.block, static_cast<double>(units.end - units.first));
+    if (place.is_last()) piece.add(all.behind);
+    if (place.is_last() && layout.pp > 1) piece.parameter_bytes += shared_bytes / layout.tp;  // without state
+    list.push_back(piece);
+  }
+  return list;
+}
+
+LayoutTimes::LayoutTimes(const Setup& setup, const Cluster& cluster, nn::CostModel costs, memory::Device device)
+    : known_(std::make_unique<Known>(Known{setup, cluster, std::move(costs), device, {}, 0, 0, {}, {}})) {
+  const std::unique_ptr<Model> model = make_model(setup.model, setup.sizes, tensor_options(setup, dry(device)));
+  known_->hidden = model->hidden_layers();
+  known_->layers = model->options().layers;
+  if (!model->is_tied()) return;
+  ModelOptions sizes = setup.sizes;
+  sizes.stage = {0, 2};
+  const auto first = make_model(setup.model, sizes, tensor_options(setup, dry(device)));
+  for (const Tensor& shared : first->shared_by_stages().first) {
+    known_->shared_bytes += static_cast<double>(shared.bytes());
+  }
+}
+
+LayoutTimes::~LayoutTimes() = default;
+
+LayoutTime LayoutTimes::of(const Layout& layout) {
+  using namespace layout_times_detail;
+  const Cluster& cluster = known_->cluster;
+  std::vector<Piece> pieces = known_->of(layout);
+  const dist::Link& team = link_over(cluster, layout.tp);
+  const dist::Link& alike = link_over(cluster, layout.tp * layout.dp);
+  const dist::Link& next = link_over(cluster, cluster.ranks);
+  dist::PipelineCosts costs;
+  LayoutTime time;
+  double largest = 0, state = 0, busy = 0, slowest = 0, backward = 0;
+  const auto micro_batches = static_cast<double>(layout.micro_batches);
+  for (std::size_t s = 0; s < pieces.size(); ++s) {
+    const Piece& piece = pieces[s];
+    const double forward_sums = seconds_sent(team, layout.tp, piece.forward_sent, piece.forward_turns);
+    const double sums = (layout.recomputes_blocks ? 2 : 1) * forward_sums +
+                        seconds_sent(team, layout.tp, piece.backward_sent, piece.backward_turns);
+    costs.forward_s.push_back(piece.forward_s + forward_sums);
+    double again = 0;
+    if (layout.recomputes_blocks) {
+      const ChainPieces& all = known_->pieces(layout.tp, layout.cuts_sequence, known_->samples(layout));
+      const dist::StagePlace::Units units = dist::StagePlace{static_cast<int>(s), layout.pp}.units(known_->layers);
+      again = all.block.forward_s * static_cast<double>(units.end - units.first);
+    }
+    costs.backward_s.push_back(piece.backward_s + again + sums - forward_sums);
+    const double both = costs.forward_s.back() + costs.backward_s.back();
+    busy += both;
+    slowest = std::max(slowest, both);
+    backward = std::max(backward, costs.backward_s.back());
+    time.parts_s = std::max(time.parts_s, micro_batches * sums);
+    largest = std::max(largest, piece.parameter_bytes);
+    state = std::max(state, piece.state_bytes);
+    if (s + 1 < pieces.size()) {
+      costs.link_s = std::max(costs.link_s, piece.given_bytes / next.bytes_per_s + next.message_s);
+    }
+  }
+  // Beyond a few micro-batches a step grows by the slowest stage's time for each.
+  const auto most = static_cast<int>(std::min<std::int64_t>(layout.micro_batches, 2 * layout.pp));
+  const dist::Schedule schedule = dist::one_forward_one_backward(layout.pp, most);
+  time.pipeline_s = dist::simulate(schedule, costs).step_s + (micro_batches - most) * slowest;
+  time.idle_s = time.pipeline_s - micro_batches * busy / static_cast<double>(layout.pp);
+  const double d = layout.dp, others = (d - 1) / d;
+  if (layout.dp > 1) {
+    const auto bucket = static_cast<double>(layout.bucket_bytes);
+    const double buckets = std::ceil(largest / bucket);
+    const double sent = others * largest / alike.bytes_per_s + buckets * (d - 1) * alike.message_s;
+    const double gathered = others * largest / alike.bytes_per_s;
+    time.shares_s = micro_batches * std::max(0.0, sent - backward) +
+                    others * std::min(bucket, largest) / alike.bytes_per_s + gathered;
+    if (layout.zero == 3) {  // parameters come for each forward and backward, ahead of the layer that computes or not
+      const double hidden = layout.read_ahead > 0 ? slowest : 0;
+      time.shares_s += micro_batches * std::max(0.0, 2 * gathered - hidden) - gathered;
+    }
+  }
+  if (layout.pp > 1) {  // a tied table's gradient to the first stage, its values back
+    time.shares_s += 2 * (known_->shared_bytes / layout.tp / next.bytes_per_s + next.message_s);
+  }
+  const double own = layout.zero > 0 ? d : 1;
+  time.update_s = (3 * largest + 2 * state) / own / known_->costs.hardware.bytes_per_s;
+  return time;
+}
+
+std::size_t LayoutTimes::least_bytes(const Layout& layout) {
+  double most = 0;
+  const std::vector<Piece> pieces = known_->of(layout);
+  const double d = layout.dp;
+  for (std::size_t s = 0; s < pieces.size(); ++s) {
+    const Piece& piece = pieces[s];
+    const double parameters = piece.parameter_bytes / (layout.zero > 2 ? d : 1);
+    const double gradients = piece.parameter_bytes / (layout.zero > 1 ? d : 1);
+    const double under_way =
+        static_cast<double>(std::min<std::int64_t>(layout.pp - static_cast<std::int64_t>(s), layout.micro_batches));
+    const double kept = layout.recomputes_blocks ? 0 : under_way * piece.kept_bytes;
+    // Gradients may be made while what was kept for them goes, and shards are whole grains.
+    most =
+        std::max(most, 0.95 * (parameters + piece.state_bytes / (layout.zero > 0 ? d : 1) + std::max(gradients, kept)));
+  }
+  return static_cast<std::size_t>(most);
 }
 
 }  // namespace thimble::models

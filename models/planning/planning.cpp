@@ -2,24 +2,106 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <map>
+#include <numeric>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include <thimble/autograd/node.h>
 #include <thimble/core/error.h>
-#include <thimble/core/launch/tf32.h>
+#include <thimble/core/launch/compute_capability.h>
 #include <thimble/core/tensor/context.h>
+#include <thimble/dist/parts/team.h>
 #include <thimble/memory/process/process.h>
-#include <thimble/models/planning/planned_run.h>
+#include <thimble/memory/stack.h>
+#include <thimble/memory/units.h>
+#include <thimble/models/images.h>
 #include <thimble/models/techniques/adapting.h>
-#include <thimble/models/techniques/spilling.h>
 #include <thimble/models/techniques/technique.h>
-#include <thimble/models/training/process_bytes.h>
+#include <thimble/models/techniques/tiers.h>
+#include <thimble/models/techniques/trained_parts.h>
+#include <thimble/models/training/choices.h>
+#include <thimble/models/training/plan_training.h>
 #include <thimble/models/training/quantizing.h>
+#include <thimble/models/training/training.h>
+#include <thimble/models/transformer/transformer.h>
+#include <thimble/models/weights/follow_weights.h>
 #include <thimble/nn/fit/process_budget.h>
 
 namespace thimble::models {
+namespace planned_run_detail {
+
+/// Data without values: batches are zeros with the bytes of real ones.
+class Outline final : public Dataset {
+ public:
+  /// Batches of `samples`; in the last of `validation_batches` there are `last_samples`.
+  Outline(bool is_text, ModelOptions sizes, std::int64_t samples, std::int64_t validation_batches,
+          std::int64_t last_samples)
+      : is_text_(is_text),
+        sizes_(sizes),
+        samples_(samples),
+        validation_batches_(validation_batches),
+        last_samples_(last_samples) {}
+
+  void fit(ModelOptions&) const override {}
+  void open(const ModelOptions&, std::int64_t, std::uint64_t) override {}
+  Batch batch(std::int64_t, memory::Device device, DType dtype) const override {
+    return make(samples_ / share().ranks, device, dtype);
+  }
+  std::int64_t validation_batches() const override { return validation_batches_; }
+  Batch validation_batch(std::int64_t index, memory::Device device, DType dtype) const override {
+    return make(index + 1 == validation_batches_ ? last_samples_ : samples_, device, dtype);
+  }
+  std::int64_t items_per_sample() const override { return is_text_ ? sizes_.sequence : 1; }
+  std::string decode(const std::vector<std::int64_t>&) const override { return {}; }
+
+ private:
+  Batch make(std::int64_t samples, memory::Device device, DType dtype) const {
+    return is_text_ ? empty_token_batch(sizes_, samples, device) : empty_image_batch(sizes_, samples, dtype, device);
+  }
+
+  bool is_text_;
+  ModelOptions sizes_;
+  std::int64_t samples_, validation_batches_, last_samples_;
+};
+
+}  // namespace planned_run_detail
+
+PlannedRuns::PlannedRuns(Setup& setup, memory::Device device, const std::string& data) : device_(device) {
+  if (!setup.weights.empty()) {
+    follow_weights(setup.model, setup.sizes, read_weight_facts(setup.weights), WeightUse::training);
+  }
+  if (data.empty() && !setup.tokenizer.empty()) {
+    throw ValueError("`tokenizer`: '" + setup.tokenizer + "' has no text to read; expected `data` beside it");
+  }
+  if (data.empty()) return;
+  const auto model = make_model(setup.model, setup.sizes, tensor_options(setup, dry(device)));
+  data_ = open_dataset(data, *model, setup.model, setup.seed, setup.tokenizer);
+  data_->fit(setup.sizes);
+}
+
+nn::MakeRun PlannedRuns::of(const Setup& setup) const {
+  const memory::Device on = dry(device_);
+  const auto model = make_model(setup.model, setup.sizes, tensor_options(setup, on));
+  std::int64_t batches = 1, last_samples = setup.batch;
+  if (data_ != nullptr) {
+    data_->set_share(share_of(setup));
+    data_->open(model->options(), setup.batch, setup.seed);
+    batches = data_->validation_batches();
+    last_samples = data_->validation_batch(batches - 1, on, setup.dtype).target.size(0);
+  }
+  const auto prepared = std::make_shared<PreparedTraining>();
+  prepared->options.setup = setup;
+  prepared->options.device = device_;
+  prepared->is_text = model->is_text();
+  prepared->data = std::make_unique<planned_run_detail::Outline>(prepared->is_text, model->options(), setup.batch,
+                                                                 batches, last_samples);
+  prepared->data->set_share(share_of(setup));
+  return [prepared](memory::Device device) { return training_program(*prepared)(device); };
+}
+
 namespace planning_detail {
 
 /// Peak of a forward without a tape.
@@ -234,14 +316,6 @@ Largest find_largest(const PlanOptions& given, std::size_t budget_bytes, BatchSe
   return found;
 }
 
-std::int64_t largest_batch(const PlanOptions& options, std::size_t budget_bytes) {
-  return find_largest(options, budget_bytes, BatchSearch::planned).size;
-}
-
-std::int64_t longest_sequence(const PlanOptions& options, std::size_t budget_bytes) {
-  return find_largest(options, budget_bytes, BatchSearch::planned, Extent::sequence).size;
-}
-
 PlanReport make_plan(const PlanOptions& given) {
   auto start = std::chrono::steady_clock::now();
   check_tf32(given.allows_tf32, given.device);
@@ -293,6 +367,200 @@ PlanReport make_plan(const PlanOptions& given) {
   }
   report.ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   return report;
+}
+
+// ---- Plans of several ranks.
+
+namespace rank_plans_detail {
+
+/// What bytes depend on, of data rank `rank` of a stage: the sizes of its shares, and whether it writes checkpoints.
+std::vector<std::int64_t> shares_of(int rank, bool is_writer, const dist::DataParallel& parallel) {
+  std::vector<std::int64_t> sizes{is_writer ? 1 : 0};
+  for (const dist::Bucket& bucket : parallel.buckets()) {
+    sizes.push_back(bucket.shard_elements(rank));
+    for (const dist::Piece& piece : bucket.pieces[static_cast<std::size_t>(rank)]) {
+      sizes.insert(sizes.end(), {static_cast<std::int64_t>(piece.parameter), piece.end - piece.begin});
+    }
+  }
+  return sizes;
+}
+
+}  // namespace rank_plans_detail
+
+std::vector<std::vector<int>> alike_ranks(Setup setup, memory::Device device) {
+  if (setup.ranks == 1) return {{0}};
+  const memory::Device on = dry(device);
+  const int teams = data_ranks(setup), of_stage = setup.ranks / setup.pp;
+  std::vector<std::vector<int>> groups;
+  for (int begin = 0; begin < setup.ranks; begin += of_stage) {
+    std::vector<int> members(
+        static_cast<std::size_t>(team_size(setup)));  // of a team, whose ranks are not in a group yet
+    std::iota(members.begin(), members.end(), 0);
+    while (!members.empty()) {  // those with as many tokens of the vocabulary at once
+      const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
+      const ResourceScope scope(stack.top);
+      setup.rank = begin + members.front();
+      const TrainedParts parts(setup, on);
+      const auto tokens = [&, all = parts.model->options().vocabulary](int member) {
+        return dist::part_begin(all, setup.tp, member + 1) - dist::part_begin(all, setup.tp, member);
+      };
+      const auto alike = std::stable_partition(members.begin(), members.end(),
+                                               [&, own = tokens(members.front())](int m) { return tokens(m) != own; });
+      std::map<std::vector<std::int64_t>, std::vector<int>> of_shares;
+      for (int d = 0; d < teams; ++d) {
+        for (auto m = alike; m != members.end(); ++m) {
+          const int r = begin + d * team_size(setup) + *m;
+          of_shares[rank_plans_detail::shares_of(d, r == 0, *parts.parallel)].push_back(r);
+        }
+      }
+      for (auto& [shares, ranks] : of_shares) groups.push_back(std::move(ranks));
+      members.erase(alike, members.end());
+    }
+  }
+  std::sort(groups.begin(), groups.end());
+  return groups;
+}
+
+std::vector<RankPlan> plan_ranks(const PlanOptions& options) {
+  if (options.finds_batch || options.finds_sequence || options.is_inference) {
+    const char* const option = options.finds_batch      ? "`finds_batch`"
+                               : options.finds_sequence ? "`finds_sequence`"
+                                                        : "`is_inference`";
+    throw ValueError(std::string(option) + ": not with `ranks` " + std::to_string(options.setup.ranks) +
+                     "; expected one rank");
+  }
+  std::vector<RankPlan> plans;
+  PlanOptions of_rank = options;
+  const PlannedRuns runs(of_rank.setup, options.device, options.data);
+  for (std::vector<int>& ranks : alike_ranks(of_rank.setup, options.device)) plans.push_back({std::move(ranks), {}});
+  if (options.budget_bytes == 0 && hardware_for(options.costs, options.device).memory_bytes == 0) {
+    for (RankPlan& plan : plans) {  // nothing is searched for: a dry run tells
+      of_rank.setup.rank = plan.ranks.front();
+      const nn::MemoryProfile profile = nn::profile_training(dry(options.device), runs.of(of_rank.setup));
+      plan.report.plan.peak_bytes = profile.peak_bytes;
+      plan.report.plan.peak_by_category = profile.peak_by_category;
+      plan.report.committed =
+          memory::committed_parts(profile.peak_live_bytes, profile.peak_height_bytes, profile.peak_bytes);
+      plan.report.keep_everything_bytes = profile.peak_bytes;
+    }
+  } else {
+    for (RankPlan& plan : plans) {
+      of_rank.setup.rank = plan.ranks.front();
+      plan.report = make_plan(of_rank);
+    }
+  }
+  const auto needs_less = [](const RankPlan& a, const RankPlan& b) {
+    return a.report.plan.peak_bytes < b.report.plan.peak_bytes;
+  };
+  const auto most = std::max_element(plans.begin(), plans.end(), needs_less);
+  if (!most->report.planner) {
+    of_rank.setup.rank = most->ranks.front();
+    most->report = make_plan(of_rank);
+  }
+  std::rotate(plans.begin(), most, most + 1);
+  return plans;
+}
+
+// ---- The search for the largest size that fits a budget.
+
+namespace search_detail {
+
+constexpr std::int64_t most_of_extent = std::int64_t{1} << 24;
+
+/// The option that searches, and its unit, for errors.
+struct ExtentWords {
+  const char *option, *one, *many;
+};
+constexpr ExtentWords words_of(Extent extent) {
+  return extent == Extent::batch ? ExtentWords{"`finds_batch`", "a batch of 1", "samples"}
+                                 : ExtentWords{"`finds_sequence`", "a sequence of 1", "tokens"};
+}
+
+struct Probe {
+  std::int64_t size;
+  double bytes;
+};
+
+/// Where the line through two probes meets the budget, strictly between `fits` and `fails`.
+std::int64_t by_line(const Probe& a, const Probe& b, double budget, std::int64_t fits, std::int64_t fails) {
+  const double per_one = (b.bytes - a.bytes) / static_cast<double>(b.size - a.size);
+  if (!(per_one > 0)) return fits + (fails - fits) / 2;
+  const double at = static_cast<double>(a.size) + std::floor((budget - a.bytes) / per_one);
+  return static_cast<std::int64_t>(std::clamp(at, static_cast<double>(fits + 1), static_cast<double>(fails - 1)));
+}
+
+}  // namespace search_detail
+
+Largest search_largest(const std::function<std::size_t(std::int64_t size)>& peak, std::size_t budget_bytes,
+                       Extent extent) {
+  using search_detail::Probe;
+  Largest found;
+  const search_detail::ExtentWords words = search_detail::words_of(extent);
+  const auto budget = static_cast<double>(budget_bytes);
+  const auto probe = [&](std::int64_t size) {
+    ++found.probes;
+    return Probe{size, static_cast<double>(peak(size))};
+  };
+  Probe fits = probe(1);
+  if (fits.bytes > budget) {
+    const auto one = static_cast<std::size_t>(fits.bytes);
+    throw nn::BudgetError(std::string(words.option) + ": " + words.one + " needs " + std::to_string(one) +
+                              " bytes, more than the budget of " + std::to_string(budget_bytes),
+                          budget_bytes, one);
+  }
+  // Upwards, until one fails: where the line of the last two leads, and at least twice as far as before; at first no
+  // further than 16 times, as the line of two small batches says little.
+  Probe before = fits, fails = probe(2);
+  while (fails.bytes <= budget) {
+    before = fits;
+    fits = fails;
+    if (fits.size >= search_detail::most_of_extent) {
+      throw ValueError(std::string(words.option) + ": even " + std::to_string(fits.size) + " " + words.many +
+                       " are within the budget of " + std::to_string(budget_bytes) + " bytes");
+    }
+    const std::int64_t most = std::min(fits.size * 16, search_detail::most_of_extent);
+    const std::int64_t ahead = search_detail::by_line(before, fits, budget, fits.size, most + 1);
+    // One beyond the place where the line ends would be the first to fail.
+    fails = probe(std::clamp(ahead + 1, fits.size + 1, most));
+  }
+  // Between: by the line through the two, from the second try without progress by halving.
+  for (int tries = 0; fails.size - fits.size > 1; ++tries) {
+    const std::int64_t middle = tries % 3 == 2 ? fits.size + (fails.size - fits.size) / 2
+                                               : search_detail::by_line(fits, fails, budget, fits.size, fails.size);
+    const Probe next = probe(middle);
+    (next.bytes <= budget ? fits : fails) = next;
+  }
+  found.size = fits.size;
+  found.peak_bytes = static_cast<std::size_t>(fits.bytes);
+  found.next_peak_bytes = static_cast<std::size_t>(fails.bytes);
+  return found;
+}
+
+Largest search_in_a_third(const std::function<nn::Planner(std::int64_t size)>& planner, std::size_t budget_bytes) {
+  constexpr double most_overhead = 1.0 / 3;
+  Largest found;
+  const auto fits = [&](std::int64_t size) {
+    ++found.probes;
+    try {
+      nn::Planner plans = planner(size);
+      const nn::Plan& plan = plans.fit(budget_bytes);
+      if (plan.time_overhead > most_overhead) return false;
+      found.size = size;
+      found.peak_bytes = plan.peak_bytes;
+      found.time_overhead = plan.time_overhead;
+      return true;
+    } catch (const nn::BudgetError&) {
+      if (size == 1) throw;
+      return false;
+    }
+  };
+  std::int64_t fails = 1;
+  while (fails <= search_detail::most_of_extent && fits(fails)) fails *= 2;
+  while (fails - found.size > 1) {
+    const std::int64_t middle = found.size + (fails - found.size) / 2;
+    if (!fits(middle)) fails = middle;
+  }
+  return found;
 }
 
 }  // namespace thimble::models

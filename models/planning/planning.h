@@ -1,5 +1,6 @@
 #pragma once
-// The plan of a named model's training run, or of its forward, before it runs: the bytes it needs, and why.
+// What make_plan plans: the program of a training run with the same setup, its evaluation included, on data of which
+// the sizes alone matter. Blocks lie where that program asks for them, so its plan is that of the run.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,8 +11,9 @@
 
 #include <thimble/memory/policies/committed.h>
 #include <thimble/memory/process/outside.h>
+#include <thimble/models/datasets/dataset.h>
 #include <thimble/models/techniques/setup.h>
-#include <thimble/models/techniques/spilling.h>
+#include <thimble/models/techniques/tiers.h>
 #include <thimble/models/training/choices.h>
 #include <thimble/models/training/costs.h>
 #include <thimble/nn/fit/fit.h>
@@ -19,19 +21,40 @@
 
 namespace thimble::models {
 
+class PlannedRuns {
+ public:
+  /// `data` is a path as TrainOptions has it: sizes that follow from it (vocabulary; image, channels, classes) are
+  /// filled in to `setup`, after those of its weights (follow_weights). Empty: the model's own sizes. Throws what
+  /// follow_weights, open_dataset and make_model throw.
+  PlannedRuns(Setup& setup, memory::Device device, const std::string& data);
+
+  /// Runs of a setup with these data: two steps, of which each makes its batch and reads its loss, and an evaluation in
+  /// batches as they are. It must outlive the runs that it makes. Throws ValueError where the data are too few to be
+  /// cut into two parts.
+  nn::MakeRun of(const Setup& setup) const;
+  /// Dataset::heap_bytes of the data; 0 where none are named.
+  std::size_t data_bytes() const { return data_ ? data_->heap_bytes() : 0; }
+
+ private:
+  memory::Device device_;
+  std::shared_ptr<Dataset> data_;  // null: none are named
+};
+
+// ---- The plan of a named model's training run, or of its forward, before it runs: the bytes it needs, and why.
+
 struct PlanOptions {
   Setup setup;
   std::string data;  ///< a path as TrainOptions has it: sizes follow from it (PlannedRuns); empty: the model's
   memory::Device device = cpu;  ///< to plan for; it need not exist, because its dry twin runs
   std::size_t process_budget_bytes =
-      0;                         ///< for the whole process (models/training/process_bytes.h), on the cpu; 0: none
+      0;                         ///< for the whole process (models/training/plan_training.h), on the cpu; 0: none
   std::size_t budget_bytes = 0;  ///< 0: the hardware's memory, where it has one; else none
   CostOptions costs;
   bool finds_batch = false;        ///< the largest batch for the budget, in place of the setup's
   bool finds_sequence = false;     ///< the longest sequence for the budget, of a model over tokens
   bool is_inference = false;       ///< a forward without a tape
   bool is_int8 = false;            ///< with is_inference: of the net in 8-bit codes (models/training/quantizing.h)
-  bool allows_tf32 = false;        ///< f32 products of a GPU take the time of TF32 (core/launch/tf32.h)
+  bool allows_tf32 = false;        ///< f32 products of a GPU take the time of TF32 (core/launch/compute_capability.h)
   bool prices_techniques = false;  ///< all of them, even where the budget is feasible
   double refusal_ms = nn::default_refusal_ms;  ///< where it is not, and they are not: as nn::LeverSearch has it
   std::function<void(const std::string& text)> progress = {};  ///< told what is planned next; may be empty
@@ -115,10 +138,6 @@ struct Largest {
 /// not fit, ValueError when 2^24 does, and for the sequence of a model over images.
 Largest find_largest(const PlanOptions& options, std::size_t budget_bytes, BatchSearch search,
                      Extent extent = Extent::batch);
-
-/// The size of find_largest, planned.
-std::int64_t largest_batch(const PlanOptions& options, std::size_t budget_bytes);
-std::int64_t longest_sequence(const PlanOptions& options, std::size_t budget_bytes);
 
 /// The search alone: `peak(size)` gives bytes.
 Largest search_largest(const std::function<std::size_t(std::int64_t size)>& peak, std::size_t budget_bytes,

@@ -2,9 +2,8 @@
 
 #include <string>
 
-#include <thimble/autograd/functions/pool.h>
+#include <thimble/autograd/functions/norm.h>
 #include <thimble/core/error.h>
-#include <thimble/models/images.h>
 
 namespace thimble::models {
 namespace resnet_detail {

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include <thimble/autograd/functions/pool.h>
+#include <thimble/autograd/functions/norm.h>
 #include <thimble/core/error.h>
 #include <thimble/models/images.h>
 

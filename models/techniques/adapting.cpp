@@ -1,13 +1,12 @@
 #include <thimble/models/techniques/adapting.h>
 
-#include <filesystem>
 #include <utility>
 
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/memory/units.h>
-#include <thimble/models/datasets/token_text.h>
+#include <thimble/models/datasets/dataset_text.h>
 #include <thimble/nn/files/weights.h>
 
 namespace thimble::models {

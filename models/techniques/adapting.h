@@ -1,6 +1,6 @@
 #pragma once
 // A named model that is fine-tuned: weights that it begins with, a frozen base in fewer bits, adapters that are trained
-// (nn/lora/lora.h, nn/quant/coded_store.h). Errors name options as Setup does.
+// (nn/lora/lora.h, nn/quant/weight_only.h). Errors name options as Setup does.
 
 #include <optional>
 #include <string>
@@ -8,7 +8,7 @@
 #include <thimble/core/ops/quant/weight_code.h>
 #include <thimble/models/datasets/dataset.h>
 #include <thimble/models/techniques/setup.h>
-#include <thimble/models/weights/weight_facts.h>
+#include <thimble/models/weights/follow_weights.h>
 #include <thimble/nn/lora/adapter_files.h>
 
 namespace thimble::models {

@@ -13,7 +13,7 @@
 #include <thimble/models/techniques/adapting.h>
 #include <thimble/models/techniques/technique.h>
 #include <thimble/models/techniques/trained_parts.h>
-#include <thimble/nn/quant/coded_store.h>
+#include <thimble/nn/quant/weight_only.h>
 
 namespace thimble::models {
 

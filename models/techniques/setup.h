@@ -220,7 +220,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model
 double clip_norm(const Setup& setup, bool is_text);
 
 /// What plans of the setup for `device` may do. Throws ValueError where its tensors cannot wait in such a place,
-/// FileError where the folder cannot take a tier (memory/offload/direct_file.h).
+/// FileError where the folder cannot take a tier (memory/offload/file_tier.h).
 nn::PlannerOptions planner_options(const Setup& setup, memory::Device device);
 
 /// Makes runs whose step is a forward in evaluation mode, without a tape and without an optimizer.

@@ -1,7 +1,7 @@
 #include <thimble/models/training/certifying.h>
 
 #include <thimble/core/error.h>
-#include <thimble/core/launch/tf32.h>
+#include <thimble/core/launch/compute_capability.h>
 
 namespace thimble::models {
 

@@ -4,7 +4,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/memory/units.h>
-#include <thimble/models/datasets/token_text.h>
+#include <thimble/models/datasets/dataset_text.h>
 #include <thimble/models/techniques/technique.h>
 #include <thimble/models/training/recipe.h>
 #include <thimble/nn/files/checkpoint.h>

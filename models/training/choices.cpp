@@ -5,8 +5,8 @@
 #include <utility>
 
 #include <thimble/core/error.h>
-#include <thimble/memory/bytes.h>
 #include <thimble/memory/offload/device_tier.h>
+#include <thimble/memory/units.h>
 #include <thimble/models/techniques/technique.h>
 
 namespace thimble::models {

@@ -4,7 +4,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/file.h>
-#include <thimble/memory/bytes.h>
+#include <thimble/memory/units.h>
 #include <thimble/nn/fit/cost_file.h>
 #include <thimble/nn/fit/fit.h>
 

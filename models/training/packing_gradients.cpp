@@ -4,7 +4,7 @@
 #include <memory>
 #include <optional>
 
-#include <thimble/core/launch/tf32.h>
+#include <thimble/core/launch/compute_capability.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/training/checkpoints.h>

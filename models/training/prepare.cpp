@@ -12,11 +12,11 @@
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/techniques/adapting.h>
-#include <thimble/models/techniques/spilling.h>
 #include <thimble/models/techniques/technique.h>
-#include <thimble/models/training/alike_ranks.h>
-#include <thimble/models/training/capture.h>
+#include <thimble/models/techniques/tiers.h>
 #include <thimble/models/training/checkpoints.h>
+#include <thimble/models/training/plan_training.h>
+#include <thimble/models/training/recipe.h>
 #include <thimble/models/training/training.h>
 #include <thimble/models/weights/follow_weights.h>
 #include <thimble/nn/files/weights.h>

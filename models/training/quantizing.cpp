@@ -1,4 +1,4 @@
-#include <thimble/models/datasets/token_text.h>
+#include <thimble/models/datasets/dataset_text.h>
 #include <thimble/models/techniques/adapting.h>
 #include <thimble/models/training/quantizing.h>
 #include <thimble/models/weights/follow_weights.h>

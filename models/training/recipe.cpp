@@ -1,12 +1,21 @@
 #include <thimble/models/training/recipe.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <filesystem>
+#include <string>
 
 #include <thimble/core/error.h>
+#include <thimble/core/files/crc32c.h>
+#include <thimble/core/files/file.h>
 #include <thimble/core/files/printable.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/techniques/technique.h>
+#include <thimble/models/training/checkpoints.h>
 #include <thimble/models/weights/follow_weights.h>
+#include <thimble/nn/files/safetensors.h>
+#include <thimble/nn/files/weights.h>
+#include <thimble/nn/lora/adapter_files.h>
 
 namespace thimble::models {
 namespace recipe_detail {
@@ -94,6 +103,103 @@ std::string recipe_change(const nn::Metadata& before, const TrainOptions& option
                     : part.option + " " + old + " -> " + part.value;
   }
   return text;
+}
+
+namespace alike_ranks_detail {
+
+constexpr std::uint64_t most_bytes = std::uint64_t{1} << 30;  // of a file that is read whole
+
+std::string sum_of_file(const std::string& path) {
+  return path.empty() ? "" : sum_text(crc32c(read_whole_file(path, most_bytes)));
+}
+
+/// A checkpoint by its settings and the sums of its tensors.
+std::string sum_of_checkpoint(const std::string& path) {
+  if (path.empty()) return "";
+  const SafetensorsReader file(path);
+  std::uint32_t sum = 0;
+  for (const auto& [key, value] : file.header().metadata) sum = crc32c(value, crc32c(key, sum));
+  for (const SafetensorsEntry& entry : file.header().tensors) {
+    sum = crc32c(entry.name + " " + std::to_string(entry.crc32c.value_or(0)), sum);
+  }
+  return sum_text(sum);
+}
+
+std::string sum_of_adapters(const std::string& folder) {
+  if (folder.empty()) return "";
+  return sum_of_file(nn::adapter_config_path(folder)) + ", " + nn::weights_sum(nn::adapter_tensors_path(folder));
+}
+
+/// Whether the ranks' plans, or the bits, depend on what each is given to plan with.
+bool plans_alike(const Setup& setup) {
+  return setup.zero == 3 || team_size(setup) > 1 || setup.pp > 1 || setup.allows_lossy ||
+         setup.micro_batches == auto_micro_batches;
+}
+
+}  // namespace alike_ranks_detail
+
+std::vector<dist::Trait> rank_traits(const TrainOptions& options, const Dataset& data, const Model& model) {
+  using namespace alike_ranks_detail;
+  const Setup& setup = options.setup;
+  const ModelOptions& sizes = model.options();
+  std::vector<dist::Trait> list = dist::process_traits();
+  const auto add = [&list](const std::string& name, const std::string& value) { list.push_back({name, value}); };
+  const auto add_number = [&](const std::string& name, std::int64_t value) { add(name, std::to_string(value)); };
+  const auto add_switch = [&](const std::string& name, bool is_on) { add(name, is_on ? "on" : "off"); };
+  add("model", setup.model);
+  add("`device`", options.device.is_cuda() ? "cuda, " + options.costs.gpu : "cpu");
+  add_number("`image`", sizes.image);
+  add_number("channels of the data", sizes.channels);
+  add_number("classes of the data", sizes.classes);
+  add_number("vocabulary", sizes.vocabulary);
+  add_number("`sequence`", sizes.sequence);
+  add_number("`layers`", sizes.layers);
+  add_number("`heads`", sizes.heads);
+  add_number("`kv_heads`", sizes.key_heads);
+  add_number("`width`", sizes.width);
+  add_number("`mlp`", sizes.hidden);
+  add_number("`window`", sizes.window);
+  add_switch("`shares_kernels`", sizes.shares_kernels);
+  add("`tokenizer`", data.tokenizer());
+  add("`seed`", std::to_string(setup.seed));
+  add("sum of `weights`", setup.weights_sum);
+  add("sum of `adapters`", sum_of_adapters(setup.adapters));
+  add("sum of `resume`", sum_of_checkpoint(options.resume));
+  const auto add_techniques = [&](OnRanks kind, const std::string& suffix) {
+    for (const Technique& one : techniques()) {
+      if (one.identity.on_ranks != kind) continue;
+      const bool has_own = kind == OnRanks::alike && one.identity.on_resume == OnResume::free;
+      add(one.name() + suffix, has_own ? one.saved(setup, model)->value : one.flag.field.value(setup));
+    }
+  };
+  add_techniques(OnRanks::alike, "");
+  add_techniques(OnRanks::each, " of a rank");
+  add_number("`steps`", options.steps);
+  add_number("`eval_every`", options.eval_every);
+  add_number("`eval_batches`", options.eval_batches);
+  add_number("`sample`", options.sample);
+  add("`save`", options.save);
+  add_number("`save_every`", options.save_every);
+  add_number("`keep`", options.keep);
+  add("`save_weights`", options.save_weights);
+  add("`save_adapters`", options.save_adapters);
+  // The same name in the recipe is the same number.
+  const auto add_new = [&](const std::string& name, const std::string& value) {
+    const auto is_named = [&](const dist::Trait& t) { return t.name == name; };
+    if (std::none_of(list.begin(), list.end(), is_named)) add(name, value);
+  };
+  for (const auto& [key, value] : function_texts(sizes.function, complete_options(setup.model).function)) {
+    add(key + " of the model", value);  // where it is not the named model's
+  }
+  for (const RunTrait& trait : run_traits(options, model)) add_new(trait.option, trait.value);
+  for (const RecipePart& part : recipe_of(options, data, model)) add_new(part.option, part.value);
+  if (!plans_alike(setup)) return list;
+  add("`budget_bytes`", options.budget_bytes == 0 ? "" : std::to_string(options.budget_bytes));
+  add("sum of `plan`", sum_of_file(options.plan));
+  add("sum of `times`", sum_of_file(options.costs.times));
+  add_switch("`offload`", !setup.offload.empty());
+  add_techniques(OnRanks::with_plans, "");
+  return list;
 }
 
 }  // namespace thimble::models

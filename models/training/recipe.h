@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <thimble/dist/alike.h>
 #include <thimble/models/training/training.h>
 #include <thimble/nn/files/tensor_io.h>
 
@@ -30,5 +31,14 @@ void put_recipe(nn::Metadata& metadata, const TrainOptions& options, const Datas
 /// beginning with `start`, for another number of heads, window, or function of the same parameters.
 std::string recipe_change(const nn::Metadata& before, const TrainOptions& options, const Dataset& data,
                           const Model& model, const std::string& start);
+
+// ---- What the ranks of a run must have alike, whichever machine each is on.
+
+/// The process's traits, the recipe, and every other option that makes the function of a run, its collective calls or
+/// its files: model and sizes, data, weights, adapters and checkpoint by their bytes, seed, optimizer, formats, layout,
+/// evaluations, files to write. The budget and what else a plan is made from is among them where ranks follow one plan
+/// or it decides bits: with parts, stages or stage 3 of ZeRO, `allows_lossy`, `micro_batches` auto. Threads, strictness
+/// and logs may differ. `options` has what open_training fills in. Throws FileError.
+std::vector<dist::Trait> rank_traits(const TrainOptions& options, const Dataset& data, const Model& model);
 
 }  // namespace thimble::models

@@ -8,13 +8,13 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
-#include <thimble/core/launch/tf32.h>
-#include <thimble/memory/bytes.h>
+#include <thimble/core/launch/compute_capability.h>
 #include <thimble/memory/process/host_limits.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/stack.h>
+#include <thimble/memory/units.h>
 #include <thimble/models/training/checkpoints.h>
-#include <thimble/models/training/process_bytes.h>
+#include <thimble/models/training/plan_training.h>
 #include <thimble/models/training/training.h>
 
 namespace thimble::models {

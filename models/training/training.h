@@ -39,7 +39,7 @@
 #include <thimble/memory/summary.h>
 #include <thimble/models/datasets/dataset.h>
 #include <thimble/models/techniques/setup.h>
-#include <thimble/models/techniques/spilling.h>
+#include <thimble/models/techniques/tiers.h>
 #include <thimble/models/techniques/trained_parts.h>
 #include <thimble/models/training/costs.h>
 #include <thimble/nn/fit/levers.h>
@@ -69,9 +69,10 @@ struct TrainOptions {
   std::size_t budget_bytes = 0;       ///< that the run's arena may commit; 0: as much as it takes
   std::size_t process_budget_bytes = 0;  ///< that the whole process may hold, its arena among it; 0: no such bound
   CostOptions costs;                     ///< of the plan for the budget
-  bool allows_tf32 = false;              ///< on a CUDA device f32 products may be computed in TF32 (core/launch/tf32.h)
-  std::string plan;                      ///< a file that nn::write_plan wrote: followed, and nothing is planned
-  bool is_strict = false;                ///< a step that leaves its plan is an error
+  bool allows_tf32 =
+      false;               ///< on a CUDA device f32 products may be computed in TF32 (core/launch/compute_capability.h)
+  std::string plan;        ///< a file that nn::write_plan wrote: followed, and nothing is planned
+  bool is_strict = false;  ///< a step that leaves its plan is an error
   /// Limit of the processor time that refusing a budget takes (nn::LeverSearch::refusal_ms). `progress` is called with
   /// each step of planning.
   double refusal_ms = nn::default_refusal_ms;
@@ -162,7 +163,7 @@ struct PreparedTraining {
   std::size_t nodes = 0;        ///< of a step's recording, of a micro-batch where there are several
   bool is_steady = true;        ///< the dry run's last two steps left the arena as it was: further ones need no more
   std::string cost_model = {};  ///< that the plan's times come from; empty: nothing was planned
-  std::vector<dist::Trait> traits = {};  ///< of several ranks: what all have alike (models/training/alike_ranks.h)
+  std::vector<dist::Trait> traits = {};  ///< of several ranks: what all have alike (models/training/recipe.h)
 };
 
 /// Checks everything that can be checked before the first byte is trained on or written: names, sizes, data, the

@@ -1,6 +1,5 @@
 #include <thimble/models/transformer/branch.h>
 
-#include <string>
 #include <utility>
 
 #include <thimble/autograd/functions.h>

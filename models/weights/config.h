@@ -2,11 +2,14 @@
 // config.json, as transformers 4 and 5 write it beside weights. Each key is applied, is in a list of those that change
 // nothing of what a model computes, or is refused by name.
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include <thimble/models/function.h>
 #include <thimble/models/model.h>
+#include <thimble/nn/files/json_file.h>
 
 namespace thimble::models {
 
@@ -30,5 +33,13 @@ std::string_view family_of_type(std::string_view model_type) noexcept;
 
 /// Keys that the readers pass over in a config.json of the family: they change nothing of what a model computes.
 std::span<const std::string_view> config_keys_without_effect(std::string_view family);
+
+// ---- Rotary positions in a config.json.
+
+/// Theta and scaling: `rope_theta` and `rope_scaling` of transformers 4, `rope_parameters` of 5, whose theta may be
+/// beside it. `positions`: max_position_embeddings. Throws ValueError for another kind than default, linear, dynamic,
+/// llama3 and yarn, for values out of range, keys that the kind does not have, and two places that contradict each
+/// other.
+RotaryPositions read_positions(const nn::JsonKeys& keys, std::int64_t positions);
 
 }  // namespace thimble::models

@@ -10,7 +10,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/parameter_store.h>
-#include <thimble/memory/bytes.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::nn {
 namespace certify_detail {

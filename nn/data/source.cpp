@@ -9,7 +9,6 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/numbers/convert.h>
-#include <thimble/nn/data/require.h>
 
 namespace thimble::data {
 

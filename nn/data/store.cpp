@@ -1,6 +1,7 @@
 #include <thimble/nn/data/store.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 

@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <thimble/core/files/file_stream.h>
@@ -16,6 +17,8 @@
 #include <thimble/nn/data/text.h>
 
 namespace thimble::data {
+
+struct CifarForm;
 
 /// Bytes that are read in pieces: a vector's, someone else's, or a stretch of a file. Copies share them.
 class ByteStore {
@@ -43,8 +46,6 @@ class ByteStore {
   std::shared_ptr<const InputFile> file_;
   std::uint64_t offset_ = 0, bytes_ = 0;
 };
-
-struct CifarForm;
 
 /// Labelled images, eight bits per value. Labels are in memory, two bytes each.
 class ImageStore {

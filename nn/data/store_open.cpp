@@ -4,10 +4,7 @@
 #include <utility>
 
 #include <thimble/core/error.h>
-#include <thimble/core/files/bytes.h>
 #include <thimble/core/files/npy.h>
-#include <thimble/nn/data/cifar.h>
-#include <thimble/nn/data/gzip.h>
 #include <thimble/nn/data/idx.h>
 #include <thimble/nn/data/tokens.h>
 
@@ -50,7 +47,11 @@ ImageStore open_cifar(const CifarForm& form, std::span<const std::string> paths)
   for (const std::string& path : paths) {
     const auto file = std::make_shared<const InputFile>(path);
     ImageStore store;
-    form.check_size(path, file->bytes());
+    if (file->bytes() == 0 || file->bytes() % record != 0) {
+      throw FileError(path, file->bytes() / record * record,
+                      std::to_string(file->bytes()) + " bytes; a " + std::string(form.name) +
+                          " batch has one or more records of " + std::to_string(record));
+    }
     const auto count = static_cast<std::int64_t>(file->bytes() / record);
     store.count = count;
     store.height = store.width = 32;
@@ -59,17 +60,20 @@ ImageStore open_cifar(const CifarForm& form, std::span<const std::string> paths)
     store.labels_.reserve(static_cast<std::size_t>(count));
     for (std::int64_t n = 0; n < count; ++n) {
       const std::uint64_t at = static_cast<std::uint64_t>(n) * record + form.labels - 1;
-      std::array<std::byte, 1> label{};
-      file->read(at, label);
-      store.labels_.push_back(form.check_label(path, at, label[0]));
+      std::byte label{};
+      file->read(at, std::span(&label, 1));
+      store.labels_.push_back(std::to_integer<std::uint16_t>(label));
+      if (store.labels_.back() >= form.classes) {
+        throw FileError(
+            path, at,
+            "label " + std::to_string(store.labels_.back()) + "; allowed: 0 to " + std::to_string(form.classes - 1));
+      }
     }
     store.parts_.push_back({ByteStore(file, 0, file->bytes()), 0, count, record, form.labels, true});
     all.append(store);
   }
   return all;
 }
-
-ImageStore open_cifar10(std::span<const std::string> paths) { return open_cifar(cifar10, paths); }
 
 TokenStore open_tokens(const std::string& path) {
   const auto file = std::make_shared<const InputFile>(path);

@@ -25,44 +25,25 @@ void require_field(const std::string& path, std::size_t offset, const char* name
 
 }  // namespace tokens_detail
 
-namespace tokens_detail {
-
-/// The number of tokens, from the beginning of a file of `file_bytes` bytes.
-std::uint32_t parse_header(std::span<const std::byte> start, std::uint64_t file_bytes, const std::string& path) {
-  if (file_bytes < tokens_header_bytes)
-    throw FileError(path, file_bytes,
+std::int64_t token_count(const InputFile& file) {
+  using namespace tokens_detail;
+  const std::string& path = file.path();
+  if (file.bytes() < tokens_header_bytes)
+    throw FileError(path, file.bytes(),
                     "the file ends inside the header of " + std::to_string(tokens_header_bytes) + " bytes");
+  std::array<std::byte, 12> start{};
+  file.read(0, start);
   require_field(path, 0, "the magic number", load_le<std::uint32_t>(start.data()), magic);
   require_field(path, 4, "the version", load_le<std::uint32_t>(start.data() + 4), version);
   const auto count = load_le<std::uint32_t>(start.data() + 8);
   if (count > largest_count) throw FileError(path, 8, "the number of tokens is negative");
-  const std::uint64_t wanted = 2 * std::uint64_t{count}, available = file_bytes - tokens_header_bytes;
+  const std::uint64_t wanted = 2 * std::uint64_t{count}, available = file.bytes() - tokens_header_bytes;
   if (available != wanted)
     throw FileError(path, tokens_header_bytes + std::min(available, wanted),
                     std::string(available < wanted ? "the file is cut short" : "bytes after the last token") + ": " +
                         std::to_string(count) + " tokens need " + std::to_string(wanted) + " bytes, the file has " +
                         std::to_string(available));
   return count;
-}
-
-}  // namespace tokens_detail
-
-std::vector<std::uint16_t> parse_tokens(std::span<const std::byte> file, const std::string& path) {
-  std::vector<std::uint16_t> tokens(tokens_detail::parse_header(file, file.size(), path));
-  for (std::size_t i = 0; i < tokens.size(); ++i)
-    tokens[i] = load_le<std::uint16_t>(file.data() + tokens_header_bytes + 2 * i);
-  return tokens;
-}
-
-std::int64_t token_count(const InputFile& file) {
-  std::array<std::byte, 12> start{};
-  if (file.bytes() >= start.size()) file.read(0, start);
-  return tokens_detail::parse_header(start, file.bytes(), file.path());
-}
-
-std::vector<std::uint16_t> read_tokens(const std::string& path) {
-  constexpr std::uint64_t most_bytes = tokens_header_bytes + 2 * std::uint64_t{tokens_detail::largest_count};
-  return parse_tokens(read_whole_file(path, most_bytes), path);
 }
 
 std::vector<std::byte> format_tokens(std::span<const std::uint16_t> tokens) {

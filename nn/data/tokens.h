@@ -14,15 +14,9 @@ namespace thimble::data {
 
 inline constexpr std::size_t tokens_header_bytes = 256 * 4;
 
-/// The number of tokens in a file, of which the header is read. Throws as parse_tokens.
+/// The number of tokens in a file, of which the header is read. Throws FileError when the magic number or the version
+/// is another, the count is negative, or the file does not end exactly after the tokens.
 std::int64_t token_count(const InputFile& file);
-
-/// Reads the tokens from the bytes of a whole file; `path` is for messages. Throws FileError when the magic number or
-/// the version is another, the count is negative, or the file does not end exactly after the tokens.
-std::vector<std::uint16_t> parse_tokens(std::span<const std::byte> file, const std::string& path);
-
-/// Reads a file. Throws as parse_tokens.
-std::vector<std::uint16_t> read_tokens(const std::string& path);
 
 /// The bytes of a file of these tokens. Throws ValueError for more than 2^31 - 1 of them.
 std::vector<std::byte> format_tokens(std::span<const std::uint16_t> tokens);

@@ -22,9 +22,9 @@ std::vector<NamedTensor> checkpoint_parameters(const Module& module);
 /// not written: training cannot go on from it, and the old file is better. Parameters and state that are away come here
 /// as one after the other is written (core/tensor/parameter_store.h, Optimizer::each_state). Parameters in parts are
 /// wholes in the file (nn/files/cut_tensors.h), for which there is room as they come together. Nothing else needs
-/// memory but a stated staging (nn/files/staging.h). Replaces a checkpoint at `path`, a file of another kind only with
-/// `overwrites`. Throws DeviceError (dry), ValueError (a file of another kind), ShapeError (state of a part that is in
-/// no whole), NotFiniteError, FileError, OutOfMemory (room for whole parameters).
+/// memory but a stated staging (nn/files/tensor_io.h). Replaces a checkpoint at `path`, a file of another kind only
+/// with `overwrites`. Throws DeviceError (dry), ValueError (a file of another kind), ShapeError (state of a part that
+/// is in no whole), NotFiniteError, FileError, OutOfMemory (room for whole parameters).
 void save_checkpoint(const std::string& path, const Module& module, const optim::Optimizer& optimizer,
                      const RandomGenerator& generator, const Metadata& metadata = {},
                      const optim::GradScaler* scaler = nullptr, bool overwrites = false);

@@ -1,17 +1,52 @@
 #include <thimble/nn/files/json_file.h>
 
-#include <algorithm>
-#include <vector>
-
 #include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <vector>
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/file_stream.h>
+#include <thimble/core/files/printable.h>
 #include <thimble/memory/units.h>
-#include <thimble/nn/files/counting_iterator.h>
 
 namespace thimble::nn {
+
+// ---- The characters of a text for a parser, counted as it reads them: an error can tell the byte.
+
+class CountingIterator {
+ public:
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = const char&;
+
+  CountingIterator(const char* at, std::uint64_t* count) : at_(at), count_(count) {}
+  reference operator*() const { return *at_; }
+  CountingIterator& operator++() {
+    ++at_;
+    ++*count_;
+    return *this;
+  }
+  CountingIterator operator++(int) {
+    CountingIterator old = *this;
+    ++*this;
+    return old;
+  }
+  friend bool operator==(const CountingIterator& a, const CountingIterator& b) { return a.at_ == b.at_; }
+  friend bool operator!=(const CountingIterator& a, const CountingIterator& b) { return a.at_ != b.at_; }
+
+ private:
+  const char* at_;
+  std::uint64_t* count_;
+};
+
 namespace json_file_detail {
 
 using Json = nlohmann::ordered_json;

@@ -1,7 +1,11 @@
 #include <thimble/nn/files/rank_files.h>
 
+#include <algorithm>
 #include <exception>
+#include <map>
 #include <span>
+#include <string_view>
+#include <utility>
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
@@ -14,7 +18,8 @@
 #include <thimble/nn/files/cut_tensors.h>
 
 namespace thimble::nn {
-namespace rank_files_detail {
+
+namespace stage_outline_detail {
 
 using Append = FunctionRef<void(const NamedTensor&)>;
 
@@ -277,7 +282,39 @@ void sort_tensors(const std::vector<NamedTensor>& parameters, const Module& modu
   }
 }
 
-}  // namespace rank_files_detail
+/// The owners of each parameter's ranges when a rank of a group shards it, in the order of its elements.
+std::vector<std::vector<StageOutline::Owned>> owners(const dist::DataParallel& parallel, const StageOutline& stage,
+                                                     int part) {
+  using Owned = StageOutline::Owned;
+  std::vector<optim::Named> parameters;
+  for (const StageOutline::Parameter& p : stage.parameters) {
+    const Tensor& whole = p.whole.tensor;
+    parameters.push_back({p.whole.name, outline({p.elements(part)}, whole.dtype())});
+  }
+  const dist::BucketOptions& options = parallel.options().buckets;
+  const auto range_of = [&](std::size_t i, int rank) {
+    const std::size_t number = parallel.whole()[i].tensor.storage()->index_in_store();
+    return dist::shard_range(parameters[i].tensor.elements(), parallel.size(), rank, number);
+  };
+  const std::vector<dist::Bucket> buckets = stage.is_stored
+                                                ? dist::make_buckets(parameters, parallel.size(), options, range_of)
+                                                : dist::make_buckets(parameters, parallel.size(), options);
+  std::vector<std::vector<Owned>> list(parameters.size());
+  for (const dist::Bucket& bucket : buckets) {
+    for (int r = 0; r < parallel.size(); ++r) {
+      for (const dist::Piece& piece : bucket.pieces[static_cast<std::size_t>(r)]) {
+        list[piece.parameter].push_back({r, {piece.begin, piece.end}});
+      }
+    }
+  }
+  for (std::vector<Owned>& of_one : list) {
+    std::sort(of_one.begin(), of_one.end(),
+              [](const Owned& a, const Owned& b) { return a.range.begin < b.range.begin; });
+  }
+  return list;
+}
+
+}  // namespace stage_outline_detail
 
 WholeState whole_state(const optim::Optimizer& of_all) {
   WholeState list;
@@ -293,7 +330,7 @@ WholeState whole_state(const optim::Optimizer& of_all) {
 
 void visit_save(const Module& module, dist::DataParallel& parallel, const optim::Optimizer& optimizer,
                 const WholeState& whole, std::span<const StageOutline> later) {
-  using namespace rank_files_detail;
+  using namespace stage_outline_detail;
   check_state(module, whole);
   gather(module, parallel, later, append_nothing, [&](Gathering& all) {
     all.parameters("model.", false);
@@ -303,7 +340,7 @@ void visit_save(const Module& module, dist::DataParallel& parallel, const optim:
 }
 
 void visit_save_weights(const Module& module, dist::DataParallel& parallel, std::span<const StageOutline> later) {
-  using namespace rank_files_detail;
+  using namespace stage_outline_detail;
   gather(module, parallel, later, append_nothing, [&](Gathering& all) {
     all.parameters("", true);
     all.buffers("");
@@ -314,7 +351,7 @@ void save_checkpoint(const std::string& path, const Module& module, dist::DataPa
                      const optim::Optimizer& optimizer, const WholeState& whole, const RandomGenerator& generator,
                      const Metadata& metadata, const optim::GradScaler* scaler, std::span<const StageOutline> later,
                      bool overwrites) {
-  using namespace rank_files_detail;
+  using namespace stage_outline_detail;
   check_state(module, whole);
   const auto tell = [&](Gathering& all) {
     all.parameters("model.", false);
@@ -334,7 +371,7 @@ void save_checkpoint(const std::string& path, const Module& module, dist::DataPa
 
 void save_weights(const std::string& path, const Module& module, dist::DataParallel& parallel, const Metadata& metadata,
                   std::span<const StageOutline> later) {
-  using namespace rank_files_detail;
+  using namespace stage_outline_detail;
   const auto tell = [&](Gathering& all) {
     all.parameters("", true);
     all.buffers("");
@@ -349,7 +386,7 @@ void save_weights(const std::string& path, const Module& module, dist::DataParal
 void refuse_checkpoint(const Module& module, dist::DataParallel& parallel, const optim::Optimizer& optimizer,
                        const WholeState& whole, const std::string& why, std::span<const StageOutline> later) {
   visit_save(module, parallel, optimizer, whole, later);
-  rank_files_detail::agree(parallel, std::make_exception_ptr(Error(why)));
+  stage_outline_detail::agree(parallel, std::make_exception_ptr(Error(why)));
 }
 
 Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer, const WholeState& whole,
@@ -357,6 +394,44 @@ Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimiz
   std::vector<NamedTensor> outlines(others.begin(), others.end());
   for (const auto& [name, of_one] : whole) outlines.insert(outlines.end(), of_one.begin(), of_one.end());
   return load_checkpoint(path, module, optimizer, generator, scaler, outlines);
+}
+
+std::int64_t StageOutline::Parameter::elements(int of_part) const {
+  if (!part) return whole.tensor.elements();
+  init::PartOf own = *part;
+  own.part = of_part;
+  return own.shape().elements();
+}
+
+StageOutline stage_outline(const Module& module, const dist::DataParallel& parallel) {
+  StageOutline stage;
+  const dist::TeamParts& parts = parallel.options().parts;
+  stage.team = parts.ranks != nullptr ? parts.ranks->size() : 1;
+  const int place = parallel.rank() * stage.team + (parts.ranks != nullptr ? parts.ranks->rank() : 0);
+  stage.first_rank = parts.all != nullptr ? parts.all->rank() - place : 0;
+  stage.zero = parallel.options().zero;
+  stage.is_stored = parallel.store() != nullptr;
+  const CutParameters cuts(module);
+  std::map<std::string_view, FileLayout> layouts;
+  const std::vector<NamedTensor> list = module.parameters();
+  for (const NamedTensor& p : list) layouts[p.name] = p.layout;
+  for (std::size_t i = 0; i < parallel.whole().size(); ++i) {
+    const optim::Named& p = parallel.whole()[i];
+    const FileTensor t = cuts.of_parameter({p.name, p.tensor, layouts.at(p.name)});
+    const NamedTensor whole{t.whole.name, outline(t.whole.tensor.shape(), p.tensor.dtype()), t.whole.layout};
+    stage.parameters.push_back({whole, t.part, {}});
+  }
+  for (int member = 0; member < stage.team; ++member) {
+    std::vector<std::vector<StageOutline::Owned>> owners = stage_outline_detail::owners(parallel, stage, member);
+    for (std::size_t i = 0; i < owners.size(); ++i) {
+      StageOutline::Parameter& p = stage.parameters[i];
+      if (p.part || member == 0) p.shards.push_back(std::move(owners[i]));
+    }
+  }
+  for (const NamedTensor& b : module.buffers()) {
+    stage.buffers.push_back({b.name, outline(b.tensor.shape(), b.tensor.dtype())});
+  }
+  return stage;
 }
 
 }  // namespace thimble::nn

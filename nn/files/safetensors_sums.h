@@ -3,6 +3,7 @@
 // each tensor's bytes, in the order of the tensors' names. The header's is taken with zeros in its own place.
 // Files without that key have no sums.
 
+#include <cstddef>
 #include <span>
 #include <string>
 
@@ -27,5 +28,10 @@ void take_sums(SafetensorsHeader& header, std::span<const std::byte> formatted, 
 
 /// Throws FileError, naming the tensor, when the sum of its bytes is not the file's. `offset` is where they begin.
 void check_sum(const SafetensorsEntry& entry, std::uint32_t sum, const std::string& path, std::uint64_t offset);
+
+// ---- Whether bytes of a file are numbers.
+
+/// Whether no element is NaN or infinite; integers never are. `bytes` are whole elements, little-endian.
+bool all_finite(SafetensorsDType dtype, std::span<const std::byte> bytes) noexcept;
 
 }  // namespace thimble

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <optional>
 #include <string_view>
 
@@ -53,12 +52,6 @@ const Rule* rule_of(const NamedTensor& target) {
   return nullptr;
 }
 
-std::string text(double x) {
-  char buffer[32];
-  std::snprintf(buffer, sizeof buffer, "%g", without_sign_of_nan(x));
-  return buffer;
-}
-
 // "(1, 0)".
 std::string place(const Shape& shape, std::int64_t i) {
   std::string list;
@@ -92,7 +85,7 @@ void check_state_numbers(const std::string& operation, const SafetensorsReader& 
       const auto wrong = std::find_if_not(read.begin(), read.end(), rule->allows);
       if (wrong == read.end()) continue;
       const auto index = static_cast<std::int64_t>((begin + at) / size) + (wrong - read.begin());
-      throw ValueError(operation + ": tensor " + quote(target.name) + " has " + detail::text(*wrong) + " at " +
+      throw ValueError(operation + ": tensor " + quote(target.name) + " has " + format_short(*wrong) + " at " +
                        detail::place(target.tensor.shape(), index) + "; allowed are " + rule->allowed);
     }
   }

@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <span>
+#include <new>
 
-#include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/numbers/convert.h>
@@ -12,6 +11,18 @@
 #include <thimble/core/tensor/view.h>
 
 namespace thimble::nn {
+
+std::span<std::byte> FileStaging::room(std::vector<std::byte>& piece, std::size_t least_bytes) {
+  const std::size_t bytes = std::max(file_piece_bytes, least_bytes);
+  try {
+    if (piece.size() < bytes) piece.resize(bytes);
+  } catch (const std::bad_alloc&) {
+    throw OutOfMemory("file: the heap has no " + std::to_string(bytes) + " bytes for a piece of a tensor",
+                      {bytes, 0, 0, 0, 0});
+  }
+  return piece;
+}
+
 namespace tensor_io_detail {
 
 // A tensor as rows, each of which is as many elements in a file as in memory, in another order at most: (O, KH, KW, I)

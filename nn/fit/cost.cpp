@@ -6,7 +6,7 @@
 #include <thimble/autograd/node.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/isa.h>
-#include <thimble/core/launch/tf32.h>
+#include <thimble/core/launch/compute_capability.h>
 #include <thimble/core/threads/parallel.h>
 
 namespace thimble::nn {

@@ -1,11 +1,9 @@
 #include <thimble/nn/fit/fit.h>
 
 #include <cmath>
-#include <memory>
 #include <utility>
-#include <vector>
 
-#include <thimble/memory/bytes.h>
+#include <thimble/memory/units.h>
 #include <thimble/nn/fit/plan_search.h>
 
 namespace thimble::nn {

@@ -64,7 +64,7 @@ struct Plan {
   double step_s = 0;                     ///< by the cost model
   double time_overhead = 0;              ///< over keeping everything: 0.1 is a tenth more
   /// No plan of the same step within the budget of fit(), else in peak_bytes, takes less by the cost model
-  /// (memory/remat/time_bound.h). 0: not known, as of a plan from a file.
+  /// (memory/remat/select.h). 0: not known, as of a plan from a file.
   double least_step_s = 0;
   /// How much longer the plan takes than that at most: 0.01 is a hundredth.
   double time_gap() const { return least_step_s > 0 ? step_s / least_step_s - 1 : 0; }

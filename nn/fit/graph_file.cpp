@@ -12,7 +12,7 @@
 #include <thimble/core/files/file_stream.h>
 #include <thimble/core/files/printable.h>
 #include <thimble/memory/remat/peak_options.h>
-#include <thimble/memory/remat/time_bound.h>
+#include <thimble/memory/remat/select.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/fit/json_reader.h>

@@ -52,7 +52,7 @@ struct GraphPlan {
   std::size_t keep_everything_bytes = 0, smallest_bytes = 0;  ///< peaks of the fastest and of the smallest plan found
   double recompute_s = 0;
   double step_s = 0;  ///< forward, recomputing and backward
-  /// No plan within the budget, without one within peak_bytes, takes less (memory/remat/time_bound.h).
+  /// No plan within the budget, without one within peak_bytes, takes less (memory/remat/select.h).
   double least_step_s = 0;
   /// How much longer the plan takes than that at most: 0.01 is a hundredth.
   double time_gap() const { return least_step_s > 0 ? step_s / least_step_s - 1 : 0; }

@@ -5,9 +5,9 @@
 #include <new>
 
 #include <thimble/core/error.h>
-#include <thimble/memory/bytes.h>
 #include <thimble/memory/policies/trace.h>
 #include <thimble/memory/process/process.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::nn {
 namespace levers_detail {

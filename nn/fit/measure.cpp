@@ -22,15 +22,7 @@ TapeTimes fastest(const MakeRun& make, memory::Device device, const std::shared_
   run->options().recording.times = &now;
   for (int step = 0; step < steps; ++step) {
     run->step();
-    if (step <= 1) {
-      least = now;
-      continue;
-    }
-    for (const auto member : {&TapeTimes::forward, &TapeTimes::recompute, &TapeTimes::backward}) {
-      for (std::size_t n = 0; n < now.forward.size(); ++n) {
-        (least.*member)[n] = std::min((least.*member)[n], (now.*member)[n]);
-      }
-    }
+    if (step > 0) least.keep_least(now);
   }
   return least;
 }

@@ -7,8 +7,6 @@
 
 #include <thimble/core/error.h>
 #include <thimble/memory/arena/backing.h>
-#include <thimble/memory/bytes.h>
-#include <thimble/memory/remat/frontier.h>
 
 namespace thimble::nn {
 namespace plan_search_detail {

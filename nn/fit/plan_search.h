@@ -19,7 +19,7 @@
 #include <vector>
 
 #include <thimble/memory/remat/frontier.h>
-#include <thimble/memory/remat/time_bound.h>
+#include <thimble/memory/remat/select.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/fit/stages.h>
 

@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <new>
-#include <string>
 
-#include <thimble/memory/bytes.h>
-#include <thimble/memory/process/heap_bound.h>
 #include <thimble/memory/process/process.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::nn {
 

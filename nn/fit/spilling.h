@@ -1,14 +1,5 @@
 #pragma once
-// Options of a stage whose tensors wait elsewhere: in a tier, or in fewer digits.
-//
-// Policy
-// - A storage is spilled after the last node at which the program itself holds it (TapeGraph::Value::program_until), if
-//   that node is in the stage. Small tensors, and those that the program or a leaf holds for longer, stay as they are.
-// - A stage's transfers end with its forward: the tier and the bytes are free when the next stage begins. Where the
-//   transfers take longer than the forward, the difference is charged as time.
-// - Reading begins before the stage's backward, early enough for the first tensor to be there, but no earlier than a
-//   few nodes of the stage after it; what it takes longer than the backward that it runs beside is charged.
-// - Packing and unpacking are passes over memory.
+// What a recording tells of each storage that a plan may put away.
 
 #include <cstdint>
 #include <optional>
@@ -20,9 +11,32 @@
 #include <thimble/autograd/plan.h>
 #include <thimble/memory/remat/chain.h>
 #include <thimble/nn/fit/cost.h>
-#include <thimble/nn/fit/spillable.h>
 
 namespace thimble::nn {
+
+struct Spillable {
+  std::uint32_t node = TapeGraph::none;          ///< that makes it; none: no node does
+  std::int32_t which = TapePlan::Spill::result;  ///< of that node's tensors
+  std::uint32_t until = 0;                       ///< the program holds it, as a node
+  std::size_t bytes = 0;
+  DType dtype = DType::f32;
+  bool is_held = false;   ///< for longer than the tape can tell, or by a leaf
+  bool is_saved = false;  ///< a backward reads it
+};
+
+/// One per storage of the graph.
+std::vector<Spillable> spillables(const TapeGraph& graph);
+
+// ---- Options of a stage whose tensors wait elsewhere: in a tier, or in fewer digits.
+//
+// Policy
+// - A storage is spilled after the last node at which the program itself holds it (TapeGraph::Value::program_until), if
+//   that node is in the stage. Small tensors, and those that the program or a leaf holds for longer, stay as they are.
+// - A stage's transfers end with its forward: the tier and the bytes are free when the next stage begins. Where the
+//   transfers take longer than the forward, the difference is charged as time.
+// - Reading begins before the stage's backward, early enough for the first tensor to be there, but no earlier than a
+//   few nodes of the stage after it; what it takes longer than the backward that it runs beside is charged.
+// - Packing and unpacking are passes over memory.
 
 /// A rule for the results of operators of one name ("linear"), or of names that begin so up to an underscore ("gelu"
 /// for gelu_tanh and gelu_erf): the dtype that they are packed to; nullopt: they are not packed.

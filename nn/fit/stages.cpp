@@ -8,7 +8,7 @@
 
 #include <thimble/autograd/node.h>
 #include <thimble/core/ops/conv/conv.h>
-#include <thimble/core/ops/layout/concat.h>
+#include <thimble/core/ops/layout/gather.h>
 #include <thimble/core/ops/matmul/matmul.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/remat/peak_options.h>

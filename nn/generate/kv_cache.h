@@ -5,7 +5,7 @@
 // Policy
 // - All of it is allocated when it is made, and booked as activation: a position that is read takes no further byte.
 // - f64, f32, f16 and bf16 keep the numbers; a cache of the dtype that the model computes in changes no bit of a result
-//   (core/ops/cached_attention.h). i8, f8e4m3 and f8e5m2 keep codes, with a scale in f32 for each position and head of
+//   (core/ops/attention.h). i8, f8e4m3 and f8e5m2 keep codes, with a scale in f32 for each position and head of
 //   keys and of values (core/ops/quant/quantize.h: one block is a row of D).
 // - In memory a head's rows lie one behind the other, (L, B, G, S, D): a step reads each head's in one stream.
 //
@@ -16,7 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <thimble/core/ops/cached_attention.h>
+#include <thimble/core/ops/attention.h>
 #include <thimble/core/tensor/tensor.h>
 
 namespace thimble::nn {

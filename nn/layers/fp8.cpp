@@ -1,13 +1,12 @@
 #include <thimble/nn/layers/fp8.h>
 
-#include <algorithm>
 #include <cctype>
 #include <map>
 #include <set>
 
-#include <thimble/autograd/functions/fp8.h>
+#include <thimble/autograd/functions/quant.h>
 #include <thimble/core/error.h>
-#include <thimble/core/ops/matmul/fp8_product.h>
+#include <thimble/core/ops/matmul/fp8_linear.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::nn {

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include <thimble/autograd/functions/dropout.h>
+#include <thimble/autograd/functions/elementwise.h>
 #include <thimble/autograd/functions/indexing.h>
 #include <thimble/autograd/functions/norm.h>
 #include <thimble/autograd/functions/view.h>

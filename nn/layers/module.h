@@ -1,17 +1,5 @@
 #pragma once
-// A module owns parameters, buffers and child modules under dotted names, and runs under its path, so that every byte
-// it allocates is booked there.
-//
-//   struct Scaled final : nn::Layer {
-//     explicit Scaled(std::int64_t n) : gain(add_parameter("gain", nn::init::constant({n}, 1, DType::f32, cpu))) {}
-//     nn::Linear& inner = child<nn::Linear>("inner", 8, 8);
-//     nn::Parameter gain;
-//     Tensor forward(const Tensor& x) override { return inner(x) * gain; }
-//   };
-//
-// - A parameter is the member that forward uses: the lists of the module look there. What is assigned to it before
-//   the optimizer is made is what is trained and saved; two members that hold one tensor are one parameter.
-// - A module that is not made by child() is not part of its parent until child(name, module) says so.
+// Dotted names that are meant by a pattern, in which `*` stands for any number of any characters.
 
 #include <cstdint>
 #include <functional>
@@ -23,13 +11,33 @@
 #include <vector>
 
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/evaluation.h>
 #include <thimble/core/tensor/tensor.h>
 #include <thimble/nn/layers/fp8_recipe.h>
 #include <thimble/nn/layers/init.h>
 #include <thimble/optim/optimizer.h>
 
 namespace thimble::nn {
+
+/// Whether all of `name` is as `pattern` says: "h.*.attn" means "h.0.attn" and "h.10.attn".
+bool matches(std::string_view name, std::string_view pattern) noexcept;
+/// Whether `pattern` means `name` or a module that it is below: "h.*.attn" means "h.0.attn.c_attn.weight" as well.
+bool is_at_or_below(std::string_view name, std::string_view pattern) noexcept;
+/// Whether `pattern` means `name` or its last parts: "q_proj" means "model.layers.0.self_attn.q_proj".
+bool ends_as(std::string_view name, std::string_view pattern) noexcept;
+
+// ---- A module owns parameters, buffers and child modules under dotted names, and runs under its path, so that every
+// byte it allocates is booked there.
+//
+//   struct Scaled final : nn::Layer {
+//     explicit Scaled(std::int64_t n) : gain(add_parameter("gain", nn::init::constant({n}, 1, DType::f32, cpu))) {}
+//     nn::Linear& inner = child<nn::Linear>("inner", 8, 8);
+//     nn::Parameter gain;
+//     Tensor forward(const Tensor& x) override { return inner(x) * gain; }
+//   };
+//
+// - A parameter is the member that forward uses: the lists of the module look there. What is assigned to it before
+//   the optimizer is made is what is trained and saved; two members that hold one tensor are one parameter.
+// - A module that is not made by child() is not part of its parent until child(name, module) says so.
 
 using optim::Named;
 class LayerRules;
@@ -48,7 +56,7 @@ struct TensorOptions {
       options_in_force().compute;  ///< linear layers and convolutions cast their operands to it; none: they do not
   std::optional<Fp8Recipe> fp8 =
       options_in_force().fp8;  ///< of linear layers' operands (nn/layers/fp8.h); none: they are not FP8
-  /// Has the weights of linear layers, in fewer bits, between uses (nn/quant/coded_store.h); null: they are not coded.
+  /// Has the weights of linear layers, in fewer bits, between uses (nn/quant/weight_only.h); null: they are not coded.
   std::shared_ptr<ParameterStore> coded_weights = options_in_force().coded_weights;
   /// Shards in place of linear layers and tables (nn/parallel/shards.h); null for whole layers.
   std::shared_ptr<const LayerRules> rules = options_in_force().rules;
@@ -248,7 +256,7 @@ class Module {
 /// shards are such replacements, so that neither the layer nor the model that calls it knows of them.
 class Layer : public Module {
  public:
-  /// Runs forward, or its replacement's, under the module's path and in its mode (core/tensor/evaluation.h).
+  /// Runs forward, or its replacement's, under the module's path and in its mode (core/tensor/context.h).
   Tensor operator()(const Tensor& x) {
     const PathScope scope(path());
     const EvaluationScope mode(!is_training());

@@ -1,5 +1,5 @@
 #pragma once
-// Convolutions whose kernels are combinations of a few that they share: see core/ops/conv/shared_conv.h.
+// Convolutions whose kernels are combinations of a few that they share: see core/ops/conv/conv.h.
 
 #include <thimble/autograd/functions/matmul.h>
 #include <thimble/nn/layers/fp8.h>

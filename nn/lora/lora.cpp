@@ -4,15 +4,14 @@
 #include <cmath>
 #include <string_view>
 
-#include <thimble/autograd/functions/dropout.h>
 #include <thimble/autograd/functions/elementwise.h>
 #include <thimble/autograd/functions/view.h>
 #include <thimble/core/error.h>
 #include <thimble/core/ops/matmul/product.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/view.h>
-#include <thimble/nn/layers/name_pattern.h>
-#include <thimble/nn/quant/coded_store.h>
+#include <thimble/nn/layers/module.h>
+#include <thimble/nn/quant/weight_only.h>
 
 namespace thimble::nn {
 namespace lora_detail {

@@ -1,6 +1,6 @@
 #pragma once
 // LoRA (Hu et al. 2021, arXiv:2106.09685): a module is frozen, and linear layers in it get low-rank adapters, which are
-// trained. With frozen weights in NF4 (nn/quant/coded_store.h): QLoRA (Dettmers et al. 2023, arXiv:2305.14314).
+// trained. With frozen weights in NF4 (nn/quant/weight_only.h): QLoRA (Dettmers et al. 2023, arXiv:2305.14314).
 //
 //   nn::add_lora(net, {.rank = 16, .alpha = 32, .targets = {"q_proj", "v_proj"}});
 //   optim::Adam adam(net.trainable(), {});                    // of the adapters alone
@@ -63,7 +63,7 @@ class LoraLinear final : public Layer {
 };
 
 struct LoraOptions : AdapterOptions {
-  /// Names of linear layers, or last parts of names; `*` stands for any characters (nn/layers/name_pattern.h). Empty:
+  /// Names of linear layers, or last parts of names; `*` stands for any characters (nn/layers/module.h). Empty:
   /// all linear layers inside of blocks (TensorOptions::outside_blocks), as QLoRA has it.
   std::vector<std::string> targets = {};
 };

@@ -11,7 +11,7 @@
 #include <thimble/core/ops/layout/gather.h>
 #include <thimble/core/random/random.h>
 #include <thimble/dist/parts/parts.h>
-#include <thimble/nn/layers/name_pattern.h>
+#include <thimble/nn/layers/module.h>
 #include <thimble/nn/parallel/tokens.h>
 
 namespace thimble::nn {

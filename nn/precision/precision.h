@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include <thimble/nn/layers/module.h>
-#include <thimble/optim/narrow.h>
+#include <thimble/optim/moments.h>
 
 namespace thimble::nn {
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <string>
 
 #include <thimble/core/error.h>
@@ -9,8 +10,246 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/core/threads/parallel.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::nn::quant {
+
+// ---- Weights of a layer as codes, with the zero point of its input folded into the bias.
+
+namespace packed_weights_detail {
+
+using kernels::ConvShape;
+
+constexpr std::int64_t most_products = 65793;  // of a u8 and an i8 that 32 bits surely hold
+constexpr double most_bias = 8388608;          // 2^23, in units of input scale x weight scale
+
+ConvShape kernel_of(const Shape& shape, const StepWindow& window) {
+  ConvShape s;
+  s.filters = shape[0];
+  s.channels = shape[shape.rank() - 1];
+  s.kernel_h = window.kernel[0];
+  s.kernel_w = window.kernel[1];
+  s.dilation_h = window.dilation[0];
+  s.dilation_w = window.dilation[1];
+  return s;
+}
+
+std::int64_t elements_of(const Tensor& weight) { return weight.elements() / std::max<std::int64_t>(weight.size(0), 1); }
+
+void check(const Tensor& weight, const Tensor& bias, const Step& step) {
+  const Shape& shape = weight.shape();
+  const std::string what = "quantize: step " + step.name + ": weight " + describe(weight) + ", bias " + describe(bias);
+  const bool is_conv = step.kind == StepKind::conv;
+  const bool has_kernel =
+      is_conv ? shape.rank() == 4 && shape[1] == step.window.kernel[0] && shape[2] == step.window.kernel[1]
+              : shape.rank() == 2;
+  if (!has_kernel || shape[0] < 1 || weight.elements() < 1) {
+    throw ShapeError(what + "; (O, KH, KW, I) with the step's kernel, or (O, I), is needed");
+  }
+  if (!(bias.shape() == Shape{shape[0]})) throw ShapeError(what + "; a bias for each filter is needed");
+  if (bias.device() != weight.device()) throw DeviceError(what + "; one device is needed");
+  if (elements_of(weight) > most_products) {
+    throw ShapeError(what + "; expected at most " + std::to_string(most_products) + " products in a sum");
+  }
+  if (kernels::quant_runs(kernel_of(shape, step.window)) > kernels::quant_max_runs) {
+    throw ShapeError(what + "; expected kernels of at most " + std::to_string(kernels::quant_max_runs) + " lines");
+  }
+}
+
+/// Room for packed codes, in the layout of `layout`'s kernels where that is another device: packing is the host's work.
+Tensor empty_codes(const ConvShape& kernel, memory::Device device, memory::Device layout) {
+  const std::size_t bytes = kernels::quant_conv_kernels(layout).packed_bytes(kernel);
+  return Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::i8, device, Category::parameter);
+}
+Tensor empty_codes(const ConvShape& kernel, memory::Device device) { return empty_codes(kernel, device, device); }
+
+/// Where the host works on tensors of a device.
+memory::Device host_of(memory::Device device) { return device.is_dry ? dry(cpu) : cpu; }
+
+/// A copy there; of a dry tensor a dry one.
+Tensor at_host(const Tensor& t) {
+  const memory::Device host = host_of(t.device());
+  return t.device().is_dry ? Tensor::empty(t.shape(), t.dtype(), host) : to_device(t, host);
+}
+Tensor at_device(const Tensor& t, memory::Device device) {
+  return device.is_dry ? Tensor::empty(t.shape(), t.dtype(), device, Category::parameter)
+                       : to_device(t, device, Category::parameter);
+}
+
+/// Weights of the host as the kernels of a CUDA device have them.
+PackedWeights moved(const PackedWeights& from, memory::Device device) {
+  PackedWeights to = from;
+  const Tensor codes = unpacked_codes(from);
+  const ConvShape kernel = kernel_of(from.shape, from.window);
+  const Tensor packed = empty_codes(kernel, codes.device(), device);
+  launch(codes.device(), [&](const Addresses& at) {
+    kernels::quant_conv_kernels(device).pack(kernel, at.as<std::int8_t>(codes), at(packed));
+  });
+  to.codes = at_device(packed, device);
+  to.weight_scale = at_device(from.weight_scale, device);
+  to.bias = at_device(from.bias, device);
+  to.scale = at_device(from.scale, device);
+  return to;
+}
+
+/// Tensors of the right sizes.
+PackedWeights allocate(const Shape& shape, const Step& step, memory::Device device) {
+  const ConvShape kernel = kernel_of(shape, step.window);
+  const std::int64_t padded = kernels::quant_padded_filters(kernel);
+  PackedWeights packed;
+  packed.shape = shape;
+  packed.window = step.window;
+  packed.codes = empty_codes(kernel, device);
+  packed.weight_scale = Tensor::empty({shape[0]}, DType::f32, device, Category::parameter);
+  packed.bias = Tensor::empty({padded}, DType::i32, device, Category::parameter);
+  packed.scale = Tensor::empty({padded}, DType::f32, device, Category::parameter);
+  return packed;
+}
+
+/// Throws unless the joint scales are finite.
+void check_scales(const char* operation, const Step& step, const PackedWeights& packed, const CodeScale& in,
+                  const CodeScale* out) {
+  if (packed.scale.device().is_dry) return;
+  const std::vector<float> joint = to_host<float>(packed.scale), own = to_host<float>(packed.weight_scale);
+  for (std::size_t o = 0; o < own.size(); ++o) {
+    if (std::isfinite(joint[o])) continue;
+    throw ValueError(std::string(operation) + ": step " + step.name +
+                     ": its scales are too far apart for f32: filter " + std::to_string(o) + " has " +
+                     format_short(own[o]) + ", the input " + format_short(in.scale) +
+                     (out != nullptr ? ", the result " + format_short(out->scale) : std::string()) +
+                     "; input x filter / result must be finite");
+  }
+}
+
+/// Throws unless every sum stays within 32 bits. Codes are 0 to 255, whatever the zero point, which the bias has taken
+/// off already; so the products of filter o lie in [255 N, 255 P], with P and N the sums of its positive and negative
+/// weights, and so does every part of them. With at most 65793 of them that is within [-255 x 128 x 65793, 255 x 127 x
+/// 65793], inside of 32 bits; with the bias b it is where -2^31 - 255 N <= b <= 2^31 - 1 - 255 P.
+void check_bias(const Step& step, const std::vector<std::int8_t>& codes, const std::vector<std::int32_t>& bias) {
+  const std::size_t elements = codes.size() / bias.size();
+  for (std::size_t o = 0; o < bias.size(); ++o) {
+    std::int64_t positive = 0, negative = 0;
+    for (std::size_t i = o * elements; i < (o + 1) * elements; ++i) (codes[i] > 0 ? positive : negative) += codes[i];
+    const std::int64_t least = INT32_MIN - 255 * negative, most = INT32_MAX - 255 * positive;
+    if (bias[o] >= least && bias[o] <= most) continue;
+    throw ValueError("quantized net: step " + step.name + ": bias " + std::to_string(o) + " is " +
+                     std::to_string(bias[o]) + ", and with it sums of products leave 32 bits; expected " +
+                     std::to_string(least) + " to " + std::to_string(most));
+  }
+}
+
+/// From the units of sums to those of the result.
+void set_scales(const float* weight_scale, std::int64_t filters, std::int64_t padded, const CodeScale& in,
+                const CodeScale* out, float* scale) noexcept {
+  for (std::int64_t o = 0; o < padded; ++o) {
+    scale[o] = o < filters ? in.scale * weight_scale[o] / (out != nullptr ? out->scale : 1.0F) : 0.0F;
+  }
+}
+
+}  // namespace packed_weights_detail
+
+PackedWeights pack_weights(const Tensor& weight, const Tensor& bias, const Step& step, const CodeScale& in,
+                           const CodeScale* out, WeightScales scales) {
+  using namespace packed_weights_detail;
+  check(weight, bias, step);
+  if ((weight.dtype() != DType::f32 && weight.dtype() != DType::f64) || bias.dtype() != weight.dtype()) {
+    throw DTypeError("quantize: step " + step.name + ": weight " + describe(weight) + ", bias " + describe(bias) +
+                     "; both f32 or both f64 are needed");
+  }
+  const memory::Device device = weight.device();
+  if (device.is_cuda()) return moved(pack_weights(at_host(weight), at_host(bias), step, in, out, scales), device);
+  PackedWeights packed = allocate(weight.shape(), step, device);
+  const std::int64_t filters = weight.size(0), elements = elements_of(weight), padded = packed.bias.elements();
+  const Tensor wide = to_dtype(contiguous(bias), DType::f64);
+  const std::vector<double> numbers =
+      device.is_dry ? std::vector<double>(static_cast<std::size_t>(filters)) : to_host<double>(wide);
+  std::vector<float> least(numbers.size());
+  for (std::size_t o = 0; o < numbers.size(); ++o) {
+    if (!std::isfinite(numbers[o])) {
+      throw ValueError("quantize: step " + step.name + ": bias " + std::to_string(o) + " is " +
+                       format_short(numbers[o]) + "; expected finite numbers");
+    }
+    least[o] = static_cast<float>(std::fabs(numbers[o]) / (static_cast<double>(in.scale) * most_bias));
+  }
+  const Tensor dense = contiguous(weight);
+  const Tensor codes = Tensor::empty({weight.elements()}, DType::i8, device, Category::workspace);
+  bool is_finite = true;
+  launch(device, [&](const Addresses& at) {
+    auto* const q = at.as<std::int8_t>(codes);
+    auto* const s = at.as<float>(packed.weight_scale);
+    is_finite = kernels::quantize_weight_codes(at(dense), weight.dtype(), filters, elements,
+                                               scales == WeightScales::per_tensor, least.data(), q, s);
+    if (!is_finite) return;
+    auto* const folded = at.as<std::int32_t>(packed.bias);
+    for (std::int64_t o = 0; o < padded; ++o) {
+      if (o >= filters) {
+        folded[o] = 0;
+        continue;
+      }
+      std::int64_t sum = 0;
+      for (std::int64_t i = 0; i < elements; ++i) sum += q[o * elements + i];
+      const double unit = static_cast<double>(in.scale) * static_cast<double>(s[o]);
+      folded[o] = static_cast<std::int32_t>(
+          static_cast<std::int64_t>(std::nearbyint(numbers[static_cast<std::size_t>(o)] / unit)) - in.zero * sum);
+    }
+    set_scales(s, filters, padded, in, out, at.as<float>(packed.scale));
+    kernels::pack_quant_weight(kernel_of(packed.shape, step.window), q, at(packed.codes));
+  });
+  if (!is_finite) throw ValueError("quantize: step " + step.name + ": a weight is not finite");
+  check_scales("quantize", step, packed, in, out);
+  return packed;
+}
+
+PackedWeights pack_codes(const Tensor& codes, const Tensor& weight_scale, const Tensor& bias, const Step& step,
+                         const CodeScale& in, const CodeScale* out) {
+  using namespace packed_weights_detail;
+  check(codes, bias, step);
+  if (codes.dtype() != DType::i8 || weight_scale.dtype() != DType::f32 || bias.dtype() != DType::i32) {
+    throw DTypeError("quantized net: step " + step.name + ": codes " + describe(codes) + ", scales " +
+                     describe(weight_scale) + ", bias " + describe(bias) + "; i8, f32 and i32 are needed");
+  }
+  if (!(weight_scale.shape() == Shape{codes.size(0)})) {
+    throw ShapeError("quantized net: step " + step.name + ": scales " + describe(weight_scale) +
+                     "; one for each filter is needed");
+  }
+  const memory::Device device = codes.device();
+  if (device.is_cuda()) {
+    return moved(pack_codes(at_host(codes), at_host(weight_scale), at_host(bias), step, in, out), device);
+  }
+  PackedWeights packed = allocate(codes.shape(), step, device);
+  const std::vector<float> scales = device.is_dry ? std::vector<float>() : to_host<float>(weight_scale);
+  for (std::size_t o = 0; o < scales.size(); ++o) {
+    if (std::isfinite(scales[o]) && scales[o] > 0) continue;
+    throw ValueError("quantized net: step " + step.name + ": weight scale " + std::to_string(o) + " is " +
+                     format_short(scales[o]) + "; expected finite numbers above 0");
+  }
+  const std::int64_t filters = codes.size(0), padded = packed.bias.elements();
+  const Tensor dense = contiguous(codes), dense_scale = contiguous(weight_scale), dense_bias = contiguous(bias);
+  if (!device.is_dry) check_bias(step, to_host<std::int8_t>(dense), to_host<std::int32_t>(dense_bias));
+  launch(device, [&](const Addresses& at) {
+    std::memcpy(at(packed.weight_scale), at(dense_scale), static_cast<std::size_t>(filters) * 4);
+    auto* const to = at.as<std::int32_t>(packed.bias);
+    std::fill_n(to, padded, 0);
+    std::memcpy(to, at(dense_bias), static_cast<std::size_t>(filters) * 4);
+    set_scales(at.as<float>(packed.weight_scale), filters, padded, in, out, at.as<float>(packed.scale));
+    kernels::pack_quant_weight(kernel_of(packed.shape, step.window), at.as<std::int8_t>(dense), at(packed.codes));
+  });
+  check_scales("quantized net", step, packed, in, out);
+  return packed;
+}
+
+Tensor unpacked_codes(const PackedWeights& weights) {
+  using namespace packed_weights_detail;
+  const memory::Device device = weights.codes.device();
+  const Tensor packed = device.is_cuda() ? at_host(weights.codes) : weights.codes;
+  const Tensor codes = Tensor::empty(weights.shape, DType::i8, packed.device());
+  launch(codes.device(), [&](const Addresses& at) {
+    kernels::quant_conv_kernels(device).unpack(kernel_of(weights.shape, weights.window), at(packed),
+                                               at.as<std::int8_t>(codes));
+  });
+  return codes;
+}
+
 namespace codes_detail {
 
 using kernels::ConvShape;

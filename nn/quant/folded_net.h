@@ -12,11 +12,26 @@
 #include <optional>
 #include <vector>
 
+#include <thimble/core/tensor/tensor.h>
 #include <thimble/nn/layers/module.h>
 #include <thimble/nn/quant/program.h>
 #include <thimble/nn/quant/scale.h>
 
 namespace thimble::nn::quant {
+
+// ---- Reading a model's steps off a recording: what FoldedNet is made from.
+
+struct TracedWeights {
+  Tensor weight, bias;
+};
+
+struct TracedNet {
+  Program program;
+  std::vector<TracedWeights> weights;  ///< one for each step; undefined where it has none
+};
+
+/// See FoldedNet::FoldedNet.
+TracedNet trace_net(Module& model, const std::function<Tensor(const Tensor&)>& forward, const Tensor& input);
 
 class FoldedNet final : public Layer {
  public:

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <string>
 
@@ -29,16 +28,10 @@ bool has_code_scale(double low, double high, Activations activations) noexcept {
   return scale_detail::is_wide_enough(scale) && std::isfinite(scale);
 }
 
-std::string number_text(double x) {
-  char buffer[32];
-  std::snprintf(buffer, sizeof buffer, "%g", without_sign_of_nan(x));
-  return buffer;
-}
-
 CodeScale code_scale(double low, double high, Activations activations, std::string_view what) {
   const auto refuse = [&](const char* why) {
-    throw ValueError("quantize: the range of " + std::string(what) + " is " + number_text(low) + " to " +
-                     number_text(high) + ": " + why);
+    throw ValueError("quantize: the range of " + std::string(what) + " is " + format_short(low) + " to " +
+                     format_short(high) + ": " + why);
   };
   if (!std::isfinite(low) || !std::isfinite(high)) refuse("it must be finite");
   if (low > high) refuse("its ends are the wrong way round");

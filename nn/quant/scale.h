@@ -32,9 +32,6 @@ CodeScale code_scale(double low, double high, Activations activations, std::stri
 /// Whether code_scale() has one for the range.
 bool has_code_scale(double low, double high, Activations activations) noexcept;
 
-/// A number as messages have it: %g.
-std::string number_text(double x);
-
 /// "asymmetric", "symmetric"; "per_channel", "per_tensor".
 std::string_view to_string(Activations activations) noexcept;
 std::string_view to_string(WeightScales weights) noexcept;

@@ -2,14 +2,12 @@
 
 #include <exception>
 #include <optional>
-#include <string>
 
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/memory/policies/placed.h>
 #include <thimble/nn/step/gradient_sink.h>
-#include <thimble/optim/accumulate.h>
 #include <thimble/optim/pipeline.h>
 #include <thimble/optim/ranks.h>
 

@@ -1,15 +1,341 @@
 #include <thimble/nn/tokens/tokenizer.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdlib>
 #include <limits>
+#include <memory>
+#include <new>
 #include <utility>
+
+#include <utf8proc.h>
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
-#include <thimble/nn/tokens/byte_letters.h>
-#include <thimble/nn/tokens/unicode.h>
+#include <thimble/core/files/printable.h>
 
 namespace thimble::data {
+
+namespace unicode_detail {
+
+constexpr std::uint32_t code_points = 0x110000;  // of Unicode; byte b that is not UTF-8 is code_points + b
+constexpr std::uint32_t before_finals = 0x11A7;  // a Hangul vowel; utf8proc 2.8 drops it after a syllable
+
+const utf8proc_uint8_t* bytes_of(std::string_view text) {
+  return reinterpret_cast<const utf8proc_uint8_t*>(text.data());
+}
+
+void append_nfc(std::string& out, std::string_view utf8) {
+  utf8proc_uint8_t* form = nullptr;
+  const auto options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+  const utf8proc_ssize_t size =
+      utf8proc_map(bytes_of(utf8), static_cast<utf8proc_ssize_t>(utf8.size()), &form, options);
+  if (size < 0) throw std::bad_alloc();  // the only error that UTF-8 has
+  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(form, std::free);
+  out.append(reinterpret_cast<const char*>(form), static_cast<std::size_t>(size));
+}
+
+}  // namespace unicode_detail
+
+Character character_at(std::string_view text, std::size_t at) {
+  const auto first = static_cast<unsigned char>(text[at]);
+  if (first < 0x80) return {first, 1};
+  utf8proc_int32_t code = 0;
+  const std::string_view rest = text.substr(at, 4);
+  const auto size = utf8proc_iterate(unicode_detail::bytes_of(rest), static_cast<utf8proc_ssize_t>(rest.size()), &code);
+  if (size <= 0) return {unicode_detail::code_points + first, 1};
+  return {static_cast<std::uint32_t>(code), static_cast<std::size_t>(size)};
+}
+
+void append_character(std::string& text, std::uint32_t code) {
+  utf8proc_uint8_t bytes[4];
+  const utf8proc_ssize_t size = utf8proc_encode_char(static_cast<utf8proc_int32_t>(code), bytes);
+  text.append(reinterpret_cast<const char*>(bytes), static_cast<std::size_t>(size));
+}
+
+CharacterClass class_of(std::uint32_t code) {
+  if (code >= unicode_detail::code_points) return CharacterClass::other;
+  if ((code >= '\t' && code <= '\r') || code == 0x85) return CharacterClass::space;  // controls with White_Space
+  switch (utf8proc_category(static_cast<utf8proc_int32_t>(code))) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+      return CharacterClass::letter;
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_NO:
+      return CharacterClass::number;
+    case UTF8PROC_CATEGORY_ZS:
+    case UTF8PROC_CATEGORY_ZL:
+    case UTF8PROC_CATEGORY_ZP:
+      return CharacterClass::space;
+    default:
+      return CharacterClass::other;
+  }
+}
+
+std::string to_nfc(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (std::size_t at = 0; at < text.size();) {
+    // Line by line, since utf8proc keeps four bytes a character. Nothing composes with a line break or before_finals.
+    std::size_t end = at;
+    while (end < text.size() && (end == at || text[end - 1] != '\n')) {
+      const Character next = character_at(text, end);
+      if (next.code >= unicode_detail::code_points || (next.code == unicode_detail::before_finals && end > at)) break;
+      end += next.bytes;
+    }
+    if (end > at) {
+      unicode_detail::append_nfc(out, text.substr(at, end - at));
+    } else {
+      out += text[end++];
+    }
+    at = end;
+  }
+  return out;
+}
+
+namespace byte_letters_detail {
+
+constexpr std::uint32_t no_byte = 256, hidden_from = 0x100;
+
+constexpr bool is_visible(std::uint32_t byte) {
+  return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
+}
+
+struct Table {
+  std::array<std::uint32_t, 256> letters{};
+  std::array<std::uint32_t, 512> bytes{};
+
+  constexpr Table() {
+    bytes.fill(no_byte);
+    std::uint32_t hidden = hidden_from;
+    for (std::uint32_t byte = 0; byte < letters.size(); ++byte) {
+      letters[byte] = is_visible(byte) ? byte : hidden++;
+      bytes[letters[byte]] = byte;
+    }
+  }
+};
+
+constexpr Table table;
+
+}  // namespace byte_letters_detail
+
+std::uint32_t letter_of(std::uint8_t byte) { return byte_letters_detail::table.letters[byte]; }
+
+std::optional<std::string> from_letters(std::string_view letters) {
+  const auto& byte_of = byte_letters_detail::table.bytes;
+  std::string bytes;
+  for (std::size_t at = 0; at < letters.size();) {
+    const Character c = character_at(letters, at);
+    if (c.code >= byte_of.size() || byte_of[c.code] == byte_letters_detail::no_byte) return std::nullopt;
+    bytes += static_cast<char>(byte_of[c.code]);
+    at += c.bytes;
+  }
+  return bytes;
+}
+
+TextFinder::TextFinder(const std::vector<std::string>& texts) {
+  for (const std::string& text : texts) {
+    is_first_[static_cast<unsigned char>(text[0])] = true;
+    sorted_.emplace_back(text, sorted_.size());
+  }
+  std::sort(sorted_.begin(), sorted_.end());
+}
+
+std::optional<TextFinder::Found> TextFinder::find(std::string_view text, std::size_t from) const {
+  if (sorted_.empty()) return std::nullopt;
+  for (std::size_t begin = from; begin < text.size(); ++begin) {
+    if (!is_first_[static_cast<unsigned char>(text[begin])]) continue;
+    // Those that begin like the text from here on are neighbours; with each byte more there are fewer.
+    std::optional<Found> longest;
+    auto low = sorted_.begin(), high = sorted_.end();
+    for (std::size_t size = 0; low != high; ++size) {
+      if (low->first.size() == size) {
+        longest = {low->second, begin, begin + size};
+        if (++low == high) break;
+      }
+      if (begin + size == text.size()) break;
+      const auto byte = static_cast<unsigned char>(text[begin + size]);
+      const auto at = [size](const auto& entry) { return static_cast<unsigned char>(entry.first[size]); };
+      low = std::partition_point(low, high, [&](const auto& entry) { return at(entry) < byte; });
+      high = std::partition_point(low, high, [&](const auto& entry) { return at(entry) == byte; });
+    }
+    if (longest) return longest;
+  }
+  return std::nullopt;
+}
+
+bool MergeTable::add(std::uint32_t left, std::uint32_t right, std::uint32_t result) {
+  const auto rank = static_cast<std::uint32_t>(merges_.size());
+  return merges_.try_emplace(std::uint64_t{left} << 32 | right, Merge{rank, result}).second;
+}
+
+const MergeTable::Merge* MergeTable::find(std::uint32_t left, std::uint32_t right) const {
+  const auto found = merges_.find(std::uint64_t{left} << 32 | right);
+  return found == merges_.end() ? nullptr : &found->second;
+}
+
+void MergeTable::apply(std::vector<std::uint32_t>& tokens, Room& room) const {
+  constexpr std::uint32_t gone = 0xFFFFFFFF;
+  const auto size = static_cast<std::uint32_t>(tokens.size());
+  if (size < 2) return;
+  // A list over `tokens`: a token that merged stands at the place of its first one.
+  room.before.resize(size);
+  room.after.resize(size);
+  room.waiting.clear();
+  const auto is_later = [](const Waiting& a, const Waiting& b) {
+    return a.rank != b.rank ? a.rank > b.rank : a.at > b.at;
+  };
+  const auto merge_at = [&](std::uint32_t at) -> const Merge* {
+    const std::uint32_t right = room.after[at];
+    return right == size ? nullptr : find(tokens[at], tokens[right]);
+  };
+  for (std::uint32_t at = 0; at < size; ++at) {
+    room.before[at] = at == 0 ? gone : at - 1;
+    room.after[at] = at + 1;
+    if (const Merge* merge = merge_at(at)) room.waiting.push_back({merge->rank, at, merge->result});
+  }
+  std::make_heap(room.waiting.begin(), room.waiting.end(), is_later);
+  while (!room.waiting.empty()) {
+    std::pop_heap(room.waiting.begin(), room.waiting.end(), is_later);
+    const Waiting top = room.waiting.back();
+    room.waiting.pop_back();
+    if (tokens[top.at] == gone) continue;
+    const Merge* const merge = merge_at(top.at);  // neighbours may be others by now
+    if (merge == nullptr || merge->result != top.result) continue;
+    const std::uint32_t right = room.after[top.at], next = room.after[right];
+    tokens[top.at] = top.result;
+    tokens[right] = gone;
+    room.after[top.at] = next;
+    if (next < size) room.before[next] = top.at;
+    for (const std::uint32_t at : {room.before[top.at], top.at}) {
+      if (at == gone) continue;
+      const Merge* const waits = merge_at(at);
+      if (waits == nullptr) continue;
+      room.waiting.push_back({waits->rank, at, waits->result});
+      std::push_heap(room.waiting.begin(), room.waiting.end(), is_later);
+    }
+  }
+  std::erase(tokens, gone);
+}
+
+namespace words_detail {
+
+struct Known {
+  WordPattern pattern;
+  std::string_view name, regex;
+};
+
+constexpr Known known[] = {
+    {WordPattern::gpt2, "gpt2", R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)"},
+    {WordPattern::llama3, "llama3",
+     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"},
+    {WordPattern::qwen2, "qwen2",
+     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"}};
+
+bool is_newline(char c) { return c == '\n' || c == '\r'; }
+
+/// The characters of a text from a place on.
+class Scanner {
+ public:
+  explicit Scanner(std::string_view text) : text_(text) {}
+
+  bool has(std::size_t at) const { return at < text_.size(); }
+  char byte(std::size_t at) const { return text_[at]; }
+  /// The end of the character at `at`.
+  std::size_t after(std::size_t at) const { return at + character_at(text_, at).bytes; }
+  bool is(CharacterClass wanted, std::size_t at) const {
+    return has(at) && class_of(character_at(text_, at).code) == wanted;
+  }
+  /// The end of the characters of a class from `at` on, at most `most` of them.
+  std::size_t run(CharacterClass wanted, std::size_t at, std::size_t most = static_cast<std::size_t>(-1)) const {
+    for (std::size_t count = 0; count < most && is(wanted, at); ++count) at = after(at);
+    return at;
+  }
+
+  /// 's|'t|'re|'ve|'m|'ll|'d : its end, or `at` where there is none. In any case as (?i: ) has it: U+017F is an s, too.
+  std::size_t contraction(std::size_t at, bool in_any_case) const {
+    if (byte(at) != '\'' || !has(at + 1)) return at;
+    const auto letter = [&](std::size_t place) {
+      const char c = has(place) ? byte(place) : '\0';
+      return in_any_case && c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    };
+    if (in_any_case && text_.substr(at + 1, 2) == "\u017F") return at + 3;
+    const char first = letter(at + 1), second = letter(at + 2);
+    if (first == 's' || first == 't' || first == 'm' || first == 'd') return at + 2;
+    const bool is_pair =
+        (first == 'r' && second == 'e') || (first == 'v' && second == 'e') || (first == 'l' && second == 'l');
+    return is_pair ? at + 3 : at;
+  }
+
+  /// \s+(?!\S)|\s+ : spaces but for the last one before another character, where there are several.
+  std::size_t spaces(std::size_t at) const {
+    std::size_t end = at, last = at;
+    while (is(CharacterClass::space, end)) last = end, end = after(end);
+    return has(end) && last > at ? last : end;
+  }
+
+  /// \s*[\r\n]+ : spaces up to the last line break among them, or `at` where there is none.
+  std::size_t line_breaks(std::size_t at) const {
+    std::size_t end = at;
+    for (; is(CharacterClass::space, at); at = after(at)) {
+      if (is_newline(byte(at))) end = at + 1;
+    }
+    return end;
+  }
+
+ private:
+  std::string_view text_;
+};
+
+std::size_t gpt2_word(const Scanner& scan, std::size_t at) {
+  using enum CharacterClass;
+  if (const std::size_t end = scan.contraction(at, false); end > at) return end;
+  const std::size_t body = scan.byte(at) == ' ' ? at + 1 : at;
+  for (const CharacterClass its_class : {letter, number, other}) {
+    if (scan.is(its_class, body)) return scan.run(its_class, body);
+  }
+  return scan.spaces(at);
+}
+
+std::size_t llama3_word(const Scanner& scan, std::size_t at, std::size_t most_digits) {
+  using enum CharacterClass;
+  if (const std::size_t end = scan.contraction(at, true); end > at) return end;
+  if (scan.is(letter, at)) return scan.run(letter, at);
+  if (scan.is(number, at)) return scan.run(number, at, most_digits);
+  if (!is_newline(scan.byte(at)) && scan.is(letter, scan.after(at))) return scan.run(letter, scan.after(at));
+  const std::size_t body = scan.byte(at) == ' ' ? at + 1 : at;
+  if (scan.is(other, body)) {
+    std::size_t end = scan.run(other, body);
+    while (scan.has(end) && is_newline(scan.byte(end))) ++end;
+    return end;
+  }
+  if (const std::size_t end = scan.line_breaks(at); end > at) return end;
+  return scan.spaces(at);
+}
+
+}  // namespace words_detail
+
+std::string_view to_string(WordPattern pattern) { return words_detail::known[static_cast<int>(pattern)].name; }
+
+std::string_view regex_of(WordPattern pattern) { return words_detail::known[static_cast<int>(pattern)].regex; }
+
+std::optional<WordPattern> find_word_pattern(std::string_view regex) {
+  for (const auto& known : words_detail::known) {
+    if (known.regex == regex) return known.pattern;
+  }
+  return std::nullopt;
+}
+
+std::size_t end_of_word(WordPattern pattern, std::string_view text, std::size_t at) {
+  const words_detail::Scanner scan(text);
+  if (pattern == WordPattern::gpt2) return words_detail::gpt2_word(scan, at);
+  return words_detail::llama3_word(scan, at, pattern == WordPattern::llama3 ? 3 : 1);
+}
+
 namespace tokenizer_detail {
 
 [[noreturn]] void refuse(const std::string& part, const std::string& why) {

@@ -6,7 +6,7 @@
 //   added_tokens      `single_word` false; ids as Tokenizer wants them
 //   normalizer        null, NFC
 //   pre_tokenizer     ByteLevel with `use_regex` true (GPT-2's pattern); a Sequence of a Split at one of the three
-//                     patterns (nn/tokens/words.h; behavior Isolated) and ByteLevel with `use_regex` false.
+//                     patterns (nn/tokens/tokenizer.h; behavior Isolated) and ByteLevel with `use_regex` false.
 //                     `add_prefix_space` false
 //   post_processor    null, ByteLevel, TemplateProcessing of special tokens around one text, a Sequence of these
 //   decoder           ByteLevel

@@ -20,7 +20,7 @@
 #include <thimble/core/files/file.h>
 #include <thimble/core/files/outputs.h>
 #include <thimble/core/files/temporary_file.h>
-#include <thimble/memory/bytes.h>
+#include <thimble/memory/units.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/cut_tensors.h>
 

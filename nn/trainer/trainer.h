@@ -252,7 +252,7 @@ class Trainer {
     return core_.run(observer, control);
   }
   /// Evaluates in the trainer's arena, between steps: all modules are in evaluation mode, and so is dropout(), the
-  /// function (core/tensor/evaluation.h); modules then have the modes that they had. Throws ValueError for a program
+  /// function (core/tensor/context.h); modules then have the modes that they had. Throws ValueError for a program
   /// without an evaluation.
   double evaluate() { return core_.evaluate().loss; }
 

@@ -9,8 +9,8 @@
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
 #include <thimble/dist/alike.h>
-#include <thimble/memory/bytes.h>
 #include <thimble/memory/offload/device_tier.h>
+#include <thimble/memory/units.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/fit/levers.h>
 #include <thimble/nn/step/gradient_sink.h>

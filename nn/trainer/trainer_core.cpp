@@ -13,7 +13,6 @@
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/threads/parallel.h>
-#include <thimble/memory/bytes.h>
 #include <thimble/memory/offload/device_tier.h>
 #include <thimble/memory/offload/file_tier.h>
 #include <thimble/memory/policies/committed.h>
@@ -21,7 +20,7 @@
 #include <thimble/memory/summary.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/files/checkpoint.h>
-#include <thimble/nn/files/staging.h>
+#include <thimble/nn/files/tensor_io.h>
 #include <thimble/nn/fit/process_budget.h>
 #include <thimble/nn/fit/segments.h>
 #include <thimble/nn/trainer/trainer_run.h>

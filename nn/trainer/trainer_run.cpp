@@ -8,14 +8,12 @@
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/evaluation.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/dist/shard_store.h>
-#include <thimble/memory/bytes.h>
 #include <thimble/memory/offload/tier_store.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/files/checkpoint.h>
-#include <thimble/nn/layers/name_pattern.h>
+#include <thimble/nn/layers/module.h>
 #include <thimble/nn/step/read.h>
 
 namespace thimble::nn {

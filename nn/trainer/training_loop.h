@@ -19,7 +19,7 @@
 #include <vector>
 
 #include <thimble/memory/stack.h>
-#include <thimble/nn/log/training_log.h>
+#include <thimble/nn/log/tensorboard.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/nn/trainer/checkpoint_keeper.h>
 

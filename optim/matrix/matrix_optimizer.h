@@ -20,7 +20,7 @@ struct MatrixOptions {
   /// Matrices that AdamW updates: "wte", or "gpt.h0" for all that begin with "gpt.h0.".
   std::vector<std::string> elementwise = {};
   std::shared_ptr<Tier> tier = nullptr;         ///< for the state between updates; null keeps it here
-  NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/narrow.h)
+  NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/moments.h)
 };
 
 class MatrixOptimizer : public Optimizer {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <thimble/core/error.h>
-#include <thimble/core/ops/quant/pack.h>
+#include <thimble/core/ops/quant/quantize.h>
 
 #include "support/catch.h"
 #include "support/near.h"

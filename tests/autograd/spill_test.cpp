@@ -9,7 +9,7 @@
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
-#include <thimble/core/ops/quant/pack.h>
+#include <thimble/core/ops/quant/quantize.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/step/step.h>

@@ -8,7 +8,7 @@
 #include <thimble/autograd/apply.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/ops/elementwise/dropout.h>
-#include <thimble/core/ops/norm/batch_norm.h>
+#include <thimble/core/ops/norm/norm.h>
 #include <thimble/core/random/random.h>
 
 #include "certificate.h"

@@ -8,7 +8,7 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/core/ops/attention.h>
 #include <thimble/core/ops/elementwise/elementwise_functors.h>
-#include <thimble/core/ops/matmul/linear_cross_entropy.h>
+#include <thimble/core/ops/matmul/chunked.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/offload/offload.h>

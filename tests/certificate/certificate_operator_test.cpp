@@ -15,7 +15,7 @@
 #include <thimble/autograd/apply.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/graph.h>
-#include <thimble/core/ops/matmul/tiled_feed_forward.h>
+#include <thimble/core/ops/matmul/chunked.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 

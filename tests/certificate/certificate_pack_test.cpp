@@ -7,10 +7,10 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/node.h>
-#include <thimble/core/ops/quant/pack.h>
+#include <thimble/core/ops/quant/quantize.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
-#include <thimble/nn/fit/pack_all.h>
+#include <thimble/nn/fit/pack_rules.h>
 
 #include "certificate.h"
 #include "certificate_nets.h"

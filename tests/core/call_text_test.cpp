@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include <thimble/cuda/runtime/call_text.h>
+#include <thimble/cuda/runtime/library.h>
 
 #include "support/catch.h"
 

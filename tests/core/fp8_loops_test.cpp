@@ -1,4 +1,4 @@
-// The loops of FP8 that are written out for AVX-512 (core/kernels/cpu/quant/fp8_avx512.h) against the codec, value by
+// The loops of FP8 that are written out for AVX-512 (core/kernels/cpu/quant/quant_loops.h) against the codec, value by
 // value.
 
 #include <bit>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <thimble/core/kernels/cpu/base/isa.h>
-#include <thimble/core/kernels/cpu/quant/fp8_avx512.h>
+#include <thimble/core/kernels/cpu/quant/quant_loops.h>
 #include <thimble/core/kernels/shared/fp8_code.h>
 
 #include "support/catch.h"

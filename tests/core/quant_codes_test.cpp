@@ -10,9 +10,9 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/tape.h>
 #include <thimble/core/error.h>
-#include <thimble/core/kernels/q8_block.h>
 #include <thimble/core/kernels/quant_codes.h>
-#include <thimble/core/numbers/half.h>
+#include <thimble/core/kernels/weight_codes.h>
+#include <thimble/core/numbers/minifloat.h>
 #include <thimble/core/ops/quant/quantize.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>

@@ -358,11 +358,8 @@ TEST_CASE("quantize: dynamic codes", "[quantize]") {
   }
 }
 
-TEST_CASE("quantize: zeros, dry devices, bad descriptions", "[quantize]") {
+TEST_CASE("quantize: dry devices, bad descriptions", "[quantize]") {
   for (const Quantization& how : all_codes(DType::f32)) {
-    const Stored made = stored(zeros_quantized({70}, how)), rounded = stored(quantize(full({70}, 0), how));
-    CHECK(made.codes == rounded.codes);
-    CHECK(made.scales == rounded.scales);
     CHECK(quantize(Tensor::empty({3, 0}), how).elements() == 0);
     const Tensor absent = quantize(Tensor::empty({3, 40}, DType::f32, dry(cpu)), how);
     CHECK(absent.scale()->elements() == 1);

@@ -6,7 +6,7 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
-#include <thimble/core/launch/tf32.h>
+#include <thimble/core/launch/compute_capability.h>
 #include <thimble/core/ops/attention.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/context.h>

@@ -21,6 +21,7 @@
 
 #include "support/catch.h"
 #include "support/operator_table.h"
+#include "support/weight_codes.h"
 
 using namespace thimble;
 
@@ -225,7 +226,6 @@ TEST_CASE("weight codes: rounding, zeros, and what is not finite", "[nf4]") {
     const Tensor narrow = to_dtype(w, DType::bf16);
     CHECK(to_host<std::uint8_t>(encode_weight(narrow, code)) ==
           to_host<std::uint8_t>(encode_weight(to_dtype(narrow, DType::f32), code)));
-    CHECK_THROWS_AS(encode_weight(view::transpose(w), code), ShapeError);
     CHECK_THROWS_AS(encode_weight(zeros({4}, DType::i32), code), DTypeError);
     CHECK_THROWS_AS(decode_weight(encode_weight(w, code), code, {7}, DType::f32), ShapeError);
   }

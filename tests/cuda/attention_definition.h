@@ -1,5 +1,5 @@
 #pragma once
-// The definition of attention in double, with bounds of what rounding on tensor cores (cuda/attention/attention_mma.h)
+// The definition of attention in double, with bounds of what rounding on tensor cores (cuda/attention/attention.h)
 // may make of it, and the kernels' values held against it.
 //
 // Tolerances are bounds, element by element. A rounding to n significant bits moves a value by at most u = 2^-n of it

@@ -5,8 +5,8 @@
 #include <cmath>
 
 #include <thimble/core/kernels/attention.h>
+#include <thimble/core/launch/compute_capability.h>
 #include <thimble/core/launch/launch.h>
-#include <thimble/core/launch/tf32.h>
 #include <thimble/core/ops/attention.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>

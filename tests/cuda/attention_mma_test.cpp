@@ -6,8 +6,8 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/core/kernels/attention.h>
 #include <thimble/core/kernels/cuda_workspace.h>
+#include <thimble/core/launch/compute_capability.h>
 #include <thimble/core/launch/launch.h>
-#include <thimble/core/launch/tf32.h>
 #include <thimble/core/ops/attention.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>

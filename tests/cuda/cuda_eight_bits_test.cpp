@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include <thimble/core/ops/quant/pack.h>
 #include <thimble/core/ops/quant/quantize.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/context.h>
@@ -153,7 +152,7 @@ TEST_CASE("cuda: codes of every floating dtype, and of what is not finite", "[cu
           bits_of(unpack(pack(x, dtype), DType::f32)));
   }
   const Quantization how{DType::u8, ScaleBlocks::flat(256), DType::f32};
-  CHECK(bits_of(zeros_quantized({3, 411}, how, cuda())) == bits_of(zeros_quantized({3, 411}, how)));
+  CHECK(bits_of(quantize(zeros({3, 411}, DType::f32, cuda()), how)) == bits_of(quantize(zeros({3, 411}), how)));
 }
 
 namespace {

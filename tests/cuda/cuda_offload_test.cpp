@@ -10,7 +10,6 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/offload/device_tier.h>
 #include <thimble/memory/offload/offload.h>
-#include <thimble/memory/offload/pinned_memory.h>
 #include <thimble/memory/offload/pinned_tier.h>
 #include <thimble/memory/summary.h>
 #include <thimble/models/planning/planning.h>

@@ -13,10 +13,10 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/tape.h>
 #include <thimble/core/kernels/fp8.h>
+#include <thimble/core/launch/compute_capability.h>
 #include <thimble/core/launch/launch.h>
-#include <thimble/core/launch/tf32.h>
 #include <thimble/core/ops/attention.h>
-#include <thimble/core/ops/matmul/fp8_product.h>
+#include <thimble/core/ops/matmul/fp8_linear.h>
 #include <thimble/core/ops/matmul/product.h>
 #include <thimble/core/ops/quant/quantize.h>
 #include <thimble/core/random/random.h>

@@ -5,7 +5,7 @@
 #include <set>
 #include <vector>
 
-#include <thimble/cuda/attention/attention_mma.h>
+#include <thimble/cuda/attention/attention.h>
 
 #include "emulated/as_team.h"
 #include "support/catch.h"

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <limits>
 
-#include <thimble/cuda/kernel/tensor_core_instructions.h>
+#include <thimble/cuda/kernel/tensor_core.h>
 
 #include "emulated/as_team.h"
 #include "support/catch.h"

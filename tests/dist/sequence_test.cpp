@@ -11,7 +11,7 @@
 #include <thimble/autograd/tape.h>
 #include <thimble/core/error.h>
 #include <thimble/core/ops/elementwise/dropout.h>
-#include <thimble/core/ops/norm/layer_norm.h>
+#include <thimble/core/ops/norm/norm.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include <thimble/bench/experiments/watched_ranks.h>
-#include <thimble/bench/timing/transfers.h>
+#include <thimble/bench/timing/timing.h>
 #include <thimble/dist/data_parallel.h>
 #include <thimble/dist/threads.h>
 #include <thimble/thimble.h>

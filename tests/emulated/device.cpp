@@ -17,7 +17,7 @@
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/cuda/kernel/element.h>
 #include <thimble/cuda/kernel/kernel.h>
-#include <thimble/cuda/runtime/library_use.h>
+#include <thimble/cuda/runtime/library.h>
 #include <thimble/memory/arena/backing.h>
 
 #include "backing.h"

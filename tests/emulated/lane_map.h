@@ -1,5 +1,5 @@
 #pragma once
-// The maps of cuda/kernel/tensor_core_instructions.h as kernels use them. A test can swap two lanes in one of them: a
+// The maps of cuda/kernel/tensor_core.h as kernels use them. A test can swap two lanes in one of them: a
 // kernel that computes the same then does not depend on the map.
 
 #include <string_view>

@@ -1,5 +1,5 @@
 #pragma once
-// What cuda/kernel/warp.h has of a device, on the host.
+// What cuda/kernel/words.h has of a device, on the host.
 
 #include "emulated/kernel.h"
 

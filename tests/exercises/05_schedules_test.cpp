@@ -8,7 +8,7 @@
 #include <thimble/autograd/tape.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
-#include <thimble/memory/remat/known.h>
+#include <thimble/memory/remat/schedule.h>
 
 #include "support/catch.h"
 

@@ -4,7 +4,7 @@
 #include <string_view>
 #include <utility>
 
-#include <thimble/core/numbers/half.h>
+#include <thimble/core/numbers/minifloat.h>
 #include <thimble/models/theory.h>
 
 #include "support/catch.h"

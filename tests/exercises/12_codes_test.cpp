@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include <thimble/core/numbers/float8.h>
+#include <thimble/core/numbers/minifloat.h>
 #include <thimble/core/ops/quant/quantize.h>
 #include <thimble/core/tensor/copy.h>
 

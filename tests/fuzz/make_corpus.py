@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Writes the seeds of the fuzzing programs to tests/fuzz/corpus/NAME/: small valid files of every kind, and a few almost
-valid ones. Needs nothing but Python; the files are kept in the repository, so this runs only when they change."""
+"""Writes the seeds of the fuzzing programs to tests/fuzz/corpus.txt, a line per seed, its bytes in base64: small valid
+files of every kind, and a few almost valid ones. Needs nothing but Python, and runs only when they change. Those of
+the tokenizer are files in tests/fuzz/corpus/tokenizer, written by tests/oracle/tokenizer_check.py."""
+import base64
 import gzip
 import pathlib
 import struct
 
-corpus = pathlib.Path(__file__).parent / "corpus"
+seeds = []
 
 
 def write(target, name, data):
-    folder = corpus / target
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_bytes(data)
+    seeds.append(f"{target}/{name} {base64.b64encode(data).decode()}\n")
 
 
 def safetensors(text, data):
@@ -99,3 +99,5 @@ record = bytes([7]) + bytes(i * 7 % 256 for i in range(3072))
 write("cifar", "one", record)
 write("cifar", "two", record + bytes([9]) + bytes(3072))
 write("cifar", "label", bytes([10]) + bytes(3072))
+
+(pathlib.Path(__file__).parent / "corpus.txt").write_text("".join(sorted(seeds)))

@@ -21,21 +21,22 @@ for folder in core memory autograd optim nn; do ln -sfn "$PWD/$folder" "$build/i
 flags=(-std=c++20 -O1 -g -ffp-contract=off "-I$build/include" -Itests
   -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
 objects=()
-for source in core/files/bytes core/files/file core/files/file_stream core/files/temporary_file core/files/crc32c core/files/npy \
-  nn/files/safetensors nn/files/safetensors_parse nn/files/safetensors_sums nn/files/finite_bytes nn/files/checkpoint_info \
-  core/files/printable nn/data/gzip nn/data/idx nn/data/cifar nn/data/tokens nn/tokens/unicode nn/tokens/byte_letters \
-  nn/tokens/words nn/tokens/merges nn/tokens/added_tokens nn/tokens/tokenizer nn/tokens/tokenizer_parse nn/tokens/tokenizer_write; do
+for source in core/files/{bytes,crc32c,file,npy,printable}.cpp nn/data/{idx,store,store_open,text,tokens}.cpp nn/files/{safetensors,checkpoint_info,json_events}.cpp nn/tokens/*.cpp; do
   object="$build/${source//\//-}.o"
   objects+=("$object")
-  "$cxx" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$source.cpp" -o "$object"
+  "$cxx" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$source" -o "$object"
 done
 failed=0
 for name in "${names[@]}"; do
-  "$cxx" "${flags[@]}" -fsanitize=fuzzer "tests/fuzz/$name.cpp" "${objects[@]}" -lz -lutf8proc -o "$build/fuzz-$name"
-  mkdir -p "$build/corpus/$name"
+  "$cxx" "${flags[@]}" -fsanitize=fuzzer "-DTARGET=$name" tests/fuzz/program.cpp "${objects[@]}" -lz -lutf8proc -o "$build/fuzz-$name"
+  mkdir -p "$build/corpus/$name" "$build/seeds/$name"
+  { grep "^$name/" tests/fuzz/corpus.txt || true; } | while read -r seed bytes; do
+    base64 -d <<<"$bytes" >"$build/seeds/$seed"
+  done
+  if [ "$name" = tokenizer ]; then cp tests/fuzz/corpus/tokenizer/* "$build/seeds/tokenizer"; fi
   # CIFAR records have 3073 bytes, so two of them need more than the default length of an input.
   if "$build/fuzz-$name" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=8192 -print_final_stats=1 \
-    -artifact_prefix="$build/$name-" "$build/corpus/$name" "tests/fuzz/corpus/$name" >"$build/$name.log" 2>&1; then
+    -artifact_prefix="$build/$name-" "$build/corpus/$name" "$build/seeds/$name" >"$build/$name.log" 2>&1; then
     echo "$name: $(grep -o 'stat::number_of_executed_units:.*' "$build/$name.log" | tr -s ' ') in $seconds s, nothing found"
   else
     echo "$name: BROKEN, see $build/$name.log"

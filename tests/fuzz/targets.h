@@ -3,6 +3,9 @@
 // was refused, which is right), and throws Broken when something accepted does not hold what the reader promises. The
 // fuzzing programs beside this file call them, and so does tests/program/fuzz_test.cpp.
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -17,9 +20,8 @@
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/npy.h>
-#include <thimble/nn/data/cifar.h>
-#include <thimble/nn/data/gzip.h>
 #include <thimble/nn/data/idx.h>
+#include <thimble/nn/data/store_open.h>
 #include <thimble/nn/data/tokens.h>
 #include <thimble/nn/files/checkpoint_info.h>
 #include <thimble/nn/files/safetensors.h>
@@ -111,31 +113,43 @@ inline void idx(Bytes file) {
   }
 }
 
-/// Accepted tokens, written again, read the same.
-inline void tokens(Bytes file) {
-  std::vector<std::uint16_t> all;
-  try {
-    all = thimble::data::parse_tokens(file, "fuzz");
-  } catch (const thimble::FileError&) {
-    return;
-  }
-  const std::vector<std::byte> again = thimble::data::format_tokens(all);
-  require(again.size() == file.size(), "writing again changes the size");
-  require(thimble::data::parse_tokens(again, "fuzz") == all, "tokens changed");
+/// The path of a file in memory with these bytes, until the next call.
+inline std::string path_of(Bytes file) {
+  static const int memory = memfd_create("fuzz", 0);
+  require(memory >= 0 && ftruncate(memory, 0) == 0, "there is no file in memory");
+  const ssize_t written = pwrite(memory, file.data(), file.size(), 0);
+  require(written == static_cast<ssize_t>(file.size()), "the file in memory is not whole");
+  return "/proc/self/fd/" + std::to_string(memory);
 }
 
-/// Accepted records are counted and their labels are in range; refused ones change nothing.
-inline void cifar(Bytes file) {
-  thimble::data::Images images;
+/// Accepted tokens, written again, are the same bytes after the header.
+inline void tokens(Bytes file) {
+  std::vector<std::int64_t> all;
   try {
-    thimble::data::append_cifar10(file, "fuzz", images);
+    const auto store = thimble::data::open_tokens(path_of(file));
+    all.resize(static_cast<std::size_t>(store.size()));
+    store.read(0, all);
   } catch (const thimble::FileError&) {
-    require(images.count == 0 && images.pixels.empty() && images.labels.empty(), "a refused file left something");
     return;
   }
-  require(images.pixels.size() == static_cast<std::size_t>(images.count * images.image_elements()), "pixels");
-  require(images.labels.size() == static_cast<std::size_t>(images.count), "labels");
-  for (const auto label : images.labels) require(label < images.classes, "a label is out of range");
+  const auto again = thimble::data::format_tokens(std::vector<std::uint16_t>(all.begin(), all.end()));
+  constexpr std::ptrdiff_t header = thimble::data::tokens_header_bytes;
+  require(std::equal(again.begin() + header, again.end(), file.begin() + header, file.end()), "tokens changed");
+}
+
+/// Accepted records are counted, their pixels can be read, and their labels are in range.
+inline void cifar(Bytes file) {
+  try {
+    const std::string path = path_of(file);
+    const auto images = thimble::data::open_cifar(thimble::data::cifar10, std::span(&path, 1));
+    require(static_cast<std::size_t>(images.count) * 3073 == file.size(), "records were lost");
+    std::array<std::uint8_t, 3072> pixels{};
+    for (std::int64_t i = 0; i < images.count; ++i) {
+      images.read(i, 0, pixels);
+      require(images.label(i) < images.classes, "a label is out of range");
+    }
+  } catch (const thimble::FileError&) {
+  }
 }
 
 /// What an accepted checkpoint says about itself, written again, is the same text.
@@ -177,7 +191,7 @@ struct Target {
   void (*run)(Bytes file);
 };
 
-/// Every target; each has its corpus in tests/fuzz/corpus/NAME and its program in tests/fuzz/NAME.cpp.
+/// Every target; tests/fuzz/corpus.txt has its seeds, but for the tokenizers in tests/fuzz/corpus/tokenizer.
 inline constexpr std::array<Target, 7> targets{{{"safetensors", safetensors},
                                                 {"checkpoint", checkpoint},
                                                 {"npy", npy},

@@ -7,6 +7,7 @@
 
 #include <thimble/core/kernels/cpu/attention/attention_cpu.h>
 
+#include "references.h"
 #include "support/catch.h"
 #include "support/kernel_data.h"
 #include "support/near.h"

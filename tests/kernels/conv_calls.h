@@ -6,9 +6,10 @@
 #include <vector>
 
 #include <thimble/core/kernels/conv.h>
-#include <thimble/core/kernels/cpu/conv/conv_winograd.h>
+#include <thimble/core/kernels/cpu/conv/winograd.h>
 
 #include "conv_shapes.h"
+#include "references.h"
 #include "support/catch.h"
 #include "support/kernel_data.h"
 

@@ -8,7 +8,7 @@
 #include <string>
 
 #include <thimble/core/kernels/conv.h>
-#include <thimble/core/kernels/cpu/conv/conv_winograd.h>
+#include <thimble/core/kernels/cpu/conv/winograd.h>
 
 #include "conv_calls.h"
 #include "support/catch.h"

@@ -9,6 +9,7 @@
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/shared/fp8_code.h>
 #include <thimble/memory/stack.h>
 
 #include "support/catch.h"
@@ -88,16 +89,16 @@ std::vector<std::byte> bytes_of(const Tensor& t) {
 }  // namespace
 
 TEST_CASE("fp8: the scale of an amax", "[fp8]") {
-  CHECK(fp8_scale_of(448, DType::f8e4m3, 0) == 1.0f);
-  CHECK(fp8_scale_of(7, DType::f8e4m3, 0) == 0x1p-6f);
-  CHECK(fp8_scale_of(7, DType::f8e4m3, 3) == 0x1p-3f);
-  CHECK(fp8_scale_of(7, DType::f8e5m2, 0) == 0x1p-13f);
-  CHECK(fp8_scale_of(1, DType::f8e4m3, 0) == static_cast<float>(1.0 / 448));
-  CHECK(fp8_scale_of(0, DType::f8e4m3, 5) == 1.0f);
-  CHECK(fp8_scale_of(1e-38f, DType::f8e5m2, 0) == 0x1p-60f);
-  CHECK(fp8_scale_of(3e38f, DType::f8e4m3, 16) == 0x1p100f);
-  CHECK(std::isnan(fp8_scale_of(infinity, DType::f8e4m3, 0)));
-  CHECK(std::isnan(fp8_scale_of(not_a_number, DType::f8e4m3, 0)));
+  CHECK(kernels::fp8_scale_from(448, DType::f8e4m3, 0) == 1.0f);
+  CHECK(kernels::fp8_scale_from(7, DType::f8e4m3, 0) == 0x1p-6f);
+  CHECK(kernels::fp8_scale_from(7, DType::f8e4m3, 3) == 0x1p-3f);
+  CHECK(kernels::fp8_scale_from(7, DType::f8e5m2, 0) == 0x1p-13f);
+  CHECK(kernels::fp8_scale_from(1, DType::f8e4m3, 0) == static_cast<float>(1.0 / 448));
+  CHECK(kernels::fp8_scale_from(0, DType::f8e4m3, 5) == 1.0f);
+  CHECK(kernels::fp8_scale_from(1e-38f, DType::f8e5m2, 0) == 0x1p-60f);
+  CHECK(kernels::fp8_scale_from(3e38f, DType::f8e4m3, 16) == 0x1p100f);
+  CHECK(std::isnan(kernels::fp8_scale_from(infinity, DType::f8e4m3, 0)));
+  CHECK(std::isnan(kernels::fp8_scale_from(not_a_number, DType::f8e4m3, 0)));
 }
 
 TEST_CASE("fp8: codes, bit by bit", "[fp8]") {

@@ -8,7 +8,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/units.h>
-#include <thimble/core/numbers/half.h>
+#include <thimble/core/numbers/minifloat.h>
 
 #include "gemm_calls.h"
 #include "support/catch.h"

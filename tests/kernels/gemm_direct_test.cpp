@@ -1,7 +1,7 @@
-// Plain products with few rows are computed where they lie (core/kernels/cpu/matmul/gemm_direct.h), and their bits are
+// Plain products with few rows are computed where they lie (core/kernels/cpu/matmul/gemm_driver.h), and their bits are
 // those of the driver that takes all others.
 
-#include <thimble/core/kernels/cpu/matmul/gemm_direct.h>
+#include <thimble/core/kernels/cpu/matmul/gemm_driver.h>
 
 #include <vector>
 

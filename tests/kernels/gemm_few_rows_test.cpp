@@ -1,12 +1,13 @@
-// Few rows by a large right operand (core/kernels/cpu/matmul/gemm_few_rows.h), and bf16 products that are turned
+// Few rows by a large right operand (core/kernels/cpu/matmul/gemm_driver.h), and bf16 products that are turned
 // (gemm_bf16.cpp): their bits are those of the same rows among others, which other ways compute.
 
-#include <thimble/core/kernels/cpu/matmul/gemm_few_rows.h>
+#include <thimble/core/kernels/cpu/matmul/gemm_driver.h>
 
 #include <cmath>
 #include <cstring>
 
 #include "gemm_calls.h"
+#include "references.h"
 #include "support/catch.h"
 
 using namespace gemm_test;

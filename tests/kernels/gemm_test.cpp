@@ -10,6 +10,7 @@
 #include <thimble/core/ops/elementwise/unary.h>
 
 #include "gemm_calls.h"
+#include "references.h"
 #include "support/catch.h"
 
 namespace gemm_test {

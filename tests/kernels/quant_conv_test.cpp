@@ -6,6 +6,7 @@
 
 #include <thimble/core/kernels/quant_conv.h>
 
+#include "references.h"
 #include "support/catch.h"
 #include "support/kernel_data.h"
 

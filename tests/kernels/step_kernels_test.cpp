@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <thimble/core/kernels/cpu/base/isa.h>
-#include <thimble/core/kernels/cpu/elementwise/mask_bits.h>
+#include <thimble/core/kernels/cpu/random/random_cpu.h>
 #include <thimble/core/kernels/optimizer.h>
 #include <thimble/core/threads/parallel.h>
 

@@ -179,7 +179,7 @@ TEST_CASE("budget: the largest batch", "[budget]") {
                   })(),
                   ValueError);
   const std::size_t budget = 24 * budget_MiB;
-  const std::int64_t most = models::largest_batch(options, budget);
+  const std::int64_t most = models::find_largest(options, budget, models::BatchSearch::planned).size;
   REQUIRE(most > 1);
   const auto fits = [&](std::int64_t batch) {
     options.setup.batch = batch;
@@ -188,5 +188,5 @@ TEST_CASE("budget: the largest batch", "[budget]") {
   };
   CHECK(fits(most));
   CHECK_FALSE(fits(most + 1));
-  CHECK_THROWS_AS(models::largest_batch(options, budget_MiB), nn::BudgetError);
+  CHECK_THROWS_AS(models::find_largest(options, budget_MiB, models::BatchSearch::planned), nn::BudgetError);
 }

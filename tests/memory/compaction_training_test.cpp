@@ -6,9 +6,9 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/threads/parallel.h>
-#include <thimble/memory/bytes.h>
 #include <thimble/memory/stack.h>
 #include <thimble/memory/summary.h>
+#include <thimble/memory/units.h>
 #include <thimble/models/training/costs.h>
 
 #include "support/catch.h"

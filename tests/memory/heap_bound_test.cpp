@@ -1,12 +1,10 @@
 // Planning in bounded memory.
 
-#include <thimble/memory/process/heap_bound.h>
+#include <thimble/memory/process/process.h>
 
 #include <new>
 #include <string>
 #include <vector>
-
-#include <thimble/memory/process/process.h>
 
 #include "support/catch.h"
 #include "support/sanitizer.h"

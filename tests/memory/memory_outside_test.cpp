@@ -4,9 +4,9 @@
 
 #include <vector>
 
-#include <thimble/core/threads/worker_stack.h>
+#include <thimble/core/threads/parallel.h>
 #include <thimble/memory/process/process.h>
-#include <thimble/models/training/process_bytes.h>
+#include <thimble/models/training/plan_training.h>
 #include <thimble/models/training/training.h>
 #include <thimble/nn/fit/process_budget.h>
 

@@ -18,8 +18,8 @@
 #include <vector>
 
 #include <thimble/core/error.h>
-#include <thimble/memory/bytes.h>
 #include <thimble/memory/summary.h>
+#include <thimble/memory/units.h>
 
 #include "support/catch.h"
 

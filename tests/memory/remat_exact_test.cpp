@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <thimble/memory/remat/peak_options.h>
-#include <thimble/memory/remat/time_bound.h>
+#include <thimble/memory/remat/select.h>
 
 #include "remat_graphs.h"
 #include "support/catch.h"

@@ -4,8 +4,6 @@
 
 #include <cstdio>
 
-#include <thimble/memory/remat/known.h>
-
 #include "remat_chains.h"
 #include "support/catch.h"
 
@@ -230,10 +228,13 @@ TEST_CASE("remat schedule: plans become lists, and bad plans are refused", "[rem
   const Chain chain = homogeneous_chain(5, 10, 100, 1, 2);
   const ScheduleTree plan = binomial(5, 2);
   CHECK(to_string(plan) == "[{0..2 -> [{0..0 -> [0]} {1..1 -> [1]} 2]} {3..3 -> [3]} 4]");
-  CHECK(to_string(with_options(every_kth(3, 2), std::vector<std::uint32_t>{1, 0, 2})) == "[{0..1 -> [0.1 1]} 2.2]");
+  ScheduleTree by_options = every_kth(3, 2);
+  by_options.items[1].option = 1, by_options.items[3].option = 2;
+  CHECK(to_string(by_options) == "[{0..1 -> [0.1 1]} 2.2]");
   CHECK(to_string(to_schedule(keep_all(5), chain)[0]) == "record 0 (option 0)");
-  CHECK_THROWS_AS(with_options(keep_all(3), std::vector<std::uint32_t>{0, 0}), PlanError);
-  CHECK_THROWS_AS(simulate(chain, selective(std::vector<std::uint32_t>{0, 0, 1, 0, 0})), PlanError);
+  ScheduleTree unknown = keep_all(5);
+  unknown.items[2].option = 1;
+  CHECK_THROWS_AS(simulate(chain, unknown), PlanError);
 
   // The whole chain as one dropped segment: legal, as in libraries that drop every segment alike.
   ScheduleTree whole{{{0, 5, 0, 5}}};

@@ -8,7 +8,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/models/lora_theory.h>
-#include <thimble/nn/quant/coded_store.h>
+#include <thimble/nn/quant/weight_only.h>
 
 #include "support/catch.h"
 #include "support/model_runs.h"

@@ -1,9 +1,8 @@
 #include <numeric>
 
 #include <thimble/core/files/bytes.h>
-#include <thimble/nn/data/cifar.h>
-#include <thimble/nn/data/gzip.h>
 #include <thimble/nn/data/idx.h>
+#include <thimble/nn/data/store_open.h>
 #include <thimble/nn/data/text.h>
 #include <thimble/nn/data/tokens.h>
 
@@ -32,6 +31,22 @@ void check_refused(const std::vector<Corrupt>& rows, Parse&& parse) {
     INFO(row.what << ": " << message);
     CHECK(contains(message, row.reason));
   }
+}
+
+/// A file with these bytes.
+std::string file_of(const TemporaryFolder& folder, std::span<const std::byte> bytes) {
+  write_text_file(folder / "t", {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  return folder / "t";
+}
+
+std::vector<std::uint8_t> pixels_of(const ImageStore& images, std::int64_t image) {
+  std::vector<std::uint8_t> pixels(static_cast<std::size_t>(images.image_elements()));
+  images.read(image, 0, pixels);
+  return pixels;
+}
+
+ImageStore open_cifar(const CifarForm& form, const std::string& path) {
+  return data::open_cifar(form, std::span(&path, 1));
 }
 
 std::string idx_images(std::uint64_t count, std::uint64_t height, std::uint64_t width, const std::string& values) {
@@ -159,18 +174,19 @@ TEST_CASE("data: CIFAR-100 has a coarse label before the class", "[files][data]"
   std::string record(3074, '\0');
   record[0] = 19, record[1] = 99;
   for (std::size_t i = 0; i < 3072; ++i) record[2 + i] = static_cast<char>(i % 251);
-  Images images;
-  append_cifar(cifar100, bytes_of(record + record), "t", images);
+  const TemporaryFolder folder;
+  const ImageStore images = open_cifar(cifar100, file_of(folder, bytes_of(record + record)));
   CHECK(images.count == 2);
   CHECK(images.classes == 100);
-  CHECK(images.labels == std::vector<std::uint16_t>{99, 99});
-  CHECK(images.pixels[3072 + 3 * 5 + 2] == (2048 + 5) % 251);
+  CHECK(images.label(0) == 99);
+  CHECK(images.label(1) == 99);
+  CHECK(pixels_of(images, 1)[3 * 5 + 2] == (2048 + 5) % 251);
   std::string label100 = record;
   label100[1] = 100;
   check_refused(
       {{"cut short", record.substr(0, 3073), "3073 bytes; a CIFAR-100 batch has one or more records of 3074"},
        {"label 100", label100, "at byte 1: label 100; allowed: 0 to 99"}},
-      [&](std::span<const std::byte> file, const std::string& p) { append_cifar(cifar100, file, p, images); });
+      [&](std::span<const std::byte> file, const std::string&) { open_cifar(cifar100, file_of(folder, file)); });
 }
 
 TEST_CASE("data: CIFAR-10 planes become channels", "[files][data]") {
@@ -179,44 +195,43 @@ TEST_CASE("data: CIFAR-10 planes become channels", "[files][data]") {
   for (int c = 0; c < 3; ++c)
     for (int i = 0; i < 1024; ++i)
       record[static_cast<std::size_t>(1 + c * 1024 + i)] = static_cast<char>(100 * c + i % 50);
-  Images images;
-  append_cifar10(bytes_of(record + record), "t", images);
+  const TemporaryFolder folder;
+  const ImageStore images = open_cifar(cifar10, file_of(folder, bytes_of(record + record)));
   CHECK(images.count == 2);
-  CHECK(images.labels == std::vector<std::uint16_t>{9, 9});
-  REQUIRE(images.pixels.size() == 2 * 3072);
-  CHECK(images.pixels[3] == 1);
-  CHECK(images.pixels[4] == 101);
-  CHECK(images.pixels[3072 + 3 * 1023 + 2] == 200 + 1023 % 50);
+  CHECK(images.label(0) == 9);
+  CHECK(images.label(1) == 9);
+  REQUIRE(images.image_elements() == 3072);
+  CHECK(pixels_of(images, 0)[3] == 1);
+  CHECK(pixels_of(images, 0)[4] == 101);
+  CHECK(pixels_of(images, 1)[3 * 1023 + 2] == 200 + 1023 % 50);
   std::string label10 = record + record;
   label10[3073] = 10;
-  check_refused({{"empty", "", "0 bytes; a CIFAR-10 batch has one or more records of 3073"},
-                 {"cut short", record.substr(0, 3072), "3072 bytes; a CIFAR-10 batch"},
-                 {"trailing byte", record + "x", "at byte 3073: 3074 bytes"},
-                 {"label 10", label10, "at byte 3073: label 10; allowed: 0 to 9"}},
-                [&](std::span<const std::byte> file, const std::string& path) { append_cifar10(file, path, images); });
-  CHECK(images.count == 2);
-  Images others;
-  others.count = 1;
+  check_refused(
+      {{"empty", "", "0 bytes; a CIFAR-10 batch has one or more records of 3073"},
+       {"cut short", record.substr(0, 3072), "3072 bytes; a CIFAR-10 batch"},
+       {"trailing byte", record + "x", "at byte 3073: 3074 bytes"},
+       {"label 10", label10, "at byte 3073: label 10; allowed: 0 to 9"}},
+      [&](std::span<const std::byte> file, const std::string&) { open_cifar(cifar10, file_of(folder, file)); });
+  ImageStore others = images;
   others.height = others.width = 28;
-  others.channels = 1;
-  CHECK_THROWS_AS(append_cifar10(bytes_of(record), "t", others), ShapeError);
+  CHECK_THROWS_AS(others.append(images), ShapeError);
 
-  const TemporaryFolder folder;
   write_text_file(folder / "1.bin", record);
   write_text_file(folder / "2.bin", record + record);
-  CHECK(read_cifar10(std::vector<std::string>{folder / "1.bin", folder / "2.bin"}).count == 3);
+  CHECK(data::open_cifar(cifar10, std::vector<std::string>{folder / "1.bin", folder / "2.bin"}).count == 3);
 }
 
 TEST_CASE("data: token files", "[files][data]") {
   const std::vector<std::uint16_t> tokens{0, 1, 50256, 65535};
   const std::vector<std::byte> file = format_tokens(tokens);
   CHECK(text_of(file) == token_file(20240520, 1, 4, std::string("\0\0\1\0\x50\xc4\xff\xff", 8)));
-  CHECK(parse_tokens(file, "t") == tokens);
   const TemporaryFolder folder;
   write_tokens(folder / "a.bin", tokens);
-  CHECK(read_tokens(folder / "a.bin") == tokens);
   CHECK(folder.entries() == 1);
-  CHECK(parse_tokens(bytes_of(token_file(20240520, 1, 0, "")), "t").empty());
+  std::vector<std::int64_t> read(4);
+  open_tokens(folder / "a.bin").read(0, read);
+  CHECK(std::equal(read.begin(), read.end(), tokens.begin(), tokens.end()));
+  CHECK(open_tokens(file_of(folder, bytes_of(token_file(20240520, 1, 0, "")))).size() == 0);
   check_refused({{"empty", "", "the file ends inside the header of 1024 bytes"},
                  {"header cut short", token_file(20240520, 1, 0, "").substr(1), "at byte 1023: the file ends inside"},
                  {"other magic", token_file(20240801, 1, 1, "ab"), "the magic number is 20240801; allowed: 20240520"},
@@ -225,7 +240,7 @@ TEST_CASE("data: token files", "[files][data]") {
                  {"count of 2^31 - 1", token_file(20240520, 1, INT32_MAX, "ab"), "need 4294967294 bytes"},
                  {"cut short", token_file(20240520, 1, 2, "abc"), "cut short: 2 tokens need 4 bytes, the file has 3"},
                  {"trailing byte", token_file(20240520, 1, 1, "abc"), "at byte 1026: bytes after the last token"}},
-                [](std::span<const std::byte> bytes, const std::string& path) { parse_tokens(bytes, path); });
+                [&](std::span<const std::byte> bytes, const std::string&) { open_tokens(file_of(folder, bytes)); });
 }
 
 TEST_CASE("data: characters and their vocabulary", "[files][data]") {

@@ -13,7 +13,7 @@
 #include <thimble/models/techniques/setup.h>
 #include <thimble/models/training/costs.h>
 #include <thimble/nn/fit/fit.h>
-#include <thimble/nn/fit/spillable.h>
+#include <thimble/nn/fit/spilling.h>
 #include <thimble/nn/fit/stages.h>
 
 #include "support/catch.h"

@@ -7,6 +7,7 @@
 
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
+#include <thimble/core/kernels/shared/fp8_code.h>
 #include <thimble/core/tensor/transaction.h>
 
 #include "support/catch.h"
@@ -30,7 +31,7 @@ struct Twin {
     history[role][static_cast<std::size_t>(recorded[role]++) % history[role].size()] = amax;
     const float most = *std::max_element(history[role].begin(), history[role].end());
     const DType dtype = role == 2 ? DType::f8e5m2 : DType::f8e4m3;
-    scale[role] = most > 0 ? fp8_scale_of(most, dtype, delayed.margin) : 0;
+    scale[role] = most > 0 ? kernels::fp8_scale_from(most, dtype, delayed.margin) : 0;
   }
 };
 
@@ -105,7 +106,7 @@ TEST_CASE("fp8 state: a ring of steps, scales of those before", "[fp8]") {
     const Fp8Use use{delayed, layer.state, 0, false};
     const Tensor in = scaled(layer.x, factor);
     const Fp8Operand codes = fp8_encode(in, Fp8Role::x, use, layer.state.scale);
-    const float own = fp8_scale_of(layer.amax(layer.x, factor), DType::f8e4m3, 1);
+    const float own = kernels::fp8_scale_from(layer.amax(layer.x, factor), DType::f8e4m3, 1);
     CHECK(to_host<float>(codes.scale)[0] == (twin.scale[0] == 0 ? own : twin.scale[0]));
     {
       Transaction step;

@@ -15,7 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include <thimble/core/error.h>
-#include <thimble/memory/remat/time_bound.h>
+#include <thimble/memory/remat/select.h>
 #include <thimble/nn/fit/fit.h>
 
 #include "memory/remat_graphs.h"

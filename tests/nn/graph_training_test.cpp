@@ -9,7 +9,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
-#include <thimble/models/training/capture.h>
+#include <thimble/models/training/plan_training.h>
 #include <thimble/models/training/training.h>
 
 #include "support/catch.h"

@@ -8,12 +8,12 @@
 
 #include <thimble/autograd/node.h>
 #include <thimble/core/error.h>
-#include <thimble/core/ops/quant/pack.h>
+#include <thimble/core/ops/quant/quantize.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/techniques/setup.h>
 #include <thimble/models/training/costs.h>
-#include <thimble/nn/fit/pack_all.h>
+#include <thimble/nn/fit/pack_rules.h>
 #include <thimble/nn/layers/layers.h>
 #include <thimble/nn/precision/gradient_report.h>
 #include <thimble/nn/step/step.h>

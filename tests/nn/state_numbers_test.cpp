@@ -97,7 +97,7 @@ TEST_CASE("fp8 state: whatever the counts, the place is inside of the ring", "[f
     INFO(recorded);
     CHECK(std::count(memory.begin(), memory.end(), -1.0f) == 2 * around);
     CHECK(std::count(memory.begin() + around, memory.end() - around, 7.0f) == 1);
-    CHECK(next == fp8_scale_of(7, DType::f8e4m3, 0));
+    CHECK(next == kernels::fp8_scale_from(7, DType::f8e4m3, 0));
   }
 }
 

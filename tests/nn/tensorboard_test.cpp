@@ -24,7 +24,6 @@
 #include <thimble/memory/stack.h>
 #include <thimble/models/training/training.h>
 #include <thimble/nn/log/tensorboard.h>
-#include <thimble/nn/log/training_log.h>
 
 #include "support/trained.h"
 

@@ -6,7 +6,7 @@
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
-#include <thimble/core/ops/matmul/linear_cross_entropy.h>
+#include <thimble/core/ops/matmul/chunked.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/threads/parallel.h>
@@ -183,12 +183,12 @@ TEST_CASE("ops: linear cross entropy never holds the logits", "[linear_loss]") {
 }
 
 TEST_CASE("ops: linear cross entropy chooses its chunks by shape", "[linear_loss]") {
-  CHECK(LinearCrossEntropy::chunk_rows_of(10, 65, 4) == 10);
-  CHECK(LinearCrossEntropy::chunk_rows_of(0, 65, 4) == 1);
-  CHECK(LinearCrossEntropy::chunk_rows_of(100'000, 65, 4) == (16 << 20) / (65 * 4));
-  CHECK(LinearCrossEntropy::chunk_rows_of(2048, 50257, 4) == 128);
-  CHECK(LinearCrossEntropy::chunk_rows_of(2048, 8192, 4) == 512);
-  CHECK(LinearCrossEntropy::chunk_rows_of(1 << 20, 50257, 4) == 1 << 15);  // no more than 32 chunks
+  CHECK(ops::chunk_rows_of(10, 65, 4) == 10);
+  CHECK(ops::chunk_rows_of(0, 65, 4) == 1);
+  CHECK(ops::chunk_rows_of(100'000, 65, 4) == (16 << 20) / (65 * 4));
+  CHECK(ops::chunk_rows_of(2048, 50257, 4) == 128);
+  CHECK(ops::chunk_rows_of(2048, 8192, 4) == 512);
+  CHECK(ops::chunk_rows_of(1 << 20, 50257, 4) == 1 << 15);  // no more than 32 chunks
 }
 
 TEST_CASE("ops: linear cross entropy takes larger chunks on CUDA devices", "[linear_loss]") {

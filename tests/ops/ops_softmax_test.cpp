@@ -8,7 +8,7 @@
 #include <thimble/autograd/tape.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/isa.h>
-#include <thimble/core/ops/reduction/softmax.h>
+#include <thimble/core/ops/reduction/reduction.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>

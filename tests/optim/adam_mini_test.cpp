@@ -7,7 +7,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
-#include <thimble/optim/adam_mini.h>
+#include <thimble/optim/adam.h>
 
 #include "support/catch.h"
 #include "support/optim8.h"

@@ -11,9 +11,8 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
 #include <thimble/optim/adam.h>
-#include <thimble/optim/matrix/apollo.h>
-#include <thimble/optim/matrix/galore.h>
 #include <thimble/optim/matrix/muon.h>
+#include <thimble/optim/matrix/projected.h>
 
 #include "support/catch.h"
 #include "support/matrix_f64.h"

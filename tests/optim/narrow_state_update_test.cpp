@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <thimble/core/error.h>
-#include <thimble/core/kernels/shared/optimizer_narrow.h>
+#include <thimble/core/kernels/shared/update_rule.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/files/checkpoint.h>

@@ -19,7 +19,7 @@ struct PlainMoment {
   PlainMoment(const Shape& shape, DType dtype, bool is_signed)
       : dtype_(dtype),
         how_{DType::u8, ScaleBlocks::flat(256), DType::f32, is_signed},
-        kept_(dtype == DType::u8 ? zeros_quantized(shape, how_) : zeros(shape, dtype)) {}
+        kept_(dtype == DType::u8 ? quantize(zeros(shape), how_) : zeros(shape, dtype)) {}
   std::vector<float> values() const { return to_host<float>(dtype_ == DType::u8 ? dequantize(kept_, how_) : kept_); }
   void set(const std::vector<float>& values) {
     const Tensor t = from_host(values, kept_.shape());

@@ -13,7 +13,6 @@
 #include <thimble/memory/stack.h>
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
-#include <thimble/optim/adam_mini.h>
 #include <thimble/optim/schedule.h>
 #include <thimble/optim/sgd.h>
 

@@ -1,4 +1,4 @@
-// Updates of many parameters in a few launches (cuda/optimizer/update_list.h): the bits of the CPU, which goes through
+// Updates of many parameters in a few launches (cuda/optimizer/parameter.h): the bits of the CPU, which goes through
 // them one by one, and how many launches they take. On a GPU where there is one, else on tests/emulated.
 
 #include <algorithm>

@@ -1,9 +1,10 @@
 // The machine's ceiling: the loops make the multiply-adds that they count.
 
 #include <algorithm>
+#include <cmath>
 
 #include <thimble/bench/timing/ceiling.h>
-#include <thimble/bench/timing/kernel_timing.h>
+#include <thimble/bench/timing/timing.h>
 #include <thimble/core/error.h>
 #include <thimble/core/threads/parallel.h>
 
@@ -35,7 +36,11 @@ TEST_CASE("ceiling: rates of instruction sets and threads", "[ceiling]") {
 
 TEST_CASE("ceiling: the triad of every instruction set computes what it is counted for", "[ceiling]") {
   constexpr std::int64_t n = 48;
-  bench::Lines a = bench::lines(n * sizeof(float)), b = bench::normal_lines(n), c = bench::normal_lines(n);
+  bench::Lines a = bench::lines(n * sizeof(float)), b = a, c = a;
+  for (std::int64_t i = 0; i < n; ++i) {
+    bench::floats(b)[i] = static_cast<float>(std::sin(i));
+    bench::floats(c)[i] = static_cast<float>(std::cos(3 * i));
+  }
   for (const Isa isa : {Isa::generic, Isa::avx2, Isa::avx512}) {
     CAPTURE(to_string(isa));
     for (const bool streams : {false, true}) {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <thimble/bench/experiments/precision.h>
-#include <thimble/bench/timing/processor_time.h>
+#include <thimble/bench/timing/timing.h>
 #include <thimble/core/error.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/models/theory.h>

@@ -9,7 +9,7 @@
 #include <thimble/bench/experiments/techniques.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/tensor.h>
-#include <thimble/memory/remat/known.h>
+#include <thimble/memory/remat/schedule.h>
 #include <thimble/models/planning/planning.h>
 
 #include "process_rows.h"

@@ -6,13 +6,12 @@
 #include <vector>
 
 #include <thimble/core/error.h>
-#include <thimble/models/generation/end_tokens.h>
+#include <thimble/models/generation/generate.h>
 #include <thimble/models/weights/config.h>
 #include <thimble/nn/files/safetensors.h>
 #include <thimble/nn/files/weight_files.h>
 #include <thimble/nn/fit/cost_file.h>
 #include <thimble/nn/fit/plan_file.h>
-#include <thimble/nn/fit/plan_json.h>
 #include <thimble/nn/lora/adapter_files.h>
 #include <thimble/nn/tokens/tokenizer_file.h>
 

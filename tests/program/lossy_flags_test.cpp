@@ -17,7 +17,7 @@
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/techniques/technique.h>
 #include <thimble/models/training/packing_gradients.h>
-#include <thimble/nn/fit/pack_all.h>
+#include <thimble/nn/fit/pack_rules.h>
 
 #include "support/catch.h"
 #include "support/files.h"

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <thimble/core/error.h>
-#include <thimble/core/ops/quant/pack.h>
+#include <thimble/core/ops/quant/quantize.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/nn/files/weights.h>
 

@@ -11,7 +11,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <thimble/bench/report/axis.h>
+#include <thimble/bench/report/drawing.h>
 #include <thimble/bench/report/figures.h>
 #include <thimble/bench/report/maps.h>
 #include <thimble/bench/report/palette.h>

@@ -14,7 +14,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <thimble/bench/report/html_table.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/bench/report/writers.h>
 #include <thimble/core/error.h>

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <thimble/bench/commands/train_output.h>
-#include <thimble/memory/bytes.h>
+#include <thimble/memory/units.h>
 #include <thimble/models/generation/generating.h>
 #include <thimble/models/planning/layouts.h>
 #include <thimble/models/training/quantizing.h>

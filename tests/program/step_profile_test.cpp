@@ -1,7 +1,7 @@
 // Where a step's time goes: the table that step_benchmark prints.
 
 #include <thimble/autograd/functions.h>
-#include <thimble/bench/timing/step_profile.h>
+#include <thimble/bench/timing/ceiling.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>

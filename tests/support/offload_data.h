@@ -7,7 +7,6 @@
 #include <vector>
 
 #include <thimble/core/tensor/copy.h>
-#include <thimble/memory/offload/direct_file.h>
 #include <thimble/memory/offload/file_tier.h>
 
 #include "catch.h"

@@ -5,10 +5,16 @@
 #include <string_view>
 #include <vector>
 
-#include <thimble/nn/tokens/byte_letters.h>
 #include <thimble/nn/tokens/tokenizer.h>
 
 namespace tokenizer_test {
+
+/// A byte as its letter, in UTF-8.
+inline std::string letter_text(int byte) {
+  std::string text;
+  thimble::data::append_character(text, thimble::data::letter_of(static_cast<std::uint8_t>(byte)));
+  return text;
+}
 
 /// `size` tokens, at most 697: special ones, the bytes, then pairs of a space and of English's letters.
 inline thimble::data::Tokenizer letter_pairs(std::size_t size,
@@ -21,9 +27,7 @@ inline thimble::data::Tokenizer letter_pairs(std::size_t size,
     parts.added.push_back({.id = id, .content = special[id], .is_special = true});
   }
   const auto first = static_cast<std::uint32_t>(special.size());
-  for (int byte = 0; byte < 256; ++byte) {
-    parts.vocabulary.push_back(thimble::data::to_letters(std::string(1, static_cast<char>(byte))));
-  }
+  for (int byte = 0; byte < 256; ++byte) parts.vocabulary.push_back(letter_text(byte));
   constexpr std::string_view letters = " etaoinshrdlcumwfgypb";
   for (std::size_t i = 0; parts.vocabulary.size() < size; ++i) {
     const auto left = first + static_cast<std::uint32_t>(letters.at(i / letters.size()));

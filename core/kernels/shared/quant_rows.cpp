@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include <thimble/core/kernels/quant_conv.h>
-
 namespace thimble::kernels {
 namespace quant_rows_detail {
 

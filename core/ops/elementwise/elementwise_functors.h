@@ -3,6 +3,5 @@
 
 #include <thimble/core/ops/elementwise/binary.h>
 #include <thimble/core/ops/elementwise/elementwise_list.h>
-#include <thimble/core/ops/elementwise/fake_quantize.h>
 #include <thimble/core/ops/elementwise/unary.h>
 #include <thimble/core/ops/reduction/reduction_functors.h>

@@ -10,7 +10,7 @@
 #include <thimble/core/kernels/quantize.h>
 #include <thimble/core/kernels/shared/fp8_code.h>
 #include <thimble/core/launch/launch.h>
-#include <thimble/core/ops/matmul/fp8_product.h>
+#include <thimble/core/ops/matmul/fp8_linear.h>
 #include <thimble/core/ops/reuse.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/transaction.h>
@@ -200,10 +200,6 @@ void check_fp8_state(const char* operation, const Fp8State& state, memory::Devic
   check(amax, "amax", DType::f32, is_ring, "(3, 1 to 1024)");
   check(scale, "scale", DType::f32, scale.defined() && scale.shape() == Shape{3}, "(3)");
   check(steps, "steps", DType::i64, steps.defined() && steps.shape() == Shape{3, 2}, "(3, 2)");
-}
-
-float fp8_scale_of(float amax, DType dtype, int margin) noexcept {
-  return kernels::fp8_scale_from(amax, dtype, margin);
 }
 
 Fp8Operand fp8_encode(const Tensor& matrix, Fp8Role role, const Fp8Use& use, const Tensor& known) {

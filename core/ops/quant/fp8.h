@@ -86,9 +86,6 @@ struct Fp8Operand {
   Tensor scale;
 };
 
-/// The scale of an amax, as above.
-float fp8_scale_of(float amax, DType dtype, int margin) noexcept;
-
 /// Codes of a dense matrix. `known` are the committed scales of delayed scaling, f32 (3), or undefined. Records amax
 /// where `use` requests it, outside a recompute. Throws ShapeError unless the matrix is dense, DeviceError where this
 /// build has no kernels, DTypeError for another dtype than f32, f16, bf16; as check_fp8_state.

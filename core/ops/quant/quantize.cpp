@@ -10,6 +10,7 @@
 #include <thimble/core/tensor/unrecorded.h>
 
 namespace thimble {
+
 namespace blocks_detail {
 
 // A tensor as a matrix, and its blocks in values.
@@ -146,13 +147,6 @@ void quantize_into(const Tensor& codes, const Tensor& t, const Quantization& how
   blocks_detail::wrote(*codes.scale());
 }
 
-Tensor zeros_quantized(const Shape& shape, const Quantization& how, memory::Device device, Category category) {
-  const Tensor codes = blocks_detail::empty(shape, how, device, category);
-  fill(codes, how.dtype == DType::u8 && how.is_signed ? 127 : 0);  // the code of 0
-  fill(*codes.scale(), 0);
-  return codes;
-}
-
 Tensor dequantize(const Tensor& codes, const Quantization& how, DType dtype, Category category) {
   blocks_detail::check_codes("dequantize", codes, how);
   if (!is_floating(dtype)) {
@@ -176,6 +170,33 @@ void dequantize_into(const Tensor& t, const Tensor& codes, const Quantization& h
     });
   }
   blocks_detail::wrote(t);
+}
+
+namespace pack_detail {
+
+bool is_scaled(DType dtype) noexcept { return dtype == DType::f8e4m3 || dtype == DType::f8e5m2 || dtype == DType::i8; }
+
+}  // namespace pack_detail
+
+bool can_pack(DType from, DType to) noexcept {
+  return is_floating(from) && (is_floating(to) || to == DType::i8) && size_of(to) < size_of(from);
+}
+
+std::size_t packed_bytes(std::int64_t elements, DType dtype) {
+  if (pack_detail::is_scaled(dtype)) return quantized_bytes({elements}, packing(dtype));
+  return static_cast<std::size_t>(elements) * size_of(dtype);
+}
+
+Tensor pack(const Tensor& t, DType dtype) {
+  if (!can_pack(t.dtype(), dtype)) {
+    throw DTypeError("pack: " + describe(t) + " to " + std::string(to_string(dtype)) +
+                     "; expected a narrower one of f32, f16, bf16, f8e4m3, f8e5m2, i8");
+  }
+  return pack_detail::is_scaled(dtype) ? quantize(t, packing(dtype)) : to_dtype(t, dtype);
+}
+
+Tensor unpack(const Tensor& packed, DType dtype) {
+  return packed.scale() ? dequantize(packed, packing(packed.dtype()), dtype) : to_dtype(packed, dtype);
 }
 
 }  // namespace thimble

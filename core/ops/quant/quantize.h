@@ -79,13 +79,9 @@ std::size_t quantized_bytes(const Shape& shape, const Quantization& how);
 /// Quantization does not support; ValueError as scale_shape; OutOfMemory; DeviceError where this build has no kernels.
 Tensor quantize(const Tensor& t, const Quantization& how, Category category = Category::temporary);
 
-/// Codes and scales into a dense tensor of t's shape that quantize() or zeros_quantized() made. Counts as a write of
+/// Codes and scales into a dense tensor of t's shape that quantize() made. Counts as a write of
 /// both. Throws as quantize does, and ShapeError, DTypeError where `codes` is not such a tensor.
 void quantize_into(const Tensor& codes, const Tensor& t, const Quantization& how);
-
-/// Codes and scales of zeros, as quantize() of a tensor of zeros, without that tensor.
-Tensor zeros_quantized(const Shape& shape, const Quantization& how, memory::Device device = cpu,
-                       Category category = Category::temporary);
 
 /// A dense tensor of a floating dtype with the values. `how` is quantize()'s. Throws DTypeError, ShapeError where
 /// `codes` was not made so.
@@ -94,5 +90,32 @@ Tensor dequantize(const Tensor& codes, const Quantization& how, DType dtype = DT
 
 /// The same into a dense tensor of the codes' shape. Counts as a write.
 void dequantize_into(const Tensor& t, const Tensor& codes, const Quantization& how);
+
+// ---- Fewer bits for bytes that wait: a dense tensor rounded to a narrower dtype, and back.
+//
+//   dtype           bytes per value   error of a value that is normal in it
+//   bf16            2                 at most 2^-8 of the value (8 significant bits)
+//   f16             2                 at most 2^-11 (11); beyond 65504 it becomes infinite, below 2^-14 it loses digits
+//   f8e4m3, f8e5m2  1.0625            at most 2^-4 (4), 2^-3 (3) of the value
+//   i8              1.0625            at most amax / 254
+//
+// The last three have a scale in f32 for every 64 values (ScaleBlocks::flat(64)); amax is
+// the largest magnitude of the 64; a NaN or infinity makes all 64 NaN.
+
+/// Whether tensors of `from` can be packed to `to`: `from` is floating and `to` narrower and one of the above.
+bool can_pack(DType from, DType to) noexcept;
+
+/// How f8e4m3, f8e5m2 and i8 are packed.
+constexpr Quantization packing(DType dtype) noexcept { return {dtype, ScaleBlocks::flat(64), DType::f32, true}; }
+
+/// Bytes of a packed tensor, scales included.
+std::size_t packed_bytes(std::int64_t elements, DType dtype);
+
+/// `t` rounded to `dtype`, dense, with scales where it has them. Throws DTypeError unless can_pack(), OutOfMemory,
+/// DeviceError where this build has no kernels.
+Tensor pack(const Tensor& t, DType dtype);
+
+/// A dense tensor of `dtype` with the values of pack()'s result.
+Tensor unpack(const Tensor& packed, DType dtype);
 
 }  // namespace thimble

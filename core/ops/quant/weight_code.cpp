@@ -3,9 +3,8 @@
 #include <string>
 
 #include <thimble/core/error.h>
-#include <thimble/core/kernels/nf4.h>
-#include <thimble/core/kernels/q8_block.h>
 #include <thimble/core/kernels/quantize.h>
+#include <thimble/core/kernels/weight_codes.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/numbers/integers.h>
 
@@ -123,22 +122,6 @@ void decode_weight(WeightCode code, const Tensor& coded, void* values, DType dty
     kernels::quantize_kernels(device).dequantize(detail::magnitude_args(from, at.as<float>(amax), n));
     kernels::nf4_kernels(device).decode(detail::nf4_args(from, at.as<float>(amax), values, dtype, n));
   });
-}
-
-Tensor encode_weight(const Tensor& weight, WeightCode code) {
-  if (!weight.is_contiguous()) throw ShapeError("weight code: " + describe(weight) + " is not dense");
-  const Tensor coded = Tensor::empty({static_cast<std::int64_t>(coded_bytes(code, weight.elements()))}, DType::u8,
-                                     weight.device(), Category::parameter);
-  const Pin pin(weight);
-  encode_weight(code, pin.data(), weight.dtype(), weight.elements(), coded);
-  return coded;
-}
-
-Tensor decode_weight(const Tensor& coded, WeightCode code, const Shape& shape, DType dtype) {
-  const Tensor weight = Tensor::empty(shape, dtype, coded.device());
-  const WritePin pin(weight);
-  decode_weight(code, coded, pin.data(), dtype, weight.elements());
-  return weight;
 }
 
 }  // namespace thimble

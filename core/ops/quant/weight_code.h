@@ -1,5 +1,5 @@
 #pragma once
-// Weights of frozen layers, stored in fewer bits and decoded before use (nn/quant/coded_store.h).
+// Weights of frozen layers, stored in fewer bits and decoded before use (nn/quant/weight_only.h).
 //
 //   code   numbers share a scale                                      bits a number
 //   int8   32: i8, scale in f16, Q8_0 (core/ops/quant/quantize.h)      8.5
@@ -36,9 +36,5 @@ std::size_t coded_bytes(WeightCode code, std::int64_t elements);
 void encode_weight(WeightCode code, const void* values, DType dtype, std::int64_t elements, const Tensor& coded);
 /// Decodes, rounded to the dtype.
 void decode_weight(WeightCode code, const Tensor& coded, void* values, DType dtype, std::int64_t elements);
-
-/// The same with tensors; `weight` must be dense.
-Tensor encode_weight(const Tensor& weight, WeightCode code);
-Tensor decode_weight(const Tensor& coded, WeightCode code, const Shape& shape, DType dtype);
 
 }  // namespace thimble

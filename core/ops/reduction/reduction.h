@@ -122,4 +122,100 @@ struct LogSumExp {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
+// ---- Softmax and its logarithm over one axis.
+
+/// y_s = exp(z_s - max z) / sum_u exp(z_u - max z), z = scale x, along `axis`; any floating dtype and shape. Backward:
+/// dx = scale y (dy - sum_s dy_s y_s). Keeps y. A row of only -inf gives NaN.
+///
+/// With `is_causal`, x is a block of attention scores (..., T, S), axis is the last one, and query t attends only to
+/// the keys s <= t + (S - T): later ones get y = 0 and no gradient. Needs S >= T, so that every query has a key.
+/// (Vaswani et al. 2017, section 3.2.1, with scale = 1 / sqrt(d).)
+///
+/// Throws ShapeError (axis, rank, S < T), DTypeError.
+struct Softmax {
+  static constexpr const char* name = "softmax";
+  static constexpr Cost cost = Cost::reduction;
+  struct Saved {
+    Tensor y;
+  };
+  int axis = -1;
+  double scale = 1;
+  bool is_causal = false;
+
+  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+};
+
+/// y_s = z_s - max z - log sum_u exp(z_u - max z), z = x, along `axis`; any floating dtype and shape. Backward:
+/// dx = dy - exp(y) sum_s dy_s. Keeps y. Throws ShapeError (axis), DTypeError.
+struct LogSoftmax {
+  static constexpr const char* name = "log_softmax";
+  static constexpr Cost cost = Cost::reduction;
+  struct Saved {
+    Tensor y;
+  };
+  int axis = -1;
+
+  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+};
+
+// ---- Operators along one axis: running sums, products, sorting. core/kernels/lines.h has their kernels.
+
+/// y[j] = sum of x[i], i <= j, along `axis`; integers and bool give i64. Sums are made in f64 (i64) and rounded once.
+/// dx[j] = sum of dy[i], i >= j. Keeps nothing.
+struct CumSum {
+  static constexpr const char* name = "cumsum";
+  static constexpr Cost cost = Cost::elementwise;
+  using Saved = SavesNothing;
+  int axis = -1;
+
+  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+};
+
+/// y = the product along `axis`, made in f64 and rounded once; 1 for no elements; integers and bool give i64. dx[j] =
+/// dy times the product of the others, where there are zeros too. Keeps x.
+struct Prod {
+  static constexpr const char* name = "prod";
+  static constexpr Cost cost = Cost::reduction;
+  struct Saved {
+    Tensor x;
+  };
+  int axis = -1;
+  bool keep_axis = false;
+
+  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+};
+
+/// The places (i32) of the first `count` elements along `axis` in sorted order: equal ones in the order of their
+/// places, NaN larger than all. Any dtype, no gradient. Throws ShapeError for a count that is not in [0, size], or an
+/// axis of 2^31 elements.
+struct ArgSort {
+  static constexpr const char* name = "argsort";
+  static constexpr Cost cost = Cost::reduction;
+  static constexpr Needs differentiable{};
+  using Saved = SavesNothing;
+  int axis = -1;
+  std::int64_t count = 0;
+  bool is_descending = false;
+
+  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+};
+
+/// Classes drawn with the probabilities weights / sum of weights: weights (..., K), floating, points (..., S) in f64,
+/// uniform in [0, 1) -> (..., S) in i64. No gradient. Throws ValueError, on a CPU, for the first row whose weights are
+/// not finite and at least 0 with a sum above 0.
+struct Choose {
+  static constexpr const char* name = "multinomial";
+  static constexpr Cost cost = Cost::reduction;
+  static constexpr Needs differentiable{};
+  using Saved = SavesNothing;
+
+  Tensor forward(const Tensor& weights, const Tensor& points, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+};
+
 }  // namespace thimble::ops

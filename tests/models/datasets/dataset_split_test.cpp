@@ -11,7 +11,6 @@
 
 #include <thimble/core/tensor/copy.h>
 #include <thimble/models/datasets/dataset.h>
-#include <thimble/nn/data/cifar.h>
 #include <thimble/nn/data/synthetic.h>
 #include <thimble/nn/data/tokens.h>
 

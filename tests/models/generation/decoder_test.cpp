@@ -28,7 +28,7 @@ namespace decoder_test {
 constexpr std::int64_t positions = 70;  // past a block of 64 keys
 constexpr std::int64_t vocabulary = 37;
 
-/// Weights of more than 2^16 numbers and sums of several blocks: large enough for gemm_few_rows.h.
+/// Weights of more than 2^16 numbers and sums of several blocks: large enough for gemm_driver.h.
 models::ModelOptions sizes(bool is_llama, std::int64_t layers = 2, std::int64_t window = 0) {
   models::ModelOptions o;
   o.layers = layers, o.heads = 6, o.width = 192, o.vocabulary = vocabulary, o.sequence = positions;

@@ -7,7 +7,7 @@
 #include <thimble/core/error.h>
 #include <thimble/memory/offload/device_tier.h>
 #include <thimble/models/planning/planning.h>
-#include <thimble/models/training/process_bytes.h>
+#include <thimble/models/training/plan_training.h>
 #include <thimble/models/training/training.h>
 
 #include "support/catch.h"
@@ -366,7 +366,7 @@ TEST_CASE("choices: the largest batch is made of whole micro-batches", "[choices
   options.setup = choices_options("char-gpt").setup;
   options.setup.micro_batches = 4;
   const std::size_t budget = 16 * choices_MiB;
-  const std::int64_t most = models::largest_batch(options, budget);
+  const std::int64_t most = models::find_largest(options, budget, models::BatchSearch::planned).size;
   CHECK(most % 4 == 0);
   options.budget_bytes = budget;
   options.setup.batch = most;
@@ -374,7 +374,7 @@ TEST_CASE("choices: the largest batch is made of whole micro-batches", "[choices
   options.setup.batch = most + 4;
   CHECK_FALSE(models::make_plan(options).is_feasible);
   options.setup.micro_batches = 1;
-  CHECK(models::largest_batch(options, budget) < most);
+  CHECK(models::find_largest(options, budget, models::BatchSearch::planned).size < most);
 }
 
 TEST_CASE("choices: the longest sequence fits, and one more token does not", "[choices]") {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <thimble/core/error.h>
-#include <thimble/memory/bytes.h>
+#include <thimble/memory/units.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/training/choices.h>
 

@@ -15,7 +15,7 @@
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/techniques/trained_parts.h>
 #include <thimble/models/training/training.h>
-#include <thimble/models/transformer/decoder.h>
+#include <thimble/models/transformer/token_model.h>
 #include <thimble/nn/step/profile.h>
 
 #include "support/catch.h"

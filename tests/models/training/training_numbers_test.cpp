@@ -13,10 +13,8 @@
 #include <thimble/models/training/training.h>
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
-#include <thimble/optim/adam_mini.h>
-#include <thimble/optim/matrix/apollo.h>
-#include <thimble/optim/matrix/galore.h>
 #include <thimble/optim/matrix/muon.h>
+#include <thimble/optim/matrix/projected.h>
 #include <thimble/optim/sgd.h>
 
 #include "support/catch.h"

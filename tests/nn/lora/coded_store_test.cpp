@@ -16,7 +16,7 @@
 #include <thimble/memory/stack.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/lora/lora.h>
-#include <thimble/nn/quant/coded_store.h>
+#include <thimble/nn/quant/weight_only.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/adam.h>
 
@@ -24,9 +24,12 @@
 #include "support/files.h"
 #include "support/near.h"
 #include "support/operator_table.h"
+#include "support/weight_codes.h"
 
 using namespace thimble;
 using nn::quant::CodedStore;
+using weight_code_test::decode_weight;
+using weight_code_test::encode_weight;
 
 namespace coded_store_test {
 

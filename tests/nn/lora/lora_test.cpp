@@ -14,7 +14,7 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/weights.h>
-#include <thimble/nn/layers/name_pattern.h>
+#include <thimble/nn/layers/module.h>
 #include <thimble/nn/lora/adapter_files.h>
 #include <thimble/nn/lora/lora.h>
 #include <thimble/nn/step/step.h>

@@ -10,9 +10,8 @@
 
 #include <thimble/core/files/bytes.h>
 #include <thimble/nn/data/splitmix.h>
-#include <thimble/nn/tokens/byte_letters.h>
+#include <thimble/nn/tokens/tokenizer.h>
 #include <thimble/nn/tokens/tokenizer_file.h>
-#include <thimble/nn/tokens/unicode.h>
 
 #include "support/catch.h"
 #include "support/files.h"
@@ -91,8 +90,7 @@ Ids merge_slowly(Ids tokens, const std::vector<data::TokenizerParts::Merge>& mer
 
 data::TokenizerParts bytes_alone() {
   data::TokenizerParts parts;
-  for (int byte = 0; byte < 256; ++byte)
-    parts.vocabulary.push_back(data::to_letters(std::string(1, static_cast<char>(byte))));
+  for (int byte = 0; byte < 256; ++byte) parts.vocabulary.push_back(tokenizer_test::letter_text(byte));
   return parts;
 }
 

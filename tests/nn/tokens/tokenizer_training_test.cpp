@@ -8,7 +8,7 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/models/datasets/dataset.h>
 #include <thimble/models/models.h>
-#include <thimble/nn/data/store.h>
+#include <thimble/nn/data/store_open.h>
 #include <thimble/nn/data/synthetic.h>
 #include <thimble/nn/data/tokens.h>
 #include <thimble/nn/tokens/tokenizer_file.h>
@@ -124,8 +124,11 @@ TEST_CASE("tokenizer training: the program's commands", "[tokens][program]") {
   write_text_file(folder / "numbers", printed->out);
   const std::string bin = "'" + (folder / "tokens.bin") + "'";
   CHECK(run("tokenizer encode --tokenizer " + json + " --data " + in + " --out " + bin)->status == 0);
-  const std::vector<std::uint16_t> narrow = data::read_tokens(folder / "tokens.bin");
-  CHECK(std::vector<std::uint32_t>(narrow.begin(), narrow.end()) == tokens);
+  std::vector<std::int64_t> written(tokens.size());
+  const data::TokenStore store = data::open_tokens(folder / "tokens.bin");
+  REQUIRE(store.size() == static_cast<std::int64_t>(tokens.size()));
+  store.read(0, written);
+  CHECK(std::equal(written.begin(), written.end(), tokens.begin()));
   for (const std::string& data : {bin, "'" + (folder / "numbers") + "'"}) {
     CHECK(run("tokenizer decode --tokenizer " + json + " --data " + data)->out == text);
   }

@@ -11,8 +11,8 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
-#include <thimble/memory/bytes.h>
 #include <thimble/memory/process/process.h>
+#include <thimble/memory/units.h>
 #include <thimble/nn/files/safetensors.h>
 #include <thimble/nn/fit/plan_file.h>
 #include <thimble/nn/layers/weight_average.h>

@@ -15,10 +15,9 @@
 #include <thimble/nn/files/safetensors.h>
 #include <thimble/nn/trainer/trainer_run.h>
 #include <thimble/optim/adafactor.h>
-#include <thimble/optim/adam_mini.h>
-#include <thimble/optim/matrix/apollo.h>
-#include <thimble/optim/matrix/galore.h>
+#include <thimble/optim/adam.h>
 #include <thimble/optim/matrix/muon.h>
+#include <thimble/optim/matrix/projected.h>
 
 #include "nn/own_program.h"
 #include "support/catch.h"

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include <thimble/core/kernels/cpu/base/isa.h>
-#include <thimble/core/numbers/half.h>
+#include <thimble/core/numbers/minifloat.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>

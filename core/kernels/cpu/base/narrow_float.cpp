@@ -1,7 +1,7 @@
 #include <thimble/core/kernels/cpu/base/narrow_float.h>
 
 #include <thimble/core/kernels/cpu/base/narrow_avx2.h>
-#include <thimble/core/kernels/cpu/base/unit_rates.h>
+#include <thimble/core/kernels/cpu/base/units.h>
 #include <thimble/core/numbers/convert.h>
 
 #if defined(__x86_64__)

@@ -1,12 +1,9 @@
-#include <thimble/core/kernels/cpu/conv/conv_bf16.h>
+#include <thimble/core/kernels/cpu/conv/conv_driver.h>
 
 #include <algorithm>
 #include <cstring>
 
-#include <thimble/core/kernels/cpu/conv/conv_execute.h>
-#include <thimble/core/kernels/cpu/conv/conv_phases.h>
-#include <thimble/core/kernels/cpu/matmul/gemm_bf16_driver.h>
-#include <thimble/core/kernels/cpu/matmul/gemm_bf16_pack.h>
+#include <thimble/core/kernels/cpu/matmul/gemm_bf16.h>
 
 namespace thimble::kernels::conv_detail {
 namespace conv_bf16_detail {

@@ -7,9 +7,7 @@
 #include <thimble/core/kernels/cpu/base/compute.h>
 #include <thimble/core/kernels/cpu/base/units.h>
 #include <thimble/core/kernels/cpu/base/variants.h>
-#include <thimble/core/kernels/cpu/conv/conv_bf16.h>
-#include <thimble/core/kernels/cpu/conv/conv_depthwise.h>
-#include <thimble/core/kernels/cpu/conv/conv_execute.h>
+#include <thimble/core/kernels/cpu/conv/conv_driver.h>
 
 namespace thimble::kernels {
 namespace conv_detail {

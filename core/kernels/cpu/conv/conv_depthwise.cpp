@@ -1,4 +1,4 @@
-#include <thimble/core/kernels/cpu/conv/conv_depthwise.h>
+#include <thimble/core/kernels/cpu/conv/conv_driver.h>
 
 #include <algorithm>
 

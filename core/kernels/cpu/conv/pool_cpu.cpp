@@ -60,28 +60,34 @@ inline std::int64_t window_of(const PoolWindows& w, std::size_t axis, std::int64
   return first / w.stride[axis];
 }
 
-// Calls body(tap, oh, ow) for the windows that see element (ih, iw), in their row-major order: an earlier window sees
-// it at a later index.
+// Calls body(tap, oh, ow, pixel) for the windows that see element (ih, iw) of an image, in their row-major order: an
+// earlier window sees it at a later index. `pixel` is the window's number in the result.
 template <class F>
-inline void for_each_window(const PoolWindows& w, std::int64_t ih, std::int64_t iw, F&& body) {
+inline void for_each_window(const PoolWindows& w, std::int64_t image, std::int64_t ih, std::int64_t iw, F&& body) {
   for (std::int64_t kh = w.kernel[0]; kh-- > 0;) {
     const std::int64_t oh = window_of(w, 0, ih, kh);
     if (oh < 0) continue;
     for (std::int64_t kw = w.kernel[1]; kw-- > 0;) {
       const std::int64_t ow = window_of(w, 1, iw, kw);
-      if (ow >= 0) body(kh * w.kernel[1] + kw, oh, ow);
+      if (ow >= 0) body(kh * w.kernel[1] + kw, oh, ow, (image * w.out[0] + oh) * w.out[1] + ow);
     }
   }
 }
 
-// Calls body(pixel, image, h, w, channel, count) for the tiles of pixel rows [begin, end), counted over (N, H).
+// Channels [channel, channel + n) of a pixel; `to` is the first one's element.
+struct PixelTile {
+  std::int64_t image, h, w, channel, n, to;
+};
+
+// Calls body(PixelTile) for the tiles of pixel rows [begin, end), counted over (N, H).
 template <class F>
 inline void for_each_pixel_tile(const std::array<std::int64_t, 2>& size, std::int64_t channels, std::int64_t begin,
                                 std::int64_t end, F&& body) {
   for (std::int64_t row = begin; row < end; ++row) {
     for (std::int64_t w = 0; w < size[1]; ++w) {
       for (std::int64_t channel = 0; channel < channels; channel += tile) {
-        body(row * size[1] + w, row / size[0], row % size[0], w, channel, std::min(tile, channels - channel));
+        const std::int64_t to = (row * size[1] + w) * channels + channel;
+        body(PixelTile{row / size[0], row % size[0], w, channel, std::min(tile, channels - channel), to});
       }
     }
   }
@@ -94,19 +100,16 @@ struct MaxRows {
     alignas(64) T best[tile], buffer[tile];
     alignas(64) std::int32_t where[tile];
     const ElementReader<T> read(args.x, args.dtype);
-    for_each_pixel_tile(windows.out, windows.channels, begin, end,
-                        [&](std::int64_t pixel, std::int64_t image, std::int64_t oh, std::int64_t ow,
-                            std::int64_t channel, std::int64_t n) {
-                          std::fill(best, best + n, -std::numeric_limits<T>::infinity());
-                          std::fill(where, where + n, static_cast<std::int32_t>(std::numeric_limits<Tap>::max()));
-                          for_each_tap(windows, image, oh, ow, [&](std::int64_t tap, std::int64_t from) {
-                            const T* const x = read(from * windows.channels + channel, n, buffer);
-                            take_larger(x, static_cast<std::int32_t>(tap), n, best, args.taps ? where : nullptr);
-                          });
-                          const std::int64_t to = pixel * windows.channels + channel;
-                          if (args.y) store_elements(best, args.y, args.dtype, to, n);
-                          if (args.taps) std::copy(where, where + n, static_cast<Tap*>(args.taps) + to);
-                        });
+    for_each_pixel_tile(windows.out, windows.channels, begin, end, [&](const PixelTile& at) {
+      std::fill(best, best + at.n, -std::numeric_limits<T>::infinity());
+      std::fill(where, where + at.n, static_cast<std::int32_t>(std::numeric_limits<Tap>::max()));
+      for_each_tap(windows, at.image, at.h, at.w, [&](std::int64_t tap, std::int64_t from) {
+        const T* const x = read(from * windows.channels + at.channel, at.n, buffer);
+        take_larger(x, static_cast<std::int32_t>(tap), at.n, best, args.taps ? where : nullptr);
+      });
+      if (args.y) store_elements(best, args.y, args.dtype, at.to, at.n);
+      if (args.taps) std::copy(where, where + at.n, static_cast<Tap*>(args.taps) + at.to);
+    });
   }
 
   // NaN is larger than everything; -inf is an element like any other, so an empty maximum takes the first.
@@ -131,18 +134,15 @@ struct MaxGradientRows {
     const PoolWindows& windows = args.windows;
     alignas(64) T sum[tile], buffer[tile];
     const ElementReader<T> read(args.dy, args.dtype);
-    for_each_pixel_tile(windows.in, windows.channels, begin, end,
-                        [&](std::int64_t pixel, std::int64_t image, std::int64_t ih, std::int64_t iw,
-                            std::int64_t channel, std::int64_t n) {
-                          std::fill(sum, sum + n, T(0));
-                          for_each_window(windows, ih, iw, [&](std::int64_t tap, std::int64_t oh, std::int64_t ow) {
-                            const std::int64_t from =
-                                ((image * windows.out[0] + oh) * windows.out[1] + ow) * windows.channels + channel;
-                            add_where(read(from, n, buffer), static_cast<const Tap*>(args.taps) + from,
-                                      static_cast<Tap>(tap), n, sum);
-                          });
-                          store_elements(sum, args.dx, args.dtype, pixel * windows.channels + channel, n);
-                        });
+    for_each_pixel_tile(windows.in, windows.channels, begin, end, [&](const PixelTile& at) {
+      std::fill(sum, sum + at.n, T(0));
+      for_each_window(windows, at.image, at.h, at.w, [&](std::int64_t tap, auto, auto, std::int64_t pixel) {
+        const std::int64_t from = pixel * windows.channels + at.channel;
+        add_where(read(from, at.n, buffer), static_cast<const Tap*>(args.taps) + from, static_cast<Tap>(tap), at.n,
+                  sum);
+      });
+      store_elements(sum, args.dx, args.dtype, at.to, at.n);
+    });
   }
 
   static void add_where(const T* __restrict dy, const Tap* __restrict taps, Tap tap, std::int64_t n,
@@ -175,19 +175,16 @@ struct AverageRows {
   static void run(const AveragePoolArgs& args, std::int64_t begin, std::int64_t end) {
     const PoolWindows& windows = args.windows;
     alignas(64) T sum[tile], buffer[tile];
-    for_each_pixel_tile(windows.out, windows.channels, begin, end,
-                        [&](std::int64_t pixel, std::int64_t image, std::int64_t oh, std::int64_t ow,
-                            std::int64_t channel, std::int64_t n) {
-                          std::fill(sum, sum + n, T(0));
-                          for_each_tap(windows, image, oh, ow, [&](std::int64_t, std::int64_t from) {
-                            const T* const x =
-                                read_elements(args.x, args.dtype, from * windows.channels + channel, n, buffer);
-                            for (std::int64_t i = 0; i < n; ++i) sum[i] += x[i];
-                          });
-                          const T by = divisor<T>(args, oh, ow);
-                          for (std::int64_t i = 0; i < n; ++i) sum[i] /= by;
-                          store_elements(sum, args.y, args.dtype, pixel * windows.channels + channel, n);
-                        });
+    for_each_pixel_tile(windows.out, windows.channels, begin, end, [&](const PixelTile& at) {
+      std::fill(sum, sum + at.n, T(0));
+      for_each_tap(windows, at.image, at.h, at.w, [&](std::int64_t, std::int64_t from) {
+        const T* const x = read_elements(args.x, args.dtype, from * windows.channels + at.channel, at.n, buffer);
+        for (std::int64_t i = 0; i < at.n; ++i) sum[i] += x[i];
+      });
+      const T by = divisor<T>(args, at.h, at.w);
+      for (std::int64_t i = 0; i < at.n; ++i) sum[i] /= by;
+      store_elements(sum, args.y, args.dtype, at.to, at.n);
+    });
   }
 };
 
@@ -196,18 +193,14 @@ struct AverageGradientRows {
   static void run(const AveragePoolArgs& args, std::int64_t begin, std::int64_t end) {
     const PoolWindows& windows = args.windows;
     alignas(64) T sum[tile], buffer[tile];
-    for_each_pixel_tile(windows.in, windows.channels, begin, end,
-                        [&](std::int64_t pixel, std::int64_t image, std::int64_t ih, std::int64_t iw,
-                            std::int64_t channel, std::int64_t n) {
-                          std::fill(sum, sum + n, T(0));
-                          for_each_window(windows, ih, iw, [&](std::int64_t, std::int64_t oh, std::int64_t ow) {
-                            const std::int64_t from =
-                                ((image * windows.out[0] + oh) * windows.out[1] + ow) * windows.channels + channel;
-                            add_quotients(read_elements(args.x, args.dtype, from, n, buffer), divisor<T>(args, oh, ow),
-                                          n, sum);
-                          });
-                          store_elements(sum, args.y, args.dtype, pixel * windows.channels + channel, n);
-                        });
+    for_each_pixel_tile(windows.in, windows.channels, begin, end, [&](const PixelTile& at) {
+      std::fill(sum, sum + at.n, T(0));
+      for_each_window(windows, at.image, at.h, at.w, [&](auto, std::int64_t oh, std::int64_t ow, std::int64_t pixel) {
+        const T* const dy = read_elements(args.x, args.dtype, pixel * windows.channels + at.channel, at.n, buffer);
+        add_quotients(dy, divisor<T>(args, oh, ow), at.n, sum);
+      });
+      store_elements(sum, args.y, args.dtype, at.to, at.n);
+    });
   }
 };
 
@@ -251,20 +244,18 @@ struct ResampleRows {
     const auto weight = [](const ResampleAxis& axis, std::int64_t at, std::int64_t of) {
       return is_backward ? axis.weight<T>(of, at) : axis.weight<T>(at, of);
     };
-    for_each_pixel_tile(to, args.channels, begin, end,
-                        [&](std::int64_t pixel, std::int64_t image, std::int64_t row, std::int64_t column,
-                            std::int64_t channel, std::int64_t n) {
-                          std::fill(sum, sum + n, T(0));
-                          const ResampleAxis::Range rows = range(h, row), columns = range(w, column);
-                          for (std::int64_t r = rows.first; r <= rows.last; ++r) {
-                            const T of_row = weight(h, row, r);
-                            for (std::int64_t c = columns.first; c <= columns.last; ++c) {
-                              const std::int64_t at = ((image * from[0] + r) * from[1] + c) * args.channels + channel;
-                              add_weighted(read(at, n, buffer), of_row * weight(w, column, c), n, sum);
-                            }
-                          }
-                          store_elements(sum, args.y, args.dtype, pixel * args.channels + channel, n);
-                        });
+    for_each_pixel_tile(to, args.channels, begin, end, [&](const PixelTile& at) {
+      std::fill(sum, sum + at.n, T(0));
+      const ResampleAxis::Range rows = range(h, at.h), columns = range(w, at.w);
+      for (std::int64_t r = rows.first; r <= rows.last; ++r) {
+        const T of_row = weight(h, at.h, r);
+        for (std::int64_t c = columns.first; c <= columns.last; ++c) {
+          const std::int64_t pixel = (at.image * from[0] + r) * from[1] + c;
+          add_weighted(read(pixel * args.channels + at.channel, at.n, buffer), of_row * weight(w, at.w, c), at.n, sum);
+        }
+      }
+      store_elements(sum, args.y, args.dtype, at.to, at.n);
+    });
   }
 };
 
@@ -291,26 +282,22 @@ void max(const MaxPoolArgs& args) { for_tap_rows<MaxRows>(args, args.windows.out
 
 void max_backward(const MaxPoolGradArgs& args) { for_tap_rows<MaxGradientRows>(args, args.windows.in); }
 
-void average(const AveragePoolArgs& args) {
-  if (args.dtype == DType::f64) return for_rows<AverageRows<double>>(args, args.windows.out);
-  for_rows<AverageRows<float>>(args, args.windows.out);
+template <template <class> class Rows>
+void average_rows(const AveragePoolArgs& args, const std::array<std::int64_t, 2>& size) {
+  args.dtype == DType::f64 ? for_rows<Rows<double>>(args, size) : for_rows<Rows<float>>(args, size);
 }
 
-void average_backward(const AveragePoolArgs& args) {
-  if (args.dtype == DType::f64) return for_rows<AverageGradientRows<double>>(args, args.windows.in);
-  for_rows<AverageGradientRows<float>>(args, args.windows.in);
-}
+void average(const AveragePoolArgs& args) { average_rows<AverageRows>(args, args.windows.out); }
+
+void average_backward(const AveragePoolArgs& args) { average_rows<AverageGradientRows>(args, args.windows.in); }
 
 void global_average(const GlobalAveragePoolArgs& args) {
   const std::int64_t tiles = (args.channels + tile - 1) / tile;
   parallel_for(args.images * tiles, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t at = begin; at < end; ++at) {
       const std::int64_t channel = at % tiles * tile, n = std::min(tile, args.channels - channel);
-      if (args.dtype == DType::f64) {
-        run_variant<GlobalAverageTile<double>>(args, at / tiles, channel, n);
-      } else {
-        run_variant<GlobalAverageTile<float>>(args, at / tiles, channel, n);
-      }
+      args.dtype == DType::f64 ? run_variant<GlobalAverageTile<double>>(args, at / tiles, channel, n)
+                               : run_variant<GlobalAverageTile<float>>(args, at / tiles, channel, n);
     }
   });
 }

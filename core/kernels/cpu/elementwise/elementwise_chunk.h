@@ -10,6 +10,7 @@
 #include <thimble/core/ops/elementwise/functor.h>
 
 namespace thimble::kernels {
+
 namespace chunk_detail {
 
 template <class Op, class T, std::size_t... I>

@@ -116,11 +116,7 @@ void for_units(const Args& args) {
     for (std::int64_t at = begin; at < end; ++at) {
       const std::int64_t first = at % tiles * tile;
       const Units units{at / tiles, first, std::min(tile, args.width - first)};
-      if (args.dtype == DType::f64) {
-        run_variant<Body<double>>(args, units);
-      } else {
-        run_variant<Body<float>>(args, units);
-      }
+      args.dtype == DType::f64 ? run_variant<Body<double>>(args, units) : run_variant<Body<float>>(args, units);
     }
   });
 }

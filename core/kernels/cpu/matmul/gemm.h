@@ -71,7 +71,4 @@ std::size_t gemm_workspace_bytes(const GemmArgs& args, int threads = thread_coun
 /// may be null when that is 0. Allocates nothing and throws nothing; the caller has validated sizes.
 void gemm(const GemmArgs& args, void* workspace, int threads = thread_count()) noexcept;
 
-/// The oracle: plain loops, accumulating in double (std::int64_t for integers), one rounding at the store.
-void gemm_reference(const GemmArgs& args) noexcept;
-
 }  // namespace thimble::kernels

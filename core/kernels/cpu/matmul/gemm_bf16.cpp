@@ -4,19 +4,402 @@
 #include <thimble/core/kernels/cpu/matmul/gemm_bf16.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
 #include <thimble/core/kernels/cpu/base/isa.h>
-#include <thimble/core/kernels/cpu/matmul/gemm_bf16_driver.h>
-#include <thimble/core/kernels/cpu/matmul/gemm_bf16_kernel.h>
-#include <thimble/core/kernels/cpu/matmul/gemm_bf16_pack.h>
+#include <thimble/core/kernels/cpu/base/variants.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_epilogue.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_microkernel.h>
 #include <thimble/core/numbers/integers.h>
 #include <thimble/core/threads/parallel.h>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace thimble::kernels::gemm_detail {
+
+namespace bf16_kernel_detail {
+
+void nothing() {}
+void nothing_for(int) {}
+
+/// The bytes of row r of a in step s.
+inline const std::uint8_t* row_of(const DotTile& tile, std::int64_t s, int r) noexcept {
+  return s < tile.whole_steps ? tile.a + r * tile.a_stride + s * step_bytes : tile.a_tail + r * step_bytes;
+}
+
+/// A float whose subnormal values count as zero, as in dot products of bf16. (A result that only rounding lifts to the
+/// smallest normal number is zero on a unit and stays here.)
+inline float flushed(float x) noexcept { return std::fabs(x) < 0x1p-126F ? std::copysign(0.0F, x) : x; }
+
+/// The scalar twin of vdpbf16ps: the odd element of a pair first, each product fused with its addition.
+struct Model {
+  static void run(const DotTile& tile) noexcept {
+    for (int r = 0; r < tile.rows; ++r) {
+      float sums[dot_columns] = {};
+      if (tile.is_sum) std::memcpy(sums, tile.out + r * tile.out_stride, sizeof(sums));
+      for (std::int64_t s = 0; s < tile.steps(); ++s) {
+        const std::uint8_t* const a = row_of(tile, s, r);
+        for (int g = 0; g < step_pairs; ++g) add_pair(a + g * pair_bytes, tile.b + s * step_block_bytes, g, sums);
+      }
+      std::memcpy(tile.out + r * tile.out_stride, sums, sizeof(sums));
+    }
+  }
+
+  static void add_pair(const std::uint8_t* a, const std::uint8_t* b, int pair, float* sums) noexcept {
+    std::uint32_t left;
+    std::memcpy(&left, a, sizeof(left));
+    const float odd = value(left & 0xFFFF0000U), even = value(left << 16);
+    for (int c = 0; c < dot_columns; ++c) {
+      std::uint32_t right;
+      const int at = c / block_columns * static_cast<int>(step_block_bytes / 2) + pair * block_columns * pair_bytes;
+      std::memcpy(&right, b + at + c % block_columns * pair_bytes, sizeof(right));
+      const float sum = flushed(std::fma(odd, value(right & 0xFFFF0000U), sums[c]));
+      sums[c] = flushed(std::fma(even, value(right << 16), sum));
+    }
+  }
+
+  static float value(std::uint32_t bits) noexcept { return flushed(std::bit_cast<float>(bits)); }
+};
+void compute_model(const DotTile& tile) { run_variant<Model>(tile); }
+
+inline constexpr DotKernel model{nothing_for, compute_model, nothing};
+
+#if defined(__x86_64__)
+
+#define THIMBLE_TARGET_BF16 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
+
+inline std::int32_t pair_at(const std::uint8_t* a) noexcept {
+  std::int32_t pair;
+  std::memcpy(&pair, a, sizeof(pair));
+  return pair;
+}
+
+/// Adds `steps` steps of `rows` rows of a, which lie a_stride bytes apart, to their sums.
+template <int rows, int halves>
+THIMBLE_TARGET_BF16 THIMBLE_ALWAYS_INLINE void add_steps(const std::uint8_t* first, std::int64_t a_stride,
+                                                         std::int64_t steps, const std::uint8_t* b,
+                                                         __m512 (&sum)[rows][halves]) {
+  const std::uint8_t* a[rows];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r) a[r] = first + r * a_stride;
+  std::int64_t at = 0;  // in a's rows
+  for (std::int64_t s = 0; s < steps; ++s, b += step_block_bytes / 2) {
+    for (int g = 0; g < step_pairs; ++g, at += pair_bytes, b += block_columns * pair_bytes) {
+      const auto left = (__m512bh)_mm512_load_si512(b);
+      const auto right = halves == 1 ? left : (__m512bh)_mm512_load_si512(b + step_block_bytes / 2);
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; ++r) {
+        const auto value = (__m512bh)_mm512_set1_epi32(pair_at(a[r] + at));
+        sum[r][0] = _mm512_dpbf16_ps(sum[r][0], value, left);
+        if constexpr (halves == 2) sum[r][1] = _mm512_dpbf16_ps(sum[r][1], value, right);
+      }
+    }
+  }
+}
+
+template <int rows, int halves>
+THIMBLE_TARGET_BF16 void rows_avx512(const DotTile& tile, int first_row) {
+  __m512 sum[rows][halves];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r) {
+    const float* const before = tile.out + (first_row + r) * tile.out_stride;
+    for (int half = 0; half < halves; ++half) {
+      sum[r][half] = tile.is_sum ? _mm512_loadu_ps(before + half * block_columns) : _mm512_setzero_ps();
+    }
+  }
+  add_steps<rows, halves>(tile.a + first_row * tile.a_stride, tile.a_stride, tile.whole_steps, tile.b, sum);
+  if (tile.a_tail != nullptr) {
+    add_steps<rows, halves>(tile.a_tail + first_row * step_bytes, step_bytes, 1,
+                            tile.b + tile.whole_steps * step_block_bytes, sum);
+  }
+  float* out = tile.out + first_row * tile.out_stride;
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r, out += tile.out_stride) {
+    _mm512_storeu_ps(out, sum[r][0]);
+    if constexpr (halves == 2) _mm512_storeu_ps(out + block_columns, sum[r][1]);
+  }
+}
+template <int halves>
+void halves_avx512(const DotTile& tile) {
+  constexpr void (*some_rows[])(const DotTile&, int) = {
+      rows_avx512<1, halves>, rows_avx512<2, halves>, rows_avx512<3, halves>, rows_avx512<4, halves>,
+      rows_avx512<5, halves>, rows_avx512<6, halves>, rows_avx512<7, halves>};
+  int r = 0;
+  for (; r + 8 <= tile.rows; r += 8) rows_avx512<8, halves>(tile, r);
+  if (r < tile.rows) some_rows[tile.rows - r - 1](tile, r);
+}
+void compute_avx512(const DotTile& tile) {
+  if (tile.is_half) return halves_avx512<1>(tile);
+  halves_avx512<2>(tile);
+}
+
+inline constexpr DotKernel avx512{nothing_for, compute_avx512, nothing};
+
+#undef THIMBLE_TARGET_BF16
+#endif
+
+}  // namespace bf16_kernel_detail
+
+const DotKernel& dot_kernel([[maybe_unused]] DotUnit unit) noexcept {
+#if defined(__x86_64__)
+  if (unit == DotUnit::amx) return amx_kernel;
+  if (unit == DotUnit::avx512) return bf16_kernel_detail::avx512;
+#endif
+  return bf16_kernel_detail::model;
+}
+
+}  // namespace thimble::kernels::gemm_detail
+
+// ---- The microtiles of bf16 products on AMX.
+
+#if defined(__x86_64__)
+
+namespace thimble::kernels::gemm_detail {
+namespace bf16_amx_detail {
+
+#define THIMBLE_TARGET_AMX __attribute__((target("amx-tile,amx-bf16")))
+
+// Tiles 0 to 3 are the four sums (upper left, upper right, lower left, lower right), 4 and 5 the rows of a, 6 and 7 the
+// columns of b.
+THIMBLE_TARGET_AMX void begin(int rows) {
+  struct alignas(64) {
+    std::uint8_t palette = 1;
+    std::uint8_t rest[15] = {};
+    std::uint16_t row_bytes[16] = {};
+    std::uint8_t rows[16] = {};
+  } config;
+  const int upper = std::min(rows, 16), lower = std::max(rows - 16, 1);
+  const int tile_rows[8] = {upper, upper, lower, lower, upper, lower, step_pairs, step_pairs};
+  for (int i = 0; i < 8; ++i) {
+    config.row_bytes[i] = static_cast<std::uint16_t>(step_bytes);
+    config.rows[i] = static_cast<std::uint8_t>(tile_rows[i]);
+  }
+  __asm__ volatile("" : : "r"(&config) : "memory");  // GCC's intrinsic declares a read of only 8 bytes
+  _tile_loadconfig(&config);
+}
+THIMBLE_TARGET_AMX void end() { _tile_release(); }
+
+template <bool has_lower, bool has_right>
+THIMBLE_TARGET_AMX void compute_rows(const DotTile& tile) {
+  float* const out = tile.out;
+  const std::int64_t out_stride = tile.out_stride * 4;
+  if (tile.is_sum) {
+    _tile_loadd(0, out, out_stride);
+    if constexpr (has_right) _tile_loadd(1, out + block_columns, out_stride);
+    if constexpr (has_lower) _tile_loadd(2, out + 16 * tile.out_stride, out_stride);
+    if constexpr (has_lower && has_right) _tile_loadd(3, out + 16 * tile.out_stride + block_columns, out_stride);
+  } else {
+    _tile_zero(0);
+    if constexpr (has_right) _tile_zero(1);
+    if constexpr (has_lower) _tile_zero(2);
+    if constexpr (has_lower && has_right) _tile_zero(3);
+  }
+  const std::uint8_t* b = tile.b;
+  const std::uint8_t* a = tile.a;
+  std::int64_t stride = tile.a_stride;
+  for (std::int64_t s = tile.steps(), whole = tile.whole_steps; s > 0; --s, --whole) {
+    if (whole == 0) {
+      a = tile.a_tail;
+      stride = step_bytes;
+    }
+    ask_ahead(tile, (tile.steps() - s) * step_bytes);
+    _tile_loadd(6, b, step_bytes);
+    _tile_loadd(4, a, stride);
+    if constexpr (has_right) _tile_loadd(7, b + step_block_bytes / 2, step_bytes);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (has_right) _tile_dpbf16ps(1, 4, 7);
+    if constexpr (has_lower) {
+      _tile_loadd(5, a + 16 * stride, stride);
+      _tile_dpbf16ps(2, 5, 6);
+      if constexpr (has_right) _tile_dpbf16ps(3, 5, 7);
+    }
+    a += step_bytes;
+    b += step_block_bytes;
+  }
+  _tile_stored(0, out, out_stride);
+  if constexpr (has_right) _tile_stored(1, out + block_columns, out_stride);
+  if constexpr (has_lower) _tile_stored(2, out + 16 * tile.out_stride, out_stride);
+  if constexpr (has_lower && has_right) _tile_stored(3, out + 16 * tile.out_stride + block_columns, out_stride);
+}
+void compute(const DotTile& tile) {
+  if (tile.is_half) return tile.rows > 16 ? compute_rows<true, false>(tile) : compute_rows<false, false>(tile);
+  return tile.rows > 16 ? compute_rows<true, true>(tile) : compute_rows<false, true>(tile);
+}
+
+#undef THIMBLE_TARGET_AMX
+
+}  // namespace bf16_amx_detail
+
+const DotKernel amx_kernel{bf16_amx_detail::begin, bf16_amx_detail::compute, bf16_amx_detail::end};
+
+}  // namespace thimble::kernels::gemm_detail
+
+#endif
+
+namespace thimble::kernels::gemm_detail {
+
+namespace bf16_pack_detail {
+
+inline constexpr std::int64_t step_elements = step_bytes / 2;
+inline constexpr int side = 16;  // of a square of pairs
+static_assert(side == step_pairs && side == block_columns && side * 2 == dot_columns);
+
+typedef std::uint32_t Pairs __attribute__((vector_size(side * 4)));
+typedef std::uint32_t PairsInMemory __attribute__((vector_size(side * 4), may_alias, aligned(2)));
+typedef std::uint16_t Halves __attribute__((vector_size(side * 2)));
+typedef std::uint16_t HalvesInMemory __attribute__((vector_size(side * 2), may_alias, aligned(2)));
+
+THIMBLE_ALWAYS_INLINE void store(const Pairs& pairs, void* to) noexcept { *static_cast<PairsInMemory*>(to) = pairs; }
+
+/// The pairs (first[i], second[i]).
+THIMBLE_ALWAYS_INLINE void pair_up(const std::uint16_t* first, const std::uint16_t* second, Pairs& out) noexcept {
+  const Halves low = *reinterpret_cast<const HalvesInMemory*>(first);
+  const Halves high = *reinterpret_cast<const HalvesInMemory*>(second);
+  out = __builtin_convertvector(low, Pairs) | __builtin_convertvector(high, Pairs) << 16;
+}
+
+template <bool is_second, int... k>
+THIMBLE_ALWAYS_INLINE void interleave(const Pairs& a, const Pairs& b, Pairs& out,
+                                      std::integer_sequence<int, k...>) noexcept {
+  constexpr int first = is_second ? side / 2 : 0;
+  out = __builtin_shufflevector(a, b, (first + k / 2 + (k % 2) * side)...);
+}
+
+/// Transposes a square of pairs: each perfect shuffle moves one bit of a pair's row number into its column number.
+THIMBLE_ALWAYS_INLINE void turn(Pairs (&x)[side]) noexcept {
+  constexpr std::make_integer_sequence<int, side> numbers;
+  Pairs y[side];
+#pragma GCC unroll 4
+  for (int step = 1; step < side; step *= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < side / 2; ++i) {
+      interleave<false>(x[i], x[i + side / 2], y[2 * i], numbers);
+      interleave<true>(x[i], x[i + side / 2], y[2 * i + 1], numbers);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < side; ++i) x[i] = y[i];
+  }
+}
+
+struct CopyRows {
+  static void run(const std::uint16_t* from, std::int64_t row_stride, std::int64_t column_stride, int rows,
+                  std::int64_t depth, std::int64_t filled, std::uint16_t* out) noexcept {
+    const int squares = row_stride == 1 ? rows / side * side : 0;
+    const std::int64_t whole = depth / step_elements * step_elements;
+    for (std::int64_t p = 0; p < whole; p += step_elements) {
+      for (int r = 0; r < squares; r += side) {
+        copy_square(from + r + p * column_stride, column_stride, filled, out + r * filled + p);
+      }
+    }
+    copy_plain(from, row_stride, column_stride, 0, squares, whole, depth, filled, out);
+    copy_plain(from, row_stride, column_stride, squares, rows, 0, depth, filled, out);
+  }
+
+ private:
+  /// 16 contiguous rows, 32 elements of each.
+  static THIMBLE_ALWAYS_INLINE void copy_square(const std::uint16_t* from, std::int64_t column_stride,
+                                                std::int64_t filled, std::uint16_t* out) noexcept {
+    Pairs x[side];
+#pragma GCC unroll 16
+    for (int g = 0; g < side; ++g) {
+      pair_up(from + 2 * g * column_stride, from + (2 * g + 1) * column_stride, x[g]);
+    }
+    turn(x);
+#pragma GCC unroll 16
+    for (int r = 0; r < side; ++r) store(x[r], out + r * filled);
+  }
+
+  static void copy_plain(const std::uint16_t* from, std::int64_t row_stride, std::int64_t column_stride, int row,
+                         int end, std::int64_t begin, std::int64_t depth, std::int64_t filled,
+                         std::uint16_t* out) noexcept {
+    for (std::int64_t p0 = begin; p0 < filled; p0 += step_elements) {
+      const std::int64_t count = std::clamp<std::int64_t>(depth - p0, 0, step_elements);
+      for (int r = row; r < end; ++r) {
+        const std::uint16_t* const in = from + r * row_stride + p0 * column_stride;
+        std::uint16_t* const to = out + r * filled + p0;
+        for (std::int64_t p = 0; p < count; ++p) to[p] = in[p * column_stride];
+        for (std::int64_t p = count; p < step_elements; ++p) to[p] = 0;
+      }
+    }
+  }
+};
+
+struct PackPanel {
+  static void run(const std::uint16_t* from, std::int64_t row_stride, std::int64_t column_stride, std::int64_t depth,
+                  std::int64_t columns, std::uint8_t* out) noexcept {
+    const bool is_full = columns == dot_columns;
+    for (std::int64_t p = 0; p < depth; p += step_elements, out += step_block_bytes) {
+      const std::uint16_t* const step = from + p * row_stride;
+      const bool is_whole = p + step_elements <= depth;
+      if (is_whole && is_full && column_stride == 1) {
+        pack_rows(step, row_stride, out);
+      } else if (is_whole && is_full && row_stride == 1) {
+        for (int half = 0; half < 2; ++half) {
+          pack_square(step + half * side * column_stride, column_stride, out + half * (step_block_bytes / 2));
+        }
+      } else {
+        pack_plain(step, row_stride, column_stride, std::min(step_elements, depth - p), columns, out);
+      }
+    }
+  }
+
+ private:
+  static THIMBLE_ALWAYS_INLINE void pack_rows(const std::uint16_t* from, std::int64_t row_stride,
+                                              std::uint8_t* out) noexcept {
+    for (int g = 0; g < step_pairs; ++g, from += 2 * row_stride, out += side * pair_bytes) {
+      Pairs left, right;
+      pair_up(from, from + row_stride, left);
+      pair_up(from + side, from + row_stride + side, right);
+      store(left, out);
+      store(right, out + step_block_bytes / 2);
+    }
+  }
+
+  /// 16 columns, 32 contiguous elements of each.
+  static THIMBLE_ALWAYS_INLINE void pack_square(const std::uint16_t* from, std::int64_t column_stride,
+                                                std::uint8_t* out) noexcept {
+    Pairs x[side];
+#pragma GCC unroll 16
+    for (int c = 0; c < side; ++c) x[c] = *reinterpret_cast<const PairsInMemory*>(from + c * column_stride);
+    turn(x);
+#pragma GCC unroll 16
+    for (int g = 0; g < side; ++g) store(x[g], out + g * side * pair_bytes);
+  }
+
+  static void pack_plain(const std::uint16_t* from, std::int64_t row_stride, std::int64_t column_stride,
+                         std::int64_t depth, std::int64_t columns, std::uint8_t* out) noexcept {
+    std::memset(out, 0, static_cast<std::size_t>(step_block_bytes));
+    for (std::int64_t p = 0; p < depth; ++p) {
+      const std::uint16_t* const row = from + p * row_stride;
+      std::uint8_t* const pairs = out + p / 2 * (side * pair_bytes) + p % 2 * 2;
+      for (std::int64_t c = 0; c < columns; ++c) {
+        std::memcpy(pairs + c / side * (step_block_bytes / 2) + c % side * pair_bytes, row + c * column_stride, 2);
+      }
+    }
+  }
+};
+
+}  // namespace bf16_pack_detail
+
+void copy_bf16_rows(const std::uint16_t* from, std::int64_t row_stride, std::int64_t column_stride, int rows,
+                    std::int64_t depth, std::int64_t filled, std::uint16_t* out) noexcept {
+  run_variant<bf16_pack_detail::CopyRows>(from, row_stride, column_stride, rows, depth, filled, out);
+}
+
+void pack_bf16_panel(const std::uint16_t* from, std::int64_t row_stride, std::int64_t column_stride, std::int64_t depth,
+                     std::int64_t columns, std::uint8_t* out) noexcept {
+  run_variant<bf16_pack_detail::PackPanel>(from, row_stride, column_stride, depth, columns, out);
+}
+
+}  // namespace thimble::kernels::gemm_detail
+
 namespace thimble::kernels {
+
 namespace gemm_bf16_detail {
 
 using namespace gemm_detail;
@@ -396,4 +779,5 @@ void compute_bf16(const GemmArgs& args, void* workspace, int threads, DotUnit un
 }
 
 }  // namespace gemm_detail
+
 }  // namespace thimble::kernels

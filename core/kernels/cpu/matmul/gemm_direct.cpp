@@ -1,4 +1,4 @@
-#include <thimble/core/kernels/cpu/matmul/gemm_direct.h>
+#include <thimble/core/kernels/cpu/matmul/gemm_driver.h>
 
 #include <algorithm>
 

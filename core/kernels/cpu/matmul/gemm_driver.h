@@ -18,6 +18,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <thimble/core/kernels/cpu/base/isa.h>
+#include <thimble/core/kernels/cpu/matmul/gemm.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_epilogue.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_operand.h>
 
@@ -93,5 +95,38 @@ std::size_t workspace_bytes(const Problem& problem, const Tiling& tiling, const 
 template <class T>
 void run(const Problem& problem, const Tiling& tiling, const Microkernels<T>& kernels, const LeftOperand<T>& left,
          const RightOperand<T>& right, const Output<T>& output, Finish<T> finish, void* workspace) noexcept;
+
+// ---- Products of plain f32 matrices with few rows, on AVX-512: reads both operands and writes C in place.
+//
+// Nothing is packed, there is no workspace, and a whole column of microtiles is one call: a dozen cycles lie between
+// two microtiles. The driver (gemm_driver.h) takes all other products. Both ways give the same bits: gemm_microkernel.h
+// defines an element.
+
+/// Whether direct_gemm computes `args`, whose C has elements, with this instruction set: f32 throughout, contiguous
+/// rows of a, b and c, up to 512 rows of C, a right operand that stays in the second-level cache, and no epilogue but
+/// alpha, which is ignored. Of pointers only whether bias and pre_activation are null counts.
+bool is_direct(const GemmArgs& args, Isa isa) noexcept;
+
+void direct_gemm(const GemmArgs& args, int threads) noexcept;
+
+// ---- Products of few rows by a large right operand, as in a decoder's step: the bound is the reading of the right
+// operand, so it is read once, in place and in memory order.
+//
+//   contiguous rows of b (a weight (I, O))     four rows at a time are added to the sums of 1024 columns
+//   contiguous columns of b (a weight (O, I))  a vector of columns at a time, transposed in registers, four of k at
+//   once
+//
+// Narrow operands are converted to f32 on the way, a block at a time. Bits equal every other way: gemm_microkernel.h
+// defines an element.
+
+/// Whether few_rows_gemm computes `args`, whose C has elements: up to 4 rows of one matrix, computed in f32, and a
+/// right operand of 2^16 elements and more with contiguous rows, or of 2^11 and more with contiguous columns. Ignores
+/// pointers.
+bool has_few_rows(const GemmArgs& args) noexcept;
+
+/// Depends only on sizes and threads: at most 1 MiB, and 48 KiB for each thread.
+std::size_t few_rows_bytes(const GemmArgs& args, int threads) noexcept;
+
+void few_rows_gemm(const GemmArgs& args, void* workspace, int threads) noexcept;
 
 }  // namespace thimble::kernels::gemm_detail

@@ -6,9 +6,9 @@
 #include <thimble/core/kernels/cpu/base/compute.h>
 #include <thimble/core/kernels/cpu/base/narrow_avx2.h>
 #include <thimble/core/kernels/cpu/base/narrow_float.h>
-#include <thimble/core/kernels/cpu/base/unit_rates.h>
+#include <thimble/core/kernels/cpu/base/units.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_microkernel.h>
-#include <thimble/core/kernels/cpu/matmul/gemm_pack.h>
+#include <thimble/core/kernels/cpu/matmul/gemm_operand.h>
 #include <thimble/core/ops/elementwise/unary.h>
 
 namespace thimble::kernels::gemm_detail {

@@ -1,4 +1,4 @@
-#include <thimble/core/kernels/cpu/matmul/gemm_few_rows.h>
+#include <thimble/core/kernels/cpu/matmul/gemm_driver.h>
 
 #include <algorithm>
 #include <cmath>

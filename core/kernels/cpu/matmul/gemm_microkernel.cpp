@@ -1,8 +1,5 @@
 #include <thimble/core/kernels/cpu/matmul/gemm_microkernel.h>
 
-#include <type_traits>
-#include <utility>
-
 #include <thimble/core/kernels/cpu/base/simd.h>
 
 namespace thimble::kernels::gemm_detail {

@@ -7,9 +7,7 @@
 
 #include <thimble/core/kernels/cpu/base/units.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_bf16.h>
-#include <thimble/core/kernels/cpu/matmul/gemm_direct.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_driver.h>
-#include <thimble/core/kernels/cpu/matmul/gemm_few_rows.h>
 #include <thimble/core/kernels/matmul.h>
 #include <thimble/core/kernels/table_for.h>
 

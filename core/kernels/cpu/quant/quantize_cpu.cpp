@@ -7,7 +7,6 @@
 #include <cstring>
 
 #include <thimble/core/kernels/cpu/base/variants.h>
-#include <thimble/core/kernels/cpu/quant/fp8_avx512.h>
 #include <thimble/core/kernels/cpu/quant/quant_loops.h>
 #include <thimble/core/kernels/quantize.h>
 #include <thimble/core/kernels/table_for.h>

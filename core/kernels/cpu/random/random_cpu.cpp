@@ -1,19 +1,26 @@
 // Random fills on the CPU.
 
+#include <thimble/core/kernels/cpu/random/random_cpu.h>
+
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <type_traits>
 
 #include <thimble/core/kernels/cpu/base/compute.h>
+#include <thimble/core/kernels/cpu/base/isa.h>
 #include <thimble/core/kernels/cpu/base/variants.h>
-#include <thimble/core/kernels/cpu/random/random_cpu.h>
-#include <thimble/core/kernels/random.h>
 #include <thimble/core/kernels/shared/normal_quantile.h>
 #include <thimble/core/kernels/shared/random_bits.h>
 #include <thimble/core/kernels/table_for.h>
 #include <thimble/core/threads/parallel.h>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace thimble::kernels {
+
 namespace random_detail {
 
 constexpr std::int64_t chunk = 1024;
@@ -123,6 +130,173 @@ const RandomKernels random_cpu{
 
 const RandomKernels& random_kernels(memory::Device device) {
   return table_for(device, "random", random_cpu, random_cuda);
+}
+
+namespace mask_bits_detail {
+
+template <class T>
+void pack_plain(const T* values, std::int64_t n, T zero, std::uint8_t* mask) {
+  for (std::int64_t i = 0; i < n; i += 8) {
+    unsigned bits = 0;
+    for (std::int64_t bit = 0; bit < std::min<std::int64_t>(8, n - i); ++bit) {
+      bits |= static_cast<unsigned>(values[i + bit] > zero) << bit;
+    }
+    mask[i / 8] = static_cast<std::uint8_t>(bits);
+  }
+}
+
+template <class T>
+void keep_plain(const std::uint8_t* mask, std::int64_t first, const T* from, T* to, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::int64_t bit = first + i;
+    to[i] = ((mask[bit / 8] >> (bit % 8)) & 1) != 0 ? from[i] : T(0);
+  }
+}
+
+#if defined(__x86_64__)
+THIMBLE_TARGET_AVX2 void pack_avx2(const float* values, std::int64_t n, float zero, std::uint8_t* mask) {
+  const __m256 limit = _mm256_set1_ps(zero);
+  std::int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m256 is_greater = _mm256_cmp_ps(_mm256_loadu_ps(values + i), limit, _CMP_GT_OQ);
+    mask[i / 8] = static_cast<std::uint8_t>(_mm256_movemask_ps(is_greater));
+  }
+  pack_plain(values + i, n - i, zero, mask + i / 8);
+}
+
+THIMBLE_TARGET_AVX512 void pack_avx512(const float* values, std::int64_t n, float zero, std::uint8_t* mask) {
+  const __m512 limit = _mm512_set1_ps(zero);
+  std::int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const auto bits = static_cast<std::uint16_t>(_mm512_cmp_ps_mask(_mm512_loadu_ps(values + i), limit, _CMP_GT_OQ));
+    std::memcpy(mask + i / 8, &bits, sizeof bits);
+  }
+  pack_plain(values + i, n - i, zero, mask + i / 8);
+}
+
+// The next two require `first` to be a multiple of 8.
+THIMBLE_TARGET_AVX2 void keep_avx2(const std::uint8_t* mask, std::int64_t first, const float* from, float* to,
+                                   std::int64_t n) {
+  const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  std::int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m256i byte = _mm256_set1_epi32(mask[(first + i) / 8]);
+    const __m256i is_set = _mm256_cmpeq_epi32(_mm256_and_si256(byte, bit), bit);
+    _mm256_storeu_ps(to + i, _mm256_and_ps(_mm256_castsi256_ps(is_set), _mm256_loadu_ps(from + i)));
+  }
+  keep_plain(mask, first + i, from + i, to + i, n - i);
+}
+
+THIMBLE_TARGET_AVX512 void keep_avx512(const std::uint8_t* mask, std::int64_t first, const float* from, float* to,
+                                       std::int64_t n) {
+  std::int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    std::uint16_t bits;
+    std::memcpy(&bits, mask + (first + i) / 8, sizeof bits);
+    // Not a masked load: processors do not prefetch those.
+    const __m512 is_set = _mm512_castsi512_ps(_mm512_movm_epi32(bits));
+    _mm512_storeu_ps(to + i, _mm512_and_ps(is_set, _mm512_loadu_ps(from + i)));
+  }
+  keep_plain(mask, first + i, from + i, to + i, n - i);
+}
+#endif
+
+}  // namespace mask_bits_detail
+
+void pack_greater(const float* values, std::int64_t n, float zero, std::uint8_t* mask) {
+#if defined(__x86_64__)
+  if (isa() == Isa::avx512) return mask_bits_detail::pack_avx512(values, n, zero, mask);
+  if (isa() == Isa::avx2) return mask_bits_detail::pack_avx2(values, n, zero, mask);
+#endif
+  mask_bits_detail::pack_plain(values, n, zero, mask);
+}
+
+void pack_greater(const double* values, std::int64_t n, double zero, std::uint8_t* mask) {
+  mask_bits_detail::pack_plain(values, n, zero, mask);
+}
+
+void keep_masked(const std::uint8_t* mask, std::int64_t first, const float* from, float* to, std::int64_t n) {
+#if defined(__x86_64__)
+  if (first % 8 == 0) {
+    if (isa() == Isa::avx512) return mask_bits_detail::keep_avx512(mask, first, from, to, n);
+    if (isa() == Isa::avx2) return mask_bits_detail::keep_avx2(mask, first, from, to, n);
+  }
+#endif
+  mask_bits_detail::keep_plain(mask, first, from, to, n);
+}
+
+void keep_masked(const std::uint8_t* mask, std::int64_t first, const double* from, double* to, std::int64_t n) {
+  mask_bits_detail::keep_plain(mask, first, from, to, n);
+}
+
+// ---- Dropout on the CPU: the mask comes from counters, so forward and backward draw the same one.
+
+namespace dropout_detail {
+
+constexpr std::int64_t chunk = 1024;  // a multiple of the four words of a block
+constexpr std::int64_t grain_elements = 16 * chunk;
+
+// Elements [begin, begin + n) of one sample; begin is a multiple of the chunk.
+template <class T>
+struct DropChunk {
+  static void run(const DropoutArgs& args, std::int64_t sample, std::int64_t begin, std::int64_t n) {
+    alignas(64) std::uint32_t words[chunk];
+    alignas(64) T values[chunk];
+    sample_words(args.site, static_cast<std::uint32_t>(args.first_block + begin / 4),
+                 static_cast<std::uint32_t>(args.site.first_sample + sample), (n + 3) / 4, words);
+    const std::int64_t element = sample * args.sample_elements + begin;
+    load_elements(args.in, args.dtype, element, 1, values, n);
+    const T scale = static_cast<T>(args.scale);
+    const std::uint32_t threshold = args.threshold;
+    for (std::int64_t i = 0; i < n; ++i) values[i] = kept(words[i] >= threshold, values[i] * scale);
+    store_elements(values, args.out, args.dtype, element, 1, n);
+    if (!args.mask) return;
+    std::uint8_t* const mask = args.mask + element;
+    for (std::int64_t i = 0; i < n; ++i) mask[i] = words[i] < threshold ? 0 : 1;
+  }
+};
+
+template <class T>
+void drop(const DropoutArgs& args) {
+  const std::int64_t chunks = (args.sample_elements + chunk - 1) / chunk;
+  const std::int64_t grain = std::max<std::int64_t>(1, grain_elements / std::min(chunk, args.sample_elements));
+  parallel_for(args.samples * chunks, grain, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t job = first; job < last; ++job) {
+      const std::int64_t begin = job % chunks * chunk;
+      run_variant<DropChunk<T>>(args, job / chunks, begin, std::min(chunk, args.sample_elements - begin));
+    }
+  });
+}
+
+template <class T>
+struct MaskRange {
+  static void run(const MaskArgs& args, std::int64_t first, std::int64_t last) {
+    alignas(64) T values[chunk];
+    const T scale = static_cast<T>(args.scale);
+    for (std::int64_t at = first; at < last; at += chunk) {
+      const std::int64_t n = std::min(chunk, last - at);
+      load_elements(args.in, args.dtype, at, 1, values, n);
+      for (std::int64_t i = 0; i < n; ++i) values[i] = kept(args.mask[at + i] != 0, values[i] * scale);
+      store_elements(values, args.out, args.dtype, at, 1, n);
+    }
+  }
+};
+
+template <class T>
+void mask(const MaskArgs& args) {
+  parallel_for(args.elements, grain_elements,
+               [&](std::int64_t first, std::int64_t last) { run_variant<MaskRange<T>>(args, first, last); });
+}
+
+}  // namespace dropout_detail
+
+void dropout_on_cpu(const DropoutArgs& args) {
+  if (args.samples == 0 || args.sample_elements == 0) return;
+  return args.dtype == DType::f64 ? dropout_detail::drop<double>(args) : dropout_detail::drop<float>(args);
+}
+
+void apply_mask_on_cpu(const MaskArgs& args) {
+  return args.dtype == DType::f64 ? dropout_detail::mask<double>(args) : dropout_detail::mask<float>(args);
 }
 
 }  // namespace thimble::kernels

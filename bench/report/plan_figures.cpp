@@ -1,0 +1,478 @@
+#include <thimble/bench/report/plan_figures.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <thimble/autograd/node.h>
+#include <thimble/bench/report/drawing.h>
+#include <thimble/bench/report/text.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/memory/units.h>
+
+namespace thimble::report {
+
+// ---- The events of a plan's steps: live bytes, and blocks at their addresses.
+
+namespace plan_map_detail {
+
+using bench::StepTrace;
+using nlohmann::ordered_json;
+
+std::size_t event_time(const StepTrace& step, std::size_t index) {
+  return index < step.before ? 0 : index + 1 - step.before;
+}
+
+// Ids of the blocks that a map shows, ascending: those with the most bytes times events.
+std::vector<std::uint64_t> mapped(const StepTrace& step, const std::vector<memory::Trace::Lifetime>& blocks) {
+  std::vector<std::uint64_t> ids(blocks.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  if (ids.size() <= mapped_blocks_max) return ids;
+  const auto area = [&](std::uint64_t id) {
+    return static_cast<double>(blocks[id].bytes) *
+           static_cast<double>(event_time(step, blocks[id].upper) - event_time(step, blocks[id].lower));
+  };
+  std::stable_sort(ids.begin(), ids.end(), [&](std::uint64_t a, std::uint64_t b) { return area(a) > area(b); });
+  ids.resize(mapped_blocks_max);
+  std::sort(ids.begin(), ids.end());
+  return ids;
+}
+
+std::optional<std::int64_t> budget_of(const bench::PlanView& view) {
+  if (view.report.budget_bytes == 0) return std::nullopt;
+  return static_cast<std::int64_t>(view.report.budget_bytes);
+}
+
+// What a picture has lines for besides the budget. The textbook keeps everything.
+std::vector<std::pair<std::string, std::int64_t>> bounds_of(const bench::PlanView& view, const StepTrace& step,
+                                                            const std::string& name, std::size_t bytes) {
+  std::vector<std::pair<std::string, std::int64_t>> bounds = {{name, static_cast<std::int64_t>(bytes)}};
+  if (view.theory_bytes && step.name == "keep everything") {
+    bounds.emplace_back("textbook, by formula", *view.theory_bytes);
+  }
+  return bounds;
+}
+
+// Where the bytes of every step's picture end: at the highest of all, or a level near it.
+double scale_of(const bench::PlanView& view, std::size_t highest) {
+  const auto textbook = view.theory_bytes.value_or(0);
+  return reach(static_cast<double>(highest), make_levels(budget_of(view), {{"textbook", textbook}}));
+}
+
+// The pictures stand below one another, at one scale for all steps of the view.
+struct Layout {
+  Frame frame;
+  AxisTicks x, y;
+  std::vector<Category> categories;  // of all blocks, in stacking order
+};
+
+std::vector<Level> levels_of(const bench::PlanView& view, const StepTrace& step, const bench::StepLayout& layout) {
+  return make_levels(budget_of(view), bounds_of(view, step, "height of the blocks", layout.height_bytes));
+}
+
+std::vector<LegendEntry> legend_of(const std::vector<Category>& categories, const std::vector<Level>& levels,
+                                   double high) {
+  std::vector<LegendEntry> legend = category_legend(categories);
+  add_levels(legend, levels, high);
+  return legend;
+}
+
+Layout make_layout(const bench::PlanView& view, const StepTrace& step) {
+  Layout layout;
+  std::set<Category> shown;
+  std::size_t highest = 0;
+  for (const StepTrace& one : view.steps) {
+    highest = std::max({highest, one.dynamic.height_bytes, one.placed.height_bytes});
+    for (const memory::Trace::Event& event : one.events) shown.insert(event.category);
+  }
+  layout.categories = categories_with([&](std::size_t i) { return shown.count(static_cast<Category>(i)) != 0; });
+  const std::vector<Level> levels = levels_of(view, step, step.dynamic);
+  const double high = scale_of(view, highest);
+  const std::vector<LegendEntry> legend = legend_of(layout.categories, levels, high);
+  layout.y = make_ticks(0, high, {.title = "", .unit = Unit::bytes}, 6);
+  layout.frame = {.left = left_margin(Medium::page) + 10 + label_width(layout.y),
+                  .top = 34,
+                  .right = figure_width - 24 - legend_width(legend) - 28,
+                  .bottom = 34 + std::max(302.0, legend_height(legend))};
+  layout.x = make_event_ticks(step.events.size() - step.before + 1, layout.frame.width());
+  return layout;
+}
+
+std::string draw(const Layout& layout, const AddressMap& map, const std::vector<Category>& named) {
+  Svg svg(Medium::page, figure_width, layout.frame.bottom + 56, map.name, "addresses of blocks over a step's events");
+  draw_y_axis(svg, layout.frame, layout.y, "addresses, from the arena's base");
+  draw_map(svg, layout.frame, layout.x, layout.y, map);
+  draw_x_axis(svg, layout.frame, layout.x, "allocation events", false);
+  draw_legend(svg, layout.frame.right + 28, layout.frame.top - 4, legend_of(named, map.levels, layout.y.high));
+  return svg.finish();
+}
+
+// {"kind":"map","frame","high": bytes at the frame's top,"count": event times, 0 to that,"step",
+//  "categories":[[label, paint],...] by number,"paths":[...],"blocks":{"lower","upper","bytes","category","path"},
+//  "relabels":[[block, event time, category],...],"offsets":[[of each block] per picture]}
+std::string hover(const StepTrace& step, const Layout& layout) {
+  const std::vector<memory::Trace::Lifetime> blocks = lifetimes(step.events);
+  const std::vector<std::uint64_t> ids = mapped(step, blocks);
+  std::map<std::uint64_t, std::size_t> index;
+  for (std::size_t i = 0; i < ids.size(); ++i) index.emplace(ids[i], i);
+  std::vector<std::size_t> lower, upper, bytes, category, path, on_demand, offline;
+  Texts paths;
+  for (const std::uint64_t id : ids) {
+    const memory::Trace::Lifetime& block = blocks[id];
+    const memory::Trace::Event& event = step.events[block.lower];
+    lower.push_back(event_time(step, block.lower));
+    upper.push_back(event_time(step, block.upper));
+    bytes.push_back(block.bytes);
+    category.push_back(static_cast<std::size_t>(event.category));
+    path.push_back(paths.index(path_name(event.path)));
+    on_demand.push_back(step.dynamic.offsets[id]);
+    offline.push_back(step.placed.offsets[id]);
+  }
+  ordered_json relabels = ordered_json::array(), categories = ordered_json::array();
+  for (std::size_t i = step.before; i < step.events.size(); ++i) {
+    const memory::Trace::Event& event = step.events[i];
+    const auto found = index.find(event.block);
+    if (event.action != memory::Trace::Action::relabel || found == index.end()) continue;
+    relabels.push_back({found->second, event_time(step, i), static_cast<std::size_t>(event.category)});
+  }
+  for (std::size_t i = 0; i < category_count; ++i) {
+    categories.push_back({label_of(static_cast<Category>(i)), paint_of(static_cast<Category>(i)).name});
+  }
+  ordered_json data;
+  data["kind"] = "map";
+  data["frame"] = layout.frame.corners();
+  data["high"] = layout.y.high;
+  data["count"] = layout.x.high;
+  data["step"] = step.name;
+  data["categories"] = std::move(categories);
+  data["paths"] = paths.list();
+  data["blocks"] = {{"lower", lower}, {"upper", upper}, {"bytes", bytes}, {"category", category}, {"path", path}};
+  data["relabels"] = std::move(relabels);
+  data["offsets"] = {on_demand, offline};
+  return data.dump();
+}
+
+}  // namespace plan_map_detail
+
+Timeline step_timeline(const bench::PlanView& view, const bench::StepTrace& step) {
+  const bool is_planned = &step == &view.planned();
+  Timeline line;
+  line.title = step.name;
+  line.caption = "live bytes by category over the events of the step";
+  line.step = step.name;
+  line.begins_before = true;
+  line.budget_bytes = plan_map_detail::budget_of(view);
+  const std::size_t load =
+      is_planned ? view.report.plan.lower_bound_bytes : view.report.planner->keep_everything().lower_bound_bytes;
+  line.bounds = plan_map_detail::bounds_of(view, step, "lower bound", load);
+  std::size_t highest = 0;
+  for (const bench::StepTrace& one : view.steps) highest = std::max(highest, one.live_peak_bytes);
+  line.scale_bytes = std::llround(plan_map_detail::scale_of(view, highest));
+  const std::vector<thimble::CategoryBytes> states = timeline(step.events);
+  line.events.push_back({step.before == 0 ? CategoryBytes{} : report_bytes(states[step.before - 1]), ""});
+  for (std::size_t i = step.before; i < states.size(); ++i) {
+    line.events.push_back({report_bytes(states[i]), std::string(path_name(step.events[i].path))});
+  }
+  return line;
+}
+
+AddressMap step_blocks(const bench::StepTrace& step, const bench::StepLayout& layout, const std::string& name) {
+  using namespace plan_map_detail;
+  AddressMap map{name, {}, {}};
+  const std::vector<memory::Trace::Lifetime> blocks = lifetimes(step.events);
+  std::map<std::uint64_t, std::size_t> index;
+  for (const std::uint64_t id : mapped(step, blocks)) {
+    const memory::Trace::Lifetime& block = blocks[id];
+    index.emplace(id, map.blocks.size());
+    map.blocks.push_back(
+        {{{static_cast<double>(event_time(step, block.lower)), paint_of(step.events[block.lower].category)}},
+         static_cast<double>(event_time(step, block.upper)),
+         static_cast<double>(layout.offsets[id]),
+         static_cast<double>(block.bytes)});
+  }
+  for (std::size_t i = step.before; i < step.events.size(); ++i) {
+    const memory::Trace::Event& event = step.events[i];
+    const auto found = index.find(event.block);
+    if (event.action != memory::Trace::Action::relabel || found == index.end()) continue;
+    map.blocks[found->second].pieces.emplace_back(static_cast<double>(event_time(step, i)), paint_of(event.category));
+  }
+  return map;
+}
+
+Figure step_map(const bench::PlanView& view, const bench::StepTrace& step) {
+  using namespace plan_map_detail;
+  const Layout layout = make_layout(view, step);
+  // The second picture has the colours of the first.
+  const auto picture = [&](const bench::StepLayout& placed, const std::string& title, const std::string& remark,
+                           const std::vector<Category>& named) {
+    AddressMap map = step_blocks(step, placed, title);
+    map.levels = levels_of(view, step, placed);
+    return "<h4>" + title + remark + "</h4>" + draw(layout, map, named);
+  };
+  const bool is_above = view.report.budget_bytes > 0 && step.dynamic.committed_bytes > view.report.budget_bytes &&
+                        step.placed.committed_bytes <= view.report.budget_bytes;
+  return {picture(step.dynamic, "placed on demand by the dynamic arena",
+                  is_above ? ": above the budget, for comparison; the run trains with the placement below" : "",
+                  layout.categories) +
+              picture(step.placed, "placed offline, with all lifetimes known", "", {}),
+          hover(step, layout)};
+}
+
+LeftOut left_out_of_map(const bench::StepTrace& step) {
+  const std::vector<memory::Trace::Lifetime> blocks = lifetimes(step.events);
+  const std::vector<std::uint64_t> ids = plan_map_detail::mapped(step, blocks);
+  LeftOut left{blocks.size() - ids.size(), 0};
+  std::vector<bool> is_mapped(blocks.size());
+  for (const std::uint64_t id : ids) is_mapped[id] = true;
+  for (std::size_t id = 0; id < blocks.size(); ++id) {
+    if (!is_mapped[id]) left.largest_bytes = std::max(left.largest_bytes, blocks[id].bytes);
+  }
+  return left;
+}
+
+// ---- A plan: what it keeps of every operator, and how it compares with the others.
+
+namespace plan_schedule_detail {
+
+/// What becomes of a node's result and extras: "fate" of the page.
+enum class Shown : std::uint8_t { kept, result_kept, saved_kept, dropped, not_needed };
+
+struct NodeBytes {
+  std::size_t made = 0, kept = 0;
+  Shown fate = Shown::not_needed;
+};
+
+/// Result and extras of a node: bytes that it makes, and those that stand until its backward.
+NodeBytes bytes_of_node(const TapeGraph& graph, const TapeGraph::Node& node, const std::set<std::uint32_t>& saved,
+                        bool is_in_segment, Fate fate) {
+  const auto storage_of = [&](std::uint32_t value) {
+    return value == TapeGraph::none ? TapeGraph::none : graph.values[value].storage;
+  };
+  const auto is_operand = [&](std::uint32_t value) {
+    return std::any_of(node.inputs.begin(), node.inputs.end(), [&](std::uint32_t input) {
+      return input == value || (storage_of(input) == storage_of(value) && storage_of(value) != TapeGraph::none);
+    });
+  };
+  const std::size_t result = is_operand(node.output) ? 0 : graph.bytes_of(node.output);
+  std::size_t extras = 0;
+  for (const std::uint32_t value : node.saved) {
+    if (value != node.output && !is_operand(value)) extras += graph.bytes_of(value);
+  }
+  const bool keeps_result = is_in_segment ? keeps_output(fate) : saved.count(storage_of(node.output)) != 0;
+  const bool keeps_extras = !is_in_segment || keeps_saved(fate);
+  NodeBytes bytes;
+  bytes.made = result + extras;
+  bytes.kept = (keeps_result ? result : 0) + (keeps_extras ? extras : 0);
+  if (is_in_segment) {
+    // A fate says what may be kept; of an operator without extras the result alone decides.
+    const bool is_split = extras > 0 && keeps_result != keeps_extras;
+    bytes.fate = is_split ? (keeps_result ? Shown::result_kept : Shown::saved_kept)
+                          : (keeps_result ? Shown::kept : Shown::dropped);
+  } else if (bytes.kept > 0) {
+    bytes.fate = Shown::kept;
+  }
+  return bytes;
+}
+
+struct Nodes {
+  std::vector<NodeBytes> bytes;
+  std::vector<std::int32_t> segment;  // the innermost, or TapePlan::none
+};
+
+Nodes nodes_of(const models::PlanReport& report) {
+  const TapeGraph& graph = report.planner->graph();
+  std::set<std::uint32_t> saved;
+  for (const TapeGraph::Node& node : graph.nodes) {
+    for (const std::uint32_t value : node.saved) {
+      if (value != TapeGraph::none) saved.insert(graph.values[value].storage);
+    }
+  }
+  saved.erase(TapeGraph::none);
+  Nodes nodes;
+  nodes.segment.assign(graph.nodes.size(), TapePlan::none);
+  if (report.plan.tape) nodes.segment = report.plan.tape->innermost();
+  for (std::size_t n = 0; n < graph.nodes.size(); ++n) {
+    const bool is_in_segment = nodes.segment[n] != TapePlan::none;
+    const Fate fate = is_in_segment ? report.plan.tape->fates[n] : Fate::keep;
+    nodes.bytes.push_back(bytes_of_node(graph, graph.nodes[n], saved, is_in_segment, fate));
+  }
+  return nodes;
+}
+
+// ---- The picture ----
+
+struct FateStyle {
+  std::string_view label;
+  Look look;
+};
+
+// Indexed by Shown.
+constexpr std::array<FateStyle, 5> fate_styles = {
+    {{"kept", {.fill = series_paints[0]}},
+     {"result kept, extras recomputed", {.fill = series_paints[2]}},
+     {"what backward reads kept, result recomputed", {.fill = series_paints[1]}},
+     {"dropped, runs again", {.fill = paints::hairline, .stroke = paints::axis}},
+     {"backward does not need it", {.stroke = paints::axis, .dashes = "1 2"}}}};
+
+constexpr double strip_top = 12, strip_height = 10, row_height = 13;  // below the frame: fates, then a row per depth
+
+struct Layout {
+  Frame frame;
+  double bottom = 0;  // of the last row below the frame
+  AxisTicks y;
+  std::vector<LegendEntry> legend;
+  double column = 0;  // px per node
+};
+
+Layout make_layout(const models::PlanReport& report, const Nodes& nodes) {
+  Layout layout;
+  std::size_t most = 1;
+  int depths = 0;
+  for (const NodeBytes& node : nodes.bytes) most = std::max(most, node.made);
+  for (const nn::PlannedSegment& segment : report.segments) depths = std::max(depths, segment.depth + 1);
+  for (const FateStyle& style : fate_styles) {
+    layout.legend.push_back({.name = std::string(style.label), .is_area = true, .line = style.look});
+  }
+  layout.y = make_ticks(0, static_cast<double>(most), {.title = "", .unit = Unit::bytes}, 5);
+  layout.frame = {.left = 10 + std::max(label_width(layout.y), text_width("segments", small_text)),
+                  .top = 34,
+                  .right = figure_width - 24 - legend_width(layout.legend) - 28,
+                  .bottom = 250};
+  layout.bottom = layout.frame.bottom + strip_top + strip_height + 4 + row_height * depths;
+  layout.column = layout.frame.width() / static_cast<double>(std::max<std::size_t>(nodes.bytes.size(), 1));
+  return layout;
+}
+
+// From node `first` to `end`, with a gap between neighbours where there is room for one.
+void add_box(SvgPath& path, const Layout& layout, std::size_t first, std::size_t end, double top, double bottom) {
+  const double left = layout.frame.left + layout.column * static_cast<double>(first);
+  const double right = layout.frame.left + layout.column * static_cast<double>(end);
+  path.move(left, bottom).vertical(top).horizontal(right - (right - left > 4 ? 1 : 0)).vertical(bottom).close();
+}
+
+std::string draw(const models::PlanReport& report, const Nodes& nodes, const Layout& layout) {
+  const std::string count = format_grouped(nodes.bytes.size());
+  Svg svg(Medium::page, figure_width, layout.bottom + 28, "The schedule",
+          "bytes kept and dropped of " + count + " operators");
+  draw_y_axis(svg, layout.frame, layout.y, "made for backward");
+  const AxisMap to_y(layout.y, layout.frame.bottom, layout.frame.top);
+  const double strip = layout.frame.bottom + strip_top;
+  std::array<SvgPath, fate_styles.size()> boxes;
+  SvgPath& dropped = boxes[static_cast<std::size_t>(Shown::dropped)];
+  for (std::size_t n = 0; n < nodes.bytes.size(); ++n) {
+    const NodeBytes& node = nodes.bytes[n];
+    SvgPath& own = boxes[static_cast<std::size_t>(node.fate)];
+    const double kept = to_y(static_cast<double>(node.kept)), made = to_y(static_cast<double>(node.made));
+    if (node.made > node.kept && node.fate != Shown::not_needed) add_box(dropped, layout, n, n + 1, made, kept);
+    if (node.kept > 0) add_box(own, layout, n, n + 1, kept, layout.frame.bottom);
+    add_box(own, layout, n, n + 1, strip, strip + strip_height);
+  }
+  for (std::size_t i = 0; i < boxes.size(); ++i) {
+    Look look = fate_styles[i].look;
+    if (layout.column <= 2 && !look.fill.name.empty()) look.stroke = {};
+    svg.path(boxes[i], look);
+  }
+  SvgPath segments;
+  for (const nn::PlannedSegment& segment : report.segments) {
+    const double top = strip + strip_height + 4 + row_height * segment.depth;
+    add_box(segments, layout, segment.first, segment.end, top, top + 9);
+  }
+  svg.path(segments, {.fill = paints::muted});
+  const TextLook small{.fill = paints::muted, .size = small_text, .anchor = "end"};
+  svg.text(layout.frame.left - 10, strip + 10, "fate", small);
+  if (!report.segments.empty()) svg.text(layout.frame.left - 10, strip + 25, "segments", small);
+  svg.text(layout.frame.right, layout.bottom + 20, "the " + count + " operators in order of execution", small);
+  draw_legend(svg, layout.frame.right + 28, layout.frame.top - 4, layout.legend);
+  return svg.finish();
+}
+
+// {"kind":"schedule","frame","names":[...],"paths":[...],"fates":[[paint, label],...] by number,"segments":[{"first",
+//  "end","depth","kept","dropped","path"},...], and one entry per node of "name","path","made","kept","fate","segment"}
+std::string hover(const models::PlanReport& report, const Nodes& nodes, const Layout& layout) {
+  using nlohmann::ordered_json;
+  ordered_json data, fates = ordered_json::array(), segments = ordered_json::array();
+  for (const FateStyle& style : fate_styles) fates.push_back({style.look.fill.name, style.label});
+  for (const nn::PlannedSegment& s : report.segments) {
+    segments.push_back({{"first", s.first},
+                        {"end", s.end},
+                        {"depth", s.depth},
+                        {"kept", s.kept_bytes},
+                        {"dropped", s.dropped},
+                        {"path", s.path}});
+  }
+  Texts names, paths;
+  std::vector<std::size_t> name, path, made, kept, fate;
+  for (std::size_t n = 0; n < nodes.bytes.size(); ++n) {
+    const TapeGraph::Node& node = report.planner->graph().nodes[n];
+    name.push_back(names.index(node.type->name));
+    path.push_back(paths.index(path_name(node.path)));
+    made.push_back(nodes.bytes[n].made);
+    kept.push_back(nodes.bytes[n].kept);
+    fate.push_back(static_cast<std::size_t>(nodes.bytes[n].fate));
+  }
+  Frame frame = layout.frame;
+  frame.bottom = layout.bottom;  // what the pointer marks goes through all rows
+  data["kind"] = "schedule";
+  data["frame"] = frame.corners();
+  data["names"] = names.list();
+  data["paths"] = paths.list();
+  data["fates"] = std::move(fates);
+  data["segments"] = std::move(segments);
+  data["name"] = name;
+  data["path"] = path;
+  data["made"] = made;
+  data["kept"] = kept;
+  data["fate"] = fate;
+  data["segment"] = nodes.segment;
+  return data.dump();
+}
+
+Point point_of(const nn::Plan& plan) {
+  const std::size_t segments = plan.tape ? plan.tape->segments.size() : 0;
+  return {static_cast<double>(plan.peak_bytes),
+          plan.time_overhead,
+          {{"lower bound", format_exact(static_cast<double>(plan.lower_bound_bytes), Unit::bytes)},
+           {"step", format_exact(1e3 * plan.step_s, Unit::milliseconds)},
+           {"segments", segments == 0 ? "none: all is kept" : std::to_string(segments)}}};
+}
+
+}  // namespace plan_schedule_detail
+
+Figure schedule_figure(const bench::PlanView& view) {
+  using namespace plan_schedule_detail;
+  const Nodes nodes = nodes_of(view.report);
+  const Layout layout = make_layout(view.report, nodes);
+  return {draw(view.report, nodes, layout), hover(view.report, nodes, layout)};
+}
+
+Plot plans_plot(const bench::PlanView& view) {
+  using plan_schedule_detail::point_of;
+  Plot plot;
+  plot.name = "plans";
+  plot.title = "What a budget costs";
+  plot.caption = "All " + format_grouped(view.plans.size()) +
+                 " plans of this step: none is worse than another in both bytes and time. A budget takes the fastest "
+                 "plan at its left.";
+  plot.x = {.title = "bytes committed", .unit = Unit::bytes, .from_zero = false};
+  plot.y = {.title = "more time than keeping everything", .unit = Unit::percent};
+  if (view.report.budget_bytes > 0) plot.budget_bytes = static_cast<std::int64_t>(view.report.budget_bytes);
+  Series plans{.name = "plans", .role = Role::other, .points = {}, .group = {}, .is_staircase = true};
+  const Series current{
+      .name = "this plan", .role = Role::measured, .points = {point_of(view.report.plan)}, .group = {}};
+  for (const nn::Plan& plan : view.plans) plans.points.push_back(point_of(plan));
+  // Keeping everything is no plan where another one needs less in the same time; it is shown all the same.
+  if (view.plans.back().tape != nullptr) plans.points.push_back(point_of(view.report.planner->keep_everything()));
+  std::stable_sort(plans.points.begin(), plans.points.end(), [](const Point& a, const Point& b) { return a.x < b.x; });
+  plot.series = {plans, current};
+  return plot;
+}
+
+}  // namespace thimble::report

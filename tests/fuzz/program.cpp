@@ -1,0 +1,8 @@
+// A fuzzing program: -DTARGET=npy makes it the one of fuzz::npy.
+
+#include "targets.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  fuzz::TARGET(std::as_bytes(std::span(data, size)));
+  return 0;
+}

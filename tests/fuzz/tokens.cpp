@@ -1,6 +1,0 @@
-#include "targets.h"
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  fuzz::tokens(std::as_bytes(std::span(data, size)));
-  return 0;
-}
