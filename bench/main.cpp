@@ -41,8 +41,10 @@ int fail(const std::string& what, int status = bad_input_status) {
 
 // The command line up to the command, for the hint of where to read on.
 std::string command_of(const CLI::App& program) {
-  const auto chosen = program.get_subcommands();
-  return chosen.empty() ? "thimble" : "thimble " + chosen.front()->get_name();
+  std::string words = "thimble";
+  for (auto chosen = program.get_subcommands(); !chosen.empty(); chosen = chosen.front()->get_subcommands())
+    words += " " + chosen.front()->get_name();
+  return words;
 }
 
 using thimble::bench::Command;

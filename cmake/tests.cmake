@@ -86,7 +86,7 @@ list(APPEND thimble_emulated_sources tests/emulated/block.cpp tests/emulated/fib
 set_source_files_properties(tests/emulated/block.cpp tests/emulated/fiber.cpp PROPERTIES COMPILE_OPTIONS -O2)
 
 file(GLOB_RECURSE thimble_test_sources CONFIGURE_DEPENDS tests/*_test.cpp)
-list(FILTER thimble_test_sources EXCLUDE REGEX "/tests/(house|consumer|book|exercises)/")
+list(FILTER thimble_test_sources EXCLUDE REGEX "/tests/(house|consumer|book|exercises|program/golden)/")
 if(THIMBLE_TEST_FILES)
   list(FILTER thimble_test_sources INCLUDE REGEX "/(${THIMBLE_TEST_FILES})_test\\.cpp$")
 endif()
@@ -179,6 +179,22 @@ set_target_properties(thimble_house_tests PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${
 thimble_add_test(house.mutants COMMAND bash ${PROJECT_SOURCE_DIR}/tests/mutants/run.sh -n)
 thimble_add_catch_tests(thimble_house_tests house folders_test.cpp layering_test.cpp prose_test.cpp text_test.cpp
                        weight_test.cpp)
+
+# The whole output of commands, and of runs of the library (tests/program/golden).
+if(TARGET thimble_program AND NOT THIMBLE_SANITIZE)
+  thimble_add_program(thimble_golden_library tests/program/golden/library.cpp)
+  target_include_directories(thimble_golden_library PRIVATE tests)
+  target_compile_options(thimble_golden_library PRIVATE $<$<CONFIG:Release>:-O1>)
+  add_executable(thimble_golden_tests tests/program/golden/golden_test.cpp)
+  thimble_own_target(thimble_golden_tests)
+  target_include_directories(thimble_golden_tests PRIVATE ${thimble_include_dir})
+  target_link_libraries(thimble_golden_tests PRIVATE thimble_test_main nlohmann_json::nlohmann_json)
+  set_target_properties(thimble_golden_tests PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+  add_dependencies(thimble_golden_tests thimble_program thimble_golden_library)
+  foreach(name IN ITEMS plan train files refusals library masks)
+    thimble_add_test(golden.${name} COMMAND thimble_golden_tests "golden: ${name}*" WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  endforeach()
+endif()
 
 # The book (docs/book): its code, its commands' output, its pictures, its words; and the answers to its exercises.
 if(TARGET thimble_program AND THIMBLE_EXAMPLES AND NOT THIMBLE_SANITIZE)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Makes every pinned figure anew and shows what changed: what commands print in README, the book and the documents; README's
-# tables; the book's pictures, its index of commands and its glossary of headers; the picture of the folders. Figures in
-# prose are not found: read the pages that changed. Minutes of measuring are elsewhere: docs/lab, and the tables of
-# documents that name their command.
+# tables; the book's pictures, its index of commands and its glossary of headers; the picture of the folders; the whole
+# outputs in tests/program/golden. Figures in prose are not found: read the pages that changed. Minutes of measuring are
+# elsewhere: docs/lab, and the tables of documents that name their command.
 #
 #   tools/figures.sh           builds what it needs in build/
 #   tools/figures.sh FOLDER    uses the build of FOLDER, which has the program, the tests and the examples
@@ -11,11 +11,12 @@ cd "$(dirname "$0")/.."
 
 build=${1:-build}
 [ $# -gt 0 ] || configure build -DTHIMBLE_PROGRAM=ON -DTHIMBLE_TESTS=ON -DTHIMBLE_EXAMPLES=ON
-compile "$build" thimble_program thimble_book_tests thimble_house_tests example_{budget,tiny_tape,toy_rotor,fp8_by_hand,parallel_by_hand}
+compile "$build" thimble_program thimble_book_tests thimble_house_tests thimble_golden_tests example_{budget,tiny_tape,toy_rotor,fp8_by_hand,parallel_by_hand}
 
 export THIMBLE_PROGRAM=$PWD/$build/bin/thimble
 THIMBLE_ISA=generic OMP_NUM_THREADS=2 "$THIMBLE_PROGRAM" book --figures docs/book/figures >/dev/null
 "$THIMBLE_PROGRAM" book --index docs/book/commands.md
 "$build/bin/thimble_house_tests" '[.draw]' >/dev/null
 "$build/bin/thimble_book_tests" '[.write]'
-git --no-pager diff --stat -- README.md docs
+"$build/bin/thimble_golden_tests" '[.redraw]' >/dev/null
+git --no-pager diff --stat -- README.md docs tests/program/golden
