@@ -159,9 +159,10 @@ void print_layouts_table(const models::PlanOptions& options, const models::Clust
                          const models::LayoutReport& found) {
   using namespace layouts_detail;
   const models::LayoutTime& time = found.best.time;
-  std::printf("%s, batch %lld, on %d ranks of %s, %d a node (%s inside, %s between)\n", options.setup.model.c_str(),
-              static_cast<long long>(options.setup.batch), cluster.ranks, format_bytes(cluster.memory_bytes).c_str(),
-              cluster.per_node, cluster.inside.name.c_str(), cluster.between.name.c_str());
+  std::printf("%s, batch %lld, on %d rank%s of %s, %d a node (%s inside, %s between)\n", options.setup.model.c_str(),
+              static_cast<long long>(options.setup.batch), cluster.ranks, cluster.ranks == 1 ? "" : "s",
+              format_bytes(cluster.memory_bytes).c_str(), cluster.per_node, cluster.inside.name.c_str(),
+              cluster.between.name.c_str());
   std::printf("  the fastest layout that fits       %s\n", to_string(found.best.layout).c_str());
   std::printf("  the rank that needs most           %s of %s\n", memory::exact_bytes(found.best.peak_bytes).c_str(),
               format_bytes(cluster.memory_bytes).c_str());

@@ -442,7 +442,7 @@ LayoutTimes::LayoutTimes(const Setup& setup, const Cluster& cluster, nn::CostMod
   const std::unique_ptr<Model> model = make_model(setup.model, setup.sizes, tensor_options(setup, dry(device)));
   known_->hidden = model->hidden_layers();
   known_->layers = model->options().layers;
-  if (!model->is_tied()) return;
+  if (!model->is_tied() || known_->layers < 2) return;  // one block is in one stage
   ModelOptions sizes = setup.sizes;
   sizes.stage = {0, 2};
   const auto first = make_model(setup.model, sizes, tensor_options(setup, dry(device)));

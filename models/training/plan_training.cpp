@@ -230,10 +230,6 @@ void plan_training(PreparedTraining& prepared) {
     throw ValueError("`process_budget_bytes`: what " + std::to_string(ranks) +
                      " ranks hold outside of their arenas is not known; expected `budget_bytes`, of each rank");
   }
-  if (ranks > 1 && prepared.options.costs.measures) {
-    throw ValueError("`measures`: not with `ranks` " + std::to_string(ranks) +
-                     ", which would measure other times and follow other plans; expected `times`");
-  }
   if (ranks > 1 && prepared.options.captures_steps) {
     throw ValueError("`captures_steps`: not with `ranks` " + std::to_string(ranks) + "; expected one rank");
   }

@@ -78,6 +78,9 @@ void check_folder(const char* option, const std::string& path) {
   std::error_code error;
   fs::path existing = fs::absolute(path);
   while (!fs::exists(existing, error) && existing.has_relative_path()) existing = existing.parent_path();
+  if (fs::exists(existing, error) && !fs::is_directory(existing, error)) {
+    throw ValueError(std::string(option) + ": '" + path + "' is a file, or below one; expected a folder");
+  }
   require_writable(option, path, existing);
 }
 

@@ -114,6 +114,15 @@ TEST_CASE("layouts: the best one fits on every rank, and no faster one does", "[
   }
 }
 
+TEST_CASE("layouts: a model of one block has no stages", "[layouts]") {
+  models::PlanOptions options = options_of({"char-gpt", 2, 8, 1});
+  options.setup.sizes.layers = 1;
+  const models::Cluster cluster = cluster_of({"char-gpt", 2, 8, 1}, options);
+  const models::LayoutReport found = find_layout(options, cluster);
+  CHECK(found.best.layout.pp == 1);
+  CHECK(found.best.peak_bytes <= cluster.memory_bytes);
+}
+
 TEST_CASE("layouts: what a person would try is never faster and fits", "[layouts]") {
   const Case c = GENERATE(testing::table_rows<Case>({{"char-gpt", 8, 16, 0.25}, {"llama-3-8b", 8, 16, 0.35, "bf16"}}));
   const models::PlanOptions options = options_of(c);
