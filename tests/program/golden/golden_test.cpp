@@ -24,6 +24,7 @@
 #include <sys/wait.h>
 #include <nlohmann/json.hpp>
 
+#include "program/walks/walk.h"
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/offload_data.h"
@@ -66,26 +67,11 @@ std::regex pattern_of(std::string mask, const std::string& value) {
 }
 
 /// The same for the keys of JSON.
-const std::set<std::string> masked_keys{"ms",
-                                        "plan_ms",
-                                        "ms_per_step",
-                                        "items_per_s",
-                                        "tokens_per_second",
-                                        "prompt_seconds",
-                                        "plain_ms",
-                                        "planned_ms",
-                                        "ms_f32",
-                                        "ms_int8",
-                                        "rss_peak_bytes",
-                                        "proof_seconds",
-                                        "search_seconds",
-                                        "process_peak_bytes",
-                                        "control_group_peak_bytes",
-                                        "arena_rss_bytes",
-                                        "outside_bytes",
-                                        "process_bytes",
-                                        "code_bytes",
-                                        "heap_bytes"};
+const std::set<std::string> masked_keys = [] {
+  std::set<std::string> keys = walk_test::volatile_keys();
+  keys.insert({"code_bytes", "process_bytes"});
+  return keys;
+}();
 
 std::string masked(std::string line) {
   for (const char* const mask : masks)

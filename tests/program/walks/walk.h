@@ -34,8 +34,8 @@ inline Words words_of(const std::string& text) {
   return words;
 }
 
-/// Times, and sizes of the process beside its arena: other ones in each run.
-inline bool is_volatile(const std::string& key) {
+/// Keys of times and process sizes, whose values differ from run to run.
+inline const std::set<std::string>& volatile_keys() {
   static const std::set<std::string> keys{"ms",
                                           "plan_ms",
                                           "ms_per_step",
@@ -54,8 +54,10 @@ inline bool is_volatile(const std::string& key) {
                                           "search_seconds",
                                           "process_peak_bytes",
                                           "control_group_peak_bytes"};
-  return keys.contains(key);
+  return keys;
 }
+
+inline bool is_volatile(const std::string& key) { return volatile_keys().contains(key); }
 
 /// Paths of the values in which two outputs differ, as "/peak_by_category/input"; "/text" where they are not JSON.
 inline std::set<std::string> differences(const std::string& a, const std::string& b) {
