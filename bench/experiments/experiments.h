@@ -21,31 +21,32 @@
 
 namespace thimble::bench {
 
-// ---- The bytes of the process of an experiment, beside its promise: for whole runs and parts of a step.
+// ---- Process memory of an experiment, measured and predicted, for whole runs and for parts of a step.
 
-/// What a run, or a part of one, takes of the process. A dry run has the first figure alone.
+/// Process memory of a run or of a part of a step. A dry run fills in arena_bytes only.
 struct ProcessBytes {
-  std::size_t arena_bytes = 0;   ///< committed by its arena at most
-  memory::OutsideBytes outside;  ///< the bound of what is outside of the arena; of a run on a GPU nothing
-  std::size_t peak_bytes = 0;    ///< resident in the process since the run's set-up; 0: not known
+  std::size_t arena_bytes = 0;   ///< peak committed bytes of the arena
+  memory::OutsideBytes outside;  ///< upper bound of the bytes outside the arena; zero on a GPU
+  std::size_t peak_bytes = 0;    ///< peak resident bytes since the run was set up; 0: unknown
 };
 ProcessBytes process_bytes(const nn::MemoryProfile& profile);
 ProcessBytes process_bytes(const models::TrainReport& report);
 
-/// The process around a part of a step that an experiment runs alone, from the part's set-up on.
+/// Measures process memory while an experiment runs a part of a step by itself.
 class PartWatch {
  public:
-  /// To be made before the part's first tensor. Other arenas may exist: what they hold counts as outside.
+  /// Create it before the part's first tensor. Bytes of other arenas count as outside.
   explicit PartWatch(memory::Device device);
-  /// Of the part that ran in this arena and recorded so many nodes.
+  /// The memory of a part that ran in `arena` and recorded `nodes` nodes.
   ProcessBytes bytes(const Arena& arena, std::size_t nodes) const;
 
  private:
-  std::optional<memory::ProcessWatch> watch_;  // none of a dry part, and on a GPU
+  std::optional<memory::ProcessWatch> watch_;  // empty for a dry part and on a GPU
 };
 
-/// The process of a run beside its promise: the predicted peak of the arena, and what is outside of it. A row of
-/// several runs shows the one that came nearest to its promise. Where nothing is known, the row says why.
+/// Adds the process's measured and predicted bytes to a row; the prediction is the arena's predicted peak plus the
+/// bytes outside it. A row of several runs shows the run that came closest to its prediction. If nothing was measured,
+/// the row gives the reason.
 void add_process(report::Row& row, std::size_t predicted_bytes, const ProcessBytes& measured);
 
 using report::Role;

@@ -377,7 +377,7 @@ struct Layout {
   Frame frame;
   double height = 0;
   AxisTicks x, y;
-  std::vector<Category> categories;  // those that ever hold bytes, in stacking order
+  std::vector<Category> categories;  // with bytes at some time, in stacking order
   std::vector<std::size_t> columns;  // the event that each column of the picture shows
   std::vector<LegendEntry> legend;
   std::vector<Level> levels;

@@ -75,7 +75,7 @@ std::string match_cell(const Row& row) {
   return number_cell(dash);
 }
 
-// predicted - theory; what it is made of is told in the line that `terms_row` adds.
+// predicted - theory; `terms_row` lists its terms.
 std::string remainder_cell(const Row& row) {
   const auto unnamed = unnamed_bytes(row);
   if (!unnamed) return number_cell(dash);

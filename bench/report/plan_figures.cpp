@@ -238,7 +238,7 @@ LeftOut left_out_of_map(const bench::StepTrace& step) {
   return left;
 }
 
-// ---- A plan: what it keeps of every operator, and how it compares with the others.
+// ---- The fate of each operator's result in a plan, and the plan among the other plans.
 
 namespace plan_schedule_detail {
 

@@ -54,7 +54,7 @@ class Replayer {
             stack_.placed->begin_step();
           } else {
             stack_.placed->end_step();
-            stack_.placed->release_region();  // as profile_training does before what comes after the steps
+            stack_.placed->release_region();  // profile_training does so, too, after the last step
           }
           ++step;
         }
@@ -105,7 +105,7 @@ class Replayer {
   Replay replay_;
 };
 
-/// The window as a trace of its own: ids count from 0, oldest first. `ids` receives the run's ids.
+/// Copies the window into a separate trace, with ids from 0, oldest first. `ids` receives the ids of the run.
 std::vector<memory::Trace::Event> cut_out(const std::vector<memory::Trace::Event>& events, Window window,
                                           std::vector<std::uint64_t>& ids) {
   std::vector<memory::Trace::Event> live;  // as allocations, by the run's ids: at.second is the index

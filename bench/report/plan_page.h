@@ -20,8 +20,8 @@ namespace thimble::bench {
 // from.
 //
 // Policy
-// - A run of two steps on a dry device is traced; the second, steady one is cut out. Blocks that live at its begin come
-//   first, as allocations, so that the trace stands on its own (as Trace::restart would have it).
+// - A run of two steps on a dry device is traced, and the second, steady step is copied. Its trace begins with an
+//   allocation for each block that is live at its begin, as after Trace::restart.
 // - A trace knows sizes and lifetimes, not addresses. The same requests in the same order meet the same arena again, so
 //   the whole trace is replayed into a fresh one, and each block's offset is read off.
 //

@@ -44,8 +44,8 @@ struct OperatorTime {
   std::string name;
   std::int64_t calls = 0;
   double forward_s = 0, recompute_s = 0, backward_s = 0;
-  /// Bytes that the operator cannot do without: forward its operands and its result, backward what it saved, the
-  /// result's gradient and the gradients that are asked for, each once. 0 for views.
+  /// Minimum memory traffic in bytes, each tensor once. Forward: operands and result. Backward: saved tensors, the
+  /// result's gradient and the requested gradients. 0 for views.
   double forward_bytes = 0, backward_bytes = 0;
   double multiply_adds = 0;  ///< of forward and backward, re-runs left out
 
