@@ -4,12 +4,12 @@
 
 // Tensors: values that share storage, on a device; copies, random values, text.
 #include <thimble/core/error.h>
-#include <thimble/core/random/random.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
+#include <thimble/core/ops/text.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/tensor.h>
-#include <thimble/core/tensor/text.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/core/threads/parallel.h>
 #include <thimble/version.h>

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include <thimble/autograd/tape.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 
 namespace thimble {
 namespace gradcheck_detail {

@@ -22,8 +22,8 @@
 #include <memory>
 #include <vector>
 
-#include <thimble/core/tensor/dtype.h>
-#include <thimble/core/tensor/shape.h>
+#include <thimble/core/dtype.h>
+#include <thimble/core/shape.h>
 
 namespace thimble {
 

@@ -11,7 +11,7 @@
 #include <thimble/autograd/engine/recorded.h>
 #include <thimble/autograd/engine/spills.h>
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 
 namespace thimble {
 

@@ -18,8 +18,8 @@
 #include <string_view>
 #include <vector>
 
+#include <thimble/core/device.h>
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/device.h>
 
 namespace thimble::dist {
 

@@ -11,8 +11,8 @@
 #include <thimble/core/error.h>
 #include <thimble/core/files/crc32c.h>
 #include <thimble/core/launch/launch.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/dist/alike.h>
 #include <thimble/dist/fold.h>
 #include <thimble/dist/parts/parts.h>

@@ -2,10 +2,10 @@
 
 #include <utility>
 
+#include <thimble/core/kernels/functors/elementwise_functors.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/elementwise/elementwise.h>
-#include <thimble/core/ops/elementwise/elementwise_functors.h>
 #include <thimble/core/ops/reuse.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/dist/transit.h>
 #include <thimble/dist/window.h>
 

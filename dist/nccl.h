@@ -1,7 +1,7 @@
 #pragma once
 // Ranks on separate GPUs, over NCCL.
 
-#include <thimble/core/tensor/device.h>
+#include <thimble/core/device.h>
 #include <thimble/dist/communicator.h>
 
 namespace thimble::dist {

@@ -10,7 +10,7 @@
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/gradcheck.h>
-#include <thimble/core/random/random.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/memory/stack.h>
 
 #include "own_operators.h"

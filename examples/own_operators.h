@@ -7,12 +7,12 @@
 #include <string>
 
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/functors/functor.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/numbers/convert.h>
 #include <thimble/core/numbers/math.h>
-#include <thimble/core/ops/elementwise/functor.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/op.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/threads/parallel.h>
 
 namespace own {

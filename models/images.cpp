@@ -3,7 +3,7 @@
 #include <string>
 
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 
 namespace thimble::models {
 

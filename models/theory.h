@@ -16,9 +16,9 @@
 #include <string_view>
 #include <vector>
 
-#include <thimble/core/tensor/dtype.h>
+#include <thimble/core/dtype.h>
+#include <thimble/core/shape.h>
 #include <thimble/core/tensor/resource.h>
-#include <thimble/core/tensor/shape.h>
 #include <thimble/models/model.h>
 #include <thimble/nn/precision/precision.h>
 #include <thimble/optim/moments.h>

@@ -15,7 +15,7 @@
 #include <thimble/core/kernels/copy.h>
 #include <thimble/core/kernels/shared/step_numbers.h>
 #include <thimble/core/launch/launch.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/optim/pipeline.h>
 #include <thimble/optim/ranks.h>

@@ -1,8 +1,8 @@
 #include <thimble/optim/adafactor.h>
 
 #include <thimble/core/error.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/copy.h>
 
 namespace thimble::optim {
 namespace factored_detail {

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include <thimble/core/error.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/optim/named.h>
 #include <thimble/optim/optimizer.h>
 

@@ -31,8 +31,8 @@ namespace fs = std::filesystem;
 namespace {
 
 struct File {
-  std::string name;                   // "core/tensor/shape.h"
-  std::vector<std::string> includes;  // of the library, as "core/tensor/shape.h"
+  std::string name;                   // "core/shape.h"
+  std::vector<std::string> includes;  // of the library, as "core/shape.h"
   std::set<std::string> others;       // all other includes outside of conditionals
   std::set<std::string> defined;      // macros still defined at the end
   std::string body;                   // without pragma once and hoisted includes

@@ -6,11 +6,11 @@
 
 #include <thimble/autograd/engine/recorded.h>
 #include <thimble/autograd/engine/spills.h>
+#include <thimble/core/kernels/functors/elementwise_functors.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/elementwise/elementwise.h>
-#include <thimble/core/ops/elementwise/elementwise_functors.h>
 #include <thimble/core/ops/layout/gather.h>
 #include <thimble/core/ops/reuse.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/transaction.h>
 

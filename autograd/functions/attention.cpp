@@ -10,7 +10,7 @@
 #include <thimble/autograd/functions/view.h>
 #include <thimble/core/error.h>
 #include <thimble/core/ops/attention.h>
-#include <thimble/core/random/random.h>
+#include <thimble/core/ops/random.h>
 
 namespace thimble {
 

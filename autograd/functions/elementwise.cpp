@@ -5,10 +5,10 @@
 
 #include <thimble/autograd/apply.h>
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/functors/elementwise_functors.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/elementwise/dropout.h>
-#include <thimble/core/ops/elementwise/elementwise_functors.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/view.h>
 
 namespace thimble {

@@ -1,5 +1,5 @@
 #pragma once
-// Elementwise functions. The operators in core/ops/elementwise/unary.h and core/ops/elementwise/binary.h have the
+// Elementwise functions. The operators in core/kernels/functors/unary.h and core/kernels/functors/binary.h have the
 // formulas and the tensors kept for backward. Binary ones broadcast (NumPy's rules); operands share a dtype and a
 // device. A number beside a tensor of integers must be an integer: `arange(4) * 0.5` is a DTypeError, `cast(arange(4),
 // DType::f32) * 0.5` is not. Throw ShapeError, DTypeError, DeviceError.
@@ -46,7 +46,7 @@ Tensor minimum(const Tensor& a, const Tensor& b);
 Tensor maximum(const Tensor& a, const Tensor& b);
 /// silu(gate) up, as one operator: keeps only its operands.
 Tensor swiglu(const Tensor& gate, const Tensor& up);
-/// x after a round trip through 8-bit codes (core/ops/elementwise/unary.h): `scale` broadcasts against x, and
+/// x after a round trip through 8-bit codes (core/kernels/functors/unary.h): `scale` broadcasts against x, and
 /// takes no gradient. Throws ValueError unless low <= zero <= high, all within +-2^20, and the scales (where they can
 /// be read) are finite and above 0.
 Tensor fake_quantize(const Tensor& x, const Tensor& scale, int zero, int low, int high);

@@ -5,7 +5,7 @@
 #include <initializer_list>
 #include <span>
 
-#include <thimble/core/ops/reduction/reduce.h>
+#include <thimble/core/ops/reduce.h>
 #include <thimble/core/tensor/tensor.h>
 
 namespace thimble {

@@ -7,9 +7,9 @@
 #include <thimble/autograd/functions/elementwise.h>
 #include <thimble/autograd/functions/reduction.h>
 #include <thimble/core/error.h>
-#include <thimble/core/ops/elementwise/elementwise_functors.h>
+#include <thimble/core/kernels/functors/elementwise_functors.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/matmul/chunked.h>
-#include <thimble/core/tensor/copy.h>
 
 namespace thimble {
 

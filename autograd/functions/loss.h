@@ -39,7 +39,7 @@ Tensor nll(const Tensor& log_probabilities, const Tensor& targets, const CrossEn
 Tensor mse_loss(const Tensor& x, const Tensor& target, LossReduction reduction = LossReduction::mean);
 
 // The same of |x - target|, of Huber's loss, and of two that keep fewer operands:
-// core/ops/reduction/reduction_functors.h has the formulas. Their operands have one shape; both may take a gradient.
+// core/kernels/functors/reduction_functors.h has the formulas. Their operands have one shape; both may take a gradient.
 Tensor l1_loss(const Tensor& x, const Tensor& target, LossReduction reduction = LossReduction::mean);
 /// d^2 / 2 for |d| <= delta, else delta (|d| - delta / 2). Throws ValueError unless delta > 0.
 Tensor huber_loss(const Tensor& x, const Tensor& target, double delta = 1,

@@ -6,9 +6,9 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/weight_codes.h>
 #include <thimble/core/launch/launch.h>
-#include <thimble/core/ops/matmul/fp8_linear.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/matmul/lora_linear.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/quant/fp8_linear.h>
 
 namespace thimble {
 

@@ -1,5 +1,5 @@
 #pragma once
-// Linear layers with FP8 operands. core/ops/matmul/fp8_linear.h has the operator and its kept tensors;
+// Linear layers with FP8 operands. core/ops/quant/fp8_linear.h has the operator and its kept tensors;
 // core/ops/quant/fp8.h scales and their state.
 
 #include <thimble/core/kernels/shared/activation.h>

@@ -8,8 +8,8 @@
 #include <thimble/autograd/functions/indexing.h>
 #include <thimble/autograd/functions/view.h>
 #include <thimble/core/error.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/reduction/reduction.h>
-#include <thimble/core/tensor/copy.h>
 
 namespace thimble {
 namespace reduction_functions_detail {

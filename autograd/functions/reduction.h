@@ -4,8 +4,8 @@
 // have formulas, empty cases, and the tensors kept for backward. All throw ShapeError for an axis out of range or named
 // twice.
 
-#include <thimble/core/ops/reduction/reduce.h>
-#include <thimble/core/random/random.h>
+#include <thimble/core/ops/random.h>
+#include <thimble/core/ops/reduce.h>
 #include <thimble/core/tensor/tensor.h>
 
 namespace thimble {

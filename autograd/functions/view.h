@@ -31,7 +31,7 @@ Tensor unsqueeze(const Tensor& x, int axis);
 Tensor expand(const Tensor& x, const Shape& shape);
 /// From `first_axis` on as one axis.
 Tensor flatten(const Tensor& x, int first_axis = 0);
-/// x itself where it is dense, else a dense copy. (core/tensor/copy.h has `contiguous` and `clone`, which are not
+/// x itself where it is dense, else a dense copy. (core/ops/copy.h has `contiguous` and `clone`, which are not
 /// recorded.)
 Tensor dense(const Tensor& x);
 /// In another dtype; gradients are converted back.

@@ -25,8 +25,8 @@
 #include <thimble/autograd/functions/loss.h>
 #include <thimble/autograd/tape.h>
 #include <thimble/core/error.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/threads/parallel.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/gpt/gpt.h>

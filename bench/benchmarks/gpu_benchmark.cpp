@@ -24,10 +24,10 @@
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/launch/compute_capability.h>
 #include <thimble/core/ops/attention.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/quant/quantize.h>
-#include <thimble/core/random/random.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/techniques/setup.h>
 #include <thimble/models/training/costs.h>

@@ -6,7 +6,7 @@
 #include <thimble/autograd/tape.h>
 #include <thimble/bench/book/drawing.h>
 #include <thimble/bench/book/figures.h>
-#include <thimble/core/random/random.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/stack.h>
 #include <thimble/memory/units.h>

@@ -8,7 +8,7 @@
 #include <thimble/bench/book/figures.h>
 #include <thimble/bench/report/figures.h>
 #include <thimble/core/numbers/minifloat.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/models/model.h>
 #include <thimble/nn/quant/calibrate.h>
 #include <thimble/nn/quant/error_report.h>

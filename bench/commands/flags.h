@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include <thimble/bench/flag_names.h>
-#include <thimble/core/tensor/device.h>
+#include <thimble/core/device.h>
 #include <thimble/models/techniques/technique.h>
 
 namespace CLI {

@@ -7,7 +7,7 @@
 #include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/experiments/watched_ranks.h>
 #include <thimble/core/files/file_stream.h>
-#include <thimble/core/random/random.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/dist/communicator.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/techniques/trained_parts.h>

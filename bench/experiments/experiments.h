@@ -13,7 +13,7 @@
 #include <vector>
 
 #include <thimble/bench/report/experiment.h>
-#include <thimble/core/tensor/device.h>
+#include <thimble/core/device.h>
 #include <thimble/memory/process/outside.h>
 #include <thimble/models/techniques/setup.h>
 #include <thimble/models/training/training.h>

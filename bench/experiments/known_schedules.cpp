@@ -7,10 +7,10 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/experiments/techniques.h>
+#include <thimble/core/kernels/functors/elementwise_functors.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/elementwise/elementwise.h>
-#include <thimble/core/ops/elementwise/elementwise_functors.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/memory/remat/schedule.h>
 
 namespace thimble::bench {

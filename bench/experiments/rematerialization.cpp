@@ -18,7 +18,7 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/bench/experiments/experiments.h>
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/models/convnets/convnets.h>
 #include <thimble/models/model.h>

@@ -5,7 +5,7 @@
 #include <thimble/bench/experiments/techniques.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/models/theory.h>
 #include <thimble/nn/layers/shared_conv.h>
 

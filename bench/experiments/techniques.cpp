@@ -10,7 +10,7 @@
 #include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/flag_names.h>
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/memory/offload/device_tier.h>
 #include <thimble/memory/offload/file_tier.h>

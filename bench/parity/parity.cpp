@@ -20,7 +20,7 @@
 #include <CLI/CLI.hpp>
 
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/models/llama/llama_files.h>
 #include <thimble/models/model.h>

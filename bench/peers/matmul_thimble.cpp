@@ -2,8 +2,8 @@
 // and its workspace. "bf16", with a result in f32, where matmul runs on a bf16 unit.
 
 #include <thimble/core/kernels/cpu/base/units.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/matmul/product.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/tensor.h>
 #include <thimble/core/threads/parallel.h>
 

@@ -12,7 +12,7 @@
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/file.h>
 #include <thimble/core/files/file_stream.h>
-#include <thimble/core/tensor/shape.h>
+#include <thimble/core/shape.h>
 
 namespace thimble {
 

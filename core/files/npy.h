@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include <thimble/core/tensor/dtype.h>
+#include <thimble/core/dtype.h>
 
 namespace thimble {
 

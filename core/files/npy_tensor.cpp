@@ -2,7 +2,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/npy.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 
 namespace thimble {
 

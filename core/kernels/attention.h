@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <optional>
 
-#include <thimble/core/random/generator.h>
-#include <thimble/core/tensor/device.h>
-#include <thimble/core/tensor/dtype.h>
+#include <thimble/core/device.h>
+#include <thimble/core/dtype.h>
+#include <thimble/core/tensor/generator.h>
 
 namespace thimble::kernels {
 

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <thimble/core/dtype.h>
 #include <thimble/core/kernels/shared/activation.h>
-#include <thimble/core/tensor/dtype.h>
 #include <thimble/core/threads/parallel.h>
 
 namespace thimble::kernels {

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-#include <thimble/core/tensor/device.h>
-#include <thimble/core/tensor/dtype.h>
-#include <thimble/core/tensor/shape.h>
+#include <thimble/core/device.h>
+#include <thimble/core/dtype.h>
+#include <thimble/core/shape.h>
 
 namespace thimble::kernels {
 

@@ -29,7 +29,7 @@ std::size_t cuda_gemm_workspace_bytes(const GemmArgs& args, int threads) noexcep
 /// True where cuBLASLt can multiply the codes on a device with FP8 units (sm_89 on): sizes that are multiples of 16
 /// along the sum and along the rows of c, operands and c aligned to 16 bytes from row to row, not E5M2 on both sides.
 /// The arguments have its layout TN. With block scales also rows of a in multiples of 8, and only compute capability
-/// 9.0 (fp8_blocks_on_units in core/ops/matmul/fp8_linear.h). Depends on the arguments except pointers.
+/// 9.0 (fp8_blocks_on_units in core/ops/quant/fp8_linear.h). Depends on the arguments except pointers.
 bool is_library_fp8_gemm(const Fp8GemmArgs& args) noexcept;
 
 /// As for cuda_gemm_workspace_bytes.

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <thimble/core/tensor/device.h>
+#include <thimble/core/device.h>
 
 namespace thimble::kernels {
 

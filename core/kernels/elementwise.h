@@ -5,8 +5,8 @@
 #include <array>
 #include <cstdint>
 
-#include <thimble/core/tensor/dtype.h>
-#include <thimble/core/tensor/shape.h>
+#include <thimble/core/dtype.h>
+#include <thimble/core/shape.h>
 
 namespace thimble::kernels {
 
@@ -55,7 +55,7 @@ void elementwise_cpu(const ElementwiseFunction& function, const void* functor, c
 using ElementwiseCuda = void (*)(int index, int operand, const void* functor, const ElementwiseArgs& args);
 extern const ElementwiseCuda elementwise_cuda;
 
-/// The built-in functors' CPU entries, in the order of BuiltinElementwise (core/ops/elementwise/elementwise_list.h).
+/// The built-in functors' CPU entries, in the order of BuiltinElementwise (core/kernels/functors/elementwise_list.h).
 extern const ElementwiseEntry* const elementwise_cpu_table;
 
 }  // namespace thimble::kernels

@@ -6,9 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <thimble/core/device.h>
+#include <thimble/core/dtype.h>
 #include <thimble/core/kernels/shared/activation.h>
-#include <thimble/core/tensor/device.h>
-#include <thimble/core/tensor/dtype.h>
 
 namespace thimble::kernels {
 

@@ -1,9 +1,9 @@
 #pragma once
 // The tables of a device's matmul and convolution kernels. The CPU's kernels are in gemm.h and conv.h.
 
+#include <thimble/core/device.h>
 #include <thimble/core/kernels/conv.h>
 #include <thimble/core/kernels/cpu/matmul/gemm.h>
-#include <thimble/core/tensor/device.h>
 
 namespace thimble::kernels {
 

@@ -17,8 +17,8 @@
 
 #include <cstdint>
 
-#include <thimble/core/tensor/device.h>
-#include <thimble/core/tensor/dtype.h>
+#include <thimble/core/device.h>
+#include <thimble/core/dtype.h>
 
 namespace thimble::kernels {
 

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <span>
 
-#include <thimble/core/random/generator.h>
-#include <thimble/core/tensor/device.h>
-#include <thimble/core/tensor/dtype.h>
+#include <thimble/core/device.h>
+#include <thimble/core/dtype.h>
+#include <thimble/core/tensor/generator.h>
 
 namespace thimble::kernels {
 

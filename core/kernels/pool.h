@@ -4,9 +4,9 @@
 #include <array>
 #include <cstdint>
 
+#include <thimble/core/device.h>
+#include <thimble/core/dtype.h>
 #include <thimble/core/kernels/shared/resample_axis.h>
-#include <thimble/core/tensor/device.h>
-#include <thimble/core/tensor/dtype.h>
 
 namespace thimble::kernels {
 

@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
+#include <thimble/core/device.h>
+#include <thimble/core/dtype.h>
 #include <thimble/core/kernels/pool.h>
-#include <thimble/core/tensor/device.h>
-#include <thimble/core/tensor/dtype.h>
 
 namespace thimble::kernels {
 

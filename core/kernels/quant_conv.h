@@ -12,10 +12,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <thimble/core/device.h>
+#include <thimble/core/dtype.h>
 #include <thimble/core/kernels/conv.h>
 #include <thimble/core/kernels/cpu/base/dot_unit.h>
-#include <thimble/core/tensor/device.h>
-#include <thimble/core/tensor/dtype.h>
 
 namespace thimble::kernels {
 

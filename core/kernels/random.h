@@ -1,12 +1,12 @@
 #pragma once
 // The random kernel family: fills and dropout masks. Every number is a function of (site, position) by Philox
-// (core/random/philox.h), independent of threads and tiles.
+// (core/numbers/philox.h), independent of threads and tiles.
 
 #include <cstdint>
 
-#include <thimble/core/random/generator.h>
-#include <thimble/core/tensor/device.h>
-#include <thimble/core/tensor/dtype.h>
+#include <thimble/core/device.h>
+#include <thimble/core/dtype.h>
+#include <thimble/core/tensor/generator.h>
 
 namespace thimble::kernels {
 

@@ -6,9 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <thimble/core/tensor/device.h>
-#include <thimble/core/tensor/dtype.h>
-#include <thimble/core/tensor/shape.h>
+#include <thimble/core/device.h>
+#include <thimble/core/dtype.h>
+#include <thimble/core/shape.h>
 
 namespace thimble::kernels {
 
@@ -20,7 +20,7 @@ enum class ReduceMap : std::uint8_t {
   value,                ///< x
   squared_difference,   ///< (x - c)^2
   exp_difference,       ///< e^(x - c), with c = 0 where c is not finite
-  absolute_difference,  ///< |x - c|; this and the next ones as core/ops/reduction/reduction_functors.h has them
+  absolute_difference,  ///< |x - c|; this and the next ones as core/kernels/functors/reduction_functors.h has them
   huber,                ///< the parameter is delta
   bce_with_logits,      ///< the parameter is the weight of positive targets
   kl_divergence         ///< the parameter is 1 where c is a logarithm, else 0

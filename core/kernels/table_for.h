@@ -3,8 +3,8 @@
 
 #include <string>
 
+#include <thimble/core/device.h>
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/device.h>
 
 namespace thimble::kernels {
 

@@ -9,7 +9,7 @@
 
 #include <string>
 
-#include <thimble/core/tensor/device.h>
+#include <thimble/core/device.h>
 
 namespace thimble {
 

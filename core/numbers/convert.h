@@ -17,7 +17,7 @@
 #include <type_traits>
 
 #include <thimble/core/config.h>
-#include <thimble/core/tensor/dtype.h>
+#include <thimble/core/dtype.h>
 
 namespace thimble {
 

@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <limits>
 
-#include <thimble/core/tensor/dtype.h>
+#include <thimble/core/dtype.h>
 
 namespace thimble::quant {
 

@@ -8,9 +8,9 @@
 #include <thimble/core/kernels/attention.h>
 #include <thimble/core/launch/compute_capability.h>
 #include <thimble/core/launch/launch.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/ops/reuse.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/core/threads/parallel.h>
 

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include <thimble/core/ops/op.h>
-#include <thimble/core/random/generator.h>
+#include <thimble/core/tensor/generator.h>
 #include <thimble/core/tensor/tensor.h>
 
 namespace thimble::ops {

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include <thimble/core/random/generator.h>
+#include <thimble/core/tensor/generator.h>
 #include <thimble/core/tensor/resource.h>
 
 namespace thimble {

@@ -8,7 +8,7 @@
 #include <memory>
 #include <string_view>
 
-#include <thimble/core/tensor/device.h>
+#include <thimble/core/device.h>
 
 namespace thimble {
 

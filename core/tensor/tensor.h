@@ -1,15 +1,15 @@
 #pragma once
 // A tensor is a value handle: a storage, a shape, strides (in elements), an offset and a dtype. Copies alias; `clone()`
-// (core/tensor/copy.h) copies. Operators are functions (autograd/functions.h).
+// (core/ops/copy.h) copies. Operators are functions (autograd/functions.h).
 
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include <thimble/core/tensor/device.h>
-#include <thimble/core/tensor/dtype.h>
-#include <thimble/core/tensor/shape.h>
+#include <thimble/core/device.h>
+#include <thimble/core/dtype.h>
+#include <thimble/core/shape.h>
 #include <thimble/core/tensor/storage.h>
 
 namespace thimble {

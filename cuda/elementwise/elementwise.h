@@ -6,8 +6,8 @@
 #include <utility>
 
 #include <thimble/core/kernels/elementwise.h>
-#include <thimble/core/ops/elementwise/elementwise_functors.h>
-#include <thimble/core/ops/elementwise/functor.h>
+#include <thimble/core/kernels/functors/elementwise_functors.h>
+#include <thimble/core/kernels/functors/functor.h>
 #include <thimble/cuda/kernel/element.h>
 #include <thimble/cuda/kernel/quick.h>
 #include <thimble/cuda/kernel/words.h>

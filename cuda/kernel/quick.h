@@ -5,8 +5,8 @@
 #include <cmath>
 #include <type_traits>
 
+#include <thimble/core/dtype.h>
 #include <thimble/core/numbers/math.h>
-#include <thimble/core/tensor/dtype.h>
 #include <thimble/cuda/kernel/kernel.h>
 
 namespace thimble::cuda_kernels {

@@ -8,8 +8,8 @@
 
 #include <cublasLt.h>
 
-#include <thimble/core/tensor/device.h>
-#include <thimble/core/tensor/dtype.h>
+#include <thimble/core/device.h>
+#include <thimble/core/dtype.h>
 #include <thimble/cuda/libraries/loaded.h>
 
 namespace thimble::gpu {

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include <thimble/core/kernels/functors/unary.h>
 #include <thimble/core/kernels/shared/activation.h>
-#include <thimble/core/ops/elementwise/unary.h>
 #include <thimble/cuda/kernel/element.h>
 #include <thimble/cuda/kernel/quick.h>
 

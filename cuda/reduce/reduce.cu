@@ -9,9 +9,9 @@
 #include <cmath>
 #include <cstdint>
 
+#include <thimble/core/kernels/functors/reduction_functors.h>
 #include <thimble/core/kernels/reduce.h>
 #include <thimble/core/numbers/math.h>
-#include <thimble/core/ops/reduction/reduction_functors.h>
 #include <thimble/cuda/kernel/element.h>
 #include <thimble/cuda/kernel/kernel.h>
 #include <thimble/cuda/reduce/ordered_sum.h>

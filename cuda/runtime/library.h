@@ -11,13 +11,13 @@
 #include <sstream>
 #include <string>
 
+#include <thimble/core/device.h>
+#include <thimble/core/dtype.h>
 #include <thimble/core/kernels/conv.h>
 #include <thimble/core/kernels/cpu/matmul/gemm.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/kernels/fp8.h>
 #include <thimble/core/launch/launch.h>
-#include <thimble/core/tensor/device.h>
-#include <thimble/core/tensor/dtype.h>
 
 namespace thimble::gpu {
 

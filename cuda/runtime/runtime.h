@@ -6,8 +6,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <thimble/core/device.h>
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/device.h>
 #include <thimble/cuda/runtime/library.h>
 #include <thimble/cuda/runtime/stream.h>
 

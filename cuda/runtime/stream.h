@@ -6,7 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include <thimble/core/tensor/device.h>
+#include <thimble/core/device.h>
 
 namespace thimble::gpu {
 

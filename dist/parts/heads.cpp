@@ -4,7 +4,7 @@
 #include <utility>
 
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/dist/transit.h>
 #include <thimble/dist/window.h>

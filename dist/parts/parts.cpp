@@ -5,9 +5,9 @@
 
 #include <thimble/autograd/apply.h>
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/functors/elementwise_functors.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/elementwise/elementwise.h>
-#include <thimble/core/ops/elementwise/elementwise_functors.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/dist/fold.h>
 #include <thimble/dist/parts/sequence.h>

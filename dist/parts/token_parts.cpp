@@ -3,9 +3,9 @@
 #include <string>
 
 #include <thimble/core/error.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/reduction/loss_common.h>
 #include <thimble/core/ops/reuse.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/dist/transit.h>
 #include <thimble/dist/window.h>

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/dist/fold.h>
 #include <thimble/dist/window.h>

@@ -21,7 +21,7 @@
 #include <string>
 #include <system_error>
 
-#include <thimble/core/tensor/device.h>
+#include <thimble/core/device.h>
 #include <thimble/core/tensor/resource.h>
 
 namespace thimble {

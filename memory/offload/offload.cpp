@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/copy.h>
 
 namespace thimble::memory {
 namespace offload_detail {

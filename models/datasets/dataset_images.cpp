@@ -11,7 +11,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/files/file_stream.h>
 #include <thimble/core/launch/launch.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/data/source.h>
 #include <thimble/nn/data/store_open.h>

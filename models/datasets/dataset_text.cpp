@@ -11,7 +11,7 @@
 #include <thimble/core/files/crc32c.h>
 #include <thimble/core/files/file_stream.h>
 #include <thimble/core/launch/launch.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/bert/bert.h>
 #include <thimble/models/datasets/dataset.h>

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include <thimble/core/error.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/nn/files/json_file.h>
 #include <thimble/nn/tokens/tokenizer.h>
 

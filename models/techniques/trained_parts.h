@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include <thimble/core/random/random.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/dist/communicator.h>
 #include <thimble/dist/data_parallel.h>
 #include <thimble/dist/pipeline/pipeline_stage.h>

@@ -12,8 +12,8 @@
 #include <thimble/core/error.h>
 #include <thimble/core/files/outputs.h>
 #include <thimble/core/kernels/device_runtime.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/stack.h>
 #include <thimble/memory/units.h>

@@ -6,9 +6,9 @@
 
 #include <thimble/autograd/functions/loss.h>
 #include <thimble/core/error.h>
-#include <thimble/core/random/philox.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/numbers/philox.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/models/generation/generate.h>

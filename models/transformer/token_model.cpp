@@ -7,7 +7,7 @@
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/dist/parts/class_parts.h>

@@ -9,8 +9,8 @@
 #include <thimble/autograd/functions/view.h>
 #include <thimble/core/error.h>
 #include <thimble/core/numbers/integers.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/matmul/chunked.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/memory/units.h>
 

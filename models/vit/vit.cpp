@@ -7,7 +7,7 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
-#include <thimble/core/random/random.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/models/images.h>
 #include <thimble/models/transformer/branch.h>
 #include <thimble/models/transformer/transformer.h>

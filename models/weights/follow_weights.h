@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include <thimble/core/tensor/shape.h>
+#include <thimble/core/shape.h>
 #include <thimble/models/model.h>
 #include <thimble/nn/files/tensor_io.h>
 

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include <thimble/core/tensor/dtype.h>
+#include <thimble/core/dtype.h>
 #include <thimble/nn/data/images.h>
 #include <thimble/nn/data/require.h>
 #include <thimble/nn/data/sampler.h>

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <thimble/core/random/generator.h>
+#include <thimble/core/tensor/generator.h>
 #include <thimble/nn/files/checkpoint_info.h>
 #include <thimble/nn/files/tensor_io.h>
 #include <thimble/optim/optimizer.h>

@@ -8,7 +8,7 @@
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/numbers/convert.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 
 namespace thimble::nn {
 namespace cut_tensors_detail {

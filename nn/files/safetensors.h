@@ -20,9 +20,9 @@
 #include <string_view>
 #include <vector>
 
+#include <thimble/core/dtype.h>
 #include <thimble/core/files/file.h>
 #include <thimble/core/files/file_stream.h>
-#include <thimble/core/tensor/dtype.h>
 
 namespace thimble {
 

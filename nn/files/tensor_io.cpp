@@ -7,7 +7,7 @@
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/numbers/convert.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/view.h>
 
 namespace thimble::nn {

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include <thimble/core/error.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/quant/quantize.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 
 namespace thimble::nn {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include <thimble/core/error.h>
-#include <thimble/core/random/philox.h>
+#include <thimble/core/numbers/philox.h>
 
 namespace thimble::nn {
 namespace sampling_detail {

@@ -6,7 +6,7 @@
 
 #include <thimble/autograd/functions/quant.h>
 #include <thimble/core/error.h>
-#include <thimble/core/ops/matmul/fp8_linear.h>
+#include <thimble/core/ops/quant/fp8_linear.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::nn {

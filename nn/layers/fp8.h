@@ -1,6 +1,6 @@
 #pragma once
 // Training in FP8: which layers do it, with which scales, and what falls back. Formats and scales are
-// core/ops/quant/fp8.h, the operator core/ops/matmul/fp8_linear.h.
+// core/ops/quant/fp8.h, the operator core/ops/quant/fp8_linear.h.
 
 #include <cstdint>
 #include <string>

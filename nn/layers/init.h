@@ -1,8 +1,8 @@
 #pragma once
 // Initial values as the papers give them. Numbers come from the current generator, by the current path, with a count of
-// their own (core/random/generator.h).
+// their own (core/tensor/generator.h).
 
-#include <thimble/core/random/generator.h>
+#include <thimble/core/tensor/generator.h>
 #include <thimble/core/tensor/tensor.h>
 #include <thimble/core/threads/parallel.h>
 

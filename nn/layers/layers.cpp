@@ -7,7 +7,7 @@
 #include <thimble/autograd/functions/norm.h>
 #include <thimble/autograd/functions/view.h>
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/nn/layers/init.h>

@@ -4,8 +4,8 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/parameter_store.h>
 
 namespace thimble::nn {

@@ -9,7 +9,7 @@
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/ops/layout/gather.h>
-#include <thimble/core/random/random.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/dist/parts/parts.h>
 #include <thimble/nn/layers/module.h>
 #include <thimble/nn/parallel/tokens.h>

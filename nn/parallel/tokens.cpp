@@ -6,10 +6,10 @@
 #include <thimble/autograd/apply.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/elementwise/dropout.h>
 #include <thimble/core/ops/norm/norm.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/dist/parts/heads.h>
 #include <thimble/dist/parts/parts.h>

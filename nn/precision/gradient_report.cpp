@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/memory/units.h>
 

@@ -7,7 +7,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/launch/launch.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/core/threads/parallel.h>
 #include <thimble/memory/units.h>

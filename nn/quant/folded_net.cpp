@@ -12,15 +12,15 @@
 #include <thimble/autograd/functions/view.h>
 #include <thimble/autograd/graph.h>
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/functors/elementwise_functors.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/ops/conv/conv.h>
 #include <thimble/core/ops/conv/pool.h>
-#include <thimble/core/ops/elementwise/elementwise_functors.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/layout/gather.h>
 #include <thimble/core/ops/layout/view.h>
 #include <thimble/core/ops/matmul/matmul.h>
 #include <thimble/core/ops/norm/norm.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 
 namespace thimble::nn::quant {

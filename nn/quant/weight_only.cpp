@@ -8,8 +8,8 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/quant_codes.h>
 #include <thimble/core/kernels/weight_codes.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 
 namespace thimble::nn::quant {

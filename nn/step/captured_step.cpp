@@ -5,8 +5,8 @@
 
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/launch/launch.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 
 namespace thimble::nn {

@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 
 namespace thimble::nn {
 namespace batch_outline_detail {

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include <thimble/autograd/functions.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 
 namespace thimble::optim {
 

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include <thimble/autograd/functions.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/view.h>
 
 namespace thimble::optim {

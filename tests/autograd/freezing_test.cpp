@@ -12,8 +12,8 @@
 #include <thimble/autograd/graph.h>
 #include <thimble/core/error.h>
 #include <thimble/core/launch/launch.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/layers/layers.h>
 #include <thimble/nn/step/profile.h>

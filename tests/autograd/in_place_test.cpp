@@ -13,7 +13,7 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/graph.h>
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/optim/sgd.h>
 

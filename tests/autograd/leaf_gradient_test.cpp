@@ -9,9 +9,9 @@
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/tape.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/layout/gather.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/memory/stack.h>
 
 #include "support/catch.h"

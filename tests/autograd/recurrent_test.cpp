@@ -9,7 +9,7 @@
 
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/sgd.h>
 

@@ -8,7 +8,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/launch/launch.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/models/datasets/dataset.h>
 #include <thimble/nn/data/idx.h>
 #include <thimble/nn/data/source.h>

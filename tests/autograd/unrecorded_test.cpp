@@ -10,10 +10,10 @@
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/quant/quantize.h>
-#include <thimble/core/ops/reduction/reduce.h>
-#include <thimble/core/tensor/copy.h>
-#include <thimble/core/tensor/text.h>
+#include <thimble/core/ops/reduce.h>
+#include <thimble/core/ops/text.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/sgd.h>

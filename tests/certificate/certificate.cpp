@@ -7,7 +7,7 @@
 #include <utility>
 
 #include <thimble/autograd/checkpoint.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/memory/offload/offload.h>
 #include <thimble/memory/offload/tier_store.h>
 #include <thimble/memory/policies/fail.h>

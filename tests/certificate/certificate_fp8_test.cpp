@@ -6,7 +6,7 @@
 
 #include <thimble/autograd/apply.h>
 #include <thimble/autograd/functions.h>
-#include <thimble/core/ops/matmul/fp8_linear.h>
+#include <thimble/core/ops/quant/fp8_linear.h>
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/nn/layers/fp8.h>
 

@@ -9,7 +9,7 @@
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/ops/elementwise/dropout.h>
 #include <thimble/core/ops/norm/norm.h>
-#include <thimble/core/random/random.h>
+#include <thimble/core/ops/random.h>
 
 #include "certificate.h"
 #include "certificate_nets.h"

@@ -6,11 +6,11 @@
 
 #include <thimble/autograd/apply.h>
 #include <thimble/autograd/functions.h>
+#include <thimble/core/kernels/functors/elementwise_functors.h>
 #include <thimble/core/ops/attention.h>
-#include <thimble/core/ops/elementwise/elementwise_functors.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/matmul/chunked.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/memory/offload/offload.h>
 #include <thimble/optim/adam.h>
 #include <thimble/optim/sgd.h>

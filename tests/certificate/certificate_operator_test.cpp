@@ -15,9 +15,9 @@
 #include <thimble/autograd/apply.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/graph.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/matmul/chunked.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/random.h>
 
 #include "support/catch.h"
 #include "support/files.h"

@@ -7,8 +7,8 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/node.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/quant/quantize.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/fit/pack_rules.h>
 

@@ -15,7 +15,7 @@
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/crc32c.h>
 #include <thimble/core/numbers/convert.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/nn/files/safetensors_sums.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/layers/layers.h>

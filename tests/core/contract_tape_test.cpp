@@ -9,8 +9,8 @@
 #include <thimble/autograd/apply.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/model.h>
 

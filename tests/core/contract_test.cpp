@@ -15,7 +15,7 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
 #include <thimble/core/launch/launch.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/threads/parallel.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/stack.h>

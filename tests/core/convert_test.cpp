@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include <thimble/core/dtype.h>
 #include <thimble/core/error.h>
 #include <thimble/core/numbers/convert.h>
-#include <thimble/core/tensor/dtype.h>
 
 #include "support/catch.h"
 

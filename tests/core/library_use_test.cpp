@@ -6,8 +6,8 @@
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/kernels/matmul.h>
 #include <thimble/core/launch/launch.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/matmul/product.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/memory/summary.h>
 
 #include "emulated/library.h"

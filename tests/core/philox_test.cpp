@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <thimble/core/random/philox.h>
+#include <thimble/core/numbers/philox.h>
 
 #include "support/catch.h"
 

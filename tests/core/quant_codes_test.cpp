@@ -13,8 +13,8 @@
 #include <thimble/core/kernels/quant_codes.h>
 #include <thimble/core/kernels/weight_codes.h>
 #include <thimble/core/numbers/minifloat.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/quant/quantize.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/model.h>

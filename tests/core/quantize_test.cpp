@@ -11,9 +11,9 @@
 #include <thimble/core/kernels/cpu/base/isa.h>
 #include <thimble/core/numbers/convert.h>
 #include <thimble/core/numbers/quant_code.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/quant/quantize.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/threads/parallel.h>
 
 #include "support/catch.h"

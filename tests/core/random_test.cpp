@@ -9,8 +9,8 @@
 #include <thimble/core/kernels/cpu/base/isa.h>
 #include <thimble/core/kernels/shared/normal_quantile.h>
 #include <thimble/core/kernels/shared/random_bits.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/core/threads/parallel.h>

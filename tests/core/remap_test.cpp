@@ -12,9 +12,9 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/launch/launch.h>
-#include <thimble/core/random/random.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/memory/arena/granules.h>
 #include <thimble/memory/stack.h>
 #include <thimble/memory/summary.h>

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/view.h>
 
 #include "support/catch.h"

@@ -6,9 +6,9 @@
 
 #include <thimble/core/files/npy.h>
 #include <thimble/core/files/npy_tensor.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
-#include <thimble/core/tensor/text.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
+#include <thimble/core/ops/text.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/memory/stack.h>
 

@@ -8,9 +8,9 @@
 #include <thimble/core/error.h>
 #include <thimble/core/launch/compute_capability.h>
 #include <thimble/core/ops/attention.h>
-#include <thimble/core/random/random.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/training/training.h>

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include <thimble/autograd/functions.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/core/tensor/view.h>
 

@@ -12,10 +12,10 @@
 #include <thimble/core/error.h>
 #include <thimble/core/numbers/nf4.h>
 #include <thimble/core/numbers/quant_code.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/quant/quantize.h>
 #include <thimble/core/ops/quant/weight_code.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/core/threads/parallel.h>
 

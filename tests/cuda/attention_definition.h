@@ -21,8 +21,8 @@
 #include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/core/kernels/shared/random_bits.h>
 #include <thimble/core/ops/attention.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/memory/stack.h>
 
 #include "support/catch.h"

@@ -8,8 +8,8 @@
 #include <thimble/core/launch/compute_capability.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/ops/attention.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/view.h>
 
 #include "cuda/attention_definition.h"

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/quant/quantize.h>
-#include <thimble/core/random/random.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
 #include <thimble/optim/sgd.h>

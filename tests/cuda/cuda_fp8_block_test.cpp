@@ -14,7 +14,7 @@
 #include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/core/kernels/shared/fp8_code.h>
 #include <thimble/core/launch/compute_capability.h>
-#include <thimble/core/ops/matmul/fp8_linear.h>
+#include <thimble/core/ops/quant/fp8_linear.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/layers/fp8.h>

@@ -14,7 +14,7 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/cuda_workspace.h>
-#include <thimble/core/ops/matmul/fp8_linear.h>
+#include <thimble/core/ops/quant/fp8_linear.h>
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/memory/stack.h>

@@ -7,7 +7,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/memory/offload/device_tier.h>
 #include <thimble/memory/offload/offload.h>
 #include <thimble/memory/offload/pinned_tier.h>

@@ -11,8 +11,8 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/core/numbers/convert.h>
-#include <thimble/core/tensor/copy.h>
-#include <thimble/core/tensor/text.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/text.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/cuda/kernel/words.h>
 

@@ -9,8 +9,8 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/core/kernels/device_runtime.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/memory/offload/offload.h>
 #include <thimble/memory/offload/pinned_tier.h>

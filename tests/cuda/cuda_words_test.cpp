@@ -12,9 +12,9 @@
 #include <thimble/autograd/tape.h>
 #include <thimble/core/kernels/shared/fp8_code.h>
 #include <thimble/core/numbers/math.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/matmul/product.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>

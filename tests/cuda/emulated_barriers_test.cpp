@@ -16,11 +16,11 @@
 #include <thimble/core/launch/compute_capability.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/ops/attention.h>
-#include <thimble/core/ops/matmul/fp8_linear.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/matmul/product.h>
+#include <thimble/core/ops/quant/fp8_linear.h>
 #include <thimble/core/ops/quant/quantize.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/cuda/kernel/tensor_core.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/quant/quantized_model.h>

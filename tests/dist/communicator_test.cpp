@@ -7,8 +7,8 @@
 
 #include <pthread.h>
 
-#include <thimble/core/random/generator.h>
 #include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/generator.h>
 #include <thimble/dist/threads.h>
 
 #include "dist/rank_cases.h"

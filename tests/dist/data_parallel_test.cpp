@@ -8,9 +8,9 @@
 #include <vector>
 
 #include <thimble/core/error.h>
-#include <thimble/core/random/philox.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/numbers/philox.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/dist/data_parallel.h>
 #include <thimble/dist/shard_store.h>

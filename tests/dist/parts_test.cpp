@@ -7,8 +7,8 @@
 #include <thimble/autograd/gradcheck.h>
 #include <thimble/autograd/tape.h>
 #include <thimble/core/error.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/dist/fold.h>
 #include <thimble/dist/parts/parts.h>
 #include <thimble/nn/layers/init.h>

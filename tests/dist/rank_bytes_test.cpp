@@ -5,7 +5,7 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/bench/experiments/watched_ranks.h>
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/dist/data_parallel.h>
 #include <thimble/dist/shard_store.h>
 #include <thimble/memory/stack.h>

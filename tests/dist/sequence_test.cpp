@@ -10,10 +10,10 @@
 #include <thimble/autograd/gradcheck.h>
 #include <thimble/autograd/tape.h>
 #include <thimble/core/error.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/elementwise/dropout.h>
 #include <thimble/core/ops/norm/norm.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/dist/parts/parts.h>
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/dist/shards.h>
 
 #include "support/catch.h"

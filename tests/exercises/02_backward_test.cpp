@@ -6,7 +6,7 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/gradcheck.h>
 #include <thimble/autograd/tape.h>
-#include <thimble/core/random/random.h>
+#include <thimble/core/ops/random.h>
 
 #include "support/catch.h"
 

@@ -4,8 +4,8 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/tape.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/models/techniques/setup.h>
 #include <thimble/models/training/costs.h>
 #include <thimble/nn/step/profile.h>

@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include <thimble/core/numbers/minifloat.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/quant/quantize.h>
-#include <thimble/core/tensor/copy.h>
 
 #include "support/catch.h"
 

@@ -1,8 +1,8 @@
 // Answers to the exercises of chapter 14, docs/book/14-many-devices.md.
 
 #include <thimble/autograd/functions.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 
 #include "support/catch.h"
 

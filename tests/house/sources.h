@@ -24,7 +24,7 @@ std::vector<Source> all_files();
 bool is_code(std::string_view path);
 bool is_header(std::string_view path);
 
-/// The first folder of a path: "core" of "core/ops/elementwise/unary.h".
+/// The first folder of a path: "core" of "core/kernels/functors/unary.h".
 std::string layer_of(std::string_view path);
 
 /// What a file includes with angle brackets or quotes, outside of comments, in order.

@@ -104,7 +104,7 @@ TEST_CASE("weight: thimble.h pulls in no heavy headers of the standard library a
   check_none(weight.headers,
              "iostream fstream sstream regex thread mutex condition_variable future algorithm ranges "
              "chrono filesystem cmath random variant set deque list nlohmann/ zlib.h utf8proc.h cuda_runtime.h "
-             "thimble/core/ops/elementwise/unary.h thimble/core/ops/elementwise/binary.h "
+             "thimble/core/kernels/functors/unary.h thimble/core/kernels/functors/binary.h "
              "thimble/autograd/engine/ thimble/models/models.h");
   // Measured with GCC 12: 7,239 own lines, 62,500 lines and 2.16 MB in all; a second of processor time.
   INFO("own lines " << weight.own_lines << ", all lines " << weight.all_lines << ", bytes " << weight.all_bytes);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <thimble/core/error.h>
-#include <thimble/core/ops/elementwise/unary.h>
+#include <thimble/core/kernels/functors/unary.h>
 
 #include "gemm_calls.h"
 #include "references.h"

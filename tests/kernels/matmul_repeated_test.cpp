@@ -4,7 +4,7 @@
 #include <vector>
 
 #include <thimble/autograd/functions/matmul.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/view.h>
 
 #include "support/catch.h"

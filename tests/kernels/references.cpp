@@ -8,11 +8,11 @@
 #include <type_traits>
 #include <vector>
 
+#include <thimble/core/dtype.h>
 #include <thimble/core/kernels/cpu/base/compute.h>
 #include <thimble/core/kernels/shared/activation.h>
 #include <thimble/core/kernels/shared/quant_rows.h>
 #include <thimble/core/kernels/shared/random_bits.h>
-#include <thimble/core/tensor/dtype.h>
 
 namespace thimble::kernels {
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include <thimble/core/launch/launch.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
 
 #include "support/catch.h"

@@ -7,8 +7,8 @@
 
 #include <csignal>
 
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/memory/offload/file_tier.h>
 #include <thimble/memory/offload/offload.h>
 #include <thimble/memory/stack.h>

@@ -8,8 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/memory/offload/file_tier.h>
 #include <thimble/memory/offload/offload.h>

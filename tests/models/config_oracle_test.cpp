@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include <thimble/autograd/functions.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/models/generation/generating.h>
 #include <thimble/models/training/training.h>

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/models/llama/llama_files.h>
 #include <thimble/models/weights/config.h>
 #include <thimble/models/weights/follow_weights.h>

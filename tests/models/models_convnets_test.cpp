@@ -9,8 +9,8 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/tape.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/models/convnets/convnets.h>
 #include <thimble/nn/files/tensor_io.h>
 

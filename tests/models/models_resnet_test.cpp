@@ -10,8 +10,8 @@
 
 #include <thimble/autograd/tape.h>
 #include <thimble/core/error.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/threads/parallel.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/mlp/mlp.h>

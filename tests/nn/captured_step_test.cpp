@@ -4,8 +4,8 @@
 #include <vector>
 
 #include <thimble/core/error.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/techniques/setup.h>
 #include <thimble/models/training/costs.h>

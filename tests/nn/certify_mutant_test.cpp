@@ -9,7 +9,7 @@
 #include <thimble/autograd/apply.h>
 #include <thimble/core/error.h>
 #include <thimble/core/launch/launch.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/memory/arena/lock.h>
 #include <thimble/nn/trainer/trainer_run.h>
 

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/models/training/certifying.h>
 #include <thimble/nn/certify/certify.h>

@@ -3,9 +3,9 @@
 #include <limits>
 
 #include <thimble/autograd/functions/loss.h>
-#include <thimble/core/random/random.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/memory/offload/file_tier.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/files/checkpoint.h>

@@ -8,7 +8,7 @@
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 
-#include <thimble/core/random/random.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/nn/layers/layers.h>
 #include <thimble/nn/trainer/trainer.h>
 #include <thimble/optim/sgd.h>

@@ -10,8 +10,8 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
 #include <thimble/core/launch/compute_capability.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/models/techniques/setup.h>
 #include <thimble/models/training/costs.h>
 #include <thimble/nn/fit/fit.h>

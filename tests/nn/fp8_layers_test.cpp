@@ -5,7 +5,7 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/models/model.h>
 #include <thimble/models/techniques/setup.h>
 #include <thimble/nn/files/checkpoint.h>

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/models/training/plan_training.h>
 #include <thimble/models/training/training.h>
 

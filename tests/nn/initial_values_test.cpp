@@ -6,8 +6,8 @@
 #include <tuple>
 #include <vector>
 
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/models/bert/bert.h>
 #include <thimble/models/generation/generate.h>

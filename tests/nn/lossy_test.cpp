@@ -8,8 +8,8 @@
 
 #include <thimble/autograd/node.h>
 #include <thimble/core/error.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/quant/quantize.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/techniques/setup.h>
 #include <thimble/models/training/costs.h>

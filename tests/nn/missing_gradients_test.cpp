@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <thimble/autograd/functions.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/nn/trainer/trainer.h>
 #include <thimble/optim/adam.h>
 #include <thimble/optim/grad_scaler.h>

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <thimble/autograd/functions.h>
-#include <thimble/core/random/random.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/nn/layers/layers.h>
 #include <thimble/nn/trainer/trainer.h>
 #include <thimble/optim/adam.h>

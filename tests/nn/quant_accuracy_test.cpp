@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/threads/parallel.h>
 #include <thimble/models/model.h>
 #include <thimble/nn/data/idx.h>

@@ -9,7 +9,7 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/isa.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/model.h>
 #include <thimble/nn/layers/layers.h>

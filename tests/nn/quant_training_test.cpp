@@ -7,7 +7,7 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/tape.h>
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/models/model.h>
 #include <thimble/nn/data/source.h>
 #include <thimble/nn/data/synthetic.h>

@@ -12,8 +12,8 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/fp8.h>
 #include <thimble/core/kernels/shared/fp8_code.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/quant/fp8.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/layers/layers.h>

@@ -1,7 +1,7 @@
 #include <functional>
 
-#include <thimble/core/random/generator.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/tensor/generator.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/layers/layers.h>
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 
 #include "support/operator_table.h"
 

@@ -12,8 +12,8 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/shared/random_bits.h>
 #include <thimble/core/ops/attention.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/view.h>
 
 #include "support/catch.h"

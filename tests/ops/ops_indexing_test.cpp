@@ -9,8 +9,8 @@
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/tape.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/layout/gather.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/threads/parallel.h>
 
 #include "support/catch.h"

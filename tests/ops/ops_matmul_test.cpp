@@ -7,7 +7,7 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/memory/stack.h>
 
 #include "support/catch.h"

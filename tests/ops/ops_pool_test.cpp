@@ -11,7 +11,7 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/tape.h>
 #include <thimble/core/kernels/cpu/base/isa.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 
 #include "support/catch.h"
 #include "support/kernel_data.h"

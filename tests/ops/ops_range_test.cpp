@@ -7,10 +7,10 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/tape.h>
-#include <thimble/core/ops/elementwise/binary.h>
-#include <thimble/core/ops/elementwise/unary.h>
-#include <thimble/core/ops/reduction/reduction_functors.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/kernels/functors/binary.h>
+#include <thimble/core/kernels/functors/reduction_functors.h>
+#include <thimble/core/kernels/functors/unary.h>
+#include <thimble/core/ops/copy.h>
 
 #include "support/catch.h"
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include <thimble/autograd/functions.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 
 #include "support/catch.h"
 #include "support/operator_table.h"

@@ -10,9 +10,9 @@
 #include <thimble/autograd/tape.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/isa.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/ops/reduction/reduction.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/core/threads/parallel.h>
 

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include <thimble/autograd/apply.h>
-#include <thimble/core/random/random.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/memory/stack.h>
 

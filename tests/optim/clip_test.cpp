@@ -4,7 +4,7 @@
 #include <limits>
 
 #include <thimble/autograd/functions.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/adam.h>

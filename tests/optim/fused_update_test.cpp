@@ -9,7 +9,7 @@
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/memory/policies/fail.h>
 #include <thimble/memory/policies/placed.h>
 #include <thimble/memory/stack.h>

@@ -8,7 +8,7 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/layers/layers.h>

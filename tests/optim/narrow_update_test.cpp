@@ -8,8 +8,8 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/shared/update_rule.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/threads/parallel.h>
 #include <thimble/memory/stack.h>
 #include <thimble/optim/adam.h>

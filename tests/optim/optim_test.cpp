@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>

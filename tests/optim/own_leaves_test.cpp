@@ -12,7 +12,7 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/graph.h>
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/layers/layers.h>
 #include <thimble/nn/step/step.h>

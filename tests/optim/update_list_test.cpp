@@ -12,9 +12,9 @@
 #include <thimble/core/kernels/optimizer.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/launch/launch_graph.h>
-#include <thimble/core/random/random.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
 #include <thimble/optim/clip.h>

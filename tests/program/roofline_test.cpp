@@ -6,7 +6,7 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/graph.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/models/techniques/setup.h>
 #include <thimble/models/training/costs.h>
 #include <thimble/nn/fit/cost.h>

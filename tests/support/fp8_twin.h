@@ -1,5 +1,5 @@
 #pragma once
-// The scalar twin of FP8 products (core/ops/quant/fp8.h, core/ops/matmul/fp8_linear.h): element by element, sums in
+// The scalar twin of FP8 products (core/ops/quant/fp8.h, core/ops/quant/fp8_linear.h): element by element, sums in
 // f64.
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 #include <limits>
 #include <vector>
 
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/quant/fp8.h>
-#include <thimble/core/tensor/copy.h>
 
 namespace thimble::fp8_test {
 

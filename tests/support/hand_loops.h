@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/tensor.h>
 
 #include "catch.h"

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include <thimble/core/dtype.h>
 #include <thimble/core/kernels/cpu/base/isa.h>
 #include <thimble/core/kernels/cpu/base/units.h>
 #include <thimble/core/numbers/convert.h>
-#include <thimble/core/tensor/dtype.h>
 #include <thimble/core/threads/parallel.h>
 
 #include "skip.h"

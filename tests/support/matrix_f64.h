@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 
 #include "support/catch.h"
 

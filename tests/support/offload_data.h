@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/memory/offload/file_tier.h>
 
 #include "catch.h"

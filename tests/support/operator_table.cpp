@@ -11,7 +11,7 @@
 #include <thimble/autograd/tape.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/memory/stack.h>
 
 #include "catch.h"

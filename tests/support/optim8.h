@@ -7,8 +7,8 @@
 #include <vector>
 
 #include <thimble/core/kernels/cpu/base/isa.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/threads/parallel.h>
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>

@@ -5,8 +5,8 @@
 #include <functional>
 #include <string>
 
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/dist/threads.h>
 #include <thimble/models/techniques/trained_parts.h>
 #include <thimble/models/training/training.h>

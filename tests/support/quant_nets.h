@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/models/model.h>
 #include <thimble/nn/quant/calibrate.h>
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include <thimble/autograd/functions.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/models/techniques/trained_parts.h>
 #include <thimble/nn/step/step.h>

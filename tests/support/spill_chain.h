@@ -7,9 +7,9 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/graph.h>
 #include <thimble/autograd/tape.h>
-#include <thimble/core/random/generator.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
+#include <thimble/core/tensor/generator.h>
 
 namespace spill_test {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <thimble/autograd/checkpoint.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/models/gpt/gpt.h>
 #include <thimble/models/techniques/setup.h>

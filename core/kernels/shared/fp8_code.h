@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
+#include <thimble/core/dtype.h>
 #include <thimble/core/kernels/fp8.h>
 #include <thimble/core/numbers/quant_code.h>
-#include <thimble/core/tensor/dtype.h>
 
 namespace thimble::kernels {
 

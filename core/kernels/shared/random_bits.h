@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include <thimble/core/random/generator.h>
-#include <thimble/core/random/philox.h>
+#include <thimble/core/numbers/philox.h>
+#include <thimble/core/tensor/generator.h>
 
 namespace thimble::kernels {
 

@@ -6,7 +6,7 @@
 #include <array>
 #include <cstdint>
 
-#include <thimble/core/tensor/shape.h>
+#include <thimble/core/shape.h>
 
 namespace thimble::kernels {
 

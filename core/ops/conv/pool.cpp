@@ -4,12 +4,12 @@
 #include <utility>
 
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/functors/elementwise_functors.h>
 #include <thimble/core/kernels/pool.h>
 #include <thimble/core/launch/launch.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/elementwise/elementwise.h>
-#include <thimble/core/ops/elementwise/elementwise_functors.h>
 #include <thimble/core/ops/reuse.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 
 namespace thimble::ops {

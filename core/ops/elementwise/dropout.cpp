@@ -6,9 +6,9 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/random.h>
 #include <thimble/core/launch/launch.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/ops/reuse.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
 
 namespace thimble::ops {
 namespace dropout_detail {

@@ -2,7 +2,7 @@
 // Dropout (Srivastava et al. 2014, section 4; inverted form: training scales the kept values, evaluation does nothing).
 
 #include <thimble/core/ops/op.h>
-#include <thimble/core/random/generator.h>
+#include <thimble/core/tensor/generator.h>
 
 namespace thimble::ops {
 

@@ -1,13 +1,13 @@
 #pragma once
-// Elementwise<F>: a functor (core/ops/elementwise/functor.h) as an operator with broadcasting, dtype rules and declared
+// Elementwise<F>: a functor (core/kernels/functors/functor.h) as an operator with broadcasting, dtype rules and declared
 // bytes.
 
 #include <thimble/core/kernels/cpu/elementwise/elementwise_chunk.h>
 #include <thimble/core/kernels/elementwise.h>
-#include <thimble/core/ops/elementwise/elementwise_list.h>
-#include <thimble/core/ops/elementwise/functor.h>
+#include <thimble/core/kernels/functors/elementwise_list.h>
+#include <thimble/core/kernels/functors/functor.h>
 #include <thimble/core/ops/op.h>
-#include <thimble/core/ops/reduction/reduce.h>
+#include <thimble/core/ops/reduce.h>
 #include <thimble/core/ops/reuse.h>
 
 namespace thimble {

@@ -8,8 +8,8 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/rotary.h>
 #include <thimble/core/launch/launch.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/reuse.h>
-#include <thimble/core/tensor/copy.h>
 
 namespace thimble::ops {
 namespace rotary_detail {

@@ -6,7 +6,7 @@
 #include <thimble/core/kernels/copy.h>
 #include <thimble/core/kernels/gather.h>
 #include <thimble/core/launch/launch.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/view.h>
 
 namespace thimble::ops {

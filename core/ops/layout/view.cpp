@@ -3,8 +3,8 @@
 #include <string>
 
 #include <thimble/core/error.h>
-#include <thimble/core/ops/reduction/reduce.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/reduce.h>
 #include <thimble/core/tensor/view.h>
 
 namespace thimble::ops {

@@ -5,16 +5,16 @@
 #include <utility>
 
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/functors/binary.h>
+#include <thimble/core/kernels/functors/elementwise_functors.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/numbers/integers.h>
-#include <thimble/core/ops/elementwise/binary.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/elementwise/elementwise.h>
-#include <thimble/core/ops/elementwise/elementwise_functors.h>
 #include <thimble/core/ops/matmul/chunked.h>
 #include <thimble/core/ops/matmul/product.h>
 #include <thimble/core/ops/reduction/loss_common.h>
 #include <thimble/core/ops/reuse.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 
 namespace thimble::ops {

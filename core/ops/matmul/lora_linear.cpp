@@ -6,8 +6,8 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/weight_codes.h>
 #include <thimble/core/launch/launch.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/matmul/product.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 
 namespace thimble::ops {

@@ -10,9 +10,9 @@
 #include <thimble/core/kernels/quantize.h>
 #include <thimble/core/kernels/shared/fp8_code.h>
 #include <thimble/core/launch/launch.h>
-#include <thimble/core/ops/matmul/fp8_linear.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/quant/fp8_linear.h>
 #include <thimble/core/ops/reuse.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/transaction.h>
 
 namespace thimble {

@@ -1,6 +1,6 @@
 #pragma once
 // FP8 operands of products: encoding values as E4M3 or E5M2 with a scale, and the state of delayed scaling. The product
-// itself is core/ops/matmul/fp8_linear.h.
+// itself is core/ops/quant/fp8_linear.h.
 //
 // Glossary
 // - amax      the largest magnitude of a tensor

@@ -6,7 +6,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/quantize.h>
 #include <thimble/core/launch/launch.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/unrecorded.h>
 
 namespace thimble {

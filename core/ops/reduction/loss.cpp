@@ -3,13 +3,13 @@
 #include <string>
 
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/functors/elementwise_functors.h>
 #include <thimble/core/launch/launch.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/elementwise/elementwise.h>
-#include <thimble/core/ops/elementwise/elementwise_functors.h>
+#include <thimble/core/ops/reduce.h>
 #include <thimble/core/ops/reduction/loss_common.h>
-#include <thimble/core/ops/reduction/reduce.h>
 #include <thimble/core/ops/reuse.h>
-#include <thimble/core/tensor/copy.h>
 
 namespace thimble::ops {
 namespace loss_detail {

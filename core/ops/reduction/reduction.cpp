@@ -6,13 +6,13 @@
 #include <string>
 
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/functors/elementwise_functors.h>
 #include <thimble/core/kernels/lines.h>
 #include <thimble/core/kernels/softmax.h>
 #include <thimble/core/launch/launch.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/elementwise/elementwise.h>
-#include <thimble/core/ops/elementwise/elementwise_functors.h>
 #include <thimble/core/ops/reuse.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/unrecorded.h>
 #include <thimble/core/tensor/view.h>
 

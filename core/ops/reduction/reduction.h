@@ -1,10 +1,10 @@
 #pragma once
 // Reductions over any set of axes, with or without size-1 axes left in their place. `axes` is a mask
-// (core/ops/reduction/reduce.h). core/kernels/reduce.h fixes the order of accumulation: a function of only the
+// (core/ops/reduce.h). core/kernels/reduce.h fixes the order of accumulation: a function of only the
 // reduction's length.
 
 #include <thimble/core/ops/op.h>
-#include <thimble/core/ops/reduction/reduce.h>
+#include <thimble/core/ops/reduce.h>
 
 namespace thimble::ops {
 

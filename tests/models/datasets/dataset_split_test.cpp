@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/models/datasets/dataset.h>
 #include <thimble/nn/data/synthetic.h>
 #include <thimble/nn/data/tokens.h>

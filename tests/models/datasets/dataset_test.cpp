@@ -2,7 +2,7 @@
 
 #include <thimble/models/datasets/dataset.h>
 
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 
 #include "support/catch.h"
 

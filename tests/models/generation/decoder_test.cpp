@@ -9,7 +9,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/units.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/models/generation/generate.h>
 #include <thimble/nn/precision/precision.h>

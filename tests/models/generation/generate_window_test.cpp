@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/models/generation/generate.h>
 #include <thimble/nn/generate/sampling.h>
 

@@ -10,7 +10,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/file.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/models/generation/generating.h>
 #include <thimble/models/llama/llama_files.h>

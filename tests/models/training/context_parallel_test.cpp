@@ -5,7 +5,7 @@
 
 #include <thimble/autograd/tape.h>
 #include <thimble/core/error.h>
-#include <thimble/core/random/random.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/theory.h>

@@ -8,8 +8,8 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/dist/threads.h>
 #include <thimble/models/planning/planning.h>

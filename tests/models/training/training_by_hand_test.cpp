@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <thimble/autograd/tape.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/models/training/training.h>
 #include <thimble/nn/data/sampler.h>
 

@@ -8,8 +8,8 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/units.h>
 #include <thimble/core/ops/attention.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/generate/kv_cache.h>

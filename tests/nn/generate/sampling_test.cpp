@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <thimble/core/error.h>
-#include <thimble/core/random/philox.h>
+#include <thimble/core/numbers/philox.h>
 #include <thimble/nn/generate/sampling.h>
 
 #include "support/catch.h"

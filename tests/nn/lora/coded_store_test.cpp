@@ -11,8 +11,8 @@
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/lora/lora.h>

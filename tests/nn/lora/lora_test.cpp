@@ -10,8 +10,8 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/gradcheck.h>
 #include <thimble/core/error.h>
-#include <thimble/core/random/random.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/layers/module.h>

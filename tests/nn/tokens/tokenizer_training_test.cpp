@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/models/datasets/dataset.h>
 #include <thimble/models/models.h>
 #include <thimble/nn/data/store_open.h>

@@ -10,7 +10,7 @@
 #include <sys/resource.h>
 
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/files/safetensors.h>

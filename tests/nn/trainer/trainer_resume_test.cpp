@@ -10,7 +10,7 @@
 #include <vector>
 
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/safetensors.h>
 #include <thimble/nn/trainer/trainer_run.h>

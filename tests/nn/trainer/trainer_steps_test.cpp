@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/nn/files/tensor_io.h>
 #include <thimble/nn/step/step.h>

@@ -11,7 +11,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/models/llama/llama_files.h>
 #include <thimble/nn/files/safetensors.h>
 

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string_view>
 
-#include <thimble/core/tensor/dtype.h>
+#include <thimble/core/dtype.h>
 
 namespace thimble::kernels {
 

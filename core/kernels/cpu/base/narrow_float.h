@@ -5,9 +5,9 @@
 #include <cstdint>
 
 #include <thimble/core/config.h>
+#include <thimble/core/dtype.h>
 #include <thimble/core/kernels/cpu/base/isa.h>
 #include <thimble/core/numbers/bits.h>
-#include <thimble/core/tensor/dtype.h>
 
 namespace thimble::kernels {
 

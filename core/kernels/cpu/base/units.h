@@ -7,9 +7,9 @@
 #include <string>
 #include <string_view>
 
+#include <thimble/core/dtype.h>
 #include <thimble/core/kernels/cpu/base/dot_unit.h>
 #include <thimble/core/kernels/cpu/base/isa.h>
-#include <thimble/core/tensor/dtype.h>
 
 namespace thimble::kernels {
 

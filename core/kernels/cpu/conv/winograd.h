@@ -11,9 +11,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <thimble/core/dtype.h>
 #include <thimble/core/kernels/conv.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_epilogue.h>
-#include <thimble/core/tensor/dtype.h>
 
 namespace thimble::kernels::winograd {
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include <thimble/core/kernels/elementwise.h>
-#include <thimble/core/ops/elementwise/functor.h>
+#include <thimble/core/kernels/functors/functor.h>
 
 namespace thimble::kernels {
 

@@ -7,9 +7,9 @@
 #include <thimble/core/kernels/cpu/elementwise/elementwise_chunk.h>
 #include <thimble/core/kernels/cpu/elementwise/elementwise_dense.h>
 #include <thimble/core/kernels/elementwise.h>
+#include <thimble/core/kernels/functors/elementwise_functors.h>
 #include <thimble/core/kernels/shared/strided.h>
 #include <thimble/core/numbers/convert.h>
-#include <thimble/core/ops/elementwise/elementwise_functors.h>
 #include <thimble/core/threads/parallel.h>
 
 namespace thimble::kernels {

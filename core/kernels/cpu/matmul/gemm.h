@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <thimble/core/dtype.h>
 #include <thimble/core/kernels/shared/activation.h>
-#include <thimble/core/tensor/dtype.h>
 #include <thimble/core/threads/parallel.h>
 
 namespace thimble::kernels {

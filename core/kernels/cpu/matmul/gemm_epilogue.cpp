@@ -9,7 +9,7 @@
 #include <thimble/core/kernels/cpu/base/units.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_microkernel.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_operand.h>
-#include <thimble/core/ops/elementwise/unary.h>
+#include <thimble/core/kernels/functors/unary.h>
 
 namespace thimble::kernels::gemm_detail {
 namespace epilogue_detail {

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
+#include <thimble/core/dtype.h>
 #include <thimble/core/kernels/cpu/base/isa.h>
 #include <thimble/core/kernels/shared/activation.h>
-#include <thimble/core/tensor/dtype.h>
 
 namespace thimble::kernels::gemm_detail {
 

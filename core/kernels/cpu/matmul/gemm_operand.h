@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <thimble/core/dtype.h>
 #include <thimble/core/kernels/cpu/base/isa.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_microkernel.h>
-#include <thimble/core/tensor/dtype.h>
 
 namespace thimble::kernels::gemm_detail {
 

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cstdint>
 
+#include <thimble/core/dtype.h>
 #include <thimble/core/kernels/cpu/base/isa.h>
 #include <thimble/core/numbers/quant_code.h>
-#include <thimble/core/tensor/dtype.h>
 
 namespace thimble::kernels {
 

@@ -9,11 +9,11 @@
 #include <thimble/core/kernels/cpu/base/compute.h>
 #include <thimble/core/kernels/cpu/base/rows.h>
 #include <thimble/core/kernels/cpu/base/variants.h>
+#include <thimble/core/kernels/functors/reduction_functors.h>
 #include <thimble/core/kernels/reduce.h>
 #include <thimble/core/kernels/shared/strided.h>
 #include <thimble/core/kernels/table_for.h>
 #include <thimble/core/numbers/math.h>
-#include <thimble/core/ops/reduction/reduction_functors.h>
 #include <thimble/core/threads/parallel.h>
 
 namespace thimble::kernels {

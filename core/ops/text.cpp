@@ -1,6 +1,6 @@
 // NumPy's array printing (numpy.array2string with its default options), for every dtype.
 
-#include <thimble/core/tensor/text.h>
+#include <thimble/core/ops/text.h>
 
 #include <algorithm>
 #include <charconv>
@@ -12,7 +12,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/numbers/convert.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/view.h>
 
 namespace thimble {

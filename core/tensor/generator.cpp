@@ -1,4 +1,4 @@
-#include <thimble/core/random/generator.h>
+#include <thimble/core/tensor/generator.h>
 
 #include <algorithm>
 #include <string_view>

@@ -1,12 +1,12 @@
 #pragma once
 // Elementwise operators of one operand. The signature of `bwd` names the tensors that backward keeps
-// (core/ops/elementwise/functor.h).
+// (core/kernels/functors/functor.h).
 
 #include <cmath>
 #include <cstdint>
 
+#include <thimble/core/kernels/functors/functor.h>
 #include <thimble/core/numbers/math.h>
-#include <thimble/core/ops/elementwise/functor.h>
 
 namespace thimble::ops {
 

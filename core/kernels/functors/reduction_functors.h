@@ -4,9 +4,9 @@
 
 #include <cmath>
 
+#include <thimble/core/kernels/functors/functor.h>
 #include <thimble/core/kernels/reduce.h>
 #include <thimble/core/numbers/math.h>
-#include <thimble/core/ops/elementwise/functor.h>
 
 namespace thimble::ops {
 

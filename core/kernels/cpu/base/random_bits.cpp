@@ -22,7 +22,7 @@ void words_generic(const RandomSite& site, std::uint32_t first_block, std::uint3
 
 #if defined(__x86_64__)
 // A word of eight (four) blocks in the low halves of 64-bit lanes. The high halves hold the rest of products, which the
-// multiplication ignores. The steps are philox4x32's (core/random/philox.h), each waiting for the one before, so two
+// multiplication ignores. The steps are philox4x32's (core/numbers/philox.h), each waiting for the one before, so two
 // groups of blocks go side by side. (Masked forms with all lanes set, because the plain ones make g++ 12 warn about its
 // header.)
 constexpr int groups = 2;

@@ -2,8 +2,8 @@
 // Elementwise operators of two and three operands, with broadcasting. The signatures of bwd_lhs and bwd_rhs name the
 // tensors that each gradient keeps; an operand that needs no gradient costs nothing.
 
+#include <thimble/core/kernels/functors/functor.h>
 #include <thimble/core/numbers/math.h>
-#include <thimble/core/ops/elementwise/functor.h>
 
 namespace thimble::ops {
 

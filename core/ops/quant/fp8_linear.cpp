@@ -1,4 +1,4 @@
-#include <thimble/core/ops/matmul/fp8_linear.h>
+#include <thimble/core/ops/quant/fp8_linear.h>
 
 #include <algorithm>
 #include <string>
@@ -7,12 +7,12 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/core/kernels/fp8.h>
+#include <thimble/core/kernels/functors/unary.h>
 #include <thimble/core/launch/compute_capability.h>
 #include <thimble/core/launch/launch.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/elementwise/elementwise.h>
-#include <thimble/core/ops/elementwise/unary.h>
 #include <thimble/core/ops/matmul/product.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 
 namespace thimble {

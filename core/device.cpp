@@ -1,4 +1,4 @@
-#include <thimble/core/tensor/device.h>
+#include <thimble/core/device.h>
 
 #include <thimble/core/error.h>
 

@@ -16,7 +16,7 @@ namespace thimble {
 
 /// The next random call of the current generator under the current module path.
 RandomSite next_random_site();
-/// The same for initial values (core/random/generator.h).
+/// The same for initial values (core/tensor/generator.h).
 RandomSite initial_random_site();
 
 /// Uniform in [0, 1); rounding to 16 bits may give 1.

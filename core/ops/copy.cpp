@@ -1,4 +1,4 @@
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 
 #include <cmath>
 #include <cstring>

@@ -1,6 +1,6 @@
 #include <thimble/core/tensor/transaction.h>
 
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/parameter_store.h>
 
 namespace thimble {

@@ -1,4 +1,4 @@
-#include <thimble/core/tensor/shape.h>
+#include <thimble/core/shape.h>
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 #include <string>
 
+#include <thimble/core/dtype.h>
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/dtype.h>
 
 namespace thimble {
 

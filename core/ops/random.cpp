@@ -1,4 +1,4 @@
-#include <thimble/core/random/random.h>
+#include <thimble/core/ops/random.h>
 
 #include <cmath>
 #include <string>
@@ -7,7 +7,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/random.h>
 #include <thimble/core/launch/launch.h>
-#include <thimble/core/tensor/copy.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/transaction.h>
 
