@@ -37,6 +37,8 @@ constexpr std::chrono::microseconds spin_time{100};  // see docs/lab/performance
 
 using Body = FunctionRef<void(int)>;
 
+constexpr int most_runs = 32, pieces_of_run = 8;  // of parallel_for
+
 struct alignas(64) Claim {
   std::atomic<std::uint64_t> call{0};
 };
@@ -181,14 +183,22 @@ void parallel_for(std::int64_t count, std::int64_t grain, FunctionRef<void(std::
     body(0, count);
     return;
   }
-  // Each thread gets one contiguous run of whole grains, so that neighbouring blocks stay in one cache.
+  // Each thread begins with a contiguous run of whole grains, so that neighbouring blocks stay in one cache, and takes
+  // it in pieces: who is done takes pieces of others, whose processor may have other work.
   const std::int64_t grains = (count - 1) / grain + 1;
+  const int runs = std::min(threads, parallel_detail::most_runs);
+  parallel_detail::Claim taken[parallel_detail::most_runs];  // pieces of each run
   parallel_threads(threads, [&](int thread) {
-    const std::int64_t share = grains / threads;
-    const std::int64_t extra = grains % threads;
-    const std::int64_t first = thread * share + std::min<std::int64_t>(thread, extra);
-    const std::int64_t last = first + share + (thread < extra ? 1 : 0);
-    body(first * grain, std::min(last * grain, count));
+    for (int i = 0; i < runs; ++i) {
+      const int run = (thread + i) % runs;
+      const std::int64_t first = grains * run / runs, length = grains * (run + 1) / runs - first;
+      const std::int64_t pieces = std::min<std::int64_t>(length, parallel_detail::pieces_of_run);
+      std::int64_t piece;
+      while ((piece = static_cast<std::int64_t>(taken[run].call.fetch_add(1, std::memory_order_relaxed))) < pieces) {
+        body((first + length * piece / pieces) * grain,
+             std::min((first + length * (piece + 1) / pieces) * grain, count));
+      }
+    }
   });
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <thread>
 #include <vector>
 
 #include <sys/wait.h>
@@ -42,6 +44,27 @@ TEST_CASE("parallel: every element once, in whole grains", "[parallel]") {
         CHECK(broken == 0);
       }
     }
+  }
+}
+
+TEST_CASE("parallel: while one thread is held up, others compute the rest of its part", "[parallel]") {
+  parallel_test::RestoreThreads restore;
+  set_thread_count(2);
+  for (const int held : {0, 1}) {  // as if its processor had other work
+    constexpr std::int64_t count = 160, grain = 5;
+    std::atomic<std::int64_t> left{count};
+    std::atomic<bool> is_late{false};
+    parallel_for(count, grain, [&](std::int64_t begin, std::int64_t end) {
+      const bool is_held = begin == held * count / 2;
+      const auto start = std::chrono::steady_clock::now();
+      while (is_held && left > end - begin && !is_late) {
+        is_late = std::chrono::steady_clock::now() - start > std::chrono::seconds(60);
+        std::this_thread::yield();
+      }
+      left -= end - begin;
+    });
+    CHECK(left == 0);
+    CHECK_FALSE(is_late);
   }
 }
 
