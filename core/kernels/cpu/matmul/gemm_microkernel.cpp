@@ -1,5 +1,8 @@
 #include <thimble/core/kernels/cpu/matmul/gemm_microkernel.h>
 
+#include <algorithm>
+#include <type_traits>
+
 #include <thimble/core/kernels/cpu/base/simd.h>
 
 namespace thimble::kernels::gemm_detail {
@@ -29,6 +32,69 @@ struct Prefetcher {
   std::int64_t rows;
   std::int64_t left;
 };
+
+#if defined(__x86_64__)
+// clang-format off
+// Six rows of A times both vectors of a row of B. Strides, and the offset `p`, are in bytes.
+#define THIMBLE_ROW(a, i, j)                     \
+  "vbroadcastss (%[" a "],%[p]),%%ymm2\n"        \
+  "vfmadd231ps %%ymm0,%%ymm2,%%ymm" #i "\n"      \
+  "vfmadd231ps %%ymm1,%%ymm2,%%ymm" #j "\n"
+#define THIMBLE_COLUMN(b)                        \
+  "vmovups (" b "),%%ymm0\n"                     \
+  "vmovups 32(" b "),%%ymm1\n"                   \
+  THIMBLE_ROW("a0", 4, 5)   THIMBLE_ROW("a1", 6, 7)   THIMBLE_ROW("a2", 8, 9) \
+  THIMBLE_ROW("a3", 10, 11) THIMBLE_ROW("a4", 12, 13) THIMBLE_ROW("a5", 14, 15) \
+  "add %[depth_stride],%[p]\n"
+#define THIMBLE_TWO_COLUMNS THIMBLE_COLUMN("%[b]") THIMBLE_COLUMN("%[b],%[b_stride]") "lea (%[b],%[b_stride],2),%[b]\n"
+#define THIMBLE_SUMS(move)                                                      \
+  move(4, 0)    move(5, 32)   move(6, 64)   move(7, 96)   move(8, 128)  move(9, 160) \
+  move(10, 192) move(11, 224) move(12, 256) move(13, 288) move(14, 320) move(15, 352)
+#define THIMBLE_LOAD(i, at) "vmovups " #at "(%[loop]),%%ymm" #i "\n"
+#define THIMBLE_STORE(i, at) "vmovups %%ymm" #i "," #at "(%[loop])\n"
+// clang-format on
+
+/// `groups` > 0 groups of a full microtile of AVX2 in f32: what GCC 12 makes of step() runs out of registers and reaches
+/// two thirds of the rate (docs/lab/matmul.md). Returns b behind them.
+template <class Vector>
+THIMBLE_ALWAYS_INLINE const float* groups_of_avx2(const float* const (&a)[6], std::int64_t depth_stride, const float* b,
+                                                  std::int64_t b_stride, std::int64_t groups, Prefetcher& ahead,
+                                                  Vector (&sum)[6][2]) {
+  struct {  // as the loop finds it
+    Vector sum[6][2];
+    std::int64_t groups, line_stride, turn, line_rows;
+  } loop{{}, groups, ahead.stride, 64 - ahead.rows * ahead.stride, ahead.rows};
+  static_assert(sizeof(loop.sum) == 384);
+  std::copy_n(&sum[0][0], 12, &loop.sum[0][0]);
+  std::int64_t p = 0;
+  __asm__ volatile(
+      THIMBLE_SUMS(THIMBLE_LOAD)
+      "1: prefetcht1 (%[line])\n"
+      "add 392(%[loop]),%[line]\n"
+      "dec %[left]\n"
+      "jnz 2f\n"
+      "add 400(%[loop]),%[line]\n"
+      "mov 408(%[loop]),%[left]\n"
+      "2:\n"
+      THIMBLE_TWO_COLUMNS THIMBLE_TWO_COLUMNS
+      "decq 384(%[loop])\n"
+      "jnz 1b\n"
+      THIMBLE_SUMS(THIMBLE_STORE)
+      : [p] "+r"(p), [b] "+r"(b), [line] "+r"(ahead.line), [left] "+r"(ahead.left)
+      : [a0] "r"(a[0]), [a1] "r"(a[1]), [a2] "r"(a[2]), [a3] "r"(a[3]), [a4] "r"(a[4]), [a5] "r"(a[5]),
+        [depth_stride] "r"(4 * depth_stride), [b_stride] "r"(4 * b_stride), [loop] "r"(&loop)
+      : "cc", "memory", "xmm0", "xmm1", "xmm2", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11",
+        "xmm12", "xmm13", "xmm14", "xmm15");
+  std::copy_n(&loop.sum[0][0], 12, &sum[0][0]);
+  return b;
+}
+#undef THIMBLE_ROW
+#undef THIMBLE_COLUMN
+#undef THIMBLE_TWO_COLUMNS
+#undef THIMBLE_SUMS
+#undef THIMBLE_LOAD
+#undef THIMBLE_STORE
+#endif
 
 /// A microtile of `rows` rows and `vectors` vectors of columns.
 template <class T, Isa target, int rows, int vectors>
@@ -73,7 +139,16 @@ struct Tile {
 #pragma GCC unroll 8
       for (int r = 0; r < rows; ++r) a[r] = tile.a[run * max_tile_rows + r];
       std::int64_t p = 0, left = tile.runs[run];
-      if constexpr (asks_ahead) {
+#if defined(__x86_64__)
+      if constexpr (std::is_same_v<T, float> && target == Isa::avx2 && rows == 6 && vectors == 2) {
+        if (const std::int64_t groups = left / group_depth; groups > 0) {
+          b = groups_of_avx2(a, depth_stride, b, b_stride, groups, ahead, sum);
+          p = groups * group_depth * depth_stride;
+          left %= group_depth;
+        }
+      } else
+#endif
+          if constexpr (asks_ahead) {
         for (std::int64_t groups = left / group_depth; groups > 0;) {
           // Pointers advance by themselves: with one more index, GCC would run out of registers in the inner loop.
           const std::int64_t some = ahead.groups_to_turn(groups);
