@@ -104,6 +104,11 @@ while [ "$round" -lt "$rounds" ]; do
   run_case char-gpt-b16 char-gpt 16 f32 none
   run_case tiny-llama-b8 tiny-llama 8 f32 ckpt
   run_case resnet50-b8 resnet50 8 f32 ckpt
+  run_case gpt2-b4 gpt2 4 f32 none --seq 64
+  run_case bert-base-b8 bert-base 8 f32 none --seq 128
+  run_case vit-b16-b4 vit-b16 4 f32 none
+  run_case resnet101-b4 resnet101 4 f32 none
+  run_case googlenet-b8 googlenet 8 f32 none
   run_case resnet18-b128 resnet18 128 f32 none --image 32
   run_case char-gpt-b8-bf16 char-gpt 8 bf16 none
   run_case resnet50-b8-bf16 resnet50 8 bf16 none

@@ -1,4 +1,5 @@
-"""The nets that are trained in PyTorch beside ours: GPT-2, Llama, ResNets. GPT and ResNets have the public files' names.
+"""The nets that are trained in PyTorch beside ours: GPT-2, Llama, ResNets, and those of transformers and torchvision. GPT
+and ResNets have the public files' names.
 `rerun(block, x)` runs a block, with a checkpoint around it or without."""
 import torch
 from torch import nn
@@ -157,11 +158,46 @@ def resnet50(rerun=run_once):
     return Resnet((3, 4, 6, 3), 4, 1000, False, rerun=rerun)
 
 
+def resnet101(rerun=run_once):
+    return Resnet((3, 4, 23, 3), 4, 1000, False, rerun=rerun)
+
+
+def gpt2(rerun=run_once):
+    return Gpt(12, 12, 768, 1024, 50257, rerun)
+
+
+class Bert(nn.Module):
+    """BERT base with its head over the vocabulary, from transformers."""
+
+    def __init__(self, rerun=None):
+        super().__init__()
+        import transformers
+        self.net = transformers.BertForMaskedLM(transformers.BertConfig(hidden_dropout_prob=0, attention_probs_dropout_prob=0))
+
+    def forward(self, ids):  # (B, T) -> (B T, V)
+        return self.net(ids).logits.flatten(0, 1)
+
+
+def vit_b16(rerun=None):
+    import torchvision
+    return torchvision.models.vit_b_16()
+
+
+def googlenet(rerun=None):
+    import torchvision
+    return torchvision.models.googlenet(aux_logits=False, init_weights=False)
+
+
+def is_text(net):
+    return isinstance(net, (Gpt, Llama, Bert))
+
+
 def random_batch(net, batch, size, device="cpu"):
     """Inputs and targets: texts of `size` tokens, images of `size` x `size`."""
-    if isinstance(net, Resnet):
+    if not is_text(net):
         images = torch.randn(batch, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
-        return images, torch.randint(0, net.fc.out_features, (batch,), device=device)
+        classes = [m for m in net.modules() if isinstance(m, nn.Linear)][-1].out_features
+        return images, torch.randint(0, classes, (batch,), device=device)
     vocabulary = next(net.parameters()).shape[0]
     return (torch.randint(0, vocabulary, (batch, size), device=device),
             torch.randint(0, vocabulary, (batch * size,), device=device))
@@ -169,6 +205,7 @@ def random_batch(net, batch, size, device="cpu"):
 
 def optimizer_of(net):
     """AdamW of texts, SGD with momentum of images."""
-    if isinstance(net, Resnet):
-        return torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, fused=True)
-    return torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.1, fused=True)
+    fused = {"fused": True} if int(torch.__version__[0]) > 1 else {}
+    if not is_text(net):
+        return torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, **fused)
+    return torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.1, **fused)

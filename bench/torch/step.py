@@ -1,6 +1,7 @@
 """A training step in PyTorch, the twin of step_benchmark: step.py MODEL BATCH [STEPS] [ckpt] [bf16] [compile]
 
-MODEL: char-gpt, tiny-llama, resnet50 (224 x 224) or resnet18 (32 x 32). Images are NHWC (channels_last). Prints one line
+MODEL: char-gpt, tiny-llama, gpt2 (64 tokens), bert-base (128 tokens, transformers), resnet50, resnet101, vit-b16 and
+googlenet (224 x 224, the last two torchvision's) or resnet18 (32 x 32). Images are NHWC (channels_last). Prints one line
 in the form of step_benchmark; THREADS is read from OMP_NUM_THREADS. `growth` is that of the process's resident bytes from
 the model on, `saved` what autograd keeps for backward.
 
@@ -46,9 +47,12 @@ STEPS = int(sys.argv[3]) if len(sys.argv) > 3 and sys.argv[3].isdigit() else 8
 CHECKPOINTS, BF16, COMPILES = ("ckpt" in sys.argv), ("bf16" in sys.argv), ("compile" in sys.argv)
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
 KINDS = {"char-gpt": (nets.Gpt, 256), "tiny-llama": (nets.Llama, 256), "resnet50": (nets.resnet50, 224),
-         "resnet18": (nets.resnet18, 32)}
+         "resnet18": (nets.resnet18, 32), "resnet101": (nets.resnet101, 224), "gpt2": (nets.gpt2, 64),
+         "bert-base": (nets.Bert, 128), "vit-b16": (nets.vit_b16, 224), "googlenet": (nets.googlenet, 224)}
 if NAME not in KINDS:
     sys.exit(f"step.py: expected one of {', '.join(KINDS)}, got '{NAME}'")
+if CHECKPOINTS and NAME in ("bert-base", "vit-b16", "googlenet"):
+    sys.exit(f"step.py: ckpt: {NAME} is another library's; its blocks have no checkpoints here")
 torch.set_num_threads(THREADS)
 torch.manual_seed(0)
 make, size = KINDS[NAME]
