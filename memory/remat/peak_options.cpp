@@ -13,6 +13,7 @@ constexpr int prices = 24;               // of the whole, rising
 constexpr int rounds = 8;                // of each price
 constexpr Bytes small = 500;             // tensors of a smaller part of the peak are not turned by themselves
 constexpr std::size_t work = 2'000'000;  // operators simulated, about: a count, so that results are the same everywhere
+constexpr std::size_t few = 64;          // operators up to which all changes are tried, and pairs of them
 constexpr double scale = 1 << 10;        // of capacities, which are whole numbers
 
 /// The first and the last moment that needs a tensor.
@@ -57,7 +58,7 @@ class PeakGame {
       }
       improve(best, price);
     }
-    turn_best();
+    change_best();
     std::vector<KeptPlan> plans;
     for (auto entry = best_.rbegin(); entry != best_.rend(); ++entry) plans.push_back(std::move(entry->second.plan));
     return plans;
@@ -85,9 +86,9 @@ class PeakGame {
     double least = value(best, price);
     for (bool has_changed = true; has_changed && simulated_ < work;) {
       has_changed = false;
-      for (std::uint32_t t = 0; t < graph_.tensors.size(); ++t) {
-        if (!can_turn(best, t)) continue;
-        KeptPlan other = turned(best, t);
+      for (std::size_t c = 0; c < change_count(); ++c) {
+        if (!can_change(best, c)) continue;
+        KeptPlan other = changed(best, c);
         const double own = value(other, price);
         if (own >= least) continue;
         best = std::move(other);
@@ -98,31 +99,53 @@ class PeakGame {
     improved_ = std::move(best);
   }
 
-  /// Turns single tensors of all that none betters, as long as that finds more.
-  void turn_best() {
-    for (bool has_changed = true; has_changed && simulated_ < 2 * work;) {
-      has_changed = false;
+  /// Makes single changes to all that none betters, then pairs of them, as long as that finds more.
+  void change_best() {
+    const int most = is_small() ? 2 : 1;
+    while (simulated_ < 2 * work) {
+      int made = most;
+      for (const auto& [peak, entry] : best_) made = std::min(made, entry.changes);
+      if (made == most) return;
       std::vector<KeptPlan> all;
       for (auto& [peak, entry] : best_) {
-        if (!std::exchange(entry.is_turned, true)) all.push_back(entry.plan);
+        if (entry.changes > made) continue;
+        ++entry.changes;
+        all.push_back(entry.plan);
       }
-      for (const KeptPlan& one : all) {
-        for (std::uint32_t t = 0; t < graph_.tensors.size() && simulated_ < 2 * work; ++t) {
-          if (can_turn(one, t)) turned(one, t);
-        }
-        has_changed = true;
-      }
+      for (const KeptPlan& one : all) change(one, 0, made + 1);
     }
   }
 
-  bool can_turn(const KeptPlan& plan, std::uint32_t t) const {
-    return can_make_[t] && graph_.tensors[t].bytes * small >= plan.cost.peak_bytes;
+  /// Makes `count` changes to a plan, from the change `first` on.
+  void change(const KeptPlan& one, std::size_t first, int count) {
+    for (std::size_t c = first; c < change_count() && simulated_ < 2 * work; ++c) {
+      if (!can_change(one, c)) continue;
+      const KeptPlan other = changed(one, c);
+      if (count > 1) change(other, c + 1, count - 1);
+    }
   }
 
-  KeptPlan turned(const KeptPlan& one, std::uint32_t t) {
+  bool is_small() const { return graph_.operators.size() <= peak_options_detail::few; }
+
+  /// Of a tensor: kept or not. Of an operator: it runs again, with its inputs kept.
+  std::size_t change_count() const { return graph_.tensors.size() + (is_small() ? graph_.operators.size() : 0); }
+
+  bool can_change(const KeptPlan& plan, std::size_t c) const {
+    const std::size_t tensors = graph_.tensors.size();
+    if (c >= tensors) return graph_.operators[c - tensors].can_recompute;
+    return can_make_[c] && (is_small() || graph_.tensors[c].bytes * small >= plan.cost.peak_bytes);
+  }
+
+  KeptPlan changed(const KeptPlan& one, std::size_t c) {
     std::vector<bool> wanted(graph_.tensors.size());
     for (const std::uint32_t kept : one.selection.kept) wanted[kept] = true;
-    wanted[t] = !wanted[t];
+    if (c < wanted.size()) {
+      wanted[c] = !wanted[c];
+    } else {
+      const GraphOperator& op = graph_.operators[c - wanted.size()];
+      for (const std::uint32_t t : op.inputs) wanted[t] = true;
+      for (const std::uint32_t t : op.outputs) wanted[t] = false;
+    }
     return plan(wanted);
   }
 
@@ -142,7 +165,7 @@ class PeakGame {
     if (after != best_.begin() && std::prev(after)->second.plan.cost.cost <= plan.cost.cost) return;
     auto worse = best_.lower_bound(peak);
     while (worse != best_.end() && worse->second.plan.cost.cost >= plan.cost.cost) worse = best_.erase(worse);
-    best_.emplace(peak, Entry{plan, false});
+    best_.emplace(peak, Entry{plan, 0});
   }
 
   std::size_t moment_of(std::uint32_t op) const { return graph_.operators.size() - 1 - op; }
@@ -223,7 +246,7 @@ class PeakGame {
   KeptPlan improved_;  // at the last price
   struct Entry {
     KeptPlan plan;
-    bool is_turned;  // its tensors, one at a time
+    int changes;  // how many at a time were made to it
   };
   std::map<Bytes, Entry> best_;  // by peak; with fewer bytes at a higher cost
 };

@@ -8,7 +8,8 @@
 // - For a rising price of the whole, the prices of moments follow the peak: a share of them moves to the moment where
 //   the last selection needs most (fictitious play of the time against the peak, Brown 1951). Uses are those of the
 //   last selection.
-// - After each price single tensors are kept or dropped as long as that lowers time and price together.
+// - After each price single tensors are kept or dropped as long as that lowers time and price together. In small graphs
+//   operators are also run again with their inputs kept, and in the end all pairs of such changes are tried.
 // - All selections on the way are simulated, and the ones stay that no other betters in peak and cost.
 
 #include <cstddef>

@@ -226,10 +226,51 @@ TEST_CASE("remat select: peak options are close to the best of all selections", 
     }
   }
   INFO(optimal << " of " << options << " optimal; cost " << found_cost << ", least " << least_cost);
-  CHECK(optimal * 100 > options * 95);
+  CHECK(optimal * 100 > options * 99);
   CHECK(found_cost <= 1.01 * least_cost);
   INFO("bounds " << bounds);
   CHECK(bounds > 0);  // they are small: of a few tensors most of the peak is what one backward needs
+}
+
+TEST_CASE("remat select: smallest peaks of small graphs", "[remat]") {
+  const auto check = [](const Graph& graph, Bytes peak, Time cost) {
+    const KeptPlan smallest = peak_options(graph, 100).back();
+    CHECK(smallest.cost.peak_bytes == peak);
+    CHECK(smallest.selection.cost == cost);
+  };
+  {  // a mask of a 600th of the peak goes
+    GraphBuilder builder;
+    const std::uint32_t x = builder.given("x", 41919, 41919);
+    const std::uint32_t a = builder.add("a", {x}, 161097, 15696, {x});
+    const std::uint32_t b = builder.add("b", {a}, 62438, 129051, {a});
+    const std::uint32_t c = builder.add("c", {b}, 62438, 15712, {});
+    builder.save_besides("mask", 2014);
+    const std::uint32_t d = builder.add("d", {c}, 251677, 219, {});
+    const std::uint32_t e = builder.add("e", {d}, 98756, 30000, {}, true);
+    const std::uint32_t f = builder.add("f", {e, d}, 350433, 3057, {});
+    builder.add("g", {f}, 251686, 79440, {f});
+    Graph graph = builder.build();
+    graph.operators[4].can_recompute = false;
+    graph.operators[6].backward_peak_bytes = 54325, graph.operators[6].waiting_bytes = 43108;
+    check(graph, 1105633, 160459);
+  }
+  {  // no single change lowers the peak
+    GraphBuilder builder;
+    const std::uint32_t x = builder.given("x", 107, 107);
+    const std::uint32_t a = builder.add("a", {x}, 58, 28339, {x});
+    builder.save_besides("mask", 14);
+    const std::uint32_t b = builder.add("b", {a}, 58, 600000, {a});
+    const std::uint32_t c = builder.add("c", {b}, 58, 4179, {b});
+    const std::uint32_t d = builder.add("d", {c}, 58, 300000, {c});
+    const std::uint32_t e = builder.add("e", {d}, 58, 3504, {d});
+    builder.add("f", {e}, 58, 9678, {e});
+    Graph graph = builder.build();
+    graph.tensors[2].held_until = 3;
+    graph.operators[4].backward_peak_bytes = 64;
+    graph.operators[5].forward_peak_bytes = 35, graph.operators[5].backward_peak_bytes = 29;
+    graph.operators[5].waiting_bytes = 10;
+    check(graph, 296, 928339);
+  }
 }
 
 TEST_CASE("remat select: the hull's cost is exact at its vertices, and a bound between them", "[remat]") {
