@@ -75,19 +75,6 @@ TEST_CASE("parallel: every part is computed once, whatever the number of threads
   }
 }
 
-TEST_CASE("parallel: ranges are whole grains, in order, without a gap", "[parallel]") {
-  const Threads restore;
-  set_thread_count(5);
-  std::vector<std::atomic<int>> seen(103);
-  std::atomic<int> wrong = 0;
-  parallel_for(103, 10, [&](std::int64_t begin, std::int64_t end) {
-    wrong += begin % 10 != 0 || (end % 10 != 0 && end != 103);
-    for (std::int64_t i = begin; i < end; ++i) seen[static_cast<std::size_t>(i)].fetch_add(1);
-  });
-  CHECK(wrong == 0);
-  for (const auto& count : seen) CHECK(count == 1);
-}
-
 TEST_CASE("parallel: a nested call runs in its caller's thread", "[parallel]") {
   const Threads restore;
   set_thread_count(4);

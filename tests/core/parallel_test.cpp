@@ -1,13 +1,9 @@
 // parallel_for and parallel_threads: every block once, whole grains, nesting, thread counts.
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <thread>
 #include <vector>
-
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <thimble/core/error.h>
 #include <thimble/core/threads/parallel.h>
@@ -94,24 +90,4 @@ TEST_CASE("parallel: thread counts are checked", "[parallel]") {
   CHECK_THROWS_AS(set_thread_count(0), ValueError);
   CHECK_THROWS_AS(set_thread_count(-3), ValueError);
   CHECK(thread_count() == 1000);
-}
-
-TEST_CASE("parallel: the child of a fork makes workers of its own", "[parallel]") {
-  parallel_test::RestoreThreads restore;
-  set_thread_count(2);
-  const auto run = [] {
-    std::vector<int> seen(64, 0);
-    parallel_for(64, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) seen[static_cast<std::size_t>(i)] = 1;
-    });
-    return std::count(seen.begin(), seen.end(), 1);
-  };
-  REQUIRE(run() == 64);  // the parent has its workers
-  const pid_t child = ::fork();
-  if (child == 0) ::_exit(run() == 64 ? 0 : 1);
-  REQUIRE(child > 0);
-  int status = -1;
-  REQUIRE(::waitpid(child, &status, 0) == child);
-  CHECK(WIFEXITED(status));
-  CHECK(WEXITSTATUS(status) == 0);
 }

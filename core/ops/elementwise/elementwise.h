@@ -1,6 +1,6 @@
 #pragma once
-// Elementwise<F>: a functor (core/kernels/functors/functor.h) as an operator with broadcasting, dtype rules and declared
-// bytes.
+// Elementwise<F>: a functor (core/kernels/functors/functor.h) as an operator with broadcasting, dtype rules and
+// declared bytes.
 
 #include <thimble/core/kernels/cpu/elementwise/elementwise_chunk.h>
 #include <thimble/core/kernels/elementwise.h>

@@ -54,8 +54,8 @@ struct Prefetcher {
 #define THIMBLE_STORE(i, at) "vmovups %%ymm" #i "," #at "(%[loop])\n"
 // clang-format on
 
-/// `groups` > 0 groups of a full microtile of AVX2 in f32: what GCC 12 makes of step() runs out of registers and reaches
-/// two thirds of the rate (docs/lab/matmul.md). Returns b behind them.
+/// `groups` > 0 groups of a full microtile of AVX2 in f32: what GCC 12 makes of step() runs out of registers and is
+/// slower by a tenth to two fifths (docs/lab/matmul.md). Returns b behind them.
 template <class Vector>
 THIMBLE_ALWAYS_INLINE const float* groups_of_avx2(const float* const (&a)[6], std::int64_t depth_stride, const float* b,
                                                   std::int64_t b_stride, std::int64_t groups, Prefetcher& ahead,
