@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/cpu/base/units.h>
 #include <thimble/dist/threads.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/fit/plan_file.h>
@@ -347,6 +348,7 @@ void refusals() {
 
 int main(int argc, char** argv) {
   try {
+    kernels::set_from_environment();
     if (argc > 1 && std::strcmp(argv[1], "refusals") == 0) refusals();
     for (const Case& each : cases) {
       if (argc < 2) std::printf("%s\n", each.name);
