@@ -258,20 +258,23 @@ std::vector<FateCase> fate_cases() {
   return rows;
 }
 
-/// The names of the operators that the headers in core/ops declare: the strings that a `name` may be.
+/// The names of the operators that headers declare: the strings that a `name` may be.
 std::set<std::string> declared_operators() {
   std::set<std::string> names;
-  const std::string folder = "core/ops", mark = "static constexpr const char* name =";
-  if (!std::filesystem::is_directory(folder)) FAIL("not run in the project's root: there is no " << folder);
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
-    if (entry.path().extension() != ".h" || entry.path().filename() == "op.h") continue;  // the rules, with an example
-    const std::string text = files_test::read_text_file(entry.path().string());
-    for (std::size_t at = text.find(mark); at != std::string::npos; at = text.find(mark, at + 1)) {
-      const std::string statement = text.substr(at, text.find(';', at) - at);
-      for (std::size_t open = statement.find('"'); open != std::string::npos;) {
-        const std::size_t close = statement.find('"', open + 1);
-        names.insert(statement.substr(open + 1, close - open - 1));
-        open = statement.find('"', close + 1);
+  const std::string mark = "static constexpr const char* name =";
+  for (const char* const folder : {"core/ops", "core/kernels/functors"}) {
+    if (!std::filesystem::is_directory(folder)) FAIL("not run in the project's root: there is no " << folder);
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+      if (entry.path().extension() != ".h" || entry.path().filename() == "op.h")
+        continue;  // the rules, with an example
+      const std::string text = files_test::read_text_file(entry.path().string());
+      for (std::size_t at = text.find(mark); at != std::string::npos; at = text.find(mark, at + 1)) {
+        const std::string statement = text.substr(at, text.find(';', at) - at);
+        for (std::size_t open = statement.find('"'); open != std::string::npos;) {
+          const std::size_t close = statement.find('"', open + 1);
+          names.insert(statement.substr(open + 1, close - open - 1));
+          open = statement.find('"', close + 1);
+        }
       }
     }
   }
