@@ -75,21 +75,6 @@ TEST_CASE("parallel: every part is computed once, whatever the number of threads
   }
 }
 
-TEST_CASE("parallel: a nested call runs in its caller's thread", "[parallel]") {
-  const Threads restore;
-  set_thread_count(4);
-  std::atomic<int> elsewhere{0}, parts{0};
-  parallel_threads(4, [&](int) {
-    const auto outer = std::this_thread::get_id();
-    parallel_threads(4, [&](int) {
-      parts.fetch_add(1);
-      elsewhere.fetch_add(std::this_thread::get_id() != outer);
-    });
-  });
-  CHECK(parts == 16);
-  CHECK(elsewhere == 0);
-}
-
 TEST_CASE("parallel: several threads call at once", "[parallel]") {
   const Threads restore;
   set_thread_count(3);

@@ -71,8 +71,9 @@ TEST_CASE("parallel: every thread index once, nested calls in the caller's threa
   parallel_threads(6, [&](int thread) {
     ++outer[static_cast<std::size_t>(thread)];
     int order = 0;
-    parallel_threads(4, [&](int nested) {
-      if (nested == order++) ++inner[static_cast<std::size_t>(thread * 4 + nested)];
+    parallel_threads(4, [&, caller = std::this_thread::get_id()](int nested) {
+      if (nested == order++ && caller == std::this_thread::get_id())
+        ++inner[static_cast<std::size_t>(thread * 4 + nested)];
     });
     parallel_for(10, 2, [&](std::int64_t begin, std::int64_t end) {
       if (begin != 0 || end != 10) inner[0] += 100;
