@@ -13,7 +13,7 @@ constexpr int prices = 24;               // of the whole, rising
 constexpr int rounds = 8;                // of each price
 constexpr Bytes small = 500;             // tensors of a smaller part of the peak are not turned by themselves
 constexpr std::size_t work = 2'000'000;  // operators simulated, about: a count, so that results are the same everywhere
-constexpr std::size_t few = 64;          // operators up to which all changes are tried, and pairs of them
+constexpr std::size_t few = 24;          // operators up to which all changes are tried, and pairs of them
 constexpr double scale = 1 << 10;        // of capacities, which are whole numbers
 
 /// The first and the last moment that needs a tensor.
