@@ -314,7 +314,7 @@ std::string to_text(const StepGraph& step, const GraphPlan& plan) {
   const double least_s = plan.step_s - plan.recompute_s;
   text += "time: " + ms(plan.step_s) + ", of that " + ms(plan.recompute_s) + " recomputing" +
           (least_s > 0 ? ", " + percent(plan.recompute_s / least_s) + " over keeping everything" : "") + "\n" +
-          "      at most " + percent(std::ceil(1000 * plan.time_gap() - 1e-6) / 1000) +
+          "      at most " + percent(std::ceil(std::max(0.0, 1000 * plan.time_gap() - 1e-6)) / 1000) +
           " over the least possible in these bytes\n";
   text += "kept: " + format_grouped(plan.selection.kept.size()) + " values\n";
   for (const std::uint32_t t : plan.selection.kept) {
