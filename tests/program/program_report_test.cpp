@@ -139,7 +139,7 @@ TEST_CASE("program: packing is to narrower numbers than those that wait", "[prog
 
 TEST_CASE("program: what is packed, to what, and the bytes before and after", "[program][lossy]") {
   const TemporaryFolder folder;
-  const std::string larger = "char-gpt --layers 4 --heads 4 --width 128 --seq 64 --batch 12 ";
+  const std::string larger = "char-gpt --layers 4 --heads 4 --width 128 --seq 64 --batch 12 --data synthetic ";
   const auto kept = program_test::run(folder, "plan " + larger + "--json");
   if (!kept) return;
   CHECK(nlohmann::json::parse(kept->out).at("packed_dtypes").empty());
@@ -155,7 +155,7 @@ TEST_CASE("program: what is packed, to what, and the bytes before and after", "[
     INFO(name);
     REQUIRE(budget > 0);
     const std::string flags = "--allow-lossy=" + std::string(name) + " --budget " + std::to_string(budget) + "MiB";
-    const std::string run = "train " + larger + "--data synthetic --steps 2 --eval-batches 1 " + flags;
+    const std::string run = "train " + larger + "--steps 2 --eval-batches 1 " + flags;
     for (const std::string& command : {"plan " + larger + flags, run}) {
       INFO(command);
       const auto json = nlohmann::json::parse(program_test::run(folder, command + " --json")->out);
@@ -168,7 +168,7 @@ TEST_CASE("program: what is packed, to what, and the bytes before and after", "[
     CHECK(contains(program_test::run(folder, run)->out, " of " + std::string(name) + " per step\n"));
     CHECK(contains(program_test::run(folder, "plan " + larger + flags)->out, "\n    to " + std::string(name) + " "));
   }
-  const std::string ample = "--data synthetic --steps 1 --eval-batches 1 --allow-lossy --budget 1GiB";
+  const std::string ample = "--steps 1 --eval-batches 1 --allow-lossy --budget 1GiB";
   CHECK(contains(program_test::run(folder, "train " + larger + ample)->out, "packed           nothing: the plan"));
 }
 
