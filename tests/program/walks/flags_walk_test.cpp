@@ -178,6 +178,7 @@ class Walk {
     put("stages.txt", "4:8:2:4\n4:16:3:4\n4:8:2:4\n");
     put("other.txt", "4:8:5:4\n4:16:3:4\n4:8:2:4\n");
     put("other.csv", "id,lower,upper,size\n1,0,2,11\n2,1,3,21\n");
+    put("hard.csv", "id,lower,upper,size\n0,5,10,1\n1,7,9,1\n2,2,3,6\n3,7,9,7\n4,1,6,4\n5,0,2,7\n");  // 11, greedily 12
   }
 
   std::string command_line(const Row& row, const std::string& given) const {
