@@ -150,27 +150,15 @@ void check_inference(const PlanOptions& options) {
 /// The plan of a training step, for a report that has its budget.
 void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn::CostModel& costs,
                    PlanReport& report) {
-  Setup setup = options.setup;
-  const RunOfSetup run_of = [&runs](const Setup& other) { return runs.of(other); };
-  ChoiceOptions choices{{options.device, costs, report.budget_bytes}, run_of};
+  ChoiceOptions choices(options, costs, [&runs](const Setup& other) { return runs.of(other); });
+  choices.budget_bytes = report.budget_bytes;
   choices.prices_away = options.prices_techniques;
-  choices.begin_ms = process::processor_ms();
-  choices.refusal_ms = options.refusal_ms;
-  choices.progress = options.progress;
-  if (choices.progress) choices.progress("the smallest plan");
-  if (setup.micro_batches == auto_micro_batches) {
-    const MicroBatchChoice choice = choose_micro_batches(choices, setup);
-    setup.micro_batches = choice.count;
-    report.planner = choice.planner;
-  } else {
-    report.planner =
-        std::make_shared<nn::Planner>(run_of(setup), options.device, costs, planner_options(setup, options.device));
-  }
+  const auto [setup, found] = choose_step(choices, options.setup);
   report.setup = setup;
-  report.run = run_of(setup);
+  report.planner = found;
+  report.run = runs.of(setup);
   report.micro_batches = setup.micro_batches;
   nn::Planner& planner = *report.planner;
-  check_lossy(setup, options.device, planner.graph());
   report.parameters = planner.parameters();
   report.clip_norm = clip_norm(setup, make_model(setup.model, setup.sizes, {dry(cpu)})->is_text());
   report.minimum_bytes = planner.smallest().peak_bytes;
@@ -178,7 +166,7 @@ void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn
   report.plan = planner.keep_everything();
   if (report.budget_bytes == 0) {
     // Without a budget the run keeps the segments that the model names, which plans replace.
-    const nn::MemoryProfile profile = nn::profile_training(dry(options.device), run_of(setup));
+    const nn::MemoryProfile profile = nn::profile_training(dry(options.device), report.run);
     report.plan.tape = nullptr;
     report.plan.peak_bytes = profile.peak_bytes;
     report.plan.lower_bound_bytes = profile.lower_bound_bytes;
@@ -218,14 +206,7 @@ memory::OutsideBytes outside_of(const PlanOptions& options, const memory::Proces
 
 /// The budget for the arena that one for the process leaves. The recording has as many nodes whatever the batch.
 void fit_process(PlanOptions& options, PlanReport& report, const memory::ProcessBase& base) {
-  if (options.device != cpu) {
-    throw ValueError("`process_budget_bytes`: the host's bytes beside a " + to_string(options.device) +
-                     " are not known; expected cpu");
-  }
-  if (options.setup.ranks > 1) {
-    throw ValueError("`process_budget_bytes`: what " + std::to_string(options.setup.ranks) +
-                     " ranks hold outside of their arenas is not known; expected `budget_bytes`, of each rank");
-  }
+  check_process_budget(options);
   Setup setup = options.setup;
   if (setup.micro_batches == auto_micro_batches) setup.micro_batches = 1;
   const PlannedRuns runs(setup, options.device, options.data);

@@ -42,22 +42,13 @@ class PlannedRuns {
 
 // ---- The plan of a named model's training run, or of its forward, before it runs: the bytes it needs, and why.
 
-struct PlanOptions {
-  Setup setup;
-  std::string data;  ///< a path as TrainOptions has it: sizes follow from it (PlannedRuns); empty: the model's
-  memory::Device device = cpu;  ///< to plan for; it need not exist, because its dry twin runs
-  std::size_t process_budget_bytes =
-      0;                         ///< for the whole process (models/training/plan_training.h), on the cpu; 0: none
-  std::size_t budget_bytes = 0;  ///< 0: the hardware's memory, where it has one; else none
-  CostOptions costs;
+/// Its sizes follow from `data` (PlannedRuns). A budget of 0 is the hardware's memory, where it has one.
+struct PlanOptions : RunOptions {
   bool finds_batch = false;        ///< the largest batch for the budget, in place of the setup's
   bool finds_sequence = false;     ///< the longest sequence for the budget, of a model over tokens
   bool is_inference = false;       ///< a forward without a tape
   bool is_int8 = false;            ///< with is_inference: of the net in 8-bit codes (models/training/quantizing.h)
-  bool allows_tf32 = false;        ///< f32 products of a GPU take the time of TF32 (core/launch/compute_capability.h)
   bool prices_techniques = false;  ///< all of them, even where the budget is feasible
-  double refusal_ms = nn::default_refusal_ms;  ///< where it is not, and they are not: as nn::LeverSearch has it
-  std::function<void(const std::string& text)> progress = {};  ///< told what is planned next; may be empty
 };
 
 struct PlanReport {

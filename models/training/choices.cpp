@@ -6,8 +6,10 @@
 
 #include <thimble/core/error.h>
 #include <thimble/memory/offload/device_tier.h>
+#include <thimble/memory/process/process.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/techniques/technique.h>
+#include <thimble/models/techniques/tiers.h>
 
 namespace thimble::models {
 namespace choices_detail {
@@ -177,6 +179,23 @@ double recorded_step_seconds(const ChoiceOptions& options, const Setup& setup, c
 
 }  // namespace choices_detail
 
+ChoiceOptions::ChoiceOptions(const RunOptions& options, const nn::CostModel& model, RunOfSetup runs)
+    : nn::LeverSearch{options.device,     model,           options.budget_bytes, process::processor_ms(),
+                      options.refusal_ms, options.progress},
+      run_of(std::move(runs)) {}
+
+void check_process_budget(const RunOptions& options) {
+  if (options.process_budget_bytes == 0) return;
+  if (options.device != cpu) {
+    throw ValueError("`process_budget_bytes`: the host's bytes beside a " + to_string(options.device) +
+                     " are not known; expected cpu");
+  }
+  if (options.setup.ranks > 1) {
+    throw ValueError("`process_budget_bytes`: what " + std::to_string(options.setup.ranks) +
+                     " ranks hold outside of their arenas is not known; expected `budget_bytes`, of each rank");
+  }
+}
+
 bool has_techniques(const Setup& setup) {
   return std::ranges::any_of(techniques(),
                              [&](const Technique& t) { return choices_detail::changes_step(t) && t.is_on(setup); });
@@ -262,9 +281,10 @@ nn::Plan fit_in_budget(const ChoiceOptions& options, const Setup& setup, nn::Pla
                         options.budget_bytes, most);
 }
 
-MicroBatchChoice choose_micro_batches(const ChoiceOptions& options, const Setup& given) {
-  Setup setup = given;
-  setup.micro_batches = auto_micro_batches;
+namespace choices_detail {
+
+/// The number of micro-batches is open.
+ChosenStep fastest_step(const ChoiceOptions& options, Setup setup) {
   check_techniques(setup, is_text(setup));
   if (options.budget_bytes == 0)
     throw ValueError("`micro_batches`: auto needs a budget to choose for; expected a number");
@@ -273,19 +293,33 @@ MicroBatchChoice choose_micro_batches(const ChoiceOptions& options, const Setup&
         "`micro_batches`: auto compares several programs, and `measures` and `times` tell the times of one; expected "
         "a number");
   }
-  MicroBatchChoice fastest, least;
+  ChosenStep fastest, least;
   double fastest_s = 0;
   std::size_t least_bytes = 0;
   for (std::int64_t count = 1; setup.batch % count == 0; count *= 2) {
     setup.micro_batches = count;
-    const MicroBatchChoice choice{count, choices_detail::planner_of(options, setup)};
-    const std::size_t bytes = choice.planner->smallest().peak_bytes;
-    if (least.planner == nullptr || bytes < least_bytes) least = choice, least_bytes = bytes;
+    const ChosenStep step{setup, planner_of(options, setup)};
+    const std::size_t bytes = step.planner->smallest().peak_bytes;
+    if (least.planner == nullptr || bytes < least_bytes) least = step, least_bytes = bytes;
     if (bytes > options.budget_bytes) continue;
-    const double seconds = choice.planner->fit(options.budget_bytes).step_s;
-    if (fastest.planner == nullptr || seconds < fastest_s) fastest = choice, fastest_s = seconds;
+    const double seconds = step.planner->fit(options.budget_bytes).step_s;
+    if (fastest.planner == nullptr || seconds < fastest_s) fastest = step, fastest_s = seconds;
   }
   return fastest.planner != nullptr ? fastest : least;
+}
+
+}  // namespace choices_detail
+
+ChosenStep choose_step(const ChoiceOptions& options, const Setup& setup) {
+  if (options.progress) options.progress("the smallest plan");
+  ChosenStep step{setup, nullptr};
+  if (setup.micro_batches == auto_micro_batches) {
+    step = choices_detail::fastest_step(options, setup);
+  } else {
+    step.planner = choices_detail::planner_of(options, setup);
+  }
+  check_lossy(step.setup, options.device, step.planner->graph());
+  return step;
 }
 
 }  // namespace thimble::models

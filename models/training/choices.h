@@ -1,6 +1,6 @@
 #pragma once
-// What can be switched on so that a step needs less: what each technique would allow and cost, and how many
-// micro-batches are best for a budget. All on dry devices.
+// What a run and its plan are told alike, and what can be switched on so that a step needs less: what each technique
+// would allow and cost, and how many micro-batches are best for a budget. All on dry devices.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,8 +19,31 @@ namespace thimble::models {
 /// Makes the runs of a setup: zero_batch_run, or runs with data and evaluations.
 using RunOfSetup = std::function<nn::MakeRun(const Setup& setup)>;
 
+/// Of a run (TrainOptions), or of its plan (PlanOptions).
+struct RunOptions {
+  Setup setup;
+  memory::Device device = cpu;   ///< a plan's need not exist, because its dry twin runs
+  std::string data;              ///< a path or "synthetic": see open_dataset; of a plan, empty: the model's own sizes
+  std::size_t budget_bytes = 0;  ///< that the run's arena may commit; 0: as much as it takes
+  std::size_t process_budget_bytes = 0;  ///< that the whole process may hold, its arena among it; 0: no such bound
+  CostOptions costs;                     ///< of plans
+  /// On a CUDA device f32 products may be computed in TF32 (core/launch/compute_capability.h).
+  bool allows_tf32 = false;
+  double refusal_ms =
+      nn::default_refusal_ms;  ///< processor time that refusing a budget takes at most (nn::LeverSearch)
+  std::function<void(const std::string& text)> progress = {};  ///< called with each step of planning; may be empty
+};
+
+/// Throws ValueError for a budget of the process where what is outside of its arena is not known: on another device
+/// than the cpu, and on several ranks.
+void check_process_budget(const RunOptions& options);
+
 /// What plans are made with.
 struct ChoiceOptions : nn::LeverSearch {
+  ChoiceOptions() = default;
+  /// Planning begins now.
+  ChoiceOptions(const RunOptions& options, const nn::CostModel& model, RunOfSetup runs);
+
   RunOfSetup run_of = zero_batch_run;
   bool captures_steps = false;  ///< so that parameters cannot be away
   bool prices_away = false;     ///< what waits in a tier is priced even where something fits
@@ -46,10 +69,10 @@ std::vector<nn::LeverPrice> price_techniques(const ChoiceOptions& options, const
 /// runs throw.
 nn::LeverOffers offer_techniques(const ChoiceOptions& options, const Setup& setup);
 
-/// A number of micro-batches.
-struct MicroBatchChoice {
-  std::int64_t count = 1;
-  std::shared_ptr<nn::Planner> planner;  ///< of the setup with that number
+/// A setup whose micro-batches are a number, and its planner.
+struct ChosenStep {
+  Setup setup;
+  std::shared_ptr<nn::Planner> planner;
 };
 
 /// planner.fit(budget_bytes) for the setup, whose planner it is. In stage 3 of ZeRO ranks bring each other parameters
@@ -57,10 +80,10 @@ struct MicroBatchChoice {
 /// keeps the budget on every rank. All ranks find the same one. Throws BudgetError.
 nn::Plan fit_in_budget(const ChoiceOptions& options, const Setup& setup, nn::Planner& planner);
 
-/// The number of micro-batches whose plan for the budget is the fastest by the cost model, the smaller one of two that
-/// are equally fast; where no plan is within the budget, the number that needs least. Tried are 1, 2, 4, ... as far as
-/// they divide the batch. Throws ValueError without a budget, with measured times, and for a setup that micro-batches
-/// cannot join.
-MicroBatchChoice choose_micro_batches(const ChoiceOptions& options, const Setup& setup);
+/// The setup as it is or, where its micro-batches are auto, with the number whose plan for the budget is the fastest by
+/// the cost model, the smaller one of two that are equally fast; where no plan is within the budget, the number that
+/// needs least. Tried are 1, 2, 4, ... as far as they divide the batch. Throws ValueError for auto without a budget,
+/// with measured times, and for a setup that micro-batches cannot join; what check_lossy throws.
+ChosenStep choose_step(const ChoiceOptions& options, const Setup& setup);
 
 }  // namespace thimble::models

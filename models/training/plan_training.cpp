@@ -159,7 +159,6 @@ void plan_from_file(PreparedTraining& prepared) {
 /// Chooses what the setup leaves open and finds the plan. Throws BudgetError with the techniques that would fit.
 void plan_in_budget(PreparedTraining& prepared) {
   Setup& setup = prepared.options.setup;
-  const std::size_t budget = prepared.options.budget_bytes;
   const auto run_of = [&prepared](const Setup& other) -> nn::MakeRun {
     TrainOptions options = prepared.options;
     options.setup = other;
@@ -167,25 +166,13 @@ void plan_in_budget(PreparedTraining& prepared) {
       return std::make_unique<Training>(options, *prepared.data, device, nn::Plan(), prepared.first_step);
     };
   };
-  const nn::CostModel costs = plan_costs(setup, prepared.options.costs, budget, prepared.options.device);
+  const nn::CostModel costs =
+      plan_costs(setup, prepared.options.costs, prepared.options.budget_bytes, prepared.options.device);
   prepared.cost_model = costs.source;
-  ChoiceOptions choices{{prepared.options.device, costs, budget}, run_of, prepared.options.captures_steps};
-  choices.begin_ms = process::processor_ms();
-  choices.refusal_ms = prepared.options.refusal_ms;
-  choices.progress = prepared.options.progress;
-  if (choices.progress) choices.progress("the smallest plan");
-  Setup chosen = setup;
-  std::shared_ptr<nn::Planner> planner;
-  if (setup.micro_batches == auto_micro_batches) {
-    const MicroBatchChoice choice = choose_micro_batches(choices, chosen);
-    chosen.micro_batches = choice.count;
-    planner = choice.planner;
-  } else {
-    planner = std::make_shared<nn::Planner>(run_of(chosen), prepared.options.device, costs,
-                                            planner_options(chosen, prepared.options.device));
-  }
+  ChoiceOptions choices(prepared.options, costs, run_of);
+  choices.captures_steps = prepared.options.captures_steps;
+  auto [chosen, planner] = choose_step(choices, setup);
   setup = chosen;
-  check_lossy(setup, prepared.options.device, planner->graph());
   prepared.nodes = planner->graph().nodes.size();
   nn::Plan plan;
   try {
@@ -198,7 +185,6 @@ void plan_in_budget(PreparedTraining& prepared) {
   plan.time_overhead = plan.step_s / plain_step_seconds(choices, chosen, *planner) - 1;
   prepared.packing = packed_bytes_of(plan);
   prepared.plan = std::move(plan);
-  setup = chosen;
 }
 
 /// What dry steps have left for the next ones goes back to the heap.
@@ -226,18 +212,11 @@ void plan_training(PreparedTraining& prepared) {
     prepared.plan = nn::Plan(std::as_const(prepared.plan));  // the planner has freed what lies below: a copy lies lower
   };
   const int ranks = prepared.options.setup.ranks;
-  if (ranks > 1 && prepared.options.process_budget_bytes > 0) {
-    throw ValueError("`process_budget_bytes`: what " + std::to_string(ranks) +
-                     " ranks hold outside of their arenas is not known; expected `budget_bytes`, of each rank");
-  }
+  check_process_budget(prepared.options);
   if (ranks > 1 && prepared.options.captures_steps) {
     throw ValueError("`captures_steps`: not with `ranks` " + std::to_string(ranks) + "; expected one rank");
   }
   if (prepared.options.process_budget_bytes > 0) {
-    if (prepared.options.device != cpu) {
-      throw ValueError("`process_budget_bytes`: the host's bytes beside a " + to_string(prepared.options.device) +
-                       " are not known; expected cpu");
-    }
     prepared.nodes = count_nodes(prepared);
     fit_process(prepared, plan);
   } else if (!prepared.options.plan.empty() || prepared.options.budget_bytes > 0) {

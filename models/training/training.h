@@ -24,7 +24,6 @@
 // a name, is trained by nn/trainer/trainer.h.
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -41,16 +40,12 @@
 #include <thimble/models/techniques/setup.h>
 #include <thimble/models/techniques/tiers.h>
 #include <thimble/models/techniques/trained_parts.h>
-#include <thimble/models/training/costs.h>
-#include <thimble/nn/fit/levers.h>
+#include <thimble/models/training/choices.h>
 #include <thimble/nn/trainer/trainer_run.h>
 
 namespace thimble::models {
 
-struct TrainOptions {
-  Setup setup;
-  memory::Device device = cpu;
-  std::string data;                   ///< a path or "synthetic": see open_dataset
+struct TrainOptions : RunOptions {
   std::int64_t steps = 100;           ///< in all: a resumed run does those that are left
   std::string schedule = "constant";  ///< constant; cosine, down to min_rate; step, x 0.1 at every third of the steps
   std::int64_t warmup = 0;            ///< steps of linear rise before that
@@ -66,18 +61,9 @@ struct TrainOptions {
   std::string save_adapters;          ///< a folder of PEFT's for the adapters, at the end (nn/lora/adapter_files.h)
   std::string log;                    ///< a folder for TensorBoard
   bool overwrites = false;            ///< files of other kinds that these names have may be replaced
-  std::size_t budget_bytes = 0;       ///< that the run's arena may commit; 0: as much as it takes
-  std::size_t process_budget_bytes = 0;  ///< that the whole process may hold, its arena among it; 0: no such bound
-  CostOptions costs;                     ///< of the plan for the budget
-  bool allows_tf32 =
-      false;               ///< on a CUDA device f32 products may be computed in TF32 (core/launch/compute_capability.h)
-  std::string plan;        ///< a file that nn::write_plan wrote: followed, and nothing is planned
-  bool is_strict = false;  ///< a step that leaves its plan is an error
-  /// Limit of the processor time that refusing a budget takes (nn::LeverSearch::refusal_ms). `progress` is called with
-  /// each step of planning.
-  double refusal_ms = nn::default_refusal_ms;
-  std::function<void(const std::string& text)> progress = {};
-  bool captures_steps = false;  ///< on a CUDA device steps are captured and replayed (nn/step/captured_step.h)
+  std::string plan;                   ///< a file that nn::write_plan wrote: followed, and nothing is planned
+  bool is_strict = false;             ///< a step that leaves its plan is an error
+  bool captures_steps = false;        ///< on a CUDA device steps are captured and replayed (nn/step/captured_step.h)
   /// Where the setup is of several ranks: those, all of which call prepare_training and train with the same options but
   /// for `setup.rank`. They must live as long as the run.
   dist::Communicator* ranks = nullptr;
