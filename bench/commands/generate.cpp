@@ -16,6 +16,7 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
+#include <thimble/bench/commands/packing_report.h>
 #include <thimble/bench/commands/train_output.h>
 #include <thimble/core/error.h>
 #include <thimble/memory/units.h>
@@ -44,10 +45,6 @@ std::vector<std::string> ended_of(const models::GenerateReport& r) {
 
 void print_generate_json(const models::PreparedGeneration& prepared, const models::GenerateReport& r) {
   const models::GenerationPlan& plan = prepared.plan;
-  nlohmann::ordered_json by_category;
-  for (std::size_t i = 0; i < category_count; ++i) {
-    by_category[std::string(to_string(static_cast<Category>(i)))] = plan.peak_by_category[i];
-  }
   nlohmann::ordered_json json{{"model", plan.shape.setup.model},
                               {"parameters", r.parameters},
                               {"device", to_string(prepared.options.device)},
@@ -63,7 +60,7 @@ void print_generate_json(const models::PreparedGeneration& prepared, const model
                               {"cache_bytes", r.cache_bytes},
                               {"predicted_peak_bytes", r.predicted_peak_bytes},
                               {"measured_peak_bytes", r.measured_peak_bytes},
-                              {"peak_by_category", by_category},
+                              {"peak_by_category", categories_json(plan.peak_by_category)},
                               {"prompt_seconds", r.prompt_seconds},
                               {"tokens_per_second", r.tokens_per_second},
                               {"prompt", prepared.options.prompt},
@@ -203,10 +200,6 @@ DType parse_cache(const std::string& text) {
 
 void print_generation_json(const models::GenerationPlan& plan, memory::Device device, std::size_t budget) {
   const models::GenerationShape& shape = plan.shape;
-  nlohmann::ordered_json by_category;
-  for (std::size_t i = 0; i < category_count; ++i) {
-    by_category[std::string(to_string(static_cast<Category>(i)))] = plan.peak_by_category[i];
-  }
   nlohmann::ordered_json json{{"model", shape.setup.model},
                               {"parameters", plan.parameters},
                               {"device", to_string(dry(device))},
@@ -218,7 +211,7 @@ void print_generation_json(const models::GenerationPlan& plan, memory::Device de
                               {"cache_bytes_per_token", plan.cache.bytes_per_token()},
                               {"cache_bytes", plan.cache.bytes()},
                               {"peak_bytes", plan.peak_bytes},
-                              {"peak_by_category", by_category},
+                              {"peak_by_category", categories_json(plan.peak_by_category)},
                               {"hole_bytes", plan.committed.hole_bytes},
                               {"rounding_bytes", plan.committed.rounding_bytes}};
   if (budget > 0) {

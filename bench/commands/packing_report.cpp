@@ -21,6 +21,12 @@ std::string line(const std::string& name, std::size_t width, const nn::GradientE
 
 }  // namespace packing_report_detail
 
+nlohmann::ordered_json categories_json(const CategoryBytes& bytes) {
+  nlohmann::ordered_json json;
+  for (std::size_t i = 0; i < category_count; ++i) json[std::string(to_string(static_cast<Category>(i)))] = bytes[i];
+  return json;
+}
+
 std::string to_json_text(const std::vector<nn::PackedResults>& packed) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const nn::PackedResults& p : packed) {

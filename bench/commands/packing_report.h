@@ -1,13 +1,18 @@
 #pragma once
-// What plans pack, and what that does to gradients, as the commands print it.
+// Bytes by category, what plans pack, and what that does to gradients, as the commands print it.
 
 #include <string>
 #include <vector>
+
+#include <nlohmann/json_fwd.hpp>
 
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/precision/gradient_report.h>
 
 namespace thimble::bench {
+
+/// {"parameter": bytes, ...}, all categories.
+nlohmann::ordered_json categories_json(const CategoryBytes& bytes);
 
 /// As JSON: [{"operator", "dtype", "tensors", "bytes", "packed_bytes"}], of a recording: a step or a micro-batch.
 std::string to_json_text(const std::vector<nn::PackedResults>& packed);

@@ -53,20 +53,12 @@ nlohmann::ordered_json segments_of(const models::PlanReport& report) {
   return list;
 }
 
-nlohmann::ordered_json categories_of(const models::PlanReport& report) {
-  nlohmann::ordered_json by_category;
-  for (std::size_t i = 0; i < category_count; ++i) {
-    by_category[std::string(to_string(static_cast<Category>(i)))] = report.plan.peak_by_category[i];
-  }
-  return by_category;
-}
-
 nlohmann::ordered_json ranks_of(std::span<const models::RankPlan> plans) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const models::RankPlan& plan : plans) {
     list.push_back({{"ranks", plan.ranks},
                     {"peak_bytes", plan.report.plan.peak_bytes},
-                    {"peak_by_category", categories_of(plan.report)},
+                    {"peak_by_category", categories_json(plan.report.plan.peak_by_category)},
                     {"hole_bytes", plan.report.committed.hole_bytes},
                     {"rounding_bytes", plan.report.committed.rounding_bytes},
                     {"keep_everything_bytes", plan.report.keep_everything_bytes},
@@ -81,7 +73,6 @@ nlohmann::ordered_json ranks_of(std::span<const models::RankPlan> plans) {
 void print_plan_json(const models::PlanOptions& options, const models::PlanReport& report,
                      std::span<const models::RankPlan> ranks) {
   using namespace plan_detail;
-  const nlohmann::ordered_json by_category = categories_of(report);
   nlohmann::ordered_json json{{"parameters", report.parameters},
                               {"device", to_string(dry(options.device))},
                               {"batch", report.batch},
@@ -93,7 +84,7 @@ void print_plan_json(const models::PlanOptions& options, const models::PlanRepor
                               {"tiled_feed_forward", options.setup.sizes.feed_forward == models::FeedForward::tiled},
                               {"clip_norm", report.clip_norm},
                               {"peak_bytes", report.plan.peak_bytes},
-                              {"peak_by_category", by_category},
+                              {"peak_by_category", categories_json(report.plan.peak_by_category)},
                               {"hole_bytes", report.committed.hole_bytes},
                               {"rounding_bytes", report.committed.rounding_bytes},
                               {"lower_bound_bytes", report.plan.lower_bound_bytes}};
@@ -218,7 +209,7 @@ void print_plan_table(const models::PlanOptions& options, const models::PlanRepo
               report.cost_model.c_str());
   if (report.plan.least_step_s > 0) {
     std::printf("      at most %s over the least possible in these bytes\n",
-                report::format_percent(report.plan.time_gap()).c_str());
+                report::format_most_percent(report.plan.time_gap()).c_str());
   }
   std::printf("planned in %.1f ms\n", report.ms);
 }

@@ -123,12 +123,13 @@ std::string page_of(const nn::StepGraph& step, const nn::GraphPlan& plan) {
   std::string html =
       report::begin_page(title + ": a plan", "plan") + "<main>\n<header><h1>" + title + "</h1>\n<dl class=\"stats\">\n";
   if (plan.budget_bytes > 0) html += card("budget", plan.budget_bytes);
-  html += card("peak", plan.peak_bytes) + card("height of all offsets", plan.height_bytes) +
-          card("keeping everything", plan.keep_everything_bytes) + card("smallest plan", plan.smallest_bytes) +
-          report::stat_card("recomputing", report::format_fixed(1000 * plan.recompute_s, 3) + " ms",
-                            "of a step of " + report::format_fixed(1000 * plan.step_s, 3) + " ms") +
-          report::stat_card("gap", report::format_percent(plan.time_gap()), "over the least possible time, at most") +
-          "</dl></header>\n";
+  html +=
+      card("peak", plan.peak_bytes) + card("height of all offsets", plan.height_bytes) +
+      card("keeping everything", plan.keep_everything_bytes) + card("smallest plan", plan.smallest_bytes) +
+      report::stat_card("recomputing", report::format_fixed(1000 * plan.recompute_s, 3) + " ms",
+                        "of a step of " + report::format_fixed(1000 * plan.step_s, 3) + " ms") +
+      report::stat_card("gap", report::format_most_percent(plan.time_gap()), "over the least possible time, at most") +
+      "</dl></header>\n";
   const report::Timeline timeline = timeline_of(step, plan);
   const report::Figure area = report::page_figure(timeline);
   const report::Plot plot = plot_of(plan);

@@ -38,13 +38,9 @@ std::vector<std::string> names_of(const std::vector<DType>& dtypes) {
 nlohmann::ordered_json ranks_of(const models::TrainReport& r) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const models::RankFigures& rank : r.ranks) {
-    nlohmann::ordered_json by_category;
-    for (std::size_t i = 0; i < category_count; ++i) {
-      by_category[std::string(to_string(static_cast<Category>(i)))] = rank.peak_by_category[i];
-    }
     list.push_back({{"predicted_peak_bytes", rank.predicted_peak_bytes},
                     {"measured_peak_bytes", rank.measured_peak_bytes},
-                    {"peak_by_category", by_category},
+                    {"peak_by_category", categories_json(rank.peak_by_category)},
                     {"optimizer_state_bytes", rank.state_bytes},
                     {"tier_bytes", rank.tier_bytes},
                     {"process_peak_bytes", rank.process_peak_bytes},
@@ -122,11 +118,7 @@ void print_train_json(const models::TrainOptions& options, const TrainExtra& ext
     json["fp8"] = nlohmann::ordered_json::parse(to_json_text(*fp8));
   if (options.device.is_cuda()) json["tf32"] = options.allows_tf32;
   if (extra.committed) {
-    nlohmann::ordered_json by_category;
-    for (std::size_t i = 0; i < category_count; ++i) {
-      by_category[std::string(to_string(static_cast<Category>(i)))] = extra.by_category[i];
-    }
-    json["peak_by_category"] = by_category;
+    json["peak_by_category"] = categories_json(extra.by_category);
     json["hole_bytes"] = extra.committed->hole_bytes;
     json["rounding_bytes"] = extra.committed->rounding_bytes;
   }

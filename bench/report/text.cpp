@@ -68,6 +68,10 @@ std::string format_quantity(double value, Unit unit, int decimals) {
 
 std::string format_percent(double share) { return format_quantity(share, Unit::percent, 1); }
 
+std::string format_most_percent(double share) {
+  return format_percent(std::ceil(std::max(0.0, 1000 * share - 1e-6)) / 1000);
+}
+
 std::string format_exact(double value, Unit unit) {
   if (unit == Unit::bytes) value = std::round(value);
   const bool is_whole = std::abs(value) < 9.0e15 && value == std::floor(value);

@@ -16,6 +16,8 @@ std::string format_fixed(double value, int decimals);
 std::string signed_bytes(std::int64_t difference);
 /// A share as percent: 0.1234 is "12.3 %".
 std::string format_percent(double share);
+/// Of a bound from above, rounded up: 0.1231 is "12.4 %".
+std::string format_most_percent(double share);
 
 /// At most `decimals` digits after the point, no trailing zeros: "1,234.5", "32".
 std::string format_trimmed(double value, int decimals);
