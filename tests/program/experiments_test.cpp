@@ -191,8 +191,8 @@ TEST_CASE("experiments: HiRemate's savings cost less time than published", "[exp
     CHECK(bench::number(row, "least") <= *overhead);
     below += *overhead < bench::number(row, "published");
   }
-  CHECK(planned == 12);
-  CHECK(below == 11);
+  CHECK(planned == 10);
+  CHECK(below == 9);
   CHECK(measured == 2);
 }
 
