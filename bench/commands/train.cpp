@@ -93,9 +93,10 @@ class ProgressLine {
 
 void add_optimizer_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions>& options) {
   models::TrainOptions& o = *options;
-  add_number(command, "--lr", o.setup.rate, 0, any,
-             "Learning rate (sgd, momentum 0.1, of mlp and vit 0.01, of sharedconv 0.03; adafactor 0.03; others 1e-3, "
-             "text 3e-3 (128 / width)^0.75)");
+  add_number(
+      command, "--lr", o.setup.rate, 0, any,
+      "Learning rate (sgd 0.1; momentum 0.1, of mlp and vit 0.01, of sharedconv 0.03; adafactor 0.03; others 1e-3, "
+      "text 3e-3 (128 / width)^0.75)");
   command
       .add_option_function<std::string>(
           "--schedule", [options](const std::string& text) { options->schedule = text; },
@@ -105,7 +106,8 @@ void add_optimizer_flags(CLI::App& command, const std::shared_ptr<models::TrainO
   o.warmup = -1;  // filled in when the steps are known
   add_integer(command, "--warmup", o.warmup, 0, most_steps, "Steps of linear warmup (a tenth of --steps)");
   add_number(command, "--min-lr", o.min_rate, 0, any, "Lowest learning rate of a schedule (0)");
-  add_number(command, "--weight-decay", o.setup.weight_decay, 0, any, "Weight decay (0.1 for adamw, else 0)");
+  add_number(command, "--weight-decay", o.setup.weight_decay, 0, any,
+             "Weight decay (sgd, momentum, adam, adafactor: 0, others 0.1)");
   add_number(command, "--beta2", o.setup.beta2, 0, 0.9999999,
              "Decay of the second moment (adam, adam8: 0.999, others 0.99)");
   add_number(command, "--dropout", o.setup.sizes.dropout, 0, 0.99, "Dropout of text models (the model's own)");
