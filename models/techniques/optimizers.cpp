@@ -18,6 +18,8 @@ namespace optimizers_detail {
 constexpr const char* names[] = {"sgd",         "momentum", "adam",      "adamw",     "adafactor", "muon",
                                  "apollo-mini", "galore",   "adam-mini", "momentum8", "adam8",     "adamw8"};
 
+constexpr const char* with_beta2 = "adam, adam8, adamw, adamw8, muon, apollo-mini, galore, adam-mini";
+
 bool is_of_matrices(const std::string& optimizer) {
   return optimizer == "muon" || optimizer == "galore" || optimizer == "apollo-mini";
 }
@@ -129,7 +131,10 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model
     tier = make_tier(setup, parameters.front().tensor.device(), "offloads_optimizer");
   }
   if (name == "adafactor") {
-    if (has_beta2) throw ValueError("beta2: adafactor's follows from the step; it belongs to adam and adamw");
+    if (has_beta2) {
+      throw ValueError("beta2: adafactor's follows from the step; it belongs to " +
+                       std::string(optimizers_detail::with_beta2));
+    }
     return std::make_unique<optim::Adafactor>(std::move(parameters),
                                               optim::AdafactorOptions{.rate = numbers.rate,
                                                                       .weight_decay = numbers.weight_decay,
@@ -177,7 +182,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model
                                                             .narrow = narrow,
                                                             .moments = moments});
   }
-  if (has_beta2) throw ValueError("beta2: " + name + " has none; it belongs to adam and adamw");
+  if (has_beta2) throw ValueError("beta2: " + name + " has none; it belongs to " + optimizers_detail::with_beta2);
   return std::make_unique<optim::Sgd>(std::move(parameters), optim::SgdOptions{.rate = numbers.rate,
                                                                                .momentum = name == "sgd" ? 0 : 0.9,
                                                                                .weight_decay = numbers.weight_decay,

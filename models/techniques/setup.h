@@ -45,8 +45,8 @@ struct Setup {
   std::optional<std::int64_t> loss_scale_interval;     ///< good steps before a dynamic one grows; none: as it comes
   double rate = -1;                                    ///< negative: by optimizer and model, see optimizer_numbers
   double clip_norm = -1;                               ///< negative: 1 for text, none for images
-  double weight_decay = -1;  ///< negative: 0.1 for adamw (tensors of rank 2 and more), else none
-  double beta2 = -1;         ///< of adam and adamw; negative: 0.999 for adam, 0.99 for adamw
+  double weight_decay = -1;  ///< negative: 0 for sgd, momentum, adam, adafactor; else 0.1 (tensors of rank 2 and more)
+  double beta2 = -1;         ///< of all but sgd, momentum and adafactor; negative: 0.999 for adam, 0.99 for the others
   std::uint64_t seed = 1;
   std::string weights;         ///< safetensors, in one file or a folder, that training begins with; empty: drawn values
   std::string weights_sum;     ///< of those, filled in by prepare_training (nn::weights_sum)
@@ -194,7 +194,7 @@ std::shared_ptr<Tier> make_tier(const Setup& setup, memory::Device device, std::
 /// of models trains (tests/models/training/default_rate_test.cpp).
 struct OptimizerNumbers {
   double rate = 0, weight_decay = 0;
-  std::optional<double> beta2 = {};  ///< of adam and adamw
+  std::optional<double> beta2 = {};  ///< none: sgd, momentum, adafactor
 };
 OptimizerNumbers optimizer_numbers(const Setup& setup);
 
