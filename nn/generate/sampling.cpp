@@ -6,6 +6,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/numbers/philox.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::nn {
 namespace sampling_detail {
@@ -42,12 +43,12 @@ std::vector<TokenChance> candidates(std::span<const float> logits, const Samplin
 
 void SamplingOptions::check() const {
   if (!(temperature >= 0) || std::isinf(temperature)) {
-    throw ValueError("sampling: `temperature` " + std::to_string(temperature) +
+    throw ValueError("sampling: `temperature` " + format_real(temperature) +
                      "; expected a finite number of at least 0");
   }
   if (top_k < 0) throw ValueError("sampling: `top_k` " + std::to_string(top_k) + "; expected at least 0");
   if (!(top_p > 0 && top_p <= 1)) {
-    throw ValueError("sampling: `top_p` " + std::to_string(top_p) + "; expected a number above 0 and at most 1");
+    throw ValueError("sampling: `top_p` " + format_real(top_p) + "; expected a number above 0 and at most 1");
   }
   if (temperature == 0 && (top_k > 0 || top_p < 1)) {
     throw ValueError(std::string("sampling: ") + (top_k > 0 ? "`top_k`" : "`top_p`") +

@@ -130,7 +130,7 @@ TEST_CASE("sampling: errors name the option and its value", "[nn][sampling]") {
         }) == "sampling: `top_k` -3; expected at least 0");
   CHECK(refusal<ValueError>([&] {
           nn::draw_token(logits, {1, 0, 2}, 0);
-        }) == "sampling: `top_p` 2.000000; expected a number above 0 and at most 1");
+        }) == "sampling: `top_p` 2; expected a number above 0 and at most 1");
   CHECK_THROWS_AS(nn::draw_token({}, {}, 0), ValueError);
   constexpr auto nanf = std::numeric_limits<float>::quiet_NaN(), inff = std::numeric_limits<float>::infinity();
   CHECK(refusal<ValueError>([&] {
