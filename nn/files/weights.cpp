@@ -39,7 +39,7 @@ std::map<std::string, std::string> read_index(const std::string& path) {
   try {
     shard_of = JsonKeys(path, most_index_bytes).text_map("weight_map");
   } catch (const ValueError& error) {
-    refuse(path, error.what());
+    refuse(path, std::string(error.what()).substr(path.size() + 2));  // without "FILE: ", which refuse() writes
   }
   if (shard_of.empty()) refuse(path, "weight_map has no tensors");
   return shard_of;

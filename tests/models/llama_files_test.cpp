@@ -232,7 +232,8 @@ TEST_CASE("llama files: shards that others wrote, and a tied head that is there 
   refused([&](Json& j) { j[norm] = "c.safetensors"; }, "c.safetensors");
   refused([&](Json& j) { j["more"] = own; }, "tensor 'more' is not in '" + own + "'");
   refused([&](Json& j) { j.erase(norm); }, "is not in weight_map");
-  refused([&](Json& j) { j[norm] = 3; }, "is not an index of weights");
+  refused([&](Json& j) { j[norm] = 3; },
+          "index.json: at byte 0: is not an index of weights: weight_map: expected texts");
   refused([&](Json& j) { j = Json::object(); }, "weight_map has no tensors");
   files_test::write_text_file(folder / "model.safetensors.index.json", "{");
   CHECK_THROWS_AS(load(), FileError);
