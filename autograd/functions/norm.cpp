@@ -64,7 +64,7 @@ Tensor avg_pool2d(const Tensor& x, const PoolWindow& window, bool count_include_
 }
 
 Tensor adaptive_avg_pool2d(const Tensor& x, std::int64_t height, std::int64_t width) {
-  return apply(ops::Resample2d{height, width, Resample::area}, x);
+  return apply(ops::Resample2d{height, width, Resample::area, "adaptive_avg_pool2d"}, x);
 }
 
 Tensor interpolate(const Tensor& x, std::int64_t height, std::int64_t width, Resample mode) {
@@ -73,7 +73,7 @@ Tensor interpolate(const Tensor& x, std::int64_t height, std::int64_t width, Res
 
 Tensor upsample(const Tensor& x, std::int64_t factor, Resample mode) {
   if (x.rank() != 4) throw ShapeError("upsample: x is " + describe(x) + ", expected (N, H, W, C)");
-  return apply(ops::Resample2d{x.size(1) * factor, x.size(2) * factor, mode}, x);
+  return apply(ops::Resample2d{x.size(1) * factor, x.size(2) * factor, mode, "upsample"}, x);
 }
 
 Tensor global_avg_pool(const Tensor& x) { return apply(ops::GlobalAvgPool{}, x); }

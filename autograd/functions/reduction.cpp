@@ -88,7 +88,7 @@ namespace lines_functions_detail {
 
 Sorted first_sorted(const char* name, const Tensor& x, std::int64_t count, int axis, bool is_descending) {
   const int along = normalize_axis(name, axis, x.rank());
-  const Tensor indices = apply(ops::ArgSort{along, count, is_descending}, x);
+  const Tensor indices = apply(ops::ArgSort{along, count, is_descending, name}, x);
   return {gather(x, along, indices), indices};
 }
 

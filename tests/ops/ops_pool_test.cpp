@@ -402,4 +402,5 @@ TEST_CASE("ops: interpolate and adaptive_avg_pool2d") {
   CHECK_THROWS_AS(upsample(zeros({3, 5, 4}), 2), ShapeError);
   CHECK_THROWS_AS(interpolate(zeros({1, 0, 5, 4}), 2, 2), ShapeError);
   CHECK_THROWS_AS(interpolate(arange(4), 2, 2), DTypeError);
+  CHECK_THROWS_WITH(adaptive_avg_pool2d(x, 0, 3), Catch::StartsWith("adaptive_avg_pool2d: x is"));
 }

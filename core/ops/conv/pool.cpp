@@ -164,11 +164,11 @@ kernels::ResampleArgs resample_args(const Resample2d& op, const Shape& shape, DT
 }  // namespace pool_detail
 
 Tensor Resample2d::forward(const Tensor& operand, Needs, Saved& saved) const {
-  pool_detail::check_input(name, operand);
+  pool_detail::check_input(function, operand);
   const auto is_size = [](std::int64_t size) { return size >= 1 && size < (std::int64_t{1} << 30); };
   const bool has_pixels = operand.rank() == 4 && is_size(operand.size(1)) && is_size(operand.size(2));
   if (!has_pixels || !is_size(height) || !is_size(width)) {
-    throw ShapeError(std::string(name) + ": x is " + describe(operand) + ", of the new size " +
+    throw ShapeError(std::string(function) + ": x is " + describe(operand) + ", of the new size " +
                      to_string(Shape{height, width}) + "; expected (N, H, W, C) and sizes from 1 to 2^30");
   }
   saved.shape = operand.shape();

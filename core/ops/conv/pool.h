@@ -69,6 +69,7 @@ struct Resample2d {
   };
   std::int64_t height = 1, width = 1;
   kernels::Resample mode = kernels::Resample::nearest;
+  const char* function = name;  // in errors
 
   Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;

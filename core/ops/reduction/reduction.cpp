@@ -499,8 +499,8 @@ Tensor ArgSort::forward(const Tensor& x, Needs, Saved&) const {
   const int along = normalize_axis(name, axis, x.rank());
   const std::int64_t length = x.shape()[along];
   if (count < 0 || count > length || length > std::numeric_limits<std::int32_t>::max()) {
-    throw ShapeError(std::string(name) + ": " + std::to_string(count) + " of axis " + std::to_string(along) + " of " +
-                     describe(x) + ", expected 0 to its size, which is below 2^31");
+    throw ShapeError(std::string(function) + ": " + std::to_string(count) + " of axis " + std::to_string(along) +
+                     " of " + describe(x) + ", expected 0 to its size, which is below 2^31");
   }
   const Tensor rows = contiguous(view::transpose(x, along, -1));
   Shape shape = rows.shape();

@@ -200,6 +200,7 @@ struct ArgSort {
   int axis = -1;
   std::int64_t count = 0;
   bool is_descending = false;
+  const char* function = name;  // in errors
 
   Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
