@@ -61,6 +61,9 @@ Tensor huber_loss(const Tensor& x, const Tensor& target, double delta, LossReduc
 }
 
 Tensor bce_with_logits(const Tensor& logits, const Tensor& targets, double positive_weight, LossReduction reduction) {
+  if (!(positive_weight >= 0)) {
+    throw ValueError("bce_with_logits: positive_weight " + std::to_string(positive_weight) + ", expected at least 0");
+  }
   return loss_functions_detail::pair_loss<kernels::ReduceMap::bce_with_logits>(logits, targets, reduction,
                                                                                positive_weight);
 }

@@ -45,7 +45,7 @@ Tensor l1_loss(const Tensor& x, const Tensor& target, LossReduction reduction = 
 Tensor huber_loss(const Tensor& x, const Tensor& target, double delta = 1,
                   LossReduction reduction = LossReduction::mean);
 /// -w t log sigmoid(z) - (1 - t) log(1 - sigmoid(z)), w the positive weight: binary cross entropy of logits and targets
-/// in [0, 1].
+/// in [0, 1]. Throws ValueError unless w >= 0.
 Tensor bce_with_logits(const Tensor& logits, const Tensor& targets, double positive_weight = 1,
                        LossReduction reduction = LossReduction::mean);
 /// t (log t - x) of log-probabilities x and targets t, or e^t (t - x) where the targets are logarithms too. The mean is

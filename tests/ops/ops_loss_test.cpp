@@ -215,6 +215,9 @@ TEST_CASE("ops: losses of pairs") {
                   [](std::int64_t e, std::int64_t) { return 105 * e; },
                   6});
   CHECK_THROWS_WITH(huber_loss(rand({3}), rand({3}), 0), Catch::Contains("expected above 0"));
+  for (const double w : {-1.0, std::nan("")}) {
+    CHECK_THROWS_WITH(bce_with_logits(rand({3}), rand({3}), w), Catch::Contains("expected at least 0"));
+  }
   // At the edges: far logits, targets of 0, equal operands.
   const Tensor far = from_host(std::vector<float>{100, -100, 100, -100, -20, 20}, {6});
   const Tensor sure = from_host(std::vector<float>{1, 0, 0, 1, 0, 1}, {6});
