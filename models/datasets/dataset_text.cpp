@@ -270,9 +270,10 @@ std::string token_file(const std::string& folder, const std::string& part) {
     }
   }
   if (found.size() != 1) {
-    throw ValueError("`data`: '" + folder + "' has " + std::to_string(found.size()) + " files named *" + part +
-                     "*.bin or .npy; expected a text file, a token file (.bin, .npy), or a folder with one *train* and "
-                     "one *val* of these");
+    throw ValueError(
+        "`data`: '" + folder + "' has " + std::to_string(found.size()) + " files named *" + part +
+        "*.bin or .npy; expected a text file, a token file (.bin, .npy), or a folder with a token file *train* "
+        "and one *val*");
   }
   return found[0];
 }
