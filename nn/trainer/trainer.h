@@ -34,6 +34,7 @@
 // - Several micro-batches weigh by their samples, as they are in the whole batch.
 // - On several ranks (options.ranks) every rank runs the same program: its batches are cut into the micro-batches of
 //   all ranks, and each computes its own. Its optimizers update this rank's shards, whatever parameters they are given.
+//   Rates and evaluations that differ between ranks are a ValueError on all of them.
 // - A program may have several parts, each an optimizer and its loss, which are updated in turn in every step (two nets
 //   against each other). A part's gradients are freed with its update.
 // - The real model is made at the first step, or when it is asked for.
@@ -102,16 +103,23 @@ std::vector<Module*> modules_of(Model& model) {
   }
 }
 
+/// What a function of the program returned. Throws ValueError for null.
+template <class T>
+std::unique_ptr<T> made(std::unique_ptr<T> value, const std::string& function) {
+  if (value == nullptr) throw ValueError("trainer: " + function + ": expected what it makes, got null");
+  return value;
+}
+
 /// A program on one device, without its types.
 template <class Model, class Batch>
 class TypedRun final : public ProgramRun {
  public:
   TypedRun(const TrainedProgram<Model, Batch>& program, memory::Device device)
-      : program_(program), device_(device), model_(program.model(device)) {}
+      : program_(program), device_(device), model_(made(program.model(device), "model")) {}
   Model& model() noexcept { return *model_; }
 
   void make_optimizers() override {
-    for (const auto& part : program_.parts) optimizers_.push_back(part.optimizer(*model_));
+    for (const auto& part : program_.parts) optimizers_.push_back(made(part.optimizer(*model_), "optimizer"));
   }
   optim::Optimizer& optimizer(std::size_t part) override { return *optimizers_.at(part); }
   std::vector<Module*> modules() override { return modules_of(*model_); }
@@ -208,7 +216,7 @@ class TypedProgram final : public ErasedProgram {
     TensorOptions on = layers_;
     on.device = device;
     const LayerScope layers(on);
-    if (dry_model_ == nullptr) dry_model_ = program_.model(device);
+    if (dry_model_ == nullptr) dry_model_ = made(program_.model(device), "model");
     return program_.batch_of_model(*dry_model_, step, device);
   }
 

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
+#include <set>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -12,6 +15,7 @@
 #include <thimble/memory/offload/device_tier.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/files/checkpoint.h>
+#include <thimble/nn/files/safetensors.h>
 #include <thimble/nn/fit/levers.h>
 #include <thimble/nn/step/gradient_sink.h>
 #include <thimble/nn/trainer/trainer_core.h>
@@ -29,11 +33,21 @@ void check_settings(const TrainerOptions& options, const CheckpointInfo& info, T
     differences += (differences.empty() ? "" : "; ") + name + " is " + in_file + " in the file, " + given + " here";
   };
   constexpr std::string_view own = "trainer.";
-  for (const auto& [key, given] : run.settings()) {
-    const auto found = info.metadata.find(key);
-    if (found != info.metadata.end() && found->second != given) {
-      differ(key.substr(own.size()), found->second.empty() ? "none" : found->second, given.empty() ? "none" : given);
-    }
+  const std::map<std::string, std::string> settings = run.settings();
+  const auto text_of = [](const auto& all, const std::string& key) {
+    const auto found = all.find(key);
+    return found == all.end() || found->second.empty() ? std::string("none") : found->second;
+  };
+  const bool has_settings =
+      info.metadata.contains("trainer.clip_norm");  // files from before they were written have not
+  std::set<std::string> keys;
+  for (const auto& [key, value] : settings) keys.insert(key);
+  for (const auto& [key, value] : info.metadata) {
+    if (key.starts_with(own) && !is_state_key(key)) keys.insert(key);
+  }
+  for (const std::string& key : keys) {
+    const std::string in_file = text_of(info.metadata, key), given = text_of(settings, key);
+    if (has_settings && in_file != given) differ(key.substr(own.size()), in_file, given);
   }
   const auto rate_step = info.metadata.find(rate_step_key);
   const auto text = [](double number) {
@@ -64,6 +78,9 @@ void TrainerCore::check() const {
   const auto refuse = [](const std::string& why) { throw ValueError("trainer: " + why); };
   const StepOptions& step = options_.step;
   if (options_.steps < 0) refuse(std::to_string(options_.steps) + " steps; at least 0");
+  for (const std::int64_t example : options_.example_steps) {
+    if (example < 0) refuse("example_steps: expected at least 0, got " + std::to_string(example));
+  }
   if (options_.evaluate_every < 0) refuse("an evaluation every " + std::to_string(options_.evaluate_every) + " steps");
   if (options_.device.is_dry) refuse("it trains on a real device; its plans are made on the dry twin");
   if (step.scaler != nullptr || step.judge != nullptr || step.gradient_tier || step.recording.plan ||
@@ -245,6 +262,13 @@ void TrainerCore::check_files() {
   if (whole_ && (parts > 1 || modules > 1)) {
     refuse("save and resume on several ranks: expected one part and one module, got " + std::to_string(parts) +
            " and " + std::to_string(modules));
+  }
+  for (const Module* const module : run.program().modules()) {  // names that no file can have
+    std::vector<SafetensorsEntry> named;
+    for (const auto& list : {module->parameters(), module->buffers()}) {
+      for (const NamedTensor& t : list) named.push_back({.name = t.name, .shape = {}});
+    }
+    lay_out_safetensors(std::move(named), {});
   }
   if (!options_.resume.empty()) {
     std::vector<double> rates;

@@ -444,6 +444,8 @@ void TrainerCore::train_step(Progress& progress) {
   const ResourceScope scope(stack_.top);
   progress.step = run.steps() + 1;
   progress.rate = run.program().optimizer(0).rate();
+  if (options_.rate)
+    require_same("rate", "the rate of step " + std::to_string(run.steps()), options_.rate(run.steps()));
   try {
     require_planned(run.steps(), run.next_key());
   } catch (const BudgetError&) {
@@ -478,8 +480,7 @@ Progress TrainerCore::step() {
   const std::int64_t every = options_.evaluate_every;
   const bool is_due = every > 0 ? progress.step % every == 0 : progress.step == options_.steps;
   if (is_due && program_->evaluates()) {
-    progress.evaluation = evaluate();
-    run_->note_evaluation(progress.evaluation->loss);
+    progress.evaluation = evaluate_in_training();
   }
   const Arena::Statistics arena = stack_.arena->statistics();
   progress.bytes = arena.committed_bytes;
@@ -496,13 +497,14 @@ class LoopedTrainer final : public LoopedRun {
   void train_step(std::int64_t, Progress& progress) override { core_.train_step(progress); }
   std::optional<Evaluation> evaluate() override {
     if (!evaluates_) return std::nullopt;
-    const Evaluation evaluation = core_.evaluate();
-    core_.started().note_evaluation(evaluation.loss);
-    return evaluation;
+    return core_.evaluate_in_training();
   }
   void write_checkpoint(const std::string& path) override { core_.save(path); }
   void refuse_checkpoint(const std::string& why) override { core_.started().refuse_checkpoint(why); }
   std::int64_t steps_done() override { return core_.started().steps(); }
+  bool is_in_step() override { return core_.started().is_in_step(); }
+  bool is_best(double loss) override { return core_.started().is_best(loss); }
+  std::int64_t worse_evaluations() override { return core_.started().worse_evaluations(); }
   std::int64_t skipped_steps() override { return core_.skipped_steps(); }
   bool is_replay() const override { return core_.started().is_replay(); }
 
@@ -549,6 +551,27 @@ Evaluation TrainerCore::evaluate() {
   Evaluation evaluation = *run_->evaluate();
   evaluation.loss = without_sign_of_nan(evaluation.loss);
   return evaluation;
+}
+
+/// One that rates and the end of training follow: all ranks must have the same.
+Evaluation TrainerCore::evaluate_in_training() {
+  const Evaluation evaluation = evaluate();
+  require_same("evaluate", "the loss", evaluation.loss);
+  run_->note_evaluation(evaluation.loss);
+  return evaluation;
+}
+
+/// Throws ValueError, on all ranks, where they have different numbers.
+void TrainerCore::require_same(const std::string& function, const std::string& what, double own) const {
+  if (!whole_) return;
+  std::vector<double> all(static_cast<std::size_t>(options_.ranks.ranks->size()));
+  options_.ranks.ranks->all_gather(&own, sizeof own, all.data());
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (bit_cast<std::uint64_t>(all[rank]) == bit_cast<std::uint64_t>(all[0])) continue;
+    throw ValueError("trainer: " + function + ": expected " + what + " to be the same on all ranks, got " +
+                     format_real(all[0]) + " on rank 0 and " + format_real(all[rank]) + " on rank " +
+                     std::to_string(rank));
+  }
 }
 
 Certificate TrainerCore::certify(std::int64_t steps) {

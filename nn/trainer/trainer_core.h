@@ -162,6 +162,7 @@ class TrainerCore {
   std::int64_t skipped_steps();
   LoopReport run(const TrainObserver& observer, const TrainControl& control);
   Evaluation evaluate();
+  Evaluation evaluate_in_training();
   /// One step, without its evaluation.
   void train_step(Progress& progress);
   TrainerRun& started();
@@ -201,6 +202,7 @@ class TrainerCore {
   MakeRun part_steps(const ExampleStep& step, std::size_t part) const;
   std::size_t max_over_ranks(std::size_t bytes);
   void require_alike() const;
+  void require_same(const std::string& function, const std::string& what, double own) const;
   int rank() const noexcept;
   [[noreturn]] void refuse_budget(std::size_t least);
   std::vector<Lever> levers(const ShapePlan& shape, std::size_t part) const;

@@ -1,6 +1,7 @@
 #include <thimble/nn/trainer/trainer_run.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
@@ -54,8 +55,8 @@ class Evaluating {
   std::vector<std::pair<Module*, bool>> modes_;
 };
 
-/// Metadata of a checkpoint: the state of optim::Plateau.
-constexpr const char* plateau_key = "trainer.plateau";
+// Metadata of a checkpoint: the state of optim::Plateau; the least loss of an evaluation, and how many were worse since.
+constexpr const char *plateau_key = "trainer.plateau", *best_key = "trainer.best";
 
 /// As many digits as tell two numbers apart.
 std::string text_of(double number) {
@@ -93,6 +94,11 @@ std::map<std::string, std::string> settings_of(const TrainerOptions& options, co
     settings["trainer.loss_scale.least"] = text_of(scale.least);
   }
   return settings;
+}
+
+bool is_state_key(const std::string& key) {
+  return key == rate_step_key || key == skipped_batches_key || key == trainer_run_detail::plateau_key ||
+         key == trainer_run_detail::best_key;
 }
 
 std::map<std::string, std::string> TrainerRun::settings() {
@@ -357,6 +363,13 @@ void TrainerRun::set_rate(std::size_t part, std::int64_t step) {
   run_->optimizer(part).set_rate(rate * rate_factor());
 }
 
+bool TrainerRun::is_best(double loss) {
+  const bool is_least = !best_.least_loss || loss < *best_.least_loss;
+  if (is_least) best_.least_loss = loss;
+  best_.worse = is_least ? 0 : best_.worse + 1;
+  return is_least;
+}
+
 /// The rates are set at once: a checkpoint has them with their factor.
 void TrainerRun::note_evaluation(double loss) {
   if (!plateau_) return;
@@ -424,6 +437,7 @@ void TrainerRun::run_parts(const ShapePlan* shape) {
     part_begin_ = generator_;
     update_part(next_part_, shape);
   }
+  part_begin_ = generator_;
   const PathScope path("after_update");
   run_->after_update();
 }
@@ -664,6 +678,10 @@ Metadata TrainerRun::metadata() {
     metadata[trainer_run_detail::plateau_key] =
         text_of(state.least_loss) + " " + std::to_string(state.worse) + " " + text_of(state.factor);
   }
+  if (best_.least_loss) {
+    metadata[trainer_run_detail::best_key] =
+        trainer_run_detail::text_of(*best_.least_loss) + " " + std::to_string(best_.worse);
+  }
   return metadata;
 }
 
@@ -701,6 +719,15 @@ void TrainerRun::load(const std::string& path) {
                        ": expected a loss, a count and a factor, got " + quote(found->second));
     }
     plateau_->set_state(state);
+  }
+  if (const auto found = metadata.find(trainer_run_detail::best_key); found != metadata.end()) {
+    char* end = nullptr;
+    best_.least_loss = std::strtod(found->second.c_str(), &end);
+    best_.worse = std::strtoll(end, &end, 10);
+    if (*end != '\0' || std::isnan(*best_.least_loss) || best_.worse < 0) {
+      throw ValueError("trainer: resume: " + quote(path) + ": " + trainer_run_detail::best_key +
+                       ": expected a loss and a count, got " + quote(found->second));
+    }
   }
   for (std::size_t i = 0; i < rates.size() && trainer_options_.changes_options; ++i) {
     parts.optimizers[i]->set_rate(rates[i]);

@@ -88,8 +88,8 @@ void TrainingLoop::run(const TrainObserver& observer) {
     }
     log_step(progress);
     if (observer) observer(progress);
-    if (looks_better(progress)) save_best();
-    const bool has_no_patience = !is_last && options_.patience > 0 && worse_ >= options_.patience;
+    if (progress.evaluation && run_.is_best(progress.evaluation->loss)) save_best();
+    const bool has_no_patience = !is_last && options_.patience > 0 && run_.worse_evaluations() >= options_.patience;
     is_last = is_last || has_no_patience;
     if (is_last || wish == Wish::save || is_due(options_.save_every)) {
       try {
@@ -156,15 +156,6 @@ void TrainingLoop::diverge(std::int64_t step, const std::string& what) {
   report_.end_text = "step " + std::to_string(step) + ": " + what + "; training has stopped, and " + keeper_.text();
 }
 
-/// Of an evaluation, whether its loss is the least so far.
-bool TrainingLoop::looks_better(const Progress& progress) {
-  if (!progress.evaluation) return false;
-  const bool is_better = !least_loss_ || progress.evaluation->loss < *least_loss_;
-  if (is_better) least_loss_ = progress.evaluation->loss;
-  worse_ = is_better ? 0 : worse_ + 1;
-  return is_better;
-}
-
 void TrainingLoop::save_best() {
   if (options_.best.empty()) return;
   try {
@@ -179,7 +170,8 @@ void TrainingLoop::save_best() {
 void TrainingLoop::end_worse(std::int64_t step) {
   report_.end = TrainEnd::no_better;
   report_.end_text = "ended after step " + std::to_string(step) + " of " + std::to_string(options_.steps) + ": " +
-                     std::to_string(worse_) + " evaluations in a row without a new least loss; " + keeper_.text();
+                     std::to_string(run_.worse_evaluations()) + " evaluations in a row without a new least loss; " +
+                     keeper_.text();
 }
 
 void TrainingLoop::stop(std::int64_t step) {
@@ -204,10 +196,12 @@ void TrainingLoop::save(bool is_last) {
   }
 }
 
-/// Before an exception leaves: what was reached is written. A step that throws has changed nothing.
+/// Before an exception leaves: what was reached is written. A step that throws has changed nothing, but behind the
+/// first of several updates.
 void TrainingLoop::rescue() noexcept {
   try {
     if (options_.rank || !keeper_.is_on() || run_.steps_done() <= keeper_.saved_step()) return;
+    if (run_.is_in_step()) return say("training has failed in the middle of a step; " + keeper_.text());
     write();
     say("training has failed; " + keeper_.text());
   } catch (const std::exception& error) {

@@ -109,6 +109,12 @@ class LoopedRun {
   virtual void refuse_checkpoint([[maybe_unused]] const std::string& why) {}
   /// Steps that have used a batch: updates, and those that were skipped.
   virtual std::int64_t steps_done() = 0;
+  /// Whether a step has failed behind some of its updates: there is no whole step to save.
+  virtual bool is_in_step() { return false; }
+  /// Notes the loss of an evaluation: whether it is the least so far, checkpoints gone on from included.
+  virtual bool is_best([[maybe_unused]] double loss) { return false; }
+  /// Evaluations in a row since the best one.
+  virtual std::int64_t worse_evaluations() { return 0; }
   /// Of these, skipped ones: by the loss scaler, or as no plan fits the batch.
   virtual std::int64_t skipped_steps() = 0;
   /// Whether the next step replays a recorded one, which asks the arena for nothing.
@@ -131,7 +137,6 @@ class TrainingLoop {
   void log_step(const Progress& progress);
   void diverge(std::int64_t step, const std::string& what);
   void stop(std::int64_t step);
-  bool looks_better(const Progress& progress);
   void save_best();
   void end_worse(std::int64_t step);
   void save(bool is_last);
@@ -158,9 +163,7 @@ class TrainingLoop {
   TrainingLog log_;
   CheckpointKeeper keeper_;
   std::exception_ptr failed_save_;
-  std::optional<double> least_loss_;  // of evaluations
-  std::int64_t worse_ = 0;            // evaluations in a row since
-  std::int64_t skipped_before_;       // by runs before this one
+  std::int64_t skipped_before_;  // by runs before this one
   double first_ms_ = 0, later_ms_ = 0;
 };
 

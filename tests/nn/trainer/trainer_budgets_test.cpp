@@ -186,8 +186,11 @@ TEST_CASE("trainer: the best checkpoint stays, and patience ends a run", "[train
       {{5, 5, 4, 1, 1, 1, 1}, 1, nn::TrainEnd::no_better, 4, 2},
       {{7, 6, 5, 4, 3, 2, 1}, 1, nn::TrainEnd::complete, 13, 13},
   };
-  for (const Row& row : rows) {
-    INFO(row.best_step << ", patience " << row.patience);
+  for (std::size_t i = 0; i < 2 * std::size(rows); ++i) {
+    const Row& row = rows[i / 2];
+    const bool is_interrupted = i % 2 == 1;
+    if (is_interrupted && row.steps <= 6) continue;
+    INFO(row.best_step << ", patience " << row.patience << ", interrupted " << is_interrupted);
     const TemporaryFolder folder;
     Sizes sizes;
     sizes.width = 16, sizes.depth = 1;
@@ -197,6 +200,11 @@ TEST_CASE("trainer: the best checkpoint stays, and patience ends a run", "[train
     own.evaluate = [&](Net&, memory::Device device) { return device.is_dry ? 0 : row.evaluations.at(evaluated++); };
     nn::TrainerOptions options{.seed = 2, .steps = 13, .evaluate_every = 2};
     options.save = folder / "last", options.best = folder / "best", options.patience = row.patience;
+    if (is_interrupted) {
+      options.steps = 6;
+      Own(own, options).run();
+      options.steps = 13, options.resume = options.save;
+    }
     Own trainer(own, options);
     const nn::LoopReport report = trainer.run();
     CHECK(report.end == row.end);

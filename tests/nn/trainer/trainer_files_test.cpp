@@ -239,6 +239,23 @@ TEST_CASE("trainer: steps by hand are no file's, and a failure after them is sav
   }
 }
 
+TEST_CASE("trainer: names that no file can have are refused before a step", "[trainer]") {
+  const TemporaryFolder folder;
+  for (const std::string name : {"\xff", "in", "__metadata__"}) {
+    struct Named : nn::Module {
+      explicit Named(const std::string& of) : in(add_parameter("in", zeros({1}))), other(add_buffer(of, zeros({1}))) {}
+      nn::Parameter in;
+      nn::Buffer other;
+    };
+    const nn::TrainedProgram<Named, Tensor> own{
+        .model = [name](memory::Device) { return std::make_unique<Named>(name); },
+        .optimizer = [](Named& net) { return std::make_unique<optim::Sgd>(net.trainable(), optim::SgdOptions{}); },
+        .loss = [](Named& net, const Tensor& x) { return mean(square(net.in + x)); },
+        .batch = [](std::int64_t, memory::Device device) { return zeros({1}, DType::f32, device); }};
+    CHECK_THROWS_AS((nn::Trainer<Named, Tensor>(own, {.save = folder / "x"})), ValueError);
+  }
+}
+
 TEST_CASE("trainer: a wish to stop is kept after the step, with a checkpoint", "[trainer]") {
   const TemporaryFolder folder;
   nn::TrainerOptions options = trainer_files_options(9);

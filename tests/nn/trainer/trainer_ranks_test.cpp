@@ -464,6 +464,32 @@ TEST_CASE("trainer: what several ranks refuse", "[trainer][ranks]") {
     INFO(text);
     CHECK(text.find(row.text) != std::string::npos);
   }
+  const auto fails = [](const std::function<void(Program&, nn::TrainerOptions&, int rank)>& change) {
+    std::string text;
+    try {
+      dist::run_ranks(2, [&](dist::Communicator& all) {
+        nn::TrainerOptions options{.seed = 3, .steps = 4, .evaluate_every = 2};
+        options.ranks.ranks = &all;
+        Program own = ranks_program();
+        change(own, options, all.rank());
+        nn::Trainer<Net, Batch>(own, options).run();
+      });
+    } catch (const ValueError& error) {
+      text = error.what();
+    }
+    return text;
+  };
+  CHECK(fails([](Program& own, auto&, int rank) {
+          own.evaluate = [rank](Net&, memory::Device) { return 1.5 + rank; };
+        }) ==
+        "rank 0 of 2: trainer: evaluate: expected the loss to be the same on all ranks, got 1.5 on rank 0 and 2.5 on "
+        "rank 1");
+  CHECK(fails([](Program&, auto& o, int rank) {
+          o.rate = [rank](std::int64_t step) { return step == 2 && rank == 1 ? 0.25 : 0.5; };
+        }) ==
+        "rank 0 of 2: trainer: rate: expected the rate of step 2 to be the same on all ranks, got 0.5 on rank 0 and "
+        "0.25 on "
+        "rank 1");
   Program whole = ranks_program();
   whole.micro_batch = nullptr;
   CHECK(refused(whole, [](auto&, int) {}).find("no micro_batch to cut its batches") != std::string::npos);

@@ -101,6 +101,10 @@ TEST_CASE("trainer: a checkpoint is gone on from with the options that it was tr
     return [change](Own&, auto& o) { change(o.loss_scale.emplace(optim::GradScalerOptions{.scale = 4})); };
   };
   const Change scaled = scaled_with([](auto&) {});
+  const Change on_plateau = [](Own& own, auto& o) {
+    own.evaluate = [](Averaged&, memory::Device) { return 1.0; };
+    o.plateau = optim::PlateauOptions{.factor = 0.5}, o.evaluate_every = 1;
+  };
   const std::vector<Row> rows = {
       {as_it_was, adam([](auto& o) { o.beta1 = 0.8; }), "optimizer.beta1 is 0.90000000000000002 in the file, 0.8"},
       {as_it_was, adam([](auto& o) { o.beta2 = 0.5; }), "optimizer.beta2 is"},
@@ -135,6 +139,8 @@ TEST_CASE("trainer: a checkpoint is gone on from with the options that it was tr
       {scaled, scaled_with([](auto& o) { o.backoff = 0.25; }), "loss_scale.backoff is 0.5 in the file, 0.25 here"},
       {scaled, scaled_with([](auto& o) { o.most = 64; }), "loss_scale.most is 16777216 in the file, 64 here"},
       {scaled, scaled_with([](auto& o) { o.least = 0.5; }), "loss_scale.least is 1 in the file, 0.5 here"},
+      {as_it_was, on_plateau, "plateau.factor is none in the file, 0.5 here"},
+      {on_plateau, as_it_was, "plateau.factor is 0.5 in the file, none here"},
       {as_it_was,
        [](Own& own, auto&) {
          own.parts = {{"net", own.optimizer, own.loss}};

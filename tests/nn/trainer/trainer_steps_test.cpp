@@ -1,6 +1,7 @@
 // A trainer's steps when something goes wrong or changes on the way: a step that throws and is tried again, a batch
 // that does not fit, a loss that is none, parameters that are frozen and thawed; against runs in which nothing did.
 
+#include <filesystem>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -90,7 +91,7 @@ struct FailingSgd final : optim::Optimizer {
   Failure& failure_;
 };
 
-enum class Place { batch, loss, later_micro_batch, backward, update, second_part };
+enum class Place { batch, loss, later_micro_batch, backward, update, second_part, after_update };
 
 nn::TrainedProgram<Judged, Tensor> judged(Place place, Failure& failure) {
   nn::TrainedProgram<Judged, Tensor> own;
@@ -115,6 +116,7 @@ nn::TrainedProgram<Judged, Tensor> judged(Place place, Failure& failure) {
                   return std::make_unique<optim::Adam>(nets.net.trainable(), optim::AdamOptions{});
                 },
                 first}};
+  if (place == Place::after_update) own.after_update = [&failure](Judged& nets) { failure.pass(nets.judge.weight); };
   if (place != Place::second_part) return own;
   own.parts.push_back(
       {"judge", [](Judged& nets) { return std::make_unique<optim::Sgd>(nets.judge.trainable(), optim::SgdOptions{}); },
@@ -154,7 +156,8 @@ TEST_CASE("trainer: a step that is tried again is the step that did not fail", "
                       {"in the loss", Place::loss, 2, 1},
                       {"in a later micro-batch", Place::later_micro_batch, 5, 3},
                       {"in the update", Place::update, 2, 1},
-                      {"in a second part", Place::second_part, 2, 1}};
+                      {"in a second part", Place::second_part, 2, 1},
+                      {"after the update", Place::after_update, 2, 1}};
   for (const Row& row : rows) {
     for (const int mode : {0, 1, 2}) {  // plain, in a budget, in a strict one
       INFO(row.name << ", mode " << mode);
@@ -174,10 +177,10 @@ TEST_CASE("trainer: a step that is tried again is the step that did not fail", "
       const double rate = trainer.optimizer().rate();
       failure = {row.at - (row.place == Place::later_micro_batch ? 3 : 1), 0};
       CHECK_THROWS_AS(trainer.step(), std::runtime_error);
-      if (row.place != Place::second_part) {
+      if (row.place < Place::second_part) {
         CHECK((bytes_of_all(trainer, parts) == before));
         CHECK(trainer.optimizer().rate() == rate);
-      } else {  // the first part's step is made, and its own count
+      } else if (row.place == Place::second_part) {  // the first part's step is made, and its own count
         CHECK(item(trainer.model().net.losses) == 3);
       }
       failure = {1, 0};
@@ -188,6 +191,23 @@ TEST_CASE("trainer: a step that is tried again is the step that did not fail", "
       CHECK((bytes_of_all(trainer, parts) == expected));
       CHECK(trainer.peak_bytes() <= trainer.plan().peak_bytes);
     }
+  }
+}
+
+TEST_CASE("trainer: of a step that fails behind an update nothing is saved", "[trainer]") {
+  for (const Place place : {Place::second_part, Place::after_update}) {
+    INFO(static_cast<int>(place));
+    const files_test::TemporaryFolder folder;
+    Failure failure;
+    nn::TrainerOptions options{.seed = 4, .steps = 4, .save = folder / "x"};
+    nn::Trainer<Judged, Tensor> trainer(judged(place, failure), options);
+    failure = {3, 0};
+    std::string said;
+    CHECK_THROWS_AS(trainer.run(nullptr, {.say = [&](const std::string& text) { said += text; }}), std::runtime_error);
+    CHECK(said.starts_with("training has failed in the middle of a step; "));
+    CHECK_FALSE(std::filesystem::exists(options.save));
+    trainer.run();
+    CHECK(std::filesystem::exists(options.save));
   }
 }
 

@@ -299,6 +299,10 @@ TEST_CASE("trainer: what is refused", "[trainer]") {
   };
   CHECK_THROWS_AS(with([](Program& p, auto&) { p.loss = nullptr; }), ValueError);
   CHECK_THROWS_AS(with([](Program& p, auto&) { p.batch = nullptr; }), ValueError);
+  CHECK_THROWS_AS(with([](Program& p, auto&) { p.model = [](memory::Device) { return std::unique_ptr<Net>(); }; }),
+                  ValueError);
+  CHECK_THROWS_AS(with([](Program& p, auto&) { p.optimizer = [](Net&) { return std::unique_ptr<optim::Sgd>(); }; }),
+                  ValueError);
   CHECK_THROWS_AS(with([](Program&, auto& o) { o.step.micro_batches = 2; }), ValueError);
   CHECK_THROWS_AS(with([](Program&, auto& o) { o.device = dry(cpu); }), ValueError);
   CHECK_THROWS_AS(with([](Program& p, auto& o) { p.evaluate = nullptr, o.evaluate_every = 1; }), ValueError);
