@@ -90,7 +90,7 @@ struct Identity {
       return;
     }
     std::error_code error;
-    const fs::path full = fs::weakly_canonical(path, error);
+    const fs::path full = fs::weakly_canonical(fs::absolute(path, error), error);
     name = error ? path : full.string();
   }
   bool operator==(const Identity& other) const {

@@ -82,9 +82,15 @@ TEST_CASE("outputs: no input, no other output", "[file]") {
       {folder / "new", folder / "new", in, twice},
       {folder / "new", folder / "sub/../new", in, twice},
       {folder / "sub/new", folder / "other_sub/new", in, twice},
+      {"new", "./new", in, twice},  // in the folder, where none is there
+      {"new", "sub/../new", in, twice},
+      {"new", folder / "new", in, twice},
+      {"./in", "", in, is_read},
       {out, folder / "hard", "", ""},
       {in, folder / "hard", "", twice},
   };
+  const fs::path before = fs::current_path();
+  fs::current_path(folder.path());
   for (const Row& row : rows) {
     INFO(row.output << ", " << row.second << ", " << row.input);
     for (const bool overwrites : {false, true}) {
@@ -95,6 +101,7 @@ TEST_CASE("outputs: no input, no other output", "[file]") {
       CHECK(text.empty() == row.text.empty());
     }
   }
+  fs::current_path(before);
   CHECK(refusal({{"--save", in, &file_kinds::lifetimes}}, {{"--resume", in, "--save"}}).empty());  // it goes on there
   CHECK(read_text_file(in) == table);
   CHECK(read_text_file(folder / "sub/data") == "data");
