@@ -133,6 +133,17 @@ std::string followed(const std::string& path) {
   return result;
 }
 
+/// fsyncs the path's folder: the name stays there, or stays away. Null, or what cannot be done, with errno.
+const char* keep_name(const std::string& path) {
+  const int folder = ::open(folder_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return "cannot open its folder for fsync";
+  const int error = ::fsync(folder) == 0 ? 0 : errno;
+  ::close(folder);
+  errno = error;
+  // EINVAL: this file system has no folder state to make durable.
+  return error == 0 || error == EINVAL ? nullptr : "cannot fsync its folder";
+}
+
 }  // namespace file_detail
 
 void AtomicFile::fail(const std::string& what, int error) const {
@@ -191,12 +202,16 @@ void AtomicFile::commit() {
   temporary_.clear();
   ::close(descriptor_);
   descriptor_ = -1;
-  const int folder = ::open(folder_of(target_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder < 0) fail("cannot open its folder for fsync", errno);
-  const int error = ::fsync(folder) == 0 ? 0 : errno;
-  ::close(folder);
-  // EINVAL: this file system has no folder state to make durable.
-  if (error != 0 && error != EINVAL) fail("cannot fsync its folder", error);
+  if (const char* const what = file_detail::keep_name(target_)) fail(what, errno);
+}
+
+void remove_file(const std::string& path) {
+  if (::unlink(path.c_str()) != 0) {
+    if (errno == ENOENT) return;
+    throw FileError(path, 0, std::string("cannot remove: ") + std::strerror(errno));
+  }
+  const char* const what = file_detail::keep_name(path);
+  if (what != nullptr) throw FileError(path, 0, std::string(what) + ": " + std::strerror(errno));
 }
 
 void write_file_atomically(const std::string& path, std::span<const std::byte> bytes) {

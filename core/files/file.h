@@ -54,6 +54,10 @@ class AtomicFile {
   std::uint64_t size_ = 0;
 };
 
+/// Removes the file, durably, before files that it names are replaced. Does nothing where there is none. Throws
+/// FileError.
+void remove_file(const std::string& path);
+
 /// Writes `bytes` to `path` through an AtomicFile. Throws FileError.
 void write_file_atomically(const std::string& path, std::span<const std::byte> bytes);
 void write_file_atomically(const std::string& path, std::string_view text);

@@ -311,6 +311,8 @@ void save_weight_folder(const Module& module, const std::string& folder, std::ui
   if (std::filesystem::exists(whole, error)) {
     throw FileError(whole, 0, "is there, and would be read in place of " + std::to_string(shards.size()) + " shards");
   }
+  const std::string index = (into / weight_index).string();
+  remove_file(index);  // an older one would name a mix of older shards and new ones
   std::map<std::string, std::string> shard_of;
   std::uint64_t total_bytes = 0;
   for (std::size_t i = 0; i < shards.size(); ++i) {
@@ -318,7 +320,7 @@ void save_weight_folder(const Module& module, const std::string& folder, std::ui
     write_tensor_file((into / name).string(), shards[i], metadata);
     for (const NamedTensor& t : shards[i]) shard_of[t.name] = name, total_bytes += t.tensor.bytes();
   }
-  write_file_atomically((into / weight_index).string(), format_weight_index(shard_of, total_bytes));
+  write_file_atomically(index, format_weight_index(shard_of, total_bytes));
 }
 
 LoadedWeights load_weights(Module& module, const std::string& path, const LoadOptions& options) {

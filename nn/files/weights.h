@@ -14,8 +14,8 @@ namespace thimble::nn {
 void save_weights(const Module& module, const std::string& path, const Metadata& metadata = {});
 
 /// The same in a folder, which is made where it is not there: `model.safetensors` where `most_bytes` hold all tensors,
-/// else shards of at most so many bytes (more where one tensor alone has more) and, at last, their index
-/// (nn/files/weight_files.h). Throws as save_weights, and FileError where shards would stand beside a
+/// else shards of at most so many bytes (more where one tensor has more) between the removal of an older index and the
+/// writing of theirs (nn/files/weight_files.h). Throws as save_weights, and FileError where shards would stand beside a
 /// `model.safetensors`, which readers take first; ValueError for 0 bytes and for parameters in parts.
 void save_weight_folder(const Module& module, const std::string& folder, std::uint64_t most_bytes,
                         const Metadata& metadata = {});

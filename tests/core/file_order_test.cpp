@@ -173,6 +173,14 @@ TEST_CASE("files: what names others comes last", "[file]") {
   const Lines shards = replaced("model-00001-of-00002.safetensors") + replaced("model-00002-of-00002.safetensors");
   CHECK(calls_of(folder, [&] { nn::save_weight_folder(net, folder.path(), 100); }) ==
         shards + replaced("model.safetensors.index.json"));
+  const std::string last = "rename new model-00002-of-00002.safetensors -> model-00002-of-00002.safetensors";
+  const auto save_again = [&] { nn::save_weight_folder(net, folder.path(), 100); };
+  CHECK(calls_of(folder, save_again) == Lines{"fsync folder"} + shards + replaced("model.safetensors.index.json"));
+  CHECK_THROWS_AS(calls_of(folder, save_again, "fsync folder", EIO), FileError);
+  CHECK(calls.list == Lines{"fsync folder"});  // the old index may come back, and then names old shards
+  save_again();
+  CHECK_THROWS_AS(calls_of(folder, save_again, last, EIO), FileError);
+  CHECK_THROWS_AS(nn::load_weights(net, folder.path()), FileError);  // not a mix of two models
   nn::add_lora(net, {});
   CHECK(calls_of(folder, [&] { nn::save_adapters(net, folder.path()); }) ==
         replaced("adapter_model.safetensors") + replaced("adapter_config.json"));
