@@ -91,13 +91,31 @@ struct Identity {
     }
     std::error_code error;
     const fs::path full = fs::weakly_canonical(fs::absolute(path, error), error);
-    name = error ? path : full.string();
+    name = error ? path : (full.has_filename() ? full : full.parent_path()).string();
   }
   bool operator==(const Identity& other) const {
     if (exists != other.exists) return false;
     return exists ? device == other.device && number == other.number : name == other.name;
   }
 };
+
+/// Whether `path` is a name of the output's infix.
+bool is_of_infix(const std::string& path, const Output& output) {
+  if (output.infix.empty() || output.path.empty()) return false;
+  const auto in_its_folder = [](const std::string& given) {
+    std::error_code error;
+    const fs::path full = fs::absolute(given, error);
+    return (fs::weakly_canonical(full.parent_path(), error) / full.filename()).string();
+  };
+  const std::string name = in_its_folder(path), start = in_its_folder(output.path) + output.infix;
+  return name.starts_with(start) && name.size() > start.size() &&
+         name.find_first_not_of("0123456789", start.size()) == std::string::npos;
+}
+
+[[noreturn]] void refuse(const Output& output, std::string_view expected, std::string_view got) {
+  throw ValueError(output.option + ": expected " + std::string(expected) + ", got " + quote(output.path, longest_name) +
+                   ", which " + std::string(got) + "; give another name");
+}
 
 bool is_regular(const std::string& path) {
   std::error_code error;
@@ -164,7 +182,8 @@ const FileKind checkpoint{"a checkpoint", outputs_detail::is_checkpoint},
     picture{"an SVG picture", outputs_detail::is_picture, true},
     results{"results of this program", outputs_detail::is_json<outputs_detail::results_text>},
     table{"a CSV of results", outputs_detail::is_csv<outputs_detail::table_text>},
-    index{"an index of commands", outputs_detail::is_index, true}, text{"a text", outputs_detail::is_never, true};
+    index{"an index of commands", outputs_detail::is_index, true}, text{"a text", outputs_detail::is_never, true},
+    folder{"a folder", outputs_detail::is_never};
 }  // namespace file_kinds
 
 void check_kind(const Output& output, bool overwrites, std::string_view fix) {
@@ -203,33 +222,47 @@ void make_output_folder(const std::string& option, const std::string& folder) {
   }
 }
 
-void check_outputs(const std::vector<Output>& outputs, const std::vector<Input>& inputs, bool overwrites) {
+void check_names(const std::vector<Output>& outputs, std::string_view prefix) {
   using namespace outputs_detail;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
-    const Output& output = outputs[i];
+    Output output = outputs[i];
     if (output.path.empty()) continue;
+    output.option.insert(0, prefix);
     const Identity own(output.path);
-    const auto refuse = [&output](const std::string& expected, const std::string& got) {
-      throw ValueError(output.option + ": expected " + expected + ", got " + quote(output.path, longest_name) +
-                       ", which " + got + "; give another name");
-    };
+    const bool is_folder = output.kind == &file_kinds::folder;
+    for (std::size_t k = 0; k < outputs.size(); ++k) {
+      const Output& other = outputs[k];
+      if (k == i || other.path.empty()) continue;
+      if (is_of_infix(output.path, other)) refuse(output, "another name", "is kept for files of " + other.option);
+      const Identity its(other.path);
+      const bool is_file = other.kind != &file_kinds::folder, is_same = own == its;
+      if (is_folder && is_file && (is_same || (!its.exists && own.name.starts_with(its.name + "/")))) {
+        refuse(output, "a folder", std::string(is_same ? "is" : "is below") + " the file of " + other.option);
+      }
+      if (k > i || is_folder || !is_file || !is_same || type_at(output.path) == S_IFCHR) continue;
+      refuse(output, "one output in a file", other.option + " writes");
+    }
+  }
+}
+
+void check_outputs(const std::vector<Output>& outputs, const std::vector<Input>& inputs, bool overwrites) {
+  using namespace outputs_detail;
+  check_names(outputs);
+  for (const Output& output : outputs) {
+    if (output.path.empty() || output.kind == &file_kinds::folder) continue;
+    const Identity own(output.path);
     for (const Input& input : inputs) {
       if (input.path.empty() || input.replaced_by == output.option) continue;
-      if (own == Identity(input.path)) refuse("a file that is not read", input.option + " reads");
+      if (own == Identity(input.path)) refuse(output, "a file that is not read", input.option + " reads");
       std::error_code error;
       if (!own.exists || !fs::is_directory(input.path, error)) continue;
       if (is_regular(output.path) && is_read_in(input.path, output)) {
-        refuse("a file that is not read", "is in the folder that " + input.option + " reads");
+        refuse(output, "a file that is not read", "is in the folder that " + input.option + " reads");
       }
-    }
-    for (std::size_t k = 0; k < i; ++k) {
-      const Output& other = outputs[k];
-      if (other.path.empty() || !(own == Identity(other.path)) || type_at(output.path) == S_IFCHR) continue;
-      refuse("one output in a file", other.option + " writes");
     }
     if (takes_streams(output.path)) {
       if (!output.kind->is_stream) {
-        refuse("a file, into whose place " + std::string(output.kind->name) + " is renamed",
+        refuse(output, "a file, into whose place " + std::string(output.kind->name) + " is renamed",
                "is a device, a pipe or standard output");
       }
       if (::access(output.path.c_str(), W_OK) == 0) continue;

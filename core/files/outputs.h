@@ -21,12 +21,15 @@ extern const FileKind checkpoint, weights, plan, costs, adapters, tokens, lifeti
     results, table, index;
 /// Texts have no mark, so an existing file is never replaced.
 extern const FileKind text;
+extern const FileKind folder;  ///< not a file: only its name is checked
 }  // namespace file_kinds
 
 /// A file to write, and its option: "--html", "`save`". An empty path disables it.
 struct Output {
   std::string option, path;
   const FileKind* kind;
+  /// Names of this path, this text and a number belong to the option, too: ".step-".
+  std::string infix = {};
 };
 /// A file or folder to read. An empty path disables it.
 struct Input {
@@ -34,9 +37,12 @@ struct Input {
   std::string replaced_by = {};  ///< the option of the output that may replace it
 };
 
-/// Throws ValueError where an output
+/// Throws ValueError where two outputs need one name: both are one file, a folder is to be where or below where a file
+/// is, or one has a name of another's `infix`. `prefix` begins the message.
+void check_names(const std::vector<Output>& outputs, std::string_view prefix = "");
+
+/// Throws ValueError as check_names does, and where an output
 /// - is one of the inputs, or lies in an input folder and is one of the files read there, under any name or link;
-/// - is another of the outputs;
 /// - is there and not of its kind, unless `overwrites`. An empty file is of every kind;
 /// - is a character device or a pipe, and its kind is no stream. Several may go to one device;
 /// - cannot be written, as AtomicFile finds by trying.

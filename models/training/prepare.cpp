@@ -90,8 +90,11 @@ void check_files(const TrainOptions& options) {
   check_file("`save_weights`", options.save_weights);
   check_folder("`log`", options.log);
   check_folder("`save_adapters`", options.save_adapters);
-  std::vector<Output> outputs{{"`save`", options.save, &file_kinds::checkpoint},
-                              {"`save_weights`", options.save_weights, &file_kinds::weights}};
+  const std::string infix(options.keep > 1 ? nn::older_infix : "");
+  std::vector<Output> outputs{{"`save`", options.save, &file_kinds::checkpoint, infix},
+                              {"`save_weights`", options.save_weights, &file_kinds::weights},
+                              {"`log`", options.log, &file_kinds::folder},
+                              {"`save_adapters`", options.save_adapters, &file_kinds::folder}};
   if (const std::string& folder = options.save_adapters; fs::is_directory(folder)) {
     outputs.push_back({"`save_adapters`", nn::adapter_config_path(folder), &file_kinds::adapters});
     outputs.push_back({"`save_adapters`", nn::adapter_tensors_path(folder), &file_kinds::weights});

@@ -29,10 +29,8 @@ namespace checkpoint_keeper_detail {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view infix = ".step-";
-
 std::string older_path(const std::string& path, std::int64_t step) {
-  return path + std::string(infix) + std::to_string(step);
+  return path + std::string(older_infix) + std::to_string(step);
 }
 
 // The older checkpoints of a path, newest first.
@@ -43,7 +41,7 @@ std::vector<fs::path> older_of(const std::string& path) {
     std::uint64_t step;
   };
   std::vector<Found> found;
-  const std::string start = fs::path(path).filename().string() + std::string(infix);
+  const std::string start = fs::path(path).filename().string() + std::string(older_infix);
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder_of(path), error)) {
     const std::string name = entry.path().filename().string();

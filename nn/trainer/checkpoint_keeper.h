@@ -37,6 +37,9 @@ std::int64_t steps_done(const CheckpointInfo& info);
 /// Metadata of a checkpoint: steps that passed over a batch (nn/trainer/trainer.h).
 inline constexpr const char* skipped_batches_key = "trainer.skipped_batches";
 
+/// Older checkpoints are named `<path>.step-K`.
+inline constexpr std::string_view older_infix = ".step-";
+
 struct KeepOptions {
   std::string path;                ///< empty: there are no checkpoints
   std::int64_t keep = 1;           ///< files that stay

@@ -11,6 +11,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
+#include <thimble/core/files/outputs.h>
 #include <thimble/dist/alike.h>
 #include <thimble/memory/offload/device_tier.h>
 #include <thimble/memory/units.h>
@@ -18,6 +19,7 @@
 #include <thimble/nn/files/safetensors.h>
 #include <thimble/nn/fit/levers.h>
 #include <thimble/nn/step/gradient_sink.h>
+#include <thimble/nn/trainer/checkpoint_keeper.h>
 #include <thimble/nn/trainer/trainer_core.h>
 #include <thimble/nn/trainer/trainer_run.h>
 
@@ -288,6 +290,10 @@ void TrainerCore::check_files() {
     }
   }
   if (rank() > 0) return;  // rank 0 writes
+  check_names({{"save", options_.save, &file_kinds::checkpoint, std::string(options_.keep > 1 ? older_infix : "")},
+               {"best", options_.best, &file_kinds::checkpoint},
+               {"log", options_.log, &file_kinds::folder}},
+              "trainer: ");
   std::uint64_t bytes = checkpoint_bytes(*run.program().modules().front(), run.program().optimizer(0));
   for (std::size_t part = 1; part < parts; ++part) bytes += run.program().optimizer(part).state_bytes();
   for (std::size_t i = 1; i < modules; ++i) bytes += weights_file_bytes(*run.program().modules()[i]);

@@ -108,6 +108,39 @@ TEST_CASE("outputs: no input, no other output", "[file]") {
   CHECK_FALSE(fs::exists(folder / "new"));
 }
 
+TEST_CASE("outputs: folders and numbered files have names of their own", "[file]") {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "made");
+  struct Row {
+    std::string file, folder, weights, text;
+  };
+  const std::string is_file = "log: expected a folder, got ", kept = ": expected another name, got ";
+  const std::vector<Row> rows{
+      {"x", "y", "z", ""},
+      {"made/x", "made", "made/z", ""},
+      {"x", "x", "", is_file},
+      {"x", "./x/", "", is_file},
+      {"x", "x/log", "", is_file},
+      {"x", "xy", "x.step-", ""},
+      {"x", "x.step-2", "", "log" + kept},
+      {"x", "", "x.step-40", "weights" + kept},
+      {"x", "", "made/../x.step-40", "weights" + kept},
+      {"x", "", "x.step-4a", ""},
+      {"x", "", "made/x.step-4", ""},
+  };
+  for (const Row& row : rows) {
+    INFO(row.file << ", " << row.folder << ", " << row.weights);
+    const auto in = [&](const std::string& name) { return name.empty() ? "" : folder / name; };
+    const std::string text = refusal({{"save", in(row.file), &file_kinds::checkpoint, ".step-"},
+                                      {"weights", in(row.weights), &file_kinds::weights},
+                                      {"log", in(row.folder), &file_kinds::folder},
+                                      {"adapters", in(row.folder), &file_kinds::folder}},
+                                     {});
+    CHECK(text.starts_with(row.text));
+    CHECK(text.empty() == row.text.empty());
+  }
+}
+
 TEST_CASE("outputs: a file that is there is replaced by one of its kind alone", "[file]") {
   const TemporaryFolder folder;
   Net net;

@@ -152,6 +152,11 @@ TEST_CASE("folder run: weights of other characters are refused", "[models][confi
   CHECK(contains(refusal<Error>([&] { prepare_training(next); }), "`weights`: expected the characters of the data, "));
   next.data = data;
   CHECK(prepare_training(next).options.setup.sizes.heads == 4);  // char-gpt's own are 6
+  TrainOptions one_name = next;
+  one_name.save = one_name.log = folder / "x";
+  CHECK(contains(refusal<Error>([&] { prepare_training(one_name); }), "`log`: expected a folder, got "));
+  one_name.log.clear(), one_name.keep = 2, one_name.save_weights = folder / "x.step-4";
+  CHECK(contains(refusal<Error>([&] { prepare_training(one_name); }), "`save_weights`: expected another name, got "));
   next.setup.sizes.heads = 2;
   CHECK(contains(refusal<Error>([&] { prepare_training(next); }), "`heads`: expected 4, as "));
 }

@@ -302,6 +302,12 @@ TEST_CASE("trainer: files that cannot be, and checkpoints of another run, are re
           o.save = folder / "no/x";
         }).find("no/x': expected a folder '" + folder / "no" + "', got none; make it first") != std::string::npos);
   CHECK(with([](auto& o) { o.loss_scale = optim::GradScalerOptions{}; }).find("was not scaled") != std::string::npos);
+  const std::string one_name = "trainer: log: expected a folder, got '" + folder / "y" + "', which is the file of save";
+  CHECK(with([&](auto& o) { o.save = o.log = folder / "y"; }).find(one_name) == 0);
+  CHECK(with([&](auto& o) { o.save = o.best = folder / "y"; }).find("trainer: best: expected one output") == 0);
+  CHECK(with([&](auto& o) {
+          o.save = folder / "y", o.best = folder / "y.step-4", o.keep = 2;
+        }).find("trainer: best: expected another name") == 0);
   nn::TrainerOptions other = trainer_files_options(4);
   other.resume = options.save;
   CHECK_THROWS_AS(Own(program(), other), ShapeError);  // another width
