@@ -54,7 +54,16 @@ Tensor norm(const Tensor& x, double p, const Axes& axes, bool keep_axes) {
   if (p == 2) return reduction_functions_detail::run<ops::Norm>(x, axes, keep_axes);
   if (p == HUGE_VAL) return max(abs(x), axes, keep_axes);
   if (p == 1) return sum(abs(x), axes, keep_axes);
-  return pow(sum(pow(abs(x), p), axes, keep_axes), 1 / p);
+  const Tensor size = abs(x);
+  if (x.elements() == 0) return pow(sum(pow(size, p), axes, keep_axes), 1 / p);
+  // |x| = s |x / s| for any constant s: with the largest element no power overflows or vanishes. Zeros get s = 1, and 1
+  // in the sum, where the root has a finite slope.
+  const Tensor largest = max(size.detach(), axes, true), zero = zeros({}, x.dtype(), x.device());
+  const Tensor one = full({}, 1, x.dtype(), x.device()), infinity = full({}, HUGE_VAL, x.dtype(), x.device());
+  const Tensor scale = where(greater(largest, zero), where(less(largest, infinity), largest, one), one);
+  const Tensor added = where(equal(largest, zero), one, zero);
+  const Tensor y = pow(sum(pow(size / scale, p), axes, true) + added, 1 / p) * (scale - added);
+  return keep_axes ? y : reshape(y, reduced_shape(x.shape(), axis_mask("norm", axes.list(), x.rank()), false));
 }
 
 Tensor logsumexp(const Tensor& x, const Axes& axes, bool keep_axes) {

@@ -211,6 +211,30 @@ TEST_CASE("ops: norm") {
   tape.backward(y, full({2}, 1));
   CHECK(host(y) == Values{0, 5});
   CHECK(host(leaf.grad()) == Values{0, 0, static_cast<double>(0.6f), static_cast<double>(0.8f)});  // no NaN at 0
+  for (const double p : {1.5, 3.0, 4.0}) {
+    for (const double factor : {0.0, 1e-30, 1e-13, 1.0, 1e10, 1e30}) {
+      INFO("p " << p << ", factor " << factor);
+      std::vector<Values> got;
+      for (const DType dtype : {DType::f32, DType::f64}) {  // powers of these numbers are in f64's range
+        Tensor of = matrix({3 * factor, -4 * factor, 0, factor}, 2, dtype);
+        of.require_grad();
+        Tape records;
+        {
+          const Recording on(records);
+          y = norm(of, p);
+        }
+        records.backward(y, full({}, 1, dtype));
+        got.push_back(host(of.grad()));
+        got.back().push_back(factor == 0 ? host(y)[0] : host(y)[0] / factor);
+      }
+      for (std::size_t i = 0; i < got[0].size(); ++i) CHECK(std::abs(got[0][i] - got[1][i]) <= 2e-6);
+      const double sum = std::pow(3, p) + std::pow(4, p) + 1, expected = std::pow(4 / std::pow(sum, 1 / p), p - 1);
+      CHECK(std::abs(got[1][1] + (factor == 0 ? 0 : expected)) <= 1e-6);
+      CHECK(std::abs(got[1][4] - (factor == 0 ? 0 : std::pow(sum, 1 / p))) <= 1e-6);
+    }
+  }
+  CHECK(host(norm(full({2}, inf), 3)) == Values{inf});
+  CHECK(host(norm(zeros({2, 0}), 3, 1)) == Values{0, 0});
   CHECK(host(norm(zeros({2, 0}), 2, 1)) == Values{0, 0});
   CHECK(host(norm(full({4}, 300, DType::f16))) == Values{600});  // squares beyond f16
   CHECK_THROWS_AS(norm(zeros({2}), 0), ValueError);
