@@ -14,6 +14,7 @@ namespace clip_detail {
 
 // Null without a gradient to clip.
 const Tensor* gradient_of(const Named& parameter) {
+  check_gradient("clip_grad_norm", parameter);
   const Tensor& gradient = parameter.tensor.grad();
   return gradient.defined() && gradient.elements() > 0 ? &gradient : nullptr;
 }

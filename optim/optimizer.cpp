@@ -60,6 +60,19 @@ void check_distinct(const char* operation, const std::vector<Named>& parameters)
                    " are one parameter; expected each once, as nn::Module::parameters() lists tied ones");
 }
 
+void check_gradient(const char* operation, const Named& parameter) {
+  const Tensor &of = parameter.tensor, &gradient = of.grad();
+  if (!gradient.defined()) return;
+  const auto is = [&] {
+    return std::string(operation) + ": the gradient of " + parameter.name + " is " + describe(gradient);
+  };
+  if (gradient.device() != of.device()) throw DeviceError(is() + "; expected one on " + to_string(of.device()));
+  if (gradient.shape() != of.shape()) throw ShapeError(is() + "; expected " + to_string(of.shape()));
+  if (gradient.is_contiguous()) return;
+  throw ShapeError(is() + " with strides " + to_string(gradient.strides()) +
+                   "; expected a dense one, as contiguous() makes");
+}
+
 void check_members(const std::vector<Named>& parameters) {
   for (const Named& p : parameters) {
     const Leaf* const leaf = p.tensor.leaf().get();
@@ -76,6 +89,7 @@ void check_members(const std::vector<Named>& parameters) {
 
 void Optimizer::step() {
   check_members();
+  for (const Named& p : parameters_) check_gradient("optimizer", p);
   begin_step();
   if (!updates_one_by_one()) return step_all();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -173,6 +187,7 @@ void Optimizer::step_one(std::size_t index) {
                      std::to_string(parameters_.size()) + ", counted from 0");
   }
   const Tensor& gradient = parameters_[index].tensor.grad();
+  check_gradient("optimizer", parameters_[index]);
   if (!gradient.defined() || gradient.elements() == 0) return;
   fetch_parameters(parameters_[index].tensor);
   fetch(index);

@@ -42,6 +42,9 @@ struct Named {
 void check_members(const std::vector<Named>& parameters);
 /// Throws ValueError, naming both, where two of these are one leaf: every operation would apply to it twice.
 void check_distinct(const char* operation, const std::vector<Named>& parameters);
+/// Throws DeviceError or ShapeError where the gradient, if there is one, is elsewhere than the parameter, of another
+/// shape or not dense: kernels read as many elements as the parameter has, one after the other.
+void check_gradient(const char* operation, const Named& parameter);
 
 /// An option of an optimizer that changes its updates.
 struct Setting {
@@ -102,11 +105,12 @@ class Optimizer {
   Optimizer& operator=(const Optimizer&) = delete;
 
   /// One update of every parameter that has a gradient. Writes in place; allocates nothing, so it cannot fail half-way.
-  /// With state or parameters away it throws FileError and OutOfMemory, possibly after some updates.
+  /// Throws as check_gradient before any; with state or parameters away FileError and OutOfMemory, maybe after some.
   void step();
   /// The same in parts: counts the update that begins ...
   void begin_step() noexcept { ++step_count_; }
-  /// ... and updates one parameter, if it has a gradient. Throws ValueError for an index out of range.
+  /// ... and updates one parameter, if it has a gradient. Throws ValueError for an index out of range, and as
+  /// check_gradient does.
   void step_one(std::size_t index);
   /// ... and ends it: completes writes to a tier, and evicts the parameters of a store. Throws FileError.
   void end_step();

@@ -8,16 +8,20 @@
 #include <utility>
 #include <vector>
 
+#include <thimble/core/error.h>
 #include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/view.h>
 #include <thimble/memory/stack.h>
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
+#include <thimble/optim/clip.h>
 #include <thimble/optim/schedule.h>
 #include <thimble/optim/sgd.h>
 
 #include "support/catch.h"
 #include "support/near.h"
+#include "support/refusal.h"
 
 using namespace thimble;
 using namespace thimble::optim;
@@ -330,6 +334,36 @@ TEST_CASE("optim: options that make no sense are refused", "[optim]") {
   for (const double rate : {-1.0, nan, infinity}) CHECK_THROWS_AS(sgd.set_rate(rate), ValueError);
   CHECK(sgd.rate() == 0.1);
   CHECK_THROWS_AS(Sgd({{"constant", zeros({2})}}, {}), AutogradError);
+}
+
+TEST_CASE("optim: gradients that are not dense, of the parameter's shape and on its device are refused", "[optim]") {
+  const memory::Device away = dry(cpu);
+  const memory::Stack stack = memory::make_resource(away);
+  const ResourceScope scope(stack.top);
+  Tensor p = full({2, 3}, 1);
+  p.require_grad();
+  const std::vector<Named> list{{"w", p}};
+  Sgd sgd(list, {});
+  using refusal_test::refusal;
+  const std::string begin = ": the gradient of w is f32 ", strided = "; expected a dense one, as contiguous() makes";
+  const auto check = [&](const Tensor& gradient, const std::string& text) {
+    p.grad() = gradient;
+    INFO(text);
+    CHECK(refusal<Error>([&] { sgd.step(); }) == "optimizer" + begin + text);
+    CHECK(refusal<Error>([&] { sgd.step_one(0); }) == "optimizer" + begin + text);
+    CHECK(refusal<Error>([&] { clip_grad_norm(list, 1); }) == "clip_grad_norm" + begin + text);
+    CHECK(sgd.step_count() == 0);
+    CHECK(to_host<float>(p) == std::vector<float>(6, 1));
+  };
+  check(view::transpose(full({3, 2}, 1)), "(2, 3) on cpu with strides (1, 2)" + strided);
+  check(view::expand(full({1, 3}, 1), {2, 3}), "(2, 3) on cpu with strides (0, 1)" + strided);
+  check(view::slice(full({2, 6}, 1), 1, 0, 6, 2), "(2, 3) on cpu with strides (6, 2)" + strided);
+  check(full({3, 2}, 1), "(3, 2) on cpu; expected (2, 3)");
+  check(full({2, 0}, 1), "(2, 0) on cpu; expected (2, 3)");
+  check(Tensor::empty({2, 3}, DType::f32, away), "(2, 3) on " + to_string(away) + "; expected one on cpu");
+  p.grad() = view::slice(full({4, 3}, 1), 0, 1, 3);  // dense, in the middle of its storage
+  sgd.step();
+  CHECK(to_host<float>(p) == std::vector<float>(6, 0.9f));
 }
 
 TEST_CASE("optim: schedules at their corners", "[optim]") {
