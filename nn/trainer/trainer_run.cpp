@@ -55,7 +55,7 @@ class Evaluating {
   std::vector<std::pair<Module*, bool>> modes_;
 };
 
-// Metadata of a checkpoint: the state of optim::Plateau; the least loss of an evaluation, and how many were worse since.
+// Metadata of a checkpoint: the state of optim::Plateau; the least loss of an evaluation, and how many came since.
 constexpr const char *plateau_key = "trainer.plateau", *best_key = "trainer.best";
 
 /// As many digits as tell two numbers apart.
