@@ -261,3 +261,10 @@ TEST_CASE("convert: equal dtypes move bytes, nothing is nothing", "[convert]") {
   store_f32(nullptr, &untouched, DType::u8, 1, 0);
   CHECK(untouched == 7);
 }
+
+TEST_CASE("convert: stores at a stride saturate, too", "[convert]") {
+  const float from[] = {1000, -1000};
+  std::uint8_t to[] = {1, 2, 3, 4};
+  store_f32(from, to, DType::f8e4m3, 2, 2, Fp8Overflow::saturate);
+  CHECK((to[0] == 0x7E && to[1] == 2 && to[2] == 0xFE && to[3] == 4));
+}

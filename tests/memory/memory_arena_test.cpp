@@ -394,3 +394,13 @@ TEST_CASE("memory arena: four hundred at a time, each with room", "[memory][aren
   CHECK(used(*arenas.front()) == used(*arenas.back()));
   CHECK(used(*make_arena(thimble::cpu)) == used(*dry));  // what is reserved is not in the books
 }
+
+TEST_CASE("memory arena: peaks that are reset begin anew", "[memory][arena]") {
+  const auto arena = make_arena(thimble::cpu);
+  Block* const first = arena->allocate({.bytes = 1 * MiB});
+  arena->deallocate(arena->allocate({.bytes = 1 * MiB}), nullptr);
+  CHECK(arena->statistics().peak_height_bytes == 2 * MiB);
+  arena->reset_peak();
+  CHECK(arena->statistics().peak_height_bytes == 1 * MiB);
+  arena->deallocate(first, nullptr);
+}

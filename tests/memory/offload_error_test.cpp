@@ -97,6 +97,22 @@ TEST_CASE("offload: a full disk is an error that changes nothing", "[memory][off
   }
 }
 
+TEST_CASE("offload: what was never written is not read", "[memory][offload]") {
+  const std::string folder = disk_folder();
+  if (folder.empty()) return;
+  FileTier tier(cpu, options_at(folder));
+  std::vector<std::byte> bytes(100000);
+  tier.drop(tier.write(bytes.data(), bytes.size()));  // the slot is there
+  Ticket ticket = 0;
+  {
+    const FileSizeLimit limit(0);
+    ticket = tier.write(bytes.data(), bytes.size());
+    CHECK_THROWS_AS(tier.wait(ticket), FileError);
+  }
+  const std::string message = files_test::file_error([&] { tier.read(ticket, bytes.data()); });
+  CHECK(files_test::contains(message, "the offloaded bytes were never written"));
+}
+
 TEST_CASE("offload: no memory for what comes back is an error that can be tried again", "[memory][offload]") {
   const std::string folder = disk_folder();
   if (folder.empty()) return;

@@ -175,6 +175,13 @@ TEST_CASE("models llama: parameter counts are the published ones", "[models][lla
   CHECK(make_llama("llama", {}, {}) == nullptr);
 }
 
+TEST_CASE("models llama: the stretch of 3.2's positions is the published one", "[models][llama][quick]") {
+  for (const char* name : {"llama-3.2-1b", "llama-3.2-3b"}) {
+    const RotaryScaling scaling = *llama_config(name, {}).scaling;
+    CHECK((scaling.factor == 32 && scaling.low == 1 && scaling.high == 4 && scaling.original_length == 8192));
+  }
+}
+
 TEST_CASE("models llama: names and shapes are those of the public files", "[models][llama][quick]") {
   check_file_shapes(*make_llama("llama-3-8b", {}, {dry(cpu)}),
                     {{"model.embed_tokens.weight", "(128256, 4096)"},

@@ -98,6 +98,26 @@ TEST_CASE("models resnet theory: theory is what the ledger books, to the byte", 
   }
 }
 
+TEST_CASE("models resnet theory: with products in fewer digits, too", "[models][resnet][theory][quick]") {
+  ModelOptions options = sized(32, 64);
+  options.build = Build::textbook;
+  for (const char* name : {"O1", "O2"}) {
+    INFO(name);
+    const memory::Stack stack = memory::make_resource(dry(cpu));
+    const ResourceScope resource(stack.top);
+    const auto model = make_model("resnet18", options, nn::precision(name).on(dry(cpu)));
+    const Batch batch = model->empty_batch(3, dry(cpu));
+    Tape tape;
+    Tensor loss;
+    {
+      const Recording on(tape);
+      loss = model->loss(batch);
+    }
+    const Theory theory = make_theory("resnet18", options, nn::precision(name));
+    CHECK(booked(stack, Category::activation) == theory.kept_bytes(Category::activation, 3));
+  }
+}
+
 TEST_CASE("models resnet theory: the fused build keeps fewer bytes", "[models][resnet][quick]") {
   std::int64_t bytes[2];
   for (const Build build : {Build::fused, Build::textbook}) {

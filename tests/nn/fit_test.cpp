@@ -15,6 +15,7 @@
 #include <thimble/models/techniques/setup.h>
 #include <thimble/models/training/costs.h>
 #include <thimble/nn/fit/fit.h>
+#include <thimble/nn/fit/process_budget.h>
 #include <thimble/nn/fit/stages.h>
 #include <thimble/optim/sgd.h>
 
@@ -392,4 +393,22 @@ TEST_CASE("fit: hardware by name", "[fit]") {
     CHECK(nn::hardware("cpu").multiply_adds_per_s(DType::f32) == nn::hardware("cpu").f32_per_s);
   }
   CHECK_THROWS_AS(nn::hardware("abacus"), ValueError);
+}
+
+TEST_CASE("fit: the arena has what is left of a process's budget, whatever planning adds outside of it", "[fit]") {
+  std::vector<std::size_t> planned;
+  int asked = 0;
+  const memory::OutsideBytes outside = nn::fit_process(
+      100, 0,
+      [&] {
+        memory::OutsideBytes bytes;
+        bytes.heap = asked++ == 0 ? 10 : 30;
+        return bytes;
+      },
+      [&](std::size_t bytes) {
+        planned.push_back(bytes);
+        return bytes;
+      });
+  CHECK(planned == std::vector<std::size_t>{90, 70});
+  CHECK(outside.heap == 30);
 }

@@ -167,6 +167,15 @@ TEST_CASE("module: a buffer that is assigned is the one that is saved") {
   CHECK(host(named(norm.buffers(), "running_mean").tensor) == std::vector<float>{3, 3});
 }
 
+TEST_CASE("module: each form of batch norm has the layer's momentum") {
+  nn::BatchNorm2d norm(1, {}, 0.5);
+  const Tensor x = from_host(std::vector<float>{3, 5}, {2, 1}), none = zeros({2, 1});
+  for (const float expected : {2.0f, 3.0f, 3.5f}) {
+    expected == 2 ? norm.with_add_relu(x, none) : expected == 3 ? norm.with_relu(x) : norm(x);
+    CHECK(host(norm.running_mean.detach()) == std::vector<float>{expected});
+  }
+}
+
 TEST_CASE("module: plain members and modules behind pointers are children when they are registered") {
   struct Net final : nn::Layer {
     nn::Linear in{2, 3};

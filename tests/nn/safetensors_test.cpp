@@ -1,3 +1,6 @@
+#include <cmath>
+#include <span>
+
 #include <thimble/core/files/bytes.h>
 #include <thimble/nn/files/safetensors.h>
 
@@ -286,6 +289,16 @@ TEST_CASE("safetensors: write in pieces and any order, read, write again", "[fil
   }
   copy.commit();
   CHECK(read_text_file(folder / "b.safetensors") == read_text_file(path));
+}
+
+TEST_CASE("safetensors: a NaN that comes in two pieces is one", "[files][safetensors]") {
+  const TemporaryFolder folder;
+  SafetensorsWriter writer(folder / "nan", {{"x", SafetensorsDType::f32, {2}}}, {});
+  const float values[] = {std::nanf(""), 1};
+  const auto bytes = std::as_bytes(std::span(values));
+  writer.append("x", bytes.first(3));
+  writer.append("x", bytes.subspan(3));
+  CHECK(writer.not_finite() == "x");
 }
 
 TEST_CASE("safetensors: a writer that is given up leaves the old file", "[files][safetensors]") {

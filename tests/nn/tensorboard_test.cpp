@@ -21,6 +21,8 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/crc32c.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/tensor.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/training/training.h>
 #include <thimble/nn/log/tensorboard.h>
@@ -328,6 +330,26 @@ TEST_CASE("tensorboard: a step's log has the curves that it knows, and no others
     }
     CHECK(tags.str() == row.tags);
   }
+}
+
+TEST_CASE("tensorboard: the peak of a step is its own", "[tensorboard]") {
+  using namespace thimble;
+  const TempFolder folder;
+  const memory::Stack stack = memory::make_resource(cpu);
+  nn::TrainingLog log(folder.path.string(), stack.ledger);
+  const ResourceScope scope(stack.top);
+  for (const std::int64_t bytes : {1 << 20, 1 << 16}) {
+    log.begin_step(false);
+    Tensor::empty({bytes}, DType::u8, cpu, Category::activation);
+    log.end_step({});
+  }
+  std::vector<float> peaks;
+  for (const auto& file : fs::directory_iterator(folder.path)) {
+    for (const Event& event : read_events(file_bytes(file.path().string()))) {
+      if (event.tag == "bytes/activation") peaks.push_back(event.value.value());
+    }
+  }
+  CHECK(peaks == std::vector<float>{1 << 20, 1 << 16});
 }
 
 TEST_CASE("tensorboard: names, buffering and refusals", "[tensorboard]") {

@@ -195,3 +195,16 @@ TEST_CASE("ops: dropout's arguments") {
   CHECK_THROWS_AS(drop(x, 0.5, {0, 0, (std::int64_t{1} << 32) - 2, 0}), ValueError);
   CHECK_NOTHROW(drop(x, 0.5, {0, 0, (std::int64_t{1} << 32) - 3, 0}));
 }
+
+TEST_CASE("ops: dropout that drops nothing takes a site, too") {
+  const Tensor x = full({40}, 1);
+  std::vector<std::vector<float>> second;
+  for (const double first : {0.0, 0.3}) {
+    RandomGenerator generator(5);
+    const GeneratorScope scope(generator);
+    generator.start_pass();
+    dropout(x, first);
+    second.push_back(host(dropout(x, 0.5)));
+  }
+  CHECK(second[0] == second[1]);
+}

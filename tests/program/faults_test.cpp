@@ -248,6 +248,17 @@ TEST_CASE("faults: a second SIGINT ends a run at once, and an ignored signal sta
     CHECK((end == 128 + SIGINT || end == -SIGINT));
   }
   fs::remove(folder / "error");
+  {  // of SIGTERM a second one says nothing new
+    const auto run = trainer.start();
+    while (run->is_running() && !contains(trainer.error(), "step ")) sleep_ms(5);
+    REQUIRE(run->is_running());
+    run->send(SIGTERM);
+    run->send(SIGTERM);
+    CHECK(run->wait() == 128 + SIGTERM);
+    CHECK(trainer.has_checkpoint());
+    fs::remove(trainer.path());
+  }
+  fs::remove(folder / "error");
   const std::vector<std::string> words = trainer.arguments();
   std::string line = "trap '' HUP; exec";
   for (const std::string& word : words) line += " '" + word + "'";

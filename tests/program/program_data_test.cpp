@@ -133,3 +133,15 @@ TEST_CASE("program: images of every kind, and a head as wide as their classes") 
   images.data = hundred / "test.bin";
   CHECK(run(images).report.parameters == head);
 }
+
+TEST_CASE("program: a validation part that is no whole batch weighs by its samples, in micro-batches, too") {
+  using namespace program_data_test;
+  std::vector<double> losses;
+  for (const std::int64_t parts : {1, 3}) {
+    TrainOptions options;
+    options.setup.model = "mlp", options.setup.batch = 60, options.setup.micro_batches = parts;
+    options.data = "synthetic", options.steps = 1, options.eval_batches = 0;
+    losses.push_back(run(options).report.evaluation->loss);
+  }
+  CHECK(losses[0] == Approx(losses[1]).epsilon(1e-6));
+}

@@ -71,6 +71,7 @@ TEST_CASE("reliability: exit statuses of faults", "[reliability][program]") {
     CHECK(shell("\"$P\" models > /dev/full 2> \"$E\"") == 6);
     CHECK(contains(read_text_file(folder / "e"), "standard output could not be written"));
     CHECK(shell("\"$P\" models --json > /dev/full 2> \"$E\"") == 6);
+    CHECK(shell("\"$P\" plan mlp --budget 1KiB > /dev/full 2> \"$E\"") == 3);  // the worse of two
     fs::remove(folder / "x");
     CHECK(shell("\"$P\" " + command + save + "--steps 2 > /dev/full 2> \"$E\"") == 6);
     CHECK(steps_of(folder / "x") == 2);

@@ -131,6 +131,7 @@ TEST_CASE("sampling: errors name the option and its value", "[nn][sampling]") {
   CHECK(refusal<ValueError>([&] {
           nn::draw_token(logits, {1, 0, 2}, 0);
         }) == "sampling: `top_p` 2; expected a number above 0 and at most 1");
+  CHECK(nn::token_chances(std::vector<float>{0, 0}, {1, 0, 0.5}).size() == 1);  // the first has it exactly
   CHECK_THROWS_AS(nn::draw_token({}, {}, 0), ValueError);
   constexpr auto nanf = std::numeric_limits<float>::quiet_NaN(), inff = std::numeric_limits<float>::infinity();
   CHECK(refusal<ValueError>([&] {

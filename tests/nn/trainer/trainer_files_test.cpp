@@ -351,3 +351,34 @@ TEST_CASE("trainer: parameters that are away between uses, in a budget, saved an
   }
   CHECK(second.certify(2).holds());
 }
+
+TEST_CASE("trainer: room on the disk is for the checkpoint that stays and the one that is written", "[trainer]") {
+  const TemporaryFolder folder;
+  const nn::KeepOptions options{.path = folder / "x", .keep = 1};
+  const std::uint64_t room = nn::free_bytes_at(options.path);
+  CHECK_THROWS_AS(nn::check_keeping("save", options, 10, 1, room / 10 * 6), Error);
+  nn::check_keeping("save", options, 10, 1, room / 10 * 3);
+}
+
+TEST_CASE("trainer: a step without a loss says nothing of the checkpoint before it, skipped or not", "[trainer]") {
+  struct Scripted final : nn::LoopedRun {
+    void train_step(std::int64_t step, nn::Progress& progress) override {
+      progress.loss = step < 2 ? 1 : std::numeric_limits<double>::infinity();
+      ++steps;
+    }
+    std::optional<nn::Evaluation> evaluate() override { return std::nullopt; }
+    void write_checkpoint(const std::string& path) override { files_test::write_text_file(path, "x"); }
+    std::int64_t steps_done() override { return steps; }
+    std::int64_t skipped_steps() override { return steps >= 3 ? 1 : 0; }  // the third, by a scaler
+    std::int64_t steps = 0;
+  } run;
+  const TemporaryFolder folder;
+  const nn::LoopOptions options{.steps = 6, .save = folder / "x", .save_every = 2};
+  const memory::Stack stack = memory::make_resource(cpu);
+  nn::LoopReport report;
+  const nn::TrainControl control;
+  nn::TrainingLoop(run, options, stack, report, control).run(nullptr);
+  CHECK(report.end == nn::TrainEnd::diverged);
+  CHECK(report.end_text.ends_with("there is no checkpoint"));
+  CHECK_FALSE(std::filesystem::exists(options.save));
+}
