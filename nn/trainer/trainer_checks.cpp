@@ -297,9 +297,13 @@ void TrainerCore::check_files() {
   std::uint64_t bytes = checkpoint_bytes(*run.program().modules().front(), run.program().optimizer(0));
   for (std::size_t part = 1; part < parts; ++part) bytes += run.program().optimizer(part).state_bytes();
   for (std::size_t i = 1; i < modules; ++i) bytes += weights_file_bytes(*run.program().modules()[i]);
-  if (!options_.best.empty()) check_keeping("trainer: best", {options_.best}, options_.steps, 0, bytes);
+  if (!options_.best.empty()) {
+    check_keeping("trainer: best", {.path = options_.best, .overwrites = options_.overwrites}, options_.steps, 0,
+                  bytes);
+  }
   if (options_.save.empty()) return;
-  check_keeping("trainer: save", {options_.save, options_.keep}, options_.steps, options_.save_every, bytes);
+  check_keeping("trainer: save", {.path = options_.save, .keep = options_.keep, .overwrites = options_.overwrites},
+                options_.steps, options_.save_every, bytes);
 }
 
 /// Throws ValueError on all ranks where they were made with other options or programs.
