@@ -297,6 +297,7 @@ TEST_CASE("trainer: files that cannot be, and checkpoints of another run, are re
   for (const bool overwrites : {false, true}) {
     CHECK((with([&](auto& o) { o.save = folder / "notes", o.overwrites = overwrites; }) == "taken") == overwrites);
   }
+  std::filesystem::remove(folder / "notes");
   CHECK(with([](auto& o) { o.seed = 6; }).find("was trained with seed 5") != std::string::npos);
   CHECK(with([](auto& o) { o.steps = 2; }).find("has done 2 steps; steps = 2 must be more") != std::string::npos);
   CHECK(with([](auto& o) { o.keep = 0; }).find("keep = 0") != std::string::npos);
