@@ -199,7 +199,8 @@ TEST_CASE("trainer: of a step that fails behind an update nothing is saved", "[t
     INFO(static_cast<int>(place));
     const files_test::TemporaryFolder folder;
     Failure failure;
-    nn::TrainerOptions options{.seed = 4, .steps = 4, .save = folder / "x"};
+    nn::TrainerOptions options{.seed = 4, .steps = 4};
+    options.save = folder / "x";
     nn::Trainer<Judged, Tensor> trainer(judged(place, failure), options);
     failure = {3, 0};
     std::string said;
