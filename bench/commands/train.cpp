@@ -93,10 +93,9 @@ class ProgressLine {
 
 void add_optimizer_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions>& options) {
   models::TrainOptions& o = *options;
-  add_number(
-      command, "--lr", o.setup.rate, 0, any,
-      "Learning rate (sgd 0.1; momentum 0.1, of mlp and vit 0.01, of sharedconv 0.03; adafactor 0.03; others 1e-3, "
-      "text 3e-3 (128 / width)^0.75)");
+  add_number(command, "--lr", o.setup.rate, 0, any,
+             "Learning rate (sgd 0.1; momentum 0.1, mlp and vit 0.01, sharedconv 0.03; adafactor 0.03; others 1e-3, "
+             "text 3e-3 (128 / width)^0.75)");
   command
       .add_option_function<std::string>(
           "--schedule", [options](const std::string& text) { options->schedule = text; },
