@@ -97,7 +97,7 @@ TEST_CASE("offload: a full disk is an error that changes nothing", "[memory][off
   }
 }
 
-TEST_CASE("offload: what was never written is not read", "[memory][offload]") {
+TEST_CASE("offload: reading bytes whose write failed is an error", "[memory][offload]") {
   const std::string folder = disk_folder();
   if (folder.empty()) return;
   FileTier tier(cpu, options_at(folder));

@@ -395,7 +395,7 @@ TEST_CASE("fit: hardware by name", "[fit]") {
   CHECK_THROWS_AS(nn::hardware("abacus"), ValueError);
 }
 
-TEST_CASE("fit: the arena has what is left of a process's budget, whatever planning adds outside of it", "[fit]") {
+TEST_CASE("fit: a process budget is planned again when planning takes more heap", "[fit]") {
   std::vector<std::size_t> planned;
   int asked = 0;
   const memory::OutsideBytes outside = nn::fit_process(
