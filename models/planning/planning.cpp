@@ -14,7 +14,6 @@
 #include <thimble/core/launch/compute_capability.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/dist/parts/team.h>
-#include <thimble/memory/process/process.h>
 #include <thimble/memory/stack.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/images.h>

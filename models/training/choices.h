@@ -34,8 +34,8 @@ struct RunOptions {
   std::function<void(const std::string& text)> progress = {};  ///< called with each step of planning; may be empty
 };
 
-/// Throws ValueError for a budget of the process where what is outside of its arena is not known: on another device
-/// than the cpu, and on several ranks.
+/// Throws ValueError for a process budget on a GPU or on several ranks: the bytes outside of the arena are not known
+/// there.
 void check_process_budget(const RunOptions& options);
 
 /// What plans are made with.

@@ -13,7 +13,6 @@
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/core/threads/parallel.h>
 #include <thimble/memory/offload/file_tier.h>
-#include <thimble/memory/process/process.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/techniques/technique.h>
 #include <thimble/models/techniques/tiers.h>
