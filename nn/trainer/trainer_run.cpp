@@ -364,9 +364,9 @@ void TrainerRun::set_rate(std::size_t part, std::int64_t step) {
 }
 
 bool TrainerRun::is_best(double loss) {
-  const bool is_least = !best_.least_loss || loss < *best_.least_loss;
-  if (is_least) best_.least_loss = loss;
-  best_.worse = is_least ? 0 : best_.worse + 1;
+  const bool is_least = !least_loss_ || loss < *least_loss_;
+  if (is_least) least_loss_ = loss;
+  worse_ = is_least ? 0 : worse_ + 1;
   return is_least;
 }
 
@@ -678,9 +678,8 @@ Metadata TrainerRun::metadata() {
     metadata[trainer_run_detail::plateau_key] =
         text_of(state.least_loss) + " " + std::to_string(state.worse) + " " + text_of(state.factor);
   }
-  if (best_.least_loss) {
-    metadata[trainer_run_detail::best_key] =
-        trainer_run_detail::text_of(*best_.least_loss) + " " + std::to_string(best_.worse);
+  if (least_loss_) {
+    metadata[trainer_run_detail::best_key] = trainer_run_detail::text_of(*least_loss_) + " " + std::to_string(worse_);
   }
   return metadata;
 }
@@ -722,9 +721,9 @@ void TrainerRun::load(const std::string& path) {
   }
   if (const auto found = metadata.find(trainer_run_detail::best_key); found != metadata.end()) {
     char* end = nullptr;
-    best_.least_loss = std::strtod(found->second.c_str(), &end);
-    best_.worse = std::strtoll(end, &end, 10);
-    if (*end != '\0' || std::isnan(*best_.least_loss) || best_.worse < 0) {
+    least_loss_ = std::strtod(found->second.c_str(), &end);
+    worse_ = std::strtoll(end, &end, 10);
+    if (*end != '\0' || std::isnan(*least_loss_) || worse_ < 0) {
       throw ValueError("trainer: resume: " + quote(path) + ": " + trainer_run_detail::best_key +
                        ": expected a loss and a count, got " + quote(found->second));
     }

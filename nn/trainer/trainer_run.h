@@ -118,7 +118,7 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   std::int64_t steps_done() override { return steps_; }
   bool is_in_step() override { return next_part_ > 0; }
   bool is_best(double loss) override;
-  std::int64_t worse_evaluations() override { return best_.worse; }
+  std::int64_t worse_evaluations() override { return worse_; }
   std::int64_t skipped_steps() override;
   bool is_replay() const override { return recorded_ != nullptr && recorded_->is_captured(); }
   /// Between steps: releases the captured graph and the region of a placed arena, so that others have the bytes. The
@@ -194,16 +194,14 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   std::optional<optim::Plateau> plateau_;
   std::vector<double> rates_;  // of each part's optimizer, as the program makes it
   StepOptions options_;
-  std::shared_ptr<Tier> tier_;  // of what plans offload; null: none does
-  PlacedArena* placed_;         // behind the resource; null: none
-  std::int64_t first_step_;     // steps that were done before
-  std::int64_t steps_;          // done
-  std::int64_t skipped_;        // of these, passed over
-  std::int64_t taken_ = 0;      // by this run
-  struct {
-    std::optional<double> least_loss;
-    std::int64_t worse = 0;              // in a row since then
-  } best_;                               // of the evaluations of training
+  std::shared_ptr<Tier> tier_;           // of what plans offload; null: none does
+  PlacedArena* placed_;                  // behind the resource; null: none
+  std::int64_t first_step_;              // steps that were done before
+  std::int64_t steps_;                   // done
+  std::int64_t skipped_;                 // of these, passed over
+  std::int64_t taken_ = 0;               // by this run
+  std::optional<double> least_loss_;     // of the evaluations of training
+  std::int64_t worse_ = 0;               // evaluations in a row since that one
   std::int64_t rate_step_ = -1;          // whose rate the optimizers have; -1: the rate they were made with, or loaded
   std::vector<double> losses_;           // of the last step
   ExampleStep kind_;                     // of the next step, where the request names none

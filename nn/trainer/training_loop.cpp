@@ -196,8 +196,8 @@ void TrainingLoop::save(bool is_last) {
   }
 }
 
-/// Before an exception leaves: what was reached is written. A step that throws has changed nothing, but behind the
-/// first of several updates.
+/// Saves the steps that were done, before an exception leaves. A step that failed after some of its updates is no state
+/// to save.
 void TrainingLoop::rescue() noexcept {
   try {
     if (options_.rank || !keeper_.is_on() || run_.steps_done() <= keeper_.saved_step()) return;

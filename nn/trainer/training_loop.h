@@ -109,9 +109,9 @@ class LoopedRun {
   virtual void refuse_checkpoint([[maybe_unused]] const std::string& why) {}
   /// Steps that have used a batch: updates, and those that were skipped.
   virtual std::int64_t steps_done() = 0;
-  /// Whether a step has failed behind some of its updates: there is no whole step to save.
+  /// Whether a step failed after some of its updates.
   virtual bool is_in_step() { return false; }
-  /// Notes the loss of an evaluation: whether it is the least so far, checkpoints gone on from included.
+  /// Notes the loss of an evaluation. Returns whether it is the least so far; a resumed run remembers the earlier ones.
   virtual bool is_best([[maybe_unused]] double loss) { return false; }
   /// Evaluations in a row since the best one.
   virtual std::int64_t worse_evaluations() { return 0; }
