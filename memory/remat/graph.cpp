@@ -119,42 +119,4 @@ std::vector<bool> recomputable(const Graph& graph) {
   return can;
 }
 
-Selection close_selection(const Graph& graph, const std::vector<bool>& wanted) {
-  if (wanted.size() != graph.tensors.size()) {
-    throw ValueError("remat close_selection: " + std::to_string(wanted.size()) + " flags for " +
-                     std::to_string(graph.tensors.size()) + " tensors");
-  }
-  const std::vector<bool> can_make = recomputable(graph);
-  std::vector<bool> keep(graph.tensors.size());
-  std::vector<bool> make(graph.tensors.size());
-  std::vector<bool> is_recomputed(graph.operators.size());
-  const auto ask = [&](std::uint32_t t) {
-    if (!graph.tensors[t].is_given) (wanted[t] || !can_make[t] ? keep : make)[t] = true;
-  };
-  // Needs point backwards in the order of operators, so one sweep from the last to the first settles each: when an
-  // operator is reached, all that needs its outputs is known.
-  for (std::uint32_t i = 0; i < graph.operators.size(); ++i) {
-    for (const std::uint32_t t : graph.operators[i].backward_reads) ask(t);
-  }
-  for (std::uint32_t i = static_cast<std::uint32_t>(graph.operators.size()); i-- > 0;) {
-    const GraphOperator& op = graph.operators[i];
-    for (const std::uint32_t t : op.outputs) is_recomputed[i] = is_recomputed[i] || make[t];
-    if (!is_recomputed[i]) continue;
-    for (const std::uint32_t t : op.inputs) ask(t);
-  }
-
-  Selection selection;
-  for (std::uint32_t t = 0; t < graph.tensors.size(); ++t) {
-    if (!keep[t]) continue;
-    selection.kept.push_back(t);
-    selection.kept_bytes += graph.tensors[t].bytes;
-  }
-  for (std::uint32_t i = 0; i < graph.operators.size(); ++i) {
-    if (!is_recomputed[i]) continue;
-    selection.recomputed.push_back(i);
-    selection.cost += graph.operators[i].cost;
-  }
-  return selection;
-}
-
 }  // namespace thimble::remat

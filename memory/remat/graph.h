@@ -6,8 +6,8 @@
 //   on its own is one segment. The backward visits the segments from last to first.
 // - On its visit the segment's backwards run, from the last operator to the first. Right before each of them the
 //   operators that made what it reads, unless that was kept or is recomputed already, are recomputed in forward order,
-//   with those that their inputs need. An operator is recomputed once and makes all of its outputs, which stay until
-//   their last reader.
+//   with those that their inputs need. An operator makes all of its outputs, which stay until their last reader, unless
+//   they are dropped before: then the next reader has them made again, in the forward, too.
 // - A tensor crosses a boundary when an operator of another segment takes it, or reads it in backward. Such a tensor is
 //   never recomputed: it is kept wherever it is needed, whatever was selected. Put boundaries where few bytes cross.
 // - Memory is given back as soon as nothing needs it: a tensor after its last reader, a gradient after the backward of
@@ -18,8 +18,8 @@
 //   given        a tensor that exists outside and stays (a block's input, parameters): no bytes, no cost here
 //   result       a tensor that is read outside, after all operators: it stays through the forward, and its gradient
 //                exists when the first backward begins, as for a tensor that no operator takes
-//   kept         held from forward to its last reader in backward
-//   recomputed   the operators that run a second time; their costs are the price of a selection
+//   kept         held from forward to its last reader in backward, or until it is dropped
+//   recomputed   the operators that run again; their costs, each time, are the price of a selection
 //   cost         an integer in any one unit, as Time
 
 #include <cstddef>
@@ -78,12 +78,20 @@ struct Graph {
 /// given, an operator has no outputs, or segment_ends is not as Graph says.
 void validate(const Graph& graph);
 
+/// A tensor that is given up after a step and made again before its next use. Step i is the forward of operator i,
+/// step 2n - 1 - i its backward, of n operators.
+struct Drop {
+  std::uint32_t tensor, after;
+  friend bool operator==(const Drop&, const Drop&) = default;
+};
+
 /// A set of tensors to keep, closed: it has what recomputation needs from elsewhere, and nothing that nobody needs.
 struct Selection {
   std::vector<std::uint32_t> kept;        ///< tensors, rising; given ones are not listed
   std::vector<std::uint32_t> recomputed;  ///< operators, rising
   Bytes kept_bytes = 0;
-  Time cost = 0;  ///< sum over `recomputed`
+  Time cost = 0;                 ///< of all re-runs
+  std::vector<Drop> drops = {};  ///< by rising step
 
   friend bool operator==(const Selection&, const Selection&) = default;
 };
@@ -92,7 +100,7 @@ struct Selection {
 /// when wanted and recomputed when not. Wanted tensors that nothing needs are left out; what is needed and cannot be
 /// recomputed is kept. Wanting every tensor gives the selection of cost 0. The graph must be valid. Throws ValueError
 /// when `wanted` has not one flag per tensor.
-Selection close_selection(const Graph& graph, const std::vector<bool>& wanted);
+Selection close_selection(const Graph& graph, const std::vector<bool>& wanted, std::vector<Drop> drops = {});
 
 /// For each tensor: whether it can be recomputed, because its maker can run again and it crosses no boundary. False for
 /// given tensors. The graph must be valid.

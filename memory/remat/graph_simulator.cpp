@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include <thimble/memory/remat/graph_timeline.h>
@@ -11,76 +12,174 @@ using Event = GraphTimeline::Event;
 using Kind = Event::Kind;
 using Buffer = GraphTimeline::Buffer;
 
-/// The operators that run, in order.
+/// The operators that run, in order, and which of their outputs they make: the others are there already.
 class Order {
  public:
-  Order(const Graph& graph, const Selection& selection)
-      : graph_(graph), is_kept_(graph.tensors.size()), maker_(graph.tensors.size()), is_due_(graph.operators.size()) {
-    for (const std::uint32_t t : selection.kept) is_kept_[t] = true;
+  /// A tensor is there after the forward when it `is_held`; operators that `can_run` run again where one is missing.
+  Order(const Graph& graph, std::vector<std::uint8_t> is_held, std::vector<std::uint8_t> can_run,
+        const std::vector<Drop>& drops)
+      : graph_(graph),
+        is_held_(std::move(is_held)),
+        can_run_(std::move(can_run)),
+        drops_(drops),
+        is_there_(graph.tensors.size()),
+        is_due_(graph.operators.size()),
+        maker_(graph.tensors.size()),
+        is_read_(graph.tensors.size()) {
+    for (std::uint32_t t = 0; t < graph.tensors.size(); ++t) is_there_[t] = graph.tensors[t].is_given;
     for (std::uint32_t i = 0; i < graph.operators.size(); ++i) {
       for (const std::uint32_t t : graph.operators[i].outputs) maker_[t] = i;
     }
-    for (const std::uint32_t i : selection.recomputed) is_due_[i] = true;
-  }
-
-  std::vector<Event> events() {
-    const auto count = static_cast<std::uint32_t>(graph_.operators.size());
-    std::vector<std::uint32_t> ends = graph_.segment_ends;
+    const auto count = static_cast<std::uint32_t>(graph.operators.size());
+    events_.reserve(3 * graph.operators.size());
+    for (std::uint32_t i = 0; i < count; ++i) {
+      if (!dropped_.empty()) run_again(graph.operators[i].inputs, {Kind::recompute, 0, 0, i}, 0);
+      run({Kind::forward, i, 0, i});
+      drop_after(i);
+    }
+    turn_ = events_.size();
+    for (std::uint32_t t = 0; t < graph.tensors.size(); ++t) {
+      is_held_[t] = is_held_[t] && is_there_[t];
+      if (!is_held_[t] && !graph.tensors[t].is_given) is_there_[t] = false;
+    }
+    std::vector<std::uint32_t> ends = graph.segment_ends;
     if (ends.empty()) ends.push_back(count);
-    std::vector<Event> events;
-    events.reserve(3 * graph_.operators.size());
-    for (std::uint32_t i = 0; i < count; ++i) events.push_back({Kind::forward, i, 0, i});
     for (std::size_t s = ends.size(); s-- > 0;) {
       const std::uint32_t begin = s == 0 ? 0 : ends[s - 1];
       const auto segment = static_cast<std::uint32_t>(s);
       for (std::uint32_t i = ends[s]; i-- > begin;) {
-        find_due(i, begin);
-        for (const std::uint32_t op : due_) events.push_back({Kind::recompute, op, segment, i});
-        events.push_back({Kind::backward, i, segment, i});
+        run_again(graph.operators[i].backward_reads, {Kind::recompute, 0, segment, i}, begin);
+        events_.push_back({Kind::backward, i, segment, i});
+        drop_after(2 * count - 1 - i);
       }
     }
-    return events;
+  }
+
+  std::vector<Event>& events() noexcept { return events_; }
+  /// Where the forward is over.
+  std::size_t turn() const noexcept { return turn_; }
+  /// Of each output of each forward and re-run, in order.
+  const std::vector<std::uint8_t>& is_made() const noexcept { return is_made_; }
+
+  /// What was needed of the tensors that are held and of the drops.
+  Selection selection() const {
+    Selection selection;
+    for (std::uint32_t t = 0; t < graph_.tensors.size(); ++t) {
+      if (!is_read_[t]) continue;
+      selection.kept.push_back(t);
+      selection.kept_bytes += graph_.tensors[t].bytes;
+    }
+    std::vector<std::uint8_t> is_recomputed(graph_.operators.size());
+    for (const Event& event : events_) {
+      if (event.kind != Kind::recompute) continue;
+      selection.cost += graph_.operators[event.op].cost;
+      if (!std::exchange(is_recomputed[event.op], std::uint8_t{1})) selection.recomputed.push_back(event.op);
+    }
+    std::sort(selection.recomputed.begin(), selection.recomputed.end());
+    for (std::size_t k = 0; k < dropped_.size(); ++k) {
+      if (dropped_[k].is_made_again) selection.drops.push_back(dropped_[k].drop);
+    }
+    return selection;
   }
 
  private:
-  /// The operators that run again for an operator's backward, in forward order.
-  void find_due(std::uint32_t op, std::uint32_t begin) {
+  struct Dropped {
+    Drop drop;
+    bool is_made_again;
+  };
+
+  /// Runs again the operators that make the missing ones of some tensors, with those that they need, in forward order.
+  void run_again(const std::vector<std::uint32_t>& tensors, Event event, std::uint32_t begin) {
     due_.clear();
-    const auto ask = [&](const std::vector<std::uint32_t>& tensors) {
-      for (const std::uint32_t t : tensors) {
+    const auto ask = [&](const std::vector<std::uint32_t>& wanted, const char* what, std::uint32_t reader) {
+      for (const std::uint32_t t : wanted) {
+        if (graph_.tensors[t].is_given) continue;
+        if (is_there_[t]) {
+          if (turn_ > 0 && is_held_[t]) is_read_[t] = true;
+          continue;
+        }
         const std::uint32_t maker = maker_[t];
-        if (graph_.tensors[t].is_given || is_kept_[t] || maker < begin || !is_due_[maker]) continue;
-        is_due_[maker] = false;
+        if (maker < begin || !can_run_[maker]) {
+          throw PlanError("remat simulate: " + std::string(what) + " of operator " + std::to_string(reader) + " (" +
+                          graph_.operators[reader].name + ") reads tensor " + std::to_string(t) + " (" +
+                          graph_.tensors[t].name + "), which is not held");
+        }
+        if (is_due_[maker]) continue;
+        is_due_[maker] = true;
         due_.push_back(maker);
       }
     };
-    ask(graph_.operators[op].backward_reads);
-    for (std::size_t next = 0; next < due_.size(); ++next) ask(graph_.operators[due_[next]].inputs);
+    ask(tensors, turn_ > 0 ? "backward" : "forward", event.reader);
+    for (std::size_t next = 0; next < due_.size(); ++next) {
+      ask(graph_.operators[due_[next]].inputs, "recomputation", due_[next]);
+    }
     std::sort(due_.begin(), due_.end());
+    for (const std::uint32_t op : due_) {
+      is_due_[op] = false;
+      event.op = op;
+      run(event);
+    }
+  }
+
+  void run(const Event& event) {
+    events_.push_back(event);
+    for (const std::uint32_t t : graph_.operators[event.op].outputs) {
+      is_made_.push_back(!is_there_[t]);
+      if (is_there_[t]) continue;
+      is_there_[t] = true;
+      for (Dropped& one : dropped_) one.is_made_again = one.is_made_again || one.drop.tensor == t;
+    }
+  }
+
+  void drop_after(std::uint32_t step) {
+    for (; next_drop_ < drops_.size() && drops_[next_drop_].after <= step; ++next_drop_) {
+      const Drop& drop = drops_[next_drop_];
+      const GraphTensor& tensor = graph_.tensors[drop.tensor];
+      if (!is_there_[drop.tensor] || tensor.is_given || step < tensor.held_until) continue;
+      is_there_[drop.tensor] = false;
+      if (turn_ > 0) is_held_[drop.tensor] = false;
+      dropped_.push_back({drop, false});
+    }
   }
 
   const Graph& graph_;
-  std::vector<std::uint8_t> is_kept_;
-  std::vector<std::uint32_t> maker_;  // of each tensor
-  std::vector<std::uint8_t> is_due_;  // to run again
+  std::vector<std::uint8_t> is_held_, can_run_;
+  const std::vector<Drop>& drops_;
+  std::vector<std::uint8_t> is_there_, is_due_;
+  std::vector<std::uint32_t> maker_;   // of each tensor
+  std::vector<std::uint8_t> is_read_;  // of each tensor: by the backward, as the forward left it
+  std::vector<Dropped> dropped_;
+  std::size_t next_drop_ = 0;
   std::vector<std::uint32_t> due_;
+  std::vector<Event> events_;
+  std::vector<std::uint8_t> is_made_;
+  std::size_t turn_ = 0;
 };
+
+Order order_of(const Graph& graph, const Selection& selection) {
+  std::vector<std::uint8_t> is_held(graph.tensors.size()), can_run(graph.operators.size());
+  for (const std::uint32_t t : selection.kept) {
+    if (t >= graph.tensors.size()) throw PlanError("remat simulate: tensor " + std::to_string(t) + " does not exist");
+    is_held[t] = true;
+  }
+  for (const std::uint32_t i : selection.recomputed) {
+    if (i >= graph.operators.size() || !graph.operators[i].can_recompute) {
+      throw PlanError("remat simulate: operator " + std::to_string(i) + " does not exist or cannot be recomputed");
+    }
+    can_run[i] = true;
+  }
+  return {graph, std::move(is_held), std::move(can_run), selection.drops};
+}
 
 /// The step on plain numbers.
 class Step {
  public:
-  Step(const Graph& graph, const Selection& selection) : graph_(graph), is_kept_(graph.tensors.size()) {
-    for (const std::uint32_t t : selection.kept) {
-      if (t >= graph.tensors.size()) throw PlanError("remat simulate: tensor " + std::to_string(t) + " does not exist");
-      is_kept_[t] = true;
+  Step(const Graph& graph, Order order) : graph_(graph) {
+    events_ = std::move(order.events());
+    turn_ = order.turn();
+    for (const Event& event : events_) {
+      if (event.kind == Kind::recompute) result_.cost += graph.operators[event.op].cost;
     }
-    for (const std::uint32_t i : selection.recomputed) {
-      if (i >= graph.operators.size() || !graph.operators[i].can_recompute) {
-        throw PlanError("remat simulate: operator " + std::to_string(i) + " does not exist or cannot be recomputed");
-      }
-      result_.cost += graph.operators[i].cost;
-    }
-    events_ = Order(graph, selection).events();
     result_.segment_peak_bytes.assign(graph.segment_count(), 0);
     result_.recompute_peak_bytes.assign(graph.segment_count(), 0);
     result_.operator_peak_bytes.assign(graph.operators.size(), 0);
@@ -90,18 +189,14 @@ class Step {
     gradient_buffer_.assign(graph.tensors.size(), 0);
     window_of_.assign(graph.tensors.size(), no_window);
     windows_.assign(graph.tensors.size(), 0);
-    for (std::uint32_t t = 0; t < graph.tensors.size(); ++t) {
-      is_there_[t] = graph.tensors[t].is_given;
-      if (graph.tensors[t].held_until > 0) held_until_.emplace_back(graph.tensors[t].held_until, t);
-    }
-    std::sort(held_until_.begin(), held_until_.end());
-    find_last_uses();
+    for (std::uint32_t t = 0; t < graph.tensors.size(); ++t) is_there_[t] = graph.tensors[t].is_given;
+    find_last_uses(order.is_made());
   }
 
   GraphCost run() {
     for (std::size_t at = 0; at < events_.size(); ++at) {
       now_ = at;
-      if (at == graph_.operators.size()) seed_gradients();
+      if (at == turn_) seed_gradients();
       const Event& event = events_[at];
       if (event.kind == Kind::backward) {
         run_backward(event, at);
@@ -137,36 +232,48 @@ class Step {
     if (notes_buffers_) buffers_[buffer].end = now_ + (is_before ? 0 : 1);
   }
 
-  /// Of each tensor: its last use in the forward, and its last use of all.
-  void find_last_uses() {
-    forward_use_.assign(graph_.tensors.size(), 0);
-    last_use_.assign(graph_.tensors.size(), 0);
-    for (std::size_t at = 0; at < events_.size(); ++at) {
+  /// Of each event, and of the turn after them: the tensors that nothing needs before they are made again.
+  void find_last_uses(const std::vector<std::uint8_t>& is_made) {
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> held;  // operator and tensor, rising
+    for (std::uint32_t t = 0; t < graph_.tensors.size(); ++t) {
+      if (graph_.tensors[t].held_until > 0) held.emplace_back(graph_.tensors[t].held_until, t);
+    }
+    std::sort(held.begin(), held.end());
+    std::vector<std::uint8_t> is_needed(graph_.tensors.size());
+    goes_end_.assign(events_.size() + 1, 0);
+    const auto need = [&](std::uint32_t t) {
+      if (!std::exchange(is_needed[t], std::uint8_t{1}) && !graph_.tensors[t].is_given) goes_.push_back(t);
+    };
+    std::size_t output = is_made.size();
+    for (std::size_t at = events_.size(); at-- > 0;) {
       const Event& event = events_[at];
       const GraphOperator& op = graph_.operators[event.op];
-      for (const std::uint32_t t : event.kind == Kind::backward ? op.backward_reads : op.inputs) {
-        last_use_[t] = at;
-        if (event.kind == Kind::forward) forward_use_[t] = at;
+      goes_end_[at + 1] = goes_.size();  // from the back, as goes_ is
+      if (at + 1 == turn_) {
+        for (std::uint32_t t = 0; t < graph_.tensors.size(); ++t) {
+          if (graph_.tensors[t].is_result && !std::exchange(is_needed[t], std::uint8_t{1})) results_.push_back(t);
+        }
       }
+      if (event.kind == Kind::forward) {
+        for (; !held.empty() && held.back().first == event.op; held.pop_back()) need(held.back().second);
+      }
+      if (event.kind != Kind::backward) {
+        for (std::size_t k = op.outputs.size(); k-- > 0;) {
+          const std::uint32_t t = op.outputs[k];
+          if (!is_needed[t]) goes_.push_back(t);
+          if (is_made[--output] != 0) is_needed[t] = false;
+        }
+      }
+      for (const std::uint32_t t : event.kind == Kind::backward ? op.backward_reads : op.inputs) need(t);
     }
-    for (std::size_t t = 0; t < graph_.tensors.size(); ++t) {
-      forward_use_[t] = std::max<std::size_t>(forward_use_[t], graph_.tensors[t].held_until);
-      if (graph_.tensors[t].is_result) forward_use_[t] = graph_.operators.size();
-    }
-  }
-
-  void require(const Event& event, std::uint32_t t) const {
-    if (is_there_[t]) return;
-    throw PlanError("remat simulate: " + std::string(event.kind == Kind::recompute ? "recomputation" : "backward") +
-                    " of operator " + std::to_string(event.op) + " (" + graph_.operators[event.op].name +
-                    ") reads tensor " + std::to_string(t) + " (" + graph_.tensors[t].name + "), which is not held");
+    goes_end_[0] = goes_.size();
   }
 
   void reach(const Event& event, Bytes extra) {
     if (notes_buffers_) buffers_.push_back({Buffer::Kind::temporary, event.op, extra, now_, now_ + 1});
     const Bytes bytes = held_ + extra;
     result_.peak_bytes = std::max(result_.peak_bytes, bytes);
-    if (event.kind == Kind::forward) {
+    if (now_ < turn_) {
       result_.forward_peak_bytes = std::max(result_.forward_peak_bytes, bytes);
       return;
     }
@@ -181,7 +288,6 @@ class Step {
 
   void run_forward(const Event& event, std::size_t at) {
     const GraphOperator& op = graph_.operators[event.op];
-    for (const std::uint32_t t : op.inputs) require(event, t);
     Bytes copies = 0;  // outputs that are there already are made a second time and thrown away
     for (const std::uint32_t t : op.outputs) {
       if (is_there_[t]) {
@@ -191,19 +297,13 @@ class Step {
         take(Buffer::Kind::tensor, t, graph_.tensors[t].bytes);
       }
     }
-    const bool is_first = event.kind == Kind::forward;
-    reach(event, op.forward_peak_bytes + copies + (is_first ? 0 : graph_.operators[event.reader].waiting_bytes));
-    for (const std::uint32_t t : op.inputs) release_if_done(t, event, at);
-    for (const std::uint32_t t : op.outputs) release_if_done(t, event, at);
-    if (event.kind != Kind::forward) return;
-    for (; next_held_ < held_until_.size() && held_until_[next_held_].first == event.op; ++next_held_) {
-      release_if_done(held_until_[next_held_].second, event, at);
-    }
+    const bool is_in_forward = at < turn_;
+    reach(event, op.forward_peak_bytes + copies + (is_in_forward ? 0 : graph_.operators[event.reader].waiting_bytes));
+    release(at);
   }
 
   void run_backward(const Event& event, std::size_t at) {
     const GraphOperator& op = graph_.operators[event.op];
-    for (const std::uint32_t t : op.backward_reads) require(event, t);
     for (const std::uint32_t t : op.outputs) make_gradient(t);
     const bool is_passed_on = open_windows(op) || (op.is_backward_in_place && pass_gradient_on(op));
     if (op.is_backward_in_place || op.frees_reads_first) write_over_reads(op, at);
@@ -213,15 +313,19 @@ class Step {
       if (has_gradient_[t] && !(is_passed_on && t == op.outputs.front())) give_gradient_back(t);
       has_gradient_[t] = false;
     }
-    for (const std::uint32_t t : op.backward_reads) release_if_done(t, event, at);
+    release(at);
   }
 
-  void release_if_done(std::uint32_t t, const Event& event, std::size_t at) {
-    if (!is_there_[t] || graph_.tensors[t].is_given) return;
-    const bool stays_for_backward = event.kind != Kind::forward || is_kept_[t];
-    if ((stays_for_backward ? last_use_[t] : forward_use_[t]) > at) return;
-    is_there_[t] = false;
-    give_back(tensor_buffer_[t], graph_.tensors[t].bytes);
+  /// What goes after an event.
+  std::span<const std::uint32_t> going(std::size_t at) const {
+    return std::span(goes_).subspan(goes_end_[at + 1], goes_end_[at] - goes_end_[at + 1]);
+  }
+
+  void release(std::size_t at) {
+    for (const std::uint32_t t : going(at)) {
+      if (!std::exchange(is_there_[t], std::uint8_t{0})) continue;
+      give_back(tensor_buffer_[t], graph_.tensors[t].bytes);
+    }
   }
 
   void give_gradient_back(std::uint32_t t) {
@@ -262,8 +366,9 @@ class Step {
 
   /// So do the buffers of tensors that nothing reads after this.
   void write_over_reads(const GraphOperator& op, std::size_t at) {
+    const std::span<const std::uint32_t> last = going(at);
     for (const std::uint32_t t : op.backward_reads) {
-      if (!is_there_[t] || graph_.tensors[t].is_given || last_use_[t] != at) continue;
+      if (!is_there_[t] || std::find(last.begin(), last.end(), t) == last.end()) continue;
       if (inherit(op, graph_.tensors[t].bytes, tensor_buffer_[t])) is_there_[t] = false;
     }
   }
@@ -276,10 +381,8 @@ class Step {
 
   /// The forward is over.
   void seed_gradients() {
-    for (std::uint32_t t = 0; t < graph_.tensors.size(); ++t) {
-      if (!graph_.tensors[t].is_result || !is_there_[t] || is_kept_[t]) continue;
-      is_there_[t] = false;
-      give_back(tensor_buffer_[t], graph_.tensors[t].bytes, true);
+    for (const std::uint32_t t : results_) {
+      if (std::exchange(is_there_[t], std::uint8_t{0})) give_back(tensor_buffer_[t], graph_.tensors[t].bytes, true);
     }
     std::vector<bool> is_taken(graph_.tensors.size());
     for (const GraphOperator& op : graph_.operators) {
@@ -293,11 +396,11 @@ class Step {
 
   const Graph& graph_;
   std::vector<Event> events_;
-  std::vector<std::uint8_t> is_kept_, is_there_, has_gradient_;
-  std::vector<std::size_t> forward_use_, last_use_;
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> held_until_;  // operator and tensor, rising
-  std::size_t next_held_ = 0;
-  std::size_t now_ = 0;  // the event
+  std::vector<std::uint8_t> is_there_, has_gradient_;
+  std::size_t turn_ = 0;                       // the first event after the forward
+  std::vector<std::uint32_t> goes_, results_;  // after each event, from the last on; at the turn
+  std::vector<std::size_t> goes_end_;          // of an event's in goes_, where those of the next one end
+  std::size_t now_ = 0;                        // the event
   Bytes held_ = 0;
   GraphCost result_;
   bool notes_buffers_ = false;
@@ -310,18 +413,76 @@ class Step {
 
 }  // namespace graph_simulator_detail
 
+namespace graph_simulator_detail {
+
+/// Runs what makes the tensors that are not wanted. `drops` must outlive it.
+Order close(const Graph& graph, const std::vector<bool>& can_make, const std::vector<bool>& wanted,
+            std::vector<Drop>& drops) {
+  std::vector<std::uint8_t> is_held(graph.tensors.size()), can_run(graph.operators.size());
+  for (std::uint32_t t = 0; t < graph.tensors.size(); ++t) is_held[t] = wanted[t] || !can_make[t];
+  for (std::uint32_t i = 0; i < graph.operators.size(); ++i) can_run[i] = graph.operators[i].can_recompute;
+  std::erase_if(drops, [&](const Drop& drop) { return !can_make[drop.tensor]; });
+  std::stable_sort(drops.begin(), drops.end(), [](const Drop& a, const Drop& b) { return a.after < b.after; });
+  return {graph, std::move(is_held), std::move(can_run), drops};
+}
+
+}  // namespace graph_simulator_detail
+
+std::pair<Selection, GraphCost> simulate_wanted(const Graph& graph, const std::vector<bool>& can_make,
+                                                const std::vector<bool>& wanted, std::vector<Drop> drops) {
+  using namespace graph_simulator_detail;
+  Order order = close(graph, can_make, wanted, drops);
+  Selection selection = order.selection();
+  return {std::move(selection), Step(graph, std::move(order)).run()};
+}
+
+Selection close_selection(const Graph& graph, const std::vector<bool>& wanted, std::vector<Drop> drops) {
+  if (wanted.size() != graph.tensors.size()) {
+    throw ValueError("remat close_selection: " + std::to_string(wanted.size()) + " flags for " +
+                     std::to_string(graph.tensors.size()) + " tensors");
+  }
+  return graph_simulator_detail::close(graph, recomputable(graph), wanted, drops).selection();
+}
+
 GraphCost simulate(const Graph& graph, const Selection& selection) {
   validate(graph);
   return simulate_valid(graph, selection);
 }
 
 GraphCost simulate_valid(const Graph& graph, const Selection& selection) {
-  return graph_simulator_detail::Step(graph, selection).run();
+  using namespace graph_simulator_detail;
+  return Step(graph, order_of(graph, selection)).run();
 }
 
 GraphTimeline timeline(const Graph& graph, const Selection& selection) {
   validate(graph);
-  return graph_simulator_detail::Step(graph, selection).run_with_buffers();
+  using namespace graph_simulator_detail;
+  return Step(graph, order_of(graph, selection)).run_with_buffers();
+}
+
+std::vector<Drop> gaps(const Graph& graph, const Selection& selection) {
+  using namespace graph_simulator_detail;
+  Order order = order_of(graph, selection);
+  const auto turn = static_cast<std::uint32_t>(graph.operators.size());
+  std::vector<std::uint32_t> last(graph.tensors.size());  // step that used or made it
+  std::vector<Drop> gaps;
+  auto is_made = order.is_made().begin();
+  for (std::size_t at = 0; at < order.events().size(); ++at) {
+    const Event& event = order.events()[at];
+    const GraphOperator& op = graph.operators[event.op];
+    const bool is_backward = event.kind == Kind::backward;
+    const std::uint32_t step = at < order.turn() ? event.reader : 2 * turn - 1 - event.reader;
+    for (const std::uint32_t t : is_backward ? op.backward_reads : op.inputs) {
+      const std::uint32_t before = std::exchange(last[t], step);
+      if (graph.tensors[t].is_given || before == step || (before < turn && step >= turn)) continue;
+      gaps.push_back({t, before});
+    }
+    if (is_backward) continue;
+    for (const std::uint32_t t : op.outputs) {
+      if (*is_made++ != 0) last[t] = step;
+    }
+  }
+  return gaps;
 }
 
 }  // namespace thimble::remat

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <thimble/memory/remat/graph.h>
@@ -34,5 +35,13 @@ struct GraphTimeline {
 
 /// Throws as simulate() does.
 GraphTimeline timeline(const Graph& graph, const Selection& selection);
+
+/// close_selection() of a valid graph with its simulation. can_make: recomputable(graph).
+std::pair<Selection, GraphCost> simulate_wanted(const Graph& graph, const std::vector<bool>& can_make,
+                                                const std::vector<bool>& wanted, std::vector<Drop> drops);
+
+/// The drops that would change a step with a selection: after each use of a tensor that is used later without being
+/// made again in between, forward and backward apart.
+std::vector<Drop> gaps(const Graph& graph, const Selection& selection);
 
 }  // namespace thimble::remat

@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <tuple>
 #include <utility>
 
+#include <thimble/memory/remat/graph_timeline.h>
 #include <thimble/memory/remat/peak_options.h>
 
 namespace thimble::remat {
@@ -23,8 +25,14 @@ struct Use {
 
 class PeakGame {
  public:
-  explicit PeakGame(const Graph& graph)
-      : graph_(graph), can_make_(recomputable(graph)), takers_(graph.tensors.size()), readers_(graph.tensors.size()) {
+  PeakGame(const Graph& graph, Reruns reruns)
+      : graph_(graph),
+        is_small_(graph.operators.size() <= few),
+        may_drop_(reruns == Reruns::any),
+        drops_(is_small_ && may_drop_),
+        can_make_(recomputable(graph)),
+        takers_(graph.tensors.size()),
+        readers_(graph.tensors.size()) {
     for (std::uint32_t i = 0; i < graph.operators.size(); ++i) {
       const GraphOperator& op = graph.operators[i];
       for (const std::uint32_t t : op.backward_reads) readers_[t].push_back(i);
@@ -35,19 +43,20 @@ class PeakGame {
 
   /// By falling peak and rising cost.
   std::vector<KeptPlan> play() {
-    KeptPlan last = plan(std::vector<bool>(graph_.tensors.size(), true));
+    KeptPlan last = plan(std::vector<bool>(graph_.tensors.size(), true), {});
     Time total = 1;
     for (const GraphOperator& op : graph_.operators) total += op.cost;
     // At the first price nothing runs again, at the last one everything that saves a byte does.
     const double first =
         static_cast<double>(total) / static_cast<double>(std::max<Bytes>(last.cost.peak_bytes, 1)) / 512;
+    const auto price_at = [&](int p) { return first * std::pow(2.0, 0.75 * p); };
     std::vector<double> weights(graph_.operators.size() + 1);
     weights[0] = 1;
     for (int p = 0; p < prices; ++p) {
-      const double price = first * std::pow(2.0, 0.75 * p);
+      const double price = price_at(p);
       KeptPlan best = last;
       for (int round = 0; round < rounds; ++round) {
-        last = plan(cheapest(last.selection, weights, price));
+        last = plan(cheapest(last.selection, weights, price), {});
         if (value(last, price) < value(best, price)) best = last;
         const GraphCost& cost = last.cost;
         const auto most = std::max_element(cost.operator_peak_bytes.begin(), cost.operator_peak_bytes.end());
@@ -58,7 +67,16 @@ class PeakGame {
       }
       improve(best, price);
     }
+    limit_ = 2 * work;
     change_best();
+    if (may_drop_ && !is_small_) {
+      drops_ = true;
+      limit_ = 3 * work;
+      for (int p = 0; p < prices; ++p) improve(cheapest_of_best(price_at(p)), price_at(p));
+      limit_ = 4 * work;
+      for (auto& [peak, entry] : best_) entry.changes = 0;
+      change_best();
+    }
     std::vector<KeptPlan> plans;
     for (auto entry = best_.rbegin(); entry != best_.rend(); ++entry) plans.push_back(std::move(entry->second.plan));
     return plans;
@@ -79,16 +97,22 @@ class PeakGame {
     return static_cast<double>(cost.cost) + price * peak * std::pow(sum, 1.0 / 16);
   }
 
+  const KeptPlan& cheapest_of_best(double price) const {
+    const auto less = [&](const auto& a, const auto& b) {
+      return value(a.second.plan, price) < value(b.second.plan, price);
+    };
+    return std::min_element(best_.begin(), best_.end(), less)->second.plan;
+  }
+
   /// Keeps single tensors that were dropped, or drops kept ones, as long as that is better. Begins where this ended at
   /// the price before, if that is better than `best`.
   void improve(KeptPlan best, double price) {
     if (!improved_.cost.operator_peak_bytes.empty() && value(improved_, price) < value(best, price)) best = improved_;
     double least = value(best, price);
-    for (bool has_changed = true; has_changed && simulated_ < work;) {
+    for (bool has_changed = true; has_changed && simulated_ < limit_;) {
       has_changed = false;
-      for (std::size_t c = 0; c < change_count(); ++c) {
-        if (!can_change(best, c)) continue;
-        KeptPlan other = changed(best, c);
+      for (const Change& one : changes(best)) {
+        KeptPlan other = changed(best, one);
         const double own = value(other, price);
         if (own >= least) continue;
         best = std::move(other);
@@ -101,8 +125,8 @@ class PeakGame {
 
   /// Makes single changes to all that none betters, then pairs of them, as long as that finds more.
   void change_best() {
-    const int most = is_small() ? 2 : 1;
-    while (simulated_ < 2 * work) {
+    const int most = is_small_ ? 2 : 1;
+    while (simulated_ < limit_) {
       int made = most;
       for (const auto& [peak, entry] : best_) made = std::min(made, entry.changes);
       if (made == most) return;
@@ -112,48 +136,68 @@ class PeakGame {
         ++entry.changes;
         all.push_back(entry.plan);
       }
-      for (const KeptPlan& one : all) change(one, 0, made + 1);
+      for (const KeptPlan& one : all) change(one, made + 1);
     }
   }
 
-  /// Makes `count` changes to a plan, from the change `first` on.
-  void change(const KeptPlan& one, std::size_t first, int count) {
-    for (std::size_t c = first; c < change_count() && simulated_ < 2 * work; ++c) {
-      if (!can_change(one, c)) continue;
-      const KeptPlan other = changed(one, c);
-      if (count > 1) change(other, c + 1, count - 1);
+  /// Keep a tensor or not; or run an operator again, with its inputs kept; or drop a tensor after a step or not.
+  struct Change {
+    enum class Kind : std::uint8_t { keep, rerun, drop } kind;
+    Drop of;  // or only the index of the tensor or operator
+  };
+
+  std::vector<Change> changes(const KeptPlan& plan) const {
+    std::vector<Change> list;
+    for (std::uint32_t t = 0; t < graph_.tensors.size(); ++t) {
+      const bool is_large = is_small_ || graph_.tensors[t].bytes * small >= plan.cost.peak_bytes;
+      if (can_make_[t] && is_large) list.push_back({Change::Kind::keep, {t, 0}});
+    }
+    for (std::uint32_t i = 0; is_small_ && i < graph_.operators.size(); ++i) {
+      if (graph_.operators[i].can_recompute) list.push_back({Change::Kind::rerun, {i, 0}});
+    }
+    if (!drops_) return list;
+    for (const Drop& drop : plan.selection.drops) list.push_back({Change::Kind::drop, drop});
+    for (const Drop& drop : gaps(graph_, plan.selection)) {
+      if (can_make_[drop.tensor]) list.push_back({Change::Kind::drop, drop});
+    }
+    return list;
+  }
+
+  /// Makes `count` changes to a plan.
+  void change(const KeptPlan& one, int count) {
+    for (const Change& each : changes(one)) {
+      if (simulated_ >= limit_) return;
+      const KeptPlan other = changed(one, each);
+      if (count > 1) change(other, count - 1);
     }
   }
 
-  bool is_small() const { return graph_.operators.size() <= peak_options_detail::few; }
-
-  /// Of a tensor: kept or not. Of an operator: it runs again, with its inputs kept.
-  std::size_t change_count() const { return graph_.tensors.size() + (is_small() ? graph_.operators.size() : 0); }
-
-  bool can_change(const KeptPlan& plan, std::size_t c) const {
-    const std::size_t tensors = graph_.tensors.size();
-    if (c >= tensors) return graph_.operators[c - tensors].can_recompute;
-    return can_make_[c] && (is_small() || graph_.tensors[c].bytes * small >= plan.cost.peak_bytes);
-  }
-
-  KeptPlan changed(const KeptPlan& one, std::size_t c) {
+  KeptPlan changed(const KeptPlan& one, const Change& change) {
     std::vector<bool> wanted(graph_.tensors.size());
     for (const std::uint32_t kept : one.selection.kept) wanted[kept] = true;
-    if (c < wanted.size()) {
-      wanted[c] = !wanted[c];
-    } else {
-      const GraphOperator& op = graph_.operators[c - wanted.size()];
-      for (const std::uint32_t t : op.inputs) wanted[t] = true;
-      for (const std::uint32_t t : op.outputs) wanted[t] = false;
+    std::vector<Drop> drops = one.selection.drops;
+    switch (change.kind) {
+      case Change::Kind::keep:
+        wanted[change.of.tensor] = !wanted[change.of.tensor];
+        break;
+      case Change::Kind::rerun: {
+        const GraphOperator& op = graph_.operators[change.of.tensor];
+        for (const std::uint32_t t : op.inputs) wanted[t] = true;
+        for (const std::uint32_t t : op.outputs) wanted[t] = false;
+        break;
+      }
+      case Change::Kind::drop: {
+        const auto same = std::find(drops.begin(), drops.end(), change.of);
+        same == drops.end() ? drops.push_back(change.of) : void(drops.erase(same));
+      }
     }
-    return plan(wanted);
+    return plan(wanted, std::move(drops));
   }
 
-  KeptPlan plan(const std::vector<bool>& wanted) {
+  KeptPlan plan(const std::vector<bool>& wanted, std::vector<Drop> drops) {
     simulated_ += graph_.operators.size();
     KeptPlan plan;
-    plan.selection = close_selection(graph_, wanted);
-    plan.cost = simulate_valid(graph_, plan.selection);
+    std::tie(plan.selection, plan.cost) = simulate_wanted(graph_, can_make_, wanted, std::move(drops));
     offer(plan);
     return plan;
   }
@@ -239,6 +283,9 @@ class PeakGame {
   }
 
   const Graph& graph_;
+  const bool is_small_, may_drop_;
+  bool drops_;  // among the changes
+  std::size_t limit_ = work;
   std::vector<bool> can_make_;
   std::vector<std::vector<std::uint32_t>> takers_;   // operators that can run again
   std::vector<std::vector<std::uint32_t>> readers_;  // operators whose backward reads it
@@ -253,13 +300,13 @@ class PeakGame {
 
 }  // namespace peak_options_detail
 
-std::vector<KeptPlan> peak_options(const Graph& graph, std::size_t limit) {
+std::vector<KeptPlan> peak_options(const Graph& graph, std::size_t limit, Reruns reruns) {
   validate(graph);
   if (graph.segment_count() != 1) {
     throw ValueError("remat peak_options: expected a graph of one segment, got " +
                      std::to_string(graph.segment_count()));
   }
-  std::vector<KeptPlan> best = peak_options_detail::PeakGame(graph).play();
+  std::vector<KeptPlan> best = peak_options_detail::PeakGame(graph, reruns).play();
   while (best.size() > limit) {
     // The one that lies least below the line between its neighbours.
     std::size_t flattest = 1;

@@ -10,17 +10,23 @@
 //   last selection.
 // - After each price single tensors are kept or dropped as long as that lowers time and price together. In small graphs
 //   operators are also run again with their inputs kept, and in the end all pairs of such changes are tried.
+// - Where operators may run again more than once, tensors are also dropped between two uses, in the forward, too: in
+//   small graphs among the other changes, in large ones after them.
 // - All selections on the way are simulated, and the ones stay that no other betters in peak and cost.
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include <thimble/memory/remat/select.h>
 
 namespace thimble::remat {
 
+/// How often an operator may run again: once, for a backward; or as often as it helps, for a forward, too.
+enum class Reruns : std::uint8_t { once, any };
+
 /// By falling peak and rising cost, at most `limit`, from "recompute nothing" on. Throws ValueError as validate(graph)
 /// does, and when the graph has several segments.
-std::vector<KeptPlan> peak_options(const Graph& graph, std::size_t limit);
+std::vector<KeptPlan> peak_options(const Graph& graph, std::size_t limit, Reruns reruns);
 
 }  // namespace thimble::remat

@@ -217,7 +217,7 @@ StepGraph read_graph(const std::string& path) {
 
 GraphPlan plan_graph(const StepGraph& step, std::size_t budget_bytes) {
   using namespace graph_file_detail;
-  const std::vector<remat::KeptPlan> found = remat::peak_options(step.graph, std::size_t{1} << 20);
+  const std::vector<remat::KeptPlan> found = remat::peak_options(step.graph, std::size_t{1} << 20, remat::Reruns::any);
   GraphPlan plan;
   plan.budget_bytes = budget_bytes;
   const double base_s = step.forward_s + step.backward_s;
@@ -320,12 +320,17 @@ std::string to_text(const StepGraph& step, const GraphPlan& plan) {
   for (const std::uint32_t t : plan.selection.kept) {
     text += line(named(graph.tensors, t), static_cast<std::size_t>(graph.tensors[t].bytes));
   }
-  text += "recomputed, in order: " + format_grouped(plan.selection.recomputed.size()) + " nodes\n";
+  std::size_t forwards = 0, reruns = 0;
+  std::string again;
   for (const GraphTimeline::Event& event : plan.timeline.events) {
+    forwards += event.kind == GraphTimeline::Event::Kind::forward;
     if (event.kind != GraphTimeline::Event::Kind::recompute) continue;
-    text += "  node " + named(graph.operators, event.op) + " before the backward of " +
-            named(graph.operators, event.reader) + "\n";
+    ++reruns;
+    again += "  node " + named(graph.operators, event.op) + " before the " +
+             (forwards < graph.operators.size() ? "forward" : "backward") + " of " +
+             named(graph.operators, event.reader) + "\n";
   }
+  text += "recomputed, in order: " + format_grouped(reruns) + " nodes\n" + again;
   text += "buffers: value, gradient or temporary; events from and to; bytes; offset\n";
   for (std::size_t b = 0; b < plan.offsets.size(); ++b) {
     const GraphTimeline::Buffer& buffer = plan.timeline.buffers[b];

@@ -557,7 +557,7 @@ std::vector<WholePlan> whole_plans(const TapeGraph& graph, const std::vector<Nod
   const Recorded recorded{graph, times, storage_uses(graph), leaf_readers(graph)};
   const Block whole(recorded, 0, static_cast<std::uint32_t>(graph.nodes.size()));
   std::vector<WholePlan> plans;
-  for (const remat::KeptPlan& plan : remat::peak_options(whole.graph(), limit)) {
+  for (const remat::KeptPlan& plan : remat::peak_options(whole.graph(), limit, remat::Reruns::once)) {
     if (plan.selection.cost > 0) plans.push_back({whole.fates(plan.selection), plan.selection.cost});
   }
   return plans;

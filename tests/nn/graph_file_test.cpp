@@ -95,37 +95,56 @@ std::pair<Bytes, Bytes> peaks_by_hand(const Graph& graph, const Selection& selec
   struct Event {
     Kind kind;
     std::uint32_t op, reader;
+    std::set<std::uint32_t> makes = {};
   };
   const auto n = static_cast<std::uint32_t>(graph.operators.size());
-  const std::set<std::uint32_t> kept(selection.kept.begin(), selection.kept.end());
-  std::set<std::uint32_t> due(selection.recomputed.begin(), selection.recomputed.end());
+  std::vector<std::uint32_t> maker(graph.tensors.size(), n);
+  for (std::uint32_t i = 0; i < n; ++i) {
+    for (const std::uint32_t t : graph.operators[i].outputs) maker[t] = i;
+  }
   std::vector<Event> events;
-  for (std::uint32_t i = 0; i < n; ++i) events.push_back({Kind::forward, i, i});
-  for (std::uint32_t i = n; i-- > 0;) {
-    std::set<std::uint32_t> needed, run;
-    const auto need = [&](const std::vector<std::uint32_t>& tensors) {
-      for (const std::uint32_t t : tensors) {
-        if (!graph.tensors[t].is_given && !kept.contains(t)) needed.insert(t);
+  std::set<std::uint32_t> is_there;
+  const auto run = [&](Kind kind, std::uint32_t op, std::uint32_t reader) {
+    events.push_back({kind, op, reader});
+    for (const std::uint32_t t : graph.operators[op].outputs) {
+      if (is_there.insert(t).second) events.back().makes.insert(t);
+    }
+  };
+  const auto provide = [&](const std::vector<std::uint32_t>& reads, std::uint32_t reader) {
+    std::set<std::uint32_t> due;
+    const std::function<void(const std::vector<std::uint32_t>&)> need = [&](const std::vector<std::uint32_t>& list) {
+      for (const std::uint32_t t : list) {
+        const bool is_missing = !graph.tensors[t].is_given && !is_there.contains(t);
+        if (is_missing && due.insert(maker[t]).second) need(graph.operators[maker[t]].inputs);
       }
     };
-    need(graph.operators[i].backward_reads);
-    for (std::uint32_t j = n; j-- > 0;) {
-      const auto& made = graph.operators[j].outputs;
-      if (!due.contains(j) || std::none_of(made.begin(), made.end(), [&](auto t) { return needed.contains(t); }))
-        continue;
-      due.erase(j);
-      run.insert(j);
-      need(graph.operators[j].inputs);
+    need(reads);
+    for (const std::uint32_t op : due) run(Kind::again, op, reader);
+  };
+  const auto drop_after = [&](std::uint32_t step) {
+    for (const remat::Drop& drop : selection.drops) {
+      if (drop.after == step && step >= graph.tensors[drop.tensor].held_until) is_there.erase(drop.tensor);
     }
-    for (const std::uint32_t j : run) events.push_back({Kind::again, j, i});
+  };
+  for (std::uint32_t i = 0; i < n; ++i) {
+    provide(graph.operators[i].inputs, i);
+    run(Kind::forward, i, i);
+    drop_after(i);
+  }
+  const std::size_t turn = events.size();
+  const std::set<std::uint32_t> kept(selection.kept.begin(), selection.kept.end());
+  std::erase_if(is_there, [&](std::uint32_t t) { return !kept.contains(t); });
+  for (std::uint32_t i = n; i-- > 0;) {
+    provide(graph.operators[i].backward_reads, i);
     events.push_back({Kind::backward, i, i});
+    drop_after(2 * n - 1 - i);
   }
   std::vector<Bytes> bytes(events.size());
   const auto there = [&](Bytes size, std::size_t from, std::size_t to) {  // in event `to`, too
     for (std::size_t e = from; e <= to; ++e) bytes[e] += size;
   };
   std::vector<std::size_t> backward_of(n);
-  for (std::size_t e = n; e < events.size(); ++e) {
+  for (std::size_t e = turn; e < events.size(); ++e) {
     if (events[e].kind == Kind::backward) backward_of[events[e].op] = e;
   }
   const auto uses = [](const std::vector<std::uint32_t>& list, std::uint32_t t) {
@@ -133,47 +152,41 @@ std::pair<Bytes, Bytes> peaks_by_hand(const Graph& graph, const Selection& selec
   };
   for (std::uint32_t t = 0; t < graph.tensors.size(); ++t) {
     const remat::GraphTensor& tensor = graph.tensors[t];
-    std::uint32_t maker = n;
-    for (std::uint32_t i = 0; i < n; ++i) maker = uses(graph.operators[i].outputs, t) ? i : maker;
     bool is_taken = false;
-    std::size_t forward_end = std::max(maker, tensor.held_until), again = 0, again_end = 0;
+    std::size_t begin = 0, end = 0;  // of a copy
     for (std::size_t e = 0; e < events.size(); ++e) {
       const remat::GraphOperator& op = graph.operators[events[e].op];
       is_taken = is_taken || uses(op.inputs, t);
-      const bool is_used = uses(events[e].kind == Kind::backward ? op.backward_reads : op.inputs, t);
-      if (events[e].kind == Kind::forward && is_used) forward_end = std::max(forward_end, e);
-      if (events[e].kind == Kind::again && events[e].op == maker) {
-        if (kept.contains(t)) {
-          bytes[e] += tensor.bytes;  // a copy that is thrown away
-        } else {
-          again = again_end = e;
-        }
+      const bool is_held =
+          events[e].kind == Kind::forward && tensor.held_until > 0 && events[e].op == tensor.held_until;
+      if (is_held || uses(events[e].kind == Kind::backward ? op.backward_reads : op.inputs, t)) end = e;
+      if (events[e].kind == Kind::backward || !uses(op.outputs, t)) continue;
+      if (!events[e].makes.contains(t)) {
+        bytes[e] += tensor.bytes;  // a copy that is thrown away
+        continue;
       }
-      if (e >= n && is_used) again_end = e;
+      if (events[e].kind == Kind::again) there(tensor.bytes, begin, end);
+      begin = end = e;
     }
-    if (!tensor.is_given && kept.contains(t)) {
-      there(tensor.bytes, maker, std::max(forward_end, again_end));
-    } else if (!tensor.is_given) {
-      there(tensor.bytes, maker, forward_end);
-      if (again > 0) there(tensor.bytes, again, again_end);
-    }
+    if (!tensor.is_given) there(tensor.bytes, begin, end);
     // Its gradient: from the first backward that adds to it to the backward of its maker.
-    std::size_t first = tensor.is_given || is_taken ? events.size() : n;
+    std::size_t first = tensor.is_given || is_taken ? events.size() : turn;
     for (std::uint32_t i = 0; i < n; ++i) {
       if (uses(graph.operators[i].inputs, t)) first = std::min(first, backward_of[i]);
     }
     if (first < events.size()) {
-      there(tensor.gradient_bytes, first, tensor.is_given ? events.size() - 1 : backward_of[maker]);
-    } else if (maker < n) {
-      there(tensor.gradient_bytes, backward_of[maker], backward_of[maker]);
+      there(tensor.gradient_bytes, first, tensor.is_given ? events.size() - 1 : backward_of[maker[t]]);
+    } else if (maker[t] < n) {
+      there(tensor.gradient_bytes, backward_of[maker[t]], backward_of[maker[t]]);
     }
   }
   for (std::size_t e = 0; e < events.size(); ++e) {
     const remat::GraphOperator& op = graph.operators[events[e].op];
     bytes[e] += events[e].kind == Kind::backward ? op.backward_peak_bytes : op.forward_peak_bytes;
-    if (events[e].kind == Kind::again) bytes[e] += graph.operators[events[e].reader].waiting_bytes;
+    if (events[e].kind == Kind::again && e >= turn) bytes[e] += graph.operators[events[e].reader].waiting_bytes;
   }
-  return {*std::max_element(bytes.begin(), bytes.end()), *std::max_element(bytes.begin(), bytes.begin() + n)};
+  return {*std::max_element(bytes.begin(), bytes.end()),
+          *std::max_element(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(turn))};
 }
 
 /// y = out(relu(fc(x))): the relu reads a view of h.
@@ -250,9 +263,27 @@ TEST_CASE("graph file: a plan by hand", "[plan]") {
   }
 }
 
+TEST_CASE("graph file: a value is made again before a forward", "[plan]") {
+  const nn::StepGraph step = read(Json::parse(R"({"version": 1, "alignment": 1, "values": [
+    {"bytes": 1, "given": true}, {"bytes": 4000}, {"bytes": 100}, {"bytes": 200}, {"bytes": 300}], "nodes": [
+    {"name": "a", "inputs": [0], "outputs": [1], "seconds": 0.001},
+    {"name": "b", "inputs": [1], "outputs": [2], "seconds": 0.001, "backward_reads": [1]},
+    {"name": "c", "inputs": [2], "outputs": [3], "seconds": 0.001, "forward_bytes": 4000},
+    {"name": "d", "inputs": [1, 3], "outputs": [4], "seconds": 0.001}]})"));
+  CHECK(nn::plan_graph(step, 0).peak_bytes == 8'300);
+  const nn::GraphPlan less = nn::plan_graph(step, 5'000);
+  CHECK(less.peak_bytes == 4'500);  // 1, 3 and 4: the forward of d
+  CHECK(less.selection.kept == std::vector<std::uint32_t>{1});
+  CHECK(less.selection.drops == std::vector<remat::Drop>{{1, 1}});
+  CHECK(less.recompute_s == 0.001);
+  CHECK(files_test::contains(nn::to_text(step, less),
+                             "recomputed, in order: 1 nodes\n  node 0 (a) before the forward of 3 (d)"));
+  CHECK(Json::parse(nn::to_json(step, less))["events"][3] == Json::parse(R"(["recompute", 0])"));
+}
+
 TEST_CASE("graph file: plans against every selection", "[plan]") {
   Random random(32);
-  std::size_t graphs = 0, budgets = 0, optimal = 0;
+  std::size_t graphs = 0, budgets = 0, optimal = 0, better = 0, dropped = 0;
   double bounds = 0;
   while (graphs < 120) {
     const Graph graph = random_step(random);
@@ -270,6 +301,27 @@ TEST_CASE("graph file: plans against every selection", "[plan]") {
       REQUIRE(remat::simulate(graph, selection).forward_peak_bytes == forward_peak);
       const auto [entry, is_new] = least.emplace(peak, selection.cost);
       if (!is_new) entry->second = std::min(entry->second, selection.cost);
+      std::vector<remat::Drop> drops;  // and some that are given up between two uses
+      for (std::uint32_t t = 0; t < n; ++t) {
+        const auto step =
+            static_cast<std::uint32_t>(random.below(2 * static_cast<std::int64_t>(graph.operators.size())));
+        if (random.one_in(2)) drops.push_back({t, step});
+      }
+      const Selection dropping = remat::close_selection(graph, wanted, drops);
+      const remat::GraphCost cost = remat::simulate(graph, dropping);
+      REQUIRE(std::pair(cost.peak_bytes, cost.forward_peak_bytes) == peaks_by_hand(graph, dropping));
+      REQUIRE(cost.cost == dropping.cost);
+      REQUIRE(remat::close_selection(graph, wanted, dropping.drops) == dropping);
+      const remat::GraphTimeline line = remat::timeline(graph, dropping);
+      std::size_t turn = line.events.size() - 1;  // the last forward
+      while (line.events[turn].kind != remat::GraphTimeline::Event::Kind::forward) --turn;
+      for (const std::uint32_t t : dropping.kept) {
+        REQUIRE(std::any_of(line.buffers.begin(), line.buffers.end(), [&](const remat::GraphTimeline::Buffer& b) {
+          return b.kind == remat::GraphTimeline::Buffer::Kind::tensor && b.index == t && b.begin <= turn &&
+                 b.end > turn + 1;
+        }));
+      }
+      dropped += dropping.drops.size();
     }
     const nn::StepGraph step = read(json_of(graph, graphs % 2 == 0));
     remat::TimeBound bound(graph, true), looser(graph);
@@ -284,9 +336,9 @@ TEST_CASE("graph file: plans against every selection", "[plan]") {
         const nn::GraphPlan plan = nn::plan_graph(step, static_cast<std::size_t>(peak));
         const Selection& found = plan.selection;
         REQUIRE(static_cast<Bytes>(plan.peak_bytes) == peaks_by_hand(graph, found).first);
-        REQUIRE(found.cost >= best);
         REQUIRE(plan.least_step_s <= plan.step_s);
-        optimal += found.cost == best ? 1 : 0;
+        optimal += found.cost <= best ? 1 : 0;
+        better += found.cost < best ? 1 : 0;  // some tensor is made again twice, or in the forward
         // Offsets: each event's buffers are apart, within the height, and add up to the peak at most.
         std::size_t highest = 0, load = 0;
         const auto& buffers = plan.timeline.buffers;
@@ -314,8 +366,11 @@ TEST_CASE("graph file: plans against every selection", "[plan]") {
       }
     }
   }
-  INFO(optimal << " of " << budgets << " budgets have the best plan; the bound is higher by " << bounds);
+  INFO(optimal << " of " << budgets << " budgets have the best plan, " << better << " a better one; " << dropped
+               << " drops; the bound is higher by " << bounds);
   CHECK(optimal * 100 > budgets * 99);
+  CHECK(better > 0);
+  CHECK(dropped > 1000);
   CHECK(bounds > 0);
 }
 

@@ -21,8 +21,8 @@ class View:
         self.root, self.dtype = root, tensor.dtype
         self.place = tensor.storage_offset(), tensor.size(), tensor.stride()
 
-    def of(self, whole):
-        return torch.empty(0, dtype=self.dtype, device=whole.device).set_(whole.untyped_storage(), *self.place)
+    def of(self, storage):
+        return torch.empty(0, dtype=self.dtype, device=storage.device).set_(storage, *self.place)
 
 
 class Planned:
@@ -36,19 +36,28 @@ class Planned:
 class Step:
     def __init__(self, graph, plan):
         self.graph = graph
-        self.kept = set(plan["kept"])
+        empty = {root for root, value in enumerate(graph["values"]) if value.get("bytes") == 0}
+        self.held = empty.union(plan["kept"], *[[r] for r, v in enumerate(graph["values"]) if v.get("given")])
         self.due = list(reversed([tuple(pair) for pair in plan["recomputed"]]))  # (node, reader), the next one last
-        self.live = {}  # whole storages for re-runs and recomputed ones, by root
-        self.uses = {}  # of each: reads that are left, by re-runs and by unpacking what was dropped
-        for node in graph["nodes"]:
-            for root in node["backward_reads"]:
-                if root not in self.kept:
-                    self.uses[root] = self.uses.get(root, 0) + 1
-        self.needed = set()  # by re-runs
-        for node, _ in self.due:
-            for root in graph["nodes"][node]["inputs"]:
-                self.needed.add(root)
-                self.uses[root] = self.uses.get(root, 0) + 1
+        self.live = {}  # storages for re-runs and recomputed ones, by root
+        begins = {tuple(buffer[1:3]) for buffer in plan["buffers"] if buffer[0] == "value"}
+        events = [(kind, graph["nodes"][node], at) for at, (kind, node) in enumerate(plan["events"])]
+        # Autograd holds what is kept, unless the plan drops it and makes it again.
+        self.kept = self.held.difference(*[
+            [root for root in node["outputs"] if kind == "recompute" and (root, at) in begins]
+            for kind, node, at in events])
+        self.uses = {root: [0] for root in self.held}  # reads of each copy of a root, without those that autograd holds
+        for kind, node, at in events:
+            if kind == "recompute":
+                for root in node["inputs"]:
+                    self.uses[root][-1] += 1
+                for root in node["outputs"]:
+                    if (root, at) in begins:
+                        self.uses.setdefault(root, []).append(0)
+            elif kind == "backward":
+                for root in node["backward_reads"]:
+                    if root not in self.kept:
+                        self.uses[root][-1] += 1
         self.calls = []  # of each operator: function and arguments, with View for tensors
 
     def run(self, forward):
@@ -79,15 +88,17 @@ class Step:
         frozen = tree_map_only(torch.Tensor, lambda t: View(self.tracer.root(t), t), (args, kwargs))
         for tensor in tensors((args, kwargs)):
             root = self.tracer.root(tensor)
-            if root in self.needed and (root in self.kept or self.tracer.values[root].get("given")):
-                self.live[root] = tensor.detach()
+            if root in self.held and self.uses[root][0]:
+                self.live[root] = tensor.untyped_storage()
         self.calls.append((func, frozen, state))
         return func(*args, **kwargs)
 
     def pack(self, tensor):
         root = self.tracer.root(tensor)
-        if root in self.kept or self.tracer.values[root].get("given"):
+        if root in self.kept:
             return tensor
+        if root in self.held:
+            self.live[root] = tensor.untyped_storage()
         return View(root, tensor)
 
     def unpack(self, saved):
@@ -104,8 +115,9 @@ class Step:
         return tensor
 
     def use(self, root):
-        self.uses[root] -= 1
-        if self.uses[root] == 0:
+        self.uses[root][0] -= 1
+        if self.uses[root][0] == 0:
+            self.uses[root].pop(0)
             self.live.pop(root, None)
 
     @torch.no_grad()
@@ -126,9 +138,12 @@ class Step:
                 torch.set_rng_state(now)
             for value, tensor in zip(op["outputs"], tensors(outputs)):
                 if value in op["made"]:
-                    made[value] = tensor
-        for root, tensor in made.items():
-            if self.uses.get(root) and root not in self.live and root not in self.kept:
-                self.live[root] = tensor
+                    made[value] = tensor.untyped_storage()
+        for root, storage in made.items():
+            if root not in self.live and self.uses.get(root):
+                if self.uses[root][0]:
+                    self.live[root] = storage
+                else:
+                    self.uses[root].pop(0)
         for root in self.graph["nodes"][node]["inputs"]:
             self.use(root)
