@@ -1,15 +1,18 @@
 #include <thimble/autograd/functions/loss.h>
 
+#include <array>
 #include <cmath>
 #include <string>
 
 #include <thimble/autograd/apply.h>
 #include <thimble/autograd/functions/elementwise.h>
 #include <thimble/autograd/functions/reduction.h>
+#include <thimble/autograd/functions/view.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/functors/elementwise_functors.h>
 #include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/matmul/chunked.h>
+#include <thimble/core/ops/reduction/reduction.h>
 
 namespace thimble {
 
@@ -74,8 +77,14 @@ Tensor kl_div(const Tensor& log_probabilities, const Tensor& targets, LossReduct
 }
 
 Tensor cosine_similarity(const Tensor& a, const Tensor& b, int axis, double epsilon) {
-  const auto length = [&](const Tensor& t) { return clamp(norm(t, 2, axis), epsilon, HUGE_VAL); };
-  return sum(a * b, axis) / (length(a) * length(b));
+  const Shape shape = broadcast("cosine_similarity", a.shape(), b.shape());
+  const auto whole = [&](const Tensor& t) { return t.shape() == shape ? t : expand(t, shape); };
+  const auto length = [&](const Tensor& t) {  // in f64, where the product of two is in range
+    return clamp(cast(norm(t, 2, axis), DType::f64), epsilon, HUGE_VAL);
+  };
+  const Tensor x = whole(a), y = whole(b);
+  const AxisMask along = axis_mask("cosine_similarity", std::array{axis}, shape.rank());
+  return cast(apply(ops::DotProduct{along}, x, y) / (length(x) * length(y)), a.dtype());
 }
 
 Tensor cosine_embedding_loss(const Tensor& a, const Tensor& b, const Tensor& targets, double margin,

@@ -54,7 +54,7 @@ Tensor kl_div(const Tensor& log_probabilities, const Tensor& targets, LossReduct
               bool is_log_target = false);
 
 /// a b / (max(|a|, epsilon) max(|b|, epsilon)) along `axis`, for a and b that broadcast. Composed: keeps a and b, and a
-/// few numbers of each result.
+/// few numbers of each result. Products are summed in f64: no value of f32 is too large or too small.
 Tensor cosine_similarity(const Tensor& a, const Tensor& b, int axis = -1, double epsilon = 1e-8);
 /// 1 - cos(a, b) where a target (N) is 1, max(0, cos(a, b) - margin) where it is -1, of a and b (N, C). Composed.
 Tensor cosine_embedding_loss(const Tensor& a, const Tensor& b, const Tensor& targets, double margin = 0,

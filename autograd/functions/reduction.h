@@ -24,8 +24,8 @@ Tensor min(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
 /// Index (i64) of the first extreme in row-major order of the reduced axes; no gradient.
 Tensor argmax(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
 Tensor argmin(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
-/// (sum |x|^p)^(1/p); the largest |x| for p = infinity. p = 2 is one operator, which keeps x and its result; the others
-/// are composed. Throws ValueError unless p > 0, DTypeError unless x is floating.
+/// (sum |x|^p)^(1/p); the largest |x| for p = infinity. p = 2 is one operator, which sums in f64 and keeps x and its
+/// result; the others are composed. Throws ValueError unless p > 0, DTypeError unless x is floating.
 Tensor norm(const Tensor& x, double p = 2, const Axes& axes = {}, bool keep_axes = false);
 /// log sum e^x. Throws DTypeError unless x is floating.
 Tensor logsumexp(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);

@@ -105,14 +105,21 @@ struct SumStretch {
   DType out_dtype;
   Total<T>* partial;
 
+  THIMBLE_DEVICE static T read(const Operand& from, std::int64_t at) {
+    if constexpr (Map == ReduceMap::product) {
+      return load_any<T>(from.data, from.dtype, at);  // of any floating dtype
+    } else {
+      return load<T>(from.data, from.dtype, at);
+    }
+  }
   THIMBLE_DEVICE T value(std::int64_t in_base, std::int64_t other_base, std::int64_t r) const {
     std::int64_t at[2];
     reduced.locate(r, at);
-    const T x = load<T>(in.data, in.dtype, in_base + at[0]);
+    const T x = read(in, in_base + at[0]);
     if constexpr (Map == ReduceMap::value) {
       return x;
     } else {
-      const T c = load<T>(other.data, other.dtype, other_base + at[1]);
+      const T c = read(other, other_base + at[1]);
       if constexpr (Map == ReduceMap::exp_difference) {
         return math::exp(x - finite_or_zero(c));
       } else {
@@ -327,6 +334,8 @@ void sum_typed(const ReduceArgs& args) {
       return sum_mapped<T, ReduceMap::value>(args);
     case ReduceMap::squared_difference:
       return sum_mapped<T, ReduceMap::squared_difference>(args);
+    case ReduceMap::product:
+      return sum_mapped<double, ReduceMap::product>(args);
     case ReduceMap::exp_difference:
       return sum_mapped<T, ReduceMap::exp_difference>(args);
     case ReduceMap::absolute_difference:

@@ -248,7 +248,7 @@ TEST_CASE("ops: cosine_similarity and its loss") {
     for (std::int64_t i = row * 7; i < row * 7 + 7; ++i) ab += a[i] * b[i], aa += a[i] * a[i], bb += b[i] * b[i];
     return ab / (std::sqrt(aa) * std::sqrt(bb));
   };
-  // Beside a and b: four numbers of each row by the norms and their limits, and the dot products, quotients and such.
+  // Beside a and b: of each row the lengths, and in f64 the same, their limits, their product and the quotient.
   check_operator({"cosine_similarity",
                   {{{5, 7}}, {{5, 7}}},
                   [](auto in) { return cosine_similarity(in[0], in[1]); },
@@ -257,7 +257,7 @@ TEST_CASE("ops: cosine_similarity and its loss") {
                     for (std::int64_t r = 0; r < 5; ++r) y.push_back(cosine(in[0], in[1], r));
                     return y;
                   },
-                  [](std::int64_t e, std::int64_t) { return (2 * 35 + 6 * 5) * e; },
+                  [](std::int64_t e, std::int64_t) { return 2 * 35 * e + 5 * (6 * 8 + (e < 8 ? 2 * e : 0)); },
                   6});
   Operand targets = constant({5});
   targets.values = {1, -1, -1, 1, -1};
@@ -275,6 +275,28 @@ TEST_CASE("ops: cosine_similarity and its loss") {
                   {},
                   6});
   CHECK(item(cosine_similarity(zeros({3}), zeros({3}))) == 0);
+  CHECK(item(cosine_similarity(full({1}, 1), from_host(std::vector<float>{3, 4}, {2}))) ==
+        Approx(7 / (std::sqrt(2) * 5)));
+  // Squares and products far beyond f32: values and gradients as in f64.
+  for (const auto& [of_a, of_b] : {std::pair{1e30, 1e30}, {1e30, 1e-30}, {1e-25, 1e-30}, {1e19, 1.0}}) {
+    std::vector<Values> got;
+    for (const DType dtype : {DType::f32, DType::f64}) {
+      Tensor a = to_dtype(from_host(std::vector<double>{3 * of_a, 4 * of_a}, {1, 2}), dtype);
+      Tensor b = to_dtype(from_host(std::vector<double>{-5 * of_b, 12 * of_b}, {1, 2}), dtype);
+      a.require_grad(), b.require_grad();
+      Tape tape;
+      Tensor y;
+      {
+        const Recording on(tape);
+        y = sum(cosine_similarity(a, b, -1, 1e-37));
+      }
+      tape.backward(y, full({}, 1, dtype));
+      const std::vector<double> da = to_host<double>(a.grad()), db = to_host<double>(b.grad());
+      got.push_back({item(y), da[0] * of_a, da[1] * of_a, db[0] * of_b, db[1] * of_b});
+    }
+    CHECK(got[1][0] == Approx(33.0 / 65));
+    for (std::size_t i = 0; i < 5; ++i) CHECK(got[0][i] == Approx(got[1][i]).epsilon(1e-5));
+  }
   CHECK_THROWS_AS(cosine_embedding_loss(zeros({2, 3}), zeros({2, 3}), zeros({3})), ShapeError);
 }
 

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include <thimble/core/kernels/functors/binary.h>
 #include <thimble/core/kernels/functors/functor.h>
 #include <thimble/core/kernels/reduce.h>
 #include <thimble/core/numbers/math.h>
@@ -128,12 +129,14 @@ struct KlDivergence {
   }
 };
 
-/// The functor of a loss of pairs, which has a map of the reduction kernels (core/kernels/reduce.h).
+/// The functor of a map of pairs of the reduction kernels (core/kernels/reduce.h).
 template <kernels::ReduceMap map>
 constexpr auto pair_functor([[maybe_unused]] double parameter) {
   using kernels::ReduceMap;
   if constexpr (map == ReduceMap::squared_difference) {
     return SquaredDifference{};
+  } else if constexpr (map == ReduceMap::product) {
+    return Mul{};
   } else if constexpr (map == ReduceMap::absolute_difference) {
     return AbsoluteDifference{};
   } else if constexpr (map == ReduceMap::huber) {

@@ -288,10 +288,8 @@ template struct ArgExtreme<false>;
 
 Tensor Norm::forward(const Tensor& x, Needs needs, Saved& saved) const {
   reduction_detail::check_floating(name, x);
-  const DType dtype = reduction_detail::statistic_dtype(x.dtype());
-  const Tensor squares = Tensor::empty(reduced_shape(x.shape(), axes, keep_axes), dtype, x.device());
-  const Tensor zero = zeros({}, dtype, x.device(), Category::workspace);
-  reduce_into(squares, x, axes, kernels::ReduceMap::squared_difference, zero);
+  const Tensor squares = Tensor::empty(reduced_shape(x.shape(), axes, keep_axes), DType::f64, x.device());
+  reduce_into(squares, x, axes, kernels::ReduceMap::product, x);
   elementwise_detail::run(name, Sqrt{}, {&squares}, squares);
   const Tensor y = to_dtype(squares, x.dtype());
   if (needs[0]) saved.x = x, saved.y = y;
@@ -300,6 +298,29 @@ Tensor Norm::forward(const Tensor& x, Needs needs, Saved& saved) const {
 
 Gradients Norm::backward(Saved saved, Tensor dy, Needs) const {
   return reduction_detail::gradient_by(name, NormGradient{}, saved.x, saved.y, dy, axes);
+}
+
+Tensor DotProduct::forward(const Tensor& a, const Tensor& b, Needs needs, Saved& saved) const {
+  if (elementwise_detail::common_shape(name, {&a, &b}) != a.shape() || a.shape() != b.shape()) {
+    throw ShapeError(std::string(name) + ": a " + describe(a) + " and b " + describe(b) + " must have one shape");
+  }
+  reduction_detail::check_floating(name, a);
+  const Tensor y = Tensor::empty(reduced_shape(a.shape(), axes, false), DType::f64, a.device());
+  reduce_into(y, a, axes, kernels::ReduceMap::product, b);
+  if (needs.any()) saved.a = a, saved.b = b;
+  return y;
+}
+
+Gradients DotProduct::backward(Saved saved, Tensor dy, Needs needs) const {
+  const Tensor with = reduction_detail::with_axes(dy, saved.a.shape(), axes);
+  const auto gradient = [&](bool is_needed, const Tensor& other) {
+    if (!is_needed) return Tensor();
+    const Tensor wide = to_dtype(other, DType::f64);
+    const Tensor d = other.dtype() == DType::f64 ? Tensor::empty_like(wide, wide.shape()) : wide;
+    elementwise_detail::run(name, Mul{}, {&with, &wide}, d);
+    return to_dtype(d, other.dtype());
+  };
+  return {gradient(needs[0], saved.b), gradient(needs[1], saved.a)};
 }
 
 Tensor LogSumExp::forward(const Tensor& x, Needs needs, Saved& saved) const {

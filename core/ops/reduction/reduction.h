@@ -91,8 +91,8 @@ struct ArgExtreme {
 using ArgMax = ArgExtreme<true>;
 using ArgMin = ArgExtreme<false>;
 
-/// y = sqrt(sum x^2); 0 for no elements. dx = x / y dy, and 0 where y = 0. Keeps x and y by reference. Throws
-/// DTypeError unless x is floating.
+/// y = sqrt(sum x^2), the sum in f64; 0 for no elements. dx = x / y dy, and 0 where y = 0. Keeps x, and y in x's dtype.
+/// Throws DTypeError unless x is floating.
 struct Norm {
   static constexpr const char* name = "norm";
   static constexpr Cost cost = Cost::reduction;
@@ -103,6 +103,20 @@ struct Norm {
   bool keep_axes = false;
 
   Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+};
+
+/// y = sum a b over the masked axes, in f64: no product of f32 values overflows or vanishes. da = b dy, db = a dy.
+/// Keeps both by reference. Throws ShapeError unless they have one shape, DTypeError unless floating, DeviceError.
+struct DotProduct {
+  static constexpr const char* name = "dot_product";
+  static constexpr Cost cost = Cost::reduction;
+  struct Saved {
+    Tensor a, b;
+  };
+  AxisMask axes = 0;
+
+  Tensor forward(const Tensor& a, const Tensor& b, Needs needs, Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 

@@ -416,6 +416,8 @@ void sum_floating(const ReduceArgs& args) {
       return sum<T, ReduceMap::value>(args);
     case ReduceMap::squared_difference:
       return sum<T, ReduceMap::squared_difference>(args);
+    case ReduceMap::product:
+      return sum<double, ReduceMap::product>(args);
     case ReduceMap::exp_difference:
       return sum<T, ReduceMap::exp_difference>(args);
     case ReduceMap::absolute_difference:
