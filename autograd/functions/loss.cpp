@@ -1,8 +1,10 @@
 #include <thimble/autograd/functions/loss.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include <thimble/autograd/apply.h>
 #include <thimble/autograd/functions/elementwise.h>
@@ -13,6 +15,7 @@
 #include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/matmul/chunked.h>
 #include <thimble/core/ops/reduction/reduction.h>
+#include <thimble/memory/units.h>
 
 namespace thimble {
 
@@ -92,6 +95,15 @@ Tensor cosine_embedding_loss(const Tensor& a, const Tensor& b, const Tensor& tar
   if (a.rank() != 2 || a.shape() != b.shape() || targets.shape() != Shape{a.size(0)}) {
     throw ShapeError("cosine_embedding_loss: a " + describe(a) + ", b " + describe(b) + ", targets " +
                      describe(targets) + "; expected (N, C), (N, C) and (N)");
+  }
+  if (targets.device().is_cpu()) {
+    const Tensor wide = to_dtype(targets.detach(), DType::f64);
+    const std::vector<double> of = wide.device().is_dry ? std::vector<double>() : to_host<double>(wide);
+    const auto other = std::find_if(of.begin(), of.end(), [](double t) { return t != 1 && t != -1; });
+    if (other != of.end()) {
+      throw ValueError("cosine_embedding_loss: target " + format_real(*other) + " of row " +
+                       std::to_string(other - of.begin()) + ", expected 1 or -1");
+    }
   }
   const Tensor cosine = cosine_similarity(a, b);
   const Tensor is_pair = greater(targets, zeros({}, targets.dtype(), targets.device()));

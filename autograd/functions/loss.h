@@ -57,6 +57,7 @@ Tensor kl_div(const Tensor& log_probabilities, const Tensor& targets, LossReduct
 /// few numbers of each result. Products are summed in f64: no value of f32 is too large or too small.
 Tensor cosine_similarity(const Tensor& a, const Tensor& b, int axis = -1, double epsilon = 1e-8);
 /// 1 - cos(a, b) where a target (N) is 1, max(0, cos(a, b) - margin) where it is -1, of a and b (N, C). Composed.
+/// Throws ShapeError and, on a CPU, ValueError for other targets.
 Tensor cosine_embedding_loss(const Tensor& a, const Tensor& b, const Tensor& targets, double margin = 0,
                              LossReduction reduction = LossReduction::mean);
 

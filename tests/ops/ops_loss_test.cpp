@@ -297,6 +297,13 @@ TEST_CASE("ops: cosine_similarity and its loss") {
     CHECK(got[1][0] == Approx(33.0 / 65));
     for (std::size_t i = 0; i < 5; ++i) CHECK(got[0][i] == Approx(got[1][i]).epsilon(1e-5));
   }
+  const Tensor ones = full({2, 3}, 1);
+  for (const double target : {0.0, 2.0, -1.5, std::nan("")}) {
+    CHECK_THROWS_AS(cosine_embedding_loss(ones, ones, from_host(std::vector<double>{1, target}, {2})), ValueError);
+  }
+  CHECK_THROWS_WITH(cosine_embedding_loss(ones, ones, zeros({2})),
+                    "cosine_embedding_loss: target 0 of row 0, expected 1 or -1");
+  CHECK(item(cosine_embedding_loss(ones, ones, full({2}, -1, DType::i64), 0.25)) == 0.75);
   CHECK_THROWS_AS(cosine_embedding_loss(zeros({2, 3}), zeros({2, 3}), zeros({3})), ShapeError);
 }
 
