@@ -207,6 +207,11 @@ void Optimizer::set_rate(double rate) {
   rate_ = rate;
 }
 
+void Optimizer::set_step_count(std::int64_t count) {
+  if (count < 0) throw ValueError("optimizer: step count " + std::to_string(count) + "; expected at least 0");
+  step_count_ = count;
+}
+
 void Optimizer::set_gradient_factor(double factor) {
   if (!(factor >= 0) || !std::isfinite(factor)) {
     throw ValueError("optimizer: gradient factor " + std::to_string(factor) + " is not a finite number >= 0");

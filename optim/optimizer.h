@@ -142,9 +142,9 @@ class Optimizer {
   bool has_groups() const noexcept { return !own_.empty(); }
   /// Of the parameters in groups, as a checkpoint has them: "NAME.rate_factor", "NAME.weight_decay".
   std::vector<Setting> group_settings() const;
-  /// Updates done so far.
+  /// Updates done so far. Throws ValueError when negative.
   std::int64_t step_count() const noexcept { return step_count_; }
-  void set_step_count(std::int64_t count) noexcept { step_count_ = count; }
+  void set_step_count(std::int64_t count);
 
   const std::vector<Named>& parameters() const noexcept { return parameters_; }
   /// The parameters as a set for Tape::train.

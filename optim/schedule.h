@@ -44,7 +44,8 @@ class Plateau {
   /// The loss of an evaluation; one that is not a number brings no new least loss.
   void add(double loss) noexcept;
   const State& state() const noexcept { return state_; }
-  void set_state(const State& state) noexcept { state_ = state; }
+  /// Throws ValueError unless worse >= 0, 0 <= factor <= 1 and the loss is a number.
+  void set_state(const State& state);
 
  private:
   PlateauOptions options_;

@@ -333,6 +333,8 @@ TEST_CASE("optim: options that make no sense are refused", "[optim]") {
   Sgd sgd(list, {});
   for (const double rate : {-1.0, nan, infinity}) CHECK_THROWS_AS(sgd.set_rate(rate), ValueError);
   CHECK(sgd.rate() == 0.1);
+  CHECK_THROWS_WITH(sgd.set_step_count(-5), "optimizer: step count -5; expected at least 0");
+  CHECK(sgd.step_count() == 0);
   CHECK_THROWS_AS(Sgd({{"constant", zeros({2})}}, {}), AutogradError);
 }
 
@@ -460,4 +462,9 @@ TEST_CASE("schedules: a rate falls on a plateau as PyTorch's ReduceLROnPlateau",
   CHECK_THROWS_AS(optim::Plateau({.patience = -1}), ValueError);
   CHECK_THROWS_AS(optim::Plateau({.threshold = 1}), ValueError);
   CHECK_THROWS_AS(optim::Plateau({.least_factor = 2}), ValueError);
+  const optim::Plateau::State before = plateau.state();
+  for (const optim::Plateau::State& state : {optim::Plateau::State{nan, 0, 1}, {1, -1, 1}, {1, 0, nan}, {1, 0, 1.5}}) {
+    CHECK_THROWS_AS(plateau.set_state(state), ValueError);
+  }
+  CHECK(plateau.state() == before);
 }
