@@ -156,10 +156,17 @@ Transfer Communicator::begin(const char* call, std::span<const Send> sends, std:
   return transfer;
 }
 
+void Communicator::set_timeout(double seconds) {
+  if (!(seconds >= 0 && seconds <= 1e9)) {
+    throw ValueError("communicator: timeout of " + std::to_string(seconds) + " s; expected 0 to 1e9");
+  }
+  timeout_s_ = seconds;
+}
+
 bool Communicator::advance(Exchange& exchange, bool waits) {
   using communicator_detail::Clock;
   const Clock::time_point start = Clock::now();
-  const auto timeout = std::chrono::milliseconds(std::llround(1000 * timeout_s_));
+  const auto timeout = std::chrono::milliseconds(std::llround(std::ceil(1000 * timeout_s_)));
   TransferTimes* const times =
       times_ != nullptr && exchange.record < times_->size() ? &(*times_)[exchange.record] : nullptr;
   if (times != nullptr) times->waited = communicator_detail::seconds(start);

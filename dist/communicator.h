@@ -142,8 +142,8 @@ class Communicator {
   /// flight meanwhile. `done` is the time at which this rank saw it.
   void record(std::vector<TransferTimes>* times) noexcept { times_ = times; }
 
-  /// Limit of a wait in seconds (defaults to 600); 0 is unlimited.
-  void set_timeout(double seconds) noexcept { timeout_s_ = seconds; }
+  /// Limit of a wait in seconds (defaults to 600); 0 is unlimited. Throws ValueError unless 0 <= seconds <= 1e9.
+  void set_timeout(double seconds);
 
  private:
   friend class Transfer;

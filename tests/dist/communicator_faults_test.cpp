@@ -1,6 +1,7 @@
 // What ends one rank ends all, soon, and with the text of the first.
 
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <string>
 #include <thread>
@@ -157,6 +158,23 @@ TEST_CASE("communicator faults: sizes that differ and ranks that are late, on 2 
       for (const std::string& part : row.texts) CHECK(has(text, part));
     }
   }
+}
+
+TEST_CASE("communicator faults: a timeout is a number of seconds, and a short one is one") {
+  std::string refused;
+  const auto waits = [&](Communicator& c) {
+    if (c.rank() == 1) return;
+    for (const double seconds : {-1.0, std::nan(""), 1e300}) {
+      refused += text_of<thimble::ValueError>([&] { c.set_timeout(seconds); }) + "\n";
+    }
+    char data = 0;
+    c.set_timeout(1e-6);
+    const dist::Receive receive{1, &data, 1};
+    c.exchange({}, {&receive, 1}).wait();
+  };
+  const std::string late = text_of<thimble::RankError>([&] { dist::run_ranks(2, waits); });
+  CHECK(has(refused, "timeout of -1.000000 s; expected 0 to 1e9\ncommunicator: timeout of nan s; expected 0 to 1e9\n"));
+  CHECK(has(late, "rank 0 has waited for 1 ms"));
 }
 
 TEST_CASE("communicator faults: after an error a rank can send no more, and a destructor's error is not lost") {
