@@ -29,7 +29,13 @@ Tensor as_operand(const Tensor& t, std::optional<DType> compute) {
 }
 
 Linear::Linear(Shard, std::int64_t in, std::int64_t out, const TensorOptions& on, const LinearOptions& options)
-    : in_(in), out_(out), options_(options), compute_(on.compute), is_in_block_(on.is_in_blocks) {}
+    : in_(in), out_(out), options_(options), compute_(on.compute), is_in_block_(on.is_in_blocks) {
+  const auto require_number = [](const char* field, double value) {
+    if (!std::isnan(value)) return;
+    throw ValueError(std::string("linear: options.") + field + ": expected a number, got nan");
+  };
+  require_number("deviation", options.deviation), require_number("bound", options.bound);
+}
 
 Linear::Linear(std::int64_t in, std::int64_t out, const TensorOptions& on, const LinearOptions& options)
     : Linear(Shard(), in, out, on, options) {

@@ -152,7 +152,7 @@ void TrainerCore::check() const {
     refuse(std::string("options.plan: expected one rank and a number of micro-batches, got ") +
            (has_others ? std::to_string(options_.ranks.ranks->size()) + " ranks" : "auto_micro_batches"));
   }
-  if (options_.refusal_ms < 0) {
+  if (!(options_.refusal_ms >= 0)) {
     refuse("options.refusal_ms: expected at least 0, got " + std::to_string(options_.refusal_ms));
   }
   if (options_.plateau && !program_->evaluates()) refuse("options.plateau needs the program's evaluate");

@@ -125,6 +125,13 @@ TEST_CASE("initial values: a linear layer's are uniform within 1 / sqrt(inputs)"
   }
 }
 
+TEST_CASE("initial values: a deviation or a bound that is no number is refused by name", "[models]") {
+  const double nan = std::nan("");
+  CHECK_THROWS_WITH(nn::Linear(4, 4, {}, {.deviation = nan}), "linear: options.deviation: expected a number, got nan");
+  CHECK_THROWS_WITH(nn::Linear(4, 4, {}, {.bound = nan}), "linear: options.bound: expected a number, got nan");
+  for (const double deviation : {nan, -1.0}) CHECK_THROWS_AS(nn::Embedding(4, 4, {}, deviation), ValueError);
+}
+
 TEST_CASE("initial values: BERT's single segment is the first", "[models][bert]") {
   const auto model = make_seeded("bert-base", sizes_of(1));
   const Tensor types = parameter(*model, "bert.embeddings.token_type_embeddings.weight");  // (2, C)

@@ -306,6 +306,7 @@ TEST_CASE("trainer: what is refused", "[trainer]") {
   CHECK_THROWS_AS(with([](Program&, auto& o) { o.step.micro_batches = 2; }), ValueError);
   CHECK_THROWS_AS(with([](Program&, auto& o) { o.device = dry(cpu); }), ValueError);
   CHECK_THROWS_AS(with([](Program& p, auto& o) { p.evaluate = nullptr, o.evaluate_every = 1; }), ValueError);
+  CHECK_THROWS_AS(with([](Program&, auto& o) { o.refusal_ms = std::nan(""); }), ValueError);
   optim::GradScaler scaler(optim::GradScalerOptions{});
   CHECK_THROWS_AS(with([&](Program&, auto& o) { o.step.scaler = &scaler; }), ValueError);
   const testing::Threads one(1);
