@@ -227,7 +227,8 @@ class TypedProgram final : public ErasedProgram {
 
 }  // namespace trainer_detail
 
-/// Trains a program in a budget.
+/// Trains a program in a budget. A call that trains, made by a function of the program, an observer or TrainControl
+/// while another trains, is a ValueError; an observer may evaluate.
 template <class Model, class Batch>
 class Trainer {
  public:

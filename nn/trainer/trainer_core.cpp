@@ -406,6 +406,8 @@ void TrainerCore::describe() {
 
 void TrainerCore::start() {
   if (run_) return;
+  require_idle("the model", false);
+  const Call call(calling_, "the making of the model");
   memory::Options of_stack;
   of_stack.arena.capacity_bytes = budget_;
   of_stack.plans = placements();
@@ -441,6 +443,7 @@ void TrainerCore::train_step(Progress& progress) {
     throw PlanError("trainer: it was planned for '" + machine_ + "', here it is '" + here + "'");
   }
   TrainerRun& run = started();
+  const Call call(calling_, "a step");
   const ResourceScope scope(stack_.top);
   progress.step = run.steps() + 1;
   progress.rate = run.program().optimizer(0).rate();
@@ -460,13 +463,26 @@ void TrainerCore::train_step(Progress& progress) {
   for (const auto& shape : shapes_) shape->forget_values();
 }
 
-void TrainerCore::skip() { started().skip(); }
+void TrainerCore::skip() {
+  require_idle("skip()", true);
+  started().skip();
+}
 
 std::int64_t TrainerCore::skipped_batches() { return started().skipped_batches(); }
 
 std::int64_t TrainerCore::skipped_steps() { return started().skipped_steps(); }
 
+/// Throws ValueError where a function of the program, or with `trains` an observer, calls the trainer that called it.
+void TrainerCore::require_idle(const char* call, bool trains) const {
+  const char* const outer = calling_ != nullptr ? calling_ : trains ? training_ : nullptr;
+  if (outer == nullptr) return;
+  throw ValueError(std::string("trainer: ") + call + ": expected a call from outside, got one from inside of " + outer +
+                   "; the program's functions and an observer must not train");
+}
+
 Progress TrainerCore::step() {
+  require_idle("step()", true);
+  const Call call(training_, "step()");
   Progress progress;
   const std::int64_t skipped = skipped_steps();
   const auto begin = std::chrono::steady_clock::now();
@@ -516,6 +532,8 @@ class LoopedTrainer final : public LoopedRun {
 }  // namespace looped_detail
 
 LoopReport TrainerCore::run(const TrainObserver& observer, const TrainControl& control) {
+  require_idle("run()", true);
+  const Call call(training_, "run()");
   start();
   const LoopOptions loop_options{.first_step = run_->steps(),
                                  .steps = options_.steps,
@@ -546,7 +564,9 @@ void TrainerCore::save(const std::string& path) {
 
 Evaluation TrainerCore::evaluate() {
   if (!program_->evaluates()) throw ValueError("trainer: the program has no evaluate");
+  require_idle("evaluate()", false);
   start();
+  const Call call(calling_, "an evaluation");
   const ResourceScope scope(stack_.top);
   Evaluation evaluation = *run_->evaluate();
   evaluation.loss = without_sign_of_nan(evaluation.loss);
@@ -575,6 +595,8 @@ void TrainerCore::require_same(const std::string& function, const std::string& w
 }
 
 Certificate TrainerCore::certify(std::int64_t steps) {
+  require_idle("certify()", false);
+  const Call call(calling_, "certify()");
   for (std::int64_t step = 0; step < steps; ++step) require_planned(step, key_of(step));
   Certificate certificate =
       nn::certify(whole_steps({}, false), whole_steps({}, true), options_.device, placements(), {.steps = steps});
@@ -604,6 +626,8 @@ const Plan& TrainerCore::step_plan() const {
 }
 
 std::string TrainerCore::explain() {
+  require_idle("explain()", false);
+  const Call call(calling_, "explain()");
   std::string text = plan_.text();
   const std::vector<std::string> names = program_->part_names();
   for (const auto& shape : shapes_) {

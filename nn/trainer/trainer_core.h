@@ -204,6 +204,13 @@ class TrainerCore {
   void require_alike() const;
   void require_same(const std::string& function, const std::string& what, double own) const;
   int rank() const noexcept;
+  /// Names a call while it runs.
+  struct Call {
+    Call(const char*& slot, const char* name) : slot_(slot) { slot_ = name; }
+    ~Call() { slot_ = nullptr; }
+    const char*& slot_;
+  };
+  void require_idle(const char* call, bool trains) const;
   [[noreturn]] void refuse_budget(std::size_t least);
   std::vector<Lever> levers(const ShapePlan& shape, std::size_t part) const;
   std::string what_would_fit(const ShapePlan& shape) const;
@@ -222,7 +229,9 @@ class TrainerCore {
   std::string machine_;                             // that the plans are made for
   std::vector<std::unique_ptr<ShapePlan>> shapes_;  // they stay where they are: runs look at them
   TrainerPlan plan_;
-  memory::Stack stack_;  // empty before the first step
+  const char* training_ = nullptr;  // the call that trains: step(), run(), ...
+  const char* calling_ = nullptr;   // and what now runs functions of the program
+  memory::Stack stack_;             // empty before the first step
   std::unique_ptr<TrainerRun> run_;
 };
 

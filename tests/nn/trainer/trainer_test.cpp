@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <thimble/core/error.h>
@@ -315,6 +318,51 @@ TEST_CASE("trainer: what is refused", "[trainer]") {
   Own trainer(program(), options);
   const testing::Threads two(2);
   CHECK_THROWS_AS(trainer.step(), PlanError);  // planned for one thread
+}
+
+TEST_CASE("trainer: a call that trains inside of another is refused, and the run goes on", "[trainer]") {
+  nn::Trainer<Net, Batch>* trainer = nullptr;
+  std::map<std::string, std::string> told;  // by place and call, the first time
+  const auto call_all = [&](const std::string& place) {
+    const std::pair<const char*, std::function<void()>> calls[] = {{"step()", [&] { trainer->step(); }},
+                                                                   {"run()", [&] { trainer->run(); }},
+                                                                   {"skip()", [&] { trainer->skip(); }},
+                                                                   {"evaluate()", [&] { trainer->evaluate(); }}};
+    for (const auto& [name, call] : calls) {
+      std::string& text = told[place + " " + name];
+      if (trainer == nullptr || !text.empty()) continue;
+      text = "accepted";
+      try {
+        call();
+      } catch (const ValueError& error) {
+        text = error.what();
+      }
+    }
+  };
+  const Program own = program();
+  Program calling = own;
+  calling.batch = [&](std::int64_t step, memory::Device device) { return call_all("batch"), own.batch(step, device); };
+  calling.loss = [&](Net& net, const Batch& batch) { return call_all("loss"), own.loss(net, batch); };
+  calling.after_update = [&](Net&) { call_all("after_update"); };
+  calling.evaluate = [&](Net& net, memory::Device device) { return call_all("evaluate"), own.evaluate(net, device); };
+  nn::Trainer<Net, Batch> made(calling, {.steps = 2});
+  trainer = &made;
+  CHECK(made.run([&](const nn::Progress&) { call_all("observer"); }).steps == 2);
+  CHECK(told.size() == 20);
+  for (const auto& [call, text] : told) {
+    INFO(call << ": " << text);
+    const std::string place = call.substr(0, call.find(' '));
+    if (call == "observer evaluate()") {
+      CHECK(text == "accepted");
+    } else {
+      CHECK(text == "trainer: " + call.substr(place.size() + 1) +
+                        ": expected a call from outside, got one from inside of " +
+                        (place == "observer"   ? "run()"
+                         : place == "evaluate" ? "an evaluation"
+                                               : "a step") +
+                        "; the program's functions and an observer must not train");
+    }
+  }
 }
 
 TEST_CASE("trainer: refusals of a budget say who needs more, and what would fit", "[trainer]") {
