@@ -3,10 +3,10 @@
 // and other values that may change the step.
 //
 //   Tensor, nn::Parameter                          a shape of the key
-//   vector, array, map, ... of anything            their elements, one after the other; how many there are is a value
+//   vector, array, T[n], map, ... of anything      their elements, one after the other; how many there are is a value
 //   pair, tuple, optional, variant, pointers       what is in them
-//   aggregates of at most 16 members, without      their members, in the order of declaration
-//     base classes
+//   aggregates of at most 16 members, without      their members, in the order of declaration; an array T[n] is n
+//     base classes                                 members
 //   integers, bool, enumerations, strings          values; of containers of these only the size counts
 //   floating numbers                               nothing
 //   a type T with a function tensors(const T&)     what that returns, in place of all of the above; found as a member
@@ -98,13 +98,40 @@ constexpr bool takes_members(std::index_sequence<I...>) {
   return requires { T{(static_cast<void>(I), AnyMember<T, false>{})...}; };
 }
 inline constexpr int max_members = 16;
-/// More than max_members: that many and one.
+/// With every element of an array counted. More than max_members: that many and one.
 template <class T, int n = max_members + 1>
-constexpr int members_of() {
+constexpr int values_of() {
   if constexpr (n == 0 || takes_members<T>(std::make_index_sequence<n>{})) {
     return n;
   } else {
-    return members_of<T, n - 1>();
+    return values_of<T, n - 1>();
+  }
+}
+// Whether T{a..., {b...}, c...} is one.
+template <class T, std::size_t... A, std::size_t... B, std::size_t... C>
+constexpr bool takes_braced(std::index_sequence<A...>, std::index_sequence<B...>, std::index_sequence<C...>) {
+  const auto any = [](std::size_t) { return AnyMember<T, false>{}; };
+  return requires { T{any(A)..., {any(B)...}, any(C)...}; };
+}
+/// Elements of the array that begins at value `at`, or 1: braces around them leave room for the values after them only.
+template <class T, int at, int n = values_of<T>() - at>
+constexpr int width_at() {
+  constexpr std::make_index_sequence<at> before;
+  constexpr std::make_index_sequence<values_of<T>() - at - n> after;
+  constexpr std::make_index_sequence<after.size() + 1> more;
+  constexpr std::make_index_sequence<n> braced;
+  if constexpr (n < 2 || (takes_braced<T>(before, braced, after) && !takes_braced<T>(before, braced, more))) {
+    return n;
+  } else {
+    return width_at<T, at, n - 1>();
+  }
+}
+template <class T, int at = 0>
+constexpr int members_of() {
+  if constexpr (at >= values_of<T>()) {
+    return 0;
+  } else {
+    return 1 + members_of<T, at + width_at<T, at>()>();
   }
 }
 template <class T>
@@ -113,7 +140,7 @@ constexpr bool is_open() {
     return false;
   } else {
     return !requires { T{AnyMember<T, true>{}}; }
-    &&members_of<T>() > 0 && members_of<T>() <= max_members;
+    &&values_of<T>() > 0 && values_of<T>() <= max_members;
   }
 }
 
@@ -167,7 +194,9 @@ void look_at_elements(BatchOutline& outline, const T& range) {
 
 template <class T>
 void look_at(BatchOutline& outline, const T& member) {
-  if constexpr (std::is_base_of_v<Tensor, T>) {
+  if constexpr (std::is_array_v<T>) {
+    look_at_elements(outline, member);
+  } else if constexpr (std::is_base_of_v<Tensor, T>) {
     outline.add(member);
   } else if constexpr (HasTensors<T>) {
     look_at(outline, member.tensors());

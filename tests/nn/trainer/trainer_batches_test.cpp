@@ -95,6 +95,12 @@ struct Based : Ten {
   Tensor last;
 };
 Pair tensors(const Based& batch) { return {batch.a, batch.last}; }
+struct Arrays {
+  int sizes[3];
+  Tensor parts[2], grid[1][2];
+  Pair more;
+  char name[4];
+};
 struct Unseen {
   Ten ten;
   std::function<Tensor()> last;
@@ -149,6 +155,17 @@ TEST_CASE("trainer: tensors of a batch are seen in whatever holds them", "[train
         return Nested{{{"x", {Pair{x, Tensor()}}}}, std::nullopt};
       },
       [](const Nested& b) { return b.inputs.at("x")[0].first; });
+  check_seen<Arrays>(
+      "arrays",
+      [](const Tensor& x) {
+        return Arrays{{1, 2, 3}, {x, x}, {{x, x}}, {x, x}, "abc"};
+      },
+      [](const Arrays& b) { return b.parts[1]; });
+  const Tensor some = zeros({3, 2});
+  nn::BatchOutline outline;
+  nn::trainer_detail::look_at(outline, Arrays{{1, 2, 3}, {some, {}}, {{{}, some}}, {some, {}}, ""});
+  CHECK(outline.shapes == "f32 (3, 2), none, none, f32 (3, 2), f32 (3, 2), none");
+  CHECK(outline.values == "[3], [2], [2], [1], [4]");
   check_seen<Told>(
       "function of the type", [](const Tensor& x) { return Told(x); }, [](const Told& b) { return b.tensors()[0]; });
   check_seen<Based>(
