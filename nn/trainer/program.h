@@ -36,6 +36,8 @@ class ProgramRun {
   /// Makes the batch of a step and holds it.
   virtual void take_batch(std::int64_t step) = 0;
   virtual void drop_batch() noexcept = 0;
+  /// Of the held batch, where all ranks have the same batch.
+  virtual std::vector<Tensor> batch_tensors() { return {}; }
   /// Copies the batch of a step into the one that is held, at its addresses. Throws PlanError where they differ in more
   /// than values of tensors.
   virtual void load_batch(std::int64_t step) = 0;

@@ -34,7 +34,7 @@
 // - Several micro-batches weigh by their samples, as they are in the whole batch.
 // - On several ranks (options.ranks) every rank runs the same program: its batches are cut into the micro-batches of
 //   all ranks, and each computes its own. Its optimizers update this rank's shards, whatever parameters they are given.
-//   Rates and evaluations that differ between ranks are a ValueError on all of them.
+//   First batches, rates and evaluations that differ between ranks are a ValueError on all of them.
 // - A program may have several parts, each an optimizer and its loss, which are updated in turn in every step (two nets
 //   against each other). A part's gradients are freed with its update.
 // - The real model is made at the first step, or when it is asked for.
@@ -134,6 +134,13 @@ class TypedRun final : public ProgramRun {
     program_.after_update(*model_);
   }
   void drop_batch() noexcept override { batch_.clear(); }
+  std::vector<Tensor> batch_tensors() override {
+    std::vector<Tensor> held;
+    BatchOutline outline;
+    outline.tensors = &held;
+    look_at(outline, batch_.front());
+    return held;
+  }
   Tensor loss(std::size_t part, std::int64_t index, std::int64_t count) override {
     const auto& loss = program_.parts[part].loss;
     return count == 1 ? loss(*model_, batch_.front())

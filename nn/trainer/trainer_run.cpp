@@ -13,6 +13,7 @@
 #include <thimble/dist/shard_store.h>
 #include <thimble/memory/offload/tier_store.h>
 #include <thimble/memory/units.h>
+#include <thimble/nn/certify/digest.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/layers/module.h>
 #include <thimble/nn/step/read.h>
@@ -430,6 +431,7 @@ void TrainerRun::run_parts(const ShapePlan* shape) {
     if (!device_.is_dry) load_batch();
   } else {
     batch.emplace(*run_, next_kind().step);
+    if (request_.whole != nullptr && taken_ == 0 && !device_.is_dry) require_same_batch();
   }
   if (next_part_ > 0) generator_ = part_begin_;
   if (request_.only_part) return update_part(*request_.only_part, shape);
@@ -440,6 +442,21 @@ void TrainerRun::run_parts(const ShapePlan* shape) {
   part_begin_ = generator_;
   const PathScope path("after_update");
   run_->after_update();
+}
+
+/// Throws ValueError on all ranks where they would cut their micro-batches out of different batches.
+void TrainerRun::require_same_batch() {
+  std::uint64_t own = 0;
+  for (const Tensor& t : run_->batch_tensors()) {
+    if (t.defined() && (t.device().is_cpu() || t.is_contiguous())) own = 31 * own + digest_of(t).low;
+  }
+  std::vector<std::uint64_t> all(static_cast<std::size_t>(trainer_options_.ranks.ranks->size()));
+  trainer_options_.ranks.ranks->all_gather(&own, sizeof own, all.data());
+  const auto other = std::find_if(all.begin(), all.end(), [&](std::uint64_t digest) { return digest != all[0]; });
+  if (other == all.end()) return;
+  throw ValueError("trainer: batch: expected the batch of step " + std::to_string(steps_) +
+                   " to be the same on all ranks, which share out its micro-batches, got other tensors on rank " +
+                   std::to_string(other - all.begin()) + " than on rank 0");
 }
 
 /// A step that asks for other blocks than planned may find no room: why, not the state of the arena, is the news.

@@ -155,6 +155,7 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   RankFiles rank_files();
   void hold_batch();
   void load_batch();
+  void require_same_batch();
   void step_captured();
   void prepare_next();
   bool comes_between(std::int64_t every) const;

@@ -486,6 +486,15 @@ TEST_CASE("trainer: what several ranks refuse", "[trainer][ranks]") {
           o.rate = [rank](std::int64_t step) { return step == 2 && rank == 1 ? 0.25 : 0.5; };
         }) ==
         "trainer: rate: expected the rate of step 2 to be the same on all ranks, got 0.5 on rank 0 and 0.25 on rank 1");
+  CHECK(fails([](Program& own, auto&, int rank) {
+          own.batch = [rank, first = own.batch](std::int64_t step, memory::Device device) {
+            Batch batch = first(step, device);
+            if (rank == 1) fill(batch.y, 3);
+            return batch;
+          };
+        }) ==
+        "trainer: batch: expected the batch of step 0 to be the same on all ranks, which share out its micro-batches, "
+        "got other tensors on rank 1 than on rank 0");
   Program whole = ranks_program();
   whole.micro_batch = nullptr;
   CHECK(refused(whole, [](auto&, int) {}).find("no micro_batch to cut its batches") != std::string::npos);
