@@ -76,6 +76,9 @@ std::string command_index() {
 }
 
 void run(const Flags& flags) {
+  if (!flags.index.empty() && !(flags.folder.empty() && flags.names.empty())) {
+    throw ValueError("--index: expected no pictures beside it, got --figures or their names; run the command twice");
+  }
   check_outputs({{"--index", flags.index, &file_kinds::index}}, {}, flags.overwrites);
   if (!flags.index.empty()) return write_output(flags.index, command_index());
   std::vector<const BookFigure*> chosen;

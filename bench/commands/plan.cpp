@@ -252,6 +252,7 @@ struct Files {
                    {"--profile-file", costs.measures ? costs.times : "", &file_kinds::costs}},
                   {{"--data", options.data},
                    {"--weights", options.setup.weights},
+                   {"--adapters", options.setup.adapters},
                    {"--tokenizer", options.setup.tokenizer},
                    {"--profile-file", costs.measures ? "" : costs.times}},
                   overwrites);

@@ -202,21 +202,6 @@ bool write_trace(const std::vector<RankTransfers>& transfers, const std::string&
   }
 }
 
-/// The other outputs are checked where training is opened.
-void check_trace(const std::string& path, const models::TrainOptions& options) {
-  check_outputs({{"--trace", path, &file_kinds::trace}},
-                {{"--data", options.data},
-                 {"--save", options.save},
-                 {"--save-weights", options.save_weights},
-                 {"--resume", options.resume},
-                 {"--weights", options.setup.weights},
-                 {"--adapters", options.setup.adapters},
-                 {"--tokenizer", options.setup.tokenizer},
-                 {"--plan", options.plan},
-                 {"--profile-file", options.costs.times}},
-                options.overwrites);
-}
-
 /// Before anything is planned; --trace is one more thing that ranks do together.
 void require_alike(models::PreparedTraining& prepared, bool is_traced) {
   if (prepared.options.setup.ranks > 1) prepared.traits.push_back({"--trace", is_traced ? "given" : "not given"});
@@ -232,12 +217,8 @@ int run_rank(models::TrainOptions options, const Printed& printed, dist::Communi
   {
     const PlanningLine planning;
     if (prints) options.progress = [&planning](const std::string& text) { planning.show(text); };
-    const bool is_writer = prints && !printed.trace.empty();
-    const auto open = [&] {
-      if (is_writer) check_trace(printed.trace, options);
-      made = open_training(options);
-    };
-    if (!all_succeed(ranks, failure, open)) return 0;
+    if (prints) options.other_outputs = {{"--trace", printed.trace, &file_kinds::trace}};
+    if (!all_succeed(ranks, failure, [&] { made = open_training(options); })) return 0;
     if (!all_succeed(ranks, failure, [&] { require_alike(*made, !printed.trace.empty()); })) return 0;
     if (!all_succeed(ranks, failure, [&] { plan_training(*made); })) return 0;
     made->options.progress = nullptr;

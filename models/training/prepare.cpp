@@ -99,6 +99,7 @@ void check_files(const TrainOptions& options) {
     outputs.push_back({"`save_adapters`", nn::adapter_config_path(folder), &file_kinds::adapters});
     outputs.push_back({"`save_adapters`", nn::adapter_tensors_path(folder), &file_kinds::weights});
   }
+  outputs.insert(outputs.end(), options.other_outputs.begin(), options.other_outputs.end());
   std::vector<Input> inputs{{"`data`", options.data},
                             {"`resume`", options.resume, "`save`"},
                             {"`weights`", options.setup.weights},

@@ -31,6 +31,7 @@
 #include <utility>
 #include <vector>
 
+#include <thimble/core/files/outputs.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/dist/alike.h>
 #include <thimble/memory/process/outside.h>
@@ -64,6 +65,7 @@ struct TrainOptions : RunOptions {
   std::string plan;                   ///< a file that nn::write_plan wrote: followed, and nothing is planned
   bool is_strict = false;             ///< a step that leaves its plan is an error
   bool captures_steps = false;        ///< on a CUDA device steps are captured and replayed (nn/step/captured_step.h)
+  std::vector<Output> other_outputs = {};  ///< that the caller writes: their names are checked beside these
   /// Where the setup is of several ranks: those, all of which call prepare_training and train with the same options but
   /// for `setup.rank`. They must live as long as the run.
   dist::Communicator* ranks = nullptr;

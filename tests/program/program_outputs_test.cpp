@@ -32,6 +32,47 @@ std::string in_folder(std::string text, const TemporaryFolder& folder) {
 
 }  // namespace
 
+TEST_CASE("outputs of every command: two never have one name", "[program]") {
+  const TemporaryFolder folder;
+  write_text_file(folder / "text", std::string(4000, 'a'));
+  write_text_file(folder / "stages", "8:8:1:2\n8:8:1:2\n");
+  const std::string sizes = " char-gpt --layers 1 --heads 2 --width 32 --seq 16 --batch 2 --data {}/text";
+  const std::pair<std::string, std::vector<std::string>> rows[] = {
+      {"train" + sizes + " --ranks 2", {"--save", "--save-weights", "--trace", "--log"}},
+      {"train" + sizes + " --lora 2 --profile --budget 1GiB", {"--save", "--profile-file", "--save-adapters"}},
+      {"plan" + sizes + " --profile --budget 1GiB",
+       {"--html", "--trace", "--csv", "--snapshot", "--save", "--profile-file"}},
+      {"chain --file {}/stages", {"--svg", "--staircase"}},
+  };
+  for (const auto& [command, flags] : rows) {
+    for (const std::string& one : flags) {
+      for (const std::string& other : flags) {
+        if (one == other) continue;
+        for (const std::string name : {"{}/out", "{}/text"}) {
+          const std::string line = command + " " + one + " " + name + " " + other + " " + name + " --overwrite";
+          INFO(line);
+          const auto refused = program_test::run(folder, in_folder(line, folder));
+          if (!refused) return thimble_test::skip("THIMBLE_PROGRAM does not name the program");
+          CHECK(refused->status == 2);
+          CHECK(contains(refused->error, name == "{}/out" ? "; give another name" : "/text"));
+          CHECK_FALSE(fs::exists(folder / "out"));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("book: an index and pictures are two commands", "[program]") {
+  const TemporaryFolder folder;
+  for (const std::string more : {" --figures out", " 01-bar"}) {
+    const auto refused = program_test::run(folder, "book --index " + (folder / "index") + more);
+    if (!refused) return thimble_test::skip("THIMBLE_PROGRAM does not name the program");
+    CHECK(refused->status == 2);
+    CHECK(contains(refused->error, "--index: expected no pictures beside it"));
+    CHECK_FALSE(fs::exists(folder / "index"));
+  }
+}
+
 TEST_CASE("outputs of every command: no input and no file of another kind is replaced", "[program]") {
   const TemporaryFolder folder;
   std::string text;
