@@ -45,6 +45,10 @@ WeightFacts read_weight_facts(const std::string& path, bool is_checkpoint) {
   facts.is_checkpoint = is_checkpoint;
   const nn::WeightFiles files(path);
   facts.metadata = files.metadata();
+  if (!is_checkpoint && nn::is_checkpoint(facts.metadata)) {
+    throw ValueError("`weights`: expected parameters only, as `save_weights` writes them, got " + quote(path) +
+                     ", a checkpoint; `resume` in training and `checkpoint` in generation read it");
+  }
   if (is_checkpoint) {
     SafetensorsHeader header = files.weights().empty() ? SafetensorsHeader{} : files.weights().front().file->header();
     facts.metadata = nn::parse_checkpoint_info(header, path).metadata;

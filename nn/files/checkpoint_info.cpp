@@ -66,6 +66,10 @@ class Texts {
 
 }  // namespace checkpoint_info_detail
 
+bool is_checkpoint(const std::map<std::string, std::string>& metadata) {
+  return metadata.contains(checkpoint_info_detail::step_count_key);
+}
+
 CheckpointInfo parse_checkpoint_info(const SafetensorsHeader& header, const std::string& path) {
   namespace detail = checkpoint_info_detail;
   constexpr std::uint64_t all = std::numeric_limits<std::uint64_t>::max();

@@ -35,6 +35,9 @@ struct CheckpointInfo {
   friend bool operator==(const CheckpointInfo&, const CheckpointInfo&) = default;
 };
 
+/// Whether a file with this metadata is a checkpoint.
+bool is_checkpoint(const std::map<std::string, std::string>& metadata);
+
 /// Reads the header's metadata and checks that every tensor is named `model.*` or `optimizer.*`. Throws FileError,
 /// naming what is missing or malformed, when this is no checkpoint. `path` is for messages only.
 CheckpointInfo parse_checkpoint_info(const SafetensorsHeader& header, const std::string& path);

@@ -17,6 +17,7 @@
 #include <thimble/core/files/file.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/view.h>
+#include <thimble/nn/files/checkpoint_info.h>
 #include <thimble/nn/files/cut_tensors.h>
 #include <thimble/nn/files/json_file.h>
 #include <thimble/nn/files/public_names.h>
@@ -249,7 +250,7 @@ std::vector<std::vector<NamedTensor>> shards_of(const std::vector<NamedTensor>& 
 
 // "'a', 'b' and 3 more".
 std::string text(const std::vector<std::string>& names) {
-  constexpr std::size_t most = 8;
+  constexpr std::size_t most = 5;
   std::string list;
   for (std::size_t i = 0; i < std::min(names.size(), most); ++i) list += (i > 0 ? ", " : "") + quote(names[i]);
   return names.size() <= most ? list : list + " and " + std::to_string(names.size() - most) + " more";
@@ -273,7 +274,10 @@ void require_copies(const Match& match, const std::string& path, FileStaging& st
   }
 }
 
-void require_all(const Match& match, const std::string& path) {
+void require_all(const Match& match, const std::string& path, bool is_checkpoint) {
+  if (is_checkpoint && !(match.missing.empty() && match.unused.empty())) {
+    throw ValueError("load_weights: " + path + ": expected weights, got a checkpoint, which load_checkpoint reads");
+  }
   std::string why;
   if (!match.missing.empty()) why = "the file lacks " + text(match.missing);
   if (!match.unused.empty()) why += (why.empty() ? "" : "; ") + ("the model lacks " + text(match.unused));
@@ -328,7 +332,9 @@ LoadedWeights load_weights(Module& module, const std::string& path, const LoadOp
   const WeightFiles files(path);
   const auto* const names = dynamic_cast<const PublicNames*>(&module);
   weights_detail::Match match = weights_detail::match(weights_detail::file_tensors(module), files, names, options);
-  if (options.is_strict) weights_detail::require_all(match, path);
+  if (options.is_strict) {
+    weights_detail::require_all(match, path, options.prefix.empty() && is_checkpoint(files.metadata()));
+  };
   for (const auto& [weight, target] : match.pairs) {
     check_file_tensor("load_weights: " + path, *weight.entry, target.whole, Conversion::floating);
   }

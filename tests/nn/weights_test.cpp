@@ -2,6 +2,7 @@
 
 #include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/generator.h>
+#include <thimble/models/weights/follow_weights.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/layers/layers.h>
 
@@ -151,6 +152,25 @@ TEST_CASE("weights: prefixes and masks of public files", "[weights]") {
   CHECK(contains(error_of([&] { nn::load_weights(b, folder / "w"); }), "the model lacks 'h.0.c_attn.bias'"));
 }
 
+TEST_CASE("weights: a checkpoint in their place is told as one", "[weights]") {
+  const TemporaryFolder folder;
+  Small model = made_with_seed(6);
+  auto tensors = tensors_of(model);
+  nn::write_tensor_file(folder / "w", tensors, {});
+  for (auto& named : tensors) named.name = "model." + named.name;
+  nn::write_tensor_file(folder / "checkpoint", tensors, {{"thimble.step_count", "1"}});
+  const std::string path = folder / "checkpoint";
+  CHECK(error_of([&] { nn::load_weights(model, path); }) ==
+        "ValueError load_weights: " + path + ": expected weights, got a checkpoint, which load_checkpoint reads");
+  CHECK(error_of([&] { models::read_weight_facts(path); }) ==
+        "ValueError `weights`: expected parameters only, as `save_weights` writes them, got '" + path +
+            "', a checkpoint; `resume` in training and `checkpoint` in generation read it");
+  nn::LoadOptions of_checkpoint;
+  of_checkpoint.prefix = "model.";
+  CHECK(nn::load_weights(model, path, of_checkpoint).missing.empty());
+  CHECK(models::read_weight_facts(folder / "w").bytes > 0);
+}
+
 TEST_CASE("weights: what does not match is refused before anything changes", "[weights]") {
   const TemporaryFolder folder;
   Small model = made_with_seed(6);
@@ -189,7 +209,7 @@ TEST_CASE("weights: what does not match is refused before anything changes", "[w
        [&](List& l) {
          for (int i = 10; i < 20; ++i) l.push_back(entry_of("x" + std::to_string(i), SafetensorsDType::f32, {1}));
        },
-       "'x17' and 2 more"},
+       "'x14' and 5 more"},
   };
   const auto before = values_of(model);
   for (const Change& c : changes) {
