@@ -19,12 +19,14 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flag_groups.h>
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
 #include <thimble/core/kernels/cpu/base/units.h>
 #include <thimble/memory/process/outside.h>
 #include <thimble/version.h>
@@ -112,6 +114,33 @@ std::string renamed_flag(CLI::App& program, int argc, char** argv) {
   return "";
 }
 
+/// An error of the parser in the program's words: what is expected, and the flag and value that came instead.
+std::string in_own_words(const CLI::App& program, const CLI::ParseError& error, const std::string& command) {
+  using thimble::quote;
+  const std::string text = error.what(), kind = error.get_name(), first = text.substr(0, text.find_first_of(": "));
+  const auto between = [&](std::string_view begin, std::string_view end) {
+    const std::size_t from = text.find(begin) + begin.size();
+    return text.substr(from, end.empty() ? end.npos : text.find(end, from) - from);
+  };
+  const auto is = [&](std::string_view part) { return text.find(part) != text.npos; };
+  const std::vector<std::string> words = program.remaining(true);
+  const std::string word = words.empty() ? "" : words.front();
+  if (kind == "RequiredError" ? is("subcommand") : is("not expected: ") && command == "thimble") {
+    return "expected a command, got " + (word.empty() ? "none" : quote(word));
+  }
+  if (is("not expected: ")) {
+    if (word.starts_with('-')) return word + ": expected a flag of '" + command + "', got another";
+    return "expected no further argument, got " + quote(word);
+  }
+  if (kind == "RequiredError") return "expected " + first + ", got none";
+  if (kind == "ConversionError" && is(" = ")) {  // flags that take values read them themselves
+    return between("convert: ", " = ") + ": expected no value, got " + quote(between(" = ", ""));
+  }
+  if (kind != "ArgumentMismatch") return text;
+  return first +
+         (is(" received ") ? ": expected one value, got " + between(" received ", "") : ": expected a value, got none");
+}
+
 int run(int argc, char** argv) {
   thimble::kernels::set_from_environment();
   refuse_empty_values(argc, argv);
@@ -136,7 +165,7 @@ int run(int argc, char** argv) {
     if (const std::string renamed = renamed_flag(program, argc, argv); !renamed.empty()) return fail(renamed);
     const std::string command = command_of(program);
     const std::string names = command == "thimble" ? "; commands: " + names_of_commands() : "";
-    return fail(error.what() + names + "; see '" + command + " --help'");
+    return fail(in_own_words(program, error, command) + names + "; see '" + command + " --help'");
   }
   return 0;
 }

@@ -43,7 +43,7 @@ TEST_CASE("program plan --graph: text, JSON and the page", "[program]") {
   const Output both = *run(folder, "plan gpt2 --graph '" + file + "'");
   CHECK(both.status == 2);
   CHECK(files_test::contains(both.error, "MODEL: expected a model to plan, got --graph"));
-  CHECK(files_test::contains(run(folder, "plan --budget 1MiB")->error, "MODEL is required"));
+  CHECK(files_test::contains(run(folder, "plan --budget 1MiB")->error, "expected MODEL, got none"));
   files_test::write_text_file(file, "{\"version\": 2}");
   CHECK(run(folder, "plan --graph '" + file + "'")->status == 2);
 }
