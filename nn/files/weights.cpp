@@ -334,7 +334,7 @@ LoadedWeights load_weights(Module& module, const std::string& path, const LoadOp
   weights_detail::Match match = weights_detail::match(weights_detail::file_tensors(module), files, names, options);
   if (options.is_strict) {
     weights_detail::require_all(match, path, options.prefix.empty() && is_checkpoint(files.metadata()));
-  };
+  }
   for (const auto& [weight, target] : match.pairs) {
     check_file_tensor("load_weights: " + path, *weight.entry, target.whole, Conversion::floating);
   }
