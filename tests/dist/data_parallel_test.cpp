@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
 #include <thimble/core/numbers/philox.h>
 #include <thimble/core/ops/copy.h>
@@ -45,6 +46,7 @@ struct Case {
   double clip = 1;
   std::size_t bucket_bytes = 64 << 10;
   memory::Device device = cpu;
+  std::int64_t fp8_margin = 0;
 };
 
 struct State {
@@ -66,6 +68,7 @@ models::Setup setup_of(const Case& c, int ranks) {
   setup.model = c.model;
   setup.optimizer = c.optimizer;
   if (*c.precision != 0) models::set_precision(setup, c.precision);
+  if (c.fp8_margin > 0) setup.fp8_margin = c.fp8_margin;
   setup.batch = samples * c.micro_batches * ranks;
   setup.clip_norm = c.clip;
   if (std::string(c.model) == "resnet18") {
@@ -215,6 +218,7 @@ TEST_CASE("data parallel: the bits of one rank in every precision", "[dist]") {
     check_equal({"char-gpt", precision, "adamw"}, 3, zero, 4);
   }
   check_equal({"char-gpt", "fp8", "adamw8", 2}, 2, zero, 4);
+  check_equal({.model = "char-gpt", .precision = "fp8", .optimizer = "adamw", .fp8_margin = 3}, 2, zero, 4);
   check_equal({"char-gpt", "", "adamw8"}, 3, zero, 3);
   check_equal({"resnet18", "O2", "momentum8"}, 2, zero, 3);
   if (zero < 3) check_equal({"char-gpt", "", "adafactor"}, 2, zero, 3);
@@ -226,6 +230,39 @@ TEST_CASE("data parallel: buckets of any size give the same", "[dist]") {
     check_equal({"char-gpt", "", "adamw", 2, 1, bytes}, 2, 2, 2);
     check_equal({"char-gpt", "", "adamw", 1, 1, bytes}, 3, 0, 2);
     check_equal({"char-gpt", "", "adamw", 2, 1, bytes}, 3, 3, 2);
+  }
+}
+
+TEST_CASE("data parallel: a parameter without a gradient in a micro-batch adds nothing there", "[dist]") {
+  // Both are in one bucket; of four micro-batches two have a gradient of b.
+  const auto train_both = [](dist::Communicator* ranks, int zero) {
+    const std::vector<optim::Named> both{{"a", full({48}, 0.5).require_grad()},
+                                         {"b", full({80}, -0.25).require_grad()}};
+    std::unique_ptr<dist::DataParallel> parallel;
+    if (ranks != nullptr)
+      parallel = std::make_unique<dist::DataParallel>(*ranks, both, dist::DataParallelOptions{.zero = zero});
+    optim::Sgd sgd(parallel ? parallel->parameters() : both, {.rate = 0.125, .momentum = 0.5});
+    nn::StepOptions options{.micro_batches = parallel ? 2 : 4, .micro_samples = 1};
+    options.ranks = parallel.get();
+    for (int step = 0; step < 3; ++step) {
+      nn::training_step(
+          sgd,
+          [&](std::int64_t i) {
+            const std::int64_t m = parallel ? parallel->number(i) : i;
+            const Tensor of_a = sum(square(both[0].tensor)) * static_cast<double>(m + 1);
+            return m % 3 == 0 ? of_a : of_a + sum(square(both[1].tensor)) * static_cast<double>(m + 2);
+          },
+          options);
+    }
+    return std::pair(bytes_of(both[0].tensor), bytes_of(both[1].tensor));
+  };
+  const auto one = train_both(nullptr, 0);
+  CHECK(one.second != bytes_of(full({80}, -0.25)));
+  for (int zero = 0; zero < 3; ++zero) {
+    INFO("ZeRO " << zero);
+    for (const auto& found : testing::by_rank(2, [&](dist::Communicator& c) { return train_both(&c, zero); })) {
+      CHECK(found == one);
+    }
   }
 }
 

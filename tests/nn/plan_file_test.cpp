@@ -18,6 +18,7 @@
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/model_runs.h"
+#include "support/offload_data.h"
 #include "support/program.h"
 #include "support/refusal.h"
 #include "support/trained.h"
@@ -324,6 +325,18 @@ TEST_CASE("plan file: files that hold no plan", "[plan]") {
     CHECK(files_test::contains(is, row.says));
     CHECK_FALSE(files_test::contains(is, "json.exception"));
   }
+}
+
+TEST_CASE("plan file: the bytes in a tier are read", "[plan]") {
+  models::PlanOptions options;
+  options.setup = filed_options().setup, options.data = "synthetic";
+  options.setup.offload = offload_test::disk_folder(), options.setup.offloads_optimizer = true;
+  if (options.setup.offload.empty()) return;
+  const files_test::TemporaryFolder folder;
+  const models::PlanReport report = models::make_plan(options);
+  nn::write_plan(folder / "plan.json", report.plan);
+  CHECK(report.plan.tier_bytes > 0);
+  CHECK(nn::read_plan(folder / "plan.json", report.run, cpu).tier_bytes == report.plan.tier_bytes);
 }
 
 TEST_CASE("plan file: other digits under a right checksum are refused, or the plan is kept", "[plan]") {

@@ -249,6 +249,22 @@ TEST_CASE("matrix optimizers: GaLore against plain loops in f64", "[matrix_optim
   });
 }
 
+TEST_CASE("matrix optimizers: GaLore draws its directions anew every period", "[matrix_optimizer]") {
+  RandomGenerator generator(4);
+  const GeneratorScope random(generator);
+  const std::vector<Named> list{{"w", zeros({6, 9}).require_grad()}};
+  const Tensor gradient = randn({6, 9});
+  Galore galore(list, {.rank = 2, .period = 2});
+  std::vector<std::vector<double>> seen;
+  for (int step = 0; step < 3; ++step) {
+    list[0].tensor.grad() = clone(gradient);
+    galore.step();
+    seen.push_back(to_host<double>(state_of(galore, "w.projection")));
+  }
+  CHECK(seen[0] == seen[1]);
+  CHECK(seen[0] != seen[2]);  // four iterations from another beginning
+}
+
 TEST_CASE("matrix optimizers: all but matrices has the bits of AdamW", "[matrix_optimizer]") {
   for (const char* const name : names) {
     const std::vector<Named> list = make_parameters(), other = make_parameters();

@@ -134,7 +134,8 @@ TEST_CASE("ranks: a checkpoint is read by other numbers of ranks and in other st
   const std::string optimizer = GENERATE("adamw", "adamw8", "adafactor");
   const Row row{"char-gpt", 4, optimizer == "adafactor" ? 1 : 3, 1, "", optimizer};
   models::TrainOptions options = options_of(row);
-  options.setup.sizes.width = 96;  // parameters of several grains, of which ranks have parts
+  options.setup.sizes.width = 96;     // parameters of several grains, of which ranks have parts
+  options.setup.sizes.sequence = 87;  // 8,352 positions' numbers, which end amid 256 that share a scale
   options.setup.batch = 8;
   options.setup.micro_batches = 2;  // 8 in all
   options.steps = 3;
