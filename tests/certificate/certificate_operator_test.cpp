@@ -114,6 +114,7 @@ void add_reductions(std::vector<FateCase>& rows) {
   rows.push_back({"argmax", {x}, [](Tensors in, Tensors) { return gather(in[0], 1, argmax(in[0], 1, true)); }});
   rows.push_back({"argmin", {x}, [](Tensors in, Tensors) { return gather(in[0], 1, argmin(in[0], 1, true)); }});
   rows.push_back({"norm", {x}, [](Tensors in, Tensors) { return norm(in[0], 2, 1); }});
+  rows.push_back({"dot_product", {x, x}, [](Tensors in, Tensors) { return cosine_similarity(in[0], in[1], 1); }});
   rows.push_back({"cumsum", {x}, [](Tensors in, Tensors) { return cumsum(in[0], 1); }});
   rows.push_back({"prod", {x}, [](Tensors in, Tensors) { return prod(in[0], 1); }});
   rows.push_back({"argsort", {x}, [](Tensors in, Tensors) { return gather(in[0], 1, argsort(in[0], 1)); }});
