@@ -109,7 +109,7 @@ cudaDataType_t blas_type(DType dtype) {
       return CUDA_R_32I;
     default:
       throw DTypeError("cuBLASLt: products of " + std::string(to_string(dtype)) +
-                       "; allowed are f32, f16, bf16, f8e4m3, f8e5m2, i8, i32");
+                       "; expected f32, f16, bf16, f8e4m3, f8e5m2, i8, i32");
   }
 }
 

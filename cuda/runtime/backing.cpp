@@ -42,7 +42,7 @@ class CudaBacking final : public Backing {
     }
     if (own == 0 || granule_bytes % own != 0) {
       throw DeviceError(to_string(device) + ": its pages are of " + std::to_string(own) +
-                        " bytes, allowed are divisors of " + std::to_string(granule_bytes));
+                        " bytes; expected a divisor of " + std::to_string(granule_bytes));
     }
   }
   CudaBacking(const CudaBacking&) = delete;

@@ -60,18 +60,17 @@ DType optimizer_state(const Setup& setup, bool is_text) {
   const std::string begin = "`state` " + std::string(to_string(setup.state)) + ": ";
   const bool is_narrow = name.back() == '8';
   if (setup.state != DType::f32 && setup.state != DType::bf16 && setup.state != DType::u8) {
-    throw ValueError(begin + "allowed are f32, bf16, u8");
+    throw ValueError(begin + "expected f32, bf16 or u8");
   }
   if (setup.state != DType::f32 && (name == "sgd" || !is_elementwise(name))) {
     throw ValueError(begin + "`optimizer` " + name + " has no moments to keep so; expected momentum, adam or adamw");
   }
   if (is_narrow && setup.state == DType::bf16) {
-    throw ValueError(begin + name + " keeps its state in u8; allowed with " + name.substr(0, name.size() - 1));
+    throw ValueError(begin + name + " keeps its state in u8; expected " + name.substr(0, name.size() - 1));
   }
   const DType state = is_narrow ? DType::u8 : setup.state;
   if (state == DType::f32 && !setup.full_state.empty()) {
-    throw ValueError("`full_state` " + setup.full_state.front() +
-                     ": all state is f32; allowed with `state` bf16 or u8");
+    throw ValueError("`full_state` " + setup.full_state.front() + ": all state is f32; expected `state` bf16 or u8");
   }
   return state;
 }

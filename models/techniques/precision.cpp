@@ -14,8 +14,8 @@ std::optional<nn::Fp8Recipe> recipe_of_policy(const Setup& setup) {
 
 std::int64_t within(const char* option, std::int64_t value, std::int64_t low, std::int64_t high) {
   if (value >= low && value <= high) return value;
-  throw ValueError(std::string(option) + ": " + std::to_string(value) + "; allowed are " + std::to_string(low) +
-                   " to " + std::to_string(high));
+  throw ValueError(std::string(option) + ": " + std::to_string(value) + "; expected " + std::to_string(low) + " to " +
+                   std::to_string(high));
 }
 
 /// The policy's recipe with what the setup changes.
@@ -168,7 +168,7 @@ nn::TensorOptions tensor_options(const Setup& setup, memory::Device device) {
   if (option != nullptr && !recipe_of_policy(setup)) {
     throw ValueError(std::string(option) + ": there is no FP8 " +
                      (setup.precision.empty() ? "without `precision`" : "under `precision` " + setup.precision) +
-                     "; allowed with fp8, fp8-current, fp8-block");
+                     "; expected fp8, fp8-current or fp8-block");
   }
   if (setup.precision.empty()) return {device, setup.dtype};
   const nn::Precision& policy = nn::precision(setup.precision);
@@ -219,7 +219,7 @@ std::optional<optim::GradScalerOptions> loss_scaling(const Setup& setup) {
     throw ValueError("`loss_scale_interval`: " + std::to_string(*setup.loss_scale_interval) +
                      " is for a dynamic scale, " +
                      (options ? "not for " + loss_scale_option(setup) : "and the loss is not scaled") +
-                     "; allowed with `loss_scale` dynamic, `precision` O1, `precision` O2");
+                     "; expected `loss_scale` dynamic, or `precision` O1 or O2");
   }
   options->interval = *setup.loss_scale_interval;
   return options;

@@ -64,7 +64,7 @@ void check_chunks(const Setup& setup, bool) {
 
 void check_zero(const Setup& setup, bool) {
   if (setup.zero >= 0 && setup.zero <= 3) return;
-  throw ValueError("`zero`: stage " + std::to_string(setup.zero) + "; allowed are 0 to 3");
+  throw ValueError("`zero`: stage " + std::to_string(setup.zero) + "; expected 0 to 3");
 }
 
 /// Stage 3 gives each rank parts of tensors, and some optimizers need whole ones.

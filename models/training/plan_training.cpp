@@ -54,7 +54,7 @@ void place_captured(PreparedTraining& prepared) {
     throw PlanError(
         "`captures_steps`: a steady step does not ask for the same bytes each time (it left its plan at event " +
         std::to_string(profile.placed.last_deviation) +
-        "), so that its addresses cannot be repeated; allowed is a run without `captures_steps`");
+        "), so that its addresses cannot be repeated; expected a run without `captures_steps`");
   }
   plan.peak_bytes = profile.peak_bytes;
   plan.peak_by_category = profile.peak_by_category;

@@ -57,7 +57,7 @@ std::vector<std::int64_t> read_shape(Reader& reader, std::uint64_t most_bytes, c
   if (magic != images_magic && magic != labels_magic)
     throw FileError(
         path, 0,
-        "the magic number is " + std::to_string(magic) + "; allowed: 2051 (0x803, images), 2049 (0x801, labels)");
+        "the magic number is " + std::to_string(magic) + "; expected 2051 (0x803, images) or 2049 (0x801, labels)");
   std::vector<std::int64_t> shape(magic == images_magic ? 3 : 1);
   for (std::int64_t& size : shape) size = read_u32(reader);
   most_bytes = std::min(most_bytes, idx_limit_bytes);
@@ -114,7 +114,7 @@ Images pair_idx(IdxArray images, const IdxArray& labels, std::int64_t classes, c
   for (std::size_t i = 0; i < labels.values.size(); ++i)
     if (labels.values[i] >= classes)
       throw FileError(labels_path, 8 + i,
-                      "label " + std::to_string(labels.values[i]) + "; allowed: below " + std::to_string(classes));
+                      "label " + std::to_string(labels.values[i]) + "; expected below " + std::to_string(classes));
   Images out;
   out.count = images.shape[0];
   out.height = images.shape[1];

@@ -93,7 +93,7 @@ ImageSource::ImageSource(std::shared_ptr<const ImageStore> images, std::int64_t 
     const float mean = normalization.mean[c], deviation = normalization.deviation[c];
     if (!(deviation > 0))
       throw ValueError("data source: deviation of channel " + std::to_string(c) + " is " + std::to_string(deviation) +
-                       "; allowed: above 0");
+                       "; expected a number above 0");
     for (std::size_t byte = 0; byte < 256; ++byte)
       values_[c * 256 + byte] = (static_cast<float>(byte) / 255.0f - mean) / deviation;
   }

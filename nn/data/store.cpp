@@ -185,7 +185,7 @@ CharVocabulary vocabulary_of(const InputFile& file) {
   if (file.bytes() > most_bytes) {
     throw FileError(
         file.path(), most_bytes,
-        "the file has " + std::to_string(file.bytes()) + " bytes; allowed here: at most " + std::to_string(most_bytes));
+        "the file has " + std::to_string(file.bytes()) + " bytes; expected at most " + std::to_string(most_bytes));
   }
   if (file.bytes() == 0) throw FileError(file.path(), 0, "the file is empty");
   std::array<bool, 256> is_used{};

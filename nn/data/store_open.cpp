@@ -66,7 +66,7 @@ ImageStore open_cifar(const CifarForm& form, std::span<const std::string> paths)
       if (store.labels_.back() >= form.classes) {
         throw FileError(
             path, at,
-            "label " + std::to_string(store.labels_.back()) + "; allowed: 0 to " + std::to_string(form.classes - 1));
+            "label " + std::to_string(store.labels_.back()) + "; expected 0 to " + std::to_string(form.classes - 1));
       }
     }
     store.parts_.push_back({ByteStore(file, 0, file->bytes()), 0, count, record, form.labels, true});
@@ -81,7 +81,7 @@ TokenStore open_tokens(const std::string& path) {
     const NpyHeader header = read_npy_header(path);
     const bool is_narrow = header.is_unsigned() && header.dtype == DType::i32;
     if (header.shape.size() != 1 || (!header.is_unsigned() && header.dtype != DType::i32)) {
-      throw FileError(path, 0, "the array is not a line of tokens; allowed: one axis of '<u2', '<u4' or '<i4'");
+      throw FileError(path, 0, "the array is not a line of tokens; expected one axis of '<u2', '<u4' or '<i4'");
     }
     return TokenStore(ByteStore(file, header.data_offset, header.file_bytes), is_narrow ? 2 : 4);
   }

@@ -26,7 +26,7 @@ std::vector<std::uint8_t> CharVocabulary::encode(std::string_view text) const {
     const std::int16_t token = tokens_[static_cast<unsigned char>(text[i])];
     if (token < 0)
       throw ValueError("character vocabulary: byte " + quote(text.substr(i, 1)) + " at position " + std::to_string(i) +
-                       "; allowed: the " + std::to_string(size()) + " characters " + quote(symbols_, 256));
+                       "; expected the " + std::to_string(size()) + " characters " + quote(symbols_, 256));
     tokens[i] = static_cast<std::uint8_t>(token);
   }
   return tokens;
@@ -37,7 +37,7 @@ std::string CharVocabulary::decode(std::span<const std::uint8_t> tokens) const {
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i] >= symbols_.size())
       throw ValueError("character vocabulary: token " + std::to_string(tokens[i]) + " at position " +
-                       std::to_string(i) + "; allowed: below " + std::to_string(size()));
+                       std::to_string(i) + "; expected below " + std::to_string(size()));
     text[i] = symbols_[tokens[i]];
   }
   return text;

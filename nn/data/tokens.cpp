@@ -20,7 +20,7 @@ void require_field(const std::string& path, std::size_t offset, const char* name
                    std::uint32_t allowed) {
   if (value != allowed)
     throw FileError(path, offset,
-                    std::string(name) + " is " + std::to_string(value) + "; allowed: " + std::to_string(allowed));
+                    std::string(name) + " is " + std::to_string(value) + "; expected " + std::to_string(allowed));
 }
 
 }  // namespace tokens_detail
@@ -48,7 +48,7 @@ std::int64_t token_count(const InputFile& file) {
 
 std::vector<std::byte> format_tokens(std::span<const std::uint16_t> tokens) {
   if (tokens.size() > tokens_detail::largest_count)
-    throw ValueError("tokens: " + std::to_string(tokens.size()) + " tokens; allowed: at most " +
+    throw ValueError("tokens: " + std::to_string(tokens.size()) + " tokens; expected at most " +
                      std::to_string(tokens_detail::largest_count));
   std::vector<std::byte> file(tokens_header_bytes + 2 * tokens.size());
   store_le(tokens_detail::magic, file.data());

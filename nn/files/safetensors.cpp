@@ -135,7 +135,7 @@ class HeaderEvents final : public JsonEvents {
       const auto* field = std::find(fields.begin(), fields.end(), name);
       if (field == fields.end())
         fail("tensor " + quote(entry_.name) + " has the unknown key " + quote(name) +
-             "; allowed: dtype, shape, data_offsets");
+             "; expected dtype, shape, data_offsets");
       bool& has = has_[static_cast<std::size_t>(field - fields.begin())];
       if (has) fail("key " + quote(name) + " is there twice in tensor " + quote(entry_.name));
       has = true;
@@ -273,7 +273,7 @@ std::string utf8_json(const std::string& text) {
 void require_header_bytes(std::uint64_t bytes) {
   if (bytes > safetensors_header_limit)
     throw ValueError("safetensors: the header would have at least " + std::to_string(bytes) +
-                     " bytes; allowed: at most " + std::to_string(safetensors_header_limit));
+                     " bytes; expected at most " + std::to_string(safetensors_header_limit));
 }
 
 template <class Sizes>
@@ -388,7 +388,7 @@ std::uint64_t safetensors_header_bytes(std::span<const std::byte> start, std::ui
   const auto length = load_le<std::uint64_t>(start.data());
   if (length > safetensors_header_limit)
     throw FileError(path, 0,
-                    "the header has " + std::to_string(length) + " bytes; allowed: at most " +
+                    "the header has " + std::to_string(length) + " bytes; expected at most " +
                         std::to_string(safetensors_header_limit));
   if (length > file_bytes - 8)
     throw FileError(
@@ -441,7 +441,7 @@ DType loadable_dtype(const SafetensorsEntry& entry) {
   for (const auto& row : safetensors_detail::rows)
     if (row.ours) allowed += (allowed.empty() ? "" : ", ") + std::string(row.name);
   throw DTypeError("safetensors: tensor " + quote(entry.name) + " has dtype " + std::string(to_string(entry.dtype)) +
-                   ", which cannot be loaded; allowed: " + allowed);
+                   ", which cannot be loaded; expected " + allowed);
 }
 
 const SafetensorsEntry* SafetensorsHeader::find(std::string_view name) const noexcept {

@@ -86,7 +86,7 @@ void check_state_numbers(const std::string& operation, const SafetensorsReader& 
       if (wrong == read.end()) continue;
       const auto index = static_cast<std::int64_t>((begin + at) / size) + (wrong - read.begin());
       throw ValueError(operation + ": tensor " + quote(target.name) + " has " + format_short(*wrong) + " at " +
-                       detail::place(target.tensor.shape(), index) + "; allowed are " + rule->allowed);
+                       detail::place(target.tensor.shape(), index) + "; expected " + rule->allowed);
     }
   }
 }

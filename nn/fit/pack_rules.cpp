@@ -90,7 +90,7 @@ void check_rules(const TapeGraph& graph, const SpillPolicy& spilling) {
     for (const std::string& op : allowed) list += (list.empty() ? "" : ", ") + op;
     const std::string to = rule.dtype ? " to " + std::string(to_string(*rule.dtype)) : "";
     throw ValueError("packing: '" + rule.name + "' names no operator of this step whose results can be packed" + to +
-                     "; allowed: " + (list.empty() ? "none" : list));
+                     "; expected " + (list.empty() ? "none" : list));
   }
 }
 

@@ -15,8 +15,8 @@ namespace fp8_layer_detail {
 void check(const Fp8Recipe& recipe) {
   const bool is_block = recipe.kind == Fp8Scaling::block;
   if (recipe.margin < 0 || recipe.margin > (is_block ? 0 : fp8_margin_max)) {
-    throw ValueError("fp8: margin " + std::to_string(recipe.margin) + "; allowed are " +
-                     (is_block ? "0 alone, with scales of blocks" : "0 to " + std::to_string(fp8_margin_max)));
+    throw ValueError("fp8: margin " + std::to_string(recipe.margin) + "; expected " +
+                     (is_block ? "0 with scales of blocks" : "0 to " + std::to_string(fp8_margin_max)));
   }
 }
 

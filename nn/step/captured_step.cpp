@@ -21,7 +21,7 @@ memory::Device device_of(const optim::Optimizer& optimizer) {
   if (optimizer.parameters().empty()) refuse("the optimizer has no parameters");
   const memory::Device device = optimizer.parameters().front().tensor.device();
   if (!device.is_cuda()) {
-    throw DeviceError("captured step: parameters are on " + to_string(device) + "; allowed is a CUDA device");
+    throw DeviceError("captured step: parameters are on " + to_string(device) + "; expected a CUDA device");
   }
   return device;
 }
@@ -30,18 +30,18 @@ void check(const PlacedArena& placed, const optim::Optimizer& optimizer, const S
            memory::Device device) {
   if (PlacedArena::find(*current_resource(device)) != &placed) {
     refuse("tensors on " + to_string(device) +
-           " are taken from another resource than the placed arena; allowed is a resource on top of it");
+           " are taken from another resource than the placed arena; expected a resource on top of it");
   }
   if (!optimizer.is_capturable()) {
-    refuse(std::string(optimizer.name()) + " has other launches from step to step; allowed are optimizers that do not");
+    refuse(std::string(optimizer.name()) +
+           " has other launches from step to step; expected an optimizer with the same ones");
   }
   if (optimizer.has_groups()) refuse("the optimizer has parameter groups; expected one rate and decay for all");
-  if (optimizer.offloads_state()) refuse("the optimizer's state is in a tier; allowed is state that stays");
-  if (optimizer.updates_one_by_one()) refuse("parameters are in a store; allowed are parameters that stay");
-  if (options.gradient_tier) refuse("gradients wait in a tier; allowed are gradients that stay");
-  if (options.recording.tier) refuse("saved tensors go to a tier; allowed is a plan that keeps them on the device");
-  if (!options.parts.empty())
-    refuse("micro-batches that differ have other weights in every step; allowed are equal ones");
+  if (optimizer.offloads_state()) refuse("the optimizer's state is in a tier; expected state that stays");
+  if (optimizer.updates_one_by_one()) refuse("parameters are in a store; expected parameters that stay");
+  if (options.gradient_tier) refuse("gradients wait in a tier; expected gradients that stay");
+  if (options.recording.tier) refuse("saved tensors go to a tier; expected a plan that keeps them on the device");
+  if (!options.parts.empty()) refuse("micro-batches that differ have other weights in every step; expected equal ones");
   if (options.recording.graph || options.recording.times) refuse("a step that is watched cannot be replayed");
 }
 
@@ -52,7 +52,7 @@ void load_input(const Tensor& to, const Tensor& from) {
   if (to.shape() != from.shape()) throw ShapeError(both() + "; expected the same shape");
   if (to.dtype() != from.dtype()) throw DTypeError(both() + "; expected the same dtype");
   if (!to.device().is_cuda() || !from.device().is_cpu() || !to.is_contiguous() || !from.is_contiguous()) {
-    throw DeviceError(both() + "; allowed is from a dense tensor of the cpu into one of a CUDA device");
+    throw DeviceError(both() + "; expected a copy from a dense tensor of the cpu into one of a CUDA device");
   }
   if (to.elements() == 0 || to.device().is_dry) return;
   if (from.device().is_dry) throw DeviceError(both() + "; a dry device has no values");
@@ -184,7 +184,7 @@ void CapturedStep::capture() {
   if (after.deviations != before.deviations || after.dynamic_steps != before.dynamic_steps) {
     block_.reset();
     captured_step_detail::refuse("it left its plan at event " + std::to_string(after.last_deviation) +
-                                 ", so its addresses are not those of the next; allowed is a step as it was planned");
+                                 ", so its addresses are not those of the next; expected a step as it was planned");
   }
   image_.resize(block_->bytes());
   graph_ = std::move(graph);

@@ -58,7 +58,7 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
   recording.ranks = options.ranks;
   recording.stage = options.stage;
   if (!(options.clip_norm >= 0)) {
-    throw ValueError("training_step: clip_norm " + std::to_string(options.clip_norm) + "; allowed: > 0, or 0 for none");
+    throw ValueError("training_step: clip_norm " + std::to_string(options.clip_norm) + "; expected > 0, or 0 for none");
   }
   if (options.scaler != nullptr && !optimizer.takes_gradient_factor()) {
     throw ValueError(std::string("training_step: ") + optimizer.name() +

@@ -416,7 +416,7 @@ void Tokenizer::add_merges() {
     for (const std::uint32_t id : {left, right, result}) {
       if (id < vocabulary.size()) continue;
       refuse(tokenizer_detail::place("merges", i),
-             "token " + std::to_string(id) + "; allowed: below " + std::to_string(vocabulary.size()));
+             "token " + std::to_string(id) + "; expected below " + std::to_string(vocabulary.size()));
     }
     if (vocabulary[left] + vocabulary[right] != vocabulary[result]) {
       refuse(tokenizer_detail::place("merges", i),
@@ -442,7 +442,7 @@ void Tokenizer::add_tokens() {
     const auto known = ids_.find(token.content);
     const std::size_t id = known != ids_.end() ? known->second : bytes_.size();
     if (token.id != id) {
-      refuse(part, quote(token.content) + " has id " + std::to_string(token.id) + "; allowed: " + std::to_string(id) +
+      refuse(part, quote(token.content) + " has id " + std::to_string(token.id) + "; expected " + std::to_string(id) +
                        (known != ids_.end() ? ", its id in the vocabulary" : ", the next one"));
     }
     const std::string form = token.is_normalized && parts_.is_nfc ? to_nfc(token.content) : token.content;
@@ -464,7 +464,7 @@ void Tokenizer::check_ends() const {
     for (const std::uint32_t id : *ends) {
       if (id < bytes_.size()) continue;
       tokenizer_detail::refuse(ends == &parts_.prefix ? "prefix" : "suffix",
-                               "token " + std::to_string(id) + "; allowed: below " + std::to_string(bytes_.size()));
+                               "token " + std::to_string(id) + "; expected below " + std::to_string(bytes_.size()));
     }
   }
 }
@@ -474,7 +474,7 @@ std::uint32_t Tokenizer::id_of(std::string_view token) const {
     if (added.content == token) return added.id;
   }
   if (const auto found = ids_.find(token); found != ids_.end()) return found->second;
-  throw ValueError("tokenizer: no token " + quote(token) + "; allowed: one of its " + std::to_string(size()));
+  throw ValueError("tokenizer: no token " + quote(token) + "; expected one of its " + std::to_string(size()));
 }
 
 /// One text on its way to tokens.
@@ -562,7 +562,7 @@ class Tokenizer::Encoder {
 
 std::vector<std::uint32_t> Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
   if (text.size() >= std::numeric_limits<std::uint32_t>::max()) {
-    throw ValueError("tokenizer: a text of " + std::to_string(text.size()) + " bytes; allowed: less than 2^32 - 1");
+    throw ValueError("tokenizer: a text of " + std::to_string(text.size()) + " bytes; expected less than 2^32 - 1");
   }
   Encoder encoder(*this, options);
   if (options.adds_ends) encoder.add_ends(parts_.prefix);
@@ -576,7 +576,7 @@ std::string Tokenizer::decode(std::span<const std::uint32_t> tokens, bool skips_
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i] >= bytes_.size()) {
       throw ValueError("tokenizer: token " + std::to_string(tokens[i]) + " at position " + std::to_string(i) +
-                       "; allowed: below " + std::to_string(bytes_.size()));
+                       "; expected below " + std::to_string(bytes_.size()));
     }
     if (!skips_special || !is_special_[tokens[i]]) text += bytes_[tokens[i]];
   }

@@ -36,7 +36,7 @@ class Value {
   }
   /// Neither this value nor anything like it is known.
   [[noreturn]] void refuse(const std::string& allowed) const {
-    fail(quote(json_.dump(-1, ' ', true), 200) + "; allowed: " + allowed);
+    fail(quote(json_.dump(-1, ' ', true), 200) + "; expected " + allowed);
   }
 
   const Json& json() const { return json_; }
@@ -130,7 +130,7 @@ void read_vocabulary(const Value& vocab, TokenizerParts& parts) {
     if (token.empty()) vocab.fail("a token without text");
     const bool is_id = id.is_number_unsigned() && id.get<std::uint64_t>() < parts.vocabulary.size();
     if (!is_id || !parts.vocabulary[id.get<std::size_t>()].empty()) {
-      vocab.fail("token " + quote(token) + " has id " + quote(id.dump(-1, ' ', true)) + "; allowed: 0 to " +
+      vocab.fail("token " + quote(token) + " has id " + quote(id.dump(-1, ' ', true)) + "; expected 0 to " +
                  std::to_string(parts.vocabulary.size() - 1) + ", each once");
     }
     parts.vocabulary[id.get<std::size_t>()] = token;

@@ -93,7 +93,7 @@ TEST_CASE("data: corrupt IDX files are refused with a reason", "[files][data]") 
       {
           {"empty file", "", "4 bytes wanted from byte 0 on"},
           {"magic cut short", good.substr(0, 3), "at byte 3: the file is cut short"},
-          {"other magic", big(0x802, 4) + good.substr(4), "the magic number is 2050; allowed: 2051 (0x803, images)"},
+          {"other magic", big(0x802, 4) + good.substr(4), "the magic number is 2050; expected 2051 (0x803, images)"},
           {"little-endian magic", little(0x803, 4) + good.substr(4), "the magic number is 50855936"},
           {"signed bytes", big(0x903, 4) + good.substr(4), "the magic number is 2307"},
           {"sizes cut short", good.substr(0, 14), "at byte 14: the file is cut short"},
@@ -128,7 +128,7 @@ TEST_CASE("data: images and labels must belong together", "[files][data]") {
                  one = parse_idx(bytes_of(idx_labels(1, "\1")), "l");
   CHECK(contains(file_error([&] { pair_idx(images, one, 10, "i", "l"); }), "l: at byte 4: 1 labels for the 2 images"));
   CHECK(
-      contains(file_error([&] { pair_idx(images, two, 10, "i", "l"); }), "l: at byte 9: label 10; allowed: below 10"));
+      contains(file_error([&] { pair_idx(images, two, 10, "i", "l"); }), "l: at byte 9: label 10; expected below 10"));
   CHECK(contains(file_error([&] { pair_idx(two, two, 10, "i", "l"); }), "i: at byte 0: the file has labels"));
   CHECK(contains(file_error([&] { pair_idx(images, images, 10, "i", "l"); }), "l: at byte 0: the file has images"));
   CHECK(pair_idx(images, two, 11, "i", "l").labels == std::vector<std::uint16_t>{1, 10});
@@ -185,7 +185,7 @@ TEST_CASE("data: CIFAR-100 has a coarse label before the class", "[files][data]"
   label100[1] = 100;
   check_refused(
       {{"cut short", record.substr(0, 3073), "3073 bytes; a CIFAR-100 batch has one or more records of 3074"},
-       {"label 100", label100, "at byte 1: label 100; allowed: 0 to 99"}},
+       {"label 100", label100, "at byte 1: label 100; expected 0 to 99"}},
       [&](std::span<const std::byte> file, const std::string&) { open_cifar(cifar100, file_of(folder, file)); });
 }
 
@@ -210,7 +210,7 @@ TEST_CASE("data: CIFAR-10 planes become channels", "[files][data]") {
       {{"empty", "", "0 bytes; a CIFAR-10 batch has one or more records of 3073"},
        {"cut short", record.substr(0, 3072), "3072 bytes; a CIFAR-10 batch"},
        {"trailing byte", record + "x", "at byte 3073: 3074 bytes"},
-       {"label 10", label10, "at byte 3073: label 10; allowed: 0 to 9"}},
+       {"label 10", label10, "at byte 3073: label 10; expected 0 to 9"}},
       [&](std::span<const std::byte> file, const std::string&) { open_cifar(cifar10, file_of(folder, file)); });
   ImageStore others = images;
   others.height = others.width = 28;
@@ -234,8 +234,8 @@ TEST_CASE("data: token files", "[files][data]") {
   CHECK(open_tokens(file_of(folder, bytes_of(token_file(20240520, 1, 0, "")))).size() == 0);
   check_refused({{"empty", "", "the file ends inside the header of 1024 bytes"},
                  {"header cut short", token_file(20240520, 1, 0, "").substr(1), "at byte 1023: the file ends inside"},
-                 {"other magic", token_file(20240801, 1, 1, "ab"), "the magic number is 20240801; allowed: 20240520"},
-                 {"other version", token_file(20240520, 7, 1, "ab"), "the version is 7; allowed: 1"},
+                 {"other magic", token_file(20240801, 1, 1, "ab"), "the magic number is 20240801; expected 20240520"},
+                 {"other version", token_file(20240520, 7, 1, "ab"), "the version is 7; expected 1"},
                  {"negative count", token_file(20240520, 1, UINT32_MAX, "ab"), "the number of tokens is negative"},
                  {"count of 2^31 - 1", token_file(20240520, 1, INT32_MAX, "ab"), "need 4294967294 bytes"},
                  {"cut short", token_file(20240520, 1, 2, "abc"), "cut short: 2 tokens need 4 bytes, the file has 3"},
@@ -261,7 +261,7 @@ TEST_CASE("data: characters and their vocabulary", "[files][data]") {
   try {
     vocabulary.encode("hello, world");
   } catch (const ValueError& error) {
-    CHECK(contains(error.what(), "byte ',' at position 5; allowed: the 9 characters"));
+    CHECK(contains(error.what(), "byte ',' at position 5; expected the 9 characters"));
   }
 }
 

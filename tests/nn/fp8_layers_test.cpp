@@ -144,10 +144,10 @@ TEST_CASE("fp8 layers: recipes out of range", "[fp8]") {
   CHECK(make([](nn::Fp8Recipe&) {}).empty());
   CHECK(make([](nn::Fp8Recipe& r) { r.history = 1024; }).empty());
   CHECK(make([](nn::Fp8Recipe& r) { r.history = 0; }) == "fp8: a history of 0 steps; expected 1 to 1024");
-  CHECK(make([](nn::Fp8Recipe& r) { r.margin = 17; }) == "fp8: margin 17; allowed are 0 to 16");
-  CHECK(make([](nn::Fp8Recipe& r) { r.margin = -1; }) == "fp8: margin -1; allowed are 0 to 16");
+  CHECK(make([](nn::Fp8Recipe& r) { r.margin = 17; }) == "fp8: margin 17; expected 0 to 16");
+  CHECK(make([](nn::Fp8Recipe& r) { r.margin = -1; }) == "fp8: margin -1; expected 0 to 16");
   CHECK(make([](nn::Fp8Recipe& r) { r.kind = Fp8Scaling::block, r.margin = 1; }) ==
-        "fp8: margin 1; allowed are 0 alone, with scales of blocks");
+        "fp8: margin 1; expected 0 with scales of blocks");
 }
 
 TEST_CASE("fp8 layers: the state is in checkpoints, and one without it is refused", "[fp8]") {

@@ -179,9 +179,9 @@ TEST_CASE("fp8 state: a file with numbers that no training makes is refused", "[
     }
     CHECK(all_of(model, optimizer) == before);
   };
-  const std::string numbers = "; allowed are finite numbers >= 0", scales = "; allowed are 0 and 2^-60 to 2^100";
-  check("fp8_steps", 2, std::int64_t{-5}, "-5 at (1, 0); allowed are counts >= 0");
-  check("fp8_steps", 5, std::int64_t{-1}, "-1 at (2, 1); allowed are counts >= 0");
+  const std::string numbers = "; expected finite numbers >= 0", scales = "; expected 0 and 2^-60 to 2^100";
+  check("fp8_steps", 2, std::int64_t{-5}, "-5 at (1, 0); expected counts >= 0");
+  check("fp8_steps", 5, std::int64_t{-1}, "-1 at (2, 1); expected counts >= 0");
   check("fp8_steps", 0, most, "");
   check("fp8_amax", 17, -1.0f, "-1 at (1, 1)" + numbers);
   check("fp8_amax", 0, not_a_number, "nan at (0, 0)" + numbers);
@@ -224,7 +224,7 @@ TEST_CASE("state numbers: a second moment below zero, or none, is refused", "[op
       if (is_square) {
         CHECK(error.starts_with("ValueError load_checkpoint: "));
         CHECK(error.ends_with("tensor 'optimizer." + s.name + "' has -1 at (" + place +
-                              "); allowed are finite numbers >= 0"));
+                              "); expected finite numbers >= 0"));
         CHECK(all_of(model, *optimizer) == before);
       } else {
         CHECK(error == "no error");  // a first moment may be negative
@@ -287,7 +287,7 @@ TEST_CASE("optim8: a file whose scales of blocks are no magnitudes is refused", 
         files_test::rewrite_element(folder / "good", folder / "bad", "optimizer." + s.name, 2, value);
         CHECK(error_of([&] { nn::load_checkpoint(folder / "bad", model, *optimizer, generator); }) ==
               "ValueError load_checkpoint: " + (folder / "bad") + ": tensor 'optimizer." + s.name + "' has " + text +
-                  " at (2); allowed are finite numbers >= 0");
+                  " at (2); expected finite numbers >= 0");
         CHECK(all_of(model, *optimizer) == before);
       }
       files_test::rewrite_element(folder / "good", folder / "bad", "optimizer." + s.name, 2, 0.0f);

@@ -121,7 +121,7 @@ TEST_CASE("lossy flags: errors name the value and the expected ones", "[lossy_fl
   models::PlanOptions plan;
   plan.setup = parsed("i8:gelo");
   const std::string unknown = refusal<ValueError>([&] { models::make_plan(plan); });
-  CHECK(contains(unknown, "'gelo' names no operator of this step whose results can be packed to i8; allowed: "));
+  CHECK(contains(unknown, "'gelo' names no operator of this step whose results can be packed to i8; expected "));
   for (const char* const name : {"linear", "layer_norm", "attention"}) CHECK(contains(unknown, name));
   CHECK_FALSE(contains(unknown, "cross_entropy"));  // a loss does not wait
   // Results in f16 have no fewer bits in bf16.

@@ -101,7 +101,7 @@ TEST_CASE("program: --precision and --dtype", "[precision][program]") {
   for (const Row& row : {Row{"--precision O2 --dtype bf16", "--dtype: bf16 contradicts --precision O2"},
                          {"--dtype f16 --precision bf16", "--dtype: f16 contradicts --precision bf16"},
                          {"--precision fp4", "--precision: expected one of O0, O1"},
-                         {"--fp8-strict", "--fp8-strict: there is no FP8 without --precision; allowed with fp8"},
+                         {"--fp8-strict", "--fp8-strict: there is no FP8 without --precision; expected fp8"},
                          {"--precision bf16 --fp8-strict", "--fp8-strict: there is no FP8 under --precision bf16"},
                          {"--precision fp8 --dtype f32", "--dtype: f32 contradicts --precision fp8"},
                          {"--precision O1 --fuse-optimizer", "--fuse-optimizer: not with --precision O1"},

@@ -273,7 +273,7 @@ TEST_CASE("ranks: what cannot be is refused before a rank begins", "[ranks]") {
   CHECK(refusal(options) ==
         "`ranks`: 4 with `micro_batches` 2 each do not divide `batch` 12; expected a multiple of 8");
   options = options_of({"char-gpt", 2, 4});
-  CHECK(refusal(options) == "`zero`: stage 4; allowed are 0 to 3");
+  CHECK(refusal(options) == "`zero`: stage 4; expected 0 to 3");
   options = options_of({"char-gpt", 2, 0});
   options.setup.rank = 2;
   CHECK(refusal(options).find("`ranks`: 2, of which this is rank 2;") == 0);

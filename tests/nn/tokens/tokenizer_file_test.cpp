@@ -81,56 +81,56 @@ TEST_CASE("tokenizer file: refusals name the key, its value and the expected one
   };
   const std::string llama3_regex = fixture("llama3")["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"];
   const Row rows[] = {
-      {"gpt2", [](Json& j) { j["version"] = "2.0"; }, "key 'version': '\"2.0\"'; allowed: 1.0"},
+      {"gpt2", [](Json& j) { j["version"] = "2.0"; }, "key 'version': '\"2.0\"'; expected 1.0"},
       {"gpt2",
        [](Json& j) {
          j["truncation"] = {{"max_length", 8}};
        },
-       "key 'truncation': '{\"max_length\":8}'; allowed: null, which the file may be given"},
+       "key 'truncation': '{\"max_length\":8}'; expected null, which the file may be given"},
       {"gpt2",
        [](Json& j) {
          j["padding"] = {{"strategy", "BatchLongest"}};
        },
-       "key 'padding': '{\"strategy\":\"BatchLongest\"}'; allowed: null, which the file may be given"},
+       "key 'padding': '{\"strategy\":\"BatchLongest\"}'; expected null, which the file may be given"},
       {"gpt2", [](Json& j) { j["surprise"] = 1; }, "the file: unknown key 'surprise'; known: version, truncation"},
       {"gpt2",
        [](Json& j) {
          j["normalizer"] = {{"type", "NFKC"}};
        },
-       "key 'normalizer': '{\"type\":\"NFKC\"}'; allowed: null, NFC"},
-      {"gpt2", [](Json& j) { j["pre_tokenizer"] = nullptr; }, "key 'pre_tokenizer': 'null'; allowed: ByteLevel"},
+       "key 'normalizer': '{\"type\":\"NFKC\"}'; expected null, NFC"},
+      {"gpt2", [](Json& j) { j["pre_tokenizer"] = nullptr; }, "key 'pre_tokenizer': 'null'; expected ByteLevel"},
       {"gpt2", [](Json& j) { j["pre_tokenizer"]["add_prefix_space"] = true; },
-       "key 'pre_tokenizer.add_prefix_space': 'true'; allowed: false"},
+       "key 'pre_tokenizer.add_prefix_space': 'true'; expected false"},
       {"gpt2", [](Json& j) { j["pre_tokenizer"]["use_regex"] = false; },
-       "key 'pre_tokenizer.use_regex': 'false'; allowed: true"},
+       "key 'pre_tokenizer.use_regex': 'false'; expected true"},
       {"llama3", [](Json& j) { j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "\\w+"; },
-       "key 'pre_tokenizer.pretokenizers[0].pattern.Regex': '\"\\\\w+\"'; allowed: the patterns of gpt2 's|'t"},
+       "key 'pre_tokenizer.pretokenizers[0].pattern.Regex': '\"\\\\w+\"'; expected the patterns of gpt2 's|'t"},
       {"llama3", [](Json& j) { j["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Removed"; },
-       "key 'pre_tokenizer.pretokenizers[0].behavior': '\"Removed\"'; allowed: Isolated"},
+       "key 'pre_tokenizer.pretokenizers[0].behavior': '\"Removed\"'; expected Isolated"},
       {"llama3", [](Json& j) { j["pre_tokenizer"]["pretokenizers"][1]["use_regex"] = true; },
-       "key 'pre_tokenizer.pretokenizers[1].use_regex': 'true'; allowed: false"},
+       "key 'pre_tokenizer.pretokenizers[1].use_regex': 'true'; expected false"},
       {"llama3", [](Json& j) { j["post_processor"]["processors"][1]["special_tokens"] = Json::object(); },
        "special_tokens': no token '<|begin_of_text|>', which 'single' has"},
       {"llama3",
        [](Json& j) { j["post_processor"]["processors"][1]["special_tokens"]["<|begin_of_text|>"]["ids"] = {999}; },
-       "prefix: token 999; allowed: below"},
+       "prefix: token 999; expected below"},
       {"llama3", [](Json& j) { j["post_processor"]["processors"][1]["single"] = Json::array(); },
-       "single': '[]'; allowed: a text A among special tokens"},
+       "single': '[]'; expected a text A among special tokens"},
       {"gpt2",
        [](Json& j) {
          j["post_processor"] = {{"type", "RobertaProcessing"}};
        },
        "key 'post_processor'"},
-      {"gpt2", [](Json& j) { j["decoder"] = nullptr; }, "key 'decoder': 'null'; allowed: ByteLevel"},
-      {"gpt2", [](Json& j) { j["model"]["type"] = "Unigram"; }, "key 'model.type': '\"Unigram\"'; allowed: BPE"},
-      {"gpt2", [](Json& j) { j["model"]["dropout"] = 0.1; }, "key 'model.dropout': '0.1'; allowed: null"},
+      {"gpt2", [](Json& j) { j["decoder"] = nullptr; }, "key 'decoder': 'null'; expected ByteLevel"},
+      {"gpt2", [](Json& j) { j["model"]["type"] = "Unigram"; }, "key 'model.type': '\"Unigram\"'; expected BPE"},
+      {"gpt2", [](Json& j) { j["model"]["dropout"] = 0.1; }, "key 'model.dropout': '0.1'; expected null"},
       {"gpt2", [](Json& j) { j["model"]["end_of_word_suffix"] = "</w>"; }, "key 'model.end_of_word_suffix'"},
       {"gpt2", [](Json& j) { j["model"]["vocab"]["A"] = -1; },
-       "key 'model.vocab': token 'A' has id '-1'; allowed: 0 to 309"},
-      {"gpt2", [](Json& j) { j["model"]["vocab"]["A"] = 3; }, "; allowed: 0 to 309, each once"},
+       "key 'model.vocab': token 'A' has id '-1'; expected 0 to 309"},
+      {"gpt2", [](Json& j) { j["model"]["vocab"]["A"] = 3; }, "; expected 0 to 309, each once"},
       {"gpt2", [](Json& j) { j["model"]["vocab"]["AAA"] = 9000000000; }, "token 'AAA' has id '9000000000'"},
       {"gpt2", [](Json& j) { j["model"]["merges"][3] = "abc"; },
-       "key 'model.merges[3]': '\"abc\"'; allowed: two tokens"},
+       "key 'model.merges[3]': '\"abc\"'; expected two tokens"},
       {"gpt2",
        [](Json& j) {
          j["model"]["merges"][3] = {"q", "zz"};
@@ -138,10 +138,10 @@ TEST_CASE("tokenizer file: refusals name the key, its value and the expected one
        "key 'model.merges[3]': token 'zz' is not in 'model.vocab'"},
       {"gpt2", [](Json& j) { j["model"]["merges"].push_back(j["model"]["merges"][0]); }, "merge already"},
       {"qwen2", [](Json& j) { j["added_tokens"][0]["single_word"] = true; },
-       "key 'added_tokens[0].single_word': 'true'; allowed: false"},
-      {"qwen2", [](Json& j) { j["added_tokens"][1]["id"] = 500; }, "has id 500; allowed: 311, the next one"},
+       "key 'added_tokens[0].single_word': 'true'; expected false"},
+      {"qwen2", [](Json& j) { j["added_tokens"][1]["id"] = 500; }, "has id 500; expected 311, the next one"},
       {"qwen2", [](Json& j) { j["added_tokens"][1]["content"] = 7; },
-       "key 'added_tokens[1].content': '7'; allowed: a text"},
+       "key 'added_tokens[1].content': '7'; expected a text"},
   };
   for (const Row& row : rows) {
     Json json = fixture(row.name);
@@ -156,7 +156,7 @@ TEST_CASE("tokenizer file: refusals name the key, its value and the expected one
 TEST_CASE("tokenizer file: what is not JSON, or JSON of a hostile kind", "[tokens][files]") {
   CHECK(contains(error_of(""), "the file is not JSON"));
   CHECK(contains(error_of("{\"version\": \"1.0\","), "the file is not JSON"));
-  CHECK(contains(error_of("[]"), "the file: '[]'; allowed: an object"));
+  CHECK(contains(error_of("[]"), "the file: '[]'; expected an object"));
   CHECK(contains(error_of(std::string("{}\0{}", 5)), "t.json: at byte 2: tokenizer: a NUL byte"));
   CHECK(contains(error_of("{\"version\": \"1.0\", \"version\": \"1.0\"}"), "key 'version' is there twice"));
   CHECK(contains(error_of(std::string(1'000'000, '[')), "more than 32 values within each other"));

@@ -235,7 +235,7 @@ TEST_CASE("tokenizer: special tokens in text that others wrote", "[tokens]") {
   CHECK(std::find(as_text.begin(), as_text.end(), end) == as_text.end());
   CHECK(tokenizer.decode(as_text) == "a<|endoftext|>b");
   CHECK(tokenizer.decode(tokenizer.encode("a<|endoftext|>b"), true) == "ab");
-  CHECK_THROWS_WITH(tokenizer.decode(Ids{5, 310}), "tokenizer: token 310 at position 1; allowed: below 310");
+  CHECK_THROWS_WITH(tokenizer.decode(Ids{5, 310}), "tokenizer: token 310 at position 1; expected below 310");
   CHECK_THROWS_AS(tokenizer.id_of("no such token"), ValueError);
 }
 
@@ -249,14 +249,14 @@ TEST_CASE("tokenizer: parts that do not fit each other are refused", "[tokens]")
   CHECK(contains(change([](auto& p) { p.vocabulary[65] = "x"; }), "token 'x' is there twice"));
   CHECK(contains(change([](auto& p) { p.vocabulary[65] = "xx"; }), "vocabulary: no token for byte 65"));
   CHECK(contains(change([](auto& p) { p.vocabulary.push_back(""); }), "vocabulary[256]: a token without text"));
-  CHECK(contains(change([](auto& p) { p.merges = {{97, 98, 256}}; }), "merges[0]: token 256; allowed: below 256"));
+  CHECK(contains(change([](auto& p) { p.merges = {{97, 98, 256}}; }), "merges[0]: token 256; expected below 256"));
   CHECK(contains(change([](auto& p) { p.merges = {{97, 98, 99}}; }), "merges[0]: 'a' and 'b' make 'c'"));
   CHECK(contains(change([](auto& p) {
                    p.vocabulary.push_back("ab");
                    p.merges = {{97, 98, 256}, {97, 98, 256}};
                  }),
                  "merges[1]: 'a' and 'b' merge already"));
-  CHECK(contains(change([](auto& p) { p.added = {{.id = 300, .content = "<s>"}}; }), "has id 300; allowed: 256"));
-  CHECK(contains(change([](auto& p) { p.added = {{.id = 256, .content = "a"}}; }), "allowed: 97, its id in"));
-  CHECK(contains(change([](auto& p) { p.prefix = {256}; }), "prefix: token 256; allowed: below 256"));
+  CHECK(contains(change([](auto& p) { p.added = {{.id = 300, .content = "<s>"}}; }), "has id 300; expected 256"));
+  CHECK(contains(change([](auto& p) { p.added = {{.id = 256, .content = "a"}}; }), "expected 97, its id in"));
+  CHECK(contains(change([](auto& p) { p.prefix = {256}; }), "prefix: token 256; expected below 256"));
 }
