@@ -194,7 +194,7 @@ void look_at_elements(BatchOutline& outline, const T& range) {
 
 template <class T>
 void look_at(BatchOutline& outline, const T& member) {
-  if constexpr (std::is_array_v<T>) {
+  if constexpr (std::is_array_v<T>) {  // NOLINT(bugprone-branch-clone): before a text, which may have no end
     look_at_elements(outline, member);
   } else if constexpr (std::is_base_of_v<Tensor, T>) {
     outline.add(member);
