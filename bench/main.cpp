@@ -114,7 +114,7 @@ std::string renamed_flag(CLI::App& program, int argc, char** argv) {
   return "";
 }
 
-/// An error of the parser in the program's words: what is expected, and the flag and value that came instead.
+/// Rewords an error of the command-line parser: names the flag and its value, and says which one is expected.
 std::string in_own_words(const CLI::App& program, const CLI::ParseError& error, const std::string& command) {
   using thimble::quote;
   const std::string text = error.what(), kind = error.get_name(), first = text.substr(0, text.find_first_of(": "));

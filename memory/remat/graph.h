@@ -6,8 +6,8 @@
 //   on its own is one segment. The backward visits the segments from last to first.
 // - On its visit the segment's backwards run, from the last operator to the first. Right before each of them the
 //   operators that made what it reads, unless that was kept or is recomputed already, are recomputed in forward order,
-//   with those that their inputs need. An operator makes all of its outputs, which stay until their last reader, unless
-//   they are dropped before: then the next reader has them made again, in the forward, too.
+//   with those that their inputs need. A re-run makes all outputs of its operator. They stay until their last reader.
+// - A tensor may be dropped between two uses, in forward or backward. Its maker then runs again before the next use.
 // - A tensor crosses a boundary when an operator of another segment takes it, or reads it in backward. Such a tensor is
 //   never recomputed: it is kept wherever it is needed, whatever was selected. Put boundaries where few bytes cross.
 // - Memory is given back as soon as nothing needs it: a tensor after its last reader, a gradient after the backward of

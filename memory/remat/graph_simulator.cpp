@@ -88,7 +88,7 @@ class Order {
     bool is_made_again;
   };
 
-  /// Runs again the operators that make the missing ones of some tensors, with those that they need, in forward order.
+  /// Makes sure that `tensors` are there: re-runs the makers of missing ones and of their inputs, in forward order.
   void run_again(const std::vector<std::uint32_t>& tensors, Event event, std::uint32_t begin) {
     due_.clear();
     const auto ask = [&](const std::vector<std::uint32_t>& wanted, const char* what, std::uint32_t reader) {
