@@ -3,7 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
+#include <limits>
+#include <memory>
 #include <vector>
 
 #include <thimble/memory/remat/graph.h>
@@ -36,12 +37,29 @@ struct GraphTimeline {
 /// Throws as simulate() does.
 GraphTimeline timeline(const Graph& graph, const Selection& selection);
 
-/// close_selection() of a valid graph with its simulation. can_make: recomputable(graph).
-std::pair<Selection, GraphCost> simulate_wanted(const Graph& graph, const std::vector<bool>& can_make,
-                                                const std::vector<bool>& wanted, std::vector<Drop> drops);
+/// Simulations of one valid graph, which must outlive it: faster than one at a time.
+class GraphSimulator {
+ public:
+  explicit GraphSimulator(const Graph& graph);
+  ~GraphSimulator();
+  GraphSimulator(const GraphSimulator&) = delete;
+  GraphSimulator& operator=(const GraphSimulator&) = delete;
 
-/// The drops that would change a step with a selection: after each use of a tensor that is used later without being
-/// made again in between, forward and backward apart.
-std::vector<Drop> gaps(const Graph& graph, const Selection& selection);
+  /// Throw as simulate() does.
+  GraphCost run(const Selection& selection);
+  GraphTimeline timeline(const Selection& selection);
+  /// As close_selection() does, with one flag per tensor.
+  Selection close(const std::vector<bool>& wanted, std::vector<Drop> drops);
+  /// The needs of the selection that was closed last. Where the peak reaches `bound` the simulation ends, and only
+  /// that is told: peak_bytes is at least as large.
+  GraphCost run_closed(Bytes bound = std::numeric_limits<Bytes>::max());
+  /// The drops that would change a step with a selection: after each use of a tensor that is used later without being
+  /// made again in between, forward and backward apart.
+  std::vector<Drop> gaps(const Selection& selection);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 }  // namespace thimble::remat

@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <limits>
 #include <map>
-#include <tuple>
+#include <unordered_set>
 #include <utility>
 
 #include <thimble/memory/remat/graph_timeline.h>
@@ -27,6 +29,7 @@ class PeakGame {
  public:
   PeakGame(const Graph& graph, Reruns reruns)
       : graph_(graph),
+        simulator_(graph),
         is_small_(graph.operators.size() <= few),
         may_drop_(reruns == Reruns::any),
         drops_(is_small_ && may_drop_),
@@ -43,7 +46,7 @@ class PeakGame {
 
   /// By falling peak and rising cost.
   std::vector<KeptPlan> play() {
-    KeptPlan last = plan(std::vector<bool>(graph_.tensors.size(), true), {});
+    KeptPlan last = plan({std::vector<bool>(graph_.tensors.size(), true), {}});
     Time total = 1;
     for (const GraphOperator& op : graph_.operators) total += op.cost;
     // At the first price nothing runs again, at the last one everything that saves a byte does.
@@ -56,7 +59,7 @@ class PeakGame {
       const double price = price_at(p);
       KeptPlan best = last;
       for (int round = 0; round < rounds; ++round) {
-        last = plan(cheapest(last.selection, weights, price), {});
+        last = plan({cheapest(last.selection, weights, price), {}});
         if (value(last, price) < value(best, price)) best = last;
         const GraphCost& cost = last.cost;
         const auto most = std::max_element(cost.operator_peak_bytes.begin(), cost.operator_peak_bytes.end());
@@ -146,7 +149,7 @@ class PeakGame {
     Drop of;  // or only the index of the tensor or operator
   };
 
-  std::vector<Change> changes(const KeptPlan& plan) const {
+  std::vector<Change> changes(const KeptPlan& plan) {
     std::vector<Change> list;
     for (std::uint32_t t = 0; t < graph_.tensors.size(); ++t) {
       const bool is_large = is_small_ || graph_.tensors[t].bytes * small >= plan.cost.peak_bytes;
@@ -157,7 +160,7 @@ class PeakGame {
     }
     if (!drops_) return list;
     for (const Drop& drop : plan.selection.drops) list.push_back({Change::Kind::drop, drop});
-    for (const Drop& drop : gaps(graph_, plan.selection)) {
+    for (const Drop& drop : simulator_.gaps(plan.selection)) {
       if (can_make_[drop.tensor]) list.push_back({Change::Kind::drop, drop});
     }
     return list;
@@ -167,15 +170,26 @@ class PeakGame {
   void change(const KeptPlan& one, int count) {
     for (const Change& each : changes(one)) {
       if (simulated_ >= limit_) return;
-      const KeptPlan other = changed(one, each);
-      if (count > 1) change(other, count - 1);
+      if (count > 1) {
+        change(changed(one, each), count - 1);
+      } else {
+        offer(changed_wish(one, each));
+      }
     }
   }
 
-  KeptPlan changed(const KeptPlan& one, const Change& change) {
-    std::vector<bool> wanted(graph_.tensors.size());
+  /// What a plan is made from.
+  struct Wish {
+    std::vector<bool> wanted;  // of each tensor
+    std::vector<Drop> drops;
+  };
+
+  KeptPlan changed(const KeptPlan& one, const Change& change) { return plan(changed_wish(one, change)); }
+
+  Wish changed_wish(const KeptPlan& one, const Change& change) const {
+    Wish wish{std::vector<bool>(graph_.tensors.size()), one.selection.drops};
+    auto& [wanted, drops] = wish;
     for (const std::uint32_t kept : one.selection.kept) wanted[kept] = true;
-    std::vector<Drop> drops = one.selection.drops;
     switch (change.kind) {
       case Change::Kind::keep:
         wanted[change.of.tensor] = !wanted[change.of.tensor];
@@ -191,15 +205,40 @@ class PeakGame {
         same == drops.end() ? drops.push_back(change.of) : void(drops.erase(same));
       }
     }
-    return plan(wanted, std::move(drops));
+    return wish;
   }
 
-  KeptPlan plan(const std::vector<bool>& wanted, std::vector<Drop> drops) {
+  KeptPlan plan(Wish wish) {
     simulated_ += graph_.operators.size();
     KeptPlan plan;
-    std::tie(plan.selection, plan.cost) = simulate_wanted(graph_, can_make_, wanted, std::move(drops));
+    plan.selection = simulator_.close(wish.wanted, std::move(wish.drops));
+    plan.cost = simulator_.run_closed();
     offer(plan);
     return plan;
+  }
+
+  /// offer(plan(wish)), in less time: a wish that was offered before is not simulated, nor to its end a plan that
+  /// another betters. It counts as simulated all the same.
+  void offer(Wish wish) {
+    simulated_ += graph_.operators.size();
+    if (is_small_ && !offered_.insert(digest(wish)).second) return;
+    KeptPlan plan;
+    plan.selection = simulator_.close(wish.wanted, std::move(wish.drops));
+    const auto as_cheap = [&](const auto& entry) { return entry.first <= plan.selection.cost; };
+    const auto better = std::find_if(front_.begin(), front_.end(), as_cheap);
+    const Bytes bound = better != front_.end() ? better->second : std::numeric_limits<Bytes>::max();
+    if (plan.selection.kept_bytes >= bound) return;
+    plan.cost = simulator_.run_closed(bound);
+    if (plan.cost.peak_bytes < bound) offer(plan);
+  }
+
+  static std::uint64_t digest(const Wish& wish) {
+    std::uint64_t sum = std::hash<std::vector<bool>>()(wish.wanted);
+    for (const Drop& drop : wish.drops) {
+      sum = (sum ^ (std::uint64_t{drop.tensor} << 32 | drop.after)) * 0x9e3779b97f4a7c15;
+      sum ^= sum >> 29;
+    }
+    return sum;
   }
 
   /// Notes a plan unless one is as good.
@@ -210,6 +249,8 @@ class PeakGame {
     auto worse = best_.lower_bound(peak);
     while (worse != best_.end() && worse->second.plan.cost.cost >= plan.cost.cost) worse = best_.erase(worse);
     best_.emplace(peak, Entry{plan, 0});
+    front_.clear();
+    for (const auto& [bytes, entry] : best_) front_.emplace_back(entry.plan.cost.cost, bytes);
   }
 
   std::size_t moment_of(std::uint32_t op) const { return graph_.operators.size() - 1 - op; }
@@ -283,6 +324,7 @@ class PeakGame {
   }
 
   const Graph& graph_;
+  GraphSimulator simulator_;
   const bool is_small_, may_drop_;
   bool drops_;  // among the changes
   std::size_t limit_ = work;
@@ -295,7 +337,9 @@ class PeakGame {
     KeptPlan plan;
     int changes;  // how many at a time were made to it
   };
-  std::map<Bytes, Entry> best_;  // by peak; with fewer bytes at a higher cost
+  std::map<Bytes, Entry> best_;                // by peak; with fewer bytes at a higher cost
+  std::vector<std::pair<Time, Bytes>> front_;  // their costs and peaks
+  std::unordered_set<std::uint64_t> offered_;  // digests
 };
 
 }  // namespace peak_options_detail
