@@ -226,19 +226,16 @@ if(NOT THIMBLE_SANITIZE)
   endif()
   find_program(THIMBLE_SECOND_CXX NAMES ${second_cxx} ${CMAKE_CXX_COMPILER} DOC "The compiler to try the library with, too")
 
-  # thimble_add_single_header_test(name form compiler FLAGS flag... [CONFIGURATIONS CI])
+  # thimble_add_single_header_test(name form compiler flag...)
   function(thimble_add_single_header_test name form compiler)
-    cmake_parse_arguments(PARSE_ARGV 3 arg "" "CONFIGURATIONS" "FLAGS")
     thimble_add_test(consumer.${name}
       COMMAND sh ${consumer_dir}/single_header/run.sh ${form} ${compiler} ${PROJECT_BINARY_DIR}/single_header
-              ${consumer_build}/${name} ${arg_FLAGS}
-      CONFIGURATIONS ${arg_CONFIGURATIONS})
+              ${consumer_build}/${name} ${ARGN}
+      CONFIGURATIONS CI)
     set_tests_properties(consumer.${name} PROPERTIES COST 90) # minutes of one compiler: they begin early
   endfunction()
-  thimble_add_single_header_test(one_file one_file ${CMAKE_CXX_COMPILER} FLAGS -O0)
-  thimble_add_single_header_test(parts parts ${CMAKE_CXX_COMPILER} FLAGS -O2 CONFIGURATIONS CI)
-  thimble_add_single_header_test(parts_second_compiler parts ${THIMBLE_SECOND_CXX} FLAGS -O0 -DTHIMBLE_WITH_FILES
-                                 CONFIGURATIONS CI)
+  thimble_add_single_header_test(one_file one_file ${THIMBLE_SECOND_CXX} -O0 -DTHIMBLE_WITH_FILES)
+  thimble_add_single_header_test(parts parts ${CMAKE_CXX_COMPILER} -O2)
   if(THIMBLE_INSTALL)
     thimble_add_test(consumer.installed COMMAND sh ${consumer_dir}/installed/run.sh ${CMAKE_COMMAND} ${CMAKE_GENERATOR}
                                                 ${CMAKE_CXX_COMPILER} ${PROJECT_BINARY_DIR} ${consumer_build}/installed)
