@@ -223,8 +223,9 @@ void Optimizer::set_gradient_factor(double factor) {
 }
 
 void Optimizer::require(bool is_in_range, const char* option, double value) const {
-  if (is_in_range) return;
-  throw ValueError(std::string(name()) + ": expected " + option + ", got " + std::to_string(value));
+  if (is_in_range && std::isfinite(value)) return;
+  throw ValueError(std::string(name()) + ": expected " + option + (std::isinf(value) ? " and finite" : "") + ", got " +
+                   std::to_string(value));
 }
 
 void Optimizer::make_state(FunctionRef<void(std::size_t)> add) {

@@ -182,7 +182,8 @@ class Optimizer {
   /// Updates these parameters, which are on one device with their gradients and state, in as few launches as the
   /// device's kernels allow. The bits equal updates one by one.
   virtual void update(std::span<const std::size_t> indices) = 0;
-  /// For constructors: throws ValueError unless `is_in_range`. `option` has the name and the range: "beta1 in [0, 1)".
+  /// For constructors: throws ValueError unless `is_in_range` and finite. `option` has the name and the range:
+  /// "beta1 in [0, 1)".
   void require(bool is_in_range, const char* option, double value) const;
   /// For constructors: checks the moments' format, then calls add(index) for each parameter, which adds its state; then
   /// adds the extra of its NarrowUpdate, and sends its state to the tier. Throws as check_format and make_extra do.

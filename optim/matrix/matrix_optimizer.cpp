@@ -120,6 +120,4 @@ Tensor adam_direction(const Tensor& first_moment, const Tensor& second_moment, c
   return first_moment * (1 / c1) / (sqrt(second_moment) * (1 / std::sqrt(c2)) + options.epsilon);
 }
 
-Tensor frobenius_norm(const Tensor& x) { return sqrt(sum(square(x))); }
-
 }  // namespace thimble::optim

@@ -62,7 +62,4 @@ class MatrixOptimizer : public Optimizer {
 Tensor adam_direction(const Tensor& first_moment, const Tensor& second_moment, const Tensor& gradient,
                       const MatrixOptions& options, std::int64_t step);
 
-/// The square root of the sum of squares, one element.
-Tensor frobenius_norm(const Tensor& x);
-
 }  // namespace thimble::optim

@@ -41,7 +41,7 @@ Tensor Muon::direction(std::size_t index, const Tensor& gradient) {
 Tensor orthogonalized(const Tensor& x, int iterations) {
   constexpr double a = 3.4445, b = -4.775, c = 2.0315;
   const bool is_tall = x.shape()[0] > x.shape()[1];
-  Tensor y = x / (frobenius_norm(x) + 1e-7);
+  Tensor y = x / (norm(x) + 1e-7);
   for (int i = 0; i < iterations; ++i) {
     const Tensor inner = matmul(y, y, is_tall, !is_tall);
     const Tensor factor = inner * b + matmul(inner, inner) * c;

@@ -15,7 +15,7 @@ ApolloMini::ApolloMini(std::vector<Named> parameters, ApolloOptions options)
       scale_(options.scale),
       growth_(options.growth),
       period_(options.period) {
-  require(scale_ > 0 && std::isfinite(scale_), "scale > 0", scale_);
+  require(scale_ > 0, "scale > 0", scale_);
   require(growth_ >= 1, "growth >= 1", growth_);
   require(period_ >= 1, "period >= 1", static_cast<double>(period_));
   make_all_state();
@@ -49,8 +49,8 @@ Tensor ApolloMini::direction(std::size_t index, const Tensor& gradient) {
   const Tensor r = view::reshape(seen, {longer});
   const Tensor u =
       adam_direction(state_of(index, "first_moment"), state_of(index, "second_moment"), r, options(), step_count());
-  const Tensor along = gradient * (frobenius_norm(u) / (frobenius_norm(r) + 1e-8) * scale_);
-  const Tensor before = state_of(index, "norm"), now = view::reshape(frobenius_norm(along), {1});
+  const Tensor along = gradient * (norm(u) / (norm(r) + 1e-8) * scale_);
+  const Tensor before = state_of(index, "norm"), now = view::reshape(norm(along), {1});
   // The first update has no earlier norm.
   const Tensor allowed = where(equal(before, zeros({1}, DType::f32, before.device())), now, before * growth_);
   const Tensor shortened = minimum(now, allowed);
@@ -66,16 +66,16 @@ void orthonormalize(const Tensor& columns) {
   const std::int64_t n = columns.shape()[0], count = columns.shape()[1];
   for (std::int64_t j = 0; j < count; ++j) {
     const Tensor column = view::slice(columns, 1, j, j + 1);
-    const Tensor before = frobenius_norm(column);
+    const Tensor before = norm(column);
     Tensor rest = contiguous(column);
     for (int turn = 0; turn < 2 && j > 0; ++turn) {
       const Tensor others = view::slice(columns, 1, 0, j);
       rest = rest - matmul(others, matmul(others, rest, true, false));
     }
-    const Tensor norm = frobenius_norm(rest);
-    const Tensor is_left = greater(norm, before * 1e-5);
+    const Tensor left = norm(rest);
+    const Tensor is_left = greater(left, before * 1e-5);
     const Tensor nothing = zeros({n, 1}, DType::f32, columns.device());
-    copy_into(column, where(is_left, rest / maximum(norm, full({}, 1e-30, DType::f32, columns.device())), nothing));
+    copy_into(column, where(is_left, rest / maximum(left, full({}, 1e-30, DType::f32, columns.device())), nothing));
   }
 }
 
@@ -88,7 +88,7 @@ Galore::Galore(std::vector<Named> parameters, GaloreOptions options)
       scale_(options.scale) {
   require(rank_ >= 1, "rank >= 1", static_cast<double>(rank_));
   require(period_ >= 1, "period >= 1", static_cast<double>(period_));
-  require(scale_ > 0 && std::isfinite(scale_), "scale > 0", scale_);
+  require(scale_ > 0, "scale > 0", scale_);
   make_all_state();
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <vector>
 
 #include <thimble/autograd/functions.h>
@@ -10,9 +11,11 @@
 #include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/random.h>
 #include <thimble/memory/stack.h>
+#include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
 #include <thimble/optim/matrix/muon.h>
 #include <thimble/optim/matrix/projected.h>
+#include <thimble/optim/sgd.h>
 
 #include "support/catch.h"
 #include "support/matrix_f64.h"
@@ -143,6 +146,17 @@ TEST_CASE("matrix optimizers: five iterations bring singular values near 1", "[m
     const std::vector<double> values = singular_values(Matrix::of(orthogonalized(randn(shape))));
     INFO(shape[0] << " x " << shape[1] << ": from " << values.back() << " to " << values.front());
     CHECK((values.back() > 0.68 && values.front() < 1.14));
+  }
+}
+
+TEST_CASE("matrix optimizers: a direction does not depend on the size of its matrix", "[matrix_optimizer]") {
+  RandomGenerator generator(6);
+  const GeneratorScope random(generator);
+  const Tensor x = randn({6, 15});
+  const std::vector<double> expected = to_host<double>(orthogonalized(x));
+  for (const double factor : {1e-3, 1e20, 1e30}) {  // the squares of the last two are beyond f32
+    const std::vector<double> values = to_host<double>(orthogonalized(x * factor));
+    for (std::size_t i = 0; i < values.size(); ++i) CHECK(values[i] == Approx(expected[i]).margin(1e-3));
   }
 }
 
@@ -359,5 +373,12 @@ TEST_CASE("matrix optimizers: what is refused", "[matrix_optimizer]") {
   CHECK_THROWS_WITH(Muon(list, {.matrix = {.elementwise = {"em"}}}),
                     Catch::Contains("muon: no parameter is named 'em' or begins with 'em.'"));
   CHECK_THROWS_WITH(Muon(list, {.matrix = {.beta2 = 1}}), Catch::Contains("expected beta2 in [0, 1)"));
+  constexpr double inf = std::numeric_limits<double>::infinity();
+  CHECK_THROWS_WITH(Muon(list, {.matrix = {.epsilon = inf}}), Catch::Contains("epsilon >= 0 and finite, got inf"));
+  CHECK_THROWS_WITH(ApolloMini(list, {.growth = inf}), Catch::Contains("growth >= 1 and finite, got inf"));
+  CHECK_THROWS_AS(Adam(list, {.epsilon = inf}), ValueError);
+  CHECK_THROWS_AS(AdamMini(list, {.weight_decay = inf}), ValueError);
+  CHECK_THROWS_AS(Sgd(list, {.weight_decay = inf}), ValueError);
+  CHECK_THROWS_AS(Adafactor(list, {.clip = inf}), ValueError);
   CHECK_THROWS_AS(Muon({{"w", zeros({2, 2}, DType::f64).require_grad()}}, {}), DTypeError);
 }
