@@ -1,9 +1,11 @@
 // Segments: whatever they nest, drop or keep, the results are those of the plain run, bit for bit.
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <thimble/autograd/apply.h>
@@ -78,6 +80,20 @@ struct Counted {
 
   Tensor forward(const Tensor& x, Needs needs, Saved& saved) const {
     ++(*runs)[index];
+    if (needs.any()) saved.x = x;
+    return clone(x);
+  }
+  Gradients backward(Saved, Tensor dy, Needs) const { return {dy}; }
+};
+
+// y = x, in 3 ms.
+struct Slow {
+  static constexpr const char* name = "slow";
+  struct Saved {
+    Tensor x;
+  };
+  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const {
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));
     if (needs.any()) saved.x = x;
     return clone(x);
   }
@@ -171,6 +187,56 @@ TEST_CASE("segment: how often a node runs", "[segment]") {
                      checkpoint([&](const Tensor& t) { return add(op(t, 2).detach(), x); }, x).detach();
             },
             3)[2] == 1);
+}
+
+TEST_CASE("segment: all runs of a node after the first are in its time", "[segment]") {
+  const Tensor x = leaf(full({4}, 0.5));
+  Tape tape;
+  TapeTimes times;
+  tape.time(&times);
+  Tensor loss;
+  {
+    const Recording on(tape);
+    loss = sum(checkpoint(
+        [](const Tensor& t) {
+          const Tensor u = checkpoint([](const Tensor& v) { return exp(apply(Slow{}, v)); }, t);
+          return checkpoint([](const Tensor& v) { return exp(exp(v)); }, u);
+        },
+        x));
+  }
+  tape.backward(loss);
+  CHECK(times.forward[0] >= 0.003);
+  CHECK(times.recompute[0] >= 0.006);  // for the outer segment, and for the inner one
+
+  TapeTimes least;
+  least.keep_least({{1, 5}, {2, 6}, {3, 7}});
+  least.keep_least({{2, 4}, {1, 7}, {4, 5}});
+  CHECK(least.forward == std::vector<double>{1, 4});
+  CHECK(least.recompute == std::vector<double>{1, 6});
+  CHECK(least.backward == std::vector<double>{3, 5});
+}
+
+TEST_CASE("segment: joined recordings share nothing", "[segment]") {
+  TapeGraph one;
+  one.storages = {{8, Category::input}, {16, Category::activation}};
+  one.values.resize(2);
+  one.values[0].storage = 0;
+  one.values[1] = {1, {4}, DType::f32, 0, false, 0};
+  one.nodes.resize(1);
+  one.nodes[0].inputs = {0, TapeGraph::none};
+  one.nodes[0].saved = {1};
+  one.nodes[0].output = 1;
+  const TapeGraph all = join({one, one});
+  REQUIRE(all.values.size() == 4);
+  CHECK(all.ends == std::vector<std::uint32_t>{1, 2});
+  CHECK(all.values[2].storage == 2);
+  CHECK(all.values[3].storage == 3);
+  CHECK(all.values[3].producer == 1);
+  CHECK(all.values[2].program_until == TapeGraph::none);
+  CHECK(all.values[3].program_until == 1);
+  CHECK(all.nodes[1].inputs == std::vector<std::uint32_t>{2, TapeGraph::none});
+  CHECK(all.nodes[1].saved == std::vector<std::uint32_t>{3});
+  CHECK(all.nodes[1].output == 3);
 }
 
 TEST_CASE("segment: what is kept", "[segment]") {
@@ -287,6 +353,11 @@ TEST_CASE("segment: errors", "[segment]") {
     invalid({{0, 2, 0}});
     invalid({{0, 2, TapePlan::none}, {1, 3, TapePlan::none}});
     invalid({{0, 1, TapePlan::none}, {1, 2, 0}});
+    TapePlan few_sizes = plan;
+    few_sizes.sizes = TapeGraph::of(tape).sizes();
+    CHECK_NOTHROW(few_sizes.validate());
+    few_sizes.sizes.pop_back();
+    CHECK_THROWS_WITH(few_sizes.validate(), "plan: sizes of 2 nodes for 3");
     plan.fates.pop_back();
     CHECK_THROWS_AS(plan.innermost(), PlanError);
   }

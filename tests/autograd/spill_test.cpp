@@ -163,6 +163,7 @@ TEST_CASE("spill: what is kept, and when", "[spill]") {
     }
     const std::size_t bytes = tape.kept_bytes();
     CHECK(listed == bytes);
+    CHECK(tape.kept_bytes(Category::optimizer) == 0);  // packed bytes are activations
     tape.backward(loss);
     return bytes;
   };
@@ -180,6 +181,35 @@ TEST_CASE("spill: what is kept, and when", "[spill]") {
   CHECK(kept_with({spilled(0, offload)}) == 3 * chain_bytes);  // nobody keeps it
   CHECK(kept_with({spilled(1, pack, DType::f16)}) == 5 * chain_bytes / 2);
   CHECK(tier->statistics().live_bytes == 0);
+}
+
+TEST_CASE("spill: packed bytes that a dead branch kept are gone once backward is past it", "[spill]") {
+  const auto stack = memory::make_resource(cpu);
+  const ResourceScope scope(stack.top);
+  const Tensor x = zeros({1024}).require_grad();
+  const auto record = [&](Tape& tape) {
+    const Recording on(tape);
+    const Tensor h = x * 2.0;
+    exp(tanh(h));  // the loss does not depend on it
+    return sum(square(h));
+  };
+  Tape observed;
+  observed.observe();
+  const Tensor like = record(observed);
+  auto plan = std::make_shared<TapePlan>();
+  for (const TapeGraph::Node& node : TapeGraph::of(observed).nodes) plan->types.push_back(node.type);
+  plan->fates.assign(plan->types.size(), Fate::keep);
+  plan->spills = {{1, Spill::result, Spill::Form::pack, DType::bf16, 2, 2, 2}};  // tanh's result
+  Tape tape;
+  tape.follow(plan);
+  const Tensor loss = record(tape);
+  observed.clear();
+  std::size_t left = ~std::size_t{0};
+  const auto look = [&](const std::shared_ptr<Leaf>&) { left = stack.ledger->bytes(Category::activation); };
+  const LeafHook hook = look;
+  CHECK(stack.ledger->bytes(Category::activation) > 1024 * size_of(DType::bf16));
+  tape.backward(loss, {}, &hook);
+  CHECK(left == 0);
 }
 
 TEST_CASE("spill: reads follow the order of need, not of the list", "[spill]") {

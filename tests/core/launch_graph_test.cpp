@@ -4,6 +4,7 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/shared/step_numbers.h>
 #include <thimble/core/launch/launch_graph.h>
 #include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/context.h>
@@ -81,4 +82,15 @@ TEST_CASE("cuda graph: parts are replayed one by one", "[cuda][graph]") {
   };
   CHECK_THROWS_AS(LaunchGraph(cuda(), {x}, failing, &cut), ValueError);
   CHECK_THROWS_AS(cut(), Error);
+}
+
+TEST_CASE("launch graph: each slot of what changes from step to step is aligned", "[core]") {
+  alignas(16) std::byte place[64];
+  kernels::StepBlock block(place, sizeof place, {});
+  const auto fill = [](const kernels::StepNumbers&, const kernels::StepNumbers&, std::byte*) {};
+  CHECK(block.add(1, fill) == place);
+  CHECK(block.add(17, fill) == place + 16);
+  CHECK(block.add(16, fill) == place + 48);
+  CHECK(block.bytes() == 64);
+  CHECK_THROWS_AS(block.add(1, fill), PlanError);
 }

@@ -367,6 +367,7 @@ TEST_CASE("random: what is refused") {
   CHECK_NOTHROW(rand({1, 4}, DType::f32, cpu, RandomSite{0, 0, std::int64_t{1} << 58, 0}));
   CHECK(to_host<float>(bernoulli({3}, 1)) == std::vector<float>{1, 1, 1});
   CHECK(to_host<float>(bernoulli({3}, 0)) == std::vector<float>{0, 0, 0});
+  CHECK(to_host<float>(normal({3}, 2, 0)) == std::vector<float>{2, 2, 2});
   CHECK(rand({0, 3}).shape() == Shape{0, 3});
   CHECK(randn({4}, DType::f32, dry(cpu)).device() == dry(cpu));
 }

@@ -193,6 +193,14 @@ TEST_CASE("remap: a request copies, a threshold is a threshold, a cpu has no pag
   CHECK_FALSE(make_backing(cpu)->can_remap());
   CHECK_FALSE(make_backing(dry(cpu))->can_remap());
   CHECK(make_backing(dry(cuda()))->can_remap());
+  for (const std::size_t threshold : {3 * granule, 3 * granule + 1}) {
+    Blocks blocks(dry(cuda()), options(threshold));
+    blocks.allocate(granule, 512, 1);
+    blocks.allocate(3 * granule, 512, 2);
+    blocks.free(0);
+    blocks.arena.safe_point();
+    CHECK(blocks.arena.statistics().remapped_bytes == (threshold == 3 * granule ? 3 * granule : 0));
+  }
   if (!has_cuda()) return;
   CHECK(make_backing(cuda())->can_remap());
   for (const std::size_t threshold : {3 * granule, 3 * granule + 1}) {

@@ -29,3 +29,11 @@ TEST_CASE("reshape: across a gap there is no view, beside it there is", "[core]"
   REQUIRE(view::can_reshape(whole, {24}));
   CHECK(to_host<float>(view::reshape(whole, {24})) == values);
 }
+
+TEST_CASE("shape: axes from the end, and strides around an empty axis", "[core]") {
+  CHECK(normalize_axis("f", -2, 2) == 0);
+  CHECK(normalize_axis("f", 1, 2) == 1);
+  CHECK_THROWS_AS(normalize_axis("f", -3, 2), ShapeError);
+  CHECK_THROWS_AS(normalize_axis("f", 2, 2), ShapeError);
+  CHECK(contiguous_strides({2, 0, 3}) == Shape{3, 3, 1});
+}

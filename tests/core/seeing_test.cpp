@@ -304,6 +304,7 @@ TEST_CASE("seeing: the trace for Perfetto has a counter per event and slices tha
     CHECK(counters[process] == event_count(step) + 1);
     CHECK(peaks[process] == step.live_peak_bytes);
     CHECK(open[process].empty());
+    CHECK(times[process] == event_count(step) + 1);  // behind the last event
   }
 }
 
@@ -325,6 +326,68 @@ TEST_CASE("seeing: pickles, byte by byte", "[seeing]") {
         "\x8A\x08\xFF\xFF\xFF\x7F\xFF\xFF\xFF\xFF"
         "e."s);
   CHECK_THROWS_AS(report::write_pickle(1.5), ValueError);
+}
+
+namespace {
+
+/// Reads the pickles of write_pickle.
+class Unpickler {
+ public:
+  explicit Unpickler(const std::string& bytes) : bytes_(bytes) {}
+  json value() {
+    const char code = bytes_.at(at_++);
+    if (code == '}') return filled(json::object(), 'u');
+    if (code == ']') return filled(json::array(), 'e');
+    if (code == 'K') return number(1);
+    if (code == 'J') return static_cast<std::int32_t>(number(4));
+    if (code == '\x8A') return number((++at_, 8));
+    if (code == 'h' || code == 'j') return texts_.at(number(code == 'h' ? 1 : 4));
+    REQUIRE(code == 'X');
+    const std::size_t size = number(4);
+    texts_.push_back(bytes_.substr(at_, size));
+    at_ += size;
+    at_ += bytes_.at(at_) == 'q' ? 2 : 5;
+    return texts_.back();
+  }
+
+ private:
+  json filled(json list, char end) {
+    for (++at_; true;) {
+      if (bytes_.at(at_) == end) {
+        ++at_;
+        if (end == 'u' || bytes_.at(at_) != '(') return list;
+        ++at_;  // a further batch
+      }
+      const json item = value();
+      end == 'u' ? void(list[item.get<std::string>()] = value()) : list.push_back(item);
+    }
+  }
+  std::int64_t number(std::size_t bytes) {
+    std::uint64_t number = 0;
+    for (std::size_t i = 0; i < bytes; ++i)
+      number |= std::uint64_t{static_cast<unsigned char>(bytes_.at(at_++))} << 8 * i;
+    return static_cast<std::int64_t>(number);
+  }
+  const std::string& bytes_;
+  std::size_t at_ = 2;  // behind the version
+  std::vector<std::string> texts_;
+};
+
+}  // namespace
+
+TEST_CASE("seeing: the snapshot's blocks and holes fill its segment", "[seeing]") {
+  const std::string pickle = report::write_snapshot(small_view());
+  const json snapshot = Unpickler(pickle).value();
+  const json& segment = snapshot["segments"][0];
+  std::int64_t at = segment["address"], live = 0;
+  for (const json& block : segment["blocks"]) {
+    CHECK(block["address"] == at);
+    at += block["size"].get<std::int64_t>();
+    if (block["state"] == "active_allocated") live += block["size"].get<std::int64_t>();
+  }
+  CHECK(at == segment["address"].get<std::int64_t>() + segment["total_size"].get<std::int64_t>());
+  CHECK(live == segment["allocated_size"]);
+  CHECK(snapshot["device_traces"][0].size() > segment["blocks"].size());
 }
 
 TEST_CASE("seeing: the sizes of the snapshot's segment are those of the step's end", "[seeing]") {

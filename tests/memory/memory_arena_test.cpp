@@ -1,4 +1,5 @@
 #include <thimble/memory/arena/arena.h>
+#include <thimble/memory/summary.h>
 
 #include <atomic>
 #include <cstring>
@@ -403,4 +404,22 @@ TEST_CASE("memory arena: peaks that are reset begin anew", "[memory][arena]") {
   arena->reset_peak();
   CHECK(arena->statistics().peak_height_bytes == 1 * MiB);
   arena->deallocate(first, nullptr);
+}
+
+TEST_CASE("memory arena: the figures in words", "[memory][arena]") {
+  Arena::Statistics figures;
+  figures.live_blocks = 2;
+  figures.allocated_bytes = 3 * MiB;
+  figures.height_bytes = 4 * MiB;
+  figures.fragmentation = 0.25;
+  figures.peak_allocated_bytes = 5 * MiB;
+  figures.peak_height_bytes = 6 * MiB;
+  figures.peak_committed_bytes = 10 * MiB;
+  figures.peak_fragmentation = 0.5;
+  const std::string text = thimble::memory::to_string(figures);
+  INFO(text);
+  CHECK(text.find("arena: 2 blocks, allocated 3.00 MiB (3145728 B), height 4.00 MiB (4194304 B)") != std::string::npos);
+  CHECK(text.find("at the peak: allocated 5.00 MiB (5242880 B), height 6.00 MiB (6291456 B), committed 10.00 MiB") !=
+        std::string::npos);
+  CHECK(text.find("fragmentation 25.0 % now, 50.0 % at the peak") != std::string::npos);
 }

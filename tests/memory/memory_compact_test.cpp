@@ -229,6 +229,8 @@ TEST_CASE("memory compact: on demand, and at a safe point", "[memory][compact]")
   Layout holes(thimble::cpu, "a.b", {.tolerated_fragmentation = 0});
   CHECK(holes.arena->safe_point() == compact_unit);
   CHECK(holes.arena->safe_point() == 0);
+  Layout tolerated(thimble::cpu, "a.b", {.tolerated_fragmentation = 1.0 / 32768});  // just that hole
+  CHECK(tolerated.arena->safe_point() == 0);
   bool was_refused = false;
   thimble::launch(thimble::cpu, [&](const thimble::Addresses&) {
     for (const bool is_safe_point : {false, true}) {

@@ -78,6 +78,18 @@ TEST_CASE("memory process: resident bytes of the arena are its committed bytes",
   CHECK(arena_rss(arena) == 0);
 }
 
+TEST_CASE("memory process: resident bytes of a range that one mapping fills", "[memory][process]") {
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  void* const all = mmap(nullptr, 5 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(all != MAP_FAILED);
+  auto* const range = static_cast<std::byte*>(all) + page;  // between two pages without rights
+  REQUIRE(mprotect(range, 3 * page, PROT_READ | PROT_WRITE) == 0);
+  std::memset(range, 1, 2 * page);
+  CHECK(process::mapping_rss_bytes(range, 3 * page) == 2 * page);
+  CHECK(process::mapping_rss_bytes(range, 3 * page - 1) == 0);  // the mapping is not within it
+  munmap(all, 5 * page);
+}
+
 TEST_CASE("memory process: the process grows by what the arena commits", "[memory][process]") {
   const int result = in_child([] {
     thimble::memory::Stack stack = thimble::memory::make_resource(thimble::cpu);

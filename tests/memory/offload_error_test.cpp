@@ -67,6 +67,12 @@ TEST_CASE("offload: a full disk is an error that changes nothing", "[memory][off
     CHECK((bytes_of(second.fetch()) == bytes_of(small)));
   }
   {
+    INFO("a capacity that is just enough");
+    FileTier tier(dry(cpu), {.folder = "/nowhere", .capacity_bytes = 8192});
+    CHECK_NOTHROW(tier.write(nullptr, 5000));  // a slot of 8192
+    CHECK_THROWS_AS(tier.write(nullptr, 1), FileError);
+  }
+  {
     INFO("the system says no when the slot is taken");
     const auto tier = std::make_shared<FileTier>(cpu, options_at(folder));
     const FileSizeLimit limit(50000);

@@ -138,6 +138,33 @@ TEST_CASE("parameter store: the next unit in the direction of the last move is r
   CHECK(trained.here() == Here{true, false, true, true});
 }
 
+TEST_CASE("parameter store: after let_go reading begins anew, and what is gone takes no room", "[store]") {
+  const auto store = make_store(std::make_shared<MemoryTier>());
+  std::vector<Tensor> units;
+  for (int i = 0; i < 4; ++i) {
+    const PathScope path("unit" + std::to_string(i));
+    units.push_back(zeros({16}, DType::f32, cpu, Category::parameter));
+    store->put_away(units.back());
+  }
+  const auto here = [&] {
+    Here list;
+    for (const Tensor& t : units) list.push_back(t.defined() && t.storage()->is_here());
+    return list;
+  };
+  const ParameterUse use;
+  fetch_parameters(units[3]);
+  fetch_parameters(units[1]);  // backward
+  store->let_go();
+  CHECK(here() == Here{false, false, false, false});
+  fetch_parameters(units[0]);
+  CHECK(here() == Here{true, true, false, false});  // forward again
+  fetch_parameters(units[1]);
+  CHECK(here() == Here{false, true, true, false});
+  units[2] = Tensor();
+  fetch_parameters(units[3]);
+  CHECK(here() == Here{false, true, false, true});  // in the place of the one that is gone
+}
+
 TEST_CASE("parameter store: whatever the way, those ahead are here and no more", "[store]") {
   std::mt19937 random(1);
   for (const int ahead : {0, 1, 2, 3}) {

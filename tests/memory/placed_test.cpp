@@ -193,6 +193,29 @@ TEST_CASE("placed: alignment is compared, outside of steps nothing is placed", "
   CHECK_THROWS_AS(stack.top->allocate({.bytes = 0, .alignment = 0}), ValueError);
 }
 
+TEST_CASE("placed: the region is aligned as its most aligned block", "[placed]") {
+  memory::Options options;
+  options.trace = true;
+  StepPlacement plan;
+  {
+    const memory::Stack stack = memory::make_resource(cpu, options);
+    Actor actor(*stack.top);
+    actor.allocate('a', 1000, 4096);
+    actor.allocate('b', 1000, 64);
+    actor.free('a');
+    actor.free('b');
+    plan = make_step_placement(stack.trace->events());
+  }
+  const memory::Stack stack = stack_of({plan});
+  Actor actor(*stack.top);
+  actor.allocate('p', 100);  // the region does not begin the arena
+  const PlacedArena::Step step(*stack.placed);
+  CHECK(lies_in_region(stack, actor.allocate('a', 1000, 4096)));  // allocate() checks the address
+  CHECK(lies_in_region(stack, actor.allocate('b', 1000, 64)));
+  actor.free('a');
+  actor.free('b');
+}
+
 TEST_CASE("placed: a block that outlives its step makes the next one dynamic", "[placed]") {
   const memory::Stack stack = stack_of({plan_of(step_script)});
   Actor actor(*stack.top);

@@ -3,6 +3,8 @@
 #include <bit>
 #include <cstdint>
 #include <memory>
+#include <random>
+#include <span>
 #include <vector>
 
 #include <thimble/core/launch/launch.h>
@@ -163,4 +165,39 @@ TEST_CASE("placed training: a step that is not the planned one gives the same bi
   CHECK(foreign.placed.deviations == 3);
   CHECK(predicted.placed == foreign.placed);
   CHECK(predicted.peak_bytes == foreign.peak_bytes);  // a dry run tells what deviating costs, too
+}
+
+TEST_CASE("placed: a later step is not searched below the height of the one before", "[placed]") {
+  const memory::PlacementOptions options{.seconds = 60, .node_limit = 20'000};
+  int searched = 0;
+  for (std::uint32_t seed = 0; seed < 20; ++seed) {
+    std::mt19937 random(seed);
+    std::vector<memory::Trace::Event> events;
+    std::vector<std::uint64_t> live;
+    const auto add = [&](memory::Trace::Action action, std::uint64_t block, std::size_t bytes) {
+      events.push_back({.action = action, .alignment = 64, .block = block, .bytes = bytes});
+    };
+    add(memory::Trace::Action::allocate, 0, std::size_t{1} << 20);  // the first step
+    add(memory::Trace::Action::free, 0, 0);
+    for (std::uint64_t next = 1; next < 40 || !live.empty();) {
+      if (next < 40 && (live.empty() || random() % 2 == 0)) {
+        add(memory::Trace::Action::allocate, next, 64 * (1 + random() % 20));
+        live.push_back(next++);
+      } else {
+        const auto at = live.begin() + static_cast<std::ptrdiff_t>(random() % live.size());
+        add(memory::Trace::Action::free, *at, 0);
+        live.erase(at);
+      }
+    }
+    nn::MemoryProfile profile;
+    profile.events = events;
+    profile.step_ends = {2, events.size()};
+    searched +=
+        make_step_placement(std::span(events).subspan(2), options).placement.stage != memory::PlacementStage::greedy;
+    const std::vector<StepPlacement> plans = nn::plan_steps(profile, options);
+    REQUIRE(plans.size() == 2);
+    CHECK(plans[0].placement.height == std::size_t{1} << 20);
+    CHECK(plans[1].placement.stage == memory::PlacementStage::greedy);
+  }
+  CHECK(searched > 0);
 }

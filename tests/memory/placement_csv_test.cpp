@@ -82,6 +82,12 @@ TEST_CASE("placement csv: ids, alignments, gaps and older columns as minimalloc 
       {"buffer_id,start,end,size,gaps,offset\n7,0,2,4,1-1,9\n",
        {{{0, 0, 3, 4}}, {"7"}, {{{1, 2, 0, 0}}}, {9}},
        "id,lower,upper,size,gaps,offset\n7,0,3,4,1-2,9\n"},
+      {"id,lower,upper,size,gaps\n7,1,9,4,1-3 5-9\n",  // from the begin, and to the end
+       {{{0, 1, 9, 4}}, {"7"}, {{{1, 3, 0, 0}, {5, 9, 0, 0}}}, {}},
+       "id,lower,upper,size,gaps\n7,1,9,4,1-3 5-9\n"},
+      {"id,lower,upper,size\n\"\"\"a\"\"\",0,9,6\n",
+       {{{0, 0, 9, 6}}, {"\"a\""}, {}, {}},
+       "id,lower,upper,size\n\"\"\"a\"\"\",0,9,6\n"},
       {"buffer,begin,upper,size\n7,0,2,4\n", {{{0, 0, 2, 4}}, {"7"}, {}, {}}, "id,lower,upper,size\n7,0,2,4\n"},
   };
   for (const Row& row : rows) {

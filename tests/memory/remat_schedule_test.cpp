@@ -63,6 +63,11 @@ TEST_CASE("remat schedule: the simulator counts bytes and time by hand", "[remat
   CHECK(all.peak_operation == 3);  // record 0, record 1, drop a_2, backward 1
   CHECK(all.forward_counts == std::vector<std::uint32_t>{1, 1});
 
+  Chain flat = homogeneous_chain(2, 10, 0, 1, 1);  // the first record and the last backward reach 40
+  flat.stages[0].options[0].forward_peak_bytes = 20;
+  CHECK(simulate(flat, keep_all(2)).peak_bytes == 40);
+  CHECK(simulate(flat, keep_all(2)).peak_operation == 0);
+
   const ScheduleCost dropped = simulate(chain, every_kth(2, 1));
   CHECK(dropped.time == 19);
   CHECK(dropped.extra_time == 3);

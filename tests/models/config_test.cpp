@@ -408,3 +408,14 @@ TEST_CASE("config: a size, a window or a function that is asked for and is anoth
     CHECK(contains(error_with({}, file), std::string(key) + ": expected "));
   }
 }
+
+TEST_CASE("config: a yarn without turns has the usual ones", "[models][config][quick]") {
+  Json json = llama;
+  json["rope_scaling"] = Json{{"rope_type", "yarn"}, {"factor", 2.0}, {"beta_fast", 0}, {"beta_slow", 0}};
+  const auto rotary = read(json, "llama").sizes.function.rotary;
+  REQUIRE(rotary);
+  const auto scaling = rotary->scaling;
+  REQUIRE(scaling);
+  CHECK(scaling->low == 1);
+  CHECK(scaling->high == 32);
+}

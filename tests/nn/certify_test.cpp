@@ -11,7 +11,10 @@
 #include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/models/training/certifying.h>
+#include <thimble/models/training/training.h>
 #include <thimble/nn/certify/certify.h>
+#include <thimble/optim/grad_scaler.h>
+#include <thimble/optim/sgd.h>
 
 #include "own_program.h"
 #include "support/catch.h"
@@ -153,6 +156,46 @@ TEST_CASE("certify: what differs is named, the first of it first", "[certify]") 
     CHECK(nn::compare(one, other).size() == 1);
   }
   CHECK_FALSE(nn::Certificate().holds());  // nothing was compared
+}
+
+TEST_CASE("certify: gradients of each micro-batch have a name, and skipped steps are compared", "[certify]") {
+  models::Setup setup = small_gpt().setup;
+  setup.micro_batches = 2;
+  const std::unique_ptr<nn::TrainingRun> run = models::random_run(setup)(cpu);
+  nn::Witness witness(*run);
+  run->step();
+  nn::Trajectory trajectory;
+  witness.note_step(trajectory);
+  std::vector<std::string> gradients;
+  for (const nn::ComparedTensor& t : trajectory) {
+    if (t.kind == nn::Compared::gradient) gradients.push_back(t.name);
+  }
+  CHECK(gradients.size() == 2 * run->view().optimizers[0]->parameters().size());
+  for (const optim::Named& p : run->view().optimizers[0]->parameters()) {
+    INFO(p.name);
+    CHECK(std::count(gradients.begin(), gradients.end(), p.name) == 1);
+    CHECK(std::count(gradients.begin(), gradients.end(), p.name + "[1]") == 1);
+  }
+
+  struct Scaled final : nn::TrainingRun {
+    void step() override {}
+    nn::StepOptions& options() override { return step_options; }
+    std::int64_t parameters() const override { return 2; }
+    nn::RunView view() override { return {.losses = {1}, .optimizers = {&sgd}, .scaler = &scaler}; }
+    nn::StepOptions step_options;
+    optim::Sgd sgd{{{"p", zeros({2}).require_grad()}}, {}};
+    optim::GradScaler scaler{optim::GradScalerOptions()};
+  } scaled;
+  nn::Trajectory one, other;
+  for (nn::Trajectory* const each : {&one, &other}) {
+    nn::Witness of(scaled);
+    of.note_step(*each);
+    optim::GradScalerState state = scaled.scaler.state();
+    ++state.skipped_steps;
+    scaled.scaler.set_state(state);
+  }
+  CHECK(nn::compare(one, other) ==
+        std::vector<nn::Difference>{{0, nn::Compared::optimizer_state, "skipped steps", false}});
 }
 
 TEST_CASE("certify: a training run of the program", "[certify]") {

@@ -348,3 +348,21 @@ TEST_CASE("data: Tiny Shakespeare", "[files][data]") {
   CHECK(data.validation.size() == 111540);
   CHECK(data.vocabulary.decode(std::span(data.train).first(14)) == "First Citizen:");
 }
+
+TEST_CASE("data: images of several files have the classes of all", "[files][data]") {
+  const auto images = [](std::int64_t classes, std::vector<std::uint8_t> pixels) {
+    const auto count = static_cast<std::int64_t>(pixels.size());
+    return Images{
+        count, 1, 1, 1, classes, std::move(pixels), std::vector<std::uint16_t>(static_cast<std::size_t>(count), 1)};
+  };
+  ImageStore all(images(2, {10}));
+  all.append(ImageStore(images(5, {20, 30})));
+  all.append(ImageStore(images(3, {40})));
+  CHECK(all.count == 4);
+  CHECK(all.classes == 5);
+  for (std::int64_t i = 0; i < 4; ++i) {
+    std::uint8_t pixel = 0;
+    all.read(i, 0, {&pixel, 1});
+    CHECK(pixel == 10 * (i + 1));
+  }
+}

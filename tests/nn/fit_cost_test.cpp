@@ -7,7 +7,9 @@
 #include <thimble/core/kernels/cpu/base/isa.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/models/training/costs.h>
+#include <thimble/nn/fit/cost_file.h>
 #include <thimble/nn/fit/fit.h>
+#include <thimble/nn/fit/levers.h>
 
 #include "support/catch.h"
 #include "support/files.h"
@@ -137,6 +139,36 @@ TEST_CASE("fit cost: what is measured is written, read, and gives the same plans
     CHECK(plans[i].step_s == same[i].step_s);
     CHECK((plans[i].tape == nullptr) == (same[i].tape == nullptr));
   }
+}
+
+TEST_CASE("fit cost: a file has each factor under its name", "[fit]") {
+  const files_test::TemporaryFolder folder;
+  const std::string path = folder / "times.json";
+  nn::CostModel costs(nn::hardware("cpu"));
+  costs.operators = {"add", "mul"};
+  costs.factors = {{2, 3, 4}, {5, 6, 7}};
+  nn::write_cost_model(path, costs);
+  const nn::CostModel read = nn::read_cost_model(path);
+  CHECK(read.operators == costs.operators);
+  REQUIRE(read.factors.size() == 2);
+  for (std::size_t n = 0; n < 2; ++n) {
+    CHECK(read.factors[n].forward == costs.factors[n].forward);
+    CHECK(read.factors[n].recompute == costs.factors[n].recompute);
+    CHECK(read.factors[n].backward == costs.factors[n].backward);
+  }
+}
+
+TEST_CASE("fit cost: transfers that no plan has are in both prices of a technique", "[fit]") {
+  nn::Planner planner(models::zero_batch_run(small_gpt(4)), cpu, nn::hardware("cpu"));
+  const nn::Plan& whole = planner.keep_everything();
+  nn::LeverSearch search;
+  search.budget_bytes = whole.peak_bytes;
+  nn::Lever lever;
+  lever.transfer_s = whole.step_s;
+  const nn::LeverPrice price = nn::price_of(search, lever, planner, whole.step_s);
+  REQUIRE(price.time_overhead_in_budget);
+  CHECK(*price.time_overhead_in_budget == Approx(1));  // the step as it is, and as long again
+  CHECK(price.time_overhead == Approx(planner.smallest().step_s / whole.step_s));
 }
 
 TEST_CASE("fit cost: bad files, machines and budgets", "[fit]") {

@@ -411,4 +411,13 @@ TEST_CASE("fit: a process budget is planned again when planning takes more heap"
       });
   CHECK(planned == std::vector<std::size_t>{90, 70});
   CHECK(outside.heap == 30);
+  try {
+    nn::fit_process(
+        100, 0, [&] { return outside; },
+        [](std::size_t bytes) -> std::size_t { throw nn::BudgetError("no plan", bytes, 90); });
+    FAIL("a plan that is none");
+  } catch (const nn::BudgetError& error) {
+    CHECK(error.budget_bytes() == 100);
+    CHECK(error.minimum_bytes() == 90 + 30);  // of the process
+  }
 }

@@ -212,6 +212,12 @@ TEST_CASE("lossy: the statistics of a batch norm are those of before a compariso
   const auto report = nn::compare_gradients(
       net.trainable(), [&](std::int64_t) { return mean(square(net.norm.with_relu(net.in(x)))); }, {}, {});
   CHECK(report.exact_loss == report.lossy_loss);
+  const auto norm_of = [&](std::optional<double> loss_scale) {
+    const auto loss = [&](std::int64_t) { return mean(square(net.in(x))); };
+    return nn::compare_gradients(net.in.trainable(), loss, {}, {}, 1, 0, loss_scale).all.norm;
+  };
+  CHECK(norm_of({}) > 0);
+  CHECK(norm_of(8) == norm_of({}));  // the scale is divided out
   std::size_t i = 0;
   for (const auto& b : net.buffers()) CHECK(to_host<float>(b.tensor) == before[i++]);
 }

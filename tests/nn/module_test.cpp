@@ -12,6 +12,7 @@
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/layers/init.h>
 #include <thimble/nn/layers/layers.h>
+#include <thimble/nn/layers/weight_average.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/sgd.h>
 
@@ -292,4 +293,16 @@ TEST_CASE("layer scope: layers without options are made with its device and dtyp
     CHECK(elsewhere == plain);
   }
   CHECK(made() == plain);
+}
+
+TEST_CASE("module: an average of weights is in their dtype, and in f32 at least", "[module]") {
+  const std::vector<nn::Named> list{{"a", full({1}, 1, DType::f64).require_grad()},
+                                    {"b", full({1}, 1, DType::bf16).require_grad()}};
+  nn::WeightAverage average(list, 0.75);
+  fill(list[0].tensor, 1 + 0x1p-40);
+  average.update();
+  REQUIRE(average.buffers().size() == 2);
+  CHECK(average.buffers()[0].tensor.dtype() == DType::f64);
+  CHECK(item(average.buffers()[0].tensor) == 1 + 0x1p-42);
+  CHECK(average.buffers()[1].tensor.dtype() == DType::f32);
 }

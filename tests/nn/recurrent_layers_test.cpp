@@ -133,6 +133,14 @@ TEST_CASE("recurrent layers: Conv1d, ConvTranspose2d and InstanceNorm2d") {
   const Tensor image = randn({2, 3, 3, 4});
   CHECK(up(image).shape() == Shape{2, 6, 6, 6});
   CHECK(host(up(image)) == host(conv_transpose2d(image, up.weight, up.bias, {2})));
+  for (const auto& [in, out] : {std::pair(64, 1), {1, 64}}) {  // U(+-1 / sqrt(fan)) as PyTorch: out 2 2 of the weight
+    const double bound = 1 / std::sqrt(4.0 * out);
+    double largest = 0;
+    for (const double v : to_host<double>(nn::ConvTranspose2d(in, out, 2).weight))
+      largest = std::max(largest, std::abs(v));
+    CHECK(largest <= bound);
+    CHECK(largest > 0.9 * bound);
+  }
   nn::InstanceNorm2d norm(4, true);
   CHECK(host(norm(image)) == host(instance_norm(image, norm.weight, norm.bias)));
   CHECK(listed(nn::InstanceNorm2d(4)).empty());

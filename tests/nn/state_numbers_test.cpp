@@ -190,6 +190,8 @@ TEST_CASE("fp8 state: a file with numbers that no training makes is refused", "[
   check("fp8_scale", 2, -1.0f, "-1 at (2)" + scales);
   check("fp8_scale", 0, not_a_number, "nan at (0)" + scales);
   check("fp8_scale", 1, 1e-30f, "1e-30 at (1)" + scales);
+  check("fp8_scale", 1, 0x1p101f, "2.5353e+30 at (1)" + scales);
+  check("fp8_scale", 1, 0x1p100f, "");
   check("fp8_scale", 1, 0x1p-60f, "");
   check("fp8_scale", 1, 0.0f, "");
 }

@@ -1,8 +1,12 @@
 // Rows of the operator table: elementwise operators and views.
 
+#include <array>
 #include <cmath>
 
 #include <thimble/autograd/functions.h>
+#include <thimble/autograd/gradcheck.h>
+#include <thimble/core/error.h>
+#include <thimble/core/ops/copy.h>
 
 #include "support/catch.h"
 #include "support/operator_table.h"
@@ -380,4 +384,20 @@ TEST_CASE("ops: views") {
        nothing},
   };
   for (const OperatorCase& row : rows) check_operator(row);
+}
+
+TEST_CASE("ops: parts of an axis, and slices that end where they begin") {
+  const Tensor x = zeros({3, 6});
+  CHECK_THROWS_AS(chunk(x, 0, 1), ShapeError);
+  CHECK_THROWS_AS(chunk(x, 4, 1), ShapeError);
+  CHECK(slice(x, 1, 0, 0).shape() == Shape{3, 0});
+}
+
+TEST_CASE("ops: a gradient check names the first element that is wrong") {
+  const Tensor x = from_host<double>({1, 2, 3}, {3});
+  const auto half = [](std::span<const Tensor> in) { return mul(in[0].detach(), in[0]); };  // half of the slope of x^2
+  const GradcheckResult result = gradcheck(half, std::array{x});
+  CHECK_FALSE(result.passed);
+  CHECK(result.report.starts_with("operand 0 (3), element 0: "));
+  CHECK(result.largest_error > 0);
 }

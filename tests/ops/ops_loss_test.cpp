@@ -466,3 +466,12 @@ TEST_CASE("ops: cross entropy of rows whose largest score comes early, in the mi
     }
   }
 }
+
+TEST_CASE("ops: labels that are smoothed to all classes alike") {
+  const Tensor x = from_host<float>({1, 2, 3}, {1, 3});
+  const double all = std::log(std::exp(1) + std::exp(2) + std::exp(3));
+  for (const std::int64_t target : {0, 2}) {
+    CHECK(item(cross_entropy(x, classes_of({target}), {.label_smoothing = 1})) == Approx(all - 2));
+  }
+  CHECK_THROWS_AS(cross_entropy(x, classes_of({0}), {.label_smoothing = 1.5}), ValueError);
+}

@@ -87,3 +87,22 @@ TEST_CASE("optim8: Adafactor against plain loops in f64", "[optim8]") {
     CHECK(values(list) == one);
   }
 }
+
+TEST_CASE("optim8: Adafactor's settings are its options", "[optim8]") {
+  const Adafactor adafactor(make_parameters(), {.has_relative_step = true,
+                                                .scales_by_parameter = false,
+                                                .beta1 = 0.1,
+                                                .decay = 0.2,
+                                                .epsilon1 = 0.3,
+                                                .epsilon2 = 0.4,
+                                                .clip = 0.5,
+                                                .weight_decay = 0.6,
+                                                .smallest_decayed_rank = 7});
+  const std::vector<std::pair<std::string, double>> expected{
+      {"has_relative_step", 1},    {"scales_by_parameter", 0}, {"beta1", 0.1}, {"decay", 0.2},
+      {"epsilon1", 0.3},           {"epsilon2", 0.4},          {"clip", 0.5},  {"weight_decay", 0.6},
+      {"smallest_decayed_rank", 7}};
+  std::vector<std::pair<std::string, double>> found;
+  for (const Setting& s : adafactor.settings()) found.emplace_back(s.name, s.value);
+  CHECK(found == expected);
+}

@@ -23,6 +23,9 @@ TEST_CASE("clip: clipping at the edges, and options that make no sense", "[clip]
   p.grad() = zeros({2});
   CHECK(optim::norm_of(optim::clip_grad_norm(list, 1)) == 0);
   CHECK(to_host<float>(p.grad()) == std::vector<float>{0, 0});
+  const std::uint32_t version = p.grad().storage()->version();
+  optim::clip_grad_norm(list, 1);
+  CHECK(p.grad().storage()->version() != version);  // a tape that kept it refuses it
   p.grad() = from_host(std::vector<float>{NAN, 1}, {2});
   CHECK(std::isnan(optim::norm_of(optim::clip_grad_norm(list, 1))));
   for (const double bound : {0.0, -1.0, std::nan(""), -std::numeric_limits<double>::infinity()}) {

@@ -17,9 +17,11 @@
 #include <thimble/models/techniques/setup.h>
 #include <thimble/nn/step/profile.h>
 #include <thimble/nn/step/step.h>
+#include <thimble/optim/adam.h>
 #include <thimble/optim/sgd.h>
 
 #include "support/catch.h"
+#include "support/store_tier.h"
 
 using namespace thimble;
 using nn::FusedUpdate;
@@ -314,5 +316,26 @@ TEST_CASE("fused update: out of memory anywhere", "[fused][failure]") {
       placed->end_step();
       CHECK(run.state() == before);
     }
+  }
+}
+
+TEST_CASE("fused update: where the first update fails there was none", "[fused]") {
+  for (const std::uint64_t call : {5, 6}) {  // the reads of the state, which four calls have put away
+    const Tensor p = full({8}, 1).require_grad();
+    const auto tier = std::make_shared<store_test::MemoryTier>(cpu, call);
+    optim::Adam optimizer({{"p", p}}, {.rate = 0.5, .tier = tier});
+    CHECK(tier->calls() == 4);
+    nn::StepOptions options;
+    options.fuses_optimizer = FusedUpdate::unsecured;
+    const auto step = [&] {
+      nn::training_step(
+          optimizer, [&](std::int64_t) { return sum(p); }, options);
+    };
+    CHECK_THROWS_AS(step(), FileError);
+    CHECK(optimizer.step_count() == 0);
+    CHECK(to_host<float>(p)[0] == 1);
+    step();
+    CHECK(optimizer.step_count() == 1);
+    CHECK(to_host<float>(p)[0] == Approx(0.5));
   }
 }

@@ -61,6 +61,17 @@ TEST_CASE("optim8: state bytes are the formula, what the ledger books, and the s
   CHECK(models::make_optimizer(setup, *model)->state_bytes() > formula + std::size_t{38'000'000} * 5);
 }
 
+TEST_CASE("optim8: state of a shard says where its scales lie among those of the whole", "[optim8]") {
+  const std::vector<Named> list{{"p", zeros({44}).require_grad(), 256, 300}};  // the last 44 of 300
+  const Adam adam = make_adam(list, adam_options, narrow());
+  for (const Named& s : adam.state()) {
+    INFO(s.name);
+    const bool is_scale = s.name.ends_with("_scale");
+    CHECK(s.first_element == (is_scale ? 1 : 256));
+    CHECK(s.elements_of_whole == (is_scale ? 2 : 300));
+  }
+}
+
 TEST_CASE("optim8: state goes to a tier and back, and into a checkpoint", "[optim8]") {
   const files_test::TemporaryFolder folder;
   struct Net final : nn::Module {

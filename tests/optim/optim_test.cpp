@@ -458,6 +458,10 @@ TEST_CASE("schedules: a rate falls on a plateau as PyTorch's ReduceLROnPlateau",
     CHECK(plateau.state().factor == Approx(expected[i]));
   }
   CHECK(plateau.state().least_loss == 0.3);
+  optim::Plateau below_zero({.factor = 0.5, .patience = 0, .threshold = 0.1});  // of a log-likelihood
+  for (const double loss : {-10.0, -10.5, -11.5}) below_zero.add(loss);
+  CHECK(below_zero.state().factor == 0.5);  // -10.5 is not below -11
+  CHECK(below_zero.state().least_loss == -11.5);
   CHECK_THROWS_WITH(optim::Plateau({.factor = 1}), Catch::Contains("0 < factor < 1, got 1"));
   CHECK_THROWS_AS(optim::Plateau({.patience = -1}), ValueError);
   CHECK_THROWS_AS(optim::Plateau({.threshold = 1}), ValueError);

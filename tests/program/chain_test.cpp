@@ -1,4 +1,4 @@
-// thimble chain and thimble book, as a user calls them.
+// thimble chain, thimble pack and thimble book, as a user calls them.
 
 #include <filesystem>
 
@@ -56,6 +56,38 @@ TEST_CASE("program chain: the best schedules of five stages", "[program]") {
   // The input's gradient counts: backward holds the input, the inside, d_1 and d_0, 10 + 1 + 1 + 10.
   const Output narrow = *run(folder, "chain 1:1:1:1 --input 10 --json");
   CHECK(nlohmann::json::parse(narrow.out)["schedules"][0]["bytes"] == 22);
+}
+
+TEST_CASE("program chain: a budget of just the smallest is kept, and none is no budget", "[program]") {
+  const files_test::TemporaryFolder folder;
+  const std::optional<Output> said = run(folder, std::string("chain --json --budget 19 ") + stages);
+  if (!said) return thimble_test::skip("THIMBLE_PROGRAM names no program");
+  REQUIRE(said->status == 0);
+  CHECK(nlohmann::json::parse(said->out)["time"] == 53);
+  const Output none = *run(folder, std::string("chain --budget 0 ") + stages);
+  CHECK(none.status != 0);
+  CHECK(none.error.find("--budget: expected at least 1 byte") != std::string::npos);
+}
+
+TEST_CASE("program pack: a capacity that is met exactly, and offsets in multiples of the alignment", "[program]") {
+  const files_test::TemporaryFolder folder;
+  const std::string in = folder / "in.csv", out = folder / "out.csv";
+  files_test::write_text_file(in, "id,lower,upper,size\na,0,2,3\nb,1,3,5\n");
+  const std::optional<Output> said = run(folder, "pack '" + in + "' --capacity 8 --json");
+  if (!said) return thimble_test::skip("THIMBLE_PROGRAM names no program");
+  CHECK(said->status == 0);
+  const nlohmann::json json = nlohmann::json::parse(said->out);
+  CHECK(json["height"] == 8);
+  CHECK(json["capacity"] == 8);
+  CHECK(json["is_met"] == true);
+  const Output low = *run(folder, "pack '" + in + "' --capacity 7 --json");
+  CHECK(low.status == 3);
+  CHECK(nlohmann::json::parse(low.out)["is_met"] == false);
+  const Output aligned = *run(folder, "pack '" + in + "' --alignment 64 --json --out '" + out + "'");
+  CHECK(nlohmann::json::parse(aligned.out)["height"] == 128);
+  const std::string written = files_test::read_text_file(out);
+  CHECK((written == "id,lower,upper,size,offset\na,0,2,3,0\nb,1,3,5,64\n" ||
+         written == "id,lower,upper,size,offset\na,0,2,3,64\nb,1,3,5,0\n"));
 }
 
 TEST_CASE("program chain: what is wrong is said, and nothing is written", "[program]") {

@@ -167,6 +167,17 @@ TEST_CASE("report: CSV keeps every value", "[report]") {
         "mlp,7,,,1048576,,,,,,,\n");
 }
 
+TEST_CASE("report: a line break in a setting stays in its field", "[report]") {
+  Experiment experiment;
+  experiment.name = "lines";
+  Row row;
+  row.config = {{"a", std::string("x\ny")}, {"b", std::string("x\ry")}, {"c", std::string("x y")}};
+  row.process_peak_bytes = row.process_promise_bytes = 5;
+  experiment.rows.push_back(row);
+  CHECK(write_csv(experiment).find("\n\"x\ny\",\"x\ry\",x y,") != std::string::npos);
+  CHECK(tally(report_of(experiment)).within == 1);  // exactly its promise
+}
+
 TEST_CASE("report: results.json has the keys that scripts depend on", "[report]") {
   const std::string text = write_json(report_of(small_experiment()));
   const auto json = nlohmann::json::parse(text);
@@ -302,6 +313,8 @@ TEST_CASE("report: numbers are written the same everywhere", "[report]") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const std::vector<Case> cases = {
       {format_fixed(1234567.891, 2), "1,234,567.89"},
+      {format_most_percent(0.0121), "1.3 %"},
+      {format_most_percent(0.012), "1.2 %"},
       {format_fixed(-1234.5, 0), "-1,234"},
       {format_fixed(-0.001, 2), "0.00"},
       {format_fixed(999.999, 2), "1,000.00"},

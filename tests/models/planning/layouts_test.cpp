@@ -219,6 +219,37 @@ TEST_CASE("layouts: reading parameters ahead only adds to the bytes that live at
   }
 }
 
+TEST_CASE("layouts: bounds and traffic of teams, by hand", "[layouts]") {
+  models::Setup setup;
+  setup.model = "char-gpt";
+  setup.batch = 2;
+  setup.sizes.heads = 4, setup.sizes.width = 64, setup.sizes.sequence = 16;
+  models::Cluster cluster;
+  cluster.inside.bytes_per_s = 1e30, cluster.inside.message_s = 1;
+  double before = 0;
+  for (const std::int64_t layers : {2, 3}) {
+    setup.sizes.layers = layers;
+    models::LayoutTimes times(setup, cluster, nn::hardware("cpu"), cpu);
+    const double parts_s = times.of({.tp = 2, .cuts_sequence = true}).parts_s;
+    // Attention and feed-forward each gather rows and scatter sums (1 turn each); backward scatters the gathered rows'
+    // gradients after it has gathered the rows again (2), and gathers the sums' (1). Six parameters are on both
+    // ranks, of the norms and the biases of the sums: their gradients are summed (2).
+    if (layers == 3) CHECK(parts_s - before == Approx(2 * (1 + 1) + 2 * (2 + 1) + 6 * 2));
+    before = parts_s;
+  }
+  models::LayoutTimes times(setup, cluster, nn::hardware("cpu"), cpu);
+  const auto parameters =
+      static_cast<double>(4 * models::make_model(setup.model, setup.sizes, {dry(cpu)})->parameter_count());
+  const auto least = [&](int zero) {
+    return static_cast<double>(times.least_bytes({.dp = 2, .zero = zero, .recomputes_blocks = true}));
+  };
+  // AdamW's state is twice the parameters; without kept activations gradients are the rest.
+  CHECK(least(0) == Approx(0.95 * parameters * (1 + 2 + 1)).epsilon(1e-3));
+  CHECK(least(1) == Approx(0.95 * parameters * (1 + 1 + 1)).epsilon(1e-3));
+  CHECK(least(2) == Approx(0.95 * parameters * (1 + 1 + 0.5)).epsilon(1e-3));
+  CHECK(least(3) == Approx(0.95 * parameters * (0.5 + 1 + 0.5)).epsilon(1e-3));
+}
+
 TEST_CASE("layouts: what is given is kept, and what cannot be is said", "[layouts]") {
   const Case c{"char-gpt", 8, 16, 1};
   const models::PlanOptions options = options_of(c);

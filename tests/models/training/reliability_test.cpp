@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <thimble/core/error.h>
+#include <thimble/models/training/recipe.h>
 #include <thimble/models/training/training.h>
 #include <thimble/nn/data/synthetic.h>
 #include <thimble/nn/files/checkpoint_info.h>
@@ -343,6 +344,17 @@ TEST_CASE("reliability: another recipe is said, another function is refused", "[
     fs::copy_file(folder / "a.txt", folder / "c.txt");  // another name is no other data
     changed.data = folder / "c.txt";
     CHECK(models::prepare_training(changed).recipe_change.empty());
+  }
+  {  // a checkpoint says nothing of shards that it does not have
+    models::Setup& setup = options.setup;
+    const auto model = models::make_model(setup.model, setup.sizes, {dry(cpu)});
+    const auto data = models::open_dataset(options.data, *model, setup.model, setup.seed);
+    data->fit(setup.sizes);
+    data->open(model->options(), setup.batch, setup.seed);
+    TrainOptions shards = options;
+    shards.setup.tp = 2;
+    CHECK(models::recipe_change({}, options, *data, *model, "").empty());
+    CHECK(models::recipe_change({}, shards, *data, *model, "") == "`tp` 1 -> 2");
   }
   TrainOptions heads = options;
   heads.setup.sizes.heads = 4;

@@ -10,6 +10,7 @@
 
 #include <thimble/autograd/tape.h>
 #include <thimble/core/ops/copy.h>
+#include <thimble/models/techniques/adapting.h>
 #include <thimble/models/training/training.h>
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
@@ -210,4 +211,17 @@ TEST_CASE("training numbers: every optimizer's options reach it", "[training]") 
       CHECK(told.losses[i] == losses[i]);
     }
   }
+}
+
+TEST_CASE("training numbers: alpha is the rank, and an interval is for a dynamic scale", "[training]") {
+  models::Setup setup;
+  setup.model = "char-gpt";
+  setup.lora_rank = 8;
+  CHECK(models::adapting_text(setup).starts_with("LoRA of rank 8, alpha 8, "));
+  setup.loss_scale_interval = 5;
+  CHECK_THROWS_AS(models::loss_scaling(setup), ValueError);  // the loss is not scaled
+  setup.loss_scale = {.scale = 1024, .is_dynamic = false};
+  CHECK_THROWS_AS(models::loss_scaling(setup), ValueError);
+  setup.loss_scale = optim::GradScalerOptions();
+  CHECK(models::loss_scaling(setup)->interval == 5);
 }

@@ -139,3 +139,14 @@ TEST_CASE("trainer: what captured steps do not go with is refused by name", "[tr
   CHECK(
       contains(refusal(own, [](nn::TrainerOptions& o) { o.offload.optimizer = true; }), begin + "expected no offload"));
 }
+
+TEST_CASE("trainer: a captured batch takes tensors of the same shapes and values", "[trainer]") {
+  std::vector<Tensor> own{zeros({2})}, next{full({2}, 3)};
+  nn::BatchOutline to{.shapes = "f32 (2)", .values = "1"}, from{.shapes = "f32 (2)", .values = "1"};
+  to.tensors = &own, from.tensors = &next;
+  nn::copy_batch(to, from);
+  CHECK(to_host<float>(own[0]) == std::vector<float>{3, 3});
+  from.values = "2";
+  CHECK_THROWS_WITH(nn::copy_batch(to, from),
+                    Catch::Contains("expected batches with f32 (2); 1, got one with f32 (2); 2"));
+}

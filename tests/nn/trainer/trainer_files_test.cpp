@@ -9,7 +9,12 @@
 #include <thimble/core/error.h>
 #include <thimble/memory/offload/device_tier.h>
 #include <thimble/memory/offload/tier_store.h>
+#include <thimble/nn/files/checkpoint.h>
+#include <thimble/nn/files/checkpoint_info.h>
 #include <thimble/nn/files/safetensors.h>
+#include <thimble/nn/layers/layers.h>
+#include <thimble/nn/trainer/checkpoint_keeper.h>
+#include <thimble/optim/sgd.h>
 
 #include "nn/own_program.h"
 #include "support/catch.h"
@@ -386,4 +391,38 @@ TEST_CASE("trainer: a step without a loss says nothing of the checkpoint before 
   CHECK(report.end == nn::TrainEnd::diverged);
   CHECK(report.end_text.ends_with("there is no checkpoint"));
   CHECK_FALSE(std::filesystem::exists(options.save));
+}
+
+TEST_CASE("trainer: of checkpoints of one time the latest step stays", "[trainer]") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "x";
+  for (const char* const step : {"3", "4", "10"}) files_test::write_text_file(path + ".step-" + step, step);
+  const auto time = std::filesystem::last_write_time(path + ".step-3");
+  for (const char* const step : {"4", "10"}) std::filesystem::last_write_time(path + ".step-" + step, time);
+  nn::CheckpointKeeper keeper({.path = path, .keep = 2});
+  keeper.save(11, [&](const std::string& to) { files_test::write_text_file(to, "11"); });
+  CHECK(folder.entries() == 4);
+  keeper.confirm();
+  CHECK(folder.entries() == 2);
+  CHECK(std::filesystem::exists(path + ".step-10"));
+}
+
+TEST_CASE("trainer: a checkpoint that is taken back leaves the one before it, and its step", "[trainer]") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "x";
+  nn::Linear net(2, 2);
+  optim::Sgd sgd(net.trainable(), {});
+  nn::CheckpointKeeper keeper({.path = path});
+  const auto save = [&](std::int64_t step) {
+    sgd.set_step_count(step);
+    keeper.save(step, [&](const std::string& to) { nn::save_checkpoint(to, net, sgd, current_generator()); });
+  };
+  save(2);
+  keeper.confirm();
+  save(4);
+  CHECK(keeper.saved_step() == 4);
+  keeper.take_back();
+  CHECK(keeper.saved_step() == 2);
+  CHECK(keeper.text() == "'" + path + "' holds step 2");
+  CHECK(nn::steps_done(nn::parse_checkpoint_info(SafetensorsReader(path).header(), path)) == 2);
 }

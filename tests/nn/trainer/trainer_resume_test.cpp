@@ -383,6 +383,18 @@ TEST_CASE("trainer: rates fall on a plateau, and go on falling after a checkpoin
   CHECK_THROWS_AS(Run(own, options), ValueError);
 }
 
+TEST_CASE("trainer: after a plateau the rates of all parts have fallen at once", "[trainer]") {
+  auto own = own_program::rivals({});
+  own.evaluate = [](own_program::Rivals&, memory::Device) { return 1.0; };
+  nn::TrainerOptions options{.seed = 3, .steps = 3, .evaluate_every = 1};
+  options.plateau = optim::PlateauOptions{.factor = 0.5, .patience = 0};
+  nn::Trainer<own_program::Rivals, own_program::Batch> trainer(own, options);
+  const double first = trainer.optimizer(0).rate(), second = trainer.optimizer(1).rate();
+  trainer.run();
+  CHECK(trainer.optimizer(0).rate() == first * 0.25);  // the second evaluation is no better, nor is the third
+  CHECK(trainer.optimizer(1).rate() == second * 0.25);
+}
+
 TEST_CASE("trainer: evaluations come where they are due, and at the end", "[trainer]") {
   const testing::Threads alone;
   Own own = averaged();
