@@ -1,6 +1,5 @@
 #include <thimble/core/kernels/cpu/matmul/gemm_microkernel.h>
 
-#include <algorithm>
 #include <type_traits>
 
 #include <thimble/core/kernels/cpu/base/simd.h>
@@ -33,6 +32,13 @@ struct Prefetcher {
   std::int64_t left;
 };
 
+/// Of a microtile, and what groups_of_avx2 finds beside them.
+template <class T, Isa target, int rows, int vectors>
+struct Sums {
+  typename Simd<T, target>::Vector at[rows][vectors];
+  std::int64_t groups, line_stride, turn, line_rows;
+};
+
 #if defined(__x86_64__)
 // clang-format off
 // Six rows of A times both vectors of a row of B. Strides, and the offset `p`, are in bytes.
@@ -55,17 +61,14 @@ struct Prefetcher {
 // clang-format on
 
 /// `groups` > 0 groups of a full microtile of AVX2 in f32: what GCC 12 makes of step() runs out of registers and is
-/// slower by a tenth to two fifths (docs/lab/matmul.md). Returns b behind them.
-template <class Vector>
+/// slower by a tenth to two fifths (docs/lab/matmul.md). Returns b behind them. The sums stay where they are: copies of
+/// them cost as much as a sixth of a microtile.
 THIMBLE_ALWAYS_INLINE const float* groups_of_avx2(const float* const (&a)[6], std::int64_t depth_stride, const float* b,
                                                   std::int64_t b_stride, std::int64_t groups, Prefetcher& ahead,
-                                                  Vector (&sum)[6][2]) {
-  struct {  // as the loop finds it
-    Vector sum[6][2];
-    std::int64_t groups, line_stride, turn, line_rows;
-  } loop{{}, groups, ahead.stride, 64 - ahead.rows * ahead.stride, ahead.rows};
-  static_assert(sizeof(loop.sum) == 384);
-  std::copy_n(&sum[0][0], 12, &loop.sum[0][0]);
+                                                  Sums<float, Isa::avx2, 6, 2>& loop) {
+  static_assert(sizeof(loop.at) == 384);
+  loop.groups = groups, loop.line_stride = ahead.stride;
+  loop.turn = 64 - ahead.rows * ahead.stride, loop.line_rows = ahead.rows;
   std::int64_t p = 0;
   __asm__ volatile(
       THIMBLE_SUMS(THIMBLE_LOAD)
@@ -85,7 +88,6 @@ THIMBLE_ALWAYS_INLINE const float* groups_of_avx2(const float* const (&a)[6], st
         [depth_stride] "r"(4 * depth_stride), [b_stride] "r"(4 * b_stride), [loop] "r"(&loop)
       : "cc", "memory", "xmm0", "xmm1", "xmm2", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11",
         "xmm12", "xmm13", "xmm14", "xmm15");
-  std::copy_n(&loop.sum[0][0], 12, &sum[0][0]);
   return b;
 }
 #undef THIMBLE_ROW
@@ -120,7 +122,8 @@ struct Tile {
   }
 
   static THIMBLE_ALWAYS_INLINE void run(const Microtile<T>& tile) {
-    Vector sum[rows][vectors];
+    Sums<T, target, rows, vectors> sums;
+    Vector(&sum)[rows][vectors] = sums.at;
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 3
@@ -142,7 +145,7 @@ struct Tile {
 #if defined(__x86_64__)
       if constexpr (std::is_same_v<T, float> && target == Isa::avx2 && rows == 6 && vectors == 2) {
         if (const std::int64_t groups = left / group_depth; groups > 0) {
-          b = groups_of_avx2(a, depth_stride, b, b_stride, groups, ahead, sum);
+          b = groups_of_avx2(a, depth_stride, b, b_stride, groups, ahead, sums);
           p = groups * group_depth * depth_stride;
           left %= group_depth;
         }
