@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include <thimble/core/config.h>
+#include <thimble/core/kernels/cpu/base/compute.h>
 #include <thimble/core/numbers/math.h>
 
 namespace thimble::kernels {
@@ -29,7 +29,6 @@ template <bool is_fused>
 inline float exp_below(float x) noexcept {
   using exp_detail::multiply_add;
   using math::detail::bits_of, math::detail::from_bits;
-  x = x < -128.0f ? -128.0f : x;  // NaN passes
   constexpr float shifter = 0x1.8p23f;
   const float shifted = multiply_add<is_fused>(x, 0x1.715476p0f, shifter);
   const float n = shifted - shifter;  // the integer nearest to x / ln 2
@@ -47,9 +46,9 @@ inline float exp_below(float x) noexcept {
   } else {
     e = (r * r * q + 2 * r) + 2.0f;  // one rounding fewer at the size of the result
   }
-  const std::int32_t exponent = static_cast<std::int32_t>(bits_of(shifted) - bits_of(shifter)) + 126;
-  const std::int32_t biased = exponent < 0 ? 0 : exponent;  // a factor of zero
-  return e * from_bits(static_cast<std::uint32_t>(biased) << 23);
+  // 2^(n - 1), or any bits where x is so small that the result is zero; NaN passes.
+  const std::uint32_t exponent = bits_of(shifted) - bits_of(shifter) + 126;
+  return kept(!(shifted < shifter - 125.0f), e * from_bits(exponent << 23));
 }
 template <bool is_fused>
 inline double exp_below(double x) noexcept {
