@@ -255,7 +255,7 @@ THIMBLE_HD inline float sigmoid(float x) noexcept {
   return sigmoid_by(x, reciprocal);
 #else
   const std::uint32_t if_negative = std::uint32_t{0} - (bits_of(x) >> 31);
-  const float e = exp_of_number(from_bits(magnitude_of(x) | sign_bit));
+  const float e = exp_of_negative(magnitude_of(x));
   const float numerator = from_bits((bits_of(e) & if_negative) | (bits_of(1.0f) & ~if_negative));
   return unless_nan(x, bits_of(numerator / (1.0f + e)));
 #endif
