@@ -24,24 +24,25 @@ struct Block {
 
   static THIMBLE_ALWAYS_INLINE void run(const Product<T>& x, std::int64_t row, std::int64_t column) {
     Vector sum[rows][vectors];
-    const T* a[rows];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
-      a[r] = x.a + (row + r) * x.a_row;
 #pragma GCC unroll 3
       for (int v = 0; v < vectors; ++v) V::broadcast(sum[r][v], T{0});
     }
+    // Two pointers into a's rows and their distance address all of them; a pointer for each leaves too few registers.
+    const std::int64_t a_row = x.a_row, a_depth = x.a_depth, b_row = x.b_row;
+    const T* low = x.a + row * a_row;
+    const T* high = low + (rows > 3 ? 3 * a_row : 0);
     const T* b = x.b + column;
-    const std::int64_t a_depth = x.a_depth, b_row = x.b_row;
-    std::int64_t p = 0;
-    for (std::int64_t left = x.depth; left > 0; --left, p += a_depth, b += b_row) {
+    for (std::int64_t left = x.depth; left > 0; --left, low += a_depth, high += a_depth, b += b_row) {
+      __asm__("" : "+r"(low), "+r"(high));  // hides that they are one
       Vector right[vectors];
 #pragma GCC unroll 3
       for (int v = 0; v < vectors; ++v) right[v] = V::at(b + v * V::lanes);
 #pragma GCC unroll 8
       for (int r = 0; r < rows; ++r) {
         Vector value;
-        V::broadcast(value, a[r][p]);
+        V::broadcast(value, r < 3 ? low[r * a_row] : high[(r - 3) * a_row]);
 #pragma GCC unroll 3
         for (int v = 0; v < vectors; ++v) V::multiply_add(sum[r][v], value, right[v], sum[r][v]);
       }
