@@ -84,10 +84,11 @@ THIMBLE_TARGET_AVX2 void eight_blocks(const RandomSite& site, std::uint32_t firs
     for (int g = 0; g < groups; ++g) {
       const __m256i product0 = _mm256_mul_epu32(left0[g], _mm256_set1_epi64x(0xD2511F53));
       const __m256i product1 = _mm256_mul_epu32(left1[g], _mm256_set1_epi64x(0xCD9E8D57));
-      left0[g] =
-          _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(product1, 32), right0[g]), _mm256_set1_epi64x(key0));
-      left1[g] =
-          _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(product0, 32), right1[g]), _mm256_set1_epi64x(key1));
+      // Off the chain of products: keys meet the word that waits, and a shuffle takes another port than a shift.
+      const __m256i keyed0 = _mm256_xor_si256(right0[g], _mm256_set1_epi64x(key0));
+      const __m256i keyed1 = _mm256_xor_si256(right1[g], _mm256_set1_epi64x(key1));
+      left0[g] = _mm256_xor_si256(_mm256_shuffle_epi32(product1, 0xF5), keyed0);
+      left1[g] = _mm256_xor_si256(_mm256_shuffle_epi32(product0, 0xF5), keyed1);
       right0[g] = product1;
       right1[g] = product0;
     }

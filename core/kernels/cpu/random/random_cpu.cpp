@@ -242,14 +242,20 @@ struct DropChunk {
   static void run(const DropoutArgs& args, std::int64_t sample, std::int64_t begin, std::int64_t n) {
     alignas(64) std::uint32_t words[chunk];
     alignas(64) T values[chunk];
+    const std::int64_t element = sample * args.sample_elements + begin;
+    const bool is_direct = args.dtype == dtype_of<T>;
+    T* const out = is_direct ? static_cast<T*>(args.out) + element : values;
+    for (std::int64_t i = 0; is_direct && i < n; i += 64 / sizeof(T)) {  // come while the words are drawn
+      __builtin_prefetch(static_cast<const T*>(args.in) + element + i);
+      __builtin_prefetch(out + i, 1);
+    }
     sample_words(args.site, static_cast<std::uint32_t>(args.first_block + begin / 4),
                  static_cast<std::uint32_t>(args.site.first_sample + sample), (n + 3) / 4, words);
-    const std::int64_t element = sample * args.sample_elements + begin;
-    load_elements(args.in, args.dtype, element, 1, values, n);
+    const T* const in = read_elements(args.in, args.dtype, element, n, values);
     const T scale = static_cast<T>(args.scale);
     const std::uint32_t threshold = args.threshold;
-    for (std::int64_t i = 0; i < n; ++i) values[i] = kept(words[i] >= threshold, values[i] * scale);
-    store_elements(values, args.out, args.dtype, element, 1, n);
+    for (std::int64_t i = 0; i < n; ++i) out[i] = kept(words[i] >= threshold, in[i] * scale);
+    if (!is_direct) store_elements(values, args.out, args.dtype, element, 1, n);
     if (!args.mask) return;
     std::uint8_t* const mask = args.mask + element;
     for (std::int64_t i = 0; i < n; ++i) mask[i] = words[i] < threshold ? 0 : 1;
