@@ -181,7 +181,7 @@ TEST_CASE("certify: gradients of each micro-batch have a name, and skipped steps
     void step() override {}
     nn::StepOptions& options() override { return step_options; }
     std::int64_t parameters() const override { return 2; }
-    nn::RunView view() override { return {.losses = {1}, .optimizers = {&sgd}, .scaler = &scaler}; }
+    nn::RunView view() override { return {.losses = {1}, .optimizers = {&sgd}, .buffers = {}, .scaler = &scaler}; }
     nn::StepOptions step_options;
     optim::Sgd sgd{{{"p", zeros({2}).require_grad()}}, {}};
     optim::GradScaler scaler{optim::GradScalerOptions()};
