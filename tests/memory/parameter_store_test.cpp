@@ -138,7 +138,7 @@ TEST_CASE("parameter store: the next unit in the direction of the last move is r
   CHECK(trained.here() == Here{true, false, true, true});
 }
 
-TEST_CASE("parameter store: after let_go reading begins anew, and what is gone takes no room", "[store]") {
+TEST_CASE("parameter store: after let_go reading begins anew, and a freed unit takes no room", "[store]") {
   const auto store = make_store(std::make_shared<MemoryTier>());
   std::vector<Tensor> units;
   for (int i = 0; i < 4; ++i) {

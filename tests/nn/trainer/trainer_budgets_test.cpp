@@ -109,7 +109,7 @@ TEST_CASE("trainer: a plan of several shapes keeps as much as the one that needs
 }
 
 TEST_CASE("trainer: a budget for the process", "[trainer][process]") {
-  if (testing::has_sanitizer) return;  // its heap holds what is freed for a while, so outside grows from plan to plan
+  if (testing::has_sanitizer) return;  // its heap keeps freed blocks for a while
   const Program own = budgets_program();
   const nn::TrainerOptions options{.seed = 2, .steps = 3};
   const std::size_t free_bytes = Own(own, options).plan().peak_bytes;
