@@ -27,7 +27,7 @@
 #include <thimble/dist/mpi.h>
 #include <thimble/memory/policies/committed.h>
 #include <thimble/memory/units.h>
-#include <thimble/models/training/packing_gradients.h>
+#include <thimble/models/training/certifying.h>
 #include <thimble/models/training/training.h>
 
 namespace thimble::bench {

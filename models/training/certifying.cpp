@@ -1,7 +1,14 @@
 #include <thimble/models/training/certifying.h>
 
+#include <cmath>
+#include <memory>
+#include <optional>
+
 #include <thimble/core/error.h>
 #include <thimble/core/launch/compute_capability.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/memory/stack.h>
+#include <thimble/models/training/checkpoints.h>
 
 namespace thimble::models {
 
@@ -20,6 +27,49 @@ nn::Certificate certify_training(const PreparedTraining& prepared) {
                   prepared.plan.placement, {.steps = options.steps, .finishes = true});
   certificate.predicted_peak_bytes = prepared.plan.peak_bytes;
   return certificate;
+}
+
+namespace packing_gradients_detail {
+
+/// The plan with what it packs kept as it is.
+std::shared_ptr<const TapePlan> without_packing(const std::shared_ptr<const TapePlan>& plan) {
+  if (!plan) return nullptr;
+  auto exact = std::make_shared<TapePlan>(*plan);
+  std::erase_if(exact->spills, [](const TapePlan::Spill& s) { return s.form == TapePlan::Spill::Form::pack; });
+  return exact;
+}
+
+bool is_finite(const nn::GradientReport& report) {
+  return std::isfinite(report.all.norm) && !std::isnan(report.all.relative_error);
+}
+
+}  // namespace packing_gradients_detail
+
+nn::GradientReport packing_gradients(const PreparedTraining& prepared) {
+  using namespace packing_gradients_detail;
+  TrainOptions options = prepared.options;
+  options.captures_steps = false;
+  const memory::Stack stack = memory::make_resource(options.device);
+  const ResourceScope scope(stack.top);
+  const Tf32Scope products(options.allows_tf32);
+  nn::Plan plan = prepared.plan;
+  plan.placement.clear();
+  Training training(options, *prepared.data, options.device, plan);
+  if (!options.resume.empty()) training.load(options.resume);
+  const Batch batch = prepared.data->batch(prepared.first_step, options.device, options.setup.dtype);
+  const nn::StepOptions& step = training.options();
+  optim::RecordingOptions exact = step.recording;
+  exact.plan = without_packing(step.recording.plan);
+  const auto loss_of = [&](std::int64_t i) { return training.model().loss(micro_batch(batch, i, step.micro_batches)); };
+  double scale = training.scaler() != nullptr ? training.scaler()->scale() : 1;
+  while (true) {
+    nn::GradientReport report = nn::compare_gradients(
+        training.optimizer().parameters(), loss_of, exact, step.recording, step.micro_batches, step.micro_samples,
+        training.scaler() != nullptr ? std::optional(scale) : std::nullopt, micro_batches(batch, step.micro_batches));
+    const bool may_halve = training.scaler() != nullptr && training.scaler()->options().is_dynamic && scale > 1;
+    if (!may_halve || is_finite(report)) return report;
+    scale /= 2;
+  }
 }
 
 }  // namespace thimble::models

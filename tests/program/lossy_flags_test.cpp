@@ -17,7 +17,7 @@
 #include <thimble/core/error.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/techniques/technique.h>
-#include <thimble/models/training/packing_gradients.h>
+#include <thimble/models/training/certifying.h>
 #include <thimble/nn/fit/pack_rules.h>
 
 #include "support/catch.h"
