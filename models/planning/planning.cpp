@@ -152,9 +152,12 @@ void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn
   ChoiceOptions choices(options, costs, [&runs](const Setup& other) { return runs.of(other); });
   choices.budget_bytes = report.budget_bytes;
   choices.prices_away = options.prices_techniques;
-  const auto [setup, found] = choose_step(choices, options.setup);
+  if (choices.progress) choices.progress("the smallest plan");
+  PlannedSetup planned(choices, options.setup, planning_options(options, report.budget_bytes));
+  const Setup& setup = planned.setup();
   report.setup = setup;
-  report.planner = found;
+  report.planner = planned.planner();
+  check_lossy(setup, options.device, report.planner->graph());
   report.run = runs.of(setup);
   report.micro_batches = setup.micro_batches;
   nn::Planner& planner = *report.planner;
@@ -171,10 +174,11 @@ void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn
     report.plan.lower_bound_bytes = profile.lower_bound_bytes;
     report.plan.peak_by_category = profile.peak_by_category;
   }
-  report.plain_step_s = plain_step_seconds(choices, setup, planner);
+  report.plain_step_s = plain_step_seconds(choices, setup, planner.keep_everything().step_s);
   if (report.budget_bytes > 0) {
     try {
-      report.plan = fit_in_budget(choices, setup, planner);
+      planned.fit();
+      report.plan = planned.plan();
     } catch (const nn::BudgetError& error) {
       report.why_infeasible = error;
       report.is_feasible = false;

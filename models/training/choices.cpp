@@ -14,11 +14,6 @@
 namespace thimble::models {
 namespace choices_detail {
 
-std::shared_ptr<nn::Planner> planner_of(const ChoiceOptions& options, const Setup& setup) {
-  return std::make_shared<nn::Planner>(options.run_of(setup), options.device, options.costs,
-                                       planner_options(setup, options.device));
-}
-
 /// Techniques that are priced together: a list of options with blanks. Before what plans move and pack, those of steps;
 /// after it what waits in a tier, as far as it does not yet.
 constexpr std::string_view step_combinations[] = {"head feed_forward", "head fuses_optimizer", "head micro_batches"};
@@ -201,8 +196,8 @@ bool has_techniques(const Setup& setup) {
                              [&](const Technique& t) { return choices_detail::changes_step(t) && t.is_on(setup); });
 }
 
-double plain_step_seconds(const ChoiceOptions& options, const Setup& setup, const nn::Planner& planner) {
-  if (!has_techniques(setup) || !options.costs.operators.empty()) return planner.keep_everything().step_s;
+double plain_step_seconds(const ChoiceOptions& options, const Setup& setup, double kept_step_s) {
+  if (!has_techniques(setup) || !options.costs.operators.empty()) return kept_step_s;
   return choices_detail::recorded_step_seconds(options, setup);
 }
 
@@ -215,7 +210,7 @@ std::vector<nn::LeverPrice> price_techniques(const ChoiceOptions& given, const S
   const auto add = [&](const nn::Lever& lever) {
     if (options.progress) options.progress("planned with " + (lever.options.empty() ? "nothing more" : lever.options));
     nn::Planner planner(lever.program(), options.device, options.costs, lever.plans);
-    if (prices.empty()) plain_s = plain_step_seconds(options, setup, planner);
+    if (prices.empty()) plain_s = plain_step_seconds(options, setup, planner.keep_everything().step_s);
     prices.push_back(nn::price_of(options, lever, planner, plain_s));
   };
   add({"", [&] { return options.run_of(setup); }, planner_options(setup, options.device), ""});
@@ -248,78 +243,122 @@ nn::LeverOffers offer_techniques(const ChoiceOptions& given, const Setup& setup)
   return nn::offer_levers(options, list, plain_s);
 }
 
-nn::Plan fit_in_budget(const ChoiceOptions& options, const Setup& setup, nn::Planner& planner) {
-  if (setup.ranks == 1 || (setup.zero < 3 && team_size(setup) == 1)) return planner.fit(options.budget_bytes);
-  const int of_stage = setup.ranks / setup.pp, begin = setup.rank / of_stage * of_stage;  // the ranks of this stage
-  Setup of_rank = setup;
-  of_rank.rank = begin;
-  nn::Planner first(options.run_of(of_rank), options.device, options.costs, planner_options(of_rank, options.device));
-  std::size_t target = options.budget_bytes, most = 0;
-  // The plan on this rank. Sets `most` to its bytes on the rank where it takes most.
-  const auto place_on_all = [&](const nn::Plan& plan) {
-    nn::Plan own;
-    most = 0;
-    for (of_rank.rank = begin; of_rank.rank < begin + of_stage; ++of_rank.rank) {
-      nn::Plan placed = nn::place_anew(plan, options.run_of(of_rank), options.device);
-      most = std::max(most, placed.peak_bytes);
-      if (of_rank.rank == setup.rank) own = std::move(placed);
-    }
-    return own;
-  };
-  constexpr int tries = 4;  // blocks of shards differ by grains, arenas by granules
-  try {
-    for (int i = 0; i < tries; ++i) {
-      nn::Plan own = place_on_all(first.fit(target));
-      if (most <= options.budget_bytes) return own;
-      target -= std::min(target, most - options.budget_bytes);
-    }
-  } catch (const nn::BudgetError& error) {  // of the first of them
-    place_on_all(first.fit(error.minimum_bytes()));
-  }
-  throw nn::BudgetError("fit: no plan needs as little as " + memory::exact_bytes(options.budget_bytes) +
-                            " on every rank; one needs " + memory::exact_bytes(most),
-                        options.budget_bytes, most);
+nn::TrainerOptions planning_options(const RunOptions& options, std::size_t budget_bytes) {
+  nn::TrainerOptions planning;
+  planning.budget_bytes = budget_bytes;
+  planning.device = options.device;
+  planning.step.micro_batches = options.setup.micro_batches;
+  planning.planner = planner_options(options.setup, options.device);
+  return planning;
 }
 
-namespace choices_detail {
+PlannedSetup::PlannedSetup(const ChoiceOptions& choices, const Setup& setup, nn::TrainerOptions planning,
+                           const memory::OutsideFacts& outside)
+    : choices_(choices),
+      setup_(setup),
+      planning_(std::move(planning)),
+      outside_(outside),
+      first_rank_(setup.rank),
+      end_rank_(setup.rank + 1),
+      plans_(*this, planning_, choices_.costs) {
+  if (setup.ranks > 1 && (setup.zero == 3 || team_size(setup) > 1)) {
+    const int of_stage = setup.ranks / setup.pp;
+    first_rank_ = setup.rank / of_stage * of_stage;
+    end_rank_ = first_rank_ + of_stage;
+  }
+  if (setup.micro_batches == auto_micro_batches) {
+    check_auto();
+    plans_.choose_micro_batches({{}});
+    setup_.micro_batches = planning_.step.micro_batches;
+  }
+  const nn::ShapePlan& shape = plans_.add(std::make_unique<nn::ShapePlan>());
+  if (!shape.planners.empty()) check_lossy(setup_, choices_.device, shape.planners.front()->graph());
+}
 
 /// The number of micro-batches is open.
-ChosenStep fastest_step(const ChoiceOptions& options, Setup setup) {
-  check_techniques(setup, is_text(setup));
-  if (options.budget_bytes == 0)
+void PlannedSetup::check_auto() const {
+  check_techniques(setup_, is_text(setup_));
+  if (planning_.budget_bytes == 0 && planning_.process_budget_bytes == 0)
     throw ValueError("`micro_batches`: auto needs a budget to choose for; expected a number");
-  if (!options.costs.operators.empty()) {
+  if (!choices_.costs.operators.empty()) {
     throw ValueError(
         "`micro_batches`: auto compares several programs, and `measures` and `times` tell the times of one; expected "
         "a number");
   }
-  ChosenStep fastest, least;
-  double fastest_s = 0;
-  std::size_t least_bytes = 0;
-  for (std::int64_t count = 1; setup.batch % count == 0; count *= 2) {
-    setup.micro_batches = count;
-    const ChosenStep step{setup, planner_of(options, setup)};
-    const std::size_t bytes = step.planner->smallest().peak_bytes;
-    if (least.planner == nullptr || bytes < least_bytes) least = step, least_bytes = bytes;
-    if (bytes > options.budget_bytes) continue;
-    const double seconds = step.planner->fit(options.budget_bytes).step_s;
-    if (fastest.planner == nullptr || seconds < fastest_s) fastest = step, fastest_s = seconds;
-  }
-  return fastest.planner != nullptr ? fastest : least;
 }
 
-}  // namespace choices_detail
+void PlannedSetup::fit() { plans_.fit(); }
 
-ChosenStep choose_step(const ChoiceOptions& options, const Setup& setup) {
-  if (options.progress) options.progress("the smallest plan");
-  ChosenStep step{setup, nullptr};
-  if (setup.micro_batches == auto_micro_batches) {
-    step = choices_detail::fastest_step(options, setup);
-  } else {
-    step.planner = choices_detail::planner_of(options, setup);
+nn::Plan PlannedSetup::plan() const {
+  const nn::ShapePlan& shape = *plans_.shapes().front();
+  nn::Plan plan = shape.parts.front();
+  if (!shape.placement.empty()) plan.placement = shape.placement;
+  plan.peak_bytes = plans_.plan().peak_bytes;
+  plan.tier_bytes = plans_.plan().tier_bytes;
+  plan.peak_by_category = plans_.plan().peak_by_category;
+  return plan;
+}
+
+std::shared_ptr<nn::Planner> PlannedSetup::planner() {
+  const auto& planners = plans_.shapes().front()->planners;
+  if (!planners.empty() && first_rank_ == setup_.rank) return planners.front();
+  return std::make_shared<nn::Planner>(choices_.run_of(setup_), choices_.device, choices_.costs, planning_.planner);
+}
+
+Setup PlannedSetup::of_rank(int rank) const {
+  Setup setup = setup_;
+  setup.rank = rank;
+  setup.micro_batches = planning_.step.micro_batches;
+  return setup;
+}
+
+nn::MakeRun PlannedSetup::part_run(const nn::ExampleStep&, std::size_t) const {
+  return choices_.run_of(of_rank(first_rank_));
+}
+
+nn::MakeRun PlannedSetup::planned_run(std::vector<nn::ExampleStep>, const nn::ShapePlans& shapes) const {
+  return [run = choices_.run_of(setup_), &plan = shapes.front()->parts.front()](memory::Device device) {
+    std::unique_ptr<nn::TrainingRun> made = run(device);
+    plan.apply(made->options(), device);
+    return made;
+  };
+}
+
+/// Also what the plan takes on the other ranks.
+nn::Plan PlannedSetup::for_this_rank(nn::Plan plan, const nn::ExampleStep&, std::size_t) {
+  if (end_rank_ - first_rank_ == 1) return plan;
+  nn::Plan own;
+  rank_bytes_.clear();
+  for (int rank = first_rank_; rank < end_rank_; ++rank) {
+    nn::Plan placed = nn::place_anew(plan, choices_.run_of(of_rank(rank)), choices_.device);
+    rank_bytes_.push_back(placed.peak_bytes);
+    if (rank == setup_.rank) own = std::move(placed);
   }
-  check_lossy(step.setup, options.device, step.planner->graph());
-  return step;
+  return own;
+}
+
+std::vector<std::size_t> PlannedSetup::rank_bytes(std::size_t) { return rank_bytes_; }
+
+memory::OutsideFacts PlannedSetup::outside_facts(std::size_t nodes) const {
+  memory::OutsideFacts facts = outside_;
+  facts.nodes = nodes;
+  return facts;
+}
+
+void PlannedSetup::refuse(std::size_t least_bytes) {
+  const std::size_t budget = plans_.budget_bytes();
+  const std::string needed = memory::exact_bytes(least_bytes);
+  const auto refuse = [&](const std::string& why) { throw nn::BudgetError(why, budget, least_bytes); };
+  if (planning_.plan) refuse("`plan`: it needs " + needed + ", the budget is " + memory::exact_bytes(budget));
+  if (planning_.captures_steps) {
+    refuse("`captures_steps`: no plan of a captured step needs as little as " + memory::exact_bytes(budget) +
+           "; the smallest needs " + needed);
+  }
+  if (end_rank_ - first_rank_ > 1) {
+    refuse("fit: no plan needs as little as " + memory::exact_bytes(budget) + " on every rank; one needs " + needed);
+  }
+  plans_.shapes().front()->planners.front()->fit(budget);
+  throw Error("fit: a plan within the budget that was not found before");
 }
 
 }  // namespace thimble::models

@@ -13,6 +13,7 @@
 #include <thimble/models/techniques/setup.h>
 #include <thimble/models/training/costs.h>
 #include <thimble/nn/fit/levers.h>
+#include <thimble/nn/trainer/run_plans.h>
 
 namespace thimble::models {
 
@@ -54,9 +55,9 @@ struct ChoiceOptions : nn::LeverSearch {
 bool has_techniques(const Setup& setup);
 
 /// Seconds of the step that overheads are counted from: the setup's with no technique switched on and everything kept,
-/// by the cost model. `planner` is of the setup; where that has techniques, a step without them is recorded. With
-/// measured times it is the setup's own step that keeps everything. Throws what the run throws.
-double plain_step_seconds(const ChoiceOptions& options, const Setup& setup, const nn::Planner& planner);
+/// by the cost model. `kept_step_s` is the setup's own step that keeps everything; where the setup has techniques, a
+/// step without them is recorded, but with measured times. Throws what the run throws.
+double plain_step_seconds(const ChoiceOptions& options, const Setup& setup, double kept_step_s);
 
 /// The setup as it is; then each technique that it leaves off and that can join it: the fused optimizer, the chunked
 /// head, feed-forward layers in tiles, 2, 4 and 8 micro-batches where they divide the batch; then the strongest
@@ -69,21 +70,51 @@ std::vector<nn::LeverPrice> price_techniques(const ChoiceOptions& options, const
 /// runs throw.
 nn::LeverOffers offer_techniques(const ChoiceOptions& options, const Setup& setup);
 
-/// A setup whose micro-batches are a number, and its planner.
-struct ChosenStep {
-  Setup setup;
-  std::shared_ptr<nn::Planner> planner;
+/// A setup's runs, planned within the budgets of `planning`. In stage 3 of ZeRO ranks send each other parameters in the
+/// order in which operators need them, so all ranks of a pipeline stage follow one plan that keeps the budget on each
+/// of them; only the blocks are placed rank by rank. All ranks find the same plan.
+class PlannedSetup final : public nn::PlannedProgram {
+ public:
+  /// `choices` makes the runs. For `auto_micro_batches` it chooses among 1, 2, 4, ..., as far as they divide the batch,
+  /// the number whose plan for the budget is the fastest by the cost model. `outside` needs no nodes. Throws ValueError
+  /// for auto without a budget, with measured times, and for a setup that micro-batches cannot join; what check_lossy
+  /// throws; what the runs throw.
+  PlannedSetup(const ChoiceOptions& choices, const Setup& setup, nn::TrainerOptions planning,
+               const memory::OutsideFacts& outside = {});
+
+  /// Throws BudgetError.
+  void fit();
+  /// The placed plan, after fit().
+  nn::Plan plan() const;
+  /// This rank's planner, made if need be.
+  std::shared_ptr<nn::Planner> planner();
+  /// With its number of micro-batches.
+  const Setup& setup() const noexcept { return setup_; }
+  nn::RunPlans& plans() noexcept { return plans_; }
+
+ private:
+  bool cuts_into(std::int64_t micro_batches) const override { return setup_.batch % micro_batches == 0; }
+  nn::MakeRun part_run(const nn::ExampleStep& step, std::size_t part) const override;
+  bool is_whole_run() const override { return true; }
+  nn::MakeRun planned_run(std::vector<nn::ExampleStep> steps, const nn::ShapePlans& shapes) const override;
+  nn::Plan for_this_rank(nn::Plan plan, const nn::ExampleStep& step, std::size_t part) override;
+  std::vector<std::size_t> rank_bytes(std::size_t own_bytes) override;
+  memory::OutsideFacts outside_facts(std::size_t nodes) const override;
+  [[noreturn]] void refuse(std::size_t least_bytes) override;
+
+  Setup of_rank(int rank) const;
+  void check_auto() const;
+
+  ChoiceOptions choices_;
+  Setup setup_;
+  nn::TrainerOptions planning_;
+  memory::OutsideFacts outside_;
+  int first_rank_, end_rank_;            // that follow one plan
+  std::vector<std::size_t> rank_bytes_;  // of these, where there are several
+  nn::RunPlans plans_;
 };
 
-/// planner.fit(budget_bytes) for the setup, whose planner it is. In stage 3 of ZeRO ranks bring each other parameters
-/// in the order in which operators need them: all follow one plan, with the blocks of each placed by themselves, that
-/// keeps the budget on every rank. All ranks find the same one. Throws BudgetError.
-nn::Plan fit_in_budget(const ChoiceOptions& options, const Setup& setup, nn::Planner& planner);
-
-/// The setup as it is or, where its micro-batches are auto, with the number whose plan for the budget is the fastest by
-/// the cost model, the smaller one of two that are equally fast; where no plan is within the budget, the number that
-/// needs least. Tried are 1, 2, 4, ... as far as they divide the batch. Throws ValueError for auto without a budget,
-/// with measured times, and for a setup that micro-batches cannot join; what check_lossy throws.
-ChosenStep choose_step(const ChoiceOptions& options, const Setup& setup);
+/// The options with which a setup is planned: budgets, device, what plans may do.
+nn::TrainerOptions planning_options(const RunOptions& options, std::size_t budget_bytes);
 
 }  // namespace thimble::models

@@ -6,11 +6,8 @@
 #include <string>
 #include <utility>
 
-#include <thimble/autograd/spare_tape.h>
 #include <thimble/core/error.h>
 #include <thimble/core/launch/compute_capability.h>
-#include <thimble/core/tensor/recycled.h>
-#include <thimble/core/tensor/transaction.h>
 #include <thimble/core/threads/parallel.h>
 #include <thimble/memory/offload/file_tier.h>
 #include <thimble/memory/units.h>
@@ -23,16 +20,6 @@
 #include <thimble/nn/fit/process_budget.h>
 
 namespace thimble::models {
-namespace capture_detail {
-
-/// A plan of the run's steps, placed.
-nn::Plan placed(nn::Plan plan, PreparedTraining& prepared) {
-  prepared.plan = std::move(plan);
-  place_captured(prepared);
-  return std::exchange(prepared.plan, {});
-}
-
-}  // namespace capture_detail
 
 void check_capture(const TrainOptions& options) {
   if (!options.captures_steps) return;
@@ -41,46 +28,6 @@ void check_capture(const TrainOptions& options) {
                      " records no steps; expected `device` cuda");
   }
   refuse_uncaptured(options.setup, "`captures_steps`");
-}
-
-void place_captured(PreparedTraining& prepared) {
-  const memory::Device on = dry(prepared.options.device);
-  const nn::MakeRun program = training_program(prepared);
-  nn::Plan& plan = prepared.plan;
-  plan.placement.clear();
-  plan.placement = nn::plan_steps(on, program, nn::placement_options(on, prepared.options.setup.micro_batches));
-  const nn::MemoryProfile profile = nn::profile_training(on, program, 2, false, plan.placement);
-  if (profile.placed.deviations > 0 || profile.placed.dynamic_steps > 0) {
-    throw PlanError(
-        "`captures_steps`: a steady step does not ask for the same bytes each time (it left its plan at event " +
-        std::to_string(profile.placed.last_deviation) +
-        "), so that its addresses cannot be repeated; expected a run without `captures_steps`");
-  }
-  plan.peak_bytes = profile.peak_bytes;
-  plan.peak_by_category = profile.peak_by_category;
-}
-
-nn::Plan fit_captured(nn::Planner& planner, PreparedTraining& prepared) {
-  const std::size_t budget = prepared.options.budget_bytes;
-  std::size_t target = budget;  // of a step that is not recorded, which needs a little less
-  while (true) {
-    nn::Plan plan;
-    try {
-      plan = planner.fit(target);
-    } catch (const nn::BudgetError&) {
-      const nn::Plan least = capture_detail::placed(planner.smallest(), prepared);
-      if (least.peak_bytes <= budget) return least;
-      throw nn::BudgetError("`captures_steps`: no plan of a captured step needs as little as " +
-                                memory::exact_bytes(budget) + "; the smallest needs " +
-                                memory::exact_bytes(least.peak_bytes),
-                            budget, least.peak_bytes);
-    }
-    const std::size_t plain_bytes = plan.peak_bytes;
-    plan = capture_detail::placed(std::move(plan), prepared);
-    if (plan.peak_bytes <= budget) return plan;
-    const std::size_t excess = plan.peak_bytes - budget;
-    target = std::min(plain_bytes - 1, target - std::min(target, excess));
-  }
 }
 
 memory::OutsideFacts outside_facts(const Setup& setup, bool has_budget, bool has_files, std::size_t nodes,
@@ -105,130 +52,96 @@ memory::OutsideFacts outside_facts(const PreparedTraining& prepared) {
   return outside_facts(options.setup, has_budget, has_files, prepared.nodes, prepared.data->heap_bytes());
 }
 
-std::size_t count_nodes(PreparedTraining& prepared) {
-  Setup& setup = prepared.options.setup;
-  const std::int64_t asked = setup.micro_batches;
-  if (asked == auto_micro_batches) setup.micro_batches = 1;
-  const std::size_t nodes = nn::profile_training(dry(prepared.options.device), training_program(prepared), 1).nodes;
-  setup.micro_batches = asked;
-  return nodes;
-}
-
-void fit_process(PreparedTraining& prepared, const std::function<void()>& plan) {
-  TrainOptions& options = prepared.options;
-  nn::fit_process(
-      options.process_budget_bytes, options.budget_bytes,
-      [&] { return memory::outside_bytes(memory::ProcessBase::measure(), outside_facts(prepared)); },
-      [&](std::size_t arena_bytes) {
-        options.budget_bytes = arena_bytes;
-        plan();
-        return prepared.plan.peak_bytes;
-      });
-}
-
 // ---- Before the first step: how the run is planned.
 
 namespace plan_training_detail {
 
-/// Follows the plan of a file.
-void plan_from_file(PreparedTraining& prepared) {
+/// The plan of a file, for this run.
+nn::PlanSource plan_of_file(const PreparedTraining& prepared) {
   const TrainOptions& options = prepared.options;
-  const Setup& setup = options.setup;
-  if (setup.micro_batches == auto_micro_batches || options.costs.measures || !options.costs.times.empty()) {
+  if (options.setup.micro_batches == auto_micro_batches || options.costs.measures || !options.costs.times.empty()) {
     throw ValueError("`plan`: not with `micro_batches` auto, `measures` or `times`, which are about planning");
   }
   if (options.captures_steps)
     throw ValueError("`plan`: not with `captures_steps`, whose steps are placed in another way");
-  nn::Plan plan =
-      nn::read_plan(options.plan, training_program(prepared), options.device,
-                    planner_options(setup, options.device).make_tier, options.steps - prepared.first_step == 1 ? 1 : 2);
-  if (plan.packed_bytes > 0 && !setup.allows_lossy) {
-    throw ValueError("`plan`: '" + options.plan +
-                     "' packs tensors, which rounds gradients; expected `allows_lossy` beside it");
-  }
-  if (options.budget_bytes > 0 && plan.peak_bytes > options.budget_bytes) {
-    throw nn::BudgetError("`plan`: '" + options.plan + "' needs " + memory::exact_bytes(plan.peak_bytes) +
-                              ", the budget is " + memory::exact_bytes(options.budget_bytes),
-                          options.budget_bytes, plan.peak_bytes);
-  }
-  prepared.packing = packed_bytes_of(plan);
-  prepared.plan = std::move(plan);
-}
-
-/// Chooses what the setup leaves open and finds the plan. Throws BudgetError with the techniques that would fit.
-void plan_in_budget(PreparedTraining& prepared) {
-  Setup& setup = prepared.options.setup;
-  const auto run_of = [&prepared](const Setup& other) -> nn::MakeRun {
-    TrainOptions options = prepared.options;
-    options.setup = other;
-    return [&prepared, options = std::move(options)](memory::Device device) {
-      return std::make_unique<Training>(options, *prepared.data, device, nn::Plan(), prepared.first_step);
-    };
+  const std::size_t steps = options.steps - prepared.first_step == 1 ? 1 : 2;
+  return [path = options.plan, steps, may_pack = options.setup.allows_lossy](
+             const nn::MakeRun& make, memory::Device device, const nn::MakeTier& make_tier) {
+    nn::Plan plan = nn::read_plan(path, make, device, make_tier, steps);
+    if (plan.packed_bytes == 0 || may_pack) return plan;
+    throw ValueError("`plan`: '" + path + "' packs tensors, which rounds gradients; expected `allows_lossy` beside it");
   };
-  const nn::CostModel costs =
-      plan_costs(setup, prepared.options.costs, prepared.options.budget_bytes, prepared.options.device);
-  prepared.cost_model = costs.source;
-  ChoiceOptions choices(prepared.options, costs, run_of);
-  choices.captures_steps = prepared.options.captures_steps;
-  auto [chosen, planner] = choose_step(choices, setup);
-  setup = chosen;
-  prepared.nodes = planner->graph().nodes.size();
-  nn::Plan plan;
-  try {
-    plan =
-        prepared.options.captures_steps ? fit_captured(*planner, prepared) : fit_in_budget(choices, chosen, *planner);
-  } catch (const nn::BudgetError& error) {
-    planner.reset();  // the others need its bytes
-    throw nn::with_offers(error, offer_techniques(choices, chosen));
-  }
-  plan.time_overhead = plan.step_s / plain_step_seconds(choices, chosen, *planner) - 1;
-  prepared.packing = packed_bytes_of(plan);
-  prepared.plan = std::move(plan);
 }
 
-/// What dry steps have left for the next ones goes back to the heap.
-void release_rooms() {
-  SpareTape::release();
-  Transaction::release_room();
-  release_recycled();
+/// Bytes in which operators may be measured: of the arena's budget, as far as that is known before the run is planned.
+std::size_t measuring_bytes(const PreparedTraining& prepared) {
+  const TrainOptions& options = prepared.options;
+  if (options.process_budget_bytes == 0 || !options.costs.measures) return options.budget_bytes;
+  const std::size_t left = nn::arena_budget(
+      options.process_budget_bytes, memory::outside_bytes(memory::ProcessBase::measure(), outside_facts(prepared)));
+  return options.budget_bytes > 0 ? std::min(options.budget_bytes, left) : left;
 }
 
 }  // namespace plan_training_detail
 
 void plan_training(PreparedTraining& prepared) {
   namespace detail = plan_training_detail;
-  const Tf32Scope products(prepared.options.allows_tf32);  // plans count with its rate
-  const auto plan = [&prepared] {
-    prepared.plan = {};  // of an earlier try for the process: the program that is planned would follow it
-    if (!prepared.options.plan.empty()) {
-      detail::plan_from_file(prepared);
-    } else if (prepared.options.device == cpu && prepared.options.setup.ranks == 1) {
-      nn::plan_in_bound(prepared.options.process_budget_bytes, [&] { detail::plan_in_budget(prepared); });
-    } else {
-      detail::plan_in_budget(prepared);
-    }
-    detail::release_rooms();
-    prepared.plan = nn::Plan(std::as_const(prepared.plan));  // the planner has freed what lies below: a copy lies lower
-  };
-  const int ranks = prepared.options.setup.ranks;
-  check_process_budget(prepared.options);
-  if (ranks > 1 && prepared.options.captures_steps) {
-    throw ValueError("`captures_steps`: not with `ranks` " + std::to_string(ranks) + "; expected one rank");
+  TrainOptions& options = prepared.options;
+  const Tf32Scope products(options.allows_tf32);  // plans count with its rate
+  const Setup given = options.setup;
+  check_process_budget(options);
+  if (given.ranks > 1 && options.captures_steps) {
+    throw ValueError("`captures_steps`: not with `ranks` " + std::to_string(given.ranks) + "; expected one rank");
   }
-  if (prepared.options.process_budget_bytes > 0) {
-    prepared.nodes = count_nodes(prepared);
-    fit_process(prepared, plan);
-  } else if (!prepared.options.plan.empty() || prepared.options.budget_bytes > 0) {
-    plan();
-  } else if (prepared.options.captures_steps) {
-    place_captured(prepared);
+  const bool has_budget = options.budget_bytes > 0 || options.process_budget_bytes > 0;
+  const bool is_searched = has_budget && options.plan.empty();
+  nn::TrainerOptions planning = planning_options(options, options.budget_bytes);
+  planning.process_budget_bytes = options.process_budget_bytes;
+  planning.captures_steps = options.captures_steps;
+  if (!options.plan.empty()) planning.plan = detail::plan_of_file(prepared);
+  nn::CostModel costs(hardware_for(options.costs, options.device));
+  if (is_searched) {
+    costs = plan_costs(given, options.costs, detail::measuring_bytes(prepared), options.device);
+    prepared.cost_model = costs.source;
+  }
+  const RunOfSetup run_of = [&prepared](const Setup& setup) -> nn::MakeRun {
+    TrainOptions other = prepared.options;
+    other.setup = setup;
+    return [&prepared, other = std::move(other)](memory::Device device) {
+      return std::make_unique<Training>(other, *prepared.data, device, nn::Plan(), prepared.first_step);
+    };
+  };
+  ChoiceOptions choices(options, costs, run_of);
+  choices.captures_steps = options.captures_steps;
+  if (is_searched && choices.progress) choices.progress("the smallest plan");
+  std::optional<PlannedSetup> planned;
+  const auto plan = [&] {
+    try {
+      planned.emplace(choices, given, planning, outside_facts(prepared));
+      options.setup = planned->setup();
+      planned->fit();
+    } catch (const nn::BudgetError& error) {
+      if (!is_searched || !planned || planned->plans().budget_bytes() == 0) throw;
+      choices.budget_bytes = planned->plans().budget_bytes();
+      throw nn::with_offers(error, offer_techniques(choices, options.setup));
+    }
+  };
+  if (is_searched && options.device == cpu && given.ranks == 1) {
+    nn::plan_in_bound(options.process_budget_bytes, plan);
   } else {
-    const nn::MemoryProfile profile = nn::profile_training(dry(prepared.options.device), training_program(prepared));
-    prepared.plan.peak_bytes = profile.peak_bytes;
-    prepared.plan.tier_bytes = profile.tier_bytes;
-    prepared.nodes = profile.nodes;
-    prepared.is_steady = profile.is_steady;
-    detail::release_rooms();
+    plan();
+  }
+  planned->plans().release_planners();
+  options.budget_bytes = planned->plans().budget_bytes();
+  prepared.plan = planned->plan();
+  prepared.packing = packed_bytes_of(prepared.plan);
+  prepared.nodes = planned->plans().node_count();
+  if (is_searched) {
+    const double plain_s = plain_step_seconds(choices, options.setup, planned->plans().kept_step_s());
+    prepared.plan.time_overhead = prepared.plan.step_s / plain_s - 1;
+  } else if (options.plan.empty() && !options.captures_steps) {
+    prepared.nodes = planned->plans().profile().nodes;
+    prepared.is_steady = planned->plans().profile().is_steady;
   }
 }
 

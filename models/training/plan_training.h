@@ -1,6 +1,5 @@
 #pragma once
-// Training runs whose steps are captured as a CUDA graph (nn/step/captured_step.h): the checks and plans before the
-// first step.
+// Before the first step of a training run: whether its steps can be captured, and its bytes outside of the arena.
 
 #include <cstddef>
 
@@ -14,14 +13,6 @@ namespace thimble::models {
 /// where steps are not captured.
 void check_capture(const TrainOptions& options);
 
-/// Places the blocks of the steps of a prepared run's plan, because a graph repeats addresses, and notes what the run
-/// needs then. Throws PlanError when a dry run with that placement leaves it.
-void place_captured(PreparedTraining& prepared);
-
-/// The fastest plan whose steps, placed and captured, keep the run's budget. `prepared` has no plan of its own, and
-/// none after it. Throws BudgetError.
-nn::Plan fit_captured(nn::Planner& planner, PreparedTraining& prepared);
-
 // ---- What a training run takes of the process beside its arena, and budgets for the whole process.
 
 /// What of a run on the cpu decides about its bytes outside of the arena (memory/process/outside.h): the threads of its
@@ -30,12 +21,5 @@ memory::OutsideFacts outside_facts(const Setup& setup, bool has_budget, bool has
                                    std::size_t data_bytes);
 /// Those of a prepared run.
 memory::OutsideFacts outside_facts(const PreparedTraining& prepared);
-
-/// Nodes of a step's recording, by a dry one; of a micro-batch, or of the whole batch while their number is open.
-std::size_t count_nodes(PreparedTraining& prepared);
-
-/// Plans a run (by `plan`, for prepared.options.budget_bytes) so that arena and outside are within
-/// options.process_budget_bytes; a smaller budget of its own holds as well. Throws BudgetError.
-void fit_process(PreparedTraining& prepared, const std::function<void()>& plan);
 
 }  // namespace thimble::models

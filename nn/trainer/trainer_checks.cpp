@@ -343,8 +343,8 @@ void TrainerCore::require_alike() const {
 }
 
 /// Says who needs more than the budget, and what would fit.
-void TrainerCore::refuse_budget(std::size_t least) {
-  const std::size_t budget = budget_;
+void TrainerCore::refuse_budget(std::size_t least_bytes) {
+  const std::size_t budget = plans_->budget_bytes();
   const memory::Device on = dry(options_.device);
   if (program_->evaluates()) {
     const memory::Stack stack = memory::make_resource(on, profile_options(on));
@@ -354,24 +354,24 @@ void TrainerCore::refuse_budget(std::size_t least) {
     if (evaluation > budget) {
       throw BudgetError("trainer: the evaluation needs " + memory::exact_bytes(evaluation) + ", the budget is " +
                             memory::exact_bytes(budget) + "; evaluate fewer samples at a time, or give it " +
-                            memory::exact_bytes(least),
-                        budget, least);
+                            memory::exact_bytes(least_bytes),
+                        budget, least_bytes);
     }
   }
-  const ShapePlan& shape = *shapes_.back();
+  const ShapePlan& shape = *plans_->shapes().back();
   if (shape.planners.empty()) {
-    throw BudgetError(
-        "trainer: options.plan needs " + memory::exact_bytes(least) + ", the budget is " + memory::exact_bytes(budget),
-        budget, least);
+    throw BudgetError("trainer: options.plan needs " + memory::exact_bytes(least_bytes) + ", the budget is " +
+                          memory::exact_bytes(budget),
+                      budget, least_bytes);
   }
   std::size_t kept = 0;
-  for (const auto& one : shapes_) {
+  for (const auto& one : plans_->shapes()) {
     for (const auto& planner : one->planners) kept = std::max(kept, planner->keep_everything().peak_bytes);
   }
   throw BudgetError("trainer: no plans of steps with " + shape.key + " need as little as " +
-                        memory::exact_bytes(budget) + "; the smallest need " + memory::exact_bytes(least) +
+                        memory::exact_bytes(budget) + "; the smallest need " + memory::exact_bytes(least_bytes) +
                         ", keeping everything " + memory::exact_bytes(kept) + what_would_fit(shape),
-                    budget, least);
+                    budget, least_bytes);
 }
 
 namespace trainer_checks_detail {
@@ -491,12 +491,13 @@ std::string TrainerCore::what_would_fit(const ShapePlan& shape) const {
     const auto bytes = [&](std::size_t i) { return shape.planners[i]->smallest().peak_bytes; };
     if (bytes(part) > bytes(largest)) largest = part;
   }
-  LeverSearch search{options_.device, CostModel(costs_.hardware), budget_, begin_ms_, options_.refusal_ms};
+  LeverSearch search{options_.device, CostModel(costs_.hardware), plans_->budget_bytes(), plans_->begin_ms(),
+                     options_.refusal_ms};
   LeverOffers offers = offer_levers(search, levers(shape, largest), shape.planners[largest]->keep_everything().step_s);
   offers.how_to_try_all = "options.refusal_ms = 0 tries them all";
   std::string text = "; " + to_text(offers);
   if (offers.known == 0) text = "; a smaller batch or model is needed";
-  text += trainer_checks_detail::largest_result(shape.planners[largest]->graph(), budget_);
+  text += trainer_checks_detail::largest_result(shape.planners[largest]->graph(), plans_->budget_bytes());
   if (!program_->cuts_batches()) text += "; with TrainedProgram::micro_batch a step can run in several micro-batches";
   return text;
 }

@@ -72,13 +72,71 @@ std::string TrainerPlan::text() const {
   return text;
 }
 
+/// The trainer's program, for its plans.
+class TrainerCore::Planned final : public PlannedProgram {
+ public:
+  explicit Planned(TrainerCore& core) : core_(core) {}
+
+  std::size_t part_count() const override { return core_.program_->part_names().size(); }
+  bool cuts_into(std::int64_t micro_batches) const override {
+    constexpr std::int64_t max_count = 64;  // and no more than the batch has samples, as the program finds
+    return micro_batches <= max_count;
+  }
+  MakeRun part_run(const ExampleStep& step, std::size_t part) const override { return core_.part_steps(step, part); }
+  MakeRun planned_run(std::vector<ExampleStep> steps, const ShapePlans&) const override {
+    return core_.whole_steps(std::move(steps), true);
+  }
+  /// Rank 0's plan, for this rank's shards, which may be of other sizes.
+  Plan for_this_rank(Plan plan, const ExampleStep& step, std::size_t part) override {
+    if (core_.rank() == 0 || !plan.tape) return plan;
+    const MakeRun own = [&](memory::Device device) {
+      return std::make_unique<TrainerRun>(
+          *core_.program_, core_.options_, device,
+          RunRequest{.steps = {step}, .only_part = part, .whole = core_.whole_.get(), .rank = core_.rank()});
+    };
+    const auto tape = std::make_shared<TapePlan>(*plan.tape);
+    tape->sizes = record_step(core_.options_.device, own).sizes();
+    plan.tape = tape;
+    return plan;
+  }
+  std::vector<std::size_t> rank_bytes(std::size_t own_bytes) override {
+    if (!core_.whole_) return {};
+    std::vector<std::size_t> all(static_cast<std::size_t>(core_.options_.ranks.ranks->size()));
+    core_.options_.ranks.ranks->all_gather(&own_bytes, sizeof own_bytes, all.data());
+    return all;
+  }
+  memory::OutsideFacts outside_facts(std::size_t nodes) const override {
+    const TrainerOptions& options = core_.options_;
+    const OffloadOptions& offload = options.offload;
+    const int tiers = (options.planner.spilling.offloads ? 1 : 0) +
+                      (offload.optimizer ? static_cast<int>(part_count()) : 0) + (offload.gradients ? 1 : 0) +
+                      (offload.parameters ? 1 : 0);
+    const bool has_files = !options.save.empty() || !options.best.empty() || !options.resume.empty();
+    return {.threads = thread_count(),
+            .tier_threads = tiers * FileTier::Options().workers,
+            .nodes = nodes,
+            .staging = has_files ? file_staging_bytes : 0};
+  }
+  void refuse(std::size_t least_bytes) override { core_.refuse_budget(least_bytes); }
+
+ private:
+  TrainerCore& core_;
+};
+
 TrainerCore::TrainerCore(std::unique_ptr<ErasedProgram> program, TrainerOptions options)
-    : program_(std::move(program)), options_(std::move(options)), costs_(trainer_core_detail::costs_of(options_)) {
+    : program_(std::move(program)),
+      options_(std::move(options)),
+      costs_(trainer_core_detail::costs_of(options_)),
+      planned_(std::make_unique<Planned>(*this)),
+      plans_(std::make_unique<RunPlans>(*planned_, options_, costs_)) {
   check();
-  complete_offload();
+  complete_planning();
   check_parts();
-  budget_ = options_.budget_bytes;
-  if (options_.step.micro_batches == auto_micro_batches) choose_micro_batches();  // a checkpoint has their number
+  if (options_.step.micro_batches == auto_micro_batches) {  // a checkpoint has their number
+    std::vector<ExampleStep> steps;
+    for (const std::int64_t step : options_.example_steps) steps.push_back({step, is_frozen_});
+    plans_->choose_micro_batches(steps);
+  }
   check_files();
   require_alike();
   machine_ = machine_text(options_.device);
@@ -99,7 +157,8 @@ MakeRun TrainerCore::whole_steps(std::vector<ExampleStep> steps, bool is_planned
   return [this, steps = std::move(steps), is_planned](memory::Device device) {
     return std::make_unique<TrainerRun>(
         *program_, options_, device,
-        RunRequest{.steps = steps, .shapes = is_planned ? &shapes_ : nullptr, .whole = whole_.get(), .rank = rank()});
+        RunRequest{
+            .steps = steps, .shapes = is_planned ? &plans_->shapes() : nullptr, .whole = whole_.get(), .rank = rank()});
   };
 }
 
@@ -113,21 +172,12 @@ MakeRun TrainerCore::part_steps(const ExampleStep& step, std::size_t part) const
 
 int TrainerCore::rank() const noexcept { return whole_ ? options_.ranks.ranks->rank() : 0; }
 
-/// The largest need of a rank, so that all of them decide alike.
-std::size_t TrainerCore::max_over_ranks(std::size_t bytes) {
-  if (!whole_) return bytes;
-  std::vector<std::size_t>& all = plan_.rank_peak_bytes;
-  all.resize(static_cast<std::size_t>(options_.ranks.ranks->size()));
-  options_.ranks.ranks->all_gather(&bytes, sizeof bytes, all.data());
-  return *std::max_element(all.begin(), all.end());
-}
-
 void TrainerCore::require_planned(std::int64_t step, const StepKey& key) {
-  for (const auto& shape : shapes_) {
+  for (const auto& shape : plans_->shapes()) {
     if (shape->is_of(key)) return;
   }
   std::optional<StepRecord> own;
-  for (const auto& shape : shapes_) {
+  for (const auto& shape : plans_->shapes()) {
     if (shape->shapes != key.shapes || shape->is_frozen != key.is_frozen) continue;
     if (!shape->record) shape->record = record(shape->example);
     if (!own) own = record({step, key.is_frozen});
@@ -154,37 +204,35 @@ StepRecord TrainerCore::record(const ExampleStep& step) const {
   return record;
 }
 
-/// Where tensors wait that are offloaded, in the words of the planner.
-void TrainerCore::complete_offload() {
+/// Where tensors wait that are offloaded, in the words of the planner; and a plan of a file, as options allow it.
+void TrainerCore::complete_planning() {
   const OffloadOptions& offload = options_.offload;
   if (offload.saved_tensors) options_.planner.spilling.offloads = true;
-  if (!offload.any() || options_.planner.make_tier) return;
-  options_.planner.make_tier = [folder = offload.folder](memory::Device device) {
-    return memory::make_tier(device, {.folder = folder});
+  if (offload.any() && !options_.planner.make_tier) {
+    options_.planner.make_tier = [folder = offload.folder](memory::Device device) {
+      return memory::make_tier(device, {.folder = folder});
+    };
+  }
+  if (!options_.plan || options_.planner.spilling.packs) return;
+  options_.plan = [given = options_.plan](const MakeRun& make, memory::Device device, const MakeTier& make_tier) {
+    Plan plan = given(make, device, make_tier);
+    if (plan.packed_bytes == 0) return plan;
+    throw ValueError(
+        "trainer: options.plan packs tensors, which rounds gradients; expected options.planner.spilling.packs = true");
   };
-}
-
-/// The plan of the file, for the first key.
-void TrainerCore::read_plan() {
-  ShapePlan& shape = *shapes_.front();
-  shape.parts = {options_.plan(part_steps(shape.example, 0), options_.device, options_.planner.make_tier)};
-  if (shape.parts.front().packed_bytes == 0 || options_.planner.spilling.packs) return;
-  throw ValueError(
-      "trainer: options.plan"
-      " packs tensors, which rounds gradients; expected options.planner.spilling.packs = true");
 }
 
 /// Plans for a new key. Where no plan fits, everything stays as it was.
 void TrainerCore::add_shape(std::int64_t step, const StepKey& key) {
-  begin_ms_ = process::processor_ms();
-  const bool is_of_file = options_.plan && shapes_.empty();
-  if (options_.plan && !is_of_file && options_.budget_bytes == 0 && options_.process_budget_bytes == 0) {
-    throw PlanError("trainer: options.plan is of batches with " + shapes_.front()->key + ", got one with " +
-                    key.shapes + "; a budget plans others as well");
+  const ShapePlans& known = plans_->shapes();
+  const auto refuse = [&](const std::string& option, const std::string& end) {
+    throw PlanError("trainer: options." + option + " batches with " + known.front()->key + ", got one with " + end);
+  };
+  if (options_.plan && !known.empty() && options_.budget_bytes == 0 && options_.process_budget_bytes == 0) {
+    refuse("plan is of", key.shapes + "; a budget plans others as well");
   }
-  if (options_.captures_steps && !shapes_.empty()) {
-    throw PlanError("trainer: options.captures_steps: expected batches with " + shapes_.front()->key +
-                    ", got one with " + key.shapes + (key.values.empty() ? "" : "; " + key.values));
+  if (options_.captures_steps && !known.empty()) {
+    refuse("captures_steps: expected", key.shapes + (key.values.empty() ? "" : "; " + key.values));
   }
   auto shape = std::make_unique<ShapePlan>();
   shape->shapes = key.shapes;
@@ -196,211 +244,36 @@ void TrainerCore::add_shape(std::int64_t step, const StepKey& key) {
     const auto frozen = std::count(key.is_frozen.begin(), key.is_frozen.end(), true);
     shape->key += "; " + std::to_string(frozen) + " of " + std::to_string(key.is_frozen.size()) + " parameters frozen";
   }
-  const std::size_t parts = program_->part_names().size();
-  shape->parts.resize(parts);
-  for (std::size_t part = 0; part < parts && is_planned() && !is_of_file; ++part) {
-    shape->planners.push_back(
-        std::make_unique<Planner>(part_steps(shape->example, part), options_.device, costs_, options_.planner));
+  plans_->add(std::move(shape));
+  if (options_.process_budget_bytes > 0) {
+    plan_in_bound(options_.process_budget_bytes, [this] { plans_->fit(); });
+  } else {
+    plans_->fit();
   }
-  struct Before {
-    std::vector<Plan> parts;
-    std::vector<StepPlacement> placement;
-    std::size_t first_plan;
-  };
-  std::vector<Before> before;
-  for (const auto& s : shapes_) before.push_back({s->parts, s->placement, s->first_plan});
-  shapes_.push_back(std::move(shape));
-  try {
-    if (is_of_file) read_plan();
-    if (options_.process_budget_bytes > 0) {
-      plan_in_bound(options_.process_budget_bytes, [this] { fit_all(); });
-    } else {
-      fit_all();
-    }
-    if (stack_.placed) stack_.placed->set_plans(placements());
-  } catch (...) {
-    shapes_.pop_back();
-    for (std::size_t i = 0; i < before.size(); ++i) {
-      shapes_[i]->parts = std::move(before[i].parts);
-      shapes_[i]->placement = std::move(before[i].placement);
-      shapes_[i]->first_plan = before[i].first_plan;
-    }
-    throw;
-  }
+  if (stack_.placed) stack_.placed->set_plans(plans_->placements());
   describe();
 }
 
-/// Rank 0's plan, for this rank's shards, which may be of other sizes.
-Plan TrainerCore::for_this_rank(Plan plan, const ExampleStep& step, std::size_t part) const {
-  if (rank() == 0 || !plan.tape) return plan;
-  const MakeRun own = [&](memory::Device device) {
-    return std::make_unique<TrainerRun>(
-        *program_, options_, device,
-        RunRequest{.steps = {step}, .only_part = part, .whole = whole_.get(), .rank = rank()});
-  };
-  const auto tape = std::make_shared<TapePlan>(*plan.tape);
-  tape->sizes = record_step(options_.device, own).sizes();
-  plan.tape = tape;
-  return plan;
-}
-
-/// Plans of every part of every key within so many bytes, each by itself. False where one has none.
-bool TrainerCore::fit_parts(std::size_t target_bytes) {
-  for (const auto& shape : shapes_) {
-    for (std::size_t part = 0; part < shape->planners.size(); ++part) {
-      try {
-        shape->parts[part] = for_this_rank(shape->planners[part]->fit(target_bytes), shape->example, part);
-      } catch (const BudgetError&) {
-        return false;
-      }
-    }
-  }
-  return true;
-}
-
-void TrainerCore::fit_smallest() {
-  for (const auto& shape : shapes_) {
-    for (std::size_t part = 0; part < shape->planners.size(); ++part) {
-      shape->parts[part] = for_this_rank(shape->planners[part]->smallest(), shape->example, part);
-    }
-  }
-}
-
-/// Places the steps of all keys, and runs them dry in that placement: twice each, and what comes after them.
-MemoryProfile TrainerCore::place_all() {
-  const memory::Device on = dry(options_.device);
-  std::vector<ExampleStep> all_steps;
-  std::size_t plans = 0;
-  for (const auto& shape : shapes_) {
-    const std::vector<ExampleStep> steps(2, shape->example);
-    all_steps.insert(all_steps.end(), steps.begin(), steps.end());
-    if (!is_planned() && !options_.captures_steps) continue;
-    const MemoryProfile traced = profile_training(on, whole_steps(steps, true), 2, true);
-    shape->placement = plan_steps(traced, placement_options(on, options_.step.micro_batches));
-    shape->first_plan = plans;
-    plans += shape->placement.size();
-  }
-  MemoryProfile profile = profile_training(on, whole_steps(all_steps, true), all_steps.size(), false, placements());
-  if (options_.captures_steps && profile.placed.deviations + profile.placed.dynamic_steps > 0) {
-    throw PlanError(
-        "trainer: options.captures_steps: a steady step does not ask for the same bytes each time (it left its plan at "
-        "event " +
-        std::to_string(profile.placed.last_deviation) + "), so its addresses cannot be repeated");
-  }
-  return profile;
-}
-
-std::vector<StepPlacement> TrainerCore::placements() const {
-  std::vector<StepPlacement> all;
-  for (const auto& shape : shapes_) all.insert(all.end(), shape->placement.begin(), shape->placement.end());
-  return all;
-}
-
-/// All keys' plans in the budget. Parts are planned one by one; a step of all of them together, and with the plans of
-/// other keys, may need a little more: then they are planned for that much less.
-void TrainerCore::fit_arena() {
-  const std::size_t budget = budget_;
-  const auto fits = [&] {
-    const MemoryProfile profile = place_all();
-    plan_.peak_bytes = profile.peak_bytes;
-    plan_.lower_bound_bytes = profile.lower_bound_bytes;
-    plan_.tier_bytes = profile.tier_bytes;
-    plan_.peak_by_category = profile.peak_by_category;
-    const std::size_t most = max_over_ranks(plan_.peak_bytes);
-    return std::pair(most <= budget, most);
-  };
-  if (budget == 0) {
-    fits();
-    return;
-  }
-  constexpr int tries = 6;
-  std::size_t target = budget;
-  for (int i = 0; i < tries && fit_parts(target); ++i) {
-    const auto [is_within, most] = fits();
-    if (is_within) return;
-    target -= std::min(target, most - budget);
-  }
-  fit_smallest();
-  const auto [is_within, least] = fits();
-  if (!is_within) refuse_budget(least);
-}
-
-memory::OutsideBytes TrainerCore::outside() const {
-  memory::OutsideFacts facts{.threads = thread_count()};
-  for (const auto& shape : shapes_) {
-    for (const auto& planner : shape->planners) facts.nodes = std::max(facts.nodes, planner->graph().nodes.size());
-  }
-  const OffloadOptions& offload = options_.offload;
-  const auto parts = static_cast<int>(program_->part_names().size());
-  const int tiers = (options_.planner.spilling.offloads ? 1 : 0) + (offload.optimizer ? parts : 0) +
-                    (offload.gradients ? 1 : 0) + (offload.parameters ? 1 : 0);
-  facts.tier_threads = tiers * FileTier::Options().workers;
-  if (!options_.save.empty() || !options_.best.empty() || !options_.resume.empty()) facts.staging = file_staging_bytes;
-  return memory::outside_bytes(memory::ProcessBase::measure(), facts);
-}
-
-/// All keys' plans in the budgets. Once there is an arena, its capacity is the budget.
-void TrainerCore::fit_all() {
-  if (options_.process_budget_bytes == 0 || stack_.arena) return fit_arena();
-  plan_.outside = fit_process(
-      options_.process_budget_bytes, options_.budget_bytes, [&] { return outside(); },
-      [&](std::size_t arena_bytes) {
-        budget_ = arena_bytes;
-        fit_arena();
-        return plan_.peak_bytes;
-      });
-}
-
-/// The number with which the example steps are fastest within the budget; of numbers with which none is, the one that
-/// needs least.
-void TrainerCore::choose_micro_batches() {
-  if (options_.process_budget_bytes > 0) {
-    const std::size_t left = arena_budget(options_.process_budget_bytes, outside());
-    budget_ = budget_ > 0 ? std::min(budget_, left) : left;
-  }
-  constexpr std::int64_t max_count = 64;
-  std::int64_t fastest = 0, smallest = 1;
-  double fastest_s = 0;
-  std::size_t smallest_bytes = std::numeric_limits<std::size_t>::max();
-  for (std::int64_t count = 1; count <= max_count; count *= 2) {
-    options_.step.micro_batches = count;
-    double seconds = 0;
-    std::size_t bytes = 0;
-    try {
-      for (const std::int64_t step : options_.example_steps) {
-        for (std::size_t part = 0; part < program_->part_names().size(); ++part) {
-          Planner planner(part_steps({step, is_frozen_}, part), options_.device, costs_, options_.planner);
-          bytes = std::max(bytes, planner.smallest().peak_bytes);
-          if (bytes <= budget_) seconds += planner.fit(budget_).step_s;
-        }
-      }
-    } catch (const Error&) {
-      if (count == 1) throw;
-      break;  // the batch has fewer samples
-    }
-    if (bytes < smallest_bytes) smallest = count, smallest_bytes = bytes;
-    if (bytes <= budget_ && (fastest == 0 || seconds < fastest_s)) fastest = count, fastest_s = seconds;
-  }
-  options_.step.micro_batches = fastest > 0 ? fastest : smallest;
-}
+const TrainerPlan& TrainerCore::plan() const noexcept { return plans_->plan(); }
 
 void TrainerCore::describe() {
-  plan_.shapes.clear();
-  plan_.budget_bytes = budget_;
-  plan_.micro_batches = options_.step.micro_batches;
-  plan_.process_budget_bytes = options_.process_budget_bytes;
-  plan_.keep_everything_bytes = is_planned() ? 0 : plan_.peak_bytes;
+  TrainerPlan& plan = plans_->plan();
+  plan.shapes.clear();
+  plan.budget_bytes = plans_->budget_bytes();
+  plan.micro_batches = options_.step.micro_batches;
+  plan.process_budget_bytes = options_.process_budget_bytes;
+  plan.keep_everything_bytes = is_planned() ? 0 : plan.peak_bytes;
   const std::vector<std::string> names = program_->part_names();
-  for (const auto& shape : shapes_) {
+  for (const auto& shape : plans_->shapes()) {
     TrainerPlan::Shapes of{shape->key, shape->example.step, {}};
     for (std::size_t part = 0; part < names.size(); ++part) {
-      const Plan& plan = shape->parts[part];
-      of.parts.push_back({names[part], plan.description, plan.time_overhead, plan.time_gap()});
+      const Plan& of_part = shape->parts[part];
+      of.parts.push_back({names[part], of_part.description, of_part.time_overhead, of_part.time_gap()});
     }
     for (const auto& planner : shape->planners) {
-      plan_.keep_everything_bytes = std::max(plan_.keep_everything_bytes, planner->keep_everything().peak_bytes);
+      plan.keep_everything_bytes = std::max(plan.keep_everything_bytes, planner->keep_everything().peak_bytes);
     }
-    plan_.shapes.push_back(std::move(of));
+    plan.shapes.push_back(std::move(of));
   }
 }
 
@@ -409,23 +282,24 @@ void TrainerCore::start() {
   require_idle("the model", false);
   const Call call(calling_, "the making of the model");
   memory::Options of_stack;
-  of_stack.arena.capacity_bytes = budget_;
-  of_stack.plans = placements();
+  of_stack.arena.capacity_bytes = plans_->budget_bytes();
+  of_stack.plans = plans_->placements();
   memory::Stack stack = memory::make_resource(options_.device, std::move(of_stack));
   if (stack.placed && options_.is_strict) stack.placed->set_strict(true);
   const ResourceScope scope(stack.top);
   try {
     auto run = std::make_unique<TrainerRun>(*program_, options_, options_.device,
-                                            RunRequest{.shapes = &shapes_, .whole = whole_.get()}, first_step_,
+                                            RunRequest{.shapes = &plans_->shapes(), .whole = whole_.get()}, first_step_,
                                             first_skipped_);
     if (!options_.resume.empty()) run->load(options_.resume);
     run_ = std::move(run);
   } catch (const OutOfMemory&) {
     // Without example steps nothing was planned so far: the first step's refusal says what would fit.
-    if (shapes_.empty() && is_planned()) require_planned(first_step_, key_of(first_step_));
+    if (plans_->shapes().empty() && is_planned()) require_planned(first_step_, key_of(first_step_));
     throw;
   }
   stack_ = std::move(stack);
+  plans_->hold_budget();
 }
 
 TrainerRun& TrainerCore::started() {
@@ -460,7 +334,7 @@ void TrainerCore::train_step(Progress& progress) {
     return;
   }
   run.train_step(run.steps(), progress);
-  for (const auto& shape : shapes_) shape->forget_values();
+  for (const auto& shape : plans_->shapes()) shape->forget_values();
 }
 
 void TrainerCore::skip() {
@@ -598,9 +472,9 @@ Certificate TrainerCore::certify(std::int64_t steps) {
   require_idle("certify()", false);
   const Call call(calling_, "certify()");
   for (std::int64_t step = 0; step < steps; ++step) require_planned(step, key_of(step));
-  Certificate certificate =
-      nn::certify(whole_steps({}, false), whole_steps({}, true), options_.device, placements(), {.steps = steps});
-  certificate.predicted_peak_bytes = plan_.peak_bytes;
+  Certificate certificate = nn::certify(whole_steps({}, false), whole_steps({}, true), options_.device,
+                                        plans_->placements(), {.steps = steps});
+  certificate.predicted_peak_bytes = plan().peak_bytes;
   return certificate;
 }
 
@@ -614,23 +488,23 @@ std::string TrainerCore::memory() const {
 }
 
 const Plan& TrainerCore::step_plan() const {
-  const bool is_one = shapes_.size() == 1 && program_->part_names().size() == 1 && is_planned() && !whole_;
+  const bool is_one = plans_->shapes().size() == 1 && program_->part_names().size() == 1 && is_planned() && !whole_;
   if (!is_one) {
     throw ValueError("trainer: step_plan: expected a budget, one rank, one part and batches of one shape, got " +
                      std::string(is_planned() ? "a" : "no") + " budget, " +
                      std::to_string(whole_ ? options_.ranks.ranks->size() : 1) + " rank(s), " +
-                     std::to_string(program_->part_names().size()) + " part(s), " + std::to_string(shapes_.size()) +
-                     " shape(s)");
+                     std::to_string(program_->part_names().size()) + " part(s), " +
+                     std::to_string(plans_->shapes().size()) + " shape(s)");
   }
-  return shapes_.front()->parts.front();
+  return plans_->shapes().front()->parts.front();
 }
 
 std::string TrainerCore::explain() {
   require_idle("explain()", false);
   const Call call(calling_, "explain()");
-  std::string text = plan_.text();
+  std::string text = plan().text();
   const std::vector<std::string> names = program_->part_names();
-  for (const auto& shape : shapes_) {
+  for (const auto& shape : plans_->shapes()) {
     for (std::size_t part = 0; part < shape->parts.size() && is_planned(); ++part) {
       const std::string of = shape->key + (names[part].empty() ? "" : ", " + names[part]);
       const TapeGraph graph = record_step(options_.device, part_steps(shape->example, part));
@@ -649,11 +523,11 @@ std::string TrainerCore::explain() {
   }
   const memory::Device on = dry(options_.device);
   memory::Options of_stack = profile_options(on);
-  of_stack.plans = placements();
+  of_stack.plans = plans_->placements();
   const memory::Stack stack = memory::make_resource(on, std::move(of_stack));
   const ResourceScope scope(stack.top);
   std::vector<ExampleStep> steps;
-  for (const auto& shape : shapes_) steps.insert(steps.end(), 2, shape->example);
+  for (const auto& shape : plans_->shapes()) steps.insert(steps.end(), 2, shape->example);
   const std::unique_ptr<TrainingRun> run = whole_steps(steps, true)(on);
   for (std::size_t i = 0; i < steps.size(); ++i) run->step();
   if (stack.placed) stack.placed->release_region();

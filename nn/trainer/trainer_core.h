@@ -145,6 +145,7 @@ struct StepKey;
 struct StepRecord;
 struct WholeProgram;
 struct ShapePlan;
+class RunPlans;
 class TrainerRun;
 
 class TrainerCore {
@@ -154,7 +155,7 @@ class TrainerCore {
   TrainerCore(const TrainerCore&) = delete;
   TrainerCore& operator=(const TrainerCore&) = delete;
 
-  const TrainerPlan& plan() const noexcept { return plan_; }
+  const TrainerPlan& plan() const noexcept;
   Progress step();
   void skip();
   std::int64_t skipped_batches();
@@ -176,6 +177,7 @@ class TrainerCore {
   PlacedArena::Statistics placed() const;
 
  private:
+  class Planned;
   void check() const;
   void check_files();
   void check_parts();
@@ -184,23 +186,13 @@ class TrainerCore {
   void require_planned(std::int64_t step, const StepKey& key);
   StepRecord record(const ExampleStep& step) const;
   void add_shape(std::int64_t step, const StepKey& key);
-  void fit_all();
-  void fit_arena();
-  void choose_micro_batches();
-  void complete_offload();
-  void read_plan();
+  void complete_planning();
   /// Whether steps follow plans.
   bool is_planned() const noexcept {
     return options_.budget_bytes > 0 || options_.process_budget_bytes > 0 || options_.plan;
   }
-  memory::OutsideBytes outside() const;
-  Plan for_this_rank(Plan plan, const ExampleStep& step, std::size_t part) const;
-  bool fit_parts(std::size_t target_bytes);
-  void fit_smallest();
-  MemoryProfile place_all();
-  MakeRun whole_steps(std::vector<ExampleStep> steps, bool is_planned) const;
   MakeRun part_steps(const ExampleStep& step, std::size_t part) const;
-  std::size_t max_over_ranks(std::size_t bytes);
+  MakeRun whole_steps(std::vector<ExampleStep> steps, bool is_planned) const;
   void require_alike() const;
   void require_same(const std::string& function, const std::string& what, double own) const;
   int rank() const noexcept;
@@ -211,24 +203,21 @@ class TrainerCore {
     const char*& slot_;
   };
   void require_idle(const char* call, bool trains) const;
-  [[noreturn]] void refuse_budget(std::size_t least);
   std::vector<Lever> levers(const ShapePlan& shape, std::size_t part) const;
   std::string what_would_fit(const ShapePlan& shape) const;
-  std::vector<StepPlacement> placements() const;
+  [[noreturn]] void refuse_budget(std::size_t least_bytes);
   void describe();
 
   std::unique_ptr<const ErasedProgram> program_;
   TrainerOptions options_;
-  std::size_t budget_ = 0;                     // of the arena
   std::int64_t first_step_ = 0;                // done in the checkpoint that the run goes on from
   std::int64_t first_skipped_ = 0;             // of these, passed over
   std::vector<bool> is_frozen_;                // as the program makes the optimizers' parameters
   std::unique_ptr<const WholeProgram> whole_;  // null for one rank
   CostModel costs_;
-  double begin_ms_ = 0;                             // processor time when planning of the latest key began
-  std::string machine_;                             // that the plans are made for
-  std::vector<std::unique_ptr<ShapePlan>> shapes_;  // they stay where they are: runs look at them
-  TrainerPlan plan_;
+  std::string machine_;  // that the plans are made for
+  std::unique_ptr<Planned> planned_;
+  std::unique_ptr<RunPlans> plans_;
   const char* training_ = nullptr;  // the call that trains: step(), run(), ...
   const char* calling_ = nullptr;   // and what now runs functions of the program
   memory::Stack stack_;             // empty before the first step

@@ -14,51 +14,9 @@
 #include <thimble/nn/files/rank_files.h>
 #include <thimble/nn/parallel/shards.h>
 #include <thimble/nn/step/captured_step.h>
-#include <thimble/nn/trainer/trainer_core.h>
+#include <thimble/nn/trainer/run_plans.h>
 
 namespace thimble::nn {
-
-/// What steps look like to a plan, by one of them.
-struct ExampleStep {
-  std::int64_t step = 0;
-  std::vector<bool> is_frozen = {};  ///< each parameter of the optimizers, in order; empty: as the program makes them
-};
-
-/// By which the plan of a step is found.
-struct StepKey {
-  std::string shapes, values;  // of BatchOutline
-  std::vector<bool> is_frozen;
-};
-
-/// A step that was run dry and without a plan: two that are equal run the same operators and ask for the same blocks.
-struct StepRecord {
-  std::vector<memory::Trace::Event> events;
-  std::vector<const OpType*> operators;
-  bool operator==(const StepRecord&) const = default;
-};
-
-/// The plan of the steps of one key.
-struct ShapePlan {
-  std::string shapes;                // of BatchOutline
-  std::vector<std::string> values;   // of BatchOutline, whose steps are the same: the example's, and late ones
-  std::optional<StepRecord> record;  // of the example; none until a batch of other values comes
-  std::vector<bool> is_frozen;       // of ExampleStep, never empty
-  ExampleStep example;               // one of them
-  std::string key;                   // all of these, to read
-  bool is_of(const StepKey& other) const {
-    return shapes == other.shapes && is_frozen == other.is_frozen &&
-           std::find(values.begin(), values.end(), other.values) != values.end();
-  }
-  /// Where every batch has values of its own, all of them would be a leak.
-  void forget_values() {
-    constexpr std::size_t max_values = 1024;
-    if (values.size() > max_values) values.erase(values.begin() + 1, values.end() - max_values / 2);
-  }
-  std::vector<std::unique_ptr<Planner>> planners;  // of each part; none without a budget
-  std::vector<Plan> parts;                         // of which the tape's plan counts
-  std::vector<StepPlacement> placement;            // of the first and of a steady step, all parts together
-  std::size_t first_plan = 0;                      // of those that all keys have together
-};
 
 /// One rank's view of a program that several ranks train.
 struct WholeProgram {
@@ -72,7 +30,7 @@ struct RunRequest {
   std::vector<ExampleStep> steps = {};
   std::optional<std::size_t> only_part = std::nullopt;  ///< none: all, one after the other
   /// Plans to follow; null: none, or, of one part alone, that of options().
-  const std::vector<std::unique_ptr<ShapePlan>>* shapes = nullptr;
+  const ShapePlans* shapes = nullptr;
   const WholeProgram* whole = nullptr;  ///< with the ranks of the options; null for one rank that has everything
   int rank = 0;                         ///< on a dry device: which of them
   /// Only a loop drives the run, as its options say: steps beyond the last do nothing, and none comes after an
