@@ -322,6 +322,7 @@ TEST_CASE("segment: errors", "[segment]") {
       other.follow(std::make_shared<TapePlan>(sized));
       const Recording on(other);
       const auto why = [](const auto& f) { return refusal_test::refusal<PlanError>(f); };
+      CHECK(why([] { exp(zeros({4}).require_grad()); }) == "plan: node 0 is exp in '', the plan has tanh");
       CHECK(why([] { tanh(zeros({5}).require_grad()); }) ==
             "plan: node 0, tanh in '', makes f32 (5) on cpu of f32 (5) on cpu; the plan has f32 (4)");
       CHECK(why([] { tanh(zeros({4}, DType::f64).require_grad()); }) ==
@@ -370,7 +371,8 @@ TEST_CASE("segment: a plan for several recordings in a row is split where each e
   plan.fates = {keep, drop, drop, drop, keep};
   plan.types.assign(5, nullptr);
   plan.segments = {{1, 4, TapePlan::none}, {1, 2, 0}, {2, 4, 0}};
-  plan.spills = {{.node = 1, .away_after = 3, .gone_after = 4, .back_before = 2}};
+  plan.spills = {{.node = 1, .away_after = 3, .gone_after = 4, .back_before = 2},
+                 {.node = 3, .away_after = 3, .gone_after = 4, .back_before = 3}};
   plan.ends = {3, 5};
   const auto parts = split(plan, 2);
   REQUIRE(parts.size() == 2);
@@ -380,7 +382,8 @@ TEST_CASE("segment: a plan for several recordings in a row is split where each e
         std::vector<TapePlan::Spill>{{.node = 1, .away_after = 2, .gone_after = 2, .back_before = 2}});
   CHECK(parts[1]->fates == std::vector<Fate>{drop, keep});
   CHECK(parts[1]->segments == std::vector<TapePlan::Segment>{{0, 1, TapePlan::none}, {0, 1, 0}});
-  CHECK(parts[1]->spills.empty());
+  CHECK(parts[1]->spills ==
+        std::vector<TapePlan::Spill>{{.node = 0, .away_after = 0, .gone_after = 1, .back_before = 0}});
   for (const auto& part : parts) CHECK_NOTHROW(part->innermost());
   CHECK_THROWS_WITH(split(plan, 3), "plan: it is for 2 recordings in a row, and followed by 3");
   plan.ends.clear();

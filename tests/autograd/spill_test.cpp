@@ -158,6 +158,7 @@ TEST_CASE("spill: what is kept, and when", "[spill]") {
     for (std::size_t n = 1; n < 6; n += 2) {
       for (const KeptTensor& kept : tape.kept(n)) {
         CHECK(kept.shape == Shape{64, 32});
+        CHECK((kept.bytes == 0 || kept.bytes / (64 * 32) == size_of(kept.dtype)));
         listed += kept.bytes;
       }
     }

@@ -159,14 +159,14 @@ TEST_CASE("atomic file: links are followed and permission bits are kept", "[file
   const Folder folder;
   const std::string path = folder / "model.bin";
   thimble::write_file_atomically(path, std::string_view("old"));
-  REQUIRE(::chmod(path.c_str(), 0640) == 0);
+  REQUIRE(::chmod(path.c_str(), 02640) == 0);
   REQUIRE(::symlink("model.bin", (folder / "latest").c_str()) == 0);
   thimble::write_file_atomically(folder / "latest", std::string_view("new"));
   CHECK(content(path) == "new");
   CHECK(fs::is_symlink(folder / "latest"));
   struct stat status {};
   REQUIRE(::stat(path.c_str(), &status) == 0);
-  CHECK((status.st_mode & 07777) == 0640);
+  CHECK((status.st_mode & 07777) == 02640);
 }
 
 TEST_CASE("atomic file: what cannot be written is refused by name", "[file]") {

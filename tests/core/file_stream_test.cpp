@@ -46,6 +46,7 @@ TEST_CASE("file_stream: checked sizes and quoted text", "[files]") {
   CHECK(quote("wte.weight") == "'wte.weight'");
   CHECK(quote(std::string_view("a\0\n\xff", 4)) == "'a\\x00\\x0a\\xff'");
   CHECK(quote("abcdef", 3) == "'abc'...");
+  CHECK(quote("abc", 3) == "'abc'");
 }
 
 TEST_CASE("file_stream: reading names what is missing", "[files]") {

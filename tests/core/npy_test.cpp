@@ -151,6 +151,7 @@ TEST_CASE("npy: headers are written as NumPy does, aligned to 64", "[files][npy]
   for (const std::vector<std::int64_t>& sizes : std::vector<std::vector<std::int64_t>>{
            {}, {1}, {1000}, {1, 2}, std::vector<std::int64_t>(8, 100), {0, INT64_MAX / 8}})
     CHECK(npy_header(DType::i8, sizes).size() % 64 == 0);
+  CHECK(parse(npy_file(text + std::string(65535 - text.size(), ' ') + "\n", 48, 2)).shape == shape);
 }
 
 TEST_CASE("npy: every dtype goes out and comes back", "[files][npy]") {

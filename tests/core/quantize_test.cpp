@@ -381,4 +381,5 @@ TEST_CASE("quantize: dry devices, bad descriptions", "[quantize]") {
   CHECK_THROWS_AS(dequantize_into(full({24}, 1), q, how), ShapeError);
   CHECK_THROWS_AS(ScaleBlocks::per_channel({2, 3, 4}, 1), ShapeError);
   CHECK(scale_shape({4, 3, 2, 9}, ScaleBlocks::per_channel({4, 3, 2, 9}, 0)).elements() == 4);
+  CHECK(scale_shape({4, 3, 2, 9}, ScaleBlocks::per_channel({4, 3, 2, 9}, -1)).elements() == 9);
 }

@@ -102,6 +102,7 @@ TEST_CASE("tensor text: is NumPy's", "[text]") {
            {make({nan, nan}, {2}, DType::f32), "[nan nan]"},
            {make({0, -0.0}, {2}, DType::f32), "[ 0. -0.]"},
            {make({1, 0, 1}, {3}, DType::boolean), "[ True False  True]"},
+           {make({1, 1}, {2}, DType::boolean), "[ True  True]"},
            {make({-128, 5}, {2}, DType::i8), "[-128    5]"},
            {view::reshape(grid, {2, 3, 4}),
             "[[[ 0  1  2  3]\n  [ 4  5  6  7]\n  [ 8  9 10 11]]\n\n [[12 13 14 15]\n  [16 17 18 19]\n  [20 21 22 "
@@ -127,6 +128,8 @@ TEST_CASE("tensor text: is NumPy's", "[text]") {
     lines += (i == 0 ? "[" : i % 24 == 0 ? "\n " : " ") + std::string(i < 10 ? " " : "") + std::to_string(i);
   CHECK(to_text(arange(60)) == lines + "]");
   CHECK(to_text(arange(1001), 1) == "[   0 ... 1000]");
+  CHECK(to_text(arange(1000), 1).find("...") == std::string::npos);
+  CHECK(to_text(full({40}, 7, DType::i32)).find('\n') == 74);  // 37 digits, each after '[' or a space
   // An axis of twice the edge is whole.
   CHECK(to_text(view::reshape(arange(1002), {2, 501}), 1) == "[[   0 ...  500]\n [ 501 ... 1001]]");
   CHECK(to_text(view::reshape(arange(1002), {3, 334}), 1) == "[[   0 ...  333]\n ...\n [ 668 ... 1001]]");

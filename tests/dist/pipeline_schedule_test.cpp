@@ -144,6 +144,7 @@ TEST_CASE("pipeline: broken schedules are told with their place", "[dist][pipeli
   CHECK(contains(broken([](Schedule& s) { s.of_stage[1].pop_back(); }), "stage 1, B2: is missing"));
   CHECK(contains(broken([](Schedule& s) { s.of_stage[0][1].micro_batch = 0; }), "stage 0, F0: twice"));
   CHECK(contains(broken([](Schedule& s) { s.of_stage[0][1].micro_batch = 3; }), "micro-batches 0 to 2"));
+  CHECK(contains(broken([](Schedule& s) { s.of_stage[0][1].chunk = 1; }), "there are chunks 0 to 0 and"));
   CHECK(contains(broken([](Schedule& s) { std::swap(s.of_stage[1][0], s.of_stage[1][1]); }),
                  "stage 1, B0: before its forward"));
   CHECK(contains(broken([](Schedule& s) { std::swap(s.of_stage[0][4], s.of_stage[0][5]); }),

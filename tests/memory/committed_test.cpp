@@ -90,6 +90,9 @@ TEST_CASE("committed: live bytes, holes and rounding are all there is", "[memory
   CHECK(contains(table, "6.00 MiB (6291456 B)"));
   stack.top->deallocate(first, nullptr);
   stack.top->deallocate(last, nullptr);
+  stack.arena->trim();
+  CHECK(memory::committed_now(stack).total() == 0);
+  CHECK(memory::committed_at_peak(stack).total() == 6 * mib);
   CHECK(contains(memory::summary(dry(cpu)), "+ holes between blocks"));
 }
 

@@ -73,6 +73,7 @@ std::string refusal_of(const memory::HostNeed& need, const std::vector<memory::H
     memory::require_room(need, limits);
   } catch (const OutOfMemory& error) {
     CHECK(error.facts().requested_bytes == need.total());
+    CHECK(error.facts().capacity_bytes < need.total());
     return error.what();
   }
   return "";
@@ -129,7 +130,7 @@ TEST_CASE("host limits: control groups of version 1, beside an empty version 2",
   Tree tree;
   tree.write("proc/self/cgroup", "9:name=systemd:/\n5:cpu,cpuacct:/x\n4:memory:/x/y\n0::/\n");
   tree.old_group("/x/y", std::to_string(300 * MiB), 32 * MiB, 10 * MiB);
-  tree.old_group("/x", "9223372036854771712", 50 * MiB, 0);  // "no limit"
+  tree.old_group("/x", "4611686018427387903", 50 * MiB, 0);  // from here on it is no limit
   tree.old_group("", std::to_string(200 * MiB), 50 * MiB, 0);
   tree.write("cgroup/memory/x/y/memory.max_usage_in_bytes", "777\n");
   const auto limits = memory::host_limits(tree.paths);

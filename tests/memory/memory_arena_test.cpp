@@ -203,20 +203,22 @@ TEST_CASE("memory arena: capacity is a bound of what is committed", "[memory][ar
   for (const Device device : {thimble::cpu, thimble::dry(thimble::cpu)}) {
     const auto arena = make_arena(device, {.capacity_bytes = 5 * MiB});  // two granules
     CHECK(arena->statistics().capacity_bytes == 4 * MiB);
-    Block* const a = arena->allocate({.bytes = 3 * MiB, .category = Category::parameter});
+    Block* const a = arena->allocate({.bytes = 3 * MiB - 40, .category = Category::parameter});
+    arena->deallocate(arena->allocate({.bytes = 8}), nullptr);
     const Arena::Statistics before = arena->statistics();
     try {
       arena->allocate({.bytes = 2 * MiB, .category = Category::gradient});
       FAIL("the capacity was exceeded");
     } catch (const OutOfMemory& error) {
       CHECK(error.facts().requested_bytes == 2 * MiB);
-      CHECK(error.facts().in_use_bytes == 3 * MiB);
-      CHECK(error.facts().peak_bytes == 3 * MiB);
+      CHECK(error.facts().in_use_bytes == 3 * MiB - 40);
+      CHECK(error.facts().peak_bytes == 3 * MiB - 32);
       CHECK(error.facts().capacity_bytes == 4 * MiB);
       CHECK(error.facts().largest_free_bytes == 1 * MiB);
       const std::string text = error.what();
-      for (const char* part : {"requested 2.00 MiB (2097152 B)", "gradient", "in use 3.00 MiB", "peak 3.00 MiB",
-                               "capacity 4.00 MiB", "largest free block 1.00 MiB", "fragmentation 0.0 %"}) {
+      for (const char* part :
+           {"requested 2.00 MiB (2097152 B)", "gradient", "in use 3.00 MiB (3145688 B)", "peak 3.00 MiB (3145696 B)",
+            "capacity 4.00 MiB", "largest free block 1.00 MiB", "fragmentation 0.0 %"}) {
         INFO(text << " lacks " << part);
         CHECK(text.find(part) != std::string::npos);
       }
@@ -230,6 +232,13 @@ TEST_CASE("memory arena: capacity is a bound of what is committed", "[memory][ar
     arena->deallocate(retry, nullptr);
     CHECK_THROWS_AS(arena->allocate({.bytes = ~std::size_t{0}}), OutOfMemory);
   }
+  CHECK(make_arena(thimble::cpu, {.capacity_bytes = 8 * MiB, .reserve_bytes = 2 * MiB})->statistics().capacity_bytes ==
+        2 * MiB);
+  const auto holed = make_arena(thimble::cpu, {.capacity_bytes = 4 * MiB});
+  Block *const low = holed->allocate({.bytes = MiB}), *const high = holed->allocate({.bytes = MiB});
+  holed->deallocate(low, nullptr);
+  CHECK(holed->statistics().largest_free_bytes == 2 * MiB);  // above, and not with the hole below
+  holed->deallocate(high, nullptr);
   const auto nothing = make_arena(thimble::cpu, {.capacity_bytes = 1000});
   CHECK_THROWS_AS(nothing->allocate({.bytes = 1}), OutOfMemory);
 }
@@ -416,8 +425,12 @@ TEST_CASE("memory arena: the figures in words", "[memory][arena]") {
   figures.peak_height_bytes = 6 * MiB;
   figures.peak_committed_bytes = 10 * MiB;
   figures.peak_fragmentation = 0.5;
+  figures.moved_bytes = 7 * MiB, figures.remapped_bytes = 5 * MiB;
+  figures.device_time.unknown_moves = 1;
   const std::string text = thimble::memory::to_string(figures);
   INFO(text);
+  CHECK(text.find("(5.00 MiB (5242880 B) with their pages, 2.00 MiB (2097152 B) copied)") != std::string::npos);
+  CHECK(text.find("copies in 0.00 ms of the device so far, which is not known to be done") != std::string::npos);
   CHECK(text.find("arena: 2 blocks, allocated 3.00 MiB (3145728 B), height 4.00 MiB (4194304 B)") != std::string::npos);
   CHECK(text.find("at the peak: allocated 5.00 MiB (5242880 B), height 6.00 MiB (6291456 B), committed 10.00 MiB") !=
         std::string::npos);

@@ -1,5 +1,6 @@
 // Training in a placed arena: the same losses bit for bit, as many bytes as predicted, every step replayed.
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <memory>
@@ -101,6 +102,10 @@ TEST_CASE("placed training: the same bits in as many bytes as predicted", "[plac
 
     CHECK(predicted.peak_bytes == measured.peak_bytes);
     CHECK(predicted.peak_height_bytes == measured.peak_height_bytes);
+    CHECK(measured.peak_height_bytes >= measured.lower_bound_bytes);
+    const auto nodes = nn::record_step(cpu, make).nodes;
+    CHECK(static_cast<std::ptrdiff_t>(measured.nodes) ==
+          std::count_if(nodes.begin(), nodes.end(), [](const auto& n) { return n.needs.any(); }));
     CHECK(measured.rss_bytes == measured.peak_bytes);
     CHECK(predicted.events == measured.events);  // what tensors see is the same in all three
     CHECK(measured.events == dynamic.events);

@@ -82,9 +82,9 @@ TEST_CASE("placement csv: ids, alignments, gaps and older columns as minimalloc 
       {"buffer_id,start,end,size,gaps,offset\n7,0,2,4,1-1,9\n",
        {{{0, 0, 3, 4}}, {"7"}, {{{1, 2, 0, 0}}}, {9}},
        "id,lower,upper,size,gaps,offset\n7,0,3,4,1-2,9\n"},
-      {"id,lower,upper,size,gaps\n7,1,9,4,1-3 5-9\n",  // from the begin, and to the end
-       {{{0, 1, 9, 4}}, {"7"}, {{{1, 3, 0, 0}, {5, 9, 0, 0}}}, {}},
-       "id,lower,upper,size,gaps\n7,1,9,4,1-3 5-9\n"},
+      {"id,lower,upper,size,gaps\n7,1,9,4,1-3 3-4 5-9\n",  // from the begin, and to the end
+       {{{0, 1, 9, 4}}, {"7"}, {{{1, 3, 0, 0}, {3, 4, 0, 0}, {5, 9, 0, 0}}}, {}},
+       "id,lower,upper,size,gaps\n7,1,9,4,1-3 3-4 5-9\n"},
       {"id,lower,upper,size\n\"\"\"a\"\"\",0,9,6\n",
        {{{0, 0, 9, 6}}, {"\"a\""}, {}, {}},
        "id,lower,upper,size\n\"\"\"a\"\"\",0,9,6\n"},
@@ -207,4 +207,5 @@ TEST_CASE("placement csv: what is malformed is told with its line", "[placement]
     CHECK(contains(csv_fault(text), why));
     CHECK(contains(csv_fault(text), "in.csv: at byte "));
   }
+  CHECK(contains(csv_fault(head + "1,2,3\n"), "in.csv: at byte 28: line 3"));
 }

@@ -77,11 +77,13 @@ TEST_CASE("remat schedule: the simulator counts bytes and time by hand", "[remat
   Chain rich = chain;  // parameters' gradients stay, temporaries and recomputation have peaks
   rich.stages[1].parameter_gradient_bytes = 7;
   rich.stages[0].options[0].recompute_time = 4;
+  rich.stages[0].options[0].forward_time = 9;
   rich.stages[0].options[0].recompute_peak_bytes = 1000;
   rich.stages[0].options[0].backward_peak_bytes = 500;
   const ScheduleCost cost = simulate(rich, keep_all(2));
-  CHECK(cost.time == 20);
+  CHECK(cost.time == 26);
   CHECK(cost.extra_time == 4);
+  CHECK(simulate(rich, every_kth(2, 1)).extra_time == 13);  // stage 0 is recorded in its second visit
   CHECK(cost.phase_peak_bytes == std::array<Bytes, phase_count>{230, 0, 1127, 637});  // a0 kept d1 7, then d0
 }
 
@@ -252,7 +254,7 @@ TEST_CASE("remat schedule: plans become lists, and bad plans are refused", "[rem
       keep_all(6),
       ScheduleTree{{{0, 5, 0, 0}}},
       ScheduleTree{{{0, 5, 0, 1}, {0, 5, 0, 0}}},
-      ScheduleTree{{{0, 5, 0, 9}, {0, 1, 0, 0}}},
+      ScheduleTree{{{0, 5, 0, 2}, {0, 1, 0, 0}}},
       ScheduleTree{{{0, 5, 0, 6}, {0, 5, 0, 5}, {0, 1, 0, 0}, {1, 2, 0, 0}, {2, 3, 0, 0}, {3, 4, 0, 0}, {4, 5, 0, 0}}},
       ScheduleTree{{{0, 1, 0, 0}, {2, 3, 0, 0}, {1, 2, 0, 0}, {3, 4, 0, 0}, {4, 5, 0, 0}}},
   };
@@ -260,6 +262,7 @@ TEST_CASE("remat schedule: plans become lists, and bad plans are refused", "[rem
     INFO("plan " << i);
     CHECK_THROWS_AS(validate(plans[i], chain), PlanError);
   }
+  CHECK_THROWS_WITH(validate(plans[5], chain), Catch::Contains("a re-run of 2 items, but only 1 follow"));
 }
 
 TEST_CASE("remat schedule: binomial schedules have the forward counts of the theory", "[remat]") {

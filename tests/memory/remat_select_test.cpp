@@ -321,7 +321,8 @@ TEST_CASE("remat select: a selection becomes an option of a chain", "[remat]") {
   const std::uint32_t x = builder.given("x", 100, 100);
   const std::uint32_t h = builder.add("matmul", {x}, 60, 1000, {x});
   builder.add("relu", {h}, 60, 7, {}, true);
-  const Graph block = builder.build();
+  Graph block = builder.build();
+  block.tensors.back().gradient_bytes = 44;
   const std::vector<KeptPlan> plans = block_options(block);
   REQUIRE(plans.size() == 2);
   const Option all = chain_option(block, plans[0].selection, "all");
@@ -414,6 +415,7 @@ TEST_CASE("remat select: bad graphs are refused", "[remat]") {
       Graph{},
       broken([](Graph& g) { g.tensors[1].bytes = -1; }),
       broken([](Graph& g) { g.tensors[1].gradient_bytes = largest_total; }),
+      broken([](Graph& g) { g.tensors[1].held_until = 6; }),
       broken([](Graph& g) { g.operators[0].cost = -5; }),
       broken([](Graph& g) { g.operators[0].inputs = {99}; }),
       broken([](Graph& g) { g.operators[0].inputs = {3}; }),

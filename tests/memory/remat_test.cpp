@@ -156,6 +156,7 @@ TEST_CASE("remat: solve keeps the budget and refuses less than the smallest", "[
   }
   CHECK_THROWS_AS(Frontier(chain, SolveLimits{-1}), ValueError);
   CHECK_THROWS_AS(Frontier(homogeneous_chain(2049, 1, 1, 1, 1)), PlanError);
+  CHECK_NOTHROW(Frontier(homogeneous_chain(2048, 1, 1, 1, 1), SolveLimits{1}));
 }
 
 TEST_CASE("remat: thinned frontiers are feasible, bounded and monotone", "[remat]") {

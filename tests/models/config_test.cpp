@@ -418,4 +418,5 @@ TEST_CASE("config: a yarn without turns has the usual ones", "[models][config][q
   REQUIRE(scaling);
   CHECK(scaling->low == 1);
   CHECK(scaling->high == 32);
+  CHECK(scaling->rounds_pairs);
 }

@@ -137,6 +137,7 @@ TEST_CASE("data: images and labels must belong together", "[files][data]") {
   CHECK(pair_idx(images, parse_idx(bytes_of(idx_labels(2, "\1\377")), "l"), 0, "i", "l").classes == 256);
   CHECK_THROWS_AS(pair_idx(images, two, -1, "i", "l"), ValueError);
   CHECK_THROWS_AS(pair_idx(images, two, 257, "i", "l"), ValueError);
+  CHECK(pair_idx(images, two, 256, "i", "l").classes == 256);
 }
 
 TEST_CASE("data: gzip is read in pieces", "[files][data]") {

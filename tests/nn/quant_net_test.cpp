@@ -147,6 +147,10 @@ TEST_CASE("calibration: ranges of known numbers", "[quant]") {
   CHECK(flat.range(Calibrator::mse, Activations::asymmetric, 99.99).high > 0.97);
   CHECK(flat.range(Calibrator::percentile, Activations::asymmetric, 90).high == Approx(0.9).margin(1e-3));
   CHECK(flat.range(Calibrator::percentile, Activations::asymmetric, 99.99).low == 0);
+  CHECK(flat.range(Calibrator::percentile, Activations::asymmetric, 100).high == even.back());
+  std::vector<float> apart(10, 1.0f);
+  apart.back() = 100;  // a tenth, which 90 % cut off
+  CHECK(histogram(apart).range(Calibrator::percentile, Activations::asymmetric, 90).high < 2);
   for (const double percent : {0.0, -1.0, 101.0, std::numeric_limits<double>::quiet_NaN()}) {
     CHECK_THROWS_AS(flat.range(Calibrator::percentile, Activations::asymmetric, percent), ValueError);
   }
@@ -168,6 +172,8 @@ TEST_CASE("calibration: scales and zero points", "[quant]") {
     CHECK_THROWS_AS(code_scale(0, 0, kind, "x"), ValueError);
     CHECK_THROWS_AS(code_scale(0, 1e-44, kind, "x"), ValueError);
     CHECK_THROWS_AS(code_scale(2, 1, kind, "x"), ValueError);
+    CHECK(has_code_scale(2, 2, kind));
+    CHECK_FALSE(has_code_scale(2, 1, kind));
     CHECK_THROWS_AS(code_scale(0, infinity, kind, "x"), ValueError);
     CHECK_THROWS_AS(code_scale(std::numeric_limits<double>::quiet_NaN(), 1, kind, "x"), ValueError);
   }
@@ -184,6 +190,12 @@ TEST_CASE("calibration: what is not a number, or 0 throughout, is refused", "[qu
   CHECK_THROWS_AS(with(zeros({1, 16, 16, 3}, DType::f16)), DTypeError);
   CHECK_THROWS_AS(with(zeros({1, 16, 16, 3}, DType::f32, dry(cpu))), DeviceError);
   CHECK_THROWS_AS(calibrate(*net.folded, 0, [&](std::int64_t) { return net.x; }), ValueError);
+  const auto input = [&](Calibrator c) {
+    return calibrate(*net.folded, 1, [&](std::int64_t) { return net.x; }, {c, 60}).values[0].scale;
+  };
+  CHECK(input(Calibrator::entropy) ==
+        input(Calibrator::max));  // nothing of a picture is cut off, unless it is asked for
+  CHECK(input(Calibrator::percentile) < input(Calibrator::max));
   copy_into(net.folded->weight(3), full(net.folded->weight(3).shape(), std::numeric_limits<double>::quiet_NaN()));
   CHECK_THROWS_AS(QuantizedModel(*net.folded, unit_scales(net.folded->program())), ValueError);
   CHECK_THROWS_AS(QuantizedModel(*net.folded, Scales{}), ValueError);

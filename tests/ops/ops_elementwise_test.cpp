@@ -400,4 +400,5 @@ TEST_CASE("ops: a gradient check names the first element that is wrong") {
   CHECK_FALSE(result.passed);
   CHECK(result.report.starts_with("operand 0 (3), element 0: "));
   CHECK(result.largest_error > 0);
+  CHECK_FALSE(gradcheck([](std::span<const Tensor> in) { return log(in[0]); }, std::array{neg(x)}).passed);  // NaN
 }

@@ -544,6 +544,7 @@ TEST_CASE("ops_indexing: errors") {
   CHECK_THROWS_AS(concat({table, zeros({4, 3}, DType::f32, dry(cpu))}, 0), DeviceError);
   CHECK_THROWS_AS(pad(table, {-1}, {0}), ValueError);
   CHECK_THROWS_AS(pad(table, {0, 0, 1}, {0}), ValueError);
+  CHECK_THROWS_AS(pad(table, {0}, {0, 0, 0, 0, 0, 0, 0, 0, 0}), ShapeError);
   CHECK_THROWS_AS(pad(none, {0}, {0}), ValueError);
 
   CHECK_THROWS_AS(stack({table, zeros({3, 4})}), ShapeError);

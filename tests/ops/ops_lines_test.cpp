@@ -252,6 +252,7 @@ TEST_CASE("ops_lines: multinomial draws classes with the weights' probabilities"
     CHECK(multinomial(Tensor::empty({4, 5}, DType::f32, dry(cpu)), 3, replaces).shape() == Shape{4, 3});
   }
   CHECK(multinomial(w, 0).shape() == Shape{1, 0});
+  CHECK(multinomial(full({4}, 1), 4).shape() == Shape{4});
   CHECK(multinomial(from_host(weights, {5}), 2).shape() == Shape{2});
   CHECK_THROWS_WITH(multinomial(from_host(Values{1, 1, 0, 0}, {2, 2}), 1),
                     "multinomial: the weights of row 1: expected finite ones, at least 0, with a sum above 0");

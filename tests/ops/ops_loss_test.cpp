@@ -304,6 +304,7 @@ TEST_CASE("ops: cosine_similarity and its loss") {
   CHECK_THROWS_WITH(cosine_embedding_loss(ones, ones, zeros({2})),
                     "cosine_embedding_loss: target 0 of row 0, expected 1 or -1");
   CHECK(item(cosine_embedding_loss(ones, ones, full({2}, -1, DType::i64), 0.25)) == 0.75);
+  CHECK(item(cosine_embedding_loss(ones, ones, full({2}, -1, DType::i64), 0.25, LossReduction::sum)) == 1.5);
   CHECK_THROWS_AS(cosine_embedding_loss(zeros({2, 3}), zeros({2, 3}), zeros({3})), ShapeError);
 }
 

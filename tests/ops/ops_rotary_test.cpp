@@ -150,6 +150,8 @@ TEST_CASE("ops: rotary positions refuse what they cannot turn", "[ops][quick]") 
   const double nan = std::numeric_limits<double>::quiet_NaN();
   for (const double theta : {0.0, -1.0, nan}) CHECK_THROWS_AS(rotary(x, {.theta = theta}), ValueError);
   CHECK_THROWS_AS(rotary(x, {.first_position = -1}), ValueError);
+  CHECK_NOTHROW(rotary(x, {.first_position = (std::int64_t{1} << 31) - x.size(1)}));
+  CHECK_THROWS_AS(rotary(x, {.first_position = (std::int64_t{1} << 31) - x.size(1) + 1}), ValueError);
   CHECK_THROWS_AS(rotary(x, {.first_position = std::int64_t{1} << 31}), ValueError);
   const RotaryScaling bad[] = {{0, 1, 4, 8},
                                {8, 4, 4, 8},

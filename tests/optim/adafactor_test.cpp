@@ -89,6 +89,7 @@ TEST_CASE("optim8: Adafactor against plain loops in f64", "[optim8]") {
 }
 
 TEST_CASE("optim8: Adafactor's settings are its options", "[optim8]") {
+  CHECK_NOTHROW(Adafactor(make_parameters(), {.decay = 1}));
   const Adafactor adafactor(make_parameters(), {.has_relative_step = true,
                                                 .scales_by_parameter = false,
                                                 .beta1 = 0.1,

@@ -96,6 +96,7 @@ TEST_CASE("grad_scaler: options and states that make no sense", "[scaler][precis
         Options{.backoff = 1.5}, Options{.most = infinity}, Options{.least = 0}, Options{.least = nan}}) {
     CHECK_THROWS_AS(GradScaler(options), ValueError);
   }
+  CHECK_NOTHROW(GradScaler({.scale = 2, .growth = 1, .interval = 1, .backoff = 1, .most = 2, .least = 2}));
   GradScaler scaler;
   for (const GradScaler::State& state : {GradScaler::State{0x1p25, 0, 0}, GradScaler::State{0.5, 0, 0},
                                          GradScaler::State{2, -1, 0}, GradScaler::State{2, 0, -1}}) {

@@ -332,6 +332,7 @@ TEST_CASE("optim: options that make no sense are refused", "[optim]") {
   }
   Sgd sgd(list, {});
   for (const double rate : {-1.0, nan, infinity}) CHECK_THROWS_AS(sgd.set_rate(rate), ValueError);
+  CHECK_THROWS_WITH(sgd.set_rate(-1), "optimizer: learning rate -1.000000 is not a finite number >= 0");
   CHECK(sgd.rate() == 0.1);
   CHECK_THROWS_WITH(sgd.set_step_count(-5), "optimizer: step count -5; expected at least 0");
   CHECK(sgd.step_count() == 0);

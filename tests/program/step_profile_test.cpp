@@ -62,6 +62,8 @@ TEST_CASE("step_profile: attention makes two products forward and five backward"
   attention(qkv, 2, {.causal = false});
   attention(q, q, q, {.causal = false});
   CHECK(bench::multiply_adds(TapeGraph::of(tape)) == 2 * 7 * (2 * 6 * 6 * 8));  // samples, queries, keys, channels
+  attention(q, q, q, {.causal = true, .window = 3});  // half of the keys, of which half but a quarter count
+  CHECK(bench::multiply_adds(TapeGraph::of(tape)) == (2 + 0.375) * 7 * (2 * 6 * 6 * 8));
 }
 
 TEST_CASE("step_profile: times are of the nodes that a recording shows", "[step_profile]") {

@@ -195,7 +195,9 @@ TEST_CASE("generating: what training leaves behind writes", "[models][generating
       const models::PreparedGeneration prepared = models::prepare_generation(o);
       const auto model = models::make_decoder(prepared.plan.shape, cpu);
       nn::load_weights(*model, t.save_weights);
+      model->eval();
       const auto tokens = models::generate(*model, prepared.prompt, 20, 0.8, 0, 5);
+      CHECK_FALSE(model->is_training());  // as before
       CHECK(prepared.text.decode({tokens.begin() + static_cast<std::int64_t>(prepared.prompt.size()), tokens.end()}) ==
             texts[0]);
     }
@@ -338,7 +340,13 @@ TEST_CASE("generating: a budget is kept, or refused with what fits", "[models][g
   CHECK(has(text, "`context` "));
   CHECK(has(text, "`cache` i8"));
   CHECK(has(text, "`batch` 7"));
-  CHECK(error.minimum_bytes() < plan.peak_bytes);
+  models::GenerationShape narrow = shape, small = shape, least = shape;
+  narrow.cache = DType::i8, small.setup.batch = 7;
+  least.setup.batch = 1, least.context = shape.prompt_tokens + shape.tokens;
+  const auto peak = [](const models::GenerationShape& s) { return models::plan_generation(s, cpu).peak_bytes; };
+  CHECK(error.minimum_bytes() == std::min(peak(narrow), peak(least)));
+  CHECK(has(models::refuse_generation(plan, cpu, peak(narrow)).what(), "`cache` i8"));
+  CHECK(has(models::refuse_generation(plan, cpu, peak(small)).what(), "`batch` 7"));
   const auto number_after = [&](const std::string& word) {
     return std::stoll(text.substr(text.find(word) + word.size()));
   };

@@ -306,4 +306,5 @@ TEST_CASE("layouts: what is given is kept, and what cannot be is said", "[layout
   cluster.memory_bytes = 0;
   CHECK_THROWS_AS(find_layout(options, cluster), ValueError);
   CHECK_THROWS_WITH(dist::link("tin cans"), Catch::Contains("nvlink-4"));
+  CHECK(dist::link("pcie-4").bytes_per_s == Approx(25.2e9));
 }

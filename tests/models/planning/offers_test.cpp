@@ -97,6 +97,8 @@ TEST_CASE("offers: a refusal that has no time left says what it did not try", "[
         "it fits with `head` chunked, which needs 2.00 KiB (2048 B), at 25 % more time; 3 of 15 techniques were not "
         "tried, for want of time or memory: a plan with `prices_techniques` tries them all");
   CHECK(nn::to_text(nn::LeverOffers{{}, 1, 0}) == "none of 1 technique fits");
+  CHECK(nn::to_text(nn::LeverOffers{{}, 5, 2})
+            .starts_with("none of the 3 techniques fits that were tried; 2 of 5 techniques were not tried"));
   CHECK(nn::to_text(nn::LeverOffers{{}, 0, 0}).empty());
 }
 

@@ -107,6 +107,7 @@ TEST_CASE("sampling: a draw is where the running sum passes the number", "[nn][s
     CHECK(nn::draw_token(logits, options, 0) == list.front().token);
     CHECK(nn::draw_token(logits, options, std::nextafter(1.0, 0.0)) == list.back().token);
   }
+  CHECK(nn::token_chances(logits, {1, 0, 1}).front().token == 0);  // nothing is cut off: in the order of tokens
   constexpr float lowest = -std::numeric_limits<float>::infinity();
   CHECK(nn::draw_token(std::vector<float>{0, lowest}, {1, 0, 1}, std::nextafter(1.0, 0.0)) == 0);
   CHECK(nn::draw_token(std::vector<float>{2, 2, 1}, {0, 0, 1}, 0.9) == 0);  // of equal ones the smaller token
