@@ -78,6 +78,7 @@ TEST_CASE("leaf gradient: the seed of a leaf's own backward stays the caller's",
   Tape tape;
   tape.backward(a, seed);
   CHECK(a.grad().storage() != seed.storage());
+  CHECK_THROWS_AS(tape.backward(a, full({6}, 3)), ShapeError);
   tape.backward(a, seed);
   for (const double v : to_host<double>(a.grad())) CHECK(v == 6);
   for (const double v : to_host<double>(seed)) CHECK(v == 3);

@@ -47,6 +47,7 @@ TEST_CASE("file_stream: checked sizes and quoted text", "[files]") {
   CHECK(quote(std::string_view("a\0\n\xff", 4)) == "'a\\x00\\x0a\\xff'");
   CHECK(quote("abcdef", 3) == "'abc'...");
   CHECK(quote("abc", 3) == "'abc'");
+  CHECK(quote("~\x7f") == "'~\\x7f'");
 }
 
 TEST_CASE("file_stream: reading names what is missing", "[files]") {

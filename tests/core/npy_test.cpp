@@ -78,6 +78,7 @@ TEST_CASE("npy: corrupt files are refused with a reason", "[files][npy]") {
       {"no comma", shape("(2 3)"), "expected ',' between two sizes"},
       {"only a comma", shape("(,)"), "expected a size"},
       {"rank 9", shape("(1, 1, 1, 1, 1, 1, 1, 1, 6)"), "the shape has more than 8 sizes"},
+      {"size 2^63 - 1", shape("(9223372036854775807,)"), "the shape has more than 2^63 - 1 bytes"},
       {"size 2^63", shape("(9223372036854775808,)"), "a size exceeds 2^63 - 1"},
       {"size of many digits", shape("(" + std::string(60, '9') + ",)"), "a size exceeds 2^63 - 1"},
       {"product overflows", shape("(4294967296, 4294967296)"), "the shape has more than 2^63 - 1 bytes"},

@@ -370,6 +370,7 @@ TEST_CASE("quantize: dry devices, bad descriptions", "[quantize]") {
   CHECK_THROWS_AS(quantize(t, {DType::bf16, {}}), DTypeError);
   CHECK_THROWS_AS(quantize(t, {DType::i8, {}, DType::bf16}), DTypeError);
   CHECK_THROWS_AS(quantize(t, {DType::i8, {-1, 0, false}}), ValueError);
+  CHECK_THROWS_AS(quantize(t, {DType::i8, {0, -1, false}}), ValueError);
   CHECK_THROWS_AS(quantize(to_dtype(t, DType::i32), how), DTypeError);
   CHECK_THROWS_AS(quantize(Tensor(), how), ShapeError);
   const Tensor q = quantize(t, how);
@@ -378,6 +379,9 @@ TEST_CASE("quantize: dry devices, bad descriptions", "[quantize]") {
   CHECK_THROWS_AS(dequantize(q, {DType::i8, ScaleBlocks::flat(16)}), ShapeError);
   CHECK_THROWS_AS(dequantize(q, how, DType::i32), DTypeError);
   CHECK_THROWS_AS(quantize_into(q, full({24}, 1), how), ShapeError);
+  const auto before = q.scale()->storage()->version();
+  quantize_into(q, t, how);
+  CHECK(q.scale()->storage()->version() > before);
   CHECK_THROWS_AS(dequantize_into(full({24}, 1), q, how), ShapeError);
   CHECK_THROWS_AS(ScaleBlocks::per_channel({2, 3, 4}, 1), ShapeError);
   CHECK(scale_shape({4, 3, 2, 9}, ScaleBlocks::per_channel({4, 3, 2, 9}, 0)).elements() == 4);

@@ -101,7 +101,10 @@ TEST_CASE("transaction: parameters written in windows that overlap are put back 
     const Tensor parameter = from_host(before, {6}, cpu, Category::parameter);
     const auto write = [&] {
       double value = 10;
-      for (const Window& w : windows) fill(view::slice(parameter, 0, w.begin, w.end), value++);
+      for (const Window& w : windows) {
+        const Tensor part = view::slice(parameter, 0, w.begin, w.end);
+        w.begin % 2 == 0 ? fill(part, value++) : copy_into(part, full(part.shape(), value++));
+      }
     };
     {
       const Transaction given_up;

@@ -193,7 +193,7 @@ TEST_CASE("heads: what does not divide is refused", "[heads]") {
                     Catch::Contains("whose C they divide"));
   CHECK_THROWS_WITH(apply(dist::ExchangeHeads{team, 1, false}, zeros({3, 8, 3})),
                     Catch::Contains("whose T they divide"));
-  CHECK_THROWS_WITH(apply(dist::TokenPartsLoss{team}, zeros({4, 3}), zeros({1, 4}, DType::i64)),
+  CHECK_THROWS_WITH(apply(dist::TokenPartsLoss{team}, zeros({3, 3}), zeros({1, 4}, DType::i64)),
                     Catch::Contains("in 3 parts of (B, T)"));
   CHECK_THROWS_AS(apply(dist::TokenPartsLoss{team}, zeros({6, 3}), zeros({2, 3}, DType::f32)), DTypeError);
 }

@@ -85,6 +85,7 @@ TEST_CASE("committed: live bytes, holes and rounding are all there is", "[memory
   check_parts(memory::committed_now(stack), 1000 + 3 * mib, 24 + mib, 6 * mib - 1024 - 4 * mib);
   const std::string table = memory::committed_table(stack);
   INFO(table);
+  CHECK(contains(table, " 24 B\n  + rounding"));
   CHECK(contains(table, "= committed"));
   CHECK(contains(table, "1.00 MiB (1048600 B)"));
   CHECK(contains(table, "6.00 MiB (6291456 B)"));

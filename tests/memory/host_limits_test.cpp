@@ -93,7 +93,7 @@ int in_child(Body&& body) {
 
 TEST_CASE("host limits: control groups of version 2, and those above", "[host_limits]") {
   Tree tree;
-  tree.write("proc/self/cgroup", "0::/a/b\n");
+  tree.write("proc/self/cgroup", "0::/a/b\n1:name=systemd:/c\n");
   tree.write("cgroup/cgroup.controllers", "cpu memory\n");
   // The root has no files of its own.
   tree.group("/a", std::to_string(500 * MiB), 90 * MiB, 10 * MiB);
@@ -101,6 +101,7 @@ TEST_CASE("host limits: control groups of version 2, and those above", "[host_li
   auto limits = memory::host_limits(tree.paths);
   REQUIRE(limits.size() == 1);
   CHECK(limits[0].name == "memory.max of the control group /a");
+  CHECK(limits[0].counts_tables);
   // Others hold 90 and 10 of files in memory; 2 of these are this process's.
   CHECK(limits[0].most_bytes == (500 - 98) * MiB + counting);
 

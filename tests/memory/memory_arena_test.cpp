@@ -234,10 +234,14 @@ TEST_CASE("memory arena: capacity is a bound of what is committed", "[memory][ar
   }
   CHECK(make_arena(thimble::cpu, {.capacity_bytes = 8 * MiB, .reserve_bytes = 2 * MiB})->statistics().capacity_bytes ==
         2 * MiB);
+  CHECK(make_arena(thimble::cpu)->statistics().fragmentation == 0);
   const auto holed = make_arena(thimble::cpu, {.capacity_bytes = 4 * MiB});
-  Block *const low = holed->allocate({.bytes = MiB}), *const high = holed->allocate({.bytes = MiB});
+  Block* const low = holed->allocate({.bytes = MiB});
+  CHECK(holed->statistics().peak_fragmentation == 0.5);  // of a granule
+  Block* const high = holed->allocate({.bytes = MiB - 8});
   holed->deallocate(low, nullptr);
   CHECK(holed->statistics().largest_free_bytes == 2 * MiB);  // above, and not with the hole below
+  CHECK(holed->compact() == MiB - 8);
   holed->deallocate(high, nullptr);
   const auto nothing = make_arena(thimble::cpu, {.capacity_bytes = 1000});
   CHECK_THROWS_AS(nothing->allocate({.bytes = 1}), OutOfMemory);
@@ -253,6 +257,7 @@ TEST_CASE("memory arena: refused pages change nothing", "[memory][arena]") {
     Block* c = arena.allocate({.bytes = 8 * MiB});
     arena.deallocate(b, nullptr);
     CHECK(arena.trim() == 8 * MiB);
+    CHECK(arena.statistics().decommit_count == 1);
     const Arena::Statistics before = arena.statistics();
     const std::set<std::size_t> granules = state.granules;
 

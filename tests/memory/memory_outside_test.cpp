@@ -57,6 +57,7 @@ TEST_CASE("outside: the formula, term by term", "[outside]") {
   CHECK(all.total() == 7 * outside_MiB + all.heap + all.threads + all.nodes + all.staging + all.data);
   const memory::OutsideBytes later = memory::outside_bytes(base, {.data = 4 * outside_MiB, .holds_data = false});
   CHECK(later.heap == 6 * outside_MiB);
+  CHECK(memory::outside_bytes(base, {.data = 9 * outside_MiB}).heap == outside_MiB);  // at most the base was data
   CHECK(to_string(later) == "17.00 MiB (code 7.00 MiB, heap 6.00 MiB, data 4.00 MiB)");
 }
 

@@ -142,6 +142,19 @@ TEST_CASE("offload: layouts, labels and what else a tensor carries", "[memory][o
     CHECK(back.is_unshared());
     CHECK(stack.ledger->bytes(Category::optimizer, "block3") == 4000);
   }
+  {
+    Tensor t = pattern({1000}, DType::f32, 2, Category::activation);
+    t.storage()->hold_for_backward();
+    const std::size_t temporary = stack.ledger->bytes(Category::temporary);
+    Offloaded away = offload(t, tier);
+    t.storage()->release_from_backward();
+    t = Tensor();
+    away.complete();
+    away.prefetch();
+    const Tensor back = away.fetch();
+    CHECK(stack.ledger->bytes(Category::temporary) == temporary + 4000);  // no activation any more
+    CHECK_FALSE(back.storage()->is_held_for_backward());
+  }
   Tensor scaled = pattern({6}, DType::i8, 3);
   scaled.set_scale(full({1}, 0.25));
   for (const bool is_read_back : {false, true}) {

@@ -68,6 +68,9 @@ TEST_CASE("placed: a step that places the same blocks is not searched again", "[
   other = steady;
   other[3].bytes = 301;
   CHECK(make_step_placement(events_of(other), {}, &told).placement.height == like.placement.height);
+  other = steady;
+  other.insert(other.end(), {{'d', 8}, {'d', 0}});  // more than was placed
+  CHECK(make_step_placement(events_of(other), {}, &told).placement.height == like.placement.height);
   std::vector<memory::Trace::Event> aligned = events_of(steady);
   aligned[0].alignment = 128;
   CHECK(make_step_placement(aligned, {}, &told).placement.height < told.placement.height);

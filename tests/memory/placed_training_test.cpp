@@ -74,6 +74,8 @@ class NotedRun final : public nn::TrainingRun {
 
 TEST_CASE("placed training: the same bits in as many bytes as predicted", "[placed][profile]") {
   constexpr std::size_t steps = 4;
+  CHECK(nn::placement_options(cpu, 2).last_stage == memory::PlacementStage::improvement);
+  CHECK(nn::placement_options(cpu, 3).last_stage == memory::PlacementStage::greedy);
   for (const Case& c : cases()) {
     models::Setup setup;
     setup.model = c.model;

@@ -183,7 +183,7 @@ TEST_CASE("placement csv: what is malformed is told with its line", "[placement]
       {head + "1,2,3,-4\n", "line 3: size '-4' is negative"},
       {head + "1,2,3,18446744073709551616\n", "is too large"},
       {head + "1,2,3,4611686018427387904\n", "line 3: size '4611686018427387904' is too large"},
-      {head + "1,2,3,4611686018427387903\n", "line 3: all sizes up to here together are too large"},
+      {head + "1,2,3,4611686018427387896\n", "line 3: all sizes up to here together are too large"},
       {head + "1,3,3,4\n", "line 3: lower 3 is not below upper 3"},
       {head + "1,4,3,4\n", "line 3: lower 4 is not below upper 3"},
       {head + "1,2,3,0\n", "line 3: size is 0"},

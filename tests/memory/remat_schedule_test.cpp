@@ -163,6 +163,12 @@ TEST_CASE("remat schedule: chains are checked", "[remat]") {
         c.stages[1].options.push_back(c.stages[1].options[0]);
         c.stages[1].options[1].span = 3;
       }),
+      broken([](Chain& c) { c.shared = {{.maker = 0, .readers = {1}, .bytes = 8, .gradient_bytes = -1}}; }),
+      broken([](Chain& c) { c.shared = {{.maker = 0, .readers = {3}, .bytes = 8}}; }),
+      broken([](Chain& c) {
+        c.shared = {{.maker = 0, .readers = {1}, .bytes = 8}};
+        c.stages[2].options[0].unread_shared = {0};
+      }),
   };
   for (std::size_t i = 0; i < std::size(chains); ++i) {
     INFO("chain " << i);

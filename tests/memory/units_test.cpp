@@ -146,4 +146,5 @@ TEST_CASE("units: what is not a size is refused by name", "[units]") {
   // The message stays one short line whatever it is given.
   CHECK(holds(refusal("4\n\x1b[31mGiB"), "\"4??[31mGiB\""));
   CHECK(holds(refusal(std::string(1000, '7')), std::string(40, '7') + "...\""));
+  CHECK(holds(refusal(std::string(40, '7')), std::string(40, '7') + "\""));
 }

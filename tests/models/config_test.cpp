@@ -286,6 +286,8 @@ TEST_CASE("config: what is missing is as transformers has it", "[models][config]
   const ModelOptions m = read({{"model_type", "mistral"}}, "llama").sizes,
                      q = read({{"model_type", "qwen2"}}, "llama").sizes;
   const ModelOptions l = read({{"model_type", "llama"}}, "llama").sizes;
+  const Json windows{{"model_type", "qwen2"}, {"use_sliding_window", true}, {"num_hidden_layers", 28}};
+  CHECK(read(windows, "llama").sizes.window == 0);  // max_window_layers is 28
   CHECK((l.vocabulary == 32000 && l.width == 4096 && l.hidden == 11008 && l.layers == 32 && l.heads == 32));
   CHECK((l.key_heads == 32 && l.sequence == 2048 && l.window == 0 && l.function.epsilon == 1e-6));
   CHECK((m.key_heads == 8 && m.hidden == 14336 && m.sequence == 131072 && m.window == 4096));

@@ -237,6 +237,8 @@ TEST_CASE("models sharedconv: weights are saved and loaded byte for byte", "[mod
 TEST_CASE("models sharedconv: what does not fit is refused by name", "[models][sharedconv][quick]") {
   const Tensor x = zeros({1, 4, 4, 3}), basis = zeros({2, 4, 3, 3}), coefficients = zeros({3, 2});
   const std::array<Tensor, 3> operands{x, basis, coefficients};  // 2 x 2 pixels of 4 filters, and a kernel of 36 x 3
+  const std::array<Tensor, 2> plain{x, zeros({4, 3, 3, 3})};
+  CHECK(ops::Conv2d().multiply_adds(plain, zeros({1, 2, 2, 5})) == 20 * 27);
   CHECK(ops::SharedConv2d().multiply_adds(operands, zeros({1, 2, 2, 4})) == 16 * 27 + 36 * 3 * 2);
   CHECK_THROWS_AS(shared_conv2d(x, basis, zeros({3, 3})), ShapeError);
   CHECK_THROWS_AS(shared_conv2d(x, basis, zeros({4, 2})), ShapeError);

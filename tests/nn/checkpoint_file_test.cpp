@@ -203,6 +203,8 @@ TEST_CASE("checkpoint file: what does not match is refused and nothing changes",
       {[&](Entries&, nn::Metadata& m) { m["thimble.step_count"] = "9223372036854775808"; }, "FileError"},
       {[&](Entries&, nn::Metadata& m) { m["thimble.generator.seed"] = "18446744073709551616"; }, "FileError"},
       {[&](Entries&, nn::Metadata& m) { m["thimble.generator.step"] = "1 "; }, "FileError"},
+      {[&](Entries&, nn::Metadata& m) { m["thimble.scaler.good_steps"] = "1"; }, "metadata lack thimble.scaler.scale"},
+      {[&](Entries&, nn::Metadata& m) { m["thimble.scaler.scale"] = "0000000000000000"; }, "no finite number > 0"},
       {[&](Entries&, nn::Metadata& m) { m["thimble.generator.step"] = "01"; }, "FileError"},
       {[&](Entries&, nn::Metadata& m) { m["thimble.generator.step"] = ""; }, "FileError"},
   };

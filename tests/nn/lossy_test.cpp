@@ -218,6 +218,11 @@ TEST_CASE("lossy: the statistics of a batch norm are those of before a compariso
   };
   CHECK(norm_of({}) > 0);
   CHECK(norm_of(8) == norm_of({}));  // the scale is divided out
+  int calls = 0;                     // the exact gradient is 0, and the lossy one is not
+  const auto from_zero = [&](std::int64_t) { return sum(net.in.weight * (calls++ == 0 ? 0.0 : 2.0)); };
+  const nn::GradientError away = nn::compare_gradients(net.in.trainable(), from_zero, {}, {}).all;
+  CHECK(std::isinf(away.relative_error));
+  CHECK(away.cosine == 0);
   std::size_t i = 0;
   for (const auto& b : net.buffers()) CHECK(to_host<float>(b.tensor) == before[i++]);
 }

@@ -312,8 +312,8 @@ TEST_CASE("tensorboard: a step's log has the curves that it knows, and no others
        "loss=2 rate=4 learning_rate=3 "},
       {{.step = 2, .loss = nan, .rate = 0, .items_per_s = 4, .validation_loss = 5, .validation_accuracy = {}},
        "rate=4 learning_rate=0 validation_loss=5 "},
-      {{.step = 3, .loss = 0, .rate = 3, .items_per_s = 0, .validation_loss = {}, .validation_accuracy = 0},
-       "loss=0 learning_rate=3 validation_accuracy=0 "},
+      {{.step = 3, .loss = 0, .rate = 3, .items_per_s = 0, .validation_loss = {}, .validation_accuracy = 0.5},
+       "loss=0 learning_rate=3 validation_accuracy=0.5 "},
   };
   for (const auto& row : rows) {
     const TempFolder folder;

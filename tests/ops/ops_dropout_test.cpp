@@ -194,6 +194,7 @@ TEST_CASE("ops: dropout's arguments") {
   CHECK_THROWS_AS(drop(x, 0.5, {0, std::uint64_t{1} << 32, 0, 0}), ValueError);
   CHECK_THROWS_AS(drop(x, 0.5, {0, 0, (std::int64_t{1} << 32) - 2, 0}), ValueError);
   CHECK_NOTHROW(drop(x, 0.5, {0, 0, (std::int64_t{1} << 32) - 3, 0}));
+  CHECK_NOTHROW(dropout(Tensor::empty({1, std::int64_t{1} << 34}, DType::f32, dry(cpu)), 0.5));
 }
 
 TEST_CASE("ops: dropout that drops nothing takes a site, too") {

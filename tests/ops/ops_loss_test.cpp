@@ -218,6 +218,7 @@ TEST_CASE("ops: losses of pairs") {
   for (const double w : {-1.0, std::nan("")}) {
     CHECK_THROWS_WITH(bce_with_logits(rand({3}), rand({3}), w), Catch::Contains("expected at least 0"));
   }
+  CHECK(item(bce_with_logits(full({1}, -2), full({1}, 1), 0)) == 0);  // nothing is positive
   // At the edges: far logits, targets of 0, equal operands.
   const Tensor far = from_host(std::vector<float>{100, -100, 100, -100, -20, 20}, {6});
   const Tensor sure = from_host(std::vector<float>{1, 0, 0, 1, 0, 1}, {6});

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <thimble/autograd/apply.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
 #include <thimble/core/ops/copy.h>
@@ -299,6 +300,12 @@ TEST_CASE("ops: conv_transpose2d") {
   CHECK_THROWS_AS(conv_transpose2d(x, w, {}, {1, 3}), ShapeError);  // nothing is left
   CHECK_THROWS_AS(conv_transpose2d(x, w, {}, {1, 0, 1, 3}), ShapeError);
   CHECK_THROWS_AS(conv_transpose2d(x, w, {}, {2}, 2), ValueError);
+  for (const bool is_high : {true, false}) {  // each side is compared with its own stride
+    ops::ConvTranspose2d op;
+    op.conv.stride_h = is_high ? 2 : 3, op.conv.stride_w = is_high ? 3 : 2;
+    (is_high ? op.extra_h : op.extra_w) = 2;
+    CHECK_THROWS_AS(apply(op, x, w, Tensor()), ValueError);
+  }
   CHECK_THROWS_AS(conv_transpose2d(x, w, {}, {0}), ValueError);
   CHECK_THROWS_AS(conv_transpose2d(x, cast(w, DType::f64)), DTypeError);
 }

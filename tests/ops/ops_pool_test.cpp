@@ -398,6 +398,7 @@ TEST_CASE("ops: interpolate and adaptive_avg_pool2d") {
   const auto pooled = to_host<float>(adaptive_avg_pool2d(x, 1, 1)), mean = to_host<float>(global_avg_pool(x));
   for (std::size_t i = 0; i < mean.size(); ++i) CHECK(pooled[i] == Approx(mean[i]));
   CHECK_THROWS_AS(interpolate(x, 0, 3), ShapeError);
+  CHECK_THROWS_AS(max_pool2d(zeros({1, 32769, 1, 1}), PoolWindow{.kernel = {32769, 1}}), ValueError);
   CHECK_THROWS_AS(interpolate(x, 1, std::int64_t{1} << 30), ShapeError);
   CHECK_THROWS_AS(interpolate(zeros({3, 5, 4}), 2, 2), ShapeError);
   CHECK_THROWS_AS(upsample(zeros({3, 5, 4}), 2), ShapeError);

@@ -1,11 +1,13 @@
 // Rows of the operator table: LSTM and GRU over sequences, against loops over units.
 
+#include <array>
 #include <cmath>
 #include <functional>
 #include <vector>
 
 #include <thimble/autograd/functions.h>
 #include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/recurrent.h>
 
 #include "support/catch.h"
 #include "support/operator_table.h"
@@ -118,6 +120,14 @@ TEST_CASE("ops_recurrent: lstm and gru") {
     large.tolerance = 20;
     check_operator(large);
   }
+}
+
+TEST_CASE("ops_recurrent: products of a sequence are counted") {
+  const Tensor x = zeros({5, 2, 3}), none;  // (T, N, C)
+  const std::array<Tensor, 5> lstm{x, none, none, zeros({16, 3}), zeros({16, 4})};
+  const std::array<Tensor, 4> gru{x, none, zeros({12, 3}), zeros({12, 4})};
+  CHECK(ops::Lstm().multiply_adds(lstm, none) == 10 * (48 + 64));
+  CHECK(ops::Gru().multiply_adds(gru, none) == 10 * (36 + 48));
 }
 
 TEST_CASE("ops_recurrent: absent states are zeros, and a sequence in two halves is the whole one") {

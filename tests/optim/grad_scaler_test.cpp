@@ -104,6 +104,9 @@ TEST_CASE("grad_scaler: options and states that make no sense", "[scaler][precis
   }
   CHECK(scaler.state() == GradScaler().state());
   CHECK_THROWS_AS(scaler.judge({}, -1), ValueError);
+  const Tensor square_sum =
+      full({1}, 1e-12, DType::f64);  // of scaled gradients: a norm of 1e-6 / 0.5 without the scale
+  CHECK(GradScaler({.scale = 0.5, .least = 0.5}).judge_sums(square_sum, 1e-7).gradient_factor == Approx(2 * 0.1 / 3));
   const auto net = make_net();
   optim::Sgd sgd(net->trainable(), {});
   for (const double factor : {-1.0, nan, infinity}) CHECK_THROWS_AS(sgd.set_gradient_factor(factor), ValueError);

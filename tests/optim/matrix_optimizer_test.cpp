@@ -369,6 +369,7 @@ TEST_CASE("matrix optimizers: what is refused", "[matrix_optimizer]") {
   CHECK_THROWS_WITH(Galore(list, {.rank = 0}), Catch::Contains("galore: expected rank >= 1, got 0"));
   CHECK_THROWS_WITH(Galore(list, {.period = 0}), Catch::Contains("galore: expected period >= 1, got 0"));
   CHECK_THROWS_WITH(ApolloMini(list, {.scale = -1}), Catch::Contains("apollo-mini: expected scale > 0, got -1"));
+  CHECK_NOTHROW(ApolloMini(list, {.growth = 1}));
   CHECK_THROWS_WITH(ApolloMini(list, {.growth = 0.5}), Catch::Contains("apollo-mini: expected growth >= 1"));
   CHECK_THROWS_WITH(Muon(list, {.matrix = {.elementwise = {"em"}}}),
                     Catch::Contains("muon: no parameter is named 'em' or begins with 'em.'"));

@@ -205,6 +205,7 @@ TEST_CASE("micro-batches: what is refused") {
   CHECK_THROWS_AS(step(2, {{1, 1}, {0, 1}}), ValueError);
   CHECK_THROWS_AS(step(2, {{1, 1}, {1, -1}}), ValueError);
   CHECK_THROWS_AS(step(2, {{1, 1}, {1, std::numeric_limits<double>::quiet_NaN()}}), ValueError);
+  CHECK_THROWS_AS(step(2, {{1, 1}, {1, std::numeric_limits<double>::infinity()}}), ValueError);
   CHECK_THROWS_AS(step(2, {{1, 0}, {1, 0}}), ValueError);
   CHECK(!w.grad().defined());
   const models::Batch batch{zeros({3, 2}, DType::i64), zeros({3, 2}, DType::i64)};

@@ -433,6 +433,7 @@ TEST_CASE("optim: schedules at their corners", "[optim]") {
         0.002}},
       {2, 0.3, 25, 1e4, {1.6234913078995259, 8e-06}},
       {1, 0.3, 25, 1e4, {8e-06}},
+      {2, 0.75, 25, 1e4, {0.08, 8e-06}},  // it would rise until step 0.5
   };
   for (const Cycle& c : cycles) {
     for (std::int64_t step = 0; step < c.total + 2; ++step) {
@@ -443,6 +444,7 @@ TEST_CASE("optim: schedules at their corners", "[optim]") {
   CHECK_THROWS_AS(one_cycle_rate(1, 0, 0), ValueError);
   CHECK_THROWS_AS(one_cycle_rate(1, 0, 10, 1), ValueError);
   CHECK_THROWS_AS(one_cycle_rate(1, 0, 10, 0.3, 0.5), ValueError);
+  CHECK(one_cycle_rate(3, 9, 10, 0.3, 1, 1) == 3);
 }
 
 TEST_CASE("schedules: a rate falls on a plateau as PyTorch's ReduceLROnPlateau", "[optim]") {
@@ -470,6 +472,15 @@ TEST_CASE("schedules: a rate falls on a plateau as PyTorch's ReduceLROnPlateau",
   const optim::Plateau::State before = plateau.state();
   for (const optim::Plateau::State& state : {optim::Plateau::State{nan, 0, 1}, {1, -1, 1}, {1, 0, nan}, {1, 0, 1.5}}) {
     CHECK_THROWS_AS(plateau.set_state(state), ValueError);
+  }
+  CHECK_THROWS_WITH(plateau.set_state({1, 0, 1.5}), Catch::Contains("got 1.5"));
+  for (const DType dtype : {DType::f32, DType::bf16, DType::u8}) {
+    const std::string end = dtype == DType::u8 ? "8" : dtype == DType::bf16 ? "_bf16" : "";
+    const auto name_of = [&](bool is_decoupled) {
+      return optim::Adam(make_parameters(DType::f32), {.is_decoupled = is_decoupled, .moments = {dtype}}).name();
+    };
+    CHECK(name_of(true) == "adamw" + end);
+    CHECK(name_of(false) == "adam" + end);
   }
   CHECK(plateau.state() == before);
 }

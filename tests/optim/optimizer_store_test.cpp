@@ -62,6 +62,7 @@ std::vector<std::vector<float>> values(optim::Optimizer& optimizer) {
   std::vector<std::vector<float>> list;
   for (const optim::Named& p : optimizer.parameters()) list.push_back(to_host<float>(p.tensor));
   optimizer.fetch_state();
+  optimizer.each_state([](std::span<const optim::Named>) {});
   for (const optim::Named& s : optimizer.state()) list.push_back(to_host<float>(s.tensor));
   optimizer.put_state_away();
   return list;
