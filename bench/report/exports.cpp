@@ -13,6 +13,7 @@
 #include <thimble/bench/report/pickle.h>
 #include <thimble/bench/report/plan_page.h>
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
 #include <thimble/core/tensor/context.h>
 
 namespace thimble::report {
@@ -83,16 +84,6 @@ class Writer {
 
 using nlohmann::ordered_json;
 
-std::vector<std::string> parts_of(std::string_view path) {
-  std::vector<std::string> parts;
-  while (!path.empty()) {
-    const std::size_t dot = path.find('.');
-    parts.emplace_back(path.substr(0, dot));
-    path = dot == std::string_view::npos ? std::string_view() : path.substr(dot + 1);
-  }
-  return parts;
-}
-
 void add_name(ordered_json& events, int process, const std::string& name) {
   events.push_back({{"ph", "M"}, {"pid", process}, {"tid", 1}, {"name", "process_name"}, {"args", {{"name", name}}}});
   events.push_back(
@@ -105,15 +96,16 @@ class Slices {
   Slices(ordered_json& events, int process) : events_(events), process_(process) {}
 
   void go_to(std::string_view path, std::size_t time) {
-    const std::vector<std::string> parts = parts_of(path);
+    std::vector<std::string_view> parts = split(path, '.');
+    if (path.empty()) parts.clear();
     std::size_t common = 0;
     while (common < parts.size() && common < open_.size() && parts[common] == open_[common]) ++common;
     for (; open_.size() > common; open_.pop_back()) add("E", open_.back(), time);
-    for (; open_.size() < parts.size(); open_.push_back(parts[open_.size()])) add("B", parts[open_.size()], time);
+    for (; open_.size() < parts.size(); open_.emplace_back(parts[open_.size()])) add("B", parts[open_.size()], time);
   }
 
  private:
-  void add(const char* phase, const std::string& name, std::size_t time) {
+  void add(const char* phase, std::string_view name, std::size_t time) {
     events_.push_back({{"ph", phase}, {"pid", process_}, {"tid", 1}, {"ts", time}, {"name", name}});
   }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 namespace thimble {
 
@@ -47,6 +48,9 @@ std::size_t find_invalid_bool(std::span<const std::byte> bytes) noexcept;
 /// `text` in single quotes for an error message: printable ASCII as it is, every other byte as \xNN, cut after
 /// `longest` characters ("'wte.weight'", "'a\x00b'...").
 std::string quote(std::string_view text, std::size_t longest = 64);
+
+/// The parts of `text` between separators: one more than there are separators.
+std::vector<std::string_view> split(std::string_view text, char separator);
 
 /// The bytes of a string, array or vector, without copying.
 template <class T>

@@ -26,16 +26,6 @@ constexpr std::string_view known = "id, lower, upper, size, alignment, gaps, off
 constexpr std::uint64_t largest = std::uint64_t{1} << 62;
 constexpr std::uint64_t most_bytes = std::uint64_t{1} << 30;
 
-std::vector<std::string_view> split(std::string_view text, char separator) {
-  std::vector<std::string_view> parts;
-  for (std::size_t at = 0;;) {
-    const std::size_t end = text.find(separator, at);
-    parts.push_back(text.substr(at, end - at));
-    if (end == std::string_view::npos) return parts;
-    at = end + 1;
-  }
-}
-
 class Reader {
  public:
   Reader(std::string_view text, const std::string& path) : text_(text), path_(path) {}

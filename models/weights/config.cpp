@@ -1,11 +1,11 @@
 #include <thimble/models/weights/config.h>
 
 #include <cmath>
-#include <iterator>
 #include <optional>
 #include <vector>
 
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
 #include <thimble/memory/units.h>
 
 namespace thimble::models {
@@ -14,96 +14,36 @@ namespace config_detail {
 using nn::JsonKeys;
 
 /// Of every family: names, tokens, what a class of transformers does around its model, how text is generated.
-constexpr std::string_view common_keys[] = {"_attn_implementation",
-                                            "_attn_implementation_autoset",
-                                            "_commit_hash",
-                                            "_name_or_path",
-                                            "_num_labels",
-                                            "architectures",
-                                            "attn_implementation",
-                                            "auto_map",
-                                            "bad_words_ids",
-                                            "begin_suppress_tokens",
-                                            "bos_token_id",
-                                            "chunk_size_feed_forward",
-                                            "cls_token_id",
-                                            "decoder_start_token_id",
-                                            "diversity_penalty",
-                                            "do_sample",
-                                            "dtype",
-                                            "early_stopping",
-                                            "encoder_no_repeat_ngram_size",
-                                            "eos_token_id",
-                                            "exponential_decay_length_penalty",
-                                            "finetuning_task",
-                                            "forced_bos_token_id",
-                                            "forced_eos_token_id",
-                                            "gradient_checkpointing",
-                                            "id2label",
-                                            "initializer_range",
-                                            "label2id",
-                                            "length_penalty",
-                                            "mask_token_id",
-                                            "max_length",
-                                            "min_length",
-                                            "name_or_path",
-                                            "no_repeat_ngram_size",
-                                            "num_beam_groups",
-                                            "num_beams",
-                                            "num_labels",
-                                            "num_return_sequences",
-                                            "output_attentions",
-                                            "output_hidden_states",
-                                            "output_past",
-                                            "output_scores",
-                                            "pad_token_id",
-                                            "prefix",
-                                            "problem_type",
-                                            "remove_invalid_values",
-                                            "repetition_penalty",
-                                            "return_dict",
-                                            "return_dict_in_generate",
-                                            "sep_token_id",
-                                            "suppress_tokens",
-                                            "task_specific_params",
-                                            "temperature",
-                                            "tf_legacy_loss",
-                                            "tokenizer_class",
-                                            "top_k",
-                                            "top_p",
-                                            "torch_dtype",
-                                            "torchscript",
-                                            "transformers_version",
-                                            "typical_p",
-                                            "unsloth_fixed",
-                                            "unsloth_version",
-                                            "use_bfloat16",
-                                            "use_cache"};
-constexpr std::string_view gpt_keys[] = {"n_ctx",
-                                         "n_special",
-                                         "predict_special_tokens",
-                                         "reorder_and_upcast_attn",
-                                         "summary_activation",
-                                         "summary_first_dropout",
-                                         "summary_proj_to_labels",
-                                         "summary_type",
-                                         "summary_use_proj"};
+constexpr std::string_view common_keys =
+    "_attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels architectures "
+    "attn_implementation auto_map bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward "
+    "cls_token_id decoder_start_token_id diversity_penalty do_sample dtype early_stopping "
+    "encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id "
+    "forced_eos_token_id gradient_checkpointing id2label initializer_range label2id length_penalty mask_token_id "
+    "max_length min_length name_or_path no_repeat_ngram_size num_beam_groups num_beams num_labels "
+    "num_return_sequences output_attentions output_hidden_states output_past output_scores pad_token_id prefix "
+    "problem_type remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id "
+    "suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype "
+    "torchscript transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache";
+constexpr std::string_view gpt_keys =
+    "n_ctx n_special predict_special_tokens reorder_and_upcast_attn summary_activation summary_first_dropout "
+    "summary_proj_to_labels summary_type summary_use_proj";
 /// `sliding_window` and `max_window_layers` are read where the type has windows.
-constexpr std::string_view llama_keys[] = {"is_llama_config", "max_window_layers", "pretraining_tp", "sliding_window",
-                                           "transformers.js_config"};
-constexpr std::string_view bert_keys[] = {
-    "classifier_dropout",   "directionality",       "pooler_fc_size", "pooler_num_attention_heads",
-    "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"};
-constexpr std::string_view vit_keys[] = {"encoder_stride", "pooler_act", "pooler_output_size"};
+constexpr std::string_view llama_keys =
+    "is_llama_config max_window_layers pretraining_tp sliding_window transformers.js_config";
+constexpr std::string_view bert_keys =
+    "classifier_dropout directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers "
+    "pooler_size_per_head pooler_type";
+constexpr std::string_view vit_keys = "encoder_stride pooler_act pooler_output_size";
 
 struct FamilyKeys {
   std::string_view family;
   std::vector<std::string_view> keys;
 };
 
-std::vector<std::string_view> with_common(std::span<const std::string_view> own) {
-  std::vector<std::string_view> keys(std::begin(common_keys), std::end(common_keys));
-  keys.insert(keys.end(), own.begin(), own.end());
+std::vector<std::string_view> with_common(std::string_view own) {
+  std::vector<std::string_view> keys = split(common_keys, ' ');
+  for (const std::string_view key : split(own, ' ')) keys.push_back(key);
   return keys;
 }
 

@@ -43,16 +43,6 @@ std::int64_t number(std::string_view text, std::string_view line, std::int64_t l
   return value;
 }
 
-std::vector<std::string_view> split(std::string_view text, char at) {
-  std::vector<std::string_view> parts;
-  for (std::size_t from = 0; from <= text.size();) {
-    const std::size_t end = std::min(text.find(at, from), text.size());
-    parts.push_back(text.substr(from, end - from));
-    from = end + 1;
-  }
-  return parts;
-}
-
 std::array<std::int64_t, 2> parse_pair(std::string_view text, std::string_view line, std::int64_t low) {
   const auto parts = split(text, 'x');
   if (parts.size() != 2) refuse(line, quote(text) + " is not HxW");
@@ -151,7 +141,7 @@ Program parse_program(std::string_view text) {
   Program program;
   if (text.ends_with('\n')) text.remove_suffix(1);
   if (text.empty()) throw ValueError("quantized program: it has no steps");
-  for (const std::string_view line : program_detail::split(text, '\n')) {
+  for (const std::string_view line : split(text, '\n')) {
     program.steps.push_back(program_detail::parse_line(line, static_cast<int>(program.steps.size())));
   }
   return program;
