@@ -1,9 +1,5 @@
 #include <thimble/optim/adafactor.h>
 
-#include <thimble/core/error.h>
-#include <thimble/core/ops/copy.h>
-#include <thimble/core/tensor/context.h>
-
 namespace thimble::optim {
 namespace factored_detail {
 
@@ -27,25 +23,18 @@ Adafactor::Adafactor(std::vector<Named> parameters, AdafactorOptions options)
   require(options_.epsilon2 >= 0, "epsilon2 >= 0", options_.epsilon2);
   require(options_.clip > 0, "clip > 0", options_.clip);
   require(options_.weight_decay >= 0, "weight decay >= 0", options_.weight_decay);
-  for (const Named& p : this->parameters()) {
-    if (p.tensor.dtype() != DType::f64) continue;
-    throw DTypeError("adafactor: " + p.name + " is " + describe(p.tensor) + "; expected a dtype up to f32");
-  }
+  refuse_f64();
   list_.reserve(this->parameters().size());
   make_state([this](std::size_t index) {
     const Tensor& p = this->parameters()[index].tensor;
     const factored_detail::Matrix matrix = factored_detail::matrix_of(p);
-    const PathScope path(p.storage() ? p.storage()->path() : PathId{0});
-    const auto add = [&](const char* kind, const Shape& shape) {
-      add_state(index, kind, zeros(shape, DType::f32, p.device(), Category::optimizer));
-    };
     if (matrix.is_factored()) {
-      add("row_moment", {matrix.rows});
-      add("column_moment", {matrix.columns});
+      add_zeros(index, "row_moment", {matrix.rows});
+      add_zeros(index, "column_moment", {matrix.columns});
     } else {
-      add("second_moment", p.shape());
+      add_zeros(index, "second_moment", p.shape());
     }
-    if (options_.beta1 > 0) add("first_moment", p.shape());
+    if (options_.beta1 > 0) add_zeros(index, "first_moment", p.shape());
   });
 }
 

@@ -71,12 +71,6 @@ Tensor rows_of(const Tensor& t, std::int64_t columns, std::int64_t first, std::i
   return view::slice(view::reshape(t, {t.elements() / columns, columns}), 0, first, first + count);
 }
 
-void move_on(void*& address, std::int64_t elements, DType dtype) {
-  if (address != nullptr) {
-    address = static_cast<std::byte*>(address) + elements * static_cast<std::int64_t>(size_of(dtype));
-  }
-}
-
 }  // namespace adam_mini_detail
 
 AdamMini::AdamMini(std::vector<Named> parameters, AdamMiniOptions options)
@@ -85,16 +79,11 @@ AdamMini::AdamMini(std::vector<Named> parameters, AdamMiniOptions options)
   require(options_.beta2 >= 0 && options_.beta2 < 1, "beta2 in [0, 1)", options_.beta2);
   require(options_.epsilon >= 0, "epsilon >= 0", options_.epsilon);
   require(options_.weight_decay >= 0, "weight decay >= 0", options_.weight_decay);
-  for (const Named& p : this->parameters()) {
-    if (p.tensor.dtype() != DType::f64) continue;
-    throw DTypeError("adam-mini: " + p.name + " is " + describe(p.tensor) + "; expected a dtype up to f32");
-  }
+  refuse_f64();
   make_state([this](std::size_t index) {
     const Tensor& p = this->parameters()[index].tensor;
-    const PathScope path(p.storage() ? p.storage()->path() : PathId{0});
-    add_state(index, "first_moment", zeros(p.shape(), DType::f32, p.device(), Category::optimizer));
-    add_state(index, "second_moment",
-              zeros({adam_mini_detail::blocks_of(p)}, DType::f32, p.device(), Category::optimizer));
+    add_zeros(index, "first_moment", p.shape());
+    add_zeros(index, "second_moment", {adam_mini_detail::blocks_of(p)});
   });
 }
 
@@ -131,21 +120,7 @@ void AdamMini::update_rows(std::size_t index, std::int64_t first, std::int64_t c
   const auto step = static_cast<double>(step_count());
   const double c1 = 1 - std::pow(options_.beta1, step), c2 = 1 - std::pow(options_.beta2, step);
   const Tensor along = m / ((sqrt(v) * (1 / std::sqrt(c2)) + options_.epsilon) * c1);
-  launch(p.device(), [&](const Addresses& at) {
-    kernels::SgdArgs args;
-    const bool is_decayed = p.rank() >= options_.smallest_decayed_rank;
-    set_arguments(args, index, is_decayed ? options_.weight_decay : 0, at, "", "");
-    const std::int64_t begin = first * columns;
-    adam_mini_detail::move_on(args.parameter, begin, p.dtype());
-    adam_mini_detail::move_on(args.narrow.compensation, begin, p.dtype());
-    if (args.narrow.master != nullptr) args.narrow.master += begin;
-    args.narrow.first_element += begin;
-    args.n = count * columns;
-    args.gradient = at(along);
-    args.gradient_dtype = DType::f32;
-    args.gradient_factor = 1;
-    kernels::optimizer_kernels(p.device()).update_elements({.sgd = {&args, 1}});
-  });
+  move_along(index, p.rank() >= options_.smallest_decayed_rank ? options_.weight_decay : 0, along, first * columns);
 }
 
 }  // namespace thimble::optim

@@ -7,6 +7,8 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
+#include <thimble/core/ops/copy.h>
+#include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/parameter_store.h>
 
 namespace thimble::optim {
@@ -228,6 +230,14 @@ void Optimizer::require(bool is_in_range, const char* option, double value) cons
                    std::to_string(value));
 }
 
+void Optimizer::refuse_f64() const {
+  for (const Named& p : parameters_) {
+    if (p.tensor.dtype() != DType::f64) continue;
+    throw DTypeError(std::string(name()) + ": " + p.name + " is " + describe(p.tensor) +
+                     "; expected a dtype up to f32");
+  }
+}
+
 void Optimizer::make_state(FunctionRef<void(std::size_t)> add) {
   check_format(name(), moments_, parameters_);
   const ParameterUse use;  // a master copy reads its parameter
@@ -250,6 +260,12 @@ Named Optimizer::named(std::size_t index, const State& state) const {
   const Named& p = parameters_[index];
   const auto count = [&](std::int64_t elements) { return (elements + state.elements_each - 1) / state.elements_each; };
   return {p.name + "." + state.kind, state.here, count(p.first_element), count(p.elements_of_whole)};
+}
+
+void Optimizer::add_zeros(std::size_t index, std::string_view kind, const Shape& shape) {
+  const Tensor& p = parameters_[index].tensor;
+  const PathScope path(p.storage() ? p.storage()->path() : PathId{0});
+  add_state(index, kind, zeros(shape, DType::f32, p.device(), Category::optimizer));
 }
 
 void Optimizer::add_moment(std::size_t index, std::string_view kind, bool is_signed) {
@@ -300,6 +316,27 @@ void Optimizer::set_arguments(kernels::ElementArgs& args, std::size_t index, dou
   };
   set(args.first, first);
   set(args.second, second);
+}
+
+void Optimizer::move_along(std::size_t index, double weight_decay, const Tensor& along, std::int64_t first) {
+  const Tensor& p = parameters_[index].tensor;
+  const auto move_on = [&](void*& address) {
+    if (address != nullptr)
+      address = static_cast<std::byte*>(address) + static_cast<std::size_t>(first) * size_of(p.dtype());
+  };
+  launch(p.device(), [&](const Addresses& at) {
+    kernels::SgdArgs args;
+    set_arguments(args, index, weight_decay, at, "", "");
+    move_on(args.parameter);
+    move_on(args.narrow.compensation);
+    if (args.narrow.master != nullptr) args.narrow.master += first;
+    args.narrow.first_element += first;
+    args.n = along.elements();
+    args.gradient = at(along);
+    args.gradient_dtype = DType::f32;
+    args.gradient_factor = 1;
+    kernels::optimizer_kernels(p.device()).update_elements({.sgd = {&args, 1}});
+  });
 }
 
 std::size_t Optimizer::state_bytes() const {

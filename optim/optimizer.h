@@ -185,16 +185,22 @@ class Optimizer {
   /// For constructors: throws ValueError unless `is_in_range` and finite. `option` has the name and the range:
   /// "beta1 in [0, 1)".
   void require(bool is_in_range, const char* option, double value) const;
+  /// The same for a rule that computes in f32: throws DTypeError for a parameter in f64.
+  void refuse_f64() const;
   /// For constructors: checks the moments' format, then calls add(index) for each parameter, which adds its state; then
   /// adds the extra of its NarrowUpdate, and sends its state to the tier. Throws as check_format and make_extra do.
   void make_state(FunctionRef<void(std::size_t)> add);
   /// Adds `<parameter>.<kind>`, which has one element for so many of the parameter.
   void add_state(std::size_t index, std::string_view kind, Tensor tensor, std::int64_t elements_each = 1);
+  /// Adds a state tensor of zeros in f32.
+  void add_zeros(std::size_t index, std::string_view kind, const Shape& shape);
   /// Adds a moment, as `<parameter>.<kind>`, and its scales, if any, as `<parameter>.<kind>_scale`.
   void add_moment(std::size_t index, std::string_view kind, bool is_signed);
 
   /// The added state; undefined where it is away or missing.
   Tensor state_of(std::size_t index, std::string_view kind) const;
+  /// Decays a parameter's elements from `first` on, and moves them by -rate times `along`, which is dense and f32.
+  void move_along(std::size_t index, double weight_decay, const Tensor& along, std::int64_t first = 0);
   /// Writes a kernel's arguments for a parameter, except the numbers of its rule.
   void set_arguments(kernels::UpdateArgs& args, std::size_t index, double weight_decay, const Addresses& at) const;
   /// The same with the moments of these kinds; empty if the rule has none.

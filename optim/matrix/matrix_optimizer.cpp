@@ -36,11 +36,8 @@ void MatrixOptimizer::make_all_state() {
     throw ValueError(std::string(this->name()) + ": no parameter is named '" + name + "' or begins with '" + name +
                      ".'");
   }
+  refuse_f64();
   for (const Named& p : parameters()) {
-    if (p.tensor.dtype() == DType::f64) {
-      throw DTypeError(std::string(name()) + ": " + p.name + " is " + describe(p.tensor) +
-                       "; expected a dtype up to f32");
-    }
     const bool is_left_out = std::any_of(options_.elementwise.begin(), options_.elementwise.end(),
                                          [&](const auto& name) { return is_named(p.name, name); });
     is_matrix_.push_back(p.tensor.rank() >= 2 && p.tensor.elements() > 0 && !is_left_out);
@@ -54,12 +51,6 @@ void MatrixOptimizer::make_all_state() {
     add_moment(index, "first_moment", true);
     add_moment(index, "second_moment", false);
   });
-}
-
-void MatrixOptimizer::add_zeros(std::size_t index, std::string_view kind, const Shape& shape) {
-  const Tensor& p = parameters()[index].tensor;
-  const PathScope path(p.storage() ? p.storage()->path() : PathId{0});
-  add_state(index, kind, zeros(shape, DType::f32, p.device(), Category::optimizer));
 }
 
 std::vector<Setting> MatrixOptimizer::settings() const {
@@ -101,14 +92,7 @@ void MatrixOptimizer::update_matrix(std::size_t index) {
   if (gradient_factor() != 1) gradient = gradient * gradient_factor();
   const Tensor along = direction(index, gradient);
   gradient = Tensor();
-  launch(p.device(), [&](const Addresses& at) {
-    kernels::SgdArgs args;
-    set_arguments(args, index, decay_of(index), at, "", "");
-    args.gradient = at(along);
-    args.gradient_dtype = DType::f32;
-    args.gradient_factor = 1;
-    kernels::optimizer_kernels(p.device()).update_elements({.sgd = {&args, 1}});
-  });
+  move_along(index, decay_of(index), along);
 }
 
 Tensor adam_direction(const Tensor& first_moment, const Tensor& second_moment, const Tensor& gradient,

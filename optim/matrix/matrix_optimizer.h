@@ -41,8 +41,6 @@ class MatrixOptimizer : public Optimizer {
   /// The direction of a matrix, of the gradient's shape: p moves by -rate times it. `gradient` is (rows, columns), f32,
   /// with the gradient's factor in it. May write the parameter's state.
   virtual Tensor direction(std::size_t index, const Tensor& gradient) = 0;
-  /// Adds a state tensor of zeros in f32.
-  void add_zeros(std::size_t index, std::string_view kind, const Shape& shape);
 
   const MatrixOptions& options() const noexcept { return options_; }
 
