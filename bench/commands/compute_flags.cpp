@@ -37,16 +37,12 @@ void apply(const Flags& flags) {
 
 void add_compute_flags(CLI::App& command) {
   const auto flags = std::make_shared<compute_flags_detail::Flags>();
-  command
-      .add_option_function<std::string>(
-          "--isa", [flags](const std::string& text) { flags->isa = text; },
-          "Instruction set of CPU kernels: generic, avx2, avx512 (the machine's best)")
+  command.add_option("--isa", flags->isa, "Instruction set of CPU kernels: generic, avx2, avx512 (the machine's best)")
       ->type_name("I");
   command
-      .add_option_function<std::string>(
-          "--cpu-dot", [flags](const std::string& text) { flags->units = text; },
-          "Dot-product units of CPU kernels: none, bf16, int8 or bf16,int8; auto: bf16 where it was measured to be "
-          "faster (auto)")
+      .add_option("--cpu-dot", flags->units,
+                  "Dot-product units of CPU kernels: none, bf16, int8 or bf16,int8; auto: bf16 where it was measured "
+                  "to be faster (auto)")
       ->type_name("U");
   add_integer(command, "--threads", flags->threads, 1, compute_flags_detail::most_threads,
               "Threads of CPU kernels (one per core)");

@@ -44,41 +44,47 @@ void add_overwrite_flag(CLI::App& command, bool& target) {
   command.add_flag("--overwrite", target, "Outputs may replace files of other kinds, but not inputs or each other");
 }
 
+CLI::Option* add_text(CLI::App& command, const std::string& flag, const std::string& type, const std::string& help,
+                      std::function<void(const std::string&)> read) {
+  return command.add_option_function(flag, std::move(read), help)->type_name(type);
+}
+
 CLI::Option* add_size(CLI::App& command, const std::string& flag, std::size_t& target, const std::string& help) {
-  return command
-      .add_option_function<std::string>(
-          flag,
-          [&target, flag](const std::string& text) {
-            target = parse_bytes(flag, text);
-            if (target == 0) refuse_value(flag, "at least 1 byte", text);
-          },
-          help)
-      ->type_name("SIZE");
+  return add_text(command, flag, "SIZE", help, [&target, flag](const std::string& text) {
+    target = parse_bytes(flag, text);
+    if (target == 0) refuse_value(flag, "at least 1 byte", text);
+  });
 }
 
 CLI::Option* add_integer(CLI::App& command, const std::string& flag, std::int64_t& target, std::int64_t low,
                          std::int64_t high, const std::string& help) {
-  const auto read = [flag, &target, low, high](const std::string& text) {
+  return add_text(command, flag, "N", help, [flag, &target, low, high](const std::string& text) {
     target = parse_integer(flag, text, low, high);
-  };
-  return command.add_option_function<std::string>(flag, read, help)->type_name("N");
+  });
 }
 
 CLI::Option* add_number(CLI::App& command, const std::string& flag, double& target, double low, double high,
                         const std::string& help) {
-  const auto read = [flag, &target, low, high](const std::string& text) {
+  return add_text(command, flag, "X", help, [flag, &target, low, high](const std::string& text) {
     target = parse_number(flag, text, low, high);
-  };
-  return command.add_option_function<std::string>(flag, read, help)->type_name("X");
+  });
+}
+
+void add_seed(CLI::App& command, std::uint64_t& target, const std::string& help) {
+  add_text(command, "--seed", "N", help, [&target](const std::string& text) {
+    target = static_cast<std::uint64_t>(parse_integer("--seed", text, 0, std::numeric_limits<std::int64_t>::max()));
+  });
+}
+
+void add_device(CLI::App& command, memory::Device& target, const std::string& help) {
+  add_text(command, "--device", "DEVICE", help,
+           [&target](const std::string& text) { target = parse_device_flag("--device", text); });
 }
 
 void add_model_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup) {
   using flags_detail::largest_size;
   models::Setup& s = *setup;  // the callbacks below share `setup`, so it lives as long as the parser
-  command
-      .add_option_function<std::string>(
-          "MODEL", [setup](const std::string& text) { setup->model = text; }, "Model, as 'thimble models' lists them")
-      ->required();
+  command.add_option("MODEL", s.model, "Model, as 'thimble models' lists them")->required();
   add_integer(command, "--batch", s.batch, 1, largest_size, "Samples per step (8)");
   add_integer(command, "--seq", s.sizes.sequence, 1, largest_size, "Tokens per sample (the model's)");
   add_integer(command, "--image", s.sizes.image, 1, largest_size, "Height and width of images in pixels (the model's)");
@@ -90,23 +96,10 @@ void add_model_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
   add_integer(command, "--mlp", s.sizes.hidden, 1, largest_size,
               "Llama: width inside the feed-forward layer (in proportion to --width)");
   add_technique_flags(command, setup, {models::FlagSet::sizes});
-  command
-      .add_option_function<std::string>(
-          "--shared-kernels",
-          [setup](const std::string& text) {
-            setup->sizes.shares_kernels = parse_choice("--shared-kernels", text, "on", "off");
-          },
-          "sharedconv: convolutions share kernels (on) or have separate ones (off) (on)")
-      ->type_name("S");
-  command
-      .add_option_function<std::string>(
-          "--seed",
-          [setup](const std::string& text) {
-            setup->seed =
-                static_cast<std::uint64_t>(parse_integer("--seed", text, 0, std::numeric_limits<std::int64_t>::max()));
-          },
-          "Seed of initial values, batches and dropout (1)")
-      ->type_name("N");
+  add_text(
+      command, "--shared-kernels", "S", "sharedconv: convolutions share kernels (on) or have separate ones (off) (on)",
+      [&s](const std::string& text) { s.sizes.shares_kernels = parse_choice("--shared-kernels", text, "on", "off"); });
+  add_seed(command, s.seed, "Seed of initial values, batches and dropout (1)");
 }
 
 void add_technique_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup,

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <span>
@@ -47,5 +48,12 @@ CLI::Option* add_integer(CLI::App& command, const std::string& flag, std::int64_
                          std::int64_t high, const std::string& help);
 CLI::Option* add_number(CLI::App& command, const std::string& flag, double& target, double low, double high,
                         const std::string& help);
+
+/// Adds a flag whose text goes to `read`; help shows `type` behind it, MODEL has none.
+CLI::Option* add_text(CLI::App& command, const std::string& flag, const std::string& type, const std::string& help,
+                      std::function<void(const std::string&)> read);
+/// Adds --seed and --device; `target` outlives the parser.
+void add_seed(CLI::App& command, std::uint64_t& target, const std::string& help);
+void add_device(CLI::App& command, memory::Device& target, const std::string& help);
 
 }  // namespace thimble::bench

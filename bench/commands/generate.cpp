@@ -5,7 +5,6 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include <array>
 #include <cstdio>
 #include <iostream>
 #include <limits>
@@ -19,6 +18,7 @@
 #include <thimble/bench/commands/packing_report.h>
 #include <thimble/bench/commands/train_output.h>
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
 #include <thimble/memory/units.h>
 
 namespace thimble::bench {
@@ -130,10 +130,7 @@ void add_generate(CLI::App& program) {
   models::Setup& setup = options->shape.setup;
   setup.batch = 1;
   options->shape.tokens = 100;
-  command
-      ->add_option_function<std::string>(
-          "MODEL", [options](const std::string& text) { options->shape.setup.model = text; },
-          "Model of the GPT or Llama family, as 'thimble models' lists them")
+  command->add_option("MODEL", setup.model, "Model of the GPT or Llama family, as 'thimble models' lists them")
       ->required();
   command
       ->add_option("--weights", options->weights,
@@ -158,22 +155,10 @@ void add_generate(CLI::App& program) {
               "Draw from the K most likely tokens; 0: from all (0)");
   add_number(*command, "--top-p", options->sampling.top_p, 0, 1,
              "Draw from the most likely tokens whose probabilities reach this (1)");
-  command
-      ->add_option_function<std::string>(
-          "--seed",
-          [options](const std::string& text) {
-            options->shape.setup.seed =
-                static_cast<std::uint64_t>(parse_integer("--seed", text, 0, std::numeric_limits<std::int64_t>::max()));
-          },
-          "Seed of the draws (1)")
-      ->type_name("N");
+  add_seed(*command, setup.seed, "Seed of the draws (1)");
   add_technique_flags(*command, std::shared_ptr<models::Setup>(options, &setup), {models::FlagSet::dtypes});
   add_size(*command, "--budget", options->budget_bytes, "Bytes that the arena may commit (no limit)");
-  command
-      ->add_option_function<std::string>(
-          "--device", [options](const std::string& text) { options->device = parse_device_flag("--device", text); },
-          "cpu, cuda or cuda:N (cpu)")
-      ->type_name("DEVICE");
+  add_device(*command, options->device, "cpu, cuda or cuda:N (cpu)");
   add_compute_flags(*command);
   const auto is_json = std::make_shared<bool>(false);
   command->add_flag("--json", *is_json, "Print JSON");
@@ -184,10 +169,9 @@ namespace generation_output_detail {
 
 constexpr std::int64_t most_positions = std::int64_t{1} << 24;
 
-constexpr std::array<std::string_view, 21> of_generation{
-    "MODEL", "--batch",   "--seq",     "--layers",        "--heads",   "--width",    "--kv-heads",
-    "--mlp", "--seed",    "--dtype",   "--precision",     "--budget",  "--device",   "--json",
-    "--isa", "--cpu-dot", "--threads", "--prompt-tokens", "--context", "--generate", "--cache"};
+constexpr std::string_view of_generation =
+    "MODEL --batch --seq --layers --heads --width --kv-heads --mlp --seed --dtype --precision --budget --device --json "
+    "--isa --cpu-dot --threads --prompt-tokens --context --generate --cache";
 
 DType parse_cache(const std::string& text) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::i8, DType::f8e4m3, DType::f8e5m2}) {
@@ -255,11 +239,8 @@ void add_cache_flags(CLI::App& command, const std::shared_ptr<models::Generation
   using namespace generation_output_detail;
   add_integer(command, "--context", shape->context, 1, most_positions,
               "Positions of the key-value cache, prompt included (" + context_default + ")");
-  command
-      .add_option_function<std::string>(
-          "--cache", [shape](const std::string& text) { shape->cache = parse_cache(text); },
-          "Dtype of cached keys and values: f32, f16, bf16, i8, f8e4m3, f8e5m2 (as computed)")
-      ->type_name("D");
+  add_text(command, "--cache", "D", "Dtype of cached keys and values: f32, f16, bf16, i8, f8e4m3, f8e5m2 (as computed)",
+           [shape](const std::string& text) { shape->cache = parse_cache(text); });
 }
 
 void add_generation_flags(CLI::App& command, const std::shared_ptr<GenerationFlags>& flags) {
@@ -272,7 +253,7 @@ void add_generation_flags(CLI::App& command, const std::shared_ptr<GenerationFla
 void plan_generation(const CLI::App& command, const GenerationFlags& flags, const models::Setup& setup,
                      memory::Device device, std::size_t budget_bytes, bool is_json) {
   using namespace generation_output_detail;
-  require_flags(command, of_generation, "a training step", "--generate");
+  require_flags(command, split(of_generation, ' '), "a training step", "--generate");
   models::GenerationShape shape = flags.shape;
   shape.setup = setup;
   if (command.get_option("--batch")->count() == 0) shape.setup.batch = 1;

@@ -11,73 +11,21 @@
 #include <thimble/bench/commands/ranks.h>
 #include <thimble/bench/commands/train_output.h>
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/training/costs.h>
 
 namespace thimble::bench {
 namespace layouts_detail {
 
-constexpr std::string_view of_layouts[] = {"MODEL",
-                                           "--batch",
-                                           "--seq",
-                                           "--image",
-                                           "--layers",
-                                           "--heads",
-                                           "--kv-heads",
-                                           "--width",
-                                           "--mlp",
-                                           "--window",
-                                           "--shared-kernels",
-                                           "--dropout",
-                                           "--data",
-                                           "--tokenizer",
-                                           "--weights",
-                                           "--seed",
-                                           "--dtype",
-                                           "--precision",
-                                           "--optimizer",
-                                           "--state",
-                                           "--full-state",
-                                           "--optimizer-rank",
-                                           "--clip",
-                                           "--loss-scale",
-                                           "--loss-scale-interval",
-                                           "--fp8-strict",
-                                           "--fp8-history",
-                                           "--fp8-margin",
-                                           "--fp8-hybrid",
-                                           "--head",
-                                           "--feed-forward",
-                                           "--lora",
-                                           "--lora-alpha",
-                                           "--lora-targets",
-                                           "--lora-dropout",
-                                           "--adapters",
-                                           "--base",
-                                           "--recompute-blocks",
-                                           "--micro-batches",
-                                           "--ranks",
-                                           "--tp",
-                                           "--sequence-parallel",
-                                           "--cp",
-                                           "--pp",
-                                           "--pipeline",
-                                           "--zero",
-                                           "--bucket",
-                                           "--read-ahead",
-                                           "--fuse-optimizer",
-                                           "--memory",
-                                           "--dp",
-                                           "--per-node",
-                                           "--inside",
-                                           "--between",
-                                           "--hardware",
-                                           "--device",
-                                           "--tf32",
-                                           "--isa",
-                                           "--cpu-dot",
-                                           "--threads",
-                                           "--json"};
+constexpr std::string_view of_layouts =
+    "MODEL --batch --seq --image --layers --heads --kv-heads --width --mlp --window --shared-kernels --dropout "
+    "--data --tokenizer --weights --seed --dtype --precision --optimizer --state --full-state --optimizer-rank "
+    "--clip --loss-scale --loss-scale-interval --fp8-strict --fp8-history --fp8-margin --fp8-hybrid --head "
+    "--feed-forward --lora --lora-alpha --lora-targets --lora-dropout --adapters --base --recompute-blocks "
+    "--micro-batches --ranks --tp --sequence-parallel --cp --pp --pipeline --zero --bucket --read-ahead "
+    "--fuse-optimizer --memory --dp --per-node --inside --between --hardware --device --tf32 --isa --cpu-dot "
+    "--threads --json";
 
 std::string link_names() {
   std::string names;
@@ -191,37 +139,27 @@ void add_layout_flags(CLI::App& command, const std::shared_ptr<LayoutFlags>& fla
   add_size(command, "--memory", flags->cluster.memory_bytes,
            "Bytes of each rank: find the fastest layout of --ranks that fits; given flags of the layout stay");
   const auto number = [&](const char* flag, int& target, const char* help) {
-    command
-        .add_option_function<std::string>(
-            flag,
-            [&target, flag](const std::string& text) {
-              target = static_cast<int>(parse_integer(flag, text, 1, 65536));
-            },
-            help)
-        ->type_name("N");
+    add_text(command, flag, "N", help, [&target, flag](const std::string& text) {
+      target = static_cast<int>(parse_integer(flag, text, 1, 65536));
+    });
   };
   number("--dp", flags->dp, "With --memory: data-parallel degree (chosen)");
   number("--per-node", flags->cluster.per_node, "With --memory: ranks per node (8)");
   const auto link = [&](const char* flag, dist::Link& target, const std::string& help) {
-    command
-        .add_option_function<std::string>(
-            flag,
-            [&target, flag](const std::string& text) {
-              try {
-                target = dist::link(text);
-              } catch (const ValueError&) {
-                refuse_value(flag, "one of " + layouts_detail::link_names(), text);
-              }
-            },
-            help)
-        ->type_name("LINK");
+    add_text(command, flag, "LINK", help, [&target, flag](const std::string& text) {
+      try {
+        target = dist::link(text);
+      } catch (const ValueError&) {
+        refuse_value(flag, "one of " + layouts_detail::link_names(), text);
+      }
+    });
   };
   link("--inside", flags->cluster.inside, "Link in a node: " + layouts_detail::link_names() + " (nvlink-4)");
   link("--between", flags->cluster.between, "Link between nodes, one of --inside (infiniband-400)");
 }
 
 void plan_layout(const CLI::App& command, const LayoutFlags& flags, const models::PlanOptions& options, bool is_json) {
-  require_flags(command, layouts_detail::of_layouts, "the plan of a run", "--memory");
+  require_flags(command, split(layouts_detail::of_layouts, ' '), "the plan of a run", "--memory");
   const auto is_given = [&](const char* flag) { return command.get_option(flag)->count() > 0; };
   models::FixedLayout fixed;
   if (flags.dp > 0) fixed.dp = flags.dp;

@@ -86,14 +86,8 @@ void add_pack(CLI::App& program) {
       ->required();
   add_size(*command, "--capacity", flags->capacity, "Height to reach, as in 512MiB; exit status 3 if it is not met");
   add_number(*command, "--seconds", flags->seconds, 0, 1e6, "Seconds of search (10)");
-  command
-      ->add_option_function<std::string>(
-          "--alignment",
-          [flags](const std::string& text) {
-            flags->alignment = parse_integer("--alignment", text, 1, std::int64_t{1} << 30);
-          },
-          "Power of two that sizes are rounded up to and offsets are multiples of (1)")
-      ->type_name("N");
+  add_integer(*command, "--alignment", flags->alignment, 1, std::int64_t{1} << 30,
+              "Power of two that sizes are rounded up to and offsets are multiples of (1)");
   command->add_option("--out", flags->output, "Write the CSV with a column offset");
   command->add_flag("--json", flags->is_json, "Print JSON");
   add_overwrite_flag(*command, flags->overwrites);

@@ -116,12 +116,8 @@ void add_quantize(CLI::App& program) {
   models::QuantizeOptions& o = *options;
   command->add_option("--weights", o.weights, "Trained parameters in safetensors")->required();
   command->add_option("--data", o.data, "Data as for 'train', whose training part calibrates")->required();
-  command
-      ->add_option_function<std::string>(
-          "--calibrator",
-          [options](const std::string& text) { options->calibration.calibrator = nn::quant::parse_calibrator(text); },
-          "Range of activations: max, percentile, entropy or mse (mse)")
-      ->type_name("NAME");
+  add_text(*command, "--calibrator", "NAME", "Range of activations: max, percentile, entropy or mse (mse)",
+           [&o](const std::string& text) { o.calibration.calibrator = nn::quant::parse_calibrator(text); });
   const CLI::Option* const percent = add_number(*command, "--percent", o.calibration.percent, 1, 100,
                                                 "With --calibrator percentile: percent of values in range (99.99)");
   const auto is_symmetric = std::make_shared<bool>(false), is_per_tensor = std::make_shared<bool>(false);
@@ -131,11 +127,7 @@ void add_quantize(CLI::App& program) {
               "Batches to calibrate on (4)");
   add_integer(*command, "--eval-batches", o.eval_batches, 0, quantize_detail::most_batches,
               "Batches to compare on; 0: all (0)");
-  command
-      ->add_option_function<std::string>(
-          "--device", [options](const std::string& text) { options->device = parse_device_flag("--device", text); },
-          "Device to calibrate and compare on: cpu, cuda or cuda:N (cpu)")
-      ->type_name("DEVICE");
+  add_device(*command, o.device, "Device to calibrate and compare on: cpu, cuda or cuda:N (cpu)");
   command->add_option("--save", o.save, "8-bit file to write");
   add_overwrite_flag(*command, o.overwrites);
   const auto is_json = std::make_shared<bool>(false);
