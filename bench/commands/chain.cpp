@@ -157,42 +157,24 @@ void print_table(const remat::Frontier& frontier) {
   }
 }
 
-// Says on standard error every few seconds that a long chain is still being solved: n stages without two alike have
-// n^3 / 6 splits.
-class Progress {
- public:
-  explicit Progress(std::size_t stages) : stages_(stages), thread_([this] { run(); }) {}
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
-  ~Progress() {
-    {
-      const std::lock_guard lock(mutex_);
-      is_over_ = true;
-    }
-    over_.notify_one();
-    thread_.join();
-  }
-
- private:
-  void run() {
+// Says on standard error every few seconds, until it is destroyed, that a long chain is still being solved: n stages
+// without two alike have n^3 / 6 splits.
+std::jthread progress_of(std::size_t stages) {
+  return std::jthread([stages](const std::stop_token& stop) {
     constexpr int seconds = 3;
-    std::unique_lock lock(mutex_);
-    for (int passed = seconds; !over_.wait_for(lock, std::chrono::seconds(seconds), [this] { return is_over_; });
-         passed += seconds) {
-      std::fprintf(stderr, "chain: solving %zu stages, %d s%s\n", stages_, passed,
+    std::mutex mutex;
+    std::unique_lock lock(mutex);
+    for (int passed = seconds;; passed += seconds) {
+      std::condition_variable_any().wait_for(lock, stop, std::chrono::seconds(seconds), [] { return false; });
+      if (stop.stop_requested()) return;
+      std::fprintf(stderr, "chain: solving %zu stages, %d s%s\n", stages, passed,
                    passed == seconds ? "; fewer stages, or more that are alike, take less" : "");
     }
-  }
-
-  std::size_t stages_;
-  std::mutex mutex_;
-  std::condition_variable over_;
-  bool is_over_ = false;
-  std::thread thread_;  // declared last: it reads the members above
-};
+  });
+}
 
 remat::Frontier solve(const remat::Chain& chain) {
-  const Progress progress(chain.size());
+  const std::jthread progress = progress_of(chain.size());
   return remat::Frontier(chain);
 }
 
@@ -240,11 +222,8 @@ void add_chain(CLI::App& program) {
   command->add_option("STAGES", flags->stages,
                       "OUTPUT:KEPT:FORWARD:BACKWARD of each stage: bytes of its output, bytes kept inside, two times");
   command->add_option("--file", flags->file, "File of stages, one a line; # begins a comment");
-  command
-      ->add_option_function<std::string>(
-          "--input", [flags](const std::string& text) { flags->input = parse_bytes("--input", text); },
-          "Bytes of the input of the chain (0)")
-      ->type_name("SIZE");
+  add_text(*command, "--input", "SIZE", "Bytes of the input of the chain (0)",
+           [flags](const std::string& text) { flags->input = parse_bytes("--input", text); });
   add_size(*command, "--budget", flags->budget,
            "Bytes: show the operations of the best schedule within them (no schedule)");
   command->add_option("--svg", flags->picture, "Draw the schedule of --budget, else of the least bytes");
