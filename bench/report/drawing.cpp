@@ -12,9 +12,10 @@ namespace legend_detail {
 constexpr std::string_view fonts =
     "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,'Liberation Sans',sans-serif";
 
-std::string attribute(std::string_view name, const std::string& value) {
+std::string attribute(std::string_view name, std::string_view value) {
   return std::string(" ").append(name).append("=\"").append(value).append("\"");
 }
+std::string attribute(std::string_view name, double value) { return attribute(name, coordinate(value)); }
 
 constexpr std::array<const char*, 7> byte_units = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
 
@@ -132,28 +133,10 @@ std::string coordinate(double value) {
   return text += std::to_string(rest % 10 == 0 ? rest / 10 : rest);
 }
 
-SvgPath& SvgPath::move(double x, double y) {
-  commands_.append("M").append(coordinate(x)).append(" ").append(coordinate(y));
-  return *this;
-}
-
-SvgPath& SvgPath::line(double x, double y) {
-  commands_.append("L").append(coordinate(x)).append(" ").append(coordinate(y));
-  return *this;
-}
-
-SvgPath& SvgPath::horizontal(double x) {
-  commands_.append("H").append(coordinate(x));
-  return *this;
-}
-
-SvgPath& SvgPath::vertical(double y) {
-  commands_.append("V").append(coordinate(y));
-  return *this;
-}
-
-SvgPath& SvgPath::close() {
-  commands_.append("Z");
+SvgPath& SvgPath::add(char command, std::initializer_list<double> numbers) {
+  commands_ += command;
+  for (const double& number : numbers)
+    commands_.append(&number == numbers.begin() ? "" : " ").append(coordinate(number));
   return *this;
 }
 
@@ -171,18 +154,18 @@ std::string Svg::attributes(const Look& look) {
   } else {
     use(look.fill);
     classes.append("f-").append(look.fill.name);
-    if (medium_ == Medium::file) result += attribute("fill", std::string(look.fill.light));
+    if (medium_ == Medium::file) result += attribute("fill", look.fill.light);
   }
   if (!look.stroke.name.empty()) {
     use(look.stroke);
     if (!classes.empty()) classes += " ";
     classes.append("s-").append(look.stroke.name);
-    if (medium_ == Medium::file) result += attribute("stroke", std::string(look.stroke.light));
-    if (look.stroke_width != 1) result += attribute("stroke-width", coordinate(look.stroke_width));
+    if (medium_ == Medium::file) result += attribute("stroke", look.stroke.light);
+    if (look.stroke_width != 1) result += attribute("stroke-width", look.stroke_width);
     if (look.keeps_width) result += attribute("vector-effect", "non-scaling-stroke");
-    if (!look.dashes.empty()) result += attribute("stroke-dasharray", std::string(look.dashes));
+    if (!look.dashes.empty()) result += attribute("stroke-dasharray", look.dashes);
   }
-  if (look.opacity != 1) result += attribute("opacity", coordinate(look.opacity));
+  if (look.opacity != 1) result += attribute("opacity", look.opacity);
   return attribute("class", classes) + result;
 }
 
@@ -197,26 +180,21 @@ void Svg::element(std::string_view name, const std::string& geometry, const Look
 
 void Svg::line(double x1, double y1, double x2, double y2, const Look& look) {
   using legend_detail::attribute;
-  element("line",
-          attribute("x1", coordinate(x1)) + attribute("y1", coordinate(y1)) + attribute("x2", coordinate(x2)) +
-              attribute("y2", coordinate(y2)),
-          look, {});
+  element("line", attribute("x1", x1) + attribute("y1", y1) + attribute("x2", x2) + attribute("y2", y2), look, {});
 }
 
 void Svg::rectangle(double x, double y, double width, double height, const Look& look, double radius,
                     std::string_view hover) {
   using legend_detail::attribute;
-  std::string geometry = attribute("x", coordinate(x)) + attribute("y", coordinate(y)) +
-                         attribute("width", coordinate(width)) + attribute("height", coordinate(height));
-  if (radius > 0) geometry += attribute("rx", coordinate(radius));
+  std::string geometry =
+      attribute("x", x) + attribute("y", y) + attribute("width", width) + attribute("height", height);
+  if (radius > 0) geometry += attribute("rx", radius);
   element("rect", geometry, look, hover);
 }
 
 void Svg::circle(double x, double y, double radius, const Look& look, std::string_view hover) {
   using legend_detail::attribute;
-  element("circle",
-          attribute("cx", coordinate(x)) + attribute("cy", coordinate(y)) + attribute("r", coordinate(radius)), look,
-          hover);
+  element("circle", attribute("cx", x) + attribute("cy", y) + attribute("r", radius), look, hover);
 }
 
 void Svg::path(const SvgPath& path, const Look& look, std::string_view hover) {
@@ -226,18 +204,18 @@ void Svg::path(const SvgPath& path, const Look& look, std::string_view hover) {
 void Svg::text(double x, double y, std::string_view text, const TextLook& look) {
   using legend_detail::attribute;
   use(look.fill);
-  std::string head = "<text" + attribute("x", coordinate(x)) + attribute("y", coordinate(y));
+  std::string head = "<text" + attribute("x", x) + attribute("y", y);
   std::string classes = std::string("f-").append(look.fill.name);
   if (look.has_halo) {
     use(paints::surface);
     classes.append(" s-").append(paints::surface.name);
     head += " stroke-width=\"4\" stroke-linejoin=\"round\" paint-order=\"stroke\"";
-    if (medium_ == Medium::file) head += attribute("stroke", std::string(paints::surface.light));
+    if (medium_ == Medium::file) head += attribute("stroke", paints::surface.light);
   }
-  head += attribute("class", classes) + attribute("font-size", coordinate(look.size));
-  if (look.anchor != "start") head += attribute("text-anchor", std::string(look.anchor));
+  head += attribute("class", classes) + attribute("font-size", look.size);
+  if (look.anchor != "start") head += attribute("text-anchor", look.anchor);
   if (look.is_bold) head += " font-weight=\"600\"";
-  if (medium_ == Medium::file) head += attribute("fill", std::string(look.fill.light));
+  if (medium_ == Medium::file) head += attribute("fill", look.fill.light);
   body_.append(head).append(">").append(escape_markup(text)).append("</text>\n");
 }
 
@@ -249,8 +227,8 @@ void Svg::begin_group(std::string_view attributes) {
 void Svg::begin_window(double left, double top, double right, double bottom, double units) {
   using legend_detail::attribute;
   const std::string height = coordinate(bottom - top);
-  body_ += "<svg class=\"window\"" + attribute("x", coordinate(left)) + attribute("y", coordinate(top)) +
-           attribute("width", coordinate(right - left)) + attribute("height", height) +
+  body_ += "<svg class=\"window\"" + attribute("x", left) + attribute("y", top) + attribute("width", right - left) +
+           attribute("height", height) +
            attribute("viewBox", "0 " + coordinate(top) + " " + coordinate(units) + " " + height) +
            " preserveAspectRatio=\"none\">\n";
   open_.push_back("svg");
@@ -279,9 +257,8 @@ std::string Svg::finish() const {
   std::string document;
   if (medium_ == Medium::file) document += "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n";
   document += "<svg xmlns=\"http://www.w3.org/2000/svg\"" + attribute("viewBox", "0 0 " + size);
-  if (medium_ == Medium::file)
-    document += attribute("width", coordinate(width_)) + attribute("height", coordinate(height_));
-  document += " role=\"img\"" + attribute("font-family", std::string(legend_detail::fonts));
+  if (medium_ == Medium::file) document += attribute("width", width_) + attribute("height", height_);
+  document += " role=\"img\"" + attribute("font-family", legend_detail::fonts);
   if (medium_ == Medium::page) {
     return "<div class=\"drawing\"><div class=\"scroll\">\n" + document +
            attribute("aria-label", escape_markup(title_ + ". " + description_)) + ">\n" + body_ + "</svg>\n</div>" +

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <set>
 #include <string>
@@ -42,14 +43,16 @@ struct TextLook {
 /// The path commands of a polygon or line, built point by point.
 class SvgPath {
  public:
-  SvgPath& move(double x, double y);
-  SvgPath& line(double x, double y);
-  SvgPath& horizontal(double x);
-  SvgPath& vertical(double y);
-  SvgPath& close();
+  SvgPath& move(double x, double y) { return add('M', {x, y}); }
+  SvgPath& line(double x, double y) { return add('L', {x, y}); }
+  SvgPath& horizontal(double x) { return add('H', {x}); }
+  SvgPath& vertical(double y) { return add('V', {y}); }
+  SvgPath& close() { return add('Z', {}); }
   const std::string& commands() const noexcept { return commands_; }
 
  private:
+  SvgPath& add(char command, std::initializer_list<double> numbers);
+
   std::string commands_;
 };
 
