@@ -51,26 +51,12 @@ Result run(const MakeRun& make, memory::Device device, std::vector<StepPlacement
     const std::unique_ptr<TrainingRun> run = make(device);
     Witness witness(*run);
     const auto start = std::chrono::steady_clock::now();
-    const auto step = [&] {
-      if (stack.placed == nullptr || run->begins_placed_steps()) return run->step();
-      const PlacedArena::Step replay(*stack.placed);
-      run->step();
-    };
-    const auto release_region = [&] {
-      if (stack.placed != nullptr) stack.placed->release_region();
-    };
     for (std::int64_t i = 0; i < options.steps; ++i) {
-      step();
+      run_step(*run, stack);
       witness.note_step(result.trajectory);
       if (options.progress) options.progress(is_planned, i);
     }
-    if (options.finishes) {
-      release_region();
-      run->finish([&] {
-        step();
-        release_region();
-      });
-    }
+    if (options.finishes) finish_run(*run, stack);
     result.run.ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   }
   result.run.peak_bytes = stack.arena->statistics().peak_committed_bytes;

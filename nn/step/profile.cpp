@@ -45,6 +45,23 @@ std::size_t tier_bytes(const optim::Optimizer& optimizer, const StepOptions& opt
   return bytes;
 }
 
+void run_step(TrainingRun& run, const memory::Stack& stack) {
+  if (stack.placed == nullptr || run.begins_placed_steps()) return run.step();
+  const PlacedArena::Step replay(*stack.placed);
+  run.step();
+}
+
+void finish_run(TrainingRun& run, const memory::Stack& stack) {
+  const auto release_region = [&] {
+    if (stack.placed != nullptr) stack.placed->release_region();
+  };
+  release_region();
+  run.finish([&] {
+    run_step(run, stack);
+    release_region();
+  });
+}
+
 TapeGraph record_step(memory::Device device, const MakeRun& make,
                       const std::function<void(TrainingRun&, const TapeGraph&)>& look) {
   const memory::Stack stack = memory::make_resource(dry(device), profile_options(dry(device)));
@@ -72,21 +89,13 @@ MemoryProfile profile_training(memory::Device device, const MakeRun& make, std::
     profile.parameters = run->parameters();
     run->options().recording.nodes = &profile.nodes;
     if (wants_trace) profile.setup_end = stack.trace->event_count();
-    const auto step = [&] {
-      if (stack.placed == nullptr || run->begins_placed_steps()) return run->step();
-      const PlacedArena::Step replay(*stack.placed);
-      run->step();
-    };
-    const auto release_region = [&] {
-      if (stack.placed != nullptr) stack.placed->release_region();
-    };
     const bool may_go_on = steps > 1 && !wants_trace;
     const auto is_done = [&] {
       return profile.steps >= steps && (profile.is_steady || !may_go_on || profile.steps >= profile_detail::most_steps);
     };
     for (std::uint64_t before = 0; !is_done(); ++profile.steps) {
       const auto start = std::chrono::steady_clock::now();
-      step();
+      run_step(*run, stack);
       if (wants_trace) profile.step_ends.push_back(stack.trace->event_count());
       const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
       if (!device.is_dry) profile.ms_per_step = elapsed.count();
@@ -94,11 +103,7 @@ MemoryProfile profile_training(memory::Device device, const MakeRun& make, std::
       profile.is_steady = profile.steps > 0 && digest == before;
       before = digest;
     }
-    release_region();
-    run->finish([&] {
-      step();
-      release_region();
-    });
+    finish_run(*run, stack);
     run->options().recording.nodes = nullptr;
     profile.tier_bytes = run->tier_bytes();
     if (device == cpu) {

@@ -46,6 +46,11 @@ class TrainingRun {
 /// Bytes that the tiers of a run's optimizer, parameters and steps occupy.
 std::size_t tier_bytes(const optim::Optimizer& optimizer, const StepOptions& options);
 
+/// Runs a step in a stack: in its placed arena, if there is one, a placed step.
+void run_step(TrainingRun& run, const memory::Stack& stack);
+/// Calls finish(), between whose steps a placed arena gives its region back.
+void finish_run(TrainingRun& run, const memory::Stack& stack);
+
 /// Makes a run whose tensors live on `device`.
 using MakeRun = std::function<std::unique_ptr<TrainingRun>(memory::Device device)>;
 
