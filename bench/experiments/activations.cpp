@@ -40,7 +40,7 @@ Both<ForwardBytes> forwards(const Rows& rows, const models::Setup& setup, const 
   return rows.both([&](memory::Device device) { return forward_bytes(device, setup, paths); });
 }
 
-std::pair<Bytes, ProcessBytes> process_of(const Both<ForwardBytes>& bytes) {
+std::pair<std::size_t, ProcessBytes> process_of(const Both<ForwardBytes>& bytes) {
   return {bytes.predicted.process.arena_bytes, bytes.measured.process};
 }
 
@@ -54,7 +54,7 @@ Figures family_figures(const Rows& rows, const Family& family, std::int64_t batc
   const models::Setup setup = setup_of(family.model, batch, {.image = family.image, .build = models::Build::textbook});
   // The literature's saved set, linear in the batch; the rest of what the textbook build keeps is named beside it.
   std::int64_t counted = 0;
-  std::vector<std::pair<std::string, Bytes>> remainder;
+  std::vector<std::pair<std::string, std::int64_t>> remainder;
   for (const models::Term& term : models::make_theory(setup.model, setup.sizes, setup.dtype).outside) {
     const bool is_counted = term.name == "input" || term.name == "conv outputs" || term.name == "relu outputs" ||
                             term.name == "pool output" || term.name == "fc input";

@@ -115,18 +115,15 @@ report::Experiment run_experiment(const ExperimentTable& table, const Experiment
 report::Row& Rows::add(Config config, const Figures& figures) {
   report::Row& row = experiment.rows.emplace_back();
   row.config = std::move(config);
-  const auto bytes = [](const std::optional<Bytes>& b) { return b ? std::optional(b->value) : std::nullopt; };
-  row.theory_bytes = bytes(figures.theory);
-  row.predicted_bytes = bytes(figures.predicted);
-  row.measured_bytes = bytes(figures.measured);
-  for (const auto& [name, term] : figures.remainder) row.remainder.emplace_back(name, term.value);
-  for (const auto& [name, number] : figures.numbers) row.numbers.emplace_back(name, number.value);
-  for (const ComparedBytes& c : figures.compared) row.compared.push_back({c.name, c.predicted.value, c.measured.value});
+  row.theory_bytes = figures.theory;
+  row.predicted_bytes = figures.predicted;
+  row.measured_bytes = figures.measured;
+  row.remainder = figures.remainder;
+  row.numbers = figures.numbers;
+  for (const auto& [name, predicted, measured] : figures.compared) row.compared.push_back({name, predicted, measured});
   row.no_process = figures.no_process;
   row.lacks = figures.lacks;
-  for (const auto& [predicted, process] : figures.processes) {
-    add_process(row, static_cast<std::size_t>(predicted.value), process);
-  }
+  for (const auto& [predicted, process] : figures.processes) add_process(row, predicted, process);
   return row;
 }
 

@@ -2,13 +2,13 @@
 // The memory-scaling experiments of `thimble reproduce`. Each is a table: the rows that are run, with theory,
 // prediction (dry run) and measurement (real run) side by side, their columns, and plots of them. One runner fills all.
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -61,33 +61,13 @@ struct ExperimentOptions {
   std::function<void(const std::string&)> progress = [](const std::string&) {};  ///< called before every run
 };
 
-/// Figures of rows are given as numbers of any type.
-template <class T>
-concept AnyNumber = std::integral<T> || std::floating_point<T>;
-struct Number {
-  template <AnyNumber T>
-  Number(T number)  // NOLINT(google-explicit-constructor): a figure as it is
-      : value(static_cast<double>(number)) {}
-  double value;
-};
-struct Bytes {
-  template <AnyNumber T>
-  Bytes(T bytes)  // NOLINT(google-explicit-constructor): a figure as it is
-      : value(static_cast<std::int64_t>(bytes)) {}
-  std::int64_t value;
-};
-struct ComparedBytes {
-  std::string name;
-  Bytes predicted, measured;
-};
-
-/// The figures of a row (report::Row). A missing figure is unknown.
+/// The figures of a row (report::Row), given as numbers of any type. A missing figure is unknown.
 struct Figures {
-  std::optional<Bytes> theory = {}, predicted = {}, measured = {};
-  std::vector<std::pair<std::string, Bytes>> remainder = {};
-  std::vector<std::pair<std::string, Number>> numbers = {};
-  std::vector<ComparedBytes> compared = {};
-  std::vector<std::pair<Bytes, ProcessBytes>> processes = {};  ///< of its runs, each behind its predicted peak
+  std::optional<std::int64_t> theory = {}, predicted = {}, measured = {};
+  std::vector<std::pair<std::string, std::int64_t>> remainder = {};
+  std::vector<std::pair<std::string, double>> numbers = {};
+  std::vector<std::tuple<std::string, std::int64_t, std::int64_t>> compared = {};  ///< names, predicted and measured
+  std::vector<std::pair<std::size_t, ProcessBytes>> processes = {};  ///< of its runs, each behind its predicted peak
   std::string no_process = {}, lacks = {};
 };
 

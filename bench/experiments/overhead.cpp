@@ -92,7 +92,7 @@ class Runner {
 struct Timed {
   TapeTimes least = {};
   std::size_t peak_bytes = 0;
-  std::vector<std::pair<Bytes, ProcessBytes>> processes = {};
+  std::vector<std::pair<std::size_t, ProcessBytes>> processes = {};
 
   double ms() const {
     double seconds = 0;

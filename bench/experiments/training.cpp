@@ -251,7 +251,7 @@ std::string run_eight_bits(Rows& rows) {
                const nn::MemoryProfile step =
                    nn::profile_training(dry(options.device), planned_run(training_program(prepared), prepared.plan));
                Figures figures = training_figures(result);
-               const auto add = [&](const char* name, const Number& n) { figures.numbers.emplace_back(name, n); };
+               const auto add = [&](const char* name, auto number) { figures.numbers.emplace_back(name, number); };
                add("validation_change", change);
                if (!one.saved.empty()) {
                  const nn::GradientReport report = gradients(*trained, prepared);
