@@ -151,7 +151,7 @@ const std::vector<ExperimentTable>& all_experiments() {
       {"techniques",
        "Peaks under every technique, predicted and measured",
        "Does the dry run tell the peak to the byte whatever is done to need less?",
-       "predicted: a dry run of two steps; measured: the real run. ComparedBytes as integers are the bytes that the "
+       "predicted: a dry run of two steps; measured: the real run. Compared as integers are the bytes that the "
        "arena committed, its height, the live bytes, the load, what is offloaded, and the kernel's count of "
        "resident bytes. A budget is given as a share of the way from the smallest plan to keeping everything; every "
        "technique is what it is called in the library, and <i>average</i> a moving average of the weights that is "
