@@ -41,6 +41,7 @@ StopSignals::StopSignals() {
 }
 
 StopSignals::~StopSignals() {
+  if (stop_signal() != 0) return;  // the process is about to end as that one asked; others on its way change nothing
   for (const Taken& taken : taken_) sigaction(taken.number, &taken.before, nullptr);
 }
 

@@ -17,7 +17,8 @@ namespace thimble::bench {
 
 class StopSignals {
  public:
-  /// Takes the signals over; the destructor gives them back. One object at a time, as handlers belong to the process.
+  /// Takes the signals over; the destructor gives them back where none asked for an end. One object at a time, as
+  /// handlers belong to the process.
   StopSignals();
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
