@@ -45,8 +45,8 @@ void add_overwrite_flag(CLI::App& command, bool& target) {
 }
 
 CLI::Option* add_text(CLI::App& command, const std::string& flag, const std::string& type, const std::string& help,
-                      std::function<void(const std::string&)> read) {
-  return command.add_option_function(flag, std::move(read), help)->type_name(type);
+                      const std::function<void(const std::string&)>& read) {
+  return command.add_option_function(flag, read, help)->type_name(type);
 }
 
 CLI::Option* add_size(CLI::App& command, const std::string& flag, std::size_t& target, const std::string& help) {

@@ -51,7 +51,7 @@ CLI::Option* add_number(CLI::App& command, const std::string& flag, double& targ
 
 /// Adds a flag whose text goes to `read`; help shows `type` behind it, MODEL has none.
 CLI::Option* add_text(CLI::App& command, const std::string& flag, const std::string& type, const std::string& help,
-                      std::function<void(const std::string&)> read);
+                      const std::function<void(const std::string&)>& read);
 /// Adds --seed and --device; `target` outlives the parser.
 void add_seed(CLI::App& command, std::uint64_t& target, const std::string& help);
 void add_device(CLI::App& command, memory::Device& target, const std::string& help);
