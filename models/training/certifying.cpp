@@ -31,7 +31,7 @@ nn::Certificate certify_training(const PreparedTraining& prepared) {
 
 namespace packing_gradients_detail {
 
-/// The plan with what it packs kept as it is.
+/// The plan without its packing: it keeps those tensors as they are.
 std::shared_ptr<const TapePlan> without_packing(const std::shared_ptr<const TapePlan>& plan) {
   if (!plan) return nullptr;
   auto exact = std::make_shared<TapePlan>(*plan);

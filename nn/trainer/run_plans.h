@@ -47,7 +47,7 @@ struct ShapePlan {
     return shapes == other.shapes && is_frozen == other.is_frozen &&
            std::find(values.begin(), values.end(), other.values) != values.end();
   }
-  /// Where every batch has values of its own, all of them would be a leak.
+  /// Where no two batches have the same values, the list would grow without end.
   void forget_values() {
     constexpr std::size_t max_values = 1024;
     if (values.size() > max_values) values.erase(values.begin() + 1, values.end() - max_values / 2);
