@@ -13,10 +13,10 @@ namespace thimble::models {
 /// none.
 nn::Certificate certify_training(const PreparedTraining& prepared);
 
-/// The gradients of a run's next batch with the tensors of its plan packed, against the same plan without that: at the
-/// parameters that the run begins with, those of a checkpoint that it goes on from. In an arena of its own, beside any
-/// budget. A dynamic loss scale is halved until all gradients are finite, as training would. Nothing is trained on or
-/// written. Throws what train() throws before its first step.
+/// Compares the gradients of a run's next batch under its plan with those under the same plan without packing. The
+/// parameters are the ones that the run begins with, from its checkpoint if it resumes. Uses a separate arena, outside
+/// any budget. Halves a dynamic loss scale until all gradients are finite, as training would. Trains and writes
+/// nothing. Throws what train() throws before its first step.
 nn::GradientReport packing_gradients(const PreparedTraining& prepared);
 
 }  // namespace thimble::models

@@ -10,7 +10,6 @@
 #include <thimble/core/launch/compute_capability.h>
 #include <thimble/core/threads/parallel.h>
 #include <thimble/memory/offload/file_tier.h>
-#include <thimble/memory/units.h>
 #include <thimble/models/techniques/technique.h>
 #include <thimble/models/techniques/tiers.h>
 #include <thimble/models/training/choices.h>

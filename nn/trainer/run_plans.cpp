@@ -135,8 +135,8 @@ void RunPlans::fit_smallest() {
   }
 }
 
-/// Places the steps of all keys, and runs them dry in that placement: twice each, and what comes after them. Returns
-/// the need of the rank that needs most, so that all of them decide alike.
+/// Places the steps of all keys, and runs them dry in that placement: each step twice, then the rest of the run.
+/// Returns the largest need of any rank, so that all ranks decide alike.
 std::size_t RunPlans::place() {
   const memory::Device on = dry(options_.device);
   if (program_.is_whole_run() && is_planned() && !options_.captures_steps) {  // its planner has done so

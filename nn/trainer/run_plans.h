@@ -55,7 +55,7 @@ struct ShapePlan {
   std::vector<std::shared_ptr<Planner>> planners;  // of each part; none without a budget
   std::vector<Plan> parts;                         // of which the tape's plan counts
   std::vector<StepPlacement> placement;            // of the first and of a steady step, all parts together
-  std::size_t first_plan = 0;                      // of those that all keys have together
+  std::size_t first_plan = 0;                      // index of its first one in RunPlans::placements()
   bool is_given = false;                           // by TrainerOptions::plan
 };
 

@@ -16,7 +16,6 @@
 #include <thimble/memory/offload/device_tier.h>
 #include <thimble/memory/offload/file_tier.h>
 #include <thimble/memory/policies/committed.h>
-#include <thimble/memory/process/process.h>
 #include <thimble/memory/summary.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/files/checkpoint.h>
