@@ -72,7 +72,7 @@ std::vector<CurvePoint> add_plans(Rows& rows, const std::string& name, const mod
   // Times are over the faster of the two heads: what the chunked one costs is the plan's to pay.
   const double of_heads =
       plain_step_seconds(rows.options.device, chunked) / plain_step_seconds(rows.options.device, fused);
-  const double base_s = planner.keep_everything().step_s / std::max(1.0, of_heads);
+  const double base_s = planner.kept_step_s() / std::max(1.0, of_heads);
   for (const nn::Plan& plan : planner.plans()) {
     rows.add({{"model", name}, {"what", "budget of " + format_bytes(plan.peak_bytes)}},
              [&] { return plan_figures(rows, chunked, plan, base_s, is_measured); });

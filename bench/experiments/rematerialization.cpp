@@ -291,8 +291,7 @@ class Planners {
     std::size_t number = 0;
     double time_overhead = 0, least = 0;  ///< over keeping everything; of the plan, and of any in its bytes
   };
-  const nn::Planner& whole() const { return *planners_.front(); }
-  const nn::Plan& keep_everything() const { return whole().keep_everything(); }
+  nn::Planner& whole() { return *planners_.front(); }
   std::size_t smallest_bytes() {
     std::size_t least = planners_.front()->smallest().peak_bytes;
     for (const auto& planner : planners_) least = std::min(least, planner->smallest().peak_bytes);
@@ -304,7 +303,7 @@ class Planners {
     for (std::size_t i = 0; i < planners_.size(); ++i) {
       if (planners_[i]->smallest().peak_bytes > budget_bytes) continue;
       const nn::Plan& plan = planners_[i]->fit(budget_bytes);
-      const double base_s = keep_everything().step_s;
+      const double base_s = whole().kept_step_s();
       if (best.plan && plan.step_s / base_s - 1 >= best.time_overhead) continue;
       best = {&plan, i, plan.step_s / base_s - 1, plan.least_step_s / base_s - 1};
     }
@@ -327,7 +326,7 @@ void add_rows(Rows& rows, const Table& table, const nn::Hardware& hardware, bool
   rows.say(std::string(table.net) + ", planning a batch of " + std::to_string(steps.batch));
   const double begin_ms = process::processor_ms();
   Planners planners(steps, table.cuts_batch, rows.options.device, hardware);
-  const std::size_t everything = planners.keep_everything().peak_bytes;
+  const std::size_t everything = planners.whole().keep_everything().peak_bytes;
   for (std::size_t i = 0; i < table.cells.size(); ++i) {
     if (is_measured && i % rows.sizes(std::size_t{6}, std::size_t{2}) != 0) continue;
     const Cell& cell = table.cells[i];

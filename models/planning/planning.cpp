@@ -117,13 +117,13 @@ nn::Plan inference_plan(const PlanOptions& options, PlanReport& report) {
 }
 
 /// What the peak of a training plan consists of: one more dry run.
-memory::CommittedParts parts_of(const PlanReport& report, memory::Device device) {
+memory::CommittedParts parts_of(const nn::Plan& plan, const nn::MakeRun& make, memory::Device device) {
   const auto run = [&](memory::Device on) {
-    std::unique_ptr<nn::TrainingRun> made = report.run(on);
-    report.plan.apply(made->options(), on);
+    std::unique_ptr<nn::TrainingRun> made = make(on);
+    plan.apply(made->options(), on);
     return made;
   };
-  const nn::MemoryProfile profile = nn::profile_training(dry(device), run, 2, false, report.plan.placement);
+  const nn::MemoryProfile profile = nn::profile_training(dry(device), run, 2, false, plan.placement);
   return memory::committed_parts(profile.peak_live_bytes, profile.peak_height_bytes, profile.peak_bytes);
 }
 
@@ -168,13 +168,10 @@ void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn
   report.plan = planner.keep_everything();
   if (report.budget_bytes == 0) {
     // Without a budget the run keeps the segments that the model names, which plans replace.
-    const nn::MemoryProfile profile = nn::profile_training(dry(options.device), report.run);
     report.plan.tape = nullptr;
-    report.plan.peak_bytes = profile.peak_bytes;
-    report.plan.lower_bound_bytes = profile.lower_bound_bytes;
-    report.plan.peak_by_category = profile.peak_by_category;
+    report.plan = nn::place_anew(report.plan, report.run, options.device);
   }
-  report.plain_step_s = plain_step_seconds(choices, setup, planner.keep_everything().step_s);
+  report.plain_step_s = plain_step_seconds(choices, setup, planner.kept_step_s());
   if (report.budget_bytes > 0) {
     try {
       planned.fit();
@@ -187,7 +184,7 @@ void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn
   }
   report.plan.time_overhead = report.plan.step_s / report.plain_step_s - 1;
   report.packing = packed_bytes_of(report.plan);
-  report.committed = parts_of(report, options.device);
+  report.committed = parts_of(report.plan, report.run, options.device);
   report.segments = nn::planned_segments(report.plan, planner.graph());
   if (options.prices_techniques) report.techniques = price_techniques(choices, setup);
   if (report.is_feasible) return;
@@ -418,14 +415,12 @@ std::vector<RankPlan> plan_ranks(const PlanOptions& options) {
   const PlannedRuns runs(of_rank.setup, options.device, options.data);
   for (std::vector<int>& ranks : alike_ranks(of_rank.setup, options.device)) plans.push_back({std::move(ranks), {}});
   if (options.budget_bytes == 0 && hardware_for(options.costs, options.device).memory_bytes == 0) {
-    for (RankPlan& plan : plans) {  // nothing is searched for: a dry run tells
+    for (RankPlan& plan : plans) {  // nothing is searched for
       of_rank.setup.rank = plan.ranks.front();
-      const nn::MemoryProfile profile = nn::profile_training(dry(options.device), runs.of(of_rank.setup));
-      plan.report.plan.peak_bytes = profile.peak_bytes;
-      plan.report.plan.peak_by_category = profile.peak_by_category;
-      plan.report.committed =
-          memory::committed_parts(profile.peak_live_bytes, profile.peak_height_bytes, profile.peak_bytes);
-      plan.report.keep_everything_bytes = profile.peak_bytes;
+      const nn::MakeRun run = runs.of(of_rank.setup);
+      plan.report.plan = nn::place_anew(nn::Plan(), run, options.device);
+      plan.report.committed = planning_detail::parts_of(plan.report.plan, run, options.device);
+      plan.report.keep_everything_bytes = plan.report.plan.peak_bytes;
     }
   } else {
     for (RankPlan& plan : plans) {

@@ -210,7 +210,7 @@ std::vector<nn::LeverPrice> price_techniques(const ChoiceOptions& given, const S
   const auto add = [&](const nn::Lever& lever) {
     if (options.progress) options.progress("planned with " + (lever.options.empty() ? "nothing more" : lever.options));
     nn::Planner planner(lever.program(), options.device, options.costs, lever.plans);
-    if (prices.empty()) plain_s = plain_step_seconds(options, setup, planner.keep_everything().step_s);
+    if (prices.empty()) plain_s = plain_step_seconds(options, setup, planner.kept_step_s());
     prices.push_back(nn::price_of(options, lever, planner, plain_s));
   };
   add({"", [&] { return options.run_of(setup); }, planner_options(setup, options.device), ""});

@@ -35,7 +35,8 @@ const Plan& Planner::fit(std::size_t budget_bytes) {
 std::vector<Plan> Planner::plans() { return search_->plans(); }
 const Plan& Planner::smallest() { return search_->smallest(); }
 std::size_t Planner::least_load() { return search_->least_load(); }
-const Plan& Planner::keep_everything() const noexcept { return search_->keep_everything(); }
+const Plan& Planner::keep_everything() { return search_->keep_everything(); }
+double Planner::kept_step_s() const noexcept { return search_->kept_step_s(); }
 std::int64_t Planner::parameters() const noexcept { return search_->parameters(); }
 const TapeGraph& Planner::graph() const noexcept { return search_->graph(); }
 

@@ -130,9 +130,11 @@ class Planner {
   const Plan& smallest();
   /// A bound of smallest()'s peak from below, without placing anything: no budget under it has a plan.
   std::size_t least_load();
-  /// The step that keeps everything, in an arena without placement: what overheads are counted from. Where the program
-  /// names segments (autograd/checkpoint.h) it runs without them.
-  const Plan& keep_everything() const noexcept;
+  /// The step that keeps everything, from which overheads are counted. Where the program names segments
+  /// (autograd/checkpoint.h) it runs without them.
+  const Plan& keep_everything();
+  /// Of that step, by the cost model: without placing anything.
+  double kept_step_s() const noexcept;
 
   std::int64_t parameters() const noexcept;
   const TapeGraph& graph() const noexcept;

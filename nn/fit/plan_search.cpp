@@ -182,9 +182,13 @@ PlanSearch::PlanSearch(MakeRun make, memory::Device device, const CostModel& cos
   courses_.emplace_back();
   granule_ = make_dry_backing(device_)->granule();
   has_segments_ = simpler_ ? simpler_->has_segments_ : names_segments();
+  kept_step_s_ = simpler_ ? simpler_->kept_step_s() : step_seconds(least_time());
+}
+
+const Plan& PlanSearch::keep_everything() {
+  if (simpler_) return simpler_->keep_everything();
   Course& first = courses_.front();
-  keep_everything_ = simpler_ ? simpler_->keep_everything() : run(first, size(first) - 1).plan;
-  keep_everything_.least_step_s = keep_everything_.step_s;
+  return place(run(first, size(first) - 1));
 }
 
 /// A cutting of the graph, and its points that are looked at.
@@ -233,7 +237,7 @@ bool PlanSearch::names_segments() const {
 /// No plan that needs at most these bytes takes less, by the cost model. Where bytes may go elsewhere, that keeps
 /// everything.
 double PlanSearch::least_seconds(std::size_t peak_bytes) {
-  if (simpler_) return simpler_->keep_everything().step_s;
+  if (simpler_) return simpler_->kept_step_s();
   const auto bytes = static_cast<remat::Bytes>(peak_bytes) - static_cast<remat::Bytes>(lasting_bytes_);
   return step_seconds(least_time()) + static_cast<double>(passes_) * static_cast<double>(bound_->at(bytes)) * 1e-9;
 }
@@ -257,8 +261,7 @@ PlanSearch::Candidate& PlanSearch::run(Course& course, std::size_t point) {
   Candidate candidate = run_dry(std::move(tape));
   candidate.plan.description = std::move(description);
   candidate.plan.step_s = step_seconds(time_of(course, point));
-  const double keeping_s = simpler_ ? simpler_->keep_everything().step_s : step_seconds(least_time());
-  candidate.plan.time_overhead = candidate.plan.step_s / keeping_s - 1;
+  candidate.plan.time_overhead = candidate.plan.step_s / kept_step_s_ - 1;
   return course.candidates.emplace(point, std::move(candidate)).first->second;
 }
 

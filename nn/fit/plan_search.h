@@ -35,7 +35,8 @@ class PlanSearch {
   std::vector<Plan> plans();
   const Plan& smallest();
   std::size_t least_load();
-  const Plan& keep_everything() const noexcept { return keep_everything_; }
+  const Plan& keep_everything();
+  double kept_step_s() const noexcept { return kept_step_s_; }
   std::int64_t parameters() const noexcept { return parameters_; }
   const TapeGraph& graph() const noexcept { return graph_; }
 
@@ -88,8 +89,8 @@ class PlanSearch {
   std::int64_t passes_ = 1;        // forward and backward of the recording, per step
   double accumulating_s_ = 0;      // of adding their gradients up
   bool has_segments_ = false;      // of the program itself, which plans replace
-  Plan keep_everything_;
-  std::size_t granule_ = 1;  // of the arena
+  double kept_step_s_ = 0;         // keeping everything
+  std::size_t granule_ = 1;        // of the arena
   std::int64_t parameters_ = 0;
 };
 

@@ -31,7 +31,7 @@ void RunPlans::set_planners(ShapePlan& shape, std::vector<std::shared_ptr<Planne
   shape.planners = std::move(planners);
   for (const std::shared_ptr<Planner>& planner : shape.planners) {
     nodes_ = std::max(nodes_, planner->graph().nodes.size());
-    kept_step_s_ = planner->keep_everything().step_s;
+    kept_step_s_ = planner->kept_step_s();
   }
 }
 
@@ -152,13 +152,22 @@ std::size_t RunPlans::place() {
     for (const auto& shape : shapes_) {
       const std::vector<ExampleStep> steps(2, shape->example);
       all_steps.insert(all_steps.end(), steps.begin(), steps.end());
-      if (!is_planned() && !options_.captures_steps) continue;
-      const MemoryProfile traced = profile_training(on, program_.planned_run(steps, shapes_), 2, true);
-      shape->placement = plan_steps(traced, placement_options(on, options_.step.micro_batches));
+      if (is_planned() || shape->placement.empty()) {
+        const MemoryProfile traced = profile_training(on, program_.planned_run(steps, shapes_), 2, true);
+        shape->placement = plan_steps(traced, placement_options(on, options_.step.micro_batches));
+      }
       shape->first_plan = plans;
       plans += shape->placement.size();
     }
-    profile_ = profile_training(on, program_.planned_run(all_steps, shapes_), all_steps.size(), false, placements());
+    const MakeRun run = program_.planned_run(all_steps, shapes_);
+    profile_ = profile_training(on, run, all_steps.size(), false, placements());
+    if (!is_planned() && !options_.captures_steps) {
+      MemoryProfile dynamic = profile_training(on, run, all_steps.size());
+      if (dynamic.peak_bytes < profile_.peak_bytes) {
+        for (const auto& shape : shapes_) shape->placement.clear();
+        profile_ = std::move(dynamic);
+      }
+    }
   }
   if (options_.captures_steps && profile_.placed.deviations + profile_.placed.dynamic_steps > 0) {
     throw PlanError(

@@ -493,7 +493,7 @@ std::string TrainerCore::what_would_fit(const ShapePlan& shape) const {
   }
   LeverSearch search{options_.device, CostModel(costs_.hardware), plans_->budget_bytes(), plans_->begin_ms(),
                      options_.refusal_ms};
-  LeverOffers offers = offer_levers(search, levers(shape, largest), shape.planners[largest]->keep_everything().step_s);
+  LeverOffers offers = offer_levers(search, levers(shape, largest), shape.planners[largest]->kept_step_s());
   offers.how_to_try_all = "options.refusal_ms = 0 tries them all";
   std::string text = "; " + to_text(offers);
   if (offers.known == 0) text = "; a smaller batch or model is needed";

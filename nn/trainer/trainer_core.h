@@ -132,7 +132,7 @@ struct TrainerPlan {
   memory::OutsideBytes outside = {};     ///< of the arena, where the process has a budget
   std::size_t peak_bytes = 0;            ///< that the arena will commit: steps of all shapes, and the evaluation
   std::vector<std::size_t> rank_peak_bytes = {};  ///< of each of several ranks; empty for one
-  std::size_t keep_everything_bytes = 0;          ///< of the step that needs most, not placed
+  std::size_t keep_everything_bytes = 0;          ///< of the step that needs most
   std::size_t lower_bound_bytes = 0;              ///< no placement of the same steps needs less
   std::size_t tier_bytes = 0;                     ///< that tiers will occupy beside the arena
   CategoryBytes peak_by_category{};               ///< of the tensors that live at the peak

@@ -270,7 +270,7 @@ TEST_CASE("choices: what is sent away costs the time of its transfers", "[choice
   models::ChoiceOptions options;
   options.prices_away = true;
   const nn::Hardware machine = nn::hardware("cpu");
-  const double plain_s = nn::Planner(models::zero_batch_run(setup), cpu, machine).keep_everything().step_s;
+  const double plain_s = nn::Planner(models::zero_batch_run(setup), cpu, machine).kept_step_s();
   const auto model = models::make_model(setup, cpu);
   double parameters = 0, gradients = 0;
   for (const nn::NamedTensor& p : model->parameters()) parameters += 4 * static_cast<double>(p.tensor.elements());
@@ -303,13 +303,13 @@ TEST_CASE("choices: overheads are counted from one step", "[choices]") {
   const models::Setup plain = choices_options("char-gpt").setup;
   const models::ChoiceOptions choices;
   const nn::Planner planner(models::zero_batch_run(plain), cpu, nn::hardware("cpu"));
-  const double seconds = planner.keep_everything().step_s;
-  CHECK(models::plain_step_seconds(choices, plain, planner.keep_everything().step_s) == seconds);
+  const double seconds = planner.kept_step_s();
+  CHECK(models::plain_step_seconds(choices, plain, planner.kept_step_s()) == seconds);
   models::Setup parts = plain;
   parts.micro_batches = 4;
   const nn::Planner other(models::zero_batch_run(parts), cpu, nn::hardware("cpu"));
-  CHECK(models::plain_step_seconds(choices, parts, other.keep_everything().step_s) == Approx(seconds).epsilon(1e-4));
-  CHECK(other.keep_everything().step_s > seconds);  // more calls, and gradients to add up
+  CHECK(models::plain_step_seconds(choices, parts, other.kept_step_s()) == Approx(seconds).epsilon(1e-4));
+  CHECK(other.kept_step_s() > seconds);  // more calls, and gradients to add up
 }
 
 TEST_CASE("choices: the number of micro-batches for a budget", "[choices]") {
