@@ -117,13 +117,13 @@ nn::Plan inference_plan(const PlanOptions& options, PlanReport& report) {
 }
 
 /// What the peak of a training plan consists of: one more dry run.
-memory::CommittedParts parts_of(const nn::Plan& plan, const nn::MakeRun& make, memory::Device device) {
+memory::CommittedParts parts_of(const PlanReport& report, memory::Device device) {
   const auto run = [&](memory::Device on) {
-    std::unique_ptr<nn::TrainingRun> made = make(on);
-    plan.apply(made->options(), on);
+    std::unique_ptr<nn::TrainingRun> made = report.run(on);
+    report.plan.apply(made->options(), on);
     return made;
   };
-  const nn::MemoryProfile profile = nn::profile_training(dry(device), run, 2, false, plan.placement);
+  const nn::MemoryProfile profile = nn::profile_training(dry(device), run, 2, false, report.plan.placement);
   return memory::committed_parts(profile.peak_live_bytes, profile.peak_height_bytes, profile.peak_bytes);
 }
 
@@ -184,7 +184,7 @@ void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn
   }
   report.plan.time_overhead = report.plan.step_s / report.plain_step_s - 1;
   report.packing = packed_bytes_of(report.plan);
-  report.committed = parts_of(report.plan, report.run, options.device);
+  report.committed = parts_of(report, options.device);
   report.segments = nn::planned_segments(report.plan, planner.graph());
   if (options.prices_techniques) report.techniques = price_techniques(choices, setup);
   if (report.is_feasible) return;
@@ -417,10 +417,13 @@ std::vector<RankPlan> plan_ranks(const PlanOptions& options) {
   if (options.budget_bytes == 0 && hardware_for(options.costs, options.device).memory_bytes == 0) {
     for (RankPlan& plan : plans) {  // nothing is searched for
       of_rank.setup.rank = plan.ranks.front();
-      const nn::MakeRun run = runs.of(of_rank.setup);
-      plan.report.plan = nn::place_anew(nn::Plan(), run, options.device);
-      plan.report.committed = planning_detail::parts_of(plan.report.plan, run, options.device);
-      plan.report.keep_everything_bytes = plan.report.plan.peak_bytes;
+      const nn::MemoryProfile profile =
+          nn::profile_placed(options.device, runs.of(of_rank.setup), of_rank.setup.micro_batches).profile;
+      plan.report.plan.peak_bytes = profile.peak_bytes;
+      plan.report.plan.peak_by_category = profile.peak_by_category;
+      plan.report.committed =
+          memory::committed_parts(profile.peak_live_bytes, profile.peak_height_bytes, profile.peak_bytes);
+      plan.report.keep_everything_bytes = profile.peak_bytes;
     }
   } else {
     for (RankPlan& plan : plans) {

@@ -44,34 +44,28 @@ Plan place_anew(const Plan& plan, const MakeRun& make, memory::Device device) {
   const memory::Device on = dry(device);
   Plan placed = plan;
   placed.placement.clear();
-  std::int64_t micro_batches = 1;
   const MakeRun follow = [&](memory::Device target) {
     std::unique_ptr<TrainingRun> run = make(target);
-    micro_batches = run->options().micro_batches;
     placed.apply(run->options(), target);
     return run;
   };
   PlanKey key;
+  std::int64_t micro_batches = 1;
   record_step(on, make, [&](TrainingRun& run, const TapeGraph& recording) {
     key = plan_key(on, recording, run);
+    micro_batches = run.options().micro_batches;
     if (!placed.tape) return;
     const auto tape = std::make_shared<TapePlan>(*placed.tape);
     tape->sizes = recording.sizes();
     placed.tape = tape;
   });
   placed.key = std::make_shared<const PlanKey>(std::move(key));
-  const MemoryProfile dynamic = profile_training(on, follow, 2, true);
-  std::vector<StepPlacement> placement = plan_steps(dynamic, placement_options(on, micro_batches));
-  MemoryProfile profile = profile_training(on, follow, 2, false, placement);
-  if (profile.peak_bytes <= dynamic.peak_bytes) {
-    placed.placement = std::move(placement);
-  } else {
-    profile = profile_training(on, follow, 2, false);
-  }
-  placed.peak_bytes = profile.peak_bytes;
-  placed.peak_by_category = profile.peak_by_category;
-  placed.lower_bound_bytes = dynamic.lower_bound_bytes;
-  placed.tier_bytes = profile.tier_bytes;
+  PlacedProfile of_steps = profile_placed(on, follow, micro_batches);
+  placed.placement = std::move(of_steps.placement);
+  placed.peak_bytes = of_steps.profile.peak_bytes;
+  placed.peak_by_category = of_steps.profile.peak_by_category;
+  placed.lower_bound_bytes = of_steps.profile.lower_bound_bytes;
+  placed.tier_bytes = of_steps.profile.tier_bytes;
   return placed;
 }
 

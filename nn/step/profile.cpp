@@ -152,6 +152,17 @@ std::vector<StepPlacement> plan_steps(const MemoryProfile& profile, const memory
   return plans;
 }
 
+PlacedProfile profile_placed(memory::Device device, const MakeRun& make, std::int64_t micro_batches) {
+  const memory::Device on = dry(device);
+  const MemoryProfile dynamic = profile_training(on, make, 2, true);
+  PlacedProfile placed;
+  placed.placement = plan_steps(dynamic, placement_options(on, micro_batches));
+  placed.profile = profile_training(on, make, 2, false, placed.placement);
+  if (placed.profile.peak_bytes > dynamic.peak_bytes) placed = {profile_training(on, make), {}};
+  placed.profile.lower_bound_bytes = dynamic.lower_bound_bytes;
+  return placed;
+}
+
 std::vector<StepPlacement> plan_steps(memory::Device device, const MakeRun& make,
                                       const memory::PlacementOptions& options) {
   constexpr std::size_t steps = 2;  // the first, which makes the optimizer's state, and a steady one

@@ -114,4 +114,11 @@ inline std::vector<StepPlacement> plan_steps(memory::Device device, const MakeRu
 /// The plan of every step of a traced profile.
 std::vector<StepPlacement> plan_steps(const MemoryProfile& profile, const memory::PlacementOptions& options);
 
+/// The dry run of two steps in their placement; without one where they need less so.
+struct PlacedProfile {
+  MemoryProfile profile;
+  std::vector<StepPlacement> placement;
+};
+PlacedProfile profile_placed(memory::Device device, const MakeRun& make, std::int64_t micro_batches);
+
 }  // namespace thimble::nn
