@@ -172,9 +172,8 @@ bool is_text(const Setup& setup);
 /// Clipping and micro-batches of the setup's steps. Throws what check_techniques throws, ValueError while the number of
 /// micro-batches is still to be chosen.
 nn::StepOptions counted_steps(const Setup& setup, bool is_text);
-/// How the setup's steps are made on `device`. The optimizer is fused `secured` where a placed arena stands behind the
-/// resource in force, as with a budget, and `unsecured` elsewhere: without a budget nothing but the machine bounds the
-/// arena, and a run that meets that bound is over either way. Throws what counted_steps throws.
+/// How the setup's steps are made on `device`. The optimizer is fused `secured` where a placed arena is behind the
+/// resource in force, and `unsecured` elsewhere. Throws what counted_steps throws.
 nn::StepOptions step_options(const Setup& setup, bool is_text, memory::Device device);
 
 /// The optimizer's name with the default filled in. Throws ValueError listing the names.
