@@ -6,7 +6,7 @@
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
+#include <sstream>
 #include <vector>
 
 #include <thimble/core/error.h>
@@ -16,36 +16,6 @@
 #include <thimble/memory/units.h>
 
 namespace thimble::nn {
-
-// ---- The characters of a text for a parser, counted as it reads them: an error can tell the byte.
-
-class CountingIterator {
- public:
-  using iterator_category = std::input_iterator_tag;
-  using value_type = char;
-  using difference_type = std::ptrdiff_t;
-  using pointer = const char*;
-  using reference = const char&;
-
-  CountingIterator(const char* at, std::uint64_t* count) : at_(at), count_(count) {}
-  reference operator*() const { return *at_; }
-  CountingIterator& operator++() {
-    ++at_;
-    ++*count_;
-    return *this;
-  }
-  CountingIterator operator++(int) {
-    CountingIterator old = *this;
-    ++*this;
-    return old;
-  }
-  friend bool operator==(const CountingIterator& a, const CountingIterator& b) { return a.at_ == b.at_; }
-  friend bool operator!=(const CountingIterator& a, const CountingIterator& b) { return a.at_ != b.at_; }
-
- private:
-  const char* at_;
-  std::uint64_t* count_;
-};
 
 namespace json_file_detail {
 
@@ -65,26 +35,17 @@ std::string text_of(const Json& value) {
 }
 
 Json parse(const std::string& path, std::string_view text) {
-  constexpr int max_depth = 32;
   const auto refuse = [&](std::uint64_t byte, const std::string& why) { throw FileError(path, byte, why); };
   if (const std::size_t nul = text.find('\0'); nul != text.npos) refuse(nul, "expected JSON, got a NUL byte");
-  std::uint64_t byte = 0;
-  std::vector<std::set<std::string>> keys;  // of the objects that are open
-  const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
-    if (depth > max_depth) refuse(byte, "more than " + std::to_string(max_depth) + " values within each other");
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key && !keys.back().insert(parsed.get_ref<const std::string&>()).second) {
-      refuse(byte, "key " + quote(parsed.get_ref<const std::string&>()) + " is there twice");
-    }
-    return true;
-  };
+  std::istringstream in{std::string(text)};
+  const auto byte = [&] { return static_cast<std::uint64_t>(in.rdbuf()->pubseekoff(0, std::ios::cur, std::ios::in)); };
+  const auto watch = json_watch<Json>([&](const std::string& why) { refuse(byte(), why); });
   try {
-    return Json::parse(CountingIterator(text.data(), &byte), CountingIterator(text.data() + text.size(), &byte), watch);
+    return Json::parse(in, watch);
   } catch (const Json::parse_error& error) {
     refuse(error.byte > 0 ? error.byte - 1 : 0, "the file is not JSON");
   } catch (const Json::out_of_range&) {
-    refuse(byte, "a number beyond the range of f64");
+    refuse(byte(), "a number beyond the range of f64");
   }
   return {};
 }

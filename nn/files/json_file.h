@@ -15,6 +15,22 @@
 
 namespace thimble::nn {
 
+/// A callback of a Json's parser: calls `refuse` with why an object has a key twice, or values are nested too deeply.
+template <class Json, class Refuse>
+auto json_watch(Refuse refuse) {
+  return [refuse, keys = std::vector<std::set<std::string>>()](int depth, auto event, Json& parsed) mutable {
+    constexpr int max_depth = 32;
+    using Event = decltype(event);
+    if (depth > max_depth) refuse("more than " + std::to_string(max_depth) + " values within each other");
+    if (event == Event::object_start) keys.emplace_back();
+    if (event == Event::object_end) keys.pop_back();
+    if (event == Event::key && !keys.back().insert(parsed.template get_ref<const std::string&>()).second) {
+      refuse("key '" + parsed.template get_ref<const std::string&>() + "' is there twice");
+    }
+    return true;
+  };
+}
+
 /// An object of a JSON file, of which a reader applies or refuses every key. All that reads a key throws ValueError,
 /// "FILE: KEY: expected ..., got ...", for a value of another kind, and notes the key as known.
 class JsonKeys {

@@ -49,6 +49,14 @@ class Reader {
     const std::size_t nodes = count(json["nodes"], "nodes");
     for (const Json& value : json["values"]) read_value(value, nodes);
     for (const Json& node : json["nodes"]) read_node(node);
+    for (std::size_t i = 0; i < nodes; ++i) {
+      for (const std::uint32_t v : step_.graph.operators[i].outputs) {
+        if (v >= step_.value_count || !json["values"][v].contains("held_until")) continue;
+        if (step_.graph.tensors[v].held_until >= i) continue;
+        json_.refuse("value " + std::to_string(v) + ", held_until", json["values"][v]["held_until"],
+                     "node " + std::to_string(i) + ", which makes it, or a later one");
+      }
+    }
     try {
       remat::validate(step_.graph);
     } catch (const ValueError& error) {  // sums that pass the limits
@@ -80,17 +88,11 @@ class Reader {
       tensor.is_given = true;  // so that nothing makes it
     } else {
       json_.object(json, what, {"bytes"}, {"name", "gradient_bytes", "given", "result", "held_until"});
-      constexpr Bytes max_bytes = remat::largest_total / 4;
-      tensor.bytes = json_.number<Bytes>(json["bytes"], what + ", bytes", 0, max_bytes);
-      if (json.contains("gradient_bytes")) {
-        tensor.gradient_bytes = json_.number<Bytes>(json["gradient_bytes"], what + ", gradient_bytes", 0, max_bytes);
-      }
+      tensor.bytes = number(json, what, "bytes");
+      tensor.gradient_bytes = number(json, what, "gradient_bytes");
       if (json.contains("given")) tensor.is_given = json_.flag(json["given"], what + ", given");
       if (json.contains("result")) tensor.is_result = json_.flag(json["result"], what + ", result");
-      if (json.contains("held_until")) {
-        tensor.held_until = json_.number<std::uint32_t>(json["held_until"], what + ", held_until", 0,
-                                                        static_cast<std::uint32_t>(nodes - 1));
-      }
+      tensor.held_until = static_cast<std::uint32_t>(number(json, what, "held_until", static_cast<Bytes>(nodes - 1)));
       roots_.push_back(static_cast<std::uint32_t>(index));
     }
     is_made_.push_back(tensor.is_given && roots_.back() == index);
@@ -143,20 +145,17 @@ class Reader {
     if (json.contains("backward_seconds")) {
       step_.backward_s += seconds(json["backward_seconds"], what + ", backward_seconds");
     }
-    constexpr Bytes max_bytes = remat::largest_total / 4;
-    if (json.contains("forward_bytes")) {
-      op.forward_peak_bytes = json_.number<Bytes>(json["forward_bytes"], what + ", forward_bytes", 0, max_bytes);
-    }
-    if (json.contains("backward_bytes")) {
-      op.backward_peak_bytes = json_.number<Bytes>(json["backward_bytes"], what + ", backward_bytes", 0, max_bytes);
-    }
-    if (json.contains("waiting_bytes")) {
-      op.waiting_bytes =
-          json_.number<Bytes>(json["waiting_bytes"], what + ", waiting_bytes", 0, op.backward_peak_bytes);
-    }
+    op.forward_peak_bytes = number(json, what, "forward_bytes");
+    op.backward_peak_bytes = number(json, what, "backward_bytes");
+    op.waiting_bytes = number(json, what, "waiting_bytes", op.backward_peak_bytes);
     if (json.contains("recompute")) op.can_recompute = json_.flag(json["recompute"], what + ", recompute");
     if (json.contains("writes_over")) op.is_backward_in_place = json_.flag(json["writes_over"], what + ", writes_over");
     step_.graph.operators.push_back(std::move(op));
+  }
+
+  /// A whole number, 0 where it is left out.
+  Bytes number(const Json& json, const std::string& what, const char* key, Bytes max = remat::largest_total / 4) const {
+    return json.contains(key) ? json_.number<Bytes>(json[key], what + ", " + key, 0, max) : 0;
   }
 
   double seconds(const Json& json, const std::string& what) const {
@@ -294,16 +293,13 @@ std::string to_text(const StepGraph& step, const GraphPlan& plan) {
     words.insert(0, words.size() < 14 ? 14 - words.size() : 0, ' ');
     return "  " + name + exact + words + "\n";
   };
-  const auto ms = [](double seconds) {
+  const auto fixed = [](const char* format, double value) {
     char text[64];
-    std::snprintf(text, sizeof text, "%.3f ms", 1000 * seconds);
+    std::snprintf(text, sizeof text, format, value);
     return std::string(text);
   };
-  const auto percent = [](double share) {
-    char text[64];
-    std::snprintf(text, sizeof text, "%.1f %%", 100 * share);
-    return std::string(text);
-  };
+  const auto ms = [&](double seconds) { return fixed("%.3f ms", 1000 * seconds); };
+  const auto percent = [&](double share) { return fixed("%.1f %%", 100 * share); };
   std::string text = (step.name.empty() ? "a graph" : printable(step.name)) + ": " +
                      format_grouped(graph.operators.size()) + " nodes, " + format_grouped(step.value_count) +
                      " values\n";

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include <thimble/core/error.h>
+#include <thimble/nn/files/json_file.h>
 
 namespace thimble::nn {
 namespace json_reader_detail {
@@ -23,6 +24,15 @@ bool has(std::initializer_list<const char*> names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+/// "version, nodes"
+std::string joined(std::initializer_list<const char*> names, std::initializer_list<const char*> more) {
+  std::string all;
+  for (const auto list : {names, more}) {
+    for (const char* const name : list) all += (all.empty() ? "" : ", ") + std::string(name);
+  }
+  return all;
+}
+
 }  // namespace json_reader_detail
 
 void JsonReader::refuse(const std::string& why, std::uint64_t offset) const {
@@ -35,7 +45,7 @@ void JsonReader::refuse(const std::string& what, const Json& is, const std::stri
 
 JsonReader::Json JsonReader::parse(std::string_view text) const {
   try {
-    return Json::parse(text);
+    return Json::parse(text, json_watch<Json>([&](const std::string& why) { refuse(why); }));
   } catch (const nlohmann::json::parse_error& error) {
     refuse("it is not JSON from here on", error.byte);
   } catch (const nlohmann::json::exception&) {  // a number that no double holds
@@ -49,7 +59,7 @@ const JsonReader::Json& JsonReader::object(const Json& json, const std::string& 
   if (!json.is_object()) refuse(what, json, "an object");
   for (const auto& [name, value] : json.items()) {
     if (json_reader_detail::has(names, name) || json_reader_detail::has(more, name)) continue;
-    refuse(what + " has '" + name + "', which no " + kind.substr(kind.find(' ') + 1) + " has");
+    refuse(what + " has '" + name + "', which is none of its keys: " + json_reader_detail::joined(names, more));
   }
   for (const char* const name : names) {
     if (!json.contains(name)) refuse(what + " has no '" + name + "'");

@@ -2,7 +2,6 @@
 
 #include <cstring>
 #include <initializer_list>
-#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -15,6 +14,7 @@
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/file.h>
 #include <thimble/core/files/file_stream.h>
+#include <thimble/nn/files/json_file.h>
 
 namespace thimble::data {
 
@@ -23,7 +23,6 @@ namespace tokenizer_parse_detail {
 using Json = nlohmann::json;
 
 constexpr std::uint64_t most_bytes = std::uint64_t{1} << 28;
-constexpr int most_depth = 32;
 
 /// A value of the file, and where it stands: "model.vocab".
 class Value {
@@ -102,18 +101,8 @@ Json parse_json(std::string_view text, const std::string& path) {
   if (const std::size_t nul = text.find('\0'); nul != text.npos) {  // the parser's own end of a text
     throw FileError(path, nul, "tokenizer: a NUL byte; expected JSON");
   }
-  std::vector<std::set<std::string>> keys;  // of the objects that are open
-  const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
-    if (depth > most_depth) {
-      throw FileError(path, 0, "tokenizer: more than " + std::to_string(most_depth) + " values within each other");
-    }
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key && !keys.back().insert(parsed.get_ref<const std::string&>()).second) {
-      throw FileError(path, 0, "tokenizer: key " + quote(parsed.get_ref<const std::string&>()) + " is there twice");
-    }
-    return true;
-  };
+  const auto watch =
+      nn::json_watch<Json>([&](const std::string& why) { throw FileError(path, 0, "tokenizer: " + why); });
   try {
     return Json::parse(text.begin(), text.end(), watch);
   } catch (const Json::parse_error& error) {

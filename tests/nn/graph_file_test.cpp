@@ -380,6 +380,7 @@ TEST_CASE("graph file: files that hold no graph", "[plan][fuzz]") {
   };
   const std::string good = toy().dump();
   CHECK(message(good).empty());
+  CHECK(files_test::contains(message("{\"name\": \"a\", " + good.substr(1)), "key 'name' is there twice"));
   CHECK_THROWS_AS(nn::read_graph("/nowhere/g.json"), FileError);
   for (const std::string& text : {std::string(), std::string("{}"), std::string("[1]"), good.substr(0, 300)}) {
     CHECK_FALSE(message(text).empty());
@@ -391,7 +392,8 @@ TEST_CASE("graph file: files that hold no graph", "[plan][fuzz]") {
   const Row rows[] = {
       {[](Json& j) { j["version"] = 2; }, "version: expected 1, got 2"},
       {[](Json& j) { j.erase("version"); }, "it has no 'version'"},
-      {[](Json& j) { j["author"] = "me"; }, "it has 'author', which no graph has"},
+      {[](Json& j) { j["author"] = "me"; },
+       "it has 'author', which is none of its keys: version, values, nodes, name, alignment"},
       {[](Json& j) { j["alignment"] = 48; }, "alignment: expected a power of two, got 48"},
       {[](Json& j) { j["alignment"] = 0; }, "alignment"},
       {[](Json& j) { j["values"] = Json::array(); }, "values: expected 1 to"},
@@ -403,10 +405,12 @@ TEST_CASE("graph file: files that hold no graph", "[plan][fuzz]") {
       {[](Json& j) { j["values"][1]["size"] = 1; }, "value 1 has 'size'"},
       {[](Json& j) { j["values"][1].erase("bytes"); }, "value 1 has no 'bytes'"},
       {[](Json& j) { j["values"][1]["held_until"] = 4; }, "value 1, held_until"},
+      {[](Json& j) { j["values"][3]["held_until"] = 1; }, "value 3, held_until: expected node 2, which makes it, or"},
       {[](Json& j) { j["values"][1]["given"] = 1; }, "value 1, given: expected true or false"},
       {[](Json& j) { j["values"][2]["alias"] = 2; }, "value 2, alias"},
       {[](Json& j) { j["values"][2]["alias"] = 9; }, "value 2, alias"},
-      {[](Json& j) { j["values"][2]["bytes"] = 1; }, "value 2, an alias, has 'bytes'"},
+      {[](Json& j) { j["values"][2]["bytes"] = 1; },
+       "value 2, an alias, has 'bytes', which is none of its keys: alias, name"},
       {[](Json& j) { j["nodes"][0]["inputs"] = {3}; }, "node 0, inputs is value 3 before it is made"},
       {[](Json& j) { j["nodes"][0]["inputs"] = {5}; }, "node 0, inputs"},
       {[](Json& j) { j["nodes"][0]["outputs"] = {2}; }, "node 0, outputs is value 2 before it is made"},

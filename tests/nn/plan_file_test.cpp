@@ -258,7 +258,7 @@ TEST_CASE("plan file: files that hold no plan", "[plan]") {
   const Row rows[] = {
       {[](Json& j) { j["format"] = "thimble plan 3"; }, "FileError"},
       {[](Json& j) { j.erase("key"); }, "it has no 'key'"},
-      {[](Json& j) { j["author"] = "me"; }, "it has 'author', which no plan has"},
+      {[](Json& j) { j["author"] = "me"; }, "it has 'author', which is none of its keys: "},
       {[](Json& j) { j["figures"]["note"] = 1; }, "figures has 'note'"},
       {[](Json& j) { j["tape"]["fates"] = "7"; }, "fate 0"},
       {[](Json& j) {

@@ -19,6 +19,7 @@
 #include "nn/own_program.h"
 #include "support/catch.h"
 #include "support/model_runs.h"
+#include "support/refusal.h"
 
 using namespace thimble;
 
@@ -113,22 +114,15 @@ TEST_CASE("trainer: tensors of a batch are seen in whatever holds them", "[train
   check_seen<Tensor>(
       "tensor", [](const Tensor& x) { return x; }, [](const Tensor& b) { return b; });
   check_seen<Pair>(
-      "pair",
-      [](const Tensor& x) {
-        return Pair{x, x};
-      },
-      [](const Pair& b) { return b.second; });
+      "pair", [](const Tensor& x) { return std::make_pair(x, x); }, [](const Pair& b) { return b.second; });
   check_seen<Triple>(
-      "tuple",
-      [](const Tensor& x) {
-        return Triple{x, 7, 0.5};
-      },
+      "tuple", [](const Tensor& x) { return std::make_tuple(x, 7, 0.5); },
       [](const Triple& b) { return std::get<0>(b); });
   using Array = std::array<Tensor, 2>;
   check_seen<Array>(
       "array",
       [](const Tensor& x) {
-        return Array{x, x};
+        return std::to_array({x, x});
       },
       [](const Array& b) { return b[1]; });
   using List = std::list<Tensor>;
@@ -144,21 +138,19 @@ TEST_CASE("trainer: tensors of a batch are seen in whatever holds them", "[train
   check_seen<Shared>(
       "pointer",
       [](const Tensor& x) {
-        auto ten = std::make_shared<Ten>();
-        ten->j = x;
-        return ten;
+        return std::make_shared<Ten>(Ten{{}, {}, {}, {}, {}, {}, {}, {}, {}, x});
       },
       [](const Shared& b) { return b->j; });
   check_seen<Nested>(
       "nested",
       [](const Tensor& x) {
-        return Nested{{{"x", {Pair{x, Tensor()}}}}, std::nullopt};
+        return Nested({{{"x", {Pair(x, {})}}}, std::nullopt});
       },
       [](const Nested& b) { return b.inputs.at("x")[0].first; });
   check_seen<Arrays>(
       "arrays",
       [](const Tensor& x) {
-        return Arrays{{1, 2, 3}, {x, x}, {{x, x}}, {x, x}, "abc"};
+        return Arrays({{1, 2, 3}, {x, x}, {{x, x}}, {x, x}, "abc"});
       },
       [](const Arrays& b) { return b.parts[1]; });
   const Tensor some = zeros({3, 2});
@@ -171,34 +163,22 @@ TEST_CASE("trainer: tensors of a batch are seen in whatever holds them", "[train
   check_seen<Based>(
       "function beside the type",
       [](const Tensor& x) {
-        Based batch;
-        batch.last = x;
-        return batch;
+        return Based({{}, x});
       },
       [](const Based& b) { return b.last; });
 }
 
 TEST_CASE("trainer: a batch whose tensors cannot be seen needs a key", "[trainer]") {
   const testing::Threads alone;
-  const auto refusal = [](const auto& own) -> std::string {
-    using Own = std::remove_cvref_t<decltype(own)>;
-    try {
-      nn::Trainer(own, nn::TrainerOptions{.steps = 4});
-    } catch (const ValueError& error) {
-      return error.what();
-    }
-    static_cast<void>(sizeof(Own));
-    return "taken";
+  const auto refusal = [](const auto& own) {
+    return refusal_test::refusal<ValueError>([&] { nn::Trainer(own, nn::TrainerOptions{.steps = 4}); });
   };
   auto hidden = pairwise<Hidden>([](const Tensor& x) { return Hidden(x); }, [](const Hidden& b) { return b.x(); });
   CHECK(refusal(hidden).find("Hidden' cannot be seen; give the program a `key`") != std::string::npos);
   hidden.key = [](const Hidden& b) { return to_string(b.x().shape()); };
-  CHECK(refusal(hidden) == "taken");
-  const auto unseen = pairwise<Unseen>(
-      [](const Tensor& x) {
-        return Unseen{{}, [x] { return x; }};
-      },
-      [](const Unseen& b) { return b.last(); });
+  CHECK(refusal(hidden).empty());
+  const auto unseen =
+      pairwise<Unseen>([](const Tensor&) { return Unseen(); }, [](const Unseen& b) { return b.last(); });
   CHECK(refusal(unseen).find("std::function") != std::string::npos);
   const auto none = pairwise<double>([](const Tensor&) { return 0.5; }, [](double) { return zeros({8, 64}); });
   CHECK(refusal(none).find("expected a batch with tensors") != std::string::npos);
@@ -337,27 +317,20 @@ TEST_CASE("trainer: micro-batches of unequal sizes are the whole batch", "[train
     change(other);
     auto own = ragged(samples);
     if (also) also(own);
-    try {
-      Own trainer(own, other);
-    } catch (const ValueError& error) {
-      return std::string(error.what());
-    }
-    return std::string("taken");
+    return refusal_test::refusal<ValueError>([&] { Own trainer(own, other); });
   };
   CHECK(refusal(22, [](auto& o) { o.step.micro_samples = 1000; }).find("expected 6 samples") != std::string::npos);
   CHECK(refusal(22, [](auto& o) { o.step.micro_samples = 5; }).find("got 5") != std::string::npos);
   CHECK(refusal(22, [](auto& o) {
           o.step.parts = {{5, 5}, {6, 6}, {6, 6}, {5, 5}};
         }).find("parts[2]: expected 5") != std::string::npos);
-  CHECK(refusal(22, [](auto& o) { o.step.parts = {{5, 1}, {6, 2}, {5, 3}, {6, 4}}; }) == "taken");
+  CHECK(refusal(22, [](auto& o) { o.step.parts = {{5, 1}, {6, 2}, {5, 3}, {6, 4}}; }).empty());
   CHECK(refusal(3, [](auto&) {}).find("cuts 3 samples into 0, 1, 1, 1") != std::string::npos);
   CHECK(refusal(
             22, [](auto&) {},
             [](auto& own) {
-              own.micro_batch = [](const Rows& rows, std::int64_t i, std::int64_t n) {
-                const std::int64_t size = rows.x.size(0) / n;  // the last two samples are lost
-                return Rows{rows.shared, slice(rows.x, 0, i * size, (i + 1) * size),
-                            slice(rows.y, 0, i * size, (i + 1) * size)};
+              own.micro_batch = [cut = own.micro_batch](const Rows& rows, std::int64_t i, std::int64_t n) {
+                return cut(rows, i, n + 1);  // the last samples are lost
               };
             })
             .find("must cut the samples") != std::string::npos);
