@@ -36,6 +36,16 @@ Tensor copy(const Tensor& t, DType dtype, Category category) {
   return result;
 }
 
+/// On the dry twin of its device a tensor is itself, as it is there: the resource in force gives no bytes for it.
+Tensor dry_twin(const Tensor& t, memory::Device device) {
+  const ResourceScope elsewhere(default_resource(device));
+  const std::size_t count = t.storage() ? t.storage()->bytes() / size_of(t.dtype()) : 0;
+  const Tensor all = Tensor::empty({static_cast<std::int64_t>(count)}, t.dtype(), device);
+  Tensor twin = all.window(t.shape(), t.strides(), t.offset());
+  twin.set_tape_ref({}, t.origin_unrecorded());
+  return twin;
+}
+
 }  // namespace copy_detail
 
 void copy_into(const Tensor& to, const Tensor& from) {
@@ -66,6 +76,7 @@ Tensor to_device(const Tensor& t, memory::Device device, Category category) {
   check_unrecorded("to_device", t, "a leaf or a constant of that device");
   if (t.device().is_dry) throw DeviceError("to_device: " + describe(t) + " has no data to copy");
   if (t.device().is_cuda() && device.is_cuda() && !device.is_dry) return to_device(to_device(t, cpu), device, category);
+  if (device == dry(t.device())) return copy_detail::dry_twin(t, device);
   const Tensor source = contiguous(t);
   Tensor result = Tensor::empty(t.shape(), t.dtype(), device, category);
   result.set_tape_ref({}, t.origin_unrecorded());

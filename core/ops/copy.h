@@ -21,7 +21,8 @@ Tensor contiguous(const Tensor& t);
 /// A dense copy in another dtype; t itself when it has that dtype.
 Tensor to_dtype(const Tensor& t, DType dtype);
 /// A dense copy on another device; t itself when it is there. Copies between two CUDA devices pass through host memory.
-/// A dry device has no data: copying to it copies nothing, copying *from* it throws DeviceError.
+/// A dry device has no data: copying to it copies nothing, copying *from* it throws DeviceError. On the dry twin of its
+/// own device t takes no bytes of the resource in force, as there.
 Tensor to_device(const Tensor& t, memory::Device device, Category category = Category::temporary);
 /// Sets every element, converted to t's dtype. Counts as a write. Throws DTypeError as check_scalar does; functions
 /// built on it do too.

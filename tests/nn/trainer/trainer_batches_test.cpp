@@ -168,6 +168,16 @@ TEST_CASE("trainer: tensors of a batch are seen in whatever holds them", "[train
       [](const Based& b) { return b.last; });
 }
 
+TEST_CASE("trainer: a batch may be a view of a tensor that the program keeps", "[trainer]") {
+  const testing::Threads alone;
+  const Tensor data = randn({512, 96});
+  auto own = pairwise<Tensor>([](const Tensor& x) { return x; }, [](const Tensor& b) { return b; });
+  own.batch = [&](std::int64_t, memory::Device device) { return to_device(view::slice(data, 1, 0, 64), device); };
+  nn::Trainer<Pairwise, Tensor> trainer(own, {.budget_bytes = std::size_t{64} << 20, .steps = 3, .is_strict = true});
+  trainer.run();
+  CHECK(trainer.plan().peak_bytes == trainer.peak_bytes());
+}
+
 TEST_CASE("trainer: a batch whose tensors cannot be seen needs a key", "[trainer]") {
   const testing::Threads alone;
   const auto refusal = [](const auto& own) {
