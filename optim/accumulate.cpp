@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -156,12 +157,19 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
   std::vector<Tensor> losses;  // of this rank among several
   // Each chunk of a stage records separately, with its own plan and graph.
   const std::size_t chunks = recording.stage != nullptr ? accumulate_detail::chunks_of(*recording.stage) : 1;
+  std::shared_ptr<const TapePlan> plan = recording.plan;
+  const auto is_other = [&](const MicroBatch& part) { return part.samples != parts.front().samples; };
+  if (plan && std::any_of(parts.begin(), parts.end(), is_other)) {
+    auto of_any_size = std::make_shared<TapePlan>(*plan);  // made for the sizes of one of them
+    of_any_size->sizes.clear();
+    plan = std::move(of_any_size);
+  }
   std::vector<std::shared_ptr<const TapePlan>> plans;
-  if (recording.plan && chunks > 1) plans = split(*recording.plan, chunks);
+  if (plan && chunks > 1) plans = split(*plan, chunks);
   std::vector<TapeGraph> graphs(recording.graph ? chunks : 0);
   const auto prepare = [&](Tape& tape, std::size_t chunk) {
     if (recording.graph) tape.observe();
-    tape.follow(plans.empty() ? recording.plan : plans[chunk], recording.tier);
+    tape.follow(plans.empty() ? plan : plans[chunk], recording.tier);
     tape.train(recording.leaves);
     tape.time(recording.times);
   };

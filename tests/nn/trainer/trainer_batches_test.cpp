@@ -317,6 +317,19 @@ TEST_CASE("trainer: micro-batches of unequal sizes are the whole batch", "[train
       for (std::size_t i = 0; i < whole.size(); ++i) CHECK(std::abs(parts[i] - whole[i]) < 1e-13);
     }
   }
+  // They follow one plan, which runs operators again.
+  auto deep = pairwise<Tensor>([](const Tensor& x) { return x; }, nullptr);
+  deep.batch = [](std::int64_t, memory::Device device) { return randn({8191, 64}, DType::f32, device); };
+  deep.loss = [](Pairwise& net, Tensor h) {
+    for (int i = 0; i < 4; ++i) h = h + net.down(gelu(net.up(h)));
+    return mean(square(h));
+  };
+  deep.micro_batch = [](const Tensor& x, std::int64_t i, std::int64_t) {
+    return slice(x, 0, 4095 * i, 4095 + 4096 * i);
+  };
+  nn::Trainer<Pairwise, Tensor> trainer(deep, {.budget_bytes = std::size_t{32} << 20, .step = {.micro_batches = 2}});
+  CHECK(trainer.plan().shapes[0].parts[0].time_overhead > 0);
+  CHECK(trainer.certify(2).holds());
   nn::TrainerOptions options;
   options.step.micro_batches = 4, options.step.micro_samples = 6;
   CHECK_NOTHROW(train(options));
