@@ -389,7 +389,7 @@ std::uint64_t safetensors_header_bytes(std::span<const std::byte> start, std::ui
   if (length > safetensors_header_limit)
     throw FileError(path, 0,
                     "the header has " + std::to_string(length) + " bytes; expected at most " +
-                        std::to_string(safetensors_header_limit));
+                        std::to_string(safetensors_header_limit) + ", as in a safetensors file");
   if (length > file_bytes - 8)
     throw FileError(
         path, 0,
