@@ -28,12 +28,6 @@ bool is_empty(const Json& value) {
   return value.is_null() || value == false || (value.is_structured() && value.empty());
 }
 
-std::string text_of(const Json& value) {
-  constexpr std::size_t longest = 80;
-  const std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
-  return text.size() <= longest ? text : text.substr(0, longest) + "...";
-}
-
 Json parse(const std::string& path, std::string_view text) {
   const auto refuse = [&](std::uint64_t byte, const std::string& why) { throw FileError(path, byte, why); };
   if (const std::size_t nul = text.find('\0'); nul != text.npos) refuse(nul, "expected JSON, got a NUL byte");
@@ -59,7 +53,7 @@ JsonKeys::JsonKeys(const std::string& path, std::uint64_t max_bytes) : path_(pat
   const std::vector<std::byte> bytes = read_whole_file(path, max_bytes);
   const auto json =
       std::make_shared<const Json>(parse(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
-  if (!json->is_object()) throw FileError(path, 0, "expected a JSON object, got " + text_of(*json));
+  if (!json->is_object()) throw FileError(path, 0, "expected a JSON object, got " + begin_of(*json));
   object_ = json;
 }
 
@@ -93,7 +87,7 @@ bool JsonKeys::is_text(const std::string& key) const {
 void JsonKeys::refuse(const std::string& key, const std::string& expected) const {
   const auto* const value = json_file_detail::as_json(find(key));
   throw ValueError(path_ + ": " + key + ": expected " + expected + ", got " +
-                   (value == nullptr ? "no such key" : json_file_detail::text_of(*value)));
+                   (value == nullptr ? "no such key" : begin_of(*value)));
 }
 
 std::optional<std::int64_t> JsonKeys::size_if_there(const std::string& key) const {
@@ -192,8 +186,7 @@ void JsonKeys::refuse_unknown(std::span<const std::string_view> without_effect) 
     if (known_.contains(key) || json_file_detail::is_empty(value)) continue;
     if (std::find(without_effect.begin(), without_effect.end(), key) != without_effect.end()) continue;
     throw ValueError(path_ + ": " + quote(key) +
-                     ": expected a key that is known here, or null or false as its value, got " +
-                     json_file_detail::text_of(value));
+                     ": expected a key that is known here, or null or false as its value, got " + begin_of(value));
   }
 }
 

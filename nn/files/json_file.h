@@ -15,6 +15,13 @@
 
 namespace thimble::nn {
 
+/// The first characters of a value, for messages.
+template <class Json>
+std::string begin_of(const Json& value, std::size_t longest = 80) {
+  const std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+  return text.size() <= longest ? text : text.substr(0, longest) + "...";
+}
+
 /// A callback of a Json's parser: calls `refuse` with why an object has a key twice, or values are nested too deeply.
 template <class Json, class Refuse>
 auto json_watch(Refuse refuse) {

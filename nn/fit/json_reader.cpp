@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -9,38 +10,12 @@
 #include <thimble/nn/files/json_file.h>
 
 namespace thimble::nn {
-namespace json_reader_detail {
-
-using Json = JsonReader::Json;
-
-/// The begin of a value, for messages.
-std::string shown(const Json& json) {
-  constexpr std::size_t max_digits = 40;
-  const std::string text = json.dump(-1, ' ', true, Json::error_handler_t::replace);
-  return text.size() <= max_digits ? text : text.substr(0, max_digits) + "...";
-}
-
-bool has(std::initializer_list<const char*> names, const std::string& name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
-/// "version, nodes"
-std::string joined(std::initializer_list<const char*> names, std::initializer_list<const char*> more) {
-  std::string all;
-  for (const auto list : {names, more}) {
-    for (const char* const name : list) all += (all.empty() ? "" : ", ") + std::string(name);
-  }
-  return all;
-}
-
-}  // namespace json_reader_detail
-
 void JsonReader::refuse(const std::string& why, std::uint64_t offset) const {
   throw FileError(source, offset, "is not " + kind + ": " + why);
 }
 
 void JsonReader::refuse(const std::string& what, const Json& is, const std::string& expected) const {
-  refuse(what + ": expected " + expected + ", got " + json_reader_detail::shown(is));
+  refuse(what + ": expected " + expected + ", got " + begin_of(is, 40));
 }
 
 JsonReader::Json JsonReader::parse(std::string_view text) const {
@@ -57,9 +32,13 @@ const JsonReader::Json& JsonReader::object(const Json& json, const std::string& 
                                            std::initializer_list<const char*> names,
                                            std::initializer_list<const char*> more) const {
   if (!json.is_object()) refuse(what, json, "an object");
+  std::vector<const char*> known(names);
+  known.insert(known.end(), more);
   for (const auto& [name, value] : json.items()) {
-    if (json_reader_detail::has(names, name) || json_reader_detail::has(more, name)) continue;
-    refuse(what + " has '" + name + "', which is none of its keys: " + json_reader_detail::joined(names, more));
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    std::string all;
+    for (const char* const one : known) all += (all.empty() ? "" : ", ") + std::string(one);
+    refuse(what + " has '" + name + "', which is none of its keys: " + all);
   }
   for (const char* const name : names) {
     if (!json.contains(name)) refuse(what + " has no '" + name + "'");
