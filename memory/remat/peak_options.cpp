@@ -18,6 +18,7 @@ constexpr int rounds = 8;                // of each price
 constexpr Bytes small = 500;             // tensors of a smaller part of the peak are not turned by themselves
 constexpr std::size_t work = 2'000'000;  // operators simulated, about: a count, so that results are the same everywhere
 constexpr std::size_t few = 24;          // operators up to which all changes are tried, and pairs of them
+constexpr std::size_t gap_parts = 32;    // of the largest peak: two plans that differ by more have others between them
 constexpr double scale = 1 << 10;        // of capacities, which are whole numbers
 
 /// The first and the last moment that needs a tensor.
@@ -76,6 +77,7 @@ class PeakGame {
       drops_ = true;
       limit_ = 3 * work;
       for (int p = 0; p < prices; ++p) improve(cheapest_of_best(price_at(p)), price_at(p));
+      fill_gaps();
       limit_ = 4 * work;
       for (auto& [peak, entry] : best_) entry.changes = 0;
       change_best();
@@ -143,6 +145,26 @@ class PeakGame {
     }
   }
 
+  /// Makes plans between two that are far apart, as one price turns equal branches all together: with the first tensors
+  /// as in the one and the last ones as in the other.
+  void fill_gaps() {
+    std::vector<std::pair<Wish, Wish>> gaps;
+    for (auto low = best_.begin(), high = low; ++high != best_.end(); low = high) {
+      if ((high->first - low->first) * static_cast<Bytes>(gap_parts) < best_.rbegin()->first) continue;
+      gaps.emplace_back(wish_of(high->second.plan), wish_of(low->second.plan));
+    }
+    for (const auto& [high, low] : gaps) {
+      for (std::size_t part = 1; part < 2 * gap_parts; ++part) {
+        Wish between = high;
+        const std::size_t end = part % gap_parts * between.wanted.size() / gap_parts;
+        for (std::size_t t = 0; t < between.wanted.size(); ++t) {
+          if ((t < end) == (part < gap_parts)) between.wanted[t] = low.wanted[t];
+        }
+        offer(std::move(between));
+      }
+    }
+  }
+
   /// Keep a tensor or not; or run an operator again, with its inputs kept; or drop a tensor after a step or not.
   struct Change {
     enum class Kind : std::uint8_t { keep, rerun, drop } kind;
@@ -186,10 +208,15 @@ class PeakGame {
 
   KeptPlan changed(const KeptPlan& one, const Change& change) { return plan(changed_wish(one, change)); }
 
-  Wish changed_wish(const KeptPlan& one, const Change& change) const {
+  Wish wish_of(const KeptPlan& one) const {
     Wish wish{std::vector<bool>(graph_.tensors.size()), one.selection.drops};
+    for (const std::uint32_t kept : one.selection.kept) wish.wanted[kept] = true;
+    return wish;
+  }
+
+  Wish changed_wish(const KeptPlan& one, const Change& change) const {
+    Wish wish = wish_of(one);
     auto& [wanted, drops] = wish;
-    for (const std::uint32_t kept : one.selection.kept) wanted[kept] = true;
     switch (change.kind) {
       case Change::Kind::keep:
         wanted[change.of.tensor] = !wanted[change.of.tensor];

@@ -6,6 +6,7 @@
 
 #include "remat_chains.h"
 #include "support/catch.h"
+#include "support/refusal.h"
 
 namespace {
 
@@ -178,13 +179,8 @@ TEST_CASE("remat schedule: chains are checked", "[remat]") {
   named.stages[1].name = "block.1";
   named.stages[1].options[0].name = "all";
   named.stages[1].options[0].kept_bytes = -3;
-  try {
-    validate(named);
-    FAIL("accepted");
-  } catch (const ValueError& error) {
-    CHECK(std::string(error.what()) ==
-          "remat chain: stage 1 (block.1), option 0 (all): kept_bytes is -3, must be >= 0");
-  }
+  CHECK(refusal_test::refusal<ValueError>([&] { validate(named); }) ==
+        "remat chain: stage 1 (block.1), option 0 (all): kept_bytes is -3, must be >= 0");
 }
 
 TEST_CASE("remat schedule: an option that spans stages counts as one", "[remat]") {

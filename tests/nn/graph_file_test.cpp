@@ -374,6 +374,19 @@ TEST_CASE("graph file: plans against every selection", "[plan]") {
   CHECK(bounds > 0);
 }
 
+TEST_CASE("graph file: of equal branches some run again in a budget between", "[plan]") {
+  Json json{{"version", 1}, {"values", Json::array({Json{{"bytes", 8}, {"given", true}}})}};
+  for (int i = 1; i <= 300; ++i) {  // two nodes each
+    json["values"].push_back({{"bytes", 1000}});
+    json["nodes"].push_back({{"inputs", Json::array({i % 2 == 1 ? 0 : i - 1})},
+                             {"outputs", Json::array({i})},
+                             {"backward_reads", Json::array({i})},
+                             {"seconds", 1}});
+  }
+  const std::vector<nn::GraphPlan::Point> points = nn::plan_graph(read(json), 0).points;
+  for (std::size_t i = 1; i < points.size(); ++i) CHECK(points[i - 1].peak_bytes - points[i].peak_bytes < 30'000);
+}
+
 TEST_CASE("graph file: files that hold no graph", "[plan][fuzz]") {
   const auto message = [](const std::string& text) {
     return refusal_test::refusal<FileError>([&] { nn::parse_graph(text, "g.json"); });

@@ -16,6 +16,7 @@
 #include "support/catch.h"
 #include "support/near.h"
 #include "support/operator_table.h"
+#include "support/refusal.h"
 
 using namespace thimble;
 using namespace thimble::testing;
@@ -304,13 +305,9 @@ TEST_CASE("ops: feed-forward layer in tiles and its operands", "[feed_forward]")
   CHECK_THROWS_AS(layer(in[0], Tensor::empty({5, 4}, DType::f32, dry(cpu)), none, none, in[2], none), DeviceError);
   CHECK_THROWS_AS(layer(in[0], in[1], randn({5}), in[3], in[2], none), ValueError);
   CHECK_THROWS_AS(apply(TiledFeedForward{Activation::relu}, in[0], in[1], none, in[3], in[2], none), ValueError);
-  try {
-    apply(TiledFeedForward{.tile_rows = -1}, in[0], in[1], none, none, in[2], none);
-    FAIL("tiles of -1 rows were taken");
-  } catch (const ValueError& error) {
-    CHECK(std::string(error.what()) ==
-          "tiled_feed_forward: chunks of -1 rows; expected at least 1, or 0 for automatic");
-  }
+  const TiledFeedForward tiled{.tile_rows = -1};
+  CHECK(refusal_test::refusal<ValueError>([&] { apply(tiled, in[0], in[1], none, none, in[2], none); }) ==
+        "tiled_feed_forward: chunks of -1 rows; expected at least 1, or 0 for automatic");
   const Values empty = pass(operands_of({0, 4}, 5, false, 1, DType::f32),
                             [&](const auto& all) { return call(TiledFeedForward{}, all, false); });
   CHECK(empty[2] == std::vector<double>(20, 0));
