@@ -40,23 +40,20 @@ void Transaction::drop_state() noexcept { entries_.clear(), updates_.clear(), pu
 void Transaction::keep(const Tensor& target) {
   if (!is_keeping_) return;
   for (const Entry& entry : kept_) {
-    const Tensor& known = entry.target;
-    if (known.storage() == target.storage() && known.offset() == target.offset() && known.shape() == target.shape() &&
-        known.strides() == target.strides()) {
-      return;
-    }
+    if (entry.target.storage() == target.storage()) return;
   }
-  const Tensor state = target.detach();
+  // Of the whole storage: which views of it a step writes may depend on values, which a dry run does not have.
+  const auto count = static_cast<std::int64_t>(target.storage()->bytes() / size_of(target.dtype()));
+  const Tensor state = target.detach().window({count}, {1}, 0);
   kept_.push_back({state, clone(state)});
 }
 
-/// Last first: where targets overlap, the first copy holds the step's initial values.
 void Transaction::put_back() noexcept {
   is_keeping_ = false;
-  for (auto entry = kept_.rbegin(); entry != kept_.rend(); ++entry) {
+  for (Entry& entry : kept_) {
     try {
       const ParameterUse use;  // where a parameter has been evicted since
-      copy_into(entry->target, entry->pending);
+      copy_into(entry.target, entry.pending);
     } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): another failure is on its way
     }
   }

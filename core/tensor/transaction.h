@@ -42,8 +42,8 @@ class Transaction {
   /// Called before `leaf`'s gradient is written: from then on it belongs to this step. An earlier gradient is copied
   /// once (its bytes count twice until the step ends); without one this costs nothing.
   void stage_gradient(const std::shared_ptr<Leaf>& leaf);
-  /// Called before state is written in place (keep_state): keeps a copy, which counts until the step ends and is
-  /// restored unless the step commits. Copies at the target's first write.
+  /// Called before state is written in place (keep_state): keeps a copy of its whole storage from the first write on,
+  /// which counts until the step ends and is restored unless the step commits.
   void keep(const Tensor& target);
   /// Stops keeping: the writes after it are the step's updates.
   void end_keeping() noexcept { is_keeping_ = false; }

@@ -53,7 +53,13 @@ nn::Hardware hardware_for(const CostOptions& options, memory::Device device) {
 nn::CostModel plan_costs(const Setup& setup, const CostOptions& options, std::size_t budget_bytes,
                          memory::Device device) {
   const nn::Hardware machine = hardware_for(options, device);
-  if (!options.measures) return options.times.empty() ? nn::CostModel(machine) : nn::read_cost_model(options.times);
+  if (!options.measures) {
+    if (options.times.empty()) return nn::CostModel(machine);
+    nn::CostModel costs = nn::read_cost_model(options.times);
+    if (costs.hardware.name == machine.name) return costs;
+    throw ValueError("`times`: expected times of " + machine.name + ", got '" + options.times + "' with times of " +
+                     costs.hardware.name);
+  }
   if (machine.name != nn::hardware_list().front().name) {
     throw ValueError("`measures`: operators are timed on the cpu, and the times of " + machine.name +
                      " are asked for; expected a run on the cpu, with the hardware " +

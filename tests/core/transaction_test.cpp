@@ -10,6 +10,7 @@
 #include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/core/tensor/view.h>
+#include <thimble/memory/policies/ledger.h>
 
 #include "support/catch.h"
 
@@ -45,6 +46,22 @@ TEST_CASE("transaction: a pass of random numbers begins with it and ends with it
   const auto [step, site] = drawn(next_random_site());  // outside again, of the next step
   CHECK(step == std::get<0>(before) + 1);
   CHECK(site == std::get<1>(before));
+}
+
+TEST_CASE("transaction: state written in places keeps one copy of all of it", "[step]") {
+  const auto own = std::make_shared<Ledger>(default_resource(cpu));
+  const ResourceScope scope(own);
+  const Tensor queue = Tensor::empty({8, 16}, DType::f32, cpu, Category::parameter);
+  fill(queue, 3);
+  {
+    const Transaction given_up;
+    fill(view::slice(queue, 0, 2, 3), 5);
+    const std::size_t bytes = own->bytes(Category::temporary);
+    CHECK(bytes == queue.bytes());
+    fill(view::slice(queue, 0, 6, 8), 7);
+    CHECK(own->bytes(Category::temporary) == bytes);
+  }
+  CHECK(to_host<float>(queue) == std::vector<float>(8 * 16, 3));
 }
 
 TEST_CASE("transaction: a throw after dropout leaves the masks of a run without it", "[step]") {

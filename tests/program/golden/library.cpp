@@ -323,6 +323,11 @@ void refusals() {
   program("both batches",
           [](Program& p) { p.batch_of_model = [](Net&, std::int64_t, memory::Device) { return Batch{}; }; });
   program("no loss", [](Program& p) { p.loss = nullptr; });
+  program("parts and a loss", [](Program& p) { p.parts = {{"net", p.optimizer, p.loss}}; });
+  program("parts of one name", [](Program& p) {
+    p.parts.assign(2, {"net", p.optimizer, p.loss});
+    p.optimizer = nullptr, p.loss = nullptr;
+  });
   program(
       "no cut", [](Program& p) { p.micro_batch = nullptr; }, cut);
   program("no evaluation", [](Program& p) { p.evaluate = nullptr; }, {.steps = 2, .evaluate_every = 1});
