@@ -31,8 +31,8 @@ struct DynamicTable {
 
   std::array<float, 256> values;              ///< of a code
   int magnitudes;                             ///< distinct ones: 129 signed, 256 unsigned
-  std::array<float, 256> borders;             ///< between a magnitude and the next; the border belongs to the next
-  std::array<std::uint32_t, buckets> places;  ///< of the magnitude at the lower end of a range of floats
+  std::array<std::uint32_t, buckets> places;  ///< of the magnitude at the lower end of a range of floats, << shift,
+                                              ///< and what carries into it with the bits of a float from the border on
 };
 
 /// The table of the signed or the unsigned codes.
@@ -67,30 +67,31 @@ struct DynamicCode {
 
   /// Nearest value; of two equally near the one of larger magnitude. NaN gives any code.
   THIMBLE_HD Bits encode(float x) const noexcept {
-    const std::uint32_t bits = bit_cast<std::uint32_t>(x);
-    return with_sign(bits, magnitude_of(bits, bucket_of(bits)));
+    const auto bits = bit_cast<std::uint32_t>(x);
+    std::uint32_t magnitude, bucket, code;
+    find(bits, magnitude, bucket);
+    finish(bits, magnitude, table->places[bucket], code);
+    return static_cast<Bits>(code);
   }
 
-  // The steps of encode(), which loops apply in turn.
-  THIMBLE_HD static std::uint32_t clamped(std::uint32_t bits) noexcept {
-    const std::uint32_t magnitude = bits & 0x7FFFFFFFu;
-    return magnitude < DynamicTable::one_bits ? magnitude : DynamicTable::one_bits;
+  // The steps of encode() before and after the look-up, of a number or of each in a vector.
+  template <class U>
+  THIMBLE_HD static void find(const U& bits, U& magnitude, U& bucket) noexcept {
+    const U one = U{} + DynamicTable::one_bits, first = U{} + DynamicTable::first_bucket;
+    magnitude = bits & 0x7FFFFFFFu;
+    magnitude = magnitude < one ? magnitude : one;
+    bucket = magnitude >> DynamicTable::shift;
+    bucket = (bucket > first ? bucket : first) - first;
   }
-  THIMBLE_HD static std::uint32_t bucket_of(std::uint32_t bits) noexcept {
-    const std::uint32_t range = clamped(bits) >> DynamicTable::shift;
-    return (range > DynamicTable::first_bucket ? range : DynamicTable::first_bucket) - DynamicTable::first_bucket;
-  }
-  THIMBLE_HD std::uint32_t magnitude_of(std::uint32_t bits, std::uint32_t bucket) const noexcept {
-    const std::uint32_t m = table->places[bucket];
-    return m + ((bit_cast<std::uint32_t>(table->borders[m]) - 1 - clamped(bits)) >> 31);  // 1 from the border on
-  }
-  THIMBLE_HD static Bits with_sign(std::uint32_t bits, std::uint32_t m) noexcept {
-    const std::uint32_t if_negative = std::uint32_t{0} - (bits >> 31);
+  template <class U>
+  THIMBLE_HD static void finish(const U& bits, const U& magnitude, const U& place, U& code) noexcept {
+    const U if_negative = U{} - (bits >> 31);
+    code = (place + (magnitude & ((1u << DynamicTable::shift) - 1))) >> DynamicTable::shift;
     if constexpr (is_signed) {
-      m -= (m >> 7) & if_negative;  // no -1
-      return static_cast<Bits>(127u + ((m ^ if_negative) - if_negative));
+      code -= (code >> 7) & if_negative;  // no -1
+      code = 127u + ((code ^ if_negative) - if_negative);
     } else {
-      return static_cast<Bits>(m & ~if_negative);
+      code &= ~if_negative;
     }
   }
   THIMBLE_HD float decode(Bits code) const noexcept { return table->values[code]; }
@@ -149,6 +150,7 @@ constexpr DynamicTable make_dynamic_table(bool is_signed) noexcept {
   constexpr double decades[] = {1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1};
   DynamicTable table{};
   std::array<double, 256> magnitudes{};  // 0 first
+  std::array<float, 256> borders{};      // between a magnitude and the next; the border belongs to the next
   std::size_t count = 1;
   for (std::size_t e = 0; e < 7; ++e) {
     const int parts = 1 << (e + (is_signed ? 0 : 1));
@@ -160,15 +162,16 @@ constexpr DynamicTable make_dynamic_table(bool is_signed) noexcept {
     const auto value = static_cast<float>(magnitudes[m]);
     table.values[is_signed ? 127 + m : m] = value;
     if (is_signed && m > 0 && m < 128) table.values[127 - m] = -value;
-    table.borders[m] = m + 1 < count ? static_cast<float>((magnitudes[m] + magnitudes[m + 1]) / 2)
-                                     : std::numeric_limits<float>::infinity();
+    borders[m] = m + 1 < count ? static_cast<float>((magnitudes[m] + magnitudes[m + 1]) / 2)
+                               : std::numeric_limits<float>::infinity();
   }
   std::size_t m = 0;
   for (std::size_t i = 0; i < table.places.size(); ++i) {
-    const auto low =
-        bit_cast<float>((static_cast<std::uint32_t>(i) + DynamicTable::first_bucket) << DynamicTable::shift);
-    while (low >= table.borders[m]) ++m;
-    table.places[i] = static_cast<std::uint32_t>(m);
+    constexpr std::uint32_t width = 1u << DynamicTable::shift;
+    const std::uint32_t low = (static_cast<std::uint32_t>(i) + DynamicTable::first_bucket) * width;
+    while (bit_cast<float>(low) >= borders[m]) ++m;
+    const std::uint32_t to_border = bit_cast<std::uint32_t>(borders[m]) - low;
+    table.places[i] = static_cast<std::uint32_t>(m) * width + (to_border < width ? width - to_border : 0);
   }
   return table;
 }

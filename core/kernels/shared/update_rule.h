@@ -119,7 +119,7 @@ struct AdafactorRule {
   /// The new moment, `mean` being the mean of its squares.
   THIMBLE_HD float moment(float before, double mean) const { return static_cast<float>(beta2 * before + rest * mean); }
   /// A square plus epsilon.
-  THIMBLE_HD static double square(float x, double more) { return static_cast<double>(x) * x + more; }
+  THIMBLE_HD static double square(double x, double more) { return x * x + more; }
   /// The factor of updates, `size` being their mean square.
   THIMBLE_HD float clipping(double size) const {
     const double ratio = std::sqrt(size) / clip;

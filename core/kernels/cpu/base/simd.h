@@ -12,6 +12,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <type_traits>
 #include <utility>
 
@@ -40,6 +41,11 @@ void broadcast(Vector& out, Element x) noexcept {
 template <class Vector>
 void square_root(Vector& out, const Vector& x) noexcept {
   for (std::size_t i = 0; i < sizeof(Vector) / sizeof(x[0]); ++i) out[i] = std::sqrt(x[i]);
+}
+
+template <class Vector, class Element, class Index>
+void look_up(Vector& out, const Element* table, const Index& index) noexcept {
+  for (std::size_t i = 0; i < sizeof(Vector) / sizeof(Element); ++i) out[i] = table[index[i]];
 }
 
 #if defined(__x86_64__)
@@ -72,6 +78,18 @@ requires(sizeof(Vector) == 32) THIMBLE_TARGET_AVX2 void broadcast(Vector& out, E
 template <class Vector, class Element>
 requires(sizeof(Vector) == 64) THIMBLE_TARGET_AVX512 void broadcast(Vector& out, Element x) noexcept {
   out = x - Vector{};
+}
+
+template <class Vector, class Element, class Index>
+requires(sizeof(Vector) == 32) THIMBLE_TARGET_AVX2
+    void look_up(Vector& out, const Element* table, const Index& index) noexcept {
+  out = (Vector)_mm256_i32gather_epi32(reinterpret_cast<const int*>(table), (__m256i)index, sizeof(Element));
+}
+template <class Vector, class Element, class Index>
+requires(sizeof(Vector) == 64) THIMBLE_TARGET_AVX512
+    void look_up(Vector& out, const Element* table, const Index& index) noexcept {
+  out = (Vector)_mm512_mask_i32gather_epi32(_mm512_setzero_si512(), __mmask16{0xFFFF}, (__m512i)index, table,
+                                            sizeof(Element));  // without a mask: see square_root
 }
 #endif
 
@@ -116,6 +134,11 @@ struct Simd {
   static THIMBLE_ALWAYS_INLINE void multiply_add(Vector& out, const Vector& a, const Vector& b,
                                                  const Vector& c) noexcept {
     simd_detail::multiply_add(out, a, b, c);
+  }
+  /// out = table[index] for each lane, T being of four bytes.
+  static THIMBLE_ALWAYS_INLINE void look_up(Vector& out, const T* table,
+                                            const typename Simd<std::uint32_t, target>::Vector& index) noexcept {
+    simd_detail::look_up(out, table, index);
   }
   /// out = sqrt(x), correctly rounded. A loop over std::sqrt, which may set errno, does not become one of vectors.
   static THIMBLE_ALWAYS_INLINE void square_root(Vector& out, const Vector& x) noexcept {

@@ -46,12 +46,15 @@ class ElementRun {
     load_elements(place_, dtype, 0, 1, buffer_, n);
   }
 
+  ElementRun(const void* data, DType dtype, const NarrowArgs&, std::int64_t at, std::int64_t n)
+      : ElementRun(data, dtype, at, n) {}
+
   T* values() { return values_; }  ///< null without a tensor
   void store() {
     if (values_ == buffer_) store_elements(buffer_, place_, dtype_, 0, n_);
   }
 
- protected:
+ private:
   std::byte* place_;
   DType dtype_;
   std::int64_t n_;
@@ -122,92 +125,48 @@ class NarrowRun {
   std::byte* place_;
 };
 
-/// The same for parameters that are updated in f64, the widest type.
-class WideRun {
- public:
-  WideRun(void* parameter, DType dtype, const NarrowArgs&, std::int64_t at, std::int64_t n)
-      : run_(parameter, dtype, at, n) {}
-  double* values() { return run_.values(); }
-  void store() { run_.store(); }
-
- private:
-  ElementRun<double> run_;
-};
-
-/// A parameter in the compute type of its update.
+/// A parameter in the compute type of its update; f64 is the widest type.
 template <class T>
-using ParameterRun = std::conditional_t<std::is_same_v<T, float>, NarrowRun, WideRun>;
+using ParameterRun = std::conditional_t<std::is_same_v<T, float>, NarrowRun, ElementRun<double>>;
 
-// ---- A moment during an update on the CPU, a run of elements at a time: an 8-bit moment is decoded when the run is
-// made and encoded again when it is stored. A block's magnitude is a maximum, so no variant changes bits.
+// ---- A block of an 8-bit moment during an update on the CPU. Its magnitude is a maximum, so no variant changes bits.
 
-namespace moment_run_detail {
+template <bool is_first, Isa target>
+struct BlockMoment {
+  using Code = quant::DynamicCode<is_first>;
 
-template <bool is_first>
-struct Decode {
-  THIMBLE_ALWAYS_INLINE static void run(const std::uint8_t* codes, float scale, float* x, std::int64_t n) {
-    const quant::DynamicCode<is_first> code{&quant::dynamic_table(is_first)};
-    decode_loop(
-        code, codes, [scale](std::int64_t) { return scale; }, x, n);
+  THIMBLE_ALWAYS_INLINE BlockMoment(const MomentArgs& moment, std::int64_t at, std::int64_t n)
+      : codes(static_cast<std::uint8_t*>(moment.values) + at), scale(moment.scales + at / state_block) {
+    std::fill(factors, factors + n, *scale);
+    DecodeLoop<Code, target>::run(code, codes, factors, values, n);
   }
-};
-
-template <bool is_first>
-struct Encode {
-  THIMBLE_ALWAYS_INLINE static void run(const float* x, std::uint8_t* codes, float* scale, std::int64_t n) {
-    const quant::DynamicCode<is_first> code{&quant::dynamic_table(is_first)};
-    const quant::BlockScale s = quant::block_scale(largest_bits(x, n), 1.0f, DType::f32);
+  THIMBLE_ALWAYS_INLINE void store(std::int64_t n) {
+    const quant::BlockScale s = quant::block_scale(largest_bits(values, n), 1.0f, DType::f32);
     *scale = s.scale;
-    if (s.is_finite) {
-      encode_loop(
-          code, x, [inverse = s.inverse](std::int64_t) { return inverse; }, codes, n);
-    } else {
-      std::fill(codes, codes + n, std::uint8_t{0});
-    }
-    for (std::int64_t i = 0; !is_first && i < n; ++i) codes[i] = not_lost(codes[i], x[i]);
+    std::fill(factors, factors + n, s.inverse);
+    EncodeLoop<Code, target, !is_first>::run(code, values, factors, codes, n);
+    for (std::int64_t i = 0; !s.is_finite && i < n; ++i) codes[i] = is_first ? 0 : not_lost(0, values[i]);
   }
+
+  std::uint8_t* codes;
+  float* scale;
+  Code code{&quant::dynamic_table(is_first)};
+  alignas(64) float values[state_block], factors[state_block];
 };
 
-}  // namespace moment_run_detail
-
-/// Elements [at, at + n) of the first or second moment of an update that computes in T; a block begins at `at`.
-template <class T, bool is_first>
-class MomentRun : public ElementRun<T> {
- public:
-  MomentRun(const MomentArgs& moment, DType dtype, std::int64_t at, std::int64_t n)
-      : ElementRun<T>(moment.scales != nullptr ? nullptr : moment.values, dtype, at, n) {
-    if (moment.scales == nullptr) return;
-    codes_ = static_cast<std::uint8_t*>(moment.values) + at;
-    scales_ = moment.scales + at / state_block;
-    this->values_ = this->buffer_;
-    for_blocks([&](float* values, std::uint8_t* codes, float* scale, std::int64_t count) {
-      run_variant<moment_run_detail::Decode<is_first>>(codes, *scale, values, count);
-    });
-  }
-
-  void store() {
-    if (codes_ == nullptr) return ElementRun<T>::store();
-    for_blocks([&](float* values, std::uint8_t* codes, float* scale, std::int64_t count) {
-      run_variant<moment_run_detail::Encode<is_first>>(values, codes, scale, count);
-    });
-  }
-
- private:
-  static_assert(run_elements % state_block == 0);
-
-  // f(values, codes, scale, count) for each block. Moments of f64 parameters are f64.
-  template <class F>
-  void for_blocks(F&& f) {
-    if constexpr (std::is_same_v<T, float>) {
-      for (std::int64_t begin = 0; begin < this->n_; begin += state_block) {
-        f(this->buffer_ + begin, codes_ + begin, scales_ + begin / state_block,
-          std::min(state_block, this->n_ - begin));
-      }
+/// *total += the squares of n values plus n times `more`, in lanes, which are added in order.
+struct SquareSum {
+  template <class T>
+  THIMBLE_ALWAYS_INLINE static void run(const T* x, double more, double* total, std::int64_t n) {
+    constexpr int lanes = AdafactorArgs::lanes;
+    double lane[lanes] = {};
+    std::int64_t i = 0;
+    for (; i + lanes <= n; i += lanes) {
+      for (int k = 0; k < lanes; ++k) lane[k] += AdafactorRule::square(x[i + k], more);
     }
+    for (; i < n; ++i) lane[i % lanes] += AdafactorRule::square(x[i], more);
+    for (const double sum : lane) *total += sum;
   }
-
-  std::uint8_t* codes_ = nullptr;  // null without codes
-  float* scales_ = nullptr;
 };
 
 // ---- Adafactor on the CPU, in four passes over the gradient: rows, columns, the size of the update, the update. Sums
@@ -218,21 +177,7 @@ namespace adafactor_detail {
 constexpr std::int64_t tile = AdafactorArgs::tile;        // values processed at once
 constexpr std::int64_t shares = AdafactorArgs::shares;    // ranges of rows with separate sums
 constexpr std::int64_t stretch = AdafactorArgs::stretch;  // rows of a column with a separate sum
-constexpr int lanes = AdafactorArgs::lanes;
 static_assert(tile <= run_elements);
-
-// The sum of squares plus n times `more`, in lanes.
-struct SquareSum {
-  THIMBLE_ALWAYS_INLINE static void run(const float* x, double more, double* total, std::int64_t n) {
-    double lane[lanes] = {};
-    std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) {
-      for (int k = 0; k < lanes; ++k) lane[k] += AdafactorRule::square(x[i + k], more);
-    }
-    for (; i < n; ++i) lane[i % lanes] += AdafactorRule::square(x[i], more);
-    for (const double sum : lane) *total += sum;
-  }
-};
 
 struct AddSquares {
   THIMBLE_ALWAYS_INLINE static void run(const float* x, double more, double* __restrict sums, std::int64_t n) {
@@ -277,14 +222,6 @@ struct Update {
     }
   }
 };
-
-// A run of a row in f32.
-const float* load(const void* data, DType dtype, std::int64_t at, float* buffer, std::int64_t n) {
-  const auto* const from = static_cast<const std::byte*>(data) + at * static_cast<std::int64_t>(size_of(dtype));
-  if (dtype == DType::f32) return reinterpret_cast<const float*>(from);
-  load_f32(from, dtype, 1, buffer, n);
-  return buffer;
-}
 
 class Step {
  public:
@@ -340,7 +277,7 @@ class Step {
   }
 
   const float* load_gradient(std::int64_t at, float* buffer, std::int64_t n) const {
-    const float* const g = load(a_.gradient, a_.gradient_dtype, at, buffer, n);
+    const float* const g = read_elements(a_.gradient, a_.gradient_dtype, at, n, buffer);
     if (rule_.factor == 1) return g;
     for (std::int64_t i = 0; i < n; ++i) buffer[i] = g[i] * rule_.factor;
     return buffer;
@@ -500,6 +437,29 @@ struct Update {
   }
 };
 
+template <class Rule, Isa target>
+struct BlockUpdate {
+  static void run(const Rule& rule, float* p, const float* g, const MomentArgs& first, const MomentArgs& second,
+                  std::int64_t begin, std::int64_t end) {
+    for (std::int64_t at = begin; at < end; at += state_block, p += state_block, g += state_block) {
+      const std::int64_t n = std::min(state_block, end - at);
+      BlockMoment<true, target> m(first, at, n);
+      if constexpr (Rule::moments == 1) {
+        for (std::int64_t i = 2 * state_block; i < 3 * state_block; i += 16) {  // as Update does for two moments
+          __builtin_prefetch(p + i);
+          __builtin_prefetch(g + i);
+        }
+        Update<Rule, float, target>::run(rule, p, g, m.values, nullptr, n);
+      } else {
+        BlockMoment<false, target> v(second, at, n);
+        Update<Rule, float, target>::run(rule, p, g, m.values, v.values, n);
+        v.store(n);
+      }
+      m.store(n);
+    }
+  }
+};
+
 template <class T, class Args>
 void update(const Args& a) {
   with_rule<T>(a, [&]<class Rule>(const Rule& rule) {
@@ -510,8 +470,16 @@ void update(const Args& a) {
     const auto update_run = [&](std::int64_t at, std::int64_t n) {
       ParameterRun<T> p(a.parameter, a.dtype, a.narrow, at, n);
       ElementRun<T> g(a.gradient, a.gradient_dtype, at, n);
-      MomentRun<T, true> first(a.first, a.state_dtype, at, n);
-      MomentRun<T, false> second(a.second, a.state_dtype, at, n);
+      if constexpr (Rule::moments > 0 && std::is_same_v<T, float>) {  // moments of f64 parameters are f64
+        if (a.state_dtype == DType::u8) {
+          with_target(isa(), [&]<Isa target>() {
+            compiled_for<target, BlockUpdate<Rule, target>, Rule, float*, const float*, MomentArgs, MomentArgs,
+                         std::int64_t, std::int64_t>(rule, p.values(), g.values(), a.first, a.second, at, at + n);
+          });
+          return p.store();
+        }
+      }
+      ElementRun<T> first(a.first.values, a.state_dtype, at, n), second(a.second.values, a.state_dtype, at, n);
       run(rule, p.values(), g.values(), first.values(), second.values(), n);
       p.store();
       first.store();
@@ -531,26 +499,6 @@ void adafactor_all(std::span<const AdafactorArgs> list) {
   for (const AdafactorArgs& args : list) adafactor_on_cpu(args);
 }
 
-// Squares of n <= chunk values in eight chains, which are added in order.
-struct SquareChunk {
-  template <class T>
-  static void run(const T* values, std::int64_t n, double* total) {
-    double lanes[8] = {};
-    std::int64_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-      for (int k = 0; k < 8; ++k) {
-        const auto value = static_cast<double>(values[i + k]);
-        lanes[k] += value * value;
-      }
-    }
-    for (int k = 0; k < static_cast<int>(n - i); ++k) {
-      const auto value = static_cast<double>(values[i + k]);
-      lanes[k] += value * value;
-    }
-    for (const double lane : lanes) *total += lane;
-  }
-};
-
 // Elements [begin, end), chunk after chunk; T holds them exactly.
 template <class T>
 double squares_in(const SquareSumArgs& a, std::int64_t begin, std::int64_t end) {
@@ -558,7 +506,7 @@ double squares_in(const SquareSumArgs& a, std::int64_t begin, std::int64_t end) 
   alignas(64) T values[chunk];
   for (std::int64_t at = begin; at < end; at += chunk) {
     const std::int64_t n = std::min(chunk, end - at);
-    run_variant<SquareChunk>(read_elements<T>(a.gradient, a.dtype, at, n, values), n, &total);
+    run_variant<SquareSum>(read_elements<T>(a.gradient, a.dtype, at, n, values), 0.0, &total, n);
   }
   return total;
 }

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include <thimble/core/dtype.h>
-#include <thimble/core/kernels/cpu/base/isa.h>
+#include <thimble/core/kernels/cpu/base/simd.h>
 #include <thimble/core/numbers/quant_code.h>
 
 namespace thimble::kernels {
@@ -13,33 +13,70 @@ namespace thimble::kernels {
 /// The most values that a loop takes at once.
 inline constexpr std::int64_t quant_tile = 512;
 
-/// codes[i] = code of values[i] * inverse(i).
-template <class Code, class Inverse>
-THIMBLE_ALWAYS_INLINE void encode_loop(const Code& code, const float* values, Inverse&& inverse,
-                                       typename Code::Bits* __restrict codes, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) codes[i] = code.encode(values[i] * inverse(i));
-}
-
-/// The same for dynamic codes, in three steps: only the look-ups in the middle are not vectors.
-template <bool is_signed, class Inverse>
-THIMBLE_ALWAYS_INLINE void encode_loop(const quant::DynamicCode<is_signed>& code, const float* values,
-                                       Inverse&& inverse, std::uint8_t* __restrict codes, std::int64_t n) {
-  using Code = quant::DynamicCode<is_signed>;
-  alignas(64) std::uint32_t bits[quant_tile], bucket[quant_tile], place[quant_tile];
-  for (std::int64_t i = 0; i < n; ++i) {
-    bits[i] = bit_cast<std::uint32_t>(values[i] * inverse(i));
-    bucket[i] = Code::bucket_of(bits[i]);
+/// codes[i] = code of values[i] * inverse[i].
+template <class Code, Isa target, bool is_kept = false>
+struct EncodeLoop {
+  static THIMBLE_ALWAYS_INLINE void run(const Code& code, const float* values, const float* inverse,
+                                        typename Code::Bits* __restrict codes, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) codes[i] = code.encode(values[i] * inverse[i]);
   }
-  for (std::int64_t i = 0; i < n; ++i) place[i] = code.magnitude_of(bits[i], bucket[i]);
-  for (std::int64_t i = 0; i < n; ++i) codes[i] = Code::with_sign(bits[i], place[i]);
-}
+};
 
-/// values[i] = codes[i] * scale(i).
-template <class Code, class Scale>
-THIMBLE_ALWAYS_INLINE void decode_loop(const Code& code, const typename Code::Bits* codes, Scale&& scale,
-                                       float* __restrict values, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) values[i] = code.decode(codes[i]) * scale(i);
-}
+/// The same for dynamic codes, n <= quant_tile; with `is_kept` no value above zero gets code 0 (not_lost).
+template <bool is_signed, Isa target, bool is_kept>
+struct EncodeLoop<quant::DynamicCode<is_signed>, target, is_kept> {
+  using Code = quant::DynamicCode<is_signed>;
+  static THIMBLE_ALWAYS_INLINE void run(const Code& code, const float* values, const float* inverse,
+                                        std::uint8_t* __restrict codes, std::int64_t n) {
+    using V = Simd<float, target>;
+    using U = Simd<std::uint32_t, target>;
+    alignas(64) std::uint32_t found[quant_tile];
+    std::int64_t i = 0;
+    for (; i + V::lanes <= n; i += V::lanes) {
+      const auto bits = (typename U::Vector)(V::at(values + i) * V::at(inverse + i));
+      typename U::Vector magnitude, place, at;
+      Code::find(bits, magnitude, at);
+      U::look_up(place, code.table->places.data(), at);
+      Code::finish(bits, magnitude, place, at);
+      if constexpr (is_kept) {
+        const auto least = (typename U::Vector)(V::at(values + i) > 0.0f) >> 31;
+        at = at > least ? at : least;
+      }
+      U::at(found + i) = at;
+    }
+    for (; i < n; ++i) {
+      found[i] = std::max<std::uint32_t>(code.encode(values[i] * inverse[i]), is_kept && values[i] > 0.0f ? 1 : 0);
+    }
+    for (i = 0; i < n; ++i) codes[i] = static_cast<std::uint8_t>(found[i]);
+  }
+};
+
+/// values[i] = codes[i] * scale[i].
+template <class Code, Isa target>
+struct DecodeLoop {
+  static THIMBLE_ALWAYS_INLINE void run(const Code& code, const typename Code::Bits* codes, const float* scale,
+                                        float* __restrict values, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) values[i] = code.decode(codes[i]) * scale[i];
+  }
+};
+
+/// The same for dynamic codes, n <= quant_tile.
+template <bool is_signed, Isa target>
+struct DecodeLoop<quant::DynamicCode<is_signed>, target> {
+  static THIMBLE_ALWAYS_INLINE void run(const quant::DynamicCode<is_signed>& code, const std::uint8_t* codes,
+                                        const float* scale, float* __restrict values, std::int64_t n) {
+    using V = Simd<float, target>;
+    alignas(64) std::uint32_t index[quant_tile];
+    for (std::int64_t i = 0; i < n; ++i) index[i] = codes[i];
+    std::int64_t i = 0;
+    for (; i + V::lanes <= n; i += V::lanes) {
+      typename V::Vector x;
+      V::look_up(x, code.table->values.data(), Simd<std::uint32_t, target>::at(index + i));
+      V::at(values + i) = x * V::at(scale + i);
+    }
+    for (; i < n; ++i) values[i] = code.decode(codes[i]) * scale[i];
+  }
+};
 
 /// The largest magnitude of n values, as bits.
 THIMBLE_ALWAYS_INLINE std::uint32_t largest_bits(const float* values, std::int64_t n) {

@@ -47,15 +47,6 @@ struct Largest {
   }
 };
 
-template <class Code>
-struct Encode {
-  THIMBLE_ALWAYS_INLINE static void run(const Code& code, const float* values, const float* inverse, void* codes,
-                                        std::int64_t n) {
-    const auto factor = [inverse](std::int64_t i) { return inverse[i]; };
-    encode_loop(code, values, factor, static_cast<typename Code::Bits*>(codes), n);
-  }
-};
-
 // AVX-512 has hand-written FP8 loops with the same bits.
 template <class Code>
 void encode(DType dtype, const Code& code, const float* values, const float* inverse, std::uint8_t* codes,
@@ -64,17 +55,12 @@ void encode(DType dtype, const Code& code, const float* values, const float* inv
   const bool is_fp8 = dtype == DType::f8e4m3 || dtype == DType::f8e5m2;
   if (is_fp8 && isa() == Isa::avx512) return fp8_encode_avx512(dtype, values, inverse, codes, n);
 #endif
-  run_variant<Encode<Code>>(code, values, inverse, static_cast<void*>(codes), n);
+  using Bits = typename Code::Bits;
+  with_target(isa(), [&]<Isa target>() {
+    compiled_for<target, EncodeLoop<Code, target>, Code, const float*, const float*, Bits*, std::int64_t>(
+        code, values, inverse, reinterpret_cast<Bits*>(codes), n);
+  });
 }
-
-template <class Code>
-struct Decode {
-  THIMBLE_ALWAYS_INLINE static void run(const Code& code, const void* codes, const float* scale, float* values,
-                                        std::int64_t n) {
-    const auto factor = [scale](std::int64_t i) { return scale[i]; };
-    decode_loop(code, static_cast<const typename Code::Bits*>(codes), factor, values, n);
-  }
-};
 
 template <class F>
 void with_code(const QuantizeArgs& a, F&& f) {
@@ -248,8 +234,11 @@ void dequantize_as(const QuantizeArgs& a, const Code& code) {
     const std::int64_t offset = p.row * a.columns + p.column;
     auto* const place = static_cast<std::byte*>(a.values) + offset * size;
     float* const to = a.dtype == DType::f32 ? reinterpret_cast<float*>(place) : buffer;
-    const void* const codes = static_cast<const std::uint8_t*>(a.codes) + offset;
-    run_variant<Decode<Code>>(code, codes, static_cast<const float*>(scale), to, n);
+    using Bits = typename Code::Bits;
+    with_target(isa(), [&]<Isa target>() {
+      compiled_for<target, DecodeLoop<Code, target>, Code, const Bits*, const float*, float*, std::int64_t>(
+          code, static_cast<const Bits*>(a.codes) + offset, scale, to, n);
+    });
     if (to == buffer) store_f32(buffer, place, a.dtype, 1, n);
   });
 }
