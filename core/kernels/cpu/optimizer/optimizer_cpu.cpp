@@ -185,31 +185,31 @@ struct AddSquares {
   }
 };
 
-// y = x / sqrt(row moment * columns), with the row moment divided by the mean of all.
+// y = x / sqrt(row moment * columns), with the row moment divided by the mean of all; by the product of the roots where
+// the product has few digits or none.
 template <Isa target>
 struct Precondition {
   THIMBLE_ALWAYS_INLINE static void run(const float* x, float row, const float* columns, float* __restrict y,
                                         std::int64_t n) {
     using V = Simd<float, target>;
+    constexpr float small = AdafactorRule::small_product;
+    typename V::Vector least, root;
+    V::broadcast(least, small);
     std::int64_t i = 0;
     for (; i + V::lanes <= n; i += V::lanes) {
-      typename V::Vector v = row * V::at(columns + i);
-      V::square_root(v, v);
-      V::at(y + i) = V::at(x + i) / v;
+      const typename V::Vector v = row * V::at(columns + i);
+      least = v < least ? v : least;
+      V::square_root(root, v);
+      V::at(y + i) = V::at(x + i) / root;
     }
+    bool is_small = i < n;
+    for (int k = 0; k < V::lanes; ++k) is_small |= least[k] < small;
     for (; i < n; ++i) y[i] = x[i] / std::sqrt(row * columns[i]);
+    for (i = 0; is_small && i < n; ++i) {
+      if (row * columns[i] < small) y[i] = x[i] / (std::sqrt(row) * std::sqrt(columns[i]));
+    }
   }
 };
-
-// The same by the product of the roots, where the product has few digits or none.
-void precondition_small(const float* x, float row, const float* columns, float* y, std::int64_t n) {
-  constexpr float small = AdafactorRule::small_product;
-  bool is_small = false;
-  for (std::int64_t i = 0; i < n; ++i) is_small |= row * columns[i] < small;
-  for (std::int64_t i = 0; is_small && i < n; ++i) {
-    if (row * columns[i] < small) y[i] = x[i] / (std::sqrt(row) * std::sqrt(columns[i]));
-  }
-}
 
 struct Update {
   THIMBLE_ALWAYS_INLINE static void run(const AdafactorRule& rule, const float* u, float* __restrict m,
@@ -307,7 +307,6 @@ class Step {
         compiled_for<target, Precondition<target>, const float*, float, const float*, float*, std::int64_t>(
             g, of_row, columns, u, n);
       });
-      if (is_factored) precondition_small(g, of_row, columns, u, n);
       f(static_cast<const float*>(u), at, n);
     }
   }
@@ -339,11 +338,12 @@ class Step {
       float& r = a_.row_moment[row];
       r = rule_.moment(r, sum / static_cast<double>(a_.columns));
     });
+    constexpr std::int64_t width = 4 * tile;  // rows are read in long runs
     parallel_for(a_.columns, tile, [&](std::int64_t begin, std::int64_t end) {
-      alignas(64) float buffer[tile];
-      for (std::int64_t c = begin; c < end; c += tile) {
-        const std::int64_t n = std::min(tile, end - c);
-        alignas(64) double totals[tile] = {}, sums[tile];
+      alignas(64) float buffer[width];
+      for (std::int64_t c = begin; c < end; c += width) {
+        const std::int64_t n = std::min(width, end - c);
+        alignas(64) double totals[width] = {}, sums[width];
         for (std::int64_t first = 0; first < a_.rows; first += stretch) {
           std::fill(sums, sums + n, 0.0);
           for (std::int64_t row = first; row < std::min(a_.rows, first + stretch); ++row) {
