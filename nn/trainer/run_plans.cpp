@@ -161,10 +161,10 @@ std::size_t RunPlans::place() {
     }
     const MakeRun run = program_.planned_run(all_steps, shapes_);
     profile_ = profile_training(on, run, all_steps.size(), false, placements());
-    if (!is_planned() && !options_.captures_steps) {
+    if (!is_planned() && !options_.captures_steps && shapes_.size() == 1) {
       MemoryProfile dynamic = profile_training(on, run, all_steps.size());
       if (dynamic.peak_bytes < profile_.peak_bytes) {
-        for (const auto& shape : shapes_) shape->placement.clear();
+        shapes_.front()->placement.clear();
         profile_ = std::move(dynamic);
       }
     }
