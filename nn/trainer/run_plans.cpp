@@ -152,7 +152,7 @@ std::size_t RunPlans::place() {
     for (const auto& shape : shapes_) {
       const std::vector<ExampleStep> steps(2, shape->example);
       all_steps.insert(all_steps.end(), steps.begin(), steps.end());
-      if (is_planned() || shape->placement.empty()) {
+      if (is_planned() || options_.captures_steps || (!is_dynamic_ && shape->placement.empty())) {
         const MemoryProfile traced = profile_training(on, program_.planned_run(steps, shapes_), 2, true);
         shape->placement = plan_steps(traced, placement_options(on, options_.step.micro_batches));
       }
@@ -161,9 +161,10 @@ std::size_t RunPlans::place() {
     }
     const MakeRun run = program_.planned_run(all_steps, shapes_);
     profile_ = profile_training(on, run, all_steps.size(), false, placements());
-    if (!is_planned() && !options_.captures_steps && shapes_.size() == 1) {
+    if (!is_planned() && !options_.captures_steps && !is_held_ && shapes_.size() == 1) {
       MemoryProfile dynamic = profile_training(on, run, all_steps.size());
       if (dynamic.peak_bytes < profile_.peak_bytes) {
+        is_dynamic_ = true;
         shapes_.front()->placement.clear();
         profile_ = std::move(dynamic);
       }

@@ -145,6 +145,7 @@ class RunPlans {
   std::size_t nodes_ = 0;
   double kept_step_s_ = 0, begin_ms_ = 0;
   bool is_held_ = false;
+  bool is_dynamic_ = false;  // without a budget: a placement would need more than blocks on demand
 };
 
 }  // namespace thimble::nn

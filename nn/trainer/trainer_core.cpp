@@ -283,6 +283,7 @@ void TrainerCore::start() {
   memory::Options of_stack;
   of_stack.arena.capacity_bytes = plans_->budget_bytes();
   of_stack.plans = plans_->placements();
+  if (plans_->shapes().empty()) of_stack.plans.emplace_back();  // until the first step is planned
   memory::Stack stack = memory::make_resource(options_.device, std::move(of_stack));
   if (stack.placed && options_.is_strict) stack.placed->set_strict(true);
   const ResourceScope scope(stack.top);
