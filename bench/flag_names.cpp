@@ -6,7 +6,7 @@
 #include <thimble/models/techniques/technique.h>
 
 namespace thimble::bench {
-namespace flag_names_detail {
+namespace {
 
 /// The flag of an option that is no technique's; the others have its name with dashes.
 std::string flag_of(std::string option) {
@@ -39,7 +39,7 @@ std::string flag_of(std::string option) {
   return "--" + option;
 }
 
-}  // namespace flag_names_detail
+}  // namespace
 
 std::string with_flags(std::string_view text) {
   constexpr std::string_view of_names = "abcdefghijklmnopqrstuvwxyz0123456789_";
@@ -50,7 +50,7 @@ std::string with_flags(std::string_view text) {
       said += text[at++];
       continue;
     }
-    said += flag_names_detail::flag_of(std::string(text.substr(at + 1, end - at - 1)));
+    said += flag_of(std::string(text.substr(at + 1, end - at - 1)));
     at = end + 1;
   }
   return said;

@@ -37,7 +37,7 @@
 #include <thimble/optim/adam.h>
 
 namespace thimble {
-namespace gpu_benchmark_detail {
+namespace {
 
 void wait(memory::Device device) {
   if (device.is_cuda()) kernels::device_runtime(device).synchronize(device);
@@ -327,7 +327,7 @@ void run_libraries(memory::Device device, std::int64_t scale) {
   }
 }
 
-}  // namespace gpu_benchmark_detail
+}  // namespace
 }  // namespace thimble
 
 int main(int count, char** arguments) {
@@ -344,20 +344,20 @@ int main(int count, char** arguments) {
       const kernels::LibraryUse before =
           device.is_cuda() ? kernels::device_runtime(device).library_use() : kernels::LibraryUse{};
       if (part == "operators") {
-        gpu_benchmark_detail::run(device, scale);
-        gpu_benchmark_detail::run_linear_layers(device, scale);
+        run(device, scale);
+        run_linear_layers(device, scale);
       } else if (part == "optimizers") {
-        gpu_benchmark_detail::run_optimizers(device, scale);
-        gpu_benchmark_detail::run_small_updates(device);
+        run_optimizers(device, scale);
+        run_small_updates(device);
       } else if (part == "steps") {
-        gpu_benchmark_detail::run_all_steps(device);
+        run_all_steps(device);
       } else if (part == "libraries") {
-        gpu_benchmark_detail::run_libraries(device, scale);
+        run_libraries(device, scale);
       } else {
         throw ValueError("PARTS: '" + part + "' is not one of operators, optimizers, steps, libraries");
       }
       if (device.is_cuda() && part != "libraries") {
-        gpu_benchmark_detail::report_libraries(part + "_libraries", "all", device, before);
+        report_libraries(part + "_libraries", "all", device, before);
       }
     }
     return 0;

@@ -12,7 +12,7 @@
 #include <thimble/memory/units.h>
 
 namespace thimble::bench {
-namespace mechanisms_detail {
+namespace {
 
 using report::Svg;
 namespace paints = report::paints;
@@ -44,10 +44,9 @@ void draw_operator(Svg& svg, double x, double y, const std::string& name, const 
   svg.text(x + 52, y + 66, keeps, {.fill = paints::muted, .size = 12, .anchor = "middle"});
 }
 
-}  // namespace mechanisms_detail
+}  // namespace
 
 std::string draw_kept_graph() {
-  using namespace mechanisms_detail;
   const memory::Stack stack = memory::make_resource(dry(cpu));
   const ResourceScope scope(stack.top);
   const Tensor x = randn({64, 128}, DType::f32, dry(cpu));
@@ -105,7 +104,6 @@ std::string draw_kept_graph() {
 }
 
 std::string draw_slide_puzzle() {
-  using namespace mechanisms_detail;
   constexpr std::size_t unit = std::size_t{2} << 20;
   memory::Options options;
   options.arena.capacity_bytes = 12 * unit;

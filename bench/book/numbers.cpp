@@ -15,7 +15,7 @@
 #include <thimble/nn/quant/quantized_model.h>
 
 namespace thimble::bench {
-namespace numbers_detail {
+namespace {
 
 using report::Svg;
 namespace paints = report::paints;
@@ -31,10 +31,9 @@ std::string value_text(float value) {
 
 float round_bf16(float x) { return bf16::Format::decode(bf16::Format::encode(x, Fp8Overflow::nonfinite)); }
 
-}  // namespace numbers_detail
+}  // namespace
 
 std::string draw_fp8_grid() {
-  using namespace numbers_detail;
   const double left = 116, top = report::title_height(report::Medium::file) + 44, cell = 101, row = 27;
   const double line = top + 16 * row + 62;
   Svg svg(report::Medium::file, report::figure_width, line + 62, "The 128 positive numbers of E4M3",
@@ -77,7 +76,6 @@ std::string draw_fp8_grid() {
 }
 
 std::string draw_lost_updates() {
-  using namespace numbers_detail;
   constexpr int steps = 2000;
   constexpr float update = 1.0f / 1024;  // bf16 has 1 + 2^-7 after 1: an update is an eighth of that distance
   float plain = 1, kahan = 1, lost = 0, master = 1;

@@ -10,7 +10,7 @@
 #include <thimble/memory/units.h>
 
 namespace thimble::bench {
-namespace plans_detail {
+namespace {
 
 // The book's GPT with so many samples, planned for `budget_bytes` (0: none).
 PlanView view_of(std::size_t budget_bytes, std::int64_t batch = 8) {
@@ -23,10 +23,10 @@ PlanView view_of(std::size_t budget_bytes, std::int64_t batch = 8) {
 
 constexpr std::size_t half_budget = 20 << 20;  // of a batch of 32
 
-}  // namespace plans_detail
+}  // namespace
 
 std::string draw_step_timeline() {
-  const PlanView view = plans_detail::view_of(0);
+  const PlanView view = view_of(0);
   report::Timeline line = report::step_timeline(view, view.planned());
   line.name = "timeline";
   line.title = "One steady step of a small GPT: live bytes after every allocation and free";
@@ -35,7 +35,7 @@ std::string draw_step_timeline() {
 }
 
 std::string draw_planned_timeline() {
-  const PlanView view = plans_detail::view_of(plans_detail::half_budget, 32);
+  const PlanView view = view_of(half_budget, 32);
   report::Timeline line = report::step_timeline(view, view.planned());
   line.name = "planned";
   line.title = "A batch of 32 within 20 MiB: backward runs dropped layers again";
@@ -43,7 +43,7 @@ std::string draw_planned_timeline() {
 }
 
 std::string draw_budget_staircase() {
-  const PlanView view = plans_detail::view_of(plans_detail::half_budget, 32);
+  const PlanView view = view_of(half_budget, 32);
   report::Plot plot = report::plans_plot(view);
   plot.name = "plans";
   plot.title = "All plans for a small GPT: bytes committed against more time";
@@ -51,7 +51,7 @@ std::string draw_budget_staircase() {
 }
 
 std::string draw_address_map() {
-  const PlanView view = plans_detail::view_of(0);
+  const PlanView view = view_of(0);
   const StepTrace& step = view.planned();
   std::set<Category> seen;
   for (const memory::Trace::Event& event : step.events) seen.insert(event.category);

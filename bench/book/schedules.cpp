@@ -16,7 +16,7 @@ namespace thimble::bench {
 
 // ---- Pictures of schedules for chains.
 
-namespace chains_detail {
+namespace {
 
 using report::ShownSchedule;
 
@@ -37,13 +37,13 @@ remat::Chain toy_chain() {
   return chain;
 }
 
-}  // namespace chains_detail
+}  // namespace
 
 std::string draw_known_schedules() {
   const std::size_t n = 12;
   const remat::Chain chain = remat::homogeneous_chain(n, 1, 4, 1, 2);
   const auto shown = [&](const char* name, const remat::ScheduleTree& tree) {
-    return chains_detail::ShownSchedule{name, remat::to_schedule(tree, chain)};
+    return ShownSchedule{name, remat::to_schedule(tree, chain)};
   };
   return report::svg_schedules(
       "Twelve equal stages, four schedules",
@@ -54,7 +54,7 @@ std::string draw_known_schedules() {
 }
 
 std::string draw_rotor_schedules() {
-  const remat::Chain chain = chains_detail::toy_chain();
+  const remat::Chain chain = toy_chain();
   const remat::Frontier frontier(chain);
   std::vector<report::ShownSchedule> shown;
   for (const remat::Bytes budget : {45, 28, 19}) {
@@ -66,7 +66,7 @@ std::string draw_rotor_schedules() {
 }
 
 std::string draw_rotor_staircase() {
-  const remat::Frontier frontier(chains_detail::toy_chain());
+  const remat::Frontier frontier(toy_chain());
   report::Plot plot;
   plot.name = "rotor";
   plot.title = "What memory buys: five unequal stages";
@@ -92,13 +92,13 @@ std::string draw_rotor_staircase() {
 // ---- Pictures of pipelines: stages downwards, time across.
 
 namespace thimble::report {
-namespace pipelines_detail {
+namespace {
 
 constexpr double left = 92, row = 22, above = 30, below = 22;
 
-Paint paint_of(dist::Pass pass) { return series_paints[pass == dist::Pass::forward ? 0 : 1]; }
+Paint pass_paint(dist::Pass pass) { return series_paints[pass == dist::Pass::forward ? 0 : 1]; }
 
-}  // namespace pipelines_detail
+}  // namespace
 
 double draw_kinds(Svg& svg, double x, double y, const std::vector<std::pair<std::string, Paint>>& kinds) {
   for (const auto& [name, paint] : kinds) {
@@ -111,7 +111,6 @@ double draw_kinds(Svg& svg, double x, double y, const std::vector<std::pair<std:
 
 std::string svg_pipelines(const std::string& title, const std::string& description,
                           const std::vector<ShownPipeline>& pipelines) {
-  using namespace pipelines_detail;
   double longest = 0, height = title_height(Medium::file) + 34;
   const double top = height, right = figure_width - 32;
   for (const ShownPipeline& shown : pipelines) {
@@ -121,8 +120,8 @@ std::string svg_pipelines(const std::string& title, const std::string& descripti
   Svg svg(Medium::file, figure_width, height + 8, title, description);
   draw_title(svg, title);
   draw_kinds(svg, left, top - 14,
-             {{"forward, with the micro-batch's number", paint_of(dist::Pass::forward)},
-              {"backward", paint_of(dist::Pass::backward)}});
+             {{"forward, with the micro-batch's number", pass_paint(dist::Pass::forward)},
+              {"backward", pass_paint(dist::Pass::backward)}});
   svg.text(right, top - 14, "time \xE2\x86\x92", {.fill = paints::muted, .size = small_text, .anchor = "end"});
   const auto to_x = [&](double seconds) { return left + (right - left) * (longest > 0 ? seconds / longest : 0); };
   double y = top;
@@ -139,7 +138,7 @@ std::string svg_pipelines(const std::string& title, const std::string& descripti
         const double x = to_x(timed.begin_s), width = to_x(timed.end_s) - x;
         const bool is_later = timed.action.chunk % 2 != 0;  // chunks take turns in two strengths
         svg.rectangle(x, y, width, row - 3,
-                      {.fill = paint_of(timed.action.pass),
+                      {.fill = pass_paint(timed.action.pass),
                        .stroke = paints::surface,
                        .stroke_width = 0.75,
                        .opacity = is_later ? 0.6 : 1},
@@ -174,7 +173,7 @@ std::string draw_pipelines() {
 
 namespace thimble::report {
 
-namespace schedules_detail {
+namespace {
 
 using Kind = remat::Operation::Kind;
 
@@ -245,11 +244,10 @@ Style style_of(Kind kind) {
   return {series_paints[0], 0.35, "forward that keeps nothing inside"};
 }
 
-}  // namespace schedules_detail
+}  // namespace
 
 std::string svg_schedules(const std::string& title, const std::string& description, const remat::Chain& chain,
                           const std::vector<ShownSchedule>& schedules, const std::string& unit_name) {
-  using namespace schedules_detail;
   std::vector<Run> runs;
   remat::Time longest = 1;
   remat::Bytes highest = 1;

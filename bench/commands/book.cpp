@@ -13,9 +13,9 @@
 #include <thimble/core/files/outputs.h>
 
 namespace thimble::bench {
-namespace book_detail {
+namespace {
 
-struct Flags {
+struct BookFlags {
   std::string folder, index;
   std::vector<std::string> names;
   bool overwrites = false;
@@ -75,7 +75,7 @@ std::string command_index() {
   return text;
 }
 
-void run(const Flags& flags) {
+void run(const BookFlags& flags) {
   if (!flags.index.empty() && !(flags.folder.empty() && flags.names.empty())) {
     throw ValueError("--index: expected no pictures beside it, got --figures or their names; run the command twice");
   }
@@ -106,17 +106,17 @@ void run(const Flags& flags) {
   }
 }
 
-}  // namespace book_detail
+}  // namespace
 
 void add_book(CLI::App& program) {
   CLI::App* const command = program.add_subcommand(
       "book", "List the pictures of the book (docs/book), or draw them; write its index of commands");
-  const auto flags = std::make_shared<book_detail::Flags>();
+  const auto flags = std::make_shared<BookFlags>();
   command->add_option("NAMES", flags->names, "Figures (all)");
   command->add_option("--figures", flags->folder, "Folder to draw them into, as SVG");
   command->add_option("--index", flags->index, "File to write: the index of commands and flags");
   add_overwrite_flag(*command, flags->overwrites);
-  command->callback([flags] { book_detail::run(*flags); });
+  command->callback([flags] { run(*flags); });
 }
 
 }  // namespace thimble::bench

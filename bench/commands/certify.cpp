@@ -14,11 +14,11 @@
 #include <thimble/models/training/certifying.h>
 
 namespace thimble::bench {
-namespace certify_command_detail {
+namespace {
 
 constexpr std::int64_t default_steps = 2, most_certified_steps = 1'000'000;
 
-}  // namespace certify_command_detail
+}  // namespace
 
 void print_certify_json(const models::PreparedTraining& prepared, const nn::Certificate& certificate) {
   nlohmann::ordered_json json{{"model", prepared.options.setup.model},
@@ -54,12 +54,11 @@ void add_certify(CLI::App& program) {
   CLI::App* const command =
       program.add_subcommand("certify", "Compare a training run in its budget with the plain one, bit by bit");
   const auto options = std::make_shared<models::TrainOptions>();
-  options->steps = certify_command_detail::default_steps;
+  options->steps = default_steps;
   options->data = "synthetic";
   options->eval_batches = 1;
   add_training_flags(*command, options);
-  add_integer(*command, "--steps", options->steps, 1, certify_command_detail::most_certified_steps,
-              "Steps to compare (2)");
+  add_integer(*command, "--steps", options->steps, 1, most_certified_steps, "Steps to compare (2)");
   command->get_option("--data")->description("Training data, as for 'train' (synthetic)");
   const auto is_json = std::make_shared<bool>(false);
   command->add_flag("--json", *is_json, "Print JSON");

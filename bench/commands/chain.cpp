@@ -24,11 +24,11 @@
 #include <thimble/nn/fit/fit.h>
 
 namespace thimble::bench {
-namespace chain_detail {
+namespace {
 
 constexpr std::uint64_t most_file_bytes = 1 << 20;
 
-struct Flags {
+struct ChainFlags {
   std::vector<std::string> stages;
   std::string file, picture, staircase;
   std::size_t input = 0, budget = 0;
@@ -71,7 +71,7 @@ std::vector<std::string> lines_of(const std::string& path) {
   return lines;
 }
 
-remat::Chain chain_of(const Flags& flags) {
+remat::Chain chain_of(const ChainFlags& flags) {
   std::vector<std::string> texts = flags.stages;
   if (texts.empty() == flags.file.empty()) {
     throw ValueError("chain: expected stages or --file, got " + std::string(texts.empty() ? "neither" : "both"));
@@ -178,7 +178,7 @@ remat::Frontier solve(const remat::Chain& chain) {
   return remat::Frontier(chain);
 }
 
-void run(const Flags& flags) {
+void run(const ChainFlags& flags) {
   check_outputs(
       {{"--svg", flags.picture, &file_kinds::picture}, {"--staircase", flags.staircase, &file_kinds::picture}},
       {{"--file", flags.file}}, flags.overwrites);
@@ -213,12 +213,12 @@ void run(const Flags& flags) {
   }
 }
 
-}  // namespace chain_detail
+}  // namespace
 
 void add_chain(CLI::App& program) {
   CLI::App* const command =
       program.add_subcommand("chain", "The best schedules of a chain of stages: what to keep, what to run again");
-  const auto flags = std::make_shared<chain_detail::Flags>();
+  const auto flags = std::make_shared<ChainFlags>();
   command->add_option("STAGES", flags->stages,
                       "OUTPUT:KEPT:FORWARD:BACKWARD of each stage: bytes of its output, bytes kept inside, two times");
   command->add_option("--file", flags->file, "File of stages, one a line; # begins a comment");
@@ -230,7 +230,7 @@ void add_chain(CLI::App& program) {
   command->add_option("--staircase", flags->staircase, "Draw time against bytes");
   command->add_flag("--json", flags->is_json, "Print JSON");
   add_overwrite_flag(*command, flags->overwrites);
-  command->callback([flags] { chain_detail::run(*flags); });
+  command->callback([flags] { run(*flags); });
 }
 
 }  // namespace thimble::bench

@@ -13,17 +13,17 @@
 #include <thimble/core/threads/parallel.h>
 
 namespace thimble::bench {
-namespace compute_flags_detail {
+namespace {
 
 constexpr std::int64_t most_threads = 1024;
 
-struct Flags {
+struct ComputeFlags {
   std::string isa, units;
   std::int64_t threads = 0;  // 0: as many as there are cores
 };
 
 // The instruction set comes first: units are those within it, also where only the environment names them.
-void apply(const Flags& flags) {
+void apply(const ComputeFlags& flags) {
   if (!flags.isa.empty()) kernels::set_isa("--isa", flags.isa);
   if (!flags.units.empty()) {
     kernels::set_units("--cpu-dot", flags.units);
@@ -33,10 +33,10 @@ void apply(const Flags& flags) {
   if (flags.threads > 0) set_thread_count(static_cast<int>(flags.threads));
 }
 
-}  // namespace compute_flags_detail
+}  // namespace
 
 void add_compute_flags(CLI::App& command) {
-  const auto flags = std::make_shared<compute_flags_detail::Flags>();
+  const auto flags = std::make_shared<ComputeFlags>();
   command.add_option("--isa", flags->isa, "Instruction set of CPU kernels: generic, avx2, avx512 (the machine's best)")
       ->type_name("I");
   command
@@ -44,9 +44,8 @@ void add_compute_flags(CLI::App& command) {
                   "Dot-product units of CPU kernels: none, bf16, int8 or bf16,int8; auto: bf16 where it was measured "
                   "to be faster (auto)")
       ->type_name("U");
-  add_integer(command, "--threads", flags->threads, 1, compute_flags_detail::most_threads,
-              "Threads of CPU kernels (one per core)");
-  command.parse_complete_callback([flags] { compute_flags_detail::apply(*flags); });
+  add_integer(command, "--threads", flags->threads, 1, most_threads, "Threads of CPU kernels (one per core)");
+  command.parse_complete_callback([flags] { apply(*flags); });
 }
 
 }  // namespace thimble::bench

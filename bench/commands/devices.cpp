@@ -20,7 +20,7 @@
 #include <thimble/memory/units.h>
 
 namespace thimble::bench {
-namespace devices_detail {
+namespace {
 
 // What stands behind the colon of the first line that begins with `key` ("model name	: X"); nothing without one.
 std::optional<std::string> field_of(const char* path, const std::string& key) {
@@ -162,7 +162,7 @@ void print_table(const nlohmann::ordered_json& json) {
   std::printf("dry    dry(cpu), dry(cuda): predictions without kernels or data, always there\n");
 }
 
-}  // namespace devices_detail
+}  // namespace
 
 void add_devices(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("devices", "Show what this build can use on this machine");
@@ -170,11 +170,11 @@ void add_devices(CLI::App& program) {
   command->add_flag("--json", *is_json, "Print JSON");
   add_compute_flags(*command);
   command->callback([is_json] {
-    const nlohmann::ordered_json json = devices_detail::describe_devices();
+    const nlohmann::ordered_json json = describe_devices();
     if (*is_json) {
       std::cout << json.dump(2) << "\n";
     } else {
-      devices_detail::print_table(json);
+      print_table(json);
     }
   });
 }

@@ -10,7 +10,7 @@
 #include <thimble/models/techniques/technique.h>
 
 namespace thimble::bench {
-namespace flag_groups_detail {
+namespace {
 
 constexpr std::size_t help_columns = 70;  // of a text of help, right of the flags
 
@@ -98,9 +98,9 @@ std::string lines_of_groups(const CLI::App& command) {
   return lines;
 }
 
-}  // namespace flag_groups_detail
+}  // namespace
 
-std::span<const FlagGroup> flag_groups() { return flag_groups_detail::groups(); }
+std::span<const FlagGroup> flag_groups() { return groups(); }
 
 bool has_groups(const CLI::App& command) {
   return command.get_options([&](const CLI::Option* o) { return o != command.get_help_ptr(); }).size() >
@@ -114,7 +114,6 @@ bool is_in(const FlagGroup& group, const CLI::Option& option) {
 }
 
 void select_help(CLI::App& command, std::string_view name) {
-  using namespace flag_groups_detail;
   const FlagGroup& everyday = groups().front();
   const std::string_view asked = name.empty() ? everyday.name : name;
   const bool is_grouped = has_groups(command);

@@ -13,12 +13,12 @@
 #include <thimble/models/techniques/setup.h>
 
 namespace thimble::bench {
-namespace flags_detail {
+namespace {
 
 // Sizes beyond this are slips of the keyboard; their products stay within 64 bits where it matters.
 constexpr std::int64_t largest_size = 1 << 24;
 
-}  // namespace flags_detail
+}  // namespace
 
 memory::Device parse_device_flag(std::string_view flag, const std::string& text) {
   constexpr const char* expected = "cpu, cuda or cuda:N";
@@ -82,7 +82,6 @@ void add_device(CLI::App& command, memory::Device& target, const std::string& he
 }
 
 void add_model_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup) {
-  using flags_detail::largest_size;
   models::Setup& s = *setup;  // the callbacks below share `setup`, so it lives as long as the parser
   command.add_option("MODEL", s.model, "Model, as 'thimble models' lists them")->required();
   add_integer(command, "--batch", s.batch, 1, largest_size, "Samples per step (8)");

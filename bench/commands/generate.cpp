@@ -22,7 +22,7 @@
 #include <thimble/memory/units.h>
 
 namespace thimble::bench {
-namespace generate_detail {
+namespace {
 
 constexpr std::int64_t most_tokens = std::int64_t{1} << 24;
 
@@ -41,7 +41,7 @@ std::vector<std::string> ended_of(const models::GenerateReport& r) {
   return reasons;
 }
 
-}  // namespace generate_detail
+}  // namespace
 
 void print_generate_json(const models::PreparedGeneration& prepared, const models::GenerateReport& r) {
   const models::GenerationPlan& plan = prepared.plan;
@@ -53,8 +53,8 @@ void print_generate_json(const models::PreparedGeneration& prepared, const model
                               {"prompt_tokens", plan.shape.prompt_tokens},
                               {"tokens", plan.shape.tokens},
                               {"end_tokens", prepared.end_tokens},
-                              {"written", generate_detail::written_of(r)},
-                              {"ended", generate_detail::ended_of(r)},
+                              {"written", written_of(r)},
+                              {"ended", ended_of(r)},
                               {"cache", to_string(plan.cache.dtype)},
                               {"cache_bytes_per_token", plan.cache.bytes_per_token()},
                               {"cache_bytes", r.cache_bytes},
@@ -69,7 +69,7 @@ void print_generate_json(const models::PreparedGeneration& prepared, const model
   std::cout << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
 }
 
-namespace generate_detail {
+namespace {
 
 void print_figures(const models::PreparedGeneration& prepared, const models::GenerateReport& r) {
   const models::GenerationPlan& plan = prepared.plan;
@@ -122,7 +122,7 @@ void run(const models::GenerateOptions& options, bool is_json) {
   throw CLI::RuntimeError(not_predicted_status);
 }
 
-}  // namespace generate_detail
+}  // namespace
 
 void add_generate(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("generate", "Write text with a trained model");
@@ -140,7 +140,7 @@ void add_generate(CLI::App& program) {
   command->add_option("--tokenizer", options->tokenizer, "tokenizer.json (the characters that --weights names)")
       ->type_name("FILE");
   command->add_option("--prompt", options->prompt, "Text to continue")->type_name("TEXT")->required();
-  add_integer(*command, "--tokens", options->shape.tokens, 1, generate_detail::most_tokens,
+  add_integer(*command, "--tokens", options->shape.tokens, 1, most_tokens,
               "Tokens to write at most; an end token ends a sequence earlier (100)");
   command->add_flag("--ignore-end", options->ignores_end, "Write all --tokens, past end tokens");
   add_cache_flags(*command, std::shared_ptr<models::GenerationShape>(options, &options->shape),
@@ -151,7 +151,7 @@ void add_generate(CLI::App& program) {
   constexpr double most = std::numeric_limits<double>::max();
   add_number(*command, "--temperature", options->sampling.temperature, 0, most,
              "Temperature of the logits; 0: the most likely token (0.8)");
-  add_integer(*command, "--top-k", options->sampling.top_k, 0, generate_detail::most_tokens,
+  add_integer(*command, "--top-k", options->sampling.top_k, 0, most_tokens,
               "Draw from the K most likely tokens; 0: from all (0)");
   add_number(*command, "--top-p", options->sampling.top_p, 0, 1,
              "Draw from the most likely tokens whose probabilities reach this (1)");
@@ -162,10 +162,10 @@ void add_generate(CLI::App& program) {
   add_compute_flags(*command);
   const auto is_json = std::make_shared<bool>(false);
   command->add_flag("--json", *is_json, "Print JSON");
-  command->callback([options, is_json] { generate_detail::run(*options, *is_json); });
+  command->callback([options, is_json] { run(*options, *is_json); });
 }
 
-namespace generation_output_detail {
+namespace {
 
 constexpr std::int64_t most_positions = std::int64_t{1} << 24;
 
@@ -180,7 +180,7 @@ DType parse_cache(const std::string& text) {
   refuse_value("--cache", "one of f32, f16, bf16, i8, f8e4m3, f8e5m2", text);
 }
 
-}  // namespace generation_output_detail
+}  // namespace
 
 void print_generation_json(const models::GenerationPlan& plan, memory::Device device, std::size_t budget) {
   const models::GenerationShape& shape = plan.shape;
@@ -205,16 +205,7 @@ void print_generation_json(const models::GenerationPlan& plan, memory::Device de
   std::cout << json.dump(2) << "\n";
 }
 
-namespace generation_output_detail {
-
-void print_bytes(const std::string& name, std::size_t bytes) {
-  std::printf("  %-24s %18s  %14s\n", name.c_str(), format_grouped(bytes).c_str(), format_bytes(bytes).c_str());
-}
-
-}  // namespace generation_output_detail
-
 void print_generation_table(const models::GenerationPlan& plan, std::size_t budget) {
-  using namespace generation_output_detail;
   const models::GenerationShape& shape = plan.shape;
   std::printf("%s: %s parameters; %lld sequence%s of %lld positions, the first %lld of them read at once\n",
               shape.setup.model.c_str(), format_grouped(plan.parameters).c_str(),
@@ -236,7 +227,6 @@ void print_generation_table(const models::GenerationPlan& plan, std::size_t budg
 
 void add_cache_flags(CLI::App& command, const std::shared_ptr<models::GenerationShape>& shape,
                      const std::string& context_default) {
-  using namespace generation_output_detail;
   add_integer(command, "--context", shape->context, 1, most_positions,
               "Positions of the key-value cache, prompt included (" + context_default + ")");
   add_text(command, "--cache", "D", "Dtype of cached keys and values: f32, f16, bf16, i8, f8e4m3, f8e5m2 (as computed)",
@@ -246,13 +236,12 @@ void add_cache_flags(CLI::App& command, const std::shared_ptr<models::Generation
 void add_generation_flags(CLI::App& command, const std::shared_ptr<GenerationFlags>& flags) {
   command.add_flag("--generate", flags->is_asked, "Plan the generation of tokens instead of a training step");
   add_cache_flags(command, std::shared_ptr<models::GenerationShape>(flags, &flags->shape), "the model's sequence");
-  add_integer(command, "--prompt-tokens", flags->shape.prompt_tokens, 1, generation_output_detail::most_positions,
+  add_integer(command, "--prompt-tokens", flags->shape.prompt_tokens, 1, most_positions,
               "With --generate: tokens of the prompt, read at once (all of --context but one)");
 }
 
 void plan_generation(const CLI::App& command, const GenerationFlags& flags, const models::Setup& setup,
                      memory::Device device, std::size_t budget_bytes, bool is_json) {
-  using namespace generation_output_detail;
   require_flags(command, split(of_generation, ' '), "a training step", "--generate");
   models::GenerationShape shape = flags.shape;
   shape.setup = setup;

@@ -13,7 +13,7 @@
 #include <thimble/nn/files/safetensors_sums.h>
 
 namespace thimble::bench {
-namespace inspect_detail {
+namespace {
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   std::string text = "(";
@@ -49,7 +49,7 @@ void print_table(const SafetensorsReader& file, std::uint64_t bytes) {
               format_bytes(bytes).c_str(), has_sums(file.header()) ? "checksums hold" : "no checksums");
 }
 
-}  // namespace inspect_detail
+}  // namespace
 
 void add_inspect(CLI::App& program) {
   CLI::App* const command =
@@ -65,7 +65,7 @@ void add_inspect(CLI::App& program) {
       bytes += entry.bytes();
       file.verify(entry);
     }
-    *is_json ? inspect_detail::print_json(file, bytes) : inspect_detail::print_table(file, bytes);
+    *is_json ? print_json(file, bytes) : print_table(file, bytes);
   });
 }
 

@@ -16,7 +16,7 @@
 #include <thimble/models/training/costs.h>
 
 namespace thimble::bench {
-namespace layouts_detail {
+namespace {
 
 constexpr std::string_view of_layouts =
     "MODEL --batch --seq --image --layers --heads --kv-heads --width --mlp --window --shared-kernels --dropout "
@@ -54,11 +54,10 @@ nlohmann::ordered_json json_of(const models::JudgedLayout& judged) {
           {"fits", judged.fits}};
 }
 
-}  // namespace layouts_detail
+}  // namespace
 
 void print_layouts_json(const models::PlanOptions& options, const models::Cluster& cluster, const std::string& costs,
                         const models::LayoutReport& report) {
-  using namespace layouts_detail;
   nlohmann::ordered_json json{{"model", options.setup.model},
                               {"batch", options.setup.batch},
                               {"ranks", cluster.ranks},
@@ -79,7 +78,7 @@ void print_layouts_json(const models::PlanOptions& options, const models::Cluste
   std::cout << json.dump(2) << "\n";
 }
 
-namespace layouts_detail {
+namespace {
 
 /// "12.3 ms".
 std::string seconds_text(double seconds) {
@@ -101,11 +100,10 @@ std::string why_not(const models::JudgedLayout& other, const models::JudgedLayou
   return std::string("needs ") + format_bytes(other.peak_bytes) + ", " + text;
 }
 
-}  // namespace layouts_detail
+}  // namespace
 
 void print_layouts_table(const models::PlanOptions& options, const models::Cluster& cluster, const std::string& costs,
                          const models::LayoutReport& found) {
-  using namespace layouts_detail;
   const models::LayoutTime& time = found.best.time;
   std::printf("%s, batch %lld, on %d rank%s of %s, %d a node (%s inside, %s between)\n", options.setup.model.c_str(),
               static_cast<long long>(options.setup.batch), cluster.ranks, cluster.ranks == 1 ? "" : "s",
@@ -150,16 +148,16 @@ void add_layout_flags(CLI::App& command, const std::shared_ptr<LayoutFlags>& fla
       try {
         target = dist::link(text);
       } catch (const ValueError&) {
-        refuse_value(flag, "one of " + layouts_detail::link_names(), text);
+        refuse_value(flag, "one of " + link_names(), text);
       }
     });
   };
-  link("--inside", flags->cluster.inside, "Link in a node: " + layouts_detail::link_names() + " (nvlink-4)");
+  link("--inside", flags->cluster.inside, "Link in a node: " + link_names() + " (nvlink-4)");
   link("--between", flags->cluster.between, "Link between nodes, one of --inside (infiniband-400)");
 }
 
 void plan_layout(const CLI::App& command, const LayoutFlags& flags, const models::PlanOptions& options, bool is_json) {
-  require_flags(command, split(layouts_detail::of_layouts, ' '), "the plan of a run", "--memory");
+  require_flags(command, split(of_layouts, ' '), "the plan of a run", "--memory");
   const auto is_given = [&](const char* flag) { return command.get_option(flag)->count() > 0; };
   models::FixedLayout fixed;
   if (flags.dp > 0) fixed.dp = flags.dp;

@@ -22,7 +22,7 @@
 #include <thimble/nn/fit/fit.h>
 
 namespace thimble::bench {
-namespace live_detail {
+namespace {
 
 constexpr std::chrono::milliseconds interval{250};
 constexpr int narrowest = 40, widest = 160;
@@ -86,10 +86,9 @@ std::string clipped(const std::string& text, int columns) {
   return kept;
 }
 
-}  // namespace live_detail
+}  // namespace
 
 std::string live_picture(const LiveBytes& bytes, int columns) {
-  using namespace live_detail;
   columns = std::max(columns, narrowest);
   const std::size_t whole = bytes.budget_bytes > 0 ? bytes.budget_bytes : bytes.peak_bytes;
   std::string legend;
@@ -159,7 +158,7 @@ void LiveView::run() {
   std::unique_lock guard(mutex_);
   do {
     draw();
-  } while (!wake_.wait_for(guard, live_detail::interval, [this] { return is_over_; }));
+  } while (!wake_.wait_for(guard, interval, [this] { return is_over_; }));
 }
 
 void LiveView::draw() {
@@ -169,17 +168,17 @@ void LiveView::draw() {
   bytes.committed_bytes = arena.committed_bytes;
   bytes.peak_bytes = arena.peak_committed_bytes;
   bytes.budget_bytes = budget_bytes_;
-  const int columns = live_detail::columns_of(terminal_) - 1;  // the last column of some terminals wraps
+  const int columns = columns_of(terminal_) - 1;  // the last column of some terminals wraps
   // Up to the line above the picture, then everything anew; what was longer is cleared.
   std::string text;
   if (is_drawn_) text += "\033[" + std::to_string(live_lines + 1) + "A";
-  text += "\r\033[J" + live_detail::clipped(line_, columns) + "\n" + live_picture(bytes, columns);
+  text += "\r\033[J" + clipped(line_, columns) + "\n" + live_picture(bytes, columns);
   std::fwrite(text.data(), 1, text.size(), terminal_);
   std::fflush(terminal_);
   is_drawn_ = true;
 }
 
-namespace status_detail {
+namespace {
 
 // `text` on one line: what an out-of-memory table or a parser puts on several is joined by "; ".
 std::string one_line(const std::string& text) {
@@ -198,12 +197,12 @@ std::string one_line(const std::string& text) {
   return line;
 }
 
-}  // namespace status_detail
+}  // namespace
 
 void print_error(const std::string& what) {
   std::fflush(stdout);
   std::fprintf(stderr, "thimble: %s\n",
-               printable(status_detail::one_line(with_flags(what))).c_str());  // names may hold what a terminal obeys
+               printable(one_line(with_flags(what))).c_str());  // names may hold what a terminal obeys
 }
 
 int status_of(const std::exception_ptr& error) {

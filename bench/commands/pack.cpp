@@ -15,11 +15,11 @@
 #include <thimble/memory/units.h>
 
 namespace thimble::bench {
-namespace pack_detail {
+namespace {
 
 constexpr int not_met = 3;
 
-struct Flags {
+struct PackFlags {
   std::string input, output;
   std::size_t capacity = 0;
   double seconds = 10;
@@ -27,7 +27,7 @@ struct Flags {
   bool is_json = false, overwrites = false;
 };
 
-void print_json(std::size_t buffers, const memory::Placement& placement, const Flags& flags) {
+void print_json(std::size_t buffers, const memory::Placement& placement, const PackFlags& flags) {
   nlohmann::ordered_json json{{"buffers", buffers},
                               {"load", placement.load},
                               {"height", placement.height},
@@ -43,7 +43,7 @@ void print_json(std::size_t buffers, const memory::Placement& placement, const F
   std::cout << json.dump(2) << "\n";
 }
 
-void print_line(std::size_t buffers, const memory::Placement& placement, const Flags& flags) {
+void print_line(std::size_t buffers, const memory::Placement& placement, const PackFlags& flags) {
   std::printf("%zu buffers: height %s, load %s, ratio %.5f%s; found by the %s stage in %.1f ms%s\n", buffers,
               format_grouped(placement.height).c_str(), format_grouped(placement.load).c_str(), placement.ratio(),
               placement.is_optimal ? " (optimal)" : "", std::string(to_string(placement.stage)).c_str(), placement.ms,
@@ -52,7 +52,7 @@ void print_line(std::size_t buffers, const memory::Placement& placement, const F
                                                    : "; above the capacity");
 }
 
-void run(const Flags& flags) {
+void run(const PackFlags& flags) {
   check_outputs({{"--out", flags.output, &file_kinds::lifetimes}}, {{"IN", flags.input}}, flags.overwrites);
   memory::PlacementFile file = memory::read_placement(flags.input);
   memory::PlacementOptions options;
@@ -77,11 +77,11 @@ void run(const Flags& flags) {
   if (flags.capacity > 0 && placement.height > flags.capacity) throw CLI::RuntimeError(not_met);
 }
 
-}  // namespace pack_detail
+}  // namespace
 
 void add_pack(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("pack", "Place buffers with known lifetimes: offsets for a CSV");
-  const auto flags = std::make_shared<pack_detail::Flags>();
+  const auto flags = std::make_shared<PackFlags>();
   command->add_option("IN", flags->input, "CSV with the columns id,lower,upper,size and optional alignment,gaps")
       ->required();
   add_size(*command, "--capacity", flags->capacity, "Height to reach, as in 512MiB; exit status 3 if it is not met");
@@ -91,7 +91,7 @@ void add_pack(CLI::App& program) {
   command->add_option("--out", flags->output, "Write the CSV with a column offset");
   command->add_flag("--json", flags->is_json, "Print JSON");
   add_overwrite_flag(*command, flags->overwrites);
-  command->callback([flags] { pack_detail::run(*flags); });
+  command->callback([flags] { run(*flags); });
 }
 
 }  // namespace thimble::bench

@@ -6,10 +6,12 @@
 
 #include <nlohmann/json.hpp>
 
-namespace thimble::bench {
-namespace packing_report_detail {
+#include <thimble/memory/units.h>
 
-nlohmann::ordered_json number(double value) {
+namespace thimble::bench {
+namespace {
+
+nlohmann::ordered_json finite_json(double value) {
   return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json();
 }
 
@@ -19,7 +21,11 @@ std::string line(const std::string& name, std::size_t width, const nn::GradientE
   return "  " + name + std::string(width - name.size(), ' ') + figures + "\n";
 }
 
-}  // namespace packing_report_detail
+}  // namespace
+
+void print_bytes(const std::string& name, std::size_t bytes) {
+  std::printf("  %-24s %18s  %14s\n", name.c_str(), format_grouped(bytes).c_str(), format_bytes(bytes).c_str());
+}
 
 nlohmann::ordered_json categories_json(const CategoryBytes& bytes) {
   nlohmann::ordered_json json;
@@ -40,24 +46,22 @@ std::string to_json_text(const std::vector<nn::PackedResults>& packed) {
 }
 
 std::string to_json_text(const nn::GradientReport& report) {
-  using packing_report_detail::number;
   nlohmann::ordered_json parameters = nlohmann::ordered_json::array();
   for (const nn::GradientError& e : report.parameters) {
     parameters.push_back({{"name", e.name},
-                          {"norm", number(e.norm)},
-                          {"relative_error", number(e.relative_error)},
-                          {"cosine", number(e.cosine)}});
+                          {"norm", finite_json(e.norm)},
+                          {"relative_error", finite_json(e.relative_error)},
+                          {"cosine", finite_json(e.cosine)}});
   }
-  return nlohmann::ordered_json{{"loss", number(report.exact_loss)},
-                                {"loss_packed", number(report.lossy_loss)},
-                                {"relative_error", number(report.all.relative_error)},
-                                {"cosine", number(report.all.cosine)},
+  return nlohmann::ordered_json{{"loss", finite_json(report.exact_loss)},
+                                {"loss_packed", finite_json(report.lossy_loss)},
+                                {"relative_error", finite_json(report.all.relative_error)},
+                                {"cosine", finite_json(report.all.cosine)},
                                 {"parameters", parameters}}
       .dump();
 }
 
 std::string to_lines(const nn::GradientReport& report) {
-  using packing_report_detail::line;
   std::size_t width = 9;
   for (const nn::GradientError& e : report.parameters) width = std::max(width, e.name.size());
   char head[96];

@@ -11,6 +11,9 @@
 
 namespace thimble::bench {
 
+/// A line of a table: bytes, exactly and in words.
+void print_bytes(const std::string& name, std::size_t bytes);
+
 /// {"parameter": bytes, ...}, all categories.
 nlohmann::ordered_json categories_json(const CategoryBytes& bytes);
 

@@ -14,16 +14,16 @@
 #include <thimble/dist/pipeline/schedule.h>
 
 namespace thimble::bench {
-namespace pipeline_detail {
+namespace {
 
-struct Flags {
+struct PipelineFlags {
   std::int64_t stages = 4, micro_batches = 8, chunks = 2;
   double forward_s = 1, backward_s = 2, link_s = 0;
   std::string picture;
   bool is_json = false, overwrites = false;
 };
 
-std::vector<report::ShownPipeline> runs_of(const Flags& flags) {
+std::vector<report::ShownPipeline> runs_of(const PipelineFlags& flags) {
   const auto stages = static_cast<int>(flags.stages), micro_batches = static_cast<int>(flags.micro_batches);
   const auto chunks = static_cast<int>(flags.chunks);
   const dist::PipelineCosts whole{{flags.forward_s}, {flags.backward_s}, flags.link_s};
@@ -43,7 +43,7 @@ double whole_stages(const report::ShownPipeline& shown, std::size_t stage) {
   return static_cast<double>(shown.run.in_flight[stage]) / shown.chunks;
 }
 
-void print_json(const Flags& flags, const std::vector<report::ShownPipeline>& runs) {
+void print_json(const PipelineFlags& flags, const std::vector<report::ShownPipeline>& runs) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const report::ShownPipeline& shown : runs) {
     nlohmann::ordered_json held = nlohmann::ordered_json::array();
@@ -60,7 +60,7 @@ void print_json(const Flags& flags, const std::vector<report::ShownPipeline>& ru
             << "\n";
 }
 
-void print_table(const Flags& flags, const std::vector<report::ShownPipeline>& runs) {
+void print_table(const PipelineFlags& flags, const std::vector<report::ShownPipeline>& runs) {
   std::printf("%lld stages, %lld micro-batches; forward %s, backward %s, link %s\n",
               static_cast<long long>(flags.stages), static_cast<long long>(flags.micro_batches),
               report::format_trimmed(flags.forward_s, 3).c_str(), report::format_trimmed(flags.backward_s, 3).c_str(),
@@ -76,7 +76,7 @@ void print_table(const Flags& flags, const std::vector<report::ShownPipeline>& r
   }
 }
 
-void run(const Flags& flags) {
+void run(const PipelineFlags& flags) {
   check_outputs({{"--svg", flags.picture, &file_kinds::picture}}, {}, flags.overwrites);
   const std::vector<report::ShownPipeline> runs = runs_of(flags);
   if (!flags.picture.empty()) {
@@ -85,11 +85,11 @@ void run(const Flags& flags) {
   flags.is_json ? print_json(flags, runs) : print_table(flags, runs);
 }
 
-}  // namespace pipeline_detail
+}  // namespace
 
 void add_pipeline(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("pipeline", "What schedules of a pipeline of stages take and hold");
-  const auto flags = std::make_shared<pipeline_detail::Flags>();
+  const auto flags = std::make_shared<PipelineFlags>();
   add_integer(*command, "--stages", flags->stages, 1, 1024, "Pipeline stages (4)");
   add_integer(*command, "--micro-batches", flags->micro_batches, 1, 4096,
               "Micro-batches of a step; interleaved: a multiple of --stages (8)");
@@ -102,7 +102,7 @@ void add_pipeline(CLI::App& program) {
   command->add_option("--svg", flags->picture, "Draw the schedules");
   command->add_flag("--json", flags->is_json, "Print JSON");
   add_overwrite_flag(*command, flags->overwrites);
-  command->callback([flags] { pipeline_detail::run(*flags); });
+  command->callback([flags] { run(*flags); });
 }
 
 }  // namespace thimble::bench

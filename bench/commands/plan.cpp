@@ -38,7 +38,7 @@
 #include <thimble/nn/fit/plan_file.h>
 
 namespace thimble::bench {
-namespace plan_detail {
+namespace {
 
 nlohmann::ordered_json segments_of(const models::PlanReport& report) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
@@ -68,11 +68,10 @@ nlohmann::ordered_json ranks_of(std::span<const models::RankPlan> plans) {
   return list;
 }
 
-}  // namespace plan_detail
+}  // namespace
 
 void print_plan_json(const models::PlanOptions& options, const models::PlanReport& report,
                      std::span<const models::RankPlan> ranks) {
-  using namespace plan_detail;
   nlohmann::ordered_json json{{"parameters", report.parameters},
                               {"device", to_string(dry(options.device))},
                               {"batch", report.batch},
@@ -137,16 +136,7 @@ void print_plan_json(const models::PlanOptions& options, const models::PlanRepor
   std::cout << json.dump(2) << "\n";
 }
 
-namespace plan_detail {
-
-void print_line(const std::string& name, std::size_t bytes) {
-  std::printf("  %-24s %18s  %14s\n", name.c_str(), format_grouped(bytes).c_str(), format_bytes(bytes).c_str());
-}
-
-}  // namespace plan_detail
-
 void print_plan_table(const models::PlanOptions& options, const models::PlanReport& report) {
-  using namespace plan_detail;
   const models::Setup& setup = report.setup;
   const std::string length = options.finds_sequence ? ", sequence " + format_grouped(report.sequence) : "";
   std::printf("%s, batch %lld%s%s: %s parameters\n", setup.model.c_str(), static_cast<long long>(report.batch),
@@ -163,45 +153,45 @@ void print_plan_table(const models::PlanOptions& options, const models::PlanRepo
   if (setup.fuses_optimizer) std::printf("  gradients are not clipped: --fuse-optimizer\n");
   if (const auto fp8 = fp8_layers(setup, options.device)) std::printf("%s", to_lines(*fp8).c_str());
   if (options.device.is_cuda()) std::printf("  in the memory of a GPU: %s\n", to_string(dry(options.device)).c_str());
-  if (report.budget_bytes > 0) print_line("budget", report.budget_bytes);
-  print_line("peak (committed)", report.plan.peak_bytes);
+  if (report.budget_bytes > 0) print_bytes("budget", report.budget_bytes);
+  print_bytes("peak (committed)", report.plan.peak_bytes);
   if (report.outside.total() > 0) {
-    print_line("outside of the arena", report.outside.total());
+    print_bytes("outside of the arena", report.outside.total());
     for (const auto& [name, bytes] : report.outside.parts()) {
-      if (bytes > 0) print_line("  " + std::string(name), bytes);
+      if (bytes > 0) print_bytes("  " + std::string(name), bytes);
     }
-    print_line("the process", report.plan.peak_bytes + report.outside.total());
+    print_bytes("the process", report.plan.peak_bytes + report.outside.total());
   }
-  if (report.process_budget_bytes > 0) print_line("its budget", report.process_budget_bytes);
-  print_line("lower bound (load)", report.plan.lower_bound_bytes);
-  print_line("keeping everything", report.keep_everything_bytes);
-  print_line("smallest possible", report.minimum_bytes);
+  if (report.process_budget_bytes > 0) print_bytes("its budget", report.process_budget_bytes);
+  print_bytes("lower bound (load)", report.plan.lower_bound_bytes);
+  print_bytes("keeping everything", report.keep_everything_bytes);
+  print_bytes("smallest possible", report.minimum_bytes);
   std::printf("live bytes at the peak, by category\n");
   for (std::size_t i = 0; i < category_count; ++i) {
     if (report.plan.peak_by_category[i] > 0) {
-      print_line(std::string(to_string(static_cast<Category>(i))), report.plan.peak_by_category[i]);
+      print_bytes(std::string(to_string(static_cast<Category>(i))), report.plan.peak_by_category[i]);
     }
   }
-  print_line("+ holes between blocks", report.committed.hole_bytes);
-  print_line("+ rounding to granules", report.committed.rounding_bytes);
-  print_line("= peak (committed)", report.committed.total());
+  print_bytes("+ holes between blocks", report.committed.hole_bytes);
+  print_bytes("+ rounding to granules", report.committed.rounding_bytes);
+  print_bytes("= peak (committed)", report.committed.total());
   if (!report.segments.empty()) {
     std::printf("segments that backward runs again, in part or whole\n");
     std::printf("%s", nn::to_table(report.segments).c_str());
   }
-  if (report.plan.offloaded_bytes > 0) print_line("offloaded per step", report.plan.offloaded_bytes);
+  if (report.plan.offloaded_bytes > 0) print_bytes("offloaded per step", report.plan.offloaded_bytes);
   if (report.packing.bytes > 0) {
-    print_line(report.micro_batches > 1 ? "packed per micro-batch" : "packed per step", report.packing.bytes);
-    print_line("  to " + models::to_string(report.packing.dtypes), report.packing.packed_bytes);
+    print_bytes(report.micro_batches > 1 ? "packed per micro-batch" : "packed per step", report.packing.bytes);
+    print_bytes("  to " + models::to_string(report.packing.dtypes), report.packing.packed_bytes);
   }
   if (report.packing.bytes == 0 && setup.allows_lossy) {
     std::printf("  packed                           nothing: the plan does without\n");
   }
   for (const nn::PackedResults& p : report.plan.packed) {
-    print_line("  " + p.name + " to " + std::string(to_string(p.dtype)), p.bytes);
+    print_bytes("  " + p.name + " to " + std::string(to_string(p.dtype)), p.bytes);
   }
   if (report.plan.tier_bytes > 0) {
-    print_line(options.device.is_cuda() ? "pinned on the host" : "in files", report.plan.tier_bytes);
+    print_bytes(options.device.is_cuda() ? "pinned on the host" : "in files", report.plan.tier_bytes);
   }
   if (!report.techniques.empty()) print_techniques(report, options.prices_techniques);
   const std::string overhead = report::format_percent(report.plan.time_overhead);
@@ -233,7 +223,7 @@ void print_plan_ranks(std::span<const models::RankPlan> plans) {
   }
 }
 
-namespace plan_detail {
+namespace {
 
 /// Where the plan is to be written; empty: nowhere.
 struct Files {
@@ -293,7 +283,7 @@ std::string hardware_names() {
   return names;
 }
 
-}  // namespace plan_detail
+}  // namespace
 
 void add_plan(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("plan", "Show the bytes that a run needs, and how it fits a budget");
@@ -323,7 +313,7 @@ void add_plan(CLI::App& program) {
   add_cost_flags(*command, std::shared_ptr<models::CostOptions>(options, &options->costs));
   add_compute_flags(*command);
   command->add_option("--hardware", options->costs.hardware,
-                      "Cost model of: " + plan_detail::hardware_names() + " (cpu; cuda: h100-80gb)");
+                      "Cost model of: " + hardware_names() + " (cpu; cuda: h100-80gb)");
   command
       ->add_option_function<std::string>(
           "--device", [options](const std::string& text) { options->device = parse_device_flag("--device", text); },
@@ -331,8 +321,8 @@ void add_plan(CLI::App& program) {
       ->type_name("DEVICE");
   command->add_flag("--tf32", options->allows_tf32, "CUDA: take the times of f32 products in TF32");
   command->add_flag("--json", *is_json, "Print JSON");
-  const auto files = std::make_shared<plan_detail::Files>();
-  plan_detail::add_file_flags(*command, *files);
+  const auto files = std::make_shared<Files>();
+  add_file_flags(*command, *files);
   const auto graph = std::make_shared<std::string>();
   add_graph_flag(*command, graph);
   const auto generation = std::make_shared<GenerationFlags>();
@@ -393,9 +383,9 @@ void add_plan(CLI::App& program) {
         alone = make_plan(*options);
       }
     } catch (const std::bad_alloc&) {
-      plan_detail::refuse_planning(bound.bytes());
+      refuse_planning(bound.bytes());
     } catch (const OutOfMemory&) {
-      plan_detail::refuse_planning(bound.bytes());
+      refuse_planning(bound.bytes());
     }
     options->progress = nullptr;
     const models::PlanReport& report = ranks.empty() ? alone : ranks.front().report;

@@ -22,7 +22,7 @@
 #include <thimble/nn/fit/graph_file.h>
 
 namespace thimble::bench {
-namespace plan_graph_detail {
+namespace {
 
 using Buffer = remat::GraphTimeline::Buffer;
 
@@ -143,7 +143,7 @@ std::string page_of(const nn::StepGraph& step, const nn::GraphPlan& plan) {
          "</pre></div></section>\n</main>\n" + report::end_page();
 }
 
-}  // namespace plan_graph_detail
+}  // namespace
 
 void add_graph_flag(CLI::App& command, const std::shared_ptr<std::string>& graph) {
   command
@@ -164,7 +164,7 @@ bool plan_graph(const CLI::App& command, const PlanGraphFlags& flags) {
   check_outputs({{"--html", flags.html, &file_kinds::page}}, {{"--graph", flags.graph}}, flags.overwrites);
   const nn::StepGraph step = nn::read_graph(flags.graph);
   const nn::GraphPlan plan = nn::plan_graph(step, flags.budget_bytes);
-  if (!flags.html.empty()) write_output(flags.html, plan_graph_detail::page_of(step, plan));
+  if (!flags.html.empty()) write_output(flags.html, page_of(step, plan));
   std::fputs((flags.is_json ? nn::to_json(step, plan) : nn::to_text(step, plan)).c_str(), stdout);
   return true;
 }

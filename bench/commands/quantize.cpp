@@ -17,7 +17,7 @@
 #include <thimble/models/training/quantizing.h>
 
 namespace thimble::bench {
-namespace quantize_detail {
+namespace {
 
 constexpr std::int64_t most_batches = 1'000'000;
 
@@ -32,10 +32,9 @@ nlohmann::ordered_json layers_of(const models::QuantizeReport& r) {
   return list;
 }
 
-}  // namespace quantize_detail
+}  // namespace
 
 void print_quantize_json(const models::QuantizeOptions& options, const models::QuantizeReport& r) {
-  using namespace quantize_detail;
   nlohmann::ordered_json json{{"model", options.setup.model},
                               {"device", to_string(options.device)},
                               {"scheme", r.scheme},
@@ -64,14 +63,13 @@ void print_quantize_json(const models::QuantizeOptions& options, const models::Q
   std::cout << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
 }
 
-namespace quantize_detail {
+namespace {
 
 double ratio(std::size_t a, std::size_t b) { return b > 0 ? static_cast<double>(a) / static_cast<double>(b) : 0; }
 
-}  // namespace quantize_detail
+}  // namespace
 
 void print_quantize_table(const models::QuantizeOptions& options, const models::QuantizeReport& r) {
-  using namespace quantize_detail;
   std::printf("%s in %s: %s parameters\n", options.setup.model.c_str(), r.scheme.c_str(),
               format_grouped(r.parameters).c_str());
   if (!options.save.empty()) {
@@ -98,14 +96,14 @@ void print_quantize_table(const models::QuantizeOptions& options, const models::
   }
 }
 
-namespace quantize_detail {
+namespace {
 
 [[noreturn]] void refuse_for_text(const CLI::Option& option, const std::string& model) {
   throw ValueError(option.get_name() + ": expected a model over images, whose activations are calibrated, got " +
                    model + ", a model over text; leave it out");
 }
 
-}  // namespace quantize_detail
+}  // namespace
 
 void add_quantize(CLI::App& program) {
   using nn::quant::Activations;
@@ -123,10 +121,8 @@ void add_quantize(CLI::App& program) {
   const auto is_symmetric = std::make_shared<bool>(false), is_per_tensor = std::make_shared<bool>(false);
   command->add_flag("--symmetric", *is_symmetric, "Activations in codes -127 to 127 (0 to 255 with a zero point)");
   command->add_flag("--per-tensor", *is_per_tensor, "One scale for the weights of a layer (one per filter)");
-  add_integer(*command, "--calibration-batches", o.calibration_batches, 1, quantize_detail::most_batches,
-              "Batches to calibrate on (4)");
-  add_integer(*command, "--eval-batches", o.eval_batches, 0, quantize_detail::most_batches,
-              "Batches to compare on; 0: all (0)");
+  add_integer(*command, "--calibration-batches", o.calibration_batches, 1, most_batches, "Batches to calibrate on (4)");
+  add_integer(*command, "--eval-batches", o.eval_batches, 0, most_batches, "Batches to compare on; 0: all (0)");
   add_device(*command, o.device, "Device to calibrate and compare on: cpu, cuda or cuda:N (cpu)");
   command->add_option("--save", o.save, "8-bit file to write");
   add_overwrite_flag(*command, o.overwrites);
@@ -141,7 +137,7 @@ void add_quantize(CLI::App& program) {
     using nn::quant::Calibrator;
     if (models::make_model(options->setup.model, {}, {dry(cpu)})->is_text()) {
       for (const CLI::Option* option : for_images) {
-        if (option->count() > 0) quantize_detail::refuse_for_text(*option, options->setup.model);
+        if (option->count() > 0) refuse_for_text(*option, options->setup.model);
       }
     }
     if (percent->count() > 0 && options->calibration.calibrator != Calibrator::percentile) {

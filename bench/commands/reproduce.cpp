@@ -19,7 +19,7 @@
 #include <thimble/version.h>
 
 namespace thimble::bench {
-namespace reproduce_detail {
+namespace {
 
 std::string cpu_name() {
   std::ifstream info("/proc/cpuinfo");
@@ -95,7 +95,7 @@ void run(const std::vector<std::string>& names, bool is_quick, const std::string
   if (!report::holds(tally)) throw CLI::RuntimeError(not_predicted_status);
 }
 
-}  // namespace reproduce_detail
+}  // namespace
 
 void add_reproduce(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("reproduce", "Run the memory-scaling experiments, write a report");
@@ -111,9 +111,7 @@ void add_reproduce(CLI::App& program) {
   command->add_option("--out", flags->folder, "Folder of the report (report)");
   add_overwrite_flag(*command, flags->overwrites);
   add_compute_flags(*command);
-  command->callback([flags] {
-    reproduce_detail::run(flags->names, flags->is_quick, flags->device, flags->folder, flags->overwrites);
-  });
+  command->callback([flags] { run(flags->names, flags->is_quick, flags->device, flags->folder, flags->overwrites); });
 }
 
 }  // namespace thimble::bench

@@ -5,7 +5,7 @@
 #include <atomic>
 
 namespace thimble::bench {
-namespace signals_detail {
+namespace {
 
 // A handler has nothing but what is global. Lock-free, so that it may be written there.
 std::atomic<int> stop{0};
@@ -23,10 +23,9 @@ extern "C" void thimble_note_signal(int number) {
 
 constexpr std::array<int, 4> numbers{SIGINT, SIGTERM, SIGHUP, SIGUSR1};
 
-}  // namespace signals_detail
+}  // namespace
 
 StopSignals::StopSignals() {
-  using namespace signals_detail;
   stop.store(0);
   has_save.store(false);
   struct sigaction action {};
@@ -47,10 +46,10 @@ StopSignals::~StopSignals() {
 
 nn::Wish StopSignals::wish() noexcept {
   if (stop_signal() != 0) return nn::Wish::stop;
-  return signals_detail::has_save.exchange(false) ? nn::Wish::save : nn::Wish::go_on;
+  return has_save.exchange(false) ? nn::Wish::save : nn::Wish::go_on;
 }
 
-int StopSignals::stop_signal() const noexcept { return signals_detail::stop.load(); }
+int StopSignals::stop_signal() const noexcept { return stop.load(); }
 
 std::string signal_name(int number) {
   switch (number) {

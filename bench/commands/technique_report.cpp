@@ -12,7 +12,7 @@
 #include <thimble/memory/units.h>
 
 namespace thimble::bench {
-namespace technique_report_detail {
+namespace {
 
 /// Of a budget that no plan keeps: how many techniques would not do.
 void print_others(const models::PlanReport& report) {
@@ -28,7 +28,7 @@ void print_others(const models::PlanReport& report) {
   }
 }
 
-}  // namespace technique_report_detail
+}  // namespace
 
 std::string techniques_json_text(const models::PlanReport& report) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
@@ -61,7 +61,7 @@ void print_techniques(const models::PlanReport& report, bool has_all) {
                 report::format_percent(price.time_overhead).c_str(), in_budget.c_str(), price.note.empty() ? "" : "  ",
                 price.note.c_str());
   }
-  if (!has_all) technique_report_detail::print_others(report);
+  if (!has_all) print_others(report);
 }
 
 }  // namespace thimble::bench

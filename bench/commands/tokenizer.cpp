@@ -21,11 +21,11 @@
 #include <thimble/nn/tokens/tokenizer_file.h>
 
 namespace thimble::bench {
-namespace tokenizer_detail {
+namespace {
 
 constexpr std::uint64_t most_bytes = (std::uint64_t{1} << 32) - 2;
 
-struct Flags {
+struct TokenizerFlags {
   std::string tokenizer, data, out;
   bool adds_ends = false, takes_special_as_text = false, skips_special = false, overwrites = false;
 };
@@ -36,12 +36,12 @@ std::string read_text(const std::string& path) {
 }
 
 /// Before any work.
-void check_out(const Flags& flags, const FileKind& kind) {
+void check_out(const TokenizerFlags& flags, const FileKind& kind) {
   check_outputs({{"--out", flags.out, &kind}}, {{"--data", flags.data}, {"--tokenizer", flags.tokenizer}},
                 flags.overwrites);
 }
 
-void encode(const Flags& flags) {
+void encode(const TokenizerFlags& flags) {
   check_out(flags, file_kinds::tokens);
   const data::Tokenizer tokenizer = data::read_tokenizer(flags.tokenizer);
   const std::vector<std::uint32_t> tokens = tokenizer.encode(
@@ -77,7 +77,7 @@ std::vector<std::uint32_t> parse_numbers(std::string_view text) {
   return numbers;
 }
 
-void decode(const Flags& flags) {
+void decode(const TokenizerFlags& flags) {
   check_out(flags, file_kinds::text);
   const data::Tokenizer tokenizer = data::read_tokenizer(flags.tokenizer);
   std::vector<std::uint32_t> tokens;
@@ -94,8 +94,8 @@ void decode(const Flags& flags) {
   std::fwrite(text.data(), 1, text.size(), stdout);
 }
 
-CLI::App* add(CLI::App& commands, const std::string& name, const std::string& help, Flags& flags,
-              const std::string& data_help) {
+CLI::App* add_subcommand(CLI::App& commands, const std::string& name, const std::string& help, TokenizerFlags& flags,
+                         const std::string& data_help) {
   CLI::App* const command = commands.add_subcommand(name, help);
   command->add_option("--tokenizer", flags.tokenizer, "tokenizer.json in the form of GPT-2, Llama 3 or Qwen 2.5")
       ->type_name("FILE")
@@ -105,14 +105,13 @@ CLI::App* add(CLI::App& commands, const std::string& name, const std::string& he
   return command;
 }
 
-}  // namespace tokenizer_detail
+}  // namespace
 
 void add_tokenizer(CLI::App& program) {
-  using namespace tokenizer_detail;
   CLI::App* const commands = program.add_subcommand("tokenizer", "Text to tokens and back");
   commands->require_subcommand(1);
-  const auto flags = std::make_shared<Flags>();
-  CLI::App* const encode_command = add(*commands, "encode", "Text to tokens", *flags, "Text file");
+  const auto flags = std::make_shared<TokenizerFlags>();
+  CLI::App* const encode_command = add_subcommand(*commands, "encode", "Text to tokens", *flags, "Text file");
   encode_command
       ->add_option("--out", flags->out, "File of 16-bit tokens (.bin) to write, for 'thimble train' (standard output)")
       ->type_name("FILE");
@@ -121,8 +120,8 @@ void add_tokenizer(CLI::App& program) {
                            "Read special tokens in the text as plain text, for untrusted text");
   encode_command->callback([flags] { encode(*flags); });
 
-  CLI::App* const decode_command =
-      add(*commands, "decode", "Tokens to text", *flags, "File of tokens (.bin, .npy), or text with their numbers");
+  CLI::App* const decode_command = add_subcommand(*commands, "decode", "Tokens to text", *flags,
+                                                  "File of tokens (.bin, .npy), or text with their numbers");
   decode_command->add_option("--out", flags->out, "File to write (standard output)")->type_name("FILE");
   decode_command->add_flag("--skip-special", flags->skips_special, "Leave out special tokens");
   decode_command->callback([flags] { decode(*flags); });

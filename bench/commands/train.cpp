@@ -31,7 +31,7 @@
 #include <thimble/models/training/training.h>
 
 namespace thimble::bench {
-namespace train_detail {
+namespace {
 
 constexpr double any = 1.7976931348623157e308;  // the largest double
 constexpr std::int64_t most_steps = 1'000'000'000;
@@ -112,12 +112,12 @@ void add_optimizer_flags(CLI::App& command, const std::shared_ptr<models::TrainO
   add_number(command, "--dropout", o.setup.sizes.dropout, 0, 0.99, "Dropout of text models (the model's own)");
 }
 
-}  // namespace train_detail
+}  // namespace
 
 void add_training_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions>& options) {
   models::TrainOptions& o = *options;
   add_setup_flags(command, std::shared_ptr<models::Setup>(options, &options->setup));
-  train_detail::add_optimizer_flags(command, options);
+  add_optimizer_flags(command, options);
   command.add_option("--data", o.data, "Training data: a text, token or image file, a folder of them, or 'synthetic'");
   command
       .add_option_function<std::string>(
@@ -133,7 +133,7 @@ void add_training_flags(CLI::App& command, const std::shared_ptr<models::TrainOp
   command.add_option("--plan", o.plan, "Plan to follow, from 'thimble plan --save'")->type_name("FILE");
 }
 
-namespace train_detail {
+namespace {
 
 void add_run_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions>& options) {
   models::TrainOptions& o = *options;
@@ -295,12 +295,12 @@ int run_rank(models::TrainOptions options, const Printed& printed, dist::Communi
   return is_traced ? 0 : output_lost_status;
 }
 
-}  // namespace train_detail
+}  // namespace
 
 void add_train(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("train", "Train a model");
   const auto options = std::make_shared<models::TrainOptions>();
-  train_detail::add_run_flags(*command, options);
+  add_run_flags(*command, options);
   add_compute_flags(*command);
   const auto is_json = std::make_shared<bool>(false);
   command->add_flag("--json", *is_json, "Print JSON");
@@ -331,12 +331,12 @@ void add_train(CLI::App& program) {
     }
     if (options->warmup < 0) options->warmup = options->steps / 10;
     if (!dist::find_launch()) require_shared_batch(*command, setup);  // a launcher says how many ranks there are
-    const train_detail::Printed printed{*is_json, *is_live, *wants_gradients, *trace};
+    const Printed printed{*is_json, *is_live, *wants_gradients, *trace};
     const int status = on_ranks(options->setup, options->device, [&](dist::Communicator* ranks, RankFailure& failure) {
       if (ranks == nullptr && !trace->empty()) {
         throw ValueError("--trace: expected several ranks, got one; add --ranks or start the program with mpirun");
       }
-      return train_detail::run_rank(*options, printed, ranks, failure);
+      return run_rank(*options, printed, ranks, failure);
     });
     if (status != 0) throw CLI::RuntimeError(status);
   });

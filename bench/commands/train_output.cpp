@@ -15,7 +15,7 @@
 #include <thimble/models/techniques/adapting.h>
 
 namespace thimble::bench {
-namespace train_output_detail {
+namespace {
 
 void print_parts(const TrainExtra& extra) {
   if (!extra.committed) return;
@@ -71,7 +71,7 @@ const char* end_name(nn::TrainEnd end) {
   return end == nn::TrainEnd::complete ? "complete" : end == nn::TrainEnd::stopped ? "stopped" : "diverged";
 }
 
-}  // namespace train_output_detail
+}  // namespace
 
 void print_train_json(const models::TrainOptions& options, const TrainExtra& extra, const models::TrainReport& r) {
   nlohmann::ordered_json json{{"model", options.setup.model},
@@ -79,7 +79,7 @@ void print_train_json(const models::TrainOptions& options, const TrainExtra& ext
                               {"trained_parameters", r.trained_parameters},
                               {"first_step", r.first_step},
                               {"steps", r.steps},
-                              {"end", train_output_detail::end_name(r.end)},
+                              {"end", end_name(r.end)},
                               {"loss_first", r.loss_first},
                               {"loss_last", r.loss_last},
                               {"is_finite", r.is_finite()},
@@ -98,7 +98,7 @@ void print_train_json(const models::TrainOptions& options, const TrainExtra& ext
                               {"offloaded_bytes", r.offloaded_bytes},
                               {"packed_bytes", r.packing.bytes},
                               {"packed_to_bytes", r.packing.packed_bytes},
-                              {"packed_dtypes", train_output_detail::names_of(r.packing.dtypes)},
+                              {"packed_dtypes", names_of(r.packing.dtypes)},
                               {"predicted_tier_bytes", r.predicted_tier_bytes},
                               {"measured_tier_bytes", r.measured_tier_bytes},
                               {"outside_bytes", r.outside.total()},
@@ -143,7 +143,7 @@ void print_train_json(const models::TrainOptions& options, const TrainExtra& ext
   if (options.sample > 0) json["sample"] = r.sample;
   if (!r.ranks.empty()) {
     json.update(layout_json(options.setup));
-    json["ranks"] = train_output_detail::ranks_of(r);
+    json["ranks"] = ranks_of(r);
   }
   std::cout << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
 }
@@ -223,7 +223,7 @@ void print_train_table(const models::TrainOptions& options, const TrainExtra& ex
     if (r.placed->first_deviation)
       std::printf("                   %s\n", to_string(*r.placed->first_deviation).c_str());
   }
-  train_output_detail::print_parts(extra);
+  print_parts(extra);
   if (r.device_use) std::printf("  device           %s\n", memory::to_string(*r.device_use).c_str());
   if (r.device_use) {
     std::printf("  handles          %s of libraries\n", format_bytes(r.device_use->handle_bytes).c_str());
@@ -238,7 +238,7 @@ void print_train_table(const models::TrainOptions& options, const TrainExtra& ex
   } else {
     std::printf("  process peak     %s\n", format_bytes(r.rss_peak_bytes).c_str());
   }
-  train_output_detail::print_ranks(options, r);
+  print_ranks(options, r);
   std::printf("  speed            %.2f ms per step, %.0f items/s\n", r.ms_per_step, r.items_per_s);
   if (options.sample > 0) std::printf("\n%s\n", printable(r.sample, "\n\t").c_str());
 }

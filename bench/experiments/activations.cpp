@@ -7,7 +7,7 @@
 #include <thimble/models/theory.h>
 
 namespace thimble::bench {
-namespace activations_detail {
+namespace {
 
 /// What backward would find kept after a forward in training, in a separate arena.
 struct ForwardBytes {
@@ -77,7 +77,7 @@ Figures family_figures(const Rows& rows, const Family& family, std::int64_t batc
 }
 
 /// A bottleneck block of ResNet-50: `width` channels inside, four times as many behind it.
-struct Block {
+struct Bottleneck {
   const char* path;
   std::int64_t width, image_in, image_out;  ///< pictures are square
   bool has_convolution;                     ///< on the shortcut; else the input is added as it is
@@ -93,22 +93,22 @@ struct Block {
   std::int64_t shortcut_statistics() const { return has_convolution ? 2 * out() : 0; }
 };
 
-constexpr Block blocks[] = {{"resnet.layer1.0", 64, 56, 56, true},
-                            {"resnet.layer1.1", 64, 56, 56, false},
-                            {"resnet.layer2.0", 128, 56, 28, true},
-                            {"resnet.layer3.0", 256, 28, 14, true},
-                            {"resnet.layer4.0", 512, 14, 7, true}};
+constexpr Bottleneck blocks[] = {{"resnet.layer1.0", 64, 56, 56, true},
+                                 {"resnet.layer1.1", 64, 56, 56, false},
+                                 {"resnet.layer2.0", 128, 56, 28, true},
+                                 {"resnet.layer3.0", 256, 28, 14, true},
+                                 {"resnet.layer4.0", 512, 14, 7, true}};
 
 void add_branches(Rows& rows, std::int64_t batch) {
   rows.say("batch " + std::to_string(batch));
   std::vector<std::string> paths;
-  for (const Block& block : blocks) {
+  for (const Bottleneck& block : blocks) {
     paths.insert(paths.end(), {block.path, std::string(block.path) + ".downsample"});
   }
   const Both<ForwardBytes> all =
       forwards(rows, setup_of("resnet50", batch, {.image = 224, .build = models::Build::textbook}), paths);
   for (std::size_t i = 0; i < std::size(blocks); ++i) {
-    const Block& block = blocks[i];
+    const Bottleneck& block = blocks[i];
     for (const bool is_shortcut : {false, true}) {
       const auto bytes = [&](const ForwardBytes& of) {
         const std::size_t shortcut = of.by_path[2 * i + 1];
@@ -148,10 +148,9 @@ Figures layer_figures(const Rows& rows, const LayerSizes& s, models::Build build
           .processes = {process_of(bytes)}};
 }
 
-}  // namespace activations_detail
+}  // namespace
 
 std::string run_resnet_batch(Rows& rows) {
-  using namespace activations_detail;
   const std::vector<Family> families = rows.sizes<std::vector<Family>>(
       {{"resnet18", 32, {1, 2, 4, 8, 16}}, {"resnet50", 224, {1, 2}}}, {{"resnet18", 32, {1, 2, 4, 8, 16, 32, 64}},
                                                                         {"resnet18", 224, {1, 2, 4, 8}},
@@ -167,7 +166,6 @@ std::string run_resnet_batch(Rows& rows) {
 }
 
 std::string run_resnet_branches(Rows& rows) {
-  using namespace activations_detail;
   for (const std::int64_t batch : rows.sizes<std::vector<std::int64_t>>({1}, {1, 8})) {
     add_branches(rows, batch);
   }
@@ -175,7 +173,6 @@ std::string run_resnet_branches(Rows& rows) {
 }
 
 std::string run_gpt_layer(Rows& rows) {
-  using namespace activations_detail;
   std::vector<LayerSizes> sizes{{64, 2, 128, 4}, {128, 2, 128, 4}, {256, 2, 128, 4}, {512, 2, 128, 4}};
   if (!rows.options.is_quick) sizes.push_back({1024, 2, 128, 4});
   const LayerSizes others[] = {{128, 1, 128, 4}, {128, 4, 128, 4}, {128, 2, 256, 4},

@@ -14,9 +14,9 @@
 #include <thimble/models/theory.h>
 
 namespace thimble::bench {
-namespace checkpointing_detail {
+namespace {
 
-struct Form {
+struct NamedSchedule {
   const char* name;
   remat::ScheduleTree (*schedule)(std::size_t blocks);
 };
@@ -31,10 +31,10 @@ remat::ScheduleTree each_layer(std::size_t n) {
   return plan;
 }
 
-const Form forms[] = {{"keep every layer", remat::keep_all},
-                      {"each layer", each_layer},
-                      {"sqrt(n) layers", remat::square_root},
-                      {"halves of halves", remat::recursive_halves}};
+const NamedSchedule named_schedules[] = {{"keep every layer", remat::keep_all},
+                                         {"each layer", each_layer},
+                                         {"sqrt(n) layers", remat::square_root},
+                                         {"halves of halves", remat::recursive_halves}};
 
 /// Bytes kept when backward begins: those outside of the layers, one result for each segment that was dropped, and
 /// everything of the layers that were not.
@@ -52,7 +52,7 @@ std::int64_t theory_bytes(const models::Setup& setup, const remat::ScheduleTree&
   return total;
 }
 
-void add_pass(Rows& rows, const Form& form, std::int64_t layers, std::int64_t sequence, models::Build build) {
+void add_pass(Rows& rows, const NamedSchedule& form, std::int64_t layers, std::int64_t sequence, models::Build build) {
   const models::Setup setup =
       setup_of("char-gpt", 4, {.sequence = sequence, .layers = layers, .heads = 4, .width = 64, .build = build});
   rows.add({{"checkpointed", form.name},
@@ -134,7 +134,7 @@ std::string equal_peaks(const report::Experiment& experiment) {
   return "Kept and peak bytes are predicted as measured in " + count_rows(experiment.rows, is_equal) + " rows.";
 }
 
-}  // namespace checkpointing_detail
+}  // namespace
 
 std::optional<double> growth_exponent(std::span<const report::Point> points) {
   if (points.size() < 3) {
@@ -161,8 +161,7 @@ std::string growth_in_words(std::optional<double> exponent, const std::string& x
 }
 
 std::string run_checkpoint_depth(Rows& rows) {
-  using namespace checkpointing_detail;
-  for (const Form& form : forms) {
+  for (const NamedSchedule& form : named_schedules) {
     for (const std::int64_t n : rows.sizes<std::vector<std::int64_t>>({1, 4, 16}, {1, 4, 16, 64})) {
       add_pass(rows, form, n, 64, models::Build::fused);
     }
@@ -171,9 +170,8 @@ std::string run_checkpoint_depth(Rows& rows) {
 }
 
 std::string run_checkpoint_sequence(Rows& rows) {
-  using namespace checkpointing_detail;
   for (const models::Build build : {models::Build::textbook, models::Build::fused}) {
-    for (const Form& form : {forms[0], forms[1]}) {
+    for (const NamedSchedule& form : {named_schedules[0], named_schedules[1]}) {
       for (const std::int64_t s :
            rows.sizes<std::vector<std::int64_t>>({64, 128, 256, 512}, {64, 128, 256, 512, 1024})) {
         add_pass(rows, form, 4, s, build);
@@ -203,7 +201,6 @@ std::string checkpoint_batch_verdict(std::span<const CheckpointedBatch> batches)
 }
 
 std::string run_checkpoint_batch(Rows& rows) {
-  using namespace checkpointing_detail;
   std::vector<CheckpointedBatch> batches;
   StepForm plain, checkpointed;
   checkpointed.checkpoint = Checkpoint::blocks;
@@ -225,7 +222,6 @@ std::string run_checkpoint_batch(Rows& rows) {
 }
 
 std::string run_accumulation(Rows& rows) {
-  using namespace checkpointing_detail;
   constexpr std::int64_t batch = 32;
   const models::Setup setup = batch_setup(rows, batch);
   const models::Theory theory = models::make_theory(setup.model, setup.sizes, setup.dtype);

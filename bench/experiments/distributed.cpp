@@ -15,7 +15,7 @@
 #include <thimble/nn/step/profile.h>
 
 namespace thimble::bench {
-namespace distributed_detail {
+namespace {
 
 struct Arithmetic {
   const char* name;
@@ -46,7 +46,8 @@ models::TrainOptions training(const std::string& model, const Arithmetic& arithm
 }
 
 /// Runs a training of one rank on so many, that share the batch with `data_ranks` - 1 others each.
-models::TrainReport on_ranks(const models::TrainOptions& one, int ranks, int data_ranks, int zero, bool has_budget) {
+models::TrainReport train_on_ranks(const models::TrainOptions& one, int ranks, int data_ranks, int zero,
+                                   bool has_budget) {
   models::TrainOptions several = one;
   several.setup.ranks = ranks;
   several.setup.zero = zero;
@@ -71,7 +72,7 @@ std::size_t add_groups(Rows& rows, const Config& config, const char* groups_name
         Config all = config;
         all.insert(all.end(), {{groups_name, groups}, {"ZeRO", zero}, {"plan", plan_name(has_budget)}});
         rows.add(all, [&] {
-          const models::TrainReport result = on_ranks(one, groups * ranks_each, groups, zero, has_budget);
+          const models::TrainReport result = train_on_ranks(one, groups * ranks_each, groups, zero, has_budget);
           same += result.loss_last == expected.loss_last && result.evaluation->loss == expected.evaluation->loss;
           return rank_figures(result, one.steps);
         });
@@ -198,10 +199,9 @@ Figures state_figures(const Rows& rows, const Giant& giant, int ranks, int zero)
       .theory = theory, .predicted = state_bytes(bytes), .numbers = {{"parameters", p}, {"equal_share", share[zero]}}};
 }
 
-}  // namespace distributed_detail
+}  // namespace
 
 std::string run_distributed(Rows& rows) {
-  using namespace distributed_detail;
   constexpr int micro_batches = 12;  // over all ranks, so that one run is the measure of all
   const auto contents = [](const std::string& path) { return read_whole_file(path, std::uint64_t{1} << 30); };
   const Folder folder;
@@ -225,7 +225,7 @@ std::string run_distributed(Rows& rows) {
                       {"ZeRO", zero},
                       {"plan", plan_name(has_budget)}},
                      [&] {
-                       const models::TrainReport result = on_ranks(one, ranks, ranks, zero, has_budget);
+                       const models::TrainReport result = train_on_ranks(one, ranks, ranks, zero, has_budget);
                        const bool is_same = contents(one.save) == whole && result.loss_last == expected.loss_last;
                        same += is_same ? 1 : 0;
                        Figures figures = rank_figures(result, one.steps);
@@ -242,7 +242,6 @@ std::string run_distributed(Rows& rows) {
 }
 
 std::string run_distributed_parts(Rows& rows) {
-  using namespace distributed_detail;
   std::size_t same = 0;
   for (const std::string model : {"char-gpt", "bert-base", "tiny-llama", "vit-b16"}) {
     for (const Arithmetic& arithmetic : arithmetics) {
@@ -264,7 +263,6 @@ std::string run_distributed_parts(Rows& rows) {
 }
 
 std::string run_distributed_layouts(Rows& rows) {
-  using namespace distributed_detail;
   std::size_t same = 0;
   for (const Cut& cut : cuts(rows.options.is_quick)) {
     models::TrainOptions one = training("char-gpt", {"f32"}, rows.options, 16, 8);
@@ -282,7 +280,6 @@ std::string run_distributed_layouts(Rows& rows) {
 }
 
 std::string run_distributed_activations(Rows& rows) {
-  using namespace distributed_detail;
   for (const char* const name : {"llama-3.2-1b", "llama-3-8b", "llama-3-70b"}) {
     for (const std::int64_t tokens : rows.sizes<std::vector<std::int64_t>>({1024, 4096}, {1024, 4096, 16384, 131072})) {
       for (const int parts : {1, 2, 4, 8}) {
@@ -296,7 +293,6 @@ std::string run_distributed_activations(Rows& rows) {
 }
 
 std::string run_distributed_zero(Rows& rows) {
-  using namespace distributed_detail;
   for (const Giant& giant : giants) {
     for (const int ranks : rows.sizes<std::vector<int>>({1, 64, 1024}, {1, 4, 16, 64, 256, 1024})) {
       for (int zero = ranks == 1 ? 3 : 0; zero <= 3; ++zero) {

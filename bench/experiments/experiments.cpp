@@ -55,7 +55,7 @@ void add_process(report::Row& row, std::size_t predicted_bytes, const ProcessByt
   }
 }
 
-namespace experiments_detail {
+namespace {
 
 void add_curves(const PlotOfRows& of, report::Experiment& experiment) {
   report::Plot plot = of.plot;
@@ -78,7 +78,7 @@ void add_curves(const PlotOfRows& of, report::Experiment& experiment) {
   experiment.plots.push_back(std::move(plot));
 }
 
-}  // namespace experiments_detail
+}  // namespace
 
 std::vector<const ExperimentTable*> select_experiments(const std::vector<std::string>& names) {
   const auto chooses = [](const std::string& name, const ExperimentTable& e) {
@@ -108,7 +108,7 @@ report::Experiment run_experiment(const ExperimentTable& table, const Experiment
   experiment.columns = table.columns;
   Rows rows(options, experiment);
   experiment.verdict = table.run(rows);
-  for (const PlotOfRows& plot : table.plots) experiments_detail::add_curves(plot, experiment);
+  for (const PlotOfRows& plot : table.plots) add_curves(plot, experiment);
   return experiment;
 }
 

@@ -7,7 +7,7 @@
 #include <thimble/memory/stack.h>
 
 namespace thimble::bench {
-namespace fragmentation_detail {
+namespace {
 
 /// So many blocks of one size, side by side; every second one goes.
 struct Blocks {
@@ -68,10 +68,9 @@ std::vector<Held> run_blocks(memory::Device device, const Blocks& blocks) {
   return held;
 }
 
-}  // namespace fragmentation_detail
+}  // namespace
 
 std::string run_fragmentation(Rows& rows) {
-  using namespace fragmentation_detail;
   const auto granule = static_cast<std::int64_t>(make_backing(dry(rows.options.device))->granule());
   std::string findings;
   for (const std::int64_t halves : {1, 2, 3}) {

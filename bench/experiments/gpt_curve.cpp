@@ -10,7 +10,7 @@
 #include <thimble/nn/fit/fit.h>
 
 namespace thimble::bench {
-namespace gpt_curve_detail {
+namespace {
 
 constexpr double wanted_share = 0.15;  // 85 % fewer bytes
 constexpr double allowed_overhead = 0.05;
@@ -87,10 +87,9 @@ std::vector<CurvePoint> add_plans(Rows& rows, const std::string& name, const mod
   return curve;
 }
 
-}  // namespace gpt_curve_detail
+}  // namespace
 
 std::string gpt_curve_verdict(std::span<const CurvePoint> curve) {
-  using namespace gpt_curve_detail;
   const CurvePoint* cheap = nullptr;  // keeps least within the allowed time
   const CurvePoint* small = nullptr;  // the fastest that keeps as little as wanted
   for (const CurvePoint& point : curve) {
@@ -112,7 +111,6 @@ std::string gpt_curve_verdict(std::span<const CurvePoint> curve) {
 }
 
 std::string run_gpt_curve(Rows& rows) {
-  using namespace gpt_curve_detail;
   std::string text;
   if (!rows.options.is_quick) {  // 12 layers, width 768, T 1024
     text = "gpt2: " + gpt_curve_verdict(add_plans(rows, "gpt2", setup_of("gpt2", 8), false)) + " ";

@@ -14,7 +14,7 @@
 #include <thimble/memory/remat/schedule.h>
 
 namespace thimble::bench {
-namespace known_schedules_detail {
+namespace {
 
 constexpr std::int64_t samples = 64, width = 32;
 constexpr std::int64_t unit_bytes = samples * width * 4;  // an activation, or its gradient
@@ -151,10 +151,9 @@ std::vector<Schedule> schedules(std::size_t n) {
   return list;
 }
 
-}  // namespace known_schedules_detail
+}  // namespace
 
 std::string run_known_schedules(Rows& rows) {
-  using namespace known_schedules_detail;
   constexpr std::size_t blocks = 100;
   TapeGraph graph;
   run(dry(rows.options.device), blocks, nullptr, &graph);

@@ -10,7 +10,7 @@
 #include <thimble/models/planning/planning.h>
 
 namespace thimble::bench {
-namespace limits_detail {
+namespace {
 
 struct Card {
   const char* model;
@@ -59,7 +59,7 @@ constexpr LengthWay length_ways[] = {
     {"and parameters, gradients, optimizer state", models::BatchSearch::planned, true, true, true, true}};
 
 /// A model whose longest sequence in a budget is asked for. `device` is planned for; measured ones train there too.
-struct Subject {
+struct BudgetedModel {
   models::Setup setup;
   std::size_t budget_bytes = 0;
   memory::Device device = cpu;
@@ -70,8 +70,8 @@ struct Subject {
 constexpr std::size_t GiB = std::size_t{1} << 30, MiB = std::size_t{1} << 20;
 
 /// A large model in bf16 with AdamW on a dry GPU.
-Subject large(const char* model, std::size_t budget_bytes, bool is_quick) {
-  Subject subject{setup_of(model, 1), budget_bytes, cuda(), "host"};
+BudgetedModel large(const char* model, std::size_t budget_bytes, bool is_quick) {
+  BudgetedModel subject{setup_of(model, 1), budget_bytes, cuda(), "host"};
   models::set_precision(subject.setup, "bf16");
   if (is_quick) {
     subject.setup.sizes.layers = 2, subject.setup.sizes.width = 256, subject.setup.sizes.vocabulary = 2048;
@@ -93,7 +93,7 @@ std::string disk_folder() {
 }
 
 /// A small one that trains on generated text.
-Subject small(const Rows& rows) {
+BudgetedModel small(const Rows& rows) {
   models::TrainOptions train = text_training(
       rows.options, "tiny-llama",
       {.layers = rows.sizes(2, 4), .heads = 4, .width = rows.sizes(64, 128), .sequence = 64, .batch = 1}, 2, 2);
@@ -102,7 +102,7 @@ Subject small(const Rows& rows) {
           rows.sizes(16, 48) * MiB, rows.options.device, rows.options.device.is_cuda() ? "host" : disk_folder(), true};
 }
 
-Figures length_figures(const Subject& subject, const LengthWay& way) {
+Figures length_figures(const BudgetedModel& subject, const LengthWay& way) {
   models::PlanOptions plan;
   plan.setup = subject.setup;
   plan.device = subject.device;
@@ -136,10 +136,9 @@ Figures length_figures(const Subject& subject, const LengthWay& way) {
   return figures;
 }
 
-}  // namespace limits_detail
+}  // namespace
 
 std::string run_rules_of_thumb(Rows& rows) {
-  using namespace limits_detail;
   std::string text;
   for (const Card& card : rows.sizes<std::vector<Card>>({{"bert-base", 12, 128, true}, {"vit-l16", 40, 197, false}},
                                                         {{"bert-base", 12, 128, true},
@@ -170,15 +169,14 @@ std::string run_rules_of_thumb(Rows& rows) {
 }
 
 std::string run_long_sequences(Rows& rows) {
-  using namespace limits_detail;
-  std::vector<Subject> subjects{large("llama-3.2-1b", 24 * GiB, rows.options.is_quick)};
+  std::vector<BudgetedModel> subjects{large("llama-3.2-1b", 24 * GiB, rows.options.is_quick)};
   if (!rows.options.is_quick) {
     subjects.push_back(large("llama-3.2-1b", 80 * GiB, false));
     subjects.push_back(large("llama-3-8b", 80 * GiB, false));
   }
   subjects.push_back(small(rows));
   std::string text;
-  for (const Subject& subject : subjects) {
+  for (const BudgetedModel& subject : subjects) {
     const std::string in = format_bytes(subject.budget_bytes);
     std::optional<double> first;
     double last = 0;

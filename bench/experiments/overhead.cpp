@@ -18,7 +18,7 @@
 #include <thimble/nn/fit/measure.h>
 
 namespace thimble::bench {
-namespace overhead_detail {
+namespace {
 
 struct Case {
   std::string net;
@@ -183,10 +183,9 @@ void run_case(Rows& rows, const Case& c) {
   for (const auto& [of_plan, figures] : plans) rows.add(of_plan, figures);
 }
 
-}  // namespace overhead_detail
+}  // namespace
 
 std::string run_overhead(Rows& rows) {
-  using namespace overhead_detail;
   for (const Case& c : cases(rows.options.is_quick)) run_case(rows, c);
   double largest = 0;
   for (const report::Row& row : rows.experiment.rows) {

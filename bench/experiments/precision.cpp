@@ -16,7 +16,7 @@
 
 namespace thimble::bench {
 
-namespace precision_detail {
+namespace {
 
 std::size_t index(Category category) { return static_cast<std::size_t>(category); }
 
@@ -142,7 +142,7 @@ std::vector<double> train_encoder(Rows& rows, std::int64_t batch) {
   return {ms[0] / ms[2] - 1, ms[0] / ms[3] - 1};
 }
 
-}  // namespace precision_detail
+}  // namespace
 
 nn::Precision PrecisionCase::precision() const {
   if (!policy.empty()) return nn::precision(policy);
@@ -165,7 +165,6 @@ std::vector<PrecisionCase> precision_cases() {
 }
 
 std::int64_t StepBytes::state() const noexcept {
-  using precision_detail::index;
   return most[index(Category::parameter)] + most[index(Category::gradient)] + most[index(Category::optimizer)];
 }
 
@@ -198,7 +197,6 @@ void add_categories(Rows& rows, const Config& config, const Both<StepBytes>& byt
 }
 
 std::string run_precision(Rows& rows) {
-  using namespace precision_detail;
   report::Bars bars{"categories",
                     "Live bytes at the peak of a step, by category",
                     "By the dry run. What the arena commits is a little more: holes, and whole pages.",
@@ -244,7 +242,6 @@ std::string run_precision(Rows& rows) {
 }
 
 std::string run_precision_bytes(Rows& rows) {
-  using namespace precision_detail;
   for (const PrecisionCase& one : precision_cases()) {
     rows.say(label(one));
     const models::Setup setup = prepare_training(training_of(rows, one)).options.setup;
@@ -258,7 +255,6 @@ std::string run_precision_bytes(Rows& rows) {
 }
 
 std::string run_precision_state(Rows& rows) {
-  using namespace precision_detail;
   const models::Setup small = prepare_training(training_of(rows, precision_cases().front())).options.setup;
   const models::Setup gpt2 = setup_of("gpt2", 1, {.sequence = 64});
   for (const bool is_measured : {true, false}) {
@@ -335,7 +331,6 @@ std::string saving_verdict(const std::string& policy, double least, const std::v
 }
 
 std::string run_precision_encoder(Rows& rows) {
-  using namespace precision_detail;
   std::vector<EncoderSaving> savings;
   std::vector<double> on_top, faster;
   for (const std::int64_t sequence : {128, 512}) {
@@ -376,7 +371,7 @@ std::string run_precision_encoder(Rows& rows) {
 // ---- Experiments: is a net in 8 bits 4 times smaller, and does it keep 98 % of its accuracy? And its bytes in
 // inference.
 
-namespace precision_int8_detail {
+namespace {
 
 constexpr double claimed_ratio = 4, claimed_accuracy = 0.98;
 
@@ -447,10 +442,9 @@ std::string verdict(const report::Experiment& experiment) {
   return text + equal_rows(experiment) + ".";
 }
 
-}  // namespace precision_int8_detail
+}  // namespace
 
 std::string run_precision_int8(Rows& rows) {
-  using namespace precision_int8_detail;
   const Folder folder;
   const models::TrainOptions net = trained(rows, folder.file("f32.safetensors"));
   for (const nn::quant::Calibrator calibrator : nn::quant::calibrators) {

@@ -26,7 +26,7 @@
 #include <thimble/optim/sgd.h>
 
 namespace thimble::bench {
-namespace rematerialization_detail {
+namespace {
 
 /// A module as a function of images (N, H, W, 3) or ids (N, T).
 struct Net {
@@ -225,9 +225,9 @@ struct Steps {
 };
 
 /// Forward and backward of the mean of a net's outputs, and an update without state.
-class Run final : public nn::TrainingRun {
+class MeanRun final : public nn::TrainingRun {
  public:
-  Run(const Steps& steps, memory::Device device)
+  MeanRun(const Steps& steps, memory::Device device)
       : scope_(generator_), net_(steps.make(device)), optimizer_(net_.module->trainable(), optim::SgdOptions{}) {
     options_.micro_batches = steps.parts;
     options_.micro_samples = steps.batch / steps.parts;
@@ -282,7 +282,7 @@ class Planners {
     for (const std::int64_t parts : {1, 2, 4}) {
       if (parts > 1 && (!cuts_batch || steps.batch % parts != 0)) break;
       steps.parts = parts;
-      makes_.push_back([steps](memory::Device on) { return std::make_unique<Run>(steps, on); });
+      makes_.push_back([steps](memory::Device on) { return std::make_unique<MeanRun>(steps, on); });
       planners_.push_back(std::make_unique<nn::Planner>(makes_.back(), device, hardware));
     }
   }
@@ -383,10 +383,9 @@ std::function<bool(const report::Row&)> is_below(const char* name) {
   return [name](const report::Row& row) { return value(row, name).value_or(1) < number(row, "published"); };
 }
 
-}  // namespace rematerialization_detail
+}  // namespace
 
 nn::MakeRun run_of_net(const std::string& net, std::int64_t batch) {
-  using namespace rematerialization_detail;
   const std::map<std::string, Steps> all{{"U-Net", {unet, batch, 208, 304, 1}},
                                          {"MobileNet-V2", {classifier<models::MobileNetV2>, batch, 224, 224, 1}},
                                          {"DenseNet-121", {classifier<models::DenseNet121>, batch, 224, 224, 1}},
@@ -394,11 +393,10 @@ nn::MakeRun run_of_net(const std::string& net, std::int64_t batch) {
   const auto found = all.find(net);
   if (found == all.end()) throw ValueError("overhead: expected a net of the list, got '" + net + "'");
   const Steps steps = found->second;
-  return [steps](memory::Device on) { return std::make_unique<Run>(steps, on); };
+  return [steps](memory::Device on) { return std::make_unique<MeanRun>(steps, on); };
 }
 
 std::string run_monet(Rows& rows) {
-  using namespace rematerialization_detail;
   std::vector<report::Row> positive;
   for (const report::Row& row : add_tables(rows, monet_tables(), p100())) {
     if (number(row, "published") > 0) positive.push_back(row);
@@ -414,7 +412,6 @@ std::string run_monet(Rows& rows) {
 }
 
 std::string run_hiremate(Rows& rows) {
-  using namespace rematerialization_detail;
   const std::vector<report::Row> dry_rows = add_tables(rows, hiremate_tables(rows.options.is_quick), v100());
   return "The published time is above the plan's in " + count_rows(dry_rows, is_below("overhead")) + " cells. " +
          equal_rows(rows.experiment) + ".";

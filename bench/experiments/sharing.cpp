@@ -10,7 +10,7 @@
 #include <thimble/nn/layers/shared_conv.h>
 
 namespace thimble::bench {
-namespace sharing_detail {
+namespace {
 
 constexpr std::int64_t kernel = 3;
 
@@ -93,10 +93,9 @@ bool takes_kernels_in_the_order_of_the_basis(std::int64_t in, std::int64_t out) 
   }
 }
 
-}  // namespace sharing_detail
+}  // namespace
 
 std::string run_sharing(Rows& rows) {
-  using namespace sharing_detail;
   for (const std::int64_t rank : {16, 21, 48}) {
     for (const std::int64_t layers : {1, 4}) {
       const Stack stack{64, layers, rank};

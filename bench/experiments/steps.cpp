@@ -8,7 +8,7 @@
 #include <thimble/models/training/costs.h>
 
 namespace thimble::bench {
-namespace steps_detail {
+namespace {
 
 std::string label(const models::Setup& setup) {
   return setup.model + ", batch " + std::to_string(setup.batch) + ", " + setup.optimizer;
@@ -57,14 +57,15 @@ report::Timeline timeline_of(const models::Setup& setup, const nn::MemoryProfile
 }
 
 /// A model in several batches.
-struct Family {
+struct ModelBatches {
   const char* model;
   std::vector<std::int64_t> batches;
   std::int64_t image, sequence;
 };
-std::vector<models::Setup> setups_of(const std::vector<Family>& families, const std::vector<const char*>& optimizers) {
+std::vector<models::Setup> setups_of(const std::vector<ModelBatches>& families,
+                                     const std::vector<const char*>& optimizers) {
   std::vector<models::Setup> setups;
-  for (const Family& family : families) {
+  for (const ModelBatches& family : families) {
     for (const std::int64_t batch : family.batches) {
       for (const char* const optimizer : optimizers) {
         setups.push_back(
@@ -75,10 +76,9 @@ std::vector<models::Setup> setups_of(const std::vector<Family>& families, const 
   return setups;
 }
 
-}  // namespace steps_detail
+}  // namespace
 
 std::string run_step_peak(Rows& rows) {
-  using namespace steps_detail;
   std::vector<models::Setup> setups;
   for (const char* optimizer : {"sgd", "momentum", "adamw"}) {
     setups.push_back(setup_of("resnet18", rows.sizes(8, 32), {.image = 32}, optimizer));
@@ -105,8 +105,7 @@ std::string run_step_peak(Rows& rows) {
 }
 
 std::string run_prediction(Rows& rows) {
-  using namespace steps_detail;
-  const auto families = rows.sizes<std::vector<Family>>(
+  const auto families = rows.sizes<std::vector<ModelBatches>>(
       {{"mlp", {1, 16, 128, 512}, 0, 0}, {"resnet18", {1, 2, 4, 8}, 32, 0}, {"char-gpt", {1, 2, 4}, 0, 64}},
       {{"mlp", {1, 16, 128, 512}, 0, 0},
        {"resnet18", {1, 2, 8, 32}, 32, 0},
@@ -123,15 +122,14 @@ std::string run_prediction(Rows& rows) {
 }
 
 std::string run_placement(Rows& rows) {
-  using namespace steps_detail;
-  const auto families =
-      rows.sizes<std::vector<Family>>({{"mlp", {128}, 0, 0}, {"resnet18", {2, 8}, 32, 0}, {"char-gpt", {1, 4}, 0, 64}},
-                                      {{"mlp", {16, 128, 512}, 0, 0},
-                                       {"char-gpt", {1, 4, 16}, 0, 128},
-                                       {"resnet18", {1, 8, 32, 128}, 32, 0},
-                                       {"resnet50", {1, 4, 32}, 224, 0},
-                                       {"resnet101", {2}, 224, 0},
-                                       {"gpt2", {1, 4}, 0, 512}});
+  const auto families = rows.sizes<std::vector<ModelBatches>>(
+      {{"mlp", {128}, 0, 0}, {"resnet18", {2, 8}, 32, 0}, {"char-gpt", {1, 4}, 0, 64}},
+      {{"mlp", {16, 128, 512}, 0, 0},
+       {"char-gpt", {1, 4, 16}, 0, 128},
+       {"resnet18", {1, 8, 32, 128}, 32, 0},
+       {"resnet50", {1, 4, 32}, 224, 0},
+       {"resnet101", {2}, 224, 0},
+       {"gpt2", {1, 4}, 0, 512}});
   constexpr std::size_t steps = 3;
   std::size_t optimal = 0, deviations = 0;
   double worst = 1;

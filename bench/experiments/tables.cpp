@@ -3,7 +3,7 @@
 #include <thimble/bench/experiments/experiments.h>
 
 namespace thimble::bench {
-namespace tables_detail {
+namespace {
 
 using Columns = std::vector<report::Column>;
 
@@ -55,10 +55,9 @@ report::Plot live_plot(const char* title, const char* x) {
           {}};
 }
 
-}  // namespace tables_detail
+}  // namespace
 
 const std::vector<ExperimentTable>& all_experiments() {
-  using namespace tables_detail;
   static const std::vector<ExperimentTable> list{
       {"training",
        "A GPT and a ResNet train",

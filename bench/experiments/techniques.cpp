@@ -25,7 +25,7 @@
 
 namespace thimble::bench {
 
-namespace techniques_detail {
+namespace {
 
 constexpr double average_decay = 0.99;
 
@@ -73,9 +73,9 @@ class WeightAverage {
   std::vector<memory::Offloaded> away_;
 };
 
-class Run final : public nn::TrainingRun {
+class TechniqueRun final : public nn::TrainingRun {
  public:
-  Run(const models::Setup& setup, const StepForm& technique, memory::Device device)
+  TechniqueRun(const models::Setup& setup, const StepForm& technique, memory::Device device)
       : technique_(technique),
         generator_(setup.seed),
         scope_(generator_),
@@ -176,13 +176,13 @@ class Run final : public nn::TrainingRun {
 // ---- Experiment: predicted and measured peaks over models, batches, optimizers, and every technique and combination.
 
 /// Whose plan of the tape is followed.
-enum class Tape : std::uint8_t { program, square_root, halves, binomial, budget };
+enum class TapeKind : std::uint8_t { program, square_root, halves, binomial, budget };
 
 /// A technique as a row names it; what needs a recording or a plan is made when it is run.
 struct Entry {
   std::string name;  ///< of the techniques that it combines: "checkpoint + placed"
   StepForm technique;
-  Tape tape = Tape::program;
+  TapeKind tape = TapeKind::program;
   int budget_percent = 0;  ///< between the smallest plan's peak and that of keeping everything
   bool is_placed = false;
   bool has_chunked_head = false;
@@ -194,11 +194,11 @@ void apply(Entry& entry, std::string_view part) {
   if (part == "checkpoint") t.checkpoint = Checkpoint::blocks;
   if (part == "nested checkpoint") t.checkpoint = Checkpoint::nested;
   if (part == "keep costly") t.checkpoint = Checkpoint::costly;
-  if (part == "sqrt(n)") entry.tape = Tape::square_root;
-  if (part == "halves") entry.tape = Tape::halves;
-  if (part == "binomial") entry.tape = Tape::binomial;
+  if (part == "sqrt(n)") entry.tape = TapeKind::square_root;
+  if (part == "halves") entry.tape = TapeKind::halves;
+  if (part == "binomial") entry.tape = TapeKind::binomial;
   if (part.starts_with("budget ")) {
-    entry.tape = Tape::budget;
+    entry.tape = TapeKind::budget;
     entry.budget_percent = std::stoi(std::string(part.substr(7)));
   }
   if (part == "placed") entry.is_placed = true;
@@ -292,7 +292,7 @@ std::vector<Subject> subjects(bool is_quick) {
 }
 
 /// Planners of one subject, by what of the technique changes the recording: making one takes a second or more.
-class Planners {
+class EntryPlanners {
  public:
   nn::Plan plan(memory::Device device, const models::Setup& setup, const Entry& entry) {
     const std::string key = std::to_string(entry.technique.micro_batches) +
@@ -316,20 +316,20 @@ class Planners {
 
 /// Fills in what the entry's technique follows. `promised_bytes` is the peak that the planner gives its plan, where
 /// there is one.
-StepForm complete(memory::Device device, const models::Setup& setup, const Entry& entry, Planners& planners,
+StepForm complete(memory::Device device, const models::Setup& setup, const Entry& entry, EntryPlanners& planners,
                   std::optional<std::size_t>& promised_bytes) {
   StepForm technique = entry.technique;
-  if (entry.tape == Tape::budget) {
+  if (entry.tape == TapeKind::budget) {
     const nn::Plan plan = planners.plan(device, setup, entry);
     technique.tape = plan.tape;
     technique.placement = plan.placement;
     promised_bytes = plan.peak_bytes;
-  } else if (entry.tape != Tape::program) {
+  } else if (entry.tape != TapeKind::program) {
     const auto schedule = [&](std::size_t n) {
       constexpr std::size_t slots = 3;
-      return entry.tape == Tape::square_root ? remat::square_root(n)
-             : entry.tape == Tape::halves    ? remat::recursive_halves(n)
-                                             : remat::binomial(n, slots);
+      return entry.tape == TapeKind::square_root ? remat::square_root(n)
+             : entry.tape == TapeKind::halves    ? remat::recursive_halves(n)
+                                                 : remat::binomial(n, slots);
     };
     technique.tape = scheduled_tape(device, technique_run(setup, technique), schedule);
   }
@@ -349,7 +349,7 @@ bool has_direct_files() {
   }
 }
 
-Figures figures_of(const Rows& rows, models::Setup setup, const Entry& entry, Planners& planners) {
+Figures figures_of(const Rows& rows, models::Setup setup, const Entry& entry, EntryPlanners& planners) {
   const memory::Device device = rows.options.device;
   if (entry.has_chunked_head) setup.sizes.head = models::Head::chunked;
   setup.sizes.shares_kernels = entry.shares_kernels;
@@ -386,12 +386,10 @@ Figures figures_of(const Rows& rows, models::Setup setup, const Entry& entry, Pl
   }
 }
 
-}  // namespace techniques_detail
+}  // namespace
 
 nn::MakeRun technique_run(const models::Setup& setup, const StepForm& technique) {
-  return [setup, technique](memory::Device device) {
-    return std::make_unique<techniques_detail::Run>(setup, technique, device);
-  };
+  return [setup, technique](memory::Device device) { return std::make_unique<TechniqueRun>(setup, technique, device); };
 }
 
 TapePlan tape_plan_of(const TapeGraph& graph, std::span<const std::uint32_t> cuts,
@@ -446,7 +444,7 @@ PassBytes pass_bytes(memory::Device device, const models::Setup& setup, const St
   const memory::Stack stack = memory::make_resource(device, std::move(options));
   const ResourceScope scope(stack.top);
   const PartWatch watch(device);
-  techniques_detail::Run run(setup, technique, device);
+  TechniqueRun run(setup, technique, device);
   return run.pass(stack, watch, layers);
 }
 
@@ -486,10 +484,9 @@ std::vector<TechniqueCount> count_by_technique(const std::vector<report::Row>& r
 }
 
 std::string run_techniques(Rows& rows) {
-  using namespace techniques_detail;
   for (const Subject& subject : subjects(rows.options.is_quick)) {
     const models::Setup& setup = subject.setup;
-    Planners planners;
+    EntryPlanners planners;
     for (const Entry& entry : entries_of(subject, rows.options.is_quick)) {
       rows.add(
           {{"model", setup.model}, {"batch", setup.batch}, {"optimizer", setup.optimizer}, {"technique", entry.name}},

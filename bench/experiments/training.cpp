@@ -60,7 +60,7 @@ std::string run_training(Rows& rows) {
          equal_rows(rows.experiment) + ".";
 }
 
-namespace llama_detail {
+namespace {
 
 /// A model of the family, its proportions kept, with few layers and a small width.
 struct Small {
@@ -161,10 +161,9 @@ void add_generation(Rows& rows, const Small& small) {
   }
 }
 
-}  // namespace llama_detail
+}  // namespace
 
 std::string run_llama(Rows& rows) {
-  using namespace llama_detail;
   for (const Small& small : family) {
     if (rows.options.is_quick && &small != &family[0]) break;
     for (const Form& form : forms) {
@@ -175,15 +174,15 @@ std::string run_llama(Rows& rows) {
   return equal_rows(rows.experiment, "rows") + ".";
 }
 
-namespace eight_bits_detail {
+namespace {
 
-struct Case {
+struct EightBitCase {
   std::string saved;  // a dtype that all saved tensors are packed to; empty: they are kept
   std::string optimizer;
   DType state = DType::f32;
 };
 
-models::TrainOptions options_of(const ExperimentOptions& options, const Case& one) {
+models::TrainOptions options_of(const ExperimentOptions& options, const EightBitCase& one) {
   models::TrainOptions train = text_training(options, "char-gpt", {}, 40, 500);
   train.setup.optimizer = one.optimizer;
   train.setup.state = one.state;
@@ -209,13 +208,12 @@ report::Series errors_by_parameter(const std::string& saved, const nn::GradientR
   return series;
 }
 
-}  // namespace eight_bits_detail
+}  // namespace
 
 std::string run_eight_bits(Rows& rows) {
-  using namespace eight_bits_detail;
-  const Case cases[] = {{"", "adamw"},       {"bf16", "adamw"}, {"f16", "adamw"},           {"f8e4m3", "adamw"},
-                        {"f8e5m2", "adamw"}, {"i8", "adamw"},   {"", "adamw", DType::bf16}, {"", "adamw8"},
-                        {"", "adafactor"},   {"", "momentum"},  {"", "momentum8"},          {"i8", "adamw8"}};
+  const EightBitCase cases[] = {{"", "adamw"},       {"bf16", "adamw"}, {"f16", "adamw"},           {"f8e4m3", "adamw"},
+                                {"f8e5m2", "adamw"}, {"i8", "adamw"},   {"", "adamw", DType::bf16}, {"", "adamw8"},
+                                {"", "adafactor"},   {"", "momentum"},  {"", "momentum8"},          {"i8", "adamw8"}};
   report::Plot plot{"gradient-error",
                     "Relative error of each parameter's gradient",
                     "Parameters in the order of the model, from the embeddings to the last norm.",
@@ -227,7 +225,7 @@ std::string run_eight_bits(Rows& rows) {
   std::unique_ptr<models::PreparedTraining> exact;
   std::unique_ptr<models::Training> trained;
   double adamw = 0, momentum = 0, least = 1, worst_loss = 0;
-  for (const Case& one : cases) {
+  for (const EightBitCase& one : cases) {
     const models::TrainOptions options = options_of(rows.options, one);
     const std::string saved = one.saved.empty() ? "f32" : one.saved;
     rows.add({{"saved", saved},

@@ -7,7 +7,7 @@
 
 namespace thimble::report {
 
-namespace legend_detail {
+namespace {
 
 constexpr std::string_view fonts =
     "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,'Liberation Sans',sans-serif";
@@ -107,20 +107,20 @@ void draw_sample(Svg& svg, double x, double y, const LegendEntry& entry) {
 
 void draw_entries(Svg& svg, double x, double y, const std::vector<LegendEntry>& entries) {
   for (const LegendEntry& entry : entries) {
-    legend_detail::draw_sample(svg, x, y + 8, entry);
-    const double text_x = x + legend_detail::sample_width;
+    draw_sample(svg, x, y + 8, entry);
+    const double text_x = x + sample_width;
     double baseline = y + 12.5;
-    for (const std::string& line : wrap_text(entry.name, small_text, legend_detail::widest_text)) {
+    for (const std::string& line : wrap_text(entry.name, small_text, widest_text)) {
       svg.text(text_x, baseline, line, {.size = small_text});
-      baseline += legend_detail::line_height;
+      baseline += line_height;
     }
     if (!entry.detail.empty())
       svg.text(text_x, baseline - 1, entry.detail, {.fill = paints::muted, .size = small_text - 1});
-    y += legend_detail::entry_height(entry);
+    y += entry_height(entry);
   }
 }
 
-}  // namespace legend_detail
+}  // namespace
 
 std::string coordinate(double value) {
   const auto hundredths = std::llround(value * 100);
@@ -146,7 +146,6 @@ Svg::Svg(Medium medium, double width, double height, std::string title, std::str
 }
 
 std::string Svg::attributes(const Look& look) {
-  using legend_detail::attribute;
   std::string classes;
   std::string result;
   if (look.fill.name.empty()) {
@@ -179,13 +178,11 @@ void Svg::element(std::string_view name, const std::string& geometry, const Look
 }
 
 void Svg::line(double x1, double y1, double x2, double y2, const Look& look) {
-  using legend_detail::attribute;
   element("line", attribute("x1", x1) + attribute("y1", y1) + attribute("x2", x2) + attribute("y2", y2), look, {});
 }
 
 void Svg::rectangle(double x, double y, double width, double height, const Look& look, double radius,
                     std::string_view hover) {
-  using legend_detail::attribute;
   std::string geometry =
       attribute("x", x) + attribute("y", y) + attribute("width", width) + attribute("height", height);
   if (radius > 0) geometry += attribute("rx", radius);
@@ -193,16 +190,14 @@ void Svg::rectangle(double x, double y, double width, double height, const Look&
 }
 
 void Svg::circle(double x, double y, double radius, const Look& look, std::string_view hover) {
-  using legend_detail::attribute;
   element("circle", attribute("cx", x) + attribute("cy", y) + attribute("r", radius), look, hover);
 }
 
 void Svg::path(const SvgPath& path, const Look& look, std::string_view hover) {
-  element("path", legend_detail::attribute("d", path.commands()), look, hover);
+  element("path", attribute("d", path.commands()), look, hover);
 }
 
 void Svg::text(double x, double y, std::string_view text, const TextLook& look) {
-  using legend_detail::attribute;
   use(look.fill);
   std::string head = "<text" + attribute("x", x) + attribute("y", y);
   std::string classes = std::string("f-").append(look.fill.name);
@@ -225,7 +220,6 @@ void Svg::begin_group(std::string_view attributes) {
 }
 
 void Svg::begin_window(double left, double top, double right, double bottom, double units) {
-  using legend_detail::attribute;
   const std::string height = coordinate(bottom - top);
   body_ += "<svg class=\"window\"" + attribute("x", left) + attribute("y", top) + attribute("width", right - left) +
            attribute("height", height) +
@@ -247,18 +241,17 @@ void Svg::set_aside(double width, std::string element) {
 std::string Svg::finish_legend() const {
   const std::string width = coordinate(width_), height = coordinate(height_);
   return "<svg class=\"legend\" width=\"" + width + "\" height=\"" + height + "\" viewBox=\"0 0 " + width + " " +
-         height + "\" role=\"img\" aria-label=\"" + escape_markup(title_) + "\" font-family=\"" +
-         std::string(legend_detail::fonts) + "\">\n" + body_ + "</svg>\n";
+         height + "\" role=\"img\" aria-label=\"" + escape_markup(title_) + "\" font-family=\"" + std::string(fonts) +
+         "\">\n" + body_ + "</svg>\n";
 }
 
 std::string Svg::finish() const {
-  using legend_detail::attribute;
   const std::string size = coordinate(width_) + " " + coordinate(height_);
   std::string document;
   if (medium_ == Medium::file) document += "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n";
   document += "<svg xmlns=\"http://www.w3.org/2000/svg\"" + attribute("viewBox", "0 0 " + size);
   if (medium_ == Medium::file) document += attribute("width", width_) + attribute("height", height_);
-  document += " role=\"img\"" + attribute("font-family", legend_detail::fonts);
+  document += " role=\"img\"" + attribute("font-family", fonts);
   if (medium_ == Medium::page) {
     return "<div class=\"drawing\"><div class=\"scroll\">\n" + document +
            attribute("aria-label", escape_markup(title_ + ". " + description_)) + ">\n" + body_ + "</svg>\n</div>" +
@@ -276,8 +269,8 @@ std::string Svg::finish() const {
 }
 
 AxisTicks make_ticks(double low, double high, const Axis& axis, int target) {
-  if (axis.scale == Scale::linear) return legend_detail::linear_ticks(low, high, axis, target);
-  return legend_detail::logarithmic_ticks(low, high, axis, target);
+  if (axis.scale == Scale::linear) return linear_ticks(low, high, axis, target);
+  return logarithmic_ticks(low, high, axis, target);
 }
 
 AxisMap::AxisMap(const AxisTicks& ticks, double from, double to)
@@ -373,25 +366,25 @@ std::vector<LegendEntry> category_legend(const std::vector<Category>& categories
 double legend_width(const std::vector<LegendEntry>& entries) {
   double width = 0;
   for (const LegendEntry& entry : entries) {
-    for (const std::string& line : wrap_text(entry.name, small_text, legend_detail::widest_text)) {
+    for (const std::string& line : wrap_text(entry.name, small_text, widest_text)) {
       width = std::max(width, text_width(line, small_text));
     }
     width = std::max(width, text_width(entry.detail, small_text - 1));
   }
-  return width + legend_detail::sample_width;
+  return width + sample_width;
 }
 
 double legend_height(const std::vector<LegendEntry>& entries) {
   double height = 0;
-  for (const LegendEntry& entry : entries) height += legend_detail::entry_height(entry);
+  for (const LegendEntry& entry : entries) height += entry_height(entry);
   return height;
 }
 
 void draw_legend(Svg& svg, double x, double y, const std::vector<LegendEntry>& entries) {
-  if (svg.medium() == Medium::file || entries.empty()) return legend_detail::draw_entries(svg, x, y, entries);
+  if (svg.medium() == Medium::file || entries.empty()) return draw_entries(svg, x, y, entries);
   const double width = legend_width(entries), height = legend_height(entries);
   Svg legend(Medium::page, width, height, "legend", "what colours and lines are");
-  legend_detail::draw_entries(legend, 0, 0, entries);
+  draw_entries(legend, 0, 0, entries);
   svg.set_aside(x - 4, legend.finish_legend());
 }
 

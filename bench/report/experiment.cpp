@@ -8,7 +8,7 @@
 #include <thimble/memory/units.h>
 
 namespace thimble::report {
-namespace experiment_detail {
+namespace {
 
 [[noreturn]] void refuse(const std::string& where, const std::string& why) {
   throw ValueError("report: " + where + ": " + why);
@@ -158,7 +158,7 @@ void remember(std::vector<std::string>& names, const std::string& name) {
   if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
 }
 
-}  // namespace experiment_detail
+}  // namespace
 
 Match match(const Row& row) noexcept {
   const bool is_measured = row.predicted_bytes && row.measured_bytes;
@@ -182,13 +182,13 @@ std::string process_absence(const Row& row) {
 
 Tally tally(const Experiment& experiment) noexcept {
   Tally counts;
-  experiment_detail::add(counts, experiment);
+  add(counts, experiment);
   return counts;
 }
 
 Tally tally(const Report& report) noexcept {
   Tally counts;
-  for (const Experiment& experiment : report.experiments) experiment_detail::add(counts, experiment);
+  for (const Experiment& experiment : report.experiments) add(counts, experiment);
   return counts;
 }
 
@@ -200,7 +200,7 @@ bool holds(const Tally& tally) noexcept {
 std::vector<std::string> config_keys(const Experiment& experiment) {
   std::vector<std::string> keys;
   for (const Row& row : experiment.rows) {
-    for (const Setting& setting : row.config) experiment_detail::remember(keys, setting.first);
+    for (const Setting& setting : row.config) remember(keys, setting.first);
   }
   return keys;
 }
@@ -208,7 +208,7 @@ std::vector<std::string> config_keys(const Experiment& experiment) {
 std::vector<std::string> remainder_names(const Experiment& experiment) {
   std::vector<std::string> names;
   for (const Row& row : experiment.rows) {
-    for (const auto& [name, bytes] : row.remainder) experiment_detail::remember(names, name);
+    for (const auto& [name, bytes] : row.remainder) remember(names, name);
   }
   return names;
 }
@@ -227,30 +227,28 @@ std::optional<double> find_number(const Row& row, const std::string& name) noexc
   return std::nullopt;
 }
 
-void check(const Plot& plot) { experiment_detail::check_plot("plot \"" + plot.name + "\"", plot); }
+void check(const Plot& plot) { check_plot("plot \"" + plot.name + "\"", plot); }
 
-void check(const Bars& bars) { experiment_detail::check_bars("bars \"" + bars.name + "\"", bars); }
+void check(const Bars& bars) { check_bars("bars \"" + bars.name + "\"", bars); }
 
-void check(const Timeline& timeline) {
-  experiment_detail::check_timeline("timeline \"" + timeline.name + "\"", timeline);
-}
+void check(const Timeline& timeline) { check_timeline("timeline \"" + timeline.name + "\"", timeline); }
 
 void check(const Experiment& experiment) {
-  experiment_detail::Names names("report", "the experiment");
-  experiment_detail::check_name("experiment", experiment.name, names);
-  experiment_detail::check_experiment(experiment);
+  Names names("report", "the experiment");
+  check_name("experiment", experiment.name, names);
+  check_experiment(experiment);
 }
 
 void check(const Report& report) {
   const Environment& environment = report.environment;
-  experiment_detail::Names keys("environment", "the entry"), names("report", "the experiment");
+  Names keys("environment", "the entry"), names("report", "the experiment");
   for (const char* const key : {"version", "device", "cpu", "threads", "date"}) keys.add(key);
   for (const auto& [key, value] : environment.details) {
     keys.add(key);
   }
   for (const Experiment& experiment : report.experiments) {
-    experiment_detail::check_name("experiment", experiment.name, names);
-    experiment_detail::check_experiment(experiment);
+    check_name("experiment", experiment.name, names);
+    check_experiment(experiment);
   }
 }
 

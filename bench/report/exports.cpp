@@ -18,7 +18,7 @@
 
 namespace thimble::report {
 
-namespace exports_detail {
+namespace {
 
 // Opcodes are named as in Python's pickletools.
 class Writer {
@@ -202,10 +202,10 @@ ordered_json event_json(const char* action, std::size_t offset, std::size_t byte
           {"frames", std::move(frames)}};
 }
 
-}  // namespace exports_detail
+}  // namespace
 
 std::string write_pickle(const nlohmann::ordered_json& value) {
-  exports_detail::Writer writer;
+  Writer writer;
   writer.value(value);
   return writer.bytes_ + ".";  // STOP
 }
@@ -213,7 +213,7 @@ std::string write_pickle(const nlohmann::ordered_json& value) {
 std::string write_chrome_trace(const bench::PlanView& view) {
   nlohmann::ordered_json events = nlohmann::ordered_json::array();
   int process = 0;
-  for (const bench::StepTrace& step : view.steps) exports_detail::add_step(events, step, ++process);
+  for (const bench::StepTrace& step : view.steps) add_step(events, step, ++process);
   const nlohmann::ordered_json json{{"traceEvents", std::move(events)},
                                     {"displayTimeUnit", "ns"},
                                     {"otherData", {{"model", view.setup.model}, {"time", "1 us is one event"}}}};
@@ -221,7 +221,6 @@ std::string write_chrome_trace(const bench::PlanView& view) {
 }
 
 std::string write_snapshot(const bench::PlanView& view) {
-  using namespace exports_detail;
   const bench::StepTrace& step = view.planned();
   ordered_json trace = ordered_json::array();
   trace.push_back(event_json("segment_alloc", 0, step.dynamic.committed_bytes, frames_of(0, Category::temporary)));

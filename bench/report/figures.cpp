@@ -15,14 +15,14 @@ namespace thimble::report {
 
 // ---- Line and scatter plots.
 
-namespace plot_detail {
+namespace {
 
 struct SeriesStyle {
   Paint paint;
   Marker marker = Marker::circle;
 };
 
-struct Layout {
+struct PlotLayout {
   Frame frame;
   double height = 0;
   AxisTicks x, y;
@@ -82,7 +82,7 @@ struct Range {
   }
 };
 
-Layout make_layout(const Plot& plot, Medium medium) {
+PlotLayout make_layout(const Plot& plot, Medium medium) {
   Range x, y;
   for (const Series& series : plot.series) {
     for (const Point& point : series.points) {
@@ -93,7 +93,7 @@ Layout make_layout(const Plot& plot, Medium medium) {
   if (!(x.high >= x.low)) {  // an empty plot still has axes
     x = y = {1, 2};
   }
-  Layout layout;
+  PlotLayout layout;
   layout.levels = make_levels(plot.budget_bytes);
   x.high = reach(x.high, layout.levels);
   layout.styles = style_series(plot);
@@ -130,7 +130,7 @@ std::string point_text(const Plot& plot, const Series& series, const Point& poin
          (plot.x.title.empty() ? "" : plot.x.title + " ") + format_exact(point.x, plot.x.unit);
 }
 
-std::string draw(const Plot& plot, const Layout& layout, Medium medium) {
+std::string draw(const Plot& plot, const PlotLayout& layout, Medium medium) {
   Svg svg(medium, figure_width, layout.height, plot.title, plot.caption);
   draw_title(svg, plot.title);
   draw_y_axis(svg, layout.frame, layout.y, plot.y.title);
@@ -168,7 +168,7 @@ std::string draw(const Plot& plot, const Layout& layout, Medium medium) {
 
 // {"kind":"plot","frame","x":title,"series":[{"name","paint",
 //  "points":[[x px, y px, x text, y text, [[name, text] of its details,...]],...]},...]}
-std::string hover(const Plot& plot, const Layout& layout) {
+std::string hover(const Plot& plot, const PlotLayout& layout) {
   const AxisMap to_x(layout.x, layout.frame.left, layout.frame.right);
   const AxisMap to_y(layout.y, layout.frame.bottom, layout.frame.top);
   const auto rounded = [](double value) { return std::round(value * 100) / 100; };
@@ -189,28 +189,28 @@ std::string hover(const Plot& plot, const Layout& layout) {
   return data.dump();
 }
 
-}  // namespace plot_detail
+}  // namespace
 
 std::string svg_plot(const Plot& plot) {
   check(plot);
-  return plot_detail::draw(plot, plot_detail::make_layout(plot, Medium::file), Medium::file);
+  return draw(plot, make_layout(plot, Medium::file), Medium::file);
 }
 
 Figure page_figure(const Plot& plot) {
   check(plot);
-  const plot_detail::Layout layout = plot_detail::make_layout(plot, Medium::page);
-  return {plot_detail::draw(plot, layout, Medium::page), plot_detail::hover(plot, layout)};
+  const PlotLayout layout = make_layout(plot, Medium::page);
+  return {draw(plot, layout, Medium::page), hover(plot, layout)};
 }
 
 // ---- Stacked horizontal bars: labels of any length stay readable, and amounts grow to the right.
 
-namespace bars_detail {
+namespace {
 
 constexpr double bar_height = 22;
 constexpr double bar_pitch = 35;
 constexpr double widest_label = 250;
 
-struct Layout {
+struct BarsLayout {
   Frame frame;
   double height = 0;
   double room = 0;  // for amounts behind the longest bar
@@ -220,7 +220,7 @@ struct Layout {
 
 std::vector<std::string> label_lines(const Bar& bar) { return wrap_text(bar.label, small_text, widest_label, 2); }
 
-std::int64_t total(const Bar& bar) {
+std::int64_t amount_of(const Bar& bar) {
   std::int64_t sum = 0;
   for (const BarPart& part : bar.parts) sum += part.amount;
   return sum;
@@ -230,7 +230,7 @@ std::string exact_amount(std::int64_t amount, Unit unit) {
   return format_grouped(amount) + (unit == Unit::bytes ? " B" : "");
 }
 std::string text_behind(const Bars& bars, const Bar& bar) {
-  return (bars.is_exact ? exact_amount(total(bar), bars.unit) : format_bytes(total(bar))) + bar.note;
+  return (bars.is_exact ? exact_amount(amount_of(bar), bars.unit) : format_bytes(amount_of(bar))) + bar.note;
 }
 
 // The kinds of parts, where bars have several: the outermost comes first, as the eye meets it.
@@ -256,14 +256,14 @@ std::vector<LegendEntry> legend_of(const Bars& bars) {
   return legend;
 }
 
-Layout make_layout(const Bars& bars, Medium medium) {
-  Layout layout;
+BarsLayout make_layout(const Bars& bars, Medium medium) {
+  BarsLayout layout;
   double widest = 0;
   std::int64_t largest = 0;
   layout.room = 84;  // "1023.99 GiB"
   for (const Bar& bar : bars.bars) {
     for (const std::string& line : label_lines(bar)) widest = std::max(widest, text_width(line, small_text));
-    largest = std::max(largest, bar.from + total(bar));
+    largest = std::max(largest, bar.from + amount_of(bar));
     if (bars.is_exact) layout.room = std::max(layout.room, text_width(text_behind(bars, bar), small_text, true) + 8);
   }
   layout.legend = legend_of(bars);
@@ -297,7 +297,7 @@ void draw_bar(Svg& svg, const Bars& bars, const Bar& bar, const AxisMap& to_x, d
            {.size = small_text, .is_bold = true, .has_halo = true});
 }
 
-std::string draw(const Bars& bars, const Layout& layout, Medium medium) {
+std::string draw(const Bars& bars, const BarsLayout& layout, Medium medium) {
   Svg svg(medium, figure_width, layout.height, bars.title, bars.caption);
   draw_title(svg, bars.title);
   draw_x_axis(svg, layout.frame, layout.x, "", true);
@@ -318,7 +318,7 @@ std::string draw(const Bars& bars, const Layout& layout, Medium medium) {
 }
 
 // {"kind":"bars","frame","pitch","bars":[{"label","total":text,"parts":[[name, paint, text],...]},...]}
-std::string hover(const Bars& bars, const Layout& layout) {
+std::string hover(const Bars& bars, const BarsLayout& layout) {
   nlohmann::ordered_json data;
   data["kind"] = "bars";
   data["frame"] = layout.frame.corners();
@@ -330,12 +330,12 @@ std::string hover(const Bars& bars, const Layout& layout) {
     for (auto part = bar.parts.rbegin(); part != bar.parts.rend(); ++part) {
       if (part->amount > 0) parts.push_back({part->name, part->paint.name, exact(part->amount)});
     }
-    data["bars"].push_back({{"label", bar.label}, {"total", exact(total(bar))}, {"parts", parts}});
+    data["bars"].push_back({{"label", bar.label}, {"total", exact(amount_of(bar))}, {"parts", parts}});
   }
   return data.dump();
 }
 
-}  // namespace bars_detail
+}  // namespace
 
 Bar category_bar(const std::string& label, const CategoryBytes& bytes) {
   Bar bar{label, {}};
@@ -360,20 +360,20 @@ std::vector<Bar> stair(const std::vector<BarPart>& parts, const std::vector<std:
 
 std::string svg_bars(const Bars& bars) {
   check(bars);
-  return bars_detail::draw(bars, bars_detail::make_layout(bars, Medium::file), Medium::file);
+  return draw(bars, make_layout(bars, Medium::file), Medium::file);
 }
 
 Figure page_figure(const Bars& bars) {
   check(bars);
-  const bars_detail::Layout layout = bars_detail::make_layout(bars, Medium::page);
-  return {bars_detail::draw(bars, layout, Medium::page), bars_detail::hover(bars, layout)};
+  const BarsLayout layout = make_layout(bars, Medium::page);
+  return {draw(bars, layout, Medium::page), hover(bars, layout)};
 }
 
 // ---- Stacked area over the events of a step.
 
-namespace timeline_detail {
+namespace {
 
-struct Layout {
+struct TimelineLayout {
   Frame frame;
   double height = 0;
   AxisTicks x, y;
@@ -399,8 +399,8 @@ std::vector<std::size_t> highest_of_stretches(const std::vector<Event>& events, 
   return highest;
 }
 
-Layout make_layout(const Timeline& timeline, Medium medium) {
-  Layout layout;
+TimelineLayout make_layout(const Timeline& timeline, Medium medium) {
+  TimelineLayout layout;
   layout.peak = peak_event(timeline);
   layout.levels = make_levels(timeline.budget_bytes, timeline.bounds);
   layout.categories = categories_with([&](std::size_t category) {
@@ -438,7 +438,7 @@ void begin_group_at(Svg& svg, double time) { svg.begin_group("data-time=\"" + co
 
 // The outline of the lowest `depth` categories together. Each layer is drawn down to the axis with the next one on top
 // of it, so that no light shows between neighbours.
-SvgPath outline(const Layout& layout, const Timeline& timeline, std::size_t depth) {
+SvgPath outline(const TimelineLayout& layout, const Timeline& timeline, std::size_t depth) {
   const AxisMap to_y(layout.y, layout.frame.bottom, layout.frame.top);
   SvgPath path;
   path.move(0, layout.frame.bottom);
@@ -457,7 +457,7 @@ SvgPath outline(const Layout& layout, const Timeline& timeline, std::size_t dept
   return path;
 }
 
-void draw_peak(Svg& svg, const Layout& layout, const Timeline& timeline) {
+void draw_peak(Svg& svg, const TimelineLayout& layout, const Timeline& timeline) {
   const Event& peak = timeline.events[layout.peak];
   const std::int64_t bytes = total(peak.bytes);
   const double time = static_cast<double>(layout.peak) + 0.5;
@@ -481,7 +481,7 @@ void draw_peak(Svg& svg, const Layout& layout, const Timeline& timeline) {
   svg.end();
 }
 
-std::string draw(const Timeline& timeline, const Layout& layout, Medium medium) {
+std::string draw(const Timeline& timeline, const TimelineLayout& layout, Medium medium) {
   Svg svg(medium, figure_width, layout.height, timeline.title, timeline.caption);
   draw_title(svg, timeline.title);
   draw_y_axis(svg, layout.frame, layout.y, "live bytes");
@@ -501,7 +501,7 @@ std::string draw(const Timeline& timeline, const Layout& layout, Medium medium) 
 //  "before": begins_before,"categories":[[label, paint],...], outermost first,
 //  "paths":[...], and one entry per event told of: "event":[...],"path":[index into paths,...],
 //  "bytes":[[per category],...]} with "event" and "bytes" as differences to the entry before, which are mostly short.
-std::string hover(const Timeline& timeline, const Layout& layout) {
+std::string hover(const Timeline& timeline, const TimelineLayout& layout) {
   const std::vector<std::size_t> told = highest_of_stretches(timeline.events, hover_events_max);
   nlohmann::ordered_json data;
   data["kind"] = "timeline";
@@ -537,7 +537,7 @@ std::string hover(const Timeline& timeline, const Layout& layout) {
   return data.dump();
 }
 
-}  // namespace timeline_detail
+}  // namespace
 
 std::size_t peak_event(const Timeline& timeline) noexcept {
   std::size_t peak = 0;
@@ -549,13 +549,13 @@ std::size_t peak_event(const Timeline& timeline) noexcept {
 
 std::string svg_stacked_area(const Timeline& timeline) {
   check(timeline);
-  return timeline_detail::draw(timeline, timeline_detail::make_layout(timeline, Medium::file), Medium::file);
+  return draw(timeline, make_layout(timeline, Medium::file), Medium::file);
 }
 
 Figure page_figure(const Timeline& timeline) {
   check(timeline);
-  const timeline_detail::Layout layout = timeline_detail::make_layout(timeline, Medium::page);
-  return {timeline_detail::draw(timeline, layout, Medium::page), timeline_detail::hover(timeline, layout)};
+  const TimelineLayout layout = make_layout(timeline, Medium::page);
+  return {draw(timeline, layout, Medium::page), hover(timeline, layout)};
 }
 
 }  // namespace thimble::report

@@ -26,15 +26,14 @@ namespace thimble::report {
 /// is 0), predicted - theory with its named terms, further columns. Columns without any value are left out.
 std::string html_table(const Experiment& experiment);
 
-namespace html_detail {
+namespace {
 
-constexpr const char* check_mark = "\xE2\x9C\x93";
-constexpr const char* dash = "<span class=\"muted\">\xE2\x80\x93</span>";
+constexpr const char* muted_dash = "<span class=\"muted\">\xE2\x80\x93</span>";
 
 std::string number_cell(const std::string& content) { return "<td class=\"n\">" + content + "</td>"; }
 
-std::string byte_cell(const std::optional<std::int64_t>& bytes) {
-  return bytes ? report::byte_cell(*bytes) : number_cell(dash);
+std::string byte_cell_or_dash(const std::optional<std::int64_t>& bytes) {
+  return bytes ? byte_cell(*bytes) : number_cell(muted_dash);
 }
 
 // Whether there is something to tell between theory and prediction.
@@ -44,7 +43,7 @@ bool has_terms(const Row& row) {
 }
 
 std::string setting_cell(const Setting* setting, bool is_number) {
-  const std::string content = setting == nullptr ? dash : escape_markup(display_setting(*setting));
+  const std::string content = setting == nullptr ? muted_dash : escape_markup(display_setting(*setting));
   return is_number ? number_cell(content) : "<td>" + content + "</td>";
 }
 
@@ -72,13 +71,13 @@ std::string match_cell(const Row& row) {
     case Match::unknown:
       break;
   }
-  return number_cell(dash);
+  return number_cell(muted_dash);
 }
 
 // predicted - theory; `terms_row` lists its terms.
 std::string remainder_cell(const Row& row) {
   const auto unnamed = unnamed_bytes(row);
-  if (!unnamed) return number_cell(dash);
+  if (!unnamed) return number_cell(muted_dash);
   const std::int64_t difference = *row.predicted_bytes - *row.theory_bytes;
   if (!has_terms(row)) return number_cell(std::string("<span class=\"good\">") + check_mark + " equal</span>");
   const std::string mark = *unnamed == 0 ? std::string("<span class=\"good\">") + check_mark + "</span>"
@@ -380,7 +379,7 @@ std::string facts(const Environment& environment) {
   return html + "</table></div></section>\n";
 }
 
-}  // namespace html_detail
+}  // namespace
 
 std::string signed_bytes(std::int64_t difference) {
   std::string digits = format_grouped(difference);
@@ -389,7 +388,6 @@ std::string signed_bytes(std::int64_t difference) {
 }
 
 std::string html_table(const Experiment& experiment) {
-  using namespace html_detail;
   std::vector<std::string> keys;
   std::string constants;
   for (const std::string& key : config_keys(experiment)) {
@@ -420,24 +418,27 @@ std::string html_table(const Experiment& experiment) {
     };
     add(escape_markup(key), Place::row, cell, is_right_aligned);
   }
-  if (has_theory) add("theory", Place::row, [](const Row& row) { return byte_cell(row.theory_bytes); });
-  if (has_predicted) add("predicted", Place::row, [](const Row& row) { return byte_cell(row.predicted_bytes); });
-  if (has_measured) add("measured", Place::row, [](const Row& row) { return byte_cell(row.measured_bytes); });
+  if (has_theory) add("theory", Place::row, [](const Row& row) { return byte_cell_or_dash(row.theory_bytes); });
+  if (has_predicted)
+    add("predicted", Place::row, [](const Row& row) { return byte_cell_or_dash(row.predicted_bytes); });
+  if (has_measured) add("measured", Place::row, [](const Row& row) { return byte_cell_or_dash(row.measured_bytes); });
   if (counts.compared > 0) add("measured<br>\xE2\x88\x92 predicted", Place::row, match_cell);
   if (counts.with_theory > 0) add("predicted<br>\xE2\x88\x92 theory", Place::row, remainder_cell);
   for (const Column& column : experiment.columns) {
     add(escape_markup(column.title), Place::either, [&column](const Row& row) {
       const auto value = find_number(row, column.name);
-      return number_cell(value ? escape_markup(format_quantity(*value, column.unit, column.decimals)) : dash);
+      return number_cell(value ? escape_markup(format_quantity(*value, column.unit, column.decimals)) : muted_dash);
     });
   }
   if (has_process || says_why) {
     add("process", Place::either, [](const Row& row) {
       const std::string why = process_absence(row);
-      return why.empty() ? byte_cell(row.process_peak_bytes) : number_cell(dash + (" " + escape_markup(why)));
+      return why.empty() ? byte_cell_or_dash(row.process_peak_bytes)
+                         : number_cell(muted_dash + (" " + escape_markup(why)));
     });
   }
-  if (has_process) add("promised", Place::either, [](const Row& row) { return byte_cell(row.process_promise_bytes); });
+  if (has_process)
+    add("promised", Place::either, [](const Row& row) { return byte_cell_or_dash(row.process_promise_bytes); });
   const std::vector<TableColumn> below = take_what_is_too_wide(columns, experiment.rows);
 
   std::string html = constants + "<div class=\"scroll\"><table class=\"rows\"><thead><tr>";
@@ -455,7 +456,6 @@ std::string html_table(const Experiment& experiment) {
 }
 
 std::string write_html(const Report& report) {
-  using namespace html_detail;
   check(report);
   std::string html = begin_page(escape_markup(report.title)) + navigation(report);
   html += "<main>\n<header>" + dateline(report.environment) + "<h1>" + escape_markup(report.title) + "</h1>\n" +

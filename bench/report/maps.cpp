@@ -7,7 +7,7 @@
 #include <thimble/bench/report/text.h>
 
 namespace thimble::report {
-namespace maps_detail {
+namespace {
 
 // Rectangles of one paint, in event times across and px upwards.
 struct Boxes {
@@ -21,10 +21,9 @@ SvgPath& boxes_of(std::vector<Boxes>& all, const Paint& paint) {
   return all.emplace_back(Boxes{paint, {}}).path;
 }
 
-}  // namespace maps_detail
+}  // namespace
 
 void draw_map(Svg& svg, const Frame& frame, const AxisTicks& x, const AxisTicks& y, const AddressMap& map) {
-  using namespace maps_detail;
   const AxisMap to_x(x, frame.left, frame.right), to_y(y, frame.bottom, frame.top);
   const double pixel = x.high / frame.width();  // in event times
   std::vector<Boxes> boxes;

@@ -3,7 +3,7 @@
 #include <utility>
 
 namespace thimble::report {
-namespace palette_detail {
+namespace {
 
 struct CategoryStyle {
   Paint paint;
@@ -35,20 +35,18 @@ std::string declarations(std::string_view Paint::*scheme) {
   return css;
 }
 
-}  // namespace palette_detail
+}  // namespace
 
-const Paint& paint_of(Category category) noexcept {
-  return palette_detail::category_styles[static_cast<std::size_t>(category)].paint;
-}
+const Paint& paint_of(Category category) noexcept { return category_styles[static_cast<std::size_t>(category)].paint; }
 
 std::string_view label_of(Category category) noexcept {
-  return palette_detail::category_styles[static_cast<std::size_t>(category)].label;
+  return category_styles[static_cast<std::size_t>(category)].label;
 }
 
 std::string palette_css() {
-  std::string css = ":root{color-scheme:light dark;" + palette_detail::declarations(&Paint::light) + "}\n";
-  css += "@media screen and (prefers-color-scheme:dark){:root{" + palette_detail::declarations(&Paint::dark) + "}}\n";
-  palette_detail::for_each_paint([&](const Paint& paint) {
+  std::string css = ":root{color-scheme:light dark;" + declarations(&Paint::light) + "}\n";
+  css += "@media screen and (prefers-color-scheme:dark){:root{" + declarations(&Paint::dark) + "}}\n";
+  for_each_paint([&](const Paint& paint) {
     for (const auto& [prefix, property] : {std::pair<const char*, const char*>{"f", "fill"}, {"s", "stroke"}}) {
       css.append(".").append(prefix).append("-").append(paint.name).append("{").append(property);
       css.append(":var(--").append(paint.name).append(")}\n");

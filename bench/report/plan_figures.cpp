@@ -22,7 +22,7 @@ namespace thimble::report {
 
 // ---- The events of a plan's steps: live bytes, and blocks at their addresses.
 
-namespace plan_map_detail {
+namespace {
 
 using bench::StepTrace;
 using nlohmann::ordered_json;
@@ -68,7 +68,7 @@ double scale_of(const bench::PlanView& view, std::size_t highest) {
 }
 
 // The pictures stand below one another, at one scale for all steps of the view.
-struct Layout {
+struct MapLayout {
   Frame frame;
   AxisTicks x, y;
   std::vector<Category> categories;  // of all blocks, in stacking order
@@ -85,8 +85,8 @@ std::vector<LegendEntry> legend_of(const std::vector<Category>& categories, cons
   return legend;
 }
 
-Layout make_layout(const bench::PlanView& view, const StepTrace& step) {
-  Layout layout;
+MapLayout make_layout(const bench::PlanView& view, const StepTrace& step) {
+  MapLayout layout;
   std::set<Category> shown;
   std::size_t highest = 0;
   for (const StepTrace& one : view.steps) {
@@ -106,7 +106,7 @@ Layout make_layout(const bench::PlanView& view, const StepTrace& step) {
   return layout;
 }
 
-std::string draw(const Layout& layout, const AddressMap& map, const std::vector<Category>& named) {
+std::string draw(const MapLayout& layout, const AddressMap& map, const std::vector<Category>& named) {
   Svg svg(Medium::page, figure_width, layout.frame.bottom + 56, map.name, "addresses of blocks over a step's events");
   draw_y_axis(svg, layout.frame, layout.y, "addresses, from the arena's base");
   draw_map(svg, layout.frame, layout.x, layout.y, map);
@@ -118,7 +118,7 @@ std::string draw(const Layout& layout, const AddressMap& map, const std::vector<
 // {"kind":"map","frame","high": bytes at the frame's top,"count": event times, 0 to that,"step",
 //  "categories":[[label, paint],...] by number,"paths":[...],"blocks":{"lower","upper","bytes","category","path"},
 //  "relabels":[[block, event time, category],...],"offsets":[[of each block] per picture]}
-std::string hover(const StepTrace& step, const Layout& layout) {
+std::string hover(const StepTrace& step, const MapLayout& layout) {
   const std::vector<memory::Trace::Lifetime> blocks = lifetimes(step.events);
   const std::vector<std::uint64_t> ids = mapped(step, blocks);
   std::map<std::uint64_t, std::size_t> index;
@@ -160,7 +160,7 @@ std::string hover(const StepTrace& step, const Layout& layout) {
   return data.dump();
 }
 
-}  // namespace plan_map_detail
+}  // namespace
 
 Timeline step_timeline(const bench::PlanView& view, const bench::StepTrace& step) {
   const bool is_planned = &step == &view.planned();
@@ -169,13 +169,13 @@ Timeline step_timeline(const bench::PlanView& view, const bench::StepTrace& step
   line.caption = "live bytes by category over the events of the step";
   line.step = step.name;
   line.begins_before = true;
-  line.budget_bytes = plan_map_detail::budget_of(view);
+  line.budget_bytes = budget_of(view);
   const std::size_t load =
       is_planned ? view.report.plan.lower_bound_bytes : view.report.planner->keep_everything().lower_bound_bytes;
-  line.bounds = plan_map_detail::bounds_of(view, step, "lower bound", load);
+  line.bounds = bounds_of(view, step, "lower bound", load);
   std::size_t highest = 0;
   for (const bench::StepTrace& one : view.steps) highest = std::max(highest, one.live_peak_bytes);
-  line.scale_bytes = std::llround(plan_map_detail::scale_of(view, highest));
+  line.scale_bytes = std::llround(scale_of(view, highest));
   const std::vector<thimble::CategoryBytes> states = timeline(step.events);
   line.events.push_back({step.before == 0 ? CategoryBytes{} : report_bytes(states[step.before - 1]), ""});
   for (std::size_t i = step.before; i < states.size(); ++i) {
@@ -185,7 +185,6 @@ Timeline step_timeline(const bench::PlanView& view, const bench::StepTrace& step
 }
 
 AddressMap step_blocks(const bench::StepTrace& step, const bench::StepLayout& layout, const std::string& name) {
-  using namespace plan_map_detail;
   AddressMap map{name, {}, {}};
   const std::vector<memory::Trace::Lifetime> blocks = lifetimes(step.events);
   std::map<std::uint64_t, std::size_t> index;
@@ -208,8 +207,7 @@ AddressMap step_blocks(const bench::StepTrace& step, const bench::StepLayout& la
 }
 
 Figure step_map(const bench::PlanView& view, const bench::StepTrace& step) {
-  using namespace plan_map_detail;
-  const Layout layout = make_layout(view, step);
+  const MapLayout layout = make_layout(view, step);
   // The second picture has the colours of the first.
   const auto picture = [&](const bench::StepLayout& placed, const std::string& title, const std::string& remark,
                            const std::vector<Category>& named) {
@@ -228,7 +226,7 @@ Figure step_map(const bench::PlanView& view, const bench::StepTrace& step) {
 
 LeftOut left_out_of_map(const bench::StepTrace& step) {
   const std::vector<memory::Trace::Lifetime> blocks = lifetimes(step.events);
-  const std::vector<std::uint64_t> ids = plan_map_detail::mapped(step, blocks);
+  const std::vector<std::uint64_t> ids = mapped(step, blocks);
   LeftOut left{blocks.size() - ids.size(), 0};
   std::vector<bool> is_mapped(blocks.size());
   for (const std::uint64_t id : ids) is_mapped[id] = true;
@@ -240,7 +238,7 @@ LeftOut left_out_of_map(const bench::StepTrace& step) {
 
 // ---- The fate of each operator's result in a plan, and the plan among the other plans.
 
-namespace plan_schedule_detail {
+namespace {
 
 /// What becomes of a node's result and extras: "fate" of the page.
 enum class Shown : std::uint8_t { kept, result_kept, saved_kept, dropped, not_needed };
@@ -324,7 +322,7 @@ constexpr std::array<FateStyle, 5> fate_styles = {
 
 constexpr double strip_top = 12, strip_height = 10, row_height = 13;  // below the frame: fates, then a row per depth
 
-struct Layout {
+struct ScheduleLayout {
   Frame frame;
   double bottom = 0;  // of the last row below the frame
   AxisTicks y;
@@ -332,8 +330,8 @@ struct Layout {
   double column = 0;  // px per node
 };
 
-Layout make_layout(const models::PlanReport& report, const Nodes& nodes) {
-  Layout layout;
+ScheduleLayout make_layout(const models::PlanReport& report, const Nodes& nodes) {
+  ScheduleLayout layout;
   std::size_t most = 1;
   int depths = 0;
   for (const NodeBytes& node : nodes.bytes) most = std::max(most, node.made);
@@ -352,13 +350,14 @@ Layout make_layout(const models::PlanReport& report, const Nodes& nodes) {
 }
 
 // From node `first` to `end`, with a gap between neighbours where there is room for one.
-void add_box(SvgPath& path, const Layout& layout, std::size_t first, std::size_t end, double top, double bottom) {
+void add_box(SvgPath& path, const ScheduleLayout& layout, std::size_t first, std::size_t end, double top,
+             double bottom) {
   const double left = layout.frame.left + layout.column * static_cast<double>(first);
   const double right = layout.frame.left + layout.column * static_cast<double>(end);
   path.move(left, bottom).vertical(top).horizontal(right - (right - left > 4 ? 1 : 0)).vertical(bottom).close();
 }
 
-std::string draw(const models::PlanReport& report, const Nodes& nodes, const Layout& layout) {
+std::string draw(const models::PlanReport& report, const Nodes& nodes, const ScheduleLayout& layout) {
   const std::string count = format_grouped(nodes.bytes.size());
   Svg svg(Medium::page, figure_width, layout.bottom + 28, "The schedule",
           "bytes kept and dropped of " + count + " operators");
@@ -396,7 +395,7 @@ std::string draw(const models::PlanReport& report, const Nodes& nodes, const Lay
 
 // {"kind":"schedule","frame","names":[...],"paths":[...],"fates":[[paint, label],...] by number,"segments":[{"first",
 //  "end","depth","kept","dropped","path"},...], and one entry per node of "name","path","made","kept","fate","segment"}
-std::string hover(const models::PlanReport& report, const Nodes& nodes, const Layout& layout) {
+std::string hover(const models::PlanReport& report, const Nodes& nodes, const ScheduleLayout& layout) {
   using nlohmann::ordered_json;
   ordered_json data, fates = ordered_json::array(), segments = ordered_json::array();
   for (const FateStyle& style : fate_styles) fates.push_back({style.look.fill.name, style.label});
@@ -444,17 +443,15 @@ Point point_of(const nn::Plan& plan) {
            {"segments", segments == 0 ? "none: all is kept" : std::to_string(segments)}}};
 }
 
-}  // namespace plan_schedule_detail
+}  // namespace
 
 Figure schedule_figure(const bench::PlanView& view) {
-  using namespace plan_schedule_detail;
   const Nodes nodes = nodes_of(view.report);
-  const Layout layout = make_layout(view.report, nodes);
+  const ScheduleLayout layout = make_layout(view.report, nodes);
   return {draw(view.report, nodes, layout), hover(view.report, nodes, layout)};
 }
 
 Plot plans_plot(const bench::PlanView& view) {
-  using plan_schedule_detail::point_of;
   Plot plot;
   plot.name = "plans";
   plot.title = "What a budget costs";

@@ -19,7 +19,7 @@
 
 namespace thimble::bench {
 
-namespace step_trace_detail {
+namespace {
 
 /// Events [first, end) of a run.
 struct Window {
@@ -147,10 +147,9 @@ StepLayout layout_of(const Replay& replay, const std::vector<std::uint64_t>& ids
   return layout;
 }
 
-}  // namespace step_trace_detail
+}  // namespace
 
 StepTrace trace_step(const std::string& name, memory::Device device, const nn::MakeRun& make, const nn::Plan& plan) {
-  using namespace step_trace_detail;
   const nn::MakeRun planned = [&](memory::Device on) {
     std::unique_ptr<nn::TrainingRun> run = make(on);
     plan.apply(run->options(), on);
@@ -194,7 +193,7 @@ std::string techniques_in_words(const models::PlanReport& report) {
 }  // namespace thimble::bench
 
 namespace thimble::report {
-namespace plan_page_detail {
+namespace {
 
 std::string in_words(std::size_t bytes) { return format_bytes(bytes) + " (" + format_grouped(bytes) + " bytes)"; }
 
@@ -301,7 +300,7 @@ std::string plan_figures(const bench::PlanView& view) {
 
 // ---- Exact figures ----
 
-std::string row(const std::string& name, const std::vector<std::size_t>& values) {
+std::string table_row(const std::string& name, const std::vector<std::size_t>& values) {
   std::string html = "<tr><th scope=\"row\">" + name + "</th>";
   for (const std::size_t bytes : values) html += byte_cell(static_cast<std::int64_t>(bytes));
   return html + "</tr>\n";
@@ -317,7 +316,7 @@ std::string exact_figures(const bench::PlanView& view) {
   const auto add = [&](const std::string& name, auto&& value) {
     std::vector<std::size_t> values;
     for (const bench::StepTrace& step : view.steps) values.push_back(value(step));
-    html += row(name, values);
+    html += table_row(name, values);
   };
   using bench::StepTrace;
   add("largest sum of live bytes in a steady step", [](const StepTrace& s) { return s.live_peak_bytes; });
@@ -331,10 +330,9 @@ std::string exact_figures(const bench::PlanView& view) {
   return html + "</tr>\n</tbody></table></div></section>\n";
 }
 
-}  // namespace plan_page_detail
+}  // namespace
 
 std::string write_plan_page(const bench::PlanView& view) {
-  using namespace plan_page_detail;
   const std::string title = escape_markup(title_of(view));
   std::string html = begin_page(title + ": a plan", "plan") + "<main>\n<header>";
   html += "<p class=\"kicker\">Thimble " THIMBLE_VERSION " \xC2\xB7 plan</p><h1>" + title + "</h1>\n" + headline(view) +
@@ -348,7 +346,7 @@ std::string write_plan_page(const bench::PlanView& view) {
 }  // namespace thimble::report
 
 namespace thimble::bench {
-namespace plan_page_detail {
+namespace {
 
 std::optional<std::int64_t> theory_bytes(const models::Setup& setup) {
   // The textbooks have one dtype, and attention to all tokens.
@@ -365,7 +363,7 @@ std::optional<std::int64_t> theory_bytes(const models::Setup& setup) {
   return models::make_theory(setup.model, textbook, setup.dtype).held_bytes(moments, setup.batch);
 }
 
-}  // namespace plan_page_detail
+}  // namespace
 
 PlanView see_plan(const models::PlanOptions& options, const models::PlanReport& report) {
   PlanView view{report.setup, report, {}, {}, {}};
@@ -377,7 +375,7 @@ PlanView see_plan(const models::PlanOptions& options, const models::PlanReport& 
   const nn::MakeRun& make = report.run;
   view.plans = report.planner->plans();
   for (nn::Plan& plan : view.plans) plan.time_overhead = plan.step_s / report.plain_step_s - 1;
-  view.theory_bytes = plan_page_detail::theory_bytes(view.setup);
+  view.theory_bytes = theory_bytes(view.setup);
   if (report.plan.tape) view.steps.push_back(trace_step("keep everything", options.device, make));
   view.steps.push_back(trace_step(report.plan.tape ? "planned" : "keep everything", options.device, make, report.plan));
   return view;

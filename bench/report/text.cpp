@@ -8,7 +8,7 @@
 #include <thimble/memory/units.h>
 
 namespace thimble::report {
-namespace text_detail {
+namespace {
 
 bool starts_code_point(char c) noexcept { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }
 
@@ -24,7 +24,7 @@ double advance(char c) noexcept {
   return 0.615;
 }
 
-}  // namespace text_detail
+}  // namespace
 
 std::string format_fixed(double value, int decimals) {
   if (!std::isfinite(value)) return format_real(value);
@@ -148,13 +148,13 @@ std::string escape_except_simple_tags(std::string_view text) {
 
 std::size_t display_width(std::string_view text) noexcept {
   std::size_t width = 0;
-  for (const char c : text) width += text_detail::starts_code_point(c) ? 1 : 0;
+  for (const char c : text) width += starts_code_point(c) ? 1 : 0;
   return width;
 }
 
 double text_width(std::string_view text, double size, bool is_bold) noexcept {
   double width = 0;
-  for (const char c : text) width += text_detail::advance(c);
+  for (const char c : text) width += advance(c);
   return width * size * (is_bold ? 1.13 : 1.0);
 }
 
@@ -163,7 +163,7 @@ std::string fit_text(const std::string& text, double size, double width, bool is
   std::string result = text;
   while (!result.empty() && text_width(result, size, is_bold) + size > width) {
     do {
-      const bool was_start = text_detail::starts_code_point(result.back());
+      const bool was_start = starts_code_point(result.back());
       result.pop_back();
       if (was_start) break;
     } while (!result.empty());

@@ -10,6 +10,8 @@
 
 namespace thimble::report {
 
+inline constexpr const char* check_mark = "\xE2\x9C\x93";
+
 /// `decimals` digits after the point, digits before it in groups of three: "1,234.50".
 std::string format_fixed(double value, int decimals);
 /// "+1,024", "-1,024", "0", with a true minus sign.

@@ -16,9 +16,8 @@
 
 namespace thimble::report {
 
-namespace table_detail {
+namespace {
 
-constexpr const char* check_mark = "\xE2\x9C\x93";
 constexpr const char* dash = "\xE2\x80\x93";
 
 struct Cells {
@@ -66,7 +65,7 @@ class Table {
   std::vector<Cells> columns_;
 };
 
-std::string byte_cell(const std::optional<std::int64_t>& bytes) {
+std::string bytes_text(const std::optional<std::int64_t>& bytes) {
   return bytes ? format_bytes(*bytes) + " (" + format_grouped(*bytes) + ")" : "";
 }
 
@@ -112,14 +111,13 @@ Cells row_cells(const Experiment& experiment, std::string heading, ToCell to_cel
   return cells;
 }
 
-}  // namespace table_detail
+}  // namespace
 
 std::string to_table(const Experiment& experiment) {
-  using namespace table_detail;
   Table table;
   for (const std::string& key : config_keys(experiment)) table.add(setting_cells(experiment, key));
   const auto bytes_of = [](std::optional<std::int64_t> Row::*member) {
-    return [member](const Row& row) { return byte_cell(row.*member); };
+    return [member](const Row& row) { return bytes_text(row.*member); };
   };
   table.add(row_cells(experiment, "theory", bytes_of(&Row::theory_bytes)));
   table.add(row_cells(experiment, "predicted", bytes_of(&Row::predicted_bytes)));
@@ -127,7 +125,7 @@ std::string to_table(const Experiment& experiment) {
   table.add(row_cells(experiment, check_mark, mark_cell));
   table.add(row_cells(experiment, "process", [](const Row& row) {
     const std::string why = process_absence(row);
-    return why.empty() ? byte_cell(row.process_peak_bytes) : std::string(dash) + " " + why;
+    return why.empty() ? bytes_text(row.process_peak_bytes) : std::string(dash) + " " + why;
   }));
   table.add(row_cells(experiment, "promised", bytes_of(&Row::process_promise_bytes)));
   for (const Column& column : experiment.columns) {
@@ -139,7 +137,7 @@ std::string to_table(const Experiment& experiment) {
   return table.text(experiment.rows.size());
 }
 
-namespace writers_detail {
+namespace {
 
 using nlohmann::ordered_json;
 
@@ -235,10 +233,9 @@ ordered_json environment_json(const Environment& environment) {
   return json;
 }
 
-}  // namespace writers_detail
+}  // namespace
 
 std::string write_csv(const Experiment& experiment) {
-  using namespace writers_detail;
   check(experiment);
   std::vector<std::string> heading = config_keys(experiment);
   heading.insert(heading.end(),
@@ -251,7 +248,6 @@ std::string write_csv(const Experiment& experiment) {
 }
 
 std::string write_json(const Report& report) {
-  using namespace writers_detail;
   check(report);
   ordered_json json;
   json["title"] = report.title;

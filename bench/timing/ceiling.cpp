@@ -10,7 +10,7 @@
 #include <thimble/core/threads/parallel.h>
 
 namespace thimble::bench {
-namespace ceiling_detail {
+namespace {
 
 // Two units with a latency of four cycles want eight chains, a multiplication and an addition apart on three ports
 // eleven; twelve and two constants are within the sixteen registers of SSE and AVX2.
@@ -88,25 +88,25 @@ void check_threads(const char* name, int threads) {
                    std::to_string(thread_count()));
 }
 
-}  // namespace ceiling_detail
+}  // namespace
 
 double fma_chains(kernels::Isa isa, std::int64_t rounds, float factor, float addend) {
-  ceiling_detail::check_isa("fma_chains", isa);
+  check_isa("fma_chains", isa);
   double sum = 0;
   kernels::with_target(isa, [&]<kernels::Isa target>() {
-    using Body = ceiling_detail::Chains<target>;
+    using Body = Chains<target>;
     kernels::compiled_for<target, Body, std::int64_t, float, float, double*>(rounds, factor, addend, &sum);
   });
   return sum;
 }
 
 double ceiling_gflops(kernels::Isa isa, int threads, double seconds) {
-  ceiling_detail::check_threads("ceiling_gflops", threads);
+  check_threads("ceiling_gflops", threads);
   const double start = fma_chains(isa, 0, 1, 1);
   std::vector<double> multiply_adds(static_cast<std::size_t>(threads));  // as the loops have counted them
   const double ms = best_ms(seconds, threads, [&] {
     parallel_threads(threads, [&](int thread) {
-      multiply_adds[static_cast<std::size_t>(thread)] = fma_chains(isa, ceiling_detail::run_rounds, 1, 1) - start;
+      multiply_adds[static_cast<std::size_t>(thread)] = fma_chains(isa, run_rounds, 1, 1) - start;
     });
   });
   double all = 0;
@@ -115,17 +115,17 @@ double ceiling_gflops(kernels::Isa isa, int threads, double seconds) {
 }
 
 void triad(kernels::Isa isa, float* a, const float* b, const float* c, float factor, std::int64_t n, bool streams) {
-  ceiling_detail::check_isa("triad", isa);
+  check_isa("triad", isa);
 #if defined(__x86_64__)
-  if (isa == kernels::Isa::avx512) return ceiling_detail::triad_avx512(a, b, c, factor, n, streams);
-  if (isa == kernels::Isa::avx2) return ceiling_detail::triad_avx2(a, b, c, factor, n, streams);
+  if (isa == kernels::Isa::avx512) return triad_avx512(a, b, c, factor, n, streams);
+  if (isa == kernels::Isa::avx2) return triad_avx2(a, b, c, factor, n, streams);
 #endif
   for (std::int64_t i = 0; i < n; ++i) a[i] = b[i] + factor * c[i];
 }
 
 double memory_gbs(kernels::Isa isa, int threads, std::int64_t n, double seconds) {
-  ceiling_detail::check_isa("memory_gbs", isa);
-  ceiling_detail::check_threads("memory_gbs", threads);
+  check_isa("memory_gbs", isa);
+  check_threads("memory_gbs", threads);
   if (n <= 0) throw ValueError("memory_gbs: " + std::to_string(n) + " elements; at least 1 is needed");
   const std::int64_t part = (n + 16 * threads - 1) / (16 * threads) * 16;
   const auto bytes = static_cast<std::size_t>(part * threads) * sizeof(float);
@@ -143,16 +143,16 @@ double memory_gbs(kernels::Isa isa, int threads, std::int64_t n, double seconds)
 }
 
 float read_sum(kernels::Isa isa, const float* x, std::int64_t n) {
-  ceiling_detail::check_isa("read_sum", isa);
+  check_isa("read_sum", isa);
   if (n % 128 != 0) throw ValueError("read_sum: " + std::to_string(n) + " elements; expected multiples of 128");
   float sum = 0;
   kernels::with_target(isa, [&]<kernels::Isa target>() {
-    kernels::compiled_for<target, ceiling_detail::ReadSum<target>, const float*, std::int64_t, float*>(x, n, &sum);
+    kernels::compiled_for<target, ReadSum<target>, const float*, std::int64_t, float*>(x, n, &sum);
   });
   return sum;
 }
 
-namespace step_profile_detail {
+namespace {
 
 double bytes_of(const TapeGraph& graph, std::uint32_t value) {
   if (value == TapeGraph::none) return 0;
@@ -177,7 +177,7 @@ double backward_bytes(const TapeGraph& graph, const TapeGraph::Node& node) {
   return bytes;
 }
 
-}  // namespace step_profile_detail
+}  // namespace
 
 double multiply_adds(const TapeGraph::Node& node) {
   const bool is_attention = std::string_view(node.type->name).ends_with("attention");
@@ -205,8 +205,8 @@ std::vector<OperatorTime> operator_times(const TapeGraph& graph, const TapeTimes
     time.forward_s += times.forward[n];
     time.recompute_s += times.recompute[n];
     time.backward_s += times.backward[n];
-    time.forward_bytes += step_profile_detail::forward_bytes(graph, node);
-    time.backward_bytes += step_profile_detail::backward_bytes(graph, node);
+    time.forward_bytes += forward_bytes(graph, node);
+    time.backward_bytes += backward_bytes(graph, node);
     time.multiply_adds += multiply_adds(node);
   }
   std::vector<OperatorTime> list;

@@ -17,7 +17,7 @@
 #include <thimble/memory/process/process.h>
 
 namespace thimble::bench {
-namespace processor_time_detail {
+namespace {
 
 constexpr int warm_up = 2;  // the first steps make the state and take pages for the first time
 
@@ -49,14 +49,13 @@ struct Lanes {
   }
 };
 
-}  // namespace processor_time_detail
+}  // namespace
 
 OneThread::OneThread() : before_(thread_count()) { set_thread_count(1); }
 
 OneThread::~OneThread() { set_thread_count(before_); }
 
 std::vector<double> step_processor_ms(memory::Device device, const std::vector<nn::MakeRun>& makes, int rounds) {
-  using namespace processor_time_detail;
   if (rounds < 1) {
     throw ValueError("step_processor_ms: " + std::to_string(rounds) + " rounds; expected at least 1");
   }
@@ -91,7 +90,7 @@ double clock_ms(int threads) {
 
 Lines lines(std::size_t bytes) { return Lines((bytes + sizeof(Line) - 1) / sizeof(Line)); }
 
-namespace transfers_detail {
+namespace {
 
 using Json = nlohmann::ordered_json;
 
@@ -129,7 +128,7 @@ void add_rank(Json& events, std::size_t rank, const RankTransfers& transfers) {
   }
 }
 
-}  // namespace transfers_detail
+}  // namespace
 
 double shared_moment(dist::Communicator& ranks) {
   ranks.barrier();
@@ -166,9 +165,9 @@ Overlap overlap_of(std::span<const dist::TransferTimes> transfers) {
 }
 
 std::string write_transfers(std::span<const RankTransfers> ranks) {
-  transfers_detail::Json events = transfers_detail::Json::array();
-  for (std::size_t r = 0; r < ranks.size(); ++r) transfers_detail::add_rank(events, r, ranks[r]);
-  return transfers_detail::Json{{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}}.dump() + "\n";
+  Json events = Json::array();
+  for (std::size_t r = 0; r < ranks.size(); ++r) add_rank(events, r, ranks[r]);
+  return Json{{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}}.dump() + "\n";
 }
 
 }  // namespace thimble::bench
