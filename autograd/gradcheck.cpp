@@ -7,7 +7,7 @@
 #include <thimble/core/ops/copy.h>
 
 namespace thimble {
-namespace gradcheck_detail {
+namespace {
 
 // Fixed weights in [-1, 1]: a contraction with equal weights would hide errors that cancel.
 std::vector<double> contraction_weights(std::int64_t n) {
@@ -27,11 +27,10 @@ double contract(const Tensor& y, const std::vector<double>& weights) {
   return sum;
 }
 
-}  // namespace gradcheck_detail
+}  // namespace
 
 GradcheckResult gradcheck(FunctionRef<Tensor(std::span<const Tensor>)> function, std::span<const Tensor> inputs,
                           GradcheckOptions options) {
-  using namespace gradcheck_detail;
   std::vector<Tensor> leaves;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const Tensor& t = inputs[i];

@@ -28,18 +28,18 @@ std::vector<TapePlan::Size> TapeGraph::sizes() const {
   return list;
 }
 
-namespace graph_detail {
+namespace {
 
 const tape_detail::Observer& observer_of(const tape_detail::Recorded& recorded) {
   if (!recorded.observer) throw AutogradError("graph: the tape was not observed, so its tensors may be gone");
   return *recorded.observer;
 }
 
-}  // namespace graph_detail
+}  // namespace
 
 TapeGraph TapeGraph::of(const Tape& tape) {
   const tape_detail::Recorded& recorded = *tape.recorded_;
-  const tape_detail::Observer& observer = graph_detail::observer_of(recorded);
+  const tape_detail::Observer& observer = observer_of(recorded);
   const std::vector<std::uint32_t> program_until = observer.program_until();
   TapeGraph graph;
   std::unordered_map<const thimble::memory::Storage*, std::uint32_t> known;
@@ -83,7 +83,7 @@ void TapeGraph::append_operators(const Tape& tape, std::vector<const OpType*>& a
 }
 
 Tensor TapeGraph::tensor(const Tape& tape, std::uint32_t value) {
-  return graph_detail::observer_of(*tape.recorded_).tensors().at(value);
+  return observer_of(*tape.recorded_).tensors().at(value);
 }
 
 TapeGraph join(std::vector<TapeGraph> graphs) {

@@ -37,10 +37,10 @@ std::vector<std::int32_t> TapePlan::innermost() const {
   return of;
 }
 
-namespace plan_detail {
+namespace {
 
 // The error of a spill; empty if valid.
-std::string fault(const TapePlan::Spill& spill, const std::vector<const OpType*>& types) {
+std::string fault_of(const TapePlan::Spill& spill, const std::vector<const OpType*>& types) {
   using Form = TapePlan::Spill::Form;
   const auto number = [](auto n) { return std::to_string(n); };
   if (spill.node >= types.size()) return "of node " + number(spill.node) + ", there are " + number(types.size());
@@ -63,7 +63,7 @@ std::string fault(const TapePlan::Spill& spill, const std::vector<const OpType*>
   return spill.gone_after == spill.away_after ? "" : "is packed and gone at different nodes";
 }
 
-}  // namespace plan_detail
+}  // namespace
 
 void TapePlan::validate() const {
   innermost();
@@ -73,7 +73,7 @@ void TapePlan::validate() const {
   std::vector<std::pair<std::uint32_t, std::int32_t>> named;
   for (const Spill& spill : spills) {
     const std::string name = "plan: spill of node " + std::to_string(spill.node);
-    const std::string fault = plan_detail::fault(spill, types);
+    const std::string fault = fault_of(spill, types);
     if (!fault.empty()) throw PlanError(name + ": " + fault);
     named.emplace_back(spill.node, spill.which);
   }
@@ -89,7 +89,7 @@ bool TapePlan::offloads() const noexcept {
                      [](const Spill& spill) { return spill.form == Spill::Form::offload; });
 }
 
-namespace plan_detail {
+namespace {
 
 /// Nodes [first, end) of a plan as a separate plan.
 std::shared_ptr<const TapePlan> part_of(const TapePlan& plan, std::uint32_t first, std::uint32_t end) {
@@ -120,7 +120,7 @@ std::shared_ptr<const TapePlan> part_of(const TapePlan& plan, std::uint32_t firs
   return part;
 }
 
-}  // namespace plan_detail
+}  // namespace
 
 std::vector<std::shared_ptr<const TapePlan>> split(const TapePlan& plan, std::size_t count) {
   if (plan.ends.size() != count) {
@@ -130,7 +130,7 @@ std::vector<std::shared_ptr<const TapePlan>> split(const TapePlan& plan, std::si
   std::vector<std::shared_ptr<const TapePlan>> parts;
   std::uint32_t first = 0;
   for (const std::uint32_t end : plan.ends) {
-    parts.push_back(plan_detail::part_of(plan, first, end));
+    parts.push_back(part_of(plan, first, end));
     first = end;
   }
   return parts;

@@ -4,7 +4,7 @@
 #include <vector>
 
 namespace thimble {
-namespace spare_tape_detail {
+namespace {
 
 struct Spare {
   std::vector<std::unique_ptr<Tape>> tapes;
@@ -21,10 +21,10 @@ struct Spare {
   }
 };
 
-}  // namespace spare_tape_detail
+}  // namespace
 
 SpareTape::SpareTape() {
-  if (auto* const spare = spare_tape_detail::Spare::here(); spare != nullptr && !spare->tapes.empty()) {
+  if (auto* const spare = Spare::here(); spare != nullptr && !spare->tapes.empty()) {
     tape_ = std::move(spare->tapes.back());
     spare->tapes.pop_back();
   }
@@ -34,12 +34,12 @@ SpareTape::SpareTape() {
 SpareTape::~SpareTape() {
   if (tape_->is_observing()) return;
   tape_->reset();
-  auto* const spare = spare_tape_detail::Spare::here();
+  auto* const spare = Spare::here();
   if (spare != nullptr) spare->tapes.push_back(std::move(tape_));
 }
 
 void SpareTape::release() noexcept {
-  if (auto* const spare = spare_tape_detail::Spare::here()) spare->tapes.clear();
+  if (auto* const spare = Spare::here()) spare->tapes.clear();
 }
 
 }  // namespace thimble

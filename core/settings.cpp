@@ -9,7 +9,7 @@
 #include <thimble/core/threads/cpu_quota.h>
 
 namespace thimble {
-namespace settings_detail {
+namespace {
 
 /// The first number of OMP_NUM_THREADS; 0 when unset.
 int asked_threads() noexcept {
@@ -19,11 +19,11 @@ int asked_threads() noexcept {
   return std::max(0, count);
 }
 
-}  // namespace settings_detail
+}  // namespace
 
 Settings& settings() noexcept {
   const auto threads = [] {
-    const int asked = settings_detail::asked_threads();
+    const int asked = asked_threads();
     return asked > 0 ? asked : available_processors();
   };
   static Settings instance{threads(), static_cast<int>(kernels::best_isa()), Settings::automatic_unit,

@@ -10,7 +10,7 @@
 #include <thimble/version.h>
 
 namespace thimble::dist {
-namespace alike_detail {
+namespace {
 
 constexpr std::size_t most_named = 4, longest_value = 120;
 
@@ -76,7 +76,7 @@ std::string differences(const std::vector<Trait>& ours, const std::vector<Trait>
          std::to_string(their_rank) + " " + text + "; " + fix;
 }
 
-}  // namespace alike_detail
+}  // namespace
 
 std::vector<Trait> process_traits() {
 #if defined(__clang__)
@@ -90,7 +90,6 @@ std::vector<Trait> process_traits() {
 }
 
 void require_alike(Communicator& ranks, std::string_view operation, std::span<const Trait> traits) {
-  using namespace alike_detail;
   if (ranks.is_dry() || ranks.size() == 1) return;
   const Communicator::Volume before = ranks.volume_;
   const std::string own = pack(traits);

@@ -11,7 +11,7 @@
 #include <thimble/dist/transport.h>
 
 namespace thimble::dist {
-namespace communicator_detail {
+namespace {
 
 using Clock = std::chrono::steady_clock;
 
@@ -34,7 +34,7 @@ RankError late_error(const Exchange& exchange, int rank, std::chrono::millisecon
                                    " messages are not done");
 }
 
-}  // namespace communicator_detail
+}  // namespace
 
 // ---- Transfer
 
@@ -130,7 +130,7 @@ Transfer Communicator::begin(const char* call, std::span<const Send> sends, std:
     exchange.record = times_->size();
     TransferTimes& times = times_->emplace_back(TransferTimes{"", volume_.bytes_sent - sent_before, 0, 0, 0});
     std::snprintf(times.call, sizeof times.call, "%s", call);
-    times.begun = communicator_detail::seconds(communicator_detail::Clock::now());
+    times.begun = seconds(Clock::now());
   }
   exchange.call = call;
   exchange.tag = tag_;
@@ -164,19 +164,18 @@ void Communicator::set_timeout(double seconds) {
 }
 
 bool Communicator::advance(Exchange& exchange, bool waits) {
-  using communicator_detail::Clock;
   const Clock::time_point start = Clock::now();
   const auto timeout = std::chrono::milliseconds(std::llround(std::ceil(1000 * timeout_s_)));
   TransferTimes* const times =
       times_ != nullptr && exchange.record < times_->size() ? &(*times_)[exchange.record] : nullptr;
-  if (times != nullptr) times->waited = communicator_detail::seconds(start);
+  if (times != nullptr) times->waited = seconds(start);
   try {
     while (!transport_->progress(exchange)) {
       if (!waits) return false;
       const Clock::time_point now = Clock::now();
       const bool is_timed = timeout.count() > 0;
       if (is_timed && now - start >= timeout) {
-        throw communicator_detail::late_error(exchange, members_[static_cast<std::size_t>(rank_)], timeout);
+        throw late_error(exchange, members_[static_cast<std::size_t>(rank_)], timeout);
       }
       const Clock::time_point slice = now + std::chrono::milliseconds(100);
       transport_->pause(is_timed ? std::min(slice, start + timeout) : slice);
@@ -189,7 +188,7 @@ bool Communicator::advance(Exchange& exchange, bool waits) {
     give_up(exchange);
     throw;
   }
-  if (times != nullptr) times->done = waits ? communicator_detail::seconds(Clock::now()) : times->waited;
+  if (times != nullptr) times->done = waits ? seconds(Clock::now()) : times->waited;
   free_.push_back(&exchange);
   return true;
 }
@@ -211,9 +210,9 @@ void Communicator::all_gather(const void* mine, std::size_t bytes, void* all) {
   receives_.clear();
   for (int i = 0; i < size(); ++i) {
     const int next = (rank_ + i) % size(), last = (rank_ - i + size()) % size();
-    if (i == 0 && mine == communicator_detail::at(to, static_cast<std::size_t>(rank_), bytes)) continue;
+    if (i == 0 && mine == at(to, static_cast<std::size_t>(rank_), bytes)) continue;
     sends_.push_back({next, mine, bytes});
-    receives_.push_back({last, communicator_detail::at(to, static_cast<std::size_t>(last), bytes), bytes});
+    receives_.push_back({last, at(to, static_cast<std::size_t>(last), bytes), bytes});
   }
   run("all_gather");
 }
@@ -225,8 +224,8 @@ void Communicator::all_to_all(const void* out, void* in, std::size_t bytes_each)
   receives_.clear();
   for (int i = 0; i < size(); ++i) {
     const int next = (rank_ + i) % size(), last = (rank_ - i + size()) % size();
-    sends_.push_back({next, communicator_detail::at(from, static_cast<std::size_t>(next), bytes_each), bytes_each});
-    receives_.push_back({last, communicator_detail::at(to, static_cast<std::size_t>(last), bytes_each), bytes_each});
+    sends_.push_back({next, at(from, static_cast<std::size_t>(next), bytes_each), bytes_each});
+    receives_.push_back({last, at(to, static_cast<std::size_t>(last), bytes_each), bytes_each});
   }
   run("all_to_all");
 }

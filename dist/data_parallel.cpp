@@ -23,7 +23,7 @@
 #include <thimble/optim/clip.h>
 
 namespace thimble::dist {
-namespace data_parallel_detail {
+namespace {
 
 constexpr std::size_t none = ~std::size_t{0};
 
@@ -42,7 +42,7 @@ void for_each_piece(const Bucket& bucket, std::size_t parameter, FunctionRef<voi
   }
 }
 
-}  // namespace data_parallel_detail
+}  // namespace
 
 struct DataParallel::Moves {
   /// The bucket in flight.
@@ -61,7 +61,7 @@ DataParallel::DataParallel(Communicator& ranks, std::vector<optim::Named> parame
       whole_(std::move(parameters)),
       options_(options),
       buckets_(buckets_of(options)),
-      updated_at_(whole_.size(), data_parallel_detail::none),
+      updated_at_(whole_.size(), none),
       loads_(buckets_.size()),
       moves_(std::make_unique<Moves>()),
       has_gradient_(whole_.size(), false),
@@ -263,7 +263,7 @@ void DataParallel::put(const Place& place, Tensor gradient) {
     return;
   }
   const Tensor dense = contiguous(gradient.detach());
-  data_parallel_detail::for_each_piece(bucket, parameter, [&](const Piece& piece) {
+  for_each_piece(bucket, parameter, [&](const Piece& piece) {
     const Shape shape{piece.end - piece.begin};
     copy_into(window_of(load.all, piece.at, shape), window_of(dense, piece.begin, shape));
   });
@@ -355,9 +355,8 @@ void DataParallel::end_micro_batch(std::size_t chunk) {
     const Bucket& bucket = buckets_[b];
     for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
       if (load.has[k]) continue;
-      data_parallel_detail::for_each_piece(bucket, bucket.parameters[k], [&](const Piece& piece) {
-        fill(window_of(load.all, piece.at, {piece.end - piece.begin}), 0);
-      });
+      for_each_piece(bucket, bucket.parameters[k],
+                     [&](const Piece& piece) { fill(window_of(load.all, piece.at, {piece.end - piece.begin}), 0); });
     }
     send(b);
   }
@@ -371,7 +370,7 @@ void DataParallel::complete_gradients() {
   for (std::size_t i = 0; i < sums_alone_.size(); ++i) {
     if (!has_gradient_[i]) continue;
     const Tensor& p = updated_[updated_at_[i]].tensor;
-    data_parallel_detail::set_gradient(p, window_of(std::exchange(sums_alone_[i], Tensor()), 0, p.shape()));
+    set_gradient(p, window_of(std::exchange(sums_alone_[i], Tensor()), 0, p.shape()));
   }
   for (std::size_t b = 0; size() > 1 && b < buckets_.size(); ++b) set_gradients(b);
   if (store_ != nullptr) store_->let_go();  // an update needs only shards
@@ -387,8 +386,7 @@ void DataParallel::set_gradients(std::size_t index) {
   if (is_gathered()) {
     for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
       const Tensor& p = whole_[bucket.parameters[k]].tensor;
-      if (has_gradient_[bucket.parameters[k]])
-        data_parallel_detail::set_gradient(p, window_of(load.all, bucket.offsets[k], p.shape()));
+      if (has_gradient_[bucket.parameters[k]]) set_gradient(p, window_of(load.all, bucket.offsets[k], p.shape()));
     }
     return;
   }
@@ -396,7 +394,7 @@ void DataParallel::set_gradients(std::size_t index) {
   for (const Piece& piece : bucket.pieces[static_cast<std::size_t>(rank())]) {
     if (!has_gradient_[piece.parameter]) continue;
     const Tensor& p = updated_[updated_at_[piece.parameter]].tensor;
-    data_parallel_detail::set_gradient(p, window_of(sums_of(index), piece.at - begin, p.shape()));
+    set_gradient(p, window_of(sums_of(index), piece.at - begin, p.shape()));
   }
 }
 
@@ -417,11 +415,11 @@ void DataParallel::drop_gradients() noexcept {
 
 // ---- Messages between ranks other than gradients: losses, norms, state, parameters.
 
-namespace data_parallel_detail {
+namespace {
 
 std::int64_t stretches(std::int64_t elements) { return (elements + shard_grain - 1) / shard_grain; }
 
-}  // namespace data_parallel_detail
+}  // namespace
 
 /// Row r of (size(), n) is rank r's; afterwards all rows are here.
 void DataParallel::share_rows(const Tensor& rows) {
@@ -490,7 +488,7 @@ Tensor DataParallel::own_square_sums(const optim::Optimizer& optimizer) {
       for (const Piece& piece : bucket.pieces[r]) {
         if (!has_gradient_[piece.parameter]) continue;
         of_parameter[piece.parameter].push_back({piece.begin, at});
-        at += data_parallel_detail::stretches(piece.end - piece.begin);
+        at += stretches(piece.end - piece.begin);
       }
     }
     begins.push_back(at);
@@ -539,7 +537,7 @@ Tensor DataParallel::own_square_sums(const optim::Optimizer& optimizer) {
         const auto [begin, place] = of_parameter[i][k];
         const std::int64_t end =
             k + 1 < of_parameter[i].size() ? of_parameter[i][k + 1].first : whole_[i].tensor.elements();
-        for (std::int64_t s = 0; s < data_parallel_detail::stretches(end - begin); ++s) sum += from[place + s];
+        for (std::int64_t s = 0; s < stretches(end - begin); ++s) sum += from[place + s];
       }
       *to++ = sum;
     }

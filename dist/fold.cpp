@@ -16,7 +16,7 @@ void add_to(const Tensor& sum, const Tensor& term) {
   if (sum.storage()) sum.storage()->bump_version();
 }
 
-namespace fold_detail {
+namespace {
 
 /// Rank r's shard of a dense tensor.
 Tensor share_of(const Tensor& dense, int ranks, int r) {
@@ -58,15 +58,15 @@ void add_shares(Communicator& ranks, const Tensor& own, const Tensor& here, bool
   }
 }
 
-}  // namespace fold_detail
+}  // namespace
 
 Tensor fold_share(Communicator& ranks, const Tensor& mine, const Shape& shape, bool last_first) {
   const Tensor own = mine.detach();
   const Tensor here = Tensor::empty(shape, own.dtype(), own.device());
   const Tensor flat = window_of(here, 0, {here.elements()});
-  copy_into(flat, fold_detail::share_of(own, ranks.size(), ranks.rank()));
+  copy_into(flat, share_of(own, ranks.size(), ranks.rank()));
   const PathScope path = ranks_path();
-  fold_detail::add_shares(ranks, own, flat, last_first);
+  add_shares(ranks, own, flat, last_first);
   return here;
 }
 
@@ -74,15 +74,15 @@ Tensor fold(Communicator& ranks, Tensor mine, bool last_first) {
   const int size = ranks.size(), rank = ranks.rank();
   const Tensor own = contiguous(std::exchange(mine, Tensor()).detach());
   const Tensor sum = reused_or_new(own);
-  const Tensor here = fold_detail::share_of(sum, size, rank);  // accumulates this rank's shard
-  if (sum.storage() != own.storage()) copy_into(here, fold_detail::share_of(own, size, rank));
+  const Tensor here = share_of(sum, size, rank);  // accumulates this rank's shard
+  if (sum.storage() != own.storage()) copy_into(here, share_of(own, size, rank));
   const PathScope path = ranks_path();
-  fold_detail::add_shares(ranks, own, here, last_first);
+  add_shares(ranks, own, here, last_first);
   Transit gather;
   for (int r = 0; r < size; ++r) {
     if (r == rank) continue;
     gather.send(r, here);
-    gather.receive(r, fold_detail::share_of(sum, size, r));
+    gather.receive(r, share_of(sum, size, r));
   }
   gather.begin(ranks);
   gather.wait();

@@ -5,7 +5,7 @@
 #include <thimble/core/error.h>
 
 namespace thimble::dist {
-namespace links_detail {
+namespace {
 
 const std::array<Link, 8>& table() {
   static const std::array<Link, 8> all = [] {
@@ -26,9 +26,9 @@ const std::array<Link, 8>& table() {
   return all;
 }
 
-}  // namespace links_detail
+}  // namespace
 
-std::span<const Link> link_list() { return links_detail::table(); }
+std::span<const Link> link_list() { return table(); }
 
 const Link& link(std::string_view name) {
   std::string names;

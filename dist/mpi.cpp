@@ -25,7 +25,7 @@
 #include <thimble/dist/transport.h>
 
 namespace thimble::dist {
-namespace mpi_detail {
+namespace {
 
 #ifdef THIMBLE_MODULES_FROM_BIN
 constexpr const char* modules_from_bin = THIMBLE_MODULES_FROM_BIN;  // from the folder of installed programs
@@ -187,10 +187,9 @@ const MpiTable& load_module(const Launch& launch) {
                     ". It is built where CMake finds this MPI; THIMBLE_MODULES names its folder");
 }
 
-}  // namespace mpi_detail
+}  // namespace
 
 std::optional<Launch> find_launch() {
-  using mpi_detail::number;
   const std::string open = "thimble_openmpi.so", mpich = "thimble_mpich.so";
   if (const int ranks = number("OMPI_COMM_WORLD_SIZE"); ranks > 0) return Launch{ranks, "mpirun of Open MPI", {open}};
   if (const int ranks = number("PMI_SIZE"); ranks > 0) return Launch{ranks, "mpirun of MPICH", {mpich}};
@@ -203,7 +202,6 @@ std::optional<Launch> find_launch() {
 }
 
 void run_launched(const std::function<void(Communicator&)>& body, int (*status_of)(const std::exception_ptr&)) {
-  using namespace mpi_detail;
   const std::optional<Launch> launch = find_launch();
   if (!launch)
     throw DeviceError("MPI: this process was started by no launcher; start ranks by mpirun, mpiexec or srun");

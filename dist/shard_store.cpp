@@ -5,7 +5,7 @@
 #include <thimble/core/tensor/context.h>
 
 namespace thimble::dist {
-namespace shard_store_detail {
+namespace {
 
 /// Inside a launch.
 void copy(const void* from, void* to, std::int64_t elements, DType dtype, memory::Device device) {
@@ -13,7 +13,7 @@ void copy(const void* from, void* to, std::int64_t elements, DType dtype, memory
   kernels::copy_kernels(device).copy({shape, from, dtype, stride, to, dtype, stride});
 }
 
-}  // namespace shard_store_detail
+}  // namespace
 
 ShardStore::ShardStore(Communicator& ranks, const memory::UnitOptions& options) : UnitStore(options), ranks_(ranks) {}
 
@@ -36,7 +36,7 @@ void ShardStore::begin_write(std::uint32_t parameter, const memory::Storage& sto
   const Range own = shard_range(parts_[parameter].elements, ranks_.size(), ranks_.rank(), parameter);
   const auto size = static_cast<std::int64_t>(size_of(shard.dtype()));
   launch(storage.device(), [&](const Addresses& address) {
-    shard_store_detail::copy(at + own.begin * size, address(shard), own.size(), shard.dtype(), storage.device());
+    copy(at + own.begin * size, address(shard), own.size(), shard.dtype(), storage.device());
   });
   shard.storage()->bump_version();
 }
@@ -48,8 +48,7 @@ void ShardStore::begin_read(std::uint32_t parameter, const memory::Storage& stor
   const Range own = range_of(ranks_.rank());
   if (own.size() > 0) {
     launch(storage.device(), [&](const Addresses& address) {
-      shard_store_detail::copy(address(part.shard), at + own.begin * size, own.size(), part.shard.dtype(),
-                               storage.device());
+      copy(address(part.shard), at + own.begin * size, own.size(), part.shard.dtype(), storage.device());
     });
   }
   for (int r = 0; r < ranks_.size(); ++r) {

@@ -7,7 +7,7 @@
 #include <thimble/core/error.h>
 
 namespace thimble::dist {
-namespace shards_detail {
+namespace {
 
 /// The nearest bound to `wanted` that a shard may have.
 std::int64_t bound_at(const Bucket& bucket, std::int64_t wanted, bool keeps_parameters) {
@@ -82,7 +82,7 @@ std::vector<Bucket> fill_buckets(const std::vector<optim::Named>& parameters, in
   return buckets;
 }
 
-}  // namespace shards_detail
+}  // namespace
 
 Range shard_range(std::int64_t elements, int ranks, int rank, std::size_t number) {
   const auto turn = static_cast<int>(number % static_cast<std::size_t>(ranks));
@@ -96,15 +96,15 @@ Range shard_range(std::int64_t elements, int ranks, int rank, std::size_t number
 }
 
 std::vector<Bucket> make_buckets(const std::vector<optim::Named>& parameters, int ranks, const BucketOptions& options) {
-  std::vector<Bucket> buckets = shards_detail::fill_buckets(parameters, ranks, options);
-  for (Bucket& bucket : buckets) shards_detail::cut(bucket, parameters, ranks, options.keeps_parameters);
+  std::vector<Bucket> buckets = fill_buckets(parameters, ranks, options);
+  for (Bucket& bucket : buckets) cut(bucket, parameters, ranks, options.keeps_parameters);
   return buckets;
 }
 
 std::vector<Bucket> make_buckets(const std::vector<optim::Named>& parameters, int ranks, const BucketOptions& options,
                                  RangeOf range_of) {
-  std::vector<Bucket> buckets = shards_detail::fill_buckets(parameters, ranks, options);
-  for (Bucket& bucket : buckets) shards_detail::cut_each(bucket, ranks, range_of);
+  std::vector<Bucket> buckets = fill_buckets(parameters, ranks, options);
+  for (Bucket& bucket : buckets) cut_each(bucket, ranks, range_of);
   return buckets;
 }
 

@@ -25,7 +25,7 @@
 #include <thimble/dist/transport.h>
 
 namespace thimble::dist {
-namespace threads_detail {
+namespace {
 
 constexpr std::chrono::seconds most_time_to_end{10};  // after the first failure
 
@@ -277,10 +277,9 @@ class RankThread {
   pthread_t thread_{};
 };
 
-}  // namespace threads_detail
+}  // namespace
 
 void run_ranks(int ranks, const std::function<void(Communicator&)>& body, memory::Device device) {
-  using namespace threads_detail;
   if (ranks < 1) throw ValueError("run_ranks: " + std::to_string(ranks) + " ranks, expected at least 1");
   if (device.is_cuda() && !device.is_dry) kernels::device_runtime(device);  // or without such a device
   World world(ranks, device);

@@ -3,7 +3,7 @@
 #include <thimble/dist/window.h>
 
 namespace thimble::dist {
-namespace transit_detail {
+namespace {
 
 template <class P>
 void* address(const Tensor& tensor, std::deque<P>& pins) {
@@ -11,14 +11,14 @@ void* address(const Tensor& tensor, std::deque<P>& pins) {
   return const_cast<void*>(static_cast<const Pin&>(pins.emplace_back(tensor)).data());
 }
 
-}  // namespace transit_detail
+}  // namespace
 
 void Transit::send(int to, const Tensor& tensor) {
-  if (tensor.bytes() > 0) sends_.push_back({to, transit_detail::address(tensor, read_), tensor.bytes()});
+  if (tensor.bytes() > 0) sends_.push_back({to, address(tensor, read_), tensor.bytes()});
 }
 
 void Transit::receive(int from, const Tensor& tensor) {
-  if (tensor.bytes() > 0) receives_.push_back({from, transit_detail::address(tensor, written_), tensor.bytes()});
+  if (tensor.bytes() > 0) receives_.push_back({from, address(tensor, written_), tensor.bytes()});
 }
 
 void Transit::receive(int from, void* at, std::size_t bytes) {

@@ -10,7 +10,7 @@
 #include <thimble/core/error.h>
 
 namespace thimble {
-namespace units_detail {
+namespace {
 
 struct Unit {
   std::string_view name;  // lower case
@@ -36,7 +36,7 @@ std::string shown(std::string_view text) {
   return result + (text.size() > longest ? "...\"" : "\"");
 }
 
-[[noreturn]] void refuse(std::string_view text, const std::string& why) {
+[[noreturn]] void refuse_text(std::string_view text, const std::string& why) {
   throw ValueError("size: " + shown(text) + " " + why +
                    "; expected bytes (1073741824) or a number with a unit: B, KB, MB, GB, TB (powers of 1000), KiB, "
                    "MiB, GiB, TiB (powers of 1024), as in 512MiB or 4.99GB");
@@ -65,7 +65,7 @@ const Unit* find_unit(std::string_view name) noexcept {
   return nullptr;
 }
 
-}  // namespace units_detail
+}  // namespace
 
 double without_sign_of_nan(double value) noexcept { return std::isnan(value) ? std::abs(value) : value; }
 
@@ -101,24 +101,24 @@ std::string format_bytes(std::int64_t bytes) {
 std::int64_t parse_size(std::string_view text) {
   constexpr std::int64_t largest = std::numeric_limits<std::int64_t>::max();
   std::string_view rest = text;
-  if (rest.empty()) units_detail::refuse(text, "is empty");
-  if (rest.front() == '-') units_detail::refuse(text, "is negative");
-  const std::string_view whole = units_detail::take_digits(rest);
+  if (rest.empty()) refuse_text(text, "is empty");
+  if (rest.front() == '-') refuse_text(text, "is negative");
+  const std::string_view whole = take_digits(rest);
   std::string_view fraction;
   bool has_point = false;
   if (!rest.empty() && rest.front() == '.') {
     has_point = true;
     rest.remove_prefix(1);
-    fraction = units_detail::take_digits(rest);
+    fraction = take_digits(rest);
   }
-  if (whole.empty() || (has_point && fraction.empty())) units_detail::refuse(text, "is not a number of bytes");
+  if (whole.empty() || (has_point && fraction.empty())) refuse_text(text, "is not a number of bytes");
   if (!rest.empty() && rest.front() == ' ') {
     rest.remove_prefix(1);
-    if (rest.empty()) units_detail::refuse(text, "ends with a space");
+    if (rest.empty()) refuse_text(text, "ends with a space");
   }
-  const units_detail::Unit* unit = units_detail::find_unit(rest);
-  if (unit == nullptr) units_detail::refuse(text, "has no known unit");
-  if (has_point && unit->bytes == 1) units_detail::refuse(text, "has a fraction of a byte");
+  const Unit* unit = find_unit(rest);
+  if (unit == nullptr) refuse_text(text, "has no known unit");
+  if (has_point && unit->bytes == 1) refuse_text(text, "has a fraction of a byte");
 
   // floor(unit * 0.d1 d2 ...), from the last digit inwards: dividing and flooring at each step floors the whole.
   std::int64_t part = 0;
@@ -126,10 +126,10 @@ std::int64_t parse_size(std::string_view text) {
   std::int64_t count = 0;
   for (const char c : whole) {
     const std::int64_t digit = c - '0';
-    if (count > (largest - digit) / 10) units_detail::refuse(text, "is more than 2^63 - 1 bytes");
+    if (count > (largest - digit) / 10) refuse_text(text, "is more than 2^63 - 1 bytes");
     count = count * 10 + digit;
   }
-  if (count > (largest - part) / unit->bytes) units_detail::refuse(text, "is more than 2^63 - 1 bytes");
+  if (count > (largest - part) / unit->bytes) refuse_text(text, "is more than 2^63 - 1 bytes");
   return count * unit->bytes + part;
 }
 

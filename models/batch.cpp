@@ -7,7 +7,7 @@
 #include <thimble/models/model.h>
 
 namespace thimble::models {
-namespace batch_detail {
+namespace {
 
 // Sample at which micro-batch `index` begins.
 std::int64_t begin_of(const Batch& batch, std::int64_t index, std::int64_t count) {
@@ -19,7 +19,7 @@ std::int64_t begin_of(const Batch& batch, std::int64_t index, std::int64_t count
   return index * samples / count;
 }
 
-}  // namespace batch_detail
+}  // namespace
 
 std::vector<std::int64_t> count_targets(std::span<const std::int64_t> targets, std::int64_t samples,
                                         std::int64_t ignored) {
@@ -37,10 +37,9 @@ std::vector<std::int64_t> count_targets(std::span<const std::int64_t> targets, s
 
 std::vector<optim::MicroBatch> micro_batches(const Batch& batch, std::int64_t count) {
   std::vector<optim::MicroBatch> parts;
-  batch_detail::begin_of(batch, 0, count);  // is there such a number of them?
+  begin_of(batch, 0, count);  // is there such a number of them?
   for (std::int64_t i = 0; i < count; ++i) {
-    const std::int64_t begin = batch_detail::begin_of(batch, i, count),
-                       end = batch_detail::begin_of(batch, i + 1, count);
+    const std::int64_t begin = begin_of(batch, i, count), end = begin_of(batch, i + 1, count);
     optim::MicroBatch part{end - begin, static_cast<double>(end - begin)};
     if (!batch.counts.empty()) {
       part.weight = static_cast<double>(
@@ -53,8 +52,7 @@ std::vector<optim::MicroBatch> micro_batches(const Batch& batch, std::int64_t co
 
 Batch micro_batch(const Batch& batch, std::int64_t index, std::int64_t count) {
   if (count == 1) return batch;
-  const std::int64_t begin = batch_detail::begin_of(batch, index, count),
-                     end = batch_detail::begin_of(batch, index + 1, count);
+  const std::int64_t begin = begin_of(batch, index, count), end = begin_of(batch, index + 1, count);
   return slice_samples(batch, begin, end);
 }
 

@@ -11,7 +11,7 @@
 #include <thimble/memory/units.h>
 
 namespace thimble::models {
-namespace function_detail {
+namespace {
 
 constexpr std::array<std::string_view, 4> kinds{"llama3", "linear", "dynamic", "yarn"};
 
@@ -58,7 +58,7 @@ std::optional<RotaryScaling> parse_scaling(std::string_view text) {
   return s;
 }
 
-}  // namespace function_detail
+}  // namespace
 
 ModelFunction with_function(ModelFunction own, const ModelFunction& other) {
   if (other.epsilon) own.epsilon = other.epsilon;
@@ -91,7 +91,7 @@ nn::Metadata function_texts(const ModelFunction& function, const ModelFunction& 
   if (function.rotary && own.rotary) {
     if (function.rotary->theta != own.rotary->theta) texts["rope_theta"] = format_real(function.rotary->theta);
     if (function.rotary->scaling != own.rotary->scaling) {
-      texts["rope_scaling"] = function_detail::scaling_text(function.rotary->scaling);
+      texts["rope_scaling"] = scaling_text(function.rotary->scaling);
     }
   }
   const auto flag = [&](const char* key, const std::optional<bool>& value, const std::optional<bool>& usual) {
@@ -106,7 +106,6 @@ nn::Metadata function_texts(const ModelFunction& function, const ModelFunction& 
 }
 
 ModelFunction read_function(const nn::Metadata& metadata, const ModelFunction& own, const std::string& path) {
-  using function_detail::number;
   ModelFunction function = own;
   const auto text_of = [&](const char* key) {
     const auto found = metadata.find(key);
@@ -134,7 +133,7 @@ ModelFunction read_function(const nn::Metadata& metadata, const ModelFunction& o
     RotaryPositions rotary = own.rotary.value_or(RotaryPositions{});
     if (text_of("rope_theta") != nullptr) rotary.theta = positive("rope_theta");
     if (const auto* const text = text_of("rope_scaling")) {
-      rotary.scaling = function_detail::parse_scaling(*text);
+      rotary.scaling = parse_scaling(*text);
       if (!rotary.scaling && *text != "default") refuse("rope_scaling", "default, or a kind and its six numbers");
     }
     function.rotary = rotary;

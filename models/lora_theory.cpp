@@ -9,12 +9,13 @@
 #include <thimble/nn/layers/module.h>
 
 namespace thimble::models {
-namespace lora_theory_detail {
+namespace {
 
 /// The forward of a model, as far as it says what is kept.
-class Walk {
+class LoraWalk {
  public:
-  Walk(DType dtype, const nn::LoraOptions& lora, LoraTheory& theory) : dtype_(dtype), lora_(lora), theory_(theory) {}
+  LoraWalk(DType dtype, const nn::LoraOptions& lora, LoraTheory& theory)
+      : dtype_(dtype), lora_(lora), theory_(theory) {}
 
   /// What is made from here on is kept for a layer.
   void begin(const std::string& path) { theory_.layers.push_back({path, {}}); }
@@ -59,7 +60,7 @@ class Walk {
   LoraTheory& theory_;
 };
 
-void walk_gpt(const ModelOptions& n, Walk& walk) {
+void walk_gpt(const ModelOptions& n, LoraWalk& walk) {
   const std::int64_t s = n.sequence, h = n.width;
   bool x = false;  // has a gradient
   for (std::int64_t i = 0; i < n.layers; ++i) {
@@ -87,7 +88,7 @@ void walk_gpt(const ModelOptions& n, Walk& walk) {
   }
 }
 
-void walk_llama(const LlamaConfig& config, Walk& walk) {
+void walk_llama(const LlamaConfig& config, LoraWalk& walk) {
   const ModelOptions& n = config.sizes;
   const std::int64_t s = n.sequence, h = n.width, keys = n.width / n.heads * n.key_heads, f = n.hidden;
   bool x = false;
@@ -124,11 +125,11 @@ void walk_llama(const LlamaConfig& config, Walk& walk) {
   }
 }
 
-void refuse(std::string_view name, const std::string& why) {
+void refuse_theory(std::string_view name, const std::string& why) {
   throw ValueError("lora theory: no closed form for " + std::string(name) + " " + why);
 }
 
-}  // namespace lora_theory_detail
+}  // namespace
 
 std::int64_t LoraTheory::kept_bytes(Category category, std::int64_t batch) const {
   std::int64_t bytes = bytes_of(outside, category, batch);
@@ -138,25 +139,25 @@ std::int64_t LoraTheory::kept_bytes(Category category, std::int64_t batch) const
 
 LoraTheory lora_theory(std::string_view name, const ModelOptions& options, DType dtype, const nn::LoraOptions& lora,
                        std::optional<WeightCode> code) {
-  using namespace lora_theory_detail;
   const Theory whole = make_theory(name, options, dtype);
   const bool is_gpt = name.starts_with("gpt2") || name == "char-gpt";
   if (!is_gpt && !name.starts_with("llama") && !name.starts_with("qwen") && name != "tiny-llama") {
-    refuse(name, "; expected a model of the GPT or Llama family");
+    refuse_theory(name, "; expected a model of the GPT or Llama family");
   }
-  if (dtype == DType::f64 || size_of(dtype) < 2) refuse(name, "in " + std::string(to_string(dtype)));
+  if (dtype == DType::f64 || size_of(dtype) < 2) refuse_theory(name, "in " + std::string(to_string(dtype)));
   const LlamaConfig config = is_gpt ? LlamaConfig{.sizes = gpt_options(name, options)} : llama_config(name, options);
   const ModelOptions& sizes = config.sizes;
-  if (sizes.build != Build::fused) refuse(name, "in its textbook build");
-  if (sizes.head != Head::full) refuse(name, "with a chunked head");
-  if (sizes.feed_forward != FeedForward::full) refuse(name, "with feed-forward layers in tiles");
+  if (sizes.build != Build::fused) refuse_theory(name, "in its textbook build");
+  if (sizes.head != Head::full) refuse_theory(name, "with a chunked head");
+  if (sizes.feed_forward != FeedForward::full) refuse_theory(name, "with feed-forward layers in tiles");
 
   LoraTheory theory;
-  Walk walk(dtype, lora, theory);
+  LoraWalk walk(dtype, lora, theory);
   is_gpt ? walk_gpt(sizes, walk) : walk_llama(config, walk);
   for (const std::string& target : lora.targets) {
     const auto is_it = [&](const LinearTheory& l) { return nn::ends_as(l.name, target); };
-    if (std::none_of(theory.linears.begin(), theory.linears.end(), is_it)) refuse(name, "with target '" + target + "'");
+    if (std::none_of(theory.linears.begin(), theory.linears.end(), is_it))
+      refuse_theory(name, "with target '" + target + "'");
   }
   const ModelState state = whole.state(0);
   theory.base_elements = state.parameter_elements;

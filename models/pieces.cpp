@@ -6,14 +6,14 @@
 #include <thimble/core/error.h>
 
 namespace thimble::models {
-namespace pieces_detail {
+namespace {
 
-[[noreturn]] void refuse(const char* what, std::size_t count) {
+[[noreturn]] void refuse_cut(const char* what, std::size_t count) {
   throw PlanError(std::string(what) + ": a stage in " + std::to_string(count) +
                   " chunks, with those of other stages between them; expected one of its pieces()");
 }
 
-}  // namespace pieces_detail
+}  // namespace
 
 Pieces::Pieces(std::vector<std::unique_ptr<Model>> pieces) : Model(pieces.front()->options()) {
   for (std::unique_ptr<Model>& piece : pieces) {
@@ -22,8 +22,8 @@ Pieces::Pieces(std::vector<std::unique_ptr<Model>> pieces) : Model(pieces.front(
   }
 }
 
-Tensor Pieces::forward(const Tensor&) { pieces_detail::refuse("forward", pieces_.size()); }
-Tensor Pieces::loss(const Batch&) { pieces_detail::refuse("loss", pieces_.size()); }
+Tensor Pieces::forward(const Tensor&) { refuse_cut("forward", pieces_.size()); }
+Tensor Pieces::loss(const Batch&) { refuse_cut("loss", pieces_.size()); }
 
 Batch Pieces::empty_batch(std::int64_t samples, memory::Device device) const {
   return pieces_.front()->empty_batch(samples, device);

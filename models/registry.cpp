@@ -17,7 +17,7 @@
 #include <thimble/nn/parallel/shards.h>
 
 namespace thimble::models {
-namespace registry_detail {
+namespace {
 
 std::unique_ptr<Model> resnet(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on) {
   const PathScope family("resnet");
@@ -88,7 +88,7 @@ const Row& row_of(std::string_view name) {
   throw ValueError("model: '" + std::string(name) + "' is not one of " + known);
 }
 
-}  // namespace registry_detail
+}  // namespace
 
 Tensor Model::loss(const Batch& batch) {
   const PathScope scope(path());
@@ -101,7 +101,7 @@ void Model::recompute_blocks(bool is_on) {
 }
 
 std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on) {
-  std::unique_ptr<Model> model = registry_detail::row_of(name).make(name, options, on);
+  std::unique_ptr<Model> model = row_of(name).make(name, options, on);
   if (options.function != ModelFunction{}) complete_options(name, options);  // throws where the family has none
   if (options.stage.count > 1 && !model->has_stages()) {
     throw ValueError("model: " + std::string(name) + " in " + std::to_string(options.stage.count) +
@@ -124,7 +124,7 @@ Theory make_theory(std::string_view name, const ModelOptions& options, const nn:
   if (options.team.cuts_sequence) make_model(name, options, {dry(cpu)});  // throws where it cannot be
   ModelOptions sizes = options;
   if (options.team.has_whole_layers) sizes.team = {};
-  Theory theory = registry_detail::row_of(name).theory(name, sizes, precision);
+  Theory theory = row_of(name).theory(name, sizes, precision);
   if (options.team.has_whole_layers) {
     theory.unknown = "tokens in parts, in attention heads, keep";
     theory.layers.clear(), theory.outside.clear();
@@ -133,7 +133,6 @@ Theory make_theory(std::string_view name, const ModelOptions& options, const nn:
 }
 
 std::string_view model_family(std::string_view name) {
-  using namespace registry_detail;
   const Row& row = row_of(name);
   if (row.make == make_gpt) return "gpt";
   if (row.make == make_llama) return "llama";
@@ -159,7 +158,7 @@ std::vector<ModelInfo> model_list() {
   RandomGenerator unused;  // initial values are not drawn from the caller's generator
   const GeneratorScope scope(unused);
   std::vector<ModelInfo> list;
-  for (const registry_detail::Row& row : registry_detail::rows) {
+  for (const Row& row : rows) {
     const auto model = make_model(row.name, {}, {dry(cpu)});
     list.push_back({std::string(row.name), std::string(row.description), model->parameter_count()});
   }

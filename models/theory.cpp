@@ -6,7 +6,7 @@
 #include <thimble/core/numbers/integers.h>
 
 namespace thimble::models {
-namespace theory_detail {
+namespace {
 
 std::int64_t size(DType dtype) { return static_cast<std::int64_t>(size_of(dtype)); }
 
@@ -43,7 +43,7 @@ std::int64_t code_bytes(std::int64_t filters, std::int64_t lines, std::int64_t l
   return codes + 4 * filters + (4 + 4) * places;
 }
 
-}  // namespace theory_detail
+}  // namespace
 
 std::int64_t bytes_of(const std::vector<Term>& terms, Category category, std::int64_t batch) {
   std::int64_t bytes = 0;
@@ -55,9 +55,7 @@ void TermList::values(const char* name, std::int64_t per_sample, DType dtype) {
   terms.push_back({name, Category::activation, dtype, per_sample, 0});
 }
 
-void TermList::statistics(const char* name, std::int64_t per_sample) {
-  values(name, per_sample, theory_detail::statistic_of(dtype_));
-}
+void TermList::statistics(const char* name, std::int64_t per_sample) { values(name, per_sample, statistic_of(dtype_)); }
 
 void TermList::ids(const char* name, std::int64_t per_sample) {
   terms.push_back({name, Category::input, DType::i64, per_sample, 0});
@@ -70,7 +68,7 @@ void TermList::images(const char* name, std::int64_t per_sample) {
 
 void TermList::batch_norms(std::int64_t channels) {
   for (const char* name : {"batch-norm mean", "batch-norm rstd"}) {
-    terms.push_back({name, Category::activation, theory_detail::statistic_of(dtype_), 0, channels});
+    terms.push_back({name, Category::activation, statistic_of(dtype_), 0, channels});
   }
 }
 
@@ -85,22 +83,20 @@ void TermList::casts(const char* name, std::int64_t elements) {
 }
 
 ParameterBytes parameter_bytes(const nn::Precision& precision, std::int64_t moments, bool is_norm) {
-  namespace detail = theory_detail;
-  detail::require_moments(moments);
+  require_moments(moments);
   const DType dtype = is_norm ? precision.norms : precision.parameters;
   ParameterBytes bytes;
-  bytes.parameter = bytes.gradient = detail::size(dtype);
-  bytes.moments = moments * detail::size(detail::statistic_of(dtype));
-  if (bytes.parameter >= detail::size(DType::f32)) return bytes;
-  if (precision.update == optim::NarrowUpdate::master) bytes.extra = detail::size(DType::f32);
+  bytes.parameter = bytes.gradient = size(dtype);
+  bytes.moments = moments * size(statistic_of(dtype));
+  if (bytes.parameter >= size(DType::f32)) return bytes;
+  if (precision.update == optim::NarrowUpdate::master) bytes.extra = size(DType::f32);
   if (precision.update == optim::NarrowUpdate::kahan) bytes.extra = bytes.parameter;
   return bytes;
 }
 
 void Theory::batch_norm(std::int64_t channels) {
-  namespace detail = theory_detail;
   norm(channels);
-  buffers += 2 * channels * detail::size(detail::statistic_of(precision.norms)) + detail::size(DType::i64);
+  buffers += 2 * channels * size(statistic_of(precision.norms)) + size(DType::i64);
 }
 
 void Theory::conv_norm(std::int64_t out, std::int64_t kernel, std::int64_t in) {
@@ -124,8 +120,8 @@ ModelState Theory::state(std::int64_t moments, const optim::MomentFormat& format
   if (format.dtype != DType::f32 && format.dtype != DType::u8 && format.dtype != DType::bf16) {
     throw ValueError("theory: moments in " + std::string(to_string(format.dtype)) + "; expected f32, bf16 or u8");
   }
-  theory_detail::require_moments(moments);
-  return theory_detail::state_of(*this, [&](const ParameterTheory& p) {
+  require_moments(moments);
+  return state_of(*this, [&](const ParameterTheory& p) {
     const std::int64_t n = p.shape.elements();
     if (format.dtype == DType::f32 || n < format.smallest) {
       return n * parameter_bytes(precision, moments, p.is_norm).moments;
@@ -135,7 +131,7 @@ ModelState Theory::state(std::int64_t moments, const optim::MomentFormat& format
 }
 
 ModelState Theory::factored_state() const {
-  return theory_detail::state_of(*this, [](const ParameterTheory& p) {
+  return state_of(*this, [](const ParameterTheory& p) {
     constexpr std::int64_t of_number = 4;
     const std::int64_t n = p.shape.elements(), columns = p.shape.rank() > 1 ? p.shape.back() : n;
     const std::int64_t rows = columns > 0 ? n / columns : 0;
@@ -147,8 +143,8 @@ std::int64_t Theory::int8_bytes() const {
   std::int64_t bytes = 0;
   for (const ParameterTheory& p : parameters) {
     const Shape& s = p.shape;
-    if (s.rank() == 4) bytes += p.count * theory_detail::code_bytes(s[0], s[1], s[2] * s[3]);
-    if (s.rank() == 2) bytes += p.count * theory_detail::code_bytes(s[0], 1, s[1]);
+    if (s.rank() == 4) bytes += p.count * code_bytes(s[0], s[1], s[2] * s[3]);
+    if (s.rank() == 2) bytes += p.count * code_bytes(s[0], 1, s[1]);
   }
   return bytes;
 }

@@ -23,7 +23,7 @@
 
 namespace thimble::optim {
 
-namespace accumulate_detail {
+namespace {
 
 /// seed = the replayed step's scale, read from its block.
 void copy_live_scale(const Tensor& seed, kernels::StepBlock& block) {
@@ -57,7 +57,7 @@ Tensor seed_of(const Tensor& loss, std::optional<double> scale) {
 }
 
 /// Checks the micro-batches; returns the sum of their weights.
-double total_weight(std::int64_t count, std::int64_t samples, std::span<const MicroBatch> parts) {
+double sum_of_weights(std::int64_t count, std::int64_t samples, std::span<const MicroBatch> parts) {
   if (count < 1) throw ValueError("accumulate_gradients: " + std::to_string(count) + " micro-batches; at least 1");
   if (parts.empty()) {
     if (count == 1 || samples >= 1) return static_cast<double>(count);
@@ -126,7 +126,7 @@ void run_passes(Pipeline& stage, FunctionRef<void(Tape&, std::size_t chunk)> pre
   stage.end_passes();
 }
 
-}  // namespace accumulate_detail
+}  // namespace
 
 Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRef<Tensor(std::int64_t)> loss_of,
                             const RecordingOptions& recording, const LeafHook* on_gradient,
@@ -135,7 +135,7 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
   const std::int64_t all = ranks != nullptr ? count * ranks->size() : count;
   const std::int64_t first = ranks != nullptr ? ranks->rank() : 0, stride = ranks != nullptr ? ranks->size() : 1;
   if (ranks != nullptr && !parts.empty()) parts = ranks->all_parts(parts);
-  const double total_weight = accumulate_detail::total_weight(all, samples, parts);
+  const double total_weight = sum_of_weights(all, samples, parts);
   const auto part_at = [&](std::int64_t i) {
     return parts.empty() ? MicroBatch{samples, 1} : parts[static_cast<std::size_t>(i)];
   };
@@ -156,7 +156,7 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
   Tensor total;
   std::vector<Tensor> losses;  // of this rank among several
   // Each chunk of a stage records separately, with its own plan and graph.
-  const std::size_t chunks = recording.stage != nullptr ? accumulate_detail::chunks_of(*recording.stage) : 1;
+  const std::size_t chunks = recording.stage != nullptr ? chunks_of(*recording.stage) : 1;
   std::shared_ptr<const TapePlan> plan = recording.plan;
   const auto is_other = [&](const MicroBatch& part) { return part.samples != parts.front().samples; };
   if (plan && std::any_of(parts.begin(), parts.end(), is_other)) {
@@ -181,7 +181,7 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
     {
       const Recording on(tape);
       loss = loss_of(pass.micro_batch);
-      if (pass.makes_loss) accumulate_detail::check_loss(loss);
+      if (pass.makes_loss) check_loss(loss);
       if (pass.makes_loss && all > 1) loss = loss * (part_at(number).weight / total_weight);
     }
     if (recording.nodes) *recording.nodes = tape.node_count();
@@ -195,7 +195,7 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
     if (!pass.makes_loss) {
       tape.backward(loss, recording.stage->receive_gradient(), told);
     } else {
-      tape.backward(loss, accumulate_detail::seed_of(loss, loss_scale), told);
+      tape.backward(loss, seed_of(loss, loss_scale), told);
       if (part_at(number).weight == 0) fill(loss.detach(), 0);  // the mean over nothing is NaN
     }
     if (ranks) {
@@ -210,7 +210,7 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
     prepare(*tape, 0);
     for (std::int64_t i = 0; i < count; ++i) backward({false, i}, *tape, forward({true, i}, *tape));
   } else {
-    accumulate_detail::run_passes(*recording.stage, prepare, forward, backward);
+    run_passes(*recording.stage, prepare, forward, backward);
   }
   if (recording.graph) *recording.graph = join(std::move(graphs));
   if (ranks != nullptr) ranks->complete_gradients();

@@ -1,7 +1,7 @@
 #include <thimble/optim/adafactor.h>
 
 namespace thimble::optim {
-namespace factored_detail {
+namespace {
 
 struct Matrix {
   std::int64_t rows, columns;
@@ -13,7 +13,7 @@ Matrix matrix_of(const Tensor& p) {
   return {columns > 0 ? p.elements() / columns : 0, columns};
 }
 
-}  // namespace factored_detail
+}  // namespace
 
 Adafactor::Adafactor(std::vector<Named> parameters, AdafactorOptions options)
     : Optimizer(std::move(parameters), options.rate, options.tier, options.narrow), options_(std::move(options)) {
@@ -27,7 +27,7 @@ Adafactor::Adafactor(std::vector<Named> parameters, AdafactorOptions options)
   list_.reserve(this->parameters().size());
   make_state([this](std::size_t index) {
     const Tensor& p = this->parameters()[index].tensor;
-    const factored_detail::Matrix matrix = factored_detail::matrix_of(p);
+    const Matrix matrix = matrix_of(p);
     if (matrix.is_factored()) {
       add_zeros(index, "row_moment", {matrix.rows});
       add_zeros(index, "column_moment", {matrix.columns});
@@ -61,7 +61,7 @@ std::vector<Setting> Adafactor::settings() const {
 
 kernels::AdafactorArgs Adafactor::arguments(std::size_t index, const Addresses& at) const {
   const Tensor& parameter = parameters()[index].tensor;
-  const factored_detail::Matrix matrix = factored_detail::matrix_of(parameter);
+  const Matrix matrix = matrix_of(parameter);
   kernels::AdafactorArgs args;
   set_arguments(args, index, parameter.rank() >= options_.smallest_decayed_rank ? options_.weight_decay : 0, at);
   args.rows = matrix.rows;

@@ -59,7 +59,7 @@ void Adam::update(std::span<const std::size_t> indices) {
   });
 }
 
-namespace adam_mini_detail {
+namespace {
 
 // Most elements of the rows updated at once, and the divisor of the number of rows: random bits for stochastic rounding
 // are drawn for 8 elements.
@@ -71,7 +71,7 @@ Tensor rows_of(const Tensor& t, std::int64_t columns, std::int64_t first, std::i
   return view::slice(view::reshape(t, {t.elements() / columns, columns}), 0, first, first + count);
 }
 
-}  // namespace adam_mini_detail
+}  // namespace
 
 AdamMini::AdamMini(std::vector<Named> parameters, AdamMiniOptions options)
     : Optimizer(std::move(parameters), options.rate, options.tier, options.narrow), options_(std::move(options)) {
@@ -83,7 +83,7 @@ AdamMini::AdamMini(std::vector<Named> parameters, AdamMiniOptions options)
   make_state([this](std::size_t index) {
     const Tensor& p = this->parameters()[index].tensor;
     add_zeros(index, "first_moment", p.shape());
-    add_zeros(index, "second_moment", {adam_mini_detail::blocks_of(p)});
+    add_zeros(index, "second_moment", {blocks_of(p)});
   });
 }
 
@@ -99,18 +99,16 @@ void AdamMini::update(std::span<const std::size_t> indices) {
   for (const std::size_t i : indices) {
     const Tensor& p = parameters()[i].tensor;
     const PathScope path(p.storage()->path());
-    const std::int64_t rows = adam_mini_detail::blocks_of(p), columns = p.elements() / rows;
-    const std::int64_t fit = adam_mini_detail::most_elements / columns / adam_mini_detail::row_multiple;
-    const std::int64_t most = std::max<std::int64_t>(1, fit) * adam_mini_detail::row_multiple;
+    const std::int64_t rows = blocks_of(p), columns = p.elements() / rows;
+    const std::int64_t fit = most_elements / columns / row_multiple;
+    const std::int64_t most = std::max<std::int64_t>(1, fit) * row_multiple;
     for (std::int64_t row = 0; row < rows; row += most) update_rows(i, row, std::min(most, rows - row), columns);
   }
 }
 
 void AdamMini::update_rows(std::size_t index, std::int64_t first, std::int64_t count, std::int64_t columns) {
   const Tensor& p = parameters()[index].tensor;
-  const auto rows = [&](const Tensor& t, std::int64_t width) {
-    return adam_mini_detail::rows_of(t, width, first, count);
-  };
+  const auto rows = [&](const Tensor& t, std::int64_t width) { return rows_of(t, width, first, count); };
   Tensor g = to_dtype(rows(contiguous(p.grad()), columns), DType::f32);
   if (gradient_factor() != 1) g = g * gradient_factor();
   const Tensor m = rows(state_of(index, "first_moment"), columns), v = rows(state_of(index, "second_moment"), 1);

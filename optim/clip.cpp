@@ -10,7 +10,7 @@
 
 namespace thimble::optim {
 
-namespace clip_detail {
+namespace {
 
 // Null without a gradient to clip.
 const Tensor* gradient_of(const Named& parameter) {
@@ -36,13 +36,13 @@ void for_each_list(const std::vector<Named>& parameters, const Make& make, const
   if (count > 0) run(std::span<const Args>(list.data(), count));
 }
 
-}  // namespace clip_detail
+}  // namespace
 
 Tensor gradient_square_sums(const std::vector<Named>& parameters) {
   std::int64_t count = 0;
   memory::Device device = cpu;
   for (const Named& p : parameters) {
-    const Tensor* const gradient = clip_detail::gradient_of(p);
+    const Tensor* const gradient = gradient_of(p);
     if (gradient == nullptr) continue;
     if (count++ == 0) device = gradient->device();
   }
@@ -51,7 +51,7 @@ Tensor gradient_square_sums(const std::vector<Named>& parameters) {
   sums.set_tape_ref({}, Origin::gradient);
   launch(device, [&](const Addresses& at) {
     double* sum = at.as<double>(sums);
-    clip_detail::for_each_list<kernels::SquareSumArgs>(
+    for_each_list<kernels::SquareSumArgs>(
         parameters,
         [&](const Tensor& g) {
           return kernels::SquareSumArgs{g.elements(), at(g), g.dtype(), sum++};
@@ -72,7 +72,7 @@ Tensor clip_grad_norm(const std::vector<Named>& parameters, double max_norm) {
 void clip_gradients(const std::vector<Named>& parameters, const Tensor& square_sums, double max_norm) {
   launch(square_sums.device(), [&](const Addresses& at) {
     const kernels::ClipNorm norm{at.as<double>(square_sums), square_sums.elements(), max_norm};
-    clip_detail::for_each_list<kernels::ClipArgs>(
+    for_each_list<kernels::ClipArgs>(
         parameters,
         [&](const Tensor& g) {
           return kernels::ClipArgs{g.elements(), at(g), g.dtype()};
@@ -82,7 +82,7 @@ void clip_gradients(const std::vector<Named>& parameters, const Tensor& square_s
         });
   });
   for (const Named& p : parameters) {
-    if (const Tensor* const g = clip_detail::gradient_of(p)) g->storage()->bump_version();
+    if (const Tensor* const g = gradient_of(p)) g->storage()->bump_version();
   }
 }
 

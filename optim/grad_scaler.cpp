@@ -8,16 +8,15 @@
 #include <thimble/optim/clip.h>
 
 namespace thimble::optim {
-namespace grad_scaler_detail {
+namespace {
 
 void check(bool is_in_range, const char* option, double value) {
   if (!is_in_range) throw ValueError(std::string("grad_scaler: expected ") + option + ", got " + std::to_string(value));
 }
 
-}  // namespace grad_scaler_detail
+}  // namespace
 
 GradScaler::GradScaler(const Options& options) : options_(options), state_{options.scale, 0, 0} {
-  using grad_scaler_detail::check;
   check(options.least > 0 && std::isfinite(options.least), "least scale > 0", options.least);
   check(std::isfinite(options.most) && options.most >= options.least, "largest scale >= the least", options.most);
   check(options.scale >= options.least && options.scale <= options.most, "scale between the least and the largest",
@@ -28,7 +27,7 @@ GradScaler::GradScaler(const Options& options) : options_(options), state_{optio
 }
 
 GradScaler::Verdict GradScaler::judge(const std::vector<Named>& parameters, double clip_norm) const {
-  grad_scaler_detail::check(clip_norm >= 0, "clip_norm > 0, or 0 for none", clip_norm);
+  check(clip_norm >= 0, "clip_norm > 0, or 0 for none", clip_norm);
   if (!looks(clip_norm)) return {false, 1 / state_.scale};
   check_distinct("grad_scaler", parameters);
   return judge_sums(gradient_square_sums(parameters), clip_norm);
@@ -58,7 +57,6 @@ void GradScaler::record(const Verdict& verdict) noexcept {
 }
 
 void GradScaler::set_state(const State& state) {
-  using grad_scaler_detail::check;
   check(state.scale >= options_.least && state.scale <= options_.most, "scale between the least and the largest",
         state.scale);
   check(state.good_steps >= 0, "good steps >= 0", static_cast<double>(state.good_steps));

@@ -9,11 +9,11 @@
 #include <thimble/optim/optimizer.h>
 
 namespace thimble::optim {
-namespace moments_detail {
+namespace {
 
-std::int64_t blocks_of(std::int64_t elements) { return (elements + kernels::state_block - 1) / kernels::state_block; }
+std::int64_t block_count(std::int64_t elements) { return (elements + kernels::state_block - 1) / kernels::state_block; }
 
-}  // namespace moments_detail
+}  // namespace
 
 void check_format(const char* optimizer, const MomentFormat& format, const std::vector<Named>& parameters) {
   const std::string begin = std::string(optimizer) + ": ";
@@ -47,14 +47,14 @@ Moment make_moment(const Named& parameter, const MomentFormat& format, bool is_s
   }
   const double zero = is_signed ? 127 : 0;  // its code
   return {full(p.shape(), zero, DType::u8, p.device(), Category::optimizer),
-          zeros({moments_detail::blocks_of(p.elements())}, DType::f32, p.device(), Category::optimizer)};
+          zeros({block_count(p.elements())}, DType::f32, p.device(), Category::optimizer)};
 }
 
-namespace narrow_detail {
+namespace {
 
 bool is_narrow(const Tensor& t) { return is_floating(t.dtype()) && size_of(t.dtype()) < size_of(DType::f32); }
 
-}  // namespace narrow_detail
+}  // namespace
 
 const char* to_string(NarrowUpdate update) noexcept {
   constexpr const char* names[] = {"rounded", "master", "stochastic", "kahan"};
@@ -73,7 +73,7 @@ RandomSite random_site(const Named& parameter, std::string_view purpose, std::ui
 
 Named make_extra(NarrowUpdate update, const Named& parameter) {
   const Tensor& p = parameter.tensor;
-  if (!narrow_detail::is_narrow(p)) return {};
+  if (!is_narrow(p)) return {};
   const bool is_16_bit = p.dtype() == DType::bf16 || p.dtype() == DType::f16;
   if (update == NarrowUpdate::stochastic && p.dtype() != DType::bf16) {
     throw DTypeError("optimizer: " + parameter.name + " is " + describe(p) + "; stochastic rounding expects bf16");
@@ -94,7 +94,7 @@ Named make_extra(NarrowUpdate update, const Named& parameter) {
 kernels::NarrowArgs narrow_arguments(NarrowUpdate update, const Named& parameter, const Tensor& extra,
                                      std::int64_t step_count, const Addresses& at) {
   kernels::NarrowArgs args;
-  if (!narrow_detail::is_narrow(parameter.tensor)) return args;
+  if (!is_narrow(parameter.tensor)) return args;
   switch (update) {
     case NarrowUpdate::rounded:
       break;

@@ -12,28 +12,26 @@
 #include <thimble/core/tensor/parameter_store.h>
 
 namespace thimble::optim {
-namespace optimizer_detail {
+namespace {
 
 thread_local const ParameterReplacement* replacement = nullptr;  // the innermost
 thread_local const StateTierScope* state_tier = nullptr;         // the innermost
 
-}  // namespace optimizer_detail
+}  // namespace
 
 ParameterReplacement::ParameterReplacement(FunctionRef<std::vector<Named>(std::vector<Named>)> replace) noexcept
-    : replace_(replace), outer_(std::exchange(optimizer_detail::replacement, this)) {}
+    : replace_(replace), outer_(std::exchange(replacement, this)) {}
 
-ParameterReplacement::~ParameterReplacement() { optimizer_detail::replacement = outer_; }
+ParameterReplacement::~ParameterReplacement() { replacement = outer_; }
 
 StateTierScope::StateTierScope(FunctionRef<std::shared_ptr<Tier>()> make) noexcept
-    : make_(make), outer_(std::exchange(optimizer_detail::state_tier, this)) {}
+    : make_(make), outer_(std::exchange(state_tier, this)) {}
 
-StateTierScope::~StateTierScope() { optimizer_detail::state_tier = outer_; }
+StateTierScope::~StateTierScope() { state_tier = outer_; }
 
 Optimizer::Optimizer(std::vector<Named> parameters, double rate, std::shared_ptr<Tier> tier, NarrowUpdate narrow,
                      MomentFormat moments)
-    : parameters_(optimizer_detail::replacement == nullptr
-                      ? std::move(parameters)
-                      : optimizer_detail::replacement->replace_(std::move(parameters))),
+    : parameters_(replacement == nullptr ? std::move(parameters) : replacement->replace_(std::move(parameters))),
       narrow_(narrow),
       moments_(std::move(moments)),
       states_(parameters_.size()),
@@ -251,7 +249,7 @@ void Optimizer::make_state(FunctionRef<void(std::size_t)> add) {
 }
 
 void Optimizer::add_state(std::size_t index, std::string_view kind, Tensor tensor, std::int64_t elements_each) {
-  if (tier_ == nullptr && optimizer_detail::state_tier != nullptr) tier_ = optimizer_detail::state_tier->make_();
+  if (tier_ == nullptr && state_tier != nullptr) tier_ = state_tier->make_();
   states_[index].push_back(
       {std::string(kind), std::move(tensor), tier_ ? std::make_unique<memory::Offloaded>() : nullptr, elements_each});
 }

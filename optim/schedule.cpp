@@ -44,16 +44,15 @@ double one_cycle_rate(double rate, std::int64_t step, std::int64_t total, double
   return anneal(rate, end, (now - top) / (last - top));
 }
 
-namespace schedule_detail {
+namespace {
 
 void require(bool is_in_range, const char* expected, double got) {
   if (!is_in_range) throw ValueError(std::string("plateau: expected ") + expected + ", got " + std::to_string(got));
 }
 
-}  // namespace schedule_detail
+}  // namespace
 
 void Plateau::set_state(const State& state) {
-  using schedule_detail::require;
   require(!std::isnan(state.least_loss), "a number as the least loss", state.least_loss);
   require(state.worse >= 0, "at least 0 worse evaluations", static_cast<double>(state.worse));
   require(state.factor >= 0 && state.factor <= 1, "0 <= factor <= 1", state.factor);
@@ -61,7 +60,6 @@ void Plateau::set_state(const State& state) {
 }
 
 Plateau::Plateau(const PlateauOptions& options) : options_(options) {
-  using schedule_detail::require;
   require(options.factor > 0 && options.factor < 1, "0 < factor < 1", options.factor);
   require(options.patience >= 0, "a patience of at least 0", static_cast<double>(options.patience));
   require(options.threshold >= 0 && options.threshold < 1, "0 <= threshold < 1", options.threshold);

@@ -3,16 +3,16 @@
 #include <thimble/core/error.h>
 
 namespace thimble::optim {
-namespace sgd_detail {
+namespace {
 
 // Without state to offload, updates need not be one by one.
 bool has_state(const SgdOptions& options) { return options.momentum > 0 || options.narrow != NarrowUpdate::rounded; }
 
-}  // namespace sgd_detail
+}  // namespace
 
 Sgd::Sgd(std::vector<Named> parameters, SgdOptions options)
-    : Optimizer(std::move(parameters), options.rate, sgd_detail::has_state(options) ? options.tier : nullptr,
-                options.narrow, options.moments),
+    : Optimizer(std::move(parameters), options.rate, has_state(options) ? options.tier : nullptr, options.narrow,
+                options.moments),
       options_(std::move(options)) {
   const double momentum = options_.momentum;
   if (options_.moments.dtype == DType::f32) {

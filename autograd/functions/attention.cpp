@@ -14,7 +14,7 @@
 
 namespace thimble {
 
-namespace attention_functions_detail {
+namespace {
 
 // (B, S, G, D) -> (B, S, G times, D), each head repeated `times` times in a row: a copy unless `times` is 1.
 Tensor repeat_heads(const Tensor& x, std::int64_t times) {
@@ -27,19 +27,19 @@ Tensor repeat_heads(const Tensor& x, std::int64_t times) {
 // In evaluation nothing is dropped; the operator refuses a probability out of range.
 double dropped(double p) { return p > 0 && p < 1 && is_evaluating() ? 0 : p; }
 
-}  // namespace attention_functions_detail
+}  // namespace
 
 Tensor rotary(const Tensor& x, const RotaryOptions& o) {
   return apply(ops::Rotary{o.theta, o.first_position, o.scaling}, x);
 }
 
 Tensor attention(const Tensor& qkv, std::int64_t heads, const AttentionOptions& o) {
-  const double p = attention_functions_detail::dropped(o.dropout);
+  const double p = dropped(o.dropout);
   return apply(ops::Attention{heads, o.causal, o.scale, p, next_random_site(), o.window}, qkv, o.mask);
 }
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o) {
-  const double p = attention_functions_detail::dropped(o.dropout);
+  const double p = dropped(o.dropout);
   return apply(ops::ScaledDotProductAttention{o.causal, o.scale, p, next_random_site(), o.window}, q, k, v, o.mask);
 }
 
@@ -70,7 +70,7 @@ Tensor attention_textbook(const Tensor& q, const Tensor& k, const Tensor& v, con
   const std::int64_t group = q.size(2) / k.size(2);
   const double scale = o.scale ? *o.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
   const auto heads_first = [](const Tensor& x) { return permute(x, {0, 2, 1, 3}); };  // (B, H, T or S, D), a view
-  const auto of_all = [&](const Tensor& x) { return heads_first(attention_functions_detail::repeat_heads(x, group)); };
+  const auto of_all = [&](const Tensor& x) { return heads_first(repeat_heads(x, group)); };
   Tensor scores = matmul(heads_first(q), of_all(k), false, true);  // (B, H, T, S)
   const Tensor softened = o.causal ? causal_softmax(scores, scale) : softmax(scores, -1, scale);
   scores = Tensor();

@@ -14,7 +14,7 @@
 #include <thimble/core/ops/layout/view.h>
 
 namespace thimble {
-namespace einsum_detail {
+namespace {
 
 /// A tensor whose axes have names, each once.
 struct Term {
@@ -22,9 +22,9 @@ struct Term {
   std::string axes;
 };
 
-bool has(const std::string& axes, char name) { return axes.find(name) != std::string::npos; }
+bool has_axis(const std::string& axes, char name) { return axes.find(name) != std::string::npos; }
 
-std::string where(const std::string& axes, auto&& is_wanted) {
+std::string axes_where(const std::string& axes, auto&& is_wanted) {
   std::string found;
   std::copy_if(axes.begin(), axes.end(), std::back_inserter(found), is_wanted);
   return found;
@@ -41,14 +41,15 @@ Tensor with_order(const Term& term, const std::string& axes) {
 Term summed(const Term& term, const std::string& kept) {
   std::vector<int> axes;
   for (std::size_t i = 0; i < term.axes.size(); ++i) {
-    if (!has(kept, term.axes[i])) axes.push_back(static_cast<int>(i));
+    if (!has_axis(kept, term.axes[i])) axes.push_back(static_cast<int>(i));
   }
   if (axes.empty()) return term;
-  return {sum(term.t, Axes(std::span<const int>(axes))), where(term.axes, [&](char c) { return has(kept, c); })};
+  return {sum(term.t, Axes(std::span<const int>(axes))),
+          axes_where(term.axes, [&](char c) { return has_axis(kept, c); })};
 }
 
 /// The product of the sizes of `axes`.
-std::int64_t size_of(const Term& term, const std::string& axes) {
+std::int64_t size_of_axes(const Term& term, const std::string& axes) {
   std::int64_t size = 1;
   for (const char c : axes) size *= term.t.shape()[static_cast<int>(term.axes.find(c))];
   return size;
@@ -57,28 +58,27 @@ std::int64_t size_of(const Term& term, const std::string& axes) {
 /// The product of two, over the shared axes that are not in `kept`: (batch, rows, inner) x (batch, inner, columns).
 Term product(const Term& left, const Term& right, const std::string& kept) {
   const Term a = summed(left, right.axes + kept), b = summed(right, left.axes + kept);
-  const std::string batch = where(a.axes, [&](char c) { return has(b.axes, c) && has(kept, c); });
-  const std::string inner = where(a.axes, [&](char c) { return has(b.axes, c) && !has(kept, c); });
-  const std::string rows = where(a.axes, [&](char c) { return !has(b.axes, c); });
-  const std::string columns = where(b.axes, [&](char c) { return !has(a.axes, c); });
+  const std::string batch = axes_where(a.axes, [&](char c) { return has_axis(b.axes, c) && has_axis(kept, c); });
+  const std::string inner = axes_where(a.axes, [&](char c) { return has_axis(b.axes, c) && !has_axis(kept, c); });
+  const std::string rows = axes_where(a.axes, [&](char c) { return !has_axis(b.axes, c); });
+  const std::string columns = axes_where(b.axes, [&](char c) { return !has_axis(a.axes, c); });
   Shape sizes;
-  for (const char c : batch) sizes.push_back(size_of(a, {c}));
-  for (const char c : rows) sizes.push_back(size_of(a, {c}));
-  for (const char c : columns) sizes.push_back(size_of(b, {c}));
-  const std::int64_t outer = size_of(a, batch), depth = size_of(a, inner);
-  const Tensor lhs = reshape(with_order(a, batch + rows + inner), {outer, size_of(a, rows), depth});
-  const Tensor rhs = reshape(with_order(b, batch + inner + columns), {outer, depth, size_of(b, columns)});
+  for (const char c : batch) sizes.push_back(size_of_axes(a, {c}));
+  for (const char c : rows) sizes.push_back(size_of_axes(a, {c}));
+  for (const char c : columns) sizes.push_back(size_of_axes(b, {c}));
+  const std::int64_t outer = size_of_axes(a, batch), depth = size_of_axes(a, inner);
+  const Tensor lhs = reshape(with_order(a, batch + rows + inner), {outer, size_of_axes(a, rows), depth});
+  const Tensor rhs = reshape(with_order(b, batch + inner + columns), {outer, depth, size_of_axes(b, columns)});
   return {reshape(matmul(lhs, rhs), sizes), batch + rows + columns};
 }
 
-[[noreturn]] void refuse(std::string_view equation, const std::string& why) {
+[[noreturn]] void refuse_equation(std::string_view equation, const std::string& why) {
   throw ValueError("einsum: \"" + std::string(equation) + "\": " + why);
 }
 
-}  // namespace einsum_detail
+}  // namespace
 
 Tensor einsum(std::string_view equation, std::span<const Tensor> operands) {
-  using namespace einsum_detail;
   std::string text;
   for (const char c : equation) {
     if (c != ' ') text += c;
@@ -92,14 +92,15 @@ Tensor einsum(std::string_view equation, std::span<const Tensor> operands) {
     begin = end + 1;
   }
   if (terms.size() != operands.size()) {
-    refuse(equation,
-           "it names " + std::to_string(terms.size()) + " operands, given are " + std::to_string(operands.size()));
+    refuse_equation(equation, "it names " + std::to_string(terms.size()) + " operands, given are " +
+                                  std::to_string(operands.size()));
   }
   const auto check_names = [&](const std::string& axes) {
     for (const char c : axes) {
       const bool is_letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-      if (!is_letter) refuse(equation, std::string("expected letters, \",\" and \"->\", got \"") + c + "\"");
-      if (std::count(axes.begin(), axes.end(), c) > 1) refuse(equation, std::string(1, c) + " is twice in " + axes);
+      if (!is_letter) refuse_equation(equation, std::string("expected letters, \",\" and \"->\", got \"") + c + "\"");
+      if (std::count(axes.begin(), axes.end(), c) > 1)
+        refuse_equation(equation, std::string(1, c) + " is twice in " + axes);
     }
   };
   std::string known;  // the names, with the sizes of their axes
@@ -128,12 +129,12 @@ Tensor einsum(std::string_view equation, std::span<const Tensor> operands) {
   }
   std::string result = arrow == std::string::npos ? std::string() : text.substr(arrow + 2);
   if (arrow == std::string::npos) {
-    result = where(known, [&](char c) { return std::count(all.begin(), all.end(), c) == 1; });
+    result = axes_where(known, [&](char c) { return std::count(all.begin(), all.end(), c) == 1; });
     std::sort(result.begin(), result.end());
   }
   check_names(result);
   for (const char c : result) {
-    if (!has(known, c)) refuse(equation, std::string("no operand has ") + c);
+    if (!has_axis(known, c)) refuse_equation(equation, std::string("no operand has ") + c);
   }
   Term term = terms[0];
   for (std::size_t i = 1; i < terms.size(); ++i) {

@@ -103,7 +103,7 @@ Tensor masked_fill(const Tensor& x, const Tensor& mask, double value) {
   return apply<ops::Where>(full({}, value, x.dtype(), x.device()), x, mask);
 }
 
-namespace elementwise_functions_detail {
+namespace {
 
 // `outside` of (column, row + diagonal) gives the mask of zeroed elements.
 Tensor triangle(const char* name, const Tensor& x, std::int64_t diagonal,
@@ -118,15 +118,11 @@ Tensor triangle(const char* name, const Tensor& x, std::int64_t diagonal,
   return masked_fill(x, mask, 0);
 }
 
-}  // namespace elementwise_functions_detail
+}  // namespace
 
-Tensor tril(const Tensor& x, std::int64_t diagonal) {
-  return elementwise_functions_detail::triangle("tril", x, diagonal, greater);
-}
+Tensor tril(const Tensor& x, std::int64_t diagonal) { return triangle("tril", x, diagonal, greater); }
 
-Tensor triu(const Tensor& x, std::int64_t diagonal) {
-  return elementwise_functions_detail::triangle("triu", x, diagonal, less);
-}
+Tensor triu(const Tensor& x, std::int64_t diagonal) { return triangle("triu", x, diagonal, less); }
 
 Tensor equal(const Tensor& a, const Tensor& b) { return apply<ops::Equal>(a, b); }
 Tensor not_equal(const Tensor& a, const Tensor& b) { return apply<ops::NotEqual>(a, b); }
@@ -135,22 +131,22 @@ Tensor less_equal(const Tensor& a, const Tensor& b) { return apply<ops::LessEqua
 Tensor greater(const Tensor& a, const Tensor& b) { return apply<ops::Greater>(a, b); }
 Tensor greater_equal(const Tensor& a, const Tensor& b) { return apply<ops::GreaterEqual>(a, b); }
 
-namespace dropout_functions_detail {
+namespace {
 
 // The operator refuses a probability out of range, in evaluation too.
 bool drops(double p) { return p != 0 && !(is_evaluating() && p > 0 && p < 1); }
 
-}  // namespace dropout_functions_detail
+}  // namespace
 
 // Without dropping the operator is skipped, but its site is taken: later calls' numbers do not depend on it.
 Tensor dropout(const Tensor& x, double p) {
   const RandomSite site = next_random_site();
-  return dropout_functions_detail::drops(p) ? apply(ops::Dropout{p, site}, x) : x;
+  return drops(p) ? apply(ops::Dropout{p, site}, x) : x;
 }
 
 Tensor dropout_textbook(const Tensor& x, double p) {
   const RandomSite site = next_random_site();
-  return dropout_functions_detail::drops(p) ? apply(ops::DropoutTextbook{p, site}, x) : x;
+  return drops(p) ? apply(ops::DropoutTextbook{p, site}, x) : x;
 }
 
 }  // namespace thimble

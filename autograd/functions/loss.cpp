@@ -37,7 +37,7 @@ Tensor nll(const Tensor& log_probabilities, const Tensor& targets, const CrossEn
   return apply(ops::Nll{options.ignore_index, options.label_smoothing, options.reduction}, log_probabilities, targets);
 }
 
-namespace loss_functions_detail {
+namespace {
 
 // Reduced in one pass, or elementwise.
 template <kernels::ReduceMap map>
@@ -51,32 +51,30 @@ Tensor pair_loss(const Tensor& x, const Tensor& target, LossReduction reduction,
   return apply(ops::pair_functor<map>(parameter), x, target);
 }
 
-}  // namespace loss_functions_detail
+}  // namespace
 
 Tensor mse_loss(const Tensor& x, const Tensor& target, LossReduction reduction) {
-  return loss_functions_detail::pair_loss<kernels::ReduceMap::squared_difference>(x, target, reduction);
+  return pair_loss<kernels::ReduceMap::squared_difference>(x, target, reduction);
 }
 
 Tensor l1_loss(const Tensor& x, const Tensor& target, LossReduction reduction) {
-  return loss_functions_detail::pair_loss<kernels::ReduceMap::absolute_difference>(x, target, reduction);
+  return pair_loss<kernels::ReduceMap::absolute_difference>(x, target, reduction);
 }
 
 Tensor huber_loss(const Tensor& x, const Tensor& target, double delta, LossReduction reduction) {
   if (!(delta > 0)) throw ValueError("huber_loss: delta " + std::to_string(delta) + ", expected above 0");
-  return loss_functions_detail::pair_loss<kernels::ReduceMap::huber>(x, target, reduction, delta);
+  return pair_loss<kernels::ReduceMap::huber>(x, target, reduction, delta);
 }
 
 Tensor bce_with_logits(const Tensor& logits, const Tensor& targets, double positive_weight, LossReduction reduction) {
   if (!(positive_weight >= 0)) {
     throw ValueError("bce_with_logits: positive_weight " + std::to_string(positive_weight) + ", expected at least 0");
   }
-  return loss_functions_detail::pair_loss<kernels::ReduceMap::bce_with_logits>(logits, targets, reduction,
-                                                                               positive_weight);
+  return pair_loss<kernels::ReduceMap::bce_with_logits>(logits, targets, reduction, positive_weight);
 }
 
 Tensor kl_div(const Tensor& log_probabilities, const Tensor& targets, LossReduction reduction, bool is_log_target) {
-  return loss_functions_detail::pair_loss<kernels::ReduceMap::kl_divergence>(log_probabilities, targets, reduction,
-                                                                             is_log_target ? 1 : 0);
+  return pair_loss<kernels::ReduceMap::kl_divergence>(log_probabilities, targets, reduction, is_log_target ? 1 : 0);
 }
 
 Tensor cosine_similarity(const Tensor& a, const Tensor& b, int axis, double epsilon) {

@@ -22,16 +22,16 @@ Tensor lora_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, co
   return apply(ops::LoraLinear{scale, weight_is_in_out}, x, weight, bias, z, a, b);
 }
 
-namespace matmul_functions_detail {
+namespace {
 
 ops::Conv2d convolution(const Conv2dOptions& o) {
   return {o.stride, o.stride, o.padding, o.padding, o.dilation, o.dilation, o.groups};
 }
 
-}  // namespace matmul_functions_detail
+}  // namespace
 
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, Conv2dOptions o) {
-  return apply(matmul_functions_detail::convolution(o), x, weight, bias);
+  return apply(convolution(o), x, weight, bias);
 }
 
 Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias, Conv2dOptions o) {
@@ -45,13 +45,13 @@ Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias, Conv2dO
 
 Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias, Conv2dOptions o,
                         std::int64_t output_padding) {
-  const ops::ConvTranspose2d op{matmul_functions_detail::convolution(o), output_padding, output_padding};
+  const ops::ConvTranspose2d op{convolution(o), output_padding, output_padding};
   return apply(op, x, weight, bias);
 }
 
 Tensor shared_conv2d(const Tensor& x, const Tensor& basis, const Tensor& coefficients, const Tensor& bias,
                      Conv2dOptions o) {
-  return apply(ops::SharedConv2d{matmul_functions_detail::convolution(o)}, x, basis, coefficients, bias);
+  return apply(ops::SharedConv2d{convolution(o)}, x, basis, coefficients, bias);
 }
 
 }  // namespace thimble

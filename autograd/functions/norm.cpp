@@ -6,7 +6,7 @@
 #include <thimble/core/tensor/context.h>
 
 namespace thimble {
-namespace norm_functions_detail {
+namespace {
 
 template <ops::NormTail tail>
 Tensor batch_norm_with(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
@@ -19,7 +19,7 @@ Tensor batch_norm_with(const Tensor& x, const Tensor& residual, const Tensor& we
   return apply(ops::BatchNormEval<tail>{options.epsilon}, x, residual, weight, bias, running_mean, running_var);
 }
 
-}  // namespace norm_functions_detail
+}  // namespace
 
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double epsilon, int axes) {
   return apply(ops::LayerNorm{axes, epsilon}, x, weight, bias);
@@ -39,20 +39,17 @@ Tensor instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, 
 
 Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
                   const Tensor& running_var, const BatchNormOptions& options) {
-  return norm_functions_detail::batch_norm_with<ops::NormTail::none>(x, Tensor(), weight, bias, running_mean,
-                                                                     running_var, options);
+  return batch_norm_with<ops::NormTail::none>(x, Tensor(), weight, bias, running_mean, running_var, options);
 }
 
 Tensor batch_norm_relu(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
                        const Tensor& running_var, const BatchNormOptions& options) {
-  return norm_functions_detail::batch_norm_with<ops::NormTail::relu>(x, Tensor(), weight, bias, running_mean,
-                                                                     running_var, options);
+  return batch_norm_with<ops::NormTail::relu>(x, Tensor(), weight, bias, running_mean, running_var, options);
 }
 
 Tensor batch_norm_add_relu(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
                            const Tensor& running_mean, const Tensor& running_var, const BatchNormOptions& options) {
-  return norm_functions_detail::batch_norm_with<ops::NormTail::add_relu>(x, residual, weight, bias, running_mean,
-                                                                         running_var, options);
+  return batch_norm_with<ops::NormTail::add_relu>(x, residual, weight, bias, running_mean, running_var, options);
 }
 
 Tensor max_pool2d(const Tensor& x, const PoolWindow& window, MaxPoolKeeps keeps) {

@@ -12,46 +12,34 @@
 #include <thimble/core/ops/reduction/reduction.h>
 
 namespace thimble {
-namespace reduction_functions_detail {
+namespace {
 
 template <class Op>
 Tensor run(const Tensor& x, const Axes& axes, bool keep_axes) {
   return apply(Op{axis_mask(Op::name, axes.list(), x.rank()), keep_axes}, x);
 }
 
-}  // namespace reduction_functions_detail
+}  // namespace
 
-Tensor sum(const Tensor& x, const Axes& axes, bool keep_axes) {
-  return reduction_functions_detail::run<ops::Sum>(x, axes, keep_axes);
-}
+Tensor sum(const Tensor& x, const Axes& axes, bool keep_axes) { return run<ops::Sum>(x, axes, keep_axes); }
 
-Tensor mean(const Tensor& x, const Axes& axes, bool keep_axes) {
-  return reduction_functions_detail::run<ops::Mean>(x, axes, keep_axes);
-}
+Tensor mean(const Tensor& x, const Axes& axes, bool keep_axes) { return run<ops::Mean>(x, axes, keep_axes); }
 
 Tensor variance(const Tensor& x, const Axes& axes, int correction, bool keep_axes) {
   return apply(ops::Variance{axis_mask("variance", axes.list(), x.rank()), keep_axes, correction}, x);
 }
 
-Tensor max(const Tensor& x, const Axes& axes, bool keep_axes) {
-  return reduction_functions_detail::run<ops::Max>(x, axes, keep_axes);
-}
+Tensor max(const Tensor& x, const Axes& axes, bool keep_axes) { return run<ops::Max>(x, axes, keep_axes); }
 
-Tensor min(const Tensor& x, const Axes& axes, bool keep_axes) {
-  return reduction_functions_detail::run<ops::Min>(x, axes, keep_axes);
-}
+Tensor min(const Tensor& x, const Axes& axes, bool keep_axes) { return run<ops::Min>(x, axes, keep_axes); }
 
-Tensor argmax(const Tensor& x, const Axes& axes, bool keep_axes) {
-  return reduction_functions_detail::run<ops::ArgMax>(x, axes, keep_axes);
-}
+Tensor argmax(const Tensor& x, const Axes& axes, bool keep_axes) { return run<ops::ArgMax>(x, axes, keep_axes); }
 
-Tensor argmin(const Tensor& x, const Axes& axes, bool keep_axes) {
-  return reduction_functions_detail::run<ops::ArgMin>(x, axes, keep_axes);
-}
+Tensor argmin(const Tensor& x, const Axes& axes, bool keep_axes) { return run<ops::ArgMin>(x, axes, keep_axes); }
 
 Tensor norm(const Tensor& x, double p, const Axes& axes, bool keep_axes) {
   if (!(p > 0)) throw ValueError("norm: p is " + std::to_string(p) + ", expected above 0");
-  if (p == 2) return reduction_functions_detail::run<ops::Norm>(x, axes, keep_axes);
+  if (p == 2) return run<ops::Norm>(x, axes, keep_axes);
   if (p == HUGE_VAL) return max(abs(x), axes, keep_axes);
   if (p == 1) return sum(abs(x), axes, keep_axes);
   const Tensor size = abs(x);
@@ -66,9 +54,7 @@ Tensor norm(const Tensor& x, double p, const Axes& axes, bool keep_axes) {
   return keep_axes ? y : reshape(y, reduced_shape(x.shape(), axis_mask("norm", axes.list(), x.rank()), false));
 }
 
-Tensor logsumexp(const Tensor& x, const Axes& axes, bool keep_axes) {
-  return reduction_functions_detail::run<ops::LogSumExp>(x, axes, keep_axes);
-}
+Tensor logsumexp(const Tensor& x, const Axes& axes, bool keep_axes) { return run<ops::LogSumExp>(x, axes, keep_axes); }
 
 Tensor softmax(const Tensor& x, int axis, double scale) { return apply(ops::Softmax{axis, scale, false}, x); }
 
@@ -93,7 +79,7 @@ Tensor prod(const Tensor& x, const Axes& axes, bool keep_axes) {
   return y;
 }
 
-namespace lines_functions_detail {
+namespace {
 
 Sorted first_sorted(const char* name, const Tensor& x, std::int64_t count, int axis, bool is_descending) {
   const int along = normalize_axis(name, axis, x.rank());
@@ -101,11 +87,11 @@ Sorted first_sorted(const char* name, const Tensor& x, std::int64_t count, int a
   return {gather(x, along, indices), indices};
 }
 
-}  // namespace lines_functions_detail
+}  // namespace
 
 Sorted sort(const Tensor& x, int axis, bool is_descending) {
   const int along = normalize_axis("sort", axis, x.rank());
-  return lines_functions_detail::first_sorted("sort", x, x.shape()[along], along, is_descending);
+  return first_sorted("sort", x, x.shape()[along], along, is_descending);
 }
 
 Tensor argsort(const Tensor& x, int axis, bool is_descending) {
@@ -114,7 +100,7 @@ Tensor argsort(const Tensor& x, int axis, bool is_descending) {
 }
 
 Sorted topk(const Tensor& x, std::int64_t count, int axis, bool takes_largest) {
-  return lines_functions_detail::first_sorted("topk", x, count, axis, takes_largest);
+  return first_sorted("topk", x, count, axis, takes_largest);
 }
 
 Tensor multinomial(const Tensor& weights, std::int64_t count, bool with_replacement, const RandomSite& site) {

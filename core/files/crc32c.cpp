@@ -11,7 +11,7 @@
 #endif
 
 namespace thimble {
-namespace crc32c_detail {
+namespace {
 
 static_assert(std::endian::native == std::endian::little, "eight bytes are taken as one number");
 
@@ -68,13 +68,12 @@ std::uint32_t by_instruction(std::span<const std::byte> bytes, std::uint32_t crc
 }
 #endif
 
-}  // namespace crc32c_detail
+}  // namespace
 
 std::uint32_t crc32c_by_tables(std::span<const std::byte> bytes, std::uint32_t crc) noexcept {
-  using crc32c_detail::tables;
   crc = ~crc;
   for (; bytes.size() >= 8; bytes = bytes.subspan(8)) {
-    const std::uint64_t eight = crc32c_detail::load_eight(bytes.data()) ^ crc;
+    const std::uint64_t eight = load_eight(bytes.data()) ^ crc;
     crc = 0;
     for (std::size_t i = 0; i < 8; ++i) crc ^= tables[7 - i][(eight >> (8 * i)) & 0xFF];
   }
@@ -83,8 +82,8 @@ std::uint32_t crc32c_by_tables(std::span<const std::byte> bytes, std::uint32_t c
 }
 
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t crc) noexcept {
-  static const bool has_instruction = crc32c_detail::has_instruction();
-  return has_instruction ? crc32c_detail::by_instruction(bytes, crc) : crc32c_by_tables(bytes, crc);
+  static const bool has_it = has_instruction();
+  return has_it ? by_instruction(bytes, crc) : crc32c_by_tables(bytes, crc);
 }
 
 std::uint32_t crc32c(std::string_view text, std::uint32_t crc) noexcept {

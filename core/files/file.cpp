@@ -22,17 +22,17 @@
 
 namespace thimble {
 
-namespace temporary_file_detail {
+namespace {
 
 constexpr std::string_view ending = ".tmp";
-constexpr std::size_t digit_count = 16;
-constexpr std::size_t longest_name = 200;  // leaves room for the suffix within the 255 bytes of a name
+constexpr std::size_t suffix_digits = 16;
+constexpr std::size_t longest_stem = 200;  // leaves room for the suffix within the 255 bytes of a name
 
 std::string stem_of(const std::string& target) {
-  return target.substr(target.find_last_of('/') + 1).substr(0, longest_name) + ".";
+  return target.substr(target.find_last_of('/') + 1).substr(0, longest_stem) + ".";
 }
 
-std::string digits_of(std::uint64_t number) {
+std::string suffix_of(std::uint64_t number) {
   std::string text;
   for (int shift = 60; shift >= 0; shift -= 4) text += "0123456789abcdef"[number >> shift & 15];
   return text;
@@ -44,8 +44,8 @@ std::uint64_t system_random() {
 }
 
 bool is_temporary(std::string_view name, std::string_view stem) {
-  if (name.size() != stem.size() + digit_count + ending.size()) return false;
-  const std::string_view digits = name.substr(stem.size(), digit_count);
+  if (name.size() != stem.size() + suffix_digits + ending.size()) return false;
+  const std::string_view digits = name.substr(stem.size(), suffix_digits);
   return name.starts_with(stem) && name.ends_with(ending) &&
          digits.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
@@ -76,7 +76,7 @@ bool remove_if_stale(int folder, const char* name) {
   return is_removed;
 }
 
-}  // namespace temporary_file_detail
+}  // namespace
 
 std::string folder_of(const std::string& path) {
   const auto slash = path.find_last_of('/');
@@ -85,20 +85,18 @@ std::string folder_of(const std::string& path) {
 }
 
 std::string free_temporary_name(const std::string& target) {
-  namespace detail = temporary_file_detail;
-  const std::string stem = folder_of(target) + "/" + detail::stem_of(target);
-  return stem + detail::digits_of(detail::system_random()) + std::string(detail::ending);
+  const std::string stem = folder_of(target) + "/" + stem_of(target);
+  return stem + suffix_of(system_random()) + std::string(ending);
 }
 
 TemporaryFile make_temporary_file(const std::string& target, const std::function<std::uint64_t()>& random) {
-  namespace detail = temporary_file_detail;
   constexpr int most_tries = 100;
   int error = EEXIST;
   for (int i = 0; i < most_tries; ++i) {
-    const std::string digits = detail::digits_of(random ? random() : detail::system_random());
-    const std::string path = folder_of(target) + "/" + detail::stem_of(target) + digits + std::string(detail::ending);
+    const std::string digits = suffix_of(random ? random() : system_random());
+    const std::string path = folder_of(target) + "/" + stem_of(target) + digits + std::string(ending);
     const int descriptor = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (descriptor >= 0 && detail::hold(path, descriptor)) return {path, descriptor, 0};
+    if (descriptor >= 0 && hold(path, descriptor)) return {path, descriptor, 0};
     error = descriptor >= 0 ? EEXIST : errno;
     if (descriptor >= 0) ::close(descriptor);
     if (error != EEXIST) return {path, -1, error};
@@ -107,14 +105,13 @@ TemporaryFile make_temporary_file(const std::string& target, const std::function
 }
 
 int remove_stale_temporary_files(const std::string& target) noexcept {
-  namespace detail = temporary_file_detail;
   try {
     DIR* const folder = ::opendir(folder_of(target).c_str());
     if (folder == nullptr) return 0;
-    const std::string stem = detail::stem_of(target);
+    const std::string stem = stem_of(target);
     int count = 0;
     while (const dirent* const entry = ::readdir(folder)) {
-      if (detail::is_temporary(entry->d_name, stem)) count += detail::remove_if_stale(::dirfd(folder), entry->d_name);
+      if (is_temporary(entry->d_name, stem)) count += remove_if_stale(::dirfd(folder), entry->d_name);
     }
     ::closedir(folder);
     return count;
@@ -123,7 +120,7 @@ int remove_stale_temporary_files(const std::string& target) noexcept {
   }
 }
 
-namespace file_detail {
+namespace {
 
 std::string followed(const std::string& path) {
   char* resolved = ::realpath(path.c_str(), nullptr);
@@ -144,7 +141,7 @@ const char* keep_name(const std::string& path) {
   return error == 0 || error == EINVAL ? nullptr : "cannot fsync its folder";
 }
 
-}  // namespace file_detail
+}  // namespace
 
 void AtomicFile::fail(const std::string& what, int error) const {
   throw FileError(path_, size_, what + ": " + std::strerror(error));
@@ -163,7 +160,7 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path) {
   } else if (::lstat(path.c_str(), &status) == 0) {
     throw FileError(path, 0, "cannot follow the symbolic link: its target does not exist");
   }
-  target_ = exists ? file_detail::followed(path) : path;
+  target_ = exists ? followed(path) : path;
   remove_stale_temporary_files(target_);
   TemporaryFile temporary = make_temporary_file(target_);
   if (temporary.descriptor < 0) fail("cannot create " + temporary.path, temporary.error);
@@ -202,7 +199,7 @@ void AtomicFile::commit() {
   temporary_.clear();
   ::close(descriptor_);
   descriptor_ = -1;
-  if (const char* const what = file_detail::keep_name(target_)) fail(what, errno);
+  if (const char* const what = keep_name(target_)) fail(what, errno);
 }
 
 void remove_file(const std::string& path) {
@@ -210,7 +207,7 @@ void remove_file(const std::string& path) {
     if (errno == ENOENT) return;
     throw FileError(path, 0, std::string("cannot remove: ") + std::strerror(errno));
   }
-  const char* const what = file_detail::keep_name(path);
+  const char* const what = keep_name(path);
   if (what != nullptr) throw FileError(path, 0, std::string(what) + ": " + std::strerror(errno));
 }
 
@@ -224,7 +221,7 @@ void write_file_atomically(const std::string& path, std::string_view text) {
   write_file_atomically(path, std::as_bytes(std::span(text.data(), text.size())));
 }
 
-namespace file_stream_detail {
+namespace {
 
 // One call moves at most this much: Linux caps a call just below 2 GiB, other systems refuse more.
 constexpr std::size_t largest_call = std::size_t{1} << 30;
@@ -233,17 +230,17 @@ std::string reason(const char* action, int error) {
   return std::string("cannot ") + action + ": " + std::generic_category().message(error);
 }
 
-}  // namespace file_stream_detail
+}  // namespace
 
 InputFile::InputFile(std::string path) : path_(std::move(path)) {
   // O_NONBLOCK: opening a FIFO must not wait for a writer; it has no effect on regular files.
   descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor_ < 0) throw FileError(path_, 0, file_stream_detail::reason("open", errno));
+  if (descriptor_ < 0) throw FileError(path_, 0, reason("open", errno));
   struct stat facts {};
   const int error = ::fstat(descriptor_, &facts) == 0 ? 0 : errno;
   if (error != 0 || !S_ISREG(facts.st_mode)) {
     ::close(descriptor_);
-    throw FileError(path_, 0, error != 0 ? file_stream_detail::reason("examine", error) : "is not a regular file");
+    throw FileError(path_, 0, error != 0 ? reason("examine", error) : "is not a regular file");
   }
   bytes_ = static_cast<std::uint64_t>(facts.st_size);
 }
@@ -260,10 +257,10 @@ void InputFile::read(std::uint64_t offset, std::span<std::byte> out) const {
     throw FileError(path_, offset,
                     std::to_string(out.size()) + " bytes wanted, the file ends at byte " + std::to_string(bytes_));
   while (!out.empty()) {
-    const std::size_t part = std::min(out.size(), file_stream_detail::largest_call);
+    const std::size_t part = std::min(out.size(), largest_call);
     const ssize_t got = ::pread(descriptor_, out.data(), part, static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw FileError(path_, offset, file_stream_detail::reason("read", errno));
+    if (got < 0) throw FileError(path_, offset, reason("read", errno));
     if (got == 0) throw FileError(path_, offset, "the file was cut while it was being read");
     offset += static_cast<std::uint64_t>(got);
     out = out.subspan(static_cast<std::size_t>(got));
@@ -276,7 +273,7 @@ std::vector<std::string> names_in(const std::string& folder) {
   for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
     names.push_back(at->path().filename().string());
   }
-  if (error) throw FileError(folder, 0, file_stream_detail::reason("read the folder", error.value()));
+  if (error) throw FileError(folder, 0, reason("read the folder", error.value()));
   std::sort(names.begin(), names.end());
   return names;
 }

@@ -16,7 +16,7 @@
 
 namespace thimble {
 
-namespace npy_detail {
+namespace {
 
 static_assert(std::endian::native == std::endian::little, "elements are read and written as they lie in memory");
 
@@ -250,15 +250,15 @@ std::uint64_t require_bytes(DType dtype, std::span<const std::int64_t> shape) {
   return *bytes;
 }
 
-}  // namespace npy_detail
+}  // namespace
 
 NpyHeader parse_npy_header(std::span<const std::byte> start, std::uint64_t file_bytes, const std::string& path) {
   if (start.size() > file_bytes) start = start.first(static_cast<std::size_t>(file_bytes));
-  const npy_detail::Extent extent = npy_detail::dict_extent(start, file_bytes, path);
+  const Extent extent = dict_extent(start, file_bytes, path);
   if (extent.end > start.size()) throw FileError(path, start.size(), "the header is not within the bytes given");
   const std::string_view text(reinterpret_cast<const char*>(start.data()) + extent.begin,
                               static_cast<std::size_t>(extent.end) - extent.begin);
-  npy_detail::DictReader reader(text, extent.begin, path);
+  DictReader reader(text, extent.begin, path);
   NpyHeader header = reader.read();
   header.data_offset = extent.end;
   const std::optional<std::uint64_t> bytes = checked_bytes(header.shape, size_of(header.dtype));
@@ -277,16 +277,16 @@ NpyHeader parse_npy_header(std::span<const std::byte> start, std::uint64_t file_
 NpyArray parse_npy(std::span<const std::byte> file, const std::string& path) {
   const NpyHeader header = parse_npy_header(file, file.size(), path);
   const auto data = file.subspan(static_cast<std::size_t>(header.data_offset));
-  if (header.dtype == DType::boolean) npy_detail::require_bools(data, header.data_offset, path);
+  if (header.dtype == DType::boolean) require_bools(data, header.data_offset, path);
   NpyArray array{header.dtype, header.shape, std::vector<std::byte>(static_cast<std::size_t>(header.data_bytes))};
   std::copy(data.begin(), data.end(), array.data.end() - static_cast<std::ptrdiff_t>(data.size()));
-  npy_detail::widen(header, array.data);
+  widen(header, array.data);
   return array;
 }
 
 NpyHeader read_npy_header(const std::string& path) {
   const InputFile file(path);
-  const std::uint64_t most = npy_detail::longest_prefix + npy_detail::header_limit;
+  const std::uint64_t most = longest_prefix + header_limit;
   std::vector<std::byte> start(static_cast<std::size_t>(std::min(file.bytes(), most)));
   file.read(0, start);
   return parse_npy_header(start, file.bytes(), path);
@@ -297,8 +297,8 @@ void read_npy_data(const std::string& path, const NpyHeader& header, std::span<s
     throw ShapeError("read_npy_data: room for " + std::to_string(out.size()) + " bytes, the array has " +
                      std::to_string(header.data_bytes));
   InputFile(path).read(header.data_offset, out.last(static_cast<std::size_t>(header.file_bytes)));
-  npy_detail::widen(header, out);
-  if (header.dtype == DType::boolean) npy_detail::require_bools(out, header.data_offset, path);
+  widen(header, out);
+  if (header.dtype == DType::boolean) require_bools(out, header.data_offset, path);
 }
 
 NpyArray read_npy(const std::string& path) {
@@ -309,12 +309,11 @@ NpyArray read_npy(const std::string& path) {
 }
 
 std::string npy_header(DType dtype, std::span<const std::int64_t> shape) {
-  const auto* descr = std::find_if(npy_detail::descrs.begin(), npy_detail::descrs.end(),
-                                   [&](const npy_detail::Descr& d) { return d.dtype == dtype; });
-  if (descr == npy_detail::descrs.end())
+  const auto* descr = std::find_if(descrs.begin(), descrs.end(), [&](const Descr& d) { return d.dtype == dtype; });
+  if (descr == descrs.end())
     throw DTypeError("npy: the format has no name for " + std::string(to_string(dtype)) +
                      "; expected f64, f32, f16, i64, i32, i8, u8, bool");
-  npy_detail::require_bytes(dtype, shape);
+  require_bytes(dtype, shape);
   std::string sizes;
   for (const std::int64_t size : shape) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
   if (shape.size() == 1) sizes += ",";
@@ -325,7 +324,7 @@ std::string npy_header(DType dtype, std::span<const std::int64_t> shape) {
   // Magic, version, length and newline are 11 bytes; 1 to 64 spaces fill up to a multiple of 64.
   dict.append(64 - (11 + dict.size()) % 64, ' ');
   dict += '\n';
-  std::string header = std::string(npy_detail::magic) + std::string("\x01\x00", 2);
+  std::string header = std::string(magic) + std::string("\x01\x00", 2);
   header += static_cast<char>(dict.size() & 0xff);
   header += static_cast<char>(dict.size() >> 8);
   return header + dict;
@@ -334,7 +333,7 @@ std::string npy_header(DType dtype, std::span<const std::int64_t> shape) {
 void write_npy(const std::string& path, DType dtype, std::span<const std::int64_t> shape,
                std::span<const std::byte> data) {
   const std::string header = npy_header(dtype, shape);
-  const std::uint64_t bytes = npy_detail::require_bytes(dtype, shape);
+  const std::uint64_t bytes = require_bytes(dtype, shape);
   if (data.size() != bytes)
     throw ShapeError("write_npy: " + std::to_string(data.size()) + " bytes given, the shape has " +
                      std::to_string(bytes));

@@ -18,7 +18,7 @@
 #include <thimble/core/files/file_stream.h>
 
 namespace thimble {
-namespace outputs_detail {
+namespace {
 
 namespace fs = std::filesystem;
 
@@ -166,28 +166,20 @@ bool is_read_in(const std::string& folder, const Output& output) {
   return false;
 }
 
-}  // namespace outputs_detail
+}  // namespace
 
 namespace file_kinds {
-const FileKind checkpoint{"a checkpoint", outputs_detail::is_checkpoint},
-    weights{"a safetensors file of weights", outputs_detail::is_weights},
-    plan{"a plan", outputs_detail::is_json<outputs_detail::plan_text>},
-    costs{"a file of times", outputs_detail::is_json<outputs_detail::costs_text>},
-    adapters{"a configuration of adapters", outputs_detail::is_json<outputs_detail::adapters_text>},
-    tokens{"a file of tokens", outputs_detail::is_tokens},
-    lifetimes{"a CSV of lifetimes", outputs_detail::is_csv<outputs_detail::lifetimes_text>, true},
-    trace{"a trace", outputs_detail::is_json<outputs_detail::trace_text>, true},
-    snapshot{"a memory snapshot", outputs_detail::is_snapshot, true},
-    page{"a page of this program", outputs_detail::is_page, true},
-    picture{"an SVG picture", outputs_detail::is_picture, true},
-    results{"results of this program", outputs_detail::is_json<outputs_detail::results_text>},
-    table{"a CSV of results", outputs_detail::is_csv<outputs_detail::table_text>},
-    index{"an index of commands", outputs_detail::is_index, true}, text{"a text", outputs_detail::is_never, true},
-    folder{"a folder", outputs_detail::is_never};
+const FileKind checkpoint{"a checkpoint", is_checkpoint}, weights{"a safetensors file of weights", is_weights},
+    plan{"a plan", is_json<plan_text>}, costs{"a file of times", is_json<costs_text>},
+    adapters{"a configuration of adapters", is_json<adapters_text>}, tokens{"a file of tokens", is_tokens},
+    lifetimes{"a CSV of lifetimes", is_csv<lifetimes_text>, true}, trace{"a trace", is_json<trace_text>, true},
+    snapshot{"a memory snapshot", is_snapshot, true}, page{"a page of this program", is_page, true},
+    picture{"an SVG picture", is_picture, true}, results{"results of this program", is_json<results_text>},
+    table{"a CSV of results", is_csv<table_text>}, index{"an index of commands", is_index, true},
+    text{"a text", is_never, true}, folder{"a folder", is_never};
 }  // namespace file_kinds
 
 void check_kind(const Output& output, bool overwrites, std::string_view fix) {
-  using namespace outputs_detail;
   if (overwrites || output.path.empty() || !is_regular(output.path) || is_kind(output.path, *output.kind)) return;
   const bool is_marked = output.kind != &file_kinds::text;
   throw ValueError(output.option + ": expected a new file" +
@@ -197,7 +189,6 @@ void check_kind(const Output& output, bool overwrites, std::string_view fix) {
 }
 
 void write_output(const std::string& path, std::string_view text) {
-  using namespace outputs_detail;
   if (!takes_streams(path)) return write_file_atomically(path, text);
   const int descriptor =
       is_standard_output(path) ? ::dup(STDOUT_FILENO) : ::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY);
@@ -217,13 +208,11 @@ void make_output_folder(const std::string& option, const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) {
-    throw ValueError(option + ": cannot make the folder " + quote(folder, outputs_detail::longest_name) + ": " +
-                     error.message());
+    throw ValueError(option + ": cannot make the folder " + quote(folder, longest_name) + ": " + error.message());
   }
 }
 
 void check_names(const std::vector<Output>& outputs, std::string_view prefix) {
-  using namespace outputs_detail;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     Output output = outputs[i];
     if (output.path.empty()) continue;
@@ -246,7 +235,6 @@ void check_names(const std::vector<Output>& outputs, std::string_view prefix) {
 }
 
 void check_outputs(const std::vector<Output>& outputs, const std::vector<Input>& inputs, bool overwrites) {
-  using namespace outputs_detail;
   check_names(outputs);
   for (const Output& output : outputs) {
     if (output.path.empty() || output.kind == &file_kinds::folder) continue;

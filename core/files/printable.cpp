@@ -4,7 +4,7 @@
 #include <cstdint>
 
 namespace thimble {
-namespace printable_detail {
+namespace {
 
 void append_escaped(std::string& out, std::string_view bytes) {
   constexpr char digits[] = "0123456789abcdef";
@@ -20,7 +20,7 @@ bool is_control(std::string_view character) {
   return first == 0xC2 && static_cast<unsigned char>(character[1]) < 0xA0;  // U+0080 to U+009F
 }
 
-}  // namespace printable_detail
+}  // namespace
 
 std::size_t utf8_length(std::string_view text) {
   const auto first = static_cast<unsigned char>(text[0]);
@@ -47,11 +47,11 @@ std::string printable(std::string_view text, std::string_view kept) {
   while (!text.empty()) {
     const std::size_t length = std::max<std::size_t>(1, utf8_length(text));
     const std::string_view character = text.substr(0, length);
-    const bool is_text = utf8_length(text) > 0 && !printable_detail::is_control(character);
+    const bool is_text = utf8_length(text) > 0 && !is_control(character);
     if (is_text || kept.find(character) != std::string_view::npos) {
       out += character;
     } else {
-      printable_detail::append_escaped(out, character);
+      append_escaped(out, character);
     }
     text.remove_prefix(length);
   }

@@ -4,18 +4,18 @@
 #include <thimble/core/tensor/context.h>
 
 namespace thimble {
-namespace capability_detail {
+namespace {
 
 constexpr int of_plans = 90;  // H100
 
-}  // namespace capability_detail
+}  // namespace
 
 int compute_capability(memory::Device device) {
   if (!device.is_cuda()) return 0;
   if (device.is_dry && context().assumed_capability != 0) return context().assumed_capability;
   const kernels::DeviceRuntime* const runtime = kernels::device_runtime_cuda;
   const int own = runtime != nullptr ? runtime->capability(device.index) : 0;
-  return own != 0 || !device.is_dry ? own : capability_detail::of_plans;
+  return own != 0 || !device.is_dry ? own : of_plans;
 }
 
 std::string capability_text(int capability) {

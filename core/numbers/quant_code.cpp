@@ -1,12 +1,12 @@
 #include <thimble/core/numbers/quant_code.h>
 
 namespace thimble::quant {
-namespace quant_code_detail {
+namespace {
 
 constexpr DynamicTable tables[2] = {make_dynamic_table(false), make_dynamic_table(true)};
 
-}  // namespace quant_code_detail
+}  // namespace
 
-const DynamicTable& dynamic_table(bool is_signed) noexcept { return quant_code_detail::tables[is_signed ? 1 : 0]; }
+const DynamicTable& dynamic_table(bool is_signed) noexcept { return tables[is_signed ? 1 : 0]; }
 
 }  // namespace thimble::quant

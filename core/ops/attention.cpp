@@ -15,12 +15,12 @@
 #include <thimble/core/threads/parallel.h>
 
 namespace thimble::ops {
-namespace attention_detail {
+namespace {
 
 using kernels::AttentionKernels;
 using kernels::AttentionProblem;
 
-struct Form {
+struct AttentionForm {
   const char* name;
   bool is_causal;
   std::optional<double> scale;
@@ -39,7 +39,7 @@ struct Operands {
 
 bool has_documents(const Tensor& mask) { return mask.defined() && mask.dtype() == DType::i32; }
 
-void check_attributes(const Form& form, const AttentionProblem& p) {
+void check_attributes(const AttentionForm& form, const AttentionProblem& p) {
   if (!(form.p >= 0 && form.p < 1)) {
     throw ValueError(std::string(form.name) + ": probability " + std::to_string(form.p) + " is not in [0, 1)");
   }
@@ -57,7 +57,7 @@ void check_attributes(const Form& form, const AttentionProblem& p) {
   }
 }
 
-AttentionProblem problem(const Form& form, const Operands& in) {
+AttentionProblem problem(const AttentionForm& form, const Operands& in) {
   AttentionProblem p;
   p.dtype = in.q.dtype();
   p.batch = in.q.size(0), p.queries = in.q.size(1), p.heads = in.q.size(2), p.width = in.q.size(3);
@@ -119,7 +119,7 @@ Tensor workspace(std::size_t bytes, memory::Device device) {
 }
 
 // Writes out (B, T, H, D) and, if defined, lse.
-void forward(const Form& form, const Operands& operands, const Tensor& out, bool keeps_lse, Tensor& lse) {
+void attend(const AttentionForm& form, const Operands& operands, const Tensor& out, bool keeps_lse, Tensor& lse) {
   const Operands in{with_dense_rows(operands.q),
                     with_dense_rows(operands.k),
                     with_dense_rows(operands.v),
@@ -145,8 +145,8 @@ void forward(const Form& form, const Operands& operands, const Tensor& out, bool
 }
 
 // Writes the gradients that are defined; all in (B, T or S, H, D).
-void backward(const Form& form, const Operands& operands, const Tensor& out, const Tensor& lse, const Tensor& dy,
-              const Operands& gradients) {
+void attend_backward(const AttentionForm& form, const Operands& operands, const Tensor& out, const Tensor& lse,
+                     const Tensor& dy, const Operands& gradients) {
   const Operands in{with_dense_rows(operands.q), with_dense_rows(operands.k), with_dense_rows(operands.v),
                     with_dense_documents(operands.mask)};
   const Tensor dout = with_dense_rows(dy);
@@ -181,12 +181,12 @@ Operands thirds(const Tensor& qkv, std::int64_t heads) {
   return {third(0), third(1), third(2)};
 }
 
-void check_floating(const char* name, const Tensor& x) {
+void check_dtype(const char* name, const Tensor& x) {
   if (!is_floating(x.dtype())) throw DTypeError(std::string(name) + ": " + describe(x) + " is not floating");
 }
 
 void check_packed(const Attention& op, const Tensor& qkv) {
-  check_floating(Attention::name, qkv);
+  check_dtype(Attention::name, qkv);
   if (op.heads < 1) {
     throw ValueError(std::string(Attention::name) + ": " + std::to_string(op.heads) + " heads, expected at least 1");
   }
@@ -197,7 +197,7 @@ void check_packed(const Attention& op, const Tensor& qkv) {
 }
 
 void check_shapes(const std::string& name, bool is_causal, const Tensor& q, const Tensor& k, const Tensor& v) {
-  check_floating(name.c_str(), q);
+  check_dtype(name.c_str(), q);
   const std::string all = "q " + describe(q) + ", k " + describe(k) + ", v " + describe(v);
   if (q.device() != k.device() || q.device() != v.device()) throw DeviceError(name + ": devices differ, " + all);
   if (q.rank() != 4 || k.rank() != 4 || k.shape() != v.shape() || q.shape()[0] != k.shape()[0] ||
@@ -213,7 +213,7 @@ void check_shapes(const std::string& name, bool is_causal, const Tensor& q, cons
 }
 
 void check_separate(const ScaledDotProductAttention& op, const Tensor& q, const Tensor& k, const Tensor& v) {
-  for (const Tensor* x : {&q, &k, &v}) check_floating(op.name, *x);
+  for (const Tensor* x : {&q, &k, &v}) check_dtype(op.name, *x);
   if (q.dtype() != k.dtype() || q.dtype() != v.dtype()) {
     throw DTypeError(std::string(op.name) + ": dtypes differ, q " + describe(q) + ", k " + describe(k) + ", v " +
                      describe(v));
@@ -290,18 +290,16 @@ Tensor as_group(const Tensor& x, std::int64_t heads) {
   return view::transpose(view::reshape(x, {x.size(0), heads, x.size(2) / heads, x.size(3)}), 1, 2);
 }
 
-}  // namespace attention_detail
+}  // namespace
 
 Tensor Attention::forward(const Tensor& qkv, const Tensor& mask, Needs needs, Saved& saved) const {
-  attention_detail::check_packed(*this, qkv);
-  attention_detail::check_mask(name, {qkv.size(0), heads, qkv.size(1), qkv.size(1)}, window, mask, qkv.device(),
-                               needs[1]);
+  check_packed(*this, qkv);
+  check_mask(name, {qkv.size(0), heads, qkv.size(1), qkv.size(1)}, window, mask, qkv.device(), needs[1]);
   const Tensor packed = contiguous(qkv);
   const Tensor out = Tensor::empty({qkv.size(0), qkv.size(1), qkv.size(2) / 3}, qkv.dtype(), qkv.device());
-  attention_detail::Operands operands = attention_detail::thirds(packed, heads);
+  Operands operands = thirds(packed, heads);
   operands.mask = mask;
-  attention_detail::forward({name, is_causal, scale, p, site, window}, operands, attention_detail::as_heads(out, heads),
-                            needs.any(), saved.lse);
+  attend({name, is_causal, scale, p, site, window}, operands, as_heads(out, heads), needs.any(), saved.lse);
   if (needs.any()) saved.qkv = qkv, saved.mask = mask, saved.out = out;
   return out;
 }
@@ -312,26 +310,25 @@ Gradients Attention::backward(Saved saved, Tensor dy, Needs) const {
   saved.qkv = Tensor();
   const Tensor dqkv = is_free ? packed : Tensor::empty_like(packed);  // (B, T, 3 C)
   if (dqkv.elements() == 0) return {dqkv, Tensor()};
-  attention_detail::Operands operands = attention_detail::thirds(packed, heads);
+  Operands operands = thirds(packed, heads);
   operands.mask = saved.mask;
-  attention_detail::backward({name, is_causal, scale, p, site, window}, operands,
-                             attention_detail::as_heads(saved.out, heads), saved.lse,
-                             attention_detail::as_heads(dy, heads), attention_detail::thirds(dqkv, heads));
+  attend_backward({name, is_causal, scale, p, site, window}, operands, as_heads(saved.out, heads), saved.lse,
+                  as_heads(dy, heads), thirds(dqkv, heads));
   return {dqkv, Tensor()};
 }
 
 Tensor ScaledDotProductAttention::forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
                                           Needs needs, Saved& saved) const {
-  attention_detail::check_separate(*this, q, k, v);
-  attention_detail::check_mask(name, {q.size(0), q.size(2), q.size(1), k.size(1)}, window, mask, q.device(), needs[3]);
+  check_separate(*this, q, k, v);
+  check_mask(name, {q.size(0), q.size(2), q.size(1), k.size(1)}, window, mask, q.device(), needs[3]);
   const Tensor out = Tensor::empty(q.shape(), q.dtype(), q.device());
-  attention_detail::forward({name, is_causal, scale, p, site, window}, {q, k, v, mask}, out, needs.any(), saved.lse);
+  attend({name, is_causal, scale, p, site, window}, {q, k, v, mask}, out, needs.any(), saved.lse);
   if (needs.any()) saved.q = q, saved.k = k, saved.v = v, saved.mask = mask, saved.out = out;
   return out;
 }
 
 Gradients ScaledDotProductAttention::backward(Saved saved, Tensor dy, Needs needs) const {
-  attention_detail::Operands gradients;
+  Operands gradients;
   if (needs[0]) gradients.q = Tensor::empty(saved.q.shape(), dy.dtype(), dy.device());
   if (needs[1]) gradients.k = Tensor::empty(saved.k.shape(), dy.dtype(), dy.device());
   if (needs[2]) gradients.v = Tensor::empty(saved.v.shape(), dy.dtype(), dy.device());
@@ -341,33 +338,33 @@ Gradients ScaledDotProductAttention::backward(Saved saved, Tensor dy, Needs need
     }
     return {gradients.q, gradients.k, gradients.v, Tensor()};
   }
-  attention_detail::backward({name, is_causal, scale, p, site, window}, {saved.q, saved.k, saved.v, saved.mask},
-                             saved.out, saved.lse, dy, gradients);
+  attend_backward({name, is_causal, scale, p, site, window}, {saved.q, saved.k, saved.v, saved.mask}, saved.out,
+                  saved.lse, dy, gradients);
   return {gradients.q, gradients.k, gradients.v, Tensor()};
 }
 
-namespace attention_detail {
+namespace {
 
 // Two products of (T, D) by (D, S): a causal mask halves the keys, keys outside the window are skipped. A mask's values
 // are unknown here.
-double multiply_adds(const Tensor& output, std::int64_t keys, bool is_causal, std::int64_t window) {
+double attention_work(const Tensor& output, std::int64_t keys, bool is_causal, std::int64_t window) {
   const double all = static_cast<double>(output.elements()) * static_cast<double>(keys) * (is_causal ? 1 : 2);
   if (window == 0 || window >= keys) return all;
   const double share = static_cast<double>(window) / static_cast<double>(keys);
   return all * share * (2 - share);
 }
 
-}  // namespace attention_detail
+}  // namespace
 
 double Attention::multiply_adds(std::span<const Tensor>, const Tensor& output) const {
-  return attention_detail::multiply_adds(output, output.size(1), is_causal, window);
+  return attention_work(output, output.size(1), is_causal, window);
 }
 
 double ScaledDotProductAttention::multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const {
-  return attention_detail::multiply_adds(output, inputs[1].size(1), is_causal, window);
+  return attention_work(output, inputs[1].size(1), is_causal, window);
 }
 
-namespace attention_detail {
+namespace {
 
 // One position sees all keys, so the queries of a group can read them together.
 bool is_grouped(const Tensor& q, const CachedRows& keys) {
@@ -377,8 +374,8 @@ bool is_grouped(const Tensor& q, const CachedRows& keys) {
 constexpr const char* cached_name = "cached_attention";
 
 // The queries of a group are at one position: their window becomes a first key.
-Form cached_form(const Tensor& q, const CachedRows& keys, std::int64_t window) {
-  Form form{cached_name, q.size(1) > 1, {}, 0, {}};
+AttentionForm cached_form(const Tensor& q, const CachedRows& keys, std::int64_t window) {
+  AttentionForm form{cached_name, q.size(1) > 1, {}, 0, {}};
   if (q.size(1) > 1) {
     form.window = window;
   } else if (window > 0) {
@@ -392,10 +389,9 @@ Operands cached_operands(const Tensor& q, const CachedRows& keys, const CachedRo
   return {queries, keys.values, values.values, {}, keys.scales, values.scales};
 }
 
-}  // namespace attention_detail
+}  // namespace
 
 Tensor cached_attention(const Tensor& q, const CachedRows& keys, const CachedRows& values, std::int64_t window) {
-  using namespace attention_detail;
   check_shapes(cached_name, true, q, keys.values, values.values);
   check_mask(cached_name, {q.size(0), q.size(2), q.size(1), keys.values.size(1)}, window, {}, q.device(), false);
   for (const CachedRows* rows : {&keys, &values}) check_cached(cached_name, q, *rows);
@@ -405,13 +401,12 @@ Tensor cached_attention(const Tensor& q, const CachedRows& keys, const CachedRow
   }
   const Tensor out = Tensor::empty(q.shape(), q.dtype(), q.device());
   Tensor lse;
-  attention_detail::forward(cached_form(q, keys, window), cached_operands(q, keys, values),
-                            is_grouped(q, keys) ? as_group(out, keys.values.size(2)) : out, false, lse);
+  attend(cached_form(q, keys, window), cached_operands(q, keys, values),
+         is_grouped(q, keys) ? as_group(out, keys.values.size(2)) : out, false, lse);
   return out;
 }
 
 std::size_t cached_attention_workspace(const Tensor& q, const CachedRows& keys) {
-  using namespace attention_detail;
   const kernels::AttentionProblem p = problem(cached_form(q, keys, 0), cached_operands(q, keys, keys));
   return kernels::attention_kernels(q.device()).forward_bytes(p, thread_count());
 }

@@ -13,7 +13,7 @@
 #include <thimble/core/tensor/view.h>
 
 namespace thimble {
-namespace copy_detail {
+namespace {
 
 void run(const Tensor& to, const Tensor& from) {
   if (to.device() != from.device()) {
@@ -46,29 +46,29 @@ Tensor dry_twin(const Tensor& t, memory::Device device) {
   return twin;
 }
 
-}  // namespace copy_detail
+}  // namespace
 
 void copy_into(const Tensor& to, const Tensor& from) {
   check_unrecorded("copy_into", from, "the value itself");
   keep_state(to);
-  copy_detail::run(to, from);
+  run(to, from);
 }
 
 Tensor clone(const Tensor& t, Category category) {
   check_unrecorded("clone", t, "the tensor itself, or dense()");
-  return copy_detail::copy(t, t.dtype(), category);
+  return copy(t, t.dtype(), category);
 }
 
 Tensor contiguous(const Tensor& t) {
   if (t.is_contiguous()) return t;
   check_unrecorded("contiguous", t, "dense()");
-  return copy_detail::copy(t, t.dtype(), Category::temporary);
+  return copy(t, t.dtype(), Category::temporary);
 }
 
 Tensor to_dtype(const Tensor& t, DType dtype) {
   if (t.dtype() == dtype) return t;
   check_unrecorded("to_dtype", t, "cast()");
-  return copy_detail::copy(t, dtype, Category::temporary);
+  return copy(t, dtype, Category::temporary);
 }
 
 Tensor to_device(const Tensor& t, memory::Device device, Category category) {
@@ -76,7 +76,7 @@ Tensor to_device(const Tensor& t, memory::Device device, Category category) {
   check_unrecorded("to_device", t, "a leaf or a constant of that device");
   if (t.device().is_dry) throw DeviceError("to_device: " + describe(t) + " has no data to copy");
   if (t.device().is_cuda() && device.is_cuda() && !device.is_dry) return to_device(to_device(t, cpu), device, category);
-  if (device == dry(t.device())) return copy_detail::dry_twin(t, device);
+  if (device == dry(t.device())) return dry_twin(t, device);
   const Tensor source = contiguous(t);
   Tensor result = Tensor::empty(t.shape(), t.dtype(), device, category);
   result.set_tape_ref({}, t.origin_unrecorded());

@@ -12,7 +12,7 @@
 #include <thimble/core/tensor/transaction.h>
 
 namespace thimble {
-namespace random_detail {
+namespace {
 
 void check_floating(const char* operation, DType dtype) {
   if (!is_floating(dtype)) {
@@ -58,7 +58,7 @@ void run(const char* operation, const Tensor& t, kernels::RandomFillArgs args) {
   }
 }
 
-void fill_uniform(const char* operation, const Tensor& t, double low, double high, const RandomSite& site) {
+void fill_uniform_as(const char* operation, const Tensor& t, double low, double high, const RandomSite& site) {
   check_floating(operation, t.dtype());
   if (!(low <= high) || !std::isfinite(high - low)) {
     refuse(operation, "low and high must be finite with low <= high", low, high);
@@ -71,7 +71,7 @@ void fill_uniform(const char* operation, const Tensor& t, double low, double hig
   run(operation, t, args);
 }
 
-void fill_normal(const char* operation, const Tensor& t, double mean, double deviation, const RandomSite& site) {
+void fill_normal_as(const char* operation, const Tensor& t, double mean, double deviation, const RandomSite& site) {
   check_floating(operation, t.dtype());
   if (!std::isfinite(mean) || !(deviation >= 0) || !std::isfinite(deviation)) {
     refuse(operation, "mean and deviation must be finite and the deviation >= 0", mean, deviation);
@@ -86,8 +86,8 @@ void fill_normal(const char* operation, const Tensor& t, double mean, double dev
 
 double normal_cdf(double z) { return 0.5 * std::erfc(-z * 0.7071067811865476); }
 
-void fill_truncated_normal(const char* operation, const Tensor& t, double mean, double deviation, double low,
-                           double high, const RandomSite& site) {
+void fill_truncated_normal_as(const char* operation, const Tensor& t, double mean, double deviation, double low,
+                              double high, const RandomSite& site) {
   check_floating(operation, t.dtype());
   if (!std::isfinite(mean) || !(deviation > 0) || !std::isfinite(deviation)) {
     refuse(operation, "mean and deviation must be finite and the deviation > 0", mean, deviation);
@@ -113,7 +113,7 @@ void fill_truncated_normal(const char* operation, const Tensor& t, double mean, 
   run(operation, t, args);
 }
 
-void fill_bernoulli(const char* operation, const Tensor& t, double probability, const RandomSite& site) {
+void fill_bernoulli_as(const char* operation, const Tensor& t, double probability, const RandomSite& site) {
   if (!(probability >= 0 && probability <= 1)) {
     throw ValueError(std::string(operation) + ": probability " + std::to_string(probability) + " is not in [0, 1]");
   }
@@ -124,7 +124,7 @@ void fill_bernoulli(const char* operation, const Tensor& t, double probability, 
   run(operation, t, args);
 }
 
-}  // namespace random_detail
+}  // namespace
 
 RandomSite next_random_site() { return current_generator().next_site(context().path); }
 RandomSite initial_random_site() { return current_generator().next_initial_site(context().path); }
@@ -142,58 +142,58 @@ void check_random_site(const char* operation, const RandomSite& site) {
 
 Tensor rand(const Shape& shape, DType dtype, memory::Device device, const RandomSite& site) {
   const Tensor t = Tensor::empty(shape, dtype, device);
-  random_detail::fill_uniform("rand", t, 0, 1, site);
+  fill_uniform_as("rand", t, 0, 1, site);
   return t;
 }
 
 Tensor uniform(const Shape& shape, double low, double high, DType dtype, memory::Device device,
                const RandomSite& site) {
   const Tensor t = Tensor::empty(shape, dtype, device);
-  random_detail::fill_uniform("uniform", t, low, high, site);
+  fill_uniform_as("uniform", t, low, high, site);
   return t;
 }
 
 Tensor randn(const Shape& shape, DType dtype, memory::Device device, const RandomSite& site) {
   const Tensor t = Tensor::empty(shape, dtype, device);
-  random_detail::fill_normal("randn", t, 0, 1, site);
+  fill_normal_as("randn", t, 0, 1, site);
   return t;
 }
 
 Tensor normal(const Shape& shape, double mean, double deviation, DType dtype, memory::Device device,
               const RandomSite& site) {
   const Tensor t = Tensor::empty(shape, dtype, device);
-  random_detail::fill_normal("normal", t, mean, deviation, site);
+  fill_normal_as("normal", t, mean, deviation, site);
   return t;
 }
 
 Tensor truncated_normal(const Shape& shape, double mean, double deviation, double low, double high, DType dtype,
                         memory::Device device, const RandomSite& site) {
   const Tensor t = Tensor::empty(shape, dtype, device);
-  random_detail::fill_truncated_normal("truncated_normal", t, mean, deviation, low, high, site);
+  fill_truncated_normal_as("truncated_normal", t, mean, deviation, low, high, site);
   return t;
 }
 
 Tensor bernoulli(const Shape& shape, double probability, DType dtype, memory::Device device, const RandomSite& site) {
   const Tensor t = Tensor::empty(shape, dtype, device);
-  random_detail::fill_bernoulli("bernoulli", t, probability, site);
+  fill_bernoulli_as("bernoulli", t, probability, site);
   return t;
 }
 
 void fill_uniform(const Tensor& t, double low, double high, const RandomSite& site) {
-  random_detail::fill_uniform("fill_uniform", t, low, high, site);
+  fill_uniform_as("fill_uniform", t, low, high, site);
 }
 
 void fill_normal(const Tensor& t, double mean, double deviation, const RandomSite& site) {
-  random_detail::fill_normal("fill_normal", t, mean, deviation, site);
+  fill_normal_as("fill_normal", t, mean, deviation, site);
 }
 
 void fill_truncated_normal(const Tensor& t, double mean, double deviation, double low, double high,
                            const RandomSite& site) {
-  random_detail::fill_truncated_normal("fill_truncated_normal", t, mean, deviation, low, high, site);
+  fill_truncated_normal_as("fill_truncated_normal", t, mean, deviation, low, high, site);
 }
 
 void fill_bernoulli(const Tensor& t, double probability, const RandomSite& site) {
-  random_detail::fill_bernoulli("fill_bernoulli", t, probability, site);
+  fill_bernoulli_as("fill_bernoulli", t, probability, site);
 }
 
 }  // namespace thimble

@@ -12,7 +12,7 @@
 #include <thimble/core/tensor/view.h>
 
 namespace thimble::ops {
-namespace recurrent_detail {
+namespace {
 
 struct Weights {
   Tensor ih, hh, bias_ih, bias_hh;
@@ -149,21 +149,20 @@ ParameterGradients parameter_gradients(const Layer& l, const Tensor& dx_gates, c
   return d;
 }
 
-double multiply_adds(std::span<const Tensor> inputs, const Tensor& weight_ih, const Tensor& weight_hh) {
+double input_work(std::span<const Tensor> inputs, const Tensor& weight_ih, const Tensor& weight_hh) {
   const Tensor& x = inputs[0];
   return static_cast<double>(x.size(0) * x.size(1)) * static_cast<double>(weight_ih.elements() + weight_hh.elements());
 }
 
-}  // namespace recurrent_detail
+}  // namespace
 
 double Lstm::multiply_adds(std::span<const Tensor> inputs, const Tensor&) const {
-  return recurrent_detail::multiply_adds(inputs, inputs[3], inputs[4]);
+  return input_work(inputs, inputs[3], inputs[4]);
 }
 
 Tensor Lstm::forward(const Tensor& operand, const Tensor& h, const Tensor& c, const Tensor& weight_ih,
                      const Tensor& weight_hh, const Tensor& bias_ih, const Tensor& bias_hh, Needs needs,
                      Saved& saved) const {
-  using namespace recurrent_detail;
   const Weights w{weight_ih, weight_hh, bias_ih, bias_hh};
   const Layer l = layer_of(name, 4, is_reverse, operand, w, {&h, &c});
   const Tensor x = contiguous(operand);                                                  // (T, N, C)
@@ -188,7 +187,6 @@ Tensor Lstm::forward(const Tensor& operand, const Tensor& h, const Tensor& c, co
 }
 
 Gradients Lstm::backward(Saved saved, Tensor dy, Needs needs) const {
-  using namespace recurrent_detail;
   const Weights w{saved.weight_ih, saved.weight_hh, saved.bias_ih, saved.bias_hh};
   const Layer l = layer_of(name, 4, is_reverse, saved.x, w, {&saved.h, &saved.c});
   const Tensor x = contiguous(saved.x), h = state_or_zeros(l, saved.h), y = saved.y;
@@ -233,12 +231,11 @@ Gradients Lstm::backward(Saved saved, Tensor dy, Needs needs) const {
 }
 
 double Gru::multiply_adds(std::span<const Tensor> inputs, const Tensor&) const {
-  return recurrent_detail::multiply_adds(inputs, inputs[2], inputs[3]);
+  return input_work(inputs, inputs[2], inputs[3]);
 }
 
 Tensor Gru::forward(const Tensor& operand, const Tensor& h, const Tensor& weight_ih, const Tensor& weight_hh,
                     const Tensor& bias_ih, const Tensor& bias_hh, Needs needs, Saved& saved) const {
-  using namespace recurrent_detail;
   const Weights w{weight_ih, weight_hh, bias_ih, bias_hh};
   const Layer l = layer_of(name, 3, is_reverse, operand, w, {&h});
   const Tensor x = contiguous(operand);                                              // (T, N, C)
@@ -263,7 +260,6 @@ Tensor Gru::forward(const Tensor& operand, const Tensor& h, const Tensor& weight
 }
 
 Gradients Gru::backward(Saved saved, Tensor dy, Needs needs) const {
-  using namespace recurrent_detail;
   const Weights w{saved.weight_ih, saved.weight_hh, saved.bias_ih, saved.bias_hh};
   const Layer l = layer_of(name, 3, is_reverse, saved.x, w, {&saved.h});
   const Tensor x = contiguous(saved.x), h = state_or_zeros(l, saved.h), y = saved.y;

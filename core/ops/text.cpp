@@ -16,7 +16,7 @@
 #include <thimble/core/tensor/view.h>
 
 namespace thimble {
-namespace text_detail {
+namespace {
 
 constexpr std::int64_t longest_whole = 1000;  // more elements than this are abridged
 constexpr int precision = 8;                  // digits after the point
@@ -176,7 +176,7 @@ Tensor shown(const Tensor& t, std::int64_t edge) {
 }
 
 // Lays words out as nested lists. `shape` is the shown shape, `cut[axis]` whether the axis has dots in its middle.
-struct Layout {
+struct TextLayout {
   std::vector<std::string> words;
   Shape shape;
   std::vector<bool> cut;
@@ -218,21 +218,20 @@ struct Layout {
   }
 };
 
-}  // namespace text_detail
+}  // namespace
 
 std::string to_text(const Tensor& t, int edge) {
   if (!t.defined()) return describe(t);
   if (edge < 1) throw ValueError("to_text: edge " + std::to_string(edge) + "; expected at least 1");
   if (t.device().is_dry) throw DeviceError("to_text: " + describe(t) + " has no values: a dry device runs no kernels");
   if (t.elements() == 0) return "[]";
-  const bool is_cut = t.elements() > text_detail::longest_whole;
+  const bool is_cut = t.elements() > longest_whole;
   std::vector<bool> cut;
   for (const std::int64_t size : t.shape()) cut.push_back(is_cut && size > 2 * edge);
-  const Tensor part = is_cut ? text_detail::shown(t, edge) : t.detach();
-  const std::vector<std::string> words = is_floating(t.dtype())
-                                             ? text_detail::float_words(to_host<double>(part), t.dtype())
-                                             : text_detail::integer_words(part);
-  text_detail::Layout layout{words, part.shape(), cut, edge};
+  const Tensor part = is_cut ? shown(t, edge) : t.detach();
+  const std::vector<std::string> words =
+      is_floating(t.dtype()) ? float_words(to_host<double>(part), t.dtype()) : integer_words(part);
+  TextLayout layout{words, part.shape(), cut, edge};
   return layout.list(0);
 }
 

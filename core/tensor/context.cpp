@@ -8,7 +8,7 @@
 #include <utility>
 
 namespace thimble {
-namespace context_detail {
+namespace {
 
 // Paths live for the whole program, one per module. They use separate chunks of memory: small blocks that are never
 // freed would keep the heap from shrinking, wherever they lie.
@@ -26,7 +26,7 @@ PathTable& path_table() {
   return table;
 }
 
-}  // namespace context_detail
+}  // namespace
 
 ThreadContext& context() noexcept {
   thread_local ThreadContext instance;
@@ -45,7 +45,7 @@ RandomGenerator& current_generator() noexcept {
 }
 
 PathId join_path(PathId parent, std::string_view name) {
-  auto& table = context_detail::path_table();
+  auto& table = path_table();
   const std::lock_guard lock(table.mutex);
   const auto found = table.children.find(std::pair(parent, name));
   if (found != table.children.end()) return found->second;
@@ -60,7 +60,7 @@ PathId join_path(PathId parent, std::string_view name) {
 }
 
 std::string_view path_name(PathId id) {
-  auto& table = context_detail::path_table();
+  auto& table = path_table();
   const std::lock_guard lock(table.mutex);
   return table.names.at(id);
 }
@@ -71,17 +71,16 @@ ResourceScope::ResourceScope(std::shared_ptr<memory::Resource> resource) : befor
 
 ResourceScope::~ResourceScope() { std::swap(before_, context().resource); }
 
-namespace evaluation_detail {
+namespace {
 
 constinit thread_local bool is_on = false;
 
-}  // namespace evaluation_detail
+}  // namespace
 
-bool is_evaluating() noexcept { return evaluation_detail::is_on; }
+bool is_evaluating() noexcept { return is_on; }
 
-EvaluationScope::EvaluationScope(bool is_evaluating) noexcept
-    : before_(std::exchange(evaluation_detail::is_on, is_evaluating)) {}
+EvaluationScope::EvaluationScope(bool is_evaluating) noexcept : before_(std::exchange(is_on, is_evaluating)) {}
 
-EvaluationScope::~EvaluationScope() { evaluation_detail::is_on = before_; }
+EvaluationScope::~EvaluationScope() { is_on = before_; }
 
 }  // namespace thimble

@@ -6,7 +6,7 @@
 #include <thimble/core/tensor/context.h>
 
 namespace thimble {
-namespace generator_detail {
+namespace {
 
 std::uint32_t hash_site(std::string_view path, std::uint32_t ordinal, bool is_outside) {
   std::uint32_t hash = 2166136261u;  // FNV-1a
@@ -15,7 +15,7 @@ std::uint32_t hash_site(std::string_view path, std::uint32_t ordinal, bool is_ou
   return is_outside ? (hash ^ 0xffu) * 16777619u : hash;
 }
 
-}  // namespace generator_detail
+}  // namespace
 
 void RandomGenerator::start_pass(std::int64_t first_sample) {
   first_sample_ = first_sample;
@@ -36,7 +36,7 @@ void RandomGenerator::set_step(std::uint64_t step) {
 
 RandomSite RandomGenerator::site(PathId path, Calls& calls, bool is_outside) {
   if (path >= calls.size()) calls.resize(path + 1, 0u);
-  return {seed_, step_, first_sample_, generator_detail::hash_site(path_name(path), calls[path]++, is_outside)};
+  return {seed_, step_, first_sample_, hash_site(path_name(path), calls[path]++, is_outside)};
 }
 
 RandomSite RandomGenerator::next_site(PathId path) {

@@ -7,7 +7,7 @@
 #include <thimble/core/error.h>
 
 namespace thimble::view {
-namespace view_detail {
+namespace {
 
 // Strides of t's elements under `shape`, where they exist. Splits both shapes into the smallest groups of neighbouring
 // axes with equal products; a group of old axes must be laid out without gaps, and the new axes divide it.
@@ -43,7 +43,7 @@ std::optional<Shape> reshaped_strides(const Tensor& t, const Shape& shape) {
   return strides;
 }
 
-}  // namespace view_detail
+}  // namespace
 
 Shape resolve_shape(const char* operation, const Shape& shape, std::int64_t elements) {
   Shape resolved = shape;
@@ -67,12 +67,12 @@ Shape resolve_shape(const char* operation, const Shape& shape, std::int64_t elem
 }
 
 bool can_reshape(const Tensor& t, const Shape& shape) {
-  return view_detail::reshaped_strides(t, resolve_shape("reshape", shape, t.elements())).has_value();
+  return reshaped_strides(t, resolve_shape("reshape", shape, t.elements())).has_value();
 }
 
 Tensor reshape(const Tensor& t, const Shape& shape) {
   const Shape resolved = resolve_shape("reshape", shape, t.elements());
-  const auto strides = view_detail::reshaped_strides(t, resolved);
+  const auto strides = reshaped_strides(t, resolved);
   if (!strides) {
     throw ShapeError("reshape: " + describe(t) + " with strides " + to_string(t.strides()) + " cannot be seen as " +
                      to_string(resolved) + " without a copy");

@@ -11,7 +11,7 @@
 #endif
 
 namespace thimble {
-namespace cpu_quota_detail {
+namespace {
 
 std::string first_line(const std::string& path) {
   std::ifstream file(path);
@@ -48,7 +48,7 @@ int machine_processors() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-}  // namespace cpu_quota_detail
+}  // namespace
 
 std::optional<int> parse_cpu_max(std::string_view text) {
   std::int64_t quota = 0, period = 0;
@@ -62,7 +62,6 @@ std::optional<int> parse_cpu_max(std::string_view text) {
 }
 
 std::optional<int> cpu_quota(const std::string& self, const std::string& root) {
-  using namespace cpu_quota_detail;
   std::optional<int> quota;
   std::ifstream groups(self);
   for (std::string line; std::getline(groups, line);) {  // "<number>:<controllers>:<path>"
@@ -84,7 +83,7 @@ std::optional<int> cpu_quota(const std::string& self, const std::string& root) {
 }
 
 int available_processors() {
-  const int processors = cpu_quota_detail::machine_processors();
+  const int processors = machine_processors();
   return std::min(processors, cpu_quota().value_or(processors));
 }
 

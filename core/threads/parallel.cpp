@@ -30,7 +30,7 @@
 #endif
 
 namespace thimble {
-namespace parallel_detail {
+namespace {
 
 constexpr int most_threads = 1024;                   // of all workers; the caller computes the parts beyond them
 constexpr std::chrono::microseconds spin_time{100};  // see docs/lab/performance.md, "Threads that wait"
@@ -164,7 +164,7 @@ void run_team(Team& t, int parts, const Body& body) noexcept {
   }
 }
 
-}  // namespace parallel_detail
+}  // namespace
 
 int thread_count() noexcept { return settings().threads.load(std::memory_order_relaxed); }
 
@@ -179,20 +179,20 @@ void parallel_for(std::int64_t count, std::int64_t grain, FunctionRef<void(std::
   if (count <= 0) return;
   grain = std::max<std::int64_t>(grain, 1);
   const int threads = static_cast<int>(std::min<std::int64_t>(thread_count(), count / grain));
-  if (threads <= 1 || parallel_detail::is_inside) {
+  if (threads <= 1 || is_inside) {
     body(0, count);
     return;
   }
   // Each thread begins with a contiguous run of whole grains, so that neighbouring blocks stay in one cache, and takes
   // it in pieces: who is done takes pieces of others, whose processor may have other work.
   const std::int64_t grains = (count - 1) / grain + 1;
-  const int runs = std::min(threads, parallel_detail::most_runs);
-  parallel_detail::Claim taken[parallel_detail::most_runs];  // pieces of each run
+  const int runs = std::min(threads, most_runs);
+  Claim taken[most_runs];  // pieces of each run
   parallel_threads(threads, [&](int thread) {
     for (int i = 0; i < runs; ++i) {
       const int run = (thread + i) % runs;
       const std::int64_t first = grains * run / runs, length = grains * (run + 1) / runs - first;
-      const std::int64_t pieces = std::min<std::int64_t>(length, parallel_detail::pieces_of_run);
+      const std::int64_t pieces = std::min<std::int64_t>(length, pieces_of_run);
       std::int64_t piece;
       while ((piece = static_cast<std::int64_t>(taken[run].call.fetch_add(1, std::memory_order_relaxed))) < pieces) {
         body((first + length * piece / pieces) * grain,
@@ -203,7 +203,6 @@ void parallel_for(std::int64_t count, std::int64_t grain, FunctionRef<void(std::
 }
 
 void parallel_threads(int threads, FunctionRef<void(int)> body) {
-  using namespace parallel_detail;
   int done = 0;
   Team& t = team();
   // When another thread's call has the workers, this thread computes by itself: the processors are in use.

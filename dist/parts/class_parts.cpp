@@ -12,7 +12,7 @@
 #include <thimble/dist/window.h>
 
 namespace thimble::dist {
-namespace class_parts_detail {
+namespace {
 
 using ops::loss_detail::Form;
 
@@ -72,12 +72,11 @@ Tensor log_probabilities(const Tensor& logits, const Tensor& lse) {
   return out;
 }
 
-}  // namespace class_parts_detail
+}  // namespace
 
 Tensor ClassPartsLoss::forward(const Tensor& logits, const Tensor& targets, Needs needs, Saved& saved) const {
-  namespace detail = class_parts_detail;
-  detail::check(*this, logits, targets);
-  const detail::Form form = detail::form_of(*this);
+  check(*this, logits, targets);
+  const Form form = form_of(*this);
   const Tensor dense_targets = contiguous(targets);  // (N)
   ops::loss_detail::check_targets(form, dense_targets, classes);
   const DType dtype = ops::loss_detail::loss_dtype(logits.dtype());
@@ -86,7 +85,7 @@ Tensor ClassPartsLoss::forward(const Tensor& logits, const Tensor& targets, Need
   Tensor lse = Tensor::empty(targets.shape(), dtype, logits.device(),
                              keeps_lse ? Category::temporary : Category::workspace);  // (N)
   {
-    const Tensor all = detail::part_numbers(*this, logits, dense_targets);
+    const Tensor all = part_numbers(*this, logits, dense_targets);
     const Tensor losses = Tensor::empty(targets.shape(), dtype, logits.device(), Category::workspace);  // (N)
     launch(logits.device(), [&](const Addresses& at) {
       const kernels::CrossEntropyKernels& run = kernels::cross_entropy_kernels(logits.device());
@@ -97,13 +96,12 @@ Tensor ClassPartsLoss::forward(const Tensor& logits, const Tensor& targets, Need
   }
   if (!needs[0]) return loss;
   saved.targets = dense_targets;
-  saved.scores = is_textbook ? detail::log_probabilities(logits, lse) : logits;
+  saved.scores = is_textbook ? log_probabilities(logits, lse) : logits;
   if (keeps_lse) saved.lse = lse;
   return loss;
 }
 
 Gradients ClassPartsLoss::backward(Saved saved, Tensor dy, Needs) const {
-  namespace detail = class_parts_detail;
   const Tensor dx = reused_or_new(saved.scores);  // (N, V)
   if (dx.elements() == 0) return {dx, Tensor()};
   const Tensor dense_dy = contiguous(dy);
@@ -111,7 +109,7 @@ Gradients ClassPartsLoss::backward(Saved saved, Tensor dy, Needs) const {
     kernels::CrossEntropyBackwardArgs args;
     args.outer = saved.targets.shape();
     args.scores = ops::loss_detail::rows_of(saved.scores, at);
-    args.targets = ops::loss_detail::class_targets(detail::form_of(*this), saved.targets, dx.size(1), at);
+    args.targets = ops::loss_detail::class_targets(form_of(*this), saved.targets, dx.size(1), at);
     args.targets.first = team.begin(classes);
     args.reduction = kernels::LossReduction::mean;
     args.log_sums = at(saved.lse);

@@ -10,7 +10,7 @@
 #include <thimble/dist/window.h>
 
 namespace thimble::dist {
-namespace heads_detail {
+namespace {
 
 /// All-to-all of `parts` equal ranges: one for each rank of the group, and from each.
 Tensor exchange(const Team& team, const Tensor& parts) {
@@ -42,7 +42,7 @@ Tensor result_of(const Tensor& x, const Shape& shape) {
   return view::reshape(dense, shape);
 }
 
-}  // namespace heads_detail
+}  // namespace
 
 Tensor ExchangeHeads::forward(const Tensor& x, Needs, Saved&) const {
   const std::int64_t t = team.parts, count = team.count();
@@ -57,18 +57,17 @@ Tensor ExchangeHeads::forward(const Tensor& x, Needs, Saved&) const {
     // (P, B, T / t, S, t, C / t) -> (t, P, B, T / t, S, C / t): on one rank the shards' heads, on several the
     // destination ranks.
     const Tensor cut = view::permute(view::reshape(own, {count, b, tokens, stretches, t, width}), {4, 0, 1, 2, 3, 5});
-    const Tensor parts = heads_detail::exchange(team, contiguous(cut));
+    const Tensor parts = exchange(team, contiguous(cut));
     // Now (heads of P, tokens of t, B, T / t, S, C / t), where one of the two is whole.
     const Tensor by_part = view::reshape(parts, {count, t, b, tokens, stretches * width});
-    return heads_detail::result_of(view::permute(by_part, {0, 2, 1, 3, 4}), {count * b, t * tokens, stretches * width});
+    return result_of(view::permute(by_part, {0, 2, 1, 3, 4}), {count * b, t * tokens, stretches * width});
   }
   // (P, B, t, T / t, S C / t) -> (t, P, B, T / t, S C / t): the shards' tokens.
   const Tensor cut = view::permute(view::reshape(own, {count, b, t, tokens, stretches * width}), {2, 0, 1, 3, 4});
-  const Tensor parts = heads_detail::exchange(team, contiguous(cut));
+  const Tensor parts = exchange(team, contiguous(cut));
   // (tokens of P, heads of t, B, T / t, S, C / t)
   const Tensor by_part = view::reshape(parts, {count, t, b, tokens, stretches, width});
-  return heads_detail::result_of(view::permute(by_part, {0, 2, 3, 4, 1, 5}),
-                                 {count * b, tokens, stretches * t * width});
+  return result_of(view::permute(by_part, {0, 2, 3, 4, 1, 5}), {count * b, tokens, stretches * t * width});
 }
 
 Gradients ExchangeHeads::backward(Saved, Tensor dy, Needs) const {

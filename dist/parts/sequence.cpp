@@ -12,7 +12,7 @@
 #include <thimble/dist/window.h>
 
 namespace thimble::dist {
-namespace sequence_detail {
+namespace {
 
 /// (B, T, C) -> (t B, T / t, C), shard after shard.
 Tensor to_parts(const Tensor& x, int parts) {
@@ -51,18 +51,18 @@ Tensor sum_and_cut(const Team& team, const Tensor& x, bool last_first) {
   return fold_share(*team.ranks, cut, {x.size(0), x.size(1) / team.parts, x.size(2)}, last_first);
 }
 
-}  // namespace sequence_detail
+}  // namespace
 
 Tensor AllGather::forward(const Tensor& x, Needs, Saved&) const {
   if (x.rank() != 3 || x.size(0) % team.count() != 0) {
     throw ShapeError(std::string(name) + ": " + describe(x) + "; expected (P B, T / t, C) of P " +
                      std::to_string(team.count()) + " parts");
   }
-  return sequence_detail::gather(team, x);
+  return gather(team, x);
 }
 
 Gradients AllGather::backward(Saved, Tensor dy, Needs) const {
-  return {sequence_detail::sum_and_cut(team, std::exchange(dy, Tensor()), true)};
+  return {sum_and_cut(team, std::exchange(dy, Tensor()), true)};
 }
 
 Tensor ReduceScatter::forward(std::span<const Tensor> terms, Needs, Saved&) const {
@@ -71,11 +71,11 @@ Tensor ReduceScatter::forward(std::span<const Tensor> terms, Needs, Saved&) cons
     throw ShapeError(std::string(name) + ": terms " + describe(terms[0]) + " in " + std::to_string(team.parts) +
                      " parts; expected (B, T, C) whose T they divide");
   }
-  return sequence_detail::sum_and_cut(team, team.ranks != nullptr ? terms[0] : sum_here(terms), false);
+  return sum_and_cut(team, team.ranks != nullptr ? terms[0] : sum_here(terms), false);
 }
 
 Gradients ReduceScatter::backward(Saved, Tensor dy, Needs needs) const {
-  const Tensor whole = sequence_detail::gather(team, std::exchange(dy, Tensor()));
+  const Tensor whole = gather(team, std::exchange(dy, Tensor()));
   Gradients gradients;
   for (int i = 0; needs.bits() >> i != 0; ++i) gradients.push_back(needs[i] ? whole : Tensor());
   return gradients;

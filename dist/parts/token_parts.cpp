@@ -11,7 +11,7 @@
 #include <thimble/dist/window.h>
 
 namespace thimble::dist {
-namespace token_parts_detail {
+namespace {
 
 using ops::loss_detail::Form;
 
@@ -38,14 +38,13 @@ Tensor by_part(const Tensor& targets, std::int64_t parts) {
   return view::reshape(contiguous(cut), {b * parts * each});
 }
 
-}  // namespace token_parts_detail
+}  // namespace
 
 Tensor TokenPartsLoss::forward(const Tensor& logits, const Tensor& targets, Needs needs, Saved& saved) const {
-  namespace detail = token_parts_detail;
-  detail::check(*this, logits, targets);
-  const detail::Form form = detail::form_of(*this);
+  check(*this, logits, targets);
+  const Form form = form_of(*this);
   const std::int64_t rows = logits.size(0), first = targets.elements() / team.parts * team.first();
-  const Tensor all_targets = detail::by_part(targets, team.parts);  // (B T)
+  const Tensor all_targets = by_part(targets, team.parts);  // (B T)
   ops::loss_detail::check_targets(form, all_targets, logits.size(1));
   const Tensor own_targets = view::slice(all_targets, 0, first, first + rows);
   const DType dtype = ops::loss_detail::loss_dtype(logits.dtype());
@@ -77,7 +76,6 @@ Tensor TokenPartsLoss::forward(const Tensor& logits, const Tensor& targets, Need
 }
 
 Gradients TokenPartsLoss::backward(Saved saved, Tensor dy, Needs) const {
-  namespace detail = token_parts_detail;
   const std::int64_t rows = saved.logits.size(0), first = saved.targets.elements() / team.parts * team.first();
   const Tensor own_targets = view::slice(saved.targets, 0, first, first + rows);
   const Tensor dx = reused_or_new(saved.logits);  // (N, V)
@@ -87,8 +85,8 @@ Gradients TokenPartsLoss::backward(Saved saved, Tensor dy, Needs) const {
     kernels::CrossEntropyBackwardArgs args;
     args.outer = {rows};
     args.scores = ops::loss_detail::rows_of(saved.logits, at);
-    args.targets = ops::loss_detail::class_targets(detail::form_of(*this), own_targets, dx.size(1), at);
-    args.batch = ops::loss_detail::class_targets(detail::form_of(*this), saved.targets, dx.size(1), at);
+    args.targets = ops::loss_detail::class_targets(form_of(*this), own_targets, dx.size(1), at);
+    args.batch = ops::loss_detail::class_targets(form_of(*this), saved.targets, dx.size(1), at);
     args.reduction = kernels::LossReduction::mean;
     args.log_sums = at(saved.lse);
     args.dy = at(dense_dy);

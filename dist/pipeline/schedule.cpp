@@ -6,7 +6,7 @@
 #include <thimble/core/error.h>
 
 namespace thimble::dist {
-namespace schedule_detail {
+namespace {
 
 void require_sizes(const char* name, int stages, int micro_batches) {
   if (stages >= 1 && micro_batches >= 1) return;
@@ -243,7 +243,7 @@ void check_order(const Schedule& schedule) {
   }
 }
 
-}  // namespace schedule_detail
+}  // namespace
 
 std::string to_string(const Action& action) {
   std::string text = (action.pass == Pass::forward ? "F" : "B") + std::to_string(action.micro_batch);
@@ -252,7 +252,6 @@ std::string to_string(const Action& action) {
 }
 
 Schedule gpipe(int stages, int micro_batches) {
-  using namespace schedule_detail;
   require_sizes("gpipe", stages, micro_batches);
   Schedule schedule{stages, 1, micro_batches, {}};
   const std::vector<Action> stage = in_turn(all_of(Pass::forward, micro_batches), all_of(Pass::backward, micro_batches),
@@ -262,7 +261,6 @@ Schedule gpipe(int stages, int micro_batches) {
 }
 
 Schedule one_forward_one_backward(int stages, int micro_batches) {
-  using namespace schedule_detail;
   require_sizes("1f1b", stages, micro_batches);
   Schedule schedule{stages, 1, micro_batches, {}};
   for (int stage = 0; stage < stages; ++stage) {
@@ -274,7 +272,6 @@ Schedule one_forward_one_backward(int stages, int micro_batches) {
 }
 
 Schedule interleaved(int stages, int micro_batches, int chunks) {
-  using namespace schedule_detail;
   require_sizes("interleaved", stages, micro_batches);
   if (chunks < 2) {
     throw ValueError("interleaved: " + std::to_string(chunks) + " chunks of each stage; expected at least 2");
@@ -303,16 +300,16 @@ void check_schedule(const Schedule& schedule) {
     throw PlanError("pipeline schedule: " + std::to_string(schedule.of_stage.size()) + " lists for " +
                     std::to_string(schedule.stages) + " stages");
   }
-  for (int stage = 0; stage < schedule.stages; ++stage) schedule_detail::check_stage(schedule, stage);
-  schedule_detail::run(schedule, {{0}, {0}, 0});
+  for (int stage = 0; stage < schedule.stages; ++stage) check_stage(schedule, stage);
+  run(schedule, {{0}, {0}, 0});
 }
 
 int check_hand_over(const Schedule& schedule) {
-  schedule_detail::check_order(schedule);
+  check_order(schedule);
   const int passes = 2 * schedule.chunks * schedule.micro_batches;
   std::string why;
   for (int open = 1; open <= passes; ++open) {
-    const std::string waits = schedule_detail::who_waits(schedule, open);
+    const std::string waits = who_waits(schedule, open);
     if (waits.empty()) return open;
     if (why.empty()) why = waits;
   }
@@ -321,8 +318,8 @@ int check_hand_over(const Schedule& schedule) {
 
 PipelineRun simulate(const Schedule& schedule, const PipelineCosts& costs) {
   check_schedule(schedule);
-  schedule_detail::check_costs(schedule, costs);
-  return schedule_detail::run(schedule, costs);
+  check_costs(schedule, costs);
+  return run(schedule, costs);
 }
 
 }  // namespace thimble::dist

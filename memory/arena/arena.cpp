@@ -16,7 +16,7 @@
 #include <thimble/memory/units.h>
 
 namespace thimble {
-namespace arena_detail {
+namespace {
 
 constexpr std::size_t unbounded_bytes = std::size_t{1} << 50;  // a trillion parameters have 14 TiB of model state
 
@@ -32,7 +32,7 @@ double share_of_holes(std::size_t used, std::size_t of) {
   return of == 0 ? 0.0 : 1.0 - static_cast<double>(used) / static_cast<double>(of);
 }
 
-}  // namespace arena_detail
+}  // namespace
 
 Arena::Arena(std::unique_ptr<Backing> backing, Options options)
     : LockedResource(std::make_shared<ResourceLock>()),
@@ -45,7 +45,7 @@ Arena::Arena(std::unique_ptr<Backing> backing, Options options)
   reserve(options);
   // An unbounded arena keeps the books of a dry one, on any machine; pages beyond the reserved range are refused.
   const bool is_unbounded = options.reserve_bytes == 0 && options.capacity_bytes == 0;
-  std::size_t limit = is_unbounded ? arena_detail::unbounded_bytes : reserved_bytes_;
+  std::size_t limit = is_unbounded ? unbounded_bytes : reserved_bytes_;
   if (options.capacity_bytes != 0) limit = std::min(limit, options.capacity_bytes & ~(pages_.granule - 1));
   now_.capacity_bytes = limit;
   spans_ = std::make_unique<Tlsf>(backing_->alignment(), limit);
@@ -54,7 +54,7 @@ Arena::Arena(std::unique_ptr<Backing> backing, Options options)
 void Arena::reserve(const Options& options) {
   std::size_t wanted = options.reserve_bytes;
   if (wanted == 0) wanted = options.capacity_bytes;
-  if (wanted == 0) wanted = arena_detail::usual_reserve_bytes(device());
+  if (wanted == 0) wanted = usual_reserve_bytes(device());
   wanted = std::max(wanted & ~(pages_.granule - 1), pages_.granule);
   for (std::size_t bytes = wanted; bytes >= pages_.granule; bytes = (bytes / 2) & ~(pages_.granule - 1)) {
     base_ = backing_->reserve(bytes);
@@ -238,7 +238,7 @@ Arena::Statistics Arena::statistics() const {
   all.height_bytes = spans_->height();
   all.largest_free_bytes = largest_free_bytes();
   all.fragmentation = fragmentation();
-  all.peak_fragmentation = arena_detail::share_of_holes(all.peak_allocated_bytes, all.peak_committed_bytes);
+  all.peak_fragmentation = share_of_holes(all.peak_allocated_bytes, all.peak_committed_bytes);
   return all;
 }
 
@@ -264,9 +264,7 @@ std::size_t Arena::largest_free_bytes() const noexcept {
   return std::max(spans_->largest_free_bytes(), spans_->limit() - spans_->height());
 }
 
-double Arena::fragmentation() const noexcept {
-  return arena_detail::share_of_holes(now_.allocated_bytes, spans_->height());
-}
+double Arena::fragmentation() const noexcept { return share_of_holes(now_.allocated_bytes, spans_->height()); }
 
 void Arena::refuse(const Request& request, const std::string& why) const {
   using memory::exact_bytes;
@@ -290,13 +288,13 @@ void Arena::refuse(const Request& request, const std::string& why) const {
 
 // ---- Compaction of an arena: sliding blocks, and when. memory/arena/compact.cpp plans the slides.
 
-namespace arena_compact_detail {
+namespace {
 
 void refuse_inside_launch(const char* what) {
   if (is_launching()) throw Error(std::string("arena: ") + what + " inside a launch, whose addresses would move");
 }
 
-}  // namespace arena_compact_detail
+}  // namespace
 
 /// One compaction: no launch runs while it lives; books its end if anything moved.
 class Arena::Moving {
@@ -327,13 +325,13 @@ class Arena::Moving {
 };
 
 std::size_t Arena::compact() {
-  arena_compact_detail::refuse_inside_launch("compact");
+  refuse_inside_launch("compact");
   const std::lock_guard guard(*lock());
   return compact_locked();
 }
 
 std::size_t Arena::safe_point() {
-  arena_compact_detail::refuse_inside_launch("safe_point");
+  refuse_inside_launch("safe_point");
   const std::lock_guard guard(*lock());
   return fragmentation() > tolerated_fragmentation_ ? compact_locked() : 0;
 }

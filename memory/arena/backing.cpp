@@ -23,7 +23,7 @@
 #include <thimble/memory/process/process.h>
 
 namespace thimble {
-namespace backing_cpu_detail {
+namespace {
 
 constexpr std::size_t granule_bytes = std::size_t{2} << 20;
 
@@ -102,11 +102,11 @@ class CpuBacking final : public Backing {
   std::byte* base_ = nullptr;
 };
 
-}  // namespace backing_cpu_detail
+}  // namespace
 
-std::unique_ptr<Backing> make_cpu_backing() { return std::make_unique<backing_cpu_detail::CpuBacking>(); }
+std::unique_ptr<Backing> make_cpu_backing() { return std::make_unique<CpuBacking>(); }
 
-namespace backing_dry_detail {
+namespace {
 
 class DryBacking final : public Backing {
  public:
@@ -129,10 +129,8 @@ class DryBacking final : public Backing {
   memory::Device device_;
 };
 
-}  // namespace backing_dry_detail
+}  // namespace
 
-std::unique_ptr<Backing> make_dry_backing(memory::Device device) {
-  return std::make_unique<backing_dry_detail::DryBacking>(device);
-}
+std::unique_ptr<Backing> make_dry_backing(memory::Device device) { return std::make_unique<DryBacking>(device); }
 
 }  // namespace thimble

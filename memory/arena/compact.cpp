@@ -2,13 +2,11 @@
 
 #include <algorithm>
 
+#include <thimble/core/numbers/integers.h>
 #include <thimble/memory/arena/granules.h>
 
 namespace thimble {
-namespace compact_detail {
-
-/// To a multiple of a power of two.
-constexpr std::size_t round_up(std::size_t value, std::size_t to) { return (value + to - 1) & ~(to - 1); }
+namespace {
 
 /// The sums of a window that grows at its upper end and shrinks at its lower.
 struct Sums {
@@ -26,7 +24,7 @@ struct Sums {
   }
 };
 
-}  // namespace compact_detail
+}  // namespace
 
 void PageMap::extend_solid() noexcept {
   while (has(solid_bytes / granule)) solid_bytes += granule;
@@ -96,10 +94,9 @@ bool PieceWalk::clip() noexcept {
 }
 
 CompactionWindow cheapest_window(Tlsf& spans, const PageMap* pages, std::size_t bytes, std::size_t alignment) noexcept {
-  using compact_detail::round_up;
-  const std::size_t need = round_up(bytes, spans.unit()) + std::max(alignment, spans.unit()) - spans.unit();
+  const std::size_t need = round_up_to_power(bytes, spans.unit()) + std::max(alignment, spans.unit()) - spans.unit();
   CompactionWindow best;
-  compact_detail::Sums sums;
+  Sums sums;
   PieceWalk upper(spans, pages), lower = upper;
   bool is_empty = true;
   while (upper.next()) {
@@ -128,16 +125,15 @@ CompactionWindow cheapest_window(Tlsf& spans, const PageMap* pages, std::size_t 
 }
 
 std::size_t bytes_after_sliding_all(const Tlsf& spans, std::size_t alignment) noexcept {
-  using compact_detail::round_up;
   alignment = std::max(alignment, spans.unit());
   std::size_t at = 0, largest = 0;
   const auto gap_until = [&](std::size_t end) {
-    const std::size_t begin = round_up(at, alignment);
+    const std::size_t begin = round_up_to_power(at, alignment);
     if (begin < end) largest = std::max(largest, end - begin);
   };
   for (const Tlsf::Span* span = spans.first(); span != nullptr; span = span->next) {
     if (span->is_free) continue;
-    const std::size_t offset = is_pinned(*span) ? span->offset : round_up(at, span->alignment());
+    const std::size_t offset = is_pinned(*span) ? span->offset : round_up_to_power(at, span->alignment());
     gap_until(offset);
     at = offset + span->size;
   }

@@ -4,14 +4,14 @@
 #include <thread>
 
 namespace thimble {
-namespace lock_detail {
+namespace {
 
 std::shared_ptr<ResourceLock> lock_of(const memory::Resource& resource) {
   const auto* locked = dynamic_cast<const LockedResource*>(&resource);
   return locked != nullptr ? locked->lock() : std::make_shared<ResourceLock>();
 }
 
-}  // namespace lock_detail
+}  // namespace
 
 void ResourceLock::wait() const noexcept {
   for (int spins = 0; is_taken_.load(std::memory_order_relaxed); ++spins) {
@@ -36,7 +36,7 @@ void LockedResource::relabel(memory::Block* block, Category category) noexcept {
 }
 
 Decorator::Decorator(std::shared_ptr<memory::Resource> upstream)
-    : LockedResource(lock_detail::lock_of(*upstream)),
+    : LockedResource(lock_of(*upstream)),
       upstream_(std::move(upstream)),
       locked_(dynamic_cast<LockedResource*>(upstream_.get())) {}
 

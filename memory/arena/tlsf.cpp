@@ -6,13 +6,9 @@
 #include <new>
 #include <utility>
 
+#include <thimble/core/numbers/integers.h>
+
 namespace thimble {
-namespace tlsf_detail {
-
-/// To a multiple of a power of two.
-constexpr std::size_t round_up(std::size_t value, std::size_t to) { return (value + to - 1) & ~(to - 1); }
-
-}  // namespace tlsf_detail
 
 Tlsf::Tlsf(std::size_t unit_bytes, std::size_t limit_bytes)
     : unit_(unit_bytes), unit_bits_(std::countr_zero(unit_bytes)), limit_(limit_bytes & ~(unit_bytes - 1)) {
@@ -48,19 +44,18 @@ Tlsf::Span* Tlsf::next_occupied(std::size_t bin) const noexcept {
 }
 
 Tlsf::Place Tlsf::find(std::size_t bytes, std::size_t alignment) const noexcept {
-  using tlsf_detail::round_up;
   if (bytes > limit_) return {nullptr, 0, 0};  // also keeps the sums below from wrapping
   alignment = std::max(alignment, unit_);
-  const std::size_t size = round_up(bytes, unit_);
+  const std::size_t size = round_up_to_power(bytes, unit_);
   const auto found_alignment = static_cast<std::uint32_t>(alignment);
   Span* span = find_in_bins(size, alignment);
   if (span == &nil_) {
-    const std::size_t offset = round_up(height_, alignment);
+    const std::size_t offset = round_up_to_power(height_, alignment);
     if (offset <= limit_ && size <= limit_ - offset) return {nullptr, offset, size, found_alignment};
     span = find_anywhere(size, alignment);
     if (span == nullptr) return {nullptr, 0, 0};
   }
-  return {span, round_up(span->offset, alignment), size, found_alignment};
+  return {span, round_up_to_power(span->offset, alignment), size, found_alignment};
 }
 
 /// The span to use; nil_ when none fits.
@@ -69,7 +64,7 @@ Tlsf::Span* Tlsf::find_in_bins(std::size_t size, std::size_t alignment) const no
   Span* best = nullptr;
   int steps = 0;
   for (Span* span = span_of(bins_[bin]); span != &nil_ && steps < walk_limit; span = span->linked(), ++steps) {
-    const bool fits = tlsf_detail::round_up(span->offset, alignment) + size <= span->end();
+    const bool fits = round_up_to_power(span->offset, alignment) + size <= span->end();
     if (!fits || (best != nullptr && span->size >= best->size)) continue;
     best = span;
     if (best->size == size) break;  // none fits better
@@ -97,7 +92,7 @@ Tlsf::Span* Tlsf::find_in_bins(std::size_t size) const noexcept {
 /// The lowest span that fits: the last resort.
 Tlsf::Span* Tlsf::find_anywhere(std::size_t size, std::size_t alignment) const noexcept {
   for (Span* span = below_.next; span != nullptr; span = span->next) {
-    if (span->is_free && tlsf_detail::round_up(span->offset, alignment) + size <= span->end()) return span;
+    if (span->is_free && round_up_to_power(span->offset, alignment) + size <= span->end()) return span;
   }
   return nullptr;
 }
@@ -122,7 +117,7 @@ Tlsf::Span* Tlsf::take(const Place& place) noexcept {
 
 Tlsf::Span* Tlsf::take_ready(std::size_t bytes, std::size_t ready_bytes) noexcept {
   if (bytes > limit_ || recycled_count_ < spans_per_take) return nullptr;
-  const std::size_t size = tlsf_detail::round_up(bytes, unit_);
+  const std::size_t size = round_up_to_power(bytes, unit_);
   Span* span = find_in_bins(size);
   if (span == &nil_) {
     if (size > ready_bytes - std::min(ready_bytes, height_)) return nullptr;
@@ -189,7 +184,7 @@ void Tlsf::free(Span* span) noexcept {
 std::size_t Tlsf::slide_target(const Span* span, std::size_t floor) const noexcept {
   const Span* const hole = span->previous;
   if (!hole->is_free) return span->offset;
-  return std::min(tlsf_detail::round_up(std::max(hole->offset, floor), span->alignment()), span->offset);
+  return std::min(round_up_to_power(std::max(hole->offset, floor), span->alignment()), span->offset);
 }
 
 void Tlsf::slide(Span* span, std::size_t offset) noexcept {

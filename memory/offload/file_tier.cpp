@@ -30,7 +30,7 @@
 #endif
 
 namespace thimble {
-namespace direct_file_detail {
+namespace {
 
 const char* const allowed = "; expected a folder on a disk whose file system can do direct I/O (ext4, xfs, btrfs)";
 
@@ -72,26 +72,25 @@ int open_nameless(const std::string& folder) {
   return descriptor;
 }
 
-}  // namespace direct_file_detail
+}  // namespace
 
 DirectFile::DirectFile(const std::string& folder) : folder_(folder) {
   // Checks the kind of file system first: some refuse direct I/O with an unclear error.
   const int parent = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (parent < 0) {
-    throw FileError(folder, 0,
-                    std::string("cannot offload there: ") + std::strerror(errno) + direct_file_detail::allowed);
+    throw FileError(folder, 0, std::string("cannot offload there: ") + std::strerror(errno) + allowed);
   }
-  const char* const in_memory = direct_file_detail::memory_file_system(parent);
+  const char* const in_memory = memory_file_system(parent);
   close(parent);
   if (in_memory != nullptr) {
     throw FileError(folder, 0,
                     std::string("cannot offload there: it is a ") + in_memory +
-                        ", whose files take the memory that offloading is to free" + direct_file_detail::allowed);
+                        ", whose files take the memory that offloading is to free" + allowed);
   }
-  descriptor_ = direct_file_detail::open_nameless(folder);
+  descriptor_ = open_nameless(folder);
   if (descriptor_ < 0) {
     const std::string why = errno == EINVAL ? "its file system cannot do direct I/O" : std::strerror(errno);
-    throw FileError(folder, 0, "cannot offload there: " + why + direct_file_detail::allowed);
+    throw FileError(folder, 0, "cannot offload there: " + why + allowed);
   }
 }
 
@@ -142,7 +141,7 @@ int DirectFile::read(std::uint64_t offset, std::byte* to, std::size_t bytes) noe
   return 0;
 }
 
-namespace file_tier_detail {
+namespace {
 
 constexpr int most_workers = 16;
 
@@ -188,30 +187,30 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-// A ticket's bytes, and their transfer if one is running.
-struct Entry {
-  std::uint64_t offset = 0;  // of the slot
-  std::size_t bytes = 0;
-  std::byte* memory = nullptr;
-  std::size_t begun = 0;  // bytes that workers have started
-  int active = 0;         // workers moving bytes now
-  int error = 0;          // errno of the transfer
-  bool is_write = false;
-  bool is_queued = false;
-  bool is_lost = false;  // the write failed
-
-  bool is_busy() const noexcept { return is_queued || active > 0; }
-};
-
-}  // namespace file_tier_detail
+}  // namespace
 
 class FileTier::State {
+  // A ticket's bytes, and their transfer if one is running.
+  struct Entry {
+    std::uint64_t offset = 0;  // of the slot
+    std::size_t bytes = 0;
+    std::byte* memory = nullptr;
+    std::size_t begun = 0;  // bytes that workers have started
+    int active = 0;         // workers moving bytes now
+    int error = 0;          // errno of the transfer
+    bool is_write = false;
+    bool is_queued = false;
+    bool is_lost = false;  // the write failed
+
+    bool is_busy() const noexcept { return is_queued || active > 0; }
+  };
+
  public:
   State(memory::Device device, const Options& options)
-      : options_(options), device_(device), bounce_(file_tier_detail::make_bounce(options, device)) {
+      : options_(options), device_(device), bounce_(make_bounce(options, device)) {
     if (device.is_dry) return;
     pin_.emplace(bounce_);
-    file_.emplace(file_tier_detail::chosen_folder(options.folder));
+    file_.emplace(chosen_folder(options.folder));
     try {
       for (int w = 0; w < options.workers; ++w) workers_.emplace_back([this, w] { work(w); });
     } catch (const std::system_error&) {
@@ -237,7 +236,7 @@ class FileTier::State {
     const Ticket ticket = last_ticket_ + 1;
     Entry& entry = entries_[ticket];
     try {
-      entry.offset = take_slot(file_tier_detail::rounded_up(bytes));
+      entry.offset = take_slot(rounded_up(bytes));
       entry.bytes = bytes;
       begin(entry, const_cast<std::byte*>(static_cast<const std::byte*>(from)), true);
     } catch (...) {
@@ -289,8 +288,6 @@ class FileTier::State {
   }
 
  private:
-  using Entry = file_tier_detail::Entry;
-
   std::uint64_t take_slot(std::size_t bytes) {
     std::vector<std::uint64_t>& free = free_slots_[bytes];
     if (!free.empty()) {
@@ -300,7 +297,7 @@ class FileTier::State {
     }
     const std::uint64_t offset = statistics_.committed_bytes;
     if (options_.capacity_bytes != 0 && bytes > options_.capacity_bytes - std::min(offset, options_.capacity_bytes)) {
-      throw FileError(file_tier_detail::chosen_folder(options_.folder), offset,
+      throw FileError(chosen_folder(options_.folder), offset,
                       "no room for " + std::to_string(bytes) + " offloaded bytes: the capacity is " +
                           std::to_string(options_.capacity_bytes) + " bytes, " + std::to_string(offset) +
                           " of them are taken");
@@ -314,7 +311,7 @@ class FileTier::State {
   }
 
   void give_slot(const Entry& entry) noexcept {  // take_slot() made room in the list
-    free_slots_[file_tier_detail::rounded_up(entry.bytes)].push_back(entry.offset);
+    free_slots_[rounded_up(entry.bytes)].push_back(entry.offset);
   }
 
   Entry& find(const char* operation, Ticket ticket) {
@@ -344,12 +341,12 @@ class FileTier::State {
 
   void wait_until_idle(Entry& entry, std::unique_lock<std::mutex>& lock) noexcept {
     if (!entry.is_busy()) return;
-    const file_tier_detail::Stopwatch watch(statistics_.wait_ms);  // read and written under the lock
+    const Stopwatch watch(statistics_.wait_ms);  // read and written under the lock
     done_.wait(lock, [&] { return !entry.is_busy(); });
   }
 
   [[noreturn]] void fail(const Entry& entry, const std::string& why) const {
-    throw FileError(file_tier_detail::chosen_folder(options_.folder), entry.offset, why);
+    throw FileError(chosen_folder(options_.folder), entry.offset, why);
   }
 
   void throw_error(Entry& entry) {
@@ -363,13 +360,13 @@ class FileTier::State {
 
   std::byte* bounce(int worker) const {
     const auto first = reinterpret_cast<std::uintptr_t>(pin_->data());
-    const std::size_t aligned = file_tier_detail::rounded_up(first) - first;
+    const std::size_t aligned = rounded_up(first) - first;
     return static_cast<std::byte*>(pin_->data()) + aligned + static_cast<std::size_t>(worker) * options_.chunk_bytes;
   }
 
   // Moves one chunk. Returns 0 or an errno.
   int move(const Entry& entry, std::size_t at, std::size_t bytes, std::byte* buffer) noexcept {
-    const std::size_t whole = file_tier_detail::rounded_up(bytes);
+    const std::size_t whole = rounded_up(bytes);
     if (entry.is_write) {
       std::memcpy(buffer, entry.memory + at, bytes);
       std::memset(buffer + bytes, 0, whole - bytes);
@@ -395,7 +392,7 @@ class FileTier::State {
       double ms = 0;
       int error = 0;
       {
-        const file_tier_detail::Stopwatch watch(ms);
+        const Stopwatch watch(ms);
         error = move(entry, at, bytes, buffer);
       }
       lock.lock();

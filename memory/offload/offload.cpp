@@ -6,7 +6,7 @@
 #include <thimble/core/tensor/context.h>
 
 namespace thimble::memory {
-namespace offload_detail {
+namespace {
 
 // Only shape, dtype, device and scale: a handle without its bytes.
 Tensor description(const Tensor& t) {
@@ -22,7 +22,7 @@ Category own_category(const Tensor& t) {
   return category == Category::activation ? Category::temporary : category;
 }
 
-}  // namespace offload_detail
+}  // namespace
 
 Offloaded& Offloaded::operator=(Offloaded&& other) noexcept {
   if (this == &other) return *this;
@@ -46,10 +46,10 @@ Offloaded offload(Tensor tensor, std::shared_ptr<Tier> tier) {
     throw DeviceError("offload: " + describe(tensor) + " to a tier of " + to_string(tier->device()));
   }
   Offloaded away;
-  away.like_ = offload_detail::description(tensor);
+  away.like_ = description(tensor);
   away.tier_ = std::move(tier);
   if (tensor.elements() == 0) return away;
-  away.category_ = offload_detail::own_category(tensor);
+  away.category_ = own_category(tensor);
   away.is_for_backward_ = tensor.storage()->is_held_for_backward();
   away.path_ = tensor.storage()->path();
   {

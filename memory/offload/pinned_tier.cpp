@@ -17,16 +17,16 @@
 
 namespace thimble {
 
-namespace pinned_memory_detail {
+namespace {
 
 void check(memory::Device device) {
   if (!device.is_cuda()) throw DeviceError("pinned memory: for " + to_string(device) + "; expected a CUDA device");
 }
 
-}  // namespace pinned_memory_detail
+}  // namespace
 
 PinnedMemory::PinnedMemory(memory::Device device) : device_(device.is_dry ? dry(cpu) : cpu) {
-  pinned_memory_detail::check(device);
+  check(device);
   if (device.is_dry) return;
   const kernels::DeviceRuntime& runtime = kernels::device_runtime(device);
   allocate_ = runtime.allocate_pinned;
@@ -48,7 +48,7 @@ void PinnedMemory::deallocate(memory::Block* block, Stream) noexcept {
 }
 
 const std::shared_ptr<Ledger>& pinned_ledger(memory::Device device) {
-  pinned_memory_detail::check(device);
+  check(device);
   // One for every possible CUDA device, dry ones last; never destroyed, like the default resources.
   static auto* const ledgers = new std::array<std::shared_ptr<Ledger>, 2 * 256>;
   static std::mutex mutex;
@@ -58,7 +58,7 @@ const std::shared_ptr<Ledger>& pinned_ledger(memory::Device device) {
   return ledger;
 }
 
-namespace pinned_tier_detail {
+namespace {
 
 constexpr std::size_t slot_alignment = 512;
 constexpr std::size_t smallest_slab = std::size_t{2} << 20, largest_slab = std::size_t{64} << 20;
@@ -71,38 +71,35 @@ std::size_t next_slab_bytes(std::size_t slot, std::size_t committed, std::size_t
   return std::min(round_up(grown, smallest_slab), left);
 }
 
-/// One block of pinned memory, with slots up to `used`.
-struct Slab {
-  Tensor memory;
-  std::unique_ptr<WritePin> pin;  // null on a dry device
-  std::size_t bytes = 0, used = 0;
-
-  std::byte* at(std::size_t offset) const { return pin ? static_cast<std::byte*>(pin->data()) + offset : nullptr; }
-};
-
-/// A ticket's bytes, and their transfer if one is running.
-struct Entry {
-  std::byte* slot = nullptr;  // null on a dry device
-  std::size_t bytes = 0;
-  void* transfer = nullptr;
-};
-
-/// Slots of one size.
-struct Slots {
-  std::vector<std::byte*> free;
-  std::size_t count = 0;
-};
-
-}  // namespace pinned_tier_detail
+}  // namespace
 
 class PinnedTier::State {
-  using Entry = pinned_tier_detail::Entry;
+  /// One block of pinned memory, with slots up to `used`.
+  struct Slab {
+    Tensor memory;
+    std::unique_ptr<WritePin> pin;  // null on a dry device
+    std::size_t bytes = 0, used = 0;
+
+    std::byte* at(std::size_t offset) const { return pin ? static_cast<std::byte*>(pin->data()) + offset : nullptr; }
+  };
+
+  /// A ticket's bytes, and their transfer if one is running.
+  struct Entry {
+    std::byte* slot = nullptr;  // null on a dry device
+    std::size_t bytes = 0;
+    void* transfer = nullptr;
+  };
+
+  /// Slots of one size.
+  struct Slots {
+    std::vector<std::byte*> free;
+    std::size_t count = 0;
+  };
 
  public:
   State(memory::Device device, std::size_t capacity_bytes)
       : device_(device),
-        capacity_(capacity_bytes == 0 ? std::numeric_limits<std::size_t>::max()
-                                      : pinned_tier_detail::slot_bytes(capacity_bytes)) {
+        capacity_(capacity_bytes == 0 ? std::numeric_limits<std::size_t>::max() : slot_bytes(capacity_bytes)) {
     if (device.is_cpu()) throw DeviceError("pinned tier: " + to_string(device) + "; expected a CUDA device");
     if (!device.is_dry) runtime_ = &kernels::device_runtime(device);
   }
@@ -126,7 +123,7 @@ class PinnedTier::State {
     const auto at = entries_.try_emplace(ticket).first;
     Entry& entry = at->second;
     try {
-      entry.slot = take_slot(pinned_tier_detail::slot_bytes(bytes));
+      entry.slot = take_slot(slot_bytes(bytes));
       entry.bytes = bytes;
       if (runtime_) entry.transfer = runtime_->begin_transfer(device_, entry.slot, from, bytes);
     } catch (...) {
@@ -175,14 +172,14 @@ class PinnedTier::State {
 
  private:
   std::byte* take_slot(std::size_t bytes) {
-    pinned_tier_detail::Slots& slots = slots_[bytes];
+    Slots& slots = slots_[bytes];
     if (!slots.free.empty()) {
       std::byte* const slot = slots.free.back();
       slots.free.pop_back();
       return slot;
     }
     slots.free.reserve(slots.count + 1);  // so that drop() allocates nothing
-    pinned_tier_detail::Slab& slab = slab_for(bytes);
+    Slab& slab = slab_for(bytes);
     std::byte* const slot = slab.at(slab.used);
     slab.used += bytes;
     ++slots.count;
@@ -190,11 +187,11 @@ class PinnedTier::State {
   }
 
   void give_slot(const Entry& entry) noexcept {  // take_slot() made room in the list
-    slots_[pinned_tier_detail::slot_bytes(entry.bytes)].free.push_back(entry.slot);
+    slots_[slot_bytes(entry.bytes)].free.push_back(entry.slot);
   }
 
-  pinned_tier_detail::Slab& slab_for(std::size_t bytes) {
-    for (pinned_tier_detail::Slab& slab : slabs_) {
+  Slab& slab_for(std::size_t bytes) {
+    for (Slab& slab : slabs_) {
       if (slab.bytes - slab.used >= bytes) return slab;
     }
     const std::size_t committed = statistics_.committed_bytes;
@@ -203,8 +200,8 @@ class PinnedTier::State {
                       "no room for " + std::to_string(bytes) + " bytes within the capacity of " +
                           std::to_string(capacity_) + ", " + std::to_string(committed) + " of them are taken");
     }
-    pinned_tier_detail::Slab slab;
-    slab.bytes = pinned_tier_detail::next_slab_bytes(bytes, committed, capacity_ - committed);
+    Slab slab;
+    slab.bytes = next_slab_bytes(bytes, committed, capacity_ - committed);
     {
       const ResourceScope pinned(pinned_ledger(device_));
       const PathScope path(join_path(0, "offload"));  // whichever path writes
@@ -236,9 +233,9 @@ class PinnedTier::State {
   const std::size_t capacity_;
   const kernels::DeviceRuntime* runtime_ = nullptr;  // null on a dry device
   mutable std::mutex mutex_;                         // of all below
-  std::vector<pinned_tier_detail::Slab> slabs_;
+  std::vector<Slab> slabs_;
   std::map<Ticket, Entry> entries_;
-  std::map<std::size_t, pinned_tier_detail::Slots> slots_;  // by size
+  std::map<std::size_t, Slots> slots_;  // by size
   Ticket last_ticket_ = 0;
   TierStatistics statistics_;
 };

@@ -9,7 +9,7 @@
 #include <thimble/core/launch/launch.h>
 
 namespace thimble::memory {
-namespace unit_store_detail {
+namespace {
 
 /// The bytes of a storage that is here; its block does not move until unpin().
 std::byte* pin(Storage& storage) {
@@ -18,7 +18,7 @@ std::byte* pin(Storage& storage) {
   return storage.address(AccessMaker::make());
 }
 
-}  // namespace unit_store_detail
+}  // namespace
 
 UnitStore::UnitStore(const UnitOptions& options) : options_(options) {
   if (options.read_ahead < 0) {
@@ -71,7 +71,7 @@ void UnitStore::put_away(const Tensor& parameter) {
 
 /// Begins a transfer; the block does not move until it ends.
 void UnitStore::transfer(Entry& entry, FunctionRef<void(std::byte*)> begin) {
-  std::byte* const at = unit_store_detail::pin(*entry.storage);
+  std::byte* const at = pin(*entry.storage);
   try {
     begin(at);
   } catch (...) {

@@ -14,7 +14,7 @@
 #include <thimble/core/files/file_stream.h>
 
 namespace thimble::memory {
-namespace csv_detail {
+namespace {
 
 enum Column : std::size_t { id, lower, upper, size, alignment, gaps, offset };
 constexpr std::array<std::string_view, 7> columns = {"id", "lower", "upper", "size", "alignment", "gaps", "offset"};
@@ -203,14 +203,12 @@ std::string gap_text(const std::vector<Gap>& all) {
   return text;
 }
 
-}  // namespace csv_detail
+}  // namespace
 
-PlacementFile parse_placement(std::string_view text, const std::string& path) {
-  return csv_detail::Reader(text, path).read();
-}
+PlacementFile parse_placement(std::string_view text, const std::string& path) { return Reader(text, path).read(); }
 
 PlacementFile read_placement(const std::string& path) {
-  const std::vector<std::byte> bytes = read_whole_file(path, csv_detail::most_bytes);
+  const std::vector<std::byte> bytes = read_whole_file(path, most_bytes);
   return parse_placement({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path);
 }
 
@@ -231,10 +229,10 @@ std::string write_placement(const PlacementFile& file) {
   text += file.offsets.empty() ? "\n" : ",offset\n";
   for (std::size_t i = 0; i < file.buffers.size(); ++i) {
     const Buffer& buffer = file.buffers[i];
-    text += csv_detail::field(file.ids[i]) + "," + std::to_string(buffer.lower) + "," + std::to_string(buffer.upper) +
-            "," + std::to_string(buffer.bytes);
+    text += field(file.ids[i]) + "," + std::to_string(buffer.lower) + "," + std::to_string(buffer.upper) + "," +
+            std::to_string(buffer.bytes);
     if (has_alignment) text += "," + std::to_string(buffer.alignment);
-    if (has_gaps) text += "," + csv_detail::gap_text(file.gaps[i]);
+    if (has_gaps) text += "," + gap_text(file.gaps[i]);
     if (!file.offsets.empty()) text += "," + std::to_string(file.offsets[i]);
     text += "\n";
   }

@@ -8,7 +8,7 @@
 #include <thimble/memory/placement/state.h>
 
 namespace thimble::memory::packing {
-namespace exact_detail {
+namespace {
 
 /// Proven dead ends, whatever led to them. A state is remembered by 128 bits of it; a later state with the same index
 /// overwrites it.
@@ -204,10 +204,9 @@ constexpr Strategy strategies[] = {
 };
 constexpr std::size_t memory_entries = 1 << 16;
 
-}  // namespace exact_detail
+}  // namespace
 
 Verdict search(const Problem& problem, std::int64_t capacity, Budget& budget, Layout& layout) {
-  using namespace exact_detail;
   if (problem.load > capacity) return Verdict::impossible;
   State state(problem, capacity);
   Memory memory(memory_entries);

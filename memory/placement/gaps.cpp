@@ -11,7 +11,7 @@
 #include <thimble/memory/placement/problem.h>
 
 namespace thimble::memory {
-namespace gaps_detail {
+namespace {
 
 // Bytes [from, to) of a buffer during [lower, upper).
 struct Piece {
@@ -120,11 +120,10 @@ std::vector<Pieces> all_pieces(std::span<const Buffer> buffers, std::span<const 
   return all;
 }
 
-}  // namespace gaps_detail
+}  // namespace
 
 Placement place_with_gaps(std::span<const Buffer> buffers, std::span<const std::vector<Gap>> gaps,
                           const PlacementOptions& options) {
-  using namespace gaps_detail;
   const auto start = std::chrono::steady_clock::now();
   // Without the gaps: checks the arguments, and its offsets are valid for any gaps.
   PlacementOptions quick = options;
@@ -181,7 +180,6 @@ Placement place_with_gaps(std::span<const Buffer> buffers, std::span<const std::
 
 void check_placement_with_gaps(std::span<const Buffer> buffers, std::span<const std::vector<Gap>> gaps,
                                std::span<const std::size_t> offsets, std::size_t height_bytes) {
-  using namespace gaps_detail;
   const std::vector<Pieces> pieces = all_pieces(buffers, gaps, 1);
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     // A single buffer has no neighbours: checks its alignment and its end.

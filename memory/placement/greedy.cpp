@@ -9,7 +9,7 @@
 #include <thimble/memory/placement/problem.h>
 
 namespace thimble::memory::packing {
-namespace greedy_detail {
+namespace {
 
 /// A placed item.
 struct Shelf {
@@ -175,7 +175,7 @@ std::vector<std::int64_t> loads_of(const Problem& problem) {
   return loads;
 }
 
-}  // namespace greedy_detail
+}  // namespace
 
 Rank rank_of(const Item& item, Order order, std::int64_t load) noexcept {
   const auto size = static_cast<double>(item.size), loaded = static_cast<double>(load);
@@ -197,7 +197,7 @@ Rank rank_of(const Item& item, Order order, std::int64_t load) noexcept {
 }
 
 std::vector<std::int32_t> make_order(const Problem& problem, Order order) {
-  const std::vector<std::int64_t> loads = greedy_detail::loads_of(problem);
+  const std::vector<std::int64_t> loads = loads_of(problem);
   std::vector<Rank> ranks;
   ranks.reserve(problem.items.size());
   for (std::size_t i = 0; i < problem.items.size(); ++i) ranks.push_back(rank_of(problem.items[i], order, loads[i]));
@@ -215,7 +215,7 @@ bool place_in_order(const Problem& problem, std::span<const std::int32_t> order,
                     Layout& layout) {
   layout.offsets.resize(problem.items.size());
   layout.height = 0;
-  greedy_detail::Shelves shelves(problem);
+  Shelves shelves(problem);
   for (const std::int32_t i : order) {
     const Item& item = problem.items[static_cast<std::size_t>(i)];
     const std::int64_t offset = shelves.find_gap(item, fit), end = offset + item.size;

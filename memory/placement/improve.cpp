@@ -8,7 +8,7 @@
 #include <thimble/memory/placement/problem.h>
 
 namespace thimble::memory::packing {
-namespace improve_detail {
+namespace {
 
 /// Items by time. Brief ones are in the list of each period that they touch, one or two; the others are lasting.
 class Calendar {
@@ -205,7 +205,7 @@ class Ejection {
   Places by_offset_, by_end_, merged_;  // that overlap the item to be placed
 };
 
-}  // namespace improve_detail
+}  // namespace
 
 Layout improve(const Problem& problem, const Layout& start, std::int64_t target, Budget& budget) {
   Layout best = start;
@@ -215,7 +215,7 @@ Layout improve(const Problem& problem, const Layout& start, std::int64_t target,
   std::int64_t missed = target;
   for (int attempt = 0; attempt < attempts && best.height > target; ++attempt) {
     const std::int64_t height = attempt == 0 ? target : missed + (best.height - missed) / 2;
-    improve_detail::Ejection ejection(problem, best, height);
+    Ejection ejection(problem, best, height);
     for (std::size_t step = 0; step < most_steps && !ejection.is_done() && budget.spend(1); ++step) ejection.step();
     if (ejection.is_done()) {
       best = ejection.layout();

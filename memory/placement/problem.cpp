@@ -7,7 +7,7 @@
 #include <utility>
 
 namespace thimble::memory::packing {
-namespace problem_detail {
+namespace {
 
 // Compresses the time of the buffers `chosen`, which are connected, to sections.
 Problem make_problem(std::span<const Buffer> buffers, std::vector<std::size_t> chosen, std::size_t unit) {
@@ -57,7 +57,7 @@ Problem make_problem(std::span<const Buffer> buffers, std::vector<std::size_t> c
   return problem;
 }
 
-}  // namespace problem_detail
+}  // namespace
 
 std::vector<Problem> split(std::span<const Buffer> buffers, std::size_t unit) {
   std::vector<std::size_t> order(buffers.size());
@@ -70,13 +70,13 @@ std::vector<Problem> split(std::span<const Buffer> buffers, std::size_t unit) {
   std::uint64_t end = 0;
   for (const std::size_t i : order) {
     if (!connected.empty() && buffers[i].lower >= end) {
-      problems.push_back(problem_detail::make_problem(buffers, std::move(connected), unit));
+      problems.push_back(make_problem(buffers, std::move(connected), unit));
       connected.clear();
     }
     end = std::max(end, buffers[i].upper);
     connected.push_back(i);
   }
-  if (!connected.empty()) problems.push_back(problem_detail::make_problem(buffers, std::move(connected), unit));
+  if (!connected.empty()) problems.push_back(make_problem(buffers, std::move(connected), unit));
   return problems;
 }
 

@@ -11,7 +11,7 @@
 #include <thimble/memory/placement/state.h>
 
 namespace thimble::memory {
-namespace solve_detail {
+namespace {
 
 using packing::Budget;
 using packing::Layout;
@@ -126,7 +126,7 @@ void search_parts(std::vector<Part>& parts, std::int64_t load, std::int64_t targ
   }
 }
 
-}  // namespace solve_detail
+}  // namespace
 
 std::string_view to_string(PlacementStage stage) noexcept {
   switch (stage) {
@@ -141,7 +141,6 @@ std::string_view to_string(PlacementStage stage) noexcept {
 }
 
 Placement place(std::span<const Buffer> buffers, const PlacementOptions& options) {
-  using namespace solve_detail;
   const auto start = std::chrono::steady_clock::now();
   check_arguments(buffers, options);
   Budget budget(options.seconds, options.node_limit);
@@ -179,14 +178,13 @@ Placement place(std::span<const Buffer> buffers, const PlacementOptions& options
 }
 
 void check_placement(std::span<const Buffer> buffers, std::span<const std::size_t> offsets, std::size_t height_bytes) {
-  using solve_detail::describe;
   if (offsets.size() != buffers.size()) {
     throw ValueError("check_placement: " + std::to_string(offsets.size()) + " offsets for " +
                      std::to_string(buffers.size()) + " buffers");
   }
   const auto at = [&](std::size_t i) { return describe(buffers[i]) + " at " + std::to_string(offsets[i]); };
   for (std::size_t i = 0; i < buffers.size(); ++i) {
-    solve_detail::check_buffer(buffers[i]);
+    check_buffer(buffers[i]);
     if (offsets[i] % buffers[i].alignment != 0) {
       throw PlanError("placement: " + at(i) + " is not aligned to " + std::to_string(buffers[i].alignment));
     }

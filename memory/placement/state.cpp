@@ -6,7 +6,7 @@
 #include <tuple>
 
 namespace thimble::memory::packing {
-namespace state_detail {
+namespace {
 
 constexpr std::int64_t nowhere = std::numeric_limits<std::int64_t>::max();
 
@@ -16,7 +16,7 @@ std::uint64_t scramble(std::uint64_t x) noexcept {
   return x ^ (x >> 31);
 }
 
-}  // namespace state_detail
+}  // namespace
 
 State::State(const Problem& problem, std::int64_t capacity)
     : capacity_(capacity),
@@ -126,7 +126,6 @@ void State::change(std::int32_t i, std::int64_t floor, std::int64_t bound, bool 
   node.floor = floor;
   node.is_raised = is_raised;
   // The floor matters only below a hole that must be reached into.
-  using state_detail::scramble;
   node.fingerprint = scramble(static_cast<std::uint64_t>(i) * 0x9e3779b97f4a7c15u + static_cast<std::uint64_t>(bound));
   if (is_raised) node.fingerprint = scramble(node.fingerprint + static_cast<std::uint64_t>(floor) + 1);
 }
@@ -176,12 +175,12 @@ bool State::place(std::int32_t i) {
 
 bool State::raise(std::int32_t i) {
   const Node& node = nodes_[static_cast<std::size_t>(i)];
-  std::int64_t least = state_detail::nowhere;
+  std::int64_t least = nowhere;
   for (const std::int32_t j : neighbours(i)) {
     const Node& other = nodes_[static_cast<std::size_t>(j)];
     if (!other.is_placed) least = std::min(least, bound(j) + item(j).size);
   }
-  if (least == state_detail::nowhere) return false;
+  if (least == nowhere) return false;
   change(i, node.floor, align_up(least, item(i).alignment), true);
   touch(item(i).lower, item(i).upper);
   return true;
@@ -198,7 +197,7 @@ bool State::propagate_bounds(std::span<const std::int32_t> items) {
       std::int64_t least = bound(i);
       if (node.is_raised) {
         if (!has_other_in_hole(i)) return false;
-        std::int64_t support = state_detail::nowhere;
+        std::int64_t support = nowhere;
         for (const std::int32_t j : neighbours(i)) {
           const Node& other = nodes_[static_cast<std::size_t>(j)];
           if (!other.is_placed) support = std::min(support, bound(j) + item(j).size);
@@ -248,7 +247,7 @@ bool State::check_section(std::int32_t s) {
   Section& section = sections_[static_cast<std::size_t>(s)];
   if (section.open == 0) return true;
   const std::int64_t highest_candidate = capacity_ - section.left;
-  section.lowest = state_detail::nowhere;
+  section.lowest = nowhere;
   section.candidates = 0;
   for (const std::int32_t i : open_items(s)) {
     section.lowest = std::min(section.lowest, bound(i));

@@ -11,7 +11,7 @@
 #include <thimble/memory/units.h>
 
 namespace thimble {
-namespace ledger_detail {
+namespace {
 
 constexpr std::size_t index(Category category) { return static_cast<std::size_t>(category); }
 
@@ -31,7 +31,7 @@ std::string line(std::string_view name, std::size_t now, std::size_t at_peak) {
   return text;
 }
 
-}  // namespace ledger_detail
+}  // namespace
 
 Ledger::Ledger(std::shared_ptr<memory::Resource> upstream) : Decorator(std::move(upstream)) {}
 
@@ -78,7 +78,7 @@ memory::Block* Ledger::do_allocate(const Request& request) {
   } catch (const OutOfMemory& error) {
     refuse(error);
   }
-  const std::size_t category = ledger_detail::index(request.category);
+  const std::size_t category = index(request.category);
   add(rows_[request.path][category], request.bytes);
   totals_[category] += request.bytes;
   category_peaks_[category] = std::max(category_peaks_[category], totals_[category]);
@@ -99,7 +99,7 @@ void Ledger::refuse(const OutOfMemory& error) const {
 }
 
 void Ledger::do_deallocate(memory::Block* block, Stream stream) noexcept {
-  const std::size_t category = ledger_detail::index(block->category);
+  const std::size_t category = index(block->category);
   subtract(rows_[block->path][category], block->bytes);
   totals_[category] -= block->bytes;
   live_ -= block->bytes;
@@ -107,8 +107,8 @@ void Ledger::do_deallocate(memory::Block* block, Stream stream) noexcept {
 }
 
 void Ledger::do_relabel(memory::Block* block, Category category) noexcept {
-  const std::size_t before = ledger_detail::index(block->category);
-  const std::size_t after = ledger_detail::index(category);
+  const std::size_t before = index(block->category);
+  const std::size_t after = index(category);
   Row& row = rows_[block->path];
   subtract(row[before], block->bytes);
   add(row[after], block->bytes);
@@ -125,7 +125,7 @@ std::size_t Ledger::bytes() const {
 
 std::size_t Ledger::bytes(Category category) const {
   const std::lock_guard guard(*lock());
-  return totals_[ledger_detail::index(category)];
+  return totals_[index(category)];
 }
 
 /// Sums value(row) over the rows of the paths under `prefix`.
@@ -134,25 +134,25 @@ std::size_t Ledger::sum(std::string_view prefix, Value&& value) const {
   const std::lock_guard guard(*lock());
   std::size_t bytes = 0;
   for (std::size_t path = 0; path < rows_.size(); ++path) {
-    if (ledger_detail::is_under(path_name(static_cast<PathId>(path)), prefix)) bytes += value(rows_[path]);
+    if (is_under(path_name(static_cast<PathId>(path)), prefix)) bytes += value(rows_[path]);
   }
   return bytes;
 }
 
 std::size_t Ledger::bytes_by_path(std::string_view prefix) const {
-  return sum(prefix, [](const Row& row) { return ledger_detail::total(now(row)); });
+  return sum(prefix, [](const Row& row) { return total(now(row)); });
 }
 
 std::size_t Ledger::bytes(Category category, std::string_view prefix) const {
-  return sum(prefix, [&](const Row& row) { return row[ledger_detail::index(category)].live; });
+  return sum(prefix, [&](const Row& row) { return row[index(category)].live; });
 }
 
 std::size_t Ledger::peak_bytes_by_path(std::string_view prefix) const {
-  return sum(prefix, [&](const Row& row) { return ledger_detail::total(at_peak(row)); });
+  return sum(prefix, [&](const Row& row) { return total(at_peak(row)); });
 }
 
 std::size_t Ledger::peak_bytes(Category category, std::string_view prefix) const {
-  return sum(prefix, [&](const Row& row) { return at_peak(row[ledger_detail::index(category)]); });
+  return sum(prefix, [&](const Row& row) { return at_peak(row[index(category)]); });
 }
 
 CategoryBytes Ledger::now(const Row& row) noexcept {
@@ -192,7 +192,7 @@ std::size_t Ledger::max_allocated() const {
 
 std::size_t Ledger::max_allocated(Category category) const {
   const std::lock_guard guard(*lock());
-  return category_peaks_[ledger_detail::index(category)];
+  return category_peaks_[index(category)];
 }
 
 void Ledger::reset_peak() {
@@ -211,7 +211,7 @@ std::vector<Ledger::PathRow> Ledger::path_rows() const {
   std::vector<PathRow> result;
   for (std::size_t path = 0; path < rows_.size(); ++path) {
     const PathRow row{static_cast<PathId>(path), now(rows_[path]), at_peak(rows_[path])};
-    if (ledger_detail::total(row.now) + ledger_detail::total(row.at_peak) > 0) result.push_back(row);
+    if (total(row.now) + total(row.at_peak) > 0) result.push_back(row);
   }
   return result;
 }
@@ -223,15 +223,15 @@ std::string Ledger::summary(std::size_t path_count) const {
   std::snprintf(head, sizeof head, "  %-32s %32s %32s\n", "category", "now", "at the peak");
   std::string text = "memory on " + to_string(device()) + "\n" + head;
   for (std::size_t i = 0; i < category_count; ++i) {
-    text += ledger_detail::line(to_string(static_cast<Category>(i)), totals_[i], peak[i]);
+    text += line(to_string(static_cast<Category>(i)), totals_[i], peak[i]);
   }
-  text += ledger_detail::line("all", live_, peak_);
+  text += line("all", live_, peak_);
 
   std::vector<PathRow> rows = path_rows();
   const std::size_t shown = std::min(path_count, rows.size());
   if (shown == 0) return text;
   const auto has_more = [](const PathRow& a, const PathRow& b) {
-    const std::size_t bytes_a = ledger_detail::total(a.at_peak), bytes_b = ledger_detail::total(b.at_peak);
+    const std::size_t bytes_a = total(a.at_peak), bytes_b = total(b.at_peak);
     return bytes_a != bytes_b ? bytes_a > bytes_b : a.path < b.path;
   };
   std::partial_sort(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(shown), rows.end(), has_more);
@@ -239,8 +239,7 @@ std::string Ledger::summary(std::size_t path_count) const {
   text += head;
   for (std::size_t i = 0; i < shown; ++i) {
     const std::string_view name = path_name(rows[i].path);
-    text += ledger_detail::line(name.empty() ? "(no path)" : name, ledger_detail::total(rows[i].now),
-                                ledger_detail::total(rows[i].at_peak));
+    text += line(name.empty() ? "(no path)" : name, total(rows[i].now), total(rows[i].at_peak));
   }
   if (shown < rows.size()) text += "  and " + std::to_string(rows.size() - shown) + " more paths\n";
   return text;

@@ -11,7 +11,7 @@
 #include <thimble/core/tensor/context.h>
 
 namespace thimble {
-namespace step_placement_detail {
+namespace {
 
 [[noreturn]] void refuse_events(std::size_t at, std::uint64_t block, const char* what) {
   throw ValueError("make_step_placement: event " + std::to_string(at) + " " + what + " block " + std::to_string(block) +
@@ -33,7 +33,7 @@ bool places_alike(const StepPlacement& a, const StepPlacement& b) {
   return i == a.events.size() && k == b.events.size();
 }
 
-}  // namespace step_placement_detail
+}  // namespace
 
 StepPlacement make_step_placement(std::span<const memory::Trace::Event> events, const memory::PlacementOptions& options,
                                   const StepPlacement* like) {
@@ -51,13 +51,13 @@ StepPlacement make_step_placement(std::span<const memory::Trace::Event> events, 
     const memory::Trace::Event& event = events[at];
     if (event.action == memory::Trace::Action::allocate) {
       if (!lives.emplace(event.block, Life{plan.events.size(), false}).second) {
-        step_placement_detail::refuse_events(at, event.block, "allocates again");
+        refuse_events(at, event.block, "allocates again");
       }
       plan.events.push_back({event.bytes, event.alignment, StepPlacement::not_placed, event.category, event.path});
     } else if (event.action == memory::Trace::Action::free) {
       const auto found = lives.find(event.block);
       if (found == lives.end()) continue;  // lived before the step
-      if (found->second.is_over) step_placement_detail::refuse_events(at, event.block, "frees again");
+      if (found->second.is_over) refuse_events(at, event.block, "frees again");
       found->second.is_over = true;
       frees.push_back({plan.events.size(), found->second.lower});
       plan.events.push_back({});
@@ -71,12 +71,12 @@ StepPlacement make_step_placement(std::span<const memory::Trace::Event> events, 
     plan.buffers.push_back({block, free.lower, free.at, allocation.bytes, allocation.alignment});
     allocation.block = plan.events[free.at].block = block;
   }
-  const bool is_like = like != nullptr && step_placement_detail::places_alike(*like, plan);
+  const bool is_like = like != nullptr && places_alike(*like, plan);
   plan.placement = is_like ? like->placement : memory::place(plan.buffers, options);
   return plan;
 }
 
-namespace placed_detail {
+namespace {
 
 std::string text(const PlanDeviation::Side& side, const char* who) {
   using Event = PlanDeviation::Event;
@@ -89,11 +89,11 @@ PlanDeviation::Side side_of(PlanDeviation::Event event, const memory::Block& blo
   return {event, block.bytes, block.category, block.path};
 }
 
-}  // namespace placed_detail
+}  // namespace
 
 std::string to_string(const PlanDeviation& deviation) {
   return "step " + std::to_string(deviation.step) + ", event " + std::to_string(deviation.event) + ": " +
-         placed_detail::text(deviation.planned, "the plan") + ", " + placed_detail::text(deviation.done, "the step");
+         text(deviation.planned, "the plan") + ", " + text(deviation.done, "the step");
 }
 
 PlacedArena::PlacedArena(std::shared_ptr<memory::Resource> upstream, std::vector<StepPlacement> plans)
@@ -240,7 +240,7 @@ void PlacedArena::do_deallocate(memory::Block* block, Stream stream) noexcept {
     if (has_left_) outside_bytes_ -= static_cast<std::int64_t>(block->bytes);
     upstream_deallocate(block, stream);
   } else {
-    if (is_in_replay_) deviate(placed_detail::side_of(PlanDeviation::Event::free, *block));
+    if (is_in_replay_) deviate(side_of(PlanDeviation::Event::free, *block));
     --live_;
   }
 }

@@ -16,13 +16,13 @@
 #include <thimble/memory/units.h>
 
 namespace thimble::memory {
-namespace host_limits_detail {
+namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
+constexpr std::size_t no_limit = std::numeric_limits<std::size_t>::max();
 /// Version 1 of control groups writes "no limit" as a huge number of whole pages.
-constexpr std::size_t huge = unlimited / 4;
+constexpr std::size_t huge = no_limit / 4;
 
 /// A group's counts and a process's differ by the kernel's pending updates: 64 pages for each.
 constexpr std::size_t counting_bytes = 64 * 4096;
@@ -131,21 +131,20 @@ void add_rlimits(std::vector<HostLimit>& list) {
   }
 }
 
-}  // namespace host_limits_detail
+}  // namespace
 
 std::vector<HostLimit> host_limits(const HostPaths& paths) {
-  namespace detail = host_limits_detail;
   std::vector<HostLimit> list;
-  if (paths.has_rlimits) detail::add_rlimits(list);
-  const detail::fs::path proc(paths.proc);
-  const std::size_t own_bytes = 1024 * detail::number_after(proc / "self" / "status", "RssAnon:").value_or(0);
-  if (const auto group = detail::memory_group(paths)) {
-    for (const auto& [name, folder] : detail::folders_of(*group)) {
-      const auto most = detail::most_of(group->interface, folder, own_bytes);
+  if (paths.has_rlimits) add_rlimits(list);
+  const fs::path proc(paths.proc);
+  const std::size_t own_bytes = 1024 * number_after(proc / "self" / "status", "RssAnon:").value_or(0);
+  if (const auto group = memory_group(paths)) {
+    for (const auto& [name, folder] : folders_of(*group)) {
+      const auto most = most_of(group->interface, folder, own_bytes);
       if (most) list.push_back({std::string(group->interface.limit) + " of the control group " + name, *most, true});
     }
   }
-  if (const auto available = detail::number_after(proc / "meminfo", "MemAvailable:")) {
+  if (const auto available = number_after(proc / "meminfo", "MemAvailable:")) {
     list.push_back({"free memory (MemAvailable)", 1024 * *available + own_bytes});
   }
   std::stable_sort(list.begin(), list.end(),
@@ -161,9 +160,9 @@ bool has_address_limit() noexcept {
 void require_room(const HostNeed& need, const std::vector<HostLimit>& limits) {
   for (const HostLimit& limit : limits) {
     const std::size_t tables = limit.counts_tables ? need.arena_bytes / 512 : 0;
-    const std::size_t total = need.total() + host_limits_detail::less(tables, need.outside.code / 2);
+    const std::size_t total = need.total() + less(tables, need.outside.code / 2);
     if (total <= limit.most_bytes) continue;
-    const std::size_t left = host_limits_detail::less(limit.most_bytes, total - need.arena_bytes);
+    const std::size_t left = less(limit.most_bytes, total - need.arena_bytes);
     const std::string room = left > 0 ? "an arena of " + exact_bytes(left) + " would fit (a budget, if a plan keeps it)"
                                       : "which is less than the process takes outside of an arena";
     throw OutOfMemory("memory: the run needs " + exact_bytes(total) + ", the arena " + exact_bytes(need.arena_bytes) +
@@ -174,10 +173,9 @@ void require_room(const HostNeed& need, const std::vector<HostLimit>& limits) {
 }
 
 std::size_t control_group_peak_bytes(const HostPaths& paths) {
-  namespace detail = host_limits_detail;
-  const auto group = detail::memory_group(paths);
+  const auto group = memory_group(paths);
   if (!group) return 0;
-  return detail::number_in(detail::folders_of(*group).front().second / group->interface.peak).value_or(0);
+  return number_in(folders_of(*group).front().second / group->interface.peak).value_or(0);
 }
 
 }  // namespace thimble::memory

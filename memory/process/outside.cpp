@@ -11,7 +11,7 @@
 #include <thimble/memory/units.h>
 
 namespace thimble::memory {
-namespace outside_detail {
+namespace {
 
 constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 
@@ -28,7 +28,7 @@ constexpr std::size_t other_stack_bytes = 256 * KiB;
 /// books 64 for each block, storages and saved tensors the rest.
 constexpr std::size_t node_bytes = 2 * KiB;
 
-}  // namespace outside_detail
+}  // namespace
 
 ProcessBase ProcessBase::measure(std::size_t arena_bytes) {
 #if defined(__GLIBC__)
@@ -58,7 +58,6 @@ std::vector<std::pair<std::string_view, std::size_t>> OutsideBytes::parts() cons
 }
 
 OutsideBytes outside_bytes(const ProcessBase& base, const OutsideFacts& facts) {
-  using namespace outside_detail;
   OutsideBytes outside;
   outside.code = base.code_bytes;
   const std::size_t held = facts.holds_data ? std::min(base.writable_bytes, facts.data) : 0;
@@ -83,7 +82,7 @@ std::string to_string(const OutsideBytes& outside) {
 }
 
 std::size_t thread_stack_bytes() noexcept {
-  std::size_t bytes = 8 * outside_detail::MiB;
+  std::size_t bytes = 8 * MiB;
 #if defined(__GLIBC__)
   pthread_attr_t attributes;
   if (pthread_getattr_default_np(&attributes) == 0) {
@@ -97,12 +96,12 @@ std::size_t thread_stack_bytes() noexcept {
 void bound_heap_and_stacks() noexcept {
 #if defined(__GLIBC__)
   // Setting a threshold also ends its growth: larger blocks are mapped separately, and unmapped when freed.
-  mallopt(M_MMAP_THRESHOLD, 64 * outside_detail::KiB);
-  mallopt(M_TRIM_THRESHOLD, 128 * outside_detail::KiB);
-  outside_detail::has_one_heap = mallopt(M_ARENA_MAX, 1) == 1;  // a step's threads allocate nothing on the heap
+  mallopt(M_MMAP_THRESHOLD, 64 * KiB);
+  mallopt(M_TRIM_THRESHOLD, 128 * KiB);
+  has_one_heap = mallopt(M_ARENA_MAX, 1) == 1;  // a step's threads allocate nothing on the heap
   pthread_attr_t attributes;
   if (pthread_getattr_default_np(&attributes) != 0) return;
-  if (pthread_attr_setstacksize(&attributes, outside_detail::other_stack_bytes) == 0) {
+  if (pthread_attr_setstacksize(&attributes, other_stack_bytes) == 0) {
     pthread_setattr_default_np(&attributes);
   }
   pthread_attr_destroy(&attributes);

@@ -17,7 +17,7 @@
 #include <thimble/core/error.h>
 
 namespace thimble::process {
-namespace detail {
+namespace {
 
 constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
 
@@ -117,14 +117,14 @@ std::size_t control_group_bytes() noexcept {
   return limit_bytes - std::min(limit_bytes, held_bytes);
 }
 
-}  // namespace detail
+}  // namespace
 
-std::size_t rss_bytes() { return detail::kernel_bytes("/proc/self/status", "VmRSS:"); }
-std::size_t anonymous_rss_bytes() { return detail::kernel_bytes("/proc/self/smaps_rollup", "Anonymous:"); }
-std::size_t peak_rss_bytes() { return detail::kernel_bytes("/proc/self/status", "VmHWM:"); }
-std::size_t data_bytes() { return detail::kernel_bytes("/proc/self/status", "VmData:"); }
+std::size_t rss_bytes() { return kernel_bytes("/proc/self/status", "VmRSS:"); }
+std::size_t anonymous_rss_bytes() { return kernel_bytes("/proc/self/smaps_rollup", "Anonymous:"); }
+std::size_t peak_rss_bytes() { return kernel_bytes("/proc/self/status", "VmHWM:"); }
+std::size_t data_bytes() { return kernel_bytes("/proc/self/status", "VmData:"); }
 
-std::size_t address_space_bytes() { return detail::kernel_bytes("/proc/self/status", "VmSize:"); }
+std::size_t address_space_bytes() { return kernel_bytes("/proc/self/status", "VmSize:"); }
 
 bool reset_peak_rss() noexcept {
   const int file = open("/proc/self/clear_refs", O_WRONLY | O_CLOEXEC);
@@ -161,7 +161,7 @@ std::size_t mapping_rss_bytes(const void* begin, std::size_t bytes) {
     std::size_t kib = 0;
     if (std::sscanf(line, "%llx-%llx ", &first, &last) == 2) {
       is_inside = first >= range_first && last <= range_first + bytes;
-    } else if (is_inside && detail::find_number(line, "Rss:", kib)) {
+    } else if (is_inside && find_number(line, "Rss:", kib)) {
       rss += kib * 1024;
     }
   }
@@ -175,10 +175,10 @@ std::size_t physical_bytes() noexcept {
 }
 
 std::size_t available_bytes() noexcept {
-  std::size_t machine = detail::unlimited;
+  std::size_t machine = unlimited;
   std::size_t kib = 0;
-  if (detail::find_number(detail::SmallFile("/proc/meminfo").text, "MemAvailable:", kib)) machine = kib * 1024;
-  return std::min(machine, detail::control_group_bytes());
+  if (find_number(SmallFile("/proc/meminfo").text, "MemAvailable:", kib)) machine = kib * 1024;
+  return std::min(machine, control_group_bytes());
 }
 
 double processor_ms() noexcept {
@@ -190,7 +190,7 @@ double processor_ms() noexcept {
 }  // namespace thimble::process
 
 namespace thimble::memory {
-namespace heap_bound_detail {
+namespace {
 
 constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
 /// A sanitizer's shadow is private and writable, and larger than any memory.
@@ -221,23 +221,22 @@ void set_soft_limit(std::size_t bytes) noexcept {
   setrlimit(RLIMIT_DATA, &limit);
 }
 
-}  // namespace heap_bound_detail
+}  // namespace
 
 std::size_t heap_room(const std::vector<HostLimit>& limits) {
-  std::size_t most = heap_bound_detail::unlimited;
+  std::size_t most = unlimited;
   for (const HostLimit& limit : limits) most = std::min(most, limit.most_bytes);
-  if (most == heap_bound_detail::unlimited) return most;
-  const std::size_t others = process::file_mapped_bytes() / 2 + heap_bound_detail::kernel_bytes;
+  if (most == unlimited) return most;
+  const std::size_t others = process::file_mapped_bytes() / 2 + kernel_bytes;
   return most - std::min(most, others);
 }
 
-HeapBound::HeapBound(std::size_t bytes) noexcept
-    : bytes_(std::min(bytes, heap_bound_detail::soft_limit())), before_(heap_bound_detail::soft_limit()) {
-  if (bytes_ < before_) heap_bound_detail::set_soft_limit(bytes_);
+HeapBound::HeapBound(std::size_t bytes) noexcept : bytes_(std::min(bytes, soft_limit())), before_(soft_limit()) {
+  if (bytes_ < before_) set_soft_limit(bytes_);
 }
 
 HeapBound::~HeapBound() {
-  if (bytes_ < before_) heap_bound_detail::set_soft_limit(before_);
+  if (bytes_ < before_) set_soft_limit(before_);
 }
 
 }  // namespace thimble::memory

@@ -5,7 +5,7 @@
 
 namespace thimble::remat {
 
-namespace chain_detail {
+namespace {
 
 /// Adds up what is checked. No schedule runs a stage more than n times, so a time may be added n + 1 times.
 class Checker {
@@ -89,7 +89,7 @@ void check_option(Checker& check, const std::string& where, const Option& option
   check.bytes(where, "backward_peak_bytes", option.backward_peak_bytes);
 }
 
-}  // namespace chain_detail
+}  // namespace
 
 bool SharedTensor::is_read_in(std::size_t begin, std::size_t end) const {
   const auto reader = std::lower_bound(readers.begin(), readers.end(), begin);
@@ -101,13 +101,13 @@ void validate(const Chain& chain) {
   if (chain.size() > (std::size_t{1} << 20)) {
     throw ValueError("remat chain: has " + std::to_string(chain.size()) + " stages, at most 1048576 are supported");
   }
-  chain_detail::Checker check(chain.size());
+  Checker check(chain.size());
   check.bytes("input", "input_bytes", chain.input_bytes);
   check.bytes("input", "input_gradient_bytes", chain.input_gradient_bytes);
-  chain_detail::check_shared(check, chain);
+  check_shared(check, chain);
   for (std::size_t i = 0; i < chain.size(); ++i) {
     const Stage& stage = chain.stages[i];
-    const std::string where = chain_detail::label(i, stage.name);
+    const std::string where = label(i, stage.name);
     check.bytes(where, "output_bytes", stage.output_bytes);
     check.bytes(where, "output_gradient_bytes", stage.output_gradient_bytes);
     check.bytes(where, "parameter_gradient_bytes", stage.parameter_gradient_bytes);
@@ -120,8 +120,8 @@ void validate(const Chain& chain) {
     for (std::size_t o = 0; o < stage.options.size(); ++o) {
       const std::string& name = stage.options[o].name;
       const std::string option = where + ", option " + std::to_string(o) + (name.empty() ? "" : " (" + name + ")");
-      chain_detail::check_option(check, option, stage.options[o], chain.size() - i);
-      chain_detail::check_shared(option, stage.options[o], chain, i);
+      check_option(check, option, stage.options[o], chain.size() - i);
+      check_shared(option, stage.options[o], chain, i);
     }
   }
 }

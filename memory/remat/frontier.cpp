@@ -6,7 +6,7 @@
 
 namespace thimble::remat {
 
-namespace frontier_detail {
+namespace {
 
 /// Breakpoints per interval such that about `work` are visited: each split walks along two parts and the envelope.
 std::size_t breakpoint_limit(const IntervalClasses& classes, std::int64_t work, bool has_few_splits) {
@@ -19,7 +19,7 @@ std::size_t breakpoint_limit(const IntervalClasses& classes, std::int64_t work, 
                          budget, least);
 }
 
-}  // namespace frontier_detail
+}  // namespace
 
 Frontier::~Frontier() = default;
 Frontier::Frontier(Frontier&&) noexcept = default;
@@ -41,9 +41,9 @@ Frontier::Frontier(Chain chain, const SolveLimits& limits) : chain_(std::make_un
   is_exact_ = !table_->is_abandoned();
   if (!is_exact_) {
     const std::int64_t half = std::max<std::int64_t>(limits.work / 2, 1);
-    thinning = {frontier_detail::breakpoint_limit(*classes_, half, true), false, true, 0};
+    thinning = {breakpoint_limit(*classes_, half, true), false, true, 0};
     table_ = std::make_unique<IntervalTable>(*chain_, *classes_, thinning);
-    thinning = {frontier_detail::breakpoint_limit(*classes_, half, false), true, false, 0};
+    thinning = {breakpoint_limit(*classes_, half, false), true, false, 0};
     bound_ = std::make_unique<IntervalTable>(*chain_, *classes_, thinning);
   }
   for (const IntervalTable::Breakpoint& point : table_->whole()) {
@@ -56,7 +56,7 @@ Frontier::Frontier(Chain chain, const SolveLimits& limits) : chain_(std::make_un
 const Frontier::Point& Frontier::at(Bytes budget_bytes) const {
   const auto after = std::upper_bound(points_.begin(), points_.end(), budget_bytes,
                                       [](Bytes value, const Point& point) { return value < point.budget_bytes; });
-  if (after == points_.begin()) frontier_detail::refuse(budget_bytes, minimum_budget());
+  if (after == points_.begin()) refuse(budget_bytes, minimum_budget());
   return *(after - 1);
 }
 

@@ -3,7 +3,7 @@
 
 namespace thimble::remat {
 
-namespace graph_detail {
+namespace {
 
 /// What a message is about. The text is made only when there is something to say: graphs are checked before every use.
 struct Place {
@@ -60,18 +60,17 @@ std::vector<std::uint32_t> segments_of(const Graph& graph) {
   return segment;
 }
 
-}  // namespace graph_detail
+}  // namespace
 
 void validate(const Graph& graph) {
-  using graph_detail::Place;
   if (graph.operators.empty()) throw ValueError("remat graph: has no operators, needs at least one");
   std::int64_t bytes = 0;
   std::int64_t cost = 0;
   std::vector<bool> is_there(graph.tensors.size());
   for (std::size_t t = 0; t < graph.tensors.size(); ++t) {
     const Place place{"tensor", t, graph.tensors[t].name};
-    graph_detail::add(place, "bytes", graph.tensors[t].bytes, bytes);
-    graph_detail::add(place, "gradient_bytes", graph.tensors[t].gradient_bytes, bytes);
+    add(place, "bytes", graph.tensors[t].bytes, bytes);
+    add(place, "gradient_bytes", graph.tensors[t].gradient_bytes, bytes);
     if (graph.tensors[t].held_until >= graph.operators.size()) {
       place.refuse("is held until operator " + std::to_string(graph.tensors[t].held_until) + ", there are " +
                    std::to_string(graph.operators.size()));
@@ -81,11 +80,11 @@ void validate(const Graph& graph) {
   for (std::size_t i = 0; i < graph.operators.size(); ++i) {
     const GraphOperator& op = graph.operators[i];
     const Place place{"operator", i, op.name};
-    graph_detail::add(place, "cost", op.cost, cost);
-    graph_detail::add(place, "forward_peak_bytes", op.forward_peak_bytes, bytes);
-    graph_detail::add(place, "backward_peak_bytes", op.backward_peak_bytes, bytes);
-    graph_detail::add(place, "waiting_bytes", op.waiting_bytes, bytes);
-    graph_detail::check_operator(graph, i, is_there);
+    add(place, "cost", op.cost, cost);
+    add(place, "forward_peak_bytes", op.forward_peak_bytes, bytes);
+    add(place, "backward_peak_bytes", op.backward_peak_bytes, bytes);
+    add(place, "waiting_bytes", op.waiting_bytes, bytes);
+    check_operator(graph, i, is_there);
   }
   std::uint32_t before = 0;
   for (const std::uint32_t end : graph.segment_ends) {
@@ -102,7 +101,7 @@ void validate(const Graph& graph) {
 }
 
 std::vector<bool> recomputable(const Graph& graph) {
-  const std::vector<std::uint32_t> segment = graph_detail::segments_of(graph);
+  const std::vector<std::uint32_t> segment = segments_of(graph);
   std::vector<bool> can(graph.tensors.size());
   std::vector<std::uint32_t> made_in(graph.tensors.size());
   for (std::size_t i = 0; i < graph.operators.size(); ++i) {

@@ -9,7 +9,7 @@
 
 namespace thimble::remat {
 
-namespace interval_classes_detail {
+namespace {
 
 Time total_time(const Option& o) { return o.forward_time + o.recompute_time + o.backward_time; }
 
@@ -91,14 +91,14 @@ bool can_pin(const Chain& chain, std::size_t a, std::size_t longest_span) {
   return false;
 }
 
-}  // namespace interval_classes_detail
+}  // namespace
 
 IntervalClasses::IntervalClasses(const Chain& chain) : size_(chain.size()) {
   for (const Stage& stage : chain.stages) {
     for (const Option& option : stage.options) longest_span_ = std::max<std::size_t>(longest_span_, option.span);
   }
   for (std::size_t a = 1; a < size_; ++a) {
-    has_pinned_ = has_pinned_ || interval_classes_detail::can_pin(chain, a, longest_span_);
+    has_pinned_ = has_pinned_ || can_pin(chain, a, longest_span_);
   }
   sort_options(chain);
   number_ends(chain);
@@ -106,7 +106,6 @@ IntervalClasses::IntervalClasses(const Chain& chain) : size_(chain.size()) {
 }
 
 void IntervalClasses::sort_options(const Chain& chain) {
-  using interval_classes_detail::is_dominated;
   for (const Stage& stage : chain.stages) {
     const std::vector<Option>& options = stage.options;
     std::vector<std::uint32_t> sorted(options.size());
@@ -130,7 +129,6 @@ void IntervalClasses::sort_options(const Chain& chain) {
 }
 
 void IntervalClasses::number_ends(const Chain& chain) {
-  using interval_classes_detail::Numbers;
   std::map<Numbers, std::uint32_t> groups;  // options of one stage and one span
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> kinds;
   const auto number = [](auto& numbers, auto key) {
@@ -141,14 +139,14 @@ void IntervalClasses::number_ends(const Chain& chain) {
     for (const std::uint32_t o : by_span_[stage]) {
       const Option& option = chain.stages[stage].options[o];
       if (option.span != span) continue;
-      interval_classes_detail::append(all, option);
-      interval_classes_detail::append_shared(all, chain, stage, option);
+      append(all, option);
+      append_shared(all, chain, stage, option);
     }
     return all;
   };
   for (std::size_t b = 0; b < size_; ++b) {
     std::vector<std::uint32_t> of_lengths;
-    std::uint32_t kind = number(groups, interval_classes_detail::numbers_of(chain.stages[b]));
+    std::uint32_t kind = number(groups, numbers_of(chain.stages[b]));
     for (std::size_t span = 1; span <= longest_span_; ++span) {
       // Where the chain begins no interval is longer.
       const Numbers ending = span <= b + 1 ? options_of(b + 1 - span, span) : Numbers{};
@@ -171,7 +169,7 @@ void IntervalClasses::number_intervals(const Chain& chain) {
   // An interval is the sizes of its input, its stages, whether it is pinned and whether it ends the chain: the last
   // gradient does not exist yet while that one runs forward. Each is the one that is a stage shorter, and a stage.
   std::map<std::pair<Bytes, Bytes>, std::uint64_t> input_kinds;
-  std::map<interval_classes_detail::Numbers, std::uint64_t> shared_kinds;
+  std::map<Numbers, std::uint64_t> shared_kinds;
   std::map<std::pair<std::uint64_t, std::uint64_t>, std::uint64_t> prefix_kinds;  // with shared tensors
   std::unordered_map<std::uint64_t, std::uint32_t> by_key;
   class_of_.assign(size_ * size_ * (has_pinned_ ? 2 : 1), 0);
@@ -180,7 +178,7 @@ void IntervalClasses::number_intervals(const Chain& chain) {
       const std::size_t b = a + length - 1;
       for (const bool is_pinned : {false, true}) {
         if (is_pinned && !has_pinned_) continue;
-        if (is_pinned && !interval_classes_detail::can_pin(chain, a, longest_span_)) {
+        if (is_pinned && !can_pin(chain, a, longest_span_)) {
           class_of_[(size_ + a) * size_ + b] = of(a, b, false);
           continue;
         }
@@ -190,8 +188,7 @@ void IntervalClasses::number_intervals(const Chain& chain) {
                         : of(a, b - 1, is_pinned);
         if (!chain.shared.empty()) {
           const std::uint64_t kind =
-              shared_kinds.emplace(interval_classes_detail::shared_numbers(chain, a, b), shared_kinds.size())
-                  .first->second;
+              shared_kinds.emplace(shared_numbers(chain, a, b), shared_kinds.size()).first->second;
           prefix = prefix_kinds.emplace(std::make_pair(prefix, kind), prefix_kinds.size()).first->second;
         }
         const std::uint64_t flags = (length == 1 ? 2U : 0U) + (b + 1 == size_ ? 1U : 0U);

@@ -6,7 +6,7 @@
 
 namespace thimble::remat {
 
-namespace kept_space_detail {
+namespace {
 
 constexpr std::uint32_t nobody = 0xFFFFFFFFU;
 
@@ -24,7 +24,7 @@ class Union {
   std::vector<std::uint32_t> parent_;
 };
 
-}  // namespace kept_space_detail
+}  // namespace
 
 KeptSpace::KeptSpace(const Graph& graph) : graph_(&graph) {
   validate(graph);
@@ -70,21 +70,21 @@ void KeptSpace::describe_tensors() {
 
 void KeptSpace::find_components() {
   const Graph& graph = *graph_;
-  kept_space_detail::Union joined(graph.operators.size());
+  Union joined(graph.operators.size());
   const auto owner = [&](std::size_t t) {
     const Tensor& tensor = tensors_[t];
     if (tensor.can_make && (tensor.is_read || !tensor.takers.empty())) return tensor.maker;
-    return tensor.takers.empty() ? kept_space_detail::nobody : tensor.takers.front();
+    return tensor.takers.empty() ? nobody : tensor.takers.front();
   };
   for (std::size_t t = 0; t < tensors_.size(); ++t) {
     const std::uint32_t own = owner(t);
     for (const std::uint32_t i : tensors_[t].takers) joined.join(own, i);
   }
-  std::vector<std::uint32_t> number(graph.operators.size(), kept_space_detail::nobody);
+  std::vector<std::uint32_t> number(graph.operators.size(), nobody);
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
-    if (owner(t) == kept_space_detail::nobody) continue;
+    if (owner(t) == nobody) continue;
     const std::uint32_t root = joined.find(owner(t));
-    if (number[root] == kept_space_detail::nobody) {
+    if (number[root] == nobody) {
       number[root] = static_cast<std::uint32_t>(components_.size());
       components_.emplace_back();
     }
@@ -92,7 +92,7 @@ void KeptSpace::find_components() {
   }
   for (std::uint32_t i = 0; i < graph.operators.size(); ++i) {
     const std::uint32_t at = number[joined.find(i)];
-    if (at == kept_space_detail::nobody || !graph.operators[i].can_recompute) continue;
+    if (at == nobody || !graph.operators[i].can_recompute) continue;
     components_[at].operators.push_back(i);
   }
 }

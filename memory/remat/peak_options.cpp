@@ -11,7 +11,7 @@
 
 namespace thimble::remat {
 
-namespace peak_options_detail {
+namespace {
 
 constexpr int prices = 24;               // of the whole, rising
 constexpr int rounds = 8;                // of each price
@@ -369,7 +369,7 @@ class PeakGame {
   std::unordered_set<std::uint64_t> offered_;  // digests
 };
 
-}  // namespace peak_options_detail
+}  // namespace
 
 std::vector<KeptPlan> peak_options(const Graph& graph, std::size_t limit, Reruns reruns) {
   validate(graph);
@@ -377,7 +377,7 @@ std::vector<KeptPlan> peak_options(const Graph& graph, std::size_t limit, Reruns
     throw ValueError("remat peak_options: expected a graph of one segment, got " +
                      std::to_string(graph.segment_count()));
   }
-  std::vector<KeptPlan> best = peak_options_detail::PeakGame(graph, reruns).play();
+  std::vector<KeptPlan> best = PeakGame(graph, reruns).play();
   while (best.size() > limit) {
     // The one that lies least below the line between its neighbours.
     std::size_t flattest = 1;

@@ -5,7 +5,7 @@
 
 namespace thimble::remat {
 
-namespace schedule_detail {
+namespace {
 
 /// The rest of the walk over a plan.
 struct Pending {
@@ -59,7 +59,7 @@ void forward_of(const ScheduleTree::Item& item, Schedule& out) {
   }
 }
 
-}  // namespace schedule_detail
+}  // namespace
 
 std::string to_string(const Operation& operation) {
   const std::string stage = std::to_string(operation.stage);
@@ -79,20 +79,19 @@ std::string to_string(const Operation& operation) {
 }
 
 void validate(const ScheduleTree& plan, const Chain& chain) {
-  schedule_detail::check_cover(plan, chain, 0, plan.items.size(), 0, chain.size());
+  check_cover(plan, chain, 0, plan.items.size(), 0, chain.size());
   for (std::size_t i = 0; i < plan.items.size(); ++i) {
     const ScheduleTree::Item& item = plan.items[i];
     if (!item.is_dropped()) continue;
     if (i + 1 < plan.items.size() && plan.items[i + 1].is_dropped() && plan.items[i + 1].end == item.end) {
-      throw PlanError("remat plan: " + schedule_detail::describe(item) + " is dropped as a whole by its own re-run");
+      throw PlanError("remat plan: " + describe(item) + " is dropped as a whole by its own re-run");
     }
-    schedule_detail::check_cover(plan, chain, i + 1, i + 1 + item.size, item.begin, item.end);
+    check_cover(plan, chain, i + 1, i + 1 + item.size, item.begin, item.end);
   }
 }
 
 Schedule to_schedule(const ScheduleTree& plan, const Chain& chain) {
   using Kind = Operation::Kind;
-  using schedule_detail::Pending;
   validate(plan, chain);
   Schedule out;
   std::vector<Pending> pending{{false, 0, plan.items.size()}};
@@ -111,7 +110,7 @@ Schedule to_schedule(const ScheduleTree& plan, const Chain& chain) {
     // One visit: forward over all of its items, then backward over them from the last, which the stack turns around.
     std::size_t last = next.item;
     for (std::size_t i = next.item; i < next.end; i += 1 + plan.items[i].size) {
-      schedule_detail::forward_of(plan.items[i], out);
+      forward_of(plan.items[i], out);
       pending.push_back({true, i, 0});
       last = i;
     }
@@ -147,7 +146,7 @@ std::string to_string(const ScheduleTree& plan) {
   return out + ']';
 }
 
-namespace known_detail {
+namespace {
 
 void require_stages(const char* what, std::size_t n) {
   if (n == 0) throw ValueError(std::string("remat ") + what + ": the number of stages is 0, must be >= 1");
@@ -158,7 +157,7 @@ ScheduleTree::Item recorded(std::size_t stage, std::uint32_t option) {
 }
 
 /// Either stages [begin, end) that are still to be planned, or (end = 0) the item `begin` whose re-run is now complete.
-struct Pending {
+struct Unplanned {
   std::size_t begin, end, slots;
 };
 
@@ -167,9 +166,9 @@ struct Pending {
 template <class Split>
 ScheduleTree split_plan(std::size_t n, std::size_t slots, Split&& split) {
   ScheduleTree plan;
-  std::vector<Pending> pending{{0, n, slots}};
+  std::vector<Unplanned> pending{{0, n, slots}};
   while (!pending.empty()) {
-    const Pending next = pending.back();
+    const Unplanned next = pending.back();
     pending.pop_back();
     if (next.end == 0) {
       plan.items[next.begin].size = static_cast<std::uint32_t>(plan.items.size() - next.begin - 1);
@@ -186,15 +185,15 @@ ScheduleTree split_plan(std::size_t n, std::size_t slots, Split&& split) {
   return plan;
 }
 
-}  // namespace known_detail
+}  // namespace
 
 ScheduleTree keep_all(std::size_t n) {
-  known_detail::require_stages("keep_all", n);
+  require_stages("keep_all", n);
   return every_kth(n, n);
 }
 
 ScheduleTree every_kth(std::size_t n, std::size_t k) {
-  known_detail::require_stages("every_kth", n);
+  require_stages("every_kth", n);
   if (k == 0) throw ValueError("remat every_kth: k is 0, must be >= 1");
   ScheduleTree plan;
   for (std::size_t begin = 0; begin < n; begin += k) {
@@ -203,27 +202,27 @@ ScheduleTree every_kth(std::size_t n, std::size_t k) {
       plan.items.push_back({static_cast<std::uint32_t>(begin), static_cast<std::uint32_t>(end), 0,
                             static_cast<std::uint32_t>(end - begin)});
     }
-    for (std::size_t stage = begin; stage < end; ++stage) plan.items.push_back(known_detail::recorded(stage, 0));
+    for (std::size_t stage = begin; stage < end; ++stage) plan.items.push_back(recorded(stage, 0));
   }
   return plan;
 }
 
 ScheduleTree square_root(std::size_t n) {
-  known_detail::require_stages("square_root", n);
+  require_stages("square_root", n);
   std::size_t k = 1;
   while (k * k < n) ++k;
   return every_kth(n, k);
 }
 
 ScheduleTree recursive_halves(std::size_t n) {
-  known_detail::require_stages("recursive_halves", n);
-  return known_detail::split_plan(n, 64, [](std::size_t length, std::size_t) { return (length + 1) / 2; });
+  require_stages("recursive_halves", n);
+  return split_plan(n, 64, [](std::size_t length, std::size_t) { return (length + 1) / 2; });
 }
 
 ScheduleTree binomial(std::size_t n, std::size_t slots) {
-  known_detail::require_stages("binomial", n);
+  require_stages("binomial", n);
   if (slots == 0) throw ValueError("remat binomial: slots is 0, must be >= 1 (the chain's input takes one)");
-  return known_detail::split_plan(n, slots, [](std::size_t length, std::size_t c) -> std::size_t {
+  return split_plan(n, slots, [](std::size_t length, std::size_t c) -> std::size_t {
     // The largest first part for which both parts keep the repetitions of the whole: the dropped part needs one less.
     const auto l = static_cast<std::int64_t>(length);
     const auto s = static_cast<std::int64_t>(c);

@@ -7,7 +7,7 @@
 
 namespace thimble::remat {
 
-namespace select_detail {
+namespace {
 
 /// One vertex for each component of a space.
 class Choice {
@@ -57,10 +57,10 @@ bool refine_around(KeptSpace& space, const std::vector<std::size_t>& position) {
   return is_split;
 }
 
-}  // namespace select_detail
+}  // namespace
 
 Time hull_cost(KeptSpace& space, Bytes kept_bytes) {
-  const Bytes all = select_detail::Choice(space).bytes();
+  const Bytes all = Choice(space).bytes();
   if (all <= kept_bytes) return 0;
   Bytes least = space.fixed_bytes();
   Time most = 0;
@@ -82,7 +82,7 @@ Time hull_cost(KeptSpace& space, Bytes kept_bytes) {
       bytes -= edge.bytes;
       cost += edge.cost;
     }
-    if (select_detail::refine_around(space, position)) continue;
+    if (refine_around(space, position)) continue;
     // On the last edge the hull rises by edge.cost over edge.bytes; its value is rounded up.
     return cost - static_cast<Time>(Wide{kept_bytes - bytes} * last.cost / last.bytes);
   }
@@ -98,8 +98,8 @@ std::vector<KeptPlan> block_options(const Graph& block, std::size_t limit) {
   for (std::size_t c = 0; c < space.size(); ++c) space.refine_all(c, std::size_t{1} << 20);
 
   // The hull of the whole is that of its components, edge by edge.
-  select_detail::Choice choice(space);
-  std::vector<select_detail::Choice> vertices{choice};
+  Choice choice(space);
+  std::vector<Choice> vertices{choice};
   for (const KeptSpace::Edge& edge : space.edges()) {
     choice.set(edge.component, space.vertices(edge.component)[edge.position + 1]);
     if (choice.cost() == vertices.back().cost()) vertices.pop_back();  // fewer bytes for nothing
@@ -122,7 +122,7 @@ std::vector<KeptPlan> block_options(const Graph& block, std::size_t limit) {
     vertices.erase(vertices.begin() + static_cast<std::ptrdiff_t>(flattest));
   }
   std::vector<KeptPlan> plans;
-  for (const select_detail::Choice& vertex : vertices) {
+  for (const Choice& vertex : vertices) {
     KeptPlan plan;
     plan.selection = vertex.selection();
     plan.cost = simulate(block, plan.selection);
@@ -231,11 +231,11 @@ std::vector<bool> MinCut::source_side() {
   return side;
 }
 
-namespace time_bound_detail {
+namespace {
 
 constexpr std::size_t moments = 4;  // the last operator, and the ones that read most
 
-}  // namespace time_bound_detail
+}  // namespace
 
 TimeBound::TimeBound(const Graph& graph, bool counts_temporaries) {
   validate(graph);
@@ -252,7 +252,7 @@ TimeBound::TimeBound(const Graph& graph, bool counts_temporaries) {
   std::stable_sort(operators.begin(), operators.end() - 1,
                    [&](std::uint32_t a, std::uint32_t b) { return read_bytes(a) > read_bytes(b); });
   std::rotate(operators.begin(), operators.end() - 1, operators.end());
-  operators.resize(std::min(operators.size(), time_bound_detail::moments));
+  operators.resize(std::min(operators.size(), moments));
   for (const std::uint32_t v : operators) {
     Graph part;
     part.tensors = graph.tensors;

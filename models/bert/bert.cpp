@@ -9,14 +9,14 @@
 #include <thimble/models/transformer/transformer.h>
 
 namespace thimble::models {
-namespace bert_detail {
+namespace {
 
-constexpr double deviation = 0.02, epsilon = 1e-12;
-constexpr GeluForm gelu_form = GeluForm::erf;
+constexpr double bert_deviation = 0.02, bert_epsilon = 1e-12;
+constexpr GeluForm bert_gelu = GeluForm::erf;
 constexpr std::int64_t segments = 2;
 
 // How a group shards the model.
-const nn::ShardedChild shards[] = {
+const nn::ShardedChild bert_shards[] = {
     {"attention.self.query", nn::Sharding::column}, {"attention.self.key", nn::Sharding::column},
     {"attention.self.value", nn::Sharding::column}, {"attention.output.dense", nn::Sharding::row},
     {"intermediate.dense", nn::Sharding::column},   {"output.dense", nn::Sharding::row},
@@ -24,13 +24,13 @@ const nn::ShardedChild shards[] = {
 
 nn::LinearOptions dense(kernels::Activation activation = kernels::Activation::none) {
   nn::LinearOptions options;
-  options.deviation = deviation;
+  options.deviation = bert_deviation;
   options.activation = activation;
   return options;
 }
 
-double epsilon_of(const ModelOptions& sizes) { return sizes.function.epsilon.value_or(epsilon); }
-GeluForm form_of(const ModelOptions& sizes) { return sizes.function.gelu.value_or(gelu_form); }
+double bert_epsilon_of(const ModelOptions& sizes) { return sizes.function.epsilon.value_or(bert_epsilon); }
+GeluForm form_of(const ModelOptions& sizes) { return sizes.function.gelu.value_or(bert_gelu); }
 
 nn::LinearOptions dense_gelu(const ModelOptions& sizes) {
   return dense(sizes.build == Build::fused ? gelu_activation(form_of(sizes)) : kernels::Activation::none);
@@ -43,22 +43,22 @@ Tensor gelu_if_textbook(const Tensor& x, const ModelOptions& sizes, std::string_
   return gelu(x, form_of(sizes));
 }
 
-}  // namespace bert_detail
+}  // namespace
 
 class BertAttention final : public Branch {
  public:
   BertAttention(const ModelOptions& sizes, const nn::TensorOptions& on)
       : Branch(on),
-        query_(child<nn::Linear>("self.query", sizes.width, sizes.width, on, bert_detail::dense())),
-        key_(child<nn::Linear>("self.key", sizes.width, sizes.width, on, bert_detail::dense())),
-        value_(child<nn::Linear>("self.value", sizes.width, sizes.width, on, bert_detail::dense())),
+        query_(child<nn::Linear>("self.query", sizes.width, sizes.width, on, dense())),
+        key_(child<nn::Linear>("self.key", sizes.width, sizes.width, on, dense())),
+        value_(child<nn::Linear>("self.value", sizes.width, sizes.width, on, dense())),
         attend_(child<SelfAttention>("self", SelfAttentionOptions{.head_width = sizes.width / sizes.heads,
                                                                   .is_causal = false,
                                                                   .window = sizes.window,
                                                                   .dropout = sizes.dropout,
                                                                   .build = sizes.build,
                                                                   .name = "self"})),
-        out_(child<nn::Linear>("output.dense", sizes.width, sizes.width, on, bert_detail::dense())) {}
+        out_(child<nn::Linear>("output.dense", sizes.width, sizes.width, on, dense())) {}
 
  protected:
   Tensor forward(Tensor x, const AttentionInputs& with) override {  // (B, T, C)
@@ -80,16 +80,16 @@ class BertLayer final : public TransformerBlock {
       : attention_(child<BertAttention>("attention", sizes, on)),
         attention_dropout_(
             child<nn::Dropout>("attention.output.dropout", sizes.dropout, sizes.build == Build::textbook)),
-        norm1_(child<nn::LayerNorm>("attention.output.LayerNorm", sizes.width, on, bert_detail::epsilon_of(sizes))),
+        norm1_(child<nn::LayerNorm>("attention.output.LayerNorm", sizes.width, on, bert_epsilon_of(sizes))),
         mlp_(own_child<GeluMlp>(sizes, on,
                                 MlpOptions{.up = "intermediate.dense",
                                            .down = "output.dense",
                                            .gelu = "intermediate.gelu",
-                                           .of_up = bert_detail::dense(),
-                                           .of_down = bert_detail::dense(),
-                                           .form = bert_detail::form_of(sizes)})),
+                                           .of_up = dense(),
+                                           .of_down = dense(),
+                                           .form = form_of(sizes)})),
         mlp_dropout_(child<nn::Dropout>("output.dropout", sizes.dropout, sizes.build == Build::textbook)),
-        norm2_(child<nn::LayerNorm>("output.LayerNorm", sizes.width, on, bert_detail::epsilon_of(sizes))) {}
+        norm2_(child<nn::LayerNorm>("output.LayerNorm", sizes.width, on, bert_epsilon_of(sizes))) {}
 
   Tensor operator()(const Tensor& x, const AttentionInputs& with) override {  // (B, T, C)
     const PathScope scope(path());
@@ -108,21 +108,21 @@ class BertLayer final : public TransformerBlock {
 
 Bert::Bert(const ModelOptions& sizes, const nn::TensorOptions& on) : TokenModel(sizes, on) {
   const auto add_table = [&](const char* name, std::int64_t rows) {
-    return &child<nn::Embedding>(std::string("bert.embeddings.") + name, rows, sizes.width, on, bert_detail::deviation);
+    return &child<nn::Embedding>(std::string("bert.embeddings.") + name, rows, sizes.width, on, bert_deviation);
   };
-  make_table("bert.embeddings.word_embeddings", on, bert_detail::deviation);
+  make_table("bert.embeddings.word_embeddings", on, bert_deviation);
   if (has_embedding()) {
     positions_ = add_table("position_embeddings", sizes.sequence);
-    types_ = add_table("token_type_embeddings", bert_detail::segments);
-    norm_ = &child<nn::LayerNorm>("bert.embeddings.LayerNorm", sizes.width, on, bert_detail::epsilon_of(sizes));
+    types_ = add_table("token_type_embeddings", segments);
+    norm_ = &child<nn::LayerNorm>("bert.embeddings.LayerNorm", sizes.width, on, bert_epsilon_of(sizes));
     dropout_ = &child<nn::Dropout>("bert.embeddings.dropout", sizes.dropout, sizes.build == Build::textbook);
   }
   make_blocks<BertLayer>(sizes, on);
   if (!has_head()) return;
   transform_ = &child<nn::Linear>("cls.predictions.transform.dense", sizes.width, sizes.width, on.outside_blocks(),
-                                  bert_detail::dense_gelu(sizes));
+                                  dense_gelu(sizes));
   transform_norm_ =
-      &child<nn::LayerNorm>("cls.predictions.transform.LayerNorm", sizes.width, on, bert_detail::epsilon_of(sizes));
+      &child<nn::LayerNorm>("cls.predictions.transform.LayerNorm", sizes.width, on, bert_epsilon_of(sizes));
   head_bias_ = make_head_bias("cls.predictions", on);
 }
 
@@ -136,7 +136,7 @@ Tensor Bert::embed(const Tensor& ids, std::int64_t first) {  // (B, T)
 
 Tensor Bert::finish(Tensor x) {  // (B, T, C)
   const Tensor y = (*transform_)(x);
-  return (*transform_norm_)(bert_detail::gelu_if_textbook(y, options_, "cls.predictions.transform.gelu"));
+  return (*transform_norm_)(gelu_if_textbook(y, options_, "cls.predictions.transform.gelu"));
 }
 
 void Bert::find_head(HeadShards& shards) {
@@ -167,25 +167,24 @@ std::vector<std::string> Bert::passed_over() const {
           "embeddings.position_ids"};
 }
 
-namespace bert_detail {
+namespace {
 
-constexpr std::array<TokenSizes, 2> family{
+constexpr std::array<TokenSizes, 2> bert_family{
     {{"bert-base", 12, 12, 768, 512, 30522, 0.1}, {"bert-large", 24, 16, 1024, 512, 30522, 0.1}}};
 
-}  // namespace bert_detail
+}  // namespace
 
 ModelOptions bert_options(std::string_view name, const ModelOptions& options) {
-  ModelOptions sizes = token_options("bert", bert_detail::family, name, options);
-  sizes.function =
-      complete_function(name, options.function, {.epsilon = bert_detail::epsilon, .gelu = bert_detail::gelu_form});
+  ModelOptions sizes = token_options("bert", bert_family, name, options);
+  sizes.function = complete_function(name, options.function, {.epsilon = bert_epsilon, .gelu = bert_gelu});
   return sizes;
 }
 
 std::unique_ptr<Model> make_bert(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on) {
   const auto is_named = [&](const TokenSizes& row) { return row.name == name; };
-  if (std::none_of(bert_detail::family.begin(), bert_detail::family.end(), is_named)) return nullptr;
+  if (std::none_of(bert_family.begin(), bert_family.end(), is_named)) return nullptr;
   const PathScope scope("bert");
-  return make_sharded<Bert>(bert_options(name, options), on, bert_detail::shards);
+  return make_sharded<Bert>(bert_options(name, options), on, bert_shards);
 }
 
 }  // namespace thimble::models

@@ -9,12 +9,12 @@
 #include <thimble/autograd/functions/view.h>
 
 namespace thimble::models {
-namespace convnets_detail {
+namespace {
 
 // Each tensor goes as soon as nothing reads it: `x = f(x)` in steps, where f(g(x)) would hold all three to its end.
 constexpr PoolWindow halves{.kernel = {2, 2}, .stride = {2, 2}};
 
-}  // namespace convnets_detail
+}  // namespace
 
 Vgg16::Vgg16(std::int64_t classes, const nn::TensorOptions& on, double dropout)
     : fc1_(child<nn::Linear>("classifier.0", 512 * 49, 4096, on)),
@@ -42,7 +42,7 @@ Tensor Vgg16::forward(const Tensor& images) {
   Tensor x = images;
   for (nn::Conv2d* const conv : convolutions_) {
     if (!conv) {
-      x = max_pool2d(x, convnets_detail::halves, MaxPoolKeeps::taps);
+      x = max_pool2d(x, halves, MaxPoolKeeps::taps);
       continue;
     }
     x = (*conv)(x);
@@ -99,7 +99,7 @@ Tensor DenseNet121::forward(const Tensor& images) {
     const Transition& transition = transitions_[b];
     x = transition.norm.with_relu(x);
     x = transition.conv(x);
-    x = avg_pool2d(x, convnets_detail::halves);
+    x = avg_pool2d(x, halves);
   }
   return (*classifier_)(global_avg_pool(norm5_->with_relu(x)));
 }
@@ -194,7 +194,7 @@ Tensor UNet::forward(const Tensor& images) {
   Tensor x = down_[0](images);
   for (std::size_t i = 1; i < down_.size(); ++i) {
     skips.push_back(x);
-    x = down_[i](max_pool2d(x, convnets_detail::halves, MaxPoolKeeps::taps));
+    x = down_[i](max_pool2d(x, halves, MaxPoolKeeps::taps));
   }
   for (const DoubleConv& up : up_) {
     x = adaptive_avg_pool2d(x, skips.back().size(1), skips.back().size(2));

@@ -18,12 +18,12 @@
 #include <thimble/nn/data/synthetic.h>
 
 namespace thimble::models {
-namespace dataset_images_detail {
+namespace {
 
 namespace fs = std::filesystem;
 
 // Synthetic sets have this many bytes of pixels, within these counts of images.
-constexpr std::int64_t synthetic_bytes = 32 << 20, least_images = 256, most_images = 2048;
+constexpr std::int64_t synthetic_image_bytes = 32 << 20, least_images = 256, most_images = 2048;
 constexpr std::int64_t synthetic_classes = 10;
 
 // Images to train on, then images to validate with.
@@ -265,19 +265,17 @@ Split read_file(const std::string& path) {
 
 Split make_synthetic(const ModelOptions& sizes, std::uint64_t seed) {
   const std::int64_t bytes = sizes.image * sizes.image * sizes.channels;
-  const std::int64_t count = std::clamp(synthetic_bytes / bytes, least_images, most_images);
+  const std::int64_t count = std::clamp(synthetic_image_bytes / bytes, least_images, most_images);
   return split_80_20(
       data::ImageStore(data::synthetic_images(count, sizes.image, sizes.channels, synthetic_classes, seed)));
 }
 
-}  // namespace dataset_images_detail
+}  // namespace
 
 std::unique_ptr<Dataset> open_images(const std::string& path, const ModelOptions& model_sizes, std::uint64_t seed) {
-  namespace detail = dataset_images_detail;
   std::error_code error;
-  if (path == "synthetic") return std::make_unique<detail::ImageSet>(detail::make_synthetic(model_sizes, seed));
-  return std::make_unique<detail::ImageSet>(detail::fs::is_directory(path, error) ? detail::read_folder(path)
-                                                                                  : detail::read_file(path));
+  if (path == "synthetic") return std::make_unique<ImageSet>(make_synthetic(model_sizes, seed));
+  return std::make_unique<ImageSet>(fs::is_directory(path, error) ? read_folder(path) : read_file(path));
 }
 
 }  // namespace thimble::models

@@ -22,11 +22,11 @@
 #include <thimble/nn/tokens/tokenizer_file.h>
 
 namespace thimble::models {
-namespace token_text_detail {
+namespace {
 
 constexpr std::string_view hexadecimal_digits = "0123456789abcdef";
 
-}  // namespace token_text_detail
+}  // namespace
 
 std::vector<std::int64_t> TokenText::encode(std::string_view text) const {
   if (characters_) {
@@ -62,7 +62,7 @@ std::string to_hexadecimal(std::string_view symbols) {
   std::string text;
   for (const char c : symbols) {
     const auto byte = static_cast<unsigned char>(c);
-    text += {token_text_detail::hexadecimal_digits[byte >> 4], token_text_detail::hexadecimal_digits[byte & 15]};
+    text += {hexadecimal_digits[byte >> 4], hexadecimal_digits[byte & 15]};
   }
   return text;
 }
@@ -70,8 +70,8 @@ std::string to_hexadecimal(std::string_view symbols) {
 std::string from_hexadecimal(std::string_view digits) {
   std::string symbols;
   for (std::size_t i = 0; i < digits.size(); i += 2) {
-    const std::size_t high = token_text_detail::hexadecimal_digits.find(digits[i]);
-    const std::size_t low = token_text_detail::hexadecimal_digits.find(i + 1 < digits.size() ? digits[i + 1] : ' ');
+    const std::size_t high = hexadecimal_digits.find(digits[i]);
+    const std::size_t low = hexadecimal_digits.find(i + 1 < digits.size() ? digits[i + 1] : ' ');
     if (high == std::string_view::npos || low == std::string_view::npos) {
       throw ValueError("characters: " + quote(digits) + " are not pairs of hexadecimal digits");
     }
@@ -80,7 +80,7 @@ std::string from_hexadecimal(std::string_view digits) {
   return symbols;
 }
 
-namespace dataset_text_detail {
+namespace {
 
 constexpr std::size_t synthetic_bytes = std::size_t{1} << 20;
 constexpr std::uint64_t most_text_bytes = (std::uint64_t{1} << 32) - 2;  // that a tokenizer takes
@@ -278,31 +278,29 @@ std::string token_file(const std::string& folder, const std::string& part) {
   return found[0];
 }
 
-}  // namespace dataset_text_detail
+}  // namespace
 
 std::unique_ptr<Dataset> open_text(const std::string& path, std::string_view model, bool is_masked, std::uint64_t seed,
                                    const std::string& tokenizer_path) {
-  namespace detail = dataset_text_detail;
   std::shared_ptr<const data::Tokenizer> tokenizer;
   if (!tokenizer_path.empty()) {
     tokenizer = std::make_shared<const data::Tokenizer>(data::read_tokenizer(tokenizer_path));
   }
   if (path == "synthetic") {
-    const std::string text = data::synthetic_text(detail::synthetic_bytes, seed);
-    return tokenizer ? detail::from_tokenizer(text, tokenizer) : detail::from_characters(text, is_masked);
+    const std::string text = data::synthetic_text(synthetic_bytes, seed);
+    return tokenizer ? from_tokenizer(text, tokenizer) : from_characters(text, is_masked);
   }
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) {
-    return std::make_unique<detail::Text>(data::open_tokens(detail::token_file(path, "train")),
-                                          data::open_tokens(detail::token_file(path, "val")), TokenText(tokenizer),
-                                          is_masked);
+    return std::make_unique<Text>(data::open_tokens(token_file(path, "train")),
+                                  data::open_tokens(token_file(path, "val")), TokenText(tokenizer), is_masked);
   }
-  if (detail::is_token_file(path)) {
-    return detail::split_90_10(data::open_tokens(path), TokenText(tokenizer), is_masked);
+  if (is_token_file(path)) {
+    return split_90_10(data::open_tokens(path), TokenText(tokenizer), is_masked);
   }
   if (tokenizer) {
-    const std::vector<std::byte> text = read_whole_file(path, detail::most_text_bytes);
-    return detail::from_tokenizer({reinterpret_cast<const char*>(text.data()), text.size()}, tokenizer);
+    const std::vector<std::byte> text = read_whole_file(path, most_text_bytes);
+    return from_tokenizer({reinterpret_cast<const char*>(text.data()), text.size()}, tokenizer);
   }
   if (model != "char-gpt" && model != "tiny-llama" && !is_masked) {
     throw ValueError(
@@ -310,7 +308,7 @@ std::unique_ptr<Dataset> open_text(const std::string& path, std::string_view mod
         " trains on token files (.bin, .npy) or synthetic text; text files are for char-gpt, tiny-llama and bert, "
         "or with a `tokenizer`");
   }
-  return detail::from_text_file(path, is_masked);
+  return from_text_file(path, is_masked);
 }
 
 }  // namespace thimble::models

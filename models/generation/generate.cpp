@@ -94,7 +94,7 @@ std::vector<std::int64_t> generate(Model& model, std::vector<std::int64_t> promp
   return tokens;
 }
 
-namespace end_tokens_detail {
+namespace {
 
 constexpr std::array<std::string_view, 3> special_tokens = {"<|endoftext|>", "<|end_of_text|>", "<|eot_id|>"};
 
@@ -104,7 +104,7 @@ std::vector<std::int64_t> read(const std::string& path) {
   return keys.has("eos_token_id") ? keys.sizes("eos_token_id", 0) : std::vector<std::int64_t>();
 }
 
-}  // namespace end_tokens_detail
+}  // namespace
 
 std::vector<std::int64_t> find_end_tokens(const std::string& folder, const TokenText& text) {
   std::vector<std::int64_t> tokens;
@@ -112,12 +112,12 @@ std::vector<std::int64_t> find_end_tokens(const std::string& folder, const Token
     const std::filesystem::path path = std::filesystem::path(folder) / name;
     std::error_code error;
     if (tokens.empty() && !folder.empty() && std::filesystem::is_regular_file(path, error)) {
-      tokens = end_tokens_detail::read(path.string());
+      tokens = read(path.string());
     }
   }
   if (tokens.empty() && text.tokenizer()) {
     for (const data::AddedToken& added : text.tokenizer()->parts().added) {
-      const auto& ends = end_tokens_detail::special_tokens;
+      const auto& ends = special_tokens;
       if (added.is_special && std::find(ends.begin(), ends.end(), added.content) != ends.end()) {
         tokens.push_back(added.id);
       }

@@ -17,7 +17,7 @@
 #include <thimble/nn/tokens/tokenizer_file.h>
 
 namespace thimble::models {
-namespace generating_detail {
+namespace {
 
 /// Reads a prompt and writes tokens, for real or dry.
 class Writer {
@@ -91,7 +91,7 @@ class DryGeneration final : public nn::TrainingRun {
 std::string dtype_text(const GenerationPlan& plan) { return std::string(to_string(plan.cache.dtype)); }
 
 /// Whether the shape's plan, if there is one, keeps the budget; its bytes.
-std::optional<std::size_t> bytes_of(const GenerationShape& shape, memory::Device device) {
+std::optional<std::size_t> bytes_in(const GenerationShape& shape, memory::Device device) {
   try {
     return plan_generation(shape, device).peak_bytes;
   } catch (const ValueError&) {
@@ -110,7 +110,7 @@ std::int64_t largest(const GenerationShape& shape, memory::Device device, std::s
     const std::int64_t middle = fits + (fails - fits) / 2;
     GenerationShape other = shape;
     set(other, middle);
-    const auto bytes = bytes_of(other, device);
+    const auto bytes = bytes_in(other, device);
     (bytes && *bytes <= budget ? fits : fails) = middle;
   }
   return fits < least ? 0 : fits;
@@ -156,7 +156,7 @@ TokenText text_of(const GenerateOptions& options, const WeightFacts& facts) {
   return text;
 }
 
-}  // namespace generating_detail
+}  // namespace
 
 std::unique_ptr<Decoder> make_decoder(const GenerationShape& shape, memory::Device device) {
   const nn::TensorOptions on = tensor_options(shape.setup, device);
@@ -197,7 +197,7 @@ GenerationPlan plan_generation(const GenerationShape& given, memory::Device devi
   const nn::MemoryProfile profile = nn::profile_training(
       dry(device),
       [&](memory::Device on) {
-        auto run = std::make_unique<generating_detail::DryGeneration>(plan.shape, on);
+        auto run = std::make_unique<DryGeneration>(plan.shape, on);
         plan.cache = run->cache();
         return run;
       },
@@ -210,7 +210,6 @@ GenerationPlan plan_generation(const GenerationShape& given, memory::Device devi
 }
 
 nn::BudgetError refuse_generation(const GenerationPlan& plan, memory::Device device, std::size_t budget_bytes) {
-  using namespace generating_detail;
   const GenerationShape& shape = plan.shape;
   std::size_t minimum = plan.peak_bytes;
   std::string fits;
@@ -223,7 +222,7 @@ nn::BudgetError refuse_generation(const GenerationPlan& plan, memory::Device dev
     if (size_of(dtype) >= size_of(plan.cache.dtype)) continue;
     GenerationShape other = shape;
     other.cache = dtype;
-    const auto bytes = bytes_of(other, device);
+    const auto bytes = bytes_in(other, device);
     if (!bytes) continue;
     minimum = std::min(minimum, *bytes);
     if (*bytes <= budget_bytes) offer("`cache` " + std::string(to_string(dtype)));
@@ -233,7 +232,7 @@ nn::BudgetError refuse_generation(const GenerationPlan& plan, memory::Device dev
   if (batch > 0) offer("`batch` " + std::to_string(batch));
   GenerationShape least = shape;
   least.context = needed, least.setup.batch = 1;
-  if (const auto bytes = bytes_of(least, device)) minimum = std::min(minimum, *bytes);
+  if (const auto bytes = bytes_in(least, device)) minimum = std::min(minimum, *bytes);
   const std::string whole = "`budget_bytes`: " + std::to_string(budget_bytes) + " bytes; " + shape.setup.model +
                             " with " + std::to_string(shape.setup.batch) + " sequences, `context` " +
                             std::to_string(shape.context) + " and `cache` " + dtype_text(plan) + " needs " +
@@ -245,7 +244,6 @@ nn::BudgetError refuse_generation(const GenerationPlan& plan, memory::Device dev
 }
 
 PreparedGeneration prepare_generation(const GenerateOptions& options) {
-  using namespace generating_detail;
   PreparedGeneration prepared{options, {}, {}, {}, {}};
   GenerateOptions& o = prepared.options;
   o.sampling.check();
@@ -282,7 +280,6 @@ PreparedGeneration prepare_generation(const GenerateOptions& options) {
 }
 
 GenerateReport generate(const PreparedGeneration& prepared, const TokenObserver& observer) {
-  using namespace generating_detail;
   const GenerateOptions& o = prepared.options;
   GenerateReport report;
   report.parameters = prepared.plan.parameters;

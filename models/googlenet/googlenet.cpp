@@ -8,19 +8,19 @@
 #include <thimble/models/images.h>
 
 namespace thimble::models {
-namespace googlenet_detail {
+namespace {
 
 constexpr double norm_epsilon = 1e-3;  // torchvision's
-constexpr std::int64_t smallest_image = 16;
+constexpr std::int64_t smallest_googlenet_image = 16;
 
-}  // namespace googlenet_detail
+}  // namespace
 
 ConvNormRelu::ConvNormRelu(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride, Build build,
                            const nn::TensorOptions& on)
     : build_(build),
       conv_(child<nn::Conv2d>("conv", in, out, kernel, Conv2dOptions{.stride = stride, .padding = kernel / 2}, false,
                               on)),
-      norm_(child<nn::BatchNorm2d>("bn", out, on, 0.1, googlenet_detail::norm_epsilon)) {}
+      norm_(child<nn::BatchNorm2d>("bn", out, on, 0.1, norm_epsilon)) {}
 
 Tensor ConvNormRelu::forward(const Tensor& x) {  // (N, H, W, I)
   return build_ == Build::fused ? norm_.with_relu(conv_(x)) : relu(norm_(conv_(x)));
@@ -50,7 +50,7 @@ Tensor InceptionBlock::forward(const Tensor& x) {  // (N, H, W, I)
 ModelOptions googlenet_options(ModelOptions options) {
   ModelOptions of_images = options;
   of_images.dropout = -1;  // an option of this one, too
-  require_image_options("googlenet", of_images, googlenet_detail::smallest_image);
+  require_image_options("googlenet", of_images, smallest_googlenet_image);
   if (options.layers > 0) {
     throw ValueError("googlenet: layers " + std::to_string(options.layers) + ": their number is fixed");
   }

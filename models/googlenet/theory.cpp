@@ -2,7 +2,7 @@
 #include <thimble/models/images.h>
 
 namespace thimble::models {
-namespace googlenet_theory_detail {
+namespace {
 
 // Side of the image behind a maximum of stride 2 without padding, rounded up; the last window begins inside.
 std::int64_t pooled(std::int64_t side, std::int64_t kernel) {
@@ -10,10 +10,9 @@ std::int64_t pooled(std::int64_t side, std::int64_t kernel) {
   return (out - 1) * 2 >= side ? out - 1 : out;
 }
 
-}  // namespace googlenet_theory_detail
+}  // namespace
 
 Theory googlenet_theory(std::string_view, const ModelOptions& options, const nn::Precision& precision) {
-  using googlenet_theory_detail::pooled;
   const ModelOptions sizes = googlenet_options(options);
   const bool is_textbook = sizes.build == Build::textbook, is_small = has_small_stem(sizes.image);
   const std::int64_t w = sizes.width;

@@ -10,54 +10,54 @@
 #include <thimble/models/transformer/transformer.h>
 
 namespace thimble::models {
-namespace gpt_detail {
+namespace {
 
 // layers, heads, width, sequence, vocabulary, dropout
-constexpr std::array<TokenSizes, 9> family{{{"gpt2", 12, 12, 768, 1024, 50257, 0.1},
-                                            {"gpt2-medium", 24, 16, 1024, 1024, 50257, 0.1},
-                                            {"gpt2-large", 36, 20, 1280, 1024, 50257, 0.1},
-                                            {"gpt2-xl", 48, 25, 1600, 1024, 50257, 0.1},
-                                            {"char-gpt", 6, 6, 384, 256, 65, 0.0},
-                                            {"gpt-22b", 48, 64, 6144, 2048, 51200, 0.1},
-                                            {"gpt-175b", 96, 96, 12288, 2048, 51200, 0.1},
-                                            {"gpt-530b", 105, 128, 20480, 2048, 51200, 0.1},
-                                            {"gpt-1t", 128, 160, 25600, 2048, 51200, 0.1}}};
+constexpr std::array<TokenSizes, 9> gpt_family{{{"gpt2", 12, 12, 768, 1024, 50257, 0.1},
+                                                {"gpt2-medium", 24, 16, 1024, 1024, 50257, 0.1},
+                                                {"gpt2-large", 36, 20, 1280, 1024, 50257, 0.1},
+                                                {"gpt2-xl", 48, 25, 1600, 1024, 50257, 0.1},
+                                                {"char-gpt", 6, 6, 384, 256, 65, 0.0},
+                                                {"gpt-22b", 48, 64, 6144, 2048, 51200, 0.1},
+                                                {"gpt-175b", 96, 96, 12288, 2048, 51200, 0.1},
+                                                {"gpt-530b", 105, 128, 20480, 2048, 51200, 0.1},
+                                                {"gpt-1t", 128, 160, 25600, 2048, 51200, 0.1}}};
 
-constexpr double deviation = 0.02, epsilon = 1e-5;
-constexpr GeluForm gelu_form = GeluForm::tanh;
+constexpr double gpt_deviation = 0.02, gpt_epsilon = 1e-5;
+constexpr GeluForm gpt_gelu = GeluForm::tanh;
 
 // How a group shards the model; the rest of this file does not know of groups.
-const nn::ShardedChild shards[] = {{"attn.c_attn", nn::Sharding::column, 3},
-                                   {"attn.c_proj", nn::Sharding::row},
-                                   {"mlp.c_fc", nn::Sharding::column},
-                                   {"mlp.c_proj", nn::Sharding::row},
-                                   {"wte", nn::Sharding::vocabulary}};
+const nn::ShardedChild gpt_shards[] = {{"attn.c_attn", nn::Sharding::column, 3},
+                                       {"attn.c_proj", nn::Sharding::row},
+                                       {"mlp.c_fc", nn::Sharding::column},
+                                       {"mlp.c_proj", nn::Sharding::row},
+                                       {"wte", nn::Sharding::vocabulary}};
 
-double epsilon_of(const ModelOptions& sizes) { return sizes.function.epsilon.value_or(epsilon); }
+double gpt_epsilon_of(const ModelOptions& sizes) { return sizes.function.epsilon.value_or(gpt_epsilon); }
 
-nn::LinearOptions projection() { return {.weight_is_in_out = true, .deviation = deviation}; }
+nn::LinearOptions projection() { return {.weight_is_in_out = true, .deviation = gpt_deviation}; }
 
 // Projections that end on the residual stream start smaller, by 1 / sqrt(number of them) (Radford et al. 2019,
 // section 2.3).
 nn::LinearOptions residual_projection(const ModelOptions& sizes) {
   nn::LinearOptions options = projection();
-  options.deviation = deviation / std::sqrt(2.0 * static_cast<double>(sizes.layers));
+  options.deviation = gpt_deviation / std::sqrt(2.0 * static_cast<double>(sizes.layers));
   return options;
 }
 
-}  // namespace gpt_detail
+}  // namespace
 
 class GptAttention final : public Branch {
  public:
   GptAttention(const ModelOptions& sizes, const nn::TensorOptions& on)
       : Branch(on),
-        c_attn_(child<nn::Linear>("c_attn", sizes.width, 3 * sizes.width, on, gpt_detail::projection())),
+        c_attn_(child<nn::Linear>("c_attn", sizes.width, 3 * sizes.width, on, projection())),
         attend_(child<SelfAttention>("heads", SelfAttentionOptions{.head_width = sizes.width / sizes.heads,
                                                                    .is_causal = true,
                                                                    .window = sizes.window,
                                                                    .dropout = sizes.dropout,
                                                                    .build = sizes.build})),
-        c_proj_(child<nn::Linear>("c_proj", sizes.width, sizes.width, on, gpt_detail::residual_projection(sizes))) {}
+        c_proj_(child<nn::Linear>("c_proj", sizes.width, sizes.width, on, residual_projection(sizes))) {}
 
  protected:
   Tensor forward(Tensor x, const AttentionInputs& with) override {  // (B, T, C)
@@ -74,15 +74,15 @@ class GptAttention final : public Branch {
 class GptBlock final : public TransformerBlock {
  public:
   GptBlock(const ModelOptions& sizes, const nn::TensorOptions& on)
-      : ln_1_(child<nn::LayerNorm>("ln_1", sizes.width, on, gpt_detail::epsilon_of(sizes))),
+      : ln_1_(child<nn::LayerNorm>("ln_1", sizes.width, on, gpt_epsilon_of(sizes))),
         attn_(child<GptAttention>("attn", sizes, on)),
-        ln_2_(child<nn::LayerNorm>("ln_2", sizes.width, on, gpt_detail::epsilon_of(sizes))),
+        ln_2_(child<nn::LayerNorm>("ln_2", sizes.width, on, gpt_epsilon_of(sizes))),
         mlp_(child<GeluMlp>("mlp", sizes, on,
                             MlpOptions{.up = "c_fc",
                                        .down = "c_proj",
-                                       .of_up = gpt_detail::projection(),
-                                       .of_down = gpt_detail::residual_projection(sizes),
-                                       .form = sizes.function.gelu.value_or(gpt_detail::gelu_form)})),
+                                       .of_up = projection(),
+                                       .of_down = residual_projection(sizes),
+                                       .form = sizes.function.gelu.value_or(gpt_gelu)})),
         attn_drop_(child<nn::Dropout>("attn.dropout", sizes.dropout, sizes.build == Build::textbook)),
         mlp_drop_(child<nn::Dropout>("mlp.dropout", sizes.dropout, sizes.build == Build::textbook)) {}
 
@@ -101,13 +101,13 @@ class GptBlock final : public TransformerBlock {
 };
 
 Gpt::Gpt(const ModelOptions& sizes, const nn::TensorOptions& on) : Decoder(sizes, on) {
-  make_table("wte", on, gpt_detail::deviation);
+  make_table("wte", on, gpt_deviation);
   if (has_embedding()) {
-    wpe_ = &child<nn::Embedding>("wpe", sizes.sequence, sizes.width, on, gpt_detail::deviation);
+    wpe_ = &child<nn::Embedding>("wpe", sizes.sequence, sizes.width, on, gpt_deviation);
     drop_ = &child<nn::Dropout>("drop", sizes.dropout, sizes.build == Build::textbook);
   }
   make_blocks<GptBlock>(sizes, on);
-  if (has_head()) ln_f_ = &child<nn::LayerNorm>("ln_f", sizes.width, on, gpt_detail::epsilon_of(sizes));
+  if (has_head()) ln_f_ = &child<nn::LayerNorm>("ln_f", sizes.width, on, gpt_epsilon_of(sizes));
 }
 
 Tensor Gpt::embed(const Tensor& ids, std::int64_t first) {                      // (B, T)
@@ -124,17 +124,16 @@ std::vector<std::vector<std::string>> Gpt::names_in_files(const std::string& nam
 }
 
 ModelOptions gpt_options(std::string_view name, const ModelOptions& options) {
-  ModelOptions sizes = token_options("gpt", gpt_detail::family, name, options);
-  sizes.function =
-      complete_function(name, options.function, {.epsilon = gpt_detail::epsilon, .gelu = gpt_detail::gelu_form});
+  ModelOptions sizes = token_options("gpt", gpt_family, name, options);
+  sizes.function = complete_function(name, options.function, {.epsilon = gpt_epsilon, .gelu = gpt_gelu});
   return sizes;
 }
 
 std::unique_ptr<Model> make_gpt(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on) {
   const auto is_named = [&](const TokenSizes& row) { return row.name == name; };
-  if (std::none_of(gpt_detail::family.begin(), gpt_detail::family.end(), is_named)) return nullptr;
+  if (std::none_of(gpt_family.begin(), gpt_family.end(), is_named)) return nullptr;
   const PathScope scope("gpt");
-  return make_sharded<Gpt>(gpt_options(name, options), on, gpt_detail::shards);
+  return make_sharded<Gpt>(gpt_options(name, options), on, gpt_shards);
 }
 
 }  // namespace thimble::models

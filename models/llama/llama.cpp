@@ -9,19 +9,19 @@
 #include <thimble/nn/quant/weight_only.h>
 
 namespace thimble::models {
-namespace llama_detail {
+namespace {
 
-constexpr double deviation = 0.02;
+constexpr double llama_deviation = 0.02;
 
-nn::LinearOptions projection(bool has_bias = false) {
+nn::LinearOptions linear_options(bool has_bias = false) {
   nn::LinearOptions options;
   options.has_bias = has_bias;
-  options.deviation = deviation;
+  options.deviation = llama_deviation;
   return options;
 }
 
 // How a group shards the model.
-const nn::ShardedChild shards[] = {
+const nn::ShardedChild llama_shards[] = {
     {"self_attn.q_proj", nn::Sharding::column}, {"self_attn.k_proj", nn::Sharding::column},
     {"self_attn.v_proj", nn::Sharding::column}, {"self_attn.o_proj", nn::Sharding::row},
     {"mlp.gate_proj", nn::Sharding::column},    {"mlp.up_proj", nn::Sharding::column},
@@ -30,24 +30,24 @@ const nn::ShardedChild shards[] = {
 
 std::int64_t key_width(const ModelOptions& sizes) { return sizes.width / sizes.heads * sizes.key_heads; }
 
-}  // namespace llama_detail
+}  // namespace
 
 class LlamaAttention final : public Branch {
  public:
   LlamaAttention(const LlamaConfig& config, const nn::TensorOptions& on)
       : Branch(on),
-        q_proj_(child<nn::Linear>("q_proj", config.sizes.width, config.sizes.width, on,
-                                  llama_detail::projection(config.has_bias))),
-        k_proj_(child<nn::Linear>("k_proj", config.sizes.width, llama_detail::key_width(config.sizes), on,
-                                  llama_detail::projection(config.has_bias))),
-        v_proj_(child<nn::Linear>("v_proj", config.sizes.width, llama_detail::key_width(config.sizes), on,
-                                  llama_detail::projection(config.has_bias))),
+        q_proj_(
+            child<nn::Linear>("q_proj", config.sizes.width, config.sizes.width, on, linear_options(config.has_bias))),
+        k_proj_(child<nn::Linear>("k_proj", config.sizes.width, key_width(config.sizes), on,
+                                  linear_options(config.has_bias))),
+        v_proj_(child<nn::Linear>("v_proj", config.sizes.width, key_width(config.sizes), on,
+                                  linear_options(config.has_bias))),
         attend_(child<SelfAttention>("heads",
                                      SelfAttentionOptions{.head_width = config.sizes.width / config.sizes.heads,
                                                           .window = config.sizes.window,
                                                           .build = config.sizes.build,
                                                           .rotary = RotaryPositions{config.theta, config.scaling}})),
-        o_proj_(child<nn::Linear>("o_proj", config.sizes.width, config.sizes.width, on, llama_detail::projection())) {}
+        o_proj_(child<nn::Linear>("o_proj", config.sizes.width, config.sizes.width, on, linear_options())) {}
 
  protected:
   Tensor forward(Tensor x, const AttentionInputs& with) override {  // (B, T, h)
@@ -70,9 +70,9 @@ class LlamaMlp final : public Branch {
       : Branch(on),
         build_(sizes.build),
         feed_forward_(sizes.feed_forward),
-        gate_proj_(child<nn::Linear>("gate_proj", sizes.width, sizes.hidden, on, llama_detail::projection())),
-        up_proj_(child<nn::Linear>("up_proj", sizes.width, sizes.hidden, on, llama_detail::projection())),
-        down_proj_(child<nn::Linear>("down_proj", sizes.hidden, sizes.width, on, llama_detail::projection())) {}
+        gate_proj_(child<nn::Linear>("gate_proj", sizes.width, sizes.hidden, on, linear_options())),
+        up_proj_(child<nn::Linear>("up_proj", sizes.width, sizes.hidden, on, linear_options())),
+        down_proj_(child<nn::Linear>("down_proj", sizes.hidden, sizes.width, on, linear_options())) {}
 
  protected:
   Tensor forward(Tensor x, const AttentionInputs&) override {  // (B, T, h)
@@ -118,13 +118,13 @@ Llama::Llama(const LlamaConfig& config, const nn::TensorOptions& on) : Decoder(c
                        .is_tied = config.is_tied,
                        .has_bias = config.has_bias,
                        .positions = config.positions};
-  make_table("model.embed_tokens", on, llama_detail::deviation);
+  make_table("model.embed_tokens", on, llama_deviation);
   make_blocks<LlamaLayer>(config, on);
   if (!has_head()) return;
   norm_ = &child<nn::RmsNorm>("model.norm", config.sizes.width, on, config.epsilon);
   if (config.is_tied) return;
-  lm_head_ = &child<nn::Linear>("lm_head", config.sizes.width, config.sizes.vocabulary, on.outside_blocks(),
-                                llama_detail::projection());
+  lm_head_ =
+      &child<nn::Linear>("lm_head", config.sizes.width, config.sizes.vocabulary, on.outside_blocks(), linear_options());
 }
 
 void Llama::find_head(HeadShards& shards) {
@@ -143,9 +143,9 @@ std::vector<std::vector<std::string>> Llama::names_in_files(const std::string& n
   return {{"lm_head.weight"}};
 }
 
-namespace llama_detail {
+namespace {
 
-constexpr std::array<TokenSizes, 8> family{{
+constexpr std::array<TokenSizes, 8> llama_family{{
     // layers, heads, width, sequence, vocabulary, dropout, heads of keys, hidden
     {"llama-3.2-1b", 16, 32, 2048, 2048, 128256, 0, 8, 8192},
     {"llama-3.2-3b", 28, 24, 3072, 2048, 128256, 0, 8, 8192},
@@ -164,7 +164,7 @@ struct Traits {
   double stretch;  // the scaling's factor; 0: none
   std::int64_t positions;
 };
-constexpr std::array<Traits, family.size()> traits{{
+constexpr std::array<Traits, llama_family.size()> traits{{
     {500000, 1e-5, true, false, 32, 131072},
     {500000, 1e-5, true, false, 32, 131072},
     {500000, 1e-5, false, false, 0, 8192},
@@ -176,10 +176,10 @@ constexpr std::array<Traits, family.size()> traits{{
 }};
 
 bool is_member(std::string_view name) {
-  return std::any_of(family.begin(), family.end(), [&](const TokenSizes& row) { return row.name == name; });
+  return std::any_of(llama_family.begin(), llama_family.end(), [&](const TokenSizes& row) { return row.name == name; });
 }
 
-}  // namespace llama_detail
+}  // namespace
 
 void require_llama_sizes(std::string_view name, const ModelOptions& sizes) {
   require_transformer_sizes(name, sizes);
@@ -207,28 +207,27 @@ LlamaConfig llama_config(const ModelOptions& complete) {
 
 LlamaConfig llama_config(std::string_view name, const ModelOptions& options) {
   LlamaConfig config;
-  config.sizes = token_options("llama", llama_detail::family, name, options);
+  config.sizes = token_options("llama", llama_family, name, options);
   require_llama_sizes(name, config.sizes);
-  const auto own = std::find_if(llama_detail::family.begin(), llama_detail::family.end(),
-                                [&](const TokenSizes& row) { return row.name == name; });
-  const llama_detail::Traits& traits =
-      llama_detail::traits[static_cast<std::size_t>(own - llama_detail::family.begin())];
-  RotaryPositions rotary{traits.theta};
-  if (traits.stretch > 0) rotary.scaling = RotaryScaling{.factor = traits.stretch};
+  const auto own =
+      std::find_if(llama_family.begin(), llama_family.end(), [&](const TokenSizes& row) { return row.name == name; });
+  const Traits& chosen = traits[static_cast<std::size_t>(own - llama_family.begin())];
+  RotaryPositions rotary{chosen.theta};
+  if (chosen.stretch > 0) rotary.scaling = RotaryScaling{.factor = chosen.stretch};
   config.sizes.function = complete_function(name, options.function,
-                                            {.epsilon = traits.epsilon,
+                                            {.epsilon = chosen.epsilon,
                                              .rotary = rotary,
-                                             .is_tied = traits.is_tied,
-                                             .has_bias = traits.has_bias,
-                                             .positions = traits.positions});
+                                             .is_tied = chosen.is_tied,
+                                             .has_bias = chosen.has_bias,
+                                             .positions = chosen.positions});
   return llama_config(config.sizes);
 }
 
 std::unique_ptr<Model> make_llama(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on) {
-  if (!llama_detail::is_member(name)) return nullptr;
+  if (!is_member(name)) return nullptr;
   const PathScope scope("llama");
   const LlamaConfig config = llama_config(name, options);
-  return make_sharded<Llama>(config, config.sizes, on, llama_detail::shards);
+  return make_sharded<Llama>(config, config.sizes, on, llama_shards);
 }
 
 }  // namespace thimble::models

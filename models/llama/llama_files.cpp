@@ -13,7 +13,7 @@
 #include <thimble/nn/files/weights.h>
 
 namespace thimble::models {
-namespace llama_files_detail {
+namespace {
 
 using Json = nlohmann::ordered_json;
 
@@ -54,10 +54,10 @@ void refuse_sizes(const ModelOptions& options) {
   throw ValueError("llama: sizes beside those of config.json; expected only sequence, build, head and feed_forward");
 }
 
-}  // namespace llama_files_detail
+}  // namespace
 
 LlamaConfig read_llama_config(const std::string& path, const ModelOptions& options) {
-  llama_files_detail::refuse_sizes(options);
+  refuse_sizes(options);
   const ModelConfig found = read_model_config(path, "llama");
   if (options.dropout < 0 && !found.why_no_dropout.empty()) {
     throw ValueError(found.why_no_dropout + "; options with dropout 0 set another");
@@ -71,7 +71,6 @@ LlamaConfig read_llama_config(const std::string& path, const ModelOptions& optio
 }
 
 void write_llama_config(const std::string& path, const LlamaConfig& config, DType dtype) {
-  using llama_files_detail::Json;
   const ModelOptions& sizes = config.sizes;
   const char* const dtype_name = dtype == DType::f64    ? "float64"
                                  : dtype == DType::bf16 ? "bfloat16"
@@ -94,7 +93,7 @@ void write_llama_config(const std::string& path, const LlamaConfig& config, DTyp
             {"num_key_value_heads", sizes.key_heads},
             {"rms_norm_eps", config.epsilon},
             {"rope_theta", config.theta}};
-  if (config.scaling) json["rope_scaling"] = llama_files_detail::scaling_json(*config.scaling);
+  if (config.scaling) json["rope_scaling"] = scaling_json(*config.scaling);
   if (sizes.window > 0) json["sliding_window"] = sizes.window;
   if (sizes.window > 0 && config.has_bias) json["use_sliding_window"] = true, json["max_window_layers"] = 0;
   json["tie_word_embeddings"] = config.is_tied;

@@ -3,7 +3,7 @@
 #include <thimble/models/transformer/theory.h>
 
 namespace thimble::models {
-namespace llama_theory_detail {
+namespace {
 
 struct Widths {
   std::int64_t s, h, keys, f, a;
@@ -75,12 +75,12 @@ std::int64_t fp8_state_bytes(const ModelOptions& sizes, const nn::Precision& pre
   return products * delayed_fp8_state_bytes(*precision.fp8);
 }
 
-}  // namespace llama_theory_detail
+}  // namespace
 
 Theory llama_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision) {
   const LlamaConfig config = llama_config(name, options);
   const ModelOptions& sizes = config.sizes;
-  const llama_theory_detail::Widths n(sizes);
+  const Widths n(sizes);
   Theory theory(precision);
   if (sizes.head == Head::chunked) theory.unknown = "Llama keeps with a chunked head";
   for (int k = 0; k < (config.is_tied ? 1 : 2); ++k) add_token_rows(theory, sizes, n.h);
@@ -92,11 +92,10 @@ Theory llama_theory(std::string_view name, const ModelOptions& options, const nn
   theory.weight({n.h, n.f / t}, of_parts);
   if (config.has_bias) theory.weight({n.h / t}, of_parts), theory.weight({n.keys / t}, 2 * of_parts);
   theory.parameters.push_back({{n.h}, true, 2 * sizes.layers + 1});  // gains
-  theory.buffers = sizes.layers * llama_theory_detail::fp8_state_bytes(sizes, precision);
+  theory.buffers = sizes.layers * fp8_state_bytes(sizes, precision);
   if (!theory.unknown.empty()) return theory;
   for (std::int64_t i = 0; i < sizes.layers; ++i) {
-    theory.layers.push_back(
-        {"llama.model.layers." + std::to_string(i), llama_theory_detail::layer_kept(sizes, precision)});
+    theory.layers.push_back({"llama.model.layers." + std::to_string(i), layer_kept(sizes, precision)});
   }
   TermList kept(precision);
   kept.ids("ids", n.s);

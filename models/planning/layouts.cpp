@@ -22,7 +22,7 @@
 #include <thimble/models/techniques/trained_parts.h>
 
 namespace thimble::models {
-namespace layouts_detail {
+namespace {
 
 template <class T>
 bool goes_with(const std::optional<T>& given, T value) {
@@ -63,7 +63,7 @@ int most_stages(const Setup& setup, const Model& model, int ranks) {
   return most;
 }
 
-}  // namespace layouts_detail
+}  // namespace
 
 std::string to_string(const Layout& layout) {
   std::string text = "dp " + std::to_string(layout.dp) + ", tp " + std::to_string(layout.tp) +
@@ -90,9 +90,8 @@ Setup setup_of(const Setup& setup, const Layout& layout, int rank) {
 }
 
 std::vector<Layout> layouts_of(const Setup& setup, const Cluster& cluster, const FixedLayout& fixed) {
-  using layouts_detail::goes_with;
   const auto model = make_model(setup.model, setup.sizes, tensor_options(setup, dry(cpu)));
-  const int n = cluster.ranks, stages = layouts_detail::most_stages(setup, *model, n);
+  const int n = cluster.ranks, stages = most_stages(setup, *model, n);
   const auto choices = [](const auto& given, auto some) {
     if (given) some = {*given};
     return some;
@@ -105,7 +104,7 @@ std::vector<Layout> layouts_of(const Setup& setup, const Cluster& cluster, const
     if ((fixed.bucket_bytes && layout.dp == 1) || (fixed.read_ahead && layout.zero < 3)) return;  // it has no effect
     if (goes_with(fixed.zero, layout.zero) && goes_with(fixed.micro_batches, layout.micro_batches) &&
         goes_with(fixed.recomputes_blocks, layout.recomputes_blocks) &&
-        goes_with(fixed.cuts_sequence, layout.cuts_sequence) && layouts_detail::is_possible(setup, *model, layout)) {
+        goes_with(fixed.cuts_sequence, layout.cuts_sequence) && is_possible(setup, *model, layout)) {
       list.push_back(layout);
     }
   };

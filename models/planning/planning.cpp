@@ -30,7 +30,7 @@
 #include <thimble/nn/fit/process_budget.h>
 
 namespace thimble::models {
-namespace planned_run_detail {
+namespace {
 
 /// Data without values: batches are zeros with the bytes of real ones.
 class Outline final : public Dataset {
@@ -66,7 +66,7 @@ class Outline final : public Dataset {
   std::int64_t samples_, validation_batches_, last_samples_;
 };
 
-}  // namespace planned_run_detail
+}  // namespace
 
 PlannedRuns::PlannedRuns(Setup& setup, memory::Device device, const std::string& data) : device_(device) {
   if (!setup.weights.empty()) {
@@ -95,13 +95,12 @@ nn::MakeRun PlannedRuns::of(const Setup& setup) const {
   prepared->options.setup = setup;
   prepared->options.device = device_;
   prepared->is_text = model->is_text();
-  prepared->data = std::make_unique<planned_run_detail::Outline>(prepared->is_text, model->options(), setup.batch,
-                                                                 batches, last_samples);
+  prepared->data = std::make_unique<Outline>(prepared->is_text, model->options(), setup.batch, batches, last_samples);
   prepared->data->set_share(share_of(setup));
   return [prepared](memory::Device device) { return training_program(*prepared)(device); };
 }
 
-namespace planning_detail {
+namespace {
 
 /// Peak of a forward without a tape.
 nn::Plan inference_plan(const PlanOptions& options, PlanReport& report) {
@@ -147,8 +146,8 @@ void check_inference(const PlanOptions& options) {
 }
 
 /// The plan of a training step, for a report that has its budget.
-void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn::CostModel& costs,
-                   PlanReport& report) {
+void plan_training_step(const PlanOptions& options, const PlannedRuns& runs, const nn::CostModel& costs,
+                        PlanReport& report) {
   ChoiceOptions choices(options, costs, [&runs](const Setup& other) { return runs.of(other); });
   choices.budget_bytes = report.budget_bytes;
   choices.prices_away = options.prices_techniques;
@@ -262,16 +261,16 @@ std::optional<Extent> extent_of(const PlanOptions& options, std::size_t budget_b
   return extent;
 }
 
-}  // namespace planning_detail
+}  // namespace
 
 Largest find_largest(const PlanOptions& given, std::size_t budget_bytes, BatchSearch search, Extent extent) {
   const Tf32Scope products(given.allows_tf32);
   PlanOptions options = given;
-  if (extent == Extent::sequence) planning_detail::require_sequence(options);
+  if (extent == Extent::sequence) require_sequence(options);
   const PlannedRuns runs(options.setup, options.device, options.data);
   std::map<std::int64_t, double> overheads;
   const auto planner = [&](std::int64_t size) {
-    const Setup setup = planning_detail::with_size(options.setup, extent, size);
+    const Setup setup = with_size(options.setup, extent, size);
     return nn::Planner(runs.of(setup), options.device, hardware_for(options.costs, options.device),
                        planner_options(setup, options.device));
   };
@@ -279,12 +278,12 @@ Largest find_largest(const PlanOptions& given, std::size_t budget_bytes, BatchSe
     return search_in_a_third(planner, budget_bytes);
   }
   const auto peak = [&](std::int64_t size) -> std::size_t {
-    const Setup setup = planning_detail::with_size(options.setup, extent, size);
+    const Setup setup = with_size(options.setup, extent, size);
     if (options.is_inference) {
       PlanOptions forward = options;
       forward.setup = setup;
       PlanReport unused;
-      return planning_detail::inference_plan(forward, unused).peak_bytes;
+      return inference_plan(forward, unused).peak_bytes;
     }
     if (search == BatchSearch::plain) return nn::profile_training(dry(options.device), runs.of(setup)).peak_bytes;
     nn::Planner plans = planner(size);
@@ -306,25 +305,25 @@ PlanReport make_plan(const PlanOptions& given) {
   PlanReport report;
   memory::ProcessBase base;
   if (options.device == cpu) base = memory::ProcessBase::measure();
-  if (options.process_budget_bytes > 0) planning_detail::fit_process(options, report, base);
+  if (options.process_budget_bytes > 0) fit_process(options, report, base);
   report.budget_bytes = options.budget_bytes > 0 ? options.budget_bytes : machine.memory_bytes;
-  if (const auto extent = planning_detail::extent_of(options, report.budget_bytes)) {
+  if (const auto extent = extent_of(options, report.budget_bytes)) {
     const std::int64_t size = find_largest(options, report.budget_bytes, BatchSearch::planned, *extent).size;
-    options.setup = planning_detail::with_size(options.setup, *extent, size);
+    options.setup = with_size(options.setup, *extent, size);
   }
   const PlannedRuns runs(options.setup, options.device, options.data);
   check_weights(options.setup);
   report.setup = options.setup;
   report.batch = options.setup.batch;
-  report.sequence = planning_detail::sequence_of(options.setup);
+  report.sequence = sequence_of(options.setup);
   report.micro_batches = options.setup.micro_batches;
   report.cost_model = nn::CostModel(machine).source;
   if (options.is_inference) {
     if (options.prices_techniques) {
       throw ValueError("`is_inference`: not with `prices_techniques`, which are about training steps");
     }
-    planning_detail::check_inference(options);
-    report.plan = planning_detail::inference_plan(options, report);
+    check_inference(options);
+    report.plan = inference_plan(options, report);
     report.minimum_bytes = report.keep_everything_bytes = report.plan.peak_bytes;
     if (report.budget_bytes > 0 && report.plan.peak_bytes > report.budget_bytes) {
       report.is_feasible = false;
@@ -336,12 +335,12 @@ PlanReport make_plan(const PlanOptions& given) {
     const nn::CostModel costs = plan_costs(options.setup, options.costs, report.budget_bytes, options.device);
     start = std::chrono::steady_clock::now();
     report.cost_model = costs.source;
-    planning_detail::plan_training(options, runs, costs, report);
+    plan_training_step(options, runs, costs, report);
   }
   if (options.device == cpu && options.setup.ranks == 1 && report.outside.total() == 0) {
     base.writable_bytes += runs.data_bytes();
     const std::size_t nodes = report.planner ? report.planner->graph().nodes.size() : 0;
-    report.outside = planning_detail::outside_of(options, base, nodes, runs.data_bytes());
+    report.outside = outside_of(options, base, nodes, runs.data_bytes());
   }
   if (!report.is_feasible && report.process_budget_bytes > 0) {
     report.why_infeasible = nn::of_process(report.why_infeasible, report.process_budget_bytes, report.outside);
@@ -352,7 +351,7 @@ PlanReport make_plan(const PlanOptions& given) {
 
 // ---- Plans of several ranks.
 
-namespace rank_plans_detail {
+namespace {
 
 /// What bytes depend on, of data rank `rank` of a stage: the sizes of its shares, and whether it writes checkpoints.
 std::vector<std::int64_t> shares_of(int rank, bool is_writer, const dist::DataParallel& parallel) {
@@ -366,7 +365,7 @@ std::vector<std::int64_t> shares_of(int rank, bool is_writer, const dist::DataPa
   return sizes;
 }
 
-}  // namespace rank_plans_detail
+}  // namespace
 
 std::vector<std::vector<int>> alike_ranks(Setup setup, memory::Device device) {
   if (setup.ranks == 1) return {{0}};
@@ -391,7 +390,7 @@ std::vector<std::vector<int>> alike_ranks(Setup setup, memory::Device device) {
       for (int d = 0; d < teams; ++d) {
         for (auto m = alike; m != members.end(); ++m) {
           const int r = begin + d * team_size(setup) + *m;
-          of_shares[rank_plans_detail::shares_of(d, r == 0, *parts.parallel)].push_back(r);
+          of_shares[shares_of(d, r == 0, *parts.parallel)].push_back(r);
         }
       }
       for (auto& [shares, ranks] : of_shares) groups.push_back(std::move(ranks));
@@ -445,7 +444,7 @@ std::vector<RankPlan> plan_ranks(const PlanOptions& options) {
 
 // ---- The search for the largest size that fits a budget.
 
-namespace search_detail {
+namespace {
 
 constexpr std::int64_t most_of_extent = std::int64_t{1} << 24;
 
@@ -471,13 +470,12 @@ std::int64_t by_line(const Probe& a, const Probe& b, double budget, std::int64_t
   return static_cast<std::int64_t>(std::clamp(at, static_cast<double>(fits + 1), static_cast<double>(fails - 1)));
 }
 
-}  // namespace search_detail
+}  // namespace
 
 Largest search_largest(const std::function<std::size_t(std::int64_t size)>& peak, std::size_t budget_bytes,
                        Extent extent) {
-  using search_detail::Probe;
   Largest found;
-  const search_detail::ExtentWords words = search_detail::words_of(extent);
+  const ExtentWords words = words_of(extent);
   const auto budget = static_cast<double>(budget_bytes);
   const auto probe = [&](std::int64_t size) {
     ++found.probes;
@@ -496,19 +494,19 @@ Largest search_largest(const std::function<std::size_t(std::int64_t size)>& peak
   while (fails.bytes <= budget) {
     before = fits;
     fits = fails;
-    if (fits.size >= search_detail::most_of_extent) {
+    if (fits.size >= most_of_extent) {
       throw ValueError(std::string(words.option) + ": even " + std::to_string(fits.size) + " " + words.many +
                        " are within the budget of " + std::to_string(budget_bytes) + " bytes");
     }
-    const std::int64_t most = std::min(fits.size * 16, search_detail::most_of_extent);
-    const std::int64_t ahead = search_detail::by_line(before, fits, budget, fits.size, most + 1);
+    const std::int64_t most = std::min(fits.size * 16, most_of_extent);
+    const std::int64_t ahead = by_line(before, fits, budget, fits.size, most + 1);
     // One beyond the place where the line ends would be the first to fail.
     fails = probe(std::clamp(ahead + 1, fits.size + 1, most));
   }
   // Between: by the line through the two, from the second try without progress by halving.
   for (int tries = 0; fails.size - fits.size > 1; ++tries) {
-    const std::int64_t middle = tries % 3 == 2 ? fits.size + (fails.size - fits.size) / 2
-                                               : search_detail::by_line(fits, fails, budget, fits.size, fails.size);
+    const std::int64_t middle =
+        tries % 3 == 2 ? fits.size + (fails.size - fits.size) / 2 : by_line(fits, fails, budget, fits.size, fails.size);
     const Probe next = probe(middle);
     (next.bytes <= budget ? fits : fails) = next;
   }
@@ -537,7 +535,7 @@ Largest search_in_a_third(const std::function<nn::Planner(std::int64_t size)>& p
     }
   };
   std::int64_t fails = 1;
-  while (fails <= search_detail::most_of_extent && fits(fails)) fails *= 2;
+  while (fails <= most_of_extent && fits(fails)) fails *= 2;
   while (fails - found.size > 1) {
     const std::int64_t middle = found.size + (fails - found.size) / 2;
     if (!fits(middle)) fails = middle;

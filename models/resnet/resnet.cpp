@@ -6,9 +6,9 @@
 #include <thimble/core/error.h>
 
 namespace thimble::models {
-namespace resnet_detail {
+namespace {
 
-constexpr std::int64_t smallest_image = 8;  // the last stage still sees a pixel of the image, not only padding
+constexpr std::int64_t smallest_resnet_image = 8;  // the last stage still sees a pixel of the image, not only padding
 
 Tensor norm_relu(nn::BatchNorm2d& norm, const Tensor& x, Build build) {
   return build == Build::fused ? norm.with_relu(x) : relu(norm(x));
@@ -18,7 +18,7 @@ Conv2dOptions stem_options(std::int64_t image) {
   return has_small_stem(image) ? Conv2dOptions{.padding = 1} : Conv2dOptions{.stride = 2, .padding = 3};
 }
 
-}  // namespace resnet_detail
+}  // namespace
 
 const ResnetArchitecture& resnet_architecture(std::string_view name) {
   std::string known;
@@ -30,7 +30,7 @@ const ResnetArchitecture& resnet_architecture(std::string_view name) {
 }
 
 ModelOptions resnet_options(std::string_view name, ModelOptions options) {
-  require_image_options(name, options, resnet_detail::smallest_image);
+  require_image_options(name, options, smallest_resnet_image);
   if (options.layers > 0) {
     throw ValueError(std::string(name) + ": layers " + std::to_string(options.layers) +
                      ": the name says how many layers there are");
@@ -73,7 +73,7 @@ void ResnetBlock::add_conv(std::int64_t in, std::int64_t out, std::int64_t kerne
 Tensor ResnetBlock::forward(const Tensor& x) {  // (N, H, W, I)
   Tensor y = x;
   for (std::size_t i = 0; i + 1 < convs_.size(); ++i) {
-    y = resnet_detail::norm_relu(convs_[i].norm, convs_[i].conv(y), build_);
+    y = norm_relu(convs_[i].norm, convs_[i].conv(y), build_);
   }
   y = convs_.back().conv(y);  // (N, H / stride, W / stride, O)
   const Tensor residual = downsample_ ? (*downsample_)(x) : x;
@@ -85,7 +85,7 @@ Resnet::Resnet(std::string_view name, const ModelOptions& options, const nn::Ten
     : Model(resnet_options(name, options)), architecture_(resnet_architecture(name)), dtype_(on.dtype) {
   if (options_.stage.is_first()) {
     conv1_ = &child<nn::Conv2d>("conv1", options_.channels, options_.width, has_small_stem(options_.image) ? 3 : 7,
-                                resnet_detail::stem_options(options_.image), false, on);
+                                stem_options(options_.image), false, on);
     bn1_ = &child<nn::BatchNorm2d>("bn1", options_.width, on);
   }
   std::int64_t channels = options_.width, first = 0;
@@ -116,7 +116,7 @@ void Resnet::add_stage(int stage, std::int64_t& in, std::int64_t& first, const n
 
 // Images (N, H, W, C) -> (N, H', W', width).
 Tensor Resnet::stem(const Tensor& images) {
-  Tensor x = resnet_detail::norm_relu(*bn1_, (*conv1_)(images), options_.build);
+  Tensor x = norm_relu(*bn1_, (*conv1_)(images), options_.build);
   if (!has_small_stem(options_.image)) {
     x = max_pool2d(x, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}},
                    options_.build == Build::fused ? MaxPoolKeeps::taps : MaxPoolKeeps::input);

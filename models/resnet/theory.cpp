@@ -1,7 +1,7 @@
 #include <thimble/models/resnet/resnet.h>
 
 namespace thimble::models {
-namespace resnet_theory_detail {
+namespace {
 
 /// The image as it passes: size and channels, and what was met on the way.
 struct Walk {
@@ -41,14 +41,14 @@ struct Walk {
   }
 };
 
-}  // namespace resnet_theory_detail
+}  // namespace
 
 Theory resnet_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision) {
   const ModelOptions sizes = resnet_options(name, options);
   const ResnetArchitecture& architecture = resnet_architecture(name);
   const bool is_small = has_small_stem(sizes.image);
   Theory theory(precision);
-  resnet_theory_detail::Walk walk{theory, sizes.image, sizes.channels};
+  Walk walk{theory, sizes.image, sizes.channels};
   walk.conv(sizes.width, is_small ? 3 : 7, is_small ? 1 : 2);
   walk.relu();
   const std::int64_t stem_weights = theory.weight_elements();

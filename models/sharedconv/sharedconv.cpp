@@ -7,11 +7,11 @@
 #include <thimble/models/images.h>
 
 namespace thimble::models {
-namespace sharedconv_detail {
+namespace {
 
-constexpr std::int64_t smallest_image = 8;
+constexpr std::int64_t smallest_sharedconv_image = 8;
 
-}  // namespace sharedconv_detail
+}  // namespace
 
 nn::Layer& SharedconvBlock::add_conv(const std::string& name, std::int64_t in, std::int64_t out, std::int64_t stride,
                                      const Tensor& basis, const nn::TensorOptions& on) {
@@ -44,7 +44,7 @@ Tensor SharedconvBlock::forward(const Tensor& x) {  // (N, H, W, I)
 ModelOptions sharedconv_options(ModelOptions options) {
   ModelOptions of_images = options;
   of_images.shares_kernels = true;  // an option of this one
-  require_image_options("sharedconv", of_images, sharedconv_detail::smallest_image);
+  require_image_options("sharedconv", of_images, smallest_sharedconv_image);
   options.image = options.image > 0 ? options.image : 32;
   options.channels = options.channels > 0 ? options.channels : 3;
   options.classes = options.classes > 0 ? options.classes : 10;

@@ -7,7 +7,7 @@
 #include <thimble/models/techniques/technique.h>
 
 namespace thimble::models {
-namespace adapters_detail {
+namespace {
 
 const std::vector<Need> needs_rank{{"lora_rank", "`lora_rank`: adapters over a frozen base"}};
 
@@ -53,7 +53,7 @@ void check_base(const Setup& setup, bool) {
                    "; expected no `dtype`" + (base_code(setup) ? ", f32, f16 or bf16" : ""));
 }
 
-const Technique list[] = {
+const Technique adapter_techniques[] = {
     {.flag = {"weights", "--weights PATH",
               "Initial parameters in safetensors: a file, an index or a Hugging Face folder (random values)",
               fields::plain_text<&Setup::weights>, "everyday"},
@@ -112,8 +112,8 @@ const Technique list[] = {
      .identity = kept("base"),
      .document = {"frozen weights in fewer bits ([fine-tuning](lora.md))", "another training: only of the adapters"}}};
 
-}  // namespace adapters_detail
+}  // namespace
 
-std::span<const Technique> of_adapters() { return adapters_detail::list; }
+std::span<const Technique> of_adapters() { return adapter_techniques; }
 
 }  // namespace thimble::models

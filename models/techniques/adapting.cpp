@@ -10,7 +10,7 @@
 #include <thimble/nn/files/weights.h>
 
 namespace thimble::models {
-namespace adapting_detail {
+namespace {
 
 nn::LoraOptions lora_options(const Setup& setup) {
   nn::LoraOptions options;
@@ -21,7 +21,8 @@ nn::LoraOptions lora_options(const Setup& setup) {
   return options;
 }
 
-constexpr const char* gpt_prefix = "transformer.";  // of GPT-2's layers in transformers, and of no other family's
+constexpr const char* gpt_layers_prefix =
+    "transformer.";  // of GPT-2's layers in transformers, and of no other family's
 
 /// What nn::load_adapters does to the memory of a model.
 void visit_adapters(Model& model) {
@@ -34,7 +35,7 @@ void visit_adapters(Model& model) {
   }
 }
 
-}  // namespace adapting_detail
+}  // namespace
 
 void set_base(Setup& setup, const std::string& name) {
   if (name != "f32" && name != "bf16" && name != "int8" && name != "nf4") {
@@ -55,7 +56,7 @@ void set_adapters(Setup& setup, const std::string& folder) {
                      "' says itself; leave out one of them");
   }
   nn::AdapterFiles files;
-  files.prefix = adapting_detail::gpt_prefix;
+  files.prefix = gpt_layers_prefix;
   const nn::AdapterFolder found = nn::read_adapter_folder(folder, files);
   setup.adapters = folder;
   setup.lora_rank = found.options.rank;
@@ -75,7 +76,7 @@ void check_weights(const Setup& setup) {
   const auto model = make_model(setup.model, setup.sizes, tensor_options(setup, dry(cpu)));
   if (!setup.weights.empty()) nn::load_weights(*model, setup.weights);
   if (setup.adapters.empty()) return;
-  nn::add_lora(*model, adapting_detail::lora_options(setup));
+  nn::add_lora(*model, lora_options(setup));
   nn::load_adapters(*model, setup.adapters, adapter_files(setup, *model));
 }
 
@@ -97,10 +98,10 @@ void begin_fine_tuning(const Setup& setup, Model& model, memory::Device device) 
       nn::load_weights(model, setup.weights);
     }
   }
-  if (setup.lora_rank > 0) nn::add_lora(model, adapting_detail::lora_options(setup));
+  if (setup.lora_rank > 0) nn::add_lora(model, lora_options(setup));
   if (setup.adapters.empty()) return;
   if (device.is_dry) {
-    adapting_detail::visit_adapters(model);
+    visit_adapters(model);
   } else {
     nn::load_adapters(model, setup.adapters, adapter_files(setup, model));
   }
@@ -108,7 +109,7 @@ void begin_fine_tuning(const Setup& setup, Model& model, memory::Device device) 
 
 nn::AdapterFiles adapter_files(const Setup& setup, const Model& model) {
   nn::AdapterFiles files;
-  if (path_name(model.path()) == "gpt") files.prefix = adapting_detail::gpt_prefix;
+  if (path_name(model.path()) == "gpt") files.prefix = gpt_layers_prefix;
   files.base = setup.weights;
   if (!model.is_text() || model.is_masked()) files.task.clear();
   return files;
@@ -116,7 +117,7 @@ nn::AdapterFiles adapter_files(const Setup& setup, const Model& model) {
 
 std::string adapting_text(const Setup& setup) {
   if (setup.lora_rank == 0) return {};
-  const nn::LoraOptions options = adapting_detail::lora_options(setup);
+  const nn::LoraOptions options = lora_options(setup);
   if (!setup.adapters.empty()) {
     return "LoRA of rank " + std::to_string(options.rank) + ", alpha " + format_real(options.alpha) + ", on " +
            std::to_string(options.targets.size()) + " layers, from " + setup.adapters +

@@ -5,7 +5,7 @@
 #include <thimble/nn/step/gradient_sink.h>
 
 namespace thimble::models {
-namespace gradients_detail {
+namespace {
 
 constexpr std::int64_t max_priced = 8;  // micro-batches
 
@@ -50,10 +50,9 @@ bool is_scale_dynamic(const Setup& setup) {
   return setup.fuses_optimizer && scaling && scaling->is_dynamic;
 }
 
-}  // namespace gradients_detail
+}  // namespace
 
 std::span<const Technique> of_gradients() {
-  using namespace gradients_detail;
   static const char* const why = nn::traits_of(nn::SinkKind::fused).why;
   static const Technique list[] = {
       {.flag = {"fuses_optimizer", "--fuse-optimizer",

@@ -13,7 +13,7 @@
 #include <thimble/optim/sgd.h>
 
 namespace thimble::models {
-namespace optimizers_detail {
+namespace {
 
 constexpr const char* names[] = {"sgd",         "momentum", "adam",      "adamw",     "adafactor", "muon",
                                  "apollo-mini", "galore",   "adam-mini", "momentum8", "adam8",     "adamw8"};
@@ -39,12 +39,12 @@ std::vector<std::string> outer_matrices(const Model& model, const std::vector<op
   return list;
 }
 
-}  // namespace optimizers_detail
+}  // namespace
 
 std::string optimizer_name(const Setup& setup, bool is_text) {
   if (setup.optimizer.empty()) return is_text ? "adamw" : "momentum";
   std::string list;
-  for (const char* name : optimizers_detail::names) {
+  for (const char* name : names) {
     if (setup.optimizer == name) return setup.optimizer;
     list += (list.empty() ? "" : ", ") + std::string(name);
   }
@@ -52,7 +52,7 @@ std::string optimizer_name(const Setup& setup, bool is_text) {
 }
 
 bool is_elementwise(const std::string& optimizer) {
-  return optimizer != "adafactor" && !optimizers_detail::is_of_matrices(optimizer) && optimizer != "adam-mini";
+  return optimizer != "adafactor" && !is_of_matrices(optimizer) && optimizer != "adam-mini";
 }
 
 DType optimizer_state(const Setup& setup, bool is_text) {
@@ -75,7 +75,7 @@ DType optimizer_state(const Setup& setup, bool is_text) {
   return state;
 }
 
-namespace optimizers_detail {
+namespace {
 
 // With momentum 0.9 a step is ten times as long in the end. Batch norm takes 0.1; nets without it diverge there, and
 // kernels that many layers share get the gradients of all of them.
@@ -84,7 +84,7 @@ double momentum_rate(const std::string& model) {
   return model == "sharedconv" ? 0.03 : 0.1;
 }
 
-}  // namespace optimizers_detail
+}  // namespace
 
 OptimizerNumbers optimizer_numbers(const Setup& setup) {
   const bool is_text = models::is_text(setup);
@@ -93,7 +93,7 @@ OptimizerNumbers optimizer_numbers(const Setup& setup) {
   if (name == "adafactor") {
     numbers.rate = 0.03;
     numbers.weight_decay = optim::AdafactorOptions{}.weight_decay;
-  } else if (name.starts_with("adam") || optimizers_detail::is_of_matrices(name)) {
+  } else if (name.starts_with("adam") || is_of_matrices(name)) {
     // Wide transformers want smaller steps: 3e-3 at width 128, 7.8e-4 at 768.
     const auto width = static_cast<double>(complete_options(setup.model, setup.sizes).width);
     numbers.rate = is_text ? 3e-3 * std::pow(128 / width, 0.75) : 1e-3;
@@ -102,7 +102,7 @@ OptimizerNumbers optimizer_numbers(const Setup& setup) {
     numbers.weight_decay = is_adamw ? 0.1 : 0;
     if (setup.beta2 >= 0) numbers.beta2 = setup.beta2;
   } else {
-    numbers.rate = name == "sgd" ? 0.1 : optimizers_detail::momentum_rate(setup.model);
+    numbers.rate = name == "sgd" ? 0.1 : momentum_rate(setup.model);
   }
   if (setup.rate >= 0) numbers.rate = setup.rate;
   if (setup.weight_decay >= 0) numbers.weight_decay = setup.weight_decay;
@@ -131,8 +131,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model
   }
   if (name == "adafactor") {
     if (has_beta2) {
-      throw ValueError("beta2: adafactor's follows from the step; it belongs to " +
-                       std::string(optimizers_detail::with_beta2));
+      throw ValueError("beta2: adafactor's follows from the step; it belongs to " + std::string(with_beta2));
     }
     return std::make_unique<optim::Adafactor>(std::move(parameters),
                                               optim::AdafactorOptions{.rate = numbers.rate,
@@ -150,12 +149,12 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model
                                                                     .tier = tier,
                                                                     .narrow = narrow});
   }
-  if (optimizers_detail::is_of_matrices(name)) {
+  if (is_of_matrices(name)) {
     optim::MatrixOptions matrix{.rate = numbers.rate,
                                 .beta2 = *numbers.beta2,
                                 .weight_decay = numbers.weight_decay,
                                 .smallest_decayed_rank = 2,
-                                .elementwise = optimizers_detail::outer_matrices(model, parameters),
+                                .elementwise = outer_matrices(model, parameters),
                                 .tier = tier,
                                 .narrow = narrow};
     if (name == "muon") {
@@ -181,7 +180,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model
                                                             .narrow = narrow,
                                                             .moments = moments});
   }
-  if (has_beta2) throw ValueError("beta2: " + name + " has none; it belongs to " + optimizers_detail::with_beta2);
+  if (has_beta2) throw ValueError("beta2: " + name + " has none; it belongs to " + with_beta2);
   return std::make_unique<optim::Sgd>(std::move(parameters), optim::SgdOptions{.rate = numbers.rate,
                                                                                .momentum = name == "sgd" ? 0 : 0.9,
                                                                                .weight_decay = numbers.weight_decay,
@@ -192,9 +191,9 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model
 
 // ---- Optimizers by the bytes of their state, and the dtype that it is kept in (docs/optimizers.md).
 
-namespace optimizer_states_detail {
+namespace {
 
-const Technique list[] = {
+const Technique optimizer_techniques[] = {
     {.flag = {"optimizer",
               "--optimizer O",
               "sgd, momentum, adam, adamw, adafactor, muon, apollo-mini, galore, adam-mini, momentum8, adam8, adamw8 "
@@ -234,8 +233,8 @@ const Technique list[] = {
      .detail_of = "state",
      .identity = {OnRanks::alike}}};
 
-}  // namespace optimizer_states_detail
+}  // namespace
 
-std::span<const Technique> of_optimizers() { return optimizer_states_detail::list; }
+std::span<const Technique> of_optimizers() { return optimizer_techniques; }
 
 }  // namespace thimble::models

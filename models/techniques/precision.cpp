@@ -6,7 +6,7 @@
 #include <thimble/models/techniques/technique.h>
 
 namespace thimble::models {
-namespace precision_detail {
+namespace {
 
 std::optional<nn::Fp8Recipe> recipe_of_policy(const Setup& setup) {
   return setup.precision.empty() ? std::nullopt : nn::precision(setup.precision).fp8;
@@ -96,10 +96,9 @@ Technique of_fp8(const Flag& flag, const Identity& identity) {
   return {.flag = flag, .detail_of = "precision", .is_about_training = false, .identity = identity};
 }
 
-}  // namespace precision_detail
+}  // namespace
 
 std::span<const Technique> of_precision() {
-  using namespace precision_detail;
   using Recipe = nn::Fp8Recipe;
   static const std::string help = "Mixed precision: " + policy_names() + " (off: all in --dtype)";
   static const Technique list[] = {
@@ -159,7 +158,6 @@ void set_precision(Setup& setup, const std::string& name) {
 }
 
 nn::TensorOptions tensor_options(const Setup& setup, memory::Device device) {
-  using namespace precision_detail;
   const char* const option = setup.fp8_strict    ? "`fp8_strict`"
                              : setup.fp8_history ? "`fp8_history`"
                              : setup.fp8_margin  ? "`fp8_margin`"
@@ -212,8 +210,7 @@ std::string precision_warning(const Setup& setup) {
 }
 
 std::optional<optim::GradScalerOptions> loss_scaling(const Setup& setup) {
-  std::optional<optim::GradScalerOptions> options =
-      setup.loss_scale ? setup.loss_scale : precision_detail::of_policy(setup);
+  std::optional<optim::GradScalerOptions> options = setup.loss_scale ? setup.loss_scale : of_policy(setup);
   if (!setup.loss_scale_interval) return options;
   if (!options || !options->is_dynamic) {
     throw ValueError("`loss_scale_interval`: " + std::to_string(*setup.loss_scale_interval) +

@@ -4,7 +4,7 @@
 #include <thimble/models/techniques/technique.h>
 
 namespace thimble::models {
-namespace ranks_detail {
+namespace {
 
 constexpr std::int64_t max_ranks = 65536;
 constexpr const char* of_adapters_why = "models with adapters are whole";
@@ -91,7 +91,7 @@ std::optional<Saved> saved_stages(const Setup&, const Model& model) {
 
 constexpr const char* of_one_rank = "those of one rank with as many shards";
 
-const Technique list[] = {
+const Technique rank_techniques[] = {
     {.flag = {"ranks", "--ranks N",
               "Ranks that train together, each on its share of the batch; mpirun and srun set it (1)",
               fields::number<&Setup::ranks, 1, max_ranks>, "everyday"},
@@ -151,8 +151,8 @@ const Technique list[] = {
      .detail_of = "zero",
      .identity = {OnRanks::alike}}};
 
-}  // namespace ranks_detail
+}  // namespace
 
-std::span<const Technique> of_ranks() { return ranks_detail::list; }
+std::span<const Technique> of_ranks() { return rank_techniques; }
 
 }  // namespace thimble::models

@@ -22,7 +22,7 @@ bool is_text(const Setup& setup) {
   return family == "gpt" || family == "llama" || family == "bert";
 }
 
-namespace setup_detail {
+namespace {
 
 class Inference final : public nn::TrainingRun {
  public:
@@ -44,7 +44,7 @@ class Inference final : public nn::TrainingRun {
   nn::StepOptions options_;
 };
 
-}  // namespace setup_detail
+}  // namespace
 
 std::unique_ptr<Model> make_stage(const Setup& setup, const dist::StagePlace& place, const nn::TensorOptions& on,
                                   dist::Communicator* team) {
@@ -113,7 +113,7 @@ nn::StepOptions step_options(const Setup& setup, bool is_text, memory::Device de
 }
 
 nn::MakeRun inference_run(const Setup& setup) {
-  return [setup](memory::Device device) { return std::make_unique<setup_detail::Inference>(setup, device); };
+  return [setup](memory::Device device) { return std::make_unique<Inference>(setup, device); };
 }
 
 }  // namespace thimble::models

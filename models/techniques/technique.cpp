@@ -9,7 +9,7 @@
 #include <thimble/core/files/bytes.h>
 
 namespace thimble::models {
-namespace technique_detail {
+namespace {
 
 bool excludes(const Setup& setup, const Technique& one, const Exclusion& exclusion) {
   if (exclusion.when != nullptr) return exclusion.when(setup);
@@ -25,7 +25,7 @@ void check_exclusions(const Setup& setup, const Technique& one) {
   }
 }
 
-}  // namespace technique_detail
+}  // namespace
 
 std::span<const Technique> techniques() {
   static const std::vector<Technique> list = [] {
@@ -86,7 +86,7 @@ void check_techniques(const Setup& setup, bool is_text) {
   for (const Technique& one : techniques()) {
     if (one.check != nullptr) one.check(setup, is_text);
     if (one.is_on(setup)) require_needs(setup, one);
-    technique_detail::check_exclusions(setup, one);
+    check_exclusions(setup, one);
   }
 }
 

@@ -18,7 +18,7 @@
 #include <thimble/nn/step/gradient_sink.h>
 
 namespace thimble::models {
-namespace tiers_detail {
+namespace {
 
 constexpr const char* host = "host";
 
@@ -105,10 +105,9 @@ bool scales_by_policy(const Setup& setup) {
   return setup.offloads_gradients && !setup.loss_scale && loss_scaling(setup).has_value();
 }
 
-}  // namespace tiers_detail
+}  // namespace
 
 std::span<const Technique> of_tiers() {
-  using namespace tiers_detail;
   static const char* const why = nn::traits_of(nn::SinkKind::offloaded).why;
   static const std::vector<Need> folder{{"offload", "`offload` FOLDER, on a GPU `offload` host"}};
   constexpr const char* by_host = "whose transfers the host makes in each step; expected a run without it";
@@ -175,7 +174,7 @@ std::span<const Technique> of_tiers() {
 
 std::shared_ptr<Tier> make_tier(const Setup& setup, memory::Device device, std::string_view option) {
   require_needs(setup, technique(option));
-  tiers_detail::check_place(setup, device);
+  check_place(setup, device);
   memory::TierOptions options;
   if (!device.is_cuda()) options.folder = setup.offload;
   return memory::make_tier(device, options);
@@ -188,14 +187,14 @@ nn::PlannerOptions planner_options(const Setup& setup, memory::Device device) {
   options.spilling.rules = setup.lossy_rules;
   options.spilling.packs_rest = setup.packs_rest;
   if (setup.offload.empty()) return options;
-  tiers_detail::check_place(setup, device);
+  check_place(setup, device);
   if (!device.is_cuda()) DirectFile(setup.offload);  // can it take a tier?
   options.spilling.offloads = true;
   options.make_tier = [setup](memory::Device on) { return models::make_tier(setup, on, "offload"); };
   return options;
 }
 
-namespace spilling_detail {
+namespace {
 
 /// Whether a result that backward reads, however small, can be packed so.
 bool packs(const TapeGraph& graph, nn::SpillPolicy spilling) {
@@ -205,7 +204,7 @@ bool packs(const TapeGraph& graph, nn::SpillPolicy spilling) {
                      [&](const nn::Spillable& use) { return spilling.packed_as(graph, use).has_value(); });
 }
 
-}  // namespace spilling_detail
+}  // namespace
 
 PackedBytes packed_bytes_of(const nn::Plan& plan) {
   PackedBytes packing;
@@ -234,7 +233,7 @@ std::vector<DType> narrower_dtypes(const TapeGraph& graph) {
 }
 
 void check_lossy(const Setup& setup, memory::Device device, const TapeGraph& graph) {
-  if (!setup.allows_lossy || spilling_detail::packs(graph, planner_options(setup, device).spilling)) return;
+  if (!setup.allows_lossy || packs(graph, planner_options(setup, device).spilling)) return;
   const std::string others = to_string(narrower_dtypes(graph));
   throw ValueError(
       "`allows_lossy`: " + std::string(to_string(setup.lossy)) + " is no narrower than what backward keeps of " +

@@ -12,7 +12,7 @@
 #include <thimble/nn/step/profile.h>
 
 namespace thimble::models {
-namespace trained_parts_detail {
+namespace {
 
 std::unique_ptr<dist::Communicator> make_dry_ranks(const Setup& setup, memory::Device device) {
   if (setup.ranks == 1 || !device.is_dry) return nullptr;
@@ -30,7 +30,7 @@ dist::Communicator* choose(const Setup& setup, dist::Communicator* dry, dist::Co
 
 /// The ranks that differ from this one in its part, in its share of the batch, or in its stage.
 enum class Alike : std::uint8_t { team, like, stages };
-std::unique_ptr<dist::Communicator> split(const Setup& setup, dist::Communicator* ranks, Alike which) {
+std::unique_ptr<dist::Communicator> split_ranks(const Setup& setup, dist::Communicator* ranks, Alike which) {
   if (ranks == nullptr || team_size(setup) < 1 || setup.pp < 1 || setup.ranks % (team_size(setup) * setup.pp) != 0)
     return nullptr;
   const bool has_any = which == Alike::team     ? team_size(setup) > 1
@@ -135,20 +135,20 @@ std::unique_ptr<dist::AllStages> make_all_stages(const Setup& setup, Model& mode
   return std::make_unique<dist::AllStages>(setup.micro_batches, std::move(shared.first), std::move(shared.last));
 }
 
-}  // namespace trained_parts_detail
+}  // namespace
 
 ModelParts::ModelParts(const Setup& setup, memory::Device device, dist::Communicator* given)
-    : dry_ranks(trained_parts_detail::make_dry_ranks(setup, device)),
-      ranks(trained_parts_detail::choose(setup, dry_ranks.get(), given)),
-      team_ranks(trained_parts_detail::split(setup, ranks, trained_parts_detail::Alike::team)),
-      like_ranks(trained_parts_detail::split(setup, ranks, trained_parts_detail::Alike::like)),
-      stage_ranks(trained_parts_detail::split(setup, ranks, trained_parts_detail::Alike::stages)),
+    : dry_ranks(make_dry_ranks(setup, device)),
+      ranks(choose(setup, dry_ranks.get(), given)),
+      team_ranks(split_ranks(setup, ranks, Alike::team)),
+      like_ranks(split_ranks(setup, ranks, Alike::like)),
+      stage_ranks(split_ranks(setup, ranks, Alike::stages)),
       model(make_model(setup, device, like_ranks ? like_ranks.get() : ranks, team_ranks.get())),
       pieces(model->pieces()),
-      parallel(trained_parts_detail::make_parallel(setup, like_ranks ? like_ranks.get() : ranks,
-                                                   {.ranks = team_ranks.get(), .all = ranks}, *model)),
-      stage(trained_parts_detail::make_pipeline(setup, device, stage_ranks.get(), parallel.get(), *model)),
-      all_stages(trained_parts_detail::make_all_stages(setup, *model)),
+      parallel(make_parallel(setup, like_ranks ? like_ranks.get() : ranks, {.ranks = team_ranks.get(), .all = ranks},
+                             *model)),
+      stage(make_pipeline(setup, device, stage_ranks.get(), parallel.get(), *model)),
+      all_stages(make_all_stages(setup, *model)),
       optimizer(parallel ? make_optimizer(setup, *model, parallel->parameters()) : make_optimizer(setup, *model)) {}
 
 TrainedParts::TrainedParts(const Setup& setup, memory::Device device, dist::Communicator* given)

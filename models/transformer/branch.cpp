@@ -21,7 +21,7 @@ Tensor Branch::operator()(Tensor x, const AttentionInputs& with) {
   return rules_->run(std::move(x), *last_, [&](Tensor own) { return forward(std::move(own), with); });
 }
 
-namespace branch_detail {
+namespace {
 
 PathId below(std::string_view name) { return name.empty() ? context().path : join_path(context().path, name); }
 
@@ -35,7 +35,7 @@ Tensor attend_cached(const Tensor& qkv, std::int64_t head_width, const nn::Cache
   return view::reshape(past.attend(third(0), third(1), third(2), window), {qkv.size(0), qkv.size(1), width});
 }
 
-}  // namespace branch_detail
+}  // namespace
 
 AttentionOptions SelfAttention::attention_options(const AttentionInputs& with) const {
   AttentionOptions options;
@@ -47,11 +47,11 @@ AttentionOptions SelfAttention::attention_options(const AttentionInputs& with) c
 }
 
 Tensor SelfAttention::operator()(const Tensor& qkv, const AttentionInputs& with) {
-  const PathScope scope(branch_detail::below(options_.name));
+  const PathScope scope(below(options_.name));
   const auto attend_all = [&](std::size_t, std::span<const Tensor> x) {
     const std::int64_t heads = x[0].size(2) / (3 * options_.head_width);
     if (with.past != nullptr) {
-      return branch_detail::attend_cached(x[0], options_.head_width, *with.past, options_.window);
+      return attend_cached(x[0], options_.head_width, *with.past, options_.window);
     }
     const AttentionOptions options = attention_options(with);
     return options_.build == Build::fused ? attention(x[0], heads, options) : attention_textbook(x[0], heads, options);
@@ -80,14 +80,14 @@ Tensor SelfAttention::attend(const Tensor& q, const Tensor& k, const Tensor& v, 
 }
 
 Tensor SelfAttention::operator()(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionInputs& with) {
-  const PathScope scope(branch_detail::below(options_.name));
+  const PathScope scope(below(options_.name));
   if (!group_) return attend(q, k, v, with);
   const Tensor of_heads[] = {q, k, v};
   return nn::attend_by_heads(*group_, of_heads,
                              [&](std::size_t, std::span<const Tensor> x) { return attend(x[0], x[1], x[2], with); });
 }
 
-namespace branch_detail {
+namespace {
 
 nn::LinearOptions up_options(const MlpOptions& options, Build build) {
   nn::LinearOptions up = options.of_up;
@@ -95,15 +95,14 @@ nn::LinearOptions up_options(const MlpOptions& options, Build build) {
   return up;
 }
 
-}  // namespace branch_detail
+}  // namespace
 
 GeluMlp::GeluMlp(const ModelOptions& sizes, const nn::TensorOptions& on, const MlpOptions& options)
     : Branch(on),
       build_(sizes.build),
       feed_forward_(sizes.feed_forward),
       options_(options),
-      up_(child<nn::Linear>(options.up, sizes.width, 4 * sizes.width, on,
-                            branch_detail::up_options(options, sizes.build))),
+      up_(child<nn::Linear>(options.up, sizes.width, 4 * sizes.width, on, up_options(options, sizes.build))),
       dropout_(options.dropout.empty()
                    ? nullptr
                    : &child<nn::Dropout>(options.dropout, sizes.dropout, sizes.build == Build::textbook)),

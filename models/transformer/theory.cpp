@@ -3,7 +3,7 @@
 #include <thimble/core/numbers/integers.h>
 
 namespace thimble::models {
-namespace transformer_theory_detail {
+namespace {
 
 // The codes that FP8 keeps besides those in place of the products' inputs, and the scales of all.
 void add_fp8_codes(TermList& kept, const TransformerLayers& layers, const nn::Fp8Recipe& recipe) {
@@ -51,7 +51,7 @@ std::vector<Term> layer_kept(const TransformerLayers& layers, const nn::Precisio
   return kept.terms;
 }
 
-}  // namespace transformer_theory_detail
+}  // namespace
 
 std::int64_t own_stream(const dist::Team& team, std::int64_t all) { return team.cuts_sequence ? team.own(all) : all; }
 
@@ -90,8 +90,7 @@ void add_layers(Theory& theory, const TransformerLayers& layers) {
   }
   if (!theory.unknown.empty()) return;
   for (std::int64_t i = 0; i < n; ++i) {
-    theory.layers.push_back(
-        {layers.path + std::to_string(i), transformer_theory_detail::layer_kept(layers, theory.precision)});
+    theory.layers.push_back({layers.path + std::to_string(i), layer_kept(layers, theory.precision)});
   }
 }
 

@@ -83,7 +83,7 @@ void TokenModel::make_table(const std::string& name, const nn::TensorOptions& on
   table_ = &child<nn::Embedding>(name, options_.vocabulary, options_.width, on, deviation);
 }
 
-namespace token_model_detail {
+namespace {
 
 struct HeadBias final : nn::Module {
   HeadBias(const nn::init::PartOf& of_part, const nn::TensorOptions& on)
@@ -96,10 +96,9 @@ struct HeadBias final : nn::Module {
   nn::Parameter bias;
 };
 
-}  // namespace token_model_detail
+}  // namespace
 
 std::vector<nn::Parameter*> TokenModel::make_head_bias(const std::string& name, const nn::TensorOptions& on) {
-  using token_model_detail::HeadBias;
   const dist::Team& group = options_.team;
   if (!group.cuts_layers()) {
     return {&child<HeadBias>(name, nn::init::PartOf{{options_.vocabulary}}, on).bias};

@@ -14,9 +14,9 @@
 #include <thimble/nn/layers/init.h>
 
 namespace thimble::models {
-namespace vit_detail {
+namespace {
 
-constexpr double epsilon = 1e-6, position_deviation = 0.02;
+constexpr double vit_epsilon = 1e-6, position_deviation = 0.02;
 
 // Glorot & Bengio 2010, equation 16: the uniform's bound for a (out, in) weight.
 double glorot_bound(std::int64_t in, std::int64_t out) { return std::sqrt(6.0 / static_cast<double>(in + out)); }
@@ -28,16 +28,16 @@ nn::LinearOptions dense(std::int64_t in, std::int64_t out) {
   return options;
 }
 
-constexpr GeluForm gelu_form = GeluForm::erf;
+constexpr GeluForm vit_gelu = GeluForm::erf;
 
-double epsilon_of(const ModelOptions& sizes) { return sizes.function.epsilon.value_or(epsilon); }
+double vit_epsilon_of(const ModelOptions& sizes) { return sizes.function.epsilon.value_or(vit_epsilon); }
 
 // How a group shards the model.
-const nn::ShardedChild shards[] = {{"self_attention.in_proj", nn::Sharding::column, 3},
-                                   {"self_attention.out_proj", nn::Sharding::row},
-                                   {"mlp.0", nn::Sharding::column},
-                                   {"mlp.2", nn::Sharding::element},
-                                   {"mlp.3", nn::Sharding::row}};
+const nn::ShardedChild vit_shards[] = {{"self_attention.in_proj", nn::Sharding::column, 3},
+                                       {"self_attention.out_proj", nn::Sharding::row},
+                                       {"mlp.0", nn::Sharding::column},
+                                       {"mlp.2", nn::Sharding::element},
+                                       {"mlp.3", nn::Sharding::row}};
 
 // Of a weight that is never coded: QLoRA's codes are of layers that have adapters.
 nn::TensorOptions plain_weight(const nn::TensorOptions& on) {
@@ -56,7 +56,7 @@ nn::LinearOptions zeros_head() {
   return options;
 }
 
-}  // namespace vit_detail
+}  // namespace
 
 /// Query, key and value from one product, whose parameters torch.nn.MultiheadAttention names "in_proj_weight" (3 C, C)
 /// and "in_proj_bias" (3 C).
@@ -65,13 +65,12 @@ class VitAttention final : public Branch {
   VitAttention(const ModelOptions& sizes, const nn::TensorOptions& on)
       : Branch(on),
         in_proj_(own_child<nn::Linear>(
-            sizes.width, 3 * sizes.width, vit_detail::plain_weight(on),
-            nn::LinearOptions{.bound = vit_detail::glorot_bound(sizes.width, 3 * sizes.width), .prefix = "in_proj_"})),
+            sizes.width, 3 * sizes.width, plain_weight(on),
+            nn::LinearOptions{.bound = glorot_bound(sizes.width, 3 * sizes.width), .prefix = "in_proj_"})),
         attend_(child<SelfAttention>(
             "heads",
             SelfAttentionOptions{.head_width = sizes.width / sizes.heads, .is_causal = false, .build = sizes.build})),
-        out_proj_(
-            child<nn::Linear>("out_proj", sizes.width, sizes.width, on, vit_detail::dense(sizes.width, sizes.width))) {}
+        out_proj_(child<nn::Linear>("out_proj", sizes.width, sizes.width, on, dense(sizes.width, sizes.width))) {}
 
  protected:
   Tensor forward(Tensor x, const AttentionInputs& with) override {  // (N, T, C)
@@ -87,18 +86,18 @@ class VitAttention final : public Branch {
 class VitBlock final : public nn::Module {
  public:
   VitBlock(const ModelOptions& sizes, const nn::TensorOptions& on)
-      : norm1_(child<nn::LayerNorm>("ln_1", sizes.width, on, vit_detail::epsilon_of(sizes))),
+      : norm1_(child<nn::LayerNorm>("ln_1", sizes.width, on, vit_epsilon_of(sizes))),
         attention_(child<VitAttention>("self_attention", sizes, on)),
         attention_dropout_(child<nn::Dropout>("dropout", sizes.dropout, sizes.build == Build::textbook)),
-        norm2_(child<nn::LayerNorm>("ln_2", sizes.width, on, vit_detail::epsilon_of(sizes))),
+        norm2_(child<nn::LayerNorm>("ln_2", sizes.width, on, vit_epsilon_of(sizes))),
         mlp_(child<GeluMlp>("mlp", sizes, on,
                             MlpOptions{.up = "0",
                                        .down = "3",
                                        .gelu = "1",
                                        .dropout = "2",
-                                       .of_up = vit_detail::dense(sizes.width, 4 * sizes.width),
-                                       .of_down = vit_detail::dense(4 * sizes.width, sizes.width),
-                                       .form = sizes.function.gelu.value_or(vit_detail::gelu_form)})),
+                                       .of_up = dense(sizes.width, 4 * sizes.width),
+                                       .of_down = dense(4 * sizes.width, sizes.width),
+                                       .form = sizes.function.gelu.value_or(vit_gelu)})),
         mlp_dropout_(child<nn::Dropout>("mlp.4", sizes.dropout, sizes.build == Build::textbook)) {}
 
   Tensor operator()(const Tensor& x) {  // (N, T, C)
@@ -121,9 +120,8 @@ Vit::Vit(const ModelOptions& sizes, const nn::TensorOptions& on) : Model(sizes),
     class_token_ = add_parameter("class_token", nn::init::constant({1, 1, sizes.width}, 0, on.dtype, on.device));
     patches_ = &child<nn::Conv2d>("conv_proj", sizes.channels, sizes.width, vit_patch,
                                   Conv2dOptions{.stride = vit_patch}, true, on.outside_blocks());
-    positions_ =
-        add_parameter("encoder.pos_embedding", nn::init::normal({1, vit_tokens(sizes.image), sizes.width},
-                                                                vit_detail::position_deviation, on.dtype, on.device));
+    positions_ = add_parameter("encoder.pos_embedding", nn::init::normal({1, vit_tokens(sizes.image), sizes.width},
+                                                                         position_deviation, on.dtype, on.device));
     dropout_ = &child<nn::Dropout>("encoder.dropout", sizes.dropout, sizes.build == Build::textbook);
     const auto patch_elements = static_cast<double>(vit_patch * vit_patch * sizes.channels);
     fill_normal(patches_->weight, 0, 1 / std::sqrt(patch_elements),
@@ -134,8 +132,8 @@ Vit::Vit(const ModelOptions& sizes, const nn::TensorOptions& on) : Model(sizes),
     blocks_.push_back(&child<VitBlock>("encoder.layers.encoder_layer_" + std::to_string(i), sizes, on));
   }
   if (!sizes.stage.is_last()) return;
-  norm_ = &child<nn::LayerNorm>("encoder.ln", sizes.width, on, vit_detail::epsilon_of(sizes));
-  head_ = &child<nn::Linear>("heads.head", sizes.width, sizes.classes, on.outside_blocks(), vit_detail::zeros_head());
+  norm_ = &child<nn::LayerNorm>("encoder.ln", sizes.width, on, vit_epsilon_of(sizes));
+  head_ = &child<nn::Linear>("heads.head", sizes.width, sizes.classes, on.outside_blocks(), zeros_head());
 }
 
 // Images (N, H, W, C) -> (N, T, C).
@@ -156,8 +154,8 @@ Tensor Vit::forward(const Tensor& in) {
   const Tensor x = through_blocks(blocks_, patches_ != nullptr ? embed(in) : in, recomputes_blocks_,
                                   [](auto& block, const Tensor& of_block) { return block(of_block); });  // (N, T, C)
   if (head_ == nullptr) return x;  // another stage has it
-  if (options_.build == Build::textbook) return (*head_)(vit_detail::class_row((*norm_)(x)));
-  const Tensor rows = concat({vit_detail::class_row(x)}, 0);  // (N, C), a copy: nothing holds the other tokens
+  if (options_.build == Build::textbook) return (*head_)(class_row((*norm_)(x)));
+  const Tensor rows = concat({class_row(x)}, 0);  // (N, C), a copy: nothing holds the other tokens
   return (*head_)((*norm_)(rows));
 }
 
@@ -200,23 +198,24 @@ Batch Vit::empty_batch(std::int64_t samples, memory::Device device) const {
   return empty_image_batch(options_, samples, dtype_, device);
 }
 
-namespace vit_detail {
+namespace {
 
 struct Sizes {
   std::string_view name;
   std::int64_t layers, heads, width;
 };
-constexpr std::array<Sizes, 2> family{{{"vit-b16", 12, 12, 768}, {"vit-l16", 24, 16, 1024}}};
+constexpr std::array<Sizes, 2> vit_family{{{"vit-b16", 12, 12, 768}, {"vit-l16", 24, 16, 1024}}};
 
 const Sizes* find(std::string_view name) {
-  const auto found = std::find_if(family.begin(), family.end(), [&](const Sizes& row) { return row.name == name; });
-  return found == family.end() ? nullptr : &*found;
+  const auto found =
+      std::find_if(vit_family.begin(), vit_family.end(), [&](const Sizes& row) { return row.name == name; });
+  return found == vit_family.end() ? nullptr : &*found;
 }
 
-}  // namespace vit_detail
+}  // namespace
 
 ModelOptions vit_options(std::string_view name, const ModelOptions& options) {
-  const vit_detail::Sizes* const own = vit_detail::find(name);
+  const Sizes* const own = find(name);
   if (!own) throw ValueError("vit: no model is named '" + std::string(name) + "'; there are vit-b16, vit-l16");
   ModelOptions of_images = options;
   of_images.heads = 0, of_images.dropout = -1, of_images.feed_forward = {};  // options of vision transformers, too
@@ -231,8 +230,7 @@ ModelOptions vit_options(std::string_view name, const ModelOptions& options) {
   fill_in(sizes.width, own->width);
   sizes.vocabulary = sizes.sequence = 0;  // it has none
   if (sizes.dropout < 0) sizes.dropout = 0;
-  sizes.function =
-      complete_function(name, options.function, {.epsilon = vit_detail::epsilon, .gelu = vit_detail::gelu_form});
+  sizes.function = complete_function(name, options.function, {.epsilon = vit_epsilon, .gelu = vit_gelu});
   require_transformer_sizes(name, sizes);
   if (sizes.feed_forward == FeedForward::tiled && sizes.dropout > 0) {
     throw ValueError(std::string(name) + ": feed-forward layers in tiles have no dropout inside, and `dropout` is " +
@@ -246,9 +244,9 @@ ModelOptions vit_options(std::string_view name, const ModelOptions& options) {
 }
 
 std::unique_ptr<Model> make_vit(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on) {
-  if (!vit_detail::find(name)) return nullptr;
+  if (!find(name)) return nullptr;
   const PathScope scope("vit");
-  return make_sharded<Vit>(vit_options(name, options), on, vit_detail::shards);
+  return make_sharded<Vit>(vit_options(name, options), on, vit_shards);
 }
 
 }  // namespace thimble::models

@@ -9,7 +9,7 @@
 #include <thimble/memory/units.h>
 
 namespace thimble::models {
-namespace config_detail {
+namespace {
 
 using nn::JsonKeys;
 
@@ -247,7 +247,7 @@ constexpr Reader readers[] = {{"gpt", "\"gpt2\"", read_gpt},
                               {"bert", "\"bert\"", read_bert},
                               {"vit", "\"vit\"", read_vit}};
 
-}  // namespace config_detail
+}  // namespace
 
 std::string_view family_of_type(std::string_view model_type) noexcept {
   if (model_type == "gpt2") return "gpt";
@@ -257,7 +257,6 @@ std::string_view family_of_type(std::string_view model_type) noexcept {
 }
 
 std::span<const std::string_view> config_keys_without_effect(std::string_view family) {
-  using namespace config_detail;
   static const FamilyKeys lists[] = {{"gpt", with_common(gpt_keys)},
                                      {"llama", with_common(llama_keys)},
                                      {"bert", with_common(bert_keys)},
@@ -269,7 +268,6 @@ std::span<const std::string_view> config_keys_without_effect(std::string_view fa
 }
 
 ModelConfig read_model_config(const std::string& path, std::string_view family) {
-  using namespace config_detail;
   const JsonKeys keys(path);
   for (const Reader& reader : readers) {
     if (reader.family != family) continue;
@@ -286,12 +284,12 @@ ModelConfig read_model_config(const std::string& path, std::string_view family) 
                    "; the GPT, Llama, BERT and ViT families read one");
 }
 
-namespace config_positions_detail {
+namespace {
 
 using nn::JsonKeys;
 
 constexpr double least_theta = 1, most_theta = 1e15, least_factor = 1e-6, most_factor = 1e6;
-constexpr std::string_view kinds[] = {"default", "linear", "dynamic", "yarn", "llama3"};
+constexpr std::string_view position_kinds[] = {"default", "linear", "dynamic", "yarn", "llama3"};
 constexpr std::string_view without_effect[] = {"finetuned"};
 
 std::optional<double> theta_of(const JsonKeys& keys) {
@@ -299,11 +297,12 @@ std::optional<double> theta_of(const JsonKeys& keys) {
   return keys.number("rope_theta", least_theta, most_theta);
 }
 
-/// Which of `kinds`; older files name it `type`.
+/// Which of `position_kinds`; older files name it `type`.
 std::size_t kind_of(const JsonKeys& rope) {
-  const std::size_t older = rope.choice("type", kinds, 0), kind = rope.choice("rope_type", kinds, older);
+  const std::size_t older = rope.choice("type", position_kinds, 0),
+                    kind = rope.choice("rope_type", position_kinds, older);
   if (rope.has("type") && kind != older)
-    rope.refuse("type", "as rope_type has it, \"" + std::string(kinds[kind]) + "\"");
+    rope.refuse("type", "as rope_type has it, \"" + std::string(position_kinds[kind]) + "\"");
   return kind;
 }
 
@@ -322,7 +321,7 @@ double attention_factor(const JsonKeys& rope, double factor) {
 
 std::optional<RotaryScaling> scaling_of(const JsonKeys& keys, const JsonKeys& rope, std::int64_t positions) {
   require_whole(rope);
-  const std::string_view kind = kinds[kind_of(rope)];
+  const std::string_view kind = position_kinds[kind_of(rope)];
   if (kind == "default") return std::nullopt;
   RotaryScaling scaling;
   scaling.original_length = positions;
@@ -360,10 +359,9 @@ std::optional<RotaryScaling> scaling_of(const JsonKeys& keys, const JsonKeys& ro
   return scaling;
 }
 
-}  // namespace config_positions_detail
+}  // namespace
 
 RotaryPositions read_positions(const nn::JsonKeys& keys, std::int64_t positions) {
-  using namespace config_positions_detail;
   require_whole(keys);
   RotaryPositions rotary;
   std::optional<double> theta = theta_of(keys);

@@ -15,7 +15,7 @@
 #include <thimble/nn/files/weights.h>
 
 namespace thimble::models {
-namespace weight_facts_detail {
+namespace {
 
 constexpr std::string_view gpt_prefix = "transformer.";  // of GPT-2's public files
 
@@ -33,7 +33,7 @@ std::string config_beside(const std::string& path) {
   return std::filesystem::exists(folder, unknown) ? folder.string() : std::string();
 }
 
-}  // namespace weight_facts_detail
+}  // namespace
 
 std::string WeightFacts::text(const std::string& key) const {
   const auto found = metadata.find(key);
@@ -53,7 +53,7 @@ WeightFacts read_weight_facts(const std::string& path, bool is_checkpoint) {
     SafetensorsHeader header = files.weights().empty() ? SafetensorsHeader{} : files.weights().front().file->header();
     facts.metadata = nn::parse_checkpoint_info(header, path).metadata;
   } else {
-    facts.config = weight_facts_detail::config_beside(path);
+    facts.config = config_beside(path);
   }
   const std::string_view prefix = is_checkpoint ? std::string_view(checkpoint_prefix) : std::string_view();
   for (const nn::StoredWeight& weight : files.weights()) {
@@ -61,7 +61,7 @@ WeightFacts read_weight_facts(const std::string& path, bool is_checkpoint) {
     std::string_view name = weight.entry->name;
     if (!name.starts_with(prefix) || weight.entry->shape.size() > 8) continue;
     name.remove_prefix(prefix.size());
-    if (name.starts_with(weight_facts_detail::gpt_prefix)) name.remove_prefix(weight_facts_detail::gpt_prefix.size());
+    if (name.starts_with(gpt_prefix)) name.remove_prefix(gpt_prefix.size());
     Shape shape;
     for (const std::int64_t size : weight.entry->shape) shape.push_back(size);
     facts.shapes.emplace(name, shape);
@@ -69,7 +69,7 @@ WeightFacts read_weight_facts(const std::string& path, bool is_checkpoint) {
   return facts;
 }
 
-namespace follow_weights_detail {
+namespace {
 
 using Size = std::int64_t ModelOptions::*;
 
@@ -272,10 +272,9 @@ void follow_config(std::string_view name, ModelOptions& sizes, const WeightFacts
   sizes.dropout = own.dropout;
 }
 
-}  // namespace follow_weights_detail
+}  // namespace
 
 void follow_weights(std::string_view name, ModelOptions& sizes, const WeightFacts& facts, WeightUse use) {
-  using namespace follow_weights_detail;
   require_family(name, facts);
   if (use == WeightUse::writing && sizes.dropout < 0) sizes.dropout = 0;
   if (!facts.config.empty()) follow_config(name, sizes, facts, use);
@@ -297,7 +296,6 @@ void follow_weights(std::string_view name, ModelOptions& sizes, const WeightFact
 }
 
 void follow_checkpoint(std::string_view name, ModelOptions& sizes, const WeightFacts& facts) {
-  using namespace follow_weights_detail;
   if (facts.text("model") != name) return;
   set_open(sizes.heads, whole_number(facts, "heads"));
   set_open(sizes.window, whole_number(facts, "window"));

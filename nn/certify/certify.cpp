@@ -13,7 +13,7 @@
 #include <thimble/memory/units.h>
 
 namespace thimble::nn {
-namespace certify_detail {
+namespace {
 
 Digest digest_of_bytes(const void* from, std::size_t bytes) {
   DigestStream digest;
@@ -64,7 +64,7 @@ Result run(const MakeRun& make, memory::Device device, std::vector<StepPlacement
   return result;
 }
 
-}  // namespace certify_detail
+}  // namespace
 
 std::string_view to_string(Compared kind) noexcept {
   constexpr std::string_view names[] = {"loss", "gradient", "parameter", "optimizer state", "statistics", "generator"};
@@ -78,7 +78,7 @@ Witness::Witness(TrainingRun& run)
   generator_ = view.generator;
   for (std::size_t i = 0; i < view.optimizers.size(); ++i) {
     for (const optim::Named& p : view.optimizers[i]->parameters()) {
-      leaves_.push_back({p.tensor.leaf().get(), certify_detail::prefix(i, view.optimizers.size()) + p.name});
+      leaves_.push_back({p.tensor.leaf().get(), prefix(i, view.optimizers.size()) + p.name});
     }
   }
   std::sort(leaves_.begin(), leaves_.end(), [](const Watched& a, const Watched& b) { return a.leaf < b.leaf; });
@@ -105,13 +105,12 @@ void Witness::note_gradient(const std::shared_ptr<Leaf>& leaf) {
   if (found == leaves_.end() || found->leaf != leaf.get()) return;  // no optimizer has it
   std::string name = found->name;
   if (found->seen++ > 0) name += "[" + std::to_string(found->seen - 1) + "]";
-  gradients_.push_back(certify_detail::tensor(step_, Compared::gradient, std::move(name), leaf->grad));
+  gradients_.push_back(tensor(step_, Compared::gradient, std::move(name), leaf->grad));
   const Digest now = calls();
   calls_.low += now.low, calls_.high += now.high;
 }
 
 void Witness::note_step(Trajectory& trajectory) {
-  using namespace certify_detail;
   const ParameterUse use;
   const RunView view = run_.view();
   for (std::size_t i = 0; i < view.losses.size(); ++i) {
@@ -196,8 +195,8 @@ Certificate certify(const MakeRun& plain, const MakeRun& planned, memory::Device
   if (options.steps < 1) throw ValueError("certify: " + std::to_string(options.steps) + " steps; at least 1");
   if (device.is_dry)
     throw DeviceError("certify: " + thimble::to_string(device) + " has no values; expected a real device");
-  certify_detail::Result first = certify_detail::run(plain, device, {}, options, false);
-  certify_detail::Result second = certify_detail::run(planned, device, std::move(placement), options, true);
+  Result first = run(plain, device, {}, options, false);
+  Result second = run(planned, device, std::move(placement), options, true);
   Certificate certificate;
   certificate.differences = compare(first.trajectory, second.trajectory);
   certificate.steps = options.steps;

@@ -12,7 +12,7 @@
 #include <thimble/core/tensor/parameter_store.h>
 
 namespace thimble::nn {
-namespace digest_detail {
+namespace {
 
 constexpr std::uint64_t c1 = 0x87C37B91114253D5ull, c2 = 0x4CF5AD432745937Full;
 constexpr std::size_t block = 16;
@@ -56,10 +56,9 @@ void add_downloaded(const Tensor& t, const std::byte* at, std::vector<std::byte>
   }
 }
 
-}  // namespace digest_detail
+}  // namespace
 
 void DigestStream::mix(std::uint64_t first, std::uint64_t second) noexcept {
-  using namespace digest_detail;
   low_ ^= rotate(first * c1, 31) * c2;
   low_ = (rotate(low_, 27) + high_) * 5 + 0x52DCE729;
   high_ ^= rotate(second * c2, 33) * c1;
@@ -73,21 +72,20 @@ void DigestStream::add(const void* from, std::size_t bytes) noexcept {
     std::memcpy(two, words, sizeof two);
     mix(two[0], two[1]);
   };
-  const std::size_t before = bytes_ % digest_detail::block;
+  const std::size_t before = bytes_ % block;
   bytes_ += bytes;
   if (before > 0) {
-    const std::size_t taken = std::min(bytes, digest_detail::block - before);
+    const std::size_t taken = std::min(bytes, block - before);
     std::memcpy(rest_ + before, at, taken);
     at += taken, bytes -= taken;
-    if (before + taken < digest_detail::block) return;
+    if (before + taken < block) return;
     mix_block(rest_);
   }
-  for (; bytes >= digest_detail::block; at += digest_detail::block, bytes -= digest_detail::block) mix_block(at);
+  for (; bytes >= block; at += block, bytes -= block) mix_block(at);
   if (bytes > 0) std::memcpy(rest_, at, bytes);
 }
 
 Digest DigestStream::value() const noexcept {
-  using namespace digest_detail;
   std::uint64_t two[2] = {};
   std::memcpy(two, rest_, bytes_ % block);
   std::uint64_t low = low_ ^ (rotate(two[0] * c1, 31) * c2), high = high_ ^ (rotate(two[1] * c2, 33) * c1);
@@ -109,11 +107,11 @@ Digest digest_of(const Tensor& t) {
     launch(t.device(), [&](const Addresses& addresses) {
       const auto* const at = static_cast<const std::byte*>(addresses(t));
       if (t.device().is_cuda()) {
-        digest_detail::add_downloaded(t, at, part, digest);
+        add_downloaded(t, at, part, digest);
       } else if (t.is_contiguous()) {
         digest.add(at, t.bytes());
       } else {
-        digest_detail::add_strided(t, at, digest);
+        add_strided(t, at, digest);
       }
     });
   }

@@ -14,7 +14,7 @@
 
 namespace thimble::data {
 
-namespace idx_detail {
+namespace {
 
 constexpr std::uint32_t images_magic = 0x803, labels_magic = 0x801;
 
@@ -79,16 +79,16 @@ IdxArray read(Reader reader, std::uint64_t most_bytes, const std::string& path) 
   return array;
 }
 
-}  // namespace idx_detail
+}  // namespace
 
 IdxArray parse_idx(std::span<const std::byte> file, const std::string& path) {
-  if (is_gzip(file)) return idx_detail::read(GzipReader(file, path), file.size() * largest_deflate_ratio, path);
-  return idx_detail::read(idx_detail::PlainReader(file, path), file.size(), path);
+  if (is_gzip(file)) return read(GzipReader(file, path), file.size() * largest_deflate_ratio, path);
+  return read(PlainReader(file, path), file.size(), path);
 }
 
 IdxHeader parse_idx_header(std::span<const std::byte> start, std::uint64_t file_bytes, const std::string& path) {
-  idx_detail::PlainReader reader(start, path);
-  IdxHeader header{idx_detail::read_shape(reader, file_bytes, path)};
+  PlainReader reader(start, path);
+  IdxHeader header{read_shape(reader, file_bytes, path)};
   if (header.shape.size() != 3) throw FileError(path, 0, "the file has labels; images are needed");
   const std::uint64_t wanted = start.size() + *checked_bytes(header.shape, 1);
   if (file_bytes < wanted)

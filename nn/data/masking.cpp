@@ -10,7 +10,7 @@
 #include <thimble/nn/data/splitmix.h>
 
 namespace thimble::data {
-namespace masking_detail {
+namespace {
 
 constexpr std::uint64_t purpose = 0x6d61736b;  // other numbers than those that choose the windows of the same step
 
@@ -20,11 +20,11 @@ void require_share(const char* which, double share) {
   }
 }
 
-}  // namespace masking_detail
+}  // namespace
 
 std::int64_t masked_count(std::int64_t seq, double share) {
   require_between("masking: tokens of a window", seq, 1, std::int64_t{1} << 40);
-  masking_detail::require_share("share", share);
+  require_share("share", share);
   return std::max<std::int64_t>(1, std::llround(share * static_cast<double>(seq)));
 }
 
@@ -36,9 +36,9 @@ void mask_window(std::span<std::int64_t> tokens, std::span<std::int64_t> targets
   }
   const auto seq = static_cast<std::int64_t>(tokens.size());
   const std::int64_t count = masked_count(seq, options.share);
-  masking_detail::require_share("masked", options.masked);
-  masking_detail::require_share("replaced", options.replaced);
-  masking_detail::require_share("masked and replaced", options.masked + options.replaced);
+  require_share("masked", options.masked);
+  require_share("replaced", options.replaced);
+  require_share("masked and replaced", options.masked + options.replaced);
   require_between("masking: vocabulary", options.vocabulary, 1, std::int64_t{1} << 40);
 
   std::fill(targets.begin(), targets.end(), options.ignored);
@@ -64,7 +64,7 @@ void mask_windows(std::span<std::int64_t> tokens, std::span<std::int64_t> target
                      std::to_string(targets.size()) + " targets are not windows of " + std::to_string(seq));
   }
   const auto width = static_cast<std::size_t>(seq);
-  SplitMix keys(splitmix64(splitmix64(seed + masking_detail::purpose) + static_cast<std::uint64_t>(step)));
+  SplitMix keys(splitmix64(splitmix64(seed + purpose) + static_cast<std::uint64_t>(step)));
   for (std::int64_t i = 0; i < first; ++i) keys.next();
   for (std::size_t at = 0; at < tokens.size(); at += width) {
     mask_window(tokens.subspan(at, width), targets.subspan(at, width), keys.next(), options);

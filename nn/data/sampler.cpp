@@ -11,7 +11,7 @@
 
 namespace thimble::data {
 
-namespace sampler_detail {
+namespace {
 
 constexpr std::int64_t largest_count = std::int64_t{1} << 62;
 
@@ -21,11 +21,10 @@ void require_room(const char* what, std::size_t room, std::int64_t batch) {
                      std::to_string(batch));
 }
 
-}  // namespace sampler_detail
+}  // namespace
 
 Permutation::Permutation(std::int64_t count, std::uint64_t key)
-    : count_(
-          static_cast<std::uint64_t>(require_between("permutation: count", count, 1, sampler_detail::largest_count))),
+    : count_(static_cast<std::uint64_t>(require_between("permutation: count", count, 1, largest_count))),
       half_bits_(std::max(1, (static_cast<int>(std::bit_width(count_ - 1)) + 1) / 2)) {
   SplitMix random(key);
   for (std::uint64_t& round_key : keys_) round_key = random.next();
@@ -47,13 +46,13 @@ std::int64_t Permutation::operator()(std::int64_t i) const noexcept {
 }
 
 BatchSampler::BatchSampler(std::int64_t count, std::int64_t batch, std::uint64_t seed)
-    : count_(require_between("batch sampler: count", count, 1, sampler_detail::largest_count)),
-      batch_(require_between("batch sampler: batch", batch, 1, sampler_detail::largest_count)),
+    : count_(require_between("batch sampler: count", count, 1, largest_count)),
+      batch_(require_between("batch sampler: batch", batch, 1, largest_count)),
       seed_(seed) {}
 
 void BatchSampler::indices(std::int64_t step, std::span<std::int64_t> out) const {
-  require_between("batch sampler: step", step, 0, sampler_detail::largest_count / batch_ - 1);
-  sampler_detail::require_room("batch sampler", out.size(), batch_);
+  require_between("batch sampler: step", step, 0, largest_count / batch_ - 1);
+  require_room("batch sampler", out.size(), batch_);
   std::int64_t position = step * batch_;
   while (!out.empty()) {
     const std::int64_t epoch = position / count_, first = position % count_;
@@ -72,14 +71,14 @@ std::vector<std::int64_t> BatchSampler::indices(std::int64_t step) const {
 }
 
 WindowSampler::WindowSampler(std::int64_t length, std::int64_t seq, std::int64_t batch, std::uint64_t seed)
-    : length_(require_between("window sampler: tokens of text", length, 2, sampler_detail::largest_count)),
+    : length_(require_between("window sampler: tokens of text", length, 2, largest_count)),
       seq_(require_between("window sampler: sequence length", seq, 1, length - 1)),
-      batch_(require_between("window sampler: batch", batch, 1, sampler_detail::largest_count)),
+      batch_(require_between("window sampler: batch", batch, 1, largest_count)),
       seed_(seed) {}
 
 void WindowSampler::starts(std::int64_t step, std::span<std::int64_t> out) const {
   require_between("window sampler: step", step, 0, std::numeric_limits<std::int64_t>::max());
-  sampler_detail::require_room("window sampler", out.size(), batch_);
+  require_room("window sampler", out.size(), batch_);
   SplitMix random(splitmix64(splitmix64(seed_) + static_cast<std::uint64_t>(step)));
   for (std::int64_t& start : out)
     start = static_cast<std::int64_t>(random.below(static_cast<std::uint64_t>(length_ - seq_)));

@@ -11,12 +11,12 @@
 #include <thimble/nn/data/require.h>
 
 namespace thimble::data {
-namespace store_detail {
+namespace {
 
 /// Read at a time, on the stack.
 constexpr std::size_t piece_bytes = 4096;
 
-}  // namespace store_detail
+}  // namespace
 
 ByteStore::ByteStore(std::vector<std::uint8_t> bytes)
     : owned_(std::make_shared<const std::vector<std::uint8_t>>(std::move(bytes))),
@@ -71,7 +71,7 @@ void ImageStore::read(std::int64_t image, std::int64_t first, std::span<std::uin
   const Part& part = parts_[p];
   const std::uint64_t begin = static_cast<std::uint64_t>(image - part.first) * part.record + part.pixels;
   if (!part.is_planar) return part.bytes.read(begin + static_cast<std::uint64_t>(first), out);
-  std::array<std::uint8_t, store_detail::piece_bytes> piece;
+  std::array<std::uint8_t, piece_bytes> piece;
   const auto planes = static_cast<std::size_t>(channels);
   const auto plane_bytes = static_cast<std::uint64_t>(height * width);
   const std::uint64_t pixel = static_cast<std::uint64_t>(first) / planes;
@@ -124,7 +124,7 @@ TokenStore TokenStore::part(std::int64_t first, std::int64_t count) const {
 }
 
 void TokenStore::read(std::int64_t at, std::span<std::int64_t> out) const {
-  std::array<std::uint8_t, store_detail::piece_bytes> piece;
+  std::array<std::uint8_t, piece_bytes> piece;
   const auto size = static_cast<std::size_t>(bytes_per_token_);
   std::uint64_t byte = static_cast<std::uint64_t>(first_ + at) * size;
   for (std::size_t done = 0; done < out.size();) {
@@ -148,7 +148,7 @@ void TokenStore::read(std::int64_t at, std::span<std::int64_t> out) const {
 
 template <class Body>
 void TokenStore::each_piece(Body&& body) const {
-  std::array<std::int64_t, store_detail::piece_bytes / 8> piece;
+  std::array<std::int64_t, piece_bytes / 8> piece;
   for (std::int64_t at = 0; at < count_;) {
     const auto some = std::span(piece).first(std::min(piece.size(), static_cast<std::size_t>(count_ - at)));
     read(at, some);

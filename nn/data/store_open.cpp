@@ -9,7 +9,7 @@
 #include <thimble/nn/data/tokens.h>
 
 namespace thimble::data {
-namespace store_open_detail {
+namespace {
 
 constexpr std::size_t idx_images_header = 16;
 
@@ -21,23 +21,23 @@ bool is_compressed(const InputFile& file) {
   return is_gzip(start);
 }
 
-}  // namespace store_open_detail
+}  // namespace
 
 ImageStore open_idx(const std::string& images_path, const std::string& labels_path, std::int64_t classes) {
   const auto file = std::make_shared<const InputFile>(images_path);
   // What is no plain file of images is read, and refused, as a whole.
-  if (store_open_detail::is_compressed(*file) || file->bytes() < store_open_detail::idx_images_header) {
+  if (is_compressed(*file) || file->bytes() < idx_images_header) {
     return ImageStore(read_idx(images_path, labels_path, classes));
   }
-  std::array<std::byte, store_open_detail::idx_images_header> header{};
+  std::array<std::byte, idx_images_header> header{};
   file->read(0, header);
   const IdxHeader sizes = parse_idx_header(header, file->bytes(), images_path);
   const IdxArray labels = parse_idx(read_whole_file(labels_path, idx_limit_bytes), labels_path);
   IdxArray images{sizes.shape, {}};
-  const std::uint64_t bytes = file->bytes() - store_open_detail::idx_images_header;
+  const std::uint64_t bytes = file->bytes() - idx_images_header;
   Images facts = pair_idx(std::move(images), labels, classes, images_path, labels_path);
   ImageStore store(std::move(facts));
-  store.parts_.front().bytes = ByteStore(file, store_open_detail::idx_images_header, bytes);
+  store.parts_.front().bytes = ByteStore(file, idx_images_header, bytes);
   return store;
 }
 

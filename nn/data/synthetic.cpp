@@ -14,7 +14,7 @@ namespace thimble::data {
 // ---- Figures of pen strokes. The figures of all classes come first, each the one of several candidates that is most
 // unlike those before it; then every image bends its class's figure and draws it.
 
-namespace synthetic_text_detail {
+namespace {
 
 struct Point {
   float x, y;  // the figure's square is [-1, 1] x [-1, 1]
@@ -320,7 +320,7 @@ void append_sentence(std::string& text, SplitMix& random, const Scene& scene) {
   if (text[begin] >= 'a' && text[begin] <= 'z') text[begin] = static_cast<char>(text[begin] - 'a' + 'A');
 }
 
-}  // namespace synthetic_text_detail
+}  // namespace
 
 Images synthetic_images(std::int64_t count, std::int64_t size, std::int64_t channels, std::int64_t classes,
                         std::uint64_t seed) {
@@ -328,7 +328,7 @@ Images synthetic_images(std::int64_t count, std::int64_t size, std::int64_t chan
   require_between("synthetic_images: size", size, 8, 1024);
   require_between("synthetic_images: channels", channels, 1, 4);
   require_between("synthetic_images: classes", classes, 2, synthetic_classes);
-  const auto figures = synthetic_text_detail::draw_figures();
+  const auto figures = draw_figures();
   Images images{count, size, size, channels, classes, {}, {}};
   const auto elements = static_cast<std::size_t>(images.image_elements());
   images.pixels.resize(static_cast<std::size_t>(count) * elements);
@@ -336,8 +336,8 @@ Images synthetic_images(std::int64_t count, std::int64_t size, std::int64_t chan
   for (std::size_t n = 0; n < images.labels.size(); ++n) {
     SplitMix random(splitmix64(splitmix64(seed) + n));
     images.labels[n] = static_cast<std::uint16_t>(random.below(static_cast<std::uint64_t>(classes)));
-    const auto style = synthetic_text_detail::draw_style(random, figures[images.labels[n]], channels);
-    synthetic_text_detail::draw(style, size, channels, random, images.pixels.data() + n * elements);
+    const auto style = draw_style(random, figures[images.labels[n]], channels);
+    draw(style, size, channels, random, images.pixels.data() + n * elements);
   }
   return images;
 }
@@ -347,11 +347,11 @@ std::string synthetic_text(std::size_t bytes, std::uint64_t seed) {
   std::string text;
   text.reserve(bytes + 1024);
   while (text.size() < bytes) {
-    const synthetic_text_detail::Scene scene = synthetic_text_detail::pick_scene(random);
+    const Scene scene = pick_scene(random);
     const std::uint64_t sentences = 3 + random.below(6);
     for (std::uint64_t i = 0; i < sentences; ++i) {
       if (i != 0) text += ' ';
-      synthetic_text_detail::append_sentence(text, random, scene);
+      append_sentence(text, random, scene);
     }
     text += "\n\n";
   }

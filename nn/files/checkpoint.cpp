@@ -12,7 +12,7 @@
 #include <thimble/nn/layers/fp8.h>
 
 namespace thimble::nn {
-namespace checkpoint_detail {
+namespace {
 
 std::vector<FileTensor> model_tensors(const Module& module, const CutParameters& cuts, const std::string& prefix) {
   std::vector<FileTensor> list;
@@ -154,7 +154,7 @@ void check_scaler(const std::string& path, const CheckpointInfo& info, const opt
   probe.set_state(*info.scaler);
 }
 
-}  // namespace checkpoint_detail
+}  // namespace
 
 std::vector<NamedTensor> checkpoint_parameters(const Module& module) {
   std::vector<NamedTensor> list = module.parameters();
@@ -170,8 +170,8 @@ void visit_state(const Module& module, const optim::Optimizer& optimizer) {
 
 void visit_save(const Module& module, const optim::Optimizer& optimizer) {
   const ParameterUse use;
-  const CheckpointParts parts = checkpoint_detail::parts_of(module, optimizer);
-  const checkpoint_detail::Contents contents(parts);
+  const CheckpointParts parts = parts_of(module, optimizer);
+  const Contents contents(parts);
   for (const FileTensor& t : contents.model()) {
     if (!t.part) fetch_parameters(t.here);
   }
@@ -190,18 +190,18 @@ CheckpointInfo checkpoint_info(const Module& module, const optim::Optimizer& opt
 void save_checkpoint(const std::string& path, const Module& module, const optim::Optimizer& optimizer,
                      const RandomGenerator& generator, const Metadata& metadata, const optim::GradScaler* scaler,
                      bool overwrites) {
-  save_checkpoint(path, checkpoint_detail::parts_of(module, optimizer), generator, metadata, scaler, overwrites);
+  save_checkpoint(path, parts_of(module, optimizer), generator, metadata, scaler, overwrites);
 }
 
 void save_checkpoint(const std::string& path, const CheckpointParts& parts, const RandomGenerator& generator,
                      const Metadata& metadata, const optim::GradScaler* scaler, bool overwrites) {
   check_kind({"save_checkpoint", path, &file_kinds::checkpoint}, overwrites);
   const ParameterUse use;
-  const checkpoint_detail::Contents contents(parts);
+  const Contents contents(parts);
   std::vector<NamedTensor> here, outlines = contents.state_outline();
   for (const NamedTensor& t : wholes_of(contents.model())) (t.tensor.storage() ? here : outlines).push_back(t);
   write_tensor_file(
-      path, here, outlines, format_checkpoint_info(checkpoint_detail::info_of(parts, generator, metadata, scaler)),
+      path, here, outlines, format_checkpoint_info(info_of(parts, generator, metadata, scaler)),
       [&](FunctionRef<void(const NamedTensor&)> append) { contents.assemble(append); }, Numbers::finite);
 }
 
@@ -216,19 +216,19 @@ Metadata load_checkpoint(const std::string& path, const CheckpointParts& parts, 
   const ParameterUse use;
   const SafetensorsReader file(path);
   CheckpointInfo info = parse_checkpoint_info(file.header(), path);
-  const checkpoint_detail::Contents contents(parts);
+  const Contents contents(parts);
   std::vector<NamedTensor> targets = wholes_of(contents.model());
   const std::vector<NamedTensor> state = whole_state.empty() ? contents.state_outline() : whole_state;
   targets.insert(targets.end(), state.begin(), state.end());
   FileStaging staging;
-  checkpoint_detail::check(file, info, targets, parts.optimizers, staging);
-  checkpoint_detail::check_fp8(path, info, *parts.modules.front());
-  checkpoint_detail::check_scaler(path, info, scaler);
+  check(file, info, targets, parts.optimizers, staging);
+  check_fp8(path, info, *parts.modules.front());
+  check_scaler(path, info, scaler);
   for (const FileTensor& t : contents.model()) read_file_tensor(file, file.entry(t.whole.name), t, staging);
   contents.each_state([&](const Named& s, const FileTensor& t) {
     const SafetensorsEntry& entry = file.entry(t.whole.name);
     const bool is_shard = s.is_part() && !t.part;
-    read_file_tensor(file, is_shard ? checkpoint_detail::part_of(entry, s) : entry, t, staging);
+    read_file_tensor(file, is_shard ? part_of(entry, s) : entry, t, staging);
   });
   if (scaler != nullptr) scaler->set_state(*info.scaler);
   for (std::size_t i = 0; i < parts.optimizers.size(); ++i) {

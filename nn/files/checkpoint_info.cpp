@@ -10,7 +10,7 @@
 #include <thimble/core/files/bytes.h>
 
 namespace thimble::nn {
-namespace checkpoint_info_detail {
+namespace {
 
 constexpr std::string_view own = "thimble.";
 constexpr const char* kind_key = "thimble.kind";
@@ -64,23 +64,19 @@ class Texts {
   const std::string& path_;
 };
 
-}  // namespace checkpoint_info_detail
+}  // namespace
 
-bool is_checkpoint(const std::map<std::string, std::string>& metadata) {
-  return metadata.contains(checkpoint_info_detail::step_count_key);
-}
+bool is_checkpoint(const std::map<std::string, std::string>& metadata) { return metadata.contains(step_count_key); }
 
 CheckpointInfo parse_checkpoint_info(const SafetensorsHeader& header, const std::string& path) {
-  namespace detail = checkpoint_info_detail;
   constexpr std::uint64_t all = std::numeric_limits<std::uint64_t>::max();
-  const detail::Texts texts(header.metadata, path);
-  if (texts.at(detail::kind_key) != detail::kind) {
-    texts.fail(detail::kind_key, "is " + quote(texts.at(detail::kind_key)) + "; readable: '" + detail::kind + "'");
+  const Texts texts(header.metadata, path);
+  if (texts.at(kind_key) != kind) {
+    texts.fail(kind_key, "is " + quote(texts.at(kind_key)) + "; readable: '" + kind + "'");
   }
   CheckpointInfo info;
   const auto updates = [&](const std::string& number) {
-    const std::string optimizer = detail::optimizer_key + number, count = detail::step_count_key + number,
-                      rate = detail::rate_key + number;
+    const std::string optimizer = optimizer_key + number, count = step_count_key + number, rate = rate_key + number;
     CheckpointInfo::Updates of{texts.at(optimizer.c_str()),
                                static_cast<std::int64_t>(texts.number(count.c_str(), 10, 1, INT64_MAX)),
                                std::bit_cast<double>(texts.number(rate.c_str(), 16, 16, all))};
@@ -89,25 +85,25 @@ CheckpointInfo parse_checkpoint_info(const SafetensorsHeader& header, const std:
   };
   const CheckpointInfo::Updates first = updates("");
   info.optimizer = first.optimizer, info.step_count = first.step_count, info.rate = first.rate;
-  for (int i = 1; texts.has((detail::optimizer_key + ("." + std::to_string(i))).c_str()); ++i) {
+  for (int i = 1; texts.has((optimizer_key + ("." + std::to_string(i))).c_str()); ++i) {
     info.others.push_back(updates("." + std::to_string(i)));
   }
-  info.seed = texts.number(detail::seed_key, 10, 1, all);
-  info.generator_step = texts.number(detail::generator_step_key, 10, 1, all);
-  if (texts.has(detail::fp8_key)) {
-    info.fp8 = texts.at(detail::fp8_key);
-    if (info.fp8.empty()) texts.fail(detail::fp8_key, "is empty");
+  info.seed = texts.number(seed_key, 10, 1, all);
+  info.generator_step = texts.number(generator_step_key, 10, 1, all);
+  if (texts.has(fp8_key)) {
+    info.fp8 = texts.at(fp8_key);
+    if (info.fp8.empty()) texts.fail(fp8_key, "is empty");
   }
-  if (texts.has(detail::scale_key) || texts.has(detail::good_steps_key) || texts.has(detail::skipped_steps_key)) {
+  if (texts.has(scale_key) || texts.has(good_steps_key) || texts.has(skipped_steps_key)) {
     optim::GradScalerState scaler;
-    scaler.scale = std::bit_cast<double>(texts.number(detail::scale_key, 16, 16, all));
-    if (!std::isfinite(scaler.scale) || scaler.scale <= 0) texts.fail(detail::scale_key, "is no finite number > 0");
-    scaler.good_steps = static_cast<std::int64_t>(texts.number(detail::good_steps_key, 10, 1, INT64_MAX));
-    scaler.skipped_steps = static_cast<std::int64_t>(texts.number(detail::skipped_steps_key, 10, 1, INT64_MAX));
+    scaler.scale = std::bit_cast<double>(texts.number(scale_key, 16, 16, all));
+    if (!std::isfinite(scaler.scale) || scaler.scale <= 0) texts.fail(scale_key, "is no finite number > 0");
+    scaler.good_steps = static_cast<std::int64_t>(texts.number(good_steps_key, 10, 1, INT64_MAX));
+    scaler.skipped_steps = static_cast<std::int64_t>(texts.number(skipped_steps_key, 10, 1, INT64_MAX));
     info.scaler = scaler;
   }
   for (const auto& [key, value] : header.metadata) {
-    if (!key.starts_with(detail::own)) info.metadata.emplace(key, value);
+    if (!key.starts_with(own)) info.metadata.emplace(key, value);
   }
   for (const SafetensorsEntry& entry : header.tensors) {
     if (!entry.name.starts_with("model.") && !entry.name.starts_with("optimizer.")) {
@@ -118,30 +114,29 @@ CheckpointInfo parse_checkpoint_info(const SafetensorsHeader& header, const std:
 }
 
 std::map<std::string, std::string> format_checkpoint_info(const CheckpointInfo& info) {
-  namespace detail = checkpoint_info_detail;
   std::map<std::string, std::string> texts;
   for (const auto& [key, value] : info.metadata) {
-    if (key.starts_with(detail::own)) {
+    if (key.starts_with(own)) {
       throw ValueError("save_checkpoint: metadata key " + quote(key) + "; keys that begin with 'thimble.' are taken");
     }
     texts.emplace(key, value);
   }
   const auto number = [](std::uint64_t value) { return std::to_string(value); };
-  texts[detail::kind_key] = detail::kind;
+  texts[kind_key] = kind;
   const auto put = [&](const std::string& of, const CheckpointInfo::Updates& updates) {
-    texts[detail::optimizer_key + of] = updates.optimizer;
-    texts[detail::step_count_key + of] = number(static_cast<std::uint64_t>(updates.step_count));
-    texts[detail::rate_key + of] = detail::Texts::to_text(std::bit_cast<std::uint64_t>(updates.rate), 16, 16);
+    texts[optimizer_key + of] = updates.optimizer;
+    texts[step_count_key + of] = number(static_cast<std::uint64_t>(updates.step_count));
+    texts[rate_key + of] = Texts::to_text(std::bit_cast<std::uint64_t>(updates.rate), 16, 16);
   };
   put("", {info.optimizer, info.step_count, info.rate});
   for (std::size_t i = 0; i < info.others.size(); ++i) put("." + std::to_string(i + 1), info.others[i]);
-  texts[detail::seed_key] = number(info.seed);
-  texts[detail::generator_step_key] = number(info.generator_step);
-  if (!info.fp8.empty()) texts[detail::fp8_key] = info.fp8;
+  texts[seed_key] = number(info.seed);
+  texts[generator_step_key] = number(info.generator_step);
+  if (!info.fp8.empty()) texts[fp8_key] = info.fp8;
   if (info.scaler) {
-    texts[detail::scale_key] = detail::Texts::to_text(std::bit_cast<std::uint64_t>(info.scaler->scale), 16, 16);
-    texts[detail::good_steps_key] = number(static_cast<std::uint64_t>(info.scaler->good_steps));
-    texts[detail::skipped_steps_key] = number(static_cast<std::uint64_t>(info.scaler->skipped_steps));
+    texts[scale_key] = Texts::to_text(std::bit_cast<std::uint64_t>(info.scaler->scale), 16, 16);
+    texts[good_steps_key] = number(static_cast<std::uint64_t>(info.scaler->good_steps));
+    texts[skipped_steps_key] = number(static_cast<std::uint64_t>(info.scaler->skipped_steps));
   }
   return texts;
 }

@@ -11,7 +11,7 @@
 #include <thimble/core/ops/copy.h>
 
 namespace thimble::nn {
-namespace cut_tensors_detail {
+namespace {
 
 /// "attn.c_attn.1.weight" of part 1 is "attn.c_attn.weight" of the whole.
 std::string whole_name(const std::string& own, const PlaceInWhole& place) {
@@ -70,7 +70,7 @@ void read_here(const SafetensorsReader& file, const SafetensorsEntry& entry, con
   }
 }
 
-}  // namespace cut_tensors_detail
+}  // namespace
 
 Tensor outline(const Shape& shape, DType dtype) {
   return Tensor::empty({0}, dtype, cpu).window(shape, contiguous_strides(shape), 0);
@@ -88,7 +88,7 @@ CutParameters::CutParameters(const Module& module) {
   for (const NamedTensor& p : module.parameters()) {
     const auto found = places.find(p.tensor.leaf().get());
     if (found == places.end()) continue;
-    by_name_[p.name] = {cut_tensors_detail::whole_name(p.name, found->second), found->second.part};
+    by_name_[p.name] = {whole_name(p.name, found->second), found->second.part};
   }
 }
 
@@ -136,7 +136,7 @@ void Assembly::put(const FileTensor& t) {
     open.tensor = Tensor::empty(like.shape(), like.dtype(), t.here.device(), Category::communication);
     open.missing = like.elements();
   }
-  cut_tensors_detail::scatter(open.tensor, *t.part, t.first, t.here);
+  scatter(open.tensor, *t.part, t.first, t.here);
   open.missing -= t.here.elements();
   if (open.missing > 0) return;
   const Tensor whole = std::move(open.tensor);
@@ -151,10 +151,10 @@ void read_file_tensor(const SafetensorsReader& file, const SafetensorsEntry& ent
     return read_file_tensor(file, entry, NamedTensor{target.whole.name, t, target.whole.layout}, staging);
   if (t.elements() == 0 || t.device().is_dry) return;
   if (t.device().is_cpu() && t.is_contiguous()) {
-    return cut_tensors_detail::read_here(file, entry, t, target, staging);
+    return read_here(file, entry, t, target, staging);
   }
   const Tensor read = Tensor::empty(t.shape(), t.dtype(), cpu);
-  cut_tensors_detail::read_here(file, entry, read, target, staging);
+  read_here(file, entry, read, target, staging);
   copy_into(t, to_device(read, t.device()));
 }
 

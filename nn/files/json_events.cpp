@@ -8,7 +8,7 @@
 
 namespace thimble {
 
-namespace json_events_detail {
+namespace {
 
 constexpr std::string_view escaped = "\"\\/bfnrt", unescaped = "\"\\/\b\f\n\r\t";
 
@@ -212,14 +212,11 @@ class Reader {
   std::size_t at_ = 0;
 };
 
-}  // namespace json_events_detail
+}  // namespace
 
-void read_json(std::string_view text, std::uint64_t& count, JsonEvents& events) {
-  json_events_detail::Reader(text, count, events).read();
-}
+void read_json(std::string_view text, std::uint64_t& count, JsonEvents& events) { Reader(text, count, events).read(); }
 
 std::optional<std::string> json_string(std::string_view text) {
-  using namespace json_events_detail;
   std::string json = "\"";
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t length = utf8_length(text.substr(at));

@@ -17,7 +17,7 @@
 
 namespace thimble::nn {
 
-namespace json_file_detail {
+namespace {
 
 using Json = nlohmann::ordered_json;
 
@@ -46,10 +46,9 @@ Json parse(const std::string& path, std::string_view text) {
 
 const Json* as_json(const void* value) { return static_cast<const Json*>(value); }
 
-}  // namespace json_file_detail
+}  // namespace
 
 JsonKeys::JsonKeys(const std::string& path, std::uint64_t max_bytes) : path_(path) {
-  using namespace json_file_detail;
   const std::vector<std::byte> bytes = read_whole_file(path, max_bytes);
   const auto json =
       std::make_shared<const Json>(parse(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
@@ -59,33 +58,33 @@ JsonKeys::JsonKeys(const std::string& path, std::uint64_t max_bytes) : path_(pat
 
 const void* JsonKeys::find(const std::string& key) const {
   known_.insert(key);
-  const json_file_detail::Json& object = *json_file_detail::as_json(object_.get());
+  const Json& object = *as_json(object_.get());
   const auto found = object.find(key);
   return found == object.end() ? nullptr : &*found;
 }
 
 bool JsonKeys::has(const std::string& key) const {
-  const auto* const value = json_file_detail::as_json(find(key));
+  const auto* const value = as_json(find(key));
   return value != nullptr && !value->is_null();
 }
 
 bool JsonKeys::is_null(const std::string& key) const {
-  const auto* const value = json_file_detail::as_json(find(key));
+  const auto* const value = as_json(find(key));
   return value != nullptr && value->is_null();
 }
 
 bool JsonKeys::is_flag(const std::string& key) const {
-  const auto* const value = json_file_detail::as_json(find(key));
+  const auto* const value = as_json(find(key));
   return value != nullptr && value->is_boolean();
 }
 
 bool JsonKeys::is_text(const std::string& key) const {
-  const auto* const value = json_file_detail::as_json(find(key));
+  const auto* const value = as_json(find(key));
   return value != nullptr && value->is_string();
 }
 
 void JsonKeys::refuse(const std::string& key, const std::string& expected) const {
-  const auto* const value = json_file_detail::as_json(find(key));
+  const auto* const value = as_json(find(key));
   throw ValueError(path_ + ": " + key + ": expected " + expected + ", got " +
                    (value == nullptr ? "no such key" : begin_of(*value)));
 }
@@ -97,19 +96,19 @@ std::optional<std::int64_t> JsonKeys::size_if_there(const std::string& key) cons
 
 std::int64_t JsonKeys::size(const std::string& key, std::int64_t otherwise, std::int64_t least) const {
   if (!has(key)) return otherwise;
-  const auto& value = *json_file_detail::as_json(find(key));
+  const auto& value = *as_json(find(key));
   // A number above 2^63 is an unsigned one, and would wrap.
-  if (value.is_number_integer() && value >= least && value <= json_file_detail::max_size) {
+  if (value.is_number_integer() && value >= least && value <= max_size) {
     return value.get<std::int64_t>();
   }
   refuse(key, "an integer from " + std::to_string(least) + " to 2^40");
 }
 
 std::vector<std::int64_t> JsonKeys::sizes(const std::string& key, std::int64_t least) const {
-  if (!has(key) || !json_file_detail::as_json(find(key))->is_array()) return {size(key, 0, least)};
+  if (!has(key) || !as_json(find(key))->is_array()) return {size(key, 0, least)};
   std::vector<std::int64_t> list;
-  for (const auto& value : *json_file_detail::as_json(find(key))) {
-    if (!value.is_number_integer() || value < least || value > json_file_detail::max_size) {
+  for (const auto& value : *as_json(find(key))) {
+    if (!value.is_number_integer() || value < least || value > max_size) {
       refuse(key, "integers from " + std::to_string(least) + " to 2^40");
     }
     list.push_back(value.get<std::int64_t>());
@@ -118,9 +117,9 @@ std::vector<std::int64_t> JsonKeys::sizes(const std::string& key, std::int64_t l
 }
 
 std::vector<std::string> JsonKeys::texts(const std::string& key) const {
-  if (!has(key) || !json_file_detail::as_json(find(key))->is_array()) refuse(key, "an array of texts");
+  if (!has(key) || !as_json(find(key))->is_array()) refuse(key, "an array of texts");
   std::vector<std::string> list;
-  for (const auto& value : *json_file_detail::as_json(find(key))) {
+  for (const auto& value : *as_json(find(key))) {
     if (!value.is_string()) refuse(key, "an array of texts");
     list.push_back(value.get<std::string>());
   }
@@ -128,9 +127,9 @@ std::vector<std::string> JsonKeys::texts(const std::string& key) const {
 }
 
 std::map<std::string, std::string> JsonKeys::text_map(const std::string& key) const {
-  if (!has(key) || !json_file_detail::as_json(find(key))->is_object()) refuse(key, "an object of texts");
+  if (!has(key) || !as_json(find(key))->is_object()) refuse(key, "an object of texts");
   std::map<std::string, std::string> map;
-  for (const auto& [name, value] : json_file_detail::as_json(find(key))->items()) {
+  for (const auto& [name, value] : as_json(find(key))->items()) {
     if (!value.is_string()) refuse(key, "texts, of " + quote(name) + " as well");
     map.emplace(name, value.get<std::string>());
   }
@@ -138,8 +137,8 @@ std::map<std::string, std::string> JsonKeys::text_map(const std::string& key) co
 }
 
 double JsonKeys::number(const std::string& key, double low, double high) const {
-  if (has(key) && json_file_detail::as_json(find(key))->is_number()) {
-    const double value = json_file_detail::as_json(find(key))->get<double>();
+  if (has(key) && as_json(find(key))->is_number()) {
+    const double value = as_json(find(key))->get<double>();
     if (value >= low && value <= high) return value;
   }
   refuse(key, "a number from " + format_real(low) + " to " + format_real(high));
@@ -152,13 +151,13 @@ double JsonKeys::number(const std::string& key, double otherwise, double low, do
 bool JsonKeys::flag(const std::string& key, bool otherwise) const {
   if (!has(key)) return otherwise;
   if (!is_flag(key)) refuse(key, "true or false");
-  return json_file_detail::as_json(find(key))->get<bool>();
+  return as_json(find(key))->get<bool>();
 }
 
 std::string JsonKeys::text(const std::string& key, const std::string& otherwise) const {
   if (!has(key)) return otherwise;
-  if (!json_file_detail::as_json(find(key))->is_string()) refuse(key, "a text");
-  return json_file_detail::as_json(find(key))->get<std::string>();
+  if (!as_json(find(key))->is_string()) refuse(key, "a text");
+  return as_json(find(key))->get<std::string>();
 }
 
 std::size_t JsonKeys::choice(const std::string& key, std::span<const std::string_view> names,
@@ -166,14 +165,14 @@ std::size_t JsonKeys::choice(const std::string& key, std::span<const std::string
   if (!has(key)) return otherwise;
   std::string expected;
   for (std::size_t i = 0; i < names.size(); ++i) {
-    if (*json_file_detail::as_json(find(key)) == names[i]) return i;
+    if (*as_json(find(key)) == names[i]) return i;
     expected += (i == 0 ? "\"" : i + 1 == names.size() ? " or \"" : ", \"") + std::string(names[i]) + "\"";
   }
   refuse(key, expected);
 }
 
 JsonKeys JsonKeys::object(const std::string& key) const {
-  if (!has(key) || !json_file_detail::as_json(find(key))->is_object()) refuse(key, "an object");
+  if (!has(key) || !as_json(find(key))->is_object()) refuse(key, "an object");
   return {std::shared_ptr<const void>(object_, find(key)), path_ + ": " + key};
 }
 
@@ -182,8 +181,8 @@ void JsonKeys::require_flag(const std::string& key, bool value) const {
 }
 
 void JsonKeys::refuse_unknown(std::span<const std::string_view> without_effect) const {
-  for (const auto& [key, value] : json_file_detail::as_json(object_.get())->items()) {
-    if (known_.contains(key) || json_file_detail::is_empty(value)) continue;
+  for (const auto& [key, value] : as_json(object_.get())->items()) {
+    if (known_.contains(key) || is_empty(value)) continue;
     if (std::find(without_effect.begin(), without_effect.end(), key) != without_effect.end()) continue;
     throw ValueError(path_ + ": " + quote(key) +
                      ": expected a key that is known here, or null or false as its value, got " + begin_of(value));

@@ -19,7 +19,7 @@
 
 namespace thimble::nn {
 
-namespace stage_outline_detail {
+namespace {
 
 using Append = FunctionRef<void(const NamedTensor&)>;
 
@@ -283,8 +283,8 @@ void sort_tensors(const std::vector<NamedTensor>& parameters, const Module& modu
 }
 
 /// The owners of each parameter's ranges when a rank of a group shards it, in the order of its elements.
-std::vector<std::vector<StageOutline::Owned>> owners(const dist::DataParallel& parallel, const StageOutline& stage,
-                                                     int part) {
+std::vector<std::vector<StageOutline::Owned>> owners_of(const dist::DataParallel& parallel, const StageOutline& stage,
+                                                        int part) {
   using Owned = StageOutline::Owned;
   std::vector<optim::Named> parameters;
   for (const StageOutline::Parameter& p : stage.parameters) {
@@ -314,7 +314,7 @@ std::vector<std::vector<StageOutline::Owned>> owners(const dist::DataParallel& p
   return list;
 }
 
-}  // namespace stage_outline_detail
+}  // namespace
 
 WholeState whole_state(const optim::Optimizer& of_all) {
   WholeState list;
@@ -330,7 +330,6 @@ WholeState whole_state(const optim::Optimizer& of_all) {
 
 void visit_save(const Module& module, dist::DataParallel& parallel, const optim::Optimizer& optimizer,
                 const WholeState& whole, std::span<const StageOutline> later) {
-  using namespace stage_outline_detail;
   check_state(module, whole);
   gather(module, parallel, later, append_nothing, [&](Gathering& all) {
     all.parameters("model.", false);
@@ -340,7 +339,6 @@ void visit_save(const Module& module, dist::DataParallel& parallel, const optim:
 }
 
 void visit_save_weights(const Module& module, dist::DataParallel& parallel, std::span<const StageOutline> later) {
-  using namespace stage_outline_detail;
   gather(module, parallel, later, append_nothing, [&](Gathering& all) {
     all.parameters("", true);
     all.buffers("");
@@ -351,7 +349,6 @@ void save_checkpoint(const std::string& path, const Module& module, dist::DataPa
                      const optim::Optimizer& optimizer, const WholeState& whole, const RandomGenerator& generator,
                      const Metadata& metadata, const optim::GradScaler* scaler, std::span<const StageOutline> later,
                      bool overwrites) {
-  using namespace stage_outline_detail;
   check_state(module, whole);
   const auto tell = [&](Gathering& all) {
     all.parameters("model.", false);
@@ -371,7 +368,6 @@ void save_checkpoint(const std::string& path, const Module& module, dist::DataPa
 
 void save_weights(const std::string& path, const Module& module, dist::DataParallel& parallel, const Metadata& metadata,
                   std::span<const StageOutline> later) {
-  using namespace stage_outline_detail;
   const auto tell = [&](Gathering& all) {
     all.parameters("", true);
     all.buffers("");
@@ -386,7 +382,7 @@ void save_weights(const std::string& path, const Module& module, dist::DataParal
 void refuse_checkpoint(const Module& module, dist::DataParallel& parallel, const optim::Optimizer& optimizer,
                        const WholeState& whole, const std::string& why, std::span<const StageOutline> later) {
   visit_save(module, parallel, optimizer, whole, later);
-  stage_outline_detail::agree(parallel, std::make_exception_ptr(Error(why)));
+  agree(parallel, std::make_exception_ptr(Error(why)));
 }
 
 Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer, const WholeState& whole,
@@ -422,7 +418,7 @@ StageOutline stage_outline(const Module& module, const dist::DataParallel& paral
     stage.parameters.push_back({whole, t.part, {}});
   }
   for (int member = 0; member < stage.team; ++member) {
-    std::vector<std::vector<StageOutline::Owned>> owners = stage_outline_detail::owners(parallel, stage, member);
+    std::vector<std::vector<StageOutline::Owned>> owners = owners_of(parallel, stage, member);
     for (std::size_t i = 0; i < owners.size(); ++i) {
       StageOutline::Parameter& p = stage.parameters[i];
       if (p.part || member == 0) p.shards.push_back(std::move(owners[i]));

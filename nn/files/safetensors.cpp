@@ -17,7 +17,7 @@
 
 namespace thimble {
 
-namespace safetensors_detail {
+namespace {
 
 // No element has all bits of `mask`: the exponent's, of which all are set in what is NaN or infinite.
 template <class Bits>
@@ -32,7 +32,7 @@ bool none_has(Bits mask, std::span<const std::byte> bytes) noexcept {
 }
 
 constexpr std::size_t digit_count = 8;
-constexpr std::string_view zeros = "00000000";
+constexpr std::string_view zero_digits = "00000000";
 
 std::string digits_of(std::uint32_t sum) {
   std::string text;
@@ -50,7 +50,7 @@ std::size_t find_value(std::string_view formatted) {
 
 std::uint32_t header_sum(std::string_view formatted, std::size_t value) {
   std::uint32_t sum = crc32c(formatted.substr(0, value));
-  sum = crc32c(zeros, sum);
+  sum = crc32c(zero_digits, sum);
   return crc32c(formatted.substr(value + digit_count), sum);
 }
 
@@ -299,10 +299,9 @@ SafetensorsHeader lay_out_with_sums(std::vector<SafetensorsEntry> tensors,
   return lay_out_safetensors(std::move(tensors), std::move(metadata));
 }
 
-}  // namespace safetensors_detail
+}  // namespace
 
 bool all_finite(SafetensorsDType dtype, std::span<const std::byte> bytes) noexcept {
-  using safetensors_detail::none_has;
   switch (dtype) {
     case SafetensorsDType::f64:
       return none_has(std::uint64_t{0x7FF0'0000'0000'0000}, bytes);
@@ -328,22 +327,18 @@ bool has_sums(const SafetensorsHeader& header) noexcept {
 }
 
 std::string format_sums(const SafetensorsHeader& header) {
-  namespace detail = safetensors_detail;
-  std::string text(detail::zeros);
-  for (const std::size_t i : detail::order_by_name(header.tensors))
-    text += detail::digits_of(*header.tensors[i].crc32c);
+  std::string text(zero_digits);
+  for (const std::size_t i : order_by_name(header.tensors)) text += digits_of(*header.tensors[i].crc32c);
   return text;
 }
 
 void put_header_sum(std::string& formatted) {
-  namespace detail = safetensors_detail;
-  const std::size_t at = detail::find_value(formatted);
+  const std::size_t at = find_value(formatted);
   if (at == std::string::npos) return;
-  formatted.replace(at, detail::digit_count, detail::digits_of(detail::header_sum(formatted, at)));
+  formatted.replace(at, digit_count, digits_of(header_sum(formatted, at)));
 }
 
 void take_sums(SafetensorsHeader& header, std::span<const std::byte> formatted, const std::string& path) {
-  namespace detail = safetensors_detail;
   const auto found = header.metadata.find(std::string(safetensors_sums_key));
   if (found == header.metadata.end()) return;
   const std::string text = std::move(found->second);
@@ -351,33 +346,31 @@ void take_sums(SafetensorsHeader& header, std::span<const std::byte> formatted, 
   const auto fail = [&](const std::string& why) {
     throw FileError(path, 8, "the metadata's " + std::string(safetensors_sums_key) + " " + why);
   };
-  if (text.size() != detail::digit_count * (1 + header.tensors.size()) ||
+  if (text.size() != digit_count * (1 + header.tensors.size()) ||
       text.find_first_not_of("0123456789abcdef") != std::string::npos) {
-    fail("is no " + std::to_string(detail::digit_count) + " hexadecimal digits for the header and each of " +
+    fail("is no " + std::to_string(digit_count) + " hexadecimal digits for the header and each of " +
          std::to_string(header.tensors.size()) + " tensors");
   }
   const auto sum_at = [&](std::size_t i) {
     std::uint32_t sum = 0;
-    const char* const first = text.data() + detail::digit_count * i;
-    std::from_chars(first, first + detail::digit_count, sum, 16);
+    const char* const first = text.data() + digit_count * i;
+    std::from_chars(first, first + digit_count, sum, 16);
     return sum;
   };
   const std::string_view bytes(reinterpret_cast<const char*>(formatted.data()), formatted.size());
-  const std::size_t value = detail::find_value(bytes);
-  if (value == std::string_view::npos || value + detail::digit_count > bytes.size() ||
-      detail::header_sum(bytes, value) != sum_at(0)) {
+  const std::size_t value = find_value(bytes);
+  if (value == std::string_view::npos || value + digit_count > bytes.size() || header_sum(bytes, value) != sum_at(0)) {
     fail("is not that of this header: it was changed after it was written");
   }
-  const std::vector<std::size_t> order = detail::order_by_name(header.tensors);
+  const std::vector<std::size_t> order = order_by_name(header.tensors);
   for (std::size_t i = 0; i < order.size(); ++i) header.tensors[order[i]].crc32c = sum_at(1 + i);
 }
 
 void check_sum(const SafetensorsEntry& entry, std::uint32_t sum, const std::string& path, std::uint64_t offset) {
   if (!entry.crc32c || *entry.crc32c == sum) return;
   throw FileError(path, offset,
-                  "tensor " + quote(entry.name) + " has the checksum " + safetensors_detail::digits_of(sum) +
-                      ", it was written with " + safetensors_detail::digits_of(*entry.crc32c) +
-                      ": its bytes have changed");
+                  "tensor " + quote(entry.name) + " has the checksum " + digits_of(sum) + ", it was written with " +
+                      digits_of(*entry.crc32c) + ": its bytes have changed");
 }
 
 std::uint64_t safetensors_header_bytes(std::span<const std::byte> start, std::uint64_t file_bytes,
@@ -409,7 +402,7 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> start, std::uint6
                     "the header has a NUL byte");
 
   std::uint64_t count = 0;
-  safetensors_detail::HeaderEvents events(path, count);
+  HeaderEvents events(path, count);
   read_json({text, length}, count, events);
   SafetensorsHeader header = std::move(events).take();
   header.data_offset = data_offset;
@@ -418,27 +411,26 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> start, std::uint6
   });
   if (const std::string* twice = header.index_names())
     throw FileError(path, 8, "tensor " + quote(*twice) + " is there twice");
-  safetensors_detail::check_ranges(header, file_bytes - data_offset, path);
+  check_ranges(header, file_bytes - data_offset, path);
   take_sums(header, start.first(static_cast<std::size_t>(data_offset)), path);
   return header;
 }
 
-std::string_view to_string(SafetensorsDType dtype) noexcept { return safetensors_detail::row(dtype).name; }
+std::string_view to_string(SafetensorsDType dtype) noexcept { return row(dtype).name; }
 
-std::size_t size_of(SafetensorsDType dtype) noexcept { return safetensors_detail::row(dtype).bytes; }
+std::size_t size_of(SafetensorsDType dtype) noexcept { return row(dtype).bytes; }
 
 SafetensorsDType to_safetensors_dtype(DType dtype) noexcept {
-  const auto& rows = safetensors_detail::rows;
   const auto* found = std::find_if(rows.begin(), rows.end(), [&](const auto& row) { return row.ours == dtype; });
   return static_cast<SafetensorsDType>(found - rows.begin());
 }
 
-std::optional<DType> to_dtype(SafetensorsDType dtype) noexcept { return safetensors_detail::row(dtype).ours; }
+std::optional<DType> to_dtype(SafetensorsDType dtype) noexcept { return row(dtype).ours; }
 
 DType loadable_dtype(const SafetensorsEntry& entry) {
   if (const std::optional<DType> dtype = to_dtype(entry.dtype)) return *dtype;
   std::string allowed;
-  for (const auto& row : safetensors_detail::rows)
+  for (const auto& row : rows)
     if (row.ours) allowed += (allowed.empty() ? "" : ", ") + std::string(row.name);
   throw DTypeError("safetensors: tensor " + quote(entry.name) + " has dtype " + std::string(to_string(entry.dtype)) +
                    ", which cannot be loaded; expected " + allowed);
@@ -492,25 +484,25 @@ std::string format_safetensors_header(const SafetensorsHeader& header) {
   std::uint64_t least = 0;  // text alone, before it is turned into JSON
   for (const auto& [key, value] : metadata) least += key.size() + value.size();
   for (const SafetensorsEntry& entry : header.tensors) least += entry.name.size();
-  safetensors_detail::require_header_bytes(least);
+  require_header_bytes(least);
   std::string text = "{";
   if (!metadata.empty()) {
     text += "\"__metadata__\":{";
     bool is_first = true;
     for (const auto& [key, value] : metadata) {
-      text += (is_first ? "" : ",") + safetensors_detail::utf8_json(key) + ":" + safetensors_detail::utf8_json(value);
+      text += (is_first ? "" : ",") + utf8_json(key) + ":" + utf8_json(value);
       is_first = false;
     }
     text += "}";
   }
   for (const SafetensorsEntry& entry : header.tensors) {
-    text += (text.size() == 1 ? "" : ",") + safetensors_detail::utf8_json(entry.name) + ":{\"dtype\":\"" +
-            std::string(to_string(entry.dtype)) + "\",\"shape\":" + safetensors_detail::json_array(entry.shape) +
-            ",\"data_offsets\":" + safetensors_detail::json_array(std::array{entry.begin, entry.end}) + "}";
+    text += (text.size() == 1 ? "" : ",") + utf8_json(entry.name) + ":{\"dtype\":\"" +
+            std::string(to_string(entry.dtype)) + "\",\"shape\":" + json_array(entry.shape) +
+            ",\"data_offsets\":" + json_array(std::array{entry.begin, entry.end}) + "}";
   }
   text += "}";
   text.append((8 - text.size() % 8) % 8, ' ');
-  safetensors_detail::require_header_bytes(text.size());
+  require_header_bytes(text.size());
   std::array<std::byte, 8> length;
   store_le<std::uint64_t>(text.size(), length.data());
   text.insert(0, reinterpret_cast<const char*>(length.data()), length.size());
@@ -519,7 +511,7 @@ std::string format_safetensors_header(const SafetensorsHeader& header) {
 }
 
 SafetensorsReader::SafetensorsReader(const std::string& path)
-    : file_(path), header_(parse_safetensors(safetensors_detail::read_start(file_), file_.bytes(), path)) {}
+    : file_(path), header_(parse_safetensors(read_start(file_), file_.bytes(), path)) {}
 
 const SafetensorsEntry& SafetensorsReader::entry(std::string_view name) const {
   if (const SafetensorsEntry* found = header_.find(name)) return *found;
@@ -561,7 +553,7 @@ void SafetensorsReader::verify(const SafetensorsEntry& entry) const {
 
 SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<SafetensorsEntry> tensors,
                                      std::map<std::string, std::string> metadata)
-    : header_(safetensors_detail::lay_out_with_sums(std::move(tensors), std::move(metadata))),
+    : header_(lay_out_with_sums(std::move(tensors), std::move(metadata))),
       file_(path),
       progress_(header_.tensors.size()) {
   file_.write(format_safetensors_header(header_));

@@ -13,7 +13,7 @@
 #include <thimble/memory/units.h>
 
 namespace thimble::nn {
-namespace state_numbers_detail {
+namespace {
 
 bool is_magnitude(double x) { return std::isfinite(x) && x >= 0; }
 bool is_scale(double x) { return x == 0 || (x >= kernels::fp8_scale_min && x <= kernels::fp8_scale_max); }
@@ -61,12 +61,11 @@ std::string place(const Shape& shape, std::int64_t i) {
   return "(" + list + ")";
 }
 
-}  // namespace state_numbers_detail
+}  // namespace
 
 void check_state_numbers(const std::string& operation, const SafetensorsReader& file, const SafetensorsEntry& entry,
                          const NamedTensor& target, FileStaging& room) {
-  namespace detail = state_numbers_detail;
-  const detail::Rule* const rule = detail::rule_of(target);
+  const Rule* const rule = rule_of(target);
   if (rule == nullptr || target.tensor.device().is_dry || target.tensor.elements() == 0) return;
   const DType from = loadable_dtype(entry), dtype = target.tensor.dtype();
   std::array<std::int64_t, 512> there;  // room for elements of any dtype
@@ -86,7 +85,7 @@ void check_state_numbers(const std::string& operation, const SafetensorsReader& 
       if (wrong == read.end()) continue;
       const auto index = static_cast<std::int64_t>((begin + at) / size) + (wrong - read.begin());
       throw ValueError(operation + ": tensor " + quote(target.name) + " has " + format_short(*wrong) + " at " +
-                       detail::place(target.tensor.shape(), index) + "; expected " + rule->allowed);
+                       place(target.tensor.shape(), index) + "; expected " + rule->allowed);
     }
   }
 }

@@ -23,7 +23,7 @@ std::span<std::byte> FileStaging::room(std::vector<std::byte>& piece, std::size_
   return piece;
 }
 
-namespace tensor_io_detail {
+namespace {
 
 // A tensor as rows, each of which is as many elements in a file as in memory, in another order at most: (O, KH, KW, I)
 // in memory is (O, I, KH, KW) in a file with FileLayout::oihw. Otherwise a row is an element.
@@ -137,7 +137,7 @@ std::string text(std::span<const std::int64_t> sizes) {
   return "(" + list + ")";
 }
 
-}  // namespace tensor_io_detail
+}  // namespace
 
 Shape file_shape(const Shape& memory, FileLayout layout) {
   if (layout == FileLayout::same) return memory;
@@ -161,13 +161,13 @@ void write_tensor_file(const std::string& path, const std::vector<NamedTensor>& 
                        FunctionRef<void(FunctionRef<void(const NamedTensor&)>)> each, Numbers numbers) {
   std::vector<SafetensorsEntry> entries;
   for (const std::vector<NamedTensor>* list : {&here, &outline}) {
-    for (const NamedTensor& named : *list) entries.push_back(tensor_io_detail::entry_of(path, named));
+    for (const NamedTensor& named : *list) entries.push_back(entry_of(path, named));
   }
   SafetensorsWriter file(path, std::move(entries), metadata);
   FileStaging staging;
-  const auto append = [&](const NamedTensor& named) { tensor_io_detail::append(file, named, staging); };
-  for (const NamedTensor& named : here) append(named);
-  each(append);
+  const auto add = [&](const NamedTensor& named) { append(file, named, staging); };
+  for (const NamedTensor& named : here) add(named);
+  each(add);
   if (numbers == Numbers::finite && !file.not_finite().empty()) {
     throw NotFiniteError(path + ": not written: tensor " + quote(file.not_finite()) + " holds a NaN or an infinity");
   }
@@ -180,8 +180,8 @@ void check_file_tensor(const std::string& operation, const SafetensorsEntry& ent
   const Shape shape = file_shape(t.shape(), target.layout);
   const std::span<const std::int64_t> sizes(shape.begin(), shape.end());
   if (!std::equal(sizes.begin(), sizes.end(), entry.shape.begin(), entry.shape.end())) {
-    throw ShapeError(operation + ": tensor " + quote(target.name) + " is " + tensor_io_detail::text(entry.shape) +
-                     " in the file, the model needs " + tensor_io_detail::text(sizes));
+    throw ShapeError(operation + ": tensor " + quote(target.name) + " is " + text(entry.shape) +
+                     " in the file, the model needs " + text(sizes));
   }
   const DType dtype = loadable_dtype(entry);
   const bool may_convert = conversion == Conversion::floating && is_floating(dtype) && is_floating(t.dtype());
@@ -197,11 +197,11 @@ void read_file_tensor(const SafetensorsReader& file, const SafetensorsEntry& ent
   const Tensor& t = target.tensor;
   if (t.elements() == 0 || t.device().is_dry) return;
   if (t.device().is_cpu() && t.is_contiguous()) {
-    tensor_io_detail::read_here(file, entry, target, staging);
+    read_here(file, entry, target, staging);
     return;
   }
   const NamedTensor read{target.name, Tensor::empty(t.shape(), t.dtype(), cpu), target.layout};
-  tensor_io_detail::read_here(file, entry, read, staging);
+  read_here(file, entry, read, staging);
   copy_into(t, to_device(read.tensor, t.device()));
 }
 

@@ -26,11 +26,11 @@
 
 namespace thimble::nn {
 
-namespace weight_files_detail {
+namespace {
 
 constexpr std::uint64_t most_index_bytes = 100'000'000;  // as a header of safetensors
 
-[[noreturn]] void refuse(const std::string& path, const std::string& why) {
+[[noreturn]] void refuse_file(const std::string& path, const std::string& why) {
   throw FileError(path, 0, "is not an index of weights: " + why);
 }
 
@@ -40,13 +40,13 @@ std::map<std::string, std::string> read_index(const std::string& path) {
   try {
     shard_of = JsonKeys(path, most_index_bytes).text_map("weight_map");
   } catch (const ValueError& error) {
-    refuse(path, std::string(error.what()).substr(path.size() + 2));  // without "FILE: ", which refuse() writes
+    refuse_file(path, std::string(error.what()).substr(path.size() + 2));  // without "FILE: ", which refuse() writes
   }
-  if (shard_of.empty()) refuse(path, "weight_map has no tensors");
+  if (shard_of.empty()) refuse_file(path, "weight_map has no tensors");
   return shard_of;
 }
 
-}  // namespace weight_files_detail
+}  // namespace
 
 WeightFiles::WeightFiles(const std::string& path) {
   const std::filesystem::path given(path);
@@ -86,26 +86,25 @@ void WeightFiles::add(const std::string& path) {
 }
 
 void WeightFiles::open_index(const std::string& path) {
-  using weight_files_detail::refuse;
-  const std::map<std::string, std::string> shard_of = weight_files_detail::read_index(path);
+  const std::map<std::string, std::string> shard_of = read_index(path);
   std::set<std::string> names;
   for (const auto& [tensor, name] : shard_of) names.insert(name);
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   for (const std::string& name : names) {
     if (name.empty() || name == "." || name == ".." || name.find_first_of("/\\") != std::string::npos) {
-      refuse(path, "file " + quote(name) + "; expected the name of a file beside it");
+      refuse_file(path, "file " + quote(name) + "; expected the name of a file beside it");
     }
     add((folder / name).string());
   }
   for (const auto& [tensor, name] : shard_of) {
     const StoredWeight weight = find(tensor);
     if (weight.file == nullptr || std::filesystem::path(weight.file->path()).filename() != name) {
-      refuse(path, "tensor " + quote(tensor) + " is not in " + quote(name));
+      refuse_file(path, "tensor " + quote(tensor) + " is not in " + quote(name));
     }
   }
   for (const StoredWeight& weight : weights_) {
     if (shard_of.count(weight.entry->name) == 0) {
-      refuse(path, "tensor " + quote(weight.entry->name) + " of " + weight.file->path() + " is not in weight_map");
+      refuse_file(path, "tensor " + quote(weight.entry->name) + " of " + weight.file->path() + " is not in weight_map");
     }
   }
 }
@@ -121,9 +120,9 @@ std::string format_weight_index(const std::map<std::string, std::string>& shard_
   return json.dump(2) + "\n";
 }
 
-namespace weights_detail {
+namespace {
 
-constexpr std::string_view prefix = "transformer.";
+constexpr std::string_view file_prefix = "transformer.";
 
 std::vector<NamedTensor> all_tensors(const Module& module) {
   std::vector<NamedTensor> list = module.parameters();
@@ -165,7 +164,7 @@ std::vector<std::vector<std::string>> names_of(const std::string& name, const Pu
                                                const LoadOptions& options) {
   std::vector<std::vector<std::string>> all{{options.prefix + name}};
   if (!options.prefix.empty()) return all;
-  all.push_back({std::string(prefix) + name});
+  all.push_back({std::string(file_prefix) + name});
   if (names == nullptr) return all;
   for (auto& other : names->names_in_files(name)) all.push_back(std::move(other));
   return all;
@@ -194,8 +193,8 @@ std::vector<FileTensor> rows_of(const FileTensor& target, std::size_t count) {
   return list;
 }
 
-Match match(const std::vector<FileTensor>& targets, const WeightFiles& files, const PublicNames* names,
-            const LoadOptions& options) {
+Match match_tensors(const std::vector<FileTensor>& targets, const WeightFiles& files, const PublicNames* names,
+                    const LoadOptions& options) {
   Match result;
   std::set<const SafetensorsEntry*> used;
   std::set<std::string> missing;
@@ -284,18 +283,18 @@ void require_all(const Match& match, const std::string& path, bool is_checkpoint
   if (!why.empty()) throw ValueError("load_weights: " + path + ": " + why);
 }
 
-}  // namespace weights_detail
+}  // namespace
 
 void save_weights(const Module& module, const std::string& path, const Metadata& metadata) {
   const ParameterUse use;
-  const std::vector<FileTensor> tensors = weights_detail::file_tensors(module);
+  const std::vector<FileTensor> tensors = file_tensors(module);
   write_tensor_file(path, {}, wholes_of(tensors), metadata,
-                    [&](FunctionRef<void(const NamedTensor&)> append) { weights_detail::assemble(tensors, append); });
+                    [&](FunctionRef<void(const NamedTensor&)> append) { assemble(tensors, append); });
 }
 
 void visit_save_weights(const Module& module) {
   const ParameterUse use;
-  weights_detail::assemble(weights_detail::file_tensors(module), [](const NamedTensor&) {});
+  assemble(file_tensors(module), [](const NamedTensor&) {});
 }
 
 void save_weight_folder(const Module& module, const std::string& folder, std::uint64_t most_bytes,
@@ -310,7 +309,7 @@ void save_weight_folder(const Module& module, const std::string& folder, std::ui
   if (error) throw FileError(folder, 0, "cannot make the folder: " + error.message());
   const ParameterUse use;
   const std::string whole = (into / weight_file).string();
-  const auto shards = weights_detail::shards_of(weights_detail::all_tensors(module), most_bytes);
+  const auto shards = shards_of(all_tensors(module), most_bytes);
   if (shards.size() == 1) return write_tensor_file(whole, shards.front(), metadata);
   if (std::filesystem::exists(whole, error)) {
     throw FileError(whole, 0, "is there, and would be read in place of " + std::to_string(shards.size()) + " shards");
@@ -331,16 +330,16 @@ LoadedWeights load_weights(Module& module, const std::string& path, const LoadOp
   const ParameterUse use;
   const WeightFiles files(path);
   const auto* const names = dynamic_cast<const PublicNames*>(&module);
-  weights_detail::Match match = weights_detail::match(weights_detail::file_tensors(module), files, names, options);
+  Match match = match_tensors(file_tensors(module), files, names, options);
   if (options.is_strict) {
-    weights_detail::require_all(match, path, options.prefix.empty() && is_checkpoint(files.metadata()));
+    require_all(match, path, options.prefix.empty() && is_checkpoint(files.metadata()));
   }
   for (const auto& [weight, target] : match.pairs) {
     check_file_tensor("load_weights: " + path, *weight.entry, target.whole, Conversion::floating);
   }
   for (const auto& [weight, target] : match.pairs) weight.file->verify(*weight.entry);
   FileStaging staging;
-  weights_detail::require_copies(match, path, staging);
+  require_copies(match, path, staging);
   for (const auto& [weight, target] : match.pairs) {
     check_state_numbers("load_weights: " + path, *weight.file, *weight.entry, target.whole, staging);
   }
@@ -350,7 +349,7 @@ LoadedWeights load_weights(Module& module, const std::string& path, const LoadOp
 
 void visit_weights(const Module& module) {
   const ParameterUse use;
-  for (const NamedTensor& t : weights_detail::all_tensors(module)) {
+  for (const NamedTensor& t : all_tensors(module)) {
     fetch_parameters(t.tensor);
     if (t.tensor.storage()) t.tensor.storage()->bump_version();
   }

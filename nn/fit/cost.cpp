@@ -10,7 +10,7 @@
 #include <thimble/core/threads/parallel.h>
 
 namespace thimble::nn {
-namespace cost_detail {
+namespace {
 
 constexpr double giga = 1e9;
 
@@ -56,14 +56,14 @@ double bytes_of(const TapeGraph& graph, std::uint32_t value) {
   return static_cast<double>(v.shape.elements()) * static_cast<double>(size_of(v.dtype));
 }
 
-}  // namespace cost_detail
+}  // namespace
 
 double Hardware::multiply_adds_per_s(DType dtype) const noexcept {
   if (size_of(dtype) < 4 && narrow_per_s > 0) return narrow_per_s;
   return dtype == DType::f32 && allows_tf32() && tf32_per_s > 0 ? tf32_per_s : f32_per_s;
 }
 
-std::span<const Hardware> hardware_list() { return cost_detail::table(); }
+std::span<const Hardware> hardware_list() { return table(); }
 
 const Hardware& hardware(std::string_view name) {
   std::string names;
@@ -91,7 +91,7 @@ Hardware hardware_of_gpu(std::string_view driver_name) {
   return other;
 }
 
-namespace cost_detail {
+namespace {
 
 std::vector<NodeTimes> roofline(const TapeGraph& graph, const Hardware& hardware) {
   std::vector<NodeTimes> times;
@@ -139,12 +139,12 @@ void require_same(const TapeGraph& graph, const std::vector<std::string>& operat
   }
 }
 
-}  // namespace cost_detail
+}  // namespace
 
 std::vector<NodeTimes> node_times(const TapeGraph& graph, const CostModel& costs) {
-  std::vector<NodeTimes> times = cost_detail::roofline(graph, costs.hardware);
+  std::vector<NodeTimes> times = roofline(graph, costs.hardware);
   if (costs.operators.empty()) return times;
-  cost_detail::require_same(graph, costs.operators);
+  require_same(graph, costs.operators);
   for (std::size_t n = 0; n < times.size(); ++n) {
     times[n].forward *= costs.factors[n].forward;
     times[n].recompute *= costs.factors[n].recompute;

@@ -15,10 +15,10 @@
 #include <thimble/core/files/file_stream.h>
 
 namespace thimble::nn {
-namespace cost_file_detail {
+namespace {
 
-constexpr std::uint64_t most_bytes = 64 << 20;
-constexpr std::string_view format = "thimble cost model 1";
+constexpr std::uint64_t most_costs_bytes = 64 << 20;
+constexpr std::string_view costs_format = "thimble cost model 1";
 
 CostModel read(const std::string& path, const nlohmann::json& json) {
   const auto refuse = [&](const std::string& why) { throw FileError(path, 0, why); };
@@ -27,7 +27,7 @@ CostModel read(const std::string& path, const nlohmann::json& json) {
       if (std::find(keys.begin(), keys.end(), key) == keys.end()) refuse("unknown key '" + key + "'");
     }
   };
-  if (!json.is_object() || json.value("format", "") != format) refuse("is not a cost model");
+  if (!json.is_object() || json.value("format", "") != costs_format) refuse("is not a cost model");
   know(json, {"format", "hardware", "source", "nodes"});
   CostModel costs(hardware(json.at("hardware").get<std::string>()));
   costs.source = json.at("source").get<std::string>();
@@ -50,11 +50,10 @@ CostModel read(const std::string& path, const nlohmann::json& json) {
   return costs;
 }
 
-}  // namespace cost_file_detail
+}  // namespace
 
 void write_cost_model(const std::string& path, const CostModel& costs) {
-  nlohmann::ordered_json json{
-      {"format", cost_file_detail::format}, {"hardware", costs.hardware.name}, {"source", costs.source}};
+  nlohmann::ordered_json json{{"format", costs_format}, {"hardware", costs.hardware.name}, {"source", costs.source}};
   json["nodes"] = nlohmann::ordered_json::array();
   for (std::size_t n = 0; n < costs.factors.size(); ++n) {
     const NodeFactors& f = costs.factors[n];
@@ -65,10 +64,10 @@ void write_cost_model(const std::string& path, const CostModel& costs) {
 }
 
 CostModel read_cost_model(const std::string& path) {
-  const std::vector<std::byte> bytes = read_whole_file(path, cost_file_detail::most_bytes);
+  const std::vector<std::byte> bytes = read_whole_file(path, most_costs_bytes);
   const auto* const begin = reinterpret_cast<const char*>(bytes.data());
   try {
-    return cost_file_detail::read(path, nlohmann::json::parse(begin, begin + bytes.size()));
+    return read(path, nlohmann::json::parse(begin, begin + bytes.size()));
   } catch (const nlohmann::json::parse_error& error) {
     throw FileError(path, error.byte, "is not JSON from here on");
   } catch (const nlohmann::json::exception&) {  // a member that is not there, or of another kind

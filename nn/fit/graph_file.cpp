@@ -18,7 +18,7 @@
 #include <thimble/nn/fit/json_reader.h>
 
 namespace thimble::nn {
-namespace graph_file_detail {
+namespace {
 
 using Json = nlohmann::ordered_json;
 using remat::Bytes;
@@ -27,11 +27,11 @@ using remat::GraphTimeline;
 constexpr std::uint64_t max_file_bytes = 256 << 20;
 constexpr std::size_t max_nodes = 1 << 20;  // and values
 constexpr double max_seconds = 1e6;         // of one node; sums stay below largest_total ns
-constexpr double nanoseconds = 1e9;
+constexpr double nanoseconds_each = 1e9;
 
-class Reader {
+class GraphReader {
  public:
-  explicit Reader(const std::string& source) : json_{source, "a graph"} {}
+  explicit GraphReader(const std::string& source) : json_{source, "a graph"} {}
 
   StepGraph read(std::string_view text) {
     const Json json = json_.parse(text);
@@ -140,7 +140,7 @@ class Reader {
       step_.graph.tensors.emplace_back();
     }
     if (json.contains("backward_reads")) op.backward_reads = roots(json["backward_reads"], what + ", backward_reads");
-    op.cost = std::llround(seconds(json["seconds"], what + ", seconds") * nanoseconds);
+    op.cost = std::llround(seconds(json["seconds"], what + ", seconds") * nanoseconds_each);
     step_.forward_s += json["seconds"].get<double>();
     if (json.contains("backward_seconds")) {
       step_.backward_s += seconds(json["backward_seconds"], what + ", backward_seconds");
@@ -184,7 +184,7 @@ memory::Placement place(const StepGraph& step, const GraphTimeline& timeline, st
   return placement;
 }
 
-double in_seconds(remat::Time cost) { return static_cast<double>(cost) / nanoseconds; }
+double in_seconds(remat::Time cost) { return static_cast<double>(cost) / nanoseconds_each; }
 
 const char* kind_of(GraphTimeline::Event::Kind kind) {
   using Kind = GraphTimeline::Event::Kind;
@@ -203,19 +203,16 @@ std::string named(const std::vector<T>& all, std::uint32_t index) {
   return std::to_string(index) + (name.empty() ? "" : " (" + printable(name) + ")");
 }
 
-}  // namespace graph_file_detail
+}  // namespace
 
-StepGraph parse_graph(std::string_view json, const std::string& source) {
-  return graph_file_detail::Reader(source).read(json);
-}
+StepGraph parse_graph(std::string_view json, const std::string& source) { return GraphReader(source).read(json); }
 
 StepGraph read_graph(const std::string& path) {
-  const std::vector<std::byte> bytes = read_whole_file(path, graph_file_detail::max_file_bytes);
+  const std::vector<std::byte> bytes = read_whole_file(path, max_file_bytes);
   return parse_graph({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path);
 }
 
 GraphPlan plan_graph(const StepGraph& step, std::size_t budget_bytes) {
-  using namespace graph_file_detail;
   const std::vector<remat::KeptPlan> found = remat::peak_options(step.graph, std::size_t{1} << 20, remat::Reruns::any);
   GraphPlan plan;
   plan.budget_bytes = budget_bytes;
@@ -251,7 +248,6 @@ GraphPlan plan_graph(const StepGraph& step, std::size_t budget_bytes) {
 }
 
 std::string to_json(const StepGraph& step, const GraphPlan& plan) {
-  using namespace graph_file_detail;
   Json json{{"version", 1},
             {"name", step.name},
             {"nodes", step.graph.operators.size()},
@@ -284,7 +280,6 @@ std::string to_json(const StepGraph& step, const GraphPlan& plan) {
 }
 
 std::string to_text(const StepGraph& step, const GraphPlan& plan) {
-  using namespace graph_file_detail;
   const remat::Graph& graph = step.graph;
   const auto line = [](std::string name, std::size_t bytes) {
     std::string exact = format_grouped(bytes), words = format_bytes(bytes);

@@ -10,7 +10,7 @@
 #include <thimble/memory/units.h>
 
 namespace thimble::nn {
-namespace levers_detail {
+namespace {
 
 /// Whether a refusal has time for work that takes about so long.
 bool has_time(const LeverSearch& search, double ms) {
@@ -26,7 +26,7 @@ auto timed(double& most_ms, Work&& work) {
   return result;
 }
 
-}  // namespace levers_detail
+}  // namespace
 
 LeverPrice price_of(const LeverSearch& search, const Lever& lever, Planner& planner, double plain_s) {
   const Plan& least = planner.smallest();
@@ -51,7 +51,6 @@ std::size_t state_bound(const MakeRun& make, memory::Device device) {
 }
 
 LeverOffers offer_levers(const LeverSearch& search, const std::vector<Lever>& levers, double plain_s) {
-  using namespace levers_detail;
   LeverOffers offers;
   offers.known = offers.untried = levers.size();
   double lever_ms = process::processor_ms() - search.begin_ms, bound_ms = 0;

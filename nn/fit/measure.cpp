@@ -8,7 +8,7 @@
 #include <thimble/core/tensor/context.h>
 
 namespace thimble::nn {
-namespace measure_detail {
+namespace {
 
 constexpr int steps = 4;  // the first one takes pages for the first time, and is not counted
 
@@ -41,7 +41,7 @@ std::shared_ptr<const TapePlan> recompute_all(const TapeGraph& graph) {
 
 double factor(double measured, double roofline) { return measured > 0 && roofline > 0 ? measured / roofline : 1; }
 
-}  // namespace measure_detail
+}  // namespace
 
 CostModel measure_costs(const MakeRun& make, memory::Device device, const Hardware& machine) {
   if (device.is_dry) {
@@ -50,14 +50,14 @@ CostModel measure_costs(const MakeRun& make, memory::Device device, const Hardwa
   const TapeGraph graph = record_step(device, make);
   CostModel costs(machine);
   const std::vector<NodeTimes> roofline = node_times(graph, costs);
-  const TapeTimes times = measure_detail::fastest(make, device, nullptr);
-  const TapeTimes again = measure_detail::fastest(make, device, measure_detail::recompute_all(graph));
+  const TapeTimes times = fastest(make, device, nullptr);
+  const TapeTimes again = fastest(make, device, recompute_all(graph));
   for (std::size_t n = 0; n < graph.nodes.size(); ++n) {
     NodeFactors f;
-    f.forward = measure_detail::factor(times.forward[n], roofline[n].forward);
-    f.backward = measure_detail::factor(times.backward[n], roofline[n].backward);
+    f.forward = factor(times.forward[n], roofline[n].forward);
+    f.backward = factor(times.backward[n], roofline[n].backward);
     const bool is_shorter = graph.nodes[n].type->has_output_from_saved && again.recompute[n] > 0;
-    f.recompute = is_shorter ? measure_detail::factor(again.recompute[n], roofline[n].recompute) : f.forward;
+    f.recompute = is_shorter ? factor(again.recompute[n], roofline[n].recompute) : f.forward;
     costs.operators.emplace_back(graph.nodes[n].type->name);
     costs.factors.push_back(f);
   }

@@ -7,12 +7,12 @@
 #include <thimble/memory/remat/select.h>
 
 namespace thimble::nn {
-namespace option_cache_detail {
+namespace {
 
 // A price at which a tensor is recomputed wherever it can be.
 constexpr remat::Bytes too_large = remat::Bytes{1} << 50;
 
-}  // namespace option_cache_detail
+}  // namespace
 
 const std::vector<OptionCache::Entry>& OptionCache::options(const remat::Graph& block,
                                                             const std::vector<std::uint32_t>& inner,
@@ -47,7 +47,7 @@ OptionCache::Numbers OptionCache::numbers_of(const remat::Graph& block, const st
 std::vector<OptionCache::Entry> OptionCache::find(const remat::Graph& block, const std::vector<std::uint32_t>& inner,
                                                   std::size_t limit) {
   remat::Graph priced = block;
-  for (const std::uint32_t t : inner) priced.tensors[t].bytes += option_cache_detail::too_large;
+  for (const std::uint32_t t : inner) priced.tensors[t].bytes += too_large;
   std::vector<Entry> entries;
   for (remat::KeptPlan& plan : remat::block_options(priced, limit + inner.size())) {
     remat::Selection& selection = plan.selection;

@@ -22,11 +22,11 @@
 #include <thimble/nn/fit/json_reader.h>
 
 namespace thimble::nn {
-namespace plan_json_detail {
+namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::string_view format = "thimble plan 2";
+constexpr std::string_view plan_format = "thimble plan 2";
 constexpr std::string_view begin = "{\"format\":\"thimble plan 2\",\"crc32c\":\"";
 constexpr std::string_view zeros = "00000000";
 
@@ -119,7 +119,7 @@ Json figures_of(const Plan& plan) {
 
 // ---- reading
 
-struct Reader : JsonReader {
+struct PlanReader : JsonReader {
   std::size_t bytes(const Json& json, const std::string& what, std::size_t min = 0) const {
     return number<std::size_t>(json, what, min, max_bytes);
   }
@@ -300,12 +300,11 @@ struct Reader : JsonReader {
   }
 };
 
-}  // namespace plan_json_detail
+}  // namespace
 
 std::string plan_to_json(const Plan& plan) {
-  using namespace plan_json_detail;
   if (!plan.key) throw ValueError("plan: it has no key, so it cannot be written; plans of a Planner have one");
-  Json json{{"format", format}, {"crc32c", zeros}, {"figures", figures_of(plan)}, {"key", json_of(*plan.key)}};
+  Json json{{"format", plan_format}, {"crc32c", zeros}, {"figures", figures_of(plan)}, {"key", json_of(*plan.key)}};
   json["tape"] = plan.tape ? json_of(*plan.tape) : Json();
   json["placement"] = Json::array();
   for (const StepPlacement& step : plan.placement) json["placement"].push_back(json_of(step));
@@ -315,27 +314,25 @@ std::string plan_to_json(const Plan& plan) {
 }
 
 void put_plan_sum(std::string& json) {
-  using namespace plan_json_detail;
   if (has_sum_place(json)) json.replace(begin.size(), zeros.size(), sum_of(json));
 }
 
 Plan parse_plan(std::string_view json, const std::string& source) {
-  using namespace plan_json_detail;
-  const Reader reader{{source, "a plan"}};
+  const PlanReader reader{{source, "a plan"}};
   if (json.starts_with("{\"format\":\"thimble plan 1\"")) {
     reader.refuse("it was written by an earlier version, without a checksum; make it anew with `plan --save`");
   }
   if (!has_sum_place(json))
-    reader.refuse("it does not begin with the format '" + std::string(format) + "' and a checksum");
+    reader.refuse("it does not begin with the format '" + std::string(plan_format) + "' and a checksum");
   if (json.substr(begin.size(), zeros.size()) != sum_of(json)) {
     reader.refuse("its bytes are not those that were written: the checksum is another", begin.size());
   }
   return reader.plan(reader.parse(json));
 }
 
-namespace plan_file_detail {
+namespace {
 
-constexpr std::uint64_t most_bytes = std::uint64_t{1} << 30;
+constexpr std::uint64_t most_plan_bytes = std::uint64_t{1} << 30;
 
 /// The tape's plan with the operators of this program.
 std::shared_ptr<const TapePlan> with_operators(const std::shared_ptr<const TapePlan>& tape, const TapeGraph& graph) {
@@ -348,13 +345,13 @@ std::shared_ptr<const TapePlan> with_operators(const std::shared_ptr<const TapeP
   return whole;
 }
 
-}  // namespace plan_file_detail
+}  // namespace
 
 void write_plan(const std::string& path, const Plan& plan) { write_file_atomically(path, plan_to_json(plan)); }
 
 Plan read_plan(const std::string& path, const MakeRun& make, memory::Device device, const MakeTier& make_tier,
                std::size_t steps) {
-  const std::vector<std::byte> bytes = read_whole_file(path, plan_file_detail::most_bytes);
+  const std::vector<std::byte> bytes = read_whole_file(path, most_plan_bytes);
   return plan_from_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path, make, device, make_tier,
                         steps);
 }
@@ -367,7 +364,6 @@ PlanSource plan_file(std::string path) {
 
 Plan plan_from_json(std::string_view json, const std::string& source, const MakeRun& make, memory::Device device,
                     const MakeTier& make_tier, std::size_t steps) {
-  using namespace plan_file_detail;
   const memory::Device on = dry(device);
   Plan plan = parse_plan(json, source);
   PlanKey now;

@@ -8,7 +8,7 @@
 #include <thimble/version.h>
 
 namespace thimble::nn {
-namespace plan_key_detail {
+namespace {
 
 std::string both(const std::string& what, const std::string& plan, const std::string& now) {
   return what + ": the plan has '" + plan + "', here it is '" + now + "'";
@@ -32,7 +32,7 @@ std::string step_text(TrainingRun& run) {
   return text;
 }
 
-}  // namespace plan_key_detail
+}  // namespace
 
 std::string machine_text(memory::Device device) {
   if (device.is_cuda()) return "cuda, compute capability " + capability_text(compute_capability(device));
@@ -43,7 +43,7 @@ PlanKey plan_key(memory::Device device, const TapeGraph& graph, TrainingRun& run
   PlanKey key;
   key.library = THIMBLE_VERSION;
   key.machine = machine_text(device);
-  key.step = plan_key_detail::step_text(run);
+  key.step = step_text(run);
   for (const TapeGraph::Value& value : graph.values) {
     if (value.is_leaf) key.leaves.push_back({value.shape, value.dtype});
   }
@@ -53,7 +53,6 @@ PlanKey plan_key(memory::Device device, const TapeGraph& graph, TrainingRun& run
 }
 
 std::string difference(const PlanKey& plan, const PlanKey& now) {
-  using namespace plan_key_detail;
   if (plan.library != now.library) return both("version of the library", plan.library, now.library);
   if (plan.machine != now.machine) return both("machine", plan.machine, now.machine);
   if (plan.step != now.step) return both("step", plan.step, now.step);

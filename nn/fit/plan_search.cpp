@@ -9,7 +9,7 @@
 #include <thimble/memory/arena/backing.h>
 
 namespace thimble::nn {
-namespace plan_search_detail {
+namespace {
 
 constexpr std::size_t spread_count = 48;      // points of the frontier that a search begins with, spread over its bytes
 constexpr std::size_t beyond_count = 2;       // of these, tried beyond the place where halving ends
@@ -138,7 +138,7 @@ void keep_gradients(const std::vector<remat::Bytes>& bytes, StagedGraph& staged)
   }
 }
 
-}  // namespace plan_search_detail
+}  // namespace
 
 PlanSearch::PlanSearch(MakeRun make, memory::Device device, const CostModel& costs, PlannerOptions options)
     : make_(std::move(make)), device_(dry(device)), options_(std::move(options)) {
@@ -169,15 +169,15 @@ PlanSearch::PlanSearch(MakeRun make, memory::Device device, const CostModel& cos
   accumulating_s_ = static_cast<double>(passes_ - 1) * 3 * gradient_bytes / costs.hardware.bytes_per_s;
   add_course(std::move(staged), cuts, fuses);
   if (!simpler_) {
-    for (const std::size_t count : plan_search_detail::other_counts(courses_.front().staged.chain)) {
+    for (const std::size_t count : other_counts(courses_.front().staged.chain)) {
       const std::vector<std::uint32_t> even = even_cuts(graph_, count);
       add_course(make_stages(graph_, times, even), even, fuses);
     }
   }
-  if (!simpler_) whole_ = whole_plans(graph_, times, plan_search_detail::whole_count);
+  if (!simpler_) whole_ = whole_plans(graph_, times, whole_count);
   if (!simpler_) {
     bound_ = std::make_unique<remat::TimeBound>(whole_graph(graph_, times));
-    lasting_bytes_ = plan_search_detail::lasting_bytes(profile_training(device_, run_with(plan_of(nullptr)), 2, true));
+    lasting_bytes_ = lasting_bytes(profile_training(device_, run_with(plan_of(nullptr)), 2, true));
   }
   courses_.emplace_back();
   granule_ = make_dry_backing(device_)->granule();
@@ -193,7 +193,6 @@ const Plan& PlanSearch::keep_everything() {
 
 /// A cutting of the graph, and its points that are looked at.
 void PlanSearch::add_course(StagedGraph staged, const std::vector<std::uint32_t>& cuts, bool fuses) {
-  using namespace plan_search_detail;
   // With micro-batches they are all there from the first one on, and none are added to them.
   if (passes_ > 1) keep_gradients(std::vector<remat::Bytes>(staged.stages.size()), staged);
   if (fuses) keep_gradients(shared_gradients(graph_, cuts), staged);
@@ -345,7 +344,7 @@ std::size_t PlanSearch::find_point(Course& course, std::size_t budget_bytes, boo
       fits_not = middle;
     }
   }
-  for (std::size_t i = std::min(begin + plan_search_detail::beyond_count, list.size() - 1); i > begin; --i) {
+  for (std::size_t i = std::min(begin + beyond_count, list.size() - 1); i > begin; --i) {
     if (fits(list[i])) begin = i + 1;
   }
   std::size_t found = begin > 0 ? list[begin - 1] : none;
@@ -460,7 +459,7 @@ std::vector<Plan> PlanSearch::plans() {
   };
   std::vector<Run> runs;
   for (Course& course : courses_) {
-    std::vector<plan_search_detail::Tried> tried;
+    std::vector<Tried> tried;
     std::vector<bool> was_run(size(course));
     const auto add = [&](std::size_t point) {
       Candidate& candidate = run(course, point);
@@ -474,8 +473,8 @@ std::vector<Plan> PlanSearch::plans() {
       if (&course == &courses_.front() || point + 1 < size(course)) add(point);
     }
     add(smallest_point(course));
-    for (std::size_t i = 0; i < plan_search_detail::refinement_count; ++i) {
-      const std::size_t point = plan_search_detail::next_point(plan_search_detail::best(tried), was_run);
+    for (std::size_t i = 0; i < refinement_count; ++i) {
+      const std::size_t point = next_point(best(tried), was_run);
       if (point == size(course)) break;
       add(point);
     }

@@ -44,9 +44,9 @@ memory::OutsideBytes fit_process(std::size_t process_budget_bytes, std::size_t o
                    process_budget_bytes, now);
 }
 
-namespace process_budget_detail {
+namespace {
 
-[[noreturn]] void refuse(std::size_t budget, std::size_t room) {
+[[noreturn]] void refuse_budget(std::size_t budget, std::size_t room) {
   throw OutOfMemory("planning: it needs more than its bound of " + memory::exact_bytes(room) +
                         (budget > 0 ? ", which `process_budget_bytes` " + memory::exact_bytes(budget) +
                                           " or a limit of the machine leaves beside code"
@@ -55,7 +55,7 @@ namespace process_budget_detail {
                     {.requested_bytes = room + 1, .capacity_bytes = room});
 }
 
-}  // namespace process_budget_detail
+}  // namespace
 
 void plan_in_bound(std::size_t process_budget_bytes, FunctionRef<void()> plan) {
   const std::size_t room = memory::heap_room(), code = process::file_mapped_bytes();
@@ -64,9 +64,9 @@ void plan_in_bound(std::size_t process_budget_bytes, FunctionRef<void()> plan) {
   try {
     plan();
   } catch (const std::bad_alloc&) {
-    process_budget_detail::refuse(process_budget_bytes, bound.bytes());
+    refuse_budget(process_budget_bytes, bound.bytes());
   } catch (const OutOfMemory&) {
-    process_budget_detail::refuse(process_budget_bytes, bound.bytes());
+    refuse_budget(process_budget_bytes, bound.bytes());
   }
 }
 

@@ -39,13 +39,13 @@ std::vector<Spillable> spillables(const TapeGraph& graph) {
   return uses;
 }
 
-namespace spilling_detail {
+namespace {
 
 constexpr std::uint32_t nodes_ahead = 8;  // whose backward may hide the reading of the stage before
 
-remat::Time nanoseconds(double seconds) { return static_cast<remat::Time>(std::llround(seconds * 1e9)); }
+}  // namespace
 
-}  // namespace spilling_detail
+remat::Time nanoseconds(double seconds) { return static_cast<remat::Time>(std::llround(seconds * 1e9)); }
 
 SpillVariants::SpillVariants(const TapeGraph& graph, const std::vector<NodeTimes>& times, const Hardware& hardware,
                              const SpillPolicy& spilling)
@@ -108,7 +108,7 @@ SpillVariant SpillVariants::offloaded(const remat::Option& option, const Stage& 
     reads.emplace_back(last_reader(storage, stage), static_cast<double>(uses_[storage].bytes) / tier_bytes_per_s_);
   }
   std::sort(reads.rbegin(), reads.rend());
-  const auto last = std::min<std::size_t>(graph_.nodes.size() - 1, stage.end - 1 + spilling_detail::nodes_ahead);
+  const auto last = std::min<std::size_t>(graph_.nodes.size() - 1, stage.end - 1 + nodes_ahead);
   while (ahead < last && hidden < reads.front().second) hidden += times_[++ahead].backward;
   double now = hidden, read = 0, waited = 0;  // since the first read began
   std::uint32_t at = stage.end;
@@ -121,8 +121,8 @@ SpillVariant SpillVariants::offloaded(const remat::Option& option, const Stage& 
   const remat::Bytes input = has_input ? static_cast<remat::Bytes>(uses_[stage.input].bytes) : 0;
   result.option.kept_bytes -= bytes - input;
   result.option.keeps_input = option.keeps_input && !has_input;
-  result.option.forward_time += spilling_detail::nanoseconds(std::max(0.0, written - forward));
-  result.option.recompute_time += spilling_detail::nanoseconds(waited);
+  result.option.forward_time += nanoseconds(std::max(0.0, written - forward));
+  result.option.recompute_time += nanoseconds(waited);
   result.option.forward_peak_bytes += bytes - input;
   result.option.recompute_peak_bytes += bytes;
   result.option.backward_peak_bytes += bytes;
@@ -143,7 +143,7 @@ SpillVariant SpillVariants::packed(const remat::Option& option, const Stage& sta
     small += static_cast<remat::Bytes>(packed_bytes(static_cast<std::int64_t>(use.bytes / size_of(use.dtype)), to));
   }
   const remat::Bytes input = has_input ? static_cast<remat::Bytes>(uses_[stage.input].bytes) : 0;
-  const remat::Time pass = spilling_detail::nanoseconds(static_cast<double>(bytes + small) / bytes_per_s_);
+  const remat::Time pass = nanoseconds(static_cast<double>(bytes + small) / bytes_per_s_);
   result.option.kept_bytes += small - (bytes - input);
   result.option.keeps_input = option.keeps_input && !has_input;
   result.option.forward_time += pass;

@@ -27,6 +27,9 @@ struct Spillable {
 /// One per storage of the graph.
 std::vector<Spillable> spillables(const TapeGraph& graph);
 
+/// As the chains of recordings count time.
+remat::Time nanoseconds(double seconds);
+
 // ---- Options of a stage whose tensors wait elsewhere: in a tier, or in fewer digits.
 //
 // Policy

@@ -15,13 +15,11 @@
 #include <thimble/nn/fit/option_cache.h>
 
 namespace thimble::nn {
-namespace stages_detail {
+namespace {
 
 constexpr int costly_nodes_per_stage = 4;  // in stretches without residual branches
 constexpr int costly_nodes_of_block = 8;   // a tensor that lives longer is no residual branch's
 constexpr double crossing_weight = 3;      // of an even share of bytes that crosses a cut, in stages
-
-remat::Time nanoseconds(double seconds) { return static_cast<remat::Time>(std::llround(seconds * 1e9)); }
 
 /// What is known of the storage of values: views share one.
 struct StorageUse {
@@ -419,14 +417,11 @@ std::vector<std::uint32_t> find_shared(const Recorded& recorded, const std::vect
 /// Stages that options may span, so that planning a long chain stays short.
 std::size_t longest_span(std::size_t stages) { return stages <= 24 ? 8 : stages <= 40 ? 6 : 3; }
 
-}  // namespace stages_detail
+}  // namespace
 
-std::vector<std::uint32_t> cut_points(const TapeGraph& graph) {
-  return stages_detail::boundaries(graph, stages_detail::storage_uses(graph));
-}
+std::vector<std::uint32_t> cut_points(const TapeGraph& graph) { return boundaries(graph, storage_uses(graph)); }
 
 std::vector<std::uint32_t> even_cuts(const TapeGraph& graph, std::size_t stages) {
-  using namespace stages_detail;
   const std::vector<StorageUse> uses = storage_uses(graph);
   const std::size_t count = graph.nodes.size();
   std::vector<double> made(count + 1), crossing(count + 1);  // before each node
@@ -473,7 +468,6 @@ std::vector<std::uint32_t> even_cuts(const TapeGraph& graph, std::size_t stages)
 StagedGraph make_stages(const TapeGraph& graph, const std::vector<NodeTimes>& times,
                         const std::vector<std::uint32_t>& cuts, const StageLimits& limits,
                         const SpillVariants* variants) {
-  using namespace stages_detail;
   const Recorded recorded{graph, times, storage_uses(graph), leaf_readers(graph)};
   const std::size_t count = cuts.size() - 1;
   const std::size_t longest = limits.span > 0 ? limits.span : longest_span(count);
@@ -553,7 +547,6 @@ StagedGraph make_stages(const TapeGraph& graph, const std::vector<NodeTimes>& ti
 }
 
 std::vector<WholePlan> whole_plans(const TapeGraph& graph, const std::vector<NodeTimes>& times, std::size_t limit) {
-  using namespace stages_detail;
   const Recorded recorded{graph, times, storage_uses(graph), leaf_readers(graph)};
   const Block whole(recorded, 0, static_cast<std::uint32_t>(graph.nodes.size()));
   std::vector<WholePlan> plans;
@@ -564,7 +557,6 @@ std::vector<WholePlan> whole_plans(const TapeGraph& graph, const std::vector<Nod
 }
 
 remat::Graph whole_graph(const TapeGraph& graph, const std::vector<NodeTimes>& times) {
-  using namespace stages_detail;
   const Recorded recorded{graph, times, storage_uses(graph), leaf_readers(graph)};
   return Block(recorded, 0, static_cast<std::uint32_t>(graph.nodes.size())).graph();
 }

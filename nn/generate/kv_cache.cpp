@@ -10,7 +10,7 @@
 #include <thimble/core/tensor/view.h>
 
 namespace thimble::nn {
-namespace kv_cache_detail {
+namespace {
 
 bool is_allowed(DType dtype) noexcept {
   switch (dtype) {
@@ -33,7 +33,7 @@ Tensor positions(const Tensor& all, std::int64_t layer, std::int64_t begin, std:
   return view::transpose(view::slice(one, 2, begin, end), 1, 2);
 }
 
-}  // namespace kv_cache_detail
+}  // namespace
 
 std::size_t KvCacheSizes::bytes_per_token() const noexcept {
   const auto rows = static_cast<std::size_t>(2 * layers * heads);
@@ -55,7 +55,7 @@ KvCache::KvCache(const KvCacheSizes& sizes, memory::Device device) : sizes_(size
       throw ValueError(std::string("kv cache: ") + name + " " + std::to_string(number) + "; expected at least 1");
     }
   }
-  if (!kv_cache_detail::is_allowed(sizes.dtype)) {
+  if (!is_allowed(sizes.dtype)) {
     throw DTypeError("kv cache: " + std::string(to_string(sizes.dtype)) +
                      " is not one of f64, f32, f16, bf16, i8, f8e4m3, f8e5m2");
   }
@@ -99,18 +99,16 @@ void KvCache::check(std::int64_t layer, const Tensor& q, const Tensor& k, const 
 
 void KvCache::keep(const Side& side, std::int64_t layer, const Tensor& rows) const {
   const std::int64_t end = length_ + rows.size(1);
-  const Tensor to = kv_cache_detail::positions(side.values, layer, length_, end);  // (B, T, G, D)
+  const Tensor to = positions(side.values, layer, length_, end);  // (B, T, G, D)
   if (!side.scales.defined()) return copy_into(to, rows);
   const Tensor codes = quantize(rows, {sizes_.dtype, ScaleBlocks::per_row_block(sizes_.width), DType::f32, true});
   copy_into(to, codes);
-  copy_into(kv_cache_detail::positions(side.scales, layer, length_, end),
+  copy_into(positions(side.scales, layer, length_, end),
             view::reshape(*codes.scale(), {rows.size(0), rows.size(1), rows.size(2)}));
 }
 
 CachedRows KvCache::seen(const Side& side, std::int64_t layer, std::int64_t end) const {
-  const auto of = [&](const Tensor& all) {
-    return all.defined() ? kv_cache_detail::positions(all, layer, 0, end) : Tensor();
-  };
+  const auto of = [&](const Tensor& all) { return all.defined() ? positions(all, layer, 0, end) : Tensor(); };
   return {of(side.values), of(side.scales)};
 }
 

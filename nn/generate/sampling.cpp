@@ -9,7 +9,7 @@
 #include <thimble/memory/units.h>
 
 namespace thimble::nn {
-namespace sampling_detail {
+namespace {
 
 /// Tokens with their logits, the largest first where they are cut. Throws ValueError for what has no softmax.
 std::vector<TokenChance> candidates(std::span<const float> logits, const SamplingOptions& options) {
@@ -39,7 +39,7 @@ std::vector<TokenChance> candidates(std::span<const float> logits, const Samplin
   return list;
 }
 
-}  // namespace sampling_detail
+}  // namespace
 
 void SamplingOptions::check() const {
   if (!(temperature >= 0) || std::isinf(temperature)) {
@@ -58,7 +58,7 @@ void SamplingOptions::check() const {
 
 std::vector<TokenChance> token_chances(std::span<const float> logits, const SamplingOptions& options) {
   options.check();
-  std::vector<TokenChance> list = sampling_detail::candidates(logits, options);
+  std::vector<TokenChance> list = candidates(logits, options);
   double most = -INFINITY;
   for (const TokenChance& c : list) most = std::max(most, c.probability);
   if (most == -INFINITY) throw ValueError("sampling: all logits are -infinity; one that is finite is needed");

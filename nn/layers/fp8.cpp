@@ -10,7 +10,7 @@
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::nn {
-namespace fp8_layer_detail {
+namespace {
 
 void check(const Fp8Recipe& recipe) {
   const bool is_block = recipe.kind == Fp8Scaling::block;
@@ -33,7 +33,7 @@ std::string kind_of(const std::string& path) {
   return kind;
 }
 
-}  // namespace fp8_layer_detail
+}  // namespace
 
 std::string why_not_fp8(std::int64_t in, std::int64_t out) {
   if (in % fp8_multiple == 0 && out % fp8_multiple == 0) return {};
@@ -83,7 +83,7 @@ Fp8Linear::Fp8Linear(Linear& base, const TensorOptions& on)
       runs_(why_.empty()),
       device_(on.device),
       format_(on.fp8->format()) {
-  fp8_layer_detail::check(*on.fp8);
+  check(*on.fp8);
   check_fp8_strict(on.fp8, why_);
   if (!runs_ || on.fp8->kind != Fp8Scaling::delayed) return;
   state_ = make_fp8_state(on.fp8->history, on.device);
@@ -136,7 +136,7 @@ std::string fp8_paths_text(const std::vector<std::string>& paths) {
   std::vector<std::string> kinds;
   std::map<std::string, int> counts;
   for (const std::string& path : paths) {
-    const std::string kind = fp8_layer_detail::kind_of(path);
+    const std::string kind = kind_of(path);
     if (counts[kind]++ == 0) kinds.push_back(kind);
   }
   std::string text;

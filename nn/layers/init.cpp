@@ -57,7 +57,7 @@ void PartOf::for_each_run(FunctionRef<void(std::int64_t, std::int64_t, std::int6
   for (std::int64_t own = 0; own < count; own += each) f(in_whole(own), own, each);
 }
 
-namespace detail {
+namespace {
 
 // A run is a tensor whose samples are its elements, so that a site's first sample says where it lies in the whole.
 Tensor drawn(const PartOf& part, DType dtype, memory::Device device, RandomSite site,
@@ -72,16 +72,16 @@ Tensor drawn(const PartOf& part, DType dtype, memory::Device device, RandomSite 
   return t;
 }
 
-}  // namespace detail
+}  // namespace
 
 Tensor normal_part(const PartOf& part, double deviation, DType dtype, memory::Device device, const RandomSite& site) {
-  return detail::drawn(part, dtype, device, site,
-                       [&](const Tensor& t, const RandomSite& at) { fill_normal(t, 0, deviation, at); });
+  return drawn(part, dtype, device, site,
+               [&](const Tensor& t, const RandomSite& at) { fill_normal(t, 0, deviation, at); });
 }
 
 Tensor uniform_part(const PartOf& part, double bound, DType dtype, memory::Device device, const RandomSite& site) {
-  return detail::drawn(part, dtype, device, site,
-                       [&](const Tensor& t, const RandomSite& at) { fill_uniform(t, -bound, bound, at); });
+  return drawn(part, dtype, device, site,
+               [&](const Tensor& t, const RandomSite& at) { fill_uniform(t, -bound, bound, at); });
 }
 
 }  // namespace thimble::nn::init

@@ -14,7 +14,7 @@
 
 namespace thimble::nn {
 
-namespace layers_detail {
+namespace {
 
 void check_groups(const char* name, std::int64_t groups, std::int64_t in, std::int64_t out) {
   if (groups >= 1 && in % groups == 0 && out % groups == 0) return;
@@ -22,7 +22,7 @@ void check_groups(const char* name, std::int64_t groups, std::int64_t in, std::i
                    " and " + std::to_string(out) + " channels");
 }
 
-}  // namespace layers_detail
+}  // namespace
 
 Tensor as_operand(const Tensor& t, std::optional<DType> compute) {
   return t.defined() && compute ? cast(t, *compute) : t;
@@ -72,7 +72,7 @@ Conv2d::Conv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Con
                const TensorOptions& on)
     : options_(options), compute_(on.compute), fp8_fallback_(on.fp8 ? "convolutions have no FP8 form" : "") {
   check_fp8_strict(on.fp8, fp8_fallback_);
-  layers_detail::check_groups("conv2d", options.groups, in, out);
+  check_groups("conv2d", options.groups, in, out);
   const Shape shape{out, kernel, kernel, in / options.groups};  // (O, KH, KW, I / groups)
   weight =
       add_parameter("weight", init::kaiming_fan_out(shape, out * kernel * kernel / options.groups, on.dtype, on.device),
@@ -88,7 +88,7 @@ Conv1d::Conv1d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Con
                const TensorOptions& on)
     : options_(options), compute_(on.compute) {
   check_fp8_strict(on.fp8, on.fp8 ? "convolutions have no FP8 form" : "");
-  layers_detail::check_groups("conv1d", options.groups, in, out);
+  check_groups("conv1d", options.groups, in, out);
   const double bound = 1 / std::sqrt(static_cast<double>(in / options.groups * kernel));
   weight = add_parameter("weight", init::uniform({out, kernel, in / options.groups}, bound, on.dtype, on.device),
                          FileLayout::oihw);
@@ -103,7 +103,7 @@ ConvTranspose2d::ConvTranspose2d(std::int64_t in, std::int64_t out, std::int64_t
                                  std::int64_t output_padding, bool has_bias, const TensorOptions& on)
     : options_(options), output_padding_(output_padding), compute_(on.compute) {
   check_fp8_strict(on.fp8, on.fp8 ? "convolutions have no FP8 form" : "");
-  layers_detail::check_groups("conv_transpose2d", options.groups, in, out);
+  check_groups("conv_transpose2d", options.groups, in, out);
   const Shape shape{in, kernel, kernel, out / options.groups};
   const double bound = 1 / std::sqrt(static_cast<double>(out / options.groups * kernel * kernel));
   weight = add_parameter("weight", init::uniform(shape, bound, on.dtype, on.device), FileLayout::oihw);

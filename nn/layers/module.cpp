@@ -44,11 +44,11 @@ bool ends_as(std::string_view name, std::string_view pattern) noexcept {
   return matches(name, pattern);
 }
 
-namespace layer_scope_detail {
+namespace {
 
 thread_local const TensorOptions* in_force = nullptr;
 
-}  // namespace layer_scope_detail
+}  // namespace
 
 const TensorOptions& options_in_force() noexcept {
   static const TensorOptions plain{.device = cpu,
@@ -58,15 +58,15 @@ const TensorOptions& options_in_force() noexcept {
                                    .fp8 = {},
                                    .coded_weights = nullptr,
                                    .rules = nullptr};
-  return layer_scope_detail::in_force != nullptr ? *layer_scope_detail::in_force : plain;
+  return in_force != nullptr ? *in_force : plain;
 }
 
 LayerScope::LayerScope(TensorOptions options)
-    : options_(std::move(options)), before_(std::exchange(layer_scope_detail::in_force, &options_)) {}
+    : options_(std::move(options)), before_(std::exchange(in_force, &options_)) {}
 
-LayerScope::~LayerScope() { layer_scope_detail::in_force = before_; }
+LayerScope::~LayerScope() { in_force = before_; }
 
-namespace module_detail {
+namespace {
 
 // The leaf of a list that has the same elements, where a tensor that is not a leaf yet was given to two members.
 const Tensor* find_same(const std::vector<NamedTensor>& list, const Tensor& t) {
@@ -95,7 +95,7 @@ std::string below(const std::string& prefix, const std::string& child) {
   return child.empty() ? prefix : prefix + child + ".";
 }
 
-}  // namespace module_detail
+}  // namespace
 
 Member::Member(Tensor value) : Tensor(std::move(value)), place_(std::make_shared<Tensor*>(this)) {}
 
@@ -118,14 +118,14 @@ void Module::collect(const std::string& prefix, std::vector<NamedTensor>& list) 
     }
     Tensor& t = **own.member;
     if (!t.defined()) continue;
-    const Tensor* const same = t.leaf() ? nullptr : module_detail::find_same(list, t);
+    const Tensor* const same = t.leaf() ? nullptr : find_same(list, t);
     if (same != nullptr) t = *same;
-    module_detail::make_leaf(t);
-    module_detail::list_member(*t.leaf(), own.member);
+    make_leaf(t);
+    list_member(*t.leaf(), own.member);
     const auto is_it = [&](const NamedTensor& other) { return other.tensor.leaf() == t.leaf(); };
     if (std::none_of(list.begin(), list.end(), is_it)) list.push_back({prefix + own.name, t, own.layout});
   }
-  for (const Child& c : children_) c.module->collect(module_detail::below(prefix, c.name), list);
+  for (const Child& c : children_) c.module->collect(below(prefix, c.name), list);
 }
 
 void Module::collect_buffers(const std::string& prefix, std::vector<NamedTensor>& list) const {
@@ -133,7 +133,7 @@ void Module::collect_buffers(const std::string& prefix, std::vector<NamedTensor>
     const Tensor& t = *own.member != nullptr ? **own.member : own.kept;
     if (t.defined()) list.push_back({prefix + own.name, t, own.layout});
   }
-  for (const Child& c : children_) c.module->collect_buffers(module_detail::below(prefix, c.name), list);
+  for (const Child& c : children_) c.module->collect_buffers(below(prefix, c.name), list);
 }
 
 std::vector<NamedTensor> Module::parameters() const {
@@ -202,7 +202,7 @@ Member Module::register_member(std::vector<Entry>& entries, std::string name, Te
 }
 
 Parameter Module::add_parameter(std::string name, Tensor value, FileLayout layout) {
-  module_detail::make_leaf(value);
+  make_leaf(value);
   if (context().parameter_store) context().parameter_store->put_away(value);
   return register_member(parameters_, std::move(name), std::move(value), layout);
 }

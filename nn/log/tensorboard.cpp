@@ -16,7 +16,7 @@
 #include <thimble/core/files/crc32c.h>
 
 namespace thimble::tensorboard {
-namespace tensorboard_detail {
+namespace {
 
 template <class Integer>
 void append_little_endian(std::string& out, Integer value) {
@@ -57,12 +57,11 @@ std::string host_name() {
 
 constexpr std::size_t buffer_bytes = std::size_t{1} << 16;
 
-}  // namespace tensorboard_detail
+}  // namespace
 
 std::uint32_t masked_crc32c(std::string_view bytes) noexcept { return std::rotr(crc32c(bytes), 15) + 0xA282EAD8u; }
 
 std::string encode_scalar_event(double wall_time, std::int64_t step, std::string_view tag, float value) {
-  using namespace tensorboard_detail;
   std::string point;
   append_text(point, '\x0A', tag);
   point += '\x15';
@@ -81,10 +80,10 @@ std::string encode_scalar_event(double wall_time, std::int64_t step, std::string
 std::string encode_record(std::string_view data) {
   std::string record;
   record.reserve(data.size() + 16);
-  tensorboard_detail::append_little_endian(record, static_cast<std::uint64_t>(data.size()));
-  tensorboard_detail::append_little_endian(record, masked_crc32c(record));
+  append_little_endian(record, static_cast<std::uint64_t>(data.size()));
+  append_little_endian(record, masked_crc32c(record));
   record += data;
-  tensorboard_detail::append_little_endian(record, masked_crc32c(data));
+  append_little_endian(record, masked_crc32c(data));
   return record;
 }
 
@@ -92,9 +91,9 @@ EventWriter::EventWriter(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) throw FileError(folder, 0, "cannot make the folder for event files: " + error.message());
-  const double time = tensorboard_detail::now_seconds();
+  const double time = now_seconds();
   const std::string stem = folder + "/events.out.tfevents." + std::to_string(static_cast<std::int64_t>(time)) + "." +
-                           tensorboard_detail::host_name() + "." + std::to_string(::getpid());
+                           host_name() + "." + std::to_string(::getpid());
   path_ = stem;
   for (int count = 1;; ++count) {
     descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -103,7 +102,7 @@ EventWriter::EventWriter(const std::string& folder) {
       throw FileError(path_, 0, std::string("cannot create the event file: ") + std::strerror(errno));
     path_ = stem + "." + std::to_string(count);
   }
-  buffer_ = encode_record(tensorboard_detail::encode_version_event(time));
+  buffer_ = encode_record(encode_version_event(time));
   try {
     flush();
   } catch (...) {
@@ -125,9 +124,8 @@ void EventWriter::scalar(std::string_view tag, double value, std::int64_t step) 
   if (tag.empty() || tag.size() > 65'535) {
     throw ValueError("EventWriter::scalar: a tag has 1 to 65,535 bytes, this one " + std::to_string(tag.size()));
   }
-  buffer_ +=
-      encode_record(encode_scalar_event(tensorboard_detail::now_seconds(), step, tag, static_cast<float>(value)));
-  if (buffer_.size() >= tensorboard_detail::buffer_bytes) flush();
+  buffer_ += encode_record(encode_scalar_event(now_seconds(), step, tag, static_cast<float>(value)));
+  if (buffer_.size() >= buffer_bytes) flush();
 }
 
 void EventWriter::flush() {

@@ -20,7 +20,7 @@
 #include <thimble/nn/files/tensor_io.h>
 
 namespace thimble::nn {
-namespace adapter_files_detail {
+namespace {
 
 using Json = nlohmann::ordered_json;
 
@@ -215,7 +215,7 @@ void check_shape(const std::string& operation, const SafetensorsEntry& entry, co
                    to_string(shape));
 }
 
-}  // namespace adapter_files_detail
+}  // namespace
 
 std::string adapter_config_path(const std::string& folder) {
   return (std::filesystem::path(folder) / "adapter_config.json").string();
@@ -225,7 +225,6 @@ std::string adapter_tensors_path(const std::string& folder) {
 }
 
 void save_adapters(Module& module, const std::string& folder, const AdapterFiles& files) {
-  using namespace adapter_files_detail;
   const std::vector<NamedLinear> layers = adapted_layers(module);
   if (layers.empty()) throw ValueError("save_adapters: the module has none");
   const Linear& first = *layers.front().layer;
@@ -262,7 +261,6 @@ void save_adapters(Module& module, const std::string& folder, const AdapterFiles
 }
 
 AdapterFolder read_adapter_folder(const std::string& folder, const AdapterFiles& files) {
-  using namespace adapter_files_detail;
   const Config config = read_config(adapter_config_path(folder));
   const SafetensorsReader file(adapter_tensors_path(folder));
   const Layers in_file = layers_of(file, files.prefix);
@@ -274,7 +272,6 @@ AdapterFolder read_adapter_folder(const std::string& folder, const AdapterFiles&
 }
 
 void load_adapters(Module& module, const std::string& folder, const AdapterFiles& files) {
-  using namespace adapter_files_detail;
   const Config config = read_config(adapter_config_path(folder));
   const AdapterOptions& options = config.options;
   const SafetensorsReader file(adapter_tensors_path(folder));

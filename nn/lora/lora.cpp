@@ -14,7 +14,7 @@
 #include <thimble/nn/quant/weight_only.h>
 
 namespace thimble::nn {
-namespace lora_detail {
+namespace {
 
 std::string some_of(const std::vector<NamedLinear>& layers) {
   constexpr std::size_t most = 8;
@@ -28,22 +28,22 @@ bool is_meant(const NamedLinear& layer, const std::vector<std::string>& targets)
   return std::any_of(targets.begin(), targets.end(), [&](const std::string& t) { return ends_as(layer.name, t); });
 }
 
-[[noreturn]] void refuse(const std::string& why) { throw ValueError("lora: " + why); }
+[[noreturn]] void refuse_lora(const std::string& why) { throw ValueError("lora: " + why); }
 
 void check(const LoraOptions& options, const std::vector<NamedLinear>& layers) {
-  if (layers.empty()) refuse("the module has no linear layer");
+  if (layers.empty()) refuse_lora("the module has no linear layer");
   for (const std::string& target : options.targets) {
     const auto is_it = [&](const NamedLinear& layer) { return ends_as(layer.name, target); };
     if (std::none_of(layers.begin(), layers.end(), is_it)) {
-      refuse("target '" + target + "' means no linear layer; there are " + some_of(layers));
+      refuse_lora("target '" + target + "' means no linear layer; there are " + some_of(layers));
     }
   }
   for (const NamedLinear& layer : layers) {
-    if (layer.adapter != nullptr) refuse(layer.name + " has an adapter already; expected a module without");
+    if (layer.adapter != nullptr) refuse_lora(layer.name + " has an adapter already; expected a module without");
   }
 }
 
-}  // namespace lora_detail
+}  // namespace
 
 LoraLinear::LoraLinear(Linear& base, const AdapterOptions& options) : base_(base), options_(options) {
   check(base, options);
@@ -58,16 +58,17 @@ LoraLinear::LoraLinear(Linear& base, const AdapterOptions& options) : base_(base
 }
 
 void LoraLinear::check(const Linear& base, const AdapterOptions& options) {
-  const auto refuse = [&](const std::string& why) {
+  const auto refuse_lora = [&](const std::string& why) {
     throw ValueError("lora: an adapter of " + std::string(path_name(base.path())) + ": " + why);
   };
   if (const Layer* const other = base.replacement(); other != nullptr && !other->difference().empty()) {
-    refuse("expected a plain layer, got one that " + std::string(other->difference()));
+    refuse_lora("expected a plain layer, got one that " + std::string(other->difference()));
   }
-  if (options.rank < 1) refuse("rank " + std::to_string(options.rank) + "; expected at least 1");
-  if (!std::isfinite(options.alpha)) refuse("alpha " + std::to_string(options.alpha) + "; expected a finite number");
+  if (options.rank < 1) refuse_lora("rank " + std::to_string(options.rank) + "; expected at least 1");
+  if (!std::isfinite(options.alpha))
+    refuse_lora("alpha " + std::to_string(options.alpha) + "; expected a finite number");
   if (!(options.dropout >= 0 && options.dropout < 1)) {
-    refuse("dropout " + std::to_string(options.dropout) + " is not in [0, 1)");
+    refuse_lora("dropout " + std::to_string(options.dropout) + " is not in [0, 1)");
   }
 }
 
@@ -149,10 +150,9 @@ std::vector<NamedLinear> linear_layers(Module& module) {
 
 std::vector<NamedLinear> add_lora(Module& module, const LoraOptions& options) {
   std::vector<NamedLinear> layers = linear_layers(module);
-  lora_detail::check(options, layers);
-  std::erase_if(layers, [&](const NamedLinear& l) { return !lora_detail::is_meant(l, options.targets); });
-  if (layers.empty())
-    lora_detail::refuse("the module has no linear layer inside of blocks; with `targets` it is named");
+  check(options, layers);
+  std::erase_if(layers, [&](const NamedLinear& l) { return !is_meant(l, options.targets); });
+  if (layers.empty()) refuse_lora("the module has no linear layer inside of blocks; with `targets` it is named");
   for (const NamedLinear& layer : layers) LoraLinear::check(*layer.layer, options);
   module.freeze();
   for (NamedLinear& layer : layers) layer.adapter = &replace<LoraLinear>(*layer.layer, options);
@@ -167,7 +167,7 @@ std::vector<NamedLinear> adapted_layers(Module& module) {
 
 void merge_lora(Module& module) {
   const std::vector<NamedLinear> layers = adapted_layers(module);
-  if (layers.empty()) lora_detail::refuse("the module has no adapters to merge");
+  if (layers.empty()) refuse_lora("the module has no adapters to merge");
   for (const NamedLinear& layer : layers) layer.adapter->check_merge();
   for (const NamedLinear& layer : layers) layer.adapter->merge();
 }
@@ -176,7 +176,7 @@ void unmerge_lora(Module& module) {
   const std::vector<NamedLinear> layers = adapted_layers(module);
   const auto is_merged = [](const NamedLinear& l) { return l.adapter->is_merged(); };
   if (layers.empty() || !std::all_of(layers.begin(), layers.end(), is_merged)) {
-    lora_detail::refuse("the module has no adapters that are merged");
+    refuse_lora("the module has no adapters that are merged");
   }
   for (const NamedLinear& layer : layers) layer.adapter->unmerge();
 }

@@ -15,7 +15,7 @@
 #include <thimble/nn/parallel/tokens.h>
 
 namespace thimble::nn {
-namespace shards_detail {
+namespace {
 
 using Cut = LinearShard::Cut;
 
@@ -40,32 +40,31 @@ std::string name_of(const LinearOptions& options, int shard) {
   return (prefix.empty() ? "" : prefix.substr(0, prefix.size() - 1) + ".") + std::to_string(shard);
 }
 
-}  // namespace shards_detail
+}  // namespace
 
 LinearShard::LinearShard(std::int64_t in, std::int64_t out, const TensorOptions& on, const LinearOptions& options,
                          const Cut& cut)
-    : Linear(Shard(), shards_detail::own_inputs(in, cut), shards_detail::own_outputs(out, cut), on, options),
+    : Linear(Shard(), own_inputs(in, cut), own_outputs(out, cut), on, options),
       cut_(cut),
       cut_size_(cut.by_inputs ? in : out),
       joint_(options.prefix.empty() ? '.' : '_') {
   const bool is_normal = options.deviation >= 0;
   const double bound = options.bound >= 0 ? options.bound : 1 / std::sqrt(static_cast<double>(in));
   const auto drawn = [&](const Shape& whole, int axis, const RandomSite& site) {
-    const init::PartOf part = shards_detail::part_of(whole, axis, cut);
+    const init::PartOf part = part_of(whole, axis, cut);
     return is_normal ? init::normal_part(part, options.deviation, on.dtype, on.device, site)
                      : init::uniform_part(part, bound, on.dtype, on.device, site);
   };
   weight = add_parameter("weight",
                          options.weight_is_in_out ? drawn({in, out}, 1, cut.weight) : drawn({out, in}, 0, cut.weight));
   if (!options.has_bias) return;
-  bias =
-      add_parameter("bias", shards_detail::draws_bias(options) ? drawn({out}, 0, cut.bias)
-                                                               : init::constant({outputs()}, 0, on.dtype, on.device));
+  bias = add_parameter(
+      "bias", draws_bias(options) ? drawn({out}, 0, cut.bias) : init::constant({outputs()}, 0, on.dtype, on.device));
 }
 
 std::optional<PlaceInWhole> LinearShard::place_in_whole(const Tensor& parameter) const {
   const int axis = parameter.rank() == 2 && weight_is_in_out() ? 1 : 0;  // of the outputs
-  PlaceInWhole place{shards_detail::part_of(parameter.shape(), axis, cut_), joint_};
+  PlaceInWhole place{part_of(parameter.shape(), axis, cut_), joint_};
   place.part.whole[place.part.axis] = cut_size_;
   return place;
 }
@@ -79,7 +78,7 @@ Tensor EmbeddingShard::forward(const Tensor& ids) {
   return apply(ops::Embedding{dist::part_begin(all, part_.parts, part_.part), all}, weight, ids);
 }
 
-namespace shards_detail {
+namespace {
 
 /// This rank's shards as children of `layer`, made by make(name, cut).
 template <class Make>
@@ -95,7 +94,7 @@ std::vector<Layer*> make_shards(const Linear& whole, const dist::Team& group, Cu
   return shards;
 }
 
-}  // namespace shards_detail
+}  // namespace
 
 Tensor ShardedLayer::forward(const Tensor& x) {
   if (turn_ < shards_.size()) return (*shards_[turn_])(x);
@@ -107,10 +106,9 @@ ColumnParallelLinear::ColumnParallelLinear(const Linear& whole, const TensorOpti
     : ShardedLayer(rules.turn()) {
   LinearShard::Cut cut;
   cut.stretches = stretches;
-  shards_ = shards_detail::make_shards(
-      whole, rules.group(), cut, [&](const std::string& name, const LinearShard::Cut& own) -> Layer& {
-        return child<LinearShard>(name, whole.inputs(), whole.outputs(), on, whole.options(), own);
-      });
+  shards_ = make_shards(whole, rules.group(), cut, [&](const std::string& name, const LinearShard::Cut& own) -> Layer& {
+    return child<LinearShard>(name, whole.inputs(), whole.outputs(), on, whole.options(), own);
+  });
 }
 
 RowParallelLinear::RowParallelLinear(const Linear& whole, const TensorOptions& on, const ShardRules& rules)
@@ -119,14 +117,13 @@ RowParallelLinear::RowParallelLinear(const Linear& whole, const TensorOptions& o
   options.has_bias = false;
   LinearShard::Cut cut;
   cut.by_inputs = true;
-  shards_ = shards_detail::make_shards(
-      whole, rules.group(), cut, [&](const std::string& name, const LinearShard::Cut& own) -> Layer& {
-        return child<LinearShard>(name, whole.inputs(), whole.outputs(), on, options, own);
-      });
+  shards_ = make_shards(whole, rules.group(), cut, [&](const std::string& name, const LinearShard::Cut& own) -> Layer& {
+    return child<LinearShard>(name, whole.inputs(), whole.outputs(), on, options, own);
+  });
   if (whole.options().has_bias) {
     const Shape shape{whole.outputs()};
     const double bound = 1 / std::sqrt(static_cast<double>(whole.inputs()));
-    bias = add_parameter("bias", shards_detail::draws_bias(whole.options())
+    bias = add_parameter("bias", draws_bias(whole.options())
                                      ? init::uniform_part({shape}, bound, on.dtype, on.device, cut.bias)
                                      : init::constant(shape, 0, on.dtype, on.device));
   }

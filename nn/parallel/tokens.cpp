@@ -18,7 +18,7 @@
 
 namespace thimble::nn {
 
-namespace tokens_detail {
+namespace {
 
 /// A layer in the place of `base`, for a group's tokens.
 template <class Base>
@@ -121,10 +121,9 @@ void replace_all(Module& module, const dist::Team& group) {
   for (Base* const layer : found) replace<Other>(*layer, group);
 }
 
-}  // namespace tokens_detail
+}  // namespace
 
 void shard_tokens(Module& module, const dist::Team& group) {
-  using namespace tokens_detail;
   replace_all<LayerNorm, TokenLayerNorm>(module, group);
   replace_all<RmsNorm, TokenRmsNorm>(module, group);
   replace_all<Dropout, TokenDropout>(module, group);
@@ -134,7 +133,7 @@ void shard_tokens(Module& module, const dist::Team& group) {
 
 Tensor linear_tokens(const dist::Team& group, const Tensor& x, const Tensor& weight, const Tensor& bias,
                      std::optional<DType> compute) {
-  return tokens_detail::linear_shards(group, x, weight, bias, compute, kernels::Activation::none, false);
+  return linear_shards(group, x, weight, bias, compute, kernels::Activation::none, false);
 }
 
 Tensor to_heads(const dist::Team& group, const Tensor& x, std::int64_t stretches) {

@@ -9,7 +9,7 @@
 #include <thimble/memory/units.h>
 
 namespace thimble::nn {
-namespace gradient_report_detail {
+namespace {
 
 struct Sums {
   double exact = 0, lossy = 0, product = 0, difference = 0;
@@ -62,7 +62,7 @@ std::vector<std::vector<double>> gradients(const std::vector<optim::Named>& para
   return list;
 }
 
-}  // namespace gradient_report_detail
+}  // namespace
 
 double GradientReport::smallest_cosine(double share) const {
   double least = 1;
@@ -76,7 +76,6 @@ GradientReport compare_gradients(const std::vector<optim::Named>& parameters, Fu
                                  const optim::RecordingOptions& exact, const optim::RecordingOptions& lossy,
                                  std::int64_t count, std::int64_t samples, std::optional<double> loss_scale,
                                  std::span<const optim::MicroBatch> parts) {
-  using namespace gradient_report_detail;
   struct Restore {
     explicit Restore(const std::vector<optim::Named>& list) : parameters(list) {
       for (const optim::Named& p : parameters) before.push_back(p.tensor.grad());

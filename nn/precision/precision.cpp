@@ -6,7 +6,7 @@
 #include <thimble/core/error.h>
 
 namespace thimble::nn {
-namespace precision_detail {
+namespace {
 
 using optim::NarrowUpdate;
 
@@ -25,13 +25,13 @@ constexpr std::array<Precision, 10> list{{
     {"fp8-block", bf16, f32, {}, NarrowUpdate::master, false, Fp8Recipe{.kind = Fp8Scaling::block, .hybrid = false}},
 }};
 
-}  // namespace precision_detail
+}  // namespace
 
-std::span<const Precision> precisions() { return precision_detail::list; }
+std::span<const Precision> precisions() { return list; }
 
 const Precision& precision(std::string_view name) {
   std::string names;
-  for (const Precision& p : precision_detail::list) {
+  for (const Precision& p : list) {
     if (p.name == name) return p;
     names += (names.empty() ? "" : ", ") + std::string(p.name);
   }

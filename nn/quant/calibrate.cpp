@@ -13,7 +13,7 @@
 
 namespace thimble::nn::quant {
 
-namespace histogram_detail {
+namespace {
 
 std::string name_of(const Program& program, int value) {
   return value == 0 ? "the input" : program.steps[static_cast<std::size_t>(value - 1)].name;
@@ -54,7 +54,7 @@ double divergence(const std::vector<std::int64_t>& bins, int count) {
   return sum;
 }
 
-}  // namespace histogram_detail
+}  // namespace
 
 std::string_view to_string(Calibrator calibrator) noexcept {
   switch (calibrator) {
@@ -94,7 +94,7 @@ Scales calibrate(FoldedNet& net, std::int64_t count, const CalibrationBatch& bat
       net.run(x, [&](int value, const Tensor& t) {
         const auto numbers = to_host<float>(t);
         Histogram& histogram = histograms[static_cast<std::size_t>(groups[static_cast<std::size_t>(value)])];
-        counts ? histogram.count(numbers) : histogram.widen(numbers, histogram_detail::name_of(program, value));
+        counts ? histogram.count(numbers) : histogram.widen(numbers, name_of(program, value));
       });
     }
   }
@@ -109,8 +109,7 @@ Scales calibrate(FoldedNet& net, std::int64_t count, const CalibrationBatch& bat
     const bool takes_all = v == 0 && options.calibrator == Calibrator::entropy;
     const Histogram::Range range =
         histograms[v].range(takes_all ? Calibrator::max : options.calibrator, options.activations, options.percent);
-    scales.values[v] =
-        code_scale(range.low, range.high, options.activations, histogram_detail::name_of(program, static_cast<int>(v)));
+    scales.values[v] = code_scale(range.low, range.high, options.activations, name_of(program, static_cast<int>(v)));
   }
   return scales;
 }
@@ -136,7 +135,6 @@ void Histogram::widen(std::span<const float> x, std::string_view what) {
 }
 
 void Histogram::count(std::span<const float> x) {
-  using histogram_detail::bin_of;
   bins_.resize(calibration_bins);
   magnitude_.resize(calibration_bins);
   const double low = bin_low(), width = bin_width();
@@ -192,7 +190,7 @@ Histogram::Range Histogram::entropy() const {
   for (int count = 1; count <= calibration_bins; ++count) {
     kept += static_cast<double>(bins[static_cast<std::size_t>(count - 1)]);
     if (count < entropy_first_bin || (total - kept) > entropy_most_clipped * total) continue;
-    const double d = histogram_detail::divergence(bins, count);
+    const double d = divergence(bins, count);
     if (d >= best) continue;
     best = d;
     chosen = count;

@@ -16,7 +16,7 @@ namespace thimble::nn::quant {
 
 // ---- Weights of a layer as codes, with the zero point of its input folded into the bias.
 
-namespace packed_weights_detail {
+namespace {
 
 using kernels::ConvShape;
 
@@ -146,11 +146,10 @@ void set_scales(const float* weight_scale, std::int64_t filters, std::int64_t pa
   }
 }
 
-}  // namespace packed_weights_detail
+}  // namespace
 
 PackedWeights pack_weights(const Tensor& weight, const Tensor& bias, const Step& step, const CodeScale& in,
                            const CodeScale* out, WeightScales scales) {
-  using namespace packed_weights_detail;
   check(weight, bias, step);
   if ((weight.dtype() != DType::f32 && weight.dtype() != DType::f64) || bias.dtype() != weight.dtype()) {
     throw DTypeError("quantize: step " + step.name + ": weight " + describe(weight) + ", bias " + describe(bias) +
@@ -202,7 +201,6 @@ PackedWeights pack_weights(const Tensor& weight, const Tensor& bias, const Step&
 
 PackedWeights pack_codes(const Tensor& codes, const Tensor& weight_scale, const Tensor& bias, const Step& step,
                          const CodeScale& in, const CodeScale* out) {
-  using namespace packed_weights_detail;
   check(codes, bias, step);
   if (codes.dtype() != DType::i8 || weight_scale.dtype() != DType::f32 || bias.dtype() != DType::i32) {
     throw DTypeError("quantized net: step " + step.name + ": codes " + describe(codes) + ", scales " +
@@ -239,7 +237,6 @@ PackedWeights pack_codes(const Tensor& codes, const Tensor& weight_scale, const 
 }
 
 Tensor unpacked_codes(const PackedWeights& weights) {
-  using namespace packed_weights_detail;
   const memory::Device device = weights.codes.device();
   const Tensor packed = device.is_cuda() ? at_host(weights.codes) : weights.codes;
   const Tensor codes = Tensor::empty(weights.shape, DType::i8, packed.device());
@@ -250,7 +247,7 @@ Tensor unpacked_codes(const PackedWeights& weights) {
   return codes;
 }
 
-namespace codes_detail {
+namespace {
 
 using kernels::ConvShape;
 
@@ -315,10 +312,10 @@ Shape pooled(const Shape& x, const StepWindow& w, kernels::PoolWindows& windows)
   return {x[0], windows.out[0], windows.out[1], x[3]};
 }
 
-}  // namespace codes_detail
+}  // namespace
 
 Codes to_codes(const Tensor& x, const CodeScale& scale) {
-  codes_detail::check_numbers("quantize", x);
+  check_numbers("quantize", x);
   const Tensor from = contiguous(x);
   const Tensor y = Tensor::empty(x.shape(), DType::u8, x.device());
   // On a CUDA device the answer lies in its memory: to ask for it is what a run waits for.
@@ -336,7 +333,7 @@ Codes to_codes(const Tensor& x, const CodeScale& scale) {
 }
 
 Tensor from_codes(const Codes& x) {
-  codes_detail::check_codes("dequantize", x.tensor);
+  check_codes("dequantize", x.tensor);
   const Tensor y = Tensor::empty(x.tensor.shape(), DType::f32, x.tensor.device());
   launch(y.device(), [&](const Addresses& at) {
     kernels::quant_code_kernels(y.device())
@@ -348,9 +345,9 @@ Tensor from_codes(const Codes& x) {
 Codes conv_codes(const Codes& x, const PackedWeights& weights, const Step& step, const Codes* residual,
                  const CodeScale* out) {
   const Tensor& image = x.tensor;
-  codes_detail::check_codes("conv of codes", image);
-  codes_detail::check_device("conv of codes", image, weights.codes);
-  if (residual) codes_detail::check_device("conv of codes", image, residual->tensor);
+  check_codes("conv of codes", image);
+  check_device("conv of codes", image, weights.codes);
+  if (residual) check_device("conv of codes", image, residual->tensor);
   const Shape& w = weights.shape;
   const bool is_linear = step.kind == StepKind::linear;
   if (image.rank() != (is_linear ? 2 : 4) || image.size(-1) != w[w.rank() - 1]) {
@@ -358,7 +355,7 @@ Codes conv_codes(const Codes& x, const PackedWeights& weights, const Step& step,
                      " does not fit weight " + to_string(w));
   }
   kernels::QuantConvArgs args;
-  args.shape = codes_detail::conv_shape(image.shape(), w, step.window);
+  args.shape = conv_shape(image.shape(), w, step.window);
   const std::int64_t oh = args.shape.out_height(), ow = args.shape.out_width();
   if (oh < 1 || ow < 1) {
     throw ShapeError("quantized net: step " + step.name + ": the kernel does not fit into the padded image " +
@@ -378,7 +375,7 @@ Codes conv_codes(const Codes& x, const PackedWeights& weights, const Step& step,
   if (bytes > 0) {
     workspace = Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::u8, image.device(), Category::workspace);
   }
-  const CodeScale to = out ? codes_detail::with_relu(*out, step.has_relu) : CodeScale{};
+  const CodeScale to = out ? with_relu(*out, step.has_relu) : CodeScale{};
   args.x_zero = x.scale.zero;
   args.y_dtype = y.dtype();
   args.zero = to.zero;
@@ -401,11 +398,11 @@ Codes conv_codes(const Codes& x, const PackedWeights& weights, const Step& step,
 }
 
 Codes max_pool_of(const Codes& x, const StepWindow& window) {
-  codes_detail::check_codes("max_pool of codes", x.tensor);
+  check_codes("max_pool of codes", x.tensor);
   if (x.tensor.rank() != 4)
     throw ShapeError("max_pool of codes: input " + to_string(x.tensor.shape()) + "; (N, H, W, C) is needed");
   kernels::PoolWindows windows;
-  const Tensor y = Tensor::empty(codes_detail::pooled(x.tensor.shape(), window, windows), DType::u8, x.tensor.device());
+  const Tensor y = Tensor::empty(pooled(x.tensor.shape(), window, windows), DType::u8, x.tensor.device());
   launch(y.device(), [&](const Addresses& at) {
     kernels::quant_code_kernels(y.device()).max_pool(at.as<std::uint8_t>(x.tensor), windows, at.as<std::uint8_t>(y));
   });
@@ -413,7 +410,7 @@ Codes max_pool_of(const Codes& x, const StepWindow& window) {
 }
 
 Codes mean_of(const Codes& x, const CodeScale& out) {
-  codes_detail::check_codes("mean of codes", x.tensor);
+  check_codes("mean of codes", x.tensor);
   const Shape& shape = x.tensor.shape();
   if (shape.rank() < 2) throw ShapeError("mean of codes: input " + to_string(shape) + "; (N, ..., C) is needed");
   const std::int64_t images = shape[0], channels = shape[shape.rank() - 1];
@@ -432,15 +429,15 @@ Codes mean_of(const Codes& x, const CodeScale& out) {
 }
 
 Codes sum_of(const Codes& a, const Codes& b, bool has_relu, const CodeScale& out) {
-  codes_detail::check_codes("sum of codes", a.tensor);
-  codes_detail::check_codes("sum of codes", b.tensor);
-  codes_detail::check_device("sum of codes", a.tensor, b.tensor);
+  check_codes("sum of codes", a.tensor);
+  check_codes("sum of codes", b.tensor);
+  check_device("sum of codes", a.tensor, b.tensor);
   if (!(a.tensor.shape() == b.tensor.shape())) {
     throw ShapeError("sum of codes: shapes differ, " + to_string(a.tensor.shape()) + " and " +
                      to_string(b.tensor.shape()));
   }
   const Tensor y = Tensor::empty(a.tensor.shape(), DType::u8, a.tensor.device());
-  const CodeScale to = codes_detail::with_relu(out, has_relu);
+  const CodeScale to = with_relu(out, has_relu);
   launch(y.device(), [&](const Addresses& at) {
     kernels::quant_code_kernels(y.device())
         .add(at.as<std::uint8_t>(a.tensor), a.scale, at.as<std::uint8_t>(b.tensor), b.scale, y.elements(), to,
@@ -450,7 +447,7 @@ Codes sum_of(const Codes& a, const Codes& b, bool has_relu, const CodeScale& out
 }
 
 Codes relu_of(const Codes& x) {
-  codes_detail::check_codes("relu of codes", x.tensor);
+  check_codes("relu of codes", x.tensor);
   const Tensor y = Tensor::empty(x.tensor.shape(), DType::u8, x.tensor.device());
   launch(y.device(), [&](const Addresses& at) {
     kernels::quant_code_kernels(y.device())
@@ -464,8 +461,8 @@ Codes concat_of(const std::vector<Codes>& parts) {
   const Tensor& first = parts.at(0).tensor;
   const std::int64_t rows = first.elements() / std::max<std::int64_t>(first.size(-1), 1);
   for (const Codes& part : parts) {
-    codes_detail::check_codes("concat of codes", part.tensor);
-    codes_detail::check_device("concat of codes", first, part.tensor);
+    check_codes("concat of codes", part.tensor);
+    check_device("concat of codes", first, part.tensor);
     bool fits = part.tensor.rank() == first.rank();
     for (int axis = 0; fits && axis + 1 < first.rank(); ++axis) fits = part.tensor.shape()[axis] == first.shape()[axis];
     if (!fits) {

@@ -27,7 +27,7 @@ namespace thimble::nn::quant {
 
 // ---- How a FoldedNet is made: a recording of the model, read operator by operator.
 
-namespace folded_net_detail {
+namespace {
 
 using Node = TapeGraph::Node;
 
@@ -324,7 +324,7 @@ std::optional<Tensor> weight_scales(const Tensor& weight, bool is_per_tensor) {
   return is_finite ? std::optional<Tensor>(scale) : std::nullopt;
 }
 
-}  // namespace folded_net_detail
+}  // namespace
 
 TracedNet trace_net(Module& model, const std::function<Tensor(const Tensor&)>& forward, const Tensor& input) {
   if (context().tape) throw AutogradError("quantize: a net cannot be read while something else is recorded");
@@ -343,7 +343,7 @@ TracedNet trace_net(Module& model, const std::function<Tensor(const Tensor&)>& f
   }
   model.train(was_training);
   if (tape.node_count() == 0) throw ValueError("quantize: the net has no operators");
-  return folded_net_detail::Tracer(tape, input, output, std::string(path_name(model.path()))).trace();
+  return Tracer(tape, input, output, std::string(path_name(model.path()))).trace();
 }
 
 FoldedNet::FoldedNet(Module& model, const std::function<Tensor(const Tensor&)>& forward, const Tensor& input) {
@@ -379,14 +379,13 @@ Tensor FoldedNet::rounded(int value, Tensor x) const {
   const bool is_result = value + 1 == program_.values();
   if (!scales_ || is_result) return x;
   const CodeScale& s = scales_->values[static_cast<std::size_t>(value)];
-  return thimble::fake_quantize(x, folded_net_detail::scalar(s.scale, x.device()), s.zero, s.low, s.high);
+  return thimble::fake_quantize(x, scalar(s.scale, x.device()), s.zero, s.low, s.high);
 }
 
 Tensor FoldedNet::rounded_weight(std::size_t step) const {
   const Tensor& weight = weights_[step].weight;
   if (!scales_) return weight;
-  const std::optional<Tensor> scale =
-      folded_net_detail::weight_scales(weight.detach(), scales_->weights == WeightScales::per_tensor);
+  const std::optional<Tensor> scale = weight_scales(weight.detach(), scales_->weights == WeightScales::per_tensor);
   if (!scale)
     throw ValueError("fake_quantize: weight " + program_.steps[step].name + " has a value that is not finite");
   return thimble::fake_quantize(weight, *scale, 0, -127, 127);
@@ -402,7 +401,7 @@ Tensor FoldedNet::exact(std::size_t index, const std::vector<Tensor>& values) co
   const Weights& own = weights_[index];
   switch (step.kind) {
     case StepKind::conv: {
-      Tensor y = apply(folded_net_detail::convolution(step.window), in(0), rounded_weight(index), own.bias);
+      Tensor y = apply(convolution(step.window), in(0), rounded_weight(index), own.bias);
       if (step.residual >= 0) y = add(y, values[static_cast<std::size_t>(step.residual)]);
       return step.has_relu ? relu(y) : y;
     }

@@ -7,13 +7,13 @@
 #include <thimble/core/files/bytes.h>
 
 namespace thimble::nn::quant {
-namespace program_detail {
+namespace {
 
 constexpr std::array<std::string_view, 8> kinds = {"conv",   "linear", "max_pool", "average",
                                                    "concat", "add",    "relu",     "flatten"};
 constexpr std::int64_t most = 1 << 15;  // of a kernel, a stride, a padding, a dilation
 
-[[noreturn]] void refuse(std::string_view line, const std::string& why) {
+[[noreturn]] void refuse_program(std::string_view line, const std::string& why) {
   throw ValueError("quantized program: line " + quote(line) + ": " + why);
 }
 
@@ -38,14 +38,15 @@ std::int64_t number(std::string_view text, std::string_view line, std::int64_t l
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) {
-    refuse(line, quote(text) + " is not a whole number from " + std::to_string(low) + " to " + std::to_string(high));
+    refuse_program(line,
+                   quote(text) + " is not a whole number from " + std::to_string(low) + " to " + std::to_string(high));
   }
   return value;
 }
 
 std::array<std::int64_t, 2> parse_pair(std::string_view text, std::string_view line, std::int64_t low) {
   const auto parts = split(text, 'x');
-  if (parts.size() != 2) refuse(line, quote(text) + " is not HxW");
+  if (parts.size() != 2) refuse_program(line, quote(text) + " is not HxW");
   return {number(parts[0], line, low, most), number(parts[1], line, low, most)};
 }
 
@@ -65,7 +66,7 @@ void parse_field(std::string_view field, std::string_view line, int value, Step&
   } else if (field.starts_with('+')) {
     step.residual = static_cast<int>(number(field.substr(1), line, 0, value));
   } else {
-    refuse(line, quote(field) + " is not one of kHxW, sHxW, pHxW, dHxW, up, +VALUE, relu");
+    refuse_program(line, quote(field) + " is not one of kHxW, sHxW, pHxW, dHxW, up, +VALUE, relu");
   }
 }
 
@@ -74,25 +75,25 @@ void check(const Step& step, std::string_view line) {
   const bool is_good = step.kind == StepKind::add      ? count == 2
                        : step.kind == StepKind::concat ? count >= 1
                                                        : count == 1;
-  if (!is_good) refuse(line, std::to_string(count) + " inputs do not fit the step");
-  if (step.residual >= 0 && step.kind != StepKind::conv) refuse(line, "only a convolution adds a value");
-  if (step.has_relu && !step.has_weight() && step.kind != StepKind::add) refuse(line, "this step has no relu");
+  if (!is_good) refuse_program(line, std::to_string(count) + " inputs do not fit the step");
+  if (step.residual >= 0 && step.kind != StepKind::conv) refuse_program(line, "only a convolution adds a value");
+  if (step.has_relu && !step.has_weight() && step.kind != StepKind::add) refuse_program(line, "this step has no relu");
   const bool has_window = step.kind == StepKind::conv || step.kind == StepKind::max_pool;
-  if (!has_window && !(step.window == StepWindow{})) refuse(line, "this step has no window");
-  if (step.window.rounds_up && step.kind != StepKind::max_pool) refuse(line, "only a pool rounds up");
+  if (!has_window && !(step.window == StepWindow{})) refuse_program(line, "this step has no window");
+  if (step.window.rounds_up && step.kind != StepKind::max_pool) refuse_program(line, "only a pool rounds up");
 }
 
 /// The value of the results of step `index` is index + 1.
 Step parse_line(std::string_view line, int index) {
   const auto fields = split(line, ' ');
-  if (fields.size() < 3) refuse(line, "KIND NAME INPUTS are needed");
+  if (fields.size() < 3) refuse_program(line, "KIND NAME INPUTS are needed");
   Step step;
   std::size_t kind = 0;
   while (kind < kinds.size() && kinds[kind] != fields[0]) ++kind;
-  if (kind == kinds.size()) refuse(line, quote(fields[0]) + " is not a kind of step");
+  if (kind == kinds.size()) refuse_program(line, quote(fields[0]) + " is not a kind of step");
   step.kind = static_cast<StepKind>(kind);
   step.name = std::string(fields[1]);
-  if (step.name.empty()) refuse(line, "the name is empty");
+  if (step.name.empty()) refuse_program(line, "the name is empty");
   for (const std::string_view input : split(fields[2], ',')) {
     step.inputs.push_back(static_cast<int>(number(input, line, 0, index)));
   }
@@ -101,7 +102,7 @@ Step parse_line(std::string_view line, int index) {
   return step;
 }
 
-}  // namespace program_detail
+}  // namespace
 
 std::vector<int> Program::last_uses() const {
   std::vector<int> last(static_cast<std::size_t>(values()), -1);
@@ -133,7 +134,7 @@ std::vector<int> Program::scale_groups() const {
 
 std::string to_text(const Program& program) {
   std::string text;
-  for (const Step& step : program.steps) text += program_detail::line_of(step) + "\n";
+  for (const Step& step : program.steps) text += line_of(step) + "\n";
   return text;
 }
 
@@ -142,7 +143,7 @@ Program parse_program(std::string_view text) {
   if (text.ends_with('\n')) text.remove_suffix(1);
   if (text.empty()) throw ValueError("quantized program: it has no steps");
   for (const std::string_view line : split(text, '\n')) {
-    program.steps.push_back(program_detail::parse_line(line, static_cast<int>(program.steps.size())));
+    program.steps.push_back(parse_line(line, static_cast<int>(program.steps.size())));
   }
   return program;
 }

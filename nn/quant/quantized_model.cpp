@@ -118,12 +118,12 @@ Tensor QuantizedModel::run(const Tensor& x, const Observer& observer) {
 
 // ---- Files of QuantizedModel.
 
-namespace quantized_file_detail {
+namespace {
 
 constexpr const char* format = "thimble-int8-1";
 constexpr const char* own_keys[] = {"format", "program", "activations", "weights"};
 
-[[noreturn]] void refuse(const std::string& path, const std::string& why) {
+[[noreturn]] void refuse_file(const std::string& path, const std::string& why) {
   throw ValueError("quantized net: " + path + ": " + why);
 }
 
@@ -131,7 +131,7 @@ const std::string& text_of(const SafetensorsReader& file, const char* key) {
   const auto& metadata = file.header().metadata;
   const auto found = metadata.find(key);
   if (found == metadata.end())
-    refuse(file.path(), std::string("its metadata lack '") + key + "'; it is no quantized net");
+    refuse_file(file.path(), std::string("its metadata lack '") + key + "'; it is no quantized net");
   return found->second;
 }
 
@@ -143,14 +143,14 @@ E parse_name(const SafetensorsReader& file, const char* key, const E (&all)[n]) 
     if (to_string(e) == text) return e;
     known += (known.empty() ? "" : ", ") + std::string(to_string(e));
   }
-  refuse(file.path(), std::string(key) + " " + quote(text) + " is not one of " + known);
+  refuse_file(file.path(), std::string(key) + " " + quote(text) + " is not one of " + known);
 }
 
 /// Reads a tensor whose shape and dtype are known. Throws ValueError when the file lacks it.
 Tensor read(const SafetensorsReader& file, const std::string& name, const Shape& shape, DType dtype, FileLayout layout,
             memory::Device device) {
   const SafetensorsEntry* const entry = file.header().find(name);
-  if (!entry) refuse(file.path(), "the tensor " + quote(name) + " is missing");
+  if (!entry) refuse_file(file.path(), "the tensor " + quote(name) + " is missing");
   const NamedTensor target{name, Tensor::empty(shape, dtype, device), layout};
   check_file_tensor("quantized net: " + file.path(), *entry, target, Conversion::none);
   FileStaging staging;
@@ -161,7 +161,7 @@ Tensor read(const SafetensorsReader& file, const std::string& name, const Shape&
 /// (O, KH, KW, I) or (O, I) of a weight in the file.
 Shape shape_in_file(const SafetensorsReader& file, const std::string& name, const Step& step) {
   const SafetensorsEntry* const entry = file.header().find(name);
-  if (!entry) refuse(file.path(), "the tensor " + quote(name) + " is missing");
+  if (!entry) refuse_file(file.path(), "the tensor " + quote(name) + " is missing");
   const auto& s = entry->shape;
   const bool is_conv = step.kind == StepKind::conv;
   if (s.size() != (is_conv ? 4U : 2U)) {
@@ -181,12 +181,12 @@ Scales read_scales(const SafetensorsReader& file, const Program& program) {
   const bool is_symmetric = scales.activations == Activations::symmetric;
   for (std::size_t v = 0; v < numbers.size(); ++v) {
     if (!(std::isfinite(numbers[v]) && numbers[v] >= std::numeric_limits<float>::min())) {
-      refuse(file.path(), "activation scale " + std::to_string(v) + " is " + format_short(numbers[v]) +
-                              "; expected finite numbers from 2^-126 on");
+      refuse_file(file.path(), "activation scale " + std::to_string(v) + " is " + format_short(numbers[v]) +
+                                   "; expected finite numbers from 2^-126 on");
     }
     if (is_symmetric && zeros[v] != 128) {
-      refuse(file.path(), "zero point " + std::to_string(v) + " of a symmetric net is " + std::to_string(zeros[v]) +
-                              "; expected 128");
+      refuse_file(file.path(), "zero point " + std::to_string(v) + " of a symmetric net is " +
+                                   std::to_string(zeros[v]) + "; expected 128");
     }
     scales.values.push_back({numbers[v], zeros[v], is_symmetric ? 1 : 0, 255});
   }
@@ -194,17 +194,16 @@ Scales read_scales(const SafetensorsReader& file, const Program& program) {
   for (std::size_t v = 0; v < groups.size(); ++v) {
     const CodeScale& first = scales.values[static_cast<std::size_t>(groups[v])];
     if (first.scale != scales.values[v].scale || first.zero != scales.values[v].zero) {
-      refuse(file.path(), "values " + std::to_string(groups[v]) + " and " + std::to_string(v) +
-                              " share their codes and have different scales");
+      refuse_file(file.path(), "values " + std::to_string(groups[v]) + " and " + std::to_string(v) +
+                                   " share their codes and have different scales");
     }
   }
   return scales;
 }
 
-}  // namespace quantized_file_detail
+}  // namespace
 
 void QuantizedModel::save(const std::string& path, const Metadata& metadata) const {
-  using namespace quantized_file_detail;
   Metadata all = metadata_;
   for (const auto& [key, text] : metadata) all[key] = text;
   for (const char* key : own_keys) {
@@ -243,10 +242,9 @@ void QuantizedModel::save(const std::string& path, const Metadata& metadata) con
 }
 
 std::unique_ptr<QuantizedModel> QuantizedModel::load(const std::string& path, memory::Device device) {
-  using namespace quantized_file_detail;
   const SafetensorsReader file(path);
   if (text_of(file, "format") != format) {
-    refuse(path, "its format is " + quote(text_of(file, "format")) + ", " + quote(format) + " is needed");
+    refuse_file(path, "its format is " + quote(text_of(file, "format")) + ", " + quote(format) + " is needed");
   }
   std::unique_ptr<QuantizedModel> model(new QuantizedModel());
   model->program_ = parse_program(text_of(file, "program"));
@@ -260,11 +258,11 @@ std::unique_ptr<QuantizedModel> QuantizedModel::load(const std::string& path, me
   for (const Step& step : model->program_.steps) {
     shapes.push_back(step.has_weight() ? shape_in_file(file, step.name + ".weight", step) : Shape{});
     if (!step.has_weight()) continue;
-    if (!known.insert(step.name + ".weight").second) refuse(path, "two steps are named " + quote(step.name));
+    if (!known.insert(step.name + ".weight").second) refuse_file(path, "two steps are named " + quote(step.name));
     filters += shapes.back()[0];
   }
   for (const SafetensorsEntry& entry : file.header().tensors) {
-    if (known.count(entry.name) == 0) refuse(path, "the tensor " + quote(entry.name) + " is unknown");
+    if (known.count(entry.name) == 0) refuse_file(path, "the tensor " + quote(entry.name) + " is unknown");
   }
   const Tensor scales = read(file, "weight_scales", {filters}, DType::f32, FileLayout::same, device);
   const Tensor biases = read(file, "biases", {filters}, DType::i32, FileLayout::same, device);

@@ -10,7 +10,7 @@
 
 namespace thimble::nn::quant {
 
-namespace scale_detail {
+namespace {
 
 /// The scale of a range that is finite and the right way round.
 float scale_of(double low, double high, Activations activations) noexcept {
@@ -20,12 +20,12 @@ float scale_of(double low, double high, Activations activations) noexcept {
 }
 bool is_wide_enough(float scale) noexcept { return scale >= std::numeric_limits<float>::min(); }
 
-}  // namespace scale_detail
+}  // namespace
 
 bool has_code_scale(double low, double high, Activations activations) noexcept {
   if (!std::isfinite(low) || !std::isfinite(high) || low > high) return false;
-  const float scale = scale_detail::scale_of(low, high, activations);
-  return scale_detail::is_wide_enough(scale) && std::isfinite(scale);
+  const float scale = scale_of(low, high, activations);
+  return is_wide_enough(scale) && std::isfinite(scale);
 }
 
 CodeScale code_scale(double low, double high, Activations activations, std::string_view what) {
@@ -36,9 +36,9 @@ CodeScale code_scale(double low, double high, Activations activations, std::stri
   if (!std::isfinite(low) || !std::isfinite(high)) refuse("it must be finite");
   if (low > high) refuse("its ends are the wrong way round");
   CodeScale s;
-  s.scale = scale_detail::scale_of(low, high, activations);
+  s.scale = scale_of(low, high, activations);
   if (low == 0 && high == 0) refuse("it is empty, so there is no scale; all numbers are 0");
-  if (!scale_detail::is_wide_enough(s.scale)) refuse("it is too narrow: its scale would be less than 2^-126");
+  if (!is_wide_enough(s.scale)) refuse("it is too narrow: its scale would be less than 2^-126");
   if (!std::isfinite(s.scale)) refuse("it is too wide");
   if (activations == Activations::symmetric) return {s.scale, 128, 1, 255};
   const double zero = std::nearbyint(-std::min(low, 0.0) / static_cast<double>(s.scale));

@@ -42,11 +42,11 @@ void CodedStore::drop(std::uint32_t parameter) noexcept {
   if (parameter < parts_.size()) parts_[parameter] = {};
 }
 
-namespace weight_only_detail {
+namespace {
 
-const Q8Linear* quantized(const Linear& layer) { return dynamic_cast<const Q8Linear*>(layer.replacement()); }
+const Q8Linear* quantized_layer(const Linear& layer) { return dynamic_cast<const Q8Linear*>(layer.replacement()); }
 
-}  // namespace weight_only_detail
+}  // namespace
 
 Q8Linear::Q8Linear(Linear& base) : base_(base) {
   const Layer* const other = base.replacement();
@@ -69,7 +69,7 @@ std::size_t quantize_linear_weights(Module& module) {
   std::vector<Linear*> layers;
   module.for_each_module([&](Module& m) {
     auto* const linear = dynamic_cast<Linear*>(&m);
-    if (!linear || !linear->options().prefix.empty() || weight_only_detail::quantized(*linear)) return;
+    if (!linear || !linear->options().prefix.empty() || quantized_layer(*linear)) return;
     if (linear->inputs() % kernels::q8_block != 0) {
       throw ShapeError("quantize: weight " + to_string(linear->weight.shape()) + " of " +
                        std::string(path_name(linear->path())) + " has " + std::to_string(linear->inputs()) +
@@ -93,7 +93,7 @@ std::vector<StepError> compare_weights(const Module& exact, const Module& quanti
     if (there == nullptr) return;
     const std::string path(path_name(m.path()));
     const auto found = by_path.find(path);
-    if (found == by_path.end() || weight_only_detail::quantized(*found->second)) {
+    if (found == by_path.end() || quantized_layer(*found->second)) {
       throw ValueError("compare_weights: " + path + ": the exact model has no such weight");
     }
     const Linear& here = *found->second;

@@ -10,15 +10,15 @@
 #include <thimble/core/tensor/view.h>
 
 namespace thimble::nn {
-namespace captured_step_detail {
+namespace {
 
 constexpr std::size_t eager_steps = 2;  // the first one and a steady one
 constexpr std::int64_t block_bytes = 64 << 10, parameter_bytes = 128;
 
-[[noreturn]] void refuse(const std::string& why) { throw PlanError("captured step: " + why); }
+[[noreturn]] void refuse_capture(const std::string& why) { throw PlanError("captured step: " + why); }
 
 memory::Device device_of(const optim::Optimizer& optimizer) {
-  if (optimizer.parameters().empty()) refuse("the optimizer has no parameters");
+  if (optimizer.parameters().empty()) refuse_capture("the optimizer has no parameters");
   const memory::Device device = optimizer.parameters().front().tensor.device();
   if (!device.is_cuda()) {
     throw DeviceError("captured step: parameters are on " + to_string(device) + "; expected a CUDA device");
@@ -29,23 +29,25 @@ memory::Device device_of(const optim::Optimizer& optimizer) {
 void check(const PlacedArena& placed, const optim::Optimizer& optimizer, const StepOptions& options,
            memory::Device device) {
   if (PlacedArena::find(*current_resource(device)) != &placed) {
-    refuse("tensors on " + to_string(device) +
-           " are taken from another resource than the placed arena; expected a resource on top of it");
+    refuse_capture("tensors on " + to_string(device) +
+                   " are taken from another resource than the placed arena; expected a resource on top of it");
   }
   if (!optimizer.is_capturable()) {
-    refuse(std::string(optimizer.name()) +
-           " has other launches from step to step; expected an optimizer with the same ones");
+    refuse_capture(std::string(optimizer.name()) +
+                   " has other launches from step to step; expected an optimizer with the same ones");
   }
-  if (optimizer.has_groups()) refuse("the optimizer has parameter groups; expected one rate and decay for all");
-  if (optimizer.offloads_state()) refuse("the optimizer's state is in a tier; expected state that stays");
-  if (optimizer.updates_one_by_one()) refuse("parameters are in a store; expected parameters that stay");
-  if (options.gradient_tier) refuse("gradients wait in a tier; expected gradients that stay");
-  if (options.recording.tier) refuse("saved tensors go to a tier; expected a plan that keeps them on the device");
-  if (!options.parts.empty()) refuse("micro-batches that differ have other weights in every step; expected equal ones");
-  if (options.recording.graph || options.recording.times) refuse("a step that is watched cannot be replayed");
+  if (optimizer.has_groups()) refuse_capture("the optimizer has parameter groups; expected one rate and decay for all");
+  if (optimizer.offloads_state()) refuse_capture("the optimizer's state is in a tier; expected state that stays");
+  if (optimizer.updates_one_by_one()) refuse_capture("parameters are in a store; expected parameters that stay");
+  if (options.gradient_tier) refuse_capture("gradients wait in a tier; expected gradients that stay");
+  if (options.recording.tier)
+    refuse_capture("saved tensors go to a tier; expected a plan that keeps them on the device");
+  if (!options.parts.empty())
+    refuse_capture("micro-batches that differ have other weights in every step; expected equal ones");
+  if (options.recording.graph || options.recording.times) refuse_capture("a step that is watched cannot be replayed");
 }
 
-}  // namespace captured_step_detail
+}  // namespace
 
 void load_input(const Tensor& to, const Tensor& from) {
   const auto both = [&] { return "load_input: " + describe(from) + " into " + describe(to); };
@@ -88,8 +90,7 @@ CapturedStep::CapturedStep(PlacedArena& placed, optim::Optimizer& optimizer,
       loss_of_(std::move(loss_of)),
       options_(std::move(options)),
       generator_(current_generator()),
-      device_(captured_step_detail::device_of(optimizer)) {
-  using namespace captured_step_detail;
+      device_(device_of(optimizer)) {
   check(placed_, optimizer_, options_, device_);
   const std::int64_t bytes = block_bytes + parameter_bytes * static_cast<std::int64_t>(optimizer_.parameters().size());
   memory_ = Tensor::empty({bytes}, DType::u8, device_, Category::workspace);
@@ -111,12 +112,12 @@ void CapturedStep::drop() noexcept {
 
 Tensor CapturedStep::run() {
   if (&current_generator() != &generator_) {
-    captured_step_detail::refuse("another generator is in force than when it was made");
+    refuse_capture("another generator is in force than when it was made");
   }
   optimizer_.check_members();
   if (is_captured()) {
     replay();
-  } else if (steps_ < captured_step_detail::eager_steps) {
+  } else if (steps_ < eager_steps) {
     run_once(options_);
   } else {
     capture();
@@ -183,8 +184,8 @@ void CapturedStep::capture() {
   const PlacedArena::Statistics after = placed_.statistics();
   if (after.deviations != before.deviations || after.dynamic_steps != before.dynamic_steps) {
     block_.reset();
-    captured_step_detail::refuse("it left its plan at event " + std::to_string(after.last_deviation) +
-                                 ", so its addresses are not those of the next; expected a step as it was planned");
+    refuse_capture("it left its plan at event " + std::to_string(after.last_deviation) +
+                   ", so its addresses are not those of the next; expected a step as it was planned");
   }
   image_.resize(block_->bytes());
   graph_ = std::move(graph);

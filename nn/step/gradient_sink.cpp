@@ -14,9 +14,9 @@
 #include <thimble/optim/ranks.h>
 
 namespace thimble::nn {
-namespace gradient_sink_detail {
+namespace {
 
-constexpr SinkTraits table[] = {
+constexpr SinkTraits sinks[] = {
     {.name = "gradients that are kept"},
     {.name = "a fused optimizer",
      .has_norm = false,
@@ -267,11 +267,9 @@ void check(SinkKind kind, const optim::Optimizer& optimizer, const StepOptions& 
       "update; expected a plan, or FusedUpdate::unsecured");
 }
 
-}  // namespace gradient_sink_detail
+}  // namespace
 
-const SinkTraits& traits_of(SinkKind kind) noexcept {
-  return gradient_sink_detail::table[static_cast<std::size_t>(kind)];
-}
+const SinkTraits& traits_of(SinkKind kind) noexcept { return sinks[static_cast<std::size_t>(kind)]; }
 
 SinkRefusal refusal_of(SinkKind kind, const SinkDemands& demands) noexcept {
   const SinkTraits& sink = traits_of(kind);
@@ -284,14 +282,13 @@ SinkRefusal refusal_of(SinkKind kind, const SinkDemands& demands) noexcept {
 }
 
 SinkKind check_sink(const optim::Optimizer& optimizer, const StepOptions& options) {
-  const SinkKind kind = gradient_sink_detail::kind_of(options);
-  gradient_sink_detail::check(kind, optimizer, options);
+  const SinkKind kind = kind_of(options);
+  check(kind, optimizer, options);
   return kind;
 }
 
 void with_sink(SinkKind kind, optim::Optimizer& optimizer, const StepOptions& options,
                FunctionRef<void(GradientSink&)> body) {
-  using namespace gradient_sink_detail;
   if (kind == SinkKind::fused) {
     FusedGradients sink(optimizer, options);
     body(sink);

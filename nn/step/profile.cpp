@@ -15,7 +15,7 @@
 
 namespace thimble::nn {
 
-namespace profile_detail {
+namespace {
 
 constexpr std::size_t most_steps = 8;  // until the arena's state repeats
 
@@ -28,7 +28,7 @@ memory::OutsideBytes outside_of(const memory::ProcessBase& base, TrainingRun& ru
       base, {.threads = thread_count(), .tier_threads = tiers * FileTier::Options().workers, .nodes = profile.nodes});
 }
 
-}  // namespace profile_detail
+}  // namespace
 
 memory::Options profile_options(memory::Device device) {
   constexpr std::size_t dry_addresses = std::size_t{1} << 50;
@@ -91,7 +91,7 @@ MemoryProfile profile_training(memory::Device device, const MakeRun& make, std::
     if (wants_trace) profile.setup_end = stack.trace->event_count();
     const bool may_go_on = steps > 1 && !wants_trace;
     const auto is_done = [&] {
-      return profile.steps >= steps && (profile.is_steady || !may_go_on || profile.steps >= profile_detail::most_steps);
+      return profile.steps >= steps && (profile.is_steady || !may_go_on || profile.steps >= most_steps);
     };
     for (std::uint64_t before = 0; !is_done(); ++profile.steps) {
       const auto start = std::chrono::steady_clock::now();
@@ -108,7 +108,7 @@ MemoryProfile profile_training(memory::Device device, const MakeRun& make, std::
     profile.tier_bytes = run->tier_bytes();
     if (device == cpu) {
       profile.rss_bytes = process::mapping_rss_bytes(stack.arena->base(), stack.arena->reserved_bytes());
-      profile.outside = profile_detail::outside_of(watch->base(), *run, profile);
+      profile.outside = outside_of(watch->base(), *run, profile);
       profile.process_peak_bytes = watch->peak_bytes();
     }
   }

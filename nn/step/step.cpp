@@ -12,7 +12,7 @@
 #include <thimble/optim/ranks.h>
 
 namespace thimble::nn {
-namespace step_detail {
+namespace {
 
 // A plan whose steps never begin would have no effect, and neither would the budget it was made for.
 void check_placed_step(const optim::Optimizer& optimizer) {
@@ -49,7 +49,7 @@ class RanksStep {
                                             done, all));
 }
 
-}  // namespace step_detail
+}  // namespace
 
 Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> loss_of,
                      const StepOptions& options) {
@@ -65,7 +65,7 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
                      " cannot divide gradients by a loss scale; optimizers whose takes_gradient_factor() is true can");
   }
   optimizer.check_members();
-  step_detail::check_placed_step(optimizer);
+  check_placed_step(optimizer);
   const SinkKind kind = check_sink(optimizer, options);
   if (options.stage != nullptr) options.stage->begin_step();
   if (options.ranks != nullptr) {
@@ -73,7 +73,7 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
   }
   const ParameterUse use;
   Transaction transaction;
-  const step_detail::RanksStep ranks(options);
+  const RanksStep ranks(options);
   if (options.ranks != nullptr) transaction.defer_updates();
   Tensor loss;
   with_sink(kind, optimizer, options, [&](GradientSink& sink) {
@@ -86,7 +86,7 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
       sink.finish(loss, transaction);
     } catch (const std::exception& error) {
       if (sink.updated() == 0) throw;
-      step_detail::throw_partial(error, sink.updated(), optimizer.parameters().size());
+      throw_partial(error, sink.updated(), optimizer.parameters().size());
     }
   });
   if (options.ranks != nullptr) options.ranks->share_parameters();

@@ -16,7 +16,7 @@
 
 namespace thimble::data {
 
-namespace unicode_detail {
+namespace {
 
 constexpr std::uint32_t code_points = 0x110000;  // of Unicode; byte b that is not UTF-8 is code_points + b
 constexpr std::uint32_t before_finals = 0x11A7;  // a Hangul vowel; utf8proc 2.8 drops it after a syllable
@@ -35,15 +35,15 @@ void append_nfc(std::string& out, std::string_view utf8) {
   out.append(reinterpret_cast<const char*>(form), static_cast<std::size_t>(size));
 }
 
-}  // namespace unicode_detail
+}  // namespace
 
 Character character_at(std::string_view text, std::size_t at) {
   const auto first = static_cast<unsigned char>(text[at]);
   if (first < 0x80) return {first, 1};
   utf8proc_int32_t code = 0;
   const std::string_view rest = text.substr(at, 4);
-  const auto size = utf8proc_iterate(unicode_detail::bytes_of(rest), static_cast<utf8proc_ssize_t>(rest.size()), &code);
-  if (size <= 0) return {unicode_detail::code_points + first, 1};
+  const auto size = utf8proc_iterate(bytes_of(rest), static_cast<utf8proc_ssize_t>(rest.size()), &code);
+  if (size <= 0) return {code_points + first, 1};
   return {static_cast<std::uint32_t>(code), static_cast<std::size_t>(size)};
 }
 
@@ -54,7 +54,7 @@ void append_character(std::string& text, std::uint32_t code) {
 }
 
 CharacterClass class_of(std::uint32_t code) {
-  if (code >= unicode_detail::code_points) return CharacterClass::other;
+  if (code >= code_points) return CharacterClass::other;
   if ((code >= '\t' && code <= '\r') || code == 0x85) return CharacterClass::space;  // controls with White_Space
   switch (utf8proc_category(static_cast<utf8proc_int32_t>(code))) {
     case UTF8PROC_CATEGORY_LU:
@@ -84,11 +84,11 @@ std::string to_nfc(std::string_view text) {
     std::size_t end = at;
     while (end < text.size() && (end == at || text[end - 1] != '\n')) {
       const Character next = character_at(text, end);
-      if (next.code >= unicode_detail::code_points || (next.code == unicode_detail::before_finals && end > at)) break;
+      if (next.code >= code_points || (next.code == before_finals && end > at)) break;
       end += next.bytes;
     }
     if (end > at) {
-      unicode_detail::append_nfc(out, text.substr(at, end - at));
+      append_nfc(out, text.substr(at, end - at));
     } else {
       out += text[end++];
     }
@@ -97,7 +97,7 @@ std::string to_nfc(std::string_view text) {
   return out;
 }
 
-namespace byte_letters_detail {
+namespace {
 
 constexpr std::uint32_t no_byte = 256, hidden_from = 0x100;
 
@@ -121,16 +121,16 @@ struct Table {
 
 constexpr Table table;
 
-}  // namespace byte_letters_detail
+}  // namespace
 
-std::uint32_t letter_of(std::uint8_t byte) { return byte_letters_detail::table.letters[byte]; }
+std::uint32_t letter_of(std::uint8_t byte) { return table.letters[byte]; }
 
 std::optional<std::string> from_letters(std::string_view letters) {
-  const auto& byte_of = byte_letters_detail::table.bytes;
+  const auto& byte_of = table.bytes;
   std::string bytes;
   for (std::size_t at = 0; at < letters.size();) {
     const Character c = character_at(letters, at);
-    if (c.code >= byte_of.size() || byte_of[c.code] == byte_letters_detail::no_byte) return std::nullopt;
+    if (c.code >= byte_of.size() || byte_of[c.code] == no_byte) return std::nullopt;
     bytes += static_cast<char>(byte_of[c.code]);
     at += c.bytes;
   }
@@ -222,7 +222,7 @@ void MergeTable::apply(std::vector<std::uint32_t>& tokens, Room& room) const {
   std::erase(tokens, gone);
 }
 
-namespace words_detail {
+namespace {
 
 struct Known {
   WordPattern pattern;
@@ -317,26 +317,26 @@ std::size_t llama3_word(const Scanner& scan, std::size_t at, std::size_t most_di
   return scan.spaces(at);
 }
 
-}  // namespace words_detail
+}  // namespace
 
-std::string_view to_string(WordPattern pattern) { return words_detail::known[static_cast<int>(pattern)].name; }
+std::string_view to_string(WordPattern pattern) { return known[static_cast<int>(pattern)].name; }
 
-std::string_view regex_of(WordPattern pattern) { return words_detail::known[static_cast<int>(pattern)].regex; }
+std::string_view regex_of(WordPattern pattern) { return known[static_cast<int>(pattern)].regex; }
 
 std::optional<WordPattern> find_word_pattern(std::string_view regex) {
-  for (const auto& known : words_detail::known) {
+  for (const auto& known : known) {
     if (known.regex == regex) return known.pattern;
   }
   return std::nullopt;
 }
 
 std::size_t end_of_word(WordPattern pattern, std::string_view text, std::size_t at) {
-  const words_detail::Scanner scan(text);
-  if (pattern == WordPattern::gpt2) return words_detail::gpt2_word(scan, at);
-  return words_detail::llama3_word(scan, at, pattern == WordPattern::llama3 ? 3 : 1);
+  const Scanner scan(text);
+  if (pattern == WordPattern::gpt2) return gpt2_word(scan, at);
+  return llama3_word(scan, at, pattern == WordPattern::llama3 ? 3 : 1);
 }
 
-namespace tokenizer_detail {
+namespace {
 
 [[noreturn]] void refuse(const std::string& part, const std::string& why) {
   throw ValueError("tokenizer: " + part + ": " + why);
@@ -370,7 +370,7 @@ std::size_t first_spaces(std::string_view text, std::size_t at) {
   return at;
 }
 
-}  // namespace tokenizer_detail
+}  // namespace
 
 Tokenizer::Tokenizer(TokenizerParts parts) : parts_(std::move(parts)) {
   add_vocabulary();
@@ -380,7 +380,6 @@ Tokenizer::Tokenizer(TokenizerParts parts) : parts_(std::move(parts)) {
 }
 
 void Tokenizer::add_vocabulary() {
-  using tokenizer_detail::refuse;
   const std::vector<std::string>& vocabulary = parts_.vocabulary;
   constexpr std::size_t most_tokens = std::size_t{1} << 24;
   if (vocabulary.size() > most_tokens)
@@ -389,11 +388,11 @@ void Tokenizer::add_vocabulary() {
   bytes_.reserve(vocabulary.size() + parts_.added.size());
   for (std::size_t id = 0; id < vocabulary.size(); ++id) {
     const std::string& token = vocabulary[id];
-    if (token.empty()) refuse(tokenizer_detail::place("vocabulary", id), "a token without text");
+    if (token.empty()) refuse(place("vocabulary", id), "a token without text");
     if (!ids_.try_emplace(token, static_cast<std::uint32_t>(id)).second) {
-      refuse(tokenizer_detail::place("vocabulary", id), "token " + quote(token) + " is there twice");
+      refuse(place("vocabulary", id), "token " + quote(token) + " is there twice");
     }
-    bytes_.push_back(tokenizer_detail::bytes_of_token(token));
+    bytes_.push_back(bytes_of_token(token));
     if (parts_.ignores_merges && from_letters(token)) words_[bytes_.back()] = static_cast<std::uint32_t>(id);
   }
   for (std::size_t byte = 0; byte < first_.size(); ++byte) {
@@ -409,34 +408,31 @@ void Tokenizer::add_vocabulary() {
 }
 
 void Tokenizer::add_merges() {
-  using tokenizer_detail::refuse;
   const std::vector<std::string>& vocabulary = parts_.vocabulary;
   for (std::size_t i = 0; i < parts_.merges.size(); ++i) {
     const auto [left, right, result] = parts_.merges[i];
     for (const std::uint32_t id : {left, right, result}) {
       if (id < vocabulary.size()) continue;
-      refuse(tokenizer_detail::place("merges", i),
+      refuse(place("merges", i),
              "token " + std::to_string(id) + "; expected below " + std::to_string(vocabulary.size()));
     }
     if (vocabulary[left] + vocabulary[right] != vocabulary[result]) {
-      refuse(tokenizer_detail::place("merges", i),
+      refuse(place("merges", i),
              quote(vocabulary[left]) + " and " + quote(vocabulary[right]) + " make " + quote(vocabulary[result]));
     }
     if (!merges_.add(left, right, result)) {
-      refuse(tokenizer_detail::place("merges", i),
-             quote(vocabulary[left]) + " and " + quote(vocabulary[right]) + " merge already");
+      refuse(place("merges", i), quote(vocabulary[left]) + " and " + quote(vocabulary[right]) + " merge already");
     }
   }
 }
 
 void Tokenizer::add_tokens() {
-  using tokenizer_detail::refuse;
   std::unordered_map<std::string_view, std::size_t> seen;
   std::vector<std::string> raw, normalized;
   is_special_.assign(bytes_.size(), false);
   for (std::size_t i = 0; i < parts_.added.size(); ++i) {
     const AddedToken& token = parts_.added[i];
-    const std::string part = tokenizer_detail::place("added_tokens", i);
+    const std::string part = place("added_tokens", i);
     if (token.content.empty()) refuse(part, "a token without text");
     if (!seen.try_emplace(token.content, i).second) refuse(part, quote(token.content) + " is there twice");
     const auto known = ids_.find(token.content);
@@ -450,7 +446,7 @@ void Tokenizer::add_tokens() {
       bytes_.emplace_back();
       is_special_.push_back(false);
     }
-    bytes_[id] = tokenizer_detail::bytes_of_token(form);
+    bytes_[id] = bytes_of_token(form);
     if (token.is_special) is_special_[id] = true;
     (token.is_normalized ? normalized_places_ : raw_places_).push_back(i);
     (token.is_normalized ? normalized : raw).push_back(form);
@@ -463,8 +459,8 @@ void Tokenizer::check_ends() const {
   for (const auto* ends : {&parts_.prefix, &parts_.suffix}) {
     for (const std::uint32_t id : *ends) {
       if (id < bytes_.size()) continue;
-      tokenizer_detail::refuse(ends == &parts_.prefix ? "prefix" : "suffix",
-                               "token " + std::to_string(id) + "; expected below " + std::to_string(bytes_.size()));
+      refuse(ends == &parts_.prefix ? "prefix" : "suffix",
+             "token " + std::to_string(id) + "; expected below " + std::to_string(bytes_.size()));
     }
   }
 }
@@ -509,8 +505,8 @@ class Tokenizer::Encoder {
       from = found->end;
       if (options_.takes_special_as_text && token.is_special) continue;
       std::size_t begin = found->begin, end = found->end;
-      if (token.strips_left) begin = std::max(done, tokenizer_detail::last_spaces(text.substr(0, begin)));
-      if (token.strips_right) end = tokenizer_detail::first_spaces(text, end);
+      if (token.strips_left) begin = std::max(done, last_spaces(text.substr(0, begin)));
+      if (token.strips_right) end = first_spaces(text, end);
       if (done < begin) rest(text.substr(done, begin - done));
       tokens_.push_back(token.id);
       done = end;

@@ -18,7 +18,7 @@
 
 namespace thimble::data {
 
-namespace tokenizer_parse_detail {
+namespace {
 
 using Json = nlohmann::json;
 
@@ -278,10 +278,9 @@ void read_post_processor(const Value& step, TokenizerParts& parts) {
   }
 }
 
-}  // namespace tokenizer_parse_detail
+}  // namespace
 
 Tokenizer parse_tokenizer(std::span<const std::byte> file, const std::string& path) {
-  using namespace tokenizer_parse_detail;
   const Json json = parse_json({reinterpret_cast<const char*>(file.data()), file.size()}, path);
   const Value whole(json, "", path);
   whole.object({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
@@ -312,26 +311,24 @@ Tokenizer parse_tokenizer(std::span<const std::byte> file, const std::string& pa
   }
 }
 
-Tokenizer read_tokenizer(const std::string& path) {
-  return parse_tokenizer(read_whole_file(path, tokenizer_parse_detail::most_bytes), path);
-}
+Tokenizer read_tokenizer(const std::string& path) { return parse_tokenizer(read_whole_file(path, most_bytes), path); }
 
-namespace tokenizer_write_detail {
+namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-Json byte_level(bool uses_regex) {
+OrderedJson byte_level(bool uses_regex) {
   return {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", uses_regex}};
 }
 
-Json pre_tokenizer(WordPattern pattern) {
+OrderedJson pre_tokenizer(WordPattern pattern) {
   if (pattern == WordPattern::gpt2) return byte_level(true);
-  const Json split{
+  const OrderedJson split{
       {"type", "Split"}, {"pattern", {{"Regex", regex_of(pattern)}}}, {"behavior", "Isolated"}, {"invert", false}};
   return {{"type", "Sequence"}, {"pretokenizers", {split, byte_level(false)}}};
 }
 
-Json post_processor(const TokenizerParts& parts) {
+OrderedJson post_processor(const TokenizerParts& parts) {
   if (parts.prefix.empty() && parts.suffix.empty()) return byte_level(true);
   const std::size_t own = parts.vocabulary.size();
   const auto text_of = [&](std::uint32_t id) {
@@ -340,7 +337,7 @@ Json post_processor(const TokenizerParts& parts) {
     }
     return id < own ? parts.vocabulary[id] : std::string();
   };
-  Json single = Json::array(), tokens = Json::object();
+  OrderedJson single = OrderedJson::array(), tokens = OrderedJson::object();
   const auto add_ends = [&](const std::vector<std::uint32_t>& ends) {
     for (const std::uint32_t id : ends) {
       const std::string text = text_of(id);
@@ -351,14 +348,15 @@ Json post_processor(const TokenizerParts& parts) {
   add_ends(parts.prefix);
   single.push_back({{"Sequence", {{"id", "A"}, {"type_id", 0}}}});
   add_ends(parts.suffix);
-  Json pair = single;
+  OrderedJson pair = single;
   pair.push_back({{"Sequence", {{"id", "B"}, {"type_id", 1}}}});
-  const Json around{{"type", "TemplateProcessing"}, {"single", single}, {"pair", pair}, {"special_tokens", tokens}};
+  const OrderedJson around{
+      {"type", "TemplateProcessing"}, {"single", single}, {"pair", pair}, {"special_tokens", tokens}};
   return {{"type", "Sequence"}, {"processors", {byte_level(true), around}}};
 }
 
-Json added_tokens(const TokenizerParts& parts) {
-  Json list = Json::array();
+OrderedJson added_tokens(const TokenizerParts& parts) {
+  OrderedJson list = OrderedJson::array();
   for (const AddedToken& token : parts.added) {
     list.push_back({{"id", token.id},
                     {"content", token.content},
@@ -371,17 +369,16 @@ Json added_tokens(const TokenizerParts& parts) {
   return list;
 }
 
-}  // namespace tokenizer_write_detail
+}  // namespace
 
 std::string format_tokenizer(const TokenizerParts& parts) {
-  using namespace tokenizer_write_detail;
-  const auto in_json = [](const std::string& token) { return Json(token).dump(); };
+  const auto in_json = [](const std::string& token) { return OrderedJson(token).dump(); };
   std::string text = "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null";
-  const auto add = [&text](const char* key, const Json& value) {
+  const auto add = [&text](const char* key, const OrderedJson& value) {
     text += std::string(",\n  \"") + key + "\": " + value.dump();
   };
   add("added_tokens", added_tokens(parts));
-  add("normalizer", parts.is_nfc ? Json{{"type", "NFC"}} : Json());
+  add("normalizer", parts.is_nfc ? OrderedJson{{"type", "NFC"}} : OrderedJson());
   add("pre_tokenizer", pre_tokenizer(parts.pattern));
   add("post_processor", post_processor(parts));
   add("decoder", byte_level(true));

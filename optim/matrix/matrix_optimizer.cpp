@@ -11,14 +11,14 @@
 #include <thimble/optim/named.h>
 
 namespace thimble::optim {
-namespace matrix_detail {
+namespace {
 
 Tensor as_matrix(const Tensor& t) {
   const std::int64_t rows = t.shape()[0];
   return view::reshape(t, {rows, t.elements() / rows});
 }
 
-}  // namespace matrix_detail
+}  // namespace
 
 MatrixOptimizer::MatrixOptimizer(std::vector<Named> parameters, MatrixOptions options)
     : Optimizer(std::move(parameters), options.rate, options.tier, options.narrow), options_(std::move(options)) {
@@ -88,7 +88,7 @@ void MatrixOptimizer::update(std::span<const std::size_t> indices) {
 void MatrixOptimizer::update_matrix(std::size_t index) {
   const Tensor& p = parameters()[index].tensor;
   const PathScope path(p.storage()->path());
-  Tensor gradient = matrix_detail::as_matrix(to_dtype(contiguous(p.grad()), DType::f32));
+  Tensor gradient = as_matrix(to_dtype(contiguous(p.grad()), DType::f32));
   if (gradient_factor() != 1) gradient = gradient * gradient_factor();
   const Tensor along = direction(index, gradient);
   gradient = Tensor();

@@ -58,7 +58,7 @@ Tensor ApolloMini::direction(std::size_t index, const Tensor& gradient) {
   return along * (shortened / maximum(now, full({1}, 1e-30, DType::f32, before.device())));
 }
 
-namespace galore_detail {
+namespace {
 
 // Makes columns orthonormal in place, from the first to the last (Gram and Schmidt, each twice: "twice is enough"). A
 // column that the others span up to rounding becomes 0.
@@ -79,7 +79,7 @@ void orthonormalize(const Tensor& columns) {
   }
 }
 
-}  // namespace galore_detail
+}  // namespace
 
 Galore::Galore(std::vector<Named> parameters, GaloreOptions options)
     : MatrixOptimizer(std::move(parameters), std::move(options.matrix)),
@@ -126,7 +126,7 @@ Tensor leading_vectors(const Tensor& x, const Tensor& begin, int iterations) {
   Tensor p = clone(begin);
   for (int i = 0; i < iterations; ++i) {
     p = contiguous(matmul(x, matmul(x, p, true, false)));
-    galore_detail::orthonormalize(p);
+    orthonormalize(p);
   }
   return p;
 }

@@ -13,7 +13,7 @@
 
 namespace thimble::ops {
 
-namespace conv_detail {
+namespace {
 
 kernels::ConvShape sizes(const Conv2d& op, const Shape& x, const Shape& weight) {
   kernels::ConvShape s;
@@ -175,7 +175,7 @@ kernels::ConvShape transposed_sizes(const ConvTranspose2d& op, const Tensor& x, 
   return sizes(conv, {x.size(0), height, width, weight.size(3) * conv.groups}, weight.shape());
 }
 
-}  // namespace conv_detail
+}  // namespace
 
 double Conv2d::multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const {
   const Tensor& weight = inputs[1];
@@ -183,12 +183,12 @@ double Conv2d::multiply_adds(std::span<const Tensor> inputs, const Tensor& outpu
 }
 
 Tensor Conv2d::forward(const Tensor& x, const Tensor& weight, const Tensor& bias, Needs needs, Saved& saved) const {
-  conv_detail::check(*this, x, weight, bias);
+  check(*this, x, weight, bias);
   const Tensor image = contiguous(x), filters = contiguous(weight), offset = bias.defined() ? contiguous(bias) : bias;
-  const kernels::ConvShape shape = conv_detail::sizes(*this, x.shape(), weight.shape());
+  const kernels::ConvShape shape = sizes(*this, x.shape(), weight.shape());
   const Tensor y =
       Tensor::empty({x.shape()[0], shape.out_height(), shape.out_width(), weight.shape()[0]}, x.dtype(), x.device());
-  conv_detail::forward_into(y, shape, image, filters, offset);
+  forward_into(y, shape, image, filters, offset);
   if (needs[1]) saved.x = x;
   if (needs[0]) saved.weight = weight;
   saved.x_shape = x.shape();
@@ -197,19 +197,19 @@ Tensor Conv2d::forward(const Tensor& x, const Tensor& weight, const Tensor& bias
 }
 
 Gradients Conv2d::backward(Saved saved, Tensor dy, Needs needs) const {
-  const kernels::ConvShape shape = conv_detail::sizes(*this, saved.x_shape, saved.weight_shape);
+  const kernels::ConvShape shape = sizes(*this, saved.x_shape, saved.weight_shape);
   dy = contiguous(dy);  // (N, OH, OW, O)
   Tensor dx, dweight, dbias;
   if (needs[1]) {
     const Tensor x = contiguous(std::exchange(saved.x, Tensor()));
     dweight = Tensor::empty(saved.weight_shape, dy.dtype(), dy.device());
-    conv_detail::weight_grad_into(dweight, shape, x, dy);
+    weight_grad_into(dweight, shape, x, dy);
   }
-  if (needs[2]) dbias = conv_detail::bias_grad(dy);
+  if (needs[2]) dbias = bias_grad(dy);
   if (needs[0]) {
     const Tensor weight = contiguous(saved.weight);
     dx = Tensor::empty(saved.x_shape, dy.dtype(), dy.device());
-    conv_detail::input_grad_into(dx, shape, dy, weight);
+    input_grad_into(dx, shape, dy, weight);
   }
   return {dx, dweight, dbias};
 }
@@ -221,12 +221,12 @@ double ConvTranspose2d::multiply_adds(std::span<const Tensor> inputs, const Tens
 
 Tensor ConvTranspose2d::forward(const Tensor& x, const Tensor& weight, const Tensor& bias, Needs needs,
                                 Saved& saved) const {
-  const kernels::ConvShape shape = conv_detail::transposed_sizes(*this, x, weight, bias);
+  const kernels::ConvShape shape = transposed_sizes(*this, x, weight, bias);
   const Tensor image = contiguous(x), filters = contiguous(weight);
   const Tensor y = Tensor::empty({shape.images, shape.height, shape.width, shape.channels}, x.dtype(), x.device());
   if (y.elements() > 0) {
     if (bias.defined()) copy_into(y, bias);  // the sums are added to it
-    conv_detail::input_grad_into(y, shape, image, filters, bias.defined());
+    input_grad_into(y, shape, image, filters, bias.defined());
   }
   if (needs[1]) saved.x = x;
   if (needs[0]) saved.weight = weight;
@@ -236,26 +236,26 @@ Tensor ConvTranspose2d::forward(const Tensor& x, const Tensor& weight, const Ten
 }
 
 Gradients ConvTranspose2d::backward(Saved saved, Tensor dy, Needs needs) const {
-  const kernels::ConvShape shape = conv_detail::sizes(conv, dy.shape(), saved.weight_shape);
+  const kernels::ConvShape shape = sizes(conv, dy.shape(), saved.weight_shape);
   dy = contiguous(dy);  // (N, OH, OW, O)
   Tensor dx, dweight, dbias;
   if (needs[1]) {
     const Tensor x = contiguous(std::exchange(saved.x, Tensor()));
     dweight = Tensor::empty(saved.weight_shape, dy.dtype(), dy.device());
-    conv_detail::weight_grad_into(dweight, shape, dy, x);
+    weight_grad_into(dweight, shape, dy, x);
   }
-  if (needs[2]) dbias = conv_detail::bias_grad(dy);
+  if (needs[2]) dbias = bias_grad(dy);
   if (needs[0]) {
     dx = Tensor::empty(saved.x_shape, dy.dtype(), dy.device());
-    conv_detail::forward_into(dx, shape, dy, contiguous(saved.weight), Tensor());
+    forward_into(dx, shape, dy, contiguous(saved.weight), Tensor());
   }
   return {dx, dweight, dbias};
 }
 
-namespace shared_conv_detail {
+namespace {
 
 // (r, O, KH, KW) -> (r, O KH KW).
-Tensor as_rows(const Tensor& basis) {
+Tensor basis_rows(const Tensor& basis) {
   const Tensor dense = contiguous(basis);
   return view::reshape(dense, {dense.size(0), dense.size(1) * dense.size(2) * dense.size(3)});
 }
@@ -266,7 +266,7 @@ Shape kernel_shape(const Tensor& basis, const Tensor& coefficients) {
 }
 
 Tensor expanded_kernel(const Tensor& basis, const Tensor& coefficients) {
-  const Tensor rows = as_rows(basis);
+  const Tensor rows = basis_rows(basis);
   const Tensor kernel = Tensor::empty({rows.size(1), coefficients.size(0)}, basis.dtype(), basis.device());
   matmul_into({SharedConv2d::name, view::transpose(rows), view::transpose(coefficients), kernel, {}, {}});
   return view::reshape(kernel, kernel_shape(basis, coefficients));
@@ -288,13 +288,13 @@ void check(const SharedConv2d& op, const Tensor& x, const Tensor& basis, const T
   }
 }
 
-}  // namespace shared_conv_detail
+}  // namespace
 
 Tensor SharedConv2d::forward(const Tensor& x, const Tensor& basis, const Tensor& coefficients, const Tensor& bias,
                              Needs needs, Saved& saved) const {
-  shared_conv_detail::check(*this, x, basis, coefficients);
+  check(*this, x, basis, coefficients);
   Conv2d::Saved nothing;
-  const Tensor y = conv.forward(x, shared_conv_detail::expanded_kernel(basis, coefficients), bias, Needs(), nothing);
+  const Tensor y = conv.forward(x, expanded_kernel(basis, coefficients), bias, Needs(), nothing);
   const bool needs_kernel = needs[1] || needs[2];
   if (needs_kernel) saved.x = x;
   if (needs[0] || needs_kernel) saved.basis = basis, saved.coefficients = coefficients;
@@ -309,22 +309,22 @@ Gradients SharedConv2d::backward(Saved saved, Tensor dy, Needs needs) const {
   if (needs[3]) dbias = conv.backward({{}, {}, saved.x_shape, {}}, dy, of_bias)[2];
   const Tensor &basis = saved.basis, &coefficients = saved.coefficients;
   if (needs[1] || needs[2]) {
-    const Shape shape = shared_conv_detail::kernel_shape(basis, coefficients);
+    const Shape shape = kernel_shape(basis, coefficients);
     Tensor dkernel = conv.backward({std::exchange(saved.x, Tensor()), {}, saved.x_shape, shape}, dy, of_weight)[1];
     dkernel = view::reshape(dkernel, {shape[0] * shape[1] * shape[2], shape[3]});  // (O KH KW, C / groups)
     const Tensor transposed = view::transpose(dkernel);
     if (needs[1]) {
       dbasis = Tensor::empty(basis.shape(), dy.dtype(), dy.device());
-      const Tensor rows = shared_conv_detail::as_rows(dbasis);
+      const Tensor rows = basis_rows(dbasis);
       matmul_into({name, view::transpose(coefficients), transposed, rows, {}, {}});
     }
     if (needs[2]) {
       dcoefficients = Tensor::empty(coefficients.shape(), dy.dtype(), dy.device());
-      matmul_into({name, transposed, view::transpose(shared_conv_detail::as_rows(basis)), dcoefficients, {}, {}});
+      matmul_into({name, transposed, view::transpose(basis_rows(basis)), dcoefficients, {}, {}});
     }
   }
   if (needs[0]) {
-    const Tensor kernel = shared_conv_detail::expanded_kernel(basis, coefficients);
+    const Tensor kernel = expanded_kernel(basis, coefficients);
     dx = conv.backward({{}, kernel, saved.x_shape, kernel.shape()}, dy, of_x)[0];
   }
   return {dx, dbasis, dcoefficients, dbias};

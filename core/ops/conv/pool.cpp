@@ -13,7 +13,7 @@
 #include <thimble/core/tensor/view.h>
 
 namespace thimble::ops {
-namespace pool_detail {
+namespace {
 
 void check_input(const char* operation, const Tensor& x) {
   if (!x.defined() || !is_floating(x.dtype())) {
@@ -92,13 +92,13 @@ std::int64_t middle_elements(const Shape& shape) {
   return rows;
 }
 
-}  // namespace pool_detail
+}  // namespace
 
 Tensor MaxPool2d::forward(const Tensor& operand, Needs needs, Saved& saved) const {
-  pool_detail::check_input(name, operand);
-  const kernels::PoolWindows windows = pool_detail::windows_of(name, window, operand.shape());
-  const Tensor x = contiguous(operand);                                        // (N, H, W, C)
-  const Tensor y = Tensor::empty_like(x, pool_detail::output_shape(windows));  // (N, OH, OW, C)
+  check_input(name, operand);
+  const kernels::PoolWindows windows = windows_of(name, window, operand.shape());
+  const Tensor x = contiguous(operand);                           // (N, H, W, C)
+  const Tensor y = Tensor::empty_like(x, output_shape(windows));  // (N, OH, OW, C)
   if (needs.any()) {
     saved.shape = x.shape();
     if (keeps == MaxPoolKeeps::input) saved.x = operand;
@@ -106,17 +106,17 @@ Tensor MaxPool2d::forward(const Tensor& operand, Needs needs, Saved& saved) cons
       saved.taps = Tensor::empty(y.shape(), kernels::pool_tap_dtype(windows.taps()), x.device());
     }
   }
-  pool_detail::run_max(windows, x, y, saved.taps);
+  run_max(windows, x, y, saved.taps);
   return y;
 }
 
 Gradients MaxPool2d::backward(Saved saved, Tensor dy, Needs) const {
-  const kernels::PoolWindows windows = pool_detail::windows_of(name, window, saved.shape);
+  const kernels::PoolWindows windows = windows_of(name, window, saved.shape);
   dy = contiguous(dy);
   if (keeps == MaxPoolKeeps::input) {
     const Tensor x = contiguous(std::exchange(saved.x, Tensor()));
     saved.taps = Tensor::empty(dy.shape(), kernels::pool_tap_dtype(windows.taps()), dy.device(), Category::workspace);
-    pool_detail::run_max(windows, x, Tensor(), saved.taps);
+    run_max(windows, x, Tensor(), saved.taps);
   }  // frees x
   const Tensor dx = Tensor::empty_like(dy, saved.shape);
   launch(dy.device(), [&](const Addresses& at) {
@@ -126,14 +126,14 @@ Gradients MaxPool2d::backward(Saved saved, Tensor dy, Needs) const {
 }
 
 Tensor AvgPool2d::forward(const Tensor& operand, Needs, Saved& saved) const {
-  pool_detail::check_input(name, operand);
-  const kernels::PoolWindows windows = pool_detail::windows_of(name, window, operand.shape());
+  check_input(name, operand);
+  const kernels::PoolWindows windows = windows_of(name, window, operand.shape());
   if (windows.dilation != std::array<std::int64_t, 2>{1, 1}) {
-    throw ValueError(pool_detail::describe_window(name, window, operand.shape()) + ": the dilation must be 1");
+    throw ValueError(describe_window(name, window, operand.shape()) + ": the dilation must be 1");
   }
   saved.shape = operand.shape();
-  const Tensor x = contiguous(operand);                                        // (N, H, W, C)
-  const Tensor y = Tensor::empty_like(x, pool_detail::output_shape(windows));  // (N, OH, OW, C)
+  const Tensor x = contiguous(operand);                           // (N, H, W, C)
+  const Tensor y = Tensor::empty_like(x, output_shape(windows));  // (N, OH, OW, C)
   launch(x.device(), [&](const Addresses& at) {
     kernels::pool_kernels(x.device()).average({windows, x.dtype(), count_include_pad, at(x), at(y)});
   });
@@ -141,7 +141,7 @@ Tensor AvgPool2d::forward(const Tensor& operand, Needs, Saved& saved) const {
 }
 
 Gradients AvgPool2d::backward(Saved saved, Tensor dy, Needs) const {
-  const kernels::PoolWindows windows = pool_detail::windows_of(name, window, saved.shape);
+  const kernels::PoolWindows windows = windows_of(name, window, saved.shape);
   dy = contiguous(dy);
   const Tensor dx = Tensor::empty_like(dy, saved.shape);
   launch(dy.device(), [&](const Addresses& at) {
@@ -150,7 +150,7 @@ Gradients AvgPool2d::backward(Saved saved, Tensor dy, Needs) const {
   return {dx};
 }
 
-namespace pool_detail {
+namespace {
 
 kernels::ResampleArgs resample_args(const Resample2d& op, const Shape& shape, DType dtype) {
   kernels::ResampleArgs args;
@@ -161,10 +161,10 @@ kernels::ResampleArgs resample_args(const Resample2d& op, const Shape& shape, DT
   return args;
 }
 
-}  // namespace pool_detail
+}  // namespace
 
 Tensor Resample2d::forward(const Tensor& operand, Needs, Saved& saved) const {
-  pool_detail::check_input(function, operand);
+  check_input(function, operand);
   const auto is_size = [](std::int64_t size) { return size >= 1 && size < (std::int64_t{1} << 30); };
   const bool has_pixels = operand.rank() == 4 && is_size(operand.size(1)) && is_size(operand.size(2));
   if (!has_pixels || !is_size(height) || !is_size(width)) {
@@ -174,7 +174,7 @@ Tensor Resample2d::forward(const Tensor& operand, Needs, Saved& saved) const {
   saved.shape = operand.shape();
   const Tensor x = contiguous(operand);  // (N, H, W, C)
   const Tensor y = Tensor::empty_like(x, {x.size(0), height, width, x.size(3)});
-  kernels::ResampleArgs args = pool_detail::resample_args(*this, saved.shape, x.dtype());
+  kernels::ResampleArgs args = resample_args(*this, saved.shape, x.dtype());
   launch(x.device(), [&](const Addresses& at) {
     args.x = at(x);
     args.y = at(y);
@@ -186,7 +186,7 @@ Tensor Resample2d::forward(const Tensor& operand, Needs, Saved& saved) const {
 Gradients Resample2d::backward(Saved saved, Tensor dy, Needs) const {
   dy = contiguous(dy);
   const Tensor dx = Tensor::empty_like(dy, saved.shape);
-  kernels::ResampleArgs args = pool_detail::resample_args(*this, saved.shape, dy.dtype());
+  kernels::ResampleArgs args = resample_args(*this, saved.shape, dy.dtype());
   launch(dy.device(), [&](const Addresses& at) {
     args.x = at(dy);
     args.y = at(dx);
@@ -196,9 +196,9 @@ Gradients Resample2d::backward(Saved saved, Tensor dy, Needs) const {
 }
 
 Tensor GlobalAvgPool::forward(const Tensor& operand, Needs, Saved& saved) const {
-  pool_detail::check_input(name, operand);
+  check_input(name, operand);
   const Shape& shape = operand.shape();
-  const std::int64_t rows = pool_detail::middle_elements(shape);
+  const std::int64_t rows = middle_elements(shape);
   if (shape.rank() < 3 || rows == 0) {
     throw ShapeError(std::string(name) + ": x is " + describe(operand) +
                      ", expected (N, ..., C) with elements between");
@@ -214,7 +214,7 @@ Tensor GlobalAvgPool::forward(const Tensor& operand, Needs, Saved& saved) const 
 
 Gradients GlobalAvgPool::backward(Saved saved, Tensor dy, Needs) const {
   const Tensor share = reused_or_new(dy);  // (N, C)
-  const MulScalar scale{1 / static_cast<double>(pool_detail::middle_elements(saved.shape))};
+  const MulScalar scale{1 / static_cast<double>(middle_elements(saved.shape))};
   elementwise_detail::run(name, scale, {&dy}, share);
   Shape unit = saved.shape;
   for (int axis = 1; axis + 1 < unit.rank(); ++axis) unit[axis] = 1;

@@ -11,7 +11,7 @@
 #include <thimble/core/ops/reuse.h>
 
 namespace thimble::ops {
-namespace dropout_detail {
+namespace {
 
 double scale_of(double p) { return 1 / (1 - p); }
 
@@ -63,30 +63,30 @@ void run(const Tensor& in, double p, const RandomSite& site, const SampleParts& 
   });
 }
 
-}  // namespace dropout_detail
+}  // namespace
 
 Tensor Dropout::forward(const Tensor& x, Needs, Saved&) const {
-  dropout_detail::check(name, x, p, site, parts);
+  check(name, x, p, site, parts);
   const Tensor in = contiguous(x);
   const Tensor y = Tensor::empty_like(x);
-  dropout_detail::run(in, p, site, parts, y, Tensor());
+  run(in, p, site, parts, y, Tensor());
   return y;
 }
 
 Gradients Dropout::backward(Saved, Tensor dy, Needs) const {
   dy = contiguous(dy);
   const Tensor dx = reused_or_new(dy);
-  dropout_detail::run(dy, p, site, parts, dx, Tensor());
+  run(dy, p, site, parts, dx, Tensor());
   return {dx};
 }
 
 Tensor DropoutTextbook::forward(const Tensor& x, Needs needs, Saved& saved) const {
-  dropout_detail::check(name, x, p, site, parts);
+  check(name, x, p, site, parts);
   const Tensor in = contiguous(x);
   const Tensor y = Tensor::empty_like(x);
   Tensor mask;
   if (needs.any()) mask = Tensor::empty(x.shape(), DType::u8, x.device());
-  dropout_detail::run(in, p, site, parts, y, mask);
+  run(in, p, site, parts, y, mask);
   saved.mask = mask;
   return y;
 }
@@ -99,7 +99,7 @@ Gradients DropoutTextbook::backward(Saved saved, Tensor dy, Needs) const {
     kernels::MaskArgs args;
     args.elements = dy.elements();
     args.mask = at.as<std::uint8_t>(saved.mask);
-    args.scale = dropout_detail::scale_of(p);
+    args.scale = scale_of(p);
     args.in = at(dy);
     args.out = at(dx);
     args.dtype = dy.dtype();

@@ -12,7 +12,7 @@
 #include <thimble/core/ops/reuse.h>
 
 namespace thimble::ops {
-namespace rotary_detail {
+namespace {
 
 void require_positive(const char* what, double value) {
   if (std::isfinite(value) && value > 0) return;
@@ -110,19 +110,19 @@ void turn(const Rotary& op, const Tensor& x, const Tensor& y, double direction) 
   });
 }
 
-}  // namespace rotary_detail
+}  // namespace
 
 Tensor Rotary::forward(const Tensor& x, Needs, Saved&) const {
-  rotary_detail::check(*this, x);
+  check(*this, x);
   const Tensor dense = contiguous(x), y = Tensor::empty_like(dense);
-  rotary_detail::turn(*this, dense, y, 1);
+  turn(*this, dense, y, 1);
   return y;
 }
 
 Gradients Rotary::backward(Saved, Tensor dy, Needs) const {
   dy = contiguous(dy);
   const Tensor dx = reused_or_new(dy);
-  rotary_detail::turn(*this, dy, dx, -1);
+  turn(*this, dy, dx, -1);
   return {dx};
 }
 

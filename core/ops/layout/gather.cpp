@@ -11,7 +11,7 @@
 
 namespace thimble::ops {
 
-namespace gather_detail {
+namespace {
 
 void check_index(const char* operation, const char* of, const Tensor& x, const Tensor& index) {
   const auto is = [&] {
@@ -105,12 +105,14 @@ void add_at(const char* operation, const Tensor& sums, const Tensor& index, cons
   check_found(operation, is_of_rows ? of_rows(bad, args) : bad, sums.shape()[along]);
 }
 
-DType sum_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : is_floating(dtype) ? DType::f32 : DType::i64; }
+DType sum_dtype_of(DType dtype) {
+  return dtype == DType::f64 ? DType::f64 : is_floating(dtype) ? DType::f32 : DType::i64;
+}
 
-}  // namespace gather_detail
+}  // namespace
 
 Tensor Embedding::forward(const Tensor& table, const Tensor& ids, Needs needs, Saved& saved) const {
-  gather_detail::check_index(name, "table", table, ids);
+  check_index(name, "table", table, ids);
   if (table.rank() != 2 || ids.rank() >= max_rank) {
     throw ShapeError(std::string(name) + ": table is " + describe(table) + ", ids are " + describe(ids) +
                      ": expected (V, C) and at most 7 axes");
@@ -131,7 +133,7 @@ Tensor Embedding::forward(const Tensor& table, const Tensor& ids, Needs needs, S
               .embedding({rows.shape()[0], rows.shape()[1], dense.elements(), first, classes, rows.dtype(), at(rows),
                           at(dense), dense.dtype(), at(y)});
   });
-  gather_detail::check_found(name, bad, classes);
+  check_found(name, bad, classes);
   if (needs[0]) {
     saved.ids = ids;
     saved.rows = table.shape()[0];
@@ -164,11 +166,11 @@ Gradients Embedding::backward(Saved saved, Tensor dy, Needs) const {
 
 template <bool is_of_rows>
 Tensor GatherAlong<is_of_rows>::forward(const Tensor& x, const Tensor& index, Needs needs, Saved& saved) const {
-  gather_detail::check_index(name, "x", x, index);
+  check_index(name, "x", x, index);
   const int along = normalize_axis(name, axis, x.rank());
-  if constexpr (!is_of_rows) gather_detail::check_axes(name, x, index, along);
-  const Tensor at = is_of_rows ? gather_detail::spread_index(name, x, index, along) : index;
-  const Tensor y = gather_detail::gathered(name, x, at, along, is_of_rows);
+  if constexpr (!is_of_rows) check_axes(name, x, index, along);
+  const Tensor at = is_of_rows ? spread_index(name, x, index, along) : index;
+  const Tensor y = gathered(name, x, at, along, is_of_rows);
   if (needs[0]) {
     saved.index = index;
     saved.shape = x.shape();
@@ -180,11 +182,11 @@ template <bool is_of_rows>
 Gradients GatherAlong<is_of_rows>::backward(Saved saved, Tensor dy, Needs) const {
   dy = contiguous(dy);
   const int along = normalize_axis(name, axis, dy.rank());
-  const DType sum_dtype = gather_detail::sum_dtype(dy.dtype());
+  const DType sum_dtype = sum_dtype_of(dy.dtype());
   const Tensor sums =
       zeros(saved.shape, sum_dtype, dy.device(), sum_dtype == dy.dtype() ? Category::temporary : Category::workspace);
-  const Tensor at = is_of_rows ? gather_detail::spread_index(name, sums, saved.index, along) : saved.index;
-  gather_detail::add_at(name, sums, at, dy, along, is_of_rows);
+  const Tensor at = is_of_rows ? spread_index(name, sums, saved.index, along) : saved.index;
+  add_at(name, sums, at, dy, along, is_of_rows);
   return {to_dtype(sums, dy.dtype()), Tensor()};
 }
 
@@ -194,7 +196,7 @@ template struct GatherAlong<true>;
 template <bool is_of_rows>
 Tensor ScatterAddAlong<is_of_rows>::forward(const Tensor& x, const Tensor& index, const Tensor& source, Needs needs,
                                             Saved& saved) const {
-  gather_detail::check_index(name, "x", x, index);
+  check_index(name, "x", x, index);
   const auto is = [&] {
     return std::string(name) + ": x is " + describe(x) + ", the index is " + describe(index) + ", the source is " +
            describe(source);
@@ -205,14 +207,14 @@ Tensor ScatterAddAlong<is_of_rows>::forward(const Tensor& x, const Tensor& index
   }
   if (x.device() != source.device()) throw DeviceError(is());
   const int along = normalize_axis(name, axis, x.rank());
-  if constexpr (!is_of_rows) gather_detail::check_axes(name, x, index, along);
-  const Tensor at = is_of_rows ? gather_detail::spread_index(name, x, index, along) : index;
+  if constexpr (!is_of_rows) check_axes(name, x, index, along);
+  const Tensor at = is_of_rows ? spread_index(name, x, index, along) : index;
   if (source.shape() != at.shape()) throw ShapeError(is() + ": expected a source " + to_string(at.shape()));
-  const DType sum_dtype = gather_detail::sum_dtype(x.dtype());
+  const DType sum_dtype = sum_dtype_of(x.dtype());
   const Tensor sums = Tensor::empty(x.shape(), sum_dtype, x.device(),
                                     sum_dtype == x.dtype() ? Category::temporary : Category::workspace);
   copy_into(sums, x);
-  gather_detail::add_at(name, sums, at, contiguous(source), along, is_of_rows);
+  add_at(name, sums, at, contiguous(source), along, is_of_rows);
   saved.shape = at.shape();
   if (needs[2]) saved.index = index;
   return to_dtype(sums, x.dtype());
@@ -223,8 +225,8 @@ Gradients ScatterAddAlong<is_of_rows>::backward(Saved saved, Tensor dy, Needs ne
   Tensor dsource;
   if (needs[2]) {
     const int along = normalize_axis(name, axis, dy.rank());
-    const Tensor at = is_of_rows ? gather_detail::spread_index(name, dy, saved.index, along) : saved.index;
-    dsource = gather_detail::gathered(name, dy, at, along, is_of_rows);
+    const Tensor at = is_of_rows ? spread_index(name, dy, saved.index, along) : saved.index;
+    dsource = gathered(name, dy, at, along, is_of_rows);
   }
   return {needs[0] ? dy : Tensor(), Tensor(), dsource};
 }
@@ -232,7 +234,7 @@ Gradients ScatterAddAlong<is_of_rows>::backward(Saved saved, Tensor dy, Needs ne
 template struct ScatterAddAlong<false>;
 template struct ScatterAddAlong<true>;
 
-namespace concat_detail {
+namespace {
 
 void check_part(int along, const Tensor& first, const Tensor& part, std::size_t which) {
   const std::string is = "concat along axis " + std::to_string(along) + ": the first is " + describe(first) +
@@ -245,7 +247,7 @@ void check_part(int along, const Tensor& first, const Tensor& part, std::size_t 
   if (part.device() != first.device()) throw DeviceError(is);
 }
 
-}  // namespace concat_detail
+}  // namespace
 
 Tensor Concat::forward(std::span<const Tensor> parts, Needs needs, Saved& saved) const {
   if (parts.empty() || !parts[0].defined()) throw ValueError(std::string(name) + ": there is nothing to put together");
@@ -253,7 +255,7 @@ Tensor Concat::forward(std::span<const Tensor> parts, Needs needs, Saved& saved)
   Shape shape = parts[0].shape();
   shape[along] = 0;
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    concat_detail::check_part(along, parts[0], parts[i], i);
+    check_part(along, parts[0], parts[i], i);
     shape[along] += parts[i].shape()[along];
     if (needs.any()) saved.sizes.at(i) = parts[i].shape()[along];
   }
@@ -310,7 +312,7 @@ Gradients Pad::backward(Saved, Tensor dy, Needs) const {
   return {dx};
 }
 
-namespace concat_detail {
+namespace {
 
 Tensor rolled(const Tensor& x, int axis, std::int64_t shift) {
   const int along = normalize_axis(Roll::name, axis, x.rank());
@@ -345,14 +347,14 @@ Tensor flipped(const Tensor& x, std::uint32_t axes) {
   return y;
 }
 
-}  // namespace concat_detail
+}  // namespace
 
-Tensor Roll::forward(const Tensor& x, Needs, Saved&) const { return concat_detail::rolled(x, axis, shift); }
+Tensor Roll::forward(const Tensor& x, Needs, Saved&) const { return rolled(x, axis, shift); }
 
-Gradients Roll::backward(Saved, Tensor dy, Needs) const { return {concat_detail::rolled(dy, axis, -shift)}; }
+Gradients Roll::backward(Saved, Tensor dy, Needs) const { return {rolled(dy, axis, -shift)}; }
 
-Tensor Flip::forward(const Tensor& x, Needs, Saved&) const { return concat_detail::flipped(x, axes); }
+Tensor Flip::forward(const Tensor& x, Needs, Saved&) const { return flipped(x, axes); }
 
-Gradients Flip::backward(Saved, Tensor dy, Needs) const { return {concat_detail::flipped(dy, axes)}; }
+Gradients Flip::backward(Saved, Tensor dy, Needs) const { return {flipped(dy, axes)}; }
 
 }  // namespace thimble::ops

@@ -19,7 +19,7 @@
 
 namespace thimble::ops {
 
-namespace tiled_feed_forward_detail {
+namespace {
 
 constexpr std::int64_t chunk_bytes = std::int64_t{16} << 20, fewest_rows = 128, fewest_rows_on_cuda = 2048,
                        most_chunks = 32;
@@ -149,10 +149,6 @@ void check(const TiledFeedForward& op, const Tensor& x, const Tensor& up, const 
 }
 
 /// (..., C) -> (rows, C); a copy only where the layout forces one.
-Tensor as_rows(const Tensor& x) {
-  const Shape shape{x.elements() / x.size(-1), x.size(-1)};
-  return view::reshape(view::can_reshape(x, shape) ? x : contiguous(x), shape);
-}
 
 /// The tensors that an elementwise F keeps for its gradients: operands or its result.
 struct Kept {
@@ -252,10 +248,9 @@ struct Tiles {
   }
 };
 
-}  // namespace tiled_feed_forward_detail
+}  // namespace
 
 std::int64_t chunk_rows_of(std::int64_t rows, std::int64_t numbers, std::size_t element_bytes) {
-  using namespace tiled_feed_forward_detail;
   const std::int64_t within = chunk_bytes / (numbers * static_cast<std::int64_t>(element_bytes));
   const std::int64_t enough = std::max({within, fewest_rows, ceil_div(rows, most_chunks)});
   return std::clamp<std::int64_t>(enough, 1, std::max<std::int64_t>(rows, 1));
@@ -269,7 +264,7 @@ std::int64_t chunk_rows_on(const char* operation, memory::Device device, std::in
   }
   if (asked > 0) return std::min(asked, std::max<std::int64_t>(rows, 1));
   const std::int64_t suiting = chunk_rows_of(rows, numbers, element_bytes);
-  return device.is_cuda() ? std::max(suiting, std::min(rows, tiled_feed_forward_detail::fewest_rows_on_cuda)) : suiting;
+  return device.is_cuda() ? std::max(suiting, std::min(rows, fewest_rows_on_cuda)) : suiting;
 }
 
 ChunkSum::ChunkSum(const Shape& shape, const Tensor& like, std::int64_t chunks) : dtype(like.dtype()) {
@@ -281,9 +276,8 @@ Tensor ChunkSum::rounded() const { return sum.dtype() == dtype ? sum : to_dtype(
 
 Tensor LinearCrossEntropy::forward(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& targets,
                                    Needs needs, Saved& saved) const {
-  namespace detail = tiled_feed_forward_detail;
   const loss_detail::Form form{name, true, ignore_index, label_smoothing, reduction};
-  detail::check(form, x, weight, bias, targets);
+  check(form, x, weight, bias, targets);
   const std::int64_t rows = x.size(0), classes = weight.size(0);
   const std::int64_t step = chunk_rows_on(name, x.device(), chunk_rows, rows, classes, size_of(x.dtype()));
   const std::int64_t chunks = (rows + step - 1) / step;
@@ -292,7 +286,7 @@ Tensor LinearCrossEntropy::forward(const Tensor& x, const Tensor& weight, const 
   const Tensor dense_targets = contiguous(targets), dense_bias = bias.defined() ? contiguous(bias) : bias;
   loss_detail::check_targets(form, dense_targets, classes);
 
-  detail::Pass pass{form, x, weight, dense_bias, dense_targets, {}, {}, {}};
+  Pass pass{form, x, weight, dense_bias, dense_targets, {}, {}, {}};
   pass.losses = Tensor::empty({rows}, statistic, x.device(), Category::workspace);
   if (has_gradients) {
     pass.lse = Tensor::empty({rows}, statistic, x.device(), Category::workspace);
@@ -354,12 +348,11 @@ double LinearCrossEntropy::multiply_adds(std::span<const Tensor> inputs, const T
 
 Tensor TiledFeedForward::forward(const Tensor& x, const Tensor& up, const Tensor& up_bias, const Tensor& gate,
                                  const Tensor& down, const Tensor& down_bias, Needs needs, Saved& saved) const {
-  namespace detail = tiled_feed_forward_detail;
-  detail::check(*this, x, up, up_bias, gate, down, down_bias);
-  const Tensor in = detail::as_rows(x);
+  check(*this, x, up, up_bias, gate, down, down_bias);
+  const Tensor in = as_rows(x);
   const Tensor first_bias = up_bias.defined() ? contiguous(up_bias) : up_bias;
   const Tensor last_bias = down_bias.defined() ? contiguous(down_bias) : down_bias;
-  const detail::Tiles tiles(*this, in, up, first_bias, gate, down);
+  const Tiles tiles(*this, in, up, first_bias, gate, down);
   const std::int64_t out = down.size(weight_is_in_out ? 1 : 0);
   const Tensor y = Tensor::empty({tiles.rows, out}, x.dtype(), x.device());
   {
@@ -379,11 +372,10 @@ Tensor TiledFeedForward::forward(const Tensor& x, const Tensor& up, const Tensor
 }
 
 Gradients TiledFeedForward::backward(Saved saved, Tensor dy, Needs needs) const {
-  namespace detail = tiled_feed_forward_detail;
-  const Tensor x = detail::as_rows(saved.x), dout = detail::as_rows(dy);
+  const Tensor x = as_rows(saved.x), dout = as_rows(dy);
   const Tensor bias = saved.up_bias.defined() ? contiguous(saved.up_bias) : saved.up_bias;
-  const detail::Tiles tiles(*this, x, saved.up, bias, saved.gate, saved.down);
-  const bool is_gated = tiles.is_gated(), has_before = is_gated || detail::keeps_operand(activation);
+  const Tiles tiles(*this, x, saved.up, bias, saved.gate, saved.down);
+  const bool is_gated = tiles.is_gated(), has_before = is_gated || keeps_operand(activation);
   const bool goes_in = needs[0] || needs[1] || needs[2] || needs[3];
   Tensor dx, dup_bias, ddown_bias;
   std::optional<ChunkSum> dup, dgate, ddown, dfirst;
@@ -409,13 +401,13 @@ Gradients TiledFeedForward::backward(Saved saved, Tensor dy, Needs needs) const 
       if (!goes_in) return;
       tiles.go_back(dy_part, saved.down, din);
       if (is_gated) {  // the gate's gradient in the inner result's buffer, the other's in their product's
-        const detail::Kept kept{part(before), part(other)};
-        detail::differentiate<SwiGlu>(0, kept, din, inner);
-        detail::differentiate<SwiGlu>(1, {kept.lhs}, din, din);
+        const Kept kept{part(before), part(other)};
+        differentiate<SwiGlu>(0, kept, din, inner);
+        differentiate<SwiGlu>(1, {kept.lhs}, din, din);
         if (needs[3]) tiles.add_weight(in, inner, *dgate, is_first);
       } else {
         const bool has_operand = before.defined();
-        detail::differentiate(activation, {part(before), {}, has_operand ? Tensor() : inner}, din);
+        differentiate(activation, {part(before), {}, has_operand ? Tensor() : inner}, din);
       }
       if (needs[1]) tiles.add_weight(in, din, *dup, is_first);
       if (needs[2]) {

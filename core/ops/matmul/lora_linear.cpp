@@ -12,7 +12,7 @@
 
 namespace thimble::ops {
 
-namespace linear_q8_detail {
+namespace {
 
 enum Operand : int { of_x, of_weight, of_bias, of_z, of_a, of_b };
 
@@ -37,11 +37,6 @@ void check(const LoraLinear& op, const Tensor& x, const Tensor& weight, const Te
 }
 
 /// (..., n) -> (rows, n); a copy only where the layout forces one.
-Tensor as_rows(const Tensor& x) {
-  const std::int64_t columns = x.size(-1);
-  const Shape shape{columns == 0 ? 0 : x.elements() / columns, columns};
-  return view::reshape(view::can_reshape(x, shape) ? x : contiguous(x), shape);
-}
 
 /// scale a b, added to `into` if defined.
 Tensor product(const Tensor& a, const Tensor& b, double scale = 1, const Tensor& into = {}) {
@@ -79,11 +74,10 @@ void check(const Tensor& x, const Tensor& blocks, const Tensor& bias) {
   }
 }
 
-}  // namespace linear_q8_detail
+}  // namespace
 
 Tensor LoraLinear::forward(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& z, const Tensor& a,
                            const Tensor& b, Needs needs, Saved& saved) const {
-  using namespace linear_q8_detail;
   check(*this, x, weight, bias, z, a, b);
   const Tensor w = weight_is_in_out ? weight : view::transpose(weight);  // (I, O)
   const Tensor rows = as_rows(x);                                        // (R, I)
@@ -106,7 +100,6 @@ Tensor LoraLinear::forward(const Tensor& x, const Tensor& weight, const Tensor& 
 }
 
 Gradients LoraLinear::backward(Saved saved, Tensor dy, Needs needs) const {
-  using namespace linear_q8_detail;
   const Tensor rows = as_rows(dy);  // (R, O)
   Tensor dx, dweight, dbias, dz, da, db;
   if (needs[of_bias]) dbias = column_sum(rows);
@@ -129,21 +122,21 @@ Gradients LoraLinear::backward(Saved saved, Tensor dy, Needs needs) const {
 
 double LoraLinear::multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const {
   const auto in = static_cast<double>(inputs[0].size(-1)), out = static_cast<double>(output.size(-1));
-  const auto rank = static_cast<double>(inputs[linear_q8_detail::of_a].size(0));
+  const auto rank = static_cast<double>(inputs[of_a].size(0));
   const double rows = out > 0 ? static_cast<double>(output.elements()) / out : 0;
   return rows * (in * out + rank * (in + out));
 }
 
 Tensor LinearQ8::forward(const Tensor& x, const Tensor& blocks, const Tensor& bias, Needs needs, Saved&) const {
-  linear_q8_detail::check(x, blocks, bias);
+  check(x, blocks, bias);
   if (needs.any()) throw AutogradError("linear_q8: quantized weights have no gradients; record nothing around them");
   const std::int64_t in = x.size(-1), out = blocks.size(0);
   const Tensor rows = view::reshape(contiguous(x), {in > 0 ? x.elements() / in : 0, in});  // (R, I)
   const Tensor weight = contiguous(blocks);
   const Tensor y = Tensor::empty({rows.size(0), out}, DType::f32, x.device());
-  std::int64_t in_tile = std::clamp<std::int64_t>(
-      linear_q8_detail::tile_bytes(x.device()) / std::max<std::int64_t>(4 * in, 1), 1, std::max<std::int64_t>(out, 1));
-  if (in_tile < out && in_tile > linear_q8_detail::aligned) in_tile -= in_tile % linear_q8_detail::aligned;
+  std::int64_t in_tile = std::clamp<std::int64_t>(tile_bytes(x.device()) / std::max<std::int64_t>(4 * in, 1), 1,
+                                                  std::max<std::int64_t>(out, 1));
+  if (in_tile < out && in_tile > aligned) in_tile -= in_tile % aligned;
   const Tensor tile = Tensor::empty({in_tile, in}, DType::f32, x.device(), Category::workspace);
   for (std::int64_t o = 0; o < out; o += in_tile) {
     const std::int64_t count = std::min(in_tile, out - o);

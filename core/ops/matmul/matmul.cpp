@@ -14,7 +14,7 @@
 
 namespace thimble {
 
-namespace matmul_detail {
+namespace {
 
 // Stride of `t` along leading axis `axis` of c's leading axes: 0 where t is repeated.
 std::int64_t batch_stride(const Tensor& t, const Shape& c, int axis) {
@@ -74,21 +74,21 @@ void check(const MatmulCall& call) {
   }
 }
 
-}  // namespace matmul_detail
+}  // namespace
 
 std::int64_t matmul_workspace_bytes(const MatmulCall& call) {
   if (call.c.elements() == 0) return 0;
-  kernels::GemmArgs args = matmul_detail::arguments(call);
+  kernels::GemmArgs args = arguments(call);
   args.bias = call.bias.defined() ? &args : nullptr;  // only whether they are defined matters
   args.pre_activation = call.pre_activation.defined() ? &args : nullptr;
   return static_cast<std::int64_t>(kernels::matmul_kernels(call.c.device()).gemm_workspace_bytes(args, thread_count()));
 }
 
 void matmul_into(const MatmulCall& call) {
-  matmul_detail::check(call);
+  check(call);
   if (call.c.elements() == 0) return;
   const memory::Device device = call.c.device();
-  kernels::GemmArgs args = matmul_detail::arguments(call);
+  kernels::GemmArgs args = arguments(call);
   const int threads = thread_count();
   const auto& kernels = kernels::matmul_kernels(device);
   const std::int64_t bytes = matmul_workspace_bytes(call);
@@ -113,6 +113,12 @@ void matmul_into(const MatmulCall& call) {
     run(nullptr);  // small products need none, and making a tensor would slow them
   }
   call.c.storage()->bump_version();
+}
+
+Tensor as_rows(const Tensor& x) {
+  const std::int64_t columns = x.size(-1);
+  const Shape shape{columns == 0 ? 0 : x.elements() / columns, columns};
+  return view::reshape(view::can_reshape(x, shape) ? x : contiguous(x), shape);
 }
 
 Tensor column_sum(const Tensor& x) {
@@ -141,7 +147,7 @@ Tensor column_sum(const Tensor& x) {
 
 namespace thimble::ops {
 
-namespace matmul_detail {
+namespace {
 
 Shape leading(const Shape& shape) {
   Shape result;
@@ -166,13 +172,8 @@ Tensor product(const char* name, const Tensor& a, const Tensor& b, double alpha)
 }
 
 // (..., I) -> (rows, I); a copy only where the layout forces one.
-Tensor as_rows(const Tensor& x) {
-  const std::int64_t columns = x.size(-1);
-  const Shape shape{columns == 0 ? 0 : x.elements() / columns, columns};
-  return view::reshape(view::can_reshape(x, shape) ? x : contiguous(x), shape);
-}
 
-}  // namespace matmul_detail
+}  // namespace
 
 Tensor Matmul::forward(const Tensor& a, const Tensor& b, Needs needs, Saved& saved) const {
   if (a.rank() < 2 || b.rank() < 2) {
@@ -184,7 +185,7 @@ Tensor Matmul::forward(const Tensor& a, const Tensor& b, Needs needs, Saved& sav
     throw ShapeError("matmul: inner sizes differ, lhs " + to_string(left.shape()) + ", rhs " +
                      to_string(right.shape()));
   }
-  const Tensor y = matmul_detail::product(name, left, right, alpha);
+  const Tensor y = product(name, left, right, alpha);
   if (needs[0]) saved.b = b;
   if (needs[1]) saved.a = a;
   saved.a_shape = a.shape();
@@ -197,15 +198,15 @@ Gradients Matmul::backward(Saved saved, Tensor dy, Needs needs) const {
   if (needs[0]) {
     const Tensor right = transpose_b ? view::transpose(saved.b) : saved.b;  // (..., K, N)
     // d(left) = dy right^T; for a stored transposed, its transpose right dy^T is computed directly.
-    da = transpose_a ? matmul_detail::product(name, right, view::transpose(dy), alpha)
-                     : matmul_detail::product(name, dy, view::transpose(right), alpha);
+    da = transpose_a ? product(name, right, view::transpose(dy), alpha)
+                     : product(name, dy, view::transpose(right), alpha);
     da = sum_to(da, saved.a_shape);
     saved.b = Tensor();
   }
   if (needs[1]) {
     const Tensor left = transpose_a ? view::transpose(saved.a) : saved.a;  // (..., M, K)
-    db = transpose_b ? matmul_detail::product(name, view::transpose(dy), left, alpha)
-                     : matmul_detail::product(name, view::transpose(left), dy, alpha);
+    db =
+        transpose_b ? product(name, view::transpose(dy), left, alpha) : product(name, view::transpose(left), dy, alpha);
     db = sum_to(db, saved.b_shape);
   }
   return {da, db};
@@ -227,7 +228,7 @@ Tensor Linear::forward(const Tensor& x, const Tensor& weight, const Tensor& bias
   if (bias.defined() && bias.dtype() != x.dtype()) {
     throw DTypeError("linear: bias is " + describe(bias) + ", input " + describe(x));
   }
-  const Tensor rows = matmul_detail::as_rows(x);  // (R, I)
+  const Tensor rows = as_rows(x);  // (R, I)
   const Tensor y = Tensor::empty({rows.size(0), w.size(1)}, x.dtype(), x.device());
   const bool has_gelu = activation == kernels::Activation::gelu_tanh || activation == kernels::Activation::gelu_erf;
   MatmulCall call{name, rows, w, y, bias.defined() ? contiguous(bias) : bias, {}};
@@ -279,10 +280,10 @@ Gradients Linear::backward(Saved saved, Tensor dy, Needs needs) const {
   if (activation == Activation::gelu_tanh) through(GeluTanh{});
   if (activation == Activation::gelu_erf) through(GeluErf{});
 
-  const Tensor rows = matmul_detail::as_rows(dy);  // (R, O)
+  const Tensor rows = as_rows(dy);  // (R, O)
   Tensor dx, dweight, dbias;
   if (needs[1]) {
-    const Tensor x = matmul_detail::as_rows(std::exchange(saved.x, Tensor()));  // (R, I)
+    const Tensor x = as_rows(std::exchange(saved.x, Tensor()));  // (R, I)
     dweight = weight_is_in_out ? Tensor::empty({x.size(1), rows.size(1)}, dy.dtype(), dy.device())
                                : Tensor::empty({rows.size(1), x.size(1)}, dy.dtype(), dy.device());
     const Tensor left = view::transpose(weight_is_in_out ? x : rows);

@@ -26,6 +26,9 @@ std::int64_t matmul_workspace_bytes(const MatmulCall& call);
 /// Takes the workspace, then launches. Throws ShapeError, DTypeError (floating and integer mixed), DeviceError.
 void matmul_into(const MatmulCall& call);
 
+/// x (..., C) as rows (R, C), in place where its strides allow it.
+Tensor as_rows(const Tensor& x);
+
 /// x (R, C) summed over rows -> (C), in the order of the matmul kernels.
 Tensor column_sum(const Tensor& x);
 

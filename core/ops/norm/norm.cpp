@@ -203,7 +203,7 @@ ChannelNormGradients channel_norm_backward(ChannelNorm call, ChannelNormKept kep
 
 namespace thimble::ops {
 
-namespace batch_norm_detail {
+namespace {
 
 norm_detail::ChannelLayout layout_of(const Shape& shape) {
   return {1, shape.elements() / shape.back(), shape.back(), shape.back()};
@@ -256,15 +256,15 @@ norm_detail::ChannelNormWants wants_of(Needs needs) { return {needs[0], needs[1]
 
 Gradients gradients_of(norm_detail::ChannelNormGradients all) { return {all.x, all.residual, all.weight, all.bias}; }
 
-}  // namespace batch_norm_detail
+}  // namespace
 
 template <NormTail tail>
 Tensor BatchNorm<tail>::forward(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
                                 Needs needs, Saved& saved) const {
-  batch_norm_detail::check_operands(name, tail, x, residual, weight, bias, running_mean, running_var, epsilon);
-  batch_norm_detail::check_training(name, x, momentum);
+  check_operands(name, tail, x, residual, weight, bias, running_mean, running_var, epsilon);
+  check_training(name, x, momentum);
   saved.parameter_dtype = norm_detail::common_dtype(name, weight, bias, x.dtype());
-  norm_detail::ChannelNorm call{batch_norm_detail::layout_of(x.shape()), tail, epsilon, momentum};
+  norm_detail::ChannelNorm call{layout_of(x.shape()), tail, epsilon, momentum};
   call.x = x, call.residual = residual, call.weight = weight, call.bias = bias;
   call.running_mean = running_mean, call.running_var = running_var;
   const bool finds_mask_in_x = tail == NormTail::relu && needs.any();
@@ -281,7 +281,7 @@ Tensor BatchNorm<tail>::forward(const Tensor& x, const Tensor& residual, const T
 
 template <NormTail tail>
 Tensor BatchNorm<tail>::output_from_saved(Saved saved, std::span<const Tensor> inputs) const {
-  norm_detail::ChannelNorm call{batch_norm_detail::layout_of(inputs[0].shape()), tail, epsilon};
+  norm_detail::ChannelNorm call{layout_of(inputs[0].shape()), tail, epsilon};
   call.x = inputs[0], call.residual = inputs[1], call.weight = inputs[2], call.bias = inputs[3];
   norm_detail::ChannelNormKept kept{saved.mean, saved.rstd, {}};
   return norm_detail::channel_norm_forward(call, false, false, kept);
@@ -289,21 +289,20 @@ Tensor BatchNorm<tail>::output_from_saved(Saved saved, std::span<const Tensor> i
 
 template <NormTail tail>
 Gradients BatchNorm<tail>::backward(Saved saved, Tensor dy, Needs needs) const {
-  norm_detail::ChannelNorm call{batch_norm_detail::layout_of(dy.shape()), tail};
+  norm_detail::ChannelNorm call{layout_of(dy.shape()), tail};
   call.x = std::exchange(saved.x, Tensor()), call.weight = saved.weight, call.bias = saved.bias;
-  return batch_norm_detail::gradients_of(
-      norm_detail::channel_norm_backward(std::move(call), {saved.mean, saved.rstd, saved.mask}, std::move(dy),
-                                         batch_norm_detail::wants_of(needs), saved.parameter_dtype));
+  return gradients_of(norm_detail::channel_norm_backward(std::move(call), {saved.mean, saved.rstd, saved.mask},
+                                                         std::move(dy), wants_of(needs), saved.parameter_dtype));
 }
 
 template <NormTail tail>
 Tensor BatchNormEval<tail>::forward(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
                                     const Tensor& running_mean, const Tensor& running_var, Needs needs,
                                     Saved& saved) const {
-  batch_norm_detail::check_operands(name, tail, x, residual, weight, bias, running_mean, running_var, epsilon);
+  check_operands(name, tail, x, residual, weight, bias, running_mean, running_var, epsilon);
   if (!running_mean.defined()) throw ValueError(std::string(name) + ": expected running_mean and running_var");
   saved.parameter_dtype = norm_detail::common_dtype(name, weight, bias, x.dtype());
-  norm_detail::ChannelNorm call{batch_norm_detail::layout_of(x.shape()), tail, epsilon, 0, true};
+  norm_detail::ChannelNorm call{layout_of(x.shape()), tail, epsilon, 0, true};
   call.x = x, call.residual = residual, call.weight = weight, call.bias = bias;
   call.running_mean = running_mean, call.running_var = running_var;
   norm_detail::ChannelNormKept kept;
@@ -319,12 +318,11 @@ Tensor BatchNormEval<tail>::forward(const Tensor& x, const Tensor& residual, con
 
 template <NormTail tail>
 Gradients BatchNormEval<tail>::backward(Saved saved, Tensor dy, Needs needs) const {
-  norm_detail::ChannelNorm call{batch_norm_detail::layout_of(dy.shape()), tail, epsilon, 0, true};
+  norm_detail::ChannelNorm call{layout_of(dy.shape()), tail, epsilon, 0, true};
   call.x = std::exchange(saved.x, Tensor()), call.weight = saved.weight, call.bias = saved.bias;
   call.running_mean = saved.running_mean, call.running_var = saved.running_var;
-  Gradients gradients = batch_norm_detail::gradients_of(
-      norm_detail::channel_norm_backward(std::move(call), {Tensor(), Tensor(), saved.mask}, std::move(dy),
-                                         batch_norm_detail::wants_of(needs), saved.parameter_dtype));
+  Gradients gradients = gradients_of(norm_detail::channel_norm_backward(
+      std::move(call), {Tensor(), Tensor(), saved.mask}, std::move(dy), wants_of(needs), saved.parameter_dtype));
   gradients.push_back(Tensor());
   gradients.push_back(Tensor());
   return gradients;
@@ -337,7 +335,7 @@ template struct BatchNormEval<NormTail::none>;
 template struct BatchNormEval<NormTail::relu>;
 template struct BatchNormEval<NormTail::add_relu>;
 
-namespace layer_norm_detail {
+namespace {
 
 // x as (rows, length).
 struct RowLayout {
@@ -439,41 +437,41 @@ Gradients backward_rows(Tensor x, const Statistics& kept, const Tensor& weight, 
   return {dx, dweight, dbias};
 }
 
-}  // namespace layer_norm_detail
+}  // namespace
 
 Tensor LayerNorm::forward(const Tensor& x, const Tensor& weight, const Tensor& bias, Needs needs, Saved& saved) const {
-  layer_norm_detail::check_operands(name, x, weight, bias, axes, epsilon, groups);
+  check_operands(name, x, weight, bias, axes, epsilon, groups);
   saved.parameter_dtype = norm_detail::common_dtype(name, weight, bias, x.dtype());
   const bool keeps_statistics = needs[0] || needs[1];
-  layer_norm_detail::Statistics kept;
-  const Tensor y = layer_norm_detail::forward_rows(x, weight, bias, axes, epsilon, true, keeps_statistics, kept);
+  Statistics kept;
+  const Tensor y = forward_rows(x, weight, bias, axes, epsilon, true, keeps_statistics, kept);
   if (keeps_statistics) saved.x = x, saved.mean = kept.mean, saved.rstd = kept.rstd;
   if (needs[0]) saved.weight = weight;
   return y;
 }
 
 Gradients LayerNorm::backward(Saved saved, Tensor dy, Needs needs) const {
-  return layer_norm_detail::backward_rows(std::move(saved.x), {saved.mean, saved.rstd}, saved.weight, std::move(dy),
-                                          axes, true, groups, saved.parameter_dtype, needs);
+  return backward_rows(std::move(saved.x), {saved.mean, saved.rstd}, saved.weight, std::move(dy), axes, true, groups,
+                       saved.parameter_dtype, needs);
 }
 
 Tensor RmsNorm::forward(const Tensor& x, const Tensor& weight, Needs needs, Saved& saved) const {
-  layer_norm_detail::check_operands(name, x, weight, Tensor(), axes, epsilon, groups);
+  check_operands(name, x, weight, Tensor(), axes, epsilon, groups);
   saved.parameter_dtype = norm_detail::common_dtype(name, weight, Tensor(), x.dtype());
-  layer_norm_detail::Statistics kept;
-  const Tensor y = layer_norm_detail::forward_rows(x, weight, Tensor(), axes, epsilon, false, needs.any(), kept);
+  Statistics kept;
+  const Tensor y = forward_rows(x, weight, Tensor(), axes, epsilon, false, needs.any(), kept);
   if (needs.any()) saved.x = x, saved.rstd = kept.rstd;
   if (needs[0]) saved.weight = weight;
   return y;
 }
 
 Gradients RmsNorm::backward(Saved saved, Tensor dy, Needs needs) const {
-  Gradients all = layer_norm_detail::backward_rows(std::move(saved.x), {Tensor(), saved.rstd}, saved.weight,
-                                                   std::move(dy), axes, false, groups, saved.parameter_dtype, needs);
+  Gradients all = backward_rows(std::move(saved.x), {Tensor(), saved.rstd}, saved.weight, std::move(dy), axes, false,
+                                groups, saved.parameter_dtype, needs);
   return {all[0], all[1]};
 }
 
-namespace group_norm_detail {
+namespace {
 
 norm_detail::ChannelNorm call_of(const Shape& shape, std::int64_t groups) {
   norm_detail::ChannelNorm call;
@@ -482,7 +480,7 @@ norm_detail::ChannelNorm call_of(const Shape& shape, std::int64_t groups) {
   return call;
 }
 
-}  // namespace group_norm_detail
+}  // namespace
 
 Tensor GroupNorm::forward(const Tensor& x, const Tensor& weight, const Tensor& bias, Needs needs, Saved& saved) const {
   norm_detail::check_input(name, x, 2, epsilon);
@@ -494,7 +492,7 @@ Tensor GroupNorm::forward(const Tensor& x, const Tensor& weight, const Tensor& b
                      std::to_string(channels[0]) + " channels of " + describe(x));
   }
   saved.parameter_dtype = norm_detail::common_dtype(name, weight, bias, x.dtype());
-  norm_detail::ChannelNorm call = group_norm_detail::call_of(x.shape(), groups);
+  norm_detail::ChannelNorm call = call_of(x.shape(), groups);
   call.epsilon = epsilon;
   call.x = x;
   call.weight = weight;
@@ -508,7 +506,7 @@ Tensor GroupNorm::forward(const Tensor& x, const Tensor& weight, const Tensor& b
 }
 
 Gradients GroupNorm::backward(Saved saved, Tensor dy, Needs needs) const {
-  norm_detail::ChannelNorm call = group_norm_detail::call_of(dy.shape(), groups);
+  norm_detail::ChannelNorm call = call_of(dy.shape(), groups);
   call.x = std::exchange(saved.x, Tensor());
   call.weight = saved.weight;
   norm_detail::ChannelNormGradients all =

@@ -16,7 +16,7 @@
 #include <thimble/core/tensor/transaction.h>
 
 namespace thimble {
-namespace fp8_tensor_detail {
+namespace {
 
 void check(const Tensor& matrix, const Fp8Use& use, Fp8Role role) {
   const auto begin = [&] { return "fp8: " + describe(matrix); };
@@ -118,7 +118,8 @@ Tensor scale_of_tensor(const Tensor& matrix, Fp8Role role, const Fp8Use& use, co
   return scale;
 }
 
-void cast(const Tensor& matrix, DType code_dtype, const Tensor& scale, const Tensor& codes, const Tensor& decoded) {
+void cast_into(const Tensor& matrix, DType code_dtype, const Tensor& scale, const Tensor& codes,
+               const Tensor& decoded) {
   launch(matrix.device(), [&](const Addresses& at) {
     kernels::Fp8CastArgs args;
     args.values = at(matrix);
@@ -177,7 +178,7 @@ Tensor place_of_decoded(const Tensor& matrix) {
   return Tensor::empty(matrix.shape(), DType::bf16, matrix.device(), Category::workspace);
 }
 
-}  // namespace fp8_tensor_detail
+}  // namespace
 
 Fp8State make_fp8_state(std::int64_t history, memory::Device device) {
   if (history < 1 || history > fp8_history_max) {
@@ -203,42 +204,39 @@ void check_fp8_state(const char* operation, const Fp8State& state, memory::Devic
 }
 
 Fp8Operand fp8_encode(const Tensor& matrix, Fp8Role role, const Fp8Use& use, const Tensor& known) {
-  namespace detail = fp8_tensor_detail;
-  detail::check(matrix, use, role);
+  check(matrix, use, role);
   const DType dtype = use.dtype(role);
   if (use.format.scaling == Fp8Scaling::block) {
-    return detail::encode_blocks(matrix, role, dtype, Category::temporary);
+    return encode_blocks(matrix, role, dtype, Category::temporary);
   }
-  const Tensor scale = detail::scale_of_tensor(matrix, role, use, known);
+  const Tensor scale = scale_of_tensor(matrix, role, use, known);
   const Tensor codes = Tensor::empty(matrix.shape(), dtype, matrix.device());
-  detail::cast(matrix, dtype, scale, codes, Tensor());
+  cast_into(matrix, dtype, scale, codes, Tensor());
   return {codes, scale};
 }
 
 Fp8Operand fp8_round(Tensor matrix, Fp8Role role, const Fp8Use& use, const Tensor& known) {
-  namespace detail = fp8_tensor_detail;
   if (use.format.scaling == Fp8Scaling::block) {
     const Fp8Operand codes = fp8_encode(matrix, role, use, known);
     return {fp8_decode(std::move(matrix), codes), Tensor()};
   }
-  detail::check(matrix, use, role);
-  const Tensor scale = detail::scale_of_tensor(matrix, role, use, known);
-  const Tensor decoded = detail::place_of_decoded(matrix);
-  detail::cast(matrix, use.dtype(role), scale, Tensor(), decoded);
+  check(matrix, use, role);
+  const Tensor scale = scale_of_tensor(matrix, role, use, known);
+  const Tensor decoded = place_of_decoded(matrix);
+  cast_into(matrix, use.dtype(role), scale, Tensor(), decoded);
   if (decoded.storage()) decoded.storage()->bump_version();
   return {decoded, scale};
 }
 
 Tensor fp8_decode(Tensor matrix, const Fp8Operand& codes) {
-  const Tensor decoded = fp8_tensor_detail::place_of_decoded(matrix);
+  const Tensor decoded = place_of_decoded(matrix);
   fp8_decode_into(decoded, codes, 0, 0);
   return decoded;
 }
 
 Fp8Sides fp8_encode_sides(const Tensor& matrix, Fp8Role role, const Fp8Use& use, const Tensor& known, bool plain,
                           bool turned) {
-  namespace detail = fp8_tensor_detail;
-  detail::check(matrix, use, role);
+  check(matrix, use, role);
   const memory::Device device = matrix.device();
   if (!device.is_cuda()) {
     throw DeviceError("fp8: codes of " + describe(matrix) + " for FP8 units; expected a CUDA device");
@@ -246,14 +244,14 @@ Fp8Sides fp8_encode_sides(const Tensor& matrix, Fp8Role role, const Fp8Use& use,
   const std::int64_t rows = matrix.size(0), columns = matrix.size(1);
   const DType dtype = use.dtype(role);
   Fp8Sides sides;
-  if (use.format.scaling == Fp8Scaling::block) return detail::sides_of_blocks(matrix, role, dtype, plain, turned);
-  sides.scale = detail::scale_of_tensor(matrix, role, use, known);
+  if (use.format.scaling == Fp8Scaling::block) return sides_of_blocks(matrix, role, dtype, plain, turned);
+  sides.scale = scale_of_tensor(matrix, role, use, known);
   if (plain) sides.plain = Tensor::empty({rows, columns}, dtype, device, Category::workspace);
   if (!turned) {
-    detail::cast(matrix, dtype, sides.scale, sides.plain, Tensor());
+    cast_into(matrix, dtype, sides.scale, sides.plain, Tensor());
     return sides;
   }
-  const std::int64_t padded = detail::blocks(rows, fp8_multiple) * fp8_multiple;
+  const std::int64_t padded = blocks(rows, fp8_multiple) * fp8_multiple;
   sides.turned = Tensor::empty({columns, padded}, dtype, device, Category::workspace);
   launch(device, [&](const Addresses& at) {
     kernels::Fp8TurnArgs args;

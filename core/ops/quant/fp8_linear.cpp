@@ -17,7 +17,7 @@
 
 namespace thimble {
 
-namespace fp8_matmul_detail {
+namespace {
 
 bool is_fp8(const Tensor& t) { return t.dtype() == DType::f8e4m3 || t.dtype() == DType::f8e5m2; }
 
@@ -80,7 +80,7 @@ kernels::Fp8ScalesArgs grids_of(const Fp8MatmulCall& call, const kernels::Fp8Gem
   return grids;
 }
 
-}  // namespace fp8_matmul_detail
+}  // namespace
 
 bool fp8_blocks_on_units(memory::Device device, const Fp8BlockProduct& product) {
   kernels::Fp8GemmArgs args;
@@ -88,21 +88,19 @@ bool fp8_blocks_on_units(memory::Device device, const Fp8BlockProduct& product) 
   args.m = product.m, args.n = product.n, args.k = product.k;
   args.a_row_stride = args.b_row_stride = product.k, args.c_row_stride = product.n;
   args.a_dtype = product.a_dtype, args.b_dtype = product.b_dtype, args.c_dtype = product.c_dtype;
-  return fp8_matmul_detail::has_blocks(device) && kernels::is_library_fp8_gemm(args);
+  return has_blocks(device) && kernels::is_library_fp8_gemm(args);
 }
 
 std::string why_no_fp8_blocks(memory::Device device) {
-  namespace detail = fp8_matmul_detail;
-  if (detail::has_blocks(device)) return {};
+  if (has_blocks(device)) return {};
   if (!device.is_cuda()) return "a CPU multiplies bf16";
-  if (!detail::library_has_blocks()) return "this build's cuBLAS has no scales of blocks, 12.9 has";
+  if (!library_has_blocks()) return "this build's cuBLAS has no scales of blocks, 12.9 has";
   return "compute capability " + capability_text(compute_capability(device)) + ", and " +
-         capability_text(detail::capability_with_blocks) + " has units for them";
+         capability_text(capability_with_blocks) + " has units for them";
 }
 
 void fp8_matmul_into(const Fp8MatmulCall& call) {
-  namespace detail = fp8_matmul_detail;
-  detail::check(call);
+  check(call);
   if (call.c.elements() == 0) return;
   const Tensor &a = call.a.values, &b = call.b.values;
   const memory::Device device = call.c.device();
@@ -118,7 +116,7 @@ void fp8_matmul_into(const Fp8MatmulCall& call) {
   args.c_row_stride = call.c.strides()[0];
   args.c_dtype = call.c.dtype();
   args.activation = call.activation;
-  args.in_blocks = detail::in_blocks(call.a);
+  args.in_blocks = in_blocks(call.a);
   args.bias = call.bias.defined() ? &args : nullptr;  // only whether they are defined matters
   args.pre_activation = call.pre_activation.defined() ? &args : nullptr;
   const auto bytes = static_cast<std::int64_t>(kernels.gemm_workspace_bytes(args));
@@ -127,7 +125,7 @@ void fp8_matmul_into(const Fp8MatmulCall& call) {
   kernels::Fp8ScalesArgs grids;
   Tensor a_scale = call.a.scale, b_scale = call.b.scale;
   if (args.in_blocks) {
-    grids = detail::grids_of(call, args);
+    grids = grids_of(call, args);
     a_scale = Tensor::empty({grids.a.outer, grids.a.to_stride}, DType::f32, device, Category::workspace);
     b_scale = Tensor::empty({grids.b.outer, grids.b.to_stride}, DType::f32, device, Category::workspace);
   }
@@ -150,7 +148,6 @@ void fp8_matmul_into(const Fp8MatmulCall& call) {
 }
 
 void fp8_turn_into(const Tensor& to, const Tensor& codes, std::int64_t begin, std::int64_t end) {
-  using namespace fp8_matmul_detail;
   const std::int64_t rows = codes.rank() == 2 ? codes.size(0) : 0;
   const std::int64_t padded = (rows + fp8_multiple - 1) / fp8_multiple * fp8_multiple;
   if (!has_dense_rows(codes) || begin < 0 || begin > end || end > codes.size(1) ||
@@ -183,11 +180,11 @@ void fp8_turn_into(const Tensor& to, const Tensor& codes, std::int64_t begin, st
 
 namespace thimble::ops {
 
-namespace fp8_linear_detail {
+namespace {
 
 /// Bytes of decoded x: part of a processor's caches; on a GPU enough work to fill it.
 std::int64_t window_bytes(memory::Device device) { return std::int64_t{4} << (device.is_cuda() ? 23 : 20); }
-constexpr std::int64_t fewest_rows = 64;
+constexpr std::int64_t fewest_fp8_rows = 64;
 constexpr std::int64_t turned_bytes = std::int64_t{32} << 20;  // of x's codes, for FP8 units
 
 bool is_gelu(kernels::Activation activation) {
@@ -195,7 +192,7 @@ bool is_gelu(kernels::Activation activation) {
 }
 
 // (..., I) -> (rows, I), dense.
-Tensor as_rows(const Tensor& x) {
+Tensor contiguous_rows(const Tensor& x) {
   const std::int64_t columns = x.size(-1);
   return view::reshape(contiguous(x), {columns > 0 ? x.elements() / columns : 0, columns});
 }
@@ -249,8 +246,9 @@ Tensor through(kernels::Activation activation, Tensor kept, Tensor dy) {
 // y = act(s x8 W8 + bias), a window of rows of x at a time. w is (I, O).
 void multiply(const MatmulCall& whole, const Fp8Operand& x, const Fp8Operand& w) {
   const std::int64_t rows = x.values.size(0), in = x.values.size(1);
-  const std::int64_t most = std::max(
-      fewest_rows, window_bytes(x.values.device()) / (2 * std::max<std::int64_t>(in, 1)) / fewest_rows * fewest_rows);
+  const std::int64_t most =
+      std::max(fewest_fp8_rows, window_bytes(x.values.device()) / (2 * std::max<std::int64_t>(in, 1)) /
+                                    fewest_fp8_rows * fewest_fp8_rows);
   const Tensor window = Tensor::empty({std::min(rows, most), in}, DType::bf16, x.values.device(), Category::workspace);
   for (std::int64_t r = 0; r < rows; r += most) {
     const std::int64_t end = std::min(rows, r + most);
@@ -329,16 +327,15 @@ void multiply_codes_transposed(const char* name, const Tensor& dweight, const Fp
   }
 }
 
-}  // namespace fp8_linear_detail
+}  // namespace
 
 Tensor Fp8Linear::forward(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& scales, Needs needs,
                           Saved& saved) const {
-  namespace detail = fp8_linear_detail;
-  detail::check(x, weight, bias, scales, use.state, weight_is_in_out);
+  check(x, weight, bias, scales, use.state, weight_is_in_out);
   const std::int64_t out = weight.size(weight_is_in_out ? 1 : 0);
-  const Fp8Operand codes = fp8_encode(detail::as_rows(x), Fp8Role::x, use, scales);  // (R, I)
+  const Fp8Operand codes = fp8_encode(contiguous_rows(x), Fp8Role::x, use, scales);  // (R, I)
   const bool on_units =
-      detail::reads_codes(x.device(), use, Fp8Role::x, codes.values.size(0), codes.values.size(1), out, x.dtype());
+      reads_codes(x.device(), use, Fp8Role::x, codes.values.size(0), codes.values.size(1), out, x.dtype());
   Fp8Sides sides;
   Fp8Operand w;
   if (on_units) {
@@ -350,14 +347,14 @@ Tensor Fp8Linear::forward(const Tensor& x, const Tensor& weight, const Tensor& b
   const Tensor y = Tensor::empty({codes.values.size(0), out}, x.dtype(), x.device());
   MatmulCall call{name, {}, {}, y, bias.defined() ? contiguous(bias) : bias, {}};
   call.activation = activation;
-  const bool keeps_input = detail::is_gelu(activation) && needs.any();
+  const bool keeps_input = is_gelu(activation) && needs.any();
   if (keeps_input) call.pre_activation = Tensor::empty_like(y);
   if (on_units) {
-    detail::multiply_codes(call, codes, sides);
+    multiply_codes(call, codes, sides);
   } else {
-    detail::multiply(call, codes, w);
+    multiply(call, codes, w);
   }
-  const Shape shape = detail::with_last(x.shape(), out);
+  const Shape shape = with_last(x.shape(), out);
   const Tensor result = view::reshape(y, shape);
   if (needs[1]) saved.x = codes.values, saved.x_scale = codes.scale;
   if (needs[0]) saved.weight = weight;
@@ -369,10 +366,9 @@ Tensor Fp8Linear::forward(const Tensor& x, const Tensor& weight, const Tensor& b
 }
 
 Gradients Fp8Linear::backward(Saved saved, Tensor dy, Needs needs) const {
-  namespace detail = fp8_linear_detail;
-  dy = detail::through(activation, std::exchange(saved.activation, Tensor()), std::move(dy));
+  dy = through(activation, std::exchange(saved.activation, Tensor()), std::move(dy));
   const DType dtype = dy.dtype();
-  Tensor rows = detail::as_rows(dy);  // (R, O)
+  Tensor rows = contiguous_rows(dy);  // (R, O)
   dy = Tensor();
   Tensor dx, dweight, dbias;
   if (needs[2]) dbias = column_sum(rows);
@@ -381,8 +377,8 @@ Gradients Fp8Linear::backward(Saved saved, Tensor dy, Needs needs) const {
   again.records = false;
   const memory::Device device = rows.device();
   const std::int64_t count = rows.size(0), out = rows.size(1), in = saved.x_shape[saved.x_shape.rank() - 1];
-  const bool dx_of_codes = needs[0] && detail::reads_codes(device, use, Fp8Role::gradient, count, out, in, dtype);
-  const bool dweight_of_codes = needs[1] && detail::weight_grad_reads_codes(device, use);
+  const bool dx_of_codes = needs[0] && reads_codes(device, use, Fp8Role::gradient, count, out, in, dtype);
+  const bool dweight_of_codes = needs[1] && weight_grad_reads_codes(device, use);
   Fp8Sides sides;
   Fp8Operand d;  // (R, O) of bf16 values
   if (dx_of_codes || dweight_of_codes) {
@@ -397,7 +393,7 @@ Gradients Fp8Linear::backward(Saved saved, Tensor dy, Needs needs) const {
                                         weight_is_in_out, !weight_is_in_out);
     dx = Tensor::empty({count, in}, dtype, device);
     const Tensor codes = decodes_later ? sides.plain : std::exchange(sides.plain, Tensor());
-    detail::multiply_codes({name, {}, {}, dx, {}, {}}, {codes, sides.scale}, w);
+    multiply_codes({name, {}, {}, dx, {}, {}}, {codes, sides.scale}, w);
   } else if (needs[0]) {
     Fp8Operand w = fp8_round(contiguous(saved.weight), Fp8Role::weight, again, saved.scales);
     if (weight_is_in_out) w.values = view::transpose(w.values);  // (O, I)
@@ -413,9 +409,9 @@ Gradients Fp8Linear::backward(Saved saved, Tensor dy, Needs needs) const {
     dweight = Tensor::empty(weight_is_in_out ? Shape{in, out} : Shape{out, in}, dtype, device);
     const Fp8Operand x{saved.x, saved.x_scale};
     if (dweight_of_codes) {
-      detail::multiply_codes_transposed(name, dweight, x, {sides.turned, sides.scale}, weight_is_in_out);
+      multiply_codes_transposed(name, dweight, x, {sides.turned, sides.scale}, weight_is_in_out);
     } else {
-      detail::multiply_transposed(name, dweight, x, d, weight_is_in_out);
+      multiply_transposed(name, dweight, x, d, weight_is_in_out);
     }
   }
   return {dx, dweight, dbias};

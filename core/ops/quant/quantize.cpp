@@ -11,10 +11,10 @@
 
 namespace thimble {
 
-namespace blocks_detail {
+namespace {
 
 // A tensor as a matrix, and its blocks in values.
-struct Layout {
+struct BlockLayout {
   std::int64_t rows, columns, block_rows, block_columns;
 };
 
@@ -25,7 +25,7 @@ std::string name(const Quantization& how) {
                     : std::to_string(b.rows) + " x " + std::to_string(b.columns) + " values");
 }
 
-Layout layout_of(const Shape& shape, const ScaleBlocks& blocks) {
+BlockLayout layout_of(const Shape& shape, const ScaleBlocks& blocks) {
   if (blocks.rows < 0 || blocks.columns < 0) {
     throw ValueError("quantize: blocks of " + std::to_string(blocks.rows) + " x " + std::to_string(blocks.columns) +
                      "; expected sizes >= 1, or 0 for all");
@@ -71,7 +71,7 @@ void check_values(const char* operation, const Tensor& t) {
 
 kernels::QuantizeArgs arguments(const Addresses& at, const Tensor& values, const Tensor& codes,
                                 const Quantization& how) {
-  const Layout layout = layout_of(codes.shape(), how.blocks);
+  const BlockLayout layout = layout_of(codes.shape(), how.blocks);
   kernels::QuantizeArgs args;
   args.rows = layout.rows;
   args.columns = layout.columns;
@@ -98,7 +98,7 @@ Tensor empty(const Shape& shape, const Quantization& how, memory::Device device,
   return codes;
 }
 
-}  // namespace blocks_detail
+}  // namespace
 
 ScaleBlocks ScaleBlocks::per_channel(const Shape& shape, int axis) {
   const int at = normalize_axis("per_channel", axis, shape.rank());
@@ -113,7 +113,7 @@ ScaleBlocks ScaleBlocks::per_channel(const Shape& shape, int axis) {
 }
 
 Shape scale_shape(const Shape& shape, const ScaleBlocks& blocks) {
-  const blocks_detail::Layout layout = blocks_detail::layout_of(shape, blocks);
+  const BlockLayout layout = layout_of(shape, blocks);
   return {(layout.rows + layout.block_rows - 1) / layout.block_rows,
           (layout.columns + layout.block_columns - 1) / layout.block_columns};
 }
@@ -124,31 +124,31 @@ std::size_t quantized_bytes(const Shape& shape, const Quantization& how) {
 }
 
 Tensor quantize(const Tensor& t, const Quantization& how, Category category) {
-  blocks_detail::check_values("quantize", t);
-  const Tensor codes = blocks_detail::empty(t.shape(), how, t.device(), category);
+  check_values("quantize", t);
+  const Tensor codes = empty(t.shape(), how, t.device(), category);
   quantize_into(codes, t, how);
   return codes;
 }
 
 void quantize_into(const Tensor& codes, const Tensor& t, const Quantization& how) {
   check_unrecorded("quantize", t, "fake_quantize()");
-  blocks_detail::check_values("quantize", t);
-  blocks_detail::check_codes("quantize", codes, how);
+  check_values("quantize", t);
+  check_codes("quantize", codes, how);
   if (codes.shape() != t.shape() || codes.device() != t.device()) {
     throw ShapeError("quantize: " + describe(t) + " into " + describe(codes));
   }
   const Tensor dense = contiguous(t);
   if (t.elements() > 0) {
     launch(t.device(), [&](const Addresses& at) {
-      kernels::quantize_kernels(t.device()).quantize(blocks_detail::arguments(at, dense, codes, how));
+      kernels::quantize_kernels(t.device()).quantize(arguments(at, dense, codes, how));
     });
   }
-  blocks_detail::wrote(codes);
-  blocks_detail::wrote(*codes.scale());
+  wrote(codes);
+  wrote(*codes.scale());
 }
 
 Tensor dequantize(const Tensor& codes, const Quantization& how, DType dtype, Category category) {
-  blocks_detail::check_codes("dequantize", codes, how);
+  check_codes("dequantize", codes, how);
   if (!is_floating(dtype)) {
     throw DTypeError("dequantize: to " + std::string(to_string(dtype)) + "; expected a floating dtype");
   }
@@ -158,32 +158,32 @@ Tensor dequantize(const Tensor& codes, const Quantization& how, DType dtype, Cat
 }
 
 void dequantize_into(const Tensor& t, const Tensor& codes, const Quantization& how) {
-  blocks_detail::check_values("dequantize", t);
-  blocks_detail::check_codes("dequantize", codes, how);
+  check_values("dequantize", t);
+  check_codes("dequantize", codes, how);
   if (codes.shape() != t.shape() || codes.device() != t.device() || !t.is_contiguous()) {
     throw ShapeError("dequantize: " + describe(codes) + " into " + describe(t) +
                      "; expected a dense tensor of the same shape and device");
   }
   if (t.elements() > 0) {
     launch(t.device(), [&](const Addresses& at) {
-      kernels::quantize_kernels(t.device()).dequantize(blocks_detail::arguments(at, t, codes, how));
+      kernels::quantize_kernels(t.device()).dequantize(arguments(at, t, codes, how));
     });
   }
-  blocks_detail::wrote(t);
+  wrote(t);
 }
 
-namespace pack_detail {
+namespace {
 
 bool is_scaled(DType dtype) noexcept { return dtype == DType::f8e4m3 || dtype == DType::f8e5m2 || dtype == DType::i8; }
 
-}  // namespace pack_detail
+}  // namespace
 
 bool can_pack(DType from, DType to) noexcept {
   return is_floating(from) && (is_floating(to) || to == DType::i8) && size_of(to) < size_of(from);
 }
 
 std::size_t packed_bytes(std::int64_t elements, DType dtype) {
-  if (pack_detail::is_scaled(dtype)) return quantized_bytes({elements}, packing(dtype));
+  if (is_scaled(dtype)) return quantized_bytes({elements}, packing(dtype));
   return static_cast<std::size_t>(elements) * size_of(dtype);
 }
 
@@ -192,7 +192,7 @@ Tensor pack(const Tensor& t, DType dtype) {
     throw DTypeError("pack: " + describe(t) + " to " + std::string(to_string(dtype)) +
                      "; expected a narrower one of f32, f16, bf16, f8e4m3, f8e5m2, i8");
   }
-  return pack_detail::is_scaled(dtype) ? quantize(t, packing(dtype)) : to_dtype(t, dtype);
+  return is_scaled(dtype) ? quantize(t, packing(dtype)) : to_dtype(t, dtype);
 }
 
 Tensor unpack(const Tensor& packed, DType dtype) {

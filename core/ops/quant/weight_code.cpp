@@ -9,16 +9,16 @@
 #include <thimble/core/numbers/integers.h>
 
 namespace thimble {
-namespace weight_code_detail {
+namespace {
 
 constexpr std::int64_t magnitudes_in_block = 256;
 
 /// Offsets of the regions of a coded weight.
-struct Layout {
+struct CodeLayout {
   std::int64_t scales, magnitudes, codes, end;
 };
 
-Layout layout_of(WeightCode code, std::int64_t n) {
+CodeLayout layout_of(WeightCode code, std::int64_t n) {
   if (code == WeightCode::int8) {
     const std::int64_t of_scales = 2 * ceil_div(n, kernels::q8_block);
     return {0, of_scales, of_scales, of_scales + n};
@@ -50,7 +50,7 @@ kernels::QuantizeArgs blocks(void* values, DType dtype, std::int64_t n, std::int
 }
 
 kernels::QuantizeArgs int8_args(std::byte* coded, void* values, DType dtype, std::int64_t n) {
-  const Layout at = layout_of(WeightCode::int8, n);
+  const CodeLayout at = layout_of(WeightCode::int8, n);
   kernels::QuantizeArgs args = blocks(values, dtype, n, kernels::q8_block, coded + at.codes, coded + at.scales);
   args.scale_dtype = DType::f16;
   return args;
@@ -58,7 +58,7 @@ kernels::QuantizeArgs int8_args(std::byte* coded, void* values, DType dtype, std
 
 /// Of the magnitudes.
 kernels::QuantizeArgs magnitude_args(std::byte* coded, float* amax, std::int64_t n) {
-  const Layout at = layout_of(WeightCode::nf4, n);
+  const CodeLayout at = layout_of(WeightCode::nf4, n);
   kernels::QuantizeArgs args = blocks(amax, DType::f32, ceil_div(n, kernels::nf4_block), magnitudes_in_block,
                                       coded + at.magnitudes, coded + at.scales);
   args.code_dtype = DType::u8;
@@ -66,7 +66,7 @@ kernels::QuantizeArgs magnitude_args(std::byte* coded, float* amax, std::int64_t
 }
 
 kernels::Nf4Args nf4_args(std::byte* coded, float* amax, void* values, DType dtype, std::int64_t n) {
-  const Layout at = layout_of(WeightCode::nf4, n);
+  const CodeLayout at = layout_of(WeightCode::nf4, n);
   return {n, values, dtype, reinterpret_cast<std::uint8_t*>(coded + at.codes), amax, reinterpret_cast<float*>(coded)};
 }
 
@@ -74,53 +74,51 @@ Tensor magnitudes(std::int64_t n, memory::Device device) {
   return Tensor::empty({ceil_div(n, kernels::nf4_block)}, DType::f32, device, Category::workspace);
 }
 
-}  // namespace weight_code_detail
+}  // namespace
 
 std::string_view to_string(WeightCode code) noexcept { return code == WeightCode::int8 ? "int8" : "nf4"; }
 
 std::size_t coded_bytes(WeightCode code, std::int64_t elements) {
-  return static_cast<std::size_t>(weight_code_detail::layout_of(code, elements).end);
+  return static_cast<std::size_t>(layout_of(code, elements).end);
 }
 
 void encode_weight(WeightCode code, const void* values, DType dtype, std::int64_t n, const Tensor& coded) {
-  namespace detail = weight_code_detail;
-  detail::check(code, dtype, n, coded);
+  check(code, dtype, n, coded);
   if (n == 0) return;
   const memory::Device device = coded.device();
   void* const from = const_cast<void*>(values);  // NOLINT(cppcoreguidelines-pro-type-const-cast): it is read
   if (code == WeightCode::int8) {
     launch(device, [&](const Addresses& at) {
-      kernels::quantize_kernels(device).quantize(detail::int8_args(at.as<std::byte>(coded), from, dtype, n));
+      kernels::quantize_kernels(device).quantize(int8_args(at.as<std::byte>(coded), from, dtype, n));
     });
   } else {
-    const Tensor amax = detail::magnitudes(n, device);
+    const Tensor amax = magnitudes(n, device);
     launch(device, [&](const Addresses& at) {
       auto* const to = at.as<std::byte>(coded);
-      const kernels::Nf4Args args = detail::nf4_args(to, at.as<float>(amax), from, dtype, n);
+      const kernels::Nf4Args args = nf4_args(to, at.as<float>(amax), from, dtype, n);
       kernels::nf4_kernels(device).encode(args);
       kernels::nf4_kernels(device).center(args);
-      kernels::quantize_kernels(device).quantize(detail::magnitude_args(to, at.as<float>(amax), n));
+      kernels::quantize_kernels(device).quantize(magnitude_args(to, at.as<float>(amax), n));
     });
   }
   coded.storage()->bump_version();
 }
 
 void decode_weight(WeightCode code, const Tensor& coded, void* values, DType dtype, std::int64_t n) {
-  namespace detail = weight_code_detail;
-  detail::check(code, dtype, n, coded);
+  check(code, dtype, n, coded);
   if (n == 0) return;
   const memory::Device device = coded.device();
   if (code == WeightCode::int8) {
     launch(device, [&](const Addresses& at) {
-      kernels::quantize_kernels(device).dequantize(detail::int8_args(at.as<std::byte>(coded), values, dtype, n));
+      kernels::quantize_kernels(device).dequantize(int8_args(at.as<std::byte>(coded), values, dtype, n));
     });
     return;
   }
-  const Tensor amax = detail::magnitudes(n, device);
+  const Tensor amax = magnitudes(n, device);
   launch(device, [&](const Addresses& at) {
     auto* const from = at.as<std::byte>(coded);
-    kernels::quantize_kernels(device).dequantize(detail::magnitude_args(from, at.as<float>(amax), n));
-    kernels::nf4_kernels(device).decode(detail::nf4_args(from, at.as<float>(amax), values, dtype, n));
+    kernels::quantize_kernels(device).dequantize(magnitude_args(from, at.as<float>(amax), n));
+    kernels::nf4_kernels(device).decode(nf4_args(from, at.as<float>(amax), values, dtype, n));
   });
 }
 

@@ -18,7 +18,7 @@
 
 namespace thimble {
 
-namespace reduce_detail {
+namespace {
 
 kernels::ReduceOperand operand(const Tensor& t, AxisMask axes, const Addresses& at) {
   const AxisSplit strides = split_axes(t.strides(), axes);
@@ -31,7 +31,7 @@ Tensor partial_room(const Tensor& t, const AxisSplit& sizes, std::int64_t double
   return count > 0 ? Tensor::empty({doubles * count}, DType::f64, t.device(), Category::workspace) : Tensor();
 }
 
-}  // namespace reduce_detail
+}  // namespace
 
 Axes::Axes(std::span<const int> axes) : count_(axes.size()) {
   if (axes.size() > axes_.size()) {
@@ -82,14 +82,14 @@ void reduce_into(const Tensor& out, const Tensor& t, AxisMask axes, kernels::Red
                  double divisor, double parameter) {
   if (out.elements() == 0) return;
   const AxisSplit sizes = split_axes(t.shape(), axes);
-  const Tensor partial = reduce_detail::partial_room(t, sizes, 1);
+  const Tensor partial = partial_room(t, sizes, 1);
   launch(t.device(), [&](const Addresses& at) {
     kernels::ReduceArgs args;
     args.kept = sizes.kept;
     args.reduced = sizes.reduced;
-    args.in = reduce_detail::operand(t, axes, at);
+    args.in = operand(t, axes, at);
     args.map = map;
-    if (other.defined()) args.other = reduce_detail::operand(view::expand(other, t.shape()), axes, at);
+    if (other.defined()) args.other = operand(view::expand(other, t.shape()), axes, at);
     args.parameter = parameter;
     args.divisor = divisor;
     args.out = at(out);
@@ -106,12 +106,12 @@ void extreme_into(const char* operation, const Tensor& values, const Tensor& pla
   if (sizes.reduced.elements() == 0) {
     throw ShapeError(std::string(operation) + ": there is nothing to choose from in " + describe(t));
   }
-  const Tensor partial = reduce_detail::partial_room(t, sizes, 2);
+  const Tensor partial = partial_room(t, sizes, 2);
   launch(t.device(), [&](const Addresses& at) {
     kernels::ExtremeArgs args;
     args.kept = sizes.kept;
     args.reduced = sizes.reduced;
-    args.in = reduce_detail::operand(t, axes, at);
+    args.in = operand(t, axes, at);
     args.is_max = is_max;
     if (values.defined()) {
       args.values = at(values);
@@ -141,7 +141,7 @@ Tensor sum_to(const Tensor& t, const Shape& shape) {
 
 namespace thimble::ops {
 
-namespace reduction_detail {
+namespace {
 
 void check_floating(const char* name, const Tensor& x) {
   if (!is_floating(x.dtype())) throw DTypeError(std::string(name) + ": " + describe(x) + " is not floating");
@@ -199,42 +199,39 @@ Gradients gradient_by(const char* name, Functor functor, const Tensor& x, const 
   return {dx};
 }
 
-}  // namespace reduction_detail
+}  // namespace
 
 Tensor Sum::forward(const Tensor& x, Needs, Saved& saved) const {
   saved.from = x.shape();
   return reduce_sum(x, axes, keep_axes);
 }
 
-Gradients Sum::backward(Saved saved, Tensor dy, Needs) const {
-  return {reduction_detail::repeated(dy, saved.from, axes)};
-}
+Gradients Sum::backward(Saved saved, Tensor dy, Needs) const { return {repeated(dy, saved.from, axes)}; }
 
 Tensor Mean::forward(const Tensor& x, Needs, Saved& saved) const {
-  reduction_detail::check_floating(name, x);
+  check_floating(name, x);
   saved.from = x.shape();
   const Tensor y = Tensor::empty_like(x, reduced_shape(x.shape(), axes, keep_axes));
-  const auto count = static_cast<double>(reduction_detail::reduced_elements(x.shape(), axes));
+  const auto count = static_cast<double>(reduced_elements(x.shape(), axes));
   reduce_into(y, x, axes, kernels::ReduceMap::value, Tensor(), count);
   return y;
 }
 
 Gradients Mean::backward(Saved saved, Tensor dy, Needs) const {
-  const auto count = static_cast<double>(reduction_detail::reduced_elements(saved.from, axes));
+  const auto count = static_cast<double>(reduced_elements(saved.from, axes));
   const Tensor share = reused_or_new(dy);
   elementwise_detail::run(name, MulScalar{1 / count}, {&dy}, share);
-  return {reduction_detail::repeated(share, saved.from, axes)};
+  return {repeated(share, saved.from, axes)};
 }
 
 Tensor Variance::forward(const Tensor& x, Needs needs, Saved& saved) const {
-  reduction_detail::check_floating(name, x);
+  check_floating(name, x);
   if (correction != 0 && correction != 1) {
     throw ValueError(std::string(name) + ": correction " + std::to_string(correction) + " is neither 0 nor 1");
   }
-  const auto count = static_cast<double>(reduction_detail::reduced_elements(x.shape(), axes));
+  const auto count = static_cast<double>(reduced_elements(x.shape(), axes));
   const Tensor y = Tensor::empty_like(x, reduced_shape(x.shape(), axes, keep_axes));
-  const Tensor mean =
-      Tensor::empty(reduced_shape(x.shape(), axes, true), reduction_detail::statistic_dtype(x.dtype()), x.device());
+  const Tensor mean = Tensor::empty(reduced_shape(x.shape(), axes, true), statistic_dtype(x.dtype()), x.device());
   reduce_into(mean, x, axes, kernels::ReduceMap::value, Tensor(), count);
   reduce_into(y, x, axes, kernels::ReduceMap::squared_difference, mean, std::max(0.0, count - correction));
   if (needs[0]) saved.x = x, saved.mean = mean;
@@ -243,8 +240,8 @@ Tensor Variance::forward(const Tensor& x, Needs needs, Saved& saved) const {
 
 Gradients Variance::backward(Saved saved, Tensor dy, Needs) const {
   const Tensor& x = saved.x;
-  const auto count = static_cast<double>(reduction_detail::reduced_elements(x.shape(), axes));
-  const Tensor with = reduction_detail::with_axes(dy, x.shape(), axes);
+  const auto count = static_cast<double>(reduced_elements(x.shape(), axes));
+  const Tensor with = with_axes(dy, x.shape(), axes);
   const Tensor dx = reused_or_new(x);
   elementwise_detail::run(name, VarianceGradient{2 / std::max(0.0, count - correction)}, {&x, &saved.mean, &with}, dx);
   return {dx};
@@ -256,7 +253,7 @@ Tensor Extreme<is_max>::forward(const Tensor& x, Needs needs, Saved& saved) cons
   const Shape shape = reduced_shape(x.shape(), axes, keep_axes);
   const Tensor y = Tensor::empty_like(x, shape);
   if (needs[0]) {
-    const DType dtype = reduction_detail::place_dtype(reduction_detail::reduced_elements(x.shape(), axes));
+    const DType dtype = place_dtype(reduced_elements(x.shape(), axes));
     saved.places = Tensor::empty(shape, dtype, x.device());
   }
   extreme_into(name, y, saved.places, x, axes, is_max);
@@ -265,7 +262,7 @@ Tensor Extreme<is_max>::forward(const Tensor& x, Needs needs, Saved& saved) cons
 
 template <bool is_max>
 Gradients Extreme<is_max>::backward(Saved saved, Tensor dy, Needs) const {
-  return {reduction_detail::place(saved.places, saved.from, axes, dy)};
+  return {place(saved.places, saved.from, axes, dy)};
 }
 
 template struct Extreme<true>;
@@ -287,7 +284,7 @@ template struct ArgExtreme<true>;
 template struct ArgExtreme<false>;
 
 Tensor Norm::forward(const Tensor& x, Needs needs, Saved& saved) const {
-  reduction_detail::check_floating(name, x);
+  check_floating(name, x);
   const Tensor squares = Tensor::empty(reduced_shape(x.shape(), axes, keep_axes), DType::f64, x.device());
   reduce_into(squares, x, axes, kernels::ReduceMap::product, x);
   elementwise_detail::run(name, Sqrt{}, {&squares}, squares);
@@ -297,14 +294,14 @@ Tensor Norm::forward(const Tensor& x, Needs needs, Saved& saved) const {
 }
 
 Gradients Norm::backward(Saved saved, Tensor dy, Needs) const {
-  return reduction_detail::gradient_by(name, NormGradient{}, saved.x, saved.y, dy, axes);
+  return gradient_by(name, NormGradient{}, saved.x, saved.y, dy, axes);
 }
 
 Tensor DotProduct::forward(const Tensor& a, const Tensor& b, Needs needs, Saved& saved) const {
   if (elementwise_detail::common_shape(name, {&a, &b}) != a.shape() || a.shape() != b.shape()) {
     throw ShapeError(std::string(name) + ": a " + describe(a) + " and b " + describe(b) + " must have one shape");
   }
-  reduction_detail::check_floating(name, a);
+  check_floating(name, a);
   const Tensor y = Tensor::empty(reduced_shape(a.shape(), axes, false), DType::f64, a.device());
   reduce_into(y, a, axes, kernels::ReduceMap::product, b);
   if (needs.any()) saved.a = a, saved.b = b;
@@ -312,7 +309,7 @@ Tensor DotProduct::forward(const Tensor& a, const Tensor& b, Needs needs, Saved&
 }
 
 Gradients DotProduct::backward(Saved saved, Tensor dy, Needs needs) const {
-  const Tensor with = reduction_detail::with_axes(dy, saved.a.shape(), axes);
+  const Tensor with = with_axes(dy, saved.a.shape(), axes);
   const auto gradient = [&](bool is_needed, const Tensor& other) {
     if (!is_needed) return Tensor();
     const Tensor wide = to_dtype(other, DType::f64);
@@ -324,15 +321,13 @@ Gradients DotProduct::backward(Saved saved, Tensor dy, Needs needs) const {
 }
 
 Tensor LogSumExp::forward(const Tensor& x, Needs needs, Saved& saved) const {
-  reduction_detail::check_floating(name, x);
-  const Tensor exact = Tensor::empty(reduced_shape(x.shape(), axes, keep_axes),
-                                     reduction_detail::statistic_dtype(x.dtype()), x.device());
-  if (reduction_detail::reduced_elements(x.shape(), axes) == 0) {
+  check_floating(name, x);
+  const Tensor exact = Tensor::empty(reduced_shape(x.shape(), axes, keep_axes), statistic_dtype(x.dtype()), x.device());
+  if (reduced_elements(x.shape(), axes) == 0) {
     fill(exact, -std::numeric_limits<double>::infinity());
   } else {
     extreme_into(name, exact, Tensor(), x, axes, true);
-    reduce_into(exact, x, axes, kernels::ReduceMap::exp_difference,
-                reduction_detail::with_axes(exact, x.shape(), axes));
+    reduce_into(exact, x, axes, kernels::ReduceMap::exp_difference, with_axes(exact, x.shape(), axes));
   }
   const Tensor y = to_dtype(exact, x.dtype());
   if (needs[0]) saved.x = x, saved.y = exact;
@@ -340,12 +335,12 @@ Tensor LogSumExp::forward(const Tensor& x, Needs needs, Saved& saved) const {
 }
 
 Gradients LogSumExp::backward(Saved saved, Tensor dy, Needs) const {
-  return reduction_detail::gradient_by(name, LogSumExpGradient{}, saved.x, saved.y, dy, axes);
+  return gradient_by(name, LogSumExpGradient{}, saved.x, saved.y, dy, axes);
 }
 
-namespace softmax_detail {
+namespace {
 
-struct Form {
+struct SoftmaxForm {
   const char* name;
   int axis;
   double scale = 1;
@@ -358,7 +353,7 @@ Shape without_axis(Shape sizes, int axis) {
   return sizes;
 }
 
-int checked_axis(const Form& form, const Tensor& x) {
+int checked_axis(const SoftmaxForm& form, const Tensor& x) {
   if (!is_floating(x.dtype())) throw DTypeError(std::string(form.name) + ": " + describe(x) + " is not floating");
   const int axis = normalize_axis(form.name, form.axis, x.rank());
   if (!form.is_causal) return axis;
@@ -370,7 +365,7 @@ int checked_axis(const Form& form, const Tensor& x) {
   return axis;
 }
 
-Tensor forward(const Form& form, const Tensor& x) {
+Tensor softmax_of(const SoftmaxForm& form, const Tensor& x) {
   const int axis = checked_axis(form, x);
   const Tensor y = Tensor::empty_like(x);  // as x
   if (y.elements() == 0) return y;
@@ -389,7 +384,7 @@ Tensor forward(const Form& form, const Tensor& x) {
 }
 
 // Writes in the buffer of dy or y, whichever is free.
-Tensor backward(const Form& form, const Tensor& y, const Tensor& dy) {
+Tensor softmax_backward(const SoftmaxForm& form, const Tensor& y, const Tensor& dy) {
   const int axis = normalize_axis(form.name, form.axis, y.rank());
   const Tensor dx = is_reusable(dy) ? dy : reused_or_new(y);  // as x
   if (y.elements() == 0) return dx;
@@ -408,29 +403,29 @@ Tensor backward(const Form& form, const Tensor& y, const Tensor& dy) {
   return dx;
 }
 
-}  // namespace softmax_detail
+}  // namespace
 
 Tensor Softmax::forward(const Tensor& x, Needs needs, Saved& saved) const {
-  const Tensor y = softmax_detail::forward({name, axis, scale, false, is_causal}, x);
+  const Tensor y = softmax_of({name, axis, scale, false, is_causal}, x);
   if (needs[0]) saved.y = y;
   return y;
 }
 
 Gradients Softmax::backward(Saved saved, Tensor dy, Needs) const {
-  return {softmax_detail::backward({name, axis, scale, false, is_causal}, saved.y, dy)};
+  return {softmax_backward({name, axis, scale, false, is_causal}, saved.y, dy)};
 }
 
 Tensor LogSoftmax::forward(const Tensor& x, Needs needs, Saved& saved) const {
-  const Tensor y = softmax_detail::forward({name, axis, 1, true, false}, x);
+  const Tensor y = softmax_of({name, axis, 1, true, false}, x);
   if (needs[0]) saved.y = y;
   return y;
 }
 
 Gradients LogSoftmax::backward(Saved saved, Tensor dy, Needs) const {
-  return {softmax_detail::backward({name, axis, 1, true, false}, saved.y, dy)};
+  return {softmax_backward({name, axis, 1, true, false}, saved.y, dy)};
 }
 
-namespace lines_detail {
+namespace {
 
 kernels::LineShape lines_of(const Shape& shape, int axis) {
   kernels::LineShape lines{1, shape[axis], 1};
@@ -474,19 +469,19 @@ void check_weights(const char* name, const Tensor& weights, const Tensor& sums) 
                    ": expected finite ones, at least 0, with a sum above 0");
 }
 
-}  // namespace lines_detail
+}  // namespace
 
 Tensor CumSum::forward(const Tensor& x, Needs, Saved&) const {
   const int along = normalize_axis(name, axis, x.rank());
-  const Tensor y = Tensor::empty(x.shape(), lines_detail::wide(x.dtype()), x.device());
-  lines_detail::cumsum_into(y, contiguous(x), along, false);
+  const Tensor y = Tensor::empty(x.shape(), wide(x.dtype()), x.device());
+  cumsum_into(y, contiguous(x), along, false);
   return y;
 }
 
 Gradients CumSum::backward(Saved, Tensor dy, Needs) const {
   const int along = normalize_axis(name, axis, dy.rank());
   const Tensor dx = reused_or_new(dy);
-  lines_detail::cumsum_into(dx, contiguous(dy), along, true);
+  cumsum_into(dx, contiguous(dy), along, true);
   return {dx};
 }
 
@@ -496,9 +491,9 @@ Tensor Prod::forward(const Tensor& operand, Needs needs, Saved& saved) const {
   shape[along] = 1;
   if (!keep_axis) shape.erase(along);
   const Tensor x = contiguous(operand);
-  const Tensor y = Tensor::empty(shape, lines_detail::wide(x.dtype()), x.device());
+  const Tensor y = Tensor::empty(shape, wide(x.dtype()), x.device());
   launch(x.device(), [&](const Addresses& at) {
-    kernels::line_kernels(x.device()).prod({lines_detail::lines_of(x.shape(), along), x.dtype(), at(x), at(y)});
+    kernels::line_kernels(x.device()).prod({lines_of(x.shape(), along), x.dtype(), at(x), at(y)});
   });
   if (needs[0]) saved.x = operand;
   return y;
@@ -510,8 +505,7 @@ Gradients Prod::backward(Saved saved, Tensor dy, Needs) const {
   const Tensor dx = reused_or_new(saved.x);
   const Tensor x = contiguous(saved.x);
   launch(x.device(), [&](const Addresses& at) {
-    kernels::line_kernels(x.device())
-        .prod_backward({lines_detail::lines_of(x.shape(), along), x.dtype(), at(x), at(dy), at(dx)});
+    kernels::line_kernels(x.device()).prod_backward({lines_of(x.shape(), along), x.dtype(), at(x), at(dy), at(dx)});
   });
   return {dx};
 }
@@ -527,7 +521,7 @@ Tensor ArgSort::forward(const Tensor& x, Needs, Saved&) const {
   Shape shape = rows.shape();
   shape[shape.rank() - 1] = count;
   const Tensor order = Tensor::empty(shape, DType::i32, x.device());
-  const std::int64_t row_count = lines_detail::lines_of(x.shape(), along).lines();
+  const std::int64_t row_count = lines_of(x.shape(), along).lines();
   const std::int64_t room = kernels::sort_workspace_elements(x.device(), row_count, length);
   const Tensor workspace = room > 0 ? Tensor::empty({room}, DType::i32, x.device(), Category::workspace) : Tensor();
   launch(x.device(), [&](const Addresses& at) {
@@ -550,8 +544,8 @@ Gradients ArgSort::backward(Saved, Tensor, Needs) const { return {Tensor()}; }
 Tensor Choose::forward(const Tensor& weights, const Tensor& points, Needs, Saved&) const {
   const Tensor w = contiguous(to_dtype(weights, DType::f64)), u = contiguous(points);
   const Tensor sums = Tensor::empty(w.shape(), DType::f64, w.device(), Category::workspace);
-  lines_detail::cumsum_into(sums, w, w.rank() - 1, false);
-  lines_detail::check_weights(name, w, sums);
+  cumsum_into(sums, w, w.rank() - 1, false);
+  check_weights(name, w, sums);
   const Tensor places = Tensor::empty(u.shape(), DType::i64, u.device());
   launch(u.device(), [&](const Addresses& at) {
     const std::int64_t length = w.shape().back(), count = u.shape().back();
