@@ -79,11 +79,10 @@ void check_settings(const TrainerOptions& options, const CheckpointInfo& info, T
 void TrainerCore::check() const {
   const auto refuse = [](const std::string& why) { throw ValueError("trainer: " + why); };
   const StepOptions& step = options_.step;
-  const std::vector<std::string> names = program_->part_names();
-  for (std::size_t part = 1; part < names.size(); ++part) {
-    if (std::find(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(part), names[part]) == names.end())
-      continue;
-    refuse("parts: expected different names, got " + quote(names[part]) + " twice");
+  std::vector<std::string> names = program_->part_names();
+  std::sort(names.begin(), names.end());
+  if (const auto twice = std::adjacent_find(names.begin(), names.end()); twice != names.end()) {
+    refuse("parts: expected different names, got " + quote(*twice) + " twice");
   }
   if (options_.steps < 0) refuse(std::to_string(options_.steps) + " steps; at least 0");
   for (const std::int64_t example : options_.example_steps) {

@@ -76,12 +76,7 @@ TEST_CASE("memory stack: policies stand in order and share a lock", "[memory][st
   CHECK(stack.limit->lock() == stack.arena->lock());
   CHECK(stack.arena->statistics().capacity_bytes == 64 << 20);
   Block* const block = stack.top->allocate({.bytes = 4000, .category = Category::input});
-  try {
-    stack.top->allocate({.bytes = 2000});
-    FAIL("the limit was exceeded");
-  } catch (const thimble::OutOfMemory& error) {
-    CHECK(std::string(error.what()).find("input 3.91 KiB (4000 B)") != std::string::npos);
-  }
+  CHECK_THROWS_WITH(stack.top->allocate({.bytes = 2000}), Catch::Contains("input 3.91 KiB (4000 B)"));
   CHECK(stack.trace->events().size() == 1);
   CHECK(stack.ledger->bytes(Category::input) == 4000);
   CHECK(stack.arena->statistics().requested_bytes == 4000);

@@ -344,8 +344,8 @@ void refusals() {
   program("a loss of many", [](Program& p) { p.loss = [](Net& net, const Batch& b) { return net(b.x); }; });
   program("a loss of nothing", [](Program& p) { p.loss = [](Net&, const Batch& b) { return mean(b.x); }; });
   program("a parameter twice", [](Program& p) {
-    const auto optimizer = p.optimizer;
-    p.parts = {{"one", optimizer, p.loss}, {"other", optimizer, p.loss}};
+    p.parts = {{"one", p.optimizer, p.loss}, {"other", p.optimizer, p.loss}};
+    p.optimizer = nullptr, p.loss = nullptr;
   });
 }
 
