@@ -121,7 +121,8 @@ std::vector<double> train_encoder(Rows& rows, std::int64_t batch) {
       set_precision(train_options.setup, policy);
       const models::PreparedTraining prepared = prepare_training(train_options);
       const models::Setup& setup = prepared.options.setup;
-      Figures figures = size.figures(setup, nn::profile_training(dry(rows.options.device), training_program(prepared)));
+      Figures figures = size.figures(setup, nn::profile_training(dry(rows.options.device), training_program(prepared),
+                                                                 2, false, prepared.plan.placement));
       const models::TrainReport result = train(prepared);
       figures.measured = result.measured_peak_bytes;
       figures.processes = {{result.predicted_peak_bytes, process_bytes(result)}};

@@ -285,7 +285,9 @@ Largest find_largest(const PlanOptions& given, std::size_t budget_bytes, BatchSe
       PlanReport unused;
       return inference_plan(forward, unused).peak_bytes;
     }
-    if (search == BatchSearch::plain) return nn::profile_training(dry(options.device), runs.of(setup)).peak_bytes;
+    if (search == BatchSearch::plain) {
+      return nn::profile_placed(options.device, runs.of(setup), setup.micro_batches).profile.peak_bytes;
+    }
     nn::Planner plans = planner(size);
     const nn::Plan& plan = plans.smallest();
     overheads[size] = plan.time_overhead;
