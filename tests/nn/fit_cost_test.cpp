@@ -156,7 +156,8 @@ TEST_CASE("fit cost: a file has each factor under its name", "[fit]") {
     CHECK(read.factors[n].recompute == costs.factors[n].recompute);
     CHECK(read.factors[n].backward == costs.factors[n].backward);
   }
-  const models::CostOptions of_file{.times = path};
+  models::CostOptions of_file;
+  of_file.times = path;
   CHECK(models::plan_costs(small_gpt(4), of_file, 0, cpu).operators == costs.operators);
   CHECK_THROWS_WITH(models::plan_costs(small_gpt(4), of_file, 0, dry(cuda(0))),
                     Catch::StartsWith("`times`: expected times of h100-80gb, got"));
