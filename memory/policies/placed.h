@@ -33,6 +33,13 @@ struct StepPlacement {
   memory::Placement placement;          ///< of `buffers`
 };
 
+/// Of all these.
+inline std::size_t event_count(const std::vector<StepPlacement>& plans) {
+  std::size_t count = 0;
+  for (const StepPlacement& plan : plans) count += plan.events.size();
+  return count;
+}
+
 /// Places the blocks that are both allocated and freed in a step with these events, a section of a trace. Relabels are
 /// left out. Throws ValueError for inconsistent events (a block allocated or freed twice), and as `place` does. If
 /// `like` is given and places the same blocks in the same order of allocations and frees, its placement is reused

@@ -27,6 +27,7 @@ constexpr std::size_t other_stack_bytes = 256 * KiB;
 /// tests/memory/memory_outside_test.cpp compares it with steps: a tape needs about 250 bytes per node, the arena's
 /// books 64 for each block, storages and saved tensors the rest.
 constexpr std::size_t node_bytes = 2 * KiB;
+constexpr std::size_t event_bytes = 80, few_events = 8192;  // a few fit into later_bytes
 
 }  // namespace
 
@@ -67,7 +68,7 @@ OutsideBytes outside_bytes(const ProcessBase& base, const OutsideFacts& facts) {
   const std::size_t beside = thread_tables_bytes + (has_one_heap ? 0 : thread_heap_bytes);
   outside.threads = workers * (worker_stack_bytes + beside) +
                     static_cast<std::size_t>(facts.tier_threads) * (thread_stack_bytes() + beside);
-  outside.nodes = facts.nodes * node_bytes;
+  outside.nodes = facts.nodes * node_bytes + (facts.events - std::min(facts.events, few_events)) * event_bytes;
   outside.staging = facts.staging;
   outside.data = facts.data;
   return outside;

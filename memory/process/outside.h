@@ -55,6 +55,7 @@ struct OutsideFacts {
   int threads = 1;          ///< of kernels, including the caller's
   int tier_threads = 0;     ///< of tiers: FileTier::Options::workers of each
   std::size_t nodes = 0;    ///< of a step's recording
+  std::size_t events = 0;   ///< of all placed steps (memory/policies/placed.h)
   std::size_t staging = 0;  ///< bytes
   std::size_t data = 0;     ///< bytes
   bool holds_data = true;   ///< whether the data existed when the base was measured

@@ -198,9 +198,11 @@ void plan_training_step(const PlanOptions& options, const PlannedRuns& runs, con
 }
 
 memory::OutsideBytes outside_of(const PlanOptions& options, const memory::ProcessBase& base, std::size_t nodes,
-                                std::size_t data_bytes) {
+                                std::size_t data_bytes, std::size_t events = 0) {
   const bool has_budget = options.budget_bytes > 0 || options.process_budget_bytes > 0;
-  return memory::outside_bytes(base, outside_facts(options.setup, has_budget, true, nodes, data_bytes));
+  memory::OutsideFacts facts = outside_facts(options.setup, has_budget, true, nodes, data_bytes);
+  facts.events = events;
+  return memory::outside_bytes(base, facts);
 }
 
 /// The budget for the arena that one for the process leaves. The recording has as many nodes whatever the batch.
@@ -342,7 +344,7 @@ PlanReport make_plan(const PlanOptions& given) {
   if (options.device == cpu && options.setup.ranks == 1 && report.outside.total() == 0) {
     base.writable_bytes += runs.data_bytes();
     const std::size_t nodes = report.planner ? report.planner->graph().nodes.size() : 0;
-    report.outside = outside_of(options, base, nodes, runs.data_bytes());
+    report.outside = outside_of(options, base, nodes, runs.data_bytes(), event_count(report.plan.placement));
   }
   if (!report.is_feasible && report.process_budget_bytes > 0) {
     report.why_infeasible = nn::of_process(report.why_infeasible, report.process_budget_bytes, report.outside);

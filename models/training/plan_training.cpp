@@ -48,7 +48,10 @@ memory::OutsideFacts outside_facts(const PreparedTraining& prepared) {
   const bool has_files = !options.resume.empty() || !options.save_weights.empty() || !options.setup.weights.empty() ||
                          !options.save_adapters.empty();
   const bool has_budget = options.budget_bytes > 0 || options.process_budget_bytes > 0;
-  return outside_facts(options.setup, has_budget, has_files, prepared.nodes, prepared.data->heap_bytes());
+  memory::OutsideFacts facts =
+      outside_facts(options.setup, has_budget, has_files, prepared.nodes, prepared.data->heap_bytes());
+  facts.events = event_count(prepared.plan.placement);
+  return facts;
 }
 
 // ---- Before the first step: how the run is planned.

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <new>
-#include <string>
 
 #include <thimble/core/error.h>
 #include <thimble/memory/policies/trace.h>
@@ -84,15 +82,6 @@ LeverOffers offer_levers(const LeverSearch& search, const std::vector<Lever>& le
   }
   std::stable_sort(offers.fitting.begin(), offers.fitting.end(), [](const LeverPrice& a, const LeverPrice& b) {
     return *a.time_overhead_in_budget < *b.time_overhead_in_budget;
-  });
-  // Of the values of one option those stay that need less than all faster ones.
-  std::map<std::string, std::size_t> least;
-  std::erase_if(offers.fitting, [&](const LeverPrice& price) {
-    const auto [known, is_first] =
-        least.emplace(price.options.substr(0, price.options.find_last_of("= ")), price.minimum_bytes);
-    if (!is_first && price.minimum_bytes >= known->second) return true;
-    known->second = price.minimum_bytes;
-    return false;
   });
   return offers;
 }

@@ -214,7 +214,9 @@ void RunPlans::fit_arena() {
 /// A run that is planned as a whole begins without its planners, so they do not count.
 memory::OutsideBytes RunPlans::outside() {
   if (program_.is_whole_run()) release_planners();
-  return memory::outside_bytes(memory::ProcessBase::measure(), program_.outside_facts(nodes_));
+  memory::OutsideFacts facts = program_.outside_facts(nodes_);
+  for (const auto& shape : shapes_) facts.events += event_count(shape->placement);
+  return memory::outside_bytes(memory::ProcessBase::measure(), facts);
 }
 
 void RunPlans::fit_budgets() {

@@ -176,9 +176,8 @@ class TypedProgram final : public ErasedProgram {
  public:
   explicit TypedProgram(TrainedProgram<Model, Batch> program, TensorOptions layers = {})
       : layers_(std::move(layers)), program_(std::move(program)) {
-    if (!program_.parts.empty() && (program_.optimizer || program_.loss)) {
+    if (!program_.parts.empty() && (program_.optimizer || program_.loss))
       throw ValueError("trainer: expected parts, or optimizer and loss of the only one, got both");
-    }
     if (program_.parts.empty()) program_.parts.push_back({"", program_.optimizer, program_.loss});
     if (!program_.model || !(program_.batch || program_.batch_of_model)) {
       throw ValueError("trainer: the program has no model or no batch");

@@ -144,6 +144,7 @@ TEST_CASE("trainer: a checkpoint is gone on from with the options that it was tr
       {as_it_was,
        [](Own& own, auto&) {
          own.parts = {{"net", own.optimizer, own.loss}};
+         own.optimizer = nullptr, own.loss = nullptr;
        },
        "part is none in the file, net here"},
   };
