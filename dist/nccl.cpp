@@ -25,7 +25,7 @@
 #include <thimble/dist/transport.h>
 
 namespace thimble::dist {
-namespace nccl_detail {
+namespace {
 
 constexpr std::chrono::minutes most_time_to_start{10};
 
@@ -239,13 +239,12 @@ class NcclTransport final : public Transport {
   std::vector<Receive> receives_;
 };
 
-}  // namespace nccl_detail
+}  // namespace
 
 std::unique_ptr<Communicator> make_nccl(Communicator& over, memory::Device device) {
   auto host = over.split([](int rank) { return Communicator::Place{0, rank}; });
   if (over.is_dry()) return host;
-  return std::make_unique<Communicator>(
-      std::make_shared<nccl_detail::NcclTransport>(std::move(host), over.transport_, device));
+  return std::make_unique<Communicator>(std::make_shared<NcclTransport>(std::move(host), over.transport_, device));
 }
 
 }  // namespace thimble::dist

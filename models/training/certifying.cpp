@@ -29,7 +29,7 @@ nn::Certificate certify_training(const PreparedTraining& prepared) {
   return certificate;
 }
 
-namespace packing_gradients_detail {
+namespace {
 
 /// The plan without its packing: it keeps those tensors as they are.
 std::shared_ptr<const TapePlan> without_packing(const std::shared_ptr<const TapePlan>& plan) {
@@ -43,10 +43,9 @@ bool is_finite(const nn::GradientReport& report) {
   return std::isfinite(report.all.norm) && !std::isnan(report.all.relative_error);
 }
 
-}  // namespace packing_gradients_detail
+}  // namespace
 
 nn::GradientReport packing_gradients(const PreparedTraining& prepared) {
-  using namespace packing_gradients_detail;
   TrainOptions options = prepared.options;
   options.captures_steps = false;
   const memory::Stack stack = memory::make_resource(options.device);

@@ -11,7 +11,7 @@
 #include <thimble/nn/files/safetensors.h>
 
 namespace thimble::models {
-namespace checkpoints_detail {
+namespace {
 
 /// O0 and O3 are a single dtype for everything, which is `dtype` as well. Tensors tell which.
 bool is_same(const RunTrait& trait, const std::string& other) {
@@ -25,7 +25,7 @@ std::string in_words(const RunTrait& trait, const std::string& value) {
   return "with " + trait.option + (trait.key == "tf32" ? "" : " " + value);
 }
 
-}  // namespace checkpoints_detail
+}  // namespace
 
 std::vector<RunTrait> run_traits(const TrainOptions& options, const Model& model) {
   std::vector<RunTrait> list;
@@ -69,9 +69,9 @@ std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Trai
   }
   for (const auto& trait : run_traits(options, training.model())) {
     const std::string before = held(trait.key, trait.usual);
-    if (checkpoints_detail::is_same(trait, before)) continue;
-    throw ValueError(start + "was trained " + checkpoints_detail::in_words(trait, before) +
-                     "; expected the same, got a run " + checkpoints_detail::in_words(trait, trait.value));
+    if (is_same(trait, before)) continue;
+    throw ValueError(start + "was trained " + in_words(trait, before) + "; expected the same, got a run " +
+                     in_words(trait, trait.value));
   }
   const std::string changed = recipe_change(info.metadata, options, data, training.model(), start);
   if (change != nullptr) *change = changed;

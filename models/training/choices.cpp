@@ -12,7 +12,7 @@
 #include <thimble/models/techniques/tiers.h>
 
 namespace thimble::models {
-namespace choices_detail {
+namespace {
 
 /// Techniques that are priced together: a list of options with blanks. Before what plans move and pack, those of steps;
 /// after it what waits in a tier, as far as it does not yet.
@@ -172,7 +172,7 @@ double recorded_step_seconds(const ChoiceOptions& options, const Setup& setup, c
   return static_cast<double>(plain.micro_batches) * nn::step_seconds(times);
 }
 
-}  // namespace choices_detail
+}  // namespace
 
 ChoiceOptions::ChoiceOptions(const RunOptions& options, const nn::CostModel& model, RunOfSetup runs)
     : nn::LeverSearch{options.device,     model,           options.budget_bytes, process::processor_ms(),
@@ -192,17 +192,15 @@ void check_process_budget(const RunOptions& options) {
 }
 
 bool has_techniques(const Setup& setup) {
-  return std::ranges::any_of(techniques(),
-                             [&](const Technique& t) { return choices_detail::changes_step(t) && t.is_on(setup); });
+  return std::ranges::any_of(techniques(), [&](const Technique& t) { return changes_step(t) && t.is_on(setup); });
 }
 
 double plain_step_seconds(const ChoiceOptions& options, const Setup& setup, double kept_step_s) {
   if (!has_techniques(setup) || !options.costs.operators.empty()) return kept_step_s;
-  return choices_detail::recorded_step_seconds(options, setup);
+  return recorded_step_seconds(options, setup);
 }
 
 std::vector<nn::LeverPrice> price_techniques(const ChoiceOptions& given, const Setup& setup) {
-  using namespace choices_detail;
   ChoiceOptions options = given;
   options.costs = nn::CostModel(given.costs.hardware);
   double plain_s = 0;
@@ -224,7 +222,6 @@ std::vector<nn::LeverPrice> price_techniques(const ChoiceOptions& given, const S
 }
 
 nn::LeverOffers offer_techniques(const ChoiceOptions& given, const Setup& setup) {
-  using namespace choices_detail;
   ChoiceOptions options = given;
   options.costs = nn::CostModel(given.costs.hardware);
   double plain_s = 0;

@@ -9,7 +9,7 @@
 #include <thimble/nn/fit/fit.h>
 
 namespace thimble::models {
-namespace costs_detail {
+namespace {
 
 constexpr double step_s = 1;  // that a measured step may take, about
 
@@ -36,7 +36,7 @@ Setup small_setup(Setup setup, const nn::Hardware& machine, std::size_t budget_b
   }
 }
 
-}  // namespace costs_detail
+}  // namespace
 
 void check_tf32(bool allows_tf32, memory::Device device) {
   if (!allows_tf32 || device.is_cuda()) return;
@@ -73,7 +73,7 @@ nn::CostModel plan_costs(const Setup& setup, const CostOptions& options, std::si
     throw ValueError("`measures`: not with `micro_batches` auto, which compares several programs; expected a number");
   }
   if (!options.times.empty()) AtomicFile(options.times);  // can it be written? Nothing is, without a commit
-  const Setup small = costs_detail::small_setup(setup, machine, budget_bytes);
+  const Setup small = small_setup(setup, machine, budget_bytes);
   nn::CostModel costs = nn::measure_costs(zero_batch_run(small), cpu, machine);
   costs.source = machine.name + ": " + setup.model + " with a batch of " + std::to_string(small.batch) +
                  ", every operator as measured";

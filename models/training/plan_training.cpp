@@ -56,7 +56,7 @@ memory::OutsideFacts outside_facts(const PreparedTraining& prepared) {
 
 // ---- Before the first step: how the run is planned.
 
-namespace plan_training_detail {
+namespace {
 
 /// The plan of a file, for this run.
 nn::PlanSource plan_of_file(const PreparedTraining& prepared) {
@@ -84,10 +84,9 @@ std::size_t measuring_bytes(const PreparedTraining& prepared) {
   return options.budget_bytes > 0 ? std::min(options.budget_bytes, left) : left;
 }
 
-}  // namespace plan_training_detail
+}  // namespace
 
 void plan_training(PreparedTraining& prepared) {
-  namespace detail = plan_training_detail;
   TrainOptions& options = prepared.options;
   const Tf32Scope products(options.allows_tf32);  // plans count with its rate
   const Setup given = options.setup;
@@ -100,10 +99,10 @@ void plan_training(PreparedTraining& prepared) {
   nn::TrainerOptions planning = planning_options(options, options.budget_bytes);
   planning.process_budget_bytes = options.process_budget_bytes;
   planning.captures_steps = options.captures_steps;
-  if (!options.plan.empty()) planning.plan = detail::plan_of_file(prepared);
+  if (!options.plan.empty()) planning.plan = plan_of_file(prepared);
   nn::CostModel costs(hardware_for(options.costs, options.device));
   if (is_searched) {
-    costs = plan_costs(given, options.costs, detail::measuring_bytes(prepared), options.device);
+    costs = plan_costs(given, options.costs, measuring_bytes(prepared), options.device);
     prepared.cost_model = costs.source;
   }
   const RunOfSetup run_of = [&prepared](const Setup& setup) -> nn::MakeRun {

@@ -23,7 +23,7 @@
 #include <thimble/nn/lora/adapter_files.h>
 
 namespace thimble::models {
-namespace prepare_detail {
+namespace {
 
 // A cache has whole blocks. Files have whole tensors, which state lies in where it has a number for each element.
 void check_parts(const TrainOptions& options, bool is_text) {
@@ -204,9 +204,9 @@ void open_data(TrainOptions& options, PreparedTraining& prepared) {
   }
 }
 
-}  // namespace prepare_detail
+}  // namespace
 
-namespace prepare_detail {
+namespace {
 
 /// Throws ValueError for an option that has no effect without another one.
 void check_needs(const TrainOptions& o) {
@@ -228,16 +228,16 @@ void check_needs(const TrainOptions& o) {
   }
 }
 
-}  // namespace prepare_detail
+}  // namespace
 
 PreparedTraining open_training(TrainOptions options) {
   if (options.steps < 1) throw ValueError("`steps`: " + std::to_string(options.steps) + "; expected at least 1");
-  prepare_detail::check_needs(options);
+  check_needs(options);
   rate_at(options, 1, 0);
   check_tf32(options.allows_tf32, options.device);
   check_capture(options);
   PreparedTraining prepared;
-  prepare_detail::open_data(options, prepared);
+  open_data(options, prepared);
   prepared.options = std::move(options);
   return prepared;
 }

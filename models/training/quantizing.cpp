@@ -23,7 +23,7 @@
 #include <thimble/nn/quant/weight_only.h>
 
 namespace thimble::models {
-namespace quantizing_detail {
+namespace {
 
 using namespace nn::quant;
 
@@ -178,10 +178,9 @@ void quantize_text(const QuantizeOptions& options, Model& model, const Dataset& 
   nn::save_weights(model, options.save, metadata);
 }
 
-}  // namespace quantizing_detail
+}  // namespace
 
 nn::MakeRun int8_inference_run(const Setup& setup, memory::Device device) {
-  using namespace quantizing_detail;
   const ResourceScope outside(memory::default_stack(device).top);
   const std::shared_ptr<Model> model = make_model(setup.model, setup.sizes, {device, DType::f32});
   if (model->is_text()) {
@@ -197,7 +196,6 @@ nn::MakeRun int8_inference_run(const Setup& setup) {
 }
 
 QuantizeReport quantize(const QuantizeOptions& options) {
-  using namespace quantizing_detail;
   QuantizeOptions o = options;
   if (o.setup.dtype != DType::f32)
     throw ValueError("`dtype`: " + std::string(to_string(o.setup.dtype)) + "; expected f32");

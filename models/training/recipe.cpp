@@ -18,7 +18,7 @@
 #include <thimble/nn/lora/adapter_files.h>
 
 namespace thimble::models {
-namespace recipe_detail {
+namespace {
 
 constexpr const char* data_key = "data";
 constexpr const char* data_name_key = "recipe.data_name";
@@ -35,7 +35,7 @@ std::string at(const nn::Metadata& metadata, const std::string& key) {
   return found == metadata.end() ? std::string() : found->second;
 }
 
-}  // namespace recipe_detail
+}  // namespace
 
 std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& data, const Model& model) {
   const Setup& setup = options.setup;
@@ -55,22 +55,21 @@ std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& da
     const auto saved = one.saved(setup, model);
     if (saved) list.push_back({std::string(one.identity.key), one.name(), saved->value, saved->usual});
   }
-  list.push_back({recipe_detail::data_key, "`data`", data.digest()});
+  list.push_back({data_key, "`data`", data.digest()});
   return list;
 }
 
 void put_recipe(nn::Metadata& metadata, const TrainOptions& options, const Dataset& data, const Model& model) {
   for (const RecipePart& part : recipe_of(options, data, model)) {
     if (part.value == part.unwritten) continue;
-    metadata[recipe_detail::in_file(part)] = part.value;
+    metadata[in_file(part)] = part.value;
   }
-  metadata[recipe_detail::data_name_key] = recipe_detail::name_of_data(options);
+  metadata[data_name_key] = name_of_data(options);
   metadata.merge(function_metadata(options.setup.model, model.options()));
 }
 
 std::string recipe_change(const nn::Metadata& before, const TrainOptions& options, const Dataset& data,
                           const Model& model, const std::string& start) {
-  using namespace recipe_detail;
   const auto require_same = [&](const char* key, const std::string& was, std::int64_t is) {
     const std::string own = std::to_string(is);
     if (was.empty() || was == own) return;
@@ -105,7 +104,7 @@ std::string recipe_change(const nn::Metadata& before, const TrainOptions& option
   return text;
 }
 
-namespace alike_ranks_detail {
+namespace {
 
 constexpr std::uint64_t most_bytes = std::uint64_t{1} << 30;  // of a file that is read whole
 
@@ -136,10 +135,9 @@ bool plans_alike(const Setup& setup) {
          setup.micro_batches == auto_micro_batches;
 }
 
-}  // namespace alike_ranks_detail
+}  // namespace
 
 std::vector<dist::Trait> rank_traits(const TrainOptions& options, const Dataset& data, const Model& model) {
-  using namespace alike_ranks_detail;
   const Setup& setup = options.setup;
   const ModelOptions& sizes = model.options();
   std::vector<dist::Trait> list = dist::process_traits();

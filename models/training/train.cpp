@@ -62,7 +62,7 @@ std::string TrainReport::differences() const {
   return list;
 }
 
-namespace train_detail {
+namespace {
 
 /// What is known before the first step: refused where it cannot be.
 void promise(const PreparedTraining& prepared, const memory::ProcessWatch& watch, TrainReport& report) {
@@ -103,11 +103,10 @@ std::vector<RankFigures> gather_figures(const TrainReport& report, const memory:
   return all;
 }
 
-}  // namespace train_detail
+}  // namespace
 
 TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& observer, const TrainWatcher& watcher,
                   const nn::TrainControl& control) {
-  namespace detail = train_detail;
   const TrainOptions& options = prepared.options;
   TrainReport report;
   report.predicted_peak_bytes = prepared.plan.peak_bytes;
@@ -121,7 +120,7 @@ TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& obs
   std::optional<memory::ProcessWatch> watch;
   if (options.device == cpu) {
     watch.emplace();
-    if (options.setup.ranks == 1) detail::promise(prepared, *watch, report);
+    if (options.setup.ranks == 1) promise(prepared, *watch, report);
   }
   memory::Options stack_options;
   stack_options.arena.capacity_bytes = options.budget_bytes;
@@ -139,10 +138,10 @@ TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& obs
   report.optimizer = training.optimizer().name();
   report.state_bytes = training.optimizer().state_bytes();
   report.full_state = training.optimizer().kept_full();
-  const nn::LoopOptions loop_options = detail::loop_options(prepared);
+  const nn::LoopOptions looped = loop_options(prepared);
   dist::Communicator* const ranks = options.setup.ranks > 1 ? options.ranks : nullptr;
   const nn::TrainControl agreed = nn::agreed_control(control, ranks);
-  nn::TrainingLoop loop(training, loop_options, stack, report, agreed);
+  nn::TrainingLoop loop(training, looped, stack, report, agreed);
   loop.run(observer);
   report.captured_launches = training.captured_launches();
   if (training.scaler() != nullptr) report.scaler = training.scaler()->state();
@@ -165,7 +164,7 @@ TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& obs
   if (options.device == cpu) {
     report.arena_rss_bytes = process::mapping_rss_bytes(stack.arena->base(), stack.arena->reserved_bytes());
   }
-  report.ranks = detail::gather_figures(report, stack, training.volume(), ranks);
+  report.ranks = gather_figures(report, stack, training.volume(), ranks);
   return report;
 }
 

@@ -22,7 +22,7 @@
 #include <thimble/optim/schedule.h>
 
 namespace thimble::models {
-namespace training_detail {
+namespace {
 
 Tensor random_classes(const Shape& shape, std::int64_t classes, memory::Device device) {
   if (device.is_dry) return zeros(shape, DType::i64, device, Category::input);
@@ -46,7 +46,7 @@ std::int64_t count_correct(const std::vector<float>& scores, const std::vector<s
   return correct;
 }
 
-}  // namespace training_detail
+}  // namespace
 
 BatchShare share_of(const Setup& setup) {
   if (setup.ranks == 1) return {};
@@ -182,8 +182,8 @@ nn::BatchOutline ModelProgram::outline(std::int64_t, memory::Device, std::int64_
 void ModelProgram::Run::draw_batch() {
   const Model& model = *parts_.model;
   const std::int64_t classes = model.is_text() ? model.options().vocabulary : model.options().classes;
-  batch_.target = training_detail::random_classes(batch_.target.shape(), classes, device_);
-  batch_.input = model.is_text() ? training_detail::random_classes(batch_.input.shape(), classes, device_)
+  batch_.target = random_classes(batch_.target.shape(), classes, device_);
+  batch_.input = model.is_text() ? random_classes(batch_.input.shape(), classes, device_)
                                  : randn(batch_.input.shape(), options_.setup.dtype, device_);
 }
 
@@ -229,8 +229,7 @@ nn::Evaluation ModelProgram::Run::evaluate() {
       samples += end - begin;
       if (Tensor result = evaluated(part); result.defined()) {
         if (!parts_.model->is_text()) {  // scores (N, K)
-          correct += training_detail::count_correct(nn::read_values<float>(result),
-                                                    nn::read_values<std::int64_t>(part.target));
+          correct += count_correct(nn::read_values<float>(result), nn::read_values<std::int64_t>(part.target));
           result = cross_entropy(result, part.target);
         }
         loss += nn::read_value(result) * static_cast<double>(end - begin);
@@ -290,7 +289,7 @@ std::vector<std::int64_t> ModelProgram::Run::sample() {
   return tokens;
 }
 
-namespace training_detail {
+namespace {
 
 TrainOptions of_kept_batch(const Setup& setup) {
   TrainOptions options;
@@ -303,7 +302,7 @@ nn::TrainerOptions without_schedule(nn::TrainerOptions options) {
   return options;
 }
 
-}  // namespace training_detail
+}  // namespace
 
 Training::Training(const TrainOptions& options, Dataset& data, memory::Device device, const nn::Plan& plan,
                    std::int64_t first_step)
@@ -313,8 +312,7 @@ Training::Training(const TrainOptions& options, Dataset& data, memory::Device de
 }
 
 Training::Training(const Setup& setup, KeptBatch batch, memory::Device device)
-    : TrainingProgram{ModelProgram(setup, batch), training_detail::without_schedule(
-                                                      trainer_options(training_detail::of_kept_batch(setup), device))},
+    : TrainingProgram{ModelProgram(setup, batch), without_schedule(trainer_options(of_kept_batch(setup), device))},
       nn::TrainerRun(named, chosen, device, {.reads_losses = false}) {}
 
 ModelProgram::Run& Training::run() { return static_cast<ModelProgram::Run&>(program()); }

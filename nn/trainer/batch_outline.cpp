@@ -11,15 +11,15 @@
 #include <thimble/core/ops/copy.h>
 
 namespace thimble::nn {
-namespace batch_outline_detail {
+namespace {
 
-std::string list(const std::vector<std::int64_t>& numbers) {
+std::string joined(const std::vector<std::int64_t>& numbers) {
   std::string text;
   for (const std::int64_t n : numbers) text += (text.empty() ? "" : ", ") + std::to_string(n);
   return text;
 }
 
-}  // namespace batch_outline_detail
+}  // namespace
 
 void BatchOutline::add(const Tensor& tensor) {
   shapes += first_axes.empty() ? "" : ", ";
@@ -65,11 +65,11 @@ std::vector<std::int64_t> samples_of(const BatchOutline& whole, const std::vecto
     if (whole.first_axes[t] < 1) continue;
     if (std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) != whole.first_axes[t]) continue;
     if (std::all_of(counts.begin(), counts.end(), [](std::int64_t n) { return n > 0; })) return counts;
-    refuse("cuts " + std::to_string(whole.first_axes[t]) + " samples into " + batch_outline_detail::list(counts) +
+    refuse("cuts " + std::to_string(whole.first_axes[t]) + " samples into " + joined(counts) +
            "; expected at least one sample in each, so at most as many micro-batches as samples");
   }
   refuse("must cut the samples of a batch, its tensors' first axis, into parts that are the whole together; got " +
-         batch_outline_detail::list(first_counts) + " of " +
+         joined(first_counts) + " of " +
          (whole.first_axes.empty() ? "none" : std::to_string(whole.first_axes.front())) +
          "; cut from size * index / count to size * (index + 1) / count where the count does not divide");
   return {};

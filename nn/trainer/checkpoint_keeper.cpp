@@ -25,7 +25,7 @@
 #include <thimble/nn/files/cut_tensors.h>
 
 namespace thimble::nn {
-namespace checkpoint_keeper_detail {
+namespace {
 
 namespace fs = std::filesystem;
 
@@ -111,7 +111,7 @@ std::vector<NamedTensor> in_file(const Module& module, const std::vector<NamedTe
   return wholes_of(list);
 }
 
-}  // namespace checkpoint_keeper_detail
+}  // namespace
 
 std::int64_t steps_done(const CheckpointInfo& info) {
   const auto passed = info.metadata.find(skipped_batches_key);
@@ -160,14 +160,11 @@ std::int64_t free_bytes_at(const std::string& path) {
 }
 
 std::uint64_t weights_file_bytes(const Module& module) {
-  return checkpoint_keeper_detail::file_bytes(
-      {checkpoint_keeper_detail::in_file(module, module.parameters()), module.buffers()});
+  return file_bytes({in_file(module, module.parameters()), module.buffers()});
 }
 
 std::uint64_t checkpoint_bytes(const Module& module, const optim::Optimizer& optimizer) {
-  return checkpoint_keeper_detail::file_bytes(
-             {checkpoint_keeper_detail::in_file(module, checkpoint_parameters(module)), module.buffers()}) +
-         optimizer.state_bytes();
+  return file_bytes({in_file(module, checkpoint_parameters(module)), module.buffers()}) + optimizer.state_bytes();
 }
 
 void check_keeping(const char* what, const KeepOptions& options, std::int64_t steps, std::int64_t save_every,
@@ -176,7 +173,7 @@ void check_keeping(const char* what, const KeepOptions& options, std::int64_t st
   const auto check = [&](const std::string& path) {
     check_kind({what, path, &file_kinds::checkpoint}, options.overwrites, "give another name, or remove it");
   };
-  const std::vector<std::filesystem::path> all_older = checkpoint_keeper_detail::older_of(options.path);
+  const std::vector<std::filesystem::path> all_older = older_of(options.path);
   check(options.path);
   if (options.keep > 1) std::for_each(all_older.begin(), all_older.end(), check);  // they may be removed
   try_to_write(what, options.path);
@@ -193,14 +190,13 @@ CheckpointKeeper::CheckpointKeeper(KeepOptions options)
 
 /// Gives the file that is about to be replaced a second name.
 void CheckpointKeeper::keep_before(std::int64_t step) {
-  namespace detail = checkpoint_keeper_detail;
   const std::string& path = options_.path;
-  const std::optional<std::int64_t> steps = detail::steps_of_file(path);
+  const std::optional<std::int64_t> steps = steps_of_file(path);
   if (!steps) return;
   if (options_.keep > 1) {
     if (*steps == step) return;
-    before_ = detail::older_path(path, *steps);
-    detail::link_file(path, before_);
+    before_ = older_path(path, *steps);
+    link_file(path, before_);
     return;
   }
   lock_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
@@ -233,7 +229,6 @@ void CheckpointKeeper::save(std::int64_t step, FunctionRef<void(const std::strin
 }
 
 void CheckpointKeeper::confirm() noexcept {
-  namespace detail = checkpoint_keeper_detail;
   if (!is_open_) return;
   is_open_ = false;
   const std::int64_t keep = options_.keep;
@@ -243,7 +238,7 @@ void CheckpointKeeper::confirm() noexcept {
   }
   forget_before();
   try {
-    const std::vector<std::filesystem::path> all = detail::older_of(options_.path);
+    const std::vector<std::filesystem::path> all = older_of(options_.path);
     for (std::size_t i = static_cast<std::size_t>(keep) - 1; i < all.size(); ++i) ::unlink(all[i].c_str());
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): they go the next time
   }

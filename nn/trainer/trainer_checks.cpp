@@ -24,7 +24,7 @@
 #include <thimble/nn/trainer/trainer_run.h>
 
 namespace thimble::nn {
-namespace trainer_checks_detail {
+namespace {
 
 /// Throws ValueError where options differ from those that a checkpoint was trained with: silently another run. `rate`
 /// is that of the optimizer as the program makes it.
@@ -74,7 +74,7 @@ void check_settings(const TrainerOptions& options, const CheckpointInfo& info, T
                    differences + "; give the file's, or changes_options = true to go on with those here");
 }
 
-}  // namespace trainer_checks_detail
+}  // namespace
 
 void TrainerCore::check() const {
   const auto refuse = [](const std::string& why) { throw ValueError("trainer: " + why); };
@@ -286,7 +286,7 @@ void TrainerCore::check_files() {
       refuse("resume: '" + options_.resume + "' was trained with seed " + std::to_string(info.seed) +
              "; expected the same seed, got " + std::to_string(options_.seed));
     }
-    if (!options_.changes_options) trainer_checks_detail::check_settings(options_, info, run, rates);
+    if (!options_.changes_options) check_settings(options_, info, run, rates);
     first_step_ = steps_done(info);
     first_skipped_ = first_step_ - info.step_count - (info.scaler ? info.scaler->skipped_steps : 0);
     if (first_step_ >= options_.steps) {
@@ -379,14 +379,14 @@ void TrainerCore::refuse_budget(std::size_t least_bytes) {
                     budget, least_bytes);
 }
 
-namespace trainer_checks_detail {
+namespace {
 
 /// Bytes of a part's parameters, their gradients and its optimizer's state.
 struct StateBytes {
   double parameters = 0, gradients = 0, optimizer = 0;
 };
 
-}  // namespace trainer_checks_detail
+}  // namespace
 
 /// Options, off so far, that can join those of the trainer and make a part's step need less.
 std::vector<Lever> TrainerCore::levers(const ShapePlan& shape, std::size_t part) const {
@@ -423,7 +423,7 @@ std::vector<Lever> TrainerCore::levers(const ShapePlan& shape, std::size_t part)
     other.step.micro_samples = 0, other.step.parts.clear();
     add("options.step.micro_batches = " + std::to_string(count), other, "", 0);
   }
-  trainer_checks_detail::StateBytes bytes;
+  StateBytes bytes;
   {
     const memory::Device on = dry(options_.device);
     const memory::Stack stack = memory::make_resource(on, profile_options(on));
@@ -468,7 +468,7 @@ std::vector<Lever> TrainerCore::levers(const ShapePlan& shape, std::size_t part)
   return list;
 }
 
-namespace trainer_checks_detail {
+namespace {
 
 /// The largest tensor that an operator of the step makes, where it is a large part of the budget: no plan can cut it,
 /// but the program can.
@@ -487,7 +487,7 @@ std::string largest_result(const TapeGraph& graph, std::size_t budget) {
          "it would need less";
 }
 
-}  // namespace trainer_checks_detail
+}  // namespace
 
 /// Options that bring a step into the budget, with the bytes and the time that it then needs.
 std::string TrainerCore::what_would_fit(const ShapePlan& shape) const {
@@ -502,7 +502,7 @@ std::string TrainerCore::what_would_fit(const ShapePlan& shape) const {
   offers.how_to_try_all = "options.refusal_ms = 0 tries them all";
   std::string text = "; " + to_text(offers);
   if (offers.known == 0) text = "; a smaller batch or model is needed";
-  text += trainer_checks_detail::largest_result(shape.planners[largest]->graph(), plans_->budget_bytes());
+  text += largest_result(shape.planners[largest]->graph(), plans_->budget_bytes());
   if (!program_->cuts_batches()) text += "; with TrainedProgram::micro_batch a step can run in several micro-batches";
   return text;
 }

@@ -25,7 +25,7 @@
 #include <thimble/nn/trainer/trainer_run.h>
 
 namespace thimble::nn {
-namespace trainer_core_detail {
+namespace {
 
 CostModel costs_of(const TrainerOptions& options) {
   if (!options.hardware.empty()) return CostModel(hardware(options.hardware));
@@ -35,7 +35,7 @@ CostModel costs_of(const TrainerOptions& options) {
   return CostModel(hardware_of_gpu(kernels::device_runtime(options.device).devices().at(options.device.index).name));
 }
 
-}  // namespace trainer_core_detail
+}  // namespace
 
 int RankOptions::data_ranks() const noexcept {
   return ranks == nullptr ? 1 : std::max(1, ranks->size() / tensor_parallel);
@@ -125,7 +125,7 @@ class TrainerCore::Planned final : public PlannedProgram {
 TrainerCore::TrainerCore(std::unique_ptr<ErasedProgram> program, TrainerOptions options)
     : program_(std::move(program)),
       options_(std::move(options)),
-      costs_(trainer_core_detail::costs_of(options_)),
+      costs_(costs_of(options_)),
       planned_(std::make_unique<Planned>(*this)),
       plans_(std::make_unique<RunPlans>(*planned_, options_, costs_)) {
   check();
@@ -378,7 +378,7 @@ Progress TrainerCore::step() {
   return progress;
 }
 
-namespace looped_detail {
+namespace {
 
 class LoopedTrainer final : public LoopedRun {
  public:
@@ -403,7 +403,7 @@ class LoopedTrainer final : public LoopedRun {
   bool evaluates_;
 };
 
-}  // namespace looped_detail
+}  // namespace
 
 LoopReport TrainerCore::run(const TrainObserver& observer, const TrainControl& control) {
   require_idle("run()", true);
@@ -422,7 +422,7 @@ LoopReport TrainerCore::run(const TrainObserver& observer, const TrainControl& c
                                  .log = rank() == 0 ? options_.log : "",
                                  .rank = whole_ ? std::optional<int>(rank()) : std::nullopt};
   LoopReport report;
-  looped_detail::LoopedTrainer run(*this, program_->evaluates());
+  LoopedTrainer run(*this, program_->evaluates());
   const TrainControl agreed = agreed_control(control, whole_ ? options_.ranks.ranks : nullptr);
   TrainingLoop loop(run, loop_options, stack_, report, agreed);
   loop.run(observer);

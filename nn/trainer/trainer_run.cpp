@@ -19,7 +19,7 @@
 #include <thimble/nn/step/read.h>
 
 namespace thimble::nn {
-namespace trainer_run_detail {
+namespace {
 
 /// The batch of a step, for a scope.
 class HeldBatch {
@@ -66,11 +66,10 @@ std::string text_of(double number) {
   return text;
 }
 
-}  // namespace trainer_run_detail
+}  // namespace
 
 std::map<std::string, std::string> settings_of(const TrainerOptions& options, const std::string& part,
                                                const optim::Optimizer& optimizer) {
-  using trainer_run_detail::text_of;
   std::map<std::string, std::string> settings{
       {"trainer.part", part},
       {"trainer.clip_norm", text_of(options.step.clip_norm)},
@@ -98,8 +97,7 @@ std::map<std::string, std::string> settings_of(const TrainerOptions& options, co
 }
 
 bool is_state_key(const std::string& key) {
-  return key == rate_step_key || key == skipped_batches_key || key == trainer_run_detail::plateau_key ||
-         key == trainer_run_detail::best_key;
+  return key == rate_step_key || key == skipped_batches_key || key == plateau_key || key == best_key;
 }
 
 std::map<std::string, std::string> TrainerRun::settings() {
@@ -157,7 +155,7 @@ TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& optio
   }
 }
 
-namespace trainer_run_detail {
+namespace {
 
 /// Throws ValueError where a name in `sharded` is of no layer, or of one that it cannot shard.
 void check_sharded(const std::vector<Module*>& modules, const std::vector<ShardedChild>& sharded) {
@@ -189,7 +187,7 @@ void check_sharded(const std::vector<Module*>& modules, const std::vector<Sharde
   }
 }
 
-}  // namespace trainer_run_detail
+}  // namespace
 
 void TrainerRun::make_model(std::shared_ptr<ParameterStore> store) {
   const RankOptions& ranks = trainer_options_.ranks;
@@ -204,7 +202,7 @@ void TrainerRun::make_model(std::shared_ptr<ParameterStore> store) {
   run_ = program_.make(device_);
   if (shards_ == nullptr) return;
   for (Module* const module : run_->modules()) shards_->finish(*module);
-  trainer_run_detail::check_sharded(run_->modules(), ranks.sharded);
+  check_sharded(run_->modules(), ranks.sharded);
 }
 
 /// Model and optimizers; on several ranks with this rank's shards.
@@ -425,7 +423,7 @@ void TrainerRun::run_parts(const ShapePlan* shape) {
     step_begin_ = generator_;
   }
   has_begun_ = true;
-  std::optional<trainer_run_detail::HeldBatch> batch;
+  std::optional<HeldBatch> batch;
   if (trainer_options_.captures_steps) {
     // A captured step begins with its batch in place: a dry run that its placement is made from does so, too.
     if (!device_.is_dry) load_batch();
@@ -609,7 +607,7 @@ std::optional<Evaluation> TrainerRun::evaluate() {
   rest();
   const PassScope pass(generator_);
   generator_.start_pass();  // every evaluation draws the same
-  const trainer_run_detail::Evaluating mode(run_->modules());
+  const Evaluating mode(run_->modules());
   return run_->evaluate();
 }
 
@@ -690,13 +688,11 @@ Metadata TrainerRun::metadata() {
   metadata[skipped_batches_key] = std::to_string(skipped_);
   if (rate_step_ >= 0) metadata[rate_step_key] = std::to_string(rate_step_);
   if (plateau_) {
-    using trainer_run_detail::text_of;
     const optim::Plateau::State& state = plateau_->state();
-    metadata[trainer_run_detail::plateau_key] =
-        text_of(state.least_loss) + " " + std::to_string(state.worse) + " " + text_of(state.factor);
+    metadata[plateau_key] = text_of(state.least_loss) + " " + std::to_string(state.worse) + " " + text_of(state.factor);
   }
   if (least_loss_) {
-    metadata[trainer_run_detail::best_key] = trainer_run_detail::text_of(*least_loss_) + " " + std::to_string(worse_);
+    metadata[best_key] = text_of(*least_loss_) + " " + std::to_string(worse_);
   }
   return metadata;
 }
@@ -724,25 +720,25 @@ void TrainerRun::load(const std::string& path) {
   };
   const Metadata metadata =
       parallel(0) == nullptr ? load_checkpoint(path, parts, generator_, scaler_.get()) : load_shards();
-  if (const auto found = metadata.find(trainer_run_detail::plateau_key); plateau_ && found != metadata.end()) {
+  if (const auto found = metadata.find(plateau_key); plateau_ && found != metadata.end()) {
     optim::Plateau::State state;
     char* end = nullptr;
     state.least_loss = std::strtod(found->second.c_str(), &end);
     state.worse = std::strtoll(end, &end, 10);
     state.factor = std::strtod(end, &end);
     if (*end != '\0' || !(state.factor > 0 && state.factor <= 1) || state.worse < 0) {
-      throw ValueError("trainer: resume: " + quote(path) + ": " + trainer_run_detail::plateau_key +
+      throw ValueError("trainer: resume: " + quote(path) + ": " + plateau_key +
                        ": expected a loss, a count and a factor, got " + quote(found->second));
     }
     plateau_->set_state(state);
   }
-  if (const auto found = metadata.find(trainer_run_detail::best_key); found != metadata.end()) {
+  if (const auto found = metadata.find(best_key); found != metadata.end()) {
     char* end = nullptr;
     least_loss_ = std::strtod(found->second.c_str(), &end);
     worse_ = std::strtoll(end, &end, 10);
     if (*end != '\0' || std::isnan(*least_loss_) || worse_ < 0) {
-      throw ValueError("trainer: resume: " + quote(path) + ": " + trainer_run_detail::best_key +
-                       ": expected a loss and a count, got " + quote(found->second));
+      throw ValueError("trainer: resume: " + quote(path) + ": " + best_key + ": expected a loss and a count, got " +
+                       quote(found->second));
     }
   }
   for (std::size_t i = 0; i < rates.size() && trainer_options_.changes_options; ++i) {

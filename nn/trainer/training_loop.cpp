@@ -11,7 +11,7 @@
 #include <thimble/nn/files/tensor_io.h>
 
 namespace thimble::nn {
-namespace training_loop_detail {
+namespace {
 
 using Clock = std::chrono::steady_clock;
 
@@ -25,7 +25,7 @@ std::string is_text(const char* what, double loss) {
   return text;
 }
 
-}  // namespace training_loop_detail
+}  // namespace
 
 TrainControl agreed_control(const TrainControl& control, dist::Communicator* ranks) {
   if (ranks == nullptr) return control;
@@ -57,7 +57,6 @@ TrainingLoop::TrainingLoop(LoopedRun& run, const LoopOptions& options, const mem
 }
 
 void TrainingLoop::run(const TrainObserver& observer) {
-  using training_loop_detail::is_text;
   report_.log_error = log_.error();
   if (!report_.log_error.empty()) say("curves: " + report_.log_error + "; training goes on without");
   for (std::int64_t step = options_.first_step; step < options_.steps; ++step) {
@@ -122,14 +121,13 @@ void TrainingLoop::rethrow_failed_save() const {
 }
 
 Progress TrainingLoop::one_step(std::int64_t step) {
-  using training_loop_detail::Clock;
   log_.begin_step(run_.is_replay());
   const Clock::time_point start = Clock::now();
   Progress progress;
   run_.train_step(step, progress);
   report_.skipped_steps = run_.skipped_steps() - skipped_before_;
   progress.loss = without_sign_of_nan(progress.loss);
-  progress.ms = training_loop_detail::ms_since(start);
+  progress.ms = ms_since(start);
   if (step == options_.first_step) {
     report_.loss_first = progress.loss;
     first_ms_ = progress.ms;
