@@ -47,6 +47,11 @@ Tensor batch_norm_relu(const Tensor& x, const Tensor& weight, const Tensor& bias
   return batch_norm_with<ops::NormTail::relu>(x, Tensor(), weight, bias, running_mean, running_var, options);
 }
 
+Tensor batch_norm_relu6(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
+                        const Tensor& running_var, const BatchNormOptions& options) {
+  return batch_norm_with<ops::NormTail::relu6>(x, Tensor(), weight, bias, running_mean, running_var, options);
+}
+
 Tensor batch_norm_add_relu(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
                            const Tensor& running_mean, const Tensor& running_var, const BatchNormOptions& options) {
   return batch_norm_with<ops::NormTail::add_relu>(x, residual, weight, bias, running_mean, running_var, options);

@@ -32,10 +32,11 @@ struct BatchNormOptions {
 /// they change once for each forward, never in a recompute, and inside a Transaction when it commits.
 Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
                   const Tensor& running_var, const BatchNormOptions& options = {});
-/// max(batch_norm(x), 0), bit for bit.
+/// max(n, 0), min(max(n, 0), 6) and max(n + residual, 0) of n = batch_norm(x), bit for bit. The residual is like x.
 Tensor batch_norm_relu(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
                        const Tensor& running_var, const BatchNormOptions& options = {});
-/// max(batch_norm(x) + residual, 0), bit for bit. The residual has x's shape and dtype.
+Tensor batch_norm_relu6(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
+                        const Tensor& running_var, const BatchNormOptions& options = {});
 Tensor batch_norm_add_relu(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
                            const Tensor& running_mean, const Tensor& running_var, const BatchNormOptions& options = {});
 

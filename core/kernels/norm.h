@@ -66,9 +66,10 @@ constexpr std::int64_t row_norm_partial_elements(std::int64_t rows, std::int64_t
   return blocks * length * ((wants_weight ? 1 : 0) + (wants_bias ? 1 : 0));
 }
 
-/// The operation fused behind the normalisation: y = n, y = max(n, 0), y = max(n + residual, 0), where n is the
-/// normalised value rounded to x's dtype, and so is n + residual: the bits equal separate operators.
-enum class NormTail : std::uint8_t { none, relu, add_relu };
+/// y = n, max(n, 0), min(max(n, 0), 6), max(n + residual, 0) of the normalised value n. n and n + residual are rounded
+/// to x's dtype: the bits equal separate operators. Of those that reads_x, backward computes n again from x.
+enum class NormTail : std::uint8_t { none, relu, relu6, add_relu };
+constexpr bool reads_x(NormTail tail) noexcept { return tail == NormTail::relu || tail == NormTail::relu6; }
 
 /// y = tail((x - mean) rstd weight + bias).
 struct ChannelNormArgs {
@@ -96,17 +97,17 @@ struct ChannelNormArgs {
   void* coefficients = nullptr;  ///< workspace, 3 x instances x channels of the compute type
 };
 
-/// The gradients of ChannelNormArgs. `dresidual` may be `dy`; `dx` may be x, or dy when dresidual is another buffer.
+/// Gradients. `dresidual` may be `dy`; `dx` may be x, or dy when dresidual is another buffer.
 struct ChannelNormGradArgs {
   DType dtype = DType::f32;  ///< of x, dy, dx and dresidual
   std::int64_t instances = 0, rows = 0, channels = 0, groups = 0;
   NormTail tail = NormTail::none;
   bool has_fixed_statistics = false;  ///< independent of x
-  const void* x = nullptr;            ///< read for a relu tail, for dweight, and for dx unless has_fixed_statistics
+  const void* x = nullptr;            ///< for a tail that reads_x, for dweight, and for dx unless has_fixed_statistics
   const void* dy = nullptr;
   const void* weight = nullptr;        ///< (channels), compute type; defaults to 1
-  const void* bias = nullptr;          ///< (channels), compute type; defaults to 0; read for a relu tail
-  const void* mean = nullptr;          ///< (instances, groups), compute type; read for a relu tail, dweight and dx
+  const void* bias = nullptr;          ///< (channels), compute type; defaults to 0; for a tail that reads_x
+  const void* mean = nullptr;          ///< (instances, groups), compute type; for a tail that reads_x, dweight and dx
   const void* rstd = nullptr;          ///< as mean
   const std::uint8_t* mask = nullptr;  ///< add_relu only
   void* dx = nullptr;                  ///< may be null

@@ -190,6 +190,12 @@ THIMBLE_DEVICE inline bool is_positive_as(float value) {
   return value > (std::is_same_v<S, f16> ? 0x1p-25f : std::is_same_v<S, bf16> ? 0x1p-134f : 0.0f);
 }
 
+/// Whether convert_value<S>(value) < 6, for S of 16 bits and more: half way below 6 rounds to 6.
+template <class S>
+THIMBLE_DEVICE inline bool is_below_six_as(float value) {
+  return value < (std::is_same_v<S, f16> ? 6 - 0x1p-9f : std::is_same_v<S, bf16> ? 6 - 0x1p-6f : 6.0f);
+}
+
 inline bool is_aligned(const void* address, std::uintptr_t bytes) {
   return reinterpret_cast<std::uintptr_t>(address) % bytes == 0;
 }

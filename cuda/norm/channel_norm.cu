@@ -65,6 +65,7 @@ template <class T, class Round>
 THIMBLE_DEVICE inline T with_tail(NormTail tail, T n, T residual, Round&& round) {
   if (tail == NormTail::add_relu) n = round(n) + residual;
   n = round(n);
+  if (tail == NormTail::relu6 && n > T(6)) return T(6);
   return tail != NormTail::none && n < T(0) ? T(0) : n;
 }
 
@@ -434,6 +435,7 @@ struct NormalizeEights {
     for (int e = 0; e < 8; ++e) {
       const float kept = widened(to.values[e]);
       if (tail != NormTail::none && kept < 0) to.values[e] = S{};
+      if (tail == NormTail::relu6 && kept > 6) to.values[e] = convert_value<S>(6.0f);
       bits |= (kept > 0 ? 1u : 0u) << e;
     }
     put_words(y, 8 * i, to);
@@ -536,7 +538,8 @@ struct BeforeTail {
     if (tail == NormTail::none) return g;
     if (tail == NormTail::add_relu) return (mask[at / 8] >> (at % 8)) & 1u ? g : T(0);
     const T n = all.normalize(coefficient, convert_value<T>(static_cast<const S*>(x)[at]));
-    return convert_value<T>(convert_value<S>(n)) > T(0) ? g : T(0);
+    const T kept = convert_value<T>(convert_value<S>(n));
+    return kept > T(0) && !(tail == NormTail::relu6 && kept >= T(6)) ? g : T(0);
   }
 };
 
@@ -593,6 +596,12 @@ struct StretchSums {
   }
 };
 
+/// Whether the gradient passes a tail that finds that in n, which is not rounded yet.
+template <class S>
+THIMBLE_DEVICE inline bool passes_tail(NormTail tail, float n) {
+  return is_positive_as<S>(n) && (tail == NormTail::relu || is_below_six_as<S>(n));
+}
+
 // The same with four neighbouring channels a thread.
 template <class S>
 struct StretchSumsOfWords {
@@ -607,7 +616,7 @@ struct StretchSumsOfWords {
   double* partial;
 
   using Word = Words<float, columns_together>;
-  // Rows from element `first` on.
+  // Rows from element `first` on; `end` is relu for relu6, too.
   template <NormTail end>
   THIMBLE_DEVICE void add_rows(std::int64_t rows, std::int64_t first, std::int64_t coefficient, Word& sum,
                                Word& product) const {
@@ -627,7 +636,7 @@ struct StretchSumsOfWords {
       for (int e = 0; e < columns_together; ++e) {
         const float d = widened(x_word.values[e]) - centre.values[e];
         bool passes = (bits >> e) & 1u;
-        if constexpr (end == NormTail::relu) passes = is_positive_as<S>(d * scale.values[e] + offset.values[e]);
+        if constexpr (end == NormTail::relu) passes = passes_tail<S>(tail, d * scale.values[e] + offset.values[e]);
         const float g = passes ? widened(dy_word.values[e]) : 0.0f;
         sum.values[e] += g;
         product.values[e] += g * d;
@@ -656,7 +665,7 @@ struct StretchSumsOfWords {
       const std::int64_t first = (place.instance * grid.rows + begin) * grid.channels + channel;
       Word sum{}, product{};
       if (tail == NormTail::none) add_rows<NormTail::none>(rows, first, coefficient, sum, product);
-      if (tail == NormTail::relu) add_rows<NormTail::relu>(rows, first, coefficient, sum, product);
+      if (kernels::reads_x(tail)) add_rows<NormTail::relu>(rows, first, coefficient, sum, product);
       if (tail == NormTail::add_relu) add_rows<NormTail::add_relu>(rows, first, coefficient, sum, product);
       THIMBLE_UNROLL
       for (int e = 0; e < columns_together; ++e) {
@@ -786,8 +795,8 @@ struct InputGradientsEights {
     Eight<S> from{};
     Eight<float> centre{}, scale{}, offset{}, part{}, product{};
     if (reads_x) from = words_at<8>(x, 8 * i), centre = words_at<8>(all.more(0), at);
-    if (dx || tail == NormTail::relu) scale = words_at<8>(all.more(1), at);
-    if (tail == NormTail::relu) offset = words_at<8>(all.more(2), at);
+    if (dx || kernels::reads_x(tail)) scale = words_at<8>(all.more(1), at);
+    if (kernels::reads_x(tail)) offset = words_at<8>(all.more(2), at);
     if (dx && !has_fixed_statistics) part = words_at<8>(all.more(3), at), product = words_at<8>(all.more(4), at);
     const unsigned bits = tail == NormTail::add_relu ? mask[i] : 0xFFu;
     float d[8], g[8], result[8];
@@ -797,10 +806,10 @@ struct InputGradientsEights {
       result[e] = d[e] * scale.values[e] + offset.values[e];
     }
     unsigned passing = bits;
-    if (tail == NormTail::relu) {
+    if (kernels::reads_x(tail)) {
       passing = 0;
       THIMBLE_UNROLL
-      for (int e = 0; e < 8; ++e) passing |= (is_positive_as<S>(result[e]) ? 1u : 0u) << e;
+      for (int e = 0; e < 8; ++e) passing |= (passes_tail<S>(tail, result[e]) ? 1u : 0u) << e;
     }
     THIMBLE_UNROLL
     for (int e = 0; e < 8; ++e) {
@@ -815,7 +824,7 @@ struct InputGradientsEights {
 
 template <class T>
 void backward(const ChannelNormGradArgs& args) {
-  const bool reads_coefficients = args.tail == NormTail::relu || args.dweight || args.dx;
+  const bool reads_coefficients = kernels::reads_x(args.tail) || args.dweight || args.dx;
   const bool reads_sums = args.dweight || args.dbias || (args.dx && !args.has_fixed_statistics);
   const Coefficients<T> all = reads_coefficients ? fill_coefficients<T>(args)
                                                  : Coefficients<T>(args.coefficients, args.instances * args.channels);
@@ -855,7 +864,7 @@ void backward(const ChannelNormGradArgs& args) {
     }
   }
   if (!args.dx && !args.dresidual) return;
-  const bool reads_x = args.tail == NormTail::relu || (args.dx && !args.has_fixed_statistics);
+  const bool reads_x = kernels::reads_x(args.tail) || (args.dx && !args.has_fixed_statistics);
   const bool is_done = in_eights<T>(
       args, {args.x, args.dy, args.dx, args.dresidual, args.coefficients},
       [&]<class S>(EightGrid eight_grid, auto eights) {

@@ -144,8 +144,7 @@ MobileNetV2::MobileNetV2(std::int64_t classes, const nn::TensorOptions& on, doub
 Tensor MobileNetV2::forward(const Tensor& images) {
   const auto run = [](const ConvNorm& layer, Tensor x) {
     x = layer.conv(x);
-    x = layer.norm(x);
-    return relu6(x);
+    return layer.norm.with_relu6(x);
   };
   Tensor x = run(first_[0], images);
   for (const Block& block : blocks_) {

@@ -150,6 +150,13 @@ Tensor BatchNorm2d::with_relu(const Tensor& x) {
   return batch_norm_relu(x, weight, bias, running_mean, running_var, {is_training(), momentum_, epsilon_});
 }
 
+Tensor BatchNorm2d::with_relu6(const Tensor& x) {
+  const PathScope scope(path());
+  const EvaluationScope mode(!is_training());
+  count_batch();
+  return batch_norm_relu6(x, weight, bias, running_mean, running_var, {is_training(), momentum_, epsilon_});
+}
+
 Tensor BatchNorm2d::with_add_relu(const Tensor& x, const Tensor& residual) {
   const PathScope scope(path());
   const EvaluationScope mode(!is_training());

@@ -115,9 +115,9 @@ class BatchNorm2d final : public Layer {
   Parameter weight, bias;
   Buffer running_mean, running_var, num_batches_tracked;
 
-  /// relu(norm(x)) as one operator: bitwise the composition, one buffer fewer.
+  /// relu(norm(x)), relu6(norm(x)) and relu(norm(x) + residual) as one operator: the same bits, one buffer fewer.
   Tensor with_relu(const Tensor& x);
-  /// relu(norm(x) + residual) as one operator.
+  Tensor with_relu6(const Tensor& x);
   Tensor with_add_relu(const Tensor& x, const Tensor& residual);
 
  protected:

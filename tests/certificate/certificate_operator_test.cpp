@@ -166,6 +166,9 @@ void add_norms(std::vector<FateCase>& rows) {
     rows.push_back({"batch_norm_relu" + form, {x, c, c}, [=](Tensors in, Tensors state) {
                       return batch_norm_relu(in[0], in[1], in[2], state[0], state[1], options);
                     }});
+    rows.push_back({"batch_norm_relu6" + form, {x, c, c}, [=](Tensors in, Tensors state) {
+                      return batch_norm_relu6(in[0], in[1], in[2], state[0], state[1], options);
+                    }});
     rows.push_back({"batch_norm_add_relu" + form, {x, x, c, c}, [=](Tensors in, Tensors state) {
                       return batch_norm_add_relu(in[0], in[1], in[2], in[3], state[0], state[1], options);
                     }});

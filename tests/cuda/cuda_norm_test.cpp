@@ -17,7 +17,7 @@ using thimble::testing::has_cuda;
 
 namespace {
 
-enum class Norm { batch, batch_relu, batch_add_relu, fixed_relu, group };
+enum class Norm { batch, batch_relu, batch_relu6, batch_add_relu, fixed_relu, group };
 
 struct Case {
   Norm norm;
@@ -55,6 +55,9 @@ std::vector<Tensor> run(const Case& c, memory::Device device, std::int64_t askew
       case Norm::batch_relu:
         y = batch_norm_relu(x, weight, bias, {}, {}, options);
         break;
+      case Norm::batch_relu6:
+        y = batch_norm_relu6(x, mul(weight, 5.0), bias, {}, {}, options);
+        break;
       case Norm::batch_add_relu:
         y = batch_norm_add_relu(x, residual, weight, bias, {}, {}, options);
         break;
@@ -87,7 +90,8 @@ bool same_values(const Tensor& a, const Tensor& b) {
 
 TEST_CASE("cuda_norm: eights of channels, single elements and the CPU agree bitwise", "[cuda]") {
   if (!has_cuda()) return;
-  for (const Norm norm : {Norm::batch, Norm::batch_relu, Norm::batch_add_relu, Norm::fixed_relu, Norm::group}) {
+  for (const Norm norm :
+       {Norm::batch, Norm::batch_relu, Norm::batch_relu6, Norm::batch_add_relu, Norm::fixed_relu, Norm::group}) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64}) {
       for (const Shape& shape : {Shape{3, 7, 5, 24}, Shape{2, 1100, 8}, Shape{5, 3, 12}}) {  // 12: no eights
         const Case c{norm, dtype, shape};

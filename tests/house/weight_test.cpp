@@ -109,7 +109,7 @@ TEST_CASE("weight: thimble.h pulls in no heavy headers of the standard library a
   // Measured with GCC 12: 7,239 own lines, 62,500 lines and 2.16 MB in all; a second of processor time.
   INFO("own lines " << weight.own_lines << ", all lines " << weight.all_lines << ", bytes " << weight.all_bytes);
   CHECK(weight.own_lines > 1000);
-  CHECK(weight.own_lines < 7565);
+  CHECK(weight.own_lines < 7568);
   CHECK(weight.all_lines < 64000);
   CHECK(weight.all_bytes < 2250000);
 }

@@ -68,7 +68,7 @@ inline auto group_reference(std::int64_t rows, std::int64_t channels, std::int64
 }
 
 // Batch norm of (rows, channels) with operands x, [residual,] weight, bias.
-inline auto batch_reference(std::int64_t channels, bool has_residual, bool has_relu) {
+inline auto batch_reference(std::int64_t channels, bool has_residual, bool has_relu, double most = INFINITY) {
   return [=](const NormArrays& in) {
     NormArrays plain = in;
     if (has_residual) plain.erase(plain.begin() + 1);
@@ -76,7 +76,7 @@ inline auto batch_reference(std::int64_t channels, bool has_residual, bool has_r
     NormValues y = normalized(plain, channel, channel, true, 1e-5);
     for (std::size_t i = 0; i < y.size(); ++i) {
       if (has_residual) y[i] += in[1].values[i];
-      if (has_relu) y[i] = std::max(y[i], 0.0);
+      if (has_relu) y[i] = std::min(std::max(y[i], 0.0), most);
     }
     return y;
   };

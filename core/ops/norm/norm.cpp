@@ -267,7 +267,7 @@ Tensor BatchNorm<tail>::forward(const Tensor& x, const Tensor& residual, const T
   norm_detail::ChannelNorm call{layout_of(x.shape()), tail, epsilon, momentum};
   call.x = x, call.residual = residual, call.weight = weight, call.bias = bias;
   call.running_mean = running_mean, call.running_var = running_var;
-  const bool finds_mask_in_x = tail == NormTail::relu && needs.any();
+  const bool finds_mask_in_x = kernels::reads_x(tail) && needs.any();
   const bool keeps_statistics = needs[0] || needs[2] || finds_mask_in_x;
   norm_detail::ChannelNormKept kept;
   const Tensor y =
@@ -307,7 +307,7 @@ Tensor BatchNormEval<tail>::forward(const Tensor& x, const Tensor& residual, con
   call.running_mean = running_mean, call.running_var = running_var;
   norm_detail::ChannelNormKept kept;
   const Tensor y = norm_detail::channel_norm_forward(call, false, tail == NormTail::add_relu && needs.any(), kept);
-  const bool finds_mask_in_x = tail == NormTail::relu && needs.any();
+  const bool finds_mask_in_x = kernels::reads_x(tail) && needs.any();
   if (needs[2] || finds_mask_in_x) saved.x = x;
   if (needs[0] || finds_mask_in_x) saved.weight = weight;
   if (finds_mask_in_x) saved.bias = bias;
@@ -330,9 +330,11 @@ Gradients BatchNormEval<tail>::backward(Saved saved, Tensor dy, Needs needs) con
 
 template struct BatchNorm<NormTail::none>;
 template struct BatchNorm<NormTail::relu>;
+template struct BatchNorm<NormTail::relu6>;
 template struct BatchNorm<NormTail::add_relu>;
 template struct BatchNormEval<NormTail::none>;
 template struct BatchNormEval<NormTail::relu>;
+template struct BatchNormEval<NormTail::relu6>;
 template struct BatchNormEval<NormTail::add_relu>;
 
 namespace {

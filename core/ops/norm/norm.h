@@ -55,9 +55,9 @@ struct ChannelNormGradients {
   Tensor x, residual, weight, bias;
 };
 
-/// The gradients. Of `call` it needs: x and statistics (`kept`, or the running ones) for x, weight, or a relu tail (x
-/// is not needed for x's gradient under fixed statistics); weight for x or a relu tail; bias for a relu tail; the mask
-/// for an add_relu tail. dx and dresidual are written in place of dy and x when these have no other holder.
+/// The gradients. Of `call` it needs: x and statistics (`kept`, or the running ones) for x, weight, or a relu(6) tail
+/// (x is not needed for x's gradient under fixed statistics); weight for x or a relu(6) tail; bias for a relu(6) tail;
+/// the mask for an add_relu tail. dx and dresidual are written in place of dy and x when these have no other holder.
 ChannelNormGradients channel_norm_backward(ChannelNorm call, ChannelNormKept kept, Tensor dy, ChannelNormWants wants,
                                            DType parameter_dtype);
 
@@ -70,6 +70,7 @@ namespace thimble::ops {
 //
 //   BatchNorm<none>       y = n          where n = (x - mean) rstd weight + bias, rstd = 1 / sqrt(variance + epsilon)
 //   BatchNorm<relu>       y = max(n, 0)
+//   BatchNorm<relu6>      y = min(max(n, 0), 6)
 //   BatchNorm<add_relu>   y = max(n + residual, 0)
 //
 // Ioffe, Szegedy 2015 (arXiv:1502.03167), algorithm 1. Values and gradients of the fused forms have the bits of the
@@ -82,14 +83,15 @@ using kernels::NormTail;
 /// updated: running = (1 - momentum) running + momentum new, with the unbiased variance; they are attributes, not
 /// operands, because the result does not depend on them.
 ///
-/// Keeps x, mean and rstd (C each, f32; f64 for f64) and weight for x's gradient. A relu tail is recomputed from x, so
-/// any gradient needs x, the statistics, weight and bias, and not y; add_relu keeps one bit for each element. One pass
-/// recomputes y from these.
+/// Keeps x, mean and rstd (C each, f32; f64 for f64) and weight for x's gradient. A relu(6) tail is recomputed from x,
+/// so any gradient needs x, the statistics, weight and bias, and not y; add_relu keeps one bit for each element. One
+/// pass recomputes y from these.
 template <NormTail tail>
 struct BatchNorm {
-  static constexpr const char* name = tail == NormTail::none   ? "batch_norm"
-                                      : tail == NormTail::relu ? "batch_norm_relu"
-                                                               : "batch_norm_add_relu";
+  static constexpr const char* name = tail == NormTail::none    ? "batch_norm"
+                                      : tail == NormTail::relu  ? "batch_norm_relu"
+                                      : tail == NormTail::relu6 ? "batch_norm_relu6"
+                                                                : "batch_norm_add_relu";
   static constexpr Cost cost = Cost::reduction;
   struct Saved {
     Tensor x, mean, rstd, weight, bias, mask;
@@ -104,13 +106,14 @@ struct BatchNorm {
   Tensor output_from_saved(Saved saved, std::span<const Tensor> inputs) const;
 };
 
-/// With the running statistics, which are operands here and take no gradient. Keeps x for weight's gradient or a relu
-/// tail, the operands that a gradient reads, and the mask of add_relu.
+/// With the running statistics, which are operands here and take no gradient. Keeps x for weight's gradient or a
+/// relu(6) tail, the operands that a gradient reads, and the mask of add_relu.
 template <NormTail tail>
 struct BatchNormEval {
-  static constexpr const char* name = tail == NormTail::none   ? "batch_norm_eval"
-                                      : tail == NormTail::relu ? "batch_norm_relu_eval"
-                                                               : "batch_norm_add_relu_eval";
+  static constexpr const char* name = tail == NormTail::none    ? "batch_norm_eval"
+                                      : tail == NormTail::relu  ? "batch_norm_relu_eval"
+                                      : tail == NormTail::relu6 ? "batch_norm_relu6_eval"
+                                                                : "batch_norm_add_relu_eval";
   static constexpr Cost cost = Cost::elementwise;
   static constexpr Needs differentiable{0b1111};
   struct Saved {

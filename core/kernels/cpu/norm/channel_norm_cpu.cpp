@@ -193,6 +193,12 @@ inline T round_for_relu(T* values, DType dtype, std::int64_t n) {
   return T(0);
 }
 
+// The least value that rounds to 6 in the dtype, of those that round_for_relu() leaves.
+template <class T>
+constexpr T rounds_to_six(DType dtype) {
+  return static_cast<T>(dtype == DType::f16 ? 6 - 0x1p-9 : dtype == DType::bf16 ? 6 - 0x1p-6 : 6);
+}
+
 }  // namespace thimble::kernels::channel_norm_detail
 
 namespace thimble::kernels {
@@ -322,6 +328,9 @@ inline void apply_tail(const ChannelNormArgs& args, std::int64_t element, std::i
   }
   const T zero = round_for_relu(y, args.dtype, n);
   for (std::int64_t i = 0; i < n; ++i) y[i] = y[i] < -zero ? T(0) : y[i];
+  if (args.tail == NormTail::relu6) {
+    for (std::int64_t i = 0; i < n; ++i) y[i] = y[i] > T(6) ? T(6) : y[i];
+  }
   if (args.mask) pack_greater(y, n, zero, args.mask + element / 8);
 }
 
@@ -370,9 +379,7 @@ void running_statistics(const RunningStatisticsArgs& args) {
 
 // ---- Batch norm and group norm on the CPU, backward: the sums over each channel, then dx (norm.h).
 
-bool needs_coefficients(const ChannelNormGradArgs& args) {
-  return args.tail == NormTail::relu || args.dweight || args.dx;
-}
+bool needs_coefficients(const ChannelNormGradArgs& args) { return reads_x(args.tail) || args.dweight || args.dx; }
 bool needs_sums(const ChannelNormGradArgs& args) {
   return args.dweight || args.dbias || (args.dx && !args.has_fixed_statistics);
 }
@@ -401,12 +408,19 @@ inline const T* before_tail(const ChannelNormGradArgs& args, const ChannelCoeffi
                             std::int64_t coefficient, std::int64_t element, const T* x, const T* dy, std::int64_t n,
                             T* buffer) {
   if (args.tail == NormTail::none) return dy;
-  if (args.tail == NormTail::relu) {
+  if (reads_x(args.tail)) {
     normalize_run(all, is_far, coefficient, x, buffer, n);
     const T zero = round_for_relu(buffer, args.dtype, n);
     // In two loops: in one, AVX-512 loads dy under a mask, and no processor prefetches such loads.
     using Bits = std::conditional_t<std::is_same_v<T, float>, std::uint32_t, std::uint64_t>;
-    for (std::int64_t i = 0; i < n; ++i) buffer[i] = bit_cast<T>(Bits{0} - static_cast<Bits>(buffer[i] > zero));
+    const auto set_bits = [&](auto&& passes) {
+      for (std::int64_t i = 0; i < n; ++i) buffer[i] = bit_cast<T>(Bits{0} - static_cast<Bits>(passes(buffer[i])));
+    };
+    if (args.tail == NormTail::relu) {
+      set_bits([zero](T v) { return v > zero; });
+    } else {
+      set_bits([zero, six = rounds_to_six<T>(args.dtype)](T v) { return (v > zero) & (v < six); });
+    }
     for (std::int64_t i = 0; i < n; ++i) buffer[i] = bit_cast<T>(bit_cast<Bits>(buffer[i]) & bit_cast<Bits>(dy[i]));
   } else {
     keep_masked(args.mask, element, dy, buffer, n);
@@ -545,12 +559,12 @@ struct InputGradients {
   static void run(const ChannelNormGradArgs& args, bool is_far, std::int64_t begin, std::int64_t end) {
     alignas(64) T x_buffer[channel_chunk], dy_buffer[channel_chunk], masked[channel_chunk], result[channel_chunk];
     const GradientCoefficients<T> all(args.coefficients, args.instances * args.channels);
-    const bool reads_x = args.tail == NormTail::relu || (args.dx && !args.has_fixed_statistics);
+    const bool has_x = reads_x(args.tail) || (args.dx && !args.has_fixed_statistics);
     for_each_chunk_from_end(begin, end, [&](std::int64_t at, std::int64_t n) {
       const T* const dy = read_elements(args.dy, args.dtype, at, n, dy_buffer);
-      const T* const x = reads_x ? read_elements(args.x, args.dtype, at, n, x_buffer) : x_buffer;
+      const T* const x = has_x ? read_elements(args.x, args.dtype, at, n, x_buffer) : x_buffer;
       const auto for_each_run = [&](auto&& body) { for_each_channel_run(args.rows, args.channels, at, n, body); };
-      if (args.tail == NormTail::relu) {
+      if (reads_x(args.tail)) {
         for_each_run([&](std::int64_t i, std::int64_t coefficient, std::int64_t run) {
           before_tail(args, all.forward, is_far, coefficient, at + i, x + i, dy + i, run, masked + i);
         });
