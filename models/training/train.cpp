@@ -71,21 +71,6 @@ void promise(const PreparedTraining& prepared, const memory::ProcessWatch& watch
   memory::require_room({prepared.plan.peak_bytes, report.outside});
 }
 
-nn::LoopOptions loop_options(const PreparedTraining& prepared) {
-  const TrainOptions& options = prepared.options;
-  return {.first_step = prepared.first_step,
-          .steps = options.steps,
-          .evaluate_every = options.eval_every,
-          .save = options.save,
-          .save_every = options.save_every,
-          .keep = options.keep,
-          .resume = options.resume,
-          .resumed_steps = prepared.first_step,
-          .log = options.setup.rank == 0 ? options.log : "",
-          .items_per_step = static_cast<double>(options.setup.batch * prepared.data->items_per_sample()),
-          .rank = options.setup.ranks > 1 ? std::optional<int>(options.setup.rank) : std::nullopt};
-}
-
 /// Every rank's, on every rank.
 std::vector<RankFigures> gather_figures(const TrainReport& report, const memory::Stack& stack,
                                         const dist::Communicator::Volume& volume, dist::Communicator* ranks) {
@@ -138,8 +123,12 @@ TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& obs
   report.optimizer = training.optimizer().name();
   report.state_bytes = training.optimizer().state_bytes();
   report.full_state = training.optimizer().kept_full();
-  const nn::LoopOptions looped = loop_options(prepared);
-  dist::Communicator* const ranks = options.setup.ranks > 1 ? options.ranks : nullptr;
+  const Setup& setup = options.setup;
+  nn::LoopOptions looped = nn::loop_options(trainer_options(options, options.device),
+                                            setup.ranks > 1 ? std::optional<int>(setup.rank) : std::nullopt);
+  looped.first_step = looped.resumed_steps = prepared.first_step;
+  looped.items_per_step = static_cast<double>(setup.batch * prepared.data->items_per_sample());
+  dist::Communicator* const ranks = setup.ranks > 1 ? options.ranks : nullptr;
   const nn::TrainControl agreed = nn::agreed_control(control, ranks);
   nn::TrainingLoop loop(training, looped, stack, report, agreed);
   loop.run(observer);

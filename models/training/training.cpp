@@ -87,6 +87,8 @@ nn::TrainerOptions trainer_options(const TrainOptions& options, memory::Device d
   chosen.captures_steps = options.captures_steps;
   chosen.save = options.save;
   chosen.save_every = options.save_every;
+  chosen.keep = options.keep;
+  chosen.log = options.log;
   chosen.overwrites = options.overwrites;
   chosen.resume = options.resume;
   return chosen;

@@ -43,6 +43,19 @@ int RankOptions::data_ranks() const noexcept {
 
 std::int64_t TrainerOptions::all_micro_batches() const noexcept { return step.micro_batches * ranks.data_ranks(); }
 
+LoopOptions loop_options(const TrainerOptions& options, std::optional<int> rank) {
+  return {.steps = options.steps,
+          .evaluate_every = options.evaluate_every,
+          .save = options.save,
+          .save_every = options.save_every,
+          .keep = options.keep,
+          .best = options.best,
+          .patience = options.patience,
+          .resume = options.resume,
+          .log = rank.value_or(0) == 0 ? options.log : "",
+          .rank = rank};
+}
+
 std::string TrainerPlan::text() const {
   std::string text = "peak " + memory::exact_bytes(peak_bytes);
   for (std::size_t rank = 0; rank < rank_peak_bytes.size(); ++rank) {
@@ -409,22 +422,13 @@ LoopReport TrainerCore::run(const TrainObserver& observer, const TrainControl& c
   require_idle("run()", true);
   const Call call(training_, "run()");
   start();
-  const LoopOptions loop_options{.first_step = run_->steps(),
-                                 .steps = options_.steps,
-                                 .evaluate_every = options_.evaluate_every,
-                                 .save = options_.save,
-                                 .save_every = options_.save_every,
-                                 .keep = options_.keep,
-                                 .best = options_.best,
-                                 .patience = options_.patience,
-                                 .resume = options_.resume,
-                                 .resumed_steps = first_step_,
-                                 .log = rank() == 0 ? options_.log : "",
-                                 .rank = whole_ ? std::optional<int>(rank()) : std::nullopt};
+  LoopOptions looped = loop_options(options_, whole_ ? std::optional<int>(rank()) : std::nullopt);
+  looped.first_step = run_->steps();
+  looped.resumed_steps = first_step_;
   LoopReport report;
   LoopedTrainer run(*this, program_->evaluates());
   const TrainControl agreed = agreed_control(control, whole_ ? options_.ranks.ranks : nullptr);
-  TrainingLoop loop(run, loop_options, stack_, report, agreed);
+  TrainingLoop loop(run, looped, stack_, report, agreed);
   loop.run(observer);
   loop.rethrow_failed_save();
   return report;

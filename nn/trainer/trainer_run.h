@@ -39,6 +39,9 @@ struct RunRequest {
   bool reads_losses = true;  ///< false: the host does not wait for a step, and losses() stay 0
 };
 
+/// Of a training run on `rank` of several ranks; none: the only one.
+LoopOptions loop_options(const TrainerOptions& options, std::optional<int> rank);
+
 /// Options that change what a run computes, as a checkpoint's metadata have them: "trainer.clip_norm", ...
 std::map<std::string, std::string> settings_of(const TrainerOptions& options, const std::string& part,
                                                const optim::Optimizer& optimizer);
