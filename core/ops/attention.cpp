@@ -199,7 +199,8 @@ void check_packed(const Attention& op, const Tensor& qkv) {
 void check_shapes(const std::string& name, bool is_causal, const Tensor& q, const Tensor& k, const Tensor& v) {
   check_dtype(name.c_str(), q);
   const std::string all = "q " + describe(q) + ", k " + describe(k) + ", v " + describe(v);
-  if (q.device() != k.device() || q.device() != v.device()) throw DeviceError(name + ": devices differ, " + all);
+  check_one_device(name, q, k);
+  check_one_device(name, q, v);
   if (q.rank() != 4 || k.rank() != 4 || k.shape() != v.shape() || q.shape()[0] != k.shape()[0] ||
       q.shape()[3] != k.shape()[3] || q.shape()[3] == 0 || k.shape()[1] == 0) {
     throw ShapeError(name + ": operands must be (B, T, H, D), (B, S, G, D), (B, S, G, D) with S, D >= 1, got " + all);
@@ -237,8 +238,8 @@ void check_documents(const std::string& name, const Tensor& documents) {
 }
 
 // The mask applies to scores (B, H, T, S).
-void check_mask(const std::string& name, const Shape& all, std::int64_t window, const Tensor& mask,
-                memory::Device device, bool needs_gradient) {
+void check_mask(const std::string& name, const Shape& all, std::int64_t window, const Tensor& mask, const Tensor& q,
+                bool needs_gradient) {
   if (window < 0) {
     throw ValueError(name + ": a window of " + std::to_string(window) + " keys; expected at least 1, or 0 for none");
   }
@@ -248,7 +249,7 @@ void check_mask(const std::string& name, const Shape& all, std::int64_t window, 
   }
   if (!mask.defined()) return;
   const std::string words = name + ": mask " + describe(mask);
-  if (mask.device() != device) throw DeviceError(words + ", operands on " + to_string(device));
+  check_one_device(name, q, mask);
   if (needs_gradient) throw ValueError(words + " requires a gradient; a mask has none");
   if (has_documents(mask)) {
     if (mask.shape() != Shape{all[0], all[3]}) {
@@ -294,7 +295,7 @@ Tensor as_group(const Tensor& x, std::int64_t heads) {
 
 Tensor Attention::forward(const Tensor& qkv, const Tensor& mask, Needs needs, Saved& saved) const {
   check_packed(*this, qkv);
-  check_mask(name, {qkv.size(0), heads, qkv.size(1), qkv.size(1)}, window, mask, qkv.device(), needs[1]);
+  check_mask(name, {qkv.size(0), heads, qkv.size(1), qkv.size(1)}, window, mask, qkv, needs[1]);
   const Tensor packed = contiguous(qkv);
   const Tensor out = Tensor::empty({qkv.size(0), qkv.size(1), qkv.size(2) / 3}, qkv.dtype(), qkv.device());
   Operands operands = thirds(packed, heads);
@@ -320,7 +321,7 @@ Gradients Attention::backward(Saved saved, Tensor dy, Needs) const {
 Tensor ScaledDotProductAttention::forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
                                           Needs needs, Saved& saved) const {
   check_separate(*this, q, k, v);
-  check_mask(name, {q.size(0), q.size(2), q.size(1), k.size(1)}, window, mask, q.device(), needs[3]);
+  check_mask(name, {q.size(0), q.size(2), q.size(1), k.size(1)}, window, mask, q, needs[3]);
   const Tensor out = Tensor::empty(q.shape(), q.dtype(), q.device());
   attend({name, is_causal, scale, p, site, window}, {q, k, v, mask}, out, needs.any(), saved.lse);
   if (needs.any()) saved.q = q, saved.k = k, saved.v = v, saved.mask = mask, saved.out = out;
@@ -393,7 +394,7 @@ Operands cached_operands(const Tensor& q, const CachedRows& keys, const CachedRo
 
 Tensor cached_attention(const Tensor& q, const CachedRows& keys, const CachedRows& values, std::int64_t window) {
   check_shapes(cached_name, true, q, keys.values, values.values);
-  check_mask(cached_name, {q.size(0), q.size(2), q.size(1), keys.values.size(1)}, window, {}, q.device(), false);
+  check_mask(cached_name, {q.size(0), q.size(2), q.size(1), keys.values.size(1)}, window, {}, q, false);
   for (const CachedRows* rows : {&keys, &values}) check_cached(cached_name, q, *rows);
   if (keys.values.dtype() != values.values.dtype()) {
     throw DTypeError(std::string(cached_name) + ": keys " + describe(keys.values) + ", values " +

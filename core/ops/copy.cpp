@@ -16,9 +16,7 @@ namespace thimble {
 namespace {
 
 void run(const Tensor& to, const Tensor& from) {
-  if (to.device() != from.device()) {
-    throw DeviceError("copy: from " + describe(from) + " to " + describe(to) + " crosses devices; use to_device");
-  }
+  check_one_device("copy", from, to);
   if (to.elements() == 0 && from.elements() == 0) return;
   fetch_parameters(to, from);
   const Tensor source = from.shape() == to.shape() ? from : view::expand(from.detach(), to.shape());

@@ -58,7 +58,7 @@ Layer layer_of(const char* name, std::int64_t gates, bool is_reverse, const Tens
   const auto check_kind = [&](const Tensor& t) {
     if (!t.defined()) return;
     if (t.dtype() != x.dtype() || !is_floating(x.dtype())) throw DTypeError(is() + "; expected one floating dtype");
-    if (t.device() != x.device()) throw DeviceError(is() + ": operands on different devices");
+    check_one_device(name, x, t);
   };
   for (const Tensor* const t : {&w.ih, &w.hh, &w.bias_ih, &w.bias_hh}) check_kind(*t);
   for (const Tensor* const state : states) check_kind(*state);

@@ -99,4 +99,13 @@ std::string describe(const Tensor& tensor) {
   return std::string(to_string(tensor.dtype())) + " " + to_string(tensor.shape()) + " on " + to_string(tensor.device());
 }
 
+void check_one_device(std::string_view operation, const Tensor& a, const Tensor& b) {
+  if (a.device() == b.device() || !a.defined() || !b.defined()) return;
+  const bool plans = a.device().is_dry || b.device().is_dry;
+  throw DeviceError(std::string(operation) + ": operands on different devices, " + describe(a) + " and " + describe(b) +
+                    (plans ? "; a step is planned on a dry device: create both tensors on the device that the trainer "
+                             "passes to model and batch, or move one with to_device"
+                           : "; move one with to_device"));
+}
+
 }  // namespace thimble

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <thimble/core/device.h>
@@ -139,5 +140,8 @@ inline Origin Tensor::origin_unrecorded() const noexcept {
 
 /// "f32 (2, 3) on cpu".
 std::string describe(const Tensor& tensor);
+
+/// Throws DeviceError, which says how to mend it, where both operands of `operation` are defined and on two devices.
+void check_one_device(std::string_view operation, const Tensor& a, const Tensor& b);
 
 }  // namespace thimble

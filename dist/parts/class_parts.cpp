@@ -30,7 +30,7 @@ void check(const ClassPartsLoss& op, const Tensor& logits, const Tensor& targets
   if (logits.rank() != 2 || logits.size(1) != own || targets.shape() != Shape{logits.size(0)}) {
     throw ShapeError(is + "; expected (N, " + std::to_string(own) + "), the classes of this rank's parts, and (N)");
   }
-  if (logits.device() != targets.device()) throw DeviceError(is + "; expected one device");
+  check_one_device(op.name, logits, targets);
 }
 
 /// (shards, 3, N): the numbers of all shards.

@@ -28,7 +28,7 @@ void check(const TokenPartsLoss& op, const Tensor& logits, const Tensor& targets
     throw ShapeError(is + "; expected (N, V) of " + std::to_string(op.team.count()) + " in " +
                      std::to_string(op.team.parts) + " parts of (B, T)");
   }
-  if (logits.device() != targets.device()) throw DeviceError(is + "; expected one device");
+  check_one_device(op.name, logits, targets);
 }
 
 /// (B, T) -> all tokens, shard after shard.

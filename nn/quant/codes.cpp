@@ -47,7 +47,7 @@ void check(const Tensor& weight, const Tensor& bias, const Step& step) {
     throw ShapeError(what + "; (O, KH, KW, I) with the step's kernel, or (O, I), is needed");
   }
   if (!(bias.shape() == Shape{shape[0]})) throw ShapeError(what + "; a bias for each filter is needed");
-  if (bias.device() != weight.device()) throw DeviceError(what + "; one device is needed");
+  check_one_device("quantize", weight, bias);
   if (elements_of(weight) > most_products) {
     throw ShapeError(what + "; expected at most " + std::to_string(most_products) + " products in a sum");
   }
@@ -281,12 +281,6 @@ ConvShape conv_shape(const Shape& x, const Shape& weight, const StepWindow& w) {
   return s;
 }
 
-void check_device(const char* operation, const Tensor& a, const Tensor& b) {
-  if (a.device() != b.device()) {
-    throw DeviceError(std::string(operation) + ": " + describe(a) + " and " + describe(b) + "; one device is needed");
-  }
-}
-
 CodeScale with_relu(CodeScale s, bool has_relu) {
   if (has_relu) s.low = s.zero;
   return s;
@@ -346,8 +340,8 @@ Codes conv_codes(const Codes& x, const PackedWeights& weights, const Step& step,
                  const CodeScale* out) {
   const Tensor& image = x.tensor;
   check_codes("conv of codes", image);
-  check_device("conv of codes", image, weights.codes);
-  if (residual) check_device("conv of codes", image, residual->tensor);
+  check_one_device("conv of codes", image, weights.codes);
+  if (residual) check_one_device("conv of codes", image, residual->tensor);
   const Shape& w = weights.shape;
   const bool is_linear = step.kind == StepKind::linear;
   if (image.rank() != (is_linear ? 2 : 4) || image.size(-1) != w[w.rank() - 1]) {
@@ -431,7 +425,7 @@ Codes mean_of(const Codes& x, const CodeScale& out) {
 Codes sum_of(const Codes& a, const Codes& b, bool has_relu, const CodeScale& out) {
   check_codes("sum of codes", a.tensor);
   check_codes("sum of codes", b.tensor);
-  check_device("sum of codes", a.tensor, b.tensor);
+  check_one_device("sum of codes", a.tensor, b.tensor);
   if (!(a.tensor.shape() == b.tensor.shape())) {
     throw ShapeError("sum of codes: shapes differ, " + to_string(a.tensor.shape()) + " and " +
                      to_string(b.tensor.shape()));
@@ -462,7 +456,7 @@ Codes concat_of(const std::vector<Codes>& parts) {
   const std::int64_t rows = first.elements() / std::max<std::int64_t>(first.size(-1), 1);
   for (const Codes& part : parts) {
     check_codes("concat of codes", part.tensor);
-    check_device("concat of codes", first, part.tensor);
+    check_one_device("concat of codes", first, part.tensor);
     bool fits = part.tensor.rank() == first.rank();
     for (int axis = 0; fits && axis + 1 < first.rank(); ++axis) fits = part.tensor.shape()[axis] == first.shape()[axis];
     if (!fits) {

@@ -193,6 +193,18 @@ void check_dry(const OperatorCase& row, memory::Device device) {
   CHECK(operator_events(device) == operator_events(dry(device)));
 }
 
+// Each operand in its turn is on a dry device: refused, and the message names both devices and the fix.
+void check_mixed_devices(const OperatorCase& row) {
+  const std::vector<Tensor> here = make_operands(row, DType::f32, cpu, 0);
+  for (std::size_t i = 0; i < here.size() && here.size() > 1; ++i) {
+    std::vector<Tensor> mixed = here;
+    mixed[i] = to_device(here[i], dry(cpu));
+    INFO("operand " << i << " on a dry device");
+    CHECK_THROWS_WITH(row.run(mixed), Catch::Contains("operands on different devices") && Catch::Contains(" on cpu") &&
+                                          Catch::Contains(" on dry(cpu)") && Catch::Contains("the trainer passes"));
+  }
+}
+
 // The largest difference of two tensors' values, relative to 1 + |value|; infinities and NaN are equal to their like.
 double largest_difference(const Tensor& expected, const Tensor& got) {
   const std::vector<double> a = to_host<double>(expected.detach()), b = to_host<double>(got.detach());
@@ -284,6 +296,7 @@ void check_operator(const OperatorCase& row) {
   check_values(row);
   check_bytes(row);
   check_dry(row, cpu);
+  check_mixed_devices(row);
   if (has_cuda() && row.why_cpu_alone.empty()) check_cuda(row);
 
   const std::uint32_t leaves = all_leaves(row);

@@ -4,6 +4,7 @@
 //   gradients    central differences in f64
 //   bytes        what the tape keeps == what the ledger books as activations == what the row states
 //   dry run      the same events, in the same order, on dry(cpu)
+//   mixed        an operand on a dry device among others is refused, with both devices and the fix
 //   threads      the same bits for 1, 2 and 5 threads, forward and backward
 //   moving       the same bits when all blocks are moved, and their old places poisoned, before every allocation
 //   segments     the same bits in a segment, whichever of the four fates its nodes have

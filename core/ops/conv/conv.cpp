@@ -66,9 +66,8 @@ void check(const Conv2d& op, const Tensor& x, const Tensor& weight, const Tensor
     throw DTypeError("conv2d: input " + describe(x) + ", weight " + describe(weight) + ", bias " + describe(bias) +
                      "; expected one floating dtype");
   }
-  if (x.device() != weight.device()) {
-    throw DeviceError("conv2d: operands on different devices, " + describe(x) + " and " + describe(weight));
-  }
+  check_one_device("conv2d", x, weight);
+  check_one_device("conv2d", x, bias);
   const kernels::ConvShape s = sizes(op, x.shape(), weight.shape());
   if (s.out_height() < 1 || s.out_width() < 1) {
     throw ShapeError("conv2d: the kernel does not fit into the padded image, " + sides());
@@ -162,7 +161,8 @@ kernels::ConvShape transposed_sizes(const ConvTranspose2d& op, const Tensor& x, 
   if (x.dtype() != weight.dtype() || !is_floating(x.dtype()) || (bias.defined() && bias.dtype() != x.dtype())) {
     throw DTypeError(is() + "; expected one floating dtype");
   }
-  if (x.device() != weight.device()) throw DeviceError(is() + ": operands on different devices");
+  check_one_device(op.name, x, weight);
+  check_one_device(op.name, x, bias);
   const auto outputs = [](std::int64_t in, std::int64_t stride, std::int64_t pad, std::int64_t reach,
                           std::int64_t extra) { return (in - 1) * stride - 2 * pad + reach + 1 + extra; };
   const std::int64_t height =
@@ -283,9 +283,8 @@ void check(const SharedConv2d& op, const Tensor& x, const Tensor& basis, const T
   if (!is_floating(x.dtype()) || basis.dtype() != x.dtype() || coefficients.dtype() != x.dtype()) {
     throw DTypeError(operation + ": " + sides + "; expected one floating dtype");
   }
-  if (basis.device() != x.device() || coefficients.device() != x.device()) {
-    throw DeviceError(operation + ": operands on different devices, " + sides);
-  }
+  check_one_device(operation, x, basis);
+  check_one_device(operation, x, coefficients);
 }
 
 }  // namespace

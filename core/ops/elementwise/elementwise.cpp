@@ -44,10 +44,7 @@ Shape common_shape(const char* name, std::initializer_list<const Tensor*> operan
       continue;
     }
     if (t->shape() != shape) shape = broadcast(name, shape, t->shape());
-    if (t->device() != first->device()) {
-      throw DeviceError(std::string(name) + ": operands on different devices, " + describe(*first) + " and " +
-                        describe(*t));
-    }
+    check_one_device(name, *first, *t);
     if (t->dtype() != first->dtype() && t->dtype() != DType::boolean) {
       throw DTypeError(std::string(name) + ": dtypes differ, " + describe(*first) + " and " + describe(*t));
     }

@@ -19,7 +19,7 @@ void check_index(const char* operation, const char* of, const Tensor& x, const T
   };
   if (!x.defined() || !index.defined()) throw ValueError(is());
   if (index.dtype() != DType::i32 && index.dtype() != DType::i64) throw DTypeError(is() + ": expected i32 or i64");
-  if (x.device() != index.device()) throw DeviceError(is());
+  check_one_device(operation, x, index);
 }
 
 void check_found(const char* operation, const kernels::BadIndex& bad, std::int64_t size) {
@@ -205,7 +205,7 @@ Tensor ScatterAddAlong<is_of_rows>::forward(const Tensor& x, const Tensor& index
   if (x.dtype() != source.dtype() || x.dtype() == DType::boolean) {
     throw DTypeError(is() + ": expected one dtype of numbers");
   }
-  if (x.device() != source.device()) throw DeviceError(is());
+  check_one_device(name, x, source);
   const int along = normalize_axis(name, axis, x.rank());
   if constexpr (!is_of_rows) check_axes(name, x, index, along);
   const Tensor at = is_of_rows ? spread_index(name, x, index, along) : index;
@@ -244,7 +244,7 @@ void check_part(int along, const Tensor& first, const Tensor& part, std::size_t 
   for (int i = 0; i < first.rank() && fits; ++i) fits = i == along || part.shape()[i] == first.shape()[i];
   if (!fits) throw ShapeError(is);
   if (part.dtype() != first.dtype()) throw DTypeError(is);
-  if (part.device() != first.device()) throw DeviceError(is);
+  check_one_device("concat", first, part);
 }
 
 }  // namespace

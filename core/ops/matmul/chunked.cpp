@@ -39,11 +39,7 @@ void check(const Form& form, const Tensor& x, const Tensor& weight, const Tensor
                      (bias.defined() ? ", bias " + describe(bias) : "") +
                      "; they must be (N, C), (V, C) with V >= 1, (N) and (V)");
   }
-  for (const Tensor* t : {&weight, &targets, &bias}) {
-    if (t->defined() && t->device() != x.device()) {
-      throw DeviceError(name + ": operands on different devices, x " + describe(x) + " and " + describe(*t));
-    }
-  }
+  for (const Tensor* t : {&weight, &targets, &bias}) check_one_device(name, x, *t);
   loss_detail::check_label_smoothing(form);
   if (form.reduction == kernels::LossReduction::none) {
     throw ValueError(name + ": reduction none; expected mean or sum, because backward has one dy");
@@ -129,9 +125,7 @@ void check(const TiledFeedForward& op, const Tensor& x, const Tensor& up, const 
     if (!is_floating(x.dtype()) || t->dtype() != x.dtype()) {
       throw DTypeError(name + ": " + operands + "; expected one floating dtype");
     }
-    if (t->device() != x.device()) {
-      throw DeviceError(name + ": operands on different devices, x " + describe(x) + " and " + describe(*t));
-    }
+    check_one_device(name, x, *t);
   }
   const auto fits = [&] {
     if (x.rank() < 1 || up.rank() != 2 || down.rank() != 2) return false;

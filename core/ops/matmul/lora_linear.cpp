@@ -68,10 +68,8 @@ void check(const Tensor& x, const Tensor& blocks, const Tensor& bias) {
     throw ShapeError("linear_q8: bias " + to_string(bias.shape()) + " for " + std::to_string(blocks.size(0)) +
                      " outputs");
   }
-  if (x.device() != blocks.device() || (bias.defined() && bias.device() != x.device())) {
-    throw DeviceError("linear_q8: input " + describe(x) + ", blocks " + describe(blocks) + ", bias " + describe(bias) +
-                      "; expected one device");
-  }
+  check_one_device("linear_q8", x, blocks);
+  check_one_device("linear_q8", x, bias);
 }
 
 }  // namespace

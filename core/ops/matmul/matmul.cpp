@@ -66,9 +66,8 @@ void check(const MatmulCall& call) {
   if (is_floating(a.dtype()) != is_floating(c.dtype())) {
     throw DTypeError(operation() + ": operands " + describe(a) + ", result " + describe(c));
   }
-  if (a.device() != b.device() || a.device() != c.device()) {
-    throw DeviceError(operation() + ": operands on different devices, " + describe(a) + " and " + describe(b));
-  }
+  check_one_device(call.operation, a, b);
+  check_one_device(call.operation, a, c);
   if (a.device().is_cuda() && (call.a_scale.defined() || call.b_scale.defined())) {
     throw DeviceError(operation() + ": scaled operands on " + to_string(a.device()) + "; expected the CPU");
   }

@@ -37,7 +37,7 @@ void check_parameter(const char* operation, const char* what, const Tensor& para
   if (parameter.dtype() != x.dtype() && parameter.dtype() != statistics_dtype(x.dtype())) {
     throw DTypeError(is() + ": expected x's dtype, or f32 for a narrower one");
   }
-  if (parameter.device() != x.device()) throw DeviceError(is());
+  check_one_device(operation, parameter, x);
 }
 
 DType common_dtype(const char* operation, const Tensor& weight, const Tensor& bias, DType otherwise) {
@@ -219,7 +219,7 @@ void check_residual(const char* operation, NormTail tail, const Tensor& x, const
   };
   if (residual.shape() != x.shape()) throw ShapeError(is());
   if (residual.dtype() != x.dtype()) throw DTypeError(is());
-  if (residual.device() != x.device()) throw DeviceError(is());
+  check_one_device(operation, residual, x);
 }
 
 void check_operands(const char* operation, NormTail tail, const Tensor& x, const Tensor& residual, const Tensor& weight,

@@ -76,9 +76,7 @@ Tensor scale_of_tensor(const Tensor& matrix, Fp8Role role, const Fp8Use& use, co
   if (known.defined() && (known.dtype() != DType::f32 || known.shape() != Shape{3} || !known.is_contiguous())) {
     throw DTypeError("fp8: known scales are " + describe(known) + "; expected f32 (3)");
   }
-  if (known.defined() && known.device() != device) {
-    throw DeviceError("fp8: known scales are " + describe(known) + "; expected " + to_string(device));
-  }
+  check_one_device("fp8", matrix, known);
   if (records) {
     check_fp8_state("fp8", use.state, device);
     // A temporary record of this step when the state changes later: non-finite values stay unrecorded.

@@ -219,12 +219,8 @@ void check(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tens
   if (scales.defined() && (scales.dtype() != DType::f32 || scales.shape() != Shape{3} || !scales.is_contiguous())) {
     throw DTypeError("fp8_linear: scales " + describe(scales) + "; expected f32 (3)");
   }
-  if (x.device() != weight.device()) {
-    throw DeviceError("fp8_linear: input " + describe(x) + ", weight " + describe(weight));
-  }
-  if (scales.defined() && scales.device() != x.device()) {
-    throw DeviceError("fp8_linear: input " + describe(x) + ", scales " + describe(scales));
-  }
+  check_one_device("fp8_linear", x, weight);
+  check_one_device("fp8_linear", x, scales);
   if (state.defined()) check_fp8_state("fp8_linear", state, x.device());
 }
 

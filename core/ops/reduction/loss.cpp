@@ -38,10 +38,7 @@ void check(const Form& form, const Tensor& scores, const Tensor& targets) {
     throw ShapeError(name + ": scores " + describe(scores) + " and targets " + describe(targets) +
                      ", they must be (..., C) with C >= 1 and (...)");
   }
-  if (scores.device() != targets.device()) {
-    throw DeviceError(name + ": scores " + describe(scores) + " and targets " + describe(targets) +
-                      " are on different devices");
-  }
+  check_one_device(name, scores, targets);
   check_label_smoothing(form);
 }
 
