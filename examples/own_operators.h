@@ -29,7 +29,7 @@ struct Mish {
     return x * gate(x);
   }
   template <class T>
-  THIMBLE_HD T bwd(In<T> x, T dy) const {
+  THIMBLE_HD T bwd(functor::In<T> x, T dy) const {
     const T t = gate(x.value);
     return dy * (t + x * (T(1) - t * t) * math::sigmoid(x.value));
   }

@@ -27,9 +27,9 @@ struct Direction {
 };
 
 template <class Op, int W, class T, int... Slot, std::size_t... I>
-THIMBLE_DEVICE inline T differentiate(const Op& op, const T* x, std::tuple<Argument<Slot, T>...>*,
+THIMBLE_DEVICE inline T differentiate(const Op& op, const T* x, std::tuple<functor::Argument<Slot, T>...>*,
                                       std::index_sequence<I...>) {
-  return functor::call_backward<W>(op, x[sizeof...(I)], Argument<Slot, T>{x[I]}...);
+  return functor::call_backward<W>(op, x[sizeof...(I)], functor::Argument<Slot, T>{x[I]}...);
 }
 
 template <class Op, int W, class T>

@@ -17,7 +17,7 @@ struct Silu {
     return x * thimble::math::sigmoid(x);
   }
   template <class T>
-  T bwd(thimble::In<T> x, T dy) const {
+  T bwd(thimble::functor::In<T> x, T dy) const {
     const T s = thimble::math::sigmoid(T(x));
     return dy * (s + x * s * (T(1) - s));
   }

@@ -25,7 +25,7 @@ struct Cube {
     return x * x * x;
   }
   template <class T>
-  T bwd(In<T> x, T dy) const {
+  T bwd(functor::In<T> x, T dy) const {
     return T(3) * x * x * dy;
   }
 };

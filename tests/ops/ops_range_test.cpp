@@ -52,10 +52,12 @@ void check_unary(const Op& op) {
       float got = 0;
       double right = 0;
       if constexpr (keeps == 1) {
-        got = op.template bwd<float>(In<float>{x}, dy), right = op.template bwd<double>(In<double>{wide}, d);
+        got = op.template bwd<float>(functor::In<float>{x}, dy),
+        right = op.template bwd<double>(functor::In<double>{wide}, d);
       } else if constexpr (keeps == 8) {
         if (std::isinf(narrow)) continue;  // of a result that f32 does not have
-        got = op.template bwd<float>(Out<float>{narrow}, dy), right = op.template bwd<double>(Out<double>{y}, d);
+        got = op.template bwd<float>(functor::Out<float>{narrow}, dy),
+        right = op.template bwd<double>(functor::Out<double>{y}, d);
       }
       INFO("its gradient for " << dy << " is " << got << ", in f64 " << right);
       CHECK(is_near(static_cast<double>(got), right));

@@ -13,10 +13,17 @@
 #include "support/catch.h"
 #include "support/operator_table.h"
 
+/// Names of a user's own, beside `using namespace thimble`.
+struct In {};
+struct Out {};
+struct Lhs {};
+
 using namespace thimble;
 using namespace thimble::testing;
 
 namespace {
+
+static_assert(std::is_empty_v<In> && std::is_empty_v<Out> && std::is_empty_v<Lhs>);
 
 std::vector<double> mish_of(const std::vector<HostArray>& in) {
   std::vector<double> y;

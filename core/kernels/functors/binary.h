@@ -7,6 +7,8 @@
 
 namespace thimble::ops {
 
+using functor::Lhs, functor::Out, functor::Rhs, functor::Third;
+
 /// y = a + b. Keeps nothing.
 struct Add {
   static constexpr const char* name = "add";

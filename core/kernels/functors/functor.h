@@ -20,7 +20,7 @@
 
 #include <thimble/core/config.h>
 
-namespace thimble {
+namespace thimble::functor {
 
 /// An operand (or the output) in the signature of a gradient function. Converts to T.
 template <int I, class T>
@@ -39,8 +39,6 @@ template <class T>
 using Third = Argument<2, T>;
 template <class T>
 using Out = Argument<output_slot, T>;
-
-namespace functor {
 
 template <class Op>
 constexpr int operand_count() {
@@ -126,5 +124,4 @@ inline constexpr bool passes = (W == 0 && requires { requires Op::passes_lhs; })
 template <class Op, int W>
 inline constexpr int keeps = W < operands<Op> ? find_keeps<Op, W>() : -1;
 
-}  // namespace functor
-}  // namespace thimble
+}  // namespace thimble::functor

@@ -10,6 +10,8 @@
 
 namespace thimble::ops {
 
+using functor::In, functor::Lhs, functor::Out, functor::Rhs;
+
 /// y = -x. Keeps nothing.
 struct Neg {
   static constexpr const char* name = "neg";

@@ -25,13 +25,13 @@ inline void forward_loop(const void* functor, const void* const* in, void* out, 
 // Kept values come first, in slot order, then dy.
 template <class Op, class T, int W, int... Slot, std::size_t... I>
 inline void backward_loop(const void* functor, const void* const* in, void* out, std::int64_t n,
-                          std::tuple<Argument<Slot, T>...>, std::index_sequence<I...>) {
+                          std::tuple<functor::Argument<Slot, T>...>, std::index_sequence<I...>) {
   const Op op = *static_cast<const Op*>(functor);
   const std::array<const T*, sizeof...(I) + 1> x{static_cast<const T*>(in[I])...,
                                                  static_cast<const T*>(in[sizeof...(I)])};
   T* const dx = static_cast<T*>(out);
   for (std::int64_t i = 0; i < n; ++i) {
-    dx[i] = functor::call_backward<W>(op, x[sizeof...(I)][i], Argument<Slot, T>{x[I][i]}...);
+    dx[i] = functor::call_backward<W>(op, x[sizeof...(I)][i], functor::Argument<Slot, T>{x[I][i]}...);
   }
 }
 
