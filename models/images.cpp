@@ -4,21 +4,25 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/ops/copy.h>
+#include <thimble/memory/units.h>
+#include <thimble/models/transformer/transformer.h>
 
 namespace thimble::models {
 
 void require_image_options(std::string_view name, const ModelOptions& options, std::int64_t smallest) {
-  const auto refuse = [&](const char* option, const std::string& value) {
-    throw ValueError(std::string(name) + ": " + option + " " + value + ": models over images have no such option");
+  const auto refuse = [&](const char* option, const std::string& value, const char* models) {
+    throw ValueError(std::string(name) + ": " + option + " " + value + ": not an option of this model, but of " +
+                     models);
   };
-  if (options.vocabulary > 0) refuse("vocabulary", std::to_string(options.vocabulary));
-  if (options.sequence > 0) refuse("`sequence`", std::to_string(options.sequence));
-  if (options.heads > 0) refuse("`heads`", std::to_string(options.heads));
-  if (options.key_heads > 0) refuse("`key_heads`", std::to_string(options.key_heads));
-  if (options.hidden > 0) refuse("`hidden`", std::to_string(options.hidden));
-  if (options.window > 0) refuse("`window`", std::to_string(options.window));
-  if (options.dropout > 0) refuse("`dropout`", std::to_string(options.dropout));
-  if (options.feed_forward == FeedForward::tiled) refuse("`feed_forward`", "tiled");
+  constexpr const char *text = "models over text", *text_and_vit = "models over text and vit-*";
+  if (options.vocabulary > 0) refuse("vocabulary", std::to_string(options.vocabulary), text);
+  if (options.sequence > 0) refuse("`sequence`", std::to_string(options.sequence), text);
+  if (options.heads > 0) refuse("`heads`", std::to_string(options.heads), text_and_vit);
+  if (options.key_heads > 0) refuse("`key_heads`", std::to_string(options.key_heads), models_with_key_heads);
+  if (options.hidden > 0) refuse("`hidden`", std::to_string(options.hidden), models_with_key_heads);
+  if (options.window > 0) refuse("`window`", std::to_string(options.window), text);
+  if (options.dropout > 0) refuse("`dropout`", format_real(options.dropout), "models over text, googlenet and vit-*");
+  if (options.feed_forward == FeedForward::tiled) refuse("`feed_forward`", "tiled", text_and_vit);
   if (!options.shares_kernels) {
     throw ValueError(std::string(name) +
                      ": `shares_kernels` off: its convolutions share no kernels, so there is nothing to turn off");

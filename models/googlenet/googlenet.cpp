@@ -52,7 +52,7 @@ ModelOptions googlenet_options(ModelOptions options) {
   of_images.dropout = -1;  // an option of this one, too
   require_image_options("googlenet", of_images, smallest_googlenet_image);
   if (options.layers > 0) {
-    throw ValueError("googlenet: layers " + std::to_string(options.layers) + ": their number is fixed");
+    throw ValueError("googlenet: `layers` " + std::to_string(options.layers) + ": their number is fixed");
   }
   options.image = options.image > 0 ? options.image : 224;
   options.channels = options.channels > 0 ? options.channels : 3;

@@ -32,7 +32,7 @@ const ResnetArchitecture& resnet_architecture(std::string_view name) {
 ModelOptions resnet_options(std::string_view name, ModelOptions options) {
   require_image_options(name, options, smallest_resnet_image);
   if (options.layers > 0) {
-    throw ValueError(std::string(name) + ": layers " + std::to_string(options.layers) +
+    throw ValueError(std::string(name) + ": `layers` " + std::to_string(options.layers) +
                      ": the name says how many layers there are");
   }
   options.image = options.image > 0 ? options.image : 224;

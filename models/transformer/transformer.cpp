@@ -45,10 +45,10 @@ ModelOptions token_options(std::string_view kind, std::span<const TokenSizes> fa
     for (const TokenSizes& row : family) names += (names.empty() ? "" : ", ") + std::string(row.name);
     throw ValueError(std::string(kind) + ": no model is named '" + std::string(name) + "'; there are " + names);
   }
-  const auto refuse = [&](const char* option, std::int64_t value) {
+  const auto refuse = [&](const char* option, std::int64_t value, const char* models) {
     if (value <= 0) return;
     throw ValueError(std::string(name) + ": " + option + " " + std::to_string(value) +
-                     ": models over text have no such option");
+                     ": not an option of this model, but of " + models);
   };
   if (!options.shares_kernels) {
     throw ValueError(
@@ -58,11 +58,11 @@ ModelOptions token_options(std::string_view kind, std::span<const TokenSizes> fa
   if (options.head == Head::chunked && options.build == Build::textbook) {
     throw ValueError(std::string(name) + ": the textbook build has only the full head");
   }
-  refuse("`image`", options.image);
-  refuse("channels", options.channels);
-  refuse("classes", options.classes);
-  if (own->key_heads == 0) refuse("`key_heads`", options.key_heads);
-  if (own->hidden == 0) refuse("`hidden`", options.hidden);
+  refuse("`image`", options.image, "models over images");
+  refuse("channels", options.channels, "models over images");
+  refuse("classes", options.classes, "models over images");
+  if (own->key_heads == 0) refuse("`key_heads`", options.key_heads, models_with_key_heads);
+  if (own->hidden == 0) refuse("`hidden`", options.hidden, models_with_key_heads);
   const auto fill_in = [](std::int64_t& size, std::int64_t value) { size = size > 0 ? size : value; };
   const auto in_proportion = [](std::int64_t size, std::int64_t to, std::int64_t of) {
     return to > 0 ? std::max<std::int64_t>(1, size * to / of) : size;

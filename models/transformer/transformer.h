@@ -21,6 +21,9 @@ struct TokenSizes {
   std::int64_t key_heads = 0, hidden = 0;  ///< 0: the family has no such size
 };
 
+/// The models with `key_heads` and `hidden`, for messages.
+inline constexpr const char* models_with_key_heads = "llama-*, qwen2.5-* and tiny-llama";
+
 /// `options` with what is left open taken from the row of `family` that is called `name`; heads of keys and the width
 /// inside of a gated layer in proportion to heads and width, the latter rounded up to a multiple of 16. Throws
 /// ValueError, naming `kind`: no such row, heads that do not divide the width, heads of keys that do not divide the
