@@ -1,6 +1,7 @@
 // thimble pack: offsets for the lifetimes in a CSV file.
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <iostream>
 
@@ -53,6 +54,9 @@ void print_line(std::size_t buffers, const memory::Placement& placement, const P
 }
 
 void run(const PackFlags& flags) {
+  if (!std::has_single_bit(static_cast<std::size_t>(flags.alignment))) {
+    throw ValueError("--alignment: expected a power of two, got " + std::to_string(flags.alignment));
+  }
   check_outputs({{"--out", flags.output, &file_kinds::lifetimes}}, {{"IN", flags.input}}, flags.overwrites);
   memory::PlacementFile file = memory::read_placement(flags.input);
   memory::PlacementOptions options;
