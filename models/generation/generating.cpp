@@ -11,6 +11,7 @@
 #include <thimble/memory/process/host_limits.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/stack.h>
+#include <thimble/memory/units.h>
 #include <thimble/models/weights/follow_weights.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/quant/weight_only.h>
@@ -233,11 +234,11 @@ nn::BudgetError refuse_generation(const GenerationPlan& plan, memory::Device dev
   GenerationShape least = shape;
   least.context = needed, least.setup.batch = 1;
   if (const auto bytes = bytes_in(least, device)) minimum = std::min(minimum, *bytes);
-  const std::string whole = "`budget_bytes`: " + std::to_string(budget_bytes) + " bytes; " + shape.setup.model +
+  const std::string whole = "`budget_bytes`: " + memory::exact_bytes(budget_bytes) + "; " + shape.setup.model +
                             " with " + std::to_string(shape.setup.batch) + " sequences, `context` " +
                             std::to_string(shape.context) + " and `cache` " + dtype_text(plan) + " needs " +
-                            std::to_string(plan.peak_bytes) + ", of which the cache is " +
-                            std::to_string(plan.cache.bytes());
+                            memory::exact_bytes(plan.peak_bytes) + ", of which the cache is " +
+                            memory::exact_bytes(plan.cache.bytes());
   return {
       whole + (fits.empty() ? "; no shorter context, narrower cache or smaller batch fits" : "; what fits: " + fits),
       budget_bytes, minimum};

@@ -331,9 +331,10 @@ PlanReport make_plan(const PlanOptions& given) {
     report.minimum_bytes = report.keep_everything_bytes = report.plan.peak_bytes;
     if (report.budget_bytes > 0 && report.plan.peak_bytes > report.budget_bytes) {
       report.is_feasible = false;
-      report.why_infeasible = nn::BudgetError("plan: a forward needs " + std::to_string(report.plan.peak_bytes) +
-                                                  " bytes, the budget is " + std::to_string(report.budget_bytes),
-                                              report.budget_bytes, report.plan.peak_bytes);
+      report.why_infeasible =
+          nn::BudgetError("plan: a forward needs " + memory::exact_bytes(report.plan.peak_bytes) +
+                              ", the smallest budget that fits; got " + memory::exact_bytes(report.budget_bytes),
+                          report.budget_bytes, report.plan.peak_bytes);
     }
   } else {
     const nn::CostModel costs = plan_costs(options.setup, options.costs, report.budget_bytes, options.device);
@@ -488,8 +489,8 @@ Largest search_largest(const std::function<std::size_t(std::int64_t size)>& peak
   Probe fits = probe(1);
   if (fits.bytes > budget) {
     const auto one = static_cast<std::size_t>(fits.bytes);
-    throw nn::BudgetError(std::string(words.option) + ": " + words.one + " needs " + std::to_string(one) +
-                              " bytes, more than the budget of " + std::to_string(budget_bytes),
+    throw nn::BudgetError(std::string(words.option) + ": " + words.one + " needs " + memory::exact_bytes(one) +
+                              ", more than the budget of " + memory::exact_bytes(budget_bytes),
                           budget_bytes, one);
   }
   // Upwards, until one fails: where the line of the last two leads, and at least twice as far as before; at first no
@@ -500,7 +501,7 @@ Largest search_largest(const std::function<std::size_t(std::int64_t size)>& peak
     fits = fails;
     if (fits.size >= most_of_extent) {
       throw ValueError(std::string(words.option) + ": even " + std::to_string(fits.size) + " " + words.many +
-                       " are within the budget of " + std::to_string(budget_bytes) + " bytes");
+                       " are within the budget of " + memory::exact_bytes(budget_bytes));
     }
     const std::int64_t most = std::min(fits.size * 16, most_of_extent);
     const std::int64_t ahead = by_line(before, fits, budget, fits.size, most + 1);

@@ -242,8 +242,8 @@ GraphPlan plan_graph(const StepGraph& step, std::size_t budget_bytes) {
     plan.least_step_s = base_s + in_seconds(bound.at(static_cast<Bytes>(bytes)));
     return plan;
   }
-  throw BudgetError("plan: no plan of the graph keeps " + format_grouped(budget_bytes) + " bytes; the smallest needs " +
-                        format_grouped(height),
+  throw BudgetError("plan: no plan of the graph keeps " + memory::exact_bytes(budget_bytes) + "; the smallest needs " +
+                        memory::exact_bytes(height),
                     budget_bytes, height);
 }
 

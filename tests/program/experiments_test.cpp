@@ -118,9 +118,9 @@ TEST_CASE("experiments: the largest batch is found with few probes", "[experimen
   }
   const auto constant = [](std::int64_t) { return std::size_t{10}; };
   CHECK_THROWS_WITH(models::search_largest(constant, 9),
-                    "`finds_batch`: a batch of 1 needs 10 bytes, more than the budget of 9");
+                    "`finds_batch`: a batch of 1 needs 10 B, more than the budget of 9 B");
   CHECK_THROWS_WITH(models::search_largest(constant, 10),
-                    "`finds_batch`: even 16777216 samples are within the budget of 10 bytes");
+                    "`finds_batch`: even 16777216 samples are within the budget of 10 B");
 }
 
 TEST_CASE("experiments: schedules on a tape of 100 blocks run and hold what theory says", "[experiments]") {

@@ -39,7 +39,7 @@ TEST_CASE("program plan --graph: text, JSON and the page", "[program]") {
 
   const Output small = *run(folder, "plan --graph '" + file + "' --budget 1000");
   CHECK(small.status == 3);
-  CHECK(files_test::contains(small.error, "no plan of the graph keeps 1,000 bytes; the smallest needs 12,0"));
+  CHECK(files_test::contains(small.error, "no plan of the graph keeps 1000 B; the smallest needs 11.81 KiB (12"));
   const Output both = *run(folder, "plan gpt2 --graph '" + file + "'");
   CHECK(both.status == 2);
   CHECK(files_test::contains(both.error, "MODEL: expected a model to plan, got --graph"));
