@@ -23,6 +23,14 @@ struct PipelineFlags {
   bool is_json = false, overwrites = false;
 };
 
+bool applies_interleaved(const PipelineFlags& flags) { return flags.micro_batches % flags.stages == 0; }
+
+std::string interleaved_name(const PipelineFlags& flags) {
+  return "interleaved, " + std::to_string(flags.chunks) + " chunks";
+}
+
+constexpr const char* why_not_interleaved = "does not apply: needs --micro-batches that --stages divides";
+
 std::vector<report::ShownPipeline> runs_of(const PipelineFlags& flags) {
   const auto stages = static_cast<int>(flags.stages), micro_batches = static_cast<int>(flags.micro_batches);
   const auto chunks = static_cast<int>(flags.chunks);
@@ -33,9 +41,9 @@ std::vector<report::ShownPipeline> runs_of(const PipelineFlags& flags) {
   };
   add("GPipe", dist::gpipe(stages, micro_batches), whole);
   add("1F1B", dist::one_forward_one_backward(stages, micro_batches), whole);
-  if (chunks < 2) return runs;
+  if (chunks < 2 || !applies_interleaved(flags)) return runs;
   const dist::PipelineCosts piece{{flags.forward_s / chunks}, {flags.backward_s / chunks}, flags.link_s};
-  add("interleaved, " + std::to_string(chunks) + " chunks", dist::interleaved(stages, micro_batches, chunks), piece);
+  add(interleaved_name(flags), dist::interleaved(stages, micro_batches, chunks), piece);
   return runs;
 }
 
@@ -52,6 +60,9 @@ void print_json(const PipelineFlags& flags, const std::vector<report::ShownPipel
                     {"time", shown.run.step_s},
                     {"bubble", shown.run.bubble},
                     {"in_flight", std::move(held)}});
+  }
+  if (flags.chunks > 1 && !applies_interleaved(flags)) {
+    list.push_back({{"schedule", interleaved_name(flags)}, {"why_not", why_not_interleaved}});
   }
   std::cout << nlohmann::ordered_json{{"stages", flags.stages},
                                       {"micro_batches", flags.micro_batches},
@@ -73,6 +84,9 @@ void print_table(const PipelineFlags& flags, const std::vector<report::ShownPipe
     }
     std::printf("%-24s %10s %9s  %s\n", shown.name.c_str(), report::format_trimmed(shown.run.step_s, 3).c_str(),
                 report::format_percent(shown.run.bubble).c_str(), held.c_str());
+  }
+  if (flags.chunks > 1 && !applies_interleaved(flags)) {
+    std::printf("%-24s %10s %9s  %s\n", interleaved_name(flags).c_str(), "-", "-", why_not_interleaved);
   }
 }
 

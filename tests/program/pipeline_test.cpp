@@ -26,14 +26,20 @@ TEST_CASE("program pipeline: three schedules of four stages", "[program]") {
   CHECK(files_test::read_text_file(folder / "p.svg").find("1F1B: time 33, bubble 37.5 %") != std::string::npos);
 }
 
-TEST_CASE("program pipeline: what is wrong is said, and nothing is written", "[program]") {
+TEST_CASE("program pipeline: a schedule that does not apply has a row that says why", "[program]") {
   const files_test::TemporaryFolder folder;
   const std::optional<Output> said =
-      run(folder, "pipeline --stages 4 --micro-batches 6 --svg '" + folder / "p.svg" + "'");
+      run(folder, "pipeline --stages 4 --micro-batches 6 --json --svg '" + folder / "p.svg" + "'");
   if (!said) return thimble_test::skip("THIMBLE_PROGRAM names no program");
-  CHECK(said->status == 2);
-  CHECK(said->error.find("6 micro-batches on 4 stages; expected a multiple") != std::string::npos);
-  CHECK(!std::filesystem::exists(folder / "p.svg"));
+  REQUIRE(said->status == 0);
+  const nlohmann::json rows = nlohmann::json::parse(said->out)["schedules"];
+  REQUIRE(rows.size() == 3);
+  CHECK(rows[1]["time"] == 27.0);  // (m + p - 1) (f + b)
+  CHECK(rows[2] == nlohmann::json{{"schedule", "interleaved, 2 chunks"},
+                                  {"why_not", "does not apply: needs --micro-batches that --stages divides"}});
+  CHECK(std::filesystem::exists(folder / "p.svg"));
+  const std::string text = run(folder, "pipeline --stages 4 --micro-batches 2")->out;
+  CHECK(text.find("interleaved, 2 chunks             -         -  does not apply: needs --mic") != std::string::npos);
   CHECK(run(folder, "pipeline --stages 4 --micro-batches 6 --chunks 1")->status == 0);
   CHECK(run(folder, "pipeline --stages 0")->status == 2);
 }
