@@ -86,7 +86,7 @@ std::optional<Saved> saved_of(const Setup& setup, const Model& model) {
 
 std::optional<Saved> saved_stages(const Setup&, const Model& model) {
   if (!model.is_tied()) return std::nullopt;
-  return Saved{model.options().stage.count > 1 ? "several" : "1", "1"};
+  return Saved{model.options().stage.count > 1 ? several_stages : "1", "1"};
 }
 
 constexpr const char* of_one_rank = "those of one rank with as many shards";

@@ -66,6 +66,8 @@ struct Need {
 struct Saved {
   std::string value, usual;
 };
+/// The value of 2 stages and more, which have the same bits.
+inline constexpr const char* several_stages = "several";
 /// Whether ranks must have it alike; with_plans: where they follow one plan; each: of each rank, besides that of all.
 enum class OnRanks : std::uint8_t { free, alike, each, with_plans };
 /// Whether a run that goes on from a checkpoint may change it: freely, telling so, or not.

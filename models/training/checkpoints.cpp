@@ -1,5 +1,6 @@
 #include <thimble/models/training/checkpoints.h>
 
+#include <string_view>
 #include <vector>
 
 #include <thimble/core/error.h>
@@ -7,6 +8,7 @@
 #include <thimble/models/datasets/dataset_text.h>
 #include <thimble/models/techniques/technique.h>
 #include <thimble/models/training/recipe.h>
+#include <thimble/models/weights/follow_weights.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/safetensors.h>
 
@@ -55,7 +57,8 @@ nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data, const
 
 std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Training& training, std::string* change) {
   const std::string start = "`resume`: '" + options.resume + "' ";
-  const nn::CheckpointInfo info = nn::parse_checkpoint_info(SafetensorsReader(options.resume).header(), options.resume);
+  const SafetensorsHeader header = SafetensorsReader(options.resume).header();
+  const nn::CheckpointInfo info = nn::parse_checkpoint_info(header, options.resume);
   const auto held = [&](const std::string& key, const std::string& otherwise) {
     const auto found = info.metadata.find(key);
     return found == info.metadata.end() ? otherwise : found->second;
@@ -73,12 +76,22 @@ std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Trai
     throw ValueError(start + "was trained " + in_words(trait, before) + "; expected the same, got a run " +
                      in_words(trait, trait.value));
   }
+  const auto require = [&](const std::string& option, std::string_view was, std::string_view is) {
+    if (was == is) return;
+    throw ValueError(start + "was trained with " + option + " " + std::string(was) +
+                     "; expected the same, got a run with " + option + " " + std::string(is));
+  };
+  require("`optimizer`", info.optimizer, training.optimizer().name());
+  for (const nn::NamedTensor& p : training.model().parameters()) {
+    const SafetensorsEntry* const saved = header.find(checkpoint_prefix + p.name);
+    if (saved != nullptr) require("`dtype`", to_string(loadable_dtype(*saved)), to_string(p.tensor.dtype()));
+  }
   const std::string changed = recipe_change(info.metadata, options, data, training.model(), start);
   if (change != nullptr) *change = changed;
   training.load(options.resume);
   if (training.generator().seed() != options.setup.seed) {
-    throw ValueError(start + "was trained with seed " + std::to_string(training.generator().seed()) +
-                     "; expected the same, got " + std::to_string(options.setup.seed));
+    throw ValueError(start + "was trained with `seed` " + std::to_string(training.generator().seed()) +
+                     "; expected the same, got a run with `seed` " + std::to_string(options.setup.seed));
   }
   const auto done = static_cast<std::uint64_t>(info.step_count) +
                     static_cast<std::uint64_t>(info.scaler ? info.scaler->skipped_steps : 0);

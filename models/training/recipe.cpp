@@ -95,11 +95,13 @@ std::string recipe_change(const nn::Metadata& before, const TrainOptions& option
     std::string old = at(before, in_file(part));
     if (old.empty()) old = part.unwritten;
     if (old.empty() || old == part.value) continue;
-    const bool is_data = part.key == data_key;
+    // Two stages and more have the same bits, so a file does not have their number.
+    const bool is_data = part.key == data_key, is_now_in_stages = part.value == several_stages;
     text += text.empty() ? "" : ", ";
     text += is_data ? "other data: " + at(before, data_name_key) + ", " + old + " -> " + name_of_data(options) + ", " +
                           part.value
-                    : part.option + " " + old + " -> " + part.value;
+                    : part.option + " " + (old == several_stages ? "2 or more" : old) + " -> " +
+                          (is_now_in_stages ? std::to_string(options.setup.pp) : part.value);
   }
   return text;
 }

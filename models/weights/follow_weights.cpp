@@ -225,12 +225,22 @@ void set_open(std::int64_t& size, std::int64_t value) {
 /// Sizes by the tensors' shapes.
 void follow_shapes(std::string_view name, ModelOptions& sizes, const WeightFacts& facts) {
   const std::string_view family = model_family(name);
+  const auto follow = [&](Size size, std::int64_t own) {
+    const auto same = [&](const SizeName& one) { return one.size == size; };
+    const bool is_of_data =
+        size == &ModelOptions::vocabulary || size == &ModelOptions::channels || size == &ModelOptions::classes;
+    if (facts.is_checkpoint && !is_of_data && sizes.*size > 0 && own > 0) {
+      require_same(std::find_if(std::begin(size_names), std::end(size_names), same)->option, sizes.*size, own,
+                   facts.path);
+    }
+    set_open(sizes.*size, own);
+  };
   for (const ShapeOfSize& row : shapes_of_sizes()) {
     if (row.family != family) continue;
-    if (const Shape* const shape = shape_of(facts, row)) set_open(sizes.*row.size, size_in(*shape, row, facts));
+    if (const Shape* const shape = shape_of(facts, row)) follow(row.size, size_in(*shape, row, facts));
   }
-  set_open(sizes.layers, count_layers(facts, family));
-  if (family == "llama") set_open(sizes.key_heads, key_heads(facts, sizes, complete_options(name).heads));
+  follow(&ModelOptions::layers, count_layers(facts, family));
+  if (family == "llama") follow(&ModelOptions::key_heads, key_heads(facts, sizes, complete_options(name).heads));
 }
 
 /// The function of a file of ours, by its metadata.

@@ -151,5 +151,5 @@ TEST_CASE("parts in runs: another number of parts is said, and allowed", "[parts
   // One rank that has all stages sums a tied table as several stages do.
   options.setup.tp = 1, options.setup.sequence_parallel = false;
   options.setup.pp = 2;
-  CHECK(models::prepare_training(options).recipe_change == "`pp` 1 -> several");
+  CHECK(models::prepare_training(options).recipe_change == "`pp` 1 -> 2");
 }
