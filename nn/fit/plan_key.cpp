@@ -55,13 +55,18 @@ PlanKey plan_key(memory::Device device, const TapeGraph& graph, TrainingRun& run
 std::string difference(const PlanKey& plan, const PlanKey& now) {
   if (plan.library != now.library) return both("version of the library", plan.library, now.library);
   if (plan.machine != now.machine) return both("machine", plan.machine, now.machine);
-  if (plan.step != now.step) return both("step", plan.step, now.step);
+  // Of as many leaves, one of another size says more than the sum of their states.
+  const bool is_as_many = plan.leaves.size() == now.leaves.size();
+  if (plan.step != now.step && !is_as_many) return both("step", plan.step, now.step);
   for (std::size_t i = 0; i < std::max(plan.leaves.size(), now.leaves.size()); ++i) {
     const auto leaf = [&](const PlanKey& key) {
       return i < key.leaves.size() ? text_of(key.leaves[i].shape, key.leaves[i].dtype) : std::string("none");
     };
-    if (leaf(plan) != leaf(now)) return both("trained leaf " + std::to_string(i), leaf(plan), leaf(now));
+    if (leaf(plan) == leaf(now)) continue;
+    return both("trained leaf " + std::to_string(i), leaf(plan), leaf(now)) +
+           "; expected the dtype, the sizes and the data of the plan (a text sets the vocabulary, images the classes)";
   }
+  if (plan.step != now.step) return both("step", plan.step, now.step);
   for (std::size_t i = 0; i < std::max(plan.nodes.size(), now.nodes.size()); ++i) {
     const auto node = [&](const PlanKey& key) {
       if (i >= key.nodes.size()) return std::string("none");

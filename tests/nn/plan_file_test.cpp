@@ -185,7 +185,8 @@ TEST_CASE("plan file: a plan of another key names the first thing that differs",
   says(with([](auto& o) { o.setup.batch = 13; }),
        "the plan has 'embedding f32 (12, 48, 64)', here it is 'embedding f32 (13, 48, 64)'");
   says(with([](auto& o) { o.setup.sizes.layers = 5; }), "step: the plan has");
-  says(with([](auto& o) { o.setup.sizes.sequence = 47; }), "bytes of state', here it is '1 micro-batches");
+  says(with([](auto& o) { o.setup.sizes.sequence = 47; }),
+       "(48, 64)', here it is 'f32 (47, 64)'; expected the dtype, the");
   says(with([](auto& o) { o.setup.clip_norm = 0; }), "step: the plan has '1 micro-batches, clipped");
   says(with([](auto& o) { o.setup.optimizer = "sgd"; }), "adamw");
   says(with([](auto& o) { o.setup.micro_batches = 2; }), "2 micro-batches");
