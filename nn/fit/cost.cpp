@@ -58,6 +58,11 @@ double bytes_of(const TapeGraph& graph, std::uint32_t value) {
 
 }  // namespace
 
+std::string operator_text(const TapeGraph& graph, std::size_t node) {
+  const TapeGraph::Node& n = graph.nodes[node];
+  return std::string(n.type->name) + " " + std::string(to_string(dtype_of_products(graph, n)));
+}
+
 double Hardware::multiply_adds_per_s(DType dtype) const noexcept {
   if (size_of(dtype) < 4 && narrow_per_s > 0) return narrow_per_s;
   return dtype == DType::f32 && allows_tf32() && tf32_per_s > 0 ? tf32_per_s : f32_per_s;
@@ -131,11 +136,11 @@ std::vector<NodeTimes> roofline(const TapeGraph& graph, const Hardware& hardware
 
 void require_same(const TapeGraph& graph, const std::vector<std::string>& operators) {
   for (std::size_t n = 0; n < std::max(graph.nodes.size(), operators.size()); ++n) {
-    const std::string here = n < graph.nodes.size() ? graph.nodes[n].type->name : "nothing";
+    const std::string here = n < graph.nodes.size() ? operator_text(graph, n) : "nothing";
     const std::string measured = n < operators.size() ? operators[n] : "nothing";
     if (here == measured) continue;
     throw ValueError("cost model: node " + std::to_string(n) + " is " + here + ", " + measured +
-                     " was measured; expected a model of the same program");
+                     " was measured; expected `times` of the same program in the same precision");
   }
 }
 

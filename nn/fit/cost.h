@@ -59,9 +59,12 @@ struct CostModel {
   Hardware hardware;
   /// For people: "cpu: built-in rates of 2 threads of an AVX-512 server core, f32; this process has 1 thread of avx2".
   std::string source;
-  std::vector<std::string> operators;  ///< of the program that was measured, node by node; empty: none was
+  std::vector<std::string> operators;  ///< operator_text of the program that was measured; empty: none was
   std::vector<NodeFactors> factors;    ///< as many
 };
+
+/// "linear bf16": the operator and the dtype of its products, as CostModel::operators has them.
+std::string operator_text(const TapeGraph& graph, std::size_t node);
 
 /// For every node. Throws ValueError, naming the first node that differs, for the costs of another program.
 std::vector<NodeTimes> node_times(const TapeGraph& graph, const CostModel& costs);

@@ -58,7 +58,7 @@ CostModel measure_costs(const MakeRun& make, memory::Device device, const Hardwa
     f.backward = factor(times.backward[n], roofline[n].backward);
     const bool is_shorter = graph.nodes[n].type->has_output_from_saved && again.recompute[n] > 0;
     f.recompute = is_shorter ? factor(again.recompute[n], roofline[n].recompute) : f.forward;
-    costs.operators.emplace_back(graph.nodes[n].type->name);
+    costs.operators.push_back(operator_text(graph, n));
     costs.factors.push_back(f);
   }
   costs.source = machine.name + ": each operator as measured";

@@ -42,7 +42,7 @@ TEST_CASE("fit cost: factors scale the roofline node by node", "[fit]") {
   const std::vector<nn::NodeTimes> roofline = nn::node_times(graph, costs);
   CHECK(nn::step_seconds(roofline) > 0);
   for (std::size_t n = 0; n < graph.nodes.size(); ++n) {
-    costs.operators.emplace_back(graph.nodes[n].type->name);
+    costs.operators.push_back(nn::operator_text(graph, n));
     costs.factors.push_back({1.0 + static_cast<double>(n), 2, 0.5});
   }
   const std::vector<nn::NodeTimes> times = nn::node_times(graph, costs);
@@ -53,7 +53,11 @@ TEST_CASE("fit cost: factors scale the roofline node by node", "[fit]") {
   }
   costs.operators[3] = "another";
   CHECK_THROWS_AS(nn::node_times(graph, costs), ValueError);
-  costs.operators[3] = graph.nodes[3].type->name;
+  costs.operators[3] = nn::operator_text(graph, 3);
+  models::Setup narrow = small_gpt(4);
+  narrow.dtype = DType::bf16;
+  CHECK_THROWS_WITH(nn::node_times(graph_of(narrow), costs),
+                    Catch::Contains(" bf16, ") && Catch::Contains(" f32 was measured; expected `times` of the same"));
   costs.operators.pop_back();
   costs.factors.pop_back();
   CHECK_THROWS_AS(nn::node_times(graph, costs), ValueError);
