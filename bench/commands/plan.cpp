@@ -72,7 +72,8 @@ nlohmann::ordered_json ranks_of(std::span<const models::RankPlan> plans) {
 
 void print_plan_json(const models::PlanOptions& options, const models::PlanReport& report,
                      std::span<const models::RankPlan> ranks) {
-  nlohmann::ordered_json json{{"parameters", report.parameters},
+  nlohmann::ordered_json json{{"model", report.setup.model},
+                              {"parameters", report.parameters},
                               {"device", to_string(dry(options.device))},
                               {"batch", report.batch},
                               {"sequence", report.sequence},

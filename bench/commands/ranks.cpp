@@ -28,9 +28,13 @@ std::string ranks_in_words(const models::Setup& setup) {
 }
 
 nlohmann::ordered_json layout_json(const models::Setup& setup) {
-  return {{"tp", setup.tp},         {"sequence_parallel", setup.sequence_parallel},
-          {"cp", setup.cp},         {"pp", setup.pp},
-          {"chunks", setup.chunks}, {"zero", setup.zero}};
+  return {{"tp", setup.tp},
+          {"sequence_parallel", setup.sequence_parallel},
+          {"cp", setup.cp},
+          {"pp", setup.pp},
+          {"pipeline", setup.pipeline},
+          {"chunks", setup.chunks},
+          {"zero", setup.zero}};
 }
 
 std::string ranks_in_words(const std::vector<int>& ranks) {

@@ -28,7 +28,7 @@ using RankBody = std::function<int(dist::Communicator* ranks, RankFailure& failu
 /// What a plan of the setup says of them: ", stage 1 of 4 (1f1b), rank 1 of 4 at stage 0 of ZeRO".
 std::string ranks_in_words(const models::Setup& setup);
 
-/// "tp", "sequence_parallel", "pp" and "zero" of it.
+/// "tp", "sequence_parallel", "pp", "pipeline" and "zero" of it.
 nlohmann::ordered_json layout_json(const models::Setup& setup);
 
 /// "0-2, 5".
