@@ -68,7 +68,8 @@ void print_ranks(const models::TrainOptions& options, const models::TrainReport&
 }
 
 const char* end_name(nn::TrainEnd end) {
-  return end == nn::TrainEnd::complete ? "complete" : end == nn::TrainEnd::stopped ? "stopped" : "diverged";
+  constexpr const char* names[] = {"complete", "stopped", "diverged", "no_better"};  // as TrainEnd lists them
+  return names[static_cast<std::size_t>(end)];
 }
 
 }  // namespace
