@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <new>
 
 #include <thimble/core/error.h>
@@ -88,7 +89,10 @@ LeverOffers offer_levers(const LeverSearch& search, const std::vector<Lever>& le
 
 std::string to_text(const LeverOffers& offers) {
   std::string text;
+  std::size_t least_bytes = std::numeric_limits<std::size_t>::max();
   for (const LeverPrice& price : offers.fitting) {
+    if (price.minimum_bytes >= least_bytes) continue;  // a faster one needs no more
+    least_bytes = price.minimum_bytes;
     text += (text.empty() ? "it fits with " : ", or with ") + price.options + ", which needs " +
             memory::exact_bytes(price.minimum_bytes) + ", at " +
             std::to_string(std::llround(100 * *price.time_overhead_in_budget)) + " % more time";

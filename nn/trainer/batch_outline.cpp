@@ -13,9 +13,14 @@
 namespace thimble::nn {
 namespace {
 
-std::string joined(const std::vector<std::int64_t>& numbers) {
+/// "4096 of 1", "3 of 8, 1 of 5": how many, in their order, of how many samples.
+std::string counted(const std::vector<std::int64_t>& numbers) {
   std::string text;
-  for (const std::int64_t n : numbers) text += (text.empty() ? "" : ", ") + std::to_string(n);
+  for (auto at = numbers.begin(); at != numbers.end();) {
+    const auto end = std::find_if(at, numbers.end(), [&](std::int64_t n) { return n != *at; });
+    text += (text.empty() ? "" : ", ") + std::to_string(end - at) + " of " + std::to_string(*at);
+    at = end;
+  }
   return text;
 }
 
@@ -65,11 +70,11 @@ std::vector<std::int64_t> samples_of(const BatchOutline& whole, const std::vecto
     if (whole.first_axes[t] < 1) continue;
     if (std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) != whole.first_axes[t]) continue;
     if (std::all_of(counts.begin(), counts.end(), [](std::int64_t n) { return n > 0; })) return counts;
-    refuse("cuts " + std::to_string(whole.first_axes[t]) + " samples into " + joined(counts) +
+    refuse("cuts " + std::to_string(whole.first_axes[t]) + " samples into micro-batches, " + counted(counts) +
            "; expected at least one sample in each, so at most as many micro-batches as samples");
   }
   refuse("must cut the samples of a batch, its tensors' first axis, into parts that are the whole together; got " +
-         joined(first_counts) + " of " +
+         counted(first_counts) + ", from a batch of " +
          (whole.first_axes.empty() ? "none" : std::to_string(whole.first_axes.front())) +
          "; cut from size * index / count to size * (index + 1) / count where the count does not divide");
   return {};

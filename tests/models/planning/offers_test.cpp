@@ -96,6 +96,14 @@ TEST_CASE("offers: a refusal that has no time left says what it did not try", "[
   CHECK(nn::to_text(nn::LeverOffers{{{"`head` chunked", 2048, 0.5, 0.25, ""}}, 15, 3}) ==
         "it fits with `head` chunked, which needs 2.00 KiB (2048 B), at 25 % more time; 3 of 15 techniques were not "
         "tried, for want of time or memory: a plan with `prices_techniques` tries them all");
+  CHECK(nn::to_text(nn::LeverOffers{{{"`micro_batches` 2", 900, 0.5, 0.1, ""},
+                                     {"`micro_batches` 4", 900, 0.5, 0.2, ""},
+                                     {"`micro_batches` 8", 901, 0.5, 0.3, ""},
+                                     {"`head` chunked", 800, 0.5, 0.4, ""}},
+                                    4,
+                                    0}) ==
+        "it fits with `micro_batches` 2, which needs 900 B, at 10 % more time, or with `head` chunked, which needs "
+        "800 B, at 40 % more time");
   CHECK(nn::to_text(nn::LeverOffers{{}, 1, 0}) == "none of 1 technique fits");
   CHECK(nn::to_text(nn::LeverOffers{{}, 5, 2})
             .starts_with("none of the 3 techniques fits that were tried; 2 of 5 techniques were not tried"));

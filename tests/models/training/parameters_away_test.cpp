@@ -2,12 +2,12 @@
 // predicted; checkpoints go either way; a model whose parameters alone exceed the budget trains.
 
 #include <algorithm>
-#include <regex>
 #include <string>
 #include <vector>
 
 #include <thimble/core/error.h>
 #include <thimble/models/planning/planning.h>
+#include <thimble/models/training/choices.h>
 #include <thimble/models/training/training.h>
 #include <thimble/nn/fit/fit.h>
 
@@ -77,21 +77,6 @@ void check_bits(const std::string& name, const models::TrainOptions& options) {
   CHECK(other.report.measured_tier_bytes > plain.report.measured_tier_bytes);
 }
 
-/// What a refusal offers: options as it writes them, and the smallest budget with them.
-struct Offer {
-  std::string options;
-  std::size_t bytes = 0;
-};
-
-std::vector<Offer> offers_of(const std::string& message) {
-  std::vector<Offer> offers;
-  const std::regex form("with ((?:`[a-z_]+`(?: [A-Za-z0-9]+)? ?)+), which needs [0-9.]+ [KMG]?i?B \\(([0-9]+) B\\)");
-  for (auto at = std::sregex_iterator(message.begin(), message.end(), form); at != std::sregex_iterator(); ++at) {
-    offers.push_back({(*at)[1], std::stoull((*at)[2])});
-  }
-  return offers;
-}
-
 }  // namespace
 
 TEST_CASE("parameters away: what a refusal offers trains within its budget, with the bits of the free run",
@@ -103,20 +88,18 @@ TEST_CASE("parameters away: what a refusal offers trains within its budget, with
   const Run plain = train_as_predicted(options);
   models::TrainOptions small = options;
   small.budget_bytes = std::size_t{1} << 20;
-  std::string message;
-  for (int i = 0; i < 2; ++i) {  // of all plans; of those of one byte less, to which techniques are offered
-    try {
-      models::prepare_training(small);
-      FAIL("the budget was enough");
-    } catch (const nn::BudgetError& error) {
-      message = error.what();
-      small.budget_bytes = error.minimum_bytes() - 1;
-    }
+  try {
+    models::prepare_training(small);
+    FAIL("the budget was enough");
+  } catch (const nn::BudgetError& error) {
+    small.budget_bytes = error.minimum_bytes() - 1;  // to which techniques are offered
   }
-  INFO(message);
+  models::ChoiceOptions choices;
+  choices.budget_bytes = small.budget_bytes;
+  choices.prices_away = true;
   std::size_t followed = 0;
   std::vector<std::string> names;
-  for (const Offer& offer : offers_of(message)) {
+  for (const nn::LeverPrice& offer : models::offer_techniques(choices, options.setup).fitting) {
     if (!files_test::contains(offer.options, "`offload` FOLDER `")) continue;
     INFO(offer.options);
     models::TrainOptions one = options;
@@ -124,9 +107,9 @@ TEST_CASE("parameters away: what a refusal offers trains within its budget, with
     one.setup.offloads_parameters = files_test::contains(offer.options, "`offloads_parameters`");
     one.setup.offloads_gradients = files_test::contains(offer.options, "`offloads_gradients`");
     one.setup.offloads_optimizer = files_test::contains(offer.options, "`offloads_optimizer`");
-    one.budget_bytes = offer.bytes;
+    one.budget_bytes = offer.minimum_bytes;
     const Run run = train_as_predicted(one);
-    CHECK(run.report.measured_peak_bytes <= offer.bytes);
+    CHECK(run.report.measured_peak_bytes <= offer.minimum_bytes);
     CHECK(run.losses == plain.losses);
     CHECK(run.report.evaluation->loss == plain.report.evaluation->loss);
     names.push_back(offer.options);
