@@ -321,7 +321,8 @@ void add_train(CLI::App& program) {
     const bool is_for_plans =
         !setup.offload.empty() && !setup.offloads_optimizer && !setup.offloads_parameters && !setup.offloads_gradients;
     if (!has_plan && (is_for_plans || setup.allows_lossy)) {
-      throw ValueError("--offload, --allow-lossy: expected a budget to plan for, got none; add --budget");
+      throw ValueError(std::string(is_for_plans ? "--offload" : "--allow-lossy") +
+                       ": expected a budget to plan for, got none; add --budget");
     }
     if (*wants_gradients && setup.ranks > 1) {
       throw ValueError("--gradient-report: expected one rank, got --ranks " + std::to_string(setup.ranks));

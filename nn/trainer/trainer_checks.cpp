@@ -126,14 +126,14 @@ void TrainerCore::check() const {
         "options.offload.folder: expected tensors to offload there, got none; set saved_tensors, optimizer, gradients "
         "or parameters");
   }
+  if (offload.saved_tensors && !has_budget) {
+    refuse("options.offload.saved_tensors: plans choose the tensors; expected a budget");
+  }
   if (offload.any() && !options_.planner.make_tier && options_.device.is_cuda() != offload.folder.empty()) {
     refuse(options_.device.is_cuda()
                ? "options.offload.folder: tensors of a GPU wait in the host's pinned memory; expected no folder, got " +
                      quote(offload.folder)
                : std::string("options.offload.folder: expected a folder on a disk, got none"));
-  }
-  if (offload.saved_tensors && !has_budget) {
-    refuse("options.offload.saved_tensors: plans choose the tensors; expected a budget");
   }
   if (offload.parameters && has_others) {
     refuse("options.offload.parameters is for one rank; options.ranks.zero = 3 shards the parameters of several");
@@ -223,7 +223,7 @@ void TrainerCore::check() const {
        "options.ranks.ranks");
 }
 
-/// No parameter has two optimizers: both would update it in every step.
+/// Every optimizer has parameters, and no parameter has two: both would update it in every step.
 void TrainerCore::check_parts() {
   const memory::Device on = dry(options_.device);
   const memory::Stack stack = memory::make_resource(on, profile_options(on));
@@ -242,6 +242,11 @@ void TrainerCore::check_parts() {
   TrainerRun run(*program_, options_, on, {});
   is_frozen_ = TrainerRun(*program_, options_, on, RunRequest{.whole = whole_.get(), .rank = rank()}).is_frozen();
   const std::vector<std::string> names = program_->part_names();
+  for (std::size_t part = 0; part < names.size() && !whole_; ++part) {
+    if (!run.program().optimizer(part).parameters().empty()) continue;
+    throw ValueError("trainer: the optimizer of part " + quote(names[part]) +
+                     " has no parameters; expected at least one, as the module's trainable() lists them");
+  }
   for (std::size_t later = 1; later < names.size(); ++later) {
     for (const optim::Named& p : run.program().optimizer(later).parameters()) {
       for (std::size_t part = 0; part < later; ++part) {

@@ -168,6 +168,24 @@ TEST_CASE("trainer: tensors of a batch are seen in whatever holds them", "[train
       [](const Based& b) { return b.last; });
 }
 
+TEST_CASE("trainer: a tensor made without a device is refused with the fix", "[trainer]") {
+  auto own = pairwise<Tensor>([](const Tensor& x) { return x; }, [](const Tensor& x) { return x + zeros({64}); });
+  CHECK_THROWS_WITH(
+      (nn::Trainer<Pairwise, Tensor>(own, {.steps = 1})),
+      Catch::Contains("add: operands on different devices, f32 (256, 64) on dry(cpu) and f32 (64) on cpu;") &&
+          Catch::Contains("create both tensors on the device that the trainer passes to model and batch"));
+}
+
+TEST_CASE("trainer: an optimizer of no parameters is refused", "[trainer]") {
+  auto own = pairwise<Tensor>([](const Tensor& x) { return x; }, [](const Tensor& x) { return x; });
+  own.optimizer = [](Pairwise&) {
+    return std::make_unique<optim::Sgd>(std::vector<optim::Named>(), optim::SgdOptions{});
+  };
+  CHECK_THROWS_WITH(
+      (nn::Trainer<Pairwise, Tensor>(own, {.steps = 1})),
+      Catch::StartsWith("trainer: the optimizer of part ") && Catch::Contains(" has no parameters; expected"));
+}
+
 TEST_CASE("trainer: a batch may be a view of a tensor that the program keeps", "[trainer]") {
   const testing::Threads alone;
   const Tensor data = randn({512, 96});
@@ -348,7 +366,8 @@ TEST_CASE("trainer: micro-batches of unequal sizes are the whole batch", "[train
           o.step.parts = {{5, 5}, {6, 6}, {6, 6}, {5, 5}};
         }).find("parts[2]: expected 5") != std::string::npos);
   CHECK(refusal(22, [](auto& o) { o.step.parts = {{5, 1}, {6, 2}, {5, 3}, {6, 4}}; }).empty());
-  CHECK(refusal(3, [](auto&) {}).find("cuts 3 samples into 0, 1, 1, 1") != std::string::npos);
+  CHECK(refusal(3, [](auto&) {}).find("cuts 3 samples into micro-batches, 1 of 0, 3 of 1; expected") !=
+        std::string::npos);
   CHECK(refusal(
             22, [](auto&) {},
             [](auto& own) {

@@ -321,6 +321,8 @@ TEST_CASE("trainer: tensors wait in a tier between their uses, with the same bit
   refused("options.offload.folder: expected tensors to offload there, got none");
   options.offload = {.folder = at, .saved_tensors = true};
   refused("options.offload.saved_tensors: plans choose the tensors; expected a budget");
+  options.offload = {.saved_tensors = true};  // no folder, either
+  refused("options.offload.saved_tensors: plans choose the tensors; expected a budget");
   options.offload = {.folder = at, .parameters = true, .read_ahead = -1};
   refused("options.offload.read_ahead: expected at least 0, got -1");
   options.offload = {.folder = at, .gradients = true};
@@ -367,16 +369,17 @@ TEST_CASE("trainer: a refusal names options that would fit, with their bytes, an
   }
   INFO(text);
   CHECK(text.find("it fits with options.") != std::string::npos);
-  const std::string four = "options.step.micro_batches = 4, which needs ";
-  REQUIRE(text.find(four) != std::string::npos);
+  const std::string eight = "options.step.micro_batches = 8, which needs ";
+  REQUIRE(text.find(eight) != std::string::npos);
   CHECK(text.find(" % more time") != std::string::npos);
   nn::TrainerOptions follows = options;
-  follows.step.micro_batches = 4;
+  follows.step.micro_batches = 8;
   CHECK(Own(own, follows).plan().peak_bytes <= options.budget_bytes);
   follows.budget_bytes = 1;
-  CHECK(text.find(four + memory::exact_bytes(refused_at(own, follows))) != std::string::npos);
-  CHECK(text.find("options.step.micro_batches = 64, which needs ") != std::string::npos);
-  CHECK(text.find("options.step.micro_batches = 128") == std::string::npos);
+  CHECK(text.find(eight + memory::exact_bytes(refused_at(own, follows))) != std::string::npos);
+  // Those that need as much as a faster one are left out.
+  CHECK(text.find("options.step.micro_batches = 4,") == std::string::npos);
+  CHECK(text.find("options.step.micro_batches = 64,") == std::string::npos);
   options.refusal_ms = 1e-3;
   CHECK_THROWS_WITH(Own(own, options), Catch::Contains("were not tried, for want of time or memory: "
                                                        "options.refusal_ms = 0 tries them all"));
