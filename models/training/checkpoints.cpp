@@ -81,7 +81,10 @@ std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Trai
     throw ValueError(start + "was trained with " + option + " " + std::string(was) +
                      "; expected the same, got a run with " + option + " " + std::string(is));
   };
-  require("`optimizer`", info.optimizer, training.optimizer().name());
+  const std::string optimizer = training.optimizer().name(), narrow = "_bf16";  // what narrow moments add to a name
+  if (info.optimizer + narrow == optimizer) require("`state`", "f32", "bf16");
+  if (info.optimizer == optimizer + narrow) require("`state`", "bf16", "f32");
+  require("`optimizer`", info.optimizer, optimizer);
   for (const nn::NamedTensor& p : training.model().parameters()) {
     const SafetensorsEntry* const saved = header.find(checkpoint_prefix + p.name);
     if (saved != nullptr) require("`dtype`", to_string(loadable_dtype(*saved)), to_string(p.tensor.dtype()));
