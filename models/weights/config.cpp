@@ -102,6 +102,7 @@ ModelConfig read_gpt(const JsonKeys& keys) {
   constexpr const char* places[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop"};
   read_dropout(keys, places, 0.1, config);
   keys.require_flag("scale_attn_weights", true);
+  keys.require_flag("is_causal", true);
   keys.require_flag("tie_word_embeddings", true);
   return config;
 }
@@ -224,6 +225,7 @@ ModelConfig read_llama(const JsonKeys& keys) {
   keys.choice("hidden_act", activations, 0);
   keys.require_flag("attention_bias", false);
   keys.require_flag("mlp_bias", false);
+  keys.require_flag("is_causal", true);
   sizes.window = read_window(keys, type, sizes.layers);
   sizes.sequence = keys.size("max_position_embeddings", is_llama ? 2048 : is_mistral ? 131072 : 32768);
   sizes.dropout = 0;

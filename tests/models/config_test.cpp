@@ -140,6 +140,7 @@ const Row rows[] = {
     {&llama, "llama", "hidden_act", "\"gelu\"", refused},
     {&llama, "llama", "attention_bias", "true", refused},
     {&llama, "llama", "mlp_bias", "true", refused},
+    {&llama, "llama", "is_causal", "false", refused},
     {&llama, "llama", "attention_dropout", "0.1", applied},  // to why it does not train
     {&llama, "llama", "use_sliding_window", "true", refused},
     {&llama, "llama", "sliding_window", "4", none},
@@ -188,6 +189,7 @@ const Row rows[] = {
     {&gpt, "gpt", "attn_pdrop", "0.2", applied},
     {&gpt, "gpt", "embd_pdrop", "1.5", refused},
     {&gpt, "gpt", "scale_attn_weights", "false", refused},
+    {&gpt, "gpt", "is_causal", "false", refused},
     {&gpt, "gpt", "scale_attn_by_inverse_layer_idx", "true", refused},
     {&gpt, "gpt", "reorder_and_upcast_attn", "true", none},
     {&gpt, "gpt", "add_cross_attention", "true", refused},
