@@ -507,6 +507,7 @@ class Tokenizer::Encoder {
       std::size_t begin = found->begin, end = found->end;
       if (token.strips_left) begin = std::max(done, last_spaces(text.substr(0, begin)));
       if (token.strips_right) end = first_spaces(text, end);
+      if (begin >= end) continue;  // the token before has taken all of it
       if (done < begin) rest(text.substr(done, begin - done));
       tokens_.push_back(token.id);
       done = end;

@@ -239,6 +239,15 @@ TEST_CASE("tokenizer: special tokens in text that others wrote", "[tokens]") {
   CHECK_THROWS_AS(tokenizer.id_of("no such token"), ValueError);
 }
 
+// As `tokenizers` 0.23 has it: what a token before it has taken is not there a second time.
+TEST_CASE("tokenizer: added spaces that take the spaces around them", "[tokens]") {
+  data::TokenizerParts parts = bytes_alone();
+  parts.added = {{.id = 256, .content = " ", .strips_left = true, .strips_right = true}};
+  CHECK(data::Tokenizer(parts).encode("a   b ") == Ids{'a', 256, 'b', 256});
+  parts.added.push_back({.id = 'x', .content = "x", .strips_right = true});
+  CHECK(data::Tokenizer(parts).encode("ax   b") == Ids{'a', 'x', 'b'});
+}
+
 TEST_CASE("tokenizer: parts that do not fit each other are refused", "[tokens]") {
   CHECK(refused(bytes_alone()) == "no error");
   const auto change = [](auto&& how) {
