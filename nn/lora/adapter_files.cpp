@@ -1,6 +1,8 @@
 #include <thimble/nn/lora/adapter_files.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cstdint>
 #include <filesystem>
 #include <iterator>
 #include <map>
@@ -32,7 +34,7 @@ Json text_or_null(const std::string& text) { return text.empty() ? Json(nullptr)
 
 /// Keys of PEFT's that change nothing of what is computed: the tensors' sizes tell how weights lie.
 constexpr std::string_view without_effect[] = {
-    "auto_mapping", "base_model_name_or_path", "fan_in_fan_out", "inference_mode", "layers_pattern", "megatron_core",
+    "auto_mapping", "base_model_name_or_path", "fan_in_fan_out", "inference_mode", "megatron_core",
     "peft_version", "qalora_group_size",       "revision",       "runtime_config", "task_type"};
 
 /// How adapters began. Others than these have changed the base as well (pissa, olora, corda, loftq), or their ranks.
@@ -44,26 +46,18 @@ struct Halves {
 };
 using Layers = std::map<std::string, Halves>;
 
-/// The layers of target_modules, as PEFT reads it (check_target_module_exists in tuners/tuners_utils.py): a list of
-/// whole names or of their last parts, a regular expression that is the whole name, or "all-linear".
-class Targets {
+/// Modules as PEFT names them (check_target_module_exists in tuners/tuners_utils.py): a list of whole names or of their
+/// last parts, or a regular expression that is the whole name.
+class Names {
  public:
-  explicit Targets(const JsonKeys& keys) : path_(keys.path()) {
-    is_narrowed_ = keys.has("exclude_modules") || keys.has("layers_to_transform");
-    if (!keys.has("target_modules")) return;  // PEFT then knows them by the model's type
-    is_given_ = true;
-    if (!keys.is_text("target_modules")) {
-      names_ = keys.texts("target_modules");
+  Names() = default;
+  Names(const JsonKeys& keys, const char* key, const char* expected) {
+    if (!keys.is_text(key)) {
+      if (keys.has(key)) names_ = keys.texts(key);
       return;
     }
-    const std::string text = keys.text("target_modules", "");
+    const std::string text = keys.text(key, "");
     constexpr std::size_t max_length = 1024;
-    std::string lower = text;
-    for (char& c : lower) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-    if (lower == "all-linear") {
-      is_all_ = true;
-      return;
-    }
     try {
       // A hostile pattern must end, too, and on this stack: the polynomial matcher, which has no back-references, and
       // no counts, which multiply its depth.
@@ -71,51 +65,118 @@ class Targets {
         throw std::regex_error(std::regex_constants::error_space);
       pattern_.emplace(text, std::regex_constants::ECMAScript | std::regex_constants::__polynomial);
     } catch (const std::regex_error&) {
-      keys.refuse(
-          "target_modules",
-          "names, \"all-linear\", or at most 1024 bytes of a regular expression without { } and back-references");
+      keys.refuse(key, expected);
     }
+  }
+
+  const std::vector<std::string>& list() const noexcept { return names_; }
+  static bool ends_with(const std::string& layer, const std::string& name) {
+    return layer == name || layer.ends_with("." + name);
+  }
+  bool have_whole(const std::string& layer) const {
+    return pattern_ || std::find(names_.begin(), names_.end(), layer) != names_.end();
+  }
+  bool mean(const std::string& layer) const {
+    if (pattern_) return std::regex_match(layer, *pattern_);
+    return std::any_of(names_.begin(), names_.end(), [&](const std::string& n) { return ends_with(layer, n); });
+  }
+
+ private:
+  std::vector<std::string> names_;
+  std::optional<std::regex> pattern_;
+};
+
+/// The layers of target_modules ("all-linear" besides names), without those of exclude_modules; where it has last parts
+/// of names, only of the blocks in layers_to_transform.
+class Targets {
+ public:
+  explicit Targets(const JsonKeys& keys)
+      : path_(keys.path()),
+        excluded_(keys, "exclude_modules",
+                  "names, or at most 1024 bytes of a regular expression without { } and "
+                  "back-references") {
+    if (keys.has("layers_to_transform")) blocks_ = keys.sizes("layers_to_transform", 0);
+    if (!blocks_.empty() && keys.is_text("target_modules")) {
+      keys.refuse("layers_to_transform", "null beside a text of target_modules");
+    }
+    if (keys.is_text("layers_pattern")) {
+      lists_ = {keys.text("layers_pattern", "")};
+    } else if (keys.has("layers_pattern")) {
+      lists_ = keys.texts("layers_pattern");
+    }
+    if (!keys.has("target_modules")) return;  // PEFT then knows them by the model's type
+    is_given_ = true;
+    std::string lower = keys.is_text("target_modules") ? keys.text("target_modules", "") : "";
+    for (char& c : lower) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    is_all_ = lower == "all-linear";
+    if (is_all_) return;
+    names_ = Names(keys, "target_modules",
+                   "names, \"all-linear\", or at most 1024 bytes of a regular expression without { } and "
+                   "back-references");
   }
 
   /// Throws ValueError for a layer of the file's that is not meant, and for a name that means none of them.
   void check(const Layers& in_file) const {
-    if (!is_given_ || is_all_) return;
     for (const auto& [name, halves] : in_file) {
-      if (!means(halves.name)) refuse("one that means layer " + quote(halves.name) + ", which has tensors");
+      const std::string has = "layer " + quote(halves.name) + ", which has tensors";
+      if (const char* const key = left_out_by(halves.name)) refuse(key, "all but " + has, "it");
+      if (is_given_ && !is_all_ && !names_.mean(halves.name)) {
+        refuse("target_modules", "one that means " + has);
+      }
     }
-    for (const std::string& target : names_) {
-      const auto is_it = [&](const auto& layer) { return ends_with(layer.second.name, target); };
-      if (std::none_of(in_file.begin(), in_file.end(), is_it)) refuse("tensors of a layer " + quote(target));
+    for (const std::string& target : names_.list()) {
+      const auto is_it = [&](const auto& layer) { return Names::ends_with(layer.second.name, target); };
+      if (std::none_of(in_file.begin(), in_file.end(), is_it)) {
+        refuse("target_modules", "tensors of a layer " + quote(target));
+      }
     }
   }
 
   /// Throws ValueError for a layer of the module that is meant and has no tensors.
   void check(const Layers& in_file, const std::vector<NamedLinear>& module) const {
-    if (!is_given_ || is_narrowed_) return;
+    if (!is_given_) return;
     const auto& [name, halves] = *in_file.begin();
     const std::string prefix = halves.name.substr(0, halves.name.size() - name.size());
     for (const NamedLinear& l : module) {
-      if (in_file.contains(l.name) || !(is_all_ ? l.layer->is_in_block() : means(prefix + l.name))) continue;
-      refuse("tensors of layer " + quote(prefix + l.name) + ", which it means");
+      const std::string whole = prefix + l.name;
+      if (in_file.contains(l.name) || !(is_all_ ? l.layer->is_in_block() : names_.mean(whole))) continue;
+      if (left_out_by(whole) == nullptr) {
+        refuse("target_modules", "tensors of layer " + quote(whole) + ", which it means");
+      }
     }
   }
 
  private:
-  [[noreturn]] void refuse(const std::string& expected) const {
-    throw ValueError(path_ + ": target_modules: expected " + expected + ", got none");
+  [[noreturn]] void refuse(const char* key, const std::string& expected, const char* got = "none") const {
+    throw ValueError(path_ + ": " + key + ": expected " + expected + ", got " + got);
   }
-  static bool ends_with(const std::string& layer, const std::string& name) {
-    return layer == name || layer.ends_with("." + name);
+
+  /// The key that leaves a layer out, or null.
+  const char* left_out_by(const std::string& layer) const {
+    if (excluded_.mean(layer)) return "exclude_modules";
+    if (blocks_.empty() || names_.have_whole(layer)) return nullptr;
+    const auto block = block_of(layer);
+    const bool is_in = block && std::find(blocks_.begin(), blocks_.end(), *block) != blocks_.end();
+    return is_in ? nullptr : "layers_to_transform";
   }
-  bool means(const std::string& layer) const {
-    if (pattern_) return std::regex_match(layer, *pattern_);
-    return std::any_of(names_.begin(), names_.end(), [&](const std::string& n) { return ends_with(layer, n); });
+
+  /// PEFT's `.*\.LIST\.(\d+)\.`, LIST one of layers_pattern, or any where that has none.
+  std::optional<std::int64_t> block_of(std::string_view layer) const {
+    const std::vector<std::string_view> words = split(layer, '.');
+    for (std::size_t i = words.size() < 2 ? 0 : words.size() - 2; i >= 2; --i) {
+      std::int64_t number = 0;
+      const auto [stop, error] = std::from_chars(words[i].data(), words[i].data() + words[i].size(), number);
+      if (error != std::errc{} || stop != words[i].data() + words[i].size() || number < 0) continue;
+      if (lists_.empty() || std::find(lists_.begin(), lists_.end(), words[i - 1]) != lists_.end()) return number;
+    }
+    return std::nullopt;
   }
 
   std::string path_;
-  bool is_given_ = false, is_all_ = false, is_narrowed_ = false;
-  std::vector<std::string> names_;
-  std::optional<std::regex> pattern_;
+  bool is_given_ = false, is_all_ = false;
+  Names names_, excluded_;
+  std::vector<std::int64_t> blocks_;
+  std::vector<std::string> lists_;
 };
 
 struct Config {

@@ -24,6 +24,7 @@
 #include "support/files.h"
 #include "support/hand_loops.h"
 #include "support/near.h"
+#include "support/tensor_files.h"
 
 using namespace thimble;
 using hand_loops::Values;
@@ -449,6 +450,40 @@ TEST_CASE("lora: PEFT's folders", "[lora]") {
     const auto plain = twin();
     nn::load_adapters(*plain, path, {.prefix = "transformer."});
     CHECK(nn::adapted_layers(*plain).size() == 2);
+  }
+  // Layers that other keys leave out, of both blocks' up_proj. A whole name stays in: PEFT numbers only last parts.
+  const auto with = [&](const std::string& names, const std::string& keys) {
+    std::string changed = config;
+    changed.replace(changed.find(targets), targets.size(), "\"target_modules\": " + names + ", " + keys);
+    files_test::write_text_file(path + "/adapter_config.json", changed);
+    const auto plain = twin();
+    return files_test::error_of([&] { nn::load_adapters(*plain, path, {.prefix = "transformer."}); });
+  };
+  struct Narrowed {
+    std::string names, keys, refusal;
+  };
+  const std::string last = "[\"up_proj\"]";
+  const Narrowed narrowed[] = {
+      {last, "\"layers_to_transform\": [1, 0]", "no error"},
+      {last, "\"layers_to_transform\": [0, 1], \"layers_pattern\": \"h\"", "no error"},
+      {"[" + both + "]", "\"layers_to_transform\": 0",
+       "layers_to_transform: expected all but layer 'transformer.h.1.up_proj'"},
+      {last, "\"layers_to_transform\": [0]", "layers_to_transform: expected all but layer 'transformer.h.1.up_proj'"},
+      {last, "\"layers_to_transform\": [0, 1], \"layers_pattern\": [\"blocks\"]",
+       "layers_to_transform: expected all but"},
+      {last, "\"layers_to_transform\": [-1]", "layers_to_transform: expected integers from 0"},
+      {"\".*up_proj\"", "\"layers_to_transform\": [0, 1]", "layers_to_transform: expected null beside a text"},
+      {last, "\"exclude_modules\": [\"1.up_proj\"]",
+       "exclude_modules: expected all but layer 'transformer.h.1.up_proj'"},
+      {last, "\"exclude_modules\": \".*0.*\"", "exclude_modules: expected all but layer 'transformer.h.0.up_proj'"},
+      {last, "\"exclude_modules\": \"(\"", "exclude_modules: expected names, or at most 1024 bytes"},
+      {"\"all-linear\"", "\"exclude_modules\": [\"down_proj\"]", "no error"},
+      {"\"all-linear\"", "\"exclude_modules\": [\"0.down_proj\"]", "tensors of layer 'transformer.h.1.down_proj'"},
+      {"null", "\"exclude_modules\": [\"down_proj\"]", "no error"},
+  };
+  for (const Narrowed& row : narrowed) {
+    INFO(row.names + ", " + row.keys);
+    CHECK_THAT(with(row.names, row.keys), Catch::Contains(row.refusal));
   }
   // What changes nothing.
   for (const char* const line :
