@@ -76,6 +76,7 @@ void Tape::push_node(const OpType& type, void* record, std::span<const Tensor> i
                      Tensor& output, Needs needs, Origin origin) {
   tape_detail::Recorded& to = *recorded_;
   try {
+    if (!output.defined()) throw AutogradError(std::string(type.name) + ": forward gave no tensor");
     tape_detail::check_operands(to, type, inputs, needs);  // the operator may have written it itself
     segments_->require_planned_size(type, inputs, output);
   } catch (...) {
@@ -117,6 +118,9 @@ void Tape::backward(const Tensor& loss, Tensor seed, const LeafHook* on_gradient
   }
   if (seed.defined() && seed.shape() != loss.shape()) {
     throw ShapeError("backward: seed " + describe(seed) + " for loss " + describe(loss));
+  }
+  if (seed.defined() && (seed.dtype() != loss.dtype() || seed.device() != loss.device())) {
+    throw DTypeError("backward: seed " + describe(seed) + "; expected dtype and device of loss " + describe(loss));
   }
   if (loss.leaf()) {  // the loss is a leaf: its gradient is the seed
     if (!seed.defined()) seed = full(loss.shape(), 1, loss.dtype(), loss.device());

@@ -77,7 +77,7 @@ class Tape {
   /// of the loss itself and defaults to 1 for a loss of one element. Frees saved tensors and gradients as it goes;
   /// afterwards the tape is empty. Throws AutogradError (the loss depends on no trained leaf, was computed outside a
   /// recording, on another tape or in an ended recording, or depends on a gradient; it or a saved tensor was
-  /// overwritten), ShapeError (seed).
+  /// overwritten), ShapeError, DTypeError (seed).
   ///
   /// `on_gradient` is called once for every leaf on the tape: when the first of the nodes that have it as an operand
   /// has run backward, or was skipped, and no segment will run one of them again. From then on nothing on the tape

@@ -107,6 +107,10 @@ void Backward::run_node(std::uint32_t index) {
   Gradients gradients =
       node.type->backward(node.record, std::span(kept).first(edges.size()), std::move(dy), node.needs);
   if (recorded_.times) recorded_.times->backward[index] = now() - started;
+  if (gradients.size() > node.inputs) {
+    throw AutogradError(std::string(node.type->name) + ": backward gave " + std::to_string(gradients.size()) +
+                        " gradients for " + std::to_string(node.inputs) + " operands");
+  }
   for (int i = 0; i < node.inputs; ++i) {
     if (!node.needs[i]) continue;
     if (i >= gradients.size() || !gradients[i].defined()) {
@@ -130,6 +134,10 @@ void Backward::accumulate(const Node& node, int operand, Tensor gradient) {
   if (gradient.elements() != v.elements) {
     throw ShapeError(std::string(node.type->name) + ": backward gave " + describe(gradient) + " for operand " +
                      std::to_string(operand) + ", which has " + std::to_string(v.elements) + " elements");
+  }
+  if (form_of(gradient) != v.form) {
+    throw ShapeError(std::string(node.type->name) + ": backward gave " + describe(gradient) + " for operand " +
+                     std::to_string(operand) + ", which has another shape or dtype; expected the operand's");
   }
   if (v.leaf >= 0 && !sums_apart(static_cast<std::uint32_t>(v.leaf))) {
     return accumulate_leaf(recorded_.leaves[static_cast<std::size_t>(v.leaf)], std::move(gradient));

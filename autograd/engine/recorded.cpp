@@ -70,11 +70,19 @@ void* Recorded::allocate_record(std::size_t size, std::size_t alignment) {
   return at;
 }
 
+std::uint32_t form_of(const Tensor& t) noexcept {
+  constexpr std::uint64_t odd = 0x9E3779B97F4A7C15;
+  std::uint64_t form = odd * (1 + static_cast<std::uint64_t>(t.dtype()));
+  for (const std::int64_t size : t.shape()) form = (form ^ (form >> 32) ^ static_cast<std::uint64_t>(size)) * odd;
+  return static_cast<std::uint32_t>(form >> 32);
+}
+
 std::uint32_t Recorded::add_value(const Tensor& t, std::int32_t producer) {
   Value value;
   value.producer = producer;
   value.version = t.storage() ? t.storage()->version() : 0;
   value.elements = t.elements();
+  value.form = form_of(t);
   values.push_back(value);
   if (observer) observer->add_value(t);
   return static_cast<std::uint32_t>(values.size() - 1);

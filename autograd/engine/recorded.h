@@ -51,6 +51,7 @@ struct Value {
   std::uint32_t mark = 0;       // of the last search that met it
   std::uint32_t rereads = 0;    // nodes that will reread it; together they are one of the holds
   std::uint32_t version = 0;    // of its storage when it was made, first seen or recomputed
+  std::uint32_t form = 0;       // form_of()
   std::int64_t elements = 0;
   bool is_held_for_rereads = false;
 };
@@ -79,6 +80,9 @@ struct LeafUse {
   std::uint32_t count = 0;
   bool had_gradient = false;  ///< when backward began
 };
+
+/// Of shape and dtype: equal for equal ones, and for others hardly ever.
+std::uint32_t form_of(const Tensor& t) noexcept;
 
 class Recorded {
  public:

@@ -6,6 +6,9 @@
 #include <cmath>
 
 #include <thimble/autograd/apply.h>
+#include <thimble/autograd/checkpoint.h>
+#include <thimble/autograd/functions.h>
+#include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/memory/stack.h>
@@ -75,6 +78,88 @@ TEST_CASE("own operator: rows of the operator table") {
     row.why_cpu_alone = "an operator of one's own has a kernel for the CPU alone";
     check_operator(row);
   }
+}
+
+namespace {
+
+enum class Gives : std::uint8_t { right, few, many, none, other_size, other_shape, other_dtype, no_result };
+
+/// 2 x, with a backward that gives something else.
+struct Twice {
+  static constexpr const char* name = "twice";
+  static constexpr Cost cost = Cost::elementwise;
+  struct Saved {
+    Tensor x;
+  };
+  Gives gives = Gives::right;
+  Tensor forward(const Tensor& x, const Tensor&, Needs needs, Saved& saved) const {
+    if (needs.any()) saved.x = x;
+    return gives == Gives::no_result ? Tensor() : mul(x, 2);
+  }
+  Gradients backward(Saved, Tensor dy, Needs) const {
+    const Tensor dx = mul(dy, 2);
+    switch (gives) {
+      case Gives::few:
+        return {dx};
+      case Gives::many:
+        return {dx, dx, dx};
+      case Gives::none:
+        return {dx, Tensor()};
+      case Gives::other_size:
+        return {view::slice(dx, 0, 0, 1), dx};
+      case Gives::other_shape:
+        return {view::reshape(dx, {2, 1}), dx};
+      case Gives::other_dtype:
+        return {dx, to_dtype(dx, DType::f64)};
+      default:
+        return {dx, dx};
+    }
+  }
+};
+
+}  // namespace
+
+TEST_CASE("own operator: gradients that are not those of the operands are refused by name") {
+  const auto error_of = [](Gives gives, bool is_segment) -> std::string {
+    Tensor x = full({2}, 3), y = full({2}, 4);
+    x.require_grad(), y.require_grad();
+    Tape tape;
+    try {
+      const auto run = [&](const Tensor& in) { return mul(apply(Twice{gives}, in, y), in); };  // x has two gradients
+      Tensor loss;
+      {
+        const Recording on(tape);
+        loss = sum(is_segment ? checkpoint(run, x) : run(x));
+      }
+      tape.backward(loss);
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+    CHECK(to_host<float>(x.grad()) == std::vector<float>{12, 12});
+    return "no error";
+  };
+  const std::pair<Gives, const char*> rows[] = {
+      {Gives::right, "no error"},
+      {Gives::few, "twice: backward gave no gradient for operand 1"},
+      {Gives::many, "twice: backward gave 3 gradients for 2 operands"},
+      {Gives::none, "twice: backward gave no gradient for operand 1"},
+      {Gives::other_size, "twice: backward gave f32 (1) on cpu for operand 0, which has 2 elements"},
+      {Gives::other_shape, "twice: backward gave f32 (2, 1) on cpu for operand 0, which has another shape or dtype"},
+      {Gives::other_dtype, "twice: backward gave f64 (2) on cpu for operand 1, which has another shape or dtype"},
+      {Gives::no_result, "twice: forward gave no tensor"}};
+  for (const auto& [gives, text] : rows) {
+    CHECK_THAT(error_of(gives, false), Catch::Contains(text));
+    CHECK_THAT(error_of(gives, true), Catch::Contains(text));
+  }
+  Tensor x = full({2}, 3);
+  x.require_grad();
+  Tape tape;
+  Tensor y;
+  {
+    const Recording on(tape);
+    y = mul(x, x);
+  }
+  CHECK_THROWS_AS(tape.backward(y, zeros({2}, DType::f64)), DTypeError);
 }
 
 TEST_CASE("own operator: layouts, edges and refusals") {
