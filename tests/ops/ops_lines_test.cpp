@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <thimble/autograd/functions.h>
+#include <thimble/autograd/tape.h>
 #include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/view.h>
@@ -142,6 +143,32 @@ TEST_CASE("ops_lines: prod") {
   OperatorCase zero = row({2, 4}, 1, false);  // one zero in a line, two in the other
   zero.operands[0].values = {0, 2, 3, 4, 0, 5, 0, 7};
   check_operator(zero);
+  // Infinities: y, then dy / dx.
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::nan("");
+  struct Row {
+    Values x, y, dx;
+  };
+  const Row beyond[] = {
+      {{inf, 1, -2, 3}, {-inf}, {-6, -inf, inf, -inf}},    {{-inf, 1, 2, 3}, {-inf}, {6, -inf, -inf, -inf}},
+      {{-inf, inf, 2, -1}, {inf}, {-inf, inf, inf, -inf}}, {{inf, 0, 2, 3}, {nan}, {0, inf, nan, nan}},
+      {{0, 0, inf, 3}, {nan}, {nan, nan, 0, nan}},         {{nan, 0, 2, 3}, {nan}, {nan, nan, nan, nan}}};
+  for (const Row& r : beyond) {
+    Tensor x = from_host(r.x, {4});
+    x.require_grad();
+    Tape tape;
+    Tensor y;
+    {
+      const Recording on(tape);
+      y = prod(x);
+    }
+    tape.backward(y);
+    Values got = to_host<double>(x.grad()), right = r.dx;
+    got.push_back(item(y)), right.push_back(r.y[0]);
+    for (std::size_t i = 0; i < 5; ++i) {
+      INFO("of " << r.x[0] << ", " << r.x[1] << ", ..., number " << i << " is " << got[i] << ", right " << right[i]);
+      CHECK((got[i] == right[i] || (std::isnan(got[i]) && std::isnan(right[i]))));
+    }
+  }
   check_operator({"prod over all axes",
                   {{{2, 3, 2}, 0.5, 1.5}},
                   [](auto in) { return prod(in[0]); },

@@ -2,6 +2,7 @@
 // The maths of the kernel family of lines (core/kernels/lines.h), shared by CPU and CUDA.
 
 #include <cstdint>
+#include <limits>
 
 #include <thimble/core/config.h>
 
@@ -17,22 +18,33 @@ THIMBLE_HD inline bool comes_before(T a, std::int64_t i, T b, std::int64_t j, bo
   return is_descending ? is_more : is_less;
 }
 
-/// The factors of a line but one: products are kept without zeros, which are counted.
+/// The factors of a line but one: products are kept without zeros and infinities, which are counted, but with the
+/// infinities' signs.
 template <class T>
 struct Factors {
   T product = 1;
-  std::int64_t zeros = 0;
+  std::int64_t zeros = 0, infinities = 0;
+  THIMBLE_HD static bool is_infinite(T x) { return x == x && x - x != T(0); }
+  THIMBLE_HD static T sign(T x) { return x < T(0) ? T(-1) : T(1); }
+  THIMBLE_HD static T with(T product, std::int64_t zeros, std::int64_t infinities) {
+    if (zeros > 0) product *= T(0);
+    if (infinities > 0) product *= std::numeric_limits<T>::infinity();  // NaN with a zero
+    return product;
+  }
   THIMBLE_HD void take(T x) {
     if (x == T(0)) {
       ++zeros;
+    } else if (is_infinite(x)) {
+      ++infinities, product *= sign(x);
     } else {
       product *= x;
     }
   }
-  THIMBLE_HD T all() const { return zeros > 0 ? product * T(0) : product; }  // NaN and infinity times 0 are NaN
+  THIMBLE_HD T all() const { return with(product, zeros, infinities); }
   THIMBLE_HD T without(T x) const {
-    if (zeros == 0) return product / x;
-    return zeros == 1 && x == T(0) ? product : T(0);
+    if (x == T(0)) return with(product, zeros - 1, infinities);
+    if (is_infinite(x)) return with(product * sign(x), zeros, infinities - 1);
+    return with(product / x, zeros, infinities);
   }
 };
 
