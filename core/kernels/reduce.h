@@ -18,8 +18,8 @@ inline constexpr std::int64_t reduce_stretch = 1 << 16;
 /// The summand, with x the input and c the other operand.
 enum class ReduceMap : std::uint8_t {
   value,                ///< x
-  squared_difference,   ///< (x - c)^2
-  product,              ///< x c, computed and summed in f64: no product of f32 values overflows or vanishes
+  squared_difference,   ///< (x - c)^2; this and `product` in f64: nothing of f32 values overflows or vanishes
+  product,              ///< x c
   exp_difference,       ///< e^(x - c), with c = 0 where c is not finite
   absolute_difference,  ///< |x - c|; this and the next ones as core/kernels/functors/reduction_functors.h has them
   huber,                ///< the parameter is delta

@@ -333,7 +333,7 @@ void sum_typed(const ReduceArgs& args) {
     case ReduceMap::value:
       return sum_mapped<T, ReduceMap::value>(args);
     case ReduceMap::squared_difference:
-      return sum_mapped<T, ReduceMap::squared_difference>(args);
+      return sum_mapped<double, ReduceMap::squared_difference>(args);
     case ReduceMap::product:
       return sum_mapped<double, ReduceMap::product>(args);
     case ReduceMap::exp_difference:

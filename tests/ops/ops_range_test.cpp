@@ -154,3 +154,11 @@ TEST_CASE("ops_range: softmax, logsumexp and cross entropy of large logits") {
     }
   }
 }
+
+TEST_CASE("ops_range: variances and means of squares whose squares f32 does not have") {
+  using namespace thimble;
+  const Tensor x = from_host(std::vector<float>{1e19f, 2e19f, -1e19f, 3e19f}, {4});
+  CHECK(item(variance(x)) == Approx(2.9166667e38));
+  CHECK(item(variance(from_host(std::vector<float>{1e-23f, 3e-23f}, {2}))) == Approx(2e-46).margin(1.5e-45));
+  CHECK(item(mse_loss(full({64}, 1e19), zeros({64}))) == Approx(1e38));
+}

@@ -415,7 +415,7 @@ void sum_floating(const ReduceArgs& args) {
     case ReduceMap::value:
       return sum<T, ReduceMap::value>(args);
     case ReduceMap::squared_difference:
-      return sum<T, ReduceMap::squared_difference>(args);
+      return sum<double, ReduceMap::squared_difference>(args);
     case ReduceMap::product:
       return sum<double, ReduceMap::product>(args);
     case ReduceMap::exp_difference:
