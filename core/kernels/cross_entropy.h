@@ -48,7 +48,8 @@ struct LossTotalArgs {
 /// d scores[r, c] = g[r] (e^(x[r, c] - l[r]) - s / C - (1 - s) [c = t]), the exponential only for logits; g = dy /
 /// (rows that count) for mean, dy for sum, dy[r] for none. 0 in ignored rows. The result may alias the scores, in the
 /// same layout. Without log_sums l is 0. Scores may be a shard of the classes: a target outside the shard subtracts
-/// nothing.
+/// nothing, and `batch` has all classes. Where l is too large for its digits, the exponentials of a whole row are
+/// divided by their sum, which is then not 1.
 struct CrossEntropyBackwardArgs {
   Shape outer;
   RowOperand scores;  ///< read only for logits

@@ -79,7 +79,9 @@ struct Forward {
     double loss = 0;
     if (target != targets.ignore_index) {
       if (targets.is_class(target)) {
-        loss = level - (1 - smoothing) * static_cast<double>(widened(from[target * step]));
+        const double score = static_cast<double>(widened(from[target * step]));
+        loss =
+            smoothing > 0 ? level - (1 - smoothing) * score : (static_cast<double>(largest) - score) + std::log(total);
         if (smoothing > 0) loss -= smoothing / static_cast<double>(targets.classes) * plain_sum;
       } else {
         loss = NAN;
@@ -114,6 +116,14 @@ struct Total {
   }
 };
 
+// True where rounding l makes e^(x - l) wrong by more than some 2^-14; false for infinity and NaN.
+template <class T>
+THIMBLE_DEVICE inline bool level_is_coarse(T l) {
+  constexpr T limit = sizeof(T) == 4 ? T(1 << 10) : T(std::int64_t{1} << 39);
+  const T size = std::fabs(l);
+  return size > limit && size - size == T(0);
+}
+
 template <class S, bool is_dense>
 struct Backward {
   using T = Wide<S>;
@@ -127,6 +137,17 @@ struct Backward {
   const T* dy;
   S* dx;
   std::int64_t steps[2];
+  bool is_whole_row;  // false for a shard of the classes, whose batch has all of them
+
+  /// The sum of e^(x - level) over a row.
+  template <class Team>
+  THIMBLE_DEVICE T relative_sum(Team& team, const S* row, T level) const {
+    T own = 0;
+    for (std::int64_t c = team.rank(); c < targets.classes; c += Team::size) {
+      own += exp_of<S>(widened(row[c * steps[0]]) - level);
+    }
+    return static_cast<T>(team.sum(static_cast<double>(own)));
+  }
 
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t row) const {
@@ -135,6 +156,8 @@ struct Backward {
     const std::int64_t target = targets.at(row);
     const bool counts = target != targets.ignore_index;
     const T level = scores && log_sums ? log_sums[row] : T(0);
+    T share = 1;
+    if (counts && is_whole_row && level_is_coarse(level)) share = T(1) / relative_sum(team, scores + base[0], level);
     const T everywhere = static_cast<T>(smoothing / static_cast<double>(targets.classes));
     const T at_target = static_cast<T>(1 - smoothing);
     T g = reduction == LossReduction::none ? dy[row] : dy[0];
@@ -143,7 +166,7 @@ struct Backward {
       if (!counts) return fill_behind(0, T(0), values[0]);
       if (scores) {
         THIMBLE_UNROLL
-        for (int e = 0; e < count; ++e) values[0][e] = exp_of<S>(values[0][e] - level) - everywhere;
+        for (int e = 0; e < count; ++e) values[0][e] = exp_of<S>(values[0][e] - level) * share - everywhere;
       } else {
         THIMBLE_UNROLL
         for (int e = 0; e < count; ++e) values[0][e] = -everywhere;
@@ -216,7 +239,8 @@ void backward(const CrossEntropyBackwardArgs& args) {
                                      static_cast<const T*>(args.log_sums),
                                      static_cast<const T*>(args.dy),
                                      static_cast<S*>(args.dx.data),
-                                     {args.scores.step, args.dx.step}});
+                                     {args.scores.step, args.dx.step},
+                                     args.batch.data == nullptr || args.batch.classes == args.targets.classes});
   });
 }
 

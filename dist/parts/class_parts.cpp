@@ -111,6 +111,7 @@ Gradients ClassPartsLoss::backward(Saved saved, Tensor dy, Needs) const {
     args.scores = ops::loss_detail::rows_of(saved.scores, at);
     args.targets = ops::loss_detail::class_targets(form_of(*this), saved.targets, dx.size(1), at);
     args.targets.first = team.begin(classes);
+    args.batch = ops::loss_detail::class_targets(form_of(*this), saved.targets, classes, at);
     args.reduction = kernels::LossReduction::mean;
     args.log_sums = at(saved.lse);
     args.dy = at(dense_dy);

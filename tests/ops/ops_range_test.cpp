@@ -155,6 +155,37 @@ TEST_CASE("ops_range: softmax, logsumexp and cross entropy of large logits") {
   }
 }
 
+// l = log sum e^x does not have the digits of log sum e^(x - max x) here.
+TEST_CASE("ops_range: cross entropy of logits that differ less than their largest one rounds") {
+  using namespace thimble;
+  using Rows = std::vector<double>;
+  for (const double base : {1.5e3, -2e5, 1e7, 1e30, -3e38}) {
+    for (const DType dtype : {DType::f32, DType::f64}) {
+      for (const double smoothing : {0.0, 0.2}) {
+        const double step = std::abs(base) > 1e6 ? 0 : 1;
+        Tensor x = to_dtype(from_host(Rows{base, base + step, base, base + 2 * step, 0, 0, 0, 0}, {2, 4}), dtype);
+        x.require_grad();
+        const Tensor targets = from_host(std::vector<std::int64_t>{2, 2}, {2});
+        Tape tape;
+        Tensor y;
+        {
+          const Recording on(tape);
+          y = cross_entropy(x, targets, {.label_smoothing = smoothing, .reduction = LossReduction::none});
+        }
+        tape.backward(y, full(y.shape(), 1, y.dtype()));
+        const Rows e{1, std::exp(step), 1, std::exp(2 * step)};
+        const double sum = e[0] + e[1] + e[2] + e[3];
+        INFO("logits of " << base << ", smoothing " << smoothing);
+        CHECK(to_host<double>(y)[0] == Approx(std::log(sum) - smoothing * 0.75 * step));
+        for (std::size_t i = 0; i < 4; ++i) {
+          const double right = e[i] / sum - smoothing / 4 - (i == 2 ? 1 - smoothing : 0);
+          CHECK(to_host<double>(x.grad())[i] == Approx(right).epsilon(2e-6).margin(1e-7));
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("ops_range: variances and means of squares whose squares f32 does not have") {
   using namespace thimble;
   const Tensor x = from_host(std::vector<float>{1e19f, 2e19f, -1e19f, 3e19f}, {4});

@@ -57,6 +57,21 @@ inline const T* read_scores(const RowOperand& scores, std::int64_t base, std::in
   return read_elements(scores, base + at * scores.step, n, buffer);
 }
 
+// The sum of e^(x - level) over a row.
+template <class T, bool is_fused>
+inline double relative_sum(const RowOperand& scores, std::int64_t classes, std::int64_t base, T level) {
+  alignas(64) T room[row_chunk];
+  alignas(64) T e[row_chunk];
+  double total = 0;
+  for (std::int64_t at = 0; at < classes; at += row_chunk) {
+    const std::int64_t n = std::min(row_chunk, classes - at);
+    const T* const x = read_scores(scores, base, at, n, room);
+    for (std::int64_t i = 0; i < n; ++i) e[i] = exp_below<is_fused>(x[i] - level);
+    total += row_sum_of<is_fused>(static_cast<const T*>(e), n);
+  }
+  return total;
+}
+
 // The largest of a row's scores x, and the sum of e^(x - largest).
 struct ExponentialSum {
   double largest, sum;
@@ -65,20 +80,12 @@ struct ExponentialSum {
 template <class T, bool is_fused>
 inline ExponentialSum exponential_sum(const RowOperand& scores, std::int64_t classes, std::int64_t base) {
   alignas(64) T room[row_chunk];
-  alignas(64) T e[row_chunk];
   T largest = -std::numeric_limits<T>::infinity();
   for (std::int64_t at = 0; at < classes; at += row_chunk) {
     const std::int64_t n = std::min(row_chunk, classes - at);
     largest = row_max<is_fused>(read_scores(scores, base, at, n, room), n, largest);
   }
-  double total = 0;
-  for (std::int64_t at = 0; at < classes; at += row_chunk) {
-    const std::int64_t n = std::min(row_chunk, classes - at);
-    const T* const x = read_scores(scores, base, at, n, room);
-    for (std::int64_t i = 0; i < n; ++i) e[i] = exp_below<is_fused>(x[i] - largest);
-    total += row_sum_of<is_fused>(static_cast<const T*>(e), n);
-  }
-  return {static_cast<double>(largest), total};
+  return {static_cast<double>(largest), relative_sum<T, is_fused>(scores, classes, base, largest)};
 }
 
 template <class T>
@@ -92,33 +99,30 @@ inline bool has_nan(const RowOperand& scores, std::int64_t classes, std::int64_t
   return false;
 }
 
-template <class T, bool is_fused>
-inline double log_sum(const CrossEntropyArgs& args, std::int64_t base) {
-  const ExponentialSum row = exponential_sum<T, is_fused>(args.scores, args.targets.classes, base);
-  return row.largest + std::log(row.sum);
-}
-
+// sum of (largest - x) over a row.
 template <class T>
-inline double plain_sum(const CrossEntropyArgs& args, std::int64_t base) {
+inline double sum_below(const CrossEntropyArgs& args, std::int64_t base, double largest) {
   alignas(64) T room[row_chunk];
   double total = 0;
   for (std::int64_t at = 0; at < args.targets.classes; at += row_chunk) {
     const std::int64_t n = std::min(row_chunk, args.targets.classes - at);
     const T* const x = read_scores(args.scores, base, at, n, room);
-    total += row_sum<T>(n, [&](std::int64_t i) { return x[i]; });
+    total += row_sum<T>(n, [&](std::int64_t i) { return static_cast<T>(largest) - x[i]; });
   }
   return total;
 }
 
+// Of a row with l = largest + log: differences to the largest score first, which beside huge scores keep the rest.
 template <class T>
-inline double row_loss(const CrossEntropyArgs& args, std::int64_t row, std::int64_t base, double level) {
+inline double row_loss(const CrossEntropyArgs& args, std::int64_t row, std::int64_t base, double largest, double log) {
   const std::int64_t target = target_of(args.targets, row);
   if (target == args.targets.ignore_index) return 0;
   if (!is_class(args.targets, target)) return std::numeric_limits<double>::quiet_NaN();
   T room;
-  double loss = level - (1 - args.smoothing) * static_cast<double>(*read_scores(args.scores, base, target, 1, &room));
+  const double below = largest - static_cast<double>(*read_scores(args.scores, base, target, 1, &room));
+  double loss = log + (1 - args.smoothing) * below;
   if (args.smoothing > 0) {
-    loss -= args.smoothing / static_cast<double>(args.targets.classes) * plain_sum<T>(args, base);
+    loss += args.smoothing / static_cast<double>(args.targets.classes) * sum_below<T>(args, base, largest);
   }
   return loss;
 }
@@ -127,9 +131,13 @@ template <class T, bool is_fused>
 struct ForwardRows {
   static void run(const CrossEntropyArgs& args, const MergedStrides<1>& rows, std::int64_t begin, std::int64_t end) {
     for_each_row(rows, begin, end, [&](std::int64_t row, const std::array<std::int64_t, 1>& base) {
-      const double level = args.are_logits ? log_sum<T, is_fused>(args, base[0]) : 0;
-      if (args.log_sums) static_cast<T*>(args.log_sums)[row] = static_cast<T>(level);
-      static_cast<T*>(args.losses)[row] = static_cast<T>(row_loss<T>(args, row, base[0], level));
+      double largest = 0, log = 0;
+      if (args.are_logits) {
+        const ExponentialSum sum = exponential_sum<T, is_fused>(args.scores, args.targets.classes, base[0]);
+        largest = sum.largest, log = std::log(sum.sum);
+      }
+      if (args.log_sums) static_cast<T*>(args.log_sums)[row] = static_cast<T>(largest + log);
+      static_cast<T*>(args.losses)[row] = static_cast<T>(row_loss<T>(args, row, base[0], largest, log));
     });
   }
 };
@@ -164,6 +172,19 @@ void forward(const CrossEntropyArgs& args) {
   total_any({args.targets, dtype_of<T>, args.reduction, args.losses, args.out});
 }
 
+// True where rounding l makes e^(x - l) wrong by more than some 2^-14; false for infinity and NaN.
+template <class T>
+inline bool level_is_coarse(T l) {
+  constexpr T limit = sizeof(T) == 4 ? T(1 << 10) : T(std::int64_t{1} << 39);
+  const T size = std::fabs(l);
+  return size > limit && size - size == T(0);
+}
+
+// False for a shard of the classes, whose batch has all of them.
+inline bool are_whole_rows(const CrossEntropyBackwardArgs& args) {
+  return args.batch.data == nullptr || args.batch.classes == args.targets.classes;
+}
+
 // One row's gradient; `g` is the gradient of its loss, 0 classes for an ignored row.
 template <class T, bool is_fused>
 inline void backward_row(const CrossEntropyBackwardArgs& args, std::int64_t row, std::int64_t from, std::int64_t to,
@@ -175,6 +196,10 @@ inline void backward_row(const CrossEntropyBackwardArgs& args, std::int64_t row,
   const std::int64_t target = number - args.targets.first;  // its column
   const bool counts = number != args.targets.ignore_index;
   const T level = args.are_logits && args.log_sums ? static_cast<const T*>(args.log_sums)[row] : T(0);
+  const double total = counts && are_whole_rows(args) && level_is_coarse(level)
+                           ? relative_sum<T, is_fused>(args.scores, classes, from, level)
+                           : 1;
+  const T share = static_cast<T>(1 / total);
   const T everywhere = static_cast<T>(args.smoothing / static_cast<double>(classes));
   const T at_target = static_cast<T>(1 - args.smoothing);
   for (std::int64_t at = 0; at < classes; at += row_chunk) {
@@ -187,8 +212,8 @@ inline void backward_row(const CrossEntropyBackwardArgs& args, std::int64_t row,
       if (args.are_logits) {
         const T* const x = read_scores(args.scores, from, at, n, room);
         const T score = has_target ? x[target - at] : T(0);  // dx may alias x
-        for (std::int64_t i = 0; i < n; ++i) dx[i] = (exp_below<is_fused>(x[i] - level) - everywhere) * g;
-        if (has_target) dx[target - at] = ((exp_below<is_fused>(score - level) - everywhere) - at_target) * g;
+        for (std::int64_t i = 0; i < n; ++i) dx[i] = (exp_below<is_fused>(x[i] - level) * share - everywhere) * g;
+        if (has_target) dx[target - at] = ((exp_below<is_fused>(score - level) * share - everywhere) - at_target) * g;
       } else {
         std::fill(dx, dx + n, -everywhere * g);
         if (has_target) dx[target - at] = (-everywhere - at_target) * g;
@@ -268,11 +293,11 @@ void sum_parts(const ClassPartsArgs& args) {
         total += of(p, 1) * std::exp(of(p, 0) - largest);
         score += of(p, 2);
       }
-      const double level = largest + std::log(total);
+      const double log = std::log(total), level = largest + log;
       const std::int64_t target = target_of(args.targets, row);
       double loss = 0;
       if (target != args.targets.ignore_index) {
-        loss = is_class(args.targets, target) ? level - score : std::numeric_limits<double>::quiet_NaN();
+        loss = is_class(args.targets, target) ? (largest - score) + log : std::numeric_limits<double>::quiet_NaN();
       }
       static_cast<T*>(args.log_sums)[row] = static_cast<T>(level);
       static_cast<T*>(args.losses)[row] = static_cast<T>(loss);
