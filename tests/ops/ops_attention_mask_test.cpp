@@ -222,6 +222,56 @@ TEST_CASE("ops: attention of a query that sees nothing is 0, and so are its grad
   CHECK(thimble_test::largest_error(to_host<double>(got.dk), to_host<double>(rest.dk)) < 5e-6);
 }
 
+// As masks of the largest negative number have it for rows of padding: the scores are equal, the probabilities 1 / T.
+TEST_CASE("ops: attention of scores that are lost beside what is added to them") {
+  for (const std::int64_t n : {5, 300}) {
+    for (const DType dtype : {DType::f32, DType::f64}) {
+      const Shape shape{1, n, 1, 4};
+      const auto number = [](std::int64_t i, int of) { return std::sin(0.37 * static_cast<double>(i + 1) * of); };
+      std::vector<Values> all(4);  // q, k, v, dout: only of query 3
+      for (std::int64_t i = 0; i < 4 * n; ++i) {
+        for (int of = 0; of < 4; ++of) {
+          all[static_cast<std::size_t>(of)].push_back(of == 3 && i / 4 != 3 ? 0 : number(i, of + 1));
+        }
+      }
+      std::vector<Tensor> in;
+      for (const Values& values : all) in.push_back(to_dtype(from_host(values, shape), dtype));
+      for (int of = 0; of < 3; ++of) in[static_cast<std::size_t>(of)].require_grad();
+      std::vector<float> added(static_cast<std::size_t>(n * n));
+      std::fill_n(added.begin() + 3 * n, n, -3e38f);
+      Tape tape;
+      Tensor y;
+      {
+        const Recording on(tape);
+        const Tensor mask = to_dtype(from_host(added, {1, 1, n, n}), dtype);
+        y = attention(in[0], in[1], in[2], {.causal = false, .mask = mask});
+      }
+      tape.backward(y, in[3]);
+      const auto got = [&](int of) { return to_host<double>(in[static_cast<std::size_t>(of)].grad()); };
+      const Values dq = got(0), dk = got(1), dv = got(2);
+      const auto at = [&](int of, std::int64_t s, std::int64_t d) {
+        return all[static_cast<std::size_t>(of)][static_cast<std::size_t>(4 * s + d)];
+      };
+      Values dp(static_cast<std::size_t>(n)), right_dq(4);
+      double mean = 0;
+      for (std::int64_t s = 0; s < n; ++s) {
+        for (std::int64_t d = 0; d < 4; ++d) dp[static_cast<std::size_t>(s)] += at(3, 3, d) * at(2, s, d);
+        mean += dp[static_cast<std::size_t>(s)] / static_cast<double>(n);
+      }
+      for (std::int64_t s = 0; s < n; ++s) {
+        const double ds = (dp[static_cast<std::size_t>(s)] - mean) / static_cast<double>(n) / 2;  // and the scale
+        for (std::int64_t d = 0; d < 4; ++d) {
+          const auto i = static_cast<std::size_t>(4 * s + d);
+          right_dq[static_cast<std::size_t>(d)] += ds * at(1, s, d);
+          CHECK(dk[i] == Approx(ds * at(0, 3, d)).epsilon(1e-4).margin(1e-7));
+          CHECK(dv[i] == Approx(at(3, 3, d) / static_cast<double>(n)).epsilon(1e-5));
+        }
+      }
+      for (std::size_t d = 0; d < 4; ++d) CHECK(dq[12 + d] == Approx(right_dq[d]).epsilon(1e-4).margin(1e-6));
+    }
+  }
+}
+
 TEST_CASE("ops: attention's masks that hide nothing change no bit, and what is hidden has no influence") {
   const Shape shape{2, 150, 2, 20};
   const Tensor q = randn(shape), k = randn(shape), v = randn(shape), dy = randn(shape);

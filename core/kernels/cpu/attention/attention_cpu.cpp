@@ -5,6 +5,9 @@
 #include <thimble/core/kernels/cpu/attention/attention_cpu.h>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
 
 #include <thimble/core/kernels/cpu/base/rows.h>
 #include <thimble/core/kernels/cpu/base/simd.h>
@@ -338,12 +341,54 @@ void differentiate_block(const AttentionGradArgs& args, const BackwardTiles<T>& 
 }
 
 template <class T>
+using PanelRow = std::array<T, static_cast<std::size_t>(panel_queries<T>(Isa::avx512))>;
+
+// Where a query's lse is so large that its rounding shows in e^(score - lse), as beside additive masks of -3e38, lse
+// becomes the largest score, and `share` 1 over the sum of the exponentials. False where no query needs it.
+template <class T>
+bool refine_sums(const AttentionGradArgs& args, const BackwardTiles<T>& tiles, const PanelKeys& keys, std::int64_t b,
+                 std::int64_t h, std::int64_t first_query, PanelRow<T>& share) {
+  constexpr T limit = sizeof(T) == 4 ? T(1 << 10) : T(std::int64_t{1} << 39);
+  const auto panel = static_cast<std::size_t>(tiles.panel);
+  PanelRow<T> largest, sum{};
+  share.fill(T(1)), largest.fill(-std::numeric_limits<T>::infinity());
+  std::array<bool, std::tuple_size_v<PanelRow<T>>> is_coarse{};
+  for (std::size_t w = 0; w < panel; ++w) {
+    is_coarse[w] = std::isfinite(tiles.lse[w]) && std::abs(tiles.lse[w]) > limit;
+  }
+  if (std::find(is_coarse.begin(), is_coarse.end(), true) == is_coarse.end()) return false;
+  for (const bool is_sum : {false, true}) {
+    for (std::int64_t key = keys.first_block; key < keys.last; key += key_block) {
+      const std::int64_t rows = std::min(key_block, keys.last - key);
+      if (is_hidden(args, b, h, key, rows)) continue;
+      const Rows<T> k = read_rows(args, args.k, b, h / args.group, key, rows, tiles.rows);
+      multiply<T>(
+          {rows, tiles.panel, args.width, k.data, k.stride, 1, tiles.q, tiles.panel, tiles.probabilities, tiles.panel});
+      hide_unseen(args, keys, b, h, first_query, key, rows, tiles.probabilities);
+      const T* score = tiles.probabilities;
+      for (std::int64_t j = 0; j < rows; ++j) {
+        for (std::size_t w = 0; w < panel; ++w, ++score) {
+          if (is_sum) sum[w] += math::exp(*score - largest[w]);
+          if (!is_sum && *score > largest[w]) largest[w] = *score;
+        }
+      }
+    }
+  }
+  for (std::size_t w = 0; w < panel; ++w) {
+    if (is_coarse[w]) tiles.lse[w] = largest[w], share[w] = T(1) / sum[w];
+  }
+  return true;
+}
+
+template <class T>
 void backward_panel(const AttentionGradArgs& args, const BackwardTiles<T>& tiles, std::int64_t b, std::int64_t h,
                     std::int64_t first_query) {
   const std::int64_t panel = tiles.panel, width = args.width, padded = tiles.padded;
   const std::int64_t queries = std::min(panel, args.queries - first_query);
   load_panel(args, tiles, b, h, first_query, queries);
   const PanelKeys keys = panel_keys(args, b, first_query, queries);
+  PanelRow<T> share;
+  const bool is_refined = refine_sums(args, tiles, keys, b, h, first_query, share);
   bool is_first = true;
   for (std::int64_t key = keys.first_block; key < keys.last; key += key_block) {
     const std::int64_t rows = std::min(key_block, keys.last - key);
@@ -353,6 +398,9 @@ void backward_panel(const AttentionGradArgs& args, const BackwardTiles<T>& tiles
     const Rows<T> k = read_rows(args, args.k, b, h / args.group, key, rows, tiles.rows);
     multiply<T>({rows, panel, width, k.data, k.stride, 1, tiles.q, panel, tiles.probabilities, panel});
     differentiate_block(args, tiles, keys, b, h, first_query, key, rows);
+    for (T* const tile : {tiles.probabilities, tiles.dscores}) {
+      if (is_refined) run_panel<ScaleColumns, T>(rows, static_cast<const T*>(share.data()), tile);
+    }
     multiply<T>({width, panel, rows, k.data, 1, k.stride, tiles.dscores, panel, tiles.dq, panel, !is_first});
     is_first = false;
     multiply<T>(
