@@ -21,8 +21,8 @@ struct AdafactorOptions {
   NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/moments.h)
 };
 
-/// A mean of squares above 3.4e38 stays infinite, and its row and column stop, as an element does in Adam
-/// (optim/adam.h).
+/// A mean of squares above 3.4e38 is taken as that. Beside it the updates of its row and column are small until it has
+/// decayed.
 ///
 /// State: for a parameter seen as a matrix (elements / last axis, last axis) with more than one row and column, 4 bytes
 /// for each row and column; otherwise 4 per element. Plus the extra of `narrow`. A parameter's rms is over the updated

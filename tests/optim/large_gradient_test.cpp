@@ -36,6 +36,10 @@ TEST_CASE("optim: a gradient whose square overflows stops what shares its second
       {"adam in bf16", adam(DType::bf16), {600}, [](std::int64_t i) { return i == 5; }},
       {"adam in u8", adam(DType::u8), {600}, [](std::int64_t i) { return i == 5; }, [](auto i) { return i < 256; }},
       {"adafactor", adafactor, {4, 150}, [](std::int64_t i) { return i < 150 || i % 150 == 5; }},
+      {"adafactor, the mean of a row too",
+       adafactor,
+       {150, 4},
+       [](std::int64_t i) { return i / 4 == 1 || i % 4 == 1; }},
   };
   for (const Row& row : rows) {
     for (const bool clips : {false, true}) {

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include <thimble/core/config.h>
 #include <thimble/core/kernels/optimizer.h>
@@ -116,8 +117,12 @@ struct AdafactorRule {
         factor(static_cast<float>(a.gradient_factor)),
         scales_by_parameter(a.scales_by_parameter) {}
 
-  /// The new moment, `mean` being the mean of its squares.
-  THIMBLE_HD float moment(float before, double mean) const { return static_cast<float>(beta2 * before + rest * mean); }
+  /// The new moment, `mean` being the mean of its squares: never infinite, which would end as 0 / 0 in other rows.
+  THIMBLE_HD float moment(float before, double mean) const {
+    constexpr float most = std::numeric_limits<float>::max();
+    const double next = beta2 * before + rest * mean;
+    return next > static_cast<double>(most) ? most : static_cast<float>(next);
+  }
   /// A square plus epsilon.
   THIMBLE_HD static double square(double x, double more) { return x * x + more; }
   /// The factor of updates, `size` being their mean square.
