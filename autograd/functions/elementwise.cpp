@@ -1,5 +1,6 @@
 #include <thimble/autograd/functions/elementwise.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -12,6 +13,19 @@
 #include <thimble/core/tensor/view.h>
 
 namespace thimble {
+namespace {
+
+void require_defined(const char* name, const Tensor& t, const char* which) {
+  if (!t.defined()) throw ShapeError(std::string(name) + ": the " + which + " operand is undefined");
+}
+
+template <class F>
+Tensor both(const Tensor& a, const Tensor& b) {
+  require_defined(F::name, b, "second");
+  return apply<F>(a, b);
+}
+
+}  // namespace
 
 Tensor neg(const Tensor& x) { return apply<ops::Neg>(x); }
 Tensor abs(const Tensor& x) { return apply<ops::Abs>(x); }
@@ -49,29 +63,29 @@ Tensor cos(const Tensor& x) { return apply<ops::Cos>(x); }
 Tensor softplus(const Tensor& x) { return apply<ops::Softplus>(x); }
 Tensor erf(const Tensor& x) { return apply<ops::Erf>(x); }
 
-Tensor add(const Tensor& a, const Tensor& b) { return apply<ops::Add>(a, b); }
+Tensor add(const Tensor& a, const Tensor& b) { return both<ops::Add>(a, b); }
 Tensor add(const Tensor& a, double value) {
   check_scalar("add", a, value);
   return apply(ops::AddScalar{value}, a);
 }
 
-Tensor sub(const Tensor& a, const Tensor& b) { return apply<ops::Sub>(a, b); }
+Tensor sub(const Tensor& a, const Tensor& b) { return both<ops::Sub>(a, b); }
 Tensor sub(double value, const Tensor& b) {
   check_scalar("sub", b, value);
   return apply(ops::ScalarSub{value}, b);
 }
 
-Tensor mul(const Tensor& a, const Tensor& b) { return apply<ops::Mul>(a, b); }
-Tensor swiglu(const Tensor& gate, const Tensor& up) { return apply<ops::SwiGlu>(gate, up); }
+Tensor mul(const Tensor& a, const Tensor& b) { return both<ops::Mul>(a, b); }
+Tensor swiglu(const Tensor& gate, const Tensor& up) { return both<ops::SwiGlu>(gate, up); }
 Tensor mul(const Tensor& a, double value) {
   check_scalar("mul", a, value);
   return apply(ops::MulScalar{value}, a);
 }
 
-Tensor div(const Tensor& a, const Tensor& b) { return apply<ops::Div>(a, b); }
+Tensor div(const Tensor& a, const Tensor& b) { return both<ops::Div>(a, b); }
 Tensor div(const Tensor& a, double value) { return apply(ops::DivScalar{value}, a); }
-Tensor minimum(const Tensor& a, const Tensor& b) { return apply<ops::Minimum>(a, b); }
-Tensor maximum(const Tensor& a, const Tensor& b) { return apply<ops::Maximum>(a, b); }
+Tensor minimum(const Tensor& a, const Tensor& b) { return both<ops::Minimum>(a, b); }
+Tensor maximum(const Tensor& a, const Tensor& b) { return both<ops::Maximum>(a, b); }
 
 Tensor fake_quantize(const Tensor& x, const Tensor& scale, int zero, int low, int high) {
   constexpr int limit = 1 << 20;
@@ -79,6 +93,7 @@ Tensor fake_quantize(const Tensor& x, const Tensor& scale, int zero, int low, in
     throw ValueError("fake_quantize: codes " + std::to_string(low) + " to " + std::to_string(high) + ", zero point " +
                      std::to_string(zero) + "; expected low <= zero <= high within +-2^20");
   }
+  require_defined("fake_quantize", scale, "second");
   const Tensor wide = to_dtype(contiguous(scale.detach()), DType::f64);  // a dry device takes its bytes, too
   if (!scale.device().is_dry) {
     for (const double s : to_host<double>(wide)) {
@@ -94,12 +109,14 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   if (condition.dtype() != DType::boolean) {
     throw DTypeError("where: the condition is " + describe(condition) + ", it must be bool");
   }
+  require_defined("where", b, "second");
   return apply<ops::Where>(a, b, condition);
 }
 
 Tensor masked_fill(const Tensor& x, const Tensor& mask, double value) {
   if (mask.dtype() != DType::boolean)
     throw DTypeError("masked_fill: the mask is " + describe(mask) + ", it must be bool");
+  require_defined("masked_fill", x, "first");
   return apply<ops::Where>(full({}, value, x.dtype(), x.device()), x, mask);
 }
 
@@ -112,6 +129,7 @@ Tensor triangle(const char* name, const Tensor& x, std::int64_t diagonal,
   Tensor mask;
   {
     const NoGrad off;
+    diagonal = std::clamp(diagonal, -x.size(-2), x.size(-1));  // beyond them it hides all, or nothing
     const Tensor rows = view::unsqueeze(arange(x.size(-2), DType::i64, x.device()), 1);  // (R, 1)
     mask = outside(arange(x.size(-1), DType::i64, x.device()), add(rows, static_cast<double>(diagonal)));
   }
@@ -124,12 +142,12 @@ Tensor tril(const Tensor& x, std::int64_t diagonal) { return triangle("tril", x,
 
 Tensor triu(const Tensor& x, std::int64_t diagonal) { return triangle("triu", x, diagonal, less); }
 
-Tensor equal(const Tensor& a, const Tensor& b) { return apply<ops::Equal>(a, b); }
-Tensor not_equal(const Tensor& a, const Tensor& b) { return apply<ops::NotEqual>(a, b); }
-Tensor less(const Tensor& a, const Tensor& b) { return apply<ops::Less>(a, b); }
-Tensor less_equal(const Tensor& a, const Tensor& b) { return apply<ops::LessEqual>(a, b); }
-Tensor greater(const Tensor& a, const Tensor& b) { return apply<ops::Greater>(a, b); }
-Tensor greater_equal(const Tensor& a, const Tensor& b) { return apply<ops::GreaterEqual>(a, b); }
+Tensor equal(const Tensor& a, const Tensor& b) { return both<ops::Equal>(a, b); }
+Tensor not_equal(const Tensor& a, const Tensor& b) { return both<ops::NotEqual>(a, b); }
+Tensor less(const Tensor& a, const Tensor& b) { return both<ops::Less>(a, b); }
+Tensor less_equal(const Tensor& a, const Tensor& b) { return both<ops::LessEqual>(a, b); }
+Tensor greater(const Tensor& a, const Tensor& b) { return both<ops::Greater>(a, b); }
+Tensor greater_equal(const Tensor& a, const Tensor& b) { return both<ops::GreaterEqual>(a, b); }
 
 namespace {
 
@@ -140,11 +158,13 @@ bool drops(double p) { return p != 0 && !(is_evaluating() && p > 0 && p < 1); }
 
 // Without dropping the operator is skipped, but its site is taken: later calls' numbers do not depend on it.
 Tensor dropout(const Tensor& x, double p) {
+  require_defined("dropout", x, "first");
   const RandomSite site = next_random_site();
   return drops(p) ? apply(ops::Dropout{p, site}, x) : x;
 }
 
 Tensor dropout_textbook(const Tensor& x, double p) {
+  require_defined("dropout_textbook", x, "first");
   const RandomSite site = next_random_site();
   return drops(p) ? apply(ops::DropoutTextbook{p, site}, x) : x;
 }

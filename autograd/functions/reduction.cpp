@@ -14,9 +14,14 @@
 namespace thimble {
 namespace {
 
+AxisMask mask_of(const char* name, const Tensor& x, const Axes& axes) {
+  if (!x.defined()) throw ShapeError(std::string(name) + ": the operand is undefined");
+  return axis_mask(name, axes.list(), x.rank());
+}
+
 template <class Op>
 Tensor run(const Tensor& x, const Axes& axes, bool keep_axes) {
-  return apply(Op{axis_mask(Op::name, axes.list(), x.rank()), keep_axes}, x);
+  return apply(Op{mask_of(Op::name, x, axes), keep_axes}, x);
 }
 
 }  // namespace
@@ -26,7 +31,7 @@ Tensor sum(const Tensor& x, const Axes& axes, bool keep_axes) { return run<ops::
 Tensor mean(const Tensor& x, const Axes& axes, bool keep_axes) { return run<ops::Mean>(x, axes, keep_axes); }
 
 Tensor variance(const Tensor& x, const Axes& axes, int correction, bool keep_axes) {
-  return apply(ops::Variance{axis_mask("variance", axes.list(), x.rank()), keep_axes, correction}, x);
+  return apply(ops::Variance{mask_of("variance", x, axes), keep_axes, correction}, x);
 }
 
 Tensor max(const Tensor& x, const Axes& axes, bool keep_axes) { return run<ops::Max>(x, axes, keep_axes); }
@@ -65,7 +70,7 @@ Tensor log_softmax(const Tensor& x, int axis) { return apply(ops::LogSoftmax{axi
 Tensor cumsum(const Tensor& x, int axis) { return apply(ops::CumSum{axis}, x); }
 
 Tensor prod(const Tensor& x, const Axes& axes, bool keep_axes) {
-  const AxisMask mask = axis_mask("prod", axes.list(), x.rank());
+  const AxisMask mask = mask_of("prod", x, axes);
   if (mask == 0) return prod(reshape(x, {1}), 0);  // of a scalar
   Tensor y = x;
   // All axes of a dense tensor are one.

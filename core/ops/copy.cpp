@@ -28,6 +28,7 @@ void run(const Tensor& to, const Tensor& from) {
 }
 
 Tensor copy(const Tensor& t, DType dtype, Category category) {
+  if (!t.defined()) throw ShapeError("copy: the tensor is undefined");
   Tensor result = Tensor::empty(t.shape(), dtype, t.device(), category);
   run(result, t);
   result.set_tape_ref({}, t.origin_unrecorded());
@@ -116,6 +117,7 @@ Tensor full(const Shape& shape, double value, DType dtype, memory::Device device
 }
 
 Tensor arange(std::int64_t n, DType dtype, memory::Device device) {
+  if (n < 0) throw ShapeError("arange: expected at least 0 numbers, got " + std::to_string(n));
   std::vector<std::int64_t> values(static_cast<std::size_t>(n));
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::int64_t>(i);
   return to_dtype(from_host(values, {n}, device), dtype);

@@ -1,5 +1,6 @@
 #include <thimble/core/tensor/view.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string>
@@ -117,6 +118,7 @@ Tensor slice(const Tensor& t, int axis, std::int64_t begin, std::int64_t end, st
                      std::to_string(step) + " does not fit axis " + std::to_string(a) + " of " + describe(t));
   }
   Shape shape = t.shape(), strides = t.strides();
+  step = std::min(step, std::max<std::int64_t>(1, shape[a]));  // a longer one leaves one element as well
   shape[a] = (end - begin + step - 1) / step;
   strides[a] *= step;
   return t.window(shape, strides, t.offset() + begin * t.strides()[a]);

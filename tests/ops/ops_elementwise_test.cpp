@@ -2,6 +2,8 @@
 
 #include <array>
 #include <cmath>
+#include <functional>
+#include <limits>
 
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/gradcheck.h>
@@ -392,6 +394,46 @@ TEST_CASE("ops: parts of an axis, and slices that end where they begin") {
   CHECK_THROWS_AS(chunk(x, 4, 1), ShapeError);
   CHECK(slice(x, 1, 0, 0).shape() == Shape{3, 0});
   CHECK(split(x, 1, {0, 6})[0].shape() == Shape{3, 0});
+}
+
+TEST_CASE("ops: operands that are undefined are refused by name") {
+  const Tensor none, x = zeros({2, 2});
+  const std::pair<const char*, std::function<Tensor()>> rows[] = {
+      {"sum", [&] { return sum(none); }},
+      {"variance", [&] { return variance(none); }},
+      {"argmax", [&] { return argmax(none); }},
+      {"logsumexp", [&] { return logsumexp(none); }},
+      {"abs", [&] { return norm(none, HUGE_VAL); }},
+      {"relu", [&] { return relu(none); }},
+      {"add", [&] { return add(none, x); }},
+      {"add", [&] { return add(x, none); }},
+      {"swiglu", [&] { return swiglu(x, none); }},
+      {"less", [&] { return less(x, none); }},
+      {"where", [&] { return where(less(x, x), x, none); }},
+      {"masked_fill", [&] { return masked_fill(none, less(x, x), 0); }},
+      {"dropout", [&] { return dropout(none, 0.5); }},
+      {"prod", [&] { return prod(none); }},
+      {"copy", [&] { return cast(none, DType::f64); }},
+      {"copy", [&] { return clone(none); }}};
+  for (const auto& [name, call] : rows) {
+    INFO(name);
+    CHECK_THROWS_WITH(call(), Catch::StartsWith(name) && Catch::Contains("undefined"));
+    CHECK_THROWS_AS(call(), ShapeError);
+  }
+}
+
+TEST_CASE("ops: sizes and numbers at the ends of their ranges") {
+  const Tensor x = from_host(std::vector<double>{1, 2, 3, 4}, {2, 2});
+  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max(),
+                         least = std::numeric_limits<std::int64_t>::min();
+  CHECK(to_host<double>(triu(x, most)) == Values{0, 0, 0, 0});
+  CHECK(to_host<double>(tril(x, most)) == Values{1, 2, 3, 4});
+  CHECK(to_host<double>(triu(x, least)) == Values{1, 2, 3, 4});
+  CHECK(to_host<double>(tril(x, least)) == Values{0, 0, 0, 0});
+  CHECK(to_host<double>(slice(x, 1, 0, 2, most)) == Values{1, 3});
+  CHECK_THROWS_AS(arange(-1), ShapeError);
+  CHECK_THROWS_AS(softmax(x, -1, std::nan("")), ValueError);
+  CHECK_THROWS_AS(rms_norm(x, {}, HUGE_VAL), ValueError);
 }
 
 TEST_CASE("ops: a gradient check names the first element that is wrong") {

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <optional>
 #include <string>
 #include <utility>
@@ -22,8 +23,9 @@ void check_input(const char* operation, const Tensor& x, int rank, double epsilo
     throw ShapeError(std::string(operation) + ": x is " + describe(x) + ", at least " + std::to_string(rank) +
                      " axes and one channel are needed");
   }
-  if (!(epsilon >= 0)) {
-    throw ValueError(std::string(operation) + ": epsilon " + std::to_string(epsilon) + ", expected at least 0");
+  if (!(epsilon >= 0) || std::isinf(epsilon)) {
+    throw ValueError(std::string(operation) + ": epsilon " + std::to_string(epsilon) +
+                     ", expected a finite number, at least 0");
   }
 }
 

@@ -406,6 +406,8 @@ Tensor softmax_backward(const SoftmaxForm& form, const Tensor& y, const Tensor& 
 }  // namespace
 
 Tensor Softmax::forward(const Tensor& x, Needs needs, Saved& saved) const {
+  if (!std::isfinite(scale))
+    throw ValueError(std::string(name) + ": scale " + std::to_string(scale) + " is not finite");
   const Tensor y = softmax_of({name, axis, scale, false, is_causal}, x);
   if (needs[0]) saved.y = y;
   return y;
