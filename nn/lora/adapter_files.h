@@ -30,10 +30,10 @@ void save_adapters(Module& module, const std::string& folder, const AdapterFiles
 /// must have the same layers and options but for dropout. Everything is checked before anything changes; f16 and bf16
 /// are converted. The layers are those of the tensors. target_modules, where it is given (names, last parts of names, a
 /// regular expression without counts and back-references, "all-linear"), must mean these, and no other layer of the
-/// module; exclude_modules and layers_to_transform leave layers out as PEFT has it. Throws FileError (no such folder, no JSON, not
-/// safetensors), ValueError naming a key that asks for something else (another kind of adapter, rsLoRA, DoRA, biases,
-/// ranks by layer, saved modules, a beginning that changes the base, as PiSSA's) or that is not known and has a value,
-/// a layer that the module lacks or target_modules does not mean, or a half of an adapter; ShapeError, DTypeError.
+/// module; exclude_modules and layers_to_transform leave out layers, as in PEFT. Throws FileError (no such folder, no
+/// JSON, not safetensors), ValueError naming a key that asks for something else (another kind of adapter, rsLoRA, DoRA,
+/// biases, ranks by layer, saved modules, a beginning that changes the base, as PiSSA's) or that is not known and has a
+/// value, a layer that the module lacks or target_modules does not mean, half of an adapter; ShapeError, DTypeError.
 void load_adapters(Module& module, const std::string& folder, const AdapterFiles& files = {});
 
 /// What such a folder says of its adapters.
