@@ -11,17 +11,17 @@
 // - The first two steps run as training_step does, the first one and a steady one, so that pages, libraries and plans
 //   exist. The third is captured; it and all later steps are replays, with the same bits.
 // - A capture repeats addresses. So it needs a placed arena (memory/policies/placed.h) with the plans of steps whose
-//   loss goes with them (nn::plan_steps of a run whose step() drops it): all that a step allocates lies in its region.
-//   From then on the region stays, no block of its arena moves, and requests that would need a move are refused.
+//   loss goes with them (nn::plan_steps of a run whose step() drops it): all blocks of a step are in its region. From
+//   then on the region stays, no block of its arena moves, and requests that would need a move are refused.
 // - It repeats arguments, except those that change from step to step: the optimizer's rate, count of updates and
 //   gradient factor, and the generator's step are in device memory (core/kernels/shared/step_numbers.h), and one copy
 //   writes them before each replay. Set them between steps as usual.
-// - Where a loss scaler looks at gradients (a dynamic scale, clipping under a scale) a step is two graphs, and the host
+// - If a loss scaler reads gradients (a dynamic scale, clipping under a scale) a step is two graphs, and the host
 //   decides between them, as in a step that is not captured: it reads the sums of squares that the first graph wrote,
 //   and replays the update or skips it.
-// - It repeats nothing that the host does: only those three steps call `loss_of`, and the one after a drop(). `loss_of`
-//   reads its batch from tensors that stay, and must not read a value (item, to_host), upload one, or depend on the
-//   step in another way.
+// - It repeats no work of the host: only those three steps call `loss_of`, and the one after a drop(). `loss_of` reads
+//   its batch from tensors that stay, and must not read a value (item, to_host), upload one, or depend on the step in
+//   another way.
 
 #include <cstdint>
 #include <functional>
@@ -43,19 +43,19 @@ void load_input(const Tensor& to, const Tensor& from);
 
 class CapturedStep {
  public:
-  /// `placed`, `optimizer`, what `loss_of` uses and the thread's generator must outlive it. Its block of device memory
-  /// is taken here, from the resource in force, which must stand on `placed`: 64 KiB and 128 bytes for each parameter
-  /// (kept and counted as workspace), a number for the loss, and, where a loss scaler looks at gradients, 8 bytes for
-  /// each parameter. Throws DeviceError unless parameters are on a CUDA device (a dry one allocates what a real one
-  /// does and captures nothing); PlanError for what asks the host in every step: tiers (of gradients, saved tensors,
-  /// optimizer state), a profile or an observed graph, and for micro-batches that differ (StepOptions::parts).
+  /// `placed`, `optimizer`, what `loss_of` uses and the thread's generator must outlive it. Takes its block of device
+  /// memory from the resource in force, which must be on top of `placed`: 64 KiB and 128 bytes for each parameter (kept
+  /// and counted as workspace), a number for the loss, and, if a loss scaler reads gradients, 8 bytes for each
+  /// parameter. Throws DeviceError unless parameters are on a CUDA device (a dry one allocates the same and captures
+  /// nothing); PlanError for features that need the host in every step: tiers (of gradients, saved tensors, optimizer
+  /// state), a profile or an observed graph, and for micro-batches that differ (StepOptions::parts).
   CapturedStep(PlacedArena& placed, optim::Optimizer& optimizer, std::function<Tensor(std::int64_t)> loss_of,
                StepOptions options = {});
   ~CapturedStep();
   CapturedStep(const CapturedStep&) = delete;
   CapturedStep& operator=(const CapturedStep&) = delete;
 
-  /// One step. Returns its mean loss, of shape () in f32 (f64 for f64 parameters), not read; the next step writes over
+  /// One step. Returns its mean loss, of shape () in f32 (f64 for f64 parameters), not read; the next step overwrites
   /// it. Throws what training_step throws; PlanError for a captured step that leaves its plan (the next one would have
   /// other addresses), and DeviceError for one that reads a value. A step that could not be captured has changed
   /// nothing: optimizer and generator are as before.
@@ -88,7 +88,7 @@ class CapturedStep {
   memory::Device device_;
   Tensor memory_;               // (bytes) of u8, the block's
   Tensor loss_;                 // ()
-  Tensor sums_;                 // (parameters) in f64: squares of gradients; undefined: nobody looks at them
+  Tensor sums_;                 // (parameters) in f64: squares of gradients; undefined: nothing reads them
   std::int64_t sum_count_ = 0;  // of them that a captured step writes
   std::size_t steps_ = 0;
   std::vector<std::byte> image_;  // of the block, on the host

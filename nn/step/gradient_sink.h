@@ -1,5 +1,5 @@
 #pragma once
-// Where backward sends each gradient that it has completed. Every step has one sink:
+// Where backward sends each completed gradient. Every step has one sink:
 //
 //   sink        a gradient
 //   kept        stays until all are complete; then all parameters are updated
@@ -22,10 +22,10 @@ enum class SinkKind : std::uint8_t { kept, fused, offloaded, sharded };
 /// The options of a step that its sink supports.
 struct SinkTraits {
   const char* name;      ///< as errors have it: "a fused optimizer"
-  bool has_norm = true;  ///< of all gradients, before the first update: for clipping
+  bool has_norm = true;  ///< of all gradients, before the first update, for clipping
   bool adds_micro_batches = true;
   bool takes_scale = true;             ///< of the loss
-  bool takes_dynamic_scale = true;     ///< which decides by all gradients whether there is an update
+  bool takes_dynamic_scale = true;     ///< which decides from all gradients whether to update
   bool takes_during_backward = false;  ///< so that no more than some are here: not with StepOptions::on_gradients
   const char* why = "";                ///< it does not support the others
 };
@@ -47,7 +47,7 @@ class GradientSink {
   virtual ~GradientSink() = default;
   /// Called by backward with each leaf whose gradient is complete.
   virtual void take(const std::shared_ptr<Leaf>& leaf) = 0;
-  /// After backward: makes the updates that are left, or skips them as the loss scaler decides.
+  /// After backward: makes the remaining updates, or skips them if the loss scaler decides so.
   virtual void finish(const Tensor& loss, Transaction& transaction) = 0;
   /// Parameters that are updated: from the first on the step cannot be undone.
   virtual std::size_t updated() const noexcept = 0;
@@ -55,7 +55,7 @@ class GradientSink {
 
 /// The sink that these options ask for. Throws PlanError for two sinks, and for options that the sink does not support.
 SinkKind check_sink(const optim::Optimizer& optimizer, const StepOptions& options);
-/// Calls `body` with the sink of one step, which allocates nothing where gradients are kept.
+/// Calls `body` with the sink of one step, which allocates nothing if gradients are kept.
 void with_sink(SinkKind kind, optim::Optimizer& optimizer, const StepOptions& options,
                FunctionRef<void(GradientSink&)> body);
 

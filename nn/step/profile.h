@@ -1,5 +1,5 @@
 #pragma once
-// What a training run needs, byte for byte: the same program on a dry device, or for real, in an arena of its own.
+// The bytes of a training run: the same program on a dry or a real device, in a separate arena.
 
 #include <cstdint>
 #include <functional>
@@ -14,7 +14,7 @@
 
 namespace thimble::nn {
 
-/// What a run shows of itself between steps, to be compared with another one.
+/// The state of a run between steps, for comparison with another one.
 struct RunView {
   std::vector<double> losses;                 ///< of the last step, one for each update; of a dry run 0
   std::vector<optim::Optimizer*> optimizers;  ///< their parameters and state
@@ -23,7 +23,7 @@ struct RunView {
   const optim::GradScaler* scaler = nullptr;  ///< null: the loss is not scaled
 };
 
-/// One run: makes model and optimizer when called, then `step()` runs one training step. What it owns dies with it.
+/// One run: makes model and optimizer when called, then `step()` runs one training step. It frees what it owns.
 class TrainingRun {
  public:
   virtual ~TrainingRun() = default;
@@ -32,23 +32,23 @@ class TrainingRun {
   virtual StepOptions& options() = 0;
   /// Whether step() itself begins and ends the steps of a placed arena, as CapturedStep does.
   virtual bool begins_placed_steps() const { return false; }
-  /// What the program does between and after its steps (evaluates, samples): it may need more than they do. `step` runs
-  /// a further one as the others were run.
+  /// The program's work between and after its steps (evaluates, samples), which may need more than they do. `step` runs
+  /// a further one like the others.
   virtual void finish([[maybe_unused]] FunctionRef<void()> step) {}
   /// Elements of all parameters.
   virtual std::int64_t parameters() const = 0;
-  /// Nothing of a run that cannot be compared.
+  /// Empty for a run that cannot be compared.
   virtual RunView view() { return {}; }
-  /// What the tiers of the run occupy, beside the device's memory.
+  /// Bytes of the run's tiers, beside the device's memory.
   virtual std::size_t tier_bytes() const { return 0; }
 };
 
 /// Bytes that the tiers of a run's optimizer, parameters and steps occupy.
 std::size_t tier_bytes(const optim::Optimizer& optimizer, const StepOptions& options);
 
-/// Runs a step in a stack: in its placed arena, if there is one, a placed step.
+/// Runs a step in a stack: a placed step, if it has a placed arena.
 void run_step(TrainingRun& run, const memory::Stack& stack);
-/// Calls finish(), between whose steps a placed arena gives its region back.
+/// Calls finish(); between its steps a placed arena frees its region.
 void finish_run(TrainingRun& run, const memory::Stack& stack);
 
 /// Makes a run whose tensors live on `device`.
@@ -57,7 +57,7 @@ using MakeRun = std::function<std::unique_ptr<TrainingRun>(memory::Device device
 struct MemoryProfile {
   std::int64_t parameters = 0;
   std::size_t peak_bytes = 0;         ///< committed by the arena: its height, in whole granules
-  std::size_t peak_height_bytes = 0;  ///< the same in bytes: end of the highest block there was
+  std::size_t peak_height_bytes = 0;  ///< the same in bytes: end of the highest block so far
   std::size_t peak_live_bytes = 0;    ///< largest sum of requested bytes
   std::size_t lower_bound_bytes = 0;  ///< the load: largest sum of allocated bytes; no placement needs less. With plans
                                       ///< it counts the region as one block
@@ -65,11 +65,11 @@ struct MemoryProfile {
   std::size_t tier_bytes = 0;    ///< that the run's tiers occupied, beside the device's memory: a file's length, or
                                  ///< the host's pinned memory. Tiers only grow
   std::size_t steps = 0;         ///< that were run: more than were asked for where the arena had not settled by then
-  bool is_steady = false;        ///< the last two steps left the arena in the same state: further ones need no more
-  std::size_t nodes = 0;         ///< of a step's recording, of a micro-batch where there are several
+  bool is_steady = false;        ///< the last two steps left the arena in the same state, so further ones need no more
+  std::size_t nodes = 0;         ///< of a step's recording, or of one of several micro-batches
   double ms_per_step = 0;        ///< of the last step; 0 for a dry run
   std::size_t rss_bytes = 0;     ///< of the arena's mapping as the kernel counts it; 0 for a dry run
-  memory::OutsideBytes outside;  ///< of a run on the cpu: the bound of what is outside of the arena
+  memory::OutsideBytes outside;  ///< of a run on the cpu: a bound of the bytes outside of the arena
   std::size_t process_peak_bytes = 0;        ///< of it: resident in the process since its set-up; 0: not known
   std::vector<memory::Trace::Event> events;  ///< of the whole run, when asked for
   std::size_t setup_end = 0;                 ///< with a trace: index of the first event of the first step
@@ -77,34 +77,33 @@ struct MemoryProfile {
   PlacedArena::Statistics placed;            ///< with plans: whether the steps were replayed
 };
 
-/// Options of an arena for a run on `device`. A dry one has more addresses than any machine: what a run would need must
-/// not depend on what there is.
+/// Options of an arena for a run on `device`. A dry one has more addresses than any machine: a run's need must not
+/// depend on the machine's memory.
 memory::Options profile_options(memory::Device device);
 
-/// Runs `steps` training steps (the first and a steady one by default) in a fresh arena on `device` and reports what it
-/// had to commit. On a dry device this is a prediction; on a real one a measurement. With `plans` every step is
-/// replayed by them. Where the arena is in another state after the last step than after the one before
-/// (Arena::layout_digest), further ones are run, up to eight, so that two are known to tell all; not with a trace,
-/// whose steps are as many as were asked for. Throws what the run throws.
+/// Runs `steps` training steps (the first and a steady one by default) in a fresh arena on `device` and reports its
+/// committed bytes. On a dry device this is a prediction; on a real one a measurement. With `plans` every step replays
+/// them. If the last step left the arena in another state than the one before (Arena::layout_digest), further ones are
+/// run, up to eight, until two agree; a trace has exactly the requested steps. Throws what the run throws.
 MemoryProfile profile_training(memory::Device device, const MakeRun& make, std::size_t steps = 2,
                                bool wants_trace = false, std::vector<StepPlacement> plans = {});
 
-/// The recording of a run's first step on the dry twin of `device`. `look`, if any, is shown the run after it, and the
+/// The recording of a run's first step on the dry twin of `device`. `look`, if any, gets the run after it, and the
 /// recording. Throws what the run throws.
 TapeGraph record_step(memory::Device device, const MakeRun& make,
                       const std::function<void(TrainingRun&, const TapeGraph&)>& look = nullptr);
 
-/// What is asked of the placement of a step: the alignment of the device's arena as unit, and a limit of 20,000 nodes,
-/// of which the steps of our models need 2,500 at most. The limit of 60 seconds is for machines that are very busy:
-/// where it is not reached, the plan is the same everywhere.
+/// Options for placing a step: the alignment of the device's arena as unit, and a limit of 20,000 nodes, of which the
+/// steps of our models need 2,500 at most. The limit of 60 seconds is for very busy machines: if it is not reached, the
+/// plan is the same everywhere.
 memory::PlacementOptions placement_options(memory::Device device);
 
-/// The same for a plan that is wanted now, of a step of so many micro-batches: without the exact search, and with
-/// greedy placement alone for more than two, because the time of an improvement grows with the square of the blocks.
+/// The same for a quick plan of a step of so many micro-batches: without the exact search, and only greedy for more
+/// than two, because the time of an improvement grows with the square of the blocks.
 memory::PlacementOptions placement_options(memory::Device device, std::int64_t micro_batches);
 
-/// The plans of the first step and of the steady one: from the trace of a dry run of two steps, each placed. What a run
-/// with these plans needs is predicted by a dry run with them.
+/// The plans of the first step and of the steady one: from the trace of a dry run of two steps, each placed. A dry run
+/// with them predicts the bytes of a run with these plans.
 std::vector<StepPlacement> plan_steps(memory::Device device, const MakeRun& make,
                                       const memory::PlacementOptions& options);
 inline std::vector<StepPlacement> plan_steps(memory::Device device, const MakeRun& make) {
@@ -114,7 +113,7 @@ inline std::vector<StepPlacement> plan_steps(memory::Device device, const MakeRu
 /// The plan of every step of a traced profile.
 std::vector<StepPlacement> plan_steps(const MemoryProfile& profile, const memory::PlacementOptions& options);
 
-/// The dry run of two steps in their placement; without one where they need less so.
+/// The dry run of two steps in their placement, or without one if that needs less.
 struct PlacedProfile {
   MemoryProfile profile;
   std::vector<StepPlacement> placement;

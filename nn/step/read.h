@@ -1,7 +1,6 @@
 #pragma once
 // Reading values in a program that is also run dry. `to_host` and `item` throw on a dry device, which has no values,
-// and a program that asks there whether it is dry allocates something else than the real one: its steps leave their
-// plans.
+// and a program that branches on being dry allocates differently from the real one: its steps leave their plans.
 
 #include <vector>
 

@@ -1,6 +1,6 @@
 #pragma once
-// What tells one batch from another before it is made: the dtypes and shapes of its tensors, wherever they are in it,
-// and other values that may change the step.
+// The identity of a batch before it is made: the dtypes and shapes of all its tensors, and other values that may change
+// the step.
 //
 //   Tensor, nn::Parameter                          a shape of the key
 //   vector, array, T[n], map, ... of anything      their elements, one after the other; how many there are is a value
@@ -40,12 +40,12 @@ struct BatchOutline {
   void add(const Tensor& tensor);
   void add_value(std::string_view text);
   void hide(const std::type_info& type);
-  /// Throws ValueError where a type hides its members, or there are no tensors: batches of two shapes would look alike.
+  /// Throws ValueError if a type hides its members, or there are no tensors: batches of two shapes would look alike.
   void require_seen() const;
 };
 
 /// The samples of each micro-batch: the first axis of the first tensor whose micro-batches together are the whole.
-/// Throws ValueError where there is no such tensor, or one of them is empty.
+/// Throws ValueError if there is no such tensor, or one of them is empty.
 std::vector<std::int64_t> samples_of(const BatchOutline& whole, const std::vector<BatchOutline>& micro_batches);
 
 /// Copies the tensors of a batch into another (BatchOutline::tensors of both). Throws PlanError where their

@@ -3,8 +3,8 @@
 // `x.step-K`, K the steps that they have done.
 //
 // - `x` always exists: the older file gets its second name before the new one takes the first.
-// - The next step computes the loss of a state. Until it is known to be a number the older file stays (with keep = 1
-//   under a temporary name); where it is none, the older file becomes `x` again.
+// - The next step computes the loss of a state. Until it is known to be finite the older file stays (with keep = 1
+//   under a temporary name); if it is not, the older file becomes `x` again.
 // - The oldest files are removed, not those with the least K: a run that starts again at the same path keeps its own.
 
 #include <cstdint>
@@ -28,7 +28,7 @@ void require_space(const char* what, const std::string& path, std::uint64_t need
 std::int64_t free_bytes_at(const std::string& path);
 
 /// Bytes of a file with the module's parameters and buffers, at most; of a checkpoint with the optimizer's state, too.
-/// Tensors may be dry or away; of parameters in parts the wholes count, the state only as it is here.
+/// Tensors may be dry or away; sharded parameters count whole, the state only this rank's shards.
 std::uint64_t weights_file_bytes(const Module& module);
 std::uint64_t checkpoint_bytes(const Module& module, const optim::Optimizer& optimizer);
 
@@ -43,13 +43,13 @@ inline constexpr std::string_view older_infix = ".step-";
 struct KeepOptions {
   std::string path;                ///< empty: there are no checkpoints
   std::int64_t keep = 1;           ///< files that stay
-  std::string resumed = {};        ///< the checkpoint that the run goes on from; empty: none
+  std::string resumed = {};        ///< the checkpoint that the run resumes from; empty: none
   std::int64_t resumed_steps = 0;  ///< that it has done
   bool overwrites = false;         ///< a file at `path` that is no checkpoint may be replaced
 };
 
-/// try_to_write and require_space for a run of `steps` steps that saves after every `save_every` (0: at the end alone):
-/// a checkpoint of `checkpoint_bytes` beside those that are kept; ValueError where a file of another kind is there.
+/// try_to_write and require_space for a run of `steps` steps that saves after every `save_every` (0: only at the end):
+/// a checkpoint of `checkpoint_bytes` beside the kept ones; ValueError if a file of another kind is there.
 void check_keeping(const char* what, const KeepOptions& options, std::int64_t steps, std::int64_t save_every,
                    std::uint64_t checkpoint_bytes);
 
@@ -65,9 +65,9 @@ class CheckpointKeeper {
   void save(std::int64_t step, FunctionRef<void(const std::string& path)> write);
   /// The state that was written has a loss: the oldest file goes.
   void confirm() noexcept;
-  /// Its loss is no number: the file before it is the checkpoint again, if there is one.
+  /// Its loss is not finite: the file before it is the checkpoint again, if there is one.
   void take_back() noexcept;
-  /// Steps that the last checkpoint of this run has done; that which it goes on from before the first, or 0.
+  /// Steps that the last checkpoint of this run has done; before the first, those of the resumed one, or 0.
   std::int64_t saved_step() const noexcept { return step_; }
   /// "'x' holds step 30", "there is no checkpoint".
   std::string text() const;
@@ -83,7 +83,7 @@ class CheckpointKeeper {
   bool is_open_ = false;
   std::string path_before_, before_;
   std::int64_t step_before_ = 0;
-  int lock_ = -1;  // on that file, whose temporary name is not to be taken for stale
+  int lock_ = -1;  // on that file, so its temporary name does not count as stale
 };
 
 }  // namespace thimble::nn

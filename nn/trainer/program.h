@@ -38,7 +38,7 @@ class ProgramRun {
   virtual void drop_batch() noexcept = 0;
   /// Of the held batch, where all ranks have the same batch.
   virtual std::vector<Tensor> batch_tensors() { return {}; }
-  /// Copies the batch of a step into the one that is held, at its addresses. Throws PlanError where they differ in more
+  /// Copies the batch of a step into the one that is held, at its addresses. Throws PlanError if they differ in more
   /// than values of tensors.
   virtual void load_batch(std::int64_t step) = 0;
   /// The host's part of a later step's batch, while the device computes.
@@ -50,7 +50,7 @@ class ProgramRun {
   virtual Evaluation evaluate() = 0;
   /// On a dry device, after the last step and evaluation: the rest of the program, such as writing weights.
   virtual void end() {}
-  /// Ranks and stages that the program joins by itself, where the trainer has none; otherwise null.
+  /// Ranks and stages that the program joins itself when the trainer has none; otherwise null.
   virtual dist::DataParallel* parallel() { return nullptr; }
   virtual optim::Pipeline* stage() { return nullptr; }
   /// With parallel(). Throws PlanError without.

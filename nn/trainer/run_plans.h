@@ -1,5 +1,5 @@
 #pragma once
-// The plans of a program's steps in a number of bytes: of an own program (nn/trainer/trainer.h) and of a named model
+// The plans of a program's steps in a number of bytes: of a user's program (nn/trainer/trainer.h) and of a named model
 // (models/training/training.h).
 
 #include <algorithm>
@@ -28,7 +28,7 @@ struct StepKey {
   std::vector<bool> is_frozen;
 };
 
-/// A step that was run dry and without a plan: two that are equal run the same operators and ask for the same blocks.
+/// A step that was run dry and without a plan: equal records run the same operators and request the same blocks.
 struct StepRecord {
   std::vector<memory::Trace::Event> events;
   std::vector<const OpType*> operators;
@@ -47,7 +47,7 @@ struct ShapePlan {
     return shapes == other.shapes && is_frozen == other.is_frozen &&
            std::find(values.begin(), values.end(), other.values) != values.end();
   }
-  /// Where no two batches have the same values, the list would grow without end.
+  /// If no two batches have the same values, the list would grow without end.
   void forget_values() {
     constexpr std::size_t max_values = 1024;
     if (values.size() > max_values) values.erase(values.begin() + 1, values.end() - max_values / 2);
@@ -79,25 +79,24 @@ class PlannedProgram {
   virtual Plan for_this_rank(Plan plan, [[maybe_unused]] const ExampleStep& step, [[maybe_unused]] std::size_t part) {
     return plan;
   }
-  /// The bytes that each rank needs, where this one needs `own_bytes`; empty for one rank.
+  /// The bytes that each rank needs when this one needs `own_bytes`; empty for one rank.
   virtual std::vector<std::size_t> rank_bytes([[maybe_unused]] std::size_t own_bytes) { return {}; }
-  /// What the process takes beside its arena depends on these; a step records `nodes` nodes.
+  /// The process's bytes outside of its arena depend on these; a step records `nodes` nodes.
   virtual memory::OutsideFacts outside_facts(std::size_t nodes) const = 0;
   /// Throws BudgetError: the smallest plans need `least_bytes`.
   [[noreturn]] virtual void refuse(std::size_t least_bytes) = 0;
 };
 
-/// Finds the plans of all keys of a program. Parts are planned one by one; a step of all of them together, and with the
-/// plans of other keys, may need a little more: then they are planned for that much less.
+/// Finds the plans of all keys of a program. Parts are planned one by one; a step of all of them together, with the
+/// plans of other keys, may need a little more: then they are planned again for that much less.
 class RunPlans {
  public:
   /// All three outlive it. `options` has the budgets; choose_micro_batches() writes their number there.
   RunPlans(PlannedProgram& program, TrainerOptions& options, const CostModel& costs);
 
-  /// The number with which the example steps are fastest within the budget; of numbers with which none is, the one
-  /// that needs least.
+  /// The number with which the example steps are fastest within the budget; if none fits, the one that needs least.
   void choose_micro_batches(const std::vector<ExampleStep>& steps);
-  /// Adds a key without a plan, and makes its planners where plans are searched for.
+  /// Adds a key without a plan, and makes its planners if plans are searched.
   ShapePlan& add(std::unique_ptr<ShapePlan> shape);
   /// Plans all keys within the budgets. Throws BudgetError; the latest key is then gone, the others as they were.
   void fit();
@@ -114,7 +113,7 @@ class RunPlans {
   const TrainerPlan& plan() const noexcept { return plan_; }
   /// Of the latest placement.
   const MemoryProfile& profile() const noexcept { return profile_; }
-  /// Of a step's recording, of a micro-batch where there are several.
+  /// Of a step's recording, or of one of several micro-batches.
   std::size_t node_count() const noexcept { return nodes_; }
   /// Of the latest key's last part: the step that keeps everything, by the cost model.
   double kept_step_s() const noexcept { return kept_step_s_; }

@@ -1,5 +1,5 @@
 #pragma once
-// An own model in a budget, in one call: the program as a few functions, and a number of bytes.
+// Your own model in a budget, in one call: the program as a few functions, and a number of bytes.
 //
 //   struct Batch { Tensor x, y; };
 //   nn::Trainer<Net, Batch> trainer(
@@ -16,25 +16,24 @@
 //
 // Policy
 // - The functions make the whole program: the trainer calls them on dry devices, some thirty times, to plan, and then
-//   on the real one. So they must be functions of their arguments alone: dry runs, too, would change whatever they
-//   change outside of these. On a dry device a batch has its sizes and no values; a value is read by nn::read_value
-//   (nn/step/read.h).
+//   on the real one. So they must depend only on their arguments: dry runs would repeat any other side effect. On a dry
+//   device a batch has its sizes and no values; a value is read by nn::read_value (nn/step/read.h).
 // - Model, batch, loss and evaluation draw random numbers of the trainer's seed; the batch of a step may draw, too.
-// - A step that throws can be tried again, and is then the step that did not fail, to the bit: its batch and its loss
-//   draw the same numbers, and buffers that the loss has written in place are put back. Of several parts those before
-//   the one that failed stay updated; the next step() goes on with that one. Other state is the program's: an averaged
-//   copy of the weights, say, belongs in buffers of the model, and is written by the observer. A member that the loss
-//   assigns (`net.count++`, `net.mask = ...`) is not put back: a buffer that it writes in place is.
-// - A batch of other shapes is another step. The shapes of a batch are looked up before it is made, on the dry twin of
-//   the device; each gets a plan of its own when it is first seen, the example steps before the first step, and the
-//   plans are kept. All plans, and the evaluation, share the one budget. So does a step with other frozen parameters.
+// - A step that throws can be repeated, with the bits of one that never failed: its batch and its loss draw the same
+//   numbers, and buffers that the loss wrote in place are restored. Of several parts those before the failed one stay
+//   updated; the next step() continues with that one. The program restores other state: an averaged copy of the weights
+//   belongs in buffers of the model, which the observer writes. A member that the loss assigns (`net.count++`,
+//   `net.mask = ...`) is not restored; a buffer that it writes in place is.
+// - A batch of other shapes is another step. The shapes of a batch are known before it is made, from the dry twin of
+//   the device; each gets a separate plan when it is first seen, the example steps before the first step, and the plans
+//   are kept. All plans, and the evaluation, share the one budget. So does a step with other frozen parameters.
 // - Integers and the like in a batch may change the step, too: a batch of known shapes with other ones is recorded on a
-//   dry device, in about the time of a step without its arithmetic, and planned only where its step asks for something
-//   else. Where they change nothing (a counter), a `key` spares that.
-// - Several micro-batches weigh by their samples, as they are in the whole batch.
+//   dry device, in about the time of a step without its arithmetic, and planned only if its step differs. If they
+//   change nothing (a counter), a `key` saves that time.
+// - Several micro-batches are weighted by their samples in the whole batch.
 // - On several ranks (options.ranks) every rank runs the same program: its batches are cut into the micro-batches of
-//   all ranks, and each computes its own. Its optimizers update this rank's shards, whatever parameters they are given.
-//   First batches, rates and evaluations that differ between ranks are a ValueError on all of them.
+//   all ranks, and each computes its own. Its optimizers update only this rank's shards of their parameters. First
+//   batches, rates and evaluations that differ between ranks are a ValueError on all of them.
 // - A program may have several parts, each an optimizer and its loss, which are updated in turn in every step (two nets
 //   against each other). A part's gradients are freed with its update.
 // - The real model is made at the first step, or when it is asked for.
@@ -69,8 +68,8 @@ struct TrainedPart {
   std::function<Tensor(Model&, const Batch&)> loss;  ///< mean over the samples, one element
 };
 
-/// A user's program. `Model` is a Module, or has `std::vector<nn::Module*> modules()`; `Batch` is a Tensor, or what
-/// holds tensors that nn/trainer/batch_outline.h can see, or anything for which there is a `key`.
+/// A user's program. `Model` is a Module, or has `std::vector<nn::Module*> modules()`; `Batch` is a Tensor, or a type
+/// whose tensors nn/trainer/batch_outline.h can see, or any type with a `key`.
 template <class Model, class Batch>
 struct TrainedProgram {
   /// Called in a LayerScope of that device and TrainerOptions::layers.
@@ -80,12 +79,12 @@ struct TrainedProgram {
   std::function<Batch(std::int64_t step, memory::Device)> batch = nullptr;
   std::function<double(Model&, memory::Device)> evaluate = nullptr;  ///< in evaluation mode, without a tape
   std::vector<TrainedPart<Model, Batch>> parts = {};                 ///< in place of `optimizer` and `loss`
-  /// Part `index` of `count` of a batch; needed with micro-batches. They may differ in samples: each weighs as it has
-  /// them. Together they are the batch.
+  /// Part `index` of `count` of a batch; needed with micro-batches. They may differ in samples, which weight them.
+  /// Together they are the batch.
   std::function<Batch(const Batch&, std::int64_t index, std::int64_t count)> micro_batch = nullptr;
   /// Of a batch on a dry device; null: the shapes of its tensors.
   std::function<std::string(const Batch&)> key = nullptr;
-  /// In place of `batch`: one that reads the model (a rollout, samples of its own), before the step and without a tape.
+  /// In place of `batch`: one that reads the model (a rollout, its samples), before the step and without a tape.
   std::function<Batch(Model&, std::int64_t step, memory::Device)> batch_of_model = nullptr;
   /// Called in each step after all updates: averages of the weights (nn/layers/weight_average.h), bounds of values. It
   /// may write to the model in place, and is planned with the step.
@@ -219,7 +218,7 @@ class TypedProgram final : public ErasedProgram {
   bool has_after_update() const override { return program_.after_update != nullptr; }
 
  private:
-  /// Made by a model that is kept: its bytes are no run's.
+  /// Made by a persistent model: its bytes belong to no run.
   Batch batch_of_dry_model(std::int64_t step, memory::Device device) const {
     const ResourceScope elsewhere(default_resource(device));
     TensorOptions on = layers_;
@@ -241,9 +240,9 @@ class TypedProgram final : public ErasedProgram {
 template <class Model, class Batch>
 class Trainer {
  public:
-  /// Plans the example steps; no memory of the device is used. Throws BudgetError, which says what would fit;
-  /// ValueError for a program or options that are not complete, and for a checkpoint that cannot be where it is asked
-  /// for; what load_checkpoint throws for one to go on from; what the program throws.
+  /// Plans the example steps without memory of the device. Throws BudgetError, which names options that would fit;
+  /// ValueError for an incomplete program or options, and for a checkpoint path that cannot be written; what
+  /// load_checkpoint throws for the checkpoint to resume from; what the program throws.
   Trainer(TrainedProgram<Model, Batch> program, TrainerOptions options)
       : core_{std::make_unique<trainer_detail::TypedProgram<Model, Batch>>(std::move(program), options.layers),
               std::move(options)} {}  // from left to right
@@ -251,39 +250,37 @@ class Trainer {
   /// The plans of all shapes seen so far.
   const TrainerPlan& plan() const noexcept { return core_.plan(); }
 
-  /// One step, and an evaluation where one is due; no file is written. Throws BudgetError, with nothing changed, for
-  /// a batch that no plan fits, which skip() passes over; PlanError for a step that leaves its plan where
-  /// options.is_strict, and where threads or instruction set are others than when it was planned; OutOfMemory for a
-  /// step that left its plan, and says where; ValueError for a parameter that was unfrozen and that no optimizer has;
-  /// NotFiniteError where a loss is no number and the loss scaler did not skip the step, after its update; what the
-  /// program throws.
+  /// One step, and an evaluation where one is due; no file is written. Throws BudgetError, with nothing changed, for a
+  /// batch that no plan fits, which skip() skips; PlanError for a step that leaves its plan with options.is_strict, and
+  /// if threads or instruction set have changed since it was planned; OutOfMemory for a step that left its plan, with
+  /// the place; ValueError for an unfrozen parameter that no optimizer has; NotFiniteError after the update for a loss
+  /// that is not finite in a step that the loss scaler did not skip; what the program throws.
   Progress step() { return core_.step(); }
-  /// Passes over the next batch: nothing is trained, the step counts, and a checkpoint goes on after it.
+  /// Skips the next batch: nothing is trained, the step counts, and a checkpoint resumes after it.
   void skip() { core_.skip(); }
-  /// Batches that were passed over, by skip() or options.skips_unfitting.
+  /// Batches skipped by skip() or options.skips_unfitting.
   std::int64_t skipped_batches() { return core_.skipped_batches(); }
-  /// The steps that are left of options.steps, with evaluations, checkpoints and curves; `control` is asked after each,
-  /// and the observer told, before the step's checkpoint. nn/trainer/training_loop.h says what happens to files on
-  /// failures, and on a loss that is no number. Throws what step() throws; FileError where the last checkpoint cannot
-  /// be written.
+  /// The remaining steps of options.steps, with evaluations, checkpoints and curves; each step calls `control` and the
+  /// observer before its checkpoint. nn/trainer/training_loop.h describes the files after a failure or a loss that is
+  /// not finite. Throws what step() throws; FileError if the last checkpoint cannot be written.
   LoopReport run(const TrainObserver& observer = nullptr, const TrainControl& control = {}) {
     return core_.run(observer, control);
   }
-  /// Evaluates in the trainer's arena, between steps: all modules are in evaluation mode, and so is dropout(), the
-  /// function (core/tensor/context.h); modules then have the modes that they had. Throws ValueError for a program
-  /// without an evaluation.
+  /// Evaluates in the trainer's arena, between steps: all modules and the function dropout() are in evaluation mode
+  /// (core/tensor/context.h); afterwards modules have their previous modes. Throws ValueError for a program without an
+  /// evaluation.
   double evaluate() { return core_.evaluate().loss; }
 
   Model& model() { return static_cast<trainer_detail::TypedRun<Model, Batch>&>(core_.live()).model(); }
   optim::Optimizer& optimizer(std::size_t part = 0) { return core_.live().optimizer(part); }
 
   /// Steps of the program from its beginning, plain and in the budget, compared bit by bit (nn/certify/certify.h): in
-  /// arenas of their own, beside the model that was trained so far, where there is one.
+  /// separate arenas, beside the model that was trained so far, if any.
   Certificate certify(std::int64_t steps) { return core_.certify(steps); }
 
   /// Bytes that the trainer's arena has committed; 0 before the first step.
   std::size_t peak_bytes() const { return core_.peak_bytes(); }
-  /// The arena's bytes by category and by path, now and at the peak, and what it committed for them.
+  /// The arena's bytes by category and by path, now and at the peak, and its committed bytes.
   std::string memory() const { return core_.memory(); }
   /// The plan in full, from dry runs: the segments that run again, by module; the plans from the smallest to the
   /// fastest; the bytes of steps and evaluation by category and by module, at their peak.
@@ -291,7 +288,7 @@ class Trainer {
   /// The plan of a step, which nn::write_plan writes for TrainerOptions::plan (nn/fit/plan_file.h). Throws ValueError
   /// without a budget, and for several ranks, parts or shapes.
   const Plan& step_plan() const { return core_.step_plan(); }
-  /// Whether steps kept their plans; nothing where none are placed.
+  /// Whether steps kept their plans; nullopt if none are placed.
   PlacedArena::Statistics placed() const { return core_.placed(); }
 
  private:

@@ -30,7 +30,7 @@ struct RankOptions {
   dist::Communicator* ranks = nullptr;  ///< lives as long as the trainer; may be null
   int zero = 0;                         ///< stage of ZeRO, 0 to 3: from 3 on parameters are sharded, too
   std::size_t bucket_bytes = 25 << 20;  ///< of gradients that are sent together
-  int read_ahead = 1;                   ///< modules whose parameters come before they are used, in stage 3
+  int read_ahead = 1;                   ///< modules whose parameters are fetched before use, in stage 3
   /// Tensor-parallel degree: as many ranks in a row, each with one shard of every layer in `sharded`, compute the same
   /// micro-batches. One rank without others has all shards, and the bits of several. The model computes these layers
   /// within nn::run_sharded.
@@ -41,7 +41,7 @@ struct RankOptions {
   int data_ranks() const noexcept;
 };
 
-/// Tensors that wait in a tier between uses (memory/offload/tier.h): on the cpu in a file, of a GPU in pinned memory of
+/// Tensors kept in a tier between uses (memory/offload/tier.h): on the cpu in a file, from a GPU in pinned memory of
 /// the host. The bits are those of a run that keeps them.
 struct OffloadOptions {
   std::string folder = {};     ///< of the file, on a disk with room for direct access; for the cpu only
@@ -49,7 +49,7 @@ struct OffloadOptions {
   bool optimizer = false;      ///< its state, between updates
   bool gradients = false;      ///< until their parameter is updated; not with micro-batches, a loss scale or ranks
   bool parameters = false;     ///< between their uses; on one rank
-  int read_ahead = 1;          ///< modules whose parameters are read before they are used
+  int read_ahead = 1;          ///< modules whose parameters are read before use
   bool any() const noexcept { return saved_tensors || optimizer || gradients || parameters; }
 };
 
@@ -67,7 +67,7 @@ struct TrainerOptions {
   TensorOptions layers = {};
   std::uint64_t seed = 1;
   std::int64_t steps = 100;                       ///< of run()
-  std::int64_t evaluate_every = 0;                ///< steps between evaluations; 0: after the last of them alone
+  std::int64_t evaluate_every = 0;                ///< steps between evaluations; 0: only after the last of them
   std::vector<std::int64_t> example_steps = {0};  ///< whose shapes are planned before the first step
   /// Clipping, micro-batches, the fused optimizer and on_gradients, which is called for each part. The trainer counts
   /// the samples of micro-batches; `micro_samples` and `parts`, where given, must agree (the largest has
@@ -75,38 +75,38 @@ struct TrainerOptions {
   StepOptions step = {};
   std::optional<optim::GradScalerOptions> loss_scale = {};  ///< of a program with one part; none: it is not scaled
   std::function<double(std::int64_t step)> rate = nullptr;  ///< of all optimizers; null: as they are
-  /// Multiplies the rates of all optimizers by a factor that falls where evaluations stop improving; it is part of a
-  /// checkpoint.
+  /// Multiplies the rates of all optimizers by a factor that falls when evaluations stop improving; checkpoints contain
+  /// it.
   std::optional<optim::PlateauOptions> plateau = {};
   /// Every rank makes the trainer with the same program and options. `step.micro_batches` are those of each rank, and
   /// the budget is of each rank's arena. Rank 0 writes files.
   RankOptions ranks = {};
   OffloadOptions offload = {};
   std::string hardware = {};  ///< whose times plans are made with (nn/fit/cost.h); empty: the device's kind
-  /// What plans may do that costs transfers or exactness. Its make_tier, where given, makes the tiers of `offload`.
+  /// Actions of plans that cost transfers or exactness. Its make_tier, if given, makes the tiers of `offload`.
   PlannerOptions planner = {};
-  /// A plan of Trainer::step_plan(), for a program with one part: nn::plan_file(path). It is followed, and nothing is
-  /// searched.
+  /// A plan of Trainer::step_plan(), for a program with one part: nn::plan_file(path). The trainer follows it without a
+  /// search.
   PlanSource plan = nullptr;
   /// Processor time in milliseconds that the refusal of a budget takes at most, about; 0 sets no bound.
   double refusal_ms = default_refusal_ms;
-  bool is_strict = false;  ///< a step that leaves its plan, where it has one, is a PlanError
+  bool is_strict = false;  ///< a step that leaves its plan, if it has one, is a PlanError
   /// On a CUDA device steps are captured as a graph and replayed (nn/step/captured_step.h), from the third on: the same
-  /// bits. For a program with one part on one rank, whose batches differ in the values of their tensors only.
+  /// bits. For a program with one part on one rank, whose batches differ only in the values of their tensors.
   bool captures_steps = false;
-  bool skips_unfitting = false;  ///< a batch that no plan fits is passed over and counted; false: BudgetError
+  bool skips_unfitting = false;  ///< a batch that no plan fits is skipped and counted; false: BudgetError
   // Of run(); on several ranks of a program with one part and one module. Saving and loading take memory only for state
   // that is away.
   std::string save = {};        ///< a checkpoint (nn/files/checkpoint.h), at the end and every `save_every` steps
-  std::int64_t save_every = 0;  ///< 0: at the end alone
+  std::int64_t save_every = 0;  ///< 0: only at the end
   std::int64_t keep = 1;        ///< checkpoints that stay: the newest, and older ones as `<save>.step-K`
   std::string best = {};        ///< a checkpoint of the evaluation with the least loss so far, replaced by better ones
   /// Evaluations in a row without a new least loss after which run() ends (TrainEnd::no_better); 0 disables it.
   std::int64_t patience = 0;
   bool overwrites = false;  ///< files of other kinds with these names may be replaced
-  std::string resume = {};  ///< a checkpoint to go on from: to the bit, as if the run had never ended
+  std::string resume = {};  ///< a checkpoint to resume from, with the bits of a run that never ended
   /// Of `resume`: options here (the optimizer's, rate, clipping, micro-batches, loss scale) win over the file's. false:
-  /// others than the file's are refused by name. Files from before they were written have the rate alone.
+  /// others than the file's are refused by name. Older files have only the rate.
   bool changes_options = false;
   std::string log = {};  ///< a folder for TensorBoard
 
@@ -129,7 +129,7 @@ struct TrainerPlan {
   std::size_t budget_bytes = 0;          ///< of the arena; 0 for no budget
   std::int64_t micro_batches = 1;        ///< of a rank's step, given or chosen
   std::size_t process_budget_bytes = 0;  ///< 0 for no budget
-  memory::OutsideBytes outside = {};     ///< of the arena, where the process has a budget
+  memory::OutsideBytes outside = {};     ///< of the arena, if the process has a budget
   std::size_t peak_bytes = 0;            ///< that the arena will commit: steps of all shapes, and the evaluation
   std::vector<std::size_t> rank_peak_bytes = {};  ///< of each of several ranks; empty for one
   std::size_t keep_everything_bytes = 0;          ///< of the step that needs most
@@ -210,8 +210,8 @@ class TrainerCore {
 
   std::unique_ptr<const ErasedProgram> program_;
   TrainerOptions options_;
-  std::int64_t first_step_ = 0;                // done in the checkpoint that the run goes on from
-  std::int64_t first_skipped_ = 0;             // of these, passed over
+  std::int64_t first_step_ = 0;                // done in the checkpoint that the run resumes from
+  std::int64_t first_skipped_ = 0;             // of these, skipped
   std::vector<bool> is_frozen_;                // as the program makes the optimizers' parameters
   std::unique_ptr<const WholeProgram> whole_;  // null for one rank
   CostModel costs_;

@@ -26,15 +26,15 @@ struct WholeProgram {
 
 /// The part of its program that a run executes.
 struct RunRequest {
-  /// Steps to make, over and over; empty: those that the run is at, with the parameters frozen that are.
+  /// Steps to repeat; empty: the run's current steps, with its current frozen parameters.
   std::vector<ExampleStep> steps = {};
   std::optional<std::size_t> only_part = std::nullopt;  ///< none: all, one after the other
-  /// Plans to follow; null: none, or, of one part alone, that of options().
+  /// Plans to follow; null: none, or for only one part that of options().
   const ShapePlans* shapes = nullptr;
   const WholeProgram* whole = nullptr;  ///< with the ranks of the options; null for one rank that has everything
   int rank = 0;                         ///< on a dry device: which of them
-  /// Only a loop drives the run, as its options say: steps beyond the last do nothing, and none comes after an
-  /// evaluation or a checkpoint that is the last.
+  /// Only a loop drives the run, by its options: steps beyond the last do nothing, and none comes after the last
+  /// evaluation or checkpoint.
   bool is_scheduled = false;
   bool reads_losses = true;  ///< false: the host does not wait for a step, and losses() stay 0
 };
@@ -47,13 +47,13 @@ std::map<std::string, std::string> settings_of(const TrainerOptions& options, co
                                                const optim::Optimizer& optimizer);
 /// Metadata of a checkpoint: the step whose rate the optimizer has.
 inline constexpr const char* rate_step_key = "trainer.rate_step";
-/// Whether a key of that metadata is of the run's state, and of no option.
+/// Whether a key of that metadata belongs to the run's state rather than to an option.
 bool is_state_key(const std::string& key);
 
 class TrainerRun : public TrainingRun, public LoopedRun {
  public:
-  /// `first_step`: steps that are done in the checkpoint that the run goes on from; `first_skipped`: of these, those
-  /// that passed over their batch.
+  /// `first_step`: steps done in the checkpoint that the run resumes from; `first_skipped`: of these, those that
+  /// skipped their batch.
   TrainerRun(const ErasedProgram& program, const TrainerOptions& options, memory::Device device, RunRequest request,
              std::int64_t first_step = 0, std::int64_t first_skipped = 0);
   TrainerRun(const TrainerRun&) = delete;
@@ -71,10 +71,10 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   /// Without a tape, in evaluation mode, with the region given back. Throws ValueError for a program without one.
   std::optional<Evaluation> evaluate() override;
   /// On several ranks of a program with one part and one module. Throws as nn/files/checkpoint.h says. On a dry device
-  /// a file is held against the program, and nothing is loaded.
+  /// a file is only compared with the program.
   void write_checkpoint(const std::string& path) override;
   void load(const std::string& path);
-  /// Tells the other ranks, in the place of write_checkpoint(), that there will be no file.
+  /// Tells the other ranks, in place of write_checkpoint(), that there will be no file.
   void refuse_checkpoint(const std::string& why) override;
   std::int64_t steps_done() override { return steps_; }
   bool is_in_step() override { return next_part_ > 0; }
@@ -88,9 +88,9 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   /// Kernels and copies of the last replay, or 0.
   std::size_t captured_launches() const noexcept { return captured_launches_; }
 
-  /// A step that throws can be tried again: it then is the step that did not.
+  /// A step that throws can be repeated, with the bits of one that never failed.
   StepKey next_key();
-  /// Passes over the next batch.
+  /// Skips the next batch.
   void skip();
   std::int64_t skipped_batches() const noexcept { return skipped_; }
   /// Each parameter of the optimizers, in order.

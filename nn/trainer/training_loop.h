@@ -1,15 +1,15 @@
 #pragma once
 // The steps of a run: training, evaluations, checkpoints, curves, and the handling of failures.
 //
-// - A checkpoint holds only a state whose loss is a number: where the next step finds that it is none, the file is
-//   taken back. A step whose loss is not a number, and that the loss scaler did not skip, ends the run at once; so
-//   does such an evaluation, and a state that holds a NaN.
-// - After a step come its evaluation, its curves, the observer, and its checkpoint: what an observer keeps in buffers
-//   of the model (an average of the weights) is in the checkpoint of the same step.
+// - A checkpoint holds only a state whose loss is finite: if the next step finds that it is not, the file is removed. A
+//   loss that is not finite ends the run at once, unless the loss scaler skipped the step; so does such an evaluation,
+//   and a state with a NaN.
+// - After a step come its evaluation, its curves, the observer, and its checkpoint: an observer's writes to buffers of
+//   the model (an average of the weights) are in the checkpoint of the same step.
 // - A failure between two checkpoints (memory, data) ends the run after a checkpoint of the last whole step.
-// - Where a checkpoint on the way cannot be written, the run says so and goes on. Where the last one cannot, the run
+// - If an intermediate checkpoint cannot be written, the run reports it and continues. If the last one cannot, the run
 //   throws, after it has written everything else.
-// - Where curves can no longer be written, the run says so once and stops writing them.
+// - If curves can no longer be written, the run reports it once and stops writing them.
 
 #include <cstdint>
 #include <exception>
@@ -40,11 +40,11 @@ struct Progress {
   double loss = 0;             ///< of the first part, before its update; NaN of a batch that was skipped
   std::vector<double> losses;  ///< of all parts
   double rate = 0;
-  bool is_skipped = false;                ///< the batch was passed over, as no plan fits it: nothing was trained
+  bool is_skipped = false;                ///< the batch was skipped, as no plan fits it: nothing was trained
   std::optional<Evaluation> evaluation;   ///< when there was one
   std::size_t bytes = 0, peak_bytes = 0;  ///< committed by the arena now, and at most
   double ms = 0;
-  double items_per_s = 0;  ///< 0 where the run does not say what items are
+  double items_per_s = 0;  ///< 0 if the run does not define items
   double seconds_left = 0;
 };
 using TrainObserver = std::function<void(const Progress& progress)>;
@@ -53,32 +53,32 @@ using TrainObserver = std::function<void(const Progress& progress)>;
 enum class Wish : std::uint8_t { go_on, save, stop };
 struct TrainControl {
   std::function<Wish()> wish = {};                        ///< none: go on
-  std::function<void(const std::string& text)> say = {};  ///< gets failures after which the run goes on, in one line
+  std::function<void(const std::string& text)> say = {};  ///< gets failures after which the run continues, in one line
 };
 
 /// Every rank gets the strongest wish of all of them after each step. `ranks` may be null.
 TrainControl agreed_control(const TrainControl& control, dist::Communicator* ranks);
 
-/// complete: all steps are done. stopped: on a wish, after a checkpoint where one was asked for. diverged: at once, at
-/// a loss that is no number; nothing was written after that. no_better: LoopOptions::patience was used up, after a
-/// checkpoint where one was asked for.
+/// complete: all steps are done. stopped: on a wish, after a requested checkpoint. diverged: at once, at a loss that is
+/// not finite; nothing was written after that. no_better: LoopOptions::patience was used up, after a requested
+/// checkpoint.
 enum class TrainEnd : std::uint8_t { complete, stopped, diverged, no_better };
 
 struct LoopOptions {
   std::int64_t first_step = 0;      ///< steps that are done
   std::int64_t steps = 0;           ///< in all
-  std::int64_t evaluate_every = 0;  ///< steps between evaluations, and one at the end; 0: that one alone
+  std::int64_t evaluate_every = 0;  ///< steps between evaluations, and one at the end; 0: only that one
   std::string save = {};            ///< a checkpoint, at the end and every `save_every` steps; empty: none
-  std::int64_t save_every = 0;      ///< 0: at the end alone
+  std::int64_t save_every = 0;      ///< 0: only at the end
   std::int64_t keep = 1;            ///< checkpoints that stay: the newest, and older ones as `<save>.step-K`
   std::string best = {};            ///< a checkpoint of the least validation loss so far
   std::int64_t patience = 0;        ///< evaluations in a row without a new least loss that end the run; 0 disables it
-  std::string resume = {};          ///< the checkpoint that the run goes on from
+  std::string resume = {};          ///< the checkpoint that the run resumes from
   std::int64_t resumed_steps = 0;   ///< that it has done; steps by hand may have come since
   std::string log = {};             ///< a folder for TensorBoard; empty: none
   double items_per_step = 0;        ///< what Progress::items_per_s counts; 0: nothing
-  /// Which of several ranks this is, that all run the loop; none: it is the only one. Rank 0 keeps the files, and all
-  /// write checkpoints with it. A step that fails on one of them ends all, without a checkpoint.
+  /// This rank among several that all run the loop; none: it is the only one. Rank 0 keeps the files, and all write
+  /// checkpoints with it. A step that fails on one of them ends all, without a checkpoint.
   std::optional<int> rank = {};
 };
 
@@ -105,7 +105,7 @@ class LoopedRun {
   /// None: the run has no evaluation.
   virtual std::optional<Evaluation> evaluate() = 0;
   virtual void write_checkpoint(const std::string& path) = 0;
-  /// Called instead where no file can be written: tells the other ranks, which wait for their part in it, why.
+  /// Called instead when no file can be written: tells the reason to the other ranks, which wait to take part.
   virtual void refuse_checkpoint([[maybe_unused]] const std::string& why) {}
   /// Steps that have used a batch: updates, and those that were skipped.
   virtual std::int64_t steps_done() = 0;
@@ -117,19 +117,19 @@ class LoopedRun {
   virtual std::int64_t worse_evaluations() { return 0; }
   /// Of these, skipped ones: by the loss scaler, or as no plan fits the batch.
   virtual std::int64_t skipped_steps() = 0;
-  /// Whether the next step replays a recorded one, which asks the arena for nothing.
+  /// Whether the next step replays a recorded one, which requests nothing from the arena.
   virtual bool is_replay() const { return false; }
 };
 
 class TrainingLoop {
  public:
-  /// All of these must outlive it; `stack` is what the run takes its bytes from.
+  /// All of these must outlive it; the run takes its bytes from `stack`.
   TrainingLoop(LoopedRun& run, const LoopOptions& options, const memory::Stack& stack, LoopReport& report,
                const TrainControl& control);
 
-  /// Trains until the steps are done, the control ends it, or the loss is no number. Throws what a step throws.
+  /// Trains until the steps are done, the control ends it, or the loss is not finite. Throws what a step throws.
   void run(const TrainObserver& observer);
-  /// Throws what the last checkpoint failed with, where it did.
+  /// Throws the error of the last checkpoint, if it failed.
   void rethrow_failed_save() const;
 
  private:
@@ -148,7 +148,7 @@ class TrainingLoop {
     try {
       return f();
     } catch (const PartialUpdateError&) {
-      throw;  // some parameters are of the step, others are not: nothing to keep
+      throw;  // some parameters are updated, others are not: nothing to keep
     } catch (...) {
       rescue();
       throw;
