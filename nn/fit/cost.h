@@ -1,7 +1,7 @@
 #pragma once
-// What running one operator takes, from its sizes and three numbers of a machine (the roofline of Williams, Waterman,
-// Patterson 2009): the larger of its arithmetic and its memory traffic, and a fixed cost of calling it. Where the
-// program has been run, each operator's measured time corrects it (nn/fit/measure.h).
+// The time of one operator, from its sizes and three numbers of a machine (the roofline of Williams, Waterman,
+// Patterson 2009): the larger of its arithmetic and its memory traffic, and a fixed cost of calling it. If the program
+// has been run, each operator's measured time corrects it (nn/fit/measure.h).
 
 #include <cstddef>
 #include <span>
@@ -18,12 +18,12 @@ struct Hardware {
   std::string name;
   std::string description;
   std::size_t memory_bytes = 0;  ///< of the device; 0: not known
-  /// Multiply-adds a second that large products reach: of f32, of f32 where TF32 is allowed (core/launch/tf32.h), and
-  /// of narrower dtypes; 0: as f32.
+  /// Multiply-adds a second that large products reach: of f32, of f32 with TF32 allowed (core/launch/tf32.h), and of
+  /// narrower dtypes; 0: as f32.
   double f32_per_s = 0, tf32_per_s = 0, narrow_per_s = 0;
   double bytes_per_s = 0;  ///< read and written together, beyond the caches
   double call_s = 0;       ///< of one operator, however small
-  /// Written to, or read from, where tensors are offloaded to: a disk, or over a GPU's bus.
+  /// Written to, or read from, the target of offloading: a disk, or over a GPU's bus.
   double tier_bytes_per_s = 1e9;
   int capability = 0;  ///< of a GPU (core/launch/compute_capability.h)
 
@@ -35,18 +35,18 @@ struct Hardware {
 std::span<const Hardware> hardware_list();
 const Hardware& hardware(std::string_view name);
 
-/// The entry of a GPU by the name that its driver gives ("NVIDIA H100 80GB HBM3"); where none is like it, that of
-/// h100-80gb, whose description then says so.
+/// The entry of a GPU by the name that its driver gives ("NVIDIA H100 80GB HBM3"); without a match that of h100-80gb,
+/// whose description then names both.
 Hardware hardware_of_gpu(std::string_view driver_name);
 
 /// Seconds of one node of a graph.
 struct NodeTimes {
   double forward = 0;
-  double recompute = 0;  ///< of its result alone, where its saved tensors are at hand
+  double recompute = 0;  ///< only of its result, when its saved tensors are at hand
   double backward = 0;
 };
 
-/// What a node took, measured, over what its roofline says; of NodeTimes.
+/// A node's measured times over those of its roofline; of NodeTimes.
 struct NodeFactors {
   double forward = 1, recompute = 1, backward = 1;
 };
@@ -57,9 +57,9 @@ struct CostModel {
   CostModel(const Hardware& machine);
 
   Hardware hardware;
-  /// For people: "cpu: built-in rates of 2 threads of an AVX-512 server core, f32; this process has 1 thread of avx2".
+  /// To print: "cpu: built-in rates of 2 threads of an AVX-512 server core, f32; this process has 1 thread of avx2".
   std::string source;
-  std::vector<std::string> operators;  ///< operator_text of the program that was measured; empty: none was
+  std::vector<std::string> operators;  ///< operator_text of the measured program; empty: none
   std::vector<NodeFactors> factors;    ///< as many
 };
 

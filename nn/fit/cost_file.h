@@ -9,7 +9,7 @@ namespace thimble::nn {
 
 /// Writes JSON, as a whole or not at all. Throws FileError.
 void write_cost_model(const std::string& path, const CostModel& costs);
-/// Throws FileError when there is no such file, or it is not one of write_cost_model().
+/// Throws FileError if there is no such file, or write_cost_model() did not write it.
 CostModel read_cost_model(const std::string& path);
 
 }  // namespace thimble::nn

@@ -17,16 +17,16 @@
 
 namespace thimble::nn {
 
-/// A step as it was read. The graph's first tensors are the file's values. A view is a tensor that nothing uses: its
-/// users use the value that it is a view of. A node that makes only views has a tensor of 0 bytes after them. Costs are
-/// in nanoseconds.
+/// A step as read. The graph's first tensors are the file's values. A view is a tensor without users: they use the
+/// value that it is a view of. A node that makes only views has a tensor of 0 bytes after them. Costs are in
+/// nanoseconds.
 struct StepGraph {
   std::string name;
   remat::Graph graph;
   std::size_t value_count = 0;
   std::size_t alignment = 64;  ///< of offsets
   double forward_s = 0;        ///< of all nodes
-  double backward_s = 0;       ///< of all backwards, 0 where the file has none
+  double backward_s = 0;       ///< of all backwards, 0 if the file has none
 };
 
 /// Reads the text of a file. Throws FileError, naming `source`, for a text that is no graph of version 1; the message
@@ -47,7 +47,7 @@ struct GraphPlan {
   remat::Selection selection;
   remat::GraphTimeline timeline;
   std::vector<std::size_t> offsets;  ///< of timeline.buffers
-  std::size_t peak_bytes = 0;        ///< the most bytes that are there at one event: what an allocator counts
+  std::size_t peak_bytes = 0;        ///< largest sum of live bytes at one event, as an allocator counts
   std::size_t height_bytes = 0;      ///< of the buffers in one piece of memory, at their offsets; within the budget
   std::size_t keep_everything_bytes = 0, smallest_bytes = 0;  ///< peaks of the fastest and of the smallest plan found
   double recompute_s = 0;
@@ -63,7 +63,7 @@ struct GraphPlan {
 /// Throws BudgetError (nn/fit/fit.h), which names the smallest budget that has a plan.
 GraphPlan plan_graph(const StepGraph& step, std::size_t budget_bytes);
 
-/// The plan as JSON, for programs that carry it out, and as a few lines for people. docs/graphs.md describes both.
+/// The plan as JSON, for programs that execute it, and as a few lines to read. docs/graphs.md describes both.
 std::string to_json(const StepGraph& step, const GraphPlan& plan);
 std::string to_text(const StepGraph& step, const GraphPlan& plan);
 

@@ -12,10 +12,10 @@
 
 namespace thimble::nn {
 
-/// What levers are tried with.
+/// Options for trying levers.
 struct LeverSearch {
   memory::Device device = cpu;
-  /// Measured times are of one program, node by node; with a lever it is another one.
+  /// Measured times are of one program, node by node; a lever makes another one.
   CostModel costs = hardware("cpu");
   std::size_t budget_bytes = 0;  ///< 0 sets no bound
   /// Processor time at which planning began (process::processor_ms), and how much of it a refusal may take as a whole;
@@ -26,11 +26,11 @@ struct LeverSearch {
 
 /// One change, or several together.
 struct Lever {
-  std::string options;               ///< that make it, as the caller's errors name them; empty: the program as it is
+  std::string options;               ///< that make it, as the caller's errors name them; empty: the unchanged program
   std::function<MakeRun()> program;  ///< makes the changed program
   PlannerOptions plans;
   std::string note;       ///< what changes besides; may be empty
-  double transfer_s = 0;  ///< of transfers that no plan's time has
+  double transfer_s = 0;  ///< of transfers that no plan's time includes
 };
 
 struct LeverPrice {
@@ -44,17 +44,17 @@ struct LeverPrice {
 /// The price of a lever whose planner this is. Overheads are over a step of `plain_s` seconds.
 LeverPrice price_of(const LeverSearch& search, const Lever& lever, Planner& planner, double plain_s);
 
-/// What would make a refused budget enough.
+/// Levers that make a refused budget enough.
 struct LeverOffers {
   std::vector<LeverPrice> fitting;  ///< with a plan within the budget, the fastest there first
   std::size_t known = 0;            ///< levers that could be used
-  std::size_t untried = 0;          ///< of these, for want of time or of memory to plan in
-  /// How all can be tried, in a sentence about the untried ones.
+  std::size_t untried = 0;          ///< of these, for lack of time or of memory to plan in
+  /// How to try all of them, in a sentence about the untried ones.
   std::string how_to_try_all = "a plan with `prices_techniques` tries them all";
 };
 
-/// Tries levers in turn, each in about the time that planning took so far. Drops one whose parameters, gradients and
-/// optimizer state do not fit, or whose smallest plans hold too much at one time, without placing it, and one whose
+/// Tries levers in turn, each in about the time that planning has taken so far. Drops one whose parameters, gradients
+/// and optimizer state do not fit, or whose smallest plans hold too much at one time, without placing it, and one whose
 /// program throws an Error.
 LeverOffers offer_levers(const LeverSearch& search, const std::vector<Lever>& levers, double plain_s);
 

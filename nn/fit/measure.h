@@ -5,8 +5,8 @@
 //   nn::write_cost_model("resnet50.json", costs);                                   // the same plans again later
 //   nn::Planner planner(large_run, cpu, costs);
 //
-// It keeps for every node not seconds but how far it is from the roofline of its own sizes; so that it holds
-// for other batches. Of each time the least of several steps is taken.
+// For every node it keeps not seconds but their ratio to its roofline, so that it holds for other batches. Each time is
+// the least of several steps.
 
 #include <string>
 

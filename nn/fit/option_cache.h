@@ -19,8 +19,8 @@ class OptionCache {
     remat::Option option;
   };
 
-  /// At most `limit`, by falling bytes, that keep none of the tensors `inner`. Those which keep one of them are no
-  /// better than two options, one up to it and one from it on.
+  /// At most `limit`, by falling bytes, that keep none of the tensors `inner`. An option that keeps one of them is no
+  /// better than two, one up to it and one from it on.
   const std::vector<Entry>& options(const remat::Graph& block, const std::vector<std::uint32_t>& inner,
                                     std::size_t limit);
 

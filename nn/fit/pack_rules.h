@@ -1,14 +1,14 @@
 #pragma once
-// The plan that packs all it can and runs nothing again: what lossy saved tensors cost at most, in digits, and what
-// they save without a solver.
+// The plan that packs every packable tensor and runs nothing again: the largest error of lossy saved tensors, and their
+// savings without a solver.
 
 #include <thimble/nn/fit/fit.h>
 
 namespace thimble::nn {
 
-/// Spills of all results that a backward reads and that can be packed as `spilling` says, each as soon as nothing but
-/// the tape holds it. What the program or a leaf holds to the end, and what is small, is kept as it is. Throws what
-/// check_rules throws.
+/// Spills of all results that a backward reads and that `spilling` can pack, each as soon as only the tape holds it.
+/// Small tensors, and those that the program or a leaf holds to the end, are not packed. Throws what check_rules
+/// throws.
 TapePlan pack_all(const TapeGraph& graph, const SpillPolicy& spilling);
 
 /// The same for the step of `make`'s run, recorded on the dry twin of `device`, with its peak in an arena without

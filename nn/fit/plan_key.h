@@ -1,6 +1,6 @@
 #pragma once
-// What a plan belongs to: the program whose step was recorded, and everything that the bytes of a step depend on
-// besides. A plan of another key is refused, by the name of the first thing that differs.
+// The key of a plan: the program whose step was recorded, and everything else that the bytes of a step depend on. A
+// plan of another key is refused, with the first difference.
 
 #include <cstddef>
 #include <string>
@@ -30,14 +30,14 @@ struct PlanKey {
   friend bool operator==(const PlanKey&, const PlanKey&) = default;
 };
 
-/// What workspaces on a device depend on, in one line: "cpu, avx2, bf16 converted, int8 on avx2, 2 threads", "cuda,
-/// compute capability 9.0". That of a dry device is its twin's.
+/// The settings that determine workspaces on a device, in one line: "cpu, avx2, bf16 converted, int8 on avx2, 2
+/// threads", "cuda, compute capability 9.0". That of a dry device is its twin's.
 std::string machine_text(memory::Device device);
 
 /// The key of plans for a run whose step gave this recording.
 PlanKey plan_key(memory::Device device, const TapeGraph& graph, TrainingRun& run);
 
-/// The first thing in which two keys differ, with both sides; empty: nothing.
+/// The first difference between two keys, with both sides; empty: none.
 std::string difference(const PlanKey& plan, const PlanKey& now);
 
 }  // namespace thimble::nn

@@ -3,14 +3,14 @@
 //
 // The step is recorded once on a dry device, cut into a chain (nn/fit/stages.h), and the chain is solved for all
 // budgets at once (memory/remat/frontier.h). A net that is no chain is cut in other ways, too: each has a frontier, and
-// the best plan of all is taken. A point of that frontier is run dry, its allocations are placed
-// (memory/placement/placement.h), and it is run dry again in that placement: the arena's committed bytes are then the
-// plan's peak, with nothing estimated. Points are run when they are first looked at, and placed where their dry run
-// leaves in doubt whether they keep a budget. A budget's plan is found by halving, first among points spread over the
-// whole frontier, then between two neighbours of these. Plans that know no stages (nn::whole_plans) are few: the ones
-// that would be faster than the frontier's are run one after the other, from the fastest on. More budget never gives a
-// slower plan: all budgets halve the same stretches at the same points, and a fit in the smaller one fits the larger,
-// so that where two part, the larger goes on among faster plans.
+// the best plan wins. A point of that frontier is run dry, its allocations are placed (memory/placement/placement.h),
+// and it is run dry again in that placement: the arena's committed bytes are then the plan's peak, with nothing
+// estimated. Points are run at first use, and placed if their dry run does not settle whether they keep a budget.
+// Bisection finds a budget's plan, first among points spread over the whole frontier, then between two neighbours of
+// these. Plans without stages (nn::whole_plans) are few: those that would be faster than the frontier's are run one
+// after the other, from the fastest on. More budget never gives a slower plan: all budgets bisect the same intervals at
+// the same points, and a fit in the smaller one fits the larger, so where two diverge, the larger continues among
+// faster plans.
 
 #include <cstddef>
 #include <map>
@@ -84,7 +84,7 @@ class PlanSearch {
   std::shared_ptr<const PlanKey> key_;
   std::vector<Course> courses_;  // the last one without stages
   std::unique_ptr<remat::TimeBound> bound_;
-  std::size_t lasting_bytes_ = 0;  // of blocks that are there during a whole step
+  std::size_t lasting_bytes_ = 0;  // of blocks that live during a whole step
   std::vector<WholePlan> whole_;   // by rising time
   std::int64_t passes_ = 1;        // forward and backward of the recording, per step
   double accumulating_s_ = 0;      // of adding their gradients up

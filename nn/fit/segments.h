@@ -15,7 +15,7 @@ struct PlannedSegment {
   std::uint32_t first = 0, end = 0;  ///< nodes
   int depth = 0;                     ///< segments around it
   std::string path;                  ///< of its first node
-  std::size_t kept_bytes = 0;        ///< of results and extras that it keeps while closed, its own nodes alone
+  std::size_t kept_bytes = 0;        ///< of results and extras of only its nodes that it keeps while closed
   std::size_t dropped = 0;           ///< nodes whose result is dropped
 };
 

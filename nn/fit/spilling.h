@@ -1,5 +1,5 @@
 #pragma once
-// What a recording tells of each storage that a plan may put away.
+// The facts of a recording about each storage that a plan may spill.
 
 #include <cstdint>
 #include <optional>
@@ -34,11 +34,11 @@ remat::Time nanoseconds(double seconds);
 //
 // Policy
 // - A storage is spilled after the last node at which the program itself holds it (TapeGraph::Value::program_until), if
-//   that node is in the stage. Small tensors, and those that the program or a leaf holds for longer, stay as they are.
-// - A stage's transfers end with its forward: the tier and the bytes are free when the next stage begins. Where the
+//   that node is in the stage. Small tensors, and those that the program or a leaf holds for longer, are not spilled.
+// - A stage's transfers end with its forward: the tier and the bytes are free when the next stage begins. If the
 //   transfers take longer than the forward, the difference is charged as time.
 // - Reading begins before the stage's backward, early enough for the first tensor to be there, but no earlier than a
-//   few nodes of the stage after it; what it takes longer than the backward that it runs beside is charged.
+//   few nodes of the stage after it; the time beyond the backward that it overlaps is charged.
 // - Packing and unpacking are passes over memory.
 
 /// A rule for the results of operators of one name ("linear"), or of names that begin so up to an underscore ("gelu"
@@ -50,17 +50,17 @@ struct PackRule {
   friend bool operator==(const PackRule&, const PackRule&) = default;
 };
 
-/// What plans may do with tensors besides keeping and dropping them.
+/// Actions of plans on tensors besides keeping and dropping them.
 struct SpillPolicy {
   bool offloads = false;
   bool packs = false;          ///< lossy
   DType packed = DType::bf16;  ///< to what: f16, bf16, f8e4m3, f8e5m2 or i8
   /// Rules by operator name; the longest match wins, others use `packed`.
   std::vector<PackRule> rules = {};
-  bool packs_rest = true;       ///< false: what no rule names is not packed
-  std::size_t smallest = 4096;  ///< bytes of a tensor for which it is worth the trouble
+  bool packs_rest = true;       ///< false: results that no rule names are not packed
+  std::size_t smallest = 4096;  ///< bytes of a tensor that is worth spilling
 
-  /// What becomes of the results of an operator.
+  /// The fate of an operator's results.
   std::optional<DType> packed_as(const OpType& type) const;
   /// The dtype that a storage is packed to: a result that waits for backward, is not small and has more bits. nullopt:
   /// it is not packed.
@@ -71,17 +71,17 @@ struct SpillPolicy {
 /// to `dtype`, sorted.
 std::vector<std::string> packable_operators(const TapeGraph& graph, DType dtype, std::size_t smallest = 4096);
 
-/// Throws ValueError for a rule that names no operator whose results can be packed so; the message lists those that
-/// there are.
+/// Throws ValueError for a rule that names no operator whose results can be packed so; the message lists the valid
+/// ones.
 void check_rules(const TapeGraph& graph, const SpillPolicy& spilling);
 
-/// A way of recording a stage, and what it spills.
+/// A way of recording a stage, and its spills.
 struct SpillVariant {
   remat::Option option;
   std::vector<TapePlan::Spill> spills;
 };
 
-/// What is known of the storages of a recording, for options that spill them. The graph and the times must outlive it.
+/// The facts about the storages of a recording, for options that spill them. The graph and the times must outlive it.
 class SpillVariants {
  public:
   SpillVariants(const TapeGraph& graph, const std::vector<NodeTimes>& times, const Hardware& hardware,
@@ -94,7 +94,7 @@ class SpillVariants {
     std::vector<std::uint32_t> kept;
     std::uint32_t input = TapeGraph::none;
   };
-  /// The option's twins: with all that it keeps inside spilled, with its input, and with both.
+  /// The option's variants: with all of its inner kept tensors spilled, with its input, and with both.
   std::vector<SpillVariant> of(const remat::Option& option, const Stage& stage) const;
 
  private:

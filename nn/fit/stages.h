@@ -30,13 +30,13 @@ struct StagedGraph {
 };
 
 /// The places where a chain can be cut, 0 and the number of nodes among them. Tensors that live through many products
-/// (skips, conditions, a recurrent net's results) do not count: stages share them. Of the others one crosses, that more
-/// than one operator reads (a residual stream), or, in stretches of many products without such a place, one,
-/// there where the fewest bytes do; and where one of several recordings ends.
+/// (skips, conditions, a recurrent net's results) do not count: stages share them. Exactly one other tensor crosses a
+/// cut: one that several operators read (a residual stream), or, in long runs of products without such a place, any
+/// one, where the fewest bytes cross. The end of each of several recordings is a cut, too.
 std::vector<std::uint32_t> cut_points(const TapeGraph& graph);
 
-/// Other places for nets that are no chains: at about so many stages that make the same bytes, of those where few bytes
-/// cross. The sum of 1 + (bytes made / even share)^2 over stages and of 3 bytes / even share over cuts is the least.
+/// Other places for nets that are no chains: about `stages` stages that make the same bytes, cut where few bytes cross.
+/// The sum of 1 + (bytes made / even share)^2 over stages and of 3 bytes / even share over cuts is the least.
 std::vector<std::uint32_t> even_cuts(const TapeGraph& graph, std::size_t stages);
 
 /// How many ways a chain's stages may have.
@@ -47,10 +47,10 @@ struct StageLimits {
   std::size_t span = 0;
 };
 
-/// The chain whose stages end at `cuts`. Beside its own options each stage has those that span the next ones as well,
-/// which keep none of the tensors that cross between them: a long segment can recompute these at little cost, and holds
-/// more while backward visits it. With `variants` there are also those that it makes of the stage's own options,
-/// and of those of several stages that keep most or least.
+/// The chain whose stages end at `cuts`. Each stage also has options that span the next ones, which keep none of the
+/// tensors that cross between them: a long segment can recompute these at little cost, and holds more while backward
+/// visits it. With `variants` it also has the variants of its own options, and of those of several stages that keep
+/// most or least.
 StagedGraph make_stages(const TapeGraph& graph, const std::vector<NodeTimes>& times,
                         const std::vector<std::uint32_t>& cuts, const StageLimits& limits = {},
                         const SpillVariants* variants = nullptr);
