@@ -1,5 +1,5 @@
 #pragma once
-// Checkpoints of training: one safetensors file from which training goes on as if it had never stopped, bit by bit.
+// Checkpoints of training: one safetensors file from which training resumes as if it had never stopped, bit by bit.
 
 #include <string>
 #include <vector>
@@ -11,26 +11,26 @@
 
 namespace thimble::nn {
 
-/// Parameters that a checkpoint has: all of a module; of one with adapters (nn/lora/lora.h) those that are not frozen,
-/// because the others are in the file that they came from.
+/// Parameters that a checkpoint has: all of a module, or the unfrozen ones of a module with adapters (nn/lora/lora.h),
+/// because the others are in their original file.
 std::vector<NamedTensor> checkpoint_parameters(const Module& module);
 
 /// Writes the module's parameters and buffers (`model.<name>`), the optimizer's state (`optimizer.<name>`), its name,
-/// step count and rate, the generator's seed and step, the scaler's state where there is one, and `metadata` (keys not
-/// beginning with "thimble."). Tensors are in memory's layout and dtype: what other programs read is written by
-/// save_weights. The file appears whole or not at all: a crash leaves the old one. What holds a NaN or an infinity is
-/// not written: training cannot go on from it, and the old file is better. Parameters and state that are away come here
-/// as one after the other is written (core/tensor/parameter_store.h, Optimizer::each_state). Parameters in parts are
-/// wholes in the file (nn/files/cut_tensors.h), for which there is room as they come together. Nothing else needs
-/// memory but a stated staging (nn/files/tensor_io.h). Replaces a checkpoint at `path`, a file of another kind only
-/// with `overwrites`. Throws DeviceError (dry), ValueError (a file of another kind), ShapeError (state of a part that
-/// is in no whole), NotFiniteError, FileError, OutOfMemory (room for whole parameters).
+/// step count and rate, the generator's seed and step, the scaler's state, if any, and `metadata` (keys not beginning
+/// with "thimble."). Tensors are in memory's layout and dtype: save_weights writes files for other programs. The file
+/// appears whole or not at all: a crash leaves the old one. A state with a NaN or an infinity is not written: training
+/// cannot resume from it, and the old file is better. Parameters and state that are away are fetched one after the
+/// other (core/tensor/parameter_store.h, Optimizer::each_state). Sharded parameters are whole in the file
+/// (nn/files/cut_tensors.h), and take room while they are assembled. Only a staging of a stated size needs other memory
+/// (nn/files/tensor_io.h). Replaces a checkpoint at `path`, a file of another kind only with `overwrites`. Throws
+/// DeviceError (dry), ValueError (a file of another kind), ShapeError (state of a part that is in no whole),
+/// NotFiniteError, FileError, OutOfMemory (room for whole parameters).
 void save_checkpoint(const std::string& path, const Module& module, const optim::Optimizer& optimizer,
                      const RandomGenerator& generator, const Metadata& metadata = {},
                      const optim::GradScaler* scaler = nullptr, bool overwrites = false);
 
 /// The modules and optimizers of a program that has several of one of them. Tensors of module i are then
-/// `model.<i>.<name>`, state of optimizer i is `optimizer.<i>.<name>`; of one there is no number.
+/// `model.<i>.<name>`, state of optimizer i is `optimizer.<i>.<name>`; a single one has no number.
 struct CheckpointParts {
   std::vector<Module*> modules;
   std::vector<optim::Optimizer*> optimizers;
@@ -42,25 +42,25 @@ void save_checkpoint(const std::string& path, const CheckpointParts& parts, cons
 Metadata load_checkpoint(const std::string& path, const CheckpointParts& parts, RandomGenerator& generator,
                          optim::GradScaler* scaler = nullptr, const std::vector<NamedTensor>& whole_state = {});
 
-/// What a checkpoint of these says besides its tensors.
+/// The metadata of a checkpoint of these.
 CheckpointInfo checkpoint_info(const Module& module, const optim::Optimizer& optimizer,
                                const RandomGenerator& generator, const Metadata& metadata,
                                const optim::GradScaler* scaler);
 
-/// Puts everything back and returns the caller's metadata. All of it is checked before the first value changes. Throws
-/// FileError (unreadable, no checkpoint, bytes that do not have their sum), ValueError (of another optimizer; with a
-/// scaler and without one, or a scale that it does not allow; a tensor is missing or unknown; state has a number that
-/// it cannot have, see state_numbers.h; of a model with another recipe for FP8, where the file names one), ShapeError,
-/// DTypeError (naming the tensor and both sides; nothing is converted). A disk that fails while values are read leaves
-/// some of them loaded. What is away comes here as for save_checkpoint, on a dry device too, where tensors are
-/// only checked. `whole_state`: where the optimizer has parts of some parameters, names, shapes and dtypes of the state
-/// of all; it then gets its parts. Empty: it has all of them.
+/// Restores everything and returns the caller's metadata. All of it is checked before the first value changes. Throws
+/// FileError (unreadable, no checkpoint, bytes with a wrong sum), ValueError (of another optimizer; with a scaler and
+/// without one, or a scale that it does not allow; a tensor is missing or unknown; state has a number that it cannot
+/// have, see state_numbers.h; of a model with another recipe for FP8, if the file names one), ShapeError, DTypeError
+/// (naming the tensor and both sides; nothing is converted). A disk that fails while values are read leaves some of
+/// them loaded. Tensors that are away are fetched as in save_checkpoint, also on a dry device, which only checks
+/// tensors. `whole_state`: if the optimizer has shards of some parameters, names, shapes and dtypes of the state of
+/// all; it then gets its shards. Empty: it has all of them.
 Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer,
                          RandomGenerator& generator, optim::GradScaler* scaler = nullptr,
                          const std::vector<NamedTensor>& whole_state = {});
 
-/// What load_checkpoint and save_checkpoint do to memory, without a file: parameters and state that are away come and
-/// go, and parts of a parameter come together. For dry runs. Throw FileError, OutOfMemory.
+/// The memory use of load_checkpoint and save_checkpoint, without a file: parameters and state that are away come and
+/// go, and shards of a parameter are assembled. For dry runs. Throw FileError, OutOfMemory.
 void visit_state(const Module& module, const optim::Optimizer& optimizer);
 void visit_save(const Module& module, const optim::Optimizer& optimizer);
 

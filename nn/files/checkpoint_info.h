@@ -1,5 +1,5 @@
 #pragma once
-// What a checkpoint says about itself, besides its tensors: plain data, no model needed.
+// The metadata of a checkpoint: plain data, no model needed.
 
 #include <cstdint>
 #include <map>
@@ -12,7 +12,7 @@
 
 namespace thimble::nn {
 
-/// In the file, numbers stand in its metadata, under names that begin with "thimble.": integers in decimal, rate and
+/// In the file, numbers are in its metadata, under names that begin with "thimble.": integers in decimal, rate and
 /// scale as the 16 hexadecimal digits of their bits, so that every value comes back exact.
 struct CheckpointInfo {
   /// Of one optimizer.
@@ -39,11 +39,10 @@ struct CheckpointInfo {
 bool is_checkpoint(const std::map<std::string, std::string>& metadata);
 
 /// Reads the header's metadata and checks that every tensor is named `model.*` or `optimizer.*`. Throws FileError,
-/// naming what is missing or malformed, when this is no checkpoint. `path` is for messages only.
+/// naming the missing or malformed entry, if this is no checkpoint. `path` is for messages only.
 CheckpointInfo parse_checkpoint_info(const SafetensorsHeader& header, const std::string& path);
 
-/// The metadata that parse_checkpoint_info reads back. Throws ValueError for a key of the caller's that begins with
-/// "thimble.".
+/// The metadata that parse_checkpoint_info reads back. Throws ValueError if a key of the caller begins with "thimble.".
 std::map<std::string, std::string> format_checkpoint_info(const CheckpointInfo& info);
 
 }  // namespace thimble::nn

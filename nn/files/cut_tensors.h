@@ -1,13 +1,12 @@
 #pragma once
-// Tensors of a module that are parts of ones that files have as wholes (nn/parallel/shards.h): so a file of a
-// model in parts is that of the whole model, and is read in any number of parts.
+// Tensors of a module that are parts of whole tensors in files (nn/parallel/shards.h): so the file of a model in parts
+// is that of the whole model, and can be read in any number of parts.
 //
 //   module, part 1 of 2                   file
 //   h.0.attn.c_attn.1.weight  (C, 3C/2)   h.0.attn.c_attn.weight  (C, 3C)
 //   ... .1.weight.first_moment            ... .weight.first_moment
 //
-// State of an optimizer lies in that of the whole as its parameter does, where it has an element for each of the
-// parameter's.
+// Optimizer state with an element for each of the parameter's has the same place in the whole as its parameter.
 
 #include <cstdint>
 #include <map>
@@ -23,13 +22,13 @@
 
 namespace thimble::nn {
 
-/// A parameter that is a part of one that files have as a whole.
+/// A parameter that is a part of a whole one in files.
 struct CutParameter {
   std::string whole;  ///< the whole's name
   init::PartOf part;
 };
 
-/// A tensor of a file, and what of it is here.
+/// A tensor of a file, and its local part.
 struct FileTensor {
   NamedTensor whole;  ///< as the file has it; of a part a name, a shape and a dtype, without bytes
   Tensor here;
@@ -51,8 +50,8 @@ class CutParameters {
   const CutParameter* find(std::string_view name) const;
   /// What a parameter is in a file, where its name begins with `prefix`.
   FileTensor of_parameter(const NamedTensor& parameter, const std::string& prefix = {}) const;
-  /// What a state tensor, "optimizer", its parameter and its kind with dots between them, is in a checkpoint. Of a part
-  /// of a parameter it has an element for each element of the part. Throws ShapeError where it has not: it lies in no
+  /// What a state tensor, "optimizer", its parameter and its kind with dots between them, is in a checkpoint. For a
+  /// part of a parameter it has an element for each element of the part; otherwise throws ShapeError: it is in no
   /// whole.
   FileTensor of_state(const Named& state) const;
 
@@ -66,12 +65,12 @@ Tensor outline(const Shape& shape, DType dtype);
 /// The tensors of a file that these are, or are parts of, each once.
 std::vector<NamedTensor> wholes_of(const std::vector<FileTensor>& tensors);
 
-/// Puts parts together. A whole tensor has room from its first part on until its last has come; so order is free, and
-/// where parts of a tensor come one after the other, one whole is here. That room counts as `communication`, on a dry
-/// device as well.
+/// Assembles parts. A whole tensor takes room from its first part until its last; so order is free, and if parts of a
+/// tensor come one after the other, only one whole is here. That room counts as `communication`, on a dry device as
+/// well.
 class Assembly {
  public:
-  /// `append` gets each whole tensor, once it is one, and must live as long. What is whole goes there straight.
+  /// `append` gets each whole tensor, once complete, and must live as long. Whole tensors go there directly.
   explicit Assembly(FunctionRef<void(const NamedTensor&)> append) : append_(append) {}
   /// `t.here` is dense. Throws OutOfMemory, and what `append` throws.
   void put(const FileTensor& t);
@@ -85,8 +84,8 @@ class Assembly {
   std::map<std::string, Open> open_;
 };
 
-/// read_file_tensor() of what is here of `entry`. A part comes out of the whole, which has passed check_file_tensor(),
-/// through the staging, by those pieces of the file that have something of it.
+/// read_file_tensor() of the local part of `entry`. A part is read from the whole, which has passed
+/// check_file_tensor(), through the staging, in those pieces of the file that overlap it.
 void read_file_tensor(const SafetensorsReader& file, const SafetensorsEntry& entry, const FileTensor& target,
                       FileStaging& staging);
 

@@ -1,6 +1,6 @@
 #pragma once
-// JSON as events, for headers of binary files: no document is built, so a key that is there twice is seen, and a
-// hostile file asks for no depth. Documents with freer forms are read with nlohmann-json.
+// JSON as events, for headers of binary files: no document is built, so a repeated key is detected, and a hostile file
+// cannot cause deep recursion. Documents with freer forms are read with nlohmann-json.
 
 #include <cstdint>
 #include <optional>
@@ -9,8 +9,8 @@
 
 namespace thimble {
 
-/// Receives the values of a text in order. To refuse one it throws; an array or an object that is refused where it
-/// begins is not entered, so the receiver bounds the depth.
+/// Receives the values of a text in order. To refuse one it throws; an array or an object that is refused at its start
+/// is not entered, so the receiver bounds the depth.
 class JsonEvents {
  public:
   virtual void begin_object() = 0;
@@ -22,8 +22,8 @@ class JsonEvents {
   virtual void unsigned_number(std::uint64_t value) = 0;
   /// Any other value, described: "null", "a boolean", "a negative number", "the number '1.5', which is ...".
   virtual void other(const std::string& found) = 0;
-  /// The text is not JSON from `token` on, the characters of an unfinished or wrong word. Throws
-  /// an error of the format; where it returns, read_json throws a ValueError.
+  /// The text is not JSON from `token` on, the characters of an unfinished or wrong word. Throws an error of the
+  /// format; if it returns, read_json throws a ValueError.
   virtual void invalid(const std::string& token) = 0;
 
  protected:

@@ -1,5 +1,5 @@
 #pragma once
-// JSON that other programs wrote: texts with the byte where they go wrong, objects whose keys are read by name.
+// JSON that other programs wrote: texts with the byte of an error, objects whose keys are read by name.
 
 #include <cstdint>
 #include <functional>
@@ -22,7 +22,7 @@ std::string begin_of(const Json& value, std::size_t longest = 80) {
   return text.size() <= longest ? text : text.substr(0, longest) + "...";
 }
 
-/// A callback of a Json's parser: calls `refuse` with why an object has a key twice, or values are nested too deeply.
+/// A callback of a Json's parser: calls `refuse` with the reason for a repeated key or too deeply nested values.
 template <class Json, class Refuse>
 auto json_watch(Refuse refuse) {
   return [refuse, keys = std::vector<std::set<std::string>>()](int depth, auto event, Json& parsed) mutable {
@@ -38,8 +38,8 @@ auto json_watch(Refuse refuse) {
   };
 }
 
-/// An object of a JSON file, of which a reader applies or refuses every key. All that reads a key throws ValueError,
-/// "FILE: KEY: expected ..., got ...", for a value of another kind, and notes the key as known.
+/// An object of a JSON file; a reader applies or refuses every key. Functions that read a key throw ValueError, "FILE:
+/// KEY: expected ..., got ...", for a value of another kind, and mark the key as known.
 class JsonKeys {
  public:
   /// Reads a file of at most `max_bytes`. Throws FileError with the byte: no JSON, a NUL byte, a key twice in one
@@ -50,9 +50,9 @@ class JsonKeys {
   bool has(const std::string& key) const;
   /// Whether the key is there, with null.
   bool is_null(const std::string& key) const;
-  /// An integer from `least` to 2^40. `otherwise` where it is missing or null.
+  /// An integer from `least` to 2^40. `otherwise` if it is missing or null.
   std::int64_t size(const std::string& key, std::int64_t otherwise, std::int64_t least = 1) const;
-  /// The same, or none where it is missing or null.
+  /// The same, or nullopt if it is missing or null.
   std::optional<std::int64_t> size_if_there(const std::string& key) const;
   /// A number in [low, high].
   double number(const std::string& key, double otherwise, double low, double high) const;
@@ -74,7 +74,7 @@ class JsonKeys {
   std::vector<std::string> texts(const std::string& key) const;
   /// An object whose values are texts.
   std::map<std::string, std::string> text_map(const std::string& key) const;
-  /// Throws unless the flag is `value`, which it is where it is missing.
+  /// Throws unless the flag is `value` or missing.
   void require_flag(const std::string& key, bool value) const;
 
   /// Throws ValueError: "FILE: KEY: expected `expected`, got ...".

@@ -1,14 +1,13 @@
 #pragma once
 // safetensors files (huggingface.co/docs/safetensors): a u64 N, N bytes of JSON that name every tensor's dtype, shape
-// and byte range, then the bytes. Here on plain bytes; nothing is ever read whole.
+// and byte range, then the bytes. This reader works on plain bytes and never reads a whole file.
 //
-// What makes a file valid: N <= 100,000,000 and within the file; the JSON is one object and begins with '{'; each key
-// is there once; each range has the bytes of its shape and dtype; the ranges, sorted, cover the rest of the file
-// without a hole or an overlap. Everything else is refused with a FileError that names the file, the byte and the
-// reason.
+// A valid file: N <= 100,000,000 and within the file; the JSON is one object and begins with '{'; each key is there
+// once; each range has the bytes of its shape and dtype; the ranges, sorted, cover the rest of the file without a hole
+// or an overlap. Everything else is refused with a FileError that names the file, the byte and the reason.
 //
-// Files that are written here carry checksums of the header and of every tensor (nn/files/safetensors_sums.h), which
-// are held against the bytes when they are read. Files of others have none and are read without.
+// Files written here contain checksums of the header and of every tensor (nn/files/safetensors_sums.h), which reading
+// verifies. Files of other programs have none and are read without.
 
 #include <array>
 #include <cstddef>
@@ -55,7 +54,7 @@ SafetensorsDType to_safetensors_dtype(DType dtype) noexcept;
 std::optional<DType> to_dtype(SafetensorsDType dtype) noexcept;
 
 /// The longest header allowed, in bytes of JSON, and the most sizes of a shape. The first is the format's; the second
-/// is NumPy's and PyTorch's, taken so that a header cannot ask for much more memory than it has bytes.
+/// is NumPy's and PyTorch's, so that a header cannot request much more memory than it has bytes.
 inline constexpr std::uint64_t safetensors_header_limit = 100'000'000;
 inline constexpr std::size_t safetensors_rank_limit = 64;
 
@@ -72,7 +71,7 @@ struct SafetensorsEntry {
   friend bool operator==(const SafetensorsEntry&, const SafetensorsEntry&) = default;
 };
 
-/// What a file says about itself.
+/// The header of a file.
 struct SafetensorsHeader {
   std::vector<SafetensorsEntry> tensors;        ///< in the order of their bytes
   std::map<std::string, std::string> metadata;  ///< `__metadata__`, without the sums
@@ -95,8 +94,8 @@ DType loadable_dtype(const SafetensorsEntry& entry);
 std::uint64_t safetensors_header_bytes(std::span<const std::byte> start, std::uint64_t file_bytes,
                                        const std::string& path);
 
-/// Reads the header from the first bytes of a file of `file_bytes` bytes: at least 8 + N of them (the whole file will
-/// do). `path` is for messages only. Throws FileError for everything that makes a file invalid.
+/// Reads the header from the first bytes of a file of `file_bytes` bytes: at least 8 + N of them (the whole file also
+/// works). `path` is for messages only. Throws FileError for everything that makes a file invalid.
 SafetensorsHeader parse_safetensors(std::span<const std::byte> start, std::uint64_t file_bytes,
                                     const std::string& path);
 
@@ -107,8 +106,8 @@ SafetensorsHeader lay_out_safetensors(std::vector<SafetensorsEntry> tensors,
                                       std::map<std::string, std::string> metadata);
 
 /// The 8 + N bytes in front of the data: compact JSON, metadata first and sorted, padded with spaces to a multiple
-/// of 8. Where all tensors have sums these are written with the header's own. Throws ValueError for text that is not
-/// UTF-8, for a key `thimble.crc32c` in the metadata, and when N would exceed 100,000,000.
+/// of 8. If all tensors have sums, they are written with the header's. Throws ValueError for text that is not UTF-8,
+/// for a key `thimble.crc32c` in the metadata, and when N would exceed 100,000,000.
 std::string format_safetensors_header(const SafetensorsHeader& header);
 
 /// A file open for reading; only the header is in memory. Several threads may read at once.
@@ -122,16 +121,15 @@ class SafetensorsReader {
   /// The tensor of that name. Throws FileError without one.
   const SafetensorsEntry& entry(std::string_view name) const;
 
-  /// Reads the whole of a tensor, little-endian and row-major, into `out`, which has entry.bytes() bytes (ShapeError
-  /// when not). Throws FileError, also for a BOOL that is neither 0 nor 1, and for bytes that do not have its sum.
+  /// Reads the whole of a tensor, little-endian and row-major, into `out`, which has entry.bytes() bytes (else
+  /// ShapeError). Throws FileError, also for a BOOL that is neither 0 nor 1, and for bytes with a wrong sum.
   void read(const SafetensorsEntry& entry, std::span<std::byte> out) const;
 
-  /// Reads out.size() bytes of a tensor from its byte `first` on: a large tensor in pieces. Throws ShapeError when they
-  /// are not within the tensor, FileError as read(). The sum is looked at when the part is the whole.
+  /// Reads out.size() bytes of a tensor from its byte `first` on: a large tensor in pieces. Throws ShapeError if they
+  /// are not within the tensor, FileError as read(). The sum is checked if the part is the whole.
   void read_part(const SafetensorsEntry& entry, std::uint64_t first, std::span<std::byte> out) const;
 
-  /// Reads a tensor through and holds it against its sum, where there is one: before anything is loaded from it. Throws
-  /// FileError.
+  /// Reads a whole tensor and verifies its sum, if it has one, before anything is loaded from it. Throws FileError.
   void verify(const SafetensorsEntry& entry) const;
 
  private:
@@ -139,10 +137,9 @@ class SafetensorsReader {
   SafetensorsHeader header_;
 };
 
-/// A file being written, tensor by tensor in any order, each in as many pieces as the caller likes. It appears under
-/// its name at commit(); without that nothing is left behind. What was read from a file of ours and is written again
-/// gives the same bytes. Sums are taken as the bytes pass, and written into the header by commit(); those of `tensors`
-/// are not read.
+/// A file being written, tensor by tensor in any order, each in any number of pieces. It appears under its name at
+/// commit(); without that nothing is left behind. A file of ours that is read and written again has the same bytes.
+/// Sums are taken as the bytes pass, and written into the header by commit(); those of `tensors` are not read.
 class SafetensorsWriter {
  public:
   /// Writes the header. Throws as lay_out_safetensors and format_safetensors_header, FileError.
@@ -156,10 +153,10 @@ class SafetensorsWriter {
   /// name or it gets more bytes than it has, FileError.
   void append(std::string_view name, std::span<const std::byte> bytes);
 
-  /// The first tensor that was given a NaN or an infinity; empty: none was.
+  /// The first tensor that got a NaN or an infinity; empty: none did.
   const std::string& not_finite() const noexcept { return not_finite_; }
 
-  /// Gives the file its name, durably. Throws ValueError naming the first tensor that is not complete, FileError.
+  /// Gives the file its name, durably. Throws ValueError naming the first incomplete tensor, FileError.
   void commit();
 
  private:

@@ -1,7 +1,7 @@
 #pragma once
 // Checksums of a safetensors file, in its metadata: `thimble.crc32c` is 8 hexadecimal digits for the header and 8 for
-// each tensor's bytes, in the order of the tensors' names. The header's is taken with zeros in its own place.
-// Files without that key have no sums.
+// each tensor's bytes, in the order of the tensors' names. The header's sum is taken with zeros in its place. Files
+// without that key have no sums.
 
 #include <cstddef>
 #include <span>
@@ -19,14 +19,14 @@ bool has_sums(const SafetensorsHeader& header) noexcept;
 /// The value of the key, with zeros for the header's sum.
 std::string format_sums(const SafetensorsHeader& header);
 
-/// Puts the header's sum into a formatted header (the length and JSON), where there is one.
+/// Puts the header's sum into a formatted header (the length and JSON), if it has one.
 void put_header_sum(std::string& formatted);
 
 /// Moves sums from the metadata of a parsed header, where they are, to its tensors. `formatted` are the file's first
-/// 8 + N bytes. Throws FileError when they are malformed, or the header is not the one that was written.
+/// 8 + N bytes. Throws FileError if they are malformed, or the header has changed since it was written.
 void take_sums(SafetensorsHeader& header, std::span<const std::byte> formatted, const std::string& path);
 
-/// Throws FileError, naming the tensor, when the sum of its bytes is not the file's. `offset` is where they begin.
+/// Throws FileError, naming the tensor, if the sum of its bytes is not the file's. They begin at `offset`.
 void check_sum(const SafetensorsEntry& entry, std::uint32_t sum, const std::string& path, std::uint64_t offset);
 
 // ---- Whether bytes of a file are numbers.

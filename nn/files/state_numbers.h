@@ -1,6 +1,6 @@
 #pragma once
-// Numbers that state of a training cannot have, though shape and dtype are right: a file with them is refused before
-// the first value changes.
+// Numbers that training state cannot have, although shape and dtype are right: a file with them is refused before the
+// first value changes.
 //
 //   tensor                                                         dtype   allowed
 //   fp8_amax                                                       f32     finite, >= 0
@@ -9,8 +9,8 @@
 //   first_moment_scale, second_moment_scale, momentum_scale        f32     finite, >= 0
 //   second_moment, row_moment, column_moment                       float   finite, >= 0
 //
-// The name is the last dotted part. Tensors of another dtype are not meant, nor are those of FP8's names whose first
-// size is not 3, or moments' that do not stand under "optimizer.".
+// The name is the last dotted part. Tensors of another dtype are not checked, nor those of FP8's names whose first size
+// is not 3, nor moments that are not under "optimizer.".
 
 #include <string>
 
@@ -18,9 +18,9 @@
 
 namespace thimble::nn {
 
-/// Reads the values, in pieces through `room`, where there is a rule for `target`, which check_file_tensor() has
-/// passed, as they would be in its dtype. Throws ValueError, naming the tensor, the index, its value and what is
-/// allowed. Targets on a dry device get no values and are passed over.
+/// If there is a rule for `target`, which check_file_tensor() has passed, reads the values in pieces through `room`, as
+/// they would be in its dtype. Throws ValueError, naming the tensor, the index, its value and the allowed ones. Targets
+/// on a dry device get no values and are skipped.
 void check_state_numbers(const std::string& operation, const SafetensorsReader& file, const SafetensorsEntry& entry,
                          const NamedTensor& target, FileStaging& room);
 

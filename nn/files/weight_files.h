@@ -1,5 +1,5 @@
 #pragma once
-// The weights of one model in one safetensors file, or in several that an index names, as Hugging Face's hub has them:
+// The weights of one model in one safetensors file, or in several listed by an index, as on Hugging Face's hub:
 // `model-00001-of-00003.safetensors`, ..., and `model.safetensors.index.json` with {"metadata": {"total_size": bytes},
 // "weight_map": {tensor: file}}.
 
@@ -19,12 +19,12 @@ struct StoredWeight {
   const SafetensorsEntry* entry = nullptr;
 };
 
-/// Files that are open for reading; only their headers are in memory.
+/// Files open for reading; only their headers are in memory.
 class WeightFiles {
  public:
-  /// `path`: a safetensors file, an index (`*.index.json`), or a folder with `model.safetensors` or, where there is
-  /// none, `model.safetensors.index.json`. Throws FileError: not readable, not safetensors, not an index, an index
-  /// whose files lie in other folders, or whose files and it name different tensors.
+  /// `path`: a safetensors file, an index (`*.index.json`), or a folder with `model.safetensors` or else
+  /// `model.safetensors.index.json`. Throws FileError: not readable, not safetensors, not an index, an index whose
+  /// files are in other folders, or whose tensors differ from theirs.
   explicit WeightFiles(const std::string& path);
 
   /// All tensors, file by file in the order of their bytes.

@@ -1,5 +1,5 @@
 #pragma once
-// Weights of a model in safetensors files, under the names and in the layouts that other programs use.
+// Weights of a model in safetensors files, with the names and layouts that other programs use.
 
 #include <string>
 #include <vector>
@@ -8,53 +8,53 @@
 
 namespace thimble::nn {
 
-/// Writes the parameters and buffers of a module under their dotted names, convolutions as (O, I, KH, KW), dtypes as
-/// they are; parameters in parts are wholes there, which need room (nn/files/cut_tensors.h). The file appears whole or
-/// not at all. Throws as write_tensor_file; OutOfMemory.
+/// Writes the parameters and buffers of a module under their dotted names, convolutions as (O, I, KH, KW), with their
+/// dtypes; sharded parameters are whole there, which takes room (nn/files/cut_tensors.h). The file appears whole or not
+/// at all. Throws as write_tensor_file; OutOfMemory.
 void save_weights(const Module& module, const std::string& path, const Metadata& metadata = {});
 
-/// The same in a folder, which is made where it is not there: `model.safetensors` where `most_bytes` hold all tensors,
-/// else shards of at most so many bytes (more where one tensor has more) between the removal of an older index and the
-/// writing of theirs (nn/files/weight_files.h). Throws as save_weights, and FileError where shards would stand beside a
-/// `model.safetensors`, which readers take first; ValueError for 0 bytes and for parameters in parts.
+/// The same in a folder, which is made if needed: `model.safetensors` if `most_bytes` hold all tensors, else shards of
+/// at most so many bytes (more if one tensor has more), written after the removal of an older index and before theirs
+/// (nn/files/weight_files.h). Throws as save_weights, and FileError if shards would be beside a `model.safetensors`,
+/// which readers take first; ValueError for 0 bytes and for sharded parameters.
 void save_weight_folder(const Module& module, const std::string& folder, std::uint64_t most_bytes,
                         const Metadata& metadata = {});
 
 struct LoadOptions {
-  /// Tensors of the file with these last parts of a name, and unknown to the model, are passed over: GPT-2's files
-  /// carry its causal masks, those of FP8 training its scales. "attn.bias" is `h.0.attn.bias`, not `h.0.c_attn.bias`.
+  /// Tensors of the file with these last parts of a name, and unknown to the model, are skipped: GPT-2's files contain
+  /// its causal masks, those of FP8 training its scales. "attn.bias" is `h.0.attn.bias`, not `h.0.c_attn.bias`.
   std::vector<std::string> skipped_suffixes{"attn.bias", "attn.masked_bias", "fp8_amax", "fp8_scale", "fp8_steps"};
-  /// Every tensor of the model must be in the file, and every tensor of the file in the model. If not, those that
-  /// match are loaded and the others named in the result.
+  /// Every tensor of the model must be in the file, and every tensor of the file in the model. If not, matching ones
+  /// are loaded and the result names the others.
   bool is_strict = true;
-  /// Stands before every name in the file; tensors without it are passed over. "model.": the model of a checkpoint.
+  /// Prefix of every name in the file; tensors without it are skipped. "model.": the model of a checkpoint.
   std::string prefix = {};
 };
 
 struct LoadedWeights {
   Metadata metadata;
   std::vector<std::string> missing;  ///< tensors of the model that the file lacks; they keep their values
-  std::vector<std::string> unused;   ///< tensors of the file that the model lacks, those passed over not included
+  std::vector<std::string> unused;   ///< tensors of the file that the model lacks, without skipped ones
 };
 
-/// Reads what save_weights, save_weight_folder or another program wrote: `path` is a file, an index or a folder
+/// Reads weights of save_weights, save_weight_folder or another program: `path` is a file, an index or a folder
 /// (nn/files/weight_files.h). Names may begin with `transformer.`, or be those of public files (PublicNames); a tensor
-/// that is there under two names must have one value. Floating types are converted;
-/// a file of ours that is loaded and saved again (with its metadata) has the same bytes. Everything is checked before
-/// the first value changes. Throws FileError (unreadable, not safetensors), ValueError (names that do not match, all of
-/// them listed up to eight; state of FP8 with a number that it cannot have, see state_numbers.h), ShapeError,
-/// DTypeError (naming the tensor and both sides). A disk that fails while values are read leaves some of them loaded.
-/// On a dry device the file is only checked. Parameters that are parts get theirs of the file's wholes.
+/// under two names must have one value. Floating types are converted; a file of ours that is loaded and saved again
+/// (with its metadata) has the same bytes. Everything is checked before the first value changes. Throws FileError
+/// (unreadable, not safetensors), ValueError (names that do not match, all of them listed up to eight; state of FP8
+/// with a number that it cannot have, see state_numbers.h), ShapeError, DTypeError (naming the tensor and both sides).
+/// A disk that fails while values are read leaves some of them loaded. On a dry device the file is only checked.
+/// Sharded parameters get their part of the file's whole ones.
 LoadedWeights load_weights(Module& module, const std::string& path, const LoadOptions& options = {});
 
-/// What save_weights() does to memory, without a file. For dry runs. Throws as ParameterStore::fetch; OutOfMemory.
+/// The memory use of save_weights(), without a file. For dry runs. Throws as ParameterStore::fetch; OutOfMemory.
 void visit_save_weights(const Module& module);
 
-/// What load_weights() does to memory, without a file: parameters that are away come here one after the other, and
+/// The memory use of load_weights(), without a file: parameters that are away are fetched one after the other, and
 /// count as written. For dry runs. Throws as ParameterStore::fetch does.
 void visit_weights(const Module& module);
 
-/// Tells files of weights apart without reading them whole: a sum, in hexadecimal, over the names, dtypes and shapes of
+/// Identifies files of weights without reading them whole: a sum, in hexadecimal, over the names, dtypes and shapes of
 /// all tensors and up to 4 KiB from either end of each. Throws FileError.
 std::string weights_sum(const std::string& path);
 

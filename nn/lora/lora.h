@@ -8,8 +8,8 @@
 //   nn::save_adapters(net, folder, {.base = "meta-llama/Llama-3.2-1B"});  // nn/lora/adapter_files.h
 //   nn::merge_lora(net);                                      // or as a part of the weights
 //
-// Checkpoints (nn/files/checkpoint.h) of a module with adapters have what is trained, buffers and state; the frozen
-// parameters are in the file that they came from.
+// Checkpoints (nn/files/checkpoint.h) of a module with adapters have trained parameters, buffers and state; the frozen
+// parameters are in their original file.
 
 #include <cstdint>
 #include <string>
@@ -28,20 +28,20 @@ struct AdapterOptions {
 
 /// A linear layer with an adapter: y = act(x W^T + bias + alpha / r (x A^T) B^T). A, "lora_A.weight" (r, I), begins
 /// uniform in +-1/sqrt(I), B, "lora_B.weight" (O, r), at 0, so that nothing changes at first. Both are f32 (f64 beside
-/// f64), whatever the weight is, and are cast to the input's dtype where they are used.
+/// f64) for every weight, and are cast to the input's dtype in use.
 class LoraLinear final : public Layer {
  public:
   /// Throws as check() does.
   LoraLinear(Linear& base, const AdapterOptions& options);
-  /// Throws ValueError for options out of range, and for a layer that is replaced already: by one with an adapter, with
-  /// a quantized weight, in FP8, in shards.
+  /// Throws ValueError for options out of range, and for a layer already replaced: by one with an adapter, with a
+  /// quantized weight, in FP8, in shards.
   static void check(const Linear& base, const AdapterOptions& options);
 
   Linear& base() const noexcept { return base_; }
   const AdapterOptions& options() const noexcept { return options_; }
-  /// Adds the adapter's product to the weight, rounded to its dtype, and uses it no longer; takes it off again, which
-  /// gives the weight back up to that rounding. Not recorded. Throws ValueError where it was done already, and for a
-  /// coded weight, which would be rounded to its codes.
+  /// merge() adds the adapter's product to the weight, rounded to its dtype, and disables the adapter; unmerge()
+  /// restores the weight up to that rounding. Not recorded. Throws ValueError if already merged, and for a coded
+  /// weight, which would be rounded to its codes.
   void merge();
   void unmerge();
   /// Throws as merge() does.
@@ -63,8 +63,8 @@ class LoraLinear final : public Layer {
 };
 
 struct LoraOptions : AdapterOptions {
-  /// Names of linear layers, or last parts of names; `*` stands for any characters (nn/layers/module.h). Empty:
-  /// all linear layers inside of blocks (TensorOptions::outside_blocks), as QLoRA has it.
+  /// Names of linear layers, or last parts of names; `*` matches any characters (nn/layers/module.h). Empty: all linear
+  /// layers inside of blocks (TensorOptions::outside_blocks), as in QLoRA.
   std::vector<std::string> targets = {};
 };
 
@@ -75,20 +75,20 @@ struct NamedLinear {
   LoraLinear* adapter;
 };
 
-/// The linear layers of a module, in the order of construction, without the ones whose parameters their owner names
+/// The linear layers of a module, in the order of construction, without those whose parameters their owner names
 /// (LinearOptions::prefix).
 std::vector<NamedLinear> linear_layers(Module& module);
 
-/// Freezes all parameters of the module, and puts a LoraLinear in the place of each linear layer that is meant. Initial
-/// values come from the current generator, by the layer's path. Returns the layers in the order of construction. Throws
-/// ValueError, with nothing changed, for options out of range, a target that means no linear layer (the message names
-/// some that there are), none at all, and a module that has adapters.
+/// Freezes all parameters of the module, and puts a LoraLinear in the place of each target. Initial values come from
+/// the current generator, by the layer's path. Returns the layers in the order of construction. Throws ValueError, with
+/// nothing changed, for options out of range, a target that matches no linear layer (the message names some valid
+/// ones), none at all, and a module that has adapters.
 std::vector<NamedLinear> add_lora(Module& module, const LoraOptions& options);
 /// The layers that have adapters.
 std::vector<NamedLinear> adapted_layers(Module& module);
 
-/// LoraLinear::merge() of all layers that have one, and unmerge(). Throw ValueError, with nothing changed, where there
-/// is none, or where one of them cannot be (un)merged.
+/// LoraLinear::merge() of all layers that have one, and unmerge(). Throw ValueError, with nothing changed, if there is
+/// none, or if one of them cannot be (un)merged.
 void merge_lora(Module& module);
 void unmerge_lora(Module& module);
 
