@@ -1,6 +1,6 @@
 #pragma once
-// A named model's training run beside itself with something left out: without its plan bit by bit, and without its
-// plan's packing gradient by gradient.
+// Compares a named model's training run with one without its plan, bit by bit, and with one without its plan's packing,
+// gradient by gradient.
 
 #include <thimble/models/training/training.h>
 #include <thimble/nn/certify/certify.h>
@@ -9,7 +9,7 @@
 namespace thimble::models {
 
 /// Runs the first `options.steps` steps of a prepared run, then its evaluation, with everything kept and then under the
-/// plan, on the same data (nn/certify/certify.h). Throws ValueError where the plan rounds (`allows_lossy`), or there is
+/// plan, on the same data (nn/certify/certify.h). Throws ValueError if the plan rounds (`allows_lossy`), or there is
 /// none.
 nn::Certificate certify_training(const PreparedTraining& prepared);
 

@@ -10,20 +10,20 @@
 
 namespace thimble::models {
 
-/// What a run shares with the one that it goes on from. A file has `value` under `key` where it is not the usual one.
+/// A trait that a run shares with the one that it resumes. A file has `value` under `key` unless it is the usual one.
 struct RunTrait {
   std::string key, option, value, usual;
 };
 std::vector<RunTrait> run_traits(const TrainOptions& options, const Model& model);
 
-/// The model, what of its recipe is not as the policy has it (loss_scale, fp8_history, ...), the characters of a text,
-/// and the recipe (models/training/recipe.h): what a file of the run says of it.
+/// The metadata of the run's files: the model, differences of its recipe from the policy (loss_scale, fp8_history,
+/// ...), the characters of a text, and the recipe (models/training/recipe.h).
 nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data, const Model& model);
 
-/// Holds the checkpoint of options.resume against the run on a dry device; nothing is loaded. Returns the steps that it
+/// Compares the checkpoint of options.resume with the run on a dry device; nothing is loaded. Returns the steps that it
 /// has done: updates, and steps that the loss scaler skipped, whose batches are used up as well. Throws FileError, and
 /// ValueError for a run of another model, number of heads, precision, scaler, FP8 recipe, seed, or with no step left;
-/// what nn::load_checkpoint throws. `change`: what of the recipe is another (recipe_change).
+/// what nn::load_checkpoint throws. `change`: differences of the recipe (recipe_change).
 std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Training& training,
                           std::string* change = nullptr);
 

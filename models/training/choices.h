@@ -1,6 +1,6 @@
 #pragma once
-// What a run and its plan are told alike, and what can be switched on so that a step needs less: what each technique
-// would allow and cost, and how many micro-batches are best for a budget. All on dry devices.
+// Options shared by a run and its plan, and ways to make a step need less: the bytes and cost of each technique, and
+// the best number of micro-batches for a budget. All on dry devices.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +20,7 @@ namespace thimble::models {
 /// Makes the runs of a setup: zero_batch_run, or runs with data and evaluations.
 using RunOfSetup = std::function<nn::MakeRun(const Setup& setup)>;
 
-/// Of a run (TrainOptions), or of its plan (PlanOptions).
+/// Options of a run (TrainOptions), or of its plan (PlanOptions).
 struct RunOptions {
   Setup setup;
   memory::Device device = cpu;   ///< a plan's need not exist, because its dry twin runs
@@ -28,7 +28,7 @@ struct RunOptions {
   std::size_t budget_bytes = 0;  ///< that the run's arena may commit; 0: as much as it takes
   std::size_t process_budget_bytes = 0;  ///< that the whole process may hold, its arena among it; 0: no such bound
   CostOptions costs;                     ///< of plans
-  /// On a CUDA device f32 products may be computed in TF32 (core/launch/compute_capability.h).
+  /// On a CUDA device f32 products may use TF32 (core/launch/compute_capability.h).
   bool allows_tf32 = false;
   double refusal_ms =
       nn::default_refusal_ms;  ///< processor time that refusing a budget takes at most (nn::LeverSearch)
@@ -39,7 +39,7 @@ struct RunOptions {
 /// there.
 void check_process_budget(const RunOptions& options);
 
-/// What plans are made with.
+/// The options of planning.
 struct ChoiceOptions : nn::LeverSearch {
   ChoiceOptions() = default;
   /// Planning begins now.
@@ -47,37 +47,37 @@ struct ChoiceOptions : nn::LeverSearch {
 
   RunOfSetup run_of = zero_batch_run;
   bool captures_steps = false;  ///< so that parameters cannot be away
-  bool prices_away = false;     ///< what waits in a tier is priced even where something fits
+  bool prices_away = false;     ///< tensors in a tier are priced even if something fits
 };
 
 /// Whether a technique of this list is switched on: micro-batches, the chunked head, feed-forward layers in tiles, the
 /// fused optimizer.
 bool has_techniques(const Setup& setup);
 
-/// Seconds of the step that overheads are counted from: the setup's with no technique switched on and everything kept,
-/// by the cost model. `kept_step_s` is the setup's own step that keeps everything; where the setup has techniques, a
-/// step without them is recorded, but with measured times. Throws what the run throws.
+/// Seconds of the step that overheads are relative to: the setup's with no technique switched on and everything kept,
+/// by the cost model. `kept_step_s` is the setup's own step that keeps everything; if the setup has techniques, a step
+/// without them is recorded, except with measured times. Throws what the run throws.
 double plain_step_seconds(const ChoiceOptions& options, const Setup& setup, double kept_step_s);
 
-/// The setup as it is; then each technique that it leaves off and that can join it: the fused optimizer, the chunked
-/// head, feed-forward layers in tiles, 2, 4 and 8 micro-batches where they divide the batch; then the strongest
-/// combinations of these; then, where none fits the budget or it is asked for, the optimizer's state, gradients and
-/// parameters that wait in a tier, with the time of their transfers. Times are by the machine's numbers, even where
-/// others were measured. Takes about as long as planning each of them. Throws what the runs throw.
+/// The unchanged setup; then each technique that is off and can join it: the fused optimizer, the chunked head,
+/// feed-forward layers in tiles, 2, 4 and 8 micro-batches if they divide the batch; then the strongest combinations of
+/// these; then, if none fits the budget or on request, the optimizer's state, gradients and parameters in a tier, with
+/// the time of their transfers. Times are by the machine's numbers, even if others were measured. Takes about as long
+/// as planning each of them. Throws what the runs throw.
 std::vector<nn::LeverPrice> price_techniques(const ChoiceOptions& options, const Setup& setup);
 
-/// Tries what price_techniques lists, and tensors offloaded or packed by the plan (nn::offer_levers). Throws what the
+/// Tries the list of price_techniques, and tensors offloaded or packed by the plan (nn::offer_levers). Throws what the
 /// runs throw.
 nn::LeverOffers offer_techniques(const ChoiceOptions& options, const Setup& setup);
 
 /// A setup's runs, planned within the budgets of `planning`. In stage 3 of ZeRO ranks send each other parameters in the
-/// order in which operators need them, so all ranks of a pipeline stage follow one plan that keeps the budget on each
-/// of them; only the blocks are placed rank by rank. All ranks find the same plan.
+/// order in which operators need them, so all ranks of a pipeline stage follow one plan within the budget of each of
+/// them; only the blocks are placed rank by rank. All ranks find the same plan.
 class PlannedSetup final : public nn::PlannedProgram {
  public:
-  /// `choices` makes the runs. For `auto_micro_batches` it chooses among 1, 2, 4, ..., as far as they divide the batch,
-  /// the number whose plan for the budget is the fastest by the cost model. `outside` needs no nodes. Throws ValueError
-  /// for auto without a budget, with measured times, and for a setup that micro-batches cannot join; what check_lossy
+  /// `choices` makes the runs. For `auto_micro_batches` it chooses among 1, 2, 4, ..., if they divide the batch, the
+  /// number whose plan for the budget is the fastest by the cost model. `outside` needs no nodes. Throws ValueError for
+  /// auto without a budget, with measured times, and for a setup that micro-batches cannot join; what check_lossy
   /// throws; what the runs throw.
   PlannedSetup(const ChoiceOptions& choices, const Setup& setup, nn::TrainerOptions planning,
                const memory::OutsideFacts& outside = {});
@@ -114,7 +114,7 @@ class PlannedSetup final : public nn::PlannedProgram {
   nn::RunPlans plans_;
 };
 
-/// The options with which a setup is planned: budgets, device, what plans may do.
+/// The options for planning a setup: budgets, device, allowed actions of plans.
 nn::TrainerOptions planning_options(const RunOptions& options, std::size_t budget_bytes);
 
 }  // namespace thimble::models

@@ -1,5 +1,5 @@
 #pragma once
-// Where a plan's times come from: a machine's numbers, or the program's own operators as measured here.
+// The source of a plan's times: a machine's numbers, or times of the program's operators measured here.
 
 #include <cstddef>
 #include <string>
@@ -9,8 +9,8 @@
 
 namespace thimble::models {
 
-/// Makes runs that train `setup` on a batch of zeros, or of random values, that stays on the device: for dry runs, and
-/// to measure and time them. On a dry device both are zeros.
+/// Makes runs that train `setup` on a constant batch of zeros, or of random values, on the device: for dry runs, and to
+/// measure and time them. On a dry device both are zeros.
 nn::MakeRun zero_batch_run(const Setup& setup);
 nn::MakeRun random_run(const Setup& setup);
 
@@ -18,20 +18,20 @@ struct CostOptions {
   std::string hardware;   ///< whose numbers are used; empty: those of hardware_for's choice
   bool measures = false;  ///< the operators are timed first, on this machine
   std::string times;      ///< a file of measured times: read, or written when measuring; empty: none
-  std::string gpu = {};   ///< by its driver's name, where it is there: whose numbers are used unless hardware is named
+  std::string gpu = {};   ///< installed one, by its driver's name: its numbers are used unless hardware is named
 };
 
-/// The machine that is named, or the GPU, or for a run on `device` the cpu, or for a GPU that is not there h100-80gb.
-/// Throws ValueError for a name that is unknown.
+/// The named machine, or the GPU, or for a run on `device` the cpu, or without an installed GPU h100-80gb. Throws
+/// ValueError for an unknown name.
 nn::Hardware hardware_for(const CostOptions& options, memory::Device device);
 
-/// Throws ValueError for TF32 on a device that has none: the cpu.
+/// Throws ValueError for TF32 on the cpu, which has none.
 void check_tf32(bool allows_tf32, memory::Device device);
 
 /// The cost model for plans of `setup` on `device`. Measuring runs eight steps with the largest power of two of samples
-/// that takes about a second a step (times the number of micro-batches) and stays within the batch and, where there is
-/// one, the budget. Throws ValueError (another machine than cpu cannot be measured), FileError, and BudgetError when
-/// one sample needs more than the budget.
+/// that takes about a second a step (times the number of micro-batches) and stays within the batch and the budget, if
+/// any. Throws ValueError (another machine than cpu cannot be measured), FileError, and BudgetError when one sample
+/// needs more than the budget.
 nn::CostModel plan_costs(const Setup& setup, const CostOptions& options, std::size_t budget_bytes,
                          memory::Device device = cpu);
 

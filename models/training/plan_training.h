@@ -9,14 +9,14 @@
 
 namespace thimble::models {
 
-/// Throws ValueError, naming the option, for what a graph cannot carry: a device without graphs, tiers. Does nothing
-/// where steps are not captured.
+/// Throws ValueError, naming the option, for settings that a graph cannot have: a device without graphs, tiers. Does
+/// nothing if steps are not captured.
 void check_capture(const TrainOptions& options);
 
-// ---- What a training run takes of the process beside its arena, and budgets for the whole process.
+// ---- Bytes of a training run outside of its arena, and budgets for the whole process.
 
-/// What of a run on the cpu decides about its bytes outside of the arena (memory/process/outside.h): the threads of its
-/// kernels and tiers, the nodes of a step, files that it reads or writes, and what its data have on the heap.
+/// Properties of a run on the cpu that determine its bytes outside of the arena (memory/process/outside.h): the threads
+/// of its kernels and tiers, the nodes of a step, files that it reads or writes, and its data on the heap.
 memory::OutsideFacts outside_facts(const Setup& setup, bool has_budget, bool has_files, std::size_t nodes,
                                    std::size_t data_bytes);
 /// Those of a prepared run.

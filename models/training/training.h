@@ -20,8 +20,8 @@
 //   options.steps = 9;
 //   const models::TrainReport rest = models::train(models::prepare_training(options));
 //
-// The program that a dry run predicts is the one that trains: the same class, on another device. An own model, without
-// a name, is trained by nn/trainer/trainer.h.
+// The program that a dry run predicts is the one that trains: the same class, on another device. nn/trainer/trainer.h
+// trains your own model, without a name.
 
 #include <cstdint>
 #include <memory>
@@ -47,27 +47,27 @@
 namespace thimble::models {
 
 struct TrainOptions : RunOptions {
-  std::int64_t steps = 100;           ///< in all: a resumed run does those that are left
+  std::int64_t steps = 100;           ///< in all: a resumed run does the remaining ones
   std::string schedule = "constant";  ///< constant; cosine, down to min_rate; step, x 0.1 at every third of the steps
   std::int64_t warmup = 0;            ///< steps of linear rise before that
   double min_rate = 0;                ///< the rate never falls below it after the warm-up
-  std::int64_t eval_every = 0;        ///< evaluate after every so many steps; 0: at the end alone
+  std::int64_t eval_every = 0;        ///< evaluate after every so many steps; 0: only at the end
   std::int64_t eval_batches = 16;     ///< batches of an evaluation; 0: the whole validation part
-  std::int64_t sample = 0;            ///< tokens that a text model writes at the end
+  std::int64_t sample = 0;            ///< tokens that a text model generates at the end
   std::string save;                   ///< a checkpoint, at the end and every `save_every` steps
-  std::int64_t save_every = 0;        ///< 0: at the end alone
+  std::int64_t save_every = 0;        ///< 0: only at the end
   std::int64_t keep = 1;              ///< checkpoints that stay: the newest, and older ones as `<save>.step-K`
-  std::string resume;                 ///< a checkpoint to go on from
-  std::string save_weights;           ///< the parameters alone, at the end, in the model's public layout
+  std::string resume;                 ///< a checkpoint to resume from
+  std::string save_weights;           ///< only the parameters, at the end, in the model's public layout
   std::string save_adapters;          ///< a folder of PEFT's for the adapters, at the end (nn/lora/adapter_files.h)
   std::string log;                    ///< a folder for TensorBoard
-  bool overwrites = false;            ///< files of other kinds that these names have may be replaced
-  std::string plan;                   ///< a file that nn::write_plan wrote: followed, and nothing is planned
+  bool overwrites = false;            ///< files of other kinds with these names may be replaced
+  std::string plan;                   ///< a file of nn::write_plan: followed without planning
   bool is_strict = false;             ///< a step that leaves its plan is an error
   bool captures_steps = false;        ///< on a CUDA device steps are captured and replayed (nn/step/captured_step.h)
   std::vector<Output> other_outputs = {};  ///< that the caller writes: their names are checked beside these
-  /// Where the setup is of several ranks: those, all of which call prepare_training and train with the same options but
-  /// for `setup.rank`. They must live as long as the run.
+  /// The ranks of a setup of several: all call prepare_training and train with the same options except `setup.rank`.
+  /// They must live as long as the run.
   dist::Communicator* ranks = nullptr;
 };
 
@@ -78,14 +78,14 @@ BatchShare share_of(const Setup& setup);
 /// schedule or a warm-up longer than the steps.
 double rate_at(const TrainOptions& options, double rate, std::int64_t step);
 
-/// One batch that stays, of zeros or of random values: for dry runs and timing. On a dry device both are zeros.
+/// One constant batch, of zeros or of random values: for dry runs and timing. On a dry device both are zeros.
 enum class KeptBatch : std::uint8_t { zeros, random };
 
-/// A named model, with its data or a batch that stays, as trainers run it.
+/// A named model, with its data or a constant batch, as trainers run it.
 class ModelProgram final : public nn::ErasedProgram {
  public:
   /// `options` have the sizes that `prepare` filled in; `data` must outlive it. With several ranks `data` is set to
-  /// this one's share.
+  /// this one's samples.
   ModelProgram(TrainOptions options, Dataset& data) : options_(std::move(options)), data_(&data) {}
   ModelProgram(Setup setup, KeptBatch batch) : kept_(batch) { options_.setup = std::move(setup); }
 
@@ -99,7 +99,7 @@ class ModelProgram final : public nn::ErasedProgram {
   class Run;
   friend class Training;
   TrainOptions options_;
-  Dataset* data_ = nullptr;  // null: the batch stays
+  Dataset* data_ = nullptr;  // null: the batch is constant
   KeptBatch kept_ = KeptBatch::zeros;
 };
 
@@ -125,13 +125,13 @@ class Training final : private TrainingProgram, public nn::TrainerRun {
   Model& model();
   optim::Optimizer& optimizer() { return program().optimizer(0); }
   dist::Communicator::Volume volume();
-  /// Whether the model can write: it is one of the GPT family.
+  /// Whether the model can generate text: it is one of the GPT family.
   bool can_sample();
-  /// Tokens that the model writes after token 0. Throws ValueError when the model cannot write.
+  /// Tokens that the model generates after token 0. Throws ValueError if it cannot.
   std::vector<std::int64_t> sample();
-  /// At the end of a run: the parameters alone, and adapters, where the options name files for them.
+  /// At the end of a run: writes only the parameters, and adapters, if the options name files for them.
   void save_weights();
-  /// The ranks, and what files need of them; null: this is the only one.
+  /// The ranks, with the data for files; null: this is the only one.
   dist::DataParallel* parallel() { return program().parallel(); }
   nn::RankFiles rank_files() { return program().rank_files(); }
 
@@ -139,43 +139,43 @@ class Training final : private TrainingProgram, public nn::TrainerRun {
   ModelProgram::Run& run();
 };
 
-/// Options that are complete (sizes, the number of micro-batches), and the opened data.
+/// Complete options (sizes, the number of micro-batches), and the opened data.
 struct PreparedTraining {
   TrainOptions options;
   std::unique_ptr<Dataset> data;
   bool is_text = false;
   std::int64_t first_step = 0;  ///< > 0 when resumed
   std::string recipe_change;    ///< differences to the checkpoint that the run resumed from: models/training/recipe.h
-  nn::Plan plan;                ///< of the run, evaluations included; keeps everything where there is no budget
+  nn::Plan plan;                ///< of the run, evaluations included; keeps everything without a budget
   PackedBytes packing;          ///< of the plan
-  std::size_t nodes = 0;        ///< of a step's recording, of a micro-batch where there are several
+  std::size_t nodes = 0;        ///< of a step's recording, or of one of several micro-batches
   bool is_steady = true;        ///< the dry run's last two steps left the arena as it was: further ones need no more
   std::string cost_model = {};  ///< that the plan's times come from; empty: nothing was planned
-  std::vector<dist::Trait> traits = {};  ///< of several ranks: what all have alike (models/training/recipe.h)
+  std::vector<dist::Trait> traits = {};  ///< of several ranks: those that all share (models/training/recipe.h)
 };
 
 /// Checks everything that can be checked before the first byte is trained on or written: names, sizes, data, the
-/// checkpoint to go on from, and the folders to write to; and plans the run. The plan's time_overhead is over a step
-/// with no technique switched on that keeps everything (plain_step_seconds). Throws Error, BudgetError among them,
-/// whose message names what further techniques would allow; nothing is written. Ranks that were started differently
-/// (dist/alike.h) are a ValueError on all of them. It is these three in a row.
+/// checkpoint to resume from, and the folders to write to; and plans the run. The plan's time_overhead is over a step
+/// with no technique switched on that keeps everything (plain_step_seconds). Throws Error, also BudgetError, whose
+/// message names the effect of further techniques; nothing is written. Ranks that were started differently
+/// (dist/alike.h) are a ValueError on all of them. It calls these three in turn.
 PreparedTraining prepare_training(TrainOptions options);
 /// All but the plan: ranks do not wait for each other.
 PreparedTraining open_training(TrainOptions options);
-/// On several ranks that have all opened it. Throws ValueError, the same on all; nothing on one rank.
+/// On several ranks, after all have opened it. Throws ValueError, the same on all; does nothing on one rank.
 void require_alike(const PreparedTraining& prepared);
 void plan_training(PreparedTraining& prepared);
 
-/// The run as a planner sees it: two steps, an evaluation, a further step where evaluations come in between, and a
-/// sample. A real run repeats these. `prepared` must outlive it.
+/// The run as a planner sees it: two steps, an evaluation, a further step if evaluations come in between, and a sample.
+/// A real run repeats these. `prepared` must outlive it.
 nn::MakeRun training_program(const PreparedTraining& prepared);
 /// The same under another plan than its own, which must outlive it, too.
 nn::MakeRun training_program(const PreparedTraining& prepared, const nn::Plan& plan);
 
-/// Before the first step: the resources that the run takes its bytes from, so that callers can watch them.
+/// Before the first step: the resources of the run's bytes, so that callers can watch them.
 using TrainWatcher = std::function<void(const memory::Stack& stack)>;
 
-/// What one of several ranks needed.
+/// The bytes of one of several ranks.
 struct RankFigures {
   std::size_t predicted_peak_bytes = 0, measured_peak_bytes = 0;  ///< committed by its arena
   CategoryBytes
@@ -204,34 +204,34 @@ struct TrainReport : nn::LoopReport {
   std::string cost_model;                       ///< that it comes from; empty: nothing was planned
   std::size_t measured_peak_bytes = 0;          ///< committed by the arena at most
   std::size_t rss_peak_bytes = 0;               ///< of the process, so far (VmHWM)
-  memory::OutsideBytes outside;                 ///< on the cpu: what was promised to be outside of the arena, at most
+  memory::OutsideBytes outside;                 ///< on the cpu: the promised bound of bytes outside of the arena
   std::size_t process_peak_bytes = 0;           ///< resident in the process since the run's set-up; 0: not known
   std::size_t process_budget_bytes = 0;         ///< 0: there was none
   std::size_t control_group_peak_bytes = 0;     ///< of the process's control group, others and caches included; 0: none
   std::size_t arena_rss_bytes = 0;              ///< of the arena's mapping at the end; 0 where the host has none of it
   std::optional<memory::DeviceUse> device_use;  ///< at the end, of a GPU
-  std::optional<kernels::LibraryUse> libraries;   ///< of a GPU: what they did and refused in this process
+  std::optional<kernels::LibraryUse> libraries;   ///< of a GPU: their calls and refusals in this process
   std::size_t captured_launches = 0;              ///< kernels and copies of a replay; 0: there was none
   std::optional<PlacedArena::Statistics> placed;  ///< whether steps kept their plan; none: nothing was placed
   std::string sample;
-  std::vector<RankFigures> ranks;  ///< of each, where there are several
+  std::vector<RankFigures> ranks;  ///< of each of several
 
-  /// What was measured otherwise than predicted, in words; empty: nothing. The arena's peak is to be the predicted one
-  /// (or less, where steps were skipped), on every rank, as is what tiers occupy; the process is to hold no more than
-  /// was promised: the predicted peak and what is outside. Processes of several ranks promise nothing.
+  /// Differences between measured and predicted bytes, in words; empty: none. The arena's peak must be the predicted
+  /// one (or less, if steps were skipped), on every rank, and so must the tiers' bytes; the process must hold no more
+  /// than promised: the predicted peak and the bound outside. Processes of several ranks promise nothing.
   std::string differences() const;
 };
 
-/// What JSON says of device_use and libraries, by its keys: device_total_bytes, device_used_bytes,
-/// device_outside_bytes, context_bytes, handle_bytes, cublaslt_calls, cublaslt_refusals, cudnn_calls, cudnn_refusals;
-/// nothing of a run on the cpu.
+/// The keys of device_use and libraries in JSON: device_total_bytes, device_used_bytes, device_outside_bytes,
+/// context_bytes, handle_bytes, cublaslt_calls, cublaslt_refusals, cudnn_calls, cudnn_refusals; none for a run on the
+/// cpu.
 std::vector<std::pair<std::string, std::size_t>> device_figures(const TrainReport& report);
 
-/// Trains in an arena of its own, which refuses to grow beyond the budget, and writes what the options name; see
-/// nn/trainer/training_loop.h for what becomes of files when something fails. Weights and a sample are made at a
-/// complete end alone. On the cpu what the run needs is first held against what the machine lets this process hold
-/// (memory/process/host_limits.h). Throws what prepare_training's parts throw; OutOfMemory, before the first step where
-/// there is no room for it; FileError.
+/// Trains in a separate arena, which refuses to grow beyond the budget, and writes the files of the options; see
+/// nn/trainer/training_loop.h for the files after a failure. Weights and a sample are made only at a complete end. On
+/// the cpu the run's need is first compared with the machine's limits for this process (memory/process/host_limits.h).
+/// Throws what prepare_training's parts throw; OutOfMemory, before the first step if there is no room for it;
+/// FileError.
 TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& observer = {},
                   const TrainWatcher& watcher = {}, const nn::TrainControl& control = {});
 
