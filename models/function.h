@@ -1,5 +1,5 @@
 #pragma once
-// What a transformer computes beyond what the sizes of its parameters tell.
+// Settings of a transformer's function that the sizes of its parameters do not show.
 
 #include <cstdint>
 #include <optional>
@@ -25,23 +25,23 @@ struct ModelFunction {
   std::optional<double> epsilon = {};  ///< of norms
   std::optional<GeluForm> gelu = {};   ///< of feed-forward layers
   std::optional<RotaryPositions> rotary = {};
-  std::optional<bool> is_tied = {};            ///< the head is the token table
+  std::optional<bool> is_tied = {};            ///< the head is the token embedding
   std::optional<bool> has_bias = {};           ///< of queries, keys and values
-  std::optional<std::int64_t> positions = {};  ///< that the public model was trained for
+  std::optional<std::int64_t> positions = {};  ///< of the public model's training
   friend bool operator==(const ModelFunction&, const ModelFunction&) = default;
 };
 
-/// `own` with what `other` has in its place.
+/// `own`, overridden by the values that are set in `other`.
 ModelFunction with_function(ModelFunction own, const ModelFunction& other);
-/// Throws ValueError, naming the model `name`, for a value that is set in `function` and not in `own`: the family has
-/// no such thing.
+/// Throws ValueError, naming the model `name`, for a value that is set in `function` and not in `own`: the family lacks
+/// it.
 void require_function(std::string_view name, const ModelFunction& function, const ModelFunction& own);
 
-/// What of `function` is not as `own` has it, as files name it: "epsilon", "activation", "rope_theta", "rope_scaling",
-/// "tied", "bias", "positions".
+/// The values of `function` that differ from `own`, as files name them: "epsilon", "activation", "rope_theta",
+/// "rope_scaling", "tied", "bias", "positions".
 nn::Metadata function_texts(const ModelFunction& function, const ModelFunction& own);
-/// The values that a file's metadata name, over those of `own`. Throws ValueError, naming `path` and the key, for a
-/// text that function_texts does not write.
+/// The values in a file's metadata, else those of `own`. Throws ValueError, naming `path` and the key, for a text that
+/// function_texts does not write.
 ModelFunction read_function(const nn::Metadata& metadata, const ModelFunction& own, const std::string& path);
 
 }  // namespace thimble::models

@@ -1,5 +1,5 @@
 #pragma once
-// What models over images share: the options they take and the batch they want.
+// The options and the batch of models over images.
 
 #include <string_view>
 
@@ -7,7 +7,7 @@
 
 namespace thimble::models {
 
-/// Small images (at most 64 pixels) enter a network by a 3x3 convolution of stride 1, others by one of stride 2.
+/// Small images (at most 64 pixels) enter through a 3x3 convolution of stride 1, others through one of stride 2.
 constexpr bool has_small_stem(std::int64_t image) noexcept { return image <= 64; }
 
 /// Throws ValueError when an option belongs to other models (vocabulary, sequence, heads, dropout, feed_forward,

@@ -1,14 +1,14 @@
 #pragma once
 // The memory of training adapters over a frozen model (nn/lora/lora.h), in closed form, for the GPT and Llama families
-// in their fused builds. What stands here beside models/theory.h:
+// in their fused builds. In addition to models/theory.h:
 //
-// - Parameters are those of the frozen base, with e bytes a number, or as codes where they are the weights of linear
-//   layers in blocks; and of each adapted layer r (in + out) numbers in f32, which alone have gradients and state.
+// - Parameters are those of the frozen base, with e bytes a number, or as codes for the weights of linear layers in
+//   blocks; and of each adapted layer r (in + out) numbers in f32: only these have gradients and state.
 // - Backward ends at the first adapter. Nothing before it is kept; a norm before it keeps nothing.
-// - A product whose weight is frozen keeps no input: what a layer reads is kept for its adapter, where it has one, and
-//   else where another operator reads it in backward (attention, a norm, gelu, swiglu).
-// - An adapter keeps its r numbers for each position, and in 16 bits the casts of A, where its input has a gradient,
-//   and of B. With dropout it keeps what it reads behind that in place of its layer's input.
+// - A product whose weight is frozen keeps no input: a layer's input is kept for its adapter, if it has one, else only
+//   if another operator reads it in backward (attention, a norm, gelu, swiglu).
+// - An adapter keeps its r numbers for each position, and in 16 bits the casts of A, if its input has a gradient, and
+//   of B. With dropout it keeps the dropped input in place of its layer's input.
 
 #include <cstdint>
 #include <optional>
@@ -29,11 +29,11 @@ struct LinearTheory {
   bool is_adapted = false;
 };
 
-/// What training adapters takes.
+/// The bytes of training adapters.
 struct LoraTheory {
   std::int64_t base_elements = 0;
-  std::int64_t base_bytes = 0;     ///< of the frozen parameters, as they are kept
-  std::int64_t decoded_bytes = 0;  ///< the largest weight that is decoded: one is, at a time
+  std::int64_t base_bytes = 0;     ///< of the stored frozen parameters
+  std::int64_t decoded_bytes = 0;  ///< the largest decoded weight: one exists at a time
   std::int64_t adapter_elements = 0;
   std::vector<LinearTheory> linears;  ///< inside of blocks, in the order of construction
   std::vector<LayerTheory> layers;
@@ -48,8 +48,8 @@ struct LoraTheory {
 };
 
 /// Of a named model, all of whose numbers are of `dtype` (f32, f16, bf16). Throws ValueError for another family, the
-/// textbook build, a chunked head, feed-forward layers in tiles, other dtypes, and a target that means no linear layer
-/// in a block.
+/// textbook build, a chunked head, feed-forward layers in tiles, other dtypes, and a target that matches no linear
+/// layer in a block.
 LoraTheory lora_theory(std::string_view name, const ModelOptions& options, DType dtype, const nn::LoraOptions& lora,
                        std::optional<WeightCode> code = {});
 

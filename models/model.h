@@ -20,24 +20,23 @@ namespace thimble::models {
 /// tokens (N, T), or the tokens that the input hides and -100 elsewhere (N, T), i64.
 struct Batch {
   Tensor input, target;
-  /// Of each sample, how many of its targets count, known on the host; empty: as many of one as of another.
+  /// The number of each sample's targets that count, known on the host; empty: equal for all.
   std::vector<std::int64_t> counts = {};
-  /// What the attention of a model over tokens takes besides: AttentionOptions::mask. Undefined: nothing. Numbers of
-  /// documents (N, T), or a mask of four axes whose first one is the samples or 1, are cut with them.
+  /// AttentionOptions::mask for a model over tokens. Undefined: none. Numbers of documents (N, T), or a mask of four
+  /// axes whose first one is the samples or 1, are cut with them.
   Tensor mask = {};
 };
 
 /// Samples [begin, end) of a batch: views.
 Batch slice_samples(const Batch& batch, std::int64_t begin, std::int64_t end);
 
-/// How many targets of each of `samples` equal stretches of a batch's targets, which are on the host, count: are not
-/// `ignored`. Throws ShapeError when the samples do not divide the targets.
+/// The number of targets that count (are not `ignored`) in each of `samples` equal parts of a batch's targets, on the
+/// host. Throws ShapeError when the samples do not divide the targets.
 std::vector<std::int64_t> count_targets(std::span<const std::int64_t> targets, std::int64_t samples,
                                         std::int64_t ignored = -100);
 
-/// The `count` micro-batches that a batch is cut into, in order, as a step weighs them (optim/accumulate.h): by the
-/// targets that count. Where `count` does not divide the samples, sizes differ by one. Throws ValueError unless
-/// 1 <= count <= samples.
+/// The `count` micro-batches of a batch, in order, as a step weighs them (optim/accumulate.h): by the targets that
+/// count. If `count` does not divide the samples, sizes differ by one. Throws ValueError unless 1 <= count <= samples.
 std::vector<optim::MicroBatch> micro_batches(const Batch& batch, std::int64_t count);
 /// Number `index` of them, as views; the batch itself when count is 1.
 Batch micro_batch(const Batch& batch, std::int64_t index, std::int64_t count);
@@ -50,11 +49,11 @@ enum class Build : std::uint8_t { fused, textbook };
 enum class Head : std::uint8_t { full, chunked };
 
 /// How a transformer runs its feed-forward layers. full: their inner activations (N T f) are kept for backward. tiled:
-/// rows in tiles, whose inner results are made again in backward (core/ops/matmul/chunked.h); the same
-/// forward, gradients of weights summed in another order.
+/// rows in tiles, whose inner results backward recomputes (core/ops/matmul/chunked.h); the same forward, gradients of
+/// weights summed in another order.
 enum class FeedForward : std::uint8_t { full, tiled };
 
-/// Sizes that differ from the named model's own; 0 or negative: as the model has them.
+/// Sizes that differ from the named model's; 0 or negative: the model's.
 struct ModelOptions {
   std::int64_t image = 0;     ///< height and width of images
   std::int64_t channels = 0;  ///< of images
@@ -64,15 +63,15 @@ struct ModelOptions {
   std::int64_t layers = 0, heads = 0, width = 0;
   std::int64_t key_heads = 0;  ///< heads of keys and values, of models with grouped queries
   std::int64_t hidden = 0;     ///< width inside of a gated feed-forward layer
-  std::int64_t window = 0;     ///< models over tokens: each sees those less than this away alone; 0: all
+  std::int64_t window = 0;     ///< models over tokens: each sees only those less than this away; 0: all
   double dropout = -1;
-  ModelFunction function = {};  ///< of transformers: values that are not the named model's
+  ModelFunction function = {};  ///< of transformers: values that differ from the named model's
   bool shares_kernels = true;   ///< sharedconv: false builds its plain twin, whose kernels are not shared
   Build build = Build::fused;
   Head head = Head::full;                        ///< of models over tokens in the fused build
   FeedForward feed_forward = FeedForward::full;  ///< of transformers in the fused build
-  dist::Team team = {};                          ///< the parts that blocks are cut into: nn/parallel/shards.h
-  dist::StagePlace stage = {};                   ///< of a pipeline, that the model is; one stage: the whole model
+  dist::Team team = {};                          ///< the shards of blocks: nn/parallel/shards.h
+  dist::StagePlace stage = {};                   ///< the model's stage of a pipeline; one stage: the whole model
 };
 
 class Model : public nn::Module {
@@ -85,30 +84,29 @@ class Model : public nn::Module {
   virtual Batch empty_batch(std::int64_t samples, memory::Device device) const = 0;
   /// True for models over token ids.
   virtual bool is_text() const noexcept = 0;
-  /// True for models over token ids that learn what the input hides, instead of what comes next.
+  /// True for models over token ids that predict hidden tokens instead of the next one.
   virtual bool is_masked() const noexcept { return false; }
-  /// What the names of all hidden layers begin with: the rest are embeddings and the head. Empty: every matrix but the
+  /// The prefix of the names of all hidden layers: the rest are embeddings and the head. Empty: every matrix but the
   /// last is of a hidden layer.
   virtual std::string_view hidden_layers() const noexcept { return {}; }
-  /// Whether it is a chain of blocks, which ModelOptions::stage cuts. A stage has some of them, the first one what lies
-  /// before and the last one what lies behind. Its forward() and loss() read what the stage before gives in place of a
-  /// batch's input; both give what the next one reads, those of the last stage scores and the loss.
+  /// Whether it is a chain of blocks, which ModelOptions::stage cuts. A stage has some of them; the first one also has
+  /// the layers before them and the last one those behind. Its forward() and loss() read the output of the stage before
+  /// in place of a batch's input; both return the input of the next one, those of the last stage scores and the loss.
   virtual bool has_stages() const noexcept { return false; }
-  /// Parameters of the first stage that the last one has, too, as tensors of its own: their gradients are summed apart.
-  /// Empty where the stage has none, or is the whole model.
+  /// Parameters of the first stage that the last one has, too, as separate tensors: their gradients are summed
+  /// separately. Empty if the stage has none, or is the whole model.
   struct SharedByStages {
     std::vector<Tensor> first, last;
   };
   virtual SharedByStages shared_by_stages() { return {}; }
-  /// Whether the first and the last stage share parameters, so that one stage and several are two arithmetics.
+  /// Whether the first and the last stage share parameters, so that one stage and several give different bits.
   virtual bool is_tied() const noexcept { return false; }
-  /// The stretches of the chain that it is made of, in order: a stage in chunks has several (models/pieces.h), every
-  /// other model is one.
+  /// Its pieces of the chain, in order: a stage in chunks has several (models/pieces.h), every other model is one.
   virtual std::vector<Model*> pieces() { return {this}; }
-  /// From now on every block runs under checkpoint(): it keeps its input alone. The results are the same bits. Throws
-  /// ValueError where the model has no such blocks.
+  /// From now on every block runs under checkpoint(): it keeps only its input. The results have the same bits. Throws
+  /// ValueError if the model has no such blocks.
   virtual void recompute_blocks(bool is_on = true);
-  /// Whether what lies between its layers in parts can be in parts, too (dist::Team::cuts_sequence).
+  /// Whether tensors between its sharded layers can be sharded, too (dist::Team::cuts_sequence).
   virtual bool can_cut_sequence() const noexcept { return false; }
   /// The sizes the model was built with, none of them left open.
   const ModelOptions& options() const noexcept { return options_; }
@@ -129,15 +127,15 @@ struct ModelInfo {
 std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& options = {},
                                   const nn::TensorOptions& on = {});
 
-/// What a model is one of: "gpt", "llama", "bert", "vit", "resnet", "mlp", "googlenet", "sharedconv". Throws ValueError
+/// The family of a model: "gpt", "llama", "bert", "vit", "resnet", "mlp", "googlenet", "sharedconv". Throws ValueError
 /// for an unknown name.
 std::string_view model_family(std::string_view name);
 
-/// The model with nothing left open: of a name of the token families or ViT its sizes and its function, else `options`.
+/// Complete options of the model: for a name of the token families or ViT its sizes and its function, else `options`.
 /// Builds nothing. Throws as make_model does.
 ModelOptions complete_options(std::string_view name, const ModelOptions& options = {});
 
-/// All models with their own sizes; parameters are counted on a dry device.
+/// All models with their default sizes; parameters are counted on a dry device.
 std::vector<ModelInfo> model_list();
 
 }  // namespace thimble::models

@@ -1,13 +1,13 @@
 #pragma once
-// A stage of a pipeline that has several stretches of a chain, its chunks (Narayanan et al. 2021, arXiv:2104.04473).
+// A stage of a pipeline that has several pieces of a chain, its chunks (Narayanan et al. 2021, arXiv:2104.04473).
 //
 //   pieces of the chain   0 1 2 3 4 5      two ranks, three chunks
 //   rank 0                0   2   4        Pieces of rank 0: pieces 0, 2 and 4
 //   rank 1                  1   3   5
 //
-// Each piece is a stage as any other one (ModelOptions::stage), and runs by itself. All together are one module, with
-// the names that parameters and buffers have in the whole model, in its order: so optimizers, ranks and files see what
-// they see of one stage.
+// Each piece is a stage like any other (ModelOptions::stage), and runs by itself. All together are one module, with the
+// names that parameters and buffers have in the whole model, in its order: so optimizers, ranks and files treat it as
+// one stage.
 
 #include <memory>
 #include <string_view>
@@ -22,7 +22,7 @@ class Pieces final : public Model {
   /// `pieces`, at least one, are of one model, in the order of its chain. The options are those of the first.
   explicit Pieces(std::vector<std::unique_ptr<Model>> pieces);
 
-  /// Throw PlanError: what lies between the pieces is on other ranks, so each runs by itself.
+  /// Throw PlanError: the layers between the pieces are on other ranks, so each runs by itself.
   Tensor forward(const Tensor& input) override;
   Tensor loss(const Batch& batch) override;
   Batch empty_batch(std::int64_t samples, memory::Device device) const override;

@@ -1,11 +1,11 @@
 #pragma once
-// The memory of training a model in closed form: from its sizes alone, without building it and without a tape. Tests
-// hold it against what the ledger books, as integers.
+// The memory of training a model in closed form: only from its sizes, without building it and without a tape. Tests
+// compare it with the ledger, as integers.
 //
 // Glossary
 // - term     one kind of tensor that backward needs, with its elements for each sample
-// - layer    one of the equal or similar parts that a model is a row of: GPT's h.0, GoogLeNet's inception3a
-// - outside  what is kept besides by the rest of the model: the batch, what enters the layers, the head, the loss
+// - layer    one of the equal or similar parts in a model's chain: GPT's h.0, GoogLeNet's inception3a
+// - outside  tensors kept by the rest of the model: the batch, the input of the layers, the head, the loss
 // - kept     by the tape between forward and backward. Parameters, which backward reads as well, are the model's state
 //
 // A family has one function that makes its theory, declared beside its model and written in models/<family>/theory.cpp
@@ -31,7 +31,7 @@ struct Term {
   Category category = Category::activation;  ///< that the ledger books it under
   DType dtype = DType::f32;
   std::int64_t per_sample = 0;  ///< elements for each sample
-  std::int64_t constant = 0;    ///< elements whatever the batch
+  std::int64_t constant = 0;    ///< elements for any batch
 
   std::int64_t elements(std::int64_t batch) const noexcept { return per_sample * batch + constant; }
   std::int64_t bytes(std::int64_t batch) const noexcept {
@@ -42,8 +42,8 @@ struct Term {
 /// Bytes of all terms of a category.
 std::int64_t bytes_of(const std::vector<Term>& terms, Category category, std::int64_t batch);
 
-/// A list of terms under a policy. Values are of the dtype that products compute in unless said otherwise, images of
-/// the parameters', statistics and log-sum-exps f32 (f64 for f64).
+/// A list of terms under a policy. Values have the compute dtype of products unless noted, images that of parameters,
+/// statistics and log-sum-exps f32 (f64 for f64).
 class TermList {
  public:
   explicit TermList(const nn::Precision& precision)
@@ -54,13 +54,13 @@ class TermList {
   void mask(const char* name, std::int64_t per_sample) { values(name, per_sample, DType::u8); }
   /// Class numbers or token ids of the batch.
   void ids(const char* name, std::int64_t per_sample);
-  /// Images of the batch; and where products cast their operands, "input cast", what the first one keeps of them.
+  /// Images of the batch; and if products cast their operands, "input cast", the copy that the first one keeps.
   void images(const char* name, std::int64_t per_sample);
-  /// "batch-norm mean" and "batch-norm rstd" of so many channels, whatever the batch.
+  /// "batch-norm mean" and "batch-norm rstd" of so many channels, for every batch.
   void batch_norms(std::int64_t channels);
-  /// What the loss over class scores keeps: "logits", "logsumexp", "targets".
+  /// The tensors that the loss over class scores keeps: "logits", "logsumexp", "targets".
   void classes(std::int64_t count);
-  /// Where products cast their operands: copies of weights with so many elements.
+  /// If products cast their operands: copies of weights with so many elements.
   void casts(const char* name, std::int64_t elements);
 
   std::vector<Term> terms;
@@ -77,9 +77,9 @@ struct ParameterTheory {
   std::int64_t count = 1;
 };
 
-/// What one layer keeps.
+/// The kept tensors of one layer.
 struct LayerTheory {
-  std::string path;        ///< it is booked at and below this path: "gpt.h.0"
+  std::string path;        ///< booked at and below this path: "gpt.h.0"
   std::vector<Term> kept;  ///< in the order that a forward makes it
 };
 
@@ -87,7 +87,7 @@ struct LayerTheory {
 struct ParameterBytes {
   std::int64_t parameter = 0, gradient = 0;
   std::int64_t moments = 0;  ///< f32 (f64 for f64)
-  std::int64_t extra = 0;    ///< its f32 master copy, or what Kahan's sum keeps
+  std::int64_t extra = 0;    ///< its f32 master copy, or the compensation of Kahan's sum
   std::int64_t total() const noexcept { return parameter + gradient + moments + extra; }
 };
 
@@ -114,7 +114,7 @@ struct ModelState {
   std::int64_t total() const noexcept { return parameters + buffers + gradients + optimizer; }
 };
 
-/// What training one model takes, under one policy (nn/precision/precision.h).
+/// The bytes of training one model, under one policy (nn/precision/precision.h).
 struct Theory {
   explicit Theory(const nn::Precision& policy = {}) : precision(policy) {}
 
@@ -123,48 +123,48 @@ struct Theory {
   std::int64_t buffers = 0;         ///< bytes
   std::vector<LayerTheory> layers;  ///< empty: all is outside
   std::vector<Term> outside;
-  std::string unknown;  ///< empty, or whose kept tensors have no closed form: layers and outside are then empty
+  std::string unknown;  ///< empty, or the part without a closed form: layers and outside are then empty
 
-  // The parts that a family's theory is built from.
+  // The blocks of a family's theory.
 
   void weight(const Shape& shape, std::int64_t count = 1) { parameters.push_back({shape, false, count}); }
   /// Gain and bias of norms over `width` numbers.
   void norm(std::int64_t width, std::int64_t count = 1) { parameters.push_back({{width}, true, 2 * count}); }
-  /// A batch norm, which has running mean and variance in f32 (f64 for f64) and a count of batches (i64) besides.
+  /// A batch norm, which also has running mean and variance in f32 (f64 for f64) and a count of batches (i64).
   void batch_norm(std::int64_t channels);
   /// A convolution without a bias, (out, kernel, kernel, in), and a batch norm behind it.
   void conv_norm(std::int64_t out, std::int64_t kernel, std::int64_t in);
   /// A linear layer, (out, in) and (out).
   void linear(std::int64_t out, std::int64_t in);
-  /// Elements of all parameters but those of norms and biases: what products read.
+  /// Elements of all parameters except norms and biases: the operands of products.
   std::int64_t weight_elements() const;
 
-  // What it says.
+  // Its results.
 
   /// With `moments` numbers of optimizer state for each parameter: 0 for plain SGD, 1 with momentum, 2 for Adam. They
-  /// are stored in full, or in fewer bits (optim/moments.h; its list of exceptions is not looked at): then a parameter
-  /// of n elements that is not below format.smallest takes n + 4 ceil(n / 256) bytes for each in u8, 2 n in bf16.
-  /// Throws ValueError for another dtype, and for negative moments.
+  /// are stored in full, or in fewer bits (optim/moments.h; its list of exceptions is ignored): then a parameter of n
+  /// elements, n >= format.smallest, takes n + 4 ceil(n / 256) bytes for each in u8, 2 n in bf16. Throws ValueError for
+  /// another dtype, and for negative moments.
   ModelState state(std::int64_t moments, const optim::MomentFormat& format = {}) const;
-  /// With Adafactor's moment, without a first one: 4 (rows + columns) bytes of a parameter that is a matrix (elements /
-  /// last axis, last axis) with more than one of both, else 4 for each element (Shazeer and Stern 2018,
+  /// With Adafactor's moment, without a first one: 4 (rows + columns) bytes for a parameter that is a matrix
+  /// (elements / last axis, last axis) with more than one of both, else 4 per element (Shazeer and Stern 2018,
   /// arXiv:1804.04235, section 3).
   ModelState factored_state() const;
   /// Parameters of a net of convolutions and linear layers in 8 bits (nn/quant/quantized_model.h), as inference on the
-  /// CPU holds them, batch norms folded: of each filter its codes, padded to what the kernels read
-  /// (core/kernels/quant_conv.h), a scale, a bias and a factor.
+  /// CPU holds them, batch norms folded: for each filter its codes, padded for the kernels (core/kernels/quant_conv.h),
+  /// a scale, a bias and a factor.
   std::int64_t int8_bytes() const;
 
   /// Bytes of a category that the whole model keeps with a batch of `batch`; `is_recomputed`: each transformer's layer
-  /// runs under checkpoint() and keeps its result alone. Throws ValueError, naming `unknown`, where that is not empty,
-  /// and for recomputed layers where products read casts or codes.
+  /// runs under checkpoint() and keeps only its result. Throws ValueError, naming `unknown`, unless that is empty, and
+  /// for recomputed layers if products read casts or codes.
   std::int64_t kept_bytes(Category category, std::int64_t batch, bool is_recomputed = false) const;
-  /// Bytes alive when backward begins: parameters, buffers, the optimizer's state, the batch and what is kept of it.
-  /// Gradients are not there yet. Throws ValueError as kept_bytes and state do.
+  /// Live bytes when backward begins: parameters, buffers, the optimizer's state, the batch and its kept tensors.
+  /// Gradients do not exist yet. Throws ValueError as kept_bytes and state do.
   std::int64_t held_bytes(std::int64_t moments, std::int64_t batch) const;
 };
 
-/// What a transformer's layer keeps under checkpoint(): its result, "layer output".
+/// The kept tensor of a transformer's layer under checkpoint(): its result, "layer output".
 std::vector<Term> recomputed(const LayerTheory& layer);
 
 /// The theory of a named model (models/registry.cpp). Throws ValueError as make_model does.

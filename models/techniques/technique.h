@@ -1,8 +1,8 @@
 #pragma once
-// A technique is one row: its flag, what it excludes and needs, what checkpoints and ranks know of it, how it saves
-// memory, its row in the documents. All else is read off the rows: help, refusals, the identity of a run, levers, the
-// table in docs/less-memory.md, the tests of every pair (docs/add-a-technique.md). Its effect is where models and steps
-// are made (models/techniques/setup.h).
+// A technique is one row: its flag, exclusions and needs, its data in checkpoints and ranks, its levers, its row in the
+// documents. The rows generate all else: help, refusals, the identity of a run, levers, the table in
+// docs/less-memory.md, the tests of every pair (docs/add-a-technique.md). Its effect is in the code that makes models
+// and steps (models/techniques/setup.h).
 
 #include <limits>
 #include <optional>
@@ -20,7 +20,7 @@ namespace thimble::models {
 /// Commands take flags by these sets.
 enum class FlagSet : std::uint8_t { sizes, dtypes, step, plans, ranks };
 
-/// How a value is read and said. `set` throws ValueError that begins with `name`.
+/// How a value is read and printed. `set` throws ValueError that begins with `name`.
 struct Field {
   void (*set)(Setup& setup, const std::string& name, const std::string& text);
   std::string (*value)(const Setup& setup);
@@ -47,30 +47,30 @@ struct Example {
   bool is_exact = false;
 };
 
-/// Another technique that cannot join: where `when` holds, else where both are switched on.
+/// Another technique that cannot join: if `when` holds, else if both are switched on.
 struct Exclusion {
   std::string_view other;
   const char* why;
   bool (*when)(const Setup&) = nullptr;
 };
 
-/// A technique without which there is no such technique, unless `is_met`.
+/// A technique that this one needs, unless `is_met`.
 struct Need {
   std::string_view other;
   const char* words;
   bool (*is_met)(const Setup&) = nullptr;
 };
 
-/// A value as a checkpoint has it, written where it is not the one that is meant without it. An empty `usual` is no
-/// value: files without the key are passed over.
+/// A value in a checkpoint, written unless it is the `usual` one, which a missing key means. An empty `usual` is no
+/// value: files without the key are skipped.
 struct Saved {
   std::string value, usual;
 };
 /// The value of 2 stages and more, which have the same bits.
 inline constexpr const char* several_stages = "several";
-/// Whether ranks must have it alike; with_plans: where they follow one plan; each: of each rank, besides that of all.
+/// Whether it must be equal on all ranks; with_plans: if they follow one plan; each: of each rank, besides that of all.
 enum class OnRanks : std::uint8_t { free, alike, each, with_plans };
-/// Whether a run that goes on from a checkpoint may change it: freely, telling so, or not.
+/// Whether a resumed run may change it: freely, with a message, or not.
 enum class OnResume : std::uint8_t { free, told, same };
 struct Identity {
   OnRanks on_ranks = OnRanks::free;
@@ -84,20 +84,20 @@ struct Identity {
 struct StateBytes {
   double parameters = 0, gradients = 0, optimizer = 0;
 };
-/// What is known when a setup's levers are looked for.
+/// The facts for finding a setup's levers.
 struct LeverFacts {
   const Setup& setup;
   memory::Device device;
   const Model& model;       ///< of the setup, whole and dry
   const TapeGraph* graph;   ///< of its step; null: no plan is searched
-  const StateBytes* bytes;  ///< null: nothing is to wait in a tier
+  const StateBytes* bytes;  ///< null: nothing goes to a tier
 };
 /// One way to switch a technique on, or further.
 struct Variant {
   std::string text;
   std::string note = {};          ///< what changes besides
-  double transfer_bytes = 0;      ///< to and from a tier in a step, which no plan's time has
-  std::string_view besides = {};  ///< another technique that goes off with it
+  double transfer_bytes = 0;      ///< to and from a tier in a step, in no plan's time
+  std::string_view besides = {};  ///< another technique that it switches off
 };
 
 /// Its row in docs/less-memory.md; empty: none.
@@ -107,7 +107,7 @@ struct Document {
 
 struct Technique {
   Flag flag;
-  std::string_view detail_of = {};  ///< the technique that it belongs to, where it is none by itself
+  std::string_view detail_of = {};  ///< the technique that it belongs to, if it is none by itself
   Example example = {};
   bool is_about_training = true;                              ///< else a forward has it, too
   void (*check)(const Setup& setup, bool is_text) = nullptr;  ///< of its value. Throws ValueError
@@ -126,7 +126,7 @@ struct Technique {
   /// "`head` chunked", "`fuses_optimizer`", "`allows_lossy`=i8": the option with that value, or with the setup's.
   std::string said(const std::string& text) const;
   std::string said(const Setup& setup) const { return said(flag.field.value(setup)); }
-  /// What files and ranks have of it; none: nothing.
+  /// Its data in files and ranks; none: nothing.
   std::optional<Saved> saved(const Setup& setup, const Model& model) const;
 };
 
@@ -138,9 +138,9 @@ const Technique& technique(std::string_view option);
 std::span<const Technique> of_gradients(), of_layers(), of_precision(), of_adapters(), of_optimizers(), of_tiers(),
     of_ranks();
 
-/// Throws ValueError where a technique is on without one that it needs.
+/// Throws ValueError if a technique is on without one that it needs.
 void require_needs(const Setup& setup, const Technique& technique);
-/// Throws ValueError where a value is wrong, or techniques lack what they need or exclude each other: one message that
+/// Throws ValueError if a value is wrong, or techniques lack one that they need or exclude each other: one message
 /// names both.
 void check_techniques(const Setup& setup, bool is_text);
 /// Throws ValueError that begins with `option` and names a technique of the setup that is about training.
@@ -158,7 +158,7 @@ double parse_number(std::string_view name, const std::string& text, double low, 
                     std::string_view or_else = "");
 /// The bytes of a SIZE (memory/units.h).
 std::size_t parse_bytes(std::string_view name, const std::string& text);
-/// Whether `text` is `yes`, where the only other text is `no`.
+/// Whether `text` is `yes`; the only other valid text is `no`.
 bool parse_choice(std::string_view name, const std::string& text, std::string_view yes, std::string_view no);
 /// One of the dtypes of `names`, a list with commas.
 DType parse_dtype_of(std::string_view name, const std::string& text, const std::string& names);
@@ -167,7 +167,7 @@ DType parse_dtype_of(std::string_view name, const std::string& text, const std::
 namespace fields {
 
 inline constexpr double any = std::numeric_limits<double>::max();
-inline constexpr std::int64_t max_size = 1 << 24;  ///< sizes beyond are slips of the keyboard
+inline constexpr std::int64_t max_size = 1 << 24;  ///< larger sizes are typing errors
 
 std::vector<std::string> split(const std::string& text);  ///< at commas
 inline std::string in_words(const std::string& text) { return text; }

@@ -17,13 +17,13 @@
 namespace thimble::models {
 
 struct ModelParts {
-  /// Parameters are drawn from the generator in force. `ranks`: of a setup of several ranks those that train together,
-  /// which must live as long; on a dry device a dry one of this rank takes their place, and may be null. Throws what
-  /// make_model and make_optimizer throw; ValueError where `ranks` are not those of the setup.
+  /// Parameters are drawn from the generator in force. `ranks`: those of a setup of several that train together, which
+  /// must live as long; on a dry device a dry one of this rank replaces them, and may be null. Throws what make_model
+  /// and make_optimizer throw; ValueError if `ranks` are not those of the setup.
   ModelParts(const Setup& setup, memory::Device device, dist::Communicator* ranks = nullptr);
 
   std::unique_ptr<dist::Communicator> dry_ranks;
-  dist::Communicator* ranks;                        ///< null: this one alone
+  dist::Communicator* ranks;                        ///< null: only this one
   std::unique_ptr<dist::Communicator> team_ranks;   ///< that have the other parts; null: tp 1, or one rank
   std::unique_ptr<dist::Communicator> like_ranks;   ///< that have the same parts and stage; null: all
   std::unique_ptr<dist::Communicator> stage_ranks;  ///< that have the other stages; null: one stage
@@ -34,11 +34,11 @@ struct ModelParts {
   std::unique_ptr<dist::AllStages> all_stages;   ///< which are several, and share a parameter; null: else
   std::unique_ptr<optim::Optimizer> optimizer;
 
-  /// What the pass under way records of this rank's micro-batch `part`: its loss, or what goes to the next stage.
+  /// The current pass's record of this rank's micro-batch `part`: its loss, or its output for the next stage.
   Tensor loss(Batch part);
   /// Its stage, or all of them; null: one.
   optim::Pipeline* pipeline() const;
-  /// What this rank has begun to send to others, of its team and of those with the same parts. Zeros: one rank.
+  /// The traffic that this rank has begun, to its team and to ranks with the same parts. Zeros: one rank.
   dist::Communicator::Volume volume() const;
 };
 
@@ -48,7 +48,7 @@ struct SeededScope {
   GeneratorScope scope;
 };
 
-/// Those, and all else that steps by hand take: its generator is in force while it lives.
+/// Those, and everything else for your own loop of steps: its generator is in force while it lives.
 struct TrainedParts : SeededScope, ModelParts {
   /// Throws what ModelParts and step_options throw.
   TrainedParts(const Setup& setup, memory::Device device, dist::Communicator* ranks = nullptr);
@@ -57,11 +57,11 @@ struct TrainedParts : SeededScope, ModelParts {
   nn::StepOptions options;
 };
 
-/// What the stages behind the first one have, by dry twins; nothing of one stage.
+/// The tensors of the stages behind the first one, by dry twins; empty for one stage.
 std::vector<nn::StageOutline> later_stages(Setup setup, memory::Device device);
-/// What a checkpoint of the setup has of a model besides `own`, its stage; nothing of one stage.
+/// The tensors of a model in a checkpoint of the setup besides `own`, its stage; empty for one stage.
 std::vector<nn::NamedTensor> tensors_of_others(Setup setup, memory::Device device, const Model& own);
-/// The state that one rank's optimizer of the setup has, whatever `setup` shares out or cuts: by a dry twin.
+/// The optimizer state of the setup on one rank, without any sharding of `setup`: by a dry twin.
 nn::WholeState whole_state(const Setup& setup, memory::Device device);
 
 }  // namespace thimble::models

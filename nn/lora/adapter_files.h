@@ -28,8 +28,8 @@ void save_adapters(Module& module, const std::string& folder, const AdapterFiles
 /// Reads such a folder. A module without adapters is frozen and gets those of the folder (add_lora); one with adapters
 /// must have the same layers and options except dropout. Everything is checked before anything changes; f16 and bf16
 /// are converted. The layers are those of the tensors. target_modules, if given (names, last parts of names, a regular
-/// expression without counts and back-references, "all-linear"), must match these, and no other layer of the
-/// module; exclude_modules and layers_to_transform leave layers out, as in PEFT. Throws FileError (no such folder, no JSON, not
+/// expression without counts and back-references, "all-linear"), must match these, and no other layer of the module;
+/// exclude_modules and layers_to_transform leave layers out, as in PEFT. Throws FileError (no such folder, no JSON, not
 /// safetensors), ValueError naming a key for an unsupported feature (another kind of adapter, rsLoRA, DoRA, biases,
 /// ranks by layer, saved modules, initial values that change the base, as PiSSA's) or an unknown key with a value, a
 /// layer that the module lacks or target_modules does not match, or a half of an adapter; ShapeError, DTypeError.
