@@ -95,7 +95,7 @@ struct LeverFacts {
 /// One way to switch a technique on, or further.
 struct Variant {
   std::string text;
-  std::string note = {};          ///< what changes besides
+  std::string note = {};          ///< other changes
   double transfer_bytes = 0;      ///< to and from a tier in a step, in no plan's time
   std::string_view besides = {};  ///< another technique that it switches off
 };

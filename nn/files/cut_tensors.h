@@ -48,10 +48,10 @@ class CutParameters {
   auto end() const noexcept { return by_name_.end(); }
   /// That of a parameter, by its name in the module; null: it is whole.
   const CutParameter* find(std::string_view name) const;
-  /// What a parameter is in a file, where its name begins with `prefix`.
+  /// A parameter's tensor in a file, where its name begins with `prefix`.
   FileTensor of_parameter(const NamedTensor& parameter, const std::string& prefix = {}) const;
-  /// What a state tensor, "optimizer", its parameter and its kind with dots between them, is in a checkpoint. For a
-  /// part of a parameter it has an element for each element of the part; otherwise throws ShapeError: it is in no
+  /// The tensor in a checkpoint of a state tensor, "optimizer", its parameter and its kind with dots between them. For
+  /// a part of a parameter it has an element for each element of the part; otherwise throws ShapeError: it is in no
   /// whole.
   FileTensor of_state(const Named& state) const;
 
@@ -59,7 +59,7 @@ class CutParameters {
   std::map<std::string, CutParameter, std::less<>> by_name_;
 };
 
-/// Shape and dtype alone: a tensor of this shape without bytes.
+/// Only shape and dtype: a tensor of this shape without bytes.
 Tensor outline(const Shape& shape, DType dtype);
 
 /// The tensors of a file that these are, or are parts of, each once.

@@ -25,7 +25,7 @@
 
 namespace thimble {
 
-/// The format's element types, by growing alignment (the order in which a file lies, backwards).
+/// The format's element types, by growing alignment (the reverse order of a file).
 enum class SafetensorsDType : std::uint8_t {
   boolean,
   u8,
@@ -160,7 +160,7 @@ class SafetensorsWriter {
   void commit();
 
  private:
-  // What was written of a tensor so far.
+  // The written part of a tensor so far.
   struct Progress {
     std::uint64_t bytes = 0;
     std::uint32_t crc32c = 0;

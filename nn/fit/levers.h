@@ -29,7 +29,7 @@ struct Lever {
   std::string options;               ///< that make it, as the caller's errors name them; empty: the unchanged program
   std::function<MakeRun()> program;  ///< makes the changed program
   PlannerOptions plans;
-  std::string note;       ///< what changes besides; may be empty
+  std::string note;       ///< other changes; may be empty
   double transfer_s = 0;  ///< of transfers that no plan's time includes
 };
 

@@ -18,7 +18,7 @@ std::string plan_to_json(const Plan& plan);
 /// Puts the sum of a text of this form into its place; a text of another form stays unchanged.
 void put_plan_sum(std::string& json);
 
-/// Reads what plan_to_json wrote. Checks everything that does not need the program: the sum, every number's range,
+/// Reads the text of plan_to_json. Checks everything that does not need the program: the sum, every number's range,
 /// indices, lifetimes of blocks, offsets, unknown keys. The tape has no operators yet. Throws FileError, naming
 /// `source`, and PlanError for blocks that overlap.
 Plan parse_plan(std::string_view json, const std::string& source);

@@ -34,7 +34,7 @@ std::uint64_t checkpoint_bytes(const Module& module, const optim::Optimizer& opt
 
 /// Steps that a checkpoint has done: updates, and those that were skipped.
 std::int64_t steps_done(const CheckpointInfo& info);
-/// Metadata of a checkpoint: steps that passed over a batch (nn/trainer/trainer.h).
+/// Metadata of a checkpoint: steps that skipped a batch (nn/trainer/trainer.h).
 inline constexpr const char* skipped_batches_key = "trainer.skipped_batches";
 
 /// Older checkpoints are named `<path>.step-K`.
@@ -79,7 +79,7 @@ class CheckpointKeeper {
   KeepOptions options_;
   std::string path_;  // of the last good checkpoint; empty: none
   std::int64_t step_;
-  // While a checkpoint is not confirmed: what these were, and the second name of the file that it has replaced.
+  // While a checkpoint is not confirmed: their former values, and the second name of the file that it replaced.
   bool is_open_ = false;
   std::string path_before_, before_;
   std::int64_t step_before_ = 0;

@@ -16,7 +16,7 @@
 
 namespace thimble::nn {
 
-/// What steps look like to a plan, by one of them.
+/// The shape of steps for a plan, by one of them.
 struct ExampleStep {
   std::int64_t step = 0;
   std::vector<bool> is_frozen = {};  ///< each parameter of the optimizers, in order; empty: as the program makes them

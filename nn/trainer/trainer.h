@@ -102,7 +102,7 @@ std::vector<Module*> modules_of(Model& model) {
   }
 }
 
-/// What a function of the program returned. Throws ValueError for null.
+/// The result of a function of the program. Throws ValueError for null.
 template <class T>
 std::unique_ptr<T> made(std::unique_ptr<T> value, const std::string& function) {
   if (value == nullptr) throw ValueError("trainer: " + function + ": expected what it makes, got null");

@@ -58,8 +58,8 @@ inline constexpr std::int64_t auto_micro_batches = 0;
 
 struct TrainerOptions {
   std::size_t budget_bytes = 0;  ///< that the arena may commit; 0: as many as it takes, and nothing is planned
-  /// That the whole process may hold, on the cpu and one rank: the arena gets what code, heap, threads and files leave
-  /// (memory/process/outside.h), and no more than budget_bytes, where that is given. 0 sets no bound.
+  /// That the whole process may hold, on the cpu and one rank: the arena gets the rest beside code, heap, threads and
+  /// files (memory/process/outside.h), and no more than budget_bytes, where that is given. 0 sets no bound.
   std::size_t process_budget_bytes = 0;
   memory::Device device = cpu;
   /// Of layers that the program makes without options: `nn::precision("O2").on(cpu)`, say. Their device is the
@@ -219,7 +219,7 @@ class TrainerCore {
   std::unique_ptr<Planned> planned_;
   std::unique_ptr<RunPlans> plans_;
   const char* training_ = nullptr;  // the call that trains: step(), run(), ...
-  const char* calling_ = nullptr;   // and what now runs functions of the program
+  const char* calling_ = nullptr;   // and the call that runs functions of the program now
   memory::Stack stack_;             // empty before the first step
   std::unique_ptr<TrainerRun> run_;
 };

@@ -70,8 +70,8 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   void train_step(std::int64_t step, Progress& progress) override;
   /// Without a tape, in evaluation mode, with the region given back. Throws ValueError for a program without one.
   std::optional<Evaluation> evaluate() override;
-  /// On several ranks of a program with one part and one module. Throws as nn/files/checkpoint.h says. On a dry device
-  /// a file is only compared with the program.
+  /// On several ranks of a program with one part and one module. Throws as in nn/files/checkpoint.h. On a dry device a
+  /// file is only compared with the program.
   void write_checkpoint(const std::string& path) override;
   void load(const std::string& path);
   /// Tells the other ranks, in place of write_checkpoint(), that there will be no file.
@@ -106,7 +106,7 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   optim::GradScaler* scaler() noexcept { return scaler_.get(); }
   /// The parameters of a part's optimizer; on several ranks whole ones, of which the optimizer has this rank's shards.
   const std::vector<optim::Named>& parameters(std::size_t part) const;
-  /// Options of all parts that change what the run computes (settings_of); keys of part i > 0 begin "trainer.<i>.".
+  /// Options of all parts that change the run's results (settings_of); keys of part i > 0 begin "trainer.<i>.".
   std::map<std::string, std::string> settings();
 
  private:
@@ -156,11 +156,11 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   std::optional<optim::Plateau> plateau_;
   std::vector<double> rates_;  // of each part's optimizer, as the program makes it
   StepOptions options_;
-  std::shared_ptr<Tier> tier_;           // of what plans offload; null: none does
+  std::shared_ptr<Tier> tier_;           // for offloading plans; null: none offloads
   PlacedArena* placed_;                  // behind the resource; null: none
   std::int64_t first_step_;              // steps that were done before
   std::int64_t steps_;                   // done
-  std::int64_t skipped_;                 // of these, passed over
+  std::int64_t skipped_;                 // of these, skipped
   std::int64_t taken_ = 0;               // by this run
   std::optional<double> least_loss_;     // of the evaluations of training
   std::int64_t worse_ = 0;               // evaluations in a row since that one

@@ -52,7 +52,7 @@ using TrainObserver = std::function<void(const Progress& progress)>;
 /// Requests from outside of the run, read after each step.
 enum class Wish : std::uint8_t { go_on, save, stop };
 struct TrainControl {
-  std::function<Wish()> wish = {};                        ///< none: go on
+  std::function<Wish()> wish = {};                        ///< none: continue
   std::function<void(const std::string& text)> say = {};  ///< gets failures after which the run continues, in one line
 };
 
@@ -76,7 +76,7 @@ struct LoopOptions {
   std::string resume = {};          ///< the checkpoint that the run resumes from
   std::int64_t resumed_steps = 0;   ///< that it has done; steps by hand may have come since
   std::string log = {};             ///< a folder for TensorBoard; empty: none
-  double items_per_step = 0;        ///< what Progress::items_per_s counts; 0: nothing
+  double items_per_step = 0;        ///< counted by Progress::items_per_s; 0: nothing
   /// This rank among several that all run the loop; none: it is the only one. Rank 0 keeps the files, and all write
   /// checkpoints with it. A step that fails on one of them ends all, without a checkpoint.
   std::optional<int> rank = {};
@@ -96,7 +96,7 @@ struct LoopReport {
   bool is_finite() const noexcept;
 };
 
-/// A run as its loop drives it. What a function throws ends the run.
+/// A run as its loop drives it. An error of a function ends the run.
 class LoopedRun {
  public:
   virtual ~LoopedRun() = default;
