@@ -178,10 +178,9 @@ using TrainWatcher = std::function<void(const memory::Stack& stack)>;
 /// The bytes of one of several ranks.
 struct RankFigures {
   std::size_t predicted_peak_bytes = 0, measured_peak_bytes = 0;  ///< committed by its arena
-  CategoryBytes
-      peak_by_category{};       ///< of its tensors' requested bytes at their peak; with a log of the last step
-  std::size_t state_bytes = 0;  ///< of the optimizer's state
-  std::size_t tier_bytes = 0;   ///< that its tiers occupied
+  CategoryBytes peak_by_category{};    ///< of its tensors' requested bytes at their peak; with a log of the last step
+  std::size_t state_bytes = 0;         ///< of the optimizer's state
+  std::size_t tier_bytes = 0;          ///< that its tiers occupied
   std::size_t process_peak_bytes = 0;  ///< of the process that the rank is in, since the run's set-up; 0: not known
   std::uint64_t sent_bytes = 0, messages = 0;  ///< to other ranks, in the whole run
 };
