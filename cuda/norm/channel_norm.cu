@@ -424,6 +424,10 @@ struct NormalizeEights {
     for (int e = 0; e < 8; ++e) {
       values[e] = (widened(from.values[e]) - centre.values[e]) * scale.values[e] + offset.values[e];
     }
+    if (tail == NormTail::relu6) {
+      THIMBLE_UNROLL
+      for (int e = 0; e < 8; ++e) values[e] = values[e] > 6 ? 6 : values[e];
+    }
     Eight<S> to = narrowed<S>(values);
     if (tail == NormTail::add_relu) {
       THIMBLE_UNROLL
@@ -435,7 +439,6 @@ struct NormalizeEights {
     for (int e = 0; e < 8; ++e) {
       const float kept = widened(to.values[e]);
       if (tail != NormTail::none && kept < 0) to.values[e] = S{};
-      if (tail == NormTail::relu6 && kept > 6) to.values[e] = convert_value<S>(6.0f);
       bits |= (kept > 0 ? 1u : 0u) << e;
     }
     put_words(y, 8 * i, to);
@@ -616,13 +619,13 @@ struct StretchSumsOfWords {
   double* partial;
 
   using Word = Words<float, columns_together>;
-  // Rows from element `first` on; `end` is relu for relu6, too.
+  // Rows from element `first` on.
   template <NormTail end>
   THIMBLE_DEVICE void add_rows(std::int64_t rows, std::int64_t first, std::int64_t coefficient, Word& sum,
                                Word& product) const {
     Word centre{}, scale{}, offset{};
     if (x) centre = words_at<columns_together>(all.more(0), coefficient);
-    if constexpr (end == NormTail::relu) {
+    if constexpr (kernels::reads_x(end)) {
       scale = words_at<columns_together>(all.more(1), coefficient);
       offset = words_at<columns_together>(all.more(2), coefficient);
     }
@@ -636,7 +639,7 @@ struct StretchSumsOfWords {
       for (int e = 0; e < columns_together; ++e) {
         const float d = widened(x_word.values[e]) - centre.values[e];
         bool passes = (bits >> e) & 1u;
-        if constexpr (end == NormTail::relu) passes = passes_tail<S>(tail, d * scale.values[e] + offset.values[e]);
+        if constexpr (kernels::reads_x(end)) passes = passes_tail<S>(end, d * scale.values[e] + offset.values[e]);
         const float g = passes ? widened(dy_word.values[e]) : 0.0f;
         sum.values[e] += g;
         product.values[e] += g * d;
@@ -665,7 +668,8 @@ struct StretchSumsOfWords {
       const std::int64_t first = (place.instance * grid.rows + begin) * grid.channels + channel;
       Word sum{}, product{};
       if (tail == NormTail::none) add_rows<NormTail::none>(rows, first, coefficient, sum, product);
-      if (kernels::reads_x(tail)) add_rows<NormTail::relu>(rows, first, coefficient, sum, product);
+      if (tail == NormTail::relu) add_rows<NormTail::relu>(rows, first, coefficient, sum, product);
+      if (tail == NormTail::relu6) add_rows<NormTail::relu6>(rows, first, coefficient, sum, product);
       if (tail == NormTail::add_relu) add_rows<NormTail::add_relu>(rows, first, coefficient, sum, product);
       THIMBLE_UNROLL
       for (int e = 0; e < columns_together; ++e) {
