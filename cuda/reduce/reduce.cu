@@ -106,7 +106,7 @@ struct SumStretch {
   Total<T>* partial;
 
   THIMBLE_DEVICE static T read(const Operand& from, std::int64_t at) {
-    if constexpr (Map == ReduceMap::product) {
+    if constexpr (Map == ReduceMap::product || Map == ReduceMap::squared_difference) {
       return load_any<T>(from.data, from.dtype, at);  // of any floating dtype
     } else {
       return load<T>(from.data, from.dtype, at);

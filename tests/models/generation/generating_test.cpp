@@ -12,6 +12,7 @@
 #include <thimble/core/files/file.h>
 #include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/view.h>
+#include <thimble/memory/units.h>
 #include <thimble/models/generation/generating.h>
 #include <thimble/models/llama/llama_files.h>
 #include <thimble/models/training/training.h>
@@ -347,16 +348,13 @@ TEST_CASE("generating: a budget is kept, or refused with what fits", "[models][g
   CHECK(error.minimum_bytes() == std::min(peak(narrow), peak(least)));
   CHECK(has(models::refuse_generation(plan, cpu, peak(narrow)).what(), "`cache` i8"));
   CHECK(has(models::refuse_generation(plan, cpu, peak(small)).what(), "`batch` 7"));
-  const auto number_after = [&](const std::string& word) {
-    return std::stoll(text.substr(text.find(word) + word.size()));
-  };
   const std::string offers = text.substr(text.find("what fits"));
   models::GenerationShape shorter = shape;
   shorter.context = std::stoll(offers.substr(offers.find("`context` ") + 10));
   CHECK(models::plan_generation(shorter, cpu).peak_bytes < plan.peak_bytes);
   shorter.context += 1;
   CHECK((shorter.context == shape.context || models::plan_generation(shorter, cpu).peak_bytes >= plan.peak_bytes));
-  CHECK(number_after("needs ") == static_cast<long long>(plan.peak_bytes));
+  CHECK(has(text, "needs " + memory::exact_bytes(plan.peak_bytes) + ", of which"));
   CHECK(has(models::refuse_generation(plan, cpu, 1).what(), "no shorter context"));
   // A GPU's kernels read no narrower cache, so none is offered there.
   const models::GenerationPlan on_gpu = models::plan_generation(shape, cuda());
