@@ -4,6 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <thimble/memory/units.h>
+
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/program.h"
@@ -69,10 +71,10 @@ TEST_CASE("program: generate writes what training left behind, in the bytes of t
   const std::string within =
       "plan char-gpt --generate --threads 1 --batch 3 --context 40 --prompt-tokens 3 --cache i8" + sizes + " --budget ";
   CHECK(printed(folder, within + std::to_string(peak))["feasible"] == true);
-  CHECK(
-      contains(refused(folder, within + std::to_string(peak - 1) + " --json", 3), std::to_string(peak - 1) + " bytes"));
+  CHECK(contains(refused(folder, within + std::to_string(peak - 1) + " --json", 3), memory::exact_bytes(peak - 1)));
 
-  CHECK(contains(refused(folder, generate + " --tokens 20 --budget 1KiB", 3), "--budget: 1024 bytes"));
+  CHECK(
+      contains(refused(folder, generate + " --tokens 20 --budget 1KiB", 3), "--budget: " + memory::exact_bytes(1024)));
   CHECK(contains(refused(folder, generate + " --top-p 0", 2), "--top-p 0"));
   CHECK(contains(refused(folder, generate + " --cache i64", 2),
                  "--cache: expected one of f32, f16, bf16, i8, f8e4m3, f8e5m2, got 'i64'"));
@@ -80,6 +82,6 @@ TEST_CASE("program: generate writes what training left behind, in the bytes of t
   CHECK(contains(refused(folder, "plan char-gpt --cache i8", 2), "--cache: expected --generate; add it"));
   CHECK(contains(refused(folder, "plan char-gpt --generate --optimizer sgd", 2),
                  "--optimizer: expected a training step, got --generate"));
-  CHECK(
-      contains(refused(folder, "plan char-gpt --generate --context 256 --budget 1MiB", 3), "--budget: 1048576 bytes"));
+  CHECK(contains(refused(folder, "plan char-gpt --generate --context 256 --budget 1MiB", 3),
+                 "--budget: 1.00 MiB (1048576 B)"));
 }

@@ -185,8 +185,8 @@ TEST_CASE("program: a checkpoint of another run is refused") {
   for (const Case& c :
        {Case{"seed", [](TrainOptions& o) { o.setup.seed = 9; }}, Case{"steps", [](TrainOptions& o) { o.steps = 2; }},
         Case{"optimizer", [](TrainOptions& o) { o.setup.optimizer = "sgd"; }},
-        Case{"wte.weight", [](TrainOptions& o) { o.setup.sizes.width = 32; }},
-        Case{"h.1", [](TrainOptions& o) { o.setup.sizes.layers = 1; }}}) {
+        Case{"`width`: expected", [](TrainOptions& o) { o.setup.sizes.width = 32; }},
+        Case{"`layers`: expected", [](TrainOptions& o) { o.setup.sizes.layers = 1; }}}) {
     TrainOptions changed = options;
     c.change(changed);
     CHECK(contains(refusal(changed), c.message));
@@ -248,7 +248,7 @@ TEST_CASE("program: what is wrong is told before anything is written") {
       {"cuda", [](TrainOptions& o, const TemporaryFolder&) { o.device = cuda(7); }},
       {"tokens", [](TrainOptions& o, const TemporaryFolder&) { o.setup.sizes.sequence = 1 << 21; }},
       {"steps", [](TrainOptions& o, const TemporaryFolder&) { o.steps = 0; }},
-      {"image", [](TrainOptions& o, const TemporaryFolder&) { o.setup.model = "resnet18"; }},
+      {"not an option of this model", [](TrainOptions& o, const TemporaryFolder&) { o.setup.model = "resnet18"; }},
       {"gpt2", [](TrainOptions& o, const TemporaryFolder&) { o.setup.model = "gpt2", o.data = "/etc/passwd"; }},
   };
   for (const Case& c : cases) {
@@ -278,7 +278,7 @@ TEST_CASE("program: exit status and the one line of an error") {
       {run + save + "--optimizer lion", "'lion' is not one of sgd"},
       {run + save + "--device tpu", "--device: expected cpu, cuda or cuda:N, got 'tpu'"},
       {run + save + "--heads 3", "3 heads"},
-      {run + save + "--allow-lossy", "--offload, --allow-lossy: expected a budget to plan for, got none; add --budget"},
+      {run + save + "--allow-lossy", "--allow-lossy: expected a budget to plan for, got none; add --budget"},
       {run + save + "--allow-lossy=i9", "--allow-lossy: expected one of bf16, f16, f8e4m3, f8e5m2, i8, got 'i9'"},
       {run + save + "--state i8", "--state: expected one of f32, bf16, u8, got 'i8'"},
       {run + save + "--heads 2 --optimizer sgd --state u8", "--optimizer sgd has no moments"},

@@ -45,9 +45,11 @@ TEST_CASE("reports by hand: plan", "[program]") {
   r.ms = n.real();
   r.setup.tp = static_cast<int>(n.next()), r.setup.cp = static_cast<int>(n.next());
   r.setup.pp = static_cast<int>(n.next()), r.setup.chunks = static_cast<int>(n.next());
+  r.setup.model = "a model", r.setup.pipeline = "gpipe";
   r.setup.zero = static_cast<int>(n.next());
   const std::vector<models::RankPlan> ranks{rank_plan(n, {0, 2}), rank_plan(n, {1})};
-  json expected{{"parameters", r.parameters},
+  json expected{{"model", "a model"},
+                {"parameters", r.parameters},
                 {"device", "dry(cpu)"},
                 {"batch", r.batch},
                 {"sequence", r.sequence},
@@ -100,6 +102,7 @@ TEST_CASE("reports by hand: plan", "[program]") {
                 {"sequence_parallel", false},
                 {"cp", r.setup.cp},
                 {"pp", r.setup.pp},
+                {"pipeline", "gpipe"},
                 {"chunks", r.setup.chunks},
                 {"zero", r.setup.zero}};
   for (const models::RankPlan& plan : ranks) {

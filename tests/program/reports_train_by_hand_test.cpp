@@ -30,6 +30,7 @@ Trained trained(Numbers& n) {
   o.setup.fuses_optimizer = true;
   o.setup.tp = static_cast<int>(n.next()), o.setup.cp = static_cast<int>(n.next());
   o.setup.pp = static_cast<int>(n.next()), o.setup.chunks = static_cast<int>(n.next());
+  o.setup.pipeline = "gpipe";
   o.setup.zero = static_cast<int>(n.next());
   o.device = parse_device("cuda:0");
   o.captures_steps = o.allows_tf32 = true;
@@ -158,6 +159,7 @@ TEST_CASE("reports by hand: train", "[program]") {
                 {"sequence_parallel", false},
                 {"cp", s.cp},
                 {"pp", s.pp},
+                {"pipeline", "gpipe"},
                 {"chunks", s.chunks},
                 {"zero", s.zero}};
   const nn::GradientReport& g = *t.extra.gradients;

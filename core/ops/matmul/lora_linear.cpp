@@ -33,6 +33,7 @@ void check(const LoraLinear& op, const Tensor& x, const Tensor& weight, const Te
     if (t->defined() && t->dtype() != x.dtype()) {
       throw DTypeError("lora_linear: input " + describe(x) + " and " + describe(*t) + "; expected one dtype");
     }
+    check_one_device("lora_linear", x, *t);
   }
 }
 

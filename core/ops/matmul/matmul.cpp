@@ -68,6 +68,7 @@ void check(const MatmulCall& call) {
   }
   check_one_device(call.operation, a, b);
   check_one_device(call.operation, a, c);
+  check_one_device(call.operation, a, call.bias);
   if (a.device().is_cuda() && (call.a_scale.defined() || call.b_scale.defined())) {
     throw DeviceError(operation() + ": scaled operands on " + to_string(a.device()) + "; expected the CPU");
   }
