@@ -71,10 +71,11 @@ TEST_CASE("program: generate writes what training left behind, in the bytes of t
   const std::string within =
       "plan char-gpt --generate --threads 1 --batch 3 --context 40 --prompt-tokens 3 --cache i8" + sizes + " --budget ";
   CHECK(printed(folder, within + std::to_string(peak))["feasible"] == true);
-  CHECK(contains(refused(folder, within + std::to_string(peak - 1) + " --json", 3), memory::exact_bytes(peak - 1)));
+  CHECK(contains(refused(folder, within + std::to_string(peak - 1) + " --json", 3),
+                 thimble::memory::exact_bytes(peak - 1)));
 
-  CHECK(
-      contains(refused(folder, generate + " --tokens 20 --budget 1KiB", 3), "--budget: " + memory::exact_bytes(1024)));
+  CHECK(contains(refused(folder, generate + " --tokens 20 --budget 1KiB", 3),
+                 "--budget: " + thimble::memory::exact_bytes(1024)));
   CHECK(contains(refused(folder, generate + " --top-p 0", 2), "--top-p 0"));
   CHECK(contains(refused(folder, generate + " --cache i64", 2),
                  "--cache: expected one of f32, f16, bf16, i8, f8e4m3, f8e5m2, got 'i64'"));
