@@ -240,7 +240,7 @@ TEST_CASE("reports by hand: train", "[program]") {
                 some(", heap", outside.heap) + some(", threads", outside.threads) + some(", nodes", outside.nodes) +
                 some(", staging", outside.staging) + some(", data", outside.data) + ")",
             some("process peak", r.process_peak_bytes) + some(", promised", r.predicted_peak_bytes + outside.total()),
-            "ranks 2, ZeRO stage " + std::to_string(s.zero) + ", blocks in 2 parts, 3 stages, 1f1b, 5 chunks",
+            "ranks 2, ZeRO stage " + std::to_string(s.zero) + ", blocks in 2 parts, 3 stages, gpipe, 5 chunks",
             "rank predicted peak measured peak state sent process peak", of_rank("0", r.ranks[0]),
             of_rank("1", r.ranks[1]),
             "speed " + fixed(r.ms_per_step, 2) + " ms per step, " + fixed(r.items_per_s, 0) + " items/s", "",
