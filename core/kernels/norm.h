@@ -67,7 +67,7 @@ constexpr std::int64_t row_norm_partial_elements(std::int64_t rows, std::int64_t
 }
 
 /// y = n, max(n, 0), min(max(n, 0), 6), max(n + residual, 0) of the normalised value n. n and n + residual are rounded
-/// to x's dtype: the bits equal separate operators. Of those that reads_x, backward computes n again from x.
+/// to x's dtype: the bits equal separate operators. Where reads_x() is true, backward computes n again from x.
 enum class NormTail : std::uint8_t { none, relu, relu6, add_relu };
 constexpr bool reads_x(NormTail tail) noexcept { return tail == NormTail::relu || tail == NormTail::relu6; }
 

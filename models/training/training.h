@@ -151,7 +151,7 @@ struct PreparedTraining {
   std::size_t nodes = 0;        ///< of a step's recording, or of one of several micro-batches
   bool is_steady = true;        ///< the dry run's last two steps left the arena as it was: further ones need no more
   std::string cost_model = {};  ///< that the plan's times come from; empty: nothing was planned
-  std::vector<dist::Trait> traits = {};  ///< of several ranks: those that all share (models/training/recipe.h)
+  std::vector<dist::Trait> traits = {};  ///< equal on all of several ranks (models/training/recipe.h)
 };
 
 /// Checks everything that can be checked before the first byte is trained on or written: names, sizes, data, the

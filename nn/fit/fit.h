@@ -117,8 +117,8 @@ class Planner {
   Planner(Planner&&) noexcept;
   Planner& operator=(Planner&&) noexcept;
 
-  /// The fastest plan within the budget of those that the search examines: some fifty points of the frontier, then
-  /// bisection between two. The frontier's plans are the fastest of the chain's options by the cost model; a faster one
+  /// The fastest examined plan within the budget. The search examines some fifty points of the frontier, then bisects
+  /// between two. The frontier's plans are the fastest of the chain's options by the cost model; a faster one
   /// may exist outside of both. Its peak is exact. Throws BudgetError.
   const Plan& fit(std::size_t budget_bytes);
 

@@ -59,7 +59,7 @@ struct LeverOffers {
 LeverOffers offer_levers(const LeverSearch& search, const std::vector<Lever>& levers, double plain_s);
 
 /// "it fits with `head` chunked, which needs 2.23 GiB (2,390,753,280 bytes), at 9.8 % more time"; "none of 14
-/// techniques fits". Without those that need as many bytes as a faster one.
+/// techniques fits". Leaves out a technique where a faster one needs no more bytes.
 std::string to_text(const LeverOffers& offers);
 
 /// `error` with that in its message.

@@ -7,7 +7,7 @@
 namespace thimble::nn {
 
 /// Spills of all results that a backward reads and that `spilling` can pack, each as soon as only the tape holds it.
-/// Small tensors, and those that the program or a leaf holds to the end, are not packed. Throws what check_rules
+/// Does not pack small tensors, nor tensors that the program or a leaf holds to the end. Throws what check_rules
 /// throws.
 TapePlan pack_all(const TapeGraph& graph, const SpillPolicy& spilling);
 

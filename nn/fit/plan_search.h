@@ -7,8 +7,8 @@
 // and it is run dry again in that placement: the arena's committed bytes are then the plan's peak, with nothing
 // estimated. Points are run at first use, and placed if their dry run does not settle whether they keep a budget.
 // Bisection finds a budget's plan, first among points spread over the whole frontier, then between two neighbours of
-// these. Plans without stages (nn::whole_plans) are few: those that would be faster than the frontier's are run one
-// after the other, from the fastest on. More budget never gives a slower plan: all budgets bisect the same intervals at
+// these. Plans without stages (nn::whole_plans) are few: each that would be faster than the frontier's plan is run,
+// the fastest first. More budget never gives a slower plan: all budgets bisect the same intervals at
 // the same points, and a fit in the smaller one fits the larger, so where two diverge, the larger continues among
 // faster plans.
 

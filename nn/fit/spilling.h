@@ -34,7 +34,7 @@ remat::Time nanoseconds(double seconds);
 //
 // Policy
 // - A storage is spilled after the last node at which the program itself holds it (TapeGraph::Value::program_until), if
-//   that node is in the stage. Small tensors, and those that the program or a leaf holds for longer, are not spilled.
+//   that node is in the stage. Small tensors, and tensors that the program or a leaf holds for longer, stay.
 // - A stage's transfers end with its forward: the tier and the bytes are free when the next stage begins. If the
 //   transfers take longer than the forward, the difference is charged as time.
 // - Reading begins before the stage's backward, early enough for the first tensor to be there, but no earlier than a

@@ -193,7 +193,7 @@ inline T round_for_relu(T* values, DType dtype, std::int64_t n) {
   return T(0);
 }
 
-// The least value that rounds to 6 in the dtype, of those that round_for_relu() leaves.
+// The least value that rounds to 6 in the dtype; round_for_relu() has already rounded 8-bit values.
 template <class T>
 constexpr T rounds_to_six(DType dtype) {
   return static_cast<T>(dtype == DType::f16 ? 6 - 0x1p-9 : dtype == DType::bf16 ? 6 - 0x1p-6 : 6);
