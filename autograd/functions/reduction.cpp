@@ -118,8 +118,9 @@ Tensor multinomial(const Tensor& weights, std::int64_t count, bool with_replacem
   shape[shape.rank() - 1] = with_replacement ? count : 0;
   if (with_replacement) return apply(ops::Choose{}, w, rand(shape, DType::f64, w.device(), site));
   apply(ops::Choose{}, w, Tensor::empty(shape, DType::f64, w.device()));  // its checks
-  if (w.device() == cpu) {
-    for (const std::int64_t some : to_host<std::int64_t>(sum(greater(w, zeros({}, DType::f64)), -1))) {
+  if (w.device().is_cpu()) {
+    const Tensor above = sum(greater(w, zeros({}, DType::f64, w.device())), -1);  // a dry device takes its bytes, too
+    for (const std::int64_t some : w.device().is_dry ? std::vector<std::int64_t>() : to_host<std::int64_t>(above)) {
       if (some < count) throw ValueError(is() + ", of which a row has " + std::to_string(some) + " above 0");
     }
   }

@@ -11,6 +11,7 @@
 #include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/view.h>
+#include <thimble/memory/stack.h>
 
 #include "support/catch.h"
 #include "support/operator_table.h"
@@ -286,6 +287,16 @@ TEST_CASE("ops_lines: multinomial draws classes with the weights' probabilities"
   CHECK_THROWS_AS(multinomial(from_host(Values{1, -1}, {2}), 1, true), ValueError);
   CHECK_THROWS_AS(multinomial(from_host(Values{1, INFINITY}, {2}), 1, true), ValueError);
   CHECK_THROWS_AS(multinomial(from_host(Values{1, nan_value}, {2}), 1), ValueError);
+  // Both kinds ask a dry device for the bytes that a real one gives.
+  const auto bytes = [](memory::Device device, bool replaces) {
+    const memory::Stack stack = memory::make_resource(device, {.trace = true});
+    {
+      const ResourceScope scope(stack.top);
+      multinomial(full({4, 5}, 1, DType::f32, device), 3, replaces);
+    }
+    return stack.trace->events();
+  };
+  for (const bool replaces : {false, true}) CHECK(bytes(cpu, replaces) == bytes(dry(cpu), replaces));
   CHECK_THROWS_AS(multinomial(w, 4), ValueError);  // three classes have a weight
   CHECK_THROWS_AS(multinomial(w, 6), ValueError);
   CHECK_THROWS_AS(multinomial(zeros({2, 0}), 1, true), ShapeError);
