@@ -50,7 +50,11 @@ Tensor sigmoid(const Tensor& x) { return apply<ops::Sigmoid>(x); }
 Tensor relu(const Tensor& x) { return apply<ops::Relu>(x); }
 
 Tensor relu6(const Tensor& x) { return apply<ops::Relu6>(x); }
-Tensor leaky_relu(const Tensor& x, double slope) { return apply(ops::LeakyRelu{slope}, x); }
+Tensor leaky_relu(const Tensor& x, double slope) {
+  if (!std::isfinite(slope))
+    throw ValueError("leaky_relu: slope " + std::to_string(slope) + ", expected a finite number");
+  return apply(ops::LeakyRelu{slope}, x);
+}
 
 Tensor gelu(const Tensor& x, GeluForm form) {
   return form == GeluForm::tanh ? apply<ops::GeluTanh>(x) : apply<ops::GeluErf>(x);

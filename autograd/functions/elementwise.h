@@ -23,7 +23,7 @@ Tensor tanh(const Tensor& x);
 Tensor sigmoid(const Tensor& x);
 Tensor relu(const Tensor& x);
 Tensor relu6(const Tensor& x);
-Tensor leaky_relu(const Tensor& x, double slope = 0.01);
+Tensor leaky_relu(const Tensor& x, double slope = 0.01);  ///< throws ValueError unless the slope is finite
 /// The tanh form is GPT-2's.
 enum class GeluForm : std::uint8_t { tanh, erf };
 Tensor gelu(const Tensor& x, GeluForm form = GeluForm::tanh);

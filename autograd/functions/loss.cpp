@@ -67,8 +67,9 @@ Tensor huber_loss(const Tensor& x, const Tensor& target, double delta, LossReduc
 }
 
 Tensor bce_with_logits(const Tensor& logits, const Tensor& targets, double positive_weight, LossReduction reduction) {
-  if (!(positive_weight >= 0)) {
-    throw ValueError("bce_with_logits: positive_weight " + std::to_string(positive_weight) + ", expected at least 0");
+  if (!(positive_weight >= 0 && std::isfinite(positive_weight))) {
+    throw ValueError("bce_with_logits: positive_weight " + std::to_string(positive_weight) +
+                     ", expected a finite number, at least 0");
   }
   return pair_loss<kernels::ReduceMap::bce_with_logits>(logits, targets, reduction, positive_weight);
 }
@@ -78,13 +79,17 @@ Tensor kl_div(const Tensor& log_probabilities, const Tensor& targets, LossReduct
 }
 
 Tensor cosine_similarity(const Tensor& a, const Tensor& b, int axis, double epsilon) {
+  if (!(epsilon >= 0 && std::isfinite(epsilon))) {
+    throw ValueError("cosine_similarity: epsilon " + std::to_string(epsilon) +
+                     ", expected a finite number, at least 0");
+  }
   const Shape shape = broadcast("cosine_similarity", a.shape(), b.shape());
   const auto whole = [&](const Tensor& t) { return t.shape() == shape ? t : expand(t, shape); };
-  const auto length = [&](const Tensor& t) {  // in f64, where the product of two is in range
-    return clamp(cast(norm(t, 2, axis), DType::f64), epsilon, HUGE_VAL);
-  };
   const Tensor x = whole(a), y = whole(b);
   const AxisMask along = axis_mask("cosine_similarity", std::array{axis}, shape.rank());
+  const auto length = [&](const Tensor& t) {  // in f64, where squares and the product of two are in range
+    return sqrt(clamp(apply(ops::DotProduct{along}, t, t), epsilon * epsilon, HUGE_VAL));
+  };
   return cast(apply(ops::DotProduct{along}, x, y) / (length(x) * length(y)), a.dtype());
 }
 
@@ -94,8 +99,11 @@ Tensor cosine_embedding_loss(const Tensor& a, const Tensor& b, const Tensor& tar
     throw ShapeError("cosine_embedding_loss: a " + describe(a) + ", b " + describe(b) + ", targets " +
                      describe(targets) + "; expected (N, C), (N, C) and (N)");
   }
+  if (!std::isfinite(margin)) {
+    throw ValueError("cosine_embedding_loss: margin " + std::to_string(margin) + ", expected a finite number");
+  }
   if (targets.device().is_cpu()) {
-    const Tensor wide = to_dtype(targets.detach(), DType::f64);
+    const Tensor wide = to_dtype(contiguous(targets.detach()), DType::f64);  // a dry device takes its bytes, too
     const std::vector<double> of = wide.device().is_dry ? std::vector<double>() : to_host<double>(wide);
     const auto other = std::find_if(of.begin(), of.end(), [](double t) { return t != 1 && t != -1; });
     if (other != of.end()) {

@@ -45,7 +45,7 @@ Tensor l1_loss(const Tensor& x, const Tensor& target, LossReduction reduction = 
 Tensor huber_loss(const Tensor& x, const Tensor& target, double delta = 1,
                   LossReduction reduction = LossReduction::mean);
 /// -w t log sigmoid(z) - (1 - t) log(1 - sigmoid(z)), w the positive weight: binary cross entropy of logits and targets
-/// in [0, 1]. Throws ValueError unless w >= 0.
+/// in [0, 1]. Throws ValueError unless w is finite and at least 0.
 Tensor bce_with_logits(const Tensor& logits, const Tensor& targets, double positive_weight = 1,
                        LossReduction reduction = LossReduction::mean);
 /// t (log t - x) of log-probabilities x and targets t, or e^t (t - x) where the targets are logarithms too. The mean is
@@ -54,10 +54,10 @@ Tensor kl_div(const Tensor& log_probabilities, const Tensor& targets, LossReduct
               bool is_log_target = false);
 
 /// a b / (max(|a|, epsilon) max(|b|, epsilon)) along `axis`, for a and b that broadcast. Composed: keeps a and b, and a
-/// few numbers of each result. Products are summed in f64: no value of f32 is too large or too small.
+/// few numbers of each result. Sums are in f64: no f32 is too large or too small. Throws ValueError for epsilon < 0.
 Tensor cosine_similarity(const Tensor& a, const Tensor& b, int axis = -1, double epsilon = 1e-8);
 /// 1 - cos(a, b) where a target (N) is 1, max(0, cos(a, b) - margin) where it is -1, of a and b (N, C). Composed.
-/// Throws ShapeError and, on a CPU, ValueError for other targets.
+/// Throws ShapeError, ValueError for a margin that is not finite and, on a CPU, for other targets.
 Tensor cosine_embedding_loss(const Tensor& a, const Tensor& b, const Tensor& targets, double margin = 0,
                              LossReduction reduction = LossReduction::mean);
 

@@ -434,6 +434,14 @@ TEST_CASE("ops: sizes and numbers at the ends of their ranges") {
   CHECK_THROWS_AS(arange(-1), ShapeError);
   CHECK_THROWS_AS(softmax(x, -1, std::nan("")), ValueError);
   CHECK_THROWS_AS(rms_norm(x, {}, HUGE_VAL), ValueError);
+  for (const double bad : {std::nan(""), -HUGE_VAL, HUGE_VAL}) {
+    CHECK_THROWS_WITH(leaky_relu(x, bad), Catch::StartsWith("leaky_relu: slope"));
+    CHECK_THROWS_WITH(bce_with_logits(x, x, bad), Catch::StartsWith("bce_with_logits: positive_weight"));
+    CHECK_THROWS_WITH(cosine_similarity(x, x, -1, bad), Catch::StartsWith("cosine_similarity: epsilon"));
+    CHECK_THROWS_WITH(cosine_embedding_loss(x, x, full({2}, 1), bad),
+                      Catch::StartsWith("cosine_embedding_loss: margin"));
+  }
+  CHECK_THROWS_AS(cosine_similarity(x, x, -1, -1e-8), ValueError);
 }
 
 TEST_CASE("ops: a gradient check names the first element that is wrong") {

@@ -465,6 +465,23 @@ TEST_CASE("ops: einsum") {
   CHECK_THROWS_AS(einsum("i,jk->ik", {a, b}), ShapeError);
 }
 
+TEST_CASE("ops: a linear layer of no inputs gives its bias", "[ops]") {
+  const Tensor none = zeros({2, 2, 0}), weight = zeros({3, 0});
+  Tensor bias = from_host(std::vector<float>{1, 2, 3}, {3});
+  bias.require_grad();
+  Tape tape;
+  Tensor y;
+  {
+    const Recording on(tape);
+    y = linear(none, weight, bias);
+  }
+  CHECK(y.shape() == Shape{2, 2, 3});
+  CHECK(to_host<float>(y) == std::vector<float>{1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3});
+  tape.backward(y, full({2, 2, 3}, 1));
+  CHECK(to_host<float>(bias.grad()) == std::vector<float>{4, 4, 4});
+  CHECK(to_host<float>(linear(none, weight)) == std::vector<float>(12, 0));
+}
+
 TEST_CASE("ops: a linear layer without gradients makes its result and nothing else", "[ops]") {
   using kernels::Activation;
   for (const Activation f : {Activation::none, Activation::relu, Activation::gelu_tanh, Activation::gelu_erf}) {

@@ -192,4 +192,9 @@ TEST_CASE("ops_range: variances and means of squares whose squares f32 does not 
   CHECK(item(variance(x)) == Approx(2.9166667e38));
   CHECK(item(variance(from_host(std::vector<float>{1e-23f, 3e-23f}, {2}))) == Approx(2e-46).margin(1.5e-45));
   CHECK(item(mse_loss(full({64}, 1e19), zeros({64}))) == Approx(1e38));
+  // Neither a sum nor a length is in range, their quotients are.
+  const Tensor largest = full({2, 4}, 3e38);
+  CHECK(to_host<double>(variance(largest, -1)) == std::vector<double>{0, 0});
+  CHECK(to_host<double>(variance(largest, 0, 0)) == std::vector<double>{0, 0, 0, 0});
+  CHECK(to_host<double>(cosine_similarity(largest, largest)) == std::vector<double>{1, 1});
 }

@@ -116,8 +116,9 @@ void matmul_into(const MatmulCall& call) {
 }
 
 Tensor as_rows(const Tensor& x) {
-  const std::int64_t columns = x.size(-1);
-  const Shape shape{columns == 0 ? 0 : x.elements() / columns, columns};
+  std::int64_t rows = 1;  // of leading axes: also where rows have no elements
+  for (int axis = 0; axis < x.rank() - 1; ++axis) rows *= x.size(axis);
+  const Shape shape{rows, x.size(-1)};
   return view::reshape(view::can_reshape(x, shape) ? x : contiguous(x), shape);
 }
 

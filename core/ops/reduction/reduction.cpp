@@ -232,7 +232,8 @@ Tensor Variance::forward(const Tensor& x, Needs needs, Saved& saved) const {
   const auto count = static_cast<double>(reduced_elements(x.shape(), axes));
   const Tensor y = Tensor::empty_like(x, reduced_shape(x.shape(), axes, keep_axes));
   const Tensor mean = Tensor::empty(reduced_shape(x.shape(), axes, true), statistic_dtype(x.dtype()), x.device());
-  reduce_into(mean, x, axes, kernels::ReduceMap::value, Tensor(), count);
+  // Products are summed in f64: sums of numbers near the largest f32 overflow.
+  reduce_into(mean, x, axes, kernels::ReduceMap::product, full({}, 1, x.dtype(), x.device()), count);
   reduce_into(y, x, axes, kernels::ReduceMap::squared_difference, mean, std::max(0.0, count - correction));
   if (needs[0]) saved.x = x, saved.mean = mean;
   return y;

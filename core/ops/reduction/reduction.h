@@ -38,7 +38,7 @@ struct Mean {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
-/// y = sum (x - mean)^2 / max(0, n - correction), in two passes, squares in f64; NaN when that is 0 / 0. dx = 2 (x -
+/// y = sum (x - mean)^2 / max(0, n - correction), in two passes, both in f64; NaN when that is 0 / 0. dx = 2 (x -
 /// mean) dy / (n - correction). Keeps x, and the mean in f32 (f64 for f64). Throws DTypeError unless x is floating.
 struct Variance {
   static constexpr const char* name = "variance";
