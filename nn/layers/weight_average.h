@@ -2,10 +2,10 @@
 // An exponential moving average of parameters (Polyak & Juditsky 1992; as torch.optim.swa_utils with an EMA).
 //
 //   struct Net : nn::Module {
-//     explicit Net(Device device) { ...; average = &child<nn::WeightAverage>("average", trainable(), 0.999); }
+//     explicit Net(memory::Device device) { ...; average = &child<nn::WeightAverage>("average", trainable(), 0.999); }
 //   };
 //   program.after_update = [](Net& net) { net.average->update(); };        // nn/trainer/trainer.h
-//   program.evaluate = [](Net& net, Device device) {
+//   program.evaluate = [](Net& net, memory::Device device) {
 //     const nn::WeightAverage::Exchange averaged(*net.average);            // evaluates with the averages
 //     ...
 //   };

@@ -3,10 +3,10 @@
 //
 //   struct Batch { Tensor x, y; };
 //   nn::Trainer<Net, Batch> trainer(
-//       {.model = [](Device) { return std::make_unique<Net>(); },
+//       {.model = [](memory::Device) { return std::make_unique<Net>(); },
 //        .optimizer = [](Net& net) { return std::make_unique<optim::Adam>(net.trainable(), optim::AdamOptions{}); },
 //        .loss = [](Net& net, const Batch& batch) { return cross_entropy(net(batch.x), batch.y); },
-//        .batch = [&](std::int64_t step, Device device) { return Batch{...}; }},
+//        .batch = [&](std::int64_t step, memory::Device device) { return Batch{...}; }},
 //       {.budget_bytes = 64 << 20, .seed = 1, .steps = 200});
 //   trainer.plan().peak_bytes;                                    // before the first step
 //   trainer.run([](const nn::Progress& p) { std::printf("%f\n", p.loss); });
