@@ -1,5 +1,6 @@
 #include <thimble/nn/layers/layers.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include <thimble/autograd/functions/elementwise.h>
@@ -16,7 +17,11 @@ namespace thimble::nn {
 
 namespace {
 
-void check_groups(const char* name, std::int64_t groups, std::int64_t in, std::int64_t out) {
+void check_sizes(const char* name, std::int64_t groups, std::int64_t in, std::int64_t out, std::int64_t kernel) {
+  if (std::min({in, out, kernel}) < 1) {
+    throw ShapeError(std::string(name) + ": " + std::to_string(in) + " input channels, " + std::to_string(out) +
+                     " output channels, a kernel of " + std::to_string(kernel) + "; expected at least 1 of each");
+  }
   if (groups >= 1 && in % groups == 0 && out % groups == 0) return;
   throw ValueError(std::string(name) + ": " + std::to_string(groups) + " groups do not divide " + std::to_string(in) +
                    " and " + std::to_string(out) + " channels");
@@ -34,6 +39,7 @@ Linear::Linear(Shard, std::int64_t in, std::int64_t out, const TensorOptions& on
     if (!std::isnan(value)) return;
     throw ValueError(std::string("linear: options.") + field + ": expected a number, got nan");
   };
+  if (in < 1) throw ShapeError("linear: " + std::to_string(in) + " inputs, expected at least 1");
   require_number("deviation", options.deviation), require_number("bound", options.bound);
 }
 
@@ -72,7 +78,7 @@ Conv2d::Conv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Con
                const TensorOptions& on)
     : options_(options), compute_(on.compute), fp8_fallback_(on.fp8 ? "convolutions have no FP8 form" : "") {
   check_fp8_strict(on.fp8, fp8_fallback_);
-  check_groups("conv2d", options.groups, in, out);
+  check_sizes("conv2d", options.groups, in, out, kernel);
   const Shape shape{out, kernel, kernel, in / options.groups};  // (O, KH, KW, I / groups)
   weight =
       add_parameter("weight", init::kaiming_fan_out(shape, out * kernel * kernel / options.groups, on.dtype, on.device),
@@ -88,7 +94,7 @@ Conv1d::Conv1d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Con
                const TensorOptions& on)
     : options_(options), compute_(on.compute) {
   check_fp8_strict(on.fp8, on.fp8 ? "convolutions have no FP8 form" : "");
-  check_groups("conv1d", options.groups, in, out);
+  check_sizes("conv1d", options.groups, in, out, kernel);
   const double bound = 1 / std::sqrt(static_cast<double>(in / options.groups * kernel));
   weight = add_parameter("weight", init::uniform({out, kernel, in / options.groups}, bound, on.dtype, on.device),
                          FileLayout::oihw);
@@ -103,7 +109,7 @@ ConvTranspose2d::ConvTranspose2d(std::int64_t in, std::int64_t out, std::int64_t
                                  std::int64_t output_padding, bool has_bias, const TensorOptions& on)
     : options_(options), output_padding_(output_padding), compute_(on.compute) {
   check_fp8_strict(on.fp8, on.fp8 ? "convolutions have no FP8 form" : "");
-  check_groups("conv_transpose2d", options.groups, in, out);
+  check_sizes("conv_transpose2d", options.groups, in, out, kernel);
   const Shape shape{in, kernel, kernel, out / options.groups};
   const double bound = 1 / std::sqrt(static_cast<double>(out / options.groups * kernel * kernel));
   weight = add_parameter("weight", init::uniform(shape, bound, on.dtype, on.device), FileLayout::oihw);

@@ -129,6 +129,11 @@ TEST_CASE("initial values: a deviation or a bound that is no number is refused b
   const double nan = std::nan("");
   CHECK_THROWS_WITH(nn::Linear(4, 4, {}, {.deviation = nan}), "linear: options.deviation: expected a number, got nan");
   CHECK_THROWS_WITH(nn::Linear(4, 4, {}, {.bound = nan}), "linear: options.bound: expected a number, got nan");
+  CHECK_THROWS_WITH(nn::Linear(0, 4), "linear: 0 inputs, expected at least 1");
+  CHECK_THROWS_WITH(nn::Conv2d(2, 3, 0),
+                    Catch::StartsWith("conv2d: 2 input channels, 3 output channels, a kernel of 0;"));
+  CHECK_THROWS_WITH(nn::Conv1d(0, 3, 1), Catch::StartsWith("conv1d: 0 input channels"));
+  CHECK_THROWS_WITH(nn::ConvTranspose2d(2, 0, 1), Catch::StartsWith("conv_transpose2d: 2 input channels, 0 output"));
   for (const double deviation : {nan, -1.0}) CHECK_THROWS_AS(nn::Embedding(4, 4, {}, deviation), ValueError);
 }
 
