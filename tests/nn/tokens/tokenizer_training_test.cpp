@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <thimble/core/files/npy_tensor.h>
 #include <thimble/core/ops/copy.h>
 #include <thimble/models/datasets/dataset.h>
 #include <thimble/models/models.h>
@@ -82,6 +83,13 @@ TEST_CASE("tokenizer training: tokens of 32 bits", "[tokens][data]") {
   store.read(0, tokens);
   CHECK(tokens == std::vector<std::int64_t>{1, 65536, 0xFFFFFFFF});
   CHECK(store.largest() == 0xFFFFFFFF);
+
+  const TemporaryFolder folder;
+  const std::string file = folder / "t.npy";
+  save_npy(file, from_host(std::vector<std::int32_t>{5, 0x7FFFFFFF}, {2}));
+  CHECK(data::open_tokens(file).largest() == 0x7FFFFFFF);
+  save_npy(file, from_host(std::vector<std::int32_t>{5, -3, -70}, {3}));
+  CHECK_THROWS_WITH(data::open_tokens(file), file + ": at byte 128: token -3; expected 0 to 2147483647");
 }
 
 TEST_CASE("tokenizer training: a run takes the vocabulary, and a checkpoint knows its tokenizer", "[tokens][data]") {
