@@ -73,6 +73,7 @@ void refuse_empty_values(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];
     if (word == "--") return;
+    if (word.empty()) throw thimble::ValueError("expected a value, got an empty text");
     if (!word.starts_with("--")) continue;
     const std::size_t equals = word.find('=');
     const bool is_empty =
@@ -149,7 +150,12 @@ int run(int argc, char** argv) {
       "exit status: 0 done; 2 bad input; 3 memory (no plan keeps the budget, a limit has no room, out of memory); 4 a "
       "last loss that is not finite; 5 measured otherwise than predicted; 6 standard output could not be written");
   program.set_version_flag("--version", "thimble " THIMBLE_VERSION);
-  add_commands(program, argc > 1 ? argv[1] : "");
+  const std::string_view first = argc > 1 ? argv[1] : "";
+  if (argc > 2 && (first == "--version" || first == "--help" || first == "-h")) {
+    return fail(std::string(first) + ": expected no further argument, got " + thimble::quote(argv[2]) +
+                "; see 'thimble --help'");
+  }
+  add_commands(program, first);
   try {
     program.parse(argc, argv);
     if (program.get_subcommands().empty()) {

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -40,47 +41,61 @@ remat::Stage stage_of(const std::string& text, std::size_t number) {
   std::vector<std::string> fields;
   std::istringstream in(text);
   for (std::string field; std::getline(in, field, ':');) fields.push_back(field);
-  if (fields.size() != 4) {
-    refuse_value("chain: stage " + std::to_string(number),
-                 "OUTPUT:KEPT:FORWARD:BACKWARD, two sizes and two whole numbers, as in 4MiB:8MiB:2:4", text);
+  const std::string begin = "chain: stage " + std::to_string(number);
+  if (fields.size() != 4 || text.ends_with(':')) {
+    refuse_value(begin, "OUTPUT:KEPT:FORWARD:BACKWARD, two sizes and two whole numbers, as in 4MiB:8MiB:2:4", text);
   }
   constexpr std::int64_t longest = 1'000'000'000;
   remat::Stage stage;
   stage.name = std::to_string(number);
-  stage.output_bytes = stage.output_gradient_bytes = static_cast<remat::Bytes>(parse_bytes("OUTPUT", fields[0]));
-  stage.forward_time = parse_integer("FORWARD", fields[2], 0, longest);
+  stage.output_bytes = stage.output_gradient_bytes =
+      static_cast<remat::Bytes>(parse_bytes(begin + ": OUTPUT", fields[0]));
+  stage.forward_time = parse_integer(begin + ": FORWARD", fields[2], 0, longest);
   remat::Option option;
-  option.kept_bytes = static_cast<remat::Bytes>(parse_bytes("KEPT", fields[1]));
+  option.kept_bytes = static_cast<remat::Bytes>(parse_bytes(begin + ": KEPT", fields[1]));
   option.forward_time = stage.forward_time;
-  option.backward_time = parse_integer("BACKWARD", fields[3], 0, longest);
+  option.backward_time = parse_integer(begin + ": BACKWARD", fields[3], 0, longest);
   stage.options = {option};
   return stage;
 }
 
+struct ChainLine {
+  std::string text;
+  std::size_t first_byte;  // in the file
+};
+
 // Stages of a file, one a line; what follows a # is a comment.
-std::vector<std::string> lines_of(const std::string& path) {
+std::vector<ChainLine> lines_of(const std::string& path) {
   const std::vector<std::byte> bytes = read_whole_file(path, most_file_bytes);
   std::istringstream in(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
-  std::vector<std::string> lines;
+  std::vector<ChainLine> lines;
+  std::size_t next = 0;
   for (std::string line; std::getline(in, line);) {
+    const std::size_t begin = std::exchange(next, next + line.size() + 1);
     line.resize(std::min(line.find('#'), line.size()));
     const std::size_t first = line.find_first_not_of(" \t\r");
     if (first == std::string::npos) continue;
-    lines.push_back(line.substr(first, line.find_last_not_of(" \t\r") - first + 1));
+    lines.push_back({line.substr(first, line.find_last_not_of(" \t\r") - first + 1), begin + first});
   }
   return lines;
 }
 
 remat::Chain chain_of(const ChainFlags& flags) {
-  std::vector<std::string> texts = flags.stages;
-  if (texts.empty() == flags.file.empty()) {
-    throw ValueError("chain: expected stages or --file, got " + std::string(texts.empty() ? "neither" : "both"));
+  if (flags.stages.empty() == flags.file.empty()) {
+    throw ValueError("chain: expected stages or --file, got " + std::string(flags.file.empty() ? "neither" : "both"));
   }
-  if (!flags.file.empty()) texts = lines_of(flags.file);
-  if (texts.empty()) throw ValueError("--file: expected a stage on a line, got none in '" + flags.file + "'");
   remat::Chain chain;
   chain.input_bytes = chain.input_gradient_bytes = static_cast<remat::Bytes>(flags.input);
-  for (const std::string& text : texts) chain.stages.push_back(stage_of(text, chain.size()));
+  for (const std::string& text : flags.stages) chain.stages.push_back(stage_of(text, chain.size()));
+  if (flags.file.empty()) return chain;
+  for (const auto& [text, first_byte] : lines_of(flags.file)) {
+    try {
+      chain.stages.push_back(stage_of(text, chain.size()));
+    } catch (const ValueError& error) {
+      throw FileError(flags.file, first_byte, error.what());
+    }
+  }
+  if (chain.stages.empty()) throw FileError(flags.file, 0, "chain: expected a stage on a line, got none");
   return chain;
 }
 

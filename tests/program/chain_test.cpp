@@ -105,7 +105,11 @@ TEST_CASE("program chain: what is wrong is said, and nothing is written", "[prog
   fails("1:1:1:1 --file x", 2, "expected stages or --file, got both");
   fails("--file nowhere", 2, "nowhere");
   fails("1:2:3", 2, "chain: stage 0: expected OUTPUT:KEPT:FORWARD:BACKWARD, two sizes");
-  fails("1:1:1:1 1:2:x:4", 2, "FORWARD: expected a whole number from 0 to 1000000000, got 'x'");
+  fails("1:2:3:4:", 2, "chain: stage 0: expected OUTPUT:KEPT:FORWARD:BACKWARD, two sizes");
+  fails("1:1:1:1 1:2:x:4", 2, "chain: stage 1: FORWARD: expected a whole number from 0 to 1000000000, got 'x'");
+  files_test::write_text_file(folder / "stages", "# two\n1:1:1:1\n\n  1:2:x:4 # no number\n");
+  fails("--file '" + folder / "stages" + "'", 2,
+        (folder / "stages") + ": at byte 17: chain: stage 1: FORWARD: expected");
   fails("1:1:1:1 -- -1:2:3:4", 2, "-1");
   fails("4:8:2:4 3:6:6:9 --budget 9", 3, "the smallest that one keeps is ");
 }

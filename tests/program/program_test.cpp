@@ -297,6 +297,9 @@ TEST_CASE("program: exit status and the one line of an error") {
       {run + "--save= --steps 2", "--save: expected a value, got an empty text"},
       {run + save + "--tokenizer ''", "--tokenizer: expected a value, got an empty text"},
       {"generate char-gpt --prompt= --weights x", "--prompt: expected a value, got an empty text"},
+      {"--version x", "--version: expected no further argument, got 'x'"},
+      {"--help train", "--help: expected no further argument, got 'train'"},
+      {"inspect ''", "expected a value, got an empty text"},
       {"plan mlp --allow-lossy= --budget 1GiB", "--allow-lossy: expected a value, got an empty text"},
   };
   for (const auto& [arguments, message] : refused) {
