@@ -7,7 +7,7 @@ list(FILTER thimble_benchmark_sources INCLUDE REGEX "_benchmark\\.cpp$")
 list(FILTER thimble_bench_sources EXCLUDE REGEX "/bench/(parity|peers)/|/bench/main\\.cpp$|_benchmark\\.cpp$")
 
 # A sanitizer's build is about the library: what draws pages and parses flags stays out, and so do its tests.
-set(thimble_program_parts "book|commands|experiments|report|live|technique_report")
+set(thimble_program_parts "book|commands|experiments|report|live")
 if(THIMBLE_SANITIZE AND NOT THIMBLE_PROGRAM)
   list(FILTER thimble_bench_sources EXCLUDE REGEX "/bench/(${thimble_program_parts})[/.]")
 else()
@@ -26,7 +26,7 @@ if(thimble_bench_sources)
   add_library(thimble_bench STATIC ${thimble_bench_sources})
   thimble_own_target(thimble_bench)
   # Flags, JSON and pages run for milliseconds, and compile faster so; the machine's ceilings are built as kernels are.
-  target_compile_options(thimble_bench PRIVATE $<$<CONFIG:Release>:-Os>)
+  target_compile_options(thimble_bench PRIVATE $<${thimble_optimizes}:-Os>)
   set_source_files_properties(bench/timing/ceiling.cpp PROPERTIES COMPILE_OPTIONS -O3)
   set_target_properties(thimble_bench PROPERTIES UNITY_BUILD ${THIMBLE_UNITY} UNITY_BUILD_BATCH_SIZE 16)
   target_link_libraries(thimble_bench PUBLIC thimble::thimble CLI11::CLI11 nlohmann_json::nlohmann_json ZLIB::ZLIB)
@@ -38,7 +38,7 @@ if(THIMBLE_PROGRAM)
   if(EXISTS ${PROJECT_SOURCE_DIR}/bench/main.cpp)
     thimble_add_program(thimble_program bench/main.cpp)
     target_link_libraries(thimble_program PRIVATE thimble_bench)
-    target_compile_options(thimble_program PRIVATE $<$<CONFIG:Release>:-Os>) # flags
+    target_compile_options(thimble_program PRIVATE $<${thimble_optimizes}:-Os>) # flags
     set_target_properties(thimble_program PROPERTIES OUTPUT_NAME thimble)
     if(CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang" AND CMAKE_SYSTEM_NAME STREQUAL "Linux" AND NOT THIMBLE_SANITIZE)
       # A process holds all of a shared library and of a static one what it calls.

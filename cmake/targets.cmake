@@ -1,7 +1,14 @@
+set(thimble_optimizes $<CONFIG:Release>)
+if(THIMBLE_SANITIZE) # copies that the compiler checks are not seen by a sanitizer
+  set(thimble_optimizes 0)
+  set(thimble_sanitizes -O1 -g1 -UNDEBUG -U_FORTIFY_SOURCE -fsanitize=${THIMBLE_SANITIZE} -fno-sanitize-recover=all
+                        -fno-omit-frame-pointer)
+endif()
+
 # Against what a hostile file could still do: checked copies, stack canaries, addresses that no file can know, and tables
-# of functions that nothing can write to. A sanitizer checks more, and wants none of it.
+# of functions that nothing can write to.
 function(thimble_harden_target target)
-  if(THIMBLE_SANITIZE OR NOT CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
+  if(NOT CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
     return()
   endif()
   target_compile_options(${target} PRIVATE
@@ -42,8 +49,9 @@ function(thimble_own_target target)
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
   endif()
   if(THIMBLE_SANITIZE)
-    target_compile_options(${target} PRIVATE
-      "$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${THIMBLE_SANITIZE};-fno-sanitize-recover=all;-fno-omit-frame-pointer>")
+    if(NOT target MATCHES "^thimble_test") # see cmake/tests.cmake
+      target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${thimble_sanitizes}>")
+    endif()
     target_link_options(${target} PUBLIC $<BUILD_INTERFACE:-fsanitize=${THIMBLE_SANITIZE}>)
   endif()
 endfunction()
