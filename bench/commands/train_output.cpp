@@ -37,7 +37,7 @@ std::vector<std::string> names_of(const std::vector<DType>& dtypes) {
 
 nlohmann::ordered_json ranks_of(const models::TrainReport& r) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
-  for (const models::RankFigures& rank : r.ranks) {
+  for (const nn::RankFigures& rank : r.ranks) {
     list.push_back({{"predicted_peak_bytes", rank.predicted_peak_bytes},
                     {"measured_peak_bytes", rank.measured_peak_bytes},
                     {"peak_by_category", categories_json(rank.peak_by_category)},
@@ -60,7 +60,7 @@ void print_ranks(const models::TrainOptions& options, const models::TrainReport&
   std::printf("\n");
   std::printf("    rank     predicted peak      measured peak              state           sent   process peak\n");
   for (std::size_t i = 0; i < r.ranks.size(); ++i) {
-    const models::RankFigures& rank = r.ranks[i];
+    const nn::RankFigures& rank = r.ranks[i];
     std::printf("    %4zu %18s %18s %18s %14s %14s\n", i, format_grouped(rank.predicted_peak_bytes).c_str(),
                 format_grouped(rank.measured_peak_bytes).c_str(), format_grouped(rank.state_bytes).c_str(),
                 format_bytes(rank.sent_bytes).c_str(), format_bytes(rank.process_peak_bytes).c_str());
@@ -123,7 +123,7 @@ void print_train_json(const models::TrainOptions& options, const TrainExtra& ext
     json["hole_bytes"] = extra.committed->hole_bytes;
     json["rounding_bytes"] = extra.committed->rounding_bytes;
   }
-  for (const auto& [key, figure] : device_figures(r)) json[key] = figure;
+  for (const auto& [key, figure] : nn::device_figures(r)) json[key] = figure;
   if (r.libraries && r.libraries->cublaslt.refusals > 0) {
     json["cublaslt_first_refused"] = r.libraries->cublaslt.first_refused;
   }

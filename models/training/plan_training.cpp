@@ -141,7 +141,6 @@ void plan_training(PreparedTraining& prepared) {
     const double plain_s = plain_step_seconds(choices, options.setup, planned->plans().kept_step_s());
     prepared.plan.time_overhead = prepared.plan.step_s / plain_s - 1;
   } else if (options.plan.empty() && !options.captures_steps) {
-    prepared.nodes = planned->plans().profile().nodes;
     prepared.is_steady = planned->plans().profile().is_steady;
   }
 }

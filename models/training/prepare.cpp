@@ -21,6 +21,7 @@
 #include <thimble/models/weights/follow_weights.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/lora/adapter_files.h>
+#include <thimble/nn/trainer/checkpoint_keeper.h>
 
 namespace thimble::models {
 namespace {

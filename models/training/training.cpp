@@ -71,6 +71,7 @@ nn::TrainerOptions trainer_options(const TrainOptions& options, memory::Device d
   const Setup& setup = options.setup;
   rate_at(options, 1, 0);
   nn::TrainerOptions chosen;
+  chosen.process_budget_bytes = options.process_budget_bytes;
   chosen.device = device;
   chosen.seed = setup.seed;
   chosen.steps = options.steps;
@@ -136,9 +137,13 @@ class ModelProgram::Run final : public nn::ProgramRun {
     return parts_.loss(micro_batch(batch_, index, count));
   }
   nn::Evaluation evaluate() override;
-  void end() override {
-    if (!options_.save_weights.empty()) visit_save_weights();
-    if (options_.sample > 0) sample();
+  void end(bool writes) override {
+    if (writes) {
+      save_weights();
+    } else if (!options_.save_weights.empty()) {
+      visit_save_weights();
+    }
+    if (options_.sample > 0) draw_sample();
   }
   dist::DataParallel* parallel() override { return parts_.parallel.get(); }
   optim::Pipeline* stage() override { return parts_.pipeline(); }
@@ -150,10 +155,11 @@ class ModelProgram::Run final : public nn::ProgramRun {
 
   ModelParts& parts() noexcept { return parts_; }
   bool can_sample() const { return parts_.model->is_text() && !parts_.model->is_masked(); }
-  std::vector<std::int64_t> sample();
-  void save_weights();
+  const std::vector<std::int64_t>& sample() const noexcept { return sample_; }
 
  private:
+  void save_weights();
+  void draw_sample();
   void draw_batch();
   void visit_save_weights();
   Tensor evaluated(Batch part);
@@ -164,6 +170,7 @@ class ModelProgram::Run final : public nn::ProgramRun {
   memory::Device device_;
   ModelParts parts_;
   Batch batch_;  // that is held
+  std::vector<std::int64_t> sample_;
   nn::WholeState whole_;
   std::vector<nn::StageOutline> later_;
   std::vector<nn::NamedTensor> others_;
@@ -279,16 +286,14 @@ void ModelProgram::Run::save_weights() {
   nn::save_weights(options_.save_weights, *parts_.model, *parts_.parallel, metadata, rank_files().later);
 }
 
-std::vector<std::int64_t> ModelProgram::Run::sample() {
-  if (!can_sample())
-    throw ValueError("`sample`: " + options_.setup.model + " cannot write; the GPT and Llama families can");
+/// Tokens that the model generates after token 0.
+void ModelProgram::Run::draw_sample() {
   Model& model = *parts_.model;
   const ParameterUse use;
   // The window over the last tokens grows up to the model's sequence; from there on every token needs the same bytes.
   const std::int64_t count = device_.is_dry ? std::min(options_.sample, model.options().sequence + 1) : options_.sample;
-  std::vector<std::int64_t> tokens = generate(model, {0}, count, 0.8, 0, options_.setup.seed);
-  tokens.erase(tokens.begin());  // the prompt
-  return tokens;
+  sample_ = generate(model, {0}, count, 0.8, 0, options_.setup.seed);
+  sample_.erase(sample_.begin());  // the prompt
 }
 
 namespace {
@@ -321,13 +326,7 @@ ModelProgram::Run& Training::run() { return static_cast<ModelProgram::Run&>(prog
 Model& Training::model() { return *run().parts().model; }
 dist::Communicator::Volume Training::volume() { return run().parts().volume(); }
 bool Training::can_sample() { return run().can_sample(); }
-
-std::vector<std::int64_t> Training::sample() {
-  rest();
-  return run().sample();
-}
-
-void Training::save_weights() { run().save_weights(); }
+const std::vector<std::int64_t>& Training::sample() { return run().sample(); }
 
 nn::MakeRun training_program(const PreparedTraining& prepared) { return training_program(prepared, prepared.plan); }
 

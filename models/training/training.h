@@ -34,9 +34,7 @@
 #include <thimble/core/files/outputs.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/dist/alike.h>
-#include <thimble/memory/process/outside.h>
 #include <thimble/memory/stack.h>
-#include <thimble/memory/summary.h>
 #include <thimble/models/datasets/dataset.h>
 #include <thimble/models/techniques/setup.h>
 #include <thimble/models/techniques/tiers.h>
@@ -124,13 +122,11 @@ class Training final : private TrainingProgram, public nn::TrainerRun {
 
   Model& model();
   optim::Optimizer& optimizer() { return program().optimizer(0); }
-  dist::Communicator::Volume volume();
+  dist::Communicator::Volume volume() override;
   /// Whether the model can generate text: it is one of the GPT family.
   bool can_sample();
-  /// Tokens that the model generates after token 0. Throws ValueError if it cannot.
-  std::vector<std::int64_t> sample();
-  /// At the end of a run: writes only the parameters, and adapters, if the options name files for them.
-  void save_weights();
+  /// Tokens that the model generated after token 0, after all steps of a run that wants them.
+  const std::vector<std::int64_t>& sample();
   /// The ranks, with the data for files; null: this is the only one.
   dist::DataParallel* parallel() { return program().parallel(); }
   nn::RankFiles rank_files() { return program().rank_files(); }
@@ -175,56 +171,19 @@ nn::MakeRun training_program(const PreparedTraining& prepared, const nn::Plan& p
 /// Before the first step: the resources of the run's bytes, so that callers can watch them.
 using TrainWatcher = std::function<void(const memory::Stack& stack)>;
 
-/// The bytes of one of several ranks.
-struct RankFigures {
-  std::size_t predicted_peak_bytes = 0, measured_peak_bytes = 0;  ///< committed by its arena
-  CategoryBytes peak_by_category{};    ///< of its tensors' requested bytes at their peak; with a log of the last step
-  std::size_t state_bytes = 0;         ///< of the optimizer's state
-  std::size_t tier_bytes = 0;          ///< that its tiers occupied
-  std::size_t process_peak_bytes = 0;  ///< of the process that the rank is in, since the run's set-up; 0: not known
-  std::uint64_t sent_bytes = 0, messages = 0;  ///< to other ranks, in the whole run
-};
-
-struct TrainReport : nn::LoopReport {
+struct TrainReport : nn::RunReport {
   std::int64_t parameters = 0;
-  std::int64_t trained_parameters = 0;           ///< of those; with adapters theirs
-  std::int64_t first_step = 0;                   ///< steps done before the run
-  double clip_norm = 0;                          ///< that gradients were clipped to; 0: they were not
-  std::string optimizer;                         ///< its name
-  std::size_t state_bytes = 0;                   ///< of the optimizer's state
-  std::vector<std::string> full_state;           ///< parameters whose state is f32 though the others' is narrow
-  std::optional<optim::GradScalerState> scaler;  ///< at the end; none: the loss was not scaled
-  std::size_t predicted_peak_bytes = 0;
-  std::size_t offloaded_bytes = 0;  ///< of saved tensors, per step
-  PackedBytes packing;              ///< of the plan
-  /// Occupied by the run's tiers: files, or the host's pinned memory.
-  std::size_t predicted_tier_bytes = 0, measured_tier_bytes = 0;
-  double time_overhead = 0;                     ///< of the plan, by the cost model
-  std::string cost_model;                       ///< that it comes from; empty: nothing was planned
-  std::size_t measured_peak_bytes = 0;          ///< committed by the arena at most
-  std::size_t rss_peak_bytes = 0;               ///< of the process, so far (VmHWM)
-  memory::OutsideBytes outside;                 ///< on the cpu: the promised bound of bytes outside of the arena
-  std::size_t process_peak_bytes = 0;           ///< resident in the process since the run's set-up; 0: not known
-  std::size_t process_budget_bytes = 0;         ///< 0: there was none
-  std::size_t control_group_peak_bytes = 0;     ///< of the process's control group, others and caches included; 0: none
-  std::size_t arena_rss_bytes = 0;              ///< of the arena's mapping at the end; 0 where the host has none of it
-  std::optional<memory::DeviceUse> device_use;  ///< at the end, of a GPU
-  std::optional<kernels::LibraryUse> libraries;   ///< of a GPU: their calls and refusals in this process
-  std::size_t captured_launches = 0;              ///< kernels and copies of a replay; 0: there was none
-  std::optional<PlacedArena::Statistics> placed;  ///< whether steps kept their plan; none: nothing was placed
+  std::int64_t trained_parameters = 0;  ///< of those; with adapters theirs
+  std::int64_t first_step = 0;          ///< steps done before the run
+  double clip_norm = 0;                 ///< that gradients were clipped to; 0: they were not
+  std::string optimizer;                ///< its name
+  std::vector<std::string> full_state;  ///< parameters whose state is f32 though the others' is narrow
+  std::size_t offloaded_bytes = 0;      ///< of saved tensors, per step
+  PackedBytes packing;                  ///< of the plan
+  double time_overhead = 0;             ///< of the plan, by the cost model
+  std::string cost_model;               ///< that it comes from; empty: nothing was planned
   std::string sample;
-  std::vector<RankFigures> ranks;  ///< of each of several
-
-  /// Differences between measured and predicted bytes, in words; empty: none. The arena's peak must be the predicted
-  /// one (or less, if steps were skipped), on every rank, and so must the tiers' bytes; the process must hold no more
-  /// than promised: the predicted peak and the bound outside. Processes of several ranks promise nothing.
-  std::string differences() const;
 };
-
-/// The keys of device_use and libraries in JSON: device_total_bytes, device_used_bytes, device_outside_bytes,
-/// context_bytes, handle_bytes, cublaslt_calls, cublaslt_refusals, cudnn_calls, cudnn_refusals; none for a run on the
-/// cpu.
-std::vector<std::pair<std::string, std::size_t>> device_figures(const TrainReport& report);
 
 /// Trains in a separate arena, which refuses to grow beyond the budget, and writes the files of the options; see
 /// nn/trainer/training_loop.h for the files after a failure. Weights and a sample are made only at a complete end. On

@@ -23,6 +23,7 @@ class Pipeline;
 
 namespace thimble::nn {
 
+class Module;
 struct RankFiles;
 
 /// A program on one device, with the objects it owns.
@@ -48,8 +49,9 @@ class ProgramRun {
   virtual void after_update() {}
   virtual Tensor loss(std::size_t part, std::int64_t index, std::int64_t count) = 0;
   virtual Evaluation evaluate() = 0;
-  /// On a dry device, after the last step and evaluation: the rest of the program, such as writing weights.
-  virtual void end() {}
+  /// After all steps and the last evaluation: the rest of the program, such as writing weights. Without `writes` it
+  /// takes its memory and writes no file.
+  virtual void end([[maybe_unused]] bool writes) {}
   /// Ranks and stages that the program joins itself when the trainer has none; otherwise null.
   virtual dist::DataParallel* parallel() { return nullptr; }
   virtual optim::Pipeline* stage() { return nullptr; }

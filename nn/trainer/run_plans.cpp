@@ -211,12 +211,16 @@ void RunPlans::fit_arena() {
   if (const std::size_t least = place(); least > budget_) program_.refuse(least);
 }
 
+memory::OutsideFacts RunPlans::outside_facts() const {
+  memory::OutsideFacts facts = program_.outside_facts(node_count());
+  for (const auto& shape : shapes_) facts.events += event_count(shape->placement);
+  return facts;
+}
+
 /// A run that is planned as a whole begins without its planners, so they do not count.
 memory::OutsideBytes RunPlans::outside() {
   if (program_.is_whole_run()) release_planners();
-  memory::OutsideFacts facts = program_.outside_facts(nodes_);
-  for (const auto& shape : shapes_) facts.events += event_count(shape->placement);
-  return memory::outside_bytes(memory::ProcessBase::measure(), facts);
+  return memory::outside_bytes(memory::ProcessBase::measure(), outside_facts());
 }
 
 void RunPlans::fit_budgets() {

@@ -114,7 +114,9 @@ class RunPlans {
   /// Of the latest placement.
   const MemoryProfile& profile() const noexcept { return profile_; }
   /// Of a step's recording, or of one of several micro-batches.
-  std::size_t node_count() const noexcept { return nodes_; }
+  std::size_t node_count() const noexcept { return nodes_ > 0 ? nodes_ : profile_.nodes; }
+  /// Of a process that runs the plans.
+  memory::OutsideFacts outside_facts() const;
   /// Of the latest key's last part: the step that keeps everything, by the cost model.
   double kept_step_s() const noexcept { return kept_step_s_; }
   /// Processor time when planning of the latest key began.

@@ -262,8 +262,10 @@ class Trainer {
   std::int64_t skipped_batches() { return core_.skipped_batches(); }
   /// The remaining steps of options.steps, with evaluations, checkpoints and curves; each step calls `control` and the
   /// observer before its checkpoint. nn/trainer/training_loop.h describes the files after a failure or a loss that is
-  /// not finite. Throws what step() throws; FileError if the last checkpoint cannot be written.
-  LoopReport run(const TrainObserver& observer = nullptr, const TrainControl& control = {}) {
+  /// not finite. Whatever makes the model first throws OutOfMemory if the machine's limits for this process leave no
+  /// room for the plan (memory/process/host_limits.h). Throws what step() throws; FileError if the last checkpoint
+  /// cannot be written.
+  RunReport run(const TrainObserver& observer = nullptr, const TrainControl& control = {}) {
     return core_.run(observer, control);
   }
   /// Evaluates in the trainer's arena, between steps: all modules and the function dropout() are in evaluation mode

@@ -43,19 +43,6 @@ int RankOptions::data_ranks() const noexcept {
 
 std::int64_t TrainerOptions::all_micro_batches() const noexcept { return step.micro_batches * ranks.data_ranks(); }
 
-LoopOptions loop_options(const TrainerOptions& options, std::optional<int> rank) {
-  return {.steps = options.steps,
-          .evaluate_every = options.evaluate_every,
-          .save = options.save,
-          .save_every = options.save_every,
-          .keep = options.keep,
-          .best = options.best,
-          .patience = options.patience,
-          .resume = options.resume,
-          .log = rank.value_or(0) == 0 ? options.log : "",
-          .rank = rank};
-}
-
 std::string TrainerPlan::text() const {
   std::string text = "peak " + memory::exact_bytes(peak_bytes);
   for (std::size_t rank = 0; rank < rank_peak_bytes.size(); ++rank) {
@@ -154,8 +141,6 @@ TrainerCore::TrainerCore(std::unique_ptr<ErasedProgram> program, TrainerOptions 
   machine_ = machine_text(options_.device);
   for (const std::int64_t step : options_.example_steps) require_planned(step, key_of(step));
 }
-
-TrainerCore::~TrainerCore() = default;
 
 StepKey TrainerCore::key_of(std::int64_t step) const {
   RandomGenerator scratch(options_.seed);
@@ -262,7 +247,7 @@ void TrainerCore::add_shape(std::int64_t step, const StepKey& key) {
   } else {
     plans_->fit();
   }
-  if (stack_.placed) stack_.placed->set_plans(plans_->placements());
+  if (engine_ && engine_->stack().placed) engine_->stack().placed->set_plans(plans_->placements());
   describe();
 }
 
@@ -289,65 +274,85 @@ void TrainerCore::describe() {
   }
 }
 
-void TrainerCore::start() {
-  if (run_) return;
+/// The trainer's run: a step plans new batches first, and ranks must agree on rates and evaluations.
+class TrainerCore::Live final : public TrainerRun {
+ public:
+  explicit Live(TrainerCore& core)
+      : TrainerRun(*core.program_, core.options_, core.options_.device,
+                   {.shapes = &core.plans_->shapes(), .whole = core.whole_.get()}, core.first_step_,
+                   core.first_skipped_),
+        core_(core) {}
+
+  void train_step(std::int64_t step, Progress& progress) override;
+  /// One that rates and the end of training follow: all ranks must have the same.
+  std::optional<Evaluation> evaluate() override {
+    if (!core_.program_->evaluates()) return std::nullopt;
+    const Evaluation evaluation = core_.evaluate();
+    core_.require_same("evaluate", "the loss", evaluation.loss);
+    note_evaluation(evaluation.loss);
+    return evaluation;
+  }
+  void write_checkpoint(const std::string& path) override {
+    const ResourceScope scope(core_.engine_->stack().top);
+    TrainerRun::write_checkpoint(path);
+  }
+
+ private:
+  TrainerCore& core_;
+};
+
+TrainerCore::~TrainerCore() = default;
+
+TrainerCore::Live& TrainerCore::started() {
+  if (run_) return *run_;
   require_idle("the model", false);
   const Call call(calling_, "the making of the model");
-  memory::Options of_stack;
-  of_stack.arena.capacity_bytes = plans_->budget_bytes();
-  of_stack.plans = plans_->placements();
-  if (plans_->shapes().empty()) of_stack.plans.emplace_back();  // until the first step is planned
-  memory::Stack stack = memory::make_resource(options_.device, std::move(of_stack));
-  if (stack.placed && options_.is_strict) stack.placed->set_strict(true);
-  const ResourceScope scope(stack.top);
+  RunNeed need{
+      .budget_bytes = plans_->budget_bytes(), .peak_bytes = plan().peak_bytes, .placements = plans_->placements()};
+  if (plans_->shapes().empty()) {
+    need.placements.emplace_back();  // until the first step is planned
+  } else if (!whole_) {
+    need.outside = plans_->outside_facts();
+  }
+  auto engine = std::make_unique<Engine>(options_, std::move(need));
   try {
-    auto run = std::make_unique<TrainerRun>(*program_, options_, options_.device,
-                                            RunRequest{.shapes = &plans_->shapes(), .whole = whole_.get()}, first_step_,
-                                            first_skipped_);
-    if (!options_.resume.empty()) run->load(options_.resume);
-    run_ = std::move(run);
+    run_ = engine->start([&] { return std::make_unique<Live>(*this); });
   } catch (const OutOfMemory&) {
     // Without example steps nothing was planned so far: the first step's refusal says what would fit.
     if (plans_->shapes().empty() && is_planned()) require_planned(first_step_, key_of(first_step_));
     throw;
   }
-  stack_ = std::move(stack);
+  engine_ = std::move(engine);
   plans_->hold_budget();
-}
-
-TrainerRun& TrainerCore::started() {
-  start();
   return *run_;
 }
 
-ProgramRun& TrainerCore::live() {
-  start();
-  return run_->program();
-}
+ProgramRun& TrainerCore::live() { return started().program(); }
 
-void TrainerCore::train_step(Progress& progress) {
-  if (const std::string here = machine_text(options_.device); here != machine_) {
-    throw PlanError("trainer: it was planned for '" + machine_ + "', here it is '" + here + "'");
+void TrainerCore::Live::train_step(std::int64_t step, Progress& progress) {
+  const TrainerOptions& options = core_.options_;
+  if (const std::string here = machine_text(options.device); here != core_.machine_) {
+    throw PlanError("trainer: it was planned for '" + core_.machine_ + "', here it is '" + here + "'");
   }
-  TrainerRun& run = started();
-  const Call call(calling_, "a step");
-  const ResourceScope scope(stack_.top);
-  progress.step = run.steps() + 1;
-  progress.rate = run.program().optimizer(0).rate();
-  if (options_.rate)
-    require_same("rate", "the rate of step " + std::to_string(run.steps()), options_.rate(run.steps()));
+  const Call call(core_.calling_, "a step");
+  const ResourceScope scope(core_.engine_->stack().top);
+  progress.step = steps() + 1;
+  progress.rate = program().optimizer(0).rate();
+  if (options.rate) {
+    core_.require_same("rate", "the rate of step " + std::to_string(steps()), options.rate(steps()));
+  }
   try {
-    require_planned(run.steps(), run.next_key());
+    core_.require_planned(steps(), next_key());
   } catch (const BudgetError&) {
-    if (!options_.skips_unfitting) throw;
-    run.skip();
+    if (!options.skips_unfitting) throw;
+    TrainerRun::skip();
     progress.is_skipped = true;
     progress.loss = std::numeric_limits<double>::quiet_NaN();
-    progress.losses.assign(run.losses().size(), progress.loss);
+    progress.losses.assign(losses().size(), progress.loss);
     return;
   }
-  run.train_step(run.steps(), progress);
-  for (const auto& shape : plans_->shapes()) shape->forget_values();
+  TrainerRun::train_step(step, progress);
+  for (const auto& shape : core_.plans_->shapes()) shape->forget_values();
 }
 
 void TrainerCore::skip() {
@@ -370,10 +375,11 @@ void TrainerCore::require_idle(const char* call, bool trains) const {
 Progress TrainerCore::step() {
   require_idle("step()", true);
   const Call call(training_, "step()");
+  Live& run = started();
   Progress progress;
   const std::int64_t skipped = skipped_steps();
   const auto begin = std::chrono::steady_clock::now();
-  train_step(progress);
+  run.train_step(run.steps(), progress);
   progress.ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   for (const double loss : progress.losses) {
     if (std::isfinite(loss) || skipped_steps() != skipped) continue;
@@ -382,80 +388,36 @@ Progress TrainerCore::step() {
   }
   const std::int64_t every = options_.evaluate_every;
   const bool is_due = every > 0 ? progress.step % every == 0 : progress.step == options_.steps;
-  if (is_due && program_->evaluates()) {
-    progress.evaluation = evaluate_in_training();
-  }
-  const Arena::Statistics arena = stack_.arena->statistics();
+  if (is_due) progress.evaluation = run.evaluate();
+  const Arena::Statistics arena = engine_->stack().arena->statistics();
   progress.bytes = arena.committed_bytes;
   progress.peak_bytes = arena.peak_committed_bytes;
   return progress;
 }
 
-namespace {
-
-class LoopedTrainer final : public LoopedRun {
- public:
-  LoopedTrainer(TrainerCore& core, bool evaluates) : core_(core), evaluates_(evaluates) {}
-
-  void train_step(std::int64_t, Progress& progress) override { core_.train_step(progress); }
-  std::optional<Evaluation> evaluate() override {
-    if (!evaluates_) return std::nullopt;
-    return core_.evaluate_in_training();
-  }
-  void write_checkpoint(const std::string& path) override { core_.save(path); }
-  void refuse_checkpoint(const std::string& why) override { core_.started().refuse_checkpoint(why); }
-  std::int64_t steps_done() override { return core_.started().steps(); }
-  bool is_in_step() override { return core_.started().is_in_step(); }
-  bool is_best(double loss) override { return core_.started().is_best(loss); }
-  std::int64_t worse_evaluations() override { return core_.started().worse_evaluations(); }
-  std::int64_t skipped_steps() override { return core_.skipped_steps(); }
-  bool is_replay() const override { return core_.started().is_replay(); }
-
- private:
-  TrainerCore& core_;
-  bool evaluates_;
-};
-
-}  // namespace
-
-LoopReport TrainerCore::run(const TrainObserver& observer, const TrainControl& control) {
+RunReport TrainerCore::run(const TrainObserver& observer, const TrainControl& control) {
   require_idle("run()", true);
   const Call call(training_, "run()");
-  start();
-  LoopOptions looped = loop_options(options_, whole_ ? std::optional<int>(rank()) : std::nullopt);
-  looped.first_step = run_->steps();
-  looped.resumed_steps = first_step_;
-  LoopReport report;
-  LoopedTrainer run(*this, program_->evaluates());
-  const TrainControl agreed = agreed_control(control, whole_ ? options_.ranks.ranks : nullptr);
-  TrainingLoop loop(run, looped, stack_, report, agreed);
-  loop.run(observer);
-  loop.rethrow_failed_save();
+  Live& run = started();
+  RunReport report;
+  const LoopOptions looped{.resumed_steps = first_step_, .ranks = whole_ ? options_.ranks.ranks : nullptr};
+  engine_->run(run, looped, observer, control, report);
+  report.predicted_peak_bytes = plan().peak_bytes;
+  report.predicted_tier_bytes = plan().tier_bytes;
+  engine_->measure(run, looped.ranks, report);
   return report;
 }
 
-void TrainerCore::save(const std::string& path) {
-  TrainerRun& run = started();
-  const ResourceScope scope(stack_.top);
-  run.write_checkpoint(path);
-}
+void TrainerCore::save(const std::string& path) { started().write_checkpoint(path); }
 
 Evaluation TrainerCore::evaluate() {
   if (!program_->evaluates()) throw ValueError("trainer: the program has no evaluate");
   require_idle("evaluate()", false);
-  start();
+  Live& run = started();
   const Call call(calling_, "an evaluation");
-  const ResourceScope scope(stack_.top);
-  Evaluation evaluation = *run_->evaluate();
+  const ResourceScope scope(engine_->stack().top);
+  Evaluation evaluation = *run.TrainerRun::evaluate();
   evaluation.loss = without_sign_of_nan(evaluation.loss);
-  return evaluation;
-}
-
-/// One that rates and the end of training follow: all ranks must have the same.
-Evaluation TrainerCore::evaluate_in_training() {
-  const Evaluation evaluation = evaluate();
-  require_same("evaluate", "the loss", evaluation.loss);
-  run_->note_evaluation(evaluation.loss);
   return evaluation;
 }
 
@@ -483,12 +445,13 @@ Certificate TrainerCore::certify(std::int64_t steps) {
 }
 
 std::size_t TrainerCore::peak_bytes() const {
-  return stack_.arena ? stack_.arena->statistics().peak_committed_bytes : 0;
+  return engine_ ? engine_->stack().arena->statistics().peak_committed_bytes : 0;
 }
 
 std::string TrainerCore::memory() const {
-  if (!stack_.arena) return "nothing is taken before the first step\n";
-  return stack_.ledger->summary() + memory::committed_table(stack_) + memory::to_string(stack_.arena->statistics());
+  if (!engine_) return "nothing is taken before the first step\n";
+  const memory::Stack& stack = engine_->stack();
+  return stack.ledger->summary() + memory::committed_table(stack) + memory::to_string(stack.arena->statistics());
 }
 
 const Plan& TrainerCore::step_plan() const {
@@ -541,7 +504,8 @@ std::string TrainerCore::explain() {
 }
 
 PlacedArena::Statistics TrainerCore::placed() const {
-  return stack_.placed ? stack_.placed->statistics() : PlacedArena::Statistics{};
+  const bool is_placed = engine_ && engine_->stack().placed;
+  return is_placed ? engine_->stack().placed->statistics() : PlacedArena::Statistics{};
 }
 
 }  // namespace thimble::nn

@@ -145,6 +145,7 @@ struct StepKey;
 struct StepRecord;
 struct WholeProgram;
 struct ShapePlan;
+class Engine;
 class RunPlans;
 class TrainerRun;
 
@@ -161,12 +162,8 @@ class TrainerCore {
   std::int64_t skipped_batches();
   /// These, and steps that the loss scaler skipped.
   std::int64_t skipped_steps();
-  LoopReport run(const TrainObserver& observer, const TrainControl& control);
+  RunReport run(const TrainObserver& observer, const TrainControl& control);
   Evaluation evaluate();
-  Evaluation evaluate_in_training();
-  /// One step, without its evaluation.
-  void train_step(Progress& progress);
-  TrainerRun& started();
   void save(const std::string& path);
   ProgramRun& live();
   Certificate certify(std::int64_t steps);
@@ -178,10 +175,11 @@ class TrainerCore {
 
  private:
   class Planned;
+  class Live;
   void check() const;
   void check_files();
   void check_parts();
-  void start();
+  Live& started();
   StepKey key_of(std::int64_t step) const;
   void require_planned(std::int64_t step, const StepKey& key);
   StepRecord record(const ExampleStep& step) const;
@@ -220,8 +218,8 @@ class TrainerCore {
   std::unique_ptr<RunPlans> plans_;
   const char* training_ = nullptr;  // the call that trains: step(), run(), ...
   const char* calling_ = nullptr;   // and the call that runs functions of the program now
-  memory::Stack stack_;             // empty before the first step
-  std::unique_ptr<TrainerRun> run_;
+  std::unique_ptr<Engine> engine_;  // null before the first step
+  std::unique_ptr<Live> run_;
 };
 
 }  // namespace thimble::nn

@@ -12,11 +12,14 @@
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/dist/shard_store.h>
 #include <thimble/memory/offload/tier_store.h>
+#include <thimble/memory/process/host_limits.h>
+#include <thimble/memory/process/process.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/certify/digest.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/layers/module.h>
 #include <thimble/nn/step/read.h>
+#include <thimble/nn/trainer/checkpoint_keeper.h>
 
 namespace thimble::nn {
 namespace {
@@ -648,7 +651,23 @@ void TrainerRun::finish(FunctionRef<void()> step) {
       if (after == before) break;  // from here on everything repeats
     }
   }
-  run_->end();
+  run_->end(false);
+}
+
+void TrainerRun::end() {
+  rest();
+  run_->end(true);
+}
+
+dist::Communicator::Volume TrainerRun::volume() {
+  dist::Communicator::Volume sum{0, 0};
+  for (const dist::Communicator* const of :
+       {request_.whole != nullptr ? trainer_options_.ranks.ranks : nullptr, group_.get(), like_ranks_.get()}) {
+    if (of == nullptr) continue;
+    sum.bytes_sent += of->volume().bytes_sent;
+    sum.messages += of->volume().messages;
+  }
+  return sum;
 }
 
 void TrainerRun::visit_load() {
@@ -785,6 +804,69 @@ std::size_t TrainerRun::tier_bytes() const {
     }
   }
   return bytes;
+}
+
+namespace {
+
+/// Every rank's, on every rank.
+std::vector<RankFigures> gather_figures(const RunReport& report, const memory::Stack& stack,
+                                        const dist::Communicator::Volume& volume, dist::Communicator* ranks) {
+  if (ranks == nullptr) return {};
+  const RankFigures own{report.predicted_peak_bytes,
+                        report.measured_peak_bytes,
+                        stack.ledger->peak_by_category(),
+                        report.state_bytes,
+                        report.measured_tier_bytes,
+                        report.process_peak_bytes,
+                        volume.bytes_sent,
+                        volume.messages};
+  std::vector<RankFigures> all(static_cast<std::size_t>(ranks->size()));
+  ranks->all_gather(&own, sizeof(own), all.data());
+  return all;
+}
+
+}  // namespace
+
+Engine::Engine(const TrainerOptions& options, RunNeed need) : options_(options) {
+  if (options.device == cpu) watch_.emplace();
+  if (watch_ && need.outside) {
+    outside_ = memory::outside_bytes(watch_->base(), *need.outside);
+    memory::require_room({need.peak_bytes, outside_});
+  }
+  memory::Options of_stack;
+  of_stack.arena.capacity_bytes = need.budget_bytes;
+  if (need.is_final && memory::has_address_limit()) of_stack.arena.reserve_bytes = need.peak_bytes;
+  of_stack.plans = std::move(need.placements);
+  stack_ = memory::make_resource(options.device, std::move(of_stack));
+  if (stack_.placed) stack_.placed->set_strict(options.is_strict);
+}
+
+void Engine::run(TrainerRun& run, const LoopOptions& looped, const TrainObserver& observer, const TrainControl& control,
+                 RunReport& report) const {
+  run_loop(run, options_, looped, stack_, report, control, observer);
+}
+
+void Engine::measure(TrainerRun& run, dist::Communicator* ranks, RunReport& report) const {
+  for (const optim::Optimizer* const optimizer : run.view().optimizers) report.state_bytes += optimizer->state_bytes();
+  report.captured_launches = run.captured_launches();
+  if (run.scaler() != nullptr) report.scaler = run.scaler()->state();
+  report.measured_peak_bytes = stack_.arena->statistics().peak_committed_bytes;
+  if (stack_.placed) report.placed = stack_.placed->statistics();
+  report.measured_tier_bytes = run.tier_bytes();
+  report.rss_peak_bytes = process::peak_rss_bytes();
+  report.outside = outside_;
+  report.process_budget_bytes = options_.process_budget_bytes;
+  if (watch_) {
+    report.process_peak_bytes = watch_->peak_bytes();
+    report.control_group_peak_bytes = memory::control_group_peak_bytes();
+    report.arena_rss_bytes = process::mapping_rss_bytes(stack_.arena->base(), stack_.arena->reserved_bytes());
+  }
+  if (options_.device.is_cuda()) {
+    const std::size_t others = memory::statistics(options_.device).committed_bytes;  // outside of the run
+    report.device_use = memory::device_use(options_.device, stack_.arena->statistics().committed_bytes + others);
+    report.libraries = kernels::device_runtime(options_.device).library_use();
+  }
+  report.ranks = gather_figures(report, stack_, run.volume(), ranks);
 }
 
 }  // namespace thimble::nn

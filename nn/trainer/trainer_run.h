@@ -9,8 +9,11 @@
 #include <string>
 #include <vector>
 
+#include <thimble/core/tensor/context.h>
 #include <thimble/dist/communicator.h>
 #include <thimble/dist/data_parallel.h>
+#include <thimble/memory/process/outside.h>
+#include <thimble/memory/stack.h>
 #include <thimble/nn/files/rank_files.h>
 #include <thimble/nn/parallel/shards.h>
 #include <thimble/nn/step/captured_step.h>
@@ -38,9 +41,6 @@ struct RunRequest {
   bool is_scheduled = false;
   bool reads_losses = true;  ///< false: the host does not wait for a step, and losses() stay 0
 };
-
-/// Of a training run on `rank` of several ranks; none: the only one.
-LoopOptions loop_options(const TrainerOptions& options, std::optional<int> rank);
 
 /// Options that change what a run computes, as a checkpoint's metadata have them: "trainer.clip_norm", ...
 std::map<std::string, std::string> settings_of(const TrainerOptions& options, const std::string& part,
@@ -82,6 +82,7 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   std::int64_t worse_evaluations() override { return worse_; }
   std::int64_t skipped_steps() override;
   bool is_replay() const override { return recorded_ != nullptr && recorded_->is_captured(); }
+  void end() override;
   /// Between steps: releases the captured graph and the region of a placed arena, so that others have the bytes. The
   /// next step takes them again.
   void rest() noexcept;
@@ -102,6 +103,9 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   ProgramRun& program() noexcept { return *run_; }
   const std::vector<double>& losses() const noexcept { return losses_; }
   std::int64_t steps() const noexcept { return steps_; }
+  std::int64_t first_step() const noexcept { return first_step_; }
+  /// That this rank sent to others.
+  virtual dist::Communicator::Volume volume();
   RandomGenerator& generator() noexcept { return generator_; }
   optim::GradScaler* scaler() noexcept { return scaler_.get(); }
   /// The parameters of a part's optimizer; on several ranks whole ones, of which the optimizer has this rank's shards.
@@ -175,6 +179,45 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   RandomGenerator step_begin_{0}, part_begin_{0};
   std::unique_ptr<CapturedStep> recorded_;
   std::size_t captured_launches_ = 0;
+};
+
+/// The bytes that a plan needs.
+struct RunNeed {
+  std::size_t budget_bytes = 0;                      ///< that the arena may commit; 0: as many as it takes
+  std::size_t peak_bytes = 0;                        ///< that it will commit
+  std::vector<StepPlacement> placements = {};        ///< of its steps
+  std::optional<memory::OutsideFacts> outside = {};  ///< of a process that promises its bytes beside the arena
+  bool is_final = false;                             ///< no later plan needs more
+};
+
+/// An arena for one run.
+class Engine {
+ public:
+  /// `options` must outlive it. On the cpu the need is first compared with the machine's limits for this process
+  /// (memory/process/host_limits.h): throws OutOfMemory if there is no room for it; DeviceError.
+  Engine(const TrainerOptions& options, RunNeed need);
+
+  const memory::Stack& stack() const noexcept { return stack_; }
+  /// The run that `make` returns, made in the arena, with the state of the checkpoint that the options resume from.
+  template <class Make>
+  auto start(const Make& make) const {
+    const ResourceScope scope(stack_.top);
+    auto run = make();
+    if (!options_.resume.empty()) run->load(options_.resume);
+    return run;
+  }
+  /// The remaining steps of the options (nn/trainer/training_loop.h). Throws what a step throws; FileError if the last
+  /// checkpoint cannot be written.
+  void run(TrainerRun& run, const LoopOptions& looped, const TrainObserver& observer, const TrainControl& control,
+           RunReport& report) const;
+  /// Fills in the figures of a run, beside the predicted ones. `ranks` may be null.
+  void measure(TrainerRun& run, dist::Communicator* ranks, RunReport& report) const;
+
+ private:
+  const TrainerOptions& options_;
+  std::optional<memory::ProcessWatch> watch_;  // on the cpu
+  memory::OutsideBytes outside_;               // promised
+  memory::Stack stack_;
 };
 
 }  // namespace thimble::nn

@@ -4,11 +4,15 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <exception>
 
 #include <thimble/core/error.h>
 #include <thimble/dist/communicator.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/files/tensor_io.h>
+#include <thimble/nn/log/tensorboard.h>
+#include <thimble/nn/trainer/checkpoint_keeper.h>
+#include <thimble/nn/trainer/trainer_core.h>
 
 namespace thimble::nn {
 namespace {
@@ -25,8 +29,7 @@ std::string is_text(const char* what, double loss) {
   return text;
 }
 
-}  // namespace
-
+/// Every rank gets the strongest wish of all of them after each step. `ranks` may be null.
 TrainControl agreed_control(const TrainControl& control, dist::Communicator* ranks) {
   if (ranks == nullptr) return control;
   TrainControl all = control;
@@ -39,27 +42,77 @@ TrainControl agreed_control(const TrainControl& control, dist::Communicator* ran
   return all;
 }
 
-bool LoopReport::is_finite() const noexcept {
-  return end != TrainEnd::diverged && std::isfinite(loss_last) && (!evaluation || std::isfinite(evaluation->loss));
-}
+class TrainingLoop {
+ public:
+  TrainingLoop(LoopedRun& run, const TrainerOptions& options, const LoopOptions& looped, const memory::Stack& stack,
+               RunReport& report, const TrainControl& control);
 
-TrainingLoop::TrainingLoop(LoopedRun& run, const LoopOptions& options, const memory::Stack& stack, LoopReport& report,
-                           const TrainControl& control)
+  void run(const TrainObserver& observer);
+
+ private:
+  void train(const TrainObserver& observer);
+  Progress one_step(std::int64_t step);
+  void log_step(const Progress& progress);
+  void diverge(std::int64_t step, const std::string& what);
+  void stop(std::int64_t step);
+  void save_best();
+  void end_worse(std::int64_t step);
+  void save(bool is_last);
+  void rescue() noexcept;
+  void write();
+  void say(const std::string& text) const;
+  template <class F>
+  auto rescued(F&& f) {
+    try {
+      return f();
+    } catch (const PartialUpdateError&) {
+      throw;  // some parameters are updated, others are not: nothing to keep
+    } catch (...) {
+      rescue();
+      throw;
+    }
+  }
+
+  LoopedRun& run_;
+  const TrainerOptions& options_;
+  const std::optional<int> rank_;  // among several
+  const double items_per_step_;
+  const memory::Stack& stack_;
+  RunReport& report_;
+  const TrainControl control_;
+  TrainingLog log_;
+  CheckpointKeeper keeper_;
+  std::exception_ptr failed_save_;
+  std::int64_t first_step_, skipped_before_;  // by runs before this one
+  double first_ms_ = 0, later_ms_ = 0;
+};
+
+TrainingLoop::TrainingLoop(LoopedRun& run, const TrainerOptions& options, const LoopOptions& looped,
+                           const memory::Stack& stack, RunReport& report, const TrainControl& control)
     : run_(run),
       options_(options),
+      rank_(looped.ranks != nullptr ? std::optional<int>(looped.ranks->rank()) : std::nullopt),
+      items_per_step_(looped.items_per_step),
       stack_(stack),
       report_(report),
-      control_(control),
-      log_(options.log, stack.ledger),
-      keeper_({options.rank.value_or(0) == 0 ? options.save : "", options.keep, options.resume, options.resumed_steps}),
+      control_(agreed_control(control, looped.ranks)),
+      log_(rank_.value_or(0) == 0 ? options.log : "", stack.ledger),
+      keeper_({rank_.value_or(0) == 0 ? options.save : "", options.keep, options.resume, looped.resumed_steps}),
+      first_step_(run.steps_done()),
       skipped_before_(run.skipped_steps()) {
-  report_.steps = options.first_step;
+  report_.steps = first_step_;
 }
 
 void TrainingLoop::run(const TrainObserver& observer) {
+  train(observer);
+  if (report_.end == TrainEnd::complete) run_.end();
+  if (failed_save_) std::rethrow_exception(failed_save_);
+}
+
+void TrainingLoop::train(const TrainObserver& observer) {
   report_.log_error = log_.error();
   if (!report_.log_error.empty()) say("curves: " + report_.log_error + "; training goes on without");
-  for (std::int64_t step = options_.first_step; step < options_.steps; ++step) {
+  for (std::int64_t step = first_step_; step < options_.steps; ++step) {
     const std::int64_t done = step + 1, skipped = run_.skipped_steps();
     Progress progress = rescued([&] { return one_step(step); });
     report_.steps = done;
@@ -116,10 +169,6 @@ void TrainingLoop::log_step(const Progress& progress) {
   say("curves: " + report_.log_error + "; training goes on without");
 }
 
-void TrainingLoop::rethrow_failed_save() const {
-  if (failed_save_) std::rethrow_exception(failed_save_);
-}
-
 Progress TrainingLoop::one_step(std::int64_t step) {
   log_.begin_step(run_.is_replay());
   const Clock::time_point start = Clock::now();
@@ -128,22 +177,22 @@ Progress TrainingLoop::one_step(std::int64_t step) {
   report_.skipped_steps = run_.skipped_steps() - skipped_before_;
   progress.loss = without_sign_of_nan(progress.loss);
   progress.ms = ms_since(start);
-  if (step == options_.first_step) {
+  if (step == first_step_) {
     report_.loss_first = progress.loss;
     first_ms_ = progress.ms;
   } else {
     later_ms_ += progress.ms;
   }
-  const auto later = static_cast<double>(step - options_.first_step);
+  const auto later = static_cast<double>(step - first_step_);
   if (!progress.is_skipped) report_.loss_last = progress.loss;
   report_.ms_per_step = later > 0 ? later_ms_ / later : first_ms_;
-  report_.items_per_s = options_.items_per_step / report_.ms_per_step * 1000;
+  report_.items_per_s = items_per_step_ / report_.ms_per_step * 1000;
 
   const Arena::Statistics arena = stack_.arena->statistics();
   progress.step = step + 1;
   progress.bytes = arena.committed_bytes;
   progress.peak_bytes = arena.peak_committed_bytes;
-  progress.items_per_s = options_.items_per_step / progress.ms * 1000;
+  progress.items_per_s = items_per_step_ / progress.ms * 1000;
   progress.seconds_left = static_cast<double>(options_.steps - step - 1) * report_.ms_per_step / 1000;
   return progress;
 }
@@ -198,7 +247,7 @@ void TrainingLoop::save(bool is_last) {
 /// to save.
 void TrainingLoop::rescue() noexcept {
   try {
-    if (options_.rank || !keeper_.is_on() || run_.steps_done() <= keeper_.saved_step()) return;
+    if (rank_ || !keeper_.is_on() || run_.steps_done() <= keeper_.saved_step()) return;
     if (run_.is_in_step()) return say("training has failed in the middle of a step; " + keeper_.text());
     write();
     say("training has failed; " + keeper_.text());
@@ -212,7 +261,7 @@ void TrainingLoop::rescue() noexcept {
 
 void TrainingLoop::write() {
   if (options_.save.empty()) return;
-  if (options_.rank.value_or(0) > 0) return run_.write_checkpoint(options_.save);
+  if (rank_.value_or(0) > 0) return run_.write_checkpoint(options_.save);
   bool is_begun = false;
   try {
     keeper_.save(run_.steps_done(), [&](const std::string& path) {
@@ -227,6 +276,60 @@ void TrainingLoop::write() {
 
 void TrainingLoop::say(const std::string& text) const {
   if (control_.say) control_.say(text);
+}
+
+}  // namespace
+
+bool RunReport::is_finite() const noexcept {
+  return end != TrainEnd::diverged && std::isfinite(loss_last) && (!evaluation || std::isfinite(evaluation->loss));
+}
+
+std::vector<std::pair<std::string, std::size_t>> device_figures(const RunReport& report) {
+  if (!report.device_use) return {};
+  const memory::DeviceUse& use = *report.device_use;
+  const kernels::LibraryUse& libraries = *report.libraries;
+  return {{"device_total_bytes", use.total_bytes},
+          {"device_used_bytes", use.used_bytes},
+          {"device_outside_bytes", use.outside_bytes},
+          {"context_bytes", use.context_bytes},
+          {"handle_bytes", use.handle_bytes},
+          {"cublaslt_calls", libraries.cublaslt.calls},
+          {"cublaslt_refusals", libraries.cublaslt.refusals},
+          {"cudnn_calls", libraries.cudnn.calls},
+          {"cudnn_refusals", libraries.cudnn.refusals}};
+}
+
+std::string RunReport::differences() const {
+  std::string list;
+  const auto differs = [&list](const std::string& what, std::size_t measured, const char* than, std::size_t told) {
+    list += (list.empty() ? "" : "; ") + what + " measured " + memory::exact_bytes(measured) + than +
+            memory::exact_bytes(told);
+  };
+  const bool is_less_for_skipping = skipped_steps > 0 && measured_peak_bytes < predicted_peak_bytes;
+  if (ranks.empty() && measured_peak_bytes != predicted_peak_bytes && !is_less_for_skipping) {
+    differs("the arena's peak", measured_peak_bytes, ", predicted ", predicted_peak_bytes);
+  }
+  if (measured_tier_bytes > predicted_tier_bytes) {
+    differs("the offloaded bytes", measured_tier_bytes, ", predicted ", predicted_tier_bytes);
+  }
+  const std::size_t promised = predicted_peak_bytes + outside.total();
+  if (outside.total() > 0 && process_peak_bytes > promised) {
+    differs("the process", process_peak_bytes, ", promised ", promised);
+  }
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const std::size_t measured = ranks[r].measured_peak_bytes, predicted = ranks[r].predicted_peak_bytes;
+    if (measured == predicted || (skipped_steps > 0 && measured < predicted)) continue;
+    differs("the arena's peak of rank " + std::to_string(r), measured, ", predicted ", predicted);
+  }
+  if (process_budget_bytes > 0 && process_peak_bytes > process_budget_bytes) {
+    differs("the process", process_peak_bytes, ", its budget ", process_budget_bytes);
+  }
+  return list;
+}
+
+void run_loop(LoopedRun& run, const TrainerOptions& options, const LoopOptions& looped, const memory::Stack& stack,
+              RunReport& report, const TrainControl& control, const TrainObserver& observer) {
+  TrainingLoop(run, options, looped, stack, report, control).run(observer);
 }
 
 }  // namespace thimble::nn

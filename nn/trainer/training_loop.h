@@ -12,22 +12,25 @@
 // - If curves can no longer be written, the run reports it once and stops writing them.
 
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <thimble/memory/process/outside.h>
 #include <thimble/memory/stack.h>
-#include <thimble/nn/log/tensorboard.h>
+#include <thimble/memory/summary.h>
 #include <thimble/nn/step/step.h>
-#include <thimble/nn/trainer/checkpoint_keeper.h>
+#include <thimble/optim/grad_scaler.h>
 
 namespace thimble::dist {
 class Communicator;
 }
 
 namespace thimble::nn {
+
+struct TrainerOptions;
 
 struct Evaluation {
   double loss = 0;                 ///< mean over samples
@@ -56,33 +59,33 @@ struct TrainControl {
   std::function<void(const std::string& text)> say = {};  ///< gets failures after which the run continues, in one line
 };
 
-/// Every rank gets the strongest wish of all of them after each step. `ranks` may be null.
-TrainControl agreed_control(const TrainControl& control, dist::Communicator* ranks);
-
 /// complete: all steps are done. stopped: on a wish, after a requested checkpoint. diverged: at once, at a loss that is
-/// not finite; nothing was written after that. no_better: LoopOptions::patience was used up, after a requested
+/// not finite; nothing was written after that. no_better: TrainerOptions::patience was used up, after a requested
 /// checkpoint.
 enum class TrainEnd : std::uint8_t { complete, stopped, diverged, no_better };
 
+/// Of a loop, beside TrainerOptions.
 struct LoopOptions {
-  std::int64_t first_step = 0;      ///< steps that are done
-  std::int64_t steps = 0;           ///< in all
-  std::int64_t evaluate_every = 0;  ///< steps between evaluations, and one at the end; 0: only that one
-  std::string save = {};            ///< a checkpoint, at the end and every `save_every` steps; empty: none
-  std::int64_t save_every = 0;      ///< 0: only at the end
-  std::int64_t keep = 1;            ///< checkpoints that stay: the newest, and older ones as `<save>.step-K`
-  std::string best = {};            ///< a checkpoint of the least validation loss so far
-  std::int64_t patience = 0;        ///< evaluations in a row without a new least loss that end the run; 0 disables it
-  std::string resume = {};          ///< the checkpoint that the run resumes from
-  std::int64_t resumed_steps = 0;   ///< that it has done; steps by hand may have come since
-  std::string log = {};             ///< a folder for TensorBoard; empty: none
-  double items_per_step = 0;        ///< counted by Progress::items_per_s; 0: nothing
-  /// This rank among several that all run the loop; none: it is the only one. Rank 0 keeps the files, and all write
-  /// checkpoints with it. A step that fails on one of them ends all, without a checkpoint.
-  std::optional<int> rank = {};
+  std::int64_t resumed_steps = 0;  ///< that the checkpoint has done which the run resumes from; more may have followed
+  double items_per_step = 0;       ///< counted by Progress::items_per_s; 0: nothing
+  /// All of several ranks run the loop; null: it is the only one. Rank 0 keeps the files, and all write checkpoints
+  /// with it. Every rank gets the strongest wish of all of them after each step. A step that fails on one of them ends
+  /// all, without a checkpoint.
+  dist::Communicator* ranks = nullptr;
 };
 
-struct LoopReport {
+/// The bytes of one of several ranks.
+struct RankFigures {
+  std::size_t predicted_peak_bytes = 0, measured_peak_bytes = 0;  ///< committed by its arena
+  CategoryBytes peak_by_category{};    ///< of its tensors' requested bytes at their peak; with a log of the last step
+  std::size_t state_bytes = 0;         ///< of the optimizer's state
+  std::size_t tier_bytes = 0;          ///< that its tiers occupied
+  std::size_t process_peak_bytes = 0;  ///< of the process that the rank is in, since the run's set-up; 0: not known
+  std::uint64_t sent_bytes = 0, messages = 0;  ///< to other ranks, in the whole run
+};
+
+/// What run() reports. Bytes are of the arena unless they say otherwise.
+struct RunReport {
   TrainEnd end = TrainEnd::complete;
   std::string end_text;            ///< of another end: the step, why, and the checkpoint that there is, in one line
   std::string log_error;           ///< why curves are missing; empty: none are
@@ -92,9 +95,36 @@ struct LoopReport {
   std::optional<Evaluation> evaluation;     ///< the last one
   double ms_per_step = 0, items_per_s = 0;  ///< over all steps but the first, where there are several
 
+  std::size_t state_bytes = 0;                   ///< of the optimizers' state
+  std::optional<optim::GradScalerState> scaler;  ///< at the end; none: the loss was not scaled
+  std::size_t predicted_peak_bytes = 0;
+  std::size_t measured_peak_bytes = 0;  ///< committed by the arena at most
+  /// Occupied by the run's tiers: files, or the host's pinned memory.
+  std::size_t predicted_tier_bytes = 0, measured_tier_bytes = 0;
+  std::size_t rss_peak_bytes = 0;               ///< of the process, so far (VmHWM)
+  memory::OutsideBytes outside;                 ///< on the cpu: the promised bound of bytes outside of the arena
+  std::size_t process_peak_bytes = 0;           ///< resident in the process since the run's set-up; 0: not known
+  std::size_t process_budget_bytes = 0;         ///< 0: there was none
+  std::size_t control_group_peak_bytes = 0;     ///< of the process's control group, others and caches included; 0: none
+  std::size_t arena_rss_bytes = 0;              ///< of the arena's mapping at the end; 0 where the host has none of it
+  std::optional<memory::DeviceUse> device_use;  ///< at the end, of a GPU
+  std::optional<kernels::LibraryUse> libraries;   ///< of a GPU: their calls and refusals in this process
+  std::size_t captured_launches = 0;              ///< kernels and copies of a replay; 0: there was none
+  std::optional<PlacedArena::Statistics> placed;  ///< whether steps kept their plan; none: nothing was placed
+  std::vector<RankFigures> ranks;                 ///< of each of several
+
   /// Whether the run did not diverge, and its last losses are numbers.
   bool is_finite() const noexcept;
+  /// Differences between measured and predicted bytes, in words; empty: none. The arena's peak must be the predicted
+  /// one (or less, if steps were skipped), on every rank, and so must the tiers' bytes; the process must hold no more
+  /// than promised: the predicted peak and the bound outside. Processes of several ranks promise nothing.
+  std::string differences() const;
 };
+
+/// The keys of device_use and libraries in JSON: device_total_bytes, device_used_bytes, device_outside_bytes,
+/// context_bytes, handle_bytes, cublaslt_calls, cublaslt_refusals, cudnn_calls, cudnn_refusals; none for a run on the
+/// cpu.
+std::vector<std::pair<std::string, std::size_t>> device_figures(const RunReport& report);
 
 /// A run as its loop drives it. An error of a function ends the run.
 class LoopedRun {
@@ -119,52 +149,13 @@ class LoopedRun {
   virtual std::int64_t skipped_steps() = 0;
   /// Whether the next step replays a recorded one, which requests nothing from the arena.
   virtual bool is_replay() const { return false; }
+  /// After all steps: writes the other files of the run.
+  virtual void end() {}
 };
 
-class TrainingLoop {
- public:
-  /// All of these must outlive it; the run takes its bytes from `stack`.
-  TrainingLoop(LoopedRun& run, const LoopOptions& options, const memory::Stack& stack, LoopReport& report,
-               const TrainControl& control);
-
-  /// Trains until the steps are done, the control ends it, or the loss is not finite. Throws what a step throws.
-  void run(const TrainObserver& observer);
-  /// Throws the error of the last checkpoint, if it failed.
-  void rethrow_failed_save() const;
-
- private:
-  Progress one_step(std::int64_t step);
-  void log_step(const Progress& progress);
-  void diverge(std::int64_t step, const std::string& what);
-  void stop(std::int64_t step);
-  void save_best();
-  void end_worse(std::int64_t step);
-  void save(bool is_last);
-  void rescue() noexcept;
-  void write();
-  void say(const std::string& text) const;
-  template <class F>
-  auto rescued(F&& f) {
-    try {
-      return f();
-    } catch (const PartialUpdateError&) {
-      throw;  // some parameters are updated, others are not: nothing to keep
-    } catch (...) {
-      rescue();
-      throw;
-    }
-  }
-
-  LoopedRun& run_;
-  const LoopOptions& options_;
-  const memory::Stack& stack_;
-  LoopReport& report_;
-  const TrainControl& control_;
-  TrainingLog log_;
-  CheckpointKeeper keeper_;
-  std::exception_ptr failed_save_;
-  std::int64_t skipped_before_;  // by runs before this one
-  double first_ms_ = 0, later_ms_ = 0;
-};
+/// Trains until the steps are done, the control ends it, or the loss is not finite. The run takes its bytes from
+/// `stack`. Throws what a step throws; at the end, the error of the last checkpoint, if it failed.
+void run_loop(LoopedRun& run, const TrainerOptions& options, const LoopOptions& looped, const memory::Stack& stack,
+              RunReport& report, const TrainControl& control, const TrainObserver& observer);
 
 }  // namespace thimble::nn

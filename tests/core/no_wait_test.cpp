@@ -178,7 +178,7 @@ TEST_CASE("cuda: a run reports what the device says at its end", "[cuda]") {
   REQUIRE(report.device_use.has_value());
   CHECK(report.device_use->used_bytes > report.device_use->context_bytes);
   CHECK(report.device_use->outside_bytes >= report.device_use->context_bytes);
-  const auto figures = models::device_figures(report);
+  const auto figures = nn::device_figures(report);
   REQUIRE(figures.size() == 9);
   CHECK(figures[0] == std::pair<std::string, std::size_t>("device_total_bytes", report.device_use->total_bytes));
   CHECK(figures[1] == std::pair<std::string, std::size_t>("device_used_bytes", report.device_use->used_bytes));
@@ -192,5 +192,5 @@ TEST_CASE("cuda: a run reports what the device says at its end", "[cuda]") {
   CHECK(figures[8] == std::pair<std::string, std::size_t>("cudnn_refusals", report.libraries->cudnn.refusals));
   CHECK(figures[5].second + figures[6].second > 0);  // products
   options.device = cpu;
-  CHECK(models::device_figures(trained_test::run(options).report).empty());
+  CHECK(nn::device_figures(trained_test::run(options).report).empty());
 }

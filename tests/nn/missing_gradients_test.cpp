@@ -209,7 +209,7 @@ TEST_CASE("missing gradients: frozen or unused in some micro-batches, as by hand
     options.step.micro_batches = micro_batches;
     if (row.is_scaled) options.loss_scale = scale;
     nn::Trainer<Net, Batch> trainer(own, options);
-    const nn::LoopReport report = trainer.run();
+    const nn::RunReport report = trainer.run();
     CHECK(report.skipped_steps == (row.is_scaled ? 2 : 0));
     check("a trainer", values_of(trainer.model()));
   }

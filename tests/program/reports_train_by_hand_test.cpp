@@ -68,7 +68,7 @@ Trained trained(Numbers& n) {
   r.placed->bytes_above_plan = n.bytes();
   r.sample = "to be";
   for (int rank = 0; rank < 2; ++rank) {
-    models::RankFigures f;
+    nn::RankFigures f;
     f.predicted_peak_bytes = n.bytes(), f.measured_peak_bytes = n.bytes();
     f.peak_by_category = n.categories();
     f.state_bytes = n.bytes(), f.tier_bytes = n.bytes(), f.process_peak_bytes = n.bytes();
@@ -172,7 +172,7 @@ TEST_CASE("reports by hand: train", "[program]") {
                                     {"norm", g.parameters[0].norm},
                                     {"relative_error", g.parameters[0].relative_error},
                                     {"cosine", g.parameters[0].cosine}}}}};
-  for (const models::RankFigures& f : r.ranks) {
+  for (const nn::RankFigures& f : r.ranks) {
     expected["ranks"].push_back({{"predicted_peak_bytes", f.predicted_peak_bytes},
                                  {"measured_peak_bytes", f.measured_peak_bytes},
                                  {"peak_by_category", by_category(f.peak_by_category)},
@@ -187,7 +187,7 @@ TEST_CASE("reports by hand: train", "[program]") {
   models::TrainOptions shown = t.options;
   shown.setup.ranks = 12, shown.setup.tp = 2, shown.setup.cp = 1, shown.setup.pp = 3, shown.setup.chunks = 5;
   shown.setup.batch = 2 * s.micro_batches * 7;  // two groups share the batch
-  const auto of_rank = [](const char* number, const models::RankFigures& f) {
+  const auto of_rank = [](const char* number, const nn::RankFigures& f) {
     return number + (" " + format_grouped(f.predicted_peak_bytes)) + " " + format_grouped(f.measured_peak_bytes) + " " +
            format_grouped(f.state_bytes) + " " + format_bytes(f.sent_bytes) + " " + format_bytes(f.process_peak_bytes);
   };

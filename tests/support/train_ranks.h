@@ -66,7 +66,7 @@ inline models::TrainReport check_predicted(const models::Setup& setup, bool has_
   CHECK(report.evaluation->loss == expected.evaluation->loss);
   CHECK(report.evaluation->accuracy == expected.evaluation->accuracy);
   REQUIRE(report.ranks.size() == static_cast<std::size_t>(setup.ranks));
-  for (const models::RankFigures& rank : report.ranks) {
+  for (const nn::RankFigures& rank : report.ranks) {
     CHECK(rank.predicted_peak_bytes == rank.measured_peak_bytes);
     if (has_budget) CHECK(rank.measured_peak_bytes <= options.budget_bytes);
     CHECK((rank.messages > 0 && rank.sent_bytes > rank.messages));

@@ -73,7 +73,7 @@ void check_trains(const models::PlanOptions& options, const models::Cluster& clu
   training.steps = 3;
   const models::TrainReport trained = testing::train(training);
   CHECK(trained.differences() == "");
-  for (const models::RankFigures& rank : trained.ranks) CHECK(rank.measured_peak_bytes <= cluster.memory_bytes);
+  for (const nn::RankFigures& rank : trained.ranks) CHECK(rank.measured_peak_bytes <= cluster.memory_bytes);
 }
 
 }  // namespace

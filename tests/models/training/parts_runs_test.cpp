@@ -27,7 +27,7 @@ void check_bytes(const models::TrainReport& report, const Layout& layout) {
   CHECK(report.differences() == "");
   if (layout.ranks == 1) CHECK(report.predicted_peak_bytes == report.measured_peak_bytes);
   REQUIRE(report.ranks.size() == static_cast<std::size_t>(layout.ranks == 1 ? 0 : layout.ranks));
-  for (const models::RankFigures& rank : report.ranks) CHECK(rank.predicted_peak_bytes == rank.measured_peak_bytes);
+  for (const nn::RankFigures& rank : report.ranks) CHECK(rank.predicted_peak_bytes == rank.measured_peak_bytes);
 }
 
 }  // namespace

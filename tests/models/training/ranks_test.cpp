@@ -89,7 +89,7 @@ void check_row(const Row& row, const TemporaryFolder& folder) {
   CHECK(report.evaluation->accuracy == expected.evaluation->accuracy);
   CHECK(report.differences() == "");
   REQUIRE(report.ranks.size() == static_cast<std::size_t>(row.ranks == 1 ? 0 : row.ranks));
-  for (const models::RankFigures& rank : report.ranks) {
+  for (const nn::RankFigures& rank : report.ranks) {
     CHECK(rank.predicted_peak_bytes == rank.measured_peak_bytes);
     CHECK(rank.measured_peak_bytes > 0);
     if (row.has_budget) CHECK(rank.measured_peak_bytes <= options.budget_bytes);

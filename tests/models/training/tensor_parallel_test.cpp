@@ -184,7 +184,7 @@ TEST_CASE("tensor parallel: each rank commits what was predicted, with a budget 
   if (row.model != "vit-b16") setup.sizes.sequence = 64;
   const models::TrainReport report = testing::check_predicted(setup, has_budget);
   const std::int64_t tokens = row.model == "vit-b16" ? 5 : 64;
-  for (const models::RankFigures& rank : report.ranks) {
+  for (const nn::RankFigures& rank : report.ranks) {
     // Each block folds the residual stream's width twice forward and twice backward, and a rank of t sends
     // 2 (t - 1) / t of it each time.
     const std::int64_t stream = setup.batch / row.dp * tokens * 48 * (row.precision.empty() ? 4 : 2);

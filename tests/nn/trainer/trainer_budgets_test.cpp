@@ -13,9 +13,11 @@
 #include <thimble/core/ops/copy.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/units.h>
+#include <thimble/nn/files/checkpoint_info.h>
 #include <thimble/nn/files/safetensors.h>
 #include <thimble/nn/fit/plan_file.h>
 #include <thimble/nn/layers/weight_average.h>
+#include <thimble/nn/trainer/checkpoint_keeper.h>
 #include <thimble/optim/accumulate.h>
 
 #include "nn/own_program.h"
@@ -171,7 +173,46 @@ TEST_CASE("trainer: a process's budget bounds planning, too, and nothing after i
   CHECK(least < options.process_budget_bytes);
   CHECK(limit() == before);
 }
+
+TEST_CASE("trainer: a run that the machine has no room for is refused before its model is made", "[trainer][process]") {
+  const Program own = budgets_program();
+  Own trainer(own, {.seed = 2, .steps = 2});
+  rlimit before{};
+  getrlimit(RLIMIT_DATA, &before);
+  const rlimit tight{std::min<rlim_t>(before.rlim_max, process::data_bytes() + (std::size_t{1} << 20)),
+                     before.rlim_max};
+  REQUIRE(setrlimit(RLIMIT_DATA, &tight) == 0);
+  std::string text;
+  try {
+    trainer.run();
+  } catch (const OutOfMemory& error) {
+    text = error.what();
+  }
+  setrlimit(RLIMIT_DATA, &before);
+  CHECK(text.find("RLIMIT_DATA") != std::string::npos);
+  CHECK(text.find("nothing was begun") != std::string::npos);
+  CHECK(trainer.peak_bytes() == 0);
+  CHECK(trainer.run().is_finite());  // with room it begins
+}
 #endif
+
+TEST_CASE("trainer: a run reports the predicted bytes", "[trainer][process]") {
+  const Program own = budgets_program();
+  nn::TrainerOptions options{.seed = 2, .steps = 3};
+  for (const bool has_budget : {false, true}) {
+    INFO("budget " << has_budget);
+    if (has_budget) options.budget_bytes = refused_at(own, {.budget_bytes = 1}) * 11 / 10;
+    Own trainer(own, options);
+    const nn::RunReport report = trainer.run();
+    CHECK(report.differences() == "");
+    CHECK(report.predicted_peak_bytes == trainer.plan().peak_bytes);
+    CHECK(report.measured_peak_bytes == trainer.peak_bytes());
+    CHECK(report.measured_peak_bytes == report.predicted_peak_bytes);
+    CHECK(report.state_bytes == trainer.optimizer().state_bytes());
+    CHECK(report.rss_peak_bytes >= report.measured_peak_bytes);
+    CHECK(report.outside.total() > 0);
+  }
+}
 
 TEST_CASE("trainer: the best checkpoint stays, and patience ends a run", "[trainer]") {
   struct Row {
@@ -207,7 +248,7 @@ TEST_CASE("trainer: the best checkpoint stays, and patience ends a run", "[train
       options.steps = 13, options.resume = options.save;
     }
     Own trainer(own, options);
-    const nn::LoopReport report = trainer.run();
+    const nn::RunReport report = trainer.run();
     CHECK(report.end == row.end);
     CHECK(report.steps == row.steps);
     CHECK(trainer.peak_bytes() == trainer.plan().peak_bytes);
@@ -480,7 +521,7 @@ TEST_CASE("trainer: an average of the weights is planned, saved, and exchanged f
     const std::vector<float> values = values_of(p.tensor);
     expected.emplace_back(values.begin(), values.end());
   }
-  const nn::LoopReport report = trainer.run([&](const nn::Progress&) {
+  const nn::RunReport report = trainer.run([&](const nn::Progress&) {
     std::size_t i = 0;
     for (const nn::Named& p : trainer.model().net.trainable()) {
       const std::vector<float> values = values_of(p.tensor);

@@ -57,7 +57,7 @@ struct Result {
 Result trained(const nn::TrainerOptions& options) {
   nn::Trainer<Net, Batch> trainer(cut_program(), options);
   Result result;
-  const nn::LoopReport report = trainer.run([&](const nn::Progress& p) {
+  const nn::RunReport report = trainer.run([&](const nn::Progress& p) {
     result.losses.push_back(p.loss);
     if (p.evaluation) result.losses.push_back(p.evaluation->loss);
   });

@@ -33,7 +33,7 @@ namespace {
 struct Ended {
   std::vector<double> losses;
   std::vector<testing::Bytes> state;
-  nn::LoopReport report;
+  nn::RunReport report;
 };
 
 Ended run(Own& trainer, const nn::TrainControl& control = {}) {
@@ -190,7 +190,7 @@ TEST_CASE("trainer: a loss that is no number ends the run, and the checkpoint be
   options.save = folder / "x";
   options.save_every = 2;
   Own trainer(own, options);
-  const nn::LoopReport report = trainer.run();
+  const nn::RunReport report = trainer.run();
   CHECK(report.end == nn::TrainEnd::diverged);
   CHECK_FALSE(report.is_finite());
   CHECK(report.steps == 4);
@@ -236,7 +236,7 @@ TEST_CASE("trainer: steps by hand are no file's, and a failure after them is sav
       Own rest(own, options);
       CHECK(rest.step().step == 4);
     } else {
-      const nn::LoopReport report = trainer.run(nullptr, control);
+      const nn::RunReport report = trainer.run(nullptr, control);
       CHECK(report.end == nn::TrainEnd::diverged);
       CHECK(report.end_text.ends_with("'" + options.resume + "' holds step 2"));
       CHECK_FALSE(std::filesystem::exists(options.save));
@@ -383,11 +383,11 @@ TEST_CASE("trainer: a step without a loss says nothing of the checkpoint before 
     std::int64_t steps = 0;
   } run;
   const TemporaryFolder folder;
-  const nn::LoopOptions options{.steps = 6, .save = folder / "x", .save_every = 2};
+  const nn::TrainerOptions options{.steps = 6, .save = folder / "x", .save_every = 2};
   const memory::Stack stack = memory::make_resource(cpu);
-  nn::LoopReport report;
+  nn::RunReport report;
   const nn::TrainControl control;
-  nn::TrainingLoop(run, options, stack, report, control).run(nullptr);
+  nn::run_loop(run, options, {}, stack, report, control, nullptr);
   CHECK(report.end == nn::TrainEnd::diverged);
   CHECK(report.end_text.ends_with("there is no checkpoint"));
   CHECK_FALSE(std::filesystem::exists(options.save));

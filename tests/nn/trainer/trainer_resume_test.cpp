@@ -314,7 +314,7 @@ TEST_CASE("trainer: a run goes on after steps that the loss scaler skipped", "[t
   const auto train = [&](const nn::TrainerOptions& with) {
     Run run(own, with);
     std::vector<std::pair<std::int64_t, double>> steps;
-    const nn::LoopReport report = run.run([&](const nn::Progress& p) { steps.emplace_back(p.step, p.loss); });
+    const nn::RunReport report = run.run([&](const nn::Progress& p) { steps.emplace_back(p.step, p.loss); });
     return std::tuple(steps, testing::bytes_of(run.model().linear.weight), report.skipped_steps);
   };
   const auto [expected, weight, all_skipped] = train(options);
@@ -416,7 +416,7 @@ TEST_CASE("trainer: evaluations come where they are due, and at the end", "[trai
       });
     };
     std::vector<std::int64_t> at, at_end;
-    const nn::LoopReport report = train(row.every, at), once = train(0, at_end);
+    const nn::RunReport report = train(row.every, at), once = train(0, at_end);
     CHECK(at == row.at);
     REQUIRE(report.evaluation.has_value());
     CHECK(report.evaluation->loss == once.evaluation->loss);

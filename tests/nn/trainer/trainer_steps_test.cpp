@@ -283,7 +283,7 @@ TEST_CASE("trainer: the loss of a second part that is no number ends the run, to
     return loss(nets, x) * (is_bad ? std::nan("") : 1.0);
   };
   nn::Trainer<Judged, Tensor> trainer(own, {.steps = 5});
-  const nn::LoopReport report = trainer.run();
+  const nn::RunReport report = trainer.run();
   CHECK(report.end == nn::TrainEnd::diverged);
   CHECK(report.steps == 3);
 }
@@ -339,7 +339,7 @@ TEST_CASE("trainer: a batch that no plan fits is passed over, and the others go 
   CHECK(begin.run(note).is_finite());
   options.resume = options.save, options.steps = 7;
   Own rest(uneven(), options);
-  const nn::LoopReport report = rest.run(note);
+  const nn::RunReport report = rest.run(note);
   CHECK(report.end == nn::TrainEnd::complete);
   CHECK(report.steps == 7);
   CHECK(in_run == losses);

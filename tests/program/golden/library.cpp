@@ -49,7 +49,7 @@ void print(const nn::Progress& p) {
   std::printf(", %zu of %zu bytes\n", p.bytes, p.peak_bytes);
 }
 
-void print(const nn::LoopReport& report) {
+void print(const nn::RunReport& report) {
   std::printf("%s after %lld steps, %lld skipped, loss %a to %a", name_of(report.end),
               static_cast<long long>(report.steps), static_cast<long long>(report.skipped_steps), report.loss_first,
               report.loss_last);
