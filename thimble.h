@@ -15,9 +15,8 @@
 #include <thimble/version.h>
 
 // Memory: arenas and their ledgers, budgets, a process's other bytes, tensors on a disk or on the host.
-#include <thimble/memory/offload/device_tier.h>
+#include <thimble/memory/offload/tier.h>
 #include <thimble/memory/offload/tier_store.h>
-#include <thimble/memory/policies/committed.h>
 #include <thimble/memory/process/outside.h>
 #include <thimble/memory/stack.h>
 #include <thimble/memory/summary.h>
@@ -50,7 +49,7 @@
 #include <thimble/nn/trainer/trainer.h>
 
 // Data and files.
-#include <thimble/core/files/npy_tensor.h>
+#include <thimble/core/files/npy.h>
 #include <thimble/nn/data/source.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/weights.h>

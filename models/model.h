@@ -9,7 +9,6 @@
 #include <vector>
 
 #include <thimble/dist/parts/team.h>
-#include <thimble/dist/pipeline/place.h>
 #include <thimble/models/function.h>
 #include <thimble/nn/layers/module.h>
 #include <thimble/optim/accumulate.h>

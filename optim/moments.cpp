@@ -5,7 +5,6 @@
 #include <thimble/core/error.h>
 #include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/optim/named.h>
 #include <thimble/optim/optimizer.h>
 
 namespace thimble::optim {

@@ -245,4 +245,10 @@ class Optimizer {
   std::int64_t step_count_ = 0;
 };
 
+// Names of parameters in options: "wte", or "gpt.h0" for all that begin with "gpt.h0.".
+
+inline bool is_named(const std::string& parameter, const std::string& name) {
+  return parameter == name || parameter.starts_with(name + ".");
+}
+
 }  // namespace thimble::optim

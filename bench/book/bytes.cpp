@@ -4,7 +4,7 @@
 #include <thimble/bench/book/figures.h>
 #include <thimble/bench/report/figures.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/memory/policies/committed.h>
+#include <thimble/memory/summary.h>
 #include <thimble/models/theory.h>
 #include <thimble/models/training/costs.h>
 #include <thimble/nn/step/profile.h>

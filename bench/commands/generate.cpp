@@ -1,6 +1,6 @@
 // thimble generate: text that a trained model writes, in as many bytes as the dry run said.
 
-#include <thimble/bench/commands/generate.h>
+#include <thimble/bench/commands/plan_output.h>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>

@@ -10,7 +10,6 @@
 #include <thimble/core/files/bytes.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/files/safetensors.h>
-#include <thimble/nn/files/safetensors_sums.h>
 
 namespace thimble::bench {
 namespace {

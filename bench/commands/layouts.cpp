@@ -1,4 +1,4 @@
-#include <thimble/bench/commands/layouts.h>
+#include <thimble/bench/commands/plan_output.h>
 
 #include <cstdio>
 #include <iostream>

@@ -15,14 +15,10 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
-#include <thimble/bench/commands/fp8_report.h>
-#include <thimble/bench/commands/generate.h>
-#include <thimble/bench/commands/layouts.h>
 #include <thimble/bench/commands/live.h>
 #include <thimble/bench/commands/packing_report.h>
-#include <thimble/bench/commands/plan_graph.h>
+#include <thimble/bench/commands/plan_output.h>
 #include <thimble/bench/commands/ranks.h>
-#include <thimble/bench/commands/technique_report.h>
 #include <thimble/bench/commands/train_output.h>
 #include <thimble/bench/report/plan_page.h>
 #include <thimble/bench/report/text.h>

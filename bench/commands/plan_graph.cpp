@@ -1,6 +1,6 @@
 // thimble plan --graph: a plan for the step of another program, read from a file.
 
-#include <thimble/bench/commands/plan_graph.h>
+#include <thimble/bench/commands/plan_output.h>
 
 #include <algorithm>
 #include <array>

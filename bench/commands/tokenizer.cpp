@@ -16,7 +16,7 @@
 #include <thimble/core/files/file_stream.h>
 #include <thimble/core/files/outputs.h>
 #include <thimble/memory/units.h>
-#include <thimble/nn/data/store_open.h>
+#include <thimble/nn/data/store.h>
 #include <thimble/nn/data/tokens.h>
 #include <thimble/nn/tokens/tokenizer_file.h>
 

@@ -13,9 +13,9 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
-#include <thimble/bench/commands/fp8_report.h>
 #include <thimble/bench/commands/live.h>
 #include <thimble/bench/commands/packing_report.h>
+#include <thimble/bench/commands/plan_output.h>
 #include <thimble/bench/commands/ranks.h>
 #include <thimble/bench/commands/signals.h>
 #include <thimble/bench/commands/train_output.h>
@@ -25,7 +25,7 @@
 #include <thimble/core/files/outputs.h>
 #include <thimble/core/files/printable.h>
 #include <thimble/dist/mpi.h>
-#include <thimble/memory/policies/committed.h>
+#include <thimble/memory/summary.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/training/certifying.h>
 #include <thimble/models/training/training.h>

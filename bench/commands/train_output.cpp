@@ -6,8 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include <thimble/bench/commands/fp8_report.h>
 #include <thimble/bench/commands/packing_report.h>
+#include <thimble/bench/commands/plan_output.h>
 #include <thimble/bench/commands/ranks.h>
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/printable.h>

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <thimble/memory/policies/committed.h>
+#include <thimble/memory/summary.h>
 #include <thimble/models/training/training.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/precision/gradient_report.h>

@@ -12,9 +12,9 @@
 #include <thimble/core/error.h>
 #include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/transaction.h>
-#include <thimble/memory/offload/device_tier.h>
 #include <thimble/memory/offload/file_tier.h>
 #include <thimble/memory/offload/offload.h>
+#include <thimble/memory/offload/tier.h>
 #include <thimble/memory/remat/schedule.h>
 #include <thimble/models/bert/bert.h>
 #include <thimble/models/gpt/gpt.h>

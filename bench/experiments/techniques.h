@@ -29,7 +29,7 @@ enum class Checkpoint : std::uint8_t {
 enum class Average : std::uint8_t {
   none,
   kept,      ///< it stays where it is
-  offloaded  ///< it waits in the device's tier (memory/offload/device_tier.h) from the step's begin to its end
+  offloaded  ///< it waits in the device's tier (memory/offload/tier.h) from the step's begin to its end
 };
 
 /// How a step is made. The batch and everything else stands in the Setup.

@@ -10,7 +10,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <thimble/bench/report/pickle.h>
 #include <thimble/bench/report/plan_page.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>

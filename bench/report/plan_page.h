@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -93,5 +94,9 @@ std::string write_chrome_trace(const bench::PlanView& view);
 /// the planned step's allocations and frees at the dynamic arena's addresses, each with its module path as frame. What
 /// lives at the step's begin is allocated first. Sizes of events are those requested.
 std::string write_snapshot(const bench::PlanView& view);
+
+/// The Python pickle, protocol 2 (PEP 307), of objects (dictionaries), arrays (lists), integers of 64 bits and text.
+/// Text is written once and referred to after that (the pickle's memo). Throws ValueError for other values.
+std::string write_pickle(const nlohmann::ordered_json& value);
 
 }  // namespace thimble::report

@@ -1,6 +1,5 @@
 #include <thimble/core/files/file.h>
 #include <thimble/core/files/file_stream.h>
-#include <thimble/core/files/temporary_file.h>
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <thimble/core/dtype.h>
+#include <thimble/core/tensor/tensor.h>
 
 namespace thimble {
 
@@ -64,5 +65,14 @@ std::string npy_header(DType dtype, std::span<const std::int64_t> shape);
 /// DTypeError and ShapeError as npy_header, ShapeError when the size of `data` does not fit the shape, FileError.
 void write_npy(const std::string& path, DType dtype, std::span<const std::int64_t> shape,
                std::span<const std::byte> data);
+
+/// Loads an array as a dense tensor of the same dtype and shape. On a dry device only the header is read. Throws
+/// FileError as read_npy() does, OutOfMemory, DeviceError.
+Tensor load_npy(const std::string& path, memory::Device device = cpu, Category category = Category::input);
+
+/// Writes a tensor of any strides, row-major and atomically. Throws DTypeError for bf16 and fp8, which the format
+/// cannot name (convert to f32), and for quantized tensors, whose scales it cannot hold; DeviceError on a dry device,
+/// which has no values; FileError.
+void save_npy(const std::string& path, const Tensor& t);
 
 }  // namespace thimble

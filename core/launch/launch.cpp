@@ -5,7 +5,6 @@
 #include <string>
 #include <thread>
 
-#include <thimble/core/launch/launch_depth.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/transaction.h>
 

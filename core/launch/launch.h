@@ -55,6 +55,10 @@ memory::Device launching_device() noexcept;
 bool is_any_thread_launching() noexcept;
 
 namespace launch_detail {
+/// Nesting depth of this thread's launches, for code that reads it at every allocation; other code calls
+/// is_launching(). constinit avoids an initialisation check at each access.
+extern constinit thread_local int depth;
+
 /// Counts this thread as launching; nested launches count once.
 struct Guard {
   explicit Guard(memory::Device device) noexcept;

@@ -2,7 +2,6 @@
 // through the convolution's indices (an implicit matrix, never in memory). A group is a matrix of a batch.
 
 #include <thimble/core/kernels/cuda_workspace.h>
-#include <thimble/cuda/matmul/conv.h>
 #include <thimble/cuda/matmul/product.h>
 #include <thimble/cuda/runtime/library.h>
 

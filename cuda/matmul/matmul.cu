@@ -3,7 +3,6 @@
 
 #include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/core/kernels/matmul.h>
-#include <thimble/cuda/matmul/conv.h>
 #include <thimble/cuda/matmul/product.h>
 #include <thimble/cuda/reduce/ordered_sum.h>
 #include <thimble/cuda/runtime/library.h>

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include <thimble/core/kernels/conv.h>
 #include <thimble/core/kernels/functors/unary.h>
 #include <thimble/core/kernels/shared/activation.h>
 #include <thimble/cuda/kernel/element.h>
@@ -96,5 +97,10 @@ void multiply(std::int64_t matrices, std::int64_t m, std::int64_t n, std::int64_
   const Product<T, A, B, C> body{m, n, k, a, b, c};
   for_each_team(body.teams(matrices), body, body.shared_bytes);
 }
+
+// The convolutions of matmul_cuda (cuda/matmul/conv.cu).
+void conv_forward(const kernels::ConvForwardArgs& args, void* workspace, int threads);
+void conv_input_grad(const kernels::ConvInputGradArgs& args, void* workspace, int threads);
+void conv_weight_grad(const kernels::ConvWeightGradArgs& args, void* workspace, int threads);
 
 }  // namespace thimble::cuda_kernels

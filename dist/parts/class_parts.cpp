@@ -18,8 +18,9 @@ using ops::loss_detail::Form;
 
 constexpr std::int64_t numbers = 3;  // of a shard and a row
 
-Form form_of(const ClassPartsLoss& op) {
-  return {ClassPartsLoss::name, true, op.ignore_index, 0, kernels::LossReduction::mean};
+template <class Op>
+Form form_of(const Op& op) {
+  return {Op::name, true, op.ignore_index, 0, kernels::LossReduction::mean};
 }
 
 void check(const ClassPartsLoss& op, const Tensor& logits, const Tensor& targets) {
@@ -112,6 +113,85 @@ Gradients ClassPartsLoss::backward(Saved saved, Tensor dy, Needs) const {
     args.targets = ops::loss_detail::class_targets(form_of(*this), saved.targets, dx.size(1), at);
     args.targets.first = team.begin(classes);
     args.batch = ops::loss_detail::class_targets(form_of(*this), saved.targets, classes, at);
+    args.reduction = kernels::LossReduction::mean;
+    args.log_sums = at(saved.lse);
+    args.dy = at(dense_dy);
+    args.dx = ops::loss_detail::result_rows_of(dx, at);
+    kernels::cross_entropy_kernels(dx.device()).backward(args);
+  });
+  return {dx, Tensor()};
+}
+
+namespace {
+
+void check(const TokenPartsLoss& op, const Tensor& logits, const Tensor& targets) {
+  const std::string is = std::string(op.name) + ": logits " + describe(logits) + " and targets " + describe(targets);
+  if (!is_floating(logits.dtype())) throw DTypeError(is + "; expected floating logits");
+  ops::loss_detail::check_target_dtype(form_of(op), targets);
+  if (targets.rank() != 2 || targets.size(1) % op.team.parts != 0 || logits.rank() != 2 ||
+      logits.size(0) != targets.elements() / op.team.parts * op.team.count()) {
+    throw ShapeError(is + "; expected (N, V) of " + std::to_string(op.team.count()) + " in " +
+                     std::to_string(op.team.parts) + " parts of (B, T)");
+  }
+  check_one_device(op.name, logits, targets);
+}
+
+/// (B, T) -> all tokens, shard after shard.
+Tensor by_part(const Tensor& targets, std::int64_t parts) {
+  const std::int64_t b = targets.size(0), each = targets.size(1) / parts;
+  const Tensor cut = view::permute(view::reshape(contiguous(targets), {b, parts, each}), {1, 0, 2});
+  return view::reshape(contiguous(cut), {b * parts * each});
+}
+
+}  // namespace
+
+Tensor TokenPartsLoss::forward(const Tensor& logits, const Tensor& targets, Needs needs, Saved& saved) const {
+  check(*this, logits, targets);
+  const Form form = form_of(*this);
+  const std::int64_t rows = logits.size(0), first = targets.elements() / team.parts * team.first();
+  const Tensor all_targets = by_part(targets, team.parts);  // (B T)
+  ops::loss_detail::check_targets(form, all_targets, logits.size(1));
+  const Tensor own_targets = view::slice(all_targets, 0, first, first + rows);
+  const DType dtype = ops::loss_detail::loss_dtype(logits.dtype());
+  const Tensor loss = Tensor::empty({}, dtype, logits.device());
+  const Tensor lse =
+      Tensor::empty({rows}, dtype, logits.device(), needs[0] ? Category::temporary : Category::workspace);
+  {
+    const PathScope path = ranks_path();
+    const Category category = team.ranks != nullptr ? Category::communication : Category::workspace;
+    const Tensor losses = Tensor::empty(all_targets.shape(), dtype, logits.device(), category);
+    launch(logits.device(), [&](const Addresses& at) {
+      kernels::CrossEntropyArgs args;
+      args.outer = {rows};
+      args.scores = ops::loss_detail::rows_of(logits, at);
+      args.targets = ops::loss_detail::class_targets(form, own_targets, logits.size(1), at);
+      args.reduction = kernels::LossReduction::none;
+      args.log_sums = at(lse);
+      args.losses = at(view::slice(losses, 0, first, first + rows));
+      kernels::cross_entropy_kernels(logits.device()).forward(args);
+    });
+    if (team.ranks != nullptr) gather_stretches(*team.ranks, losses);
+    launch(logits.device(), [&](const Addresses& at) {
+      const kernels::ClassTargets of_all = ops::loss_detail::class_targets(form, all_targets, logits.size(1), at);
+      kernels::cross_entropy_kernels(logits.device()).total({of_all, dtype, form.reduction, at(losses), at(loss)});
+    });
+  }
+  if (needs[0]) saved.logits = logits, saved.targets = all_targets, saved.lse = lse;
+  return loss;
+}
+
+Gradients TokenPartsLoss::backward(Saved saved, Tensor dy, Needs) const {
+  const std::int64_t rows = saved.logits.size(0), first = saved.targets.elements() / team.parts * team.first();
+  const Tensor own_targets = view::slice(saved.targets, 0, first, first + rows);
+  const Tensor dx = reused_or_new(saved.logits);  // (N, V)
+  if (dx.elements() == 0) return {dx, Tensor()};
+  const Tensor dense_dy = contiguous(dy);
+  launch(dx.device(), [&](const Addresses& at) {
+    kernels::CrossEntropyBackwardArgs args;
+    args.outer = {rows};
+    args.scores = ops::loss_detail::rows_of(saved.logits, at);
+    args.targets = ops::loss_detail::class_targets(form_of(*this), own_targets, dx.size(1), at);
+    args.batch = ops::loss_detail::class_targets(form_of(*this), saved.targets, dx.size(1), at);
     args.reduction = kernels::LossReduction::mean;
     args.log_sums = at(saved.lse);
     args.dy = at(dense_dy);

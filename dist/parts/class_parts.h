@@ -32,4 +32,29 @@ struct ClassPartsLoss {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
+// Cross entropy of a sharded sequence (dist/parts/sequence.h): each rank has the scores of its tokens, for all classes.
+//
+//   shard p   losses of its tokens          one number a token, which ranks exchange
+//   all       their mean, shard after shard
+//   backward  of a shard's scores           nothing is exchanged
+
+/// Mean cross entropy of logits (N, V), the rows of this rank's shards of the sequence, shard after shard, and class
+/// numbers (B, T) of all tokens in i32 or i64. Rows whose target is `ignore_index` do not count. Result f32 (f64 for
+/// f64), alike on all ranks of the group, with the bits of one rank that has all shards.
+///
+/// Keeps the logits and the targets by reference, and lse per row. Throws ShapeError (the number of shards does not
+/// divide T), DTypeError, DeviceError, RankError, ValueError (on a CPU: a target that is no class).
+struct TokenPartsLoss {
+  static constexpr const char* name = "token_parts_loss";
+  static constexpr Cost cost = Cost::reduction;
+  struct Saved {
+    Tensor logits, targets, lse;
+  };
+  Team team;
+  std::int64_t ignore_index = -100;
+
+  Tensor forward(const Tensor& logits, const Tensor& targets, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+};
+
 }  // namespace thimble::dist

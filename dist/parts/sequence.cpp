@@ -81,4 +81,69 @@ Gradients ReduceScatter::backward(Saved, Tensor dy, Needs needs) const {
   return gradients;
 }
 
+namespace {
+
+/// All-to-all of `parts` equal ranges: one for each rank of the group, and from each.
+Tensor exchange(const Team& team, const Tensor& parts) {
+  if (team.ranks == nullptr) return parts;
+  const std::int64_t n = parts.elements() / team.parts;
+  Tensor all;
+  {
+    const PathScope path = ranks_path();
+    all = Tensor::empty(parts.shape(), parts.dtype(), parts.device(), Category::communication);
+  }
+  copy_into(window_of(all, team.first() * n, {n}), window_of(parts, team.first() * n, {n}));
+  Transit transit;
+  for (int r = 0; r < team.parts; ++r) {
+    if (r == team.first()) continue;
+    transit.send(r, window_of(parts, r * n, {n}));
+    transit.receive(r, window_of(all, r * n, {n}));
+  }
+  transit.begin(*team.ranks);
+  transit.wait();
+  return all;
+}
+
+/// Dense, as an ordinary tensor.
+Tensor result_of(const Tensor& x, const Shape& shape) {
+  const Tensor dense = contiguous(x);
+  if (dense.storage() && dense.storage()->category() == Category::communication) {
+    dense.storage()->set_category(Category::temporary);
+  }
+  return view::reshape(dense, shape);
+}
+
+}  // namespace
+
+Tensor ExchangeHeads::forward(const Tensor& x, Needs, Saved&) const {
+  const std::int64_t t = team.parts, count = team.count();
+  const std::int64_t of_heads = is_to_heads ? stretches * t : stretches, of_tokens = is_to_heads ? 1 : t;
+  if (x.rank() != 3 || x.size(0) % count != 0 || x.size(1) % of_tokens != 0 || x.size(2) % of_heads != 0) {
+    throw ShapeError(std::string(name) + ": " + describe(x) + " in " + std::to_string(t) + " parts; expected " +
+                     (is_to_heads ? "(P B, T / t, S C) whose C" : "(P B, T, S C / t) whose T") + " they divide");
+  }
+  const std::int64_t b = x.size(0) / count, tokens = x.size(1) / of_tokens, width = x.size(2) / of_heads;
+  const Tensor own = contiguous(x.detach());
+  if (is_to_heads) {
+    // (P, B, T / t, S, t, C / t) -> (t, P, B, T / t, S, C / t): on one rank the shards' heads, on several the
+    // destination ranks.
+    const Tensor cut = view::permute(view::reshape(own, {count, b, tokens, stretches, t, width}), {4, 0, 1, 2, 3, 5});
+    const Tensor parts = exchange(team, contiguous(cut));
+    // Now (heads of P, tokens of t, B, T / t, S, C / t), where one of the two is whole.
+    const Tensor by_part = view::reshape(parts, {count, t, b, tokens, stretches * width});
+    return result_of(view::permute(by_part, {0, 2, 1, 3, 4}), {count * b, t * tokens, stretches * width});
+  }
+  // (P, B, t, T / t, S C / t) -> (t, P, B, T / t, S C / t): the shards' tokens.
+  const Tensor cut = view::permute(view::reshape(own, {count, b, t, tokens, stretches * width}), {2, 0, 1, 3, 4});
+  const Tensor parts = exchange(team, contiguous(cut));
+  // (tokens of P, heads of t, B, T / t, S, C / t)
+  const Tensor by_part = view::reshape(parts, {count, t, b, tokens, stretches, width});
+  return result_of(view::permute(by_part, {0, 2, 3, 4, 1, 5}), {count * b, tokens, stretches * t * width});
+}
+
+Gradients ExchangeHeads::backward(Saved, Tensor dy, Needs) const {
+  SavesNothing nothing;
+  return {ExchangeHeads{team, stretches, !is_to_heads}.forward(std::exchange(dy, Tensor()), Needs(), nothing)};
+}
+
 }  // namespace thimble::dist

@@ -21,7 +21,7 @@ struct Team {
   int parts = 1;
   Communicator* ranks = nullptr;  ///< as many ranks, with one shard each; null when this rank has all
   bool cuts_sequence = false;     ///< the tensors between the sharded layers are sharded, too: dist/parts/sequence.h
-  bool has_whole_layers = false;  ///< only the sequence is sharded, and heads in attention: dist/parts/heads.h
+  bool has_whole_layers = false;  ///< only the sequence is sharded, and heads in attention: dist/parts/sequence.h
 
   bool cuts_layers() const noexcept { return parts > 1 && !has_whole_layers; }
 
@@ -33,6 +33,24 @@ struct Team {
   /// The size of shard p of `all`, and of all of this rank's shards together.
   std::int64_t size(std::int64_t all, int p) const noexcept { return begin(all, p + 1) - begin(all, p); }
   std::int64_t own(std::int64_t all) const noexcept { return begin(all, count()) - begin(all); }
+};
+
+/// A stage of a pipeline, and its units of a chain: `index` of `count`. A single stage is the whole chain. As with
+/// shards, the number of stages is an attribute of the arithmetic: one rank may have all of them, and adds up as they
+/// do.
+struct StagePlace {
+  int index = 0, count = 1;
+  bool has_all = false;  ///< this rank has all stages
+
+  bool is_first() const noexcept { return has_all || index == 0; }
+  bool is_last() const noexcept { return has_all || index + 1 == count; }
+  /// Of `units` of a chain, the ones from `first` up to `end`: equal numbers; where they do not divide, the first
+  /// stages have one more. Throws ValueError for fewer units than stages.
+  struct Units {
+    std::int64_t first, end;
+    bool has(std::int64_t unit) const noexcept { return first <= unit && unit < end; }
+  };
+  Units units(std::int64_t units) const;
 };
 
 }  // namespace thimble::dist

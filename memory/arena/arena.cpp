@@ -9,7 +9,6 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/launch/launch.h>
-#include <thimble/core/launch/launch_depth.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/summary.h>

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include <thimble/core/error.h>
-#include <thimble/core/launch/launch_depth.h>
+#include <thimble/core/launch/launch.h>
 #include <thimble/core/tensor/context.h>
 
 namespace thimble {

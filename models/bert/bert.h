@@ -22,7 +22,7 @@
 namespace thimble::models {
 
 /// Batches have hidden tokens in the input and their true ones in the target, -100 at all other positions
-/// (nn/data/masking.h makes them). The loss is the mean over hidden tokens. A mask is (B, 1, 1, T) boolean, false for
+/// (nn/data/text.h makes them). The loss is the mean over hidden tokens. A mask is (B, 1, 1, T) boolean, false for
 /// padding.
 class Bert final : public TokenModel, public nn::PublicNames {
  public:

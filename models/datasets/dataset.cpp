@@ -3,7 +3,6 @@
 #include <cstdio>
 
 #include <thimble/core/error.h>
-#include <thimble/models/datasets/dataset_images.h>
 #include <thimble/models/datasets/dataset_text.h>
 
 namespace thimble::models {

@@ -1,4 +1,4 @@
-#include <thimble/models/datasets/dataset_images.h>
+#include <thimble/models/datasets/dataset_text.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -14,7 +14,7 @@
 #include <thimble/core/ops/copy.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/data/source.h>
-#include <thimble/nn/data/store_open.h>
+#include <thimble/nn/data/store.h>
 #include <thimble/nn/data/synthetic.h>
 
 namespace thimble::models {

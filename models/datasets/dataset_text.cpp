@@ -17,7 +17,7 @@
 #include <thimble/models/datasets/dataset.h>
 #include <thimble/nn/data/masking.h>
 #include <thimble/nn/data/sampler.h>
-#include <thimble/nn/data/store_open.h>
+#include <thimble/nn/data/store.h>
 #include <thimble/nn/data/synthetic.h>
 #include <thimble/nn/tokens/tokenizer_file.h>
 

@@ -51,10 +51,13 @@ std::string to_hexadecimal(std::string_view symbols);
 /// The same back. Throws ValueError for what to_hexadecimal does not write.
 std::string from_hexadecimal(std::string_view digits);
 
-// ---- What open_dataset opens for models over tokens.
+// ---- What open_dataset opens.
 
-/// See open_dataset.
+/// For models over tokens.
 std::unique_ptr<Dataset> open_text(const std::string& path, std::string_view model, bool is_masked, std::uint64_t seed,
                                    const std::string& tokenizer);
+
+/// For models over images.
+std::unique_ptr<Dataset> open_images(const std::string& path, const ModelOptions& model_sizes, std::uint64_t seed);
 
 }  // namespace thimble::models

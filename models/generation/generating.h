@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include <thimble/memory/policies/committed.h>
+#include <thimble/memory/summary.h>
 #include <thimble/models/datasets/dataset_text.h>
 #include <thimble/models/generation/generate.h>
 #include <thimble/models/techniques/setup.h>

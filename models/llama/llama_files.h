@@ -1,6 +1,6 @@
 #pragma once
 // Folders of the Llama family as Hugging Face's hub has them: `config.json` and weights in safetensors files, one or
-// several with an index (nn/files/weight_files.h).
+// several with an index (nn/files/weights.h).
 
 #include <cstdint>
 #include <memory>

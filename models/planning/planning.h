@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include <thimble/memory/policies/committed.h>
 #include <thimble/memory/process/outside.h>
+#include <thimble/memory/summary.h>
 #include <thimble/models/datasets/dataset.h>
 #include <thimble/models/techniques/setup.h>
 #include <thimble/models/techniques/tiers.h>

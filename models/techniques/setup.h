@@ -84,7 +84,7 @@ struct Setup {
   /// (dist/parts/sequence.h)
   bool sequence_parallel = false;
   /// Context parallelism by heads (Ulysses): parts of the sequence, whose ranks have whole layers and in attention some
-  /// heads (dist/parts/heads.h). Teams are as with `tp`, and one of the two is 1
+  /// heads (dist/parts/sequence.h). Teams are as with `tp`, and one of the two is 1
   int cp = 1;
   /// Pipeline parallelism: stages that a chain of blocks is cut into (ModelOptions::stage). The ranks in a row that
   /// divide the batch and its parts have one stage; a single rank has all. 1: the model is whole
@@ -190,7 +190,7 @@ DType optimizer_state(const Setup& setup, bool is_text);
 std::shared_ptr<Tier> make_tier(const Setup& setup, memory::Device device, std::string_view option);
 
 /// The numbers of the setup's optimizer, defaults filled in. Every family of models trains with the default rates
-/// (tests/models/training/default_rate_test.cpp).
+/// (tests/models/training/training_numbers_test.cpp).
 struct OptimizerNumbers {
   double rate = 0, weight_decay = 0;
   std::optional<double> beta2 = {};  ///< none: sgd, momentum, adafactor

@@ -11,8 +11,8 @@
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/ops/quant/quantize.h>
-#include <thimble/memory/offload/device_tier.h>
 #include <thimble/memory/offload/file_tier.h>
+#include <thimble/memory/offload/tier.h>
 #include <thimble/models/techniques/technique.h>
 #include <thimble/nn/fit/spilling.h>
 #include <thimble/nn/step/gradient_sink.h>

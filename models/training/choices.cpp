@@ -5,7 +5,7 @@
 #include <utility>
 
 #include <thimble/core/error.h>
-#include <thimble/memory/offload/device_tier.h>
+#include <thimble/memory/offload/tier.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/techniques/technique.h>

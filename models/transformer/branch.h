@@ -67,7 +67,7 @@ class SelfAttention final : public nn::Module {
   /// The same with rotary positions.
   Tensor turned(const Tensor& x, const AttentionInputs& with) const;
 
-  /// Has tokens in shards, whose heads are exchanged (dist/parts/heads.h).
+  /// Has tokens in shards, whose heads are exchanged (dist/parts/sequence.h).
   void exchange_heads(const dist::Team& group) { group_ = group; }
 
  private:

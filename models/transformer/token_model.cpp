@@ -12,7 +12,6 @@
 #include <thimble/core/tensor/view.h>
 #include <thimble/dist/parts/class_parts.h>
 #include <thimble/dist/parts/parts.h>
-#include <thimble/dist/parts/token_parts.h>
 #include <thimble/models/transformer/transformer.h>
 #include <thimble/nn/parallel/tokens.h>
 

@@ -28,7 +28,7 @@ struct WeightFacts {
 };
 
 /// Reads only headers. The weights' config.json is that of the folder, also where `path` is one of the hub's files in
-/// it (nn/files/weight_files.h). Throws FileError, also for a file that is no checkpoint where it is to be one, and
+/// it (nn/files/weights.h). Throws FileError, also for a file that is no checkpoint where it is to be one, and
 /// ValueError for a checkpoint where it is to be none.
 WeightFacts read_weight_facts(const std::string& path, bool is_checkpoint = false);
 

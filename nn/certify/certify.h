@@ -7,7 +7,7 @@
 //
 // Policy
 // - One run after the other, each in an arena of its own that dies with it: there is never a second model in memory. Of
-//   what is compared 128 bits are kept of every tensor and step (nn/certify/digest.h).
+//   what is compared 128 bits are kept of every tensor and step (Digest).
 // - Gradients are taken where they are complete (a hook of backward), before clipping and before a fused update or a
 //   tier takes them; with several micro-batches after each. Everything else is taken after a step.
 // - Both runs are the whole program: the same batches, rates, random numbers, at the user's sizes.
@@ -20,11 +20,38 @@
 #include <string_view>
 #include <vector>
 
-#include <thimble/nn/certify/digest.h>
+#include <thimble/core/tensor/tensor.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/step/profile.h>
 
 namespace thimble::nn {
+
+/// 128 bits of the bytes of a tensor. Equal for equal bytes; unequal ones share a digest with a probability of about
+/// 2^-128 where nobody has chosen them.
+struct Digest {
+  std::uint64_t low = 0, high = 0;
+  friend bool operator==(const Digest&, const Digest&) = default;
+};
+
+/// A digest of bytes that come in pieces; where they are cut makes no difference. MurmurHash3_x64_128 (Appleby, 2011;
+/// public domain), seed 0.
+class DigestStream {
+ public:
+  void add(const void* from, std::size_t bytes) noexcept;
+  Digest value() const noexcept;
+
+ private:
+  void mix(std::uint64_t first, std::uint64_t second) noexcept;
+
+  std::uint64_t low_ = 0, high_ = 0;
+  std::uint64_t bytes_ = 0;
+  unsigned char rest_[16] = {};  // of a block that is not full; bytes_ % 16 of them
+};
+
+/// Of a tensor's elements in row-major order, whatever its strides, and of its scale. Of an undefined tensor, of one
+/// without elements and of one on a dry device it is that of no bytes. Nothing is allocated on the tensor's device;
+/// from a GPU the bytes come in pieces of a megabyte, and a tensor there must be dense (DeviceError).
+Digest digest_of(const Tensor& t);
 
 /// What a step makes or changes. The generator's are its step and the random calls of the pass, by module path, as they
 /// stand whenever a gradient is complete: a call more or less in what runs again shows there.

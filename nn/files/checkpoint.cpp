@@ -8,7 +8,7 @@
 #include <thimble/core/files/outputs.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/nn/files/cut_tensors.h>
-#include <thimble/nn/files/state_numbers.h>
+#include <thimble/nn/files/tensor_io.h>
 #include <thimble/nn/layers/fp8.h>
 
 namespace thimble::nn {

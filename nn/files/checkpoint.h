@@ -50,7 +50,7 @@ CheckpointInfo checkpoint_info(const Module& module, const optim::Optimizer& opt
 /// Restores everything and returns the caller's metadata. All of it is checked before the first value changes. Throws
 /// FileError (unreadable, no checkpoint, bytes with a wrong sum), ValueError (of another optimizer; with a scaler and
 /// without one, or a scale that it does not allow; a tensor is missing or unknown; state has a number that it cannot
-/// have, see state_numbers.h; of a model with another recipe for FP8, if the file names one), ShapeError, DTypeError
+/// have, check_state_numbers; of a model with another recipe for FP8, if the file names one), ShapeError, DTypeError
 /// (naming the tensor and both sides; nothing is converted). A disk that fails while values are read leaves some of
 /// them loaded. Tensors that are away are fetched as in save_checkpoint, also on a dry device, which only checks
 /// tensors. `whole_state`: if the optimizer has shards of some parameters, names, shapes and dtypes of the state of

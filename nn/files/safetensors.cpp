@@ -13,7 +13,6 @@
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/crc32c.h>
 #include <thimble/nn/files/json_events.h>
-#include <thimble/nn/files/safetensors_sums.h>
 
 namespace thimble {
 

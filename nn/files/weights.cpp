@@ -1,3 +1,4 @@
+#include <thimble/nn/files/weight_files.h>
 #include <thimble/nn/files/weights.h>
 
 #include <algorithm>
@@ -21,8 +22,7 @@
 #include <thimble/nn/files/cut_tensors.h>
 #include <thimble/nn/files/json_file.h>
 #include <thimble/nn/files/public_names.h>
-#include <thimble/nn/files/state_numbers.h>
-#include <thimble/nn/files/weight_files.h>
+#include <thimble/nn/files/tensor_io.h>
 
 namespace thimble::nn {
 

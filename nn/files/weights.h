@@ -1,9 +1,13 @@
 #pragma once
 // Weights of a model in safetensors files, with the names and layouts that other programs use.
 
+#include <map>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include <thimble/nn/files/safetensors.h>
 #include <thimble/nn/files/tensor_io.h>
 
 namespace thimble::nn {
@@ -14,8 +18,8 @@ namespace thimble::nn {
 void save_weights(const Module& module, const std::string& path, const Metadata& metadata = {});
 
 /// The same in a folder, which is made if needed: `model.safetensors` if `most_bytes` hold all tensors, else shards of
-/// at most so many bytes (more if one tensor has more), written after the removal of an older index and before theirs
-/// (nn/files/weight_files.h). Throws as save_weights, and FileError if shards would be beside a `model.safetensors`,
+/// at most so many bytes (more if one tensor has more), written after the removal of an older index and before theirs.
+/// Throws as save_weights, and FileError if shards would be beside a `model.safetensors`,
 /// which readers take first; ValueError for 0 bytes and for sharded parameters.
 void save_weight_folder(const Module& module, const std::string& folder, std::uint64_t most_bytes,
                         const Metadata& metadata = {});
@@ -37,12 +41,12 @@ struct LoadedWeights {
   std::vector<std::string> unused;   ///< tensors of the file that the model lacks, without skipped ones
 };
 
-/// Reads weights of save_weights, save_weight_folder or another program: `path` is a file, an index or a folder
-/// (nn/files/weight_files.h). Names may begin with `transformer.`, or be those of public files (PublicNames); a tensor
+/// Reads weights of save_weights, save_weight_folder or another program: `path` is a file, an index or a folder.
+/// Names may begin with `transformer.`, or be those of public files (PublicNames); a tensor
 /// under two names must have one value. Floating types are converted; a file of ours that is loaded and saved again
 /// (with its metadata) has the same bytes. Everything is checked before the first value changes. Throws FileError
 /// (unreadable, not safetensors), ValueError (names that do not match, all of them listed up to eight; state of FP8
-/// with a number that it cannot have, see state_numbers.h), ShapeError, DTypeError (naming the tensor and both sides).
+/// with a number that it cannot have: check_state_numbers), ShapeError, DTypeError (naming the tensor and both sides).
 /// A disk that fails while values are read leaves some of them loaded. On a dry device the file is only checked.
 /// Sharded parameters get their part of the file's whole ones.
 LoadedWeights load_weights(Module& module, const std::string& path, const LoadOptions& options = {});

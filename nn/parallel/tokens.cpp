@@ -11,7 +11,6 @@
 #include <thimble/core/ops/norm/norm.h>
 #include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/view.h>
-#include <thimble/dist/parts/heads.h>
 #include <thimble/dist/parts/parts.h>
 #include <thimble/dist/parts/sequence.h>
 #include <thimble/nn/parallel/shards.h>

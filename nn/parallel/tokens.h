@@ -1,7 +1,7 @@
 #pragma once
 // Sequence parallelism as layers in the place of a model's own: token-by-token work of transformers where the sequence
-// is cut, between sharded layers (dist/parts/sequence.h) or with whole ones (dist/parts/heads.h). x is (P B, T / t, C)
-// there, of P of t shards, and the gradients of parameters, sums over tokens, are made shard by shard.
+// is cut, between sharded layers (dist/parts/sequence.h) or with whole ones (dist/parts/sequence.h). x is (P B, T / t,
+// C) there, of P of t shards, and the gradients of parameters, sums over tokens, are made shard by shard.
 
 #include <optional>
 #include <span>

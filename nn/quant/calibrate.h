@@ -20,7 +20,7 @@
 #include <vector>
 
 #include <thimble/nn/quant/folded_net.h>
-#include <thimble/nn/quant/scale.h>
+#include <thimble/nn/quant/program.h>
 
 namespace thimble::nn::quant {
 

@@ -9,7 +9,6 @@
 #include <thimble/core/kernels/quant_conv.h>
 #include <thimble/core/tensor/tensor.h>
 #include <thimble/nn/quant/program.h>
-#include <thimble/nn/quant/scale.h>
 
 namespace thimble::nn::quant {
 

@@ -15,7 +15,6 @@
 #include <thimble/core/tensor/tensor.h>
 #include <thimble/nn/layers/module.h>
 #include <thimble/nn/quant/program.h>
-#include <thimble/nn/quant/scale.h>
 
 namespace thimble::nn::quant {
 

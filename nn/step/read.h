@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include <thimble/core/error.h>
 #include <thimble/core/ops/copy.h>
 
 namespace thimble::nn {
@@ -17,6 +18,10 @@ std::vector<T> read_values(const Tensor& t) {
 }
 
 /// item(t); on a dry device its allocations, and 0. Throws ShapeError.
-double read_value(const Tensor& t);
+inline double read_value(const Tensor& t) {
+  if (!t.device().is_dry) return item(t);
+  if (t.elements() != 1) throw ShapeError("read_value: " + describe(t) + " has not exactly one element");
+  return read_values<double>(t)[0];
+}
 
 }  // namespace thimble::nn

@@ -19,7 +19,6 @@
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/file.h>
 #include <thimble/core/files/outputs.h>
-#include <thimble/core/files/temporary_file.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/cut_tensors.h>

@@ -13,7 +13,7 @@
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/outputs.h>
 #include <thimble/dist/alike.h>
-#include <thimble/memory/offload/device_tier.h>
+#include <thimble/memory/offload/tier.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/safetensors.h>

@@ -13,9 +13,8 @@
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/threads/parallel.h>
-#include <thimble/memory/offload/device_tier.h>
 #include <thimble/memory/offload/file_tier.h>
-#include <thimble/memory/policies/committed.h>
+#include <thimble/memory/offload/tier.h>
 #include <thimble/memory/summary.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/files/checkpoint.h>

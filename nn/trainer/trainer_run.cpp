@@ -15,7 +15,7 @@
 #include <thimble/memory/process/host_limits.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/units.h>
-#include <thimble/nn/certify/digest.h>
+#include <thimble/nn/certify/certify.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/layers/module.h>
 #include <thimble/nn/step/read.h>

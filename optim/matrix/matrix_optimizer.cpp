@@ -8,7 +8,7 @@
 #include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/view.h>
-#include <thimble/optim/named.h>
+#include <thimble/optim/optimizer.h>
 
 namespace thimble::optim {
 namespace {

@@ -1,6 +1,6 @@
 // Data that stay in their files: every byte as the readers of whole files give it, and nothing of it on the heap.
 
-#include <thimble/nn/data/store_open.h>
+#include <thimble/nn/data/store.h>
 
 #include <algorithm>
 #include <cstring>
@@ -16,7 +16,7 @@
 
 #include "support/catch.h"
 #include "support/files.h"
-#include "support/gzip_file.h"
+#include "support/find_data.h"
 
 using namespace thimble;
 using namespace thimble::data;

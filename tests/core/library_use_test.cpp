@@ -1,6 +1,7 @@
 // What the libraries of a GPU do and refuse of what the rules leave to them is counted. On a GPU where there is one,
 // else on tests/emulated, whose library makes products where a test asks for one, and no convolution.
 
+#include <cstdint>
 #include <string>
 
 #include <thimble/core/kernels/device_runtime.h>
@@ -8,6 +9,7 @@
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/matmul/product.h>
+#include <thimble/cuda/runtime/library.h>
 #include <thimble/memory/summary.h>
 
 #include "emulated/library.h"
@@ -86,4 +88,49 @@ TEST_CASE("cuda: what a library refuses is counted, and computed by the own kern
   CHECK(memory::summary(cpu).find("libraries:") == std::string::npos);
   CHECK(memory::to_string(kernels::LibraryUse{{12, 0, ""}, {3, 1, "convolution of ..."}}) ==
         "cuBLASLt made 12 calls and refused 0; cuDNN made 3 calls and refused 1, the first: convolution of ...");
+}
+
+// ---- What errors of CUDA and its libraries say, as far as no call has to fail for it.
+
+TEST_CASE("call text: a call has its arguments, with units of their own where they have some", "[cuda]") {
+  CHECK(gpu::call_text("cudaGetDeviceCount") == "cudaGetDeviceCount()");
+  CHECK(gpu::call_text("cuMemCreate", std::size_t{2} << 20, cuda(3)) == "cuMemCreate(2097152, cuda:3)");
+  const void* const from = reinterpret_cast<const void*>(std::uintptr_t{0x1000});
+  CHECK(gpu::call_text("cudaMemcpyAsync", from, 12, "host to device") == "cudaMemcpyAsync(0x1000, 12, host to device)");
+  CHECK(gpu::call_text("cudnnCreate", DType::bf16) == "cudnnCreate(bf16)");
+}
+
+TEST_CASE("call text: a failure names the operation that it was part of", "[cuda]") {
+  CHECK(gpu::failure_text("f(1)", "E_NAME", "it means this") == "f(1): E_NAME: it means this");
+  CHECK(gpu::failure_text("f(1)", "it means this", "") == "f(1): it means this");
+  kernels::GemmArgs product;
+  product.m = 128, product.k = 64, product.n = 32;
+  product.dtype = product.c_dtype = DType::bf16;
+  product.batch_rank = 1;
+  product.batch[0] = {12, 0, 0, 0, 0};
+  {
+    const gpu::Doing doing(product, 4096);
+    CHECK(gpu::failure_text("cublasLtMatmul", "CUBLAS_STATUS_X", "broken") ==
+          "cublasLtMatmul: CUBLAS_STATUS_X: broken; in product (128, 64) x (64, 32) of bf16, matrices 12 on cpu, "
+          "workspace 4096 bytes");
+    kernels::ConvForwardArgs convolution;
+    convolution.shape = {.images = 2,
+                         .height = 9,
+                         .width = 8,
+                         .channels = 6,
+                         .filters = 4,
+                         .kernel_h = 3,
+                         .kernel_w = 5,
+                         .stride_h = 2,
+                         .pad_top = 1,
+                         .groups = 2};
+    convolution.dtype = DType::f16;
+    const gpu::Doing inner(convolution, 0);
+    CHECK(gpu::Doing::text() ==
+          "; in convolution of images (2, 9, 8, 6), weight (4, 3, 5, 3) of f16, stride 2 x 1, padding 1 0 0 0, "
+          "dilation 1 x 1, groups 2 on cpu, workspace 0 bytes");
+  }
+  CHECK(gpu::Doing::text().empty());
+  product.c_dtype = DType::f32, product.accumulate = true, product.batch_rank = 0;
+  CHECK(gpu::describe(product) == "product (128, 64) x (64, 32) of bf16 to f32, added to what is there");
 }

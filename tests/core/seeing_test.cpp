@@ -11,7 +11,6 @@
 
 #include <thimble/bench/report/figures.h>
 #include <thimble/bench/report/palette.h>
-#include <thimble/bench/report/pickle.h>
 #include <thimble/bench/report/plan_page.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/core/error.h>

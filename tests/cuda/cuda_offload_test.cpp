@@ -8,14 +8,14 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/ops/copy.h>
-#include <thimble/memory/offload/device_tier.h>
 #include <thimble/memory/offload/offload.h>
 #include <thimble/memory/offload/pinned_tier.h>
+#include <thimble/memory/offload/tier.h>
 #include <thimble/memory/summary.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/training/training.h>
 
-#include "emulated/pinned.h"
+#include "emulated/library.h"
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/offload_data.h"

@@ -22,7 +22,6 @@
 
 #include "backing.h"
 #include "emulated/library.h"
-#include "emulated/pinned.h"
 
 namespace thimble {
 namespace emulated_detail {

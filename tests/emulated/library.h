@@ -2,6 +2,10 @@
 // What the emulated device has of the libraries: nothing, unless a test asks for plain loops in their place, for what
 // is done before and after their calls. And what it says that it can compute.
 
+#include <atomic>
+#include <cstddef>
+#include <limits>
+
 namespace thimble::emulated {
 
 /// Products. No effect on a GPU.
@@ -26,6 +30,20 @@ struct CapabilityScope {
   CapabilityScope(const CapabilityScope&) = delete;
   CapabilityScope& operator=(const CapabilityScope&) = delete;
   int before;
+};
+
+// What the emulated device's host has of pinned memory: no bound unless a test sets one.
+
+inline constexpr std::size_t unbounded = std::numeric_limits<std::size_t>::max();
+
+/// The largest block that is given. No effect on a GPU.
+inline std::atomic<std::size_t> largest_pinned_block{unbounded};
+
+struct PinnedBound {
+  explicit PinnedBound(std::size_t bytes) { largest_pinned_block = bytes; }
+  ~PinnedBound() { largest_pinned_block = unbounded; }
+  PinnedBound(const PinnedBound&) = delete;
+  PinnedBound& operator=(const PinnedBound&) = delete;
 };
 
 }  // namespace thimble::emulated

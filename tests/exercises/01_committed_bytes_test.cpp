@@ -1,6 +1,6 @@
 // Answers to the exercises of chapter 1, docs/book/01-why-220200960-bytes.md.
 
-#include <thimble/memory/policies/committed.h>
+#include <thimble/memory/summary.h>
 #include <thimble/models/model.h>
 #include <thimble/models/techniques/setup.h>
 #include <thimble/models/training/costs.h>

@@ -21,13 +21,13 @@
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/npy.h>
 #include <thimble/nn/data/idx.h>
-#include <thimble/nn/data/store_open.h>
+#include <thimble/nn/data/store.h>
 #include <thimble/nn/data/tokens.h>
 #include <thimble/nn/files/checkpoint_info.h>
 #include <thimble/nn/files/safetensors.h>
 #include <thimble/nn/tokens/tokenizer_file.h>
 
-#include "support/gzip_file.h"
+#include "support/find_data.h"
 
 namespace fuzz {
 

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <limits>
+#include <new>
 #include <optional>
 #include <queue>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include <thimble/memory/process/process.h>
 #include <thimble/memory/remat/peak_options.h>
 #include <thimble/memory/remat/select.h>
 
@@ -164,3 +167,38 @@ TEST_CASE("remat exact: plans of small graphs are near the best of all schedules
   CHECK(gaps / cells <= 0.001);
   CHECK(smallest_gaps / rounds <= 0.01);
 }
+
+// ---- Planning in bounded memory.
+
+TEST_CASE("heap room: what the smallest limit leaves beside half of the code", "[heap_bound]") {
+  constexpr std::size_t MiB = std::size_t{1} << 20;
+  const std::vector<memory::HostLimit> limits = {{"large", 5000 * MiB}, {"small", 4000 * MiB}};
+  const std::size_t room = memory::heap_room(limits);
+  CHECK(room < 4000 * MiB);
+  CHECK(room >= 4000 * MiB - process::file_mapped_bytes() - 2 * MiB);
+  CHECK(memory::heap_room({{"tiny", 1}}) == 0);
+  CHECK(memory::heap_room({}) == ~std::size_t{0});
+}
+
+#if !defined(THIMBLE_TEST_HAS_SANITIZER)
+TEST_CASE("heap bound: more is refused while it lasts, not before and not after", "[heap_bound]") {
+  constexpr std::size_t MiB = std::size_t{1} << 20;
+  const auto grow = [] {
+    try {
+      return std::vector<char>(64 * MiB).size() == 64 * MiB;
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+  };
+  CHECK(grow());
+  {
+    const memory::HeapBound bound(process::data_bytes() + 8 * MiB);
+    CHECK_FALSE(grow());
+    const memory::HeapBound inner(bound.bytes() + 512 * MiB);  // no way out of the outer one
+    CHECK(inner.bytes() == bound.bytes());
+    CHECK_FALSE(grow());
+    CHECK(std::vector<char>(2 * MiB).size() == 2 * MiB);
+  }
+  CHECK(grow());
+}
+#endif

@@ -2,14 +2,13 @@
 
 #include <thimble/core/files/bytes.h>
 #include <thimble/nn/data/idx.h>
-#include <thimble/nn/data/store_open.h>
+#include <thimble/nn/data/store.h>
 #include <thimble/nn/data/text.h>
 #include <thimble/nn/data/tokens.h>
 
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/find_data.h"
-#include "support/gzip_file.h"
 #include "support/skip.h"
 
 using namespace thimble;

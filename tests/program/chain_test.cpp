@@ -1,7 +1,7 @@
 // thimble chain, thimble pack and thimble book, as a user calls them.
 
+#include <cstdlib>
 #include <filesystem>
-
 #include <nlohmann/json.hpp>
 
 #include "support/catch.h"
@@ -124,4 +124,118 @@ TEST_CASE("program book: figures by name", "[program]") {
   const Output unknown = *run(folder, "book 99-none");
   CHECK(unknown.status == 2);
   CHECK(unknown.error.find("book: expected one of 01-bar, ") != std::string::npos);
+}
+
+// ---- thimble pipeline, as a user calls it.
+
+using program_test::Output;
+using program_test::run;
+
+TEST_CASE("program pipeline: three schedules of four stages", "[program]") {
+  const files_test::TemporaryFolder folder;
+  const std::optional<Output> said =
+      run(folder, "pipeline --stages 4 --micro-batches 8 --json --svg '" + folder / "p.svg" + "'");
+  if (!said) return thimble_test::skip("THIMBLE_PROGRAM names no program");
+  REQUIRE(said->status == 0);
+  const nlohmann::json json = nlohmann::json::parse(said->out);
+  REQUIRE(json["schedules"].size() == 3);
+  // (m + p - 1) (f + b) with bubbles (p - 1) / m and (p - 1) / (v m).
+  CHECK(json["schedules"][0]["time"] == 33.0);
+  CHECK(json["schedules"][1]["in_flight"] == nlohmann::json({4.0, 3.0, 2.0, 1.0}));
+  CHECK(json["schedules"][2]["bubble"].get<double>() == Approx(3.0 / 16));
+  CHECK(json["schedules"][2]["time"] == 28.5);  // (m + (p - 1) / v) (f + b)
+  CHECK(json["schedules"][2]["in_flight"][0] == 5.5);
+  CHECK(files_test::read_text_file(folder / "p.svg").find("1F1B: time 33, bubble 37.5 %") != std::string::npos);
+}
+
+TEST_CASE("program pipeline: a schedule that does not apply has a row that says why", "[program]") {
+  const files_test::TemporaryFolder folder;
+  const std::optional<Output> said =
+      run(folder, "pipeline --stages 4 --micro-batches 6 --json --svg '" + folder / "p.svg" + "'");
+  if (!said) return thimble_test::skip("THIMBLE_PROGRAM names no program");
+  REQUIRE(said->status == 0);
+  const nlohmann::json rows = nlohmann::json::parse(said->out)["schedules"];
+  REQUIRE(rows.size() == 3);
+  CHECK(rows[1]["time"] == 27.0);  // (m + p - 1) (f + b)
+  CHECK(rows[2] == nlohmann::json{{"schedule", "interleaved, 2 chunks"},
+                                  {"why_not", "does not apply: needs --micro-batches that --stages divides"}});
+  CHECK(std::filesystem::exists(folder / "p.svg"));
+  const std::string text = run(folder, "pipeline --stages 4 --micro-batches 2")->out;
+  CHECK(text.find("interleaved, 2 chunks             -         -  does not apply: needs --mic") != std::string::npos);
+  CHECK(run(folder, "pipeline --stages 4 --micro-batches 6 --chunks 1")->status == 0);
+  CHECK(run(folder, "pipeline --stages 0")->status == 2);
+}
+
+TEST_CASE("program pipeline: stages in chunks plan and train with the numbers of one rank", "[program]") {
+  const files_test::TemporaryFolder folder;
+  const std::string net =
+      " char-gpt --layers 4 --width 32 --heads 4 --seq 16 --batch 8 --pp 2 --pipeline interleaved "
+      "--chunks 2 --json ";
+  const std::optional<Output> plan = run(folder, "plan" + net + "--micro-batches 4 --ranks 2");
+  if (!plan) return thimble_test::skip("THIMBLE_PROGRAM names no program");
+  REQUIRE(plan->status == 0);
+  const nlohmann::json planned = nlohmann::json::parse(plan->out);
+  CHECK((planned["pp"] == 2 && planned["chunks"] == 2 && planned["ranks"].size() == 2));
+  const std::string steps = "--data synthetic --steps 3 ";
+  const std::optional<Output> one = run(folder, "train" + net + steps + "--micro-batches 4");
+  const std::optional<Output> two = run(folder, "train" + net + steps + "--micro-batches 4 --ranks 2");
+  REQUIRE((one->status == 0 && two->status == 0));
+  const nlohmann::json alone = nlohmann::json::parse(one->out), several = nlohmann::json::parse(two->out);
+  CHECK(several["loss_last"] == alone["loss_last"]);
+  CHECK(several["validation_loss"] == alone["validation_loss"]);
+  for (const nlohmann::json& rank : several["ranks"]) {
+    CHECK(rank["predicted_peak_bytes"] == rank["measured_peak_bytes"]);
+  }
+  const std::optional<Output> wrong = run(folder, "plan" + net + "--micro-batches 3 --batch 6 --ranks 2");
+  CHECK(wrong->status == 2);
+}
+
+// ---- thimble plan --graph, as a user calls it, and as PyTorch does.
+
+namespace {
+
+using program_test::Output;
+using program_test::run;
+
+constexpr const char* toy = R"({"version": 1, "name": "toy <net>", "values": [{"bytes": 100, "given": true},
+  {"name": "h", "bytes": 4000, "gradient_bytes": 4000}, {"name": "a", "bytes": 4000, "gradient_bytes": 4000}],
+  "nodes": [{"name": "fc", "inputs": [0], "outputs": [1], "seconds": 0.002, "backward_reads": [0]},
+  {"name": "relu", "inputs": [1], "outputs": [2], "seconds": 0.001, "backward_reads": [1]}]})";
+
+}  // namespace
+
+TEST_CASE("program plan --graph: text, JSON and the page", "[program]") {
+  const files_test::TemporaryFolder folder;
+  const std::string file = folder / "toy.json", page = folder / "toy.html";
+  files_test::write_text_file(file, toy);
+  const std::optional<Output> text = run(folder, "plan --graph '" + file + "' --html '" + page + "'");
+  if (!text) return thimble_test::skip("THIMBLE_PROGRAM names no program");
+  REQUIRE(text->status == 0);
+  // h and the gradients of a and h: the backward of relu.
+  CHECK(files_test::contains(text->out, "peak                                  12,000"));
+  const std::string html = files_test::read_text_file(page);
+  CHECK(files_test::contains(html, "toy &lt;net&gt;"));
+  CHECK(files_test::contains(html, "recomputed, in order: 0 nodes"));
+  const Output json = *run(folder, "plan --graph '" + file + "' --json --budget 12096");
+  REQUIRE(json.status == 0);
+  CHECK(nlohmann::json::parse(json.out)["peak_bytes"] == 12'000);
+  CHECK(nlohmann::json::parse(json.out)["kept"] == nlohmann::json({1}));
+
+  const Output small = *run(folder, "plan --graph '" + file + "' --budget 1000");
+  CHECK(small.status == 3);
+  CHECK(files_test::contains(small.error, "no plan of the graph keeps 1000 B; the smallest needs 11.81 KiB (12"));
+  const Output both = *run(folder, "plan gpt2 --graph '" + file + "'");
+  CHECK(both.status == 2);
+  CHECK(files_test::contains(both.error, "MODEL: expected a model to plan, got --graph"));
+  CHECK(files_test::contains(run(folder, "plan --budget 1MiB")->error, "expected MODEL, got none"));
+  files_test::write_text_file(file, "{\"version\": 2}");
+  CHECK(run(folder, "plan --graph '" + file + "'")->status == 2);
+}
+
+TEST_CASE("program plan --graph: PyTorch carries plans out", "[program]") {
+  const char* const program = std::getenv("THIMBLE_PROGRAM");
+  if (program == nullptr) return thimble_test::skip("THIMBLE_PROGRAM names no program");
+  const int status = files_test::run_oracle("torch_plan_check.py", "'" + std::string(program) + "'");
+  if (status == 77) return thimble_test::skip("THIMBLE_PYTHON names no Python with PyTorch");
+  CHECK(status == 0);
 }

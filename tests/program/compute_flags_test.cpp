@@ -1,11 +1,18 @@
 // --isa, --cpu-dot and --threads from outside: what is set, what `thimble devices` says, and statuses.
 
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <iostream>
 #include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
 
+#include <thimble/bench/commands.h>
 #include <thimble/core/kernels/cpu/base/units.h>
 
 #include "support/catch.h"
 #include "support/files.h"
+#include "support/operator_table.h"
 #include "support/program.h"
 #include "support/skip.h"
 
@@ -84,5 +91,101 @@ TEST_CASE("program: a plan and a run under a forced instruction set", "[program]
     const auto refused = run(std::string("plan mlp ") + wrong);
     CHECK(refused->status == 2);
     CHECK(refused->error.find(std::string(wrong).substr(0, std::string(wrong).find(' '))) != std::string::npos);
+  }
+}
+
+// ---- `thimble` and devices: where `--offload` puts tensors of which device, and that only real devices are measured.
+
+using files_test::contains;
+using files_test::TemporaryFolder;
+
+TEST_CASE("program: a plan for a GPU offloads to the host's pinned memory", "[program][offload]") {
+  const TemporaryFolder folder;
+  const std::string plan = "plan char-gpt --layers 4 --width 48 --heads 2 --seq 64 --batch 4 --json --device cuda ";
+  const auto plain = program_test::run(folder, plan);
+  if (!plain) return;
+  CHECK(plain->status == 0);
+  const nlohmann::json whole = nlohmann::json::parse(plain->out);
+  CHECK(whole.at("tier_bytes") == 0);
+  const auto peak = whole.at("peak_bytes").get<std::size_t>();
+  const auto away =
+      program_test::run(folder, plan + "--offload host --offload-optimizer --offload-gradients --budget " +
+                                    std::to_string(peak - (std::size_t{2} << 20)));
+  CHECK(away->status == 0);
+  const nlohmann::json told = nlohmann::json::parse(away->out);
+  CHECK(told.at("peak_bytes").get<std::size_t>() < peak);
+  CHECK(told.at("tier_bytes").get<std::size_t>() >=
+        told.at("offloaded_bytes").get<std::size_t>() + (std::size_t{2} << 20));
+  CHECK(contains(told.at("cost_model").get<std::string>(), "h100-80gb"));
+}
+
+TEST_CASE("program: a place that a device's tensors cannot wait in, a device that measures nothing",
+          "[program][offload]") {
+  const TemporaryFolder folder;
+  const std::string plan = "plan char-gpt --layers 1 --width 16 --heads 2 --seq 8 ";
+  struct Row {
+    std::string arguments, error;
+  };
+  const std::string out = folder / "report";
+  for (const Row& row :
+       {Row{plan + "--device cuda --offload /var/tmp",
+            "--offload: '/var/tmp' for cuda:0, whose tensors wait in the host's pinned memory; expected host"},
+        {plan + "--offload host", "--offload: host is for --device cuda; expected a folder on a disk"},
+        {plan + "--device cuda --offload-optimizer", "needs --offload FOLDER, on a GPU --offload host"},
+        {plan + "--device cuda --profile", "--profile: operators are timed on the cpu"},
+        {"reproduce known-schedules --quick --device 'dry(cuda)' --out '" + out + "'",
+         "--device: expected cpu, cuda or cuda:N ('thimble plan' runs dry), got 'dry(cuda)'"},
+        {"reproduce known-schedules --quick --device 'dry(cpu)' --out '" + out + "'",
+         "--device: expected cpu, cuda or cuda:N ('thimble plan' runs dry), got 'dry(cpu)'"},
+        {"reproduce known-schedules --quick --device tpu --out '" + out + "'",
+         "--device: expected cpu, cuda or cuda:N, got 'tpu'"}}) {
+    INFO(row.arguments);
+    const auto refused = program_test::run(folder, row.arguments);
+    if (!refused) return;
+    CHECK(refused->status == 2);
+    CHECK(contains(refused->error, row.error));
+    CHECK(refused->out.empty());
+    CHECK_FALSE(std::filesystem::exists(out));
+  }
+}
+
+// ---- `thimble devices` where there is a CUDA device: what it says of each. On a GPU where there is one, else on
+// tests/emulated.
+
+using thimble::testing::has_cuda;
+
+TEST_CASE("cuda_devices: memory, capability and driver of each GPU", "[cuda][program]") {
+  if (!has_cuda()) return;
+  CLI::App program;
+  thimble::bench::add_devices(program);
+  std::ostringstream text;
+  std::streambuf* const before = std::cout.rdbuf(text.rdbuf());
+  try {
+    program.parse("devices --json");
+  } catch (...) {
+    std::cout.rdbuf(before);
+    throw;
+  }
+  std::cout.rdbuf(before);
+  const auto json = nlohmann::json::parse(text.str());
+  CHECK(json["cuda"]["built"] == true);
+  CHECK(json["cuda"]["found"] == true);
+  CHECK_FALSE(json["cuda"].contains("why"));
+  REQUIRE(json["cuda"]["devices"].size() >= 1);
+  int number = 0;
+  for (const auto& gpu : json["cuda"]["devices"]) {
+    CHECK(gpu["device"] == "cuda:" + std::to_string(number++));
+    CHECK_FALSE(gpu["name"].get<std::string>().empty());
+    CHECK(gpu["memory_bytes"].get<std::uint64_t>() >= gpu["free_bytes"].get<std::uint64_t>());
+    CHECK(gpu["memory_bytes"].get<std::uint64_t>() > 0);
+    CHECK(gpu["multiprocessors"].get<int>() > 0);
+    for (const char* const version : {"capability", "driver", "runtime"}) {
+      INFO(version);
+      std::istringstream number_of(gpu[version].get<std::string>());
+      int major = 0, minor = -1;
+      char point = 0;
+      number_of >> major >> point >> minor;
+      CHECK((major > 0 && point == '.' && minor >= 0 && number_of.eof()));
+    }
   }
 }

@@ -1,12 +1,18 @@
 // Seconds of a plan, by hand: products by their multiply-adds, the rest by the bytes that are read and written.
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
 
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/graph.h>
+#include <thimble/bench/timing/ceiling.h>
+#include <thimble/bench/timing/timing.h>
+#include <thimble/core/error.h>
 #include <thimble/core/ops/copy.h>
+#include <thimble/core/threads/parallel.h>
+#include <thimble/memory/stack.h>
 #include <thimble/models/techniques/setup.h>
 #include <thimble/models/training/costs.h>
 #include <thimble/nn/fit/cost.h>
@@ -131,4 +137,156 @@ TEST_CASE("roofline: a loss stays with the last product", "[fit]") {
   CHECK(cuts[0] == 0);
   CHECK(cuts[1] == 1);  // behind the first product, whose result is read twice
   CHECK(cuts[2] == graph.nodes.size());
+}
+
+// ---- The machine's ceiling: the loops make the multiply-adds that they count.
+
+using kernels::Isa;
+
+TEST_CASE("ceiling: every chain of every instruction set makes every round", "[ceiling]") {
+  for (const auto& [isa, lanes] : {std::pair{Isa::generic, 4}, {Isa::avx2, 8}, {Isa::avx512, 16}}) {
+    CAPTURE(to_string(isa));
+    if (!kernels::is_supported(isa)) {
+      CHECK_THROWS_AS(bench::fma_chains(isa, 1, 1, 1), ValueError);
+      continue;
+    }
+    const double start = bench::fma_chains(isa, 0, 1, 1);
+    CHECK(start == (0 + 1 + 2 + 3 + 4 + 5 + 6 + 7 + 8 + 9 + 10 + 11) * lanes);
+    CHECK(bench::fma_chains(isa, 1000, 1, 1) - start == 1000 * 12 * lanes);
+    // From i to 2 i + 3, 4 i + 9, 8 i + 21, 16 i + 45: a multiplication that the sums above would not miss.
+    CHECK(bench::fma_chains(isa, 4, 2, 3) == 16 * start + 45 * 12 * lanes);
+  }
+}
+
+TEST_CASE("ceiling: rates of instruction sets and threads", "[ceiling]") {
+  for (const Isa isa : {Isa::generic, kernels::best_isa()}) CHECK(bench::ceiling_gflops(isa, 1, 0.01) > 0);
+  CHECK_THROWS_AS(bench::ceiling_gflops(Isa::generic, 0, 0), ValueError);
+  CHECK_THROWS_AS(bench::ceiling_gflops(Isa::generic, thread_count() + 1, 0), ValueError);
+}
+
+TEST_CASE("ceiling: the triad of every instruction set computes what it is counted for", "[ceiling]") {
+  constexpr std::int64_t n = 48;
+  bench::Lines a = bench::lines(n * sizeof(float)), b = a, c = a;
+  for (std::int64_t i = 0; i < n; ++i) {
+    bench::floats(b)[i] = static_cast<float>(std::sin(i));
+    bench::floats(c)[i] = static_cast<float>(std::cos(3 * i));
+  }
+  for (const Isa isa : {Isa::generic, Isa::avx2, Isa::avx512}) {
+    CAPTURE(to_string(isa));
+    for (const bool streams : {false, true}) {
+      if (!kernels::is_supported(isa)) {
+        CHECK_THROWS_AS(bench::triad(isa, bench::floats(a), bench::floats(b), bench::floats(c), 3, n, streams),
+                        ValueError);
+        continue;
+      }
+      std::fill_n(bench::floats(a), n, 0.0f);
+      // One vector of the widest stays as it was.
+      bench::triad(isa, bench::floats(a), bench::floats(b), bench::floats(c), 3, n - 16, streams);
+      for (std::int64_t i = 0; i < n; ++i) {
+        const float product = 3 * bench::floats(c)[i];
+        CHECK(bench::floats(a)[i] == (i < n - 16 ? bench::floats(b)[i] + product : 0));
+      }
+    }
+  }
+  CHECK(bench::memory_gbs(kernels::best_isa(), 1, 1000, 0.001) > 0);
+  CHECK(bench::memory_gbs(Isa::generic, thread_count(), 1, 0) > 0);
+  CHECK_THROWS_AS(bench::memory_gbs(Isa::generic, thread_count() + 1, 16, 0), ValueError);
+  CHECK_THROWS_AS(bench::memory_gbs(Isa::generic, 1, 0, 0), ValueError);
+}
+
+TEST_CASE("ceiling: reading sums every float once", "[ceiling]") {
+  constexpr std::int64_t n = 1280;
+  bench::Lines x = bench::lines(n * sizeof(float));
+  for (std::int64_t i = 0; i < n; ++i) bench::floats(x)[i] = static_cast<float>(i + 1);
+  for (const Isa isa : {Isa::generic, Isa::avx2, Isa::avx512}) {
+    CAPTURE(to_string(isa));
+    if (!kernels::is_supported(isa)) {
+      CHECK_THROWS_AS(bench::read_sum(isa, bench::floats(x), n), ValueError);
+      continue;
+    }
+    CHECK(bench::read_sum(isa, bench::floats(x), n) == n * (n + 1) / 2);  // whole numbers below 2^24
+    CHECK(bench::read_sum(isa, bench::floats(x), 0) == 0);
+  }
+  CHECK_THROWS_AS(bench::read_sum(Isa::generic, bench::floats(x), 100), ValueError);
+}
+
+// ---- Where a step's time goes: the table that step_benchmark prints.
+
+TEST_CASE("step_profile: bytes, products and times by kind of operator", "[step_profile]") {
+  const memory::Stack stack = memory::make_resource(dry(cpu));
+  const ResourceScope scope(stack.top);
+  const auto leaf = [](const Shape& shape) { return zeros(shape, DType::f32, dry(cpu)).require_grad(); };
+  const Tensor x = zeros({5, 3}, DType::f32, dry(cpu)), w = leaf({4, 3}), b = leaf({4}), u = leaf({2, 4});
+  TapeGraph graph;
+  {
+    Tape tape;
+    tape.observe();
+    {
+      const Recording on(tape);
+      const Tensor h = linear(x, w, b);                                           // (5, 4)
+      sum(add(linear(reshape(h, {5, 4}), u), zeros({2}, DType::f32, dry(cpu))));  // (5, 2)
+    }
+    graph = TapeGraph::of(tape);
+  }
+  REQUIRE(graph.nodes.size() == 5);  // linear, reshape, linear, add, sum
+  TapeTimes times;
+  times.forward = {1, 0, 2, 9, 0.5};
+  times.recompute = {0, 0, 0.25, 0, 0};
+  times.backward = {3, 0, 4, 0, 0.5};
+  const std::vector<bench::OperatorTime> list = bench::operator_times(graph, times);
+  REQUIRE(list.size() == 4);
+  CHECK(list[0].name == "linear");
+  CHECK(list[0].calls == 2);
+  CHECK(list[0].forward_s == 3);
+  CHECK(list[0].recompute_s == 0.25);
+  CHECK(list[0].backward_s == 7);
+  // Forward: x 15, w 12, b 4, h 20; then h 20, u 8 and 10 of the result.
+  CHECK(list[0].forward_bytes == 4 * (51 + 38));
+  // Backward: dh 20, x 15, dw 12, db 4; then dy 10, h 20 and u 8 that it saved, dh 20 and du 8.
+  CHECK(list[0].backward_bytes == 4 * (51 + 66));
+  // 5 x 4 x 3 forward and once more, x needs no gradient; 5 x 2 x 4 forward and twice more.
+  CHECK(list[0].multiply_adds == 2 * 60 + 3 * 40);
+  CHECK(list[1].name == "add");
+  CHECK(list[1].seconds() == 9);
+  CHECK(bench::multiply_adds(graph) == list[0].multiply_adds);
+  for (const bench::OperatorTime& time : list) {
+    if (time.name == "reshape") CHECK(time.forward_bytes + time.backward_bytes == 0);
+  }
+  times.forward.pop_back();
+  CHECK_THROWS_AS(bench::operator_times(graph, times), ValueError);
+}
+
+TEST_CASE("step_profile: attention makes two products forward and five backward", "[step_profile]") {
+  const Tensor qkv = zeros({2, 6, 3 * 8}).require_grad(), q = zeros({2, 6, 2, 4}).require_grad();
+  Tape tape;
+  tape.observe();
+  const Recording on(tape);
+  attention(qkv, 2, {.causal = false});
+  attention(q, q, q, {.causal = false});
+  CHECK(bench::multiply_adds(TapeGraph::of(tape)) == 2 * 7 * (2 * 6 * 6 * 8));  // samples, queries, keys, channels
+  attention(q, q, q, {.causal = true, .window = 3});  // half of the keys, of which half but a quarter count
+  CHECK(bench::multiply_adds(TapeGraph::of(tape)) == (2 + 0.375) * 7 * (2 * 6 * 6 * 8));
+}
+
+TEST_CASE("step_profile: times are of the nodes that a recording shows", "[step_profile]") {
+  const Tensor x = full({2, 3}, 0.5, DType::f32), w = full({4, 3}, 0.25, DType::f32).require_grad();
+  const auto net = [&] { return sum(linear(cast(x, DType::bf16), cast(w, DType::bf16))); };  // x leads to no parameter
+  TapeGraph graph;
+  {
+    Tape tape;
+    tape.observe();
+    const Recording on(tape);
+    net();
+    graph = TapeGraph::of(tape);
+  }
+  TapeTimes times;
+  Tape tape;
+  tape.time(&times);
+  {
+    const Recording on(tape);
+    tape.backward(net());
+  }
+  REQUIRE(graph.nodes.size() == 4);
+  CHECK(times.forward.size() == graph.nodes.size());
+  CHECK(bench::operator_times(graph, times).size() == 3);
 }

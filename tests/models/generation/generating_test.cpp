@@ -2,21 +2,22 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/file.h>
 #include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/memory/units.h>
+#include <thimble/models/generation/generate.h>
 #include <thimble/models/generation/generating.h>
 #include <thimble/models/llama/llama_files.h>
 #include <thimble/models/training/training.h>
 #include <thimble/nn/files/weights.h>
+#include <thimble/nn/generate/sampling.h>
 #include <thimble/nn/quant/weight_only.h>
 #include <thimble/nn/tokens/tokenizer_file.h>
 
@@ -391,4 +392,90 @@ TEST_CASE("generating: bad options are refused", "[models][generating]") {
   CHECK(has(with([](GenerateOptions& o) { set_precision(o.shape.setup, "fp8"); }), "`precision`: fp8"));
   CHECK(has(with([](GenerateOptions& o) { o.tokenizer = "t.json"; }), "has characters as tokens"));
   CHECK(!with([](GenerateOptions& o) { o.weights += ".none"; }).empty());
+}
+
+// ---- The code of docs/generation.md.
+
+using namespace thimble::testing;
+
+TEST_CASE("generation document: tokens by hand", "[models][generating]") {
+  const Threads alone;
+  models::ModelOptions small;
+  small.layers = 1, small.heads = 2, small.width = 32, small.vocabulary = 50, small.sequence = 32;
+  const auto model = make_seeded<models::Decoder>("tiny-llama", small);
+  model->eval();
+  const std::vector<std::int64_t> prompt{3, 1, 4};
+  std::vector<std::int64_t> written;
+
+  nn::KvCacheSizes sizes = model->cache_sizes();  // layers, heads, and the dtype that changes no bit
+  sizes.batch = 2, sizes.context = 32;
+  models::Generation generation(*model, sizes, {.temperature = 0.7, .top_k = 20, .top_p = 0.9}, 5);
+  generation.read_all(prompt);  // the same for both sequences
+  for (int i = 0; i < 10; ++i) {
+    const std::vector<std::int64_t> next = generation.draw();  // one for each
+    generation.read(next);
+    written.push_back(next[0]);
+  }
+
+  CHECK(written.size() == 10);
+  CHECK(generation.cache().length() == 13);
+  for (const std::int64_t token : written) CHECK((token >= 0 && token < 50));
+}
+
+// ---- Text past a model's window: every token is drawn from a plain forward over the stretch that the rule names.
+
+namespace {
+
+// The rule: the newest `window` tokens of the prompt; then a token more each time, until the window is full; then the
+// newest half of a window, and so on. Without a cache.
+std::vector<std::int64_t> written_by_hand(models::Model& model, std::vector<std::int64_t> tokens, std::int64_t count,
+                                          const nn::SamplingOptions& sampling, std::uint64_t seed) {
+  const NoGrad off;
+  const auto window = static_cast<std::size_t>(model.options().sequence);
+  const auto vocabulary = static_cast<std::size_t>(model.options().vocabulary);
+  std::size_t length = std::min(tokens.size(), window);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::vector<std::int64_t> seen(tokens.end() - static_cast<std::ptrdiff_t>(length), tokens.end());
+    const auto logits = to_host<float>(model.forward(from_host(seen, {1, static_cast<std::int64_t>(length)})));
+    const auto last = std::span(logits).last(vocabulary);
+    tokens.push_back(nn::draw_token(last, sampling, nn::token_uniform(seed, i, 0)));
+    length = length < window ? length + 1 : std::max<std::size_t>(1, window / 2);
+  }
+  return tokens;
+}
+
+}  // namespace
+
+TEST_CASE("generate: three windows and more, by plain forwards", "[models][generating]") {
+  struct Row {
+    const char* model;
+    std::int64_t window, prompt;
+    nn::SamplingOptions sampling;
+  };
+  for (const Row& row : {Row{"char-gpt", 8, 2, {1, 0, 1}},
+                         {"char-gpt", 7, 1, {0, 0, 1}},
+                         {"char-gpt", 7, 20, {1, 3, 1}},
+                         {"char-gpt", 1, 1, {1, 0, 1}},
+                         {"char-gpt", 8, 8, {0.5, 0, 1}},
+                         {"tiny-llama", 9, 4, {1, 0, 1}}}) {
+    INFO(row.model << ", a window of " << row.window << ", a prompt of " << row.prompt << ", temperature "
+                   << row.sampling.temperature);
+    models::ModelOptions sizes;
+    sizes.layers = 2, sizes.heads = 2, sizes.width = 32, sizes.vocabulary = 11, sizes.sequence = row.window;
+    if (row.model == std::string("char-gpt")) sizes.dropout = 0.3;  // which writing is without
+    const auto model = testing::make_seeded<models::Model>(row.model, sizes, {});
+    // Larger than they are drawn: logits then depend on every token that is seen.
+    for (const auto& p : model->parameters()) {
+      auto values = to_host<float>(p.tensor);
+      for (float& value : values) value *= p.tensor.rank() >= 2 ? 12.0F : 1.0F;
+      copy_into(p.tensor, from_host(values, p.tensor.shape()));
+    }
+    std::vector<std::int64_t> prompt;
+    for (std::int64_t i = 0; i < row.prompt; ++i) prompt.push_back(i * i % 11);
+    const std::int64_t count = 3 * row.window + 5;
+    const auto told = models::generate(*model, prompt, count, row.sampling.temperature, row.sampling.top_k, 42);
+    CHECK(model->is_training());
+    model->eval();
+    CHECK(told == written_by_hand(*model, prompt, count, row.sampling, 42));
+  }
 }

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include <thimble/core/error.h>
-#include <thimble/memory/offload/device_tier.h>
+#include <thimble/memory/offload/tier.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/training/plan_training.h>
 #include <thimble/models/training/training.h>

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <thimble/core/error.h>
-#include <thimble/memory/offload/device_tier.h>
+#include <thimble/memory/offload/tier.h>
 #include <thimble/memory/offload/tier_store.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/checkpoint_info.h>

@@ -1,4 +1,4 @@
-#include <thimble/dist/pipeline/place.h>
+#include <thimble/dist/parts/team.h>
 
 #include <algorithm>
 #include <string>

@@ -1,4 +1,4 @@
-#include <thimble/memory/offload/device_tier.h>
+#include <thimble/memory/offload/tier.h>
 
 #include <thimble/core/error.h>
 #include <thimble/memory/offload/file_tier.h>
