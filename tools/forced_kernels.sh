@@ -6,7 +6,7 @@
 set -euo pipefail
 build=$1
 program=$build/bin/thimble tests=$build/bin/thimble_tests
-files="gemm gemm_bits gemm_bf16 gemm_sums conv_bf16 quant_conv dot_units fp8_linear ops_softmax ops_loss
+files="gemm gemm_bits gemm_bf16 gemm_direct conv_bf16 quant_conv dot_units fp8_linear ops_softmax ops_loss
 ops_reduction formats quantize step_kernels"
 
 filter=
