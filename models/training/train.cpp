@@ -1,4 +1,4 @@
-// The run itself: training by the engine, and what is reported of a named model.
+// Trains a named model in the engine and reports on it.
 
 #include <optional>
 #include <utility>

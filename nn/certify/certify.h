@@ -6,8 +6,8 @@
 //   if (!certificate.holds()) std::puts(certificate.text().c_str());
 //
 // Policy
-// - One run after the other, each in an arena of its own that dies with it: there is never a second model in memory. Of
-//   what is compared 128 bits are kept of every tensor and step (Digest).
+// - One run after the other, each in an arena of its own that dies with it: there is never a second model in memory.
+//   A run keeps 128 bits (Digest) of every compared tensor and step.
 // - Gradients are taken where they are complete (a hook of backward), before clipping and before a fused update or a
 //   tier takes them; with several micro-batches after each. Everything else is taken after a step.
 // - Both runs are the whole program: the same batches, rates, random numbers, at the user's sizes.
@@ -27,7 +27,7 @@
 namespace thimble::nn {
 
 /// 128 bits of the bytes of a tensor. Equal for equal bytes; unequal ones share a digest with a probability of about
-/// 2^-128 where nobody has chosen them.
+/// 2^-128, unless they were made to collide.
 struct Digest {
   std::uint64_t low = 0, high = 0;
   friend bool operator==(const Digest&, const Digest&) = default;

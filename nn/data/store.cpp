@@ -210,7 +210,7 @@ namespace {
 
 constexpr std::size_t idx_images_header = 16;
 
-/// Whether a file begins like a gzip file; what is too short for that is read as a plain one.
+/// Whether a file begins like a gzip file; a shorter file is read as a plain one.
 bool is_compressed(const InputFile& file) {
   std::array<std::byte, 2> start{};
   if (file.bytes() < start.size()) return false;

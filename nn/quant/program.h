@@ -76,7 +76,7 @@ struct Scales {
   WeightScales weights = WeightScales::per_channel;
 };
 
-/// The scale for numbers within [low, high], which is made to hold 0: that always has a code of its own. Throws
+/// The scale for numbers within [low, high], extended to contain 0, which has an exact code. Throws
 /// ValueError, naming `what`, when a bound is not finite or the range is empty (both are 0, or its scale would be less
 /// than 2^-126).
 CodeScale code_scale(double low, double high, Activations activations, std::string_view what);

@@ -180,7 +180,7 @@ TEST_CASE("gradient store: a run needs what its dry run says, and less than with
   store_run_test::check(setup, folder, here);
 }
 
-// ---- A leaf's gradient is its own: no other leaf, and nobody who gave it to backward, shares its bytes.
+// ---- A leaf's gradient shares its bytes with no other leaf, and with no caller of backward.
 
 namespace {
 

@@ -517,7 +517,7 @@ TEST_CASE("spill: pack and unpack", "[spill]") {
           for (std::size_t k = i / 64 * 64; k < std::min(before.size(), i / 64 * 64 + 64); ++k) {
             amax = std::max(amax, std::fabs(before[k]));
           }
-          // Below the smallest normal value of the dtype the error is that of the smallest one; i8 has one error alone.
+          // Below the smallest normal value of the dtype the error is that of the smallest one; i8 has only one error.
           const double floor = to == DType::i8       ? amax / 253 + std::fabs(before[i]) * 0x1p-8  // bf16 rounds again
                                : to == DType::f8e4m3 ? amax * 0x1p-18
                                : to == DType::f8e5m2 ? amax * 0x1p-32

@@ -342,7 +342,7 @@ TEST_CASE("tensor core: the random words of a block are those of its elements", 
   }
 }
 
-// ---- Products in TF32 by the tables of the PTX ISA, and the rounding to what they multiply, on the host.
+// ---- Products in TF32 by the tables of the PTX ISA, and the rounding of their operands, on the host.
 
 using namespace thimble::cuda_kernels;
 using namespace thimble::testing;

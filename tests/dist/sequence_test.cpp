@@ -205,7 +205,7 @@ TEST_CASE("sequence: what does not divide is refused", "[sequence]") {
 }
 
 // ---- The operators of context parallelism by heads against plain loops, a team of ranks against one rank, bit for
-// bit, and what they make of tokens in parts against the whole sequence.
+// bit, and sharded tokens against the whole sequence.
 
 namespace {
 

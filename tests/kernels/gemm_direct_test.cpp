@@ -140,7 +140,7 @@ struct Sizes {
   std::int64_t m, n, k;
 };
 
-// Element (i, j) of `rows` equals that of `strided`, and what lies between the elements of either is as it was.
+// Element (i, j) of `rows` equals that of `strided`, and the bytes between elements do not change.
 bool is_same(const Data& rows, std::int64_t row_stride, const Data& strided, std::int64_t n, const Sizes& s,
              std::size_t element) {
   const Data untouched(rows.dtype, 1, 9);
