@@ -104,18 +104,18 @@ std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& opt
   std::unique_ptr<Model> model = row_of(name).make(name, options, on);
   if (options.function != ModelFunction{}) complete_options(name, options);  // throws where the family has none
   if (options.stage.count > 1 && !model->has_stages()) {
-    throw ValueError("model: " + std::string(name) + " in " + std::to_string(options.stage.count) +
-                     " stages: it is no chain of blocks; expected 1");
+    throw ValueError("`pp`: " + std::string(name) + " is no chain of blocks; expected 1, got " +
+                     std::to_string(options.stage.count));
   }
   if (options.team.cuts_sequence && !model->can_cut_sequence()) {
-    throw ValueError("model: " + std::string(name) +
-                     " with a sequence in parts: it is not done; expected GPT, Llama or BERT");
+    throw ValueError((options.team.cuts_layers() ? "`sequence_parallel`: " : "`cp`: ") + std::string(name) +
+                     " is not cut along the sequence; expected GPT, Llama or BERT");
   }
   const auto is_whole = [](int layer) { return layer < 0; };
   if (options.team.cuts_layers() &&
       std::ranges::all_of(nn::shard_layers({model.get()}, model->trainable()), is_whole)) {
-    throw ValueError("model: " + std::string(name) + " in " + std::to_string(options.team.parts) +
-                     " parts: its layers are whole; expected 1");
+    throw ValueError("`tp`: " + std::string(name) + " has only whole layers; expected 1, got " +
+                     std::to_string(options.team.parts));
   }
   return model;
 }

@@ -11,6 +11,7 @@
 #include <thimble/core/error.h>
 #include <thimble/dist/mpi.h>
 #include <thimble/dist/threads.h>
+#include <thimble/models/techniques/technique.h>
 
 namespace thimble::bench {
 std::string ranks_in_words(const models::Setup& setup) {
@@ -71,6 +72,7 @@ int on_ranks(models::Setup& setup, memory::Device device, const RankBody& body) 
     setup.ranks = launch->ranks;
     dist::run_launched([&](dist::Communicator& ranks) { status = body(&ranks, failure); }, status_of);
   } else if (setup.ranks > 1) {
+    models::check_techniques(setup, models::is_text(setup));  // before threads are started
     const auto count = static_cast<std::size_t>(setup.ranks);
     std::vector<RankFailure> failures(count);
     std::vector<int> statuses(count);

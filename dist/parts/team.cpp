@@ -9,7 +9,7 @@ namespace thimble::dist {
 
 StagePlace::Units StagePlace::units(std::int64_t units) const {
   if (units < count) {
-    throw ValueError("pipeline: " + std::to_string(count) + " stages of a chain of " + std::to_string(units) +
+    throw ValueError("`pp`: " + std::to_string(count) + " stages of a chain of " + std::to_string(units) +
                      " blocks; expected at most as many");
   }
   if (has_all) return {0, units};

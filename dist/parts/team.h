@@ -24,6 +24,8 @@ struct Team {
   bool has_whole_layers = false;  ///< only the sequence is sharded, and heads in attention: dist/parts/sequence.h
 
   bool cuts_layers() const noexcept { return parts > 1 && !has_whole_layers; }
+  /// Of a setup, as errors name it.
+  const char* option() const noexcept { return has_whole_layers ? "`cp`" : "`tp`"; }
 
   int first() const noexcept;
   int count() const noexcept { return ranks != nullptr ? 1 : parts; }

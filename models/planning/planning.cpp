@@ -414,6 +414,7 @@ std::vector<RankPlan> plan_ranks(const PlanOptions& options) {
     throw ValueError(std::string(option) + ": not with `ranks` " + std::to_string(options.setup.ranks) +
                      "; expected one rank");
   }
+  check_techniques(options.setup, is_text(options.setup));
   std::vector<RankPlan> plans;
   PlanOptions of_rank = options;
   const PlannedRuns runs(of_rank.setup, options.device, options.data);

@@ -22,13 +22,13 @@ TokenModel::TokenModel(const ModelOptions& options, const nn::TensorOptions& on)
   const dist::Team& group = options.team;
   if (group.parts == 1) return;
   const bool is_cut = group.cuts_layers();
-  const std::string start = (is_cut ? "a vocabulary in " : "tokens in ") + std::to_string(group.parts) + " parts: ";
+  const std::string start = std::string(group.option()) + ": " + std::to_string(group.parts) + " parts: ";
   if (is_cut && options.vocabulary < group.parts) {
-    throw ValueError(start + std::to_string(options.vocabulary) + " tokens; expected at most as many parts");
+    throw ValueError(start + "a vocabulary of " + std::to_string(options.vocabulary) +
+                     " tokens; expected at most as many parts");
   }
   if (group.cuts_sequence && options.sequence % group.parts != 0) {
-    throw ValueError("a sequence in " + std::to_string(group.parts) + " parts: " + std::to_string(options.sequence) +
-                     " tokens; expected a divisor");
+    throw ValueError(start + "a sequence of " + std::to_string(options.sequence) + " tokens; expected a divisor");
   }
   if (options.head == Head::chunked) throw ValueError(start + "not with a chunked head; expected a full one");
   if (!is_cut && options.build == Build::textbook) {

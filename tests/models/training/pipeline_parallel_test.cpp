@@ -206,7 +206,7 @@ TEST_CASE("pipeline: what stages cannot do is refused", "[pipeline_parallel]") {
         "`pp`: 2 with `ranks` 3; expected as many stages as divide the ranks, or any number on one rank");
   CHECK(why([](auto& o) { o.setup.ranks = 1; }) == "");
   CHECK(why([](auto& o) { o.setup.pp = o.setup.ranks = 5; }) ==
-        "pipeline: 5 stages of a chain of 4 blocks; expected at most as many");
+        "`pp`: 5 stages of a chain of 4 blocks; expected at most as many");
   CHECK(why([](auto& o) { o.setup.pipeline = "zigzag"; }) ==
         "`pipeline`: 'zigzag' is not one of 1f1b, gpipe, interleaved");
   CHECK(why([](auto& o) { o.setup.lora_rank = 4; }).find("`pp`: 2 not with `lora_rank` 4") == 0);
@@ -225,7 +225,7 @@ TEST_CASE("pipeline: what stages cannot do is refused", "[pipeline_parallel]") {
   CHECK(why([](auto& o) {
           o.setup.model = "googlenet";
           o.setup.sizes = {};
-        }) == "model: googlenet in 2 stages: it is no chain of blocks; expected 1");
+        }) == "`pp`: googlenet is no chain of blocks; expected 1, got 2");
 }
 
 // tests/models/training/parts_files_test.cpp does the same for parts alone.

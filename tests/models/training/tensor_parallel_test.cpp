@@ -230,7 +230,7 @@ TEST_CASE("tensor parallel: what is not done in parts is refused", "[tensor_para
     return testing::refusal_of(options);
   };
   CHECK(why([](auto&) {}) == "");
-  CHECK(why([](auto& o) { o.setup.tp = 5; }) == "blocks in 5 parts: 12 heads; expected a divisor");
+  CHECK(why([](auto& o) { o.setup.tp = 5; }) == "`tp`: 5 parts: 12 heads; expected a divisor");
   CHECK(why([](auto& o) { o.setup.ranks = 3; }) ==
         "`tp`: 2 with `ranks` 3; expected a divisor of the ranks, or any number of parts on one rank");
   CHECK(why([](auto& o) {
@@ -243,18 +243,18 @@ TEST_CASE("tensor parallel: what is not done in parts is refused", "[tensor_para
         "`sequence_parallel`: needs `tp` 2 or more");
   CHECK(why([](auto& o) {
           o.setup.sequence_parallel = true, o.setup.sizes.sequence = 17;
-        }).find("a sequence in 2 parts: 17 tokens; expected a divisor") == 0);
+        }).find("`tp`: 2 parts: a sequence of 17 tokens; expected a divisor") == 0);
   CHECK(why([&](auto& o) {
           o.setup = setup_of({"vit-b16", 2, 1});
           o.setup.ranks = 1, o.setup.sequence_parallel = true;
-        }).find("with a sequence in parts: it is not done; expected GPT, Llama or BERT") != std::string::npos);
+        }).find("is not cut along the sequence; expected GPT, Llama or BERT") != std::string::npos);
   CHECK(why([](auto& o) { o.setup.sizes.head = models::Head::chunked; }) ==
         "`head`: chunked not with `tp` 2: its ranks have a shard of the vocabulary each; expected one of the two");
   CHECK(why([](auto& o) { o.setup.sizes.feed_forward = models::FeedForward::tiled; }) ==
         "`feed_forward`: tiled not with `tp` 2: the shards of its layers are whole products; expected one of the two");
-  CHECK(why([](auto& o) { set_precision(o.setup, "fp8"); }).find("blocks in 2 parts: not with products in FP8") == 0);
+  CHECK(why([](auto& o) { set_precision(o.setup, "fp8"); }).find("`tp`: 2 parts: not with products in FP8") == 0);
   CHECK(why([](auto& o) {
           o.setup.model = "resnet18";
           o.setup.sizes = {};
-        }) == "model: resnet18 in 2 parts: its layers are whole; expected 1");
+        }) == "`tp`: resnet18 has only whole layers; expected 1, got 2");
 }
