@@ -289,7 +289,7 @@ void PlannedSetup::fit() { plans_.fit(); }
 nn::Plan PlannedSetup::plan() const {
   const nn::ShapePlan& shape = *plans_.shapes().front();
   nn::Plan plan = shape.parts.front();
-  if (!shape.placement.empty()) plan.placement = shape.placement;
+  plan.placement = shape.placed();
   plan.peak_bytes = plans_.plan().peak_bytes;
   plan.tier_bytes = plans_.plan().tier_bytes;
   plan.peak_by_category = plans_.plan().peak_by_category;

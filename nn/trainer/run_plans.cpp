@@ -213,7 +213,7 @@ void RunPlans::fit_arena() {
 
 memory::OutsideFacts RunPlans::outside_facts() const {
   memory::OutsideFacts facts = program_.outside_facts(node_count());
-  for (const auto& shape : shapes_) facts.events += event_count(shape->placement);
+  for (const auto& shape : shapes_) facts.events += event_count(shape->placed());
   return facts;
 }
 

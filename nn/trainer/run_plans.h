@@ -57,6 +57,10 @@ struct ShapePlan {
   std::vector<StepPlacement> placement;            // of the first and of a steady step, all parts together
   std::size_t first_plan = 0;                      // index of its first one in RunPlans::placements()
   bool is_given = false;                           // by TrainerOptions::plan
+  /// Of a program that is planned as a whole the part's plan has it.
+  const std::vector<StepPlacement>& placed() const noexcept {
+    return placement.empty() && !parts.empty() ? parts.front().placement : placement;
+  }
 };
 
 /// Their addresses are stable, because runs point to them.

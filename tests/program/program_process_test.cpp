@@ -66,6 +66,13 @@ TEST_CASE("program: a budget for the process", "[program][process]") {
   CHECK(report.at("budget_bytes").get<std::size_t>() < budget);
   CHECK(report.at("process_peak_bytes").get<std::size_t>() <= budget);
   CHECK(report.at("loss_last") == whole.at("loss_last"));
+  // 10,000 events of placed steps are in the promise, too.
+  const auto deep = program_test::run(folder,
+                                      "train char-gpt --layers 120 --heads 4 --width 64 --seq 64 --batch 4 --steps 1 "
+                                      "--eval-batches 1 --data synthetic --json --process-budget 150MiB");
+  REQUIRE(deep->status == 0);
+  const nlohmann::json deepest = nlohmann::json::parse(deep->out);
+  CHECK(deepest.at("predicted_peak_bytes").get<std::size_t>() + sum_of_parts(deepest) <= std::size_t{150} << 20);
   for (const std::string& command : {train, "plan " + sizes}) {
     const auto refused = program_test::run(folder, command + "--process-budget 1MiB");
     CHECK(refused->status == 3);
