@@ -430,7 +430,7 @@ class Step {
   }
 
   const FlatGraph& graph_;
-  std::vector<Event> events_;
+  std::span<const Event> events_;
   std::vector<std::uint8_t> is_there_, has_gradient_, is_needed_;
   std::size_t turn_ = 0;                       // the first event after the forward
   std::vector<std::uint32_t> goes_, results_;  // after each event, from the last on; at the turn
@@ -500,14 +500,14 @@ Selection GraphSimulator::close(const std::vector<bool>& wanted, std::vector<Dro
 
 GraphCost GraphSimulator::run_closed(Bytes bound) { return state_->step.run(state_->order, false, bound); }
 
-std::vector<Drop> GraphSimulator::gaps(const Selection& selection) {
+std::vector<GraphSimulator::Gap> GraphSimulator::gaps(const Selection& selection) {
   using namespace graph_simulator_detail;
   state_->make_order(selection);
   const FlatGraph& graph = state_->graph;
   const Order& order = state_->order;
   const auto turn = static_cast<std::uint32_t>(graph.operators.size());
   std::vector<std::uint32_t> last(graph.bytes.size());  // step that used or made it
-  std::vector<Drop> gaps;
+  std::vector<Gap> gaps;
   auto is_made = order.is_made().begin();
   for (std::size_t at = 0; at < order.events().size(); ++at) {
     const Event& event = order.events()[at];
@@ -516,7 +516,7 @@ std::vector<Drop> GraphSimulator::gaps(const Selection& selection) {
     for (const std::uint32_t t : (is_backward ? graph.reads : graph.inputs)[event.op]) {
       const std::uint32_t before = std::exchange(last[t], step);
       if (graph.is_given[t] || before == step || (before < turn && step >= turn)) continue;
-      gaps.push_back({t, before});
+      gaps.push_back({{t, before}, step});
     }
     if (is_backward) continue;
     for (const std::uint32_t t : graph.outputs[event.op]) {

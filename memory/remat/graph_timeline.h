@@ -53,9 +53,14 @@ class GraphSimulator {
   /// The needs of the selection that was closed last. Where the peak reaches `bound` the simulation ends, and only
   /// that is told: peak_bytes is at least as large.
   GraphCost run_closed(Bytes bound = std::numeric_limits<Bytes>::max());
+  /// A drop and the step of the next use.
+  struct Gap {
+    Drop drop;
+    std::uint32_t until;
+  };
   /// The drops that would change a step with a selection: after each use of a tensor that is used later without being
   /// made again in between, forward and backward apart.
-  std::vector<Drop> gaps(const Selection& selection);
+  std::vector<Gap> gaps(const Selection& selection);
 
  private:
   struct State;

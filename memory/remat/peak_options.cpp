@@ -14,7 +14,7 @@ namespace thimble::remat {
 namespace {
 
 constexpr int prices = 24;               // of the whole, rising
-constexpr int rounds = 8;                // of each price
+constexpr int rounds = 8;                // of each price, or half of them
 constexpr Bytes small = 500;             // tensors of a smaller part of the peak are not turned by themselves
 constexpr std::size_t work = 2'000'000;  // operators simulated, about: a count, so that results are the same everywhere
 constexpr std::size_t few = 24;          // operators up to which all changes are tried, and pairs of them
@@ -35,10 +35,12 @@ class PeakGame {
         may_drop_(reruns == Reruns::any),
         drops_(is_small_ && may_drop_),
         can_make_(recomputable(graph)),
+        maker_(graph.tensors.size()),
         takers_(graph.tensors.size()),
         readers_(graph.tensors.size()) {
     for (std::uint32_t i = 0; i < graph.operators.size(); ++i) {
       const GraphOperator& op = graph.operators[i];
+      for (const std::uint32_t t : op.outputs) maker_[t] = i;
       for (const std::uint32_t t : op.backward_reads) readers_[t].push_back(i);
       if (!op.can_recompute) continue;
       for (const std::uint32_t t : op.inputs) takers_[t].push_back(i);
@@ -56,10 +58,11 @@ class PeakGame {
     const auto price_at = [&](int p) { return first * std::pow(2.0, 0.75 * p); };
     std::vector<double> weights(graph_.operators.size() + 1);
     weights[0] = 1;
+    const int turns = 4 * prices * rounds * graph_.operators.size() > work ? rounds / 2 : rounds;
     for (int p = 0; p < prices; ++p) {
       const double price = price_at(p);
       KeptPlan best = last;
-      for (int round = 0; round < rounds; ++round) {
+      for (int round = 0; round < turns; ++round) {
         last = plan({cheapest(last.selection, weights, price), {}});
         if (value(last, price) < value(best, price)) best = last;
         const GraphCost& cost = last.cost;
@@ -75,8 +78,10 @@ class PeakGame {
     change_best();
     if (may_drop_ && !is_small_) {
       drops_ = true;
-      limit_ = 3 * work;
-      for (int p = 0; p < prices; ++p) improve(cheapest_of_best(price_at(p)), price_at(p));
+      for (int p = 0; p < prices; ++p) {
+        limit_ = (2 * prices + static_cast<std::size_t>(p) + 1) * work / prices;
+        improve(cheapest_of_best(price_at(p)), price_at(p));
+      }
       fill_gaps();
       limit_ = 4 * work;
       for (auto& [peak, entry] : best_) entry.changes = 0;
@@ -88,9 +93,8 @@ class PeakGame {
   }
 
  private:
-  /// Cost, and the price of the peak; a smooth one, so that each of several moments with the largest need counts.
-  double value(const KeptPlan& plan, double price) const {
-    const GraphCost& cost = plan.cost;
+  /// The 16-norm of a step's moments as a smooth peak, so that each of several with the largest need counts.
+  static double smooth_peak(const GraphCost& cost) {
     const double peak = static_cast<double>(std::max<Bytes>(cost.peak_bytes, 1));
     const auto power = [&](Bytes bytes) {
       double x = static_cast<double>(bytes) / peak;
@@ -99,7 +103,12 @@ class PeakGame {
     };
     double sum = power(cost.forward_peak_bytes);
     for (const Bytes bytes : cost.operator_peak_bytes) sum += power(bytes);
-    return static_cast<double>(cost.cost) + price * peak * std::pow(sum, 1.0 / 16);
+    return peak * std::pow(sum, 1.0 / 16);
+  }
+
+  /// Cost, and the price of the peak.
+  static double value(const KeptPlan& plan, double price) {
+    return static_cast<double>(plan.cost.cost) + price * smooth_peak(plan.cost);
   }
 
   const KeptPlan& cheapest_of_best(double price) const {
@@ -116,8 +125,9 @@ class PeakGame {
     double least = value(best, price);
     for (bool has_changed = true; has_changed && simulated_ < limit_;) {
       has_changed = false;
-      for (const Change& one : changes(best)) {
-        KeptPlan other = changed(best, one);
+      for (const Change& one : promising(best, price)) {
+        if (simulated_ >= limit_) break;
+        KeptPlan other = plan(changed_wish(best, one), least, price);
         const double own = value(other, price);
         if (own >= least) continue;
         best = std::move(other);
@@ -126,6 +136,49 @@ class PeakGame {
       }
     }
     improved_ = std::move(best);
+  }
+
+  /// Keep a tensor or not; or run an operator again, with its inputs kept; or drop a tensor after a step or not.
+  struct Change {
+    enum class Kind : std::uint8_t { keep, rerun, drop } kind;
+    Drop of;                  // or only the index of the tensor or operator
+    std::uint32_t until = 0;  // of a drop that is new: the step of the next use
+  };
+
+  /// Changes that may lower a plan's value. In large graphs the most promising come first: with the time of one re-run
+  /// and the price of the bytes that come or go, at the slope of the smooth peak, which bounds the gain of fewer bytes.
+  std::vector<Change> promising(const KeptPlan& plan, double price) {
+    std::vector<Change> all = changes(plan);
+    if (!drops_ || is_small_) return all;
+    const GraphCost& cost = plan.cost;
+    const double peak = smooth_peak(cost);
+    const auto slope = [&](Bytes bytes) { return price * std::pow(static_cast<double>(bytes) / peak, 15); };
+    const double forward = slope(cost.forward_peak_bytes);
+    std::vector<double> before{0};  // slopes of the moments before each
+    for (std::size_t i = cost.operator_peak_bytes.size(); i-- > 0;) {
+      before.push_back(before.back() + slope(cost.operator_peak_bytes[i]));
+    }
+    const std::vector<Use> when = uses(plan.selection);
+    const Wish wish = wish_of(plan);
+    std::vector<std::pair<double, Change>> list;
+    for (const Change& one : all) {
+      const std::uint32_t t = one.of.tensor;
+      const auto bytes = static_cast<double>(graph_.tensors[t].bytes);
+      double gain = static_cast<double>(graph_.operators[maker_[t]].cost);  // of running it less often
+      if (one.kind == Change::Kind::drop && one.until > 0) {
+        const std::size_t turn = graph_.operators.size();
+        gain = bytes * (one.until < turn ? forward : before[one.until - turn] - before[one.of.after + 1 - turn]) - gain;
+        if (gain <= 0) continue;
+      } else if (one.kind == Change::Kind::keep && when[t].first < before.size()) {
+        const double kept = bytes * before[when[t].first];
+        gain = wish.wanted[t] ? kept + bytes * forward - gain : gain - kept;
+      }
+      list.emplace_back(gain, one);
+    }
+    std::stable_sort(list.begin(), list.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    all.clear();
+    for (const auto& [gain, one] : list) all.push_back(one);
+    return all;
   }
 
   /// Makes single changes to all that none betters, then pairs of them, as long as that finds more.
@@ -153,8 +206,9 @@ class PeakGame {
       if ((high->first - low->first) * static_cast<Bytes>(gap_parts) < best_.rbegin()->first) continue;
       gaps.emplace_back(wish_of(high->second.plan), wish_of(low->second.plan));
     }
+    const std::size_t stride = 1 + gaps.size() * 2 * gap_parts * graph_.operators.size() / work;
     for (const auto& [high, low] : gaps) {
-      for (std::size_t part = 1; part < 2 * gap_parts; ++part) {
+      for (std::size_t part = 1; part < 2 * gap_parts; part += stride) {
         Wish between = high;
         const std::size_t end = part % gap_parts * between.wanted.size() / gap_parts;
         for (std::size_t t = 0; t < between.wanted.size(); ++t) {
@@ -164,12 +218,6 @@ class PeakGame {
       }
     }
   }
-
-  /// Keep a tensor or not; or run an operator again, with its inputs kept; or drop a tensor after a step or not.
-  struct Change {
-    enum class Kind : std::uint8_t { keep, rerun, drop } kind;
-    Drop of;  // or only the index of the tensor or operator
-  };
 
   std::vector<Change> changes(const KeptPlan& plan) {
     std::vector<Change> list;
@@ -182,8 +230,8 @@ class PeakGame {
     }
     if (!drops_) return list;
     for (const Drop& drop : plan.selection.drops) list.push_back({Change::Kind::drop, drop});
-    for (const Drop& drop : simulator_.gaps(plan.selection)) {
-      if (can_make_[drop.tensor]) list.push_back({Change::Kind::drop, drop});
+    for (const auto& [drop, until] : simulator_.gaps(plan.selection)) {
+      if (can_make_[drop.tensor]) list.push_back({Change::Kind::drop, drop, until});
     }
     return list;
   }
@@ -244,6 +292,19 @@ class PeakGame {
     return plan;
   }
 
+  /// The same, not simulated to its end where the value reaches `most` and another plan is better.
+  KeptPlan plan(Wish wish, double most, double price) {
+    simulated_ += graph_.operators.size();
+    KeptPlan plan;
+    plan.selection = simulator_.close(wish.wanted, std::move(wish.drops));
+    const double left = std::max(0.0, most - static_cast<double>(plan.selection.cost)) / price;
+    const double largest = static_cast<double>(largest_total);
+    plan.cost = simulator_.run_closed(
+        std::max(peak_to_better(plan.selection.cost), static_cast<Bytes>(std::min(left, largest)) + 1));
+    offer(plan);  // one that did not end is not better
+    return plan;
+  }
+
   /// offer(plan(wish)), in less time: a wish that was offered before is not simulated, nor to its end a plan that
   /// another betters. It counts as simulated all the same.
   void offer(Wish wish) {
@@ -251,12 +312,17 @@ class PeakGame {
     if (is_small_ && !offered_.insert(digest(wish)).second) return;
     KeptPlan plan;
     plan.selection = simulator_.close(wish.wanted, std::move(wish.drops));
-    const auto as_cheap = [&](const auto& entry) { return entry.first <= plan.selection.cost; };
-    const auto better = std::find_if(front_.begin(), front_.end(), as_cheap);
-    const Bytes bound = better != front_.end() ? better->second : std::numeric_limits<Bytes>::max();
+    const Bytes bound = peak_to_better(plan.selection.cost);
     if (plan.selection.kept_bytes >= bound) return;
     plan.cost = simulator_.run_closed(bound);
     if (plan.cost.peak_bytes < bound) offer(plan);
+  }
+
+  /// The peak of the best plan that costs no more.
+  Bytes peak_to_better(Time cost) const {
+    const auto better =
+        std::find_if(front_.begin(), front_.end(), [&](const auto& entry) { return entry.first <= cost; });
+    return better != front_.end() ? better->second : std::numeric_limits<Bytes>::max();
   }
 
   static std::uint64_t digest(const Wish& wish) {
@@ -356,6 +422,7 @@ class PeakGame {
   bool drops_;  // among the changes
   std::size_t limit_ = work;
   std::vector<bool> can_make_;
+  std::vector<std::uint32_t> maker_;                 // of each tensor
   std::vector<std::vector<std::uint32_t>> takers_;   // operators that can run again
   std::vector<std::vector<std::uint32_t>> readers_;  // operators whose backward reads it
   std::size_t simulated_ = 0;

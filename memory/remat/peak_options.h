@@ -11,7 +11,8 @@
 // - After each price single tensors are kept or dropped as long as that lowers time and price together. In small graphs
 //   operators are also run again with their inputs kept, and in the end all pairs of such changes are tried.
 // - Where operators may run again more than once, tensors are also dropped between two uses, in the forward, too: in
-//   small graphs among the other changes, in large ones after them, and gaps between plans are filled.
+//   small graphs among the other changes, in large ones after them, the most promising first and each price with its
+//   share of the work, and gaps between plans are filled.
 // - All selections on the way are simulated, and the ones stay that no other betters in peak and cost.
 
 #include <cstddef>

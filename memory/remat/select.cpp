@@ -183,10 +183,11 @@ bool MinCut::find_levels() {
       const std::uint32_t to = edges_[e].to;
       if (edges_[e].capacity == 0 || level_[to] >= 0) continue;
       level_[to] = level_[queue_[i]] + 1;
+      if (to == sink()) return true;  // all nodes that are nearer are known
       queue_.push_back(to);
     }
   }
-  return level_[sink()] >= 0;
+  return false;
 }
 
 /// Fills the level graph: walks forward along edges with capacity left, back from dead ends, and from the sink back to

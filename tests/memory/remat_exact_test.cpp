@@ -168,6 +168,34 @@ TEST_CASE("remat exact: plans of small graphs are near the best of all schedules
   CHECK(smallest_gaps / rounds <= 0.01);
 }
 
+TEST_CASE("remat exact: the skips of a large net are made again", "[remat]") {
+  GraphBuilder net;
+  std::uint32_t x = net.given("x", 1000, 0);
+  const auto add_layers = [&](Bytes bytes) {
+    for (int layer = 0; layer < 30; ++layer) {
+      x = net.add("conv", {x}, bytes, 36 * bytes, {x});
+      x = net.add("relu", {x}, bytes, bytes / 4, {}, true);
+    }
+  };
+  std::vector<std::uint32_t> skips;
+  constexpr Bytes most = 1 << 22, least = 1 << 16;
+  for (Bytes bytes = most; bytes > least; bytes /= 2) {
+    add_layers(bytes);
+    skips.push_back(x);
+    x = net.add("pool", {x}, bytes / 4, bytes / 4, {x});
+  }
+  add_layers(least);
+  for (Bytes bytes = 2 * least; bytes <= most; bytes *= 2) {
+    x = net.add("up", {x}, bytes, bytes, {x});
+    x = net.add("cat", {x, skips.back()}, 2 * bytes, bytes, {});
+    skips.pop_back();
+    add_layers(bytes);
+  }
+  const std::vector<remat::KeptPlan> plans = remat::peak_options(net.build(), 1000, remat::Reruns::any);
+  INFO(plans.front().cost.peak_bytes << " to " << plans.back().cost.peak_bytes);
+  CHECK(plans.back().cost.peak_bytes * 3 < plans.front().cost.peak_bytes);
+}
+
 // ---- Planning in bounded memory.
 
 TEST_CASE("heap room: what the smallest limit leaves beside half of the code", "[heap_bound]") {
