@@ -13,6 +13,7 @@
 #include <thimble/nn/layers/layers.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/adam.h>
+#include <thimble/optim/grad_scaler.h>
 #include <thimble/optim/sgd.h>
 
 #include "support/catch.h"
@@ -227,6 +228,16 @@ TEST_CASE("checkpoint file: what does not match is refused and nothing changes",
   optim::Sgd sgd(target.net->trainable(), {});
   CHECK(contains(error_of([&] { nn::load_checkpoint(folder / "good", *target.net, sgd, target.generator); }),
                  "optimizer 'adamw' in the file, training uses 'sgd'"));
+  // A scale that the options do not allow is found before the first tensor is read.
+  optim::GradScaler scaler({.scale = 64}), low({.scale = 2, .most = 16});
+  nn::save_checkpoint(folder / "scaled", *saved.net, saved.optimizer, saved.generator, {}, &scaler);
+  const auto scaled_by = [&](const std::string& name, optim::GradScaler* own) {
+    return error_of([&] { nn::load_checkpoint(folder / name, *target.net, target.optimizer, target.generator, own); });
+  };
+  CHECK(contains(scaled_by("scaled", &low), "expected scale between the least and the largest, got 64"));
+  CHECK(contains(scaled_by("scaled", nullptr), "the loss was scaled in the file; training does not"));
+  CHECK(contains(scaled_by("good", &low), "the loss was not scaled in the file; training scales it"));
+  CHECK(low.state().scale == 2);
   CHECK(target.values() == before);
 }
 

@@ -10,6 +10,7 @@
 #include <sys/resource.h>
 
 #include <thimble/core/error.h>
+#include <thimble/core/numbers/integers.h>
 #include <thimble/core/ops/copy.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/units.h>
@@ -86,7 +87,13 @@ TEST_CASE("trainer: the number of micro-batches is chosen for the budget", "[tra
   CHECK(tight.peak_bytes() == tight.plan().peak_bytes);
   CHECK(tight.peak_bytes() <= options.budget_bytes);
 
+  options.process_budget_bytes = std::size_t{1} << 40;  // the smaller of both counts
+  const Own bounded(own, options);
+  CHECK(bounded.plan().micro_batches == tight.plan().micro_batches);
+  options.process_budget_bytes = bounded.plan().outside.total() + (of_two + of_eight) / 2;
   options.budget_bytes = std::size_t{1} << 40;
+  if (!testing::has_sanitizer) CHECK(Own(own, options).plan().micro_batches > 2);
+  options.process_budget_bytes = 0;
   CHECK(Own(own, options).plan().micro_batches == 1);
   options.budget_bytes = 0;
   CHECK_THROWS_AS(Own(own, options), ValueError);
@@ -348,6 +355,19 @@ TEST_CASE("trainer: tensors wait in a tier between their uses, with the same bit
     CHECK(trainer.plan().peak_bytes < kept.plan().peak_bytes);
     if (!one.away.saved_tensors) CHECK(trainer.plan().tier_bytes > 0);
     CHECK(trainer.certify(2).holds());
+  }
+  {  // two optimizers, whose parameters wait in one file
+    Sizes sizes;
+    sizes.width = 40, sizes.depth = 2;
+    sizes.samples = [](std::int64_t) { return std::int64_t{9}; };
+    nn::Trainer<Rivals, Batch> two(rivals(sizes), {.steps = 2, .offload = {.folder = at, .parameters = true}});
+    const nn::RunReport report = two.run();
+    std::size_t bytes = 0;
+    for (nn::Module* const module : two.model().modules()) {
+      for (const optim::Named& p : module->trainable()) bytes += round_up(p.tensor.bytes(), std::size_t{4096});
+    }
+    CHECK(report.measured_tier_bytes == bytes);
+    CHECK(report.predicted_tier_bytes == bytes);
   }
 
   const Program own = own_of(1);

@@ -425,4 +425,15 @@ TEST_CASE("trainer: a checkpoint that is taken back leaves the one before it, an
   CHECK(keeper.saved_step() == 2);
   CHECK(keeper.text() == "'" + path + "' holds step 2");
   CHECK(nn::steps_done(nn::parse_checkpoint_info(SafetensorsReader(path).header(), path)) == 2);
+
+  // Of a run that begins again, the same step takes the place of the other run's, and both would have one name.
+  nn::CheckpointKeeper again({.path = path, .keep = 3});
+  const auto write = [&](const std::string& to) { nn::save_checkpoint(to, net, sgd, current_generator()); };
+  for (const std::int64_t step : {2, 5}) {
+    sgd.set_step_count(step);
+    again.save(step, write);
+    again.confirm();
+    CHECK(std::filesystem::exists(path + ".step-2") == (step == 5));
+    CHECK(folder.entries() == (step == 5 ? 2 : 1));
+  }
 }
