@@ -8,6 +8,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/quant/quantize.h>
 #include <thimble/core/ops/random.h>
 #include <thimble/memory/offload/file_tier.h>
 #include <thimble/models/techniques/setup.h>
@@ -189,6 +190,25 @@ TEST_CASE("fit: transfers that nothing hides are charged, both ways", "[fit][spi
   CHECK(variants().size() > 0);
   policy.smallest = largest + 1;
   CHECK(variants().empty());
+
+  // Packing passes over both forms, at its time and again in backward.
+  policy = {};
+  policy.packs = true, policy.packed = DType::i8;
+  for (const nn::SpillVariant& variant : variants()) {
+    double bytes = 0;
+    for (const TapePlan::Spill& spill : variant.spills) {
+      for (const nn::Spillable& use : uses) {
+        if (use.node != spill.node || use.which != spill.which) continue;
+        const auto elements = static_cast<std::int64_t>(use.bytes / size_of(use.dtype));
+        bytes += static_cast<double>(use.bytes + packed_bytes(elements, DType::i8));
+      }
+    }
+    const remat::Time pass = nn::nanoseconds(bytes / machine.bytes_per_s);
+    CHECK(pass > 0);
+    CHECK(variant.option.forward_time - option.forward_time == pass);
+    CHECK(variant.option.recompute_time - option.recompute_time == pass);
+  }
+  CHECK(variants().size() > 1);
 }
 
 TEST_CASE("fit: a budget that offloading keeps in less time, or that nothing else keeps", "[fit][spill]") {

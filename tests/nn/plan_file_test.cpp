@@ -5,6 +5,7 @@
 #include <functional>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -139,6 +140,19 @@ TEST_CASE("plan file: the text of a plan, line by line", "[plan]") {
         head + "  step 0: 9 events, 7 blocks in 2.00 KiB (2048 B)\n  step 1 and later: " + of_steady);
   plan.placement = {steady};
   CHECK(nn::to_text(plan) == head + "  step 0 and later: " + of_steady);
+
+  // Each figure in the file is its own.
+  plan.placement.clear();
+  plan.description = "by hand", plan.step_s = 0.5, plan.offloaded_bytes = 6, plan.packed_bytes = 7;
+  for (std::size_t c = 0; c < category_count; ++c) plan.peak_by_category[c] = 100 + c;
+  plan.packed = {{"gelu", DType::i8, 8, 9, 10}};
+  const nn::Plan back = nn::parse_plan(nn::plan_to_json(plan), "by hand");
+  const auto numbers = [](const nn::Plan& p) {
+    return std::tuple(p.peak_bytes, p.lower_bound_bytes, p.step_s, p.time_overhead, p.offloaded_bytes, p.packed_bytes);
+  };
+  CHECK(numbers(back) == numbers(plan));
+  CHECK((back.description == plan.description && back.peak_by_category == plan.peak_by_category));
+  CHECK((back.packed == plan.packed));
 }
 
 TEST_CASE("plan file: a run follows it with the bytes and the losses of the run that planned", "[plan]") {
