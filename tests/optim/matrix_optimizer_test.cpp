@@ -300,6 +300,32 @@ TEST_CASE("matrix optimizers: all but matrices has the bits of AdamW", "[matrix_
   }
 }
 
+TEST_CASE("matrix optimizers: a factor has the bits of gradients that it multiplied", "[matrix_optimizer]") {
+  enum class By { factor, gradient, nothing };
+  for (const std::string name : names) {
+    INFO(name);
+    const auto trained = [&](By by) {
+      const std::vector<Named> list = make_parameters();
+      const auto optimizer = make(name, list);
+      for (int step = 0; step < 3; ++step) {
+        set_gradients(list, step);
+        const double factor = 1.0 / (1 << (4 * step));  // a power of two, and another one in each step
+        if (by == By::factor) optimizer->set_gradient_factor(factor);
+        for (const Named& p : list) {
+          if (by == By::gradient) p.tensor.grad() = mul(p.tensor.grad(), factor);
+        }
+        optimizer->step();
+      }
+      std::vector<std::vector<float>> values;
+      for (const Named& p : list) values.push_back(to_host<float>(p.tensor));
+      return values;
+    };
+    const auto by_factor = trained(By::factor), plain = trained(By::nothing);
+    CHECK(by_factor == trained(By::gradient));
+    for (std::size_t i = 0; i < matrices; ++i) CHECK(by_factor[i] != plain[i]);
+  }
+}
+
 TEST_CASE("matrix optimizers: bytes of state", "[matrix_optimizer]") {
   const std::size_t others = 8 * (7 * 4 + 9);
   const auto bytes = [](const char* name) { return make(name, make_parameters())->state_bytes(); };
