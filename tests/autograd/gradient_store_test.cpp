@@ -138,7 +138,7 @@ TEST_CASE("gradient store: a failing tier throws with a type, and says what was 
     }
     CHECK(options.gradient_tier->statistics().live_bytes == 0);
   }
-  CHECK(clean > 4);
+  CHECK(clean == 6);  // the last of them a read of the second gradient, which begins before the first update
   CHECK(partial > 0);
 }
 

@@ -277,7 +277,7 @@ TEST_CASE("generating: a folder with a config.json", "[models][generating]") {
     }
   }
   o.ignores_end = false;
-  for (const char* const bad : {"\"two\"", "-1", "[1, 2.5]", "1e999"}) {
+  for (const char* const bad : {"\"two\"", "-1", "[1, 2.5]", "[3, -1]", "1e999"}) {
     files_test::write_text_file(path + "/generation_config.json", "{\"eos_token_id\": " + std::string(bad) + "}");
     const std::string why = refusal<Error>([&] { models::prepare_generation(o); });
     INFO(bad << ": " << why);
@@ -347,6 +347,10 @@ TEST_CASE("generating: a budget is kept, or refused with what fits", "[models][g
   least.setup.batch = 1, least.context = shape.prompt_tokens + shape.tokens;
   const auto peak = [](const models::GenerationShape& s) { return models::plan_generation(s, cpu).peak_bytes; };
   CHECK(error.minimum_bytes() == std::min(peak(narrow), peak(least)));
+  const models::GenerationPlan of_least = models::plan_generation(least, cpu);
+  least.cache = DType::i8;  // all that is left to one sequence in the context that it needs
+  CHECK(models::refuse_generation(of_least, cpu, of_least.peak_bytes - 1).minimum_bytes() == peak(least));
+  CHECK(peak(least) < of_least.peak_bytes);
   CHECK(has(models::refuse_generation(plan, cpu, peak(narrow)).what(), "`cache` i8"));
   CHECK(has(models::refuse_generation(plan, cpu, peak(small)).what(), "`batch` 7"));
   const std::string offers = text.substr(text.find("what fits"));
