@@ -264,6 +264,11 @@ TEST_CASE("optim8: state of a shard says where its scales lie among those of the
     CHECK(s.first_element == (is_scale ? 1 : 256));
     CHECK(s.elements_of_whole == (is_scale ? 2 : 300));
   }
+  // A shard's state is as narrow as that of the whole would be.
+  const MomentFormat format{.dtype = DType::u8, .smallest = 100};
+  for (const std::int64_t whole : {0, 99, 100}) {
+    CHECK(is_kept_full({"p", zeros({50}), 25, whole}, format) == (whole < 100));
+  }
 }
 
 TEST_CASE("optim8: state goes to a tier and back, and into a checkpoint", "[optim8]") {
