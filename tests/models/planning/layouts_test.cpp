@@ -248,6 +248,9 @@ TEST_CASE("layouts: bounds and traffic of teams, by hand", "[layouts]") {
   CHECK(least(1) == Approx(0.95 * parameters * (1 + 1 + 1)).epsilon(1e-3));
   CHECK(least(2) == Approx(0.95 * parameters * (1 + 1 + 0.5)).epsilon(1e-3));
   CHECK(least(3) == Approx(0.95 * parameters * (0.5 + 1 + 0.5)).epsilon(1e-3));
+  // An update passes over all state, of which every stage of ZeRO from 1 on gives a rank its shard.
+  const double whole_s = times.of({.dp = 2}).update_s;
+  for (const int zero : {1, 2, 3}) CHECK(times.of({.dp = 2, .zero = zero}).update_s == Approx(whole_s / 2));
 }
 
 TEST_CASE("layouts: what is given is kept, and what cannot be is said", "[layouts]") {
