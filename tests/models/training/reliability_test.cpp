@@ -362,6 +362,14 @@ TEST_CASE("reliability: another recipe is said, another function is refused", "[
   TrainOptions window = options;
   window.setup.sizes.window = 4;
   CHECK(contains(refusal(window), "was trained with `window` 0; expected the same, got `window` 4"));
+  // The state's width is told by the optimizer's name in the file, either way.
+  TrainOptions narrow = options;
+  narrow.setup.state = DType::bf16;
+  CHECK(contains(refusal(narrow), "with `state` f32; expected the same, got a run with `state` bf16"));
+  narrow.resume.clear(), narrow.save = folder / "narrow", narrow.steps = 2;
+  run(narrow);
+  options.resume = narrow.save;
+  CHECK(contains(refusal(options), "with `state` bf16; expected the same, got a run with `state` f32"));
 }
 
 TEST_CASE("reliability: where a checkpoint cannot be is found before training", "[reliability]") {
