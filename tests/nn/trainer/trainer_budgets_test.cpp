@@ -231,6 +231,7 @@ TEST_CASE("trainer: the best checkpoint stays, and patience ends a run", "[train
   const Row rows[] = {
       {{5, 4, 4.5, 3, 3.5, 3.25, 9}, 0, nn::TrainEnd::complete, 13, 8},
       {{5, 4, 4.5, 3, 3.5, 3.25, 9}, 2, nn::TrainEnd::no_better, 12, 8},
+      {{5, 4, 4.5, 4.25, 4.5, 4.5, 9}, 2, nn::TrainEnd::no_better, 8, 4},
       {{5, 6, 7, 1, 1, 1, 1}, 3, nn::TrainEnd::complete, 13, 8},
       {{5, 5, 4, 1, 1, 1, 1}, 1, nn::TrainEnd::no_better, 4, 2},
       {{7, 6, 5, 4, 3, 2, 1}, 1, nn::TrainEnd::complete, 13, 13},
