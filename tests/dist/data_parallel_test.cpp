@@ -337,3 +337,16 @@ TEST_CASE("data parallel: ranks that differ are refused by name before their fir
     CHECK(texts[0].find(row.text) != std::string::npos);
   }
 }
+
+TEST_CASE("data parallel: the micro-batches of all ranks come in turn, a first one of each, then a second",
+          "[data_parallel]") {
+  const auto lists = testing::by_rank(3, [](dist::Communicator& ranks) {
+    dist::DataParallel parallel(ranks, {{"p", zeros({4}).require_grad()}}, {});
+    const std::int64_t own = ranks.rank() + 1;
+    const std::vector<optim::MicroBatch> parts{{own, 0.5}, {own + 10, 1}};
+    std::vector<std::int64_t> samples;
+    for (const optim::MicroBatch& part : parallel.all_parts(parts)) samples.push_back(part.samples);
+    return samples;
+  });
+  for (const auto& samples : lists) CHECK(samples == std::vector<std::int64_t>{1, 2, 3, 11, 12, 13});
+}
