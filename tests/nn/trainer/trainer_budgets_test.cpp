@@ -320,6 +320,15 @@ TEST_CASE("trainer: gradients are clipped by value between backward and the upda
   options.step.fuses_optimizer = nn::FusedUpdate::off;
   options.loss_scale = optim::GradScalerOptions{};
   CHECK_THROWS_AS(Own(own, options), PlanError);
+  // A norm is clipped behind it.
+  double most = 0;
+  nn::TrainerOptions with_norm{.seed = 4, .steps = 1, .step = {.clip_norm = 1e-7}};
+  with_norm.step.on_gradients = [&](const std::vector<optim::Named>& parameters) {
+    const Tensor& g = parameters.front().tensor.grad();
+    if (!g.device().is_dry) most = nn::read_value(max(abs(g)));
+  };
+  Own(own, with_norm).run();
+  CHECK(most > 1e-6);
 }
 
 TEST_CASE("trainer: tensors wait in a tier between their uses, with the same bits", "[trainer][offload]") {
