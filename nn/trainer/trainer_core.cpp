@@ -386,7 +386,7 @@ Progress TrainerCore::step() {
                          std::to_string(loss) + "; its update is made, so go on from a checkpoint before it");
   }
   const std::int64_t every = options_.evaluate_every;
-  const bool is_due = every > 0 ? progress.step % every == 0 : progress.step == options_.steps;
+  const bool is_due = progress.step == options_.steps || (every > 0 && progress.step % every == 0);
   if (is_due) progress.evaluation = run.evaluate();
   const Arena::Statistics arena = engine_->stack().arena->statistics();
   progress.bytes = arena.committed_bytes;

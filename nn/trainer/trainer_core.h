@@ -66,8 +66,8 @@ struct TrainerOptions {
   /// trainer's.
   TensorOptions layers = {};
   std::uint64_t seed = 1;
-  std::int64_t steps = 100;                       ///< of run()
-  std::int64_t evaluate_every = 0;                ///< steps between evaluations; 0: only after the last of them
+  std::int64_t steps = 100;         ///< of run()
+  std::int64_t evaluate_every = 0;  ///< steps between evaluations, 0: none; one more follows the last step
   std::vector<std::int64_t> example_steps = {0};  ///< whose shapes are planned before the first step
   /// Clipping, micro-batches, the fused optimizer and on_gradients, which is called for each part. The trainer counts
   /// the samples of micro-batches; `micro_samples` and `parts`, where given, must agree (the largest has

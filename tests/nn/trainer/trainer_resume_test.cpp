@@ -420,7 +420,6 @@ TEST_CASE("trainer: evaluations come where they are due, and at the end", "[trai
     CHECK(at == row.at);
     REQUIRE(report.evaluation.has_value());
     CHECK(report.evaluation->loss == once.evaluation->loss);
-    if (row.every > 0 && row.steps % row.every != 0) continue;
     Run by_step(own, {.seed = 5, .steps = row.steps, .evaluate_every = row.every});
     std::vector<std::int64_t> in_steps;
     for (std::int64_t step = 1; step <= row.steps; ++step) {
