@@ -70,7 +70,7 @@ class Dataset {
 /// or one such batch. The model's classes are those of the data: 10 or, where labels go further, one more than the
 /// largest; CIFAR-100's are the fine labels. "synthetic" makes data of the model's sizes. Texts and single
 /// token files are split 90/10, single image files 80/20. Images are normalised by their measured mean and deviation.
-/// Models that learn hidden tokens get windows with 15 % of them hidden (nn/data/text.h); characters then have one
+/// Models that learn hidden tokens get windows with 15 % of them hidden (nn/data/masking.h); characters then have one
 /// token more, [MASK]. `name` is the model's, whose sizes are those it would have.
 ///
 /// `tokenizer` is a tokenizer.json (nn/tokens/tokenizer_file.h), for the GPT family: a text is then read as its tokens,
