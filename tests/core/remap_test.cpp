@@ -345,7 +345,8 @@ Trained train(memory::Device device, const Arena::Options& arena) {
 
 }  // namespace remap_test
 
-TEST_CASE("remap: training whose blocks move by their pages has the bits of one whose blocks stay", "[remap][cuda]") {
+TEST_CASE("remap: training whose blocks move by their pages has the bits of one whose blocks stay",
+          "[remap][cuda][slow]") {
   if (!has_cuda()) return;
   Arena::Options stay = options(0, 0), copies = options(0, 0), pages = options(granule, 0);
   stay.tolerated_fragmentation = 1;

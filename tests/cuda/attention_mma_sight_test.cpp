@@ -91,7 +91,7 @@ TEST_CASE("attention on tensor cores, documents: the definition's values", "[att
 }
 
 TEST_CASE("attention on tensor cores, documents: one has the bits of none, several those of each alone",
-          "[attention][cuda]") {
+          "[attention][cuda][slow]") {
   if (!has_cuda()) return;
   const Tf32Scope allowed(true);
   for (const auto& [dtype, width] :
@@ -178,7 +178,7 @@ TEST_CASE("attention on tensor cores, masks: the definition's values", "[attenti
   }
 }
 
-TEST_CASE("attention on tensor cores, masks: those that hide nothing leave every bit", "[attention][cuda]") {
+TEST_CASE("attention on tensor cores, masks: those that hide nothing leave every bit", "[attention][cuda][slow]") {
   if (!has_cuda()) return;
   const Tf32Scope allowed(true);
   for (const auto& [dtype, width] :

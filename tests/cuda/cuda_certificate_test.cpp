@@ -42,7 +42,7 @@ TEST_CASE("cuda certificate: convolutions", "[cuda][certificate]") {
   check_techniques(conv_net({.samples = 2}));
 }
 
-TEST_CASE("cuda certificate: transformer", "[cuda][certificate]") {
+TEST_CASE("cuda certificate: transformer", "[cuda][certificate][slow]") {
   if (!has_cuda()) return;
   check_techniques(transformer({.samples = 2}));
 }

@@ -201,7 +201,7 @@ TEST_CASE("cuda fp8 blocks: what is not finite reaches what decoded values reach
   emulated::has_library = false;
 }
 
-TEST_CASE("cuda fp8 blocks: a dry run has the bytes of either kind of device", "[cuda][fp8]") {
+TEST_CASE("cuda fp8 blocks: a dry run has the bytes of either kind of device", "[cuda][fp8][slow]") {
   if (!has_cuda()) return;
   for (const auto& [dx, dweight] : {std::pair(true, true), std::pair(true, false), std::pair(false, true)}) {
     const Sizes s{64, 272, 144};

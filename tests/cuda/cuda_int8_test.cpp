@@ -145,7 +145,8 @@ TEST_CASE("cuda int8: steps between codes have the CPU's bits", "[cuda][quant]")
   CHECK_THROWS_AS(concat_of({x2, x}), DeviceError);
 }
 
-TEST_CASE("cuda int8: a net has the CPU's bits and the bytes of a dry run, and its file is the same", "[cuda][quant]") {
+TEST_CASE("cuda int8: a net has the CPU's bits and the bytes of a dry run, and its file is the same",
+          "[cuda][quant][slow]") {
   if (!has_cuda()) return;
   const NoGrad off;
   const files_test::TemporaryFolder folder;
@@ -268,7 +269,7 @@ models::QuantizeOptions options_for(const std::string& name, const models::Model
 
 }  // namespace cuda_quantize_test
 
-TEST_CASE("cuda quantize: a net of convolutions, with the CPU's figures and a file for both", "[cuda][quant]") {
+TEST_CASE("cuda quantize: a net of convolutions, with the CPU's figures and a file for both", "[cuda][quant][slow]") {
   if (!has_cuda()) return;
   const files_test::TemporaryFolder folder;
   const models::ModelOptions sizes{.image = 16, .channels = 3, .classes = 10, .width = 8};

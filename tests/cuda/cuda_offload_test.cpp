@@ -120,7 +120,7 @@ TEST_CASE("pinned tier: a bound, and a host that has no more, leave what was the
   CHECK(contains(refusal<Error>([] { memory::make_tier(dry(cuda()), {.folder = "/var/tmp"}); }), "give no folder"));
 }
 
-TEST_CASE("cuda offload: every flag keeps the run's bits, in the bytes that were predicted", "[cuda][offload]") {
+TEST_CASE("cuda offload: every flag keeps the run's bits, in the bytes that were predicted", "[cuda][offload][slow]") {
   if (!has_cuda()) return;
   const files_test::TemporaryFolder folder;
   models::TrainOptions here = gpt(cuda());
