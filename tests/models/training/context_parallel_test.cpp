@@ -161,10 +161,11 @@ TEST_CASE("context parallel: what is not done is refused", "[context_parallel]")
   CHECK(why([](auto& s) { s.ranks = 3; }).find("`cp`: 2 with `ranks` 3; expected a divisor of the ranks") == 0);
   CHECK(why([](auto& s) { s.cp = 0; }).find("`cp`: 0 with `ranks` 1") == 0);
   CHECK(why([](auto& s) { s.lora_rank = 4; }).find("`cp`: 2 not with `lora_rank` 4") == 0);
-  CHECK(why([](auto& s) { s.sizes.sequence = 17; }).find("`cp`: 2 parts: a sequence of 17 tokens; expected a divisor") == 0);
+  CHECK(why([](auto& s) {
+          s.sizes.sequence = 17;
+        }).find("`cp`: 2 parts: a sequence of 17 tokens; expected a divisor") == 0);
   CHECK(why([](auto& s) { s.cp = 8; }).find("`cp`: 8 parts: 12 heads; expected a divisor") == 0);
-  CHECK(why([](auto& s) { s.sizes.build = models::Build::textbook; }).find("`cp`: 2 parts: not in the textbook") ==
-        0);
+  CHECK(why([](auto& s) { s.sizes.build = models::Build::textbook; }).find("`cp`: 2 parts: not in the textbook") == 0);
   CHECK(why([](auto& s) { s.sizes.head = models::Head::chunked; }) ==
         "`head`: chunked not with `cp` 2: its ranks have a shard of the tokens each; expected one of the two");
   CHECK(why([](auto& s) { set_precision(s, "fp8"); }).find("`cp`: 2 parts: not with products in FP8") == 0);

@@ -177,8 +177,7 @@ TEST_CASE("interleaved: what cannot be is refused", "[interleaved]") {
   CHECK(why([](auto& o) { o.setup.chunks = 0; }) == "`chunks`: 0 with `pipeline` interleaved; expected at least 2");
   CHECK(why([](auto& o) { o.setup.micro_batches = 3, o.setup.batch = 6; }) ==
         "`micro_batches`: 3 with `pipeline` interleaved and `pp` 2; expected a multiple of the stages");
-  CHECK(why([](auto& o) { o.setup.chunks = 3; }) ==
-        "`pp`: 6 stages of a chain of 4 blocks; expected at most as many");
+  CHECK(why([](auto& o) { o.setup.chunks = 3; }) == "`pp`: 6 stages of a chain of 4 blocks; expected at most as many");
   CHECK(why([](auto& o) { o.setup.pp = 1; }) == "`pipeline`: needs `pp` 2 or more");
   CHECK(why([](auto& o) { o.setup.ranks = 1; }) == "");
   CHECK(why([](auto& o) { o.setup.ranks = 1, o.setup.chunks = 3; }) ==
