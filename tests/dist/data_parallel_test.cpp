@@ -266,7 +266,7 @@ TEST_CASE("data parallel: a parameter without a gradient in a micro-batch adds n
   }
 }
 
-TEST_CASE("data parallel: ranks that share a GPU have the bits of one", "[dist][cuda]") {
+TEST_CASE("data parallel: ranks that share a GPU have the bits of one", "[dist][cuda][slow]") {
   if (!thimble::testing::has_cuda()) return;
   const int zero = GENERATE(thimble::testing::table_rows({0, 1, 2, 3}));
   Case c{"char-gpt", "", "adamw", 1, 0.01};  // every step is clipped
