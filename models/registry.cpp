@@ -97,7 +97,7 @@ Tensor Model::loss(const Batch& batch) {
 }
 
 void Model::recompute_blocks(bool is_on) {
-  if (is_on) throw ValueError("recompute_blocks: " + std::string(path_name(path())) + " has no blocks of its own");
+  if (is_on) throw ValueError("`recompute_blocks`: " + std::string(path_name(path())) + " has no blocks");
 }
 
 std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on) {

@@ -48,7 +48,7 @@ std::string optimizer_name(const Setup& setup, bool is_text) {
     if (setup.optimizer == name) return setup.optimizer;
     list += (list.empty() ? "" : ", ") + std::string(name);
   }
-  throw ValueError("optimizer: '" + setup.optimizer + "' is not one of " + list);
+  throw ValueError("`optimizer`: '" + setup.optimizer + "' is not one of " + list);
 }
 
 bool is_elementwise(const std::string& optimizer) {
