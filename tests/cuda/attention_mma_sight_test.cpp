@@ -178,7 +178,7 @@ TEST_CASE("attention on tensor cores, masks: the definition's values", "[attenti
   }
 }
 
-TEST_CASE("attention on tensor cores, masks: those that hide nothing leave every bit", "[attention][cuda][slow]") {
+TEST_CASE("attention on tensor cores, masks: one that hides nothing leaves every bit", "[attention][cuda][slow]") {
   if (!has_cuda()) return;
   const Tf32Scope allowed(true);
   for (const auto& [dtype, width] :
