@@ -1,5 +1,5 @@
-// Frozen leaves are constants: freezing and thawing in the middle of training, by name, and under a plan. Held against
-// loops written by hand.
+// Frozen leaves are constants: freezing and thawing during training, by name, and under a plan. Compared with
+// hand-written loops.
 
 #include <cstdint>
 #include <functional>
@@ -69,12 +69,12 @@ TEST_CASE("freezing: what is frozen accumulates nothing, anywhere", "[freezing]"
   tape.backward(record([] {}));
   CHECK(values_of(w.grad()) == Values{9, 13});
   w.set_requires_grad(false);
-  CHECK_FALSE(w.grad().defined());  // or an update would use it
+  CHECK_FALSE(w.grad().defined());  // else an update would use it
   v.grad() = Tensor();
   tape.backward(record([] {}));
   CHECK_FALSE(w.grad().defined());
   CHECK(values_of(v.grad()) == Values{2, 3});
-  // Thawed and frozen in the middle of a recording: from then on, and frozen it gets nothing of before either.
+  // Thawed in mid-recording, it gets a gradient from there on; frozen in mid-recording, not even for earlier uses.
   v.grad() = Tensor();
   tape.backward(record([&] { w.set_requires_grad(true); }));
   CHECK(values_of(w.grad()) == Values{4, 6});
@@ -146,7 +146,7 @@ TEST_CASE("freezing: backward ends at the first layer that is trained, and what 
   const Tensor x = randn({rows, width});
   struct Pass {
     std::size_t nodes, kept_bytes;
-    std::vector<std::vector<float>> gradients;  // of each layer's weight and bias; empty: none
+    std::vector<std::vector<float>> gradients;  // each layer's weight and bias; empty where frozen
   };
   const auto pass = [&] {
     Tape tape;
@@ -165,36 +165,36 @@ TEST_CASE("freezing: backward ends at the first layer that is trained, and what 
     return result;
   };
   const Pass all = pass();
-  constexpr std::size_t one =
-      rows * width * sizeof(float);  // what tanh gives, which it keeps, and the next layer reads
+  constexpr std::size_t one = rows * width * sizeof(float);  // tanh's result, which tanh keeps and the next layer reads
   CHECK(all.nodes == 2 * layers + 1);
-  CHECK(all.kept_bytes == (layers + 1) * one);  // with the input of the first
+  CHECK(all.kept_bytes == (layers + 1) * one);  // plus the first layer's input
   for (std::size_t first = 1; first < layers; ++first) {
     INFO("trained from layer " << first);
     net.freeze("layer" + std::to_string(first - 1));
     const Pass some = pass();
-    CHECK(some.nodes == 2 * (layers - first) + 1);         // those below the first are not there
-    CHECK(some.kept_bytes == (layers - first + 1) * one);  // with the input of the first
+    CHECK(some.nodes == 2 * (layers - first) + 1);         // layers below `first` record nothing
+    CHECK(some.kept_bytes == (layers - first + 1) * one);  // plus the input of layer `first`
     for (std::size_t i = 0; i < all.gradients.size(); ++i) {
       CHECK(some.gradients[i] == (i / 2 < first ? std::vector<float>() : all.gradients[i]));
     }
   }
-  // Frozen above one that is trained: the gradient goes through, and the layer's input is kept for nobody.
+  // Frozen above a trained layer: the gradient passes through, and the layer keeps no input.
   net.unfreeze();
   net.freeze("layer2");
   const Pass through = pass();
-  CHECK(through.kept_bytes == (layers + 1) * one);  // by tanh in any case
+  CHECK(through.kept_bytes == (layers + 1) * one);  // tanh keeps that input anyway
   for (std::size_t i = 0; i < all.gradients.size(); ++i) {
     CHECK(through.gradients[i] == (i / 2 == 2 ? std::vector<float>() : all.gradients[i]));
   }
   const optim::Sgd sgd(net.trainable(), {.rate = 1, .momentum = 0.9});
-  CHECK(sgd.state_bytes() == (layers - 1) * (width * width + width) * sizeof(float));  // none for what is frozen
+  CHECK(sgd.state_bytes() ==
+        (layers - 1) * (width * width + width) * sizeof(float));  // frozen parameters have no state
   CHECK(stack.ledger->bytes(Category::optimizer) == sgd.state_bytes());
 }
 
 namespace {
 
-/// Steps of two layers in a placed arena or not; the first is frozen in some of them.
+/// Trains two layers, placed or not; `frozen` marks the steps in which the first is frozen.
 class Freezing final : public nn::TrainingRun {
  public:
   Freezing(memory::Device device, std::vector<Values>& after, std::vector<bool> frozen)
@@ -215,7 +215,7 @@ class Freezing final : public nn::TrainingRun {
     nn::training_step(
         *sgd_, [this](std::int64_t) { return mean(square(matmul(tanh(matmul(x_, a_)), b_) - target_)); }, options_);
     if (a_.device().is_dry) return;
-    const Pin a(a_), b(b_);  // where they lie: nothing is allocated
+    const Pin a(a_), b(b_);  // reads in place, allocates nothing
     Values values(a.as<double>(), a.as<double>() + a_.elements());
     values.insert(values.end(), b.as<double>(), b.as<double>() + b_.elements());
     after_.push_back(std::move(values));
@@ -260,7 +260,7 @@ TEST_CASE("freezing: steps whose leaves are frozen leave a plan, are counted, an
       const auto plans = nn::plan_steps(cpu, make(std::vector<bool>(2, is_planned_frozen)));
       const nn::MemoryProfile profile = nn::profile_training(cpu, make(frozen), steps, false, plans);
       CHECK(std::exchange(after, {}) == expected);
-      CHECK(profile.placed.deviations == 3);  // half of the steps are not as they were planned
+      CHECK(profile.placed.deviations == 3);  // half of the steps deviate from their plan
     }
   }
 }

@@ -1,4 +1,5 @@
-// Gradients that wait in a tier for the update of their parameter: the same bits, and the bytes that a dry run says.
+// Gradients that wait in a tier for their parameter's update: same bits as without it, and the bytes that a dry run
+// predicts.
 
 #include <algorithm>
 #include <cstdint>
@@ -96,7 +97,7 @@ TEST_CASE("gradient store: the same bits with fewer gradients at a time", "[stor
     CHECK(net.values() == expected);
     CHECK_FALSE(net.has_gradient());
     CHECK(tier->statistics().writes == 9);
-    CHECK(tier->statistics().reads == 6);  // what goes last has not left when its update, the first, is due
+    CHECK(tier->statistics().reads == 6);  // the gradient written last is still in memory for its update, the first one
     CHECK(tier->statistics().bytes_written == 3 * all_bytes);
     CHECK(tier->statistics().live_bytes == 0);
     CHECK(plain_stack.ledger->max_allocated(Category::gradient) >= all_bytes);
@@ -138,7 +139,7 @@ TEST_CASE("gradient store: a failing tier throws with a type, and says what was 
     }
     CHECK(options.gradient_tier->statistics().live_bytes == 0);
   }
-  CHECK(clean == 6);  // the last of them a read of the second gradient, which begins before the first update
+  CHECK(clean == 6);  // the last one reads the second gradient, which starts before the first update
   CHECK(partial > 0);
 }
 
@@ -180,7 +181,7 @@ TEST_CASE("gradient store: a run needs what its dry run says, and less than with
   store_run_test::check(setup, folder, here);
 }
 
-// ---- A leaf's gradient shares its bytes with no other leaf, and with no caller of backward.
+// ---- A leaf's gradient shares its bytes with no other leaf and with no tensor of the caller.
 
 namespace {
 
@@ -192,7 +193,7 @@ Tensor leaf(double value) {
 
 using Build = std::function<Tensor(const Tensor& a, const Tensor& b)>;
 
-// Backward from a seed of threes; then a's gradient is overwritten.
+// Runs backward from a seed of threes, then overwrites a's gradient.
 void check_apart(const char* what, const Build& build, double expected_a, double expected_b) {
   INFO(what);
   const Tensor a = leaf(1), b = leaf(2);
@@ -279,8 +280,8 @@ TEST_CASE("leaf gradient: the hook hears of every leaf once, with its whole grad
 TEST_CASE("gradients: of a concat, one that waits long is copied out, so that the whole goes", "[autograd]") {
   constexpr std::int64_t rows = 64, width = 32;
   constexpr std::size_t unit = rows * width * 4;
-  // Bytes at most of a backward in which a skip waits for the backward of `steps` nodes and two wide products, and the
-  // gradient of x.
+  // Peak bytes of a backward in which a skip waits for the backward of `steps` nodes and two wide products; and x's
+  // gradient.
   const auto pass = [](memory::Device device, int steps) {
     memory::Options options;
     options.trace = true;
@@ -311,7 +312,7 @@ TEST_CASE("gradients: of a concat, one that waits long is copied out, so that th
     return std::pair(peak, device.is_dry ? std::vector<float>() : to_host<float>(x.grad()));
   };
   const auto longest = static_cast<int>(ops::Concat::longest_wait);
-  // Between concat and skip are 3 * x, two products and the steps.
+  // Between concat and skip lie 3 * x, two products and the steps.
   CHECK(pass(dry(cpu), longest - 4).first == pass(dry(cpu), longest - 3).first + unit);
   for (const int steps : {longest - 4, longest - 3}) {
     const auto [peak, gradient] = pass(cpu, steps);

@@ -1,5 +1,5 @@
-// Writes into what a tape has seen: an error that names both sides, or right numbers; never a gradient at a value that
-// the forward has not used. Plainly recorded, in a segment, in nested ones, and by a plan.
+// Writes into a tensor that a tape has seen: an error that names both sides, or the right gradient, never one at a
+// value that forward did not use. Recorded plainly, in a segment, in nested segments, and by a plan.
 
 #include <functional>
 #include <memory>
@@ -24,9 +24,9 @@ using namespace thimble;
 namespace {
 
 using Block = std::function<Tensor()>;
-/// Runs a part of a program, in segments or not.
+/// Runs a block, in segments or not.
 using Around = std::function<Tensor(const Block&)>;
-/// A program; `writes` says whether it writes in place. The loss.
+/// Returns the loss; with `writes` it writes in place.
 using Program = std::function<Tensor(const Around&, bool writes)>;
 
 Tensor leaf(Tensor t) {
@@ -64,7 +64,7 @@ std::shared_ptr<const TapePlan> drop_everything(const Program& program) {
   return plan;
 }
 
-/// The gradient of w, or what was thrown while recording (`at_use`) or in backward.
+/// The gradient of w, or the error message of the recording (`at_use`) or of backward.
 struct Outcome {
   std::vector<double> gradient;
   std::string at_use, in_backward;
@@ -94,7 +94,7 @@ Outcome run(const Way& way, const Program& program, const Tensor& w, bool writes
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-/// Ways of writing 10 everywhere.
+/// Ways of writing 10 into a tensor or a part of it.
 std::vector<std::pair<const char*, std::function<void(const Tensor&)>>> writers() {
   return {{"fill", [](const Tensor& t) { fill(t, 10); }},
           {"copy_into", [](const Tensor& t) { copy_into(t, full({}, 10)); }},
@@ -202,7 +202,7 @@ TEST_CASE("in place: after its last use a leaf or a result that backward reads i
 
 TEST_CASE("in place: a constant that is written between its uses is two constants", "[in_place]") {
   const Tensor x = full({4}, 3), w = leaf(full({4}, 2));
-  // Made by the program, so that a segment can make it again: before the write it is 6, after it 10.
+  // Made inside, so that a segment can make it again: 6 before the write, 10 after it.
   const Program made = [&](const Around& around, bool writes) {
     return sum(around([&] {
       const Tensor c = x * 2.0;
@@ -211,7 +211,7 @@ TEST_CASE("in place: a constant that is written between its uses is two constant
       return first + c * w;
     }));
   };
-  // From outside: what it was is gone.
+  // From outside: its old value is lost.
   Tensor given;
   const Program outside = [&](const Around& around, bool writes) {
     given = full({4}, 6);
@@ -221,7 +221,7 @@ TEST_CASE("in place: a constant that is written between its uses is two constant
       return first + given * w;
     }));
   };
-  // No use keeps it, so nothing has to know what it was, unless it runs again.
+  // No use keeps it, so its old value matters only when a segment runs again.
   const Program unread = [&](const Around& around, bool writes) {
     const Tensor c = full({4}, 6);
     const Tensor y = around([&] { return w + c; });
@@ -232,7 +232,7 @@ TEST_CASE("in place: a constant that is written between its uses is two constant
     INFO(way.name);
     CHECK(run(way, made, w, false).gradient == std::vector<double>(4, 12));
     const Outcome of_made = run(way, made, w, true);
-    if (std::string(way.name) == "plain") {  // keeps c itself
+    if (std::string(way.name) == "plain") {  // mul keeps c itself
       CHECK(contains(of_made.in_backward, "mul: f32 (4) on cpu, kept for backward, was overwritten"));
     } else {
       CHECK(of_made.gradient == std::vector<double>(4, 16));
@@ -284,8 +284,8 @@ TEST_CASE("in place: what a WritePin may write at any time is trusted only when 
 
 namespace {
 
-/// A random program over tensors of one shape. Every now and then it fills one of them, through one of its aliases.
-/// With `is_functional` a filled tensor is replaced by a new one, in all its aliases: what a write means.
+/// A random program over tensors of one shape. Now and then it fills one of them through one of its aliases. With
+/// `is_functional` a new tensor replaces the filled one in all its aliases: the meaning of a write.
 class Writing {
  public:
   explicit Writing(std::uint64_t seed) : seed_(seed), w_(leaf(full({6}, 0.75))) {}
@@ -293,7 +293,7 @@ class Writing {
   Tensor loss(const Around& around, bool is_functional) {
     random_.seed(seed_);
     pool_.clear(), aliases_.clear();
-    add(w_ + 0.0, 0);  // leaves that are written stay so
+    add(w_ + 0.0, 0);  // a copy: a write to the leaf would last
     add(full({6}, 0.5), 1);
     const std::size_t parts = 2 + pick(3);
     for (std::size_t part = 0; part < parts; ++part) {
@@ -352,7 +352,7 @@ class Writing {
   std::mt19937_64 random_;
   Tensor w_;
   std::vector<Tensor> pool_;
-  std::vector<std::size_t> aliases_;  // of each: equal ones share their bytes
+  std::vector<std::size_t> aliases_;  // per tensor; equal numbers share bytes
   std::size_t names_ = 1;
   bool has_written_ = false;
 };
@@ -372,7 +372,7 @@ TEST_CASE("in place: random programs with writes give the gradient of those that
     if (!program.has_written()) continue;
     for (const Way& way : ways()) {
       INFO("seed " << seed << ", " << way.name);
-      // A plan needs the sequence of operators, which an error would cut short: that of the functional program.
+      // A plan needs every operator, and an error would cut the list short: it follows the functional program.
       const Program planned = [&](const Around& around, bool writes) { return program.loss(around, !writes); };
       const Outcome outcome = run(way, way.is_planned ? planned : Program(loss(false)), program.w(), true);
       at_use += !outcome.at_use.empty();

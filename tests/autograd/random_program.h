@@ -1,5 +1,5 @@
 #pragma once
-// Programs and plans made at random: what segments and spills must not change.
+// Random programs and plans: segments and spills must not change their results.
 
 #include <algorithm>
 #include <cstdint>
@@ -41,7 +41,7 @@ class RandomProgram {
     if (seed % 3 == 0) input_.require_grad();
   }
 
-  // Runs forward; each operator may begin or end a segment of its own choosing when `has_segments`.
+  // Runs forward; with `has_segments` each operator may open or close segments.
   Tensor forward(bool has_segments) {
     Random random(seed_);
     Random cuts(seed_ + 1000);
@@ -133,7 +133,7 @@ inline TapeGraph observed(std::uint64_t seed) {
   return TapeGraph::of(tape);
 }
 
-// Spills of random tensors at random ordinals; of half of them at those where nobody else has the bytes any more.
+// Spills random tensors at random nodes; half of them leave when the program no longer holds the bytes.
 inline void add_spills(const TapeGraph& graph, Random& random, TapePlan& plan) {
   const auto count = static_cast<std::uint32_t>(graph.nodes.size());
   const auto from = [&](std::uint32_t first) {
@@ -153,7 +153,7 @@ inline void add_spills(const TapeGraph& graph, Random& random, TapePlan& plan) {
   }
 }
 
-// The same, packed: results alone.
+// Packs instead, and only results.
 inline void pack_spills(TapePlan& plan, DType dtype) {
   std::erase_if(plan.spills, [](const TapePlan::Spill& spill) { return spill.which != spill.result; });
   for (TapePlan::Spill& spill : plan.spills) {

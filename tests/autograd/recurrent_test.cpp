@@ -1,5 +1,5 @@
-// Recurrent nets of any length: a GRU unrolled over sequences of 3 to 70 steps, its states put together by stack(),
-// held against a loop written by hand.
+// Recurrent nets of any length: a GRU unrolled over sequences of 3 to 70 steps, its states joined by stack(), compared
+// with a hand-written loop.
 
 #include <algorithm>
 #include <cmath>
@@ -29,11 +29,11 @@ Values spread(std::size_t count, double start) {
   return values;
 }
 
-/// The weights of a GRU (Cho et al. 2014, with the reset gate behind the product, as cuDNN has it): per gate z, r, n
-/// those of the input (W, I), of the state (W, W), and a bias (W).
+/// The weights of a GRU (Cho et al. 2014, with the reset gate after the product, as in cuDNN): for each gate z, r, n
+/// the input's weights (W, I), the state's (W, W), and a bias (W).
 constexpr std::size_t per_gate = width * inputs + width * width + width;
 
-/// Mean over all states of (state * weight)^2, where the weights are those of `spread`.
+/// Mean over all states of (state * importance)^2, with one importance per step.
 double loss_by_hand(const Values& weights, const Values& x, std::size_t steps) {
   const auto gate = [&](std::size_t which, std::size_t unit, const double* in, const double* state, double factor) {
     const double* const w = weights.data() + which * per_gate;
@@ -63,7 +63,7 @@ double loss_by_hand(const Values& weights, const Values& x, std::size_t steps) {
   return total / static_cast<double>(steps * rows * width);
 }
 
-/// The same as tensors: leaves W, U, b of each gate.
+/// The GRU in tensors: leaves W, U, b of each gate.
 struct Gru {
   std::vector<Tensor> leaves;
 
@@ -114,7 +114,7 @@ struct Gru {
   }
 };
 
-/// Central differences of the loop by hand.
+/// Central differences of loss_by_hand().
 Values gradient_by_hand(Values weights, const Values& x, std::size_t steps) {
   constexpr double h = 1e-5;
   Values gradient;

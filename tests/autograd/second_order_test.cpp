@@ -1,5 +1,5 @@
-// Backward records nothing, so a gradient is a constant: to use one in a loss as if it were not is an error, and
-// detach() says that it is meant.
+// Backward records nothing, so a gradient is a constant: using one in a loss as if it were a variable is an error, and
+// detach() states the intent.
 
 #include <functional>
 #include <string>
@@ -22,7 +22,7 @@ namespace {
 
 using Values = std::vector<double>;
 
-/// A leaf w = 2, an input x = 3 that takes a gradient, and those of sum(x w^2): 12 and 4.
+/// A leaf w = 2 and an input x = 3 that takes a gradient; the gradients of sum(x w^2) are 12 and 4.
 struct Net {
   Tensor w = full({2}, 2), x = full({2}, 3);
   Tape tape;
@@ -35,7 +35,7 @@ struct Net {
     const Recording on(tape);
     return f();
   }
-  /// What using a gradient says; empty when nothing was thrown.
+  /// The error of a loss that uses a gradient; empty without one.
   std::string refusal(const std::function<Tensor()>& loss) {
     try {
       tape.backward(recorded(loss));
@@ -117,7 +117,7 @@ TEST_CASE("second order: detached it is a constant, and so is what an update mak
   w.grad() = full({2}, 1, w.dtype());  // the program's own, until backward adds to it
   CHECK(net.refusal([&] { return sum(square(w)); }).empty());
   CHECK(w.grad().origin() == Origin::gradient);
-  // What does not depend on how large it is, and a step that is written by hand.
+  // Uses that do not depend on the gradient's size, and a hand-written update step.
   CHECK(net.refusal([&] { return sum(where(greater(w.grad(), full({2}, 0)), w, w * 2.0)); }).empty());
   Tensor next = w - w.grad() * 0.5;
   next.require_grad();

@@ -1,4 +1,4 @@
-// Segments: whatever they nest, drop or keep, the results are those of the plain run, bit for bit.
+// Segments, whatever they nest, drop or keep, give the plain run's results bit for bit.
 
 #include <algorithm>
 #include <chrono>
@@ -34,7 +34,7 @@ struct Outcome {
   friend bool operator==(const Outcome& a, const Outcome& b) { return a.values == b.values; }
 };
 
-// One step of a program of its own; everything that a step can change, as numbers.
+// One step of a random program; returns every number that a step can change.
 Outcome run(std::uint64_t seed, bool has_segments, std::shared_ptr<const TapePlan> plan = nullptr) {
   const auto stack = memory::make_resource(cpu);
   const ResourceScope scope(stack.top);
@@ -68,7 +68,7 @@ Outcome run(std::uint64_t seed, bool has_segments, std::shared_ptr<const TapePla
   return outcome;
 }
 
-// Counts how often it runs; x by value.
+// y = x; counts its runs and keeps x.
 struct Counted {
   static constexpr const char* name = "counted";
   static constexpr Cost cost = Cost::matmul;
@@ -160,7 +160,7 @@ TEST_CASE("segment: how often a node runs", "[segment]") {
   };
   using Runs = std::vector<int>;
   CHECK(count([&](auto op) { return op(op(op(x, 0), 1), 2); }, 3) == Runs{1, 1, 1});
-  // Without a segment each runs once; in a segment of depth d up to d + 1 times.
+  // Outside segments each runs once; in a segment of depth d at most d + 1 times.
   CHECK(count([&](auto op) { return checkpoint([&](const Tensor& t) { return op(op(op(t, 0), 1), 2); }, x); }, 3) ==
         Runs{2, 2, 2});
   CHECK(count(
@@ -172,15 +172,16 @@ TEST_CASE("segment: how often a node runs", "[segment]") {
                   },
                   x);
             },
-            4) == Runs{3, 3, 2, 2});  // the second one inside is not run only to be closed again
-  // A policy that keeps it, and one run for what it saves.
+            4) == Runs{3, 3, 2, 2});  // the second inner segment is not rerun just to be closed again
+  // The policy keeps both results, so each runs once.
   CHECK(count(
             [&](auto op) {
               return checkpoint_with(
                   keep_costly, [&](const Tensor& t) { return op(op(t, 0), 1); }, x);
             },
             2) == Runs{1, 1});
-  // Early stop: what is not needed is not run, as the end of a segment whose result nobody inside reads.
+  // Early stop: a rerun skips nodes that backward does not need, such as a segment's end whose result nothing inside
+  // reads.
   CHECK(count(
             [&](auto op) {
               return checkpoint([&](const Tensor& t) { return mul(square(op(t, 0)), full({4}, 1)); }, op(x, 1)) +
@@ -206,7 +207,7 @@ TEST_CASE("segment: all runs of a node after the first are in its time", "[segme
   }
   tape.backward(loss);
   CHECK(times.forward[0] >= 0.003);
-  CHECK(times.recompute[0] >= 0.006);  // for the outer segment, and for the inner one
+  CHECK(times.recompute[0] >= 0.006);  // once for the outer segment, once for the inner one
 
   TapeTimes least;
   least.keep_least({{1, 5}, {2, 6}, {3, 7}});
@@ -259,8 +260,8 @@ TEST_CASE("segment: what is kept", "[segment]") {
         x * 2.0);
     return stack.ledger->bytes(Category::activation);
   };
-  CHECK(kept(drop_all) == bytes);         // its input
-  CHECK(kept(keep_costly) == 4 * bytes);  // and each result of the three
+  CHECK(kept(drop_all) == bytes);         // the segment's input
+  CHECK(kept(keep_costly) == 4 * bytes);  // plus the three costly results
 }
 
 TEST_CASE("segment: errors", "[segment]") {
@@ -316,7 +317,7 @@ TEST_CASE("segment: errors", "[segment]") {
     }
     planned.clear();
     {
-      TapePlan sized = plan;  // compares shapes and dtypes of operands and results, too
+      TapePlan sized = plan;  // also compares shapes and dtypes of operands and results
       sized.sizes = TapeGraph::of(tape).sizes();
       Tape other;
       other.follow(std::make_shared<TapePlan>(sized));
@@ -327,7 +328,7 @@ TEST_CASE("segment: errors", "[segment]") {
             "plan: node 0, tanh in '', makes f32 (5) on cpu of f32 (5) on cpu; the plan has f32 (4)");
       CHECK(why([] { tanh(zeros({4}, DType::f64).require_grad()); }) ==
             "plan: node 0, tanh in '', makes f64 (4) on cpu of f64 (4) on cpu; the plan has f32 (4)");
-      for (TapePlan::Size& size : sized.sizes) size.dtype = DType::bf16;  // of the same operands
+      for (TapePlan::Size& size : sized.sizes) size.dtype = DType::bf16;  // the same operands in bf16
       Tape narrow;
       narrow.follow(std::make_shared<TapePlan>(sized));
       const Recording on_narrow(narrow);
@@ -342,7 +343,7 @@ TEST_CASE("segment: errors", "[segment]") {
       const Recording on(planned);
       const Tensor early = tanh(x);
       CHECK_THROWS_AS(planned.follow(nullptr), AutogradError);
-      CHECK_THROWS_AS(planned.backward(early, full({4}, 1)), PlanError);  // it ends before the plan does
+      CHECK_THROWS_AS(planned.backward(early, full({4}, 1)), PlanError);  // ends before the plan does
     }
     const auto invalid = [&](std::vector<TapePlan::Segment> segments) {
       TapePlan wrong = plan;
@@ -402,7 +403,7 @@ TEST_CASE("segment: once backward is past a segment, what it read is gone, dead 
       {
         const Recording on(tape);
         const auto body = [&](const Tensor& t) {
-          if (has_dead_branch) exp(tanh(t));  // nobody reads it
+          if (has_dead_branch) exp(tanh(t));  // nothing reads it
           return square(tanh(t));
         };
         const Tensor h = x * 2.0;
@@ -432,7 +433,7 @@ TEST_CASE("segment: an operand that running it again does not read is not kept",
     const Tensor read_again = x * 2.0, constant = full({64}, 3);
     loss = sum(checkpoint(
         [&](const Tensor& t) {
-          exp(constant);  // needs no gradient, and nobody reads its result
+          exp(constant);  // needs no gradient, and nothing reads its result
           return exp(t);
         },
         read_again));
@@ -449,7 +450,7 @@ TEST_CASE("segment: a source that is overwritten between two nodes that run agai
     Tensor source, loss;
     {
       const Recording on(tape);
-      Tensor other;  // recomputed after the hook of w, whose product comes behind it
+      Tensor other;  // recomputed after w's hook: backward reaches the product first
       source = x * 2.0;
       const Tensor product = checkpoint(
           [&](const Tensor& t) {

@@ -1,5 +1,5 @@
-// Spills of a plan: saved tensors that are offloaded come back with the same bits, packed ones within their dtype's
-// error, and what is allocated is told by a dry run.
+// Spills of a plan: offloaded tensors come back with the same bits, packed ones within their dtype's error, and a dry
+// run allocates the same bytes.
 
 #include <algorithm>
 #include <cmath>
@@ -37,7 +37,7 @@ using Spill = TapePlan::Spill;
 
 struct Outcome {
   std::vector<std::vector<float>> values;
-  std::size_t kept = 0;  // bytes, when backward begins
+  std::size_t kept = 0;  // bytes when backward begins
 };
 
 struct Followed {
@@ -45,7 +45,7 @@ struct Followed {
   std::shared_ptr<Tier> tier;
 };
 
-// Two passes of a program; all numbers that they change. On a dry device there are none.
+// Two passes of a program; returns all numbers that they change, and none on a dry device.
 Outcome run(std::uint64_t seed, const Followed& followed, memory::Device device = cpu) {
   Outcome outcome;
   RandomProgram program(seed, device);
@@ -172,9 +172,9 @@ TEST_CASE("spill: what is kept, and when", "[spill]") {
     tape.backward(loss);
     return bytes;
   };
-  // Each tanh saves its result, which the linear and the square after it save as well.
+  // Each tanh saves its result, and so does the linear or square after it.
   const auto spilled = [](std::uint32_t node, Spill::Form form, DType dtype = DType::bf16) {
-    return Spill{node, Spill::result, form, dtype, node + 1, node + 1, node + 1};  // read by the next node alone
+    return Spill{node, Spill::result, form, dtype, node + 1, node + 1, node + 1};  // only the next node reads it
   };
   using enum Spill::Form;
   CHECK(kept_with({}) == 3 * chain_bytes);
@@ -183,7 +183,7 @@ TEST_CASE("spill: what is kept, and when", "[spill]") {
   CHECK(kept_with({spilled(1, pack)}) == 2 * chain_bytes + chain_bytes / 2);
   CHECK(kept_with({spilled(1, pack), spilled(3, pack, DType::f8e4m3)}) ==
         chain_bytes + chain_bytes / 2 + packed_bytes(64 * 32, DType::f8e4m3));
-  CHECK(kept_with({spilled(0, offload)}) == 3 * chain_bytes);  // nobody keeps it
+  CHECK(kept_with({spilled(0, offload)}) == 3 * chain_bytes);  // no node keeps it
   CHECK(kept_with({spilled(1, pack, DType::f16)}) == 5 * chain_bytes / 2);
   CHECK(tier->statistics().live_bytes == 0);
 }
@@ -218,7 +218,7 @@ TEST_CASE("spill: packed bytes that a dead branch kept are gone once backward is
 }
 
 TEST_CASE("spill: reads follow the order of need, not of the list", "[spill]") {
-  class Order final : public Tier {  // of reads, by number of the write
+  class Order final : public Tier {  // records the order of reads, by number of the write
    public:
     memory::Device device() const noexcept override { return cpu; }
     Ticket write(const void* from, std::size_t bytes, Stream stream) override {
@@ -234,7 +234,7 @@ TEST_CASE("spill: reads follow the order of need, not of the list", "[spill]") {
     std::string reads;
   };
   const Chain chain;
-  // The results of nodes 1, 3 and 5; `back` is the node before whose backward each is to be on its way.
+  // The results of nodes 1, 3 and 5; each starts to come back before the backward of node `back`.
   const struct {
     std::uint32_t back[3];
     const char* reads;
@@ -268,11 +268,11 @@ TEST_CASE("spill: bytes that something else holds stay where they are", "[spill]
   const Tensor x = full({8, 8}, 0.5);
   w.storage()->set_category(Category::parameter);
   x.storage()->set_category(Category::input);
-  // Nodes: linear, tanh, [reshape,] linear, mean; the spill is that of the tanh.
+  // Nodes: linear, tanh, [reshape, reshape,] linear, mean; the tanh is spilled.
   struct Case {
     const char* what;
     bool has_view, holds, holds_view;
-    std::size_t kept;  // activations
+    std::size_t kept;  // bytes of activations
   };
   constexpr std::size_t bytes = 8 * 8 * sizeof(float);
   for (const Spill::Form form : {Spill::Form::offload, Spill::Form::pack}) {
@@ -333,7 +333,7 @@ TEST_CASE("spill: what was overwritten is an error", "[spill]") {
       const Recording on(tape);
       Tensor t = tanh(linear(chain.x, chain.w[0]));
       Tensor u = tanh(linear(t, chain.w[1]));
-      fill(t, 0);  // while it is written, or has been
+      fill(t, 0);  // during the write, or after it
       t = Tensor();
       loss = mean(square(tanh(linear(u, chain.w[2]))));
     }
@@ -435,14 +435,14 @@ TEST_CASE("spill: plans that contradict themselves", "[spill]") {
   CHECK_THROWS_AS(tape.follow(plan), PlanError);  // no tier
 }
 
-// ---- Packed tensors: there and back, and the gradients that they give.
+// ---- Packed tensors: the round trip, and the gradients that they give.
 
 namespace {
 
 using spill_test::Chain;
 using Spill = TapePlan::Spill;
 
-// Over the largest expected value.
+// Relative to the largest expected value.
 double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
   const double size = thimble_test::largest_of(b);
   return thimble_test::largest_difference(a, b) / (size > 0 ? size : 1);
@@ -453,7 +453,7 @@ double largest_difference(const std::vector<float>& a, const std::vector<float>&
 TEST_CASE("spill: packed tensors give gradients within the dtype's error", "[spill]") {
   struct Row {
     DType dtype;
-    double bound;  // of a gradient, over the largest one
+    double bound;  // of a gradient's error, relative to its largest value
   };
   const Chain chain;
   const auto gradients = [&](const std::shared_ptr<const TapePlan>& plan) {
@@ -470,7 +470,7 @@ TEST_CASE("spill: packed tensors give gradients within the dtype's error", "[spi
     return std::pair(item(loss), list);
   };
   const auto [loss, plain] = gradients(nullptr);
-  // Every gradient is a product of at most four saved tensors, each with the relative error of its dtype.
+  // Every gradient is a product of at most four saved tensors, each with its dtype's relative error.
   for (const Row& row : {Row{DType::bf16, 4 * 0x1p-8}, Row{DType::f16, 4 * 0x1p-11}, Row{DType::f8e4m3, 4 * 0x1p-4},
                          Row{DType::f8e5m2, 4 * 0x1p-3}, Row{DType::i8, 4.0 / 254}}) {
     INFO(to_string(row.dtype));
@@ -513,11 +513,11 @@ TEST_CASE("spill: pack and unpack", "[spill]") {
         if (is_scaled) CHECK(packed.scale()->elements() == (t.elements() + 63) / 64);
         std::size_t wrong = 0;
         for (std::size_t i = 0; i < before.size(); ++i) {
-          double amax = 0;  // of the 64
+          double amax = 0;  // of the 64 values that share a scale
           for (std::size_t k = i / 64 * 64; k < std::min(before.size(), i / 64 * 64 + 64); ++k) {
             amax = std::max(amax, std::fabs(before[k]));
           }
-          // Below the smallest normal value of the dtype the error is that of the smallest one; i8 has only one error.
+          // Below the dtype's smallest normal value the error stays as at that value; i8 has one error throughout.
           const double floor = to == DType::i8       ? amax / 253 + std::fabs(before[i]) * 0x1p-8  // bf16 rounds again
                                : to == DType::f8e4m3 ? amax * 0x1p-18
                                : to == DType::f8e5m2 ? amax * 0x1p-32

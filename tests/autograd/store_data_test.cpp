@@ -1,4 +1,4 @@
-// Data that stay in their files: every byte as the readers of whole files give it, and nothing of it on the heap.
+// Data that stay in their files: every byte equals a read of the whole file, and none is on the heap.
 
 #include <thimble/nn/data/store.h>
 
@@ -49,14 +49,14 @@ std::string noise(std::size_t bytes, std::uint32_t seed) {
   return text;
 }
 
-/// Records of CIFAR-10 with labels that they may have.
+/// CIFAR-10 records with valid labels.
 std::string cifar(std::size_t records, std::uint32_t seed) {
   std::string text = noise(records * 3073, seed);
   for (std::size_t i = 0; i < records; ++i) text[i * 3073] = static_cast<char>(i % 10);
   return text;
 }
 
-/// These batches read whole, by hand.
+/// The images of these batches, decoded by hand.
 Images images_of(const std::string& batches) {
   Images images{static_cast<std::int64_t>(batches.size() / 3073), 32, 32, 3, 10, {}, {}};
   for (std::size_t at = 0; at < batches.size(); at += 3073) {
@@ -80,7 +80,7 @@ void check_same(const ImageStore& store, const Images& whole) {
     store.read(i, 0, image);
     const std::uint8_t* const expected = whole.pixels.data() + static_cast<std::size_t>(i) * elements;
     CHECK(std::memcmp(image.data(), expected, elements) == 0);
-    // A stretch in the middle, of whole pixels.
+    // A range of whole pixels in the middle.
     const auto channels = static_cast<std::size_t>(whole.channels);
     std::vector<std::uint8_t> part(5 * channels);
     store.read(i, static_cast<std::int64_t>(3 * channels), part);
@@ -97,7 +97,7 @@ TEST_CASE("store: images in their files are the images that are read whole", "[d
   write_text_file(folder / "labels", labels_of(7));
   const ImageStore idx = open_idx(folder / "images", folder / "labels");
   check_same(idx, read_idx(folder / "images", folder / "labels"));
-  CHECK(idx.heap_bytes() == 7 * 2);  // labels alone
+  CHECK(idx.heap_bytes() == 7 * 2);  // only the labels
   write_text_file(folder / "images.gz", gzip(idx_of(noise(7 * 81, 1), 7, 9)));
   const ImageStore packed = open_idx(folder / "images.gz", folder / "labels");
   check_same(packed, read_idx(folder / "images", folder / "labels"));

@@ -1,5 +1,5 @@
-// What would cut a gradient without a word is an error that says how to do it: functions that no tape sees, and values
-// of other recordings. And a loss that cannot be differentiated says why.
+// Functions that no tape sees, and values of other recordings, would silently cut a gradient: each is an error that
+// names the remedy. A loss that cannot be differentiated explains why.
 
 #include <functional>
 #include <string>
@@ -35,7 +35,7 @@ Tensor leaf(Tensor t) {
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-/// 3 x, by functions that no tape sees. What it calls inside is not recorded, either.
+/// 3 x, from functions that no tape sees; nothing that it calls is recorded.
 struct Triple {
   static constexpr const char* name = "triple";
   using Saved = SavesNothing;
@@ -91,7 +91,7 @@ TEST_CASE("unrecorded: functions of core refuse what needs a gradient", "[unreco
     const NoGrad off;
     CHECK_NOTHROW(function(y));
   }
-  // What cuts nothing is no error.
+  // No error where nothing is cut.
   CHECK(contiguous(p).requires_grad());
   CHECK(to_dtype(p, DType::f32).requires_grad());
   CHECK(to_device(p, cpu).requires_grad());
@@ -108,7 +108,7 @@ TEST_CASE("unrecorded: constants, frozen leaves and looks at values are not refu
     CHECK(item(loss) == 4 * 5 * 6 * 2);
     CHECK(to_host<double>(transpose(y)) == Values(6, 4));
     CHECK(to_text(y).size() > 2);
-    checkpoint([&] { return to_dtype(c * 2.0, DType::f64); });  // recorded there, but nothing needs it
+    checkpoint([&] { return to_dtype(c * 2.0, DType::f64); });  // needs no gradient
     p.set_requires_grad(false);
     CHECK_NOTHROW(clone(p));
     p.set_requires_grad(true);
