@@ -1,4 +1,4 @@
-// Training steps recorded as a graph (nn/step/captured_step.h): the bits of steps that are not.
+// Captured training steps (nn/step/captured_step.h) match uncaptured steps bit for bit.
 
 #include <memory>
 #include <vector>
@@ -37,7 +37,7 @@ models::Setup image_setup() {
   return setup;
 }
 
-/// A net in a placed arena of its own.
+/// A net in its own placed arena.
 class Net {
  public:
   Net(const models::Setup& setup, memory::Device device, optim::GradScaler* scaler = nullptr)
@@ -62,7 +62,7 @@ class Net {
     });
   }
 
-  /// One step with a batch and a rate of its own; the loss.
+  /// Runs step `index` with its own batch and learning rate; returns the loss.
   float step(int index, nn::CapturedStep* recorded) {
     {
       const ResourceScope outside(default_resource(cuda()));
@@ -89,7 +89,7 @@ class Net {
     };
   }
 
-  /// All that training has changed.
+  /// Parameters, buffers and optimizer state.
   std::vector<std::vector<double>> state() const {
     const ResourceScope outside(default_resource(cuda()));
     std::vector<std::vector<double>> all;
@@ -158,14 +158,14 @@ TEST_CASE("cuda graph: recorded training steps have the bits of steps that are n
     std::function<void(models::Setup&)> change = [](models::Setup&) {};
   };
   const std::vector<Case> cases = {
-      {"adamw", text_setup()},  // clipped, with dropout
+      {"adamw", text_setup()},  // with clipping and dropout
       {"adamw8", text_setup()},
       {"adafactor", text_setup(), [](models::Setup& s) { s.micro_batches = 2; }},
       {"sgd", text_setup(), [](models::Setup& s) { s.fuses_optimizer = true, s.clip_norm = 0; }},
-      {"momentum", image_setup()},  // the statistics of batch norm
+      {"momentum", image_setup()},  // updates the statistics of batch norm
       {"momentum8", image_setup()},
       {"adamw", text_setup(), [](models::Setup& s) { models::set_precision(s, "bf16-stochastic"); }},
-      {"adamw8", text_setup(),  // matrices of 4096 elements, whose state is in 8 bits
+      {"adamw8", text_setup(),  // matrices of 4096 elements, so that the state is in 8 bits
        [](models::Setup& s) { models::set_precision(s, "bf16-stochastic"), s.sizes.width = 32; }},
       {"adafactor", text_setup(), [](models::Setup& s) { models::set_precision(s, "bf16-stochastic"); }},
   };
@@ -196,12 +196,12 @@ TEST_CASE("cuda graph: a captured step keeps its addresses, and gives them back"
     CHECK(net.stack_.placed->release_region() == 0);
     below = Tensor();
     CHECK(arena->compact() == 0);
-    // Between steps memory is used as ever.
+    // Between steps, memory works as usual.
     const std::vector<float> values{1, 2, 3};
     CHECK(to_host<float>(from_host(values, {3}, cuda())) == values);
     const std::uint64_t before = arena->statistics().allocation_count;
     recorded.run();
-    CHECK(arena->statistics().allocation_count == before);  // a replay takes nothing
+    CHECK(arena->statistics().allocation_count == before);  // a replay allocates nothing
     RandomGenerator other(5);
     const GeneratorScope scope(other);
     CHECK_THROWS_AS(recorded.run(), PlanError);
@@ -218,7 +218,7 @@ TEST_CASE("cuda graph: a step that cannot be recorded is refused, and nothing ha
       *net.stack_.placed, *net.optimizer_,
       [&](std::int64_t) {
         const Tensor loss = net.model_->loss(net.batch_);
-        if (asks) item(loss);  // the host wants to see it
+        if (asks) item(loss);  // a read on the host ends the capture
         return loss;
       },
       net.options_);
@@ -258,7 +258,7 @@ TEST_CASE("cuda graph: what asks the host in every step is refused at once", "[c
 TEST_CASE("cuda graph: a loss scale that moves, and skipped steps, have the bits of steps that are not recorded",
           "[cuda][graph][scaler]") {
   if (!has_cuda()) return;
-  // The scale grows in every good step, and is beyond the largest f32 after two: the seed of backward is infinite then.
+  // The scale grows in every good step and passes the largest f32 after two; the seed of backward is then infinite.
   optim::GradScalerOptions moving;
   moving.scale = 0x1p110, moving.growth = 0x1p10, moving.interval = 1, moving.backoff = 0x1p-20, moving.most = 0x1p300;
   struct Case {
@@ -302,7 +302,7 @@ TEST_CASE("cuda graph: a loss scale that moves, and skipped steps, have the bits
     CHECK((course == eager_course));
     const std::int64_t skipped = course.back().skipped_steps;
     CHECK(recorded.updates == 9 - skipped);
-    // Both kinds of steps are among the replays.
+    // The replays include both good and skipped steps.
     const std::int64_t skipped_replays = skipped - course[1].skipped_steps;
     CHECK((c.scaler.is_dynamic ? skipped_replays > 0 && skipped_replays < 7 : skipped == 0));
   }

@@ -1,5 +1,5 @@
-// A planner that is wrong is found: plans broken on purpose are refused, seen to be left, or change bits that a
-// certificate names. What a broken plan is, and what breaks under a plan that is right.
+// Deliberately broken plans and operators: each is refused, deviates from its plan, or changes bits that the
+// certificate names.
 
 #include <algorithm>
 #include <string>
@@ -22,7 +22,7 @@ using namespace own_program;
 
 namespace {
 
-/// The program as runs that a planner plans and a certificate compares.
+/// A program as runs, for a planner to plan and a certificate to compare.
 struct Runs {
   explicit Runs(Program own) : program(std::move(own)) {}
   nn::MakeRun make() const {
@@ -41,7 +41,7 @@ Sizes mutant_sizes() {
   return sizes;
 }
 
-/// The smallest plan: it runs most again.
+/// The smallest plan, which recomputes most.
 nn::Plan smallest_plan(const Runs& runs) {
   nn::Planner planner(runs.make(), cpu, nn::hardware("cpu"));
   nn::Plan plan = planner.smallest();
@@ -58,7 +58,7 @@ nn::Plan smallest_plan(const Runs& runs) {
   return plan;
 }
 
-/// What became of a broken plan.
+/// How certifying a broken plan ended.
 enum class Ending { refused, left, bits_differ, same };
 struct Outcome {
   Ending ending;
@@ -90,12 +90,12 @@ nn::Plan with_step(nn::Plan plan, const std::function<void(StepPlacement&)>& cha
   return plan;
 }
 
-/// Bytes of a live tensor change behind everyone's back, as when its block was given to another one too early, or two
-/// lie in one place: at an allocation, the oldest activation that lives.
+/// Silently corrupts a live tensor, as if its block had been reused too early or overlapped another: at a chosen
+/// allocation it changes the oldest live activation.
 class Corrupting final : public Decorator {
  public:
   explicit Corrupting(std::shared_ptr<memory::Resource> upstream) : Decorator(std::move(upstream)) {}
-  /// At the k-th allocation from now; 0: never.
+  /// Strikes at the k-th allocation from now; 0 never strikes.
   void arm(std::uint64_t k) { k_ = k, count_ = 0; }
   std::uint64_t count() const { return count_; }
   bool has_struck() const { return has_struck_; }
@@ -127,7 +127,7 @@ class Corrupting final : public Decorator {
   bool has_struck_ = false;
 };
 
-/// An operator that counts its runs in a buffer, in a recompute as well: what a batch norm would do that was run twice.
+/// Counts its runs in a buffer, recomputes included, like a batch norm that updates its statistics twice.
 struct CountsRuns {
   static constexpr const char* name = "counts_runs";
   static constexpr Cost cost = Cost::elementwise;
@@ -141,8 +141,8 @@ struct CountsRuns {
   Gradients backward(Saved, Tensor dy, Needs) const { return {std::move(dy)}; }
 };
 
-/// An operator that draws its site when it runs: a recompute takes the next one, as after a restart that was lost. It
-/// makes noise and nothing else.
+/// Draws its site when it runs, so that a recompute takes the next site, as if the generator had not been restarted.
+/// Returns only noise.
 struct DrawsLate {
   static constexpr const char* name = "draws_late";
   static constexpr Cost cost = Cost::elementwise;
@@ -155,7 +155,7 @@ struct DrawsLate {
   Gradients backward(Saved, Tensor dy, Needs) const { return {std::move(dy)}; }
 };
 
-/// An operator that reads what is no operand of it, and so is held by nobody: another source when it runs again.
+/// Reads a tensor outside its operands. Nothing holds that tensor, so a recompute may read other values.
 struct ReadsAside {
   static constexpr const char* name = "reads_aside";
   static constexpr Cost cost = Cost::elementwise;
@@ -171,7 +171,7 @@ struct ReadsAside {
   Gradients backward(Saved, Tensor dy, Needs) const { return {std::move(dy)}; }
 };
 
-/// The net with something between its input and itself, in front of which a scale makes the input need a gradient.
+/// The net with an operator in front of it; a scale before that operator makes the input need a gradient.
 class Mutant : public Net {
  public:
   Mutant(const Sizes& sizes, memory::Device device) : Net(sizes.width, sizes.depth, device) {
@@ -210,7 +210,7 @@ nn::Plan all_again(const Runs& runs) {
   return plan;
 }
 
-/// Under a plan that runs all again; a plan that keeps everything does no harm.
+/// Certifies under a plan that recomputes everything; keeping everything must do no harm.
 nn::Certificate certify_mutant(const Program& own) {
   const Runs runs(own);
   const nn::Certificate kept = nn::certify(runs.make(), cpu, nn::Plan(), {.steps = 2});
@@ -249,7 +249,7 @@ TEST_CASE("planner mutants: a wrong cut or fate is refused, or seen", "[certify]
     const Outcome outcome = outcome_of(runs, with_tape(good, change), 1);
     INFO(what << ": " << outcome.text);
     ++tried;
-    // The tape itself finds what a node is run again from: other fates give other bytes, never other bits.
+    // The tape finds the sources of a recompute itself, so wrong fates may change bytes but never bits.
     CHECK(outcome.ending != Ending::bits_differ);
     found += outcome.ending != Ending::same;
   };
@@ -269,7 +269,7 @@ TEST_CASE("planner mutants: a wrong cut or fate is refused, or seen", "[certify]
     try_it("end of segment " + std::to_string(s), [&](TapePlan& tape) { --tape.segments[s].end; });
     try_it("begin of segment " + std::to_string(s), [&](TapePlan& tape) { ++tape.segments[s].first; });
   }
-  // A node that changes nothing either way (a view, the last of a segment) may go unseen.
+  // A change may have no effect (a view, the last node of a segment) and then goes unnoticed.
   CHECK(tried > 10);
   CHECK(found * 2 >= tried);
   refused("a segment that crosses another one", [&](TapePlan& tape) {
@@ -292,7 +292,7 @@ TEST_CASE("planner mutants: a wrong placement is refused, or seen", "[certify]")
   const auto fate = [&](const std::function<void(StepPlacement&)>& change) {
     return outcome_of(runs, with_step(good, change), 1).ending;
   };
-  const auto neighbour = [](const StepPlacement& step) {  // one that lives while block 0 does
+  const auto neighbour = [](const StepPlacement& step) {  // a block that lives at the same time as block 0
     for (std::size_t b = 1; b < step.buffers.size(); ++b) {
       if (step.buffers[b].lower < step.buffers[0].upper) return b;
     }
@@ -304,7 +304,7 @@ TEST_CASE("planner mutants: a wrong placement is refused, or seen", "[certify]")
   CHECK(fate([](StepPlacement& s) { --s.buffers[0].upper; }) == Ending::refused);
   CHECK(fate([](StepPlacement& s) { s.buffers[0].bytes /= 2; }) == Ending::refused);
   CHECK(fate([](StepPlacement& s) { s.placement.offsets[0] += 1; }) == Ending::refused);
-  // Plans that hold together, of another program: a block is freed earlier, is smaller, is not there.
+  // Consistent plans of another program: a block is freed earlier, is smaller, or is missing.
   const auto placed_anew = [](StepPlacement& s) { s.placement = memory::place(s.buffers); };
   CHECK(fate([&](StepPlacement& s) {
           for (std::size_t at = 1; at < s.events.size(); ++at) {
@@ -353,7 +353,7 @@ TEST_CASE("planner mutants: a lost hold and blocks that overlap change bits, and
   const nn::Trajectory clean = trajectory(0, &requests);
   CHECK(nn::compare(clean, trajectory(0, nullptr)).empty());
   CHECK(nn::compare(clean, trajectory(0, nullptr, true)).empty());
-  // In the middle of the step what lives longest is the source of a closed segment.
+  // In the middle of the step, the oldest activation is the source of a closed segment.
   for (const std::uint64_t part : {3, 4, 5}) {
     const std::vector<nn::Difference> differences = nn::compare(clean, trajectory(requests * part / 10, nullptr));
     INFO("struck at " << part << " tenths");
@@ -384,7 +384,7 @@ TEST_CASE("planner mutants: a restart of the generator lost", "[certify]") {
 
 TEST_CASE("planner mutants: run again from another source, or a stale one", "[certify]") {
   const testing::Threads alone;
-  // `count` is read beside the operands, and is another one when backward runs the operator again.
+  // `count` is read outside the operands, and has changed when backward recomputes.
   const auto next = [](float by) {
     return
         [by](Mutant& net) { launch(net.count.device(), [&](const Addresses& at) { *at.as<float>(net.count) += by; }); };
@@ -394,7 +394,7 @@ TEST_CASE("planner mutants: run again from another source, or a stale one", "[ce
   CHECK(names(found, 0, nn::Compared::gradient, "scale"));
   CHECK_FALSE(names(found, 0, nn::Compared::loss));
   CHECK_FALSE(names(found, 0, nn::Compared::statistics));
-  // The weight that the recompute reads is a newer version, which nobody counted.
+  // The recompute reads a newer version of the weight that no version counter noticed.
   const nn::Certificate stale = certify_mutant(mutant_program(
       [](Mutant&, const Tensor& x) { return x; },
       [](Mutant& net) { launch(net.scale.device(), [&](const Addresses& at) { at.as<float>(net.scale)[0] += 1; }); }));

@@ -1,5 +1,4 @@
-// Certificates of programs: digests against a published function, what is compared and counted, runs that hold and runs
-// that do not.
+// Certificates of programs: digests against a published function, contents, and runs that pass or fail.
 
 #include <algorithm>
 #include <string>
@@ -49,7 +48,7 @@ models::TrainOptions small_gpt() {
 }  // namespace
 
 TEST_CASE("digest: the published function, wherever its input is cut", "[certify]") {
-  // MurmurHash3_x64_128 of "" and "hello", seed 0, as its author's program gives them.
+  // MurmurHash3_x64_128 of "" and "hello", seed 0, from its author's program.
   CHECK(digest_of_text("") == nn::Digest{0, 0});
   CHECK(digest_of_text("hello") == nn::Digest{0xcbd8a7b341bd9b02ull, 0x5b1e906a48ae1d19ull});
   const std::string text = "the quick brown fox jumps over the lazy dog, twice and once more";
@@ -116,7 +115,7 @@ TEST_CASE("certify: an own program in a budget", "[certify]") {
 TEST_CASE("certify: what differs is named, the first of it first", "[certify]") {
   const testing::Threads alone;
   nn::TrainerOptions options{.budget_bytes = std::size_t{1} << 40, .seed = 5};
-  // The second run of the program has another batch in its second step.
+  // The second run gets a different batch in its second step.
   Program own = program();
   int real_models = 0;
   const auto model = own.model;

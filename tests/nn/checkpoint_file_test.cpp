@@ -25,7 +25,7 @@ using namespace files_test;
 
 namespace {
 
-// Everything that a resume can lose: buffers that a forward changes, dropout, an optimizer with state.
+// A net with all state that a resume could lose: buffers that forward changes, dropout, an optimizer with state.
 class Net final : public nn::Module {
  public:
   explicit Net(std::int64_t width = 12, const nn::TensorOptions& on = {})
@@ -44,7 +44,7 @@ class Net final : public nn::Module {
   nn::Linear& out_;
 };
 
-// A training in progress; the data of a step are a function of its number.
+// A training run; the data of a step depend only on its number.
 struct Training {
   explicit Training(std::uint64_t seed, std::int64_t width = 12)
       : generator(seed), net(make(generator, width)), optimizer(net->trainable(), options()) {}
@@ -112,7 +112,7 @@ TEST_CASE("checkpoint file: training goes on bit by bit", "[checkpoint_file]") {
   CHECK(straight == resumed);
   CHECK(a.values() == c.values());
 
-  // The test can fail: without the generator's state the masks, and so the losses, are others.
+  // A check of the test: without the generator's state the masks differ, and so do the losses.
   Training d(12345);
   load(folder / "c", d);
   d.generator.set_step(0);
@@ -228,7 +228,7 @@ TEST_CASE("checkpoint file: what does not match is refused and nothing changes",
   optim::Sgd sgd(target.net->trainable(), {});
   CHECK(contains(error_of([&] { nn::load_checkpoint(folder / "good", *target.net, sgd, target.generator); }),
                  "optimizer 'adamw' in the file, training uses 'sgd'"));
-  // A scale that the options do not allow is found before the first tensor is read.
+  // An out-of-range scale is refused before the first tensor is read.
   optim::GradScaler scaler({.scale = 64}), low({.scale = 2, .most = 16});
   nn::save_checkpoint(folder / "scaled", *saved.net, saved.optimizer, saved.generator, {}, &scaler);
   const auto scaled_by = [&](const std::string& name, optim::GradScaler* own) {
@@ -254,7 +254,7 @@ TEST_CASE("checkpoint file: a save that fails leaves the old file", "[checkpoint
   CHECK(contains(error_of([&] { nn::save_checkpoint(folder / "c", dry_net, optimizer, a.generator); }), "DeviceError"));
   CHECK(read_text_file(folder / "c") == before);
   CHECK(folder.entries() == 1);
-  // A file of another kind is replaced only on demand, an empty one always.
+  // A file of another kind is replaced only on demand; an empty file always.
   nn::save_weights(*a.net, folder / "weights");
   files_test::write_text_file(folder / "note", "hello");
   for (const char* const name : {"weights", "note"}) {
@@ -272,7 +272,7 @@ TEST_CASE("checkpoint file: a save that fails leaves the old file", "[checkpoint
 
 namespace {
 
-/// Adam's state of four layers, which may wait in a file.
+/// Adam's state for four layers, which may live in a file.
 struct Away {
   explicit Away(std::shared_ptr<Tier> tier)
       : scope(generator), net(64), optimizer(net.trainable(), {.rate = 0.01, .tier = std::move(tier)}) {}
@@ -330,7 +330,7 @@ TEST_CASE("checkpoint file: state that is away comes here for one parameter at a
   nn::save_checkpoint(folder / "again", other.net, other.optimizer, other.generator);
   CHECK(read_text_file(folder / "again") == read_text_file(folder / "here"));
 
-  // A file that cannot be written leaves the state away, and training goes on.
+  // A failed save leaves the state in the tier, and training goes on.
   CHECK_THROWS_AS(nn::save_checkpoint(folder / "no/such/folder", away.net, away.optimizer, away.generator), FileError);
   CHECK(stack.ledger->bytes(Category::optimizer) == 0);
   away.step();

@@ -65,8 +65,8 @@ TEST_CASE("data sampler: a permutation hits every value once", "[data]") {
 }
 
 TEST_CASE("data sampler: permutations look random", "[data]") {
-  // Where the first and the last value go, and which of the 24 orders of four values come up, over many keys. The
-  // limits are the 99.99 % quantiles of chi-squared with 9 and 23 degrees of freedom.
+  // Positions of the first and the last value, and the orders of four values (24), over many keys. The limits are the
+  // 99.99 % quantiles of chi-squared with 9 and 23 degrees of freedom.
   constexpr int keys = 24000;
   std::vector<int> first(10), last(10), order(24);
   for (int key = 0; key < keys; ++key) {
@@ -246,7 +246,7 @@ TEST_CASE("data synthetic: images", "[data]") {
 
 namespace {
 
-// A picture without its colours: how far each pixel is from the mean, up to a limit.
+// A picture without its colours: each pixel's distance from the mean, clipped.
 std::vector<double> contrast(const std::uint8_t* pixels, std::size_t elements) {
   const double mean = std::accumulate(pixels, pixels + elements, 0.0) / static_cast<double>(elements);
   std::vector<double> out;
@@ -254,7 +254,7 @@ std::vector<double> contrast(const std::uint8_t* pixels, std::size_t elements) {
   return out;
 }
 
-// The place in `known` of the vector nearest to `one`.
+// The index in `known` of the vector nearest to `one`.
 std::size_t nearest(const std::vector<std::vector<double>>& known, const std::vector<double>& one) {
   std::size_t best = 0;
   double least = std::numeric_limits<double>::infinity();
@@ -295,7 +295,7 @@ TEST_CASE("data synthetic: classes can be told apart, but not by single pixels",
   CHECK(right_by_shape > 120);
 }
 
-// ---- Hidden tokens of masked-language-model samples: how many, which, how, and what they depend on.
+// ---- Hidden tokens of masked-language-model samples: how many, which, how, and their dependence on step and seed.
 
 using namespace thimble::data;
 
@@ -375,14 +375,14 @@ TEST_CASE("data masking: a function of seed and step alone", "[data][masking][qu
   CHECK(masked(8, 32, 1, 5) == masked(8, 32, 1, 5));
   CHECK(masked(8, 32, 1, 5).targets != masked(8, 32, 1, 6).targets);
   CHECK(masked(8, 32, 1, 5).targets != masked(8, 32, 2, 5).targets);
-  const Windows two = masked(2, 30, 1, 5);  // the windows of a batch hide different places
+  const Windows two = masked(2, 30, 1, 5);  // windows of a batch hide different positions
   std::set<std::size_t> first, second;
   for (std::size_t i = 0; i < 30; ++i) {
     if (two.targets[i] != -100) first.insert(i);
     if (two.targets[30 + i] != -100) second.insert(i);
   }
   CHECK(first != second);
-  const Windows whole = masked(7, 30, 1, 5);  // a micro-batch hides the tokens that its batch hides there
+  const Windows whole = masked(7, 30, 1, 5);  // a micro-batch hides the tokens that the whole batch hides there
   const Windows middle = masked(3, 30, 1, 5, 2);
   CHECK(std::equal(middle.tokens.begin(), middle.tokens.end(), whole.tokens.begin() + 60));
   CHECK(std::equal(middle.targets.begin(), middle.targets.end(), whole.targets.begin() + 60));

@@ -32,7 +32,7 @@ void check_refused(const std::vector<Corrupt>& rows, Parse&& parse) {
   }
 }
 
-/// A file with these bytes.
+/// Writes a file with these bytes.
 std::string file_of(const TemporaryFolder& folder, std::span<const std::byte> bytes) {
   write_text_file(folder / "t", {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   return folder / "t";
@@ -156,7 +156,7 @@ TEST_CASE("data: gzip is read in pieces", "[files][data]") {
 
 TEST_CASE("data: gzip files of several members", "[files][data]") {
   const std::string whole = idx_images(2, 2, 3, "abcdefABCDEF"), path = "t";
-  for (std::size_t cut = 0; cut <= whole.size(); ++cut) {  // as pigz, and with the empty member that bgzip ends with
+  for (std::size_t cut = 0; cut <= whole.size(); ++cut) {  // as pigz writes it, and with bgzip's empty last member
     const std::string file = gzip(whole.substr(0, cut)) + gzip(whole.substr(cut)) + gzip("");
     CHECK(parse_idx(bytes_of(file), "t").shape == std::vector<std::int64_t>{2, 2, 3});
   }
@@ -325,7 +325,7 @@ TEST_CASE("data: MNIST", "[files][data]") {
   CHECK(mnist.count == 10000);
   CHECK(mnist.height == 28);
   CHECK(mnist.width == 28);
-  // The set's first labels, the number of images of each digit, and the sum of all pixels (its mean is 33.79).
+  // The first labels of the set, the number of images per digit, and the sum of all pixels (their mean is 33.79).
   CHECK(std::vector<int>(mnist.labels.begin(), mnist.labels.begin() + 10) ==
         std::vector<int>{7, 2, 1, 0, 4, 1, 4, 9, 5, 9});
   std::vector<int> counts(10);

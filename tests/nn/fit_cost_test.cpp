@@ -1,4 +1,4 @@
-// Cost models: measured factors, files of them, and plans that follow from them.
+// Cost models: measured factors, their files, and the plans that follow.
 
 #include <fstream>
 
@@ -77,7 +77,7 @@ TEST_CASE("fit cost: a result that is made of what is saved takes one pass over 
     std::size_t bytes = graph.bytes_of(node.output);
     for (const std::uint32_t value : node.inputs) bytes += value == TapeGraph::none ? 0 : graph.bytes_of(value);
     CHECK(times[n].recompute == Approx(static_cast<double>(bytes) / machine.bytes_per_s + machine.call_s));
-    shorter += times[n].forward > times[n].recompute ? 1 : 0;  // statistics, arithmetic
+    shorter += times[n].forward > times[n].recompute ? 1 : 0;  // forward adds statistics or arithmetic
   }
   CHECK(shorter > 0);
 }
@@ -105,7 +105,7 @@ TEST_CASE("fit cost: the bytes of forward and backward, and a product for each o
       const auto bytes_of = [&](std::uint32_t v) {
         return v == TapeGraph::none ? 0.0 : static_cast<double>(graph.bytes_of(v));
       };
-      double in = 0, saved = 0, extras = 0;  // extras: what forward writes beside its result, as masks
+      double in = 0, saved = 0, extras = 0;  // extras: results besides the output, such as masks
       for (const std::uint32_t value : node.inputs) in += bytes_of(value);
       for (const std::uint32_t value : node.saved) {
         saved += bytes_of(value);
@@ -185,7 +185,7 @@ TEST_CASE("fit cost: transfers that no plan has are in both prices of a techniqu
   lever.transfer_s = whole.step_s;
   const nn::LeverPrice price = nn::price_of(search, lever, planner, whole.step_s);
   REQUIRE(price.time_overhead_in_budget);
-  CHECK(*price.time_overhead_in_budget == Approx(1));  // the step as it is, and as long again
+  CHECK(*price.time_overhead_in_budget == Approx(1));  // the transfer takes as long as the step
   CHECK(price.time_overhead == Approx(planner.smallest().step_s / whole.step_s));
 }
 

@@ -1,4 +1,4 @@
-// fit: nets that are no chains, because a tensor is read far from where it is made.
+// fit on nets that are not chains: a tensor is read far from its producer.
 
 #include <cstdint>
 #include <memory>
@@ -125,7 +125,7 @@ class Net final : public nn::Module {
                    {s[0], 2 * s[1], 2 * s[2], s[3]});
   }
 
-  // Ronneberger et al. 2015, with batch norm: three levels, whose tensors go as soon as nothing needs them.
+  // Ronneberger et al. 2015, with batch norm: three levels, whose tensors are freed after their last use.
   Tensor deep_u_net(Tensor x) {
     std::size_t next = 0;
     const auto two = [&](Tensor t) {
@@ -184,7 +184,7 @@ struct Run {
   std::size_t planned_bytes = 0, bytes = 0;
 };
 
-/// Two steps in a budget; 0: without one.
+/// Two steps within a budget; a budget of 0 is unlimited.
 Run run(Form form, std::size_t budget_bytes) {
   nn::Trainer<Net, Batch> trainer(program(form), {.budget_bytes = budget_bytes, .seed = 3, .steps = 2});
   Run run;
@@ -209,7 +209,7 @@ std::size_t smallest(Form form) {
 TEST_CASE("fit graph: plans of nets that are no chains keep bits and say their bytes", "[fit]") {
   struct Row {
     Form form;
-    double smallest, overhead;  // at most: of the free bytes, and the time of the plan at 60 % of them
+    double smallest, overhead;  // limits: share of the free run's bytes; time overhead at 60 % of them
   };
   for (const Row& row : std::vector<Row>{{Form::blocks, 0.30, 0.09},
                                          {Form::conditioned, 0.30, 0.09},
@@ -261,7 +261,7 @@ TEST_CASE("fit graph: small and fast plans of a recurrent net and of long skips,
           "[fit]") {
   struct Row {
     Form form;
-    double smallest, half;  // at most: of the free bytes, and the time of the plan at half of them
+    double smallest, half;  // limits: share of the free run's bytes; time overhead at half of them
   };
   for (const Row& row : std::vector<Row>{{Form::gru, 0.25, 0.25}, {Form::deep_u_net, 0.42, 0.10}}) {
     const Run free = run(row.form, 0);

@@ -1,4 +1,4 @@
-// fit with spills: what offloading and packing allow, to the byte, and what they leave as it is.
+// fit with spills: offloading and packing keep budgets to the byte; offloading changes no bit.
 
 #include <algorithm>
 #include <cmath>
@@ -59,7 +59,7 @@ struct Trained {
   std::size_t peak_bytes = 0;
 };
 
-// Three steps inside of the plan's peak.
+// Three steps in an arena of the plan's peak.
 Trained train(const models::Setup& setup, const nn::Plan& plan) {
   memory::Options options;
   options.arena.capacity_bytes = plan.peak_bytes;
@@ -128,7 +128,7 @@ TEST_CASE("fit: offloading needs what it says, and changes no bit", "[fit][spill
       CHECK(trained.losses == plain.losses);
       CHECK(trained.parameters == plain.parameters);
     }
-    // More budget never costs time, and more options never do.
+    // Neither more budget nor more options ever cost time.
     double before = 1e9;
     const std::size_t least = exact.smallest().peak_bytes, most = exact.keep_everything().peak_bytes;
     for (std::size_t k = 0; k <= 8; ++k) {
@@ -145,12 +145,12 @@ TEST_CASE("fit: offloading needs what it says, and changes no bit", "[fit][spill
 TEST_CASE("fit: transfers that nothing hides are charged, both ways", "[fit][spill]") {
   const TapeGraph graph = nn::record_step(cpu, models::zero_batch_run(spill_setup("char-gpt")));
   nn::Hardware machine = nn::hardware("cpu");
-  machine.tier_bytes_per_s = 1e6;  // so slow that computing hides nearly nothing
+  machine.tier_bytes_per_s = 1e6;  // so slow that compute hides nearly nothing
   const std::vector<nn::NodeTimes> times = nn::node_times(graph, machine);
   nn::SpillPolicy policy;
   policy.offloads = true;
   const std::vector<nn::Spillable> uses = nn::spillables(graph);
-  const double computing = nn::step_seconds(times);  // of the whole step: more than any stage can hide
+  const double computing = nn::step_seconds(times);  // of the whole step, more than any stage can hide
   const std::vector<std::uint32_t> cuts = nn::cut_points(graph);
   const remat::Option option;
   const auto variants = [&] {
@@ -170,7 +170,7 @@ TEST_CASE("fit: transfers that nothing hides are charged, both ways", "[fit][spi
   CHECK(all.size() > 0);
   std::size_t largest = 0;
   for (const nn::SpillVariant& variant : all) {
-    double seconds = 0;  // of one way
+    double seconds = 0;  // one way
     for (const TapePlan::Spill& spill : variant.spills) {
       for (const nn::Spillable& use : uses) {
         if (use.node != spill.node || use.which != spill.which) continue;
@@ -186,12 +186,12 @@ TEST_CASE("fit: transfers that nothing hides are charged, both ways", "[fit][spi
     CHECK(reading >= seconds - computing);
     CHECK(reading > 0);
   }
-  policy.smallest = largest;  // is worth the trouble
+  policy.smallest = largest;  // just large enough to spill
   CHECK(variants().size() > 0);
   policy.smallest = largest + 1;
   CHECK(variants().empty());
 
-  // Packing passes over both forms, at its time and again in backward.
+  // Packing passes over both forms once in forward and once in backward.
   policy = {};
   policy.packs = true, policy.packed = DType::i8;
   for (const nn::SpillVariant& variant : variants()) {
@@ -230,7 +230,7 @@ TEST_CASE("fit: a budget that offloading keeps in less time, or that nothing els
 
 TEST_CASE("fit: packing needs what it says and rounds a little", "[fit][spill][slow]") {
   models::Setup setup = spill_setup("char-gpt");
-  setup.batch *= 3;  // several granules between plans
+  setup.batch *= 3;  // puts several granules between plans
   nn::Planner exact(models::zero_batch_run(setup), cpu, nn::hardware("cpu"));
   const Trained plain = train(setup, exact.keep_everything());
   for (const DType dtype : {DType::bf16, DType::f8e4m3, DType::i8}) {
@@ -240,7 +240,7 @@ TEST_CASE("fit: packing needs what it says and rounds a little", "[fit][spill][s
     options.spilling.packed = dtype;
     nn::Planner planner(models::zero_batch_run(setup), cpu, nn::hardware("cpu"), options);
     const std::vector<nn::Plan> plans = planner.plans();
-    // Packing is worth something at some budget, and a budget's plan is never worse for being allowed it.
+    // Packing pays off at some budget, and allowing it never makes a plan slower.
     const auto found = std::find_if(plans.begin(), plans.end(), [&](const nn::Plan& plan) {
       return plan.packed_bytes > 0 && plan.time_overhead < exact.fit(plan.peak_bytes).time_overhead;
     });
@@ -254,7 +254,7 @@ TEST_CASE("fit: packing needs what it says and rounds a little", "[fit][spill][s
     CHECK(measured_peak(setup, *found) == found->peak_bytes);
     const Trained packed = train(setup, *found);
     CHECK(packed.losses != plain.losses);
-    CHECK(packed.losses[0] == plain.losses[0]);  // forward reads nothing that is packed
+    CHECK(packed.losses[0] == plain.losses[0]);  // forward reads nothing packed
     for (std::size_t i = 1; i < 3; ++i) CHECK(std::fabs(packed.losses[i] - plain.losses[i]) < 0.01 * plain.losses[i]);
   }
 }

@@ -1,4 +1,4 @@
-// fit: every plan needs exactly what it says, and changes no bit.
+// fit: every plan needs exactly its predicted bytes and changes no bit.
 
 #include <algorithm>
 #include <cstdint>
@@ -41,7 +41,7 @@ models::Setup fit_setup(const char* model, std::int64_t batch) {
   return setup;
 }
 
-// All that a run of three steps can change, as bytes.
+// Losses, f32 parameters and f32 buffers of a run of three steps.
 std::vector<std::vector<float>> train(const models::Setup& setup, const nn::Plan& plan, std::size_t capacity_bytes) {
   memory::Options options;
   options.arena.capacity_bytes = capacity_bytes;
@@ -76,8 +76,8 @@ std::vector<std::vector<float>> train(const models::Setup& setup, const nn::Plan
 
 TapeGraph graph_of(const models::Setup& setup) { return nn::record_step(cpu, models::zero_batch_run(setup)); }
 
-/// A layer, two residual blocks of six and of one, the first layer again, and a loss that reads its output twice; all
-/// weights are (8, 8) in f32, the first `frozen` of them frozen.
+/// A layer, residual blocks of six layers and of one, the first layer again, and a loss that reads its output twice.
+/// All weights are (8, 8) in f32, the first `frozen` of them frozen.
 TapeGraph residual_graph(int frozen = 0) {
   const auto weight = [&frozen] {
     Tensor made = Tensor::empty({8, 8}, DType::f32, dry(cpu));
@@ -99,7 +99,7 @@ TapeGraph residual_graph(int frozen = 0) {
   return TapeGraph::of(tape);
 }
 
-/// Outputs of nodes before `cut` that nodes from there on read, by storage.
+/// Storages made before node `cut` that nodes from `cut` on read.
 std::vector<std::uint32_t> crossing(const TapeGraph& graph, std::uint32_t cut) {
   std::vector<bool> is_given(graph.storages.size()), is_made(graph.storages.size());
   for (const TapeGraph::Value& value : graph.values) {
@@ -129,7 +129,7 @@ nn::StagedGraph stages_of(const TapeGraph& graph, std::size_t longest_span) {
 }  // namespace
 
 TEST_CASE("fit: plans need what they say and change no bit", "[fit]") {
-  std::size_t gained_bytes = 0;  // by placing
+  std::size_t gained_bytes = 0;  // through placement
   for (const char* model : {"mlp", "resnet18", "resnet50", "char-gpt"}) {
     const models::Setup setup = fit_setup(model, 6);
     nn::Planner planner(models::zero_batch_run(setup), cpu, nn::hardware("cpu"));
@@ -150,7 +150,7 @@ TEST_CASE("fit: plans need what they say and change no bit", "[fit]") {
       CHECK(train(setup, plan, 0) == plain);
       CHECK(plan.least_step_s >= planner.kept_step_s());
       CHECK(plan.time_gap() >= 0);
-      // Its blocks are placed where that commits no more than an arena that finds a place for each as it comes.
+      // Blocks are placed ahead only if that commits no more than an arena that places them as they come.
       const nn::MemoryProfile unplaced = nn::profile_training(dry(cpu), make, 2, true);
       const std::vector<StepPlacement> placement = nn::plan_steps(unplaced, nn::placement_options(cpu, 1));
       const std::size_t placed_bytes = nn::profile_training(dry(cpu), make, 2, false, placement).peak_bytes;
@@ -178,7 +178,7 @@ TEST_CASE("fit: the smallest plan is the fastest of its bytes", "[fit]") {
 
 TEST_CASE("fit: plans of a long chain are next to the least possible", "[fit]") {
   models::Setup setup = fit_setup("char-gpt", 1);
-  setup.sizes.layers = 72;  // two stages each
+  setup.sizes.layers = 72;  // two stages per layer
   nn::Planner planner(models::zero_batch_run(setup), cpu, nn::hardware("cpu"));
   const std::size_t least = planner.smallest().peak_bytes, most = planner.keep_everything().peak_bytes;
   double before = 1e9;
@@ -205,7 +205,7 @@ TEST_CASE("fit: more budget never costs time, and what is asked for is kept", "[
     CHECK(plan.lower_bound_bytes <= plan.peak_bytes);
     CHECK(plan.time_overhead <= before);
     before = plan.time_overhead;
-    // No known plan within the budget, which may be more than this one's peak, is below the bound.
+    // Within the budget, which may exceed this plan's peak, no known plan beats the bound.
     CHECK(plan.least_step_s <= std::min(floor_s, plan.step_s));
     floor_s = plan.least_step_s;
     for (const nn::Plan& other : known) CHECK((other.peak_bytes > budget || other.step_s >= floor_s));
@@ -217,7 +217,7 @@ TEST_CASE("fit: more budget never costs time, and what is asked for is kept", "[
       CHECK(planner.fit(one.peak_bytes + 4096).least_step_s < one.least_step_s);
     }
   }
-  for (const nn::Plan& again : planner.plans()) {  // bounded by its peak again
+  for (const nn::Plan& again : planner.plans()) {  // now bounded by its own peak
     const auto is_it = [&](const nn::Plan& one) { return one.peak_bytes == again.peak_bytes; };
     const auto first = std::find_if(known.begin(), known.end(), is_it);
     if (first != known.end()) CHECK(again.least_step_s == first->least_step_s);
@@ -238,7 +238,7 @@ TEST_CASE("fit: a chain is cut where a single tensor crosses", "[fit]") {
     const TapeGraph graph = graph_of(fit_setup(model, 2));
     const std::vector<std::uint32_t> cuts = nn::cut_points(graph);
     INFO(model);
-    // Of a GPT before each half of a block but the first, whose input is the sum of embeddings.
+    // In a GPT, before each half of a block but the first half, whose input is the sum of embeddings.
     if (model == std::string("char-gpt")) CHECK(cuts.size() == 2 + 7);
     if (model != std::string("mlp")) CHECK(cuts.size() > 3);
     CHECK(std::is_sorted(cuts.begin(), cuts.end()));
@@ -257,7 +257,7 @@ TEST_CASE("fit: even cuts are the best of all, in random graphs", "[fit]") {
   std::mt19937 random(11);
   const auto below = [&](std::uint32_t n) { return static_cast<std::uint32_t>(random() % n); };
   for (int round = 0; round < 400; ++round) {
-    // Node n makes value and storage n from results of earlier nodes.
+    // Node n makes value n and storage n from earlier results.
     const std::uint32_t count = 1 + below(9);
     TapeGraph graph;
     for (std::uint32_t n = 0; n < count; ++n) {
@@ -359,7 +359,7 @@ TEST_CASE("fit: options that span stages", "[fit]") {
       const std::size_t end = staged.chain.end_of(i, o);
       INFO("stage " << i << ", option " << o);
       CHECK(staged.stages[i].fates[o].size() == cuts[end] - cuts[i]);
-      // What crosses inside of a span is not kept.
+      // Tensors that cross stages within a span are not kept.
       for (std::size_t k = i + 1; k < end; ++k) {
         CHECK_FALSE(keeps_output(staged.stages[i].fates[o][cuts[k] - 1 - cuts[i]]));
       }
@@ -409,7 +409,7 @@ TEST_CASE("fit: a process budget is planned again when planning takes more heap"
         planned.push_back(bytes);
         return bytes;
       });
-  CHECK(planned == std::vector<std::size_t>{80, 70});  // its own budget, then the process
+  CHECK(planned == std::vector<std::size_t>{80, 70});  // the arena's budget, then the remainder of the process's
   CHECK(outside.heap == 30);
   try {
     nn::fit_process(
@@ -418,6 +418,6 @@ TEST_CASE("fit: a process budget is planned again when planning takes more heap"
     FAIL("a plan that is none");
   } catch (const nn::BudgetError& error) {
     CHECK(error.budget_bytes() == 100);
-    CHECK(error.minimum_bytes() == 90 + 30);  // of the process
+    CHECK(error.minimum_bytes() == 90 + 30);  // a minimum for the process
   }
 }

@@ -1,4 +1,4 @@
-// FP8 in models: which layers run in it, what falls back and says so, strict recipes, checkpoints.
+// FP8 in models: which layers run in it, which fall back and why, strict recipes, checkpoints.
 
 #include <cstring>
 #include <string>
@@ -78,7 +78,7 @@ TEST_CASE("fp8 layers: which run, which fall back, which stay", "[fp8]") {
       CHECK(fallback.reason == "convolutions have no FP8 form");
     }
     CHECK(nn::fp8_fallbacks(*model).size() == layers.fallbacks.size());
-    // Every parameter's owner is in one of the three lists, and once.
+    // The three lists together have no more entries than parameters have owners.
     std::size_t owners = 0;
     std::string last;
     for (const nn::NamedTensor& p : model->parameters()) {
@@ -87,7 +87,7 @@ TEST_CASE("fp8 layers: which run, which fall back, which stay", "[fp8]") {
       last = owner;
     }
     CHECK(layers.layers.size() + layers.fallbacks.size() + layers.higher.size() <= owners);
-    // Without a recipe there is nothing to say.
+    // Without a recipe the lists are empty.
     const auto plain = models::make_model(row.model, small(row.model), nn::precision("bf16").on(dry(cpu)));
     CHECK(nn::fp8_layers(*plain).layers.empty());
     CHECK(nn::fp8_layers(*plain).fallbacks.empty());
@@ -107,7 +107,7 @@ TEST_CASE("fp8 layers: sizes that are no multiples of 16 fall back, and say so",
   CHECK(nn::why_not_fp8(16, 48).empty());
   CHECK_FALSE(nn::why_not_fp8(16, 40).empty());
   CHECK_FALSE(nn::why_not_fp8(8, 16).empty());
-  // A layer that falls back is the one of bf16, bit by bit.
+  // A layer that falls back matches bf16 bit by bit.
   RandomGenerator generator(1);
   const auto made = [&](const char* policy) {
     RandomGenerator own(5);
@@ -190,7 +190,7 @@ TEST_CASE("fp8 layers: the state is in checkpoints, and one without it is refuse
             nn::load_checkpoint(folder / "fp8", *without, plain, restored);
           }).find("neither model nor optimizer has 'model.h.0.attn.c_attn.fp8_") != std::string::npos);
   }
-  // Weights alone go anywhere; those of another training leave the state at its beginning where that is allowed.
+  // Bare weights load anywhere. From a run without this state it stays at its initial values, where that is allowed.
   nn::save_weights(*model, folder / "weights");
   const auto plain = make("bf16");
   CHECK_NOTHROW(nn::load_weights(*plain, folder / "weights"));

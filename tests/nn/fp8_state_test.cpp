@@ -1,4 +1,4 @@
-// The state of delayed scaling, step by step against a twin of it: what is recorded, when, and what is not.
+// The state of delayed scaling against a reference, step by step: which values it records, and when.
 
 #include <cmath>
 #include <functional>
@@ -32,7 +32,7 @@ namespace {
 
 const Fp8Format delayed{Fp8Scaling::delayed, DType::f8e4m3, DType::f8e5m2, 1};
 
-/// What the state must be.
+/// The reference state.
 struct Twin {
   std::vector<float> history[3];
   float scale[3] = {0, 0, 0};
@@ -74,7 +74,7 @@ struct Layer {
     for (const float v : values) most = std::max(most, std::fabs(v));
     return most;
   }
-  /// Forward of x times a factor, and backward of dy times another.
+  /// Forward of x times x_factor, and backward of dy times dy_factor.
   Tensor run(double x_factor, double dy_factor, bool records = true, bool recomputes = false) {
     weight.grad() = Tensor();
     Tensor in = scaled(x, x_factor);
@@ -115,7 +115,7 @@ TEST_CASE("fp8 state: a ring of steps, scales of those before", "[fp8]") {
   Twin twin(3);
   const double factors[] = {1, 4, 0.5, 0.25, 0.125, 0.125, 2};
   for (const double factor : factors) {
-    // What this step's result is made with is the scale of before; x beyond it saturates.
+    // This step computes with the scale from before it; values of x beyond the scale saturate.
     const Fp8Use use{delayed, layer.state, 0, false};
     const Tensor in = scaled(layer.x, factor);
     const Fp8Operand codes = fp8_encode(in, Fp8Role::x, use, layer.state.scale);
@@ -172,7 +172,7 @@ TEST_CASE("fp8 state: what records nothing", "[fp8]") {
     skipped.commit();
   }
   CHECK(all_of(layer.state) == before);
-  // Not finite: the weight alone is recorded.
+  // Neither x nor dy is finite, so only the weight is recorded.
   for (const double factor : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
     Transaction step;
     layer.run(factor, factor);
@@ -197,7 +197,7 @@ TEST_CASE("fp8 state: zeros leave the scale to the next tensor", "[fp8]") {
   };
   for (const float v : step_of(0)) CHECK(v == 0);
   CHECK(to_host<float>(layer.state.scale)[2] == 0.0f);
-  // A gradient of 1e-9 would be 0 under a scale of 1.
+  // A gradient of 1e-9 would round to 0 under a scale of 1.
   const std::vector<float> dx = step_of(1e-9);
   CHECK(std::any_of(dx.begin(), dx.end(), [](float v) { return v != 0; }));
   CHECK(to_host<float>(layer.state.scale)[2] > 0.0f);
@@ -242,7 +242,7 @@ TEST_CASE("fp8 state: a recompute uses the scales of its forward and records not
   }
 }
 
-// ---- Checkpoints name the recipe for FP8: tensors are the same under several, and training must not go on under
+// ---- Checkpoints name the recipe for FP8: several recipes have the same tensors, and a run must not go on under
 // another.
 
 namespace {
@@ -271,7 +271,7 @@ struct Training {
 
 TEST_CASE("fp8 recipes: a checkpoint of another one is refused by name", "[fp8]") {
   const files_test::TemporaryFolder folder;
-  std::vector<std::pair<std::string, std::unique_ptr<Training>>> same;  // those that have the same tensors
+  std::vector<std::pair<std::string, std::unique_ptr<Training>>> same;  // recipes with equal tensors
   const auto add = [&](const char* text, const char* policy, const std::function<void(nn::Fp8Recipe&)>& change = {}) {
     same.emplace_back(text, std::make_unique<Training>(policy, change));
     CHECK(nn::fp8_recipe_text(*same.back().second->model) == text);

@@ -1,4 +1,4 @@
-// Graphs of other programs: the format by hand, plans against all selections by a step written anew, offsets, and
+// Graphs of other programs: the format by hand, plans against every selection by an independent step, offsets, and
 // hostile files.
 
 #include <thimble/nn/fit/graph_file.h>
@@ -34,7 +34,7 @@ using remat_test::Random;
 
 namespace {
 
-/// A graph as the file that has it, with views of views of each third tensor, which users read in its place.
+/// The file of a graph. Every third tensor gets a view of a view, which its users read instead.
 Json json_of(const Graph& graph, bool has_views) {
   Json json{{"version", 1}, {"name", "g"}, {"alignment", 1}};
   for (const remat::GraphTensor& t : graph.tensors) {
@@ -71,7 +71,7 @@ Json json_of(const Graph& graph, bool has_views) {
 
 nn::StepGraph read(const Json& json) { return nn::parse_graph(json.dump(), "g.json"); }
 
-/// random_graph() with temporaries, gradients that wait, and tensors that a caller holds.
+/// random_graph() with temporaries, waiting gradients, and tensors that the caller holds.
 Graph random_step(Random& random) {
   Graph graph = remat_test::random_graph(random, 3 + static_cast<std::size_t>(random.below(6)), 1);
   for (std::uint32_t i = 0; i < graph.operators.size(); ++i) {
@@ -88,8 +88,8 @@ Graph random_step(Random& random) {
   return graph;
 }
 
-/// The peaks of a step and of its forward, by the rules of docs/graphs.md: one list of events, then for each tensor and
-/// gradient the events in which it is there.
+/// The peaks of a step and of its forward, by the rules of docs/graphs.md: lists all events, then marks for each tensor
+/// and gradient the events during which it lives.
 std::pair<Bytes, Bytes> peaks_by_hand(const Graph& graph, const Selection& selection) {
   enum class Kind { forward, again, backward };
   struct Event {
@@ -140,7 +140,7 @@ std::pair<Bytes, Bytes> peaks_by_hand(const Graph& graph, const Selection& selec
     drop_after(2 * n - 1 - i);
   }
   std::vector<Bytes> bytes(events.size());
-  const auto there = [&](Bytes size, std::size_t from, std::size_t to) {  // in event `to`, too
+  const auto there = [&](Bytes size, std::size_t from, std::size_t to) {  // including event `to`
     for (std::size_t e = from; e <= to; ++e) bytes[e] += size;
   };
   std::vector<std::size_t> backward_of(n);
@@ -162,14 +162,14 @@ std::pair<Bytes, Bytes> peaks_by_hand(const Graph& graph, const Selection& selec
       if (is_held || uses(events[e].kind == Kind::backward ? op.backward_reads : op.inputs, t)) end = e;
       if (events[e].kind == Kind::backward || !uses(op.outputs, t)) continue;
       if (!events[e].makes.contains(t)) {
-        bytes[e] += tensor.bytes;  // a copy that is thrown away
+        bytes[e] += tensor.bytes;  // a copy that is dropped at once
         continue;
       }
       if (events[e].kind == Kind::again) there(tensor.bytes, begin, end);
       begin = end = e;
     }
     if (!tensor.is_given) there(tensor.bytes, begin, end);
-    // Its gradient: from the first backward that adds to it to the backward of its maker.
+    // The gradient lives from the first backward that adds to it to its maker's backward.
     std::size_t first = tensor.is_given || is_taken ? events.size() : turn;
     for (std::uint32_t i = 0; i < n; ++i) {
       if (uses(graph.operators[i].inputs, t)) first = std::min(first, backward_of[i]);
@@ -189,7 +189,7 @@ std::pair<Bytes, Bytes> peaks_by_hand(const Graph& graph, const Selection& selec
           *std::max_element(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(turn))};
 }
 
-/// y = out(relu(fc(x))): the relu reads a view of h.
+/// y = out(relu(fc(x))); relu reads a view of h.
 Json toy() {
   return Json::parse(R"({"version": 1, "name": "toy", "values": [
     {"name": "x", "bytes": 100, "given": true}, {"name": "h", "bytes": 4000, "gradient_bytes": 4000},
@@ -210,7 +210,7 @@ TEST_CASE("graph file: what is written is read", "[plan]") {
   CHECK(step.value_count == 5);
   CHECK(step.forward_s == 0.0035);
   CHECK(step.backward_s == 0.004);
-  REQUIRE(step.graph.tensors.size() == 6);  // and the view's node has one
+  REQUIRE(step.graph.tensors.size() == 6);  // the view's node has a tensor, too
   REQUIRE(step.graph.operators.size() == 4);
   CHECK(step.graph.operators[0].cost == 2'000'000);
   CHECK(step.graph.operators[1].outputs == std::vector<std::uint32_t>{5});
@@ -236,15 +236,15 @@ TEST_CASE("graph file: a plan by hand", "[plan]") {
   const nn::StepGraph step = read(toy());
   const nn::GraphPlan all = nn::plan_graph(step, 0);
   CHECK(all.selection.kept == std::vector<std::uint32_t>{1, 3});
-  CHECK(all.peak_bytes == 12'500);  // h, a, the gradients of a and y: the first backward
+  CHECK(all.peak_bytes == 12'500);  // at the first backward: h, a, the gradients of a and y
   CHECK(all.keep_everything_bytes == 12'500);
   CHECK(all.step_s == 0.0075);
   CHECK(all.time_gap() == 0);
-  // h, the larger part of the time, is all that can go: a is made from it.
+  // Only h can be dropped, and it takes most of the time; a is made from it.
   const nn::GraphPlan less = nn::plan_graph(step, 12'400);
   CHECK(less.selection.kept == std::vector<std::uint32_t>{3});
   CHECK(less.selection.recomputed == std::vector<std::uint32_t>{0});
-  CHECK(less.peak_bytes == 12'000);  // h, the gradients of a and h: the backward of relu
+  CHECK(less.peak_bytes == 12'000);  // at the backward of relu: h, the gradients of a and h
   CHECK(less.height_bytes <= 12'400);
   CHECK(less.recompute_s == 0.002);
   CHECK(files_test::contains(nn::to_text(step, less), "node 0 (fc) before the backward of 2 (relu)"));
@@ -272,7 +272,7 @@ TEST_CASE("graph file: a value is made again before a forward", "[plan]") {
     {"name": "d", "inputs": [1, 3], "outputs": [4], "seconds": 0.001}]})"));
   CHECK(nn::plan_graph(step, 0).peak_bytes == 8'300);
   const nn::GraphPlan less = nn::plan_graph(step, 5'000);
-  CHECK(less.peak_bytes == 4'500);  // 1, 3 and 4: the forward of d
+  CHECK(less.peak_bytes == 4'500);  // at the forward of d: values 1, 3 and 4
   CHECK(less.selection.kept == std::vector<std::uint32_t>{1});
   CHECK(less.selection.drops == std::vector<remat::Drop>{{1, 1}});
   CHECK(less.recompute_s == 0.001);
@@ -301,7 +301,7 @@ TEST_CASE("graph file: plans against every selection", "[plan]") {
       REQUIRE(remat::simulate(graph, selection).forward_peak_bytes == forward_peak);
       const auto [entry, is_new] = least.emplace(peak, selection.cost);
       if (!is_new) entry->second = std::min(entry->second, selection.cost);
-      std::vector<remat::Drop> drops;  // and some that are given up between two uses
+      std::vector<remat::Drop> drops;  // drops some tensors between two uses
       for (std::uint32_t t = 0; t < n; ++t) {
         const auto step =
             static_cast<std::uint32_t>(random.below(2 * static_cast<std::int64_t>(graph.operators.size())));
@@ -338,8 +338,8 @@ TEST_CASE("graph file: plans against every selection", "[plan]") {
         REQUIRE(static_cast<Bytes>(plan.peak_bytes) == peaks_by_hand(graph, found).first);
         REQUIRE(plan.least_step_s <= plan.step_s);
         optimal += found.cost <= best ? 1 : 0;
-        better += found.cost < best ? 1 : 0;  // some tensor is made again twice, or in the forward
-        // Offsets: each event's buffers are apart, within the height, and add up to the peak at most.
+        better += found.cost < best ? 1 : 0;  // recomputes some tensor twice, or during forward
+        // Offsets: live buffers never overlap, stay within the height, and add up to the peak at most.
         std::size_t highest = 0, load = 0;
         const auto& buffers = plan.timeline.buffers;
         REQUIRE(plan.offsets.size() == buffers.size());
@@ -362,7 +362,7 @@ TEST_CASE("graph file: plans against every selection", "[plan]") {
         REQUIRE(load == plan.peak_bytes);
         REQUIRE(highest == plan.height_bytes);
         REQUIRE(plan.height_bytes <= static_cast<std::size_t>(peak));
-      } catch (const nn::BudgetError&) {  // the smallest selection was not found, or its buffers leave holes
+      } catch (const nn::BudgetError&) {  // the search missed the smallest selection, or its buffers leave holes
       }
     }
   }
@@ -450,7 +450,7 @@ TEST_CASE("graph file: files that hold no graph", "[plan][fuzz]") {
     INFO(row.says << "\n" << message(json.dump()));
     CHECK(files_test::contains(message(json.dump()), row.says));
   }
-  // Changed bytes are read or refused, and a graph that is read has a plan.
+  // Files with changed bytes are read or refused, and every graph that is read has a plan.
   std::mt19937 random(33);
   std::size_t read_ones = 0;
   for (int round = 0; round < 3000; ++round) {

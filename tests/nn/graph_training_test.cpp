@@ -1,5 +1,5 @@
-// `thimble train --cuda-graph`: captured steps have the bits of the others. On a GPU where there is one, in a build
-// without CUDA on the host's emulation, where recorded launches are kept and run again.
+// `thimble train --cuda-graph`: captured steps match the others bit for bit. On a GPU if there is one; builds without
+// CUDA use the host's emulation, which keeps recorded launches and runs them again.
 
 #include <cstring>
 #include <filesystem>
@@ -50,7 +50,7 @@ TrainOptions tiny(const char* model) {
   return options;
 }
 
-/// Trains with the flag and without it. All that a run leaves is the same: losses, evaluations, and the checkpoint with
+/// Trains with and without the flag and compares everything a run leaves: losses, evaluations, and the checkpoint with
 /// parameters, statistics, optimizer state and counters.
 Run check_same(TrainOptions options) {
   const TemporaryFolder folder;
@@ -70,7 +70,7 @@ Run check_same(TrainOptions options) {
   return recorded;
 }
 
-/// The values that a log has under a tag, in order: behind the tag stand 0x15 and the value as f32.
+/// The values logged under a tag, in order. After the tag come the byte 0x15 and the value as f32.
 std::vector<float> logged(const std::string& folder, const std::string& tag) {
   std::vector<float> values;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -122,21 +122,21 @@ TEST_CASE("graph training: within a budget", "[cuda][graph]") {
   options.captures_steps = true;
   const Run free = run(options);
   CHECK(free.report.predicted_peak_bytes == free.report.measured_peak_bytes);
-  // The smallest budget is named, and kept with the same losses.
+  // The refusal names the smallest budget, which then gives the same losses.
   options.budget_bytes = std::size_t{1} << 20;
   std::size_t least = 0;
   try {
     models::prepare_training(options);
   } catch (const nn::BudgetError& error) {
     least = error.minimum_bytes();
-    CHECK_FALSE(contains(error.what(), "`offload`"));  // which a captured step refuses
+    CHECK_FALSE(contains(error.what(), "`offload`"));  // a captured step refuses it
   }
   REQUIRE(least > 0);
   CHECK(least < free.report.measured_peak_bytes);
   options.budget_bytes = least;
   const Run planned = run(options);
   CHECK(planned.losses == free.losses);
-  CHECK(planned.report.captured_launches > free.report.captured_launches);  // some are run again
+  CHECK(planned.report.captured_launches > free.report.captured_launches);  // recomputes add launches
   CHECK(planned.report.predicted_peak_bytes == planned.report.measured_peak_bytes);
   CHECK(planned.report.measured_peak_bytes <= least);
 }
@@ -148,7 +148,7 @@ TEST_CASE("graph training: a budget that the step keeps and its recording does n
   options.setup.batch = 3, options.setup.sizes.dropout = 0;
   options.budget_bytes = std::size_t{4} << 20;
   CHECK(models::prepare_training(options).plan.peak_bytes <= options.budget_bytes);
-  options.captures_steps = true;  // another plan, or none; never one that does not fit
+  options.captures_steps = true;  // finds another plan, or none, but never one that does not fit
   std::size_t bytes = 0;
   try {
     const models::PreparedTraining prepared = models::prepare_training(options);
@@ -169,7 +169,7 @@ TEST_CASE("graph training: a run that goes on, and one that is over before there
   TrainOptions options = tiny("char-gpt");
   options.save = folder / "half", options.save_every = 2;
   options.warmup = 0, options.schedule = "constant";
-  const Run whole = run(options);  // not recorded
+  const Run whole = run(options);  // not captured
   options.captures_steps = true;
   options.steps = 2;
   const Run half = run(options);

@@ -1,4 +1,4 @@
-// What the papers say of weights before the first step, and of what a model reads and writes.
+// The papers' values for weights before the first step, and for a model's inputs and outputs.
 
 #include <algorithm>
 #include <cmath>
@@ -37,7 +37,7 @@ Moments moments_of(const Tensor& t) {
   return m;
 }
 
-// Whether values are drawn from a normal of mean 0 and this deviation: within five standard errors.
+// Checks that values come from a normal of mean 0 and this deviation, within five standard errors.
 void check_normal(const Tensor& t, double deviation) {
   const Moments m = moments_of(t);
   INFO("mean " << m.mean << ", deviation " << m.deviation << " of " << m.count << ", expected " << deviation);

@@ -1,5 +1,4 @@
-// Parts of tensors and the whole ones of files: where elements lie, parts that come together in any order, and a file's
-// elements in a part of it.
+// Shards of tensors and whole tensors in files: where elements lie, assembly in any order, and shards read from a file.
 
 #include <algorithm>
 #include <string>
@@ -31,7 +30,7 @@ struct Cut {
 const std::vector<Cut> cuts{{{12, 5}, 0, 3, 1}, {{5, 12}, 1, 2, 1},   {{4, 24}, 1, 4, 3}, {{24, 4}, 0, 2, 3},
                             {{36}, 0, 2, 3},    {{6, 4, 5}, 1, 2, 2}, {{8}, 0, 1, 1}};
 
-/// Coordinates of the whole that part `part` has, in its order: by hand.
+/// Flat indices in the whole tensor of the elements of shard `part`, in the shard's order, by hand.
 std::vector<std::int64_t> elements_of(const Cut& cut, std::int64_t part) {
   std::vector<std::int64_t> list;
   const std::int64_t stretch = cut.whole[cut.axis] / cut.stretches, each = stretch / cut.parts;
@@ -43,7 +42,7 @@ std::vector<std::int64_t> elements_of(const Cut& cut, std::int64_t part) {
   return list;
 }
 
-/// 0, 1, ... of the whole, as a part has them.
+/// Shard `part` of a whole tensor that holds 0, 1, ...
 Tensor part_values(const Cut& cut, std::int64_t part) {
   const std::vector<std::int64_t> elements = elements_of(cut, part);
   return from_host(elements, {static_cast<std::int64_t>(elements.size())});
@@ -81,7 +80,7 @@ TEST_CASE("cut tensors: parts come together in any order and in any pieces", "[c
       const auto append = [&](const nn::NamedTensor& t) {
         CHECK(t.name == "w");
         CHECK(t.tensor.shape() == cut.whole);
-        REQUIRE(whole.empty());  // once
+        REQUIRE(whole.empty());  // called once
         whole = to_host<std::int64_t>(t.tensor);
       };
       nn::Assembly assembly(append);
@@ -107,7 +106,7 @@ TEST_CASE("cut tensors: parts come together in any order and in any pieces", "[c
 TEST_CASE("cut tensors: a part is read out of a file, from any element on, converted", "[cut_tensors]") {
   const TemporaryFolder folder;
   std::vector<Cut> all = cuts;
-  all.push_back({{300, 700}, 1, 2, 1});  // more than a piece of a file
+  all.push_back({{300, 700}, 1, 2, 1});  // more than one block of a file
   all.push_back({{700, 300}, 0, 2, 1});
   for (const Cut& cut : all) {
     const Tensor whole = view::reshape(to_dtype(arange(cut.whole.elements()), DType::f32), cut.whole);

@@ -1,4 +1,4 @@
-// The reader of headers beside nlohmann-json: the same texts are accepted, and the same values are read.
+// The reader of headers against nlohmann-json: both accept the same texts and read the same values.
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -19,7 +19,7 @@ struct Invalid {
   std::string token;
 };
 
-/// Writes the events down, one a line.
+/// Writes each event as a line of text.
 struct Events final : JsonEvents {
   std::string text;
   void begin_object() override { text += "{\n"; }
@@ -33,7 +33,7 @@ struct Events final : JsonEvents {
   [[noreturn]] void invalid(const std::string& token) override { throw Invalid{token}; }
 };
 
-/// What nlohmann-json's parser sends for the same text.
+/// The events of nlohmann-json's parser for the same text.
 struct OracleEvents : nlohmann::json_sax<nlohmann::json> {
   std::string text;
   bool add(const std::string& line) {
@@ -121,7 +121,7 @@ TEST_CASE("json_events: a text has the events of nlohmann-json, or is refused by
       "[\"\\ud800\\n\"]",
       "[\"\\ud800\\u0041\"]",
       "[\"\\udc00\"]",
-      "[\"\\ud7ff\\ue000\"]",  // the borders of both halves of a pair
+      "[\"\\ud7ff\\ue000\"]",  // the borders of both halves of a surrogate pair
       "[\"\\ud800\\udc00\"]",
       "[\"\\udbff\\udfff\"]",
       "[\"\\ud800\\udbff\"]",
@@ -137,7 +137,7 @@ TEST_CASE("json_events: a text has the events of nlohmann-json, or is refused by
       "[/* */1]",
       "['a']",
   };
-  // Every text with one byte changed, lost or cut there; no exponents, since the oracle refuses what no double holds.
+  // Every text with a byte changed, removed or cut off there. No exponents: the oracle refuses numbers beyond f64.
   std::mt19937 random(7);
   const std::string bytes = "{}[]\",:\\0189-+.u \n\x1f\x7f\x80\xc3\xff";
   const std::size_t whole = texts.size();
@@ -183,7 +183,7 @@ TEST_CASE("json_events: strings are written as nlohmann-json writes them", "[fil
   for (int i = 0; i < 2000; ++i) {
     std::string text;
     for (std::size_t n = random() % 9; text.size() < n;) text += static_cast<char>(random() % (i % 2 == 0 ? 128 : 256));
-    std::optional<std::string> expected;  // none where it is not UTF-8
+    std::optional<std::string> expected;  // nullopt where it is not UTF-8
     try {
       expected = nlohmann::json(text).dump();
     } catch (const nlohmann::json::exception&) {

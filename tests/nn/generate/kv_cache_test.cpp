@@ -1,4 +1,4 @@
-// The cache of keys and values: its bytes, the bits of attention over it, and how far codes are from what they hold.
+// The cache of keys and values: its bytes, the bits of attention over it, and the error of its codes.
 
 #include <cmath>
 #include <string>
@@ -37,7 +37,7 @@ Tensor normal(const Shape& shape, std::uint64_t seed, DType dtype = DType::f32) 
   return to_dtype(t, dtype);
 }
 
-/// The attention of positions [0, S) of one layer through a cache, in pieces of these sizes.
+/// Attention of positions [0, S) of one layer through a cache, fed in slices of the given sizes.
 Tensor through_cache(KvCache& cache, const Tensor& q, const Tensor& k, const Tensor& v,
                      const std::vector<std::int64_t>& pieces, std::int64_t window = 0) {
   const Tensor out = Tensor::empty_like(q);
@@ -121,8 +121,8 @@ TEST_CASE("kv cache: codes are as near to f32 as their scales say", "[nn][kv_cac
   const auto qs = to_host<double>(q), ks = to_host<double>(k), vs = to_host<double>(v);
   const auto at = [&](const std::vector<double>& x, std::int64_t count, std::int64_t t, std::int64_t h,
                       std::int64_t d) { return x[static_cast<std::size_t>((t * count + h) * width + d)]; };
-  // What one number of a row may be off by: i8 half a scale, amax / 254; floats half a unit of their last place, and
-  // where they are subnormal half of the smallest one, in units of the scale. And 2^-20 for f32's own rounding.
+  // Error bound for one number of a row: half a scale, amax / 254, for i8; half a unit in the last place for floats, or
+  // half the smallest subnormal in units of the scale; plus 2^-20 for f32's own rounding.
   const auto error = [&](DType dtype, double value, double amax) {
     const double rounding = std::ldexp(amax, -20);
     if (dtype == DType::i8) return amax / 254 + rounding;
@@ -203,7 +203,7 @@ TEST_CASE("kv cache: errors", "[nn][kv_cache]") {
     const Recording recording(tape);
     CHECK_THROWS_AS(cache.attend(0, some(1), some(1), some(1)), AutogradError);
   }
-  // A GPU's kernels read keys of the queries' dtype alone.
+  // A GPU's kernels read only keys of the queries' dtype.
   const auto on_gpu = [](DType dtype) {
     KvCache narrow({1, 1, 1, 8, 4, dtype}, dry(cuda()));
     const Tensor x = zeros({1, 1, 1, 8}, DType::f32, dry(cuda()));

@@ -1,4 +1,4 @@
-// Sampling held against a brute force over all tokens, and its errors.
+// Sampling against brute force over all tokens, and its errors.
 
 #include <algorithm>
 #include <cmath>
@@ -20,7 +20,7 @@ using refusal_test::refusal;
 
 namespace sampling_test {
 
-/// The definition, token by token: how many are more likely decides what top_k and top_p leave.
+/// The definition, token by token: top_k and top_p keep a token depending on how many are more likely.
 std::vector<double> oracle(const std::vector<float>& logits, const SamplingOptions& o) {
   const std::size_t n = logits.size();
   const double most = static_cast<double>(*std::max_element(logits.begin(), logits.end()));
@@ -107,10 +107,10 @@ TEST_CASE("sampling: a draw is where the running sum passes the number", "[nn][s
     CHECK(nn::draw_token(logits, options, 0) == list.front().token);
     CHECK(nn::draw_token(logits, options, std::nextafter(1.0, 0.0)) == list.back().token);
   }
-  CHECK(nn::token_chances(logits, {1, 0, 1}).front().token == 0);  // nothing is cut off: in the order of tokens
+  CHECK(nn::token_chances(logits, {1, 0, 1}).front().token == 0);  // no cut-off: tokens keep their order
   constexpr float lowest = -std::numeric_limits<float>::infinity();
   CHECK(nn::draw_token(std::vector<float>{0, lowest}, {1, 0, 1}, std::nextafter(1.0, 0.0)) == 0);
-  CHECK(nn::draw_token(std::vector<float>{2, 2, 1}, {0, 0, 1}, 0.9) == 0);  // of equal ones the smaller token
+  CHECK(nn::draw_token(std::vector<float>{2, 2, 1}, {0, 0, 1}, 0.9) == 0);  // ties go to the smaller token
 }
 
 TEST_CASE("sampling: numbers are Philox's of seed, token and sequence", "[nn][sampling]") {
@@ -132,7 +132,7 @@ TEST_CASE("sampling: errors name the option and its value", "[nn][sampling]") {
   CHECK(refusal<ValueError>([&] {
           nn::draw_token(logits, {1, 0, 2}, 0);
         }) == "sampling: `top_p` 2; expected a number above 0 and at most 1");
-  CHECK(nn::token_chances(std::vector<float>{0, 0}, {1, 0, 0.5}).size() == 1);  // the first has it exactly
+  CHECK(nn::token_chances(std::vector<float>{0, 0}, {1, 0, 0.5}).size() == 1);  // the first token has exactly 0.5
   CHECK_THROWS_AS(nn::draw_token({}, {}, 0), ValueError);
   constexpr auto nanf = std::numeric_limits<float>::quiet_NaN(), inff = std::numeric_limits<float>::infinity();
   CHECK(refusal<ValueError>([&] {
