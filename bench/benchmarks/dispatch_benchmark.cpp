@@ -1,13 +1,13 @@
-// What calling an operator costs besides its arithmetic, and what that makes of small nets:
+// Overhead of an operator call, and of training steps of small nets:
 // `dispatch_benchmark [--nodes N] [--rounds K] [--threads N]`.
 //
-// A chain of additions of one element is recorded on a tape that is used again and again, run backward, or dropped. On
-// the dry device nothing is launched, so that allocation and tape are left. Processor time of the thread, best of the
-// rounds; and how often the heap was asked, in one round after several.
+// Records a chain of one-element additions on a reused tape, then drops it or runs it backward. The dry device launches
+// nothing, which leaves the cost of allocation and tape. Reports the thread's best processor time over all rounds, and
+// the heap calls of the last round.
 //
-// Then training steps in f32 (AdamW, batch 1) of a perceptron 64-256-64 and of a GPT of two layers of width 64 on 32
-// tokens: microseconds of the wall's clock, the best of the rounds of 50 steps, and the mean over all of them, which
-// counts the turns of other programs. bench/peers/mlp_loop.cpp and `bench/torch/step.py small` have the same nets.
+// Then times f32 training steps (AdamW, batch 1) of a 64-256-64 perceptron and of a two-layer GPT of width 64 on 32
+// tokens: wall-clock microseconds per step, the best round of 50 steps and the mean of all rounds. The mean includes
+// time that other programs took. bench/peers/mlp_loop.cpp and `bench/torch/step.py small` train the same nets.
 
 #include <algorithm>
 #include <atomic>
@@ -38,7 +38,7 @@ namespace {
 std::atomic<std::uint64_t> heap_calls{0};
 }
 
-// Never inlined, or gcc takes malloc's block for one that operator delete must not free.
+// noinline, because gcc would otherwise warn that operator delete frees malloc's block.
 __attribute__((noinline)) void* operator new(std::size_t bytes) {
   heap_calls.fetch_add(1, std::memory_order_relaxed);
   if (void* const at = std::malloc(bytes)) return at;
@@ -107,7 +107,7 @@ void print(const char* name, const Cost& cost) {
 
 template <class LossOf>
 void measure_net(const char* name, std::vector<optim::Named> parameters, int rounds, const LossOf& loss_of) {
-  constexpr int steps = 50;  // at a rate that keeps gradients as they are: numbers below 1e-38 would cost time
+  constexpr int steps = 50;  // the rate is tiny: gradients must not shrink to denormals, which are slow
   optim::Adam adam(std::move(parameters), {.rate = 1e-7, .weight_decay = 0.01});
   double least = std::numeric_limits<double>::infinity(), sum = 0;
   std::uint64_t calls = 0;
@@ -116,7 +116,7 @@ void measure_net(const char* name, std::vector<optim::Named> parameters, int rou
     const std::uint64_t before = heap_calls.load();
     for (int step = 0; step < steps; ++step) nn::training_step(adam, [&](std::int64_t) { return loss_of(); });
     calls = heap_calls.load() - before;
-    if (round < 0) continue;  // takes pages for the first time
+    if (round < 0) continue;  // touches pages for the first time
     const double us = 1e-3 * (now_ns(CLOCK_MONOTONIC) - start) / steps;
     least = std::min(least, us);
     sum += us;

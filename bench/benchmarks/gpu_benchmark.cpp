@@ -1,13 +1,13 @@
-// Operators on a device: times, and what they reach of its arithmetic and its memory.
+// Times of operators on a device, with the arithmetic and memory rates they reach.
 //
 //   gpu_benchmark [DEVICE [SCALE [PARTS]]]        (cuda, 1, all: operators,optimizers,steps,libraries)
 //
-// One line for each operator: "name dtype ms figure unit", the best of several runs of many launches. SCALE divides the
-// sizes (a smoke run on the cpu takes 64). bench/torch/gpu.py prints the same lines for PyTorch. `steps` are those of
-// small models, one launch after the other and as a graph, with how many kernels of the library's own the host launches
-// and how often it waits for the device. `libraries` says of training steps how many products and convolutions cuBLASLt
-// and cuDNN made, and how many they refused within the workspaces that are declared for them, so that own kernels
-// computed them; such a line follows every other part, too.
+// Prints a line per operator, "name dtype ms figure unit": the best of several runs of many launches. SCALE divides the
+// sizes (a smoke run on the cpu uses 64). bench/torch/gpu.py prints the same lines for PyTorch. `steps` trains small
+// models, launch by launch and as a graph, and counts Thimble's own launches and the host's waits per step.
+// `libraries` runs training steps and counts the products and convolutions that cuBLASLt and cuDNN computed, and the
+// ones they refused within their declared workspaces, which Thimble's kernels computed instead. Every other part ends
+// with such a line, too.
 
 #include <algorithm>
 #include <chrono>
@@ -43,7 +43,7 @@ void wait(memory::Device device) {
   if (device.is_cuda()) kernels::device_runtime(device).synchronize(device);
 }
 
-// Seconds of one call.
+// Best seconds per call.
 double seconds_of(memory::Device device, const std::function<void()>& call) {
   using Clock = std::chrono::steady_clock;
   call();
@@ -64,7 +64,7 @@ void report(const char* name, DType dtype, double seconds, double amount, const 
               amount / seconds * 1e-9, unit);
 }
 
-/// Forward and backward of one operand.
+/// Forward and backward with one operand.
 void pass(Tensor x, const std::function<Tensor(const Tensor&)>& call) {
   x = x.detach();
   x.require_grad();
@@ -99,7 +99,7 @@ void run(memory::Device device, std::int64_t scale) {
     const Tensor weight = full({1024}, 1, dtype, device), bias = full({1024}, 0, dtype, device);
     report("layer_norm", dtype, seconds_of(device, [&] { layer_norm(x, weight, bias); }), 2 * bytes, "GB/s");
 
-    // GPT-2's: half of the scores are behind the causal mask; backward counts five products, forward two.
+    // GPT-2's sizes. The causal mask hides half of the scores; forward counts two products, backward five.
     const std::int64_t heads = 12, width = 64, length = std::max<std::int64_t>(16, 1024 / scale), batch = 16;
     const Shape sequences{batch, length, heads, width};
     const Tensor q = values(sequences), k = values(sequences), v = values(sequences), dy = values(sequences);
@@ -111,7 +111,7 @@ void run(memory::Device device, std::int64_t scale) {
     report("attention_grad", dtype, seconds_of(device, [&] { causal.backward(saved, dy, Needs(7)); }), 5 * product,
            "Gop/s");
     saved = {};
-    // Packed text: four documents in each sequence, so that a quarter of the pairs is seen; and all pairs by a mask.
+    // Packed text with four documents per sequence attends to a quarter of the pairs; the other masks show all pairs.
     std::vector<std::int32_t> numbers;
     for (std::int64_t i = 0; i < batch * length; ++i) {
       numbers.push_back(static_cast<std::int32_t>(i % length * 4 / length));
@@ -153,7 +153,8 @@ void run(memory::Device device, std::int64_t scale) {
     const std::int64_t words = std::max<std::int64_t>(16, 50304 / scale);
     const Tensor logits = values({rows / 4, words}), table = values({words, 768});
     std::vector<std::int64_t> ids;
-    for (std::int64_t i = 0; i < rows / 4; ++i) ids.push_back(i % 8 == 0 ? 1 : i * 7919 % words);  // one is frequent
+    for (std::int64_t i = 0; i < rows / 4; ++i)
+      ids.push_back(i % 8 == 0 ? 1 : i * 7919 % words);  // every eighth id is 1
     const Tensor targets = from_host(ids, {rows / 4}, device);
     report("cross_entropy", dtype, seconds_of(device, [&] { cross_entropy(logits, targets); }),
            static_cast<double>(logits.elements()) * size, "GB/s");
@@ -170,8 +171,8 @@ void run(memory::Device device, std::int64_t scale) {
   }
 }
 
-/// Linear layers of n to n features for n rows: bf16, FP8 with each kind of scales, 8-bit integers. A pass is forward
-/// and both gradients.
+/// Linear layers from n to n features on n rows, in bf16, in FP8 with each scaling and in 8-bit integers. A pass is
+/// forward and both gradients.
 void run_linear_layers(memory::Device device, std::int64_t scale) {
   const Fp8Format formats[] = {{Fp8Scaling::delayed}, {Fp8Scaling::current}, {Fp8Scaling::block}};
   const char* const names[] = {"fp8", "fp8_current", "fp8_block"};
@@ -222,7 +223,7 @@ void run_linear_layers(memory::Device device, std::int64_t scale) {
   }
 }
 
-/// Updates of one large matrix, by all that they read and write.
+/// Updates of one large matrix; the rate counts all bytes read and written.
 void run_optimizers(memory::Device device, std::int64_t scale) {
   const std::int64_t rows = std::max<std::int64_t>(8, 16384 / scale);
   Tensor p = normal({rows, 1024}, 0, 1, DType::f32, device, next_random_site());
@@ -238,7 +239,7 @@ void run_optimizers(memory::Device device, std::int64_t scale) {
   report("adafactor", DType::f32, seconds_of(device, [&] { adafactor.step(); }), 28 * n, "GB/s");
 }
 
-/// An update of as many parameters as a GPT-2 of 124M elements has, all of them small: what launches cost.
+/// An update of 148 small parameters (GPT-2 124M has 148 tensors), which shows the cost of launches.
 void run_small_updates(memory::Device device) {
   std::vector<optim::Named> list;
   for (int i = 0; i < 148; ++i) {
@@ -252,7 +253,7 @@ void run_small_updates(memory::Device device) {
   report("adam_148", DType::f32, seconds_of(device, [&] { adam.step(); }), 28 * n, "GB/s");
 }
 
-/// Training steps of a model, one launch after the other and as a graph.
+/// Training steps of a model, launch by launch and as a graph.
 void run_steps(memory::Device device, const models::Setup& setup) {
   const memory::Stack stack =
       memory::make_resource(device, {.plans = nn::plan_steps(device, models::zero_batch_run(setup))});
@@ -295,7 +296,7 @@ void run_all_steps(memory::Device device) {
   }
 }
 
-/// What the libraries did and refused since `before`.
+/// Prints the libraries' calls and refusals since `before`.
 void report_libraries(const std::string& name, const std::string& dtype, memory::Device device,
                       const kernels::LibraryUse& before) {
   const kernels::LibraryUse now = kernels::device_runtime(device).library_use();

@@ -1,13 +1,13 @@
-// A device's memory: what a copy reaches, what pages cost, and what it costs to slide blocks together, by copies and by
-// their pages (memory/arena/arena.h): laid out for it, in a trace of requests that leaves holes, and in training steps
-// in the smallest arena that is enough.
+// Rates of a device's memory: copies, page commits, and compaction, which slides blocks together by copying them or by
+// remapping their pages (memory/arena/arena.h). Compaction runs on a prepared layout, in a trace of requests that
+// leaves holes, and in training steps in the smallest arena that fits them.
 //
-//   gpu_memory_benchmark [DEVICE [MIB]]        (cuda, 1024: of what is moved; a multiple of 64)
+//   gpu_memory_benchmark [DEVICE [MIB]]        (cuda, 1024; MiB to move, a multiple of 64)
 //
-// Lines are "name unit ms figure GB/s ...". A copy counts what it reads and what it writes; slides and pages count the
-// bytes of blocks once. Each is the best of five. The trace and the steps run once: "ms" is the wall time of all of it
-// and a wait at its end, and what compaction was of that follows, on the host and on the device. A step's line also has
-// the same steps in an arena where nothing moves.
+// Lines are "name MiB ms GB/s ...". A copy counts bytes read plus bytes written; slides and pages count a block's bytes
+// once. Each is the best of five. The trace and the steps run once: their time is wall time with a wait at the end,
+// followed by compaction's time on the host and on the device. A line of steps also has the time of the same steps in
+// an arena that moves nothing.
 
 #include <algorithm>
 #include <chrono>
@@ -78,7 +78,7 @@ void copies_and_pages(memory::Device device, std::size_t bytes) {
   report("decommit", 2 * bytes, decommit);
 }
 
-/// Every second of these blocks is freed, and the others slide over the holes.
+/// Frees every second block, so that the others slide over the holes.
 void slide(const char* name, memory::Device device, std::size_t bytes, std::size_t block, std::size_t hole,
            bool by_pages) {
   double best = 1e30;
@@ -101,7 +101,7 @@ void slide(const char* name, memory::Device device, std::size_t bytes, std::size
   report(name, bytes, best, moves_text(figures).c_str());
 }
 
-/// Blocks of all sizes come and go near the capacity, so that requests find no hole though there is room.
+/// Allocates and frees blocks of all sizes near the capacity: requests find the bytes free but in no one hole.
 void trace(memory::Device device, std::size_t bytes) {
   Arena arena(make_backing(device), {.capacity_bytes = bytes});
   std::mt19937 random(11);
@@ -119,7 +119,7 @@ void trace(memory::Device device, std::size_t bytes) {
       while (arena.statistics().allocated_bytes + wanted > bytes / 16 * 15) free_one();
       try {
         live.push_back(arena.allocate({.bytes = wanted}));
-      } catch (const OutOfMemory&) {  // by what alignment costs
+      } catch (const OutOfMemory&) {  // alignment took the rest
         if (!live.empty()) free_one();
       }
     }
@@ -131,15 +131,14 @@ void trace(memory::Device device, std::size_t bytes) {
 
 constexpr int training_steps = 3;
 
-/// What an arena of that capacity does in training steps, and the milliseconds of all; no allocations where it is too
-/// small.
+/// The arena's statistics after training steps, and their milliseconds; both are zero if the arena is too small.
 std::pair<Arena::Statistics, double> train(const models::Setup& setup, memory::Device device,
                                            const Arena::Options& arena) {
   const memory::Stack stack = memory::make_resource(device, {.arena = arena});
   const ResourceScope scope(stack.top);
   try {
     const auto run = models::random_run(setup)(device);
-    run->step();  // libraries, state
+    run->step();  // warm-up: loads libraries, makes optimizer state
     const double ms = ms_of(device, [&] {
       for (int i = 0; i < training_steps; ++i) run->step();
     });
@@ -149,7 +148,7 @@ std::pair<Arena::Statistics, double> train(const models::Setup& setup, memory::D
   }
 }
 
-/// Training in the smallest arena that is enough when blocks move; a dry run finds it.
+/// Trains in the smallest arena that suffices with compaction; dry runs find it by bisection.
 void training(memory::Device device, const char* model, std::int64_t batch) {
   models::Setup setup;
   setup.model = model;
@@ -182,7 +181,7 @@ int main(int count, char** arguments) {
     const std::size_t bytes = static_cast<std::size_t>(size) * mib;
     copies_and_pages(device, bytes);
     slide("slide_far", device, bytes, 64 * mib, 64 * mib, false);
-    slide("slide_near", device, bytes, 64 * mib, mib, false);  // through the bounce
+    slide("slide_near", device, bytes, 64 * mib, mib, false);  // overlaps: goes through the bounce buffer
     if (make_backing(device)->can_remap()) slide("slide_pages", device, bytes, 64 * mib, 64 * mib, true);
     trace(device, bytes);
     const std::int64_t batch = std::max<std::int64_t>(2, 32 * size / 1024);

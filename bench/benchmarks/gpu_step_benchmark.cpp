@@ -1,16 +1,15 @@
-// A model's training steps on a device, with a batch that stays there: time, memory, waits, launches, as JSON.
+// Training steps of a model on a device with a resident batch: time, memory, waits and launches, as JSON.
 //
 //   gpu_step_benchmark MODEL [--batch N ...] [--device DEVICE] [--hardware NAME] [--budget SIZE] [--steps N] [--tf32]
 //                      [--dropout P]
 //
-// Models train without dropout unless it is asked for, as those of bench/torch/gpu.py do.
-// `best_ms` is the best of three runs of N steps, divided by N; the host waits once, behind the last step. Predicted
-// bytes are those of a dry run. `waits_per_step` counts how often the host waited for the device inside of a step, and
-// `launches_per_step` the library's own kernels in it; `cublaslt_refusals` and `cudnn_refusals` how often, in all
-// steps, an own kernel had to do what the rules leave to a library. `unbooked_bytes` are those that the device's memory
-// in use rose by from before the arena to the end of the steps, less what the arena had committed and the handles of
-// libraries took: what libraries and the driver (code loaded at its first launch) allocate behind the books.
-// bench/torch/gpu.py trains the same models in PyTorch.
+// Dropout is off by default, as in bench/torch/gpu.py, which trains the same models in PyTorch.
+// `best_ms` is the best of three runs of N steps, divided by N; the host waits once, after the last step. A dry run
+// gives the predicted bytes. `waits_per_step` counts the host's waits for the device in one step, `launches_per_step`
+// Thimble's own launches in it. `cublaslt_refusals` and `cudnn_refusals` count, over all steps, the operations that
+// Thimble's kernels took over because a library refused them. `unbooked_bytes` is the growth of the device's used
+// memory from before the arena to the end of the steps, less the arena's committed bytes and the libraries' handles:
+// untracked memory of libraries and of the driver, such as code loaded at a kernel's first launch.
 
 #include <algorithm>
 #include <chrono>
@@ -48,7 +47,7 @@ struct Options {
   bool allows_tf32 = false;
 };
 
-/// What the device has counted; nothing on the cpu.
+/// The device's counters; zeros on the cpu.
 struct Counts {
   std::uint64_t waits = 0, launches = 0;
   static Counts of(memory::Device device) {
@@ -99,7 +98,7 @@ void measure(const Options& options) {
     if (stack.placed) placed.emplace(*stack.placed);
     run->step();
   };
-  step(), step();  // pages, libraries
+  step(), step();  // warm-up: touches pages, loads libraries
   wait(device);
   const Counts before = Counts::of(device);
   step();

@@ -1,19 +1,19 @@
-// How near the kernels of a training step are to the machine's ceilings, a line for each: elementwise operators, norms,
+// Compares the kernels of a training step with the machine's ceilings, a line each: elementwise operators, norms,
 // softmax, losses, dropout, the products of a transformer's linear layers, attention, convolutions and optimizers:
 // `kernel_benchmark [--threads N] [--isa NAME] [--cpu-dot U] [--seconds S] [--only TEXT]`.
 //
-// Operators run in f32, and memory-bound ones in bf16 too, forward and backward on a tape, in an
-// arena whose pages are there; the best of many runs counts (bench/timing/timing.h). `bound` names the nearer
-// ceiling, and `share` is the time that it allows over the time taken:
+// Operators run in f32, memory-bound ones also in bf16, forward and backward on a tape, in an arena with its pages
+// already committed. The best of many runs counts (bench/timing/timing.h). `bound` names the tighter ceiling, `share`
+// is the time at that ceiling over the time taken:
 //
-// - memory: the bytes that an operator cannot do without, each once (forward its operands and its result, backward what
-//   it saved, the result's gradient and the operands' gradients; of an optimizer what an update reads and writes), at
-//   the rate of the triad (bench/timing/ceiling.h) in the same run, on arrays of as many elements. What is read twice
-//   (batch norm's x, whose mean must be known first) still counts once.
-// - arithmetic: the multiply-adds of products, also those with padding, or the float operations of an element's formula
-//   (core/numbers/math.h; a division or a square root counts as 8; of Philox its integer operations), at the rate of
-//   the FMA loop. A processor with units that only add, or only compute integers, may come out above 1, and so may
-//   Winograd's convolutions.
+// - memory: the bytes that an operator must move, each once (forward: operands and result; backward: saved tensors, the
+//   result's gradient and the operands' gradients; optimizer: bytes read and written by an update), at the triad's rate
+//   (bench/timing/ceiling.h) in the same run, on arrays of the same length. A tensor that is read twice (batch norm's
+//   x, once for the mean) still counts once.
+// - arithmetic: the multiply-adds of products, padding included, or the float operations of an element's formula
+//   (core/numbers/math.h; a division or a square root counts as 8, Philox by its integer operations), at the FMA loop's
+//   rate. Shares above 1 are possible with Winograd's convolutions and on processors with separate units for additions
+//   or integers.
 
 #include <algorithm>
 #include <cmath>
@@ -49,7 +49,7 @@ using namespace thimble::bench;
 constexpr std::int64_t rows = 4096, width = 1024;              // 16 MiB in f32
 constexpr std::int64_t images = 8, side = 56, channels = 128;  // 12.25 MiB
 constexpr std::int64_t classes = 30522, samples = 128;         // 14.9 MiB: BERT's vocabulary
-constexpr std::int64_t tokens = 1024;                          // of linear layers: 8 sequences of 128
+constexpr std::int64_t tokens = 1024;                          // rows of linear layers: 8 sequences of 128
 
 using Operands = std::vector<Tensor>;
 
@@ -57,14 +57,14 @@ struct Case {
   std::string name;
   std::function<Operands(memory::Device, DType)> make;
   std::function<Tensor(const Operands&)> run;
-  double forward = 0, backward = 0;  ///< operations of an element of the first operand, besides multiply-adds
+  double forward = 0, backward = 0;  ///< operations per element of the first operand, without multiply-adds
 };
 
 Tensor leaf(const Shape& shape, DType dtype, memory::Device device) {
   return randn(shape, dtype, device).require_grad();
 }
 
-/// One operand of (rows, width), two of it, and its rows' weight and bias.
+/// One operand of shape (rows, width); two; one with a norm's weight and bias (width).
 Operands one(memory::Device device, DType dtype) { return {leaf({rows, width}, dtype, device)}; }
 Operands two(memory::Device device, DType dtype) {
   return {leaf({rows, width}, dtype, device), leaf({rows, width}, dtype, device)};
@@ -117,7 +117,7 @@ const std::vector<Case>& elementwise_cases() {
   return list;
 }
 
-/// A product of x and a weight twice: backward makes the gradient of the one, then that of the other.
+/// Adds a product twice: once with a backward for x's gradient only, once for the weight's.
 void add_products(std::vector<Case>& list, const std::string& name, const Shape& x, const Shape& weight,
                   const std::function<Tensor(const Operands&)>& run) {
   for (const bool is_of_weight : {false, true}) {
@@ -140,7 +140,7 @@ std::vector<Case> product_cases() {
   for (const std::int64_t out : {768L, 2304L, 3072L, classes}) add_linear(768, out, kernels::Activation::none, "");
   add_linear(3072, 768, kernels::Activation::none, "");
   add_linear(768, 3072, kernels::Activation::gelu_erf, ", gelu");
-  // In 12 heads of 64.
+  // 12 heads of 64.
   const auto add_attention = [&](const char* name, std::int64_t batch, std::int64_t length, bool is_causal,
                                  std::int64_t window = 0) {
     list.push_back({std::string("attention ") + name,
@@ -160,7 +160,7 @@ std::vector<Case> product_cases() {
                  {out, kernel, kernel, in / options.groups},
                  [=](const Operands& o) { return conv2d(o[0], o[1], {}, options); });
   };
-  // Those that a ResNet-50 spends most of its time in, and one of MobileNet's.
+  // The convolutions that dominate ResNet-50's time, and one from MobileNet.
   add_conv("7x7 /2, 3 to 64, 224", 224, 3, 64, 7, {.stride = 2, .padding = 3});
   add_conv("3x3, 64 to 64, 56", 56, 64, 64, 3, {.padding = 1});
   add_conv("1x1, 256 to 64, 56", 56, 256, 64, 1, {});
@@ -181,7 +181,7 @@ struct Needed {
   Amounts forward, backward;
 };
 
-/// The least amounts, by a dry run.
+/// The minimum amounts, from a dry run.
 Needed needed_by(const Case& c, DType dtype) {
   const memory::Stack stack = memory::make_resource(dry(cpu));
   const ResourceScope scope(stack.top);
@@ -208,15 +208,15 @@ Needed needed_by(const Case& c, DType dtype) {
 }
 
 struct Options {
-  double seconds = 0.4;  ///< for each figure
-  std::string only;      ///< of the cases, those whose name contains it
-  Amounts ceilings{};    ///< in a second
+  double seconds = 0.4;  ///< per measurement
+  std::string only;      ///< runs the cases with this text in their name
+  Amounts ceilings{};    ///< per second
 
   bool takes(const std::string& name) const { return name.find(only) != std::string::npos; }
 };
 
 void print_share(double ms, const Amounts& needed, const Options& options) {
-  if (ms < 5e-3) {  // a gradient that is handed on
+  if (ms < 5e-3) {  // backward only passes the gradient through
     std::printf(" 0 | | |");
     return;
   }
@@ -261,7 +261,7 @@ void run_operator(const Case& c, DType dtype, const Options& options) {
   std::printf("\n");
 }
 
-/// `needed` by an element.
+/// `needed` is per element.
 template <class Optimizer, class Own>
 void run_optimizer(const Options& options, const char* name, const Amounts& needed, const Own& own) {
   if (!options.takes(name)) return;

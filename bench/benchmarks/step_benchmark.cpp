@@ -1,4 +1,4 @@
-// How long a training step takes, what it needs, and where its time goes:
+// Time and memory of a training step, and a profile by operator:
 //
 //   step_benchmark MODEL [--batch N ...] [--threads N] [--isa NAME] [--steps N] [--budget SIZE | --growth SIZE]
 //                  [--cpu-dot U] [--clip X] [--profile]
@@ -6,24 +6,23 @@
 //   step_benchmark MODEL [--batch N] [--seq N ...] --dry
 //   step_benchmark MODEL [--batch N] [--seq N] [--dtype D] [--steps N] --generate
 //
-// The best of many steps counts, because other work on the machine only ever makes one slower. Batches are random.
-// `growth` is what the process's resident bytes grew by from the model on (gradients, optimizer state, activations and
-// everything else), `arena` what the arena committed, parameters included. `step_gflop` is what the products of the
-// model ask for, `gflops` that over the best time; `ceiling_gflops` is what an FMA loop in registers reaches in f32 on
-// as many threads, the better of before and after the steps, and `share` is gflops over it. Winograd's convolutions
-// make fewer products than are counted, and products of bf16 may be faster than the ceiling: a share above 1 is
-// possible there.
+// Reports the best of many steps, because other work on the machine only adds time. Batches are random. `growth` is the
+// growth of the process's resident bytes once the model is built (gradients, optimizer state, activations and the
+// rest); `arena` is the arena's committed bytes, parameters included. `step_gflop` counts the products of the model,
+// `gflops` divides it by the best time. `ceiling_gflops` is the f32 rate of an FMA loop in registers on the same number
+// of threads, the better of two measurements before and after the steps; `share` is gflops over it. The share can
+// exceed 1: Winograd's convolutions make fewer products than are counted, and bf16 products may beat the f32 ceiling.
 //
-// With --beside steps of several policies take turns in one process, because a busy machine's speed changes from one
-// second to the next: `over` is the median over all turns of a step's processor time over that of the step without
-// --beside in the same turn, `least` the least time over its least.
+// --beside alternates steps of several policies in one process, because a busy machine's speed changes from second to
+// second. `over` is the median ratio of a step's processor time to the base policy's in the same round, `least` the
+// ratio of their best times.
 //
-// With --generate steps are a decoder's: one token for each sequence over a cache of --seq positions, half of which a
-// prompt has filled. They take turns with reading as many bytes as the weights and the cache's part in use have, on as
-// many threads: `read_gbs` is the best of that, `allowed` what it allows in tokens a second, `share` the median over
-// all turns of a step's rate over it. On one thread the clock is that of the thread.
+// --generate times a decoder's steps: one token per sequence over a cache of --seq positions, half filled by a prompt.
+// After each step the same threads read as many bytes as the weights and the used half of the cache hold. `read_gbs` is
+// the best reading rate, `allowed` the tokens per second at that rate, `share` the median ratio of the reading's time
+// to the step's. A single thread is timed by its own processor time.
 //
-// With --dry nothing is computed: what a step would need, in bytes.
+// --dry computes nothing and prints the bytes a step would need.
 
 #include <algorithm>
 #include <cmath>
@@ -59,10 +58,10 @@ struct Options {
   std::int64_t steps = 8;
   std::size_t budget_bytes = 0, growth_bytes = 0;
   bool profiles = false, is_dry = false, generates = false;
-  std::vector<std::string> beside;  // policies whose steps take turns with the setup's
+  std::vector<std::string> beside;  // policies to alternate with the setup's
 };
 
-constexpr double ceiling_seconds = 0.15;  // before the steps, and after them
+constexpr double ceiling_seconds = 0.15;  // before the steps and again after them
 
 double seconds(clockid_t clock) {
   std::timespec now{};
@@ -83,14 +82,14 @@ nn::Plan plan_of(const Options& options, std::int64_t parameters) {
   return planner.fit(budget);
 }
 
-/// From here on the process's peak is counted anew.
+/// Restarts the process's peak of resident bytes from its current value.
 void reset_peak_rss() {
   std::ofstream file("/proc/self/clear_refs");
   file << "5\n" << std::flush;
   if (!file) throw Error("step_benchmark: /proc/self/clear_refs cannot be written, so the growth cannot be measured");
 }
 
-/// Returns the seconds of all that `now` has.
+/// Lowers `least` to `now` node by node. Returns the sum of `now` in seconds.
 double keep_least(TapeTimes& least, const TapeTimes& now) {
   double all = 0;
   for (const auto member : {&TapeTimes::forward, &TapeTimes::recompute, &TapeTimes::backward}) {
@@ -103,7 +102,7 @@ double keep_least(TapeTimes& least, const TapeTimes& now) {
   return all;
 }
 
-/// `rest_ms`: of a step, beside its operators.
+/// `rest_ms` is a step's time outside its operators.
 void print_profile(const TapeGraph& graph, const TapeTimes& times, double step_ms, double rest_ms) {
   std::printf("| operator | calls | forward ms | GB/s | again ms | backward ms | GB/s | Gflop/s | share |\n");
   std::printf("|---|---:|---:|---:|---:|---:|---:|---:|---:|\n");
@@ -155,7 +154,7 @@ void measure(const Options& options) {
     if (stack.placed != nullptr) stack.placed->begin_step();
     run->step();
     if (stack.placed != nullptr) stack.placed->end_step();
-    if (step < 2) continue;  // the first takes pages for the first time
+    if (step < 2) continue;  // warm-up: touches pages for the first time
     wall_ms.push_back(1e3 * (seconds(CLOCK_MONOTONIC) - wall));
     cpu_ms = std::min(cpu_ms, 1e3 * (seconds(CLOCK_PROCESS_CPUTIME_ID) - processor));
     if (options.profiles) rest_ms = std::min(rest_ms, wall_ms.back() - 1e3 * keep_least(least, now));
@@ -205,10 +204,10 @@ void take_turns(const Options& options) {
                 setups[i].precision.empty() ? "none" : setups[i].precision.c_str(), median(times[i]), median(over[i]),
                 least / *std::min_element(times[0].begin(), times[0].end()));
   }
-  while (!runs.empty()) runs.pop_back();  // each has a generator's scope
+  while (!runs.empty()) runs.pop_back();  // in reverse: each holds a generator's scope
 }
 
-/// Bytes that a step of generation reads of the weights: all but rows of tables that are looked up.
+/// Bytes of the weights that a decoding step reads: all except lookup tables.
 std::size_t weight_bytes(const models::Decoder& model) {
   std::size_t bytes = 0;
   bool has_head = false;
@@ -250,7 +249,7 @@ void generate_tokens(const Options& options) {
       sums[static_cast<std::size_t>(thread)] = read_sum(kernels::isa(), floats(array) + thread * part, part);
     });
     const double end = seconds(clock);
-    if (i == 0) continue;  // brings pages and tables near
+    if (i == 0) continue;  // warm-up: touches pages and fills caches
     least = std::min(least, middle - begin), least_read = std::min(least_read, end - middle);
     shares.push_back((end - middle) / (middle - begin));
   }

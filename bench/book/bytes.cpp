@@ -1,4 +1,4 @@
-// Pictures of sums of bytes.
+// Bar charts of bytes.
 
 #include <thimble/bench/book/drawing.h>
 #include <thimble/bench/book/figures.h>

@@ -1,5 +1,5 @@
 #pragma once
-// Pictures of the book that explain themselves: every part has its name beside it, so that none needs a legend.
+// Drawing routines and dry runs for the book's pictures.
 
 #include <cstdint>
 #include <string>
@@ -16,41 +16,41 @@
 
 namespace thimble::report {
 
-/// A schedule for a chain with its name.
+/// A chain's schedule with its name.
 struct ShownSchedule {
   std::string name;
   remat::Schedule operations;
 };
 
-/// Stages upwards, time across: every operation of each schedule, and below it the bytes that are held. `unit_name` is
-/// what bytes are called: "bytes", "units". Throws what remat::simulate throws.
+/// Stages upwards, time across: the operations of each schedule, with the held bytes below. `unit_name` names the unit
+/// of bytes: "bytes", "units". Exceptions of remat::simulate pass through.
 std::string svg_schedules(const std::string& title, const std::string& description, const remat::Chain& chain,
                           const std::vector<ShownSchedule>& schedules, const std::string& unit_name);
 
-/// A run of a pipeline with its name.
+/// A pipeline's simulated run with its name.
 struct ShownPipeline {
   std::string name;
-  int chunks = 1;  ///< of each stage
+  int chunks = 1;  ///< per stage
   dist::PipelineRun run;
 };
 
-/// Stages downwards, time across: what each stage does when, one pipeline below the other.
+/// Stages downwards, time across: the passes of each stage, one pipeline below the other.
 std::string svg_pipelines(const std::string& title, const std::string& description,
                           const std::vector<ShownPipeline>& pipelines);
 
-/// Draws coloured names in one line from x on; returns where the line ends.
+/// Draws a legend of coloured names in one line from x on; returns the x at its end.
 double draw_kinds(Svg& svg, double x, double y, const std::vector<std::pair<std::string, Paint>>& kinds);
 
 }  // namespace thimble::report
 
 namespace thimble::bench {
 
-// ---- Dry runs that pictures of the book are drawn from.
+// ---- Dry runs behind the pictures.
 
-/// The book's small GPT: 4 layers of width 64, 4 heads, 64 tokens, a batch of 8, AdamW.
+/// The book's small GPT: 4 layers of width 64, 4 heads, 64 tokens, batch 8, AdamW, no dropout.
 models::Setup book_gpt();
 
-/// A bar of what lives at the peak of a step of the setup, by a dry run.
+/// A bar of the live bytes by category at the peak of a step, from a dry run.
 report::Bar step_bar(const std::string& label, const models::Setup& setup);
 
 }  // namespace thimble::bench

@@ -1,4 +1,4 @@
-// Pictures of how the tape and the arena work, read off them.
+// Pictures of the tape and the arena, read from the running objects.
 
 #include <cmath>
 
@@ -17,7 +17,7 @@ namespace {
 using report::Svg;
 namespace paints = report::paints;
 
-// A box for a tensor: its name, its shape and bytes, and whether the tape holds it.
+// Draws a box with a tensor's name, shape and bytes; solid if the tape keeps the tensor, else dashed.
 void draw_tensor(Svg& svg, double x, double y, const std::string& name, const Tensor& t, bool is_kept, bool is_leaf) {
   const report::Paint paint = report::paint_of(is_leaf ? Category::parameter : Category::activation);
   report::Look look{.stroke = paint, .stroke_width = 2};
@@ -117,7 +117,7 @@ std::string draw_slide_puzzle() {
     memory::Block* block;
     std::size_t units;
   };
-  // a a . . b b b b . . c .: two free places at each side of b, one at the end.
+  // a a . . b b b b . . c .: two free units on each side of b, one at the end.
   Named a{"a", allocate(2), 2};
   memory::Block* const first = allocate(2);
   Named b{"b", allocate(4), 4};

@@ -1,4 +1,4 @@
-// Pictures of numbers: of codes, of what rounding loses, and of what a net in 8 bits is off by.
+// Pictures of numbers: codes, rounding losses, and the error of a net in 8 bits.
 
 #include <cmath>
 #include <cstring>
@@ -77,7 +77,7 @@ std::string draw_fp8_grid() {
 
 std::string draw_lost_updates() {
   constexpr int steps = 2000;
-  constexpr float update = 1.0f / 1024;  // bf16 has 1 + 2^-7 after 1: an update is an eighth of that distance
+  constexpr float update = 1.0f / 1024;  // an eighth of 2^-7, bf16's spacing above 1
   float plain = 1, kahan = 1, lost = 0, master = 1;
   std::vector<float> stochastic(64, 1.0f);
   std::mt19937 random(1);
@@ -106,7 +106,7 @@ std::string draw_lost_updates() {
     const float wanted = update + lost, sum = round_bf16(kahan + wanted);
     lost = round_bf16(wanted - (sum - kahan));
     kahan = sum;
-    // Up with the probability of the part that is cut off: add 16 random bits below what bf16 keeps, and cut.
+    // Stochastic rounding: add 16 random bits below bf16's last bit, then truncate.
     for (float& w : stochastic) {
       std::uint32_t bits = 0;
       const float exact = w + update;
@@ -151,7 +151,7 @@ std::string draw_layer_errors() {
                           is_fine ? "channel" : "tensor"};
     const std::vector<StepError> errors = compare(folded, quantized, x);
     for (std::size_t i = 0; i < errors.size(); ++i) {
-      // Whole tenths of a decibel: more digits than that depend on the processor's sums.
+      // Round to 0.1 dB: further digits depend on the processor's order of summation.
       series.points.push_back({static_cast<double>(i), std::round(errors[i].signal_to_noise_db * 10) / 10});
     }
     plot.series.push_back(series);

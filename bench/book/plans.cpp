@@ -1,4 +1,4 @@
-// Pictures of a step and of its plans.
+// Pictures of a step and its plans.
 
 #include <algorithm>
 #include <set>
@@ -12,7 +12,7 @@
 namespace thimble::bench {
 namespace {
 
-// The book's GPT with so many samples, planned for `budget_bytes` (0: none).
+// Plans the book's GPT at this batch; `budget_bytes` 0 sets no budget.
 PlanView view_of(std::size_t budget_bytes, std::int64_t batch = 8) {
   models::PlanOptions options;
   options.setup = book_gpt();
@@ -21,7 +21,7 @@ PlanView view_of(std::size_t budget_bytes, std::int64_t batch = 8) {
   return see_plan(options, models::make_plan(options));
 }
 
-constexpr std::size_t half_budget = 20 << 20;  // of a batch of 32
+constexpr std::size_t half_budget = 20 << 20;  // about half of the peak at batch 32
 
 }  // namespace
 
@@ -72,7 +72,7 @@ std::string draw_address_map() {
 std::string draw_six_rectangles() {
   const std::vector<memory::Buffer> buffers = {{0, 5, 8, 4}, {1, 2, 6, 2}, {2, 4, 5, 3},
                                                {3, 6, 8, 3}, {4, 4, 8, 1}, {5, 1, 5, 2}};
-  // First fit, in the order in which the buffers come.
+  // First fit in order of allocation.
   std::vector<std::size_t> order = {0, 1, 2, 3, 4, 5}, first_fit(buffers.size());
   std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return buffers[a].lower < buffers[b].lower; });
   for (std::size_t i = 0; i < order.size(); ++i) {

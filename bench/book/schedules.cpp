@@ -1,4 +1,4 @@
-// Schedules of a chain: stages upwards, time across, and below them what is held.
+// Pictures of schedules for chains and pipelines: stages against time.
 
 #include <algorithm>
 #include <string>
@@ -14,7 +14,7 @@
 
 namespace thimble::bench {
 
-// ---- Pictures of schedules for chains.
+// ---- Chains: choice of schedules.
 
 namespace {
 
@@ -89,7 +89,7 @@ std::string draw_rotor_staircase() {
 
 }  // namespace thimble::bench
 
-// ---- Pictures of pipelines: stages downwards, time across.
+// ---- Pipelines.
 
 namespace thimble::report {
 namespace {
@@ -136,7 +136,7 @@ std::string svg_pipelines(const std::string& title, const std::string& descripti
                {.fill = paints::muted, .size = small_text, .anchor = "end"});
       for (const dist::TimedAction& timed : shown.run.of_stage[s]) {
         const double x = to_x(timed.begin_s), width = to_x(timed.end_s) - x;
-        const bool is_later = timed.action.chunk % 2 != 0;  // chunks take turns in two strengths
+        const bool is_later = timed.action.chunk % 2 != 0;  // odd chunks are drawn lighter
         svg.rectangle(x, y, width, row - 3,
                       {.fill = pass_paint(timed.action.pass),
                        .stroke = paints::surface,
@@ -180,7 +180,7 @@ using Kind = remat::Operation::Kind;
 struct Step {
   remat::Operation operation;
   remat::Time begin = 0, end = 0;
-  remat::Bytes during = 0, after = 0;  // bytes held while it runs, and when it is done
+  remat::Bytes during = 0, after = 0;  // bytes held while it runs and afterwards
   std::uint32_t first = 0, last = 0;   // stages
 };
 
@@ -189,8 +189,8 @@ struct Run {
   remat::ScheduleCost cost;
 };
 
-// Runs the operations one by one. The bytes during an operation are counted here by the chain's own rules (who pays for
-// what: memory/remat/chain.h); their maximum must be the simulator's peak.
+// Runs the operations one by one and counts the bytes during each by the rules of memory/remat/chain.h. Throws Error if
+// the maximum differs from the simulator's peak.
 Run run_of(const remat::Chain& chain, const remat::Schedule& schedule) {
   remat::Simulator simulator(chain);
   Run run;

@@ -1,13 +1,13 @@
-// thimble_parity: trains a model from given weights on given batches and writes what came of it, for comparison with
+// thimble_parity: trains a model from given weights on given batches and writes the results, for comparison with
 // another framework (parity.py runs both).
 //
 // In:  weights (safetensors, public names and layouts); batches (safetensors: `<step>.input` and `<step>.target` for
 //      steps 0, 1, ...; images as (N, C, H, W), ids and targets i64).
 // Out: safetensors with `loss` (steps) f64; `gradient.<name>` of the first step; `buffer.<name>` after the first step;
-//      `weight.<name>`, parameters after the last. Convolutions are (O, I, KH, KW). Of models over tokens `logits`
-//      besides, of the first batch before its step.
-// --adapters reads PEFT's folder of adapters, which alone are trained then; --save-adapters writes one before training.
-// MODEL `llama` reads a folder of the hub's in place of weights, config.json and all; --save writes one before
+//      `weight.<name>`, parameters after the last. Convolutions are (O, I, KH, KW). Models over tokens add `logits` of
+//      the first batch before its step.
+// --adapters reads a PEFT adapter folder and trains only the adapters; --save-adapters writes one before training.
+// MODEL `llama` reads a Hugging Face folder (config.json and weights) instead of weights; --save writes one before
 // training.
 
 #include <cstdint>
@@ -42,7 +42,7 @@ struct Options {
   double rate = 0;
 };
 
-/// One tensor of the file of batches. Images lie in it channels first, as convolution weights do.
+/// Reads a tensor from the file of batches. Images are stored channels first, like convolution weights.
 Tensor read_input(const SafetensorsReader& file, const std::string& name, DType dtype) {
   const SafetensorsEntry& entry = file.entry(name);
   const nn::FileLayout layout = entry.shape.size() == 4 ? nn::FileLayout::oihw : nn::FileLayout::same;
@@ -62,7 +62,7 @@ models::Batch read_batch(const SafetensorsReader& file, std::int64_t step, bool 
           read_input(file, prefix + "target", DType::i64)};
 }
 
-/// PyTorch's AdamW decays every tensor that it is given; so does this one (smallest_decayed_rank = 0).
+/// PyTorch's AdamW decays every tensor, so smallest_decayed_rank is 0.
 std::unique_ptr<optim::Optimizer> make_optimizer(const models::Model& model, double rate) {
   if (!model.is_text()) {
     return std::make_unique<optim::Sgd>(model.trainable(), optim::SgdOptions{.rate = rate, .momentum = 0.9});
@@ -90,7 +90,7 @@ std::vector<nn::NamedTensor> gradients_of(const models::Model& model) {
   return list;
 }
 
-/// nn::training_step, with a look at the gradients before they are freed.
+/// nn::training_step, which also copies the gradients before they are freed.
 double train_step(models::Model& model, optim::Optimizer& optimizer, const models::Batch& batch,
                   std::vector<nn::NamedTensor>* results) {
   Transaction transaction;
@@ -169,7 +169,7 @@ int main(int argc, char** argv) {
   CLI11_PARSE(program, argc, argv);
   if (is_textbook) options.sizes.build = models::Build::textbook;
   if (is_double) options.dtype = DType::f64;
-  // Dropout draws from each framework's own generator, so it is off.
+  // Dropout is off, because the frameworks' generators differ.
   options.sizes.dropout = options.model.starts_with("resnet") ? -1 : 0;
   try {
     run(options);

@@ -1,5 +1,5 @@
 // oneDNN's matmul on the shapes of shapes.h: `matmul_onednn [THREADS]`. "f32" and "bf16" take plain matrices;
-// "f32-packed" and "bf16-packed" leave the layout of the right operand to oneDNN and do not count its making.
+// "f32-packed" and "bf16-packed" let oneDNN choose the right operand's layout and do not time the reordering.
 
 #include <omp.h>
 #include <dnnl.hpp>

@@ -1,5 +1,5 @@
-// This library's matmul on the shapes of shapes.h: `matmul_thimble [THREADS]`, through matmul_into() with its checks
-// and its workspace. "bf16", with a result in f32, where matmul runs on a bf16 unit.
+// Thimble's matmul on the shapes of shapes.h: `matmul_thimble [THREADS]`, through matmul_into() with its checks and
+// workspace. Adds "bf16" with an f32 result where matmul has a bf16 unit.
 
 #include <thimble/core/kernels/cpu/base/units.h>
 #include <thimble/core/ops/copy.h>

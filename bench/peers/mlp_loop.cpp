@@ -1,5 +1,5 @@
-// The perceptron of bench/benchmarks/dispatch_benchmark.cpp as loops by hand: a training step of 64-256-64 with one
-// sample, relu, cross entropy and AdamW. `g++ -O3 -march=native -ffast-math mlp_loop.cpp`. Prints microseconds.
+// The perceptron of bench/benchmarks/dispatch_benchmark.cpp in hand-written loops: a training step of 64-256-64 with
+// one sample, relu, cross entropy and AdamW. `g++ -O3 -march=native -ffast-math mlp_loop.cpp`. Prints microseconds.
 
 #include <algorithm>
 #include <chrono>

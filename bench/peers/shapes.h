@@ -1,5 +1,5 @@
 #pragma once
-// What the matmul programs of this folder share: the shapes, the clock, and the line that peers.sh reads.
+// Shapes, clock and output line of this folder's matmul programs; peers.sh reads the lines.
 
 #include <algorithm>
 #include <cstdint>
@@ -17,7 +17,7 @@ struct Shape {
 };
 
 /// Squares, a transformer's projections (12 heads of 64, 2048 tokens), ResNet-50's convolutions as products, a head's
-/// scores and values, and the gradient of a weight.
+/// scores and values, and a weight gradient.
 inline constexpr Shape shapes[] = {
     {"square-64", 64, 64, 64},         {"square-256", 256, 256, 256},
     {"square-512", 512, 512, 512},     {"square-1024", 1024, 1024, 1024},
@@ -29,16 +29,15 @@ inline constexpr Shape shapes[] = {
     {"values", 256, 64, 256},          {"weight-gradient", 768, 3072, 2048},
 };
 
-/// Seconds: of this thread's processor time with one thread, which leaves out what other programs take, else of the
-/// clock.
+/// Seconds of the calling thread's processor time if threads == 1, which excludes other programs, else of wall time.
 inline double seconds(int threads) {
   timespec t{};
   clock_gettime(threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-/// Runs `work` for a tenth of a second, at least three times, and prints "kind shape Gop/s" of the best tenth's slowest
-/// run, at most the third: a virtual machine's clocks may jump.
+/// Runs `work` for at least 0.1 s and three times. Prints "kind shape Gop/s" at the 10 % quantile of the times, the
+/// third fastest at most, because a virtual machine's clock may jump.
 template <class Work>
 void report(const char* kind, const Shape& shape, int threads, Work&& work) {
   work();
@@ -61,7 +60,7 @@ struct Free {
 };
 using Memory = std::unique_ptr<void, Free>;
 
-/// `bytes` bytes of zeros, aligned to a page.
+/// At least `bytes` zeros, page-aligned.
 inline Memory zeros(std::size_t bytes) {
   const std::size_t whole = (bytes + 4095) / 4096 * 4096 + 4096;
   void* const p = std::aligned_alloc(4096, whole);

@@ -12,8 +12,8 @@
 namespace thimble::bench {
 namespace {
 
-// Two units with a latency of four cycles want eight chains, a multiplication and an addition apart on three ports
-// eleven; twelve and two constants are within the sixteen registers of SSE and AVX2.
+// Two FMA units with a latency of four cycles need eight chains; separate multiplications and additions on three ports
+// need eleven. Twelve chains and two constants fit the sixteen registers of SSE and AVX2.
 constexpr int chains = 12;
 constexpr std::int64_t run_rounds = 1 << 20;  // 2 ms at 3 GHz and six cycles a round
 
@@ -58,7 +58,7 @@ THIMBLE_TARGET_AVX512 void triad_avx512(float* a, const float* b, const float* c
 }
 #endif
 
-/// Eight chains of sums: as many loads as the machine can have under way at a time.
+/// Eight independent sums, so that additions do not hold up the loads.
 template <kernels::Isa target>
 struct ReadSum {
   static THIMBLE_ALWAYS_INLINE void run(const float* x, std::int64_t n, float* result) {
@@ -103,7 +103,7 @@ double fma_chains(kernels::Isa isa, std::int64_t rounds, float factor, float add
 double ceiling_gflops(kernels::Isa isa, int threads, double seconds) {
   check_threads("ceiling_gflops", threads);
   const double start = fma_chains(isa, 0, 1, 1);
-  std::vector<double> multiply_adds(static_cast<std::size_t>(threads));  // as the loops have counted them
+  std::vector<double> multiply_adds(static_cast<std::size_t>(threads));  // counted by the loops
   const double ms = best_ms(seconds, threads, [&] {
     parallel_threads(threads, [&](int thread) {
       multiply_adds[static_cast<std::size_t>(thread)] = fma_chains(isa, run_rounds, 1, 1) - start;

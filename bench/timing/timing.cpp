@@ -19,9 +19,9 @@
 namespace thimble::bench {
 namespace {
 
-constexpr int warm_up = 2;  // the first steps make the state and take pages for the first time
+constexpr int warm_up = 2;  // steps that make optimizer state and touch pages for the first time
 
-/// A run with the arena that it lives in.
+/// A run in its arena.
 struct Lane {
   memory::Stack stack;
   std::unique_ptr<nn::TrainingRun> run;
@@ -41,7 +41,7 @@ struct Lane {
   }
 };
 
-/// Runs hold scopes of this thread: the last made goes first.
+/// Destroys runs in reverse order, because each holds a scope of this thread.
 struct Lanes {
   std::vector<Lane> list;
   ~Lanes() {
@@ -94,9 +94,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double us = 1e6;  // in a second
+constexpr double us = 1e6;  // microseconds per second
 
-/// A stretch of time on one row.
+/// An interval on one row.
 Json slice(std::size_t rank, int row, const char* name, double begin, double end) {
   return {{"name", name}, {"ph", "X"}, {"pid", rank}, {"tid", row}, {"ts", begin * us}, {"dur", (end - begin) * us}};
 }
@@ -108,7 +108,7 @@ void add_rank(Json& events, std::size_t rank, const RankTransfers& transfers) {
   std::size_t id = 0;
   for (const dist::TransferTimes& t : transfers) {
     if (t.done > t.waited) waits.emplace_back(t.waited, t.done);
-    // Several can be on their way at once: asynchronous events have as many rows as they need.
+    // Transfers overlap; asynchronous events get extra rows where needed.
     const std::string name = std::to_string(rank) + "." + std::to_string(id++);
     Json begin{{"name", t.call}, {"cat", "on its way"}, {"ph", "b"}, {"id", name}, {"pid", rank}, {"tid", 1}};
     Json end = begin;
@@ -155,8 +155,8 @@ std::vector<RankTransfers> gather_transfers(dist::Communicator& ranks, RankTrans
 
 Overlap overlap_of(std::span<const dist::TransferTimes> transfers) {
   Overlap result{0, 0};
-  double until = 0;                                 // something was on its way
-  for (const dist::TransferTimes& t : transfers) {  // in the order in which they began
+  double until = 0;                                 // end of the time covered so far
+  for (const dist::TransferTimes& t : transfers) {  // ordered by `begun`
     result.on_its_way += std::max(0.0, t.done - std::max(t.begun, until));
     until = std::max(until, t.done);
     result.waited += t.done - t.waited;

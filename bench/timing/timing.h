@@ -1,5 +1,5 @@
 #pragma once
-// Time on the processor's clock, which does not run while others have the cores.
+// Processor time, which excludes time that other programs take, and the times of transfers between ranks.
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,7 @@
 
 namespace thimble::bench {
 
-/// One thread for kernels as long as this lives: what threads spend on waiting for each other is then not counted.
+/// Runs kernels on one thread while it lives, so that processor time includes no waiting between threads.
 class OneThread {
  public:
   OneThread();
@@ -26,30 +26,30 @@ class OneThread {
   int before_;
 };
 
-/// Processor milliseconds of one step of each run, on one thread: the runs stand side by side, each in an arena of its
-/// own, and make their steps in turn, so that what else the machine does meets all of them. The least of `rounds` after
-/// two that do not count; a step that its loss scaler skipped does not count either. Throws ValueError when none is
-/// left, and for no rounds; what the runs throw.
+/// Least processor milliseconds of a step of each run, on one thread, over `rounds` rounds after two warm-up rounds.
+/// Each run has a separate arena, and the runs alternate steps, so that other load on the machine affects all of them.
+/// Steps that a loss scaler skipped do not count. Throws ValueError if a run skipped all its steps or rounds < 1;
+/// exceptions of the runs pass through.
 std::vector<double> step_processor_ms(memory::Device device, const std::vector<nn::MakeRun>& makes, int rounds);
 
-// ---- The clock of benchmarks of single kernels, and memory for their ceilings.
+// ---- Clock and memory for benchmarks of single kernels.
 
-/// Memory aligned as that of tensors.
+/// Memory with the alignment of tensors.
 struct alignas(64) Line {
   float at[16];
 };
 using Lines = std::vector<Line>;
 
-/// At least so many bytes.
+/// At least `bytes` bytes.
 Lines lines(std::size_t bytes);
 inline float* floats(Lines& lines) { return lines.data()->at; }
 
-/// Milliseconds since some moment: with one thread of its processor time, which leaves out the turns of other programs,
-/// else of the wall's clock.
+/// Milliseconds since an arbitrary moment: the calling thread's processor time if threads == 1, which excludes other
+/// programs, else wall time.
 double clock_ms(int threads);
 
-/// The best time of a run on so many threads, by clock_ms: at least three runs, and more until `seconds` are over.
-/// Other work on the machine only ever makes one slower.
+/// Best time of `body` by clock_ms(threads), over at least three runs and at least `seconds`. The best counts because
+/// other work on the machine only adds time.
 template <class Body>
 double best_ms(double seconds, int threads, Body body) {
   const double start = clock_ms(0);
@@ -63,25 +63,25 @@ double best_ms(double seconds, int threads, Body body) {
   return best;
 }
 
-// ---- What ranks sent to each other, and when.
+// ---- Transfers between ranks.
 
-/// One rank's transfers. Seconds count from a moment that all ranks share.
+/// One rank's transfers, in seconds since a moment that all ranks share.
 using RankTransfers = std::vector<dist::TransferTimes>;
 
-/// This rank's clock when all ranks leave a barrier: clocks of several machines then agree to within a message's time.
+/// This rank's clock after a barrier of all ranks; aligns the clocks of several machines to within a message's time.
 double shared_moment(dist::Communicator& ranks);
 
-/// `own` of each rank, on all ranks. `moment` is what shared_moment returned.
+/// Gathers every rank's transfers on all ranks, with times relative to `moment`, the result of shared_moment.
 std::vector<RankTransfers> gather_transfers(dist::Communicator& ranks, RankTransfers own, double moment);
 
-/// Seconds that a rank had transfers under way, and seconds of these that it waited.
+/// Seconds in which a rank had transfers in flight, and seconds that it waited for them.
 struct Overlap {
   double on_its_way, waited;
 };
 Overlap overlap_of(std::span<const dist::TransferTimes> transfers);
 
-/// Chrome's trace event format, for Perfetto (ui.perfetto.dev) and chrome://tracing: a process per rank, in it a row of
-/// what the rank did, computing or waiting, and rows of what was on its way meanwhile, with the bytes sent.
+/// Chrome's trace event format, for Perfetto (ui.perfetto.dev) and chrome://tracing. Each rank is a process with a row
+/// of computing and waiting, and rows of transfers in flight with the bytes sent.
 std::string write_transfers(std::span<const RankTransfers> ranks);
 
 }  // namespace thimble::bench
