@@ -87,7 +87,7 @@ bool matches(const std::vector<std::string>& shown, const std::vector<std::strin
 
 namespace {
 
-/// `shown` as a pattern: numbers and runs of spaces are any of their kind, "…" is anything.
+/// `shown` as a pattern: any number and any run of spaces match, and "…" matches anything.
 std::regex pattern_of(const std::string& shown) {
   static const std::regex number("^[0-9][0-9,.]*"), special("[.^$|()\\[\\]{}*+?\\\\]");
   const std::string any = "\u2026";
@@ -112,7 +112,7 @@ std::regex pattern_of(const std::string& shown) {
   return std::regex(pattern);
 }
 
-/// A shown line with the numbers of `line`, which has its pattern; "…" stays.
+/// A shown line with the numbers of `line`, which matches its pattern; "…" stays.
 std::string with_numbers(const std::string& shown, const std::string& line) {
   const std::string any = "\u2026";
   std::string text;
@@ -132,8 +132,8 @@ std::string with_numbers(const std::string& shown, const std::string& line) {
   }
 }
 
-/// Of the lines from `at` on that have the pattern of `shown`, the one that begins most like it: rows of a table
-/// differ in their names. All lines have been passed where none has the pattern.
+/// Among the lines from `at` on that match the pattern of `shown`, the one with the longest equal beginning: rows of a
+/// table differ in their names. output.size() where none matches.
 std::size_t most_alike(const std::string& shown, const std::vector<std::string>& output, std::size_t at) {
   const std::regex pattern = pattern_of(shown);
   std::size_t best = output.size(), best_alike = 0;
@@ -207,7 +207,7 @@ std::string big(std::size_t value) {
   return text;
 }
 
-/// Pictures of 28 x 28 in MNIST's files: a bar for each digit, at a place of its own, in noise.
+/// 28 x 28 pictures in MNIST's files: for each digit a bar in another row, in noise.
 void write_pictures(const std::string& prefix, std::size_t count) {
   constexpr std::size_t side = 28, digits = 10;
   std::string images = big(0x803) + big(count) + big(side) + big(side), labels = big(0x801) + big(count);

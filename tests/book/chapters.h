@@ -1,5 +1,5 @@
 #pragma once
-// The chapters of the book as text, and what stands in them.
+// The chapters of the book as text, and their contents.
 
 #include <string>
 #include <vector>
@@ -20,7 +20,7 @@ std::vector<Chapter> chapters();
 
 std::vector<std::string> lines_of(const std::string& text);
 
-/// A block between fences behind a line `<!-- run: COMMAND -->`: "$ COMMAND", which readers see, and what it says.
+/// A block between fences after a line `<!-- run: COMMAND -->`: "$ COMMAND", which readers see, and its output.
 struct Shown {
   std::string command;
   bool is_prompted = false;        ///< the block begins with the command
@@ -29,23 +29,23 @@ struct Shown {
 };
 std::vector<Shown> shown_commands(const std::string& text);
 
-/// Whether the output is what is shown: in a line, "…" stands for any characters; a line "..." for any lines.
+/// Whether the output matches: in a shown line "…" stands for any characters; a line "..." for any lines.
 bool matches(const std::vector<std::string>& shown, const std::vector<std::string>& output);
 
-/// What to show of a new output in place of `shown`: its lines with the output's numbers, what is left out left out;
-/// all of the output where it has other lines.
+/// The text that replaces `shown` for a new output: its lines with the output's numbers and the same omissions; the
+/// whole output where its lines differ.
 std::vector<std::string> renewed(const std::vector<std::string>& shown, const std::vector<std::string>& output);
 
-/// The prose of a chapter: without blocks of code, formulas, comments, pictures and the marks of Markdown. `keeps_bold`
-/// leaves "**".
+/// The prose of a chapter, without code blocks, formulas, comments, pictures and Markdown's marks. `keeps_bold` leaves
+/// "**".
 std::string prose_of(const std::string& text, bool keeps_bold = false);
 
 std::size_t word_count(const std::string& prose);
 
-/// A block of commands, ```sh, or of lines "$ COMMAND" with what they print, but no shown one; and the lines right
-/// above it, which say how a test runs it:
+/// A block of commands, ```sh, or of lines "$ COMMAND" with their output, that is not a shown one; and the lines right
+/// above it, which tell a test how to run it:
 ///   <!-- run each -->          every line as it stands, one after the other in one folder
-///   <!-- instead: COMMAND -->  one for each command of the block: a smaller one, of a long one or another machine's
+/// <!-- instead: COMMAND -->  one per command of the block: a smaller one, where that is long or for another machine
 ///   <!-- not run: WHY -->      nothing; tests/book/page_check.h lists the reasons
 struct Script {
   std::size_t line = 0;  ///< of the block's first command, from 1
@@ -56,20 +56,20 @@ struct Script {
 };
 std::vector<Script> scripts(const std::string& text);
 
-/// `thimble COMMAND ...` in backticks within prose, where it is whole: it names what it works on, and has no "..." and
-/// no word of capitals that stands for something (FILE, MODEL).
+/// `thimble COMMAND ...` in backticks within prose, where it is complete: it names its model or file, and has no "..."
+/// and no placeholder in capitals (FILE, MODEL).
 std::vector<std::string> commands_in_prose(const std::string& text);
 
-/// Runs a command line as the book has it, in a folder of its own with docs/ in it, on two threads and the generic
-/// instruction set. `thimble` is the program under test; `examples/NAME` lies beside it.
+/// Runs a command line as the book has it, in a temporary folder with docs/ in it, on two threads and the generic
+/// instruction set. `thimble` is the program under test; its folder also has `examples/NAME`.
 struct Result {
   int status = -1;
   std::string output;  ///< both streams
 };
 Result run(const std::string& command);
 
-/// The folder of several commands, which goes with it. Commands find there, besides what run() says, text.txt and
-/// mnist/, the data that pages speak of: 20 KB of this project's own prose, and some hundred pictures drawn here.
+/// The folder of several commands, deleted at the end. Besides docs/ it has text.txt and mnist/, the data that pages
+/// name: 20 KB of this project's prose, and some hundred generated pictures.
 class Place {
  public:
   Place();

@@ -1,5 +1,5 @@
-// What every chapter of the book has: a question, code, a command, a picture, three exercises, five lines of summary,
-// and a length that one reads in one sitting.
+// Every chapter of the book has a question, code, a command, a picture, three exercises, five lines of summary, and a
+// length for one sitting.
 
 #include <filesystem>
 #include <regex>
@@ -16,7 +16,7 @@ std::size_t count(const std::string& text, const std::string& part) {
   return n;
 }
 
-/// A page without its blocks of code and what stands in backticks.
+/// A page without code blocks and text in backticks.
 std::string without_code(const std::string& text) {
   std::string rest;
   bool is_code = false;

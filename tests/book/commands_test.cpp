@@ -1,4 +1,4 @@
-// Every command of the book and of README prints what the page shows.
+// Every command of the book and of README prints the output on the page.
 
 #include <set>
 
@@ -6,7 +6,7 @@
 
 namespace {
 
-/// Where a reader finds commands.
+/// The pages with commands.
 std::vector<book::Chapter> pages() {
   std::vector<book::Chapter> list = book::chapters();
   for (const char* const path : {"README.md", "docs/book/README.md"}) {

@@ -1,5 +1,5 @@
-// Commands of the documents below docs/: each is run, or says why it cannot be. `thimble_book_tests '[.write]'` (part
-// of tools/figures.sh) puts what commands print into the pages.
+// Commands of the documents below docs/: each runs, or states why it cannot. `thimble_book_tests '[.write]'` (run by
+// tools/figures.sh) updates the output in the pages.
 
 #include <cstdio>
 #include <set>
@@ -9,7 +9,7 @@
 
 namespace {
 
-/// Pages for users: all but what was measured once (docs/lab) and what only a GPU can run.
+/// Pages for users: all except one-time measurements (docs/lab) and pages that only a GPU can run.
 std::vector<book::Chapter> documents() {
   std::vector<book::Chapter> list;
   for (const house::Source& file : house::all_files()) {
@@ -44,13 +44,13 @@ TEST_CASE("documents: every command within the prose runs", "[book]") {
   std::set<std::string> commands;
   for (const book::Chapter& page : documents()) {
     for (const std::string& command : book::commands_in_prose(page.text)) {
-      if (command.find(" --") != command.find(' ', command.find(' ') + 1)) commands.insert(command);  // it has a MODEL
+      if (command.find(" --") != command.find(' ', command.find(' ') + 1)) commands.insert(command);  // has a MODEL
     }
   }
   for (const std::string& name : minutes) CHECK(commands.erase(name) == 1);
   for (const std::string& command : commands) {
     INFO(command);
-    if (command.starts_with(reproduce)) {  // minutes; its name is among those that there are
+    if (command.starts_with(reproduce)) {  // takes minutes: only check that the experiment exists
       CHECK((experiments + ",").find(" " + command.substr(reproduce.size()) + ",") != std::string::npos);
       continue;
     }

@@ -1,4 +1,4 @@
-// The book's pictures are what the program draws, and each stands in a chapter.
+// The book's pictures are the program's drawings, and each is in a chapter.
 
 #include <filesystem>
 #include <set>
@@ -10,7 +10,7 @@
 namespace fs = std::filesystem;
 
 TEST_CASE("book: pictures are drawn from what they show", "[book]") {
-  // The command's folder is gone when it is done: it compares there.
+  // The command's folder is deleted when it ends, so the comparison is part of the command.
   const book::Result result = book::run(
       "thimble book --figures new >/dev/null && for f in new/*.svg; do cmp \"$f\" docs/book/figures/$(basename $f); "
       "done; "

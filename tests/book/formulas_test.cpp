@@ -1,5 +1,5 @@
-// Formulas of the documents are such as GitHub shows: it reads a page as Markdown before it looks for formulas, so what
-// Markdown takes for itself inside of one breaks it.
+// Formulas of the documents come out right on GitHub, which reads a page as Markdown before it looks for formulas:
+// Markdown's marks inside a formula break it.
 
 #include <algorithm>
 #include <cctype>
@@ -12,7 +12,7 @@
 
 namespace {
 
-/// Commands that were seen to come out right. One more is looked at on a page before it is added here.
+/// Commands that GitHub renders correctly. Look at a new one on a page before adding it here.
 const std::set<std::string>& known_commands() {
   static const std::set<std::string> known = {
       "Big",    "approx",     "beta",      "binom", "cdot",    "delta",     "dots", "ell",  "epsilon",
@@ -26,7 +26,7 @@ const std::set<std::string>& known_commands() {
 bool is_one_of(char c, const char* list) { return std::string(list).find(c) != std::string::npos; }
 bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; }
 
-/// What is wrong with the inside of a formula, or nothing.
+/// The problem with the inside of a formula; empty if there is no problem.
 std::string problem_of_formula(const std::string& formula, bool is_in_table) {
   int depth = 0;
   for (std::size_t i = 0; i < formula.size(); ++i) {
@@ -38,7 +38,7 @@ std::string problem_of_formula(const std::string& formula, bool is_in_table) {
       return std::string("Markdown takes the backslash of \\") + next;
     }
     if (c == '*' || c == '`') return std::string("Markdown reads ") + c;
-    // What may begin an emphasis: behind a letter or a number it may only end one.
+    // A _ may open an emphasis here: after a letter or a digit it can only close one.
     if (c == '_' && !is_word(last) && next != ' ') return "Markdown may take _ for an emphasis: write '_ ' behind }";
     if (c == '<' && (std::isalpha(static_cast<unsigned char>(next)) || is_one_of(next, "/!?"))) {
       return "< before a letter begins a tag: leave a space";
@@ -63,7 +63,7 @@ struct Found {
   std::vector<std::string> problems;  ///< "line 3: ..."
 };
 
-/// A page's formulas: $...$ within a line, $$...$$ as a paragraph of one line.
+/// A page's formulas: $...$ within a line, and $$...$$ as a one-line paragraph.
 Found formulas_of(const std::string& page) {
   Found found;
   const std::vector<std::string> lines = book::lines_of(page);

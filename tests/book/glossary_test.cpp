@@ -1,5 +1,5 @@
-// The glossary: the book's own words, each explained where it is first used, and the terms that headers explain.
-// `thimble_book_tests '[.write]'` writes the second part anew.
+// The glossary: the book's terms, each explained at its first use, and the terms that headers explain.
+// `thimble_book_tests '[.write]'` rewrites the second part.
 
 #include <algorithm>
 #include <cctype>
@@ -21,7 +21,7 @@ std::string lower(std::string text) {
   return text;
 }
 
-/// Headings and the question announce what is explained below them.
+/// Headings and the question announce terms that are explained below them.
 std::string without_headings(const std::string& text) {
   std::string rest;
   for (const std::string& line : book::lines_of(text)) {
@@ -46,7 +46,7 @@ std::vector<Word> words_of(const std::string& glossary) {
   return words;
 }
 
-/// Where a word, or its plural, first stands in a text of lower case, as a whole word; npos: nowhere.
+/// Where a word or its plural first occurs in a lower-case text, as a whole word; npos if it does not.
 std::size_t first_use(const std::string& text, const std::string& word) {
   const auto is_letter = [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_';
@@ -59,9 +59,9 @@ std::size_t first_use(const std::string& text, const std::string& word) {
   return std::string::npos;
 }
 
-/// Empty: the first use in the book is where the word is explained, in bold, in the chapter that the glossary names.
+/// Empty if the word's first use in the book is its explanation, in bold, in the chapter that the glossary names.
 std::string problem_of(const Word& word, const std::vector<book::Chapter>& chapters) {
-  // A name with capitals inside (ZeRO) is another word than that without (zero).
+  // A name with capitals inside (ZeRO) differs from the same letters in lower case (zero).
   const bool is_name =
       std::any_of(word.word.begin() + 1, word.word.end(), [](unsigned char c) { return std::isupper(c); });
   const std::string name = is_name ? word.word : lower(word.word);
@@ -69,7 +69,7 @@ std::string problem_of(const Word& word, const std::vector<book::Chapter>& chapt
     std::string text = book::prose_of(without_headings(chapter.text), true);
     if (!is_name) text = lower(text);
     for (char& c : text) {
-      if (c == '\n') c = ' ';  // a word of two may stand on two lines
+      if (c == '\n') c = ' ';  // two words may be on two lines
     }
     const std::size_t at = first_use(text, name);
     if (at == std::string::npos) continue;
@@ -81,7 +81,7 @@ std::string problem_of(const Word& word, const std::vector<book::Chapter>& chapt
   return word.word + ": in no chapter";
 }
 
-/// What a header says behind "// Terms" or "// Glossary": "term   meaning", continued on indented lines.
+/// The entries of a header after "// Terms" or "// Glossary": "term   meaning", continued on indented lines.
 std::map<std::string, std::string> terms_of(const std::string& text) {
   static const std::regex head(R"(//+ (Terms|Glossary)( .*)?)"), dashed(R"(//+ - (\S+(?: \S+)*?)  +(\S.*))");
   static const std::regex term(R"(//+   (\S+(?: \S+)*?)  +(\S.*))"), more(R"(//+      *(\S.*))");

@@ -1,5 +1,5 @@
 #pragma once
-// What holds of the commands on every page, whoever tests it.
+// Checks of the commands on every page.
 
 #include <algorithm>
 #include <array>
@@ -9,7 +9,7 @@
 
 namespace book {
 
-/// Why a block of commands has no command that a test can run in its place; `<!-- not run: WHY -->` begins with one.
+/// Why no test can run a block's commands or smaller ones; `<!-- not run: WHY -->` begins with one of these.
 inline constexpr std::array reasons = {"a GPU",
                                        "MPI",
                                        "PyTorch",
@@ -26,7 +26,7 @@ inline std::string joined(const std::vector<std::string>& lines) {
   return text;
 }
 
-/// Every `<!-- run: COMMAND -->` prints what is below it. Returns their number.
+/// Every `<!-- run: COMMAND -->` prints the block below it. Returns their number.
 inline std::size_t check_shown(const Chapter& page) {
   const std::vector<Shown> all = shown_commands(page.text);
   for (const Shown& shown : all) {
@@ -41,7 +41,7 @@ inline std::size_t check_shown(const Chapter& page) {
   return all.size();
 }
 
-/// Every other block of commands has one mark, and runs by it.
+/// Every other block of commands has one mark, and runs accordingly. Returns their number.
 inline std::size_t check_blocks(const Chapter& page) {
   const std::vector<Script> all = scripts(page.text);
   for (const Script& script : all) {

@@ -1,5 +1,5 @@
-// README: its tables have the program's figures, its sample is a whole program of examples/, and what it says the
-// program can do is what the program can do.
+// README: its tables have the program's figures, its sample is a complete program of examples/, and the program has the
+// capabilities that it lists.
 
 #include <algorithm>
 #include <iterator>
@@ -39,8 +39,8 @@ std::set<std::string> flags_of(const std::string& index, const std::string& comm
   return found(between(index, "\n## thimble " + command + "\n", "\n## "), "^\\| `(--[a-z0-9-]+)");
 }
 
-/// Flags of `plan` and `train` that README need not name: sizes, seeds and schedules, files and how output looks,
-/// times of the cost model, and numbers that tune a technique which README names.
+/// Flags of `plan` and `train` that README need not name: sizes, seeds and schedules, files and output format, times of
+/// the cost model, and numbers that tune a technique which README names.
 const std::set<std::string> ordinary = found(
     "--beta2 --between --bucket --chunks --clip --csv --dp --dropout --eval-every --fp8-history --fp8-hybrid "
     "--fp8-margin --full-state --hardware --inside --isa --keep --kv-heads --lora-alpha --lora-dropout "
@@ -50,9 +50,9 @@ const std::set<std::string> ordinary = found(
     "(\\S+)");
 
 struct Problems {
-  std::set<std::string> gone;     ///< README names them, the program does not have them
+  std::set<std::string> gone;     ///< named by README, missing in the program
   std::set<std::string> unnamed;  ///< capabilities of the program that README does not name
-  std::set<std::string> stale;    ///< ordinary flags that are none
+  std::set<std::string> stale;    ///< listed as ordinary, but no flags
 };
 
 Problems problems_of(const std::string& readme, const std::string& index) {
@@ -107,7 +107,7 @@ TEST_CASE("readme: its sample is a whole program", "[book]") {
 
 namespace {
 
-/// Rows of README's table of kept bytes, and how their lines begin in the experiments' tables.
+/// Rows of README's table of kept bytes, and the beginnings of their lines in the experiments' tables.
 const std::vector<std::pair<std::string, std::string>> kept_rows = {
     {"ResNet-50 at 224, one image, textbook build", "resnet50,224,1,"},
     {"ResNet-18 at 32, 16 images, textbook build", "resnet18,32,16,"},

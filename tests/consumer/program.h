@@ -1,5 +1,5 @@
-// What every consumer does with the library, however it got it: trains a small network with an operator of its own,
-// plain and with activation checkpointing, and holds the two runs against each other. Included after the library.
+// The program of every consumer, however it got the library: trains a small network with a user-defined operator, with
+// and without activation checkpointing, and compares the two runs. Included after the library.
 #pragma once
 
 #include <cstdio>
@@ -9,7 +9,7 @@
 
 namespace consumer {
 
-/// y = x sigmoid(x): an operator that the library does not have to know. Keeps x.
+/// y = x sigmoid(x): an operator that the library does not know. Keeps x.
 struct Silu {
   static constexpr const char* name = "consumer_silu";
   template <class T>
@@ -54,10 +54,10 @@ class Network : public thimble::nn::Module {
 struct Run {
   std::vector<double> losses;
   std::vector<float> weights;        // of the last layer
-  std::size_t peak_activations = 0;  // bytes kept for backward
+  std::size_t peak_activations = 0;  // bytes kept for backward; in a budget, of everything
 };
 
-/// Learns which points of a square lie inside of a circle.
+/// Learns which points of a square lie inside a circle.
 inline Run train(bool is_checkpointed) {
   thimble::RandomGenerator generator(7);
   const thimble::GeneratorScope draws(generator);
@@ -92,8 +92,8 @@ struct Points {
   thimble::Tensor x, y;  // (N, 2), (N)
 };
 
-/// The trainer in a budget: the losses and weights of `steps` steps, from a checkpoint or from the beginning. Each part
-/// of the run writes one.
+/// Trains in a budget: the losses and weights of `steps` steps, from a checkpoint or from the beginning. Every call
+/// writes a checkpoint.
 inline Run train_in_budget(std::int64_t steps, std::size_t budget, const std::string& save, const std::string& resume) {
   namespace nn = thimble::nn;
   nn::TrainerOptions options;
@@ -129,7 +129,7 @@ inline Run train_in_budget(std::int64_t steps, std::size_t budget, const std::st
   return run;
 }
 
-/// A run that stops after 7 of 12 steps and goes on from its checkpoint has the bits of one that does not.
+/// A run that stops after 7 of 12 steps and resumes from its checkpoint has the bits of an uninterrupted one.
 inline bool survives_a_checkpoint() {
   const std::string path = "consumer.ckpt";
   const std::size_t budget = 4 << 20;

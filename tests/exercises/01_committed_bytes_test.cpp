@@ -25,7 +25,7 @@ std::size_t of(const CategoryBytes& bytes, Category category) { return bytes[sta
 TEST_CASE("exercise 1.1: which rows grow with the batch", "[exercise]") {
   const CategoryBytes one = resnet(16, "momentum", dry(cpu)).peak_by_category;
   const CategoryBytes two = resnet(32, "momentum", dry(cpu)).peak_by_category;
-  // Parameters and the optimizer's state belong to the model. Activations and the batch belong to the samples.
+  // Parameters and optimizer state belong to the model, activations and the batch to the samples.
   CHECK(of(two, Category::parameter) == of(one, Category::parameter));
   CHECK(of(two, Category::optimizer) == of(one, Category::optimizer));
   CHECK(of(two, Category::input) == 2 * of(one, Category::input));
@@ -36,7 +36,7 @@ TEST_CASE("exercise 1.1: which rows grow with the batch", "[exercise]") {
 }
 
 TEST_CASE("exercise 1.2: what an optimizer adds", "[exercise]") {
-  // Of one parameter sgd keeps nothing, momentum one number, adam two: four bytes each.
+  // Per parameter, sgd keeps nothing, momentum one number, adam two, each of four bytes.
   const auto state = [](const char* optimizer) {
     return of(resnet(16, optimizer, dry(cpu)).peak_by_category, Category::optimizer);
   };

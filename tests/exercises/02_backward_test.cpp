@@ -14,10 +14,10 @@ using namespace thimble;
 
 namespace {
 
-/// Bytes of all results that the tape holds; parameters and inputs are not among them.
+/// Bytes of all results that the tape holds, without parameters and inputs.
 std::size_t held_bytes(const Tape& tape) { return tape.kept_bytes(Category::activation); }
 
-/// y = x^3. Its slope 3 x^2 asks for x, or for y where the sign does not matter; x is cheaper to use.
+/// y = x^3. Its slope 3 x^2 needs x, or y where the sign does not matter; x is cheaper to use.
 struct Cube {
   static constexpr const char* name = "cube";
   template <class T>
@@ -71,8 +71,8 @@ TEST_CASE("exercise 2.2: an addition keeps nothing", "[exercise]") {
     }
     return held_bytes(tape);
   };
-  // Without the addition ReLU's output is the product's input, and both keep it. With it they keep two tensors: what
-  // costs bytes is the product behind the addition, which reads another tensor.
+  // Without the addition ReLU's output is the product's input, and both keep it. With it they keep two tensors: the
+  // bytes come from the product after the addition, which reads another tensor.
   CHECK(held(false) == 8 * 64 * 4);
   CHECK(held(true) == 2 * 8 * 64 * 4);
   const Tensor a = leaf({8, 64}), b = leaf({8, 64});

@@ -26,8 +26,8 @@ nn::MemoryProfile traced(memory::Device device) {
 TEST_CASE("exercise 4.1: the same events", "[exercise]") {
   const nn::MemoryProfile dry_run = traced(dry(cpu)), real_run = traced(cpu);
   CHECK(dry_run.events.size() > 100);
-  // Everything of an event is equal: what happened, to which block, how many bytes, category and path. Only then are
-  // the addresses equal, and with them the committed bytes.
+  // Events compare kind, block, bytes, category and path. Only if all are equal are the addresses equal, and so the
+  // committed bytes.
   CHECK(dry_run.events == real_run.events);
   CHECK(dry_run.peak_bytes == real_run.peak_bytes);
 }
@@ -45,7 +45,7 @@ TEST_CASE("exercise 4.2: the peak from a trace", "[exercise]") {
 
 TEST_CASE("exercise 4.3: a dry device has no values", "[exercise]") {
   const Tensor loss = full({1}, 2.5, DType::f32, dry(cpu));
-  // A zero would send the program down a branch that the real run may not take: a wrong plan without a word.
+  // A zero would send the program down a branch that the real run may not take: a wrong plan, silently.
   CHECK_THROWS_AS(item(loss), DeviceError);
   CHECK(item(full({1}, 2.5)) == 2.5);
 }

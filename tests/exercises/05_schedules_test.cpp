@@ -36,7 +36,7 @@ TEST_CASE("exercise 5.2: slots for a thousand stages", "[exercise]") {
   CHECK(remat::revolve_repetitions(1000, 16) == 4);
   const remat::Chain chain = remat::homogeneous_chain(1000, 1, 1, 1, 2);
   const remat::ScheduleCost cost = remat::simulate(chain, remat::binomial(1000, 17));
-  // 3 without recording, and the one that records.
+  // 3 without recording, plus the recorded one.
   CHECK(*std::max_element(cost.forward_counts.begin(), cost.forward_counts.end()) <= 3 + 1);
 }
 

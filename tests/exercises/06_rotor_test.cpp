@@ -36,8 +36,8 @@ TEST_CASE("exercise 6.1: a stage that became dear", "[exercise]") {
   Numbers stages = toy;
   stages[2][2] = 7;
   const remat::Frontier cheap(chain_of(toy, 2)), dear(chain_of(stages, 2));
-  // With 36 units the toy drops stage 2 alone, for one unit of time. Now it would cost seven: dropping stage 0, which
-  // takes two, is better, and that fits into less.
+  // With 36 units the toy drops only stage 2, for one unit of time. Now that would cost seven: dropping stage 0 takes
+  // two, and also needs less memory.
   CHECK(to_string(cheap.plan(36)) == "[0 1 {2..2 -> [2]} 3 4]");
   CHECK(to_string(dear.plan(36)) != to_string(cheap.plan(36)));
   CHECK(dear.at(45).time == 42 + 6);  // everything recorded: the stage runs once
@@ -45,7 +45,7 @@ TEST_CASE("exercise 6.1: a stage that became dear", "[exercise]") {
 }
 
 TEST_CASE("exercise 6.2: the toy is right", "[exercise]") {
-  // What examples/toy_rotor prints.
+  // Printed by examples/toy_rotor.
   const std::vector<std::array<int, 2>> printed = {{19, 53}, {22, 51}, {27, 50}, {28, 45}, {36, 43}, {45, 42}};
   const remat::Frontier frontier(chain_of(toy, 2));
   REQUIRE(frontier.points().size() == printed.size());
@@ -60,7 +60,7 @@ TEST_CASE("exercise 6.3: equal stages", "[exercise]") {
   const remat::ScheduleCost binomial = remat::simulate(chain, remat::binomial(12, 3));
   const remat::ScheduleCost rotor = remat::simulate(chain, remat::Frontier(chain).plan(binomial.peak_bytes));
   CHECK(rotor.peak_bytes <= binomial.peak_bytes);
-  // The binomial schedule records one stage at a time and counts activations alone. Rotor knows that a recorded stage's
-  // inside has bytes, and uses those that are free at other moments.
+  // The binomial schedule records one stage at a time and counts only activations. Rotor knows the bytes inside a
+  // recorded stage, and uses them while they are free.
   CHECK(rotor.time <= binomial.time);
 }

@@ -29,7 +29,7 @@ TEST_CASE("exercise 8.1: every second block freed", "[exercise]") {
   // 2 + 4 + 6 + 8 of 36 MiB are allocated.
   CHECK(stack.arena->statistics().height_bytes == 36 * mib);
   CHECK(stack.arena->statistics().fragmentation == Approx(1 - 20.0 / 36.0));
-  // The largest hole has exactly 7 MiB: where the seventh was.
+  // The largest hole is exactly 7 MiB: the seventh block's place.
   memory::Block* const seven = stack.top->allocate({.bytes = 7 * mib});
   CHECK(offset(stack, seven) == 21 * mib);
   CHECK(stack.arena->statistics().height_bytes == 36 * mib);
@@ -49,7 +49,7 @@ TEST_CASE("exercise 8.2: blocks slide, pinned ones do not", "[exercise]") {
     stack.top->deallocate(first, nullptr), stack.top->deallocate(second, nullptr);
     if (is_pinned) c->pins = 1;
     memory::Block* const fresh = allocate(3);
-    // Free of pins, c alone moves: one granule. Pinned, it is a wall, and b has to move instead: four.
+    // Unpinned, only c moves: one granule. Pinned, it is a wall, and b has to move instead: four.
     CHECK(stack.arena->statistics().moved_bytes == (is_pinned ? 4 : 1) * granule);
     c->pins = 0;
     for (memory::Block* const block : {a, b, c, fresh}) stack.top->deallocate(block, nullptr);

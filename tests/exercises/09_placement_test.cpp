@@ -21,7 +21,7 @@ const std::vector<Buffer> six = {{0, 5, 8, 4}, {1, 2, 6, 2}, {2, 4, 5, 3}, {3, 6
 
 bool meet(const Buffer& a, const Buffer& b) { return a.lower < b.upper && b.lower < a.upper; }
 
-/// The height when buffers are placed in this order, each at the lowest free place.
+/// The height when buffers are placed in this order, each at the lowest free offset.
 std::size_t first_fit(const std::vector<Buffer>& buffers, const std::vector<std::size_t>& order) {
   std::vector<std::size_t> offset(buffers.size());
   std::size_t height = 0;
@@ -48,19 +48,19 @@ std::size_t first_fit(const std::vector<Buffer>& buffers, const std::vector<std:
 
 TEST_CASE("exercise 9.1: first fit in all orders", "[exercise]") {
   std::vector<std::size_t> order = {0, 1, 2, 3, 4, 5};
-  CHECK(first_fit(six, {5, 1, 2, 4, 0, 3}) == 12);  // as they come
+  CHECK(first_fit(six, {5, 1, 2, 4, 0, 3}) == 12);  // in order of allocation
   int lowest = 0, all = 0;
   do {
     ++all;
     lowest += first_fit(six, order) == 8 ? 1 : 0;
   } while (std::next_permutation(order.begin(), order.end()));
   CHECK(all == 720);
-  CHECK(lowest == 140);  // one in five, but who tells which
+  CHECK(lowest == 140);  // one order in five
 }
 
 TEST_CASE("exercise 9.2: three rectangles always reach the load", "[exercise]") {
-  // Of three intervals two that do not meet can share a place, and where all three meet at one moment the load is
-  // the sum. So there are none; the library agrees on random cases.
+  // Of three intervals, two that do not overlap can share a place; where all three overlap at one moment the load is
+  // their sum. So no counterexample exists, and the library agrees on random cases.
   std::mt19937 random(9);
   memory::PlacementOptions options;
   options.unit = 1;

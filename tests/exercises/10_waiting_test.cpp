@@ -36,8 +36,8 @@ TEST_CASE("exercise 10.1: c + d / k", "[exercise]") {
     return static_cast<double>(live_peak(setup));
   };
   const double d = 2 * (peak(1) - peak(2)), c = peak(1) - d;
-  // Too high: with one micro-batch the gradients are not there at the peak, with two they are, so the first difference
-  // is smaller than the law says. From 2 and 4 on it holds to a few percent.
+  // Too high: with one micro-batch the peak has no gradients, with two it has, so the first difference is smaller than
+  // the law predicts. From 2 and 4 on the law holds to a few percent.
   const double d2 = 4 * (peak(2) - peak(4)), c2 = peak(4) - d2 / 4;
   CHECK(c + d / 8 > peak(8));
   CHECK(c + d / 8 < 1.1 * peak(8));
@@ -45,7 +45,7 @@ TEST_CASE("exercise 10.1: c + d / k", "[exercise]") {
 }
 
 TEST_CASE("exercise 10.2: the same sum in another order", "[exercise]") {
-  // Gradients of a linear layer over 8 samples, and over two halves, each half with half of the weight.
+  // Gradients of a linear layer over 8 samples, and over two halves, each with half the weight.
   const auto gradients = [](std::int64_t parts) {
     RandomGenerator generator(4);
     const GeneratorScope scope(generator);

@@ -28,7 +28,7 @@ int counts_to() {
 }  // namespace
 
 TEST_CASE("exercise 11.1: counting", "[exercise]") {
-  // Up to where neighbours are 2 apart: 2^8 with 7 bits of mantissa, 2^11 with 10.
+  // Exact up to where neighbours are 2 apart: 2^8 with 7 bits of mantissa, 2^11 with 10.
   CHECK(counts_to<bf16>() == 256);
   CHECK(counts_to<f16>() == 2048);
 }
@@ -44,12 +44,12 @@ TEST_CASE("exercise 11.2: Kahan's sum", "[exercise]") {
   }
   const float exact = 1 + 1000.0f / 1024;
   CHECK(plain == 1);
-  CHECK(std::abs(w - exact) <= 1.0f / 128);  // a distance of neighbours between 1 and 2
+  CHECK(std::abs(w - exact) <= 1.0f / 128);  // the distance of neighbours between 1 and 2
 }
 
 TEST_CASE("exercise 11.3: when mixed precision saves 40 %", "[exercise]") {
-  // No gradient is there at the peak: 12 bytes a parameter in f32, 14 under O2. A share a of activations is halved, and
-  // the rest grows by 14/12, so a / 2 - (1 - a) / 6 is saved: 40 % at a = 85 %.
+  // The peak has no gradients: 12 bytes per parameter in f32, 14 under O2. A share a of activations is halved, and the
+  // rest grows by 14/12, which saves a / 2 - (1 - a) / 6: 40 % at a = 85 %.
   const auto saved = [](double a) { return a / 2 - (1 - a) / 6; };
   CHECK(std::abs(saved(0.85) - 0.4) < 1e-12);
   struct Step {

@@ -21,7 +21,7 @@ int finite_numbers() {
   return count;
 }
 
-/// As examples/fp8_by_hand.cpp has it.
+/// As in examples/fp8_by_hand.cpp.
 std::uint8_t encode_by_hand(float x) {
   const std::uint8_t sign = std::signbit(x) ? 0x80 : 0;
   const float magnitude = std::min(std::abs(x), 448.0f);
@@ -57,7 +57,7 @@ TEST_CASE("exercise 12.3: an outlier", "[exercise]") {
     return sum / 1024;
   };
   const double one = mean_error(ScaleBlocks::per_tensor()), many = mean_error(ScaleBlocks::flat(64));
-  // One scale of 1000 / 127 turns nearly every value into zero; with many only 64 values have that one.
+  // One scale of 1000 / 127 turns nearly every value into zero; with many scales only 64 values share it.
   CHECK(one > 0.5);
   CHECK(many < one / 10);
 }

@@ -17,7 +17,7 @@ TEST_CASE("exercise 14.1: ZeRO for 7.5 billion parameters", "[exercise]") {
 }
 
 TEST_CASE("exercise 14.2: backward of a column-parallel layer", "[exercise]") {
-  // y = x [A_0 A_1], so dx = dy_0 A_0^T + dy_1 A_1^T: each rank has its term, and an all-reduce adds them.
+  // y = x [A_0 A_1], so dx = dy_0 A_0^T + dy_1 A_1^T: each rank computes one term, and an all-reduce adds them.
   const Tensor x = randn({3, 4}, DType::f64), a = randn({4, 6}, DType::f64), dy = randn({3, 6}, DType::f64);
   const auto times = [](const Tensor& l, const Tensor& r) { return to_host<double>(matmul(l, transpose(r))); };
   const std::vector<double> whole = times(dy, a);
@@ -28,5 +28,5 @@ TEST_CASE("exercise 14.2: backward of a column-parallel layer", "[exercise]") {
 
 TEST_CASE("exercise 14.3: a cache of keys and values", "[exercise]") {
   const std::int64_t layers = 32, key_heads = 8, numbers = 128, tokens = 8192, bytes = 2;
-  CHECK(2 * bytes * layers * key_heads * numbers * tokens == std::int64_t{1} << 30);  // a quarter of that of 32 heads
+  CHECK(2 * bytes * layers * key_heads * numbers * tokens == std::int64_t{1} << 30);  // a quarter of 32 heads' bytes
 }

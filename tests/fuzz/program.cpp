@@ -1,4 +1,4 @@
-// A fuzzing program: -DTARGET=npy makes it the one of fuzz::npy.
+// A fuzzing program: -DTARGET=npy builds the one for fuzz::npy.
 
 #include "targets.h"
 

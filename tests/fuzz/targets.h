@@ -1,7 +1,7 @@
 #pragma once
-// What is done with arbitrary bytes: each function reads them as one format, lets an Error of the library pass (a file
-// was refused, which is right), and throws Broken when something accepted does not hold what the reader promises. The
-// fuzzing programs beside this file call them, and so does tests/program/fuzz_test.cpp.
+// Fuzzing targets: each function reads arbitrary bytes as one format. An Error of the library is fine, since the file
+// was refused; an accepted file that breaks a promise of the reader throws Broken. Called by the fuzzing programs in
+// this folder and by tests/program/fuzz_test.cpp.
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -95,7 +95,7 @@ inline bool idx_accepts(Bytes file, thimble::data::IdxArray& array) {
   return true;
 }
 
-/// An IDX file is accepted compressed exactly when it is accepted plain, and holds the same; bytes after it never are.
+/// An IDX file is accepted compressed exactly when accepted plain, with equal contents; bytes after it are refused.
 inline void idx(Bytes file) {
   thimble::data::IdxArray plain, packed;
   const bool is_accepted = idx_accepts(file, plain);
@@ -137,7 +137,7 @@ inline void tokens(Bytes file) {
   require(std::equal(again.begin() + header, again.end(), file.begin() + header, file.end()), "tokens changed");
 }
 
-/// Accepted records are counted, their pixels can be read, and their labels are in range.
+/// Accepted records are counted, their pixels are readable, and their labels are in range.
 inline void cifar(Bytes file) {
   try {
     const std::string path = path_of(file);
@@ -152,7 +152,7 @@ inline void cifar(Bytes file) {
   }
 }
 
-/// What an accepted checkpoint says about itself, written again, is the same text.
+/// An accepted checkpoint's own description, written again, is the same text.
 inline void checkpoint(Bytes file) {
   try {
     const auto header = thimble::parse_safetensors(file, file.size(), "fuzz");
@@ -166,7 +166,7 @@ inline void checkpoint(Bytes file) {
   }
 }
 
-/// An accepted tokenizer, written again, is the same, and what it encodes comes out again where nothing may change it.
+/// An accepted tokenizer, written again, is unchanged; without NFC and added tokens it decodes its own encodings.
 inline void tokenizer(Bytes file) {
   std::optional<thimble::data::Tokenizer> read;
   try {
@@ -191,7 +191,7 @@ struct Target {
   void (*run)(Bytes file);
 };
 
-/// Every target; tests/fuzz/corpus.txt has its seeds, but for the tokenizers in tests/fuzz/corpus/tokenizer.
+/// Every target; tests/fuzz/corpus.txt has their seeds, except tokenizers, which are in tests/fuzz/corpus/tokenizer.
 inline constexpr std::array<Target, 7> targets{{{"safetensors", safetensors},
                                                 {"checkpoint", checkpoint},
                                                 {"npy", npy},

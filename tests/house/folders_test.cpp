@@ -1,5 +1,5 @@
-// The tree shows the architecture: the map in docs/architecture.md names each, and the picture there
-// is what the includes say. `thimble_house_tests '[.draw]'` draws it anew.
+// The tree shows the architecture: the map in docs/architecture.md names each folder, and its picture follows the
+// includes. `thimble_house_tests '[.draw]'` redraws it.
 
 #include <algorithm>
 #include <cstdio>
@@ -20,7 +20,7 @@ std::string folder_of(const std::string& path) {
   return slash == std::string::npos ? std::string() : path.substr(0, slash);
 }
 
-/// Folders of the library and of the program with their numbers of files of code; thimble.h lies in none.
+/// Folders of the library and of the program with their numbers of code files; thimble.h is in none.
 std::map<std::string, std::size_t> folders_of(const std::vector<house::Source>& files) {
   std::map<std::string, std::size_t> folders;
   for (const house::Source& file : files) {
@@ -48,7 +48,7 @@ house::LayerTable layers_by_includes(const std::vector<house::Source>& files) {
   return layers;
 }
 
-/// Those that do not follow from others.
+/// Edges that do not follow from others.
 house::LayerTable direct(const house::LayerTable& layers) {
   house::LayerTable result = layers;
   for (auto& [layer, below] : result) {
@@ -59,7 +59,7 @@ house::LayerTable direct(const house::LayerTable& layers) {
   return result;
 }
 
-/// Layers from the top down: each above all that it includes.
+/// Layers from the top down: each above every layer that it includes.
 std::vector<std::string> from_top(const house::LayerTable& layers) {
   std::vector<std::string> order;
   const auto depth = [&layers](const auto& self, const std::string& layer) -> std::size_t {
@@ -103,7 +103,7 @@ std::string picture_of(const std::vector<house::Source>& files) {
     box[layer] = {y, y + height};
     y += height + gap;
   }
-  // An arrow to the next layer goes straight down; one that passes others goes around them on the left.
+  // An arrow to the next layer goes straight down; one past other layers goes around them on the left.
   int lane = 0, around = 0;
   for (const auto& [layer, below] : arrows) {
     for (const std::string& target : below) {

@@ -1,4 +1,4 @@
-// The folders form layers: which may include which stands in cmake/layers.cmake. A change that needs a new edge changes
+// The folders form layers: cmake/layers.cmake lists which may include which. A change that needs a new edge changes
 // that table, not this test.
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 
 using house::LayerTable;
 
-/// The library that an include belongs to, when it is one that only some layers may use.
+/// The library of an include, if only some layers may use it.
 std::string guest(const std::string& include) {
   if (include.starts_with("nlohmann/")) return "nlohmann-json";
   if (include == "zlib.h") return "zlib";
@@ -42,7 +42,7 @@ std::vector<std::string> problems_of(const std::string& path, const std::string&
       problems.push_back(path + ": includes " + include + ": " + why);
     };
     if (const std::string name = guest(include); !name.empty()) {
-      // The names of its types are light, and weight_test.cpp keeps them out of thimble.h.
+      // That header only names types; weight_test.cpp keeps it out of thimble.h.
       if (house::is_header(path) && include != "nlohmann/json_fwd.hpp") report(name + " in a header of the library");
       if (!is_welcome(name, path)) report(name + " in " + layer + "/");
     }
@@ -62,7 +62,7 @@ LayerTable layers_of(const std::vector<house::Source>& files) {
   return house::read_layers(table->text);
 }
 
-/// The layers left when each whose includes are all gone goes, one after another: circles, and their includers.
+/// Removes layers whose includes are all removed, until none is left to remove: circles and their includers remain.
 LayerTable without_free(LayerTable layers) {
   for (bool changed = true; changed;) {
     changed = false;
@@ -125,14 +125,14 @@ TEST_CASE("layering: the table of layers has no cycle", "[house]") {
 }
 
 TEST_CASE("layering: folders beside each other do not include each other in a circle", "[house]") {
-  // By the folder above: which of its folders include which. Files in the folder above itself are on neither side.
+  // For each folder, which of its folders include which. Files directly in it are ignored.
   std::map<std::string, LayerTable> beside;
   for (const house::Source& file : house::all_files()) {
     if (!house::is_code(file.path) || file.path.starts_with("tests/")) continue;
     for (const std::string& include : house::includes_of(file.text)) {
       if (!include.starts_with("thimble/")) continue;
       const std::string target = include.substr(std::string_view("thimble/").size());
-      std::size_t at = 0;  // behind the folders that both are in
+      std::size_t at = 0;  // after the folders common to both
       for (std::size_t i = 0; i < std::min(target.size(), file.path.size()) && target[i] == file.path[i]; ++i) {
         if (target[i] == '/') at = i + 1;
       }

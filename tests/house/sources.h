@@ -1,5 +1,5 @@
 #pragma once
-// The project's own files as text, for tests about the sources themselves.
+// The project's files as text, for tests about the sources.
 
 #include <filesystem>
 #include <map>
@@ -16,8 +16,8 @@ struct Source {
   std::string text;
 };
 
-/// Every file below the working directory, which is the project's root, but build folders and hidden ones. Sorted.
-/// Throws std::runtime_error when the working directory is not the root.
+/// Every file below the working directory, the project's root, except build folders and hidden ones. Sorted. Throws
+/// std::runtime_error when the working directory is not the root.
 std::vector<Source> all_files();
 
 /// True for .h, .cuh, .cpp and .cu.
@@ -27,14 +27,14 @@ bool is_header(std::string_view path);
 /// The first folder of a path: "core" of "core/kernels/functors/unary.h".
 std::string layer_of(std::string_view path);
 
-/// What a file includes with angle brackets or quotes, outside of comments, in order.
+/// The files that a file includes with angle brackets or quotes, outside comments, in order.
 std::vector<std::string> includes_of(const std::string& text);
 
-/// Layer -> the other layers it may include, as cmake/layers.cmake has it.
+/// Layer -> the other layers it may include, from cmake/layers.cmake.
 using LayerTable = std::map<std::string, std::set<std::string>>;
 LayerTable read_layers(const std::string& cmake_text);
 
-/// One line per problem, for a message that names them all.
+/// One line per problem, so that a message names them all.
 std::string lines(const std::vector<std::string>& problems);
 
 }  // namespace house

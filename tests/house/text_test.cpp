@@ -1,4 +1,4 @@
-// What holds for the text of every file: no file grows past one idea, and none names a place that only one machine has.
+// Checks of every file's text: its length has a limit, and it names no path of one machine.
 
 #include <algorithm>
 #include <cctype>
@@ -15,7 +15,7 @@
 
 namespace {
 
-/// Absolute paths below these folders exist on one machine, not on the reader's.
+/// Absolute paths below these folders exist only on one machine.
 std::string machine_path(const std::string& text) {
   for (const std::string folder : {"home", "root", "work", "mnt", "srv", "Users"}) {
     const std::string needle = "/" + folder + "/";
@@ -30,7 +30,7 @@ std::string machine_path(const std::string& text) {
   return {};
 }
 
-/// The lines of a text without the blanks around them.
+/// The lines of a text, trimmed.
 std::vector<std::string> trimmed_lines(const std::string& text) {
   std::vector<std::string> list;
   std::istringstream in(text);
@@ -41,8 +41,7 @@ std::vector<std::string> trimmed_lines(const std::string& text) {
   return list;
 }
 
-/// What is wrong with the code of a document that names the file where it stands: `<!-- code of PATH -->`, then a
-/// block. Each must be there, line by line.
+/// Problems with a document's code after a mark `<!-- code of PATH -->`: each line of the block must be in that file.
 std::vector<std::string> copied_code(const house::Source& document, const std::vector<house::Source>& files) {
   const std::string mark = "<!-- code of ";
   std::vector<std::string> problems;
@@ -62,7 +61,7 @@ std::vector<std::string> copied_code(const house::Source& document, const std::v
   return problems;
 }
 
-/// Comments beyond the last column. clang-format leaves them as they are, because it breaks lists when it wraps them.
+/// Comments beyond the last column. clang-format leaves them, because its wrapping breaks lists.
 std::vector<std::string> long_comments(const house::Source& file) {
   constexpr std::size_t most_columns = 120;
   std::vector<std::string> problems;
@@ -78,8 +77,8 @@ std::vector<std::string> long_comments(const house::Source& file) {
   return problems;
 }
 
-/// Types that headers of users declare in namespaces of theirs: "Plan" -> "nn/fit/fit.h". Not those of operators, which
-/// layers are named after, and of kernels and other inner namespaces.
+/// Types that user headers declare in the project's namespaces: "Plan" -> "nn/fit/fit.h". Not operators, which share
+/// names with layers, nor types of kernels and other inner namespaces.
 void add_public_types(const house::Source& file, std::map<std::string, std::set<std::string>>& files_of) {
   static const std::regex declaration(R"(^(?:struct|class|enum class) ([A-Z]\w*)(?: final)?(?: :.*)? \{.*)");
   static const std::regex inner("ops|kernels|_detail|winograd|packing");
@@ -169,7 +168,7 @@ TEST_CASE("text: the checks find what they are for", "[house]") {
 }
 
 TEST_CASE("text: code, tests and files stay within their budgets", "[house]") {
-  // They only shrink. A change that needs more says why in its commit.
+  // These limits only shrink. A change that needs more explains it in its commit.
   constexpr std::size_t max_code_lines = 131'937, max_test_lines = 93'903, max_files = 1'397;
   std::size_t code = 0, tests = 0, files = 0;
   for (const house::Source& file : house::all_files()) {
@@ -187,5 +186,5 @@ TEST_CASE("text: code, tests and files stay within their budgets", "[house]") {
   CHECK(code <= max_code_lines);
   CHECK(tests <= max_test_lines);
   CHECK(files <= max_files);
-  CHECK(code > max_code_lines / 2);  // it counts
+  CHECK(code > max_code_lines / 2);  // something is counted
 }

@@ -1,4 +1,4 @@
-// Headers stay light: what the compiler has to read for one include is counted, and heavy headers are named.
+// Headers stay light: counts the lines and bytes that one include costs the compiler, and names heavy headers.
 
 #include <cstdio>
 #include <fstream>
@@ -10,9 +10,9 @@
 
 namespace {
 
-/// What the preprocessor makes of one header.
+/// The preprocessor's output for one header.
 struct Weight {
-  std::set<std::string> headers;  // all that it pulls in, as paths
+  std::set<std::string> headers;  // everything it includes, as paths
   std::size_t own_lines = 0;      // not blank, from this project's headers
   std::size_t all_lines = 0;
   std::size_t all_bytes = 0;
@@ -49,8 +49,8 @@ Weight weigh(const std::string& include) {
   return weight;
 }
 
-/// The paths among `headers` that end in one of the words `names`, or lie in a folder that is named with a slash at its
-/// end.
+/// The paths among `headers` whose file is one of the words of `names`, or whose folder is: such a word ends in a
+/// slash.
 std::vector<std::string> named(const std::set<std::string>& headers, const std::string& names) {
   std::istringstream words(names);
   std::vector<std::string> found;
@@ -78,7 +78,7 @@ TEST_CASE("weight: core/tensor/tensor.h pulls in no operators, streams, threads 
              "iostream fstream sstream functional regex thread mutex future map unordered_map "
              "algorithm ranges chrono filesystem nlohmann/ zlib.h utf8proc.h cuda_runtime.h thimble/core/ops/ "
              "thimble/core/kernels/ thimble/memory/ thimble/autograd/ thimble/nn/");
-  // Measured with GCC 12: 440 own lines, 40,200 lines and 1.37 MB in all, nearly all of it <memory> and <string>.
+  // Measured with GCC 12: 440 own lines, 40,200 lines and 1.37 MB in all, nearly all from <memory> and <string>.
   INFO("own lines " << weight.own_lines << ", all lines " << weight.all_lines << ", bytes " << weight.all_bytes);
   CHECK(weight.own_lines > 100);
   CHECK(weight.own_lines < 550);
@@ -100,7 +100,7 @@ TEST_CASE("weight: autograd/tape.h pulls in no operators and nothing from behind
 
 TEST_CASE("weight: thimble.h pulls in no heavy headers of the standard library and no formulas", "[house]") {
   const Weight weight = weigh("thimble/thimble.h");
-  // <cmath> alone, by its special functions, takes as long as all of autograd/.
+  // <cmath>, because of its special functions, takes as long as all of autograd/.
   check_none(weight.headers,
              "iostream fstream sstream regex thread mutex condition_variable future algorithm ranges "
              "chrono filesystem cmath random variant set deque list nlohmann/ zlib.h utf8proc.h cuda_runtime.h "

@@ -1,5 +1,5 @@
 #pragma once
-// What the prototypes check with.
+// Helpers of the prototypes' checks.
 
 #include <algorithm>
 #include <cmath>
@@ -11,14 +11,14 @@
 
 namespace thimble::testing {
 
-/// Numbers in [-1, 1] that depend on `number` alone.
+/// Numbers in [-1, 1] that depend only on `number`.
 inline Tensor wave(const Shape& shape, double number, DType dtype = DType::f64) {
   std::vector<double> values(static_cast<std::size_t>(shape.elements()));
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = std::sin(1.7 * static_cast<double>(i) + number);
   return to_dtype(from_host(values, shape), dtype);
 }
 
-/// A leaf of such numbers.
+/// A leaf of wave(), scaled.
 inline Tensor leaf(const Shape& shape, double number, double scale = 1) {
   std::vector<double> values = to_host<double>(wave(shape, number));
   for (double& v : values) v *= scale;
@@ -26,7 +26,7 @@ inline Tensor leaf(const Shape& shape, double number, double scale = 1) {
   return t.require_grad();
 }
 
-/// The largest distance between two tensors' elements; NaN where there is one, and where the counts differ.
+/// The largest difference of two tensors' elements; NaN if one is NaN or the counts differ.
 inline double distance(const Tensor& a, const std::vector<double>& b) {
   const std::vector<double> values = to_host<double>(a);
   if (values.size() != b.size()) return std::nan("");

@@ -1,5 +1,5 @@
-// Nets that the library does not have, written against it: a U-Net, a Llama block, a GRU, a mixture of experts. Each is
-// held against loops, against a property that it must have, and against central differences.
+// Nets written with the library that it does not have: a U-Net, a Llama block, a GRU, a mixture of experts. Each is
+// compared with loops, a property that it must have, and central differences.
 
 #include <algorithm>
 #include <array>
@@ -123,7 +123,7 @@ struct Llama {
 
 // GRU -----------------------------------------------------------------------------------------------------------------
 
-// Cho et al. 2014 as PyTorch has it: x (T, B, I), w (3 H, I), u (3 H, H), in the order reset, update, new -> (T, B, H).
+// Cho et al. 2014 as in PyTorch: x (T, B, I), w (3 H, I), u (3 H, H), in the order reset, update, new -> (T, B, H).
 Tensor gru(const Tensor& x, const Tensor& w, const Tensor& u) {
   const std::int64_t hidden = u.size(1);
   Tensor h = zeros({x.size(1), hidden}, x.dtype());
@@ -206,10 +206,10 @@ TEST_CASE("prototype: a U-Net") {
 TEST_CASE("prototype: a Llama block") {
   std::vector<Tensor> in = Llama::operands();
   check_gradients(in, [](Tensors x) { return Llama::run(x); });
-  // Rotary positions are relative: where a sequence begins does not matter.
+  // Rotary positions are relative: the first position does not matter.
   const Tensor y = Llama::run(in);
   CHECK(distance(Llama::run(in, 100), y) < 1e-12);
-  // What comes later is not seen.
+  // Later tokens are not seen.
   const std::vector<double> before = to_host<double>(slice(y, 1, 0, -1));
   in[0] = concat({slice(in[0], 1, 0, -1), wave({1, 1, 8}, 9)}, 1);
   const Tensor other = Llama::run(in);
@@ -264,7 +264,7 @@ TEST_CASE("prototype: a mixture of experts") {
     loss = sum(run(weights));
   }
   tape.backward(loss);
-  for (std::size_t e = 0; e < 3; ++e) {  // an expert that got no row has nothing to learn
+  for (std::size_t e = 0; e < 3; ++e) {  // an expert without a row gets no gradient
     CHECK((distance(weights[e + 1].grad(), std::vector<double>(9)) > 0) == (chosen[e] > 0));
   }
 }

@@ -1,5 +1,5 @@
-// Ways of training that the library has no word for: adapters on a frozen base, two nets against each other, half
-// precision with 8-bit state, a cache of keys and values; and what is kept in a file. Each against arithmetic by hand.
+// Ways of training that the library does not have: adapters on a frozen base, two competing nets, half precision with
+// 8-bit state, a cache of keys and values; and the contents of a file. All compared with hand arithmetic.
 
 #include <cmath>
 #include <cstring>
@@ -45,7 +45,7 @@ class Adapted final : public nn::Layer {
 
 }  // namespace
 
-// A step's gradients are those of its optimizer's parameters; every other leaf is a constant of that step.
+// A step computes gradients only for its optimizer's parameters; every other leaf is constant in it.
 TEST_CASE("prototype: LoRA trains the adapters alone") {
   nn::Linear base(3, 2, {cpu, DType::f64});
   Adapted net(base, 1);
@@ -56,7 +56,7 @@ TEST_CASE("prototype: LoRA trains the adapters alone") {
   optim::Sgd sgd(net.adapters(), {.rate = 0.5});
   const auto step = [&] { return nn::training_step(sgd, [&](std::int64_t) { return mse_loss(net(x), target); }); };
 
-  // The first update by hand: d loss / d up = 2/8 sum over rows of (y - target) (down x), down stays as up is 0.
+  // The first update by hand: d loss / d up = 2/8 sum over rows of (y - target) (down x); down stays, since up is 0.
   const std::vector<double> y = to_host<double>(base(x)), t = to_host<double>(target), in = to_host<double>(x);
   std::vector<double> up(2);
   for (std::size_t r = 0; r < 4; ++r) {
@@ -125,7 +125,7 @@ TEST_CASE("prototype: bf16 with master weights and 8-bit state follows f32") {
   CHECK(std::abs(narrow.back() - wide.back()) < 0.15 * wide.front());
   const std::size_t elements = 2 * (64 * 64 + 64);
   CHECK(wide_bytes == 8 * elements);  // two moments in f32
-  // Codes of a byte with a scale for 256 of them, twice (small tensors stay f32), and a master weight of 4.
+  // One-byte codes with a scale per 256 of them, twice (small tensors stay f32), and a 4-byte master weight.
   CHECK(static_cast<double>(narrow_bytes) < (2 + 8.0 / 256 + 4) * 1.05 * static_cast<double>(elements));
 }
 
@@ -146,7 +146,7 @@ TEST_CASE("prototype: safetensors carry weights there and back") {
   nn::save_weights(other, folder / "b", loaded.metadata);
   CHECK(files_test::read_text_file(folder / "a") == files_test::read_text_file(folder / "b"));
 
-  // As a Python program reads it: a length, JSON, and floats with the kernels as (O, I, KH, KW).
+  // Reads it as a Python program would: a length, JSON, and floats with the kernels as (O, I, KH, KW).
   const std::string bytes = files_test::read_text_file(folder / "a");
   std::uint64_t header = 0;
   std::memcpy(&header, bytes.data(), 8);

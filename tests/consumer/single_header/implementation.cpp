@@ -1,3 +1,3 @@
-// The one file of a program that holds the library.
+// The only file of a program that defines the library.
 #define THIMBLE_IMPLEMENTATION
 #include <thimble.hpp>
