@@ -1,5 +1,5 @@
-// Everything packed that can be: gradients stay near the exact ones, bytes are those of the dry run, and running again
-// what reads nothing packed changes no bit.
+// Packing everything possible: gradients stay near the exact ones, bytes match the dry run, and recomputing nodes that
+// read nothing packed changes no bit.
 
 #include <memory>
 #include <optional>
@@ -100,7 +100,7 @@ TEST_CASE("lossy: rules choose by operator", "[lossy]") {
   }
   CHECK(kinds[0] > 0);
   CHECK(kinds[1] > 0);
-  // And in plans for a budget.
+  // The rule holds in plans for a budget, too.
   nn::PlannerOptions options;
   options.spilling = s;
   nn::Planner planner(models::zero_batch_run(small_gpt()), cpu, nn::hardware("cpu"), options);
@@ -126,7 +126,7 @@ TEST_CASE("lossy: gradients against exact ones", "[lossy]") {
     CHECK(e.relative_error == 0);
     CHECK(e.cosine == Approx(1).epsilon(1e-12));
   }
-  // Gradients of a share of the whole norm, and no more, are left out.
+  // Gradients whose norm is at most this share of the whole norm are left out.
   nn::GradientReport by_hand;
   by_hand.all.norm = 10;
   by_hand.parameters.resize(3);
@@ -153,13 +153,13 @@ TEST_CASE("lossy: gradients against exact ones", "[lossy]") {
     plan->validate();
     const nn::GradientReport report = report_of(plan);
     CHECK(report.lossy_loss == report.exact_loss);
-    CHECK(report.all.relative_error > earlier);  // the fewer digits, the more error
+    CHECK(report.all.relative_error > earlier);  // fewer digits, more error
     CHECK(report.all.relative_error < (dtype == DType::f8e5m2 ? 0.15 : 0.06));
     CHECK(report.smallest_cosine() > 0.99);
     CHECK(report.smallest_cosine() < 1);
     earlier = report.all.relative_error;
   }
-  // Nothing has changed.
+  // The parameters' own gradients are unchanged.
   CHECK(to_host<float>(parameters[1].tensor.grad()) == std::vector<float>(32 * 32, 7.0f));
   CHECK(!parameters[0].tensor.grad().defined());
 }
@@ -218,7 +218,7 @@ TEST_CASE("lossy: the statistics of a batch norm are those of before a compariso
   };
   CHECK(norm_of({}) > 0);
   CHECK(norm_of(8) == norm_of({}));  // the scale is divided out
-  int calls = 0;                     // the exact gradient is 0, and the lossy one is not
+  int calls = 0;                     // the exact gradient is 0, the lossy one is not
   const auto from_zero = [&](std::int64_t) { return sum(net.in.weight * (calls++ == 0 ? 0.0 : 2.0)); };
   const nn::GradientError away = nn::compare_gradients(net.in.trainable(), from_zero, {}, {}).all;
   CHECK(std::isinf(away.relative_error));

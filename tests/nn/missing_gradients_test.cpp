@@ -1,5 +1,5 @@
-// Parameters without a gradient in some micro-batches or in a whole step, frozen or unused, compared with a loop by
-// hand in f64: updates, clipping, and steps that a dynamic loss scale skips.
+// Parameters without a gradient in some micro-batches or in a whole step, frozen or unused, against a loop in f64:
+// updates, clipping, and steps that a dynamic loss scale skips.
 
 #include <algorithm>
 #include <cmath>
@@ -29,7 +29,7 @@ namespace {
 constexpr std::int64_t size = 4, steps = 7, micro_batches = 3;
 constexpr double rate = 0.05, momentum = 0.9, decay = 0.1, beta1 = 0.9, beta2 = 0.99, epsilon = 1e-8;
 
-/// The terms of a micro-batch: a is in all but step 3, b not in micro-batch 1, and c is frozen in micro-batch 0.
+/// Terms of a micro-batch: step 3 lacks a, micro-batch 1 lacks b, and micro-batch 0 freezes c.
 bool has_a(std::int64_t step) { return step != 3; }
 bool has_b(std::int64_t micro_batch) { return micro_batch != 1; }
 bool has_c_frozen(std::int64_t micro_batch) { return micro_batch == 0; }
@@ -74,7 +74,7 @@ Batch micro_batch_of(const Batch& batch, std::int64_t i, std::int64_t) {
   return {slice(batch.x, 0, i, i + 1), slice(batch.y, 0, i, i + 1), batch.step, i};
 }
 
-/// mean((a x + b x^2 + c - y)^2), without some of the terms.
+/// mean((a x + b x^2 + c - y)^2), with only the terms of this micro-batch.
 Tensor loss_of(Net& net, const Batch& batch, bool skips) {
   net.c.set_requires_grad(!has_c_frozen(batch.micro_batch));
   Tensor sum = net.c - batch.y;  // (1, size)

@@ -1,5 +1,5 @@
-// A module's list of parameters and what its forward uses are one thing: what is assigned, tied, dropped or not
-// registered.
+// A module's list of parameters always matches the parameters its forward uses: after assigning, tying, dropping, and
+// without registering.
 
 #include <memory>
 #include <thread>
@@ -52,9 +52,9 @@ const nn::NamedTensor& named(const std::vector<nn::NamedTensor>& list, const std
 
 TEST_CASE("module: what is assigned to a parameter is what is trained and saved") {
   TwoLayers net;
-  const std::vector<nn::NamedTensor> before = net.parameters();  // a list that was made earlier changes nothing
+  const std::vector<nn::NamedTensor> before = net.parameters();  // a list made earlier changes nothing
   net.first.weight = nn::init::constant({4, 3}, 0.5, DType::f32, cpu);
-  net.first.bias = Tensor();  // the layer has none any more
+  net.first.bias = Tensor();  // the layer no longer has a bias
   CHECK(net.parameter_count() == 12 + 8 + 2);
   CHECK(named(net.parameters(), "first.weight").tensor.leaf() == net.first.weight.leaf());
 
@@ -83,7 +83,7 @@ TEST_CASE("module: a parameter that is assigned under an optimizer ends the next
   CHECK(host(net.second.weight) == second);
   CHECK(host(old) == first);
   CHECK(sgd.step_count() == 0);
-  net.first.weight = old;  // as it was
+  net.first.weight = old;  // restored
   step(net, sgd, x);
   CHECK(host(net.second.weight) != second);
   net.second.bias = Tensor();
@@ -150,7 +150,7 @@ TEST_CASE("module: the handle that add_parameter gives is the parameter") {
     List() {
       for (int i = 0; i < 20; ++i) gains.push_back(add_parameter("g" + std::to_string(i), full({1}, i)));
     }
-    std::vector<nn::Parameter> gains;  // they move when it grows
+    std::vector<nn::Parameter> gains;  // they move when the vector grows
   } list;
   const std::vector<nn::NamedTensor> parameters = list.parameters();
   REQUIRE(parameters.size() == 20);
@@ -202,7 +202,7 @@ TEST_CASE("module: plain members and modules behind pointers are children when t
     const std::vector<float> before = host(net.in.weight);
     step(net, sgd, full({1, 2}, 1));
     CHECK(host(net.in.weight) != before);
-    net.blocks.clear();  // it goes before its parent
+    net.blocks.clear();  // destroyed before its parent
     CHECK(net.parameter_count() == 9);
   }
   struct Again final : nn::Module {
@@ -250,7 +250,7 @@ TEST_CASE("module: callers of a layer get the one that took its place") {
   CHECK_THROWS_WITH(nn::replace<Doubled>(net.second), "second is doubled; only a plain layer can be replaced");
   doubled.is_off = true;
   CHECK(host(net(x)) == before);
-  nn::replace<Doubled>(net.second);  // and again, where the first one makes no difference
+  nn::replace<Doubled>(net.second);  // again, while the first replacement has no effect
   CHECK(host(net(x)) == after);
   struct Owner final : nn::Module {
     explicit Owner(TwoLayers& layers) { child("of", layers); }

@@ -1,4 +1,4 @@
-// Names that programs give their own types: `using namespace thimble` makes none of them ambiguous.
+// Programs may give types common names: `using namespace thimble` makes none of them ambiguous.
 
 #include <cstdint>
 #include <vector>
@@ -27,13 +27,13 @@ struct Resource {
   Storage storage;
 };
 struct Window {
-  std::size_t begin = 0, end = 0;  // of the records
+  std::size_t begin = 0, end = 0;  // indices of records
 };
 struct Trace {
   std::vector<double> losses;
 };
 
-/// The record `i` of a fixed list: x[d] = i - d / 2, y[d] = i d / 4.
+/// Record `i` of a fixed list: x[d] = i - d / 2, y[d] = i d / 4.
 struct Generator {
   std::size_t width;
   Record operator()(std::size_t i) const {
@@ -62,7 +62,7 @@ class Block : public nn::Module {
   nn::Linear& linear;
 };
 
-/// One step over a window of the records: the mean of (y - block(x))^2, and SGD.
+/// One step of SGD over a window of the records; the loss is the mean of (y - block(x))^2.
 void step(Block& block, Context& here, Window window, std::int64_t width) {
   std::vector<float> x, y;
   for (std::size_t i = window.begin; i < window.end; ++i) {

@@ -1,6 +1,5 @@
 #pragma once
-// Programs of a user's own, as nn::Trainer takes them: a small residual net over vectors, and two nets against each
-// other.
+// A user's programs for nn::Trainer: a small residual net over vectors, and two nets trained against each other.
 
 #include <cstdint>
 #include <memory>
@@ -19,7 +18,7 @@ namespace own_program {
 
 using namespace thimble;
 
-/// x + down(dropout(gelu(norm(up(x))))), several times, then a number per sample; images' batch norm over (N, 1, 1, C).
+/// x + down(dropout(gelu(norm(up(x))))) repeated, then a number per sample; batch norm sees images (N, 1, 1, C).
 class Net : public nn::Module {
  public:
   Net(std::int64_t width, std::int64_t depth, memory::Device device) : width_(width) {
@@ -62,7 +61,7 @@ struct Batch {
 
 struct Sizes {
   std::int64_t width = 96, depth = 6;
-  /// Of the batch of a step.
+  /// Samples in the batch of a step.
   std::function<std::int64_t(std::int64_t step)> samples = [](std::int64_t) { return std::int64_t{800}; };
 };
 
@@ -94,7 +93,7 @@ inline Program program(const Sizes& sizes = {}) {
   return program;
 }
 
-/// A generator and a judge of its samples: two optimizers, updated in turn.
+/// A generator and a judge of its samples, with an optimizer each, updated alternately.
 struct Rivals {
   Rivals(std::int64_t width, std::int64_t depth, memory::Device device) {
     {

@@ -1,5 +1,5 @@
-// Plans as files: what is written is read, a run follows it without planning, and one of another key is refused by the
-// first thing that differs.
+// Plans as files: they round-trip, a run follows one without planning, and one with another key is refused by its first
+// difference.
 
 #include <algorithm>
 #include <functional>
@@ -40,7 +40,7 @@ models::TrainOptions filed_options() {
   return options;
 }
 
-/// A plan for two thirds of what keeping everything needs, and its file.
+/// A plan for two thirds of the bytes that keeping everything needs, and its file.
 struct Filed {
   explicit Filed(const std::string& file) : path(file) {
     models::TrainOptions options = filed_options();
@@ -98,7 +98,7 @@ TEST_CASE("plan file: what is written is read", "[plan]") {
   CHECK(read.description == plan.description);
   CHECK(nn::to_text(read) == nn::to_text(plan));
   CHECK(nn::to_text(read).find("segments that run again") != std::string::npos);
-  // Blocks further up raise the peak, and no load.
+  // Higher offsets raise the peak but not the load.
   nlohmann::ordered_json loose = nlohmann::ordered_json::parse(files_test::read_text_file(filed.path));
   for (auto& offset : loose["placement"][1]["offsets"]) offset = offset.get<std::size_t>() + (3 << 20);
   loose["placement"][1]["height"] = plan.placement[1].placement.height + (3 << 20);
@@ -141,7 +141,7 @@ TEST_CASE("plan file: the text of a plan, line by line", "[plan]") {
   plan.placement = {steady};
   CHECK(nn::to_text(plan) == head + "  step 0 and later: " + of_steady);
 
-  // Each figure in the file is its own.
+  // No figure in the file takes the place of another.
   plan.placement.clear();
   plan.description = "by hand", plan.step_s = 0.5, plan.offloaded_bytes = 6, plan.packed_bytes = 7;
   for (std::size_t c = 0; c < category_count; ++c) plan.peak_by_category[c] = 100 + c;
@@ -174,7 +174,7 @@ TEST_CASE("plan file: a run follows it with the bytes and the losses of the run 
   const trained_test::Run followed = follow();
   CHECK(followed.losses == planned.losses);
   CHECK(followed.report.predicted_peak_bytes == planned.report.predicted_peak_bytes);
-  options.steps = 1;  // fewer than the plan has been made for
+  options.steps = 1;  // fewer than planned for
   options.schedule = "constant";
   CHECK(follow().losses.size() == 1);
   options.budget_bytes = 1 << 20;
@@ -250,7 +250,7 @@ TEST_CASE("plan file: files that hold no plan", "[plan]") {
   for (const std::string& text : {std::string(), std::string("{}"), std::string("[1]"), good.dump().substr(0, 1000)}) {
     CHECK(message(text).starts_with("FileError "));
   }
-  // Without the sum of its bytes nothing is read: not another digit, another space, or the format before there was one.
+  // A changed digit, another space, or a format older than the checksum: such files are refused.
   std::string changed = written;
   const std::size_t digit = changed.find_last_of("0123456789");
   changed[digit] = changed[digit] == '9' ? '8' : '9';
@@ -260,7 +260,7 @@ TEST_CASE("plan file: files that hold no plan", "[plan]") {
   before.replace(before.find("thimble plan 2"), 14, "thimble plan 1");
   CHECK(files_test::contains(message(before), "earlier version"));
 
-  std::size_t taken = 0;  // an event that frees, and one that makes a block
+  std::size_t taken = 0;  // indices of a free and of an allocation
   const Json& events = good["placement"][0]["events"];
   while (events[taken].size() != 1) ++taken;
   std::size_t made = 0;
@@ -306,7 +306,7 @@ TEST_CASE("plan file: files that hold no plan", "[plan]") {
          j["figures"]["packed"] = {{"gelu", "bf16", 1, 64, 32}};
        },
        "contradicts itself"},
-      {[](Json& j) {  // of the right results fewer bytes
+      {[](Json& j) {  // fewer bytes than the right results have
          j["tape"]["stores"] = {{0, -1, "bf16", 40, 40, 40}};
          j["figures"]["packed"] = {{"slice", "bf16", 1, 12288, 6144}};
          j["figures"]["packed_bytes"] = 12287;
@@ -326,7 +326,7 @@ TEST_CASE("plan file: files that hold no plan", "[plan]") {
       {[&](Json& j) { j["placement"][0]["events"].push_back(event(j, taken)); }, "again"},
       {[&](Json& j) { event(j, taken)[0] = -1; }, "event"},
       {[&](Json& j) { j["placement"][0]["events"].erase(taken); }, "never frees block"},
-      // A plan that contradicts itself, and one that the dry run does not keep.
+      // A plan that contradicts itself, and plans that the dry run contradicts.
       {[](Json& j) { j["tape"]["fates"] = "0"; }, "PlanError"},
       {[](Json& j) { j["placement"][0]["offsets"][0] = 1; }, "PlanError"},
       {[](Json& j) { j["tape"] = nullptr; }, "PlanError"},

@@ -1,5 +1,5 @@
-// What the policies cost a GPT on tinyshakespeare, as docs/precision.md says it: the long runs are hidden
-// ([.precision]), minutes of one core. THIMBLE_DATA names the folder of data sets.
+// The cost of precision policies for a GPT on tinyshakespeare, as in docs/precision.md. The long runs, minutes of one
+// core, are hidden ([.precision]). THIMBLE_DATA names the folder of data sets.
 
 #include <cmath>
 #include <cstdio>
@@ -19,7 +19,7 @@ namespace {
 
 using namespace thimble;
 
-/// The text, or nothing where there is none.
+/// The path of the text; empty if there is none.
 std::string text() {
   const char* const data = std::getenv("THIMBLE_DATA");
   const std::string path = data == nullptr ? "" : std::string(data) + "/tinyshakespeare/input.txt";
@@ -28,7 +28,7 @@ std::string text() {
   return {};
 }
 
-/// The command of the document: 500 steps, the same seed and batches.
+/// The document's command: 500 steps, always with the same seed and batches.
 models::TrainOptions training(const std::string& data, const std::string& precision, const std::string& optimizer) {
   models::TrainOptions options;
   options.data = data;

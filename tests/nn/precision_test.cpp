@@ -1,4 +1,4 @@
-// Precision policies: dtypes of parameters and products, bytes against theory as integers, predicted against measured.
+// Precision policies: dtypes of parameters and products, exact bytes against theory, predicted against measured.
 
 #include <string>
 #include <vector>
@@ -81,7 +81,7 @@ TEST_CASE("precision: bytes of models against the ledger, as integers", "[precis
         CHECK((theory.layers.empty() && theory.outside.empty()));
         return false;
       }
-      // Outside of a step a product keeps the three scales that it began with.
+      // Outside of a step, a product keeps its three initial scales.
       const bool is_delayed = precision.fp8 && precision.fp8->kind == Fp8Scaling::delayed;
       check_theory(theory, model, sizes, samples, false, is_delayed ? fp8_products * 12 : 0);
       if (precision.compute || precision.fp8) {
@@ -97,7 +97,7 @@ TEST_CASE("precision: bytes of models against the ledger, as integers", "[precis
           models::ModelOptions llama = small_gpt(build, 0);
           llama.width = 32, llama.key_heads = 1;
           CHECK(check("tiny-llama", llama, 7));
-          llama.hidden = 40;  // no multiple of 16: three of the products fall back
+          llama.hidden = 40;  // not a multiple of 16: three of the products fall back
           CHECK(check("qwen2.5-7b", llama, 4));
         }
         models::ModelOptions vit = small_images(build, 32);

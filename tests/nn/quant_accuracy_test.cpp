@@ -1,6 +1,6 @@
-// What 8 bits cost two trained nets on MNIST: accuracy with every calibrator, bytes of the files, error per layer.
-// Hidden ([.quant]) where the nets are trained to the end: a few minutes of one core. THIMBLE_DATA names the folder of
-// data sets.
+// The cost of 8 bits for two nets trained on MNIST: accuracy with every calibrator, bytes of the files, error per
+// layer. Tests that train the nets fully, a few minutes of one core, are hidden ([.quant]). THIMBLE_DATA names the
+// folder of data sets.
 
 #include <algorithm>
 #include <cstdio>
@@ -34,7 +34,7 @@ using namespace thimble::nn::quant;
 constexpr std::int64_t batch_size = 64;
 constexpr std::int64_t calibration_batches = 4;
 
-/// The test images of MNIST: four fifths to train on, the rest to read.
+/// MNIST's test images: four fifths for training, the rest for testing.
 struct Digits {
   data::Images images;
   std::int64_t trained, tested;

@@ -1,4 +1,4 @@
-// What docs/int8.md shows, word for word (tests/house holds the two together): making and loading nets in 8 bits.
+// The code of docs/int8.md, word for word (tests/house keeps them equal): making and loading nets in 8 bits.
 
 #include <sstream>
 #include <string>
@@ -69,7 +69,7 @@ TEST_CASE("int8 document: a Q8_0 file is loaded", "[quant]") {
     const NoGrad off;
     saved = to_host<float>(model->forward(ids));
 
-    // 8-bit codes of numbers from a normal distribution: about 45 dB in blocks of 32.
+    // 8-bit codes of normally distributed numbers: about 45 dB in blocks of 32.
     REQUIRE(errors.size() == 8);
     for (const quant::StepError& e : errors) {
       INFO(e.name);

@@ -1,4 +1,4 @@
-// Files of quantized nets: byte-identical round trips, and every way in which one can be wrong.
+// Files of quantized nets: byte-identical round trips, and every possible fault.
 
 #include <cstring>
 #include <functional>
@@ -104,7 +104,7 @@ TEST_CASE("quantized files: what is missing or wrong is named", "[quant]") {
 }
 
 TEST_CASE("quantized files: biases with which a sum leaves 32 bits are refused", "[quant]") {
-  // Codes 255 against the positive weights, then against the negative ones: both ends, exactly.
+  // Codes 255 against the positive weights, then against the negative weights: both extremes, exactly.
   const Step step{StepKind::linear, "fc", {0}, -1, false, {}};
   const std::vector<std::vector<std::int8_t>> rows{{127, -128, 3}, {-1, -2, -3}, {0, 0, 0}};
   const CodeScale in{0.5F, 128, 0, 255};

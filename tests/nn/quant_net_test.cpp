@@ -1,4 +1,4 @@
-// Folding, calibration and quantized nets, on small nets without training: exactness, bytes, files, errors.
+// Folding, calibration and quantized nets, on small untrained nets: exactness, bytes, files, errors.
 
 #include <algorithm>
 #include <cmath>
@@ -41,7 +41,7 @@ TEST_CASE("folding: in f64 the folded net is the net", "[quant]") {
   for (const models::Build build : {models::Build::fused, models::Build::textbook}) {
     for (const char* name : {"resnet18", "resnet50", "googlenet", "sharedconv"}) {
       INFO(name);
-      const bool shares = std::string(name) != "sharedconv";  // its plain twin
+      const bool shares = std::string(name) != "sharedconv";  // its unshared twin
       Net net(name, {.width = 8, .shares_kernels = shares, .build = build}, DType::f64, 2);
       CHECK(largest_difference(net.model->forward(net.x), (*net.folded)(net.x)) < 1e-11);
     }
@@ -56,15 +56,15 @@ TEST_CASE("folding: in f64 the folded net is the net", "[quant]") {
 TEST_CASE("folding: the steps are those of the net, and both builds have the same", "[quant]") {
   const Net net("resnet18", {.width = 8});
   const Program& program = net.folded->program();
-  REQUIRE(program.steps.size() == 22);  // 20 convolutions with all that follows them, a mean, a linear layer
+  REQUIRE(program.steps.size() == 22);  // 20 convolutions with the operators fused into them, a mean, a linear layer
   CHECK(program.steps[0].name == "conv1");
   CHECK(program.steps[2].name == "layer1.0.conv2");
   CHECK(program.steps[2].residual == 1);
   CHECK(program.steps[2].has_relu);
   CHECK(program.steps[7].name == "layer2.0.conv2");
-  CHECK(program.steps[7].residual == 7);  // what layer2.0.downsample.0 makes
+  CHECK(program.steps[7].residual == 7);  // the result of layer2.0.downsample.0
   CHECK_FALSE(program.steps[6].has_relu);
-  std::string pools;  // a module that runs an operator again has its number
+  std::string pools;  // a module that runs an operator again numbers it
   const Net googlenet("googlenet", {.width = 8});
   for (const auto& step : googlenet.folded->program().steps) {
     if (step.name.starts_with("max_pool2d")) pools += step.name + " ";
@@ -120,7 +120,7 @@ TEST_CASE("calibration: ranges of known numbers", "[quant]") {
   std::normal_distribution<float> normal;
   std::vector<float> x(200'000);
   for (float& v : x) v = normal(random);
-  x[0] = 40;  // far from all others
+  x[0] = 40;  // an outlier
   x[1] = -9;
   const auto histogram = [](const std::vector<float>& list) {
     Histogram h;
@@ -137,7 +137,7 @@ TEST_CASE("calibration: ranges of known numbers", "[quant]") {
   for (const Calibrator c : {Calibrator::entropy, Calibrator::mse}) {
     for (const Activations a : {Activations::asymmetric, Activations::symmetric}) {
       CHECK(range(c, a).high > 2);
-      CHECK(range(c, a).high < (c == Calibrator::mse ? 35 : 12));  // one far number weighs much in a squared error
+      CHECK(range(c, a).high < (c == Calibrator::mse ? 35 : 12));  // a squared error weighs an outlier heavily
       CHECK(range(c, a).low >= -9);
       CHECK(range(c, a).low < -2);
     }
@@ -151,7 +151,7 @@ TEST_CASE("calibration: ranges of known numbers", "[quant]") {
   CHECK(flat.range(Calibrator::percentile, Activations::asymmetric, 99.99).low == 0);
   CHECK(flat.range(Calibrator::percentile, Activations::asymmetric, 100).high == even.back());
   std::vector<float> apart(10, 1.0f);
-  apart.back() = 100;  // a tenth, which 90 % cut off
+  apart.back() = 100;  // the tenth that 90 % cuts off
   CHECK(histogram(apart).range(Calibrator::percentile, Activations::asymmetric, 90).high < 2);
   for (const double percent : {0.0, -1.0, 101.0, std::numeric_limits<double>::quiet_NaN()}) {
     CHECK_THROWS_AS(flat.range(Calibrator::percentile, Activations::asymmetric, percent), ValueError);
@@ -195,8 +195,7 @@ TEST_CASE("calibration: what is not a number, or 0 throughout, is refused", "[qu
   const auto input = [&](Calibrator c) {
     return calibrate(*net.folded, 1, [&](std::int64_t) { return net.x; }, {c, 60}).values[0].scale;
   };
-  CHECK(input(Calibrator::entropy) ==
-        input(Calibrator::max));  // nothing of a picture is cut off, unless it is asked for
+  CHECK(input(Calibrator::entropy) == input(Calibrator::max));  // pictures are cut off only on request
   CHECK(input(Calibrator::percentile) < input(Calibrator::max));
   copy_into(net.folded->weight(3), full(net.folded->weight(3).shape(), std::numeric_limits<double>::quiet_NaN()));
   CHECK_THROWS_AS(QuantizedModel(*net.folded, unit_scales(net.folded->program())), ValueError);
@@ -208,7 +207,7 @@ TEST_CASE("quantized nets compute what training with fake quantization computes"
   for (const char* name : {"resnet18", "googlenet", "mlp"}) {
     for (const Activations activations : {Activations::asymmetric, Activations::symmetric}) {
       for (const WeightScales weights : {WeightScales::per_channel, WeightScales::per_tensor}) {
-        // All four pairs for one of them.
+        // All four pairs for one of the nets.
         const bool is_pair = (activations == Activations::symmetric) == (weights == WeightScales::per_tensor);
         if (!is_pair && std::string(name) != "resnet18") continue;
         INFO(name << " " << to_string(activations) << " " << to_string(weights));
@@ -216,7 +215,7 @@ TEST_CASE("quantized nets compute what training with fake quantization computes"
         const Scales scales = net.scales({Calibrator::max, 100, activations, weights});
         QuantizedModel quantized(*net.folded, scales);
         net.folded->fake_quantize(scales);
-        // Step by step from the same codes: over the whole net rounding to different sides would add up.
+        // Compares step by step from equal codes: over the whole net, differences in rounding would add up.
         std::vector<Tensor> values(static_cast<std::size_t>(quantized.program().values()));
         quantized.run(net.x, [&](int value, const Tensor& t) { values[static_cast<std::size_t>(value)] = t; });
         for (std::size_t i = 0; i < quantized.program().steps.size(); ++i) {
@@ -231,7 +230,7 @@ TEST_CASE("quantized nets compute what training with fake quantization computes"
             different += std::fabs(ours[k] - theirs[k]) > 0.5F * code;
           }
           CHECK(most < 1.01F * code);
-          // The mean of a few codes often lies half way between two.
+          // The mean of a few codes often lies halfway between two.
           if (quantized.program().steps[i].kind == StepKind::average) continue;
           CHECK(static_cast<double>(different) <= 2 + 0.01 * static_cast<double>(ours.size()));
         }
@@ -326,7 +325,7 @@ TEST_CASE("quantized net: the error of numbers that are none has no sign", "[qua
   }
 }
 
-// ---- Ranges of codes at the ends of f32: which have a scale, and what is said of those that have none.
+// ---- Ranges of codes at the ends of f32: which have a scale, and the messages for the others.
 
 namespace {
 

@@ -1,4 +1,4 @@
-// Training with fake quantization: the gradient that passes straight through, and a net that learns to live in 8 bits.
+// Training with fake quantization: the straight-through gradient, and a net that adapts to 8 bits.
 
 #include <cmath>
 #include <limits>
@@ -36,7 +36,7 @@ TEST_CASE("fake quantization: the gradient passes where the code was not clipped
   Tensor y;
   {
     const Recording on(tape);
-    y = fake_quantize(x, scale, 4, 0, 11);  // codes -4 to 7: -2 to 3.5
+    y = fake_quantize(x, scale, 4, 0, 11);  // codes -4 to 7 are -2 to 3.5
   }
   CHECK((to_host<float>(y) == std::vector<float>{-2, -2, -0.5F, 0, 0, 1, 3.5F, 3.5F, 3.5F, -2}));
   tape.backward(y, from_host(std::vector<float>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, {10}));
@@ -58,7 +58,7 @@ TEST_CASE("fake quantization: what has no codes is refused, and what is no numbe
 
 TEST_CASE("fake quantization: training on takes back what too narrow ranges cost", "[quant]") {
   kernel_test::Settings settings;
-  set_thread_count(1);  // a net this small is done before a second thread has begun
+  set_thread_count(1);  // a net this small finishes before a second thread starts
   constexpr std::int64_t samples = 32;
   const data::Images images = data::synthetic_images(256, 12, 1, 4, 1);
   const data::ImageSource source(images, 0, 256, samples, 1, data::measure_normalization(images, 0, 256));
@@ -82,7 +82,7 @@ TEST_CASE("fake quantization: training on takes back what too narrow ranges cost
   model->eval();
   FoldedNet net(
       *model, [&](const Tensor& x) { return model->forward(x); }, batch(0).input);
-  // Codes that end where 20 % of the numbers lie beyond.
+  // Ranges of codes that clip 20 % of the numbers.
   const Scales scales = calibrate(net, 2, [&](std::int64_t i) { return batch(i).input; }, {Calibrator::percentile, 80});
   const auto loss = [&](auto&& forward) {
     const NoGrad off;

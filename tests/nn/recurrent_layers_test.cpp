@@ -1,5 +1,4 @@
-// Recurrent layers, and the other layers that are one operator: names and shapes of files, and values against the
-// operators called by hand.
+// Recurrent layers, and other layers of a single operator: names and shapes in files, and values against the operators.
 
 #include <algorithm>
 #include <cmath>
@@ -24,7 +23,7 @@ namespace {
 
 std::vector<float> host(const Tensor& t) { return to_host<float>(t); }
 
-// "name shape" of each parameter as files have it.
+// "name shape" of each parameter, as in files.
 std::vector<std::string> listed(const nn::Module& module) {
   std::vector<std::string> list;
   for (const nn::NamedTensor& p : module.parameters()) {
@@ -83,7 +82,7 @@ TEST_CASE("recurrent layers: layers and directions are the operators, one after 
   CHECK(host(select(state.h, 0, 2)) == host(slice(select(y, 0, 4), 1, 0, 4)));  // the last step of the first direction
   CHECK(host(select(state.h, 0, 3)) == host(slice(select(y, 0, 0), 1, 4, 8)));
 
-  // A sequence in two parts, with the state in between.
+  // A sequence in two halves, with the state carried over.
   nn::Gru gru_layer(3, 4, {.layers = 2, .is_batch_first = true});
   const Tensor batch = transpose(x, 0, 1);  // (N, T, C)
   nn::RecurrentState carried;
@@ -117,7 +116,7 @@ TEST_CASE("recurrent layers: a layer keeps its input and its states for backward
     const Recording on(tape);
     y = sum(layer(x));
   }
-  // Beside parameters: x, and the result, which has a row for the cell.
+  // Besides parameters: x and the result, with a row for the cell.
   CHECK(tape.kept_bytes(Category::activation) == (7 * 2 * 3 + 8 * 2 * 4) * sizeof(float));
   tape.backward(y);
   for (const nn::NamedTensor& p : layer.parameters()) CHECK(p.tensor.grad().defined());
@@ -133,7 +132,7 @@ TEST_CASE("recurrent layers: Conv1d, ConvTranspose2d and InstanceNorm2d") {
   const Tensor image = randn({2, 3, 3, 4});
   CHECK(up(image).shape() == Shape{2, 6, 6, 6});
   CHECK(host(up(image)) == host(conv_transpose2d(image, up.weight, up.bias, {2})));
-  for (const auto& [in, out] : {std::pair(64, 1), {1, 64}}) {  // U(+-1 / sqrt(fan)) as PyTorch: out 2 2 of the weight
+  for (const auto& [in, out] : {std::pair(64, 1), {1, 64}}) {  // U(+-1 / sqrt(fan)) as in PyTorch, with fan = 4 out
     const double bound = 1 / std::sqrt(4.0 * out);
     double largest = 0;
     for (const double v : to_host<double>(nn::ConvTranspose2d(in, out, 2).weight))

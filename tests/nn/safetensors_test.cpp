@@ -152,7 +152,7 @@ TEST_CASE("safetensors: errors name the byte", "[files][safetensors]") {
 TEST_CASE("safetensors: valid headers", "[files][safetensors]") {
   CHECK(parse(safetensors_file("{}", 0)).tensors.empty());
   CHECK(parse(safetensors_file("{}      ", 0)).tensors.empty());
-  // Names in any order, spaces, escapes, scalars, empty tensors (also two at one place), dtypes that we cannot load.
+  // Names in any order, spaces, escapes, scalars, empty tensors (also two at one offset), unsupported dtypes.
   const std::string json =
       "{ \"z\": {\"shape\": [ ], \"data_offsets\": [2, 10], \"dtype\": \"F64\"},\n" +
       entry("e2", "F32", "[0,5]", "[2,2]") + "," + entry("e1", "U8", "[0]", "[2,2]") + "," +
@@ -334,7 +334,7 @@ TEST_CASE("safetensors: files above 4 GiB are read where they are", "[files][saf
   const std::string json = "{" + entry("a", "U8", "[5000000000]", "[0,5000000000]") + "," +
                            entry("b", "U8", "[2]", "[5000000000,5000000002]") + "}";
   write_text_file(path, safetensors_file(json, 0));
-  std::filesystem::resize_file(path, 8 + json.size() + 5'000'000'002);  // a hole on disk, not 5 GB
+  std::filesystem::resize_file(path, 8 + json.size() + 5'000'000'002);  // a sparse file, not 5 GB
   const SafetensorsReader reader(path);
   std::vector<std::byte> two(2, std::byte{1});
   reader.read(reader.entry("b"), two);
@@ -363,7 +363,7 @@ TEST_CASE("safetensors: agrees with the reference implementation", "[files][safe
   REQUIRE(status == 0);
   const SafetensorsReader ours(folder / "ours.safetensors"), theirs(folder / "theirs.safetensors");
   std::vector<SafetensorsEntry> entries = ours.header().tensors;
-  for (SafetensorsEntry& entry : entries) entry.crc32c.reset();  // they write no sums
+  for (SafetensorsEntry& entry : entries) entry.crc32c.reset();  // theirs has no checksums
   CHECK(theirs.header().tensors == entries);
   const auto data_of = [](const SafetensorsReader& file) {
     return read_text_file(file.path()).substr(file.header().data_offset);

@@ -1,5 +1,5 @@
-// State with numbers that no training makes: kernels stay inside of it, operators refuse tensors that are none, and
-// files that hold such numbers are refused before anything changes.
+// State with impossible numbers: kernels stay within it, operators refuse invalid tensors, and loading such files fails
+// before anything changes.
 
 #include <algorithm>
 #include <cstdint>
@@ -75,7 +75,7 @@ TEST_CASE("fp8 state: whatever the counts, the place is inside of the ring", "[f
       }
     }
   }
-  // The kernel writes one number of the ring, and none beside it.
+  // The kernel writes one number of the ring and nothing around it.
   constexpr std::int64_t length = 3, around = 8;
   const float values[4] = {1, -7, 2, 3};
   for (const std::int64_t recorded : counts) {
@@ -201,7 +201,7 @@ TEST_CASE("state numbers: a second moment below zero, or none, is refused", "[op
   RandomGenerator generator(1);
   const GeneratorScope scope(generator);
   for (const bool is_factored : {false, true}) {
-    nn::Linear model(288, 256);  // a state of more than one piece of a file
+    nn::Linear model(288, 256);  // state larger than one block of a file
     std::unique_ptr<optim::Optimizer> optimizer;
     if (is_factored) {
       optimizer = std::make_unique<optim::Adafactor>(model.trainable(), optim::AdafactorOptions{});
@@ -251,7 +251,7 @@ TEST_CASE("state numbers: what is not finite is not written over a checkpoint", 
       CHECK_THROWS_AS(nn::save_checkpoint(folder / "c", model, optimizer, generator), nn::NotFiniteError);
       CHECK(files_test::read_text_file(folder / "c") == good);
       CHECK(folder.entries() == 1);
-      CHECK_NOTHROW(nn::save_weights(model, folder / "w"));  // weights alone are written as they are
+      CHECK_NOTHROW(nn::save_weights(model, folder / "w"));  // bare weights are written unchecked
       std::filesystem::remove(folder / "w");
       fill(t, 0.5);
     }

@@ -1,4 +1,4 @@
-// A steady training step asks the heap for nothing, and a tape that waits for the next step is as good as a new one.
+// A steady training step makes no heap calls, and a reused tape is as good as a new one.
 
 #include <cstdlib>
 #include <stdexcept>
@@ -21,7 +21,7 @@ using namespace thimble;
 
 namespace {
 
-// Two layers, their optimizer, and a step of them.
+// Two layers, their optimizer, and its step.
 struct Layers {
   Tensor w = zeros({4, 4}), v = zeros({4, 4}), x = full({2, 4}, 0.5);
   optim::Sgd optimizer;
@@ -60,7 +60,7 @@ TEST_CASE("step heap: a steady training step asks the heap for nothing", "[step]
   const long before = heap_watch::heap_calls();
   void* volatile block = std::malloc(1);
   std::free(block);
-  CHECK(heap_watch::heap_calls() == before + 1);  // they are counted
+  CHECK(heap_watch::heap_calls() == before + 1);  // calls are counted
 }
 
 TEST_CASE("step heap: nor do steps of optimizers that take turns over one net", "[step]") {
@@ -133,11 +133,11 @@ TEST_CASE("step heap: a tape that was used before holds nothing of that", "[step
   Tensor loss;
   {
     const Recording on(*tape);
-    CHECK_THROWS_AS(x * stale, AutogradError);  // of another recording
+    CHECK_THROWS_AS(x * stale, AutogradError);  // recorded on another tape
     loss = x * stale.detach();
   }
   {
-    const SpareTape other;  // inside of the first: one of its own
+    const SpareTape other;  // nested in the first, so another tape
     CHECK(&*other != &*tape);
     CHECK(other->node_count() == 0);
   }

@@ -28,7 +28,7 @@ struct Interruption : std::runtime_error {
   Interruption() : std::runtime_error("interrupted") {}
 };
 
-// Hands through what it is given, and throws where it is told to: an operator of a user's own with a bug in it.
+// A user's operator with a bug: passes its input through, and throws on request.
 struct Fuse {
   static constexpr const char* name = "fuse";
   static constexpr Cost cost = Cost::elementwise;
@@ -49,7 +49,7 @@ struct Fuse {
   }
 };
 
-// Everything a step may touch: (N, 5, 5, 2) -> convolution, batch norm, fuse, dropout, linear -> (N, 3).
+// (N, 5, 5, 2) -> convolution, batch norm, fuse, dropout, linear -> (N, 3): all state that a step may touch.
 struct Net final : nn::Module {
   nn::Conv2d& conv;
   nn::BatchNorm2d* norm;
@@ -70,7 +70,7 @@ struct Net final : nn::Module {
   }
 };
 
-// A batch that depends on its number alone: images (8, 5, 5, 2) and classes (8).
+// A batch that depends only on its number: images (8, 5, 5, 2) and classes (8).
 struct Data {
   Tensor x, target;
   explicit Data(int number, DType dtype = DType::f32) {
@@ -96,7 +96,7 @@ Bytes bytes_of(const Tensor& t) {
   return bytes;
 }
 
-// Every byte of a training run's state.
+// All state of a training run, as bytes.
 struct State {
   std::vector<Bytes> tensors;
   std::uint64_t generator_step;
@@ -104,7 +104,7 @@ struct State {
   bool operator==(const State&) const = default;
 };
 
-// A model in training, on a stack and with a generator of its own.
+// A model in training, with its own stack and generator.
 struct Run {
   memory::Stack stack;
   RandomGenerator generator{11};
@@ -128,7 +128,7 @@ struct Run {
     for (const auto& s : optimizer->state()) state.tensors.push_back(bytes_of(s.tensor));
     return state;
   }
-  // One step of four micro-batches; `before(i)` runs at the begin of micro-batch i, `after(i)` at its end.
+  // One step of four micro-batches; `before(i)` runs at the start of micro-batch i, `after(i)` at its end.
   Tensor loss_of_step(int number, const std::function<void(std::int64_t)>& before = {},
                       const std::function<void(std::int64_t)>& after = {}) {
     const ResourceScope on(stack.top);
@@ -149,7 +149,7 @@ struct Run {
   }
 };
 
-// Refuses one request, by its number.
+// Refuses a single request, by its number.
 class Refusing final : public memory::Resource {
  public:
   explicit Refusing(std::shared_ptr<memory::Resource> upstream) : upstream_(std::move(upstream)) {}
@@ -173,7 +173,7 @@ TEST_CASE("step: one that throws leaves no trace", "[step]") {
   struct Row {
     const char* what;
     std::int64_t at;  // micro-batch
-    bool is_after;    // the model's forward
+    bool is_after;    // after the model's forward
     Fuse::Burns burns;
   };
   const std::vector<Row> rows{
@@ -205,7 +205,7 @@ TEST_CASE("step: one that throws leaves no trace", "[step]") {
     CHECK(run.stack.ledger->bytes() == bytes);
     CHECK(context().transaction == nullptr);
     CHECK(context().tape == nullptr);
-    // The next step is the one that a run without the failure makes.
+    // The next step matches a run without the failure.
     const int number = static_cast<int>(r) + 2;
     CHECK(run.step(number) == twin.step(number));
     CHECK(run.state() == twin.state());
@@ -225,7 +225,7 @@ TEST_CASE("step: out of memory at any request leaves no trace", "[step]") {
   for (bool is_done = false; !is_done; ++refusals) {
     refusing->left = refusals;
     try {
-      run.loss_of_step(1);  // reading the loss takes memory of its own, after the step
+      run.loss_of_step(1);  // reading the loss allocates, after the step
       is_done = true;
     } catch (const OutOfMemory&) {
       refusing->left = std::numeric_limits<std::int64_t>::max();
@@ -247,7 +247,7 @@ TEST_CASE("step: gradients of before take part, and are back after a failure", "
     optim::accumulate_gradients(1, 0, [&](std::int64_t) { return data.loss(*r.net, 0, 8); });
   };
   accumulate(run), accumulate(twin);
-  Tensor other = full({8, 3}, 0.5);  // a leaf that no optimizer knows
+  Tensor other = full({8, 3}, 0.5);  // a leaf outside any optimizer
   other.require_grad();
   other.grad() = full({8, 3}, 2);
   const State before = run.state();
@@ -270,7 +270,7 @@ TEST_CASE("step: gradients of before take part, and are back after a failure", "
   CHECK(run.step(0) == twin.step(0));
   CHECK(run.state() == twin.state());
   CHECK_FALSE(run.net->head.weight.grad().defined());
-  // They did take part: a run without them goes elsewhere.
+  // The gradients matter: a run without them goes elsewhere.
   Run without;
   without.step(0);
   CHECK_FALSE(without.state() == run.state());
@@ -337,7 +337,7 @@ TEST_CASE("step: a micro-batch draws the dropout masks of the whole batch", "[st
   const std::vector<float> whole = masks(1);
   CHECK(whole.size() == 2 * 12 * 42);
   for (const std::int64_t count : {2, 3, 4, 6, 12}) CHECK(masks(count) == whole);
-  // The second step's masks are other ones.
+  // The second step draws other masks.
   CHECK(!std::equal(whole.begin(), whole.begin() + 12 * 37, whole.begin() + 12 * 37));
 }
 
@@ -362,7 +362,7 @@ TEST_CASE("step: clipping by the global norm", "[step]") {
     Tensor without = full({4}, 3, dtype);
     list.push_back({"without", without.require_grad()});
     const double norm = std::sqrt(square_sum);
-    // Not above the bound: not a bit changes.
+    // Within the bound, no bit changes.
     for (const double bound : {norm * 1.001, 1e30, std::numeric_limits<double>::infinity()}) {
       const double found = optim::norm_of(optim::clip_grad_norm(list, bound));
       CHECK(std::abs(found - norm) <= 1e-13 * norm);  // of 2,100 squares in f64, in another order
@@ -370,9 +370,9 @@ TEST_CASE("step: clipping by the global norm", "[step]") {
     }
     const double bound = norm / 7;
     CHECK(std::abs(optim::norm_of(optim::clip_grad_norm(list, bound)) - norm) <= 1e-13 * norm);
-    // One rounding of the factor, one of the product, and one of the store.
+    // Roundings of the factor, the product and the store.
     const double unit = dtype == DType::f64 ? 0x1p-52 : dtype == DType::f32 ? 0x1p-23 : 0x1p-8;
-    const double allowed = 1.5 * unit + 1e-13;  // and the norm's own error
+    const double allowed = 1.5 * unit + 1e-13;  // plus the norm's own error
     for (std::size_t k = 0; k < values.size(); ++k) {
       const std::vector<double> scaled = to_host<double>(list[k].tensor.grad());
       for (std::size_t i = 0; i < scaled.size(); ++i) {

@@ -154,8 +154,8 @@ std::vector<Event> read_events(const std::string& bytes) {
   return events;
 }
 
-// The folder tests/oracle: beside this file, or found upwards from the working folder when the compiler was given a
-// relative path.
+// The folder tests/oracle: relative to this file or, when the compiler got a relative path, found upwards from the
+// working folder.
 fs::path oracle_folder() {
   const fs::path beside = fs::path(__FILE__).parent_path().parent_path() / "oracle";
   if (fs::exists(beside)) return beside;
@@ -299,7 +299,7 @@ TEST_CASE("tensorboard: the curves of a run are those that its observer is told"
     INFO(name);
     CHECK(curve("bytes/" + name) == bytes);
   }
-  CHECK(peaks != now);  // activations are gone when a step ends
+  CHECK(peaks != now);  // activations are freed when a step ends
 }
 
 TEST_CASE("tensorboard: a step's log has the curves that it knows, and no others", "[tensorboard]") {
@@ -343,7 +343,7 @@ TEST_CASE("tensorboard: the peak of a step is its own", "[tensorboard]") {
     Tensor::empty({bytes}, DType::u8, cpu, Category::activation);
     log.end_step({});
   }
-  log.begin_step(true);  // a captured step, which allocates nothing: it has the bytes of the one before
+  log.begin_step(true);  // a captured step allocates nothing: it reports the previous step's bytes
   CHECK(stack.ledger->max_allocated() == 1 << 16);
   Tensor::empty({1 << 18}, DType::u8, cpu, Category::activation);
   log.end_step({});
@@ -362,7 +362,7 @@ TEST_CASE("tensorboard: names, buffering and refusals", "[tensorboard]") {
   std::string first_path;
   {
     EventWriter first(logs);
-    EventWriter second(logs);  // the same second and process: another file
+    EventWriter second(logs);  // same second and process, yet another file
     first_path = first.path();
     CHECK(first.path() != second.path());
     CHECK_NOTHROW(second.scalar(std::string(65'535, 't'), 1, 1));
@@ -373,7 +373,7 @@ TEST_CASE("tensorboard: names, buffering and refusals", "[tensorboard]") {
     CHECK_THROWS_AS(first.scalar(std::string(65'536, 't'), 1, 1), thimble::ValueError);
     for (int step = 0; step < 5'000; ++step) first.scalar("loss", step, step);
     const auto so_far = read_events(file_bytes(first_path)).size();
-    CHECK(so_far > 1'000);  // a full buffer is written without being asked
+    CHECK(so_far > 1'000);  // a full buffer is written at once
     CHECK(so_far < 5'001);
   }
   CHECK(read_events(file_bytes(first_path)).size() == 5'001);    // the destructor writes the rest

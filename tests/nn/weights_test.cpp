@@ -15,7 +15,7 @@ using namespace files_test;
 
 namespace {
 
-// A little of everything: a convolution (transposed in files), buffers of two dtypes, an (I, O) weight, dotted names.
+// A mixed net: a convolution (transposed in files), buffers of two dtypes, an (I, O) weight, dotted names.
 class Small final : public nn::Module {
  public:
   explicit Small(const nn::TensorOptions& on = {})
@@ -56,11 +56,11 @@ void fill_all(const nn::Module& module, double value) {
   for (const auto& named : tensors_of(module)) fill(named.tensor, value);
 }
 
-// The file of `module` with one tensor renamed, reshaped or of another type; its bytes are zeros.
+// The file of `module`, all zeros, with a tensor renamed, reshaped or of another dtype.
 struct Change {
   const char* what;
   std::function<void(std::vector<SafetensorsEntry>&)> change;
-  const char* error;  // the first words are the type
+  const char* error;  // begins with the error's type
 };
 
 SafetensorsEntry entry_of(const std::string& name, SafetensorsDType dtype, std::vector<std::int64_t> shape) {
@@ -146,7 +146,7 @@ TEST_CASE("weights: prefixes and masks of public files", "[weights]") {
   CHECK(contains(error, "the model lacks"));
   CHECK(contains(error, "'transformer.h.0.attn.bias'"));
 
-  // Only whole parts of a name are a suffix.
+  // A suffix consists of whole parts of a name.
   renamed.push_back({"h.0.c_attn.bias", zeros({2}), nn::FileLayout::same});
   nn::write_tensor_file(folder / "w", renamed, {});
   CHECK(contains(error_of([&] { nn::load_weights(b, folder / "w"); }), "the model lacks 'h.0.c_attn.bias'"));

@@ -1,5 +1,5 @@
-// Frozen weights in codes: decoded before use and gone after, forward and backward with the bits of the decoded
-// weights, and as many bytes as a dry run says.
+// Frozen weights as codes: decoded before use and freed after, forward and backward match the decoded weights bit for
+// bit, and bytes match a dry run.
 
 #include <algorithm>
 #include <cstdint>
@@ -35,7 +35,7 @@ namespace coded_store_test {
 
 constexpr std::int64_t width = 48, layers = 3;
 
-/// Layers of a square weight each under checkpoint() or not, with a head that is not coded.
+/// Layers with square weights, under checkpoint() or not, and a head that is not coded.
 struct Net final : nn::Module {
   explicit Net(const nn::TensorOptions& on) {
     for (std::int64_t i = 0; i < layers; ++i) {
@@ -56,7 +56,7 @@ struct Net final : nn::Module {
 };
 
 struct Made {
-  std::shared_ptr<CodedStore> store;  // null: plain
+  std::shared_ptr<CodedStore> store;  // null for a plain net
   std::unique_ptr<Net> net;
   Made(std::optional<WeightCode> code, DType dtype, memory::Device device = cpu) {
     RandomGenerator generator(5);
@@ -67,7 +67,7 @@ struct Made {
   }
 };
 
-/// Three steps of Adam over adapters; `values`: their losses, then the adapters.
+/// Three steps of Adam over adapters; `values` gets their losses, then the adapters.
 void train(Made& made, memory::Device device, DType dtype, bool is_recomputed,
            std::vector<std::vector<float>>* values) {
   RandomGenerator generator(6);
@@ -116,11 +116,11 @@ TEST_CASE("coded store: a weight is codes as soon as it is made, and here while 
         for (nn::Linear* const block : made.net->blocks) {
           fetch_parameters(block->weight);
           CHECK(block->weight.storage()->is_here());
-          CHECK(booked() == layers * codes + rest + size * width * width);  // one at a time
+          CHECK(booked() == layers * codes + rest + size * width * width);  // one weight at a time
         }
       }
       CHECK(booked() == layers * codes + rest);
-      // What comes is what the codes stand for.
+      // A fetched weight is its codes, decoded.
       const Made plain({}, dtype);
       const Tensor& exact = plain.net->blocks[2]->weight;
       const Tensor there = decode_weight(encode_weight(exact, code), code, exact.shape(), dtype);

@@ -1,5 +1,5 @@
-// Adapters over frozen layers: what they begin with, forward and gradients against loops, merging, which layers they
-// are given to, checkpoints, and PEFT's files.
+// Adapters over frozen layers: initial values, forward and gradients against loops, merging, the choice of layers,
+// checkpoints, and PEFT's files.
 
 #include <cmath>
 #include <cstdint>
@@ -66,7 +66,7 @@ std::vector<std::string> names(const std::vector<nn::NamedLinear>& layers) {
   return list;
 }
 
-/// Fills every B, which begins at 0, so that the adapters do something.
+/// Fills every B, which starts at 0, so that the adapters have an effect.
 void stir(nn::Module& module) {
   for (const nn::NamedLinear& l : nn::adapted_layers(module)) fill_normal(l.adapter->lora_b, 0, 0.3);
 }
@@ -113,7 +113,7 @@ TEST_CASE("lora: adapters begin as PEFT's do, and change nothing", "[lora]") {
     CHECK(most > 0.7 * bound);
   }
   CHECK(to_host<float>(layers[0].adapter->lora_a) != to_host<float>(layers[2].adapter->lora_a));
-  // Initial values follow from the seed and the layer's path.
+  // Initial values depend on the seed and the layer's path.
   const Seeded again;
   Net twin({cpu, DType::f32});
   const auto other = nn::add_lora(twin, {{.rank = 3, .alpha = 6}, {"down_proj"}});
@@ -175,7 +175,7 @@ TEST_CASE("lora: gradients of nets with adapters against central differences", "
       std::vector<Tensor> leaves;
       for (const nn::Named& p : net.trainable()) leaves.push_back(p.tensor);
       const auto loss = [&](std::span<const Tensor>) {
-        RandomGenerator same(9);  // the same mask each time
+        RandomGenerator same(9);  // for equal masks
         const GeneratorScope scope(same);
         return sum(square(net.forward(x)));
       };
@@ -227,7 +227,7 @@ TEST_CASE("lora: dropout is of what adapters read, in training alone", "[lora]")
   CHECK(to_host<float>(layer(x)) == whole);
   fill(adapter.lora_b, 0);
   layer.train();
-  CHECK(to_host<float>(layer(x)) == plain);  // the layer's own input is not dropped
+  CHECK(to_host<float>(layer(x)) == plain);  // dropout spares the layer's own input
 }
 
 TEST_CASE("lora: merged weights give what adapted ones do", "[lora]") {
@@ -247,7 +247,7 @@ TEST_CASE("lora: merged weights give what adapted ones do", "[lora]") {
       const auto adapted = values(), before = weights();
       nn::merge_lora(net);
       CHECK_THROWS_AS(nn::merge_lora(net), ValueError);
-      CHECK(nn::has_adapters(net));  // as they are part of its files
+      CHECK(nn::has_adapters(net));  // since the adapters are in its files
       const double tolerance = dtype == DType::f64 ? 1e-14 : dtype == DType::f32 ? 1e-6 : 2e-2;
       const auto near = [&](const Values& a, const Values& b) {
         return thimble_test::largest_difference(a, b) <= tolerance * thimble_test::largest_of(b);
@@ -276,7 +276,7 @@ TEST_CASE("lora: what cannot be is refused, with nothing changed", "[lora]") {
   refuses({{}, {"up_proj", "q_proj"}}, "target 'q_proj' means no linear layer; there are h.0.up_proj, h.0.down_proj");
   nn::add_lora(net, {{}, {"head"}});  // outside of blocks, but named
   CHECK(net.trainable().size() == 2);
-  CHECK_THROWS_AS(nn::add_lora(net, {}), ValueError);  // it has some
+  CHECK_THROWS_AS(nn::add_lora(net, {}), ValueError);  // it already has adapters
   struct Convolutions final : nn::Module {
     nn::Conv2d& conv = child<nn::Conv2d>("conv", 3, 4, 3);
   } other;
@@ -321,7 +321,7 @@ TEST_CASE("lora: checkpoints have what is trained, and training goes on with the
   const SafetensorsReader file(folder / "half");
   CHECK(file.header().find("model.h.0.up_proj.lora_A.weight") != nullptr);
   CHECK(file.header().find("model.h.0.up_proj.weight") == nullptr);
-  CHECK(file.header().tensors.size() == 8 * 3);  // adapters, and two moments of each
+  CHECK(file.header().tensors.size() == 8 * 3);  // the adapters with two moments each
   Run rest;
   nn::load_checkpoint(folder / "half", rest.net, *rest.adam, rest.seeded.generator);
   for (int i = 3; i < 6; ++i) rest.step(i);
@@ -349,7 +349,7 @@ TEST_CASE("lora: PEFT's folders", "[lora]") {
     INFO(line);
     CHECK(config.find(line) != std::string::npos);
   }
-  // Into a net without adapters, which gets them; with the prefix or without.
+  // Loads into a net without adapters, which gets them, with the prefix or without.
   const Tensor x = randn({5, 6});
   nn::save_weights(net, folder / "all");
   const auto twin = [&] {
@@ -362,14 +362,14 @@ TEST_CASE("lora: PEFT's folders", "[lora]") {
   CHECK(to_host<float>(other->forward(x)) == to_host<float>(net.forward(x)));
   CHECK(other->trainable().size() == 4);
   CHECK_THROWS_WITH(nn::load_adapters(*twin(), path), Catch::Contains("no linear layer 'transformer.h.0.up_proj'"));
-  nn::load_adapters(*other, path, {.prefix = "transformer."});  // and again over its own
+  nn::load_adapters(*other, path, {.prefix = "transformer."});  // again, over its own adapters
   const auto more = twin();
   nn::add_lora(*more, {{.rank = 3, .alpha = 6}});
   CHECK_THROWS_WITH(nn::load_adapters(*more, path, {.prefix = "transformer."}), Catch::Contains("is not there"));
   const auto wider = twin();
   nn::add_lora(*wider, {{.rank = 4, .alpha = 6}, {"up_proj"}});
   CHECK_THROWS_WITH(nn::load_adapters(*wider, path, {.prefix = "transformer."}), Catch::Contains("r 3"));
-  // What PEFT can and this cannot.
+  // PEFT supports these; Thimble does not.
   const auto refuses = [&](const std::string& from, const std::string& to, const std::string& text) {
     std::string changed = config;
     changed.replace(changed.find(from), from.size(), to);
@@ -407,13 +407,13 @@ TEST_CASE("lora: PEFT's folders", "[lora]") {
         nn::load_adapters(*twin(), folder / "other"),
         Catch::Contains("tensor '" + std::string(name) + "'; expected base_model.model.<layer>.lora_A.weight"));
   }
-  // Which layers are meant, as PEFT reads it, against the tensors of up_proj in both blocks.
+  // PEFT's rules for target_modules; the file has tensors for up_proj in both blocks.
   const std::string targets =
       config.substr(config.find("\"target_modules\""), config.find("],") + 1 - config.find("\"target_modules\""));
   REQUIRE(targets.ends_with("]"));
   const std::string up = "\"transformer.h.0.up_proj\"", both = "\"transformer.h.0.up_proj\", \"h.1.up_proj\"";
   struct Row {
-    std::string value, refusal;  // none: it is loaded
+    std::string value, refusal;  // an empty refusal: the file loads
   };
   const Row rows[] = {
       {"[\"up_proj\"]", ""},
@@ -424,7 +424,7 @@ TEST_CASE("lora: PEFT's folders", "[lora]") {
       {"[" + up + "]", "one that means layer 'transformer.h.1.up_proj', which has tensors"},
       {"[\"p_proj\"]", "one that means layer 'transformer.h.0.up_proj'"},
       {"[]", "one that means layer 'transformer.h.0.up_proj'"},
-      {"\"up_proj\"", "one that means layer 'transformer.h.0.up_proj'"},  // an expression is the whole name
+      {"\"up_proj\"", "one that means layer 'transformer.h.0.up_proj'"},  // an expression must match the whole name
       {"[\"up_proj\", \"q_proj\"]", "tensors of a layer 'q_proj'"},
       {"[\"up_proj\", \"down_proj\"]", "tensors of a layer 'down_proj'"},
       {"\".*_proj\"", "tensors of layer 'transformer.h.0.down_proj', which it means"},
@@ -432,7 +432,7 @@ TEST_CASE("lora: PEFT's folders", "[lora]") {
       {"\"(up\"", "names, \"all-linear\", or at most 1024 bytes"},
       {"\"(.)\\\\1\"", "names, \"all-linear\", or at most 1024 bytes"},
       {"\"" + std::string(5000, 'a') + "\"", "names, \"all-linear\", or at most 1024 bytes"},
-      {"\"((.*)*)*x\"", "one that means layer"},  // and soon
+      {"\"((.*)*)*x\"", "one that means layer"},  // and quickly
       {"\"((a?){99}){99}\"", "names, \"all-linear\", or at most 1024 bytes"},
       {"\"" + std::string(500, '(') + std::string(500, ')') + "\"", "one that means layer"},
       {"7", "an array of texts, got 7"},
@@ -451,7 +451,7 @@ TEST_CASE("lora: PEFT's folders", "[lora]") {
     nn::load_adapters(*plain, path, {.prefix = "transformer."});
     CHECK(nn::adapted_layers(*plain).size() == 2);
   }
-  // Layers that other keys leave out, of both blocks' up_proj. A whole name stays in: PEFT numbers only last parts.
+  // Keys that leave out one block's up_proj. A whole name stays in: PEFT numbers only suffixes.
   const auto with = [&](const std::string& names, const std::string& keys) {
     std::string changed = config;
     changed.replace(changed.find(targets), targets.size(), "\"target_modules\": " + names + ", " + keys);
@@ -485,7 +485,7 @@ TEST_CASE("lora: PEFT's folders", "[lora]") {
     INFO(row.names + ", " + row.keys);
     CHECK_THAT(with(row.names, row.keys), Catch::Contains(row.refusal));
   }
-  // What changes nothing.
+  // Keys without effect.
   for (const char* const line :
        {"\"use_dora\": false", "\"rank_pattern\": {}", "\"modules_to_save\": null", "\"layers_to_transform\": [0, 1]",
         "\"runtime_config\": {\"ephemeral_gpu_offload\": true}", "\"revision\": \"main\""}) {

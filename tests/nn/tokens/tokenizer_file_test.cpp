@@ -1,4 +1,4 @@
-// tokenizer.json: what is read, what is written, and how a bad file is refused.
+// tokenizer.json: reading, writing, and refusing bad files.
 
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -55,7 +55,7 @@ TEST_CASE("tokenizer file: what is written is read as the same", "[tokens][files
     CHECK(a.prefix == b.prefix);
     CHECK(a.suffix == b.suffix);
     CHECK(data::format_tokenizer(a) == data::format_tokenizer(b));
-    // Key by key as `tokenizers` wrote it, but for what has no effect on tokens, and merges in their old form.
+    // Every key as `tokenizers` wrote it, except keys without effect on tokens, and merges in their old form.
     const Json theirs = fixture(name), ours = Json::parse(read_text_file(folder / name));
     for (const char* key : {"added_tokens", "normalizer", "pre_tokenizer"}) {
       INFO(key);
@@ -180,7 +180,7 @@ TEST_CASE("tokenizer file: what is not JSON, or JSON of a hostile kind", "[token
   CHECK(contains(file_error([&] { data::read_tokenizer(folder / "none.json"); }), "none.json"));
 }
 
-// ---- Training on a text by a tokenizer: what a run reads, what a checkpoint notes, and the program's commands.
+// ---- Training on a text through a tokenizer: inputs of a run, notes in its checkpoint, and the program's commands.
 
 using namespace files_test;
 

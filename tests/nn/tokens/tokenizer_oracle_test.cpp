@@ -1,4 +1,4 @@
-// Hugging Face's `tokenizers` beside ours: tests/oracle/tokenizer_check.py trains tokenizers of the forms of GPT-2,
+// Hugging Face's `tokenizers` against Thimble's: tests/oracle/tokenizer_check.py trains tokenizers like those in GPT-2,
 // Llama 3 and Qwen 2.5, and encodes real and hostile text.
 
 #include <filesystem>
@@ -18,7 +18,7 @@ using namespace files_test;
 
 namespace {
 
-/// Lists of bytes as the script has them: a 32-bit size before each.
+/// Reads the script's lists of byte strings, each after its 32-bit size.
 std::vector<std::string> read_list(const std::string& path) {
   const std::string file = read_text_file(path);
   std::vector<std::string> items;
@@ -41,7 +41,7 @@ std::vector<std::uint32_t> ids_of(const std::string& item) {
   return ids;
 }
 
-/// How many of the strings have other tokens than `expected` says; the first is shown.
+/// Counts the strings whose tokens differ from `expected`, and shows the first.
 std::size_t count_wrong(const data::Tokenizer& tokenizer, const std::vector<std::string>& strings,
                         const std::vector<std::string>& expected) {
   std::size_t wrong = 0;

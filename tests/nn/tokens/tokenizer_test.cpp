@@ -1,5 +1,5 @@
-// Byte-level BPE. What `tokenizers` 0.23.3 makes of hostile text is in expected.json. The small tokenizers in
-// tests/fuzz/corpus/tokenizer are trained by it: `tests/oracle/tokenizer_check.py fixtures tests` wrote both.
+// Byte-level BPE. expected.json holds the tokens of `tokenizers` 0.23.3 for hostile text, which also trained the small
+// tokenizers in tests/fuzz/corpus/tokenizer; `tests/oracle/tokenizer_check.py fixtures tests` wrote both.
 
 #include <algorithm>
 #include <map>
@@ -34,7 +34,7 @@ nlohmann::json expected_rows() {
   return nlohmann::json::parse(read_text_file((tests_folder() / "nn" / "tokens" / "expected.json").string()));
 }
 
-/// Bytes that are not UTF-8 as U+FFFD, one for each longest beginning of a character, as `tokenizers` shows them.
+/// Replaces bytes that are not UTF-8 by U+FFFD, one for each longest prefix of a character, as `tokenizers` does.
 std::string with_replacements(std::string_view bytes) {
   std::string text;
   for (std::size_t at = 0; at < bytes.size();) {
@@ -60,7 +60,7 @@ std::string with_replacements(std::string_view bytes) {
   return text;
 }
 
-/// Words of a text as one string: "a| b|".
+/// The words of a text as one string: "a| b|".
 std::string words_of(WordPattern pattern, std::string_view text) {
   std::string words;
   for (std::size_t at = 0; at < text.size();) {
@@ -75,7 +75,7 @@ std::string words_of(WordPattern pattern, std::string_view text) {
 Ids merge_slowly(Ids tokens, const std::vector<data::TokenizerParts::Merge>& merges) {
   for (bool is_done = false; !is_done;) {
     is_done = true;
-    for (const auto& merge : merges) {  // the lowest rank that is there, at its leftmost place
+    for (const auto& merge : merges) {  // the lowest rank present, at its leftmost place
       for (std::size_t i = 0; i + 1 < tokens.size() && is_done; ++i) {
         if (tokens[i] != merge.left || tokens[i + 1] != merge.right) continue;
         tokens[i] = merge.result;
@@ -160,7 +160,7 @@ TEST_CASE("tokenizer: bytes that are not UTF-8 come out again", "[tokens]") {
     INFO(quote(bytes, 400));
     CHECK(tokenizer.decode(tokenizer.encode(bytes)) == bytes);
   }
-  // A byte that is no character is no letter, number or space: a word of symbols.
+  // A byte outside any character is neither letter, number nor space: it belongs to a word of symbols.
   CHECK(words_of(WordPattern::gpt2, "a\xFF\xC3 b") == "a|\xFF\xC3| b|");
   CHECK(data::to_nfc("e\xCC\u0301") == "e\xCC\u0301");
 }
@@ -175,8 +175,8 @@ TEST_CASE("tokenizer: Normalization Form C", "[tokens]") {
   CHECK(data::to_nfc("\ufb01 2\u2075") == "\ufb01 2\u2075");
   CHECK(data::to_nfc("\u0958") == "\u0915\u093c");  // excluded from composition
   CHECK(data::to_nfc("\u1112\u1161\u11ab\u1100\u1173\u11af") == "\ud55c\uae00");
-  CHECK(data::to_nfc("a\u0315\u0300\u05ae\u0302b") == "\u00e0\u05ae\u0302\u0315b");  // of NormalizationTest.txt
-  CHECK(data::to_nfc("e\u0346\u0301") == "e\u0346\u0301");  // a mark of the same class stands between
+  CHECK(data::to_nfc("a\u0315\u0300\u05ae\u0302b") == "\u00e0\u05ae\u0302\u0315b");  // from NormalizationTest.txt
+  CHECK(data::to_nfc("e\u0346\u0301") == "e\u0346\u0301");  // a mark of the same class blocks composition
   CHECK(data::to_nfc("e\u0316\u0301") == "\u00e9\u0316");   // one of a lower class does not
   CHECK(data::to_nfc("\u0344") == "\u0308\u0301");
   CHECK(data::to_nfc("\uac00\u11a7") == "\uac00\u11a7");  // a vowel after a syllable, no final consonant
@@ -186,7 +186,7 @@ TEST_CASE("tokenizer: Normalization Form C", "[tokens]") {
 TEST_CASE("tokenizer: merges of words of a million bytes", "[tokens]") {
   data::TokenizerParts parts = bytes_alone();
   const auto a = static_cast<std::uint32_t>('a');
-  std::uint32_t last = a;  // aa, aaaa, ... of 2^16
+  std::uint32_t last = a;  // tokens of a, aa, aaaa, ... up to 2^16
   for (int k = 1; k <= 16; ++k) {
     const auto result = static_cast<std::uint32_t>(parts.vocabulary.size());
     parts.vocabulary.push_back(std::string(std::size_t{1} << k, 'a'));
@@ -239,7 +239,7 @@ TEST_CASE("tokenizer: special tokens in text that others wrote", "[tokens]") {
   CHECK_THROWS_AS(tokenizer.id_of("no such token"), ValueError);
 }
 
-// As `tokenizers` 0.23 has it: what a token before it has taken is not there a second time.
+// As in `tokenizers` 0.23: an added token cannot reuse spaces that the previous one took.
 TEST_CASE("tokenizer: added spaces that take the spaces around them", "[tokens]") {
   data::TokenizerParts parts = bytes_alone();
   parts.added = {{.id = 256, .content = " ", .strips_left = true, .strips_right = true}};

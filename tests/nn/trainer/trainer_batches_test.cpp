@@ -1,4 +1,4 @@
-// Batches that a trainer tells apart, whatever holds their tensors, and micro-batches that weigh as they have samples.
+// How a trainer tells batches apart, whatever holds their tensors, and micro-batches weighted by their samples.
 
 #include <array>
 #include <functional>
@@ -49,7 +49,7 @@ nn::TrainedProgram<Pairwise, Batch> pairwise(std::function<Batch(const Tensor& x
               }};
 }
 
-/// Two shapes of batches in a run that is strict: two plans, and the bytes that were told.
+/// Two shapes of batches in a strict run: two plans, and exactly the predicted bytes.
 template <class Batch>
 void check_seen(const char* name, std::function<Batch(const Tensor& x)> make,
                 std::function<Tensor(const Batch&)> input) {
@@ -271,9 +271,9 @@ TEST_CASE("trainer: a number that changes in every step costs one dry recording"
   };
   nn::Trainer<Pairwise, Counted> trainer(own, {.budget_bytes = std::size_t{16} << 20, .is_strict = true});
   trainer.step();
-  trainer.step();  // which records the example, too
+  trainer.step();  // records the example, too
   dry_models = dry_losses = 0;
-  constexpr std::int64_t more = 1500;  // than values that are kept
+  constexpr std::int64_t more = 1500;  // more batches than the trainer remembers
   for (std::int64_t i = 0; i < more; ++i) trainer.step();
   CHECK(dry_models == more);
   CHECK(dry_losses == more);
@@ -284,7 +284,7 @@ TEST_CASE("trainer: a number that changes in every step costs one dry recording"
 namespace {
 
 struct Rows {
-  Tensor shared, x, y;  // (3), (N, 8), (N, 1); the first is no sample's
+  Tensor shared, x, y;  // (3), (N, 8), (N, 1); shared is the same for all samples
 };
 
 nn::TrainedProgram<nn::Linear, Rows> ragged(std::int64_t samples) {
@@ -335,7 +335,7 @@ TEST_CASE("trainer: micro-batches of unequal sizes are the whole batch", "[train
       for (std::size_t i = 0; i < whole.size(); ++i) CHECK(std::abs(parts[i] - whole[i]) < 1e-13);
     }
   }
-  // They follow one plan, which runs operators again.
+  // Unequal micro-batches follow one plan, which recomputes.
   auto deep = pairwise<Tensor>([](const Tensor& x) { return x; }, nullptr);
   deep.batch = [](std::int64_t, memory::Device device) { return randn({8191, 64}, DType::f32, device); };
   deep.loss = [](Pairwise& net, Tensor h) {

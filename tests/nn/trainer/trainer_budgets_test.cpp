@@ -1,4 +1,4 @@
-// What a trainer chooses for a budget, and when a run ends early: micro-batches, a budget for the process, the best
+// A trainer's choices for a budget, and runs that end early: micro-batches, a budget for the process, the best
 // checkpoint, patience.
 
 #include <algorithm>
@@ -46,7 +46,7 @@ Program budgets_program() {
   return own;
 }
 
-/// The least budget that the trainer takes, where it refuses the one that is given.
+/// The least budget that the trainer accepts, if it refuses the given budget; otherwise 0.
 std::size_t refused_at(const Program& own, const nn::TrainerOptions& options) {
   try {
     const Own trainer(own, options);
@@ -66,7 +66,7 @@ std::vector<double> budgets_losses(Own& trainer) {
 
 TEST_CASE("trainer: the number of micro-batches is chosen for the budget", "[trainer]") {
   Program own = budgets_program();
-  own.evaluate = nullptr;  // it has whole batches
+  own.evaluate = nullptr;  // it takes whole batches
   const auto smallest = [&](std::int64_t count) {
     nn::TrainerOptions options{.budget_bytes = 1, .seed = 2, .steps = 2};
     options.step.micro_batches = count;
@@ -87,7 +87,7 @@ TEST_CASE("trainer: the number of micro-batches is chosen for the budget", "[tra
   CHECK(tight.peak_bytes() == tight.plan().peak_bytes);
   CHECK(tight.peak_bytes() <= options.budget_bytes);
 
-  options.process_budget_bytes = std::size_t{1} << 40;  // the smaller of both counts
+  options.process_budget_bytes = std::size_t{1} << 40;  // the smaller of both budgets counts
   const Own bounded(own, options);
   CHECK(bounded.plan().micro_batches == tight.plan().micro_batches);
   options.process_budget_bytes = bounded.plan().outside.total() + (of_two + of_eight) / 2;
@@ -105,7 +105,7 @@ TEST_CASE("trainer: the number of micro-batches is chosen for the budget", "[tra
 
 TEST_CASE("trainer: a plan of several shapes keeps as much as the one that needs most", "[trainer]") {
   std::vector<std::size_t> bytes;
-  for (const std::int64_t less : {0, 900, -900}) {  // in the second step
+  for (const std::int64_t less : {0, 900, -900}) {  // fewer samples in the second step
     Sizes sizes;
     sizes.samples = [less](std::int64_t step) { return 1500 - step % 2 * less; };
     Program own = program(sizes);
@@ -199,7 +199,7 @@ TEST_CASE("trainer: a run that the machine has no room for is refused before its
   CHECK(text.find("RLIMIT_DATA") != std::string::npos);
   CHECK(text.find("nothing was begun") != std::string::npos);
   CHECK(trainer.peak_bytes() == 0);
-  CHECK(trainer.run().is_finite());  // with room it begins
+  CHECK(trainer.run().is_finite());  // with room it starts
 }
 #endif
 
@@ -288,7 +288,7 @@ TEST_CASE("trainer: gradients are clipped by value between backward and the upda
   Own trainer(own, options);
   const std::vector<double> losses = budgets_losses(trainer);
   CHECK(trainer.peak_bytes() == trainer.plan().peak_bytes);
-  // One step by hand: gradients of both halves, each of their mean, then clipped, then Adam.
+  // One step by hand: accumulate both halves' gradients of the mean, clip, then Adam.
   nn::TrainerOptions one_step = options;
   one_step.steps = 1;
   Own one(own, one_step);
@@ -320,7 +320,7 @@ TEST_CASE("trainer: gradients are clipped by value between backward and the upda
   options.step.fuses_optimizer = nn::FusedUpdate::off;
   options.loss_scale = optim::GradScalerOptions{};
   CHECK_THROWS_AS(Own(own, options), PlanError);
-  // A norm is clipped behind it.
+  // Clipping by norm comes after on_gradients.
   double most = 0;
   nn::TrainerOptions with_norm{.seed = 4, .steps = 1, .step = {.clip_norm = 1e-7}};
   with_norm.step.on_gradients = [&](const std::vector<optim::Named>& parameters) {
@@ -337,7 +337,7 @@ TEST_CASE("trainer: tensors wait in a tier between their uses, with the same bit
   const nn::TrainerOptions plain{.seed = 2, .steps = 2};
   const auto own_of = [](std::int64_t samples) {
     Sizes sizes;
-    sizes.width = 512, sizes.depth = 5;  // 21 MB of parameters: more than a tier's buffers
+    sizes.width = 512, sizes.depth = 5;  // 21 MB of parameters, more than a tier's buffers hold
     sizes.samples = [samples](std::int64_t) { return samples; };
     return program(sizes);
   };
@@ -366,7 +366,7 @@ TEST_CASE("trainer: tensors wait in a tier between their uses, with the same bit
     if (!one.away.saved_tensors) CHECK(trainer.plan().tier_bytes > 0);
     CHECK(trainer.certify(2).holds());
   }
-  {  // two optimizers, whose parameters wait in one file
+  {  // two optimizers, whose parameters share a file
     Sizes sizes;
     sizes.width = 40, sizes.depth = 2;
     sizes.samples = [](std::int64_t) { return std::int64_t{9}; };
@@ -392,7 +392,7 @@ TEST_CASE("trainer: tensors wait in a tier between their uses, with the same bit
   refused("options.offload.folder: expected tensors to offload there, got none");
   options.offload = {.folder = at, .saved_tensors = true};
   refused("options.offload.saved_tensors: plans choose the tensors; expected a budget");
-  options.offload = {.saved_tensors = true};  // no folder, either
+  options.offload = {.saved_tensors = true};  // without a folder, too
   refused("options.offload.saved_tensors: plans choose the tensors; expected a budget");
   options.offload = {.folder = at, .parameters = true, .read_ahead = -1};
   refused("options.offload.read_ahead: expected at least 0, got -1");
@@ -426,7 +426,7 @@ TEST_CASE("trainer: an option without the one that it needs is refused by name",
 
 TEST_CASE("trainer: a refusal names options that would fit, with their bytes, and they do", "[trainer][offers]") {
   Program own = budgets_program();
-  own.evaluate = nullptr;  // it has whole batches
+  own.evaluate = nullptr;  // it takes whole batches
   nn::TrainerOptions options{.budget_bytes = 1, .seed = 2, .steps = 2};
   options.refusal_ms = 0;
   const std::size_t least = refused_at(own, options);
@@ -448,7 +448,7 @@ TEST_CASE("trainer: a refusal names options that would fit, with their bytes, an
   CHECK(Own(own, follows).plan().peak_bytes <= options.budget_bytes);
   follows.budget_bytes = 1;
   CHECK(text.find(eight + memory::exact_bytes(refused_at(own, follows))) != std::string::npos);
-  // Those that need as much as a faster one are left out.
+  // Options that need no fewer bytes than a faster one are left out.
   CHECK(text.find("options.step.micro_batches = 4,") == std::string::npos);
   CHECK(text.find("options.step.micro_batches = 64,") == std::string::npos);
   options.refusal_ms = 1e-3;
@@ -463,7 +463,7 @@ TEST_CASE("trainer: a refusal names the largest result, which only the program c
   Program own = budgets_program();
   own.evaluate = nullptr;
   own.micro_batch = nullptr;
-  own.loss = [](Net& net, const Batch& batch) {  // the products of all pairs of samples
+  own.loss = [](Net& net, const Batch& batch) {  // products of all pairs of samples
     const Tensor z = net(slice(batch.x, 0, 0, 1100));
     const PathScope path("pairs");
     return mean(square(matmul(z, transpose(z, 0, 1))));
@@ -512,7 +512,7 @@ namespace {
 
 constexpr double average_decay = 0.7;
 
-/// The own program's net with an average of its parameters.
+/// The net of own_program.h with an average of its parameters.
 struct AveragedNet final : nn::Module {
   AveragedNet(std::int64_t width, double decay, memory::Device device)
       : net(child<Net>("net", width, 2, device)),
@@ -572,7 +572,7 @@ TEST_CASE("trainer: an average of the weights is planned, saved, and exchanged f
     }
     CHECK(worst < 1e-6);
   }
-  // The averages were evaluated, and the parameters are as they were.
+  // The evaluation used the averages, and the parameters are unchanged.
   double with_weights = 0;
   {
     nn::TrainedProgram<AveragedNet, Batch> plain = own;
@@ -595,7 +595,7 @@ TEST_CASE("trainer: an average of the weights is planned, saved, and exchanged f
 }
 
 TEST_CASE("trainer: a batch may come from the model", "[trainer]") {
-  // Each step regresses on the net's own results of the step before, as a rollout does.
+  // Like a rollout, each step regresses on the net's results of the step before.
   Program own = budgets_program();
   own.evaluate = nullptr;
   own.batch = nullptr;

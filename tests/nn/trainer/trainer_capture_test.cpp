@@ -1,5 +1,4 @@
-// Captured steps of a user's own program (TrainerOptions::captures_steps): the bits and the predicted bytes of steps
-// that are not captured.
+// Captured steps of a user's program (TrainerOptions::captures_steps): bits and predicted bytes match uncaptured steps.
 
 #include <string>
 #include <utility>

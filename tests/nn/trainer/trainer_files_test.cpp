@@ -1,4 +1,4 @@
-// What a trainer of an own model writes and goes on from: checkpoints, curves, and what becomes of them at a bad end.
+// Files of a trainer with a user's model: checkpoints, resuming, curves, and their state after a failed run.
 
 #include <cmath>
 #include <filesystem>
@@ -53,7 +53,7 @@ nn::TrainerOptions trainer_files_options(std::int64_t steps) {
   return options;
 }
 
-/// The same net with 3 blocks of width 32, on batches of 64 samples.
+/// The net of own_program.h with 3 blocks of width 32, on batches of 64 samples.
 Program small_program() {
   Sizes sizes;
   sizes.width = 32, sizes.depth = 3;
@@ -120,7 +120,7 @@ TEST_CASE("trainer: two nets with an optimizer each go on from one file", "[trai
   CHECK(file.header().find("model.2.weight") != nullptr);
   CHECK(file.header().find("optimizer.1.shift.weight.momentum") != nullptr);
 
-  // Another number of optimizers, and another rate of the second one.
+  // Another number of optimizers, then another rate of the second one.
   nn::TrainedProgram<Rivals, Batch> other = own;
   other.parts.pop_back();
   CHECK_THROWS_WITH(Two(other, options), Catch::Contains("2 optimizers in the file, training has 1"));
@@ -133,7 +133,7 @@ TEST_CASE("trainer: two nets with an optimizer each go on from one file", "[trai
   options.steps = 8;
   CHECK_THROWS_WITH(Two(other, options), Catch::Contains("the rate of optimizer 1 is 0.02 in the file, 0.03 here"));
 
-  // Of three optimizers each goes on with its own rate.
+  // Each of three optimizers keeps its own rate.
   const auto sgd = [](nn::Module& net, double rate) {
     return std::make_unique<optim::Sgd>(net.trainable(), optim::SgdOptions{.rate = rate});
   };
@@ -164,9 +164,9 @@ TEST_CASE("trainer: checkpoints on the way, as many as are to be kept", "[traine
   CHECK(fs::exists(options.save));
   CHECK(fs::exists(options.save + ".step-4"));
   CHECK(fs::exists(options.save + ".step-3"));
-  CHECK(folder.entries() == 4);  // and the folder of curves
+  CHECK(folder.entries() == 4);  // with the folder of curves
   CHECK_FALSE(fs::is_empty(options.log));
-  // The older ones are states of the same run.
+  // The older checkpoints are states of this run.
   options.log.clear();
   options.resume = options.save + ".step-3";
   options.save.clear();
@@ -211,7 +211,7 @@ TEST_CASE("trainer: steps by hand are no file's, and a failure after them is sav
   first.run();
   options.resume = options.save;
   options.steps = 8;
-  // A fourth step that fails, or has no loss, after a third by hand: the resumed file holds two steps.
+  // After step 3 by hand, a step that throws or whose loss is NaN; the resumed file holds two steps.
   for (const bool throws : {false, true}) {
     INFO("the step throws: " << throws);
     Program bad = own;
@@ -379,7 +379,7 @@ TEST_CASE("trainer: a step without a loss says nothing of the checkpoint before 
     std::optional<nn::Evaluation> evaluate() override { return std::nullopt; }
     void write_checkpoint(const std::string& path) override { files_test::write_text_file(path, "x"); }
     std::int64_t steps_done() override { return steps; }
-    std::int64_t skipped_steps() override { return steps >= 3 ? 1 : 0; }  // the third, by a scaler
+    std::int64_t skipped_steps() override { return steps >= 3 ? 1 : 0; }  // a scaler skips the third
     std::int64_t steps = 0;
   } run;
   const TemporaryFolder folder;
@@ -426,7 +426,7 @@ TEST_CASE("trainer: a checkpoint that is taken back leaves the one before it, an
   CHECK(keeper.text() == "'" + path + "' holds step 2");
   CHECK(nn::steps_done(nn::parse_checkpoint_info(SafetensorsReader(path).header(), path)) == 2);
 
-  // Of a run that begins again, the same step takes the place of the other run's, and both would have one name.
+  // In a run that starts again, step 2 replaces the other run's step 2, whose file would get the same name.
   nn::CheckpointKeeper again({.path = path, .keep = 3});
   const auto write = [&](const std::string& to) { nn::save_checkpoint(to, net, sgd, current_generator()); };
   for (const std::int64_t step : {2, 5}) {

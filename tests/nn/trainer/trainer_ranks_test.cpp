@@ -1,5 +1,5 @@
-// Own models on several ranks: the bits and the file of one rank that has all micro-batches, and on every rank the
-// bytes that were predicted.
+// User models on several ranks: bits and file match one rank with all micro-batches, and every rank needs its predicted
+// bytes.
 
 #include <algorithm>
 #include <functional>
@@ -47,7 +47,7 @@ struct RanksResult {
   std::string file;            // of rank 0
 };
 
-/// The losses and the checkpoint of rank 0, with checks that all ranks saw the same and needed what was predicted.
+/// Rank 0's losses and checkpoint, after checking that all ranks saw equal losses and needed the predicted bytes.
 RanksResult train_on_ranks(const Program& own, nn::TrainerOptions options, int ranks) {
   const TemporaryFolder folder;
   options.save = folder / "checkpoint";
@@ -103,7 +103,7 @@ TEST_CASE("trainer: ranks have the bits and the file of one", "[trainer][ranks]"
     nn::TrainerOptions options{.seed = 3, .steps = 5, .evaluate_every = 2, .example_steps = {0, 1}};
     if (row.clips) options.step.clip_norm = 0.3;
     if (row.scales)
-      options.loss_scale = optim::GradScalerOptions{.scale = 3e38, .interval = 2, .most = 3e38};  // steps are skipped
+      options.loss_scale = optim::GradScalerOptions{.scale = 3e38, .interval = 2, .most = 3e38};  // skips some steps
     nn::TrainerOptions of_one = options;
     of_one.step.micro_batches = row.ranks * row.micro_batches;
     const RanksResult one = train_on_ranks(own, of_one, 1);
@@ -161,7 +161,7 @@ namespace {
 
 constexpr std::int64_t shards_words = 37, shards_heads = 4, shards_head = 12, shards_width = shards_heads * shards_head;
 
-/// A small transformer: its embedding, attention and feed-forward layers can be in shards.
+/// A small transformer whose embedding, attention and feed-forward layers can be sharded.
 class Words : public nn::Module {
  public:
   explicit Words(double dropout)
@@ -250,7 +250,7 @@ TEST_CASE("trainer: tensor-parallel ranks have the bits and the file of one rank
     int ranks, degree, zero;
     std::int64_t micro_batches;
     bool clips, scales;
-    std::size_t percent;  // of the largest rank's bytes, as a budget; 0: no more runs
+    std::size_t percent;  // budget, in percent of the largest rank's bytes; 0 skips the runs with a budget
   };
   const Row rows[] = {{2, 2, 0, 1, false, false, 0},
                       {4, 2, 1, 1, true, false, 90},
@@ -293,7 +293,7 @@ TEST_CASE("trainer: shards of a model begin with its values, and go on from its 
   };
   const auto check_alike = [](const std::vector<double>& some, const std::vector<double>& others) {
     REQUIRE(some.size() == others.size());
-    // In another order of sums.
+    // The order of sums differs.
     for (std::size_t i = 0; i < some.size(); ++i) CHECK(some[i] == Approx(others[i]).epsilon(2e-5));
   };
   options.save = folder / "whole";
@@ -329,7 +329,7 @@ TEST_CASE("trainer: ranks choose a number of micro-batches for their budget", "[
   options.step.micro_batches = 2 * chosen;
   options.budget_bytes = 0;
   std::vector<double> one = train_words(options, 1).losses;
-  one.pop_back();  // an evaluation
+  one.pop_back();  // drops the evaluation
   CHECK(losses == one);
 }
 
@@ -477,7 +477,7 @@ TEST_CASE("trainer: what several ranks refuse", "[trainer][ranks]") {
     } catch (const ValueError& error) {
       text = error.what();
     }
-    return text.substr(std::string("rank 0 of 2: ").size());  // Of whichever rank failed first.
+    return text.substr(std::string("rank 0 of 2: ").size());  // from whichever rank failed first
   };
   CHECK(fails([](Program& own, auto&, int rank) {
           own.evaluate = [rank](Net&, memory::Device) { return 1.5 + rank; };

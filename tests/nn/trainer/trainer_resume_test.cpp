@@ -1,5 +1,5 @@
-// A trainer's run in two stretches: options that differ from the file's, skipped steps, averages that an observer
-// keeps, and the order of what comes after a step.
+// A trainer's run interrupted and resumed: options that differ from the file's, skipped steps, averages that an
+// observer keeps, and the order of events after a step.
 
 #include <cmath>
 #include <functional>
@@ -170,7 +170,7 @@ TEST_CASE("trainer: a checkpoint is gone on from with the options that it was tr
     const double rate = changed.rate ? changed.rate(2) : Run(changed_own, base).optimizer().rate();
     CHECK(run.optimizer().rate() == rate);
   }
-  // A file without these entries, as save_checkpoint writes it, is gone on from; of it the rate is known.
+  // A file without these entries, as save_checkpoint writes it, still resumes; only the rate in it is checked.
   Run plain(averaged(), base);
   plain.run();
   RandomGenerator generator(base.seed);
@@ -285,7 +285,7 @@ TEST_CASE("trainer: an average that the observer keeps is in the checkpoint of i
     options.resume = options.save, options.steps = 7;
     CHECK(train(options) == whole);
   }
-  // The same where a step fails, after steps that were not saved.
+  // Likewise if a step fails after steps that were not saved.
   int real_steps = 0;
   Own bad = averaged();
   bad.loss = [&](Averaged& net, const Tensor& x) {
@@ -302,7 +302,7 @@ TEST_CASE("trainer: an average that the observer keeps is in the checkpoint of i
 TEST_CASE("trainer: a run goes on after steps that the loss scaler skipped", "[trainer]") {
   const testing::Threads alone;
   const TemporaryFolder folder;
-  // The gradients of an f16 net overflow at 2^24 and at some smaller scales; the scale falls until they do not.
+  // Gradients of an f16 net overflow at 2^24 and some smaller scales; the scale falls until they fit.
   Own own = averaged();
   own.model = [](memory::Device device) { return std::make_unique<Averaged>(device); };
   own.loss = [](Averaged& net, const Tensor& x) {
@@ -360,7 +360,7 @@ TEST_CASE("trainer: rates fall on a plateau, and go on falling after a checkpoin
     double factor = 1;
     for (int step = 0, worse = 0; step < 11; ++step) {
       expected.push_back((has_schedule ? 1e-3 * (step + 1) : 1e-3) * factor);
-      if (step < 2) continue;  // evaluations 1 and 0.5, then 1 from there on
+      if (step < 2) continue;  // evaluations: 1, 0.5, then 1 forever
       if (++worse > 2) factor *= 0.5, worse = 0;
     }
     evaluations = 0;
@@ -392,7 +392,7 @@ TEST_CASE("trainer: after a plateau the rates of all parts have fallen at once",
   nn::Trainer<own_program::Rivals, own_program::Batch> trainer(own, options);
   const double first = trainer.optimizer(0).rate(), second = trainer.optimizer(1).rate();
   trainer.run();
-  CHECK(trainer.optimizer(0).rate() == first * 0.25);  // the second evaluation is no better, nor is the third
+  CHECK(trainer.optimizer(0).rate() == first * 0.25);  // neither the second nor the third evaluation improves
   CHECK(trainer.optimizer(1).rate() == second * 0.25);
 }
 
@@ -443,8 +443,8 @@ TEST_CASE("trainer: an evaluation drops nothing, and modules then have the modes
     const Tensor q = full({2, 8, 2, 4}, 1, DType::f32, device);
     worst += std::abs(mean_square(attention(q, q, q, {.dropout = 0.5})) - 1);
     const Tensor zero = zeros({32}, DType::f32, device), one = full({32}, 1, DType::f32, device);
-    worst += std::abs(mean_square(batch_norm(ones, one, zero, zero, one)) - 1);  // by the running ones
-    CHECK(mean_square(zero) == 0);                                               // which stay
+    worst += std::abs(mean_square(batch_norm(ones, one, zero, zero, one)) - 1);  // uses the running statistics
+    CHECK(mean_square(zero) == 0);                                               // which stay unchanged
     if (device.is_dry) return 0.0;
     const EvaluationScope training(false);
     CHECK(mean_square(dropout(ones, 0.5)) > 1.5);
@@ -460,7 +460,7 @@ TEST_CASE("trainer: an evaluation drops nothing, and modules then have the modes
 
 namespace {
 
-/// dropout(), the function, in a layer.
+/// dropout() as a layer.
 struct Dropping final : nn::Layer {
   Tensor forward(const Tensor& x) override { return dropout(x, 0.5); }
 };

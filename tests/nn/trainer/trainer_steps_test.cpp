@@ -1,5 +1,5 @@
-// A trainer's steps when something goes wrong or changes on the way: a step that throws and is tried again, a batch
-// that does not fit, a loss that is none, parameters that are frozen and thawed; against runs in which nothing did.
+// A trainer's steps when something fails or changes: a step that throws and is retried, a batch that does not fit, a
+// loss that is NaN, parameters frozen and thawed; compared with runs without such events.
 
 #include <filesystem>
 #include <functional>
@@ -27,7 +27,7 @@ using files_test::TemporaryFolder;
 
 namespace {
 
-/// (N, 16) -> (N, 16), with batch norm, dropout, and a count of losses that the loss itself writes.
+/// (N, 16) -> (N, 16), with batch norm, dropout, and a counter that the loss itself writes.
 struct Counted final : nn::Module {
   explicit Counted(memory::Device device)
       : in(child<nn::Linear>("in", 16, 32, nn::TensorOptions{device})),
@@ -43,7 +43,7 @@ struct Counted final : nn::Module {
     const Tensor normal = reshape(norm(reshape(h, {h.size(0), 1, 1, 32})), h.shape());
     return out(dropout(gelu(normal), 0.25));
   }
-  /// In each of the ways in which a tensor is written in place.
+  /// Writes tensors in place in every possible way.
   void count(const Tensor& x) {
     copy_into(losses, losses.detach() + 1.0);
     fill_normal(noise, 0, 1);
@@ -57,7 +57,7 @@ struct Counted final : nn::Module {
   nn::BatchNorm2d& norm;
   nn::Linear& out;
   nn::Buffer losses, noise;
-  nn::Parameter means;  // written by the loss, of no optimizer
+  nn::Parameter means;  // written by the loss, in no optimizer
 };
 
 struct Judged {
@@ -67,7 +67,7 @@ struct Judged {
   nn::Linear judge;
 };
 
-/// Throws in the n-th of the calls that are counted; 0: never.
+/// Throws in the n-th counted call; 0 never throws.
 struct Failure {
   int at = 0, calls = 0;
   void pass(const Tensor& t) {
@@ -150,7 +150,7 @@ TEST_CASE("trainer: a step that is tried again is the step that did not fail", "
   struct Row {
     const char* name;
     Place place;
-    int at;  // a call of the second step
+    int at;  // which call of the second step fails
     std::int64_t micro_batches;
   };
   const Row rows[] = {{"in the batch", Place::batch, 2, 1},
@@ -160,7 +160,7 @@ TEST_CASE("trainer: a step that is tried again is the step that did not fail", "
                       {"in a second part", Place::second_part, 2, 1},
                       {"after the update", Place::after_update, 2, 1}};
   for (const Row& row : rows) {
-    for (const int mode : {0, 1, 2}) {  // plain, in a budget, in a strict one
+    for (const int mode : {0, 1, 2}) {  // no budget, a budget, a strict budget
       INFO(row.name << ", mode " << mode);
       Failure failure;
       nn::TrainerOptions options{.seed = 4};
@@ -181,7 +181,7 @@ TEST_CASE("trainer: a step that is tried again is the step that did not fail", "
       if (row.place < Place::second_part) {
         CHECK((bytes_of_all(trainer, parts) == before));
         CHECK(trainer.optimizer().rate() == rate);
-      } else if (row.place == Place::second_part) {  // the first part's step is made, and its own count
+      } else if (row.place == Place::second_part) {  // the first part has made its step and its count
         CHECK(item(trainer.model().net.losses) == 3);
       }
       failure = {1, 0};
@@ -228,7 +228,7 @@ TEST_CASE("step: state that a loss has written is put back when backward throws,
     net.count(x);
     Tensor y = net(x);
     const Tensor loss = mean(square(y));
-    fill(y.detach(), 0);  // that backward reads
+    fill(y.detach(), 0);  // which backward reads
     return loss;
   };
   CHECK_THROWS_AS(nn::training_step(optimizer, fails), AutogradError);
@@ -290,7 +290,7 @@ TEST_CASE("trainer: the loss of a second part that is no number ends the run, to
 
 namespace {
 
-/// Steps 1 and 4 are of 40,000 samples.
+/// Batches of 40,000 samples in steps 1 and 4, of 500 in the others.
 own_program::Program uneven() {
   own_program::Sizes sizes;
   sizes.samples = [](std::int64_t step) { return std::int64_t{step % 3 == 1 ? 40'000 : 500}; };
@@ -306,7 +306,7 @@ TEST_CASE("trainer: a batch that no plan fits is passed over, and the others go 
   const testing::Threads alone;
   const TemporaryFolder folder;
   nn::TrainerOptions options{.budget_bytes = std::size_t{16} << 20, .seed = 3, .steps = 7};
-  // The same by a trainer without a budget that is told to pass over steps 1 and 4.
+  // The reference: a trainer without a budget that is told to skip steps 1 and 4.
   nn::TrainerOptions free = options;
   free.budget_bytes = 0;
   Own expected(uneven(), free);
@@ -329,7 +329,7 @@ TEST_CASE("trainer: a batch that no plan fits is passed over, and the others go 
   CHECK(own_losses == losses);
   CHECK(by_hand.peak_bytes() <= options.budget_bytes);
   CHECK(by_hand.placed().deviations == 0);
-  // By run(), in two stretches: the checkpoint knows of the steps that were passed over.
+  // In two calls of run(): the checkpoint records the skipped steps.
   options.skips_unfitting = true;
   std::vector<double> in_run;
   std::vector<std::int64_t> skipped;
@@ -349,7 +349,7 @@ TEST_CASE("trainer: a batch that no plan fits is passed over, and the others go 
 
 TEST_CASE("trainer: after a step that is skipped the next one draws as if it had been made", "[trainer]") {
   const testing::Threads alone;
-  // The number that each step's batch draws.
+  // The first number of each step's batch.
   const auto drawn = [](bool is_tried) {
     Failure failure;
     nn::TrainedProgram<Judged, Tensor> own = judged(Place::second_part, failure);
@@ -362,7 +362,7 @@ TEST_CASE("trainer: after a step that is skipped the next one draws as if it had
     nn::Trainer<Judged, Tensor> trainer(own, {.seed = 4});
     trainer.step();
     failure = {is_tried ? 1 : 0, 0};
-    if (is_tried) CHECK_THROWS_AS(trainer.step(), std::runtime_error);  // its first part is made
+    if (is_tried) CHECK_THROWS_AS(trainer.step(), std::runtime_error);  // after its first part
     failure = {};
     trainer.skip();
     trainer.step();
@@ -395,7 +395,7 @@ TEST_CASE("trainer: parameters are frozen and thawed in the middle of a budget",
   options.budget_bytes = nn::Trainer<own_program::Net, own_program::Batch>(own, options).plan().peak_bytes * 3 / 4;
   options.is_strict = true;
   CHECK(train(options) == losses);
-  // What no optimizer has cannot be trained.
+  // A parameter outside the optimizer cannot be trained.
   own.model = [](memory::Device device) {
     auto net = std::make_unique<own_program::Net>(96, 6, device);
     net->freeze("block0");

@@ -1,4 +1,4 @@
-// An own model in a budget: the trainer against loops written by hand, in bits and in bytes.
+// A user's model within a budget: the trainer against hand-written loops, in bits and in bytes.
 
 #include <algorithm>
 #include <cmath>
@@ -26,7 +26,7 @@ namespace {
 
 constexpr std::uint64_t trainer_seed = 3;
 
-/// A parameter's bytes, one after the other.
+/// The bytes of all parameters and buffers, concatenated.
 std::vector<std::byte> state_of(const std::vector<nn::Module*>& modules) {
   std::vector<std::byte> all;
   for (nn::Module* const module : modules) {
@@ -45,7 +45,7 @@ struct Trained {
   std::vector<std::byte> state;
 };
 
-/// The loop that a user would write without a trainer, in the arena that there is.
+/// The loop a user would write without a trainer, in the current arena.
 Trained by_hand(const Sizes& sizes, std::int64_t steps) {
   RandomGenerator generator(trainer_seed);
   const GeneratorScope scope(generator);
@@ -72,7 +72,7 @@ Trained by_trainer(nn::Trainer<Net, Batch>& trainer) {
   return trained;
 }
 
-/// Between the smallest budget and what keeping everything needs.
+/// Halfway between the smallest budget and the bytes that keeping everything needs.
 std::size_t half_of(const Program& own, nn::TrainerOptions options) {
   options.budget_bytes = std::size_t{1} << 40;
   const std::size_t most = nn::Trainer<Net, Batch>(own, options).plan().keep_everything_bytes;
@@ -258,14 +258,14 @@ TEST_CASE("trainer: micro-batches, clipping and a fused optimizer", "[trainer]")
 TEST_CASE("trainer: a step that leaves its plan is told, or refused", "[trainer]") {
   const testing::Threads alone;
   Program own = program();
-  bool is_odd = false;  // a program that is no function of its arguments
+  bool is_odd = false;  // makes the program depend on more than its arguments
   own.loss = [&](Net& net, const Batch& batch) {
     Tensor x = batch.x;
     if (is_odd && !x.device().is_dry) x = x * 1.0;
     return mse_loss(net(x), batch.y);
   };
   nn::TrainerOptions options{.seed = trainer_seed, .steps = 5};
-  options.budget_bytes = std::size_t{1} << 30;  // everything is kept, so the tape has no plan: blocks alone tell
+  options.budget_bytes = std::size_t{1} << 30;  // keeps everything: only blocks, not the tape, follow a plan
   SECTION("told") {
     nn::Trainer<Net, Batch> trainer(own, options);
     trainer.step();
@@ -322,7 +322,7 @@ TEST_CASE("trainer: what is refused", "[trainer]") {
 
 TEST_CASE("trainer: a call that trains inside of another is refused, and the run goes on", "[trainer]") {
   nn::Trainer<Net, Batch>* trainer = nullptr;
-  std::map<std::string, std::string> told;  // by place and call, the first time
+  std::map<std::string, std::string> told;  // first message by place and call
   const auto call_all = [&](const std::string& place) {
     const std::pair<const char*, std::function<void()>> calls[] = {{"step()", [&] { trainer->step(); }},
                                                                    {"run()", [&] { trainer->run(); }},
@@ -378,7 +378,7 @@ TEST_CASE("trainer: refusals of a budget say who needs more, and what would fit"
     return "taken";
   };
   CHECK(refusal(1).find("with TrainedProgram::micro_batch") != std::string::npos);
-  // Nor is a model made that does not fit, where the examples are none.
+  // Without examples, a model that does not fit is not made, either.
   std::size_t least = 0;
   for (const std::size_t budget : {std::size_t{1}, std::size_t{1} << 20}) {  // below a granule
     nn::Trainer<Net, Batch> trainer(own, {.budget_bytes = budget, .example_steps = {}});
@@ -410,7 +410,7 @@ TEST_CASE("trainer: a step that leaves its plan and finds no room says where it 
   const testing::Threads alone;
   Program own = program();
   own.evaluate = nullptr;
-  bool is_odd = false;  // a program that is no function of its arguments
+  bool is_odd = false;  // makes the program depend on more than its arguments
   own.loss = [&](Net& net, const Batch& batch) {
     const Tensor x = is_odd && !batch.x.device().is_dry ? concat({batch.x, batch.x, batch.x, batch.x}, 0) : batch.x;
     return mean(square(net(x)));
@@ -428,7 +428,7 @@ TEST_CASE("trainer: a step that leaves its plan and finds no room says where it 
     CHECK(text.find("trainer: step 2 left its plan (step 1, event ") == 0);
     CHECK(text.find("then ran out of memory") != std::string::npos);
     CHECK(error.facts().capacity_bytes == options.budget_bytes);
-  } catch (const PlanError&) {  // where the tape has a plan, it tells first
+  } catch (const PlanError&) {  // a tape with a plan notices first
   }
   is_odd = false;
   CHECK_NOTHROW(trainer.step());
@@ -442,7 +442,7 @@ TEST_CASE("read: values in a program that is also run dry", "[trainer]") {
   CHECK_THROWS_WITH(item(zeros({}, DType::f32, dry(cpu))), Catch::Contains("nn::read_value"));
   CHECK_THROWS_AS(nn::read_value(zeros({2}, DType::f32, dry(cpu))), ShapeError);
   CHECK(nn::read_values<float>(zeros({3}, DType::f32, dry(cpu))) == std::vector<float>(3));
-  // The same events on both devices.
+  // Both devices see equal events.
   const auto events = [](memory::Device device) {
     const memory::Stack stack = memory::make_resource(device, {.trace = true});
     const ResourceScope scope(stack.top);
