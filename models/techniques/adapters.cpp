@@ -1,4 +1,4 @@
-// Fine-tuning: weights to begin with, adapters over a frozen base, and how the base is kept (docs/lora.md).
+// Fine-tuning: initial weights, adapters over a frozen base, and the base's format (docs/lora.md).
 
 #include <cmath>
 
@@ -11,7 +11,7 @@ namespace {
 
 const std::vector<Need> needs_rank{{"lora_rank", "`lora_rank`: adapters over a frozen base"}};
 
-/// A value that a resumed run has, too, with the default unwritten.
+/// A value that a resumed run must keep; the default is not written.
 constexpr Identity kept(std::string_view key) { return {OnRanks::free, OnResume::same, key}; }
 
 std::string rank_of(const Setup& setup) { return setup.lora_rank == 0 ? "" : std::to_string(setup.lora_rank); }
@@ -93,7 +93,7 @@ const Technique adapter_techniques[] = {
      .check = check_dropout,
      .needs = needs_rank,
      .identity = kept("lora_dropout")},
-    // After the rows that it is not with: flags are read in this order.
+    // After the rows that set_adapters refuses: flags are read in this order.
     {.flag = {"adapters",
               "--adapters FOLDER",
               "PEFT adapter folder to begin with, in place of --lora; it sets rank, alpha, dropout and layers",

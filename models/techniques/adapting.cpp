@@ -21,10 +21,9 @@ nn::LoraOptions lora_options(const Setup& setup) {
   return options;
 }
 
-constexpr const char* gpt_layers_prefix =
-    "transformer.";  // of GPT-2's layers in transformers, and of no other family's
+constexpr const char* gpt_layers_prefix = "transformer.";  // in transformers only GPT-2's layers have it
 
-/// What nn::load_adapters does to the memory of a model.
+/// Uses memory as nn::load_adapters does.
 void visit_adapters(Model& model) {
   const ParameterUse use;
   for (const nn::NamedLinear& layer : nn::adapted_layers(model)) {

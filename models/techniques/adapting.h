@@ -1,6 +1,6 @@
 #pragma once
 // Fine-tuning a named model: initial weights, a frozen base in fewer bits, trained adapters (nn/lora/lora.h,
-// nn/quant/weight_only.h). Errors name options as Setup does.
+// nn/quant/weight_only.h). Errors spell options as Setup does.
 
 #include <optional>
 #include <string>
@@ -13,34 +13,33 @@
 
 namespace thimble::models {
 
-/// Sets `base`, and the dtype that goes with it: f32 for f32, else bf16. Throws ValueError for another name than f32,
-/// bf16, int8, nf4.
+/// Sets `base`, and `dtype` to f32 for f32, else to bf16. Throws ValueError unless `name` is f32, bf16, int8 or nf4.
 void set_base(Setup& setup, const std::string& name);
 
-/// Takes the setup's adapters from PEFT's folder: rank, alpha, dropout, layers and initial values. Throws what
-/// nn::read_adapter_folder throws, ValueError if `lora_rank` or a related option is set as well.
+/// Takes the adapters' rank, alpha, dropout, layers and initial values from a PEFT folder. Throws as
+/// nn::read_adapter_folder does, and ValueError if `lora_rank` or a related option is set as well.
 void set_adapters(Setup& setup, const std::string& folder);
 
-/// The code of the base's linear weights; none: they are not coded.
+/// The code of the base's linear weights; nullopt if they are not coded.
 std::optional<WeightCode> base_code(const Setup& setup);
 
-/// Whether `setup.weights` and `setup.adapters` can be read into the setup's model: names, shapes and dtypes, on a dry
-/// device. Throws as nn::load_weights and nn::load_adapters do; does nothing if neither is named.
+/// Checks on a dry device that `setup.weights` and `setup.adapters`, if set, fit the setup's model in names, shapes and
+/// dtypes. Throws as nn::load_weights and nn::load_adapters do.
 void check_weights(const Setup& setup);
 
-/// Throws ValueError if token ids mean other texts in the data than in the weights: other characters, or another
+/// Throws ValueError if data and weights map token ids to different texts: by other characters, or by another
 /// tokenizer.
 void check_tokens(const WeightFacts& facts, const Dataset& data);
 
-/// Reads `setup.weights` into a model without adapters, then gives it those of the setup, with the values of
-/// `setup.adapters`. On a dry device nothing is read, with the same use of memory. Throws as nn::load_weights,
+/// Reads `setup.weights` into a model without adapters, then adds the setup's adapters with the values of
+/// `setup.adapters`. On a dry device it uses the same memory and reads nothing. Throws as nn::load_weights,
 /// nn::add_lora and nn::load_adapters do.
 void begin_fine_tuning(const Setup& setup, Model& model, memory::Device device);
 
-/// How the adapters of the setup's model are written: the names of transformers, and the origin of its weights.
+/// How the adapters of the setup's model are written: under the names of transformers, with the origin of its weights.
 nn::AdapterFiles adapter_files(const Setup& setup, const Model& model);
 
-/// "LoRA of rank 16, alpha 32, on q_proj, v_proj; base nf4"; empty: all parameters are trained.
+/// "LoRA of rank 16, alpha 32, on q_proj, v_proj; base nf4"; empty if all parameters are trained.
 std::string adapting_text(const Setup& setup);
 
 }  // namespace thimble::models

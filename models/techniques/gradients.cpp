@@ -1,4 +1,4 @@
-// What becomes of gradients: used and freed during backward, summed over micro-batches, clipped (docs/less-memory.md).
+// Gradients: used and freed during backward, summed over micro-batches, clipped (docs/less-memory.md).
 
 #include <thimble/core/error.h>
 #include <thimble/models/techniques/technique.h>

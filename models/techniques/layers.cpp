@@ -1,4 +1,4 @@
-// What layers keep and see: heads and feed-forward layers in tiles, windows, blocks that run again.
+// Techniques inside the model: chunked heads, attention windows, tiled feed-forward layers, recomputed blocks.
 
 #include <thimble/core/error.h>
 #include <thimble/models/techniques/technique.h>

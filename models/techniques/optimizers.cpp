@@ -24,9 +24,9 @@ bool is_of_matrices(const std::string& optimizer) {
   return optimizer == "muon" || optimizer == "galore" || optimizer == "apollo-mini";
 }
 
-// The matrices that are not of hidden layers: embeddings and the head.
+// The matrices outside hidden layers: embeddings and the head.
 std::vector<std::string> outer_matrices(const Model& model, const std::vector<optim::Named>& parameters) {
-  std::string last;  // the head, where hidden layers have no name of their own
+  std::string last;  // the head, if hidden layers have no prefix
   for (const nn::NamedTensor& p : model.parameters()) {
     if (p.tensor.rank() >= 2) last = p.name;
   }
@@ -77,8 +77,8 @@ DType optimizer_state(const Setup& setup, bool is_text) {
 
 namespace {
 
-// With momentum 0.9 a step is ten times as long in the end. Batch norm takes 0.1; nets without it diverge there, and
-// kernels that many layers share get the gradients of all of them.
+// Momentum 0.9 makes steps up to ten times as long. Nets with batch norm train at 0.1, nets without it diverge there,
+// and a kernel that many layers share sums the gradients of all of them.
 double momentum_rate(const std::string& model) {
   if (model == "mlp" || model.starts_with("vit")) return 0.01;
   return model == "sharedconv" ? 0.03 : 0.1;
@@ -189,7 +189,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model
                                                                                .moments = moments});
 }
 
-// ---- Optimizers by the bytes of their state, and the dtype that it is kept in (docs/optimizers.md).
+// ---- The optimizer and the dtype of its state (docs/optimizers.md).
 
 namespace {
 

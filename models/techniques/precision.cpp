@@ -1,4 +1,4 @@
-// Dtypes of parameters, activations and products, the recipe of FP8, and the scale of the loss (docs/precision.md).
+// Dtypes of parameters, activations and products, the FP8 recipe, and the loss scale (docs/precision.md).
 
 #include <algorithm>
 
@@ -18,7 +18,7 @@ std::int64_t within(const char* option, std::int64_t value, std::int64_t low, st
                    std::to_string(high));
 }
 
-/// The policy's recipe with what the setup changes.
+/// The policy's recipe with the setup's changes.
 nn::Fp8Recipe changed(nn::Fp8Recipe recipe, const Setup& setup) {
   const std::string policy = "`precision` " + setup.precision;
   if (setup.fp8_history) {
@@ -91,7 +91,7 @@ std::optional<Saved> saved_recipe(const Setup& setup, const Model&) {
   return Saved{fields::in_words(changed(*usual, setup).*Member), fields::in_words((*usual).*Member)};
 }
 
-/// A detail of FP8.
+/// An option of the FP8 recipe.
 Technique of_fp8(const Flag& flag, const Identity& identity) {
   return {.flag = flag, .detail_of = "precision", .is_about_training = false, .identity = identity};
 }

@@ -1,4 +1,4 @@
-// Ranks that train together: shards of layers and of the sequence, stages, shared state (docs/distributed.md).
+// Ranks that train together: shards of layers and of the sequence, stages, sharded state (docs/distributed.md).
 
 #include <thimble/core/error.h>
 #include <thimble/models/techniques/technique.h>
@@ -9,7 +9,7 @@ namespace {
 constexpr std::int64_t max_ranks = 65536;
 constexpr const char* of_adapters_why = "models with adapters are whole";
 
-/// " in teams of `tp` 2"; empty where every rank has whole layers.
+/// " in teams of `tp` 2"; empty for groups of one rank.
 std::string in_teams(const Setup& setup) {
   return team_size(setup) > 1 ? " in teams of " + technique(setup.cp > 1 ? "cp" : "tp").said(setup) : "";
 }
@@ -28,7 +28,7 @@ void check_ranks(const Setup& setup, bool) {
                      "; expected at least 1, and ranks from 0 to one less");
   }
   const int alike = team_size(setup) * setup.pp;
-  if (setup.ranks == 1 || alike < 1 || setup.ranks % alike != 0) return;  // these have checks of their own
+  if (setup.ranks == 1 || alike < 1 || setup.ranks % alike != 0) return;  // check_divisor and check_stages report these
   const std::int64_t micro_batches = setup.micro_batches == auto_micro_batches ? 1 : setup.micro_batches;
   const std::int64_t samples = data_ranks(setup) * micro_batches;
   if (setup.batch % samples == 0) return;
@@ -67,7 +67,7 @@ void check_zero(const Setup& setup, bool) {
   throw ValueError("`zero`: stage " + std::to_string(setup.zero) + "; expected 0 to 3");
 }
 
-/// Stage 3 gives each rank parts of tensors, and some optimizers need whole ones.
+/// Stage 3 shards tensors, and some optimizers need whole ones.
 std::vector<Variant> stages_of_zero(const LeverFacts& facts) {
   const int last = is_elementwise(optimizer_name(facts.setup, facts.model.is_text())) ? 3 : 2;
   std::vector<Variant> list;
@@ -77,7 +77,7 @@ std::vector<Variant> stages_of_zero(const LeverFacts& facts) {
   return list;
 }
 
-/// In a checkpoint of a transformer.
+/// Written only for transformers.
 template <auto Member>
 std::optional<Saved> saved_of(const Setup& setup, const Model& model) {
   if (model.options().heads == 0) return std::nullopt;

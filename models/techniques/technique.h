@@ -1,8 +1,8 @@
 #pragma once
-// A technique is one row: its flag, exclusions and needs, its data in checkpoints and ranks, its levers, its row in the
-// documents. The rows generate all else: help, refusals, the identity of a run, levers, the table in
-// docs/less-memory.md, the tests of every pair (docs/add-a-technique.md). Its effect is in the code that makes models
-// and steps (models/techniques/setup.h).
+// A technique is one row: its flag, exclusions and needs, its data in checkpoints and ranks, its levers and its
+// documentation. The rows generate everything else: help, refusals, the identity of a run, levers, the table in
+// docs/less-memory.md, the tests of every pair (docs/add-a-technique.md). The code that makes models and steps applies
+// the techniques (models/techniques/setup.h).
 
 #include <limits>
 #include <optional>
@@ -17,10 +17,10 @@
 
 namespace thimble::models {
 
-/// Commands take flags by these sets.
+/// Commands take flags in these sets.
 enum class FlagSet : std::uint8_t { sizes, dtypes, step, plans, ranks };
 
-/// How a value is read and printed. `set` throws ValueError that begins with `name`.
+/// Reads and prints a value. `set` throws ValueError that begins with `name`.
 struct Field {
   void (*set)(Setup& setup, const std::string& name, const std::string& text);
   std::string (*value)(const Setup& setup);
@@ -28,127 +28,127 @@ struct Field {
 
 struct Flag {
   std::string_view option;    ///< the field of Setup, as errors name it in backticks
-  std::string_view spelling;  ///< "--tp N"; "--x NAME,": a list; "--x": a switch; "--x{D}": it takes a value after "="
+  std::string_view spelling;  ///< "--tp N"; "--x NAME," takes a list, the switch "--x{D}" may have a value after "="
   std::string_view help;
   Field field;
-  std::string_view group = {};           ///< of help (bench/commands/flag_groups.h); empty: as its family has it
-  std::optional<FlagSet> commands = {};  ///< none: as its family has it
+  std::string_view group = {};           ///< in help (bench/commands/flag_groups.h); defaults to the family's
+  std::optional<FlagSet> commands = {};  ///< defaults to the family's
 
   std::string_view name() const { return spelling.substr(0, spelling.find_first_of(" {")); }
-  std::string_view type() const {  ///< of its value in help; empty: it is a switch
+  std::string_view type() const {  ///< of the value, in help; empty for a switch
     const std::size_t blank = spelling.find(' ');
     return blank == std::string_view::npos ? std::string_view() : spelling.substr(blank + 1);
   }
 };
 
-/// A value that switches it on, for the tests of every pair; exact: with the bits of the setup without it.
+/// A value that switches the technique on, for the tests of every pair. An exact one leaves all bits as they are.
 struct Example {
   std::string_view text;
   bool is_exact = false;
 };
 
-/// Another technique that cannot join: if `when` holds, else if both are switched on.
+/// Another technique that excludes this one: if `when` holds, by default if both are on.
 struct Exclusion {
   std::string_view other;
   const char* why;
   bool (*when)(const Setup&) = nullptr;
 };
 
-/// A technique that this one needs, unless `is_met`.
+/// A technique that this one needs: `is_met`, by default that it is on.
 struct Need {
   std::string_view other;
   const char* words;
   bool (*is_met)(const Setup&) = nullptr;
 };
 
-/// A value in a checkpoint, written unless it is the `usual` one, which a missing key means. An empty `usual` is no
-/// value: files without the key are skipped.
+/// A value in a checkpoint, written unless it is `usual`, which a missing key means. With OnResume::told and an empty
+/// `usual`, files without the key are not compared.
 struct Saved {
   std::string value, usual;
 };
-/// The value of 2 stages and more, which have the same bits.
+/// The value of all numbers of stages from 2 on, which give the same bits.
 inline constexpr const char* several_stages = "several";
-/// Whether it must be equal on all ranks; with_plans: if they follow one plan; each: of each rank, besides that of all.
+/// Whether ranks must agree on it. each: on the value per rank, too; with_plans: only if they follow one plan.
 enum class OnRanks : std::uint8_t { free, alike, each, with_plans };
-/// Whether a resumed run may change it: freely, with a message, or not.
+/// Whether a resumed run may change it: freely, with a message, or not at all.
 enum class OnResume : std::uint8_t { free, told, same };
 struct Identity {
   OnRanks on_ranks = OnRanks::free;
   OnResume on_resume = OnResume::free;
-  std::string_view key = {};  ///< in a checkpoint
-  /// In place of the value and the default; none: the model has no such thing.
+  std::string_view key = {};  ///< in checkpoints
+  /// Replaces the value and its default; nullopt where the technique does not apply to the model.
   std::optional<Saved> (*saved)(const Setup& setup, const Model& model) = nullptr;
 };
 
-/// Bytes of a setup's model, of its gradients and of its optimizer's state.
+/// Bytes of a setup's parameters, gradients and optimizer state.
 struct StateBytes {
   double parameters = 0, gradients = 0, optimizer = 0;
 };
-/// The facts for finding a setup's levers.
+/// The facts that levers are found from.
 struct LeverFacts {
   const Setup& setup;
   memory::Device device;
-  const Model& model;       ///< of the setup, whole and dry
-  const TapeGraph* graph;   ///< of its step; null: no plan is searched
-  const StateBytes* bytes;  ///< null: nothing goes to a tier
+  const Model& model;       ///< the setup's, whole and dry
+  const TapeGraph* graph;   ///< of its step; null if no plan is searched
+  const StateBytes* bytes;  ///< null if nothing goes to a tier
 };
-/// One way to switch a technique on, or further.
+/// One way to switch a technique on, or a step further.
 struct Variant {
   std::string text;
-  std::string note = {};          ///< other changes
-  double transfer_bytes = 0;      ///< to and from a tier in a step, in no plan's time
+  std::string note = {};          ///< side effects
+  double transfer_bytes = 0;      ///< to and from a tier in a step, beyond the plan's
   std::string_view besides = {};  ///< another technique that it switches off
 };
 
-/// Its row in docs/less-memory.md; empty: none.
+/// Its row in docs/less-memory.md, if it has one.
 struct Document {
   std::string_view what = {}, bits = {};
 };
 
 struct Technique {
   Flag flag;
-  std::string_view detail_of = {};  ///< the technique that it belongs to, if it is none by itself
+  std::string_view detail_of = {};  ///< the technique that this is only an option of
   Example example = {};
-  bool is_about_training = true;                              ///< else a forward has it, too
-  void (*check)(const Setup& setup, bool is_text) = nullptr;  ///< of its value. Throws ValueError
+  bool is_about_training = true;                              ///< false if inference has it, too
+  void (*check)(const Setup& setup, bool is_text) = nullptr;  ///< throws ValueError
   std::vector<Exclusion> excludes = {};
   std::vector<Need> needs = {};
-  const char* why_not_captured = nullptr;  ///< in a CUDA graph; null: it is
+  const char* why_not_captured = nullptr;  ///< in a CUDA graph; null if it can be
   Identity identity = {};
-  std::vector<Variant> (*variants)(const LeverFacts& facts) = nullptr;  ///< null: it is no lever
-  std::string (*words)(const Setup& setup) = nullptr;                   ///< ", chunked head" in a plan; null: none
+  std::vector<Variant> (*variants)(const LeverFacts& facts) = nullptr;  ///< null if it is no lever
+  std::string (*words)(const Setup& setup) = nullptr;                   ///< in a plan's report: ", chunked head"
   Document document = {};
 
   std::string name() const { return "`" + std::string(flag.option) + "`"; }
   bool is_on(const Setup& setup) const;
-  /// Sets the value. Throws ValueError.
+  /// Throws ValueError.
   void apply(Setup& setup, const std::string& text) const { flag.field.set(setup, name(), text); }
   /// "`head` chunked", "`fuses_optimizer`", "`allows_lossy`=i8": the option with that value, or with the setup's.
   std::string said(const std::string& text) const;
   std::string said(const Setup& setup) const { return said(flag.field.value(setup)); }
-  /// Its data in files and ranks; none: nothing.
+  /// Its value in files and among ranks, if it has one.
   std::optional<Saved> saved(const Setup& setup, const Model& model) const;
 };
 
-/// All of them. Flags, levers and words are in this order.
+/// All techniques, in the order of flags, levers and words.
 std::span<const Technique> techniques();
-/// The one with that option. Throws ValueError.
+/// Throws ValueError for an unknown option.
 const Technique& technique(std::string_view option);
 // The families.
 std::span<const Technique> of_gradients(), of_layers(), of_precision(), of_adapters(), of_optimizers(), of_tiers(),
     of_ranks();
 
-/// Throws ValueError if a technique is on without one that it needs.
+/// Throws ValueError if a technique is on without another that it needs.
 void require_needs(const Setup& setup, const Technique& technique);
-/// Throws ValueError if a value is wrong, or techniques lack one that they need or exclude each other: one message
-/// names both.
+/// Throws ValueError if a value is wrong, or if a technique lacks another that it needs or excludes: the message names
+/// both.
 void check_techniques(const Setup& setup, bool is_text);
 /// Throws ValueError that begins with `option` and names a technique of the setup that is about training.
 void refuse_training(const Setup& setup, const std::string& option);
-/// The same of one that no captured step can have.
+/// Throws ValueError that begins with `option` and names a technique of the setup that no captured step can have.
 void refuse_uncaptured(const Setup& setup, const std::string& option);
 
-// Values: a wrong one is a ValueError that begins with `name`, "`head`: expected full or chunked, got 'half'".
+// Values. A wrong one throws ValueError that begins with `name`: "`head`: expected full or chunked, got 'half'".
 [[noreturn]] void refuse_value(std::string_view name, std::string_view expected, const std::string& text);
 /// The whole number in `text`, within low .. high; `or_else` follows the numbers in the error, as in " or auto".
 std::int64_t parse_integer(std::string_view name, const std::string& text, std::int64_t low, std::int64_t high,
@@ -160,14 +160,14 @@ double parse_number(std::string_view name, const std::string& text, double low, 
 std::size_t parse_bytes(std::string_view name, const std::string& text);
 /// Whether `text` is `yes`; the only other valid text is `no`.
 bool parse_choice(std::string_view name, const std::string& text, std::string_view yes, std::string_view no);
-/// One of the dtypes of `names`, a list with commas.
+/// One of the dtypes in `names`, separated by ", ".
 DType parse_dtype_of(std::string_view name, const std::string& text, const std::string& names);
 
-// Fields of a setup as they are.
+// Fields of a setup that are read and printed without conversion.
 namespace fields {
 
 inline constexpr double any = std::numeric_limits<double>::max();
-inline constexpr std::int64_t max_size = 1 << 24;  ///< larger sizes are typing errors
+inline constexpr std::int64_t max_size = 1 << 24;  ///< larger sizes are typos
 
 std::vector<std::string> split(const std::string& text);  ///< at commas
 inline std::string in_words(const std::string& text) { return text; }

@@ -1,5 +1,5 @@
-// Tensors wait in a tier between uses, a folder on a disk, on a GPU the host's pinned memory (docs/offload.md), or are
-// packed to fewer digits (docs/eight-bits.md).
+// Tensors wait in a tier between uses, in a folder on a disk or in the host's pinned memory (docs/offload.md), or are
+// packed in fewer bits (docs/eight-bits.md).
 
 #include <thimble/models/techniques/tiers.h>
 
@@ -22,7 +22,7 @@ namespace {
 
 constexpr const char* host = "host";
 
-// Whether tensors of the device can wait where the setup says.
+// Throws ValueError unless tensors of the device can wait in `offload`.
 void check_place(const Setup& setup, memory::Device device) {
   if (device.is_cuda() && setup.offload != host) {
     throw ValueError("`offload`: '" + setup.offload + "' for " + to_string(device) +
@@ -33,7 +33,7 @@ void check_place(const Setup& setup, memory::Device device) {
   }
 }
 
-// "i8", or "i8:gelu,f8e4m3:linear,bf16": to what results of operators are packed, by name or all others.
+// "i8", or "i8:gelu,f8e4m3:linear,bf16": dtypes to pack results in, by operator and for all others.
 void set_packed(Setup& setup, const std::string& name, const std::string& text) {
   constexpr const char* dtypes = "bf16, f16, f8e4m3, f8e5m2, i8";
   setup.allows_lossy = true;
@@ -89,7 +89,7 @@ std::vector<Variant> places(const LeverFacts& facts) {
   return {{facts.device.is_cuda() ? host : "FOLDER"}};
 }
 
-/// Forward, backward and update read each parameter, and the update writes it.
+/// Forward, backward and update read each parameter, and the update writes it: four transfers.
 std::vector<Variant> parameters_away(const LeverFacts& facts) {
   return sent(facts, &StateBytes::parameters, 4, "parameters are read as they are needed");
 }
@@ -112,7 +112,7 @@ std::span<const Technique> of_tiers() {
   static const std::vector<Need> folder{{"offload", "`offload` FOLDER, on a GPU `offload` host"}};
   constexpr const char* by_host = "whose transfers the host makes in each step; expected a run without it";
   constexpr const char* same = "those of the run without it";
-  // Those that need a folder come first: captured steps name them rather than the folder.
+  // Techniques that need a folder precede `offload`, so that refusals of captured steps name them and not the folder.
   static const Technique list[] = {
       {.flag = {"offloads_parameters", "--offload-parameters",
                 "With --offload: parameters wait there between uses, and --read-ahead layers are read in advance",
@@ -188,7 +188,7 @@ nn::PlannerOptions planner_options(const Setup& setup, memory::Device device) {
   options.spilling.packs_rest = setup.packs_rest;
   if (setup.offload.empty()) return options;
   check_place(setup, device);
-  if (!device.is_cuda()) DirectFile(setup.offload);  // can it take a tier?
+  if (!device.is_cuda()) DirectFile(setup.offload);  // throws FileError if it cannot hold a tier
   options.spilling.offloads = true;
   options.make_tier = [setup](memory::Device on) { return models::make_tier(setup, on, "offload"); };
   return options;
@@ -196,7 +196,7 @@ nn::PlannerOptions planner_options(const Setup& setup, memory::Device device) {
 
 namespace {
 
-/// Whether a result that backward reads, however small, can be packed so.
+/// Whether any result that backward reads, however small, can be packed.
 bool packs(const TapeGraph& graph, nn::SpillPolicy spilling) {
   spilling.smallest = 0;
   const std::vector<nn::Spillable> uses = nn::spillables(graph);

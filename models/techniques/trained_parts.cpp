@@ -28,7 +28,7 @@ dist::Communicator* choose(const Setup& setup, dist::Communicator* dry, dist::Co
                    "; expected the same");
 }
 
-/// The ranks that differ from this one in its part, in its share of the batch, or in its stage.
+/// This rank's group whose ranks differ only in the shard (team), in the share of the batch (like), or in the stage.
 enum class Alike : std::uint8_t { team, like, stages };
 std::unique_ptr<dist::Communicator> split_ranks(const Setup& setup, dist::Communicator* ranks, Alike which) {
   if (ranks == nullptr || team_size(setup) < 1 || setup.pp < 1 || setup.ranks % (team_size(setup) * setup.pp) != 0)
@@ -46,7 +46,7 @@ std::unique_ptr<dist::Communicator> split_ranks(const Setup& setup, dist::Commun
   });
 }
 
-/// Of each parameter the piece that has it; empty: there is one.
+/// For each parameter the piece that has it; empty for a single piece.
 std::vector<int> chunks_of(const std::vector<nn::Named>& parameters, const std::vector<Model*>& pieces) {
   std::vector<int> list;
   if (pieces.size() == 1) return list;
@@ -66,7 +66,7 @@ std::unique_ptr<dist::DataParallel> make_parallel(const Setup& setup, dist::Comm
                                     .buckets = {.bytes = setup.bucket_bytes, .keeps_parameters = is_whole}};
   std::vector<nn::Named> own = model.trainable();
   if (const Model::SharedByStages shared = model.shared_by_stages(); shared.first.empty()) {
-    for (const Tensor& last : shared.last) {  // the first stage's
+    for (const Tensor& last : shared.last) {  // belongs to the first stage
       std::erase_if(own, [&](const nn::Named& p) { return p.tensor.leaf() == last.leaf(); });
     }
   }
@@ -76,7 +76,7 @@ std::unique_ptr<dist::DataParallel> make_parallel(const Setup& setup, dist::Comm
   return std::make_unique<dist::DataParallel>(*ranks, std::move(own), std::move(options));
 }
 
-/// What the stage before gives each chunk for one sample, by dry twins of the pieces; the chain's first: nothing.
+/// Shape and dtype of each chunk's input for one sample, by dry twins of the pieces; empty for the first of the chain.
 std::vector<dist::PipelineOptions::Input> stage_inputs(const Setup& setup, memory::Device device) {
   const memory::Device on = dry(device);
   const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
@@ -122,7 +122,7 @@ std::unique_ptr<dist::PipelineStage> make_pipeline(const Setup& setup, memory::D
   options.device = device;
   const Model::SharedByStages shared = model.shared_by_stages();
   const std::vector<Tensor>& tables = shared.first.empty() ? shared.last : shared.first;
-  for (const nn::Named& p : model.trainable()) {  // a rank of several has one part of it
+  for (const nn::Named& p : model.trainable()) {  // a rank of several has one shard of it
     if (!tables.empty() && p.tensor.leaf() == tables[0].leaf()) options.shared = p;
   }
   return std::make_unique<dist::PipelineStage>(*stages, *parallel, std::move(options));

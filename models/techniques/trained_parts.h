@@ -1,5 +1,5 @@
 #pragma once
-// A setup's model on one rank, with its optimizer and the ranks that it trains with: for real and on a dry device.
+// A setup's model on one rank, with its optimizer and its communicators, for real or on a dry device.
 
 #include <memory>
 #include <vector>
@@ -17,28 +17,28 @@
 namespace thimble::models {
 
 struct ModelParts {
-  /// Parameters are drawn from the generator in force. `ranks`: those of a setup of several that train together, which
-  /// must live as long; on a dry device a dry one of this rank replaces them, and may be null. Throws what make_model
-  /// and make_optimizer throw; ValueError if `ranks` are not those of the setup.
+  /// Draws parameters from the generator in force. A setup of several ranks needs `ranks`, which must outlive this; on
+  /// a dry device a dry communicator replaces them, so they may be null. Throws as make_model and make_optimizer do,
+  /// and ValueError if `ranks` do not have the size and rank of the setup.
   ModelParts(const Setup& setup, memory::Device device, dist::Communicator* ranks = nullptr);
 
   std::unique_ptr<dist::Communicator> dry_ranks;
-  dist::Communicator* ranks;                        ///< null: only this one
-  std::unique_ptr<dist::Communicator> team_ranks;   ///< that have the other parts; null: tp 1, or one rank
-  std::unique_ptr<dist::Communicator> like_ranks;   ///< that have the same parts and stage; null: all
-  std::unique_ptr<dist::Communicator> stage_ranks;  ///< that have the other stages; null: one stage
+  dist::Communicator* ranks;                        ///< null for one rank
+  std::unique_ptr<dist::Communicator> team_ranks;   ///< the tensor- or context-parallel group, or null
+  std::unique_ptr<dist::Communicator> like_ranks;   ///< with the same shards and stage; null if all have them
+  std::unique_ptr<dist::Communicator> stage_ranks;  ///< one of each stage; null without a pipeline
   std::unique_ptr<Model> model;
-  std::vector<Model*> pieces;                    ///< of it (Model::pieces)
-  std::unique_ptr<dist::DataParallel> parallel;  ///< null: one rank
-  std::unique_ptr<dist::PipelineStage> stage;    ///< null: this rank has all stages
-  std::unique_ptr<dist::AllStages> all_stages;   ///< which are several, and share a parameter; null: else
+  std::vector<Model*> pieces;                    ///< Model::pieces
+  std::unique_ptr<dist::DataParallel> parallel;  ///< null for one rank
+  std::unique_ptr<dist::PipelineStage> stage;    ///< null if this rank has all stages
+  std::unique_ptr<dist::AllStages> all_stages;   ///< on one rank, if stages share a parameter; else null
   std::unique_ptr<optim::Optimizer> optimizer;
 
-  /// The current pass's record of this rank's micro-batch `part`: its loss, or its output for the next stage.
+  /// Records the current pass over micro-batch `part` of this rank; returns its loss, or its output for the next stage.
   Tensor loss(Batch part);
-  /// Its stage, or all of them; null: one.
+  /// `stage` or `all_stages`, whichever there is; null without either.
   optim::Pipeline* pipeline() const;
-  /// The traffic that this rank has begun, to its team and to ranks with the same parts. Zeros: one rank.
+  /// The traffic that this rank has begun, over all its communicators; zeros for one rank.
   dist::Communicator::Volume volume() const;
 };
 
@@ -48,20 +48,20 @@ struct SeededScope {
   GeneratorScope scope;
 };
 
-/// Those, and everything else for your own loop of steps: its generator is in force while it lives.
+/// ModelParts and the rest of a loop of steps. Its generator is in force while it lives.
 struct TrainedParts : SeededScope, ModelParts {
-  /// Throws what ModelParts and step_options throw.
+  /// Throws as ModelParts and step_options do.
   TrainedParts(const Setup& setup, memory::Device device, dist::Communicator* ranks = nullptr);
 
-  std::unique_ptr<optim::GradScaler> scaler;  ///< null: the loss is not scaled
+  std::unique_ptr<optim::GradScaler> scaler;  ///< null if the loss is not scaled
   nn::StepOptions options;
 };
 
-/// The tensors of the stages behind the first one, by dry twins; empty for one stage.
+/// The tensors of the stages after the first, by dry twins; empty for one stage.
 std::vector<nn::StageOutline> later_stages(Setup setup, memory::Device device);
-/// The tensors of a model in a checkpoint of the setup besides `own`, its stage; empty for one stage.
+/// The model's tensors in a checkpoint that `own`, a stage, does not have; empty if it has all stages.
 std::vector<nn::NamedTensor> tensors_of_others(Setup setup, memory::Device device, const Model& own);
-/// The optimizer state of the setup on one rank, without any sharding of `setup`: by a dry twin.
+/// The optimizer state of the setup without any sharding, as one rank has it, by a dry twin.
 nn::WholeState whole_state(const Setup& setup, memory::Device device);
 
 }  // namespace thimble::models
