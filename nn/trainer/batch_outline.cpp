@@ -13,7 +13,7 @@
 namespace thimble::nn {
 namespace {
 
-/// "4096 of 1", "3 of 8, 1 of 5": how many, in their order, of how many samples.
+/// "4096 of 1", "3 of 8, 1 of 5": runs of micro-batches with equal numbers of samples, in order.
 std::string counted(const std::vector<std::int64_t>& numbers) {
   std::string text;
   for (auto at = numbers.begin(); at != numbers.end();) {

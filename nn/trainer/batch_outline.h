@@ -1,18 +1,18 @@
 #pragma once
-// The identity of a batch before it is made: the dtypes and shapes of all its tensors, and other values that may change
-// the step.
+// Identifies a batch before it is made: by the dtypes and shapes of all its tensors, and by other values that may
+// change the step.
 //
 //   Tensor, nn::Parameter                          a shape of the key
-//   vector, array, T[n], map, ... of anything      their elements, one after the other; how many there are is a value
-//   pair, tuple, optional, variant, pointers       what is in them
-//   aggregates of at most 16 members, without      their members, in the order of declaration; an array T[n] is n
+//   vector, array, T[n], map, ... of any type      their elements in order, and the count as a value
+//   pair, tuple, optional, variant, pointers       their contents
+//   aggregates of at most 16 members, without      their members in order of declaration; an array T[n] counts as n
 //     base classes                                 members
-//   integers, bool, enumerations, strings          values; of containers of these only the size counts
+//   integers, bool, enumerations, strings          values; containers of these give only their size
 //   floating numbers                               nothing
-//   a type T with a function tensors(const T&)     what that returns, in place of all of the above; found as a member
-//                                                  or in T's namespace
+//   a type T with a function tensors(const T&)     its result, instead of all of the above; found as a member or in
+//                                                  T's namespace
 //
-// Any other type hides its members: a batch that has one needs a TrainedProgram::key.
+// Any other type hides its members; a batch that contains one needs a TrainedProgram::key.
 
 #include <cstddef>
 #include <cstdint>
@@ -30,26 +30,26 @@
 namespace thimble::nn {
 
 struct BatchOutline {
-  std::string shapes;                         ///< of its tensors, or what TrainedProgram::key returns
-  std::string values;                         ///< that may change the step; empty: there are none
-  std::vector<std::int64_t> samples = {};     ///< of each micro-batch; empty: there is one, or they cannot be seen
-  std::vector<std::int64_t> first_axes = {};  ///< of each tensor; -1: it has none
-  std::string hidden = {};                    ///< the type of a member that could not be looked into; empty: none
-  std::vector<Tensor>* tensors = nullptr;     ///< gets all tensors, if it is set
+  std::string shapes;                         ///< of its tensors, or the result of TrainedProgram::key
+  std::string values;                         ///< that may change the step
+  std::vector<std::int64_t> samples = {};     ///< of each micro-batch; empty for one, or if they cannot be seen
+  std::vector<std::int64_t> first_axes = {};  ///< of each tensor; -1 if it has none
+  std::string hidden = {};                    ///< type of a member that hides its contents, if any
+  std::vector<Tensor>* tensors = nullptr;     ///< receives all tensors; may be null
 
   void add(const Tensor& tensor);
   void add_value(std::string_view text);
   void hide(const std::type_info& type);
-  /// Throws ValueError if a type hides its members, or there are no tensors: batches of two shapes would look alike.
+  /// Throws ValueError if a type hides its members, or no tensor was found: batches of two shapes would look alike.
   void require_seen() const;
 };
 
-/// The samples of each micro-batch: the first axis of the first tensor whose micro-batches together are the whole.
-/// Throws ValueError if there is no such tensor, or one of them is empty.
+/// The samples of each micro-batch: the first axis of the first tensor that the micro-batches cut without overlap or
+/// gap. Throws ValueError if there is no such tensor, or a micro-batch is empty.
 std::vector<std::int64_t> samples_of(const BatchOutline& whole, const std::vector<BatchOutline>& micro_batches);
 
-/// Copies the tensors of a batch into another (BatchOutline::tensors of both). Throws PlanError where their
-/// shapes, or values that may change the step, differ.
+/// Copies the tensors of one batch into another (BatchOutline::tensors of both). Throws PlanError where their shapes,
+/// or values that may change the step, differ.
 void copy_batch(const BatchOutline& to, const BatchOutline& from);
 
 namespace trainer_detail {
@@ -84,13 +84,13 @@ concept IsRange = requires(const T& t) {
   t.end();
 };
 
-// Converts to any member's type, or to none but a base of Whole: how members are counted, and bases found.
+// Converts to any member's type, or only to a base of Whole: counts members, and finds bases.
 template <class Whole, bool wants_base>
 struct AnyMember {
   template <class T,
             class = std::enable_if_t<!wants_base || (std::is_base_of_v<T, Whole> && !std::is_same_v<T, Whole>)>>
   operator T() const {  // NOLINT(google-explicit-constructor)
-    std::abort();       // it is never called
+    std::abort();       // never called
   }
 };
 template <class T, std::size_t... I>
@@ -98,7 +98,7 @@ constexpr bool takes_members(std::index_sequence<I...>) {
   return requires { T{(static_cast<void>(I), AnyMember<T, false>{})...}; };
 }
 inline constexpr int max_members = 16;
-/// With every element of an array counted. More than max_members: that many and one.
+/// Counts every element of an array. Returns max_members + 1 for more.
 template <class T, int n = max_members + 1>
 constexpr int values_of() {
   if constexpr (n == 0 || takes_members<T>(std::make_index_sequence<n>{})) {
@@ -107,13 +107,13 @@ constexpr int values_of() {
     return values_of<T, n - 1>();
   }
 }
-// Whether T{a..., {b...}, c...} is one.
+// Whether T{a..., {b...}, c...} is valid.
 template <class T, std::size_t... A, std::size_t... B, std::size_t... C>
 constexpr bool takes_braced(std::index_sequence<A...>, std::index_sequence<B...>, std::index_sequence<C...>) {
   const auto any = [](std::size_t) { return AnyMember<T, false>{}; };
   return requires { T{any(A)..., {any(B)...}, any(C)...}; };
 }
-/// Elements of the array that begins at value `at`, or 1: braces around them leave room for the values after them only.
+/// Elements of the array that begins at value `at`, or 1. Braces around all of them leave no room for another value.
 template <class T, int at, int n = values_of<T>() - at>
 constexpr int width_at() {
   constexpr std::make_index_sequence<at> before;
@@ -184,7 +184,7 @@ void look_at_elements(BatchOutline& outline, const T& range) {
     using Element = std::remove_cvref_t<decltype(one)>;
     ++count;
     if constexpr (std::is_same_v<Element, T>) {
-      return outline.hide(typeid(T));  // a range of itself
+      return outline.hide(typeid(T));  // a range of itself, such as std::filesystem::path
     } else if constexpr (!IsNumber<Element> && !IsText<Element>) {
       look_at(outline, one);
     }
@@ -194,7 +194,7 @@ void look_at_elements(BatchOutline& outline, const T& range) {
 
 template <class T>
 void look_at(BatchOutline& outline, const T& member) {
-  if constexpr (std::is_array_v<T>) {  // NOLINT(bugprone-branch-clone): before a text, which may have no end
+  if constexpr (std::is_array_v<T>) {  // NOLINT(bugprone-branch-clone): before texts, as it may lack a terminator
     look_at_elements(outline, member);
   } else if constexpr (std::is_base_of_v<Tensor, T>) {
     outline.add(member);

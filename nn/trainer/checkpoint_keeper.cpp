@@ -56,16 +56,16 @@ std::vector<fs::path> older_of(const std::string& path) {
   return paths;
 }
 
-// Steps that the checkpoint at `path` has done; nothing where there is none.
+// Steps of the checkpoint at `path`; nullopt if there is none.
 std::optional<std::int64_t> steps_of_file(const std::string& path) {
   try {
     return steps_done(parse_checkpoint_info(SafetensorsReader(path).header(), path));
   } catch (const Error&) {
-    return std::nullopt;  // no file, or no checkpoint: it is replaced, as ever
+    return std::nullopt;  // no file, or no checkpoint: the new one replaces it
   }
 }
 
-// For file systems that know no second name.
+// For file systems without hard links.
 void copy_file(const std::string& from, const std::string& to) {
   const InputFile in(from);
   AtomicFile out(to);
@@ -78,20 +78,20 @@ void copy_file(const std::string& from, const std::string& to) {
   out.commit();
 }
 
-// Gives the file at `path` a second name, which is taken from another that has it.
+// Gives the file at `path` a second name; a file that has this name loses it.
 void link_file(const std::string& path, const std::string& other) {
   const auto try_link = [&] {
     return ::linkat(AT_FDCWD, path.c_str(), AT_FDCWD, other.c_str(), AT_SYMLINK_FOLLOW) == 0;
   };
   if (try_link()) return;
   if (errno == EEXIST) {
-    ::unlink(other.c_str());  // of the same step: should the process end here, `path` still has it
+    ::unlink(other.c_str());  // of the same step; if the process ends here, `path` still has the file
     if (try_link()) return;
   }
   copy_file(path, other);
 }
 
-// Names, shapes and offsets in a header, generously.
+// Upper bounds for names, shapes and offsets in a header.
 constexpr std::uint64_t header_bytes_per_tensor = 256, header_bytes = 8192;
 
 std::uint64_t file_bytes(std::initializer_list<std::vector<NamedTensor>> lists) {
@@ -102,7 +102,7 @@ std::uint64_t file_bytes(std::initializer_list<std::vector<NamedTensor>> lists) 
   return bytes;
 }
 
-/// Wholes, where the module has parts.
+/// Whole parameters, where the module has shards.
 std::vector<NamedTensor> in_file(const Module& module, const std::vector<NamedTensor>& parameters) {
   const CutParameters cuts(module);
   std::vector<FileTensor> list;
@@ -138,7 +138,7 @@ void try_to_write(const char* what, const std::string& path) {
                        ", got none; make it first");
     }
     std::string why = error.what();
-    const std::string nowhere = ": at byte 0";  // it could not be created
+    const std::string nowhere = ": at byte 0";  // the file could not be created
     if (const std::size_t at = why.find(nowhere); at != std::string::npos) why.erase(at, nowhere.size());
     throw ValueError(std::string(what) + ": " + why);
   }
@@ -176,7 +176,7 @@ void check_keeping(const char* what, const KeepOptions& options, std::int64_t st
   check(options.path);
   if (options.keep > 1) std::for_each(all_older.begin(), all_older.end(), check);  // they may be removed
   try_to_write(what, options.path);
-  // The new one is written beside those that are kept.
+  // The new file is written while the kept ones exist.
   const std::int64_t saves = save_every > 0 ? steps / save_every + 1 : 1;
   const auto older = static_cast<std::int64_t>(all_older.size());
   const std::int64_t there = older + (std::filesystem::exists(options.path) ? 1 : 0);
@@ -187,7 +187,7 @@ void check_keeping(const char* what, const KeepOptions& options, std::int64_t st
 CheckpointKeeper::CheckpointKeeper(KeepOptions options)
     : options_(std::move(options)), path_(options_.resumed), step_(options_.resumed_steps) {}
 
-/// Gives the file that is about to be replaced a second name.
+/// Gives the file a second name before it is replaced.
 void CheckpointKeeper::keep_before(std::int64_t step) {
   const std::string& path = options_.path;
   const std::optional<std::int64_t> steps = steps_of_file(path);
@@ -218,7 +218,7 @@ void CheckpointKeeper::save(std::int64_t step, FunctionRef<void(const std::strin
   try {
     write(options_.path);
   } catch (...) {
-    if (!before_.empty()) ::unlink(before_.c_str());  // it has its first name still
+    if (!before_.empty()) ::unlink(before_.c_str());  // it still has its first name
     forget_before();
     throw;
   }
@@ -239,7 +239,7 @@ void CheckpointKeeper::confirm() noexcept {
   try {
     const std::vector<std::filesystem::path> all = older_of(options_.path);
     for (std::size_t i = static_cast<std::size_t>(keep) - 1; i < all.size(); ++i) ::unlink(all[i].c_str());
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): they go the next time
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the next save removes them
   }
 }
 
@@ -247,7 +247,7 @@ void CheckpointKeeper::take_back() noexcept {
   if (!is_open_) return;
   is_open_ = false;
   std::error_code error;
-  const std::filesystem::path target = std::filesystem::canonical(options_.path, error);  // links stay
+  const std::filesystem::path target = std::filesystem::canonical(options_.path, error);  // keeps symbolic links
   const std::string path = error ? options_.path : target.string();
   const bool is_back = before_.empty() ? ::unlink(path.c_str()) == 0 : ::rename(before_.c_str(), path.c_str()) == 0;
   forget_before();

@@ -113,7 +113,7 @@ void RunPlans::fit() {
   }
 }
 
-/// Plans of every part of every key within so many bytes, each by itself. False where one has none.
+/// Plans every part of every key separately within `target_bytes`. False if one does not fit.
 bool RunPlans::fit_parts(std::size_t target_bytes) {
   for (const auto& shape : shapes_) {
     for (std::size_t part = 0; part < shape->planners.size(); ++part) {
@@ -135,11 +135,11 @@ void RunPlans::fit_smallest() {
   }
 }
 
-/// Places the steps of all keys, and runs them dry in that placement: each step twice, then the rest of the run.
-/// Returns the largest need of any rank, so that all ranks decide alike.
+/// Places the steps of all keys and runs them dry in that placement: each step twice, then the rest of the run. Returns
+/// the largest need of any rank, so that all ranks decide alike.
 std::size_t RunPlans::place() {
   const memory::Device on = dry(options_.device);
-  if (program_.is_whole_run() && is_planned() && !options_.captures_steps) {  // its planner has done so
+  if (program_.is_whole_run() && is_planned() && !options_.captures_steps) {  // its planner placed it
     const Plan& plan = shapes_.front()->parts.front();
     profile_ = MemoryProfile();
     profile_.peak_bytes = plan.peak_bytes;
@@ -217,7 +217,7 @@ memory::OutsideFacts RunPlans::outside_facts() const {
   return facts;
 }
 
-/// A run that is planned as a whole begins without its planners, so they do not count.
+/// A run that is planned as a whole starts without its planners, so they do not count.
 memory::OutsideBytes RunPlans::outside() {
   if (program_.is_whole_run()) release_planners();
   return memory::outside_bytes(memory::ProcessBase::measure(), outside_facts());
@@ -240,7 +240,7 @@ void RunPlans::release_planners() {
   Transaction::release_room();
   release_recycled();
   for (const auto& shape : shapes_) {
-    for (Plan& plan : shape->parts) plan = Plan(std::as_const(plan));  // lies where the planner was
+    for (Plan& plan : shape->parts) plan = Plan(std::as_const(plan));  // moves its memory away from the freed planners'
   }
 }
 

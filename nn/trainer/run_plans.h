@@ -1,5 +1,5 @@
 #pragma once
-// The plans of a program's steps in a number of bytes: of a user's program (nn/trainer/trainer.h) and of a named model
+// Plans the steps of a program within a budget: a user's program (nn/trainer/trainer.h) or a named model
 // (models/training/training.h).
 
 #include <algorithm>
@@ -16,19 +16,19 @@
 
 namespace thimble::nn {
 
-/// The shape of steps for a plan, by one of them.
+/// A step that stands for all steps of one plan.
 struct ExampleStep {
   std::int64_t step = 0;
-  std::vector<bool> is_frozen = {};  ///< each parameter of the optimizers, in order; empty: as the program makes them
+  std::vector<bool> is_frozen = {};  ///< each parameter of the optimizers, in order; defaults to the program's choice
 };
 
-/// By which the plan of a step is found.
+/// Finds the plan of a step.
 struct StepKey {
   std::string shapes, values;  // of BatchOutline
   std::vector<bool> is_frozen;
 };
 
-/// A step that was run dry and without a plan: equal records run the same operators and request the same blocks.
+/// A dry step without a plan. Steps with equal records run the same operators and request the same blocks.
 struct StepRecord {
   std::vector<memory::Trace::Event> events;
   std::vector<const OpType*> operators;
@@ -38,92 +38,92 @@ struct StepRecord {
 /// The plan of the steps of one key.
 struct ShapePlan {
   std::string shapes;                // of BatchOutline
-  std::vector<std::string> values;   // of BatchOutline, whose steps are the same: the example's, and late ones
-  std::optional<StepRecord> record;  // of the example; none until a batch of other values comes
+  std::vector<std::string> values;   // of BatchOutline, whose steps are equal: the example's, and later ones
+  std::optional<StepRecord> record;  // of the example; recorded when a batch with other values comes
   std::vector<bool> is_frozen;       // of ExampleStep, never empty
-  ExampleStep example;               // one of them
-  std::string key;                   // all of these, to read
+  ExampleStep example;               // a step with this key
+  std::string key;                   // shapes, values and frozen parameters, as text
   bool is_of(const StepKey& other) const {
     return shapes == other.shapes && is_frozen == other.is_frozen &&
            std::find(values.begin(), values.end(), other.values) != values.end();
   }
-  /// If no two batches have the same values, the list would grow without end.
+  /// Bounds the list for programs whose batches all have different values.
   void forget_values() {
     constexpr std::size_t max_values = 1024;
     if (values.size() > max_values) values.erase(values.begin() + 1, values.end() - max_values / 2);
   }
-  std::vector<std::shared_ptr<Planner>> planners;  // of each part; none without a budget
-  std::vector<Plan> parts;                         // of which the tape's plan counts
-  std::vector<StepPlacement> placement;            // of the first and of a steady step, all parts together
-  std::size_t first_plan = 0;                      // index of its first one in RunPlans::placements()
-  bool is_given = false;                           // by TrainerOptions::plan
-  /// Of a program that is planned as a whole the part's plan has it.
+  std::vector<std::shared_ptr<Planner>> planners;  // of each part; empty without a budget
+  std::vector<Plan> parts;                         // of each part; steps follow their tape plans
+  std::vector<StepPlacement> placement;            // of the first and of a steady step, with all parts
+  std::size_t first_plan = 0;                      // index of its first entry in RunPlans::placements()
+  bool is_given = false;                           // the plan comes from TrainerOptions::plan
+  /// If the program is planned as a whole, its only part's plan has the placement.
   const std::vector<StepPlacement>& placed() const noexcept {
     return placement.empty() && !parts.empty() ? parts.front().placement : placement;
   }
 };
 
-/// Their addresses are stable, because runs point to them.
+/// Elements have stable addresses, because runs point to them.
 using ShapePlans = std::vector<std::unique_ptr<ShapePlan>>;
 
-/// The runs that plans are made for. Their micro-batches are those of the options that RunPlans has.
+/// Makes the runs that plans are made for. They read the number of micro-batches from the options of RunPlans.
 class PlannedProgram {
  public:
   virtual ~PlannedProgram() = default;
   virtual std::size_t part_count() const { return 1; }
   virtual bool cuts_into(std::int64_t micro_batches) const = 0;
-  /// Steps of one part that keep everything: the part's plan is made for them. Ranks that follow one plan make the
-  /// steps of the first rank among them.
+  /// Runs of one part that keep everything, for its planner. Ranks that share a plan return the steps of the first of
+  /// them.
   virtual MakeRun part_run(const ExampleStep& step, std::size_t part) const = 0;
-  /// Whether such a run is the whole program, evaluations included; its plan then needs no other placement.
+  /// Whether part_run() is the whole program with its evaluations, so that its plan needs no other placement.
   virtual bool is_whole_run() const { return false; }
-  /// These steps, all parts of each, under the plans of `shapes`.
+  /// Runs these steps, with all parts, under the plans of `shapes`.
   virtual MakeRun planned_run(std::vector<ExampleStep> steps, const ShapePlans& shapes) const = 0;
-  /// The plan for this rank, made from the plan for part_run's rank.
+  /// Converts a plan for part_run's rank into the plan for this rank.
   virtual Plan for_this_rank(Plan plan, [[maybe_unused]] const ExampleStep& step, [[maybe_unused]] std::size_t part) {
     return plan;
   }
-  /// The bytes that each rank needs when this one needs `own_bytes`; empty for one rank.
+  /// The bytes that each rank needs when this rank needs `own_bytes`; empty for one rank.
   virtual std::vector<std::size_t> rank_bytes([[maybe_unused]] std::size_t own_bytes) { return {}; }
-  /// The process's bytes outside of its arena depend on these; a step records `nodes` nodes.
+  /// Determines the process's bytes outside the arena, for steps that record `nodes` nodes.
   virtual memory::OutsideFacts outside_facts(std::size_t nodes) const = 0;
-  /// Throws BudgetError: the smallest plans need `least_bytes`.
+  /// Throws BudgetError; the smallest plans need `least_bytes`.
   [[noreturn]] virtual void refuse(std::size_t least_bytes) = 0;
 };
 
-/// Finds the plans of all keys of a program. Parts are planned one by one; a step of all of them together, with the
-/// plans of other keys, may need a little more: then they are planned again for that much less.
+/// Finds the plans of all keys of a program. Parts are planned one by one. A step with all parts and all keys' plans
+/// may need a little more; all parts are then planned again for that much less.
 class RunPlans {
  public:
-  /// All three outlive it. `options` has the budgets; choose_micro_batches() writes their number there.
+  /// The arguments must outlive it. `options` holds the budgets; choose_micro_batches() stores its result there.
   RunPlans(PlannedProgram& program, TrainerOptions& options, const CostModel& costs);
 
-  /// The number with which the example steps are fastest within the budget; if none fits, the one that needs least.
+  /// Picks the number with which the example steps are fastest within the budget, or need least if none fits.
   void choose_micro_batches(const std::vector<ExampleStep>& steps);
-  /// Adds a key without a plan, and makes its planners if plans are searched.
+  /// Adds a key without a plan, and makes its planners if there is a budget.
   ShapePlan& add(std::unique_ptr<ShapePlan> shape);
-  /// Plans all keys within the budgets. Throws BudgetError; the latest key is then gone, the others as they were.
+  /// Plans all keys within the budgets. A BudgetError removes the latest key and leaves the others as they were.
   void fit();
-  /// An arena exists from now on: its capacity is the budget.
+  /// Called once an arena exists: its capacity is the budget.
   void hold_budget() noexcept { is_held_ = true; }
-  /// Frees the planners, when nothing more will be planned.
+  /// Frees the planners; call it when all planning is done.
   void release_planners();
 
   const ShapePlans& shapes() const noexcept { return shapes_; }
   std::vector<StepPlacement> placements() const;
-  /// Of the arena; 0 for none.
+  /// Of the arena; 0 means no budget.
   std::size_t budget_bytes() const noexcept { return budget_; }
   TrainerPlan& plan() noexcept { return plan_; }
   const TrainerPlan& plan() const noexcept { return plan_; }
   /// Of the latest placement.
   const MemoryProfile& profile() const noexcept { return profile_; }
-  /// Of a step's recording, or of one of several micro-batches.
+  /// Nodes that a step records; with several micro-batches, one of them.
   std::size_t node_count() const noexcept { return nodes_ > 0 ? nodes_ : profile_.nodes; }
-  /// Of a process that runs the plans.
+  /// For a process that runs the plans.
   memory::OutsideFacts outside_facts() const;
-  /// Of the latest key's last part: the step that keeps everything, by the cost model.
+  /// Seconds of the step that keeps everything, for the latest key's last part, by the cost model.
   double kept_step_s() const noexcept { return kept_step_s_; }
-  /// Processor time when planning of the latest key began.
+  /// Processor time at which planning of the latest key began.
   double begin_ms() const noexcept { return begin_ms_; }
 
  private:
@@ -144,13 +144,13 @@ class RunPlans {
   const CostModel& costs_;
   std::size_t budget_;
   ShapePlans shapes_;
-  std::vector<std::shared_ptr<Planner>> chosen_;  // of the chosen number of micro-batches, step after step
+  std::vector<std::shared_ptr<Planner>> chosen_;  // for the chosen number of micro-batches, step by step
   TrainerPlan plan_;
   MemoryProfile profile_;
   std::size_t nodes_ = 0;
   double kept_step_s_ = 0, begin_ms_ = 0;
   bool is_held_ = false;
-  bool is_dynamic_ = false;  // without a budget: a placement would need more than blocks on demand
+  bool is_dynamic_ = false;  // there is no budget, and a placement would need more than blocks on demand
 };
 
 }  // namespace thimble::nn

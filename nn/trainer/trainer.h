@@ -1,5 +1,5 @@
 #pragma once
-// Your own model in a budget, in one call: the program as a few functions, and a number of bytes.
+// Trains your own model in a memory budget: you pass the program as a few functions, and a number of bytes.
 //
 //   struct Batch { Tensor x, y; };
 //   nn::Trainer<Net, Batch> trainer(
@@ -11,37 +11,37 @@
 //   trainer.plan().peak_bytes;                                    // before the first step
 //   trainer.run([](const nn::Progress& p) { std::printf("%f\n", p.loss); });
 //
-// With options.save, save_every and resume the run writes checkpoints and resumes from one, with the bits of a run that
-// was never interrupted; with options.log it writes curves for TensorBoard.
+// With options.save, save_every and resume, run() writes checkpoints and resumes from one, bit for bit like a run that
+// was never interrupted. With options.log it writes curves for TensorBoard.
 //
 // Policy
-// - The functions make the whole program: the trainer calls them on dry devices, some thirty times, to plan, and then
-//   on the real one. So they must depend only on their arguments: dry runs would repeat any other side effect. On a dry
-//   device a batch has its sizes and no values; a value is read by nn::read_value (nn/step/read.h).
-// - Model, batch, loss and evaluation draw random numbers of the trainer's seed; the batch of a step may draw, too.
-// - A step that throws can be repeated, with the bits of one that never failed: its batch and its loss draw the same
-//   numbers, and buffers that the loss wrote in place are restored. Of several parts those before the failed one stay
-//   updated; the next step() continues with that one. The program restores other state: an averaged copy of the weights
-//   belongs in buffers of the model, which the observer writes. A member that the loss assigns (`net.count++`,
-//   `net.mask = ...`) is not restored; a buffer that it writes in place is.
-// - A batch of other shapes is another step. The shapes of a batch are known before it is made, from the dry twin of
-//   the device; each gets a separate plan when it is first seen, the example steps before the first step, and the plans
-//   are kept. All plans, and the evaluation, share the one budget. So does a step with other frozen parameters.
-// - Integers and the like in a batch may change the step, too: a batch of known shapes with other ones is recorded on a
-//   dry device, in about the time of a step without its arithmetic, and planned only if its step differs. If they
-//   change nothing (a counter), a `key` saves that time.
-// - Several micro-batches are weighted by their samples in the whole batch.
-// - On several ranks (options.ranks) every rank runs the same program: its batches are cut into the micro-batches of
-//   all ranks, and each computes its own. Its optimizers update only this rank's shards of their parameters. First
-//   batches, rates and evaluations that differ between ranks are a ValueError on all of them.
-// - A program may have several parts, each an optimizer and its loss, which are updated in turn in every step (two nets
-//   against each other). A part's gradients are freed with its update.
-// - The real model is made at the first step, or when it is asked for.
+// - The functions make the whole program. The trainer plans by calling them on dry devices, some thirty times, and then
+//   calls them on the real one. So they must depend only on their arguments: a dry run repeats any other side effect.
+//   On a dry device a batch has sizes but no values; read a value with nn::read_value (nn/step/read.h).
+// - Model, batch, loss and evaluation draw random numbers from the trainer's seed.
+// - A step that throws can be repeated, bit for bit like one that never failed: its batch and its loss draw the same
+//   numbers, and buffers that the loss wrote in place are restored. Parts before the failed one stay updated, and the
+//   next step() continues with the failed one. The program restores any other state: keep an averaged copy of the
+//   weights in buffers of the model, which the observer writes. A member that the loss assigns (`net.count++`,
+//   `net.mask = ...`) is not restored.
+// - Batches of different shapes are different steps. The dry twin of the device gives the shapes before the batch is
+//   made. Each gets a plan when it is first seen, the example steps before the first step, and plans are kept. All
+//   plans and the evaluation share one budget. Steps with other frozen parameters get plans in the same way.
+// - Integers and the like in a batch may change the step, too. The trainer records a batch of known shapes with new
+//   values on a dry device, in about the time of a step without its arithmetic, and plans it only if its step differs.
+//   If the values change nothing (a counter), a `key` saves that time.
+// - Micro-batches are weighted by their samples.
+// - With options.ranks every rank runs the same program: each batch is cut into the micro-batches of all ranks, and
+//   each rank computes some of them. Its optimizers update only this rank's shards of the parameters. First batches,
+//   rates and evaluations that differ between ranks are a ValueError on all of them.
+// - A program may have several parts, which every step updates in order (two nets against each other). A part's
+//   gradients are freed with its update.
+// - The real model is made at the first step, or when model() or optimizer() asks for it.
 //
 // Terms
-//   key     tells shapes apart: the shapes of all tensors in the batch (nn/trainer/batch_outline.h), or what the
-//           program returns
-//   part    an optimizer and the loss that it follows
+//   key     tells shapes apart: the shapes of all tensors in the batch (nn/trainer/batch_outline.h), or the result of
+//           TrainedProgram::key
+//   part    an optimizer and its loss
 
 #include <cstdint>
 #include <functional>
@@ -68,26 +68,26 @@ struct TrainedPart {
   std::function<Tensor(Model&, const Batch&)> loss;  ///< mean over the samples, one element
 };
 
-/// A user's program. `Model` is a Module, or has `std::vector<nn::Module*> modules()`; `Batch` is a Tensor, or a type
-/// whose tensors nn/trainer/batch_outline.h can see, or any type with a `key`.
+/// A user's program. `Model` is a Module, or has `std::vector<nn::Module*> modules()`. `Batch` is a Tensor, a type
+/// whose tensors nn/trainer/batch_outline.h finds, or any type if the program has a `key`.
 template <class Model, class Batch>
 struct TrainedProgram {
-  /// Called in a LayerScope of that device and TrainerOptions::layers.
+  /// Called in a LayerScope of the device and TrainerOptions::layers.
   std::function<std::unique_ptr<Model>(memory::Device)> model;
-  std::function<std::unique_ptr<optim::Optimizer>(Model&)> optimizer = nullptr;  ///< of the only part
-  std::function<Tensor(Model&, const Batch&)> loss = nullptr;                    ///< the same
+  std::function<std::unique_ptr<optim::Optimizer>(Model&)> optimizer = nullptr;  ///< for a program with one part
+  std::function<Tensor(Model&, const Batch&)> loss = nullptr;                    ///< mean over the samples, one element
   std::function<Batch(std::int64_t step, memory::Device)> batch = nullptr;
   std::function<double(Model&, memory::Device)> evaluate = nullptr;  ///< in evaluation mode, without a tape
   std::vector<TrainedPart<Model, Batch>> parts = {};                 ///< in place of `optimizer` and `loss`
-  /// Part `index` of `count` of a batch; needed with micro-batches. They may differ in samples, which weight them.
-  /// Together they are the batch.
+  /// Micro-batch `index` of `count` of a batch, for steps with micro-batches. Together they are the batch; they are
+  /// weighted by their samples.
   std::function<Batch(const Batch&, std::int64_t index, std::int64_t count)> micro_batch = nullptr;
-  /// Of a batch on a dry device; null: the shapes of its tensors.
+  /// Gets a batch on a dry device; defaults to the shapes of its tensors.
   std::function<std::string(const Batch&)> key = nullptr;
-  /// In place of `batch`: one that reads the model (a rollout, its samples), before the step and without a tape.
+  /// Replaces `batch` for batches that read the model (a rollout, its samples); called before the step, without a tape.
   std::function<Batch(Model&, std::int64_t step, memory::Device)> batch_of_model = nullptr;
-  /// Called in each step after all updates: averages of the weights (nn/layers/weight_average.h), bounds of values. It
-  /// may write to the model in place, and is planned with the step.
+  /// Called in each step after all updates: averages the weights (nn/layers/weight_average.h), bounds values. It may
+  /// write to the model in place, and is planned with the step.
   std::function<void(Model&)> after_update = nullptr;
 };
 
@@ -102,14 +102,14 @@ std::vector<Module*> modules_of(Model& model) {
   }
 }
 
-/// The result of a function of the program. Throws ValueError for null.
+/// Passes on the result of a program's function. Throws ValueError for null.
 template <class T>
 std::unique_ptr<T> made(std::unique_ptr<T> value, const std::string& function) {
   if (value == nullptr) throw ValueError("trainer: " + function + ": expected what it makes, got null");
   return value;
 }
 
-/// A program on one device, without its types.
+/// A type-erased program on one device.
 template <class Model, class Batch>
 class TypedRun final : public ProgramRun {
  public:
@@ -167,7 +167,7 @@ class TypedRun final : public ProgramRun {
   memory::Device device_;
   std::unique_ptr<Model> model_;
   std::vector<std::unique_ptr<optim::Optimizer>> optimizers_;
-  std::vector<Batch> batch_;  // none, that which is held, or the next one as well
+  std::vector<Batch> batch_;  // empty, the held one, or also the next one
 };
 
 template <class Model, class Batch>
@@ -218,7 +218,7 @@ class TypedProgram final : public ErasedProgram {
   bool has_after_update() const override { return program_.after_update != nullptr; }
 
  private:
-  /// Made by a persistent model: its bytes belong to no run.
+  /// Uses a model that persists, so its bytes count for no run.
   Batch batch_of_dry_model(std::int64_t step, memory::Device device) const {
     const ResourceScope elsewhere(default_resource(device));
     TensorOptions on = layers_;
@@ -235,62 +235,61 @@ class TypedProgram final : public ErasedProgram {
 
 }  // namespace trainer_detail
 
-/// Trains a program in a budget. A call that trains, made by a function of the program, an observer or TrainControl
-/// while another trains, is a ValueError; an observer may evaluate.
+/// Trains a program in a budget. A function of the program, an observer or TrainControl that calls step(), run() or
+/// skip() during one of them gets a ValueError; an observer may call evaluate().
 template <class Model, class Batch>
 class Trainer {
  public:
-  /// Plans the example steps without memory of the device. Throws BudgetError, which names options that would fit;
-  /// ValueError for an incomplete program or options, and for a checkpoint path that cannot be written; what
-  /// load_checkpoint throws for the checkpoint to resume from; what the program throws.
+  /// Plans the example steps without using device memory. Throws BudgetError, which names options that would fit;
+  /// ValueError for an incomplete program or options, and for a checkpoint path that cannot be written; any error of
+  /// load_checkpoint for options.resume, and of the program.
   Trainer(TrainedProgram<Model, Batch> program, TrainerOptions options)
       : core_{std::make_unique<trainer_detail::TypedProgram<Model, Batch>>(std::move(program), options.layers),
-              std::move(options)} {}  // from left to right
+              std::move(options)} {}  // arguments are evaluated left to right
 
   /// The plans of all shapes seen so far.
   const TrainerPlan& plan() const noexcept { return core_.plan(); }
 
-  /// One step, and an evaluation where one is due; no file is written. Throws BudgetError, with nothing changed, for a
-  /// batch that no plan fits, which skip() skips; PlanError for a step that leaves its plan with options.is_strict, and
-  /// if threads or instruction set have changed since it was planned; OutOfMemory for a step that left its plan, with
-  /// the place; ValueError for an unfrozen parameter that no optimizer has; NotFiniteError after the update for a loss
-  /// that is not finite in a step that the loss scaler did not skip; what the program throws.
+  /// Runs one step, and an evaluation if one is due; writes no file. Throws BudgetError for a batch that no plan fits,
+  /// with nothing changed (skip() skips it); PlanError for a step that leaves its plan with options.is_strict, and if
+  /// the threads or the instruction set changed since planning; OutOfMemory for a step that left its plan, naming the
+  /// place; ValueError for an unfrozen parameter that no optimizer has; NotFiniteError, after the update, for a loss
+  /// that is not finite, unless the loss scaler skipped the step; any error of the program.
   Progress step() { return core_.step(); }
-  /// Skips the next batch: nothing is trained, the step counts, and a checkpoint resumes after it.
+  /// Skips the next batch without training: the step counts, and a checkpoint resumes after it.
   void skip() { core_.skip(); }
   /// Batches skipped by skip() or options.skips_unfitting.
   std::int64_t skipped_batches() { return core_.skipped_batches(); }
-  /// The remaining steps of options.steps, with evaluations, checkpoints and curves; each step calls `control` and the
-  /// observer before its checkpoint. nn/trainer/training_loop.h describes the files after a failure or a loss that is
-  /// not finite. Whatever makes the model first throws OutOfMemory if the machine's limits for this process leave no
-  /// room for the plan (memory/process/host_limits.h). Throws what step() throws; FileError if the last checkpoint
-  /// cannot be written.
+  /// Runs the remaining steps of options.steps, with evaluations, checkpoints and curves. Each step calls `control` and
+  /// the observer before it writes its checkpoint. nn/trainer/training_loop.h describes which files remain after a
+  /// failure or a loss that is not finite. The call that makes the model throws OutOfMemory if the machine's limits for
+  /// this process leave no room for the plan (memory/process/host_limits.h). Throws any error of step(), and FileError
+  /// if the last checkpoint cannot be written.
   RunReport run(const TrainObserver& observer = nullptr, const TrainControl& control = {}) {
     return core_.run(observer, control);
   }
-  /// Evaluates in the trainer's arena, between steps: all modules and the function dropout() are in evaluation mode
-  /// (core/tensor/context.h); afterwards modules have their previous modes. Throws ValueError for a program without an
-  /// evaluation.
+  /// Evaluates in the trainer's arena, between steps. All modules and the function dropout() are in evaluation mode
+  /// (core/tensor/context.h), and get their modes back afterwards. Throws ValueError for a program without `evaluate`.
   double evaluate() { return core_.evaluate().loss; }
 
   Model& model() { return static_cast<trainer_detail::TypedRun<Model, Batch>&>(core_.live()).model(); }
   optim::Optimizer& optimizer(std::size_t part = 0) { return core_.live().optimizer(part); }
 
-  /// Steps of the program from its beginning, plain and in the budget, compared bit by bit (nn/certify/certify.h): in
-  /// separate arenas, beside the model that was trained so far, if any.
+  /// Runs the program's first steps with and without the budget, in separate arenas, and compares them bit by bit
+  /// (nn/certify/certify.h). A model in training keeps its memory meanwhile.
   Certificate certify(std::int64_t steps) { return core_.certify(steps); }
 
   /// Bytes that the trainer's arena has committed; 0 before the first step.
   std::size_t peak_bytes() const { return core_.peak_bytes(); }
   /// The arena's bytes by category and by path, now and at the peak, and its committed bytes.
   std::string memory() const { return core_.memory(); }
-  /// The plan in full, from dry runs: the segments that run again, by module; the plans from the smallest to the
-  /// fastest; the bytes of steps and evaluation by category and by module, at their peak.
+  /// The full plan, from dry runs: segments that run again, by module; plans from the smallest to the fastest; bytes of
+  /// steps and evaluation by category and module, at their peak.
   std::string explain() { return core_.explain(); }
-  /// The plan of a step, which nn::write_plan writes for TrainerOptions::plan (nn/fit/plan_file.h). Throws ValueError
+  /// The plan of a step, which nn::write_plan saves for TrainerOptions::plan (nn/fit/plan_file.h). Throws ValueError
   /// without a budget, and for several ranks, parts or shapes.
   const Plan& step_plan() const { return core_.step_plan(); }
-  /// Whether steps kept their plans; nullopt if none are placed.
+  /// Whether steps kept their plans; all zero if none are placed.
   PlacedArena::Statistics placed() const { return core_.placed(); }
 
  private:

@@ -1,4 +1,4 @@
-// What a trainer refuses: options, programs and files before anything is planned, and budgets that no plan keeps.
+// Errors of the trainer: invalid options, programs and files, before planning, and budgets that no plan meets.
 
 #include <algorithm>
 #include <cstdio>
@@ -26,8 +26,8 @@
 namespace thimble::nn {
 namespace {
 
-/// Throws ValueError where options differ from those that a checkpoint was trained with: silently another run. `rate`
-/// is that of the optimizer as the program makes it.
+/// Throws ValueError if options differ from the checkpoint's: training would silently change. `rates` are the
+/// optimizers' as the program makes them.
 void check_settings(const TrainerOptions& options, const CheckpointInfo& info, TrainerRun& run,
                     const std::vector<double>& rates) {
   std::string differences;
@@ -40,8 +40,7 @@ void check_settings(const TrainerOptions& options, const CheckpointInfo& info, T
     const auto found = all.find(key);
     return found == all.end() || found->second.empty() ? std::string("none") : found->second;
   };
-  const bool has_settings =
-      info.metadata.contains("trainer.clip_norm");  // files from before they were written have not
+  const bool has_settings = info.metadata.contains("trainer.clip_norm");  // older files lack settings
   std::set<std::string> keys;
   for (const auto& [key, value] : settings) keys.insert(key);
   for (const auto& [key, value] : info.metadata) {
@@ -203,7 +202,7 @@ void TrainerCore::check() const {
   }
   if (options_.loss_scale && program_->part_names().size() > 1) refuse("a loss scale with several parts; expected one");
   if (options_.evaluate_every > 0 && !program_->evaluates()) refuse("evaluate_every without evaluate");
-  // Options that would have no effect.
+  // Rejects options that would have no effect.
   const auto need = [&](bool is_on, const char* option, bool is_met, const char* other) {
     if (is_on && !is_met) refuse(std::string("options.") + option + ": needs " + other);
   };
@@ -223,7 +222,7 @@ void TrainerCore::check() const {
        "options.ranks.ranks");
 }
 
-/// Every optimizer has parameters, and no parameter has two: both would update it in every step.
+/// Requires that every optimizer has parameters, and that no two share one, which every step would update twice.
 void TrainerCore::check_parts() {
   const memory::Device on = dry(options_.device);
   const memory::Stack stack = memory::make_resource(on, profile_options(on));
@@ -259,7 +258,7 @@ void TrainerCore::check_parts() {
   }
 }
 
-/// What is written and read is tried before anything is planned.
+/// Tries all files that the run reads or writes, before planning.
 void TrainerCore::check_files() {
   const auto refuse = [](const std::string& why) { throw ValueError("trainer: " + why); };
   if (options_.save_every < 0) refuse("a checkpoint every " + std::to_string(options_.save_every) + " steps");
@@ -275,7 +274,7 @@ void TrainerCore::check_files() {
     refuse("save and resume on several ranks: expected one part and one module, got " + std::to_string(parts) +
            " and " + std::to_string(modules));
   }
-  for (const Module* const module : run.program().modules()) {  // names that no file can have
+  for (const Module* const module : run.program().modules()) {  // throws for names that no file can have
     std::vector<SafetensorsEntry> named;
     for (const auto& list : {module->parameters(), module->buffers()}) {
       for (const NamedTensor& t : list) named.push_back({.name = t.name, .shape = {}});
@@ -316,7 +315,7 @@ void TrainerCore::check_files() {
                 options_.steps, options_.save_every, bytes);
 }
 
-/// Throws ValueError on all ranks where they were made with other options or programs.
+/// Throws ValueError on all ranks if their options or programs differ.
 void TrainerCore::require_alike() const {
   if (!whole_) return;
   std::vector<dist::Trait> traits = dist::process_traits();
@@ -352,7 +351,7 @@ void TrainerCore::require_alike() const {
   dist::require_alike(*options_.ranks.ranks, "trainer", traits);
 }
 
-/// Says who needs more than the budget, and what would fit.
+/// Throws BudgetError, which names the part of the run that exceeds the budget, and options that would fit.
 void TrainerCore::refuse_budget(std::size_t least_bytes) {
   const std::size_t budget = plans_->budget_bytes();
   const memory::Device on = dry(options_.device);
@@ -386,14 +385,13 @@ void TrainerCore::refuse_budget(std::size_t least_bytes) {
 
 namespace {
 
-/// Bytes of a part's parameters, their gradients and its optimizer's state.
 struct StateBytes {
   double parameters = 0, gradients = 0, optimizer = 0;
 };
 
 }  // namespace
 
-/// Options, off so far, that can join those of the trainer and make a part's step need less.
+/// Options that are off, fit the trainer's other options, and make a part's step need less.
 std::vector<Lever> TrainerCore::levers(const ShapePlan& shape, std::size_t part) const {
   std::vector<Lever> list;
   const auto add = [&](const std::string& name, const TrainerOptions& options, const std::string& note,
@@ -440,8 +438,8 @@ std::vector<Lever> TrainerCore::levers(const ShapePlan& shape, std::size_t part)
     }
     bytes.optimizer = static_cast<double>(run.program().optimizer(part).state_bytes());
   }
-  // Forward, backward and the update read a parameter, and the update writes it. All else is written and read once.
-  // Plans count the transfers of saved tensors; of others none, so they are added here as if nothing ran beside them.
+  // Forward, backward and the update read a parameter, and the update writes it; other offloaded tensors are written
+  // and read once. Plans count only transfers of saved tensors, so the others are added as if nothing overlapped them.
   const auto offload = [&](bool optimizer, bool gradients, bool parameters) {
     TrainerOptions other = options_;
     OffloadOptions& away = other.offload;
@@ -475,7 +473,7 @@ std::vector<Lever> TrainerCore::levers(const ShapePlan& shape, std::size_t part)
 
 namespace {
 
-/// The largest tensor that an operator of the step makes, where it is a large part of the budget: no plan can cut it,
+/// The largest result of an operator in the step, if it takes at least an eighth of the budget: no plan can split it,
 /// but the program can.
 std::string largest_result(const TapeGraph& graph, std::size_t budget) {
   const TapeGraph::Node* largest = nullptr;
@@ -494,7 +492,7 @@ std::string largest_result(const TapeGraph& graph, std::size_t budget) {
 
 }  // namespace
 
-/// Options that bring a step into the budget, with the bytes and the time that it then needs.
+/// Options that bring a step into the budget, with the bytes and time that it then needs.
 std::string TrainerCore::what_would_fit(const ShapePlan& shape) const {
   std::size_t largest = 0;
   for (std::size_t part = 1; part < shape.planners.size(); ++part) {

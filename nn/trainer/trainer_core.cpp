@@ -70,21 +70,21 @@ std::string TrainerPlan::text() const {
   return text;
 }
 
-/// The trainer's program, for its plans.
+/// Makes the runs that the trainer's plans need.
 class TrainerCore::Planned final : public PlannedProgram {
  public:
   explicit Planned(TrainerCore& core) : core_(core) {}
 
   std::size_t part_count() const override { return core_.program_->part_names().size(); }
   bool cuts_into(std::int64_t micro_batches) const override {
-    constexpr std::int64_t max_count = 64;  // and no more than the batch has samples, as the program finds
+    constexpr std::int64_t max_count = 64;  // a program whose batch has fewer samples throws earlier
     return micro_batches <= max_count;
   }
   MakeRun part_run(const ExampleStep& step, std::size_t part) const override { return core_.part_steps(step, part); }
   MakeRun planned_run(std::vector<ExampleStep> steps, const ShapePlans&) const override {
     return core_.whole_steps(std::move(steps), true);
   }
-  /// Rank 0's plan, for this rank's shards, which may be of other sizes.
+  /// Adapts rank 0's plan to this rank's shards, whose sizes may differ.
   Plan for_this_rank(Plan plan, const ExampleStep& step, std::size_t part) override {
     if (core_.rank() == 0 || !plan.tape) return plan;
     const MakeRun own = [&](memory::Device device) {
@@ -130,7 +130,7 @@ TrainerCore::TrainerCore(std::unique_ptr<ErasedProgram> program, TrainerOptions 
   check();
   complete_planning();
   check_parts();
-  if (options_.step.micro_batches == auto_micro_batches) {  // a checkpoint has their number
+  if (options_.step.micro_batches == auto_micro_batches) {  // before check_files(): a checkpoint records their number
     std::vector<ExampleStep> steps;
     for (const std::int64_t step : options_.example_steps) steps.push_back({step, is_frozen_});
     plans_->choose_micro_batches(steps);
@@ -148,7 +148,7 @@ StepKey TrainerCore::key_of(std::int64_t step) const {
   return {std::move(outline.shapes), std::move(outline.values), is_frozen_};
 }
 
-/// Whole steps with these batches; as planned, or without plans.
+/// Whole steps, with or without their plans.
 MakeRun TrainerCore::whole_steps(std::vector<ExampleStep> steps, bool is_planned) const {
   return [this, steps = std::move(steps), is_planned](memory::Device device) {
     return std::make_unique<TrainerRun>(
@@ -158,7 +158,7 @@ MakeRun TrainerCore::whole_steps(std::vector<ExampleStep> steps, bool is_planned
   };
 }
 
-/// As rank 0 makes them: in stage 3 of ZeRO all ranks follow one plan.
+/// Steps as rank 0 makes them: in stage 3 of ZeRO all ranks follow one plan.
 MakeRun TrainerCore::part_steps(const ExampleStep& step, std::size_t part) const {
   return [this, step, part](memory::Device device) {
     return std::make_unique<TrainerRun>(*program_, options_, device,
@@ -200,7 +200,7 @@ StepRecord TrainerCore::record(const ExampleStep& step) const {
   return record;
 }
 
-/// Where tensors wait that are offloaded, in the words of the planner; and a plan of a file, as options allow it.
+/// Translates options.offload for the planner, and checks that a given plan packs only if the options allow it.
 void TrainerCore::complete_planning() {
   const OffloadOptions& offload = options_.offload;
   if (offload.saved_tensors) options_.planner.spilling.offloads = true;
@@ -218,7 +218,7 @@ void TrainerCore::complete_planning() {
   };
 }
 
-/// Plans for a new key. Where no plan fits, everything stays as it was.
+/// Plans a new key. If no plan fits, nothing changes.
 void TrainerCore::add_shape(std::int64_t step, const StepKey& key) {
   const ShapePlans& known = plans_->shapes();
   const auto refuse = [&](const std::string& option, const std::string& end) {
@@ -273,7 +273,7 @@ void TrainerCore::describe() {
   }
 }
 
-/// The trainer's run: a step plans new batches first, and ranks must agree on rates and evaluations.
+/// The trainer's run: plans new batches before their step, and checks that ranks agree on rates and evaluations.
 class TrainerCore::Live final : public TrainerRun {
  public:
   explicit Live(TrainerCore& core)
@@ -283,7 +283,7 @@ class TrainerCore::Live final : public TrainerRun {
         core_(core) {}
 
   void train_step(std::int64_t step, Progress& progress) override;
-  /// One that rates and the end of training follow: all ranks must have the same.
+  /// Must give the same loss on all ranks: rates and the end of training follow it.
   std::optional<Evaluation> evaluate() override {
     if (!core_.program_->evaluates()) return std::nullopt;
     const Evaluation evaluation = core_.evaluate();
@@ -309,7 +309,7 @@ TrainerCore::Live& TrainerCore::started() {
   RunNeed need{
       .budget_bytes = plans_->budget_bytes(), .peak_bytes = plan().peak_bytes, .placements = plans_->placements()};
   if (plans_->shapes().empty()) {
-    need.placements.emplace_back();  // until the first step is planned
+    need.placements.emplace_back();  // replaced when the first step is planned
   } else if (!whole_) {
     need.outside = plans_->outside_facts();
   }
@@ -317,7 +317,7 @@ TrainerCore::Live& TrainerCore::started() {
   try {
     run_ = engine->start([&] { return std::make_unique<Live>(*this); });
   } catch (const OutOfMemory&) {
-    // Without example steps nothing was planned so far: the first step's refusal says what would fit.
+    // Without example steps nothing is planned yet; the refusal of the first step names options that would fit.
     if (plans_->shapes().empty() && is_planned()) require_planned(first_step_, key_of(first_step_));
     throw;
   }
@@ -363,7 +363,7 @@ std::int64_t TrainerCore::skipped_batches() { return started().skipped_batches()
 
 std::int64_t TrainerCore::skipped_steps() { return started().skipped_steps(); }
 
-/// Throws ValueError where a function of the program, or with `trains` an observer, calls the trainer that called it.
+/// Throws ValueError where a function of the program, or with `trains` an observer, calls back into its trainer.
 void TrainerCore::require_idle(const char* call, bool trains) const {
   const char* const outer = calling_ != nullptr ? calling_ : trains ? training_ : nullptr;
   if (outer == nullptr) return;
@@ -420,7 +420,7 @@ Evaluation TrainerCore::evaluate() {
   return evaluation;
 }
 
-/// Throws ValueError, on all ranks, where they have different numbers.
+/// Throws ValueError on all ranks if their numbers differ.
 void TrainerCore::require_same(const std::string& function, const std::string& what, double own) const {
   if (!whole_) return;
   std::vector<double> all(static_cast<std::size_t>(options_.ranks.ranks->size()));

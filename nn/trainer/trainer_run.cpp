@@ -24,7 +24,7 @@
 namespace thimble::nn {
 namespace {
 
-/// The batch of a step, for a scope.
+/// Holds the batch of a step.
 class HeldBatch {
  public:
   HeldBatch(ProgramRun& run, std::int64_t step) : run_(run) {
@@ -39,7 +39,7 @@ class HeldBatch {
   ProgramRun& run_;
 };
 
-/// Modules, and functions, in evaluation mode for a scope; then each module has the mode that it had.
+/// Sets modules and functions to evaluation mode, then restores each module's mode.
 class Evaluating {
  public:
   explicit Evaluating(const std::vector<Module*>& modules) {
@@ -49,7 +49,7 @@ class Evaluating {
     }
   }
   ~Evaluating() {
-    for (const auto& [module, is_training] : modes_) module->train(is_training);  // those below it follow
+    for (const auto& [module, is_training] : modes_) module->train(is_training);  // a module's children come after it
   }
   Evaluating(const Evaluating&) = delete;
   Evaluating& operator=(const Evaluating&) = delete;
@@ -59,10 +59,10 @@ class Evaluating {
   std::vector<std::pair<Module*, bool>> modes_;
 };
 
-// Metadata of a checkpoint: the state of optim::Plateau; the least loss of an evaluation, and how many came since.
+// Metadata of a checkpoint: the state of optim::Plateau; the least loss of an evaluation, and the number of later ones.
 constexpr const char *plateau_key = "trainer.plateau", *best_key = "trainer.best";
 
-/// As many digits as tell two numbers apart.
+/// With enough digits to restore the number exactly.
 std::string text_of(double number) {
   char text[40];
   std::snprintf(text, sizeof text, "%.17g", number);
@@ -136,7 +136,7 @@ TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& optio
   if (options.loss_scale) scaler_ = std::make_unique<optim::GradScaler>(*options.loss_scale);
   options_.scaler = scaler_.get();
   options_.stage = run_->stage();
-  // Without a placed arena nothing but the machine bounds this run, and one that meets that bound is over either way.
+  // Without a placed arena only the machine bounds this run, and running out of memory ends it in either mode.
   if (options_.fuses_optimizer == FusedUpdate::secured && placed_ == nullptr && !device_.is_dry) {
     options_.fuses_optimizer = FusedUpdate::unsecured;
   }
@@ -160,7 +160,7 @@ TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& optio
 
 namespace {
 
-/// Throws ValueError where a name in `sharded` is of no layer, or of one that it cannot shard.
+/// Throws ValueError if a name in `sharded` matches no layer, or one of the wrong kind.
 void check_sharded(const std::vector<Module*>& modules, const std::vector<ShardedChild>& sharded) {
   const auto refuse = [](const ShardedChild& child, const std::string& expected) {
     throw ValueError("trainer: options.ranks.sharded: " + quote(child.name) + ": expected " + expected);
@@ -208,7 +208,7 @@ void TrainerRun::make_model(std::shared_ptr<ParameterStore> store) {
   check_sharded(run_->modules(), ranks.sharded);
 }
 
-/// Model and optimizers; on several ranks with this rank's shards.
+/// Makes model and optimizers; on several ranks with this rank's shards.
 void TrainerRun::make_program() {
   const OffloadOptions& away = trainer_options_.offload;
   const auto make_tier = [&] { return trainer_options_.planner.make_tier(device_); };
@@ -253,12 +253,12 @@ void TrainerRun::make_program() {
   run_->make_optimizers();
 }
 
-/// The ranks that sum this part's gradients; null for one rank.
+/// Sums this part's gradients over ranks; null for one rank.
 dist::DataParallel* TrainerRun::parallel(std::size_t part) const {
   return parallel_.empty() ? run_->parallel() : parallel_[part].get();
 }
 
-/// Of the only part, on several ranks.
+/// On several ranks, of the only part.
 RankFiles TrainerRun::rank_files() {
   return parallel_.empty() ? run_->rank_files() : RankFiles{request_.whole->state.front()};
 }
@@ -284,7 +284,7 @@ void TrainerRun::freeze_as(const std::vector<bool>& is_frozen) {
   }
 }
 
-/// What is unfrozen is to be trained.
+/// Throws ValueError for an unfrozen parameter that no optimizer trains.
 void TrainerRun::check_unfrozen() const {
   for (const optim::Named& p : constants_) {
     if (!p.tensor.requires_grad()) continue;
@@ -302,7 +302,7 @@ const ExampleStep& TrainerRun::next_kind() {
 
 const BatchOutline& TrainerRun::next_outline() {
   if (outline_) return *outline_;
-  // What the dry batch draws is not drawn from the run's generator, and its bytes are none of a dry run's.
+  // A dry batch must not draw from the run's generator, nor count in the bytes of a dry run.
   RandomGenerator scratch(trainer_options_.seed);
   const GeneratorScope scope(scratch);
   const ResourceScope elsewhere(default_resource(dry(device_)));
@@ -315,7 +315,7 @@ StepKey TrainerRun::next_key() {
   return {next_outline().shapes, next_outline().values, asked.empty() ? is_frozen() : asked};
 }
 
-/// Null where no plans are followed.
+/// Null if the run follows no plans.
 const ShapePlan* TrainerRun::next_shape() {
   if (request_.shapes == nullptr) return nullptr;
   const StepKey key = next_key();
@@ -325,8 +325,8 @@ const ShapePlan* TrainerRun::next_shape() {
   throw PlanError("trainer: no plan of batches with " + key.shapes);
 }
 
-/// One for each of this rank's micro-batches, where a step has several: it weighs as it has samples, unless the options
-/// say otherwise.
+/// Sizes and weights of this rank's micro-batches, if a step has several; weighted by samples unless the options give
+/// weights.
 std::vector<optim::MicroBatch> TrainerRun::micro_batches() {
   if (std::vector<optim::MicroBatch> own = run_->weights(options_.micro_batches); !own.empty()) return own;
   const StepOptions& given = trainer_options_.step;
@@ -340,7 +340,7 @@ std::vector<optim::MicroBatch> TrainerRun::micro_batches() {
     }
     return list;
   };
-  if (samples.empty()) return own(given.parts);  // of a batch that only its key describes
+  if (samples.empty()) return own(given.parts);  // a `key` hides the samples of its batch
   const auto refuse = [](const std::string& what, std::int64_t got, std::int64_t expected) {
     throw ValueError("trainer: options.step." + what + ": expected " + std::to_string(expected) +
                      " samples, as micro_batch cuts them, got " + std::to_string(got));
@@ -372,7 +372,7 @@ bool TrainerRun::is_best(double loss) {
   return is_least;
 }
 
-/// The rates are set at once: a checkpoint has them with their factor.
+/// Sets the rates at once, so that a checkpoint contains them with the new factor.
 void TrainerRun::note_evaluation(double loss) {
   if (!plateau_) return;
   plateau_->add(loss);
@@ -414,10 +414,10 @@ void TrainerRun::update_part(std::size_t part, const ShapePlan* shape) {
     optimizer.set_rate(rate_before);
     throw;
   }
-  if (part_count_ > 1) free_gradients();  // this part's loss may have led to another's parameters
+  if (part_count_ > 1) free_gradients();  // this part's loss may have reached another part's parameters
 }
 
-/// The parts that are left of the step, each with the numbers that it would have drawn had none of them failed.
+/// Runs the remaining parts of the step. Each draws the same numbers as if none had failed.
 void TrainerRun::run_parts(const ShapePlan* shape) {
   if (next_part_ > 0) {
     part_begin_ = generator_;
@@ -428,7 +428,7 @@ void TrainerRun::run_parts(const ShapePlan* shape) {
   has_begun_ = true;
   std::optional<HeldBatch> batch;
   if (trainer_options_.captures_steps) {
-    // A captured step begins with its batch in place: a dry run that its placement is made from does so, too.
+    // A captured step begins with its batch in place; so must the dry run that its placement comes from.
     if (!device_.is_dry) load_batch();
   } else {
     batch.emplace(*run_, next_kind().step);
@@ -445,7 +445,7 @@ void TrainerRun::run_parts(const ShapePlan* shape) {
   run_->after_update();
 }
 
-/// Throws ValueError on all ranks where they would cut their micro-batches out of different batches.
+/// Throws ValueError on all ranks if their batches differ.
 void TrainerRun::require_same_batch() {
   std::uint64_t own = 0;
   for (const Tensor& t : run_->batch_tensors()) {
@@ -460,7 +460,7 @@ void TrainerRun::require_same_batch() {
                    std::to_string(other - all.begin()) + " than on rank 0");
 }
 
-/// A step that asks for other blocks than planned may find no room: why, not the state of the arena, is the news.
+/// A step that left its plan may find no room; the error must name that cause, not the state of the arena.
 void TrainerRun::explain(const OutOfMemory& error) const {
   const PlacedArena::Statistics placed = placed_->statistics();
   const OutOfMemory::Facts& facts = error.facts();
@@ -484,7 +484,7 @@ void TrainerRun::prepare_next() {
   if (device_.is_cuda() && !device_.is_dry && steps_ + 1 < trainer_options_.steps) run_->prepare_batch(steps_ + 1);
 }
 
-/// The batch whose addresses captured steps repeat.
+/// Makes the batch whose addresses captured steps repeat.
 void TrainerRun::hold_batch() {
   RandomGenerator scratch(trainer_options_.seed);
   const GeneratorScope scope(scratch);
@@ -497,7 +497,7 @@ void TrainerRun::load_batch() {
   run_->load_batch(next_kind().step);
 }
 
-/// Begins and ends its placed step itself.
+/// CapturedStep begins and ends the placed step.
 void TrainerRun::step_captured() {
   const GeneratorScope scope(generator_);
   check_unfrozen();
@@ -545,7 +545,7 @@ void TrainerRun::step() {
   check_unfrozen();
   const ShapePlan* const shape = next_shape();
   const std::uint64_t deviations = placed_ != nullptr ? placed_->statistics().deviations : 0;
-  // The rest of a step that failed in a later part is not what was planned.
+  // No plan covers the rest of a step that failed in a later part.
   const bool is_rest = next_part_ > 0;
   if (placed_ != nullptr && is_rest) placed_->set_strict(false);
   std::optional<PlacedArena::Step> replay;
@@ -609,17 +609,17 @@ std::optional<Evaluation> TrainerRun::evaluate() {
   const NoGrad off;
   rest();
   const PassScope pass(generator_);
-  generator_.start_pass();  // every evaluation draws the same
+  generator_.start_pass();  // every evaluation draws the same numbers
   const Evaluating mode(run_->modules());
   return run_->evaluate();
 }
 
-/// Whether something that is done every so many steps is due before the last one.
+/// Whether an action with this interval is due before the last step.
 bool TrainerRun::comes_between(std::int64_t every) const {
   return every > 0 && (first_step_ / every + 1) * every < trainer_options_.steps;
 }
 
-/// By which two moments of the arena are told apart.
+/// Digest of the arena's blocks, equal for equal layouts.
 std::uint64_t TrainerRun::layout() const {
   const Arena* const arena = Arena::find(*current_resource(device_));
   return arena != nullptr ? arena->layout_digest() : 0;
@@ -648,7 +648,7 @@ void TrainerRun::finish(FunctionRef<void()> step) {
       step();
       between();
       after = layout();
-      if (after == before) break;  // from here on everything repeats
+      if (after == before) break;  // all later steps repeat this one
     }
   }
   run_->end(false);
@@ -798,7 +798,7 @@ std::size_t TrainerRun::tier_bytes() const {
     const optim::Optimizer& optimizer = run_->optimizer(part);
     if (const Tier* const tier = optimizer.tier().get()) bytes += tier->statistics().committed_bytes;
     for (const ParameterStore* const store : optimizer.parameter_stores()) {
-      if (std::find(stores.begin(), stores.end(), store) != stores.end()) continue;  // of an earlier part, too
+      if (std::find(stores.begin(), stores.end(), store) != stores.end()) continue;  // an earlier part has it, too
       stores.push_back(store);
       bytes += store->bytes_elsewhere();
     }
@@ -808,7 +808,7 @@ std::size_t TrainerRun::tier_bytes() const {
 
 namespace {
 
-/// Every rank's, on every rank.
+/// Gathers the figures of all ranks on every rank.
 std::vector<RankFigures> gather_figures(const RunReport& report, const memory::Stack& stack,
                                         const dist::Communicator::Volume& volume, dist::Communicator* ranks) {
   if (ranks == nullptr) return {};
@@ -862,7 +862,7 @@ void Engine::measure(TrainerRun& run, dist::Communicator* ranks, RunReport& repo
     report.arena_rss_bytes = process::mapping_rss_bytes(stack_.arena->base(), stack_.arena->reserved_bytes());
   }
   if (options_.device.is_cuda()) {
-    const std::size_t others = memory::statistics(options_.device).committed_bytes;  // outside of the run
+    const std::size_t others = memory::statistics(options_.device).committed_bytes;  // allocated outside the run
     report.device_use = memory::device_use(options_.device, stack_.arena->statistics().committed_bytes + others);
     report.libraries = kernels::device_runtime(options_.device).library_use();
   }

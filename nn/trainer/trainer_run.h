@@ -1,5 +1,5 @@
 #pragma once
-// The steps of a trainer's program on one device: planned or not, real or dry.
+// Runs the steps of a trainer's program on one device, with or without plans, real or dry.
 
 #include <algorithm>
 #include <cstdint>
@@ -21,39 +21,38 @@
 
 namespace thimble::nn {
 
-/// One rank's view of a program that several ranks train.
+/// The unsharded program that several ranks train.
 struct WholeProgram {
   std::vector<WholeState> state;     // of each part's optimizer
   std::vector<bool> is_elementwise;  // of each part's optimizer
 };
 
-/// The part of its program that a run executes.
+/// Selects the part of a program that a run executes.
 struct RunRequest {
-  /// Steps to repeat; empty: the run's current steps, with its current frozen parameters.
+  /// Steps to repeat; defaults to the run's current step, with its current frozen parameters.
   std::vector<ExampleStep> steps = {};
-  std::optional<std::size_t> only_part = std::nullopt;  ///< none: all, one after the other
-  /// Plans to follow; null: none, or for only one part that of options().
+  std::optional<std::size_t> only_part = std::nullopt;  ///< defaults to all, in order
+  /// Plans to follow; may be null. A run of one part then follows the plan in options().
   const ShapePlans* shapes = nullptr;
-  const WholeProgram* whole = nullptr;  ///< with the ranks of the options; null for one rank that has everything
-  int rank = 0;                         ///< on a dry device: which of them
-  /// Only a loop drives the run, by its options: steps beyond the last do nothing, and none comes after the last
+  const WholeProgram* whole = nullptr;  ///< set on several ranks, with the ranks of the options; null for one rank
+  int rank = 0;                         ///< that a run on a dry device simulates
+  /// The run is driven only by a loop with its options: steps after the last do nothing, and no step follows the last
   /// evaluation or checkpoint.
   bool is_scheduled = false;
-  bool reads_losses = true;  ///< false: the host does not wait for a step, and losses() stay 0
+  bool reads_losses = true;  ///< if false, the host does not wait for a step, and losses() stay 0
 };
 
-/// Options that change what a run computes, as a checkpoint's metadata have them: "trainer.clip_norm", ...
+/// Options that change a run's results, as in the metadata of a checkpoint: "trainer.clip_norm", ...
 std::map<std::string, std::string> settings_of(const TrainerOptions& options, const std::string& part,
                                                const optim::Optimizer& optimizer);
-/// Metadata of a checkpoint: the step whose rate the optimizer has.
+/// Metadata of a checkpoint: the step that set the optimizer's rate.
 inline constexpr const char* rate_step_key = "trainer.rate_step";
-/// Whether a key of that metadata belongs to the run's state rather than to an option.
+/// Whether a key of the metadata belongs to the run's state rather than to an option.
 bool is_state_key(const std::string& key);
 
 class TrainerRun : public TrainingRun, public LoopedRun {
  public:
-  /// `first_step`: steps done in the checkpoint that the run resumes from; `first_skipped`: of these, those that
-  /// skipped their batch.
+  /// The run resumes from a checkpoint of `first_step` steps, of which `first_skipped` skipped their batch.
   TrainerRun(const ErasedProgram& program, const TrainerOptions& options, memory::Device device, RunRequest request,
              std::int64_t first_step = 0, std::int64_t first_skipped = 0);
   TrainerRun(const TrainerRun&) = delete;
@@ -68,13 +67,13 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   std::size_t tier_bytes() const override;
 
   void train_step(std::int64_t step, Progress& progress) override;
-  /// Without a tape, in evaluation mode, with the region given back. Throws ValueError for a program without one.
+  /// Runs without a tape and in evaluation mode, after rest(). Returns nullopt for a program without an evaluation.
   std::optional<Evaluation> evaluate() override;
-  /// On several ranks of a program with one part and one module. Throws as in nn/files/checkpoint.h. On a dry device a
-  /// file is only compared with the program.
+  /// Several ranks need a program with one part and one module. Throws as in nn/files/checkpoint.h. On a dry device,
+  /// load() only compares the file with the program.
   void write_checkpoint(const std::string& path) override;
   void load(const std::string& path);
-  /// Tells the other ranks, in place of write_checkpoint(), that there will be no file.
+  /// Called instead of write_checkpoint(): tells the other ranks that there will be no file.
   void refuse_checkpoint(const std::string& why) override;
   std::int64_t steps_done() override { return steps_; }
   bool is_in_step() override { return next_part_ > 0; }
@@ -83,20 +82,20 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   std::int64_t skipped_steps() override;
   bool is_replay() const override { return recorded_ != nullptr && recorded_->is_captured(); }
   void end() override;
-  /// Between steps: releases the captured graph and the region of a placed arena, so that others have the bytes. The
+  /// Releases the captured graph and the region of a placed arena between steps, so that others can use the bytes. The
   /// next step takes them again.
   void rest() noexcept;
-  /// Kernels and copies of the last replay, or 0.
+  /// Kernels and copies of the last replay; 0 before it.
   std::size_t captured_launches() const noexcept { return captured_launches_; }
 
-  /// A step that throws can be repeated, with the bits of one that never failed.
+  /// Of the next step. A step that throws can be repeated, bit for bit like one that never failed.
   StepKey next_key();
   /// Skips the next batch.
   void skip();
   std::int64_t skipped_batches() const noexcept { return skipped_; }
-  /// Each parameter of the optimizers, in order.
+  /// Of each parameter of the optimizers, in order.
   std::vector<bool> is_frozen();
-  /// The loss of an evaluation of training, by which rates may fall (TrainerOptions::plateau).
+  /// Takes the loss of an evaluation, which may lower the rates (TrainerOptions::plateau).
   void note_evaluation(double loss);
   /// Multiplies all rates.
   double rate_factor() const noexcept { return plateau_ ? plateau_->state().factor : 1; }
@@ -104,13 +103,13 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   const std::vector<double>& losses() const noexcept { return losses_; }
   std::int64_t steps() const noexcept { return steps_; }
   std::int64_t first_step() const noexcept { return first_step_; }
-  /// That this rank sent to others.
+  /// Bytes and messages that this rank sent to others.
   virtual dist::Communicator::Volume volume();
   RandomGenerator& generator() noexcept { return generator_; }
   optim::GradScaler* scaler() noexcept { return scaler_.get(); }
-  /// The parameters of a part's optimizer; on several ranks whole ones, of which the optimizer has this rank's shards.
+  /// The parameters of a part's optimizer; on several ranks the whole ones that its shards belong to.
   const std::vector<optim::Named>& parameters(std::size_t part) const;
-  /// Options of all parts that change the run's results (settings_of); keys of part i > 0 begin "trainer.<i>.".
+  /// settings_of() all parts; keys of part i > 0 begin with "trainer.<i>.".
   std::map<std::string, std::string> settings();
 
  private:
@@ -150,30 +149,30 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   RandomGenerator generator_;
   std::size_t part_count_;
   std::unique_ptr<dist::Communicator> dry_ranks_;
-  std::unique_ptr<dist::Communicator> group_;       // with the other shards; null: this rank has all, or there are none
-  std::unique_ptr<dist::Communicator> like_ranks_;  // with the same shard; null: all
-  dist::Communicator* ranks_ = nullptr;             // that share out micro-batches; null for one rank
-  std::shared_ptr<const ShardRules> shards_;        // null: all layers are whole
-  std::vector<std::unique_ptr<dist::DataParallel>> parallel_;  // of each part; none on one rank
+  std::unique_ptr<dist::Communicator> group_;       // ranks with the other shards; null if this rank has all shards
+  std::unique_ptr<dist::Communicator> like_ranks_;  // ranks with the same shard; null if all have it
+  dist::Communicator* ranks_ = nullptr;             // that divide the micro-batches; null for one rank
+  std::shared_ptr<const ShardRules> shards_;        // null if all layers are whole
+  std::vector<std::unique_ptr<dist::DataParallel>> parallel_;  // of each part; empty on one rank
   std::unique_ptr<ProgramRun> run_;
   std::unique_ptr<optim::GradScaler> scaler_;
   std::optional<optim::Plateau> plateau_;
   std::vector<double> rates_;  // of each part's optimizer, as the program makes it
   StepOptions options_;
-  std::shared_ptr<Tier> tier_;           // for offloading plans; null: none offloads
-  PlacedArena* placed_;                  // behind the resource; null: none
-  std::int64_t first_step_;              // steps that were done before
-  std::int64_t steps_;                   // done
+  std::shared_ptr<Tier> tier_;           // for plans that offload; otherwise null
+  PlacedArena* placed_;                  // behind the current resource; may be null
+  std::int64_t first_step_;              // steps done when the run was made
+  std::int64_t steps_;                   // steps done
   std::int64_t skipped_;                 // of these, skipped
-  std::int64_t taken_ = 0;               // by this run
-  std::optional<double> least_loss_;     // of the evaluations of training
-  std::int64_t worse_ = 0;               // evaluations in a row since that one
-  std::int64_t rate_step_ = -1;          // whose rate the optimizers have; -1: the rate they were made with, or loaded
+  std::int64_t taken_ = 0;               // steps done by this run
+  std::optional<double> least_loss_;     // of the evaluations in training
+  std::int64_t worse_ = 0;               // evaluations in a row since the least loss
+  std::int64_t rate_step_ = -1;          // the step that set the optimizers' rates; -1 if they are as made or loaded
   std::vector<double> losses_;           // of the last step
-  ExampleStep kind_;                     // of the next step, where the request names none
+  ExampleStep kind_;                     // of the next step, unless the request lists steps
   std::optional<BatchOutline> outline_;  // of the next step's batch
-  std::vector<optim::Named> constants_;  // frozen when the run was made, and of no optimizer
-  // Of a step that failed in its part `next_part_`: the generator when the step began, and when that part did.
+  std::vector<optim::Named> constants_;  // frozen when the run was made, and in no optimizer
+  // After a step that failed in part `next_part_`: the generator at the beginning of the step and of the part.
   std::size_t next_part_ = 0;
   bool has_begun_ = false;
   RandomGenerator step_begin_{0}, part_begin_{0};
@@ -181,24 +180,24 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   std::size_t captured_launches_ = 0;
 };
 
-/// The bytes that a plan needs.
+/// The bytes that a run needs.
 struct RunNeed {
-  std::size_t budget_bytes = 0;                      ///< that the arena may commit; 0: as many as it takes
-  std::size_t peak_bytes = 0;                        ///< that it will commit
-  std::vector<StepPlacement> placements = {};        ///< of its steps
-  std::optional<memory::OutsideFacts> outside = {};  ///< of a process that promises its bytes beside the arena
+  std::size_t budget_bytes = 0;                      ///< that the arena may commit; 0 sets no bound
+  std::size_t peak_bytes = 0;                        ///< that the arena will commit
+  std::vector<StepPlacement> placements = {};        ///< of the run's steps
+  std::optional<memory::OutsideFacts> outside = {};  ///< for the bytes that the process promises outside the arena
   bool is_final = false;                             ///< no later plan needs more
 };
 
-/// An arena for one run.
+/// Runs one run in an arena made for it.
 class Engine {
  public:
-  /// `options` must outlive it. On the cpu the need is first compared with the machine's limits for this process
-  /// (memory/process/host_limits.h): throws OutOfMemory if there is no room for it; DeviceError.
+  /// `options` must outlive it. On the cpu it first compares the need with the machine's limits for this process
+  /// (memory/process/host_limits.h). Throws OutOfMemory if there is no room, and DeviceError.
   Engine(const TrainerOptions& options, RunNeed need);
 
   const memory::Stack& stack() const noexcept { return stack_; }
-  /// The run that `make` returns, made in the arena, with the state of the checkpoint that the options resume from.
+  /// Calls `make` in the arena, and loads the checkpoint that the options resume from into the run.
   template <class Make>
   auto start(const Make& make) const {
     const ResourceScope scope(stack_.top);
@@ -206,17 +205,17 @@ class Engine {
     if (!options_.resume.empty()) run->load(options_.resume);
     return run;
   }
-  /// The remaining steps of the options (nn/trainer/training_loop.h). Throws what a step throws; FileError if the last
-  /// checkpoint cannot be written.
+  /// Runs the remaining steps of the options (nn/trainer/training_loop.h). Throws any error of a step, and FileError if
+  /// the last checkpoint cannot be written.
   void run(TrainerRun& run, const LoopOptions& looped, const TrainObserver& observer, const TrainControl& control,
            RunReport& report) const;
-  /// Fills in the figures of a run, beside the predicted ones. `ranks` may be null.
+  /// Fills in the measured figures of a report. `ranks` may be null.
   void measure(TrainerRun& run, dist::Communicator* ranks, RunReport& report) const;
 
  private:
   const TrainerOptions& options_;
-  std::optional<memory::ProcessWatch> watch_;  // on the cpu
-  memory::OutsideBytes outside_;               // promised
+  std::optional<memory::ProcessWatch> watch_;  // for the cpu
+  memory::OutsideBytes outside_;               // the promised bound
   memory::Stack stack_;
 };
 

@@ -29,7 +29,7 @@ std::string is_text(const char* what, double loss) {
   return text;
 }
 
-/// Every rank gets the strongest wish of all of them after each step. `ranks` may be null.
+/// Gives every rank the strongest wish of all ranks after each step. `ranks` may be null.
 TrainControl agreed_control(const TrainControl& control, dist::Communicator* ranks) {
   if (ranks == nullptr) return control;
   TrainControl all = control;
@@ -66,7 +66,7 @@ class TrainingLoop {
     try {
       return f();
     } catch (const PartialUpdateError&) {
-      throw;  // some parameters are updated, others are not: nothing to keep
+      throw;  // only some parameters are updated: no state to save
     } catch (...) {
       rescue();
       throw;
@@ -75,7 +75,7 @@ class TrainingLoop {
 
   LoopedRun& run_;
   const TrainerOptions& options_;
-  const std::optional<int> rank_;  // among several
+  const std::optional<int> rank_;  // set if there are several
   const double items_per_step_;
   const memory::Stack& stack_;
   RunReport& report_;
@@ -83,7 +83,7 @@ class TrainingLoop {
   TrainingLog log_;
   CheckpointKeeper keeper_;
   std::exception_ptr failed_save_;
-  std::int64_t first_step_, skipped_before_;  // by runs before this one
+  std::int64_t first_step_, skipped_before_;  // by earlier runs
   double first_ms_ = 0, later_ms_ = 0;
 };
 
@@ -119,12 +119,12 @@ void TrainingLoop::train(const TrainObserver& observer) {
     const auto is_number = [](double loss) { return std::isfinite(loss); };
     const bool is_finite =
         is_number(progress.loss) && std::all_of(progress.losses.begin(), progress.losses.end(), is_number);
-    // A step that the loss scaler skipped, because its gradients were too large, changed no parameter.
+    // A step that the loss scaler skipped because its gradients were too large changed no parameter.
     if (!is_finite && run_.skipped_steps() == skipped) {
       const auto found = std::find_if_not(progress.losses.begin(), progress.losses.end(), is_number);
       return diverge(done, is_text("the loss", found != progress.losses.end() ? *found : progress.loss));
     }
-    if (is_finite) keeper_.confirm();  // of the state that was saved last
+    if (is_finite) keeper_.confirm();  // the state that was saved last
     const Wish wish = control_.wish ? control_.wish() : Wish::go_on;
     bool is_last = done == options_.steps || wish == Wish::stop;
     const auto is_due = [&](std::int64_t every) { return every > 0 && done % every == 0; };
@@ -243,8 +243,8 @@ void TrainingLoop::save(bool is_last) {
   }
 }
 
-/// Saves the steps that were done, before an exception leaves. A step that failed after some of its updates is no state
-/// to save.
+/// Saves the finished steps before an exception leaves. A step that failed after some of its updates is not a state to
+/// save.
 void TrainingLoop::rescue() noexcept {
   try {
     if (rank_ || !keeper_.is_on() || run_.steps_done() <= keeper_.saved_step()) return;
@@ -254,7 +254,7 @@ void TrainingLoop::rescue() noexcept {
   } catch (const std::exception& error) {
     try {
       say(std::string("training has failed, and so has its checkpoint: ") + error.what() + "; " + keeper_.text());
-    } catch (...) {  // NOLINT(bugprone-empty-catch): the first failure is on its way and says why
+    } catch (...) {  // NOLINT(bugprone-empty-catch): the first failure is on its way and gives the reason
     }
   }
 }
