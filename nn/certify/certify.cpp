@@ -34,7 +34,7 @@ ComparedTensor tensor(std::int64_t step, Compared kind, std::string name, const 
   return {step, kind, std::move(name), t.defined() ? t.bytes() : 0, digest_of(t)};
 }
 
-/// "", or in front of names where there are several: "optimizer 1: ".
+/// "optimizer 1: ", or "" for a single optimizer.
 std::string prefix(std::size_t i, std::size_t count) {
   return count > 1 ? "optimizer " + std::to_string(i) + ": " : std::string();
 }
@@ -106,7 +106,7 @@ Digest Witness::calls() const {
 void Witness::note_gradient(const std::shared_ptr<Leaf>& leaf) {
   const auto found = std::lower_bound(leaves_.begin(), leaves_.end(), leaf.get(),
                                       [](const Watched& w, const Leaf* of) { return w.leaf < of; });
-  if (found == leaves_.end() || found->leaf != leaf.get()) return;  // no optimizer has it
+  if (found == leaves_.end() || found->leaf != leaf.get()) return;  // in no optimizer
   std::string name = found->name;
   if (found->seen++ > 0) name += "[" + std::to_string(found->seen - 1) + "]";
   gradients_.push_back(tensor(step_, Compared::gradient, std::move(name), leaf->grad));
@@ -120,7 +120,7 @@ void Witness::note_step(Trajectory& trajectory) {
   for (std::size_t i = 0; i < view.losses.size(); ++i) {
     trajectory.push_back(number(step_, Compared::loss, "loss" + (i > 0 ? std::to_string(i) : ""), view.losses[i]));
   }
-  // In the order of the tape's, which segments may change.
+  // Sorted, because segments may change the order in which the tape completes gradients.
   std::sort(gradients_.begin(), gradients_.end(),
             [](const ComparedTensor& a, const ComparedTensor& b) { return a.name < b.name; });
   for (ComparedTensor& gradient : gradients_) trajectory.push_back(std::move(gradient));
@@ -239,7 +239,7 @@ constexpr std::uint64_t finish(std::uint64_t k) noexcept {
   return k ^ (k >> 33);
 }
 
-/// Elements of any layout, a part of them at a time.
+/// Adds elements of any layout, buffered in 4 KiB.
 void add_strided(const Tensor& t, const std::byte* at, DigestStream& digest) {
   const std::size_t size = size_of(t.dtype());
   std::array<std::byte, 4096> part;
@@ -261,7 +261,7 @@ void add_strided(const Tensor& t, const std::byte* at, DigestStream& digest) {
   digest.add(part.data(), used);
 }
 
-/// What is on a GPU comes by way of the host's memory.
+/// Copies GPU memory through a host buffer.
 void add_downloaded(const Tensor& t, const std::byte* at, std::vector<std::byte>& part, DigestStream& digest) {
   for (std::size_t done = 0; done < t.bytes(); done += part.size()) {
     const std::size_t count = std::min(part.size(), t.bytes() - done);

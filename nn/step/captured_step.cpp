@@ -63,8 +63,8 @@ void load_input(const Tensor& to, const Tensor& from) {
   to.storage()->bump_version();
 }
 
-/// Cuts a step in two where the host decides. What it will read, and the loss, which a skipped step has too, are
-/// written before.
+/// Cuts the captured step where the host decides. Before the cut it writes the sums that the host reads, and the loss,
+/// which a skipped step also returns.
 class CapturedStep::Judge final : public StepJudge {
  public:
   explicit Judge(CapturedStep& step) : step_(step) {}
@@ -74,7 +74,7 @@ class CapturedStep::Judge final : public StepJudge {
     step_.sum_count_ = square_sums.defined() ? square_sums.elements() : 0;
     if (step_.sum_count_ > 0) copy_into(view::slice(step_.sums_, 0, 0, step_.sum_count_), square_sums);
     cut();
-    return {false, 1 / step_.options_.scaler->scale()};  // the update's factor is one of the step's numbers
+    return {false, 1 / step_.options_.scaler->scale()};  // the update reads its factor from the step's numbers
   }
 
   LaunchGraph::Cut cut;
@@ -103,7 +103,7 @@ CapturedStep::CapturedStep(PlacedArena& placed, optim::Optimizer& optimizer,
 
 CapturedStep::~CapturedStep() { drop(); }
 
-// The recording goes before what it uses.
+// The capture goes before the objects that it uses.
 void CapturedStep::drop() noexcept {
   graph_.reset();
   block_.reset();
@@ -137,7 +137,7 @@ kernels::StepNumbers CapturedStep::numbers() const {
   kernels::StepNumbers now;
   now.rate = optimizer_.rate();
   const double scale = options_.scaler != nullptr ? options_.scaler->scale() : 1;
-  now.gradient_factor = optimizer_.gradient_factor() * (1 / scale);  // as training_step has it
+  now.gradient_factor = optimizer_.gradient_factor() * (1 / scale);  // as in training_step
   now.loss_scale = scale;
   now.update = optimizer_.step_count() + 1;
   now.random_step = generator_.step();
@@ -161,7 +161,7 @@ void CapturedStep::capture() {
   for (const optim::Named& p : optimizer_.parameters()) uses.push_back(p.tensor);
   for (const optim::Named& s : optimizer_.state()) uses.push_back(s.tensor);
   std::unique_ptr<LaunchGraph> graph;
-  // Nothing has been run: the host's counts go back, and so does what a step that failed has counted.
+  // Nothing has run, so restore the host's counts; also after a failed capture.
   const auto go_back = [&] {
     optimizer_.set_step_count(updates);
     generator_.set_step(random_step);
@@ -192,7 +192,7 @@ void CapturedStep::capture() {
   hold_ = std::move(hold);
 }
 
-/// Puts a part of the recording in the stream, with these numbers.
+/// Launches a part of the capture with these numbers.
 void CapturedStep::replay_part(std::size_t part, const kernels::StepNumbers& now) {
   block_->write(now, image_.data());
   launch(device_, [&](const Addresses& at) {
@@ -209,7 +209,7 @@ void CapturedStep::replay() {
     if (looks()) {
       const Tensor sums = sum_count_ > 0 ? view::slice(sums_, 0, 0, sum_count_) : Tensor();
       verdict = options_.scaler->judge_sums(sums, options_.clip_norm);
-      now.gradient_factor = optimizer_.gradient_factor() * verdict.gradient_factor;  // as training_step has it
+      now.gradient_factor = optimizer_.gradient_factor() * verdict.gradient_factor;  // as in training_step
       if (!verdict.is_skipped) replay_part(1, now);
     }
   }

@@ -1,5 +1,5 @@
 #pragma once
-// A training step that is captured as a CUDA graph and then replayed by one call.
+// Captures a training step as a CUDA graph and replays it with one call.
 //
 //   nn::CapturedStep step(*stack.placed, optimizer, [&](std::int64_t) { return model.loss(batch); }, options);
 //   for (...) {
@@ -8,20 +8,19 @@
 //   }
 //
 // Policy
-// - The first two steps run as training_step does, the first one and a steady one, so that pages, libraries and plans
-//   exist. The third is captured; it and all later steps are replays, with the same bits.
-// - A capture repeats addresses. So it needs a placed arena (memory/policies/placed.h) with the plans of steps whose
-//   loss goes with them (nn::plan_steps of a run whose step() drops it): all blocks of a step are in its region. From
-//   then on the region stays, no block of its arena moves, and requests that would need a move are refused.
-// - It repeats arguments, except those that change from step to step: the optimizer's rate, count of updates and
-//   gradient factor, and the generator's step are in device memory (core/kernels/shared/step_numbers.h), and one copy
-//   writes them before each replay. Set them between steps as usual.
-// - If a loss scaler reads gradients (a dynamic scale, clipping under a scale) a step is two graphs, and the host
-//   decides between them, as in a step that is not captured: it reads the sums of squares that the first graph wrote,
-//   and replays the update or skips it.
-// - It repeats no work of the host: only those three steps call `loss_of`, and the one after a drop(). `loss_of` reads
-//   its batch from tensors that stay, and must not read a value (item, to_host), upload one, or depend on the step in
-//   another way.
+// - The first two steps, the first and a steady one, run as training_step does, so that pages, libraries and plans
+//   exist. The third step is captured; it and all later steps are replays, with the same bits.
+// - A capture repeats addresses. So it needs a placed arena (memory/policies/placed.h) whose plans free the loss with
+//   the step (nn::plan_steps of a run whose step() drops it): the region then holds all blocks of a step. From the
+//   capture on, the region stays, no block of its arena moves, and requests that would need a move are refused.
+// - A capture repeats arguments, except numbers in device memory that one copy writes before each replay
+//   (core/kernels/shared/step_numbers.h): the optimizer's rate, count of updates and gradient factor, and the
+//   generator's step. Set them between steps as usual.
+// - If a loss scaler reads gradients (a dynamic scale, or clipping under a scale), a step is two graphs. The host reads
+//   the sums of squares that the first graph wrote, and replays the update or skips it, as in an uncaptured step.
+// - A replay runs no code of the program: only the first three steps, and the one after a drop(), call `loss_of`. It
+//   reads its batch from tensors that stay, and must not read a value (item, to_host), upload one, or depend on the
+//   step in any other way.
 
 #include <cstdint>
 #include <functional>
@@ -36,39 +35,39 @@
 
 namespace thimble::nn {
 
-/// Copies a dense tensor of the host into an existing one of a CUDA device, without further bytes there: a captured
-/// step gets its next batch this way. On a dry device it copies nothing. Throws ShapeError or DTypeError when they
-/// differ in these, DeviceError for other devices.
+/// Copies a dense host tensor into an existing one on a CUDA device without allocating: a captured step gets its next
+/// batch this way. On a dry device it copies nothing. Throws ShapeError or DTypeError if shapes or dtypes differ,
+/// DeviceError for other devices or strides.
 void load_input(const Tensor& to, const Tensor& from);
 
 class CapturedStep {
  public:
-  /// `placed`, `optimizer`, what `loss_of` uses and the thread's generator must outlive it. Takes its block of device
-  /// memory from the resource in force, which must be on top of `placed`: 64 KiB and 128 bytes for each parameter (kept
-  /// and counted as workspace), a number for the loss, and, if a loss scaler reads gradients, 8 bytes for each
-  /// parameter. Throws DeviceError unless parameters are on a CUDA device (a dry one allocates the same and captures
-  /// nothing); PlanError for features that need the host in every step: tiers (of gradients, saved tensors, optimizer
-  /// state), a profile or an observed graph, and for micro-batches that differ (StepOptions::parts).
+  /// `placed`, `optimizer`, the objects that `loss_of` uses and the thread's generator must outlive it. The current
+  /// resource must be on top of `placed`. It allocates 64 KiB and 128 bytes for each parameter (workspace), a number
+  /// for the loss, and, if a loss scaler reads gradients, 8 bytes for each parameter. Throws DeviceError unless
+  /// parameters are on a CUDA device (a dry one allocates the same and captures nothing); PlanError for parameter
+  /// groups, for features that need the host in every step (tiers of gradients, saved tensors or optimizer state; a
+  /// profile; an observed graph), and for micro-batches that differ (StepOptions::parts).
   CapturedStep(PlacedArena& placed, optim::Optimizer& optimizer, std::function<Tensor(std::int64_t)> loss_of,
                StepOptions options = {});
   ~CapturedStep();
   CapturedStep(const CapturedStep&) = delete;
   CapturedStep& operator=(const CapturedStep&) = delete;
 
-  /// One step. Returns its mean loss, of shape () in f32 (f64 for f64 parameters), not read; the next step overwrites
-  /// it. Throws what training_step throws; PlanError for a captured step that leaves its plan (the next one would have
-  /// other addresses), and DeviceError for one that reads a value. A step that could not be captured has changed
-  /// nothing: optimizer and generator are as before.
+  /// Runs one step. Returns its mean loss without reading it: shape () in f32 (f64 for f64 parameters), overwritten by
+  /// the next step. Throws any error of training_step; PlanError for a captured step that leaves its plan, because the
+  /// next one would have other addresses; DeviceError for one that reads a value. A step that could not be captured
+  /// leaves optimizer and generator as they were.
   Tensor run();
 
-  /// Drops the capture and its hold on the region, so that others may use its bytes between two steps (an evaluation).
-  /// The next step is captured again: it calls `loss_of`, and has the same bits.
+  /// Drops the capture and releases the region, so that others may use its bytes between two steps (an evaluation). The
+  /// next step calls `loss_of` and is captured again, with the same bits.
   void drop() noexcept;
 
   bool is_captured() const noexcept { return hold_ != nullptr; }
-  /// Kernels and copies of a replay; 0 before there is one, and on a dry device.
+  /// Kernels and copies of a replay; 0 before the capture, and on a dry device.
   std::size_t launches() const noexcept { return graph_ ? graph_->launches() : 0; }
-  /// Bytes that are copied to the device before a replay.
+  /// Bytes copied to the device before each replay.
   std::size_t step_bytes() const noexcept { return block_ ? block_->bytes() : 0; }
 
  private:
@@ -86,12 +85,12 @@ class CapturedStep {
   StepOptions options_;
   RandomGenerator& generator_;
   memory::Device device_;
-  Tensor memory_;               // (bytes) of u8, the block's
+  Tensor memory_;               // (bytes) of u8, for block_
   Tensor loss_;                 // ()
-  Tensor sums_;                 // (parameters) in f64: squares of gradients; undefined: nothing reads them
-  std::int64_t sum_count_ = 0;  // of them that a captured step writes
+  Tensor sums_;                 // (parameters) in f64: squares of gradients; undefined if unused
+  std::int64_t sum_count_ = 0;  // sums that a captured step writes
   std::size_t steps_ = 0;
-  std::vector<std::byte> image_;  // of the block, on the host
+  std::vector<std::byte> image_;  // copy of the block on the host
   std::optional<kernels::StepBlock> block_;
   std::unique_ptr<PlacedArena::Hold> hold_;
   std::unique_ptr<LaunchGraph> graph_;  // null on a dry device

@@ -33,13 +33,13 @@ constexpr SinkTraits sinks[] = {
     {.name = "several ranks"},
 };
 
-/// Null where no placed arena is behind the parameters' resource.
+/// Null if the parameters' resource has no placed arena behind it.
 const PlacedArena* placed_behind(const optim::Optimizer& optimizer) {
   if (optimizer.parameters().empty()) return nullptr;
   return PlacedArena::find(*current_resource(optimizer.parameters().front().tensor.device()));
 }
 
-/// Updates parameters as their gradients come.
+/// Updates parameters as their gradients arrive.
 class Updates {
  public:
   Updates(optim::Optimizer& optimizer, bool is_secured)
@@ -52,18 +52,18 @@ class Updates {
 
   void on_gradient(const std::shared_ptr<Leaf>& leaf) {
     if (!leaf->grad.defined()) return;
-    if (done_ == 0 && placed_ != nullptr && !placed_->is_replaying()) return;  // finish() does it
+    if (done_ == 0 && placed_ != nullptr && !placed_->is_replaying()) return;  // finish() updates them
     const auto first = std::lower_bound(by_leaf_.begin(), by_leaf_.end(), std::pair(leaf.get(), std::size_t{0}));
     auto end = first;
     while (end != by_leaf_.end() && end->first == leaf.get()) ++end;
     const Tensor& parameter = optimizer_.parameters()[first->second].tensor;
-    // Other tensors with its bytes are still to be read in backward.
+    // Backward will still read other tensors with its bytes.
     if (parameter.storage() && parameter.storage()->is_held_for_backward()) return;
     for (auto p = first; p != end; ++p) update(p->second);
     leaf->grad = Tensor();
   }
 
-  /// The remaining updates after backward. The count goes up even where nothing had a gradient, as in step().
+  /// Makes the remaining updates after backward. Like step(), it counts an update even if there were no gradients.
   void finish() {
     for (std::size_t i = 0; i < optimizer_.parameters().size(); ++i) {
       if (optimizer_.parameters()[i].tensor.grad().defined()) update(i);
@@ -82,7 +82,7 @@ class Updates {
     try {
       optimizer_.step_one(index);
     } catch (...) {
-      const bool is_updated = storage != nullptr && storage->version() != version;  // but its state did not go
+      const bool is_updated = storage != nullptr && storage->version() != version;  // but its state failed to move
       if (is_updated) ++done_;
       if (done_ == 0) optimizer_.set_step_count(before);
       throw;
@@ -92,12 +92,12 @@ class Updates {
 
  private:
   optim::Optimizer& optimizer_;
-  const PlacedArena* placed_;  // null skips the look before the first update
+  const PlacedArena* placed_;  // null updates without checking for a replay
   std::vector<std::pair<Leaf*, std::size_t>> by_leaf_;
   std::size_t done_ = 0;
 };
 
-/// The optimizer's factor, for a scope.
+/// Sets the optimizer's factor for a scope.
 class GradientFactor {
  public:
   GradientFactor(optim::Optimizer& optimizer, double factor)
@@ -113,13 +113,13 @@ class GradientFactor {
   double before_;
 };
 
-/// The sums of squares of all ranks' gradients.
+/// The sums of squares of all ranks' and stages' gradients.
 Tensor square_sums(const optim::Optimizer& optimizer, const StepOptions& options) {
   const Tensor own = options.ranks->gradient_square_sums(optimizer);
   return options.stage != nullptr ? options.stage->sum_squares(own) : own;
 }
 
-/// Kept, and sharded where there are ranks, which have summed them when backward is over.
+/// Kept gradients; also sharded ones, which the ranks have summed by the end of backward.
 class KeptGradients final : public GradientSink {
  public:
   KeptGradients(optim::Optimizer& optimizer, const StepOptions& options) : optimizer_(optimizer), options_(options) {}
@@ -135,7 +135,7 @@ class KeptGradients final : public GradientSink {
   std::size_t updated() const noexcept override { return updates_ ? updates_->done() : 0; }
 
  private:
-  /// Can fail half-way only where state or parameters are away.
+  /// Can fail half-way only if state or parameters are offloaded or sharded.
   void update_all() {
     if (!optimizer_.updates_one_by_one()) return optimizer_.step();
     updates_.emplace(optimizer_, false);
@@ -150,7 +150,7 @@ class KeptGradients final : public GradientSink {
     const Tensor sums = square_sums(optimizer_, options_);
     if (sums.defined()) optim::clip_gradients(optimizer_.parameters(), sums, options_.clip_norm);
   }
-  /// The update of a step whose loss was scaled, or none.
+  /// Updates after a step with a scaled loss, or skips the update.
   void update_scaled(const Tensor& loss, Transaction& transaction) {
     const bool looks = options_.scaler->looks(options_.clip_norm);
     StepJudge* const judge = looks ? options_.judge : nullptr;

@@ -17,9 +17,9 @@ namespace thimble::nn {
 
 namespace {
 
-constexpr std::size_t most_steps = 8;  // until the arena's state repeats
+constexpr std::size_t most_steps = 8;  // limit for the arena's state to repeat
 
-/// The bound of a run on the cpu that began with this base. Data and staging are in the base, or the run has none.
+/// Bound for a run on the cpu that started from this base. Data and staging are in the base, or the run has none.
 memory::OutsideBytes outside_of(const memory::ProcessBase& base, TrainingRun& run, const MemoryProfile& profile) {
   const StepOptions& options = run.options();
   const int tiers = (options.recording.tier != nullptr ? 1 : 0) + (options.gradient_tier != nullptr ? 1 : 0) +
@@ -145,7 +145,7 @@ std::vector<StepPlacement> plan_steps(const MemoryProfile& profile, const memory
   for (const std::size_t end : profile.step_ends) {
     const StepPlacement* const before = plans.empty() ? nullptr : &plans.back();
     plans.push_back(make_step_placement(events.subspan(begin, end - begin), options, before));
-    // The region is as high as the highest plan: a later one gains nothing by being lower.
+    // The region is as high as the highest plan, so lower later plans gain nothing.
     options.capacity_bytes = std::max(options.capacity_bytes, plans.back().placement.height);
     begin = end;
   }

@@ -1,6 +1,6 @@
 #pragma once
-// Reading values in a program that is also run dry. `to_host` and `item` throw on a dry device, which has no values,
-// and a program that branches on being dry allocates differently from the real one: its steps leave their plans.
+// Reads values in programs that also run dry. `to_host` and `item` throw on a dry device, which has no values. A
+// program that checks for a dry device instead allocates differently from the real one: its steps leave their plans.
 
 #include <vector>
 
@@ -9,7 +9,7 @@
 
 namespace thimble::nn {
 
-/// to_host<T>(t); on a dry device its allocations, and zeros.
+/// to_host<T>(t); on a dry device makes its allocations and returns zeros.
 template <class T>
 std::vector<T> read_values(const Tensor& t) {
   if (!t.device().is_dry) return to_host<T>(t);
@@ -17,7 +17,7 @@ std::vector<T> read_values(const Tensor& t) {
   return std::vector<T>(static_cast<std::size_t>(t.elements()));
 }
 
-/// item(t); on a dry device its allocations, and 0. Throws ShapeError.
+/// item(t); on a dry device makes its allocations and returns 0. Throws ShapeError.
 inline double read_value(const Tensor& t) {
   if (!t.device().is_dry) return item(t);
   if (t.elements() != 1) throw ShapeError("read_value: " + describe(t) + " has not exactly one element");

@@ -14,7 +14,7 @@
 namespace thimble::nn {
 namespace {
 
-// A plan whose steps never begin would have no effect, and neither would the budget it was made for.
+// If no step begins, the plan has no effect, and neither has the budget that it keeps.
 void check_placed_step(const optim::Optimizer& optimizer) {
   if (optimizer.parameters().empty()) return;
   const memory::Device device = optimizer.parameters().front().tensor.device();
@@ -26,7 +26,7 @@ void check_placed_step(const optim::Optimizer& optimizer) {
       "gone");
 }
 
-/// Frees what ranks and the stage hold of a step at its end.
+/// Frees the ranks' and the stage's data of a step at its end.
 class RanksStep {
  public:
   explicit RanksStep(const StepOptions& options) : ranks_(options.ranks), stage_(options.stage) {}
