@@ -14,7 +14,7 @@ namespace {
 
 constexpr double giga = 1e9;
 
-// What copies of pinned memory reach of a bus of 16 lanes, of 31.5 and 63 GB/s each way.
+// Rates that copies of pinned memory reach on a bus of 16 lanes, with 31.5 and 63 GB/s each way.
 constexpr double pcie4 = 25 * giga, pcie5 = 50 * giga;
 
 constexpr std::size_t gib = std::size_t{1} << 30;
@@ -42,7 +42,7 @@ const std::array<Hardware, 8>& table() {
   return all;
 }
 
-// What the arithmetic of a node is done in: its first operand's dtype.
+// The dtype of a node's arithmetic: its first operand's.
 DType dtype_of_products(const TapeGraph& graph, const TapeGraph::Node& node) {
   for (const std::uint32_t value : node.inputs) {
     if (value != TapeGraph::none) return graph.values[value].dtype;
@@ -119,14 +119,14 @@ std::vector<NodeTimes> roofline(const TapeGraph& graph, const Hardware& hardware
     const auto seconds = [&](double multiply_adds, double bytes) {
       return std::max(multiply_adds / rate, bytes / hardware.bytes_per_s) + hardware.call_s;
     };
-    // Statistics take a pass of their own over the operand.
+    // Statistics need a separate pass over the operand.
     const double statistics = node.type->cost == Cost::reduction && node.type->has_output_from_saved ? in : 0;
     t.forward = seconds(node.multiply_adds, in + out + extras + statistics);
     t.recompute = node.type->has_output_from_saved ? seconds(0, in + out) : t.forward;
     if (node.needs.any()) {
       int products = 0;  // of operands that carry the arithmetic
       for (int i = 0; i < 2; ++i) products += node.needs[i];
-      // What is read again, the gradient that comes in, those that go out.
+      // Reads the saved values and the output's gradient, and writes the inputs' gradients.
       t.backward = seconds(node.multiply_adds * products, read_back + out + in + statistics);
     }
     times.push_back(t);

@@ -70,7 +70,7 @@ CostModel read_cost_model(const std::string& path) {
     return read(path, nlohmann::json::parse(begin, begin + bytes.size()));
   } catch (const nlohmann::json::parse_error& error) {
     throw FileError(path, error.byte, "is not JSON from here on");
-  } catch (const nlohmann::json::exception&) {  // a member that is not there, or of another kind
+  } catch (const nlohmann::json::exception&) {  // a missing member, or a wrong type
     throw FileError(path, 0,
                     "lacks what a cost model has: hardware, source, nodes with operator, forward, remake, backward");
   } catch (const ValueError& error) {

@@ -1,5 +1,5 @@
 #pragma once
-// Measured cost models as files.
+// Reads and writes measured cost models.
 
 #include <string>
 
@@ -7,9 +7,9 @@
 
 namespace thimble::nn {
 
-/// Writes JSON, as a whole or not at all. Throws FileError.
+/// Writes JSON atomically. Throws FileError.
 void write_cost_model(const std::string& path, const CostModel& costs);
-/// Throws FileError if there is no such file, or write_cost_model() did not write it.
+/// Throws FileError if the file is missing, or not from write_cost_model().
 CostModel read_cost_model(const std::string& path);
 
 }  // namespace thimble::nn

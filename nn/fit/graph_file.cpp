@@ -25,8 +25,8 @@ using remat::Bytes;
 using remat::GraphTimeline;
 
 constexpr std::uint64_t max_file_bytes = 256 << 20;
-constexpr std::size_t max_nodes = 1 << 20;  // and values
-constexpr double max_seconds = 1e6;         // of one node; sums stay below largest_total ns
+constexpr std::size_t max_nodes = 1 << 20;  // also of values
+constexpr double max_seconds = 1e6;         // per node, so that sums stay below largest_total ns
 constexpr double nanoseconds_each = 1e9;
 
 class GraphReader {
@@ -59,7 +59,7 @@ class GraphReader {
     }
     try {
       remat::validate(step_.graph);
-    } catch (const ValueError& error) {  // sums that pass the limits
+    } catch (const ValueError& error) {  // sums beyond the limits
       json_.refuse(error.what());
     }
     return std::move(step_);
@@ -85,7 +85,7 @@ class GraphReader {
       const auto of = json_.number<std::uint32_t>(json["alias"], what + ", alias", 0);
       if (of >= index) json_.refuse(what + ", alias", json["alias"], "the index of a value before it");
       roots_.push_back(roots_[of]);
-      tensor.is_given = true;  // so that nothing makes it
+      tensor.is_given = true;  // no node makes it
     } else {
       json_.object(json, what, {"bytes"}, {"name", "gradient_bytes", "given", "result", "held_until"});
       tensor.bytes = number(json, what, "bytes");
@@ -99,14 +99,14 @@ class GraphReader {
     step_.graph.tensors.push_back(std::move(tensor));
   }
 
-  /// A value that is there, as the tensor that holds its bytes.
+  /// The tensor with the bytes of a value that exists already.
   std::uint32_t root(const Json& json, const std::string& what) const {
     const auto value = json_.number<std::uint32_t>(json, what, 0, static_cast<std::uint32_t>(roots_.size() - 1));
     if (!is_made_[roots_[value]]) json_.refuse(what + " is value " + std::to_string(value) + " before it is made");
     return roots_[value];
   }
 
-  /// Tensors, each once, in the order of the file.
+  /// Distinct tensors, in the order of the file.
   std::vector<std::uint32_t> roots(const Json& json, const std::string& what) const {
     std::vector<std::uint32_t> found;
     for (const Json& value : json_.list(json, what)) {
@@ -128,7 +128,7 @@ class GraphReader {
       const auto value =
           json_.number<std::uint32_t>(output, what + ", outputs", 0, static_cast<std::uint32_t>(step_.value_count - 1));
       if (roots_[value] != value) {
-        root(output, what + ", outputs");  // the view's value is there, maybe since this node
+        root(output, what + ", outputs");  // the viewed value must exist; this node may have made it
         continue;
       }
       if (is_made_[value]) json_.refuse(what + " makes value " + std::to_string(value) + ", which is there already");
@@ -153,7 +153,7 @@ class GraphReader {
     step_.graph.operators.push_back(std::move(op));
   }
 
-  /// A whole number, 0 where it is left out.
+  /// An integer, 0 if missing.
   Bytes number(const Json& json, const std::string& what, const char* key, Bytes max = remat::largest_total / 4) const {
     return json.contains(key) ? json_.number<Bytes>(json[key], what + ", " + key, 0, max) : 0;
   }
@@ -166,17 +166,17 @@ class GraphReader {
 
   JsonReader json_;
   StepGraph step_;
-  std::vector<std::uint32_t> roots_;  // of each value: itself, or the value that it is a view of
-  std::vector<bool> is_made_;         // by a node before, or given
+  std::vector<std::uint32_t> roots_;  // of each value: itself, or the value that it views
+  std::vector<bool> is_made_;         // by an earlier node, or given
 };
 
-/// Offsets for the buffers of a step.
+/// Finds offsets for the buffers of a step.
 memory::Placement place(const StepGraph& step, const GraphTimeline& timeline, std::size_t budget_bytes) {
   std::vector<memory::Buffer> buffers;
   for (const GraphTimeline::Buffer& b : timeline.buffers) {
     buffers.push_back({buffers.size(), b.begin, b.end, static_cast<std::size_t>(b.bytes), step.alignment});
   }
-  // A count of work, not of time, ends the search, so that plans are the same everywhere.
+  // The limit counts work instead of time, so that plans are the same everywhere.
   const memory::PlacementOptions options{
       .capacity_bytes = budget_bytes, .seconds = 1e6, .node_limit = 200'000, .unit = step.alignment};
   memory::Placement placement = memory::place(buffers, options);
@@ -223,7 +223,7 @@ GraphPlan plan_graph(const StepGraph& step, std::size_t budget_bytes) {
   plan.keep_everything_bytes = plan.points.front().peak_bytes;
   plan.smallest_bytes = plan.points.back().peak_bytes;
   std::size_t height = 0;
-  for (const remat::KeptPlan& one : found) {  // the fastest first
+  for (const remat::KeptPlan& one : found) {  // fastest first
     const auto peak = static_cast<std::size_t>(one.cost.peak_bytes);
     const bool is_last = &one == &found.back();
     if (budget_bytes > 0 && peak > budget_bytes && !is_last) continue;

@@ -23,7 +23,7 @@ JsonReader::Json JsonReader::parse(std::string_view text) const {
     return Json::parse(text, json_watch<Json>([&](const std::string& why) { refuse(why); }));
   } catch (const nlohmann::json::parse_error& error) {
     refuse("it is not JSON from here on", error.byte);
-  } catch (const nlohmann::json::exception&) {  // a number that no double holds
+  } catch (const nlohmann::json::exception&) {  // a number outside the range of double
     refuse("it has a number out of range");
   }
 }

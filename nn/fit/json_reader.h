@@ -1,5 +1,5 @@
 #pragma once
-// JSON of unknown origin: each value is checked where it is read.
+// Reads untrusted JSON: each value is checked where it is read.
 
 #include <cstdint>
 #include <initializer_list>
@@ -12,19 +12,19 @@
 
 namespace thimble::nn {
 
-/// Refuses values with a FileError that names the file, the value and the expected one.
+/// Rejects values with a FileError that names the file, the value and the expected one.
 struct JsonReader {
   using Json = nlohmann::ordered_json;
 
-  std::string source;  ///< the file
-  std::string kind;    ///< of file, as "a plan"
+  std::string source;  ///< file name
+  std::string kind;    ///< of the file: "a plan"
 
   Json parse(std::string_view text) const;
 
   [[noreturn]] void refuse(const std::string& why, std::uint64_t offset = 0) const;
   [[noreturn]] void refuse(const std::string& what, const Json& is, const std::string& expected) const;
 
-  /// An object with all of `names`, maybe some of `more`, and no other key.
+  /// An object with all of `names`, optionally some of `more`, and no other key.
   const Json& object(const Json& json, const std::string& what, std::initializer_list<const char*> names,
                      std::initializer_list<const char*> more = {}) const;
   const Json& list(const Json& json, const std::string& what) const;

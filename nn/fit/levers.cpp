@@ -13,12 +13,12 @@
 namespace thimble::nn {
 namespace {
 
-/// Whether a refusal has time for work that takes about so long.
+/// Whether a refusal has time for `ms` more of work.
 bool has_time(const LeverSearch& search, double ms) {
   return search.refusal_ms == 0 || process::processor_ms() - search.begin_ms + ms <= search.refusal_ms;
 }
 
-/// The result of `work`, whose time raises `most_ms`.
+/// Returns the result of `work`, and raises `most_ms` to its time.
 template <class Work>
 auto timed(double& most_ms, Work&& work) {
   const double begin = process::processor_ms();
@@ -64,7 +64,7 @@ LeverOffers offer_levers(const LeverSearch& search, const std::vector<Lever>& le
     if (!has_time(search, bound_ms)) break;
     try {
       if (timed(bound_ms, [&] { return state_bound(lever.program(), search.device); }) <= search.budget_bytes) {
-        if (!has_time(search, lever_ms)) continue;  // a later one may be dropped by its bound
+        if (!has_time(search, lever_ms)) continue;  // the bound may still drop a later one
         timed(lever_ms, [&] {
           Planner planner(lever.program(), search.device, search.costs, lever.plans);
           if (planner.least_load() > search.budget_bytes) return false;
@@ -91,7 +91,7 @@ std::string to_text(const LeverOffers& offers) {
   std::string text;
   std::size_t least_bytes = std::numeric_limits<std::size_t>::max();
   for (const LeverPrice& price : offers.fitting) {
-    if (price.minimum_bytes >= least_bytes) continue;  // a faster one needs no more
+    if (price.minimum_bytes >= least_bytes) continue;  // a faster technique needs no more
     least_bytes = price.minimum_bytes;
     text += (text.empty() ? "it fits with " : ", or with ") + price.options + ", which needs " +
             memory::exact_bytes(price.minimum_bytes) + ", at " +

@@ -10,9 +10,9 @@
 namespace thimble::nn {
 namespace {
 
-constexpr int steps = 4;  // the first one takes pages for the first time, and is not counted
+constexpr int steps = 4;  // the first one faults in pages, and does not count
 
-/// The least of the times of several steps.
+/// The least time of each node over several steps.
 TapeTimes fastest(const MakeRun& make, memory::Device device, const std::shared_ptr<const TapePlan>& plan) {
   const memory::Stack stack = memory::make_resource(device);
   const ResourceScope scope(stack.top);
@@ -27,7 +27,7 @@ TapeTimes fastest(const MakeRun& make, memory::Device device, const std::shared_
   return least;
 }
 
-/// Every operator that can make its result from what it saves has to, once.
+/// Recomputes, once, each operator that can make its result from its saved tensors.
 std::shared_ptr<const TapePlan> recompute_all(const TapeGraph& graph) {
   auto plan = std::make_shared<TapePlan>();
   for (std::uint32_t n = 0; n < graph.nodes.size(); ++n) {

@@ -1,12 +1,12 @@
 #pragma once
-// A cost model from a few steps of the program itself, with a smaller batch.
+// Measures a cost model in a few steps of the program itself, with a smaller batch.
 //
-//   nn::CostModel costs = nn::measure_costs(small_run, cpu, nn::hardware("cpu"));   // seconds, in an arena of its own
-//   nn::write_cost_model("resnet50.json", costs);                                   // the same plans again later
+//   nn::CostModel costs = nn::measure_costs(small_run, cpu, nn::hardware("cpu"));   // in a separate arena
+//   nn::write_cost_model("resnet50.json", costs);                                   // for the same plans again later
 //   nn::Planner planner(large_run, cpu, costs);
 //
-// For every node it keeps not seconds but their ratio to its roofline, so that it holds for other batches. Each time is
-// the least of several steps.
+// It keeps the ratio of each node's time to its roofline instead of seconds, so that it holds for other batches. Each
+// time is the least of several steps.
 
 #include <string>
 
@@ -15,8 +15,8 @@
 
 namespace thimble::nn {
 
-/// Runs a few steps of `make`'s run on `device` and times its operators: forward and backward, then results recomputed
-/// from what operators save. Throws what the run throws, and ValueError for a dry device.
+/// Runs a few steps of `make`'s run on `device` and times its operators: forward, backward, and results recomputed from
+/// saved tensors. Throws any error of the run, and ValueError for a dry device.
 CostModel measure_costs(const MakeRun& make, memory::Device device, const Hardware& machine);
 
 }  // namespace thimble::nn

@@ -9,7 +9,7 @@
 namespace thimble::nn {
 namespace {
 
-// A price at which a tensor is recomputed wherever it can be.
+// A price at which a tensor is recomputed wherever possible.
 constexpr remat::Bytes too_large = remat::Bytes{1} << 50;
 
 }  // namespace
@@ -22,7 +22,7 @@ const std::vector<OptionCache::Entry>& OptionCache::options(const remat::Graph& 
   return found->second;
 }
 
-// Everything that the options follow from.
+// All inputs that determine the options.
 OptionCache::Numbers OptionCache::numbers_of(const remat::Graph& block, const std::vector<std::uint32_t>& inner) {
   Numbers numbers;
   const auto append = [&](const std::vector<std::uint32_t>& list) {

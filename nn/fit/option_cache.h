@@ -1,5 +1,5 @@
 #pragma once
-// The options of a chain's stages, as minimum cuts (memory/remat/select.h), found once for equal blocks.
+// The options of a chain's stages, as minimum cuts (memory/remat/select.h), computed once for equal blocks.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,6 @@
 
 namespace thimble::nn {
 
-/// The options of blocks; those of equal blocks are found once.
 class OptionCache {
  public:
   struct Entry {
@@ -19,8 +18,8 @@ class OptionCache {
     remat::Option option;
   };
 
-  /// At most `limit`, by falling bytes, that keep none of the tensors `inner`. An option that keeps one of them is no
-  /// better than two, one up to it and one from it on.
+  /// At most `limit` options, by falling bytes, that keep none of the tensors `inner`. An option that keeps one is no
+  /// better than two options, one that ends at the tensor and one that begins there.
   const std::vector<Entry>& options(const remat::Graph& block, const std::vector<std::uint32_t>& inner,
                                     std::size_t limit);
 

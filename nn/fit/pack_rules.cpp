@@ -46,7 +46,7 @@ Plan packed_plan(const MakeRun& make, memory::Device device, const SpillPolicy& 
   return plan;
 }
 
-// ---- Which operators' results are packed, and to what: rules by name, and what plans made of them.
+// ---- Pack rules by operator name: which results are packed, and to which dtype.
 
 bool PackRule::names(std::string_view op) const noexcept {
   return op.starts_with(name) && (op.size() == name.size() || op[name.size()] == '_');
@@ -82,7 +82,7 @@ std::vector<std::string> packable_operators(const TapeGraph& graph, DType dtype,
 
 void check_rules(const TapeGraph& graph, const SpillPolicy& spilling) {
   for (const PackRule& rule : spilling.rules) {
-    // What is not to be packed is what otherwise could be, at the widest choice of dtypes.
+    // A rule against packing may name any operator that the widest choice of dtypes could pack.
     const std::vector<std::string> allowed =
         packable_operators(graph, rule.dtype.value_or(DType::i8), spilling.smallest);
     if (std::any_of(allowed.begin(), allowed.end(), [&](const std::string& op) { return rule.names(op); })) continue;

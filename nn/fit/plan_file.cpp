@@ -30,11 +30,11 @@ constexpr std::string_view plan_format = "thimble plan 2";
 constexpr std::string_view begin = "{\"format\":\"thimble plan 2\",\"crc32c\":\"";
 constexpr std::string_view zeros = "00000000";
 
-/// Of a block, an offset, a height: more than a device has, so that sums of them stay far from overflow.
+/// Limit of blocks, offsets and heights: more than any device has, and far from overflow in sums.
 constexpr std::size_t max_bytes = std::size_t{1} << 44;
 constexpr std::uint32_t max_alignment = 1u << 21;
 
-/// Whether a text has the sum's place.
+/// Whether a text has digits for the checksum.
 bool has_sum_place(std::string_view json) {
   const std::size_t end = begin.size() + zeros.size();
   return json.starts_with(begin) && json.size() > end && json[end] == '"';
@@ -78,8 +78,8 @@ Json json_of(const TapePlan& tape) {
   return json;
 }
 
-/// Events as [bytes, alignment, block, category, path], frees as [block]; paths and categories by their place in a
-/// list.
+/// Allocations as [bytes, alignment, block, category, path], frees as [block]; paths and categories are indices into
+/// lists.
 Json json_of(const StepPlacement& step) {
   std::map<PathId, std::size_t> paths;
   Json json;
@@ -165,7 +165,7 @@ struct PlanReader : JsonReader {
     return key;
   }
 
-  /// Segments and spills are proven by TapePlan::validate, once the operators are known.
+  /// TapePlan::validate checks segments and spills once the operators are known.
   std::shared_ptr<const TapePlan> tape(const Json& json, std::size_t nodes) const {
     if (json.is_null()) return nullptr;
     object(json, "tape", {"fates", "segments", "stores"});
@@ -174,7 +174,7 @@ struct PlanReader : JsonReader {
       if (fate < '0' || fate > '3') refuse("fate " + std::to_string(tape->fates.size()) + " is none of 0 to 3");
       tape->fates.push_back(static_cast<Fate>(fate - '0'));
     }
-    // A schedule has a leaf for each stage and joins them two by two.
+    // A schedule has a leaf for each stage and joins them in pairs.
     if (list(json["segments"], "segments").size() > 2 * nodes) refuse("it has more segments than nodes twice");
     for (const Json& s : json["segments"]) {
       const std::string what = "segment " + std::to_string(tape->segments.size());
@@ -251,7 +251,7 @@ struct PlanReader : JsonReader {
     }
     placed.height = bytes(json["height"], name + ", height");
     placed.load = bytes(json["load"], name + ", load");
-    // Sizes are rounded up to a device's unit, of a page at most.
+    // Sizes are rounded up to a device's unit, at most a page.
     if (placed.height > end + 4096 || placed.load > placed.height) {
       refuse(name + ": a height of " + std::to_string(placed.height) + " and a load of " + std::to_string(placed.load) +
              " for blocks that end at " + std::to_string(end));
@@ -290,7 +290,7 @@ struct PlanReader : JsonReader {
     auto key_of = std::make_shared<PlanKey>(key(json["key"]));
     plan.tape = tape(json["tape"], key_of->nodes.size());
     plan.key = std::move(key_of);
-    // The first and a steady step: what a dry run of two steps proves.
+    // The first and a steady step: a dry run of two steps checks no more.
     if (list(json["placement"], "placement").size() > 2) refuse("it places more than two steps");
     for (const Json& s : json["placement"]) {
       plan.placement.push_back(step(s, "step " + std::to_string(plan.placement.size())));
@@ -334,7 +334,7 @@ namespace {
 
 constexpr std::uint64_t most_plan_bytes = std::uint64_t{1} << 30;
 
-/// The tape's plan with the operators of this program.
+/// The tape's plan, completed with this program's operators.
 std::shared_ptr<const TapePlan> with_operators(const std::shared_ptr<const TapePlan>& tape, const TapeGraph& graph) {
   if (!tape) return nullptr;
   auto whole = std::make_shared<TapePlan>(*tape);

@@ -16,7 +16,7 @@ std::string both(const std::string& what, const std::string& plan, const std::st
 
 std::string text_of(const Shape& shape, DType dtype) { return std::string(to_string(dtype)) + " " + to_string(shape); }
 
-/// How steps are made, as far as their bytes depend on it.
+/// Options of a step that its bytes depend on.
 std::string step_text(TrainingRun& run) {
   const StepOptions& options = run.options();
   std::string text = std::to_string(options.micro_batches) + " micro-batches";
@@ -55,7 +55,7 @@ PlanKey plan_key(memory::Device device, const TapeGraph& graph, TrainingRun& run
 std::string difference(const PlanKey& plan, const PlanKey& now) {
   if (plan.library != now.library) return both("version of the library", plan.library, now.library);
   if (plan.machine != now.machine) return both("machine", plan.machine, now.machine);
-  // Of as many leaves, one of another size says more than the sum of their states.
+  // With equal counts, a leaf of another size explains more than the sum of their states does.
   const bool is_as_many = plan.leaves.size() == now.leaves.size();
   if (plan.step != now.step && !is_as_many) return both("step", plan.step, now.step);
   for (std::size_t i = 0; i < std::max(plan.leaves.size(), now.leaves.size()); ++i) {

@@ -11,18 +11,18 @@
 namespace thimble::nn {
 namespace {
 
-constexpr std::size_t spread_count = 48;      // points of the frontier that a search begins with, spread over its bytes
-constexpr std::size_t beyond_count = 2;       // of these, tried beyond the place where halving ends
-constexpr std::size_t refinement_count = 24;  // further ones for plans(), where neighbouring plans lie far apart
-constexpr std::size_t smallest_count = 12;    // at the lower end, all are run: the smallest may be any of them
-constexpr std::size_t low_count = 4;          // and the first of the spread ones
-constexpr std::size_t whole_count = 64;       // plans that know no stages
-constexpr std::size_t long_chain = 128;       // stages, beyond which a frontier is too coarse
-// Stages of about equal bytes, of nets that are no chains, and of long ones.
+constexpr std::size_t spread_count = 48;      // initial points of a search, spread over the frontier's bytes
+constexpr std::size_t beyond_count = 2;       // of these, tried beyond the place where bisection ends
+constexpr std::size_t refinement_count = 24;  // further points for plans(), where neighbouring plans lie far apart
+constexpr std::size_t smallest_count = 12;    // points at the lower end; all are run, as any may be the smallest
+constexpr std::size_t low_count = 4;          // of the spread points, also run for the smallest
+constexpr std::size_t whole_count = 64;       // plans without stages
+constexpr std::size_t long_chain = 128;       // stages; the frontier of a longer chain is too coarse
+// Numbers of even stages for nets that are no chains, and for long chains.
 constexpr std::size_t even_counts[] = {12, 32}, long_counts[] = {64};
 
-/// At most `count` points of a frontier, by index, both ends among them: in each of equal steps of bytes the last one,
-/// which is the fastest.
+/// At most `count` points of a frontier, by index, with both ends: the last and fastest point of each of equal steps of
+/// bytes.
 std::vector<std::size_t> spread(std::span<const remat::Frontier::Point> points, std::size_t count) {
   const double begin = static_cast<double>(points.front().budget_bytes);
   const double step = (static_cast<double>(points.back().budget_bytes) - begin) / static_cast<double>(count - 1);
@@ -37,19 +37,19 @@ std::vector<std::size_t> spread(std::span<const remat::Frontier::Point> points, 
   return some;
 }
 
-/// A point of the frontier that was run, and the load of that run.
+/// A point of the frontier, and the load of its dry run.
 struct Tried {
   std::size_t point;
   remat::Time time;
   std::size_t bytes;
 };
 
-/// Those that none is as fast as with as few bytes, by rising bytes.
+/// The points that no other one dominates in time and bytes, by rising bytes.
 std::vector<Tried> best(std::vector<Tried> all) {
   std::stable_sort(all.begin(), all.end(), [](const Tried& a, const Tried& b) {
     return a.time != b.time ? a.time < b.time : a.bytes < b.bytes;
   });
-  std::vector<Tried> front;  // from the fastest on: a slower plan must need less
+  std::vector<Tried> front;  // fastest first: a slower plan must need less
   for (const Tried& tried : all) {
     if (front.empty() || tried.bytes < front.back().bytes) front.push_back(tried);
   }
@@ -57,9 +57,8 @@ std::vector<Tried> best(std::vector<Tried> all) {
   return front;
 }
 
-/// The point of the frontier to run next: in the middle of those between the two neighbours that lie farthest apart in
-/// bytes and have one between them that was not run. The number of points when none lie farther apart than a fiftieth
-/// of the range.
+/// The point of the frontier to run next: the middle between the two neighbours that lie farthest apart in bytes with
+/// an unrun point between them. Returns the number of points if none lie farther apart than a fiftieth of the range.
 std::size_t next_point(const std::vector<Tried>& front, const std::vector<bool>& was_run) {
   std::size_t widest = (front.back().bytes - front.front().bytes) / 50;
   std::size_t next = was_run.size();
@@ -77,8 +76,8 @@ std::size_t next_point(const std::vector<Tried>& front, const std::vector<bool>&
   return next;
 }
 
-/// Per stage, the bytes of gradients that it makes and that are there until an earlier stage has run backward, because
-/// that reads the same parameter.
+/// Per stage, the bytes of its parameters' gradients that stay until an earlier stage's backward, because that stage
+/// reads the same parameter.
 std::vector<remat::Bytes> shared_gradients(const TapeGraph& graph, const std::vector<std::uint32_t>& cuts) {
   struct Readers {
     std::size_t first, last;  // stages
@@ -101,7 +100,7 @@ std::vector<remat::Bytes> shared_gradients(const TapeGraph& graph, const std::ve
   return bytes;
 }
 
-/// Bytes of the blocks that a traced run of two steps has from before the second until after it.
+/// Bytes of blocks that live from before the second of two traced steps until after it.
 std::size_t lasting_bytes(const MemoryProfile& profile) {
   std::map<std::uint64_t, std::size_t> blocks;
   for (std::size_t i = 0; i < profile.step_ends[1]; ++i) {
@@ -114,7 +113,7 @@ std::size_t lasting_bytes(const MemoryProfile& profile) {
   return bytes;
 }
 
-/// Whether a chain leaves much undecided: tensors that several stages share, or a stage with a quarter of all bytes.
+/// Whether a chain leaves much undecided: several stages share tensors, or one stage has a quarter of all bytes.
 bool is_coarse(const remat::Chain& chain) {
   remat::Bytes all = 0, largest = 0;
   for (const remat::Stage& stage : chain.stages) {
@@ -125,13 +124,13 @@ bool is_coarse(const remat::Chain& chain) {
   return !chain.shared.empty() || 4 * largest > all;
 }
 
-/// How many even stages a graph is cut into, beside the stages of its chain.
+/// Numbers of even stages to try in addition to the chain's.
 std::span<const std::size_t> other_counts(const remat::Chain& chain) {
   if (is_coarse(chain)) return even_counts;
   return chain.size() > long_chain ? std::span<const std::size_t>(long_counts) : std::span<const std::size_t>();
 }
 
-/// Sets what each stage's backward leaves of parameters' gradients.
+/// Sets the bytes of parameter gradients that remain after each stage's backward.
 void keep_gradients(const std::vector<remat::Bytes>& bytes, StagedGraph& staged) {
   for (std::size_t i = 0; i < staged.chain.stages.size(); ++i) {
     staged.chain.stages[i].parameter_gradient_bytes = bytes[i];
@@ -165,7 +164,7 @@ PlanSearch::PlanSearch(MakeRun make, memory::Device device, const CostModel& cos
   for (const remat::Stage& stage : staged.chain.stages) {
     gradient_bytes += static_cast<double>(stage.parameter_gradient_bytes);
   }
-  // Two are read and one is written.
+  // Reads two gradients and writes one.
   accumulating_s_ = static_cast<double>(passes_ - 1) * 3 * gradient_bytes / costs.hardware.bytes_per_s;
   add_course(std::move(staged), cuts, fuses);
   if (!simpler_) {
@@ -191,9 +190,9 @@ const Plan& PlanSearch::keep_everything() {
   return place(run(first, size(first) - 1));
 }
 
-/// A cutting of the graph, and its points that are looked at.
+/// Adds a cutting of the graph, and selects the points to examine.
 void PlanSearch::add_course(StagedGraph staged, const std::vector<std::uint32_t>& cuts, bool fuses) {
-  // With micro-batches they are all there from the first one on, and none are added to them.
+  // With micro-batches all gradients exist from the first pass on, so no stage adds bytes.
   if (passes_ > 1) keep_gradients(std::vector<remat::Bytes>(staged.stages.size()), staged);
   if (fuses) keep_gradients(shared_gradients(graph_, cuts), staged);
   Course& course = courses_.emplace_back();
@@ -207,19 +206,19 @@ void PlanSearch::add_course(StagedGraph staged, const std::vector<std::uint32_t>
   }
 }
 
-/// Of one pass in nanoseconds: stages round their times, so all courses count from the first one's.
+/// Nanoseconds of one pass. Stages round their times, so all courses count from the first one's.
 remat::Time PlanSearch::time_of(const Course& course, std::size_t point) const {
   if (!course.frontier) return least_time() + whole_[point].cost;
   const std::span<const remat::Frontier::Point> points = course.frontier->points();
   return least_time() + points[point].time - points.back().time;
 }
 
-/// Of the whole step, by the cost model.
+/// Seconds of the whole step, by the cost model.
 double PlanSearch::step_seconds(remat::Time time) const {
   return static_cast<double>(passes_) * static_cast<double>(time) * 1e-9 + accumulating_s_;
 }
 
-/// Whether the program names segments (autograd/checkpoint.h). A recording does not show them: a step that keeps
+/// Whether the program names segments (autograd/checkpoint.h). A recording does not show them, but a step that keeps
 /// everything allocates less often.
 bool PlanSearch::names_segments() const {
   const StagedGraph& staged = courses_.front().staged;
@@ -233,7 +232,7 @@ bool PlanSearch::names_segments() const {
   return events(nullptr) != events(std::move(tape));
 }
 
-/// No plan that needs at most these bytes takes less, by the cost model. Where bytes may go elsewhere, that keeps
+/// Lower bound of the time of all plans within these bytes, by the cost model. With spilling, it is the time of keeping
 /// everything.
 double PlanSearch::least_seconds(std::size_t peak_bytes) {
   if (simpler_) return simpler_->kept_step_s();
@@ -241,7 +240,7 @@ double PlanSearch::least_seconds(std::size_t peak_bytes) {
   return step_seconds(least_time()) + static_cast<double>(passes_) * static_cast<double>(bound_->at(bytes)) * 1e-9;
 }
 
-/// The plan of a point, run dry.
+/// Runs the plan of a point dry.
 PlanSearch::Candidate& PlanSearch::run(Course& course, std::size_t point) {
   const auto found = course.candidates.find(point);
   if (found != course.candidates.end()) return found->second;
@@ -285,8 +284,8 @@ Plan PlanSearch::plan_of(std::shared_ptr<const TapePlan> tape) const {
 PlanSearch::Candidate PlanSearch::run_dry(std::shared_ptr<const TapePlan> tape) const {
   Candidate candidate;
   candidate.plan = plan_of(std::move(tape));
-  // With the two steps that a placement is made of, though few candidates are placed: these are run once more, because
-  // the events of all of them would take more than everything else that a search holds.
+  // Runs two traced steps, as for a placement, but keeps no events: the events of all candidates would take more memory
+  // than the rest of the search. The few candidates that are placed run once more.
   const MemoryProfile profile = profile_training(device_, run_with(candidate.plan), 2, true);
   candidate.plan.peak_bytes = profile.peak_bytes;
   candidate.plan.lower_bound_bytes = profile.lower_bound_bytes;
@@ -313,28 +312,28 @@ const Plan& PlanSearch::place(Candidate& candidate) {
   return candidate.plan;
 }
 
-/// What an arena commits at least to hold these bytes.
+/// The least that an arena commits to hold these bytes.
 std::size_t PlanSearch::committed(std::size_t bytes) const noexcept {
   return (bytes + granule_ - 1) / granule_ * granule_;
 }
 
-/// Whether a point's plan keeps a budget. Placing it never raises its peak.
+/// Whether a point's plan keeps a budget. Placement never raises its peak.
 bool PlanSearch::is_within(Course& course, std::size_t point, std::size_t budget_bytes) {
   Candidate& candidate = run(course, point);
   if (candidate.plan.peak_bytes <= budget_bytes) return true;
   return committed(candidate.plan.lower_bound_bytes) <= budget_bytes && place(candidate).peak_bytes <= budget_bytes;
 }
 
-/// The point of a frontier for a budget that does not hold everything; none: there is none. All that is chosen between
-/// here keeps the budget, and each choice of a larger budget is the same or further on. With `by_load` a plan's load is
-/// compared instead, without placing anything: for the same reason that point is the same or further on.
+/// The point of a frontier for a budget that cannot keep everything; `none` if no point fits. All candidate points keep
+/// the budget, and a larger budget never chooses an earlier point. With `by_load` it compares loads, without placing
+/// anything; the chosen point is then, for the same reason, the same or a later one.
 std::size_t PlanSearch::find_point(Course& course, std::size_t budget_bytes, bool by_load) {
   const auto fits = [&](std::size_t point) {
     return by_load ? committed(run(course, point).plan.lower_bound_bytes) <= budget_bytes
                    : is_within(course, point, budget_bytes);
   };
   const std::vector<std::size_t>& list = course.list;
-  // Of the list, those before `begin` are taken to fit, the one at `fits_not` is not.
+  // Points of the list before `begin` count as fitting; the one at `fits_not` does not fit.
   std::size_t begin = 0, fits_not = list.size() - 1;
   while (begin < fits_not) {
     const std::size_t middle = begin + (fits_not - begin) / 2;
@@ -361,7 +360,6 @@ std::size_t PlanSearch::find_point(Course& course, std::size_t budget_bytes, boo
   return found;
 }
 
-/// The fastest plan within a budget; null: there is none.
 const Plan* PlanSearch::find(std::size_t budget_bytes) {
   const Plan* const simpler = simpler_ ? simpler_->find(budget_bytes) : nullptr;
   Candidate* best = nullptr;
@@ -393,15 +391,15 @@ const Plan* PlanSearch::find(std::size_t budget_bytes) {
   return &best->plan;
 }
 
-/// The point of a frontier that needs least, of the low ones.
+/// The low point of a frontier that needs least.
 std::size_t PlanSearch::smallest_point(Course& course) {
   if (course.smallest != none) return course.smallest;
-  std::vector<std::pair<std::size_t, std::size_t>> by_load;  // committed at least, point
+  std::vector<std::pair<std::size_t, std::size_t>> by_load;  // least committed bytes, point
   for (const std::size_t point : course.low) {
     by_load.emplace_back(committed(run(course, point).plan.lower_bound_bytes), point);
   }
   std::sort(by_load.begin(), by_load.end(), [](const auto& a, const auto& b) {
-    return a.first != b.first ? a.first < b.first : a.second > b.second;  // the faster one of two
+    return a.first != b.first ? a.first < b.first : a.second > b.second;  // the faster of two
   });
   std::size_t least = none;
   for (const auto& [bytes, point] : by_load) {
@@ -412,7 +410,7 @@ std::size_t PlanSearch::smallest_point(Course& course) {
   return course.smallest;
 }
 
-/// What the points that smallest() looks at commit at least.
+/// The least committed bytes of the points that smallest() examines.
 std::size_t PlanSearch::least_load() {
   std::size_t least = simpler_ ? simpler_->least_load() : none;
   const auto look = [&](Course& course, std::size_t point) {
@@ -447,7 +445,7 @@ const Plan& PlanSearch::smallest() {
     const Plan& simpler = simpler_->smallest();
     if (own->peak_bytes >= simpler.peak_bytes) own = &simpler;
   }
-  // Others need as little, and may be faster.
+  // Another plan may need no more, and be faster.
   const Plan* const found = find(own->peak_bytes);
   return found != nullptr && found->step_s < own->step_s ? *found : *own;
 }
@@ -479,7 +477,7 @@ std::vector<Plan> PlanSearch::plans() {
       add(point);
     }
   }
-  // From the fastest on. What cannot need less than a faster one is not placed.
+  // Fastest first; a plan that cannot need less than a faster one is not placed.
   std::stable_sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.time < b.time; });
   std::vector<Plan> all = simpler_ ? simpler_->plans() : std::vector<Plan>();
   std::size_t least = none;

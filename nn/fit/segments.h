@@ -1,5 +1,5 @@
 #pragma once
-// The parts of a step that a plan runs again, by name.
+// Lists the segments that a plan recomputes, by name.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,19 +10,18 @@
 
 namespace thimble::nn {
 
-/// A segment of the plan.
 struct PlannedSegment {
   std::uint32_t first = 0, end = 0;  ///< nodes
-  int depth = 0;                     ///< segments around it
+  int depth = 0;                     ///< number of enclosing segments
   std::string path;                  ///< of its first node
-  std::size_t kept_bytes = 0;        ///< of results and extras of only its nodes that it keeps while closed
-  std::size_t dropped = 0;           ///< nodes whose result is dropped
+  std::size_t kept_bytes = 0;        ///< results and extras that it keeps while closed; nested segments not included
+  std::size_t dropped = 0;           ///< nodes whose result it drops; nested segments not included
 };
 
-/// The plan's segments in the order of their first nodes. `graph` is the recording that it was made for.
+/// The plan's segments in the order of their first nodes. `graph` must be the recording of the plan.
 std::vector<PlannedSegment> planned_segments(const Plan& plan, const TapeGraph& graph);
 
-/// Lines with nodes, path, kept bytes and dropped nodes, under their heads; empty for no segments.
+/// A table of nodes, path, kept bytes and dropped nodes, with headings; empty without segments.
 std::string to_table(const std::vector<PlannedSegment>& segments);
 
 }  // namespace thimble::nn

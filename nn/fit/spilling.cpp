@@ -41,7 +41,7 @@ std::vector<Spillable> spillables(const TapeGraph& graph) {
 
 namespace {
 
-constexpr std::uint32_t nodes_ahead = 8;  // whose backward may hide the reading of the stage before
+constexpr std::uint32_t nodes_ahead = 8;  // of later stages, whose backward may hide a stage's reads
 
 }  // namespace
 
@@ -65,7 +65,7 @@ bool SpillVariants::is_spillable(std::uint32_t storage, const Stage& stage, Tape
   return use.which == TapePlan::Spill::result && to && can_pack(use.dtype, *to);
 }
 
-// The last node of the stage whose backward, or recomputation, may read a storage.
+// The last node of the stage whose backward or recomputation may read a storage.
 std::uint32_t SpillVariants::last_reader(std::uint32_t storage, const Stage& stage) const {
   const auto is_on_it = [&](std::uint32_t v) { return v != TapeGraph::none && graph_.values[v].storage == storage; };
   for (std::uint32_t n = stage.end; n-- > stage.first;) {
@@ -80,7 +80,7 @@ SpillVariant SpillVariants::offloaded(const remat::Option& option, const Stage& 
                                       std::vector<std::uint32_t> storages, bool has_input) const {
   SpillVariant result{option, {}};
   result.option.is_first_visit_only = true;
-  std::vector<double> ends(stage.end - stage.first);  // of the forward of each node
+  std::vector<double> ends(stage.end - stage.first);  // of each node's forward
   double forward = 0;
   for (std::uint32_t n = stage.first; n < stage.end; ++n) {
     ends[n - stage.first] = forward += times_[n].forward;
@@ -88,7 +88,7 @@ SpillVariant SpillVariants::offloaded(const remat::Option& option, const Stage& 
   const auto away_after = [&](std::uint32_t storage) { return std::max(uses_[storage].until, stage.first); };
   std::sort(storages.begin(), storages.end(),
             [&](std::uint32_t a, std::uint32_t b) { return away_after(a) < away_after(b); });
-  double written = 0;  // when the tier is done
+  double written = 0;  // time at which the tier is done
   remat::Bytes bytes = 0;
   for (const std::uint32_t storage : storages) {
     const Spillable& use = uses_[storage];
@@ -100,7 +100,7 @@ SpillVariant SpillVariants::offloaded(const remat::Option& option, const Stage& 
     result.spills.push_back(spill);
     bytes += static_cast<remat::Bytes>(use.bytes);
   }
-  // Reading, in the order in which backward wants them.
+  // Reads, in the order in which backward uses them.
   std::uint32_t ahead = stage.end - 1;
   double hidden = 0;
   std::vector<std::pair<std::uint32_t, double>> reads;
@@ -110,7 +110,7 @@ SpillVariant SpillVariants::offloaded(const remat::Option& option, const Stage& 
   std::sort(reads.rbegin(), reads.rend());
   const auto last = std::min<std::size_t>(graph_.nodes.size() - 1, stage.end - 1 + nodes_ahead);
   while (ahead < last && hidden < reads.front().second) hidden += times_[++ahead].backward;
-  double now = hidden, read = 0, waited = 0;  // since the first read began
+  double now = hidden, read = 0, waited = 0;  // time since the first read began
   std::uint32_t at = stage.end;
   for (const auto& [reader, seconds] : reads) {
     for (; at > reader + 1; --at) now += times_[at - 1].backward;

@@ -17,13 +17,13 @@
 namespace thimble::nn {
 namespace {
 
-constexpr int costly_nodes_per_stage = 4;  // in stretches without residual branches
-constexpr int costly_nodes_of_block = 8;   // a tensor that lives longer is no residual branch's
-constexpr double crossing_weight = 3;      // of an even share of bytes that crosses a cut, in stages
+constexpr int costly_nodes_per_stage = 4;  // in runs without residual branches
+constexpr int costly_nodes_of_block = 8;   // a tensor that lives longer is no residual branch
+constexpr double crossing_weight = 3;      // cost in stages of one mean stage's bytes crossing a cut
 
-/// What is known of the storage of values: views share one.
+/// Uses of the storage of values, which views share.
 struct StorageUse {
-  std::int32_t made_by = -1;  // first node; -1: from outside
+  std::int32_t made_by = -1;  // first node; -1 from outside
   std::int32_t last_read = -1;
   int readers = 0;  // nodes other than views
 };
@@ -55,7 +55,7 @@ std::vector<StorageUse> storage_uses(const TapeGraph& graph) {
   return uses;
 }
 
-/// First nodes of the stages, and the end.
+/// First nodes of the stages, and the end of the last one.
 std::vector<std::uint32_t> boundaries(const TapeGraph& graph, const std::vector<StorageUse>& uses) {
   const auto count = static_cast<std::uint32_t>(graph.nodes.size());
   std::vector<int> costly_before(1, 0);
@@ -67,8 +67,7 @@ std::vector<std::uint32_t> boundaries(const TapeGraph& graph, const std::vector<
                costly_before[static_cast<std::size_t>(use.made_by)] >
            costly_nodes_of_block;
   };
-  // Storages that cross the place before each node: some at a few places, others common to many, which
-  // pass.
+  // Storages that cross the place before each node: local ones begin and end nearby, long-lived ones pass.
   std::vector<int> begins(count + 1), ends(count + 1), passes(count + 1);
   std::vector<std::int64_t> more_bytes(count + 1);
   for (std::size_t s = 0; s < uses.size(); ++s) {
@@ -85,7 +84,7 @@ std::vector<std::uint32_t> boundaries(const TapeGraph& graph, const std::vector<
     ++ends[static_cast<std::size_t>(use.last_read) + 1];
   }
   std::vector<std::uint32_t> cuts{0};
-  std::uint32_t fallback = 0;  // the place since the last cut where the fewest bytes cross
+  std::uint32_t fallback = 0;  // place since the last cut where the fewest bytes cross
   std::int64_t fewest = 0;
   int crossing = 0, passing = 0, costly = 0;
   std::int64_t bytes = 0;
@@ -104,7 +103,7 @@ std::vector<std::uint32_t> boundaries(const TapeGraph& graph, const std::vector<
     const bool is_its_output = storage != TapeGraph::none && uses[storage].made_by >= 0 &&
                                uses[storage].last_read >= static_cast<std::int32_t>(n);
     if (!is_its_output || crossing > (lives_long(uses[storage]) ? 0 : 1)) continue;
-    // Where only one tensor crosses, stages begin with a node that computes, else with one that does not view it.
+    // Stages begin with a node that computes; if long-lived tensors pass, a view of one may begin a stage, too.
     const bool has_view = graph.nodes[n].type->cost == Cost::view;
     const bool is_viewed = has_view && (passing == 0 || storage_of(graph, graph.nodes[n].output) == storage);
     if (uses[storage].readers > 1 && !is_viewed && costly > 0) {
@@ -120,13 +119,13 @@ std::vector<std::uint32_t> boundaries(const TapeGraph& graph, const std::vector<
     if (fallback <= cuts.back() || is_better) fallback = n, fewest = bytes;
   }
   if (count > 0) costly += graph.nodes[count - 1].type->cost == Cost::matmul;
-  // What comes after the last product (a loss) stays with it.
+  // The operators after the last product (a loss) stay in its stage.
   if (cuts.size() > 1 && costly == 0) cuts.pop_back();
   cuts.push_back(count);
   return cuts;
 }
 
-/// The last node that reads each leaf's storage, which makes its gradient; -1 for other storages.
+/// The last node that reads each leaf's storage, and so makes its gradient; -1 for other storages.
 std::vector<std::int32_t> leaf_readers(const TapeGraph& graph) {
   std::vector<std::int32_t> readers(graph.storages.size(), -1);
   for (std::size_t n = 0; n < graph.nodes.size(); ++n) {
@@ -139,7 +138,7 @@ std::vector<std::int32_t> leaf_readers(const TapeGraph& graph) {
   return readers;
 }
 
-/// A recording with what follows from it.
+/// A recording and facts derived from it.
 struct Recorded {
   const TapeGraph& graph;
   const std::vector<NodeTimes>& times;
@@ -147,7 +146,7 @@ struct Recorded {
   std::vector<std::int32_t> leaf_readers;  // per storage
 };
 
-/// One stage, or several, as a graph for the solver, and which of its tensors belong to which node.
+/// One or more stages as a graph for the solver, and the map from values to its tensors.
 class Block {
  public:
   Block(const Recorded& recorded, std::uint32_t first, std::uint32_t end)
@@ -175,7 +174,7 @@ class Block {
         if (value == TapeGraph::none || !graph.values[value].is_leaf) continue;
         const std::uint32_t storage = graph.values[value].storage;
         if (storage == TapeGraph::none || has_gradient[storage]) continue;
-        if (recorded.leaf_readers[storage] >= static_cast<std::int32_t>(end)) continue;  // a later stage's
+        if (recorded.leaf_readers[storage] >= static_cast<std::int32_t>(end)) continue;  // a later stage makes it
         has_gradient[storage] = true;
         parameter_gradient_bytes_ += static_cast<remat::Bytes>(graph.bytes_of(value));
         block_.tensors[tensor_of_[storage]].gradient_bytes = static_cast<remat::Bytes>(graph.bytes_of(value));
@@ -185,7 +184,7 @@ class Block {
 
   const remat::Graph& graph() const noexcept { return block_; }
   remat::Bytes parameter_gradient_bytes() const noexcept { return parameter_gradient_bytes_; }
-  /// The tensor of a value that is made here.
+  /// The tensor of a value of this block.
   std::uint32_t tensor_of(std::uint32_t value) const { return tensor_of_storage(graph_.values[value].storage); }
   std::uint32_t tensor_of_storage(std::uint32_t storage) const { return tensor_of_[storage]; }
 
@@ -193,7 +192,7 @@ class Block {
     return std::binary_search(selection.kept.begin(), selection.kept.end(), tensor_of_[storage]);
   }
 
-  /// The storages that a selection keeps, without its last node's output and without tensors that are read further on.
+  /// The storages that a selection keeps, except the last node's output and tensors that later stages read.
   std::vector<std::uint32_t> kept_storages(const remat::Selection& selection) const {
     std::vector<std::uint32_t> kept;
     const std::uint32_t output = graph_.values[graph_.nodes[end_ - 1].output].storage;
@@ -204,7 +203,7 @@ class Block {
     return kept;
   }
 
-  /// Per tensor, whether a selection's backward or its recomputation reads it.
+  /// Per tensor, whether a selection's backward or recomputation reads it.
   std::vector<bool> read_again(const remat::Selection& selection) const {
     std::vector<bool> is_read(block_.tensors.size());
     for (const remat::GraphOperator& op : block_.operators) {
@@ -216,7 +215,7 @@ class Block {
     return is_read;
   }
 
-  /// What a selection means for the nodes.
+  /// The fates of the nodes under a selection.
   std::vector<Fate> fates(const remat::Selection& selection) const {
     std::vector<bool> is_kept(block_.tensors.size());
     for (const std::uint32_t t : selection.kept) is_kept[t] = true;
@@ -246,7 +245,7 @@ class Block {
     return uses_[storage].last_read >= static_cast<std::int32_t>(end_);
   }
 
-  // The tensor of a value; none when it has no bytes.
+  // The tensor of a value; `none` if it has no bytes.
   std::uint32_t tensor(std::uint32_t value) {
     if (value == TapeGraph::none || graph_.values[value].storage == TapeGraph::none) return none;
     const std::uint32_t storage = graph_.values[value].storage;
@@ -278,7 +277,7 @@ class Block {
     const std::uint32_t output = tensor(node.output);
     if (std::find(inputs.begin(), inputs.end(), output) != inputs.end()) return;  // a view
     if (output == none) return;
-    if (block_.tensors[output].is_given) return;  // the program holds it as well, off the tape (detach): it is there
+    if (block_.tensors[output].is_given) return;  // the program also holds it off the tape (detach), so it stays
     block_.tensors[output].gradient_bytes = node.needs.any() ? block_.tensors[output].bytes : 0;
     outputs.push_back(output);
     for (const std::uint32_t value : node.saved) {
@@ -296,7 +295,7 @@ class Block {
     op.frees_reads_first = node.is<ops::Conv2d>() || node.is<ops::ConvTranspose2d>() || node.is<ops::Linear>();
     if (node.is<ops::Concat>()) op.windows = windows(n);
     if (node.type->has_output_from_saved && !extras.empty()) {
-      // What it saves takes the whole forward; its result is recomputed from that.
+      // Saving takes the whole forward; the result is recomputed from the saved tensors.
       remat::GraphOperator saving = op;
       saving.outputs = extras;
       saving.backward_reads.clear();
@@ -313,7 +312,7 @@ class Block {
     block_.operators.push_back(std::move(op));
   }
 
-  /// The inputs of a concat whose gradients wait as windows: they are not copied out.
+  /// The inputs of a concat whose gradients wait as windows, without a copy.
   std::vector<std::uint32_t> windows(std::uint32_t n) const {
     std::vector<std::uint32_t> list;
     for (const std::uint32_t value : graph_.nodes[n].inputs) {
@@ -326,7 +325,7 @@ class Block {
     return list;
   }
 
-  /// The forward holds what the program holds.
+  /// Keeps tensors in the forward while the program holds them.
   void hold_variables() {
     for (const TapeGraph::Value& value : graph_.values) {
       if (value.storage == TapeGraph::none || tensor_of_[value.storage] == none) continue;
@@ -338,7 +337,7 @@ class Block {
     }
   }
 
-  /// Where a gradient is there already, from an operator further on, what is added to it is made beside it.
+  /// If a later operator has already made a gradient, each addend is a separate tensor.
   void count_sums() {
     std::vector<bool> has_sum(block_.tensors.size());
     for (std::uint32_t storage = 0; storage < tensor_of_.size(); ++storage) {
@@ -354,7 +353,7 @@ class Block {
         has_sum[t] = true;
       }
     }
-    // Such a gradient is no longer made here.
+    // Here these gradients are only added to.
     for (std::uint32_t storage = 0; storage < tensor_of_.size(); ++storage) {
       if (tensor_of_[storage] == none || !is_read_later(storage)) continue;
       remat::GraphTensor& tensor = block_.tensors[tensor_of_[storage]];
@@ -367,13 +366,13 @@ class Block {
   const std::vector<NodeTimes>& times_;
   std::uint32_t first_, end_;
   std::vector<std::uint32_t> tensor_of_;        // per storage
-  std::vector<std::uint32_t> operators_until_;  // how many there are, with each node of its nodes
+  std::vector<std::uint32_t> operators_until_;  // number of operators up to each node
   remat::Graph block_;
   remat::Bytes parameter_gradient_bytes_ = 0;
 };
 
-/// The tensors that a chain's stages share, and the storage of each. Where the stage after its maker is the only reader
-/// of a stage's last output, that is an activation of the chain.
+/// Finds the tensors that a chain's stages share, and their storages. A stage's last output that only the next stage
+/// reads is not one: it is an activation of the chain.
 std::vector<std::uint32_t> find_shared(const Recorded& recorded, const std::vector<std::uint32_t>& cuts,
                                        remat::Chain& chain) {
   const TapeGraph& graph = recorded.graph;
@@ -414,7 +413,7 @@ std::vector<std::uint32_t> find_shared(const Recorded& recorded, const std::vect
   return storages;
 }
 
-/// Stages that options may span, so that planning a long chain stays short.
+/// Stages that options may span; limits the time to plan a long chain.
 std::size_t longest_span(std::size_t stages) { return stages <= 24 ? 8 : stages <= 40 ? 6 : 3; }
 
 }  // namespace
@@ -424,7 +423,7 @@ std::vector<std::uint32_t> cut_points(const TapeGraph& graph) { return boundarie
 std::vector<std::uint32_t> even_cuts(const TapeGraph& graph, std::size_t stages) {
   const std::vector<StorageUse> uses = storage_uses(graph);
   const std::size_t count = graph.nodes.size();
-  std::vector<double> made(count + 1), crossing(count + 1);  // before each node
+  std::vector<double> made(count + 1), crossing(count + 1);  // up to each node
   for (std::size_t s = 0; s < uses.size(); ++s) {
     if (uses[s].made_by < 0) continue;
     const auto begin = static_cast<std::size_t>(uses[s].made_by) + 1;
@@ -440,7 +439,7 @@ std::vector<std::uint32_t> even_cuts(const TapeGraph& graph, std::size_t stages)
   const auto is_end = [&](std::uint32_t n) {
     return std::find(graph.ends.begin(), graph.ends.end(), n) != graph.ends.end();
   };
-  std::vector<double> least(count + 1);  // of the stages before a place
+  std::vector<double> least(count + 1);  // cost of the stages before a place
   std::vector<std::uint32_t> before(count + 1), places{0};
   for (std::uint32_t n = 1; n <= count; ++n) {
     const std::uint32_t output = storage_of(graph, graph.nodes[n - 1].output);
@@ -452,7 +451,7 @@ std::vector<std::uint32_t> even_cuts(const TapeGraph& graph, std::size_t stages)
     for (std::size_t k = places.size(); k-- > 0;) {
       const double shares = (made[n] - made[places[k]]) / share;
       const double own = 1 + shares * shares + cut;
-      if (own >= least[n]) break;  // so are those of longer stages
+      if (own >= least[n]) break;  // longer stages cost more
       if (least[places[k]] + own < least[n]) least[n] = least[places[k]] + own, before[n] = places[k];
       if (is_end(places[k])) break;
     }
@@ -577,7 +576,7 @@ TapePlan make_tape_plan(const StagedGraph& staged, const remat::ScheduleTree& pl
   tape.sizes = staged.sizes;
   tape.ends = staged.ends;
   tape.fates.assign(staged.types.size(), Fate::drop);
-  // The items of a dropped one follow it; `end` is the place in the list where a segment's items end.
+  // The items of a dropped segment follow it; `end` is the index where a segment's items end.
   struct Open {
     std::int32_t segment;
     std::size_t end;
