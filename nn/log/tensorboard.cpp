@@ -106,7 +106,7 @@ EventWriter::EventWriter(const std::string& folder) {
   try {
     flush();
   } catch (...) {
-    ::close(descriptor_);  // the destructor does not run for an object that was never made
+    ::close(descriptor_);  // the destructor does not run if the constructor throws
     throw;
   }
 }
@@ -115,7 +115,7 @@ EventWriter::~EventWriter() {
   try {
     flush();
   } catch (const FileError&) {
-    // documented: a destructor has nobody to tell
+    // documented: a destructor cannot report it
   }
   ::close(descriptor_);
 }
@@ -129,7 +129,8 @@ void EventWriter::scalar(std::string_view tag, double value, std::int64_t step) 
 }
 
 void EventWriter::flush() {
-  // At a position instead of appended: after a failure the next try starts at the last whole record again.
+  // Written at a position instead of appended: after a failure, the next flush starts again after the last whole
+  // record.
   std::size_t done = 0;
   while (done < buffer_.size()) {
     const ssize_t count =
@@ -174,7 +175,7 @@ void TrainingLog::end_step(const StepCurves& curves) {
 
 void TrainingLog::write(const StepCurves& curves) {
   const auto put = [&](const std::string& tag, double value) { writer_->scalar(tag, value, curves.step); };
-  if (!std::isnan(curves.loss)) put("loss", curves.loss);  // a batch that was skipped has none
+  if (!std::isnan(curves.loss)) put("loss", curves.loss);  // a skipped batch has none
   if (curves.items_per_s > 0) put("rate", curves.items_per_s);
   put("learning_rate", curves.rate);
   if (!is_replay_) bytes_ = ledger_->peak_by_category();

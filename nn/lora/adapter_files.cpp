@@ -32,22 +32,22 @@ bool is_same(const AdapterOptions& a, const AdapterOptions& b) { return a.rank =
 
 Json text_or_null(const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); }
 
-/// Keys of PEFT's that change nothing of what is computed: the tensors' sizes tell how weights lie.
+/// Keys of PEFT that do not affect the result: tensors' shapes tell the order of weights.
 constexpr std::string_view without_effect[] = {
     "auto_mapping", "base_model_name_or_path", "fan_in_fan_out", "inference_mode", "megatron_core",
     "peft_version", "qalora_group_size",       "revision",       "runtime_config", "task_type"};
 
-/// How adapters began. Others than these have changed the base as well (pissa, olora, corda, loftq), or their ranks.
+/// Accepted initializations. Others also changed the base (pissa, olora, corda, loftq), or the ranks.
 constexpr std::string_view beginnings[] = {"gaussian", "orthogonal"};
 
 struct Halves {
-  std::string name;  ///< the layer's in the file: with the prefix, where it has it
+  std::string name;  ///< of the layer in the file, with the prefix, if any
   const SafetensorsEntry *a = nullptr, *b = nullptr;
 };
 using Layers = std::map<std::string, Halves>;
 
-/// Modules as PEFT names them (check_target_module_exists in tuners/tuners_utils.py): a list of whole names or of their
-/// last parts, or a regular expression that is the whole name.
+/// Module names as PEFT matches them (check_target_module_exists in tuners/tuners_utils.py): a list of whole names or
+/// of their last parts, or a regular expression for the whole name.
 class Names {
  public:
   Names() = default;
@@ -59,8 +59,8 @@ class Names {
     const std::string text = keys.text(key, "");
     constexpr std::size_t max_length = 1024;
     try {
-      // A hostile pattern must end, too, and on this stack: the polynomial matcher, which has no back-references, and
-      // no counts, which multiply its depth.
+      // Bounds time and stack for hostile patterns: the polynomial matcher, which has no back-references; no counts,
+      // which multiply its depth.
       if (text.size() > max_length || text.find('{') != text.npos)
         throw std::regex_error(std::regex_constants::error_space);
       pattern_.emplace(text, std::regex_constants::ECMAScript | std::regex_constants::__polynomial);
@@ -86,8 +86,8 @@ class Names {
   std::optional<std::regex> pattern_;
 };
 
-/// The layers of target_modules ("all-linear" besides names), without those of exclude_modules; where it has last parts
-/// of names, only of the blocks in layers_to_transform.
+/// The layers that target_modules (names or "all-linear") selects and exclude_modules does not. Last parts of names
+/// select only in the blocks of layers_to_transform.
 class Targets {
  public:
   explicit Targets(const JsonKeys& keys)
@@ -104,7 +104,7 @@ class Targets {
     } else if (keys.has("layers_pattern")) {
       lists_ = keys.texts("layers_pattern");
     }
-    if (!keys.has("target_modules")) return;  // PEFT then knows them by the model's type
+    if (!keys.has("target_modules")) return;  // PEFT then selects layers by the model's type
     is_given_ = true;
     std::string lower = keys.is_text("target_modules") ? keys.text("target_modules", "") : "";
     for (char& c : lower) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
@@ -115,7 +115,7 @@ class Targets {
                    "back-references");
   }
 
-  /// Throws ValueError for a layer of the file's that is not meant, and for a name that means none of them.
+  /// Throws ValueError for a layer of the file that is not selected, and for a name that selects none of them.
   void check(const Layers& in_file) const {
     for (const auto& [name, halves] : in_file) {
       const std::string has = "layer " + quote(halves.name) + ", which has tensors";
@@ -132,7 +132,7 @@ class Targets {
     }
   }
 
-  /// Throws ValueError for a layer of the module that is meant and has no tensors.
+  /// Throws ValueError for a layer of the module that is selected and has no tensors.
   void check(const Layers& in_file, const std::vector<NamedLinear>& module) const {
     if (!is_given_) return;
     const auto& [name, halves] = *in_file.begin();
@@ -160,7 +160,7 @@ class Targets {
     return is_in ? nullptr : "layers_to_transform";
   }
 
-  /// PEFT's `.*\.LIST\.(\d+)\.`, LIST one of layers_pattern, or any where that has none.
+  /// The block in PEFT's `.*\.LIST\.(\d+)\.`, with LIST one of layers_pattern, or any word if that is empty.
   std::optional<std::int64_t> block_of(std::string_view layer) const {
     const std::vector<std::string_view> words = split(layer, '.');
     for (std::size_t i = words.size() < 2 ? 0 : words.size() - 2; i >= 2; --i) {
@@ -184,7 +184,7 @@ struct Config {
   Targets targets;
 };
 
-/// What a configuration asks for; throws for what is not here.
+/// Reads a configuration. Throws ValueError for unsupported features.
 Config read_config(const std::string& path) {
   const JsonKeys keys(path);
   if (keys.text("peft_type", "") != "LORA") keys.refuse("peft_type", "\"LORA\"");
@@ -207,7 +207,7 @@ Config read_config(const std::string& path) {
   return {options, std::move(targets)};
 }
 
-/// The layers that a file has adapters of, by their names here.
+/// The layers with adapters in a file, by their names in the module.
 Layers layers_of(const SafetensorsReader& file, const std::string& prefix) {
   Layers layers;
   for (const SafetensorsEntry& entry : file.header().tensors) {
@@ -235,7 +235,7 @@ Layers layers_of(const SafetensorsReader& file, const std::string& prefix) {
   return layers;
 }
 
-/// The layers of the module that the file means, in the module's order.
+/// The module's layers that have adapters in the file, in the module's order.
 std::vector<NamedLinear> meant(Module& module, const Layers& in_file, const AdapterOptions& options,
                                const std::string& path) {
   std::vector<NamedLinear> layers = linear_layers(module);

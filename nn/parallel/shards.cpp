@@ -19,7 +19,7 @@ namespace {
 
 using Cut = LinearShard::Cut;
 
-/// A shard's range of a parameter of the whole layer, whose outputs lie along `axis`.
+/// A shard's range of a parameter of the whole layer, whose outputs are along `axis`.
 init::PartOf part_of(const Shape& whole, int axis, const Cut& cut) {
   if (!cut.by_inputs) return {whole, axis, cut.parts, cut.part, cut.stretches};
   return {whole, 1 - axis, cut.parts, cut.part};
@@ -34,7 +34,7 @@ std::int64_t own_outputs(std::int64_t out, const Cut& cut) {
 
 bool draws_bias(const LinearOptions& options) { return options.has_bias && options.deviation < 0 && options.bound < 0; }
 
-/// A shard's name below the layer: its number, behind the name that the layer's owner gave.
+/// A shard's name below the layer: the prefix that the layer's owner gave, and its number.
 std::string name_of(const LinearOptions& options, int shard) {
   const std::string& prefix = options.prefix;
   return (prefix.empty() ? "" : prefix.substr(0, prefix.size() - 1) + ".") + std::to_string(shard);
@@ -80,7 +80,7 @@ Tensor EmbeddingShard::forward(const Tensor& ids) {
 
 namespace {
 
-/// This rank's shards as children of `layer`, made by make(name, cut).
+/// Makes this rank's shards as children of `layer`, by make(name, cut).
 template <class Make>
 std::vector<Layer*> make_shards(const Linear& whole, const dist::Team& group, Cut& cut, const Make& make) {
   cut.parts = group.parts;

@@ -1,14 +1,14 @@
 #pragma once
-// Tensor parallelism (Shoeybi et al. 2019, arXiv:1909.08053, section 3) as layers in the place of a model's own. A
-// model has a table of its sharded children; the rest of it does not know of groups.
+// Tensor parallelism (Shoeybi et al. 2019, arXiv:1909.08053, section 3) as layers that replace a model's own. A model
+// has a table of its sharded children; the rest of it knows nothing of groups.
 //
 //        x ---- c_attn: column-parallel ---- attention of H / t heads ---- c_proj: row-parallel ----+
 //                                                                                                 sum, bias ---- y
 //        (the same for the other shards) ----------------------------------------------------------+
 //
-// In how many shards a layer is cut is an attribute of the arithmetic (dist/parts/team.h). A rank of a group has one
-// shard; one rank without a group has all, and runs them one after the other with the same bits. Shard p is a module of
-// its own, "attn.c_attn.1", and begins with the values that the whole layer has there. The whole is never made.
+// The number of shards is an attribute of the arithmetic (dist/parts/team.h). A rank of a group has one shard; one rank
+// without a group has all, and runs them in order with the same bits. Shard p is a separate module, "attn.c_attn.1",
+// and begins with the whole layer's values in its place. The whole is never made.
 
 #include <cstdint>
 #include <memory>
@@ -29,19 +29,19 @@ class LinearShard final : public Linear {
   struct Cut {
     bool by_inputs = false;
     std::int64_t parts = 1, part = 0, stretches = 1;
-    RandomSite weight = {}, bias = {};  ///< where the whole's values are drawn
+    RandomSite weight = {}, bias = {};  ///< where the whole layer's values are drawn
   };
-  /// `in` and `out` are the whole's.
+  /// `in` and `out` are the whole layer's.
   LinearShard(std::int64_t in, std::int64_t out, const TensorOptions& on, const LinearOptions& options, const Cut& cut);
   std::optional<PlaceInWhole> place_in_whole(const Tensor& parameter) const override;
 
  private:
   Cut cut_;
-  std::int64_t cut_size_;  // the whole's inputs or outputs, of which it has some
+  std::int64_t cut_size_;  // the whole layer's number of inputs or outputs, whichever is cut
   char joint_;
 };
 
-/// A shard of a table: zeros where another shard has the row.
+/// A shard of a table; returns zeros for rows of other shards.
 class EmbeddingShard final : public Layer {
  public:
   EmbeddingShard(const init::PartOf& part, double deviation, const RandomSite& site, const TensorOptions& on);
@@ -55,7 +55,7 @@ class EmbeddingShard final : public Layer {
   init::PartOf part_;
 };
 
-/// A layer in shards, of which the one runs whose turn it is (ShardRules::run). Elsewhere a call throws ValueError.
+/// A layer in shards. A call runs the shard whose turn it is in ShardRules::run; elsewhere it throws ValueError.
 class ShardedLayer : public Layer {
  public:
   explicit ShardedLayer(const std::size_t& turn) : turn_(turn) {}
@@ -78,7 +78,7 @@ class ColumnParallelLinear final : public ShardedLayer {
   ColumnParallelLinear(const Linear& whole, const TensorOptions& on, const ShardRules& rules, std::int64_t stretches);
 };
 
-/// (..., I / t) -> (..., O), a term of the sum over shards, which the bias is added to.
+/// (..., I / t) -> (..., O), a term of the sum over shards; the bias is added to the sum.
 class RowParallelLinear final : public ShardedLayer {
  public:
   RowParallelLinear(const Linear& whole, const TensorOptions& on, const ShardRules& rules);
@@ -90,7 +90,7 @@ class RowParallelLinear final : public ShardedLayer {
   const ShardRules& rules_;
 };
 
-/// Ids -> rows of a table of all tokens: each shard gives its own, and they are summed.
+/// Ids -> rows of the whole vocabulary: sums the shards' rows.
 class VocabularyParallelEmbedding final : public Layer {
  public:
   VocabularyParallelEmbedding(const Shape& whole, const TensorOptions& on, double deviation, const dist::Team& group);
@@ -105,7 +105,7 @@ class VocabularyParallelEmbedding final : public Layer {
   std::vector<EmbeddingShard*> shards_;
 };
 
-/// Dropout of shards: each draws for itself.
+/// Dropout of shards, each with separate random numbers.
 class ShardedDropout final : public ShardedLayer {
  public:
   ShardedDropout(const Dropout& whole, const ShardRules& rules);
@@ -118,13 +118,13 @@ class ShardRules final : public LayerRules {
 
   std::unique_ptr<Layer> for_linear(Linear& made, const TensorOptions& on) const override;
   std::unique_ptr<Layer> for_table(const Shape& shape, const TensorOptions& on, double deviation) const override;
-  /// Puts shards in the place of a finished module's layers without parameters.
+  /// Replaces a finished module's layers without parameters by their sharded versions.
   void finish(Module& module) const;
 
   const dist::Team& group() const noexcept { return group_; }
   const std::size_t& turn() const noexcept { return turn_; }
-  /// y of all shards: the sum of forward(x) over them, in their order, plus the row-parallel layer's bias. Runs this
-  /// rank's shards, each below the path "0", "1", ...; `forward` takes x over, so that it goes as soon as it is read.
+  /// Sums forward(x) over all shards, in order, and adds the row-parallel layer's bias. Runs this rank's shards, each
+  /// below the path "0", "1", ...; `forward` owns its x, so that x can be freed as soon as it has been read.
   Tensor run(Tensor x, const RowParallelLinear& last, FunctionRef<Tensor(Tensor)> forward) const;
 
  private:
@@ -133,14 +133,14 @@ class ShardRules final : public LayerRules {
 
   dist::Team group_;
   std::span<const ShardedChild> table_;
-  mutable std::size_t turn_ = nobody;  // of this rank's shards
+  mutable std::size_t turn_ = nobody;  // index of the running shard among this rank's
 };
 
-/// Calls f with the weight of each of this rank's shards of a linear layer or table, or with a plain one's weight.
+/// Calls f with the weight of each of this rank's shards of a linear layer or table, or with an unsharded weight.
 void each_shard_weight(Linear& layer, FunctionRef<void(Parameter&)> f);
 void each_shard_weight(Embedding& table, FunctionRef<void(Parameter&)> f);
 
-/// For each of these parameters the number of the layer that it is a shard of, below 0: it is whole.
+/// For each parameter the number of the layer that it is a shard of; negative for whole parameters.
 std::vector<int> shard_layers(const std::vector<Module*>& modules, const std::vector<Named>& parameters);
 
 }  // namespace thimble::nn

@@ -19,7 +19,7 @@ namespace thimble::nn {
 
 namespace {
 
-/// A layer in the place of `base`, for a group's tokens.
+/// Replaces `base` for a group's tokens.
 template <class Base>
 class TokenLayer : public Layer {
  public:
@@ -46,7 +46,7 @@ struct TokenRmsNorm final : TokenLayer<RmsNorm> {
   }
 };
 
-/// Each token draws the same as in the whole sequence.
+/// Each token draws the same numbers as in the whole sequence.
 struct TokenDropout final : TokenLayer<Dropout> {
   using TokenLayer::TokenLayer;
   Tensor forward(const Tensor& x) override {
@@ -58,13 +58,13 @@ struct TokenDropout final : TokenLayer<Dropout> {
   }
 };
 
-// A parameter that shards enter. Where all shards are here their gradients are added up before the gradients of its
-// other readers, as a group's are.
+// A parameter as input of shards. If one rank has all shards, their gradients are summed before they are added to other
+// readers' gradients, as in a group.
 Tensor for_shards(const dist::Team& group, const Tensor& parameter) {
   return group.ranks == nullptr && parameter.defined() ? dist::copy_to_group(group, parameter) : parameter;
 }
 
-// Each shard of x by itself, with the parameters as that shard reads them.
+// Computes each shard of x separately, with the parameters as that shard reads them.
 Tensor linear_shards(const dist::Team& group, const Tensor& x, const Tensor& weight, const Tensor& bias,
                      std::optional<DType> compute, kernels::Activation activation, bool weight_is_in_out) {
   const Tensor in = as_operand(x, compute);
@@ -89,7 +89,7 @@ struct TokenLinear final : TokenLayer<Linear> {
   }
 };
 
-/// Ids (B, T) of all tokens -> (P B, T / t, C) of this rank's shards.
+/// Ids (B, T) of all tokens -> (P B, T / t, C) for this rank's shards.
 struct TokenEmbedding final : TokenLayer<Embedding> {
   using TokenLayer::TokenLayer;
   Tensor forward(const Tensor& ids) override {
@@ -159,7 +159,7 @@ Tensor attend_by_heads(const dist::Team& group, std::span<const Tensor> of_heads
 
 Tensor add_to_tokens(const dist::Team& group, const Tensor& x, const Tensor& bias) {
   if (!group.cuts_sequence) return add(x, bias);
-  std::vector<Tensor> rows;  // the bias for each part, whose gradients are made apart
+  std::vector<Tensor> rows;  // the bias per shard, so that gradients are made separately
   for (int p = 0; p < group.count(); ++p) rows.push_back(dist::copy_to_group(group, bias));
   const std::int64_t count = group.count(), samples = x.size(0) / count;
   const Tensor parts = reshape(x, {count, samples, x.size(1), x.size(2)});

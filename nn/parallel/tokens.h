@@ -1,7 +1,7 @@
 #pragma once
-// Sequence parallelism as layers in the place of a model's own: token-by-token work of transformers where the sequence
-// is cut, between sharded layers (dist/parts/sequence.h) or with whole ones (dist/parts/sequence.h). x is (P B, T / t,
-// C) there, of P of t shards, and the gradients of parameters, sums over tokens, are made shard by shard.
+// Sequence parallelism as layers that replace a model's own: token-by-token work of transformers on shards of the
+// sequence, between sharded layers or with whole ones (dist/parts/sequence.h). x is (P B, T / t, C), with P of t shards
+// on this rank. Gradients of parameters, sums over tokens, are computed shard by shard.
 
 #include <optional>
 #include <span>
@@ -14,26 +14,26 @@
 
 namespace thimble::nn {
 
-/// Has the norms, dropouts, tables and plain linear layers of a finished module take tokens in shards. Layers that have
-/// a replacement stay as they are, and so do shards.
+/// Makes the norms, dropouts, tables and plain linear layers of a finished module take tokens in shards. Leaves shards,
+/// and layers that have a replacement, as they are.
 void shard_tokens(Module& module, const dist::Team& group);
 
-/// linear(x, weight, bias) in `compute`.
+/// linear(x, weight, bias) on tokens in shards, in `compute`.
 Tensor linear_tokens(const dist::Team& group, const Tensor& x, const Tensor& weight, const Tensor& bias,
                      std::optional<DType> compute);
-/// Of x, (P B, T / t, S C) of all heads' tokens: (P B, T, S C / t), `stretches` (S) tensors side by side.
+/// (P B, T / t, S C), all heads of this rank's tokens -> (P B, T, S C / t); `stretches` (S) tensors lie side by side.
 Tensor to_heads(const dist::Team& group, const Tensor& x, std::int64_t stretches);
-/// The result of attention where a group has whole layers: `of_heads` have this rank's shards one behind the other, and
-/// attend(p, ...) gets the ones of shard p, (B, T, ...), under the path "0", "1", ..., and gives (B, T, C / t).
-/// Result (P B, T / t, C).
+/// Attention in a group with whole layers. Each of `of_heads` concatenates this rank's shards along axis 0; attend(p,
+/// ...) gets shard p of each, (B, T, ...), under the path "0", "1", ..., and returns (B, T, C / t). The result is (P B,
+/// T / t, C).
 Tensor attend_by_heads(const dist::Team& group, std::span<const Tensor> of_heads,
                        FunctionRef<Tensor(std::size_t p, std::span<const Tensor> of_shard)> attend);
-/// x + bias (C).
+/// x + bias (C), for tokens in shards.
 Tensor add_to_tokens(const dist::Team& group, const Tensor& x, const Tensor& bias);
-/// x + rows (T, C), of which each token has its own.
+/// x + rows (T, C), one row per token.
 Tensor add_positions(const dist::Team& group, const Tensor& x, const Tensor& rows);
 
-/// Of a segment (autograd/checkpoint.h) around products that read all tokens: these are gathered again in backward, and
+/// For a segment (autograd/checkpoint.h) around products that read all tokens: backward gathers the tokens again, and
 /// all else is kept as without a segment.
 Fate keep_all_but_gathered(const OpType& type);
 

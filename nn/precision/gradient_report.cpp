@@ -40,7 +40,7 @@ struct Sums {
   }
 };
 
-// The gradients of one recording, on the host; empty where a parameter has none.
+// The gradients of one recording, on the host; empty for a parameter without one.
 std::vector<std::vector<double>> gradients(const std::vector<optim::Named>& parameters,
                                            FunctionRef<Tensor(std::int64_t)> loss_of,
                                            const optim::RecordingOptions& recording, std::int64_t count,
