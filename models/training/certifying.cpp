@@ -31,7 +31,7 @@ nn::Certificate certify_training(const PreparedTraining& prepared) {
 
 namespace {
 
-/// The plan without its packing: it keeps those tensors as they are.
+/// The plan without packing: it keeps the packed tensors as they are.
 std::shared_ptr<const TapePlan> without_packing(const std::shared_ptr<const TapePlan>& plan) {
   if (!plan) return nullptr;
   auto exact = std::make_shared<TapePlan>(*plan);

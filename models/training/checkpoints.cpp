@@ -15,7 +15,7 @@
 namespace thimble::models {
 namespace {
 
-/// O0 and O3 are a single dtype for everything, which is `dtype` as well. Tensors tell which.
+/// O0 and O3 are one dtype for everything, like `dtype` without a policy; the tensors tell which.
 bool is_same(const RunTrait& trait, const std::string& other) {
   const auto plain = [](const std::string& name) { return name == "O0" || name == "O3" ? std::string() : name; };
   if (trait.key != "precision") return trait.value == other;
@@ -36,7 +36,7 @@ std::vector<RunTrait> run_traits(const TrainOptions& options, const Model& model
     const auto saved = one.saved(options.setup, model);
     if (saved) list.push_back({std::string(one.identity.key), one.name(), saved->value, saved->usual});
   }
-  // A checkpoint has the whole model unless it is adapted.
+  // A checkpoint of adapters does not have the frozen base.
   if (options.setup.lora_rank > 0) {
     list.push_back({"weights", "`weights` with the sum", options.setup.weights_sum, ""});
   }
@@ -81,7 +81,7 @@ std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Trai
     throw ValueError(start + "was trained with " + option + " " + std::string(was) +
                      "; expected the same, got a run with " + option + " " + std::string(is));
   };
-  const std::string optimizer = training.optimizer().name(), narrow = "_bf16";  // what narrow moments add to a name
+  const std::string optimizer = training.optimizer().name(), narrow = "_bf16";  // the suffix of narrow moments
   if (info.optimizer + narrow == optimizer) require("`state`", "f32", "bf16");
   if (info.optimizer == optimizer + narrow) require("`state`", "bf16", "f32");
   require("`optimizer`", info.optimizer, optimizer);

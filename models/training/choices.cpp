@@ -14,8 +14,8 @@
 namespace thimble::models {
 namespace {
 
-/// Techniques that are priced together: a list of options with blanks. Before what plans move and pack, those of steps;
-/// after it what waits in a tier, as far as it does not yet.
+/// Options that are priced together, separated by blanks. Combinations of steps come before the levers of plans, and
+/// combinations of tiers after them.
 constexpr std::string_view step_combinations[] = {"head feed_forward", "head fuses_optimizer", "head micro_batches"};
 constexpr std::string_view tier_combinations[] = {"offloads_optimizer", "offloads_gradients offloads_optimizer",
                                                   "offloads_parameters",
@@ -32,11 +32,11 @@ StateBytes state_bytes(Setup setup) {
   return bytes;
 }
 
-/// The changes to a setup that need less, by what the techniques say of themselves. Those that its other techniques
-/// exclude are left out.
+/// The changes to a setup that need less, from the techniques' variants, except where the setup's other techniques
+/// exclude them.
 class Levers {
  public:
-  /// `graph` is of the setup's step; without it, levers of the plan are left out.
+  /// `graph` records the setup's step; without it, levers of the plan are left out.
   Levers(const ChoiceOptions& options, const Setup& setup, const TapeGraph* graph = nullptr)
       : options_(options),
         setup_(setup),
@@ -67,7 +67,7 @@ class Levers {
     double transfer_bytes = 0;
   };
 
-  /// Switches `variant` on, besides what the change has. False where that cannot join.
+  /// Adds `variant` to the change. False if it cannot join.
   bool join(Change& change, const Technique& technique, const Variant& variant) const {
     if (options_.captures_steps && technique.why_not_captured != nullptr) return false;
     if (technique.flag.field.value(change.setup) == variant.text) return false;
@@ -101,11 +101,11 @@ class Levers {
     nn::Lever& lever = change.lever;
     const bool is_new = setup_.offload.empty() && !change.setup.offload.empty();
     Setup planned = change.setup;
-    if (is_new) planned.offload.clear();  // on dry devices no folder is looked for
+    if (is_new) planned.offload.clear();  // dry devices need no folder
     lever.plans = planner_options(planned, options_.device);
     if (is_new) {
       lever.plans.spilling.offloads = true;
-      lever.plans.make_tier = [](memory::Device on) { return memory::make_tier(on); };  // dry: it has no folder
+      lever.plans.make_tier = [](memory::Device on) { return memory::make_tier(on); };  // dry, without a folder
     }
     lever.transfer_s = change.transfer_bytes / options_.costs.hardware.tier_bytes_per_s;
     lever.program = [run_of = options_.run_of, setup = change.setup] { return run_of(setup); };
@@ -123,7 +123,8 @@ class Levers {
     }
   }
 
-  /// Several, each in its strongest variant that can join; all of them, or as many as there are.
+  /// Joins several options, each in its strongest variant that can join: all of them, or with `needs_all` false the
+  /// ones that can.
   void add_joined(std::vector<nn::Lever>& list, std::string_view options, bool needs_all) const {
     Change change{setup_, {}, 0};
     bool has_all = true;
@@ -154,12 +155,12 @@ class Levers {
   TapeGraph no_graph_;
 };
 
-/// Whether a step with it takes another time than a plain one.
+/// Whether the technique may change the time of a step.
 bool changes_step(const Technique& technique) {
   return technique.flag.commands == FlagSet::step && technique.variants != nullptr;
 }
 
-/// Seconds of the setup's step without techniques that keeps everything, by a recording.
+/// Seconds of a recorded step of the setup without techniques, keeping everything.
 double recorded_step_seconds(const ChoiceOptions& options, const Setup& setup, const TapeGraph* graph = nullptr) {
   Setup plain = setup;
   for (const Technique& technique : techniques()) {
@@ -272,7 +273,7 @@ PlannedSetup::PlannedSetup(const ChoiceOptions& choices, const Setup& setup, nn:
   if (!shape.planners.empty()) check_lossy(setup_, choices_.device, shape.planners.front()->graph());
 }
 
-/// The number of micro-batches is open.
+/// Whether the number of micro-batches can be chosen.
 void PlannedSetup::check_auto() const {
   check_techniques(setup_, is_text(setup_));
   if (planning_.budget_bytes == 0 && planning_.process_budget_bytes == 0)
@@ -321,7 +322,7 @@ nn::MakeRun PlannedSetup::planned_run(std::vector<nn::ExampleStep>, const nn::Sh
   };
 }
 
-/// Also what the plan takes on the other ranks.
+/// Places the plan on every rank that follows it, and keeps their peaks.
 nn::Plan PlannedSetup::for_this_rank(nn::Plan plan, const nn::ExampleStep&, std::size_t) {
   if (end_rank_ - first_rank_ == 1) return plan;
   nn::Plan own;

@@ -1,6 +1,6 @@
 #pragma once
-// Options shared by a run and its plan, and ways to make a step need less: the bytes and cost of each technique, and
-// the best number of micro-batches for a budget. All on dry devices.
+// Options shared by a run and its plan, and ways to make a step need less: bytes and cost of each technique, and the
+// best number of micro-batches for a budget. All on dry devices.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,78 +17,74 @@
 
 namespace thimble::models {
 
-/// Makes the runs of a setup: zero_batch_run, or runs with data and evaluations.
+/// Makes a setup's runs: zero_batch_run, or runs with data and evaluations.
 using RunOfSetup = std::function<nn::MakeRun(const Setup& setup)>;
 
 /// Options of a run (TrainOptions), or of its plan (PlanOptions).
 struct RunOptions {
   Setup setup;
-  memory::Device device = cpu;   ///< a plan's need not exist, because its dry twin runs
-  std::string data;              ///< a path or "synthetic": see open_dataset; of a plan, empty: the model's own sizes
-  std::size_t budget_bytes = 0;  ///< that the run's arena may commit; 0: as much as it takes
-  std::size_t process_budget_bytes = 0;  ///< that the whole process may hold, its arena among it; 0: no such bound
-  CostOptions costs;                     ///< of plans
+  memory::Device device = cpu;   ///< a plan's need not exist: only its dry twin runs
+  std::string data;              ///< a path or "synthetic" (open_dataset); empty for a plan with the model's own sizes
+  std::size_t budget_bytes = 0;  ///< that the run's arena may commit; 0 sets no limit
+  std::size_t process_budget_bytes = 0;  ///< for the whole process, arena included; 0 sets no limit
+  CostOptions costs;                     ///< for plans
   /// On a CUDA device f32 products may use TF32 (core/launch/compute_capability.h).
   bool allows_tf32 = false;
-  double refusal_ms =
-      nn::default_refusal_ms;  ///< processor time that refusing a budget takes at most (nn::LeverSearch)
-  std::function<void(const std::string& text)> progress = {};  ///< called with each step of planning; may be empty
+  double refusal_ms = nn::default_refusal_ms;  ///< most processor time for refusing a budget (nn::LeverSearch)
+  std::function<void(const std::string& text)> progress = {};  ///< called for each step of planning, if set
 };
 
-/// Throws ValueError for a process budget on a GPU or on several ranks: the bytes outside of the arena are not known
-/// there.
+/// Throws ValueError for a process budget on a GPU or on several ranks, whose bytes outside the arena are unknown.
 void check_process_budget(const RunOptions& options);
 
-/// The options of planning.
 struct ChoiceOptions : nn::LeverSearch {
   ChoiceOptions() = default;
-  /// Planning begins now.
+  /// Starts the clock of `refusal_ms`.
   ChoiceOptions(const RunOptions& options, const nn::CostModel& model, RunOfSetup runs);
 
   RunOfSetup run_of = zero_batch_run;
-  bool captures_steps = false;  ///< so that parameters cannot be away
-  bool prices_away = false;     ///< tensors in a tier are priced even if something fits
+  bool captures_steps = false;  ///< leaves out techniques that cannot be captured
+  bool prices_away = false;     ///< prices tensors in a tier even if something fits without
 };
 
-/// Whether a technique of this list is switched on: micro-batches, the chunked head, feed-forward layers in tiles, the
-/// fused optimizer.
+/// Whether any of these is on: micro-batches, the chunked head, tiled feed-forward layers, the fused optimizer.
 bool has_techniques(const Setup& setup);
 
-/// Seconds of the step that overheads are relative to: the setup's with no technique switched on and everything kept,
-/// by the cost model. `kept_step_s` is the setup's own step that keeps everything; if the setup has techniques, a step
-/// without them is recorded, except with measured times. Throws what the run throws.
+/// Seconds of the step that overheads are relative to, by the cost model: without techniques, keeping everything.
+/// `kept_step_s` is the setup's own step that keeps everything; if the setup has techniques, a step without them is
+/// recorded, except with measured times. Throws as the run does.
 double plain_step_seconds(const ChoiceOptions& options, const Setup& setup, double kept_step_s);
 
-/// The unchanged setup; then each technique that is off and can join it: the fused optimizer, the chunked head,
-/// feed-forward layers in tiles, 2, 4 and 8 micro-batches if they divide the batch; then the strongest combinations of
-/// these; then, if none fits the budget or on request, the optimizer's state, gradients and parameters in a tier, with
-/// the time of their transfers. Times are by the machine's numbers, even if others were measured. Takes about as long
-/// as planning each of them. Throws what the runs throw.
+/// Prices the unchanged setup; then each technique that is off and can join it: the fused optimizer, the chunked head,
+/// tiled feed-forward layers, 2, 4 and 8 micro-batches if they divide the batch; then the strongest combinations of
+/// these; then, if none fits the budget or on request, optimizer state, gradients and parameters in a tier, with the
+/// time of their transfers. Times are by the machine's numbers, even if others were measured. Plans each of them.
+/// Throws as the runs do.
 std::vector<nn::LeverPrice> price_techniques(const ChoiceOptions& options, const Setup& setup);
 
-/// Tries the list of price_techniques, and tensors offloaded or packed by the plan (nn::offer_levers). Throws what the
-/// runs throw.
+/// Tries the list of price_techniques, and tensors offloaded or packed by the plan (nn::offer_levers). Offers nothing
+/// if memory runs out. Throws as the runs do.
 nn::LeverOffers offer_techniques(const ChoiceOptions& options, const Setup& setup);
 
-/// A setup's runs, planned within the budgets of `planning`. In stage 3 of ZeRO ranks send each other parameters in the
-/// order in which operators need them, so all ranks of a pipeline stage follow one plan within the budget of each of
-/// them; only the blocks are placed rank by rank. All ranks find the same plan.
+/// A setup's runs, planned within the budgets of `planning`. In stage 3 of ZeRO and with sharded layers or sequences,
+/// ranks exchange tensors in the order in which operators need them. So all ranks of a pipeline stage follow one plan,
+/// within the budget of each; only the blocks are placed rank by rank. All ranks find the same plan.
 class PlannedSetup final : public nn::PlannedProgram {
  public:
-  /// `choices` makes the runs. For `auto_micro_batches` it chooses among 1, 2, 4, ..., if they divide the batch, the
-  /// number whose plan for the budget is the fastest by the cost model. `outside` needs no nodes. Throws ValueError for
-  /// auto without a budget, with measured times, and for a setup that micro-batches cannot join; what check_lossy
-  /// throws; what the runs throw.
+  /// `choices` makes the runs. For `auto_micro_batches` it chooses, among 1, 2, 4, ... that divide the batch, the
+  /// number with the fastest plan for the budget by the cost model. `outside` needs no nodes. Throws ValueError for
+  /// auto without a budget, with measured times, or in a setup that excludes micro-batches; else as check_lossy and the
+  /// runs do.
   PlannedSetup(const ChoiceOptions& choices, const Setup& setup, nn::TrainerOptions planning,
                const memory::OutsideFacts& outside = {});
 
   /// Throws BudgetError.
   void fit();
-  /// The placed plan, after fit().
+  /// The placed plan. Call after fit().
   nn::Plan plan() const;
-  /// This rank's planner, made if need be.
+  /// This rank's planner, made if it has none.
   std::shared_ptr<nn::Planner> planner();
-  /// With its number of micro-batches.
+  /// With the chosen number of micro-batches.
   const Setup& setup() const noexcept { return setup_; }
   nn::RunPlans& plans() noexcept { return plans_; }
 
@@ -109,12 +105,12 @@ class PlannedSetup final : public nn::PlannedProgram {
   Setup setup_;
   nn::TrainerOptions planning_;
   memory::OutsideFacts outside_;
-  int first_rank_, end_rank_;            // that follow one plan
-  std::vector<std::size_t> rank_bytes_;  // of these, where there are several
+  int first_rank_, end_rank_;            // the ranks [first, end) follow one plan
+  std::vector<std::size_t> rank_bytes_;  // their peaks, if they are several
   nn::RunPlans plans_;
 };
 
-/// The options for planning a setup: budgets, device, allowed actions of plans.
+/// The options for planning a setup: budget, device, actions that plans may take.
 nn::TrainerOptions planning_options(const RunOptions& options, std::size_t budget_bytes);
 
 }  // namespace thimble::models

@@ -11,18 +11,18 @@
 namespace thimble::models {
 namespace {
 
-constexpr double step_s = 1;  // that a measured step may take, about
+constexpr double step_s = 1;  // the rough length of a measured step
 
-/// Seconds of a step by the machine's numbers alone.
+/// Seconds of a step, only by the machine's numbers.
 double roofline_seconds(const Setup& setup, const nn::Hardware& machine) {
   return nn::step_seconds(nn::node_times(nn::record_step(cpu, zero_batch_run(setup)), machine));
 }
 
-/// The setup with the batch to be measured.
+/// The setup with the batch to measure.
 Setup small_setup(Setup setup, const nn::Hardware& machine, std::size_t budget_bytes) {
   const std::int64_t most = setup.batch, least = setup.micro_batches;
   setup.batch = least;
-  const double one = roofline_seconds(setup, machine);  // of one sample
+  const double one = roofline_seconds(setup, machine);  // with one sample per micro-batch
   while (setup.batch * 2 <= most && one * static_cast<double>(setup.batch) * 2 <= step_s) setup.batch *= 2;
   if (budget_bytes == 0) return setup;
   for (;; setup.batch /= 2) {
@@ -72,7 +72,7 @@ nn::CostModel plan_costs(const Setup& setup, const CostOptions& options, std::si
   if (setup.micro_batches == auto_micro_batches) {
     throw ValueError("`measures`: not with `micro_batches` auto, which compares several programs; expected a number");
   }
-  if (!options.times.empty()) AtomicFile(options.times);  // can it be written? Nothing is, without a commit
+  if (!options.times.empty()) AtomicFile(options.times);  // throws if it cannot be written, and writes nothing yet
   const Setup small = small_setup(setup, machine, budget_bytes);
   nn::CostModel costs = nn::measure_costs(zero_batch_run(small), cpu, machine);
   costs.source = machine.name + ": " + setup.model + " with a batch of " + std::to_string(small.batch) +

@@ -43,8 +43,8 @@ memory::OutsideFacts outside_facts(const Setup& setup, bool has_budget, bool has
 
 memory::OutsideFacts outside_facts(const PreparedTraining& prepared) {
   const TrainOptions& options = prepared.options;
-  // A checkpoint is written from where its tensors lie. What is read is checked, and what others read is turned, in
-  // pieces.
+  // A checkpoint is written straight from its tensors. Reading checks, and writing for other programs transposes, both
+  // through a staging buffer.
   const bool has_files = !options.resume.empty() || !options.save_weights.empty() || !options.setup.weights.empty() ||
                          !options.save_adapters.empty();
   const bool has_budget = options.budget_bytes > 0 || options.process_budget_bytes > 0;
@@ -54,11 +54,11 @@ memory::OutsideFacts outside_facts(const PreparedTraining& prepared) {
   return facts;
 }
 
-// ---- Before the first step: how the run is planned.
+// ---- The plan.
 
 namespace {
 
-/// The plan of a file, for this run.
+/// Reads the plan from a file.
 nn::PlanSource plan_of_file(const PreparedTraining& prepared) {
   const TrainOptions& options = prepared.options;
   if (options.setup.micro_batches == auto_micro_batches || options.costs.measures || !options.costs.times.empty()) {
@@ -75,7 +75,7 @@ nn::PlanSource plan_of_file(const PreparedTraining& prepared) {
   };
 }
 
-/// Bytes in which operators may be measured: of the arena's budget, as far as that is known before the run is planned.
+/// Bytes for measuring operators: the arena's budget, as far as it is known before the run is planned.
 std::size_t measuring_bytes(const PreparedTraining& prepared) {
   const TrainOptions& options = prepared.options;
   if (options.process_budget_bytes == 0 || !options.costs.measures) return options.budget_bytes;
@@ -88,7 +88,7 @@ std::size_t measuring_bytes(const PreparedTraining& prepared) {
 
 void plan_training(PreparedTraining& prepared) {
   TrainOptions& options = prepared.options;
-  const Tf32Scope products(options.allows_tf32);  // plans count with its rate
+  const Tf32Scope products(options.allows_tf32);  // plans use its rate
   const Setup given = options.setup;
   check_process_budget(options);
   if (given.ranks > 1 && options.captures_steps) {

@@ -1,4 +1,4 @@
-// Before the first step: what is asked for is checked, and the data are opened (plan_training.cpp plans the run).
+// Before the first step: checks the options and opens the data (plan_training.cpp plans the run).
 
 #include <filesystem>
 #include <optional>
@@ -26,7 +26,8 @@
 namespace thimble::models {
 namespace {
 
-// A cache has whole blocks. Files have whole tensors, which state lies in where it has a number for each element.
+// A sample's cache needs whole blocks. Files have whole tensors, which sharded state fits into only if it has a number
+// per element.
 void check_parts(const TrainOptions& options, bool is_text) {
   const Setup& setup = options.setup;
   const bool has_stages = setup.ranks > 1 && setup.pp > 1;
@@ -62,7 +63,7 @@ void require_writable(const char* option, const std::string& given, const fs::pa
   }
 }
 
-// A file to be made: its folder must be there.
+// A file to write: its folder must exist.
 void check_file(const char* option, const std::string& path) {
   if (path.empty()) return;
   std::error_code error;
@@ -73,7 +74,7 @@ void check_file(const char* option, const std::string& path) {
   require_writable(option, path, folder.empty() ? fs::path(".") : folder);
 }
 
-// A folder to be made with those above it: the first that is there must be a folder to write in.
+// A folder to make with its parents: the first that exists must be a writable folder.
 void check_folder(const char* option, const std::string& path) {
   if (path.empty()) return;
   std::error_code error;
@@ -85,7 +86,7 @@ void check_folder(const char* option, const std::string& path) {
   require_writable(option, path, existing);
 }
 
-/// All that is written.
+/// Checks all files that the run writes.
 void check_files(const TrainOptions& options) {
   check_file("`save`", options.save);
   check_file("`save_weights`", options.save_weights);
@@ -115,7 +116,7 @@ void check_files(const TrainOptions& options) {
   check_outputs(outputs, inputs, options.overwrites);
 }
 
-/// What is read before training and written after it, where a model is fine-tuned.
+/// Checks the files that fine-tuning reads and writes.
 void check_fine_tuning(TrainOptions& options) {
   const bool has_adapters = options.setup.lora_rank > 0;
   if (!has_adapters && !options.save_adapters.empty()) {
@@ -130,7 +131,7 @@ void check_fine_tuning(TrainOptions& options) {
   options.setup.weights_sum = nn::weights_sum(options.setup.weights);
 }
 
-/// Sizes and function that the options leave open are those of the files that the run begins with.
+/// Takes sizes and function that the options leave open from the files that the run begins with.
 void follow_files(TrainOptions& options) {
   Setup& setup = options.setup;
   if (!setup.weights.empty()) {
@@ -139,8 +140,8 @@ void follow_files(TrainOptions& options) {
   if (!options.resume.empty()) follow_checkpoint(setup.model, setup.sizes, read_weight_facts(options.resume, true));
 }
 
-/// Checks what the options name, completes them, and opens the data. The dry tensors that this takes are gone at its
-/// end, with the books that counted them.
+/// Checks and completes the options, and opens the data. Its dry tensors are gone at its end, with the books that
+/// counted them.
 void open_data(TrainOptions& options, PreparedTraining& prepared) {
   const memory::Device on = dry(options.device);
   const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
@@ -149,12 +150,12 @@ void open_data(TrainOptions& options, PreparedTraining& prepared) {
   check_parts(options, prepared.is_text);
   follow_files(options);
   optimizer_name(options.setup, prepared.is_text);
-  memory::make_resource(options.device);  // is the device there?
+  memory::make_resource(options.device);  // throws if there is no such device
   if (options.device.is_cuda() && options.costs.hardware.empty()) {
     const std::vector<kernels::GpuFacts> gpus = kernels::device_runtime(options.device).devices();
     options.costs.gpu = gpus.at(options.device.index).name;
   }
-  const bool has_files = options.setup.rank == 0;  // of several ranks that one alone writes
+  const bool has_files = options.setup.rank == 0;  // only rank 0 writes
   if (has_files) check_files(options);
   {
     const auto chosen = make_model(options.setup.model, options.setup.sizes, tensor_options(options.setup, on));
@@ -172,7 +173,7 @@ void open_data(TrainOptions& options, PreparedTraining& prepared) {
     }
     checked.setup.micro_batches = 1;
   }
-  // The data stay, so they come before what goes.
+  // The data stay, so open them before anything that goes.
   const ModelOptions sizes =
       make_model(options.setup.model, options.setup.sizes, tensor_options(options.setup, on))->options();
   prepared.data->set_share(share_of(options.setup));
@@ -189,7 +190,7 @@ void open_data(TrainOptions& options, PreparedTraining& prepared) {
   }
   if (options.setup.ranks > 1) prepared.traits = rank_traits(options, *prepared.data, training.model());
   if (!has_files) return;
-  // Of several ranks the parameters' bytes may be away, but not their shapes; the state of all is beside it.
+  // With several ranks, the parameters' bytes may be away but their shapes are here; the other ranks' state adds up.
   std::uint64_t others_bytes = 0;
   if (training.parallel() != nullptr) {
     for (const auto& [name, of_one] : training.rank_files().whole) {

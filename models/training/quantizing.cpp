@@ -35,7 +35,7 @@ std::unique_ptr<FoldedNet> fold(Model& model, memory::Device device) {
       model, [&](const Tensor& x) { return model.forward(x); }, one.input);
 }
 
-/// Inference of a quantized net in an arena of its own; the net that it is made of lives elsewhere.
+/// Inference of a quantized net, made in the arena of the run; the net that it is made from lives elsewhere.
 class Int8Run final : public nn::TrainingRun {
  public:
   Int8Run(const FoldedNet& net, const Scales& scales, const Tensor& batch) : net_(net, scales), input_(batch) {
@@ -55,7 +55,7 @@ class Int8Run final : public nn::TrainingRun {
   std::int64_t parameters_ = 0;
 };
 
-/// Of the net that was calibrated, on a real batch.
+/// Profiles the calibrated net on a real batch.
 nn::MemoryProfile measured_profile(const FoldedNet& net, const Scales& scales, const Tensor& batch) {
   return nn::profile_training(batch.device(), [&](memory::Device) {
     const Tensor own = clone(batch, Category::input);
@@ -68,7 +68,7 @@ struct Evaluation {
   std::optional<double> accuracy;
 };
 
-/// Mean loss over the validation part; for images the share of those read right, too.
+/// Mean loss over the validation split; for images also the accuracy.
 template <class Forward>
 Evaluation evaluate(const QuantizeOptions& options, const Dataset& data, bool is_text, Model& model,
                     Forward&& forward) {
@@ -106,14 +106,14 @@ std::size_t bytes_of(const nn::Module& model) {
   return bytes;
 }
 
-/// The processor's clock; for a GPU the wall's, once the device has done what it was given.
+/// Processor time; for a GPU wall time after synchronizing the device.
 double now_ms(memory::Device device) {
   if (!device.is_cuda()) return process::processor_ms();
   kernels::device_runtime(device).synchronize(device);
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// The quicker of the runs of each, in turn.
+/// The fastest of alternating runs of each.
 template <class F, class G>
 std::pair<double, double> alternate(memory::Device device, F&& f, G&& g) {
   const NoGrad off;

@@ -46,7 +46,7 @@ std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& da
                                {"warmup", "`warmup`", std::to_string(options.warmup)},
                                {"min_lr", "`min_rate`", format_real(options.min_rate)},
                                {"weight_decay", "`weight_decay`", format_real(numbers.weight_decay)}};
-  // A constant rate does not know where the run ends.
+  // A constant rate does not depend on the end of the run.
   if (options.schedule != "constant") list.push_back({"steps", "`steps`", std::to_string(options.steps)});
   if (numbers.beta2) list.push_back({"beta2", "`beta2`", format_real(*numbers.beta2)});
   if (model.options().heads > 0) list.push_back({"dropout", "`dropout`", format_real(model.options().dropout)});
@@ -95,7 +95,7 @@ std::string recipe_change(const nn::Metadata& before, const TrainOptions& option
     std::string old = at(before, in_file(part));
     if (old.empty()) old = part.unwritten;
     if (old.empty() || old == part.value) continue;
-    // Two stages and more have the same bits, so a file does not have their number.
+    // 2 and more stages give the same bits, so files do not have their number.
     const bool is_data = part.key == data_key, is_now_in_stages = part.value == several_stages;
     text += text.empty() ? "" : ", ";
     text += is_data ? "other data: " + at(before, data_name_key) + ", " + old + " -> " + name_of_data(options) + ", " +
@@ -108,13 +108,13 @@ std::string recipe_change(const nn::Metadata& before, const TrainOptions& option
 
 namespace {
 
-constexpr std::uint64_t most_bytes = std::uint64_t{1} << 30;  // of a file that is read whole
+constexpr std::uint64_t most_bytes = std::uint64_t{1} << 30;  // of a file read as a whole
 
 std::string sum_of_file(const std::string& path) {
   return path.empty() ? "" : sum_text(crc32c(read_whole_file(path, most_bytes)));
 }
 
-/// A checkpoint by its settings and the sums of its tensors.
+/// The sum of a checkpoint's settings and its tensors' checksums.
 std::string sum_of_checkpoint(const std::string& path) {
   if (path.empty()) return "";
   const SafetensorsReader file(path);
@@ -131,7 +131,7 @@ std::string sum_of_adapters(const std::string& folder) {
   return sum_of_file(nn::adapter_config_path(folder)) + ", " + nn::weights_sum(nn::adapter_tensors_path(folder));
 }
 
-/// Whether the ranks' plans, or the bits, depend on what each is given to plan with.
+/// Whether ranks must plan with the same inputs: they follow one plan, or it determines bits.
 bool plans_alike(const Setup& setup) {
   return setup.zero == 3 || team_size(setup) > 1 || setup.pp > 1 || setup.allows_lossy ||
          setup.micro_batches == auto_micro_batches;
@@ -183,13 +183,13 @@ std::vector<dist::Trait> rank_traits(const TrainOptions& options, const Dataset&
   add_number("`keep`", options.keep);
   add("`save_weights`", options.save_weights);
   add("`save_adapters`", options.save_adapters);
-  // The same name in the recipe is the same number.
+  // A name that is already listed has the same value in the recipe.
   const auto add_new = [&](const std::string& name, const std::string& value) {
     const auto is_named = [&](const dist::Trait& t) { return t.name == name; };
     if (std::none_of(list.begin(), list.end(), is_named)) add(name, value);
   };
   for (const auto& [key, value] : function_texts(sizes.function, complete_options(setup.model).function)) {
-    add(key + " of the model", value);  // where it is not the named model's
+    add(key + " of the model", value);  // where it differs from the named model's
   }
   for (const RunTrait& trait : run_traits(options, model)) add_new(trait.option, trait.value);
   for (const RecipePart& part : recipe_of(options, data, model)) add_new(part.option, part.value);

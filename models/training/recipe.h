@@ -1,5 +1,5 @@
 #pragma once
-// The recipe of a training run in its checkpoints: settings that may change when a run resumes, but not silently.
+// The recipe of a training run: settings in its checkpoints that may change when a run resumes, but not silently.
 
 #include <string>
 #include <vector>
@@ -10,33 +10,33 @@
 
 namespace thimble::models {
 
-/// One number or name of a recipe: `recipe.<key>` in a checkpoint, and the option that sets it.
+/// A value of a recipe, `recipe.<key>` in a checkpoint, and the option that sets it.
 struct RecipePart {
   std::string key, option, value;
-  std::string unwritten = {};  ///< the value if a checkpoint does not name the part; empty: there is none
+  std::string unwritten = {};  ///< the value of checkpoints without the key, if known
 };
 
-/// Batch, dropout, learning rate and its schedule (its steps if they shape it), weight decay, beta2, techniques that a
-/// resumed run may change (OnResume::told) and the data's digest, with defaults filled in.
+/// Batch, dropout, learning rate and its schedule (with the steps unless it is constant), weight decay, beta2,
+/// techniques that a resumed run may change (OnResume::told) and the data's digest, with defaults filled in.
 std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& data, const Model& model);
 
-/// Adds the recipe, and settings of the model that no tensor's shape shows: the number of heads, a window, and its
-/// function if it differs from the named model's (function_metadata).
+/// Adds the recipe, the data's name, and model settings that no tensor's shape shows: the number of heads, a window,
+/// and the function if it differs from the named model's (function_metadata).
 void put_recipe(nn::Metadata& metadata, const TrainOptions& options, const Dataset& data, const Model& model);
 
-/// A run's changes to a checkpoint's recipe: "`rate` 0.003 -> 0.01, other data: a.txt, ... -> b.txt, ..."; empty: none.
-/// Parts that the checkpoint does not name (files of older versions) are skipped. Throws ValueError, beginning with
-/// `start`, for another number of heads, window, or function of the same parameters.
+/// A run's changes to a checkpoint's recipe, or empty: "`rate` 0.003 -> 0.01, other data: a.txt, ... -> b.txt, ...".
+/// Skips values that neither the checkpoint (of an older version) nor `unwritten` gives. Throws ValueError, beginning
+/// with `start`, for another number of heads, window, or function of the same parameters.
 std::string recipe_change(const nn::Metadata& before, const TrainOptions& options, const Dataset& data,
                           const Model& model, const std::string& start);
 
-// ---- Traits that the ranks of a run must share on all machines.
+// ---- Traits that all ranks of a run must share.
 
-/// The process's traits, the recipe, and every other option that makes the function of a run, its collective calls or
-/// its files: model and sizes, data, weights, adapters and checkpoint by their bytes, seed, optimizer, formats, layout,
-/// evaluations, files to write. The budget and other inputs of a plan are among them if ranks follow one plan or it
-/// determines bits: with parts, stages or stage 3 of ZeRO, `allows_lossy`, `micro_batches` auto. Threads, strictness
-/// and logs may differ. open_training has filled in `options`. Throws FileError.
+/// The process's traits, the recipe, and every other option that determines a run's results, collective calls or files:
+/// model and sizes, data, weights, adapters and checkpoint by their checksums, seed, optimizer, formats, layout,
+/// evaluations, files to write. The budget and other inputs of a plan are included if ranks follow one plan or the plan
+/// determines bits: with shards, stages or stage 3 of ZeRO, `allows_lossy`, `micro_batches` auto. Threads, strictness
+/// and logs may differ. `options` are open_training's. Throws FileError.
 std::vector<dist::Trait> rank_traits(const TrainOptions& options, const Dataset& data, const Model& model);
 
 }  // namespace thimble::models

@@ -34,7 +34,7 @@ Tensor random_classes(const Shape& shape, std::int64_t classes, memory::Device d
   return from_host(values, shape, device, Category::input);
 }
 
-// Rows of (N, K) scores whose largest is at the row's target.
+// Rows of (N, K) scores with the largest score at the target.
 std::int64_t count_correct(const std::vector<float>& scores, const std::vector<std::int64_t>& targets) {
   const std::size_t classes = scores.size() / targets.size();
   std::int64_t correct = 0;
@@ -169,7 +169,7 @@ class ModelProgram::Run final : public nn::ProgramRun {
   KeptBatch kept_;
   memory::Device device_;
   ModelParts parts_;
-  Batch batch_;  // that is held
+  Batch batch_;
   std::vector<std::int64_t> sample_;
   nn::WholeState whole_;
   std::vector<nn::StageOutline> later_;
@@ -180,14 +180,14 @@ std::unique_ptr<nn::ProgramRun> ModelProgram::make(memory::Device device) const 
   return std::make_unique<Run>(*this, device);
 }
 
-/// All batches are alike: their shapes are those of the sizes.
+/// All batches have the shapes of the setup.
 nn::BatchOutline ModelProgram::outline(std::int64_t, memory::Device, std::int64_t) const {
   nn::BatchOutline outline;
   outline.shapes = std::to_string(options_.setup.batch) + " samples";
   return outline;
 }
 
-/// Values in place of zeros.
+/// Replaces zeros by random values.
 void ModelProgram::Run::draw_batch() {
   const Model& model = *parts_.model;
   const std::int64_t classes = model.is_text() ? model.options().vocabulary : model.options().classes;
@@ -196,12 +196,12 @@ void ModelProgram::Run::draw_batch() {
                                  : randn(batch_.input.shape(), options_.setup.dtype, device_);
 }
 
-/// Scores of images, or the mean loss over tokens; undefined on all stages of a pipeline but the last.
+/// Scores (N, K) of images, or the mean loss over tokens; undefined on all stages of a pipeline but the last.
 Tensor ModelProgram::Run::evaluated(Batch part) {
   dist::PipelineStage* const stage = parts_.stage.get();
   const auto through = [&](Model& piece) { return piece.is_text() ? piece.loss(part) : piece.forward(part.input); };
   if (stage == nullptr) return through(*parts_.model);
-  for (std::size_t chunk = 0; chunk < parts_.pieces.size(); ++chunk) {  // one after the other, as those of other ranks
+  for (std::size_t chunk = 0; chunk < parts_.pieces.size(); ++chunk) {  // in order, as on all ranks
     if (!stage->is_first(chunk)) part.input = stage->receive(chunk, part.target.size(0));
     const Tensor result = through(*parts_.pieces[chunk]);
     if (stage->is_last(chunk)) return result;
@@ -214,13 +214,13 @@ nn::Evaluation ModelProgram::Run::evaluate() {
   const std::int64_t all = data_->validation_batches();
   const std::int64_t count = options_.eval_batches > 0 ? std::min(all, options_.eval_batches) : all;
   double loss = 0;
-  // Samples at a time, as in a step.
+  // Samples of a step's micro-batch.
   const std::int64_t most = options_.setup.batch / (data_ranks(options_.setup) * options_.setup.micro_batches);
   std::int64_t samples = 0, correct = 0;
   const Arena* const arena = device_.is_dry ? Arena::find(*current_resource(device_)) : nullptr;
   std::uint64_t layout = 0, of_parts = 0;
   bool is_settled = false;
-  // All but the last have as many samples: once one leaves the arena as it was before, the next needs no more.
+  // All but the last have equal samples: once one leaves the arena as it was before, the next needs no more.
   const auto leaves_as_before = [&](std::uint64_t& known, bool is_first) {
     const std::uint64_t before = std::exchange(known, arena->layout_digest());
     return !is_first && known == before;
@@ -290,7 +290,7 @@ void ModelProgram::Run::save_weights() {
 void ModelProgram::Run::draw_sample() {
   Model& model = *parts_.model;
   const ParameterUse use;
-  // The window over the last tokens grows up to the model's sequence; from there on every token needs the same bytes.
+  // The context grows up to the model's sequence; from then on every token needs the same bytes.
   const std::int64_t count = device_.is_dry ? std::min(options_.sample, model.options().sequence + 1) : options_.sample;
   sample_ = generate(model, {0}, count, 0.8, 0, options_.setup.seed);
   sample_.erase(sample_.begin());  // the prompt
