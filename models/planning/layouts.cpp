@@ -29,7 +29,7 @@ bool goes_with(const std::optional<T>& given, T value) {
   return !given || *given == value;
 }
 
-/// A setup that throws says that the layout is none.
+/// Whether model and optimizer allow the layout. Throws ValueError for an unknown optimizer.
 bool is_possible(const Setup& setup, const Model& model, const Layout& layout) {
   const ModelOptions& sizes = model.options();
   if (layout.tp > 1 && (model.hidden_layers().empty() || sizes.heads % layout.tp != 0 ||
@@ -46,7 +46,7 @@ bool is_possible(const Setup& setup, const Model& model, const Layout& layout) {
   return layout.zero < 3 || is_elementwise(optimizer);
 }
 
-/// Blocks that stages can be made of.
+/// The most stages that the model can be cut into, up to `ranks`.
 int most_stages(const Setup& setup, const Model& model, int ranks) {
   if (!model.has_stages()) return 1;
   int most = 1;
@@ -141,7 +141,7 @@ JudgedLayout judge(const PlanOptions& options, const Cluster& cluster, const Lay
   JudgedLayout judged{layout, time, 0, true};
   Setup setup = setup_of(options.setup, layout);
   const bool is_proof = ranks != nullptr;
-  if (!is_proof) {  // bytes do not grow with micro-batches beyond those that are under way
+  if (!is_proof) {  // bytes do not grow with micro-batches beyond the ones in flight
     const std::int64_t samples = setup.batch / (layout.dp * layout.micro_batches);
     setup.micro_batches = std::min<std::int64_t>(layout.micro_batches, 2 * layout.pp + 2);
     setup.batch = samples * layout.dp * setup.micro_batches;
@@ -156,8 +156,7 @@ JudgedLayout judge(const PlanOptions& options, const Cluster& cluster, const Lay
     return profile;
   };
   if (!is_proof) {
-    const int of_stage =
-        setup.ranks / setup.pp;  // the first stage, the next one, which holds most of the others, the last
+    const int of_stage = setup.ranks / setup.pp;  // first stage, second, which needs most of the others, last
     for (const int rank : {0, setup.pp > 2 ? of_stage : 0, setup.ranks - of_stage}) {
       if (rank > 0 || judged.peak_bytes == 0) run(rank);
       if (!judged.fits) break;
@@ -179,7 +178,7 @@ LayoutReport find_layout(const PlanOptions& given, const Cluster& cluster, const
   check_tf32(given.allows_tf32, given.device);
   const Tf32Scope products(given.allows_tf32);
   PlanOptions options = given;
-  const PlannedRuns of_sizes(options.setup, options.device, options.data);  // fills in the sizes of the data
+  const PlannedRuns of_sizes(options.setup, options.device, options.data);  // fills in sizes from the data
   const auto now = [] { return std::chrono::steady_clock::now(); };
   const auto seconds_since = [&](std::chrono::steady_clock::time_point begin) {
     return std::chrono::duration<double>(now() - begin).count();
@@ -261,19 +260,19 @@ LayoutReport find_layout(const PlanOptions& given, const Cluster& cluster, const
   return report;
 }
 
-// ---- What steps of a layout take and need at least, from recordings of a block and of what lies around the blocks.
+// ---- Modelled time and least bytes of a layout, from recordings of a block and of the layers around the blocks.
 
 namespace layout_times_detail {
 
-/// A stretch of the model for one micro-batch.
+/// Consecutive layers, for one micro-batch.
 struct Piece {
   double forward_s = 0, backward_s = 0;
-  // Bytes of which a team's ranks send each other all but their own share, and in how many turns. A sum takes two: the
-  // shares' terms, and the sums.
+  // Bytes that each rank of a tensor-parallel group sends, except for its own shard, and in how many turns. An
+  // all-reduce takes two: a reduce-scatter and an all-gather.
   double forward_sent = 0, backward_sent = 0;
   int forward_turns = 0, backward_turns = 0;
   double kept_bytes = 0;   // for backward
-  double given_bytes = 0;  // to what follows
+  double given_bytes = 0;  // to the next layers
   double parameter_bytes = 0, state_bytes = 0;
 
   void add(const Piece& other, double times = 1) {
@@ -287,7 +286,7 @@ struct Piece {
   }
 };
 
-/// What comes before the blocks, one of them, and what comes behind.
+/// The layers before the blocks, one block, and the layers after the blocks.
 struct ChainPieces {
   Piece before, block, behind;
 };
@@ -297,7 +296,7 @@ double bytes_of(const TapeGraph& graph, std::uint32_t value) {
   return static_cast<double>(v.shape.elements()) * static_cast<double>(size_of(v.dtype));
 }
 
-/// Adds node `n`, of work in `parts` parts, to its piece. `seen` are storages that are counted already.
+/// Adds node `n`, whose work is in `parts` shards, to its piece. `seen` marks storages already counted.
 void add_node(const TapeGraph& graph, std::size_t n, const nn::NodeTimes& times, int parts, std::vector<char>& seen,
               Piece& piece) {
   const TapeGraph::Node& node = graph.nodes[n];
@@ -322,7 +321,7 @@ void add_node(const TapeGraph& graph, std::size_t n, const nn::NodeTimes& times,
   }
 }
 
-/// Ranks in nodes: whether a group of `span` ranks in a row lies in one.
+/// The link that connects `span` consecutive ranks: inside a node if they fit there.
 const dist::Link& link_over(const Cluster& cluster, int span) {
   return span <= cluster.per_node ? cluster.inside : cluster.between;
 }
@@ -342,11 +341,11 @@ struct LayoutTimes::Known {
   Cluster cluster;
   nn::CostModel costs;
   memory::Device device;
-  std::string hidden;  // what the names of blocks begin with; empty: blocks differ
+  std::string hidden;  // the prefix of blocks' names; empty if blocks differ
   std::int64_t layers = 0;
-  double shared_bytes = 0;                                               // that the first and the last stage have
-  std::map<std::tuple<int, bool, std::int64_t>, ChainPieces> by_parts;   // parts, of the sequence as well, samples
-  std::map<std::pair<int, std::int64_t>, std::vector<Piece>> by_stages;  // where blocks differ: stages, samples
+  double shared_bytes = 0;  // of parameters in both the first and the last stage
+  std::map<std::tuple<int, bool, std::int64_t>, ChainPieces> by_parts;   // tp, is the sequence sharded, samples
+  std::map<std::pair<int, std::int64_t>, std::vector<Piece>> by_stages;  // if blocks differ: stages, samples
 
   Setup plain(int tp, bool cuts_sequence, int pp, std::int64_t samples) const {
     Setup s = setup;
@@ -393,7 +392,7 @@ const ChainPieces& LayoutTimes::Known::pieces(int tp, bool cuts_sequence, std::i
   Setup s = plain(tp, cuts_sequence, 1, samples);
   s.sizes.layers = 1;
   ChainPieces& pieces = found->second;
-  // Nodes and parameters both come in the order of the chain.
+  // Nodes and parameters are both in the order of the chain.
   bool nodes_are_behind = false, parameters_are_behind = false;
   record(s, [&](const std::string& name, bool is_node) -> Piece& {
     bool& is_behind = is_node ? nodes_are_behind : parameters_are_behind;
@@ -418,7 +417,7 @@ const std::vector<Piece>& LayoutTimes::Known::stages(int pp, std::int64_t sample
   return found->second;
 }
 
-/// A piece for each stage.
+/// One piece per stage.
 std::vector<Piece> LayoutTimes::Known::of(const Layout& layout) {
   if (hidden.empty()) return stages(layout.pp, samples(layout));
   const ChainPieces& all = pieces(layout.tp, layout.cuts_sequence, samples(layout));
@@ -441,7 +440,7 @@ LayoutTimes::LayoutTimes(const Setup& setup, const Cluster& cluster, nn::CostMod
   const std::unique_ptr<Model> model = make_model(setup.model, setup.sizes, tensor_options(setup, dry(device)));
   known_->hidden = model->hidden_layers();
   known_->layers = model->options().layers;
-  if (!model->is_tied() || known_->layers < 2) return;  // one block is in one stage
+  if (!model->is_tied() || known_->layers < 2) return;  // a single block is in one stage
   ModelOptions sizes = setup.sizes;
   sizes.stage = {0, 2};
   const auto first = make_model(setup.model, sizes, tensor_options(setup, dry(device)));
@@ -487,7 +486,7 @@ LayoutTime LayoutTimes::of(const Layout& layout) {
       costs.link_s = std::max(costs.link_s, piece.given_bytes / next.bytes_per_s + next.message_s);
     }
   }
-  // Beyond a few micro-batches a step grows by the slowest stage's time for each.
+  // Beyond a few micro-batches, each adds the slowest stage's time.
   const auto most = static_cast<int>(std::min<std::int64_t>(layout.micro_batches, 2 * layout.pp));
   const dist::Schedule schedule = dist::one_forward_one_backward(layout.pp, most);
   time.pipeline_s = dist::simulate(schedule, costs).step_s + (micro_batches - most) * slowest;
@@ -500,12 +499,12 @@ LayoutTime LayoutTimes::of(const Layout& layout) {
     const double gathered = others * largest / alike.bytes_per_s;
     time.shares_s = micro_batches * std::max(0.0, sent - backward) +
                     others * std::min(bucket, largest) / alike.bytes_per_s + gathered;
-    if (layout.zero == 3) {  // parameters come for each forward and backward, ahead of the layer that computes or not
+    if (layout.zero == 3) {  // gathers parameters for each forward and backward, read ahead or not
       const double hidden = layout.read_ahead > 0 ? slowest : 0;
       time.shares_s += micro_batches * std::max(0.0, 2 * gathered - hidden) - gathered;
     }
   }
-  if (layout.pp > 1) {  // a tied table's gradient to the first stage, its values back
+  if (layout.pp > 1) {  // a tied table's gradient goes to the first stage, its values come back
     time.shares_s += 2 * (known_->shared_bytes / layout.tp / next.bytes_per_s + next.message_s);
   }
   const double own = layout.zero > 0 ? d : 1;
@@ -524,7 +523,7 @@ std::size_t LayoutTimes::least_bytes(const Layout& layout) {
     const double under_way =
         static_cast<double>(std::min<std::int64_t>(layout.pp - static_cast<std::int64_t>(s), layout.micro_batches));
     const double kept = layout.recomputes_blocks ? 0 : under_way * piece.kept_bytes;
-    // Gradients may be made while what was kept for them goes, and shards are whole grains.
+    // A lower bound: activations go while gradients come, and shards are rounded to whole grains.
     most =
         std::max(most, 0.95 * (parameters + piece.state_bytes / (layout.zero > 0 ? d : 1) + std::max(gradients, kept)));
   }

@@ -35,7 +35,7 @@ namespace {
 /// Data without values: batches are zeros with the bytes of real ones.
 class Outline final : public Dataset {
  public:
-  /// Batches of `samples`; in the last of `validation_batches` there are `last_samples`.
+  /// Batches of `samples`; the last of `validation_batches` has `last_samples`.
   Outline(bool is_text, ModelOptions sizes, std::int64_t samples, std::int64_t validation_batches,
           std::int64_t last_samples)
       : is_text_(is_text),
@@ -102,7 +102,7 @@ nn::MakeRun PlannedRuns::of(const Setup& setup) const {
 
 namespace {
 
-/// Peak of a forward without a tape.
+/// The peak of a forward without a tape.
 nn::Plan inference_plan(const PlanOptions& options, PlanReport& report) {
   const nn::MemoryProfile profile = nn::profile_training(
       dry(options.device), options.is_int8 ? int8_inference_run(options.setup) : inference_run(options.setup));
@@ -115,7 +115,7 @@ nn::Plan inference_plan(const PlanOptions& options, PlanReport& report) {
   return plan;
 }
 
-/// What the peak of a training plan consists of: one more dry run.
+/// The parts of a training plan's peak, by one more dry run.
 memory::CommittedParts parts_of(const PlanReport& report, memory::Device device) {
   const auto run = [&](memory::Device on) {
     std::unique_ptr<nn::TrainingRun> made = report.run(on);
@@ -126,7 +126,7 @@ memory::CommittedParts parts_of(const PlanReport& report, memory::Device device)
   return memory::committed_parts(profile.peak_live_bytes, profile.peak_height_bytes, profile.peak_bytes);
 }
 
-/// Throws ValueError for what a forward has no use for.
+/// Throws ValueError for options that a forward cannot use.
 void check_inference(const PlanOptions& options) {
   const Setup& s = options.setup;
   tensor_options(s, dry(options.device));
@@ -145,7 +145,7 @@ void check_inference(const PlanOptions& options) {
   }
 }
 
-/// The plan of a training step, for a report that has its budget.
+/// Plans a training step for a report with a budget.
 void plan_training_step(const PlanOptions& options, const PlannedRuns& runs, const nn::CostModel& costs,
                         PlanReport& report) {
   ChoiceOptions choices(options, costs, [&runs](const Setup& other) { return runs.of(other); });
@@ -166,7 +166,7 @@ void plan_training_step(const PlanOptions& options, const PlannedRuns& runs, con
   report.keep_everything_bytes = planner.keep_everything().peak_bytes;
   report.plan = planner.keep_everything();
   if (report.budget_bytes == 0) {
-    // Without a budget the run keeps the segments that the model names, which plans replace.
+    // Without a budget the run keeps the model's segments, which plans replace.
     report.plan.tape = nullptr;
     report.plan = nn::place_anew(report.plan, report.run, options.device);
   }
@@ -187,7 +187,7 @@ void plan_training_step(const PlanOptions& options, const PlannedRuns& runs, con
   report.segments = nn::planned_segments(report.plan, planner.graph());
   if (options.prices_techniques) report.techniques = price_techniques(choices, setup);
   if (report.is_feasible) return;
-  if (options.prices_techniques) choices.refusal_ms = 0;  // who asks for all of them has the time
+  if (options.prices_techniques) choices.refusal_ms = 0;  // asking for all techniques allows the time
   const nn::LeverOffers offers = offer_techniques(choices, setup);
   report.why_infeasible = nn::with_offers(report.why_infeasible, offers);
   report.known_techniques = offers.known;
@@ -205,7 +205,7 @@ memory::OutsideBytes outside_of(const PlanOptions& options, const memory::Proces
   return memory::outside_bytes(base, facts);
 }
 
-/// The budget for the arena that one for the process leaves. The recording has as many nodes whatever the batch.
+/// Sets the arena's budget that the process budget leaves. The number of nodes does not depend on the batch.
 void fit_process(PlanOptions& options, PlanReport& report, const memory::ProcessBase& base) {
   check_process_budget(options);
   Setup setup = options.setup;
@@ -221,7 +221,7 @@ void fit_process(PlanOptions& options, PlanReport& report, const memory::Process
   options.budget_bytes = options.budget_bytes > 0 ? std::min(options.budget_bytes, left) : left;
 }
 
-/// The setup with that many samples or tokens.
+/// The setup with `size` samples or tokens.
 Setup with_size(Setup setup, Extent extent, std::int64_t size) {
   if (extent == Extent::batch) {
     setup.batch = whole_batch(setup, size);
@@ -231,12 +231,12 @@ Setup with_size(Setup setup, Extent extent, std::int64_t size) {
   return setup;
 }
 
-/// Of a model over tokens; else 0.
+/// 0 for models over images.
 std::int64_t sequence_of(const Setup& setup) {
   return make_model(setup.model, setup.sizes, {dry(cpu)})->options().sequence;
 }
 
-/// Throws ValueError where the sequence of the setup's model cannot be searched for.
+/// Throws ValueError unless the sequence of the setup's model can be searched for.
 void require_sequence(const PlanOptions& options) {
   if (!make_model(options.setup.model, options.setup.sizes, {dry(cpu)})->is_text()) {
     throw ValueError("`finds_sequence`: " + options.setup.model + " is over images; expected a model over tokens");
@@ -246,7 +246,7 @@ void require_sequence(const PlanOptions& options) {
   }
 }
 
-/// What a plan searches for; none: nothing. Throws ValueError.
+/// The dimension that a plan searches, if any. Throws ValueError.
 std::optional<Extent> extent_of(const PlanOptions& options, std::size_t budget_bytes) {
   if (!options.finds_batch && !options.finds_sequence) return std::nullopt;
   const Extent extent = options.finds_batch ? Extent::batch : Extent::sequence;
@@ -358,7 +358,8 @@ PlanReport make_plan(const PlanOptions& given) {
 
 namespace {
 
-/// What bytes depend on, of data rank `rank` of a stage: the sizes of its shares, and whether it writes checkpoints.
+/// Determines the bytes of data rank `rank` of a stage: whether it writes checkpoints, and the sizes of its ZeRO
+/// shards.
 std::vector<std::int64_t> shares_of(int rank, bool is_writer, const dist::DataParallel& parallel) {
   std::vector<std::int64_t> sizes{is_writer ? 1 : 0};
   for (const dist::Bucket& bucket : parallel.buckets()) {
@@ -379,9 +380,9 @@ std::vector<std::vector<int>> alike_ranks(Setup setup, memory::Device device) {
   std::vector<std::vector<int>> groups;
   for (int begin = 0; begin < setup.ranks; begin += of_stage) {
     std::vector<int> members(
-        static_cast<std::size_t>(team_size(setup)));  // of a team, whose ranks are not in a group yet
+        static_cast<std::size_t>(team_size(setup)));  // ranks of a tensor-parallel group, not yet listed
     std::iota(members.begin(), members.end(), 0);
-    while (!members.empty()) {  // those with as many tokens of the vocabulary at once
+    while (!members.empty()) {  // all with equal shards of the vocabulary at once
       const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
       const ResourceScope scope(stack.top);
       setup.rank = begin + members.front();
@@ -420,7 +421,7 @@ std::vector<RankPlan> plan_ranks(const PlanOptions& options) {
   const PlannedRuns runs(of_rank.setup, options.device, options.data);
   for (std::vector<int>& ranks : alike_ranks(of_rank.setup, options.device)) plans.push_back({std::move(ranks), {}});
   if (options.budget_bytes == 0 && hardware_for(options.costs, options.device).memory_bytes == 0) {
-    for (RankPlan& plan : plans) {  // nothing is searched for
+    for (RankPlan& plan : plans) {  // without a search
       of_rank.setup.rank = plan.ranks.front();
       const nn::MemoryProfile profile =
           nn::profile_placed(options.device, runs.of(of_rank.setup), of_rank.setup.micro_batches).profile;
@@ -494,8 +495,8 @@ Largest search_largest(const std::function<std::size_t(std::int64_t size)>& peak
                               ", more than the budget of " + memory::exact_bytes(budget_bytes),
                           budget_bytes, one);
   }
-  // Upwards, until one fails: where the line of the last two leads, and at least twice as far as before; at first no
-  // further than 16 times, as the line of two small batches says little.
+  // Upwards until one fails: where the line through the last two meets the budget, but at most 16 times as far, because
+  // a line through two small sizes says little.
   Probe before = fits, fails = probe(2);
   while (fails.bytes <= budget) {
     before = fits;
@@ -506,10 +507,10 @@ Largest search_largest(const std::function<std::size_t(std::int64_t size)>& peak
     }
     const std::int64_t most = std::min(fits.size * 16, most_of_extent);
     const std::int64_t ahead = by_line(before, fits, budget, fits.size, most + 1);
-    // One beyond the place where the line ends would be the first to fail.
+    // By the line, one more is the first to fail.
     fails = probe(std::clamp(ahead + 1, fits.size + 1, most));
   }
-  // Between: by the line through the two, from the second try without progress by halving.
+  // Between: twice by the line through the two, then once by bisection.
   for (int tries = 0; fails.size - fits.size > 1; ++tries) {
     const std::int64_t middle =
         tries % 3 == 2 ? fits.size + (fails.size - fits.size) / 2 : by_line(fits, fails, budget, fits.size, fails.size);
