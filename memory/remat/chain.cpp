@@ -7,7 +7,8 @@ namespace thimble::remat {
 
 namespace {
 
-/// Adds up what is checked. No schedule runs a stage more than n times, so a time may be added n + 1 times.
+/// Checks numbers and their totals. No schedule runs a stage more than n times, so the limit on times is n + 1 times
+/// lower.
 class Checker {
  public:
   explicit Checker(std::size_t stages) : limit_time_(largest_total / static_cast<std::int64_t>(stages + 1)) {}

@@ -8,7 +8,7 @@ namespace thimble::remat {
 
 namespace {
 
-/// Breakpoints per interval such that about `work` are visited: each split walks along two parts and the envelope.
+/// Breakpoints per interval at which solving visits about `work`: each split walks along two parts and the envelope.
 std::size_t breakpoint_limit(const IntervalClasses& classes, std::int64_t work, bool has_few_splits) {
   return static_cast<std::size_t>(std::max<std::int64_t>(8, work / (4 * classes.split_count(has_few_splits))));
 }

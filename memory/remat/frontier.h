@@ -4,18 +4,18 @@
 // Policy
 // - Bytes are never rounded. For every interval of stages the table holds the least time as a step function of the
 //   bytes at hand: its breakpoints (bytes, time).
-// - The recursion is that of Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova 2019 ("Optimal checkpointing for
+// - The recursion follows Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova 2019 ("Optimal checkpointing for
 //   heterogeneous chains"), persistent case, with several options per stage, some of which record several stages at
-//   once. For stages a..b with m bytes beyond what is held when their visit begins, T(a, b, m) is the least of
+//   once. For stages a..b with m bytes beyond the bytes held when their visit begins, T(a, b, m) is the least of
 //     drop a..j-1:   sum f[a..j-1] + T(j, b, m - a_j) + T(a, j - 1, m - d_j + d_{b+1} - parameter gradients of j..b)
 //     record a..e-1 as o, e = a + span_o: f_o + r_o + b_o + T(e, b, m - kept_o - a_e)
-//   each where m covers what its own forwards and its own backward need at their worst moment.
+//   each where m covers the largest need of its forwards and its backward.
 // - Intervals that are equal in all their numbers are solved once: a network of equal blocks costs n intervals, not
 //   n^2.
-// - Where a forecast says that the breakpoints are too many for the work allowed, some of them and some of the splits
-//   are left out, so that time is never below and bytes are never below what the plan needs. A second table, with all
-//   splits and thinned the other way, bounds what was lost. The smallest feasible budget stays exact.
-// - The same table serves all budgets, so more budget never gives a slower plan.
+// - Where a forecast expects more breakpoints than the work limit admits, some of them and some splits are left out.
+//   The plan still needs no more time and bytes than its point says. A second table, with all splits and thinned the
+//   other way, bounds the loss. The smallest feasible budget stays exact.
+// - One table serves all budgets, so more budget never gives a slower plan.
 
 #include <cstddef>
 #include <cstdint>
@@ -32,9 +32,9 @@ class IntervalClasses;
 class IntervalTable;
 
 struct SolveLimits {
-  /// Breakpoints visited while solving, about: a count, not a time, so that results do not depend on the machine. The
-  /// default takes some tens of milliseconds. 0: no limit, always exact, and seconds on 100 stages without two alike.
-  /// Beyond 300 such stages the n^3 / 6 splits alone take longer than any limit: join stages.
+  /// Approximate number of breakpoints visited while solving: a count, not a time, so that results do not depend on the
+  /// machine. The default takes tens of milliseconds. 0 sets no limit and is always exact, but takes seconds on 100
+  /// stages that all differ. Beyond 300 such stages the n^3 / 6 splits exceed any limit: join stages.
   std::int64_t work = 14'000'000;
 };
 
@@ -49,23 +49,23 @@ class Frontier {
     friend bool operator==(const Point&, const Point&) = default;
   };
 
-  /// Solves. Throws ValueError as validate(chain) does, PlanError above 2048 stages.
+  /// Solves the chain. Throws ValueError as validate(chain) does and for negative work, PlanError above 2048 stages.
   explicit Frontier(Chain chain, const SolveLimits& limits = {});
   ~Frontier();
   Frontier(Frontier&&) noexcept;
   Frontier& operator=(Frontier&&) noexcept;
 
-  /// Budgets rising, times falling; both strictly. Never empty.
+  /// Budgets rise and times fall, both strictly. Never empty.
   std::span<const Point> points() const noexcept { return points_; }
 
-  /// True when nothing was left out: every point is proven optimal and no point is missing.
+  /// Every point is proven optimal and no point is missing.
   bool is_exact() const noexcept { return is_exact_; }
 
-  /// The smallest budget that any persistent schedule keeps. Exact under any limits.
+  /// The smallest budget that any persistent schedule fits. Exact under any limits.
   Bytes minimum_budget() const noexcept { return points_.front().budget_bytes; }
 
-  /// The point that holds for a budget: the last one within it. Its lower bound is that of its own budget, see
-  /// lower_bound(). Throws InfeasibleBudget below minimum_budget().
+  /// The last point within a budget. Its lower bound holds for the point's budget; see lower_bound() for others. Throws
+  /// InfeasibleBudget below minimum_budget().
   const Point& at(Bytes budget_bytes) const;
 
   /// No persistent schedule within the budget takes less time. Throws InfeasibleBudget as at() does.
@@ -76,14 +76,14 @@ class Frontier {
 
   const Chain& chain() const noexcept { return *chain_; }
 
-  /// The number of different intervals, which are solved once each.
+  /// Number of distinct intervals, each solved once.
   std::size_t interval_count() const noexcept;
 
  private:
   std::unique_ptr<const Chain> chain_;  // the tables point to it
   std::unique_ptr<const IntervalClasses> classes_;
   std::unique_ptr<const IntervalTable> table_;
-  std::unique_ptr<const IntervalTable> bound_;  // none when the table is exact
+  std::unique_ptr<const IntervalTable> bound_;  // null when the table is exact
   std::vector<Point> points_;
   bool is_exact_ = true;
 };

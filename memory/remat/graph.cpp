@@ -5,7 +5,7 @@ namespace thimble::remat {
 
 namespace {
 
-/// What a message is about. The text is made only when there is something to say: graphs are checked before every use.
+/// The subject of an error message, formatted only on error because graphs are checked before every use.
 struct Place {
   const char* what;
   std::size_t index;

@@ -2,25 +2,25 @@
 // Operators and tensors as plain numbers, and which tensors to keep for backward: evaluation and simulation.
 //
 // Policy
-// - Operators stand in the order in which forward runs them. They are cut into segments, ranges of operators; a block
-//   on its own is one segment. The backward visits the segments from last to first.
-// - On its visit the segment's backwards run, from the last operator to the first. Right before each of them the
-//   operators that made what it reads, unless that was kept or is recomputed already, are recomputed in forward order,
-//   with those that their inputs need. A re-run makes all outputs of its operator. They stay until their last reader.
+// - Operators are listed in forward order and divided into segments, ranges of operators; a single block is one
+//   segment. The backward visits the segments from last to first.
+// - A visit runs the segment's backwards from the last operator to the first. Right before each backward, the makers
+//   of missing tensors that it reads run again, and the makers of their missing inputs, in forward order. A re-run
+//   makes all outputs of its operator. They stay until their last reader.
 // - A tensor may be dropped between two uses, in forward or backward. Its maker then runs again before the next use.
 // - A tensor crosses a boundary when an operator of another segment takes it, or reads it in backward. Such a tensor is
-//   never recomputed: it is kept wherever it is needed, whatever was selected. Put boundaries where few bytes cross.
-// - Memory is given back as soon as nothing needs it: a tensor after its last reader, a gradient after the backward of
-//   the operator that made its tensor. A gradient is made by the first backward that adds to it; that of a tensor which
-//   no operator takes exists when the first backward begins.
+//   never recomputed: it is kept if it is needed, whatever the selection. Put boundaries where few bytes cross.
+// - Memory is freed as soon as nothing needs it: a tensor after its last reader, a gradient after the backward of the
+//   operator that made its tensor. The first backward that adds to a gradient makes it; if no operator takes a tensor,
+//   its gradient exists when the first backward begins.
 //
 // Terms
 //   given        a tensor that exists outside and stays (a block's input, parameters): no bytes, no cost here
 //   result       a tensor that is read outside, after all operators: it stays through the forward, and its gradient
-//                exists when the first backward begins, as for a tensor that no operator takes
+//                exists when the first backward begins
 //   kept         held from forward to its last reader in backward, or until it is dropped
-//   recomputed   the operators that run again; their costs, each time, are the price of a selection
-//   cost         an integer in any one unit, as Time
+//   recomputed   operators that run again; a selection costs the sum over all of their re-runs
+//   cost         an integer in the unit of Time
 
 #include <cstddef>
 #include <cstdint>
@@ -35,10 +35,10 @@ namespace thimble::remat {
 struct GraphTensor {
   std::string name;
   Bytes bytes = 0;
-  Bytes gradient_bytes = 0;  ///< of its gradient; 0 when it needs none. A given tensor's gradient stays to the end
+  Bytes gradient_bytes = 0;  ///< 0 if it needs no gradient; a given tensor's gradient stays to the end
   bool is_given = false;     ///< exists outside and stays: its bytes do not count
   bool is_result = false;    ///< read outside, too
-  /// The forward holds it at least until this operator has run, whether that reads it or not: a caller's variable.
+  /// The forward holds it at least until this operator has run, even if it does not read it: a caller's variable.
   std::uint32_t held_until = 0;
 };
 
@@ -51,16 +51,16 @@ struct GraphOperator {
   Time cost = 0;                              ///< of running the forward again
   Bytes forward_peak_bytes = 0;               ///< temporaries of the forward
   Bytes backward_peak_bytes = 0;              ///< temporaries of the backward
-  bool can_recompute = true;                  ///< false: its outputs are kept wherever they are needed
-  /// Its backward writes gradients of inputs over what is as large and goes with it: the gradient of its first output,
-  /// then tensors that it is the last to read.
+  bool can_recompute = true;                  ///< otherwise its outputs are kept if they are needed
+  /// Its backward writes input gradients over dying buffers of equal size: the gradient of its first output, then
+  /// tensors that it is the last to read.
   bool is_backward_in_place = false;
-  /// Its backward frees a tensor that nothing reads later before it makes an input's gradient of as many bytes.
+  /// Its backward frees a tensor that nothing reads later before it makes an input gradient of equal size.
   bool frees_reads_first = false;
-  /// Inputs whose gradients are windows on that of its first output, whose bytes go with the last of them. None of one
-  /// that has a gradient already.
+  /// Inputs whose gradients are windows of the first output's gradient, which is freed with the last window. An input
+  /// that already has a gradient gets no window.
   std::vector<std::uint32_t> windows = {};
-  /// Temporaries of the backward that are there when it begins: beside the recomputing right before it, too.
+  /// Temporaries of the backward that exist before it begins, during the recomputing right before it, too.
   Bytes waiting_bytes = 0;
 };
 
@@ -68,24 +68,24 @@ struct GraphOperator {
 struct Graph {
   std::vector<GraphTensor> tensors;
   std::vector<GraphOperator> operators;     ///< in order of execution
-  std::vector<std::uint32_t> segment_ends;  ///< rising, the last is operators.size(); empty: one segment
+  std::vector<std::uint32_t> segment_ends;  ///< rising, the last is operators.size(); defaults to one segment
 
   std::size_t segment_count() const noexcept { return segment_ends.empty() ? 1 : segment_ends.size(); }
 };
 
-/// Throws ValueError, naming operator or tensor and value, when a number is negative or totals pass largest_total, an
-/// index is out of range (held_until's, too), a tensor is made twice, is used before it is made, or is neither made nor
-/// given, an operator has no outputs, or segment_ends is not as Graph says.
+/// Throws ValueError, naming operator or tensor and value, when a number is negative, a total passes largest_total / 4,
+/// an index (held_until included) is out of range, a tensor is made twice, is used before it is made, or is neither
+/// made nor given, an operator has no outputs, or segment_ends does not rise to operators.size().
 void validate(const Graph& graph);
 
-/// A tensor that is given up after a step and made again before its next use. Step i is the forward of operator i,
-/// step 2n - 1 - i its backward, of n operators.
+/// A tensor that is dropped after a step and made again before its next use. With n operators, step i is the forward of
+/// operator i and step 2n - 1 - i its backward.
 struct Drop {
   std::uint32_t tensor, after;
   friend bool operator==(const Drop&, const Drop&) = default;
 };
 
-/// A set of tensors to keep, closed: it has what recomputation needs from elsewhere, and nothing that nobody needs.
+/// A closed set of tensors to keep: it has every input that recomputation needs, and no tensor without a reader.
 struct Selection {
   std::vector<std::uint32_t> kept;        ///< tensors, rising; given ones are not listed
   std::vector<std::uint32_t> recomputed;  ///< operators, rising
@@ -96,32 +96,32 @@ struct Selection {
   friend bool operator==(const Selection&, const Selection&) = default;
 };
 
-/// The selection that follows from wanting to keep some tensors (a flag per tensor): what some backward reads is kept
-/// when wanted and recomputed when not. Wanted tensors that nothing needs are left out; what is needed and cannot be
-/// recomputed is kept. Wanting every tensor gives the selection of cost 0. The graph must be valid. Throws ValueError
-/// when `wanted` has not one flag per tensor.
+/// The selection for a wish to keep some tensors (a flag per tensor). A tensor that a backward reads is kept if wanted
+/// or if it cannot be recomputed, and recomputed otherwise. Wanted tensors that nothing needs are left out. Wanting
+/// every tensor gives the selection of cost 0. The graph must be valid. Throws ValueError unless `wanted` has one flag
+/// per tensor.
 Selection close_selection(const Graph& graph, const std::vector<bool>& wanted, std::vector<Drop> drops = {});
 
-/// For each tensor: whether it can be recomputed, because its maker can run again and it crosses no boundary. False for
-/// given tensors. The graph must be valid.
+/// For each tensor, whether it can be recomputed: its maker can run again and it crosses no boundary. False for given
+/// tensors. The graph must be valid.
 std::vector<bool> recomputable(const Graph& graph);
 
-/// The needs of a step with a selection, simulated operator by operator. Given tensors do not count.
+/// Time and peaks of a step with a selection, simulated operator by operator. Given tensors do not count.
 struct GraphCost {
   Time cost = 0;                            ///< of recomputing
-  Bytes peak_bytes = 0;                     ///< largest number of bytes alive at once
-  Bytes forward_peak_bytes = 0;             ///< the same of only the forward
-  std::vector<Bytes> segment_peak_bytes;    ///< of each segment's visit in backward, recomputing included
-  std::vector<Bytes> recompute_peak_bytes;  ///< of only recomputing; 0 where nothing is recomputed
-  std::vector<Bytes> operator_peak_bytes;   ///< of each operator's backward and the recomputing right before it
+  Bytes peak_bytes = 0;                     ///< most bytes alive at once
+  Bytes forward_peak_bytes = 0;             ///< peak of the forward
+  std::vector<Bytes> segment_peak_bytes;    ///< peak of each segment's visit in backward, recomputing included
+  std::vector<Bytes> recompute_peak_bytes;  ///< peak of each segment's recomputing; 0 without recomputing
+  std::vector<Bytes> operator_peak_bytes;   ///< peak of each operator's backward and the recomputing right before it
 
   friend bool operator==(const GraphCost&, const GraphCost&) = default;
 };
 
-/// Runs forward, recomputation and backward on the numbers. Throws PlanError, naming operator and tensor, when a tensor
-/// that is read does not exist: for a selection that close_selection() did not make.
+/// Simulates forward, recomputation and backward. Throws PlanError, naming operator and tensor, when a tensor that is
+/// read does not exist, which happens only for selections that close_selection() did not make.
 GraphCost simulate(const Graph& graph, const Selection& selection);
-/// The same for a graph that is known to be valid.
+/// simulate() without validating the graph.
 GraphCost simulate_valid(const Graph& graph, const Selection& selection);
 
 }  // namespace thimble::remat

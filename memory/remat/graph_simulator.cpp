@@ -28,7 +28,7 @@ class Lists {
   std::vector<std::size_t> ends_{0};
 };
 
-/// A graph in arrays, because plans are made of thousands of simulations.
+/// A graph in arrays: planning runs thousands of simulations.
 struct FlatGraph {
   explicit FlatGraph(const Graph& whole) : graph(whole), maker(whole.tensors.size()) {
     std::vector<std::uint8_t> is_taken(graph.tensors.size());
@@ -71,17 +71,17 @@ struct FlatGraph {
   std::vector<Bytes> bytes, gradient_bytes;                   // of tensors
   std::vector<std::uint8_t> is_given;                         // of tensors
   std::vector<std::uint32_t> maker;                           // of tensors
-  std::vector<std::uint32_t> results, seeds;                  // tensors; whose gradients are there when backward begins
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> held;  // operator until which, tensor; rising
-  std::vector<std::uint32_t> segment_ends;                    // one at least
+  std::vector<std::uint32_t> results, seeds;                  // seeds have their gradient when backward begins
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> held;  // held_until and tensor, rising
+  std::vector<std::uint32_t> segment_ends;                    // at least one
 };
 
-/// The operators that run, in order, and which of their outputs they make: the others are there already.
+/// The operators that run, in order, and a flag for each of their outputs that does not exist yet.
 class Order {
  public:
   explicit Order(const FlatGraph& graph) : graph_(graph) {}
 
-  /// A tensor is there after the forward when it `is_held`; operators that `can_run` run again where one is missing.
+  /// Tensors that are `is_held` exist after the forward; operators that `can_run` run again to make missing ones.
   void make(std::span<const std::uint8_t> is_held, std::span<const std::uint8_t> can_run, std::span<const Drop> drops) {
     is_held_.assign(is_held.begin(), is_held.end());
     can_run_ = can_run;
@@ -115,12 +115,12 @@ class Order {
   }
 
   const std::vector<Event>& events() const noexcept { return events_; }
-  /// Where the forward is over.
+  /// Index of the first event after the forward.
   std::size_t turn() const noexcept { return turn_; }
-  /// Of each output of each forward and re-run, in order.
+  /// One flag for each output of each forward and re-run, in order.
   const std::vector<std::uint8_t>& is_made() const noexcept { return is_made_; }
 
-  /// What was needed of the tensors that are held and of the drops.
+  /// The held tensors and the drops that the step needed.
   Selection selection() const {
     Selection selection;
     for (std::uint32_t t = 0; t < is_read_.size(); ++t) {
@@ -147,7 +147,7 @@ class Order {
     bool is_made_again;
   };
 
-  /// Makes sure that `tensors` are there: re-runs the makers of missing ones and of their inputs, in forward order.
+  /// Makes missing `tensors`: runs their makers and the makers of missing inputs again, in forward order.
   void run_again(std::span<const std::uint32_t> tensors, Event event, std::uint32_t begin) {
     due_.clear();
     const auto ask = [&](std::span<const std::uint32_t> wanted, const char* what, std::uint32_t reader) {
@@ -203,7 +203,7 @@ class Order {
   std::span<const std::uint8_t> can_run_;  // of each operator
   std::span<const Drop> drops_;            // by rising step
   std::vector<std::uint8_t> is_there_, is_due_;
-  std::vector<std::uint8_t> is_read_;  // of each tensor: by the backward, as the forward left it
+  std::vector<std::uint8_t> is_read_;  // per tensor: the backward reads it as the forward left it
   std::vector<Dropped> dropped_;
   std::size_t next_drop_ = 0;
   std::vector<std::uint32_t> due_;
@@ -212,7 +212,7 @@ class Order {
   std::size_t turn_ = 0;
 };
 
-/// The step on plain numbers.
+/// Simulates the bytes of a step.
 class Step {
  public:
   explicit Step(const FlatGraph& graph) : graph_(graph) {}
@@ -272,13 +272,13 @@ class Step {
     buffers_.push_back({kind, index, bytes, now_, 0});
   }
 
-  /// What goes while an event runs is there until its end; what goes `before` an event runs is not there in it.
+  /// A buffer freed during an event lives until the event's end; `is_before` frees it before the event.
   void give_back(std::size_t buffer, Bytes bytes, bool is_before = false) {
     held_ -= bytes;
     if (notes_buffers_) buffers_[buffer].end = now_ + (is_before ? 0 : 1);
   }
 
-  /// Of each event, and of the turn after them: the tensors that nothing needs before they are made again.
+  /// For each event and for the turn: the tensors that nothing needs afterwards before they are made again.
   void find_last_uses(const std::vector<std::uint8_t>& is_made) {
     std::size_t held = graph_.held.size();
     is_needed_ = graph_.is_given;
@@ -291,7 +291,7 @@ class Step {
     std::size_t output = is_made.size();
     for (std::size_t at = events_.size(); at-- > 0;) {
       const Event& event = events_[at];
-      goes_end_[at + 1] = goes_.size();  // from the back, as goes_ is
+      goes_end_[at + 1] = goes_.size();
       for (std::size_t k = 0; at + 1 == turn_ && k < graph_.results.size(); ++k) {
         if (!std::exchange(is_needed_[graph_.results[k]], std::uint8_t{1})) results_.push_back(graph_.results[k]);
       }
@@ -329,7 +329,7 @@ class Step {
   }
 
   void run_forward(const Event& event) {
-    Bytes copies = 0;  // outputs that are there already are made a second time and thrown away
+    Bytes copies = 0;  // outputs that exist already: made a second time and freed
     for (const std::uint32_t t : graph_.outputs[event.op]) {
       if (std::exchange(is_there_[t], std::uint8_t{1})) {
         copies += graph_.bytes[t];
@@ -357,7 +357,7 @@ class Step {
     release();
   }
 
-  /// What goes after this event.
+  /// The tensors that are freed after this event.
   std::span<const std::uint32_t> going() const {
     return std::span(goes_).subspan(goes_end_[now_ + 1], goes_end_[now_] - goes_end_[now_ + 1]);
   }
@@ -375,7 +375,7 @@ class Step {
     if (--windows_[whole] == 0) give_gradient_back(whole);
   }
 
-  /// The gradients of inputs that are windows. False where there is none.
+  /// Makes the gradients of inputs that are windows. False if there are none.
   bool open_windows(std::uint32_t op) {
     const std::uint32_t whole = graph_.outputs[op].front();
     for (const std::uint32_t t : graph_.windows[op]) {
@@ -387,7 +387,7 @@ class Step {
     return windows_[whole] > 0;
   }
 
-  /// Marks the first gradient of an input that is to be made and has so many bytes. False where there is none.
+  /// Gives a buffer to the first missing input gradient of `bytes` bytes. False if there is none.
   bool inherit(std::uint32_t op, Bytes bytes, std::size_t buffer) {
     const std::span<const std::uint32_t> inputs = graph_.inputs[op];
     const auto heir = std::find_if(inputs.begin(), inputs.end(), [&](std::uint32_t t) {
@@ -399,14 +399,14 @@ class Step {
     return true;
   }
 
-  /// The buffer of the first output's gradient becomes that of an input's.
+  /// Gives the buffer of the first output's gradient to an input gradient.
   bool pass_gradient_on(std::uint32_t op) {
     const std::uint32_t t = graph_.outputs[op].front();
     if (window_of_[t] != no_window) return false;
     return inherit(op, graph_.gradient_bytes[t], gradient_buffer_[t]);
   }
 
-  /// So do the buffers of tensors that nothing reads after this.
+  /// Gives the buffers of tensors that nothing reads after this event to input gradients.
   void write_over_reads(std::uint32_t op) {
     const std::span<const std::uint32_t> last = going();
     for (const std::uint32_t t : graph_.reads[op]) {
@@ -421,7 +421,7 @@ class Step {
     take(Buffer::Kind::gradient, t, graph_.gradient_bytes[t]);
   }
 
-  /// The forward is over.
+  /// At the turn: frees results and makes the first gradients.
   void seed_gradients() {
     for (const std::uint32_t t : results_) {
       if (std::exchange(is_there_[t], std::uint8_t{0})) give_back(tensor_buffer_[t], graph_.bytes[t], true);
@@ -433,17 +433,17 @@ class Step {
   std::span<const Event> events_;
   std::vector<std::uint8_t> is_there_, has_gradient_, is_needed_;
   std::size_t turn_ = 0;                       // the first event after the forward
-  std::vector<std::uint32_t> goes_, results_;  // after each event, from the last on; at the turn
-  std::vector<std::size_t> goes_end_;          // of an event's in goes_, where those of the next one end
-  std::size_t now_ = 0;                        // the event
+  std::vector<std::uint32_t> goes_, results_;  // freed after each event, from the last event on; freed at the turn
+  std::vector<std::size_t> goes_end_;          // event i frees goes_[goes_end_[i + 1], goes_end_[i])
+  std::size_t now_ = 0;                        // index of the current event
   Bytes held_ = 0;
   GraphCost result_;
   bool notes_buffers_ = false;
   std::vector<Buffer> buffers_;
-  std::vector<std::size_t> tensor_buffer_, gradient_buffer_;  // of each tensor, while it has one
+  std::vector<std::size_t> tensor_buffer_, gradient_buffer_;  // per tensor, while it has one
   static constexpr std::uint32_t no_window = ~0u;
-  std::vector<std::uint32_t> window_of_;  // of each tensor's gradient: the tensor whose gradient it is part of
-  std::vector<std::uint32_t> windows_;    // of each tensor's gradient: how many are left
+  std::vector<std::uint32_t> window_of_;  // per tensor: its gradient is a window of this tensor's gradient
+  std::vector<std::uint32_t> windows_;    // per tensor: open windows of its gradient
 };
 
 }  // namespace graph_simulator_detail
@@ -506,7 +506,7 @@ std::vector<GraphSimulator::Gap> GraphSimulator::gaps(const Selection& selection
   const FlatGraph& graph = state_->graph;
   const Order& order = state_->order;
   const auto turn = static_cast<std::uint32_t>(graph.operators.size());
-  std::vector<std::uint32_t> last(graph.bytes.size());  // step that used or made it
+  std::vector<std::uint32_t> last(graph.bytes.size());  // step that last used or made each tensor
   std::vector<Gap> gaps;
   auto is_made = order.is_made().begin();
   for (std::size_t at = 0; at < order.events().size(); ++at) {

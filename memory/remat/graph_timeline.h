@@ -11,22 +11,21 @@
 
 namespace thimble::remat {
 
-/// A step with a selection, event by event, and the buffers that it needs. At each event the bytes of the buffers that
-/// are there add up to the simulated ones; their largest sum is GraphCost::peak_bytes.
+/// A step with a selection, event by event, and its buffers. At each event the live buffers add up to the simulated
+/// bytes; the largest sum is GraphCost::peak_bytes.
 struct GraphTimeline {
   struct Event {
     enum class Kind : std::uint8_t { forward, recompute, backward };
     Kind kind;
     std::uint32_t op;
     std::uint32_t segment;
-    std::uint32_t reader;  ///< whose backward it is, or is run for
+    std::uint32_t reader;  ///< the operator whose backward this is, or needs this re-run
   };
-  /// Of more than 0 bytes, there from event `begin` to before event `end`. A gradient that is written over another
-  /// buffer is in that one.
+  /// More than 0 bytes, alive in events [begin, end). A gradient that overwrites another buffer shares it.
   struct Buffer {
     enum class Kind : std::uint8_t { tensor, gradient, temporary };
     Kind kind;
-    std::uint32_t index;  ///< of the tensor, or of a temporary's operator
+    std::uint32_t index;  ///< of the tensor, or of the temporary's operator
     Bytes bytes;
     std::size_t begin, end;
   };
@@ -37,7 +36,7 @@ struct GraphTimeline {
 /// Throws as simulate() does.
 GraphTimeline timeline(const Graph& graph, const Selection& selection);
 
-/// Simulations of one valid graph, which must outlive it: faster than one at a time.
+/// Simulates one valid graph many times, faster than simulate() does. The graph must outlive the simulator.
 class GraphSimulator {
  public:
   explicit GraphSimulator(const Graph& graph);
@@ -50,16 +49,15 @@ class GraphSimulator {
   GraphTimeline timeline(const Selection& selection);
   /// As close_selection() does, with one flag per tensor.
   Selection close(const std::vector<bool>& wanted, std::vector<Drop> drops);
-  /// The needs of the selection that was closed last. Where the peak reaches `bound` the simulation ends, and only
-  /// that is told: peak_bytes is at least as large.
+  /// The cost of the selection that was closed last. The simulation stops once the peak reaches `bound`; then only
+  /// peak_bytes >= bound holds.
   GraphCost run_closed(Bytes bound = std::numeric_limits<Bytes>::max());
-  /// A drop and the step of the next use.
   struct Gap {
     Drop drop;
-    std::uint32_t until;
+    std::uint32_t until;  ///< step of the next use
   };
-  /// The drops that would change a step with a selection: after each use of a tensor that is used later without being
-  /// made again in between, forward and backward apart.
+  /// The drops that would change a step with a selection: after each use of a tensor whose next use comes before it is
+  /// made again. A gap does not reach from forward into backward.
   std::vector<Gap> gaps(const Selection& selection);
 
  private:

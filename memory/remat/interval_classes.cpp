@@ -25,7 +25,7 @@ bool is_dominated(const Option& worse, const Option& better) {
          better.backward_peak_bytes <= worse.backward_peak_bytes;
 }
 
-/// All that the solver reads of an option, and of a stage without its options.
+/// Every number that the solver reads of an option, or of a stage without its options.
 using Numbers = std::vector<std::int64_t>;
 
 void append(Numbers& numbers, const Option& o) {
@@ -40,8 +40,8 @@ Numbers numbers_of(const Stage& stage) {
           stage.forward_peak_bytes};
 }
 
-/// Places of an option's shared tensors in the list that its stages make and later stages read, and in the list
-/// that its stages read and that are made before.
+/// Places of an option's shared tensors: kept ones in the list that its stages make for later stages, unread ones in
+/// the list that earlier stages make for its stages.
 void append_shared(Numbers& numbers, const Chain& chain, std::size_t stage, const Option& option) {
   if (chain.shared.empty()) return;
   const std::size_t end = stage + option.span;
@@ -62,7 +62,7 @@ void append_shared(Numbers& numbers, const Chain& chain, std::size_t stage, cons
   numbers.push_back(largest_total);  // the end of the list
 }
 
-/// The shared tensors of an interval, as the solver reads them.
+/// Every number that the solver reads of the shared tensors of an interval.
 Numbers shared_numbers(const Chain& chain, std::size_t a, std::size_t b) {
   Numbers numbers;
   for (const SharedTensor& tensor : chain.shared) {
@@ -79,7 +79,7 @@ Numbers shared_numbers(const Chain& chain, std::size_t a, std::size_t b) {
   return numbers;
 }
 
-/// Whether it matters to intervals that begin with stage a that a_a is pinned.
+/// Whether pinning a_a changes intervals that begin with stage a.
 bool can_pin(const Chain& chain, std::size_t a, std::size_t longest_span) {
   const auto& own = chain.stages[a].options;
   if (std::all_of(own.begin(), own.end(), [](const Option& o) { return o.keeps_input; })) return false;
@@ -166,8 +166,9 @@ std::size_t IntervalClasses::long_records(const Interval& interval) const {
 }
 
 void IntervalClasses::number_intervals(const Chain& chain) {
-  // An interval is the sizes of its input, its stages, whether it is pinned and whether it ends the chain: the last
-  // gradient does not exist yet while that one runs forward. Each is the one that is a stage shorter, and a stage.
+  // Four things define an interval: the sizes of its input, its stages, whether it is pinned, and whether it ends the
+  // chain, as the last gradient does not exist yet during the last interval's forward. The key of an interval extends
+  // the key of the interval that is one stage shorter.
   std::map<std::pair<Bytes, Bytes>, std::uint64_t> input_kinds;
   std::map<Numbers, std::uint64_t> shared_kinds;
   std::map<std::pair<std::uint64_t, std::uint64_t>, std::uint64_t> prefix_kinds;  // with shared tensors

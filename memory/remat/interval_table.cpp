@@ -9,20 +9,20 @@ namespace interval_table_detail {
 
 using Points = std::span<const IntervalTable::Breakpoint>;
 
-/// The last breakpoint within `bytes`; the end when there is none.
+/// The last breakpoint within `bytes`, or the end.
 Points::iterator last_within(Points points, Bytes bytes) {
   const auto after = std::upper_bound(points.begin(), points.end(), bytes,
                                       [](Bytes value, const auto& point) { return value < point.bytes; });
   return after == points.begin() ? points.end() : after - 1;
 }
 
-// Every step function ends with a sentinel at `never`, and the envelope of candidates begins with one as well, so that
-// walks along several functions need no test for ends. Shifts are below `far`, so a shifted sentinel is still above it.
+// Every step function ends with a sentinel at `never`, and the envelope of candidates also begins with a sentinel, so
+// walks along several functions need no test for ends. Shifts are below `far`, so a shifted sentinel stays above `far`.
 constexpr std::int64_t never = std::int64_t{1} << 62;
 constexpr std::int64_t far = std::int64_t{1} << 61;
 constexpr IntervalTable::Breakpoint nothing[] = {{0, 0, 0}, {never, 0, 0}};
 
-/// The fewest bytes with which a candidate and its parts fit.
+/// The fewest bytes that fit a candidate and its parts.
 Bytes begin_of(Bytes least, Points first, Bytes first_shift, Points second, Bytes second_shift) {
   Bytes begin = std::max<Bytes>(least, 0);
   if (!first.empty()) begin = std::max(begin, first.front().bytes + first_shift);
@@ -30,8 +30,8 @@ Bytes begin_of(Bytes least, Points first, Bytes first_shift, Points second, Byte
   return begin;
 }
 
-/// Walks along two shifted step functions and an envelope at once. Without branches: where the next breakpoint comes
-/// from cannot be predicted.
+/// Walks along two shifted step functions and an envelope at once, without branches: a branch predictor could not guess
+/// which of the three has the next breakpoint.
 struct Walk {
   const IntervalTable::Breakpoint* first;
   const IntervalTable::Breakpoint* second;
@@ -84,8 +84,8 @@ IntervalTable::IntervalTable(const Chain& chain, const IntervalClasses& classes,
   }
 }
 
-/// Breakpoints that all intervals will visit, when their number grows with the length as it did over the last doubling,
-/// which has just been completed.
+/// Breakpoints that all intervals will visit if their number keeps growing with the length as it did over the last,
+/// just completed doubling.
 double IntervalTable::forecast(std::size_t length) const {
   const std::vector<Interval>& all = classes_->representatives();
   const auto mean = [&](std::size_t l) {
@@ -103,7 +103,7 @@ double IntervalTable::forecast(std::size_t length) const {
   double work = 0;
   for (const Interval& interval : all) {
     const auto ratio = static_cast<double>(interval.length()) / static_cast<double>(length - 1);
-    // Each split walks along two parts and the envelope; parts are shorter than the whole.
+    // Each split walks along two parts and the envelope. Parts are shorter than the whole.
     const auto ways = static_cast<double>(interval.length() + classes_->long_records(interval));
     work += ways * 2 * now * std::pow(ratio, exponent);
   }
@@ -119,7 +119,7 @@ void IntervalTable::find_shared(const Interval& interval, SharedBytes& bytes) co
     if (tensor.readers.back() < a) continue;
     const auto first = std::lower_bound(tensor.readers.begin(), tensor.readers.end(), a);
     const auto end = std::upper_bound(first, tensor.readers.end(), b);
-    // Differences, which are added up below.
+    // Differences, summed below.
     const auto add = [&](std::vector<Bytes>& list, std::size_t from, std::size_t to) {
       list[from - a] += tensor.bytes;
       list[to + 1 - a] -= tensor.bytes;
@@ -137,12 +137,12 @@ void IntervalTable::find_shared(const Interval& interval, SharedBytes& bytes) co
   }
 }
 
-// Dropping stages a..j-1 adds this to the held bytes while the stages after them have their visit.
+// Held bytes that dropping stages a..j-1 adds to the visit of the stages after them.
 Bytes IntervalTable::drop_shift(std::size_t a, std::size_t j, const SharedBytes& shared) const {
   return chain_->activation_bytes(j) + (chain_->shared.empty() ? 0 : shared.read[j - a]);
 }
 
-// When a segment is run again, d_j and the parameters' gradients of the stages after it have come, d_{b+1} has gone.
+// When a segment runs again, d_j and the parameters' gradients of the stages after it exist, and d_{b+1} is freed.
 Bytes IntervalTable::recompute_shift(std::size_t a, std::size_t j, std::size_t b, const SharedBytes& shared) const {
   const Bytes of_chain = chain_->gradient_bytes(j) - outer_gradient(b) + parameter_sums_[b + 1] - parameter_sums_[j];
   if (chain_->shared.empty()) return of_chain;
@@ -156,7 +156,7 @@ Bytes IntervalTable::kept_bytes(const Option& option) const {
   return bytes;
 }
 
-// Recording from stage a on adds this to the held bytes while the stages after it have their visit.
+// Held bytes that recording from stage a on adds to the visit of the stages after the option.
 Bytes IntervalTable::record_shift(const Interval& interval, const Option& option, const SharedBytes& shared) const {
   const bool gives_input_up = !option.keeps_input && !interval.is_pinned;
   const std::size_t end = interval.a + option.span;
@@ -223,7 +223,7 @@ void IntervalTable::consider_drops(const Interval& interval) {
     const Stage& passed = chain_->stages[j - 1];
     candidate.choice = static_cast<std::int32_t>(j - a);
     candidate.time += passed.forward_time;
-    // Beyond a_a: the input of the stage that is passed, its output, its temporaries.
+    // Beyond a_a: input, output and temporaries of the passed stage.
     const Bytes shared = chain_->shared.empty() ? 0 : shared_.read[j - 1 - a] + shared_.output[j - 1 - a];
     candidate.least = std::max(candidate.least, (j - 1 > a ? chain_->activation_bytes(j - 1) : 0) + shared +
                                                     passed.output_bytes + passed.forward_peak_bytes);
@@ -253,7 +253,7 @@ void IntervalTable::consider(const Candidate& candidate) {
   walk.first_shift = candidate.first_shift;
   walk.second_shift = candidate.second_shift;
   walk.envelope = &*last_within(best_, walk.at);
-  // Most candidates improve nothing, which is found out without writing.
+  // Most candidates improve nothing. This loop finds out without writing.
   while (walk.time() + candidate.time >= walk.envelope->time) {
     walk.advance();
     if (walk.is_at_end()) return;
@@ -261,7 +261,7 @@ void IntervalTable::consider(const Candidate& candidate) {
   merge(walk, candidate);
 }
 
-/// best_ becomes the lesser of itself and the candidate, which first improves on it where the walk stands.
+/// best_ becomes the minimum of itself and the candidate, which first improves on it at the walk's position.
 void IntervalTable::merge(interval_table_detail::Walk walk, const Candidate& candidate) {
   const std::size_t before =
       static_cast<std::size_t>(walk.envelope - best_.data()) + (walk.envelope->bytes < walk.at ? 1 : 0);
@@ -285,9 +285,8 @@ void IntervalTable::merge(interval_table_detail::Walk walk, const Candidate& can
   if (best_.size() / 4 > thinning_.limit) thin(2 * thinning_.limit);
 }
 
-/// Leaves at most `limit` breakpoints: the first, the last, and between them some that divide the curve into parts
-/// of equal length, bytes and time both scaled to 1. Each part gets its last time where a lower bound is to be left,
-/// else its first.
+/// Leaves at most `limit` breakpoints: the first, the last, and others that divide the curve into parts of equal
+/// length, with bytes and time scaled to 1. A part takes its last time for a lower bound, otherwise its first.
 void IntervalTable::thin(std::size_t limit) {
   const std::span<Breakpoint> points(best_.data() + 1, best_.size() - 2);
   if (points.size() <= limit) return;
@@ -317,7 +316,7 @@ ScheduleTree IntervalTable::plan(Bytes bytes) const {
   struct Visit {
     Interval interval;
     Bytes bytes;
-    std::size_t closes;  // 1 + the item whose re-run is complete; 0: plan the interval
+    std::size_t closes;  // 1 + the item whose re-run is complete, or 0 to plan the interval
   };
   ScheduleTree plan;
   SharedBytes shared;

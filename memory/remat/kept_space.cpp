@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::uint32_t nobody = 0xFFFFFFFFU;
 
-/// Sets that grow together, with path halving.
+/// Union-find with path halving.
 class Union {
  public:
   explicit Union(std::size_t n) : parent_(n) { std::iota(parent_.begin(), parent_.end(), 0U); }
@@ -107,7 +107,7 @@ KeptSpace::Vertex KeptSpace::cut(const Component& component, Price price) const 
   };
   constexpr Wide unbounded = Wide{1} << 124;
   std::size_t next = component.operators.size();
-  // From the one operator, or from a node that is on the source side as soon as one of them is.
+  // The single operator, or a new node that is on the source side if any of the operators is.
   const auto any_of = [&](const std::vector<std::uint32_t>& operators) {
     if (operators.size() == 1) return node(operators.front());
     for (const std::uint32_t i : operators) network.add(node(i), next, unbounded);
@@ -179,7 +179,7 @@ bool KeptSpace::refine(std::size_t component, std::size_t position) {
 
 void KeptSpace::refine_all(std::size_t component, std::size_t cuts) {
   const Component& own = components_[component];
-  // The widest edges first, so that a limit on cuts leaves an even choice.
+  // Widest edges first, so that a limit on cuts leaves evenly spaced choices.
   while (cuts-- > 0) {
     std::size_t widest = own.is_proven.size();
     for (std::size_t i = 0; i < own.is_proven.size(); ++i) {

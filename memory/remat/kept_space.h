@@ -1,14 +1,13 @@
 #pragma once
-// All best trades of kept bytes for recompute cost on a graph.
+// Optimal trades of kept bytes for recompute cost on a graph.
 //
 // Policy
-// - A choice is the set of operators that run again. An operator costs its time when it is in; a tensor costs its bytes
-//   when a backward reads it and its maker is out, or when an operator that is in takes it and its maker is out. For
-//   any price of a byte the cheapest choice is a minimum cut: operators are nodes, those on the source side run again.
-// - The network falls into components that share no tensor which may be kept or not: usually far smaller than segments.
-//   Each has a lower convex hull of (kept bytes, cost); that of the whole is made of their edges, ordered by cost per
-//   byte.
-// - Hulls are refined where they are looked at. All arithmetic is exact in integers.
+// - A choice is the set of operators that run again. Each of them costs its time. A tensor whose maker does not run
+//   again costs its bytes if a backward or an operator that runs again reads it. For any price of a byte, the cheapest
+//   choice is a minimum cut: operators are nodes, and the source side runs again.
+// - The network falls into components that have no optional tensor in common, usually far smaller than segments. Each
+//   has a lower convex hull of (kept bytes, cost). Their edges, ordered by cost per byte, form the hull of the whole.
+// - Hulls are refined on demand. All arithmetic is exact in integers.
 //
 // Terms
 //   vertex   a choice of one component that is best for some price of a byte
@@ -26,17 +25,17 @@ namespace thimble::remat {
 class KeptSpace {
  public:
   struct Vertex {
-    Bytes bytes = 0;  ///< of kept tensors that belong to the component
+    Bytes bytes = 0;  ///< of the component's kept tensors
     Time cost = 0;
     std::vector<std::uint32_t> recomputed;  ///< operators
   };
-  /// What a byte costs: cost / bytes, bytes > 0.
+  /// The price of a byte: cost / bytes, bytes > 0.
   struct Price {
     Time cost = 0;
     Bytes bytes = 1;
   };
 
-  /// The step from the vertex at `position` to the next: bytes given up and the cost of that.
+  /// The step from the vertex at `position` to the next: bytes saved, and their cost.
   struct Edge {
     std::size_t component = 0;
     std::size_t position = 0;
@@ -48,14 +47,14 @@ class KeptSpace {
   explicit KeptSpace(const Graph& graph);
 
   std::size_t size() const noexcept { return components_.size(); }
-  /// Vertices of a component by falling bytes and rising cost.
+  /// By falling bytes and rising cost.
   const std::vector<Vertex>& vertices(std::size_t component) const { return components_[component].vertices; }
-  /// Every edge by rising cost per byte: the hull of the whole. Edges of one component come in their order.
+  /// Every edge by rising cost per byte: the hull of the whole. Edges of one component stay in order.
   std::vector<Edge> edges() const;
-  /// Bytes that are kept under every choice.
+  /// Bytes that every choice keeps.
   Bytes fixed_bytes() const noexcept { return fixed_bytes_; }
 
-  /// Proves the edge after `position`, or splits it where a better choice is found. Returns true when it was split.
+  /// Proves the edge after `position`, or splits it at a better choice and returns true.
   bool refine(std::size_t component, std::size_t position);
   bool is_proven(std::size_t component, std::size_t position) const {
     return components_[component].is_proven[position];
@@ -73,12 +72,12 @@ class KeptSpace {
     std::vector<Vertex> vertices;
     std::vector<bool> is_proven;  // of the edge to the next vertex
   };
-  /// What decides over one tensor that is not kept under every choice.
+  /// The graph around one tensor that some choices do not keep.
   struct Tensor {
     std::uint32_t maker = 0;
-    bool can_make = false;              // again
+    bool can_make = false;              // its maker can run again
     bool is_read = false;               // by some backward
-    std::vector<std::uint32_t> takers;  // operators that can run again and then need it
+    std::vector<std::uint32_t> takers;  // operators that can run again and take it
   };
 
   void describe_tensors();

@@ -13,15 +13,15 @@ namespace thimble::remat {
 
 namespace {
 
-constexpr int prices = 24;               // of the whole, rising
-constexpr int rounds = 8;                // of each price, or half of them
-constexpr Bytes small = 500;             // tensors of a smaller part of the peak are not turned by themselves
-constexpr std::size_t work = 2'000'000;  // operators simulated, about: a count, so that results are the same everywhere
-constexpr std::size_t few = 24;          // operators up to which all changes are tried, and pairs of them
-constexpr std::size_t gap_parts = 32;    // of the largest peak: two plans that differ by more have others between them
-constexpr double scale = 1 << 10;        // of capacities, which are whole numbers
+constexpr int prices = 24;               // total prices, rising
+constexpr int rounds = 8;                // per price; halved for large graphs
+constexpr Bytes small = 500;             // tensors below 1 / small of the peak get no single changes
+constexpr std::size_t work = 2'000'000;  // approximate operators simulated: a count, so that results are reproducible
+constexpr std::size_t few = 24;          // graphs with at most so many operators try all changes and pairs
+constexpr std::size_t gap_parts = 32;    // plans whose peaks differ by more than 1 / gap_parts get others between them
+constexpr double scale = 1 << 10;        // of capacities, which are integers
 
-/// The first and the last moment that needs a tensor.
+/// The first and last moment that needs a tensor.
 struct Use {
   std::size_t first, last;
 };
@@ -52,7 +52,7 @@ class PeakGame {
     KeptPlan last = plan({std::vector<bool>(graph_.tensors.size(), true), {}});
     Time total = 1;
     for (const GraphOperator& op : graph_.operators) total += op.cost;
-    // At the first price nothing runs again, at the last one everything that saves a byte does.
+    // At the first price nothing runs again, at the last price everything that saves a byte.
     const double first =
         static_cast<double>(total) / static_cast<double>(std::max<Bytes>(last.cost.peak_bytes, 1)) / 512;
     const auto price_at = [&](int p) { return first * std::pow(2.0, 0.75 * p); };
@@ -93,7 +93,7 @@ class PeakGame {
   }
 
  private:
-  /// The 16-norm of a step's moments as a smooth peak, so that each of several with the largest need counts.
+  /// The 16-norm of a step's moments: a smooth peak to which several equally large moments all contribute.
   static double smooth_peak(const GraphCost& cost) {
     const double peak = static_cast<double>(std::max<Bytes>(cost.peak_bytes, 1));
     const auto power = [&](Bytes bytes) {
@@ -106,7 +106,7 @@ class PeakGame {
     return peak * std::pow(sum, 1.0 / 16);
   }
 
-  /// Cost, and the price of the peak.
+  /// Cost plus the price of the peak.
   static double value(const KeptPlan& plan, double price) {
     return static_cast<double>(plan.cost.cost) + price * smooth_peak(plan.cost);
   }
@@ -118,8 +118,7 @@ class PeakGame {
     return std::min_element(best_.begin(), best_.end(), less)->second.plan;
   }
 
-  /// Keeps single tensors that were dropped, or drops kept ones, as long as that is better. Begins where this ended at
-  /// the price before, if that is better than `best`.
+  /// Makes single changes as long as they improve. Starts from its result at the last price if that beats `best`.
   void improve(KeptPlan best, double price) {
     if (!improved_.cost.operator_peak_bytes.empty() && value(improved_, price) < value(best, price)) best = improved_;
     double least = value(best, price);
@@ -138,15 +137,16 @@ class PeakGame {
     improved_ = std::move(best);
   }
 
-  /// Keep a tensor or not; or run an operator again, with its inputs kept; or drop a tensor after a step or not.
+  /// Toggles keeping a tensor or a drop, or runs an operator again with its inputs kept.
   struct Change {
     enum class Kind : std::uint8_t { keep, rerun, drop } kind;
-    Drop of;                  // or only the index of the tensor or operator
-    std::uint32_t until = 0;  // of a drop that is new: the step of the next use
+    Drop of;                  // for keep and rerun, only the index of the tensor or operator
+    std::uint32_t until = 0;  // of a new drop: the step of the next use
   };
 
-  /// Changes that may lower a plan's value. In large graphs the most promising come first: with the time of one re-run
-  /// and the price of the bytes that come or go, at the slope of the smooth peak, which bounds the gain of fewer bytes.
+  /// Changes that may lower a plan's value. With drops in large graphs, the most promising come first: the gain is
+  /// estimated from the time of one re-run and the price of the bytes that come or go. The slope of the smooth peak
+  /// gives this price, an upper bound on the gain of fewer bytes.
   std::vector<Change> promising(const KeptPlan& plan, double price) {
     std::vector<Change> all = changes(plan);
     if (!drops_ || is_small_) return all;
@@ -154,7 +154,7 @@ class PeakGame {
     const double peak = smooth_peak(cost);
     const auto slope = [&](Bytes bytes) { return price * std::pow(static_cast<double>(bytes) / peak, 15); };
     const double forward = slope(cost.forward_peak_bytes);
-    std::vector<double> before{0};  // slopes of the moments before each
+    std::vector<double> before{0};  // prefix sums of the moments' slopes
     for (std::size_t i = cost.operator_peak_bytes.size(); i-- > 0;) {
       before.push_back(before.back() + slope(cost.operator_peak_bytes[i]));
     }
@@ -181,7 +181,7 @@ class PeakGame {
     return all;
   }
 
-  /// Makes single changes to all that none betters, then pairs of them, as long as that finds more.
+  /// Makes single changes to all best plans, then pairs of changes, as long as that finds better plans.
   void change_best() {
     const int most = is_small_ ? 2 : 1;
     while (simulated_ < limit_) {
@@ -198,8 +198,8 @@ class PeakGame {
     }
   }
 
-  /// Makes plans between two that are far apart, as one price turns equal branches all together: with the first tensors
-  /// as in the one and the last ones as in the other.
+  /// Makes plans between two that are far apart, because a price changes equal branches all at once: takes the first
+  /// tensors from one plan and the last from the other.
   void fill_gaps() {
     std::vector<std::pair<Wish, Wish>> gaps;
     for (auto low = best_.begin(), high = low; ++high != best_.end(); low = high) {
@@ -248,7 +248,7 @@ class PeakGame {
     }
   }
 
-  /// What a plan is made from.
+  /// The tensors to keep and the drops that define a plan.
   struct Wish {
     std::vector<bool> wanted;  // of each tensor
     std::vector<Drop> drops;
@@ -292,7 +292,7 @@ class PeakGame {
     return plan;
   }
 
-  /// The same, not simulated to its end where the value reaches `most` and another plan is better.
+  /// plan(wish), but stops simulating once the value reaches `most` and another plan is better.
   KeptPlan plan(Wish wish, double most, double price) {
     simulated_ += graph_.operators.size();
     KeptPlan plan;
@@ -301,12 +301,12 @@ class PeakGame {
     const double largest = static_cast<double>(largest_total);
     plan.cost = simulator_.run_closed(
         std::max(peak_to_better(plan.selection.cost), static_cast<Bytes>(std::min(left, largest)) + 1));
-    offer(plan);  // one that did not end is not better
+    offer(plan);  // a plan whose simulation stopped early is no improvement
     return plan;
   }
 
-  /// offer(plan(wish)), in less time: a wish that was offered before is not simulated, nor to its end a plan that
-  /// another betters. It counts as simulated all the same.
+  /// Faster than plan(wish): skips a wish offered before and stops simulating a plan that another dominates. Both still
+  /// count as simulated.
   void offer(Wish wish) {
     simulated_ += graph_.operators.size();
     if (is_small_ && !offered_.insert(digest(wish)).second) return;
@@ -318,7 +318,7 @@ class PeakGame {
     if (plan.cost.peak_bytes < bound) offer(plan);
   }
 
-  /// The peak of the best plan that costs no more.
+  /// The lowest peak at a cost of at most `cost`.
   Bytes peak_to_better(Time cost) const {
     const auto better =
         std::find_if(front_.begin(), front_.end(), [&](const auto& entry) { return entry.first <= cost; });
@@ -334,7 +334,7 @@ class PeakGame {
     return sum;
   }
 
-  /// Notes a plan unless one is as good.
+  /// Stores a plan unless another is as good.
   void offer(const KeptPlan& plan) {
     const Bytes peak = plan.cost.peak_bytes;
     const auto after = best_.upper_bound(peak);
@@ -348,7 +348,7 @@ class PeakGame {
 
   std::size_t moment_of(std::uint32_t op) const { return graph_.operators.size() - 1 - op; }
 
-  /// When each tensor is needed, with the re-runs of a selection; of one that nothing needs, when it would be.
+  /// The use of each tensor with the re-runs of a selection. If nothing needs a tensor, the use it would have.
   std::vector<Use> uses(const Selection& selection) const {
     std::vector<bool> is_recomputed(graph_.operators.size());
     for (const std::uint32_t i : selection.recomputed) is_recomputed[i] = true;
@@ -380,9 +380,9 @@ class PeakGame {
     return uses;
   }
 
-  /// Which tensors to keep when bytes cost `price` times the weights.
+  /// Flags of the tensors to keep when a byte costs `price` times each moment's weight.
   std::vector<bool> cheapest(const Selection& last, const std::vector<double>& weights, double price) const {
-    std::vector<double> sums(1);  // of the weights before each moment
+    std::vector<double> sums(1);  // prefix sums of the weights
     for (const double weight : weights) sums.push_back(sums.back() + weight);
     const std::vector<Use> when = uses(last);
     const auto capacity = [&](double value) { return static_cast<Wide>(std::round(value * scale)); };
@@ -401,7 +401,7 @@ class PeakGame {
       if (op.can_recompute) network.add(i, network.sink(), capacity(value) + 1);
       for (const std::uint32_t t : op.outputs) {
         if (graph_.tensors[t].is_given) continue;
-        // On the source side where some re-run or some backward needs the tensor.
+        // The tensor's node is on the source side if a re-run or a backward needs it.
         for (const std::uint32_t taker : takers_[t]) network.add(taker, operators + t, unbounded);
         if (!readers_[t].empty()) network.add(network.source(), operators + t, unbounded);
         network.add(operators + t, can_make_[t] ? std::size_t{i} : network.sink(), capacity(held(t, 0)));
@@ -419,20 +419,20 @@ class PeakGame {
   const Graph& graph_;
   GraphSimulator simulator_;
   const bool is_small_, may_drop_;
-  bool drops_;  // among the changes
+  bool drops_;  // changes include drops
   std::size_t limit_ = work;
   std::vector<bool> can_make_;
   std::vector<std::uint32_t> maker_;                 // of each tensor
   std::vector<std::vector<std::uint32_t>> takers_;   // operators that can run again
   std::vector<std::vector<std::uint32_t>> readers_;  // operators whose backward reads it
   std::size_t simulated_ = 0;
-  KeptPlan improved_;  // at the last price
+  KeptPlan improved_;  // result of improve() at the last price
   struct Entry {
     KeptPlan plan;
-    int changes;  // how many at a time were made to it
+    int changes;  // most changes at a time tried on the plan
   };
-  std::map<Bytes, Entry> best_;                // by peak; with fewer bytes at a higher cost
-  std::vector<std::pair<Time, Bytes>> front_;  // their costs and peaks
+  std::map<Bytes, Entry> best_;                // by peak: fewer bytes cost more
+  std::vector<std::pair<Time, Bytes>> front_;  // costs and peaks of best_
   std::unordered_set<std::uint64_t> offered_;  // digests
 };
 
@@ -446,7 +446,7 @@ std::vector<KeptPlan> peak_options(const Graph& graph, std::size_t limit, Reruns
   }
   std::vector<KeptPlan> best = PeakGame(graph, reruns).play();
   while (best.size() > limit) {
-    // The one that lies least below the line between its neighbours.
+    // The plan that lies least below the line between its neighbours.
     std::size_t flattest = 1;
     double least = 0;
     for (std::size_t i = 1; i + 1 < best.size(); ++i) {

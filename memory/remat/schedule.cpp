@@ -7,7 +7,7 @@ namespace thimble::remat {
 
 namespace {
 
-/// The rest of the walk over a plan.
+/// A step that remains of the walk over a plan.
 struct Pending {
   bool is_backward;  // run the backward of `item`, or the forward of the items [item, end)
   std::size_t item;  // index into the items
@@ -107,7 +107,7 @@ Schedule to_schedule(const ScheduleTree& plan, const Chain& chain) {
       }
       continue;
     }
-    // One visit: forward over all of its items, then backward over them from the last, which the stack turns around.
+    // One visit: forward over all of its items, then backward from the last. The stack reverses their order.
     std::size_t last = next.item;
     for (std::size_t i = next.item; i < next.end; i += 1 + plan.items[i].size) {
       forward_of(plan.items[i], out);
@@ -126,7 +126,7 @@ Schedule to_schedule(const ScheduleTree& plan, const Chain& chain) {
 
 std::string to_string(const ScheduleTree& plan) {
   std::string out = "[";
-  std::vector<std::size_t> ends;  // of the re-runs that are open
+  std::vector<std::size_t> ends;  // of open re-runs
   for (std::size_t i = 0; i < plan.items.size(); ++i) {
     const ScheduleTree::Item& item = plan.items[i];
     if (out.back() != '[') out += ' ';
@@ -156,13 +156,13 @@ ScheduleTree::Item recorded(std::size_t stage, std::uint32_t option) {
   return {static_cast<std::uint32_t>(stage), static_cast<std::uint32_t>(stage + 1), option, 0};
 }
 
-/// Either stages [begin, end) that are still to be planned, or (end = 0) the item `begin` whose re-run is now complete.
+/// Either stages [begin, end) left to plan, or (end = 0) the item `begin` whose re-run is now complete.
 struct Unplanned {
   std::size_t begin, end, slots;
 };
 
-/// Plans [0, n) by splitting: split(length, slots) stages are dropped first, planned again for their re-run with the
-/// same slots, and the rest is planned with one slot less. One stage is recorded.
+/// Plans [0, n) by splitting: drops the first split(length, slots) stages, plans their re-run with as many slots, and
+/// the rest with one slot less. A single stage is recorded.
 template <class Split>
 ScheduleTree split_plan(std::size_t n, std::size_t slots, Split&& split) {
   ScheduleTree plan;
@@ -223,7 +223,8 @@ ScheduleTree binomial(std::size_t n, std::size_t slots) {
   require_stages("binomial", n);
   if (slots == 0) throw ValueError("remat binomial: slots is 0, must be >= 1 (the chain's input takes one)");
   return split_plan(n, slots, [](std::size_t length, std::size_t c) -> std::size_t {
-    // The largest first part for which both parts keep the repetitions of the whole: the dropped part needs one less.
+    // The largest first part with which both parts keep to the repetitions of the whole: the dropped part needs one
+    // less.
     const auto l = static_cast<std::int64_t>(length);
     const auto s = static_cast<std::int64_t>(c);
     if (c == 1) return length - 1;

@@ -69,7 +69,7 @@ Time hull_cost(KeptSpace& space, Bytes kept_bytes) {
     most += space.vertices(c).back().cost;
   }
   if (least > kept_bytes) return most;
-  // Walks along the edges to the budget, below which the walk must end, until the edges at the crossing are proven.
+  // Walk along the edges until the bytes fit, and again until the edges at that point are proven.
   while (true) {
     std::vector<std::size_t> position(space.size(), 0);
     Bytes bytes = all;
@@ -83,7 +83,7 @@ Time hull_cost(KeptSpace& space, Bytes kept_bytes) {
       cost += edge.cost;
     }
     if (refine_around(space, position)) continue;
-    // On the last edge the hull rises by edge.cost over edge.bytes; its value is rounded up.
+    // On the last edge the hull rises by last.cost over last.bytes. Its value is rounded up.
     return cost - static_cast<Time>(Wide{kept_bytes - bytes} * last.cost / last.bytes);
   }
 }
@@ -97,7 +97,7 @@ std::vector<KeptPlan> block_options(const Graph& block, std::size_t limit) {
   KeptSpace space(block);
   for (std::size_t c = 0; c < space.size(); ++c) space.refine_all(c, std::size_t{1} << 20);
 
-  // The hull of the whole is that of its components, edge by edge.
+  // The components' edges in order form the hull of the whole.
   Choice choice(space);
   std::vector<Choice> vertices{choice};
   for (const KeptSpace::Edge& edge : space.edges()) {
@@ -106,7 +106,7 @@ std::vector<KeptPlan> block_options(const Graph& block, std::size_t limit) {
     vertices.push_back(choice);
   }
   while (vertices.size() > limit) {
-    // How much worse a budget gets when a vertex goes: the height of its neighbours' line above it.
+    // Removing a vertex costs its distance below the line between its neighbours.
     std::size_t flattest = 1;
     double least = -1;
     for (std::size_t i = 1; i + 1 < vertices.size(); ++i) {
@@ -183,15 +183,15 @@ bool MinCut::find_levels() {
       const std::uint32_t to = edges_[e].to;
       if (edges_[e].capacity == 0 || level_[to] >= 0) continue;
       level_[to] = level_[queue_[i]] + 1;
-      if (to == sink()) return true;  // all nodes that are nearer are known
+      if (to == sink()) return true;  // all nearer nodes have their level
       queue_.push_back(to);
     }
   }
   return false;
 }
 
-/// Fills the level graph: walks forward along edges with capacity left, back from dead ends, and from the sink back to
-/// the first edge that is full.
+/// Fills the level graph: walks forward along edges with capacity left, back from dead ends, and back from the sink to
+/// the first full edge.
 void MinCut::block() {
   current_ = first_;
   std::vector<std::uint32_t> path;  // edges from the source
@@ -234,7 +234,7 @@ std::vector<bool> MinCut::source_side() {
 
 namespace {
 
-constexpr std::size_t moments = 4;  // the last operator, and the ones that read most
+constexpr std::size_t moments = 4;  // the last operator and the largest readers
 
 }  // namespace
 
@@ -261,7 +261,7 @@ TimeBound::TimeBound(const Graph& graph, bool counts_temporaries) {
     Moment moment;
     moment.read_bytes = read_bytes(v);
     for (GraphTensor& tensor : part.tensors) tensor.held_until = 0;  // its operator may be left out
-    // Nothing has to be made for v any more, and its inputs can be taken.
+    // The tensors that v reads exist: they need no re-run, and re-runs can take them.
     for (const std::uint32_t t : part.operators[v].backward_reads) part.tensors[t].bytes = 0;
     moment.graph = std::make_unique<const Graph>(std::move(part));
     moment.space = std::make_unique<KeptSpace>(*moment.graph);

@@ -52,20 +52,20 @@ void Simulator::apply(const Operation& operation) {
   ++operation_count_;
 }
 
-// What was recorded beginning with stage i; null when nothing was.
+// The recording that begins with stage i, or null.
 const Option* Simulator::recorded_at(std::size_t i) const {
   if (i >= chain_->size() || begin_[i] != static_cast<std::int32_t>(i)) return nullptr;
   return &chain_->stages[i].options[option_[i]];
 }
 
-// What was recorded ending with stage i - 1.
+// The recording that ends with stage i - 1, or null.
 const Option* Simulator::recorded_up_to(std::size_t i) const {
   if (i == 0 || begin_[i - 1] < 0) return nullptr;
   const auto begin = static_cast<std::size_t>(begin_[i - 1]);
   return chain_->end_of(begin, option_[begin]) == i ? recorded_at(begin) : nullptr;
 }
 
-// Whether the backward of what ends at a_i reads it.
+// Whether the backward of the recording that ends at a_i reads a_i.
 bool Simulator::is_pinned(std::size_t i) const {
   const Option* const maker = recorded_up_to(i);
   return maker != nullptr && maker->keeps_output;
@@ -137,7 +137,7 @@ void Simulator::backward(const Operation& operation) {
   if (option.keeps_output && has_activation_[end] == 0) refuse(operation, "its output is not held");
 
   const Bytes output_gradient = chain_->gradient_bytes(end);
-  if (end == chain_->size()) held_bytes_ += output_gradient;  // d_n is made here; others are there
+  if (end == chain_->size()) held_bytes_ += output_gradient;  // d_n is made here; others exist
   Bytes made = chain_->gradient_bytes(i);
   for (std::size_t k = i; k < end; ++k) made += chain_->stages[k].parameter_gradient_bytes;
   if (option.recompute_time > 0 || option.recompute_peak_bytes > 0) {
