@@ -1,4 +1,4 @@
-// A model of your own, trained inside of a number of bytes.
+// Your model, trained within a number of bytes.
 
 #include <cstdio>
 #include <memory>

@@ -1,5 +1,5 @@
-// FP8 by hand: the 256 numbers of E4M3, rounding to the nearest of them, and the scale that makes a tensor fit. Chapter
-// 12 of the book (docs/book) reads it. It needs nothing but C++20: g++ -std=c++20 fp8_by_hand.cpp
+// FP8 by hand: the 256 codes of E4M3, rounding to the nearest number, and the scale that makes a tensor fit. Read in
+// chapter 12 of the book (docs/book). Needs only C++20: g++ -std=c++20 fp8_by_hand.cpp
 
 #include <algorithm>
 #include <cmath>
@@ -18,7 +18,7 @@ float decode(std::uint8_t code) {
   return code & 0x80 ? -value : value;
 }
 
-// The nearest code, ties to the even one; what is beyond the largest number becomes the largest ("saturating").
+// The nearest code, ties to even; numbers beyond the largest become the largest ("saturating").
 std::uint8_t encode(float x) {
   const std::uint8_t sign = std::signbit(x) ? 0x80 : 0;
   const float magnitude = std::min(std::abs(x), largest);
@@ -54,7 +54,7 @@ int main() {
     std::printf("\n");
   }
   bool is_right = true;
-  for (int code = 0; code < 256; ++code) {  // every number is its own nearest one
+  for (int code = 0; code < 256; ++code) {  // every number encodes to its code
     const float value = decode(static_cast<std::uint8_t>(code));
     is_right &= encode(value) == code || std::isnan(value);
   }
@@ -66,7 +66,7 @@ int main() {
   std::printf("of all halves %d become NaN, %d zero, %d the largest number\n", nans, zeros, tops);
   is_right &= nans == 2046 && zeros == 10242 && tops == 14978;
 
-  std::vector<float> gradients;  // small numbers, as gradients are: without a scale most of them vanish
+  std::vector<float> gradients;  // small, like real gradients: most of them vanish without a scale
   for (int i = 0; i < 1000; ++i) gradients.push_back(1e-4f * std::sin(static_cast<float>(i)));
   const float amax = *std::max_element(gradients.begin(), gradients.end());
   const float plain = error_under(1, gradients, amax), scaled = error_under(amax / largest, gradients, amax);

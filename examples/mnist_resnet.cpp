@@ -1,10 +1,10 @@
-// Trains a narrow ResNet-18 on handwritten digits and tells how many it reads right.
+// Trains a narrow ResNet-18 on handwritten digits and prints how many it reads right.
 //
 //   mnist_resnet [STEPS] [IMAGES LABELS]
 //
 // IMAGES and LABELS are IDX files, plain or gzip; without them it learns synthetic pen strokes. The last fifth of the
-// images is never trained on: the accuracy is that on them. Of the 10,000 test images of MNIST, 625 steps on the first
-// 8,000 read 99.25 % of the last 2,000 right (80 s of one core).
+// images is held out from training, to measure accuracy. On MNIST's 10,000 test images, 625 steps on the first 8,000
+// read 99.25 % of the last 2,000 right (80 s on one core).
 
 #include <algorithm>
 #include <chrono>
@@ -34,7 +34,7 @@ constexpr std::int64_t batch_size = 64;
 constexpr std::int64_t largest_shift = 2;  // pixels, each way
 constexpr double highest_rate = 0.1;
 
-// Each image by a few pixels along both axes, so that the net learns figures and not places. pixels: (N, H, W, C).
+// Shifts each image by a few pixels along both axes, so that the net learns shapes, not places. pixels: (N, H, W, C).
 void shift_randomly(std::vector<float>& pixels, const data::Images& images, float background, std::uint64_t seed) {
   data::SplitMix random(seed);
   const std::int64_t height = images.height, width = images.width, channels = images.channels;
@@ -81,7 +81,7 @@ void train(models::Model& model, const data::Images& images, const data::ImageSo
   }
 }
 
-// Share of the source's images whose class has the highest score.
+// Fraction of the source's images whose class has the highest score.
 double accuracy(models::Model& model, const data::Images& images, const data::ImageSource& source) {
   model.eval();
   const std::int64_t count = source.sampler().count();
@@ -110,7 +110,7 @@ void run(std::int64_t steps, const data::Images& images) {
   options.image = images.height;
   options.channels = images.channels;
   options.classes = images.classes;
-  options.width = 8;  // instead of 64: digits need no more
+  options.width = 8;  // instead of 64: enough for digits
   const auto model = models::make_model("resnet18", options);
   std::printf("resnet18 of width %lld: %lld parameters, %lld images to learn, %lld to read\n",
               static_cast<long long>(options.width), static_cast<long long>(model->parameter_count()),
@@ -132,7 +132,7 @@ int main(int argc, char** argv) {
     const std::string text = argc > 1 ? argv[1] : "40";
     const std::int64_t steps = std::strtoll(text.c_str(), nullptr, 10);
     if (std::to_string(steps) != text || steps < 1) throw ValueError("'" + text + "' is not a number of steps");
-    set_thread_count(1);  // a net this small is done before a second thread has begun
+    set_thread_count(1);  // a net this small finishes before a second thread starts
     run(steps, argc == 4 ? data::read_idx(argv[2], argv[3]) : data::synthetic_images(1000, 28, 1, 4, 1));
     return 0;
   } catch (const Error& error) {

@@ -1,5 +1,5 @@
-// An own model, trained in half of the bytes that it takes by itself: its peak is known before the first step and kept,
-// and every bit is that of a run without a budget. Exit status 1 where one of these is not so.
+// Your model, trained in 60 % of the bytes that it takes without a budget. The peak is known before the first step and
+// kept, and every bit equals a run without a budget. Exits with 1 if one of these fails.
 
 #include <cstdio>
 #include <memory>
@@ -35,7 +35,7 @@ struct Batch {
   Tensor x, y;  // (N, 64), (N, 1)
 };
 
-/// Points of a function, drawn anew for every step. On a dry device the values are not looked at.
+/// New random points of a function for every step. A dry device ignores the values.
 Batch make_batch(std::int64_t, memory::Device device) {
   const Tensor x = uniform({1024, 64}, -1, 1, DType::f32, device);
   return {x, sum(mul(x, x), {1}, true)};

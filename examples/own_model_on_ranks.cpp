@@ -1,10 +1,10 @@
-// An own transformer on four ranks, in a budget per rank: with ZeRO 3, then with ZeRO 2 and layers in two
-// shards (tensor parallelism), each with the bits of one rank. Ranks are threads, or the processes of mpirun:
+// Your transformer on four ranks, in a budget per rank: with ZeRO 3, then with ZeRO 2 and layers in two shards (tensor
+// parallelism), each with the bits of one rank. Ranks are threads, or the processes of mpirun:
 //
 //   own_model_on_ranks                     four threads
 //   mpirun -n 4 own_model_on_ranks         four processes
 //
-// Exit status 1 where a loss differs from one rank's, or a peak from its prediction.
+// Exits with 1 if a loss differs from one rank's, or a peak from its prediction.
 
 #include <algorithm>
 #include <cstdio>
@@ -66,7 +66,7 @@ struct Batch {
   Tensor ids, next;  // (B, T)
 };
 
-/// Each sequence counts on from another beginning, by another step.
+/// Sequences count up, each from a different start. Steps of 1, 2 and 3 alternate.
 Batch make_batch(std::int64_t step, memory::Device device) {
   std::vector<std::int64_t> ids, next;
   for (std::int64_t b = 0; b < samples; ++b) {
@@ -94,7 +94,7 @@ const nn::TrainedProgram<Net, Batch> program{
     .batch = make_batch,
     .micro_batch = micro_batch};
 
-/// The losses of all steps, or none where the peak is not the predicted one.
+/// The losses of all steps, or an empty vector if the peak differs from its prediction.
 std::vector<double> train(nn::TrainerOptions options, std::string* plan = nullptr) {
   options.steps = steps;
   nn::Trainer<Net, Batch> trainer(program, options);
@@ -104,7 +104,7 @@ std::vector<double> train(nn::TrainerOptions options, std::string* plan = nullpt
   return trainer.peak_bytes() == trainer.plan().peak_bytes ? losses : std::vector<double>();
 }
 
-/// Whether the losses are bit for bit one rank's, which computes all micro-batches and all shards.
+/// Whether the losses equal, bit for bit, the losses of one rank that computes all micro-batches and all shards.
 bool is_alike(dist::Communicator& ranks, nn::RankOptions on_ranks) {
   nn::RankOptions of_one = on_ranks;
   of_one.zero = 0;

@@ -1,5 +1,5 @@
-// Operators of a user's own (examples/own_operators.h) go through everything that the library's do: the tape,
-// gradcheck, dry runs, the ledger, recomputation. Exit status 1 when one of the checks fails.
+// User-defined operators (examples/own_operators.h) work everywhere that the library's do: on the tape, in gradcheck,
+// dry runs, the ledger and recomputation. Exits with 1 if a check fails.
 
 #include <cstdio>
 #include <cstring>
@@ -30,7 +30,7 @@ struct Pass {
   std::vector<memory::Trace::Event> events;
 };
 
-// Loss, gradient and backward in an arena of its own; `recomputes` keeps nothing but the block's operands.
+// Forward and backward in a separate arena; `recomputes` keeps only the block's operands.
 Pass run(memory::Device device, bool recomputes) {
   const memory::Stack stack = memory::make_resource(device, {.trace = true});
   const ResourceScope scope(stack.top);
@@ -57,7 +57,7 @@ Pass run(memory::Device device, bool recomputes) {
   return pass;
 }
 
-// Prints a finding; returns whether it is as it should be.
+// Prints a check and returns its result.
 bool shows(const char* what, bool is_so) {
   std::printf("%-64s %s\n", what, is_so ? "yes" : "NO");
   return is_so;

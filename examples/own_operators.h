@@ -1,6 +1,6 @@
 #pragma once
-// Two operators that the library does not have, as a prototype would write them: in a file of its own, with no edit of
-// the library. examples/own_operator.cpp uses them.
+// Two operators that the library lacks, written as in a prototype: in a separate file, without editing the library.
+// examples/own_operator.cpp uses them.
 
 #include <cmath>
 #include <cstdint>
@@ -19,9 +19,8 @@ namespace own {
 
 using namespace thimble;
 
-/// An elementwise operator is a functor: y = x tanh(ln(1 + e^x)) (Misra 2019, arXiv:1908.08681, equation 2).
-/// Broadcasting, dtypes, threads and vector code are the library's business. `bwd` asks for In: that, and nothing else,
-/// is what backward keeps.
+/// An elementwise operator is a functor: y = x tanh(ln(1 + e^x)) (Misra 2019, arXiv:1908.08681, equation 2). The
+/// library adds broadcasting, dtypes, threads and vector code. As `bwd` takes In, backward keeps only the input.
 struct Mish {
   static constexpr const char* name = "mish";
   template <class T>
@@ -35,7 +34,7 @@ struct Mish {
   }
 
  private:
-  // tanh(ln(1 + u)) = n / (n + 2) with u = e^x, n = u (u + 2); it is 1 to the last bit from x = 20 on.
+  // tanh(ln(1 + u)) = n / (n + 2) with u = e^x, n = u (u + 2); rounds to 1 from x = 20 on.
   template <class T>
   THIMBLE_HD static T gate(T x) {
     const T u = math::exp(x < T(20) ? x : T(20)), n = u * (u + T(2));
@@ -43,16 +42,16 @@ struct Mish {
   }
 };
 
-/// A structured operator has a forward and a backward over whole tensors: every row of x (..., C) is divided by its
-/// length, y = x / sqrt(sum x^2 + epsilon), in any floating dtype. Backward: dx = (dy - y (dy . y)) / sqrt(...).
-/// Keeps y and one number per row. Throws ShapeError (a scalar), DTypeError, DeviceError (it has no CUDA twin).
+/// A structured operator has a forward and a backward over whole tensors. This one divides every row of x (..., C) by
+/// its length: y = x / sqrt(sum x^2 + epsilon), in any floating dtype. Backward: dx = (dy - y (dy . y)) / sqrt(...).
+/// Keeps y and one number per row. Throws ShapeError (a scalar), DTypeError, DeviceError (it has no CUDA kernel).
 struct NormalizeRows {
   static constexpr const char* name = "normalize_rows";
-  static constexpr Cost cost = Cost::reduction;  // what recomputation policies look at
+  static constexpr Cost cost = Cost::reduction;  // for recomputation policies
   double epsilon = 1e-12;
   struct Saved {
-    Tensor y;        // (..., C), the result itself: by reference
-    Tensor inverse;  // (rows): 1 / length, an extra
+    Tensor y;        // (..., C), the result itself, not a copy
+    Tensor inverse;  // (rows), 1 / length: extra bytes
   };
 
   Tensor forward(const Tensor& input, Needs needs, Saved& saved) const {
@@ -64,8 +63,8 @@ struct NormalizeRows {
     const std::int64_t columns = x.shape().back(), rows = columns == 0 ? 0 : x.elements() / columns;
     const DType exact = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
     const Tensor inverse = Tensor::empty({rows}, exact, x.device());
-    // All is allocated: inside of `launch` storages become addresses, and nothing may allocate. On a dry device the
-    // body does not run.
+    // Allocate everything before `launch`: its body gets raw addresses and must not allocate. On a dry device the body
+    // does not run.
     launch(x.device(), [&](const Addresses& at) {
       visit(x.dtype(), [&]<class T>() {
         const T* const from = at.as<T>(x);
@@ -114,7 +113,7 @@ struct NormalizeRows {
   }
 
  private:
-  static constexpr std::int64_t rows_per_task = 16;  // a row belongs to one thread: the bits do not depend on threads
+  static constexpr std::int64_t rows_per_task = 16;  // one thread per row: the thread count does not change the bits
 
   static double square(double value) { return value * value; }
   static void write(void* data, DType dtype, std::int64_t i, double value) {

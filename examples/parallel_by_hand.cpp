@@ -1,6 +1,6 @@
-// A linear layer on two ranks, wrong and right side by side. The wrong one is an often-copied example: it splits the
-// samples, sums where it should put side by side, and divides by the number of ranks. Chapter 14 of the book reads it.
-// It needs nothing but C++20: g++ -std=c++20 parallel_by_hand.cpp
+// A linear layer on two ranks, wrong and right. The wrong one is an often-copied example: it splits the samples, sums
+// where it should concatenate, and divides by the number of ranks. Read in chapter 14 of the book (docs/book). Needs
+// only C++20: g++ -std=c++20 parallel_by_hand.cpp
 
 #include <algorithm>
 #include <cmath>
@@ -35,7 +35,7 @@ Matrix part_of_rows(const Matrix& m, std::size_t rank) {
   return make(height, columns(m), [&](std::size_t r, std::size_t c) { return m[rank * height + r][c]; });
 }
 
-// The two ways in which ranks put their results together. Each takes what all ranks have; every rank gets the result.
+// Two ways to combine the ranks' results. Each takes one matrix per rank; every rank gets the result.
 Matrix all_reduce(const std::vector<Matrix>& of) {  // the sum
   return make(of[0].size(), columns(of[0]), [&](std::size_t r, std::size_t c) {
     double sum = 0;
@@ -54,7 +54,7 @@ std::vector<Matrix> on_each_rank(const std::function<Matrix(std::size_t)>& work)
   return results;
 }
 
-// Wrong in three ways; each line by itself looks plausible.
+// Wrong in three ways, although each line looks plausible.
 Matrix copied_column_parallel(const Matrix& x, const Matrix& w) {
   Matrix sum = all_reduce(on_each_rank([&](std::size_t rank) {  // 2. different outputs are no terms of one sum
     const Matrix some_samples = part_of_rows(x, rank);          // 1. every rank needs the whole input
@@ -66,12 +66,12 @@ Matrix copied_column_parallel(const Matrix& x, const Matrix& w) {
   return sum;
 }
 
-// Column parallel: every rank has all inputs and a part of the outputs. x [A_0 A_1] = [x A_0, x A_1].
+// Column parallel: every rank has all inputs and a shard of the outputs. x [A_0 A_1] = [x A_0, x A_1].
 std::vector<Matrix> column_parallel(const Matrix& x, const Matrix& w) {
   return on_each_rank([&](std::size_t rank) { return multiply(x, part_of_columns(w, rank)); });
 }
 
-// Row parallel: every rank has a part of the inputs and of the terms of each output. [x_0 x_1] [A_0; A_1] = x_0 A_0 +
+// Row parallel: every rank has a shard of the inputs and some terms of each output. [x_0 x_1] [A_0; A_1] = x_0 A_0 +
 // x_1 A_1. The bias is added once, after the sum.
 Matrix row_parallel(const std::vector<Matrix>& x, const Matrix& w, const std::vector<double>& bias) {
   Matrix y = all_reduce(on_each_rank([&](std::size_t rank) { return multiply(x[rank], part_of_rows(w, rank)); }));
@@ -80,7 +80,7 @@ Matrix row_parallel(const std::vector<Matrix>& x, const Matrix& w, const std::ve
   return y;
 }
 
-// The largest difference between numbers at the same place.
+// The largest difference between elements.
 double difference(const Matrix& a, const Matrix& b) {
   double worst = 0;
   for (std::size_t r = 0; r < a.size(); ++r)

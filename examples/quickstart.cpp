@@ -1,4 +1,4 @@
-// A training run is predicted, then measured: the same function on a dry device and on the real one.
+// Predicts the peak of a training run, then measures it: one function on a dry device and on the real one.
 
 #include <cstdio>
 

@@ -1,5 +1,5 @@
-// Autograd in a hundred lines: a tape that keeps what backward needs, and frees it as backward goes. Chapter 2 of the
-// book (docs/book) reads it. It needs nothing but C++20: g++ -std=c++20 tiny_tape.cpp
+// Autograd in a hundred lines: a tape that keeps matrices for backward and frees them as backward goes. Read in chapter
+// 2 of the book (docs/book). Needs only C++20: g++ -std=c++20 tiny_tape.cpp
 
 #include <algorithm>
 #include <cmath>
@@ -20,7 +20,7 @@ struct Matrix {
   std::size_t rows, columns;
   std::vector<double> x;
 };
-using Ref = std::shared_ptr<Matrix>;  // a matrix lives as long as somebody holds it
+using Ref = std::shared_ptr<Matrix>;  // a matrix lives until its last Ref goes
 
 // (r, n) x (n, c) -> (r, c); either may be read transposed.
 Ref multiply(const Ref& a, bool ta, const Ref& b, bool tb) {
@@ -45,7 +45,7 @@ struct Node {
 
 struct Tape {
   std::vector<Node> nodes;
-  std::map<int, Ref> gradients;  // by the id of what they are the gradient of
+  std::map<int, Ref> gradients;  // by the id of the matrix
 
   Ref matmul(const Ref& x, const Ref& w) {  // keeps both operands
     const Ref y = multiply(x, false, w, false);

@@ -1,5 +1,5 @@
-// Rotor in eighty lines: the least time in which a chain of unequal stages can be trained in m units of memory. Chapter
-// 6 of the book (docs/book) reads it. It needs nothing but C++20: g++ -std=c++20 toy_rotor.cpp
+// Rotor in eighty lines: the least time to train a chain of unequal stages in m units of memory. Read in chapter 6 of
+// the book (docs/book). Needs only C++20: g++ -std=c++20 toy_rotor.cpp
 
 #include <algorithm>
 #include <cstdio>
@@ -9,7 +9,7 @@
 #include <vector>
 
 struct Stage {
-  int output, kept, forward, backward;  // units held by the output, units kept inside when recorded, two times
+  int output, kept, forward, backward;  // units of the output, units kept inside when recorded, two times
 };
 const int input = 2, impossible = 1 << 20;
 const std::vector<Stage> chain = {{4, 8, 2, 4}, {3, 6, 6, 9}, {1, 9, 1, 3}, {2, 2, 4, 6}, {1, 5, 2, 5}};
@@ -18,15 +18,15 @@ const int last = static_cast<int>(chain.size()) - 1;
 const Stage& stage(int i) { return chain[static_cast<std::size_t>(i)]; }
 
 int activation(int i) { return i == 0 ? input : stage(i - 1).output; }  // a_i; its gradient d_i is as large
-int waiting(int b) { return b == last ? 0 : activation(b + 1); }        // d_{b+1}: none yet where the chain ends
+int waiting(int b) { return b == last ? 0 : activation(b + 1); }        // d_{b+1}: none yet at the end of the chain
 
 struct Best {
   int time = impossible;
-  int drop_before = 0;  // 0: record stage a; j: drop a .. j - 1 and run them again
+  int drop_before = 0;  // 0 records stage a; j drops a .. j - 1 and runs them again
 };
 std::map<std::tuple<int, int, int>, Best> table;
 
-// The least time to run stages a .. b forward and backward with m units beyond what is held now: a_a, and d_{b+1}.
+// The least time to run stages a .. b forward and backward with m units beyond the held ones: a_a and d_{b+1}.
 Best solve(int a, int b, int m) {
   if (const auto known = table.find({a, b, m}); known != table.end()) return known->second;
   Best best;
@@ -37,7 +37,7 @@ Best solve(int a, int b, int m) {
     const int rest = a == b ? 0 : solve(a + 1, b, m - s.kept - activation(a + 1)).time;
     best = {s.forward + s.backward + rest, 0};
   }
-  // Drop a .. j - 1: only a_j stays; when backward has come down to j, they start again from a_a.
+  // Drop a .. j - 1: only a_j stays; when backward reaches j, they start again from a_a.
   int forwards = 0, need = 0;
   for (int j = a + 1; j <= b; ++j) {
     forwards += stage(j - 1).forward;

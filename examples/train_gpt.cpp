@@ -1,8 +1,8 @@
-// Trains a small GPT on the characters of a text and lets it go on by itself.
+// Trains a small GPT on the characters of a text, then lets it continue the text.
 //
 //   train_gpt [STEPS] [TEXT]
 //
-// Without the file TEXT it learns made-up prose. The loss is in nats for each character: log(vocabulary) is guessing.
+// Without the file TEXT it learns synthetic prose. The loss is in nats per character; guessing costs log(vocabulary).
 
 #include <cmath>
 #include <cstdio>
@@ -73,7 +73,7 @@ int main(int argc, char** argv) {
     if (std::to_string(steps) != count || steps < 1) throw ValueError("'" + count + "' is not a number of steps");
     const data::TextData text = argc > 2 ? data::read_text(argv[2]) : data::split_text(data::synthetic_text(200000, 1));
     if (text.validation.size() < 8) throw ValueError("the text has fewer than 80 characters");
-    set_thread_count(1);  // products this small take less time than threads need to meet
+    set_thread_count(1);  // products this small take less time than synchronizing threads
     run(steps, text);
     return 0;
   } catch (const Error& error) {
