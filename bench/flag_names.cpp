@@ -8,7 +8,7 @@
 namespace thimble::bench {
 namespace {
 
-/// The flag of an option that is no technique's; the others have its name with dashes.
+/// The flag of an option: its technique's, a renamed one, or the option's name with dashes.
 std::string flag_of(std::string option) {
   for (const models::Technique& technique : models::techniques()) {
     if (option == technique.flag.option) return std::string(technique.flag.name());

@@ -1,11 +1,10 @@
-// The program `thimble`: its commands, and what an error looks like from outside.
+// The program `thimble`: runs commands and turns errors into messages and exit statuses.
 //
-// Exit status: 0 done, 2 bad input of any kind (one line on standard error, nothing written), 3 memory: a budget that
-// no plan keeps, a capacity or a limit that was not met, memory that ran out; 4 a training run with a loss that is not
-// finite (the last checkpoint is from before it), 5 a run or a reproduction that measured something else than was
-// predicted (all that was asked for is written) or a certificate that does not hold, 6 done, but a part of the output
-// is lost (standard output, or the curves of --log), 128 + n a training run that a signal ended after its step
-// (docs/training.md).
+// Exit status (docs/training.md): 0 done; 2 bad input of any kind (one line on standard error, nothing written);
+// 3 memory: no plan keeps the budget, a capacity or limit is too small, or memory ran out; 4 the last training loss is
+// not finite (the last checkpoint is from before it); 5 a run or reproduction measured other values than predicted (all
+// outputs are written), or a certificate does not hold; 6 done, but output is lost (standard output, or the curves of
+// --log); 128 + n signal n ended a training run after a step.
 
 #include <algorithm>
 #include <cerrno>
@@ -41,7 +40,7 @@ int fail(const std::string& what, int status = bad_input_status) {
   return status;
 }
 
-// The command line up to the command, for the hint of where to read on.
+// The program and the command, for the hint "see 'thimble COMMAND --help'".
 std::string command_of(const CLI::App& program) {
   std::string words = "thimble";
   for (auto chosen = program.get_subcommands(); !chosen.empty(); chosen = chosen.front()->get_subcommands())
@@ -58,8 +57,8 @@ std::string names_of_commands() {
   return names;
 }
 
-/// The command that the first word names, else all of them. A parser with the flags of all holds 130 KiB more of the
-/// heap, for as long as the process lives.
+/// Adds the command that the first word names, else all. A parser with all flags holds 130 KiB more heap until the
+/// process exits.
 void add_commands(CLI::App& program, std::string_view first_word) {
   const auto is_named = [&](const Command& command) { return command.name == first_word; };
   const bool is_known = std::any_of(std::begin(commands), std::end(commands), is_named);
@@ -68,7 +67,7 @@ void add_commands(CLI::App& program, std::string_view first_word) {
   }
 }
 
-/// The parser would take the next word for the value of `--flag=`, and an option of an empty text for one not given.
+/// Refuses empty values: the parser would read the next word as the value of `--flag=` and drop an empty argument.
 void refuse_empty_values(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];
@@ -84,7 +83,7 @@ void refuse_empty_values(int argc, char** argv) {
   }
 }
 
-/// The word after --help, where it names a group of flags; else empty.
+/// The group of flags after --help, or an empty text.
 std::string_view group_asked_for(int argc, char** argv) {
   for (int i = 2; i + 1 < argc; ++i) {
     const std::string_view word = argv[i], next = argv[i + 1];
@@ -93,7 +92,6 @@ std::string_view group_asked_for(int argc, char** argv) {
   return "";
 }
 
-/// Prints the help that was asked for.
 int help(CLI::App& program, const CLI::CallForHelp& asked, std::string_view group) {
   for (CLI::App* command : program.get_subcommands()) {
     while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
@@ -102,7 +100,7 @@ int help(CLI::App& program, const CLI::CallForHelp& asked, std::string_view grou
   return program.exit(asked);
 }
 
-/// "--graph: renamed, use --cuda-graph" where a word is a flag's old name, and no flag of the command; else empty.
+/// "--graph: renamed, use --cuda-graph" if a word is a flag's old name and not a flag of the command; else empty.
 std::string renamed_flag(CLI::App& program, int argc, char** argv) {
   const std::vector<CLI::App*> commands = program.get_subcommands();
   for (const std::string_view word : std::span(argv, static_cast<std::size_t>(argc)).subspan(1)) {
@@ -115,7 +113,7 @@ std::string renamed_flag(CLI::App& program, int argc, char** argv) {
   return "";
 }
 
-/// Rewords an error of the command-line parser: names the flag and its value, and says which one is expected.
+/// Rewords an error of the command-line parser to name the flag, the expected value and the given one.
 std::string in_own_words(const CLI::App& program, const CLI::ParseError& error, const std::string& command) {
   using thimble::quote;
   const std::string text = error.what(), kind = error.get_name(), first = text.substr(0, text.find_first_of(": "));
@@ -134,7 +132,7 @@ std::string in_own_words(const CLI::App& program, const CLI::ParseError& error, 
     return "expected no further argument, got " + quote(word);
   }
   if (kind == "RequiredError") return "expected " + first + ", got none";
-  if (kind == "ConversionError" && is(" = ")) {  // flags that take values read them themselves
+  if (kind == "ConversionError" && is(" = ")) {  // a flag without a value got one; others parse their values themselves
     return between("convert: ", " = ") + ": expected no value, got " + quote(between(" = ", ""));
   }
   if (kind != "ArgumentMismatch") return text;
@@ -165,7 +163,7 @@ int run(int argc, char** argv) {
     return help(program, asked, group_asked_for(argc, argv));
   } catch (const CLI::Success& asked) {  // --version
     return program.exit(asked);
-  } catch (const CLI::RuntimeError& status) {  // a command was done, and its result is a status
+  } catch (const CLI::RuntimeError& status) {  // a command finished with a status
     return status.get_exit_code();
   } catch (const CLI::ParseError& error) {
     if (const std::string renamed = renamed_flag(program, argc, argv); !renamed.empty()) return fail(renamed);
@@ -176,7 +174,7 @@ int run(int argc, char** argv) {
   return 0;
 }
 
-/// The status, or that output was lost where nothing worse has happened.
+/// Flushes standard output. Returns `status`, or output_lost_status if `status` is 0 and the flush failed.
 int with_output(int status) {
   errno = 0;
   const bool is_written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
@@ -201,6 +199,6 @@ int run_safely(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   thimble::memory::bound_heap_and_stacks();
-  std::signal(SIGPIPE, SIG_IGN);  // who reads may go away; a run does not end for that
+  std::signal(SIGPIPE, SIG_IGN);  // a run survives a reader that closes the pipe
   return with_output(run_safely(argc, argv));
 }

@@ -1,4 +1,4 @@
-// thimble book: the pictures of the book and its index of commands, made anew.
+// thimble book: redraws the book's pictures and rewrites its index of commands.
 
 #include <algorithm>
 #include <cstdio>
@@ -23,7 +23,7 @@ struct BookFlags {
   std::string picture(const BookFigure& figure) const { return folder + "/" + std::string(figure.name) + ".svg"; }
 };
 
-// A cell of a table in Markdown.
+// Escapes a cell of a Markdown table.
 std::string cell(std::string text) {
   for (std::size_t at = 0; (at = text.find_first_of("|<>*\n", at)) != std::string::npos; at += 2) {
     text[at] == '\n' ? text.replace(at, 1, "  ") : text.insert(at, 1, '\\');
@@ -53,7 +53,7 @@ void add_options(std::string& text, const CLI::App& command) {
   }
 }
 
-/// All commands with their flags, as they say them themselves.
+/// All commands with their help texts.
 std::string command_index() {
   std::string text =
       "# Commands and flags\n\nMade by `thimble book --index FILE` from the program itself. `thimble COMMAND --help` "

@@ -1,4 +1,4 @@
-// thimble certify: a training run in its budget against the same run without one, bit by bit.
+// thimble certify: compares a training run within its budget bit by bit with the same run without one.
 
 #include <cstdio>
 #include <iostream>

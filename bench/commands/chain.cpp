@@ -1,4 +1,4 @@
-// thimble chain: the best schedules of a chain of stages that somebody writes down.
+// thimble chain: the best schedules of a chain of stages from the command line or a file.
 
 #include <chrono>
 #include <condition_variable>
@@ -36,7 +36,7 @@ struct ChainFlags {
   bool is_json = false, overwrites = false;
 };
 
-// OUTPUT:KEPT:FORWARD:BACKWARD.
+// Parses OUTPUT:KEPT:FORWARD:BACKWARD.
 remat::Stage stage_of(const std::string& text, std::size_t number) {
   std::vector<std::string> fields;
   std::istringstream in(text);
@@ -64,7 +64,7 @@ struct ChainLine {
   std::size_t first_byte;  // in the file
 };
 
-// Stages of a file, one a line; what follows a # is a comment.
+// Stages of a file, one per line; # begins a comment.
 std::vector<ChainLine> lines_of(const std::string& path) {
   const std::vector<std::byte> bytes = read_whole_file(path, most_file_bytes);
   std::istringstream in(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
@@ -103,14 +103,14 @@ double more(remat::Time time, remat::Time least) {
   return least == 0 ? 0 : static_cast<double>(time) / static_cast<double>(least) - 1;
 }
 
-// "record 3": every stage has one option.
+// "record 3", without the option: every stage has only one.
 std::string name_of(const remat::Operation& operation) {
   std::string name = remat::to_string(operation);
   if (operation.kind == remat::Operation::Kind::record) name.resize(name.find(" (option"), ' ');
   return name;
 }
 
-// What a schedule does, operation by operation, and what is held after each.
+// A schedule's operations, with the bytes held after each.
 std::string operations_text(const remat::Chain& chain, const remat::Schedule& schedule) {
   remat::Simulator simulator(chain);
   std::string text = "  operation            held\n";
@@ -139,7 +139,7 @@ std::string staircase_picture(const remat::Frontier& frontier) {
   return report::svg_plot(plot);
 }
 
-/// With the schedule for --budget, where there is one.
+/// Includes the schedule for --budget, if given.
 void print_json(const remat::Frontier& frontier, remat::Bytes budget, const remat::Schedule& schedule) {
   nlohmann::ordered_json points = nlohmann::ordered_json::array();
   for (const remat::Frontier::Point& point : frontier.points()) {
@@ -172,8 +172,8 @@ void print_table(const remat::Frontier& frontier) {
   }
 }
 
-// Says on standard error every few seconds, until it is destroyed, that a long chain is still being solved: n stages
-// without two alike have n^3 / 6 splits.
+// Until destroyed, prints to standard error every few seconds that the solver still runs: a chain of n distinct stages
+// has n^3 / 6 splits.
 std::jthread progress_of(std::size_t stages) {
   return std::jthread([stages](const std::stop_token& stop) {
     constexpr int seconds = 3;

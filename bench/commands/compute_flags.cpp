@@ -1,4 +1,4 @@
-// --isa, --cpu-dot, --threads: what CPU kernels run on.
+// --isa, --cpu-dot and --threads.
 
 #include <cstdint>
 #include <cstdlib>
@@ -19,10 +19,10 @@ constexpr std::int64_t most_threads = 1024;
 
 struct ComputeFlags {
   std::string isa, units;
-  std::int64_t threads = 0;  // 0: as many as there are cores
+  std::int64_t threads = 0;  // 0 keeps the default
 };
 
-// The instruction set comes first: units are those within it, also where only the environment names them.
+// Sets the instruction set first, because it limits the units, also units from the environment.
 void apply(const ComputeFlags& flags) {
   if (!flags.isa.empty()) kernels::set_isa("--isa", flags.isa);
   if (!flags.units.empty()) {

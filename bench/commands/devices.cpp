@@ -1,4 +1,4 @@
-// thimble devices: what this build can use on this machine.
+// thimble devices: processors, units and GPUs that this build can use on this machine.
 
 #include <cstdio>
 #include <fstream>
@@ -22,7 +22,7 @@
 namespace thimble::bench {
 namespace {
 
-// What stands behind the colon of the first line that begins with `key` ("model name	: X"); nothing without one.
+// The text after the colon of the first line that begins with `key` ("model name	: X").
 std::optional<std::string> field_of(const char* path, const std::string& key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -39,7 +39,7 @@ std::int64_t memory_bytes() {
   return text ? std::strtoll(text->c_str(), nullptr, 10) * 1024 : 0;
 }
 
-// "always", "madvise" or "never": the word in brackets; "not known" where the kernel does not tell.
+// "always", "madvise" or "never", the word in brackets; "not known" if the kernel reports none.
 std::string huge_pages() {
   std::string line;
   std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
@@ -49,7 +49,7 @@ std::string huge_pages() {
                                                                  : line.substr(open + 1, close - open - 1);
 }
 
-// Why the device cannot be used; empty when it can.
+// Reason that the device cannot be used, or an empty text.
 std::string obstacle(memory::Device device) {
   try {
     make_backing(device);
@@ -79,7 +79,7 @@ nlohmann::ordered_json describe_gpus() {
   return list;
 }
 
-// The instruction sets and dot units that this machine has, and what bf16 products run on, with the reason.
+// The machine's instruction sets and dot units, and the unit of bf16 products with the reason.
 nlohmann::ordered_json describe_units() {
   nlohmann::ordered_json sets = nlohmann::ordered_json::array(), bf16 = sets, int8 = sets, ways;
   for (const kernels::Isa set : kernels::isas) {

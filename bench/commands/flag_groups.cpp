@@ -12,9 +12,9 @@
 namespace thimble::bench {
 namespace {
 
-constexpr std::size_t help_columns = 70;  // of a text of help, right of the flags
+constexpr std::size_t help_columns = 70;  // width of the help texts to the right of the flags
 
-/// With the flags that are no technique's.
+/// Groups with their flags, except flags of techniques.
 constexpr struct {
   std::string_view name, title, flags;
 } own_flags[] = {
@@ -81,7 +81,7 @@ std::string broken_into_lines(const std::string& text) {
   return lines;
 }
 
-/// A line for each group with flags of the command, the everyday ones apart.
+/// A line per group that has flags of the command, without the everyday group.
 std::string lines_of_groups(const CLI::App& command) {
   std::string lines = "More flags:\n";
   const auto add = [&](std::string_view name, std::string_view title) {
@@ -109,7 +109,7 @@ bool has_groups(const CLI::App& command) {
 
 bool is_in(const FlagGroup& group, const CLI::Option& option) {
   std::string name = option.get_name(option.get_positional());
-  name.resize(std::min(name.find('{'), name.size()));  // that of a flag with a default value
+  name.resize(std::min(name.find('{'), name.size()));  // drops a flag's default value
   return (" " + group.flags + " ").find(" " + name + " ") != std::string::npos;
 }
 
@@ -117,7 +117,8 @@ void select_help(CLI::App& command, std::string_view name) {
   const FlagGroup& everyday = groups().front();
   const std::string_view asked = name.empty() ? everyday.name : name;
   const bool is_grouped = has_groups(command);
-  const std::string names = names_of_groups(command), lines = lines_of_groups(command);  // hidden flags have no name
+  const std::string names = names_of_groups(command),
+                    lines = lines_of_groups(command);  // before flags are hidden: a hidden flag has no name
   std::size_t shown = 0;
   for (CLI::Option* const option : command.get_options([](CLI::Option*) { return true; })) {
     option->description(broken_into_lines(option->get_description()));

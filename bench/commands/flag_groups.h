@@ -1,5 +1,5 @@
 #pragma once
-// Groups of flags. The help of a command that has many shows its everyday flags and a line for each group of the rest.
+// Groups of flags. The help of a command with many flags shows its everyday flags and a line for each other group.
 
 #include <cstddef>
 #include <span>
@@ -13,29 +13,28 @@ class Option;
 
 namespace thimble::bench {
 
-/// A command with more flags, MODEL included, shows them by group. As many are everyday flags at most.
+/// Limit of everyday flags; a command with more flags, MODEL included, shows them by group.
 inline constexpr std::size_t max_everyday_flags = 22;
 
 struct FlagGroup {
-  std::string_view name;  ///< as in --help NAME
+  std::string_view name;  ///< for --help NAME
   std::string_view title;
-  std::string flags;  ///< with a space between two
+  std::string flags;  ///< separated by spaces
 };
 
-/// In the order of help; the first one has the everyday flags.
+/// All groups in the order of help, everyday flags first.
 std::span<const FlagGroup> flag_groups();
 
-/// Whether the command's help shows groups.
+/// True if the command has more than max_everyday_flags flags.
 bool has_groups(const CLI::App& command);
 
-/// Whether the group has the flag.
 bool is_in(const FlagGroup& group, const CLI::Option& option);
 
-/// Makes command.help() show one group, all of them for "all", or for an empty name the everyday flags and the names of
-/// the other groups. Breaks lines of help texts. Throws ValueError that lists the groups for another name.
+/// Makes command.help() show the group `name`, all flags for "all", or for an empty name the everyday flags and the
+/// names of the other groups. Wraps help texts. Throws ValueError that lists the groups if the command has no such one.
 void select_help(CLI::App& command, std::string_view name);
 
-/// A flag that had another name.
+/// A renamed flag.
 struct RenamedFlag {
   std::string_view old_name, name;
 };

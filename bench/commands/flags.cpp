@@ -1,4 +1,4 @@
-// The flags that the commands share.
+// Flags shared by commands.
 
 #include <thimble/bench/commands/flags.h>
 #include <thimble/models/training/costs.h>
@@ -15,7 +15,7 @@
 namespace thimble::bench {
 namespace {
 
-// Sizes beyond this are slips of the keyboard; their products stay within 64 bits where it matters.
+// A larger size is a typing error; below the limit, products of sizes stay within 64 bits where it matters.
 constexpr std::int64_t largest_size = 1 << 24;
 
 }  // namespace

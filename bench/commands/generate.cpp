@@ -1,4 +1,4 @@
-// thimble generate: text that a trained model writes, in as many bytes as the dry run said.
+// thimble generate: writes text with a trained model, in exactly the bytes that the dry run predicted.
 
 #include <thimble/bench/commands/plan_output.h>
 
@@ -32,7 +32,7 @@ std::vector<std::size_t> written_of(const models::GenerateReport& r) {
   return counts;
 }
 
-/// Why each sequence ended: by a token that ends a text, or because it has all tokens.
+/// Reason for each sequence's end: an end token, or the requested length.
 std::vector<std::string> ended_of(const models::GenerateReport& r) {
   std::vector<std::string> reasons;
   for (const std::optional<std::int64_t>& by : r.ended_by) {
@@ -65,7 +65,7 @@ void print_generate_json(const models::PreparedGeneration& prepared, const model
                               {"tokens_per_second", r.tokens_per_second},
                               {"prompt", prepared.options.prompt},
                               {"texts", r.texts}};
-  // What a model writes need not be UTF-8.
+  // A model's text may not be valid UTF-8.
   std::cout << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
 }
 
@@ -89,11 +89,11 @@ void print_figures(const models::PreparedGeneration& prepared, const models::Gen
                format_grouped(plan.cache.bytes_per_token()).c_str());
 }
 
-/// One sequence is written as it comes, several one after the other at the end.
+/// Streams a single sequence; prints several sequences one after the other at the end.
 void run(const models::GenerateOptions& options, bool is_json) {
   const models::PreparedGeneration prepared = models::prepare_generation(options);
   const bool streams = !is_json && options.shape.setup.batch == 1;
-  bool has_begun = false;  // the prompt comes with the first token: once the weights have been read
+  bool has_begun = false;  // the prompt is printed with the first token, after the weights are read
   const models::GenerateReport report = generate(prepared, [&](const std::vector<std::string>& pieces) {
     if (!streams) return;
     if (!has_begun) std::fputs(options.prompt.c_str(), stdout);

@@ -32,7 +32,7 @@ void print_json(const SafetensorsReader& file, std::uint64_t bytes) {
       {"checksums", has_sums(file.header()) ? nlohmann::ordered_json("hold") : nlohmann::ordered_json()},
       {"metadata", file.header().metadata},
       {"tensors", tensors}};
-  // A name or a path may hold bytes that are not UTF-8.
+  // Names and paths may not be valid UTF-8.
   std::cout << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
 }
 
@@ -59,7 +59,7 @@ void add_inspect(CLI::App& program) {
   command->add_flag("--json", *is_json, "Print JSON");
   command->callback([path, is_json] {
     const SafetensorsReader file(*path);
-    std::uint64_t bytes = 0;  // of all tensors
+    std::uint64_t bytes = 0;  // all tensors
     for (const SafetensorsEntry& entry : file.header().tensors) {
       bytes += entry.bytes();
       file.verify(entry);

@@ -91,7 +91,7 @@ void print_time(const char* what, double seconds, double of) {
   std::printf("  %-34s %12s  %5.1f %%\n", what, seconds_text(seconds).c_str(), 100 * seconds / of);
 }
 
-/// Why another layout is not the best one.
+/// Reason against another layout: more time, or more memory than a rank has.
 std::string why_not(const models::JudgedLayout& other, const models::JudgedLayout& best, std::size_t memory_bytes) {
   char text[64];
   const double ratio = other.time.step_s() / best.time.step_s();

@@ -43,7 +43,7 @@ int columns_of(std::FILE* terminal) {
   return std::clamp(static_cast<int>(size.ws_col), narrowest, widest);
 }
 
-// The categories as columns: each ends where the bytes up to it do.
+// Draws the categories side by side; each ends at the column of the running sum of bytes.
 std::string bar(const LiveBytes& bytes, std::size_t whole, int width) {
   const auto column = [&](std::size_t sum) {
     const double part = whole == 0 ? 0 : static_cast<double>(sum) / static_cast<double>(whole);
@@ -54,7 +54,7 @@ std::string bar(const LiveBytes& bytes, std::size_t whole, int width) {
   int at = 0;
   std::size_t sum = 0;
   const auto fill = [&](int end, const char* cell) {
-    for (; at < end; ++at) text += at == peak ? "\033[0m\xE2\x94\x83" : cell;  // a vertical stroke
+    for (; at < end; ++at) text += at == peak ? "\033[0m\xE2\x94\x83" : cell;  // vertical stroke
   };
   for (const Category category : report::stacking_order) {
     sum += bytes.now[static_cast<std::size_t>(category)];
@@ -62,7 +62,7 @@ std::string bar(const LiveBytes& bytes, std::size_t whole, int width) {
     if (end > at) text += colour_of(category);
     while (at < end) {
       const int stop = at <= peak && peak < end ? peak : end;
-      fill(stop, "\xE2\x96\x88");  // a full block
+      fill(stop, "\xE2\x96\x88");  // full block
       if (at == peak && at < end) {
         fill(at + 1, "");
         text += colour_of(category);
@@ -79,7 +79,7 @@ std::string clipped(const std::string& text, int columns) {
   std::string kept;
   int width = 0;
   for (const char c : text) {
-    const bool is_start = (static_cast<unsigned char>(c) & 0xC0u) != 0x80u;  // of a code point in UTF-8
+    const bool is_start = (static_cast<unsigned char>(c) & 0xC0u) != 0x80u;  // first byte of a code point in UTF-8
     if (is_start && ++width > columns) break;
     kept += c;
   }
@@ -98,7 +98,7 @@ std::string live_picture(const LiveBytes& bytes, int columns) {
     if (part == 0) continue;
     const std::string entry = std::string(report::label_of(category)) + " " + format_bytes(part);
     const int needs = static_cast<int>(report::display_width(entry)) + 2 + (width == 0 ? 0 : 2);
-    if (width + needs > columns) break;  // the bar has it still
+    if (width + needs > columns) break;  // the bar still shows it
     legend += (width == 0 ? "" : "  ") + colour_of(category) + "\xE2\x96\x88" + plain + " " + entry;
     width += needs;
   }
@@ -109,7 +109,7 @@ std::string live_picture(const LiveBytes& bytes, int columns) {
 
 PlanningLine::PlanningLine() : is_terminal_(isatty(STDERR_FILENO) != 0), begin_(std::chrono::steady_clock::now()) {}
 
-// Not only after show(): a child process that plans shows lines, too.
+// Clears the line even without show(), because a child process that plans prints lines, too.
 PlanningLine::~PlanningLine() {
   if (is_shown()) std::fprintf(stderr, "\r\033[K");
 }
@@ -136,7 +136,7 @@ LiveView::~LiveView() {
   }
   wake_.notify_all();
   thread_.join();
-  // By now the run's blocks are gone, so the last picture would be an empty one.
+  // The run has freed its blocks, so a last picture would be empty.
   if (is_drawn_) std::fprintf(terminal_, "\033[%dA\033[J", live_lines + (line_.empty() ? 1 : 0));
   std::fflush(terminal_);
 }
@@ -145,7 +145,7 @@ void LiveView::print(const std::string& line, bool stays) {
   const std::lock_guard guard(mutex_);
   line_ = line;
   if (stays) {
-    // In full, however many rows it takes: what is drawn next begins below it, and the picture moves down.
+    // Prints the whole line over any number of rows; the next picture begins below it.
     if (is_drawn_) std::fprintf(terminal_, "\033[%dA\r\033[J", live_lines + 1);
     std::fprintf(terminal_, "%s\n", line.c_str());
     line_.clear();
@@ -169,7 +169,7 @@ void LiveView::draw() {
   bytes.peak_bytes = arena.peak_committed_bytes;
   bytes.budget_bytes = budget_bytes_;
   const int columns = columns_of(terminal_) - 1;  // the last column of some terminals wraps
-  // Up to the line above the picture, then everything anew; what was longer is cleared.
+  // Moves up to the line above the picture, clears the rest of the screen and draws again.
   std::string text;
   if (is_drawn_) text += "\033[" + std::to_string(live_lines + 1) + "A";
   text += "\r\033[J" + clipped(line_, columns) + "\n" + live_picture(bytes, columns);
@@ -180,7 +180,7 @@ void LiveView::draw() {
 
 namespace {
 
-// `text` on one line: what an out-of-memory table or a parser puts on several is joined by "; ".
+// Joins the lines of a text, such as an out-of-memory table, by "; ".
 std::string one_line(const std::string& text) {
   std::string line;
   bool is_break = false;
@@ -202,7 +202,7 @@ std::string one_line(const std::string& text) {
 void print_error(const std::string& what) {
   std::fflush(stdout);
   std::fprintf(stderr, "thimble: %s\n",
-               printable(one_line(with_flags(what))).c_str());  // names may hold what a terminal obeys
+               printable(one_line(with_flags(what))).c_str());  // names may contain control characters
 }
 
 int status_of(const std::exception_ptr& error) {
@@ -214,7 +214,7 @@ int status_of(const std::exception_ptr& error) {
     return memory_status;
   } catch (const std::bad_alloc&) {
     return memory_status;
-  } catch (const std::system_error& e) {  // a thread that the system does not start
+  } catch (const std::system_error& e) {  // the system cannot start a thread
     const bool is_for_want =
         e.code() == std::errc::resource_unavailable_try_again || e.code() == std::errc::not_enough_memory;
     return is_for_want ? memory_status : bad_input_status;

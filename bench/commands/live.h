@@ -1,6 +1,6 @@
 #pragma once
-// A picture of memory in a terminal while a program runs: bytes by category now, what the arena has committed, the peak
-// and the budget, drawn again a few times a second with ANSI codes (ECMA-48).
+// A live picture of memory in a terminal: bytes by category, the arena's committed bytes, the peak and the budget,
+// redrawn a few times a second with ANSI codes (ECMA-48).
 
 #include <chrono>
 #include <condition_variable>
@@ -15,24 +15,24 @@
 
 namespace thimble::bench {
 
-/// What one picture shows.
+/// The figures of one picture.
 struct LiveBytes {
-  CategoryBytes now{};              ///< live
-  std::size_t committed_bytes = 0;  ///< by the arena now
-  std::size_t peak_bytes = 0;       ///< committed at most
-  std::size_t budget_bytes = 0;     ///< 0: none
+  CategoryBytes now{};              ///< live bytes
+  std::size_t committed_bytes = 0;  ///< the arena's, now
+  std::size_t peak_bytes = 0;       ///< of committed bytes
+  std::size_t budget_bytes = 0;     ///< 0 without a budget
 };
 
 /// Lines in a live picture.
 inline constexpr int live_lines = 3;
 
-/// A picture of `live_lines` lines, each ended by "\n" and of at most `columns` columns (at least 40): a bar in which a
-/// column stands for an equal part of the budget (without one, of the peak), what is committed and free in it dotted,
-/// the peak a stroke; the categories with their bytes; committed, peak and budget. Colours are 24-bit.
+/// A picture of `live_lines` lines, each ended by "\n" and at most `columns` columns wide (at least 40): a bar as long
+/// as the budget, or the peak without one, that shades committed free bytes and marks the peak by a stroke; the
+/// categories with their bytes; committed, peak and budget. Colours are 24-bit.
 std::string live_picture(const LiveBytes& bytes, int columns);
 
-/// A line on standard error, where that is a terminal: what planning is doing, once it takes longer than a second. Gone
-/// at the end of its scope.
+/// Shows the planner's progress in a line on standard error, if that is a terminal, once planning takes longer than a
+/// second. The destructor clears the line.
 class PlanningLine {
  public:
   PlanningLine();
@@ -49,18 +49,18 @@ class PlanningLine {
   std::chrono::steady_clock::time_point begin_;
 };
 
-/// Draws pictures on a terminal from a thread of its own until it is destroyed. What the program prints on the same
-/// terminal goes through `print`, so that it stands above the picture.
+/// Draws pictures on a terminal from a separate thread until destroyed. The program prints to the same terminal through
+/// `print`, which puts lines above the picture.
 class LiveView {
  public:
-  /// The ledger and the arena are those of the run; `terminal` is a terminal, `budget_bytes` 0 for none.
+  /// `stack` is the run's; `terminal` is a terminal; `budget_bytes` 0 means no budget.
   LiveView(std::FILE* terminal, const memory::Stack& stack, std::size_t budget_bytes);
-  /// Takes the picture away; the lines above it stay.
+  /// Erases the picture; the lines above it stay.
   ~LiveView();
   LiveView(const LiveView&) = delete;
   LiveView& operator=(const LiveView&) = delete;
 
-  /// The line above the picture; it takes the place of the one before unless that `stays`.
+  /// Prints a line above the picture. The next line replaces it unless it `stays`.
   void print(const std::string& line, bool stays);
 
  private:
@@ -71,7 +71,7 @@ class LiveView {
   std::shared_ptr<Ledger> ledger_;
   std::shared_ptr<Arena> arena_;
   std::size_t budget_bytes_;
-  std::mutex mutex_;  // of all below, and of the terminal
+  std::mutex mutex_;  // guards the members below and the terminal
   std::condition_variable wake_;
   std::string line_;
   bool is_drawn_ = false;

@@ -1,4 +1,4 @@
-// thimble models: what can be named as MODEL.
+// thimble models: lists the models that MODEL can name.
 
 #include <cstdio>
 #include <iostream>

@@ -1,4 +1,4 @@
-// thimble pack: offsets for the lifetimes in a CSV file.
+// thimble pack: computes offsets for the lifetimes in a CSV file.
 
 #include <algorithm>
 #include <bit>
@@ -62,7 +62,7 @@ void run(const PackFlags& flags) {
   memory::PlacementOptions options;
   options.capacity_bytes = flags.capacity;
   options.seconds = flags.seconds;
-  options.node_limit = 0;  // the seconds are what was asked for
+  options.node_limit = 0;  // only --seconds limits the search
   options.unit = static_cast<std::size_t>(flags.alignment);
   const bool has_gaps = std::any_of(file.gaps.begin(), file.gaps.end(), [](const auto& all) { return !all.empty(); });
   const memory::Placement placement =

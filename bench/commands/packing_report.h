@@ -1,5 +1,5 @@
 #pragma once
-// Bytes by category, what plans pack, and what that does to gradients, as the commands print it.
+// Printing of bytes by category, of packed tensors, and of the error that packing causes in gradients.
 
 #include <string>
 #include <vector>
@@ -11,20 +11,20 @@
 
 namespace thimble::bench {
 
-/// A line of a table: bytes, exactly and in words.
+/// Prints a table line with the exact bytes and a rounded size.
 void print_bytes(const std::string& name, std::size_t bytes);
 
 /// {"parameter": bytes, ...}, all categories.
 nlohmann::ordered_json categories_json(const CategoryBytes& bytes);
 
-/// As JSON: [{"operator", "dtype", "tensors", "bytes", "packed_bytes"}], of a recording: a step or a micro-batch.
+/// As JSON: [{"operator", "dtype", "tensors", "bytes", "packed_bytes"}] for one recording (a step or a micro-batch).
 std::string to_json_text(const std::vector<nn::PackedResults>& packed);
 
 /// As JSON: {"loss", "loss_packed", "relative_error", "cosine", "parameters": [{"name", "norm", "relative_error",
-/// "cosine"}]}; an error of a gradient that is zero without packing is null.
+/// "cosine"}]}. A value that is not finite, such as the relative error of a zero gradient, is null.
 std::string to_json_text(const nn::GradientReport& report);
 
-/// As a table, one line for each parameter and one for all.
+/// As a table with a line per parameter and one for all.
 std::string to_lines(const nn::GradientReport& report);
 
 }  // namespace thimble::bench

@@ -1,4 +1,4 @@
-// thimble pipeline: what schedules of a pipeline take and hold, before anything is built.
+// thimble pipeline: simulates the time and memory of pipeline schedules.
 
 #include <cstdio>
 #include <iostream>

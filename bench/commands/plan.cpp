@@ -1,4 +1,4 @@
-// thimble plan: what a run needs, told by dry runs, and how it fits a budget.
+// thimble plan: predicts a run's memory by dry runs and fits it into a budget.
 
 #include <algorithm>
 #include <cstdio>
@@ -222,7 +222,7 @@ void print_plan_ranks(std::span<const models::RankPlan> plans) {
 
 namespace {
 
-/// Where the plan is to be written; empty: nowhere.
+/// Output files of the plan; an empty path writes none.
 struct Files {
   std::string html, trace, csv, snapshot, plan;
 
@@ -248,7 +248,7 @@ struct Files {
   bool wants_pictures() const { return !(html + trace + csv + snapshot).empty(); }
 
   void write(const PlanView& view) const {
-    // All contents are made before the first is written.
+    // Makes all contents before writing the first.
     std::vector<std::pair<std::string, std::string>> contents;
     if (!html.empty()) contents.emplace_back(html, report::write_plan_page(view));
     if (!trace.empty()) contents.emplace_back(trace, report::write_chrome_trace(view));
@@ -332,7 +332,7 @@ void add_plan(CLI::App& program) {
     if (!setup.weights.empty() && !generation->is_asked) {
       follow_weights(setup.model, setup.sizes, models::read_weight_facts(setup.weights), models::WeightUse::training);
     }
-    // What is planned for another machine than this one has that one's units.
+    // A plan for other --hardware assumes its compute capability.
     const std::string& name = options->costs.hardware;
     const AssumedCapability units(name.empty() ? 0 : nn::hardware(name).capability);
     if (layout->cluster.memory_bytes > 0) return plan_layout(*command, *layout, *options, *is_json);

@@ -1,4 +1,4 @@
-// thimble plan --graph: a plan for the step of another program, read from a file.
+// thimble plan --graph: plans another program's step, read from a file.
 
 #include <thimble/bench/commands/plan_output.h>
 

@@ -13,7 +13,7 @@
 namespace thimble::bench {
 namespace {
 
-/// Of a budget that no plan keeps: how many techniques would not do.
+/// Counts the techniques that do not fit and the untried ones, for a budget that no plan keeps.
 void print_others(const models::PlanReport& report) {
   const std::size_t fitting = report.techniques.size() - 1, tried = report.known_techniques - report.untried_techniques;
   if (report.is_feasible || report.known_techniques == 0) return;

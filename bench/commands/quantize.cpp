@@ -1,4 +1,4 @@
-// thimble quantize: a trained model in 8 bits, and what that costs and saves.
+// thimble quantize: converts a trained model to 8 bits and reports the error and the bytes saved.
 
 #include <cmath>
 #include <cstdio>
@@ -25,7 +25,7 @@ nlohmann::ordered_json layers_of(const models::QuantizeReport& r) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const nn::quant::StepError& e : r.layers) {
     nlohmann::ordered_json entry{{"name", e.name}, {"cosine", e.cosine}};
-    // Equal values have no noise, and JSON no infinity.
+    // Equal values have an infinite ratio, which JSON cannot hold.
     if (std::isfinite(e.signal_to_noise_db)) entry["signal_to_noise_db"] = e.signal_to_noise_db;
     list.push_back(std::move(entry));
   }
@@ -128,7 +128,7 @@ void add_quantize(CLI::App& program) {
   add_overwrite_flag(*command, o.overwrites);
   const auto is_json = std::make_shared<bool>(false);
   command->add_flag("--json", *is_json, "Print JSON");
-  // A calibrated net is one over images.
+  // Only nets over images are calibrated.
   std::vector<const CLI::Option*> for_images;
   for (const char* flag : {"--calibrator", "--percent", "--symmetric", "--per-tensor", "--calibration-batches"}) {
     for_images.push_back(command->get_option(flag));

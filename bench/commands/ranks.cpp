@@ -72,7 +72,7 @@ int on_ranks(models::Setup& setup, memory::Device device, const RankBody& body) 
     setup.ranks = launch->ranks;
     dist::run_launched([&](dist::Communicator& ranks) { status = body(&ranks, failure); }, status_of);
   } else if (setup.ranks > 1) {
-    models::check_techniques(setup, models::is_text(setup));  // before threads are started
+    models::check_techniques(setup, models::is_text(setup));  // before threads start
     const auto count = static_cast<std::size_t>(setup.ranks);
     std::vector<RankFailure> failures(count);
     std::vector<int> statuses(count);
@@ -115,7 +115,7 @@ bool all_succeed(dist::Communicator* ranks, RankFailure& failure, FunctionRef<vo
   if (first == statuses.end()) return true;
   failure.status = *first;
   if (first - statuses.begin() == ranks->rank()) print_error(why);
-  ranks->barrier();  // a launcher ends all processes when the first one ends
+  ranks->barrier();  // a launcher kills all processes when the first one exits
   return false;
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Commands on several ranks: threads of this process, or the processes that a launcher of MPI started.
+// Commands on several ranks: threads of this process, or processes started by an MPI launcher.
 
 #include <functional>
 #include <string>
@@ -17,33 +17,33 @@ class App;
 
 namespace thimble::bench {
 
-/// Whether something went wrong before ranks began to work together. The lowest rank that failed has printed it.
+/// A failure on some rank, printed by the lowest rank that failed.
 struct RankFailure {
-  int status = 0;  ///< of that one, on all
+  int status = 0;  ///< the lowest failed rank's, equal on all ranks; 0 if all succeeded
 };
 
-/// What a rank does, and the exit status that it comes to. `ranks` is null where there is one alone.
+/// Runs one rank and returns its exit status. `ranks` is null for a single rank.
 using RankBody = std::function<int(dist::Communicator* ranks, RankFailure& failure)>;
 
-/// What a plan of the setup says of them: ", stage 1 of 4 (1f1b), rank 1 of 4 at stage 0 of ZeRO".
+/// The setup's ranks for a plan's headline: ", stage 1 of 4 (1f1b), rank 1 of 4 at stage 0 of ZeRO".
 std::string ranks_in_words(const models::Setup& setup);
 
-/// "tp", "sequence_parallel", "pp", "pipeline" and "zero" of it.
+/// {"tp", "sequence_parallel", "cp", "pp", "pipeline", "chunks", "zero"}.
 nlohmann::ordered_json layout_json(const models::Setup& setup);
 
 /// "0-2, 5".
 std::string ranks_in_words(const std::vector<int>& ranks);
 
-/// Throws ValueError where --zero or --bucket is given and fewer than two ranks share the batch: it would do nothing.
+/// Throws ValueError if --zero or --bucket is given but fewer than two ranks share the batch.
 void require_shared_batch(const CLI::App& command, const models::Setup& setup);
 
-/// Runs `body` on the ranks of `setup`: as threads, or where a launcher started this process as its rank. Sets
-/// setup.ranks to the launcher's. Returns the status of rank 0, in a process of several of the process's rank. Throws
-/// ValueError where --ranks is not what the launcher started, what dist::run_ranks and run_launched throw.
+/// Runs `body` on the ranks of `setup`: in threads, or as this process's rank under a launcher, whose number of ranks
+/// replaces setup.ranks. Returns the status of a RankFailure, else rank 0's, or under a launcher this rank's. Throws
+/// ValueError if --ranks differs from the launcher's; exceptions of dist::run_ranks and dist::run_launched pass through.
 int on_ranks(models::Setup& setup, memory::Device device, const RankBody& body);
 
-/// Runs `f` on every rank. Where it throws on one, no rank goes on: false on all of them, with `failure`. Without ranks
-/// it throws what `f` throws.
+/// Runs `f` on every rank. If it throws on any rank, prints the error, sets `failure` and returns false on all ranks.
+/// RankError, and all exceptions of a single rank, pass through.
 bool all_succeed(dist::Communicator* ranks, RankFailure& failure, FunctionRef<void()> f);
 
 }  // namespace thimble::bench

@@ -39,7 +39,7 @@ std::string now() {
   return text;
 }
 
-/// Checks the report folder before anything runs. Experiments name their pictures, so existing ones are checked.
+/// Checks the report folder before anything runs, including existing pictures, which experiments name.
 void check_folder(const std::vector<const ExperimentTable*>& chosen, const std::string& folder, bool overwrites) {
   namespace fs = std::filesystem;
   make_output_folder("--out", folder);
@@ -69,7 +69,7 @@ void run(const std::vector<std::string>& names, bool is_quick, const std::string
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
     std::fprintf(stderr, "[%5.1f s] %s\n", elapsed.count(), what.c_str());
   };
-  static_cast<void>(default_resource(options.device));  // a device that is not there is told before anything runs
+  static_cast<void>(default_resource(options.device));  // fails early if the device does not exist
   check_folder(chosen, folder, overwrites);
   report::Report report;
   report.environment = {THIMBLE_VERSION, to_string(options.device), cpu_name(), thread_count(), now(), {}};

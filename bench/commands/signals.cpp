@@ -7,7 +7,7 @@
 namespace thimble::bench {
 namespace {
 
-// A handler has nothing but what is global. Lock-free, so that it may be written there.
+// Global, because a signal handler has no other state; lock-free, as signal safety requires.
 std::atomic<int> stop{0};
 std::atomic<bool> has_save{false};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
@@ -30,7 +30,7 @@ StopSignals::StopSignals() {
   has_save.store(false);
   struct sigaction action {};
   action.sa_handler = thimble_note_signal;
-  action.sa_flags = SA_RESTART;  // a read or write that a signal meets goes on
+  action.sa_flags = SA_RESTART;  // resumes interrupted reads and writes
   sigemptyset(&action.sa_mask);
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     taken_[i].number = numbers[i];
@@ -40,7 +40,7 @@ StopSignals::StopSignals() {
 }
 
 StopSignals::~StopSignals() {
-  if (stop_signal() != 0) return;  // the process is about to end as that one asked; others on its way change nothing
+  if (stop_signal() != 0) return;  // the process is about to end; later signals are noted and ignored
   for (const Taken& taken : taken_) sigaction(taken.number, &taken.before, nullptr);
 }
 

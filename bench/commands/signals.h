@@ -1,10 +1,10 @@
 #pragma once
-// Signals that ask a training run to end, or to save: they are noted, and looked at between two steps.
+// Signals that ask a training run to end or to save. The handler notes them; the run checks them between steps.
 //
 //   SIGINT, SIGTERM, SIGHUP   finish the step, save, end with status 128 + the signal's number
 //   SIGUSR1                   save and go on
 //
-// A second SIGINT ends the process at once. A signal that is ignored (nohup, a job in the background) stays ignored.
+// A second SIGINT ends the process at once. A signal that was ignored (nohup, a background job) stays ignored.
 
 #include <array>
 #include <string>
@@ -17,16 +17,16 @@ namespace thimble::bench {
 
 class StopSignals {
  public:
-  /// Takes the signals over; the destructor gives them back where none asked for an end. One object at a time, as
-  /// handlers belong to the process.
+  /// Installs the handlers; the destructor restores the previous ones unless a signal asked for an end. Handlers belong
+  /// to the process, so only one object may exist at a time.
   StopSignals();
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  /// What the signals that came since the last call ask for.
+  /// The request of signals since the last call.
   nn::Wish wish() noexcept;
-  /// The signal that asked for an end; 0: none did.
+  /// The signal that asked for an end, or 0.
   int stop_signal() const noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// thimble tokenizer: text to tokens and back.
+// thimble tokenizer: encodes text to tokens and decodes tokens to text.
 
 #include <cstdio>
 #include <limits>
@@ -35,7 +35,7 @@ std::string read_text(const std::string& path) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-/// Before any work.
+/// Checks --out before any work.
 void check_out(const TokenizerFlags& flags, const FileKind& kind) {
   check_outputs({{"--out", flags.out, &kind}}, {{"--data", flags.data}, {"--tokenizer", flags.tokenizer}},
                 flags.overwrites);
@@ -64,7 +64,7 @@ void encode(const TokenizerFlags& flags) {
   std::printf("%s tokens\n", format_grouped(static_cast<std::int64_t>(tokens.size())).c_str());
 }
 
-/// Numbers between spaces and line breaks.
+/// Numbers separated by white space.
 std::vector<std::uint32_t> parse_numbers(std::string_view text) {
   std::vector<std::uint32_t> numbers;
   constexpr std::string_view spaces = " \t\r\n";

@@ -1,4 +1,4 @@
-// thimble train: real training, in as many bytes as the dry run said.
+// thimble train: trains a model in exactly the bytes that the dry run predicted.
 
 #include <algorithm>
 #include <cmath>
@@ -43,7 +43,7 @@ std::string time_text(double seconds) {
   return text;
 }
 
-/// One line that is rewritten on a terminal; elsewhere a line at about every tenth of the steps.
+/// A line rewritten in place on a terminal; elsewhere about ten lines per run.
 class ProgressLine {
  public:
   explicit ProgressLine(std::int64_t steps, std::int64_t first_step)
@@ -51,16 +51,16 @@ class ProgressLine {
         steps_(steps),
         every_(std::max<std::int64_t>(1, (steps - first_step) / 10)) {}
 
-  /// From here on the line stands above a picture of the run's memory.
+  /// From here on draws the run's memory below the line.
   void watch(const memory::Stack& stack, std::size_t budget_bytes) { live_.emplace(stderr, stack, budget_bytes); }
-  /// A line that stays, under whatever is there.
+  /// Prints a line that stays.
   void say(const std::string& text) {
     if (live_) return live_->print(text, true);
     std::fprintf(stderr, "%s%s\n", is_terminal_ ? "\r\033[K" : "", text.c_str());
     std::fflush(stderr);
   }
 
-  /// The picture goes, the lines stay.
+  /// Erases the picture; the lines stay.
   void end_watch() { live_.reset(); }
 
   void show(const nn::Progress& p) {
@@ -102,7 +102,7 @@ void add_optimizer_flags(CLI::App& command, const std::shared_ptr<models::TrainO
           "Schedule of the rate: constant, cosine, or step: x 0.1 at every third of the steps (cosine)")
       ->type_name("NAME");
   o.schedule = "cosine";
-  o.warmup = -1;  // filled in when the steps are known
+  o.warmup = -1;  // filled in once the number of steps is known
   add_integer(command, "--warmup", o.warmup, 0, most_steps, "Steps of linear warmup (a tenth of --steps)");
   add_number(command, "--min-lr", o.min_rate, 0, any, "Lowest learning rate of a schedule (0)");
   add_number(command, "--weight-decay", o.setup.weight_decay, 0, any,
@@ -160,7 +160,7 @@ void add_run_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions
   add_overwrite_flag(command, o.overwrites);
 }
 
-/// What is not as asked, or not as before, is said before the first step.
+/// Warns before the first step about settings that differ from the requested ones or from the resumed run's.
 void say_before(const models::PreparedTraining& prepared) {
   if (const std::string warning = precision_warning(prepared.options.setup); !warning.empty()) {
     std::fprintf(stderr, "thimble: %s\n", with_flags(warning).c_str());
@@ -177,13 +177,13 @@ void say_before(const models::PreparedTraining& prepared) {
   }
 }
 
-/// What is printed besides the run's own lines.
+/// Output besides the run's progress lines.
 struct Printed {
   bool as_json, live, gradients;
   std::string trace;  // file
 };
 
-/// Writes and says what ranks had on their way. False: it could not be written, which is said.
+/// Writes the ranks' transfers and prints their overlap. Returns false, after an error message, if writing fails.
 bool write_trace(const std::vector<RankTransfers>& transfers, const std::string& path, ProgressLine& line) {
   for (std::size_t r = 0; r < transfers.size(); ++r) {
     const Overlap overlap = overlap_of(transfers[r]);
@@ -202,13 +202,13 @@ bool write_trace(const std::vector<RankTransfers>& transfers, const std::string&
   }
 }
 
-/// Before anything is planned; --trace is one more thing that ranks do together.
+/// Checks before planning that ranks got the same options, --trace included, because tracing is collective.
 void require_alike(models::PreparedTraining& prepared, bool is_traced) {
   if (prepared.options.setup.ranks > 1) prepared.traits.push_back({"--trace", is_traced ? "given" : "not given"});
   models::require_alike(prepared);
 }
 
-/// The run on one rank, of which rank 0 alone prints. Returns the exit status.
+/// Trains on one rank; only rank 0 prints. Returns the exit status.
 int run_rank(models::TrainOptions options, const Printed& printed, dist::Communicator* ranks, RankFailure& failure) {
   options.ranks = ranks;
   if (ranks != nullptr) options.setup.rank = ranks->rank();
@@ -226,11 +226,11 @@ int run_rank(models::TrainOptions options, const Printed& printed, dist::Communi
   const models::PreparedTraining& prepared = *made;
   if (prints) say_before(prepared);
   TrainExtra extra{prepared.plan.packed, {}, {}, {}};
-  memory::Stack resources;  // of the run
+  memory::Stack resources;  // the run's
   ProgressLine line(prepared.options.steps, prepared.first_step);
   std::optional<StopSignals> signals;
   nn::TrainControl control;
-  if (prints || dist::find_launch()) {  // one for each process
+  if (prints || dist::find_launch()) {  // one per process
     signals.emplace();
     control.wish = [&signals] { return signals->wish(); };
   }
@@ -269,7 +269,8 @@ int run_rank(models::TrainOptions options, const Printed& printed, dist::Communi
   }
   resources = {};
   const bool is_complete = report.end == nn::TrainEnd::complete;
-  if (printed.gradients && is_complete) extra.gradients = packing_gradients(prepared);  // after the run's own figures
+  if (printed.gradients && is_complete)
+    extra.gradients = packing_gradients(prepared);  // after the run's figures are taken
   if (prints && printed.as_json) {
     print_train_json(prepared.options, extra, report);
   } else if (prints) {
@@ -331,7 +332,7 @@ void add_train(CLI::App& program) {
       throw ValueError("--gradient-report: expected packed tensors, got none; add --budget and --allow-lossy");
     }
     if (options->warmup < 0) options->warmup = options->steps / 10;
-    if (!dist::find_launch()) require_shared_batch(*command, setup);  // a launcher says how many ranks there are
+    if (!dist::find_launch()) require_shared_batch(*command, setup);  // a launcher sets the number of ranks later
     const Printed printed{*is_json, *is_live, *wants_gradients, *trace};
     const int status = on_ranks(options->setup, options->device, [&](dist::Communicator* ranks, RankFailure& failure) {
       if (ranks == nullptr && !trace->empty()) {

@@ -68,7 +68,7 @@ void print_ranks(const models::TrainOptions& options, const models::TrainReport&
 }
 
 const char* end_name(nn::TrainEnd end) {
-  constexpr const char* names[] = {"complete", "stopped", "diverged", "no_better"};  // as TrainEnd lists them
+  constexpr const char* names[] = {"complete", "stopped", "diverged", "no_better"};  // in the order of TrainEnd
   return names[static_cast<std::size_t>(end)];
 }
 
@@ -178,7 +178,7 @@ void print_train_table(const models::TrainOptions& options, const TrainExtra& ex
   if (r.evaluation && r.evaluation->accuracy) std::printf("  accuracy         %.4f\n", *r.evaluation->accuracy);
   std::printf("  optimizer        %s, %s of state\n", r.optimizer.c_str(), format_grouped(r.state_bytes).c_str());
   if (!r.full_state.empty()) {
-    constexpr std::size_t shown = 3;  // --json has all of them
+    constexpr std::size_t shown = 3;  // --json prints all
     std::string names;
     for (std::size_t i = 0; i < std::min(shown, r.full_state.size()); ++i) {
       names += (i == 0 ? "" : ", ") + r.full_state[i];

@@ -1,5 +1,5 @@
 #pragma once
-// Prints the reports of commands, as JSON or as a table.
+// Prints the reports of commands as JSON or as a table.
 
 #include <cstddef>
 #include <optional>
@@ -31,11 +31,11 @@ struct RankPlan;
 
 namespace thimble::bench {
 
-/// What is printed besides the run's own report.
+/// Output besides the run's report.
 struct TrainExtra {
   std::vector<nn::PackedResults> packed;
-  std::optional<nn::GradientReport> gradients;  ///< where asked for
-  /// Of the measured peak, with its live bytes by category; none with --log, which looks at every step's peak alone.
+  std::optional<nn::GradientReport> gradients;  ///< with --gradient-report
+  /// Parts of the measured peak, with its live bytes by category; absent with --log, which resets the peak every step.
   std::optional<memory::CommittedParts> committed;
   CategoryBytes by_category{};
 };
@@ -43,18 +43,18 @@ struct TrainExtra {
 void print_train_json(const models::TrainOptions& options, const TrainExtra& extra, const models::TrainReport& report);
 void print_train_table(const models::TrainOptions& options, const TrainExtra& extra, const models::TrainReport& report);
 
-/// All print to standard output. `ranks`: of several ranks, each distinct one, the report's among them.
+/// All print to standard output. `ranks` holds the plan of each distinct rank, the report's included.
 void print_plan_json(const models::PlanOptions& options, const models::PlanReport& report,
                      std::span<const models::RankPlan> ranks);
 void print_plan_table(const models::PlanOptions& options, const models::PlanReport& report);
 /// Live bytes at the peak of every distinct rank.
 void print_plan_ranks(std::span<const models::RankPlan> plans);
-/// `costs`: the cost model's name.
+/// `costs` is the cost model's name.
 void print_layouts_json(const models::PlanOptions& options, const models::Cluster& cluster, const std::string& costs,
                         const models::LayoutReport& report);
 void print_layouts_table(const models::PlanOptions& options, const models::Cluster& cluster, const std::string& costs,
                          const models::LayoutReport& report);
-/// `budget` in bytes; 0: none.
+/// `budget` is in bytes; 0 means no budget.
 void print_generation_json(const models::GenerationPlan& plan, memory::Device device, std::size_t budget);
 void print_generation_table(const models::GenerationPlan& plan, std::size_t budget);
 void print_generate_json(const models::PreparedGeneration& prepared, const models::GenerateReport& r);
