@@ -20,12 +20,11 @@ struct TrainOptions;
 namespace thimble::bench {
 
 /// Exit statuses of the program; docs/training.md has the table.
-inline constexpr int bad_input_status = 2;   ///< one line on standard error, nothing written
-inline constexpr int memory_status = 3;      ///< no plan keeps the budget, a limit is too small, or memory ran out
-inline constexpr int not_finite_status = 4;  ///< the last loss of `train`; all outputs are written
-inline constexpr int not_predicted_status =
-    5;  ///< measured bytes differ from predicted ones, or a certificate does not hold
-inline constexpr int output_lost_status = 6;  ///< done, but standard output or the curves of --log are incomplete
+inline constexpr int bad_input_status = 2;      ///< one line on standard error, nothing written
+inline constexpr int memory_status = 3;         ///< no plan keeps the budget, a limit is too small, or memory ran out
+inline constexpr int not_finite_status = 4;     ///< the last loss of `train`; all outputs are written
+inline constexpr int not_predicted_status = 5;  ///< measured bytes differ from the prediction, or a certificate fails
+inline constexpr int output_lost_status = 6;    ///< done, but standard output or the curves of --log are incomplete
 
 /// Exit status of a command that threw `error`: memory_status for errors about memory, also nested ones, else
 /// bad_input_status.

@@ -58,7 +58,7 @@ const Trait* find(const std::vector<Trait>& traits, const std::string& name) {
 /// The traits in which ranks differ, in words, and the fix for the first.
 std::string differences(const std::vector<Trait>& ours, const std::vector<Trait>& theirs, int our_rank,
                         int their_rank) {
-  std::vector<Trait> names = ours;  // of either rank
+  std::vector<Trait> names = ours;  // the traits of both ranks
   for (const Trait& t : theirs) {
     if (find(ours, t.name) == nullptr) names.push_back(t);
   }

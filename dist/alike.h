@@ -19,7 +19,7 @@ struct Trait {
 };
 
 /// The process's traits: version and compiler, the instruction set and the unit of bf16 products in use. They determine
-/// bits; threads and units of int8 products do not.
+/// the bits of results; the number of threads and the unit of int8 products do not.
 std::vector<Trait> process_traits();
 
 /// Returns when all ranks have the same traits. Otherwise throws the same ValueError on all of them, which begins with

@@ -19,10 +19,10 @@ double seconds(Clock::time_point time) { return std::chrono::duration<double>(ti
 
 template <class Byte>
 Byte* at(Byte* data, std::size_t index, std::size_t bytes) noexcept {
-  return data == nullptr ? nullptr : data + index * bytes;  // a dry one has no addresses
+  return data == nullptr ? nullptr : data + index * bytes;  // a dry communicator has no addresses
 }
 
-/// The waiting rank, the awaited one, and the bytes.
+/// Names the waiting rank, the awaited rank and the bytes.
 RankError late_error(const Exchange& exchange, int rank, std::chrono::milliseconds timeout) {
   const auto part = std::find_if(exchange.parts.begin(), exchange.parts.end(),
                                  [](const Part& p) { return p.state != Part::State::done; });
@@ -274,7 +274,7 @@ std::unique_ptr<Communicator> Communicator::split(const std::function<Place(int 
     if (r == rank_) rank = static_cast<int>(members.size());
     members.push_back(members_[static_cast<std::size_t>(r)]);
   }
-  // A tag that none of these ranks has used. Other colors use it as well, and never meet.
+  // A tag that none of these ranks has used. Other colors share it, but their messages never meet.
   std::vector<int> tags(members_.size());
   const int own_tag = transport_ ? transport_->next_tag : 0;
   all_gather(&own_tag, sizeof(int), tags.data());

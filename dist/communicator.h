@@ -45,8 +45,8 @@ struct Receive {
 /// Running sends and receives. Until wait() returns, or is_done() is true, their memory must not move, sent bytes must
 /// not be written and received bytes not be read. The communicator outlives it.
 ///
-/// The destructor waits; the communicator's next call, or the code that runs the ranks, throws its error. An exception
-/// that destroys it gives it up instead, and the rank can send and receive no more.
+/// The destructor waits; the communicator's next call, or the code that runs the ranks, throws its error. If an
+/// exception unwinds it, it is given up instead, and the rank can send and receive no more.
 class Transfer {
  public:
   Transfer() = default;  ///< done
@@ -94,23 +94,23 @@ class Communicator {
   int size() const noexcept { return static_cast<int>(members_.size()); }
   bool is_dry() const noexcept { return transport_ == nullptr; }
 
-  /// Begins all of these sends and receives at once. A send and its receive have equal sizes, or RankError names both.
+  /// Begins all sends and receives at once. If the sizes of a send and its receive differ, RankError names both.
   /// Throws ValueError for a rank outside the communicator.
   Transfer exchange(std::span<const Send> sends, std::span<const Receive> receives);
 
-  /// `all` (size() * bytes) gets the `bytes` bytes of each rank, by rank. In place when `mine` is inside `all` at this
-  /// rank's offset. Each rank sends (size() - 1) * bytes.
+  /// Fills `all` (size() * bytes) with the `bytes` bytes of each rank, by rank. In place if `mine` is inside `all` at
+  /// this rank's offset. Each rank sends (size() - 1) * bytes.
   void all_gather(const void* mine, std::size_t bytes, void* all);
 
-  /// `out` and `in` are disjoint, size() * bytes_each bytes each: chunk r of `out` goes to rank r, chunk r of `in` is
-  /// from it. Each rank sends (size() - 1) * bytes_each.
+  /// `out` and `in` are disjoint, size() * bytes_each bytes each: range r of `out` goes to rank r, range r of `in`
+  /// comes from it. Each rank sends (size() - 1) * bytes_each.
   void all_to_all(const void* out, void* in, std::size_t bytes_each);
 
-  /// `bytes` bytes of `root` to all, over a binomial tree: all ranks together send (size() - 1) * bytes, the root
-  /// ceil(log2(size())) * bytes.
+  /// Sends `bytes` bytes from `root` to all ranks over a binomial tree. All ranks together send (size() - 1) * bytes,
+  /// the root ceil(log2(size())) * bytes.
   void broadcast(void* data, std::size_t bytes, int root);
 
-  /// Returns when all ranks have called it: ceil(log2(size())) messages without bytes.
+  /// Returns when all ranks have called it. Sends ceil(log2(size())) empty messages.
   void barrier();
 
   /// A rank's place in a split: ranks of one color (>= 0) become a communicator, in order of key, then of rank.
@@ -119,16 +119,16 @@ class Communicator {
     int key;
   };
 
-  /// The communicator of this rank's color. `place_of` gives the place of each rank of this one, the same on all ranks;
-  /// so a dry communicator splits, too. Inherits the timeout. Throws ValueError for a negative color.
+  /// Returns the communicator of this rank's color, with this one's timeout. `place_of` gives equal places on all
+  /// ranks, which lets a dry communicator split, too. Throws ValueError for a negative color.
   std::unique_ptr<Communicator> split(const std::function<Place(int rank)>& place_of);
 
-  /// The same where a rank knows only its place: the places are gathered. Throws ValueError on a dry communicator of
-  /// several ranks, which cannot know the others'.
+  /// Gathers the places first, because a rank knows only its place. Throws ValueError on a dry communicator of several
+  /// ranks, which cannot gather.
   std::unique_ptr<Communicator> split(int color, int key);
 
-  /// Writes `rank 2 of 4: text` to standard error and ends all ranks, with this status if the launcher passes it on,
-  /// else with another nonzero one.
+  /// Writes `rank 2 of 4: text` to standard error and ends all ranks, with `status` if the launcher passes it on, else
+  /// with another nonzero status.
   [[noreturn]] void abort(const std::string& text, int status = 1) noexcept;
 
   /// Messages that this rank has begun to send to other ranks through this communicator.
@@ -138,8 +138,8 @@ class Communicator {
   };
   Volume volume() const noexcept { return volume_; }
 
-  /// Appends the times of this communicator's transfers to `times` as they begin; null disables it. No transfer is in
-  /// flight meanwhile. `done` is the time at which this rank saw it.
+  /// Appends the times of this communicator's transfers to `times` as they begin; null stops recording. Call it with no
+  /// transfer in flight. `done` is the time at which this rank noticed completion.
   void record(std::vector<TransferTimes>* times) noexcept { times_ = times; }
 
   /// Limit of a wait in seconds (defaults to 600); 0 is unlimited. Throws ValueError unless 0 <= seconds <= 1e9.
@@ -153,7 +153,7 @@ class Communicator {
   Communicator(std::shared_ptr<Transport> transport, int tag, int rank, std::vector<int> members, int all_ranks);
 
   Transfer begin(const char* call, std::span<const Send> sends, std::span<const Receive> receives);
-  void run(const char* call);  // sends_ and receives_, to the end
+  void run(const char* call);  // exchanges sends_ and receives_ and waits
   bool advance(Exchange& exchange, bool waits);
   void give_up(Exchange& exchange) noexcept;
   void check_rank(const char* call, int rank) const;
@@ -161,7 +161,7 @@ class Communicator {
   std::shared_ptr<Transport> transport_;  // null when dry
   int tag_;                               // distinguishes this communicator's messages from others'
   int rank_;
-  std::vector<int> members_;  // by rank: the number among all ranks
+  std::vector<int> members_;  // by rank: its number among all ranks
   int all_ranks_;
   double timeout_s_ = 600;
   Volume volume_{0, 0};
@@ -172,7 +172,7 @@ class Communicator {
   std::vector<Receive> receives_;
 };
 
-/// Only rank `rank` of `size`: counts everything and moves nothing. Throws ValueError.
+/// A dry communicator of rank `rank` of `size`: counts bytes and messages, moves nothing. Throws ValueError.
 std::unique_ptr<Communicator> make_dry(int rank, int size);
 
 }  // namespace thimble::dist

@@ -33,7 +33,7 @@ void set_gradient(const Tensor& parameter, Tensor gradient) {
   parameter.grad() = std::move(gradient);
 }
 
-/// All ranges of a parameter, of every rank.
+/// Visits every rank's ranges of a parameter.
 void for_each_piece(const Bucket& bucket, std::size_t parameter, FunctionRef<void(const Piece&)> f) {
   for (const std::vector<Piece>& pieces : bucket.pieces) {
     for (const Piece& piece : pieces) {
@@ -106,7 +106,7 @@ std::vector<Bucket> DataParallel::buckets_of(const DataParallelOptions& options)
 }
 
 void DataParallel::make_leaves() {
-  if (store_ != nullptr) store_->let_go();  // writes to parameters since they were made go into their shards
+  if (store_ != nullptr) store_->let_go();  // writes back parameters changed since construction to their shards
   std::vector<const Leaf*> leaves;
   std::vector<const Piece*> mine(whole_.size(), nullptr);
   for (const Bucket& bucket : buckets_) {
@@ -249,7 +249,7 @@ void DataParallel::put(const Place& place, Tensor gradient) {
   const Category category = keeps_buckets() ? Category::gradient : Category::communication;
   const bool is_alone = bucket.parameters.size() == 1 && !bucket.offsets.empty() && gradient.is_contiguous() &&
                         gradient.is_unshared() && gradient.storage()->bytes() == gradient.bytes();
-  if (is_alone) {  // it is the bucket
+  if (is_alone) {  // the gradient is the bucket
     gradient.storage()->set_category(category);
     load.all = window_of(gradient, 0, {bucket.elements});
     return;
@@ -289,7 +289,7 @@ void DataParallel::send(std::size_t index) {
   moves_->flight->transit.begin(ranks_);
 }
 
-/// The bucket in flight has arrived: sums this rank's shard of it.
+/// Receives the bucket in flight and sums this rank's shard.
 void DataParallel::land() {
   if (!moves_->flight) return;
   const std::size_t index = moves_->flight->bucket;
@@ -329,7 +329,7 @@ void DataParallel::sum(std::size_t index, const Tensor& incoming) {
   load.has_sum = true;
 }
 
-/// Begins to give each rank all sums.
+/// Begins an all-gather of the sums.
 void DataParallel::gather(std::size_t index) {
   const Bucket& bucket = buckets_[index];
   Load& load = loads_[index];
@@ -421,7 +421,7 @@ std::int64_t stretches(std::int64_t elements) { return (elements + shard_grain -
 
 }  // namespace
 
-/// Row r of (size(), n) is rank r's; afterwards all rows are here.
+/// Row r of (size(), n) is rank r's; gathers all rows.
 void DataParallel::share_rows(const Tensor& rows) {
   const std::int64_t n = rows.size(1);
   Transit transit;
@@ -475,11 +475,11 @@ std::int64_t DataParallel::square_sums_to(int chunk) const {
   return count;
 }
 
-/// For the parameters that this rank computes with.
+/// Sums of squares of the parameters that this rank computes with.
 Tensor DataParallel::own_square_sums(const optim::Optimizer& optimizer) {
   if (is_gathered()) return optim::gradient_square_sums(optimizer.parameters());
   const PathScope path = ranks_path();
-  // All ranges, by rank; of each the pieces by bucket.
+  // All ranges by rank, within a rank by bucket.
   std::vector<std::int64_t> begins = {0};
   std::vector<std::vector<std::pair<std::int64_t, std::int64_t>>> of_parameter(whole_.size());  // begin, place
   for (std::size_t r = 0; r < static_cast<std::size_t>(size()); ++r) {
@@ -571,7 +571,7 @@ void DataParallel::share_state(Transaction& transaction) {
   }
   std::size_t first = 0;
   std::int64_t first_at = 0;
-  while (first < updates.size()) {  // the findings of one forward or backward, of all ranks
+  while (first < updates.size()) {  // all ranks' findings of one forward or backward
     std::size_t end = first;
     while (end < updates.size() && updates[end].micro_batch == updates[first].micro_batch) ++end;
     std::int64_t at = first_at;

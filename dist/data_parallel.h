@@ -1,6 +1,6 @@
 #pragma once
-// Data parallel training with ZeRO's stages (Rajbhandari et al. 2020, arXiv:1910.02054): N ranks, each with its
-// micro-batches, make one step, with the bits of one rank that has all micro-batches (optim/ranks.h).
+// Data parallel training with ZeRO's stages (Rajbhandari et al. 2020, arXiv:1910.02054): N ranks share the
+// micro-batches of a step and get the bits of one rank with all micro-batches (optim/ranks.h).
 //
 //   dist::run_ranks(4, [&](dist::Communicator& ranks) {
 //     Net net(...);
@@ -17,16 +17,16 @@
 //   2       parameters; its shards of gradients and state
 //   3       shards of all three: the parameters are in a store (dist/shard_store.h)
 //
-// Backward completes a gradient; it is copied into its bucket (a bucket of one parameter is the gradient itself); a
-// full bucket is sent at once, while backward goes on: to each rank its shard, and from each rank this rank's. When the
-// next bucket is full, the received shards are added in the order of ranks, by the operator that adds micro-batches on
-// one rank. Communicators only move bytes. At most one bucket is in flight, so its bytes are the same in every step.
+// Backward copies each complete gradient into its bucket (a bucket of one parameter is the gradient itself). A full
+// bucket is sent while backward goes on: each rank gets its shard from all others. When the next bucket is full, the
+// received shards are added in rank order, by the operator that adds micro-batches on one rank. Communicators only move
+// bytes. At most one bucket is in flight, so every step needs the same bytes.
 //
-// A single rank, also in a tensor-parallel group without data parallelism, has no buckets: it adds gradients by
+// Without data parallelism (a single rank, or a tensor-parallel group) there are no buckets: gradients are added by
 // parameter.
 //
-// Bytes: in stages 0 and 1 the buckets are the gradients. In stages 2 and 3 they live until they are sent, and count as
-// `communication`; so do in every stage the bytes received from other ranks, (N - 1) / N of the largest bucket.
+// Bytes: in stages 0 and 1 the buckets are the gradients. In stages 2 and 3 buckets live until they are sent and count
+// as `communication`, as do in every stage the bytes received from other ranks, (N - 1) / N of the largest bucket.
 
 #include <cstddef>
 #include <cstdint>
@@ -43,7 +43,7 @@ namespace thimble::dist {
 class ShardStore;
 
 /// The tensor-parallel group of ranks that compute the same samples, and for each parameter the layer that it is a
-/// shard of; below 0 for a whole one.
+/// shard of (below 0 for a whole parameter).
 struct TeamParts {
   Communicator* ranks = nullptr;  ///< null when parameters are whole
   std::vector<int> layers = {};
@@ -56,29 +56,29 @@ struct DataParallelOptions {
   TeamParts parts = {};        ///< with sharded blocks: dist/parts/parts.h
 };
 
-/// The parameters of a model on the ranks of a communicator. Every rank makes the model with the same values and the
-/// same steps. The first step compares version, instruction set, stage, buckets, names, shapes and dtypes, values that
-/// are here on the cpu, the optimizer with its rate and updates, and the number of micro-batches; the caller gives
-/// other traits of the function, such as seed, data and clipping, to require_alike (dist/alike.h). Not thread-safe;
-/// used by its rank's thread.
+/// The parameters of a model on the ranks of a communicator. Every rank makes the model with the same values and takes
+/// the same steps. The first step compares version, instruction set, stage, buckets, names, shapes and dtypes, values
+/// in the cpu's memory, the optimizer with its rate and updates, and the number of micro-batches; the caller passes
+/// other traits of the function, such as seed, data and clipping, to require_alike (dist/alike.h). Only its rank's
+/// thread may use it.
 class DataParallel final : public optim::Ranks {
  public:
   /// The communicator must live as long. Throws ValueError for an unknown stage, a duplicate or non-contiguous
-  /// parameter, and in stage 3 a parameter without a ShardStore or with another than the rest.
+  /// parameter, and in stage 3 unless all parameters share one ShardStore.
   DataParallel(Communicator& ranks, std::vector<optim::Named> parameters, DataParallelOptions options = {});
   ~DataParallel() override;
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
-  /// The parameters of this rank's optimizer: all, or from stage 1 on its shards of them, as separate leaves under the
-  /// names of the parameters. A shard has the rank of its parameter, with all but the last size 1.
+  /// The parameters of this rank's optimizer: all, or from stage 1 on its shards, as separate leaves under the names of
+  /// the parameters. A shard has as many dimensions as its parameter, all of size 1 but the last.
   const std::vector<optim::Named>& parameters() const noexcept { return updated_; }
   /// Global index of this rank's micro-batch i.
   std::int64_t number(std::int64_t i) const noexcept { return i * size() + rank(); }
   /// All parameters, in the order of the model.
   const std::vector<optim::Named>& whole() const noexcept { return whole_; }
   const std::vector<Bucket>& buckets() const noexcept { return buckets_; }
-  /// Holds the parameters in stage 3; null when they are here.
+  /// Holds the parameters in stage 3; null in other stages.
   const ShardStore* store() const noexcept { return store_.get(); }
   Communicator& communicator() noexcept { return ranks_; }
   const DataParallelOptions& options() const noexcept { return options_; }
@@ -86,7 +86,7 @@ class DataParallel final : public optim::Ranks {
   int rank() const noexcept override { return ranks_.rank(); }
   int size() const noexcept override { return ranks_.size(); }
   const LeafSet& leaves() const noexcept override { return leaves_; }
-  /// Throws ValueError on all ranks where they differ, in the first step; PlanError.
+  /// The first step throws ValueError on all ranks if their traits differ. Throws PlanError.
   void begin_step(const optim::Optimizer& optimizer, std::int64_t micro_batches) override;
   /// The same without an optimizer. Throws PlanError.
   void begin_step(std::int64_t micro_batches);
@@ -96,19 +96,19 @@ class DataParallel final : public optim::Ranks {
   void complete_gradients() override;
   Tensor sum_losses(std::span<const Tensor> own) override;
   Tensor gradient_square_sums(const optim::Optimizer& optimizer) override;
-  /// The number of these sums that chunks 0 to `chunk` have together.
+  /// Number of gradient_square_sums of chunks 0 to `chunk`.
   std::int64_t square_sums_to(int chunk) const;
   void share_state(Transaction& transaction) override;
   void share_parameters() override;
   void drop_gradients() noexcept override;
 
  private:
-  /// A bucket in a step.
+  /// A bucket's tensors during a step.
   struct Load {
-    Tensor all;             // (elements): a micro-batch's gradients; in stage 0 finally their sums
-    Tensor mine;            // (shard): this rank's sums, when they are not in `all`
-    std::vector<char> has;  // of each parameter: its gradient of this micro-batch
-    std::size_t count = 0;  // how many of them
+    Tensor all;             // (elements): a micro-batch's gradients; in stage 0 at the end their sums
+    Tensor mine;            // (shard): this rank's sums, if not in `all`
+    std::vector<char> has;  // per parameter: has its gradient of this micro-batch
+    std::size_t count = 0;  // true entries of `has`
     bool has_sum = false;   // `mine` has the sum of earlier micro-batches
   };
   struct Moves;  // state of the bucket in flight

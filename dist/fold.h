@@ -17,12 +17,12 @@ namespace thimble::dist {
 /// sum += term, by the operator that adds micro-batches on one rank.
 void add_to(const Tensor& sum, const Tensor& term);
 
-/// Reduce-scatter: of the ranks' dense, equally shaped tensors, cut into equal ranges of elements by rank, this rank's
-/// range of the sum, in a tensor of `shape`. Half of fold()'s traffic. Throws RankError.
+/// Reduce-scatter: sums the ranks' dense tensors of equal shape and returns this rank's range of elements (equal ranges
+/// by rank) in a tensor of `shape`. Sends half of fold()'s bytes. Throws RankError.
 Tensor fold_share(Communicator& ranks, const Tensor& mine, const Shape& shape, bool last_first = false);
 
-/// All-reduce: the ranks' equally shaped tensors, added in the order of ranks, or with the last one first. Received
-/// bytes are booked as `communication`. Writes `mine` in place when it has no other holder. Throws RankError.
+/// All-reduce: sums the ranks' tensors of equal shape, from the first rank to the last or, with `last_first`, back.
+/// Received bytes are booked as `communication`. Reuses `mine` if it has no other holder. Throws RankError.
 Tensor fold(Communicator& ranks, Tensor mine, bool last_first = false);
 
 }  // namespace thimble::dist

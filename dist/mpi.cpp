@@ -1,12 +1,12 @@
 // Ranks over MPI.
 //
-//   - A receive takes its message by a matched probe, which gives the size before a byte is moved: an MPI that receives
-//     at once reports a size that is too large, and not all name it.
+//   - A receive takes its message by a matched probe, which gives the size before a byte moves. A plain receive of a
+//     message that is too large fails, and not every MPI reports the size.
 //   - Receives of one rank and tag are matched in order: `waiting` holds the ones whose message has not arrived.
 //   - MPI is called by one thread, which is checked.
 //   - Given-up messages are tested for another second: MPI may copy straight out of a sender's memory, and a receiver
-//     that finds it gone would report that before this rank can report its error. After that this rank makes no call of
-//     MPI but the one that ends all.
+//     that finds it gone would report that before this rank can report its error. After that this rank's only call of
+//     MPI is the abort.
 
 #include <thimble/dist/mpi.h>
 
@@ -96,7 +96,7 @@ class MpiTransport final : public Transport {
   }
 
   [[noreturn]] void end_all(int status) noexcept override {
-    // The text of abort() and the launcher's text take two ways to the terminal: the former shall be first there.
+    // The texts of abort() and of the launcher reach the terminal separately; wait so that the former comes first.
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
     // MPICH's abort has been seen to spin forever where another rank makes no call. Every launcher notices a rank that
     // a signal ends, and then ends the others.
@@ -107,7 +107,7 @@ class MpiTransport final : public Transport {
   }
 
  private:
-  /// Begins to receive a message if it has come.
+  /// Begins to receive a message if it has arrived.
   bool is_taken(Part& part) {
     Exchange& exchange = *part.exchange;
     int is_there = 0, bytes = 0;

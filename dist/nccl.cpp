@@ -86,7 +86,7 @@ struct Flight {
   enum class State { waiting, launching, running, done };
   State state = State::done;
   Transfer host;
-  std::vector<Part*> parts;  // that go through NCCL
+  std::vector<Part*> parts;  // the parts that go through NCCL
   cudaEvent_t ready = nullptr, done = nullptr;
 
   Flight() {
@@ -173,7 +173,7 @@ class NcclTransport final : public Transport {
     Flight& flight = found->second;
     flight.host.give_up();
     if (flight.state == Flight::State::done) return;
-    // Everything on the stream ends here; the queue can do nothing after it.
+    // Ends all work on the stream, so the queue is finished.
     if (nccl_ != nullptr) nccl().abort(std::exchange(nccl_, nullptr));
     cudaStreamSynchronize(stream_);
     for (Flight* const queued : queue_) queued->state = Flight::State::done;
@@ -186,7 +186,7 @@ class NcclTransport final : public Transport {
   }
 
  private:
-  /// Whether NCCL can take a call. Throws its asynchronous errors.
+  /// True if NCCL can take a call. Throws its asynchronous errors.
   bool is_settled() const {
     if (nccl_ == nullptr) throw RankError(rank, "NCCL: this rank has given up");
     ncclResult_t state = ncclSuccess;

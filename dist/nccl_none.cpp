@@ -1,4 +1,4 @@
-// In place of nccl.cpp in a build without CUDA, or without NCCL's header.
+// Replaces nccl.cpp in a build without CUDA or NCCL's header.
 
 #include <thimble/dist/nccl.h>
 

@@ -1,6 +1,6 @@
 #pragma once
-// Parameters sharded over ranks (ZeRO-3; Zhao et al. 2023, arXiv:2304.11277): a rank has its shard of each, gathers the
-// whole before use and drops it after.
+// Parameters sharded over ranks (ZeRO-3; Zhao et al. 2023, arXiv:2304.11277): a rank keeps its shard of each parameter,
+// gathers the whole parameter before use and drops it afterwards.
 //
 //   const auto store = std::make_shared<dist::ShardStore>(ranks);
 //   const ParameterStoreScope scope(store);
@@ -8,9 +8,9 @@
 //   dist::DataParallel parallel(ranks, net.trainable(), {.zero = 3});
 //
 // - A rank's shard of a parameter is a separate tensor, which the optimizer updates (DataParallel::parameters()).
-// - A fetch is a message from each rank to each other one: all ranks use their parameters in the same order, as ranks
-//   of one program do. A parameter is read (for an evaluation, a file) on every rank.
-// - memory/offload/unit_store.h decides when units come and go, and how many are here.
+// - A fetch sends messages between all ranks, so all ranks must use their parameters in the same order, and must all
+//   take part when one is read (for an evaluation, a file).
+// - memory/offload/unit_store.h decides when to fetch and drop units, and how many are resident.
 
 #include <cstdint>
 #include <memory>
@@ -28,7 +28,7 @@ class ShardStore final : public memory::UnitStore {
   /// The communicator must live as long as the parameters. Throws ValueError for a negative read_ahead.
   explicit ShardStore(Communicator& ranks, const memory::UnitOptions& options = {});
 
-  /// This rank's shard of a parameter of this store, flat, and its elements of the whole.
+  /// This rank's flat shard of a parameter in this store; a rank's range of the parameter's elements.
   const Tensor& shard(const memory::Storage& storage) const { return parts_[storage.index_in_store()].shard; }
   Range range(const memory::Storage& storage, int rank) const;
   std::size_t bytes_elsewhere() const override { return 0; }

@@ -9,7 +9,7 @@
 namespace thimble::dist {
 namespace {
 
-/// The nearest bound to `wanted` that a shard may have.
+/// The permitted bound of a shard that is nearest to `wanted`.
 std::int64_t bound_at(const Bucket& bucket, std::int64_t wanted, bool keeps_parameters) {
   const auto after = std::upper_bound(bucket.offsets.begin(), bucket.offsets.end(), wanted);
   if (after == bucket.offsets.begin()) return 0;

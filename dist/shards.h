@@ -1,6 +1,6 @@
 #pragma once
-// How the parameters of a model are sharded over ranks: in buckets, which are sent as one, and in every bucket a shard
-// for each rank, whose gradients it sums and (from ZeRO-1 on) whose state it has.
+// Sharding of a model's parameters over ranks. Parameters form buckets, each sent in one go. Of each bucket a rank has
+// a shard: it sums the shard's gradients and (from ZeRO-1 on) keeps the shard's optimizer state.
 //
 //   parameters, last ones first    | head.weight              | head.bias | fc.weight             | fc.bias |
 //   buckets                        |<------------- 0 ------------------->|<------------ 1 --------------->|
@@ -52,25 +52,24 @@ struct Range {
   std::int64_t size() const noexcept { return end - begin; }
 };
 
-/// A rank's shard of a parameter that is sharded separately (ZeRO-3): as equal as whole grains permit. The first shard
-/// goes to another rank for each `number`, so that small parameters do not all go to one.
+/// A rank's shard of a parameter that is sharded separately (ZeRO-3), equal up to whole grains. `number` rotates the
+/// rank of the first shard, so that small parameters spread over the ranks.
 Range shard_range(std::int64_t elements, int ranks, int rank, std::size_t number);
 
 struct BucketOptions {
-  std::size_t bytes = 25 << 20;   ///< limit of a bucket, unless one parameter has more; 0 gives each a separate one
+  std::size_t bytes = 25 << 20;   ///< limit of a bucket with several parameters; 0 gives each parameter a bucket
   bool keeps_parameters = false;  ///< no parameter is split
-  /// For each parameter its chunk of a pipeline's stage: a bucket's parameters share one; empty for a single chunk.
+  /// For each parameter its chunk in a pipeline's stage; no bucket spans chunks. Empty for a single chunk.
   std::vector<int> chunks = {};
 };
 
-/// Elements that a rank has of a parameter, by its index.
+/// A rank's range of elements of a parameter, which its index names.
 using RangeOf = FunctionRef<Range(std::size_t parameter, int rank)>;
 
-/// In the order of backward. Parameters with other dtypes between them do not end a bucket. Throws ValueError for ranks
-/// < 1.
+/// Buckets in backward order. A parameter of another dtype does not end a bucket. Throws ValueError if ranks < 1.
 std::vector<Bucket> make_buckets(const std::vector<optim::Named>& parameters, int ranks,
                                  const BucketOptions& options = {});
-/// The same where each parameter is sharded separately: a bucket has all of rank 0, then all of rank 1, and so on.
+/// Buckets of parameters that are sharded separately: all shards of rank 0, then of rank 1, and so on.
 std::vector<Bucket> make_buckets(const std::vector<optim::Named>& parameters, int ranks, const BucketOptions& options,
                                  RangeOf range_of);
 

@@ -32,7 +32,7 @@ constexpr std::chrono::seconds most_time_to_end{10};  // after the first failure
 // Stack of a rank's thread, as large as a main thread's: kernels run on it, and so does the user's program. A process
 // may have set a smaller one for its other threads (memory/process/outside.h).
 constexpr std::size_t stack_bytes = std::size_t{8} << 20;
-constexpr std::size_t usual_parts = 16;  // between two ranks at a time: more of them allocate
+constexpr std::size_t usual_parts = 16;  // between two ranks at a time; more parts allocate
 
 struct Failure {
   int rank;
@@ -149,7 +149,7 @@ class ThreadTransport final : public Transport {
         const auto channel = world_.channels.find(key(part));
         if (channel != world_.channels.end()) std::erase(channel->second, &part);
       }
-      // Only a send can be in a copy, which the other rank makes.
+      // Only a send can be copying, because the receiving rank copies.
       world_.mailbox(rank).bell.wait(lock, [&] { return part.state != Part::State::copying; });
       part.state = Part::State::done;
     }
@@ -248,7 +248,7 @@ void run_rank(World& world, int rank, const std::function<void(Communicator&)>& 
 
 class RankThread {
  public:
-  /// Throws OutOfMemory when the system starts no further thread.
+  /// Throws OutOfMemory if the system cannot start another thread.
   RankThread(World& world, int rank, const std::function<void(Communicator&)>& body)
       : work_(std::make_unique<Work>(Work{world, rank, body})) {
     pthread_attr_t attributes;
@@ -281,13 +281,13 @@ class RankThread {
 
 void run_ranks(int ranks, const std::function<void(Communicator&)>& body, memory::Device device) {
   if (ranks < 1) throw ValueError("run_ranks: " + std::to_string(ranks) + " ranks, expected at least 1");
-  if (device.is_cuda() && !device.is_dry) kernels::device_runtime(device);  // or without such a device
+  if (device.is_cuda() && !device.is_dry) kernels::device_runtime(device);  // throws if the device does not exist
   World world(ranks, device);
   std::vector<RankThread> threads;
   threads.reserve(static_cast<std::size_t>(ranks));
   try {
     for (int r = 0; r < ranks; ++r) threads.emplace_back(world, r, body);
-  } catch (...) {  // the system has no further thread
+  } catch (...) {  // the system cannot start another thread
     const int begun = static_cast<int>(threads.size());
     world.fail(begun, text_of(std::current_exception()), std::current_exception());
     world.end(ranks - begun);

@@ -9,8 +9,8 @@
 
 namespace thimble::dist {
 
-/// Add the sends and receives, begin() them, and wait(). All tensors are dense. On a dry device nothing has an address,
-/// so the communicator must be dry, or have one rank. Move-only; ends as its Transfer does.
+/// Add sends and receives of dense tensors, then begin() and wait(). On a dry device nothing has an address, so the
+/// communicator must be dry or have one rank. Move-only; the destructor acts as Transfer's.
 class Transit {
  public:
   void send(int to, const Tensor& tensor);
@@ -29,11 +29,11 @@ class Transit {
   std::deque<WritePin> written_;
   std::vector<Send> sends_;
   std::vector<Receive> receives_;
-  Transfer transfer_;  // ends before the pins go
+  Transfer transfer_;  // destroyed before the pins
 };
 
-/// All-gather in place: a dense tensor of as many equal ranges as ranks; each rank has filled its range, then all get
-/// the others'. Throws RankError.
+/// All-gather in place: each rank has filled its one of size() equal ranges of a dense tensor and receives the others.
+/// Throws RankError.
 void gather_stretches(Communicator& ranks, const Tensor& all);
 
 }  // namespace thimble::dist

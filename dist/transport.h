@@ -56,8 +56,8 @@ class Transport {
     if (broken) throw RankError(*broken);
   }
 
-  /// Larger messages are cut into parts of this many bytes and a smaller one, which may be empty: messages of unequal
-  /// sizes have a part of unequal sizes.
+  /// Messages from this size on are cut into parts of this size and a smaller, possibly empty last one, so that a send
+  /// and a receive of unequal sizes have a part of unequal sizes.
   virtual std::size_t most_bytes() const noexcept { return std::numeric_limits<std::size_t>::max(); }
   /// Begins all parts. Throws RankError.
   virtual void begin(Exchange& exchange) = 0;
@@ -65,9 +65,9 @@ class Transport {
   virtual bool progress(Exchange& exchange) = 0;
   /// Returns when progress() may have more to do, or at `until`, or sooner.
   virtual void pause(std::chrono::steady_clock::time_point until) = 0;
-  /// On return the memory of unfinished parts is no longer used, or this process is about to end.
+  /// Stops using the memory of unfinished parts before it returns, unless the process is about to end.
   virtual void give_up(Exchange& exchange) noexcept = 0;
-  /// Ends all ranks, with this status if possible.
+  /// Ends all ranks, with `status` if possible.
   [[noreturn]] virtual void end_all(int status) noexcept = 0;
 };
 

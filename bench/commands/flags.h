@@ -24,8 +24,8 @@ namespace thimble::bench {
 // Parsers of values; `name` is the flag, which begins the error message.
 using models::parse_bytes, models::parse_choice, models::parse_integer, models::parse_number, models::refuse_value;
 
-/// Adds the flags of techniques in `sets`, in the techniques' order. An explicit --dtype overrides the dtype of policies
-/// and bases; contradictions are refused later.
+/// Adds the flags of techniques in `sets`, in the techniques' order. An explicit --dtype overrides the dtype of
+/// policies and bases; contradictions are refused later.
 void add_technique_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup,
                          std::initializer_list<models::FlagSet> sets);
 

@@ -11,7 +11,7 @@
 
 namespace {
 
-MPI_Comm all_ranks;       // separate, so that a program's messages do not meet these
+MPI_Comm all_ranks;       // separate from the communicator of the program's messages
 bool is_started = false;  // by this module, which then finalizes it
 
 /// Handles are pointers in one MPI and numbers in the other.
@@ -47,7 +47,7 @@ int start(int* rank, int* size, int* most_tag) {
   int* bound = nullptr;
   int is_set = 0;
   MPI_Comm_get_attr(all_ranks, MPI_TAG_UB, &bound, &is_set);
-  *most_tag = is_set != 0 ? *bound : 32767;  // every MPI supports it
+  *most_tag = is_set != 0 ? *bound : 32767;  // the standard's minimum
   return MPI_SUCCESS;
 }
 

@@ -16,7 +16,7 @@ namespace {
 
 using ops::loss_detail::Form;
 
-constexpr std::int64_t numbers = 3;  // of a shard and a row
+constexpr std::int64_t numbers = 3;  // per shard and row
 
 template <class Op>
 Form form_of(const Op& op) {
@@ -34,7 +34,7 @@ void check(const ClassPartsLoss& op, const Tensor& logits, const Tensor& targets
   check_one_device(op.name, logits, targets);
 }
 
-/// (shards, 3, N): the numbers of all shards.
+/// The numbers of all shards, (shards, 3, N).
 Tensor part_numbers(const ClassPartsLoss& op, const Tensor& logits, const Tensor& targets) {
   const std::int64_t each = numbers * targets.elements();
   const Team& team = op.team;
@@ -136,7 +136,7 @@ void check(const TokenPartsLoss& op, const Tensor& logits, const Tensor& targets
   check_one_device(op.name, logits, targets);
 }
 
-/// (B, T) -> all tokens, shard after shard.
+/// (B, T) -> (B T), shard after shard.
 Tensor by_part(const Tensor& targets, std::int64_t parts) {
   const std::int64_t b = targets.size(0), each = targets.size(1) / parts;
   const Tensor cut = view::permute(view::reshape(contiguous(targets), {b, parts, each}), {1, 0, 2});

@@ -10,13 +10,13 @@
 
 namespace thimble::dist {
 
-/// Mean cross entropy of logits (N, V) and class numbers (N) in i32 or i64, where V are the classes of this rank's
-/// shards, side by side, of `classes` in all. Rows whose target is `ignore_index` do not count. Result f32 (f64 for
-/// f64), alike on all ranks of the group, with the bits of one rank that has all shards.
+/// Mean cross entropy of logits (N, V) and class numbers (N) in i32 or i64. The V columns are the classes of this
+/// rank's shards side by side; all shards have `classes` together. Rows with target `ignore_index` do not count. Result
+/// f32 (f64 for f64), with the same bits on all ranks of the group and on one rank with all shards.
 ///
-/// Keeps the logits and the targets by reference, and lse per row; in the textbook's form log-probabilities (N, V) in
-/// place of logits and lse. Throws ShapeError, DTypeError, DeviceError, RankError, ValueError (on a CPU: a target that
-/// is no class).
+/// Keeps the logits and the targets by reference, and lse per row; the textbook form keeps log-probabilities (N, V)
+/// instead of logits and lse. Throws ShapeError, DTypeError, DeviceError, RankError, ValueError (on a CPU: a target
+/// that is no class).
 struct ClassPartsLoss {
   static constexpr const char* name = "class_parts_loss";
   static constexpr Cost cost = Cost::reduction;
@@ -32,15 +32,15 @@ struct ClassPartsLoss {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
-// Cross entropy of a sharded sequence (dist/parts/sequence.h): each rank has the scores of its tokens, for all classes.
+// Cross entropy of a sharded sequence (dist/parts/sequence.h): each rank has the scores of its tokens for all classes.
 //
 //   shard p   losses of its tokens          one number a token, which ranks exchange
 //   all       their mean, shard after shard
 //   backward  of a shard's scores           nothing is exchanged
 
 /// Mean cross entropy of logits (N, V), the rows of this rank's shards of the sequence, shard after shard, and class
-/// numbers (B, T) of all tokens in i32 or i64. Rows whose target is `ignore_index` do not count. Result f32 (f64 for
-/// f64), alike on all ranks of the group, with the bits of one rank that has all shards.
+/// numbers (B, T) of all tokens in i32 or i64. Rows with target `ignore_index` do not count. Result f32 (f64 for f64),
+/// with the same bits on all ranks of the group and on one rank with all shards.
 ///
 /// Keeps the logits and the targets by reference, and lse per row. Throws ShapeError (the number of shards does not
 /// divide T), DTypeError, DeviceError, RankError, ValueError (on a CPU: a target that is no class).

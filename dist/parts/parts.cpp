@@ -72,12 +72,12 @@ Tensor sum_shards(const Team& team, std::span<const Tensor> terms) {
 
 std::vector<Tensor> of_parts(const Team& team, Tensor x, FunctionRef<Tensor(std::size_t, Tensor)> term_of) {
   if (team.cuts_sequence) x = apply(AllGather{team}, std::exchange(x, Tensor()));
-  // With all shards here, their gradients are added up before the gradients of x's other readers, as in a group.
+  // One rank with all shards adds their gradients before the gradients of x's other readers, as a group does.
   if (team.ranks == nullptr) x = copy_to_group(team, x);
   const auto count = static_cast<std::size_t>(team.count());
   std::vector<Tensor> terms;
   for (std::size_t p = 0; p < count; ++p) {
-    // A gathered tensor is summed where it is cut again.
+    // The gradients of a gathered tensor are summed when it is sharded again.
     Tensor own = team.cuts_sequence && team.ranks != nullptr ? x : copy_to_group(team, x);
     if (p + 1 == count) x = Tensor();
     terms.push_back(term_of(p, std::move(own)));

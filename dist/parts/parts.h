@@ -1,15 +1,15 @@
 #pragma once
-// Operators that join the shards of a layer's work (dist/parts/team.h).
+// Operators that connect the shards of a layer (dist/parts/team.h).
 //
 //        x ------ copy_to_group ---- W1[:, shard p] ---- act ---- W2[shard p, :] ----+
 //                                                                               sum_shards ---- y
 //        (the same for the other shards) ---------------------------------------+
 //
-//   operator    forward                                backward
-//   copy_to_group  x itself                               the shards' gradients are added, the last shard first
-//   sum_shards   the shards' terms are added in order   each shard gets the gradient
+//   operator       forward                         backward
+//   copy_to_group  x itself                        adds the shards' gradients, the last shard first
+//   sum_shards     adds the shards' terms in order  each shard gets the gradient
 //
-// Backward of one rank meets the last shard first, so its sums have that order. dist/fold.h makes sums over ranks;
+// One rank's backward visits the last shard first, so backward sums start from it. dist/fold.h makes sums over ranks;
 // recomputing a shard repeats its sums, so all ranks of a group recompute the same shards.
 
 #include <span>
@@ -43,30 +43,29 @@ struct AllReduce {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
-/// Throws ShapeError, DTypeError, unless the terms are alike.
+/// Throws ShapeError or DTypeError unless the terms have equal shapes and dtypes.
 void check_terms(std::span<const Tensor> terms);
 /// The sum of the local terms, in order.
 Tensor sum_here(std::span<const Tensor> terms);
 
-/// x as one shard's input: call it once per shard. x itself with one shard. Throws RankError.
+/// x as a shard's input; call it once per shard. Returns x itself if there is one shard. Throws RankError.
 Tensor copy_to_group(const Team& team, const Tensor& x);
-/// The sum of all shards' terms, of which this rank has `terms`; the term itself with one shard. In a group that shards
-/// the sequence (dist/parts/sequence.h), terms are (B, T, C) and the sum is sharded. Throws ValueError unless there are
-/// as many as its shards, and at most Needs::max_operands; as AllReduce; RankError.
+/// The sum of all shards' terms; `terms` are this rank's. Returns the term itself if there is one shard. In a group
+/// that shards the sequence (dist/parts/sequence.h), terms are (B, T, C) and the sum is sharded. Throws ValueError
+/// unless there is a term for each of this rank's shards, and at most Needs::max_operands; RankError; as AllReduce.
 Tensor sum_shards(const Team& team, std::span<const Tensor> terms);
 
-/// The results of this rank's shards on x, each by term_of(p, x), where p counts from 0. term_of takes x over, so that
-/// x is freed as soon as it is read. In a group that shards the sequence, x is sharded and term_of gets all of it, (B,
-/// T, C). Throws RankError.
+/// Returns term_of(p, x) for each of this rank's shards p = 0, 1, ... term_of owns x, so that x is freed as soon as it
+/// is read. If the group shards the sequence, x is sharded and term_of gets the gathered (B, T, C). Throws RankError.
 std::vector<Tensor> of_parts(const Team& team, Tensor x, FunctionRef<Tensor(std::size_t p, Tensor x)> term_of);
 
-/// One number for each of this rank's parameters, merged with the other ranks' shards, in the order of one rank that
-/// has all shards:
+/// Merges `own`, one number for each of this rank's parameters, with the other ranks' numbers, in the order of one rank
+/// that has all shards:
 ///
 ///   this rank, shard 1  norm   up.1: weight bias   down.1: weight   bias
 ///   one rank            norm   up.0: weight bias   up.1: weight bias   down.0: weight   down.1: weight   bias
 ///
-/// `layers` has for each the layer that it is a shard of, below 0 for a whole parameter. Parameters of a shard are
+/// `layers` has for each parameter the layer that it is a shard of, below 0 for a whole one. Parameters of a shard are
 /// adjacent. Throws RankError.
 Tensor of_all_parts(Communicator& ranks, const Tensor& own, std::span<const int> layers);
 

@@ -21,7 +21,7 @@ Tensor to_parts(const Tensor& x, int parts) {
   return view::reshape(contiguous(cut), {parts * b, each, c});
 }
 
-/// And back.
+/// (t B, T / t, C) -> (B, T, C).
 Tensor to_whole(const Tensor& x, int parts) {
   const std::int64_t b = x.size(0) / parts, each = x.size(1), c = x.size(2);
   const Tensor whole = view::permute(view::reshape(contiguous(x), {parts, b, each, c}), {1, 0, 2, 3});
@@ -33,7 +33,7 @@ Tensor gather(const Team& team, const Tensor& x) {
   if (team.ranks == nullptr) return to_whole(x, team.parts);
   const Tensor own = contiguous(x.detach());
   const std::int64_t n = own.elements();
-  Tensor all;  // shard after shard
+  Tensor all;  // shards in order
   {
     const PathScope path = ranks_path();
     all = Tensor::empty({team.parts * x.size(0), x.size(1), x.size(2)}, x.dtype(), x.device(), Category::communication);
@@ -44,7 +44,7 @@ Tensor gather(const Team& team, const Tensor& x) {
   return to_whole(all, team.parts);
 }
 
-/// (B, T, C), this rank's term of a sum or the sum -> (P B, T / t, C) of the sum.
+/// x (B, T, C), this rank's term of a sum (or the sum) -> this rank's shard (P B, T / t, C) of the sum.
 Tensor sum_and_cut(const Team& team, const Tensor& x, bool last_first) {
   const Tensor cut = to_parts(x.detach(), team.parts);
   if (team.ranks == nullptr) return cut;
@@ -83,7 +83,7 @@ Gradients ReduceScatter::backward(Saved, Tensor dy, Needs needs) const {
 
 namespace {
 
-/// All-to-all of `parts` equal ranges: one for each rank of the group, and from each.
+/// All-to-all of `parts`, which has an equal range for each rank of the group.
 Tensor exchange(const Team& team, const Tensor& parts) {
   if (team.ranks == nullptr) return parts;
   const std::int64_t n = parts.elements() / team.parts;
@@ -104,7 +104,7 @@ Tensor exchange(const Team& team, const Tensor& parts) {
   return all;
 }
 
-/// Dense, as an ordinary tensor.
+/// x as a dense tensor of `shape`, not booked as `communication`.
 Tensor result_of(const Tensor& x, const Shape& shape) {
   const Tensor dense = contiguous(x);
   if (dense.storage() && dense.storage()->category() == Category::communication) {

@@ -1,18 +1,18 @@
 #pragma once
-// Sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2): norms, dropout and sums with the
-// residual, between the sharded layers (dist/parts/parts.h), have T / t tokens of each sample on each of t ranks.
+// Sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2): between the sharded layers
+// (dist/parts/parts.h), each of t ranks computes norms, dropout and residual sums for T / t tokens of each sample.
 //
 //     (B, T / t, C) -- AllGather -- W1[:, shard p] -- act -- W2[shard p, :] -- ReduceScatter -- (B, T / t, C)
 //
-//   operator         forward                                        backward
-//   AllGather   all tokens, (B, T, C)                          shards' gradients are added, the last shard first,
-//                                                                   and each rank has its tokens' sums
-//   ReduceScatter    shards' terms are added in order, and each     all tokens' gradients
-//                    rank has its tokens' sums
+//   operator       forward                                     backward
+//   AllGather      gathers all tokens, (B, T, C)               adds the shards' gradients, the last shard first;
+//                                                              each rank gets its tokens' sums
+//   ReduceScatter  adds the shards' terms in order; each rank  gathers all tokens' gradients
+//                  gets its tokens' sums
 //
-// Both together send as much as an all-reduce. One rank that has all shards has their tokens one shard after the other,
-// (t B, T / t, C): its sums over tokens, the gradients of norms and biases, are sums over shards, added from the last
-// one on. So it has the bits of a group.
+// Together they send the bytes of one all-reduce. One rank with all shards stores their tokens shard after shard,
+// (t B, T / t, C). Its sums over tokens (the gradients of norms and biases) are sums over shards, added from the last
+// one on, so it has the bits of a group.
 
 #include <span>
 
@@ -22,7 +22,7 @@
 
 namespace thimble::dist {
 
-/// x (P B, T / t, C), P this rank's shards -> (B, T, C). Throws ShapeError, RankError.
+/// x (P B, T / t, C) of this rank's P shards -> (B, T, C). Throws ShapeError, RankError.
 struct AllGather {
   static constexpr const char* name = "all_gather";
   static constexpr Cost cost = Cost::elementwise;
@@ -45,18 +45,18 @@ struct ReduceScatter {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
-// Exchanges tokens for heads and back: attention in a group that shards only the sequence (Team::has_whole_layers;
-// Ulysses: Jacobs et al. 2023, arXiv:2309.14509). Each rank has all layers whole and T / t tokens of each sample; in
+// Exchanges tokens for heads and back, for attention in a group that shards only the sequence (Team::has_whole_layers;
+// Ulysses: Jacobs et al. 2023, arXiv:2309.14509). Each rank has whole layers and T / t tokens of each sample; in
 // attention it has all tokens of H / t heads.
 //
 //     (B, T / t, C) -- ExchangeHeads to heads -- (B, T, C / t) -- attention -- ExchangeHeads to tokens -- (B, T / t, C)
 //
-// Backward of one direction is the other one. Nothing is summed, so the bits equal one rank with all shards: their
-// tokens one shard after the other, (t B, T / t, C), their heads as well, (t B, T, C / t). Each rank sends (t - 1) / t
+// The backward of each direction is the other direction. Nothing is summed, so one rank with all shards gets the same
+// bits; it stores tokens, (t B, T / t, C), and heads, (t B, T, C / t), shard after shard. Each rank sends (t - 1) / t
 // of its tensor.
 
-/// To heads: x (P B, T / t, S C) of this rank's P shards, S tensors of C numbers side by side, whose heads are in a row
-/// -> (P B, T, S C / t). To tokens: the way back. Throws ShapeError, RankError.
+/// To heads: x (P B, T / t, S C) of this rank's P shards -> (P B, T, S C / t); a row of x has S tensors of C numbers
+/// side by side, each with consecutive heads. To tokens: the inverse. Throws ShapeError, RankError.
 struct ExchangeHeads {
   static constexpr const char* name = "exchange_heads";
   static constexpr Cost cost = Cost::elementwise;

@@ -34,7 +34,7 @@ PipelineStage::PipelineStage(Communicator& stages, DataParallel& ranks, Pipeline
   inputs_.resize(chunks * count);
   given_.resize(chunks * count);
   if (!options_.shared.tensor.defined() || !has_last()) return;
-  options_.shared.tensor.leaf()->is_input = true;  // no optimizer here has it
+  options_.shared.tensor.leaf()->is_input = true;  // no optimizer of this stage updates it
   head_ = std::make_unique<DataParallel>(ranks.communicator(), std::vector{options_.shared});
 }
 
@@ -118,7 +118,7 @@ bool PipelineStage::take_gradient(const std::shared_ptr<Leaf>& leaf) {
   }
   if (!head_ || leaf != options_.shared.tensor.leaf()) return false;
   head_->take_gradient(leaf);
-  head_->end_micro_batch(0);  // it has no other
+  head_->end_micro_batch(0);  // its only chunk
   return true;
 }
 
@@ -165,7 +165,7 @@ void PipelineStage::share_numbers(double* numbers, std::size_t count) {
   apart_->broadcast(numbers, count * sizeof(double), apart_->size() - 1);
 }
 
-/// `sum` + a chunk's squares, one after the other.
+/// Adds a chunk's squares to `sum` one after the other.
 void PipelineStage::add_squares(const Tensor& own, std::size_t chunk, const Tensor& sum) const {
   const auto number = static_cast<int>(chunk);
   const std::int64_t first = number > 0 ? ranks_.square_sums_to(number - 1) : 0, end = ranks_.square_sums_to(number);
@@ -186,7 +186,7 @@ Tensor PipelineStage::sum_squares(const Tensor& own) {
   const int last = apart_->size() - 1;
   const PathScope path = ranks_path();
   const Tensor sum = Tensor::empty({1}, DType::f64, options_.device, Category::workspace);
-  for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {  // round the ring, in the order of the model
+  for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {  // around the ring, in the order of the model
     if (is_first(chunk)) {
       fill(sum, 0);
     } else {
@@ -196,7 +196,7 @@ Tensor PipelineStage::sum_squares(const Tensor& own) {
       before.wait();
     }
     add_squares(own, chunk, sum);
-    Transit on;  // to the next stage, or the sum of all to all
+    Transit on;  // the sum so far to the next stage, the total to all
     if (!is_last(chunk)) on.send(stage_after(), sum);
     for (int stage = 0; is_last(chunk) && stage < last; ++stage) on.send(stage, sum);
     on.begin(*apart_);

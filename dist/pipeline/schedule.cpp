@@ -14,7 +14,7 @@ void require_sizes(const char* name, int stages, int micro_batches) {
                    " micro-batches; expected at least 1 of each");
 }
 
-// `first` forwards, then a forward and a backward in turn, then the remaining backwards.
+// `first` forwards, then forwards and backwards alternately, then the remaining backwards.
 std::vector<Action> in_turn(const std::vector<Action>& forwards, const std::vector<Action>& backwards,
                             std::size_t first) {
   std::vector<Action> list(forwards.begin(), forwards.begin() + static_cast<std::ptrdiff_t>(first));
@@ -39,7 +39,7 @@ int piece_of(const Schedule& schedule, const Action& action, std::size_t stage) 
   return action.chunk * schedule.stages + static_cast<int>(stage);
 }
 
-// When each (piece, micro-batch) was passed forwards and backwards; negative before.
+// Times at which each (piece, micro-batch) passed forwards and backwards; negative if it has not.
 class Done {
  public:
   explicit Done(const Schedule& schedule)
@@ -84,7 +84,7 @@ void check_stage(const Schedule& schedule, int stage) {
   }
 }
 
-// Of a piece; a single number applies to all.
+// A piece's seconds; a single number applies to all pieces.
 double of_piece(const std::vector<double>& seconds, int piece) {
   return seconds.size() == 1 ? seconds.front() : seconds[static_cast<std::size_t>(piece)];
 }
@@ -106,7 +106,7 @@ void check_costs(const Schedule& schedule, const PipelineCosts& costs) {
   }
 }
 
-// When an action's input is ready; negative before. Input from another stage takes the link's time.
+// Time at which an action's input is ready; negative if it is not. Input from another stage adds the link's time.
 double ready_at(const Schedule& schedule, Done& done, const Action& action, int stage, double link_s) {
   const int piece = piece_of(schedule, action, static_cast<std::size_t>(stage)), last = schedule.pieces() - 1;
   const bool is_forward = action.pass == Pass::forward;
@@ -160,8 +160,7 @@ PipelineRun run(const Schedule& schedule, const PipelineCosts& costs) {
   return result;
 }
 
-// Of a stage's actions before number `end`, the n-th last one whose gradient goes to another stage; null if there are
-// fewer.
+// The n-th last of a stage's actions before `end` whose gradient goes to another stage; null if there are fewer.
 const Action* gradient_before(const Schedule& schedule, std::size_t stage, std::size_t end, int n) {
   const std::vector<Action>& actions = schedule.of_stage[stage];
   while (end-- > 0) {
@@ -171,14 +170,14 @@ const Action* gradient_before(const Schedule& schedule, std::size_t stage, std::
   return nullptr;
 }
 
-// The stage that waits forever, and its action, where `open` passes and gradients may begin before a stage's message is
-// taken; empty if none does.
+// The stage that waits forever, and its action, if `open` passes and gradients may begin before a stage's message is
+// taken; empty without a deadlock.
 std::string who_waits(const Schedule& schedule, int open) {
   const auto stages = static_cast<std::size_t>(schedule.stages);
-  Done begun(schedule), done(schedule);  // 0 for yes
+  Done begun(schedule), done(schedule);  // 0 once true
   std::vector<std::size_t> next(stages, 0);
   const int last = schedule.pieces() - 1;
-  // A stage waits for this before it begins an action, or before it ends one: the other stage's begin of its neighbour.
+  // True once the receiving stage has begun the pass that takes the action's message.
   const auto is_taken = [&](const Action& action, std::size_t stage) {
     const int piece = piece_of(schedule, action, stage);
     if (action.pass == Pass::forward) return piece == last || begun(Pass::forward, piece + 1, action.micro_batch) == 0;
@@ -218,7 +217,7 @@ std::string who_waits(const Schedule& schedule, int open) {
   return "";
 }
 
-// Between two stages the n-th sent is the n-th taken.
+// Checks that between two stages the n-th message sent is the n-th taken.
 void check_order(const Schedule& schedule) {
   const auto stages = static_cast<std::size_t>(schedule.stages);
   const int last = schedule.pieces() - 1;
@@ -281,7 +280,7 @@ Schedule interleaved(int stages, int micro_batches, int chunks) {
                      " stages; expected a multiple of the stages");
   }
   Schedule schedule{stages, chunks, micro_batches, {}};
-  // As many micro-batches as stages pass all chunks before the next ones do.
+  // Micro-batches pass all chunks in groups, one micro-batch per stage.
   std::vector<Action> forwards, backwards;
   for (int k = 0; k < micro_batches * chunks; ++k) {
     const int batch = k / (stages * chunks) * stages + k % stages, chunk = k % (stages * chunks) / stages;
