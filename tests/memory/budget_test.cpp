@@ -1,4 +1,4 @@
-// A budget as a user meets it: training inside of it, plans for it, and what is said when there is none.
+// Budgets as a user meets them: training within one, plans for one, and the message if no plan fits.
 
 #include <algorithm>
 #include <map>
@@ -19,7 +19,7 @@ using namespace thimble;
 namespace {
 
 constexpr std::size_t budget_MiB = std::size_t{1} << 20;
-constexpr std::size_t block_unit = 64;  // of the arena: sizes are rounded up to it
+constexpr std::size_t block_unit = 64;  // the arena rounds sizes up to it
 
 models::TrainOptions budget_options() {
   models::TrainOptions options;
@@ -90,7 +90,7 @@ TEST_CASE("budget: plans by name", "[budget]") {
   const models::PlanReport forward = models::make_plan(options);
   CHECK(forward.plan.peak_bytes < free.minimum_bytes);
   CHECK(forward.parameters == free.parameters);
-  // The load: the largest sum of the arena's blocks at one time, by the run's own events.
+  // The load: the largest sum of live arena blocks, from the run's own events.
   const nn::MemoryProfile run = nn::profile_training(dry(cpu), models::inference_run(options.setup), 1, true);
   std::map<std::uint64_t, std::size_t> live;
   std::size_t load = 0;
@@ -118,7 +118,7 @@ TEST_CASE("budget: a segment keeps results and what operators save, and views fo
     REQUIRE(report.segments.size() == tape.segments.size());
     std::vector<std::size_t> kept(tape.segments.size()), dropped(tape.segments.size());
     for (std::uint32_t n = 0; n < graph.nodes.size(); ++n) {
-      std::size_t innermost = tape.segments.size();  // inner segments come after the one around them
+      std::size_t innermost = tape.segments.size();  // inner segments follow the segment around them
       for (std::size_t s = 0; s < tape.segments.size(); ++s) {
         if (tape.segments[s].first <= n && n < tape.segments[s].end) innermost = s;
       }

@@ -1,4 +1,4 @@
-// Moving every block of a training run changes no bit of it, and a dry run knows how many bytes move.
+// Moving every block of a training run changes no bit, and a dry run predicts the moved bytes.
 
 #include <cstdio>
 #include <utility>
@@ -23,9 +23,9 @@ namespace memory = thimble::memory;
 constexpr int moved_steps = 3;
 constexpr std::size_t granule = std::size_t{2} << 20;
 
-/// Blocks stay where they are.
+/// Never moves a block.
 constexpr Arena::Options never{.poison = true, .compaction = Arena::Compaction::never, .tolerated_fragmentation = 1};
-/// Blocks move instead of a refusal, and at no other time.
+/// Moves blocks only where a request would otherwise fail.
 constexpr Arena::Options tolerant{.poison = true, .tolerated_fragmentation = 1};
 
 /// Workspaces, and so offsets, depend on the number of threads.
@@ -40,7 +40,7 @@ class OneKernelThread {
   int before_;
 };
 
-/// A run in an arena of its own: what it computed and what the arena did.
+/// A run in its own arena: its results and the arena's statistics.
 struct MovedRun {
   std::vector<double> losses;
   std::vector<std::vector<std::byte>> gradients;
@@ -75,7 +75,7 @@ bool fits(const SmallTraining::Options& options, const Arena::Options& arena) {
   }
 }
 
-/// What a dry run of two steps does; all zero when it does not fit.
+/// The arena's statistics for a dry run of two steps; all zero if it does not fit.
 Arena::Statistics dry_figures(const thimble::models::Setup& setup, const Arena::Options& arena) {
   const Device device = dry(thimble::cpu);
   const memory::Stack stack = memory::make_resource(device, {.arena = arena});
@@ -123,7 +123,7 @@ TEST_CASE("compaction training: a smaller arena is enough, at the same bits", "[
   const OneKernelThread threads;
   for (const char* model : {"char-gpt", "resnet18"}) {
     INFO(model);
-    // What is a granule too little without compaction depends on kernels' workspaces, so it is looked for.
+    // Searches for sizes at which one granule less fails without compaction; they depend on kernels' workspaces.
     SmallTraining::Options run;
     std::size_t capacity = 0;
     for (const std::int64_t samples : {4, 8, 6, 12, 16, 10, 24, 32}) {

@@ -1,5 +1,5 @@
-// Every allocation of a training step fails in turn, under every memory technique: the error is typed, the step leaves
-// no trace, and tried again it gives the bits of a step that never failed.
+// Every allocation of a training step fails once, under every memory technique: the error is typed, the step leaves no
+// trace, and a retry gives the bits of a step that never failed.
 
 #include "certificate/certificate_check.h"
 #include "certificate/certificate_nets.h"
@@ -13,7 +13,7 @@ namespace {
 MakeNet tiny_conv_net() { return conv_net({.is_tiny = true}); }
 MakeNet tiny_transformer() { return transformer({.is_tiny = true}); }
 
-/// The same for both nets.
+/// check_walk() for both nets.
 void check_walks(const Technique& technique, FailPlace place = FailPlace::tensors) {
   for (const MakeNet& make : {tiny_conv_net(), tiny_transformer()}) check_walk(make, technique, place);
 }
@@ -34,7 +34,7 @@ TEST_CASE("failure technique: random plans of the tape", "[failure][certificate]
 }
 
 TEST_CASE("failure technique: where blocks lie", "[failure][certificate]") {
-  // Placed: a refused tensor leaves the plan, and the next step is replayed again.
+  // A refused tensor is a deviation; the next step is replayed again.
   const Technique placed{.name = "placed", .is_placed = true};
   for (const MakeNet& make : {tiny_conv_net(), tiny_transformer()}) {
     const FailureWalk walk = check_walk(make, placed);
@@ -62,7 +62,7 @@ TEST_CASE("failure technique: parameters on a disk", "[failure][certificate]") {
 TEST_CASE("failure technique: when parameters are updated", "[failure][certificate]") {
   constexpr nn::FusedUpdate secured = nn::FusedUpdate::secured, unsecured = nn::FusedUpdate::unsecured;
   check_walks({.name = "fused", .fuses = unsecured});
-  // Secured: the memory of all updates is there before the first.
+  // Secured updates take all their memory before the first update.
   check_walks({.name = "fused, placed", .fuses = secured, .is_placed = true}, FailPlace::below_placed);
   check_walks({.name = "micro-batches", .micro_batches = 2});
 }

@@ -1,5 +1,5 @@
-// Every allocation of a training step fails in turn: the error is typed, the step leaves no trace, and tried again it
-// gives the bits of a step that never failed.
+// Every allocation of a training step fails once: the error is typed, the step leaves no trace, and a retry gives the
+// bits of a step that never failed.
 
 #include <thimble/memory/policies/fail.h>
 
@@ -61,7 +61,7 @@ TEST_CASE("failure: a training step leaves no trace", "[failure]") {
     {
       const thimble::ResourceScope scope(fail);
       SmallTraining run(row);
-      for (const bool is_first : {true, false}) {  // the first step, and for one model a second
+      for (const bool is_first : {true, false}) {  // the first step and, for one model, a second
         if (!is_first && &row != rows) continue;
         INFO(row.model << ", " << row.optimizer << (row.recomputes ? ", recomputed, " : ", ") << row.micro_batches
                        << " micro-batches, " << (is_first ? "first step" : "second step"));
@@ -73,7 +73,7 @@ TEST_CASE("failure: a training step leaves no trace", "[failure]") {
 }
 
 TEST_CASE("failure: making a model and an optimizer", "[failure]") {
-  // Whatever request of a construction fails, nothing stays behind, and the next construction gives the same.
+  // Whichever request of a construction fails, nothing stays behind, and the next construction matches.
   for (const char* model : {"char-gpt", "resnet18"}) {
     INFO(model);
     const memory::Stack stack = memory::make_resource(thimble::cpu);

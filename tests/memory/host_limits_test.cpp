@@ -1,4 +1,4 @@
-// What the machine lets a process hold, read from trees of files that look like the kernel's, and from a real limit.
+// The machine's memory limits for a process, read from fake kernel files and from a real limit.
 
 #include <thimble/memory/process/host_limits.h>
 
@@ -22,9 +22,9 @@ using namespace files_test;
 namespace {
 
 constexpr std::size_t MiB = std::size_t{1} << 20;
-constexpr std::size_t counting = 64 * 4096;  // what the kernel may not yet have added up
+constexpr std::size_t counting = 64 * 4096;  // the kernel's counters may lag behind by this much
 
-/// A tree with /proc and control groups of its own.
+/// A tree of fake files for /proc and control groups.
 struct Tree {
   Tree() {
     paths.proc = folder / "proc";
@@ -36,14 +36,14 @@ struct Tree {
     std::filesystem::create_directories(std::filesystem::path(folder / name).parent_path());
     write_text_file(folder / name, text);
   }
-  /// A group of version 2; "" is the root.
+  /// A control group of version 2; "" is the root.
   void group(const std::string& path, const std::string& most, std::size_t anonymous, std::size_t shared) const {
     const std::string at = "cgroup" + path + "/";
     write(at + "memory.max", most + "\n");
     write(at + "memory.stat",
           "anon " + std::to_string(anonymous) + "\nfile 99999999\nkernel 3\nshmem " + std::to_string(shared) + "\n");
   }
-  /// A group of version 1.
+  /// A control group of version 1.
   void old_group(const std::string& path, const std::string& most, std::size_t anonymous, std::size_t shared) const {
     const std::string at = "cgroup/memory" + path + "/";
     write(at + "memory.limit_in_bytes", most + "\n");
@@ -79,7 +79,7 @@ std::string refusal_of(const memory::HostNeed& need, const std::vector<memory::H
   return "";
 }
 
-/// Runs `body` in a child process and returns what it returned; 255 when it died.
+/// Runs `body` in a child process and returns its result; 255 if the child died.
 template <class Body>
 int in_child(Body&& body) {
   const pid_t child = fork();
@@ -95,23 +95,23 @@ TEST_CASE("host limits: control groups of version 2, and those above", "[host_li
   Tree tree;
   tree.write("proc/self/cgroup", "0::/a/b\n1:name=systemd:/c\n");
   tree.write("cgroup/cgroup.controllers", "cpu memory\n");
-  // The root has no files of its own.
+  // The root group has no memory files.
   tree.group("/a", std::to_string(500 * MiB), 90 * MiB, 10 * MiB);
   tree.group("/a/b", "max", 20 * MiB, 0);
   auto limits = memory::host_limits(tree.paths);
   REQUIRE(limits.size() == 1);
   CHECK(limits[0].name == "memory.max of the control group /a");
   CHECK(limits[0].counts_tables);
-  // Others hold 90 and 10 of files in memory; 2 of these are this process's.
+  // The group uses 90 + 10 MiB, of which 2 MiB belong to this process.
   CHECK(limits[0].most_bytes == (500 - 98) * MiB + counting);
 
-  tree.group("/a/b", std::to_string(100 * MiB), 1 * MiB, 0);  // less than its own
+  tree.group("/a/b", std::to_string(100 * MiB), 1 * MiB, 0);  // uses less than the process does
   limits = memory::host_limits(tree.paths);
   REQUIRE(limits.size() == 2);
   CHECK(limits[0].name == "memory.max of the control group /a/b");  // smallest first
   CHECK(limits[0].most_bytes == 100 * MiB);
 
-  // In a container the path is the host's, and the group is mounted as the root.
+  // In a container the path is the host's, while the group is mounted as the root.
   Tree container;
   container.write("proc/self/cgroup", "0::/docker/0123\n");
   container.write("cgroup/cgroup.controllers", "memory\n");
@@ -131,7 +131,7 @@ TEST_CASE("host limits: control groups of version 1, beside an empty version 2",
   Tree tree;
   tree.write("proc/self/cgroup", "9:name=systemd:/\n5:cpu,cpuacct:/x\n4:memory:/x/y\n0::/\n");
   tree.old_group("/x/y", std::to_string(300 * MiB), 32 * MiB, 10 * MiB);
-  tree.old_group("/x", "4611686018427387903", 50 * MiB, 0);  // from here on it is no limit
+  tree.old_group("/x", "4611686018427387903", 50 * MiB, 0);  // values from here on mean no limit
   tree.old_group("", std::to_string(200 * MiB), 50 * MiB, 0);
   tree.write("cgroup/memory/x/y/memory.max_usage_in_bytes", "777\n");
   const auto limits = memory::host_limits(tree.paths);
@@ -151,12 +151,12 @@ TEST_CASE("host limits: free memory, and nothing where nothing can be read", "[h
   const auto limits = memory::host_limits(tree.paths);
   REQUIRE(limits.size() == 1);
   CHECK(limits[0].name == "free memory (MemAvailable)");
-  CHECK(limits[0].most_bytes == 12 * MiB);  // what this process holds is there as well
+  CHECK(limits[0].most_bytes == 12 * MiB);  // includes the memory that this process already holds
 }
 
 TEST_CASE("host limits: a need above a limit is refused in words", "[host_limits]") {
   const std::vector<memory::HostLimit> limits{{"RLIMIT_DATA", 110 * MiB}, {"free memory (MemAvailable)", 150 * MiB}};
-  CHECK(refusal_of(need_of(100 * MiB), limits).empty());  // exactly that
+  CHECK(refusal_of(need_of(100 * MiB), limits).empty());  // an exact fit
   const std::string text = refusal_of(need_of(100 * MiB + 1), limits);
   for (const char* part :
        {"RLIMIT_DATA allows 110.00 MiB", "needs 110.00 MiB (115343361 B)", "code 6.00 MiB", "heap 3.00 MiB",
@@ -164,7 +164,7 @@ TEST_CASE("host limits: a need above a limit is refused in words", "[host_limits
     INFO(part << " in " << text);
     CHECK(text.find(part) != std::string::npos);
   }
-  // Page tables of 2 GiB are 4 MiB; 3 of them may take the place of code.
+  // Page tables of 2 GiB take 4 MiB; 3 of them may replace code.
   const std::size_t large = 2048 * MiB;
   const std::size_t sum = need_of(large).total();
   CHECK(refusal_of(need_of(large), {{"memory.max", sum}}).empty());
@@ -188,7 +188,7 @@ TEST_CASE("host limits: limits of this process", "[host_limits]") {
     if (setrlimit(RLIMIT_AS, &more) != 0) return 4;
     if (!memory::has_address_limit()) return 5;
     const memory::HostLimit* const space = find(memory::host_limits(), "RLIMIT_AS");
-    // Of the 256 MiB that are left an arena's guards take 6.
+    // An arena's guards take 6 of the remaining 256 MiB.
     const std::size_t held = process::data_bytes() + process::file_mapped_bytes();
     if (space == nullptr || space->most_bytes != held + 250 * MiB) return 6;
     return 0;
@@ -201,7 +201,7 @@ TEST_CASE("host limits: what is promised to fit a limit fits it, and one page le
     constexpr std::size_t arena_bytes = 40 * MiB;
     const memory::OutsideBytes outside = memory::outside_bytes(memory::ProcessBase::measure(), {});
     const std::size_t sum = arena_bytes + outside.total();
-    const std::size_t beside_code = sum - outside.code;  // which RLIMIT_DATA does not count
+    const std::size_t beside_code = sum - outside.code;  // RLIMIT_DATA does not count code
     const rlimit tight{beside_code - 4096, RLIM_INFINITY};
     if (setrlimit(RLIMIT_DATA, &tight) != 0) return 1;
     try {

@@ -29,13 +29,13 @@ std::unique_ptr<Arena> make_arena(Device device, Arena::Options options = {}) {
   return std::make_unique<Arena>(thimble::make_backing(device), options);
 }
 
-/// Counts pages as a dry backing does, remembers which granules have some, and refuses as it is told.
+/// Counts pages like a dry backing, tracks which granules have pages, and refuses on demand.
 class RefusingBacking final : public Backing {
  public:
   struct State {
     std::set<std::size_t> granules;
-    int commits_until_refusal = -1;  // -1: never refuses
-    bool is_misused = false;         // a granule was committed twice, or given back without pages
+    int commits_until_refusal = -1;  // -1 never refuses
+    bool is_misused = false;         // a granule was committed twice, or returned without pages
   };
   explicit RefusingBacking(State& state) : state_(state), dry_(thimble::make_dry_backing(thimble::cpu)) {}
 
@@ -64,7 +64,7 @@ class RefusingBacking final : public Backing {
   std::unique_ptr<Backing> dry_;
 };
 
-/// A block whose bytes were written with a tag, to be found again.
+/// A block filled with a tag, to detect overwrites.
 struct Tagged {
   Block* block;
   unsigned char tag;
@@ -76,7 +76,7 @@ struct Tagged {
   }
 };
 
-/// Random allocations and frees with contents; returns how often something was wrong.
+/// Random allocations and frees with contents; returns the number of errors.
 std::size_t random_arena_run(Arena& arena, std::uint32_t seed, int operations, std::size_t population) {
   std::mt19937 random(seed);
   std::vector<Tagged> live;
@@ -237,10 +237,10 @@ TEST_CASE("memory arena: capacity is a bound of what is committed", "[memory][ar
   CHECK(make_arena(thimble::cpu)->statistics().fragmentation == 0);
   const auto holed = make_arena(thimble::cpu, {.capacity_bytes = 4 * MiB});
   Block* const low = holed->allocate({.bytes = MiB});
-  CHECK(holed->statistics().peak_fragmentation == 0.5);  // of a granule
+  CHECK(holed->statistics().peak_fragmentation == 0.5);  // measured against a granule
   Block* const high = holed->allocate({.bytes = MiB - 8});
   holed->deallocate(low, nullptr);
-  CHECK(holed->statistics().largest_free_bytes == 2 * MiB);  // above, and not with the hole below
+  CHECK(holed->statistics().largest_free_bytes == 2 * MiB);  // above it; not merged with the hole below
   CHECK(holed->compact() == MiB - 8);
   holed->deallocate(high, nullptr);
   const auto nothing = make_arena(thimble::cpu, {.capacity_bytes = 1000});
@@ -281,7 +281,7 @@ TEST_CASE("memory arena: a refusal between two runs of pages takes the first bac
   RefusingBacking::State state;
   {
     Arena arena(std::make_unique<RefusingBacking>(state), {.reserve_bytes = 64 * MiB});
-    // Pages under granules 0, 2 and 4 only, and no block above 0: a request across them needs two commits.
+    // Granules 0, 2 and 4 have pages, and only granule 0 has a block: a request across them needs two commits.
     std::vector<Block*> blocks;
     for (int i = 0; i < 5; ++i) blocks.push_back(arena.allocate({.bytes = 2 * MiB}));
     arena.deallocate(blocks[1], nullptr);
@@ -359,7 +359,7 @@ TEST_CASE("memory arena: trim gives back what no block touches", "[memory][arena
   CHECK(arena->statistics().committed_bytes == 24 * MiB);
   CHECK(arena->trim() == 0);
   for (const std::size_t i : {1u, 2u, 3u, 4u, 5u, 6u}) arena->deallocate(blocks[i], nullptr);
-  // [3, 21) MiB is free: the granules from 4 to 20 MiB go.
+  // [3, 21) MiB is free: trimming returns the granules from 4 to 20 MiB.
   CHECK(arena->trim() == 16 * MiB);
   CHECK(arena->statistics().committed_bytes == 8 * MiB);
   CHECK(arena->statistics().peak_committed_bytes == 24 * MiB);
@@ -407,7 +407,7 @@ TEST_CASE("memory arena: four hundred at a time, each with room", "[memory][aren
   };
   const auto dry = make_arena(thimble::dry(thimble::cpu));
   CHECK(used(*arenas.front()) == used(*arenas.back()));
-  CHECK(used(*make_arena(thimble::cpu)) == used(*dry));  // what is reserved is not in the books
+  CHECK(used(*make_arena(thimble::cpu)) == used(*dry));  // reserved addresses are not booked
 }
 
 TEST_CASE("memory arena: peaks that are reset begin anew", "[memory][arena]") {

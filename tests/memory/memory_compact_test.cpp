@@ -1,4 +1,4 @@
-// Compaction: what is slid, what stays, and who waits for whom.
+// Compaction: which blocks slide, which stay, and how threads wait for each other.
 
 #include <algorithm>
 #include <cstring>
@@ -28,8 +28,7 @@ using thimble::memory::Device;
 constexpr std::size_t compact_MiB = std::size_t{1} << 20;
 constexpr std::size_t compact_unit = 64;
 
-/// Arena addresses in units of 64 bytes, written as text: one digit or letter per unit of the block of that name, '.'
-/// for a free one: "aa.b".
+/// A picture of the arena, one character per 64 bytes: the name of the block there, or '.' for free, as in "aa.b".
 class Map {
  public:
   explicit Map(std::size_t units) : text_(units, '.') {}
@@ -43,7 +42,7 @@ class Map {
   std::string text_;
 };
 
-/// A layout by hand: every unit of a 2 MiB arena is asked for in turn, and what is '.' is given back.
+/// Lays blocks out as in a picture: allocates every run of units of a 2 MiB arena, then frees the '.' runs.
 class Layout {
  public:
   Layout(Device device, const std::string& picture, Arena::Options options = {}) {
@@ -103,7 +102,7 @@ class Layout {
   Block* rest_;
 };
 
-/// Fewest bytes that have to move for a hole of `need` bytes, by looking at every window.
+/// The fewest bytes to move for a hole of `need` bytes, by trying every window.
 std::size_t fewest_bytes(Tlsf& spans, std::size_t need) {
   std::size_t fewest = std::numeric_limits<std::size_t>::max();
   if (spans.limit() - spans.height() >= need) return 0;
@@ -129,7 +128,7 @@ TEST_CASE("memory compact: a request slides as little as makes its hole", "[memo
     const char* before;
     std::size_t units;
     const char* pinned;
-    const char* after;  // the new block is N; "": refused
+    const char* after;  // the new block is N; "" means refused
     std::size_t moved_units;
   };
   const Row rows[] = {
@@ -195,7 +194,7 @@ TEST_CASE("memory compact: no other window moves fewer bytes", "[memory][compact
       if (window.is_found() != (fewest != std::numeric_limits<std::size_t>::max())) ++differences;
       if (window.is_found() && window.bytes != fewest) ++differences;
       windows += window.is_found() && window.blocks > 0 ? 1 : 0;
-      // What no window gives, sliding everything does not give either: nothing here is aligned.
+      // Where no window suffices, sliding everything does not, either: nothing here is aligned.
       if (!window.is_found() && thimble::bytes_after_sliding_all(spans, compact_unit) >= units * compact_unit) {
         ++differences;
       }
@@ -211,7 +210,7 @@ TEST_CASE("memory compact: on demand, and at a safe point", "[memory][compact]")
     INFO(to_string(device));
     Layout layout(device, "a.bb..c.dd..", {.poison = true, .tolerated_fragmentation = 0.001});
     const std::byte* const left = layout['c']->address;
-    // 6 of 32768 units are holes, which is below what is tolerated.
+    // 6 of 32768 units are holes, below the tolerance.
     CHECK(layout.arena->safe_point() == 0);
     CHECK(layout.arena->compact() == 5 * compact_unit);
     CHECK(layout.picture() == "abbcdd......");
@@ -228,7 +227,7 @@ TEST_CASE("memory compact: on demand, and at a safe point", "[memory][compact]")
   Layout holes(thimble::cpu, "a.b", {.tolerated_fragmentation = 0});
   CHECK(holes.arena->safe_point() == compact_unit);
   CHECK(holes.arena->safe_point() == 0);
-  Layout tolerated(thimble::cpu, "a.b", {.tolerated_fragmentation = 1.0 / 32768});  // just that hole
+  Layout tolerated(thimble::cpu, "a.b", {.tolerated_fragmentation = 1.0 / 32768});  // tolerates exactly that hole
   CHECK(tolerated.arena->safe_point() == 0);
   bool was_refused = false;
   thimble::launch(thimble::cpu, [&](const thimble::Addresses&) {
@@ -249,7 +248,7 @@ TEST_CASE("memory compact: never, and before every allocation", "[memory][compac
   Layout never(thimble::cpu, "a.b.c", {.compaction = Arena::Compaction::never});
   CHECK_THROWS_WITH(never.add('N', 2),
                     Catch::Contains("0 compactions moved 0 blocks, 0 B, in 0.00 ms, switched off for requests") &&
-                        Catch::Contains("1 blocks of"));  // the pinned rest of the layout
+                        Catch::Contains("1 blocks of"));  // the pinned remainder of the layout
   CHECK(never.arena->compact() == 2 * compact_unit);
   never.add('N', 2);
   CHECK(never.picture() == "abcNN");
@@ -309,7 +308,7 @@ TEST_CASE("memory compact: while frozen nothing is moved, however full it is", "
     CHECK(layout.arena->compact() == 0);
     CHECK(layout.arena->safe_point() == 0);
     CHECK(layout.picture() == "a.b.c");
-    layout.add('S', 1);  // what needs no room to be made is served
+    layout.add('S', 1);  // a request that fits without moving succeeds
     CHECK(layout.picture() == "aSb.c");
   }
   layout.add('N', 1);
@@ -322,7 +321,7 @@ TEST_CASE("memory compact: while frozen nothing is moved, however full it is", "
   CHECK(freed.is_intact());
 }
 
-// ---- Compaction where pages come and go, or the system refuses them.
+// ---- Compaction as pages come and go, or the system refuses them.
 
 namespace {
 
@@ -333,7 +332,7 @@ using thimble::OutOfMemory;
 using thimble::memory::Block;
 using thimble::memory::Device;
 
-/// Counts pages and refuses some, over host memory.
+/// Counts pages over host memory, and refuses them while told to.
 class ShortBacking final : public Backing {
  public:
   explicit ShortBacking(const bool& refuses) : refuses_(refuses) {}
@@ -423,14 +422,14 @@ TEST_CASE("memory compact: when pages are refused, those that are there are used
       std::memset(blocks.back()->address, i, 3 * compact_MiB);
     }
     for (const std::size_t i : {1u, 2u}) arena.deallocate(blocks[i], nullptr);
-    CHECK(arena.trim() == 4 * compact_MiB);  // the granules inside of [3, 9) MiB
+    CHECK(arena.trim() == 4 * compact_MiB);  // the granules within [3, 9) MiB
     for (const std::size_t i : {4u, 6u}) arena.deallocate(blocks[i], nullptr);
     refuses = true;
     const Arena::Statistics before = arena.statistics();
     CHECK_THROWS_AS(arena.allocate({.bytes = 12 * compact_MiB}), OutOfMemory);
     CHECK(arena.statistics() == before);
     if (may_move) {
-      // [12, 15) and [18, 21) MiB are free and have pages; block 5 between them gives way.
+      // [12, 15) and [18, 21) MiB are free with pages; block 5 between them moves.
       Block* const wide = arena.allocate({.bytes = 5 * compact_MiB});
       std::memset(wide->address, 42, 5 * compact_MiB);
       CHECK(arena.statistics().moved_blocks == 1);

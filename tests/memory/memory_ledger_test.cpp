@@ -64,7 +64,7 @@ TEST_CASE("memory ledger: books agree with a slow account", "[memory][ledger]") 
   std::vector<PathId> ids;
   for (const std::string& path : paths) ids.push_back(ledger_path(path));
 
-  // The account: live bytes per (path, category), copied whole whenever the sum reaches a new peak.
+  // The reference: live bytes per (path, category), copied whenever their sum reaches a new peak.
   using Table = std::map<std::pair<std::size_t, std::size_t>, std::size_t>;
   struct Entry {
     Block* block;
@@ -90,7 +90,7 @@ TEST_CASE("memory ledger: books agree with a slow account", "[memory][ledger]") 
       if (ledger->peak_by_category()[c] != category_sum(at_peak, c)) ++differences;
       if (ledger->max_allocated(category) != category_peak[c]) ++differences;
     }
-    // "net.a" takes net.a and net.a.w, not net.ab.
+    // "net.a" covers net.a and net.a.w, but not net.ab.
     std::size_t now = 0, then = 0, now_activation = 0, then_activation = 0;
     for (const std::size_t p : {std::size_t{2}, std::size_t{3}}) {
       for (std::size_t c = 0; c < ledger_category_count; ++c) {
@@ -295,7 +295,7 @@ TEST_CASE("memory ledger: threads do not disturb the books", "[memory][ledger]")
   CHECK(ledger->max_allocated() == arena->statistics().peak_requested_bytes);
 }
 
-// ---- What committed bytes consist of: every table adds up to them.
+// ---- Parts of committed bytes: every table adds up to them.
 
 using namespace thimble;
 using files_test::contains;
@@ -314,8 +314,8 @@ void check_parts(const CommittedParts& parts, std::size_t live, std::size_t hole
   CHECK(parts.rounding_bytes == rounding);
 }
 
-// The last number of every line of `text` between the lines that begin with these words, the first of them left out:
-// "  gradient   1,024   1.00 KiB" is 1024, and so is "  gradient   1,024".
+// The last number of each line of `text` after the line with `from`, up to the first line with `to`: 1024 for "
+// gradient   1,024   1.00 KiB" and for "  gradient   1,024".
 std::vector<std::size_t> column(const std::string& text, const std::string& from, const std::string& to) {
   std::vector<std::size_t> numbers;
   std::istringstream lines(text.substr(text.find(from)));
@@ -346,7 +346,7 @@ models::PlanOptions small_gpt() {
 void check_plan(const models::PlanReport& report) {
   CHECK(report.committed.live_bytes == sum_of(report.plan.peak_by_category));
   CHECK(report.committed.total() == report.plan.peak_bytes);
-  CHECK(report.committed.rounding_bytes < 2 * mib);  // of the CPU's granule
+  CHECK(report.committed.rounding_bytes < 2 * mib);  // the CPU's granule
 }
 
 }  // namespace
@@ -358,7 +358,7 @@ TEST_CASE("committed: live bytes, holes and rounding are all there is", "[memory
   check_parts(memory::committed_parts(0, 0, 10), 0, 0, 10);
 
   const memory::Stack stack = memory::make_resource(dry(cpu));
-  memory::Block* const first = stack.top->allocate({.bytes = 1000});  // 1024 of the arena
+  memory::Block* const first = stack.top->allocate({.bytes = 1000});  // 1024 in the arena
   memory::Block* const hole = stack.top->allocate({.bytes = mib});
   memory::Block* const last = stack.top->allocate({.bytes = 3 * mib});
   stack.top->deallocate(hole, nullptr);
@@ -386,7 +386,7 @@ TEST_CASE("committed: the categories of a plan, its holes and its rounding are i
   const models::PlanReport planned = models::make_plan(options);
   CHECK(planned.plan.tape != nullptr);
   check_plan(planned);
-  options.budget_bytes = 1;  // the smallest plan
+  options.budget_bytes = 1;  // forces the smallest plan
   check_plan(models::make_plan(options));
   options = small_gpt();
   options.setup.micro_batches = 2;

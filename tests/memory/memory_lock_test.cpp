@@ -17,7 +17,7 @@ namespace {
 using thimble::ResourceLock;
 using thimble::memory::Block;
 
-/// A resource of a user's own: no lock, no arena, one block.
+/// A user's resource: one block, no lock, no arena.
 class OneBlock final : public thimble::memory::Resource {
  public:
   Block* allocate(const thimble::Request& request) override {
@@ -39,7 +39,7 @@ class OneBlock final : public thimble::memory::Resource {
 }  // namespace
 
 TEST_CASE("memory lock: one thread at a time is inside", "[memory][lock]") {
-  // A counter without atomics shows a lost update.
+  // A plain counter reveals lost updates.
   constexpr int increments = 200'000, helpers = 3;
   ResourceLock lock;
   volatile long count = 0;

@@ -1,4 +1,4 @@
-// An arena against a model: millions of random requests, frees, pins, trims and compactions, held against a std::map.
+// An arena against a std::map: millions of random requests, frees, pins, trims and compactions.
 
 #include <cstdint>
 #include <cstring>
@@ -27,7 +27,7 @@ struct ArenaRow {
   Arena::Compaction compaction = Arena::Compaction::when_needed;
 };
 
-/// What went wrong, and how much was done.
+/// Counts of errors and of operations.
 struct ArenaTally {
   std::uint64_t overlaps = 0, wrong_places = 0, lost_contents = 0, wrong_refusals = 0, wrong_figures = 0;
   std::uint64_t allocations = 0, refusals = 0, compactions = 0, moved_blocks = 0, pins = 0;
@@ -35,7 +35,7 @@ struct ArenaTally {
   std::uint64_t errors() const { return overlaps + wrong_places + lost_contents + wrong_refusals + wrong_figures; }
 };
 
-/// The arena, and beside it a slow and obvious account of the same blocks.
+/// The arena with a slow, obvious model of its blocks.
 class ArenaModel {
  public:
   ArenaModel(const ArenaRow& row, std::uint32_t seed)
@@ -130,7 +130,7 @@ class ArenaModel {
     Block& block = *live_[which].block;
     if (block.pins > 0) {
       block.pins = 0;
-    } else if (draw() % 16 == 0) {  // few blocks are pinned at a time
+    } else if (draw() % 16 == 0) {  // keeps pinned blocks few
       block.pins = 1;
       ++tally_.pins;
     }
@@ -158,7 +158,7 @@ class ArenaModel {
     return tally_.moved_blocks != before;
   }
 
-  /// After a compaction: blocks have slid down, in order, without overlap; pinned ones have stayed; contents are there.
+  /// Checks a compaction: blocks slid down in order without overlap, pinned blocks stayed, contents are intact.
   void follow() {
     std::map<std::size_t, std::size_t> moved;
     std::size_t end = 0;
@@ -175,7 +175,7 @@ class ArenaModel {
     by_offset_.swap(moved);
   }
 
-  /// The largest hole that sliding everything would leave: a request that fits there must not be refused.
+  /// The largest hole after sliding everything; a request that fits there must succeed.
   std::size_t largest_after_sliding(std::size_t alignment) const {
     const auto up = [](std::size_t value, std::size_t to) { return (value + to - 1) / to * to; };
     std::size_t at = 0, largest = 0;
@@ -241,7 +241,7 @@ constexpr std::size_t model_MiB = std::size_t{1} << 20;
 
 TEST_CASE("memory model: millions of random operations", "[memory][model]") {
   using thimble::cpu;
-  // Roomy ones measure the bins; tight ones are refused and compacted all the time.
+  // Roomy arenas exercise the bins; tight arenas refuse and compact all the time.
   const ArenaRow rows[] = {
       {dry(cpu), 6000000, 64 * model_MiB, 30, 100000},
       {dry(cpu), 2000000, 2 * model_MiB, 60, 300000},

@@ -1,4 +1,4 @@
-// What a process takes beside its arena: the formula, and the process itself.
+// The bytes of a process outside its arena: the formula, and a real process.
 
 #include <thimble/memory/process/outside.h>
 
@@ -44,7 +44,7 @@ TEST_CASE("outside: the formula, term by term", "[outside]") {
   base.writable_bytes = 5 * outside_MiB;
   const memory::OutsideBytes least = memory::outside_bytes(base, {});
   CHECK(least.code == 7 * outside_MiB);
-  CHECK(least.heap == 6 * outside_MiB);  // and 1 MiB for what comes later
+  CHECK(least.heap == 6 * outside_MiB);  // plus 1 MiB for later growth
   CHECK(least.total() == 13 * outside_MiB);
   const memory::OutsideBytes all = memory::outside_bytes(
       base, {.threads = 3, .tier_threads = 2, .nodes = 100, .staging = 2 * outside_MiB, .data = 4 * outside_MiB});
@@ -53,11 +53,11 @@ TEST_CASE("outside: the formula, term by term", "[outside]") {
   CHECK(all.nodes == 200 * outside_KiB);
   CHECK(all.staging == 2 * outside_MiB);
   CHECK(all.data == 4 * outside_MiB);
-  CHECK(all.heap == 2 * outside_MiB);  // the data were in the base
+  CHECK(all.heap == 2 * outside_MiB);  // the base included the data
   CHECK(all.total() == 7 * outside_MiB + all.heap + all.threads + all.nodes + all.staging + all.data);
   const memory::OutsideBytes later = memory::outside_bytes(base, {.data = 4 * outside_MiB, .holds_data = false});
   CHECK(later.heap == 6 * outside_MiB);
-  CHECK(memory::outside_bytes(base, {.data = 9 * outside_MiB}).heap == outside_MiB);  // at most the base was data
+  CHECK(memory::outside_bytes(base, {.data = 9 * outside_MiB}).heap == outside_MiB);  // data within the base at most
   CHECK(to_string(later) == "17.00 MiB (code 7.00 MiB, heap 6.00 MiB, data 4.00 MiB)");
 }
 
@@ -67,7 +67,7 @@ TEST_CASE("outside: what differs is said", "[outside]") {
   CHECK(report.differences().empty());
   report.measured_peak_bytes = 90;
   CHECK(report.differences() == "the arena's peak measured 90 B, predicted 100 B");
-  report.skipped_steps = 1;  // an update that was never made needs less
+  report.skipped_steps = 1;  // a skipped update needs less
   CHECK(report.differences().empty());
   report.measured_peak_bytes = 110;
   CHECK_FALSE(report.differences().empty());
@@ -93,7 +93,7 @@ TEST_CASE("outside: a watch sees what the process took since, and no more", "[ou
     CHECK(before.peak_bytes() >= quiet + bytes - outside_MiB);
   }
   const memory::ProcessWatch after;
-  CHECK(after.peak_bytes() < quiet + bytes / 2);  // that peak is over
+  CHECK(after.peak_bytes() < quiet + bytes / 2);  // the earlier peak is over
   CHECK(after.base().writable_bytes + after.base().code_bytes >= after.peak_bytes());
 }
 
@@ -111,7 +111,7 @@ TEST_CASE("outside: a run stays within its promise, over many steps as over few"
       if (report.process_peak_bytes == 0) return thimble_test::skip("/proc/self/clear_refs cannot be written here");
       CHECK(report.process_peak_bytes <= report.predicted_peak_bytes + report.outside.total());
       CHECK(report.process_peak_bytes >= report.measured_peak_bytes);
-      // Code is touched or not, as it comes; what is the run's own does not grow with its steps.
+      // How much code gets touched varies; the run's own bytes do not grow with its steps.
       const std::size_t known = report.measured_peak_bytes + report.outside.code + report.outside.heap;
       growth.push_back(report.process_peak_bytes > known ? report.process_peak_bytes - known : 0);
     }

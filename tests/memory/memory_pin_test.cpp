@@ -1,4 +1,4 @@
-// Who may hold a block where it is, and who waits for whom: pins, launches, compactions of many threads.
+// Pins, launches and compactions from many threads: which may hold a block in place, and which wait.
 
 #include <algorithm>
 #include <atomic>
@@ -25,7 +25,7 @@ TEST_CASE("memory pin: a Pin holds a tensor's block, the others go around it", "
   {
     const thimble::Pin pin(c), again(c.detach());
     const auto* const at = pin.as<float>();
-    CHECK(stack.arena->compact() == 64);  // b; d is stopped by c
+    CHECK(stack.arena->compact() == 64);  // moves b; c stops d
     CHECK(pin.as<float>() == at);
     b = thimble::Tensor();
     CHECK(stack.arena->compact() == 0);
@@ -39,7 +39,7 @@ TEST_CASE("memory pin: a Pin holds a tensor's block, the others go around it", "
 }
 
 TEST_CASE("memory pin: launches and compactions of many threads", "[memory][pin]") {
-  // Some threads launch and verify what their tensors hold, some pin, and some make the arena move everything.
+  // Some threads launch and verify their tensors, some pin, and some make the arena move everything.
   const auto stack = thimble::memory::make_resource(thimble::cpu);
   std::atomic<std::size_t> errors{0}, launches{0};
   std::atomic<bool> is_over{false};

@@ -29,7 +29,7 @@ namespace process = thimble::process;
 
 constexpr std::size_t process_MiB = std::size_t{1} << 20;
 
-/// Runs `body` in a child process and returns what it returned; 255 when it died.
+/// Runs `body` in a child process and returns its result; 255 if the child died.
 template <class Body>
 int in_child(Body&& body) {
   const pid_t child = fork();
@@ -41,7 +41,7 @@ int in_child(Body&& body) {
 
 std::size_t arena_rss(const Arena& arena) { return process::mapping_rss_bytes(arena.base(), arena.reserved_bytes()); }
 
-/// Lowers RLIMIT_DATA to what the process has now and `more`.
+/// Lowers RLIMIT_DATA to the current data of the process plus `more`.
 [[maybe_unused]] bool limit_data(std::size_t more) {
   const rlim_t bytes = process::data_bytes() + more;
   const rlimit limit{bytes, bytes};
@@ -60,7 +60,7 @@ TEST_CASE("memory process: resident bytes of the arena are its committed bytes",
   for (int i = 0; i < 120; ++i) {
     if (random() % 3 != 0 || live.empty()) {
       live.push_back(stack.top->allocate({.bytes = 1 + random() % (5 * process_MiB)}));
-      // Written or not, a block's pages are resident.
+      // A block's pages are resident even before they are written.
       if (i % 2 == 0) std::memset(live.back()->address, 1, live.back()->bytes);
     } else {
       const std::size_t which = random() % live.size();
@@ -82,18 +82,18 @@ TEST_CASE("memory process: resident bytes of a range that one mapping fills", "[
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   void* const all = mmap(nullptr, 5 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   REQUIRE(all != MAP_FAILED);
-  auto* const range = static_cast<std::byte*>(all) + page;  // between two pages without rights
+  auto* const range = static_cast<std::byte*>(all) + page;  // between two inaccessible pages
   REQUIRE(mprotect(range, 3 * page, PROT_READ | PROT_WRITE) == 0);
   std::memset(range, 1, 2 * page);
   CHECK(process::mapping_rss_bytes(range, 3 * page) == 2 * page);
-  CHECK(process::mapping_rss_bytes(range, 3 * page - 1) == 0);  // the mapping is not within it
+  CHECK(process::mapping_rss_bytes(range, 3 * page - 1) == 0);  // the range does not contain the mapping
   munmap(all, 5 * page);
 }
 
 TEST_CASE("memory process: the process grows by what the arena commits", "[memory][process]") {
   const int result = in_child([] {
     thimble::memory::Stack stack = thimble::memory::make_resource(thimble::cpu);
-    // Anonymous pages: the program's own file pages come and go while this runs.
+    // Counts anonymous pages, since the program's file pages come and go meanwhile.
     const std::size_t rss = process::anonymous_rss_bytes(), data = process::data_bytes();
     const auto is_near = [](std::size_t bytes, std::size_t expected) {
       return bytes >= expected && bytes < expected + process_MiB;
@@ -106,7 +106,7 @@ TEST_CASE("memory process: the process grows by what the arena commits", "[memor
     stack.arena->trim();
     if (!is_near(taken_rss, rss + 100 * process_MiB)) return 1;
     if (!is_near(taken_data, data + 100 * process_MiB)) return 2;
-    if (!is_near(written_rss, taken_rss)) return 3;  // nothing is touched twice
+    if (!is_near(written_rss, taken_rss)) return 3;  // no page is counted twice
     if (!is_near(process::anonymous_rss_bytes(), rss)) return 4;
     if (!is_near(process::data_bytes(), data)) return 5;
     if (process::peak_rss_bytes() < 100 * process_MiB) return 6;
@@ -118,13 +118,13 @@ TEST_CASE("memory process: the process grows by what the arena commits", "[memor
 TEST_CASE("memory process: more than the machine has is refused before it is taken", "[memory][process]") {
   CHECK(process::available_bytes() > 0);
   const int result = in_child([] {
-    // Should the refusal fail to come, this process is the one to be killed.
+    // If the refusal fails, the kernel should kill this process first.
     if (std::FILE* const file = std::fopen("/proc/self/oom_score_adj", "w")) {
       std::fputs("1000", file);
       std::fclose(file);
     }
     thimble::memory::Stack stack = thimble::memory::make_resource(thimble::cpu);
-    // Another process may give memory back between the two readings of what is available: then once more.
+    // Another process may free memory between the two readings, hence the retries.
     for (int attempt = 0; attempt < 20; ++attempt) {
       Block* granted = nullptr;
       try {
@@ -140,8 +140,8 @@ TEST_CASE("memory process: more than the machine has is refused before it is tak
   CHECK(result == 0);
 }
 
-// A sanitizer takes memory of its own beside the program's: it ends the process at a limit that the program survives,
-// and its allocator has more when the heap has none.
+// Not under a sanitizer: its extra memory would end the process at this limit, and its allocator has memory after the
+// heap has run out.
 #ifndef THIMBLE_TEST_HAS_SANITIZER
 TEST_CASE("memory process: reserving costs no data, and a data limit is met as OutOfMemory", "[memory][process]") {
   const int result = in_child([] {
@@ -163,7 +163,7 @@ TEST_CASE("memory process: reserving costs no data, and a data limit is met as O
     }
     if (!(before == stack.arena->statistics())) return 6;
     stack.top->deallocate(blocks.back(), nullptr);
-    blocks.back() = stack.top->allocate({.bytes = 4 * process_MiB});  // a retry in what is there
+    blocks.back() = stack.top->allocate({.bytes = 4 * process_MiB});  // a retry reuses committed pages
     for (Block* block : blocks) stack.top->deallocate(block, nullptr);
     return 0;
   });
@@ -190,10 +190,10 @@ TEST_CASE("memory process: a steady state calls no allocator", "[memory][process
       }
     };
     step();
-    // From here on the heap has nothing left to give, not even a few bytes.
+    // Exhausts the heap to the last byte.
     if (!limit_data(0)) return 1;
     for (std::size_t bytes = 64 * process_MiB; bytes > 0; bytes = bytes > 16 ? bytes / 2 : 0) {
-      void* volatile block = nullptr;  // volatile: an unused malloc may be assumed to succeed
+      void* volatile block = nullptr;  // volatile: an unused malloc may be optimized away
       do {
         block = std::malloc(bytes);
       } while (block != nullptr);

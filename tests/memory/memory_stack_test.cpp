@@ -47,7 +47,7 @@ TEST_CASE("memory stack: one default resource per device", "[memory][stack]") {
 }
 
 TEST_CASE("memory stack: questions to the default resource", "[memory][stack]") {
-  // A device of its own, so that other tests' tensors do not count.
+  // A separate device, so that other tests' tensors do not count.
   const Device device = thimble::dry(thimble::cuda(200));
   const auto resource = thimble::default_resource(device);
   Block* const kept = resource->allocate({.bytes = 1000, .category = Category::parameter});
@@ -104,12 +104,12 @@ TEST_CASE("memory stack: how bytes are written", "[memory][stack]") {
 
 namespace {
 
-/// The ways in which blocks come and go. Each is one body of `pairs` allocations and as many frees.
+/// Patterns of allocation; each method makes `pairs` allocations and frees.
 class AllocationTimes {
  public:
   explicit AllocationTimes(thimble::memory::Resource& resource)
       : resource_(resource), live_(512, nullptr), sizes_(4096) {
-    // 64 B to 64 KiB, as many in each power of two.
+    // 64 B to 64 KiB, evenly over the powers of two.
     std::mt19937 random(7);
     for (std::size_t& bytes : sizes_) bytes = (std::size_t{64} << random() % 10) + random() % 64 * 8;
   }
@@ -138,7 +138,7 @@ class AllocationTimes {
       any = take(i);
     }
   }
-  /// `live` tensors of 4 KiB to 2 MiB are made, then given back in the reverse order or a mixed one.
+  /// Allocates `live` tensors of 4 KiB to 2 MiB, then frees them in reverse or in mixed order.
   void tensors(std::size_t live, bool is_lifo) {
     for (std::size_t done = 0; done < pairs; done += live) {
       for (std::size_t i = 0; i < live; ++i) live_[i] = resource_.allocate({.bytes = tensor_bytes(i)});
@@ -169,7 +169,7 @@ class AllocationTimes {
   std::uint32_t seed_ = 1;
 };
 
-/// malloc as a resource: what it costs behind the same interface.
+/// malloc behind the same interface, for comparison.
 class MallocResource final : public thimble::memory::Resource {
  public:
   Block* allocate(const thimble::Request& request) override { return static_cast<Block*>(std::malloc(request.bytes)); }
@@ -178,7 +178,7 @@ class MallocResource final : public thimble::memory::Resource {
   Device device() const noexcept override { return thimble::cpu; }
 };
 
-/// Processor time: other work on the machine does not count.
+/// Processor time, which ignores other load on the machine.
 double processor_ns() {
   timespec time{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
@@ -245,7 +245,7 @@ TEST_CASE("memory stack: time of an allocate and a free", "[.benchmark]") {
   measure(*stack.arena, alone);
   measure(plain, stock);
 #if defined(__GLIBC__)
-  mallopt(M_MMAP_MAX, 0);  // the peer at its best: it keeps what it has
+  mallopt(M_MMAP_MAX, 0);  // malloc at its best: it keeps its memory
   mallopt(M_TRIM_THRESHOLD, -1);
   measure(plain, untrimmed);
 #endif

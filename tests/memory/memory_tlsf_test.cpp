@@ -17,7 +17,7 @@ constexpr std::size_t tlsf_unit = 64;
 static_assert(sizeof(Tlsf::Span) == 64, "one cache line");
 #endif
 
-/// A slow, obvious account of the same range: live spans by offset.
+/// A slow, obvious model of the range: live spans by offset.
 struct TlsfModel {
   std::map<std::size_t, std::size_t> live;  // offset -> size
 
@@ -28,7 +28,7 @@ struct TlsfModel {
   }
   std::size_t height() const { return live.empty() ? 0 : live.rbegin()->first + live.rbegin()->second; }
 
-  /// Largest request that fits at `alignment`, with `limit` as the end of the range.
+  /// The largest request that fits at `alignment` if the range ends at `limit`.
   std::size_t largest_fit(std::size_t alignment, std::size_t limit) const {
     std::size_t at = 0, largest = 0;
     const auto consider = [&](std::size_t end) {
@@ -44,7 +44,7 @@ struct TlsfModel {
   }
 };
 
-/// Spans cover [0, height) without gap or overlap, no two free ones are neighbours, and the live ones are the model's.
+/// Checks that spans cover [0, height) without gap or overlap, no two free spans touch, and live spans match the model.
 bool tlsf_agrees(const Tlsf& tlsf, const TlsfModel& model) {
   std::size_t at = 0, live_count = 0;
   bool was_free = false;
@@ -73,7 +73,7 @@ TlsfRun random_tlsf_run(std::uint32_t seed, int operations, std::size_t limit, s
   std::mt19937 random(seed);
   TlsfRun run;
   for (int i = 0; i < operations; ++i) {
-    // The target population wanders, so that the range fills, fragments and drains.
+    // The target population varies, so that the range fills, fragments and drains.
     const std::size_t target = 50 + (static_cast<std::size_t>(i) / 20000 % 4) * 150;
     if (live.size() < target ? random() % 8 != 0 : random() % 8 == 0) {
       const std::size_t bytes = 1 + static_cast<std::size_t>(random()) % (random() % 4 == 0 ? largest_request : 2000);
@@ -90,7 +90,7 @@ TlsfRun random_tlsf_run(std::uint32_t seed, int operations, std::size_t limit, s
                             place.end() <= limit && model.is_disjoint(place.offset, place.size);
       if (!is_right) ++run.errors;
       if (!tlsf.ready()) ++run.errors;
-      // take_ready makes the same of it, or nothing where the place is above what is ready.
+      // take_ready finds this place, too, or nothing if the place ends above its limit.
       Tlsf::Span* span = nullptr;
       if (alignment == tlsf_unit && i % 2 == 0) {
         if (tlsf.take_ready(bytes, place.end() - 1) != nullptr) ++run.errors;
@@ -124,7 +124,7 @@ Tlsf::Span* tlsf_allocate(Tlsf& tlsf, std::size_t bytes, std::size_t alignment =
   return place.is_found() && tlsf.ready() ? tlsf.take(place) : nullptr;
 }
 
-/// Frees blocks of 1,024 bytes, of eight, in this order.
+/// The digest after eight blocks of 1,024 bytes, some of them freed in this order.
 std::uint64_t digest_after_freeing(const std::vector<std::size_t>& order) {
   Tlsf tlsf(64, std::size_t{1} << 30);
   std::vector<Tlsf::Span*> spans;
@@ -162,10 +162,10 @@ TEST_CASE("memory tlsf: the same requests give the same offsets", "[memory][tlsf
 
 TEST_CASE("memory tlsf: states share a digest where they answer every request alike", "[memory][tlsf]") {
   CHECK(digest_after_freeing({}) == digest_after_freeing({}));
-  CHECK(digest_after_freeing({1, 3}) == digest_after_freeing({3, 1}));  // bins are in order of address
-  CHECK(digest_after_freeing({6, 7}) == digest_after_freeing({7, 6}));  // both sink into the top
+  CHECK(digest_after_freeing({1, 3}) == digest_after_freeing({3, 1}));  // bins are sorted by address
+  CHECK(digest_after_freeing({6, 7}) == digest_after_freeing({7, 6}));  // both merge into the top
   std::map<std::uint64_t, int> seen;
-  for (std::size_t subset = 0; subset < 64; ++subset) {  // of blocks 0 to 5, which do not reach the top
+  for (std::size_t subset = 0; subset < 64; ++subset) {  // subsets of blocks 0 to 5, which do not touch the top
     std::vector<std::size_t> order;
     for (std::size_t i = 0; i < 6; ++i) {
       if (subset >> i & 1) order.push_back(i);
@@ -227,7 +227,7 @@ TEST_CASE("memory tlsf: alignment leaves a hole that serves later requests", "[m
 }
 
 TEST_CASE("memory tlsf: the largest free span, where several share its bin", "[memory][tlsf]") {
-  // Sizes of 64 and 65 units share a bin, which lists its spans by address.
+  // Sizes of 64 and 65 units share a bin, which sorts its spans by address.
   for (const std::vector<std::size_t>& sizes :
        {std::vector<std::size_t>{64, 65, 64}, std::vector<std::size_t>{65, 64, 64},
         std::vector<std::size_t>{64, 64, 65}}) {

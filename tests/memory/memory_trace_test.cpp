@@ -22,7 +22,7 @@ std::shared_ptr<Trace> trace_on(thimble::memory::Device device, std::size_t capa
       std::make_shared<Arena>(thimble::make_backing(device), Arena::Options{.capacity_bytes = capacity_bytes}));
 }
 
-/// One fixed little program: two blocks, a relabel, a refusal, frees in the other order.
+/// A fixed little program: two blocks, a relabel, a refusal, frees in the other order.
 void trace_program(Trace& trace, std::size_t bytes_of_second) {
   Block* const a = trace.allocate({.bytes = 100, .category = Category::parameter});
   Block* const b = trace.allocate({.bytes = bytes_of_second, .alignment = 256});
@@ -61,7 +61,7 @@ TEST_CASE("memory trace: records every event that succeeded, in order", "[memory
   CHECK(at(4, Category::gradient) == 50);
   CHECK(line.back() == thimble::CategoryBytes{});
 
-  // A second relabel, and the free after it, take from the category of the first.
+  // A second relabel, and the free after it, subtract from the first relabel's category.
   const auto twice = timeline(std::vector<Trace::Event>{{Action::allocate, Category::temporary, 0, 64, 0, 10},
                                                         {Action::relabel, Category::activation, 0, 0, 0, 10},
                                                         {Action::relabel, Category::gradient, 0, 0, 0, 10},
@@ -101,7 +101,7 @@ TEST_CASE("memory trace: restart begins with the blocks that live", "[memory][tr
                                               {Action::allocate, Category::temporary, 0, 64, 2, 40},
                                               {Action::free, Category::parameter, 0, 0, 1, 30}};
   CHECK(trace->events() == expected);
-  // What still lives at the end lives until the end.
+  // A block still live at the end lives until the end.
   CHECK(to_csv(trace->events()) == "id,lower,upper,size\n0,0,4,20\n1,1,3,30\n2,2,4,40\n");
   trace->deallocate(b, nullptr);
   trace->deallocate(d, nullptr);

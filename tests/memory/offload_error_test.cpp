@@ -1,5 +1,5 @@
-// Offloading where it cannot: full disks, folders in memory, no room for what comes back. All are errors with a type,
-// and leave the tensor where it was.
+// Failures of offloading: full disks, folders in memory, no room to read back. All are typed errors that leave the
+// tensor in place.
 
 #include <sys/vfs.h>
 
@@ -24,7 +24,7 @@ using memory::Offloaded;
 
 namespace {
 
-// The largest file this process may write, put back at the end.
+// Limits the file size of this process for a scope.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t bytes) {
@@ -69,7 +69,7 @@ TEST_CASE("offload: a full disk is an error that changes nothing", "[memory][off
   {
     INFO("a capacity that is just enough");
     FileTier tier(dry(cpu), {.folder = "/nowhere", .capacity_bytes = 8192});
-    CHECK_NOTHROW(tier.write(nullptr, 5000));  // a slot of 8192
+    CHECK_NOTHROW(tier.write(nullptr, 5000));  // takes a slot of 8192
     CHECK_THROWS_AS(tier.write(nullptr, 1), FileError);
   }
   {
@@ -85,7 +85,7 @@ TEST_CASE("offload: a full disk is an error that changes nothing", "[memory][off
   {
     INFO("the system says no while bytes are written");
     const auto tier = std::make_shared<FileTier>(cpu, options_at(folder));
-    offload(large, tier).drop();  // the slot is there
+    offload(large, tier).drop();  // the slot exists
     Offloaded away;
     {
       const FileSizeLimit limit(50000);
@@ -94,7 +94,7 @@ TEST_CASE("offload: a full disk is an error that changes nothing", "[memory][off
                                  "writing 100000 offloaded bytes failed"));
     }
     CHECK(away.defined());
-    away.complete();  // it stays here
+    away.complete();  // the tensor stays in memory
     CHECK((bytes_of(away.fetch()) == bytes_of(large)));
     CHECK(tier->statistics().live_bytes == 0);
     Offloaded again = offload(large, tier);
@@ -108,7 +108,7 @@ TEST_CASE("offload: reading bytes whose write failed is an error", "[memory][off
   if (folder.empty()) return;
   FileTier tier(cpu, options_at(folder));
   std::vector<std::byte> bytes(100000);
-  tier.drop(tier.write(bytes.data(), bytes.size()));  // the slot is there
+  tier.drop(tier.write(bytes.data(), bytes.size()));  // the slot exists
   Ticket ticket = 0;
   {
     const FileSizeLimit limit(0);
@@ -168,7 +168,7 @@ TEST_CASE("offload: what is refused, and why", "[memory][offload]") {
   CHECK_THROWS_AS(offload(zeros({3}), tier), DeviceError);
   Offloaded away = offload(t, tier);
   Offloaded moved = std::move(away);
-  CHECK_THROWS_AS(away.fetch(), ValueError);  // NOLINT(bugprone-use-after-move): that is what is tested
+  CHECK_THROWS_AS(away.fetch(), ValueError);  // NOLINT(bugprone-use-after-move): use after move is the test
   moved.fetch();
   CHECK_THROWS_AS(moved.fetch(), ValueError);
   CHECK_THROWS_AS(Offloaded().fetch(), ValueError);

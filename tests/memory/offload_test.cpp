@@ -1,4 +1,4 @@
-// The offload tier: what goes to disk comes back bit by bit, and memory does not depend on when. What goes wrong is in
+// The offload tier: tensors come back from disk bit by bit, and memory use does not depend on timing. Failures are in
 // offload_error_test.cpp.
 
 #include <chrono>
@@ -26,7 +26,7 @@ using memory::Offloaded;
 TEST_CASE("offload: what comes back is what went, in every dtype and size", "[memory][offload]") {
   const std::string folder = disk_folder();
   if (folder.empty()) return;
-  // Around the alignment (4096) and the chunk (16384), and large ones that both workers share.
+  // Around the alignment (4096) and the chunk (16384), and large sizes that both workers share.
   const std::vector<std::int64_t> sizes{0, 1, 7, 4095, 4096, 4097, 16383, 16384, 16385, 50001, 1500000};
   for (const int workers : {1, 3}) {
     const auto tier = std::make_shared<FileTier>(cpu, options_at(folder, 16384, workers));
@@ -42,7 +42,7 @@ TEST_CASE("offload: what comes back is what went, in every dtype and size", "[me
         away.push_back(offload(t, tier));
       }
       for (Offloaded& a : away) a.complete();
-      for (std::size_t i = away.size(); i-- > 0;) {  // backward's order, one read ahead
+      for (std::size_t i = away.size(); i-- > 0;) {  // in backward's order, reading one ahead
         if (i > 0) away[i - 1].prefetch();
         const Tensor back = away[i].fetch();
         CHECK(back.dtype() == dtype);
@@ -152,7 +152,7 @@ TEST_CASE("offload: layouts, labels and what else a tensor carries", "[memory][o
     away.complete();
     away.prefetch();
     const Tensor back = away.fetch();
-    CHECK(stack.ledger->bytes(Category::temporary) == temporary + 4000);  // no activation any more
+    CHECK(stack.ledger->bytes(Category::temporary) == temporary + 4000);  // no longer an activation
     CHECK_FALSE(back.storage()->is_held_for_backward());
   }
   Tensor scaled = pattern({6}, DType::i8, 3);
@@ -180,7 +180,7 @@ TEST_CASE("offload: a dry device allocates the same and moves nothing", "[memory
     with_trace.trace = true;
     Outcome outcome{memory::make_resource(device, with_trace), {}};
     const ResourceScope on(outcome.stack.top);
-    auto options = options_at(device.is_dry ? "/nowhere" : folder);  // a dry one does not look at the folder
+    auto options = options_at(device.is_dry ? "/nowhere" : folder);  // a dry tier ignores the folder
     options.capacity_bytes = 400000;
     const auto tier = std::make_shared<FileTier>(device, options);
     for (int step = 0; step < 3; ++step) {
@@ -219,7 +219,7 @@ TEST_CASE("offload: a dry device allocates the same and moves nothing", "[memory
   CHECK(real.tier == imagined.tier);
   CHECK(real.refusals == 3);
   CHECK(imagined.refusals == 3);
-  // Again: whatever the disk's speed was, the events are the same.
+  // Again: the events do not depend on the disk's speed.
   CHECK(*run(cpu).stack.trace == *real.stack.trace);
 }
 
@@ -277,13 +277,13 @@ TEST_CASE("offload: a tier that is let go of finishes first", "[memory][offload]
   if (folder.empty()) return;
   const Tensor t = pattern({500000}, DType::u8, 5);
   for (int i = 0; i < 5; ++i) {
-    Offloaded away = offload(t, std::make_shared<FileTier>(cpu, options_at(folder)));  // the only owner is `away`
+    Offloaded away = offload(t, std::make_shared<FileTier>(cpu, options_at(folder)));  // `away` is the only owner
     if (i > 0) away.complete();
     if (i > 1) away.prefetch();
     if (i > 2) CHECK((bytes_of(away.fetch()) == bytes_of(t)));
     FileTier alone(cpu, options_at(folder));
     const Pin pin(t);
-    alone.write(pin.data(), t.bytes());  // neither waited for nor dropped
+    alone.write(pin.data(), t.bytes());  // neither awaited nor dropped
   }
 }
 
@@ -319,7 +319,7 @@ TEST_CASE("offload: speed, and what the page cache keeps", "[.benchmark]") {
     const double first = seconds();
     away.clear();
     seconds();
-    for (std::int64_t i = 0; i < count; ++i) away.push_back(offload(t, tier));  // into slots that are there
+    for (std::int64_t i = 0; i < count; ++i) away.push_back(offload(t, tier));  // into existing slots
     for (Offloaded& a : away) a.complete();
     const double write = seconds();
     for (std::size_t i = 0; i < away.size(); ++i) {

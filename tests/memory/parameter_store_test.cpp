@@ -1,4 +1,4 @@
-// Parameters that are away between uses: which units are here and when, what is read and written, what fails.
+// Parameters that are away between uses: which units are in memory and when, reads and writes, failures.
 
 #include <algorithm>
 #include <cstdint>
@@ -28,7 +28,7 @@ using store_test::MemoryTier;
 
 namespace {
 
-/// Linear layers of 8 x n, n x n, n x 4; with `is_tied` a product with the first one's weight at the end.
+/// Linear layers of 8 x n, n x n, n x 4; `is_tied` appends a product with the first layer's weight.
 struct Net final : nn::Module {
   explicit Net(memory::Device device, bool is_tied = false) : tied(is_tied) {
     const nn::TensorOptions on{.device = device};
@@ -132,8 +132,8 @@ TEST_CASE("parameter store: the next unit in the direction of the last move is r
   fetch_parameters(trained.net->layers[1]->weight);
   CHECK(trained.here() == Here{true, true, false, false});
   CHECK(tier->statistics().reads == reads + 4);
-  CHECK(tier->statistics().writes == 8);  // when they were made: nothing has changed since
-  // An operator that needs more than 1 + read_ahead units has them all.
+  CHECK(tier->statistics().writes == 8);  // only from construction: nothing has changed since
+  // An operator that needs more than 1 + read_ahead units gets them all.
   fetch_parameters(trained.net->layers[3]->weight, trained.net->layers[0]->bias, trained.net->layers[2]->bias);
   CHECK(trained.here() == Here{true, false, true, true});
 }
@@ -153,7 +153,7 @@ TEST_CASE("parameter store: after let_go reading begins anew, and a freed unit t
   };
   const ParameterUse use;
   fetch_parameters(units[3]);
-  fetch_parameters(units[1]);  // backward
+  fetch_parameters(units[1]);  // now in backward's direction
   store->let_go();
   CHECK(here() == Here{false, false, false, false});
   fetch_parameters(units[0]);
@@ -162,7 +162,7 @@ TEST_CASE("parameter store: after let_go reading begins anew, and a freed unit t
   CHECK(here() == Here{false, true, true, false});
   units[2] = Tensor();
   fetch_parameters(units[3]);
-  CHECK(here() == Here{false, true, false, true});  // in the place of the one that is gone
+  CHECK(here() == Here{false, true, false, true});  // takes the place of the freed unit
 }
 
 TEST_CASE("parameter store: whatever the way, those ahead are here and no more", "[store]") {
@@ -192,7 +192,7 @@ TEST_CASE("parameter store: whatever the way, those ahead are here and no more",
 }
 
 TEST_CASE("parameter store: units of several modules, and none read ahead", "[store]") {
-  for (const std::size_t most : {799, 800, 801, 1200}) {  // three modules with 400 bytes each
+  for (const std::size_t most : {799, 800, 801, 1200}) {  // three modules of 400 bytes each
     const auto store = make_store(std::make_shared<MemoryTier>(), {.unit_bytes = most});
     std::vector<Tensor> parameters;
     for (const char* const name : {"a", "b", "c"}) {
@@ -236,7 +236,7 @@ TEST_CASE("parameter store: a step has the bits of parameters that stay, and the
             CHECK(tier->statistics().live_bytes == all_bytes);
           }
           CHECK(stack.ledger->max_allocated(Category::parameter) == store->peak_bytes());
-          CHECK(tier->statistics().writes == 8 * 6);  // every parameter once when made, once for each update
+          CHECK(tier->statistics().writes == 8 * 6);  // every parameter once at construction, once per update
           CHECK(away.values() == plain.values());
         }
       }
@@ -258,7 +258,7 @@ TEST_CASE("parameter store: a dry run asks for the same memory at the same place
         ends.push_back(stack.trace->event_count());
         if (i == 2) {
           const NoGrad off;
-          trained.net->loss(trained.input);  // leaves units here: the next step begins without them
+          trained.net->loss(trained.input);  // leaves units in memory; the next step starts without them
         }
       }
     }
@@ -293,10 +293,10 @@ TEST_CASE("parameter store: every call of a tier that fails is a typed error wit
       }
       try {
         trained->step(options);
-        CHECK(trained->values() == expected.values());  // what failed was read ahead and of no use
+        CHECK(trained->values() == expected.values());  // the call that failed only read ahead
       } catch (const nn::PartialUpdateError& error) {
         CHECK(error.updated() > 0);
-        // Each parameter is as before or as after, whole.
+        // Each parameter is wholly old or wholly updated.
         const auto now = trained->values(), after = expected.values();
         std::size_t updated = 0;
         for (std::size_t i = 0; i < 8; ++i) {
@@ -334,7 +334,7 @@ TEST_CASE("parameter store: copies and pins fetch, a launch beside them is refus
     CHECK(pin.as<float>()[0] == to_host<float>(weight)[0]);
     to_host<float>(first);
     weight.storage()->store()->let_go();
-    CHECK(trained.here() == Here{false, false, false, true});  // pinned: it stays
+    CHECK(trained.here() == Here{false, false, false, true});  // pinned, so it stays
   }
   CHECK(weight.storage()->version() == version);
   fill(weight, 3);
@@ -364,7 +364,7 @@ TEST_CASE("parameter store: what cannot go is refused and stays", "[store]") {
   }
   CHECK(t.storage()->is_here());
   store->put_away(t);
-  store->put_away(t);  // tied: it has gone
+  store->put_away(t);  // tied: already put away
   CHECK(tier->statistics().writes == 1);
   CHECK_THROWS_AS(other->put_away(t), ValueError);
   store->put_away(zeros({0}));

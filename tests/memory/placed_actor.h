@@ -1,5 +1,5 @@
 #pragma once
-// What tests of the placed arena share: scripts of allocations, and an actor that plays them and sees every overlap.
+// Shared by tests of the placed arena: scripts of allocations, and an actor that plays them and detects every overlap.
 
 #include <algorithm>
 #include <cstring>
@@ -15,14 +15,14 @@ namespace placed_test {
 
 using namespace thimble;
 
-// One line of a script: allocate `bytes` under a name, or free the name.
+// A line of a script: allocates `bytes` under a name, or frees the name.
 struct Line {
   char name;
-  std::size_t bytes;  // 0: free
+  std::size_t bytes;  // 0 frees
 };
 using Script = std::vector<Line>;
 
-// Runs scripts on a resource; every live block is filled with its name, so that an overlap shows.
+// Plays scripts on a resource; it fills every live block with its name, so that an overlap shows.
 class Actor {
  public:
   explicit Actor(memory::Resource& resource) : resource_(resource) {}
@@ -66,7 +66,7 @@ class Actor {
 inline const Script step_script = {{'a', 1000}, {'b', 5000}, {'a', 0}, {'c', 300},
                                    {'d', 900},  {'b', 0},    {'d', 0}, {'c', 0}};
 
-// The plan of a script, by way of a trace.
+// The plan of a script, made from its trace.
 inline StepPlacement plan_of(const Script& script) {
   memory::Options options;
   options.trace = true;

@@ -1,4 +1,4 @@
-// The placed arena: steps are replayed at their planned offsets, and what is not planned goes to the arena.
+// The placed arena replays steps at their planned offsets; unplanned requests go to the arena.
 
 #include <thimble/memory/policies/placed.h>
 
@@ -54,16 +54,16 @@ TEST_CASE("placed: a step that places the same blocks is not searched again", "[
     return stack.trace->events();
   };
   const Script steady = {{'a', 1000}, {'b', 5000}, {'a', 0}, {'c', 300}, {'b', 0}, {'c', 0}};
-  Script first = steady;  // makes what stays
+  Script first = steady;  // also allocates a block that stays
   first.insert(first.begin() + 3, {'z', 4096});
   const StepPlacement like = make_step_placement(events_of(first));
   StepPlacement told = like;
-  told.placement.height += 64;  // a mark: what is taken over has it
+  told.placement.height += 64;  // marks a placement that is reused
   CHECK(make_step_placement(events_of(steady), {}, &told).placement.height == like.placement.height + 64);
   CHECK(make_step_placement(events_of(steady), {}, &told).placement.offsets == like.placement.offsets);
   CHECK(make_step_placement(events_of(steady)).placement.offsets == like.placement.offsets);
   Script other = steady;
-  std::swap(other[4], other[5]);  // the order of the frees
+  std::swap(other[4], other[5]);  // another order of frees
   CHECK(make_step_placement(events_of(other), {}, &told).placement.height == like.placement.height);
   other = steady;
   other[3].bytes = 301;
@@ -125,7 +125,7 @@ TEST_CASE("placed: plans follow each other, the last repeats", "[placed]") {
   CHECK(stack.placed->statistics().deviations == 0);
   stack.placed->begin_step(0);  // by its index
   actor.play(first_script);
-  stack.placed->begin_step(7);  // ends the one before; the last plan where there are fewer
+  stack.placed->begin_step(7);  // ends the previous step; an index beyond the plans uses the last plan
   actor.play(step_script);
   stack.placed->end_step();
   stack.placed->end_step();  // nothing to end
@@ -138,7 +138,7 @@ TEST_CASE("placed: every kind of deviation is counted once and goes to the arena
   struct Case {
     const char* what;
     Script script;
-    std::size_t index;   // of the event that deviates
+    std::size_t index;   // index of the deviating event
     std::size_t placed;  // allocations before it
   };
   const std::vector<Case> cases = {
@@ -211,7 +211,7 @@ TEST_CASE("placed: the region is aligned as its most aligned block", "[placed]")
   }
   const memory::Stack stack = stack_of({plan});
   Actor actor(*stack.top);
-  actor.allocate('p', 100);  // the region does not begin the arena
+  actor.allocate('p', 100);  // keeps the region from the arena's start
   const PlacedArena::Step step(*stack.placed);
   CHECK(lies_in_region(stack, actor.allocate('a', 1000, 4096)));  // allocate() checks the address
   CHECK(lies_in_region(stack, actor.allocate('b', 1000, 64)));
@@ -226,7 +226,7 @@ TEST_CASE("placed: a block that outlives its step makes the next one dynamic", "
   actor.allocate('a', 1000);
   stack.placed->end_step();
   CHECK(stack.placed->statistics().deviations == 1);
-  CHECK(stack.placed->release_region() == 0);  // something lives in it
+  CHECK(stack.placed->release_region() == 0);  // a block still lives in it
   stack.placed->begin_step();
   CHECK_FALSE(lies_in_region(stack, actor.allocate('b', 1000)));
   actor.check_all();
@@ -235,7 +235,7 @@ TEST_CASE("placed: a block that outlives its step makes the next one dynamic", "
   stack.placed->end_step();
   CHECK(stack.placed->statistics().dynamic_steps == 1);
   CHECK(stack.placed->statistics().deviations == 1);
-  stack.placed->begin_step();  // 'b' and 'c' are the arena's: nothing lives in the region
+  stack.placed->begin_step();  // 'b' and 'c' are in the arena, so the region is empty
   CHECK(lies_in_region(stack, actor.allocate('a', 1000)));
   stack.placed->end_step();
   CHECK(stack.placed->statistics().dynamic_steps == 1);

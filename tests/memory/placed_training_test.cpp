@@ -1,4 +1,4 @@
-// Training in a placed arena: the same losses bit for bit, as many bytes as predicted, every step replayed.
+// Training in a placed arena: losses are equal bit for bit, bytes are as predicted, every step is replayed.
 
 #include <algorithm>
 #include <bit>
@@ -38,7 +38,7 @@ std::vector<Case> cases() {
           {"resnet18", image, 8, "adam"}};
 }
 
-/// Trains on one batch of noise and notes the bits of every loss.
+/// Trains on one batch of noise and records the bits of every loss.
 class NotedRun final : public nn::TrainingRun {
  public:
   NotedRun(const models::Setup& setup, memory::Device device, std::vector<std::uint32_t>& losses)
@@ -55,7 +55,7 @@ class NotedRun final : public nn::TrainingRun {
   void step() override {
     const Tensor loss = nn::training_step(
         *optimizer_, [this](std::int64_t) { return model_->loss(batch_); }, options_);
-    // Read in place: item() would allocate, which a dry run does not plan.
+    // Reads in place: item() would allocate, which a dry run does not plan.
     if (!loss.device().is_dry) losses_.push_back(std::bit_cast<std::uint32_t>(*Pin(loss).as<float>()));
   }
   std::int64_t parameters() const override { return model_->parameter_count(); }
@@ -109,7 +109,7 @@ TEST_CASE("placed training: the same bits in as many bytes as predicted", "[plac
     CHECK(static_cast<std::ptrdiff_t>(measured.nodes) ==
           std::count_if(nodes.begin(), nodes.end(), [](const auto& n) { return n.needs.any(); }));
     CHECK(measured.rss_bytes == measured.peak_bytes);
-    CHECK(predicted.events == measured.events);  // what tensors see is the same in all three
+    CHECK(predicted.events == measured.events);  // all three runs give tensors equal events
     CHECK(measured.events == dynamic.events);
     CHECK(measured.step_ends == dynamic.step_ends);
     CHECK(measured.setup_end == dynamic.setup_end);
@@ -122,7 +122,7 @@ TEST_CASE("placed training: the same bits in as many bytes as predicted", "[plac
       CHECK(profile->placed.dynamic_steps == 0);
       CHECK(profile->placed.live_blocks == 0);
     }
-    // Little but the region and what lives longer than a step: rounding and the holes that the setup left.
+    // Besides the region and longer-lived blocks, only a little rounding and holes from the setup.
     CHECK(static_cast<double>(measured.peak_height_bytes) <= 1.02 * static_cast<double>(dynamic.peak_height_bytes));
   }
 }
@@ -147,7 +147,7 @@ TEST_CASE("placed training: steps that nobody begins are refused, not made besid
       const PlacedArena::Step step(*stack.placed);
       run->step();
     }
-    CHECK_THROWS_AS(run->step(), PlanError);  // the last one has ended
+    CHECK_THROWS_AS(run->step(), PlanError);  // the last step has ended
     CHECK(stack.placed->statistics().steps == 3);
     CHECK(stack.placed->statistics().deviations == 0);
     CHECK(losses.size() == (device.is_dry ? 0 : 3));
@@ -162,7 +162,7 @@ TEST_CASE("placed training: a step that is not the planned one gives the same bi
   std::vector<std::uint32_t> losses;
   const nn::MakeRun make = [&](memory::Device device) { return std::make_unique<NotedRun>(setup, device, losses); };
   const std::vector<StepPlacement> plans = nn::plan_steps(cpu, make);
-  setup.batch = 24;  // other bytes everywhere
+  setup.batch = 24;  // changes the bytes of every request
   const nn::MemoryProfile foreign = nn::profile_training(cpu, make, 3, false, plans);
   const std::vector<std::uint32_t> foreign_losses = losses;
   losses.clear();
@@ -171,7 +171,7 @@ TEST_CASE("placed training: a step that is not the planned one gives the same bi
   CHECK(foreign_losses == losses);
   CHECK(foreign.placed.deviations == 3);
   CHECK(predicted.placed == foreign.placed);
-  CHECK(predicted.peak_bytes == foreign.peak_bytes);  // a dry run tells what deviating costs, too
+  CHECK(predicted.peak_bytes == foreign.peak_bytes);  // a dry run predicts the cost of deviating, too
 }
 
 TEST_CASE("placed: a later step is not searched below the height of the one before", "[placed]") {

@@ -1,5 +1,5 @@
-// The placed arena under use that no plan foresees: random scripts, refused memory, launches, relabels, threads; and
-// the time that a replayed allocation takes.
+// The placed arena under unplanned use: random scripts, refused memory, launches, relabels, threads; and the time of a
+// replayed allocation.
 
 #include <array>
 #include <cstdio>
@@ -51,7 +51,7 @@ TEST_CASE("placed: random use never lets live blocks overlap", "[placed]") {
       if (random() % 8 > 0) stack.placed->begin_step();
       for (const Line& line : script) {
         const std::uint64_t dice = random() % 60;
-        if (dice == 0 && step > 1) continue;  // left out
+        if (dice == 0 && step > 1) continue;  // skips the line
         if (dice == 1 && step > 1) stack.placed->begin_step();
         if (dice == 2 && step > 1) stack.placed->end_step();
         if (dice == 3) stack.placed->release_region();
@@ -124,7 +124,7 @@ TEST_CASE("placed: relabels reach the block, the trace and the ledger", "[placed
   CHECK(stack.ledger->bytes(Category::activation) == 1000);
   actor.free('a');
   CHECK(stack.ledger->bytes() == 0);
-  CHECK(stack.placed->statistics().deviations == 1);  // 'a' was to be freed after 'b' came
+  CHECK(stack.placed->statistics().deviations == 1);  // the plan frees 'a' after 'b' is allocated
 }
 
 TEST_CASE("placed: other threads only deviate", "[placed]") {
@@ -150,7 +150,7 @@ TEST_CASE("placed: other threads only deviate", "[placed]") {
   CHECK(stack.placed->statistics().steps == 2000);
 }
 
-// Hidden: figures, no checks. Best of several rounds, because other work shares the machine.
+// Hidden: prints figures, checks nothing. Takes the best of several rounds, because other work shares the machine.
 TEST_CASE("placed: time of an allocation and a free", "[.benchmark]") {
   Script script;
   for (int i = 0; i < 500; ++i) {
@@ -213,10 +213,10 @@ TEST_CASE("placed: the first event that leaves a plan is told, with what it cost
     actor.allocate('a', 1000);
     const PathScope path("elsewhere");
     memory::Block* const block = stack.top->allocate(
-        {.bytes = 6000, .category = Category::workspace, .path = context().path});  // 'b' of 5000 was planned
+        {.bytes = 6000, .category = Category::workspace, .path = context().path});  // the plan has 'b' of 5000
     actor.allocate('c', 300);
     actor.free('c');
-    actor.allocate('d', 100);  // beside 6000: fewer than before
+    actor.allocate('d', 100);  // with 6000 live, below the earlier excess
     actor.free('d');
     stack.top->deallocate(block, nullptr);
     actor.free('a');
@@ -242,7 +242,7 @@ TEST_CASE("placed: the first event that leaves a plan is told, with what it cost
   }
   statistics = stack.placed->statistics();
   CHECK(statistics.deviations == 2);
-  CHECK(*statistics.first_deviation == first);  // the first of all
+  CHECK(*statistics.first_deviation == first);  // stays the very first
   CHECK(statistics.last_deviation == 3);
 }
 
@@ -261,13 +261,13 @@ TEST_CASE("placed: a strict one refuses a step that leaves its plan", "[placed]"
   const std::size_t live = stack.arena->statistics().live_blocks;
   CHECK_THROWS_AS(strict_step({{'a', 1000}, {'b', 5064}}), PlanError);
   actor.free('a');
-  CHECK(stack.arena->statistics().live_blocks == live);  // the request was refused, nothing is left
-  CHECK_THROWS_AS(strict_step({{'a', 1000}, {'a', 0}, {'b', 5000}}), PlanError);  // seen at the request after it
-  CHECK_THROWS_AS(strict_step({{'a', 1000}, {'a', 0}}), PlanError);               // seen at the end
+  CHECK(stack.arena->statistics().live_blocks == live);                           // the refused request leaves nothing
+  CHECK_THROWS_AS(strict_step({{'a', 1000}, {'a', 0}, {'b', 5000}}), PlanError);  // noticed at the next request
+  CHECK_THROWS_AS(strict_step({{'a', 1000}, {'a', 0}}), PlanError);               // noticed at the end
   CHECK_NOTHROW(strict_step(step_script));
   stack.placed->begin_step();
   actor.allocate('a', 1000);
-  CHECK_THROWS_AS(stack.placed->begin_step(), PlanError);  // a block of the last one lives
+  CHECK_THROWS_AS(stack.placed->begin_step(), PlanError);  // a block of the previous step lives
   actor.free('a');
   stack.placed->end_step();
   CHECK(stack.placed->statistics().dynamic_steps == 0);
@@ -286,7 +286,7 @@ TEST_CASE("placed: other plans between two steps", "[placed]") {
   play(step_script, 0);
   const std::size_t region = stack.placed->statistics().region_bytes;
   stack.placed->begin_step();
-  CHECK_THROWS_AS(stack.placed->set_plans({plan_of(larger)}), PlanError);  // under way
+  CHECK_THROWS_AS(stack.placed->set_plans({plan_of(larger)}), PlanError);  // during a step
   stack.placed->end_step();
   stack.placed->set_plans({plan_of(step_script), plan_of(larger)});
   CHECK(stack.placed->statistics().region_bytes > region);
@@ -295,7 +295,7 @@ TEST_CASE("placed: other plans between two steps", "[placed]") {
     play(larger, 1);
     play(step_script, 0);
   }
-  CHECK(stack.placed->statistics().deviations == 1);  // the step that was empty
+  CHECK(stack.placed->statistics().deviations == 1);  // from the empty step
   CHECK_THROWS_AS(stack.placed->set_plans({}), ValueError);
   StepPlacement wrong = plan_of(larger);
   wrong.placement.offsets[1] = wrong.placement.offsets[0];

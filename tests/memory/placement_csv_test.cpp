@@ -1,4 +1,4 @@
-// Placement's CSV: what is written is read again, and what is malformed is told with its line.
+// Placement's CSV: round trips, and malformed files are refused with the line.
 
 #include <thimble/memory/placement/csv.h>
 
@@ -82,7 +82,7 @@ TEST_CASE("placement csv: ids, alignments, gaps and older columns as minimalloc 
       {"buffer_id,start,end,size,gaps,offset\n7,0,2,4,1-1,9\n",
        {{{0, 0, 3, 4}}, {"7"}, {{{1, 2, 0, 0}}}, {9}},
        "id,lower,upper,size,gaps,offset\n7,0,3,4,1-2,9\n"},
-      {"id,lower,upper,size,gaps\n7,1,9,4,1-3 3-4 5-9\n",  // from the begin, and to the end
+      {"id,lower,upper,size,gaps\n7,1,9,4,1-3 3-4 5-9\n",  // from the start, and to the end
        {{{0, 1, 9, 4}}, {"7"}, {{{1, 3, 0, 0}, {3, 4, 0, 0}, {5, 9, 0, 0}}}, {}},
        "id,lower,upper,size,gaps\n7,1,9,4,1-3 3-4 5-9\n"},
       {"id,lower,upper,size\n\"\"\"a\"\"\",0,9,6\n",
@@ -103,7 +103,7 @@ TEST_CASE("placement csv: ids, alignments, gaps and older columns as minimalloc 
 
 TEST_CASE("placement: gaps are used, and never overlap", "[placement]") {
   using memory::Gap;
-  // b fits into a's gap, c into the bytes that a does not hold in its second one.
+  // b fits into a's first gap, c into the bytes that a frees in its second.
   const std::vector<Buffer> buffers = {{0, 0, 10, 8}, {1, 2, 4, 8}, {2, 6, 7, 5}};
   const std::vector<std::vector<Gap>> gaps = {{{2, 4, 0, 0}, {6, 8, 0, 3}}, {}, {}};
   const Placement placement = memory::place_with_gaps(buffers, gaps, {.unit = 1});
@@ -120,7 +120,7 @@ TEST_CASE("placement: gaps are used, and never overlap", "[placement]") {
     CHECK_THROWS_AS(memory::place_with_gaps(buffers, wrong, {.unit = 1}), ValueError);
   }
 
-  // Random buffers: no byte is held by two at any time, which is looked at time by time and byte by byte.
+  // Random buffers: checks at every time and byte that no two buffers overlap.
   std::mt19937_64 random(11);
   const auto below = [&](std::uint64_t n) { return random() % n; };
   for (int trial = 0; trial < 200; ++trial) {

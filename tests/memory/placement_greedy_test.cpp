@@ -18,8 +18,8 @@ using namespace thimble;
 using namespace memory::packing;
 using memory::Buffer;
 
-// First and best fit by the definition: an offset is free where nothing placed overlaps, ends of what is placed are all
-// that can be lowest.
+// First and best fit by definition: an offset is free if no placed item overlaps, and only 0 and the ends of placed
+// items can be lowest.
 std::int64_t gap_by_hand(const Problem& problem, const std::vector<std::int32_t>& placed, const Layout& layout,
                          std::int32_t i, Fit fit) {
   const Item& item = problem.items[static_cast<std::size_t>(i)];
@@ -48,7 +48,7 @@ std::int64_t gap_by_hand(const Problem& problem, const std::vector<std::int32_t>
 TEST_CASE("placement: greedy by lists of sections is greedy by the definition", "[placement]") {
   std::mt19937 random(5);
   std::vector<Buffer> buffers;
-  buffers.push_back({.lower = 0, .upper = 40'000, .bytes = 64});  // one problem
+  buffers.push_back({.lower = 0, .upper = 40'000, .bytes = 64});  // connects all buffers into one problem
   for (std::uint64_t i = 0; i < 9'000; ++i) {                     // more than one list holds
     const std::uint64_t lower = random() % 39'000, brief = 1 + random() % 9;
     buffers.push_back(
@@ -72,7 +72,7 @@ TEST_CASE("placement: greedy by lists of sections is greedy by the definition", 
   }
 }
 
-// Buffers of several lengths of life and alignments, in one connected problem.
+// Buffers of several lifetimes and alignments, in one connected problem.
 std::vector<Buffer> mixed_buffers(std::uint64_t count, std::mt19937& random) {
   std::vector<Buffer> buffers = {{.lower = 0, .upper = 900, .bytes = 3}};
   for (std::uint64_t i = 1; i < count; ++i) {

@@ -1,4 +1,4 @@
-// Placement: no two live buffers overlap, nothing is lower than what brute force finds, and the public instances fit.
+// Placement: no two live buffers overlap, no result is below brute force, and the public instances fit.
 
 #include <thimble/memory/placement/placement.h>
 
@@ -27,7 +27,7 @@ using memory::PlacementOptions;
 
 std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// The load by its definition: live bytes at every moment at which something begins.
+// The load by definition: the most live bytes at any buffer's start.
 std::size_t load_of(const std::vector<Buffer>& buffers, std::size_t unit) {
   std::size_t load = 0;
   for (const Buffer& moment : buffers) {
@@ -40,7 +40,7 @@ std::size_t load_of(const std::vector<Buffer>& buffers, std::size_t unit) {
   return load;
 }
 
-// Every pair by the definition: the checker's own oracle.
+// Compares every pair by definition: the checker's oracle.
 bool overlaps_anywhere(const std::vector<Buffer>& buffers, const std::vector<std::size_t>& offsets) {
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     for (std::size_t j = i + 1; j < buffers.size(); ++j) {
@@ -52,8 +52,8 @@ bool overlaps_anywhere(const std::vector<Buffer>& buffers, const std::vector<std
   return false;
 }
 
-// The least height of all: first fit over every sequence of placing. Some sequence gives an optimal placement (place
-// the buffers of one that cannot be lowered by ascending offset).
+// The least possible height: first fit over every order of the buffers. Some order is optimal: take a placement that
+// cannot be lowered and sort its buffers by offset.
 std::size_t least_height(const std::vector<Buffer>& buffers, std::size_t unit) {
   std::vector<std::size_t> order(buffers.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -102,7 +102,7 @@ std::vector<Buffer> random_buffers(const Shape& shape, std::mt19937_64& random) 
   return buffers;
 }
 
-// Nested lifetimes, as of a training step: half of the buffers wait for their backward, the others are short.
+// Nested lifetimes as in a training step: half of the buffers wait for their backward, the others are short.
 std::vector<Buffer> step_like(std::size_t layers, std::mt19937_64& random) {
   std::vector<Buffer> buffers;
   const std::uint64_t end = 8 * layers;
@@ -181,7 +181,7 @@ TEST_CASE("placement: nothing is lower than brute force, and what is optimal is 
       }
     }
   }
-  CHECK(above_load > 10);  // some of them needed a proof
+  CHECK(above_load > 10);  // some needed a proof
 }
 
 TEST_CASE("placement: the exact stage alone agrees with brute force, below and at the optimum", "[placement]") {
@@ -211,7 +211,7 @@ TEST_CASE("placement: the exact stage alone agrees with brute force, below and a
       }
     }
     INFO(memory::write_placement(buffers));
-    CHECK(proven == least);  // found at the optimum of the highest part, and nowhere below it
+    CHECK(proven == least);  // first found at the optimum of the highest problem, and nowhere below
   }
   CHECK(impossible > 5);
 }
@@ -228,7 +228,7 @@ TEST_CASE("placement: random instances are placed soundly, whatever ends the sea
         check(buffers, placement, 8);
         CHECK(placement.nodes <= nodes + 64);
         const Placement again = memory::place(buffers, {.seconds = 100, .node_limit = nodes, .unit = 8});
-        CHECK(again.offsets == placement.offsets);  // the clock did not end it, so it is repeatable
+        CHECK(again.offsets == placement.offsets);  // repeatable, since the clock did not end the search
         CHECK(again.nodes == placement.nodes);
       }
     }
@@ -260,7 +260,7 @@ TEST_CASE("placement: a capacity ends the search, and no time leaves a greedy pl
   CHECK(empty.height == 0);
   CHECK(empty.is_optimal);
   CHECK(empty.ratio() == 1);
-  // A capacity below the load cannot be met; the result says so by its height.
+  // A capacity below the load is impossible; the result's height shows it.
   const Placement below = memory::place(buffers, {.capacity_bytes = 64, .seconds = 2});
   CHECK(below.height >= below.load);
 }
@@ -291,13 +291,13 @@ TEST_CASE("placement: the checker finds what is wrong and passes what is right",
   CHECK(contains(fault(buffers, {0, ~std::size_t{0} - 3, 0}, 19), "ends above the height"));
   CHECK(contains(fault(buffers, {0, 10, 21}, 40), "at 21 is not aligned to 2"));
   CHECK_THROWS_AS(memory::check_placement(buffers, std::vector<std::size_t>{0, 1}, 9), ValueError);
-  // What place() refuses has no placement, though no two overlap.
+  // check_placement() refuses the buffers that place() refuses, though no two overlap.
   for (const Buffer& wrong : {Buffer{7, 3, 3, 8, 1}, Buffer{7, 4, 3, 8, 1}, Buffer{7, 3, 4, 0, 1},
                               Buffer{7, 3, 4, 8, 0}, Buffer{7, 3, 4, 8, 6}}) {
     CHECK_THROWS_AS(memory::check_placement(std::vector{wrong}, std::vector<std::size_t>{0}, 64), ValueError);
   }
 
-  // Random places: it says overlap exactly when some pair overlaps.
+  // Random offsets: it reports an overlap exactly when some pair overlaps.
   std::mt19937_64 random(6);
   int sound = 0;
   for (int trial = 0; trial < 2000; ++trial) {
@@ -327,8 +327,7 @@ TEST_CASE("placement: public instances fit into their capacity", "[placement]") 
     check(buffers, placement, 1);
     CHECK(placement.height <= 1048576);
   }
-  // An instance of our own, cut out of a full rectangle of 48 x 4096 bytes so that its optimum is known: no byte of it
-  // is free at any time.
+  // Our own instance, cut from a full rectangle of 48 x 4096 bytes, so that its optimum is known: no byte is ever free.
   std::mt19937_64 random(8);
   struct Cut {
     std::uint64_t lower, upper;

@@ -1,6 +1,6 @@
 #pragma once
-// Chains for the tests of the schedule solvers: random ones, and the persistent schedules of a short chain, enumerated
-// through the simulator alone.
+// Chains for the tests of the schedule solvers: random chains, and all persistent schedules of short chains, enumerated
+// through the simulator.
 
 #include <algorithm>
 #include <cstdint>
@@ -21,7 +21,7 @@ using thimble::remat::Simulator;
 using thimble::remat::Stage;
 using thimble::remat::Time;
 
-/// Random integers that are the same with every standard library.
+/// Random integers that do not depend on the standard library.
 class Random {
  public:
   explicit Random(std::uint32_t seed) : engine_(seed) {}
@@ -36,8 +36,8 @@ struct Ranges {
   std::int64_t bytes = 20;
   std::int64_t time = 10;
   bool has_flags = true;          ///< options that give up their input or read their output
-  std::int64_t span = 1;          ///< the longest; the first option of each stage spans one
-  bool has_first_visits = false;  ///< options for the first visit alone; the first option of each stage is for any
+  std::int64_t span = 1;          ///< the longest span; the first option of each stage spans one
+  bool has_first_visits = false;  ///< options only for the first visit; the first option of each stage fits any visit
 };
 
 inline Option random_option(Random& random, const Ranges& ranges) {
@@ -76,12 +76,12 @@ inline Chain random_chain(Random& random, std::size_t n, std::size_t options, co
   return chain;
 }
 
-/// Every persistent schedule of a chain: least time by peak, and how many there are.
+/// Every persistent schedule of a chain: least time by peak, and the number of schedules.
 class Enumeration {
  public:
   explicit Enumeration(const Chain& chain) : chain_(chain) {
     backward(Simulator(chain));
-    for (auto it = least_time_.begin(); it != least_time_.end();) {  // Pareto: times must fall as peaks rise
+    for (auto it = least_time_.begin(); it != least_time_.end();) {  // Pareto front: times must fall as peaks rise
       const bool is_worse = it != least_time_.begin() && std::prev(it)->second <= it->second;
       it = is_worse ? least_time_.erase(it) : std::next(it);
     }
@@ -95,7 +95,7 @@ class Enumeration {
     return {kind, static_cast<std::uint32_t>(stage), static_cast<std::uint32_t>(option)};
   }
 
-  /// Runs every backward that can run, then tries all ways to get to the next one.
+  /// Runs every backward that can run, then tries all ways to reach the next.
   void backward(Simulator at) {
     while (!at.is_complete() && at.is_recorded(at.next_backward() - 1)) {
       at.apply(make(Kind::backward, at.recorded_from(at.next_backward() - 1)));

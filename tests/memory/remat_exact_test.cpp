@@ -22,9 +22,9 @@ using namespace remat_test;
 
 namespace {
 
-/// The least time of running again within a budget, over all schedules: forward in order, backwards from the last
-/// operator to the first, any operator again at any moment and as often as it may help. Shortest paths over the sets of
-/// tensors in memory (at most 20 that are made), by definition and without a bound.
+/// The least recompute time within a budget, over all schedules: forward in order, backward in reverse, and any
+/// operator again at any moment, any number of times. Shortest paths over sets of tensors in memory (at most 20 made
+/// tensors), by definition and without a bound.
 class Exact {
  public:
   explicit Exact(const Graph& graph) : graph_(graph), bit_(graph.tensors.size(), 0) {
@@ -40,8 +40,8 @@ class Exact {
     for (std::size_t i = 0; i < graph.operators.size(); ++i) {
       for (const std::uint32_t t : graph.operators[i].inputs) last_taker[t] = i;
     }
-    // Of gradients there are, beside the backward of an operator: before it, from the last taker's backward on (of a
-    // tensor without one from the first), until the maker's.
+    // Gradients that live around an operator's backward: each lives from the backward of its last taker (or, without a
+    // taker, from the start) until its maker's backward.
     for (std::size_t i = 0; i < graph.operators.size(); ++i) {
       Bytes waiting = 0, during = 0;
       for (std::size_t t = 0; t < graph.tensors.size(); ++t) {
@@ -57,7 +57,7 @@ class Exact {
     }
   }
 
-  /// nullopt: nothing keeps the budget.
+  /// nullopt where no schedule fits.
   std::optional<Time> least(Bytes budget) const {
     const std::size_t n = graph_.operators.size();
     std::vector<Time> entry(std::size_t{1} << bytes_.size(), none);
@@ -81,7 +81,7 @@ class Exact {
     return bytes;
   }
 
-  /// The least time of each set of tensors behind a forward (step < n) or a backward.
+  /// The least time for each set of tensors after a forward (step < n) or a backward.
   std::vector<Time> pass(std::size_t step, std::vector<Time> entry, Bytes budget) const {
     const std::size_t n = graph_.operators.size();
     const bool is_forward = step < n;
@@ -120,8 +120,8 @@ class Exact {
   }
 
   const Graph& graph_;
-  std::vector<unsigned> bit_;            // of each tensor; 0 for given ones
-  std::vector<Bytes> bytes_;             // of each bit
+  std::vector<unsigned> bit_;            // per tensor; 0 for given tensors
+  std::vector<Bytes> bytes_;             // per bit
   std::vector<Bytes> waiting_, during_;  // gradients before and during each operator's backward
 };
 
@@ -138,7 +138,7 @@ TEST_CASE("remat exact: plans of small graphs are near the best of all schedules
     for (GraphOperator& op : graph.operators) ++op.cost;
     const Exact exact(graph);
     const std::vector<remat::KeptPlan> plans = remat::peak_options(graph, 1000, remat::Reruns::any);
-    Time step = 0;  // backwards take twice as long
+    Time step = 0;  // backward takes twice as long
     for (const GraphOperator& op : graph.operators) step += 3 * op.cost;
     remat::TimeBound bound(graph);
     const Bytes most = plans.front().cost.peak_bytes, least = plans.back().cost.peak_bytes;
@@ -148,7 +148,7 @@ TEST_CASE("remat exact: plans of small graphs are near the best of all schedules
     for (int k = 0; k < 4; ++k) {
       const Bytes budget = least + (most - least) * k / 4;
       const auto fits = [&](const remat::KeptPlan& plan) { return plan.cost.peak_bytes <= budget; };
-      const Time own = std::find_if(plans.begin(), plans.end(), fits)->selection.cost;  // the fastest of them
+      const Time own = std::find_if(plans.begin(), plans.end(), fits)->selection.cost;  // the fastest that fits
       const std::optional<Time> optimum = exact.least(budget);
       REQUIRE(optimum.has_value());
       CHECK(own >= *optimum);
@@ -222,7 +222,7 @@ TEST_CASE("heap bound: more is refused while it lasts, not before and not after"
   {
     const memory::HeapBound bound(process::data_bytes() + 8 * MiB);
     CHECK_FALSE(grow());
-    const memory::HeapBound inner(bound.bytes() + 512 * MiB);  // no way out of the outer one
+    const memory::HeapBound inner(bound.bytes() + 512 * MiB);  // cannot lift the outer bound
     CHECK(inner.bytes() == bound.bytes());
     CHECK_FALSE(grow());
     CHECK(std::vector<char>(2 * MiB).size() == 2 * MiB);

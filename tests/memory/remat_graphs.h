@@ -1,5 +1,5 @@
 #pragma once
-// Graphs for the tests of the selection of kept tensors.
+// Graphs for the tests of selecting tensors to keep.
 
 #include <algorithm>
 #include <string>
@@ -22,7 +22,7 @@ class GraphBuilder {
     graph_.tensors.push_back({name, bytes, gradient_bytes, true});
     return last_tensor();
   }
-  /// An operator with one output. reads: tensors its backward reads; reads_output adds the output.
+  /// Adds an operator with one output. reads: tensors that its backward reads; reads_output adds the output.
   std::uint32_t add(const std::string& name, std::vector<std::uint32_t> inputs, Bytes bytes, Time cost,
                     std::vector<std::uint32_t> reads, bool reads_output = false) {
     graph_.tensors.push_back({name, bytes, bytes, false});
@@ -30,7 +30,7 @@ class GraphBuilder {
     graph_.operators.push_back({name, std::move(inputs), {last_tensor()}, std::move(reads), cost, 0, 0, true});
     return last_tensor();
   }
-  /// An output that the last operator makes besides, and reads in its backward.
+  /// Adds another output to the last operator, whose backward reads it.
   void save_besides(const std::string& name, Bytes bytes) {
     graph_.tensors.push_back({name, bytes, 0, false});
     graph_.operators.back().outputs.push_back(last_tensor());
@@ -44,7 +44,7 @@ class GraphBuilder {
   Graph graph_;
 };
 
-/// A graph of n operators whose inputs are among the last few tensors, with random flags, masks and segments.
+/// n operators whose inputs are among the last few tensors, with random flags, masks and segments.
 inline Graph random_graph(Random& random, std::size_t n, std::size_t segments) {
   GraphBuilder builder;
   std::vector<std::uint32_t> tensors{builder.given("x", 5, 5)};
@@ -70,8 +70,8 @@ inline Graph random_graph(Random& random, std::size_t n, std::size_t segments) {
 }
 
 /// Convolutions of a ResNet-50, each followed by batch norm (reads its input, keeps statistics) and ReLU (reads its
-/// output), per image at 224 x 224 in f32; costs in multiply-adds, and one per element for the rest. One segment for
-/// each residual block, one for what stands before the first.
+/// output), per image at 224 x 224 in f32. Costs are multiply-adds, or one per element. A segment per residual block,
+/// and one for the operators before the first block.
 inline Graph resnet50_graph() {
   GraphBuilder builder;
   const auto bytes = [](Bytes side, Bytes channels) { return 4 * side * side * channels; };

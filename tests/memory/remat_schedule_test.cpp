@@ -1,4 +1,4 @@
-// Schedules on plain data: the simulator's law, plans and their lists, and the known schedules against their theory.
+// Schedules on plain data: the simulator's rules, plans and their lists, and the known schedules against theory.
 
 #include <thimble/memory/remat/schedule.h>
 
@@ -22,14 +22,14 @@ std::int64_t advances(const ScheduleCost& cost) {
   return sum;
 }
 
-/// Least number of advances for n stages with c slots, from the recurrence that binomial schedules solve.
+/// The least number of advances for n stages with c slots, from the recurrence that binomial schedules solve.
 std::int64_t least_advances(std::size_t n, std::size_t slots) {
   std::vector<std::vector<std::int64_t>> t(slots + 1, std::vector<std::int64_t>(n + 1, 0));
   for (std::size_t c = 1; c <= slots; ++c) {
     for (std::size_t l = 2; l <= n; ++l) {
       std::int64_t best = -1;
       for (std::size_t j = 1; j < l; ++j) {
-        if (c == 1 && j + 1 < l) continue;  // the rest needs the one slot that there is
+        if (c == 1 && j + 1 < l) continue;  // the rest needs the only slot
         const std::int64_t cost = static_cast<std::int64_t>(j) + (l - j > 1 ? t[c - 1][l - j] : 0) + t[c][j];
         if (best < 0 || cost < best) best = cost;
       }
@@ -54,7 +54,7 @@ Chain small_chain() {
 }  // namespace
 
 TEST_CASE("remat schedule: the simulator counts bytes and time by hand", "[remat]") {
-  // Two stages of activation 10, kept 100, gradients 10. Recorded both: a0 a1 a2 and 200 kept.
+  // Two stages with activations of 10, kept tensors of 100, gradients of 10. Both recorded: a0 a1 a2 and 200 kept.
   const Chain chain = homogeneous_chain(2, 10, 100, 3, 5);
   const ScheduleCost all = simulate(chain, keep_all(2));
   CHECK(all.time == 16);
@@ -75,7 +75,7 @@ TEST_CASE("remat schedule: the simulator counts bytes and time by hand", "[remat
   CHECK(dropped.phase_peak_bytes == std::array<Bytes, phase_count>{130, 130, 0, 140});
   CHECK(dropped.forward_counts == std::vector<std::uint32_t>{2, 1});
 
-  Chain rich = chain;  // parameters' gradients stay, temporaries and recomputation have peaks
+  Chain rich = chain;  // keeps parameters' gradients; adds peaks for temporaries and recomputes
   rich.stages[1].parameter_gradient_bytes = 7;
   rich.stages[0].options[0].recompute_time = 4;
   rich.stages[0].options[0].forward_time = 9;
@@ -127,7 +127,7 @@ TEST_CASE("remat schedule: the simulator refuses what is not legal", "[remat]") 
       }
     }
   }
-  // A stage that gives up its input lets go of it after its forward; one that reads its output holds on to it.
+  // A stage that gives up its input frees it after its forward; a stage that reads its output holds it.
   const Schedule given_up{record0, {Kind::record, 1, 1}, record2, drop3, backward2, backward1, backward0};
   const Schedule kept{record0, record1, record2, drop3, backward2, backward1, backward0};
   const Schedule pinned{record0, {Kind::record, 1, 2}, record2, drop3, backward2, backward1, backward0};
@@ -184,7 +184,7 @@ TEST_CASE("remat schedule: chains are checked", "[remat]") {
 }
 
 TEST_CASE("remat schedule: an option that spans stages counts as one", "[remat]") {
-  // Stages 1 and 2 of four as one: 130 kept in place of 200 and a_2; parameters' gradients 3 and 4.
+  // Stages 1 and 2 of four as one: 130 kept replace 200 and a_2; parameters' gradients are 3 and 4.
   Chain chain = homogeneous_chain(4, 10, 100, 3, 5);
   chain.stages[1].parameter_gradient_bytes = 3;
   chain.stages[2].parameter_gradient_bytes = 4;
@@ -203,8 +203,8 @@ TEST_CASE("remat schedule: an option that spans stages counts as one", "[remat]"
   CHECK(cost.time == 4 * 8 + 2);
   CHECK(cost.extra_time == 2);
   CHECK(cost.forward_counts == std::vector<std::uint32_t>{1, 1, 1, 1});
-  // Forward: a_0 a_1 a_3 a_4, kept 100 + 130 + 100. Recompute: a_0 a_1, d_3, kept 230, 60; backward: d_1, 3 + 4 and
-  // 50 instead. Backward of stage 3 is the highest: d_4 beside d_3.
+  // Forward: a_0 a_1 a_3 a_4, kept 100 + 130 + 100. Recompute: a_0 a_1, d_3, kept 230, 60; its backward replaces 60 by
+  // d_1, 3 + 4 and 50. The backward of stage 3 is highest: d_4 and d_3 live.
   CHECK(cost.phase_peak_bytes == std::array<Bytes, phase_count>{370, 0, 320, 380});
 
   Simulator simulator(chain);
@@ -245,7 +245,7 @@ TEST_CASE("remat schedule: plans become lists, and bad plans are refused", "[rem
   unknown.items[2].option = 1;
   CHECK_THROWS_AS(simulate(chain, unknown), PlanError);
 
-  // The whole chain as one dropped segment: legal, as in libraries that drop every segment alike.
+  // The whole chain as one dropped segment: legal, as in libraries that drop every segment.
   ScheduleTree whole{{{0, 5, 0, 5}}};
   for (std::uint32_t i = 0; i < 5; ++i) whole.items.push_back({i, i + 1, 0, 0});
   CHECK(advances(simulate(chain, whole)) == 5);
@@ -274,7 +274,7 @@ TEST_CASE("remat schedule: binomial schedules have the forward counts of the the
       const ScheduleCost cost = simulate(homogeneous_chain(n, 1, 0, 1, 0), binomial(n, slots));
       REQUIRE(advances(cost) == revolve_forward_count(n, slots));
       REQUIRE(advances(cost) == least_advances(n, slots));
-      // Alive at the worst: the slots, the input of the recorded stage, two gradients.
+      // Live at the peak: the slots, the input of the recorded stage, two gradients.
       REQUIRE(cost.peak_bytes <= static_cast<Bytes>(slots) + 3);
     }
   }
@@ -294,8 +294,8 @@ TEST_CASE("remat schedule: binomial schedules have the forward counts of the the
 }
 
 TEST_CASE("remat schedule: 100 equal blocks under the known schedules", "[remat]") {
-  // Activation 1 KiB, kept 16 KiB, forward 1, backward 2. At the peak of each schedule live: activations that were left
-  // behind, the stages that are recorded at once, and two gradients.
+  // Activation 1 KiB, kept 16 KiB, forward 1, backward 2. Live at each schedule's peak: activations left behind, the
+  // stages recorded together, and two gradients.
   constexpr Bytes a = 1024, kept = 16 * a;
   const Chain chain = homogeneous_chain(100, a, kept, 1, 2);
   struct Case {
@@ -310,11 +310,11 @@ TEST_CASE("remat schedule: 100 equal blocks under the known schedules", "[remat]
       // 9 segments dropped: a_0, a_10, .., a_90, then a_91..a_99, kept of ten, two gradients
       {"every 10th", every_kth(100, 10), 90, 10 * kept + (9 + 10 + 2) * a},
       {"sqrt(n)", square_root(100), 90, 10 * kept + (9 + 10 + 2) * a},
-      // 4 activations are left before the last segment of 20
+      // 4 activations remain before the last segment of 20
       {"every 20th", every_kth(100, 20), 80, 20 * kept + (4 + 20 + 2) * a},
-      // One stage at a time is recorded; 99 activations are left, then a_99 itself
+      // One stage is recorded at a time; 99 activations remain, then a_99
       {"every 1st", every_kth(100, 1), 99, kept + (99 + 1 + 2) * a},
-      // a_0, a_50, a_75, a_88, a_94, a_97 are left. A(n) = h + A(h) + A(n - h) with h = ceil(n / 2) passes: A(3) = 3,
+      // a_0, a_50, a_75, a_88, a_94, a_97 remain. A(n) = h + A(h) + A(n - h) with h = ceil(n / 2) passes: A(3) = 3,
       // A(6) = 9, A(7) = 11, A(12) = 24, A(13) = 27, A(25) = 64, A(50) = 153
       {"recursive", recursive_halves(100), 356, kept + (6 + 1 + 2) * a},
       // The slots, the input of the recorded stage, two gradients. C(10, 3) = 120: r = 7; C(13, 10) = 286: r = 3

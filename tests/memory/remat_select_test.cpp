@@ -1,4 +1,4 @@
-// The selection of kept tensors: against every selection of small graphs, and on the blocks that it is for.
+// The selection of kept tensors: against every selection of small graphs, and on typical blocks.
 
 #include <thimble/memory/remat/select.h>
 
@@ -19,7 +19,7 @@ using remat_test::resnet50_graph;
 using thimble::PlanError;
 using thimble::ValueError;
 
-/// Leaves the points whose cost is below that of all points with fewer bytes.
+/// Keeps only the points that cost less than all points with fewer bytes.
 void keep_pareto(std::map<Bytes, Time>& least) {
   for (auto it = least.begin(); it != least.end();) {
     const bool is_worse = it != least.begin() && std::prev(it)->second <= it->second;
@@ -27,7 +27,7 @@ void keep_pareto(std::map<Bytes, Time>& least) {
   }
 }
 
-/// Least cost by kept bytes over every set of kept tensors; each selection runs through the simulator.
+/// Least cost by kept bytes over every set of kept tensors; is_simulated also runs each selection in the simulator.
 std::map<Bytes, Time> every_selection(const Graph& graph, bool is_simulated) {
   std::map<Bytes, Time> least;
   const std::size_t n = graph.tensors.size();
@@ -43,7 +43,7 @@ std::map<Bytes, Time> every_selection(const Graph& graph, bool is_simulated) {
   return least;
 }
 
-/// Points of a Pareto front that are on its lower convex hull.
+/// Points of a Pareto front on its lower convex hull.
 std::map<Bytes, Time> hull_of(const std::map<Bytes, Time>& front) {
   std::vector<std::pair<Bytes, Time>> hull;
   for (const auto& point : front) {
@@ -58,7 +58,7 @@ std::map<Bytes, Time> hull_of(const std::map<Bytes, Time>& front) {
   return {hull.begin(), hull.end()};
 }
 
-/// The buffers of each operator's backward are its peak.
+/// The buffers live in each operator's backward add up to its peak.
 void check_timeline(const Graph& graph, const Selection& selection) {
   using Line = thimble::remat::GraphTimeline;
   const Line line = timeline(graph, selection);
@@ -85,7 +85,7 @@ std::uint32_t add_feed_forward(GraphBuilder& builder, std::uint32_t x) {
   return builder.add("add", {x, dropout}, bytes(width), rows * width, {});
 }
 
-/// `blocks` of them, each a segment.
+/// `blocks` feed-forward blocks, each a segment.
 Graph feed_forward(std::size_t blocks) {
   GraphBuilder builder;
   std::uint32_t x = builder.given("x", 4 * rows * width, 4 * rows * width);
@@ -117,9 +117,9 @@ TEST_CASE("remat select: gradients that are written over what goes", "[remat]") 
   const Selection kept = close_selection(graph, {true, true, true});
   CHECK(simulate(graph, kept).peak_bytes == 40);  // y, and the gradients of z, y and x
   graph.operators[1].is_backward_in_place = true;
-  // Those of x and y over that of z and over y. Then as much as in the forward: y and z.
+  // The gradients of x and y take the places of z's gradient and y. The forward's peak is equal: y and z.
   CHECK(simulate(graph, kept).peak_bytes == 20);
-  graph.tensors[0].gradient_bytes = 8;  // of another size: beside y, whose gradient is in z's
+  graph.tensors[0].gradient_bytes = 8;  // differs in size, so it lies next to y, whose gradient reuses z's
   CHECK(simulate(graph, kept).peak_bytes == 28);
   graph.operators[0].backward_reads = {1};  // y is read again
   CHECK(simulate(graph, kept).peak_bytes == 28);
@@ -135,7 +135,7 @@ TEST_CASE("remat select: a read tensor that goes before the gradient is made", "
   const Selection kept = close_selection(graph, {true, true, true});
   CHECK(simulate(graph, kept).peak_bytes == 30);  // y, and the gradients of z and y
   graph.operators[1].frees_reads_first = true;
-  CHECK(simulate(graph, kept).peak_bytes == 20);  // y or its gradient, and z's, which is not written over
+  CHECK(simulate(graph, kept).peak_bytes == 20);  // y or its gradient, and z's, which is not overwritten
   graph.operators[0].backward_reads = {1};        // y is read again
   CHECK(simulate(graph, kept).peak_bytes == 30);
 }
@@ -150,11 +150,11 @@ TEST_CASE("remat select: windows on a gradient keep it whole", "[remat]") {
   graph.operators[2] = {.name = "concat", .inputs = {1, 2}, .outputs = {3}, .backward_reads = {}};
   graph.operators[3] = {.name = "", .inputs = {3}, .outputs = {4}, .backward_reads = {}};
   const Selection nothing = close_selection(graph, std::vector<bool>(5));
-  // From the last operator's backward to the first's: gradients as tensors apart.
+  // Peaks by operator, in the order of operators: gradients as separate tensors.
   CHECK(simulate(graph, nothing).operator_peak_bytes == std::vector<Bytes>{4, 10, 20, 11});
   graph.operators[2].windows = {1, 2};
   CHECK(simulate(graph, nothing).operator_peak_bytes == std::vector<Bytes>{10, 10, 10, 11});
-  graph.operators[2].windows = {2};  // a's is copied out, and c's goes with b's
+  graph.operators[2].windows = {2};  // a's is copied out, and c's memory becomes b's
   CHECK(simulate(graph, nothing).operator_peak_bytes == std::vector<Bytes>{4, 14, 14, 11});
   check_timeline(graph, nothing);
 }
@@ -229,7 +229,7 @@ TEST_CASE("remat select: peak options are close to the best of all selections", 
   CHECK(optimal * 100 > options * 99);
   CHECK(found_cost <= 1.01 * least_cost);
   INFO("bounds " << bounds);
-  CHECK(bounds > 0);  // they are small: of a few tensors most of the peak is what one backward needs
+  CHECK(bounds > 0);  // small, since in small graphs a single backward needs most of the peak
 }
 
 TEST_CASE("remat select: smallest peaks of small graphs", "[remat]") {
@@ -238,7 +238,7 @@ TEST_CASE("remat select: smallest peaks of small graphs", "[remat]") {
     CHECK(smallest.cost.peak_bytes == peak);
     CHECK(smallest.selection.cost == cost);
   };
-  {  // a mask of a 600th of the peak goes
+  {  // dropping a mask of a 600th of the peak helps
     GraphBuilder builder;
     const std::uint32_t x = builder.given("x", 41919, 41919);
     const std::uint32_t a = builder.add("a", {x}, 161097, 15696, {x});
@@ -291,7 +291,7 @@ TEST_CASE("remat select: the hull's cost is exact at its vertices, and a bound b
       ++budgets;
     }
     KeptSpace space(graph);
-    REQUIRE(hull_cost(space, front.begin()->first - 1) == front.begin()->second);  // the most that running again costs
+    REQUIRE(hull_cost(space, front.begin()->first - 1) == front.begin()->second);  // no recompute costs more
   }
   CHECK(budgets > 300);
 }
@@ -303,7 +303,7 @@ TEST_CASE("remat select: matmul outputs stay, cheap operators run again", "[rema
   CHECK(options.front().selection.cost == 0);
   std::vector<std::vector<std::string>> kept;
   for (const KeptPlan& option : options) kept.push_back(kept_names(block, option.selection));
-  // The matmul output that backward needs is kept; the norm, its statistics and the activation are recomputed.
+  // The matmul output that backward reads is kept; the norm, its statistics and the activation are recomputed.
   const std::vector<std::string> cheap{"expand", "mask"};
   CHECK(std::find(kept.begin(), kept.end(), cheap) != kept.end());
   CHECK(kept.back().size() <= 1);
@@ -316,7 +316,7 @@ TEST_CASE("remat select: matmul outputs stay, cheap operators run again", "[rema
 }
 
 TEST_CASE("remat select: a selection becomes an option of a chain", "[remat]") {
-  // y = relu(x W), relu reads its output: what the block keeps is its input's and its output's.
+  // y = relu(x W), and relu reads its output: the block keeps only its input and output, which the chain holds.
   GraphBuilder builder;
   const std::uint32_t x = builder.given("x", 100, 100);
   const std::uint32_t h = builder.add("matmul", {x}, 60, 1000, {x});
@@ -340,8 +340,8 @@ TEST_CASE("remat select: a selection becomes an option of a chain", "[remat]") {
 }
 
 TEST_CASE("remat select: a chain of blocks needs what the graph of all blocks needs", "[remat]") {
-  // The same choices, once as options of stages in the chain's simulator, once tensor by tensor in the graph's. The
-  // graph gets its input for nothing; the chain rounds up where the peaks of gradients and temporaries do not coincide.
+  // Makes the same choices as options of stages in the chain's simulator, and tensor by tensor in the graph's. The
+  // graph's input is free; the chain rounds up where the peaks of gradients and temporaries do not coincide.
   constexpr std::size_t blocks = 4;
   const Graph block = feed_forward(1);
   const Graph all = feed_forward(blocks);
@@ -371,7 +371,7 @@ TEST_CASE("remat select: a chain of blocks needs what the graph of all blocks ne
 }
 
 TEST_CASE("remat select: the simulator counts what is alive", "[remat]") {
-  // Three operators of 10 bytes each, every backward reads its input; two segments of which the second has one.
+  // Three operators of 10 bytes each, whose backward reads its input; two segments, the second with one operator.
   GraphBuilder builder;
   const std::uint32_t x = builder.given("x", 1000, 0);
   const std::uint32_t a = builder.add("a", {x}, 10, 1, {x});
@@ -382,7 +382,7 @@ TEST_CASE("remat select: the simulator counts what is alive", "[remat]") {
   const Graph graph = builder.build();
 
   const GraphCost all = simulate(graph, close_selection(graph, std::vector<bool>(4, true)));
-  GraphBuilder trained;  // whose input's gradient is left at the end
+  GraphBuilder trained;  // the gradient of its input remains at the end
   trained.add("", {trained.given("x", 1000, 40)}, 10, 1, {});
   check_timeline(trained.build(), close_selection(trained.build(), std::vector<bool>(2, true)));
   check_timeline(graph, close_selection(graph, std::vector<bool>(4, true)));

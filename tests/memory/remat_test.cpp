@@ -1,4 +1,4 @@
-// The exact solver for chains: against every persistent schedule of short chains, and its promises on long ones.
+// The exact solver for chains: against every persistent schedule of short chains, and its guarantees for long chains.
 
 #include <thimble/memory/remat/frontier.h>
 
@@ -24,13 +24,13 @@ using thimble::ValueError;
 
 constexpr SolveLimits unlimited{0};
 
-/// The smallest budget, exactly: from a table of one breakpoint per interval.
+/// The smallest budget, exactly: from a table with one breakpoint per interval.
 Bytes least_of(const Chain& chain) {
   const IntervalClasses classes(chain);
   return IntervalTable(chain, classes, {1, false, false, 0}).whole().front().bytes + chain.input_bytes;
 }
 
-/// What is wrong with the plans of a frontier; empty when nothing is.
+/// The first error in the plans of a frontier; empty if there is none.
 std::string first_problem(const Chain& chain, const Frontier& solved) {
   const Frontier::Point* before = nullptr;
   for (const Frontier::Point& point : solved.points()) {
@@ -47,7 +47,7 @@ std::string first_problem(const Chain& chain, const Frontier& solved) {
   return {};
 }
 
-/// Blocks as in a transformer: equal ones between an embedding and a head, six options each.
+/// Blocks as in a transformer: equal blocks between an embedding and a head, six options each.
 Chain transformer_like(std::size_t blocks) {
   Random random(7);
   Chain chain = random_chain(random, 3, 6, {1 << 20, 1000, true});
@@ -59,7 +59,7 @@ Chain transformer_like(std::size_t blocks) {
 }  // namespace
 
 TEST_CASE("remat: the frontier of short chains is that of all persistent schedules", "[remat]") {
-  // From 2000 on with options that span up to all stages, from 4000 on with options for the first visit alone.
+  // From round 2000 on, options span up to all stages; from 4000 on, some options serve only the first visit.
   Random random(1);
   std::size_t schedules = 0, with_spans = 0;
   for (int round = 0; round < 6000; ++round) {
@@ -125,7 +125,7 @@ TEST_CASE("remat: a tensor shared with the next stage is a part of the activatio
 }
 
 TEST_CASE("remat: a tensor that passes over a stage, by hand", "[remat]") {
-  // Stage 0 makes 100 bytes, of a gradient of 7, for stage 2. In stage 1's backward they are gone, the 7 are there.
+  // Stage 0 makes 100 bytes with a gradient of 7 for stage 2. Stage 1's backward has only the 7.
   Chain chain = homogeneous_chain(4, 0, 10, 1, 0);
   chain.shared = {{0, {2}, 100, 7}};
   chain.stages[1].options[0].kept_bytes = 500;
@@ -179,8 +179,8 @@ TEST_CASE("remat: thinned frontiers are feasible, bounded and monotone", "[remat
 }
 
 TEST_CASE("remat: with room for one recorded stage the exact solver is Revolve", "[remat]") {
-  // Recording costs 1000 activations, so that c slots and one recorded stage leave no room for a second. Beside the
-  // slots live the output in the making or, in a backward, two gradients.
+  // Recording costs 1000 activations, so that c slots and one recorded stage leave no room for a second. Besides the
+  // slots live the output being made or, in a backward, two gradients.
   for (const std::size_t n : {1U, 2U, 7U, 10U, 35U, 60U}) {
     const Chain chain = homogeneous_chain(n, 1, 1000, 1, 0);
     const Frontier solved(chain, unlimited);
@@ -223,7 +223,7 @@ TEST_CASE("remat: solve times", "[.benchmark]") {
   cases.push_back({"40 uneven, 60 options, span 6", random_chain(random, 40, 60, {1 << 20, 1000, false, 6})});
   std::printf("%-30s %9s %9s %9s %8s %8s %8s\n", "chain", "ms", "classes", "front", "exact", "gap max", "gap mean");
   for (const Case& c : cases) {
-    const std::clock_t start = std::clock();  // of this process: the machine may be busy
+    const std::clock_t start = std::clock();  // CPU time of this process: the machine may be busy
     const Frontier solved(c.chain);
     const double ms = 1e3 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
     double worst = 0;

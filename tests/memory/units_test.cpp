@@ -10,7 +10,7 @@
 
 namespace {
 
-// The message of the ValueError that reading `text` throws.
+// The message of the ValueError for `text`.
 std::string refusal(const std::string& text) {
   try {
     thimble::parse_size(text);
@@ -143,7 +143,7 @@ TEST_CASE("units: what is not a size is refused by name", "[units]") {
     CHECK(holds(message, "\"" + row.text + "\""));
     CHECK(holds(message, "512MiB or 4.99GB"));
   }
-  // The message stays one short line whatever it is given.
+  // The message stays one short line for any input.
   CHECK(holds(refusal("4\n\x1b[31mGiB"), "\"4??[31mGiB\""));
   CHECK(holds(refusal(std::string(1000, '7')), std::string(40, '7') + "...\""));
   CHECK(holds(refusal(std::string(40, '7')), std::string(40, '7') + "\""));
